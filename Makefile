@@ -1,0 +1,54 @@
+# One word per thing to do; `make help` lists them.
+
+VENV := .venv
+BIN := $(VENV)/bin
+PYTHON ?= python3
+STAMP := $(VENV)/.installed
+PACKAGES := lockstep collector analyzer planner api cli testbed benchmarks tests
+export LOCKSTEP_STATE_DIR ?= $(CURDIR)/.lockstep
+
+.PHONY: help install up check test slow-test gpu-test plugin bench clean system-packages
+
+help:  ## list these words
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+install: $(STAMP)  ## make the virtual environment and install everything into it
+
+$(STAMP): pyproject.toml constraints.txt lockstep/__init__.py
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+up: install plugin  ## run the demo: a simulated cluster with a slow NIC, on http://127.0.0.1:8642
+	$(BIN)/lockstep store migrate
+	exec $(BIN)/lockstep up --demo
+
+plugin:  ## build the NCCL profiler plugin
+	$(MAKE) --no-print-directory -C nccl_plugin all
+
+check: install  ## format, lint, types, import rules, C tests
+	$(BIN)/ruff format --check $(PACKAGES)
+	$(BIN)/ruff check $(PACKAGES)
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(MAKE) --no-print-directory -C nccl_plugin test
+
+test: install system-packages check  ## check, then all tests but the long ones
+	$(BIN)/pytest -m 'not slow'
+
+slow-test: install system-packages  ## the long tests: kills, outages, whole systems
+	$(BIN)/pytest -m slow
+
+gpu-test:  ## tests on a machine with a GPU
+	@echo "there is nothing to test on a GPU yet: the plugin records nothing so far"
+
+bench: install  ## measure every claim; `lockstep bench NAME --quick` for one
+	$(BIN)/lockstep bench store
+
+system-packages:
+	@tests/install-system-packages
+
+clean:  ## remove what the other words made
+	$(MAKE) --no-print-directory -C nccl_plugin clean
+	rm -rf $(VENV) .lockstep build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

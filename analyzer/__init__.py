@@ -1,0 +1,1 @@
+"""Turns closed windows of telemetry into verdicts with reasons; everything but service and reading is pure."""

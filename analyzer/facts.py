@@ -1,0 +1,41 @@
+"""What a window looks like after reduction: a delay per pair of NICs, the pace of the job, and who was seen."""
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from analyzer.windows import Window
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class End:
+    """One end of a connection; the NIC is None when nothing told which one it is."""
+
+    host: str
+    nic: str | None
+
+    def __str__(self) -> str:
+        return f"{self.host}/{self.nic}" if self.nic else self.host
+
+
+@dataclass(frozen=True)
+class WindowFacts:
+    """Everything the stages need to know about one job in one window."""
+
+    window: Window
+    job: str
+    attempt: int
+    ranks: int
+    hosts: frozenset[str]  # where the job runs
+    silent: frozenset[str]  # of those, who said nothing
+    pairs: pa.Table  # src_host, src_nic?, dst_host, dst_nic?, transport?, size_class, transfers, bytes, wire_ns
+    operations: int  # finished in the window, counted once per rank
+
+    @property
+    def coverage(self) -> float:
+        return 1 - len(self.silent) / len(self.hosts) if self.hosts else 0.0
+
+    @property
+    def pace(self) -> float | None:
+        """Operations a second and rank: for a periodic job, proportional to one over its step time."""
+        return self.operations / self.ranks / self.window.seconds if self.operations and self.ranks else None

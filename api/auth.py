@@ -1,0 +1,41 @@
+"""Who may do what: bearer tokens with a scope, those for ingest bound to one host."""
+
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from api.parts import Parts, parts_of
+from api.problems import NotAllowed
+from lockstep.control.tokens import Token, find_token
+
+
+def require_reader(request: Request) -> None:
+    """Let a request through that may read: by its token, or because reads are open."""
+    parts = parts_of(request)
+    if parts.settings.api.open_reads:
+        return
+    token = _token_of(request, parts)
+    if token.scope not in ("read", "admin"):
+        raise NotAllowed(f"a token of scope {token.scope} does not allow reading", 403, "wrong-scope")
+
+
+def require_agent(request: Request) -> Token:
+    """Return the token of a collector, which names the one host it may report for."""
+    token = _token_of(request, parts_of(request))
+    if token.scope != "ingest" or not token.host:
+        raise NotAllowed(f"a token of scope {token.scope} does not allow sending telemetry", 403, "wrong-scope")
+    return token
+
+
+Reader = Depends(require_reader)
+Agent = Annotated[Token, Depends(require_agent)]
+
+
+def _token_of(request: Request, parts: Parts) -> Token:
+    scheme, _, secret = request.headers.get("Authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not secret:
+        raise NotAllowed("this needs a token: send Authorization: Bearer <token>", 401, "no-token")
+    token = find_token(parts.control, secret.strip())
+    if token is None:
+        raise NotAllowed("this token is unknown or revoked", 401, "unknown-token")
+    return token

@@ -1,0 +1,137 @@
+"""The gateway's log: acknowledged batches in files, whole again after any crash.
+
+A file grows as `<number>.open` and is immutable as `<number>.segment` once it is cut. Each entry is framed by its
+lengths and a checksum; what a crash left torn at the end was never acknowledged and is cut off when it is found.
+"""
+
+import json
+import os
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_FRAME = struct.Struct("<4sIII")  # magic, header bytes, body bytes, checksum of both
+_MAGIC = b"LKS1"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One batch as it came in."""
+
+    agent: str
+    boot: str
+    number: int
+    received_ns: int
+    body: bytes
+
+
+class OpenSegment:
+    """The file that batches are appended to; `commit` makes all that was appended survive a power cut."""
+
+    def __init__(self, directory: Path, number: int) -> None:
+        self._directory = directory
+        self._number = number
+        self.path = directory / f"{number:012}.open"
+        self._file = open(self.path, "xb", buffering=0)  # noqa: SIM115  # held open until it is cut
+        self.size = 0  # of what is committed
+        _sync_directory(directory)
+
+    def append(self, entries: list[Entry]) -> None:
+        """Write and sync entries together; on an error the file is as before and OSError is raised."""
+        data = b"".join(_encode(entry) for entry in entries)
+        try:
+            _write_all(self._file.fileno(), data)
+            os.fsync(self._file.fileno())
+        except OSError:
+            os.ftruncate(self._file.fileno(), self.size)
+            os.lseek(self._file.fileno(), self.size, os.SEEK_SET)
+            raise
+        self.size += len(data)
+
+    def cut(self) -> Path:
+        """Close the file under its final name; from now on it never changes."""
+        final = self._directory / f"{self._number:012}.segment"
+        self.path.rename(final)
+        self._file.close()
+        _sync_directory(self._directory)
+        return final
+
+
+def read_segment(path: Path) -> list[Entry]:
+    """Return the entries of a segment in order."""
+    data = path.read_bytes()
+    return [entry for entry, _ in _decode_all(data)]
+
+
+def list_segments(directory: Path) -> list[Path]:
+    """Return the cut segments, oldest first."""
+    return sorted(directory.glob("*.segment"))
+
+
+def segment_number(path: Path) -> int:
+    return int(path.name.split(".")[0])
+
+
+def recover(directory: Path) -> None:
+    """Cut what a crash left open: whole entries are kept, a torn one at the end is dropped."""
+    for path in sorted(directory.glob("*.open")):
+        data = path.read_bytes()
+        whole = max((end for _, end in _decode_all(data)), default=0)
+        with open(path, "r+b") as file:
+            file.truncate(whole)
+            os.fsync(file.fileno())
+        if whole:
+            path.rename(path.with_suffix(".segment"))
+        else:
+            path.unlink()
+        _sync_directory(directory)
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Replace a small file so that a crash leaves the old one or the new one."""
+    partial = path.with_name(path.name + ".partial")
+    with open(partial, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+    _sync_directory(path.parent)
+
+
+def _encode(entry: Entry) -> bytes:
+    names = {"agent": entry.agent, "boot": entry.boot, "number": entry.number, "received_ns": entry.received_ns}
+    header = json.dumps(names, separators=(",", ":")).encode()
+    checksum = zlib.crc32(entry.body, zlib.crc32(header))
+    return _FRAME.pack(_MAGIC, len(header), len(entry.body), checksum) + header + entry.body
+
+
+def _decode_all(data: bytes) -> Iterator[tuple[Entry, int]]:
+    """Yield entries with the place where each ends, up to the first that is not whole."""
+    place = 0
+    while place + _FRAME.size <= len(data):
+        magic, header_size, body_size, checksum = _FRAME.unpack_from(data, place)
+        begin, middle = place + _FRAME.size, place + _FRAME.size + header_size
+        end = middle + body_size
+        if magic != _MAGIC or end > len(data):
+            return
+        header, body = data[begin:middle], data[middle:end]
+        if zlib.crc32(body, zlib.crc32(header)) != checksum:
+            return
+        yield Entry(**json.loads(header), body=body), end
+        place = end
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

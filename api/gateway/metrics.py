@@ -1,0 +1,27 @@
+"""What the gateway counts about itself."""
+
+from prometheus_client import CollectorRegistry, Counter
+
+
+class GatewayMetrics:
+    """Counters of one gateway, in a registry of their own so that several can live in one process."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._batches = Counter(
+            "lockstep_ingest_batches", "Batches by what became of them", ["result"], registry=self.registry
+        )
+        self._rows = Counter("lockstep_ingest_rows", "Rows that reached the store", registry=self.registry)
+
+    def accepted(self, fresh: int, repeated: int) -> None:
+        self._batches.labels("accepted").inc(fresh)
+        self._batches.labels("repeated").inc(repeated)
+
+    def refused(self, count: int) -> None:
+        self._batches.labels("refused").inc(count)
+
+    def inserted(self, rows: int) -> None:
+        self._rows.inc(rows)
+
+    def set_aside(self) -> None:
+        self._batches.labels("set_aside").inc()

@@ -1,0 +1,83 @@
+"""POST /api/v1/ingest: a collector's batch in, its watermark and our wishes out."""
+
+import asyncio
+
+import pyarrow.compute as pc
+from fastapi import APIRouter, Request
+from fastapi.concurrency import run_in_threadpool
+
+from api.auth import Agent
+from api.gateway.log import Entry
+from api.parts import Parts, parts_of
+from lockstep.batches import (
+    ACCEPTED_VERSIONS,
+    AGENT_HEADER,
+    BOOT_HEADER,
+    CONTENT_TYPE,
+    ENCODING,
+    NUMBER_HEADER,
+    VERSION_HEADER,
+    decode_batch,
+)
+from lockstep.control.wishes import pending_wishes
+from lockstep.errors import BadBatch
+from lockstep.wish import Receipt
+
+router = APIRouter()
+
+_UNPACKED_PER_MB = 16  # telemetry packs to a tenth or less; more than this is not telemetry
+_LONGEST_NAME = 200
+_LARGEST_NUMBER = 2**63 - 1
+
+
+@router.post("/api/v1/ingest")
+async def ingest(request: Request, token: Agent) -> Receipt:
+    """Take a batch; sending it again, after any failure, has no further effect."""
+    parts = parts_of(request)
+    agent, boot, number = _identity(request, str(token.host))
+    body = await _read_body(request, parts.settings.gateway.max_batch_mb << 20)
+    await run_in_threadpool(_check, body, str(token.host), parts)
+    entry = Entry(agent, boot, number, parts.clock.now_ns(), body)
+    watermark = await asyncio.wrap_future(parts.gateway.submit(entry))
+    wishes = await run_in_threadpool(pending_wishes, parts.control, str(token.host), parts.clock.now_ns())
+    return Receipt(watermark=watermark, wishes=tuple(wishes))
+
+
+def _identity(request: Request, host: str) -> tuple[str, str, int]:
+    """Return agent, boot and number of the batch, after everything its headers say has been checked."""
+    headers = request.headers
+    version = headers.get(VERSION_HEADER, "")
+    if not version.isdecimal() or int(version) not in ACCEPTED_VERSIONS:
+        problem = f"records of version {version or 'unknown'} are not taken, only {list(ACCEPTED_VERSIONS)}"
+        raise BadBatch(problem, slug="unsupported-version", status=400)
+    if headers.get("Content-Type") != CONTENT_TYPE or headers.get("Content-Encoding") != ENCODING:
+        raise BadBatch(f"a batch is {CONTENT_TYPE} in {ENCODING}", slug="unsupported-media", status=415)
+    agent, boot, number = (headers.get(name, "") for name in (AGENT_HEADER, BOOT_HEADER, NUMBER_HEADER))
+    if agent != host:
+        raise BadBatch(
+            f"this token is for {host}, the batch is from {agent or 'nobody'}", slug="wrong-host", status=403
+        )
+    if not 0 < len(boot) <= _LONGEST_NAME or not number.isdecimal() or not 0 < int(number) <= _LARGEST_NUMBER:
+        raise BadBatch(f"{BOOT_HEADER} and {NUMBER_HEADER} (from 1 on) must identify the batch")
+    return agent, boot, int(number)
+
+
+async def _read_body(request: Request, limit: int) -> bytes:
+    pieces: list[bytes] = []
+    size = 0
+    async for piece in request.stream():
+        size += len(piece)
+        if size > limit:
+            raise BadBatch(f"a batch may have {limit >> 20} MiB", slug="too-large", status=413)
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+def _check(body: bytes, host: str, parts: Parts) -> None:
+    gateway = parts.settings.gateway
+    tables = decode_batch(body, (gateway.max_batch_mb << 20) * _UNPACKED_PER_MB, gateway.max_rows)
+    for name, rows in tables.items():
+        foreign = pc.index(pc.not_equal(rows["host"], host), True).as_py()
+        if foreign >= 0:
+            problem = f"{name}, row {foreign}: this token is for {host}, the row is from {rows['host'][foreign]}"
+            raise BadBatch(problem, slug="wrong-host", status=403)

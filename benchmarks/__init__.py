@@ -1,0 +1,1 @@
+"""One module per claim; each measures its figures beside a reference in the same run."""

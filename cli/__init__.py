@@ -1,0 +1,1 @@
+"""The `lockstep` command: one file per group of commands, each putting parts together and holding no logic."""

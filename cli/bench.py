@@ -1,0 +1,45 @@
+"""lockstep bench: one benchmark per claim."""
+
+from importlib import import_module
+from typing import Annotated, Literal
+
+import typer
+from rich.table import Table as Picture
+
+from benchmarks.figures import Figure, Note, Report, describe_commit, describe_machine
+from cli.setup import configure_logging, err, out
+
+Name = Literal["store"]
+
+
+def command(
+    name: Annotated[Name, typer.Argument(help="Which claim to measure.")],
+    quick: Annotated[bool, typer.Option("--quick", help="A smaller run that ends within 30 s.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
+) -> None:
+    """Measure the figures of one claim beside their references."""
+    configure_logging("warning")
+    note: Note = lambda text: err.print(f"[dim]{text}[/]")  # noqa: E731
+    measured: tuple[Figure, ...] = import_module(f"benchmarks.{name}").measure(quick, note)
+    report = Report(name, describe_commit(), describe_machine(), measured)
+    if as_json:
+        out.print_json(data=report.as_json())
+    else:
+        _print(report)
+
+
+def _print(report: Report) -> None:
+    out.print(f"bench {report.bench} at {report.commit} on {report.machine}")
+    picture = Picture("figure", "value", "unit", "floor", "goal", "floor holds", "beside", box=None)
+    for figure in report.figures:
+        held = "" if figure.met is None else "yes" if figure.met else "[bold red]no[/]"
+        picture.add_row(
+            figure.name,
+            f"{figure.value:,.4g}" if figure.value < 100 else f"{figure.value:,.0f}",
+            figure.unit,
+            "" if figure.floor is None else f"{figure.floor:,g}",
+            "" if figure.goal is None else f"{figure.goal:,g}",
+            held,
+            figure.reference,
+        )
+    out.print(picture)

@@ -1,0 +1,65 @@
+"""lockstep capture: a job's last minutes out of a running Lockstep, as a case file."""
+
+import re
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import DownloadColumn, Progress, TextColumn
+
+from cli.client import DEFAULT_SERVER, Server, Token, answered
+from cli.setup import err
+from lockstep.capture.archive import is_archive, unpack
+from lockstep.errors import BadInput
+
+_SINCE = re.compile(r"(\d+)([smh])")
+_SECONDS = {"s": 1, "m": 60, "h": 3600}
+
+
+def command(
+    job: Annotated[str, typer.Option(help="Which job.")],
+    target: Annotated[Path, typer.Option("--out", help="Capture to write: a directory, or a .tar.zst.")],
+    since: Annotated[str, typer.Option(help="How far back: 90s, 10m or 2h.")] = "10m",
+    server: Server = DEFAULT_SERVER,
+    token: Token = "",
+) -> None:
+    """Save what a running Lockstep knows of a job's last minutes."""
+    if target.exists():
+        raise BadInput(f"{target} exists already; captures are never overwritten")
+    query = {"since_s": str(parse_since(since))}
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:
+        archive = Path(folder) / "capture.tar.zst"
+        with answered(server, token, f"/api/v1/jobs/{job}/capture", query) as answer:
+            _save(answer.iter_bytes(), archive)
+        if is_archive(target):
+            archive.rename(target)
+        else:
+            unpacked = Path(folder) / "capture"
+            unpacked.mkdir()
+            unpack(archive, unpacked)
+            unpacked.rename(target)
+    err.print(f"wrote {target}")
+
+
+def parse_since(text: str) -> int:
+    """Return seconds.
+
+    >>> parse_since("10m")
+    600
+    """
+    match = _SINCE.fullmatch(text)
+    if not match:
+        raise BadInput(f"{text!r} is no length of time: write 90s, 10m or 2h")
+    return int(match[1]) * _SECONDS[match[2]]
+
+
+def _save(pieces: Iterator[bytes], archive: Path) -> None:
+    with Progress(TextColumn("receiving"), DownloadColumn(), console=err, transient=True) as progress:
+        task = progress.add_task("receiving", total=None)
+        with open(archive, "wb") as file:
+            for piece in pieces:
+                file.write(piece)
+                progress.advance(task, len(piece))

@@ -1,0 +1,80 @@
+"""The head node in one process: store, control state, gateway and API, analyzer and planner."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+from analyzer.service import AnalyzerService, Announce, ServiceOptions
+from api.gateway.gateway import Gateway, GatewayOptions
+from api.parts import Parts
+from cli.opening import layout_of, opened_store, prepare_embedded, unique_holder
+from cli.setup import make_state_dir
+from lockstep.clock import NS_PER_S, Clock
+from lockstep.config import Settings
+from lockstep.control.database import ControlDatabase, open_control
+from lockstep.control.duty import Duty, DutyOptions, Work
+from lockstep.store.store import Store
+from lockstep.topology import Topology, TopologyIndex, load_topology
+from planner.recovery.decide import DecideOptions
+from planner.service import PlannerService
+
+
+@dataclass(frozen=True)
+class Head:
+    """Everything a head node has opened."""
+
+    parts: Parts
+    duties: tuple[Duty, ...]
+
+
+@contextmanager
+def opened_head(
+    settings: Settings, clock: Clock, topology: Topology | None, announce: Announce, notice: str = ""
+) -> Iterator[Head]:
+    """Open all parts, hand them over, and close them in the opposite order."""
+    make_state_dir(settings)
+    with ExitStack() as stack:
+        store = stack.enter_context(opened_store(settings))
+        prepare_embedded(store, settings, clock.now_ns())
+        control = stack.enter_context(open_control(settings.control_url))
+        parts = Parts(
+            settings=settings,
+            store=store,
+            layout=layout_of(settings),
+            control=control,
+            gateway=make_gateway(settings, store, clock),
+            clock=clock,
+            topology=topology,
+            notice=notice,
+        )
+        analyzer = make_analyzer(settings, store, control, topology, announce)
+        planner = PlannerService(control, DecideOptions())
+        duties = (
+            make_duty("analyzer", analyzer.run_once, settings, control, clock),
+            make_duty("planner", planner.run_once, settings, control, clock),
+        )
+        yield Head(parts, duties)
+
+
+def make_gateway(settings: Settings, store: Store, clock: Clock) -> Gateway:
+    options = GatewayOptions(
+        segment_s=settings.gateway.segment_s, max_backlog_bytes=settings.gateway.max_backlog_mb << 20
+    )
+    return Gateway(settings.state_dir / "gateway", store, clock, options)
+
+
+def make_analyzer(
+    settings: Settings, store: Store, control: ControlDatabase, topology: Topology | None, announce: Announce
+) -> AnalyzerService:
+    options = ServiceOptions(
+        window_ns=settings.analyzer.window_s * NS_PER_S, silence_ns=int(settings.analyzer.silence_s * NS_PER_S)
+    )
+    return AnalyzerService(store, control, TopologyIndex(topology) if topology else None, options, announce)
+
+
+def make_duty(name: str, work: Work, settings: Settings, control: ControlDatabase, clock: Clock) -> Duty:
+    return Duty(name, unique_holder(), control, clock, work, DutyOptions(lease_s=settings.lease_s))
+
+
+def topology_of(settings: Settings) -> Topology | None:
+    return load_topology(settings.analyzer.topology) if settings.analyzer.topology else None

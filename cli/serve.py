@@ -1,0 +1,98 @@
+"""lockstep serve api|analyzer|planner: one service a process, for compose and systemd."""
+
+from contextlib import ExitStack
+
+import structlog
+import typer
+from prometheus_client import CollectorRegistry
+
+from api.app import create_app
+from api.parts import Parts
+from api.routes.health import health_app
+from cli.head import make_analyzer, make_duty, make_gateway, topology_of
+from cli.opening import layout_of, listen_on, opened_store, prepare_embedded
+from cli.setup import make_state_dir, settings_of
+from cli.web import serve
+from lockstep.clock import SystemClock
+from lockstep.config import split_listen
+from lockstep.control.database import open_control
+from lockstep.control.duty import Duty
+from lockstep.errors import LockstepError
+from lockstep.incident import Incident
+from planner.recovery.decide import DecideOptions
+from planner.service import PlannerService
+
+app = typer.Typer(no_args_is_help=True, help="Run one service, for compose and systemd.")
+
+_log = structlog.get_logger("serve")
+
+
+@app.command("api")
+def serve_api(context: typer.Context) -> None:
+    """Serve the HTTP API and take in what collectors send."""
+    settings, clock = settings_of(context), SystemClock()
+    listener = listen_on(*split_listen(settings.api.listen), "LOCKSTEP_API_LISTEN")
+    make_state_dir(settings)
+    with ExitStack() as stack:
+        store = stack.enter_context(opened_store(settings))
+        prepare_embedded(store, settings, clock.now_ns())
+        control = stack.enter_context(open_control(settings.control_url))
+        parts = Parts(
+            settings=settings,
+            store=store,
+            layout=layout_of(settings),
+            control=control,
+            gateway=make_gateway(settings, store, clock),
+            clock=clock,
+            topology=topology_of(settings),
+        )
+        serve(create_app(parts), listener, lambda: _log.info("api is up", listen=settings.api.listen), lambda: None)
+
+
+@app.command("analyzer")
+def serve_analyzer(context: typer.Context) -> None:
+    """Turn closed windows into incidents; of several, one is active."""
+    settings, clock = settings_of(context), SystemClock()
+    make_state_dir(settings)
+    with ExitStack() as stack:
+        store = stack.enter_context(opened_store(settings))
+        prepare_embedded(store, settings, clock.now_ns())
+        control = stack.enter_context(open_control(settings.control_url))
+        service = make_analyzer(settings, store, control, topology_of(settings), _announce)
+        duty = make_duty("analyzer", service.run_once, settings, control, clock)
+        _serve_duty(duty, settings.analyzer.listen, "LOCKSTEP_ANALYZER_LISTEN")
+
+
+@app.command("planner")
+def serve_planner(context: typer.Context) -> None:
+    """Turn incidents into decisions; of several, one is active."""
+    settings = settings_of(context)
+    make_state_dir(settings)
+    with open_control(settings.control_url) as control:
+        service = PlannerService(control, DecideOptions())
+        duty = make_duty("planner", service.run_once, settings, control, SystemClock())
+        _serve_duty(duty, settings.planner.listen, "LOCKSTEP_PLANNER_LISTEN")
+
+
+def _serve_duty(duty: Duty, listen: str, setting: str) -> None:
+    def check_ready() -> None:
+        if duty.trouble:
+            raise LockstepError(duty.trouble)
+
+    def started() -> None:
+        duty.start()
+        _log.info("service is up", service=duty.name, listen=listen)
+
+    listener = listen_on(*split_listen(listen), setting)
+    serve(health_app(check_ready, [CollectorRegistry()]), listener, started, duty.close)
+
+
+def _announce(incident: Incident) -> None:
+    if incident.state == "closed" or incident.updated_ns == incident.opened_ns:
+        _log.info(
+            "incident " + ("closed" if incident.state == "closed" else "opened"),
+            incident=incident.id,
+            job=incident.job,
+            component=incident.verdict.component,
+            reason=incident.closed_because or incident.verdict.reason,
+        )

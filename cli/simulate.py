@@ -1,0 +1,51 @@
+"""lockstep simulate: a story into a capture."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import Progress
+
+from cli.setup import err
+from lockstep.capture.contents import CaptureInfo, JobLayout
+from lockstep.capture.writing import CaptureWriter
+from lockstep.clock import NS_PER_S
+from lockstep.sim.simulation import Simulation
+from lockstep.sim.story import Story, build_topology, find_story, resize_story
+from lockstep.sim.telemetry import Identity, SimulatedTelemetry
+from lockstep.tables import TABLE_BY_NAME
+
+# Stories do not happen at any real time; a round number makes captures of the same seed identical.
+_STORY_START_NS = 1_700_000_000 * NS_PER_S
+
+
+def command(
+    story: Annotated[str, typer.Argument(help="Name of the story; see `lockstep story list`.")],
+    target: Annotated[Path, typer.Option("--out", help="Capture to write: a directory, or a .tar.zst.")],
+    ranks: Annotated[int | None, typer.Option(help="Ranks, instead of the story's own number.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of all noise.")] = 1,
+) -> None:
+    """Run a story and write what its hosts would have sent as a capture."""
+    told = find_story(story)
+    told = resize_story(told, ranks) if ranks else told
+    err.print(f"story {told.name}, {told.ranks} ranks, {told.duration_s:g} s, seed {seed}")
+    _write(told, seed, target)
+    err.print(f"wrote {target}")
+
+
+def _write(story: Story, seed: int, target: Path) -> None:
+    identity = Identity(job=story.name, start_ns=_STORY_START_NS)
+    telemetry = SimulatedTelemetry(Simulation(story, seed), identity)
+    with CaptureWriter(target) as writer, Progress(console=err, transient=True) as progress:
+        for second in progress.track(range(1, int(story.duration_s) + 1), description="simulating"):
+            for name, rows in telemetry.advance(identity.start_ns + second * NS_PER_S).items():
+                writer.write(TABLE_BY_NAME[name], rows)
+        topology = build_topology(story.cluster)
+        info = CaptureInfo(
+            job=identity.job,
+            start_ns=identity.start_ns,
+            end_ns=telemetry.watermark_ns,
+            layout=JobLayout(dp=story.ranks),
+            hosts=tuple(host.id for host in topology.hosts),
+        )
+        writer.finish(info, topology)

@@ -1,0 +1,98 @@
+"""lockstep store: schema, state, backup and restore of the telemetry store, and captures into it."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table as Picture
+
+from cli.opening import layout_of, node_urls, opened_store
+from cli.setup import err, out, settings_of
+from lockstep.capture.exchange import load_capture
+from lockstep.capture.reading import read_capture
+from lockstep.clock import SystemClock, rfc3339
+from lockstep.store.backup import backup, restore
+from lockstep.store.inventory import Inventory, take_inventory
+from lockstep.store.migrations import check_migrated, migrate
+from lockstep.store.retention import apply_retention
+
+app = typer.Typer(no_args_is_help=True, help="The telemetry store.")
+
+Json = Annotated[bool, typer.Option("--json", help="JSON on standard output.")]
+
+
+@app.command("migrate")
+def migrate_command(context: typer.Context) -> None:
+    """Bring the store, on all its nodes, to this version's schema and the settings' retention."""
+    settings, now_ns = settings_of(context), SystemClock().now_ns()
+    layout = layout_of(settings)
+    for url in node_urls(settings):
+        with opened_store(settings, url) as store:
+            done = migrate(store, layout, now_ns)
+            changed = apply_retention(store, layout, settings.store.retention_days)
+            names = ", ".join(f"{m.number:04}_{m.name}" for m in done) or "nothing to do"
+            err.print(f"{store.address}: {names}; retention set on {len(changed)} tables")
+
+
+@app.command("status")
+def status(context: typer.Context, as_json: Json = False) -> None:
+    """Say what the store holds and whether its schema fits this version."""
+    settings = settings_of(context)
+    inventories = []
+    for url in node_urls(settings):
+        with opened_store(settings, url) as store:
+            inventories.append(take_inventory(store, layout_of(settings)))
+    if as_json:
+        out.print_json(data=[asdict(inventory) for inventory in inventories])
+        return
+    for inventory in inventories:
+        _print(inventory)
+
+
+@app.command("backup")
+def backup_command(
+    context: typer.Context,
+    name: Annotated[str | None, typer.Argument(help="Name of the backup; the time of day by default.")] = None,
+) -> None:
+    """Write a backup into the store's own backup directory."""
+    settings = settings_of(context)
+    name = name or rfc3339(SystemClock().now_ns()).replace(":", "")
+    for url in node_urls(settings):
+        with opened_store(settings, url) as store:
+            backup(store, layout_of(settings), name)
+            err.print(f"{store.address}: wrote backup {name}")
+
+
+@app.command("restore")
+def restore_command(context: typer.Context, name: Annotated[str, typer.Argument(help="Name of the backup.")]) -> None:
+    """Fill an empty store from a backup; a store that holds anything is left as it is."""
+    settings = settings_of(context)
+    for url in node_urls(settings):
+        with opened_store(settings, url) as store:
+            restore(store, layout_of(settings), name)
+            err.print(f"{store.address}: restored backup {name}")
+
+
+@app.command("load")
+def load(
+    context: typer.Context, capture: Annotated[Path, typer.Argument(help="Capture: a directory, or a .tar.zst.")]
+) -> None:
+    """Put a capture's rows into the store; the same capture again changes nothing."""
+    settings = settings_of(context)
+    checked = read_capture(capture)
+    with opened_store(settings) as store:
+        check_migrated(store, layout_of(settings))
+        err.print(f"loaded {load_capture(store, checked)} rows")
+
+
+def _print(inventory: Inventory) -> None:
+    out.print(f"{inventory.address}  ClickHouse {inventory.engine_version}")
+    for past in inventory.applied:
+        out.print(f"  {past.number:04}_{past.name}  applied {rfc3339(past.applied_ns)} by Lockstep {past.release}")
+    for name in inventory.pending:
+        out.print(f"  {name}  [bold red]not applied[/]")
+    picture = Picture("table", "rows", "bytes", "parts", box=None)
+    for size in inventory.tables:
+        picture.add_row(size.table, f"{size.rows:,}", f"{size.bytes_on_disk:,}", str(size.parts))
+    out.print(picture)

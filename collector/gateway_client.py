@@ -1,0 +1,55 @@
+"""The way to the gateway: one batch at a time, in order, until it is acknowledged."""
+
+import httpx
+from pydantic import ValidationError
+
+from lockstep.batches import (
+    AGENT_HEADER,
+    BOOT_HEADER,
+    CONTENT_TYPE,
+    ENCODING,
+    NUMBER_HEADER,
+    VERSION_HEADER,
+)
+from lockstep.errors import ServerRefused
+from lockstep.records import RECORDS_VERSION
+from lockstep.wish import Receipt
+
+_TIMEOUT_S = 10.0
+
+
+class GatewayClient:
+    """Sends batches of one agent and boot."""
+
+    def __init__(self, server: str, token: str, agent: str, boot: str) -> None:
+        self._client = httpx.Client(base_url=server, timeout=_TIMEOUT_S, trust_env=False)
+        self._headers = {
+            "Authorization": f"Bearer {token}",
+            "Content-Type": CONTENT_TYPE,
+            "Content-Encoding": ENCODING,
+            AGENT_HEADER: agent,
+            BOOT_HEADER: boot,
+            VERSION_HEADER: str(RECORDS_VERSION),
+        }
+
+    def send(self, number: int, body: bytes) -> Receipt:
+        """Return the receipt; ServerRefused when the server says no, httpx.TransportError when it says nothing."""
+        answer = self._client.post(
+            "/api/v1/ingest", content=body, headers=self._headers | {NUMBER_HEADER: str(number)}
+        )
+        if answer.status_code != httpx.codes.OK:
+            raise ServerRefused(_detail(answer), answer.status_code)
+        try:
+            return Receipt.model_validate_json(answer.content)
+        except ValidationError as error:
+            raise ServerRefused(f"the server's receipt makes no sense: {error}", answer.status_code) from error
+
+    def close(self) -> None:
+        self._client.close()
+
+
+def _detail(answer: httpx.Response) -> str:
+    try:
+        return str(answer.json()["detail"])
+    except (ValueError, KeyError, TypeError):
+        return f"the server answered {answer.status_code}"

@@ -1,0 +1,182 @@
+"""Records as Arrow tables: the exact schema of each, and the check that foreign rows pass before use."""
+
+from functools import cache
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lockstep.errors import BadRows
+from lockstep.records import HostRecord
+from lockstep.tables import Column, Table, columns_of
+
+ARROW_TYPES: dict[str, pa.DataType] = {
+    "u8": pa.uint8(),
+    "u16": pa.uint16(),
+    "u32": pa.uint32(),
+    "u64": pa.uint64(),
+    "i32": pa.int32(),
+    "i64": pa.int64(),
+    "f64": pa.float64(),
+    "bool": pa.bool_(),
+    "str": pa.string(),
+    "choice": pa.string(),
+    "moment": pa.int64(),
+    "span": pa.int64(),
+    "texts": pa.list_(pa.field("item", pa.string(), nullable=False)),
+    "counters": pa.map_(pa.string(), pa.uint64()),
+}
+
+
+@cache
+def schema_of(table: Table) -> pa.Schema:
+    """Return the one Arrow schema in which rows of this table travel inside Lockstep."""
+    return pa.schema([pa.field(c.name, ARROW_TYPES[c.kind], nullable=c.nullable) for c in columns_of(table).values()])
+
+
+def rows_of(table: Table, records: list[HostRecord]) -> pa.Table:
+    """Return records as rows; for tests and for sources that see a handful of things a second."""
+    columns = {name: [getattr(record, name) for record in records] for name in columns_of(table)}
+    return pa.table(columns, schema=schema_of(table))
+
+
+def conform(table: Table, rows: pa.Table) -> pa.Table:
+    """Return the rows in the table's exact schema, or raise BadRows naming the first column and row at fault.
+
+    Integers of other widths, dictionaries and large strings are accepted when every value fits. Missing
+    columns that may be null become null; columns that we do not know are left out, because a newer
+    release may have added them.
+    """
+    arrays = [_conform_column(table, column, rows) for column in columns_of(table).values()]
+    return pa.Table.from_arrays(arrays, schema=schema_of(table))
+
+
+def find_duplicate(table: Table, rows: pa.Table) -> tuple[int, int] | None:
+    """Return the numbers of the first two rows that share the table's key, or None."""
+    if not table.key or rows.num_rows < 2:
+        return None
+    numbered = rows.select(list(table.key)).append_column("_row", pa.array(range(rows.num_rows), pa.int64()))
+    groups = numbered.group_by(list(table.key)).aggregate([("_row", "count"), ("_row", "min"), ("_row", "max")])
+    twice = groups.filter(pc.greater(groups["_row_count"], 1)).sort_by("_row_min")
+    if twice.num_rows == 0:
+        return None
+    return twice["_row_min"][0].as_py(), twice["_row_max"][0].as_py()
+
+
+def _conform_column(table: Table, column: Column, rows: pa.Table) -> pa.ChunkedArray:
+    places = rows.schema.get_all_field_indices(column.name)
+    if len(places) > 1:
+        raise BadRows(f"the column is there {len(places)} times", table=table.name, column=column.name)
+    if not places:
+        return _missing_column(table, column, rows.num_rows)
+    values = _cast(table, column, rows.column(places[0]))
+    for check in (_check_nulls, _check_range, _check_choices, _check_inner_nulls):
+        check(table, column, values)
+    return values
+
+
+def _missing_column(table: Table, column: Column, length: int) -> pa.ChunkedArray:
+    if not column.nullable:
+        raise BadRows("the column is missing", table=table.name, column=column.name)
+    return pa.chunked_array([pa.nulls(length, ARROW_TYPES[column.kind])])
+
+
+def _cast(table: Table, column: Column, values: pa.ChunkedArray) -> pa.ChunkedArray:
+    wanted = ARROW_TYPES[column.kind]
+    if values.type == wanted:
+        return values
+    if not _may_become(values.type, wanted):
+        nan = _first_row(_nan_rows(values))
+        also = " (NaN is not a number of anything)" if nan is not None else ""
+        raise BadRows(f"is {values.type}, not {wanted}{also}", table=table.name, column=column.name, row=nan)
+    try:
+        return values.cast(wanted)
+    except pa.ArrowInvalid:
+        row = _first_row(_misfits(values, wanted))
+        value = values[row].as_py() if row is not None else "a value"
+        problem = f"{value!r} does not fit into {wanted}"
+        raise BadRows(problem, table=table.name, column=column.name, row=row) from None
+
+
+def _may_become(given: pa.DataType, wanted: pa.DataType) -> bool:
+    if pa.types.is_null(given):
+        return True
+    if pa.types.is_dictionary(given):
+        return _may_become(given.value_type, wanted)
+    if pa.types.is_integer(wanted):
+        return bool(pa.types.is_integer(given))
+    if pa.types.is_floating(wanted):
+        return bool(pa.types.is_floating(given) or pa.types.is_integer(given))
+    if pa.types.is_string(wanted):
+        return bool(pa.types.is_large_string(given) or pa.types.is_string_view(given))
+    if pa.types.is_list(wanted):
+        is_list = pa.types.is_list(given) or pa.types.is_large_list(given)
+        return bool(is_list and (pa.types.is_null(given.value_type) or _is_text(given.value_type)))
+    if pa.types.is_map(wanted):
+        return bool(pa.types.is_map(given) and _is_text(given.key_type) and pa.types.is_integer(given.item_type))
+    return False
+
+
+def _is_text(given: pa.DataType) -> bool:
+    return bool(pa.types.is_string(given) or pa.types.is_large_string(given) or pa.types.is_string_view(given))
+
+
+def _check_nulls(table: Table, column: Column, values: pa.ChunkedArray) -> None:
+    if not column.nullable and values.null_count:
+        row = _first_row(pc.is_null(values))
+        raise BadRows("is null, and must not be", table=table.name, column=column.name, row=row)
+
+
+def _check_range(table: Table, column: Column, values: pa.ChunkedArray) -> None:
+    if column.kind in ("moment", "span"):
+        row = _first_row(pc.less(values, 0))
+        problem = "negative time" if column.kind == "moment" else "negative duration"
+    elif column.kind == "f64":
+        row = _first_row(pc.invert(pc.is_finite(values)))
+        problem = "NaN or infinite"
+    else:
+        return
+    if row is not None:
+        raise BadRows(f"{problem} ({values[row].as_py()})", table=table.name, column=column.name, row=row)
+
+
+def _check_choices(table: Table, column: Column, values: pa.ChunkedArray) -> None:
+    if not column.choices:
+        return
+    known = pc.is_in(values, value_set=pa.array(column.choices, pa.string()))
+    row = _first_row(pc.and_(pc.invert(known), pc.is_valid(values)))
+    if row is not None:
+        problem = f"{values[row].as_py()!r} is none of {', '.join(column.choices)}"
+        raise BadRows(problem, table=table.name, column=column.name, row=row)
+
+
+def _check_inner_nulls(table: Table, column: Column, values: pa.ChunkedArray) -> None:
+    if column.kind not in ("texts", "counters"):
+        return
+    inner = [part for chunk in values.chunks for part in _inner_arrays(chunk)]
+    if any(part.null_count for part in inner):
+        raise BadRows("has a null inside a list or map", table=table.name, column=column.name)
+
+
+def _inner_arrays(chunk: pa.Array) -> list[pa.Array]:
+    return [chunk.keys, chunk.items] if pa.types.is_map(chunk.type) else [chunk.flatten()]
+
+
+def _misfits(values: pa.ChunkedArray, wanted: pa.DataType) -> pa.ChunkedArray:
+    if not pa.types.is_integer(wanted) or pa.types.is_dictionary(values.type):
+        return pa.chunked_array([pa.array([True] * len(values))])
+    there_and_back = values.cast(wanted, safe=False).cast(values.type, safe=False)
+    wrapped = pc.not_equal(there_and_back, values)
+    if pa.types.is_unsigned_integer(wanted) and pa.types.is_signed_integer(values.type):
+        return pc.or_(wrapped, pc.less(values, 0))
+    if pa.types.is_signed_integer(wanted) and pa.types.is_unsigned_integer(values.type):
+        return pc.or_(wrapped, pc.greater(values, pa.scalar(2 ** (wanted.bit_width - 1) - 1, values.type)))
+    return wrapped
+
+
+def _nan_rows(values: pa.ChunkedArray) -> pa.ChunkedArray:
+    return pc.is_nan(values) if pa.types.is_floating(values.type) else pa.chunked_array([pa.array([], pa.bool_())])
+
+
+def _first_row(mask: pa.ChunkedArray) -> int | None:
+    row: int = pc.index(mask, pa.scalar(True)).as_py()
+    return row if row >= 0 else None

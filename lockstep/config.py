@@ -1,0 +1,240 @@
+"""One frozen tree of settings from a TOML file and LOCKSTEP_* variables, checked whole before anything starts.
+
+A variable is LOCKSTEP_<SECTION>_<KEY> and wins over the file: LOCKSTEP_STORE_URL is `url` in `[store]`. Lists and
+tables are given as JSON. Unknown keys and bad values are reported all at once.
+"""
+
+import json
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from lockstep.errors import BadInput, BadSettings
+
+DEFAULT_FILE = Path("/etc/lockstep/lockstep.toml")
+
+# Variables of ours that are not settings.
+NOT_SETTINGS = {
+    "LOCKSTEP_CONFIG": "the settings file",
+    "LOCKSTEP_TOKEN": "token of commands that ask a running server",
+    "LOCKSTEP_HOST": "name of the host, for the plugin",
+    "LOCKSTEP_JOB": "id of the job, for the plugin",
+    "LOCKSTEP_RING_DIR": "where the plugin keeps its ring files",
+    "LOCKSTEP_PUBLIC_DATA": "third-party data for tests",
+    "LOCKSTEP_CI": "set in continuous integration, where nothing may be skipped",
+}
+
+
+def split_listen(value: str) -> tuple[str, int]:
+    """Return host and port of `host:port`; an IPv6 host stands in brackets."""
+    host, _, port = value.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise ValueError(f"{value!r} is not host:port")
+    return host.strip("[]"), int(port)
+
+
+def _check_listen(value: str) -> str:
+    split_listen(value)
+    return value
+
+
+Listen = Annotated[str, AfterValidator(_check_listen)]
+
+
+class Section(BaseModel):
+    """Base of all sections: frozen, and nothing is taken that has no meaning."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class StoreSettings(Section):
+    """Where telemetry lives."""
+
+    url: str = Field(
+        "", description="chdb:///directory or http(s)://user@host:8123/database; empty: <state_dir>/store"
+    )
+    password_file: Path | None = Field(None, description="file with the password, where the URL has none")
+    memory_mb: int = Field(2048, ge=256, description="memory cap of the embedded engine, and of a query on a server")
+    cluster: str | None = Field(None, description="name of the cluster in the servers' configuration; shards by job")
+    nodes: tuple[str, ...] = Field((), description="URLs of all nodes of the cluster, for migrations and backups")
+    replicated: bool = Field(False, description="use Replicated engines, which need a Keeper")
+    retention_days: dict[str, int] = Field(
+        default_factory=dict, description="days to keep rows by table, where not the default; 0 keeps them"
+    )
+
+
+class ControlSettings(Section):
+    """Where small mutable state lives: incidents, decisions, tokens, leases."""
+
+    url: str = Field(
+        "", description="sqlite:///file or postgresql://user@host/database; empty: <state_dir>/control.db"
+    )
+
+
+class ApiSettings(Section):
+    """What people and programs talk to."""
+
+    listen: Listen = Field("127.0.0.1:8642", description="address to serve on; loopback unless told otherwise")
+    open_reads: bool = Field(False, description="let anyone who reaches the port read without a token")
+
+
+class GatewaySettings(Section):
+    """The way in for collectors' batches."""
+
+    max_batch_mb: int = Field(8, ge=1, le=256, description="largest batch as it arrives")
+    max_rows: int = Field(500_000, ge=1, description="most rows in one batch")
+    max_backlog_mb: int = Field(4096, ge=16, description="log on disk beyond which agents are told to wait")
+    segment_s: float = Field(1.0, gt=0, le=60, description="one insert per table in this time")
+
+
+class CollectorSettings(Section):
+    """The agent on a training host."""
+
+    server: str = Field("http://127.0.0.1:8642", description="where the gateway is")
+    token_file: Path | None = Field(None, description="file with this host's ingest token")
+    host: str = Field("", description="name of this host in the topology; empty: its host name")
+    buffer_mb: int = Field(64, ge=1, description="memory for what could not be sent yet; the oldest goes first")
+
+
+class AnalyzerSettings(Section):
+    """Turns closed windows into verdicts."""
+
+    listen: Listen = Field("127.0.0.1:8643", description="address of its health and metrics")
+    window_s: int = Field(5, ge=1, le=600, description="length of a window")
+    silence_s: float = Field(15.0, gt=0, description="a host that sent nothing for this long is known as silent")
+    topology: Path | None = Field(None, description="topology.json of the cluster")
+
+
+class PlannerSettings(Section):
+    """Turns incidents into decisions."""
+
+    listen: Listen = Field("127.0.0.1:8644", description="address of its health and metrics")
+
+
+class Settings(Section):
+    """All settings of all parts; each part reads its own section."""
+
+    state_dir: Path = Field(Path("/var/lib/lockstep"), description="what this machine must keep")
+    log_level: str = Field("info", pattern="^(debug|info|warning|error)$", description="least severe line to print")
+    lease_s: float = Field(15.0, gt=0, description="a service that is silent for this long loses its role")
+    store: StoreSettings = StoreSettings()
+    control: ControlSettings = ControlSettings()
+    api: ApiSettings = ApiSettings()
+    gateway: GatewaySettings = GatewaySettings()
+    collector: CollectorSettings = CollectorSettings()
+    analyzer: AnalyzerSettings = AnalyzerSettings()
+    planner: PlannerSettings = PlannerSettings()
+
+    @property
+    def store_url(self) -> str:
+        return self.store.url or f"chdb://{self.state_dir.absolute()}/store"
+
+    @property
+    def control_url(self) -> str:
+        return self.control.url or f"sqlite:///{self.state_dir.absolute()}/control.db"
+
+
+def load_settings(environment: Mapping[str, str], file: Path | None = None) -> Settings:
+    """Return the settings, or raise BadSettings with every complaint about file and variables.
+
+    The file is the one given, else LOCKSTEP_CONFIG, else /etc/lockstep/lockstep.toml if it is there.
+    """
+    complaints: list[str] = []
+    tree = _read_file(_choose_file(environment, file), complaints)
+    _lay_over(tree, environment, complaints)
+    settings = _validate(tree, complaints)
+    if complaints or settings is None:
+        raise BadSettings(complaints)
+    return settings
+
+
+def read_secret(file: Path | None, what: str) -> str:
+    """Return what a secret file holds, without the newline at its end; nothing when no file is named."""
+    if file is None:
+        return ""
+    try:
+        return file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"cannot read {what} from {file}: {error}") from error
+
+
+def variables() -> dict[str, str]:
+    """Return every variable that is a setting, with what it means."""
+    return {name: description for name, _, description in _leaves()}
+
+
+def _choose_file(environment: Mapping[str, str], file: Path | None) -> Path | None:
+    if file or "LOCKSTEP_CONFIG" in environment:
+        return file or Path(environment["LOCKSTEP_CONFIG"])
+    return DEFAULT_FILE if DEFAULT_FILE.exists() else None
+
+
+def _read_file(file: Path | None, complaints: list[str]) -> dict[str, Any]:  # Any: TOML, not yet checked
+    if file is None:
+        return {}
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        complaints.append(f"{file}: {error}")
+        return {}
+
+
+def _lay_over(tree: dict[str, Any], environment: Mapping[str, str], complaints: list[str]) -> None:
+    places = {name: place for name, place, _ in _leaves()}
+    for name, text in sorted(environment.items()):
+        if not name.startswith("LOCKSTEP_") or name in NOT_SETTINGS:
+            continue
+        if name in places:
+            _put(tree, places[name], _parse(text))
+        else:
+            complaints.append(f"{name}: there is no such setting")
+
+
+def _put(tree: dict[str, Any], place: tuple[str, ...], value: Any) -> None:
+    *sections, key = place
+    for section in sections:
+        inner = tree.setdefault(section, {})
+        if not isinstance(inner, dict):
+            return  # the file has a plain value where a section belongs; validation complains about that
+        tree = inner
+    tree[key] = value
+
+
+def _parse(text: str) -> Any:
+    """Read lists and tables as JSON and everything else as text, which pydantic turns into what is needed."""
+    if text[:1] in "[{" and text:
+        try:
+            return json.loads(text)
+        except json.JSONDecodeError:
+            return text
+    return text
+
+
+def _validate(tree: dict[str, Any], complaints: list[str]) -> Settings | None:
+    try:
+        return Settings.model_validate(tree)
+    except ValidationError as error:
+        complaints.extend(
+            _complain(".".join(map(str, problem["loc"])), problem["type"], problem["msg"])
+            for problem in error.errors()
+        )
+        return None
+
+
+def _complain(key: str, kind: str, message: str) -> str:
+    if kind == "extra_forbidden":
+        return f"{key}: there is no such setting"
+    return f"{key}: {message[0].lower()}{message[1:]}"
+
+
+def _leaves() -> Iterator[tuple[str, tuple[str, ...], str]]:
+    for name, field in Settings.model_fields.items():
+        section = field.annotation
+        if isinstance(section, type) and issubclass(section, Section):
+            for key, inner in section.model_fields.items():
+                yield f"LOCKSTEP_{name}_{key}".upper(), (name, key), inner.description or ""
+        else:
+            yield f"LOCKSTEP_{name}".upper(), (name,), field.description or ""

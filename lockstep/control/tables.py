@@ -1,0 +1,86 @@
+"""Which tables the control database has; a change here comes with a step in schema.py.
+
+Times are integer nanoseconds. Whole values (incidents, decisions, wishes) are JSON text, which both
+databases store alike; the columns beside them are those that queries select and sort by.
+"""
+
+from sqlalchemy import BigInteger, Column, ForeignKey, Index, Integer, MetaData, String, Table, Text
+
+# PostgreSQL sorts text by the server's locale unless told otherwise; pages must break at the same place everywhere.
+NAME = String().with_variant(String(collation="C"), "postgresql")
+# SQLite counts rows by itself only in a column declared INTEGER.
+ROW_NUMBER = BigInteger().with_variant(Integer, "sqlite")
+
+METADATA = MetaData()
+
+SCHEMA = Table("control_schema", METADATA, Column("version", Integer, nullable=False))
+
+# A row stays for ever: the generation it holds must never be given out again.
+LEASES = Table(
+    "leases",
+    METADATA,
+    Column("name", NAME, primary_key=True),
+    Column("holder", NAME),
+    Column("generation", BigInteger, nullable=False),
+    Column("expires_ns", BigInteger, nullable=False),
+)
+
+INCIDENTS = Table(
+    "incidents",
+    METADATA,
+    Column("id", NAME, primary_key=True),
+    Column("job", NAME, nullable=False),
+    Column("state", NAME, nullable=False),
+    Column("opened_ns", BigInteger, nullable=False),
+    Column("document", Text, nullable=False),
+    Index("incidents_by_time", "opened_ns", "id"),
+    Index("incidents_by_job", "job", "opened_ns", "id"),
+    Index("incidents_by_state", "state", "opened_ns", "id"),
+)
+
+DECISIONS = Table(
+    "decisions",
+    METADATA,
+    Column("id", NAME, primary_key=True),
+    Column("incident", NAME, ForeignKey("incidents.id"), nullable=False),
+    Column("job", NAME, nullable=False),
+    Column("created_ns", BigInteger, nullable=False),
+    Column("document", Text, nullable=False),
+    Index("decisions_by_time", "created_ns", "id"),
+    Index("decisions_by_job", "job", "created_ns", "id"),
+    Index("decisions_by_incident", "incident", "created_ns", "id"),
+)
+
+TOKENS = Table(
+    "tokens",
+    METADATA,
+    Column("id", NAME, primary_key=True),
+    Column("digest", NAME, nullable=False),
+    Column("scope", NAME, nullable=False),
+    Column("host", NAME),
+    Column("name", NAME, nullable=False),
+    Column("created_ns", BigInteger, nullable=False),
+    Column("revoked_ns", BigInteger),
+)
+
+WISHES = Table(
+    "wishes",
+    METADATA,
+    Column("id", NAME, primary_key=True),
+    Column("host", NAME, nullable=False),
+    Column("expires_ns", BigInteger, nullable=False),
+    Column("document", Text, nullable=False),
+    Index("wishes_by_host", "host", "expires_ns"),
+)
+
+AUDIT = Table(
+    "audit",
+    METADATA,
+    Column("id", ROW_NUMBER, primary_key=True, autoincrement=True),
+    Column("ts_ns", BigInteger, nullable=False),
+    Column("who", NAME, nullable=False),
+    Column("what", NAME, nullable=False),
+    Column("subject", NAME, nullable=False),
+    Column("why", Text, nullable=False),
+    sqlite_autoincrement=True,  # a number that was given out is never reused, so a deleted line leaves a gap
+)

@@ -1,0 +1,72 @@
+"""What the planner says: one action for one incident, its cost, and what every alternative would cost."""
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from lockstep.verdict import Frozen
+
+Mode = Literal["observe", "propose", "execute"]
+Action = Literal[
+    "none",
+    "reroute",
+    "reattempt",
+    "restart_process",
+    "recycle",
+    "drop_replica",
+    "reconfigure",
+    "replace",
+    "grow",
+]
+
+
+class Isolation(Frozen):
+    """A part to take out of service."""
+
+    component: str
+    reason: str
+    evidence: tuple[str, ...] = Field((), description="ids of the verdicts it rests on")
+    until_ns: int | None = Field(None, description="when it ends by itself; None: when a person or a test ends it")
+
+
+class Cost(Frozen):
+    """What an action costs; None means that nothing is known to estimate it from."""
+
+    downtime_s: float | None = None
+    waf_after: float | None = Field(None, description="weighted throughput afterwards, 1 is full speed")
+    gpu_hours: float | None = Field(None, description="lost per hour from now on")
+
+
+class Option(Frozen):
+    """An action that was considered."""
+
+    action: Action
+    cost: Cost
+    reason: str
+
+
+class Decision(Frozen):
+    """The answer to one incident. In mode observe it is written down and nothing is done."""
+
+    id: str
+    job: str
+    attempt: int = Field(0, ge=0)
+    incident: str
+    generation: int = Field(ge=0, description="fencing: a lease generation lower than the newest is ignored")
+    created_ns: int = Field(ge=0)
+    expires_ns: int = Field(ge=0)
+    severity: int = Field(ge=1, le=3)
+    mode: Mode = "observe"
+    action: Action
+    isolate: tuple[Isolation, ...] = ()
+    target: dict[str, int] | None = None
+    resume: dict[str, str] | None = None
+    cost: Cost
+    alternatives: tuple[Option, ...] = Field((), description="every other option, doing nothing included")
+    verdicts: tuple[str, ...]
+    reason: str
+    approved_by: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the decision as it appears in the API and on standard output."""
+        return self.model_dump()

@@ -1,0 +1,125 @@
+"""Every exception that Lockstep raises on purpose.
+
+LockstepError
+├── BadInput                 what a person or a program handed us is wrong; nothing was changed
+│   ├── BadSettings          the settings, all complaints at once
+│   ├── BadTopology          a topology that contradicts itself
+│   ├── BadStory             a fault story that cannot be told
+│   ├── BadRows              rows that do not fit their table; names column and row
+│   ├── BadCapture           a case file; names file, column and row
+│   └── BadBatch             a batch for the ingest gateway
+├── NotPresent               this host, store or job does not have what was asked for
+├── StoreError
+│   ├── StoreAway            cannot be reached now; the same call may succeed later
+│   ├── StoreBusy            another process holds the embedded store
+│   ├── StoreRefused         the store answered no: password, disk, statement
+│   └── StoreVersionMismatch the store's schema is not the one this code knows
+├── ControlAway              the control database cannot be reached now
+├── GatewayFull              the gateway's log has no room; nothing was acknowledged
+├── ServerRefused            a Lockstep server answered no to this client
+└── LeaseLost                another process has taken over; stop acting
+"""
+
+
+class LockstepError(Exception):
+    """Base of all our exceptions; its text is one sentence a person can act on."""
+
+
+class BadInput(LockstepError):
+    """Something handed to us is wrong; the text says what and where, and nothing was changed."""
+
+
+class BadSettings(BadInput):
+    """Settings that cannot be used, with all complaints at once."""
+
+    def __init__(self, complaints: list[str]) -> None:
+        super().__init__("these settings cannot be used:\n" + "\n".join(f"  - {line}" for line in complaints))
+        self.complaints = complaints
+
+
+class BadTopology(BadInput):
+    """A topology that contradicts itself, with all complaints at once."""
+
+    def __init__(self, complaints: list[str]) -> None:
+        super().__init__("this topology cannot be used:\n" + "\n".join(f"  - {line}" for line in complaints))
+        self.complaints = complaints
+
+
+class BadStory(BadInput):
+    """A fault story that cannot be told on its cluster."""
+
+
+class BadRows(BadInput):
+    """Rows that do not fit their table; carries the first place that does not."""
+
+    def __init__(self, problem: str, *, table: str, column: str | None = None, row: int | None = None) -> None:
+        super().__init__(f"{_place(table, column, row)}: {problem}")
+        self.problem, self.table, self.column, self.row = problem, table, column, row
+
+
+class BadCapture(BadInput):
+    """A case file that cannot be used; carries the place of the first fault."""
+
+    def __init__(self, problem: str, *, file: str, column: str | None = None, row: int | None = None) -> None:
+        super().__init__(f"{_place(file, column, row)}: {problem}")
+        self.problem, self.file, self.column, self.row = problem, file, column, row
+
+
+class BadBatch(BadInput):
+    """A batch that the ingest gateway refuses; `slug` names the kind of refusal in the problem document."""
+
+    def __init__(self, problem: str, *, slug: str = "bad-batch", status: int = 400) -> None:
+        super().__init__(problem)
+        self.slug, self.status = slug, status
+
+
+class NotPresent(LockstepError):
+    """What was asked for does not exist here; an answer, not a failure."""
+
+
+class StoreError(LockstepError):
+    """The telemetry store could not do what was asked."""
+
+
+class StoreAway(StoreError):
+    """The store cannot be reached or has no resources now; the same call may succeed later."""
+
+
+class StoreBusy(StoreError):
+    """Another process holds the embedded store."""
+
+
+class StoreRefused(StoreError):
+    """The store answered no, and would again; `code` is ClickHouse's number for it."""
+
+    def __init__(self, problem: str, code: int | None = None) -> None:
+        super().__init__(problem)
+        self.code = code
+
+
+class StoreVersionMismatch(StoreError):
+    """The schema in the store is newer than this code, or was changed behind its back."""
+
+
+class ControlAway(LockstepError):
+    """The control database cannot be reached now; the same call may succeed later."""
+
+
+class GatewayFull(LockstepError):
+    """The gateway's log has no room for another batch; the agent keeps it and tries again."""
+
+
+class ServerRefused(LockstepError):
+    """A Lockstep server answered no; `status` is the HTTP status."""
+
+    def __init__(self, problem: str, status: int) -> None:
+        super().__init__(problem)
+        self.status = status
+
+
+class LeaseLost(LockstepError):
+    """Another process holds the lease now; whoever sees this stops acting at once."""
+
+
+def _place(whole: str, column: str | None, row: int | None) -> str:
+    return whole + (f", column {column}" if column else "") + (f", row {row}" if row is not None else "")

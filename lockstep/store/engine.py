@@ -1,0 +1,125 @@
+"""How a client of either kind is opened: the embedded engine with its guards, or a server over HTTP."""
+
+import fcntl
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from xml.sax.saxutils import escape
+
+from clickhouse_connect import get_client
+from clickhouse_connect.driver.client import Client
+
+from lockstep.errors import StoreBusy
+from lockstep.store.address import Embedded, Server
+from lockstep.store.failures import translated
+
+OpenClient = Callable[[], Client]
+
+_CONNECT_TIMEOUT_S = 5
+_QUERY_TIMEOUT_S = 60
+
+
+class EmbeddedEngine:
+    """The engine in this process; it owns the directory until it is closed.
+
+    chdb allows one process per directory, one directory per process, and hangs after a fork; a second
+    process gets an empty message from it, so a lock of our own names the one that holds the store.
+    """
+
+    def __init__(self, address: Embedded, memory_bytes: int) -> None:
+        self._address = address
+        self._lock = _lock_directory(address.path)
+        self._config = _write_config(address.path, memory_bytes)
+        import_chdb()
+
+    def open_client(self) -> Client:
+        with translated(str(self._address)):
+            return get_client(
+                interface="chdb",
+                path=str(self._address.path / "data"),
+                chdb_options={"config-file": str(self._config)},
+            )
+
+    def close(self) -> None:
+        os.close(self._lock)
+
+
+def server_clients(address: Server) -> OpenClient:
+    """Return what opens a client of a server; each thread has its own, so no session is shared."""
+
+    def open_client() -> Client:
+        with translated(str(address)):
+            return get_client(
+                interface="https" if address.secure else "http",
+                host=address.host,
+                port=address.port,
+                username=address.user,
+                password=address.password,
+                connect_timeout=_CONNECT_TIMEOUT_S,
+                send_receive_timeout=_QUERY_TIMEOUT_S,
+                autogenerate_session_id=False,
+            )
+
+    return open_client
+
+
+def import_chdb() -> None:
+    """Import chdb out of reach of a config.xml in the working directory, which it would obey.
+
+    The import opens an engine that reads ./config.xml. Only the first import does, so this comes first.
+    """
+    here = os.getcwd()
+    with tempfile.TemporaryDirectory(prefix="lockstep-chdb-") as empty:
+        os.chdir(empty)
+        try:
+            import chdb  # noqa: F401  # heavy, and only where the embedded store is used
+        finally:
+            os.chdir(here)
+
+
+def backup_directory(address: Embedded) -> Path:
+    """Return where the embedded engine may write backups to and read them from."""
+    return address.path / "backups"
+
+
+def _lock_directory(path: Path) -> int:
+    """Lock the directory itself, so that no lock file is left behind; the kernel lets go when we die."""
+    path.mkdir(parents=True, exist_ok=True)
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        inode = os.fstat(directory).st_ino
+        os.close(directory)
+        raise StoreBusy(
+            f"the embedded store in {path} is in use by {_holder(inode)}; one process at a time can open it, "
+            "others reach its data through that process's HTTP API"
+        ) from None
+    return directory
+
+
+def _holder(inode: int) -> str:
+    """Return who holds a lock on the inode, as the kernel's table of locks tells it."""
+    for line in Path("/proc/locks").read_text(encoding="ascii").splitlines():
+        fields = line.split()  # 1: FLOCK ADVISORY WRITE <pid> <major:minor:inode> 0 EOF
+        if fields[1] == "FLOCK" and fields[5].rsplit(":", 1)[-1] == str(inode):
+            return f"process {fields[4]}"
+    return "another process"
+
+
+def _write_config(path: Path, memory_bytes: int) -> Path:
+    """Write the engine's settings; without the file it would take a config.xml from the working directory.
+
+    old_parts_lifetime: this build keeps merged parts for 0 s, so a crash between merge and sync could lose both.
+    """
+    config = path / "engine.xml"
+    config.write_text(
+        "<clickhouse>"
+        f"<max_server_memory_usage>{memory_bytes}</max_server_memory_usage>"
+        "<merge_tree><old_parts_lifetime>480</old_parts_lifetime></merge_tree>"
+        f"<backups><allowed_path>{escape(str(path / 'backups'))}/</allowed_path></backups>"
+        "</clickhouse>\n",
+        encoding="utf-8",
+    )
+    return config

@@ -1,0 +1,1 @@
+"""Turns incidents into decisions with their cost; pure except for the service."""

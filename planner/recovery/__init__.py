@@ -1,0 +1,1 @@
+"""What to do about a fault, and what every alternative would cost."""

@@ -1,0 +1,73 @@
+"""The schema is made once, goes forward step by step, and never back."""
+
+import pytest
+from sqlalchemy import delete, inspect, select, text, update
+from sqlalchemy.exc import DBAPIError
+
+from lockstep.control.database import ControlDatabase, open_control
+from lockstep.control.schema import STEPS, Step, prepare_schema
+from lockstep.control.tables import METADATA, SCHEMA
+from lockstep.errors import ControlAway, LockstepError, StoreVersionMismatch
+
+ADD_A_COLUMN = Step(2, (text("ALTER TABLE wishes ADD COLUMN asked_by VARCHAR"),))
+ADD_AN_INDEX = Step(3, (text("CREATE INDEX wishes_by_asker ON wishes (asked_by)"),))
+
+
+def version_of(db: ControlDatabase) -> int:
+    with db.read() as connection:
+        return int(connection.execute(select(SCHEMA.c.version)).scalar_one())
+
+
+def test_empty_database_gets_all_tables_and_the_newest_version(db: ControlDatabase) -> None:
+    with db.read() as connection:
+        assert set(inspect(connection).get_table_names()) == set(METADATA.tables)
+    assert version_of(db) == 1 + len(STEPS)
+
+
+def test_steps_are_numbered_without_a_gap() -> None:
+    assert [step.version for step in STEPS] == list(range(2, 2 + len(STEPS)))
+
+
+def test_opening_again_changes_nothing(db: ControlDatabase, control_url: str) -> None:
+    with open_control(control_url) as again:
+        assert version_of(again) == version_of(db)
+
+
+def test_older_database_walks_through_the_steps_it_has_not_seen(db: ControlDatabase) -> None:
+    for steps in ((ADD_A_COLUMN,), (ADD_A_COLUMN, ADD_AN_INDEX)):
+        with db.begin() as connection:
+            prepare_schema(connection, steps)
+        assert version_of(db) == steps[-1].version
+    with db.read() as connection:
+        assert "asked_by" in {column["name"] for column in inspect(connection).get_columns("wishes")}
+        assert "wishes_by_asker" in {index["name"] for index in inspect(connection).get_indexes("wishes")}
+
+
+def test_step_that_fails_leaves_the_older_schema_whole(db: ControlDatabase) -> None:
+    broken = Step(3, (text("ALTER TABLE nowhere ADD COLUMN x INTEGER"),))
+    with pytest.raises((LockstepError, DBAPIError), match="nowhere"), db.begin() as connection:
+        prepare_schema(connection, (ADD_A_COLUMN, broken))
+    assert version_of(db) == 1
+    with db.read() as connection:
+        assert "asked_by" not in {column["name"] for column in inspect(connection).get_columns("wishes")}
+
+
+def test_newer_database_is_refused(db: ControlDatabase, control_url: str) -> None:
+    with db.begin() as connection:
+        connection.execute(update(SCHEMA).values(version=99))
+    with pytest.raises(StoreVersionMismatch, match="has schema version 99, and this Lockstep knows versions up to"):
+        open_control(control_url)
+
+
+def test_database_that_lost_its_version_is_refused(db: ControlDatabase, control_url: str) -> None:
+    with db.begin() as connection:
+        connection.execute(delete(SCHEMA))
+    with pytest.raises(StoreVersionMismatch, match="does not say which schema version it has"):
+        open_control(control_url)
+
+
+def test_tables_of_somebody_else_are_not_taken_for_ours(db: ControlDatabase, control_url: str) -> None:
+    with db.begin() as connection:
+        SCHEMA.drop(connection)
+    with pytest.raises(ControlAway, match="already exists"):
+        open_control(control_url)

@@ -1,0 +1,43 @@
+"""A wish reaches its host until it expires."""
+
+from lockstep.control.database import ControlDatabase
+from lockstep.control.wishes import add_wish, delete_expired, pending_wishes
+from lockstep.wish import Wish, WishKind
+
+
+def wish(wish_id: str = "w1", *, host: str = "h3", kind: WishKind = "detail", expires_ns: int = 100) -> Wish:
+    return Wish(id=wish_id, host=host, kind=kind, details={"ranks": [3, 7], "for_s": 30.5}, expires_ns=expires_ns)
+
+
+def test_wish_comes_back_as_it_was_made(db: ControlDatabase) -> None:
+    add_wish(db, wish())
+    assert pending_wishes(db, "h3", now_ns=99) == [wish()]
+
+
+def test_wish_is_only_for_its_host(db: ControlDatabase) -> None:
+    add_wish(db, wish(host="h4"))
+    assert pending_wishes(db, "h3", now_ns=0) == []
+
+
+def test_expired_wish_is_no_longer_pending(db: ControlDatabase) -> None:
+    add_wish(db, wish(expires_ns=100))
+    assert pending_wishes(db, "h3", now_ns=100) == []
+
+
+def test_most_pressing_wish_comes_first(db: ControlDatabase) -> None:
+    add_wish(db, wish("late", expires_ns=200))
+    add_wish(db, wish("soon", kind="probe", expires_ns=100))
+    assert [found.id for found in pending_wishes(db, "h3", now_ns=0)] == ["soon", "late"]
+
+
+def test_wish_is_prolonged_by_adding_it_again(db: ControlDatabase) -> None:
+    add_wish(db, wish(expires_ns=100))
+    add_wish(db, wish(expires_ns=300))
+    assert pending_wishes(db, "h3", now_ns=200) == [wish(expires_ns=300)]
+
+
+def test_only_expired_wishes_are_deleted(db: ControlDatabase) -> None:
+    for number in range(1, 4):
+        add_wish(db, wish(f"w{number}", expires_ns=number * 100))
+    assert delete_expired(db, now_ns=200) == 2
+    assert [found.id for found in pending_wishes(db, "h3", now_ns=0)] == ["w3"]

@@ -1,0 +1,318 @@
+"""Generated fabrics are sound, have the size that their closed forms say, and connect whom they should."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable
+from itertools import combinations, product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lockstep.errors import BadTopology
+from lockstep.fabrics import FabricOptions, dual_plane, fat_tree, leaf_spine, rail_optimised
+from lockstep.topology import Node, Topology, TopologyIndex, check_topology, dump_topology, parse_topology, split_end
+
+QUICK = settings(max_examples=25, deadline=None)  # no deadline: machines that run tests differ
+FEW = st.integers(1, 4)
+EVEN = st.sampled_from([2, 4, 6])
+PLAIN = FabricOptions(gpus_per_host=2)
+
+
+def nics(topology: Topology) -> list[tuple[str, str]]:
+    return [(host.id, nic.id) for host in topology.hosts for nic in host.nics]
+
+
+def count_links(topology: Topology, src: tuple[str, str], dst: tuple[str, str]) -> int:
+    return len(TopologyIndex(topology).links_between(*src, *dst))
+
+
+def count_shortest_ways(topology: Topology, src: str, dst: str) -> int:
+    """Count shortest ways between two hosts with one NIC each, level by level and without the index."""
+    level, seen = Counter({src: 1}), {src}
+    while level and dst not in level:
+        further: Counter[str] = Counter()
+        for near, far in both_directions(topology):
+            if far not in seen:
+                further[far] += level[near]
+        level = +further
+        seen |= level.keys()
+    return level[dst]
+
+
+def both_directions(topology: Topology) -> Iterable[tuple[str, str]]:
+    pairs = [(split_end(link.a)[0], split_end(link.b)[0]) for link in topology.links]
+    return pairs + [(b, a) for a, b in pairs]
+
+
+def ports_used(topology: Topology) -> Counter[str]:
+    return Counter(split_end(end)[0] for link in topology.links for end in (link.a, link.b))
+
+
+def tier_ids(topology: Topology, tier: str) -> list[str]:
+    return [switch.id for switch in topology.switches if switch.tier == tier]
+
+
+FABRICS: st.SearchStrategy[Topology] = st.one_of(
+    st.builds(lambda n, each, nic, spines: leaf_spine(n * each, nic, n, spines), FEW, FEW, FEW, FEW),
+    st.builds(fat_tree, st.sampled_from([2, 4])),
+    st.builds(lambda n, each, rails, spines: rail_optimised(n * each, rails, spines, pods=n), FEW, FEW, FEW, FEW),
+    st.builds(lambda n, each, nic, spines: dual_plane(n * each, n, spines, nics_per_host=nic), FEW, FEW, EVEN, FEW),
+)
+
+
+@QUICK
+@given(FABRICS)
+def test_every_fabric_is_sound_and_survives_its_text(topology: Topology) -> None:
+    assert check_topology(topology) == []
+    assert parse_topology(dump_topology(topology)) == topology
+
+
+@QUICK
+@given(FABRICS)
+def test_every_two_hosts_reach_each_other_through_nics_of_the_same_number(topology: Topology) -> None:
+    index = TopologyIndex(topology)
+    for a, b in combinations(topology.hosts, 2):
+        for nic in index.nics_of(a.id):
+            assert index.links_between(a.id, nic.id, b.id, nic.id), f"{a.id} and {b.id} through {nic.id}"
+
+
+@QUICK
+@given(FABRICS)
+def test_every_link_is_named_after_its_ends_with_the_lower_tier_first(topology: Topology) -> None:
+    height = {"leaf": 1, "spine": 2, "core": 3}
+    heights = {node.id: height[node.tier] if node.tier else 0 for node in topology.nodes}
+    for link in topology.links:
+        assert link.id == f"{link.a}--{link.b}"
+        assert heights[split_end(link.a)[0]] + 1 == heights[split_end(link.b)[0]]
+
+
+@QUICK
+@given(FABRICS)
+def test_hosts_nics_and_gpus_are_numbered_from_zero(topology: Topology) -> None:
+    assert [host.id for host in topology.hosts] == [f"h{n}" for n in range(len(topology.hosts))]
+    for host in topology.hosts:
+        assert [nic.id for nic in host.nics] == [f"eth{n}" for n in range(len(host.nics))]
+        assert [(gpu.id, gpu.index) for gpu in host.gpus] == [(f"gpu{n}", n) for n in range(8)]
+
+
+@QUICK
+@given(leaves=FEW, hosts_per_leaf=FEW, nics_per_host=FEW, spines=FEW)
+def test_leaf_spine_has_the_links_of_its_closed_forms(
+    leaves: int, hosts_per_leaf: int, nics_per_host: int, spines: int
+) -> None:
+    hosts = leaves * hosts_per_leaf
+    topology = leaf_spine(hosts, nics_per_host, leaves, spines, PLAIN)
+    assert len(topology.links) == hosts * nics_per_host + leaves * spines
+    index = TopologyIndex(topology)
+    for src, dst in combinations(nics(topology), 2):
+        expected = 2 if index.leaf_of(*src) == index.leaf_of(*dst) else 2 + 2 * spines
+        assert len(index.links_between(*src, *dst)) == expected
+
+
+@QUICK
+@given(leaves=st.integers(2, 4), spines=FEW)
+def test_leaf_spine_has_one_shortest_way_per_spine(leaves: int, spines: int) -> None:
+    topology = leaf_spine(leaves, 1, leaves, spines, PLAIN)
+    assert count_shortest_ways(topology, "h0", "h1") == spines
+
+
+def test_leaf_spine_fills_leaves_in_blocks_and_names_parts_as_promised() -> None:
+    topology = leaf_spine(hosts=4, nics_per_host=2, leaves=2, spines=3)
+    index = TopologyIndex(topology)
+    assert [index.leaf_of(host.id, "eth1") for host in topology.hosts] == ["leaf0", "leaf0", "leaf1", "leaf1"]
+    ids = {link.id for link in topology.links}
+    assert {"h3/eth1--leaf1", "leaf1--spine2"} <= ids
+
+
+@pytest.mark.parametrize("k", [2, 4, 6, 8])
+def test_fat_tree_has_the_size_of_its_closed_forms(k: int) -> None:
+    topology = fat_tree(k, PLAIN)
+    assert len(topology.hosts) == k**3 // 4
+    assert len(topology.links) == 3 * k**3 // 4
+    assert [len(tier_ids(topology, tier)) for tier in ("leaf", "spine", "core")] == [
+        k * k // 2,
+        k * k // 2,
+        k * k // 4,
+    ]
+
+
+@pytest.mark.parametrize("k", [2, 4, 6, 8])
+def test_fat_tree_uses_all_k_ports_of_every_switch(k: int) -> None:
+    topology = fat_tree(k, PLAIN)
+    used = ports_used(topology)
+    assert {used[switch.id] for switch in topology.switches} == {k}
+
+
+@pytest.mark.parametrize("k", [4, 6, 8])
+def test_fat_tree_has_the_ways_of_its_closed_forms(k: int) -> None:
+    topology = fat_tree(k, PLAIN)
+    same_leaf, same_pod, other_pod = "h1", f"h{k // 2}", f"h{k * k // 4}"
+    links = [count_links(topology, ("h0", "eth0"), (host, "eth0")) for host in (same_leaf, same_pod, other_pod)]
+    assert links == [2, 2 + k, 2 + k + k * k // 2]
+    ways = [count_shortest_ways(topology, "h0", host) for host in (same_leaf, same_pod, other_pod)]
+    assert ways == [1, k // 2, k * k // 4]
+
+
+def test_fat_tree_gives_each_spine_of_a_pod_its_own_cores() -> None:
+    ids = {link.id for link in fat_tree(4).links if link.b.startswith("core")}
+    cores = {spine: {f"pod3-spine{spine}--core{core}" for core in (2 * spine, 2 * spine + 1)} for spine in (0, 1)}
+    assert {name for name in ids if name.startswith("pod3-")} == cores[0] | cores[1]
+
+
+@QUICK
+@given(pods=FEW, hosts_per_pod=FEW, rails=FEW, spines=FEW)
+def test_rail_fabric_has_the_links_of_its_closed_forms(
+    pods: int, hosts_per_pod: int, rails: int, spines: int
+) -> None:
+    hosts = pods * hosts_per_pod
+    topology = rail_optimised(hosts, rails, spines, PLAIN, pods=pods)
+    assert len(topology.links) == hosts * rails + pods * rails * spines
+    index = TopologyIndex(topology)
+    for (a, nic_a), (b, nic_b) in combinations(nics(topology), 2):
+        same_pod = int(a[1:]) // hosts_per_pod == int(b[1:]) // hosts_per_pod
+        expected = 2 if same_pod and nic_a == nic_b else 2 + 2 * spines
+        assert len(index.links_between(a, nic_a, b, nic_b)) == expected
+
+
+@QUICK
+@given(pods=FEW, hosts_per_pod=FEW, rails=st.integers(2, 4), spines=FEW)
+def test_rails_meet_on_spines_only(pods: int, hosts_per_pod: int, rails: int, spines: int) -> None:
+    topology = rail_optimised(pods * hosts_per_pod, rails, spines, PLAIN, pods=pods)
+    index = TopologyIndex(topology)
+    rails_of_leaf: dict[str | None, set[int | None]] = {}
+    for host in topology.hosts:
+        for nic in host.nics:
+            rails_of_leaf.setdefault(index.leaf_of(host.id, nic.id), set()).add(nic.rail)
+    assert sorted(map(str, rails_of_leaf)) == sorted(tier_ids(topology, "leaf"))
+    assert all(len(rails) == 1 for rails in rails_of_leaf.values())
+    between = index.links_between("h0", "eth0", "h0", "eth1")
+    assert {split_end(link.b)[0] for link in between} >= set(tier_ids(topology, "spine"))
+
+
+def test_rail_of_a_nic_is_its_number_and_its_leaf() -> None:
+    topology = rail_optimised(hosts=2, rails=3, spines=1)
+    assert [nic.rail for nic in topology.hosts[1].nics] == [0, 1, 2]
+    assert [TopologyIndex(topology).leaf_of("h1", f"eth{n}") for n in range(3)] == ["leaf0", "leaf1", "leaf2"]
+
+
+def test_leaves_carry_their_pod_where_there_are_several() -> None:
+    topology = rail_optimised(hosts=4, rails=2, spines=1, pods=2)
+    assert tier_ids(topology, "leaf") == ["pod0-leaf0", "pod0-leaf1", "pod1-leaf0", "pod1-leaf1"]
+    assert TopologyIndex(topology).leaf_of("h2", "eth1") == "pod1-leaf1"
+
+
+@QUICK
+@given(leaves=FEW, hosts_per_leaf=FEW, nics_per_host=EVEN, spines=FEW)
+def test_planes_have_the_links_of_their_closed_forms_and_never_meet(
+    leaves: int, hosts_per_leaf: int, nics_per_host: int, spines: int
+) -> None:
+    hosts = leaves * hosts_per_leaf
+    topology = dual_plane(hosts, leaves, spines, PLAIN, nics_per_host)
+    assert len(topology.links) == hosts * nics_per_host + 2 * leaves * spines
+    index = TopologyIndex(topology)
+    plane = {(host.id, nic.id): nic.plane for host in topology.hosts for nic in host.nics}
+    for src, dst in combinations(nics(topology), 2):
+        same_leaf = index.leaf_of(*src) == index.leaf_of(*dst)
+        expected = (2 if same_leaf else 2 + 2 * spines) if plane[src] == plane[dst] else 0
+        assert len(index.links_between(*src, *dst)) == expected
+
+
+def test_nic_pairs_are_split_over_the_planes_and_shared_by_their_gpus() -> None:
+    host = dual_plane(2, 1, 1, FabricOptions(gpus_per_host=4), nics_per_host=4).hosts[0]
+    assert [nic.plane for nic in host.nics] == [0, 1, 0, 1]
+    pairs = [("eth0", "eth1"), ("eth2", "eth3")]
+    assert [gpu.nics for gpu in host.gpus] == [pairs[0], pairs[0], pairs[1], pairs[1]]
+
+
+def gpus_per_nic(host: Node) -> Counter[str]:
+    return Counter(nic for gpu in host.gpus for nic in gpu.nics)
+
+
+@QUICK
+@given(gpus=st.integers(1, 16), nic_count=st.integers(1, 16))
+def test_gpus_are_spread_over_nics_as_evenly_as_can_be(gpus: int, nic_count: int) -> None:
+    host = leaf_spine(1, nic_count, 1, 1, FabricOptions(gpus_per_host=gpus)).hosts[0]
+    shares = gpus_per_nic(host)
+    assert set(shares) == {nic.id for nic in host.nics}
+    assert max(shares.values()) - min(shares.values()) <= 1
+    assert max(shares.values()) == math.ceil(gpus / nic_count)
+    loads = [len(gpu.nics) for gpu in host.gpus]
+    assert max(loads) - min(loads) <= 1
+
+
+def test_hosts_may_have_no_gpus() -> None:
+    assert leaf_spine(1, 1, 1, 1, FabricOptions(gpus_per_host=0)).hosts[0].gpus == ()
+
+
+def test_options_set_rates_and_routing() -> None:
+    topology = leaf_spine(1, 1, 1, 1, FabricOptions(gbps=200, uplink_gbps=800, routing="adaptive"))
+    assert [link.gbps for link in topology.links] == [200, 800]
+    assert topology.routing == "adaptive"
+
+
+def test_uplinks_are_as_fast_as_host_links_unless_said_otherwise() -> None:
+    assert {link.gbps for link in fat_tree(2, FabricOptions(gbps=100)).links} == {100}
+
+
+@pytest.mark.parametrize(
+    ("build", "complaints"),
+    [
+        (lambda: leaf_spine(0, 1, 1, 1), ["hosts is 0, but must be at least 1"]),
+        (lambda: leaf_spine(3, 1, 2, 1), ["hosts is 3, which does not spread evenly over leaves (2)"]),
+        (
+            lambda: leaf_spine(3, 0, 2, -1),
+            [
+                "nics_per_host is 0, but must be at least 1",
+                "spines is -1, but must be at least 1",
+                "hosts is 3, which does not spread evenly over leaves (2)",
+            ],
+        ),
+        (lambda: leaf_spine(1, 1, 0, 1), ["leaves is 0, but must be at least 1"]),
+        (lambda: fat_tree(0), ["k is 0, but must be at least 1"]),
+        (lambda: fat_tree(5), ["k is 5, but must be even: half of a switch's ports go up"]),
+        (lambda: rail_optimised(4, 0, 1), ["rails is 0, but must be at least 1"]),
+        (
+            lambda: rail_optimised(4, 1, 1, pods=3),
+            ["hosts is 4, which does not spread evenly over pods (3)"],
+        ),
+        (
+            lambda: dual_plane(5, 2, 1, nics_per_host=3),
+            [
+                "nics_per_host is 3, which does not spread evenly over planes (2)",
+                "hosts is 5, which does not spread evenly over leaves_per_plane (2)",
+            ],
+        ),
+        (
+            lambda: dual_plane(1, 0, 0, nics_per_host=0),
+            [
+                "leaves_per_plane is 0, but must be at least 1",
+                "spines_per_plane is 0, but must be at least 1",
+                "nics_per_host is 0, but must be at least 1",
+            ],
+        ),
+        (
+            lambda: fat_tree(2, FabricOptions(gpus_per_host=-1, gbps=0, uplink_gbps=math.inf)),
+            [
+                "gpus_per_host is -1, but must be at least 0",
+                "gbps is 0, but a rate is finite and above 0",
+                "uplink_gbps is inf, but a rate is finite and above 0",
+            ],
+        ),
+    ],
+)
+def test_impossible_fabric_is_refused_with_every_reason(build: Callable[[], Topology], complaints: list[str]) -> None:
+    with pytest.raises(BadTopology) as refusal:
+        build()
+    assert refusal.value.complaints == complaints
+
+
+def test_the_same_order_gives_the_same_fabric() -> None:
+    assert dump_topology(rail_optimised(8, 4, 2, pods=2)) == dump_topology(rail_optimised(8, 4, 2, pods=2))
+
+
+def test_all_pairs_of_512_nics_are_answered() -> None:
+    index = TopologyIndex(leaf_spine(hosts=64, nics_per_host=8, leaves=8, spines=4, options=PLAIN))
+    ends = nics(index.topology)
+    sizes = Counter(len(index.links_between(*src, *dst)) for src, dst in product(ends, ends))
+    assert sizes == {0: 512, 2: 512 * 63, 10: 512 * 448}
