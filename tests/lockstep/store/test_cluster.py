@@ -1,0 +1,144 @@
+"""The same SQL files on a cluster: two real shards, each with its share, read and written as one."""
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lockstep.errors import StoreAway
+from lockstep.records import Agent, Collective, Comm
+from lockstep.store.layout import Layout
+from lockstep.store.migrations import check_migrated, migrate
+from lockstep.store.retention import DEFAULT_RETENTION_DAYS, apply_retention
+from lockstep.store.store import Store, open_store
+from lockstep.tables import TABLE_BY_NAME, TABLES
+from testbed.clickhouse import ClickHouseServer
+from tests.builders import T0, make, rows
+
+LAYOUT = Layout("lockstep", cluster="pair")
+JOBS = [f"job{number}" for number in range(16)]
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return int(taken.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ClickHouseServer]]:
+    """Two servers that know each other as the two shards of one cluster, migrated."""
+    ports = [free_port(), free_port()]
+    servers = [make_server(tmp_path_factory.mktemp(f"shard{number}"), ports, number) for number in range(2)]
+    for server in servers:
+        server.start()
+        with open_store(server.url) as store:
+            migrate(store, LAYOUT, now_ns=1)
+    yield servers
+    for server in servers:
+        server.kill()
+
+
+def make_server(directory: Path, ports: list[int], number: int) -> ClickHouseServer:
+    replicas = "".join(
+        f"<shard><replica><host>127.0.0.1</host><port>{port}</port><user>lockstep</user><password>secret</password>"
+        "</replica></shard>"
+        for port in ports
+    )
+    extra = f"<remote_servers><pair>{replicas}</pair></remote_servers>"
+    return ClickHouseServer(directory, tcp_port=ports[number], extra_config=extra)
+
+
+@pytest.fixture
+def nodes(shards: list[ClickHouseServer]) -> Iterator[list[Store]]:
+    stores = [open_store(server.url) for server in shards]
+    yield stores
+    for table in TABLES:
+        for store in stores:
+            store.command(f"TRUNCATE TABLE lockstep_local.{table.name}")
+    for store in stores:
+        store.command("TRUNCATE TABLE lockstep_local.operations")
+        store.close()
+
+
+def local_jobs(store: Store, table: str) -> set[str]:
+    return set(store.query_system(f"SELECT DISTINCT job FROM lockstep_local.{table}")["job"].to_pylist())
+
+
+def test_both_nodes_have_the_schema_and_say_so(nodes: list[Store]) -> None:
+    for store in nodes:
+        check_migrated(store, LAYOUT)
+        assert migrate(store, LAYOUT, now_ns=2) == ()
+
+
+def test_each_job_lives_on_one_shard_and_is_read_from_both(nodes: list[Store]) -> None:
+    first, second = nodes
+    for number, job in enumerate(JOBS):
+        mine = rows(*(make(Collective, job=job, rank=rank) for rank in range(3)))
+        nodes[number % 2].insert(TABLE_BY_NAME["collectives"], mine, token=job)
+    here, there = local_jobs(first, "collectives"), local_jobs(second, "collectives")
+    assert here | there == set(JOBS)
+    assert here & there == set()
+    assert here
+    assert there
+    for store in nodes:
+        assert store.query("SELECT count() AS n FROM collectives")["n"].to_pylist() == [3 * len(JOBS)]
+        assert store.query("SELECT sum(n) AS n FROM operations")["n"].to_pylist() == [3 * len(JOBS)]
+
+
+def test_a_batch_of_many_jobs_repeated_through_the_other_node_is_stored_once(nodes: list[Store]) -> None:
+    batch = rows(*(make(Collective, job=job) for job in JOBS))
+    for store in (*nodes, *nodes):
+        store.insert(TABLE_BY_NAME["collectives"], batch, token="same")
+    assert nodes[0].query("SELECT count() AS n FROM collectives")["n"].to_pylist() == [len(JOBS)]
+    assert nodes[0].query("SELECT sum(n) AS n FROM operations")["n"].to_pylist() == [len(JOBS)]
+
+
+def test_host_tables_are_spread_by_host(nodes: list[Store]) -> None:
+    hosts = [f"h{number}" for number in range(16)]
+    nodes[0].insert(TABLE_BY_NAME["agents"], rows(*(make(Agent, host=host) for host in hosts)), token="a")
+    shares = [store.query_system("SELECT count() AS n FROM lockstep_local.agents")["n"][0].as_py() for store in nodes]
+    assert sum(shares) == 16
+    assert min(shares) > 0
+
+
+def test_tables_of_one_job_are_joined_where_they_lie(nodes: list[Store]) -> None:
+    for job in JOBS:
+        nodes[0].insert(TABLE_BY_NAME["comms"], rows(make(Comm, job=job, host=f"on-{job}")), token=job)
+        nodes[0].insert(TABLE_BY_NAME["collectives"], rows(make(Collective, job=job)), token=job)
+    joined = nodes[1].query(
+        "SELECT collectives.job AS job, comms.host AS host FROM collectives "
+        "JOIN comms ON comms.job = collectives.job AND comms.comm = collectives.comm ORDER BY job"
+    )
+    assert joined.to_pylist() == [{"job": job, "host": f"on-{job}"} for job in sorted(JOBS)]
+
+
+def test_the_newest_version_wins_across_inserts_through_both_nodes(nodes: list[Store]) -> None:
+    comms = TABLE_BY_NAME["comms"]
+    nodes[0].insert(comms, rows(make(Comm)), token="made")
+    nodes[1].insert(comms, rows(make(Comm, destroy_ns=T0 + 9)), token="gone")
+    assert nodes[0].query("SELECT destroy_ns FROM comms FINAL")["destroy_ns"].to_pylist() == [T0 + 9]
+
+
+def test_retention_lies_on_the_local_tables(nodes: list[Store]) -> None:
+    for store in nodes:
+        apply_retention(store, LAYOUT, {})
+        full = store.query_system(
+            "SELECT engine_full FROM system.tables WHERE database = 'lockstep_local' AND name = 'collectives'"
+        )
+        assert f"toIntervalDay({DEFAULT_RETENTION_DAYS['collectives']})" in full["engine_full"][0].as_py()
+        apply_retention(store, LAYOUT, dict.fromkeys(DEFAULT_RETENTION_DAYS, 0))  # rows of tests are years old
+
+
+@pytest.mark.slow
+def test_a_shard_that_is_away_fails_the_read_instead_of_hiding_its_share(
+    shards: list[ClickHouseServer], nodes: list[Store]
+) -> None:
+    nodes[0].insert(TABLE_BY_NAME["collectives"], rows(*(make(Collective, job=job) for job in JOBS)), token="b")
+    shards[1].kill()
+    try:
+        with pytest.raises(StoreAway, match="code: 279"):
+            nodes[0].query("SELECT count() AS n FROM collectives")
+    finally:
+        shards[1].start()
+    assert nodes[0].query("SELECT count() AS n FROM collectives")["n"].to_pylist() == [len(JOBS)]

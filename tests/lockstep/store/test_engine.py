@@ -1,0 +1,105 @@
+"""The embedded engine's guards: one process a directory, and no foreign config.xml."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from lockstep.errors import StoreAway, StoreBusy, StoreRefused
+from lockstep.store.store import open_store
+from testbed.clickhouse import ClickHouseServer
+
+
+def run_child(code: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        "garbage",
+        "<clickhouse><users><default><password>x</password></default></users></clickhouse>",
+        "<clickhouse><max_server_memory_usage>1</max_server_memory_usage></clickhouse>",
+    ],
+)
+def test_a_config_xml_in_the_working_directory_changes_nothing(tmp_path: Path, config: str) -> None:
+    (tmp_path / "config.xml").write_text(config)
+    child = run_child(
+        f"""
+        from lockstep.store.store import open_store
+        with open_store("chdb://{tmp_path}/store", memory_bytes=1 << 30) as store:
+            cap = store.query_system(
+                "SELECT value FROM system.server_settings WHERE name = 'max_server_memory_usage'"
+            )
+            print(cap["value"][0])
+        """,
+        tmp_path,
+    )
+    assert child.stdout.strip() == str(1 << 30), child.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.xml", "store"]
+
+
+def test_a_second_process_is_told_who_holds_the_store(tmp_path: Path) -> None:
+    with open_store(f"chdb://{tmp_path}") as store:
+        store.query_system("SELECT 1")
+        child = run_child(
+            f"""
+            from lockstep.errors import StoreBusy
+            from lockstep.store.store import open_store
+            try:
+                open_store("chdb://{tmp_path}")
+            except StoreBusy as busy:
+                print(busy)
+            """,
+            tmp_path,
+        )
+    assert f"in use by process {os.getpid()}" in child.stdout, child.stderr
+
+
+def test_the_same_process_cannot_open_it_twice_either(tmp_path: Path) -> None:
+    with open_store(f"chdb://{tmp_path}"), pytest.raises(StoreBusy, match="in use"):
+        open_store(f"chdb://{tmp_path}")
+
+
+def test_a_closed_store_can_be_opened_again(tmp_path: Path) -> None:
+    for _ in range(2):
+        with open_store(f"chdb://{tmp_path}") as store:
+            store.query_system("SELECT 1")
+
+
+def test_a_process_that_died_holds_nothing(tmp_path: Path) -> None:
+    child = run_child(
+        f"""
+        import os, signal
+        from lockstep.store.store import open_store
+        open_store("chdb://{tmp_path}").query_system("SELECT 1")
+        os.kill(os.getpid(), signal.SIGKILL)
+        """,
+        tmp_path,
+    )
+    assert child.returncode == -9
+    with open_store(f"chdb://{tmp_path}") as store:
+        store.query_system("SELECT 1")
+
+
+def test_a_wrong_password_is_refused_without_showing_it(clickhouse: ClickHouseServer) -> None:
+    wrong = clickhouse.url.replace(clickhouse.password, "hush-hush")
+    with open_store(wrong) as store, pytest.raises(StoreRefused, match="refuses this user or password") as caught:
+        store.query_system("SELECT 1")
+    assert "hush-hush" not in str(caught.value)
+
+
+def test_a_server_that_is_not_there_is_away(tmp_path: Path) -> None:
+    with open_store("http://u@127.0.0.1:1/x") as store, pytest.raises(StoreAway, match="Connection refused"):
+        store.query_system("SELECT 1")

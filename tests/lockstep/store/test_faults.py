@@ -1,0 +1,212 @@
+"""What happens to acknowledged rows when the engine is killed, cut off, or out of disk: nothing.
+
+Every test ends with the same question: is each batch that was acknowledged there exactly once, in the raw table and
+in the roll-up, and is no other there twice?
+"""
+
+import os
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lockstep.errors import StoreAway, StoreError
+from lockstep.store.layout import Layout
+from lockstep.store.migrations import migrate
+from lockstep.store.store import Store, open_store
+from testbed.clickhouse import ClickHouseServer
+from testbed.tcp_proxy import TcpProxy
+from tests.lockstep.store.writer_child import insert_numbered, miscounted
+
+ROWS = 5_000
+REPO = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ClickHouseServer]:
+    with ClickHouseServer(tmp_path / "server") as running:
+        with open_store(running.url) as store:
+            migrate(store, Layout(store.database), now_ns=1)
+        yield running
+
+
+def pause(seconds: float) -> None:
+    threading.Event().wait(seconds)
+
+
+def insert_until_taken(store: Store, number: int) -> None:
+    """Insert a batch again and again, as the gateway does, until the store has said yes."""
+    while True:
+        try:
+            insert_numbered(store, number, ROWS)
+            return
+        except StoreError:
+            pause(0.05)
+
+
+def seqs(store: Store) -> list[int]:
+    found: list[int] = store.query("SELECT DISTINCT seq FROM collectives ORDER BY seq")["seq"].to_pylist()
+    return found
+
+
+@pytest.mark.slow
+def test_a_server_killed_in_mid_insert_loses_and_doubles_nothing(server: ClickHouseServer) -> None:
+    seed = 20261115
+    print(f"seed {seed}")
+    dice, batches, done = random.Random(seed), 80, threading.Event()
+
+    def write() -> None:
+        with open_store(server.url) as store:
+            for number in range(batches):
+                insert_until_taken(store, number)
+        done.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    kills = 0
+    while not done.wait(dice.uniform(0.05, 0.4)):
+        server.kill()
+        kills += 1
+        server.start()
+    writer.join()
+    assert kills >= 10, "the writer was done before it was disturbed"
+    with open_store(server.url) as store:
+        assert seqs(store) == list(range(batches))
+        assert miscounted(store, ROWS) == []
+
+
+@pytest.mark.slow
+def test_an_embedded_store_killed_in_mid_insert_loses_and_doubles_nothing(tmp_path: Path) -> None:
+    seed = 7
+    print(f"seed {seed}")
+    dice, batches, acknowledged, kills = random.Random(seed), 120, -1, 0
+    while acknowledged < batches - 1:
+        child = start_writer(tmp_path / "store", acknowledged + 1, batches)
+        victim = threading.Timer(dice.uniform(0.8, 2.5), child.kill)
+        victim.start()
+        acknowledged = max([acknowledged, *read_acknowledged(child)])
+        victim.cancel()
+        kills += child.wait() == -9
+    assert kills >= 3, "the writer was done before it was disturbed"
+    with open_store(f"chdb://{tmp_path / 'store'}") as store:
+        assert seqs(store) == list(range(batches))
+        assert miscounted(store, ROWS) == []
+
+
+def start_writer(path: Path, first: int, end: int) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "tests.lockstep.store.writer_child", str(path), str(first), str(end), str(ROWS)]
+    return subprocess.Popen(command, cwd=REPO, stdout=subprocess.PIPE, text=True)
+
+
+def read_acknowledged(child: "subprocess.Popen[str]") -> list[int]:
+    assert child.stdout is not None
+    with child.stdout:
+        return [int(line.split()[1]) for line in child.stdout if line.startswith("in ") and line.endswith("\n")]
+
+
+def test_a_reply_lost_after_the_commit_leads_to_no_second_copy(server: ClickHouseServer) -> None:
+    with TcpProxy(server.http_port) as proxy:
+        url = server.url.replace(f":{server.http_port}", f":{proxy.port}")
+        with open_store(url) as store, open_store(server.url) as beside:
+            insert_numbered(store, 0, ROWS)
+            proxy.behaviour = "lose_replies"
+            with pytest.raises(StoreAway):
+                insert_numbered(store, 1, ROWS)
+            assert proxy.lost_replies > 0
+            assert seqs(beside) == [0, 1], "the rows are in although nobody heard so"
+            proxy.behaviour = "forward"
+            insert_numbered(store, 1, ROWS)
+            assert miscounted(beside, ROWS) == []
+
+
+@pytest.mark.slow
+def test_a_retry_much_later_still_leads_to_no_second_copy(server: ClickHouseServer) -> None:
+    """An hour, for the engine, is an insert a second and a restart: its window counts blocks, not time."""
+    with open_store(server.url) as store:
+        insert_numbered(store, 0, ROWS)
+        for number in range(1, 3_601):
+            insert_numbered(store, number, 1)
+    server.kill()
+    server.start()
+    with open_store(server.url) as store:
+        insert_numbered(store, 0, ROWS)
+        assert store.query("SELECT count() AS n FROM collectives WHERE seq = 0")["n"].to_pylist() == [ROWS]
+        assert store.query("SELECT sum(n) AS n FROM operations WHERE seq = 0")["n"].to_pylist() == [ROWS]
+        full = store.query_system(
+            "SELECT engine_full FROM system.tables "
+            "WHERE database = 'lockstep' AND name IN ('collectives', 'operations')"
+        )["engine_full"].to_pylist()
+        assert all("non_replicated_deduplication_window = 10000" in text for text in full)
+
+
+def test_a_server_that_hangs_is_away_and_comes_back(server: ClickHouseServer) -> None:
+    with TcpProxy(server.http_port) as proxy:
+        url = server.url.replace(f":{server.http_port}", f":{proxy.port}")
+        with open_store(url) as store:
+            insert_numbered(store, 0, ROWS)
+            proxy.behaviour = "refuse"
+            proxy.drop_connections()
+            with pytest.raises(StoreAway, match="does not answer"):
+                insert_numbered(store, 1, ROWS)
+            proxy.behaviour = "forward"
+            insert_numbered(store, 1, ROWS)
+            assert miscounted(store, ROWS) == []
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 48 MiB, most of it taken by a file that can be deleted."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=48m", "lockstep-test", str(disk)], check=True)
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+def fill(disk: Path, leave_mb: int) -> Path:
+    ballast = disk / "ballast"
+    free = os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
+    ballast.write_bytes(b"\0" * (free - (leave_mb << 20)))
+    return ballast
+
+
+@pytest.mark.needs_root
+@pytest.mark.slow
+def test_a_server_with_a_full_disk_refuses_and_goes_on_when_there_is_room(small_disk: Path) -> None:
+    with ClickHouseServer(small_disk) as server, open_store(server.url) as store:
+        migrate(store, Layout(store.database), now_ns=1)
+        ballast = fill(small_disk, leave_mb=1)
+        taken = insert_until_refused(store)
+        ballast.unlink()
+        insert_until_taken(store, taken)
+        assert seqs(store) == list(range(taken + 1))
+        assert miscounted(store, ROWS) == []
+
+
+@pytest.mark.needs_root
+@pytest.mark.slow
+def test_an_embedded_store_with_a_full_disk_refuses_and_goes_on_when_there_is_room(small_disk: Path) -> None:
+    with open_store(f"chdb://{small_disk / 'store'}", memory_bytes=1 << 30) as store:
+        migrate(store, Layout(store.database), now_ns=1)
+        ballast = fill(small_disk, leave_mb=1)
+        taken = insert_until_refused(store)
+        ballast.unlink()
+        insert_until_taken(store, taken)
+        assert seqs(store) == list(range(taken + 1))
+        assert miscounted(store, ROWS) == []
+
+
+def insert_until_refused(store: Store) -> int:
+    """Insert batches until one is refused as coming back later may help; return its number."""
+    for number in range(10_000):
+        try:
+            insert_numbered(store, number, ROWS)
+        except StoreAway:
+            return number
+    raise AssertionError("the disk never became full")

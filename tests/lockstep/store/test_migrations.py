@@ -1,0 +1,86 @@
+"""Schema by numbered files: forward only, checksummed, remembered, and repeated without harm."""
+
+from dataclasses import replace
+
+import pytest
+
+from lockstep.errors import StoreRefused, StoreVersionMismatch
+from lockstep.store import migrations
+from lockstep.store.layout import Layout
+from lockstep.store.migrations import (
+    Migration,
+    applied_migrations,
+    check_migrated,
+    known_migrations,
+    migrate,
+    pending_migrations,
+)
+from lockstep.store.store import Store, open_store
+
+LAYOUT_NAMES = ("job_tables", "host_tables", "rollups")
+
+
+def test_files_are_numbered_without_gaps() -> None:
+    assert [migration.number for migration in known_migrations()] == list(range(1, len(known_migrations()) + 1))
+
+
+def test_an_empty_store_gets_everything_and_then_nothing(store_url: str) -> None:
+    with open_store(store_url) as store:
+        layout = Layout(store.database)
+        assert applied_migrations(store, layout) == ()
+        done = migrate(store, layout, now_ns=5)
+        assert [migration.name for migration in done][: len(LAYOUT_NAMES)] == list(LAYOUT_NAMES)
+        assert migrate(store, layout, now_ns=6) == ()
+        assert {applied.applied_ns for applied in applied_migrations(store, layout)} == {5}
+
+
+def test_a_store_that_lacks_migrations_is_named_with_the_remedy(store_url: str) -> None:
+    with open_store(store_url) as store, pytest.raises(StoreVersionMismatch, match="run `lockstep store migrate`"):
+        check_migrated(store, Layout(store.database))
+
+
+def test_a_migrated_store_is_ready(store: Store) -> None:
+    check_migrated(store, Layout(store.database))
+
+
+def test_a_store_newer_than_the_code_is_refused_and_left_alone(store: Store) -> None:
+    layout = Layout(store.database)
+    store.command(f"INSERT INTO {store.database}.migrations VALUES (99, 'tomorrow', 'x', 1, '9.9.9')")
+    with pytest.raises(StoreVersionMismatch, match=r"0099_tomorrow, applied by Lockstep 9\.9\.9"):
+        migrate(store, layout, now_ns=1)
+    with pytest.raises(StoreVersionMismatch, match="upgrade the code"):
+        check_migrated(store, layout)
+
+
+def test_a_file_edited_after_it_was_applied_is_refused(store: Store) -> None:
+    applied = applied_migrations(store, Layout(store.database))
+    edited = [replace(migration, sql=migration.sql + " ") for migration in known_migrations()]
+    with pytest.raises(StoreVersionMismatch, match="0001_job_tables in the store was made from another text"):
+        pending_migrations(edited, applied)
+
+
+def test_a_migration_cut_short_is_finished_by_the_next_run(
+    embedded_store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout = Layout(embedded_store.database)
+    extra = Migration(
+        90, "extra", "CREATE TABLE IF NOT EXISTS ${local}.x (a Int8) ENGINE = ${engine MergeTree} ORDER BY a; BROKEN"
+    )
+    monkeypatch.setattr(migrations, "known_migrations", lambda: (*known_migrations(), extra))
+    with pytest.raises(StoreRefused, match="UNKNOWN_IDENTIFIER"):
+        migrate(embedded_store, layout, now_ns=2)
+    mended = replace(extra, sql=extra.sql.replace("BROKEN", ""))
+    monkeypatch.setattr(migrations, "known_migrations", lambda: (*known_migrations(), mended))
+    assert migrate(embedded_store, layout, now_ns=3) == (mended,)
+
+
+def test_two_that_migrate_at_once_both_succeed(database_url: str) -> None:
+    with open_store(database_url) as one, open_store(database_url) as other:
+        layout = Layout(one.database)
+        migrate(one, layout, now_ns=1)
+        for migration in known_migrations():  # what a second process writes that began before the first had finished
+            migrations._remember(other, layout, migration, now_ns=2)
+        check_migrated(other, layout)
+        assert [applied.number for applied in applied_migrations(one, layout)] == [
+            m.number for m in known_migrations()
+        ]

@@ -1,0 +1,129 @@
+"""Rows in, rows out, each insert once: the same statements over the embedded engine and a real server."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pyarrow as pa
+import pytest
+
+from lockstep.arrow import conform
+from lockstep.errors import StoreRefused
+from lockstep.records import Collective, Comm, NicCounter, OpStat, TransferStat
+from lockstep.store.store import Store
+from lockstep.tables import TABLE_BY_NAME
+from tests.builders import SECOND, T0, make, rows
+
+COLLECTIVES = TABLE_BY_NAME["collectives"]
+
+
+def count(store: Store, table: str) -> int:
+    return int(store.query(f"SELECT count() AS n FROM {table}")["n"][0].as_py())
+
+
+def some_collectives(ranks: int, seq: int = 0) -> pa.Table:
+    return rows(*(make(Collective, rank=rank, seq=seq, start_ns=T0 + rank, end_ns=T0 + 500) for rank in range(ranks)))
+
+
+def test_rows_come_back_as_they_went_in(store: Store) -> None:
+    given = some_collectives(3)
+    store.insert(COLLECTIVES, given, token="a")
+    back = conform(COLLECTIVES, store.query("SELECT * FROM collectives ORDER BY rank"))
+    assert back.equals(given)
+
+
+def test_null_maps_and_lists_survive(store: Store) -> None:
+    given = rows(make(NicCounter, speed_mbps=None, extra={"crc": 3, "pause": 2**63}))
+    store.insert(TABLE_BY_NAME["nic_counters"], given, token="a")
+    back = conform(TABLE_BY_NAME["nic_counters"], store.query("SELECT * FROM nic_counters"))
+    assert back.to_pylist() == given.to_pylist()
+
+
+def test_no_rows_are_no_insert(store: Store) -> None:
+    store.insert(COLLECTIVES, some_collectives(1).slice(0, 0), token="a")
+    assert count(store, "collectives") == 0
+
+
+def test_the_same_token_is_stored_once_in_raw_and_rollup(store: Store) -> None:
+    for _ in range(3):
+        store.insert(COLLECTIVES, some_collectives(4), token="a")
+    assert count(store, "collectives") == 4
+    assert store.query("SELECT sum(n) AS n FROM operations")["n"].to_pylist() == [4]
+
+
+def test_equal_rows_under_another_token_are_other_rows(store: Store) -> None:
+    store.insert(COLLECTIVES, some_collectives(4), token="a")
+    store.insert(COLLECTIVES, some_collectives(4), token="b")
+    assert count(store, "collectives") == 8
+
+
+def test_a_token_belongs_to_its_table(store: Store) -> None:
+    store.insert(COLLECTIVES, some_collectives(1), token="a")
+    store.insert(TABLE_BY_NAME["op_stats"], rows(make(OpStat)), token="a")
+    assert count(store, "op_stats") == 1
+
+
+def test_rows_of_two_days_under_one_token_are_stored_once(store: Store) -> None:
+    midnight = T0 // (86_400 * SECOND) * 86_400 * SECOND + 86_400 * SECOND
+    both = rows(make(Collective, enqueue_ns=midnight - 1), make(Collective, enqueue_ns=midnight, seq=1))
+    for _ in range(2):
+        store.insert(COLLECTIVES, both, token="a")
+    assert count(store, "collectives") == 2
+    assert store.query("SELECT sum(n) AS n FROM operations")["n"].to_pylist() == [2]
+
+
+def test_an_operation_is_rolled_up_over_hosts_and_batches(store: Store) -> None:
+    for host in range(3):
+        mine = rows(make(Collective, host=f"h{host}", rank=host, start_ns=T0 + 100 * host, end_ns=T0 + 900))
+        store.insert(COLLECTIVES, mine, token=f"{host}")
+    rolled = store.query(
+        "SELECT sum(n) AS n, min(first_ns) AS first, max(last_ns) AS last, argMaxMerge(last_rank) AS who, "
+        "max(end_ns) AS end FROM operations GROUP BY job, comm, func, seq"
+    ).to_pylist()
+    assert rolled == [{"n": 3, "first": T0, "last": T0 + 200, "who": 2, "end": T0 + 900}]
+
+
+def test_send_and_receive_do_not_enter_the_operation_rollup(store: Store) -> None:
+    store.insert(COLLECTIVES, rows(make(Collective, func="Send", peer=1)), token="a")
+    assert count(store, "operations") == 0
+
+
+def test_ranks_and_wires_are_rolled_up_by_minute(store: Store) -> None:
+    seconds = [T0 // (60 * SECOND) * 60 * SECOND + second * SECOND for second in (0, 1, 59, 60)]
+    store.insert(TABLE_BY_NAME["op_stats"], rows(*(make(OpStat, ts_ns=ts) for ts in seconds)), token="a")
+    wires = rows(*(make(TransferStat, ts_ns=ts, wire_max_ns=n) for n, ts in enumerate(seconds)))
+    store.insert(TABLE_BY_NAME["transfer_stats"], wires, token="a")
+    minutes = "GROUP BY minute ORDER BY minute"
+    assert store.query(f"SELECT sum(n) AS n FROM rank_minutes {minutes}")["n"].to_pylist() == [3, 1]
+    longest = store.query(f"SELECT max(wire_max_ns) AS longest FROM wire_minutes {minutes}")
+    assert longest["longest"].to_pylist() == [2, 3]
+
+
+def test_the_newest_version_of_a_communicator_wins(store: Store) -> None:
+    comms = TABLE_BY_NAME["comms"]
+    store.insert(comms, rows(make(Comm, init_ns=T0)), token="made")
+    store.insert(comms, rows(make(Comm, init_ns=T0, destroy_ns=T0 + 5)), token="destroyed")
+    found = store.query("SELECT destroy_ns FROM comms FINAL")
+    assert found["destroy_ns"].to_pylist() == [T0 + 5]
+
+
+def test_parameters_are_values_and_never_sql(store: Store) -> None:
+    store.insert(COLLECTIVES, some_collectives(1), token="a")
+    hostile = "j1' OR '1'='1"
+    found = store.query("SELECT count() AS n FROM collectives WHERE job = {job:String}", {"job": hostile})
+    assert found["n"].to_pylist() == [0]
+
+
+def test_a_refused_statement_says_why_with_its_code(store: Store) -> None:
+    with pytest.raises(StoreRefused, match="UNKNOWN_TABLE") as caught:
+        store.query("SELECT * FROM nowhere")
+    assert caught.value.code == 60
+
+
+def test_threads_share_a_store_and_every_insert_counts(store: Store) -> None:
+    def work(number: int) -> int:
+        store.insert(COLLECTIVES, some_collectives(10, seq=number), token=f"{number}")
+        return count(store, "collectives")
+
+    with ThreadPoolExecutor(8) as pool:
+        seen = list(pool.map(work, range(8)))
+    assert min(seen) >= 10
+    assert count(store, "collectives") == 80
