@@ -1,5 +1,6 @@
 """Records as Arrow tables: the exact schema of each, and the check that foreign rows pass before use."""
 
+from collections.abc import Callable, Mapping
 from functools import cache
 
 import pyarrow as pa
@@ -39,6 +40,12 @@ def rows_of(table: Table, records: list[HostRecord]) -> pa.Table:
     return pa.table(columns, schema=schema_of(table))
 
 
+def fill_rows(table: Table, length: int, columns: Mapping[str, object]) -> pa.Table:
+    """Return rows made of arrays and of single values that are the same in all of them; what is missing is null."""
+    schema = schema_of(table)
+    return pa.Table.from_arrays([_filled(columns.get(f.name), f.type, length) for f in schema], schema=schema)
+
+
 def conform(table: Table, rows: pa.Table) -> pa.Table:
     """Return the rows in the table's exact schema, or raise BadRows naming the first column and row at fault.
 
@@ -51,7 +58,7 @@ def conform(table: Table, rows: pa.Table) -> pa.Table:
 
 
 def find_duplicate(table: Table, rows: pa.Table) -> tuple[int, int] | None:
-    """Return the numbers of the first two rows that share the table's key, or None."""
+    """Return the first row whose key comes again and the last row that has it, or None; nulls equal each other."""
     if not table.key or rows.num_rows < 2:
         return None
     numbered = rows.select(list(table.key)).append_column("_row", pa.array(range(rows.num_rows), pa.int64()))
@@ -62,13 +69,21 @@ def find_duplicate(table: Table, rows: pa.Table) -> tuple[int, int] | None:
     return twice["_row_min"][0].as_py(), twice["_row_max"][0].as_py()
 
 
+def _filled(value: object, kind: pa.DataType, length: int) -> pa.Array:
+    if hasattr(value, "__array__"):  # of numpy or of Arrow
+        return pa.array(value).cast(kind)
+    return pa.repeat(pa.scalar(value, kind), length)
+
+
 def _conform_column(table: Table, column: Column, rows: pa.Table) -> pa.ChunkedArray:
     places = rows.schema.get_all_field_indices(column.name)
     if len(places) > 1:
         raise BadRows(f"the column is there {len(places)} times", table=table.name, column=column.name)
     if not places:
         return _missing_column(table, column, rows.num_rows)
-    values = _cast(table, column, rows.column(places[0]))
+    values = rows.column(places[0])
+    _check_sound(table, column, values)
+    values = _cast(table, column, values)
     for check in (_check_nulls, _check_range, _check_choices, _check_inner_nulls):
         check(table, column, values)
     return values
@@ -80,25 +95,43 @@ def _missing_column(table: Table, column: Column, length: int) -> pa.ChunkedArra
     return pa.chunked_array([pa.nulls(length, ARROW_TYPES[column.kind])])
 
 
+def _check_sound(table: Table, column: Column, values: pa.ChunkedArray) -> None:
+    """Refuse buffers that contradict each other before anybody follows them: foreign bytes may claim anything."""
+    if not _is_sound(values):
+        row = _first_at_fault(values, lambda part: not _is_sound(part))
+        raise BadRows(
+            "is broken: text that is not UTF-8, or a bad offset", table=table.name, column=column.name, row=row
+        )
+
+
+def _is_sound(values: pa.ChunkedArray) -> bool:
+    try:
+        values.validate(full=True)
+    except pa.ArrowException:
+        return False
+    return True
+
+
 def _cast(table: Table, column: Column, values: pa.ChunkedArray) -> pa.ChunkedArray:
     wanted = ARROW_TYPES[column.kind]
     if values.type == wanted:
         return values
-    if not _may_become(values.type, wanted):
-        nan = _first_row(_nan_rows(values))
-        also = " (NaN is not a number of anything)" if nan is not None else ""
-        raise BadRows(f"is {values.type}, not {wanted}{also}", table=table.name, column=column.name, row=nan)
+    problem, row = f"is {values.type}, not {wanted}", None
     try:
-        return values.cast(wanted)
+        if _may_become(values.type, wanted):
+            return _converted(values, wanted)
+        row = _first_row(_nan_rows(values))
+        problem += " (NaN is not a number of anything)" if row is not None else ""
     except pa.ArrowInvalid:
-        row = _first_row(_misfits(values, wanted))
-        value = values[row].as_py() if row is not None else "a value"
-        problem = f"{value!r} does not fit into {wanted}"
-        raise BadRows(problem, table=table.name, column=column.name, row=row) from None
+        row = _first_at_fault(values, lambda part: not _fits(part, wanted))
+        problem = f"{values[row].as_py()!r} does not fit into {wanted}"
+    except pa.ArrowNotImplementedError:  # a nesting that Arrow itself cannot undo, such as a dictionary of lists
+        pass
+    raise BadRows(problem, table=table.name, column=column.name, row=row)
 
 
 def _may_become(given: pa.DataType, wanted: pa.DataType) -> bool:
-    if pa.types.is_null(given):
+    if pa.types.is_null(given) or given == wanted:
         return True
     if pa.types.is_dictionary(given):
         return _may_become(given.value_type, wanted)
@@ -107,7 +140,7 @@ def _may_become(given: pa.DataType, wanted: pa.DataType) -> bool:
     if pa.types.is_floating(wanted):
         return bool(pa.types.is_floating(given) or pa.types.is_integer(given))
     if pa.types.is_string(wanted):
-        return bool(pa.types.is_large_string(given) or pa.types.is_string_view(given))
+        return _is_text(given)
     if pa.types.is_list(wanted):
         is_list = pa.types.is_list(given) or pa.types.is_large_list(given)
         return bool(is_list and (pa.types.is_null(given.value_type) or _is_text(given.value_type)))
@@ -118,6 +151,22 @@ def _may_become(given: pa.DataType, wanted: pa.DataType) -> bool:
 
 def _is_text(given: pa.DataType) -> bool:
     return bool(pa.types.is_string(given) or pa.types.is_large_string(given) or pa.types.is_string_view(given))
+
+
+def _fits(values: pa.ChunkedArray, wanted: pa.DataType) -> bool:
+    try:
+        _converted(values, wanted)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _converted(values: pa.ChunkedArray, wanted: pa.DataType) -> pa.ChunkedArray:
+    if pa.types.is_dictionary(values.type):
+        values = values.cast(values.type.value_type)
+    if pa.types.is_map(wanted):  # a cast looks at all children of a map, also at those outside of a slice: copy
+        values = values.take(pa.array(range(len(values)), pa.int64()))
+    return values.cast(wanted)
 
 
 def _check_nulls(table: Table, column: Column, values: pa.ChunkedArray) -> None:
@@ -150,27 +199,20 @@ def _check_choices(table: Table, column: Column, values: pa.ChunkedArray) -> Non
 
 
 def _check_inner_nulls(table: Table, column: Column, values: pa.ChunkedArray) -> None:
-    if column.kind not in ("texts", "counters"):
-        return
-    inner = [part for chunk in values.chunks for part in _inner_arrays(chunk)]
-    if any(part.null_count for part in inner):
-        raise BadRows("has a null inside a list or map", table=table.name, column=column.name)
+    if column.kind in ("texts", "counters") and _has_inner_nulls(values):
+        row = _first_at_fault(values, _has_inner_nulls)
+        raise BadRows("has a null inside a list or map", table=table.name, column=column.name, row=row)
+
+
+def _has_inner_nulls(values: pa.ChunkedArray) -> bool:
+    return any(part.null_count for chunk in values.chunks for part in _inner_arrays(chunk))
 
 
 def _inner_arrays(chunk: pa.Array) -> list[pa.Array]:
-    return [chunk.keys, chunk.items] if pa.types.is_map(chunk.type) else [chunk.flatten()]
-
-
-def _misfits(values: pa.ChunkedArray, wanted: pa.DataType) -> pa.ChunkedArray:
-    if not pa.types.is_integer(wanted) or pa.types.is_dictionary(values.type):
-        return pa.chunked_array([pa.array([True] * len(values))])
-    there_and_back = values.cast(wanted, safe=False).cast(values.type, safe=False)
-    wrapped = pc.not_equal(there_and_back, values)
-    if pa.types.is_unsigned_integer(wanted) and pa.types.is_signed_integer(values.type):
-        return pc.or_(wrapped, pc.less(values, 0))
-    if pa.types.is_signed_integer(wanted) and pa.types.is_unsigned_integer(values.type):
-        return pc.or_(wrapped, pc.greater(values, pa.scalar(2 ** (wanted.bit_width - 1) - 1, values.type)))
-    return wrapped
+    if not pa.types.is_map(chunk.type):
+        return [chunk.flatten()]
+    begin, end = chunk.offsets[0].as_py(), chunk.offsets[-1].as_py()  # a map's children ignore that it is a slice
+    return [chunk.keys[begin:end], chunk.items[begin:end]]
 
 
 def _nan_rows(values: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -180,3 +222,15 @@ def _nan_rows(values: pa.ChunkedArray) -> pa.ChunkedArray:
 def _first_row(mask: pa.ChunkedArray) -> int | None:
     row: int = pc.index(mask, pa.scalar(True)).as_py()
     return row if row >= 0 else None
+
+
+def _first_at_fault(values: pa.ChunkedArray, is_at_fault: Callable[[pa.ChunkedArray], bool]) -> int:
+    """Return the first row at fault of values that are, by halving; cost: that of two looks at all of them."""
+    begin, end = 0, len(values)
+    while end - begin > 1:
+        middle = (begin + end) // 2
+        if is_at_fault(values.slice(begin, middle - begin)):
+            end = middle
+        else:
+            begin = middle
+    return begin

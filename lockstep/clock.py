@@ -64,7 +64,7 @@ class ManualClock:
         if seconds < 0:
             raise ValueError(f"time only moves forward, not by {seconds} s")
         with self._lock:
-            self._now_ns += int(seconds * NS_PER_S)
+            self._now_ns += round(seconds * NS_PER_S)
 
     def wait(self, event: threading.Event, timeout_s: float) -> bool:
         if not event.is_set():

@@ -5,10 +5,13 @@ tables are given as JSON. Unknown keys and bad values are reported all at once.
 """
 
 import json
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import quote
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
@@ -28,12 +31,19 @@ NOT_SETTINGS = {
 }
 
 
+_LISTEN = re.compile(r"(?:\[([^\[\]]+)\]|([^\[\]:]+)):([0-9]{1,5})")
+
+
 def split_listen(value: str) -> tuple[str, int]:
-    """Return host and port of `host:port`; an IPv6 host stands in brackets."""
-    host, _, port = value.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:
+    """Return host and port of `host:port`; an IPv6 host stands in brackets.
+
+    >>> split_listen("[::1]:8642")
+    ('::1', 8642)
+    """
+    match = _LISTEN.fullmatch(value)
+    if not match or int(match[3]) > 65535:
         raise ValueError(f"{value!r} is not host:port")
-    return host.strip("[]"), int(port)
+    return match[1] or match[2], int(match[3])
 
 
 def _check_listen(value: str) -> str:
@@ -42,12 +52,13 @@ def _check_listen(value: str) -> str:
 
 
 Listen = Annotated[str, AfterValidator(_check_listen)]
+Days = Annotated[int, Field(ge=0)]
 
 
 class Section(BaseModel):
     """Base of all sections: frozen, and nothing is taken that has no meaning."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class StoreSettings(Section):
@@ -61,7 +72,7 @@ class StoreSettings(Section):
     cluster: str | None = Field(None, description="name of the cluster in the servers' configuration; shards by job")
     nodes: tuple[str, ...] = Field((), description="URLs of all nodes of the cluster, for migrations and backups")
     replicated: bool = Field(False, description="use Replicated engines, which need a Keeper")
-    retention_days: dict[str, int] = Field(
+    retention_days: dict[str, Days] = Field(
         default_factory=dict, description="days to keep rows by table, where not the default; 0 keeps them"
     )
 
@@ -130,11 +141,16 @@ class Settings(Section):
 
     @property
     def store_url(self) -> str:
-        return self.store.url or f"chdb://{self.state_dir.absolute()}/store"
+        return self.store.url or f"chdb://{self._state_path}/store"
 
     @property
     def control_url(self) -> str:
-        return self.control.url or f"sqlite:///{self.state_dir.absolute()}/control.db"
+        return self.control.url or f"sqlite:///{self._state_path}/control.db"
+
+    @property
+    def _state_path(self) -> str:
+        """The state directory as it stands in a URL."""
+        return quote(str(self.state_dir.absolute()))
 
 
 def load_settings(environment: Mapping[str, str], file: Path | None = None) -> Settings:
@@ -161,9 +177,22 @@ def read_secret(file: Path | None, what: str) -> str:
         raise BadInput(f"cannot read {what} from {file}: {error}") from error
 
 
-def variables() -> dict[str, str]:
-    """Return every variable that is a setting, with what it means."""
-    return {name: description for name, _, description in _leaves()}
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One thing that can be set: where in the file, by which variable, and what it is when nobody says."""
+
+    place: tuple[str, ...]  # section and key, or the key alone
+    default: Any  # Any: settings have many types
+    meaning: str
+
+    @property
+    def variable(self) -> str:
+        return "_".join(("LOCKSTEP", *self.place)).upper()
+
+
+def list_settings() -> list[Setting]:
+    """Return every setting there is, in the order of their sections."""
+    return list(_leaves())
 
 
 def _choose_file(environment: Mapping[str, str], file: Path | None) -> Path | None:
@@ -183,7 +212,7 @@ def _read_file(file: Path | None, complaints: list[str]) -> dict[str, Any]:  # A
 
 
 def _lay_over(tree: dict[str, Any], environment: Mapping[str, str], complaints: list[str]) -> None:
-    places = {name: place for name, place, _ in _leaves()}
+    places = {setting.variable: setting.place for setting in _leaves()}
     for name, text in sorted(environment.items()):
         if not name.startswith("LOCKSTEP_") or name in NOT_SETTINGS:
             continue
@@ -230,11 +259,11 @@ def _complain(key: str, kind: str, message: str) -> str:
     return f"{key}: {message[0].lower()}{message[1:]}"
 
 
-def _leaves() -> Iterator[tuple[str, tuple[str, ...], str]]:
+def _leaves() -> Iterator[Setting]:
     for name, field in Settings.model_fields.items():
         section = field.annotation
         if isinstance(section, type) and issubclass(section, Section):
             for key, inner in section.model_fields.items():
-                yield f"LOCKSTEP_{name}_{key}".upper(), (name, key), inner.description or ""
+                yield Setting((name, key), inner.get_default(call_default_factory=True), inner.description or "")
         else:
-            yield f"LOCKSTEP_{name}".upper(), (name,), field.description or ""
+            yield Setting((name,), field.get_default(call_default_factory=True), field.description or "")

@@ -9,6 +9,7 @@ LockstepError
 │   ├── BadCapture           a case file; names file, column and row
 │   └── BadBatch             a batch for the ingest gateway
 ├── NotPresent               this host, store or job does not have what was asked for
+├── NotAllowed               the request carries no token that allows it
 ├── StoreError
 │   ├── StoreAway            cannot be reached now; the same call may succeed later
 │   ├── StoreBusy            another process holds the embedded store
@@ -75,6 +76,14 @@ class BadBatch(BadInput):
 
 class NotPresent(LockstepError):
     """What was asked for does not exist here; an answer, not a failure."""
+
+
+class NotAllowed(LockstepError):
+    """A request without a token that allows it; `status` and `slug` say in the problem document what is missing."""
+
+    def __init__(self, problem: str, *, slug: str, status: int) -> None:
+        super().__init__(problem)
+        self.slug, self.status = slug, status
 
 
 class StoreError(LockstepError):

@@ -10,17 +10,22 @@ from lockstep.tables import TABLE_BY_NAME
 
 _JOB = ["host", "job", "attempt", "comm", "func", "size_class", "rank"]
 _EDGE = ["channel", "peer", "direction", "transport", "nic"]
+_WHO = ["job", "attempt", "comm", "rank"]  # a rank means something inside its communicator only
+_NUMBERED = ["job", "attempt", "comm", "func", "seq", "replay", "epoch", "of_rank", "of_peer"]
+_POWERS_OF_TWO = 2 ** np.arange(64, dtype=np.uint64)  # exact, where a logarithm rounds up just below a power
 
 
 def fold_operations(collectives: pa.Table, since_ns: int, until_ns: int) -> pa.Table:
     """Return op_stats of the operations that ended from `since_ns` up to `until_ns`.
 
     Earlier rows may be among them: the gap before an operation is measured from the one before it on its rank.
-    Operations without a start or an end were seen by no clock and count nowhere.
+    Operations without a start or an end were seen by no clock and count nowhere; one that ends before it starts
+    was seen by a clock that jumped, and lasts no time.
     """
     timed = collectives.filter(pc.and_(pc.is_valid(collectives["start_ns"]), pc.is_valid(collectives["end_ns"])))
-    timed = timed.sort_by([("host", "ascending"), ("rank", "ascending"), ("end_ns", "ascending")])
-    timed = timed.append_column("dur", pc.subtract(timed["end_ns"], timed["start_ns"]))
+    timed = timed.sort_by([(column, "ascending") for column in [*_WHO, "end_ns"]])
+    lasted = pc.max_element_wise(pc.subtract(timed["end_ns"], timed["start_ns"]), 0)
+    timed = timed.append_column("dur", lasted)
     timed = timed.append_column("gap", pa.array(_gaps(timed)))
     inside = _with_class(_ended(timed, "end_ns", since_ns, until_ns), "end_ns", "bytes")
     sums = inside.group_by([*_JOB, "ts_ns"]).aggregate(
@@ -33,12 +38,12 @@ def fold_operations(collectives: pa.Table, since_ns: int, until_ns: int) -> pa.T
 def fold_transfers(transfers: pa.Table, sizes: pa.Table, since_ns: int, until_ns: int) -> pa.Table:
     """Return transfer_stats of the transfers that ended from `since_ns` up to `until_ns`.
 
-    `sizes` holds collectives; the size class of a transfer is that of its operation.
+    `sizes` holds collectives; the size class of a transfer is that of its operation, and a transfer whose
+    operation is not among them counts nowhere.
     """
-    operations = sizes.select(["job", "attempt", "comm", "func", "seq", "replay", "epoch", "bytes"])
-    keys = operations.column_names[:-1]
-    operations = operations.group_by(keys).aggregate([("bytes", "max")])
-    inside = _ended(transfers, "last_ns", since_ns, until_ns).join(operations, keys, join_type="inner")
+    operations = _with_ends(sizes).group_by(_NUMBERED).aggregate([("bytes", "max")])
+    ended = _with_ends(_ended(transfers, "last_ns", since_ns, until_ns))
+    inside = ended.join(operations, _NUMBERED, join_type="inner")
     sums = (
         _with_class(inside, "last_ns", "bytes_max")
         .group_by([*_JOB, *_EDGE, "ts_ns"])
@@ -61,13 +66,21 @@ def fold_transfers(transfers: pa.Table, sizes: pa.Table, since_ns: int, until_ns
 def _gaps(timed: pa.Table) -> np.ndarray:
     """Return the idle time before each row on its rank; overlapping operations have none."""
     start, end = timed["start_ns"].to_numpy(), timed["end_ns"].to_numpy()
-    same = np.zeros(len(start), bool)
-    if len(start) > 1:
-        rank, host = timed["rank"].to_numpy(), timed["host"].combine_chunks().dictionary_encode().indices.to_numpy()
-        same[1:] = (rank[1:] == rank[:-1]) & (host[1:] == host[:-1])
+    same = np.arange(len(start)) > 0
+    for column in _WHO:
+        numbers = timed[column].combine_chunks().dictionary_encode().indices.to_numpy()
+        same[1:] &= numbers[1:] == numbers[:-1]
     gaps = np.zeros(len(start), np.int64)
     gaps[same] = np.maximum(start[same] - np.roll(end, 1)[same], 0)
     return gaps
+
+
+def _with_ends(rows: pa.Table) -> pa.Table:
+    """Add who counts the operation: Send and Recv are counted by each rank for each peer, the others by all (-1)."""
+    pairwise = pc.is_in(rows["func"], value_set=pa.array(["Send", "Recv"]))
+    for end in ("rank", "peer"):
+        rows = rows.append_column(f"of_{end}", pc.if_else(pairwise, rows[end].cast(pa.int64()), -1))
+    return rows
 
 
 def _ended(rows: pa.Table, column: str, since_ns: int, until_ns: int) -> pa.Table:
@@ -76,12 +89,16 @@ def _ended(rows: pa.Table, column: str, since_ns: int, until_ns: int) -> pa.Tabl
 
 def _with_class(rows: pa.Table, moment: str, size: str) -> pa.Table:
     seconds = rows[moment].to_numpy() // NS_PER_S * NS_PER_S
-    classes = np.log2(np.maximum(rows[size].to_numpy(), 1).astype(np.float64)).astype(np.uint8)
+    sizes = np.maximum(rows[size].to_numpy(), 1)
+    classes = (np.searchsorted(_POWERS_OF_TWO, sizes, side="right") - 1).astype(np.uint8)
     return rows.append_column("ts_ns", pa.array(seconds)).append_column("size_class", pa.array(classes))
 
 
 def _as_table(name: str, sums: pa.Table, renamed: dict[str, str], **constants: int) -> pa.Table:
     table = sums.rename_columns([renamed.get(column, column) for column in sums.column_names])
+    # Arrow groups and joins in parallel; in order, the same rows give the same statistics to the last byte.
+    order = [column for column in ("ts_ns", *_JOB, *_EDGE) if column in table.column_names]
+    table = table.sort_by([(column, "ascending") for column in order])
     for column, value in constants.items():
         table = table.append_column(column, pa.array(np.full(table.num_rows, value)))
     schema = schema_of(TABLE_BY_NAME[name])

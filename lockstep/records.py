@@ -246,8 +246,8 @@ class Step(JobRecord):
 
     world_rank: Annotated[U32, "rank in the whole job"]
     step: Annotated[U64, "number of the step"]
-    start_ns: Annotated[Moment, "begin"]
-    end_ns: Annotated[Moment, "end"]
+    start_ns: Annotated[Moment, "begin of the step"]
+    end_ns: Annotated[Moment, "end of the step"]
     source: Annotated[Literal["period", "told"], "found by the analyzer from the traffic, or told in-band"]
 
 
@@ -317,7 +317,7 @@ class GpuHealth(HostRecord):
 
     ts_ns: Annotated[Moment, "when it was read"]
     gpu: Annotated[U16, "NVML index"]
-    gpu_uuid: Annotated[Text, "UUID"]
+    gpu_uuid: Annotated[Text, "UUID of the GPU, which survives renumbering"]
     sm_mhz: Annotated[U32 | None, "SM clock"]
     temp_c: Annotated[F64 | None, "temperature in degrees Celsius"]
     power_w: Annotated[F64 | None, "power drawn in watts"]
@@ -333,9 +333,9 @@ class GpuHealth(HostRecord):
 class Event(HostRecord):
     """Something that happened on a host."""
 
-    ts_ns: Annotated[Moment, "when"]
+    ts_ns: Annotated[Moment, "when it happened"]
     source: Annotated[Text, "who saw it: kernel_log, links, processes, nccl_log"]
-    kind: Annotated[Text, "what, as one word: xid, link_down, oom, exit"]
+    kind: Annotated[Text, "what happened, as one word: xid, link_down, oom, exit"]
     component: Annotated[Text, "the part it concerns, named as in verdicts"]
     severity: Annotated[Text, "info, warning, error or critical"]
     message: Annotated[Text, "the original line or a sentence"]

@@ -62,6 +62,7 @@ class Table:
 _OPERATION = ("job", "attempt", "comm", "func", "seq", "replay", "epoch", "rank")
 _ENDPOINT = ("channel", "peer", "direction")
 _SECOND = ("job", "attempt", "comm", "func", "size_class", "rank", "ts_ns")
+_CARRIER = ("transport", "nic")  # a connection may change them, or they become known, within a second
 
 TABLES: tuple[Table, ...] = (
     Table("comms", Comm, "init_ns", ("job", "attempt", "comm", "rank")),
@@ -69,7 +70,7 @@ TABLES: tuple[Table, ...] = (
     Table("collectives", Collective, "enqueue_ns", _OPERATION + ("peer",)),
     Table("op_stats", OpStat, "ts_ns", _SECOND),
     Table("transfers", Transfer, "first_ns", _OPERATION + _ENDPOINT),
-    Table("transfer_stats", TransferStat, "ts_ns", _SECOND + _ENDPOINT),
+    Table("transfer_stats", TransferStat, "ts_ns", _SECOND + _ENDPOINT + _CARRIER),
     Table("step_samples", StepSample, "posted_ns", _OPERATION + _ENDPOINT + ("step",)),
     Table("transits", Transit, None),
     Table("progress", Progress, "ts_ns", ("job", "attempt", "comm", "rank", "func", "peer", "ts_ns")),

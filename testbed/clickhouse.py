@@ -103,8 +103,9 @@ class ClickHouseServer:
         process = self._process
         assert process is not None
         assert process.stdout is not None
-        ready, _, _ = select.select([process.stdout], [], [], _START_TIMEOUT_S)
-        line = process.stdout.readline().decode().split() if ready else []
+        ready = select.poll()  # not select(), which cannot watch a descriptor above 1,023
+        ready.register(process.stdout, select.POLLIN)
+        line = process.stdout.readline().decode().split() if ready.poll(_START_TIMEOUT_S * 1_000) else []
         if len(line) != 2:
             self.kill()
             log = (self.directory / "server.log").read_text(errors="replace")[-2000:]

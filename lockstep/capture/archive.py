@@ -5,6 +5,7 @@ import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
+from typing import Self
 
 import pyarrow as pa
 
@@ -12,6 +13,11 @@ from lockstep.capture.contents import KNOWN_FILES
 from lockstep.errors import BadCapture
 
 MAX_UNPACKED_BYTES = 32 << 30  # a day of 4,096 ranks; more than that is a mistake or an attack
+MAX_MEMBERS = 1_000  # a capture has two dozen files; tarfile remembers each member it has met
+_MAX_EXTENSION_BYTES = 64 << 10  # of a header that goes on in a block of its own, which is read in one piece
+_EXTENSIONS = frozenset(
+    {tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK}
+)
 _CHUNK = 1 << 20
 
 
@@ -43,17 +49,34 @@ def unpack(archive: Path, directory: Path) -> None:
     with _reading(archive) as tar:
         seen: set[str] = set()
         room = MAX_UNPACKED_BYTES
-        for member in tar:
+        for number, member in enumerate(tar):
             name = _checked_name(member, archive)
-            if name is None:
-                continue
-            if name in seen:
-                raise BadCapture(f"holds {name} twice", file=archive.name)
-            seen.add(name)
-            room -= member.size
+            room -= member.size  # also of what we skip: skipping reads it
             if room < 0:
                 raise BadCapture(f"unpacks to more than {MAX_UNPACKED_BYTES >> 30} GiB", file=archive.name)
-            _copy(tar, member, directory / name)
+            if number >= MAX_MEMBERS:
+                raise BadCapture(f"holds more than {MAX_MEMBERS} files", file=archive.name)
+            if name in seen:
+                raise BadCapture(f"holds {name} twice", file=archive.name)
+            if name is not None:
+                seen.add(name)
+                _copy(tar, member, directory / name)
+
+
+class _Member(tarfile.TarInfo):
+    """A member whose header is whole; tarfile itself takes a broken one for the end and says nothing."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        try:
+            member = super().frombuf(buf, encoding, errors)
+        except tarfile.EOFHeaderError:  # type: ignore[attr-defined]  # public, yet unknown to typeshed
+            raise
+        except tarfile.HeaderError as error:
+            raise tarfile.ReadError(str(error)) from None
+        if member.type in _EXTENSIONS and member.size > _MAX_EXTENSION_BYTES:
+            raise tarfile.ReadError(f"a header of {member.size} bytes")
+        return member
 
 
 def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
@@ -69,10 +92,11 @@ def _reading(archive: Path) -> Iterator[tarfile.TarFile]:
     try:
         with (
             pa.input_stream(str(archive), compression="zstd") as source,
-            tarfile.open(fileobj=source, mode="r|") as tar,
+            tarfile.open(fileobj=source, mode="r|", tarinfo=_Member) as tar,
         ):
             yield tar
-    except (tarfile.TarError, OSError, EOFError, pa.ArrowException) as error:
+    # tarfile lets ValueError and RecursionError out of headers that nobody would write by accident.
+    except (tarfile.TarError, OSError, EOFError, pa.ArrowException, ValueError, RecursionError) as error:
         raise BadCapture(f"is not a whole .tar.zst: {error}", file=archive.name) from None
 
 
@@ -81,11 +105,9 @@ def _checked_name(member: tarfile.TarInfo, archive: Path) -> str | None:
     path = PurePosixPath(member.name)
     if path.is_absolute() or ".." in path.parts:
         raise BadCapture(f"holds {member.name!r}, which points outside of it", file=archive.name)
-    if member.isdir():
-        return None
-    if not member.isfile():
+    if not (member.isfile() or member.isdir()) or member.issparse() or member.size < 0:
         raise BadCapture(f"holds {member.name!r}, which is not a plain file", file=archive.name)
-    if len(path.parts) > 2:  # files lie at the top, or in one folder
+    if member.isdir() or len(path.parts) > 2:  # files lie at the top, or in one folder
         return None
     return path.name if path.name in KNOWN_FILES else None
 

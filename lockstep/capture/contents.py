@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 from pydantic import Field, ValidationError
+from pydantic_core import from_json
 
 from lockstep.errors import BadCapture
 from lockstep.tables import TABLES
@@ -18,6 +19,7 @@ TOPOLOGY_FILE = "topology.json"
 VERDICTS_FILE = "verdicts.json"
 TABLE_FILES = {f"{table.name}.parquet": table for table in TABLES}
 KNOWN_FILES = frozenset({INFO_FILE, TOPOLOGY_FILE, VERDICTS_FILE, *TABLE_FILES})
+_LAST_NS = 2**63 - 1  # what the times in the tables can hold
 
 
 class JobLayout(Frozen):
@@ -33,10 +35,10 @@ class JobLayout(Frozen):
 class CaptureInfo(Frozen):
     """Whose telemetry this is and from when to when."""
 
-    version: int = CAPTURE_VERSION
+    version: int = Field(CAPTURE_VERSION, ge=1)
     job: str
-    start_ns: int = Field(ge=0)
-    end_ns: int = Field(ge=0)
+    start_ns: int = Field(ge=0, le=_LAST_NS)
+    end_ns: int = Field(ge=0, le=_LAST_NS)
     layout: JobLayout | None = None
     hosts: tuple[str, ...] = ()
 
@@ -53,15 +55,15 @@ class Capture:
 def parse_info(text: str) -> CaptureInfo:
     """Return the description of a capture, or raise BadCapture with what is wrong in it."""
     try:
-        given = json.loads(text)
-    except json.JSONDecodeError as error:
+        given = from_json(text)  # not json: that lets other errors out, at numbers and nestings beyond its limits
+    except ValueError as error:
         raise BadCapture(f"is not JSON: {error}", file=INFO_FILE) from None
     version = given.get("version") if isinstance(given, dict) else None
     if isinstance(version, int) and version > CAPTURE_VERSION:
         problem = f"is version {version}, newer than the {CAPTURE_VERSION} this code reads"
         raise BadCapture(problem, file=INFO_FILE)
     try:
-        info = CaptureInfo.model_validate(given)
+        info = CaptureInfo.model_validate_json(text, strict=True)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))

@@ -9,12 +9,13 @@ from lockstep.arrow import conform
 from lockstep.capture.contents import Capture, CaptureInfo
 from lockstep.capture.writing import CaptureWriter
 from lockstep.errors import NotPresent
-from lockstep.store.store import Store
+from lockstep.store.store import Parameters, Store
 from lockstep.tables import TABLE_BY_NAME, TABLES, Table, columns_of
 from lockstep.topology import Topology
 
 _ROWS_PER_INSERT = 500_000  # below the engine's block size, so that each insert is one block
 _SLICE_NS = 60_000_000_000  # a minute at a time bounds the memory of an export
+_INVENTORIES = frozenset({"comms", "connections", "paths", "transits"})  # what held, not when it was seen
 
 
 def load_capture(store: Store, capture: Capture) -> int:
@@ -30,7 +31,7 @@ def export_capture(
     store: Store, writer: CaptureWriter, job: str, start_ns: int, end_ns: int, topology: Topology | None
 ) -> CaptureInfo:
     """Write what the store knows of a job from start to end, end excluded; raise NotPresent when that is nothing."""
-    hosts = _hosts_of(store, job)
+    hosts = _hosts_of(store, job, start_ns, end_ns)
     if not hosts:
         raise NotPresent(f"the store knows no job {job!r}")
     for table in TABLES:
@@ -41,25 +42,51 @@ def export_capture(
     return info
 
 
-def _hosts_of(store: Store, job: str) -> tuple[str, ...]:
-    rows = store.query("SELECT DISTINCT host FROM comms WHERE job = {job:String} ORDER BY host", {"job": job})
+def _hosts_of(store: Store, job: str, start_ns: int, end_ns: int) -> tuple[str, ...]:
+    """Return every host with rows of the job; not from communicators alone, which many captures lack."""
+    selects = (
+        f"SELECT host FROM {table.name} WHERE job = {{job:String}}"
+        + ("" if table.name in _INVENTORIES else f" AND {_window(table)}")
+        for table in TABLES
+        if table.has_job
+    )
+    sql = f"SELECT DISTINCT host FROM ({' UNION ALL '.join(selects)}) ORDER BY host"
+    rows = store.query(sql, {"job": job, "begin": start_ns, "end": end_ns})
     return tuple(rows["host"].to_pylist())
 
 
 def _stretch(
     store: Store, table: Table, job: str, hosts: tuple[str, ...], start_ns: int, end_ns: int
 ) -> Iterator[pa.Table]:
-    whose = "job = {job:String}" if table.has_job else "host IN {hosts:Array(String)}"
+    whose = _whose(table)
     final = " FINAL" if table.name == "comms" else ""
     select = f"SELECT {', '.join(columns_of(table))} FROM {table.name}{final} WHERE {whose}"
     parameters = {"job": job} if table.has_job else {"hosts": list(hosts)}
-    if table.name in ("comms", "connections", "paths", "transits"):  # inventories: what held, not when it was seen
+    if table.name in _INVENTORIES:
         yield store.query(select, parameters)
         return
-    for begin in range(start_ns, end_ns, _SLICE_NS):
-        end = min(begin + _SLICE_NS, end_ns)
-        window = f"{table.time} >= {{begin:Int64}} AND {table.time} < {{end:Int64}}"
-        yield store.query(f"{select} AND {window} ORDER BY {table.time}", parameters | {"begin": begin, "end": end})
+    for slice_number in _slices_with_rows(store, table, whose, parameters | {"begin": start_ns, "end": end_ns}):
+        begin = max(start_ns, slice_number * _SLICE_NS)
+        end = min(end_ns, (slice_number + 1) * _SLICE_NS)
+        window = parameters | {"begin": begin, "end": end}
+        yield store.query(f"{select} AND {_window(table)} ORDER BY {table.time}", window)
+
+
+def _whose(table: Table) -> str:
+    """Return which rows concern the job; those of switches are made by whoever asked the switch, so all of them."""
+    if table.name == "fabric_counters":
+        return "true"
+    return "job = {job:String}" if table.has_job else "host IN {hosts:Array(String)}"
+
+
+def _slices_with_rows(store: Store, table: Table, whose: str, parameters: Parameters) -> list[int]:
+    """Return which slices to ask for; a day of a quiet table is one question then, and not a thousand."""
+    sql = f"SELECT DISTINCT intDiv({table.time}, {_SLICE_NS}) AS number FROM {table.name} WHERE {whose}"
+    return list(store.query(f"{sql} AND {_window(table)} ORDER BY number", parameters)["number"].to_pylist())
+
+
+def _window(table: Table) -> str:
+    return f"{table.time} >= {{begin:Int64}} AND {table.time} < {{end:Int64}}"
 
 
 def _digest(rows: pa.Table) -> str:

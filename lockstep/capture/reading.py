@@ -13,6 +13,8 @@ from lockstep.errors import BadCapture, BadRows, BadTopology
 from lockstep.tables import Table
 from lockstep.topology import Topology, parse_topology
 
+MAX_TEXT_BYTES = 256 << 20  # the topology of the largest clusters has tens of MiB
+
 
 def read_capture(path: Path) -> Capture:
     """Return a capture from a directory or a .tar.zst, or raise BadCapture with the first fault found."""
@@ -87,6 +89,8 @@ def _is_there(file: Path) -> bool:
 
 
 def _text(file: Path) -> str:
+    if file.stat().st_size > MAX_TEXT_BYTES:
+        raise BadCapture(f"has more than {MAX_TEXT_BYTES >> 20} MiB", file=file.name)
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

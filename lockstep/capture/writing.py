@@ -24,8 +24,7 @@ class CaptureWriter:
     """
 
     def __init__(self, path: Path) -> None:
-        if path.exists():
-            raise BadInput(f"{path} exists already; captures are never overwritten")
+        _refuse_to_overwrite(path)
         self._path = path
         self._partial = path.with_name(path.name + ".partial.d")
         self._writers: dict[str, pq.ParquetWriter] = {}
@@ -52,6 +51,7 @@ class CaptureWriter:
         if verdicts is not None:
             text = json.dumps([verdict.as_json() for verdict in verdicts], indent=2)
             (self._partial / VERDICTS_FILE).write_text(text + "\n", encoding="utf-8")
+        _refuse_to_overwrite(self._path)  # again: writing took a while
         if is_archive(self._path):
             pack(self._partial, self._path)
         else:
@@ -61,8 +61,10 @@ class CaptureWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._close_tables()
-        shutil.rmtree(self._partial, ignore_errors=True)
+        try:
+            self._close_tables()
+        finally:
+            shutil.rmtree(self._partial, ignore_errors=True)
 
     def _close_tables(self) -> None:
         for writer in self._writers.values():
@@ -76,3 +78,8 @@ def write_capture(path: Path, capture: Capture, verdicts: Sequence[Verdict] | No
         for name, rows in capture.tables.items():
             writer.write(TABLE_BY_NAME[name], rows)
         writer.finish(capture.info, capture.topology, verdicts)
+
+
+def _refuse_to_overwrite(path: Path) -> None:
+    if path.exists() or path.is_symlink():
+        raise BadInput(f"{path} exists already; captures are never overwritten")

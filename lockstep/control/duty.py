@@ -78,6 +78,8 @@ class Duty:
             self._note_trouble(str(lost))
         except LockstepError as error:
             self._note_trouble(str(error))
+        except Exception as error:  # noqa: BLE001  # a bug in the work must be seen; a dead thread looks healthy
+            self._note_trouble(f"{type(error).__name__}: {error}")
 
     def _note_lease(self, lease: Lease | None) -> None:
         if (lease is None) != (self._lease is None):

@@ -1,6 +1,6 @@
 """A story as it runs: training steps in order, each turned into the operations its ranks would report."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,22 +50,22 @@ class Simulation:
     def _run_step(self) -> Iterator[Operation]:
         random = np.random.default_rng([self._seed, self._step])
         self._step += 1
-        broken = _turns_in_force(self.story.timeline, self._free.min() / NS_PER_S)
+        broken = _turns_so_far(self.story.timeline, self._free.min() / NS_PER_S)
         self._free = self._free + self._compute_times(random, broken)
         for megabytes in self.story.job.allreduce_mb:
             yield self._all_reduce(megabytes * 1_000_000, random, broken)
 
-    def _compute_times(self, random: np.random.Generator, broken: dict[str, Turn]) -> Times:
+    def _compute_times(self, random: np.random.Generator, broken: Sequence[Turn]) -> Times:
         shape = self.story.cluster
         speed = np.ones(self.story.ranks)
-        for part, turn in broken.items():
-            if part.startswith("gpu:"):
-                host, gpu = part.removeprefix("gpu:h").split("/")
+        for turn in broken:
+            if turn.part.startswith("gpu:"):
+                host, gpu = turn.part.removeprefix("gpu:h").split("/")
                 speed[int(host) * shape.gpus_per_host + int(gpu)] = turn.rate
         jitter = random.normal(1.0, self.story.noise.compute, self.story.ranks).clip(0.5)
         return self.story.job.compute_ms * 1e6 * jitter / speed
 
-    def _all_reduce(self, size: int, random: np.random.Generator, broken: dict[str, Turn]) -> Operation:
+    def _all_reduce(self, size: int, random: np.random.Generator, broken: Sequence[Turn]) -> Operation:
         enqueue = self._free + np.abs(random.normal(0.0, self.story.noise.enqueue_us * 1e3, self.story.ranks))
         start = enqueue + 5e3  # launch latency of a kernel
         ring = run_ring(start[self.rings.rank], self._wire_times(size, random, broken))
@@ -75,7 +75,7 @@ class Simulation:
         self._seq += 1
         return operation
 
-    def _wire_times(self, size: int, random: np.random.Generator, broken: dict[str, Turn]) -> Times:
+    def _wire_times(self, size: int, random: np.random.Generator, broken: Sequence[Turn]) -> Times:
         """Return nanoseconds per chunk and edge; edges that share a NIC share its rate."""
         rings, shape = self.rings, self.story.cluster
         channels, places = rings.rank.shape
@@ -88,21 +88,22 @@ class Simulation:
         wire: Times = (chunk * _NS_PER_GBPS_BYTE / gbps + shape.hop_latency_us * 1e3 * rings.crosses) * jitter
         return wire
 
-    def _nic_rates(self, broken: dict[str, Turn]) -> tuple[Times, Times]:
+    def _nic_rates(self, broken: Sequence[Turn]) -> tuple[Times, Times]:
         shape = self.story.cluster
         tx = np.full(shape.hosts * shape.nics_per_host, shape.nic_gbps)
         rx = tx.copy()
-        for part, turn in broken.items():
-            if part.startswith("nic:"):
-                host, nic = part.removeprefix("nic:h").split("/eth")
-                number = int(host) * shape.nics_per_host + int(nic)
-                tx[number] *= turn.rate if turn.side != "rx" else 1.0
-                rx[number] *= turn.rate if turn.side != "tx" else 1.0
+        for turn in broken:
+            if turn.part.startswith("nic:"):
+                host, nic = turn.part.removeprefix("nic:h").split("/eth")
+                for side, rates in (("tx", tx), ("rx", rx)):
+                    if turn.side in (None, side):
+                        rates[int(host) * shape.nics_per_host + int(nic)] = shape.nic_gbps * turn.rate
         return tx, rx
 
 
-def _turns_in_force(timeline: tuple[Turn, ...], now_s: float) -> dict[str, Turn]:
-    return {turn.part: turn for turn in sorted(timeline, key=lambda turn: turn.at_s) if turn.at_s <= now_s}
+def _turns_so_far(timeline: Sequence[Turn], now_s: float) -> list[Turn]:
+    """Return what has changed until now, in order; a later turn replaces an earlier one of the same part and side."""
+    return [turn for turn in sorted(timeline, key=lambda turn: turn.at_s) if turn.at_s <= now_s]
 
 
 def _edges_per_nic(nic: np.ndarray, crosses: np.ndarray, nics: int) -> np.ndarray:

@@ -3,8 +3,9 @@
 import re
 import tomllib
 from importlib import resources
+from typing import Annotated
 
-from pydantic import Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
 from lockstep.errors import BadStory, NotPresent
 from lockstep.fabrics import FabricOptions, leaf_spine
@@ -15,7 +16,13 @@ from lockstep.verdict import FaultClass, Frozen, Side
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 
 
-class ClusterShape(Frozen):
+class Told(Frozen):
+    """Base of what stories are made of: TOML can write infinity, but no cluster can have it."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+
+class ClusterShape(Told):
     """A leaf-spine fabric and the hosts on it."""
 
     hosts: int = Field(ge=2)
@@ -28,14 +35,14 @@ class ClusterShape(Frozen):
     hop_latency_us: float = Field(5.0, ge=0, description="from one NIC to another, whatever the size")
 
 
-class JobShape(Frozen):
+class JobShape(Told):
     """A data-parallel job: every step computes, then all-reduces its buckets one after the other."""
 
     compute_ms: float = Field(gt=0)
-    allreduce_mb: tuple[int, ...] = Field(min_length=1)
+    allreduce_mb: tuple[Annotated[int, Field(ge=1)], ...] = Field(min_length=1)
 
 
-class Noise(Frozen):
+class Noise(Told):
     """Relative standard deviations; a cluster without noise would make any detector look good."""
 
     compute: float = Field(0.02, ge=0, description="of a rank's compute time, per step")
@@ -43,7 +50,7 @@ class Noise(Frozen):
     enqueue_us: float = Field(20.0, ge=0, description="of the host's delay before it enqueues")
 
 
-class Turn(Frozen):
+class Turn(Told):
     """Something changes: a part gets a share of its rate or speed; 1.0 heals it."""
 
     at_s: float = Field(ge=0)
@@ -52,7 +59,7 @@ class Turn(Frozen):
     side: Side | None = Field(None, description="of a NIC: only this direction")
 
 
-class Expectation(Frozen):
+class Expectation(Told):
     """A verdict that is right, and what else is."""
 
     fault_class: FaultClass = Field(alias="class")
@@ -61,7 +68,7 @@ class Expectation(Frozen):
     within_s: float = Field(gt=0, description="latest moment of the verdict, after the fault")
 
 
-class Story(Frozen):
+class Story(Told):
     """A whole story; without expectations, silence is the right answer."""
 
     name: str = ""

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lockstep import __version__
-from lockstep.arrow import schema_of
+from lockstep.arrow import fill_rows, schema_of
 from lockstep.clock import NS_PER_S
 from lockstep.folding import fold_operations, fold_transfers
 from lockstep.sim.simulation import Operation, Simulation
@@ -151,8 +151,7 @@ class SimulatedTelemetry:
             "attempt": self.identity.attempt,
             "comm": COMM,
         }
-        schema = schema_of(TABLE_BY_NAME[table])
-        return pa.Table.from_arrays([_column(whole.get(f.name), f.type, len(ranks)) for f in schema], schema=schema)
+        return fill_rows(TABLE_BY_NAME[table], len(ranks), whole)
 
     def _moments(self, since_start: np.ndarray) -> np.ndarray:
         return since_start.astype(np.int64) + self.identity.start_ns
@@ -182,12 +181,6 @@ def _sender_waits(op: Operation, crosses: np.ndarray) -> dict[str, object]:
 
 def _receiver_waits(op: Operation, crosses: np.ndarray) -> dict[str, object]:
     return {"gpu_wait_ns": 0, "peer_wait_ns": op.ring.recv_wait[crosses].astype(np.int64), "flush_ns": 0}
-
-
-def _column(value: object, kind: pa.DataType, length: int) -> pa.Array:
-    if isinstance(value, np.ndarray | pa.Array):
-        return pa.array(value).cast(kind)
-    return pa.repeat(pa.scalar(value, kind), length)
 
 
 def _stack(name: str, parts: list[pa.Table]) -> pa.Table:

@@ -5,6 +5,7 @@ import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from xml.sax.saxutils import escape
 
 from clickhouse_connect import get_client
@@ -16,8 +17,22 @@ from lockstep.store.failures import translated
 
 OpenClient = Callable[[], Client]
 
+# Releases differ in these defaults (26.9 turns asynchronous inserts on), so what we rely on is always sent.
+SETTINGS: dict[str, Any] = {
+    "async_insert": 0,
+    "insert_deduplicate": 1,
+    "deduplicate_blocks_in_dependent_materialized_views": 1,
+    "distributed_foreground_insert": 1,
+    "max_partitions_per_insert_block": 0,
+    "output_format_arrow_string_as_string": 1,
+    # Tables that are joined are sharded alike, by job, so each shard joins its own rows.
+    "distributed_product_mode": "local",
+    "optimize_skip_unused_shards": 1,
+}
+
 _CONNECT_TIMEOUT_S = 5
 _QUERY_TIMEOUT_S = 60
+_IDLE_THREADS = 8  # kept for the next query; each holds three files open, and the default keeps a thousand
 
 
 class EmbeddedEngine:
@@ -39,13 +54,14 @@ class EmbeddedEngine:
                 interface="chdb",
                 path=str(self._address.path / "data"),
                 chdb_options={"config-file": str(self._config)},
+                settings=SETTINGS,
             )
 
     def close(self) -> None:
         os.close(self._lock)
 
 
-def server_clients(address: Server) -> OpenClient:
+def server_clients(address: Server, memory_bytes: int) -> OpenClient:
     """Return what opens a client of a server; each thread has its own, so no session is shared."""
 
     def open_client() -> Client:
@@ -59,28 +75,26 @@ def server_clients(address: Server) -> OpenClient:
                 connect_timeout=_CONNECT_TIMEOUT_S,
                 send_receive_timeout=_QUERY_TIMEOUT_S,
                 autogenerate_session_id=False,
+                settings=SETTINGS | {"max_memory_usage": memory_bytes},
             )
 
     return open_client
 
 
 def import_chdb() -> None:
-    """Import chdb out of reach of a config.xml in the working directory, which it would obey.
+    """Import chdb with a config.xml of ours: the first import opens an engine that obeys the one in reach.
 
-    The import opens an engine that reads ./config.xml. Only the first import does, so this comes first.
+    What it sets holds for the life of the process, such as how many threads are kept for later.
     """
     here = os.getcwd()
-    with tempfile.TemporaryDirectory(prefix="lockstep-chdb-") as empty:
-        os.chdir(empty)
+    with tempfile.TemporaryDirectory(prefix="lockstep-chdb-") as ours:
+        config = f"<clickhouse><max_thread_pool_free_size>{_IDLE_THREADS}</max_thread_pool_free_size></clickhouse>"
+        Path(ours, "config.xml").write_text(config, encoding="ascii")
+        os.chdir(ours)
         try:
             import chdb  # noqa: F401  # heavy, and only where the embedded store is used
         finally:
             os.chdir(here)
-
-
-def backup_directory(address: Embedded) -> Path:
-    """Return where the embedded engine may write backups to and read them from."""
-    return address.path / "backups"
 
 
 def _lock_directory(path: Path) -> int:

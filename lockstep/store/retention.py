@@ -35,6 +35,7 @@ DEFAULT_RETENTION_DAYS: dict[str, int] = {
 }
 _ROLLUPS = ("operations", "rank_minutes", "wire_minutes")
 _NS_PER_S = 1_000_000_000
+_NS_PER_DAY = 86_400 * _NS_PER_S
 _FAR_FUTURE_S = 4_000_000_000  # year 2096, below the end of ClickHouse's DateTime
 _TTL_DAYS = re.compile(r"\bTTL\b.*toIntervalDay\((\d+)\)")
 
@@ -49,6 +50,13 @@ def apply_retention(store: Store, layout: Layout, days: Mapping[str, int]) -> li
     for table in changed:
         store.command(_alter(table, wanted[table], layout))
     return changed
+
+
+def past_retention(newest_ns: int, now_ns: int, days: Mapping[str, int]) -> set[str]:
+    """Return the tables that would not keep rows as old as that."""
+    kept = DEFAULT_RETENTION_DAYS | dict(days)
+    age_days = (now_ns - newest_ns) / _NS_PER_DAY
+    return {table for table, limit in kept.items() if limit and age_days > limit}
 
 
 def _present_days(store: Store, layout: Layout) -> dict[str, int]:

@@ -1,47 +1,33 @@
 """The one way to telemetry: Arrow in, Arrow out, every insert with a token that makes its repetition harmless."""
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
 from clickhouse_connect.driver.client import Client
 
+from lockstep.errors import StoreError
 from lockstep.store.address import Address, Embedded, parse_address
 from lockstep.store.engine import EmbeddedEngine, OpenClient, server_clients
 from lockstep.store.failures import translated
 from lockstep.tables import Table
 
-# Engine releases differ in these defaults (26.9 turns async inserts on), so what we rely on is sent each time.
-_INSERT_SETTINGS = {
-    "async_insert": 0,
-    "insert_deduplicate": 1,
-    "deduplicate_blocks_in_dependent_materialized_views": 1,
-    "distributed_foreground_insert": 1,
-    "max_partitions_per_insert_block": 0,
-}
-
-_SELECT_SETTINGS = {
-    "output_format_arrow_string_as_string": 1,
-    # Tables that are joined are sharded alike, by job, so each shard joins its own rows.
-    "distributed_product_mode": "local",
-    "optimize_skip_unused_shards": 1,
-}
-
 Parameters = Mapping[str, Any]  # Any: whatever a {name:Type} placeholder takes; ClickHouse checks it
 
 
 class Store:
-    """Telemetry in one ClickHouse database; safe to share between threads, each of which gets its own client."""
+    """Telemetry in one ClickHouse database; safe to share between threads, each call of which has its own client."""
 
     def __init__(self, address: Address, open_client: OpenClient, engine: EmbeddedEngine | None = None) -> None:
         self.address = address
         self.database = address.database
         self._open_client = open_client
         self._engine = engine
-        self._local = threading.local()
-        self._clients: list[Client] = []
-        self._guard = threading.Lock()
+        self._idle: list[Client] = []
+        self._guard = threading.Lock()  # over the idle clients
+        self._closed = False
 
     def insert(self, table: Table, rows: pa.Table, token: str) -> None:
         """Store rows once; the same token with the same rows again changes nothing, in roll-ups neither.
@@ -50,9 +36,11 @@ class Store:
         """
         if rows.num_rows == 0:
             return
-        settings = _INSERT_SETTINGS | {"insert_deduplication_token": token}
-        with translated(str(self.address)):
-            self._client().insert_arrow(table.name, rows.combine_chunks(), database=self.database, settings=settings)
+        block = rows.combine_chunks()
+        with self._client() as client:
+            client.insert_arrow(
+                table.name, block, database=self.database, settings={"insert_deduplication_token": token}
+            )
 
     def query(self, sql: str, parameters: Parameters | None = None) -> pa.Table:
         """Return the rows of a SELECT; table names without a database are those of this store."""
@@ -64,13 +52,14 @@ class Store:
 
     def command(self, sql: str, settings: Mapping[str, Any] | None = None) -> None:
         """Run a statement that returns no rows and names its database itself, which may not exist yet."""
-        with translated(str(self.address)):
-            self._client().command(sql, settings=dict(settings or {}), use_database=False)
+        with self._client() as client:
+            client.command(sql, settings=dict(settings or {}), use_database=False)
 
     def close(self) -> None:
-        """Close every client of every thread, then let go of the directory; the store cannot be used again."""
+        """Close every client that is not at work, then let go of the directory; the store cannot be used again."""
         with self._guard:
-            clients, self._clients = self._clients, []
+            self._closed = True
+            clients, self._idle = self._idle, []
         for client in clients:
             client.close()
         if self._engine:
@@ -83,21 +72,36 @@ class Store:
         self.close()
 
     def _select(self, sql: str, parameters: Parameters | None, use_database: bool) -> pa.Table:
-        with translated(str(self.address)):
-            content = self._client().raw_query(
-                sql, dict(parameters or {}), _SELECT_SETTINGS, fmt="Arrow", use_database=use_database
-            )
+        with self._client() as client:
+            content = client.raw_query(sql, dict(parameters or {}), fmt="Arrow", use_database=use_database)
         return pa.ipc.open_file(content).read_all()
 
-    def _client(self) -> Client:
-        client: Client | None = getattr(self._local, "client", None)
-        if client is None:
-            client = self._open_client()
-            client.database = self.database
-            self._local.client = client
-            with self._guard:
-                self._clients.append(client)
+    @contextmanager
+    def _client(self) -> Iterator[Client]:
+        """Lend a client to one call: an idle one, or a new one when all are at work; faults become ours."""
+        with translated(str(self.address)):
+            client = self._take()
+            try:
+                yield client
+            finally:
+                self._give_back(client)
+
+    def _take(self) -> Client:
+        with self._guard:
+            if self._closed:
+                raise StoreError(f"the store at {self.address} has been closed")
+            if self._idle:
+                return self._idle.pop()
+        client = self._open_client()
+        client.database = self.database
         return client
+
+    def _give_back(self, client: Client) -> None:
+        with self._guard:
+            if not self._closed:
+                self._idle.append(client)
+                return
+        client.close()
 
 
 def open_store(url: str, *, password: str = "", memory_bytes: int = 2 << 30) -> Store:
@@ -106,4 +110,4 @@ def open_store(url: str, *, password: str = "", memory_bytes: int = 2 << 30) -> 
     if isinstance(address, Embedded):
         engine = EmbeddedEngine(address, memory_bytes)
         return Store(address, engine.open_client, engine)
-    return Store(address, server_clients(address))
+    return Store(address, server_clients(address, memory_bytes))

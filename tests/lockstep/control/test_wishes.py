@@ -2,10 +2,10 @@
 
 from lockstep.control.database import ControlDatabase
 from lockstep.control.wishes import add_wish, delete_expired, pending_wishes
-from lockstep.wish import Wish, WishKind
+from lockstep.wish import Wish
 
 
-def wish(wish_id: str = "w1", *, host: str = "h3", kind: WishKind = "detail", expires_ns: int = 100) -> Wish:
+def wish(wish_id: str = "w1", *, host: str = "h3", kind: str = "detail", expires_ns: int = 100) -> Wish:
     return Wish(id=wish_id, host=host, kind=kind, details={"ranks": [3, 7], "for_s": 30.5}, expires_ns=expires_ns)
 
 

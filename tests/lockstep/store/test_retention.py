@@ -5,7 +5,7 @@ import pytest
 from lockstep.errors import BadInput
 from lockstep.records import Collective, Connection, Event
 from lockstep.store.layout import Layout
-from lockstep.store.retention import DEFAULT_RETENTION_DAYS, apply_retention
+from lockstep.store.retention import DEFAULT_RETENTION_DAYS, apply_retention, past_retention
 from lockstep.store.store import Store
 from lockstep.tables import TABLE_BY_NAME
 from tests.builders import T0, make, rows
@@ -79,3 +79,10 @@ def test_rows_without_a_time_cannot_be_kept_by_days(embedded_store: Store) -> No
 
 def test_times_of_tests_are_in_the_past() -> None:
     assert T0 < FRESH
+
+
+def test_rows_too_old_for_a_table_are_known_before_they_are_gone() -> None:
+    four_days_later = T0 + 4 * 86_400 * 1_000_000_000
+    gone = past_retention(T0, four_days_later, {"events": 2})
+    assert {"collectives", "transfers", "events"} <= gone
+    assert not {"op_stats", "transits"} & gone

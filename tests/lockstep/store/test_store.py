@@ -6,9 +6,9 @@ import pyarrow as pa
 import pytest
 
 from lockstep.arrow import conform
-from lockstep.errors import StoreRefused
+from lockstep.errors import StoreError, StoreRefused
 from lockstep.records import Collective, Comm, NicCounter, OpStat, TransferStat
-from lockstep.store.store import Store
+from lockstep.store.store import Store, open_store
 from lockstep.tables import TABLE_BY_NAME
 from tests.builders import SECOND, T0, make, rows
 
@@ -127,3 +127,23 @@ def test_threads_share_a_store_and_every_insert_counts(store: Store) -> None:
         seen = list(pool.map(work, range(8)))
     assert min(seen) >= 10
     assert count(store, "collectives") == 80
+
+
+def test_a_closed_store_says_so(database_url: str) -> None:
+    closed = open_store(database_url)
+    closed.close()
+    with pytest.raises(StoreError, match="has been closed"):
+        closed.query_system("SELECT 1")
+
+
+def test_clients_are_kept_for_later_and_not_for_each_thread_that_ever_was(store: Store) -> None:
+    for _ in range(20):
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(count, store, "collectives").result()
+    assert len(store._idle) == 1
+
+
+def test_a_query_on_a_server_may_use_no_more_memory_than_was_said(database_url: str) -> None:
+    with open_store(database_url, memory_bytes=256 << 20) as small:
+        cap = small.query_system("SELECT value FROM system.settings WHERE name = 'max_memory_usage'")
+    assert cap["value"].to_pylist() == [str(256 << 20)]

@@ -1,0 +1,202 @@
+"""A capture goes into a store once however often it is loaded, and comes out of it with the same rows."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from lockstep.capture import exchange
+from lockstep.capture.contents import Capture, CaptureInfo
+from lockstep.capture.exchange import export_capture, load_capture
+from lockstep.capture.reading import read_capture
+from lockstep.capture.writing import CaptureWriter, write_capture
+from lockstep.errors import BadCapture, NotPresent
+from lockstep.records import Agent, Collective, Comm, Event, HostRecord
+from lockstep.store.layout import Layout
+from lockstep.store.migrations import migrate
+from lockstep.store.store import Store, open_store
+from lockstep.tables import TABLE_BY_NAME, TABLES
+from tests.builders import SECOND, T0, make, rows
+from tests.lockstep.capture.build import INFO, TOPOLOGY, sample, whole_capture, write_directory
+
+LOCKSTEP = Path(sys.executable).with_name("lockstep")
+
+
+def as_set(table: pa.Table) -> list[str]:
+    return sorted(map(repr, table.to_pylist()))
+
+
+def counts(store: Store) -> dict[str, int]:
+    """Return the number of rows in every table, and what the roll-ups made of them."""
+    parts = [f"SELECT '{table.name}' AS name, count() AS n FROM {table.name}" for table in TABLES]
+    parts += [
+        f"SELECT '{rollup}' AS name, toUInt64(sum(n)) AS n FROM {rollup}" for rollup in ("operations", "rank_minutes")
+    ]
+    return {row["name"]: row["n"] for row in store.query(" UNION ALL ".join(parts)).to_pylist()}
+
+
+def exported(store: Store, target: Path, info: CaptureInfo = INFO) -> Capture:
+    with CaptureWriter(target) as writer:
+        export_capture(store, writer, info.job, info.start_ns, info.end_ns, TOPOLOGY)
+    return read_capture(target)
+
+
+def load(store: Store, *records: HostRecord) -> None:
+    table = rows(*records)
+    name = next(table.name for table in TABLES if table.record is type(records[0]))
+    load_capture(store, Capture(INFO, tables={name: table}))
+
+
+# Into a store.
+
+
+def test_loading_twice_is_loading_once(store: Store) -> None:
+    capture = whole_capture()
+    assert load_capture(store, capture) == sum(table.num_rows for table in capture.tables.values())
+    once = counts(store)
+    assert load_capture(store, capture) == 5 * len(TABLES)
+    assert counts(store) == once == {table.name: 5 for table in TABLES} | {"operations": 1, "rank_minutes": 10}
+
+
+def test_same_capture_from_disk_is_the_same_capture(embedded_store: Store, tmp_path: Path) -> None:
+    capture = Capture(INFO, tables={"transfers": sample(TABLE_BY_NAME["transfers"])})
+    load_capture(embedded_store, capture)
+    for name in ("case", "case.tar.zst"):
+        write_capture(tmp_path / name, capture)
+        load_capture(embedded_store, read_capture(tmp_path / name))
+    assert counts(embedded_store)["transfers"] == 5
+
+
+def test_chunks_of_the_same_rows_are_the_same_rows(embedded_store: Store) -> None:
+    steps = sample(TABLE_BY_NAME["steps"])
+    for tables in (steps, pa.concat_tables([steps.slice(0, 2), steps.slice(2)])):
+        load_capture(embedded_store, Capture(INFO, tables={"steps": tables}))
+    assert counts(embedded_store)["steps"] == 5
+
+
+def test_another_capture_adds_its_rows(embedded_store: Store) -> None:
+    load(embedded_store, make(Agent, ts_ns=T0))
+    load(embedded_store, make(Agent, ts_ns=T0 + 1))
+    assert counts(embedded_store)["agents"] == 2
+
+
+def test_many_rows_go_in_pieces_and_still_once(embedded_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "_ROWS_PER_INSERT", 2)
+    for _ in range(2):
+        assert load_capture(embedded_store, Capture(INFO, tables={"steps": sample(TABLE_BY_NAME["steps"])})) == 5
+    assert counts(embedded_store)["steps"] == 5
+
+
+# Out of a store.
+
+
+def test_export_gives_back_what_was_loaded(store: Store, tmp_path: Path) -> None:
+    capture = whole_capture()
+    load_capture(store, capture)
+    found = exported(store, tmp_path / "case.tar.zst")
+    assert found.info == INFO.model_copy(update={"hosts": tuple(f"h{number}" for number in range(5))})
+    assert found.topology == TOPOLOGY
+    assert set(found.tables) == set(capture.tables)
+    for name, table in capture.tables.items():
+        assert as_set(found.tables[name]) == as_set(table), name
+
+
+def test_export_cuts_at_its_ends_and_at_no_minute(embedded_store: Store, tmp_path: Path) -> None:
+    moments = [T0 - 1, T0, T0 + 59 * SECOND, T0 + 60 * SECOND, T0 + 130 * SECOND - 1, T0 + 130 * SECOND]
+    load(embedded_store, *(make(Collective, seq=seq, enqueue_ns=moment) for seq, moment in enumerate(moments)))
+    load(embedded_store, *(make(Agent, ts_ns=moment) for moment in moments))
+    info = INFO.model_copy(update={"end_ns": T0 + 130 * SECOND})
+    found = exported(embedded_store, tmp_path / "case", info)
+    assert found.tables["collectives"]["enqueue_ns"].to_pylist() == moments[1:-1]
+    assert found.tables["agents"]["ts_ns"].to_pylist() == moments[1:-1]
+
+
+def test_export_leaves_out_other_jobs_and_other_hosts(embedded_store: Store, tmp_path: Path) -> None:
+    mine = make(Collective, host="h0", job="j1")
+    load(embedded_store, mine, make(Collective, host="h1", job="j2"))
+    load(embedded_store, *(make(Event, host=host) for host in ("h0", "h1")))
+    found = exported(embedded_store, tmp_path / "case")
+    assert found.info.hosts == ("h0",)
+    assert found.tables["collectives"].equals(rows(mine))
+    assert found.tables["events"]["host"].to_pylist() == ["h0"]
+
+
+def test_newest_version_of_a_communicator_is_exported(embedded_store: Store, tmp_path: Path) -> None:
+    load(embedded_store, make(Comm))
+    load(embedded_store, make(Comm, destroy_ns=T0 + SECOND))
+    found = exported(embedded_store, tmp_path / "case")
+    assert found.tables["comms"]["destroy_ns"].to_pylist() == [T0 + SECOND]
+
+
+def test_communicator_made_long_before_is_exported_all_the_same(embedded_store: Store, tmp_path: Path) -> None:
+    load(embedded_store, make(Comm, init_ns=T0 - 3_600 * SECOND))
+    assert set(exported(embedded_store, tmp_path / "case").tables) == {"comms"}
+
+
+@pytest.mark.parametrize("name", ["steps", "progress", "transfers"])
+def test_job_without_a_communicator_can_be_exported(name: str, embedded_store: Store, tmp_path: Path) -> None:
+    table = sample(TABLE_BY_NAME[name])
+    load_capture(embedded_store, Capture(INFO, tables={name: table}))
+    assert as_set(exported(embedded_store, tmp_path / "case").tables[name]) == as_set(table)
+
+
+def test_unknown_job_is_not_present_and_leaves_no_file(store: Store, tmp_path: Path) -> None:
+    load(store, make(Comm))
+    for job in ("j2", "", "j1' OR '1'='1"):
+        with pytest.raises(NotPresent, match="the store knows no job"):
+            exported(store, tmp_path / "case", INFO.model_copy(update={"job": job}))
+    assert [entry.name for entry in tmp_path.iterdir() if "case" in entry.name] == []
+
+
+# What is invalid never gets in.
+
+
+def invalid_capture(directory: Path) -> Path:
+    """Write a capture of two tables whose later one has a negative time in its last row."""
+    odd = sample(TABLE_BY_NAME["transfers"]).to_pylist()
+    odd[-1]["last_ns"] = -1
+    tables = {"collectives": sample(TABLE_BY_NAME["collectives"]), "transfers": pa.Table.from_pylist(odd)}
+    return write_directory(directory, tables)
+
+
+def test_invalid_capture_leaves_the_store_untouched(store: Store, tmp_path: Path) -> None:
+    with pytest.raises(BadCapture, match=r"transfers\.parquet, column last_ns, row 4: negative time"):
+        load_capture(store, read_capture(invalid_capture(tmp_path / "case")))
+    assert set(counts(store).values()) == {0}
+
+
+def run_load(capture: Path, state: Path) -> "subprocess.CompletedProcess[str]":
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("LOCKSTEP_")}
+    environment["LOCKSTEP_STATE_DIR"] = str(state)
+    command: list[Any] = [LOCKSTEP, "store", "load", capture]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    """A state directory whose store is migrated and closed."""
+    with open_store(f"chdb://{tmp_path}/state/store") as store:
+        migrate(store, Layout(store.database), now_ns=1)
+    return tmp_path / "state"
+
+
+def test_command_loads_a_capture_and_says_how_much(state: Path, tmp_path: Path) -> None:
+    write_capture(tmp_path / "case.tar.zst", whole_capture())
+    done = run_load(tmp_path / "case.tar.zst", state)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert f"loaded {5 * len(TABLES)} rows" in done.stderr
+    with open_store(f"chdb://{state}/store") as store:
+        assert counts(store)["steps"] == 5
+
+
+def test_command_refuses_an_invalid_capture_in_one_sentence(state: Path, tmp_path: Path) -> None:
+    done = run_load(invalid_capture(tmp_path / "case"), state)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr == "lockstep: transfers.parquet, column last_ns, row 4: negative time (-1)\n"
+    with open_store(f"chdb://{state}/store") as store:
+        assert set(counts(store).values()) == {0}

@@ -1,0 +1,181 @@
+"""A capture appears whole under its name, or not at all, and never over another one."""
+
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from lockstep.capture.archive import pack
+from lockstep.capture.reading import read_capture
+from lockstep.capture.writing import CaptureWriter, write_capture
+from lockstep.errors import BadInput
+from lockstep.tables import TABLE_BY_NAME, TABLES
+from lockstep.verdict import Impact, Verdict
+from tests.lockstep.capture.build import INFO, TOPOLOGY, read_tar, sample, whole_capture
+
+STEPS = TABLE_BY_NAME["steps"]
+
+both_forms = pytest.mark.parametrize("name", ["case", "case.tar.zst"])
+
+
+class Mishap(Exception):
+    """Something that goes wrong while a capture is written."""
+
+
+@both_forms
+def test_capture_comes_back_as_it_was(name: str, tmp_path: Path) -> None:
+    write_capture(tmp_path / name, whole_capture())
+    found = read_capture(tmp_path / name)
+    assert (found.info, found.topology) == (INFO, TOPOLOGY)
+    assert set(found.tables) == {table.name for table in TABLES}
+    for table, rows in whole_capture().tables.items():
+        assert found.tables[table].equals(rows), table
+    assert [entry.name for entry in tmp_path.iterdir()] == [name]
+
+
+@both_forms
+def test_rows_come_in_any_order_and_empty_ones_leave_no_file(name: str, tmp_path: Path) -> None:
+    rows = sample(STEPS)
+    with CaptureWriter(tmp_path / name) as writer:
+        writer.write(STEPS, rows.slice(2))
+        writer.write(TABLE_BY_NAME["events"], sample(TABLE_BY_NAME["events"], 0))
+        writer.write(STEPS, rows.slice(0, 2))
+        writer.finish(INFO)
+    found = read_capture(tmp_path / name)
+    assert set(found.tables) == {"steps"}
+    assert found.tables["steps"]["step"].to_pylist() == [2, 3, 4, 0, 1]
+    assert found.topology is None
+
+
+def test_verdicts_are_written_as_the_api_shows_them(tmp_path: Path) -> None:
+    verdict = Verdict(
+        id="v1",
+        job="j1",
+        fault_class="comm_slow",
+        component="nic:h3/eth1",
+        confidence=0.9,
+        grade="alert",
+        since_ns=1,
+        last_seen_ns=2,
+        impact=Impact(ranks_waiting=3),
+        reason="the NIC sends at half its rate",
+        coverage=1.0,
+    )
+    write_capture(tmp_path / "case", whole_capture(), [verdict])
+    (written,) = json.loads((tmp_path / "case" / "verdicts.json").read_text())
+    assert (written["class"], written["component"]) == ("comm_slow", "nic:h3/eth1")
+    assert read_capture(tmp_path / "case").info == INFO
+
+
+def test_no_verdicts_and_none_looked_for_are_not_the_same(tmp_path: Path) -> None:
+    write_capture(tmp_path / "judged", whole_capture(), [])
+    write_capture(tmp_path / "raw", whole_capture())
+    assert json.loads((tmp_path / "judged" / "verdicts.json").read_text()) == []
+    assert not (tmp_path / "raw" / "verdicts.json").exists()
+
+
+def test_same_content_gives_the_same_archive(tmp_path: Path) -> None:
+    for name in ("one.tar.zst", "two.tar.zst"):
+        write_capture(tmp_path / name, whole_capture())
+    assert (tmp_path / "one.tar.zst").read_bytes() == (tmp_path / "two.tar.zst").read_bytes()
+
+
+def test_archive_tells_nothing_about_who_made_it(tmp_path: Path) -> None:
+    write_capture(tmp_path / "case", whole_capture())
+    for file in (tmp_path / "case").iterdir():
+        file.chmod(0o600)
+    pack(tmp_path / "case", tmp_path / "private.tar.zst")
+    for file in (tmp_path / "case").iterdir():
+        file.chmod(0o666)
+    pack(tmp_path / "case", tmp_path / "public.tar.zst")
+    assert read_tar(tmp_path / "private.tar.zst") == read_tar(tmp_path / "public.tar.zst")
+
+
+@both_forms
+def test_capture_that_is_not_finished_leaves_nothing_behind(name: str, tmp_path: Path) -> None:
+    with CaptureWriter(tmp_path / name) as writer:
+        writer.write(STEPS, sample(STEPS))
+        assert list(tmp_path.iterdir()) != []
+    assert list(tmp_path.iterdir()) == []
+
+
+@both_forms
+def test_writer_that_fails_leaves_nothing_behind(name: str, tmp_path: Path) -> None:
+    def write_and_fail() -> None:
+        with CaptureWriter(tmp_path / name) as writer:
+            writer.write(STEPS, sample(STEPS))
+            raise Mishap
+
+    with pytest.raises(Mishap):
+        write_and_fail()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_rows_of_another_table_are_refused_and_leave_nothing_behind(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="schema"), CaptureWriter(tmp_path / "case") as writer:
+        writer.write(STEPS, sample(TABLE_BY_NAME["events"]))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_table_that_cannot_be_completed_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    close, mishaps = pq.ParquetWriter.close, [Mishap("no space left")]
+
+    def close_and_fail_once(writer: pq.ParquetWriter) -> None:
+        close(writer)
+        while mishaps:
+            raise mishaps.pop()
+
+    writer = CaptureWriter(tmp_path / "case")
+    writer.write(STEPS, sample(STEPS))
+    monkeypatch.setattr(pq.ParquetWriter, "close", close_and_fail_once)
+    with pytest.raises(Mishap), writer:
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_archive_that_cannot_be_completed_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: Path) -> None:
+        raise Mishap("the disk is gone")
+
+    monkeypatch.setattr("lockstep.capture.archive._sync", fail)
+    with pytest.raises(Mishap):
+        write_capture(tmp_path / "case.tar.zst", whole_capture())
+    assert list(tmp_path.iterdir()) == []
+
+
+@both_forms
+def test_capture_is_never_overwritten(name: str, tmp_path: Path) -> None:
+    write_capture(tmp_path / name, whole_capture())
+    with pytest.raises(BadInput, match="exists already; captures are never overwritten"):
+        CaptureWriter(tmp_path / name)
+    assert len(read_capture(tmp_path / name).tables) == len(TABLES)
+
+
+@both_forms
+def test_capture_that_appeared_meanwhile_is_not_overwritten_either(name: str, tmp_path: Path) -> None:
+    slow = CaptureWriter(tmp_path / name)
+    slow.write(STEPS, sample(STEPS))
+    (tmp_path / name).write_text("somebody else's")
+    with pytest.raises(BadInput, match="exists already"), slow:
+        slow.finish(INFO)
+    assert (tmp_path / name).read_text() == "somebody else's"
+    assert [entry.name for entry in tmp_path.iterdir()] == [name]
+
+
+def test_link_that_leads_nowhere_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "case").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(BadInput, match="exists already"):
+        CaptureWriter(tmp_path / "case")
+
+
+def test_remains_of_a_killed_writer_are_swept_away(tmp_path: Path) -> None:
+    killed = CaptureWriter(tmp_path / "case")
+    killed.write(STEPS, sample(STEPS))
+    write_capture(tmp_path / "case", whole_capture())
+    assert [entry.name for entry in tmp_path.iterdir()] == ["case"]
+    assert read_capture(tmp_path / "case").info == INFO

@@ -1,0 +1,201 @@
+"""The SQL files say what the records say, on one server and on a replicated cluster, and can be run again."""
+
+import re
+from itertools import pairwise
+
+import pytest
+
+from lockstep.store.layout import DEDUPLICATION_BLOCKS, Layout, distributed_table, render
+from lockstep.store.migrations import known_migrations
+from lockstep.store.retention import DEFAULT_RETENTION_DAYS
+from lockstep.store.store import Store
+from lockstep.tables import TABLES, Column, Table, columns_of
+
+PLAIN = Layout("lockstep")
+CLUSTER = Layout("lockstep", cluster="fleet", replicated=True)
+ROLLUPS = {"operations", "rank_minutes", "wire_minutes"}
+
+# What ClickHouse may call the type of a column of each kind, once null and low cardinality are taken off.
+TYPES = {
+    "u8": {"UInt8"},
+    "u16": {"UInt16"},
+    "u32": {"UInt32"},
+    "u64": {"UInt64"},
+    "i32": {"Int32"},
+    "i64": {"Int64"},
+    "f64": {"Float64"},
+    "bool": {"Bool"},
+    "str": {"String"},
+    "choice": {"String"},
+    "moment": {"Int64"},
+    "span": {"Int64"},
+    "texts": {"Array(LowCardinality(String))", "Array(String)"},
+    "counters": {"Map(LowCardinality(String), UInt64)", "Map(String, UInt64)"},
+}
+
+every_table = pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)
+both_layouts = pytest.mark.parametrize("layout", [PLAIN, CLUSTER], ids=["plain", "cluster"])
+
+
+def statements(layout: Layout) -> list[str]:
+    return [statement for migration in known_migrations() for statement in render(migration.sql, layout)]
+
+
+def created_tables(layout: Layout) -> dict[str, str]:
+    """Return the text after each table's name by that name."""
+    pattern = rf"CREATE TABLE IF NOT EXISTS {layout.local}\.(\w+)\s(.*)"
+    found = [re.fullmatch(pattern, statement, re.DOTALL) for statement in statements(layout)]
+    return {match[1]: match[2] for match in found if match}
+
+
+def columns_in(body: str) -> dict[str, str]:
+    """Return the columns of a CREATE TABLE with their types, those that are computed left out."""
+    lines = body[body.index("(\n") + 2 : body.index("\n)\n")].split("\n")
+    named = [line.strip().removesuffix(",").split(None, 1) for line in lines]
+    return {name: re.split(r" CODEC| MATERIALIZED", rest)[0] for name, rest in named if "MATERIALIZED" not in rest}
+
+
+def fits(column: Column, given: str) -> bool:
+    """Return whether a type of ClickHouse holds what a column may hold, null included, and nothing else."""
+    bare = re.sub(r"^LowCardinality\((.*)\)$", r"\1", given)
+    inner = re.sub(r"^Nullable\((.*)\)$", r"\1", bare)
+    return inner in TYPES[column.kind] and (inner != bare) == column.nullable
+
+
+@every_table
+def test_sql_has_exactly_the_columns_of_the_record(table: Table) -> None:
+    columns = columns_in(created_tables(PLAIN)[table.name])
+    assert list(columns) == list(columns_of(table))
+    misfits = {name: given for name, given in columns.items() if not fits(columns_of(table)[name], given)}
+    assert misfits == {}
+
+
+def test_engine_has_exactly_the_columns_of_the_records(embedded_store: Store) -> None:
+    rows = embedded_store.query_system(
+        "SELECT table, name, type FROM system.columns "
+        "WHERE database = {database:String} AND default_kind = '' ORDER BY table, position",
+        {"database": embedded_store.database},
+    ).to_pylist()
+    for table in TABLES:
+        given = {row["name"]: row["type"] for row in rows if row["table"] == table.name}
+        assert list(given) == list(columns_of(table))
+        misfits = {name: kind for name, kind in given.items() if not fits(columns_of(table)[name], kind)}
+        assert misfits == {}, table.name
+
+
+def test_there_are_no_tables_beside_records_and_rollups() -> None:
+    assert set(created_tables(PLAIN)) == {table.name for table in TABLES} | ROLLUPS
+    assert set(DEFAULT_RETENTION_DAYS) == set(created_tables(PLAIN))
+
+
+@both_layouts
+def test_every_statement_can_be_repeated(layout: Layout) -> None:
+    once = [
+        statement
+        for statement in statements(layout)
+        if not re.match(r"CREATE (TABLE|MATERIALIZED VIEW) IF NOT EXISTS ", statement)
+    ]
+    assert once == []
+
+
+def test_engine_lets_every_statement_be_repeated(embedded_store: Store) -> None:
+    created = "SELECT name, create_table_query FROM system.tables WHERE database = {database:String} ORDER BY name"
+    before = embedded_store.query_system(created, {"database": embedded_store.database})
+    for statement in statements(Layout(embedded_store.database)):
+        embedded_store.command(statement)
+    assert embedded_store.query_system(created, {"database": embedded_store.database}).equals(before)
+
+
+def test_every_table_and_rollup_remembers_what_was_inserted(embedded_store: Store) -> None:
+    rows = embedded_store.query_system(
+        "SELECT name, engine_full FROM system.tables "
+        "WHERE database = {database:String} AND engine LIKE '%MergeTree' AND name != 'migrations'",
+        {"database": embedded_store.database},
+    ).to_pylist()
+    assert {row["name"] for row in rows} == set(created_tables(PLAIN))
+    window = f"non_replicated_deduplication_window = {DEDUPLICATION_BLOCKS}"
+    assert [row["name"] for row in rows if window not in row["engine_full"]] == []
+
+
+@pytest.mark.parametrize("rollup", sorted(ROLLUPS))
+def test_every_rollup_is_filled_by_a_view_with_its_columns(rollup: str) -> None:
+    view = next(text for text in statements(PLAIN) if text.split("lockstep.")[1].startswith(f"{rollup}_view"))
+    assert f"TO lockstep.{rollup} AS" in view
+    selected = re.search(r"SELECT\n(.*)\nFROM", view, re.DOTALL)
+    assert selected is not None
+    names = [line.strip().removesuffix(",").split(" AS ")[-1] for line in selected[1].split("\n")]
+    assert names == list(columns_in(created_tables(PLAIN)[rollup]))
+
+
+@both_layouts
+def test_every_placeholder_is_filled(layout: Layout) -> None:
+    assert [text for text in statements(layout) if "${" in text or "--" in text] == []
+
+
+def test_unknown_placeholder_is_refused_by_its_name() -> None:
+    with pytest.raises(ValueError, match="unknown placeholder 'colour'"):
+        render("SELECT ${colour red}", PLAIN)
+
+
+def test_statements_are_cut_at_semicolons_and_comments_left_out() -> None:
+    sql = "-- one; two\nSELECT 1;\n  -- three\nSELECT ${local}.x;\n\n"
+    assert render(sql, PLAIN) == ["SELECT 1", "SELECT lockstep.x"]
+
+
+def test_single_server_has_plain_engines_in_one_database() -> None:
+    assert PLAIN.local == "lockstep"
+    assert render("${engine ReplacingMergeTree version}", PLAIN) == ["ReplacingMergeTree(version)"]
+    assert render("${engine MergeTree}", PLAIN) == ["MergeTree"]
+    assert not [text for text in statements(PLAIN) if "Replicated" in text or "_local" in text]
+
+
+def test_cluster_keeps_its_share_in_a_local_database() -> None:
+    assert CLUSTER.local == "lockstep_local"
+    targets = [re.findall(r"(?:EXISTS|TO|FROM) (\w+)\.", text) for text in statements(CLUSTER)]
+    assert {database for found in targets for database in found} == {"lockstep_local"}
+
+
+def test_cluster_replicates_every_table_under_its_own_path() -> None:
+    path = "'/clickhouse/tables/{shard}/{database}/{table}', '{replica}'"
+    assert render("${engine MergeTree}", CLUSTER) == [f"ReplicatedMergeTree({path})"]
+    assert f"ReplicatedReplacingMergeTree({path}, version)" in created_tables(CLUSTER)["comms"]
+    engines = [re.findall(r"ENGINE = (\w+)\(", body) for body in created_tables(CLUSTER).values()]
+    families = {"ReplicatedMergeTree", "ReplicatedReplacingMergeTree", "ReplicatedAggregatingMergeTree"}
+    assert {engine for found in engines for engine in found} == families
+    assert [len(found) for found in engines] == [1] * len(created_tables(CLUSTER))
+
+
+def test_cluster_remembers_inserts_by_number_and_not_by_age() -> None:
+    settings = [re.search(r"SETTINGS (.*)", body) for body in created_tables(CLUSTER).values()]
+    for found in settings:
+        assert found is not None
+        pairs = dict(setting.split(" = ") for setting in found[1].split(", "))
+        assert int(pairs["replicated_deduplication_window"]) == DEDUPLICATION_BLOCKS
+        assert int(pairs["replicated_deduplication_window_seconds"]) >= 10 * 365 * 86_400
+        assert "non_replicated_deduplication_window" not in pairs
+
+
+@both_layouts
+def test_acknowledged_rows_survive_a_power_cut(layout: Layout) -> None:
+    for name, body in created_tables(layout).items():
+        assert "fsync_after_insert = 1, fsync_part_directory = 1" in body, name
+
+
+def test_cluster_lays_a_table_over_its_shards_by_column() -> None:
+    assert distributed_table("steps", "job", CLUSTER) == (
+        "CREATE OR REPLACE TABLE lockstep.steps AS lockstep_local.steps "
+        "ENGINE = Distributed('fleet', 'lockstep_local', 'steps', cityHash64(job))"
+    )
+
+
+@every_table
+def test_rows_of_a_table_are_ordered_by_whose_they_are(table: Table) -> None:
+    order = re.search(r"ORDER BY \((.*)\)\n", created_tables(PLAIN)[table.name])
+    assert order is not None
+    first = order[1].split(", ")[:2]
+    assert first == ["job", "attempt"] if table.has_job else first[0] in ("host", "switch")
+
+
+def test_no_two_files_make_the_same_thing() -> None:
+    names = sorted(re.findall(r"EXISTS lockstep\.(\w+)", "\n".join(statements(PLAIN))))
+    assert [a for a, b in pairwise(names) if a == b] == []

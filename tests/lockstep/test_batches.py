@@ -1,0 +1,280 @@
+"""A batch comes out as it went in, or is refused with a reason; nothing in it can hurt the gateway."""
+
+import tracemalloc
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from lockstep.arrow import conform, rows_of, schema_of
+from lockstep.batches import ACCEPTED_VERSIONS, decode_batch, encode_batch, unpack_body
+from lockstep.errors import BadBatch
+from lockstep.records import RECORDS_VERSION, Agent, Collective, NicCounter
+from lockstep.tables import TABLE_BY_NAME, TABLES
+from tests.builders import make, rows
+from tests.lockstep.record_strategies import records_of
+
+QUICK = settings(max_examples=40, deadline=None)  # no deadline: machines that run tests differ
+MAX_BYTES, MAX_ROWS = 8 << 20, 1_000
+
+TABLES_SENT = {
+    "collectives": rows(*(make(Collective, seq=seq) for seq in range(20))),
+    "nic_counters": rows(make(NicCounter, extra={"rx_pause": 3}), make(NicCounter, nic="eth1")),
+}
+BODY = encode_batch(TABLES_SENT)
+PLAIN = unpack_body(BODY, MAX_BYTES)
+ONE_STREAM = unpack_body(encode_batch({"collectives": TABLES_SENT["collectives"]}), MAX_BYTES)
+AGENTS = rows(make(Agent), make(Agent, ts_ns=5))
+
+
+def decoded(body: bytes) -> dict[str, pa.Table]:
+    return decode_batch(body, MAX_BYTES, MAX_ROWS)
+
+
+def refusal(body: bytes) -> str:
+    with pytest.raises(BadBatch) as caught:
+        decoded(body)
+    assert (caught.value.slug, caught.value.status) == ("bad-batch", 400)
+    return str(caught.value)
+
+
+def packed(*pieces: bytes) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, "zstd") as stream:
+        for piece in pieces:
+            stream.write(piece)
+    return bytes(sink.getvalue())
+
+
+def stream_of(table: pa.Table, name: str = "agents", **options: Any) -> bytes:  # Any: whatever Arrow's options take
+    """Return rows as a foreign sender might send them: with their own schema, under a table's name."""
+    sink = pa.BufferOutputStream()
+    named = table.replace_schema_metadata({"table": name})
+    with pa.ipc.new_stream(sink, named.schema, options=pa.ipc.IpcWriteOptions(**options)) as stream:
+        stream.write_table(named)
+    return bytes(sink.getvalue())
+
+
+def with_column(name: str, values: pa.Array) -> pa.Table:
+    return AGENTS.set_column(AGENTS.schema.get_field_index(name), name, values)
+
+
+# What comes out as it went in.
+
+
+@QUICK
+@given(st.data())
+def test_batches_survive_the_way(data: st.DataObject) -> None:
+    names = data.draw(st.lists(st.sampled_from(sorted(TABLE_BY_NAME)), min_size=1, max_size=3, unique=True))
+    tables = [TABLE_BY_NAME[name] for name in names]
+    sent = {table.name: rows_of(table, data.draw(st.lists(records_of(table), max_size=3))) for table in tables}
+    received = decoded(encode_batch(sent))
+    assert list(received) == names
+    assert all(received[name].equals(sent[name]) for name in names)
+    assert all(received[name].schema.equals(schema_of(TABLE_BY_NAME[name]), check_metadata=True) for name in names)
+
+
+def test_rows_in_several_chunks_arrive_in_order() -> None:
+    chunks = pa.concat_tables([AGENTS.slice(1, 1), AGENTS.slice(0, 1)])
+    assert decoded(encode_batch({"agents": chunks}))["agents"].equals(chunks.combine_chunks())
+
+
+def test_table_without_rows_is_a_batch() -> None:
+    empty = {table.name: schema_of(table).empty_table() for table in TABLES}
+    assert {name: got.num_rows for name, got in decoded(encode_batch(empty)).items()} == dict.fromkeys(empty, 0)
+
+
+def test_column_of_a_newer_release_is_left_out() -> None:
+    newer = AGENTS.append_column("mood", pa.array(["fine", "fine"], pa.string_view()))
+    assert decoded(packed(stream_of(newer)))["agents"].equals(AGENTS)
+
+
+def test_column_of_an_older_release_is_null() -> None:
+    older = AGENTS.drop_columns(["plugin_cost_ns"])
+    assert decoded(packed(stream_of(older)))["agents"]["plugin_cost_ns"].to_pylist() == [None, None]
+
+
+def test_this_version_and_the_one_before_are_accepted() -> None:
+    assert RECORDS_VERSION in ACCEPTED_VERSIONS
+    assert RECORDS_VERSION + 1 not in ACCEPTED_VERSIONS
+    assert RECORDS_VERSION - 2 not in ACCEPTED_VERSIONS
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize("length", range(1, len(BODY), 97))
+def test_body_cut_short_is_refused(length: int) -> None:
+    assert refusal(BODY[:length]).startswith("the body is not zstd: ")
+
+
+@pytest.mark.parametrize("length", range(1, len(ONE_STREAM), 97))
+def test_stream_cut_short_before_packing_is_refused(length: int) -> None:
+    assert refusal(packed(ONE_STREAM[:length])).startswith("the body is not a sequence of whole Arrow streams: ")
+
+
+def test_stream_cut_between_two_messages_is_refused() -> None:
+    """A stream without its end mark reads like a whole one with fewer rows."""
+    whole = stream_of(AGENTS)
+    assert refusal(packed(whole[:-8])) == "the body is not a sequence of whole Arrow streams: agents has no end"
+
+
+@pytest.mark.parametrize("garbage", [b"garbage", b"{}", b"\x00" * 100, b"\xff" * 100])
+def test_garbage_is_refused(garbage: bytes) -> None:
+    assert refusal(garbage).startswith("the body is not zstd: ")
+    assert refusal(packed(garbage)).startswith("the body is not a sequence of whole Arrow streams: ")
+
+
+@pytest.mark.parametrize("body", [b"", packed(b"")], ids=["nothing", "nothing packed"])
+def test_empty_body_is_refused(body: bytes) -> None:
+    assert refusal(body) == "the batch is empty"
+
+
+@pytest.mark.parametrize("tail", [b"x", b"\x00" * 8, PLAIN[:100]], ids=["letter", "zeros", "half a stream"])
+def test_bytes_after_the_last_stream_are_refused(tail: bytes) -> None:
+    assert refusal(packed(PLAIN, tail)).startswith("the body is not a sequence of whole Arrow streams: ")
+    assert refusal(BODY + packed(tail)).startswith("the body is not a sequence of whole Arrow streams: ")
+
+
+def test_bytes_after_the_packed_streams_are_refused() -> None:
+    assert refusal(BODY + b"tail").startswith("the body is not zstd: ")
+
+
+@pytest.mark.parametrize("name", ["agent", "AGENTS", "", "agents; DROP TABLE agents", "migrations"])
+def test_table_that_does_not_exist_is_refused(name: str) -> None:
+    assert refusal(packed(stream_of(AGENTS, name))) == f"there is no table {name!r}"
+
+
+def test_stream_that_names_no_table_is_refused() -> None:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, AGENTS.schema) as stream:
+        stream.write_table(AGENTS)
+    assert refusal(packed(bytes(sink.getvalue()))) == "there is no table ''"
+
+
+def test_same_table_twice_is_refused() -> None:
+    assert refusal(BODY + BODY) == "the batch holds collectives twice"
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "complaint"),
+    [
+        ("ts_ns", pa.array([1, 2], pa.int32()), "is int32, not int64"),
+        ("version", pa.array(["1", "2"], pa.large_string()), "is large_string, not string"),
+        (
+            "version",
+            pa.array(["1", "2"]).dictionary_encode(),
+            "is dictionary<values=string, indices=int32, ordered=0>",
+        ),
+        ("plugin_cost_ns", pa.nulls(2), "is null, not int64"),
+    ],
+    ids=["narrow", "large", "dictionary", "null"],
+)
+def test_types_must_be_exact(name: str, values: pa.Array, complaint: str) -> None:
+    assert refusal(packed(stream_of(with_column(name, values)))).startswith(f"agents, column {name}: {complaint}")
+
+
+def test_bad_value_is_refused_with_column_and_row() -> None:
+    negative = with_column("ts_ns", pa.array([5, -5]))
+    assert refusal(packed(stream_of(negative))) == "agents, column ts_ns, row 1: negative time (-5)"
+
+
+def test_missing_column_is_refused_by_its_name() -> None:
+    assert refusal(packed(stream_of(AGENTS.drop_columns(["host"])))) == "agents, column host: the column is missing"
+
+
+def test_column_that_is_there_twice_is_refused() -> None:
+    twice = AGENTS.append_column("ts_ns", pa.array([1, 2]))
+    assert refusal(packed(stream_of(twice))) == "agents, column ts_ns: the column is there 2 times"
+
+
+def test_dictionary_in_an_unknown_column_is_refused() -> None:
+    coded = AGENTS.append_column("mood", pa.array(["fine", "fine"]).dictionary_encode())
+    assert "neither dictionaries nor compressed buffers" in refusal(packed(stream_of(coded)))
+
+
+@pytest.mark.parametrize("codec", ["lz4", "zstd"])
+def test_compressed_buffers_are_refused(codec: str) -> None:
+    """They could unpack into far more than the body did."""
+    refused = refusal(packed(stream_of(AGENTS, compression=codec)))
+    assert refused == "the streams must hold plain record batches, neither dictionaries nor compressed buffers"
+
+
+def test_text_that_is_not_utf8_is_refused() -> None:
+    broken = with_column("version", pa.array([b"1", b"\xff\xfe"]).view(pa.string()))
+    assert refusal(packed(stream_of(broken))).startswith("agents, column version, row 1: is broken")
+
+
+def test_broken_text_in_an_unknown_column_is_nobodys_business() -> None:
+    newer = AGENTS.append_column("mood", pa.array([b"fine", b"\xff\xfe"]).view(pa.string()))
+    assert decoded(packed(stream_of(newer)))["agents"].equals(AGENTS)
+
+
+# What is too large.
+
+
+def test_more_rows_than_allowed_are_refused_as_too_large() -> None:
+    body = encode_batch({"agents": AGENTS, "nic_counters": TABLES_SENT["nic_counters"]})
+    assert sum(table.num_rows for table in decode_batch(body, MAX_BYTES, max_rows=4).values()) == 4
+    with pytest.raises(BadBatch, match="more than 3 rows") as caught:
+        decode_batch(body, MAX_BYTES, max_rows=3)
+    assert (caught.value.slug, caught.value.status) == ("too-large", 413)
+
+
+def test_body_may_unpack_to_the_limit_and_not_beyond() -> None:
+    assert unpack_body(BODY, len(PLAIN)) == PLAIN
+    with pytest.raises(BadBatch, match="unpacks to more than") as caught:
+        unpack_body(BODY, len(PLAIN) - 1)
+    assert (caught.value.slug, caught.value.status) == ("too-large", 413)
+
+
+def test_bomb_is_refused_without_being_unpacked() -> None:
+    unpacked = 256 << 20
+    bomb = packed(*[bytes(1 << 20)] * (unpacked >> 20))
+    assert len(bomb) < 64 << 10
+    before = pa.total_allocated_bytes()
+    tracemalloc.start()
+    try:
+        with pytest.raises(BadBatch, match="more than 8 MiB"):
+            decoded(bomb)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 3 * MAX_BYTES
+    assert pa.total_allocated_bytes() - before < MAX_BYTES
+
+
+# What chance makes of a batch.
+
+FLIPS = st.lists(st.tuples(st.integers(0, len(PLAIN) - 1), st.integers(0, 7)), min_size=1, max_size=4)
+
+
+def flipped(sound: bytes, flips: list[tuple[int, int]]) -> bytes:
+    broken = bytearray(sound)
+    for place, bit in flips:
+        broken[place % len(broken)] ^= 1 << bit
+    return bytes(broken)
+
+
+@settings(max_examples=200, deadline=None)
+@given(FLIPS)
+@example([(4, 7)])  # the length of the first message
+def test_flipped_bits_give_sound_rows_or_a_refusal(flips: list[tuple[int, int]]) -> None:
+    assert_sound_or_refused(packed(flipped(PLAIN, flips)))
+
+
+@settings(max_examples=100, deadline=None)
+@given(FLIPS)
+def test_bits_flipped_on_the_way_give_sound_rows_or_a_refusal(flips: list[tuple[int, int]]) -> None:
+    assert_sound_or_refused(flipped(BODY, flips))
+
+
+def assert_sound_or_refused(body: bytes) -> None:
+    try:
+        found = decoded(body)
+    except BadBatch:
+        return
+    for name, got in found.items():
+        assert conform(TABLE_BY_NAME[name], got).equals(got)

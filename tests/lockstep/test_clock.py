@@ -1,0 +1,77 @@
+"""Time stands still in tests until it is moved, and the host's clock really waits."""
+
+import threading
+
+import pytest
+
+from lockstep.clock import NS_PER_S, Clock, ManualClock, SystemClock, rfc3339
+
+
+@pytest.mark.parametrize(
+    ("moment_ns", "text"),
+    [
+        (0, "1970-01-01T00:00:00Z"),
+        (1_700_000_000_999_999_999, "2023-11-14T22:13:20Z"),
+        (2**63 - 1, "2262-04-11T23:47:16Z"),
+    ],
+)
+def test_moment_is_written_in_utc_to_the_second(moment_ns: int, text: str) -> None:
+    assert rfc3339(moment_ns) == text
+
+
+def test_manual_clock_stands_still_until_it_is_moved() -> None:
+    clock = ManualClock(now_ns=5)
+    assert (clock.now_ns(), clock.monotonic_ns()) == (5, 5)
+    clock.advance(1.5)
+    assert (clock.now_ns(), clock.monotonic_ns()) == (5 + 1_500_000_000, 5 + 1_500_000_000)
+
+
+def test_manual_clock_moves_by_exactly_what_it_is_told() -> None:
+    clock = ManualClock()
+    clock.advance(0.57)  # 0.57 * 1e9 is a hair below 570,000,000 as a float
+    assert clock.now_ns() == 570_000_000
+
+
+def test_manual_clock_never_goes_back() -> None:
+    clock = ManualClock(now_ns=10)
+    with pytest.raises(ValueError, match="time only moves forward, not by -1 s"):
+        clock.advance(-1)
+    assert clock.now_ns() == 10
+
+
+def test_waiting_on_the_manual_clock_passes_the_time_at_once() -> None:
+    clock, event = ManualClock(), threading.Event()
+    assert clock.wait(event, 3600.0) is False
+    assert clock.now_ns() == 3600 * NS_PER_S
+
+
+def test_waiting_for_what_has_happened_takes_no_time() -> None:
+    clock, event = ManualClock(), threading.Event()
+    event.set()
+    assert clock.wait(event, 3600.0) is True
+    assert clock.now_ns() == 0
+
+
+def test_manual_clock_loses_nothing_when_many_move_it() -> None:
+    clock = ManualClock()
+
+    def move() -> None:
+        for _ in range(500):
+            clock.advance(1)
+
+    threads = [threading.Thread(target=move) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert clock.now_ns() == 2000 * NS_PER_S
+
+
+def test_clock_of_the_host_runs_and_wakes_when_the_event_comes() -> None:
+    clock: Clock = SystemClock()
+    begin_ns, event = clock.monotonic_ns(), threading.Event()
+    assert clock.now_ns() > 1_600_000_000 * NS_PER_S
+    assert clock.wait(event, 0.001) is False
+    assert clock.monotonic_ns() - begin_ns >= 1_000_000
+    event.set()
+    assert clock.wait(event, 60.0) is True

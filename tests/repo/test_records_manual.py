@@ -1,0 +1,54 @@
+"""docs/records.md says what the records say, and explains every word of ours once."""
+
+import re
+
+import pytest
+
+from lockstep.dictionary import WORDS, render_dictionary
+from lockstep.tables import TABLES, Table, columns_of
+from tests.conftest import REPO
+
+MANUAL = REPO / "docs" / "records.md"
+SECTIONS = dict(re.findall(r"^### (\w+)\n(.*?)(?=^### |\Z)", render_dictionary(), re.MULTILINE | re.DOTALL))
+
+
+def cells_of(table: str) -> list[list[str]]:
+    rows = [line for line in SECTIONS[table].splitlines() if line.startswith("| `")]
+    return [row.strip("|").split(" | ") for row in rows]
+
+
+def test_records_manual_is_up_to_date(update_golden: bool) -> None:
+    if update_golden:
+        MANUAL.write_text(render_dictionary(), encoding="utf-8")
+    assert MANUAL.read_text(encoding="utf-8") == render_dictionary(), "run this test with --update-golden"
+
+
+def test_every_table_has_its_section_in_order() -> None:
+    assert list(SECTIONS) == [table.name for table in TABLES]
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)
+def test_every_column_has_one_row_of_six_whole_cells(table: Table) -> None:
+    rows = cells_of(table.name)
+    assert [row[0].strip(" `") for row in rows] == list(columns_of(table))
+    assert {len(row) for row in rows} == {6}
+    assert not [cell for row in rows for cell in row if "|" in cell]
+
+
+def test_row_tells_type_unit_null_key_and_meaning() -> None:
+    rows = {row[0].strip(" `"): [cell.strip() for cell in row[1:]] for row in cells_of("transfers")}
+    assert rows["wire_ns"][:4] == ["span", "ns", "yes", ""]
+    assert rows["bytes"] == ["u64", "bytes", "", "", "bytes moved"]
+    assert rows["direction"] == ["`send`, `recv`", "", "", "yes", "as seen from this side"]
+
+
+def test_section_tells_key_and_time_of_its_table() -> None:
+    assert "Key: `host`, `ts_ns`. Time: `ts_ns`." in SECTIONS["agents"]
+    assert "No key: equal rows may repeat. Rows carry no time." in SECTIONS["transits"]
+
+
+def test_every_word_is_explained_in_one_sentence() -> None:
+    assert {"rank", "rail", "window", "verdict", "watermark", "segment", "wish"} <= WORDS.keys()
+    odd = [word for word, meaning in WORDS.items() if not re.fullmatch(r"[A-Z][^.]*\.", meaning)]
+    assert odd == []
+    assert all(f"- **{word}**: {meaning}\n" in render_dictionary() for word, meaning in WORDS.items())

@@ -1,0 +1,38 @@
+"""How tests wait for other threads and processes: until it is so, with a limit, and never for a guessed time."""
+
+import threading
+import time
+from collections.abc import Callable
+
+_LIMIT_S = 20.0  # far more than anything here takes, also on a busy machine
+
+
+def eventually(is_so: Callable[[], object], limit_s: float = _LIMIT_S) -> None:
+    """Return as soon as the condition holds; fail when it does not within the limit."""
+    deadline = time.monotonic() + limit_s
+    pause = threading.Event()
+    while not is_so():
+        assert time.monotonic() < deadline, f"not so within {limit_s} s"
+        pause.wait(0.002)
+
+
+class HastyClock:
+    """A clock on which a second passes in a hundredth of one: real threads, real waiting, little of it."""
+
+    SPEED = 100
+
+    def __init__(self) -> None:
+        self._begin_ns, self._epoch_ns = time.monotonic_ns(), time.time_ns()
+
+    def now_ns(self) -> int:
+        return self._epoch_ns + self.monotonic_ns()
+
+    def skip(self, seconds: float) -> None:
+        """Set the time of day forward, as an administrator would; nobody who waits notices."""
+        self._epoch_ns += round(seconds * 1e9)
+
+    def monotonic_ns(self) -> int:
+        return (time.monotonic_ns() - self._begin_ns) * self.SPEED
+
+    def wait(self, event: threading.Event, timeout_s: float) -> bool:
+        return event.wait(timeout_s / self.SPEED)
