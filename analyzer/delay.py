@@ -3,13 +3,16 @@
 Traffic of one kind is homogeneous, so pairs that carry the same size class over the same transport need about the
 same time per byte and gigabit. A pair's excess is the logarithm of its delay over the median of its kind, pooled
 over size classes by bytes; its spread is the median absolute deviation of all pairs. The median stands as long as
-fewer than half of the pairs are slow: what hits everybody at once is not seen here.
+fewer than half of the pairs are slow: what hits everybody at once is not seen here. A kind with too few rows for a
+median is left out, and so are rows without bytes or wire time: they show a coarse clock, not a fast wire.
 
 Cost: O(rows log rows) for the medians. Reference: the delay matrix of C4D (HPCA'25).
 """
 
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from statistics import median_low
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +23,9 @@ from lockstep.topology import TopologyIndex
 if TYPE_CHECKING:
     import torch
 
-_MIN_NS_PER_BYTE = 1e-6  # a petabyte a second: a wire time of zero is a clock too coarse, not a fast wire
+Pair = tuple[End, End]  # sender, receiver
+K = TypeVar("K", bound=Hashable)
+
 _MAD_TO_SIGMA = 1.4826  # for normally distributed excesses
 
 
@@ -38,7 +43,7 @@ class DelayOptions:
 class DelayMatrix:
     """The delay of every pair of ends that was compared; arrays are parallel to `pairs`."""
 
-    pairs: tuple[tuple[End, End], ...]
+    pairs: tuple[Pair, ...]
     transports: frozenset[str | None]
     ratio: np.ndarray  # delay over the median of its kind; 1 is normal
     sigmas: np.ndarray  # excess in units of the spread between pairs
@@ -48,18 +53,15 @@ class DelayMatrix:
 
 def build_matrix(rows: pa.Table, topology: TopologyIndex | None, options: DelayOptions) -> DelayMatrix | None:
     """Return the delay matrix of a window, or None when too few pairs can be compared."""
-    pair_of_row = _pairs_of(rows)
-    pairs = tuple(dict.fromkeys(pair_of_row))
+    rows = _comparable(rows, options.min_pairs)
+    places, pairs = _pairs_of(rows)
     if len(pairs) < options.min_pairs:
         return None
     import torch  # two seconds to import, and only needed once there is a window to look at
 
-    number = {pair: index for index, pair in enumerate(pairs)}
-    places = torch.tensor([number[pair] for pair in pair_of_row])
-    gbps = torch.tensor([_nominal_gbps(pair, topology) for pair in pairs], dtype=torch.float64)
-    size = torch.from_numpy(rows["bytes"].to_numpy().astype(np.float64))
-    delay = torch.from_numpy(rows["wire_ns"].to_numpy().astype(np.float64)) / size
-    excess = _minus_median_of_kind(torch.log(delay.clamp(min=_MIN_NS_PER_BYTE) * gbps[places]), _kinds(rows))
+    size, wire = (torch.from_numpy(rows[name].to_numpy().astype(np.float64)) for name in ("bytes", "wire_ns"))
+    gbps = torch.tensor(_nominal_gbps(pairs, topology), dtype=torch.float64)
+    excess = _minus_median_of_kind(torch.log(wire / size * gbps[places]), rows)
     pooled = _mean_by_pair(excess, size, places, len(pairs))
     pooled = pooled - pooled.median()
     spread = max(float(pooled.abs().median()) * _MAD_TO_SIGMA, options.min_spread)
@@ -70,40 +72,66 @@ def build_matrix(rows: pa.Table, topology: TopologyIndex | None, options: DelayO
         ratio=ratio.numpy(),
         sigmas=sigmas.numpy(),
         hot=((ratio >= options.hot_ratio) & (sigmas >= options.hot_sigmas)).numpy(),
-        ns_per_byte=_mean_by_pair(delay, size, places, len(pairs)).numpy(),
+        ns_per_byte=_mean_by_pair(wire / size, size, places, len(pairs)).numpy(),
     )
 
 
-def _pairs_of(rows: pa.Table) -> list[tuple[End, End]]:
-    columns = (rows[name].to_pylist() for name in ("src_host", "src_nic", "dst_host", "dst_nic"))
-    return [(End(src, src_nic), End(dst, dst_nic)) for src, src_nic, dst, dst_nic in zip(*columns, strict=True)]
+def _comparable(rows: pa.Table, min_pairs: int) -> pa.Table:
+    """Return the rows with a delay whose kind has enough of them: few would be judged by each other."""
+    measured = rows.filter(pa.array((rows["bytes"].to_numpy() > 0) & (rows["wire_ns"].to_numpy() > 0)))
+    kind, _ = _number(_kinds(measured))
+    return measured.filter(pa.array(np.bincount(kind)[kind] >= min_pairs))
 
 
-def _kinds(rows: pa.Table) -> list[tuple[str | None, int]]:
+def _kinds(rows: pa.Table) -> Iterable[tuple[str | None, int]]:
     """Return what makes rows comparable: the same transport and the same size of operation."""
-    return list(zip(rows["transport"].to_pylist(), rows["size_class"].to_pylist(), strict=True))
+    return zip(rows["transport"].to_pylist(), rows["size_class"].to_pylist(), strict=True)
 
 
-def _nominal_gbps(pair: tuple[End, End], topology: TopologyIndex | None) -> float:
-    """Return the rate that the slower of the two host links is built for, so that mixed fabrics compare; else 1."""
-    links = [topology.host_link(end.host, end.nic) for end in pair if topology and end.nic]
-    return min((link.gbps for link in links if link), default=1.0)
+def _pairs_of(rows: pa.Table) -> tuple[np.ndarray, tuple[Pair, ...]]:
+    """Return the number of each row's pair, and the pairs by number."""
+    columns = (rows[name].to_pylist() for name in ("src_host", "src_nic", "dst_host", "dst_nic"))
+    places, distinct = _number(zip(*columns, strict=True))
+    return places, tuple((End(src, src_nic), End(dst, dst_nic)) for src, src_nic, dst, dst_nic in distinct)
 
 
-def _minus_median_of_kind(values: "torch.Tensor", kinds: list[tuple[str | None, int]]) -> "torch.Tensor":
-    import torch
+def _number(values: Iterable[K]) -> tuple[np.ndarray, list[K]]:
+    """Return a number for each value, equal for equal ones, and the values by number."""
+    numbers: dict[K, int] = {}
+    places = [numbers.setdefault(value, len(numbers)) for value in values]
+    return np.array(places, np.int64), list(numbers)
 
+
+def _nominal_gbps(pairs: tuple[Pair, ...], topology: TopologyIndex | None) -> list[float]:
+    """Return the rate each pair is built for, that of its slower end, so that mixed fabrics compare.
+
+    Pairs that the topology does not know are taken for the usual: any other rate would make them, or everybody
+    else, look slow.
+    """
+    rates = {end: _end_gbps(end, topology) for end in {end for pair in pairs for end in pair}} if topology else {}
+    known = [min((rates[end] for end in pair if rates.get(end)), default=0.0) for pair in pairs]
+    usual = median_low([rate for rate in known if rate] or [1.0])
+    return [rate or usual for rate in known]
+
+
+def _end_gbps(end: End, topology: TopologyIndex) -> float:
+    """Return the rate of a NIC's cable, or of the slowest of its host while the NIC is unknown; 0: unknown."""
+    nics = [end.nic] if end.nic else [nic.id for nic in topology.nics_of(end.host)]
+    links = (topology.host_link(end.host, nic) for nic in nics)
+    return min((link.gbps for link in links if link), default=0.0)
+
+
+def _minus_median_of_kind(values: "torch.Tensor", rows: pa.Table) -> "torch.Tensor":
+    kind, kinds = _number(_kinds(rows))
     result = values.clone()
-    for kind in dict.fromkeys(kinds):
-        mask = torch.tensor([other == kind for other in kinds])
-        result[mask] -= values[mask].median()
+    for number in range(len(kinds)):
+        result[kind == number] -= values[kind == number].median()
     return result
 
 
-def _mean_by_pair(
-    values: "torch.Tensor", weights: "torch.Tensor", places: "torch.Tensor", pairs: int
-) -> "torch.Tensor":
+def _mean_by_pair(values: "torch.Tensor", weights: "torch.Tensor", places: np.ndarray, pairs: int) -> "torch.Tensor":
     import torch
 
-    total = torch.zeros(pairs, dtype=values.dtype).index_add(0, places, values * weights)
-    return total / torch.zeros(pairs, dtype=values.dtype).index_add(0, places, weights)
+    into = torch.from_numpy(places)
+    total = torch.zeros(pairs, dtype=values.dtype).index_add(0, into, values * weights)
+    return total / torch.zeros(pairs, dtype=values.dtype).index_add(0, into, weights)

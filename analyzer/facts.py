@@ -30,10 +30,11 @@ class WindowFacts:
     silent: frozenset[str]  # of those, who said nothing
     pairs: pa.Table  # src_host, src_nic?, dst_host, dst_nic?, transport?, size_class, transfers, bytes, wire_ns
     operations: int  # finished in the window, counted once per rank
+    nodes: int  # hosts that its communicators count; some of them may never have said a word
 
     @property
     def coverage(self) -> float:
-        return 1 - len(self.silent) / len(self.hosts) if self.hosts else 0.0
+        return len(self.hosts - self.silent) / max(len(self.hosts), self.nodes, 1)
 
     @property
     def pace(self) -> float | None:

@@ -8,6 +8,7 @@ from statistics import median
 from analyzer.facts import WindowFacts
 from analyzer.windows import Window
 from lockstep.incident import Incident
+from lockstep.topology import split_end
 from lockstep.verdict import Verdict
 
 Key = tuple[str, str]  # class, component: the same fault, whichever of its sides shows in a window
@@ -52,12 +53,26 @@ def resume(incidents: Iterable[Incident]) -> JobState:
     return JobState(seen=seen, open=open_now)
 
 
+def learn_pace(
+    state: JobState, verdicts: list[Verdict] | None, facts: WindowFacts, options: TrackingOptions
+) -> JobState:
+    """Return the state with the pace of one more window, unless something was wrong or nothing to see in it."""
+    if verdicts or verdicts is None or facts.pace is None:
+        return state
+    return replace(state, paces=(*state.paces, facts.pace)[-options.usual_windows :])
+
+
 def track(
-    state: JobState, verdicts: list[Verdict], facts: WindowFacts, options: TrackingOptions
+    state: JobState, verdicts: list[Verdict] | None, facts: WindowFacts, options: TrackingOptions
 ) -> tuple[JobState, list[Incident]]:
-    """Return the state after one window, and the incidents that were opened, updated or closed by it."""
+    """Return the state after one window, and the incidents that were opened, updated or closed by it.
+
+    A window that could not be judged (None) changes nothing.
+    """
+    if verdicts is None:
+        return state, []
     found = {_key(verdict): verdict for verdict in verdicts}
-    seen = _count(state.seen, found, facts.window, options)
+    seen = _count(state.seen, found, facts, options)
     opened = {
         key: _incident(state.open.get(key), found[key], seen[key], facts.window)
         for key in found
@@ -69,8 +84,8 @@ def track(
         if key not in seen
     ]
     still = {key: incident for key, incident in {**state.open, **opened}.items() if key in seen}
-    paces = state.paces if found or facts.pace is None else (*state.paces, facts.pace)[-options.usual_windows :]
-    return JobState(seen=seen, open=still, paces=paces), [*opened.values(), *closed]
+    learnt = learn_pace(state, verdicts, facts, options)
+    return replace(learnt, seen=seen, open=still), [*opened.values(), *closed]
 
 
 def close_all(state: JobState, now_ns: int) -> tuple[JobState, list[Incident]]:
@@ -80,13 +95,18 @@ def close_all(state: JobState, now_ns: int) -> tuple[JobState, list[Incident]]:
 
 
 def _count(
-    seen: Mapping[Key, Seen], found: Mapping[Key, Verdict], window: Window, options: TrackingOptions
+    seen: Mapping[Key, Seen], found: Mapping[Key, Verdict], facts: WindowFacts, options: TrackingOptions
 ) -> dict[Key, Seen]:
+    start_ns = facts.window.start_ns
     again = {
-        key: replace(seen[key], windows=seen[key].windows + 1, clear=0) if key in seen else Seen(window.start_ns)
+        key: replace(seen[key], windows=seen[key].windows + 1, clear=0) if key in seen else Seen(start_ns)
         for key in found
     }
-    absent = {key: replace(past, clear=past.clear + 1) for key, past in seen.items() if key not in found}
+    absent = {
+        key: past if _is_hidden(key, facts.silent) else replace(past, clear=past.clear + 1)
+        for key, past in seen.items()
+        if key not in found
+    }
     kept = {
         key: past
         for key, past in absent.items()
@@ -95,10 +115,15 @@ def _count(
     return again | kept
 
 
+def _is_hidden(key: Key, silent: frozenset[str]) -> bool:
+    """Return whether a host of the part says nothing: not seen is not normal."""
+    ends = key[1].partition(":")[2].split("--")
+    return any(split_end(end)[0] in silent for end in ends)
+
+
 def _incident(known: Incident | None, verdict: Verdict, seen: Seen, window: Window) -> Incident:
-    since_ns = known.verdict.since_ns if known else seen.since_ns
-    identity = known.id if known else _identify(verdict, since_ns)
-    verdict = verdict.model_copy(update={"id": identity, "since_ns": since_ns})
+    identity = known.id if known else _identify(verdict, seen.since_ns)
+    verdict = verdict.model_copy(update={"id": identity, "since_ns": seen.since_ns})
     return Incident(
         id=identity,
         job=verdict.job,

@@ -28,11 +28,14 @@ class AnalyzerOptions:
 
 def judge(
     facts: WindowFacts, topology: TopologyIndex | None, usual_pace: float | None, options: AnalyzerOptions
-) -> list[Verdict]:
-    """Return one verdict per part at fault in this window; an empty list means silence, not health."""
+) -> list[Verdict] | None:
+    """Return one verdict per part at fault in this window; an empty list means silence, not health.
+
+    None means that there was too little to compare: the window says nothing, not even that a fault is over.
+    """
     matrix = build_matrix(facts.pairs, topology, options.delay)
     if matrix is None:
-        return []
+        return None
     return [_verdict(blame, matrix, facts, usual_pace, options) for blame in find_blame(matrix, topology)]
 
 

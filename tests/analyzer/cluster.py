@@ -1,0 +1,105 @@
+"""A simulated job as the analyzer meets it: hosts that send, lag or fall silent, and a service that looks at them."""
+
+import itertools
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from analyzer.service import AnalyzerService, ServiceOptions
+from lockstep.clock import NS_PER_S, ManualClock
+from lockstep.control.database import ControlDatabase
+from lockstep.control.incidents import open_incidents
+from lockstep.control.leases import Lease, take_lease
+from lockstep.incident import Incident
+from lockstep.records import Agent
+from lockstep.sim.story import Story, build_topology
+from lockstep.store.store import Store
+from lockstep.tables import TABLE_BY_NAME
+from lockstep.topology import TopologyIndex
+from tests.builders import T0, make, rows
+from tests.simulated import Delivery, tell
+
+SENT = ("comms", "op_stats", "transfer_stats")  # what collectors send of every operation
+SEED = 21
+_tokens = itertools.count()  # over all clusters: a store remembers tokens longer than rows
+
+
+@dataclass
+class Cluster:
+    """A story under observation: its hosts send rows and heartbeats, then the service runs, and so on."""
+
+    store: Store
+    control: ControlDatabase
+    story: Story
+    every_s: int = 5
+    holder: str = "first"
+    silent: set[str] = field(default_factory=set)  # hosts that send nothing any more
+    lagging: set[str] = field(default_factory=set)  # hosts that send heartbeats only, with a watermark that stands
+    told: list[Incident] = field(default_factory=list)
+    windows: int = 0
+
+    def __post_init__(self) -> None:
+        self.clock = ManualClock(T0)
+        self._deliveries = iter(tell(self.story, SEED, self.every_s))
+        self._marks = dict.fromkeys((f"h{number}" for number in range(self.story.cluster.hosts)), T0)
+        self.restart()
+
+    def restart(self) -> None:
+        """Replace the service by a new one, which remembers nothing."""
+        topology = TopologyIndex(build_topology(self.story.cluster))
+        self.service = AnalyzerService(self.store, self.control, topology, ServiceOptions(), self.told.append)
+
+    @property
+    def lease(self) -> Lease:
+        lease = take_lease(self.control, "analyzer", self.holder, 15 * NS_PER_S, self.clock.now_ns())
+        assert lease is not None
+        return lease
+
+    @property
+    def open(self) -> list[Incident]:
+        return open_incidents(self.control)
+
+    def analyse(self) -> None:
+        self.windows += self.service.run_once(self.lease, self.clock.now_ns())
+
+    def run(self, seconds: int) -> None:
+        for _ in range(seconds // self.every_s):
+            self.send()
+            self.analyse()
+
+    def send(self) -> None:
+        """Let time pass and send what became complete meanwhile."""
+        self.clock.advance(self.every_s)
+        delivery = next(self._deliveries)
+        mute = pa.array(sorted(self.silent | self.lagging), pa.string())
+        for name in SENT:
+            if name in delivery.rows:
+                table = delivery.rows[name]
+                self._insert(name, table.filter(pc.invert(pc.is_in(table["host"], mute))))
+        self.beat(delivery)
+
+    def introduce(self) -> None:
+        """Send the communicators of all hosts, also of those that send nothing else."""
+        self._insert("comms", tell(self.story, SEED, self.every_s)[0].rows["comms"])
+
+    def wait(self, seconds: int) -> None:
+        """Let time pass in which the job sends nothing, while its hosts go on sending heartbeats."""
+        for _ in range(seconds // 5):
+            self.clock.advance(5)
+            self.beat()
+            self.analyse()
+
+    def beat(self, delivery: Delivery | None = None) -> None:
+        """Send the heartbeats of all hosts that are not silent."""
+        for host in self._marks.keys() - self.silent - self.lagging:
+            self._marks[host] = delivery.watermark_ns if delivery else self.clock.now_ns()
+        beats = [
+            make(Agent, host=host, ts_ns=self.clock.now_ns(), watermark_ns=mark)
+            for host, mark in self._marks.items()
+            if host not in self.silent
+        ]
+        self._insert("agents", rows(*beats))
+
+    def _insert(self, name: str, table: pa.Table) -> None:
+        self.store.insert(TABLE_BY_NAME[name], table, token=f"cluster/{next(_tokens)}")

@@ -1,0 +1,289 @@
+"""The service turns what collectors send into incidents, one analyzer at a time, and survives being replaced."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from lockstep.clock import NS_PER_S
+from lockstep.control.database import ControlDatabase, open_control
+from lockstep.control.incidents import list_incidents
+from lockstep.control.leases import release_lease, take_lease
+from lockstep.errors import ControlAway, LeaseLost
+from lockstep.sim.story import Story, Turn, find_story, parse_story, resize_story
+from lockstep.store.store import Store
+from tests.analyzer.cluster import Cluster
+from tests.builders import T0
+
+NIC = "nic:h1/eth2"
+SICK = parse_story(
+    """
+    summary = "16 ranks on 4 hosts; one NIC carries half its rate from second 5 on"
+    duration_s = 55
+
+    [cluster]
+    hosts = 4
+    gpus_per_host = 4
+    nics_per_host = 4
+    hosts_per_leaf = 2
+    spines = 2
+    nic_gbps = 200.0
+
+    [job]
+    compute_ms = 300.0
+    allreduce_mb = [512]
+
+    [[timeline]]
+    at_s = 5.0
+    part = "nic:h1/eth2"
+    rate = 0.5
+    """,
+    "small",
+)
+HEALTHY = SICK.model_copy(update={"timeline": ()})
+HEALING = SICK.model_copy(update={"timeline": (*SICK.timeline, Turn(at_s=20.0, part=NIC, rate=1.0))})
+Watch = Callable[[Story], Cluster]
+
+
+@pytest.fixture
+def control(tmp_path: Path) -> Iterator[ControlDatabase]:
+    with open_control(f"sqlite:///{tmp_path / 'control.db'}") as opened:
+        yield opened
+
+
+@pytest.fixture
+def watch(embedded_store: Store, control: ControlDatabase) -> Watch:
+    return lambda story: Cluster(embedded_store, control, story)
+
+
+def after(seconds: int) -> int:
+    return T0 + seconds * NS_PER_S
+
+
+def test_slow_nic_of_the_story_is_named_in_time(embedded_store: Store, control: ControlDatabase) -> None:
+    """Half of its ranks are enough here, and twelve seconds after the fault; tests/stories tells it in full."""
+    story = resize_story(find_story("nic-half-speed"), 32).model_copy(update={"duration_s": 32.0})
+    (turn,), (expected,) = story.timeline, story.expect
+    cluster = Cluster(embedded_store, control, story, every_s=1)
+    cluster.run(int(turn.at_s))
+    assert cluster.told == []
+    cluster.run(int(story.duration_s - turn.at_s))
+    (incident,) = cluster.told
+    assert cluster.open == [incident]
+    assert (incident.verdict.fault_class, incident.verdict.component) == (expected.fault_class, expected.component)
+    assert incident.verdict.ambiguous_with == expected.also_right
+    assert incident.opened_ns <= after(int(turn.at_s + expected.within_s))
+    assert incident.verdict.since_ns == after(20)
+    assert incident.verdict.coverage == 1.0
+    assert incident.verdict.impact.step_time_ratio == pytest.approx(1.25, abs=0.1)
+
+
+def test_healthy_twin_stays_silent(watch: Watch) -> None:
+    cluster = watch(HEALTHY)
+    cluster.run(30)
+    assert cluster.windows == 6
+    assert cluster.told == list_incidents(cluster.control) == []
+
+
+def test_lasting_fault_is_one_incident_that_is_kept_up_to_date(watch: Watch) -> None:
+    cluster = watch(SICK)
+    cluster.run(25)
+    assert [incident.updated_ns for incident in cluster.told] == [after(15), after(20), after(25)]
+    (incident,) = cluster.open
+    assert {told.id for told in cluster.told} == {incident.id}
+    assert (incident.verdict.component, incident.opened_ns, incident.updated_ns) == (NIC, after(15), after(25))
+    assert incident.verdict.since_ns == after(5)
+
+
+def test_nothing_is_analysed_before_all_hosts_have_reported(watch: Watch) -> None:
+    cluster = watch(SICK)
+    cluster.introduce()
+    cluster.lagging = {"h3"}
+    cluster.run(15)
+    assert (cluster.windows, cluster.told) == (0, [])
+    cluster.lagging = set()
+    cluster.beat()
+    cluster.analyse()
+    assert cluster.windows == 3, "all that became complete, in their order"
+    assert [incident.opened_ns for incident in cluster.open] == [after(15)]
+
+
+def test_silent_host_holds_nothing_up_and_lowers_the_coverage(watch: Watch) -> None:
+    cluster = watch(SICK)
+    cluster.run(5)
+    cluster.silent = {"h3"}
+    cluster.run(15)
+    assert (cluster.windows, cluster.told) == (1, []), "it may still come back"
+    cluster.run(5)
+    assert cluster.windows == 5
+    (incident,) = cluster.open
+    assert (incident.verdict.component, incident.verdict.coverage) == (NIC, 0.75)
+    assert incident.verdict.evidence[0]["silent_hosts"] == ["h3"]
+
+
+def test_host_that_has_not_spoken_yet_is_waited_for_as_long_as_a_silent_one(watch: Watch) -> None:
+    cluster = watch(SICK)
+    cluster.introduce()
+    cluster.silent = {"h3"}
+    cluster.run(15)
+    assert cluster.windows == 0
+    cluster.run(5)
+    assert cluster.windows == 4
+    assert [incident.verdict.coverage for incident in cluster.open] == [0.75]
+
+
+def test_host_of_which_nothing_is_known_lowers_the_coverage(watch: Watch) -> None:
+    cluster = watch(SICK)
+    cluster.silent = {"h3"}
+    cluster.run(15)
+    assert cluster.windows == 3, "nobody waits for a host that only the others know of"
+    assert [incident.verdict.coverage for incident in cluster.open] == [0.75]
+
+
+def test_fault_on_a_host_that_falls_silent_is_not_over(watch: Watch) -> None:
+    cluster = watch(HEALING)
+    cluster.run(15)
+    (opened,) = cluster.open
+    cluster.silent = {"h1"}
+    cluster.run(30)
+    assert cluster.windows == 9
+    assert opened.id in {incident.id for incident in cluster.open}
+
+
+def test_healed_fault_is_closed(watch: Watch) -> None:
+    cluster = watch(HEALING)
+    cluster.run(30)
+    assert [incident.state for incident in cluster.open] == ["open"]
+    cluster.run(5)
+    (closed,) = list_incidents(cluster.control)
+    assert (closed.state, closed.closed_ns) == ("closed", after(35))
+    assert closed.closed_because == "the part has been normal again"
+    assert cluster.told[-1] == closed
+
+
+def test_pause_of_the_job_does_not_close_its_incidents(watch: Watch) -> None:
+    cluster = watch(SICK)
+    cluster.run(15)
+    (opened,) = cluster.told
+    cluster.wait(25)
+    assert cluster.windows == 8
+    assert cluster.open == cluster.told == [opened]
+
+
+def test_job_that_ends_closes_its_incidents(watch: Watch) -> None:
+    cluster = watch(SICK)
+    cluster.run(15)
+    (opened,) = cluster.open
+    cluster.clock.advance(110)
+    cluster.wait(5)
+    assert cluster.open == [opened], "its last rows are from two minutes ago"
+    cluster.wait(5)
+    (closed,) = list_incidents(cluster.control)
+    assert (closed.id, closed.state, closed.closed_ns) == (opened.id, "closed", after(135))
+    assert closed.closed_because == "the job ended or sends nothing any more"
+    cluster.wait(5)
+    assert cluster.told == [opened, closed]
+
+
+def test_job_that_ended_while_nobody_watched_closes_its_incidents(watch: Watch) -> None:
+    cluster = watch(SICK)
+    cluster.run(15)
+    cluster.restart()
+    cluster.clock.advance(3600)
+    cluster.analyse()
+    (closed,) = list_incidents(cluster.control)
+    assert (closed.state, closed.closed_ns) == ("closed", after(3615))
+
+
+def test_restarted_service_goes_on_with_the_same_incident(watch: Watch) -> None:
+    cluster = watch(SICK)
+    cluster.run(15)
+    (before,) = cluster.told
+    cluster.restart()
+    cluster.analyse()
+    assert cluster.told == [before], "what was told before is not told again"
+    cluster.run(5)
+    (_, again) = cluster.told
+    assert list_incidents(cluster.control) == [again]
+    assert (again.id, again.state, again.updated_ns) == (before.id, "open", after(20))
+    assert (again.opened_ns, again.verdict.since_ns) == (before.opened_ns, before.verdict.since_ns)
+    assert again.verdict.impact.step_time_ratio == pytest.approx(before.verdict.impact.step_time_ratio, rel=0.1)
+
+
+def test_restarted_service_closes_what_has_healed_and_opens_nothing_again(watch: Watch) -> None:
+    cluster = watch(HEALING)
+    cluster.run(20)
+    cluster.restart()
+    cluster.run(15)
+    (closed,) = list_incidents(cluster.control)
+    assert closed.state == "closed"
+    told = list(cluster.told)
+    cluster.restart()
+    cluster.run(10)
+    assert (cluster.told, list_incidents(cluster.control)) == (told, [closed])
+
+
+def test_service_that_gets_the_lease_back_knows_what_happened_meanwhile(watch: Watch) -> None:
+    """The second service closes the incident that the first still remembers as open."""
+    cluster = watch(HEALING)
+    cluster.run(15)
+    first = cluster.service
+    release_lease(cluster.control, cluster.lease)
+    cluster.holder = "second"
+    cluster.restart()
+    cluster.run(20)
+    (closed,) = list_incidents(cluster.control)
+    assert closed.state == "closed"
+    release_lease(cluster.control, cluster.lease)
+    cluster.holder, cluster.service = "first", first
+    told = list(cluster.told)
+    cluster.run(5)
+    assert (cluster.told, list_incidents(cluster.control)) == (told, [closed])
+
+
+def test_stale_lease_is_refused_and_nothing_is_announced(watch: Watch) -> None:
+    cluster = watch(SICK)
+    cluster.run(10)
+    stale = cluster.lease
+    cluster.send()
+    assert take_lease(cluster.control, "analyzer", "second", 15 * NS_PER_S, stale.expires_ns)
+    with pytest.raises(LeaseLost, match="second has it now"):
+        cluster.service.run_once(stale, cluster.clock.now_ns())
+    assert cluster.told == list_incidents(cluster.control) == []
+
+
+def test_window_whose_incidents_could_not_be_saved_is_analysed_again(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = watch(HEALING)
+    for moment_s, state in ((15, "open"), (35, "closed")):
+        cluster.run(moment_s - 5 - cluster.windows * 5)
+        cluster.send()
+        told = list(cluster.told)
+        with monkeypatch.context() as broken:
+            broken.setattr("analyzer.service.save_incidents", _fail)
+            with pytest.raises(ControlAway):
+                cluster.analyse()
+        assert cluster.told == told
+        cluster.analyse()
+        assert [incident.state for incident in list_incidents(cluster.control)] == [state]
+
+
+def test_fault_of_one_window_is_not_confirmed_by_analysing_it_twice(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second fault is seen once in a window that has to be repeated, because the first could not be saved."""
+    short = [Turn(at_s=at_s, part="nic:h3/eth1", rate=rate) for at_s, rate in ((10.0, 0.5), (15.0, 1.0))]
+    cluster = watch(SICK.model_copy(update={"timeline": (*SICK.timeline, *short), "duration_s": 20.0}))
+    cluster.run(10)
+    cluster.send()
+    with monkeypatch.context() as broken:
+        broken.setattr("analyzer.service.save_incidents", _fail)
+        with pytest.raises(ControlAway):
+            cluster.analyse()
+    cluster.run(5)
+    assert {incident.verdict.component for incident in list_incidents(cluster.control)} == {NIC}
+
+
+def _fail(*_: object) -> None:
+    raise ControlAway("the control database is away")
