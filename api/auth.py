@@ -5,8 +5,8 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from api.parts import Parts, parts_of
-from api.problems import NotAllowed
 from lockstep.control.tokens import Token, find_token
+from lockstep.errors import NotAllowed
 
 
 def require_reader(request: Request) -> None:
@@ -16,14 +16,16 @@ def require_reader(request: Request) -> None:
         return
     token = _token_of(request, parts)
     if token.scope not in ("read", "admin"):
-        raise NotAllowed(f"a token of scope {token.scope} does not allow reading", 403, "wrong-scope")
+        raise NotAllowed(f"a token of scope {token.scope} does not allow reading", slug="wrong-scope", status=403)
 
 
 def require_agent(request: Request) -> Token:
     """Return the token of a collector, which names the one host it may report for."""
     token = _token_of(request, parts_of(request))
     if token.scope != "ingest" or not token.host:
-        raise NotAllowed(f"a token of scope {token.scope} does not allow sending telemetry", 403, "wrong-scope")
+        raise NotAllowed(
+            f"a token of scope {token.scope} does not allow sending telemetry", slug="wrong-scope", status=403
+        )
     return token
 
 
@@ -34,8 +36,8 @@ Agent = Annotated[Token, Depends(require_agent)]
 def _token_of(request: Request, parts: Parts) -> Token:
     scheme, _, secret = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not secret:
-        raise NotAllowed("this needs a token: send Authorization: Bearer <token>", 401, "no-token")
+        raise NotAllowed("this needs a token: send Authorization: Bearer <token>", slug="no-token", status=401)
     token = find_token(parts.control, secret.strip())
     if token is None:
-        raise NotAllowed("this token is unknown or revoked", 401, "unknown-token")
+        raise NotAllowed("this token is unknown or revoked", slug="unknown-token", status=401)
     return token

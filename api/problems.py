@@ -14,6 +14,7 @@ from lockstep.errors import (
     ControlAway,
     GatewayFull,
     LockstepError,
+    NotAllowed,
     NotPresent,
     StoreAway,
     StoreError,
@@ -32,14 +33,6 @@ _KINDS: tuple[tuple[type[LockstepError], int, str], ...] = (
     (StoreError, 502, "store-refused"),
     (LockstepError, 500, "failed"),
 )
-
-
-class NotAllowed(LockstepError):
-    """The request carries no token that allows it."""
-
-    def __init__(self, problem: str, status: int, slug: str) -> None:
-        super().__init__(problem)
-        self.status, self.slug = status, slug
 
 
 def problem(

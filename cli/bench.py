@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 from rich.table import Table as Picture
+from rich.text import Text
 
 from benchmarks.figures import Figure, Note, Report, describe_commit, describe_machine
 from cli.setup import configure_logging, err, out
@@ -19,7 +20,7 @@ def command(
 ) -> None:
     """Measure the figures of one claim beside their references."""
     configure_logging("warning")
-    note: Note = lambda text: err.print(f"[dim]{text}[/]")  # noqa: E731
+    note: Note = lambda text: err.print(text, style="dim")  # noqa: E731
     measured: tuple[Figure, ...] = import_module(f"benchmarks.{name}").measure(quick, note)
     report = Report(name, describe_commit(), describe_machine(), measured)
     if as_json:
@@ -32,7 +33,7 @@ def _print(report: Report) -> None:
     out.print(f"bench {report.bench} at {report.commit} on {report.machine}")
     picture = Picture("figure", "value", "unit", "floor", "goal", "floor holds", "beside", box=None)
     for figure in report.figures:
-        held = "" if figure.met is None else "yes" if figure.met else "[bold red]no[/]"
+        held = "" if figure.met is None else "yes" if figure.met else Text("no", style="bold red")
         picture.add_row(
             figure.name,
             f"{figure.value:,.4g}" if figure.value < 100 else f"{figure.value:,.0f}",

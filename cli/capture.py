@@ -5,12 +5,13 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import quote
 
 import typer
-from rich.progress import DownloadColumn, Progress, TextColumn
+from rich.progress import DownloadColumn, TextColumn
 
 from cli.client import DEFAULT_SERVER, Server, Token, answered
-from cli.setup import err
+from cli.setup import err, progress_bar
 from lockstep.capture.archive import is_archive, unpack
 from lockstep.errors import BadInput
 
@@ -32,15 +33,12 @@ def command(
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:
         archive = Path(folder) / "capture.tar.zst"
-        with answered(server, token, f"/api/v1/jobs/{job}/capture", query) as answer:
+        with answered(server, token, f"/api/v1/jobs/{quote(job, safe='')}/capture", query) as answer:
             _save(answer.iter_bytes(), archive)
-        if is_archive(target):
-            archive.rename(target)
-        else:
-            unpacked = Path(folder) / "capture"
-            unpacked.mkdir()
-            unpack(archive, unpacked)
-            unpacked.rename(target)
+        unpacked = Path(folder) / "capture"
+        unpacked.mkdir()
+        unpack(archive, unpacked)  # also where the archive is kept: what answered may be no Lockstep at all
+        (archive if is_archive(target) else unpacked).rename(target)
     err.print(f"wrote {target}")
 
 
@@ -57,7 +55,7 @@ def parse_since(text: str) -> int:
 
 
 def _save(pieces: Iterator[bytes], archive: Path) -> None:
-    with Progress(TextColumn("receiving"), DownloadColumn(), console=err, transient=True) as progress:
+    with progress_bar(TextColumn("receiving"), DownloadColumn()) as progress:
         task = progress.add_task("receiving", total=None)
         with open(archive, "wb") as file:
             for piece in pieces:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import httpx
 import typer
 
-from lockstep.errors import ServerRefused
+from lockstep.errors import BadInput, ServerRefused
 
 Server = Annotated[str, typer.Option(help="Address of the Lockstep server.")]
 Token = Annotated[str, typer.Option(envvar="LOCKSTEP_TOKEN", help="Token with scope read, unless reads are open.")]
@@ -19,6 +19,8 @@ _TIMEOUT_S = 120.0
 @contextmanager
 def answered(server: str, token: str, path: str, query: dict[str, str]) -> Iterator[httpx.Response]:
     """Ask the server and hand over its answer as a stream; anything but success is raised as one sentence."""
+    if not token.isascii():
+        raise BadInput("a token is plain ASCII; this one is not")
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
         with (
@@ -29,7 +31,7 @@ def answered(server: str, token: str, path: str, query: dict[str, str]) -> Itera
                 answer.read()
                 raise ServerRefused(f"{server}: {_detail(answer)}", answer.status_code)
             yield answer
-    except httpx.TransportError as error:
+    except (httpx.RequestError, httpx.InvalidURL) as error:
         raise ServerRefused(f"no Lockstep server answers at {server}: {error}", 0) from error
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
+from rich.text import Text
 
 from analyzer.service import ServiceOptions, diagnose
 from cli.client import DEFAULT_SERVER, Server, Token, answered
@@ -15,6 +15,7 @@ from cli.setup import configure_logging, err, out
 from lockstep.capture.exchange import load_capture
 from lockstep.capture.reading import read_capture
 from lockstep.clock import SystemClock, rfc3339
+from lockstep.errors import ServerRefused
 from lockstep.store.layout import Layout
 from lockstep.store.migrations import migrate
 from lockstep.store.store import open_store
@@ -55,8 +56,11 @@ def _diagnose_capture(path: Path) -> list[Verdict]:
 
 def _ask(server: str, token: str, job: str) -> list[Verdict]:
     with answered(server, token, "/api/v1/incidents", {"job": job}) as answer:
-        items = json.loads(answer.read())["items"]
-    return [Verdict.model_validate(item["verdict"]) for item in items]
+        text = answer.read()
+    try:
+        return [Verdict.model_validate(item["verdict"]) for item in json.loads(text)["items"]]
+    except (ValueError, KeyError, TypeError):
+        raise ServerRefused(f"what answers at {server} is no Lockstep server of this version", 200) from None
 
 
 def _print(verdicts: list[Verdict]) -> None:
@@ -64,9 +68,10 @@ def _print(verdicts: list[Verdict]) -> None:
         out.print("no verdict: nothing stands out in what was recorded, which is silence, not proof of health")
     for verdict in verdicts:
         out.print(
-            f"[bold red]{escape(verdict.component)}[/] {verdict.fault_class}, confidence {verdict.confidence:.2f}, "
-            f"{rfc3339(verdict.since_ns)} to {rfc3339(verdict.last_seen_ns)}"
+            Text(verdict.component, style="bold red"),
+            f"{verdict.fault_class}, confidence {verdict.confidence:.2f}, "
+            f"{rfc3339(verdict.since_ns)} to {rfc3339(verdict.last_seen_ns)}",
         )
-        out.print(f"  {escape(verdict.reason)}")
+        out.print(f"  {verdict.reason}")
         for cleared in verdict.ruled_out:
-            out.print(f"  [dim]not {escape(cleared.component)}: {escape(cleared.because)}[/]")
+            out.print(f"  not {cleared.component}: {cleared.because}", style="dim")

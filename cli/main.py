@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
 from cli.setup import err, out
 from lockstep import __version__
@@ -19,8 +18,8 @@ _COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("up", "cli.up", "api,analyzer,planner,collector"),
     ("serve", "cli.serve", "api,analyzer,planner"),
     ("collect", "cli.collect", "collector"),
-    ("simulate", "cli.simulate", "collector"),
-    ("story", "cli.story", "collector"),
+    ("simulate", "cli.simulate", "sim"),
+    ("story", "cli.story", "sim"),
     ("diagnose", "cli.diagnose", "analyzer"),
     ("capture", "cli.capture", "collector"),
     ("store", "cli.store", "store"),
@@ -49,7 +48,11 @@ def run() -> None:
     try:
         build(sys.argv[1:])()
     except LockstepError as error:
-        err.print(f"lockstep: {escape(str(error))}", style="red", highlight=False)
+        err.print(f"lockstep: {error}", style="red", highlight=False)
+        sys.exit(1)
+    except OSError as error:
+        place = f"{error.filename}: " if error.filename else ""
+        err.print(f"lockstep: {place}{error.strerror or error}", style="red", highlight=False)
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
@@ -70,8 +73,9 @@ def _add(app: typer.Typer, name: str, module: str, extra: str, needed: bool) -> 
         loaded = import_module(module)
     except ModuleNotFoundError as error:
         if needed:
+            package = (error.name or "more").partition(".")[0]
             raise NotPresent(
-                f"`lockstep {name}` needs {error.name}, which is not installed here: pip install 'lockstep[{extra}]'"
+                f"`lockstep {name}` needs {package}, which is not installed here: pip install 'lockstep[{extra}]'"
             ) from error
         return
     if hasattr(loaded, "app"):

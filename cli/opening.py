@@ -49,7 +49,15 @@ def listen_on(host: str, port: int, setting: str) -> socket.socket:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=1024)
     except OSError as error:
-        raise LockstepError(f"cannot listen on {host}:{port}: {error.strerror}; set {setting} to another") from error
+        reason = (error.strerror or str(error)).partition(" (")[0]  # Python adds the address once more
+        raise LockstepError(f"cannot listen on {host}:{port}: {reason}; set {setting} to another") from error
+
+
+def with_listen(settings: Settings, listener: socket.socket) -> Settings:
+    """Return the settings with the address that is really listened on, where port 0 had asked for any."""
+    host, port = listener.getsockname()[:2]
+    listen = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return settings.model_copy(update={"api": settings.api.model_copy(update={"listen": listen})})
 
 
 def unique_holder() -> str:

@@ -1,5 +1,6 @@
 """What every command begins with: settings, logging, and the two consoles; needs nothing but the base packages."""
 
+import getpass
 import logging
 import os
 import sys
@@ -8,12 +9,16 @@ from pathlib import Path
 import structlog
 import typer
 from rich.console import Console
+from rich.progress import Progress, ProgressColumn
 
 from lockstep.config import Settings, load_settings
 from lockstep.errors import BadInput
 
-out = Console(soft_wrap=True)
-err = Console(stderr=True, soft_wrap=True)
+_WIDE = 200  # columns where nobody looks at a terminal: tables in files and pipes are not folded
+
+# Names of hosts, jobs and files are printed as they are: no [tag] or :word: in them means anything to the console.
+out = Console(soft_wrap=True, markup=False, emoji=False, width=None if sys.stdout.isatty() else _WIDE)
+err = Console(stderr=True, soft_wrap=True, markup=False, emoji=False, width=None if sys.stderr.isatty() else _WIDE)
 
 
 def settings_of(context: typer.Context) -> Settings:
@@ -39,6 +44,19 @@ def configure_logging(level: str) -> None:
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
         logger_factory=structlog.WriteLoggerFactory(sys.stderr),
     )
+
+
+def progress_bar(*columns: ProgressColumn) -> Progress:
+    """Return a bar that leaves no trace, and is not there at all where nobody looks at a terminal."""
+    return Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
+
+
+def who_asks() -> str:
+    """Return the name of the user for the audit; a container may run under a number that has none."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"uid {os.getuid()}"
 
 
 def make_state_dir(settings: Settings) -> Path:

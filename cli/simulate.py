@@ -4,9 +4,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import Progress
 
-from cli.setup import err
+from cli.setup import err, progress_bar
 from lockstep.capture.contents import CaptureInfo, JobLayout
 from lockstep.capture.writing import CaptureWriter
 from lockstep.clock import NS_PER_S
@@ -22,8 +21,8 @@ _STORY_START_NS = 1_700_000_000 * NS_PER_S
 def command(
     story: Annotated[str, typer.Argument(help="Name of the story; see `lockstep story list`.")],
     target: Annotated[Path, typer.Option("--out", help="Capture to write: a directory, or a .tar.zst.")],
-    ranks: Annotated[int | None, typer.Option(help="Ranks, instead of the story's own number.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of all noise.")] = 1,
+    ranks: Annotated[int | None, typer.Option(min=1, help="Ranks, instead of the story's own number.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of all noise.")] = 1,
 ) -> None:
     """Run a story and write what its hosts would have sent as a capture."""
     told = find_story(story)
@@ -36,7 +35,7 @@ def command(
 def _write(story: Story, seed: int, target: Path) -> None:
     identity = Identity(job=story.name, start_ns=_STORY_START_NS)
     telemetry = SimulatedTelemetry(Simulation(story, seed), identity)
-    with CaptureWriter(target) as writer, Progress(console=err, transient=True) as progress:
+    with CaptureWriter(target) as writer, progress_bar() as progress:
         for second in progress.track(range(1, int(story.duration_s) + 1), description="simulating"):
             for name, rows in telemetry.advance(identity.start_ns + second * NS_PER_S).items():
                 writer.write(TABLE_BY_NAME[name], rows)

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 from rich.table import Table as Picture
+from rich.text import Text
 
 from cli.opening import layout_of, node_urls, opened_store
 from cli.setup import err, out, settings_of
@@ -15,7 +16,7 @@ from lockstep.clock import SystemClock, rfc3339
 from lockstep.store.backup import backup, restore
 from lockstep.store.inventory import Inventory, take_inventory
 from lockstep.store.migrations import check_migrated, migrate
-from lockstep.store.retention import apply_retention
+from lockstep.store.retention import apply_retention, past_retention
 
 app = typer.Typer(no_args_is_help=True, help="The telemetry store.")
 
@@ -84,6 +85,9 @@ def load(
     with opened_store(settings) as store:
         check_migrated(store, layout_of(settings))
         err.print(f"loaded {load_capture(store, checked)} rows")
+    gone = past_retention(checked.info.end_ns, SystemClock().now_ns(), settings.store.retention_days)
+    if soon := [name for name in checked.tables if name in gone]:
+        err.print(f"the store will soon delete those of {', '.join(soon)}: they are older than its retention")
 
 
 def _print(inventory: Inventory) -> None:
@@ -91,7 +95,7 @@ def _print(inventory: Inventory) -> None:
     for past in inventory.applied:
         out.print(f"  {past.number:04}_{past.name}  applied {rfc3339(past.applied_ns)} by Lockstep {past.release}")
     for name in inventory.pending:
-        out.print(f"  {name}  [bold red]not applied[/]")
+        out.print(f"  {name} ", Text("not applied", style="bold red"))
     picture = Picture("table", "rows", "bytes", "parts", box=None)
     for size in inventory.tables:
         picture.add_row(size.table, f"{size.rows:,}", f"{size.bytes_on_disk:,}", str(size.parts))

@@ -1,12 +1,11 @@
 """lockstep token: who may send telemetry for which host, and who may read."""
 
-import getpass
 from typing import Annotated, Literal
 
 import typer
 from rich.table import Table as Picture
 
-from cli.setup import err, make_state_dir, out, settings_of
+from cli.setup import err, make_state_dir, out, settings_of, who_asks
 from lockstep.clock import SystemClock, rfc3339
 from lockstep.control.database import open_control
 from lockstep.control.tokens import create_token, list_tokens, revoke_token
@@ -28,7 +27,7 @@ def create(
     make_state_dir(settings)
     with open_control(settings.control_url) as control:
         now_ns = SystemClock().now_ns()
-        secret = create_token(control, scope=scope, host=host, name=name, now_ns=now_ns, who=getpass.getuser())
+        secret = create_token(control, scope=scope, host=host, name=name, now_ns=now_ns, who=who_asks())
     err.print("this is shown once; keep it in a file that only its user can read")
     out.print(secret)
 
@@ -56,5 +55,5 @@ def revoke(
 ) -> None:
     """Make a token useless from now on."""
     with open_control(settings_of(context).control_url) as control:
-        revoke_token(control, token_id, SystemClock().now_ns(), who=getpass.getuser(), why=why)
+        revoke_token(control, token_id, SystemClock().now_ns(), who=who_asks(), why=why)
     err.print(f"token {token_id} is revoked")

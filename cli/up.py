@@ -3,12 +3,12 @@
 from typing import Annotated
 
 import typer
-from rich.markup import escape
+from rich.text import Text
 
 from api.app import create_app
 from cli.demo import Demo
 from cli.head import Head, opened_head, topology_of
-from cli.opening import listen_on
+from cli.opening import listen_on, with_listen
 from cli.setup import err, out, settings_of
 from cli.web import serve
 from lockstep.clock import NS_PER_S, SystemClock, rfc3339
@@ -35,6 +35,7 @@ def command(
 def _run(settings: Settings, story: Story | None) -> None:
     clock = SystemClock()
     listener = listen_on(*split_listen(settings.api.listen), "LOCKSTEP_API_LISTEN")
+    settings = with_listen(settings, listener)
     topology = build_topology(story.cluster) if story else topology_of(settings)
     notice = f"Demo: {story.summary}. Reads need no token." if story else ""
     with opened_head(settings, clock, topology, _announce, notice) as head:
@@ -70,12 +71,13 @@ def _announce(incident: Incident) -> None:
     verdict = incident.verdict
     clock_time = rfc3339(incident.updated_ns)[11:19]
     if incident.state == "closed":
-        out.print(
-            f"{clock_time} closed [bold]{escape(verdict.component)}[/]: {escape(incident.closed_because or '')}"
-        )
+        out.print(Text.assemble(f"{clock_time} closed ", (verdict.component, "bold"), f": {incident.closed_because}"))
     elif incident.updated_ns == incident.opened_ns:
         seconds = (incident.opened_ns - verdict.since_ns) // NS_PER_S
         out.print(
-            f"{clock_time} {verdict.fault_class} [bold red]{escape(verdict.component)}[/] "
-            f"({verdict.confidence:.2f}, {seconds} s after it began): {escape(verdict.reason)}"
+            Text.assemble(
+                f"{clock_time} {verdict.fault_class} ",
+                (verdict.component, "bold red"),
+                f" ({verdict.confidence:.2f}, {seconds} s after it began): {verdict.reason}",
+            )
         )

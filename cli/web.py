@@ -1,5 +1,6 @@
 """A uvicorn server that starts on a socket we hold, says when it is up, and leaves in an order we choose."""
 
+import resource
 import signal
 import socket
 import threading
@@ -40,8 +41,15 @@ class WebServer(uvicorn.Server):
             self.should_exit = True
 
 
+def allow_many_connections() -> None:
+    """Raise the number of files this process may open as far as it may: a thousand agents are a thousand sockets."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 def serve(app: FastAPI, listener: socket.socket, on_started: Hook, on_leaving: Hook) -> None:
     """Serve until SIGINT or SIGTERM and return; the caller closes what it opened."""
+    allow_many_connections()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)  # uvicorn raises the signal once more when it is done
     with listener:

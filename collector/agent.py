@@ -13,10 +13,10 @@ from collector.gateway_client import GatewayClient
 from collector.outbox import Outbox, Parcel
 from collector.source import Reading, Source
 from lockstep import __version__
-from lockstep.arrow import rows_of
+from lockstep.arrow import rows_of, schema_of
 from lockstep.batches import encode_batch
-from lockstep.clock import Clock
-from lockstep.errors import LockstepError, NotPresent, ServerRefused
+from lockstep.clock import NS_PER_S, Clock
+from lockstep.errors import BadRows, NotPresent, ServerRefused
 from lockstep.records import Agent as Heartbeat
 from lockstep.tables import TABLE_BY_NAME
 from lockstep.wish import Wish
@@ -25,8 +25,10 @@ _log = structlog.get_logger("collector")
 
 _BATCH_PERIOD_S = 1.0
 _RETRY_S = 1.0
-# What the server says about us, not about the batch: it may change its mind once a token or a clock is mended.
-_PASSING_STATUS = frozenset({401, 403, 408, 429, 500, 502, 503, 504})
+_LAST_READ_S = 5.0  # how long the end waits for a source that hangs; it may hang in the kernel for ever
+# What the gateway says about a batch and would say again. Everything else is about us, or comes from something else
+# that answers at this address, and may be mended: the batch waits.
+_FINAL_STATUS = frozenset({400, 413, 415, 422})
 
 
 class CollectorAgent:
@@ -42,30 +44,33 @@ class CollectorAgent:
         self._client = GatewayClient(server, token, agent=host, boot=uuid.uuid4().hex)
         self._collected: dict[str, list[pa.Table]] = {}
         self._watermarks: dict[str, int] = {}
+        self._faults: dict[str, str | None] = {}
         self._wishes: tuple[Wish, ...] = ()
         self._guard = threading.Lock()  # over what was collected and how far
         self._stop = threading.Event()
         self._number = 0
         self._trouble: str | None = None
-        self._threads = [
-            *(
-                threading.Thread(target=self._follow, args=(source,), name=f"{host}-{source.name}")
-                for source in sources
-            ),
+        self._readers = [
+            threading.Thread(target=self._follow, args=(source,), name=f"{host}-{source.name}", daemon=True)
+            for source in sources
+        ]
+        self._senders = [
             threading.Thread(target=self._pack, name=f"{host}-pack"),
             threading.Thread(target=self._ship, name=f"{host}-ship"),
         ]
 
     def start(self) -> None:
-        for thread in self._threads:
+        for thread in self._readers + self._senders:
             thread.start()
 
     def close(self) -> None:
         """Stop reading, send what is left as long as the gateway takes it at once, and end the threads."""
         self._stop.set()
-        for thread in self._threads:
-            if thread.is_alive():
-                thread.join()
+        deadline_ns = self._clock.monotonic_ns() + int(_LAST_READ_S * NS_PER_S)
+        for thread in filter(threading.Thread.is_alive, self._readers):
+            thread.join(max(0, deadline_ns - self._clock.monotonic_ns()) / NS_PER_S)
+        for thread in filter(threading.Thread.is_alive, self._senders):
+            thread.join()
         self._pack_batch()
         while (parcel := self._outbox.first()) and self._send(parcel):
             pass
@@ -76,16 +81,37 @@ class CollectorAgent:
         while not self._stop.is_set():
             begin_ns = self._clock.monotonic_ns()
             try:
-                self._take(source.name, source.read(self._clock.now_ns(), self._wishes))
+                self._take(source.name, self._read(source))
+                self._note(source.name, None)
             except NotPresent as absence:
                 _log.info("source has nothing to read here", source=source.name, reason=str(absence))
+                self._forget(source.name)
                 return
-            except (LockstepError, OSError, ValueError) as error:
-                _log.warning("source failed", source=source.name, error=str(error))
-            spent_s = (self._clock.monotonic_ns() - begin_ns) / 1e9
+            except Exception as error:  # noqa: BLE001  # whatever a source does, the others go on
+                self._note(source.name, f"{type(error).__name__}: {error}")
+            spent_s = (self._clock.monotonic_ns() - begin_ns) / NS_PER_S
             self._clock.wait(self._stop, max(source.period_s - spent_s, 0.0))
 
+    def _read(self, source: Source) -> Reading:
+        now_ns = self._clock.now_ns()
+        wishes = tuple(wish for wish in self._wishes if wish.expires_ns > now_ns)
+        return source.read(now_ns, wishes)
+
+    def _note(self, source: str, fault: str | None) -> None:
+        """Say it when it changes, not each time round."""
+        if fault and fault != self._faults.get(source):
+            _log.warning("source failed", source=source, error=fault)
+        self._faults[source] = fault
+
+    def _forget(self, source: str) -> None:
+        """Let a source that rests hold up nobody's watermark."""
+        with self._guard:
+            self._watermarks.pop(source, None)
+
     def _take(self, source: str, reading: Reading) -> None:
+        for name, rows in reading.tables.items():
+            if rows.schema != schema_of(TABLE_BY_NAME[name]):  # it would spoil the batch of all the others
+                raise BadRows("has another schema than its table", table=name)
         with self._guard:
             for name, rows in reading.tables.items():
                 self._collected.setdefault(name, []).append(rows)
@@ -131,12 +157,12 @@ class CollectorAgent:
         """Send one parcel and return whether it is done with, by a receipt or for good."""
         try:
             receipt = self._client.send(parcel.number, parcel.body)
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             self._report(f"the gateway does not answer: {error}")
             return False
         except ServerRefused as error:
             self._report(f"the gateway refuses: {error}")
-            if error.status in _PASSING_STATUS:
+            if error.status not in _FINAL_STATUS:
                 return False
             self._outbox.refuse(parcel)
             return True

@@ -11,7 +11,7 @@ from lockstep.batches import (
     NUMBER_HEADER,
     VERSION_HEADER,
 )
-from lockstep.errors import ServerRefused
+from lockstep.errors import BadInput, ServerRefused
 from lockstep.records import RECORDS_VERSION
 from lockstep.wish import Receipt
 
@@ -22,8 +22,7 @@ class GatewayClient:
     """Sends batches of one agent and boot."""
 
     def __init__(self, server: str, token: str, agent: str, boot: str) -> None:
-        self._client = httpx.Client(base_url=server, timeout=_TIMEOUT_S, trust_env=False)
-        self._headers = {
+        headers = {
             "Authorization": f"Bearer {token}",
             "Content-Type": CONTENT_TYPE,
             "Content-Encoding": ENCODING,
@@ -31,21 +30,36 @@ class GatewayClient:
             BOOT_HEADER: boot,
             VERSION_HEADER: str(RECORDS_VERSION),
         }
+        url = _parse(server)
+        try:
+            self._client = httpx.Client(base_url=url, headers=headers, timeout=_TIMEOUT_S, trust_env=False)
+        except UnicodeEncodeError:
+            raise BadInput(f"the token and the name of the host, {agent!r}, must be plain ASCII") from None
 
     def send(self, number: int, body: bytes) -> Receipt:
-        """Return the receipt; ServerRefused when the server says no, httpx.TransportError when it says nothing."""
-        answer = self._client.post(
-            "/api/v1/ingest", content=body, headers=self._headers | {NUMBER_HEADER: str(number)}
-        )
+        """Return the receipt; ServerRefused when the server says no, httpx.RequestError when it says nothing."""
+        answer = self._client.post("/api/v1/ingest", content=body, headers={NUMBER_HEADER: str(number)})
         if answer.status_code != httpx.codes.OK:
             raise ServerRefused(_detail(answer), answer.status_code)
         try:
             return Receipt.model_validate_json(answer.content)
         except ValidationError as error:
-            raise ServerRefused(f"the server's receipt makes no sense: {error}", answer.status_code) from error
+            reason = error.errors()[0]["msg"]
+            raise ServerRefused(f"the server's receipt makes no sense: {reason}", answer.status_code) from error
 
     def close(self) -> None:
         self._client.close()
+
+
+def _parse(server: str) -> httpx.URL:
+    expected = "expected http(s)://host:port"
+    try:
+        url = httpx.URL(server)
+    except httpx.InvalidURL as error:
+        raise BadInput(f"{server!r} is not the address of a gateway: {error}; {expected}") from None
+    if url.scheme not in ("http", "https") or not url.host:
+        raise BadInput(f"{server!r} is not the address of a gateway; {expected}")
+    return url
 
 
 def _detail(answer: httpx.Response) -> str:

@@ -24,7 +24,7 @@ from api.gateway.metrics import GatewayMetrics
 from api.gateway.watermarks import Watermarks
 from lockstep.batches import decode_batch
 from lockstep.clock import NS_PER_S, Clock
-from lockstep.errors import BadInput, GatewayFull, LockstepError, StoreError
+from lockstep.errors import BadInput, GatewayFull, LockstepError
 from lockstep.store.store import Store
 from lockstep.tables import TABLE_BY_NAME
 
@@ -61,12 +61,13 @@ class Gateway:
         self._watermarks = Watermarks(directory / "watermarks.json")
         self._waiting = _read_backlog(directory, self._watermarks)
         self._queue: queue.SimpleQueue[tuple[Entry, Future[int]] | None] = queue.SimpleQueue()
-        self._guard = threading.Lock()  # over watermarks and the open segment
+        self._guard = threading.Lock()  # over watermarks, the open segment and what waits
+        self._door = threading.Lock()  # nothing enters the queue behind its end
         self._open: OpenSegment | None = None
         self._opened_ns = 0
         self._stop = threading.Event()
         self._trouble: str | None = None
-        self.metrics = GatewayMetrics()
+        self.metrics = GatewayMetrics(lambda: self.backlog_bytes, lambda: self._trouble is not None)
         self._threads = [
             threading.Thread(target=self._log_batches, name="gateway-log"),
             threading.Thread(target=self._insert_segments, name="gateway-insert"),
@@ -79,7 +80,8 @@ class Gateway:
 
     @property
     def backlog_bytes(self) -> int:
-        return self._waiting + (self._open.size if self._open else 0)
+        segment = self._open  # another thread may cut it between two looks
+        return self._waiting + (segment.size if segment else 0)
 
     def start(self) -> None:
         for thread in self._threads:
@@ -88,18 +90,21 @@ class Gateway:
     def submit(self, entry: Entry) -> "Future[int]":
         """Return the future watermark of the batch's agent; it is there once the batch is safe on disk."""
         future: Future[int] = Future()
-        if self._stop.is_set():
-            future.set_exception(GatewayFull("the gateway is closing"))
-        elif self.backlog_bytes > self._options.max_backlog_bytes:
-            future.set_exception(GatewayFull(f"{self.backlog_bytes >> 20} MiB wait for the store already"))
-        else:
-            self._queue.put((entry, future))
+        future.set_running_or_notify_cancel()  # a request that gives up cannot cancel it under the log's thread
+        with self._door:
+            if self._stop.is_set():
+                future.set_exception(GatewayFull("the gateway is closing"))
+            elif self.backlog_bytes > self._options.max_backlog_bytes:
+                future.set_exception(GatewayFull(f"{self.backlog_bytes >> 20} MiB wait for the store already"))
+            else:
+                self._queue.put((entry, future))
         return future
 
     def close(self) -> None:
         """Finish what was acknowledged as far as the store takes it, cut the log, and end the threads."""
-        self._stop.set()
-        self._queue.put(None)
+        with self._door:
+            self._stop.set()
+            self._queue.put(None)
         for thread in self._threads:
             if thread.is_alive():
                 thread.join()
@@ -186,8 +191,8 @@ class Gateway:
                 self._report(None)
                 pause_s = _FIRST_PAUSE_S
                 self._clock.wait(self._stop, _IDLE_S)
-            except (StoreError, OSError) as error:
-                self._report(str(error))
+            except Exception as error:  # noqa: BLE001  # whatever it is must be seen: a dead thread looks healthy
+                self._report(str(error) or repr(error))
                 if self._stop.is_set():
                     return  # the segments wait on disk for the next start
                 self._clock.wait(self._stop, pause_s)
@@ -199,6 +204,7 @@ class Gateway:
 
     def _insert_or_set_aside(self, path: Path) -> None:
         """Insert a segment; one that cannot be read is kept for a person to look at and does not block the rest."""
+        size = path.stat().st_size
         try:
             self.metrics.inserted(self._insert_segment(path))
             finished: Callable[[], object] = path.unlink
@@ -208,15 +214,18 @@ class Gateway:
             finished = partial(path.rename, path.with_suffix(".bad"))
         with self._guard:
             self._watermarks.save(self._clock.now_ns())
-            self._waiting -= path.stat().st_size
-        finished()
+            finished()
+            self._waiting -= size
 
     def _insert_segment(self, path: Path) -> int:
         rows = 0
-        for name, number, part in _parts_by_table(read_segment(path)):
+        segment = read_segment(path)
+        for name, number, part in _parts_by_table(segment.entries):
             token = f"{self._identity}/{segment_number(path)}/{name}/{number}"
             self._store.insert(TABLE_BY_NAME[name], part, token)
             rows += part.num_rows
+        if segment.damaged_at is not None:
+            raise BadInput(f"damaged at byte {segment.damaged_at}; what stands before it is in the store")
         return rows
 
     def _report(self, trouble: str | None) -> None:
@@ -247,7 +256,7 @@ def _read_backlog(directory: Path, watermarks: Watermarks) -> int:
     """Return the bytes that wait in the log, and learn from it what was acknowledged."""
     total = 0
     for path in list_segments(directory):
-        for entry in read_segment(path):
+        for entry in read_segment(path).entries:
             watermarks.advance(entry)
         watermarks.last_segment = max(watermarks.last_segment, segment_number(path))
         total += path.stat().st_size

@@ -28,7 +28,7 @@ class Entry:
 
 
 class OpenSegment:
-    """The file that batches are appended to; `commit` makes all that was appended survive a power cut."""
+    """The file that batches are appended to; what `append` has returned from survives a power cut."""
 
     def __init__(self, directory: Path, number: int) -> None:
         self._directory = directory
@@ -36,7 +36,12 @@ class OpenSegment:
         self.path = directory / f"{number:012}.open"
         self._file = open(self.path, "xb", buffering=0)  # noqa: SIM115  # held open until it is cut
         self.size = 0  # of what is committed
-        _sync_directory(directory)
+        try:
+            _sync_directory(directory)
+        except OSError:
+            self._file.close()
+            self.path.unlink()
+            raise
 
     def append(self, entries: list[Entry]) -> None:
         """Write and sync entries together; on an error the file is as before and OSError is raised."""
@@ -51,18 +56,30 @@ class OpenSegment:
         self.size += len(data)
 
     def cut(self) -> Path:
-        """Close the file under its final name; from now on it never changes."""
+        """Close the file under its final name; from now on it never changes.
+
+        The new name is not forced to the disk: after a power cut `recover` gives the file the same name again.
+        """
         final = self._directory / f"{self._number:012}.segment"
         self.path.rename(final)
         self._file.close()
-        _sync_directory(self._directory)
         return final
 
 
-def read_segment(path: Path) -> list[Entry]:
-    """Return the entries of a segment in order."""
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """What a cut file holds; in a whole one nothing is left behind the last entry."""
+
+    entries: list[Entry]
+    damaged_at: int | None = None  # place of the first byte that cannot be read
+
+
+def read_segment(path: Path) -> Segment:
+    """Return the entries of a segment in order, up to the first that is damaged."""
     data = path.read_bytes()
-    return [entry for entry, _ in _decode_all(data)]
+    decoded = list(_decode_all(data))
+    end = decoded[-1][1] if decoded else 0
+    return Segment([entry for entry, _ in decoded], None if end == len(data) else end)
 
 
 def list_segments(directory: Path) -> list[Path]:
@@ -114,7 +131,8 @@ def _decode_all(data: bytes) -> Iterator[tuple[Entry, int]]:
         magic, header_size, body_size, checksum = _FRAME.unpack_from(data, place)
         begin, middle = place + _FRAME.size, place + _FRAME.size + header_size
         end = middle + body_size
-        if magic != _MAGIC or end > len(data):
+        # A page that never reached the disk reads as zeros, which are their own checksum; no entry is without header.
+        if magic != _MAGIC or not header_size or end > len(data):
             return
         header, body = data[begin:middle], data[middle:end]
         if zlib.crc32(body, zlib.crc32(header)) != checksum:

@@ -20,7 +20,7 @@ _CHUNK = 1 << 20
 _DAY_S = 86_400
 
 
-@router.get("/jobs/{job}/capture")
+@router.get("/jobs/{job:path}/capture")  # a job's id may hold slashes
 def capture(request: Request, job: str, since_s: Annotated[int, Query(ge=1, le=_DAY_S)] = 600) -> StreamingResponse:
     """Return what the store knows of the job's last `since_s` seconds as a .tar.zst."""
     parts = parts_of(request)

@@ -7,6 +7,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from api.problems import install_problems
 from lockstep import __version__
 from lockstep.errors import LockstepError
 
@@ -45,5 +46,6 @@ def health_app(check_ready: Readiness, registries: list[CollectorRegistry]) -> F
     app = FastAPI(title="Lockstep", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
     app.state.check_ready = check_ready
     app.state.registries = registries
+    install_problems(app)
     app.include_router(router)
     return app

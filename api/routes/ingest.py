@@ -1,6 +1,7 @@
 """POST /api/v1/ingest: a collector's batch in, its watermark and our wishes out."""
 
 import asyncio
+import re
 
 import pyarrow.compute as pc
 from fastapi import APIRouter, Request
@@ -28,6 +29,7 @@ router = APIRouter()
 _UNPACKED_PER_MB = 16  # telemetry packs to a tenth or less; more than this is not telemetry
 _LONGEST_NAME = 200
 _LARGEST_NUMBER = 2**63 - 1
+_DIGITS = re.compile(r"[0-9]{1,19}")  # Python refuses to read numbers of thousands of digits
 
 
 @router.post("/api/v1/ingest")
@@ -46,20 +48,26 @@ async def ingest(request: Request, token: Agent) -> Receipt:
 def _identity(request: Request, host: str) -> tuple[str, str, int]:
     """Return agent, boot and number of the batch, after everything its headers say has been checked."""
     headers = request.headers
-    version = headers.get(VERSION_HEADER, "")
-    if not version.isdecimal() or int(version) not in ACCEPTED_VERSIONS:
+    version = _read_number(headers.get(VERSION_HEADER, ""))
+    if version not in ACCEPTED_VERSIONS:
         problem = f"records of version {version or 'unknown'} are not taken, only {list(ACCEPTED_VERSIONS)}"
-        raise BadBatch(problem, slug="unsupported-version", status=400)
+        raise BadBatch(problem, slug="unsupported-version", status=426)
     if headers.get("Content-Type") != CONTENT_TYPE or headers.get("Content-Encoding") != ENCODING:
         raise BadBatch(f"a batch is {CONTENT_TYPE} in {ENCODING}", slug="unsupported-media", status=415)
-    agent, boot, number = (headers.get(name, "") for name in (AGENT_HEADER, BOOT_HEADER, NUMBER_HEADER))
+    agent, boot = (headers.get(name, "") for name in (AGENT_HEADER, BOOT_HEADER))
+    number = _read_number(headers.get(NUMBER_HEADER, ""))
     if agent != host:
         raise BadBatch(
             f"this token is for {host}, the batch is from {agent or 'nobody'}", slug="wrong-host", status=403
         )
-    if not 0 < len(boot) <= _LONGEST_NAME or not number.isdecimal() or not 0 < int(number) <= _LARGEST_NUMBER:
+    if not 0 < len(boot) <= _LONGEST_NAME or not 0 < number <= _LARGEST_NUMBER:
         raise BadBatch(f"{BOOT_HEADER} and {NUMBER_HEADER} (from 1 on) must identify the batch")
-    return agent, boot, int(number)
+    return agent, boot, number
+
+
+def _read_number(text: str) -> int:
+    """Return the number that a header holds, 0 when it holds none."""
+    return int(text) if _DIGITS.fullmatch(text) else 0
 
 
 async def _read_body(request: Request, limit: int) -> bytes:

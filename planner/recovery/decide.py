@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from lockstep.decision import Cost, Decision, Isolation, Option
 from lockstep.incident import Incident
+from lockstep.verdict import Verdict
 
 _HARDWARE = ("nic:", "link:", "gpu:", "host:", "switch:", "nvlink:", "pcie:")
 
@@ -27,10 +28,9 @@ def decide(incident: Incident, ranks: int, generation: int, now_ns: int, options
     replace = Option(
         action="replace", cost=Cost(), reason="needs a checkpoint, a spare and a controller, none of which is known"
     )
-    drain = verdict.grade == "isolate" and verdict.component.startswith(_HARDWARE)
     isolate = Isolation(component=verdict.component, reason=verdict.reason, evidence=(verdict.id,))
     return Decision(
-        id=_identify(incident, generation),
+        id=_identify(incident, generation, now_ns),
         job=incident.job,
         attempt=incident.attempt,
         incident=incident.id,
@@ -40,12 +40,18 @@ def decide(incident: Incident, ranks: int, generation: int, now_ns: int, options
         severity=2 if verdict.grade == "isolate" else 3,
         mode="observe",
         action="none",
-        isolate=(isolate,) if drain else (),
+        isolate=(isolate,) if _justifies_isolation(verdict) else (),
         cost=waiting,
         alternatives=(replace,),
         verdicts=(verdict.id,),
         reason=_reason(waiting, verdict.component),
     )
+
+
+def _justifies_isolation(verdict: Verdict) -> bool:
+    """Return whether a part would be drained for this; software never takes hardware out of service."""
+    is_hardware = verdict.component.startswith(_HARDWARE) and verdict.fault_class != "software"
+    return verdict.grade == "isolate" and is_hardware
 
 
 def _cost_of_waiting(step_time_ratio: float | None, ranks: int) -> Cost:
@@ -66,5 +72,6 @@ def _reason(waiting: Cost, component: str) -> str:
     return f"{component} is watched; waiting costs {waiting.gpu_hours} GPU-hours every hour"
 
 
-def _identify(incident: Incident, generation: int) -> str:
-    return hashlib.sha256(f"{incident.id}/{generation}".encode()).hexdigest()[:16]
+def _identify(incident: Incident, generation: int, now_ns: int) -> str:
+    """Return an id of its own for every decision, so that none is written over by the one that follows it."""
+    return hashlib.sha256(f"{incident.id}/{generation}/{now_ns}".encode()).hexdigest()[:16]

@@ -1,0 +1,102 @@
+"""A whole web process for tests: real routes over a real control database, with the store that the test brings."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from api.app import create_app
+from api.gateway.gateway import Gateway, GatewayOptions
+from api.parts import Parts
+from lockstep.batches import (
+    AGENT_HEADER,
+    BOOT_HEADER,
+    CONTENT_TYPE,
+    ENCODING,
+    NUMBER_HEADER,
+    VERSION_HEADER,
+)
+from lockstep.config import Settings
+from lockstep.control.database import open_control
+from lockstep.control.tokens import Scope, create_token
+from lockstep.records import RECORDS_VERSION
+from lockstep.store.layout import Layout
+from lockstep.store.store import Store
+from tests.api.serving import served
+from tests.builders import T0
+from tests.waiting import HastyClock
+
+
+@dataclass(frozen=True)
+class Api:
+    """A running app, and what a test needs to talk to it."""
+
+    parts: Parts
+    client: httpx.Client
+    _readers: list[str] = field(default_factory=list)
+
+    def make_token(self, scope: Scope, host: str | None = None) -> str:
+        return create_token(self.parts.control, scope=scope, host=host, name="test", now_ns=T0)
+
+    def get(self, path: str, query: Mapping[str, str | int] | None = None) -> httpx.Response:
+        """Ask as a reader."""
+        if not self._readers:
+            self._readers.append(self.make_token("read"))
+        return self.client.get(path, params=query, headers=bearer(self._readers[0]))
+
+
+@contextmanager
+def running_api(
+    folder: Path,
+    store: Store,
+    *,
+    settings: Settings | None = None,
+    layout: Layout | None = None,
+    gateway_store: Store | None = None,
+    notice: str = "",
+) -> Iterator[Api]:
+    """Give an app on a socket, with a control database and a gateway of its own."""
+    clock = HastyClock()
+    with open_control(f"sqlite:///{folder / 'control.db'}") as control:
+        parts = Parts(
+            settings=settings or Settings(),
+            store=store,
+            layout=layout or Layout(store.database),
+            control=control,
+            gateway=Gateway(folder / "gateway", gateway_store or store, clock, GatewayOptions()),
+            clock=clock,
+            notice=notice,
+        )
+        with served(create_app(parts)) as url, httpx.Client(base_url=url, trust_env=False) as client:
+            yield Api(parts, client)
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+def batch_headers(token: str, *, agent: str = "h0", boot: str = "b1", number: object = 1) -> dict[str, str]:
+    """Return the headers of a batch that is as it should be."""
+    return {
+        **bearer(token),
+        "Content-Type": CONTENT_TYPE,
+        "Content-Encoding": ENCODING,
+        AGENT_HEADER: agent,
+        BOOT_HEADER: boot,
+        NUMBER_HEADER: str(number),
+        VERSION_HEADER: str(RECORDS_VERSION),
+    }
+
+
+def check_problem(answer: httpx.Response, status: int, slug: str) -> str:
+    """Check that the answer is a problem document (RFC 9457) of that status and kind; return its sentence."""
+    document: dict[str, Any] = answer.json()
+    assert answer.headers["Content-Type"] == "application/problem+json"
+    assert set(document) == {"type", "title", "status", "detail", "instance"}
+    assert (answer.status_code, document["type"]) == (status, f"urn:lockstep:problem:{slug}")
+    assert (document["status"], document["instance"]) == (status, answer.request.url.path)
+    assert document["title"] == slug.replace("-", " ")
+    return str(document["detail"])

@@ -1,0 +1,225 @@
+"""The whole way in, as real processes over real sockets, killed at any point: nothing lost, nothing doubled."""
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pyarrow as pa
+import pytest
+
+from collector.gateway_client import GatewayClient
+from lockstep.batches import encode_batch
+from lockstep.control.database import open_control
+from lockstep.control.tokens import create_token
+from lockstep.errors import ServerRefused
+from lockstep.records import Agent, Collective
+from lockstep.store.layout import Layout
+from lockstep.store.migrations import migrate
+from lockstep.store.store import open_store
+from testbed.clickhouse import ClickHouseServer
+from tests.builders import T0, make, rows
+
+HOSTS = ("h0", "h1", "h2", "h3")
+ROWS = 200
+
+
+@dataclass
+class ApiProcess:
+    """`lockstep serve api` as a process that can be killed and started again."""
+
+    environment: dict[str, str]
+    port: int
+    process: "subprocess.Popen[bytes] | None" = None
+
+    def start(self) -> None:
+        command = [str(Path(sys.executable).with_name("lockstep")), "serve", "api"]
+        self.process = subprocess.Popen(command, env=self.environment, stderr=subprocess.DEVNULL)
+        wait_until(self.is_alive, "the api answers")
+
+    def is_alive(self) -> bool:
+        try:
+            return httpx.get(f"http://127.0.0.1:{self.port}/healthz", timeout=1, trust_env=False).is_success
+        except httpx.TransportError:
+            return False
+
+    def stop(self, how: signal.Signals) -> int:
+        assert self.process is not None
+        self.process.send_signal(how)
+        return self.process.wait(30)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ClickHouseServer]:
+    with ClickHouseServer(tmp_path / "clickhouse") as running:
+        with open_store(running.url) as store:
+            migrate(store, Layout(store.database), now_ns=1)
+        yield running
+
+
+@pytest.fixture
+def api(server: ClickHouseServer, tmp_path: Path) -> Iterator[ApiProcess]:
+    port = free_port()
+    settings = {
+        "LOCKSTEP_STATE_DIR": str(tmp_path / "state"),
+        "LOCKSTEP_STORE_URL": server.url,
+        "LOCKSTEP_API_LISTEN": f"127.0.0.1:{port}",
+        "LOCKSTEP_LOG_LEVEL": "error",
+    }
+    process = ApiProcess({**os.environ, **settings}, port)
+    process.start()
+    try:
+        yield process
+    finally:
+        process.stop(signal.SIGKILL)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return int(taken.getsockname()[1])
+
+
+def wait_until(is_true: Callable[[], bool], what: str, timeout_s: float = 60) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not is_true():
+        assert time.monotonic() < deadline, f"waited {timeout_s} s in vain until {what}"
+        time.sleep(0.05)
+
+
+class Sender(threading.Thread):
+    """A collector reduced to its promise: numbered batches, one at a time, each repeated until acknowledged."""
+
+    def __init__(self, host: str, token: str, port: int, batches: int) -> None:
+        super().__init__()
+        self._host, self._batches = host, batches
+        self._client = GatewayClient(f"http://127.0.0.1:{port}", token, agent=host, boot="only")
+        self.acknowledged = 0
+        self.repeated = 0
+
+    def run(self) -> None:
+        for number in range(1, self._batches + 1):
+            body = encode_batch({"collectives": self._rows(number), "agents": rows(make(Agent, host=self._host))})
+            while not self._send(number, body):
+                self.repeated += 1
+                threading.Event().wait(0.02)
+            self.acknowledged = number
+        self._client.close()
+
+    def _send(self, number: int, body: bytes) -> bool:
+        try:
+            return self._client.send(number, body).watermark >= number
+        except (httpx.TransportError, ServerRefused):
+            return False
+
+    def _rows(self, number: int) -> pa.Table:
+        return rows(
+            *(
+                make(Collective, host=self._host, seq=number, rank=rank, enqueue_ns=T0 + number)
+                for rank in range(ROWS)
+            )
+        )
+
+
+@contextmanager
+def senders(api: ApiProcess, tmp_path: Path, batches: int) -> Iterator[list[Sender]]:
+    with open_control(f"sqlite:///{tmp_path / 'state' / 'control.db'}") as control:
+        tokens = {h: create_token(control, scope="ingest", host=h, name="t", now_ns=1) for h in HOSTS}
+    threads = [Sender(host, tokens[host], api.port, batches) for host in HOSTS]
+    for thread in threads:
+        thread.start()
+    yield threads
+    for thread in threads:
+        thread.join()
+
+
+def check_exactly_once(server: ClickHouseServer, batches: int) -> None:
+    """Every batch of every host is there once, in the raw table, in the roll-up, and in the heartbeats."""
+    with open_store(server.url) as store:
+
+        def is_drained() -> bool:
+            found = store.query("SELECT uniqExact(host, seq) AS n FROM collectives")
+            return bool(found["n"][0].as_py() == batches * len(HOSTS))
+
+        wait_until(is_drained, "all batches are in the store")
+        odd = store.query(f"SELECT host, seq, count() AS n FROM collectives GROUP BY host, seq HAVING n != {ROWS}")
+        assert odd.to_pylist() == []
+        rolled = store.query(f"SELECT seq, sum(n) AS n FROM operations GROUP BY seq HAVING n != {ROWS * len(HOSTS)}")
+        assert rolled.to_pylist() == []
+        beats = store.query("SELECT host, count() AS n FROM agents GROUP BY host ORDER BY host")
+        assert beats.to_pylist() == [{"host": host, "n": batches} for host in HOSTS]
+
+
+@pytest.mark.slow
+def test_a_gateway_killed_at_random_moments_loses_and_doubles_nothing(
+    server: ClickHouseServer, api: ApiProcess, tmp_path: Path
+) -> None:
+    seed, kills, batches = 4711, 15, 400
+    print(f"seed {seed}")
+    dice = random.Random(seed)
+    with senders(api, tmp_path, batches) as threads:
+        for _ in range(kills):
+            threading.Event().wait(dice.uniform(0.1, 1.5))
+            api.stop(signal.SIGKILL)
+            api.start()
+        assert any(thread.is_alive() for thread in threads), "the senders were done before the last kill"
+    assert sum(thread.repeated for thread in threads) > 0
+    check_exactly_once(server, batches)
+
+
+@pytest.mark.slow
+def test_gateway_and_store_killed_in_turns_lose_and_double_nothing(
+    server: ClickHouseServer, api: ApiProcess, tmp_path: Path
+) -> None:
+    seed, rounds, batches = 815, 8, 300
+    print(f"seed {seed}")
+    dice = random.Random(seed)
+    with senders(api, tmp_path, batches):
+        for _ in range(rounds):
+            threading.Event().wait(dice.uniform(0.1, 1.0))
+            server.kill()
+            threading.Event().wait(dice.uniform(0.0, 0.5))
+            api.stop(signal.SIGKILL)
+            server.start()
+            api.start()
+    check_exactly_once(server, batches)
+
+
+@pytest.mark.slow
+def test_a_store_that_is_away_for_a_minute_costs_nothing_but_time(
+    server: ClickHouseServer, api: ApiProcess, tmp_path: Path
+) -> None:
+    batches = 200
+    server.kill()
+    began = time.monotonic()
+    with senders(api, tmp_path, batches) as threads:
+        pass
+    assert [thread.acknowledged for thread in threads] == [batches] * len(HOSTS), "acknowledged without the store"
+    reason = httpx.get(f"http://127.0.0.1:{api.port}/readyz", trust_env=False)
+    assert reason.status_code == 503
+    threading.Event().wait(max(0.0, 60 - (time.monotonic() - began)))
+    server.start()
+    check_exactly_once(server, batches)
+    wait_until(
+        lambda: httpx.get(f"http://127.0.0.1:{api.port}/readyz", trust_env=False).is_success, "the api is ready again"
+    )
+
+
+@pytest.mark.slow
+def test_a_gateway_that_is_asked_to_stop_leaves_only_whole_files(
+    server: ClickHouseServer, api: ApiProcess, tmp_path: Path
+) -> None:
+    with senders(api, tmp_path, 20):
+        pass
+    assert api.stop(signal.SIGTERM) == 0
+    left = sorted(path.name for path in (tmp_path / "state" / "gateway").iterdir())
+    assert left == ["identity", "watermarks.json"]
+    check_exactly_once(server, 20)

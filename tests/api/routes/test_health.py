@@ -1,0 +1,100 @@
+"""Probes need no token, and readiness names what is missing."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry, Counter
+
+from api.routes.health import health_app
+from lockstep import __version__
+from lockstep.errors import ControlAway, LockstepError
+from lockstep.store.layout import Layout
+from lockstep.store.store import Store
+from tests.api.build import Api, batch_headers, check_problem, running_api
+from tests.api.fake_store import FakeStore, away
+from tests.api.gateway.build import batch
+from tests.api.serving import served
+from tests.waiting import eventually
+
+
+def test_process_that_answers_is_alive(api: Api) -> None:
+    answer = api.client.get("/healthz")
+    assert (answer.status_code, answer.text) == (200, "ok\n")
+
+
+def test_version_is_that_of_the_package(api: Api) -> None:
+    assert api.client.get("/version").json() == {"version": __version__}
+
+
+def test_whole_process_is_ready(api: Api) -> None:
+    answer = api.client.get("/readyz")
+    assert (answer.status_code, answer.json()) == (200, {"ready": True})
+
+
+def test_process_over_a_store_that_was_never_migrated_is_not_ready(tmp_path: Path, shared_store: Store) -> None:
+    with running_api(tmp_path, shared_store, layout=Layout("never_migrated")) as api:
+        answer = api.client.get("/readyz")
+    assert answer.status_code == 503
+    assert answer.json()["ready"] is False
+    assert "run `lockstep store migrate` first" in answer.json()["reason"]
+
+
+def test_process_whose_store_is_away_is_not_ready_but_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise away()
+
+    store = FakeStore()
+    monkeypatch.setattr(store, "query_system", fail)
+    with running_api(tmp_path, store) as api:
+        answer = api.client.get("/readyz")
+        assert (answer.status_code, answer.json()["reason"]) == (503, "the store at nowhere does not answer")
+        assert api.client.get("/healthz").status_code == 200
+
+
+def test_process_whose_control_database_is_away_is_not_ready(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def fail() -> Iterator[None]:
+        raise ControlAway("the control database is gone")
+        yield
+
+    monkeypatch.setattr(api.parts.control, "read", fail)
+    answer = api.client.get("/readyz")
+    assert (answer.status_code, answer.json()["reason"]) == (503, "the control database is gone")
+
+
+def test_process_whose_batches_pile_up_is_not_ready_until_they_are_taken(tmp_path: Path, shared_store: Store) -> None:
+    behind = FakeStore(fault=away())
+    with running_api(tmp_path, shared_store, gateway_store=behind) as api:
+        api.client.post("/api/v1/ingest", content=batch("a"), headers=batch_headers(api.make_token("ingest", "h0")))
+        eventually(lambda: api.client.get("/readyz").status_code == 503)
+        assert api.client.get("/readyz").json()["reason"] == "the store at nowhere does not answer"
+        behind.fault = None
+        eventually(lambda: api.client.get("/readyz").status_code == 200)
+
+
+def test_metrics_are_in_the_text_format_and_count_batches(api: Api) -> None:
+    headers = batch_headers(api.make_token("ingest", "metrics"), agent="metrics")
+    api.client.post("/api/v1/ingest", content=batch("a", host="metrics"), headers=headers)
+    answer = api.client.get("/metrics")
+    assert answer.headers["Content-Type"].startswith("text/plain; version=")
+    assert 'lockstep_ingest_batches_total{result="accepted"} 1.0' in answer.text
+
+
+def test_service_without_an_api_answers_the_same_probes() -> None:
+    registry, trouble = CollectorRegistry(), list[str]()
+    Counter("lockstep_windows", "Windows analysed", registry=registry)
+
+    def check_ready() -> None:
+        if trouble:
+            raise LockstepError(trouble[0])
+
+    with served(health_app(check_ready, [registry])) as url, httpx.Client(base_url=url, trust_env=False) as client:
+        assert client.get("/healthz").text == "ok\n"
+        assert client.get("/readyz").status_code == 200
+        assert "lockstep_windows_total 0.0" in client.get("/metrics").text
+        trouble.append("the store is away")
+        assert client.get("/readyz").json() == {"ready": False, "reason": "the store is away"}
+        check_problem(client.get("/api/v1/incidents"), 404, "not-found")

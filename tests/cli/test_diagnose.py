@@ -1,0 +1,110 @@
+"""The verdict on a packaged story is right, alone on standard output; whatever else happens is one sentence."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lockstep.control.incidents import save_incidents
+from tests.api.build import running_api
+from tests.api.fake_store import FakeStore
+from tests.cli.answering import answering, unused_address
+from tests.cli.commands import Outcome, Run, check_failure, run_process
+from tests.lockstep.control.build import incident
+
+SERVER = "--server"
+
+
+def simulate_and_diagnose(story: str, folder: Path, *options: str) -> Outcome:
+    """Tell a story on half of its hosts, which halves the time, and return what diagnosis says about it."""
+    target = folder / f"{story}.tar.zst"
+    told = run_process("simulate", story, "--out", str(target), "--ranks", "32", state=folder)
+    assert (told.code, told.out) == (0, "")
+    return run_process("diagnose", str(target), *options, state=folder)
+
+
+@pytest.fixture(scope="module")
+def slow_nic(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    return simulate_and_diagnose("nic-half-speed", tmp_path_factory.mktemp("slow"), "--json")
+
+
+def test_slow_nic_is_the_one_verdict(slow_nic: Outcome) -> None:
+    assert slow_nic.code == 0
+    (verdict,) = json.loads(slow_nic.out)
+    assert (verdict["class"], verdict["component"]) == ("comm_slow", "nic:h3/eth1")
+    assert verdict["job"] == "nic-half-speed"
+    began_s = verdict["since_ns"] / 1e9 - 1_700_000_000
+    assert 15 <= began_s <= 25, "the NIC is slow from second 20 on, and windows have five seconds"
+
+
+def test_progress_is_on_standard_error(slow_nic: Outcome) -> None:
+    assert [line.split()[0] for line in slow_nic.err.splitlines()] == ["reading", "analysing"]
+
+
+def test_healthy_cluster_has_no_verdict(tmp_path: Path) -> None:
+    outcome = simulate_and_diagnose("healthy", tmp_path, "--json")
+    assert (outcome.code, json.loads(outcome.out)) == (0, [])
+
+
+def test_capture_that_is_not_there_is_one_sentence(lockstep: Run, tmp_path: Path) -> None:
+    outcome = lockstep("diagnose", tmp_path / "absent.tar.zst")
+    assert (outcome.code, outcome.out) == (1, "")
+    assert outcome.err.splitlines()[-1] == (
+        f"lockstep: {tmp_path}/absent.tar.zst: there is no such file or directory"
+    )
+
+
+@pytest.mark.parametrize("name", ["a.tar.zst", "a.zip"])
+def test_capture_that_is_none_is_one_sentence(lockstep: Run, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"garbage")
+    outcome = lockstep("diagnose", tmp_path / name)
+    assert (outcome.code, outcome.out) == (1, "")
+    assert outcome.err.splitlines()[-1].startswith("lockstep: ")
+    assert "Traceback" not in outcome.err
+
+
+@pytest.mark.parametrize("arguments", [[], ["capture", "--job", "j1"]])
+def test_neither_or_both_of_capture_and_job_is_bad_usage(lockstep: Run, arguments: list[str]) -> None:
+    check_failure(lockstep("diagnose", *arguments), "give a capture, or --job with the name of a running job", code=2)
+
+
+def test_running_job_is_asked_about_by_name(lockstep: Run, tmp_path: Path) -> None:
+    with running_api(tmp_path, FakeStore()) as api:
+        save_incidents(api.parts.control, [incident("i1", job="a"), incident("i2", job="b")], None)
+        token, server = api.make_token("read"), str(api.client.base_url)
+        as_json = lockstep("diagnose", "--job", "a", "--json", SERVER, server, LOCKSTEP_TOKEN=token)
+        as_text = lockstep("diagnose", "--job", "a", SERVER, server, "--token", token)
+        nobody = lockstep("diagnose", "--job", "c", SERVER, server, "--token", token)
+        refused = lockstep("diagnose", "--job", "a", SERVER, server)
+    assert [verdict["job"] for verdict in json.loads(as_json.out)] == ["a"]
+    assert as_text.out.splitlines() == [
+        "nic:h3/eth1 comm_slow, confidence 0.97, 1970-01-01T00:00:00Z to 1970-01-01T00:00:00Z",
+        "  h3's eth1 sends at a tenth of its rate, says Zoë",
+        "  not link:leaf1--spine2: others cross it at full rate",
+    ]
+    assert (nobody.code, nobody.out.split(":")[0]) == (0, "no verdict")
+    check_failure(refused, "this needs a token: send Authorization: Bearer <token>")
+
+
+def test_reason_is_printed_as_it_is(lockstep: Run, tmp_path: Path) -> None:
+    with running_api(tmp_path, FakeStore()) as api:
+        told = incident("i1", job="a")
+        odd = told.verdict.model_copy(update={"reason": "[/x] [red]:smile:", "component": "nic:[/a]/eth1"})
+        save_incidents(api.parts.control, [told.model_copy(update={"verdict": odd})], None)
+        token, server = api.make_token("read"), str(api.client.base_url)
+        outcome = lockstep("diagnose", "--job", "a", SERVER, server, "--token", token)
+    assert outcome.code == 0
+    assert "nic:[/a]/eth1 comm_slow" in outcome.out
+    assert "  [/x] [red]:smile:" in outcome.out
+
+
+def test_server_that_is_not_there_is_one_sentence(lockstep: Run) -> None:
+    server = unused_address()
+    check_failure(lockstep("diagnose", "--job", "a", SERVER, server), f"no Lockstep server answers at {server}")
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"[]", b'{"items": [{}]}', b'{"items": [{"verdict": {"id": "v"}}]}'])
+def test_server_that_is_not_ours_is_one_sentence(lockstep: Run, body: bytes) -> None:
+    with answering(200, body) as server:
+        outcome = lockstep("diagnose", "--job", "a", SERVER, server)
+    check_failure(outcome, f"what answers at {server} is no Lockstep server of this version")

@@ -1,0 +1,152 @@
+"""Every ending of the command is 0, 1 with a sentence, or 2; and a command loads only what it needs."""
+
+import errno
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from cli import main
+from lockstep import __version__
+from lockstep.errors import LockstepError
+from tests.cli.commands import Run, check_failure, run_process
+from tests.conftest import REPO
+
+COMMANDS = [name for name, _, _ in main._COMMANDS]
+HEAVY = ("torch", "fastapi", "sqlalchemy", "chdb", "clickhouse_connect")
+
+
+def run_without(modules: tuple[str, ...], *arguments: str) -> "subprocess.CompletedProcess[str]":
+    """Run the command in a process in which these modules cannot be imported."""
+    script = (
+        f"import sys; sys.modules.update(dict.fromkeys({modules!r})); sys.argv = {['lockstep', *arguments]!r}; "
+        "from cli.main import run; run()"
+    )
+    return subprocess.run([sys.executable, "-c", script], cwd=REPO, capture_output=True, text=True, check=False)
+
+
+def test_version_is_printed(lockstep: Run) -> None:
+    outcome = lockstep("--version")
+    assert (outcome.code, outcome.out) == (0, f"{__version__}\n")
+
+
+def test_help_lists_every_command(lockstep: Run) -> None:
+    outcome = lockstep("--help")
+    assert outcome.code == 0
+    assert [name for name in COMMANDS if f" {name} " not in outcome.out] == []
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_command_has_help_that_needs_no_settings(lockstep: Run, name: str) -> None:
+    outcome = lockstep(name, "--help", LOCKSTEP_NO_SUCH="1")
+    assert outcome.code == 0
+    assert f"lockstep {name}" in outcome.out
+
+
+def test_unknown_command_is_bad_usage(lockstep: Run) -> None:
+    check_failure(lockstep("dance"), "No such command 'dance'", code=2)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--no-such"], ["story", "dance"], ["story", "list", "--no-such"], ["capture"]]
+)
+def test_unknown_option_or_missing_argument_is_bad_usage(lockstep: Run, arguments: list[str]) -> None:
+    outcome = lockstep(*arguments)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "Usage: lockstep" in outcome.err
+
+
+def test_installed_command_ends_like_the_one_in_this_process(tmp_path: Path) -> None:
+    assert run_process("--version", state=tmp_path).out == f"{__version__}\n"
+    check_failure(run_process("dance", state=tmp_path), "No such command 'dance'", code=2)
+    check_failure(run_process("story", "show", "dance", state=tmp_path), "there is no story 'dance'")
+
+
+def fail_with(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise error
+
+    def build(_: object) -> typer.Typer:
+        app = typer.Typer(pretty_exceptions_enable=False)
+        app.command()(fail)
+        return app
+
+    monkeypatch.setattr(main, "build", build)
+
+
+def test_our_error_is_one_sentence_printed_as_it_is(lockstep: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    fail_with(LockstepError("host [/red] says :smile: and [bold]no[/]"), monkeypatch)
+    outcome = lockstep()
+    check_failure(outcome, "lockstep: host [/red] says :smile: and [bold]no[/]")
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (PermissionError(errno.EACCES, "Permission denied", "/some/file"), "lockstep: /some/file: Permission denied"),
+        (OSError(errno.ENOSPC, "No space left on device"), "lockstep: No space left on device"),
+        (OSError("something odd"), "lockstep: something odd"),
+    ],
+)
+def test_error_of_the_system_is_one_sentence(
+    lockstep: Run, monkeypatch: pytest.MonkeyPatch, error: OSError, sentence: str
+) -> None:
+    fail_with(error, monkeypatch)
+    check_failure(lockstep(), sentence)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--config", "up", "story"], ["--config=up", "story"], ["story", "up"], ["story"]]
+)
+def test_command_at_hand_is_the_first_word_that_is_no_option(arguments: list[str]) -> None:
+    assert main._wanted(arguments) == "story"
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["dance"], ["--config", "story"]])
+def test_without_a_command_all_are_offered(arguments: list[str]) -> None:
+    assert main._wanted(arguments) is None
+
+
+@pytest.mark.parametrize("command", ["collect", "simulate", "capture", "story"])
+def test_command_of_a_training_host_needs_nothing_heavy(command: str) -> None:
+    done = run_without(HEAVY, command, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"lockstep {command}" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("missing", "command", "extra"),
+    [
+        ("sqlalchemy", "token", "store"),
+        ("clickhouse_connect", "store", "store"),
+        ("fastapi", "up", "api,analyzer,planner,collector"),
+        ("uvicorn", "serve", "api,analyzer,planner"),
+        ("httpx", "diagnose", "analyzer"),
+        ("httpx", "collect", "collector"),
+        ("numpy", "simulate", "sim"),
+    ],
+)
+def test_command_whose_packages_are_missing_says_which_extra_to_install(
+    missing: str, command: str, extra: str
+) -> None:
+    done = run_without((missing,), command, "--help")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        f"lockstep: `lockstep {command}` needs {missing}, which is not installed here: "
+        f"pip install 'lockstep[{extra}]'\n"
+    )
+
+
+def test_help_without_the_heavy_packages_lists_what_is_left() -> None:
+    done = run_without(HEAVY, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert " collect " in done.stdout
+    assert " token " not in done.stdout
+
+
+def test_bare_command_shows_help(lockstep: Run) -> None:
+    outcome = lockstep()
+    assert outcome.code == 2
+    assert "Usage: lockstep" in outcome.out + outcome.err

@@ -1,0 +1,110 @@
+"""A gateway over real HTTP that keeps what it gets and answers as it is told."""
+
+import threading
+from collections import deque
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from lockstep.batches import AGENT_HEADER, BOOT_HEADER, NUMBER_HEADER, decode_batch
+from lockstep.wish import Receipt, Wish
+
+# A status with a problem document, a whole body with status 200, or a connection that ends without an answer.
+Answer = int | bytes | Literal["lost"]
+
+
+@dataclass(frozen=True)
+class Received:
+    """One batch as it came in."""
+
+    number: int
+    boot: str
+    agent: str
+    token: str
+    body: bytes
+    tables: dict[str, pa.Table]
+
+    def column(self, table: str, name: str) -> list[Any]:
+        """Return the values of a column, none when the batch does not hold the table."""
+        return list(self.tables[table][name].to_pylist()) if table in self.tables else []
+
+
+class FakeGateway:
+    """Serves as long as its block lasts; answers with receipts, after those that `answers` holds."""
+
+    def __init__(self) -> None:
+        self.received: list[Received] = []
+        self.answers: deque[Answer] = deque()
+        self.wishes: tuple[Wish, ...] = ()
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler_for(self))
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
+
+    @property
+    def port(self) -> int:
+        return int(self._server.server_address[1])
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def numbers(self) -> list[int]:
+        return [batch.number for batch in self.received]
+
+    def all_of(self, table: str, column: str) -> list[Any]:
+        """Return the values of a column over all batches, in the order they came."""
+        return [value for batch in list(self.received) for value in batch.column(table, column)]
+
+    def answer_to(self, batch: Received) -> Answer:
+        self.received.append(batch)
+        try:
+            return self.answers.popleft()
+        except IndexError:
+            return Receipt(watermark=batch.number, wishes=self.wishes).model_dump_json().encode()
+
+    def __enter__(self) -> "FakeGateway":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def _handler_for(gateway: FakeGateway) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"  # connections are kept, as the real server does
+        wbufsize = -1  # a reply leaves in one piece; in two, the second waits 40 ms for a delayed acknowledgement
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            answer = gateway.answer_to(
+                Received(
+                    number=int(self.headers[NUMBER_HEADER]),
+                    boot=self.headers[BOOT_HEADER],
+                    agent=self.headers[AGENT_HEADER],
+                    token=self.headers["Authorization"],
+                    body=body,
+                    tables=decode_batch(body, 1 << 30, 1 << 30),
+                )
+            )
+            if answer == "lost":
+                self.close_connection = True
+            elif isinstance(answer, int):
+                self._reply(answer, b'{"detail": "told to say no"}')
+            elif isinstance(answer, bytes):
+                self._reply(200, answer)
+
+        def _reply(self, status: int, body: bytes) -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing on standard error."""
+
+    return Handler

@@ -1,0 +1,294 @@
+"""The agent sends everything once, in order and with a heartbeat, whatever its sources and its gateway do."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import pyarrow as pa
+import pytest
+from structlog.testing import capture_logs
+
+from collector import agent as agent_module
+from collector.agent import CollectorAgent
+from collector.source import Reading, Source
+from lockstep.clock import NS_PER_S
+from lockstep.errors import NotPresent
+from lockstep.records import Event
+from lockstep.wish import Wish
+from testbed.tcp_proxy import TcpProxy
+from tests.builders import T0, make, rows
+from tests.collector.fake_gateway import Answer, FakeGateway
+from tests.waiting import HastyClock, eventually
+
+FAR_NS = 2**62
+PLENTY = 1 << 20
+
+
+class NumberedSource:
+    """Gives one event a read, numbered from 0; `before` may raise, block or look around first."""
+
+    period_s = 1.0
+
+    def __init__(self, name: str, before: Callable[[int], None] = lambda number: None) -> None:
+        self.name = name
+        self.reads = 0
+        self.wishes: Sequence[Wish] = ()
+        self._before = before
+
+    def read(self, now_ns: int, wishes: Sequence[Wish]) -> Reading:
+        number, self.reads = self.reads, self.reads + 1
+        self.wishes = wishes
+        self._before(number)
+        event = make(Event, source=self.name, message=str(number), ts_ns=now_ns)
+        return Reading({"events": rows(event)}, watermark_ns=now_ns)
+
+
+@pytest.fixture
+def gateway() -> Iterator[FakeGateway]:
+    with FakeGateway() as serving:
+        yield serving
+
+
+@contextmanager
+def running(
+    *sources: Source, server: str, buffer_bytes: int = PLENTY, clock: HastyClock | None = None
+) -> Iterator[CollectorAgent]:
+    agent = CollectorAgent("h0", sources, server, "token", clock or HastyClock(), buffer_bytes)
+    agent.start()
+    try:
+        yield agent
+    finally:
+        agent.close()
+
+
+def told_by(source: NumberedSource, gateway: FakeGateway) -> list[int]:
+    """Return the numbers of the events of a source that arrived, in the order they came."""
+    events = zip(gateway.all_of("events", "source"), gateway.all_of("events", "message"), strict=True)
+    return [int(message) for name, message in events if name == source.name]
+
+
+def fail(error: Exception) -> Callable[[int], None]:
+    def raise_it(_: int) -> None:
+        raise error
+
+    return raise_it
+
+
+def test_batches_are_numbered_from_one_without_a_gap(gateway: FakeGateway) -> None:
+    with running(NumberedSource("a"), server=gateway.url):
+        eventually(lambda: len(gateway.received) >= 4)
+    assert gateway.numbers == list(range(1, len(gateway.numbers) + 1))
+    assert {batch.agent for batch in gateway.received} == {"h0"}
+
+
+def test_every_start_is_another_boot(gateway: FakeGateway) -> None:
+    for _ in range(2):
+        with running(server=gateway.url):
+            pass
+    first, second = (batch.boot for batch in gateway.received)
+    assert first != second
+
+
+def test_everything_read_arrives_once_and_the_end_sends_what_is_left(gateway: FakeGateway) -> None:
+    source = NumberedSource("a")
+    with running(source, server=gateway.url):
+        eventually(lambda: source.reads >= 5)
+    assert told_by(source, gateway) == list(range(source.reads))
+
+
+def test_agent_that_never_started_still_says_that_it_was_there(gateway: FakeGateway) -> None:
+    CollectorAgent("h0", [NumberedSource("a")], gateway.url, "token", HastyClock(), PLENTY).close()
+    assert gateway.numbers == [1]
+    assert gateway.all_of("agents", "host") == ["h0"]
+
+
+def test_every_batch_has_one_heartbeat(gateway: FakeGateway) -> None:
+    with running(NumberedSource("a"), server=gateway.url):
+        eventually(lambda: len(gateway.received) >= 3)
+    assert all(len(batch.column("agents", "host")) == 1 for batch in gateway.received)
+    assert set(gateway.all_of("agents", "dropped")) == {0}
+
+
+def test_host_s_watermark_is_that_of_its_slowest_source(gateway: FakeGateway) -> None:
+    class Slow(NumberedSource):
+        def read(self, now_ns: int, wishes: Sequence[Wish]) -> Reading:
+            return Reading(super().read(now_ns, wishes).tables, watermark_ns=T0)
+
+    slow, quick = Slow("slow"), NumberedSource("quick")
+    with running(slow, quick, server=gateway.url):
+        eventually(lambda: slow.reads >= 2 and quick.reads >= 2 and len(gateway.received) >= 3)
+    assert gateway.all_of("agents", "watermark_ns")[-1] == T0
+
+
+def test_batch_whose_reply_was_lost_is_sent_again_under_its_number(gateway: FakeGateway) -> None:
+    gateway.answers += ["lost", "lost"]
+    source = NumberedSource("a")
+    with running(source, server=gateway.url):
+        eventually(lambda: len(gateway.received) >= 4)
+    assert gateway.numbers[:4] == [1, 1, 1, 2]
+    assert len({batch.body for batch in gateway.received[:3]}) == 1
+    assert len({batch.boot for batch in gateway.received}) == 1
+
+
+@pytest.mark.parametrize("status", [400, 413, 415, 422])
+def test_batch_that_the_gateway_will_never_take_is_dropped_and_counted(gateway: FakeGateway, status: int) -> None:
+    gateway.answers.append(status)
+    with running(NumberedSource("a"), server=gateway.url):
+        eventually(lambda: len(gateway.received) >= 5)
+    assert gateway.numbers == list(range(1, len(gateway.numbers) + 1))
+    lost_rows = sum(table.num_rows for table in gateway.received[0].tables.values())
+    assert gateway.all_of("agents", "dropped")[-1] == lost_rows
+
+
+@pytest.mark.parametrize("answer", [401, 403, 404, 408, 429, 500, 502, 503, b"<html>please log in</html>"])
+def test_batch_is_kept_while_the_refusal_may_pass(gateway: FakeGateway, answer: Answer) -> None:
+    gateway.answers += [answer, answer]
+    source = NumberedSource("a")
+    with running(source, server=gateway.url):
+        eventually(lambda: len(gateway.received) >= 4)
+    assert gateway.numbers[:4] == [1, 1, 1, 2]
+    assert gateway.all_of("agents", "dropped")[-1] == 0
+
+
+def test_batches_wait_while_nobody_answers_and_arrive_in_order_afterwards(gateway: FakeGateway) -> None:
+    source = NumberedSource("a")
+    with TcpProxy(gateway.port) as proxy:
+        proxy.behaviour = "refuse"
+        with running(source, server=f"http://127.0.0.1:{proxy.port}"):
+            eventually(lambda: source.reads >= 10)
+            assert gateway.received == []
+            proxy.behaviour = "forward"
+            eventually(lambda: len(gateway.received) >= 8)
+    assert gateway.numbers == list(range(1, len(gateway.numbers) + 1))
+    assert told_by(source, gateway) == list(range(source.reads))
+
+
+def test_trouble_with_the_gateway_is_told_once_and_its_end_too(gateway: FakeGateway) -> None:
+    gateway.answers += [503, 503, 503]
+    with capture_logs() as lines, running(server=gateway.url):
+        eventually(lambda: len(gateway.received) >= 5)
+    assert [(line["event"], line.get("reason")) for line in lines] == [
+        ("batches wait", "the gateway refuses: told to say no"),
+        ("batches are taken again", None),
+    ]
+
+
+def test_full_buffer_drops_the_oldest_and_says_how_many_rows(gateway: FakeGateway) -> None:
+    gateway.answers += [503] * 20
+    source = NumberedSource("a")
+    with running(source, server=gateway.url, buffer_bytes=4096):
+        eventually(lambda: len(gateway.received) >= 30)
+    arrived = told_by(source, gateway)
+    lost = gateway.all_of("agents", "dropped")[-1]
+    assert lost > 0
+    assert arrived[-1] == source.reads - 1
+    assert sorted(set(gateway.numbers)) != list(range(1, max(gateway.numbers) + 1))
+
+
+def test_end_does_not_wait_for_a_gateway_that_is_gone() -> None:
+    source = NumberedSource("a")
+    with TcpProxy(1) as proxy:
+        proxy.behaviour = "refuse"
+        with running(source, server=f"http://127.0.0.1:{proxy.port}"):
+            eventually(lambda: source.reads >= 3)
+
+
+def test_wishes_reach_the_sources(gateway: FakeGateway) -> None:
+    wish = Wish(id="w1", host="h0", kind="detail", details={"ranks": [1]}, expires_ns=FAR_NS)
+    gateway.wishes = (wish,)
+    source = NumberedSource("a")
+    with running(source, server=gateway.url):
+        eventually(lambda: source.wishes == (wish,))
+        gateway.wishes = ()
+        eventually(lambda: source.wishes == ())
+
+
+def test_wish_that_has_expired_reaches_nobody_even_when_the_gateway_is_gone(gateway: FakeGateway) -> None:
+    clock = HastyClock()
+    short = Wish(id="short", host="h0", kind="probe", details={}, expires_ns=clock.now_ns() + 86_400 * NS_PER_S)
+    long = Wish(id="long", host="h0", kind="probe", details={}, expires_ns=FAR_NS)
+    gateway.wishes = (short, long)
+    source = NumberedSource("a")
+    with running(source, server=gateway.url, clock=clock):
+        eventually(lambda: source.wishes == (short, long))
+        gateway.answers += [503] * 10_000
+        clock.skip(86_400)
+        eventually(lambda: source.wishes == (long,))
+        gateway.answers.clear()
+
+
+@pytest.mark.parametrize("error", [OSError("gone"), ValueError("bad"), KeyError("rx"), RuntimeError("bug")])
+def test_source_that_fails_is_read_again_and_does_not_disturb_the_others(
+    gateway: FakeGateway, error: Exception
+) -> None:
+    failing, healthy = NumberedSource("failing", before=fail(error)), NumberedSource("healthy")
+    with capture_logs() as lines, running(failing, healthy, server=gateway.url):
+        eventually(lambda: failing.reads >= 3 and healthy.reads >= 3)
+    assert told_by(healthy, gateway) == list(range(healthy.reads))
+    assert told_by(failing, gateway) == []
+    failures = [line["error"] for line in lines if line["event"] == "source failed"]
+    assert failures == [f"{type(error).__name__}: {error}"]
+
+
+def test_source_that_recovers_is_heard_again(gateway: FakeGateway) -> None:
+    def fail_twice(number: int) -> None:
+        if number < 2:
+            raise OSError("not yet")
+
+    source = NumberedSource("a", before=fail_twice)
+    with running(source, server=gateway.url):
+        eventually(lambda: source.reads >= 4)
+    assert told_by(source, gateway) == list(range(2, source.reads))
+
+
+def test_source_with_rows_of_a_wrong_kind_does_not_spoil_the_batch(gateway: FakeGateway) -> None:
+    class Confused(NumberedSource):
+        def read(self, now_ns: int, wishes: Sequence[Wish]) -> Reading:
+            self.reads += 1
+            wrong = {"events": pa.table({"x": [1]})} if self.reads % 2 else {"no_such_table": pa.table({"x": [1]})}
+            return Reading(wrong, watermark_ns=now_ns)
+
+    confused, healthy = Confused("confused"), NumberedSource("healthy")
+    with running(confused, healthy, server=gateway.url):
+        eventually(lambda: confused.reads >= 4 and healthy.reads >= 4)
+    assert told_by(healthy, gateway) == list(range(healthy.reads))
+
+
+def test_source_that_hangs_delays_neither_the_others_nor_the_end(
+    gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent_module, "_LAST_READ_S", 0.05)
+    let_go = threading.Event()
+
+    def hang(_: int) -> None:
+        let_go.wait(60)
+
+    hanging, healthy = NumberedSource("hanging", before=hang), NumberedSource("healthy")
+    with running(hanging, healthy, server=gateway.url):
+        eventually(lambda: healthy.reads >= 5)
+    assert hanging.reads == 1
+    assert told_by(healthy, gateway) == list(range(healthy.reads))
+    let_go.set()
+
+
+def test_source_with_nothing_to_read_here_rests(gateway: FakeGateway) -> None:
+    absent, healthy = NumberedSource("absent", before=fail(NotPresent("no NIC"))), NumberedSource("healthy")
+    with capture_logs() as lines, running(absent, healthy, server=gateway.url):
+        eventually(lambda: healthy.reads >= 4)
+    assert absent.reads == 1
+    assert [(line["source"], line["reason"]) for line in lines if "nothing to read" in line["event"]] == [
+        ("absent", "no NIC")
+    ]
+
+
+def test_source_that_comes_to_rest_no_longer_holds_the_watermark(gateway: FakeGateway) -> None:
+    def vanish(number: int) -> None:
+        if number == 1:
+            raise NotPresent("the NIC is gone")
+
+    vanishing, healthy = NumberedSource("vanishing", before=vanish), NumberedSource("healthy")
+    clock = HastyClock()
+    with running(vanishing, healthy, server=gateway.url, clock=clock):
+        eventually(lambda: vanishing.reads == 2)
+        gone_ns = clock.now_ns()
+        eventually(lambda: gateway.all_of("agents", "watermark_ns")[-1:] > [gone_ns])

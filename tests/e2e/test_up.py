@@ -1,0 +1,173 @@
+"""The first two minutes of a newcomer: `lockstep up --demo` names the NIC, and Ctrl-C leaves nothing behind."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from lockstep.capture.reading import read_capture
+from lockstep.store.layout import Layout
+from lockstep.store.migrations import check_migrated
+from lockstep.store.store import open_store
+
+LOCKSTEP = str(Path(sys.executable).with_name("lockstep"))
+FAULT_AT_S = 20
+
+
+class Running:
+    """A `lockstep up` process, its address and its state directory."""
+
+    def __init__(self, state: Path, *arguments: str) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        self.state = state
+        self.environment = os.environ | {"LOCKSTEP_STATE_DIR": str(state), "LOCKSTEP_API_LISTEN": f"127.0.0.1:{port}"}
+        self.process = subprocess.Popen(
+            [LOCKSTEP, "up", *arguments],
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def get(self, path: str) -> Any:
+        return httpx.get(self.url + path, timeout=10, trust_env=False).json()
+
+    def run(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [LOCKSTEP, *arguments], env=self.environment, capture_output=True, text=True, timeout=120
+        )
+
+    def interrupt(self) -> tuple[str, str]:
+        """Press Ctrl-C, as a terminal does for the whole group, and return what was printed."""
+        os.killpg(self.process.pid, signal.SIGINT)
+        return self.process.communicate(timeout=60)
+
+
+@pytest.fixture
+def demo(tmp_path: Path) -> Iterator[Running]:
+    running = Running(tmp_path / "state", "--demo")
+    yield running
+    if running.process.poll() is None:
+        running.process.kill()
+        running.process.communicate()
+
+
+def wait_for_incident(running: Running, timeout_s: float) -> dict[str, Any]:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        assert running.process.poll() is None, running.process.communicate()
+        try:
+            items = running.get("/api/v1/incidents")["items"]
+        except httpx.TransportError:
+            items = []
+        if items:
+            incident: dict[str, Any] = items[0]
+            return incident
+        time.sleep(0.5)
+    raise AssertionError(f"no incident within {timeout_s} s")
+
+
+def processes_of_group(group: int) -> list[str]:
+    listed = subprocess.run(["ps", "-e", "-o", "pgid=,pid=,args="], capture_output=True, text=True, check=True).stdout
+    return [line for line in listed.splitlines() if line.split()[0] == str(group)]
+
+
+@pytest.mark.slow
+def test_the_demo_names_the_nic_and_every_command_agrees(demo: Running, tmp_path: Path) -> None:
+    incident = wait_for_incident(demo, timeout_s=FAULT_AT_S + 60)
+    verdict = incident["verdict"]
+    assert (verdict["class"], verdict["component"]) == ("comm_slow", "nic:h3/eth1")
+    assert verdict["ambiguous_with"] == ["link:h3/eth1--leaf1"]
+    assert verdict["impact"]["step_time_ratio"] > 1.1
+
+    decisions = wait_for_decision(demo, incident["id"])
+    assert decisions[0]["mode"] == "observe"
+    assert decisions[0]["verdicts"] == [verdict["id"]]
+
+    asked = demo.run("diagnose", "--job", incident["job"], "--json", "--server", demo.url)
+    assert [one["component"] for one in json.loads(asked.stdout)] == ["nic:h3/eth1"]
+
+    saved = tmp_path / "case.tar.zst"
+    captured = demo.run(
+        "capture", "--job", incident["job"], "--since", "5m", "--out", str(saved), "--server", demo.url
+    )
+    assert captured.returncode == 0, captured.stderr
+    assert {"comms", "collectives", "transfer_stats", "agents"} <= set(read_capture(saved).tables)
+    replayed = demo.run("diagnose", str(saved), "--json")
+    assert [one["component"] for one in json.loads(replayed.stdout)] == ["nic:h3/eth1"]
+
+    out, err = demo.interrupt()
+    assert demo.process.returncode == 0, err
+    assert "nic:h3/eth1 needs" in out
+    assert demo.url in out
+
+
+def wait_for_decision(running: Running, incident: str) -> list[Any]:
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        decisions: list[Any] = running.get(f"/api/v1/incidents/{incident}")["decisions"]
+        if decisions:
+            return decisions
+        time.sleep(0.2)
+    raise AssertionError("no decision within 20 s")
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_no_process_no_lock_and_no_half_written_file(demo: Running) -> None:
+    wait_for_rows(demo)
+    _, err = demo.interrupt()
+    assert demo.process.returncode == 0, err
+    assert "Traceback" not in err
+    assert processes_of_group(demo.process.pid) == []
+    left = {path.name for path in demo.state.iterdir()}
+    assert left == {"store", "gateway", "control.db"}, "a -wal or -shm beside it would be an unclean close"
+    assert sorted(path.name for path in (demo.state / "gateway").iterdir()) == ["identity", "watermarks.json"]
+    assert list(demo.state.rglob("*.partial*")) == []
+    with open_store(f"chdb://{demo.state / 'store'}") as store:
+        check_migrated(store, Layout(store.database))
+        assert store.query("SELECT count() AS n FROM collectives")["n"][0].as_py() > 0
+
+
+def wait_for_rows(running: Running) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        try:
+            metrics = httpx.get(running.url + "/metrics", trust_env=False).text
+        except httpx.TransportError:
+            metrics = ""
+        counted = [
+            float(line.split()[1]) for line in metrics.splitlines() if line.startswith("lockstep_ingest_rows_total")
+        ]
+        if counted and counted[0] > 1_000:
+            return
+        time.sleep(0.2)
+    raise AssertionError("no rows within 60 s")
+
+
+@pytest.mark.slow
+def test_up_without_the_demo_answers_and_stops_on_sigterm(tmp_path: Path) -> None:
+    running = Running(tmp_path / "state")
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        try:
+            ready = httpx.get(running.url + "/readyz", trust_env=False)
+            break
+        except httpx.TransportError:
+            time.sleep(0.1)
+    assert ready.json() == {"ready": True}
+    assert httpx.get(running.url + "/api/v1/incidents", trust_env=False).status_code == 401, "reads need a token"
+    running.process.send_signal(signal.SIGTERM)
+    _, err = running.process.communicate(timeout=60)
+    assert running.process.returncode == 0, err
