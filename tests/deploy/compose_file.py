@@ -1,0 +1,135 @@
+"""docker-compose.yml as these tests see it: what each service runs, with which settings, mounts and neighbours."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lockstep.config import Settings, load_settings
+from tests.conftest import REPO
+
+COMPOSE_FILE = REPO / "docker-compose.yml"
+
+Document = dict[str, Any]  # Any: YAML, taken apart below
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A directory or file inside the container, and the named volume or path of the repository behind it."""
+
+    source: str
+    target: str
+    read_only: bool
+
+    @property
+    def is_volume(self) -> bool:
+        return not self.source.startswith((".", "/"))
+
+
+@dataclass(frozen=True)
+class Port:
+    """A port of the container, and where on this machine it can be reached."""
+
+    address: str
+    published: int
+    target: int
+
+
+@dataclass(frozen=True)
+class Service:
+    """One service, with everything it refers to."""
+
+    name: str
+    image: str
+    dockerfile: str | None
+    command: tuple[str, ...]
+    environment: dict[str, str]
+    mounts: tuple[Mount, ...]
+    tmpfs: tuple[str, ...]
+    secrets: dict[str, str]  # path in the container -> name of the secret
+    networks: tuple[str, ...]
+    ports: tuple[Port, ...]
+    conditions: dict[str, str]  # service that must come first -> what it must have reached
+    health: tuple[str, ...]
+    mem_limit: str | None
+    read_only: bool
+    restart: str | None
+
+    @property
+    def is_ours(self) -> bool:
+        return self.dockerfile is not None
+
+    @property
+    def settings(self) -> Settings:
+        """What Lockstep makes of the service's environment and nothing else; unknown variables raise."""
+        return load_settings(self.environment, Path("/dev/null"))
+
+
+@dataclass(frozen=True)
+class Compose:
+    """The whole file."""
+
+    services: dict[str, Service]
+    volumes: frozenset[str]
+    networks: frozenset[str]
+    secrets: dict[str, str]  # name -> file in the repository
+
+    @property
+    def ours(self) -> list[Service]:
+        return [service for service in self.services.values() if service.is_ours]
+
+    def start_order(self) -> list[Service]:
+        """Return the services such that each comes after all that it waits for."""
+        order: dict[str, Service] = {}
+        while len(order) < len(self.services):
+            free = [s for s in self.services.values() if s.name not in order and s.conditions.keys() <= order.keys()]
+            assert free, f"services wait for each other: {sorted(self.services.keys() - order.keys())}"
+            order |= {service.name: service for service in free}
+        return list(order.values())
+
+
+def load_compose() -> Compose:
+    document: Document = yaml.safe_load(COMPOSE_FILE.read_text())
+    return Compose(
+        services={name: _service(name, body) for name, body in document["services"].items()},
+        volumes=frozenset(document["volumes"]),
+        networks=frozenset(document["networks"]),
+        secrets={name: body["file"] for name, body in document["secrets"].items()},
+    )
+
+
+def _service(name: str, body: Document) -> Service:
+    return Service(
+        name=name,
+        image=body["image"],
+        dockerfile=body.get("build", {}).get("dockerfile"),
+        command=tuple(body.get("command", ())),
+        environment=body.get("environment", {}),
+        mounts=tuple(map(_mount, body.get("volumes", ()))),
+        tmpfs=tuple(body.get("tmpfs", ())),
+        secrets=dict(map(_secret, body.get("secrets", ()))),
+        networks=tuple(body.get("networks", ("default",))),
+        ports=tuple(map(_port, body.get("ports", ()))),
+        conditions={other: wait["condition"] for other, wait in body.get("depends_on", {}).items()},
+        health=tuple(body.get("healthcheck", {}).get("test", ())),
+        mem_limit=body.get("mem_limit"),
+        read_only=body.get("read_only", False),
+        restart=body.get("restart"),
+    )
+
+
+def _mount(text: str) -> Mount:
+    source, target, *options = text.split(":")
+    return Mount(source, target, "ro" in options)
+
+
+def _secret(entry: str | dict[str, str]) -> tuple[str, str]:
+    if isinstance(entry, str):
+        return f"/run/secrets/{entry}", entry
+    return f"/run/secrets/{entry['target']}", entry["source"]
+
+
+def _port(text: str) -> Port:
+    address, published, target = text.rsplit(":", 2)
+    return Port(address, int(published), int(target))

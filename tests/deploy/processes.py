@@ -1,0 +1,71 @@
+"""Services as plain processes: started with their own environment, asked for their health, told to stop."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from tests.waiting import eventually
+
+LOCKSTEP = str(Path(sys.executable).with_name("lockstep"))
+STOP_S = 15
+_READY_S = 90.0  # three services import at once on a busy machine
+
+
+class Running:
+    """A process whose output goes to a file beside it."""
+
+    def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str], directory: Path) -> None:
+        self.name = name
+        self._log = directory / f"{name}.log"
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                command, env=bare_environment(environment), cwd="/", stdout=log, stderr=subprocess.STDOUT
+            )
+
+    @property
+    def output(self) -> str:
+        return self._log.read_text()
+
+    def wait_until(self, is_ready: Callable[[], bool]) -> None:
+        """Return when it is ready; fail with what it said when it ends before that."""
+
+        def is_ready_or_gone() -> bool:
+            return self._process.poll() is not None or is_ready()
+
+        eventually(is_ready_or_gone, _READY_S)
+        assert self._process.poll() is None, f"{self.name} ended with {self._process.returncode}:\n{self.output}"
+
+    def wait(self, limit_s: float) -> int:
+        """Return its exit code."""
+        return self._process.wait(limit_s)
+
+    def stop(self) -> int:
+        """Ask it to end, as Docker and systemd do, and return its exit code."""
+        self._process.send_signal(signal.SIGTERM)
+        return self.wait(STOP_S)
+
+    def kill(self) -> None:
+        """End it if it has not ended; for the way out of a test that failed."""
+        self._process.kill()
+        self._process.wait()
+
+
+def run_to_end(command: Sequence[str], environment: Mapping[str, str]) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        command, env=bare_environment(environment), cwd="/", capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def bare_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return what a container or unit would give, and nothing of ours but the path to system tools."""
+    return {"PATH": os.environ["PATH"], **environment}
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on at the moment."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])

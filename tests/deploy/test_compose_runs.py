@@ -1,0 +1,198 @@
+"""What docker-compose.yml and the units describe does start, work and stop: real commands, a real ClickHouse engine.
+
+Docker and systemd themselves are not needed: their part, the order and the environment, is done by hand.
+"""
+
+import re
+import socket
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import pytest
+
+from collector.gateway_client import GatewayClient
+from lockstep.batches import encode_batch
+from lockstep.control.tokens import TOKEN
+from lockstep.records import Agent, NicCounter
+from lockstep.store.store import open_store
+from testbed.clickhouse import ClickHouseServer
+from tests.builders import make, rows
+from tests.deploy.clickhouse_config import served
+from tests.deploy.compose_file import load_compose
+from tests.deploy.local_compose import LocalCompose
+from tests.deploy.local_units import LocalUnits
+from tests.deploy.processes import Running, free_port
+from tests.deploy.unit_file import read_unit
+from tests.waiting import eventually
+
+pytestmark = pytest.mark.slow
+
+COMPOSE = load_compose()
+HOST = "gpu-017"
+STOPPED = [("planner", 0), ("analyzer", 0), ("api", 0)]  # in the order they are told to, with their exit codes
+
+
+@pytest.fixture
+def local(tmp_path: Path, secrets: Path) -> Iterator[LocalCompose]:
+    """The compose file, with its ClickHouse up and empty and nothing else started."""
+    with served(COMPOSE, tmp_path / "clickhouse", secrets) as clickhouse:
+        local = LocalCompose(COMPOSE, tmp_path, secrets, clickhouse)
+        yield local
+        local.kill_all()
+
+
+@pytest.fixture
+def units(tmp_path: Path) -> Iterator[LocalUnits]:
+    """The units, none of them started."""
+    units = LocalUnits(tmp_path)
+    yield units
+    units.kill_all()
+
+
+def start_all(local: LocalCompose) -> list[Running]:
+    """Start our services as compose would, each when those it waits for are where they must be."""
+    serving = []
+    for service in COMPOSE.start_order():
+        if service.is_ours:
+            running = local.start(service.name)
+            if service.command[0] == "serve":
+                running.wait_until(partial(local.is_healthy, service.name))
+                serving.append(running)
+            else:
+                assert running.wait(60) == 0, running.output
+    return serving
+
+
+def make_token(local: LocalCompose) -> str:
+    made = local.run("api", "token", "create", HOST, "--scope", "ingest", "--host", HOST)
+    assert made.returncode == 0, made.stderr
+    return made.stdout.strip()
+
+
+def ask(server: ClickHouseServer, user: str, password: Path, sql: str) -> str:
+    """Return the server's answer, or its refusal, to a query by one of the users in deploy/clickhouse."""
+    headers = {"X-ClickHouse-User": user, "X-ClickHouse-Key": password.read_text()}
+    try:
+        with urlopen(Request(f"http://127.0.0.1:{server.http_port}/", sql.encode(), headers)) as answer:
+            return str(answer.read().decode())
+    except HTTPError as refusal:
+        with refusal:
+            return str(refusal.read().decode())
+
+
+def test_the_whole_file_starts_takes_a_batch_and_stops(local: LocalCompose, secrets: Path) -> None:
+    serving = start_all(local)
+    client = GatewayClient(local.published("api"), make_token(local), agent=HOST, boot="test")
+    now_ns = time.time_ns()  # the store forgets what is older than its retention
+    counters = make(NicCounter, host=HOST, nic="mlx5_3", ts_ns=now_ns)
+    heartbeat = make(Agent, host=HOST, version="0.0.9", ts_ns=now_ns)
+
+    receipt = client.send(1, encode_batch({"nic_counters": rows(counters), "agents": rows(heartbeat)}))
+
+    client.close()
+    assert receipt.watermark == 1
+    seen_by_grafana = "SELECT host, nic, version FROM lockstep.nic_counters JOIN lockstep.agents USING (host)"
+    password = secrets / "grafana-store-password"
+    eventually(lambda: ask(local.clickhouse, "grafana", password, seen_by_grafana) == f"{HOST}\tmlx5_3\t0.0.9\n")
+    assert [running.name for running in serving] == ["api", "analyzer", "planner"]
+    assert [(running.name, running.stop()) for running in reversed(serving)] == STOPPED
+
+
+def test_without_the_migration_the_api_says_what_to_do_and_ends(local: LocalCompose) -> None:
+    api = local.start("api")
+
+    assert api.wait(60) == 1
+    assert re.fullmatch(
+        r"lockstep: the store lacks 0001_job_tables, .*: run `lockstep store migrate` first\n", api.output
+    )
+
+
+def test_a_wrong_password_ends_the_migration_without_telling_it(local: LocalCompose, secrets: Path) -> None:
+    (secrets / "store-password").unlink()
+    (secrets / "store-password").write_text("guessed")
+
+    migrate = local.start("migrate")
+
+    assert migrate.wait(60) == 1
+    assert "refuses" in migrate.output
+    assert "guessed" not in migrate.output
+
+
+@pytest.mark.needs_root
+def test_services_write_nothing_outside_their_volumes(local: LocalCompose) -> None:
+    local.read_only = True
+
+    serving = start_all(local)
+
+    assert [(running.name, running.stop()) for running in reversed(serving)] == STOPPED
+
+
+def test_the_services_user_backs_up_and_restores_but_owns_nothing_else(local: LocalCompose, secrets: Path) -> None:
+    def as_lockstep(sql: str) -> str:
+        return ask(local.clickhouse, "lockstep", secrets / "store-password", sql)
+
+    assert local.start("migrate").wait(60) == 0
+    as_lockstep(f"INSERT INTO lockstep.events (host, ts_ns) VALUES ('before', {time.time_ns()})")
+    backup = local.run("migrate", "store", "backup", "monday")
+    as_lockstep("DROP DATABASE lockstep SYNC")
+    restore = local.run("migrate", "store", "restore", "monday")
+
+    assert (backup.returncode, restore.returncode) == (0, 0), backup.stderr + restore.stderr
+    assert (local.clickhouse.data / "backups/monday").is_dir()
+    assert as_lockstep("SELECT host FROM lockstep.events") == "before\n"
+    assert "ACCESS_DENIED" in as_lockstep("CREATE DATABASE other")
+    assert "ACCESS_DENIED" in as_lockstep("CREATE USER other")
+    assert "ACCESS_DENIED" in as_lockstep("SELECT * FROM system.users")
+
+
+def test_grafanas_user_reads_telemetry_and_nothing_more(local: LocalCompose, secrets: Path) -> None:
+    def as_grafana(sql: str) -> str:
+        return ask(local.clickhouse, "grafana", secrets / "grafana-store-password", sql)
+
+    assert local.start("migrate").wait(60) == 0
+
+    assert as_grafana("SELECT count() FROM lockstep.events") == "0\n"
+    assert as_grafana("SELECT 1 SETTINGS max_execution_time = 20") == "1\n"
+    assert "SETTING_CONSTRAINT_VIOLATION" in as_grafana("SELECT 1 SETTINGS max_execution_time = 600")
+    assert "READONLY" in as_grafana("SELECT 1 SETTINGS max_memory_usage = 0")
+    assert "ACCESS_DENIED" in as_grafana("INSERT INTO lockstep.events (host) VALUES ('x')")
+    assert "ACCESS_DENIED" in as_grafana("DROP TABLE lockstep.events")
+    assert "ACCESS_DENIED" in as_grafana("SELECT * FROM system.users")
+    assert "ACCESS_DENIED" in as_grafana("SELECT * FROM file('/etc/passwd', LineAsString)")
+
+
+def test_the_units_start_and_the_collectors_heartbeat_is_stored(units: LocalUnits) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    name = socket.gethostname().split(".", 1)[0]
+    head = read_unit("lockstep.service"), {"LOCKSTEP_API_LISTEN": url.removeprefix("http://")}
+    collector = read_unit("lockstep-collector.service"), {"LOCKSTEP_COLLECTOR_SERVER": url}
+
+    up = units.start(*head)
+    up.wait_until(lambda: answers(f"{url}/readyz"))
+    made = units.run(*head, "token", "create", name, "--scope", "ingest", "--host", name)
+    assert TOKEN.fullmatch(made.stdout.strip()), made.stderr
+    units.load_credential(collector[0], made.stdout)
+    collect = units.start(*collector)
+    collect.wait_until(lambda: 'batches_total{result="accepted"}' in metrics(url))
+
+    assert collect.stop() == 0, collect.output
+    assert up.stop() == 0, up.output
+    with open_store(f"chdb://{units.environment(*head)['LOCKSTEP_STATE_DIR']}/store") as store:
+        assert store.query("SELECT DISTINCT host FROM agents")["host"].to_pylist() == [name]
+
+
+def answers(url: str) -> bool:
+    try:
+        with urlopen(url, timeout=5) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+def metrics(url: str) -> str:
+    with urlopen(f"{url}/metrics", timeout=5) as answer:
+        return str(answer.read().decode())

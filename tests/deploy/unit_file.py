@@ -1,0 +1,60 @@
+"""systemd units as these tests see them: sections of directives, read as strictly as systemd should."""
+
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from lockstep.config import Settings, load_settings
+from tests.conftest import REPO
+
+DIRECTORY = REPO / "deploy/systemd"
+
+_SECTION = re.compile(r"\[(\w+)\]")
+_DIRECTIVE = re.compile(r"(\w+)=(.*)")
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A unit's name, and its directives in the order they stand there."""
+
+    name: str
+    directives: tuple[tuple[str, str, str], ...]  # section, name, value
+
+    def all(self, name: str) -> list[str]:
+        return [value for _, directive, value in self.directives if directive == name]
+
+    def only(self, name: str) -> str:
+        values = self.all(name)
+        assert len(values) == 1, f"{self.name} has {name}= {len(values)} times"
+        return values[0]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What the unit sets before it reads its EnvironmentFile."""
+        words = [word for line in self.all("Environment") for word in shlex.split(line)]
+        return {name: value for name, _, value in (word.partition("=") for word in words)}
+
+    @property
+    def settings(self) -> Settings:
+        """What Lockstep makes of the unit's environment and nothing else; unknown variables raise."""
+        return load_settings(self.environment, Path("/dev/null"))
+
+    @property
+    def command(self) -> list[str]:
+        return shlex.split(self.only("ExecStart"))
+
+
+def read_unit(name: str) -> Unit:
+    """Return the unit; a line that systemd would skip with a warning is an error."""
+    section, directives = "", []
+    for number, line in enumerate((DIRECTORY / name).read_text().splitlines(), 1):
+        if not line or line.startswith("#"):
+            continue
+        if header := _SECTION.fullmatch(line):
+            section = header[1]
+        elif section and (directive := _DIRECTIVE.fullmatch(line)):
+            directives.append((section, directive[1], directive[2]))
+        else:
+            raise ValueError(f"{name}, line {number}: neither a section nor a directive: {line!r}")
+    return Unit(name, tuple(directives))
