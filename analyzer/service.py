@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import structlog
+
 from analyzer.facts import WindowFacts
 from analyzer.incidents import JobState, TrackingOptions, close_all, learn_pace, resume, track
 from analyzer.pipeline import AnalyzerOptions, judge
@@ -13,9 +15,14 @@ from lockstep.control.database import ControlDatabase
 from lockstep.control.incidents import list_incidents, open_incidents, save_incidents
 from lockstep.control.leases import Lease
 from lockstep.incident import Incident
+from lockstep.store.address import Embedded
 from lockstep.store.store import Store
 from lockstep.topology import TopologyIndex
 
+_log = structlog.get_logger("analyzer")
+
+# One process holds the embedded store and does everything else too; beyond this a server carries the reduction.
+EMBEDDED_RANKS = 512
 _LOOK_BACK_NS = 120 * NS_PER_S  # how far a fresh analyzer goes back to learn the usual pace
 
 Announce = Callable[[Incident], None]
@@ -77,11 +84,12 @@ class AnalyzerService:
         self._generation = generation
 
     def _follow(self, key: _JobKey, span: JobSpan, lease: Lease, now_ns: int) -> int:
+        members = find_members(self._store, span)
         if key not in self._jobs:
             self._jobs[key] = self._meet(span)
+            self._warn_when_large(span.job, members.ranks)
         job = self._jobs[key]
         job.last_ns = max(job.last_ns, span.last_ns)
-        members = find_members(self._store, span)
         reports = self._hear(span, members.hosts, now_ns)
         done = 0
         if job.done_until_ns is None:
@@ -104,6 +112,10 @@ class AnalyzerService:
         past = [known for known in list_incidents(self._control, job=span.job) if known.attempt == span.attempt]
         told_until_ns = max((known.updated_ns for known in past), default=0)
         return _Job(JobState(), told_until_ns, span.last_ns)
+
+    def _warn_when_large(self, job: str, ranks: int) -> None:
+        if ranks > EMBEDDED_RANKS and isinstance(self._store.address, Embedded):
+            _log.warning("job is too large for the embedded store; use a server", job=job, ranks=ranks)
 
     def _analyse(self, job: _Job, facts: WindowFacts, lease: Lease) -> None:
         verdicts = judge(facts, self._topology, job.state.usual_pace, self._options.analyzer)

@@ -4,16 +4,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
+from analyzer.service import EMBEDDED_RANKS, AnalyzerService, ServiceOptions
 from lockstep.clock import NS_PER_S
 from lockstep.control.database import ControlDatabase, open_control
 from lockstep.control.incidents import list_incidents
 from lockstep.control.leases import release_lease, take_lease
 from lockstep.errors import ControlAway, LeaseLost
+from lockstep.records import Comm, OpStat
 from lockstep.sim.story import Story, Turn, find_story, parse_story, resize_story
 from lockstep.store.store import Store
+from lockstep.tables import TABLE_BY_NAME
 from tests.analyzer.cluster import Cluster
-from tests.builders import T0
+from tests.builders import T0, make, rows
 
 NIC = "nic:h1/eth2"
 SICK = parse_story(
@@ -287,3 +291,18 @@ def test_fault_of_one_window_is_not_confirmed_by_analysing_it_twice(
 
 def _fail(*_: object) -> None:
     raise ControlAway("the control database is away")
+
+
+@pytest.mark.parametrize(("ranks", "warned"), [(EMBEDDED_RANKS, False), (EMBEDDED_RANKS + 1, True)])
+def test_job_too_large_for_the_embedded_store_is_said_to_be_so_once(
+    embedded_store: Store, control: ControlDatabase, ranks: int, warned: bool
+) -> None:
+    embedded_store.insert(TABLE_BY_NAME["comms"], rows(make(Comm, nranks=ranks)), token="comms")
+    embedded_store.insert(TABLE_BY_NAME["op_stats"], rows(make(OpStat)), token="stats")
+    service = AnalyzerService(embedded_store, control, None, ServiceOptions())
+    lease = take_lease(control, "analyzer", "me", NS_PER_S, T0)
+    assert lease is not None
+    with capture_logs() as lines:
+        for _ in range(2):
+            service.run_once(lease, T0 + NS_PER_S)
+    assert [line["ranks"] for line in lines] == ([ranks] if warned else [])
