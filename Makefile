@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3
 STAMP := $(VENV)/.installed
-PACKAGES := lockstep collector analyzer planner api cli testbed benchmarks tests
+PACKAGES := lockstep collector analyzer planner api cli testbed benchmarks nccl_plugin tests
 export LOCKSTEP_STATE_DIR ?= $(CURDIR)/.lockstep
 
 .PHONY: help install up check test slow-test gpu-test plugin bench clean system-packages
@@ -39,11 +39,12 @@ test: install system-packages check  ## check, then all tests but the long ones
 slow-test: install system-packages  ## the long tests: kills, outages, whole systems
 	$(BIN)/pytest -m slow
 
-gpu-test:  ## tests on a machine with a GPU
-	@echo "there is nothing to test on a GPU yet: the plugin records nothing so far"
+gpu-test: plugin  ## tests on a machine with a GPU; GPU_TEST='--help' lists what they can be told
+	$(PYTHON) nccl_plugin/gpu/kit.py $(GPU_TEST)
 
 bench: install  ## measure every claim; `lockstep bench NAME --quick` for one
 	$(BIN)/lockstep bench store
+	$(BIN)/lockstep bench plugin
 
 system-packages:
 	@tests/install-system-packages

@@ -12,15 +12,20 @@ from lockstep import __version__
 
 PLUGIN = Path(__file__).resolve().parents[2] / "nccl_plugin"
 NEWEST_GLIBC = (2, 17)  # CentOS 7 and the first release for aarch64: whatever host NCCL runs on has it
+COMPILERS = ["cc", "clang", "aarch64-linux-gnu-gcc", "clang --target=aarch64-linux-gnu"]
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    missing = [tool for tool in ("make", "cc", "nm", "readelf") if shutil.which(tool) is None]
+@pytest.fixture(scope="module", params=COMPILERS)
+def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    compiler: str = request.param
+    needed = ["make", "readelf", compiler.split()[0]]
+    if "aarch64" in compiler:
+        needed.append("aarch64-linux-gnu-gcc")  # clang takes the linker and the C library from its neighbour
+    missing = [tool for tool in needed if shutil.which(tool) is None]
     if missing:
-        pytest.skip(f"building the plugin needs {', '.join(missing)}")
+        pytest.skip(f"building the plugin with {compiler} needs {', '.join(missing)}")
     build = tmp_path_factory.mktemp("nccl_plugin")
-    output_of("make", "-C", str(PLUGIN), f"BUILD={build}")
+    output_of("make", "-C", str(PLUGIN), f"BUILD={build}", f"CC={compiler}")
     return build / "liblockstep-nccl.so"
 
 
@@ -30,11 +35,17 @@ def output_of(*command: str) -> str:
     return done.stdout
 
 
-def test_only_the_four_profiler_tables_are_exported(library: Path) -> None:
-    lines = output_of("nm", "--dynamic", "--defined-only", "--format=posix", str(library)).splitlines()
-    exported = {name: kind for name, kind, *_ in map(str.split, lines)}
+def exported_symbols(library: Path) -> dict[str, str]:
+    """Return what others may find in the library: name and kind (OBJECT, FUNC)."""
+    rows = map(str.split, output_of("readelf", "--dyn-syms", "--wide", str(library)).splitlines())
+    entries = (row for row in rows if len(row) == 8 and row[0].rstrip(":").isdigit())
+    return {name: kind for _, _, _, kind, bind, _, section, name in entries if bind != "LOCAL" and section != "UND"}
 
-    assert exported == {f"ncclProfiler_v{version}": "D" for version in (4, 5, 6, 7)}  # D: data, as NCCL reads it
+
+def test_only_the_profiler_tables_and_the_replayed_clock_are_exported(library: Path) -> None:
+    tables = {f"ncclProfiler_v{version}": "OBJECT" for version in range(1, 8)}  # data, as NCCL reads it
+
+    assert exported_symbols(library) == tables | {"lockstep_replay_clock": "FUNC"}
 
 
 def test_hosts_as_old_as_glibc_2_17_can_load_it(library: Path) -> None:
@@ -67,8 +78,14 @@ def is_old_enough(symbol_version: str) -> bool:
 def test_only_libc_is_needed(library: Path) -> None:
     needed = re.findall(r"\(NEEDED\).*\[(.+)\]", output_of("readelf", "--dynamic", "--wide", str(library)))
 
-    assert needed == ["libc.so.6"]
+    assert set(needed) - {"ld-linux-aarch64.so.1"} == {"libc.so.6"}  # every process has its loader already
 
 
-def test_library_greets_with_the_version_of_the_package(library: Path) -> None:
-    assert f"lockstep {__version__}: loaded, recording nothing\0".encode() in library.read_bytes()
+def test_library_stays_loaded_when_nccl_closes_it(library: Path) -> None:
+    flags = re.findall(r"\(FLAGS_1\).*Flags: (.+)", output_of("readelf", "--dynamic", "--wide", str(library)))
+
+    assert "NODELETE" in flags[0].split()
+
+
+def test_library_knows_the_version_of_the_package(library: Path) -> None:
+    assert f"{__version__}\0".encode() in library.read_bytes()

@@ -1,0 +1,1 @@
+"""What comes in from elsewhere: foreign layouts, formats and recordings, turned into our records."""

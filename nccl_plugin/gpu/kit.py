@@ -1,0 +1,155 @@
+# ruff: noqa: S108, T201 -- a program for people, and shared memory is where ring files live
+"""The tests on a machine with a GPU: `make gpu-test`.
+
+Needs Python's standard library, nvcc, NCCL and CUDA's MPS, and root for the traces. Exit code 0 means that every run
+did what it should; figures are printed, not judged.
+"""
+
+import argparse
+import json
+import lzma
+import os
+import platform
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from lab import Lab, LabError, SharedGpu, build_rank, find_library
+from load import cases_of, describe, run_case
+from overhead import Experiment, Samples, measure, plan_beside, plan_levels, table_of
+from traces import STORIES, record, write_trace
+
+PARTS = ("load", "beside", "levels", "traces")
+TOLERATED = 3  # crashes, as long as other people's plugins are in the process
+
+
+def read_arguments(words: Sequence[str]) -> argparse.Namespace:
+    """What to do, as the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--part", action="append", choices=PARTS, help="only this part; may be given again")
+    parser.add_argument("--nccl", action="append", help="a libnccl.so.2, or one packed as .so.xz; may be given again")
+    parser.add_argument(
+        "--foreign", action="append", default=[], help="NAME=PATH of another profiler plugin to measure"
+    )
+    parser.add_argument("--processes", type=int, default=12, help="pairs of processes per NCCL for the overhead")
+    parser.add_argument("--rounds", type=int, default=16, help="rounds in each pair; the first one warms up")
+    parser.add_argument("--seconds", type=float, default=3600, help="start nothing new after this time")
+    parser.add_argument("--out", type=Path, default=Path("build/gpu-test"), help="where results go")
+    return parser.parse_args(words)
+
+
+def unpack_library(path: str, place: Path) -> str:
+    """The library itself; a packed one is unpacked into a folder named after it."""
+    if not path.endswith(".xz"):
+        return path
+    target = place / Path(path).name.removesuffix(".so.xz") / "libnccl.so.2"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with lzma.open(path) as packed, open(target, "wb") as unpacked:
+        shutil.copyfileobj(packed, unpacked, 1 << 22)
+    return str(target)
+
+
+class Kit:
+    """Runs the parts, says a line about each run, and counts what failed."""
+
+    def __init__(self, arguments: argparse.Namespace, lab: Lab, libraries: Sequence[str]) -> None:
+        self._arguments, self._lab, self._libraries = arguments, lab, libraries
+        self._deadline = time.monotonic() + arguments.seconds
+        self.failures = 0
+
+    def run(self) -> None:
+        """All parts that were asked for, or all there are."""
+        for part in self._arguments.part or PARTS:
+            {"load": self._load, "beside": self._beside, "levels": self._levels, "traces": self._traces}[part]()
+
+    def _has_time(self, what: str) -> bool:
+        if time.monotonic() < self._deadline:
+            return True
+        print(f"{what}: NOT RUN, the time is over", flush=True)
+        self.failures += 1
+        return False
+
+    def _load(self) -> None:
+        for library in self._libraries:
+            for case in cases_of(library):
+                if not self._has_time(case.name):
+                    continue
+                outcome, complaints = run_case(self._lab, case)
+                self.failures += bool(complaints)
+                print(describe(case, outcome, complaints), flush=True)
+                shutil.rmtree(outcome.folder, ignore_errors=True)
+
+    def _beside(self) -> None:
+        foreign = {
+            name: Path(path).resolve() for name, _, path in (each.partition("=") for each in self._arguments.foreign)
+        }
+        for library in self._libraries:
+            self._measure(library, plan_beside(self._lab.place, foreign), tolerated=TOLERATED if foreign else 0)
+
+    def _levels(self) -> None:
+        for library in self._libraries:
+            for kernel in ("off", "on"):
+                self._measure(library, plan_levels(self._lab.place, kernel))
+
+    def _measure(self, library: str, experiment: Experiment, tolerated: int = 0) -> None:
+        """One pair of processes after another, then the table of all that finished."""
+        kept: list[Samples] = []
+        failed = 0
+        for turn in range(self._arguments.processes):
+            if kept and time.monotonic() > self._deadline:
+                break  # fewer pairs make the intervals wider, not wrong
+            outcome, samples = measure(self._lab, library, experiment, turn, self._arguments.rounds)
+            shutil.rmtree(outcome.folder, ignore_errors=True)
+            kept += [samples] if samples else []
+            if not outcome.succeeded:
+                failed += 1
+                print(
+                    f"{outcome.name}: FAILED with {outcome.codes}, measured {bool(samples)}: {outcome.errors}",
+                    flush=True,
+                )
+        self.failures += failed > tolerated or not kept
+        name = f"{Path(library).parent.name} {experiment.title}".replace(",", "").replace(" ", "-")
+        (self._arguments.out / f"{name}.json").write_text(json.dumps(kept))
+        print(
+            f"\n{library}, {len(kept)} pairs of processes\n" + (table_of(experiment, kept) if kept else ""),
+            flush=True,
+        )
+
+    def _traces(self) -> None:
+        for story in STORIES:
+            if not self._has_time(story.name):
+                continue
+            outcome = record(self._lab, self._libraries[0], story)
+            if outcome.succeeded:
+                print(write_trace(story, outcome, self._arguments.out), flush=True)
+            else:
+                self.failures += 1
+                print(f"{story.name}: FAILED with {outcome.codes}: {outcome.errors}", flush=True)
+            shutil.rmtree(outcome.folder, ignore_errors=True)
+
+
+def main(words: Sequence[str]) -> int:
+    """Prepares the machine, runs, and says how many runs failed."""
+    arguments = read_arguments(words)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    shared_memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="lockstep-gpu-", dir=shared_memory) as place:
+        try:
+            libraries = [unpack_library(path, Path(place)) for path in arguments.nccl or [find_library()]]
+            build_rank()
+            with SharedGpu() as gpu:
+                print(f"{os.cpu_count()} cores, Linux {platform.release()}, NCCL: {', '.join(libraries)}", flush=True)
+                kit = Kit(arguments, Lab(Path(place), gpu.environment), libraries)
+                kit.run()
+        except LabError as problem:
+            print(f"gpu-test: {problem}")
+            return 2
+    print("all runs did what they should" if not kit.failures else f"{kit.failures} runs FAILED")
+    return 1 if kit.failures else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,176 @@
+"""Records callback traces of a training-like job with known faults, for replay on machines without a GPU."""
+
+import lzma
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lab import Lab, Outcome, Run, lockstep_side
+from rings import CALLBACK_KIND, Ring
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # lockstep is not installed where there is a GPU
+
+from lockstep.intake.callback_trace import Event, RankRecording, RecordedComm, cut_events, events_of, trace_lines
+
+RANKS, TP, STEPS, ONSET = 8, 2, 56, 40  # the first steps of a job are uneven
+TP_BYTES, DP_BYTES, COMPUTE_US = 16 << 10, 512 << 10, 4000
+FIRST_KEPT, KEPT_STEPS = ONSET - 4, 10
+ENVIRONMENT = {"NCCL_MAX_NCHANNELS": "1"}  # more say the same again, and traces are to be small
+LIMIT_BYTES_PER_S = 20_000_000
+WHAT_RUNS = "8 ranks, tp2 x dp4: per step 2x(compute, TP AllReduce 16 KiB), DP AllReduce 512 KiB"
+
+
+@dataclass(frozen=True)
+class Story:
+    """A run with at most one fault, and who is to blame."""
+
+    name: str
+    fault: str  # in words
+    word: str | None = None  # fault=KIND:RANK:STEP:US of the rank program
+    rank: int = -1
+    classes: tuple[str, ...] = ()
+    component: str = ""
+    accept: tuple[str, ...] = ()
+    partial: tuple[str, ...] = ()
+    side: str | None = None
+    live: bool = False
+
+
+STORIES = (
+    Story("gpu_healthy", "none"),
+    Story(
+        "gpu_sleep_r2", "rank 2 sleeps 20 ms before every step from the onset on", f"fault=sleep:2:{ONSET}:20000", 2,
+        ("noncomm_slow",), "host:h2", ("rank:2",), ("gpu:h2/0",),
+    ),
+    Story(
+        "gpu_spin_r5", "rank 5 computes 15 ms longer per step from the onset on", f"fault=spin:5:{ONSET}:15000", 5,
+        ("noncomm_slow",), "gpu:h5/0", ("host:h5", "rank:5"),
+    ),
+    Story(
+        "gpu_stop_r6_live", "rank 6 is stopped at the onset; its job hangs", f"fault=stop:6:{ONSET}:0", 6,
+        ("noncomm_hang",), "host:h6", ("rank:6", "gpu:h6/0"), live=True,
+    ),
+    Story(
+        "gpu_slow_nic_r4", "host h4 sends at most 20 MB/s from the onset on", f"fault=notice:4:{ONSET}:0", 4,
+        ("comm_slow",), "nic:h4/eth0", (), ("host:h4", "link:h4/eth0--h5/eth0", "link:h4/eth0--h6/eth0"), "tx",
+    ),
+)  # fmt: skip
+
+
+def record(lab: Lab, library: str, story: Story) -> Outcome:
+    """Runs the story with every callback recorded."""
+
+    def words(rank: int, folder: Path) -> list[str]:
+        settings = {
+            "LOCKSTEP_DETAIL": "trace",
+            "LOCKSTEP_BUDGET": "0",
+            "LOCKSTEP_KERNEL": "on",
+            "LOCKSTEP_JOB": story.name,
+        }
+        train = f"train={STEPS}:{TP}:{TP_BYTES}:{DP_BYTES}:{COMPUTE_US}"
+        return [
+            lockstep_side("plugin", library, folder, rank, settings),
+            *([story.word] if story.word else []),
+            train,
+        ]
+
+    is_slow_link = story.classes == ("comm_slow",)
+    limit = (story.rank, LIMIT_BYTES_PER_S) if is_slow_link else None
+    run = Run(story.name, RANKS, words, environment=ENVIRONMENT, namespaces=True, timeout_s=40, limit=limit)
+    return lab.run(run)
+
+
+def write_trace(story: Story, outcome: Outcome, place: Path) -> str:
+    """Writes the cut around the onset, and says in one line what became of it."""
+    rings = outcome.rings(copied=story.live)
+    epoch_ns = min(ring.unix_ns(comm.init_ticks) for ring in rings for comm in ring.comms()) - 1_000_000_000
+    recordings = [recording_of(rank, ring) for rank, ring in enumerate(rings)]
+    events: list[Event] = []
+    for rank, recording in enumerate(recordings):
+        began = _steps_of(outcome, rank)
+        last_ns = sys.maxsize if story.live else began[FIRST_KEPT + KEPT_STEPS] - epoch_ns
+        events += cut_events(list(events_of(recording, epoch_ns)), began[FIRST_KEPT] - epoch_ns, last_ns)
+    lines = list(trace_lines(about(story, outcome, rings, epoch_ns), recordings, events, epoch_ns))
+    path = place / f"{story.name}.jsonl.xz"
+    path.write_bytes(lzma.compress("".join(line + "\n" for line in lines).encode(), preset=9))
+    lost = sum(ring.overwritten_records() for ring in rings)
+    return f"{path.name}: {len(lines)} lines, {path.stat().st_size} bytes, {lost} records overwritten"
+
+
+def recording_of(rank: int, ring: Ring) -> RankRecording:
+    """The callbacks of a ring file and what is needed to read them."""
+    comms = [
+        RecordedComm(
+            place=comm.place, id=comm.id, rank=comm.rank, nranks=comm.nranks, nnodes=comm.nnodes, name=comm.name,
+            init_ns=ring.unix_ns(comm.init_ticks), destroy_ns=comm.destroy_ticks and ring.unix_ns(comm.destroy_ticks),
+        )
+        for comm in ring.comms()
+    ]  # fmt: skip
+    records = b"".join(ring.records(CALLBACK_KIND))
+    return RankRecording(rank, ring.pid, ring.host, ring.api_version, comms, records, ring.unix_ns)
+
+
+def about(story: Story, outcome: Outcome, rings: Sequence[Ring], epoch_ns: int) -> dict[str, object]:
+    """The first line: what ran, what was done to it, and what an analysis should find."""
+    version = rings[0].nccl_version
+    line: dict[str, object] = {
+        "run": story.name,
+        "nccl": f"{version // 10000}.{version // 100 % 100}.{version % 100}",
+        "ranks": RANKS,
+        "op": WHAT_RUNS,
+        "fault": story.fault,
+        "hosts": {str(rank): f"h{rank}" for rank in range(RANKS)},
+        "nic": "eth0",
+        "layout": {
+            "tp": TP,
+            "dp": RANKS // TP,
+            "pp": 1,
+            "rank_order": "tp fastest, then dp",
+            "comms": layout_of(rings),
+        },
+        "truth": truth_of(story, outcome, epoch_ns),
+        "cut": {"first_step": FIRST_KEPT, "end_step": None if story.live else FIRST_KEPT + KEPT_STEPS, "of": STEPS},
+        "live": story.live,
+        "mask": hex(rings[0].status()["mask"]),
+        "clock": "one clock for all hosts; no skew added",
+        "env": ENVIRONMENT,
+    }
+    return line | ({"snapshot_mono_ns": outcome.acted_ns - epoch_ns} if story.live else {})
+
+
+def truth_of(story: Story, outcome: Outcome, epoch_ns: int) -> list[dict[str, object]]:
+    """What is wrong from when on; empty when nothing is."""
+    if not story.component:
+        return []
+    limited = story.classes == ("comm_slow",)
+    onset_ns = outcome.acted_ns if limited else _steps_of(outcome, story.rank)[ONSET]
+    truth: dict[str, object] = {"class": list(story.classes), "component": story.component}
+    truth |= {"accept": list(story.accept), "partial": list(story.partial), "ranks": [story.rank]}
+    truth |= {"onset_step": ONSET, "onset_mono_ns": onset_ns - epoch_ns, "onset_unix_ns": onset_ns}
+    return [truth | ({"side": story.side} if story.side else {})]
+
+
+def layout_of(rings: Sequence[Ring]) -> list[dict[str, object]]:
+    """Every communicator with its members as world ranks, in the order of the communicator's own ranks."""
+    members: dict[int, dict[int, int]] = {}
+    for world_rank, ring in enumerate(rings):
+        for comm in ring.comms():
+            members.setdefault(comm.id, {})[comm.rank] = world_rank
+    found = {ident: [by_rank[rank] for rank in sorted(by_rank)] for ident, by_rank in members.items()}
+    return [
+        {"id": f"{ident:016x}", "role": _role(world_ranks), "members": world_ranks}
+        for ident, world_ranks in found.items()
+    ]
+
+
+def _role(members: Sequence[int]) -> str:
+    if len(members) == RANKS:
+        return "world"
+    return "tp" if members[1] - members[0] == 1 else "dp"
+
+
+def _steps_of(outcome: Outcome, rank: int) -> list[int]:
+    steps = [line["steps"] for line in outcome.lines[rank] if "steps" in line]
+    assert isinstance(steps[0], list)
+    return [int(each) for each in steps[0]]

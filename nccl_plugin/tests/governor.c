@@ -1,0 +1,172 @@
+/* What the job pays, and what the plugin does about it. */
+#define _POSIX_C_SOURCE 200809L
+
+#include "harness.h"
+#include "scenarios.h"
+
+#include <stdlib.h>
+#include <time.h>
+
+enum {
+    WINDOW = 64, /* operations, as in governor.c */
+    FIRST_EXPERIMENT = 16,
+    AFTER_EXPERIMENT = 33,
+    OPERATION_NS = 100000,
+};
+
+/* A made-up job: an operation takes its time, more of it while transfers are recorded. */
+struct job {
+    struct nccl nccl;
+    struct comm comm;
+    uint64_t seq;
+    double price; /* share of its time that detail costs it */
+    double noise;
+    uint64_t chance;
+};
+
+static double draw(struct job *job)
+{
+    job->chance = job->chance * UINT64_C(6364136223846793005) + 1442695040888963407;
+    return (double)(job->chance >> 11) / (double)(UINT64_C(1) << 53);
+}
+
+static void run_until(struct job *job, uint64_t window)
+{
+    for (; job->seq <= window * WINDOW; job->seq++) {
+        const double slower = nccl_mask & ABI_PROXY_OP ? job->price : 0;
+
+        now_ns += (uint64_t)(OPERATION_NS * (1 + slower + job->noise * (draw(job) - 0.5)));
+        enqueue_all_reduce(&job->comm, job->seq);
+    }
+}
+
+static struct job *begin_within(const char *budget, int version, double price, double noise)
+{
+    static struct job job;
+
+    job = (struct job){.price = price, .noise = noise, .chance = 1};
+    setenv("LOCKSTEP_BUDGET", budget, 1);
+    setenv("LOCKSTEP_SAMPLE", "1", 1);
+    job.nccl = load_plugin(version);
+    use_replay_clock(&job.nccl);
+    job.comm = open_comm(&job.nccl, COMM_ID, 0, 2);
+    return &job;
+}
+
+static struct job *begin(int version, double price, double noise)
+{
+    return begin_within("0.5", version, price, noise);
+}
+
+static void play_dear_job(int version)
+{
+    struct job *job = begin(version, 0.05, 0.01);
+    struct ringfile file = read_own_file();
+
+    run_until(job, AFTER_EXPERIMENT);
+    CHECK(status_of(&file)->paid_ppm > 49000 && status_of(&file)->paid_ppm < 51000);
+    EQUAL(status_of(&file)->paid_pairs, 8);
+    CHECK(status_of(&file)->paid_error_ppm < 2000);
+    EQUAL(status_of(&file)->lowered, WIRE_LOWERED_BY_JOB);
+    EQUAL(status_of(&file)->level, WIRE_TRANSFERS);
+    run_until(job, 256 + AFTER_EXPERIMENT); /* still too dear: one more */
+    EQUAL(status_of(&file)->level, WIRE_OPERATIONS);
+    EQUAL(nccl_mask & ABI_PROXY_OP, 0);
+    run_until(job, 512 + AFTER_EXPERIMENT); /* and no further: operations stay in sight */
+    EQUAL(status_of(&file)->level, WIRE_OPERATIONS);
+    request(&job->comm, WIRE_STEPS, 1, 0, &job->seq);
+    EQUAL(status_of(&file)->level, WIRE_STEPS);
+    EQUAL(status_of(&file)->lowered, WIRE_NOT_LOWERED);
+    check_file(&file);
+    close_file(&file);
+}
+
+static void play_cheap_job(int version)
+{
+    struct job *job = begin(version, 0.001, 0);
+    struct ringfile file = read_own_file();
+
+    run_until(job, AFTER_EXPERIMENT);
+    CHECK(status_of(&file)->paid_ppm > 900 && status_of(&file)->paid_ppm < 1100);
+    EQUAL(status_of(&file)->lowered, WIRE_NOT_LOWERED);
+    EQUAL(status_of(&file)->level, WIRE_STEPS);
+    close_file(&file);
+}
+
+/* Windows that differ by a fifth from one another, for no reason of ours. */
+static void play_noisy_job(int version)
+{
+    struct job *job = begin(version, 0, 2);
+    struct ringfile file = read_own_file();
+
+    for (uint64_t cycle = 0; cycle < 8; cycle++)
+        run_until(job, cycle * 256 + AFTER_EXPERIMENT);
+    EQUAL(status_of(&file)->paid_pairs, 64);
+    CHECK((uint32_t)abs(status_of(&file)->paid_ppm) < 3 * status_of(&file)->paid_error_ppm);
+    EQUAL(status_of(&file)->level, WIRE_STEPS);
+    close_file(&file);
+}
+
+/* Detail goes and comes by the sequence number alone, so that all ranks switch together; the level in force stays. */
+static void play_turns(int version)
+{
+    static const bool without[] = {false, true, true, false, false, true, true, false};
+    struct job *job = begin(version, 0, 0);
+    struct ringfile file = read_own_file();
+
+    run_until(job, FIRST_EXPERIMENT - 1);
+    CHECK(nccl_mask & ABI_PROXY_OP);
+    for (uint64_t turn = 0; turn < 16; turn++) {
+        run_until(job, FIRST_EXPERIMENT + turn);
+        EQUAL((nccl_mask & ABI_PROXY_OP) == 0, without[turn % 8]);
+        EQUAL(status_of(&file)->level, WIRE_STEPS);
+    }
+    run_until(job, AFTER_EXPERIMENT);
+    CHECK(nccl_mask & ABI_PROXY_OP);
+    EQUAL(status_of(&file)->epoch, 1); /* operations were seen all the time */
+    close_file(&file);
+}
+
+static void play_without_budget(int version)
+{
+    struct job *job = begin_within("0", version, 0.5, 0);
+    struct ringfile file = read_own_file();
+
+    EQUAL(status_of(&file)->budget_ppm, 0);
+    run_until(job, AFTER_EXPERIMENT);
+    EQUAL(status_of(&file)->paid_pairs, 0);
+    EQUAL(status_of(&file)->level, WIRE_STEPS);
+    close_file(&file);
+}
+
+/* A thread that does nothing but call us: a share of its time far above any budget. */
+static void play_dear_callbacks(int version)
+{
+    struct timespec begin_at, now;
+
+    setenv("LOCKSTEP_BUDGET", "0.5", 1);
+    const struct nccl nccl = load_plugin(version);
+    const struct comm comm = open_comm(&nccl, COMM_ID, 0, 2);
+    struct ringfile file = read_own_file();
+
+    clock_gettime(CLOCK_MONOTONIC, &begin_at);
+    do {
+        for (int i = 0; i < 1000; i++)
+            enqueue_p2p(&comm, true, 1, 1024); /* no windows: these have no number that all ranks share */
+        clock_gettime(CLOCK_MONOTONIC, &now);
+    } while (status_of(&file)->lowered == WIRE_NOT_LOWERED && now.tv_sec < begin_at.tv_sec + 60);
+    EQUAL(status_of(&file)->lowered, WIRE_LOWERED_BY_CALLBACKS);
+    CHECK(status_of(&file)->callback_ppm > 5000);
+    EQUAL(status_of(&file)->level, WIRE_TRANSFERS);
+    close_file(&file);
+}
+
+const struct scenario governor_scenarios[] = {
+    {"detail costs the job 5 %", play_dear_job, NEWEST_VERSION, 4},
+    {"detail costs the job 0.1 %", play_cheap_job, NEWEST_VERSION, NEWEST_VERSION},
+    {"a noisy job that pays nothing", play_noisy_job, NEWEST_VERSION, NEWEST_VERSION},
+    {"turns by the sequence number", play_turns, NEWEST_VERSION, 4},
+    {"no budget", play_without_budget, NEWEST_VERSION, NEWEST_VERSION},
+    {"callbacks over the budget", play_dear_callbacks, NEWEST_VERSION, NEWEST_VERSION},
+    {NULL, NULL, 0, 0},
+};

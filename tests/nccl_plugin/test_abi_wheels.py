@@ -1,0 +1,52 @@
+"""The golden layouts are what NVIDIA's binaries say: read again from the wheels on PyPI, they come out the same."""
+
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from lockstep.errors import NotPresent
+from lockstep.intake.nccl_abi.layouts import RELEASES, facts_file
+from nccl_plugin.abi import wheels
+from nccl_plugin.abi.read_dwarf import as_text, read_release
+from nccl_plugin.abi.wheels import downloaded_library
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("release", RELEASES)
+def test_the_binary_on_pypi_says_what_the_golden_data_says(release: str) -> None:
+    """Download the wheel (200 to 300 MB), read its debug information, compare; without PyPI there is no answer."""
+    try:
+        with downloaded_library(release) as library:
+            read = as_text(read_release(library, release))
+    except NotPresent as away:
+        pytest.skip(f"comparing the golden layouts with NVIDIA's binaries needs PyPI: {away}")
+
+    assert read == facts_file(release).read_text(encoding="utf-8")
+
+
+def test_a_wheel_that_cannot_be_had_is_said_with_pips_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    nowhere = (*wheels.PIP_DOWNLOAD, "--isolated", "--no-index")
+    monkeypatch.setattr(wheels, "PIP_DOWNLOAD", nowhere)
+
+    with pytest.raises(NotPresent, match=r"NCCL 2\.32\.3: .*No matching distribution"), downloaded_library("2.32.3"):
+        pass
+
+
+def small_wheel(release: str, folder: Path) -> Path:
+    """Stand in for pip: a wheel whose library is three bytes long."""
+    wheel = folder / f"nvidia_nccl-{release}.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr(wheels.LIBRARY, b"ELF")
+        archive.writestr("nvidia/nccl/include/nccl.h", b"not kept")
+    return wheel
+
+
+def test_only_the_library_is_kept_and_only_for_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wheels, "_download", small_wheel)
+
+    with downloaded_library("2.32.3") as library:
+        folder = Path(str(library).removesuffix(wheels.LIBRARY))
+        assert library.read_bytes() == b"ELF"
+        assert [file for file in folder.rglob("*") if file.is_file()] == [library]
+    assert not folder.exists()
