@@ -7,6 +7,8 @@ LockstepError
 │   ├── BadStory             a fault story that cannot be told
 │   ├── BadRows              rows that do not fit their table; names column and row
 │   ├── BadCapture           a case file; names file, column and row
+│   ├── BadRing              a ring file, or its directory, that cannot be trusted or read; names it
+│   │   └── RingNotReady     its writer has only begun; the same call may succeed later
 │   └── BadBatch             a batch for the ingest gateway
 ├── NotPresent               this host, store or job does not have what was asked for
 ├── NotAllowed               the request carries no token that allows it
@@ -64,6 +66,18 @@ class BadCapture(BadInput):
     def __init__(self, problem: str, *, file: str, column: str | None = None, row: int | None = None) -> None:
         super().__init__(f"{_place(file, column, row)}: {problem}")
         self.problem, self.file, self.column, self.row = problem, file, column, row
+
+
+class BadRing(BadInput):
+    """A ring file or its directory that cannot be used; `file` is its path as it may be printed."""
+
+    def __init__(self, problem: str, *, file: str) -> None:
+        super().__init__(f"{file}: {problem}")
+        self.problem, self.file = problem, file
+
+
+class RingNotReady(BadRing):
+    """A ring file whose writer has only begun, or began and died; the same call may succeed later."""
 
 
 class BadBatch(BadInput):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-pytest_plugins = ["tests.fixtures.postgres", "tests.fixtures.stores"]
+pytest_plugins = ["tests.fixtures.plugin", "tests.fixtures.postgres", "tests.fixtures.stores"]
 
 REPO = Path(__file__).resolve().parent.parent
 

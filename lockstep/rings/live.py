@@ -1,0 +1,84 @@
+"""What stands in a ring file that is not over: the tables that show a hang from outside, also of a dead process."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep import wire
+from lockstep.rings.bounds import bound, bound_transfers, has_place
+from lockstep.rings.layout import Layout, Section
+from lockstep.rings.opening import ForeignFile
+from lockstep.wire import Table
+
+Wanted = Callable[[Table], NDArray[np.bool_]]
+
+PLACED_COMM = np.dtype([*((name, wire.COMM[name]) for name in wire.COMM.names or ()), ("place", "<u4")])
+PLACED_ROW = np.dtype([*((name, wire.ROW[name]) for name in wire.ROW.names or ()), ("place", "<u4")])
+
+
+@dataclass(frozen=True)
+class Live:
+    """Rows in use, with their `place`; operations and transfers that have begun and not ended."""
+
+    rows: Table  # PLACED_ROW
+    operations: Table  # their `row` is the place of a row; wire.BUSY: they have none
+    transfers: Table
+
+
+def read_communicators(file: ForeignFile, layout: Layout) -> Table:
+    """Return the communicators in the table, as PLACED_COMM; those that change just now come the next time."""
+    comms, places = _read_whole(file, layout.comms, "incarnation", lambda comms: comms["incarnation"] != 0)
+    return _with_place(comms, places, PLACED_COMM)
+
+
+def read_live(file: ForeignFile, layout: Layout) -> Live:
+    """Return what is open now. Cost: up to three copies of the tables, 18 MiB of a file of the usual size."""
+    rows = layout.rows.read(file)
+    places = np.flatnonzero(has_place(rows, layout))
+    operations, _ = _read_whole(file, layout.operations, "handle", lambda operations: _is_open(operations, rows))
+    transfers, _ = _read_whole(file, layout.transfers, "handle", lambda transfers: transfers["last_ticks"] == 0)
+    return Live(
+        rows=bound(_with_place(rows[places], places, PLACED_ROW), layout),
+        operations=bound(operations, layout),
+        transfers=bound_transfers(transfers, layout),
+    )
+
+
+def _read_whole(
+    file: ForeignFile, section: Section, number: str, is_wanted: Wanted
+) -> tuple[Table, NDArray[np.intp]]:
+    """Return wanted elements that kept their number (which is 0 while they change) all the time, and their places.
+
+    The numbers are read before and after: within one copy nobody promises the order.
+    """
+    all_before = section.read(file)
+    places = np.flatnonzero((all_before[number] != 0) & is_wanted(all_before))
+    if len(places) == 0:
+        return np.zeros(0, section.element), places
+    first, count = int(places[0]), int(places[-1] - places[0]) + 1
+    table = section.read(file, first, count)[places - first]
+    after = section.read(file, first, count)[number][places - first]
+    is_whole = (table[number] == all_before[number][places]) & (table[number] == after) & is_wanted(table)
+    return table[is_whole], places[is_whole]
+
+
+def _is_open(operations: Table, rows: Table) -> NDArray[np.bool_]:
+    """Return which operations have parts under way, or none yet while their row is not that far.
+
+    A row counts only what is numbered as other ranks number it, within one epoch; replays of CUDA graphs are not.
+    """
+    is_counted = (operations["row"] < len(rows)) & (operations["flags"] & wire.FLAG_SEQ_VALID != 0)
+    row = rows[np.where(is_counted, operations["row"], 0)]
+    is_ahead = is_counted & (row["epoch"] == operations["epoch"]) & (row["done"] <= operations["seq"])
+    is_open: NDArray[np.bool_] = (operations["open"] > 0) | is_ahead
+    return is_open
+
+
+def _with_place(table: Table, places: NDArray[np.intp], element: np.dtype[np.void]) -> Table:
+    placed = np.zeros(len(table), element)
+    for name in table.dtype.names or ():
+        placed[name] = table[name]
+    placed["place"] = places
+    return placed

@@ -1,0 +1,100 @@
+"""One ring file: who writes it, what is new in it, what is open, and what the collector asks for."""
+
+import os
+import struct
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+
+from lockstep import wire
+from lockstep.rings.clock import TickClock, read_clock
+from lockstep.rings.draining import Cursor, Records, drain
+from lockstep.rings.identity import Identity, identify, read_header
+from lockstep.rings.layout import check_layout
+from lockstep.rings.live import Live, read_communicators, read_live
+from lockstep.rings.opening import ForeignFile
+from lockstep.wire import Table
+
+__all__ = ["Identity", "Live", "Records", "RingFile", "TickClock", "open_ring"]
+
+WHOLE_SHARE = 65_536
+
+
+def open_ring(path: Path) -> "RingFile":
+    """Open a ring file that may have been made by anybody; what cannot be a ring is a BadRing."""
+    file = ForeignFile(path)
+    try:
+        return RingFile(file)
+    except BaseException:
+        file.close()
+        raise
+
+
+class RingFile:
+    """An open ring file. No method raises anything but BadRing for what stands in the file.
+
+    `read_records` gives each record once; everything else is as the file is now.
+    """
+
+    def __init__(self, file: ForeignFile) -> None:
+        header = read_header(file)
+        self._file, self._layout = file, check_layout(file, header)
+        self._cursors = [Cursor()] * self._layout.rings.count
+        self.identity = identify(file, header)
+        self.uid = file.uid
+
+    def owner(self) -> int | None:
+        """Return the process that writes, by its number here; 0: it lives but cannot be seen, None: it is gone."""
+        return self._file.lock_owner()
+
+    def read_records(self) -> Records:
+        """Return what is new since the last time."""
+        records, self._cursors = drain(self._file, self._layout, self._cursors)
+        return records
+
+    def clock(self) -> TickClock:
+        """Return the clock of this process; RingNotReady while it has too few pairs to know its rate."""
+        return read_clock(self._file, self._layout, self.identity.clock_kind)
+
+    def communicators(self) -> Table:
+        """Return the communicators, with the `place` by which records name them."""
+        return read_communicators(self._file, self._layout)
+
+    def live(self) -> Live:
+        """Return what has begun and not ended."""
+        return read_live(self._file, self._layout)
+
+    def status(self) -> np.void:
+        """Return what is in force and what it costs, as one wire.STATUS."""
+        status: np.void = self._layout.status.read(self._file)[0]
+        if status["level"] > wire.TRACE or status["lowered"] > wire.LOWERED_BY_JOB:
+            raise self._file.bad(f"has level {status['level']}, lowered for reason {status['lowered']}")
+        return status
+
+    def request(self, level: int, share: int, budget_ppm: int) -> None:
+        """Ask the process for a level, a share (of 65,536) and a budget; 0 leaves the budget as it is."""
+        if not (wire.OFF <= level <= wire.TRACE and 0 <= share <= WHOLE_SHARE and 0 <= budget_ppm <= 1_000_000):
+            raise ValueError(f"no level, share or budget: {level}, {share}, {budget_ppm}")
+        offset = self._layout.requests.offset
+        before = int(self._layout.requests.read(self._file)[0]["stamp"])
+        writable = ForeignFile(self._file.path, os.O_RDWR)
+        try:
+            if writable.inode != self._file.inode:
+                raise self._file.bad("was replaced by another file")
+            writable.write_at(offset + 4, struct.pack("<III", level, share, budget_ppm))
+            writable.write_at(offset, struct.pack("<I", before % 0xFFFFFFFF + 1))  # never 0
+        finally:
+            writable.close()
+
+    def close(self) -> None:
+        """Close the file; the cursors are gone with it."""
+        self._file.close()
+
+    def __enter__(self) -> "RingFile":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

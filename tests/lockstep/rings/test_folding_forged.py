@@ -1,0 +1,59 @@
+"""A process may write anything into its ring: the folding makes rows that fit their tables of it, or none."""
+
+import numpy as np
+import pytest
+
+from lockstep import wire
+from lockstep.arrow import conform
+from lockstep.rings.folding import Folder, Reading
+from lockstep.rings.live import PLACED_COMM, PLACED_ROW
+from lockstep.tables import TABLE_BY_NAME
+from tests.builders import SECOND, T0
+from tests.lockstep.rings.readings import KINDS, ORIGIN, Array, handle, reading
+
+OPERATIONS, PLACES = 9, 4
+
+
+def forge(rng: np.random.Generator, struct: np.dtype[np.void], count: int) -> Array:
+    """Return elements of random bytes, some of them 0, whose codes and places are ones that a reader lets through."""
+    raw = rng.integers(0, 256, (count, struct.itemsize), np.uint8)
+    raw[rng.random(raw.shape) < rng.random()] = 0
+    forged = raw.view(struct).reshape(count)
+    limits = {"func": len(wire.FUNCS), "dtype": len(wire.DTYPES), "algo": len(wire.ALGOS), "proto": len(wire.PROTOS)}
+    limits |= {"comm": PLACES + 1, "place": PLACES}
+    names = struct.names or ()
+    for name in limits.keys() & names:
+        forged[name] %= limits[name]
+    for name in {"operation", "handle"} & set(names):
+        forged[name] = [handle(number) for number in rng.integers(0, OPERATIONS, count).tolist()]
+    for name in {"seq", "bytes", "gpu_start_ns", "gpu_stop_ns", "enqueued", "started", "done"} & set(names):
+        forged[name] >>= 1
+    return forged
+
+
+def forge_reading(rng: np.random.Generator) -> Reading:
+    comms = forge(rng, PLACED_COMM, PLACES)
+    comms["place"], comms["incarnation"] = range(PLACES), rng.integers(1, 3, PLACES)
+    rows = forge(rng, PLACED_ROW, 4)
+    peers = rng.integers(0, 1 << 32, 4).tolist()
+    rows["key"] = [place << 40 | wire.SEND << 32 | peer for place, peer in enumerate(peers, 1)]
+    transfers = forge(rng, wire.TRANSFER, 6)
+    transfers["wait"] %= len(wire.WAITS) << 56
+    records = [forge(rng, struct, 30) for struct in KINDS.values()]
+    return reading(*records, live=[rows, forge(rng, wire.OPERATION, 5), transfers], comms=[comms])
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_rows_of_forged_records_fit_their_tables(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    folder = Folder(ORIGIN)
+    count = 0
+    for number in range(4):
+        now_ns = T0 + number * 3 * SECOND
+        forged = forge_reading(rng)
+        tables = folder.fold(forged, now_ns) if number < 3 else folder.finish(forged, now_ns, died=seed % 2 == 0)
+        tables["progress"] = folder.progress(forged, now_ns)
+        for name, rows in tables.items():
+            conform(TABLE_BY_NAME[name], rows)
+            count += rows.num_rows
+    assert count > 0

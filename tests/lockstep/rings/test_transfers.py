@@ -1,0 +1,109 @@
+"""A transfer's row says what was recorded of it, and how much it moved only where that is known."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lockstep import wire
+from lockstep.rings.communicators import CommunicatorHistory
+from lockstep.rings.operations import learn_operations
+from lockstep.rings.transfers import expected_bytes, step_rows, transfer_rows
+from tests.builders import T0
+from tests.lockstep.rings.readings import CLOCK, MS, ORIGIN, Array, communicator, enqueued, step, transfer
+
+RECV = wire.FLAG_STEPS
+MIB = 1 << 20
+
+
+def operation(nranks: int = 4, **fields: Any) -> Array:
+    history = CommunicatorHistory()
+    history.update(communicator(nranks=nranks))
+    return learn_operations(enqueued(**fields), CLOCK, history)
+
+
+def row_of(closed: Array, of: Array | None = None) -> dict[str, Any]:
+    rows, _ = transfer_rows(closed, operation() if of is None else of, CLOCK, ORIGIN)
+    (row,) = rows.to_pylist()
+    return dict(row)
+
+
+def test_send_row_has_all_waits_but_a_flush() -> None:
+    row = row_of(transfer(channel=1))
+    assert (row["gpu_wait_ns"], row["peer_wait_ns"], row["wire_ns"], row["flush_ns"]) == (10, 20, 30, None)
+    assert (row["channel"], row["steps"], row["direction"], row["detail"]) == (1, 12, "send", "steps")
+    assert (row["first_ns"], row["last_ns"], row["bytes"]) == (T0 + 2 * MS, T0 + 5 * MS, 786_432)
+
+
+def test_receive_row_has_a_flush_and_no_wire() -> None:
+    row = row_of(transfer(flags=RECV))
+    assert (row["gpu_wait_ns"], row["peer_wait_ns"], row["wire_ns"], row["flush_ns"]) == (10, 20, None, 40)
+    assert row["direction"] == "recv"
+
+
+def test_without_steps_no_wait_is_known_and_bytes_are_what_the_algorithm_sends() -> None:
+    row = row_of(transfer(flags=wire.FLAG_SEND, bytes=0))
+    assert [row[f"{wait}_ns"] for wait in ("gpu_wait", "peer_wait", "wire", "flush")] == [None] * 4
+    assert (row["detail"], row["bytes"]) == ("ops", 786_432)
+
+
+def test_steps_whose_sizes_nccl_did_not_tell_are_no_sizes() -> None:
+    assert row_of(transfer(bytes=0))["bytes"] == 786_432
+
+
+def test_operation_that_moves_nothing_moved_nothing() -> None:
+    row = row_of(transfer(bytes=0), operation(bytes=0, algo=wire.NVLS))
+    assert row["bytes"] == 0
+
+
+def test_transfer_of_unknown_size_has_no_row() -> None:
+    closed, of = transfer(bytes=0, flags=wire.FLAG_SEND), operation(algo=wire.NVLS_TREE)
+    rows, known = transfer_rows(closed, of, CLOCK, ORIGIN)
+    assert (rows.num_rows, known.tolist()) == (0, [False])
+
+
+@pytest.mark.parametrize(
+    ("fields", "nranks", "expected"),
+    [
+        ({"func": wire.ALL_REDUCE}, 8, MIB * 2 * 7 // 8 // 2),
+        ({"func": wire.ALL_GATHER}, 4, MIB * 3 // 2),
+        ({"func": wire.REDUCE_SCATTER}, 4, MIB * 3 // 2),
+        ({"func": wire.BROADCAST}, 4, MIB // 2),
+        ({"func": wire.ALL_REDUCE, "algo": wire.TREE}, 8, MIB // 2),
+        ({"func": wire.SEND, "algo": 0, "proto": 0, "peer": 1}, 0, MIB // 2),
+        ({"func": wire.ALL_REDUCE, "proto": wire.LL}, 2, MIB),
+        ({"func": wire.ALL_REDUCE, "proto": wire.LL128}, 2, round(MIB / 2 * 128 / 120)),
+    ],
+)
+def test_algorithm_says_what_a_transfer_moves(fields: dict[str, int], nranks: int, expected: int) -> None:
+    moved, known = expected_bytes(operation(nranks, **fields))
+    assert (moved.tolist(), known.tolist()) == ([expected], [True])
+
+
+@pytest.mark.parametrize(
+    ("fields", "nranks"),
+    [
+        ({"algo": wire.PAT, "func": wire.ALL_GATHER}, 4),
+        ({"algo": wire.COLLNET_CHAIN}, 4),
+        ({"channels": 0}, 4),
+        ({}, 0),  # before v4 nobody tells the size of a communicator
+    ],
+)
+def test_what_nobody_can_say_is_not_said(fields: dict[str, int], nranks: int) -> None:
+    assert expected_bytes(operation(nranks, **fields))[1].tolist() == [False]
+
+
+def test_step_tells_when_it_reached_the_network() -> None:
+    closed = np.concatenate([step(), step(flags=RECV)])
+    rows, _ = step_rows(closed, np.concatenate([operation()] * 2), CLOCK, ORIGIN)
+    sent, received = rows.to_pylist()
+    moments = [
+        tuple(row[name] - T0 - 2 * MS for name in ("posted_ns", "wire_ns", "done_ns")) for row in (sent, received)
+    ]
+    assert moments == [(0, 200, 300), (0, 100, 300)]
+    assert (sent["direction"], received["direction"], sent["step"], sent["bytes"]) == ("send", "recv", 3, 65_536)
+
+
+def test_step_that_never_reached_the_network_has_no_row() -> None:
+    rows, whole = step_rows(step(marks=[100, wire.BUSY, 300]), operation(), CLOCK, ORIGIN)
+    assert (rows.num_rows, whole.tolist()) == (0, [False])
