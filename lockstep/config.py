@@ -26,6 +26,13 @@ NOT_SETTINGS = {
     "LOCKSTEP_HOST": "name of the host, for the plugin",
     "LOCKSTEP_JOB": "id of the job, for the plugin",
     "LOCKSTEP_RING_DIR": "where the plugin keeps its ring files",
+    "LOCKSTEP_RING_MIB": "size of a process's ring file, for the plugin",
+    "LOCKSTEP_DETAIL": "how much the plugin records",
+    "LOCKSTEP_SAMPLE": "share of operations whose steps the plugin records",
+    "LOCKSTEP_BUDGET": "what the plugin may cost a job, in percent",
+    "LOCKSTEP_KERNEL": "whether the plugin asks for GPU times",
+    "LOCKSTEP_NCCL_VERSION": "NCCL release, where the plugin cannot find it",
+    "LOCKSTEP_PLUGIN": "the plugin, for commands that play recordings through it",
     "LOCKSTEP_PUBLIC_DATA": "third-party data for tests",
     "LOCKSTEP_CI": "set in continuous integration, where nothing may be skipped",
 }

@@ -105,7 +105,7 @@ class Collective(JobRecord):
     algo: Annotated[Text, "RING, TREE, COLLNET_DIRECT, COLLNET_CHAIN, NVLS, NVLS_TREE, PAT"]
     proto: Annotated[Text, "LL, LL128, SIMPLE"]
     dtype: Annotated[Text, "NCCL's data type"]
-    bytes: Annotated[U64, "size of the operation's buffer in bytes"]
+    bytes: Annotated[U64, "as NCCL counts: one rank's part in AllGather and ReduceScatter, else the whole buffer"]
     channels: Annotated[U8, "number of channels used"]
     enqueue_ns: Annotated[Moment, "when the host enqueued it"]
     start_ns: Annotated[Moment | None, "when it began, on the clock named by `clock`"]

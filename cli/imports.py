@@ -1,0 +1,59 @@
+"""lockstep import: what other tools recorded, as a capture."""
+
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cli.setup import err, progress_bar
+from lockstep.errors import BadInput
+from lockstep.intake.callback_capture import find_plugin, import_callbacks
+from lockstep.rings.folding import Losses
+
+_FORMATS = ("nccl-callbacks",)
+
+# What a person should know of a capture before trusting it; the names are those of Losses.
+_SENTENCES = {
+    "overwritten": "records were overwritten before they were read",
+    "homeless": "operations have no communicator",
+    "orphans": "parts of operations were recorded without the operation",
+    "late": "parts came after the row of their operation was written",
+    "stale_kernels": "kernel times cannot be true and were left out",
+    "sizeless": "transfers were left out, because nobody can say how much they moved",
+    "unreached": "steps ended without reaching the network and were left out",
+    "forgotten": "operations were dropped, because too many were open",
+}
+
+
+def command(
+    format_name: Annotated[str, typer.Argument(metavar="FORMAT", help=f"One of: {', '.join(_FORMATS)}.")],
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILES...", help="What was recorded; several files are parts of one run.")
+    ],
+    target: Annotated[Path, typer.Option("--out", help="Capture to write: a directory, or a .tar.zst.")],
+    plugin: Annotated[
+        Path | None,
+        typer.Option(help="NCCL plugin to play callbacks through; else LOCKSTEP_PLUGIN, else a checkout's."),
+    ] = None,
+) -> None:
+    """Turn recordings of another tool into a capture."""
+    if format_name not in _FORMATS:
+        raise BadInput(f"there is no format {format_name!r}; the known ones are: {', '.join(_FORMATS)}")
+    library = find_plugin(plugin, os.environ)
+    with progress_bar() as progress:
+        task = progress.add_task("playing ranks", total=None)
+
+        def tell(done: int, of: int) -> None:
+            progress.update(task, completed=done, total=of)
+
+        losses = import_callbacks(files, target, library, tell)
+    _report(losses)
+    err.print(f"wrote {target}")
+
+
+def _report(losses: Losses) -> None:
+    for name, count in asdict(losses).items():
+        if count:
+            err.print(f"{count} {_SENTENCES[name]}")

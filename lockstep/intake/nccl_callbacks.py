@@ -1,0 +1,238 @@
+"""Recorded NCCL profiler callbacks: lines of JSON, perhaps compressed, checked line by line as they are read.
+
+A line about the run (`run`, `nccl`, and perhaps `hosts`, `nic`, `layout`, `live`), a header per rank, then one line
+per callback, in order of time. A file with a single rank may begin with its header. Whatever is wrong is said in one
+sentence with file and line.
+"""
+
+import lzma
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import from_json
+
+from lockstep.capture.contents import JobLayout
+from lockstep.errors import BadInput
+from lockstep.intake.callback_trace import PHASES, STATES, TYPES
+
+_XZ_MAGIC = b"\xfd7zXZ\x00"
+_MOST_LINE_BYTES = 64 << 20  # line 1 names every communicator of the job with its members
+_U64 = 1 << 64
+
+Event = dict[str, Any]  # Any: JSON; the keys are checked by type of event
+_TEXTS = frozenset({"func", "dtype", "algo", "proto"})  # names, or NCCL's numbers before v2
+_NUMBERS = frozenset(
+    {"seq", "count", "root", "nCh", "nWarps", "group", "traffic", "tag", "peer", "ch", "send", "nSteps", "chunk"}
+    | {"pid", "step", "ptimer", "captured", "depth", "parent", "arg", "tid"}
+)
+_NEEDED = {
+    "Coll": ("seq", "count", "func", "dtype"),
+    "P2p": ("count", "func", "dtype", "peer"),
+    "ProxyOp": ("peer", "ch", "send", "nSteps", "pid"),
+    "ProxyStep": ("step",),
+    "KernelCh": ("ch",),
+}
+
+
+class _Loose(BaseModel):
+    """Something recorded: newer recorders may say more than we know."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True)
+
+
+class RecordedComm(_Loose):
+    """A communicator of one rank; before v4 a plugin is told neither its size nor the rank (-1)."""
+
+    id: str = Field(pattern="^[0-9a-fA-F]{1,16}$")
+    nranks: int = Field(alias="nRanks", ge=-1, lt=1 << 31)
+    nnodes: int = Field(alias="nNodes", ge=-1, lt=1 << 31)
+    rank: int = Field(ge=-1, lt=1 << 31)
+    ts_init: int = Field(ge=0, lt=1 << 63)
+    ts_fini: int = Field(0, ge=0, lt=1 << 63)
+    tid_init: int = 0
+    name: str = ""
+
+
+def _check_name(name: str) -> str:
+    """Refuse what would not come apart again in the name of a link or a NIC, or not fit into a ring file."""
+    if not name or len(name) > 79 or "/" in name or "--" in name or any(letter.isspace() for letter in name):
+        raise ValueError(f"{name!r} cannot be the name of a host or a NIC")
+    return name
+
+
+Name = Annotated[str, AfterValidator(_check_name)]
+
+
+class RankHeader(_Loose):
+    """Who one rank was; UNIX time is a callback's time minus `mono0` plus `real0`."""
+
+    pid: int = Field(ge=0, lt=1 << 32)
+    host: Name
+    api: int = Field(ge=1, le=7)
+    mono0: int = Field(ge=0, lt=1 << 62)
+    real0: int = Field(ge=0, lt=1 << 62)
+    comms: tuple[RecordedComm, ...]
+
+    def unix_ns(self, ts: int) -> int:
+        return ts - self.mono0 + self.real0
+
+
+class About(_Loose):
+    """What line 1 says of the run."""
+
+    run: str = ""
+    nccl: str | None = Field(None, pattern=r"^\d{1,2}\.\d{1,2}\.\d{1,2}$")
+    ranks: int | None = Field(None, ge=1)
+    hosts: dict[int, Name] = {}
+    nic: Name | None = None
+    layout: JobLayout | None = None
+    live: bool = False
+    snapshot_mono_ns: int | None = Field(None, ge=0, lt=1 << 63)
+
+
+@dataclass
+class Trace:
+    """What the lines before the first callback say; complete when the first callback has been read."""
+
+    path: Path
+    about: About = field(default_factory=About)
+    ranks: dict[int, RankHeader] = field(default_factory=dict)
+
+    def complain(self, number: int, problem: str) -> BadInput:
+        return BadInput(f"{self.path}, line {number}: {problem}")
+
+
+def read_events(trace: Trace) -> Iterator[tuple[int, Event]]:
+    """Yield rank and callback of every line, checked; fill in the trace's headers on the way."""
+    before = 0
+    for number, line in _lines(trace):
+        if "ev" not in line:
+            _take_header(trace, number, line)
+            continue
+        rank, problem = line.get("r", min(trace.ranks, default=0)), None
+        if rank not in trace.ranks:
+            raise trace.complain(number, f"rank {rank!r} has no header above")
+        problem = _problem_of(line, trace.ranks[rank])
+        if problem:
+            raise trace.complain(number, problem)
+        if line["ts"] < before:
+            raise trace.complain(number, f"time goes backwards, from {before} to {line['ts']}")
+        before = line["ts"]
+        yield rank, line
+
+
+def _lines(trace: Trace) -> Iterator[tuple[int, Event]]:
+    number = 0
+    with _opened(trace.path) as file:
+        try:
+            for number in range(1, _U64):
+                text = file.readline(_MOST_LINE_BYTES + 1)
+                if not text:
+                    return
+                yield number, _parsed(trace, number, text)
+        except EOFError:
+            raise trace.complain(number, "the compressed file ends in the middle") from None
+        except lzma.LZMAError as error:
+            raise trace.complain(number, f"the compressed file is damaged: {error}") from None
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[IO[bytes]]:
+    with open(path, "rb") as file:
+        compressed = file.read(len(_XZ_MAGIC)) == _XZ_MAGIC
+        file.seek(0)
+        if not compressed:
+            yield file
+            return
+        with lzma.open(file) as unpacked:
+            yield unpacked
+
+
+def _parsed(trace: Trace, number: int, text: bytes) -> Event:
+    if len(text) > _MOST_LINE_BYTES:
+        raise trace.complain(number, f"is longer than {_MOST_LINE_BYTES >> 20} MiB")
+    try:
+        line = from_json(text)
+    except ValueError as error:
+        raise trace.complain(number, f"is not JSON: {str(error).splitlines()[0]}") from None
+    if not isinstance(line, dict):
+        raise trace.complain(number, "is not a JSON object")
+    return line
+
+
+def _take_header(trace: Trace, number: int, line: Event) -> None:
+    try:
+        if "header" in line:
+            header = RankHeader.model_validate(line["header"])
+            rank = line.get("rank", _rank_of(header))
+            if not isinstance(rank, int) or rank in trace.ranks:
+                raise trace.complain(number, f"a second header of rank {rank!r}, or no number")
+            trace.ranks[rank] = header
+        elif number == 1:
+            trace.about = About.model_validate(_without_details(line))
+        else:
+            raise trace.complain(number, "is neither a header nor a callback")
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise trace.complain(number, f"{place}: {first['msg']}") from None
+
+
+def _without_details(line: Event) -> Event:
+    """Leave out of the layout what only the recorder's author needs."""
+    layout = line.get("layout")
+    sizes = {name: size for name, size in layout.items() if name in JobLayout.model_fields} if layout else None
+    return line | {"layout": sizes or None}
+
+
+def _rank_of(header: RankHeader) -> int:
+    """Return the world rank where the line does not tell: the one in the first communicator."""
+    return max(header.comms[0].rank, 0) if header.comms else 0
+
+
+def _problem_of(event: Event, header: RankHeader) -> str | None:
+    """Return what is wrong with a callback, or None."""
+    if event["ev"] not in PHASES:
+        return f"{event['ev']!r} is none of {', '.join(PHASES)}"
+    if event.get("type") not in TYPES:
+        return f"there is no event type {event.get('type')!r}"
+    for name in ("ts", "h"):
+        if not _is_number(event.get(name)) or event[name] < 0:
+            return f"{name} is {event.get(name)!r}, not a number"
+    return _bad_field(event) or (_bad_start(event, header) if event["ev"] == "start" else _bad_state(event))
+
+
+def _bad_start(event: Event, header: RankHeader) -> str | None:
+    comm = event.get("comm", 0)
+    if not _is_number(comm) or not -1 <= comm < len(header.comms):
+        return f"comm is {comm!r}, but the rank has {len(header.comms)} communicators"
+    missing = [name for name in _NEEDED.get(event["type"], ()) if name not in event]
+    return f"{event['type']} lacks {', '.join(missing)}" if missing else None
+
+
+def _bad_state(event: Event) -> str | None:
+    state = event.get("state")
+    known = event["ev"] == "stop" or state in STATES or _is_number(state)
+    return None if known else f"there is no state {state!r}"
+
+
+def _bad_field(event: Event) -> str | None:
+    for name, value in event.items():
+        if name in _NUMBERS and not _is_number(value):
+            return f"{name} is {value!r}, not a number"
+        if name in _TEXTS and not (value is None or isinstance(value, str) or _is_number(value)):
+            return f"{name} is {value!r}, neither a name nor a number"
+    return None if _is_stream(event.get("stream", "0x0")) else f"stream is {event['stream']!r}, not an address"
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int) and -(1 << 63) <= value < _U64
+
+
+def _is_stream(value: object) -> bool:
+    return _is_number(value) or (isinstance(value, str) and re.fullmatch("0x[0-9a-fA-F]{1,16}", value) is not None)
