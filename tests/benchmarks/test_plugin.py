@@ -1,0 +1,96 @@
+"""The plugin's benchmark measures every kind of callback beside the limit, and says what it cannot do without."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from benchmarks import plugin
+from benchmarks.figures import Figure
+from lockstep.errors import NotPresent
+
+KINDS = ["operation", "transfer", "unsampled-step", "sampled-step", "kernel-channel", "all-reduce"]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    missing = [tool for tool in ("make", "cc") if shutil.which(tool) is None]
+    if missing:
+        pytest.skip(f"building the plugin needs {', '.join(missing)}")
+    folder = tmp_path_factory.mktemp("bench")
+    plugin.build(folder)
+    return folder
+
+
+def test_every_kind_is_measured_in_every_round_on_one_thread_and_on_four(built: Path) -> None:
+    costs = plugin.play(built, rounds=2)
+
+    assert set(costs) == {(kind, threads) for kind in KINDS for threads in (1, 4)}
+    assert all(len(pairs) == 2 for pairs in costs.values())
+    assert all(ours > 0 and limit > 0 for pairs in costs.values() for ours, limit in pairs)
+
+
+def test_ring_files_of_a_measurement_are_gone_afterwards(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lent: list[str] = []
+    original = plugin._run
+
+    def remember(*command: str, **environment: str) -> str:
+        lent.append(environment["LOCKSTEP_RING_DIR"])
+        return original(*command, **environment)
+
+    monkeypatch.setattr(plugin, "_run", remember)
+    plugin.play(built, rounds=1)
+    assert len(lent) == 1
+    assert not Path(lent[0]).exists()
+
+
+def test_figures_are_medians_with_floor_and_goal_as_multiples_of_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs = {"operation": [(30.0, 10.0), (90.0, 10.0), (10.0, 10.0)], "transfer": [(50.0, 10.0)]}
+    costs = {(kind, threads): pair for kind, pair in pairs.items() for threads in (1, 4)}
+    monkeypatch.setattr(plugin, "build", lambda folder: None)
+    monkeypatch.setattr(plugin, "play", lambda folder, rounds: costs)
+    notes: list[str] = []
+
+    figures = plugin.measure(quick=True, note=notes.append)
+
+    assert [figure.name for figure in figures] == [
+        "an operation is enqueued, one thread",
+        "a transfer, one thread",
+        "an operation is enqueued, 4 threads",
+        "a transfer, 4 threads",
+        "dearest kind, one thread",
+        "dearest kind, 4 threads",
+    ]
+    assert figures[0] == Figure(
+        "an operation is enqueued, one thread",
+        30.0,
+        "ns per callback",
+        40.0,
+        20.0,
+        False,
+        "limit 10.0 ns, 3.00 times",
+    )
+    assert [figure.met for figure in figures] == [True, False, True, False, False, False]
+    assert (figures[-1].value, figures[-1].floor, figures[-1].goal) == (5.0, 4.0, 2.0)
+    assert len(notes) == 2
+
+
+def test_machine_without_a_compiler_is_told_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.plugin.shutil.which", lambda tool: None)
+    with pytest.raises(NotPresent, match="without make and cc"):
+        plugin.build(tmp_path)
+
+
+def test_installation_without_the_sources_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.plugin.shutil.which", lambda tool: f"/bin/{tool}")
+    monkeypatch.setattr(plugin, "_PLUGIN", tmp_path)
+    with pytest.raises(NotPresent, match="only a checkout has"):
+        plugin.build(tmp_path)
+
+
+def test_player_that_fails_is_reported_with_its_last_line(tmp_path: Path) -> None:
+    player = tmp_path / "bench"
+    player.write_text("#!/bin/sh\necho first\necho it does not hold\nexit 1\n")
+    player.chmod(0o755)
+    with pytest.raises(NotPresent, match="it does not hold"):
+        plugin.play(tmp_path, rounds=1)
