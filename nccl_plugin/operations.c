@@ -48,50 +48,55 @@ static struct number number_send_or_recv(struct wire_row *row, uint64_t now)
     return number;
 }
 
-static uint64_t mix(uint64_t number)
+/* Who takes part, as all of them know it: a function, or the two ends of a send. */
+static uint64_t parties_of(const struct operation *operation, uint32_t rank)
 {
-    number = (number ^ number >> 30) * UINT64_C(0xBF58476D1CE4E5B9);
-    number = (number ^ number >> 27) * UINT64_C(0x94D049BB133111EB);
-    return number ^ number >> 31;
+    const uint64_t peer = (uint32_t)operation->peer;
+
+    if (operation->func == WIRE_SEND)
+        return (uint64_t)rank << 32 | peer;
+    return operation->func == WIRE_RECV ? peer << 32 | rank : operation->func;
+}
+
+static uint64_t scatter(uint64_t number)
+{
+    number = (number ^ number >> 32) * UINT64_C(0xBF58476D1CE4E5B9);
+    number = (number ^ number >> 29) * UINT64_C(0x94D049BB133111EB);
+    return number ^ number >> 32;
 }
 
 /* A pure function of what all ranks of an operation know, so that all keep the same ones. */
 static bool is_sampled(const struct operation *operation, uint64_t seq)
 {
     const struct wire_comm *comm = &session.comms[operation->comm % WIRE_COMMS];
-    const uint32_t rank = LOAD(comm->rank), peer = (uint32_t)operation->peer;
-    uint64_t kind = operation->func;
+    const uint32_t level = LOAD(session.level), share = LOAD(session.share);
+    uint64_t number;
 
-    if (operation->comm == WIRE_NO_COMM || LOAD(session.level) < WIRE_STEPS)
+    if (operation->comm == WIRE_NO_COMM || level < WIRE_STEPS || (share == 0 && level == WIRE_STEPS))
         return false;
-    if (LOAD(session.level) == WIRE_TRACE)
+    if (level == WIRE_TRACE)
         return true;
-    if (operation->func == WIRE_SEND)
-        kind = (uint64_t)rank << 32 | peer;
-    else if (operation->func == WIRE_RECV)
-        kind = (uint64_t)peer << 32 | rank;
-    return (mix(mix(LOAD(comm->id) ^ mix(kind)) + seq) >> 48) < LOAD(session.share);
+    number = LOAD(comm->id) + parties_of(operation, LOAD(comm->rank)) * UINT64_C(0x9E3779B97F4A7C15);
+    return scatter(number + seq * UINT64_C(0xD6E8FEB86659FD93)) >> 48 < share;
 }
 
-/* The next slot of this thread whose operation is over; when there is none near, one that still runs. */
+/* The next slot whose operation is over; when there is none near, one that still runs; NULL when others were faster. */
 static struct wire_operation *claim(struct producer *producer, uint64_t *handle)
 {
     struct wire_operation *slot = NULL;
-    uint64_t number = 0;
+    uint64_t number = 0, before = 0;
+    bool taken = false;
 
-    for (int i = 0; i < TRIES; i++) {
+    for (int i = 0; i < TRIES && !taken; i++) {
         number = producer->number == 0 ? ADD(producer->next_operation, 1) : producer->next_operation++;
         slot = &producer->operations[number % WIRE_RING_OPERATIONS];
-        if (LOAD(slot->open) == 0)
-            break;
+        taken = (LOAD(slot->open) == 0 || i == TRIES - 1)
+                && slot_take(producer, &slot->handle, number >= WIRE_RING_OPERATIONS, &before);
     }
-    if (LOAD(slot->open) != 0)
+    if (!taken || LOAD(slot->open) != 0)
         ADD(session.status->overwritten, 1);
-    *handle = handle_of(WIRE_HANDLE_OPERATION, handle_generation(LOAD(slot->handle)) + 1,
-                        (uint64_t)(slot - session.operations));
-    STORE(slot->handle, 0);
-    __atomic_thread_fence(__ATOMIC_RELEASE);
-    return slot;
+    *handle = handle_of(WIRE_HANDLE_OPERATION, handle_generation(before) + 1, (uint64_t)(slot - session.operations));
+    return taken ? slot : NULL;
 }
 
 /* An operation with all that we make of it. Slot and record are filled field by field from here: copying a structure
@@ -177,6 +182,8 @@ uint64_t operation_begin(struct producer *producer, uint64_t now, const struct o
     const bool sampled = is_sampled(operation, known.number.seq);
     struct wire_operation *slot = claim(producer, &known.handle);
 
+    if (slot == NULL)
+        return 0;
     known.handle |= (uint64_t)sampled << WIRE_SAMPLED_SHIFT;
     known.flags = flags_of(sampled, operation->captured, known.number.valid);
     fill(slot, &known, row);
@@ -230,6 +237,14 @@ static bool was_last_part(struct wire_operation *operation)
         if (__atomic_compare_exchange_n(&operation->open, &open, open - 1, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
             return open == 1;
     return false;
+}
+
+void operation_part_is_lost(uint64_t handle)
+{
+    struct wire_operation *operation = operation_of(handle);
+
+    if (operation != NULL)
+        was_last_part(operation);
 }
 
 void operation_part_ends(uint64_t handle, uint64_t now)

@@ -44,6 +44,7 @@ struct producer {
     uint64_t head;
     uint64_t next_operation;
     uint64_t next_transfer;
+    struct wire_transfer *warm; /* the one given up last */
     uint64_t calls;
     uint64_t sampled_calls;
     uint64_t sampled_ticks;
@@ -155,8 +156,28 @@ struct producer *producer_attach(void);
 bool producer_prepare_threads(void); /* once per process */
 struct producer *producer_current(void);
 void producer_account(struct producer *producer, uint64_t began);
-struct wire_record *record_begin(struct producer *producer, uint32_t *stamp);
-void record_end(struct producer *producer, struct wire_record *record, uint32_t stamp);
+struct wire_record *record_claim_shared(struct producer *producer, uint32_t *stamp);
+
+/* A record to fill, or NULL when it is lost. */
+static inline struct wire_record *record_begin(struct producer *producer, uint32_t *stamp)
+{
+    struct wire_record *record;
+
+    if (UNLIKELY(producer->number == 0))
+        return record_claim_shared(producer, stamp);
+    record = &producer->records[producer->head % WIRE_RING_RECORDS];
+    *stamp = (uint32_t)(producer->head / WIRE_RING_RECORDS + 1);
+    STORE(record->stamp, WIRE_BUSY);
+    __atomic_thread_fence(__ATOMIC_RELEASE);
+    return record;
+}
+
+static inline void record_end(struct producer *producer, struct wire_record *record, uint32_t stamp)
+{
+    __atomic_store_n(&record->stamp, stamp, __ATOMIC_RELEASE);
+    if (producer->number != 0)
+        __atomic_store_n(&producer->ring->head, ++producer->head, __ATOMIC_RELEASE);
+}
 
 /* The producer of this thread, or NULL when nothing is to be recorded. */
 static inline struct producer *producer_enter(void)
@@ -214,6 +235,7 @@ uint64_t operation_begin(struct producer *producer, uint64_t now, const struct o
 struct wire_operation *operation_of(uint64_t handle); /* NULL unless it is ours and not reused */
 void operation_part_begins(struct wire_operation *operation, uint64_t now);
 void operation_part_ends(uint64_t handle, uint64_t now);
+void operation_part_is_lost(uint64_t handle); /* its place was needed: it ends without having been seen to */
 
 /* --- transfers.c, steps.c --- */
 
@@ -299,6 +321,20 @@ static inline bool handle_is_ours(uint64_t handle)
 }
 
 static inline bool handle_is_sampled(uint64_t handle) { return handle >> WIRE_SAMPLED_SHIFT & 1; }
+
+/* Take a slot: from here on its handle is 0. In the shared set another thread may be at it: then false. A handle of 0
+ * means that somebody fills it, unless the slot was never used. */
+static inline bool slot_take(const struct producer *producer, uint64_t *handle, bool used, uint64_t *before)
+{
+    *before = LOAD(*handle);
+    if (producer->number != 0)
+        STORE(*handle, 0);
+    else if ((*before == 0 && used)
+             || !__atomic_compare_exchange_n(handle, before, 0, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED))
+        return false;
+    __atomic_thread_fence(__ATOMIC_RELEASE);
+    return true;
+}
 
 /* Two handles name the same place in the same generation, whatever else they say. */
 static inline bool handle_same_place(uint64_t one, uint64_t other)

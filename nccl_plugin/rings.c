@@ -97,7 +97,7 @@ void producer_account(struct producer *producer, uint64_t began)
 
 /* The shared ring has many writers: a slot in which another one still writes, or which one has overtaken us to, is left
  * alone, and the record is lost. */
-static struct wire_record *claim_shared(struct producer *producer, uint32_t *stamp)
+struct wire_record *record_claim_shared(struct producer *producer, uint32_t *stamp)
 {
     const uint64_t number = ADD(producer->ring->head, 1);
     struct wire_record *record = &producer->records[number % WIRE_RING_RECORDS];
@@ -111,25 +111,4 @@ static struct wire_record *claim_shared(struct producer *producer, uint32_t *sta
     }
     ADD(producer->ring->lost, 1);
     return NULL;
-}
-
-/* A record to fill, or NULL when it is lost. */
-struct wire_record *record_begin(struct producer *producer, uint32_t *stamp)
-{
-    struct wire_record *record;
-
-    if (UNLIKELY(producer->number == 0))
-        return claim_shared(producer, stamp);
-    record = &producer->records[producer->head % WIRE_RING_RECORDS];
-    *stamp = (uint32_t)(producer->head / WIRE_RING_RECORDS + 1);
-    STORE(record->stamp, WIRE_BUSY);
-    __atomic_thread_fence(__ATOMIC_RELEASE);
-    return record;
-}
-
-void record_end(struct producer *producer, struct wire_record *record, uint32_t stamp)
-{
-    __atomic_store_n(&record->stamp, stamp, __ATOMIC_RELEASE);
-    if (producer->number != 0)
-        __atomic_store_n(&producer->ring->head, ++producer->head, __ATOMIC_RELEASE);
 }

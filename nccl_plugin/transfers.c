@@ -8,24 +8,56 @@ static bool is_open(const struct wire_transfer *transfer)
     return LOAD(transfer->handle) != 0 && LOAD(transfer->last_ticks) == 0;
 }
 
-/* The next slot of this thread whose transfer is over; when there is none near, one that is still open. */
+/* The slot that this thread gave up last is still in its cache. */
+static struct wire_transfer *take_warm(struct producer *producer, uint64_t *before)
+{
+    struct wire_transfer *slot = producer->warm;
+
+    if (slot == NULL || is_open(slot))
+        return NULL;
+    producer->warm = NULL;
+    return slot_take(producer, &slot->handle, true, before) ? slot : NULL;
+}
+
+/* The next slot whose transfer is over; when there is none near, one that is still open; NULL when others were faster. */
+static struct wire_transfer *take_next(struct producer *producer, uint64_t *before)
+{
+    for (int i = 0; i < TRIES; i++) {
+        const uint64_t number =
+            producer->number == 0 ? ADD(producer->next_transfer, 1) : producer->next_transfer++;
+        struct wire_transfer *slot = &producer->transfers[number % WIRE_RING_TRANSFERS];
+        const bool open = is_open(slot);
+        const uint64_t operation = LOAD(slot->operation);
+
+        if ((open && i < TRIES - 1) || !slot_take(producer, &slot->handle, number >= WIRE_RING_TRANSFERS, before))
+            continue;
+        if (open) {
+            ADD(session.status->overwritten, 1);
+            operation_part_is_lost(operation);
+        }
+        return slot;
+    }
+    ADD(session.status->overwritten, 1);
+    return NULL;
+}
+
 static struct wire_transfer *claim(struct producer *producer, uint64_t kind, uint64_t *handle)
 {
-    struct wire_transfer *slot = NULL;
-    uint64_t number = 0;
+    uint64_t before = 0;
+    struct wire_transfer *slot = take_warm(producer, &before);
 
-    for (int i = 0; i < TRIES; i++) {
-        number = producer->number == 0 ? ADD(producer->next_transfer, 1) : producer->next_transfer++;
-        slot = &producer->transfers[number % WIRE_RING_TRANSFERS];
-        if (!is_open(slot))
-            break;
-    }
-    if (is_open(slot))
-        ADD(session.status->overwritten, 1);
-    *handle = handle_of(kind, handle_generation(LOAD(slot->handle)) + 1, (uint64_t)(slot - session.transfers));
-    STORE(slot->handle, 0);
-    __atomic_thread_fence(__ATOMIC_RELEASE);
+    if (slot == NULL)
+        slot = take_next(producer, &before);
+    if (slot != NULL)
+        *handle = handle_of(kind, handle_generation(before) + 1, (uint64_t)(slot - session.transfers));
     return slot;
+}
+
+static void give_up(struct producer *producer, struct wire_transfer *slot, uint64_t now)
+{
+    STORE(slot->last_ticks, now);
+    if (slot >= producer->transfers && slot < producer->transfers + WIRE_RING_TRANSFERS && producer->number != 0)
+        producer->warm = slot;
 }
 
 static void fill(struct wire_transfer *slot, const struct proxy_operation *proxy, uint64_t now)
@@ -46,6 +78,11 @@ static void fill(struct wire_transfer *slot, const struct proxy_operation *proxy
     for (int i = 0; i < 4; i++)
         STORE(slot->wait_ticks[i], 0);
     STORE(slot->charged_ticks, now);
+}
+
+/* Only where steps will come: most of a slot stays untouched otherwise. */
+static void expect_steps(struct wire_transfer *slot)
+{
     for (int i = 0; i < WIRE_STEPS_AHEAD; i++)
         STORE(slot->ahead[i].state, 0);
 }
@@ -58,6 +95,8 @@ uint64_t transfer_begin(struct producer *producer, uint64_t now, const struct pr
     uint64_t handle;
 
     slot = claim(producer, WIRE_HANDLE_TRANSFER, &handle);
+    if (slot == NULL)
+        return 0;
     if (operation != NULL) {
         operation_part_begins(operation, now);
         known.pid = 0;
@@ -68,7 +107,10 @@ uint64_t transfer_begin(struct producer *producer, uint64_t now, const struct pr
         known.pid = 0;
     }
     fill(slot, &known, now);
-    handle |= (uint64_t)(handle_is_sampled(proxy->parent) && LOAD(session.level) >= WIRE_STEPS) << WIRE_SAMPLED_SHIFT;
+    if (handle_is_sampled(proxy->parent) && LOAD(session.level) >= WIRE_STEPS) {
+        handle |= UINT64_C(1) << WIRE_SAMPLED_SHIFT;
+        expect_steps(slot);
+    }
     __atomic_store_n(&slot->handle, handle, __ATOMIC_RELEASE);
     return handle;
 }
@@ -123,9 +165,10 @@ void transfer_end(struct producer *producer, uint64_t now, uint64_t handle)
 
     if (transfer == NULL)
         return;
-    steps_settle(transfer, now);
+    if (LOAD(transfer->flags) & WIRE_FLAG_STEPS)
+        steps_settle(transfer, now);
     report(producer, transfer, now);
-    STORE(transfer->last_ticks, now);
+    give_up(producer, transfer, now);
     operation_part_ends(LOAD(transfer->operation), now);
 }
 
@@ -140,6 +183,8 @@ uint64_t kernel_begin(struct producer *producer, uint64_t now, const struct kern
     if (operation == NULL)
         return 0;
     slot = claim(producer, WIRE_HANDLE_KERNEL, &handle);
+    if (slot == NULL)
+        return 0;
     operation_part_begins(operation, now);
     fill(slot, &as_transfer, now);
     STORE(slot->flags, (uint8_t)WIRE_FLAG_KERNEL);
@@ -191,6 +236,6 @@ void kernel_end(struct producer *producer, uint64_t now, uint64_t handle)
         };
         record_end(producer, record, stamp);
     }
-    STORE(kernel->last_ticks, now);
+    give_up(producer, kernel, now);
     operation_part_ends(LOAD(kernel->operation), now);
 }

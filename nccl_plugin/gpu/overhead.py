@@ -92,14 +92,15 @@ class Interval:
 
 
 def plan_beside(copies: Path, foreign: Mapping[str, Path]) -> Experiment:
-    """Our plugin at three levels and whatever other plugins were built, each in a copy of NCCL of its own."""
+    """Our plugin with more and less detail, and other plugins that were built, each in a copy of NCCL of its own."""
     levels = (
         Configuration("off", "off"),
         Configuration("transfers", "transfers", "transfers"),
-        Configuration("1 % of steps + KernelCh (default)", "default", "steps", 0.01),
+        Configuration("1 % of steps (default)", "default", "steps", 0.01),
+        Configuration("1 % of steps + KernelCh", "kernel", "steps", 0.01),
     )
     sides = [Side("none", None, {}), Side("plain", None, {})]
-    sides += [_our_side(copies, each.side, kernel="on" if each.side == "default" else "off") for each in levels]
+    sides += [_our_side(copies, each.side, kernel="on" if each.side == "kernel" else "off") for each in levels]
     sides += [Side(name, path, FOREIGN_SETTINGS.get(name, {})) for name, path in foreign.items()]
     configurations = [Configuration(BASELINE, "none"), Configuration(CONTROL, "plain"), *levels]
     configurations += [Configuration(f"NVIDIA's {name}", name) for name in foreign]
