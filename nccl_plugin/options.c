@@ -1,4 +1,4 @@
-/* What the environment asks for. A value that cannot be read means silence, not a guess: the caller says which it was. */
+/* What the environment asks for. A value that cannot be read means silence, not a guess. */
 #include "plugin.h"
 
 #include <stdio.h>

@@ -111,7 +111,7 @@ static inline uint64_t clock_ticks(void)
 
 /* --- ringfile.c, identity.c, release.c: what happens once --- */
 
-bool ringfile_create(uint32_t mib, const char **problem); /* fills the session's pointers; false and a sentence when it cannot */
+bool ringfile_create(uint32_t mib, const char **problem); /* fills the session's pointers, or says why not */
 void identity_fill(struct wire_header *header);
 uint32_t release_version(const void *caller); /* as ncclGetVersion gives it, 0 when it cannot be told */
 bool release_is_unsafe(uint32_t version, const void *caller, const char **why);

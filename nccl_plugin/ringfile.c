@@ -17,6 +17,10 @@ enum { PER_RING = sizeof(struct wire_ring) + WIRE_RING_RECORDS * sizeof(struct w
                   + WIRE_RING_OPERATIONS * sizeof(struct wire_operation)
                   + WIRE_RING_TRANSFERS * sizeof(struct wire_transfer) };
 
+static const char NO_PLACE[] =
+    "no ring file can be made: LOCKSTEP_RING_DIR, /run/lockstep/rings, or /dev/shm with 1 GiB free";
+static const char NO_ROOM[] = "no room for the ring file, or no lock on it";
+
 struct layout {
     struct wire_header header; /* its sections */
     uint64_t bytes;
@@ -202,8 +206,7 @@ bool ringfile_create(uint32_t mib, const char **problem)
     made = create_file(now.unix_ns);
     start = made.file >= 0 && lock_file(made.file) ? map_file(made.file, layout.bytes) : NULL;
     if (start == NULL) {
-        *problem = take_back(&made, made.file < 0 ? "no ring file can be made: LOCKSTEP_RING_DIR, /run/lockstep/rings, or /dev/shm with 1 GiB free"
-                                                  : "no room for the ring file, or no lock on it");
+        *problem = take_back(&made, made.file < 0 ? NO_PLACE : NO_ROOM);
         return false;
     }
     close(made.directory);

@@ -40,20 +40,25 @@ static void forget_in_child(void)
     session_forget();
 }
 
+static bool make_key(void)
+{
+    return pthread_key_create(&key, give_back) == 0 && pthread_atfork(NULL, NULL, forget_in_child) == 0;
+}
+
 bool producer_prepare_threads(void)
 {
     if (prepared == 0)
-        prepared = pthread_key_create(&key, give_back) == 0 && pthread_atfork(NULL, NULL, forget_in_child) == 0 ? 1 : -1;
+        prepared = make_key() ? 1 : -1;
     return prepared == 1;
 }
 
 static struct producer *take_free(void)
 {
     for (uint32_t i = 1; i < session.rings; i++) {
-        uint32_t free_one = 0;
+        uint32_t *taken = &producers[i].taken, vacant = 0;
 
-        if (LOAD(producers[i].taken) == 0
-            && __atomic_compare_exchange_n(&producers[i].taken, &free_one, 1, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED))
+        if (LOAD(*taken) == 0
+            && __atomic_compare_exchange_n(taken, &vacant, 1, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED))
             return &producers[i];
     }
     ADD(session.status->shared_threads, 1);

@@ -19,7 +19,8 @@ static struct wire_transfer *take_warm(struct producer *producer, uint64_t *befo
     return slot_take(producer, &slot->handle, true, before) ? slot : NULL;
 }
 
-/* The next slot whose transfer is over; when there is none near, one that is still open; NULL when others were faster. */
+/* The next slot whose transfer is over, or one that is still open when there is none near; NULL when others were
+ * faster. */
 static struct wire_transfer *take_next(struct producer *producer, uint64_t *before)
 {
     for (int i = 0; i < TRIES; i++) {

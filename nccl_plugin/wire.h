@@ -9,10 +9,10 @@
  * writes only its own ring, operations and transfers; set 0 of these is shared by the threads that found no free one.
  *
  * How a reader gets no torn record: `head` counts the records ever written (in the shared ring: begun, also those that
- * were lost); record i stands in slot i % count, with
- * stamp i / count + 1, and with stamp WIRE_BUSY while it is being written. A reader copies slots, reads `head` again
- * and drops every record that the writer may have reached meanwhile. Operations, transfers and communicators carry
- * their own number first (0 while they change): equal and not 0 before and after the copy means whole.
+ * were lost); record i stands in slot i % count, with stamp i / count + 1, and with stamp WIRE_BUSY while it is being
+ * written. A reader copies slots, reads `head` again and drops every record that the writer may have reached meanwhile.
+ * Operations, transfers and communicators carry their own number first (0 while they change): equal and not 0 before and
+ * after the copy means whole.
  */
 #ifndef LOCKSTEP_WIRE_H
 #define LOCKSTEP_WIRE_H

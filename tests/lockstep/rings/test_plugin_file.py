@@ -1,7 +1,6 @@
 """A ring file that the real plugin writes, read while its process lives and after it was killed."""
 
 import os
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,16 +17,13 @@ PLUGIN = REPO / "nccl_plugin"
 
 
 @pytest.fixture(scope="module")
-def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    missing = [tool for tool in ("make", "cc") if shutil.which(tool) is None]
-    if missing:
-        pytest.skip(f"building the plugin needs {', '.join(missing)}")
-    folder = tmp_path_factory.mktemp("plugin")
-    subprocess.run(["make", "-C", str(PLUGIN), f"BUILD={folder}", "all"], check=True, capture_output=True)
+def program(tmp_path_factory: pytest.TempPathFactory, plugin_library: Path) -> list[str]:
+    """The command of a process that loads the plugin and enqueues what it is told to."""
+    built = tmp_path_factory.mktemp("job") / "job"
     source = Path(__file__).with_name("job.c")
     command = ["cc", "-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE", f"-I{PLUGIN}", str(source)]
-    subprocess.run([*command, "-ldl", "-o", str(folder / "job")], check=True)
-    return folder
+    subprocess.run([*command, "-ldl", "-o", str(built)], check=True)
+    return [str(built), str(plugin_library)]
 
 
 class Job:
@@ -50,7 +46,7 @@ class Job:
 
 
 @pytest.fixture
-def job(build: Path, tmp_path: Path) -> Iterator[Job]:
+def job(program: list[str], tmp_path: Path) -> Iterator[Job]:
     settings = {
         "RING_DIR": str(tmp_path),
         "JOB": "train",
@@ -59,10 +55,9 @@ def job(build: Path, tmp_path: Path) -> Iterator[Job]:
         "KERNEL": "off",
     }
     environment = {f"LOCKSTEP_{name}": value for name, value in settings.items()} | {"RANK": "3", "WORLD_SIZE": "8"}
-    command = [str(build / "job"), str(build / "liblockstep-nccl.so")]
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("LOCKSTEP_", "SLURM_"))}
     with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=kept | environment
+        program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=kept | environment
     ) as process:
         yield Job(process, tmp_path)
         process.kill()
