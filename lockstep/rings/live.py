@@ -1,7 +1,7 @@
 """What stands in a ring file that is not over: the tables that show a hang from outside, also of a dead process."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,16 +34,25 @@ def read_communicators(file: ForeignFile, layout: Layout) -> Table:
 
 
 def read_live(file: ForeignFile, layout: Layout) -> Live:
-    """Return what is open now. Cost: up to three copies of the tables, 18 MiB of a file of the usual size."""
+    """Return what is open now. Cost: up to three copies of what belongs to rings that a thread ever had."""
+    share = _rings_in_use(file, layout) / layout.rings.count
     rows = layout.rows.read(file)
     places = np.flatnonzero(has_place(rows, layout))
-    operations, _ = _read_whole(file, layout.operations, "handle", lambda operations: _is_open(operations, rows))
-    transfers, _ = _read_whole(file, layout.transfers, "handle", lambda transfers: transfers["last_ticks"] == 0)
+    used = [replace(section, count=round(section.count * share)) for section in (layout.operations, layout.transfers)]
+    operations, _ = _read_whole(file, used[0], "handle", lambda operations: _is_open(operations, rows))
+    transfers, _ = _read_whole(file, used[1], "handle", lambda transfers: transfers["last_ticks"] == 0)
     return Live(
         rows=bound(_with_place(rows[places], places, PLACED_ROW), layout),
         operations=bound(operations, layout),
         transfers=bound_transfers(transfers, layout),
     )
+
+
+def _rings_in_use(file: ForeignFile, layout: Layout) -> int:
+    """Return how many rings to look at: threads take the first that is free, so those at the end may be untouched."""
+    rings = layout.rings.read(file)
+    used = np.flatnonzero((rings["taken_ticks"] | rings["head"]) != 0)
+    return int(used[-1]) + 1 if len(used) else 1
 
 
 def _read_whole(

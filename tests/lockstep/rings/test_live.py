@@ -73,6 +73,15 @@ def test_operation_is_open_while_a_part_is_or_while_its_row_is_not_that_far(path
     assert live_in(forged, path).operations["handle"].tolist() == [1000, 1002]
 
 
+def test_rings_count_from_the_first_thread_that_took_them(path: Path) -> None:
+    forged = Forged()
+    second_ring = forged.sizes.operations
+    operation(forged, second_ring, open=1)
+    assert len(live_in(forged, path).operations) == 0  # no thread was ever there: whatever stands there is nothing
+    forged.table("rings")["taken_ticks"][1] = 5  # one that hangs in its first transfer has written no record yet
+    assert live_in(forged, path).operations["handle"].tolist() == [1000 + second_ring]
+
+
 def test_operation_with_forged_codes_is_unknown(path: Path) -> None:
     forged = Forged()
     operation(forged, 0, open=1, row=99, comm=77, func=99, dtype=99, algo=99, proto=99)
