@@ -10,9 +10,12 @@ import typer
 from cli.setup import err, progress_bar
 from lockstep.errors import BadInput
 from lockstep.intake.callback_capture import find_plugin, import_callbacks
+from lockstep.intake.formats import FORMATS, import_recordings
+from lockstep.intake.readings import count_sentences
 from lockstep.rings.folding import Losses
 
-_FORMATS = ("nccl-callbacks",)
+_PLAYED = "nccl-callbacks"  # goes through the plugin; the others are read as they are
+_FORMATS = (_PLAYED, *FORMATS)
 
 # What a person should know of a capture before trusting it; the names are those of Losses.
 _SENTENCES = {
@@ -37,20 +40,33 @@ def command(
         Path | None,
         typer.Option(help="NCCL plugin to play callbacks through; else LOCKSTEP_PLUGIN, else a checkout's."),
     ] = None,
+    job: Annotated[
+        str | None,
+        typer.Option(help="Job id, which only nccl-callbacks records by itself; else the name of the capture."),
+    ] = None,
 ) -> None:
     """Turn recordings of another tool into a capture."""
     if format_name not in _FORMATS:
         raise BadInput(f"there is no format {format_name!r}; the known ones are: {', '.join(_FORMATS)}")
-    library = find_plugin(plugin, os.environ)
+    if format_name == _PLAYED:
+        if job is not None:
+            raise BadInput(f"--job has no meaning for {_PLAYED}, which records the job itself")
+        _report(_play(files, target, find_plugin(plugin, os.environ)))
+    else:
+        reading = import_recordings(FORMATS[format_name], files, target, job or target.name.partition(".")[0])
+        for sentence in count_sentences(reading.unread):
+            err.print(sentence)
+    err.print(f"wrote {target}")
+
+
+def _play(files: list[Path], target: Path, library: Path) -> Losses:
     with progress_bar() as progress:
         task = progress.add_task("playing ranks", total=None)
 
         def tell(done: int, of: int) -> None:
             progress.update(task, completed=done, total=of)
 
-        losses = import_callbacks(files, target, library, tell)
-    _report(losses)
-    err.print(f"wrote {target}")
+        return import_callbacks(files, target, library, tell)
 
 
 def _report(losses: Losses) -> None:

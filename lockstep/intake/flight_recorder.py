@@ -1,0 +1,246 @@
+"""PyTorch Flight Recorder dumps, one file per rank, pickled or as JSON: what each rank enqueued and finished.
+
+What the dumps leave open, and what is done about it:
+
+- Neither rank nor host is in a dump. The rank is the number at the end of the file's name, which is how PyTorch names
+  them; every rank stands as a host of its own, `rank-9`.
+- When a dump was made is not in it either: `progress` is told at the newest moment that any of the dumps knows, and
+  communicators are known from the oldest.
+- Starts and ends are the moments at which a watchdog noticed them, up to a second late: start and end stay unknown.
+- Operations are counted per process group, whatever the function: that number is `seq`, and progress has no `func`.
+
+Operations that have not ended are not in `collectives`; `progress` tells of the oldest one of each group.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, ValidationError
+from pydantic_core import from_json
+
+from lockstep.errors import BadInput
+from lockstep.intake.plain_pickle import load_plain
+from lockstep.intake.readings import Loose, Reading, Row, Text, place_of, refuse_twice
+from lockstep.intake.torch_words import FUNCS, nccl_dtype, size_of
+
+_U64 = Field(ge=0, lt=1 << 64)
+_MOMENT = Field(ge=0, lt=1 << 63)
+_COUNT = Field(ge=-1, lt=1 << 63)  # -1: none, or nobody looked
+
+
+def _listed(ranks: object) -> object:
+    """Return ranks as a list; pickled dumps write them as text."""
+    return from_json(ranks) if isinstance(ranks, str) else ranks
+
+
+class ProcessGroup(Loose):
+    """A process group and the world ranks in it, in the order of their ranks inside."""
+
+    name: Text
+    desc: Text = ""
+    ranks: Annotated[tuple[Annotated[int, Field(ge=0, lt=1 << 32)], ...], BeforeValidator(_listed)]
+
+    @property
+    def comm(self) -> int:
+        """A number that all ranks find alike: dumps do not tell NCCL's own."""
+        told = f"{self.name} {self.ranks}".encode()
+        return int.from_bytes(hashlib.sha256(told).digest()[:8], "big")
+
+
+class GroupStatus(Loose):
+    """The numbers of the last operations of a process group."""
+
+    last_enqueued_collective: int = _COUNT
+    last_started_collective: int = _COUNT
+    last_completed_collective: int = _COUNT
+
+
+class Entry(Loose):
+    """An operation as the recorder knew it."""
+
+    pg_id: int = _U64
+    process_group: tuple[Text, Text]
+    collective_seq_id: int = _U64
+    p2p_seq_id: int = _U64
+    is_p2p: bool
+    profiling_name: Text
+    time_created_ns: int = _MOMENT
+    input_sizes: tuple[tuple[int, ...], ...]
+    input_dtypes: tuple[str, ...] = ()
+    output_sizes: tuple[tuple[int, ...], ...]
+    output_dtypes: tuple[str, ...] = ()
+    state: Literal["scheduled", "started", "completed"]
+
+    @property
+    def seq(self) -> int:
+        return self.p2p_seq_id if self.is_p2p else self.collective_seq_id
+
+    @property
+    def func(self) -> str:
+        word = self.profiling_name.rpartition(":")[2].partition(" ")[0]
+        return FUNCS.get(word, word)
+
+    @property
+    def peer(self) -> int:
+        """The rank on the other side inside the group: PyTorch writes `send 0->1` and `recv 0<-1`."""
+        sides = re.search(r" \d+(?:->|<-)(\d{1,9})$", self.profiling_name)
+        return int(sides[1]) if sides else -1
+
+    @property
+    def buffer(self) -> tuple[int | None, str | None]:
+        """Bytes and data type, as NCCL counts: one rank's part of AllGather and ReduceScatter, else the whole."""
+        told = [(self.input_sizes, self.input_dtypes), (self.output_sizes, self.output_dtypes)]
+        shapes, dtypes = told[self.func in ("ReduceScatter", "Recv")]
+        return size_of(shapes, dtypes), nccl_dtype(dtypes)
+
+
+class Dump(Loose):
+    """One rank's dump."""
+
+    version: Text = Field(pattern=r"^2\.")  # as far as we know, versions 2.x only add
+    nccl_version: Text | None = None
+    pg_config: dict[Text, ProcessGroup]
+    pg_status: dict[str, GroupStatus] = Field({})
+    entries: tuple[Entry, ...] = ()  # as JSON it is left out where nothing was recorded
+
+
+@dataclass(frozen=True)
+class RankDump:
+    """A dump and the rank that its file's name tells."""
+
+    file: str
+    rank: int
+    dump: Dump
+
+    def groups(self) -> dict[str, ProcessGroup]:
+        """Return the process groups that the rank belongs to, by name."""
+        return {name: group for name, group in self.dump.pg_config.items() if self.rank in group.ranks}
+
+    def row(self, job: str, group: ProcessGroup) -> Row:
+        """Return what all rows of this rank in a group begin with."""
+        row: Row = {"host": f"rank-{self.rank}", "job": job, "attempt": 0}
+        return row | {"comm": group.comm, "rank": group.ranks.index(self.rank)}
+
+
+def parse_flight_recorder(files: Mapping[str, bytes], job: str) -> Reading:
+    """Return communicators, finished operations and progress of the ranks whose dumps these files are."""
+    dumps = [_parse(name, data) for name, data in files.items()]
+    refuse_twice(((dump.rank, dump.file) for dump in dumps), "rank")
+    moments = [entry.time_created_ns for dump in dumps for entry in dump.dump.entries]
+    if not moments:
+        raise BadInput(f"{', '.join(files)}: no dump has an entry, so that nothing tells when this was")
+    reading = Reading()
+    for dump in sorted(dumps, key=lambda dump: dump.rank):
+        _add_comms(reading, dump, job, min(moments))
+        _add_collectives(reading, dump, job)
+        _add_progress(reading, dump, job, max(moments))
+    return reading
+
+
+def _parse(name: str, data: bytes) -> RankDump:
+    number = re.search(r"(\d{1,9})(?:\.[A-Za-z]+)?$", name)
+    if not number:
+        raise BadInput(f"{name}: the name does not end in the number of a rank, as in nccl_trace_rank_3")
+    dump = RankDump(name, int(number[1]), _checked(name, _loaded(name, data)))
+    if not dump.groups():
+        raise BadInput(f"{name}: pg_config: no process group has rank {dump.rank}, which the file's name tells")
+    for place, entry in enumerate(dump.dump.entries):
+        if entry.process_group[0] not in dump.groups():
+            group = entry.process_group[0]
+            raise BadInput(f"{name}: entries.{place}: rank {dump.rank} is not in process group {group!r}")
+    return dump
+
+
+def _loaded(name: str, data: bytes) -> object:
+    if data.lstrip()[:1] != b"{":
+        return load_plain(name, data)
+    try:
+        return from_json(data)
+    except ValueError as error:
+        raise BadInput(f"{name}: is not JSON: {str(error).splitlines()[0]}") from None
+
+
+def _checked(name: str, told: object) -> Dump:
+    try:
+        return Dump.model_validate(told)
+    except ValidationError as error:
+        raise BadInput(f"{name}: {place_of(error)}") from None
+
+
+def _add_comms(reading: Reading, dump: RankDump, job: str, init_ns: int) -> None:
+    for group in dump.groups().values():
+        row = dump.row(job, group) | {"name": group.desc or group.name, "nranks": len(group.ranks)}
+        row |= {"world_rank": dump.rank, "nccl_version": dump.dump.nccl_version, "init_ns": init_ns}
+        row |= {"plugin_version": f"flight-recorder {dump.dump.version}", "detail": "ops"}
+        reading.add("comms", row)
+
+
+def _add_collectives(reading: Reading, dump: RankDump, job: str) -> None:
+    seen: set[tuple[object, ...]] = set()
+    for entry in dump.dump.entries:
+        name, (size, dtype) = entry.process_group[0], entry.buffer
+        key = (name, entry.func, entry.seq, entry.peer)  # operations that were coalesced share a number
+        if entry.state != "completed":
+            reading.unread["operations had not ended; progress tells of the oldest of each process group"] += 1
+        elif size is None:
+            reading.unread["operations were left out, because nobody can say how much they moved"] += 1
+        elif key in seen:
+            reading.unread["operations were left out, because others of the same group have their number"] += 1
+        else:
+            row = dump.row(job, dump.dump.pg_config[name]) | {"bytes": size, "dtype": dtype}
+            reading.add("collectives", row | _operation(entry))
+        seen.add(key)
+
+
+def _operation(entry: Entry) -> Row:
+    """Return an operation without its size; the recorder does not write down what runs out of a CUDA graph."""
+    row: Row = {"func": entry.func, "peer": entry.peer, "seq": entry.seq, "seq_valid": not entry.is_p2p}
+    row |= {"replay": 0, "captured": False, "epoch": 0, "enqueue_ns": entry.time_created_ns, "clock": "none"}
+    return row
+
+
+def _add_progress(reading: Reading, dump: RankDump, job: str, ts_ns: int) -> None:
+    groups, names = dump.groups(), _names_of_statuses(dump)
+    for number, status in dump.dump.pg_status.items():
+        name = names.get(number)
+        if name not in groups:
+            reading.unread["counts were left out, because nothing tells which process group they are of"] += 1
+            continue
+        entries = [entry for entry in dump.dump.entries if entry.process_group[0] == name]
+        row = dump.row(job, groups[name]) | {"ts_ns": ts_ns, "func": "", "peer": -1}
+        reading.add("progress", row | _counts(status, entries) | _oldest_open(entries))
+
+
+def _counts(status: GroupStatus, entries: Iterable[Entry]) -> Row:
+    """Return how far a group has come. Starts are noticed only where timing is on: at least what ended began."""
+    done = max(status.last_completed_collective, 0)
+    begun = [entry.seq for entry in entries if entry.state == "started"]
+    started = max(status.last_started_collective, done, *begun)
+    return {"enqueued": max(status.last_enqueued_collective, started), "started": started, "done": done}
+
+
+def _oldest_open(entries: Iterable[Entry]) -> Row:
+    still_open = [entry for entry in entries if entry.state != "completed"]
+    if not still_open:
+        return {"head_state": "idle"}
+    oldest = min(still_open, key=lambda entry: entry.time_created_ns)
+    size, dtype = oldest.buffer
+    row: Row = {"oldest_open_ns": oldest.time_created_ns, "open_bytes": size, "open_dtype": dtype}
+    return row | {"head_state": "unknown", "head_peer": oldest.peer if oldest.peer >= 0 else None}
+
+
+def _names_of_statuses(dump: RankDump) -> dict[str, str]:
+    """Return the names of the process groups whose counts stand under a number: entries tell both.
+
+    Both numbers and names count up as groups are made. So where there are as many of one as of the other, the order
+    tells the rest, unless an entry contradicts it.
+    """
+    told = {str(entry.pg_id): entry.process_group[0] for entry in dump.dump.entries}
+    numbers, names = list(dump.dump.pg_status), list(dump.dump.pg_config)
+    if len(numbers) != len(names) or not all(word.isdecimal() and len(word) < 20 for word in (*numbers, *names)):
+        return told
+    in_order = dict(zip(sorted(numbers, key=int), sorted(names, key=int), strict=True))
+    return in_order if in_order | told == in_order else told
