@@ -20,7 +20,8 @@ KNOWN = {
         *("Type", "User", "ExecStart", "Environment", "EnvironmentFile", "LoadCredential", "UMask"),
         *("StateDirectory", "StateDirectoryMode", "Restart", "RestartSec", "TimeoutStopSec"),
         *("CPUQuota", "MemoryMax", "TasksMax", "LimitNOFILE", "Nice", "OOMScoreAdjust"),
-        *("ProtectSystem", "ProtectHome", "PrivateTmp", "NoNewPrivileges", "CapabilityBoundingSet"),
+        *("ProtectSystem", "ProtectHome", "PrivateTmp", "NoNewPrivileges"),
+        *("AmbientCapabilities", "CapabilityBoundingSet"),
         *("RestrictSUIDSGID", "RestrictRealtime", "RestrictNamespaces", "RestrictAddressFamilies", "LockPersonality"),
         *("ProtectClock", "ProtectControlGroups", "ProtectHostname", "SystemCallArchitectures"),
         *("ProtectKernelLogs", "ProtectKernelModules", "ProtectKernelTunables"),
@@ -95,9 +96,13 @@ def test_the_unit_is_limited_comes_back_and_can_write_in_its_state_directory_onl
     assert unit.only("Restart") == "on-failure"
     assert unit.only("ProtectSystem") == "strict"
     assert unit.only("NoNewPrivileges") == "yes"
-    assert unit.only("CapabilityBoundingSet") == ""
+    assert unit.only("CapabilityBoundingSet") == ("CAP_SYSLOG" if unit is COLLECTOR else "")
     assert unit.only("PrivateTmp") == "yes", "else temporary files have no place under ProtectSystem=strict"
     assert re.fullmatch(r"\d+%", unit.only("CPUQuota"))
+
+
+def test_the_collector_has_the_right_that_reading_the_kernel_log_takes() -> None:
+    assert COLLECTOR.only("AmbientCapabilities") == COLLECTOR.only("CapabilityBoundingSet")
 
 
 def test_the_collector_finds_the_token_where_systemd_puts_it() -> None:

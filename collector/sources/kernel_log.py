@@ -1,0 +1,227 @@
+"""XIDs, NIC and PCIe trouble and out-of-memory kills from the kernel's log, /dev/kmsg.
+
+The log is read from boot on, not from now on: whoever installs the collector on a host whose GPU fell off the bus
+yesterday wants to be told, and so does whoever restarts it after an outage. What was there before the first read has
+its true time and is marked in its message. The position (the kernel's sequence number) is kept in memory: a device
+that had to be opened again repeats nothing, but a new process reads the marked lines once more.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import structlog
+
+from collector.source import Reading
+from collector.sources.kernel_floods import FloodGate
+from collector.sources.kernel_lines import Part, Record, Sight, load_xids, parse_records, read_line
+from lockstep.arrow import rows_of
+from lockstep.clock import NS_PER_S
+from lockstep.errors import NotPresent
+from lockstep.records import Event, HostRecord
+from lockstep.tables import TABLE_BY_NAME
+from lockstep.topology import host_name, nic_name
+from lockstep.wish import Wish
+
+_log = structlog.get_logger("kernel_log")
+
+_TABLE = TABLE_BY_NAME["events"]
+_READ_BYTES = 8192  # the kernel gives one record a read, refuses a buffer that is too small, and documents this size
+_MAX_READS = 5_000  # at once; more wait in the kernel, and what it overwrites meanwhile is counted as lost
+_STEP_NS = NS_PER_S // 10  # ntpd steps a clock that is further off than 128 ms; below that we were only held up
+_BEFORE = "(before the collector began) "
+
+
+class KernelLogSource:
+    """Follows the kernel's log; `root` is where the host's / is, `monotonic_ns` the clock that printk stamps with."""
+
+    name = "kernel_log"
+    period_s = 1.0
+
+    def __init__(
+        self, host: str, root: Path = Path("/"), monotonic_ns: Callable[[], int] = time.monotonic_ns
+    ) -> None:
+        self.lost_records = 0  # overwritten before they were read
+        self.read_errors = 0
+        self._host = host
+        self._root = root
+        self._device = _Device(root / "dev/kmsg")
+        self._timeline = Timeline(monotonic_ns)
+        self._gate = FloodGate()
+        self._last_seq: int | None = None
+        self._caught_up = False  # whether the log of before the first read has been read
+        self._trouble: str | None = None
+
+    def read(self, now_ns: int, wishes: Sequence[Wish]) -> Reading:
+        self._timeline.begin(now_ns)
+        records = self._try_read()
+        events: list[HostRecord] = [event for record in records for event in self._take(record)]
+        if not records:  # nothing more belongs to the second that is open
+            events += self._gate.close()
+        if self._device.drained:
+            self._timeline.catch_up()
+            self._caught_up = True
+        tables = {"events": rows_of(_TABLE, events)} if events else {}
+        # A log that cannot be read is not waited for: when it can, its lines come late and with their true time.
+        return Reading(tables, now_ns if self._trouble else self._find_watermark())
+
+    def close(self) -> None:
+        self._device.close()
+
+    def _try_read(self) -> list[Record]:
+        """Return new records; a read that fails is counted and tried again next time."""
+        records: list[Record] = []
+        try:
+            for chunk in self._device.chunks():
+                records += parse_records(chunk)
+        except FileNotFoundError as error:
+            raise NotPresent(f"no kernel log at {error.filename}") from error
+        except OSError as error:
+            self._device.close()
+            self.read_errors += 1
+            self._report(str(error))
+        else:
+            self._report(None)
+        return records
+
+    def _find_watermark(self) -> int:
+        """Return the time before which nothing will come, counts of folded lines included."""
+        held_ns = self._gate.oldest_held_ns
+        return self._timeline.done_ns if held_ns is None else min(held_ns, self._timeline.done_ns)
+
+    def _report(self, trouble: str | None) -> None:
+        """Say it when it changes, not each time round."""
+        if trouble and trouble != self._trouble:
+            _log.warning("kernel log cannot be read", error=trouble)
+        self._trouble = trouble
+
+    def _take(self, record: Record) -> Iterator[Event]:
+        """Give the events of one record, unless it was seen before; a gap in front of it is one of them."""
+        expected_seq = record.seq if self._last_seq is None else self._last_seq + 1
+        if record.seq < expected_seq:
+            return
+        self._last_seq = record.seq
+        since_boot_ns = self._timeline.place(record.since_boot_ns)
+        for sight in self._look(record, lost=record.seq - expected_seq):
+            event = self._event_of(sight, self._timeline.unix_ns(since_boot_ns))
+            yield from self._gate.admit(event, sight.code, since_boot_ns // NS_PER_S)
+
+    def _look(self, record: Record, lost: int) -> Iterator[Sight]:
+        if lost:
+            self.lost_records += lost
+            yield _tell_loss(lost)
+        if sight := read_line(record, load_xids()):
+            yield sight
+
+    def _event_of(self, sight: Sight, ts_ns: int) -> Event:
+        return Event(
+            host=self._host,
+            ts_ns=ts_ns,
+            source=self.name,
+            kind=sight.kind,
+            component=self._component_of(sight.part),
+            severity=sight.severity,
+            message=sight.message if self._caught_up else _BEFORE + sight.message,
+        )
+
+    def _component_of(self, part: Part) -> str:
+        """Return the name of a part in verdicts; a GPU keeps its PCI address, its index is NVML's to know."""
+        if part.whose == "host":
+            return host_name(self._host)
+        if part.whose == "gpu":
+            return f"gpu:{self._host}/{part.id}"
+        return nic_name(self._host, self._find_nic(part.id))
+
+    def _find_nic(self, nic: str) -> str:
+        """Return the name of the NIC at a PCI address: its interface, else its RDMA device, else what was given."""
+        device = self._root / "sys/bus/pci/devices" / nic
+        names = (path.name for folder in ("net", "infiniband") for path in sorted((device / folder).glob("*")))
+        return next(names, nic)
+
+
+class Timeline:
+    """Turns printk's time since boot into UNIX time, in order and without trust in either clock.
+
+    UNIX time and the monotonic clock are disciplined alike, so their difference changes only when UNIX time is
+    stepped; then it is taken anew, and only a step back can put an event before an earlier one. printk's clock is not
+    disciplined and may be seconds off after weeks, but a record that was not there at the last read is younger than
+    that read and older than this one: it is put between them.
+    """
+
+    def __init__(self, monotonic_ns: Callable[[], int]) -> None:
+        self._monotonic_ns = monotonic_ns
+        self._now_ns = 0
+        self._offset_ns: int | None = None
+        self._done_ns = 0  # since boot; nothing before it will come any more
+
+    @property
+    def done_ns(self) -> int:
+        """Return the UNIX time before which nothing will come any more."""
+        return self.unix_ns(self._done_ns)
+
+    def begin(self, now_ns: int) -> None:
+        """Begin a read at this UNIX time."""
+        self._now_ns = max(self._now_ns, self._monotonic_ns())
+        offset_ns = now_ns - self._now_ns
+        kept_ns = self._offset_ns
+        # Whatever holds us up between the two clocks makes the offset too small, never too large.
+        if kept_ns is None or offset_ns > kept_ns or kept_ns - offset_ns > _STEP_NS:
+            self._offset_ns = offset_ns
+
+    def place(self, since_boot_ns: int) -> int:
+        """Return when a record was made, in nanoseconds since boot, not before any earlier one."""
+        self._done_ns = max(self._done_ns, min(since_boot_ns, self._now_ns))
+        return self._done_ns
+
+    def catch_up(self) -> None:
+        """Say that everything made before the read began has been seen."""
+        self._done_ns = self._now_ns
+
+    def unix_ns(self, since_boot_ns: int) -> int:
+        return max(0, since_boot_ns + (self._offset_ns or 0))  # a host without a battery boots in 1970
+
+
+class _Device:
+    """/dev/kmsg, or a plain file or pipe with the same lines; opened when first read."""
+
+    def __init__(self, path: Path) -> None:
+        self.drained = False  # whether the last reads came to the end
+        self._path = path
+        self._fd: int | None = None
+        self._rest = b""  # of a line that a read cut off; the kernel itself gives whole records
+
+    def chunks(self) -> Iterator[bytes]:
+        """Give whole lines until there are no more, or enough for now."""
+        self.drained = False
+        for _ in range(_MAX_READS):
+            try:
+                chunk = self._read()
+            except BlockingIOError:
+                chunk = b""
+            except BrokenPipeError:  # records were overwritten; the next read gives the oldest one that is left
+                continue
+            if not chunk:
+                self.drained = True
+                return
+            yield self._whole_lines(chunk)
+
+    def close(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+        self._fd, self._rest = None, b""
+
+    def _read(self) -> bytes:
+        if self._fd is None:
+            self._fd = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        return os.read(self._fd, _READ_BYTES)
+
+    def _whole_lines(self, chunk: bytes) -> bytes:
+        lines, end, rest = (self._rest + chunk).rpartition(b"\n")
+        self._rest = rest[-_READ_BYTES:]
+        return lines + end
+
+
+def _tell_loss(lost: int) -> Sight:
+    message = f"{lost} records of the kernel's log were overwritten before they were read"
+    return Sight("log_lost", Part("host"), "warning", message)
