@@ -18,6 +18,7 @@ _COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("up", "cli.up", "api,analyzer,planner,collector"),
     ("serve", "cli.serve", "api,analyzer,planner"),
     ("collect", "cli.collect", "collector"),
+    ("run", "cli.run", "collector"),
     ("simulate", "cli.simulate", "sim"),
     ("story", "cli.story", "sim"),
     ("import", "cli.imports", "sim"),

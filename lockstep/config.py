@@ -33,6 +33,7 @@ NOT_SETTINGS = {
     "LOCKSTEP_KERNEL": "whether the plugin asks for GPU times",
     "LOCKSTEP_NCCL_VERSION": "NCCL release, where the plugin cannot find it",
     "LOCKSTEP_PLUGIN": "the plugin, for commands that play recordings through it",
+    "LOCKSTEP_RUN_REPORT": "where `lockstep run` says how its command ended",
     "LOCKSTEP_PUBLIC_DATA": "third-party data for tests",
     "LOCKSTEP_CI": "set in continuous integration, where nothing may be skipped",
 }

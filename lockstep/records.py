@@ -335,7 +335,7 @@ class Event(HostRecord):
 
     ts_ns: Annotated[Moment, "when it happened"]
     source: Annotated[Text, "who saw it: kernel_log, rdma, gpu, processes, run, ras"]
-    kind: Annotated[Text, "what happened, as one word: xid, link_down, oom, exit"]
+    kind: Annotated[Text, "what happened, as one word: xid, link_down, oom, process_exit"]
     component: Annotated[Text, "the part it concerns, named as in verdicts"]
     severity: Annotated[Text, "info, warning, error or critical"]
     message: Annotated[Text, "the original line or a sentence"]

@@ -13,9 +13,7 @@ Blame = Literal["application", "hardware", "unclear"]
 Whose = Literal["gpu", "nic", "host"]
 
 _MAX_MESSAGE = 1024  # characters; the kernel's own lines are shorter (LOG_LINE_MAX), a forged one need not be
-_MAX_NUMBER = (
-    1 << 63
-)  # what a sequence number or a time of ours may be; a 64-bit counter of the kernel never gets there
+_MAX_NUMBER = 1 << 63  # of a sequence number or a time; no counter of the kernel gets there
 
 
 @dataclass(frozen=True, slots=True)

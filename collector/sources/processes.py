@@ -1,0 +1,231 @@
+"""The ranks' processes: stopped, stuck in the kernel, ended and how; and what `lockstep run` tells of its command."""
+
+import signal
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+import structlog
+
+from collector.source import Reading
+from collector.sources.proc_connector import Exit, ProcConnector, describe_end
+from collector.sources.proc_stat import ProcessStat, RingHolders, read_membership, read_stat, read_waiting_place
+from collector.sources.run_reports import FoundReport, RunReports
+from lockstep.arrow import rows_of
+from lockstep.clock import NS_PER_S
+from lockstep.errors import LockstepError, NotPresent
+from lockstep.records import Event, HostRecord
+from lockstep.supervision import Membership
+from lockstep.tables import TABLE_BY_NAME
+from lockstep.wish import Wish
+
+_log = structlog.get_logger("processes")
+
+STUCK_READS = 5  # seconds in a row; a disk that is only busy lets a process go in between
+_MOST_RANKS = 1_024  # watched on one host, whatever claims to be one
+_OLDEST_NS = 3_600 * NS_PER_S  # of a report found at the start: it may have ended while no collector ran
+_TAIL_LETTERS = 2_000  # of a command's last lines in a message
+# With these a person or a scheduler asks a process to end; any other signal means that something is wrong.
+_REQUESTS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}
+
+
+class Exits(Protocol):
+    """Tells which processes of the host have ended since the last time."""
+
+    def read(self) -> list[Exit]: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A rank's process as it was at the last look."""
+
+    stat: ProcessStat
+    member: Membership
+    trouble: str = ""  # process_stopped or process_stuck while it lasts
+    stuck_reads: int = 0
+    is_missing: bool = False  # not found at the last look; the kernel may still tell how it ended
+
+    def __str__(self) -> str:
+        return f"{self.member} (pid {self.stat.pid}, {self.stat.name})".lstrip()
+
+
+class ProcessesSource:
+    """Watches the processes that `find_ranks` names; by default those that hold a ring file."""
+
+    name = "processes"
+    period_s = 1.0
+
+    def __init__(
+        self,
+        host: str,
+        root: Path = Path("/"),
+        find_ranks: Callable[[], Iterable[int]] | None = None,
+        open_exits: Callable[[], Exits] = ProcConnector,
+        reports: RunReports | None = None,
+    ) -> None:
+        self._host, self._proc = host, root / "proc"
+        self._find_ranks = find_ranks or RingHolders(root)
+        self._open_exits = open_exits
+        self._reports = reports or RunReports(root)
+        self._exits: Exits | None = None
+        self._is_subscribed = False
+        self._fault = ""  # why ranks could not be found at the last read
+        self._ranks: dict[int, Watched] = {}
+        self._last_ns: int | None = None  # when it was read; nothing older is told any more
+
+    def read(self, now_ns: int, wishes: Sequence[Wish]) -> Reading:
+        if not self._proc.is_dir():
+            raise NotPresent(f"no processes in {self._proc}")
+        if not self._is_subscribed:
+            self._exits, self._is_subscribed = self._subscribe(), True
+        events: list[HostRecord] = [*self._read_ends(now_ns), *self._look_again(now_ns), *self._read_reports(now_ns)]
+        self._find_new()
+        self._last_ns = now_ns
+        return Reading({"events": rows_of(TABLE_BY_NAME["events"], events)} if events else {}, watermark_ns=now_ns)
+
+    def close(self) -> None:
+        """End the subscription to exits."""
+        if self._exits:
+            self._exits.close()
+
+    def _subscribe(self) -> Exits | None:
+        try:
+            return self._open_exits()
+        except NotPresent as absence:
+            _log.info("ends of ranks are seen without exit code and signal", reason=str(absence))
+            return None
+
+    def _read_ends(self, now_ns: int) -> list[Event]:
+        """Return how ranks ended, as the kernel told; whoever is told so is not watched any more."""
+        ended = self._exits.read() if self._exits else []
+        boot_ns = now_ns - time.monotonic_ns()
+        return [
+            self._event(
+                self._time(boot_ns + end.monotonic_ns, now_ns),
+                "process_exit",
+                _severity(end.exit_code, end.signal),
+                f"{self._ranks.pop(end.pid)} {_describe(end)}",
+            )
+            for end in ended
+            if end.pid in self._ranks
+        ]
+
+    def _look_again(self, now_ns: int) -> list[Event]:
+        """Return what changed with the ranks that are watched."""
+        events: list[Event] = []
+        for pid, before in list(self._ranks.items()):
+            now = self._stat(pid)
+            if now is None or now.start_ticks != before.stat.start_ticks:
+                events += self._miss(before, now_ns)
+                continue
+            self._ranks[pid] = after = judge(before, now)
+            if change := describe_change(before, after):
+                where = read_waiting_place(self._proc, pid) if after.trouble == "process_stuck" else ""
+                events.append(self._event(now_ns, *change[:2], change[2] + (f" in {where}" if where else "")))
+        return events
+
+    def _miss(self, rank: Watched, now_ns: int) -> list[Event]:
+        """Return that a rank is gone; one read later where the kernel tells how, because that may be on its way."""
+        if self._exits and not rank.is_missing:
+            self._ranks[rank.stat.pid] = replace(rank, is_missing=True)
+            return []
+        del self._ranks[rank.stat.pid]
+        return [self._event(now_ns, "process_gone", "error", f"{rank} is gone; how it ended is unknown")]
+
+    def _find_new(self) -> None:
+        for pid in set(self._found()) - self._ranks.keys():
+            stat = self._stat(pid)
+            if stat and len(self._ranks) < _MOST_RANKS:
+                # One that already stands still is told at the next look, as every change is.
+                self._ranks[pid] = Watched(stat, read_membership(self._proc, pid))
+
+    def _found(self) -> Iterable[int]:
+        """Return who is a rank now; while that cannot be told, those known are watched all the same."""
+        try:
+            found, fault = self._find_ranks(), ""
+        except (OSError, LockstepError) as error:
+            found, fault = (), str(error)
+        if fault and fault != self._fault:
+            _log.warning("new ranks cannot be found", error=fault)
+        self._fault = fault
+        return found
+
+    def _stat(self, pid: int) -> ProcessStat | None:
+        """Return the process as it is, or None when it has ended, also when its parent has not noticed yet."""
+        try:
+            stat = read_stat(self._proc, pid)
+        except (OSError, ValueError):
+            return None
+        return None if stat.state in "ZX" else stat
+
+    def _read_reports(self, now_ns: int) -> list[Event]:
+        return [
+            self._event(
+                self._time(found.report.ended_ns, now_ns),
+                "python_exception" if found.report.exception else "run_exit",
+                _severity(found.report.exit_code, found.report.signal),
+                describe_report(found),
+            )
+            for found in self._reports.read()
+        ]
+
+    def _time(self, told_ns: int, now_ns: int) -> int:
+        """Return a moment that others told us, kept between the last read and now, as the watermark promises."""
+        earliest_ns = max(now_ns - _OLDEST_NS, 0) if self._last_ns is None else min(self._last_ns, now_ns)
+        return min(max(told_ns, earliest_ns), now_ns)
+
+    def _event(self, ts_ns: int, kind: str, severity: str, message: str) -> Event:
+        return Event(
+            host=self._host,
+            ts_ns=ts_ns,
+            source=self.name,
+            kind=kind,
+            component=f"host:{self._host}",
+            severity=severity,
+            message=message,
+        )
+
+
+def judge(before: Watched, now: ProcessStat) -> Watched:
+    """Return the process as it is now: stopped at once, stuck only after some looks in a row without an end."""
+    stuck_reads = before.stuck_reads + 1 if now.state == "D" else 0
+    trouble = "process_stuck" if stuck_reads >= STUCK_READS else ""
+    if now.state in "Tt":
+        trouble = "process_stopped"
+    return replace(before, stat=now, trouble=trouble, stuck_reads=stuck_reads, is_missing=False)
+
+
+def describe_change(before: Watched, after: Watched) -> tuple[str, str, str] | None:
+    """Return kind, severity and sentence when something began or ended between two looks."""
+    if before.trouble == after.trouble:
+        return None
+    if after.trouble == "process_stopped":
+        by = "a debugger" if after.stat.state == "t" else "a signal"
+        return after.trouble, "warning", f"{after} was stopped by {by}"
+    if after.trouble == "process_stuck":
+        return after.trouble, "warning", f"{after} waits in the kernel and cannot be interrupted"
+    return "process_continued", "info", f"{after} goes on"
+
+
+def describe_report(found: FoundReport) -> str:
+    """Return what `lockstep run` says of its command, and whose word that is."""
+    report = found.report
+    who = f"{report.member} ({report.program}, pid {report.pid} in its namespace, uid {found.uid})".lstrip()
+    how = describe_end(report.exit_code, report.signal)
+    exception = f" by {report.exception}" if report.exception else ""
+    tail = " | ".join(report.stderr_tail)[-_TAIL_LETTERS:] if report.exit_code != 0 else ""
+    return f"{who} {how}{exception}" + (f"; last lines: {tail}" if tail else "")
+
+
+def _describe(end: Exit) -> str:
+    return describe_end(end.exit_code, end.signal) + (" and left a core dump" if end.dumped_core else "")
+
+
+def _severity(exit_code: int | None, number: int | None) -> str:
+    if number is not None:
+        return "warning" if number in _REQUESTS else "error"
+    return "error" if exit_code else "info"

@@ -1,0 +1,250 @@
+"""A command under `lockstep run` behaves as if it stood alone, and how it ended can be read afterwards."""
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.commands import LOCKSTEP, environment_for
+from tests.waiting import eventually
+
+REPO = Path(__file__).resolve().parents[2]
+LIMIT_S = 60
+
+
+@contextmanager
+def running(
+    *command: str,
+    folder: Path,
+    options: tuple[str, ...] = (),
+    before: Callable[[], object] | None = None,
+    **more: str,
+) -> Iterator["subprocess.Popen[bytes]"]:
+    """Start `lockstep run -- COMMAND`, with the ring directory of the test."""
+    with subprocess.Popen(
+        [LOCKSTEP, "run", *options, "--", *command],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=REPO,
+        env=environment_for(folder, LOCKSTEP_RING_DIR=str(folder), **more),
+        preexec_fn=before,
+    ) as process:
+        yield process
+        process.kill()
+
+
+def run(*command: str, folder: Path, given: bytes = b"", **more: Any) -> tuple[int, bytes, bytes]:
+    """Return exit code, standard output and standard error of a command that was run to its end."""
+    with running(*command, folder=folder, **more) as process:
+        out, err = process.communicate(given, timeout=LIMIT_S)
+        return process.returncode, out, err
+
+
+def python(source: str) -> tuple[str, ...]:
+    return sys.executable, "-c", source
+
+
+def report_in(folder: Path) -> dict[str, Any]:
+    (file,) = folder.glob("run-*.json")
+    said: dict[str, Any] = json.loads(file.read_text())
+    return said
+
+
+def line_of(process: "subprocess.Popen[bytes]") -> bytes:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def say(process: "subprocess.Popen[bytes]") -> None:
+    assert process.stdin is not None
+    process.stdin.write(b"\n")
+    process.stdin.flush()
+
+
+def state_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return "gone"
+
+
+@pytest.mark.parametrize("code", [0, 1, 3, 255])
+def test_exit_code_is_the_command_s_own(tmp_path: Path, code: int) -> None:
+    assert run("sh", "-c", f"exit {code}", folder=tmp_path)[0] == code
+    said = report_in(tmp_path)
+    assert (said["exit_code"], said["signal"], said["program"]) == (code, None, "sh")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
+def test_command_that_was_killed_gives_128_and_the_signal(tmp_path: Path, number: signal.Signals) -> None:
+    assert run("sh", "-c", f"kill -{int(number)} $$", folder=tmp_path)[0] == 128 + number
+    said = report_in(tmp_path)
+    assert (said["exit_code"], said["signal"]) == (None, number)
+
+
+def test_output_and_input_pass_through_byte_for_byte(tmp_path: Path) -> None:
+    every_byte = bytes(range(256)) * 1_000
+    code, out, err = run("sh", "-c", "tee /dev/stderr", folder=tmp_path, given=every_byte)
+    assert (code, out, err) == (0, every_byte, every_byte)
+
+
+def test_standard_error_is_handed_on_before_the_line_ends(tmp_path: Path) -> None:
+    with running("sh", "-c", "printf half >&2; read line", folder=tmp_path) as process:
+        assert process.stderr is not None
+        assert process.stderr.read(4) == b"half"  # the command goes on only when it has been seen
+        say(process)
+        assert process.wait(LIMIT_S) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGRTMIN])
+def test_signals_are_passed_on_once(tmp_path: Path, number: int) -> None:
+    count = f"""
+import signal, sys
+seen = []
+signal.signal({int(number)}, lambda *_: (seen.append(1), print("got it", flush=True)))
+print("ready", flush=True)
+sys.stdin.readline()
+sys.exit(40 + len(seen))
+"""
+    with running(*python(count), folder=tmp_path) as process:
+        assert line_of(process) == b"ready"
+        process.send_signal(number)
+        assert line_of(process) == b"got it"
+        say(process)
+        assert process.wait(LIMIT_S) == 41
+
+
+def test_command_stops_and_goes_on_with_us(tmp_path: Path) -> None:
+    with running("sh", "-c", "echo $$; read line; exit 5", folder=tmp_path) as process:
+        pid = int(line_of(process))
+        process.send_signal(signal.SIGTSTP)
+        eventually(lambda: (state_of(pid), state_of(process.pid)) == ("T", "T"))
+        process.send_signal(signal.SIGCONT)
+        eventually(lambda: state_of(pid) == "S")
+        say(process)
+        assert process.wait(LIMIT_S) == 5
+
+
+def test_command_does_not_outlive_us(tmp_path: Path) -> None:
+    with running("sh", "-c", "echo $$; read line", folder=tmp_path) as process:
+        pid = int(line_of(process))
+        process.kill()
+        eventually(lambda: state_of(pid) in ("gone", "Z"))
+
+
+def test_command_starts_with_the_signal_mask_we_were_given(tmp_path: Path) -> None:
+    tell = "import signal; print(sorted(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, []))))"
+    ours = sorted(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, [])))
+    assert run(*python(tell), folder=tmp_path)[1] == f"{ours}\n".encode()
+
+
+def test_end_is_seen_also_where_our_parent_ignores_its_children(tmp_path: Path) -> None:
+    def ignore() -> None:
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+
+    assert run("sh", "-c", "exit 3", folder=tmp_path, before=ignore)[0] == 3
+
+
+def test_grandchild_that_keeps_standard_error_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    with running("sh", "-c", "sleep 1000 >/dev/null & echo $!; exit 4", folder=tmp_path) as process:
+        sleeper = int(line_of(process))
+        try:
+            assert process.wait(LIMIT_S) == 4
+            assert report_in(tmp_path)["exit_code"] == 4
+        finally:
+            os.kill(sleeper, signal.SIGKILL)
+
+
+def test_command_ends_as_it_would_when_nobody_reads_its_errors(tmp_path: Path) -> None:
+    with running("sh", "-c", "read line; head -c 1000000 /dev/zero >&2 && exit 6", folder=tmp_path) as process:
+        assert process.stderr is not None
+        process.stderr.close()
+        say(process)
+        assert process.wait(LIMIT_S) == 6
+
+
+def test_uncaught_exception_is_named_with_rank_and_job(tmp_path: Path) -> None:
+    fail = "import sys; print('step 7', file=sys.stderr); raise RuntimeError('CUDA error: out of memory')"
+    assert run(*python(fail), folder=tmp_path, RANK="3", SLURM_JOB_ID="4711")[0] == 1
+    said = report_in(tmp_path)
+    assert said["exception"] == {"name": "RuntimeError", "message": "CUDA error: out of memory"}
+    assert said["member"] == {"rank": 3, "job": "4711"}
+    assert said["stderr_tail"][0] == "step 7"
+    assert said["started_ns"] < said["ended_ns"]
+
+
+def test_exception_that_was_caught_is_none(tmp_path: Path) -> None:
+    caught = "import traceback\ntry: 1 / 0\nexcept ZeroDivisionError: traceback.print_exc()"
+    assert run(*python(caught), folder=tmp_path)[0] == 0
+    said = report_in(tmp_path)
+    assert said["exception"] is None
+    assert said["stderr_tail"][-1] == "ZeroDivisionError: division by zero"
+
+
+def test_report_keeps_the_last_twenty_lines_and_stays_small(tmp_path: Path) -> None:
+    flood = "import sys\nfor n in range(1000): print(n, chr(1) + 'ü' * 5000, file=sys.stderr)\nsys.exit(1)"
+    assert run(*python(flood), folder=tmp_path)[0] == 1
+    lines = report_in(tmp_path)["stderr_tail"]
+    assert len(lines) <= 20
+    assert lines[-1].startswith("999 ü")
+    assert max(map(len, lines)) == 500
+
+
+def test_report_is_one_line_for_its_owner_only_and_named_after_the_process(tmp_path: Path) -> None:
+    with running("true", folder=tmp_path) as process:
+        assert process.wait(LIMIT_S) == 0
+    file = tmp_path / f"run-{process.pid}.json"
+    assert [path.name for path in tmp_path.iterdir()] == [file.name]
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert file.read_text().count("\n") == 1
+
+
+@pytest.mark.parametrize("by_option", [True, False])
+def test_report_goes_where_it_is_asked_to(tmp_path: Path, by_option: bool) -> None:
+    file = tmp_path / "here.json"
+    more: dict[str, Any] = {"options": ("--report", str(file))} if by_option else {"LOCKSTEP_RUN_REPORT": str(file)}
+    assert run("true", folder=tmp_path, **more)[0] == 0
+    assert json.loads(file.read_text())["exit_code"] == 0
+
+
+def test_report_that_cannot_be_written_is_told_and_changes_nothing(tmp_path: Path) -> None:
+    nowhere = tmp_path / "missing/report.json"
+    code, out, err = run("sh", "-c", "echo out; exit 9", folder=tmp_path, LOCKSTEP_RUN_REPORT=str(nowhere))
+    assert (code, out) == (9, b"out\n")
+    assert f"no report in {nowhere}".encode() in err
+
+
+def test_host_without_a_ring_directory_is_not_mentioned(tmp_path: Path) -> None:
+    assert run("sh", "-c", "exit 9", folder=tmp_path / "missing") == (9, b"", b"")
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_report_is_never_put_over_something_that_is_no_file(tmp_path: Path, kind: str) -> None:
+    target, victim = tmp_path / "report.json", tmp_path / "victim"
+    victim.write_text("precious")
+    if kind == "link":
+        target.symlink_to(victim)
+    else:
+        os.mkfifo(target)
+    code, _, err = run("true", folder=tmp_path, LOCKSTEP_RUN_REPORT=str(target))
+    assert (code, victim.read_text(), target.is_file() and not target.is_symlink()) == (0, "precious", False)
+    assert b"is no regular file" in err
+
+
+@pytest.mark.parametrize(("program", "code", "why"), [("no-such-program", 127, "No such file"), ("/", 126, "denied")])
+def test_command_that_cannot_be_started_is_told_as_shells_do(
+    tmp_path: Path, program: str, code: int, why: str
+) -> None:
+    ended, _, err = run(program, folder=tmp_path)
+    assert (ended, list(tmp_path.iterdir())) == (code, [])
+    assert why in err.decode()
+    assert b"Traceback" not in err

@@ -1,0 +1,299 @@
+"""Ranks that stop, hang in the kernel, go on or end are told once each, with who they are; seen on real processes."""
+
+import os
+import platform
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from collector.sources.proc_connector import Exit, ProcConnector
+from collector.sources.processes import STUCK_READS, Exits, ProcessesSource
+from collector.sources.run_reports import RunReports
+from lockstep.arrow import schema_of
+from lockstep.errors import BadRing, NotPresent
+from lockstep.tables import TABLE_BY_NAME
+from tests.builders import SECOND, T0
+from tests.waiting import eventually
+
+RANK = {"RANK": "3", "SLURM_JOB_ID": "4711"}
+CLONE = {"x86_64": 56, "aarch64": 220}  # number of the system call
+CLONE_VFORK = 0x4000  # linux/sched.h
+
+
+def no_exits() -> Exits:
+    raise NotPresent("not on this host")
+
+
+def source_of(
+    *pids: int, root: Path = Path("/"), open_exits: Callable[[], Exits] = no_exits, reports: Path = Path("/nowhere")
+) -> ProcessesSource:
+    """Return a source that watches these processes and no reports of this machine."""
+    return ProcessesSource("h0", root, lambda: pids, open_exits, RunReports(Path("/"), (reports,)))
+
+
+class Reader:
+    """Reads a source second after second."""
+
+    def __init__(self, source: ProcessesSource) -> None:
+        self.source, self.now_ns = source, T0
+        self.read()  # gets to know the ranks
+
+    def read(self) -> list[dict[str, Any]]:
+        self.now_ns += SECOND
+        tables = self.source.read(self.now_ns, ()).tables
+        rows: list[dict[str, Any]] = tables["events"].to_pylist() if tables else []
+        return rows
+
+    def kinds(self) -> list[str]:
+        return [row["kind"] for row in self.read()]
+
+
+@contextmanager
+def rank(*command: str) -> Iterator["subprocess.Popen[bytes]"]:
+    with subprocess.Popen(
+        command or ("sleep", "1000"), env=os.environ | RANK, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        eventually(lambda: b"RANK=3\0" in Path(f"/proc/{process.pid}/environ").read_bytes())  # it is past exec
+        yield process
+        process.kill()
+
+
+def end(process: "subprocess.Popen[bytes]", number: int | None) -> None:
+    """Kill a process, or let one that reads its input come to its own end."""
+    assert process.stdin is not None
+    if number is None:
+        process.stdin.close()
+    else:
+        process.send_signal(number)
+    process.wait()
+
+
+def has_state(pid: int, state: str) -> Callable[[], bool]:
+    return lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == state
+
+
+def imitate(root: Path, pid: int, state: str = "S", start: int = 100, name: str = "python3", **files: str) -> None:
+    """Make a process as the kernel shows it below `root`."""
+    folder = root / "proc" / str(pid)
+    folder.mkdir(parents=True, exist_ok=True)
+    zeros = " 0" * 18
+    texts = {
+        "stat": f"{pid} ({name}) {state}{zeros} {start} 0 0\n",
+        "environ": "RANK=3\0SLURM_JOB_ID=4711\0",
+        **files,
+    }
+    for file, text in texts.items():
+        (folder / file).write_text(text)
+
+
+def test_rank_that_is_stopped_and_goes_on_is_told_once_each() -> None:
+    with rank() as process:
+        reader = Reader(source_of(process.pid))
+        process.send_signal(signal.SIGSTOP)
+        eventually(has_state(process.pid, "T"))
+        (stopped,) = reader.read()
+        assert reader.read() == []
+        process.send_signal(signal.SIGCONT)
+        eventually(has_state(process.pid, "S"))
+        assert [reader.kinds(), reader.kinds()] == [["process_continued"], []]
+    assert stopped == {
+        "host": "h0",
+        "ts_ns": T0 + 2 * SECOND,
+        "source": "processes",
+        "kind": "process_stopped",
+        "component": "host:h0",
+        "severity": "warning",
+        "message": f"rank 3 of job 4711 (pid {process.pid}, sleep) was stopped by a signal",
+    }
+
+
+def test_rank_that_hangs_in_the_kernel_is_told_after_some_looks() -> None:
+    # The parent of a vfork waits in state D until the child has ended.
+    hang = f"import ctypes; ctypes.CDLL(None).syscall({CLONE[platform.machine()]}, {CLONE_VFORK | 17}, 0, 0, 0, 0)"
+    forever = (
+        f"import os, time; print(os.getpid(), flush=True); {hang}; print(os.getpid(), flush=True); time.sleep(1000)"
+    )
+    with rank(sys.executable, "-c", forever) as process:
+        assert process.stdout is not None
+        assert int(process.stdout.readline()) == process.pid
+        child = int(process.stdout.readline())
+        try:
+            eventually(has_state(process.pid, "D"))
+            reader = Reader(source_of(process.pid))
+            told = [reader.read() for _ in range(STUCK_READS + 2)]
+        finally:
+            os.kill(child, signal.SIGKILL)
+        eventually(has_state(process.pid, "S"))
+        assert reader.kinds() == ["process_continued"]
+    assert [[row["kind"] for row in rows] for rows in told] == [[]] * (STUCK_READS - 1) + [["process_stuck"], [], []]
+    assert "cannot be interrupted" in told[STUCK_READS - 1][0]["message"]
+
+
+def test_place_in_the_kernel_is_named_where_it_is_known(tmp_path: Path) -> None:
+    imitate(tmp_path, 42, "D", wchan="nfs_wait_bit_killable")
+    reader = Reader(source_of(42, root=tmp_path))
+    rows = [row for _ in range(STUCK_READS) for row in reader.read()]
+    assert [row["message"] for row in rows] == [
+        "rank 3 of job 4711 (pid 42, python3) waits in the kernel and cannot be interrupted in nfs_wait_bit_killable"
+    ]
+
+
+def test_disk_that_is_only_busy_is_not_told(tmp_path: Path) -> None:
+    imitate(tmp_path, 42)
+    reader = Reader(source_of(42, root=tmp_path))
+    for _ in range(3):
+        for state in "D" * (STUCK_READS - 1) + "R":
+            imitate(tmp_path, 42, state)
+            assert reader.read() == []
+
+
+def test_rank_that_is_traced_is_stopped_by_a_debugger(tmp_path: Path) -> None:
+    imitate(tmp_path, 42, "t")
+    (tmp_path / "proc/42/environ").unlink()  # it is not for us to read, so that rank and job are unknown
+    (row,) = Reader(source_of(42, root=tmp_path)).read()
+    assert row["message"] == "(pid 42, python3) was stopped by a debugger"
+
+
+@pytest.mark.parametrize("is_reaped", [True, False])
+def test_rank_that_is_gone_is_told_without_a_code_where_the_kernel_does_not_tell_it(is_reaped: bool) -> None:
+    with rank() as process:
+        reader = Reader(source_of(process.pid))
+        process.kill()
+        if is_reaped:
+            process.wait()
+        else:
+            eventually(has_state(process.pid, "Z"))
+        (row,) = reader.read()
+        assert reader.read() == []
+    assert (row["kind"], row["severity"]) == ("process_gone", "error")
+    assert row["message"] == f"rank 3 of job 4711 (pid {process.pid}, sleep) is gone; how it ended is unknown"
+
+
+def test_other_process_with_the_same_number_is_not_the_rank(tmp_path: Path) -> None:
+    imitate(tmp_path, 42, start=100)
+    reader = Reader(source_of(42, root=tmp_path))
+    imitate(tmp_path, 42, "T", start=999, environ="RANK=5\0")
+    assert reader.kinds() == ["process_gone"]
+    (row,) = reader.read()  # by now it is a rank of its own
+    assert row["message"].startswith("rank 5 (pid 42")
+
+
+@pytest.mark.needs_root
+@pytest.mark.parametrize(
+    ("command", "number", "severity", "words"),
+    [
+        ("read line; exit 0", None, "info", "exited with code 0"),
+        ("read line; exit 3", None, "error", "exited with code 3"),
+        ("exec sleep 1000", signal.SIGKILL, "error", "was killed by SIGKILL"),
+        ("exec sleep 1000", signal.SIGTERM, "warning", "was killed by SIGTERM"),
+        ("exec sleep 1000", signal.SIGRTMIN + 3, "error", "was killed by signal 37"),
+    ],
+)
+def test_end_of_a_rank_is_told_by_the_kernel(command: str, number: int | None, severity: str, words: str) -> None:
+    with rank("sh", "-c", command) as process, closing(source_of(process.pid, open_exits=ProcConnector)) as source:
+        reader = Reader(source)
+        end(process, number)
+        (row,) = reader.read()
+    assert (row["kind"], row["severity"]) == ("process_exit", severity)
+    assert row["message"].endswith(words)
+    assert reader.now_ns - SECOND <= row["ts_ns"] < reader.now_ns
+
+
+class FakeExits:
+    """Stands where the kernel would report, so that a test decides when it does."""
+
+    def __init__(self, *reads: Sequence[Exit]) -> None:
+        self._reads = list(reads)
+
+    def read(self) -> list[Exit]:
+        return list(self._reads.pop(0)) if self._reads else []
+
+    def close(self) -> None:
+        self._reads = []
+
+
+def test_report_of_the_kernel_that_comes_a_read_late_is_waited_for(tmp_path: Path) -> None:
+    imitate(tmp_path, 42)
+    exits = FakeExits((), (), [Exit(42, 0, 9)])
+    reader = Reader(source_of(42, root=tmp_path, open_exits=lambda: exits))
+    (tmp_path / "proc/42/stat").unlink()
+    assert reader.read() == []
+    (row,) = reader.read()
+    assert (row["kind"], row["ts_ns"]) == ("process_exit", reader.now_ns - SECOND)  # never before the last read
+
+
+def test_report_of_the_kernel_that_never_comes_is_waited_for_once(tmp_path: Path) -> None:
+    imitate(tmp_path, 42)
+    reader = Reader(source_of(42, root=tmp_path, open_exits=FakeExits))
+    (tmp_path / "proc/42/stat").unlink()
+    assert [reader.kinds(), reader.kinds(), reader.kinds()] == [[], ["process_gone"], []]
+
+
+def test_ends_of_processes_that_are_no_ranks_are_nobody_s_business(tmp_path: Path) -> None:
+    imitate(tmp_path, 42)
+    exits = FakeExits((), [Exit(41, 0, 9), Exit(43, 0, 256)])
+    assert Reader(source_of(42, root=tmp_path, open_exits=lambda: exits)).read() == []
+
+
+@pytest.mark.parametrize(
+    "text", ["", "garbage", "42 (python3", "42 (x) S 1 2", "42 (x) " + "what " * 30, "\xff" * 99]
+)
+def test_process_that_the_kernel_shows_as_nonsense_is_not_watched(tmp_path: Path, text: str) -> None:
+    imitate(tmp_path, 42, stat=text)
+    imitate(tmp_path, 43, "T")
+    assert [row["message"].partition("pid ")[2][:2] for row in Reader(source_of(42, 43, root=tmp_path)).read()] == [
+        "43"
+    ]
+
+
+def test_name_and_environment_of_a_process_cannot_forge_a_message(tmp_path: Path) -> None:
+    imitate(
+        tmp_path, 42, "T", name="a) R (\x1b[2Jb\n", environ="RANK=-1\0SLURM_JOB_ID=" + "x\x1b" * 500 + "\0no pair"
+    )
+    (row,) = Reader(source_of(42, root=tmp_path)).read()
+    assert row["message"] == f"job {'x' * 64} (pid 42, a) R ([2Jb) was stopped by a signal"
+
+
+def test_known_ranks_are_watched_while_new_ones_cannot_be_found(tmp_path: Path) -> None:
+    imitate(tmp_path, 42)
+    answers: list[Sequence[int]] = [(42,)]
+
+    def find() -> Sequence[int]:
+        if not answers:
+            raise BadRing("is no ring file", file="x")
+        return answers.pop()
+
+    reader = Reader(ProcessesSource("h0", tmp_path, find, no_exits, RunReports(tmp_path)))
+    with capture_logs() as lines:
+        assert reader.read() == []
+        imitate(tmp_path, 42, "T")
+        assert reader.kinds() == ["process_stopped"]
+    assert [line["event"] for line in lines] == ["new ranks cannot be found"]
+
+
+def test_refused_subscription_is_told_once_with_its_reason(tmp_path: Path) -> None:
+    imitate(tmp_path, 42)
+    with capture_logs() as lines:
+        Reader(source_of(42, root=tmp_path)).read()
+    assert [line["reason"] for line in lines] == ["not on this host"]
+
+
+def test_reading_has_the_table_s_schema_and_is_complete_up_to_now(tmp_path: Path) -> None:
+    imitate(tmp_path, 42, "T")
+    source = source_of(42, root=tmp_path)
+    assert source.read(T0, ()).tables == {}
+    reading = source.read(T0 + SECOND, ())
+    assert reading.tables["events"].schema == schema_of(TABLE_BY_NAME["events"])
+    assert reading.watermark_ns == T0 + SECOND
+
+
+def test_host_without_proc_says_so(tmp_path: Path) -> None:
+    with pytest.raises(NotPresent, match=f"no processes in {tmp_path}/proc"):
+        ProcessesSource("h0", tmp_path).read(T0, ())
