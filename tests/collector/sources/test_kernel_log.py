@@ -280,10 +280,12 @@ def test_clock_that_is_set_moves_later_events_by_as_much_and_loses_none(host: Ho
 
 @pytest.mark.needs_root
 def test_this_host_s_own_log_is_read_to_its_end_without_an_error() -> None:
-    if not Path("/dev/kmsg").exists():
-        pytest.skip("no /dev/kmsg here: run the tests on a host or in a container that has it")
     clock = SystemClock()
     source = KernelLogSource("h0")
+    if not Path("/dev/kmsg").exists():  # a container may have none, which the source has to say
+        with pytest.raises(NotPresent):
+            source.read(clock.now_ns(), ())
+        return
     # A full log takes several reads.
     watermarks_ns = [source.read(clock.now_ns(), ()).watermark_ns for _ in range(20)]
     source.close()
