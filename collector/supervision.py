@@ -83,13 +83,15 @@ def _follow(pid: int, watched: set[signal.Signals]) -> int:
     while True:
         told = signal.sigwaitinfo(watched)
         if told.si_signo == signal.SIGCHLD:
-            ended, status = os.waitpid(pid, os.WNOHANG)
-            if ended:
+            ended, status = os.waitpid(pid, os.WNOHANG | os.WUNTRACED)
+            if ended and not os.WIFSTOPPED(status):
                 return status
+            if ended and os.WSTOPSIG(status) == signal.SIGTSTP:
+                # A shell that stops its job waits until we have stopped too. Where nobody could continue us (a group
+                # without a parent in its session) the kernel does not stop the command, and so not us.
+                os.kill(os.getpid(), signal.SIGSTOP)
         elif told.si_code <= 0 and told.si_pid != pid:  # above 0 is the kernel's, which has told the command too
             os.kill(pid, told.si_signo)
-        if told.si_signo == signal.SIGTSTP:
-            os.kill(os.getpid(), signal.SIGSTOP)  # a shell that stops its job waits until we have stopped too
 
 
 def _ending(child: "subprocess.Popen[bytes]", started_ns: int, ended_ns: int, status: int, stderr: bytes) -> Ending:

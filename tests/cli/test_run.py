@@ -26,6 +26,7 @@ def running(
     folder: Path,
     options: tuple[str, ...] = (),
     before: Callable[[], object] | None = None,
+    alone: bool = False,
     **more: str,
 ) -> Iterator["subprocess.Popen[bytes]"]:
     """Start `lockstep run -- COMMAND`, with the ring directory of the test."""
@@ -37,9 +38,14 @@ def running(
         cwd=REPO,
         env=environment_for(folder, LOCKSTEP_RING_DIR=str(folder), **more),
         preexec_fn=before,
+        # A job of its own may be stopped: somebody in its session can continue it. A session of its own may not.
+        process_group=None if alone else 0,
+        start_new_session=alone,
     ) as process:
-        yield process
-        process.kill()
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def run(*command: str, folder: Path, given: bytes = b"", **more: Any) -> tuple[int, bytes, bytes]:
@@ -132,6 +138,16 @@ def test_command_stops_and_goes_on_with_us(tmp_path: Path) -> None:
         eventually(lambda: state_of(pid) == "S")
         say(process)
         assert process.wait(LIMIT_S) == 5
+
+
+def test_nothing_stops_where_nobody_could_continue_it(tmp_path: Path) -> None:
+    script = "echo $$; read line; exit 5"
+    with running("sh", "-c", script, folder=tmp_path, alone=True) as process:
+        pid = int(line_of(process))
+        process.send_signal(signal.SIGTSTP)
+        say(process)
+        assert process.wait(LIMIT_S) == 5
+        assert state_of(pid) in ("gone", "Z")
 
 
 def test_command_does_not_outlive_us(tmp_path: Path) -> None:
