@@ -12,6 +12,7 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 from lockstep.errors import LockstepError
+from lockstep.store.orphans import forget_orphans
 
 _START_TIMEOUT_S = 60
 _STOP_TIMEOUT_S = 15  # the engine waits up to 5 s for idle connections, then ends by itself
@@ -47,7 +48,8 @@ class ClickHouseServer:
         return f"http://{self.user}:{self.password}@127.0.0.1:{self.http_port}/{database}"
 
     def start(self) -> "ClickHouseServer":
-        """Start the server and return when it answers."""
+        """Start the server as deploy/ does, orphaned tokens forgotten first, and return when it answers."""
+        forget_orphans(self.data)
         run = self.directory / "run"
         run.mkdir(exist_ok=True)
         self._write_config(run)

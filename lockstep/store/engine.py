@@ -14,6 +14,7 @@ from clickhouse_connect.driver.client import Client
 from lockstep.errors import StoreBusy
 from lockstep.store.address import Embedded, Server
 from lockstep.store.failures import translated
+from lockstep.store.orphans import forget_orphans
 
 OpenClient = Callable[[], Client]
 
@@ -45,6 +46,7 @@ class EmbeddedEngine:
     def __init__(self, address: Embedded, memory_bytes: int) -> None:
         self._address = address
         self._lock = _lock_directory(address.path)
+        forget_orphans(address.path / "data")
         self._config = _write_config(address.path, memory_bytes)
         import_chdb()
 

@@ -43,6 +43,7 @@ class Service:
     name: str
     image: str
     dockerfile: str | None
+    entrypoint: tuple[str, ...]
     command: tuple[str, ...]
     environment: dict[str, str]
     mounts: tuple[Mount, ...]
@@ -104,6 +105,7 @@ def _service(name: str, body: Document) -> Service:
         name=name,
         image=body["image"],
         dockerfile=body.get("build", {}).get("dockerfile"),
+        entrypoint=tuple(body.get("entrypoint", ())),
         command=tuple(body.get("command", ())),
         environment=body.get("environment", {}),
         mounts=tuple(map(_mount, body.get("volumes", ()))),

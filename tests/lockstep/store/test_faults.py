@@ -6,10 +6,12 @@ in the roll-up, and is no other there twice?
 
 import os
 import random
+import shutil
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -49,8 +51,10 @@ def insert_until_taken(store: Store, number: int) -> None:
 
 
 def seqs(store: Store) -> list[int]:
-    found: list[int] = store.query("SELECT DISTINCT seq FROM collectives ORDER BY seq")["seq"].to_pylist()
-    return found
+    """Return the batches that are there, in the raw table and in the roll-up."""
+    raw: list[int] = store.query("SELECT DISTINCT seq FROM collectives ORDER BY seq")["seq"].to_pylist()
+    assert store.query("SELECT DISTINCT seq FROM operations ORDER BY seq")["seq"].to_pylist() == raw
+    return raw
 
 
 @pytest.mark.slow
@@ -76,6 +80,56 @@ def test_a_server_killed_in_mid_insert_loses_and_doubles_nothing(server: ClickHo
     assert kills >= 10, "the writer was done before it was disturbed"
     with open_store(server.url) as store:
         assert seqs(store) == list(range(batches))
+        assert miscounted(store, ROWS) == []
+
+
+@pytest.mark.needs_root
+@pytest.mark.slow
+@pytest.mark.parametrize("rename", [1, 2], ids=["raw", "roll_up"])
+def test_a_server_killed_between_token_and_part_takes_the_retry(server: ClickHouseServer, rename: int) -> None:
+    """A moment that random kills rarely meet; the renames of an insert are its parts, in order."""
+    with open_store(server.url) as store:
+        insert_numbered(store, 0, ROWS)
+        with killed_at_rename(server.pid, rename), pytest.raises(StoreAway):
+            insert_numbered(store, 1, ROWS)
+    server.kill()
+    server.start()
+    with open_store(server.url) as store:
+        for number in (0, 1, 1):
+            insert_numbered(store, number, ROWS)
+        assert seqs(store) == [0, 1]
+        assert miscounted(store, ROWS) == []
+
+
+@contextmanager
+def killed_at_rename(pid: int, number: int) -> Iterator[None]:
+    """Have a process killed on its way into the so-manieth rename from now."""
+    inject = f"inject=rename:signal=KILL:when={number}"
+    command = ["strace", "-f", "-p", str(pid), "-o", "/dev/null", "-e", "trace=rename", "-e", inject]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as tracer:
+        assert tracer.stderr is not None
+        assert "attached" in tracer.stderr.readline()
+        yield
+        tracer.terminate()
+
+
+@pytest.mark.parametrize("table", ["collectives", "operations"])
+def test_a_token_without_its_part_is_forgotten_at_the_next_start(server: ClickHouseServer, table: str) -> None:
+    with open_store(server.url) as store:
+        for number in (0, 1):
+            insert_numbered(store, number, ROWS)
+        part = store.query_system(
+            "SELECT path FROM system.parts WHERE database = 'lockstep' AND table = {table:String} AND active "
+            "ORDER BY max_block_number",
+            {"table": table},
+        )["path"].to_pylist()[-1]
+    server.kill()
+    shutil.rmtree(part)
+    server.start()
+    with open_store(server.url) as store:
+        for number in (0, 1):
+            insert_numbered(store, number, ROWS)
+        assert seqs(store) == [0, 1]
         assert miscounted(store, ROWS) == []
 
 
