@@ -3,15 +3,21 @@
 import signal
 import socket
 import threading
+from pathlib import Path
 
 import structlog
 import typer
 
 from cli.setup import settings_of
 from collector.agent import CollectorAgent
-from collector.registry import SOURCES
+from collector.gateway_client import GatewayClient
+from collector.metrics import serve_metrics
+from collector.outbox import MemoryOutbox
+from collector.parcel import Checkpoints, Destination, Outbox
+from collector.registry import make_sources
+from collector.spool import Spool
 from lockstep.clock import SystemClock
-from lockstep.config import read_secret
+from lockstep.config import CollectorSettings, Settings, read_secret
 from lockstep.errors import BadInput
 
 _log = structlog.get_logger("collect")
@@ -20,22 +26,39 @@ _log = structlog.get_logger("collect")
 def command(context: typer.Context) -> None:
     """Read this host and send what is found to the gateway, until stopped."""
     settings = settings_of(context)
-    token = read_secret(settings.collector.token_file, "the host's token")
-    if not token:
-        raise BadInput("the agent needs a token: make one with `lockstep token create` and set collector.token_file")
     host = settings.collector.host or socket.gethostname().split(".", 1)[0]
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
-    agent = CollectorAgent(
-        host=host,
-        sources=[make(host) for _, make in SOURCES],
-        server=settings.collector.server,
-        token=token,
-        clock=SystemClock(),
-        buffer_bytes=settings.collector.buffer_mb << 20,
-    )
+    sources, destination, clock = make_sources(host, settings.collector), _destination(host, settings), SystemClock()
+    outbox, checkpoints = _outbox(settings.collector, settings.state_dir / "spool")
+    agent = CollectorAgent(host, sources, outbox, destination, clock, checkpoints)
     agent.start()
-    _log.info("collector is up", host=host, server=settings.collector.server)
+    stop_metrics = serve_metrics(agent, settings.collector.listen, clock)
+    _log.info("collector is up", host=host, server=settings.collector.store_url or settings.collector.server)
     stop.wait()
+    stop_metrics()
     agent.close()
+
+
+def _destination(host: str, settings: Settings) -> Destination:
+    collector = settings.collector
+    if collector.store_url:
+        from collector.store_client import StoreClient  # brings ClickHouse's client, which other agents go without
+        from lockstep.store.store import open_store
+
+        password = read_secret(collector.store_password_file, "the store's password")
+        return StoreClient(open_store(collector.store_url, password=password), host)
+    token = read_secret(collector.token_file, "the host's token")
+    if not token:
+        raise BadInput("the agent needs a token: make one with `lockstep token create` and set collector.token_file")
+    return GatewayClient(collector.server, token, host)
+
+
+def _outbox(settings: CollectorSettings, directory: Path) -> tuple[Outbox, Checkpoints]:
+    """Return where batches wait, and how far an earlier agent had come."""
+    memory_bytes = settings.buffer_mb << 20
+    if not settings.spool_mb:
+        return MemoryOutbox(memory_bytes), {}
+    spool = Spool(directory, settings.spool_mb << 20, memory_bytes)
+    return spool, spool.checkpoints

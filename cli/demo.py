@@ -3,6 +3,8 @@
 from datetime import UTC, datetime
 
 from collector.agent import CollectorAgent
+from collector.gateway_client import GatewayClient
+from collector.outbox import MemoryOutbox
 from collector.sources.simulated import SimulatedCluster, SimulatedSource
 from lockstep.clock import NS_PER_S, Clock
 from lockstep.config import Settings
@@ -48,10 +50,9 @@ class Demo:
         return CollectorAgent(
             host=host,
             sources=[SimulatedSource(cluster, host)],
-            server=f"http://{self._settings.api.listen}",
-            token=token,
+            outbox=MemoryOutbox(self._settings.collector.buffer_mb << 20),
+            destination=GatewayClient(f"http://{self._settings.api.listen}", token, host),
             clock=self._clock,
-            buffer_bytes=self._settings.collector.buffer_mb << 20,
         )
 
 

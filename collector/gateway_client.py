@@ -3,6 +3,7 @@
 import httpx
 from pydantic import ValidationError
 
+from collector.parcel import Parcel
 from lockstep.batches import (
     AGENT_HEADER,
     BOOT_HEADER,
@@ -11,7 +12,7 @@ from lockstep.batches import (
     NUMBER_HEADER,
     VERSION_HEADER,
 )
-from lockstep.errors import BadInput, ServerRefused
+from lockstep.errors import BadInput, DestinationAway, ServerRefused
 from lockstep.records import RECORDS_VERSION
 from lockstep.wish import Receipt
 
@@ -19,15 +20,14 @@ _TIMEOUT_S = 10.0
 
 
 class GatewayClient:
-    """Sends batches of one agent and boot."""
+    """Sends batches of one agent."""
 
-    def __init__(self, server: str, token: str, agent: str, boot: str) -> None:
+    def __init__(self, server: str, token: str, agent: str) -> None:
         headers = {
             "Authorization": f"Bearer {token}",
             "Content-Type": CONTENT_TYPE,
             "Content-Encoding": ENCODING,
             AGENT_HEADER: agent,
-            BOOT_HEADER: boot,
             VERSION_HEADER: str(RECORDS_VERSION),
         }
         url = _parse(server)
@@ -36,9 +36,13 @@ class GatewayClient:
         except UnicodeEncodeError:
             raise BadInput(f"the token and the name of the host, {agent!r}, must be plain ASCII") from None
 
-    def send(self, number: int, body: bytes) -> Receipt:
-        """Return the receipt; ServerRefused when the server says no, httpx.RequestError when it says nothing."""
-        answer = self._client.post("/api/v1/ingest", content=body, headers={NUMBER_HEADER: str(number)})
+    def send(self, parcel: Parcel) -> Receipt:
+        """Return the receipt; ServerRefused when the server says no, DestinationAway when it says nothing."""
+        headers = {BOOT_HEADER: parcel.boot, NUMBER_HEADER: str(parcel.number)}
+        try:
+            answer = self._client.post("/api/v1/ingest", content=parcel.body, headers=headers)
+        except httpx.RequestError as error:
+            raise DestinationAway(f"the gateway does not answer: {error}") from error
         if answer.status_code != httpx.codes.OK:
             raise ServerRefused(_detail(answer), answer.status_code)
         try:

@@ -1,21 +1,13 @@
-"""What is still to be sent: bounded, in order, the oldest dropped first and counted."""
+"""Parcels in memory, for agents that have no disk of their own."""
 
 import threading
 from collections import deque
-from dataclasses import dataclass
+
+from collector.parcel import Parcel
 
 
-@dataclass(frozen=True)
-class Parcel:
-    """An encoded batch that waits for its receipt."""
-
-    number: int
-    body: bytes
-    rows: int
-
-
-class Outbox:
-    """A queue between the one who packs and the one who sends."""
+class MemoryOutbox:
+    """An outbox that is gone with its process."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -25,7 +17,6 @@ class Outbox:
         self.dropped_rows = 0
 
     def put(self, parcel: Parcel) -> None:
-        """Add a parcel at the end, making room at the front if need be; the newest always stays."""
         with self._guard:
             self._parcels.append(parcel)
             self.bytes += len(parcel.body)
@@ -33,22 +24,22 @@ class Outbox:
                 self._drop_first()
 
     def first(self) -> Parcel | None:
-        """Return the oldest parcel and leave it in its place."""
         with self._guard:
             return self._parcels[0] if self._parcels else None
 
     def remove(self, parcel: Parcel) -> None:
-        """Take out a parcel that has its receipt, unless it was dropped meanwhile."""
         with self._guard:
             if self._parcels and self._parcels[0] is parcel:
                 self._parcels.popleft()
                 self.bytes -= len(parcel.body)
 
     def refuse(self, parcel: Parcel) -> None:
-        """Drop a parcel that the server will never take, and count its rows as lost."""
         with self._guard:
             if self._parcels and self._parcels[0] is parcel:
                 self._drop_first()
+
+    def close(self) -> None:
+        """Nothing is held."""
 
     def _drop_first(self) -> None:
         lost = self._parcels.popleft()

@@ -1,4 +1,9 @@
-"""What a source is: something on this host that can be read again and again."""
+"""What a source is: something on this host that can be read again and again.
+
+>>> class Uptime(PlainSource):
+...     name, period_s = "uptime", 60.0
+>>> Uptime().resume(b"it has nothing to go on from")
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +20,10 @@ class Reading:
 
     tables: Mapping[str, pa.Table]
     watermark_ns: int  # rows older than this will not come any more
+    dropped: int = 0  # rows that this source knows were lost since its last reading
+    folded: int = 0  # rows that were folded into statistics rather than sent, since the last reading
+    plugin_cost_ns: int | None = None  # what the plugin has cost the host's jobs since the last reading
+    checkpoint: bytes | None = None  # what `resume` needs to go on behind this reading; saved with its rows
 
 
 class Source(Protocol):
@@ -31,3 +40,21 @@ class Source(Protocol):
     def read(self, now_ns: int, wishes: Sequence[Wish]) -> Reading:
         """Return what is new; `wishes` are the server's, not yet expired."""
         ...
+
+    def resume(self, checkpoint: bytes) -> None:
+        """Go on behind the reading that carried this, which is the last one whose rows were kept; called first."""
+        ...
+
+    def close(self) -> None:
+        """Let go of sockets, files and threads; the last call, from the thread that reads."""
+        ...
+
+
+class PlainSource:
+    """Base of sources that have nothing to go on from and nothing to let go of."""
+
+    def resume(self, checkpoint: bytes) -> None:
+        """Begin anew, whatever was saved."""
+
+    def close(self) -> None:
+        """Nothing is held."""

@@ -115,7 +115,12 @@ class CollectorSettings(Section):
     server: str = Field("http://127.0.0.1:8642", description="where the gateway is")
     token_file: Path | None = Field(None, description="file with this host's ingest token")
     host: str = Field("", description="name of this host in the topology; empty: its host name")
-    buffer_mb: int = Field(64, ge=1, description="memory for what could not be sent yet; the oldest goes first")
+    store_url: str = Field("", description="ClickHouse to insert into without a gateway, for up to 50 hosts")
+    store_password_file: Path | None = Field(None, description="file with its password, where the URL has none")
+    sources: tuple[str, ...] = Field((), description="names of the sources to read; empty: all there are")
+    spool_mb: int = Field(1024, ge=0, description="disk for what could not be sent yet, in <state_dir>/spool; 0: none")
+    buffer_mb: int = Field(32, ge=1, description="memory for the same, where there is no disk or it takes nothing")
+    listen: Listen = Field("127.0.0.1:8645", description="address of its metrics")
 
 
 class AnalyzerSettings(Section):

@@ -20,6 +20,7 @@ LockstepError
 ├── ControlAway              the control database cannot be reached now
 ├── GatewayFull              the gateway's log has no room; nothing was acknowledged
 ├── ServerRefused            a Lockstep server answered no to this client
+├── DestinationAway          where an agent sends its batches cannot be reached now; they wait
 └── LeaseLost                another process has taken over; stop acting
 """
 
@@ -138,6 +139,10 @@ class ServerRefused(LockstepError):
     def __init__(self, problem: str, status: int) -> None:
         super().__init__(problem)
         self.status = status
+
+
+class DestinationAway(LockstepError):
+    """Batches cannot be delivered now; the same call may succeed later."""
 
 
 class LeaseLost(LockstepError):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Protocol
 
-from collector.source import Reading
+from collector.source import PlainSource, Reading
 from collector.sources.gpu_nvml import open_nvml
 from collector.sources.gpu_readings import GpuIdentity, GpuWatch, Readings, health_row
 from lockstep.arrow import rows_of
@@ -32,7 +32,7 @@ class Nvml(Protocol):
     def close(self) -> None: ...
 
 
-class GpuSource:
+class GpuSource(PlainSource):
     """Reads every GPU that NVML lists. One that fails gives one event and leaves the others alone.
 
     The driver may be reloaded under us: the GPUs are told as lost, and NVML is opened again until it answers.

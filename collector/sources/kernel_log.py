@@ -2,10 +2,11 @@
 
 The log is read from boot on, not from now on: whoever installs the collector on a host whose GPU fell off the bus
 yesterday wants to be told, and so does whoever restarts it after an outage. What was there before the first read has
-its true time and is marked in its message. The position (the kernel's sequence number) is kept in memory: a device
-that had to be opened again repeats nothing, but a new process reads the marked lines once more.
+its true time and is marked in its message. The position (the kernel's sequence number, which begins anew with every
+boot) goes into the checkpoint: neither a device that had to be opened again nor a new agent repeats anything.
 """
 
+import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -64,10 +65,23 @@ class KernelLogSource:
             self._caught_up = True
         tables = {"events": rows_of(_TABLE, events)} if events else {}
         # A log that cannot be read is not waited for: when it can, its lines come late and with their true time.
-        return Reading(tables, now_ns if self._trouble else self._find_watermark())
+        watermark_ns = now_ns if self._trouble else self._find_watermark()
+        return Reading(tables, watermark_ns, checkpoint=json.dumps([self._boot_id(), self._last_seq]).encode())
+
+    def resume(self, checkpoint: bytes) -> None:
+        """Go on behind the last record that was kept, if the kernel still is the one that numbered it."""
+        boot_id, last_seq = json.loads(checkpoint)
+        if boot_id == self._boot_id():
+            self._last_seq = last_seq
 
     def close(self) -> None:
         self._device.close()
+
+    def _boot_id(self) -> str:
+        try:
+            return (self._root / "proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        except OSError:
+            return ""
 
     def _try_read(self) -> list[Record]:
         """Return new records; a read that fails is counted and tried again next time."""

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import structlog
 
-from collector.source import Reading
+from collector.source import PlainSource, Reading
 from collector.sources.proc_connector import Exit, ProcConnector, describe_end
 from collector.sources.proc_stat import ProcessStat, RingHolders, read_membership, read_stat, read_waiting_place
 from collector.sources.run_reports import FoundReport, RunReports
@@ -53,7 +53,7 @@ class Watched:
         return f"{self.member} (pid {self.stat.pid}, {self.stat.name})".lstrip()
 
 
-class ProcessesSource:
+class ProcessesSource(PlainSource):
     """Watches the processes that `find_ranks` names; by default those that hold a ring file."""
 
     name = "processes"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import structlog
 
-from collector.source import Reading
+from collector.source import PlainSource, Reading
 from collector.sources.rdma_events import PortWatch
 from collector.sources.rdma_rules import load_rules
 from collector.sources.rdma_sysfs import RdmaPort, find_ports, read_port
@@ -37,7 +37,7 @@ _COLUMNS: Mapping[str, tuple[tuple[str, int], ...]] = {
 _RETRANS = ("local_ack_timeout_err", "packet_seq_err", "implied_nak_seq_err")
 
 
-class RdmaSource:
+class RdmaSource(PlainSource):
     """Reads every RDMA port; `root` is where the host's / is.
 
     A counter that cannot be read is left out. A port whose driver does not count what a row must have (EFA, software

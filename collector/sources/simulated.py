@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from collector.source import Reading
+from collector.source import PlainSource, Reading
 from lockstep.sim.telemetry import SimulatedTelemetry
 from lockstep.wish import Wish
 
@@ -41,7 +41,7 @@ class SimulatedCluster:
             waiting.append({name: table for name, table in mine.items() if table.num_rows})
 
 
-class SimulatedSource:
+class SimulatedSource(PlainSource):
     """One host of a story."""
 
     name = "simulated"

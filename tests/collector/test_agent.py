@@ -3,6 +3,8 @@
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -10,7 +12,10 @@ from structlog.testing import capture_logs
 
 from collector import agent as agent_module
 from collector.agent import CollectorAgent
-from collector.source import Reading, Source
+from collector.gateway_client import GatewayClient
+from collector.outbox import MemoryOutbox
+from collector.source import PlainSource, Reading, Source
+from collector.spool import Spool
 from lockstep.clock import NS_PER_S
 from lockstep.errors import NotPresent
 from lockstep.records import Event
@@ -24,7 +29,7 @@ FAR_NS = 2**62
 PLENTY = 1 << 20
 
 
-class NumberedSource:
+class NumberedSource(PlainSource):
     """Gives one event a read, numbered from 0; `before` may raise, block or look around first."""
 
     period_s = 1.0
@@ -49,11 +54,18 @@ def gateway() -> Iterator[FakeGateway]:
         yield serving
 
 
+def make_agent(
+    *sources: Source, server: str, buffer_bytes: int = PLENTY, clock: HastyClock | None = None
+) -> CollectorAgent:
+    destination = GatewayClient(server, "token", "h0")
+    return CollectorAgent("h0", sources, MemoryOutbox(buffer_bytes), destination, clock or HastyClock())
+
+
 @contextmanager
 def running(
     *sources: Source, server: str, buffer_bytes: int = PLENTY, clock: HastyClock | None = None
 ) -> Iterator[CollectorAgent]:
-    agent = CollectorAgent("h0", sources, server, "token", clock or HastyClock(), buffer_bytes)
+    agent = make_agent(*sources, server=server, buffer_bytes=buffer_bytes, clock=clock)
     agent.start()
     try:
         yield agent
@@ -97,7 +109,7 @@ def test_everything_read_arrives_once_and_the_end_sends_what_is_left(gateway: Fa
 
 
 def test_agent_that_never_started_still_says_that_it_was_there(gateway: FakeGateway) -> None:
-    CollectorAgent("h0", [NumberedSource("a")], gateway.url, "token", HastyClock(), PLENTY).close()
+    make_agent(NumberedSource("a"), server=gateway.url).close()
     assert gateway.numbers == [1]
     assert gateway.all_of("agents", "host") == ["h0"]
 
@@ -275,10 +287,35 @@ def test_source_with_nothing_to_read_here_rests(gateway: FakeGateway) -> None:
     absent, healthy = NumberedSource("absent", before=fail(NotPresent("no NIC"))), NumberedSource("healthy")
     with capture_logs() as lines, running(absent, healthy, server=gateway.url):
         eventually(lambda: healthy.reads >= 4)
-    assert absent.reads == 1
+    assert absent.reads < healthy.reads
     assert [(line["source"], line["reason"]) for line in lines if "nothing to read" in line["event"]] == [
         ("absent", "no NIC")
     ]
+
+
+def test_source_whose_hardware_comes_later_is_read_then(gateway: FakeGateway) -> None:
+    def come_late(number: int) -> None:
+        if number < 2:
+            raise NotPresent("no NIC yet")
+
+    late = NumberedSource("late", before=come_late)
+    with running(late, server=gateway.url):
+        eventually(lambda: late.reads >= 4)
+    assert told_by(late, gateway) == list(range(2, late.reads))
+
+
+def test_sources_are_closed_at_the_end_also_when_one_refuses(gateway: FakeGateway) -> None:
+    class Closing(NumberedSource):
+        is_closed = False
+
+        def close(self) -> None:
+            self.is_closed = True
+            raise OSError("the socket is stuck")
+
+    sources = Closing("a"), Closing("b")
+    with running(*sources, server=gateway.url):
+        eventually(lambda: all(source.reads for source in sources))
+    assert [source.is_closed for source in sources] == [True, True]
 
 
 def test_source_that_comes_to_rest_no_longer_holds_the_watermark(gateway: FakeGateway) -> None:
@@ -292,3 +329,43 @@ def test_source_that_comes_to_rest_no_longer_holds_the_watermark(gateway: FakeGa
         eventually(lambda: vanishing.reads == 2)
         gone_ns = clock.now_ns()
         eventually(lambda: gateway.all_of("agents", "watermark_ns")[-1:] > [gone_ns])
+
+
+class CountingOn(NumberedSource):
+    """Goes on counting from its checkpoint."""
+
+    def read(self, now_ns: int, wishes: Sequence[Wish]) -> Reading:
+        reading = super().read(now_ns, wishes)
+        return replace(reading, checkpoint=str(self.reads).encode())
+
+    def resume(self, checkpoint: bytes) -> None:
+        self.reads = int(checkpoint)
+
+
+def test_agent_goes_on_behind_the_last_batch_that_an_earlier_one_kept(gateway: FakeGateway, tmp_path: Path) -> None:
+    gateway.answers += [503] * 3
+    for _ in range(3):
+        spool, source = Spool(tmp_path, PLENTY, PLENTY), CountingOn("a")
+        destination = GatewayClient(gateway.url, "token", "h0")
+        agent = CollectorAgent("h0", [source], spool, destination, HastyClock(), spool.checkpoints)
+        agent.start()
+        goal = source.reads + 5
+        while source.reads < goal:
+            threading.Event().wait(0.002)
+        agent.close()
+        gateway.answers += [503] * 3
+    receipts = list({(batch.boot, batch.number): batch for batch in gateway.received}.values())
+    told = [int(message) for batch in receipts for message in batch.column("events", "message")]
+    assert told[:10] == list(range(10))
+    assert told == list(range(len(told)))
+    assert len({batch.boot for batch in gateway.received}) >= 2
+
+
+def test_checkpoint_that_a_source_does_not_understand_lets_it_begin_anew(gateway: FakeGateway) -> None:
+    source = CountingOn("a")
+    outbox, destination = MemoryOutbox(PLENTY), GatewayClient(gateway.url, "token", "h0")
+    agent = CollectorAgent("h0", [source], outbox, destination, HastyClock(), {"a": b"from another release"})
+    agent.start()
+    eventually(lambda: source.reads >= 2)
+    agent.close()
+    assert told_by(source, gateway)[:2] == [0, 1]

@@ -3,6 +3,8 @@
 from pathlib import Path
 
 from collector.agent import CollectorAgent
+from collector.gateway_client import GatewayClient
+from collector.outbox import MemoryOutbox
 from collector.sources.links import LinksSource
 from lockstep.control.wishes import add_wish
 from lockstep.store.store import Store
@@ -22,10 +24,9 @@ def test_what_a_host_reads_ends_up_in_the_store_once(tmp_path: Path, embedded_st
         agent = CollectorAgent(
             host="h0",
             sources=[numbered, LinksSource("h0", tmp_path / "root")],
-            server=str(api.client.base_url),
-            token=api.make_token("ingest", "h0"),
+            outbox=MemoryOutbox(1 << 20),
+            destination=GatewayClient(str(api.client.base_url), api.make_token("ingest", "h0"), "h0"),
             clock=HastyClock(),
-            buffer_bytes=1 << 20,
         )
         agent.start()
         eventually(lambda: numbered.wishes == (wish,) and numbered.reads >= 5)

@@ -2,12 +2,12 @@
 
 import re
 
-import httpx
 import pytest
 
 from collector.gateway_client import GatewayClient
+from collector.parcel import Parcel
 from lockstep.batches import encode_batch
-from lockstep.errors import BadInput, ServerRefused
+from lockstep.errors import BadInput, DestinationAway, ServerRefused
 from lockstep.records import Event
 from lockstep.wish import Wish
 from tests.builders import T0, make, rows
@@ -17,9 +17,9 @@ BODY = encode_batch({"events": rows(make(Event))})
 
 
 def send(gateway: FakeGateway, number: int = 1) -> None:
-    client = GatewayClient(gateway.url, "lks_secret", agent="h0", boot="b1")
+    client = GatewayClient(gateway.url, "lks_secret", agent="h0")
     try:
-        client.send(number, BODY)
+        client.send(Parcel("b1", number, BODY, rows=1))
     finally:
         client.close()
 
@@ -36,8 +36,8 @@ def test_receipt_brings_watermark_and_wishes() -> None:
     wish = Wish(id="w1", host="h0", kind="probe", details={"dst": "h1"}, expires_ns=T0)
     with FakeGateway() as gateway:
         gateway.wishes = (wish,)
-        client = GatewayClient(gateway.url, "t", agent="h0", boot="b1")
-        receipt = client.send(3, BODY)
+        client = GatewayClient(gateway.url, "t", agent="h0")
+        receipt = client.send(Parcel("b1", 3, BODY, rows=1))
         client.close()
     assert (receipt.watermark, receipt.wishes) == (3, (wish,))
 
@@ -70,7 +70,7 @@ def test_receipt_of_a_newer_server_may_hold_more_than_we_know() -> None:
 def test_lost_reply_is_an_error_of_the_transport() -> None:
     with FakeGateway() as gateway:
         gateway.answers.append("lost")
-        with pytest.raises(httpx.RequestError):
+        with pytest.raises(DestinationAway, match="does not answer"):
             send(gateway)
 
 
@@ -79,10 +79,10 @@ def test_token_and_host_that_do_not_fit_into_a_header_are_refused_at_once(token:
     with pytest.raises(
         BadInput, match=re.escape(f"the token and the name of the host, {host!r}, must be plain ASCII")
     ):
-        GatewayClient("http://127.0.0.1:1", token, agent=host, boot="b1")
+        GatewayClient("http://127.0.0.1:1", token, agent=host)
 
 
 @pytest.mark.parametrize("server", ["", "head", "head:8642", "ftp://head", "http://", "http://head:port"])
 def test_address_that_no_gateway_can_have_is_refused_at_once(server: str) -> None:
     with pytest.raises(BadInput, match=f"{server!r} is not the address of a gateway.*; expected http"):
-        GatewayClient(server, "t", agent="h0", boot="b1")
+        GatewayClient(server, "t", agent="h0")

@@ -3,21 +3,22 @@
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from collector.outbox import Outbox, Parcel
+from collector.outbox import MemoryOutbox
+from collector.parcel import Parcel
 
 LIMIT = 100
 
 
 def parcel(number: int, size: int = 10, rows: int = 1) -> Parcel:
-    return Parcel(number, b"x" * size, rows)
+    return Parcel("boot", number, b"x" * size, rows)
 
 
 def test_empty_outbox_has_no_first() -> None:
-    assert Outbox(LIMIT).first() is None
+    assert MemoryOutbox(LIMIT).first() is None
 
 
 def test_first_is_the_oldest_and_stays_until_it_is_removed() -> None:
-    outbox, oldest, newer = Outbox(LIMIT), parcel(1), parcel(2)
+    outbox, oldest, newer = MemoryOutbox(LIMIT), parcel(1), parcel(2)
     outbox.put(oldest)
     outbox.put(newer)
     assert outbox.first() is oldest
@@ -28,7 +29,7 @@ def test_first_is_the_oldest_and_stays_until_it_is_removed() -> None:
 
 
 def test_full_outbox_drops_the_oldest_and_counts_its_rows() -> None:
-    outbox = Outbox(LIMIT)
+    outbox = MemoryOutbox(LIMIT)
     for number in range(1, 12):
         outbox.put(parcel(number, size=10, rows=3))
     first = outbox.first()
@@ -38,7 +39,7 @@ def test_full_outbox_drops_the_oldest_and_counts_its_rows() -> None:
 
 
 def test_parcel_larger_than_the_outbox_drops_all_others_and_stays() -> None:
-    outbox, large = Outbox(LIMIT), parcel(3, size=LIMIT + 1, rows=7)
+    outbox, large = MemoryOutbox(LIMIT), parcel(3, size=LIMIT + 1, rows=7)
     outbox.put(parcel(1, rows=2))
     outbox.put(parcel(2, rows=3))
     outbox.put(large)
@@ -47,7 +48,7 @@ def test_parcel_larger_than_the_outbox_drops_all_others_and_stays() -> None:
 
 
 def test_receipt_for_a_parcel_that_was_dropped_meanwhile_removes_nothing() -> None:
-    outbox, lost, kept = Outbox(LIMIT), parcel(1, size=60), parcel(2, size=60)
+    outbox, lost, kept = MemoryOutbox(LIMIT), parcel(1, size=60), parcel(2, size=60)
     outbox.put(lost)
     outbox.put(kept)
     outbox.remove(lost)
@@ -56,7 +57,7 @@ def test_receipt_for_a_parcel_that_was_dropped_meanwhile_removes_nothing() -> No
 
 
 def test_refused_parcel_is_gone_and_its_rows_are_counted_as_lost() -> None:
-    outbox, refused = Outbox(LIMIT), parcel(1, rows=4)
+    outbox, refused = MemoryOutbox(LIMIT), parcel(1, rows=4)
     outbox.put(refused)
     outbox.refuse(refused)
     outbox.refuse(refused)
@@ -69,7 +70,7 @@ class OutboxAgainstAList(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.outbox = Outbox(LIMIT)
+        self.outbox = MemoryOutbox(LIMIT)
         self.expected: list[Parcel] = []
         self.ever: list[Parcel] = []
         self.dropped = 0

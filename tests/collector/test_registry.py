@@ -1,14 +1,31 @@
 """Every source is registered under its own name and can be made for any host."""
 
-from collector.registry import SOURCES
+import pytest
+
+from collector.registry import SOURCES, make_sources
+from lockstep.config import CollectorSettings
+from lockstep.errors import BadInput
+
+SETTINGS = CollectorSettings()
 
 
 def test_sources_have_the_names_they_are_registered_under() -> None:
     names = [name for name, _ in SOURCES]
-    assert [make("h0").name for _, make in SOURCES] == names
+    assert [make("h0", SETTINGS).name for _, make in SOURCES] == names
     assert len(set(names)) == len(names)
     assert "links" in names
 
 
 def test_sources_say_how_often_to_read_them() -> None:
-    assert [name for name, make in SOURCES if make("h0").period_s <= 0] == []
+    assert [name for name, make in SOURCES if make("h0", SETTINGS).period_s <= 0] == []
+
+
+def test_settings_may_choose_among_the_sources() -> None:
+    chosen = CollectorSettings(sources=("rdma", "links"))
+    assert {source.name for source in make_sources("h0", chosen)} == {"links", "rdma"}
+    assert len(make_sources("h0", SETTINGS)) == len(SOURCES)
+
+
+def test_source_that_does_not_exist_is_refused_with_the_names_that_do() -> None:
+    with pytest.raises(BadInput, match="there is no source lynx; there are links"):
+        make_sources("h0", CollectorSettings(sources=("lynx",)))

@@ -291,3 +291,28 @@ def test_this_host_s_own_log_is_read_to_its_end_without_an_error() -> None:
     source.close()
     assert source.read_errors == 0
     assert watermarks_ns[-1] > watermarks_ns[0]
+
+
+def imitate_boot(root: Path, boot_id: str) -> None:
+    (root / "proc/sys/kernel/random").mkdir(parents=True, exist_ok=True)
+    (root / "proc/sys/kernel/random/boot_id").write_text(boot_id + "\n")
+
+
+@pytest.mark.parametrize(("boot", "expected"), [("first", [3]), ("second", [1, 2, 3])])
+def test_new_agent_goes_on_where_the_last_one_stopped_unless_the_host_was_booted(
+    tmp_path: Path, boot: str, expected: list[int]
+) -> None:
+    texts = {seq: f"Out of memory: Killed process {seq} (python)" for seq in (1, 2, 3)}
+    write_log(tmp_path, record(1, 1, texts[1]), record(2, 2, texts[2]))
+    imitate_boot(tmp_path, "first")
+    before = KernelLogSource("h0", tmp_path, lambda: UPTIME)
+    checkpoint = before.read(T0, ()).checkpoint
+    before.close()
+    assert checkpoint is not None
+    write_log(tmp_path, *(record(seq, seq, texts[seq]) for seq in texts))
+    imitate_boot(tmp_path, boot)
+    after = KernelLogSource("h0", tmp_path, lambda: UPTIME)
+    after.resume(checkpoint)
+    told = after.read(T0, ()).tables["events"]["message"].to_pylist()
+    after.close()
+    assert [seq for seq in texts if any(texts[seq] in message for message in told)] == expected

@@ -1,0 +1,62 @@
+"""What the sources have given since the last batch, and how far each of them is."""
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from collector.parcel import Checkpoints
+from collector.source import Reading
+from lockstep.arrow import schema_of
+from lockstep.errors import BadRows
+from lockstep.tables import TABLE_BY_NAME
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """Rows for one batch, and the state of the sources when they had given exactly these."""
+
+    tables: Mapping[str, pa.Table]
+    checkpoints: Checkpoints
+    watermark_ns: int | None  # every source has given all that is older; None: no source has said anything yet
+
+
+class Gathering:
+    """Rows of all sources, put down by their threads and taken up by the one that packs."""
+
+    def __init__(self, checkpoints: Checkpoints) -> None:
+        self._guard = threading.Lock()
+        self._pieces: dict[str, list[pa.Table]] = {}
+        self._watermarks: dict[str, int] = {}
+        self._checkpoints = dict(checkpoints)
+        self.dropped_rows = 0
+        self.plugin_cost_ns: int | None = None
+
+    def put(self, source: str, reading: Reading) -> None:
+        """Add a reading; BadRows when a table of it would spoil the batch for all the others."""
+        for name, rows in reading.tables.items():
+            if rows.schema != schema_of(TABLE_BY_NAME[name]):
+                raise BadRows("has another schema than its table", table=name)
+        with self._guard:
+            for name, rows in reading.tables.items():
+                self._pieces.setdefault(name, []).append(rows)
+            self._watermarks[source] = reading.watermark_ns
+            if reading.checkpoint is not None:
+                self._checkpoints[source] = reading.checkpoint
+            self.dropped_rows += reading.dropped
+            if reading.plugin_cost_ns is not None:
+                self.plugin_cost_ns = (self.plugin_cost_ns or 0) + reading.plugin_cost_ns
+
+    def forget(self, source: str) -> None:
+        """Let a source that rests hold up nobody's watermark."""
+        with self._guard:
+            self._watermarks.pop(source, None)
+
+    def take(self) -> Gathered:
+        """Return everything since the last time."""
+        with self._guard:
+            pieces, self._pieces = self._pieces, {}
+            checkpoints, watermark_ns = dict(self._checkpoints), min(self._watermarks.values(), default=None)
+        tables = {name: pa.concat_tables(rows) for name, rows in pieces.items()}
+        return Gathered(tables, checkpoints, watermark_ns)

@@ -1,0 +1,203 @@
+"""The spool keeps what is packed over kills, in order, within its bounds, and knows how far the sources were."""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from collector.parcel import Parcel
+from collector.spool import Spool
+from lockstep.errors import BadInput
+
+PLENTY = 1 << 20
+BOOT, LATER = "a" * 32, "0" * 32  # a later boot need not have a later name
+
+
+def parcel(number: int, size: int = 10, rows: int = 1, boot: str = BOOT) -> Parcel:
+    return Parcel(boot, number, os.urandom(size), rows, {"kernel_log": str(number).encode()})
+
+
+@contextmanager
+def opened(directory: Path, max_bytes: int = PLENTY, memory_bytes: int = PLENTY) -> Iterator[Spool]:
+    spool = Spool(directory, max_bytes, memory_bytes)
+    try:
+        yield spool
+    finally:
+        spool.close()
+
+
+def drain(spool: Spool) -> list[Parcel]:
+    """Return what waits, acknowledging each."""
+    taken = []
+    while first := spool.first():
+        taken.append(first)
+        spool.remove(first)
+    return taken
+
+
+def test_what_was_packed_before_a_kill_is_sent_after_it_in_order(tmp_path: Path) -> None:
+    before = [parcel(number) for number in range(1, 4)]
+    with opened(tmp_path) as spool:
+        for one in before:
+            spool.put(one)
+        spool.remove(before[0])
+    after = [parcel(number, boot=LATER) for number in range(1, 3)]
+    with opened(tmp_path) as spool:
+        for one in after:
+            spool.put(one)
+        assert drain(spool) == before[1:] + after
+        assert (spool.bytes, spool.dropped_rows) == (0, 0)
+
+
+def test_sources_go_on_behind_the_last_batch_that_was_packed_sent_or_not(tmp_path: Path) -> None:
+    with opened(tmp_path) as spool:
+        assert spool.checkpoints == {}
+        for number in (1, 2):
+            spool.put(parcel(number))
+    with opened(tmp_path) as spool:
+        assert spool.checkpoints == {"kernel_log": b"2"}
+        drain(spool)
+    with opened(tmp_path) as spool:
+        assert spool.checkpoints == {"kernel_log": b"2"}
+        assert spool.first() is None
+        spool.put(parcel(1, boot=LATER))
+    with opened(tmp_path) as spool:
+        assert spool.checkpoints == {"kernel_log": b"1"}, "the later start counts, whatever its boot is called"
+
+
+def test_spool_leaves_one_file_when_everything_was_acknowledged(tmp_path: Path) -> None:
+    for boot in (BOOT, LATER):
+        with opened(tmp_path) as spool:
+            for number in range(1, 5):
+                spool.put(parcel(number, boot=boot))
+            drain(spool)
+    assert len(list(tmp_path.glob("*.batch"))) == 0
+    assert len(list(tmp_path.glob("*.sent"))) == 1
+
+
+def test_full_spool_drops_the_oldest_and_counts_its_rows(tmp_path: Path) -> None:
+    with opened(tmp_path, max_bytes=5_000) as spool:
+        for number in range(1, 11):
+            spool.put(parcel(number, size=1_000, rows=3))
+        left = [one.number for one in drain(spool)]
+        assert left == list(range(11 - len(left), 11))
+        assert 0 < len(left) < 5
+        assert spool.dropped_rows == 3 * (10 - len(left))
+
+
+def test_parcel_dropped_while_it_is_sent_is_not_mistaken_for_another(tmp_path: Path) -> None:
+    with opened(tmp_path, max_bytes=1_500) as spool:
+        slow, next_one = parcel(1, size=1_000), parcel(2, size=1_000)
+        spool.put(slow)
+        spool.put(next_one)
+        spool.remove(slow)
+        assert spool.first() == next_one
+
+
+def test_refused_parcel_is_gone_and_counted(tmp_path: Path) -> None:
+    with opened(tmp_path) as spool:
+        refused, kept = parcel(1, rows=4), parcel(2)
+        spool.put(refused)
+        spool.put(kept)
+        spool.refuse(refused)
+        assert spool.dropped_rows == 4
+        assert drain(spool) == [kept]
+
+
+@settings(max_examples=40, deadline=None)
+@given(cut=st.integers(0, 400), flip=st.integers(0, 399))
+def test_torn_file_is_lost_alone(tmp_path_factory: pytest.TempPathFactory, cut: int, flip: int) -> None:
+    directory = tmp_path_factory.mktemp("spool")
+    whole = [parcel(1, size=300), parcel(2, size=300), parcel(3, size=300)]
+    with opened(directory) as spool:
+        for one in whole:
+            spool.put(one)
+    torn = sorted(directory.glob("*.batch"))[1]
+    content = bytearray(torn.read_bytes())
+    content[flip % len(content)] ^= 0x40
+    torn.write_bytes(content[: len(content) - 1 - cut % len(content)])
+    with opened(directory) as spool:
+        assert drain(spool) == [whole[0], whole[2]]
+
+
+def test_unfinished_file_and_strangers_are_no_batches(tmp_path: Path) -> None:
+    (tmp_path / f"00000001-{BOOT}-000000000001.batch.tmp").write_bytes(b"half")
+    (tmp_path / "notes.txt").write_text("mine")
+    with opened(tmp_path) as spool:
+        assert spool.first() is None
+    assert {file.name for file in tmp_path.iterdir()} == {"notes.txt", "checkpoint"}
+
+
+def test_two_agents_do_not_share_a_spool(tmp_path: Path) -> None:
+    with opened(tmp_path), pytest.raises(BadInput, match="another agent uses the spool in"):
+        Spool(tmp_path, PLENTY, PLENTY)
+
+
+def test_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadInput, match=r"cannot use .*/file/spool as a spool"):
+        Spool(tmp_path / "file/spool", PLENTY, PLENTY)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "lockstep-test", str(disk)], check=True)
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+@pytest.mark.needs_root
+def test_full_disk_sends_parcels_to_memory_and_back_when_there_is_room(small_disk: Path) -> None:
+    sizes = 200_000
+    with opened(small_disk, memory_bytes=2 * PLENTY) as spool:
+        packed = [parcel(number, size=sizes) for number in range(1, 9)]
+        for one in packed:
+            spool.put(one)
+        assert len(list(small_disk.glob("*.batch"))) < len(packed)
+        assert drain(spool) == packed
+        spool.put(parcel(9, size=sizes))
+        assert len(list(small_disk.glob("*.batch"))) == 1
+
+
+@pytest.mark.needs_root
+def test_full_disk_does_not_make_sources_read_again_what_may_be_acknowledged(small_disk: Path) -> None:
+    with opened(small_disk) as spool:
+        (small_disk / "ballast").write_bytes(b"")
+        fill(small_disk / "ballast")
+        for number in (1, 2, 3):
+            spool.put(parcel(number))
+        first = spool.first()
+        assert first is not None
+        spool.remove(first)
+        assert spool.first() is not None, "the second may be on its way"
+    with opened(small_disk) as spool:
+        assert spool.checkpoints == {"kernel_log": b"2"}
+        assert spool.first() is None, "memory is gone with the agent"
+
+
+def fill(file: Path) -> None:
+    with open(file, "wb", buffering=0) as out:
+        try:
+            while True:
+                out.write(b"\0" * 4096)
+        except OSError:
+            return
+
+
+@pytest.mark.needs_root
+def test_memory_is_bounded_too(small_disk: Path) -> None:
+    with opened(small_disk, memory_bytes=1_000) as spool:
+        fill(small_disk / "ballast")
+        for number in range(1, 21):
+            spool.put(parcel(number, size=100))
+        assert spool.dropped_rows == 10
+        assert [one.number for one in drain(spool)] == list(range(11, 21))
