@@ -15,6 +15,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 from collector.gateway_client import GatewayClient
+from collector.parcel import Parcel
 from lockstep.batches import encode_batch
 from lockstep.control.tokens import TOKEN
 from lockstep.records import Agent, NicCounter
@@ -86,12 +87,14 @@ def ask(server: ClickHouseServer, user: str, password: Path, sql: str) -> str:
 
 def test_the_whole_file_starts_takes_a_batch_and_stops(local: LocalCompose, secrets: Path) -> None:
     serving = start_all(local)
-    client = GatewayClient(local.published("api"), make_token(local), agent=HOST, boot="test")
+    client = GatewayClient(local.published("api"), make_token(local), agent=HOST)
     now_ns = time.time_ns()  # the store forgets what is older than its retention
     counters = make(NicCounter, host=HOST, nic="mlx5_3", ts_ns=now_ns)
     heartbeat = make(Agent, host=HOST, version="0.0.9", ts_ns=now_ns)
 
-    receipt = client.send(1, encode_batch({"nic_counters": rows(counters), "agents": rows(heartbeat)}))
+    receipt = client.send(
+        Parcel("test", 1, encode_batch({"nic_counters": rows(counters), "agents": rows(heartbeat)}), rows=2)
+    )
 
     client.close()
     assert receipt.watermark == 1

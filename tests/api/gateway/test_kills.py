@@ -18,10 +18,11 @@ import pyarrow as pa
 import pytest
 
 from collector.gateway_client import GatewayClient
+from collector.parcel import Parcel
 from lockstep.batches import encode_batch
 from lockstep.control.database import open_control
 from lockstep.control.tokens import create_token
-from lockstep.errors import ServerRefused
+from lockstep.errors import DestinationAway, ServerRefused
 from lockstep.records import Agent, Collective
 from lockstep.store.layout import Layout
 from lockstep.store.migrations import migrate
@@ -101,7 +102,7 @@ class Sender(threading.Thread):
     def __init__(self, host: str, token: str, port: int, batches: int) -> None:
         super().__init__()
         self._host, self._batches = host, batches
-        self._client = GatewayClient(f"http://127.0.0.1:{port}", token, agent=host, boot="only")
+        self._client = GatewayClient(f"http://127.0.0.1:{port}", token, agent=host)
         self.acknowledged = 0
         self.repeated = 0
 
@@ -116,8 +117,8 @@ class Sender(threading.Thread):
 
     def _send(self, number: int, body: bytes) -> bool:
         try:
-            return self._client.send(number, body).watermark >= number
-        except (httpx.TransportError, ServerRefused):
+            return self._client.send(Parcel("only", number, body, ROWS)).watermark >= number
+        except (DestinationAway, ServerRefused):
             return False
 
     def _rows(self, number: int) -> pa.Table:

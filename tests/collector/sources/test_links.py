@@ -1,16 +1,25 @@
 """NICs are read from /sys as they are: healthy, down, silent about themselves, or speaking nonsense."""
 
+import shutil
+import socket
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from structlog.testing import capture_logs
 
+from collector.sources.inet_diag import TcpTable
+from collector.sources.link_kernel import KernelLinks
+from collector.sources.link_readings import REQUIRED, Link, Look
 from collector.sources.links import LinksSource
 from lockstep.arrow import schema_of
+from lockstep.clock import Clock
 from lockstep.errors import NotPresent
 from lockstep.tables import TABLE_BY_NAME
 from tests.builders import T0
+from tests.collector.sources.test_tcp_flows import flow, table
 
 COUNTERS = {
     "rx_bytes": 2**64 - 1,
@@ -42,6 +51,38 @@ def read(root: Path, now_ns: int = T0) -> list[dict[str, Any]]:
     return rows
 
 
+def events(source: LinksSource) -> list[str]:
+    kinds: list[str] = source.read(T0, ()).tables["events"]["kind"].to_pylist()
+    return kinds
+
+
+def a_link(**counters: int) -> Link:
+    statistics = dict.fromkeys(REQUIRED, 0) | counters
+    return Link("eth0", 2, True, True, operstate="up", has_device=True, statistics=statistics)
+
+
+class FakeKernelLinks:
+    """Gives the looks it was made with, one after the other: what a real kernel does only by chance."""
+
+    overruns = 0
+
+    def __init__(self, answers: list[OSError | Look] | list[Look]) -> None:
+        self._answers = answers
+        self.is_closed = False
+
+    def look(self) -> Look:
+        answer = self._answers.pop(0)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    def read_speed(self, link: Link) -> int | None:
+        return 100
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
 def test_healthy_nic_is_read_with_all_its_counters(tmp_path: Path) -> None:
     imitate_nic(tmp_path, "eth0")
     (row,) = read(tmp_path)
@@ -58,14 +99,16 @@ def test_healthy_nic_is_read_with_all_its_counters(tmp_path: Path) -> None:
         "rx_drops": 3,
         "tx_drops": 4,
         "retrans": None,
-        "extra": [("rx_crc_errors", 5), ("multicast", 6)],
+        "extra": [("multicast", 6), ("rx_crc_errors", 5)],
     }
 
 
 def test_reading_has_the_table_s_schema_and_is_complete_up_to_now(tmp_path: Path) -> None:
     imitate_nic(tmp_path, "eth0")
     reading = LinksSource("h0", tmp_path).read(T0, ())
-    assert reading.tables["nic_counters"].schema == schema_of(TABLE_BY_NAME["nic_counters"])
+    assert {name: rows.schema for name, rows in reading.tables.items()} == {
+        name: schema_of(TABLE_BY_NAME[name]) for name in ("nic_counters", "events")
+    }
     assert reading.watermark_ns == T0
 
 
@@ -146,3 +189,104 @@ def test_counter_that_the_driver_does_not_have_is_left_out_of_the_extras(tmp_pat
     (nic / "statistics/rx_crc_errors").unlink()
     (row,) = read(tmp_path)
     assert row["extra"] == [("multicast", 6)]
+
+
+def test_carriers_lost_between_two_readings_are_seen_in_the_driver_s_count(tmp_path: Path) -> None:
+    nic = imitate_nic(tmp_path, "eth0", carrier_down_count="3", carrier_up_count="4")
+    source = LinksSource("h0", tmp_path)
+    assert events(source) == []
+    (nic / "carrier_down_count").write_text("4\n")
+    (nic / "carrier_up_count").write_text("5\n")
+    assert events(source) == ["link_down", "link_up"]
+    (row,) = source.read(T0, ()).tables["nic_counters"].to_pylist()
+    assert dict(row["extra"])["carrier_downs"] == 4
+
+
+def test_port_that_goes_down_somebody_took_down_or_vanishes_is_told(tmp_path: Path) -> None:
+    nic = imitate_nic(tmp_path, "eth0", flags="0x1003")
+    source = LinksSource("h0", tmp_path)
+    assert events(source) == []
+    (nic / "operstate").write_text("down\n")
+    (nic / "flags").write_text("0x1002\n")
+    (event,) = source.read(T0, ()).tables["events"].to_pylist()
+    assert (event["kind"], event["component"], event["severity"]) == ("link_down", "nic:h0/eth0", "error")
+    assert event["message"] == "eth0 went down: it was taken down on this host"
+    shutil.rmtree(nic)
+    assert events(source) == ["nic_gone"]
+    assert events(source) == []
+    imitate_nic(tmp_path, "eth0")
+    assert events(source) == ["link_up"]
+
+
+def test_nic_that_cannot_be_read_for_a_while_is_not_gone(tmp_path: Path) -> None:
+    nic = imitate_nic(tmp_path, "eth0")
+    source = LinksSource("h0", tmp_path)
+    for text in ("1", "garbage", "2"):
+        (nic / "statistics/rx_errors").write_text(text)
+        assert events(source) == []
+
+
+def test_files_are_read_while_the_kernel_refuses_netlink_and_that_is_told_once(tmp_path: Path) -> None:
+    imitate_nic(tmp_path, "eth0")
+
+    def refuse(net: Path, clock: Clock) -> KernelLinks:
+        raise PermissionError(1, "Operation not permitted")
+
+    with (
+        closing(LinksSource("h0", tmp_path, use_netlink=True, open_kernel=refuse)) as source,
+        capture_logs() as lines,
+    ):
+        for _ in range(2):
+            (row,) = source.read(T0, ()).tables["nic_counters"].to_pylist()
+            assert (row["nic"], row["rx_errors"], row["retrans"]) == ("eth0", 1, None)
+    assert [(line["event"], line["error"]) for line in lines] == [
+        ("the kernel refuses netlink, files are read instead", "Operation not permitted")
+    ]
+
+
+def test_kernel_that_answers_again_is_asked_again(tmp_path: Path) -> None:
+    imitate_nic(tmp_path, "eth0")
+    answers: list[OSError | Look] = [TimeoutError("timed out"), Look(links=[a_link(rx_errors=77)])]
+    kernels: list[FakeKernelLinks] = []
+
+    def open_kernel(net: Path, clock: Clock) -> KernelLinks:
+        kernels.append(FakeKernelLinks(answers))
+        return cast(KernelLinks, kernels[-1])
+
+    with closing(LinksSource("h0", tmp_path, use_netlink=True, open_kernel=open_kernel)) as source:
+        found = [source.read(T0, ()).tables["nic_counters"].to_pylist()[0]["rx_errors"] for _ in range(2)]
+    assert found == [1, 77]
+    assert [kernel.is_closed for kernel in kernels] == [True, True]
+
+
+def test_list_that_may_lack_a_nic_makes_none_gone(tmp_path: Path) -> None:
+    whole, part = Look(links=[a_link()]), Look(links=[], is_whole=False)
+    kernel = cast(KernelLinks, FakeKernelLinks([whole, part, Look(links=[])]))
+    with closing(LinksSource("h0", tmp_path, use_netlink=True, open_kernel=lambda *_: kernel)) as source:
+        assert [events(source) for _ in range(3)] == [[], [], ["nic_gone"]]
+
+
+def test_flows_that_the_kernel_does_not_list_leave_retransmissions_unknown_and_are_told_once(tmp_path: Path) -> None:
+    def refuse() -> TcpTable:
+        raise NotPresent("the kernel does not list TCP sockets: Operation not permitted")
+
+    kernel = cast(KernelLinks, FakeKernelLinks([Look(links=[a_link()], addresses={})] * 2))
+    source = LinksSource("h0", tmp_path, use_netlink=True, open_kernel=lambda *_: kernel, read_flows=refuse)
+    with capture_logs() as lines:
+        assert [source.read(T0, ()).tables["nic_counters"]["retrans"].to_pylist() for _ in range(2)] == [[None]] * 2
+    assert [line["event"] for line in lines] == ["retransmissions are not counted"]
+
+
+def test_flows_of_a_vlan_are_those_of_the_nic_below(tmp_path: Path) -> None:
+    vlan = replace(a_link(), name="eth0.7", index=9, has_device=False, kind="vlan", lower=2)
+    here = socket.inet_pton(socket.AF_INET6, "::ffff:10.0.0.1")
+    kernel = cast(KernelLinks, FakeKernelLinks([Look(links=[vlan, a_link()], addresses={here: 9})]))
+    source = LinksSource(
+        "h0",
+        tmp_path,
+        use_netlink=True,
+        open_kernel=lambda *_: kernel,
+        read_flows=lambda: table(flow(1, 5, local="10.0.0.1", remote="10.0.0.2")),
+    )
+    (row,) = source.read(T0, ()).tables["nic_counters"].to_pylist()
+    assert (row["nic"], row["retrans"]) == ("eth0", 5)

@@ -1,0 +1,300 @@
+"""NICs are watched over real netlink in namespaces of their own: real carriers, queues that overflow, real TCP."""
+
+import socket
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+from structlog.testing import capture_logs
+
+from collector.sources.link_changes import LinkChanges
+from collector.sources.link_kernel import KernelLinks
+from collector.sources.link_netlink import NetlinkSocket
+from collector.sources.links import LinksSource
+from lockstep.clock import Clock, ManualClock
+from lockstep.errors import NotPresent
+from tests.builders import SECOND, T0
+from tests.collector.sources.link_namespaces import Flow, Pair, join, joined_namespaces
+from tests.collector.sources.test_links import imitate_nic
+from tests.waiting import eventually
+
+pytestmark = pytest.mark.needs_root
+
+
+class Watcher:
+    """The source at work in `here`; it sees no files."""
+
+    def __init__(self, pair: Pair, open_kernel: Callable[[Path, Clock], KernelLinks] = KernelLinks) -> None:
+        self._home = pair.here
+        self.clock = ManualClock(T0)
+        self.ahead_ns = 0  # of the clock, when it is read
+        self._source = LinksSource(
+            "h0", Path("/no/such/root"), ("veth",), use_netlink=True, clock=self.clock, open_kernel=open_kernel
+        )
+        self.read()
+
+    def read(self) -> dict[str, Any]:
+        """Return the row of eth0, and keep the events."""
+        self.clock.advance(1)
+        reading = self._home.run(self._source.read, self.clock.now_ns() + self.ahead_ns, ())
+        self.times_ns = reading.tables["events"]["ts_ns"].to_pylist()
+        self.events = [(event["kind"], event["message"]) for event in reading.tables["events"].to_pylist()]
+        rows: list[dict[str, Any]] = reading.tables["nic_counters"].to_pylist()
+        self.row = next((row for row in rows if row["nic"] == "eth0"), {})
+        self.extra = dict(self.row.get("extra", ()))
+        return self.row
+
+    @property
+    def changes(self) -> LinkChanges:
+        kernel = self._source._kernel
+        assert kernel
+        assert kernel._changes
+        return kernel._changes
+
+    def has_heard(self, count: int) -> bool:
+        return self.changes.waiting >= count
+
+    def kinds(self) -> list[str]:
+        self.read()
+        return [kind for kind, _ in self.events]
+
+    def retrans(self) -> int:
+        return int(self.read()["retrans"])
+
+    def close(self) -> None:
+        self._home.run(self._source.close)
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    with joined_namespaces() as pair:
+        yield pair
+
+
+@pytest.fixture
+def watcher(pair: Pair) -> Iterator[Watcher]:
+    with closing(Watcher(pair)) as watcher:
+        yield watcher
+
+
+def test_nic_is_read_with_speed_counters_and_carriers(pair: Pair, watcher: Watcher) -> None:
+    before = watcher.read()
+    assert (before["nic"], before["up"], before["speed_mbps"], before["retrans"]) == ("eth0", True, 10_000, 0)
+    with closing(Flow(pair)) as flow:
+        flow.send(1_000_000)
+        after = watcher.read()
+    assert after["tx_bytes"] - before["tx_bytes"] > 1_000_000
+    assert after["rx_bytes"] > before["rx_bytes"]
+    assert watcher.extra["tx_packets"] > 0
+    assert watcher.extra["carrier_ups"] >= 1
+    assert (watcher.extra["tcp_flows"], watcher.extra["tcp_rtt_max_lport"]) == (1, flow.sender_port)
+    assert watcher.extra["tcp_rtt_max_us"] >= watcher.extra["tcp_rtt_floor_us"] > 0
+
+
+def test_interfaces_that_are_no_nics_give_no_rows(pair: Pair) -> None:
+    with (
+        closing(LinksSource("h0", Path("/no/such/root"), use_netlink=True)) as source,
+        pytest.raises(NotPresent, match="no NIC with a device"),
+    ):
+        pair.here.run(source.read, T0, ())
+
+
+def test_carrier_that_was_lost_and_found_between_two_readings_is_told(pair: Pair, watcher: Watcher) -> None:
+    pair.there.set_link("eth0", "down")
+    pair.there.set_link("eth0", "up")
+    pair.here.wait_until_up("eth0")
+    assert watcher.kinds() == ["link_down", "link_up"]
+    assert (watcher.row["up"], watcher.row["speed_mbps"]) == (True, 10_000)
+    assert watcher.kinds() == []
+
+
+def test_event_has_the_time_of_the_change_and_not_that_of_the_reading(pair: Pair, watcher: Watcher) -> None:
+    times_ns = []
+    for state in ("down", "up"):
+        known = watcher.changes.waiting
+        watcher.clock.advance(0.1)
+        times_ns.append(watcher.clock.now_ns())
+        pair.there.set_link("eth0", state)
+        eventually(partial(watcher.has_heard, known + 1))
+    assert watcher.kinds() == ["link_down", "link_up"]
+    assert watcher.times_ns == times_ns
+
+
+def test_change_that_comes_late_is_not_told_for_a_time_already_complete(pair: Pair, watcher: Watcher) -> None:
+    watcher.ahead_ns = 10 * SECOND
+    watcher.read()
+    read_ns = watcher.clock.now_ns() + watcher.ahead_ns
+    pair.there.set_link("eth0", "down")
+    eventually(partial(watcher.has_heard, 1))
+    assert watcher.kinds() == ["link_down"]
+    assert watcher.times_ns == [read_ns]
+
+
+def test_listener_that_fails_is_told_and_opened_again_and_no_nic_is_gone(
+    pair: Pair, watcher: Watcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing = watcher.changes
+    with monkeypatch.context() as broken, capture_logs() as lines:
+        broken.setattr(failing._socket, "notices", Mock(side_effect=OSError(5, "Input/output error")))
+        pair.there.set_link("eth0", "down")
+        failing._thread.join(20)
+        assert watcher.kinds() == []
+    assert [line["error"] for line in lines] == ["Input/output error"]
+    assert watcher.kinds() == ["link_down"]
+    assert watcher.changes is not failing
+
+
+def test_subscription_ends_with_the_source(watcher: Watcher) -> None:
+    changes = watcher.changes
+    watcher.close()
+    assert not changes._thread.is_alive()
+    changes.close()  # once more does no harm
+
+
+def test_without_notifications_the_kernel_s_count_tells_the_same(pair: Pair) -> None:
+    with closing(Watcher(pair, lambda net, clock: KernelLinks(net, clock, hear_changes=False))) as watcher:
+        pair.there.set_link("eth0", "down")
+        pair.there.set_link("eth0", "up")
+        pair.here.wait_until_up("eth0")
+        assert watcher.kinds() == ["link_down", "link_up"]
+
+
+def test_nic_that_stays_without_carrier_is_down_and_its_speed_unknown(pair: Pair, watcher: Watcher) -> None:
+    pair.there.set_link("eth0", "down")
+    assert watcher.kinds() == ["link_down"]
+    assert (watcher.row["up"], watcher.row["speed_mbps"]) == (False, None)
+    assert watcher.kinds() == []
+    pair.there.set_link("eth0", "up")
+    pair.here.wait_until_up("eth0")
+    assert watcher.kinds() == ["link_up"]
+
+
+def test_nic_that_somebody_takes_down_says_so(pair: Pair, watcher: Watcher) -> None:
+    pair.here.set_link("eth0", "down")
+    watcher.read()
+    assert watcher.events == [("link_down", "eth0 went down: it was taken down on this host")]
+
+
+def test_nic_that_loses_its_carrier_again_and_again_flaps(pair: Pair, watcher: Watcher) -> None:
+    kinds = []
+    for _ in range(4):
+        pair.there.set_link("eth0", "down")
+        pair.there.set_link("eth0", "up")
+        pair.here.wait_until_up("eth0")
+        kinds += watcher.kinds()
+    assert kinds.count("link_down") == kinds.count("link_up") == 4
+    assert kinds.count("link_flapping") == 1
+
+
+def test_nic_that_is_removed_is_gone_and_its_return_is_told(pair: Pair, watcher: Watcher) -> None:
+    pair.here.remove_link("eth0")
+    assert watcher.kinds() == ["nic_gone"]
+    assert watcher.kinds() == []
+    join(pair.here, pair.there)
+    assert watcher.kinds() == ["link_up"]
+
+
+def test_change_of_another_interface_is_not_told(pair: Pair, watcher: Watcher) -> None:
+    pair.here.set_link("lo", "down")
+    assert watcher.kinds() == []
+
+
+def test_queue_that_overflows_shows_its_backlog_and_drops(pair: Pair, watcher: Watcher) -> None:
+    pair.here.limit("eth0", rate="8kbit", queue_bytes=20_000)  # each packet takes a second: some still wait
+    assert watcher.read()
+    drops = watcher.extra["qdisc_drops"]
+    with pair.here.run(socket.socket, socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        for _ in range(100):
+            sender.sendto(bytes(1_000), ("10.9.0.2", 9))
+    watcher.read()
+    assert watcher.extra["qdisc_drops"] - drops >= 70
+    assert 1_000 <= watcher.extra["qdisc_backlog_bytes"] <= 20_000
+    assert watcher.extra["qdisc_backlog_packets"] >= 1
+    assert watcher.extra["qdisc_overlimits"] > 0
+    assert watcher.row["tx_drops"] == 0  # what the queue drops has never reached the interface
+
+
+def test_segments_lost_in_a_queue_are_sent_again_and_counted_also_after_the_flow_s_end(
+    pair: Pair, watcher: Watcher
+) -> None:
+    pair.here.limit("eth0", rate="20mbit", queue_bytes=15_000)
+    with closing(Flow(pair)) as flow:
+        flow.send(500_000)
+        first = watcher.retrans()
+        assert watcher.extra["tcp_retrans_max"] == first > 0
+        assert watcher.extra["tcp_retrans_max_lport"] == flow.sender_port
+    eventually(lambda: watcher.retrans() >= first and watcher.extra["tcp_flows"] == 0)
+    ended = watcher.retrans()
+    with closing(Flow(pair, "fd00:9::2")) as flow:
+        flow.send(500_000)
+        second = watcher.retrans()
+    assert ended < second <= watcher.retrans()
+
+
+def test_silent_loss_beyond_the_nic_shows_in_retransmissions_and_nowhere_else(pair: Pair, watcher: Watcher) -> None:
+    with closing(Flow(pair)) as flow:
+        flow.send(1_000)
+        assert watcher.retrans() == 0
+        pair.there.change(lambda route: route.addr("del", index=index_of(route), address="10.9.0.2", prefixlen=24))
+        flow.sender.sendall(bytes(1_000))  # nobody has this address any more, and nobody says so
+        eventually(lambda: watcher.retrans() >= 2)
+        assert watcher.extra["tcp_unacked"] >= 1
+        assert (watcher.row["tx_drops"], watcher.extra["qdisc_drops"], watcher.row["up"]) == (0, 0, True)
+
+
+def test_flow_between_addresses_of_the_host_itself_is_not_the_nic_s(pair: Pair, watcher: Watcher) -> None:
+    with pair.here.listen("10.9.0.1") as listener, pair.here.connect(listener.getsockname()):
+        watcher.read()
+        assert watcher.extra["tcp_flows"] == 0
+
+
+def test_forged_notification_changes_nothing(pair: Pair, watcher: Watcher) -> None:
+    port = watcher.changes._socket._socket.getsockname()[0]
+    forged = struct.pack("=BxHiII", 0, 1, 2, 0, 0) + struct.pack("=HH", 9, 3) + b"eth0\0\0\0\0"
+    with closing(NetlinkSocket(0, namespace_fd=pair.here.fd)) as forger:
+        forger._socket.sendto(struct.pack("=IHHII", 16 + len(forged), 16, 0, 0, 0) + forged, (port, 0))
+    assert watcher.kinds() == []
+
+
+def test_nics_that_come_and_go_are_told_when_they_go(pair: Pair, watcher: Watcher) -> None:
+    for _ in range(3):
+        pair.here.change(lambda route: route.link("add", ifname="eth9", kind="veth", peer={"ifname": "peer9"}))
+        assert watcher.kinds() == []
+        pair.here.remove_link("eth9")
+        assert watcher.kinds() == ["nic_gone", "nic_gone"]
+
+
+def test_kernel_that_does_not_say_what_a_nic_is_and_has_no_ethtool_is_helped_by_files(
+    pair: Pair, tmp_path: Path
+) -> None:
+    imitate_nic(tmp_path, "eth0", speed="25000")  # the kernel says of a veth what older ones say of every card
+
+    def without_ethtool(net: Path, clock: Clock) -> KernelLinks:
+        kernel = KernelLinks(net, clock)
+        kernel._ethtool = None
+        return kernel
+
+    with closing(LinksSource("h0", tmp_path, use_netlink=True, open_kernel=without_ethtool)) as source:
+        (row,) = pair.here.run(source.read, T0, ()).tables["nic_counters"].to_pylist()
+    assert (row["nic"], row["speed_mbps"]) == ("eth0", 25_000)
+    assert row["rx_bytes"] < 2**64 - 1  # which the file says
+
+
+def test_speed_is_asked_once_for_each_carrier(pair: Pair, watcher: Watcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter((10_001, 10_002))
+    monkeypatch.setattr(KernelLinks, "_ask_speed", lambda *_: next(answers))
+    assert [watcher.read()["speed_mbps"] for _ in range(2)] == [10_000, 10_000]
+    pair.there.set_link("eth0", "down")
+    pair.there.set_link("eth0", "up")
+    pair.here.wait_until_up("eth0")
+    assert [watcher.read()["speed_mbps"] for _ in range(2)] == [10_001, 10_001]
+
+
+def index_of(route: Any) -> int:  # pyroute2 gives no types
+    index: int = route.link_lookup(ifname="eth0")[0]
+    return index
