@@ -3,6 +3,7 @@
 import signal
 import socket
 import threading
+from importlib import import_module
 from pathlib import Path
 
 import structlog
@@ -44,15 +45,21 @@ def command(context: typer.Context) -> None:
 def _destination(host: str, settings: Settings) -> Destination:
     collector = settings.collector
     if collector.store_url:
-        from collector.store_client import StoreClient  # brings ClickHouse's client, which other agents go without
-        from lockstep.store.store import open_store
-
-        password = read_secret(collector.store_password_file, "the store's password")
-        return StoreClient(open_store(collector.store_url, password=password), host)
+        return _store_client(host, collector.store_url, read_secret(collector.store_password_file, "the password"))
     token = read_secret(collector.token_file, "the host's token")
     if not token:
         raise BadInput("the agent needs a token: make one with `lockstep token create` and set collector.token_file")
     return GatewayClient(collector.server, token, host)
+
+
+def _store_client(host: str, url: str, password: str) -> Destination:
+    """Return the way straight into ClickHouse, which brings a client that other agents go without."""
+    try:
+        client = import_module("collector.store_client")
+    except ModuleNotFoundError as error:
+        raise BadInput(f"collector.store_url needs {error.name}: pip install 'lockstep[collector,store]'") from None
+    destination: Destination = client.open_client(url, password, host)
+    return destination
 
 
 def _outbox(settings: CollectorSettings, directory: Path) -> tuple[Outbox, Checkpoints]:

@@ -3,11 +3,15 @@
 from collector.parcel import Parcel
 from lockstep.batches import decode_batch
 from lockstep.errors import DestinationAway, StoreError
-from lockstep.store.store import Store
+from lockstep.store.store import Store, open_store
 from lockstep.tables import TABLE_BY_NAME
 from lockstep.wish import Receipt
 
 _MOST = 1 << 40  # we packed it ourselves, so nothing has to be guarded against
+
+
+def open_client(url: str, password: str, agent: str) -> "StoreClient":
+    return StoreClient(open_store(url, password=password), agent)
 
 
 class StoreClient:

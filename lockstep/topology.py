@@ -31,6 +31,7 @@ class Nic(Frozen):
     id: str = Field(description="unique on its host, such as eth1")
     plane: int | None = Field(None, description="fabric it belongs to where several exist that never meet")
     rail: int | None = Field(None, description="position shared by the NICs of all hosts on one rail")
+    address: str | None = Field(None, description="IPv4 address, for probes; None: it is not probed")
 
 
 class Gpu(Frozen):
@@ -50,6 +51,7 @@ class Node(Frozen):
     rack: str | None = None
     gpus: tuple[Gpu, ...] = Field((), description="of a host")
     nics: tuple[Nic, ...] = Field((), description="of a host")
+    addresses: tuple[str, ...] | None = Field(None, description="of a switch, those from which it answers probes")
 
 
 class Link(Frozen):

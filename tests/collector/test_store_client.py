@@ -3,11 +3,11 @@
 import pytest
 
 from collector.parcel import Parcel
-from collector.store_client import StoreClient
+from collector.store_client import StoreClient, open_client
 from lockstep.batches import encode_batch
 from lockstep.errors import DestinationAway
 from lockstep.records import Event, NicCounter
-from lockstep.store.store import Store, open_store
+from lockstep.store.store import Store
 from tests.builders import make, rows
 
 
@@ -21,7 +21,7 @@ def test_batch_sent_twice_is_there_once_in_every_table(embedded_store: Store) ->
 
 
 def test_store_that_is_away_leaves_the_batch_where_it_is() -> None:
-    client = StoreClient(open_store("http://user@127.0.0.1:1/lockstep"), "h0")
+    client = open_client("http://user@127.0.0.1:1/lockstep", "", "h0")
     with pytest.raises(DestinationAway, match="the store does not take rows"):
         client.send(Parcel("b1", 1, encode_batch({"events": rows(make(Event))}), rows=1))
     client.close()

@@ -1,0 +1,225 @@
+"""How well this host's clock is known: compared with a reference host's, and by the kernel's own word.
+
+Rows of source `probe` are the host's clock minus that of the reference, one host of the topology that all compare
+themselves with; the reference itself writes zeros. Rows of source `ntp` or `ptp` are the kernel's offset and greatest
+error against whatever its daemon follows, and are written only while the kernel calls its clock synchronised.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import structlog
+
+from collector.source import PlainSource, Reading
+from collector.sources.clock_asker import ClockAsker
+from collector.sources.clock_estimate import EXACT, Estimate, choose_elders
+from collector.sources.clock_kernel import KernelClock, find_steering, has_hardware_clock, read_kernel_clock
+from collector.sources.clock_responder import CLOCK_PORT, ClockResponder
+from collector.sources.clock_wire import ClockWire
+from collector.sources.probe_addresses import AddressBook
+from lockstep.arrow import rows_of
+from lockstep.clock import NS_PER_S, Clock, SystemClock
+from lockstep.errors import NotPresent
+from lockstep.records import ClockQuality, Event, HostRecord
+from lockstep.tables import TABLE_BY_NAME
+from lockstep.topology import Topology, host_name
+from lockstep.wish import Wish
+
+_log = structlog.get_logger("clocks")
+
+_MOST_ADDRESSES = 4  # of one host, tried one after the other
+_KNOWN_NS = 300 * NS_PER_S  # older knowledge is not passed on: its bound would be useless
+
+
+@dataclass(frozen=True, slots=True)
+class ClockOptions:
+    """Whether and how hosts compare their clocks."""
+
+    is_on: bool = False
+    reference: str = ""  # host that all compare themselves with; empty: the topology's first
+    key: bytes = b""  # shared by all collectors; empty: addresses alone decide who is believed
+    port: int = CLOCK_PORT
+    timeout_s: float = 0.2  # for one question; thousands of times a healthy round trip
+
+
+OFF = ClockOptions()
+
+
+class ClocksSource(PlainSource):
+    """Compares clocks and answers those who compare theirs; without topology or address only asks the kernel."""
+
+    name = "clocks"
+    period_s = 10.0
+
+    def __init__(
+        self,
+        host: str,
+        topology: Topology | None,
+        addresses: Mapping[str, str | Sequence[str]],
+        options: ClockOptions = OFF,
+        clock: Clock | None = None,
+        root: Path = Path("/"),
+        read_kernel: Callable[[], KernelClock] = read_kernel_clock,
+    ) -> None:
+        self._host, self._options, self._root, self._read_kernel = host, options, root, read_kernel
+        self._clock = clock or SystemClock()
+        self._comparing: _Comparing | None = None
+        self._absence = _why_not(host, topology, addresses, options)
+        if topology is not None and not self._absence:
+            self._comparing = _Comparing(host, topology, addresses, options, self._clock)
+        self._was_synchronised: bool | None = None
+        self._told: dict[str, str] = {}
+
+    def read(self, now_ns: int, wishes: Sequence[Wish]) -> Reading:
+        """Return one row per way to know the clock; none is no row. Takes eight time-outs at worst."""
+        rows: list[HostRecord] = []
+        events: list[HostRecord] = []
+        try:
+            kernel = self._read_kernel()
+        except NotPresent as absence:
+            if not self._comparing:
+                raise NotPresent(f"{absence}; {self._absence}") from absence
+            self._say("the kernel tells nothing of its clock", str(absence))
+        else:
+            rows += self._kernel_row(kernel, now_ns)
+            events += self._watch(kernel, now_ns)
+        rows += self._compare(now_ns)
+        made = {"clocks": rows, "events": events}
+        tables = {name: rows_of(TABLE_BY_NAME[name], found) for name, found in made.items() if found}
+        return Reading(tables, watermark_ns=now_ns)
+
+    def close(self) -> None:
+        """End the responder and close the sockets."""
+        if self._comparing:
+            self._comparing.close()
+
+    def _kernel_row(self, kernel: KernelClock, now_ns: int) -> list[ClockQuality]:
+        if not kernel.is_synchronised:
+            return []
+        if not has_hardware_clock(self._root):
+            self._say("no NIC of this host has a PTP clock", "there is no /dev/ptp*")
+        return [self._row(now_ns, kernel.estimate, find_steering(self._root))]
+
+    def _compare(self, now_ns: int) -> list[ClockQuality]:
+        if not self._comparing:
+            self._say("clocks of other hosts are not compared", self._absence)
+            return []
+        known = self._comparing.ask(now_ns)
+        self._say("clocks cannot be compared in full", self._comparing.fault)
+        return [self._row(now_ns, known, "probe")] if known else []
+
+    def _watch(self, kernel: KernelClock, now_ns: int) -> list[Event]:
+        """Return an event when the kernel's clock loses its source, or has it again."""
+        before, self._was_synchronised = self._was_synchronised, kernel.is_synchronised
+        if kernel.is_synchronised == before or (before is None and kernel.is_synchronised):
+            return []
+        kind, severity, message = (
+            ("clock_synchronised", "info", "the kernel calls its clock synchronised again")
+            if kernel.is_synchronised
+            else ("clock_unsynchronised", "warning", "no time daemon keeps the clock of this host")
+        )
+        return [
+            Event(
+                host=self._host,
+                ts_ns=now_ns,
+                source=self.name,
+                kind=kind,
+                component=host_name(self._host),
+                severity=severity,
+                message=message,
+            )
+        ]
+
+    def _row(self, now_ns: int, known: Estimate, source: Literal["ptp", "ntp", "probe"]) -> ClockQuality:
+        return ClockQuality(
+            host=self._host,
+            ts_ns=now_ns,
+            offset_ns=known.offset_ns,
+            error_ns=known.error_ns,
+            source=source,
+        )
+
+    def _say(self, what: str, reason: str) -> None:
+        """Say it when it changes, not each time round."""
+        if reason and reason != self._told.get(what):
+            _log.info(what, reason=reason)
+        self._told[what] = reason
+
+
+class _Comparing:
+    """The sockets of a host that compares its clock, and what it has learnt so far."""
+
+    def __init__(
+        self,
+        host: str,
+        topology: Topology,
+        addresses: Mapping[str, str | Sequence[str]],
+        options: ClockOptions,
+        clock: Clock,
+    ) -> None:
+        reference = options.reference or topology.hosts[0].id
+        self._book = AddressBook(topology, addresses)
+        self._wire = ClockWire(options.key, reference)
+        self._clock, self._port, self._timeout_s = clock, options.port, options.timeout_s
+        self._is_reference = host == reference
+        self._elders = choose_elders(topology, host, reference)
+        self._known: tuple[Estimate, int] | None = None  # and when, on the monotonic clock
+        self._responder: ClockResponder | None = None
+        self._asker: ClockAsker | None = None
+        self.fault = ""
+
+    def ask(self, now_ns: int) -> Estimate | None:
+        """Return our clock minus the reference, or None when nobody who knows it answers."""
+        self.fault = ""
+        self._open()
+        if self._is_reference:
+            return EXACT
+        for elder in self._elders:
+            for address in self._book.addresses_of(elder)[:_MOST_ADDRESSES]:
+                if self._asker and (found := self._asker.ask(address)):
+                    self._known = found, self._clock.monotonic_ns()
+                    return found
+        self.fault = self.fault or f"no answer from {' or '.join(self._elders)}"
+        return None
+
+    def close(self) -> None:
+        for opened in (self._responder, self._asker):
+            if opened:
+                opened.close()
+        self._responder = self._asker = None
+
+    def _open(self) -> None:
+        """Open the sockets that are not open yet, in the thread and the network namespace that read."""
+        try:
+            self._responder = self._responder or ClockResponder(
+                self._wire, self._book, self._clock, self._knowledge, self._port
+            )
+            self._asker = self._asker or ClockAsker(self._wire, self._clock, self._port, self._timeout_s)
+        except OSError as error:
+            self.fault = f"UDP port {self._port}: {error}"
+
+    def _knowledge(self) -> Estimate | None:
+        """Return what others may be told of our clock; called from the responder's thread."""
+        if self._is_reference:
+            return EXACT
+        if self._known is None:
+            return None
+        known, since_ns = self._known
+        age_ns = self._clock.monotonic_ns() - since_ns
+        return known.aged(age_ns) if age_ns < _KNOWN_NS else None
+
+
+def _why_not(
+    host: str, topology: Topology | None, addresses: Mapping[str, str | Sequence[str]], options: ClockOptions
+) -> str:
+    """Return why clocks are not compared, or nothing when they are."""
+    if not options.is_on:
+        return "comparing clocks is off"
+    if topology is None or not topology.hosts:
+        return "comparing clocks needs a topology with hosts, and none is set"
+    reference = options.reference or topology.hosts[0].id
+    book = AddressBook(topology, addresses)
+    missing = [name for name in (host, reference) if not book.addresses_of(name)]
+    return f"the settings name no address of {' and '.join(missing)}" if missing else ""

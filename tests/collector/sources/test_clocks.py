@@ -1,0 +1,203 @@
+"""Clocks of two namespaces of one kernel are equal, so each estimate must hold the truth; strangers get no answer."""
+
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from collector.sources.clock_asker import ClockAsker
+from collector.sources.clock_estimate import EXACT, Estimate
+from collector.sources.clock_kernel import KernelClock
+from collector.sources.clock_responder import ClockResponder, open_stamped
+from collector.sources.clock_wire import MOST_APART_NS, ClockWire, Reply
+from collector.sources.clocks import ClockOptions, ClocksSource
+from collector.sources.probe_addresses import AddressBook
+from lockstep.arrow import schema_of
+from lockstep.clock import NS_PER_S, SystemClock
+from lockstep.errors import NotPresent
+from lockstep.tables import TABLE_BY_NAME
+from tests.builders import T0
+from tests.collector.sources.probe_fabric import ADDRESSES, TOPOLOGY, ProbeFabric, probe_fabric
+from tests.waiting import eventually
+
+KEY = b"the cluster's key"
+ON = ClockOptions(is_on=True, key=KEY, timeout_s=10)  # a busy machine may let a responder wait
+WIRE = ClockWire(KEY, "h0")
+SYNCHRONISED, FREE = KernelClock(True, -1_500, 16_000), KernelClock(False, 0, 16 * NS_PER_S)
+
+
+@pytest.fixture(scope="module")
+def fabric() -> Iterator[ProbeFabric]:
+    with probe_fabric() as made:
+        yield made
+
+
+def source(host: str, options: ClockOptions = ON, kernel: KernelClock = FREE) -> ClocksSource:
+    return ClocksSource(host, TOPOLOGY, ADDRESSES, options, read_kernel=lambda: kernel)
+
+
+def read(fabric: ProbeFabric, host: str, made: ClocksSource) -> list[dict[str, Any]]:
+    reading = fabric.run(host, lambda: made.read(time.time_ns(), ()))
+    for name, rows in reading.tables.items():
+        assert rows.schema == schema_of(TABLE_BY_NAME[name])
+    return reading.tables["clocks"].to_pylist() if "clocks" in reading.tables else []
+
+
+def respond(fabric: ProbeFabric, shift_ns: int = 0, known: Estimate | None = EXACT) -> ClockResponder:
+    """Start a responder in h0, whose clock is wrong by `shift_ns`."""
+    book = AddressBook(TOPOLOGY, ADDRESSES)
+    return fabric.run("h0", lambda: ClockResponder(WIRE, book, SystemClock(), lambda: known, shift_ns=shift_ns))
+
+
+@pytest.mark.needs_root
+def test_equal_clocks_are_found_equal_within_the_stated_error(fabric: ProbeFabric) -> None:
+    with closing(source("h0")) as reference, closing(source("h1")) as other:
+        assert [(row["offset_ns"], row["error_ns"]) for row in read(fabric, "h0", reference)] == [(0, 0)]
+        for _ in range(3):
+            (row,) = read(fabric, "h1", other)
+            assert row["source"] == "probe"
+            assert abs(row["offset_ns"]) <= row["error_ns"] < NS_PER_S // 2
+
+
+@pytest.mark.needs_root
+@pytest.mark.parametrize("shift_ns", [-3_600 * NS_PER_S, 7 * NS_PER_S])
+def test_clock_that_is_wrong_is_found_wrong_by_that_much(fabric: ProbeFabric, shift_ns: int) -> None:
+    with closing(respond(fabric, shift_ns)), closing(source("h1")) as other:
+        (row,) = read(fabric, "h1", other)
+    assert abs(row["offset_ns"] + shift_ns) <= row["error_ns"] < NS_PER_S // 2
+
+
+@pytest.mark.needs_root
+def test_what_the_other_knows_of_itself_is_added(fabric: ProbeFabric) -> None:
+    known = Estimate(7 * NS_PER_S, 2 * NS_PER_S)
+    with (
+        closing(respond(fabric, known=known)),
+        closing(fabric.run("h1", lambda: ClockAsker(WIRE, SystemClock(), timeout_s=10))) as h1,
+    ):
+        found = fabric.run("h1", lambda: h1.ask("10.10.0.2"))
+    assert found is not None
+    assert abs(found.offset_ns - known.offset_ns) <= found.error_ns
+    assert found.error_ns >= known.error_ns
+
+
+@pytest.mark.needs_root
+def test_offset_that_nobody_could_write_down_is_no_offset(fabric: ProbeFabric) -> None:
+    known = Estimate(MOST_APART_NS, MOST_APART_NS)
+    with (
+        closing(respond(fabric, known=known)),
+        closing(fabric.run("h1", lambda: ClockAsker(WIRE, SystemClock(), timeout_s=10))) as h1,
+    ):
+        assert fabric.run("h1", lambda: h1.ask("10.10.0.2")) is None
+
+
+@pytest.mark.needs_root
+def test_answer_to_another_question_is_not_taken_for_ours(fabric: ProbeFabric) -> None:
+    """As when an old answer is played again."""
+    with closing(fabric.run("h0", lambda: open_stamped(8641))) as server, ThreadPoolExecutor(1) as worker:
+        asker = fabric.run("h1", lambda: ClockAsker(WIRE, SystemClock(), timeout_s=10, burst=1))
+        with closing(asker):
+            asked = worker.submit(fabric.run, "h1", lambda: asker.ask("10.10.0.2"))
+            server.settimeout(20)
+            question, sender = server.recvfrom(1_000)
+            nonce, now_ns = WIRE.read_question(question), time.time_ns()
+            assert nonce is not None
+            for old_or_new, offset_ns in ((nonce ^ 1, 7 * NS_PER_S), (nonce, 5 * NS_PER_S)):
+                server.sendto(WIRE.write_reply(Reply(old_or_new, now_ns, now_ns, offset_ns, 0)), sender)
+            found = asked.result(timeout=20)
+    assert found is not None
+    assert abs(found.offset_ns - 5 * NS_PER_S) < NS_PER_S
+
+
+@pytest.mark.needs_root
+def test_stranger_s_question_gets_no_answer_and_the_next_host_does(fabric: ProbeFabric) -> None:
+    """Of four that ask, only the last is named in the topology, knows the key and asks a whole question."""
+    question = WIRE.write_question(1)
+    with closing(respond(fabric)) as responder, ExitStack() as stack:
+        target = ("10.10.0.2", responder.port)
+        switch = stack.enter_context(fabric.run("leaf1", lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM)))
+        host = stack.enter_context(fabric.run("h1", lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM)))
+        fabric.run("leaf1", lambda: switch.sendto(question, target))
+        fabric.run("h1", lambda: host.sendto(ClockWire(b"another key", "h0").write_question(2), target))
+        fabric.run("h1", lambda: host.sendto(question + b"more", target))
+        eventually(lambda: responder.refused == 3)
+        host.sendto(WIRE.write_question(4), target)
+        host.settimeout(20)
+        first = WIRE.read_reply(host.recv(1_000))
+        switch.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            switch.recv(1_000)
+    assert first is not None
+    assert first.nonce == 4  # so nothing had been said to those before
+
+
+@pytest.mark.needs_root
+def test_host_that_knows_nothing_yet_says_nothing(fabric: ProbeFabric) -> None:
+    hasty = ClockOptions(is_on=True, key=KEY, timeout_s=0.1)
+    with closing(respond(fabric, known=None)), closing(source("h1", hasty)) as other, capture_logs() as lines:
+        assert [read(fabric, "h1", other) for _ in range(2)] == [[], []]
+    assert [line["reason"] for line in lines if "reason" in line] == ["no answer from h0"]
+
+
+@pytest.mark.needs_root
+def test_port_that_is_taken_is_told_and_used_as_soon_as_it_is_free(fabric: ProbeFabric) -> None:
+    with closing(source("h0")) as reference, closing(source("h1")) as other, capture_logs() as lines:
+        with closing(respond(fabric)):
+            read(fabric, "h0", reference)
+        read(fabric, "h0", reference)
+        assert len(read(fabric, "h1", other)) == 1
+    (reason,) = [line["reason"] for line in lines if "reason" in line]
+    assert "UDP port 8641" in reason
+
+
+def test_kernel_s_word_is_written_while_it_is_synchronised(tmp_path: Path) -> None:
+    (tmp_path / "dev").mkdir()
+    made = ClocksSource("h0", None, {}, root=tmp_path, read_kernel=lambda: SYNCHRONISED)
+    with closing(made), capture_logs() as lines:
+        tables = [made.read(T0 + n, ()).tables for n in range(2)]
+    assert tables[0]["clocks"].to_pylist() == [
+        {"host": "h0", "ts_ns": T0, "offset_ns": 1_500, "error_ns": 16_000, "source": "ntp"}
+    ]
+    assert "events" not in tables[0]
+    assert [line["reason"] for line in lines] == ["there is no /dev/ptp*", "comparing clocks is off"]
+
+
+def test_clock_without_a_daemon_gives_an_event_when_it_begins_and_ends_and_no_row(tmp_path: Path) -> None:
+    states = iter([FREE, FREE, SYNCHRONISED, FREE])
+    with closing(ClocksSource("h0", None, {}, root=tmp_path, read_kernel=lambda: next(states))) as made:
+        tables = [made.read(T0 + n, ()).tables for n in range(4)]
+    kinds = [[row["kind"] for row in table["events"].to_pylist()] if "events" in table else [] for table in tables]
+    assert kinds == [["clock_unsynchronised"], [], ["clock_synchronised"], ["clock_unsynchronised"]]
+    assert ["clocks" in table for table in tables] == [False, False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("made", "reason"),
+    [
+        (ClocksSource("h0", TOPOLOGY, ADDRESSES), "comparing clocks is off"),
+        (ClocksSource("h0", None, ADDRESSES, ON), "needs a topology"),
+        (ClocksSource("h1", TOPOLOGY, {"h0/eth0": "10.0.0.1"}, ON), "the settings name no address of h1"),
+        (ClocksSource("h1", TOPOLOGY, {"h1/eth0": "10.0.0.1"}, ON), "the settings name no address of h0"),
+    ],
+    ids=["off", "no topology", "own address", "reference"],
+)
+def test_clocks_that_are_not_compared_say_why_once(made: ClocksSource, reason: str) -> None:
+    with closing(made), capture_logs() as lines:
+        made.read(T0, ())
+        made.read(T0 + 1, ())
+    told = [line["reason"] for line in lines if line["event"] == "clocks of other hosts are not compared"]
+    assert len(told) == 1
+    assert reason in told[0]
+
+
+def test_host_that_can_neither_ask_its_kernel_nor_others_has_no_clock_to_tell_of() -> None:
+    def refuse() -> KernelClock:
+        raise NotPresent("no adjtimex")
+
+    with pytest.raises(NotPresent, match="no adjtimex; comparing clocks is off"):
+        ClocksSource("h0", None, {}, read_kernel=refuse).read(T0, ())

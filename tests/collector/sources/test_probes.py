@@ -1,0 +1,312 @@
+"""Probes on a real fabric of namespaces: ports take their own spine, loss stays on its path, wishes are obeyed."""
+
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from collector.source import Reading
+from collector.sources.probe_answers import Arrival
+from collector.sources.probe_packets import Shot
+from collector.sources.probe_sockets import find_interface
+from collector.sources.probe_turns import MeshOptions
+from collector.sources.probes import ProbeOptions, ProbesSource
+from lockstep.arrow import schema_of
+from lockstep.errors import NotPresent
+from lockstep.tables import TABLE_BY_NAME
+from lockstep.wish import Wish
+from tests.builders import SECOND, T0
+from tests.collector.sources.probe_fabric import ADDRESSES, TOPOLOGY, ProbeFabric, probe_fabric
+
+REPO = Path(__file__).resolve().parents[3]
+PORTS = range(50_000, 50_016)
+ON = ProbeOptions(is_on=True, mesh=MeshOptions(packets_per_s=2_000, is_on=False))
+
+Row = dict[str, Any]
+
+
+class Prober:
+    """The source of h0, read inside its namespace."""
+
+    def __init__(self, fabric: ProbeFabric, options: ProbeOptions = ON) -> None:
+        self._fabric = fabric
+        self.source = ProbesSource("h0", TOPOLOGY, ADDRESSES, options)
+        self._wishes = 0
+
+    def wish(self, **details: Any) -> Mapping[str, list[Row]]:
+        """Return the rows of one wish, by table."""
+        self._wishes += 1
+        details = {"dst": "h1", "dst_nic": "eth0", "proto": "tcp", "sport": PORTS[0], "ports": len(PORTS)} | details
+        wished = Wish(id=str(self._wishes), host="h0", kind="probe", details=details, expires_ns=1 << 62)
+        return self.read([wished])
+
+    def read(self, wishes: Sequence[Wish] = ()) -> Mapping[str, list[Row]]:
+        reading = self._fabric.run("h0", lambda: self.source.read(time.time_ns(), wishes))
+        for name, rows in reading.tables.items():
+            assert rows.schema == schema_of(TABLE_BY_NAME[name])
+        return {name: rows.to_pylist() for name, rows in reading.tables.items()}
+
+
+@pytest.fixture(scope="module")
+def healthy() -> Iterator[ProbeFabric]:
+    """A fabric that tests only look at."""
+    with probe_fabric() as fabric:
+        yield fabric
+
+
+@pytest.fixture
+def prober(healthy: ProbeFabric) -> Iterator[Prober]:
+    made = Prober(healthy)
+    with closing(made.source):
+        yield made
+
+
+def spine_of(rows: Sequence[Row]) -> dict[int, str]:
+    return {row["sport"]: row["hops"][1] for row in rows}
+
+
+@pytest.mark.needs_root
+@pytest.mark.parametrize("proto", ["tcp", "roce", "udp"])
+def test_ports_spread_over_the_spines_and_each_keeps_its_own(prober: Prober, proto: str) -> None:
+    first, again = (prober.wish(proto=proto)["probes"] for _ in range(2))
+    assert spine_of(first) == spine_of(again)
+    assert set(spine_of(first).values()) == {"spine0", "spine1"}
+    assert {row["hops"][0] + row["hops"][2] for row in first} == {"leaf0leaf1"}
+    assert all(0 < row["rtt_ns"] < 500_000_000 for row in first)
+
+
+@pytest.mark.needs_root
+def test_protocols_of_the_same_ports_take_their_own_ways(prober: Prober) -> None:
+    ways = [spine_of(prober.wish(proto=proto)["probes"]) for proto in ("tcp", "roce")]
+    assert ways[0] != ways[1]
+
+
+@pytest.mark.needs_root
+def test_what_probes_say_is_what_the_spines_carry(healthy: ProbeFabric, prober: Prober) -> None:
+    ways = spine_of(prober.wish(proto="roce")["probes"])
+    for spine, other in (("spine0", "spine1"), ("spine1", "spine0")):
+        port = next(sport for sport, way in ways.items() if way == spine)
+        before = [healthy.run(each, read_arrived_from_leaf0) for each in (spine, other)]
+        prober.wish(
+            proto="roce", sport=port, ports=1, count=100
+        )  # its way is known: one packet each, to the far leaf
+        after = [healthy.run(each, read_arrived_from_leaf0) for each in (spine, other)]
+        carried = [now - then for now, then in zip(after, before, strict=True)]
+        assert carried[0] >= 100
+        assert carried[1] < 10  # whatever else there is between neighbours
+
+
+@pytest.mark.needs_root
+def test_live_connection_goes_where_its_probe_went_and_is_not_disturbed(healthy: ProbeFabric, prober: Prober) -> None:
+    """Three connections: that all follow their probes by chance is one case in eight."""
+    for _ in range(3):
+        with Connection(healthy) as live:
+            (row,) = prober.wish(sport=live.sport, dport=live.dport, ports=1)["probes"]
+            before = {spine: healthy.run(spine, read_arrived_from_leaf0) for spine in ("spine0", "spine1")}
+            live.exchange(100)
+            carried = {spine: healthy.run(spine, read_arrived_from_leaf0) - count for spine, count in before.items()}
+        assert row["rtt_ns"] is not None
+        assert max(carried, key=lambda spine: carried[spine]) == row["hops"][1]
+        assert min(carried.values()) < 10
+
+
+@pytest.mark.needs_root
+def test_path_is_catalogued_with_its_links_once_and_confirmed_when_it_has_grown_old(healthy: ProbeFabric) -> None:
+    prober = Prober(healthy, ProbeOptions(is_on=True, mesh=ON.mesh, fresh_s=0))
+    with closing(prober.source):
+        first, again = (prober.wish(ports=1)["paths"] for _ in range(2))
+    (spine,) = {link.rpartition("-")[2] for link in first[0]["links"][1:3]}
+    assert first[0]["links"] == ["h0/eth0--leaf0", f"leaf0--{spine}", f"leaf1--{spine}", "h1/eth0--leaf1"]
+    assert again[0]["links"] == first[0]["links"]
+    assert again[0]["confidence"] > first[0]["confidence"]
+
+
+@pytest.mark.needs_root
+def test_loss_on_one_spine_is_lost_for_its_ports_only_and_its_way_stays_known() -> None:
+    with probe_fabric() as fabric, closing((prober := Prober(fabric)).source):
+        ways = spine_of(prober.wish()["probes"])
+        fabric.swallow("spine1")
+        lossy = prober.wish()["probes"]
+        fabric.heal("spine1")
+        healed = prober.wish()["probes"]
+    lost = {row["sport"] for row in lossy if row["rtt_ns"] is None}
+    assert lost == {sport for sport, spine in ways.items() if spine == "spine1"}
+    assert spine_of(lossy) == ways
+    assert [row for row in healed if row["rtt_ns"] is None] == []
+
+
+@pytest.mark.needs_root
+def test_loss_shows_for_roce_before_the_last_switch() -> None:
+    with probe_fabric() as fabric, closing((prober := Prober(fabric)).source):
+        ways = spine_of(prober.wish(proto="roce")["probes"])
+        fabric.swallow("spine0")
+        lossy = prober.wish(proto="roce")["probes"]
+    assert {row["sport"] for row in lossy if row["rtt_ns"] is None} == {p for p, s in ways.items() if s == "spine0"}
+
+
+@pytest.mark.needs_root
+def test_flows_that_were_moved_are_found_on_their_new_way() -> None:
+    always = ProbeOptions(is_on=True, mesh=ON.mesh, fresh_s=0)
+    with probe_fabric() as fabric, closing((prober := Prober(fabric, always)).source):
+        assert set(spine_of(prober.wish()["probes"]).values()) == {"spine0", "spine1"}
+        fabric.withdraw("spine0")
+        moved = prober.wish()
+    assert set(spine_of(moved["probes"]).values()) == {"spine1"}
+    assert {row["links"][1] for row in moved["paths"]} == {"leaf0--spine1"}
+
+
+@pytest.mark.needs_root
+def test_mesh_probes_the_other_host_by_itself(healthy: ProbeFabric) -> None:
+    options = ProbeOptions(is_on=True, mesh=MeshOptions(packets_per_s=200, ports=2, protos=("roce", "tcp")))
+    prober = Prober(healthy, options)
+    with closing(prober.source):
+        rows = prober.read()["probes"]
+    assert sorted((row["proto"], row["dport"]) for row in rows) == [("roce", 4791)] * 2 + [("tcp", 9)] * 2
+    assert all(row["rtt_ns"] is not None for row in rows)
+
+
+@pytest.mark.needs_root
+def test_wish_beyond_the_topology_is_refused_with_an_event_and_nothing_is_sent(prober: Prober) -> None:
+    tables = prober.wish(dst="192.0.2.7")
+    assert list(tables) == ["events"]
+    (event,) = tables["events"]
+    assert (event["kind"], event["source"], event["severity"]) == ("probe_refused", "probes", "warning")
+    assert "'192.0.2.7'" in event["message"]
+
+
+@pytest.mark.needs_root
+def test_host_behind_which_there_is_nobody_is_silent_and_not_lossy(healthy: ProbeFabric) -> None:
+    addresses = ADDRESSES | {"h1/eth0": "10.11.0.77"}
+    source = ProbesSource("h0", TOPOLOGY, addresses, ProbeOptions(is_on=True, mesh=ON.mesh, timeout_s=0.1))
+    wished = Wish(
+        id="1",
+        host="h0",
+        kind="probe",
+        details={"dst": "h1", "dst_nic": "eth0", "proto": "tcp", "sport": 50_000, "count": 3},
+        expires_ns=1 << 62,
+    )
+    with closing(source):
+        tables = healthy.run("h0", lambda: source.read(time.time_ns(), [wished])).tables
+    assert "probes" not in tables
+    (event,) = tables["events"].to_pylist()
+    assert (event["kind"], event["component"]) == ("probe_silent", "nic:h1/eth0")
+
+
+@pytest.mark.needs_root
+def test_nic_that_is_gone_is_told_once_and_gives_no_row(healthy: ProbeFabric) -> None:
+    prober = Prober(healthy)
+    with closing(prober.source), capture_logs() as lines:
+        tables = [healthy.run("spine0", partial(read_elsewhere, prober.source, number)) for number in range(2)]
+    assert [list(each.tables) for each in tables] == [[], []]
+    assert [line["problem"] for line in lines if line["log_level"] == "warning"] == ["packets cannot be sent"]
+
+
+@pytest.mark.needs_root
+def test_address_that_this_host_does_not_have_is_told(healthy: ProbeFabric) -> None:
+    source = ProbesSource("h0", TOPOLOGY, ADDRESSES | {"h0/eth0": "10.10.0.99"}, ON)
+    with closing(source), capture_logs() as lines:
+        assert healthy.run("h0", partial(read_elsewhere, source, 1)).tables == {}
+    (told,) = [line["details"] for line in lines if line["log_level"] == "warning"]
+    assert "Cannot assign requested address" in told
+
+
+class Connection:
+    """A TCP connection from h0 to h1."""
+
+    def __init__(self, fabric: ProbeFabric) -> None:
+        with closing(fabric.run("h1", lambda: socket.create_server(("10.11.0.2", 0)))) as listener:
+            self.dport = listener.getsockname()[1]
+            self._near = fabric.run("h0", lambda: socket.create_connection(("10.11.0.2", self.dport), 20))
+            self._far, _ = listener.accept()
+        self._far.settimeout(20)
+        self.sport = self._near.getsockname()[1]
+
+    def __enter__(self) -> "Connection":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._near.close()
+        self._far.close()
+
+    def exchange(self, count: int) -> None:
+        """Send one packet after the other and wait for each to arrive."""
+        for number in range(count):
+            self._near.sendall(bytes([number]))
+            assert self._far.recv(16) == bytes([number])
+
+
+def read_elsewhere(source: ProbesSource, number: int) -> Reading:
+    """Read where there is no eth0."""
+    details = {"dst": "h1", "dst_nic": "eth0", "proto": "tcp", "sport": 50_000}
+    wished = Wish(id=str(number), host="h0", kind="probe", details=details, expires_ns=1 << 62)
+    return source.read(time.time_ns(), [wished])
+
+
+def read_arrived_from_leaf0() -> int:
+    """Return how many packets a spine has received on its cable to leaf0; answers come in on the other one."""
+    lines = Path("/proc/thread-self/net/dev").read_text().splitlines()
+    (counters,) = [line.partition(":")[2].split() for line in lines if line.strip().startswith("l0:")]
+    return int(counters[1])
+
+
+class Nowhere:
+    """A fake of the sockets: nothing ever comes back."""
+
+    fault = ""
+
+    def check(self) -> None:
+        pass
+
+    def run(self, shots: Sequence[Shot]) -> list[Arrival | None]:
+        return [Arrival(T0) for _ in shots]
+
+    def close(self) -> None:
+        pass
+
+
+def test_probes_that_are_off_or_lack_something_say_what() -> None:
+    lacking = {
+        "probes are off": ProbesSource("h0", TOPOLOGY, ADDRESSES),
+        "need a topology": ProbesSource("h0", None, ADDRESSES, ON),
+        "none is set for h0": ProbesSource("h0", TOPOLOGY, {"h1/eth0": "10.0.0.1"}, ON, exchange=Nowhere()),
+    }
+    for reason, source in lacking.items():
+        with pytest.raises(NotPresent, match=reason):
+            source.read(T0, ())
+
+
+@pytest.mark.needs_root
+def test_process_that_may_not_open_raw_sockets_is_told_which_right_it_lacks() -> None:
+    ask = """
+import os
+from collector.sources.probes import ProbeOptions, ProbesSource
+from tests.collector.sources.probe_fabric import ADDRESSES, TOPOLOGY
+os.setresuid(65534, 65534, 65534)
+ProbesSource("h0", TOPOLOGY, ADDRESSES, ProbeOptions(is_on=True)).read(0, ())
+"""
+    done = subprocess.run([sys.executable, "-c", ask], cwd=REPO, capture_output=True, text=True, timeout=60)
+    assert "NotPresent: probes need raw sockets (capability CAP_NET_RAW)" in done.stderr
+
+
+def test_addresses_that_make_no_sense_are_told_and_the_others_used() -> None:
+    source = ProbesSource("h0", TOPOLOGY, ADDRESSES | {"h7/eth0": "10.0.0.7"}, ON, exchange=Nowhere())
+    with capture_logs() as lines:
+        assert source.read(T0, ()).watermark_ns == T0
+        source.read(T0 + SECOND, ())
+    told = [line["details"] for line in lines if line["log_level"] == "warning"]
+    assert told == ["h7/eth0 is no NIC and no switch of the topology"]
+
+
+def test_rdma_device_is_probed_through_its_interface(tmp_path: Path) -> None:
+    (tmp_path / "sys/class/net/eth0").mkdir(parents=True)
+    (tmp_path / "sys/class/infiniband/mlx5_0/device/net/ens1").mkdir(parents=True)
+    names = [find_interface(nic, tmp_path) for nic in ("eth0", "mlx5_0", "mlx5_0:1", "gone")]
+    assert names == ["eth0", "ens1", "ens1", "gone"]
