@@ -8,7 +8,7 @@ from fastapi.concurrency import run_in_threadpool
 
 from api.parts import Parts
 from api.problems import install_problems
-from api.routes import captures, health, incidents, ingest, page
+from api.routes import captures, health, incidents, ingest, intake, page
 from lockstep import __version__
 from lockstep.errors import StoreAway
 from lockstep.store.migrations import check_migrated
@@ -32,7 +32,7 @@ def create_app(parts: Parts) -> FastAPI:
     app.state.check_ready = lambda: _check_ready(parts)
     app.state.registries = [parts.gateway.metrics.registry]
     install_problems(app)
-    for module in (ingest, incidents, captures, health, page):
+    for module in (ingest, intake, incidents, captures, health, page):
         app.include_router(module.router)
     return app
 

@@ -2,6 +2,7 @@
 
 import signal
 import socket
+import sys
 import threading
 from importlib import import_module
 from pathlib import Path
@@ -27,6 +28,8 @@ _log = structlog.get_logger("collect")
 def command(context: typer.Context) -> None:
     """Read this host and send what is found to the gateway, until stopped."""
     settings = settings_of(context)
+    # pyarrow imports pandas as soon as it sees a list, where somebody has installed it: 40 MB that nobody here uses.
+    sys.modules.setdefault("pandas", None)  # type: ignore[arg-type]  # how Python is told that there is none
     host = settings.collector.host or socket.gethostname().split(".", 1)[0]
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

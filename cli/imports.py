@@ -10,8 +10,8 @@ import typer
 from cli.setup import err, progress_bar
 from lockstep.errors import BadInput
 from lockstep.intake.callback_capture import find_plugin, import_callbacks
-from lockstep.intake.formats import FORMATS, import_recordings
-from lockstep.intake.readings import count_sentences
+from lockstep.intake.formats import FORMATS, Reader, import_recordings
+from lockstep.intake.readings import Reading, count_sentences
 from lockstep.rings.folding import Losses
 
 _PLAYED = "nccl-callbacks"  # goes through the plugin; the others are read as they are
@@ -53,10 +53,20 @@ def command(
             raise BadInput(f"--job has no meaning for {_PLAYED}, which records the job itself")
         _report(_play(files, target, find_plugin(plugin, os.environ)))
     else:
-        reading = import_recordings(FORMATS[format_name], files, target, job or target.name.partition(".")[0])
+        reading = _read(FORMATS[format_name], files, target, job or target.name.partition(".")[0])
         for sentence in count_sentences(reading.unread):
             err.print(sentence)
     err.print(f"wrote {target}")
+
+
+def _read(read: Reader, files: list[Path], target: Path, job: str) -> Reading:
+    with progress_bar() as progress:
+        task = progress.add_task("reading", total=sum(path.stat().st_size for path in files if path.is_file()))
+
+        def tell(read_bytes: int) -> None:
+            progress.advance(task, read_bytes)
+
+        return import_recordings(read, files, target, job, tell)
 
 
 def _play(files: list[Path], target: Path, library: Path) -> Losses:

@@ -40,7 +40,7 @@ class CollectorAgent:
         self._outbox, self._destination = outbox, destination
         self._boot = uuid.uuid4().hex
         self._number = 0
-        self._gathering = Gathering(checkpoints or {})
+        self._gathering = Gathering(checkpoints or {}, clock)
         self.shipper = Shipper(host, outbox, destination, clock)
         self.followers = [Follower(source, self._gathering, lambda: self.shipper.wishes, clock) for source in sources]
         for follower in self.followers:

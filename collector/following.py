@@ -65,7 +65,7 @@ class Follower:
         """Read, and return how long to wait before the next time."""
         try:
             reading = self._read()
-            self._gathering.put(self.source.name, reading)
+            self._gathering.put(self.source.name, reading, self.source.period_s)
         except NotPresent as absence:
             self._rest(str(absence))
             return _LOOK_AGAIN_S

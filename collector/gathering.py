@@ -9,8 +9,11 @@ import pyarrow as pa
 from collector.parcel import Checkpoints
 from collector.source import Reading
 from lockstep.arrow import schema_of
+from lockstep.clock import NS_PER_S, Clock
 from lockstep.errors import BadRows
 from lockstep.tables import TABLE_BY_NAME
+
+_PATIENCE_S, _PATIENCE_PERIODS = 10.0, 3.0
 
 
 @dataclass(frozen=True)
@@ -22,26 +25,38 @@ class Gathered:
     watermark_ns: int | None  # every source has given all that is older; None: no source has said anything yet
 
 
+@dataclass(frozen=True)
+class _Watermark:
+    ts_ns: int
+    good_until_ns: int  # monotonic
+
+
 class Gathering:
     """Rows of all sources, put down by their threads and taken up by the one that packs."""
 
-    def __init__(self, checkpoints: Checkpoints) -> None:
+    def __init__(self, checkpoints: Checkpoints, clock: Clock) -> None:
+        self._clock = clock
         self._guard = threading.Lock()
         self._pieces: dict[str, list[pa.Table]] = {}
-        self._watermarks: dict[str, int] = {}
+        self._watermarks: dict[str, _Watermark] = {}
         self._checkpoints = dict(checkpoints)
         self.dropped_rows = 0
         self.plugin_cost_ns: int | None = None
 
-    def put(self, source: str, reading: Reading) -> None:
-        """Add a reading; BadRows when a table of it would spoil the batch for all the others."""
+    def put(self, source: str, reading: Reading, period_s: float) -> None:
+        """Add a reading; BadRows when a table of it would spoil the batch for all the others.
+
+        A source that gives nothing for several of its periods, because it fails or hangs, is not waited for: windows
+        of all jobs of the host would stay open for as long as one card does not answer.
+        """
         for name, rows in reading.tables.items():
             if rows.schema != schema_of(TABLE_BY_NAME[name]):
                 raise BadRows("has another schema than its table", table=name)
         with self._guard:
             for name, rows in reading.tables.items():
                 self._pieces.setdefault(name, []).append(rows)
-            self._watermarks[source] = reading.watermark_ns
+            patience_ns = int(max(_PATIENCE_S, _PATIENCE_PERIODS * period_s) * NS_PER_S)
+            self._watermarks[source] = _Watermark(reading.watermark_ns, self._clock.monotonic_ns() + patience_ns)
             if reading.checkpoint is not None:
                 self._checkpoints[source] = reading.checkpoint
             self.dropped_rows += reading.dropped
@@ -57,6 +72,8 @@ class Gathering:
         """Return everything since the last time."""
         with self._guard:
             pieces, self._pieces = self._pieces, {}
-            checkpoints, watermark_ns = dict(self._checkpoints), min(self._watermarks.values(), default=None)
+            checkpoints, now_ns = dict(self._checkpoints), self._clock.monotonic_ns()
+            heard = (mark.ts_ns for mark in self._watermarks.values() if now_ns <= mark.good_until_ns)
+            watermark_ns = min(heard, default=None)
         tables = {name: pa.concat_tables(rows) for name, rows in pieces.items()}
         return Gathered(tables, checkpoints, watermark_ns)

@@ -3,23 +3,61 @@
 from collections.abc import Callable, Sequence
 
 from collector.source import Source
+from collector.sources.clocks import ClockOptions, ClocksSource
+from collector.sources.connections import ConnectionsSource
+from collector.sources.fabric import FabricSource
 from collector.sources.gpu import GpuSource
 from collector.sources.kernel_log import KernelLogSource
 from collector.sources.links import LinksSource
+from collector.sources.nccl_rings import NcclRingsSource
+from collector.sources.probe_addresses import addresses_in
+from collector.sources.probe_turns import MeshOptions
+from collector.sources.probes import ProbeOptions, ProbesSource
 from collector.sources.processes import ProcessesSource
 from collector.sources.rdma import RdmaSource
-from lockstep.config import CollectorSettings
+from lockstep.config import CollectorSettings, read_secret
 from lockstep.errors import BadInput
+from lockstep.topology import Topology, load_topology
 
 # What makes a source: from the name of the host and the settings of its agent.
 Make = Callable[[str, CollectorSettings], Source]
 
+
+def make_probes(host: str, settings: CollectorSettings) -> ProbesSource:
+    """Return the source that probes paths; one that is off says so when it is read."""
+    mesh = MeshOptions(protos=settings.probe_protos, packets_per_s=settings.probe_packets_per_s)
+    topology = _topology_of(settings)
+    addresses = addresses_in(topology) if topology else {}
+    return ProbesSource(host, topology, addresses, ProbeOptions(is_on=settings.probes, mesh=mesh))
+
+
+def make_clocks(host: str, settings: CollectorSettings) -> ClocksSource:
+    """Return the source that compares clocks; the kernel's own opinion is read in any case."""
+    options = ClockOptions(
+        is_on=settings.compare_clocks,
+        reference=settings.clock_reference,
+        key=read_secret(settings.clock_key_file, "the key for comparing clocks").encode(),
+        port=settings.clock_port,
+    )
+    topology = _topology_of(settings)
+    return ClocksSource(host, topology, addresses_in(topology) if topology else {}, options)
+
+
+def _topology_of(settings: CollectorSettings) -> Topology | None:
+    return load_topology(settings.topology) if settings.topology else None
+
+
 SOURCES: tuple[tuple[str, Make], ...] = (
+    ("nccl_rings", lambda host, settings: NcclRingsSource(host, directories=settings.ring_dirs)),
+    ("connections", lambda host, settings: ConnectionsSource(host, topology=_topology_of(settings))),
     ("links", lambda host, _: LinksSource(host)),
     ("rdma", lambda host, _: RdmaSource(host)),
     ("gpu", lambda host, _: GpuSource(host)),
     ("kernel_log", lambda host, _: KernelLogSource(host)),
     ("processes", lambda host, _: ProcessesSource(host)),
+    ("fabric", lambda host, settings: FabricSource(host, settings.fabric_targets)),
+    ("probes", make_probes),
+    ("clocks", make_clocks),
 )
 
 

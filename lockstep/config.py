@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
@@ -118,9 +118,26 @@ class CollectorSettings(Section):
     store_url: str = Field("", description="ClickHouse to insert into without a gateway, for up to 50 hosts")
     store_password_file: Path | None = Field(None, description="file with its password, where the URL has none")
     sources: tuple[str, ...] = Field((), description="names of the sources to read; empty: all there are")
-    spool_mb: int = Field(1024, ge=0, description="disk for what could not be sent yet, in <state_dir>/spool; 0: none")
+    ring_dirs: tuple[Path, ...] = Field(
+        (Path("/run/lockstep/rings"), Path("/dev/shm/lockstep")),  # noqa: S108  # where the plugin writes by itself
+        description="where ring files are, on the host and in containers",
+    )
+    spool_mb: int = Field(
+        1024, ge=0, description="disk for what could not be sent yet, in <state_dir>/spool; 0: none"
+    )
     buffer_mb: int = Field(32, ge=1, description="memory for the same, where there is no disk or it takes nothing")
     listen: Listen = Field("127.0.0.1:8645", description="address of its metrics")
+    topology: Path | None = Field(None, description="topology.json of the cluster; probes need the addresses in it")
+    fabric_targets: Path | None = Field(None, description="file that names exporters of switches; on the head node")
+    probes: bool = Field(False, description="probe paths to other hosts of the topology; needs CAP_NET_RAW")
+    probe_packets_per_s: float = Field(20.0, gt=0, le=10_000, description="most probe packets a second")
+    probe_protos: tuple[Literal["tcp", "roce", "udp"], ...] = Field(
+        ("tcp",), min_length=1, description="what probes look like to switches; with RoCE: roce and tcp"
+    )
+    compare_clocks: bool = Field(False, description="compare this host's clock with other hosts of the topology")
+    clock_reference: str = Field("", description="host that all compare themselves with; empty: the first")
+    clock_key_file: Path | None = Field(None, description="file with a key that all collectors share")
+    clock_port: int = Field(8641, ge=1, le=65535, description="UDP port for comparing clocks")
 
 
 class AnalyzerSettings(Section):
@@ -211,7 +228,10 @@ def list_settings() -> list[Setting]:
 def _choose_file(environment: Mapping[str, str], file: Path | None) -> Path | None:
     if file or "LOCKSTEP_CONFIG" in environment:
         return file or Path(environment["LOCKSTEP_CONFIG"])
-    return DEFAULT_FILE if DEFAULT_FILE.exists() else None
+    try:
+        return DEFAULT_FILE if DEFAULT_FILE.exists() else None
+    except PermissionError:  # in a directory that we may not look into: reading it says so
+        return DEFAULT_FILE
 
 
 def _read_file(file: Path | None, complaints: list[str]) -> dict[str, Any]:  # Any: TOML, not yet checked

@@ -334,7 +334,7 @@ class Event(HostRecord):
     """Something that happened on a host."""
 
     ts_ns: Annotated[Moment, "when it happened"]
-    source: Annotated[Text, "who saw it: kernel_log, rdma, gpu, processes, run, ras"]
+    source: Annotated[Text, "who saw it: a source of the collector, or run, ras, nccl-tests, alertmanager, gpud"]
     kind: Annotated[Text, "what happened, as one word: xid, link_down, oom, process_exit"]
     component: Annotated[Text, "the part it concerns, named as in verdicts"]
     severity: Annotated[Text, "info, warning, error or critical"]

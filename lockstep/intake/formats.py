@@ -9,43 +9,78 @@ import pyarrow.compute as pc
 from lockstep.capture.contents import CaptureInfo
 from lockstep.capture.writing import CaptureWriter
 from lockstep.errors import BadInput
+from lockstep.intake.alertmanager import Saved, parse_alertmanager
 from lockstep.intake.flight_recorder import parse_flight_recorder
+from lockstep.intake.gpud import Answer as GpudAnswer
+from lockstep.intake.gpud import parse_gpud
 from lockstep.intake.inspector import parse_inspector
+from lockstep.intake.kineto import parse_kineto
+from lockstep.intake.nccl_tests import Log, parse_nccl_tests
 from lockstep.intake.ras import Answer, parse_ras
 from lockstep.intake.readings import Reading
 from lockstep.tables import TABLE_BY_NAME
 
 _MOST_DUMP_BYTES = 256 << 20  # 100,000 operations with their stacks stay below it
+_PIECE_BYTES = 1 << 20
 _MOST_LINE_BYTES = 2 << 20  # parsers refuse earlier; this bounds what they are handed
 
-Reader = Callable[[Sequence[Path], str], Reading]
+Tell = Callable[[int], None]  # hears how many bytes were read since it last heard
+Reader = Callable[[Sequence[Path], str, Tell], Reading]
 
 
-def read_inspector(files: Sequence[Path], job: str) -> Reading:
+def read_inspector(files: Sequence[Path], job: str, tell: Tell) -> Reading:
     """Read what NCCL Inspector wrote, a file per process."""
-    return parse_inspector(((str(path), _lines(path)) for path in files), job)
+    return parse_inspector(((str(path), _lines(path, tell)) for path in files), job)
 
 
-def read_flight_recorder(files: Sequence[Path], job: str) -> Reading:
+def read_flight_recorder(files: Sequence[Path], job: str, tell: Tell) -> Reading:
     """Read dumps of PyTorch's Flight Recorder, a file per rank."""
-    return parse_flight_recorder({str(path): _content(path) for path in files}, job)
+    return parse_flight_recorder({str(path): _content(path, tell) for path in files}, job)
 
 
-def read_ras(files: Sequence[Path], job: str) -> Reading:
+def read_ras(files: Sequence[Path], job: str, tell: Tell) -> Reading:
     """Read saved answers of NCCL's RAS, an answer per file, given when the file was last written."""
-    return parse_ras([Answer(str(path), _content(path), path.stat().st_mtime_ns) for path in files], job)
+    return parse_ras([Answer(str(path), _content(path, tell), path.stat().st_mtime_ns) for path in files], job)
+
+
+def read_nccl_tests(files: Sequence[Path], job: str, tell: Tell) -> Reading:
+    """Read logs of nccl-tests, written when the file was last written."""
+    return parse_nccl_tests((Log(str(path), _lines(path, tell), path.stat().st_mtime_ns) for path in files), job)
+
+
+def read_kineto(files: Sequence[Path], job: str, tell: Tell) -> Reading:
+    """Read traces of PyTorch's profiler, a file per rank, perhaps packed with gzip."""
+    return parse_kineto(((str(path), _pieces(path, tell)) for path in files), job)
+
+
+def read_alertmanager(files: Sequence[Path], job: str, tell: Tell) -> Reading:
+    """Read saved notifications of Alertmanager, one a file or one a line."""
+    return parse_alertmanager([Saved(str(path), _content(path, tell)) for path in files])
+
+
+def read_gpud(files: Sequence[Path], job: str, tell: Tell) -> Reading:
+    """Read saved answers of gpud; a file is named after its host: `h3.json`, `h3.states.json`."""
+    return parse_gpud([GpudAnswer(str(path), path.name.partition(".")[0], _content(path, tell)) for path in files])
 
 
 FORMATS: Mapping[str, Reader] = {
+    "alertmanager": read_alertmanager,
     "flight-recorder": read_flight_recorder,
+    "gpud": read_gpud,
     "inspector": read_inspector,
+    "kineto": read_kineto,
+    "nccl-tests": read_nccl_tests,
     "ras": read_ras,
 }
 
 
-def import_recordings(read: Reader, files: Sequence[Path], target: Path, job: str) -> Reading:
+def _nobody(_: int) -> None:
+    """Hear nothing."""
+
+
+def import_recordings(read: Reader, files: Sequence[Path], target: Path, job: str, tell: Tell = _nobody) -> Reading:
     """Write a capture of what these files tell, or raise one sentence and leave nothing behind."""
-    reading = read(files, job)
+    reading = read(files, job, tell)
     tables = reading.tables()
     info = describe(job, tables)
     with CaptureWriter(target) as writer:
@@ -71,15 +106,24 @@ def _bounds(name: str, rows: pa.Table) -> list[int]:
     return [moment for bound in bounds for moment in bound.values() if moment is not None]
 
 
-def _lines(path: Path) -> Iterator[bytes]:
+def _lines(path: Path, tell: Tell) -> Iterator[bytes]:
     with open(path, "rb") as file:
         while line := file.readline(_MOST_LINE_BYTES):
             yield line
+            tell(len(line))
 
 
-def _content(path: Path) -> bytes:
+def _pieces(path: Path, tell: Tell) -> Iterator[bytes]:
+    with open(path, "rb") as file:
+        while piece := file.read(_PIECE_BYTES):
+            yield piece
+            tell(len(piece))
+
+
+def _content(path: Path, tell: Tell) -> bytes:
     with open(path, "rb") as file:
         data = file.read(_MOST_DUMP_BYTES + 1)
     if len(data) > _MOST_DUMP_BYTES:
         raise BadInput(f"{path}: is longer than {_MOST_DUMP_BYTES >> 20} MiB")
+    tell(len(data))
     return data

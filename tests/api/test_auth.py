@@ -13,7 +13,7 @@ from lockstep.config import ApiSettings, Settings
 from lockstep.store.store import Store
 from tests.api.build import Api, bearer, check_problem, running_api
 
-FOR_AGENTS = ("POST", "/api/v1/ingest")
+FOR_AGENTS = {("POST", f"/api/v1/{path}") for path in ("ingest", "intake/alertmanager", "intake/gpud")}
 FOR_PROBES = {("GET", path) for path in ("/healthz", "/readyz", "/version", "/metrics")}
 
 
@@ -26,7 +26,7 @@ def all_routes() -> list[tuple[str, str]]:
     return sorted((method, route.path) for route in found for method in route.methods or ())
 
 
-READS = [route for route in all_routes() if route != FOR_AGENTS and route not in FOR_PROBES]
+READS = [route for route in all_routes() if route not in FOR_AGENTS | FOR_PROBES]
 
 
 def filled(path: str) -> str:
@@ -67,8 +67,9 @@ def test_read_needs_no_token_where_reads_are_open(open_api: Api, method: str, pa
     assert open_api.client.request(method, filled(path)).status_code in (200, 404)
 
 
-def test_open_reads_do_not_open_the_way_in(open_api: Api) -> None:
-    check_problem(open_api.client.post("/api/v1/ingest", content=b"x"), 401, "no-token")
+@pytest.mark.parametrize(("method", "path"), sorted(FOR_AGENTS))
+def test_open_reads_do_not_open_the_way_in(open_api: Api, method: str, path: str) -> None:
+    check_problem(open_api.client.request(method, path, content=b"x"), 401, "no-token")
 
 
 def test_scheme_may_be_written_in_any_case(shared_api: Api) -> None:

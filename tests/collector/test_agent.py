@@ -1,6 +1,7 @@
 """The agent sends everything once, in order and with a heartbeat, whatever its sources and its gateway do."""
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -130,6 +131,27 @@ def test_host_s_watermark_is_that_of_its_slowest_source(gateway: FakeGateway) ->
     with running(slow, quick, server=gateway.url):
         eventually(lambda: slow.reads >= 2 and quick.reads >= 2 and len(gateway.received) >= 3)
     assert gateway.all_of("agents", "watermark_ns")[-1] == T0
+
+
+@pytest.mark.parametrize("how", ["fails", "hangs"])
+def test_source_that_stops_giving_is_waited_for_a_while_and_not_for_ever(gateway: FakeGateway, how: str) -> None:
+    let_go = threading.Event()
+
+    def stop_after_one(number: int) -> None:
+        if number and how == "hangs":
+            let_go.wait(20)
+        elif number:
+            raise OSError("the card does not answer")
+
+    clock = HastyClock()
+    stopping, healthy = NumberedSource("stopping", before=stop_after_one), NumberedSource("healthy")
+    with running(stopping, healthy, server=gateway.url, clock=clock):
+        eventually(lambda: stopping.reads >= 2)
+        stopped_ns = clock.now_ns()
+        eventually(lambda: gateway.all_of("agents", "watermark_ns")[-1:] > [stopped_ns])
+        let_go.set()
+    marks = Counter(gateway.all_of("agents", "watermark_ns"))
+    assert max(marks.values()) >= 5, "it might have come back"
 
 
 def test_batch_whose_reply_was_lost_is_sent_again_under_its_number(gateway: FakeGateway) -> None:

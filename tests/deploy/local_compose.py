@@ -11,7 +11,7 @@ from tests.deploy.compose_file import Compose, Service
 from tests.deploy.processes import LOCKSTEP, Running, free_port, run_to_end
 
 # Everything is read-only but the directories given before `--`, as in a container with `read_only: true`.
-_READ_ONLY_ROOT = """
+READ_ONLY_ROOT = """
 set -e
 mount --make-rprivate /
 while [ "$1" != -- ]; do mount --bind "$1" "$1"; shift; done
@@ -42,7 +42,7 @@ class LocalCompose:
                 "--mount",
                 "sh",
                 "-c",
-                _READ_ONLY_ROOT,
+                READ_ONLY_ROOT,
                 "sh",
                 *self._writable(service),
                 "--",

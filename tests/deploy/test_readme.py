@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from lockstep import __version__
 from lockstep.config import load_settings, split_listen
 from tests.conftest import REPO
+from tests.deploy.chart import default_values
 from tests.deploy.commands import check_command
 from tests.deploy.compose_file import load_compose
+from tests.deploy.unit_file import read_unit
 
 TEXT = (REPO / "deploy/README.md").read_text()
 CODE = re.findall(r"^```sh\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE) + re.findall(r"`([^`\n]+)`", TEXT)
@@ -44,9 +47,10 @@ def test_every_file_is_there() -> None:
 
 def test_every_extra_is_there() -> None:
     extras = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    (named,) = re.findall(r"'\.\[([\w,]+)\]'", TEXT)
+    head, host = re.findall(r"'\.\[([\w,]+)\]'", TEXT)
 
-    assert set(named.split(",")) <= extras.keys()
+    assert set(head.split(",")) <= extras.keys()
+    assert host == "collector"
 
 
 def test_every_variable_is_a_setting() -> None:
@@ -66,6 +70,25 @@ def test_the_table_of_ports_is_the_truth() -> None:
     settings = COMPOSE.services["api"].settings
     listed = {int(port) for row in re.findall(r"^\| (\d[\d, ]+) \|", TEXT, re.MULTILINE) for port in row.split(", ")}
     published = {port.published for service in COMPOSE.services.values() for port in service.ports}
-    listening = {split_listen(part.listen)[1] for part in (settings.api, settings.analyzer, settings.planner)}
+    parts = (settings.api, settings.analyzer, settings.planner, settings.collector)
+    listening = {split_listen(part.listen)[1] for part in parts}
 
-    assert listed == published | listening | {8123, 9000}
+    assert listed == published | listening | {settings.collector.clock_port, 8123, 9000}
+
+
+def test_every_capability_is_in_the_table_of_what_is_lost() -> None:
+    rows = "\n".join(re.findall(r"^\| (`CAP_[^|]+)\|", TEXT, re.MULTILINE))
+    granted = read_unit("lockstep-collector.service").only("AmbientCapabilities").split()
+
+    assert sorted(re.findall(r"CAP_\w+", rows)) == sorted(granted)
+
+
+def test_values_of_the_chart_that_are_set_are_there() -> None:
+    named = re.findall(r"--set (\w+)=", TEXT) + re.findall(r"`(token\.hostFile|privileged)\b", TEXT)
+
+    assert {name.partition(".")[0] for name in named} <= default_values().keys()
+    assert len(named) >= 3
+
+
+def test_release_in_the_directory_of_a_host_is_this_one() -> None:
+    assert set(re.findall(r"lockstep-(\d+\.\d+\.\d+)", TEXT)) == {__version__}

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from collector import agent, gateway_client
 from tests.deploy.commands import check_command
 from tests.deploy.unit_file import DIRECTORY, Unit, read_unit
 
@@ -19,8 +20,8 @@ KNOWN = {
     "Service": {
         *("Type", "User", "ExecStart", "Environment", "EnvironmentFile", "LoadCredential", "UMask"),
         *("StateDirectory", "StateDirectoryMode", "Restart", "RestartSec", "TimeoutStopSec"),
-        *("CPUQuota", "MemoryMax", "TasksMax", "LimitNOFILE", "Nice", "OOMScoreAdjust"),
-        *("ProtectSystem", "ProtectHome", "PrivateTmp", "NoNewPrivileges"),
+        *("CPUWeight", "CPUQuota", "MemoryMax", "TasksMax", "LimitNOFILE", "Nice", "OOMScoreAdjust"),
+        *("ProtectSystem", "ReadWritePaths", "ProtectHome", "PrivateTmp", "NoNewPrivileges"),
         *("AmbientCapabilities", "CapabilityBoundingSet"),
         *("RestrictSUIDSGID", "RestrictRealtime", "RestrictNamespaces", "RestrictAddressFamilies", "LockPersonality"),
         *("ProtectClock", "ProtectControlGroups", "ProtectHostname", "SystemCallArchitectures"),
@@ -96,13 +97,31 @@ def test_the_unit_is_limited_comes_back_and_can_write_in_its_state_directory_onl
     assert unit.only("Restart") == "on-failure"
     assert unit.only("ProtectSystem") == "strict"
     assert unit.only("NoNewPrivileges") == "yes"
-    assert unit.only("CapabilityBoundingSet") == ("CAP_SYSLOG" if unit is COLLECTOR else "")
+    assert unit is COLLECTOR or unit.only("CapabilityBoundingSet") == ""
     assert unit.only("PrivateTmp") == "yes", "else temporary files have no place under ProtectSystem=strict"
     assert re.fullmatch(r"\d+%", unit.only("CPUQuota"))
 
 
-def test_the_collector_has_the_right_that_reading_the_kernel_log_takes() -> None:
-    assert COLLECTOR.only("AmbientCapabilities") == COLLECTOR.only("CapabilityBoundingSet")
+def test_the_collector_can_have_no_more_capabilities_than_it_has_and_each_has_its_reason() -> None:
+    text = (DIRECTORY / COLLECTOR.name).read_text()
+    granted = COLLECTOR.only("AmbientCapabilities")
+
+    assert granted == COLLECTOR.only("CapabilityBoundingSet")
+    assert re.findall(r"^#   (\w+)  +\S", text, re.MULTILINE) == [name[4:] for name in granted.split()]
+
+
+def test_the_drop_in_takes_every_capability_away() -> None:
+    dropped = read_unit("without-capabilities.conf")
+
+    assert dropped.directives == (
+        ("Service", "AmbientCapabilities", ""),
+        ("Service", "CapabilityBoundingSet", ""),
+    )
+    assert dropped.name in (DIRECTORY / COLLECTOR.name).read_text()
+
+
+def test_the_collector_may_write_where_jobs_leave_their_ring_files() -> None:
+    assert COLLECTOR.only("ReadWritePaths") == "-/run/lockstep"
 
 
 def test_the_collector_finds_the_token_where_systemd_puts_it() -> None:
@@ -112,10 +131,14 @@ def test_the_collector_finds_the_token_where_systemd_puts_it() -> None:
     assert Path(source).parent == Path("/etc/lockstep")
 
 
-def test_the_collector_has_memory_for_its_buffer_twice() -> None:
+def test_the_collector_has_memory_for_itself_and_its_buffer_twice() -> None:
     buffer_mb = COLLECTOR.settings.collector.buffer_mb
 
-    assert mebibytes(COLLECTOR.only("MemoryMax")) >= 2 * buffer_mb + 256
+    assert mebibytes(COLLECTOR.only("MemoryMax")) >= 150 + 2 * buffer_mb
+
+
+def test_the_collector_is_given_the_time_that_its_end_may_take() -> None:
+    assert int(COLLECTOR.only("TimeoutStopSec")) > agent._LAST_READ_S + 2 * gateway_client._TIMEOUT_S
 
 
 def test_the_head_node_has_memory_for_its_engine_twice() -> None:
@@ -123,7 +146,9 @@ def test_the_head_node_has_memory_for_its_engine_twice() -> None:
 
 
 def test_nothing_hides_from_the_collector_what_it_reads() -> None:
+    # ProtectClock among them: it closes devices (systemd issue 18142) and refuses adjtimex (systemd issue 26413).
     hiding = {"PrivateNetwork", "ProtectProc", "ProcSubset", "PrivateDevices", "ProtectKernelLogs", "PrivateUsers"}
+    hiding |= {"ProtectClock"}
 
     assert hiding.isdisjoint(name for _, name, _ in COLLECTOR.directives)
     assert "AF_NETLINK" in COLLECTOR.only("RestrictAddressFamilies").split()

@@ -1,0 +1,231 @@
+"""Which NIC, transport, source port and queue pairs each NCCL connection of this host uses, and what failed on it.
+
+NCCL's own log is the best source, then its graph, the sockets and queue pairs of the process, the topology, and that
+a host has only one NIC. Connections are made when they are first used, so that the source keeps looking, and a row is
+sent again only when something better became known.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import structlog
+
+from collector.source import Reading
+from collector.sources.connection_events import EventMaker
+from collector.sources.connection_flows import flows_of_queue_pairs, flows_of_sockets, may_use_sockets
+from collector.sources.connection_guesses import rows_of_graph, rows_of_nic
+from collector.sources.connection_kernel import Kernel, KernelView, OpenSockets
+from collector.sources.connection_logs import Inode, NewTroubles, ProcessFiles
+from collector.sources.connection_nics import HostNics, read_nics
+from collector.sources.connection_processes import NcclProcess, NcclProcesses, find_job
+from collector.sources.connection_rows import Flow, Key, Owner, SentRows, join_flows, network_transport, rows_of_log
+from collector.sources.nccl_log_warnings import load_words
+from lockstep.arrow import rows_of
+from lockstep.records import Connection
+from lockstep.tables import TABLE_BY_NAME
+from lockstep.topology import Topology
+from lockstep.wish import Wish
+
+_log = structlog.get_logger("connections")
+
+_MOST_FILES_AT_ONCE = 16  # logs in which something is new, read in one turn: 16 MiB; the others come in the next
+_MOST_FACTS = 65_536  # remembered of all logs, about 30 MB; beyond it logs are not read on
+_MOST_ROWS = 2_000  # sent in one read; those of a big job take some
+_MOST_EVENTS = 64  # sent in one read; a link that breaks gives one for each of its connections
+_PATIENCE = 3  # looks without a better source, after which a guess is told
+_NETWORKS = ("ib", "socket", "ofi")  # transports that use a NIC of one connection
+
+ProcessKey = tuple[int, int]  # pid and start
+
+
+class ConnectionsSource:
+    """Looks at the processes of NCCL below `root`; `topology` says which NICs count, and which belong to a GPU."""
+
+    name = "connections"
+    period_s = 5.0
+
+    def __init__(
+        self, host: str, root: Path = Path("/"), topology: Topology | None = None, kernel: Kernel | None = None
+    ) -> None:
+        self._host, self._root, self._topology = host, root, topology
+        self._processes = NcclProcesses(root)
+        self._kernel = KernelView(root, kernel or Kernel())
+        self._words = load_words()
+        self._events = EventMaker(host, self._words)
+        self._files: dict[ProcessKey, ProcessFiles] = {}
+        self._looks: dict[ProcessKey, int] = {}
+        self._complaints: dict[tuple[ProcessKey, str], str] = {}
+        self._sent = SentRows()
+        self._settled: dict[ProcessKey, object] = {}  # of what all rows were sent, until something changes
+        self._told: dict[Inode, int] = {}  # up to where the warnings of a log were told before we were started
+        self._turn = 0
+
+    def read(self, now_ns: int, wishes: Sequence[Wish]) -> Reading:
+        processes = self._processes.look()
+        self._turn += 1
+        troubles = [*self._part(processes), *self._read_logs(self._meet(processes))]
+        nics = read_nics(self._root, self._host, self._topology)
+        events = [
+            event
+            for files, new in troubles
+            for event in self._events.make(now_ns, files.process, new, nics, self._used_nics(files, nics))
+        ]
+        self._events.finish(now_ns)
+        chosen = self._gather(now_ns, processes, nics)
+        lost = self._sent.pop_lost() + sum(files.story.pop_lost() for files in self._files.values())
+        return Reading(
+            {
+                "connections": rows_of(TABLE_BY_NAME["connections"], list(chosen)),
+                "events": rows_of(TABLE_BY_NAME["events"], list(events[:_MOST_EVENTS])),
+            },
+            watermark_ns=now_ns,
+            dropped=lost + max(len(events) - _MOST_EVENTS, 0),
+            checkpoint=self._checkpoint(),
+        )
+
+    def resume(self, checkpoint: bytes) -> None:
+        """Take up to where warnings were told: logs are read again for their connections, but told only once."""
+        self._told = {(device, inode): offset for device, inode, offset in json.loads(checkpoint)["logs"]}
+
+    def close(self) -> None:
+        """Let go of the logs."""
+        for files in self._files.values():
+            files.close()
+
+    def _checkpoint(self) -> bytes:
+        positions = [files.position for files in self._files.values()]
+        return json.dumps({"logs": [[*at[0], at[1]] for at in positions if at]}).encode()
+
+    def _part(self, processes: Sequence[NcclProcess]) -> list[tuple[ProcessFiles, NewTroubles]]:
+        """Return what processes wrote last that have ended since the last look, and forget them."""
+        alive = {_key(process) for process in processes}
+        gone = [self._files.pop(key) for key in self._files.keys() - alive]
+        self._looks = {key: looks for key, looks in self._looks.items() if key in alive}
+        self._complaints = {key: said for key, said in self._complaints.items() if key[0] in alive}
+        self._settled = {key: state for key, state in self._settled.items() if key in alive}
+        self._sent.forget_all_but(alive)
+        return [(files, files.read_last()) for files in gone]
+
+    def _meet(self, processes: list[NcclProcess]) -> list[NcclProcess]:
+        """Return the processes, after making room for those that are new."""
+        for process in processes:
+            key = _key(process)
+            self._looks[key] = self._looks.get(key, 0) + 1
+            if key not in self._files:
+                self._files[key] = ProcessFiles(self._root / "proc", process, self._told)
+        return processes
+
+    def _read_logs(self, processes: Sequence[NcclProcess]) -> list[tuple[ProcessFiles, NewTroubles]]:
+        """Return what is new in the logs."""
+        troubles: list[tuple[ProcessFiles, NewTroubles]] = []
+        busy, size = 0, sum(files.story.size for files in self._files.values())
+        for process in self._in_turn(processes):
+            files = self._files[_key(process)]
+            if size >= _MOST_FACTS:
+                self._complain(process, "size", f"the logs of this host say more than {_MOST_FACTS} things")
+                continue
+            before, size = files.position, size - files.story.size
+            troubles.append((files, files.read_log()))
+            busy, size = busy + (files.position != before), size + files.story.size
+            self._complain(process, "file", files.problem)
+            if busy >= _MOST_FILES_AT_ONCE:
+                break
+        return troubles
+
+    def _gather(self, now_ns: int, processes: Sequence[NcclProcess], nics: HostNics) -> list[Connection]:
+        """Return the rows to send; a process of which nothing is new is not looked through again."""
+        flows = self._find_flows(processes, nics)
+        chosen: list[Connection] = []
+        for process in self._in_turn(processes):
+            key = _key(process)
+            state = (self._files[key].story.revision, flows[key], nics)
+            if self._settled.get(key) == state:
+                continue
+            rows, is_settled = self._rows_of(self._owner(now_ns, process), process, flows[key], nics)
+            chosen += self._sent.choose(rows, _MOST_ROWS - len(chosen))
+            if is_settled and not self._sent.has_more:
+                self._settled[key] = state
+            if len(chosen) >= _MOST_ROWS:
+                break
+        return chosen
+
+    def _find_flows(self, processes: Sequence[NcclProcess], nics: HostNics) -> dict[ProcessKey, list[Flow]]:
+        """Return the sockets and queue pairs of each process."""
+        stories = {_key(process): self._files[_key(process)].story for process in processes}
+        networks = self._words.networks
+        sockets = self._kernel.sockets_of(
+            [process for process in processes if may_use_sockets(stories[_key(process)], networks)]
+        )
+        pairs = self._kernel.pairs_by_pid() if nics.ports else {}
+        flows: dict[ProcessKey, list[Flow]] = {}
+        for key, story in stories.items():
+            mine = sockets.get(key[0], OpenSockets())
+            flows[key] = [
+                *flows_of_sockets(key, mine.bulk, mine.addresses, story, nics, networks),
+                *flows_of_queue_pairs(key, pairs.get(key[0], ()), story, nics),
+            ]
+        # Where a process drives a NIC for others (PXN), its flows are not all of its own connections.
+        is_foreign = any(story.uses_proxies for story in stories.values())
+        return {key: [_guarded(flow, is_foreign) for flow in each] for key, each in flows.items()}
+
+    def _rows_of(
+        self, owner: Owner, process: NcclProcess, flows: list[Flow], nics: HostNics
+    ) -> tuple[dict[Key, Connection], bool]:
+        """Return all rows of a process, and whether only its log and its flows can change them."""
+        log = rows_of_log(owner, self._files[owner.key].story.connections.values(), nics, self._words.networks)
+        unknown = ", ".join(sorted(log.unknown_networks))
+        self._complain(process, "network", f"networks that are not known: {unknown}" if unknown else "")
+        rows = join_flows(owner, log, flows)
+        if any(row.nic and row.source == "nccl_log" for row in rows.values()):
+            return rows, True
+        needs_nic = not rows or any(row.transport in _NETWORKS for row in rows.values())
+        has_nic = any(row.nic for row in rows.values())
+        return rows | self._look_elsewhere(owner, process, nics, needs_nic and not has_nic), False
+
+    def _look_elsewhere(
+        self, owner: Owner, process: NcclProcess, nics: HostNics, may_guess: bool
+    ) -> dict[Key, Connection]:
+        """Return what the graph says; else, for a process that surely uses NCCL, what the host itself suggests."""
+        files = self._files[owner.key]
+        uses = files.read_graph()
+        carriers = {network_transport(network, self._words.networks) for network, _ in files.story.used}
+        transport = carriers.pop() if len(carriers) == 1 else None
+        rows = rows_of_graph(owner, uses, files.read_device_names(), nics, transport) if uses else {}
+        comms = files.story.comms.comms
+        is_sure = process.holds_ring or bool(comms)
+        if rows or not may_guess or not is_sure or self._looks[owner.key] < _PATIENCE:
+            return rows
+        return rows_of_nic(owner, {comm.gpu for comm in comms}, nics, transport)
+
+    def _owner(self, now_ns: int, process: NcclProcess) -> Owner:
+        job = find_job(self._root / "proc", process)
+        return Owner(_key(process), self._host, job, process.attempt, now_ns)
+
+    def _in_turn(self, processes: Sequence[NcclProcess]) -> list[NcclProcess]:
+        """Return the processes, another one first each time, so that a busy one does not keep others back."""
+        first = self._turn % max(len(processes), 1)
+        return [*processes[first:], *processes[:first]]
+
+    def _used_nics(self, files: ProcessFiles, nics: HostNics) -> set[str]:
+        """Return the NICs through which a process sends or receives by RDMA, as its log says."""
+        networks = self._words.networks
+        used = [names for network, names in files.story.used if network_transport(network, networks) == "ib"]
+        names = [nics.name_devices(names, "ib") for names in used]
+        return {name for name in names if name}
+
+    def _complain(self, process: NcclProcess, topic: str, problem: str) -> None:
+        """Say it when it changes, not each time round."""
+        key = (_key(process), topic)
+        if problem and problem != self._complaints.get(key):
+            _log.warning("NCCL's own words on its connections cannot be used", pid=process.pid, problem=problem)
+        self._complaints[key] = problem
+
+
+def _guarded(flow: Flow, is_foreign: bool) -> Flow:
+    return replace(flow, may_join=False) if is_foreign else flow
+
+
+def _key(process: NcclProcess) -> ProcessKey:
+    return process.pid, process.start_ticks

@@ -1,0 +1,285 @@
+"""What other systems tell becomes events once, however often they tell it; a token tells only what it may."""
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from api.gateway.log import Entry
+from lockstep.clock import NS_PER_S, rfc3339
+from lockstep.config import GatewaySettings, Settings
+from lockstep.errors import GatewayFull
+from lockstep.store.store import Store
+from tests.api.build import Api, bearer, check_problem, running_api
+from tests.api.fake_store import FakeStore
+from tests.waiting import HastyClock, eventually
+
+ALERTS, GPUD = "/api/v1/intake/alertmanager", "/api/v1/intake/gpud"
+Told = dict[str, Any]  # Any: JSON
+SMALL = Settings(gateway=GatewaySettings(max_batch_mb=1))
+
+
+@pytest.fixture
+def light_api(tmp_path: Path) -> Iterator[Api]:
+    """An app of one's own whose store is in memory."""
+    with running_api(tmp_path, FakeStore(), settings=SMALL) as running:
+        yield running
+
+
+def alert(name: str = "NodeDown", *, host: str = "h3", ends: str | None = None, **told: object) -> Told:
+    """An alert as Alertmanager writes it, resolved where it has an end."""
+    return {
+        "status": "resolved" if ends else "firing",
+        "labels": {"alertname": name, "instance": f"{host}:9100", "severity": "critical"},
+        "annotations": {"summary": f"{host} does not answer"},
+        "startsAt": "2024-05-01T08:00:00.5Z",
+        "endsAt": ends or "0001-01-01T00:00:00Z",
+        "generatorURL": "http://prometheus/graph",
+        "fingerprint": f"{name}-{host}",
+    } | told
+
+
+def notification(*alerts: Told) -> Told:
+    return {"version": "4", "groupKey": "{}:{}", "status": "firing", "receiver": "lockstep", "alerts": list(alerts)}
+
+
+def post(api: Api, path: str, body: object, token: str, **query: str) -> httpx.Response:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return api.client.post(path, content=data, params=query, headers=bearer(token))
+
+
+def post_alerts(api: Api, *alerts: Told) -> httpx.Response:
+    return post(api, ALERTS, notification(*alerts), api.make_token("ingest", "intake:alertmanager"))
+
+
+def stored_messages(api: Api) -> list[str]:
+    """Close the gateway, which stores everything it has, and return what is in the store."""
+    api.parts.gateway.close()
+    api.parts.gateway.close = lambda: None  # type: ignore[method-assign]  # the app would close it once more
+    store = api.parts.store
+    assert isinstance(store, FakeStore)
+    return [str(message) for message in store.column("events", "message")]
+
+
+def test_alert_is_acknowledged_and_can_be_queried(api: Api) -> None:
+    answer = post_alerts(api, alert(host="queried"))
+    assert (answer.status_code, answer.json()) == (200, {"events": 1, "too_young": 0, "left_out": 0})
+
+    def arrived() -> list[Told]:
+        found = api.parts.store.query(
+            "SELECT ts_ns, source, kind, component, severity FROM events WHERE host = 'queried'"
+        )
+        return list(found.to_pylist())
+
+    eventually(arrived)
+    assert arrived() == [
+        {
+            "ts_ns": 1_714_550_400_500_000_000,
+            "source": "alertmanager",
+            "kind": "alert",
+            "component": "host:queried",
+            "severity": "critical",
+        }
+    ]
+
+
+def test_retries_repeats_and_grown_groups_store_each_news_once(light_api: Api) -> None:
+    first, second = alert(host="h1"), alert(host="h2")
+    for group in ([first], [first], [first, second], [second, first]):
+        assert post_alerts(light_api, *group).json()["events"] == len(group)
+    assert sorted(stored_messages(light_api)) == [
+        "NodeDown is firing: h1 does not answer (instance=h1:9100 severity=critical)",
+        "NodeDown is firing: h2 does not answer (instance=h2:9100 severity=critical)",
+    ]
+
+
+def test_alert_that_is_resolved_and_fires_again_is_three_events(light_api: Api) -> None:
+    over = alert(ends="2024-05-01T08:05:00Z")
+    again = alert(startsAt="2024-05-01T08:10:00Z")
+    for news in (alert(), over, over, again, again):
+        post_alerts(light_api, news)
+    assert [message.split()[2] for message in stored_messages(light_api)] == ["firing:", "resolved:", "firing:"]
+
+
+def test_news_older_than_what_was_heard_of_an_alert_is_not_stored(light_api: Api) -> None:
+    post_alerts(light_api, alert(ends="2024-05-01T08:05:00Z"))
+    post_alerts(light_api, alert())
+    assert len(stored_messages(light_api)) == 1
+
+
+def test_what_was_heard_is_known_after_a_restart(tmp_path: Path) -> None:
+    store = FakeStore()
+    for _ in range(2):
+        with running_api(tmp_path, store) as api:
+            assert post_alerts(api, alert(), alert(host="h4")).json()["events"] == 2
+    assert len(store.column("events", "message")) == 2
+
+
+def test_alertmanager_that_was_told_to_come_again_loses_and_doubles_nothing(
+    light_api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit, calls = light_api.parts.gateway.submit, 0
+
+    def full_at_the_second(entry: Entry) -> "Future[int]":
+        nonlocal calls
+        calls += 1
+        if calls != 2:
+            return submit(entry)
+        refused: Future[int] = Future()
+        refused.set_exception(GatewayFull("stands for a log that is full for a moment"))
+        return refused
+
+    monkeypatch.setattr(light_api.parts.gateway, "submit", full_at_the_second)
+    alerts = [alert(host=f"h{n}") for n in range(3)]
+    answer = post_alerts(light_api, *alerts)
+    check_problem(answer, 503, "busy")
+    assert answer.headers["Retry-After"] == "1"
+    assert post_alerts(light_api, *alerts).status_code == 200
+    assert len(stored_messages(light_api)) == 3
+
+
+def test_alert_from_the_future_and_one_without_time_are_left_out(light_api: Api) -> None:
+    later = rfc3339(light_api.parts.clock.now_ns() + 10 * 86_400 * NS_PER_S)
+    answer = post_alerts(light_api, alert(startsAt=later), alert(host="h5", startsAt="soon"), alert(host="h6"))
+    assert answer.json() == {"events": 1, "too_young": 0, "left_out": 2}
+
+
+def test_token_of_a_host_tells_of_that_host_only(light_api: Api) -> None:
+    token = light_api.make_token("ingest", "h3")
+    assert post(light_api, ALERTS, notification(alert(host="h3")), token).status_code == 200
+    refused = post(
+        light_api, ALERTS, notification(alert(host="h3", startsAt="2024-05-01T09:00:00Z"), alert(host="h4")), token
+    )
+    assert "this token is for h3, the news is about h4" in check_problem(refused, 403, "wrong-host")
+    assert len(stored_messages(light_api)) == 1
+
+
+def test_host_cannot_silence_an_alert_of_another_by_its_fingerprint(light_api: Api) -> None:
+    mine = alert(host="h3", fingerprint="NodeDown-h4", startsAt="2024-05-01T09:00:00Z")
+    post(light_api, ALERTS, notification(mine), light_api.make_token("ingest", "h3"))
+    post_alerts(light_api, alert(host="h4"))
+    assert len(stored_messages(light_api)) == 2
+
+
+@pytest.mark.parametrize("path", [ALERTS, GPUD])
+def test_request_without_the_right_token_is_refused(light_api: Api, path: str) -> None:
+    check_problem(light_api.client.post(path, content=b"[]"), 401, "no-token")
+    check_problem(post(light_api, path, [], light_api.make_token("read")), 403, "wrong-scope")
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        (b"{", "the notification: is not JSON"),
+        (b"\xff", "the notification: is not JSON"),
+        (b'{"version": "3", "alerts": []}', "the notification: version: "),
+        (b'{"version": "4"}', "the notification: alerts: "),
+        (b'{"version": "4", "alerts": [{"status": "odd"}]}', "the notification: alerts.0.status: "),
+    ],
+)
+def test_garbage_is_refused_with_its_place(light_api: Api, body: bytes, sentence: str) -> None:
+    answer = post(light_api, ALERTS, body, light_api.make_token("ingest", "intake:alertmanager"))
+    assert check_problem(answer, 400, "bad-input").startswith(sentence)
+
+
+@pytest.mark.parametrize("path", [ALERTS, GPUD])
+def test_large_body_is_refused(light_api: Api, path: str) -> None:
+    answer = post(light_api, path, b" " * ((1 << 20) + 1), light_api.make_token("ingest", "h3"))
+    assert check_problem(answer, 413, "too-large") == "a request may have 1 MiB"
+
+
+def test_full_gateway_asks_to_come_again(light_api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: object) -> None:
+        raise GatewayFull("4096 MiB wait for the store already")
+
+    monkeypatch.setattr(light_api.parts.gateway, "submit", full)
+    check_problem(post_alerts(light_api, alert()), 503, "busy")
+
+
+def component(*events: Told, name: str = "accelerator-nvidia-error-xid") -> Told:
+    times = {"startTime": "2024-05-01T07:00:00Z", "endTime": "2024-05-01T08:00:00Z"}
+    return {"component": name, **times, "events": list(events)}
+
+
+def xid(message: str = "XID 79", time: str = "2024-05-01T07:59:00Z", **told: object) -> Told:
+    return {"time": time, "name": "error_xid", "type": "Critical", "message": message} | told
+
+
+def test_overlapping_answers_of_gpud_store_each_event_once(light_api: Api) -> None:
+    token = light_api.make_token("ingest", "h3")
+    later = xid("XID 48", "2024-05-01T07:59:10Z")
+    for events in ([xid(), xid("XID 13")], [later, xid("XID 13"), xid()], [later]):
+        assert post(light_api, GPUD, [component(*events)], token).json()["events"] == len(events)
+    assert stored_messages(light_api) == [
+        f"accelerator-nvidia-error-xid: error_xid: {message}" for message in ("XID 79", "XID 13", "XID 48")
+    ]
+
+
+def test_event_whose_second_may_not_be_over_is_taken_from_a_later_answer(light_api: Api) -> None:
+    clock = light_api.parts.clock
+    assert isinstance(clock, HastyClock)
+    young = [component(xid(time=rfc3339(clock.now_ns() + 1000 * NS_PER_S)))]
+    token = light_api.make_token("ingest", "h3")
+    assert post(light_api, GPUD, young, token).json() == {"events": 0, "too_young": 1, "left_out": 0}
+    clock.skip(2000)
+    assert post(light_api, GPUD, young, token).json() == {"events": 1, "too_young": 0, "left_out": 0}
+    assert len(stored_messages(light_api)) == 1
+
+
+def test_one_token_may_tell_of_all_hosts_that_it_names(light_api: Api) -> None:
+    token = light_api.make_token("ingest", "intake:gpud")
+    for host in ("h1", "h2"):
+        assert post(light_api, GPUD, [component(xid())], token, host=host).json()["events"] == 1
+    nameless = post(light_api, GPUD, [component(xid())], token)
+    assert "add ?host=" in check_problem(nameless, 400, "bad-input")
+    store = light_api.parts.store
+    assert len(stored_messages(light_api)) == 2
+    assert isinstance(store, FakeStore)
+    assert sorted(map(str, store.column("events", "host"))) == ["h1", "h2"]
+
+
+def test_collector_s_token_may_not_tell_of_another_host(light_api: Api) -> None:
+    answer = post(light_api, GPUD, [component(xid())], light_api.make_token("ingest", "h3"), host="h4")
+    assert "this token is for h3" in check_problem(answer, 403, "wrong-host")
+
+
+@pytest.mark.parametrize("host", ["a/b", "a b", "x" * 254])
+def test_name_that_is_no_host_is_refused(light_api: Api, host: str) -> None:
+    answer = post(light_api, GPUD, [], light_api.make_token("ingest", "intake:gpud"), host=host)
+    assert "is no name of a host" in check_problem(answer, 400, "bad-input")
+
+
+def test_bad_states_of_gpud_are_events_and_good_ones_are_not(light_api: Api) -> None:
+    states = [
+        {"time": "2024-05-01T07:59:00Z", "name": "ib", "health": "Unhealthy", "reason": "1 port down"},
+        {"time": "2024-05-01T07:59:00Z", "name": "gpu", "health": "Healthy", "reason": "ok"},
+    ]
+    token = light_api.make_token("ingest", "h3")
+    answer = post(light_api, GPUD, [{"component": "infiniband", "states": states}], token)
+    assert answer.json()["events"] == 1
+    assert stored_messages(light_api) == ["infiniband: ib Unhealthy: 1 port down"]
+
+
+def test_events_wait_on_disk_while_the_store_is_away(tmp_path: Path, shared_store: Store) -> None:
+    away = FakeStore(fault=GatewayFull("stands for any trouble"))
+    with running_api(tmp_path, shared_store, gateway_store=away) as api:
+        assert post_alerts(api, alert()).status_code == 200
+
+
+def test_way_in_is_described_with_an_example(light_api: Api) -> None:
+    paths = light_api.client.get("/openapi.json").json()["paths"]
+    for path in (ALERTS, GPUD):
+        operation = paths[path]["post"]
+        assert "Authorization" in operation["description"] or "authorization" in operation["description"]
+        assert operation["requestBody"]["content"]["application/json"]["example"]
+
+
+def test_example_in_the_description_is_one_that_is_taken(light_api: Api) -> None:
+    paths = light_api.client.get("/openapi.json").json()["paths"]
+    for path, name in ((ALERTS, "intake:alertmanager"), (GPUD, "h3")):
+        example = paths[path]["post"]["requestBody"]["content"]["application/json"]["example"]
+        assert post(light_api, path, example, light_api.make_token("ingest", name)).json()["events"] == 1

@@ -1,0 +1,257 @@
+"""Exporters on real sockets, well and ill: rows come from those that answer, whatever the others do."""
+
+import gzip
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
+from structlog.testing import capture_logs
+
+from collector.sources import fabric_scrape
+from collector.sources.fabric import FabricSource
+from lockstep.arrow import schema_of
+from lockstep.errors import NotPresent
+from lockstep.tables import TABLE_BY_NAME
+from tests.builders import T0
+from tests.collector.sources.exporting import TEXT, drips, exporter, hangs, says
+from tests.collector.sources.test_fabric_ports import SNMP, UFM
+from tests.waiting import eventually
+
+Row = dict[str, Any]  # Any: what a row holds
+SERVED = "exporter of switches cannot be read in full"
+
+
+def toml_of(url: str, **settings: object) -> str:
+    words = {"profile": "snmp_if_mib", "switch": "leaf1", "every_s": 0.1, "timeout_s": 0.5} | settings
+    lines = [
+        f"{name} = {value!r}" if not isinstance(value, int | float) else f"{name} = {value}"
+        for name, value in words.items()
+    ]
+    return "\n".join(["[[target]]", f"url = {url!r}", *lines]) + "\n"
+
+
+@contextmanager
+def source_of(folder: Path, *targets: str) -> Iterator[FabricSource]:
+    """Give the source over these targets; at the end it is closed as the agent would."""
+    file = folder / "fabric.toml"
+    file.write_text("".join(targets), encoding="utf-8")
+    source = FabricSource("head", file)
+    try:
+        yield source
+    finally:
+        source.close()
+
+
+def rows_until(source: FabricSource, least: int = 1) -> list[Row]:
+    """Read until so many rows have come."""
+    rows: list[Row] = []
+
+    def enough() -> bool:
+        reading = source.read(T0, ())
+        assert reading.tables["fabric_counters"].schema == schema_of(TABLE_BY_NAME["fabric_counters"])
+        assert reading.watermark_ns == T0
+        rows.extend(reading.tables["fabric_counters"].to_pylist())
+        return len(rows) >= least
+
+    eventually(enough)
+    return rows
+
+
+def complaint_of(folder: Path, url: str, **settings: object) -> str:
+    """Return the one complaint that the log has about a target once it was asked twice in vain."""
+    with capture_logs() as logs, source_of(folder, toml_of(url, **settings)) as source:
+        source.read(T0, ())
+        eventually(lambda: source.failed_scrapes[url] >= 2)
+        assert source.read(T0, ()).tables["fabric_counters"].num_rows == 0
+    (line,) = [line for line in logs if line["event"] == SERVED]
+    assert (line["log_level"], line["target"]) == ("warning", url)
+    return str(line["problem"])
+
+
+def test_no_target_is_an_answer() -> None:
+    source = FabricSource("head")
+    with pytest.raises(NotPresent, match="no exporter of a switch is named"):
+        source.read(T0, ())
+    source.close()
+
+
+def test_healthy_exporter_is_read_again_and_again(tmp_path: Path) -> None:
+    with exporter(says(SNMP)) as switch, source_of(tmp_path, toml_of(switch.url)) as source:
+        first, second = rows_until(source, 2)[:2]
+    assert (first["host"], first["switch"], first["port"], first["rx_bytes"]) == (
+        "head",
+        "leaf1",
+        "Eth1/1",
+        15 * 10**11,
+    )
+    assert 0 < first["ts_ns"] < second["ts_ns"]
+    assert source.failed_scrapes == {switch.url: 0}
+
+
+def test_answer_packed_with_gzip_is_read(tmp_path: Path) -> None:
+    packed = says(gzip.compress(SNMP.encode()), Content_Encoding="gzip")
+    with exporter(packed) as switch, source_of(tmp_path, toml_of(switch.url)) as source:
+        assert rows_until(source)[0]["port"] == "Eth1/1"
+    assert switch.asked[0]["Accept-Encoding"] == "gzip"
+
+
+def test_openmetrics_is_read(tmp_path: Path) -> None:
+    lines = SNMP.replace("ifHCInOctets{", "ifHCInOctets_total{").replace("ifHCOutOctets{", "ifHCOutOctets_total{")
+    kept = "\n".join(line for line in lines.splitlines() if any(word in line for word in ("Octets", "ifOperStatus")))
+    strict = says(kept.strip() + "\n# EOF\n", Content_Type="application/openmetrics-text; version=1.0.0")
+    with exporter(strict) as switch, source_of(tmp_path, toml_of(switch.url)) as source:
+        row = rows_until(source)[0]
+    assert (row["rx_bytes"], row["tx_bytes"], row["up"]) == (15 * 10**11, 200, True)
+
+
+def test_exporter_made_with_prometheus_s_own_library_is_read(tmp_path: Path) -> None:
+    registry = CollectorRegistry()
+    for name, value in (("ifHCInOctets", 2**40), ("ifHCOutOctets", 7)):
+        Counter(name, "octets", ["ifName"], registry=registry).labels("Eth1/1").inc(value)
+    Gauge("ifOperStatus", "state", ["ifName"], registry=registry).labels("Eth1/1").set(2)
+    server, thread = start_http_server(0, "127.0.0.1", registry)
+    try:
+        with source_of(tmp_path, toml_of(f"http://127.0.0.1:{server.server_port}/metrics")) as source:
+            row = rows_until(source)[0]
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+    assert (row["up"], row["rx_bytes"], row["tx_bytes"], row["errors"]) == (False, 2**40, 7, None)
+
+
+def test_authorization_is_sent_and_read_anew_each_time(tmp_path: Path) -> None:
+    secret = tmp_path / "authorization"
+    secret.write_text("Bearer one\n")
+    named = {"authorization_file": str(secret)}
+    with exporter(says(SNMP)) as switch, source_of(tmp_path, toml_of(switch.url, **named)) as source:
+        rows_until(source)
+        secret.write_text("Bearer two\n")
+        eventually(lambda: switch.asked[-1]["Authorization"] == "Bearer two")
+    assert switch.asked[0]["Authorization"] == "Bearer one"
+
+
+def test_exporter_that_hangs_or_drips_delays_nobody(tmp_path: Path) -> None:
+    with exporter(says(SNMP)) as well, exporter(hangs(lambda: stuck)) as stuck, exporter(drips(lambda: slow)) as slow:
+        targets = [toml_of(stuck.url, timeout_s=300), toml_of(slow.url, timeout_s=300), toml_of(well.url)]
+        with source_of(tmp_path, *targets) as source:
+            source.read(T0, ())
+            eventually(lambda: stuck.asked and slow.asked)
+            rows_until(source, 4)
+            assert (len(stuck.asked), len(slow.asked)) == (1, 1)
+
+
+def test_exporter_that_hangs_is_given_up(tmp_path: Path) -> None:
+    with exporter(hangs(lambda: stuck)) as stuck:
+        assert complaint_of(tmp_path, stuck.url).startswith("ReadTimeout")
+
+
+def test_exporter_that_drips_is_given_up(tmp_path: Path) -> None:
+    with exporter(drips(lambda: slow)) as slow:
+        assert complaint_of(tmp_path, slow.url, timeout_s=1.5) == "its answer took too long"
+
+
+def test_nobody_there_is_said_once(tmp_path: Path) -> None:
+    with exporter(says("")) as gone:
+        pass
+    assert complaint_of(tmp_path, gone.url).startswith("ConnectError")
+
+
+def test_status_500_is_said_once(tmp_path: Path) -> None:
+    with exporter(says("sorry", status=500)) as ill:
+        assert complaint_of(tmp_path, ill.url) == "it answers with status 500"
+
+
+def test_redirect_is_not_followed(tmp_path: Path) -> None:
+    with exporter(says("", status=302, Location="http://127.0.0.1:1/")) as elsewhere:
+        assert complaint_of(tmp_path, elsewhere.url) == "it answers with status 302"
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        (b'ifHCInOctets{ifName="a"} \xff\xfe\n', "its answer is not text"),
+        (b'ifHCInOctets{ifName="a" 1\n', "its answer is not in the Prometheus format"),
+        (b"ifHCInOctets{" + b"x" * 70_000, "a line of its answer is longer than 64 KiB"),
+    ],
+)
+def test_garbage_is_said_once(tmp_path: Path, body: bytes, problem: str) -> None:
+    with exporter(says(body)) as mad:
+        assert complaint_of(tmp_path, mad.url) == problem
+
+
+@pytest.mark.parametrize("body", [b"not gzip", gzip.compress(SNMP.encode(), mtime=0)[:-9]])
+def test_packing_that_is_broken_is_said_once(tmp_path: Path, body: bytes) -> None:
+    with exporter(says(body, Content_Encoding="gzip")) as mad:
+        assert complaint_of(tmp_path, mad.url).startswith("its answer ")
+
+
+def test_packing_that_nobody_asked_for_is_refused(tmp_path: Path) -> None:
+    with exporter(says(b"", Content_Encoding="br")) as odd:
+        assert complaint_of(tmp_path, odd.url) == "its answer is packed as 'br', which nobody asked for"
+
+
+def test_answer_that_unpacks_into_a_huge_one_is_refused(tmp_path: Path) -> None:
+    bomb = gzip.compress(b"#\n" * (10 << 20))
+    assert len(bomb) < 100_000
+    with exporter(says(bomb, Content_Encoding="gzip")) as mad:
+        assert complaint_of(tmp_path, mad.url, max_mb=1) == "its answer is larger than 1 MiB"
+
+
+def test_answer_that_never_ends_is_refused(tmp_path: Path) -> None:
+    def endless(request: BaseHTTPRequestHandler) -> None:
+        request.send_response(200)
+        request.send_header("Content-Type", TEXT)
+        request.end_headers()
+        while True:
+            request.wfile.write(b"# more\n" * 10_000)
+
+    with exporter(endless) as mad:
+        assert complaint_of(tmp_path, mad.url, max_mb=1, timeout_s=30) == "its answer is larger than 1 MiB"
+
+
+def test_more_wanted_lines_than_are_kept_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fabric_scrape, "MOST_KEPT_BYTES", 500)
+    with exporter(says(SNMP)) as large:
+        assert "of what the profile wants" in complaint_of(tmp_path, large.url)
+
+
+def test_exporter_that_recovers_is_read_again_and_that_is_said(tmp_path: Path) -> None:
+    away = says("", status=503)
+    with capture_logs() as logs, exporter(away) as switch, source_of(tmp_path, toml_of(switch.url)) as source:
+        source.read(T0, ())
+        eventually(lambda: source.failed_scrapes[switch.url])
+        switch.answer = says(SNMP)
+        rows_until(source)
+        eventually(lambda: len(logs) == 2)
+    assert [line["log_level"] for line in logs] == ["warning", "info"]
+
+
+def test_same_samples_of_an_exporter_that_stamps_them_are_no_new_rows(tmp_path: Path) -> None:
+    named = {"profile": "ufm_telemetry"}
+    with exporter(says(UFM)) as ufm, source_of(tmp_path, toml_of(ufm.url, **named)) as source:
+        rows_until(source, 1)
+        asked = len(ufm.asked)
+        eventually(lambda: len(ufm.asked) > asked + 1)
+        assert source.read(T0, ()).tables["fabric_counters"].num_rows == 0
+        ufm.answer = says(UFM.replace("1628683905941", "1628683906941"))
+        assert len(rows_until(source, 1)) == 1
+
+
+def test_answers_that_nobody_takes_are_dropped_and_counted(tmp_path: Path) -> None:
+    with exporter(says(SNMP)) as switch, source_of(tmp_path, toml_of(switch.url)) as source:
+        source.read(T0, ())
+        eventually(lambda: len(switch.asked) >= 7)
+        reading = source.read(T0, ())
+    assert reading.tables["fabric_counters"].num_rows == 4
+    assert reading.dropped >= 1
+
+
+def test_certificates_that_are_not_there_yet_are_a_fault_of_that_target(tmp_path: Path) -> None:
+    with exporter(says(SNMP)) as switch:
+        problem = complaint_of(tmp_path, switch.url, ca_file=str(tmp_path / "ca.pem"))
+    assert problem.startswith("FileNotFoundError")
