@@ -2,7 +2,6 @@
 
 import signal
 import socket
-import sys
 import threading
 from importlib import import_module
 from pathlib import Path
@@ -13,6 +12,7 @@ import typer
 from cli.setup import settings_of
 from collector.agent import CollectorAgent
 from collector.gateway_client import GatewayClient
+from collector.lean import leave_out_pandas
 from collector.metrics import serve_metrics
 from collector.outbox import MemoryOutbox
 from collector.parcel import Checkpoints, Destination, Outbox
@@ -28,8 +28,7 @@ _log = structlog.get_logger("collect")
 def command(context: typer.Context) -> None:
     """Read this host and send what is found to the gateway, until stopped."""
     settings = settings_of(context)
-    # pyarrow imports pandas as soon as it sees a list, where somebody has installed it: 40 MB that nobody here uses.
-    sys.modules.setdefault("pandas", None)  # type: ignore[arg-type]  # how Python is told that there is none
+    leave_out_pandas()
     host = settings.collector.host or socket.gethostname().split(".", 1)[0]
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
