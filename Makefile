@@ -45,6 +45,8 @@ gpu-test: plugin  ## tests on a machine with a GPU; GPU_TEST='--help' lists what
 bench: install  ## measure every claim; `lockstep bench NAME --quick` for one
 	$(BIN)/lockstep bench store
 	$(BIN)/lockstep bench plugin
+	$(BIN)/lockstep bench ingest
+	$(BIN)/lockstep bench fleet
 
 system-packages:
 	@tests/install-system-packages

@@ -53,8 +53,8 @@ class Spool:
 
     def put(self, parcel: Parcel) -> None:
         with self._guard:
-            place = Place(self._start, parcel.number, parcel.boot)
-            self._add(self._store(place, parcel))
+            self._add(_Waiting(Place(self._start, parcel.number, parcel.boot), len(parcel.body), parcel.rows, parcel))
+            self._write_held()
             self._make_room()
 
     def first(self) -> Parcel | None:
@@ -111,14 +111,24 @@ class Spool:
                 self._report(f"after a kill some rows may be sent twice: {error}")
         return waiting.parcel
 
-    def _store(self, place: Place, parcel: Parcel) -> _Waiting:
-        try:
-            size = write_parcel(self._directory, place, parcel, durable=bool(self._waiting))
-        except OSError as error:
-            self._report(f"the spool takes nothing, batches wait in memory: {error}")
-            return _Waiting(place, len(parcel.body), parcel.rows, parcel)
+    def _write_held(self) -> None:
+        """Write what is in memory, in order, as far as the disk takes it.
+
+        A later parcel is never on disk before an earlier one: its checkpoints would say that the other's rows are
+        safe, and after a kill nobody would read them again.
+        """
+        for index, waiting in enumerate(self._waiting):
+            if waiting.parcel is None:
+                continue
+            try:
+                size = write_parcel(self._directory, waiting.place, waiting.parcel, durable=index > 0)
+            except OSError as error:
+                self._report(f"the spool takes nothing, batches wait in memory: {error}")
+                return
+            self._held_bytes -= waiting.bytes
+            self._disk_bytes += size
+            waiting.parcel, waiting.bytes = None, size
         self._report("")
-        return _Waiting(place, size, parcel.rows, None)
 
     def _make_room(self) -> None:
         """Drop the oldest where there is too much, on disk or in memory; the newest always stays."""

@@ -12,6 +12,7 @@ import pyarrow as pa
 from lockstep import wire
 from lockstep.arrow import fill_rows
 from lockstep.rings.clock import TickClock
+from lockstep.rings.grouping import pick
 from lockstep.rings.identity import Identity
 from lockstep.rings.live import PLACED_COMM
 from lockstep.rings.origin import Origin
@@ -25,9 +26,14 @@ class CommunicatorHistory:
 
     def __init__(self) -> None:
         self._members = np.empty(0, PLACED_COMM)  # by place, then by when they were made
+        self._last = b""  # the table as it was
 
     def update(self, members: Array) -> Array:
         """Take in the table as it is now; return which of its elements are new or have changed."""
+        content = members.tobytes()
+        if content == self._last:
+            return np.zeros(len(members), bool)
+        self._last = content
         changed = ~np.isin(_bytes_of(members), _bytes_of(self._members))
         outdated = np.isin(_numbers_of(self._members), _numbers_of(members))
         both = np.concatenate([self._members[~outdated], members])
@@ -39,14 +45,15 @@ class CommunicatorHistory:
 
         Cost: a loop over the distinct places, not over the records.
         """
-        members, found = np.zeros(len(places), PLACED_COMM), np.zeros(len(places), bool)
+        numbers = np.full(len(places), -1)
         for place in np.unique(places).tolist():
-            held = self._members[slice(*np.searchsorted(self._members["place"], [place, place + 1]))]
+            first, end = np.searchsorted(self._members["place"], [place, place + 1]).tolist()
             here = np.flatnonzero(places == place)
-            number = np.searchsorted(held["init_ticks"], ticks[here], side="right")
-            here, number = here[number > 0], number[number > 0]
-            found[here], members[here] = True, held[number - 1]
-        return members, found
+            behind = np.searchsorted(self._members["init_ticks"][first:end], ticks[here], side="right")
+            numbers[here] = np.where(behind > 0, first + behind - 1, -1)
+        if len(self._members) == 0:
+            return np.zeros(len(places), PLACED_COMM), np.zeros(len(places), bool)
+        return pick(self._members, numbers), numbers >= 0
 
     def latest(self, places: Array) -> tuple[Array, Array]:
         """Return for each place the communicator that it held last, and whether there was one."""

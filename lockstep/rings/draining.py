@@ -5,7 +5,7 @@ Record i of a ring stands in slot i % count with stamp i // count + 1, and `head
 reached meanwhile. Cost: the bytes of the new records, and a handful of array operations per ring.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,7 @@ class Records:
     steps: Table
     callbacks: Table
     lost: int
+    slots: Slots = field(default_factory=lambda: np.empty((0, wire.RECORD.itemsize), np.uint8))  # all, as they stood
 
 
 @dataclass(frozen=True)
@@ -52,13 +53,27 @@ class _Drained:
 def drain(file: ForeignFile, layout: Layout, cursors: list[Cursor]) -> tuple[Records, list[Cursor]]:
     """Return what is new in all rings, and where to go on."""
     heads = layout.rings.read(file)["head"].tolist()
-    rings = [
-        _drain_ring(_Ring(file, layout, number), head, cursor)
-        for number, (head, cursor) in enumerate(zip(heads, cursors, strict=True))
-    ]
-    slots = np.concatenate([ring.slots for ring in rings])
-    records = _by_kind(slots, layout, sum(ring.lost for ring in rings))
-    return records, [ring.cursor for ring in rings]
+    following, pieces, lost = list(cursors), [np.empty((0, wire.RECORD.itemsize), np.uint8)], 0
+    for number, head in enumerate(heads):
+        if head != cursors[number].following:
+            drained = _drain_ring(_Ring(file, layout, number), head, cursors[number])
+            following[number] = drained.cursor
+            pieces.append(drained.slots)
+            lost += drained.lost
+    return sort_records(np.concatenate(pieces), layout, lost), following
+
+
+def look_back(file: ForeignFile, layout: Layout, cursors: list[Cursor]) -> Records:
+    """Return what stands before the cursors and has not been overwritten; nothing of it counts as lost."""
+    count, pieces = layout.ring_records, [np.empty((0, wire.RECORD.itemsize), np.uint8)]
+    for number, cursor in enumerate(cursors):
+        ring = _Ring(file, layout, number)
+        first = max(_first_untouched(ring, 0), 0)
+        if first < cursor.following <= first + count:
+            slots = ring.copy(first, cursor.following)
+            safe = min(max(first, _first_untouched(ring, 0)), cursor.following)
+            pieces.append(_select(slots[safe - first :], safe, count, cursor.following)[0])
+    return sort_records(np.concatenate(pieces), layout, lost=0)
 
 
 @dataclass(frozen=True)
@@ -124,11 +139,16 @@ def _select(slots: Slots, first: int, count: int, waited: int) -> tuple[Slots, i
     return slots[:passed][is_whole[:passed]], passed
 
 
-def _by_kind(slots: Slots, layout: Layout, lost: int) -> Records:
+def sort_records(slots: Slots, layout: Layout, lost: int) -> Records:
+    """Return whole records by their kinds, with every number inside of what readers may use it for."""
     kinds = slots.view(wire.RECORD)["kind"].reshape(-1)
+    whole = slots.reshape(-1).view(np.dtype((np.void, wire.RECORD.itemsize)))  # moved as they are, not byte by byte
+    there = set(np.flatnonzero(np.bincount(kinds)).tolist())
 
     def of(kind: int, element: np.dtype[np.void]) -> Table:
-        return bound(slots[kinds == kind].reshape(-1).view(element), layout)
+        if kind not in there:
+            return np.empty(0, element)
+        return bound(whole[kinds == kind].view(element), layout)
 
     tables = {
         "enqueued": of(wire.KIND_ENQUEUED, wire.ENQUEUED),
@@ -138,4 +158,4 @@ def _by_kind(slots: Slots, layout: Layout, lost: int) -> Records:
         "callbacks": of(wire.KIND_CALLBACK, wire.CALLBACK),
     }
     unknown = len(slots) - sum(map(len, tables.values()))
-    return Records(**tables, lost=lost + unknown)
+    return Records(**tables, lost=lost + unknown, slots=slots)

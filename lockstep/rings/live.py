@@ -8,9 +8,12 @@ from numpy.typing import NDArray
 
 from lockstep import wire
 from lockstep.rings.bounds import bound, bound_transfers, has_place
+from lockstep.rings.grouping import pick
 from lockstep.rings.layout import Layout, Section
 from lockstep.rings.opening import ForeignFile
 from lockstep.wire import Table
+
+_COMMS_AT_ONCE = 64
 
 Wanted = Callable[[Table], NDArray[np.bool_]]
 
@@ -29,8 +32,18 @@ class Live:
 
 def read_communicators(file: ForeignFile, layout: Layout) -> Table:
     """Return the communicators in the table, as PLACED_COMM; those that change just now come the next time."""
-    comms, places = _read_whole(file, layout.comms, "incarnation", lambda comms: comms["incarnation"] != 0)
+    used = replace(layout.comms, count=_comms_in_use(file, layout))
+    comms, places = _read_whole(file, used, "incarnation", lambda comms: comms["incarnation"] != 0)
     return _with_place(comms, places, PLACED_COMM)
+
+
+def _comms_in_use(file: ForeignFile, layout: Layout) -> int:
+    """Return how many places to look at: they are taken from the first one on, so after many free ones all are."""
+    for first in range(0, layout.comms.count, _COMMS_AT_ONCE):
+        count = min(_COMMS_AT_ONCE, layout.comms.count - first)
+        if not layout.comms.read(file, first, count)["incarnation"].any():
+            return first
+    return layout.comms.count
 
 
 def read_live(file: ForeignFile, layout: Layout) -> Live:
@@ -40,9 +53,11 @@ def read_live(file: ForeignFile, layout: Layout) -> Live:
     places = np.flatnonzero(has_place(rows, layout))
     used = [replace(section, count=round(section.count * share)) for section in (layout.operations, layout.transfers)]
     operations, _ = _read_whole(file, used[0], "handle", lambda operations: _is_open(operations, rows))
-    transfers, _ = _read_whole(file, used[1], "handle", lambda transfers: transfers["last_ticks"] == 0)
+    transfers = np.zeros(0, layout.transfers.element)
+    if (operations["open"] > 0).any():  # the open ones of others are of no use here, and they are most of the file
+        transfers, _ = _read_whole(file, used[1], "handle", lambda transfers: transfers["last_ticks"] == 0)
     return Live(
-        rows=bound(_with_place(rows[places], places, PLACED_ROW), layout),
+        rows=bound(_with_place(pick(rows, places), places, PLACED_ROW), layout),
         operations=bound(operations, layout),
         transfers=bound_transfers(transfers, layout),
     )
@@ -67,10 +82,10 @@ def _read_whole(
     if len(places) == 0:
         return np.zeros(0, section.element), places
     first, count = int(places[0]), int(places[-1] - places[0]) + 1
-    table = section.read(file, first, count)[places - first]
+    table = pick(section.read(file, first, count), places - first)
     after = section.read(file, first, count)[number][places - first]
     is_whole = (table[number] == all_before[number][places]) & (table[number] == after) & is_wanted(table)
-    return table[is_whole], places[is_whole]
+    return pick(table, is_whole), places[is_whole]
 
 
 def _is_open(operations: Table, rows: Table) -> NDArray[np.bool_]:
@@ -79,8 +94,8 @@ def _is_open(operations: Table, rows: Table) -> NDArray[np.bool_]:
     A row counts only what is numbered as other ranks number it, within one epoch; replays of CUDA graphs are not.
     """
     is_counted = (operations["row"] < len(rows)) & (operations["flags"] & wire.FLAG_SEQ_VALID != 0)
-    row = rows[np.where(is_counted, operations["row"], 0)]
-    is_ahead = is_counted & (row["epoch"] == operations["epoch"]) & (row["done"] <= operations["seq"])
+    row = np.where(is_counted, operations["row"], 0)
+    is_ahead = is_counted & (rows["epoch"][row] == operations["epoch"]) & (rows["done"][row] <= operations["seq"])
     is_open: NDArray[np.bool_] = (operations["open"] > 0) | is_ahead
     return is_open
 

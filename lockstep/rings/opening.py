@@ -27,19 +27,27 @@ def check_directory(path: Path) -> None:
         found = os.lstat(path)
     except OSError as error:
         raise BadRing(f"cannot be looked at: {error.strerror}", file=name) from None
+    if problem := directory_problem(found):
+        raise BadRing(problem, file=name)
+
+
+def directory_problem(found: os.stat_result, any_owner: bool = False) -> str | None:
+    """Return why a directory cannot be trusted, or None; with `any_owner` it may belong to anybody."""
     if not stat.S_ISDIR(found.st_mode):
-        raise BadRing("is no directory (a link to one does not count)", file=name)
-    if found.st_uid not in (0, os.geteuid()):
-        raise BadRing(f"belongs to uid {found.st_uid}, neither to root nor to us", file=name)
+        return "is no directory (a link to one does not count)"
+    if not any_owner and found.st_uid not in (0, os.geteuid()):
+        return f"belongs to uid {found.st_uid}, neither to root nor to us"
     if found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX:
-        raise BadRing(f"others may write into it and it is not sticky (mode {found.st_mode & 0o7777:o})", file=name)
+        return f"others may write into it and it is not sticky (mode {found.st_mode & 0o7777:o})"
+    return None
 
 
 class ForeignFile:
     """An open regular file of somebody else's; `uid` is its owner as the kernel says."""
 
-    def __init__(self, path: Path, access: int = os.O_RDONLY) -> None:
-        self.path, self.name = path, printable(path)
+    def __init__(self, path: Path, access: int = os.O_RDONLY, shown: Path | None = None) -> None:
+        """`shown` is how messages name it, where `path` leads through a descriptor of ours."""
+        self.path, self.name = path, printable(shown or path)
         self._descriptor = -1
         try:
             # Without O_NONBLOCK a named pipe would keep us here until somebody writes into it.

@@ -4,6 +4,7 @@ Everything is kept in one numpy array, an element per operation, so that a secon
 array operations and no loop over records.
 """
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -14,14 +15,15 @@ from lockstep import wire
 from lockstep.arrow import fill_rows
 from lockstep.rings.clock import TickClock
 from lockstep.rings.communicators import CommunicatorHistory
+from lockstep.rings.grouping import pick
 from lockstep.rings.kernels import JudgedKernels
-from lockstep.rings.origin import Origin
 from lockstep.rings.span import NEVER_NS, Span
 from lockstep.tables import TABLE_BY_NAME
 
 Array = npt.NDArray[Any]  # Any: structured arrays have a type per field
 
 _UNSEEN_NS = -NEVER_NS
+_CLOCKS = ("none", "gpu", "proxy")
 
 KNOWN = np.dtype(
     [
@@ -51,7 +53,9 @@ KNOWN = np.dtype(
         ("proto", "u1"),
         ("channels", "u1"),
         ("flags", "u1"),
-    ]
+        ("kept", "?"),  # whether it has complete rows
+    ],
+    align=True,
 )
 _AS_ENQUEUED = ("seq", "bytes", "replay", "peer", "epoch", "func", "dtype", "algo", "proto", "channels", "flags")
 
@@ -63,7 +67,8 @@ def no_operations() -> Array:
 def learn_operations(enqueued: Array, clock: TickClock, history: CommunicatorHistory) -> Array:
     """Return what was enqueued as known operations; those of a communicator that nobody knows are left out."""
     ours, found = history.members_at(enqueued["comm"], enqueued["ticks"])
-    enqueued, ours = enqueued[found], ours[found]
+    if not found.all():
+        enqueued, ours = pick(enqueued, found), pick(ours, found)
     known = np.zeros(len(enqueued), KNOWN)
     known["handle"], known["place"] = enqueued["operation"], enqueued["comm"]
     known["comm"], known["rank"], known["nranks"] = ours["id"], ours["rank"], ours["nranks"]
@@ -78,13 +83,27 @@ def learn_operations(enqueued: Array, clock: TickClock, history: CommunicatorHis
     return known
 
 
-def find_operations(known: Array, handles: Array) -> tuple[Array, Array]:
-    """Return for each handle where its operation stands, and whether it is there at all."""
-    if len(known) == 0:
-        return np.zeros(len(handles), np.intp), np.zeros(len(handles), bool)
-    order = np.argsort(known["handle"], kind="stable")
-    places = order[np.minimum(np.searchsorted(known["handle"][order], handles), len(known) - 1)]
-    return places, known["handle"][places] == handles
+class OperationIndex:
+    """Finds operations by their handle; good for as long as the array is the same."""
+
+    def __init__(self, known: Array) -> None:
+        handles = np.ascontiguousarray(known["handle"])
+        self._order = np.argsort(handles)  # each is there once, unless it was forged
+        self._handles = handles[self._order]
+
+    def find(self, handles: Array) -> tuple[Array, Array]:
+        """Return for each handle where its operation stands, and whether it is there at all."""
+        if len(self._handles) == 0 or len(handles) == 0:
+            return np.zeros(len(handles), np.intp), np.zeros(len(handles), bool)
+        places = np.minimum(np.searchsorted(self._handles, handles), len(self._handles) - 1)
+        return self._order[places], self._handles[places] == handles
+
+    def among(self, handles: Array) -> Array:
+        """Return which of the operations have one of these handles."""
+        places, found = self.find(handles)
+        named = np.zeros(len(self._handles), bool)
+        named[places[found]] = True
+        return named
 
 
 def add_transfers(known: Array, places: Array, span: Span) -> None:
@@ -105,21 +124,18 @@ def add_kernels(known: Array, places: Array, kernels: JudgedKernels) -> None:
     np.maximum.at(known["gpu_stop_ns"], places[good], kernels.span.last_ns[good])
 
 
-def collective_rows(known: Array, is_over: Array, origin: Origin) -> pa.Table:
-    """Return the row of each operation.
+def collective_rows(known: Array, is_over: Array, whose: dict[str, object]) -> pa.Table:
+    """Return the row of each operation; `whose` has the columns of its origin.
 
     A GPU's times count when all kernel channels that were heard of are good: one that is not could be the last to
     end. An operation that was still open when its process died has begun, and nobody knows when it would have ended.
     """
-    by_gpu = (known["kernels"] > 0) & (known["bad_kernels"] == 0)
-    by_proxy = ~by_gpu & (known["transfers"] > 0)
-    start = np.where(by_gpu, known["gpu_start_ns"], known["first_ns"])
-    end = np.where(by_gpu, known["gpu_stop_ns"], known["last_ns"])
-    timed = by_gpu | by_proxy
+    by_gpu, by_proxy = _clocks_of(known)
+    span, timed = times_of(known), by_gpu | by_proxy
     columns = {
-        "start_ns": pa.array(start, pa.int64(), mask=~timed),
-        "end_ns": pa.array(end, pa.int64(), mask=~(timed & is_over)),
-        "clock": pa.array(np.select([by_gpu, by_proxy], ["gpu", "proxy"], "none")),
+        "start_ns": pa.array(span.first_ns, pa.int64(), mask=~timed),
+        "end_ns": pa.array(span.last_ns, pa.int64(), mask=~(timed & is_over)),
+        "clock": names_of(_CLOCKS, by_gpu + 2 * by_proxy),
         "seq_valid": (known["flags"] & wire.FLAG_SEQ_VALID) != 0,
         "captured": (known["flags"] & wire.FLAG_CAPTURED) != 0,
         "dtype": names_of(wire.DTYPES, known["dtype"]),
@@ -127,7 +143,25 @@ def collective_rows(known: Array, is_over: Array, origin: Origin) -> pa.Table:
         "proto": names_of(wire.PROTOS, known["proto"]),
     }
     columns |= {name: known[name] for name in ("bytes", "channels", "enqueue_ns", "peer")}
-    return fill_rows(TABLE_BY_NAME["collectives"], len(known), columns | key_columns(known) | origin.columns())
+    return fill_rows(TABLE_BY_NAME["collectives"], len(known), columns | key_columns(known) | whose)
+
+
+def times_of(known: Array) -> Span:
+    """Return when operations began and ended; means nothing where nobody saw it (`is_timed`)."""
+    by_gpu, _ = _clocks_of(known)
+    start = np.where(by_gpu, known["gpu_start_ns"], known["first_ns"])
+    return Span(start, np.where(by_gpu, known["gpu_stop_ns"], known["last_ns"]))
+
+
+def is_timed(known: Array) -> Array:
+    by_gpu, by_proxy = _clocks_of(known)
+    return by_gpu | by_proxy
+
+
+def _clocks_of(known: Array) -> tuple[Array, Array]:
+    """Return whose times are the GPU's, and whose are the proxy's."""
+    by_gpu = (known["kernels"] > 0) & (known["bad_kernels"] == 0)
+    return by_gpu, ~by_gpu & (known["transfers"] > 0)
 
 
 def key_columns(known: Array) -> dict[str, object]:
@@ -138,9 +172,9 @@ def key_columns(known: Array) -> dict[str, object]:
 
 def names_of(names: tuple[str, ...], codes: Array) -> pa.Array:
     """Return the names of codes; a code of a newer release that we do not know has none."""
-    return pa.array(names).take(pa.array(np.where(codes < len(names), codes, 0).astype(np.int32)))
+    return _names(names).take(pa.array(np.where(codes < len(names), codes, 0).astype(np.int32)))
 
 
-def is_sampled(known: Array) -> Array:
-    sampled: Array = (known["flags"] & wire.FLAG_SAMPLED) != 0
-    return sampled
+@cache
+def _names(names: tuple[str, ...]) -> pa.Array:
+    return pa.array(names)

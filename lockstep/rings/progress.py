@@ -11,9 +11,10 @@ from lockstep import wire
 from lockstep.arrow import fill_rows
 from lockstep.rings.clock import TickClock
 from lockstep.rings.communicators import CommunicatorHistory
+from lockstep.rings.grouping import pick
 from lockstep.rings.live import Live
 from lockstep.rings.operations import names_of
-from lockstep.rings.origin import Origin
+from lockstep.rings.origin import Origins
 from lockstep.tables import TABLE_BY_NAME
 
 Array = npt.NDArray[Any]  # Any: structured arrays have a type per field
@@ -22,24 +23,59 @@ _SINCE_BITS = np.uint64(56)
 _NONE = -1  # no such operation or transfer
 
 
-def progress_rows(
-    live: Live, clock: TickClock, history: CommunicatorHistory, now_ns: int, origin: Origin, hears_kernels: bool
-) -> pa.Table:
-    """Return a row per communicator, function and peer: what was enqueued, begun and done, and what holds it up.
+PROGRESS = np.dtype(
+    [
+        *(("comm", "u8"), ("enqueued", "u8"), ("started", "u8"), ("done", "u8"), ("ts_ns", "i8")),
+        *(("open_bytes", "u8"), ("oldest_open_ns", "i8"), ("rank", "u4"), ("peer", "i4"), ("head_peer", "i4")),
+        *(("origin", "u2"), ("head_channel", "u2"), ("func", "u1"), ("open_dtype", "u1"), ("open_algo", "u1")),
+        *(("head_state", "u1"), ("is_idle", "?"), ("has_head", "?")),
+    ],
+    align=True,
+)
+_STATES = (*wire.WAITS, "idle")
+_IDLE = len(wire.WAITS)
+
+
+def progress_of(
+    live: Live, clock: TickClock, history: CommunicatorHistory, hears_kernels: bool, stamp: tuple[int, int]
+) -> Array:
+    """Return, per communicator, function and peer, what was enqueued, begun and done, and what holds it up.
 
     What holds an operation up is the transfer of its that has waited longest: the others wait because of it. Where
-    nothing ever began and kernels are not heard of (all inside one host), nobody knows what is open.
+    nothing ever began and kernels are not heard of (all inside one host), nobody knows what is open. `stamp` is the
+    time, and the number of the process's origin.
     """
     places, funcs, others = wire.row_place(live.rows["key"])
     members, found = history.latest(places)
-    rows, members, places, funcs = live.rows[found], members[found], places[found], funcs[found]
-    peers = others[found].astype(np.uint32).view(np.int32)  # all ones: none, -1
+    rows, members, places, funcs = pick(live.rows, found), pick(members, found), places[found], funcs[found]
+    told = np.zeros(len(rows), PROGRESS)
+    for name in ("enqueued", "started", "done"):
+        told[name] = rows[name]
+    told["comm"], told["rank"], told["func"] = members["id"], members["rank"], funcs
+    told["peer"] = others[found].astype(np.uint32).view(np.int32)  # all ones: none, -1
+    told["ts_ns"], told["origin"] = stamp
     is_told = (rows["started"] > 0) | hears_kernels
-    oldest = _oldest_open(live.operations, places, funcs, peers, is_told)
-    columns: dict[str, object] = {name: rows[name] for name in ("enqueued", "started", "done")}
-    columns |= {"comm": members["id"], "rank": members["rank"], "func": names_of(wire.FUNCS, funcs), "peer": peers}
-    columns |= _open_columns(live.operations, oldest, clock) | _head_columns(live, oldest, is_told)
-    return fill_rows(TABLE_BY_NAME["progress"], len(rows), columns | {"ts_ns": now_ns} | origin.columns())
+    oldest = _oldest_open(live.operations, places, funcs, told["peer"], is_told)
+    _add_open(told, live.operations, oldest, clock)
+    _add_head(told, live, oldest, is_told)
+    return told
+
+
+def progress_rows(told: Array, origins: Origins) -> pa.Table:
+    """Return rows of what `progress_of` gave, of one process or of several."""
+    idle, headless = told["is_idle"], ~told["has_head"]
+    columns = origins.columns(told["origin"]) | {"func": names_of(wire.FUNCS, told["func"])}
+    columns |= {name: told[name] for name in ("comm", "rank", "peer", "ts_ns", "enqueued", "started", "done")}
+    columns |= {
+        "open_bytes": pa.array(told["open_bytes"], pa.uint64(), mask=idle),
+        "open_dtype": _masked(names_of(wire.DTYPES, told["open_dtype"]), idle),
+        "open_algo": _masked(names_of(wire.ALGOS, told["open_algo"]), idle),
+        "oldest_open_ns": pa.array(told["oldest_open_ns"], pa.int64(), mask=idle),
+        "head_state": names_of(_STATES, told["head_state"]),
+        "head_peer": pa.array(told["head_peer"], pa.int32(), mask=headless),
+        "head_channel": pa.array(told["head_channel"], pa.uint16(), mask=headless),
+    }
+    return fill_rows(TABLE_BY_NAME["progress"], len(told), columns)
 
 
 def _oldest_open(operations: Array, places: Array, funcs: Array, peers: Array, is_told: Array) -> Array:
@@ -68,28 +104,23 @@ def _argmin(values: Array, allowed: Array) -> Array:
     return np.where(allowed.any(axis=1), values.argmin(axis=1), _NONE)
 
 
-def _open_columns(operations: Array, oldest: Array, clock: TickClock) -> dict[str, object]:
-    chosen, idle = _chosen(operations, oldest)
-    return {
-        "open_bytes": pa.array(chosen["bytes"], pa.uint64(), mask=idle),
-        "open_dtype": _masked(names_of(wire.DTYPES, chosen["dtype"]), idle),
-        "open_algo": _masked(names_of(wire.ALGOS, chosen["algo"]), idle),
-        "oldest_open_ns": pa.array(clock.to_unix_ns(chosen["enqueue_ticks"]), pa.int64(), mask=idle),
-    }
+def _add_open(told: Array, operations: Array, oldest: Array, clock: TickClock) -> None:
+    chosen, told["is_idle"] = _chosen(operations, oldest)
+    told["open_bytes"], told["open_dtype"], told["open_algo"] = chosen["bytes"], chosen["dtype"], chosen["algo"]
+    told["oldest_open_ns"] = clock.to_unix_ns(chosen["enqueue_ticks"])
 
 
-def _head_columns(live: Live, oldest: Array, is_told: Array) -> dict[str, object]:
-    waiting, head_of = _head_transfers(live)
+def _add_head(told: Array, live: Live, oldest: Array, is_told: Array) -> None:
     is_idle = oldest == _NONE
+    told["head_state"] = np.where(is_idle & is_told, _IDLE, wire.WAIT_UNKNOWN)
+    if is_idle.all():
+        return
+    waiting, head_of = _head_transfers(live)
     head = np.full(len(oldest), _NONE)
     head[~is_idle] = head_of[oldest[~is_idle]]
     chosen, is_unknown = _chosen(waiting, head)
-    states = np.array(wire.WAITS)[(chosen["wait"] >> _SINCE_BITS).astype(np.intp)]
-    return {
-        "head_state": pa.array(np.select([is_idle & is_told, is_unknown], ["idle", "unknown"], states), pa.string()),
-        "head_peer": pa.array(chosen["peer"], pa.int32(), mask=is_unknown),
-        "head_channel": pa.array(chosen["channel"].astype(np.uint16), pa.uint16(), mask=is_unknown),
-    }
+    told["has_head"], told["head_peer"], told["head_channel"] = ~is_unknown, chosen["peer"], chosen["channel"]
+    told["head_state"] = np.where(is_unknown, told["head_state"], chosen["wait"] >> _SINCE_BITS)
 
 
 def _chosen(candidates: Array, numbers: Array) -> tuple[Array, Array]:

@@ -9,21 +9,23 @@ import numpy as np
 
 from lockstep import wire
 from lockstep.rings.clock import TickClock, read_clock
-from lockstep.rings.draining import Cursor, Records, drain
+from lockstep.rings.draining import Cursor, Records, Slots, drain, look_back, sort_records
 from lockstep.rings.identity import Identity, identify, read_header
 from lockstep.rings.layout import check_layout
 from lockstep.rings.live import Live, read_communicators, read_live
 from lockstep.rings.opening import ForeignFile
+from lockstep.rings.sampling import WHOLE_SHARE
 from lockstep.wire import Table
 
-__all__ = ["Identity", "Live", "Records", "RingFile", "TickClock", "open_ring"]
-
-WHOLE_SHARE = 65_536
+__all__ = ["WHOLE_SHARE", "Identity", "Live", "Records", "RingFile", "TickClock", "open_ring"]
 
 
-def open_ring(path: Path) -> "RingFile":
-    """Open a ring file that may have been made by anybody; what cannot be a ring is a BadRing."""
-    file = ForeignFile(path)
+def open_ring(path: Path, shown: Path | None = None) -> "RingFile":
+    """Open a ring file that may have been made by anybody; what cannot be a ring is a BadRing.
+
+    `shown` is how messages name it, where `path` leads through a descriptor of ours.
+    """
+    file = ForeignFile(path, shown=shown)
     try:
         return RingFile(file)
     except BaseException:
@@ -40,6 +42,7 @@ class RingFile:
     def __init__(self, file: ForeignFile) -> None:
         header = read_header(file)
         self._file, self._layout = file, check_layout(file, header)
+        self.name, self.inode = file.name, file.inode
         self._cursors = [Cursor()] * self._layout.rings.count
         self.identity = identify(file, header)
         self.uid = file.uid
@@ -52,6 +55,29 @@ class RingFile:
         """Return what is new since the last time."""
         records, self._cursors = drain(self._file, self._layout, self._cursors)
         return records
+
+    @property
+    def position(self) -> list[Cursor]:
+        """How far each of its rings has been read."""
+        return list(self._cursors)
+
+    def go_on(self, position: list[Cursor]) -> Records:
+        """Continue where another reader of this file was; return what it read and the file still holds."""
+        if len(position) != len(self._cursors):
+            raise self._file.bad(f"has {len(self._cursors)} rings, and another reader knew {len(position)}")
+        self._cursors = list(position)
+        return look_back(self._file, self._layout, position)
+
+    def sort(self, slots: Slots) -> Records:
+        """Return records by kind, of slots that `read_records` gave before."""
+        return sort_records(slots, self._layout, lost=0)
+
+    def callback_ticks(self) -> int:
+        """Return the time that the plugin has spent in callbacks, all threads together: one in 64 was timed."""
+        rings = self._layout.rings.read(self._file)
+        timed = rings[rings["sampled_callbacks"] > 0]
+        spent = timed["sampled_ticks"].astype(np.float64) / timed["sampled_callbacks"] * timed["callbacks"]
+        return int(min(spent.sum(), 2.0**62))
 
     def clock(self) -> TickClock:
         """Return the clock of this process; RingNotReady while it has too few pairs to know its rate."""

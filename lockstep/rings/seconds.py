@@ -1,87 +1,209 @@
-"""Rows folded per second, each second once: what comes too late for its own second counts in a later one."""
+"""Operations and transfers folded per second, each second once: what comes too late counts in a later one.
 
+One of these serves all processes of a host, so that a second costs a few array operations and not some per process.
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from lockstep.arrow import schema_of
+from lockstep import wire
+from lockstep.arrow import fill_rows
 from lockstep.clock import NS_PER_S
-from lockstep.folding import fold_operations, fold_transfers
-from lockstep.tables import TABLE_BY_NAME, Table
+from lockstep.rings.grouping import Groups, pick, stack
+from lockstep.rings.operations import names_of
+from lockstep.rings.origin import Origins
+from lockstep.tables import TABLE_BY_NAME
 
-_OPERATIONS, _TRANSFERS = TABLE_BY_NAME["op_stats"], TABLE_BY_NAME["transfer_stats"]
-_COLLECTIVES = TABLE_BY_NAME["collectives"]
-_MOVED = TABLE_BY_NAME["transfers"]
-_LARGEST = {"dur_max_ns", "wire_max_ns"}  # of a group the largest, where other numbers are added up
+Array = npt.NDArray[Any]  # Any: structured arrays have a type per field
+
+# What is counted of an operation.
+ENDED = np.dtype(
+    [
+        *(("comm", "u8"), ("bytes", "u8"), ("start_ns", "i8"), ("end_ns", "i8")),
+        *(("rank", "u4"), ("origin", "u2"), ("func", "u1")),
+    ],
+    align=True,
+)
+# Transfers of one kind and second, summed up: there are far fewer of these than transfers, so these wait.
+SUMMED = np.dtype(
+    [
+        *(("comm", "u8"), ("who", "u8"), ("edge", "u8"), ("end_ns", "i8"), ("bytes", "u8"), ("waits", ("i8", 3))),
+        *(("wire_max_ns", "i8"), ("n", "u4"), ("timed", "u4"), ("rank", "u4"), ("peer", "i4"), ("origin", "u2")),
+        *(("func", "u1"), ("size_class", "u1"), ("channel", "u1"), ("sends", "?")),
+    ],
+    align=True,
+)
+_MOST_WAITING = 1 << 17  # rows in memory whose second is not over: some 10 MB; only a forged clock makes more of them
+_WIRE = 2  # of the waits of a transfer
+_DIRECTIONS = ("recv", "send")
+_LONGEST_NS = 1 << 46  # 19 hours; sums over a second stay far below 63 bits, whatever a forged file says
+_POWERS_OF_TWO = 2 ** np.arange(64, dtype=np.uint64)  # exact, where a logarithm rounds up just below a power
 
 
 class Seconds:
-    """Collects rows of finished operations and transfers and hands out the statistics of seconds that are over."""
+    """Collects finished operations and transfers and hands out the statistics of seconds that are over."""
 
-    def __init__(self) -> None:
-        self._since_ns = 0
-        self._operations = _empty(_COLLECTIVES)
-        self._previous = _empty(_COLLECTIVES)  # the last one of each rank and communicator: gaps are measured from it
-        self._transfers = _empty(_MOVED)
-        self._sizes = _empty(_COLLECTIVES)  # row by row the operations of the transfers
+    def __init__(self, origins: Origins) -> None:
+        self._origins = origins
+        self.since_ns = 0  # seconds before this one have been handed out
+        self.forgotten = 0  # operations and transfers that are in no second, because too many waited
+        self._left: set[int] = set()  # origins that will bring nothing more
+        self._operations: list[Array] = []
+        self._transfers: list[Array] = []
+        self._previous = np.empty(0, ENDED)  # the last one of each rank and communicator: gaps are measured from it
 
-    def add_operations(self, operations: pa.Table) -> None:
-        """Take in rows of finished operations."""
-        self._operations = pa.concat_tables([self._operations, operations])
+    def leave(self, origin: int) -> None:
+        """Nothing more comes from there; what has come is still handed out."""
+        self._left.add(origin)
 
-    def add_transfers(self, transfers: pa.Table, sizes: pa.Table) -> None:
-        """Take in rows of finished transfers; `sizes` holds row by row their operations, finished or not."""
-        self._transfers = pa.concat_tables([self._transfers, transfers])
-        self._sizes = pa.concat_tables([self._sizes, sizes])
+    def add_operations(self, ended: Array) -> None:
+        """Take in finished operations, as ENDED."""
+        if len(ended):
+            self._operations.append(ended)
+
+    def add_transfers(self, moved: Array) -> None:
+        """Take in finished transfers, as transfers.MOVED with their bytes."""
+        if len(moved):
+            self._transfers.append(_summed(moved))
+
+    def adopt(self, other: "Seconds", origin: int) -> None:
+        """Take over what another one collected of this origin; seconds that were handed out are not again."""
+        for ours, theirs in ((self._operations, other._operations), (self._transfers, other._transfers)):
+            for rows in theirs:
+                rows["origin"] = origin
+                ours.append(rows[rows["end_ns"] >= self.since_ns])
+        earlier = [rows[rows["end_ns"] < self.since_ns] for rows in other._operations]
+        self._previous = np.concatenate([self._previous, *earlier])
 
     def close(self, now_ns: int) -> dict[str, pa.Table]:
-        """Return the statistics of all seconds that are over by now."""
-        until_ns = max(now_ns // NS_PER_S * NS_PER_S, self._since_ns)
-        folded = {"op_stats": self._fold_operations(until_ns), "transfer_stats": self._fold_transfers(until_ns)}
-        self._since_ns = until_ns
+        """Return the statistics of all seconds that are over by now; nothing while the same second lasts."""
+        until_ns = now_ns // NS_PER_S * NS_PER_S
+        if until_ns <= self.since_ns:
+            return {}
+        ended, self._operations = self._split(self._operations, ENDED, until_ns)
+        folded = {"op_stats": self._fold_operations(ended)}
+        moved, self._transfers = self._split(self._transfers, SUMMED, until_ns)
+        folded["transfer_stats"] = self._fold_transfers(moved)
+        self.since_ns = until_ns
+        self._forget_origins()
         return folded
 
-    def _fold_operations(self, until_ns: int) -> pa.Table:
-        ended = self._operations.filter(pc.less(self._operations["end_ns"], until_ns))
-        late = fold_operations(ended, 0, self._since_ns)
-        in_time = fold_operations(pa.concat_tables([self._previous, ended]), self._since_ns, until_ns)
-        late = _set(_set(late, "late_n", late["n"]), "ts_ns", pa.repeat(self._since_ns, late.num_rows))
-        self._operations = self._operations.filter(pc.greater_equal(self._operations["end_ns"], until_ns))
-        self._previous = _newest(pa.concat_tables([self._previous, ended]))
-        return _merged(_OPERATIONS, [late, in_time])
+    def _split(self, pieces: list[Array], kind: np.dtype[Any], until_ns: int) -> tuple[Array, list[Array]]:
+        """Return what has ended before, and what waits on."""
+        rows = stack(kind, pieces)
+        is_over = rows["end_ns"] < until_ns
+        waiting = pick(rows, ~is_over)
+        self.forgotten += max(len(waiting) - _MOST_WAITING, 0)
+        return pick(rows, is_over), [waiting[:_MOST_WAITING]] if len(waiting) else []
 
-    def _fold_transfers(self, until_ns: int) -> pa.Table:
-        late = fold_transfers(self._transfers, self._sizes, 0, self._since_ns)
-        in_time = fold_transfers(self._transfers, self._sizes, self._since_ns, until_ns)
-        late = _set(late, "ts_ns", pa.repeat(self._since_ns, late.num_rows))
-        waiting = pc.greater_equal(self._transfers["last_ns"], until_ns)
-        self._transfers, self._sizes = self._transfers.filter(waiting), self._sizes.filter(waiting)
-        return _merged(_TRANSFERS, [late, in_time])
+    def _second_of(self, ended: Array) -> Array:
+        seconds: Array = np.maximum(ended["end_ns"] // NS_PER_S * NS_PER_S, self.since_ns)
+        return seconds
+
+    def _fold_operations(self, ended: Array) -> pa.Table:
+        gaps = self._gaps(ended)
+        second, is_late = self._second_of(ended), ended["end_ns"] < self.since_ns
+        groups = Groups(_who(ended, size_class(ended["bytes"])), ended["comm"], second)
+        lasted = np.clip(ended["end_ns"] - ended["start_ns"], 0, _LONGEST_NS)  # a clock that jumped: no time at all
+        columns = {
+            "n": groups.count(),
+            "bytes": groups.sum(ended["bytes"]),
+            "dur_sum_ns": groups.sum(lasted),
+            "dur_max_ns": groups.max(lasted),
+            "gap_sum_ns": groups.sum(gaps),
+            "late_n": groups.sum(is_late.astype(np.uint32)),
+        }
+        one = pick(ended, groups.firsts)
+        columns |= {"size_class": size_class(one["bytes"]), "ts_ns": second[groups.firsts]}
+        return fill_rows(TABLE_BY_NAME["op_stats"], len(one), columns | self._whose(one))
+
+    def _gaps(self, ended: Array) -> Array:
+        """Return the idle time before each operation on its rank; one that overlaps, or came late, has none."""
+        both = stack(ENDED, [self._previous, ended])
+        order = np.lexsort((both["end_ns"], _rank_of(both), both["comm"]))
+        ordered = pick(both, order)
+        same = (ordered["comm"][1:] == ordered["comm"][:-1]) & (_rank_of(ordered)[1:] == _rank_of(ordered)[:-1])
+        idle = np.clip(ordered["start_ns"][1:] - ordered["end_ns"][:-1], 0, _LONGEST_NS)
+        gaps = np.zeros(len(both), np.int64)
+        gaps[order[1:]] = np.where(same & (ordered["end_ns"][1:] >= self.since_ns), idle, 0)
+        self._previous = pick(ordered, np.append(~same, True)) if len(ordered) else ordered
+        return gaps[len(both) - len(ended) :]
+
+    def _fold_transfers(self, summed: Array) -> pa.Table:
+        second = self._second_of(summed)
+        groups = Groups(summed["edge"], summed["who"], summed["comm"], second)
+        one, untimed = pick(summed, groups.firsts), groups.sum(summed["timed"]) == 0
+        wireless = untimed | ~one["sends"]
+        columns: dict[str, object] = {"n": groups.sum(summed["n"]), "bytes": groups.sum(summed["bytes"])}
+        for name, number, hidden in (
+            ("gpu_wait_ns", 0, untimed),
+            ("peer_wait_ns", 1, untimed),
+            ("wire_ns", 2, wireless),
+        ):
+            columns[name] = pa.array(groups.sum(summed["waits"][:, number]), pa.int64(), mask=hidden)
+        columns["wire_max_ns"] = pa.array(groups.max(summed["wire_max_ns"]), pa.int64(), mask=wireless)
+        columns |= {name: one[name] for name in ("channel", "peer", "size_class")} | {"ts_ns": second[groups.firsts]}
+        columns["direction"] = names_of(_DIRECTIONS, one["sends"].view(np.uint8))
+        return fill_rows(TABLE_BY_NAME["transfer_stats"], len(one), columns | self._whose(one))
+
+    def _whose(self, rows: Array) -> dict[str, object]:
+        """Return the columns that origin, communicator, function and rank give."""
+        told = {"comm": rows["comm"], "rank": rows["rank"], "func": names_of(wire.FUNCS, rows["func"])}
+        return self._origins.columns(rows["origin"]) | told
+
+    def _forget_origins(self) -> None:
+        """Free the numbers of origins of which nothing waits any more."""
+        if not self._left:
+            return
+        waiting = {int(number) for rows in (*self._operations, *self._transfers) for number in set(rows["origin"])}
+        for number in self._left - waiting:
+            self._previous = self._previous[self._previous["origin"] != number]
+            self._origins.forget(number)
+        self._left &= waiting
 
 
-def _empty(table: Table) -> pa.Table:
-    return schema_of(table).empty_table()
+def size_class(sizes: Array) -> Array:
+    """Return the logarithm to base 2, rounded down; of nothing it is 0."""
+    return (np.searchsorted(_POWERS_OF_TWO, np.maximum(sizes, 1), side="right") - 1).astype(np.uint8)
 
 
-def _set(rows: pa.Table, column: str, values: pa.Array) -> pa.Table:
-    place = rows.column_names.index(column)
-    return rows.set_column(place, rows.schema.field(column), values.cast(rows.schema.field(column).type))
+def _summed(moved: Array) -> Array:
+    """Return transfers summed up by all that their statistics tell apart."""
+    classes, second = size_class(moved["of_bytes"]), moved["end_ns"] // NS_PER_S * NS_PER_S
+    who, edge = _who(moved, classes), _edge(moved)
+    groups = Groups(edge, who, moved["comm"], second)
+    one, waits = pick(moved, groups.firsts), np.minimum(moved["waits"], _LONGEST_NS)
+    summed = np.zeros(len(one), SUMMED)
+    for name in ("comm", "rank", "peer", "origin", "func", "channel", "sends"):
+        summed[name] = one[name]
+    for name, values in (("who", who), ("edge", edge), ("end_ns", second), ("size_class", classes)):
+        summed[name] = values[groups.firsts]
+    summed["n"], summed["bytes"] = groups.count(), groups.sum(moved["bytes"])
+    if moved["has_steps"].any():
+        summed["timed"] = groups.sum(moved["has_steps"].astype(np.uint32))
+        summed["wire_max_ns"] = groups.max(waits[:, _WIRE])
+        for number in range(3):
+            summed["waits"][:, number] = groups.sum(waits[:, number])
+    return summed
 
 
-def _newest(rows: pa.Table) -> pa.Table:
-    """Return the operation of each rank and communicator that ended last."""
-    numbered = rows.append_column("_row", pa.array(range(rows.num_rows), pa.int64())).sort_by("end_ns")
-    last = numbered.group_by(["job", "attempt", "comm", "rank"], use_threads=False).aggregate([("_row", "last")])
-    return rows.take(last["_row_last"])
+def _edge(moved: Array) -> Array:
+    """Return direction, channel and peer as one number."""
+    small = moved["channel"].astype(np.uint64) | moved["sends"].astype(np.uint64) << np.uint64(8)
+    edge: Array = moved["peer"].astype(np.uint32) | small << np.uint64(32)
+    return edge
 
 
-def _merged(table: Table, parts: list[pa.Table]) -> pa.Table:
-    """Return rows with equal keys as one."""
-    rows = pa.concat_tables(parts)
-    if parts[0].num_rows == 0:
-        return rows
-    names = [name for name in rows.column_names if name not in (*table.key, "host")]
-    wanted = [(name, "max" if name in _LARGEST else "sum") for name in names]
-    keys = [name for name in rows.column_names if name not in names]
-    merged = rows.group_by(keys, use_threads=False).aggregate(wanted)
-    merged = merged.rename_columns([name.removesuffix("_sum").removesuffix("_max") for name in merged.column_names])
-    return merged.select(rows.column_names).cast(schema_of(table))
+def _rank_of(rows: Array) -> Array:
+    ranks: Array = rows["origin"].astype(np.uint64) << np.uint64(32) | rows["rank"]
+    return ranks
+
+
+def _who(rows: Array, classes: Array) -> Array:
+    """Return origin, size class, function and rank as one number."""
+    small = rows["func"].astype(np.uint64) | classes.astype(np.uint64) << np.uint64(8)
+    who: Array = rows["rank"] | small << np.uint64(32) | rows["origin"].astype(np.uint64) << np.uint64(48)
+    return who

@@ -184,6 +184,20 @@ def test_full_disk_does_not_make_sources_read_again_what_may_be_acknowledged(sma
         assert spool.first() is None, "memory is gone with the agent"
 
 
+@pytest.mark.needs_root
+def test_nothing_goes_to_disk_before_what_waits_in_memory(small_disk: Path) -> None:
+    """A kill must lose the end of what was packed, which is read again, and never something in the middle."""
+    with opened(small_disk) as spool:
+        spool.put(parcel(1))
+        fill(small_disk / "ballast")
+        for number in (2, 3):
+            spool.put(parcel(number))
+        (small_disk / "ballast").unlink()
+        spool.put(parcel(4))
+    with opened(small_disk) as spool:
+        assert [one.number for one in drain(spool)] == [1, 2, 3, 4]
+
+
 def fill(file: Path) -> None:
     with open(file, "wb", buffering=0) as out:
         try:

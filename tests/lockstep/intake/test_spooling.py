@@ -22,7 +22,7 @@ def trace(path: Path, *ranks: Event, about: Event = ABOUT) -> Path:
     return write_lines(path, [about, *ranks, *events])
 
 
-def hosts_of(path: Path, folder: Path) -> list[tuple[str, int]]:
+def hosts_of(path: Path, folder: Path) -> list[tuple[str, int | None]]:
     return [(one.origin.host, one.origin.gpu) for one in spool_traces([path], folder).recordings]
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from lockstep import wire
 from lockstep.rings.folding import LATENESS_NS, PATIENCE_NS, Folder, Losses
+from lockstep.rings.ledger import Ledger
 from tests.builders import SECOND, T0
 from tests.lockstep.rings.readings import (
     IDENTITY,
@@ -137,13 +138,20 @@ def test_communicator_of_unknown_size_has_no_row() -> None:
     assert rows(Folder(ORIGIN).fold(reading(comms=[communicator(nranks=0)]), SOON), "comms") == []
 
 
-def test_only_sampled_operations_have_complete_rows_when_asked_and_all_are_counted() -> None:
-    folder = Folder(ORIGIN, sampled_only=True)
-    other = enqueued(2, flags=wire.FLAG_SEQ_VALID)
-    tables = folder.finish(reading(enqueued(1), other, transfer(1), transfer(2)), SOON, died=False)
-    assert [one["seq"] for one in rows(tables)] == [1]
-    assert [one["seq"] for one in rows(tables, "transfers")] == [1]
-    assert only(tables, "op_stats")["n"] == only(tables, "transfer_stats")["n"] == 2
+def test_only_a_share_of_operations_has_complete_rows_and_all_are_counted() -> None:
+    operations = [enqueued(number) for number in range(1, 101)]
+    transfers = [transfer(number) for number in range(1, 101)]
+    ledgers = Ledger(), Ledger()
+    folders = Folder(ORIGIN, ledgers[0]), Folder(ORIGIN, ledgers[1], keeps_rest=True)
+    for folder in folders:
+        folder.finish(reading(*operations, *transfers), SOON, died=False, share=1 << 14)
+    both = [ledger.rows() | ledger.seconds.close(T0 + 9 * SECOND) for ledger in ledgers]
+    kept, others = ([one["seq"] for one in rows(tables)] for tables in both)
+    assert 10 < len(kept) < 40
+    assert sorted(kept + others) == list(range(1, 101))
+    assert [one["seq"] for one in rows(both[0], "transfers")] == kept
+    assert [ledger.left_out for ledger in ledgers] == [2 * len(others), 2 * len(kept)]
+    assert all(only(tables, "op_stats")["n"] == only(tables, "transfer_stats")["n"] == 100 for tables in both)
 
 
 def test_seconds_are_told_once_and_what_is_late_counts_in_the_next() -> None:

@@ -5,8 +5,9 @@ from dataclasses import replace
 import numpy as np
 
 from lockstep.rings.folding import Folder
-from lockstep.rings.foreign import join_foreign
-from tests.builders import T0
+from lockstep.rings.foreign import ForeignParts
+from lockstep.rings.ledger import Ledger
+from tests.builders import SECOND, T0
 from tests.lockstep.rings.readings import (
     IDENTITY,
     MS,
@@ -19,31 +20,37 @@ from tests.lockstep.rings.readings import (
     transfer,
 )
 
-HELPER, OWNER = replace(IDENTITY, pid=1, tag=0x11), replace(IDENTITY, pid=2, tag=0x22)
+HELPER, OWNER = replace(IDENTITY, pid=1, tag=0x11), replace(IDENTITY, pid=2, tag=0x22, kernel_channels=False)
 
 
 def their(number: int) -> int:
     return handle(number, OWNER.tag)
 
 
-def folders() -> tuple[Folder, Folder]:
-    """Return the folders of a process that helps and of one whose operations 1 and 2 it helps with."""
-    helper, owner = Folder(ORIGIN), Folder(replace(ORIGIN, host="h9"))
+def made_for_others() -> ForeignParts:
+    """Return what a process did for operations 1 to 3 of another, and for a process that nobody knows."""
+    helper = Folder(ORIGIN)
     parts = [
         transfer(operation=their(1), pid=2),
         transfer(operation=their(3), pid=2),
         transfer(operation=their(1), pid=5),
     ]
     helper.fold(reading(*parts, step(operation=their(2)), identity=HELPER), T0 + 10 * MS)
-    mine = [enqueued(number, operation=their(number)) for number in (1, 2)]
+    assert helper.foreign is not None
+    return helper.foreign
+
+
+def owner_of(*numbers: int, ledger: Ledger | None = None) -> Folder:
+    owner = Folder(replace(ORIGIN, host="h9"), ledger)
+    mine = [enqueued(number, operation=their(number)) for number in numbers]
     owner.fold(reading(*mine, comms=[communicator(rank=3)], identity=OWNER), T0 + 10 * MS)
-    return helper, owner
+    return owner
 
 
 def test_transfer_and_step_get_the_rank_and_operation_of_their_owner() -> None:
-    helper, owner = folders()
-    assert helper.foreign is not None
-    tables, rest = join_foreign(helper.foreign, [helper.owner(HELPER), owner.owner(OWNER)])
+    ledger = Ledger()
+    rest = owner_of(1, 2, ledger=ledger).take_foreign(made_for_others(), OWNER)
+    tables = ledger.rows()
     (moved,), (stepped,) = tables["transfers"].to_pylist(), tables["step_samples"].to_pylist()
     assert (moved["host"], moved["rank"], moved["seq"], moved["first_ns"]) == ("h9", 3, 1, T0 + 2 * MS)
     assert (stepped["rank"], stepped["seq"]) == (3, 2)
@@ -52,9 +59,18 @@ def test_transfer_and_step_get_the_rank_and_operation_of_their_owner() -> None:
 
 
 def test_what_finds_no_owner_is_left() -> None:
-    helper, _ = folders()
-    assert helper.foreign is not None
-    tables, rest = join_foreign(helper.foreign, [])
-    assert tables == {}
-    assert np.array_equal(rest.transfers, helper.foreign.transfers)
-    assert np.array_equal(rest.steps, helper.foreign.steps)
+    parts, ledger = made_for_others(), Ledger()
+    rest = owner_of(ledger=ledger).take_foreign(parts, OWNER)
+    assert [table.num_rows for table in ledger.rows().values()] == [0, 0, 0]
+    assert np.array_equal(rest.transfers, parts.transfers)
+    assert np.array_equal(rest.steps, parts.steps)
+
+
+def test_operation_has_its_times_and_statistics_from_what_others_did_for_it() -> None:
+    owner = owner_of(1)
+    owner.take_foreign(made_for_others(), OWNER)
+    tables = owner.fold(reading(comms=[communicator(rank=3)], identity=OWNER), T0 + 5 * SECOND)
+    (written,) = tables["collectives"].to_pylist()
+    assert (written["clock"], written["start_ns"], written["end_ns"]) == ("proxy", T0 + 2 * MS, T0 + 5 * MS)
+    (told,) = tables["transfer_stats"].to_pylist()
+    assert (told["n"], told["rank"], told["bytes"]) == (1, 3, 786_432)

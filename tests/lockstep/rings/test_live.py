@@ -92,6 +92,7 @@ def test_operation_with_forged_codes_is_unknown(path: Path) -> None:
 
 def test_transfer_is_open_until_it_has_an_end(path: Path) -> None:
     forged = Forged()
+    operation(forged, 0, open=1)
     table = forged.table("transfers")
     table["handle"][:3] = [11, 0, 33]
     table["last_ticks"][0] = 5
@@ -102,6 +103,7 @@ def test_transfer_is_open_until_it_has_an_end(path: Path) -> None:
 
 def test_wait_that_nobody_knows_is_unknown_and_keeps_its_time(path: Path) -> None:
     forged = Forged()
+    operation(forged, 0, open=1)
     one = forged.table("transfers")[:1]
     one["handle"], one["wait"], one["comm"] = 11, len(wire.WAITS) << 56 | 1234, 99
     one["ahead"]["wait"], one["ahead"]["state"] = 200, 3
@@ -140,6 +142,7 @@ def test_transfer_counts_only_when_it_was_the_same_before_during_and_after_the_c
     path: Path, handles: tuple[int, ...], is_whole: bool
 ) -> None:
     forged = Forged()
+    operation(forged, 0, open=1)
     contents = []
     for handle in handles:
         forged.table("transfers")["handle"][1] = handle
@@ -151,9 +154,18 @@ def test_transfer_counts_only_when_it_was_the_same_before_during_and_after_the_c
 
 def test_transfer_that_closes_while_we_look_is_not_open(path: Path) -> None:
     forged = Forged()
+    operation(forged, 0, open=1)
     forged.table("transfers")["handle"][1:3] = 7, 8
     before = forged.table("transfers").copy()
     forged.table("transfers")["last_ticks"][1] = 99
     file = ChangingFile(forged.write(path), int(forged.header["transfers"]["offset"]), [before])
     with RingFile(file) as ring:
         assert ring.live().transfers["handle"].tolist() == [8]
+
+
+def test_transfers_are_looked_at_only_where_an_operation_is_under_way(path: Path) -> None:
+    forged = Forged()
+    forged.table("transfers")["handle"][1] = 7
+    assert len(live_in(forged, path).transfers) == 0
+    operation(forged, 0, open=1)
+    assert len(live_in(forged, path).transfers) == 1

@@ -7,7 +7,8 @@ import pytest
 
 from lockstep import wire
 from lockstep.rings.communicators import CommunicatorHistory
-from lockstep.rings.progress import progress_rows
+from lockstep.rings.origin import Origins
+from lockstep.rings.progress import progress_of, progress_rows
 from tests.builders import SECOND, T0
 from tests.lockstep.rings.readings import (
     CLOCK,
@@ -28,8 +29,8 @@ NOW = T0 + SECOND
 def told(*live: Array, hears_kernels: bool = True) -> list[dict[str, Any]]:
     history = CommunicatorHistory()
     history.update(communicator(rank=3))
-    rows = progress_rows(reading(live=list(live)).live, CLOCK, history, NOW, ORIGIN, hears_kernels)
-    return list(rows.to_pylist())
+    found = progress_of(reading(live=list(live)).live, CLOCK, history, hears_kernels, (NOW, 0))
+    return list(progress_rows(found, Origins(ORIGIN)).to_pylist())
 
 
 def test_nothing_open_is_idle() -> None:

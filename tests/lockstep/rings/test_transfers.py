@@ -8,7 +8,15 @@ import pytest
 from lockstep import wire
 from lockstep.rings.communicators import CommunicatorHistory
 from lockstep.rings.operations import learn_operations
-from lockstep.rings.transfers import expected_bytes, step_rows, transfer_rows
+from lockstep.rings.origin import Origins
+from lockstep.rings.transfers import (
+    expected_bytes,
+    settle_bytes,
+    step_rows,
+    time_steps,
+    time_transfers,
+    transfer_rows,
+)
 from tests.builders import T0
 from tests.lockstep.rings.readings import CLOCK, MS, ORIGIN, Array, communicator, enqueued, step, transfer
 
@@ -23,9 +31,13 @@ def operation(nranks: int = 4, **fields: Any) -> Array:
 
 
 def row_of(closed: Array, of: Array | None = None) -> dict[str, Any]:
-    rows, _ = transfer_rows(closed, operation() if of is None else of, CLOCK, ORIGIN)
-    (row,) = rows.to_pylist()
-    return dict(row)
+    (row,) = rows_of(closed, operation() if of is None else of)
+    return row
+
+
+def rows_of(closed: Array, of: Array) -> list[dict[str, Any]]:
+    moved = time_transfers(closed, of, CLOCK, 0)
+    return list(transfer_rows(moved[settle_bytes(moved)], Origins(ORIGIN)).to_pylist())
 
 
 def test_send_row_has_all_waits_but_a_flush() -> None:
@@ -58,8 +70,7 @@ def test_operation_that_moves_nothing_moved_nothing() -> None:
 
 def test_transfer_of_unknown_size_has_no_row() -> None:
     closed, of = transfer(bytes=0, flags=wire.FLAG_SEND), operation(algo=wire.NVLS_TREE)
-    rows, known = transfer_rows(closed, of, CLOCK, ORIGIN)
-    assert (rows.num_rows, known.tolist()) == (0, [False])
+    assert rows_of(closed, of) == []
 
 
 @pytest.mark.parametrize(
@@ -76,7 +87,8 @@ def test_transfer_of_unknown_size_has_no_row() -> None:
     ],
 )
 def test_algorithm_says_what_a_transfer_moves(fields: dict[str, int], nranks: int, expected: int) -> None:
-    moved, known = expected_bytes(operation(nranks, **fields))
+    of = operation(nranks, **fields)
+    moved, known = expected_bytes(of, of["bytes"])
     assert (moved.tolist(), known.tolist()) == ([expected], [True])
 
 
@@ -90,13 +102,14 @@ def test_algorithm_says_what_a_transfer_moves(fields: dict[str, int], nranks: in
     ],
 )
 def test_what_nobody_can_say_is_not_said(fields: dict[str, int], nranks: int) -> None:
-    assert expected_bytes(operation(nranks, **fields))[1].tolist() == [False]
+    of = operation(nranks, **fields)
+    assert expected_bytes(of, of["bytes"])[1].tolist() == [False]
 
 
 def test_step_tells_when_it_reached_the_network() -> None:
     closed = np.concatenate([step(), step(flags=RECV)])
-    rows, _ = step_rows(closed, np.concatenate([operation()] * 2), CLOCK, ORIGIN)
-    sent, received = rows.to_pylist()
+    stepped, _ = time_steps(closed, np.concatenate([operation()] * 2), CLOCK, 0)
+    sent, received = step_rows(stepped, Origins(ORIGIN)).to_pylist()
     moments = [
         tuple(row[name] - T0 - 2 * MS for name in ("posted_ns", "wire_ns", "done_ns")) for row in (sent, received)
     ]
@@ -105,5 +118,5 @@ def test_step_tells_when_it_reached_the_network() -> None:
 
 
 def test_step_that_never_reached_the_network_has_no_row() -> None:
-    rows, whole = step_rows(step(marks=[100, wire.BUSY, 300]), operation(), CLOCK, ORIGIN)
-    assert (rows.num_rows, whole.tolist()) == (0, [False])
+    stepped, whole = time_steps(step(marks=[100, wire.BUSY, 300]), operation(), CLOCK, 0)
+    assert (len(stepped), whole.tolist()) == (0, [False])

@@ -1,0 +1,228 @@
+"""A process that plays many agents: own token and connection each, one batch a second, in order, until taken.
+
+Bodies are encoded before the start, so that sending costs little beside the gateway it shares a machine with. The
+parent speaks in lines of JSON: an order on standard input, then the word to start; on standard output come progress,
+`ready`, and at the end where the outcome was written. Memory: all bodies of the run, some 20 KB a second and agent.
+"""
+
+import asyncio
+import gc
+import json
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.fleet_layout import plan_host
+from benchmarks.fleet_rows import HostRows
+from lockstep.batches import (
+    AGENT_HEADER,
+    BOOT_HEADER,
+    CONTENT_TYPE,
+    ENCODING,
+    NUMBER_HEADER,
+    VERSION_HEADER,
+    encode_batch,
+)
+from lockstep.clock import NS_PER_S
+from lockstep.errors import LockstepError
+from lockstep.records import RECORDS_VERSION
+from lockstep.wish import Receipt
+
+_TIMEOUT_S = 10.0  # as the collector's own way to the gateway
+_RETRY_S = 1.0
+_GOLDEN = 0.6180339887498949  # multiples of it fill the second evenly, however many agents there are
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a sender is to do: which agents it plays, for how many seconds, and how long it may take beyond that."""
+
+    port: int
+    boot: str
+    tokens: Mapping[int, str]  # by number of the host
+    first_second: int  # the time that rows of the first batch carry
+    seconds: int
+    grace_s: float
+    out: str
+
+
+@dataclass(frozen=True)
+class Body:
+    """One encoded batch."""
+
+    content: bytes
+    rows: int
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What became of one batch; moments are of the monotonic clock, which all processes of a machine share."""
+
+    host: int
+    number: int
+    due_ns: int
+    sent_ns: int  # of the first try
+    acked_ns: int  # 0: never
+    tries: int
+    rows: int
+    bytes: int
+
+
+def encode_bodies(host: int, first_second: int, seconds: int) -> Iterator[Body]:
+    """Yield one body for each second."""
+    tables = HostRows(plan_host(host)).tables(first_second, seconds)
+    each = {name: rows.num_rows // seconds for name, rows in tables.items()}
+    for second in range(seconds):
+        batch = {name: rows.slice(second * each[name], each[name]) for name, rows in tables.items()}
+        yield Body(encode_batch(batch), sum(each.values()))
+
+
+def phase_of(host: int) -> float:
+    """Return the part of the second at which an agent sends."""
+    return host * _GOLDEN % 1.0
+
+
+class FleetAgent:
+    """One agent: waits for its moment, sends, and tries the same batch again until it has the receipt."""
+
+    def __init__(self, order: Order, host: int, bodies: list[Body]) -> None:
+        self._order, self._host = order, host
+        self._waiting = deque(enumerate(bodies, start=1))
+        self._name = plan_host(host).name
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self.sent: list[Sent] = []
+
+    async def connect(self) -> None:
+        self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._order.port)
+
+    async def play(self, start_ns: int) -> None:
+        """Send everything; what has no receipt when the grace is over stays without one."""
+        end_ns = start_ns + int((self._order.seconds + self._order.grace_s) * NS_PER_S)
+        while self._waiting:
+            number, body = self._waiting[0]
+            due_ns = start_ns + int((number - 1 + phase_of(self._host)) * NS_PER_S)
+            await asyncio.sleep(max(0.0, (due_ns - time.monotonic_ns()) / NS_PER_S))
+            self.sent.append(await self._deliver(number, body, due_ns, end_ns))
+            self._waiting.popleft()
+        self._disconnect()
+
+    async def _deliver(self, number: int, body: Body, due_ns: int, end_ns: int) -> Sent:
+        sent_ns, tries = time.monotonic_ns(), 0
+        facts = {"host": self._host, "number": number, "due_ns": due_ns, "sent_ns": sent_ns}
+        facts |= {"rows": body.rows, "bytes": len(body.content)}
+        while time.monotonic_ns() < end_ns:
+            tries += 1
+            if await self._try(number, body):
+                return Sent(**facts, acked_ns=time.monotonic_ns(), tries=tries)
+            await asyncio.sleep(_RETRY_S)
+        return Sent(**facts, acked_ns=0, tries=tries)
+
+    async def _try(self, number: int, body: Body) -> bool:
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                if self._writer is None:
+                    await self.connect()
+                status, answer = await self._exchange(self._head(number, body), body.content)
+        except (OSError, EOFError, TimeoutError, ValueError):
+            self._disconnect()
+            return False
+        return status == 200 and Receipt.model_validate_json(answer).watermark >= number
+
+    async def _exchange(self, head: bytes, content: bytes) -> tuple[int, bytes]:
+        assert self._reader is not None
+        assert self._writer is not None
+        self._writer.write(head + content)
+        await self._writer.drain()
+        status, *lines = (await self._reader.readuntil(b"\r\n\r\n")).split(b"\r\n")
+        fields = dict(line.lower().split(b": ", 1) for line in lines if line)
+        answer = await self._reader.readexactly(int(fields[b"content-length"]))
+        if fields.get(b"connection") == b"close":
+            self._disconnect()
+        return int(status.split(b" ")[1]), answer
+
+    def _head(self, number: int, body: Body) -> bytes:
+        fields = {
+            "Host": f"127.0.0.1:{self._order.port}",
+            "Authorization": f"Bearer {self._order.tokens[self._host]}",
+            "Content-Type": CONTENT_TYPE,
+            "Content-Encoding": ENCODING,
+            "Content-Length": len(body.content),
+            AGENT_HEADER: self._name,
+            BOOT_HEADER: self._order.boot,
+            NUMBER_HEADER: number,
+            VERSION_HEADER: RECORDS_VERSION,
+        }
+        lines = [f"{name}: {value}\r\n" for name, value in fields.items()]
+        return f"POST /api/v1/ingest HTTP/1.1\r\n{''.join(lines)}\r\n".encode("ascii")
+
+    def _disconnect(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+        self._reader = self._writer = None
+
+
+def write_outcome(path: Path, sent: list[Sent]) -> None:
+    """Write a matrix of integers, one line per batch, columns as the fields of `Sent`."""
+    np.save(path, np.array([list(asdict(one).values()) for one in sent], np.int64), allow_pickle=False)
+
+
+def read_outcome(path: Path) -> list[Sent]:
+    return [Sent(*map(int, line)) for line in np.load(path, allow_pickle=False)]
+
+
+async def _connect_all(agents: list[FleetAgent]) -> None:
+    for agent in agents:  # one after the other: a thousand at once overflow the listener's queue
+        await agent.connect()
+
+
+async def _play_all(agents: list[FleetAgent], start_ns: int) -> None:
+    async with asyncio.TaskGroup() as group:
+        for agent in agents:
+            group.create_task(agent.play(start_ns))
+
+
+def _prepare(order: Order) -> list[FleetAgent]:
+    agents = []
+    for host in order.tokens:
+        agents.append(FleetAgent(order, host, list(encode_bodies(host, order.first_second, order.seconds))))
+        _say(encoded=len(agents))
+    gc.collect()
+    gc.freeze()  # the bodies stay: looking through them again and again would cost what we want to measure
+    return agents
+
+
+def _hear() -> dict[str, object]:
+    line = sys.stdin.readline()
+    if not line:
+        raise LockstepError("the benchmark that started this sender is gone")
+    heard: dict[str, object] = json.loads(line)
+    return heard
+
+
+def _say(**facts: object) -> None:
+    sys.stdout.write(json.dumps(facts) + "\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    """Play the agents of one order."""
+    heard = _hear()
+    tokens = {int(host): token for host, token in dict(heard.pop("tokens")).items()}  # type: ignore[call-overload]  # JSON
+    order = Order(tokens=tokens, **heard)  # type: ignore[arg-type]  # written by our parent from the same class
+    agents = _prepare(order)
+    with asyncio.Runner() as runner:
+        runner.run(_connect_all(agents))
+        _say(ready=len(agents))
+        runner.run(_play_all(agents, int(str(_hear()["start_ns"]))))
+    write_outcome(Path(order.out), [sent for agent in agents for sent in agent.sent])
+    _say(written=order.out)
+
+
+if __name__ == "__main__":
+    main()

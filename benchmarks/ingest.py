@@ -1,0 +1,125 @@
+"""The way in: from a ring file to a row that can be queried, and what it costs the host and the head node.
+
+Eight ranks without a GPU call the real plugin 200 operations a second each, with transfers and steps; a real
+collector with all its sources, a real gateway and a real ClickHouse server take it from there, each a process of its
+own. A row's delay runs from its operation's enqueueing to the first query that sees it. CPU time is the processes'
+own, so that neighbours on the machine do not count.
+"""
+
+import os
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.figures import Figure, Note
+from lockstep.clock import NS_PER_S
+from lockstep.store.store import Store
+from testbed.pipeline import Pipeline
+from testbed.ranks import Pace, Ranks, build_ranks
+
+_RANKS, _PER_SECOND = 8, 200
+_WARM_UP_S = 5
+_POLL_S = 0.1
+_TABLES = ("collectives", "transfers", "step_samples", "op_stats", "transfer_stats", "progress", "comms")
+_MB = 1 << 20
+
+
+@dataclass(frozen=True)
+class _Costs:
+    """CPU seconds and rows so far."""
+
+    collector_s: float
+    gateway_s: float
+    store_s: float
+    rows: int
+    bytes_sent: float
+    at_s: float
+
+
+def measure(quick: bool, note: Note) -> tuple[Figure, ...]:
+    """Return delay, CPU and memory of the way in."""
+    seconds = 10 if quick else 60
+    pace = Pace(_PER_SECOND, _PER_SECOND * (seconds + 3 * _WARM_UP_S), channels=4, steps=4)
+    with tempfile.TemporaryDirectory(prefix="lockstep-bench-") as folder:
+        directory, rings = Path(folder), Path(folder) / "rings"
+        rings.mkdir()
+        note("building the plugin and what plays a rank against it")
+        build_ranks(directory)
+        note("starting ClickHouse, gateway and collector")
+        with (
+            Pipeline(directory, rings, directory / "collector", sources=()) as pipeline,
+            pipeline.open_store() as store,
+        ):
+            with Ranks(directory, rings, _RANKS, pace):
+                time.sleep(_WARM_UP_S)
+                note(f"{_RANKS} ranks do {_PER_SECOND} operations a second each, for {seconds} s")
+                before = _costs(pipeline, store)
+                delays_s = _watch_delays(store, seconds)
+                after = _costs(pipeline, store)
+                memory_mb = _memory_bytes(pipeline.collector.pid) / _MB
+            dropped = pipeline.metric("dropped_rows_total")
+    return _figures(before, after, delays_s, memory_mb, dropped)
+
+
+def _figures(
+    before: _Costs, after: _Costs, delays_s: list[float], memory_mb: float, dropped: float
+) -> tuple[Figure, ...]:
+    elapsed_s, rows = after.at_s - before.at_s, after.rows - before.rows
+    collector_s = after.collector_s - before.collector_s
+    head_s = after.gateway_s + after.store_s - before.gateway_s - before.store_s
+    p50, p99 = np.percentile(delays_s, [50, 99])
+    sent = (after.bytes_sent - before.bytes_sent) / elapsed_s / 1000
+    operations = _RANKS * _PER_SECOND
+    return (
+        Figure("delay from ring to query, median", p50, "s", None, None, False, f"{len(delays_s):,} rows"),
+        Figure("delay from ring to query, 99th percentile", p99, "s", 5, 2, False),
+        Figure("rows of one host", rows / elapsed_s, "rows/s", 2_000, None, False, f"{operations:,} operations/s"),
+        Figure("sent by one host", sent, "KB/s", 100, None, False),
+        Figure("collector, all sources", 100 * collector_s / elapsed_s, "% of a core", 3, 1, False),
+        Figure("collector per million rows", 1e6 * collector_s / rows, "CPU s", None, None, False),
+        Figure("gateway and store per million rows", 1e6 * head_s / rows, "CPU s", None, None, False),
+        Figure("collector's memory", memory_mb, "MB", 150, None, False, "resident, without scapy"),
+        Figure("rows lost", dropped, "rows", 0, None, False),
+    )
+
+
+def _watch_delays(store: Store, seconds: int) -> list[float]:
+    """Return how old rows of the first rank are when a query first sees them."""
+    delays: list[float] = []
+    deadline = time.monotonic() + seconds
+    seen = int(store.query("SELECT max(seq) AS n FROM collectives WHERE rank = 0")["n"][0].as_py())
+    while time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+        found = store.query(
+            "SELECT seq, enqueue_ns AS ns FROM collectives WHERE rank = 0 AND seq > {seen:UInt64}",
+            {"seen": seen},
+        )
+        now_ns = time.time_ns()
+        delays += [(now_ns - ns) / NS_PER_S for ns in found["ns"].to_pylist()]
+        seen = max([seen, *found["seq"].to_pylist()])
+    return delays
+
+
+def _costs(pipeline: Pipeline, store: Store) -> _Costs:
+    return _Costs(
+        collector_s=_cpu_s(pipeline.collector.pid),
+        gateway_s=_cpu_s(pipeline.gateway.pid),
+        store_s=_cpu_s(pipeline.store_server.pid),
+        rows=sum(int(store.query(f"SELECT count() AS n FROM {table}")["n"][0].as_py()) for table in _TABLES),
+        bytes_sent=pipeline.metric("sent_bytes_total"),
+        at_s=time.monotonic(),
+    )
+
+
+def _cpu_s(pid: int) -> float:
+    """Return the CPU time of a process, all its threads, user and system."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _memory_bytes(pid: int) -> int:
+    resident_pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return resident_pages * os.sysconf("SC_PAGE_SIZE")

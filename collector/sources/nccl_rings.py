@@ -1,0 +1,241 @@
+"""What the NCCL plugin records in every rank: found, checked, folded, and sent within a budget."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyarrow as pa
+
+from collector.source import Reading
+from collector.sources.ring_budget import Allowance, Budget, grant, spend
+from collector.sources.ring_checkpoint import Checkpoint, decode, encode, file_key
+from collector.sources.ring_detail import KeptDetail, Replay
+from collector.sources.ring_foreign import ForeignJoiner
+from collector.sources.ring_intake import RingIntake
+from collector.sources.ring_process import FollowedProcess
+from collector.sources.ring_wishes import MinutesWishes, read_details
+from lockstep.arrow import rows_of
+from lockstep.clock import NS_PER_S
+from lockstep.errors import BadRing, NotPresent, RingNotReady
+from lockstep.records import Event, HostRecord
+from lockstep.rings.folding import LATENESS_NS
+from lockstep.rings.folding import Reading as RingReading
+from lockstep.rings.grouping import stack
+from lockstep.rings.ledger import Ledger
+from lockstep.rings.progress import PROGRESS, progress_rows
+from lockstep.supervision import REPORT_DIRECTORIES
+from lockstep.tables import TABLE_BY_NAME
+from lockstep.wish import Wish
+
+KEPT_BYTES = 32 << 20  # of the last minutes, packed; with Arrow and the rest the collector stays below 150 MB
+PERIOD_S = 1.0
+URGENT_S = 0.1  # while something has just become overdue
+# Operations that take longer do not hold back the watermark: what is still open shows in `progress`.
+HOLD_NS = 10 * NS_PER_S
+_PERIOD_NS = int(0.9 * NS_PER_S)  # a reading that comes a little early is one all the same
+_REPLAY_PART = 0.5  # of the budget for wishes, while there are any
+# What hostile numbers may still lead to, once they are past the reader's checks: the fault of one file only.
+_FAULTS = (BadRing, ArithmeticError, ValueError, LookupError, pa.ArrowException)
+
+
+class NcclRingsSource:
+    """Follows the ring files of all processes of the host.
+
+    Memory: `kept_bytes` for the last minutes, and some 20 MB per process at most while it floods us; usually 1 MB.
+    """
+
+    name = "nccl_rings"
+
+    def __init__(
+        self,
+        host: str,
+        root: Path = Path("/"),
+        directories: Sequence[Path] = REPORT_DIRECTORIES,
+        budget: Budget = Budget(),  # noqa: B008  # frozen
+        kept_bytes: int = KEPT_BYTES,
+    ) -> None:
+        self._host, self._proc = host, root / "proc"
+        self._ledger = Ledger()
+        self._intake = RingIntake(host, root, directories, self._ledger)
+        self._processes: list[FollowedProcess] = []
+        self._allowance = Allowance(budget)
+        self._kept = KeptDetail(kept_bytes)
+        self._minutes, self._replays = MinutesWishes(), list[Replay]()
+        self._joiner = ForeignJoiner()
+        self._read_ns: int | None = None
+        self._watermark_ns = 0
+        self._counted = 0  # of what was lost outside of the processes
+        self._folded = 0  # rows that were only counted, up to the last reading
+        self._checkpoint: bytes | None = None
+        self._tables: dict[str, list[pa.Table]] = defaultdict(list)
+
+    @property
+    def period_s(self) -> float:
+        """Ten times a second for a while after something became overdue."""
+        return URGENT_S if any(process.overdue.is_urgent for process in self._processes) else PERIOD_S
+
+    def read(self, now_ns: int, wishes: Sequence[Wish]) -> Reading:
+        if not self._proc.is_dir():
+            raise NotPresent(f"no processes in {self._proc}")
+        self._tables = defaultdict(list)
+        if self._read_ns is not None and 0 <= now_ns - self._read_ns < _PERIOD_NS:
+            self._look_at_urgent(now_ns)
+            cost_ns = 0 if self._processes else None
+            return Reading(self._gathered(), self._watermark_ns, 0, 0, cost_ns, self._checkpoint)
+        elapsed_ns = min(now_ns - self._read_ns, 60 * NS_PER_S) if self._read_ns else NS_PER_S
+        self._read_ns = now_ns
+        dropped, folded, cost_ns = self._read_all(now_ns, wishes, max(elapsed_ns, 0))
+        self._advance_watermark(now_ns)
+        self._checkpoint = self._remember(now_ns)
+        return Reading(self._gathered(), self._watermark_ns, dropped, folded, cost_ns, self._checkpoint)
+
+    def resume(self, checkpoint: bytes) -> None:
+        """Go on where the rows that were kept end."""
+        known = decode(checkpoint)
+        self._ledger.seconds.since_ns = known.since_ns
+        if known.share is not None:
+            self._allowance = Allowance(self._allowance.budget, known.share)
+        self._intake.remember(known.files)
+
+    def close(self) -> None:
+        """Take back what was asked for, and let go of all files."""
+        for process in self._processes:
+            process.ask([])
+            process.close()
+        self._processes = []
+        self._intake.close()
+
+    def _read_all(self, now_ns: int, wishes: Sequence[Wish], elapsed_ns: int) -> tuple[int, int, int | None]:
+        """Read, fold and count; return what was lost, what was only counted, and what the plugins cost."""
+        self._processes += self._intake.look(now_ns, self._processes)
+        self._refuse(self._intake.refusals, now_ns)
+        self._ask(wishes, now_ns)
+        readings = [(process, reading) for process in list(self._processes) if (reading := self._of(process, now_ns))]
+        self._allowance = grant(self._allowance, now_ns, sum(_complete_rows(reading) for _, reading in readings))
+        self._fold(readings, now_ns)
+        self._allowance = spend(self._allowance, self._rows())
+        self._replay(wishes, now_ns)
+        grown = [process.growth(elapsed_ns) for process in self._processes]
+        cost_ns = sum(each.cost_ns for each in grown) if grown else None
+        self._let_go(now_ns)
+        lost = sum(each.lost for each in grown) + self._lost_besides()
+        return lost, self._left_out(), cost_ns
+
+    def _of(self, process: FollowedProcess, now_ns: int) -> RingReading | None:
+        with self._watching(process, now_ns):
+            return process.read()
+        return None
+
+    def _fold(self, readings: Sequence[tuple[FollowedProcess, RingReading]], now_ns: int) -> None:
+        share, progress = self._allowance.share, []
+        for process, reading in readings:
+            with self._watching(process, now_ns):
+                self._take(process.fold(reading, now_ns, share))
+                progress.append(process.progress(reading, now_ns))
+                self._kept.keep(process.kept, reading, now_ns, share, process.is_over)
+        folders = [(process.folder, process.ring.identity) for process, _ in readings if process in self._processes]
+        self._joiner.join([folder for folder, _ in folders], folders, now_ns)
+        self._take({"progress": progress_rows(stack(PROGRESS, progress), self._ledger.origins)} if progress else {})
+        self._take(self._ledger.rows())
+        self._take(self._ledger.seconds.close(now_ns - LATENESS_NS - NS_PER_S))
+
+    @contextmanager
+    def _watching(self, process: FollowedProcess, now_ns: int) -> Iterator[None]:
+        """Keep the fault of one file away from the others: it is told, and the file is followed no longer."""
+        try:
+            yield
+        except RingNotReady:
+            pass  # records stay where they are
+        except _FAULTS as error:
+            self._refuse([str(error) or type(error).__name__], now_ns)
+            self._processes.remove(process)
+            self._intake.settle(process.file, now_ns, is_over=False)
+            process.close()
+
+    def _look_at_urgent(self, now_ns: int) -> None:
+        for process in [each for each in self._processes if each.overdue.is_urgent]:
+            with self._watching(process, now_ns):
+                self._take({"progress": progress_rows(process.look(now_ns), self._ledger.origins)})
+        self._allowance = spend(self._allowance, self._rows())
+
+    def _ask(self, wishes: Sequence[Wish], now_ns: int) -> None:
+        details = read_details(wishes, now_ns)
+        for process in self._processes:
+            process.ask(details)
+
+    def _replay(self, wishes: Sequence[Wish], now_ns: int) -> None:
+        """Send a part of what was wished for: half of a second's budget, and less after a second that took more."""
+        for wish in self._minutes.new(wishes, now_ns):
+            self._replays.append(self._kept.replay(wish, now_ns))
+        self._replays = [each for each in self._replays if each.pieces and each.expires_ns > now_ns]
+        if self._replays:
+            before = self._rows()
+            room = min(self._allowance.rows, self._allowance.budget.rows_per_s * _REPLAY_PART)
+            for tables in self._replays[0].take(room):
+                self._take(tables)
+            self._allowance = spend(self._allowance, self._rows() - before)
+
+    def _let_go(self, now_ns: int) -> None:
+        """Follow those no longer whose process has ended; all that they left has been read."""
+        for process in [each for each in self._processes if each.is_over]:
+            self._processes.remove(process)
+            self._intake.settle(process.file, now_ns, is_over=True)
+            process.close()
+
+    def _lost_besides(self) -> int:
+        """Return what was lost outside of any process since the last time."""
+        ledger = self._ledger
+        before, self._counted = self._counted, self._joiner.lost + ledger.seconds.forgotten + ledger.sizeless
+        return self._counted - before
+
+    def _left_out(self) -> int:
+        before, self._folded = self._folded, self._ledger.left_out
+        return self._folded - before
+
+    def _advance_watermark(self, now_ns: int) -> None:
+        """Promise that nothing older comes: neither seconds that are open nor operations, unless they take long."""
+        pending = [since for each in self._processes if (since := each.folder.oldest_pending_ns) is not None]
+        settled_ns = min([now_ns - LATENESS_NS - NS_PER_S, self._ledger.seconds.since_ns or now_ns, *pending])
+        before_ns = self._watermark_ns if self._watermark_ns <= now_ns else 0  # unless the clock was set back
+        self._watermark_ns = max(settled_ns, now_ns - HOLD_NS, before_ns, 0)
+
+    def _remember(self, now_ns: int) -> bytes:
+        share = self._allowance.share
+        files = {
+            file_key(each.ring.inode, each.ring.identity.created_ns): each.memory(now_ns, share)
+            for each in self._processes
+        }
+        return encode(Checkpoint(self._ledger.seconds.since_ns, share, files))
+
+    def _refuse(self, sentences: Sequence[str], now_ns: int) -> None:
+        events: list[HostRecord] = [
+            Event(
+                host=self._host,
+                ts_ns=now_ns,
+                source=self.name,
+                kind="ring_refused",
+                component=f"host:{self._host}",
+                severity="warning",
+                message=sentence,
+            )
+            for sentence in sentences
+        ]
+        if events:
+            self._take({"events": rows_of(TABLE_BY_NAME["events"], events)})
+
+    def _take(self, tables: Mapping[str, pa.Table]) -> None:
+        for name, rows in tables.items():
+            if rows.num_rows:
+                self._tables[name].append(rows)
+
+    def _rows(self) -> int:
+        return sum(rows.num_rows for pieces in self._tables.values() for rows in pieces)
+
+    def _gathered(self) -> dict[str, pa.Table]:
+        return {name: pa.concat_tables(pieces) for name, pieces in self._tables.items()}
+
+
+def _complete_rows(reading: RingReading) -> int:
+    records = reading.records
+    return len(records.enqueued) + len(records.transfers) + len(records.steps)

@@ -1,0 +1,95 @@
+"""Lockstep's own services as processes on loopback: started, killed, started again."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+
+from lockstep.errors import LockstepError
+
+_START_TIMEOUT_S = 60
+_STOP_TIMEOUT_S = 30
+_POLL_S = 0.02
+LOCKSTEP = str(Path(sys.executable).with_name("lockstep"))
+
+
+@dataclass
+class Service:
+    """One process of ours with settings from its environment; `probe` is where it says over HTTP that it is up."""
+
+    words: tuple[str, ...]
+    settings: Mapping[str, str]
+    probe: str
+    log: Path
+    _process: "subprocess.Popen[bytes] | None" = field(init=False, default=None)
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "the service was not started"
+        return self._process.pid
+
+    def start(self) -> "Service":
+        """Start it and return when it answers."""
+        ours = {name: value for name, value in os.environ.items() if not name.startswith("LOCKSTEP_")}
+        with open(self.log, "ab") as log:
+            self._process = subprocess.Popen(
+                [LOCKSTEP, *self.words],
+                env=ours | dict(self.settings),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        wait_until(self._is_up, f"{' '.join(self.words)} answers; see {self.log}")
+        return self
+
+    def kill(self) -> None:
+        """End it at once, in the middle of whatever it does."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        """Ask it to end, and wait until it has."""
+        self._end(signal.SIGTERM)
+
+    def __enter__(self) -> "Service":
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        if self._process:
+            self.kill()
+
+    def _end(self, how: signal.Signals) -> None:
+        process, self._process = self._process, None
+        assert process is not None, "the service was not started"
+        process.send_signal(how)
+        process.wait(_STOP_TIMEOUT_S)
+
+    def _is_up(self) -> bool:
+        assert self._process is not None
+        if self._process.poll() is not None:
+            raise LockstepError(f"{' '.join(self.words)} ended with {self._process.returncode}; see {self.log}")
+        try:
+            return httpx.get(self.probe, timeout=1, trust_env=False).is_success
+        except httpx.TransportError:
+            return False
+
+
+def wait_until(is_so: Callable[[], bool], what: str, limit_s: float = _START_TIMEOUT_S) -> None:
+    """Return as soon as it is so; LockstepError when it is not in time."""
+    deadline = time.monotonic() + limit_s
+    while not is_so():
+        if time.monotonic() > deadline:
+            raise LockstepError(f"waited {limit_s:.0f} s in vain until {what}")
+        time.sleep(_POLL_S)
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on at the moment."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])

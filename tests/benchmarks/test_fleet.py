@@ -1,0 +1,105 @@
+"""The fleet's benchmark climbs to the largest sustained number of agents, and a real small one loses no row."""
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.fleet import FleetResult, Options, figures_of, find_largest, measure_fleet
+from benchmarks.fleet_head import cpu_seconds, machine_cpu_seconds
+from benchmarks.fleet_judgement import Cores, Judgement, Quantiles
+from benchmarks.fleet_outage import Outage, OutageOutcome
+from benchmarks.fleet_run import RunOutcome, RunPlan
+
+QUICK = Quantiles(0.01, 0.2)
+FINE = Judgement(256, 150_000.0, 5e6, QUICK, QUICK, Quantiles(1.2, 1.9), 0.0, Cores(0.8, 0.4, 0.2, 0.1), ())
+
+
+def _climb(capacity: int) -> Callable[[int], Judgement]:
+    def try_fleet(agents: int) -> Judgement:
+        return replace(FINE, agents=agents, trouble=() if agents <= capacity else ("too many",))
+
+    return try_fleet
+
+
+@pytest.mark.parametrize(
+    ("capacity", "best", "failed"),
+    [(2_000, 400, None), (300, 300, 400), (299, 200, 300), (100, 100, 150), (99, None, 100)],
+)
+def test_the_ladder_ends_at_the_first_fleet_that_is_too_large_and_looks_once_between(
+    capacity: int, best: int | None, failed: int | None
+) -> None:
+    found = find_largest((100, 200, 400), _climb(capacity), narrow=True)
+    assert [judgement.agents if judgement else None for judgement in found] == [best, failed]
+
+
+def _result() -> FleetResult:
+    run = RunOutcome(RunPlan(range(256), 0, 100), 0, (), (), {})
+    outage = OutageOutcome(run, 300_000_000, 12.5, True, Quantiles(0.01, 0.3))
+    failed = replace(FINE, agents=512, trouble=("receipts took 3.0 s (p99)", "more"))
+    return FleetResult(FINE, failed, 500_000.0, 8.0, 10_000, outage, 0, 0, 30_000)
+
+
+def test_figures_say_what_a_core_carries_and_why_more_did_not_go() -> None:
+    figures = {figure.name: figure for figure in figures_of(_result(), quick=False)}
+
+    agents = figures["agents sustained"]
+    assert (agents.value, agents.floor, agents.goal, agents.met) == (256, 256, 1_280, True)
+    assert agents.reference == "512 not: receipts took 3.0 s (p99)"
+    assert figures["GPUs carried"].value == pytest.approx(256 * 8 / 1.2)
+    assert figures["on disk"].value == pytest.approx(150_000 * 8 * 3600 / 1e9)
+    drained = figures["store back: drained after"]
+    assert (drained.value, drained.reference) == (12.5, "under the same load")
+    assert (figures["rows lost"].met, figures["rows doubled"].met) == (True, True)
+
+
+def test_a_lost_or_doubled_row_breaks_the_floor() -> None:
+    figures = {figure.name: figure for figure in figures_of(replace(_result(), missing=1, surplus=2), quick=False)}
+    assert (figures["rows lost"].met, figures["rows doubled"].met) == (False, False)
+
+
+def test_a_quick_run_claims_nothing_about_the_floor() -> None:
+    agents = next(figures_of(_result(), quick=True))
+    assert (agents.floor, agents.met) == (None, None)
+
+
+def test_a_head_node_that_sustains_nothing_is_a_figure_of_zero() -> None:
+    figures = {figure.name: figure for figure in figures_of(replace(_result(), best=None), quick=False)}
+    assert (figures["agents sustained"].value, figures["agents sustained"].met) == (0, False)
+    assert "GPUs carried" not in figures
+
+
+def test_cpu_time_of_a_process_is_part_of_the_machines() -> None:
+    own = cpu_seconds(os.getpid())
+    assert 0 < own < machine_cpu_seconds()
+
+
+def test_a_small_fleet_has_every_row_exactly_once_although_the_store_was_killed(tmp_path: Path) -> None:
+    options = Options(
+        ladder=(4,),
+        warm_up_s=0,
+        measured_s=3,
+        outage=Outage(before_s=2, away_s=1, after_s=1),
+        outage_agents=4,
+        limit_hosts=2,
+        limit_seconds=1,
+        settle_s=2.0,
+    )
+    notes: list[str] = []
+
+    result = measure_fleet(options, tmp_path, notes.append)
+
+    assert result.batches == 4 * 3 + 4 * 4
+    assert (result.missing, result.surplus) == (0, 0)
+    tried = result.best or result.failed
+    assert tried is not None
+    assert tried.agents == 4
+    assert tried.cores.gateway > 0
+    assert result.store_rows_per_core_s > 0
+    assert result.bytes_per_row > 0
+    assert result.outage.peak_bytes > 0
+    assert result.outage.drain_s < 180  # it came to an end
+    assert any("the store is back" in note for note in notes)
+    assert not list(tmp_path.glob("state/gateway/*.segment"))

@@ -1,0 +1,75 @@
+"""What simulated agents send is sound, within a host's budget, and as varied as real telemetry."""
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from benchmarks.fleet_layout import plan_host
+from benchmarks.fleet_rows import HostRows
+from benchmarks.fleet_sender import encode_bodies
+from lockstep.arrow import conform, find_duplicate
+from lockstep.batches import decode_batch
+from lockstep.clock import NS_PER_S
+from lockstep.tables import TABLE_BY_NAME
+
+SECOND = 1_763_000_000
+DENSE, EXPERT, SHARED_NIC = 0, 32, 72
+HOSTS = pytest.mark.parametrize("host", [DENSE, EXPERT, 40, SHARED_NIC])
+
+
+@HOSTS
+def test_rows_fit_their_tables_and_repeat_no_key(host: int) -> None:
+    tables = HostRows(plan_host(host)).tables(SECOND, 3)
+    for name, rows in tables.items():
+        conform(TABLE_BY_NAME[name], rows)
+        assert find_duplicate(TABLE_BY_NAME[name], rows) is None, name
+        assert pc.unique(rows["host"]).to_pylist() == [plan_host(host).name]
+
+
+@HOSTS
+def test_a_second_stays_within_the_budget_of_a_host(host: int) -> None:
+    for body in encode_bodies(host, SECOND, 2):
+        assert 300 < body.rows <= 2_000
+        assert len(body.content) <= 100_000
+
+
+def test_a_host_of_experts_sends_several_times_the_rows_of_a_dense_one() -> None:
+    dense, expert = (next(encode_bodies(host, SECOND, 1)) for host in (DENSE, EXPERT))
+    assert expert.rows > 3 * dense.rows
+
+
+def test_each_body_holds_one_second_and_as_many_rows_as_it_says() -> None:
+    for number, body in enumerate(encode_bodies(DENSE, SECOND, 3)):
+        tables = decode_batch(body.content, 1 << 30, 10_000)
+        assert sum(rows.num_rows for rows in tables.values()) == body.rows
+        assert pc.unique(tables["transfer_stats"]["ts_ns"]).to_pylist() == [(SECOND + number) * NS_PER_S]
+        assert tables["agents"]["ts_ns"].to_pylist() == [(SECOND + number) * NS_PER_S]
+
+
+def test_the_same_seconds_give_the_same_rows_and_others_give_others() -> None:
+    first, again, later = (HostRows(plan_host(DENSE)).tables(second, 2) for second in (SECOND, SECOND, SECOND + 2))
+    for name, rows in first.items():
+        assert rows.equals(again[name]), name
+        assert not rows.equals(later[name]), name
+
+
+@pytest.mark.parametrize(
+    ("table", "column"),
+    [
+        ("op_stats", "dur_sum_ns"),
+        ("transfer_stats", "gpu_wait_ns"),
+        ("transfers", "first_ns"),
+        ("collectives", "start_ns"),
+        ("nic_counters", "tx_bytes"),
+        ("progress", "ts_ns"),
+    ],
+)
+def test_measured_values_are_not_constants(table: str, column: str) -> None:
+    values = HostRows(plan_host(DENSE)).tables(SECOND, 4)[table][column].combine_chunks()
+    assert len(pc.unique(values)) > 0.9 * len(values)
+
+
+def test_only_senders_have_a_wire_time() -> None:
+    rows = HostRows(plan_host(DENSE)).tables(SECOND, 1)["transfer_stats"]
+    is_send = pc.equal(rows["direction"], "send")
+    assert pc.is_valid(rows["wire_ns"]).equals(pa.chunked_array([is_send.combine_chunks()]))

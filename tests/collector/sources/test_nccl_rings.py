@@ -1,0 +1,263 @@
+"""A rank that records through the real plugin is found, checked, folded, and let go when it ends."""
+
+import json
+import os
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from collector.sources.nccl_rings import NcclRingsSource
+from collector.sources.ring_budget import Budget
+from collector.sources.ring_overdue import FLOOR_NS
+from lockstep import wire
+from lockstep.arrow import schema_of
+from lockstep.errors import NotPresent
+from lockstep.rings.ringfile import open_ring
+from lockstep.rings.sampling import WHOLE_SHARE
+from lockstep.tables import TABLE_BY_NAME
+from lockstep.wish import Wish
+from tests.collector.sources.imitated_rings import USUAL, Follower, make_root, recording
+from tests.waiting import eventually
+
+RANK = {"LOCKSTEP_JOB": "job 7", "RANK": "3", "LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": "4,5"}
+FOREVER_NS = 1 << 62
+
+
+@contextmanager
+def following(folder: Path, **options: object) -> Iterator[Follower]:
+    folder.mkdir(exist_ok=True)
+    with closing(NcclRingsSource("h0", directories=(folder,), **options)) as source:  # type: ignore[arg-type]  # any
+        yield Follower(source)
+
+
+def wish(kind: str, name: str = "w", **details: object) -> Wish:
+    return Wish(id=name, host="h0", kind=kind, details={"job": "job 7"} | details, expires_ns=FOREVER_NS)
+
+
+def count_ended(follower: Follower) -> int:
+    """Return how many operations are known to have ended: all but one that a kill came upon."""
+    return sum(row["end_ns"] is not None for row in follower.rows["collectives"])
+
+
+def wait_for_operations(folder: Path, count: int) -> None:
+    """Wait until a rank has enqueued so many more."""
+    (path,) = folder.glob("*.ring")
+    with open_ring(path) as ring:
+        begin = int(ring.live().rows["enqueued"].max(initial=0))
+        eventually(lambda: int(ring.live().rows["enqueued"].max(initial=0)) >= begin + count)
+
+
+def test_live_rank_is_folded_and_its_rows_carry_what_the_kernel_says(tmp_path: Path, plugin_library: Path) -> None:
+    folder = tmp_path / "rings"
+    with (
+        following(folder) as follower,
+        recording(plugin_library, folder, **RANK, TORCHELASTIC_RESTART_COUNT="2") as job,
+    ):
+        eventually(lambda: follower.has("op_stats") and follower.rows.get("transfers"))
+        follower.skip(1)
+        tables = follower.read()
+        (comm,) = follower.rows["comms"]
+        assert (comm["host"], comm["job"], comm["attempt"], comm["pid"]) == ("h0", "job 7", 2, job.pid)
+        assert (comm["gpu"], comm["world_rank"]) == (5, 3)
+        assert {row["host"] for rows in follower.rows.values() for row in rows} == {"h0"}
+        assert all(table.schema == schema_of(TABLE_BY_NAME[name]) for name, table in tables.items())
+        assert follower.cost_ns is not None
+        eventually(lambda: follower.has("comms") and follower.paid_ns > 0)
+        assert follower.refusals() == []
+        progress = follower.rows["progress"][-1]
+        assert (progress["func"], progress["rank"]) == ("AllReduce", 0)
+        assert progress["enqueued"] >= progress["done"] > 0
+
+
+def test_every_operation_is_sent_once_and_counted_once(tmp_path: Path, plugin_library: Path) -> None:
+    folder = tmp_path / "rings"
+    with following(folder, budget=Budget(1 << 30, 1 << 40)) as follower:
+        with recording(plugin_library, folder, **RANK) as job:
+            eventually(lambda: follower.has("collectives") and len(follower.rows["collectives"]) > 300)
+            job.kill()
+            job.wait()
+        eventually(lambda: follower.has("events") or not follower.source._processes)
+        for _ in range(8):
+            follower.has("op_stats")
+    numbers = [row["seq"] for row in follower.rows["collectives"]]
+    assert sorted(numbers) == list(range(len(numbers)))
+    assert sum(row["n"] for row in follower.rows["op_stats"]) == count_ended(follower)
+    assert sum(row["n"] for row in follower.rows["transfer_stats"]) == len(follower.rows["transfers"])
+    assert (follower.dropped, follower.folded) == (0, 0)
+
+
+def test_rows_beyond_the_budget_are_only_counted(tmp_path: Path, plugin_library: Path) -> None:
+    folder = tmp_path / "rings"
+    with following(folder, budget=Budget(rows=40)) as follower, recording(plugin_library, folder, **RANK):
+        follower.read()
+        for _ in range(3):
+            wait_for_operations(folder, 500)
+            follower.has("op_stats")
+        for _ in range(6):
+            follower.has("op_stats")
+    kept, counted = len(follower.rows["collectives"]), sum(row["n"] for row in follower.rows["op_stats"])
+    assert 0 < kept < counted / 4
+    assert {row["seq"] for row in follower.rows["transfers"]} >= {row["seq"] for row in follower.rows["collectives"]}
+
+
+def test_ring_of_a_dead_process_is_drained_forgotten_and_removed(tmp_path: Path, plugin_library: Path) -> None:
+    folder = tmp_path / "rings"
+    with following(folder) as follower:
+        with recording(plugin_library, folder, **RANK) as job:
+            eventually(lambda: follower.has("comms"))
+            (ring,) = folder.glob("*.ring")
+            job.kill()
+            job.wait()
+        follower.skip(1)
+        follower.read()
+        assert follower.source._processes == []
+        assert ring.exists()
+        assert follower.cost_ns is not None
+        follower.skip(61)
+        follower.read()
+        assert not ring.exists()
+        assert follower.cost_ns is None
+        assert follower.refusals() == []
+
+
+def test_rank_that_stands_still_is_looked_at_ten_times_a_second(tmp_path: Path, plugin_library: Path) -> None:
+    folder = tmp_path / "rings"
+    with following(folder) as follower, recording(plugin_library, folder, **RANK) as job:
+        eventually(lambda: follower.has("op_stats"))
+        assert follower.source.period_s == 1.0
+        _stop_inside_an_operation(job.pid, folder)
+        follower.skip(2 + FLOOR_NS / 1e9)
+        follower.read()
+        assert follower.source.period_s == 0.1
+        before = len(follower.rows["progress"])
+        follower.skip(0.1)
+        assert set(follower.read()) == {"progress"}
+        assert len(follower.rows["progress"]) == before + 1
+        assert follower.rows["progress"][-1]["oldest_open_ns"] is not None
+        follower.skip(20)  # nothing new is seen by looking so often
+        follower.read()
+        assert follower.source.period_s == 1.0
+        assert follower.watermark_ns >= follower.now_ns() - 11 * 10**9  # what hangs does not hold it for ever
+        os.kill(job.pid, signal.SIGCONT)
+
+
+def _stop_inside_an_operation(pid: int, folder: Path) -> None:
+    """Stop the process at a moment at which an operation has a part under way."""
+    (path,) = folder.glob("*.ring")
+    with open_ring(path) as ring:
+
+        def is_caught() -> bool:
+            os.kill(pid, signal.SIGSTOP)
+            if (ring.live().operations["open"] > 0).any():
+                return True
+            os.kill(pid, signal.SIGCONT)
+            return False
+
+        eventually(is_caught)
+
+
+def test_detail_is_raised_while_it_is_wished_and_put_back(tmp_path: Path, plugin_library: Path) -> None:
+    folder = tmp_path / "rings"
+    with following(folder) as follower, recording(plugin_library, folder, **RANK):
+        eventually(lambda: follower.has("comms"))
+        (path,) = folder.glob("*.ring")
+        with open_ring(path) as ring:
+            before = int(ring.status()["level"]), int(ring.status()["share"])
+
+            def is_in_force(level: int, share: int, *wishes: Wish) -> bool:
+                follower.skip(1)
+                follower.read(*wishes)
+                return (int(ring.status()["level"]), int(ring.status()["share"])) == (level, share)
+
+            raised = wish("detail", level="steps", share=1.0, ranks=[3])
+            others = wish("detail", level="steps", share=1.0, ranks=[4])
+            eventually(lambda: is_in_force(wire.STEPS, WHOLE_SHARE, raised))
+            eventually(lambda: bool(follower.has("step_samples")) or is_in_force(0, 0, raised))
+            eventually(lambda: is_in_force(*before, others))
+        assert before[0] == wire.TRANSFERS
+
+
+def test_last_minutes_bring_what_was_not_sent_and_nothing_twice(tmp_path: Path, plugin_library: Path) -> None:
+    folder = tmp_path / "rings"
+    with following(folder, budget=Budget(rows=200)) as follower, recording(plugin_library, folder, **RANK) as job:
+        follower.read()
+        for _ in range(3):
+            wait_for_operations(folder, 500)
+            follower.has("op_stats")
+        job.kill()
+        job.wait()
+        for _ in range(6):
+            follower.has("op_stats")
+        wanted = wish("last_minutes", minutes=10, ranks=[3])
+        for _ in range(120):
+            follower.skip(1)
+            follower.read(wanted, wish("last_minutes", "again", minutes=10), wish("last_minutes", "x", minutes=11))
+    counted = sum(row["n"] for row in follower.rows["op_stats"])
+    numbers = [row["seq"] for row in follower.rows["collectives"]]
+    assert len(numbers) == len(set(numbers))
+    assert counted <= len(numbers) <= counted + 1  # one was perhaps under way when its process was killed
+    moved = [(row["seq"], row["channel"], row["peer"]) for row in follower.rows["transfers"]]
+    assert len(moved) == len(set(moved))
+    assert len(moved) > counted * 0.95
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_killed_collector_goes_on_where_it_was(tmp_path: Path, plugin_library: Path, ranks: int) -> None:
+    folder = folder_of(tmp_path / "rings")
+    unlimited = Budget(1 << 30, 1 << 40)
+    with ExitStack() as stack:
+        jobs = [stack.enter_context(recording(plugin_library, folder, **RANK)) for _ in range(ranks)]
+        first = Follower(NcclRingsSource("h0", directories=(folder,), budget=unlimited))
+        eventually(lambda: first.has("collectives") and len(first.rows["collectives"]) > 300 * ranks)
+        assert first.checkpoint is not None
+        second = Follower(NcclRingsSource("h0", directories=(folder,), budget=unlimited))
+        second.skipped_ns = first.skipped_ns
+        second.source.resume(first.checkpoint)
+        for job in jobs:
+            job.kill()  # also its process is gone, and with it what the kernel knew
+            job.wait()
+        for _ in range(6):
+            second.has("op_stats")
+    both = (first, second)
+    done = Counter(row["seq"] for each in both for row in each.rows["collectives"])
+    assert sorted(done) == list(range(len(done)))
+    assert [done[seq] for seq in sorted(done)] == sorted(done.values(), reverse=True), "a rank has a gap"
+    assert max(done.values()) == ranks
+    assert max(Counter(row["seq"] for each in both for row in each.rows["transfers"]).values()) == ranks
+    counts = [row["n"] for each in both for row in each.rows.get("op_stats", [])]
+    assert sum(counts) == count_ended(first) + count_ended(second)
+    assert second.refusals() == []
+    assert second.dropped == 0
+    for each in both:
+        each.source.close()
+
+
+def folder_of(path: Path) -> Path:
+    path.mkdir()
+    return path
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{}", b"[1]", b'{"version":1,"since_ns":0,"share":1,"files":[{}]}', b"\xff"]
+)
+def test_broken_checkpoint_is_a_new_beginning(tmp_path: Path, content: bytes) -> None:
+    with following(tmp_path / "rings") as follower:
+        follower.source.resume(content)
+        assert follower.read() == {}
+        assert json.loads(follower.checkpoint or b"")["files"] == []
+
+
+def test_host_without_jobs_has_nothing_to_tell_and_goes_on(tmp_path: Path) -> None:
+    make_root(tmp_path)
+    with closing(NcclRingsSource("h0", tmp_path, (USUAL,))) as source:
+        reading = source.read(10**18, ())
+    assert (reading.tables, reading.dropped, reading.plugin_cost_ns) == ({}, 0, None)
+
+
+def test_host_without_processes_is_not_present(tmp_path: Path) -> None:
+    with closing(NcclRingsSource("h0", tmp_path)) as source, pytest.raises(NotPresent):
+        source.read(0, ())

@@ -1,0 +1,20 @@
+"""Plugin, collector, gateway and ClickHouse as real processes, killed at random: every operation arrives once."""
+
+import shutil
+
+import pytest
+
+from testbed.chaos import run_chaos
+
+
+@pytest.mark.needs_root
+@pytest.mark.slow
+def test_no_operation_is_lost_or_doubled_whatever_is_killed() -> None:
+    if shutil.which("cc") is None:
+        pytest.skip("building the plugin needs cc")
+    seed, kills = 20_261_115, 50
+    print(f"seed {seed}")
+    outcome = run_chaos(kills, seed, seconds=kills * 3 + 120, note=print)
+    assert (outcome.missing, outcome.doubled) == (0, 0)
+    assert outcome.in_statistics == outcome.operations
+    assert outcome.dropped == 0

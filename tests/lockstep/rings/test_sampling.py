@@ -1,0 +1,40 @@
+"""The reader draws the same lots as the plugin."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from lockstep import wire
+from lockstep.rings.communicators import CommunicatorHistory
+from lockstep.rings.folding import take_reading
+from lockstep.rings.operations import learn_operations
+from lockstep.rings.ringfile import open_ring
+from lockstep.rings.sampling import WHOLE_SHARE, lot_of
+from tests.conftest import REPO
+from tests.waiting import eventually
+
+
+def test_operations_that_the_plugin_sampled_are_those_with_the_lowest_lots(
+    tmp_path: Path, plugin_library: Path
+) -> None:
+    told = {"LOCKSTEP_RING_DIR": str(tmp_path), "LOCKSTEP_DETAIL": "steps", "LOCKSTEP_SAMPLE": "0.25"}
+    told |= {"LOCKSTEP_BUDGET": "0", "LOCKSTEP_RING_MIB": "4"}
+    command = [sys.executable, "-m", "tests.fixtures.live_job", str(plugin_library)]
+    with subprocess.Popen(
+        command, cwd=REPO, env=os.environ | told, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as job:
+        assert job.stdout is not None
+        assert job.stdout.readline() == "running\n"
+        (path,) = tmp_path.glob("*.ring")
+        with open_ring(path) as ring:
+            eventually(lambda: int(ring.live().rows["enqueued"].max(initial=0)) > 300)
+            reading = take_reading(ring)
+        job.kill()
+    history = CommunicatorHistory()
+    history.update(reading.communicators)
+    known = learn_operations(reading.records.enqueued, reading.clock, history)
+    sampled = (known["flags"] & wire.FLAG_SAMPLED) != 0
+    assert len(known) > 300
+    assert 0.1 < sampled.mean() < 0.4
+    assert (sampled == (lot_of(known) < WHOLE_SHARE // 4)).all()
