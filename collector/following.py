@@ -1,6 +1,7 @@
 """One source, read on its own schedule by its own thread: what it does concerns nobody else."""
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -27,6 +28,7 @@ class Health:
     dropped: int = 0
     folded: int = 0
     last_s: float = 0.0  # how long the last read took
+    cpu_s: float = 0.0  # CPU time of all reads, in the source's own thread
     is_present: bool = True
     is_well: bool = True
     reading_since_ns: int | None = None  # monotonic; a read that hangs is seen by it
@@ -53,11 +55,12 @@ class Follower:
     def follow(self, stop: threading.Event) -> None:
         """Read again and again, then let the source go."""
         while not stop.is_set():
-            begin_ns = self._clock.monotonic_ns()
+            begin_ns, begin_cpu_s = self._clock.monotonic_ns(), time.thread_time()
             self.health = replace(self.health, reading_since_ns=begin_ns)
             pause_s = self._read_once()
             spent_s = (self._clock.monotonic_ns() - begin_ns) / NS_PER_S
-            self.health = replace(self.health, last_s=spent_s, reading_since_ns=None)
+            cpu_s = self.health.cpu_s + time.thread_time() - begin_cpu_s
+            self.health = replace(self.health, last_s=spent_s, cpu_s=cpu_s, reading_since_ns=None)
             self._clock.wait(stop, max(pause_s - spent_s, 0.0))
         self._close()
 

@@ -27,6 +27,7 @@ _GAUGES: tuple[tuple[str, str, Measure], ...] = (
 _COUNTERS: tuple[tuple[str, str, Measure], ...] = (
     ("reads", "Reads", lambda health: health.reads),
     ("failures", "Reads that failed", lambda health: health.failures),
+    ("cpu_seconds", "CPU time of reads", lambda health: health.cpu_s),
     ("rows", "Rows given", lambda health: health.rows),
     ("dropped_rows", "Rows that the source knows were lost", lambda health: health.dropped),
     ("folded_rows", "Rows folded into statistics instead of being sent", lambda health: health.folded),

@@ -11,7 +11,7 @@ import queue
 import threading
 import uuid
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,10 +19,11 @@ from pathlib import Path
 import pyarrow as pa
 import structlog
 
+from api.gateway.checking import BatchChecker, CheckLimits, join_tables
 from api.gateway.log import Entry, OpenSegment, list_segments, read_segment, recover, segment_number, write_atomically
 from api.gateway.metrics import GatewayMetrics
 from api.gateway.watermarks import Watermarks
-from lockstep.batches import decode_batch
+from lockstep.batches import check_rows, read_batch
 from lockstep.clock import NS_PER_S, Clock
 from lockstep.errors import BadInput, GatewayFull, LockstepError
 from lockstep.store.store import Store
@@ -32,6 +33,7 @@ _log = structlog.get_logger("gateway")
 
 _ROWS_PER_INSERT = 500_000
 _NO_LIMIT = 1 << 40  # what is in the log was checked when it came in
+_INSERTS_AT_ONCE = 4
 _GROUP = 256  # batches that share one sync at most
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 10.0
 _IDLE_S = 0.2
@@ -65,6 +67,7 @@ class Gateway:
         self._door = threading.Lock()  # nothing enters the queue behind its end
         self._open: OpenSegment | None = None
         self._opened_ns = 0
+        self._checker = BatchChecker()
         self._stop = threading.Event()
         self._trouble: str | None = None
         self.metrics = GatewayMetrics(lambda: self.backlog_bytes, lambda: self._trouble is not None)
@@ -84,8 +87,13 @@ class Gateway:
         return self._waiting + (segment.size if segment else 0)
 
     def start(self) -> None:
+        self._checker.start()
         for thread in self._threads:
             thread.start()
+
+    def check(self, body: bytes, host: str, limits: CheckLimits) -> "Future[None]":
+        """Return a future that is done once the batch was found sound and of this host; else it has BadBatch."""
+        return self._checker.submit(body, host, limits)
 
     def submit(self, entry: Entry) -> "Future[int]":
         """Return the future watermark of the batch's agent; it is there once the batch is safe on disk."""
@@ -102,6 +110,7 @@ class Gateway:
 
     def close(self) -> None:
         """Finish what was acknowledged as far as the store takes it, cut the log, and end the threads."""
+        self._checker.close()
         with self._door:
             self._stop.set()
             self._queue.put(None)
@@ -218,12 +227,17 @@ class Gateway:
             self._waiting -= size
 
     def _insert_segment(self, path: Path) -> int:
-        rows = 0
         segment = read_segment(path)
-        for name, number, part in _parts_by_table(segment.entries):
+
+        def insert(part: tuple[str, int, pa.Table]) -> int:
+            name, number, rows = part
             token = f"{self._identity}/{segment_number(path)}/{name}/{number}"
-            self._store.insert(TABLE_BY_NAME[name], part, token)
-            rows += part.num_rows
+            self._store.insert(TABLE_BY_NAME[name], rows, token)
+            return int(rows.num_rows)
+
+        # Several at a time: a segment has one insert per table, and most of each is waiting for the store.
+        with ThreadPoolExecutor(_INSERTS_AT_ONCE, "gateway-insert") as pool:
+            rows = sum(pool.map(insert, _parts_by_table(segment.entries)))
         if segment.damaged_at is not None:
             raise BadInput(f"damaged at byte {segment.damaged_at}; what stands before it is in the store")
         return rows
@@ -242,12 +256,9 @@ def _parts_by_table(entries: list[Entry]) -> Iterator[tuple[str, int, pa.Table]]
 
     The same entries give the same parts in the same order, which is what lets a token stand for them.
     """
-    tables: dict[str, list[pa.Table]] = {}
-    for entry in entries:
-        for name, rows in decode_batch(entry.body, _NO_LIMIT, _NO_LIMIT).items():
-            tables.setdefault(name, []).append(rows)
+    tables = join_tables(read_batch(entry.body, _NO_LIMIT, _NO_LIMIT) for entry in entries)
     for name, pieces in sorted(tables.items()):
-        whole = pa.concat_tables(pieces)
+        whole = pa.concat_tables([check_rows(name, rows) for rows in pieces])
         for number, begin in enumerate(range(0, whole.num_rows, _ROWS_PER_INSERT)):
             yield name, number, whole.slice(begin, _ROWS_PER_INSERT)
 

@@ -3,11 +3,11 @@
 import asyncio
 import re
 
-import pyarrow.compute as pc
 from fastapi import APIRouter, Request
 from fastapi.concurrency import run_in_threadpool
 
 from api.auth import Agent
+from api.gateway.checking import CheckLimits
 from api.gateway.log import Entry
 from api.parts import Parts, parts_of
 from lockstep.batches import (
@@ -18,7 +18,6 @@ from lockstep.batches import (
     ENCODING,
     NUMBER_HEADER,
     VERSION_HEADER,
-    decode_batch,
 )
 from lockstep.control.wishes import pending_wishes
 from lockstep.errors import BadBatch
@@ -38,7 +37,7 @@ async def ingest(request: Request, token: Agent) -> Receipt:
     parts = parts_of(request)
     agent, boot, number = _identity(request, str(token.host))
     body = await _read_body(request, parts.settings.gateway.max_batch_mb << 20)
-    await run_in_threadpool(_check, body, str(token.host), parts)
+    await asyncio.wrap_future(parts.gateway.check(body, str(token.host), _limits(parts)))
     entry = Entry(agent, boot, number, parts.clock.now_ns(), body)
     watermark = await asyncio.wrap_future(parts.gateway.submit(entry))
     wishes = await run_in_threadpool(pending_wishes, parts.control, str(token.host), parts.clock.now_ns())
@@ -81,11 +80,6 @@ async def _read_body(request: Request, limit: int) -> bytes:
     return b"".join(pieces)
 
 
-def _check(body: bytes, host: str, parts: Parts) -> None:
+def _limits(parts: Parts) -> CheckLimits:
     gateway = parts.settings.gateway
-    tables = decode_batch(body, (gateway.max_batch_mb << 20) * _UNPACKED_PER_MB, gateway.max_rows)
-    for name, rows in tables.items():
-        foreign = pc.index(pc.not_equal(rows["host"], host), True).as_py()
-        if foreign >= 0:
-            problem = f"{name}, row {foreign}: this token is for {host}, the row is from {rows['host'][foreign]}"
-            raise BadBatch(problem, slug="wrong-host", status=403)
+    return CheckLimits((gateway.max_batch_mb << 20) * _UNPACKED_PER_MB, gateway.max_rows)

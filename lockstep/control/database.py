@@ -26,6 +26,8 @@ from lockstep.errors import BadInput, ControlAway
 LOCK_WAIT_MS = 10_000  # our transactions take milliseconds: who waits this long has a stuck neighbour
 CONNECT_WAIT_S = 5  # libpq alone would wait for a silent host until TCP gives up, minutes later
 
+_SQLITE_POOL = 40  # as many as Starlette has worker threads
+
 SQLITE_PRAGMAS = (
     "PRAGMA journal_mode = WAL",  # readers and the writer do not wait for each other
     "PRAGMA foreign_keys = ON",
@@ -141,7 +143,8 @@ def _name_of(url: URL) -> str:
 
 
 def _sqlite_engine(url: URL, lock_wait_ms: int) -> Engine:
-    engine = create_engine(url)
+    # The web process asks from forty threads at once; a connection beyond the pool would be opened for each question.
+    engine = create_engine(url, pool_size=_SQLITE_POOL)
 
     @event.listens_for(engine, "connect")
     def configure(driver: Any, record: object) -> None:  # Any: the driver's own connection
