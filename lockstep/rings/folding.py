@@ -41,7 +41,7 @@ from lockstep.rings.transfers import time_steps, time_transfers
 
 Array = npt.NDArray[Any]  # Any: structured arrays have a type per field
 
-LATENESS_NS = 2 * NS_PER_S  # threads write their rings at once; what takes longer was not scheduled at all
+LATENESS_NS = NS_PER_S  # threads write their rings at once; what takes longer was not scheduled at all
 PATIENCE_NS = 60 * NS_PER_S  # with a kernel that does not begin; inside a host it is all there is to hear of
 _REMEMBERED_NS = 5 * NS_PER_S  # how long an operation is kept for parts that come too late
 _MOST_OPERATIONS = 1 << 17  # kept in memory: 20 MB; a process enqueues some thousands a second

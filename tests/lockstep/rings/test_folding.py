@@ -28,6 +28,7 @@ from tests.lockstep.rings.readings import (
 
 SOON = T0 + 10 * MS
 LATER = T0 + 10 * MS + LATENESS_NS
+CLOSED = LATENESS_NS + SECOND  # how long after its begin a second is told
 
 
 def rows(tables: dict[str, pa.Table], name: str = "collectives") -> list[dict[str, Any]]:
@@ -156,11 +157,11 @@ def test_only_a_share_of_operations_has_complete_rows_and_all_are_counted() -> N
 
 def test_seconds_are_told_once_and_what_is_late_counts_in_the_next() -> None:
     folder = Folder(ORIGIN)
-    first = folder.fold(reading(enqueued(1), transfer(1)), T0 + 5 * SECOND)
+    first = folder.fold(reading(enqueued(1), transfer(1)), T0 + 2 * SECOND + CLOSED)
     assert only(first, "op_stats").items() >= {"n": 1, "late_n": 0, "ts_ns": T0, "dur_sum_ns": 3 * MS}.items()
     late = enqueued(2, ticks=20 * MS), transfer(2, first_ticks=21 * MS)
     on_time = enqueued(3, ticks=3 * SECOND), transfer(3, first_ticks=3 * SECOND)
-    second = folder.fold(reading(*late, *on_time), T0 + 8 * SECOND)
+    second = folder.fold(reading(*late, *on_time), T0 + 5 * SECOND + CLOSED)
     told = {one["ts_ns"] - T0: (one["n"], one["late_n"], one["bytes"]) for one in rows(second, "op_stats")}
     assert told == {2 * SECOND: (1, 1, 1 << 20), 3 * SECOND: (1, 0, 1 << 20)}
     assert sum(one["n"] for one in rows(second, "transfer_stats")) == 2
@@ -168,19 +169,19 @@ def test_seconds_are_told_once_and_what_is_late_counts_in_the_next() -> None:
 
 def test_gap_is_measured_from_the_operation_before_also_across_readings() -> None:
     folder = Folder(ORIGIN)
-    folder.fold(reading(enqueued(1), transfer(1)), T0 + 5 * SECOND)
+    folder.fold(reading(enqueued(1), transfer(1)), T0 + 2 * SECOND + CLOSED)
     later = enqueued(2, ticks=4 * SECOND), transfer(2, first_ticks=4 * SECOND)
-    folder.fold(reading(*later), T0 + 7 * SECOND)
-    told = only(folder.fold(reading(), T0 + 9 * SECOND), "op_stats")
+    folder.fold(reading(*later), T0 + 4 * SECOND + CLOSED)
+    told = only(folder.fold(reading(), T0 + 6 * SECOND + CLOSED), "op_stats")
     assert told["gap_sum_ns"] == 4 * SECOND - 5 * MS
 
 
 def test_late_operation_joins_what_its_new_second_has_already() -> None:
     folder = Folder(ORIGIN)
-    folder.fold(reading(), T0 + 5 * SECOND)
+    folder.fold(reading(), T0 + 2 * SECOND + CLOSED)
     late = enqueued(1), transfer(1)
     on_time = enqueued(2, ticks=2 * SECOND), transfer(2, first_ticks=2 * SECOND, duration=5 * MS)
-    told = only(folder.fold(reading(*late, *on_time), T0 + 7 * SECOND), "op_stats")
+    told = only(folder.fold(reading(*late, *on_time), T0 + 4 * SECOND + CLOSED), "op_stats")
     assert (told["ts_ns"], told["n"], told["late_n"]) == (T0 + 2 * SECOND, 2, 1)
     assert (told["dur_sum_ns"], told["dur_max_ns"]) == (8 * MS, 5 * MS)
 
