@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
+from collector.probing.addresses import addresses_in
+from collector.probing.turns import MeshOptions
 from collector.source import Source
 from collector.sources.clocks import ClockOptions, ClocksSource
 from collector.sources.connections import ConnectionsSource
@@ -10,8 +12,6 @@ from collector.sources.gpu import GpuSource
 from collector.sources.kernel_log import KernelLogSource
 from collector.sources.links import LinksSource
 from collector.sources.nccl_rings import NcclRingsSource
-from collector.sources.probe_addresses import addresses_in
-from collector.sources.probe_turns import MeshOptions
 from collector.sources.probes import ProbeOptions, ProbesSource
 from collector.sources.processes import ProcessesSource
 from collector.sources.rdma import RdmaSource

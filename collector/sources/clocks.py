@@ -12,13 +12,13 @@ from typing import Literal
 
 import structlog
 
+from collector.probing.addresses import AddressBook
 from collector.source import PlainSource, Reading
-from collector.sources.clock_asker import ClockAsker
-from collector.sources.clock_estimate import EXACT, Estimate, choose_elders
-from collector.sources.clock_kernel import KernelClock, find_steering, has_hardware_clock, read_kernel_clock
-from collector.sources.clock_responder import CLOCK_PORT, ClockResponder
-from collector.sources.clock_wire import ClockWire
-from collector.sources.probe_addresses import AddressBook
+from collector.timing.asker import ClockAsker
+from collector.timing.estimate import EXACT, Estimate, choose_elders
+from collector.timing.kernel import KernelClock, find_steering, has_hardware_clock, read_kernel_clock
+from collector.timing.responder import CLOCK_PORT, ClockResponder
+from collector.timing.wire import ClockWire
 from lockstep.arrow import rows_of
 from lockstep.clock import NS_PER_S, Clock, SystemClock
 from lockstep.errors import NotPresent

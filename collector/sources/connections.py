@@ -12,16 +12,16 @@ from pathlib import Path
 
 import structlog
 
+from collector.connections.events import EventMaker
+from collector.connections.flows import flows_of_queue_pairs, flows_of_sockets, may_use_sockets
+from collector.connections.guesses import rows_of_graph, rows_of_nic
+from collector.connections.kernel import Kernel, KernelView, OpenSockets
+from collector.connections.logs import Inode, NewTroubles, ProcessFiles
+from collector.connections.nics import HostNics, read_nics
+from collector.connections.processes import NcclProcess, NcclProcesses, find_job
+from collector.connections.rows import Flow, Key, Owner, SentRows, join_flows, network_transport, rows_of_log
+from collector.nccl_log.warnings import load_words
 from collector.source import Reading
-from collector.sources.connection_events import EventMaker
-from collector.sources.connection_flows import flows_of_queue_pairs, flows_of_sockets, may_use_sockets
-from collector.sources.connection_guesses import rows_of_graph, rows_of_nic
-from collector.sources.connection_kernel import Kernel, KernelView, OpenSockets
-from collector.sources.connection_logs import Inode, NewTroubles, ProcessFiles
-from collector.sources.connection_nics import HostNics, read_nics
-from collector.sources.connection_processes import NcclProcess, NcclProcesses, find_job
-from collector.sources.connection_rows import Flow, Key, Owner, SentRows, join_flows, network_transport, rows_of_log
-from collector.sources.nccl_log_warnings import load_words
 from lockstep.arrow import rows_of
 from lockstep.records import Connection
 from lockstep.tables import TABLE_BY_NAME

@@ -16,10 +16,10 @@ import httpx
 import structlog
 
 from collector.source import PlainSource, Reading
-from collector.sources.fabric_ports import PortKey, PortScan, parse, rows_of_scan, scan_ports
-from collector.sources.fabric_profiles import Profile
-from collector.sources.fabric_scrape import scrape
-from collector.sources.fabric_targets import Target, load_targets
+from collector.switches.ports import PortKey, PortScan, parse, rows_of_scan, scan_ports
+from collector.switches.profiles import Profile
+from collector.switches.scrape import scrape
+from collector.switches.targets import Target, load_targets
 from lockstep.arrow import rows_of
 from lockstep.clock import NS_PER_S, Clock, SystemClock
 from lockstep.errors import LockstepError, NotPresent
@@ -34,7 +34,7 @@ _LAST_ANSWER_S = 2.0  # how long the end waits for requests under way; their thr
 
 
 class FabricSource(PlainSource):
-    """Scrapes the exporters that `targets_file` names (fabric_targets.py explains its form).
+    """Scrapes the exporters that `targets_file` names (switches/targets.py explains its form).
 
     Threads: one per target, at most 256. Memory: per target the ports it serves, at most 20,000, and four answers.
     """

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Protocol
 
+from collector.gpus.nvml import open_nvml
+from collector.gpus.readings import GpuIdentity, GpuWatch, Readings, health_row
 from collector.source import PlainSource, Reading
-from collector.sources.gpu_nvml import open_nvml
-from collector.sources.gpu_readings import GpuIdentity, GpuWatch, Readings, health_row
 from lockstep.arrow import rows_of
 from lockstep.errors import NotPresent
 from lockstep.records import Event, GpuHealth

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import structlog
 
+from collector.kernel.floods import FloodGate
+from collector.kernel.lines import Part, Record, Sight, load_xids, parse_records, read_line
 from collector.source import Reading
-from collector.sources.kernel_floods import FloodGate
-from collector.sources.kernel_lines import Part, Record, Sight, load_xids, parse_records, read_line
 from lockstep.arrow import rows_of
 from lockstep.clock import NS_PER_S
 from lockstep.errors import NotPresent

@@ -2,7 +2,7 @@
 
 By netlink, in the network namespace of this process; from /sys where the kernel refuses netlink or where `root` is a
 folder. An event carries the time at which the kernel told the change; one that it did not tell, that of the reading
-that saw it. What the counters of TCP mean is in tcp_flows.py.
+that saw it. What the counters of TCP mean is in links/tcp_flows.py.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -11,13 +11,13 @@ from pathlib import Path
 
 import structlog
 
+from collector.inet_diag import SENDING_STATES, TcpTable, read_tcp_table
+from collector.links.events import LinkWatch
+from collector.links.kernel import KernelLinks
+from collector.links.readings import REQUIRED, Link, Look, Queue
+from collector.links.sysfs import look_at_files, read_speed
+from collector.links.tcp_flows import FlowWatch, NicFlows
 from collector.source import PlainSource, Reading
-from collector.sources.inet_diag import SENDING_STATES, TcpTable, read_tcp_table
-from collector.sources.link_events import LinkWatch
-from collector.sources.link_kernel import KernelLinks
-from collector.sources.link_readings import REQUIRED, Link, Look, Queue
-from collector.sources.link_sysfs import look_at_files, read_speed
-from collector.sources.tcp_flows import FlowWatch, NicFlows
 from lockstep.arrow import rows_of
 from lockstep.clock import Clock, SystemClock
 from lockstep.errors import NotPresent

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from collector.rings.budget import Allowance, Budget, grant, spend
+from collector.rings.checkpoint import Checkpoint, decode, encode, file_key
+from collector.rings.detail import KeptDetail, Replay
+from collector.rings.foreign import ForeignJoiner
+from collector.rings.intake import RingIntake
+from collector.rings.process import FollowedProcess
+from collector.rings.wishes import MinutesWishes, read_details
 from collector.source import Reading
-from collector.sources.ring_budget import Allowance, Budget, grant, spend
-from collector.sources.ring_checkpoint import Checkpoint, decode, encode, file_key
-from collector.sources.ring_detail import KeptDetail, Replay
-from collector.sources.ring_foreign import ForeignJoiner
-from collector.sources.ring_intake import RingIntake
-from collector.sources.ring_process import FollowedProcess
-from collector.sources.ring_wishes import MinutesWishes, read_details
 from lockstep.arrow import rows_of
 from lockstep.clock import NS_PER_S
 from lockstep.errors import BadRing, NotPresent, RingNotReady

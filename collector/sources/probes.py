@@ -1,8 +1,8 @@
 """Round trip and loss of every path between hosts, and which path a source port leads over.
 
 A row in `probes` is a packet that was sent through one flow and what became of it; `rtt_ns` is that of the host for
-TCP, and of the last switch before the host for RoCE and UDP (probe_packets.py says why). Its `hops` were seen now or
-when the flow was last traced. A row in `paths` is written when a flow was traced in full: each time its way was
+TCP, and of the last switch before the host for RoCE and UDP (probing/packets.py says why). Its `hops` were seen now
+or when the flow was last traced. A row in `paths` is written when a flow was traced in full: each time its way was
 unknown, has grown old, has lost a packet, or another flow was found to have moved.
 
 Silence of somebody who has never answered this kind of probe is no loss: a firewall, or a switch that tells nobody
@@ -17,16 +17,16 @@ from typing import Protocol
 
 import structlog
 
+from collector.probing.addresses import AddressBook
+from collector.probing.answers import Arrival
+from collector.probing.ledger import Entry, ProbeLedger
+from collector.probing.packets import Shot
+from collector.probing.paths import Atlas, PathCatalogue, WayFinder
+from collector.probing.rounds import read_outcomes, shots_of
+from collector.probing.sockets import RawExchange
+from collector.probing.turns import DEFAULT_MESH, MeshOptions, Turns
+from collector.probing.wishes import ProbeOrders
 from collector.source import PlainSource, Reading
-from collector.sources.probe_addresses import AddressBook
-from collector.sources.probe_answers import Arrival
-from collector.sources.probe_ledger import Entry, ProbeLedger
-from collector.sources.probe_packets import Shot
-from collector.sources.probe_paths import Atlas, PathCatalogue, WayFinder
-from collector.sources.probe_rounds import read_outcomes, shots_of
-from collector.sources.probe_sockets import RawExchange
-from collector.sources.probe_turns import DEFAULT_MESH, MeshOptions, Turns
-from collector.sources.probe_wishes import ProbeOrders
 from lockstep.arrow import rows_of
 from lockstep.clock import Clock, SystemClock
 from lockstep.errors import NotPresent

@@ -9,10 +9,10 @@ from typing import Protocol
 
 import structlog
 
+from collector.ranks.proc_connector import Exit, ProcConnector, describe_end
+from collector.ranks.proc_stat import ProcessStat, RingHolders, read_membership, read_stat, read_waiting_place
+from collector.ranks.run_reports import FoundReport, RunReports
 from collector.source import PlainSource, Reading
-from collector.sources.proc_connector import Exit, ProcConnector, describe_end
-from collector.sources.proc_stat import ProcessStat, RingHolders, read_membership, read_stat, read_waiting_place
-from collector.sources.run_reports import FoundReport, RunReports
 from lockstep.arrow import rows_of
 from lockstep.clock import NS_PER_S
 from lockstep.errors import LockstepError, NotPresent

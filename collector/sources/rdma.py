@@ -10,10 +10,10 @@ from pathlib import Path
 
 import structlog
 
+from collector.rdma_ports.events import PortWatch
+from collector.rdma_ports.rules import load_rules
+from collector.rdma_ports.sysfs import RdmaPort, find_ports, read_port
 from collector.source import PlainSource, Reading
-from collector.sources.rdma_events import PortWatch
-from collector.sources.rdma_rules import load_rules
-from collector.sources.rdma_sysfs import RdmaPort, find_ports, read_port
 from lockstep.arrow import rows_of
 from lockstep.errors import NotPresent
 from lockstep.records import Event, NicCounter

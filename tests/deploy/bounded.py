@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 
+from collector.ranks.proc_connector import ProcConnector
+from collector.ranks.proc_stat import RingHolders, read_membership
 from collector.sources.kernel_log import KernelLogSource
-from collector.sources.proc_connector import ProcConnector
-from collector.sources.proc_stat import RingHolders, read_membership
 from lockstep.rings.opening import ForeignFile
 
 NUMBERS = {

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from collector.sources.connection_kernel import Kernel
+from collector.connections.kernel import Kernel
+from collector.inet_diag import TcpSocket
+from collector.rdma_ports.netlink import QueuePair
 from collector.sources.connections import ConnectionsSource
-from collector.sources.inet_diag import TcpSocket
-from collector.sources.rdma_netlink import QueuePair
 from lockstep.errors import NotPresent
 from tests.builders import SECOND, T0
 

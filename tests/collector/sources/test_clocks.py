@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from collector.sources.clock_asker import ClockAsker
-from collector.sources.clock_estimate import EXACT, Estimate
-from collector.sources.clock_kernel import KernelClock
-from collector.sources.clock_responder import ClockResponder, open_stamped
-from collector.sources.clock_wire import MOST_APART_NS, ClockWire, Reply
+from collector.probing.addresses import AddressBook
 from collector.sources.clocks import ClockOptions, ClocksSource
-from collector.sources.probe_addresses import AddressBook
+from collector.timing.asker import ClockAsker
+from collector.timing.estimate import EXACT, Estimate
+from collector.timing.kernel import KernelClock
+from collector.timing.responder import ClockResponder, open_stamped
+from collector.timing.wire import MOST_APART_NS, ClockWire, Reply
 from lockstep.arrow import schema_of
 from lockstep.clock import NS_PER_S, SystemClock
 from lockstep.errors import NotPresent

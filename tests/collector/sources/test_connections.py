@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from collector.sources import connection_logs
+from collector.connections import logs as connection_logs
 from collector.sources.connections import ConnectionsSource
 from lockstep.arrow import schema_of
 from lockstep.errors import NotPresent

@@ -11,14 +11,14 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 from structlog.testing import capture_logs
 
-from collector.sources import fabric_scrape
 from collector.sources.fabric import FabricSource
+from collector.switches import scrape as fabric_scrape
 from lockstep.arrow import schema_of
 from lockstep.errors import NotPresent
 from lockstep.tables import TABLE_BY_NAME
 from tests.builders import T0
 from tests.collector.sources.exporting import TEXT, drips, exporter, hangs, says
-from tests.collector.sources.test_fabric_ports import SNMP, UFM
+from tests.collector.switches.test_ports import SNMP, UFM
 from tests.waiting import eventually
 
 Row = dict[str, Any]  # Any: what a row holds

@@ -4,8 +4,8 @@ from typing import Any, cast
 
 import pytest
 
+from collector.gpus.readings import GpuIdentity, Quantity, Readings, throttle_words
 from collector.sources.gpu import GpuSource
-from collector.sources.gpu_readings import GpuIdentity, Quantity, Readings, throttle_words
 from lockstep.arrow import schema_of
 from lockstep.errors import NotPresent
 from lockstep.tables import TABLE_BY_NAME

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from collector.sources.kernel_floods import MAX_ALIKE
+from collector.kernel.floods import MAX_ALIKE
 from collector.sources.kernel_log import KernelLogSource
 from lockstep.arrow import schema_of
 from lockstep.clock import SystemClock

@@ -10,16 +10,16 @@ from typing import Any, cast
 import pytest
 from structlog.testing import capture_logs
 
-from collector.sources.inet_diag import TcpTable
-from collector.sources.link_kernel import KernelLinks
-from collector.sources.link_readings import REQUIRED, Link, Look
+from collector.inet_diag import TcpTable
+from collector.links.kernel import KernelLinks
+from collector.links.readings import REQUIRED, Link, Look
 from collector.sources.links import LinksSource
 from lockstep.arrow import schema_of
 from lockstep.clock import Clock
 from lockstep.errors import NotPresent
 from lockstep.tables import TABLE_BY_NAME
 from tests.builders import T0
-from tests.collector.sources.test_tcp_flows import flow, table
+from tests.collector.links.test_tcp_flows import flow, table
 
 COUNTERS = {
     "rx_bytes": 2**64 - 1,

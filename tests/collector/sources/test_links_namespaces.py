@@ -12,9 +12,9 @@ from unittest.mock import Mock
 import pytest
 from structlog.testing import capture_logs
 
-from collector.sources.link_changes import LinkChanges
-from collector.sources.link_kernel import KernelLinks
-from collector.sources.link_netlink import NetlinkSocket
+from collector.links.changes import LinkChanges
+from collector.links.kernel import KernelLinks
+from collector.netlink import NetlinkSocket
 from collector.sources.links import LinksSource
 from lockstep.clock import Clock, ManualClock
 from lockstep.errors import NotPresent

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from collector.rings.budget import Budget
+from collector.rings.overdue import FLOOR_NS
 from collector.sources.nccl_rings import NcclRingsSource
-from collector.sources.ring_budget import Budget
-from collector.sources.ring_overdue import FLOOR_NS
 from lockstep import wire
 from lockstep.arrow import schema_of
 from lockstep.errors import NotPresent

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from collector.probing.answers import Arrival
+from collector.probing.packets import Shot
+from collector.probing.sockets import find_interface
+from collector.probing.turns import MeshOptions
 from collector.source import Reading
-from collector.sources.probe_answers import Arrival
-from collector.sources.probe_packets import Shot
-from collector.sources.probe_sockets import find_interface
-from collector.sources.probe_turns import MeshOptions
 from collector.sources.probes import ProbeOptions, ProbesSource
 from lockstep.arrow import schema_of
 from lockstep.errors import NotPresent

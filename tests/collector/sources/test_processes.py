@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from collector.sources.proc_connector import Exit, ProcConnector
+from collector.ranks.proc_connector import Exit, ProcConnector
+from collector.ranks.run_reports import RunReports
 from collector.sources.processes import STUCK_READS, Exits, ProcessesSource
-from collector.sources.run_reports import RunReports
 from lockstep.arrow import schema_of
 from lockstep.errors import BadRing, NotPresent
 from lockstep.tables import TABLE_BY_NAME

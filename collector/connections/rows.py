@@ -1,0 +1,242 @@
+"""Rows of `connections` out of everything that is known of one process: one per connection, the best source wins.
+
+A row of the log knows communicator, rank, peer, channel and NIC, but neither ports nor the other queue pair; sockets
+and queue pairs know these and not whose they are. Where all connections of the log that a socket or queue pair could
+be have something in common, it has that too; where there is one of each, they are the same and make one row.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from collector.connections.nics import HostNics
+from collector.nccl_log.story import LoggedConnection
+from lockstep.records import Connection, Direction, Transport
+
+Key = tuple[object, ...]  # begins with pid and start of the process
+Place = tuple[Direction, str]  # direction and NIC
+
+Worth = tuple[float, int]
+
+_KNOWABLE = ("comm", "rank", "peer", "channel", "proxy_rank", "nic", "remote", "sport", "lqpn", "rqpn")
+_SHARED_FIELDS = ("comm", "rank", "peer", "channel")
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The process whose connections these are."""
+
+    key: tuple[int, int]  # pid and start
+    host: str
+    job: str
+    attempt: int
+    seen_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """A socket or a queue pair that carries data; `may_join` says whether the log must have told of it."""
+
+    key: Key
+    direction: Direction
+    transport: Transport
+    nic: str | None
+    source: str
+    confidence: float
+    local: str = ""
+    remote: str = ""
+    sport: int | None = None
+    lqpn: int | None = None
+    rqpn: int | None = None
+    may_join: bool = True
+
+
+@dataclass(frozen=True)
+class LogRows:
+    """Rows of the log, and which of them share a NIC and a direction."""
+
+    rows: Mapping[Key, Connection]
+    places: Mapping[Place, Sequence[Key]]  # a key once for each of its connections
+    unknown_networks: frozenset[str]  # that no row could be made of
+
+
+def rows_of_log(
+    owner: Owner, connections: Iterable[LoggedConnection], nics: HostNics, networks: Mapping[str, Transport]
+) -> LogRows:
+    """Return a row for each connection that the log names."""
+    rows: dict[Key, Connection] = {}
+    places: dict[Place, list[Key]] = defaultdict(list)
+    unknown: set[str] = set()
+    names: dict[tuple[Transport, tuple[str, ...]], str | None] = {}
+    for logged in connections:
+        transport = transport_of(logged, networks)
+        if transport is None:
+            unknown.add(logged.network)
+            continue
+        used = (transport, logged.devices)
+        if used not in names:
+            names[used] = nics.name_devices(logged.devices, transport)
+        row = _row_of_log(owner, logged, transport, names[used])
+        key = (*owner.key, "log", row.comm, row.rank, row.peer, row.channel, row.direction, row.nic)
+        rows[key] = row
+        if logged.way == "NET" and row.proxy_rank is None:  # a proxy of another process has the socket
+            for nic in (row.nic or "").split(","):
+                places[row.direction, nic].append(key)
+    return LogRows(rows, places, frozenset(unknown))
+
+
+def transport_of(logged: LoggedConnection, networks: Mapping[str, Transport]) -> Transport | None:
+    """Return what carries a connection; None for a network that nobody has told us of."""
+    ways: dict[str, Transport] = {"P2P": "p2p", "SHM": "shm", "COLLNET": "collnet"}
+    if logged.way in ways:
+        return ways[logged.way]
+    return network_transport(logged.network, networks)
+
+
+def network_transport(network: str, networks: Mapping[str, Transport]) -> Transport | None:
+    """Return the transport of the longest name in `networks` with which this one begins, whatever its case."""
+    fitting = [name for name in networks if network.lower().startswith(name.lower())]
+    return networks[max(fitting, key=len)] if fitting else None
+
+
+def _row_of_log(owner: Owner, logged: LoggedConnection, transport: Transport, nic: str | None) -> Connection:
+    is_incomplete = logged.way == "NET" and nic is None
+    return Connection(
+        host=owner.host,
+        job=owner.job,
+        attempt=owner.attempt,
+        comm=logged.comm,
+        rank=logged.rank,
+        peer=logged.peer,
+        channel=logged.channel,
+        direction=logged.direction,
+        transport=transport,
+        proxy_rank=logged.proxy_rank,
+        nic=nic,
+        local=logged.address,
+        remote="",
+        sport=None,
+        lqpn=None,
+        rqpn=None,
+        source="nccl_log",
+        confidence=logged.confidence / 2 if is_incomplete else logged.confidence,
+        seen_ns=owner.seen_ns,
+    )
+
+
+def join_flows(owner: Owner, log: LogRows, flows: Iterable[Flow]) -> dict[Key, Connection]:
+    """Return the rows of the log with what the flows add, and a row for each flow that is not surely one of them."""
+    rows = dict(log.rows)
+    by_place: dict[Place, list[Flow]] = defaultdict(list)
+    for flow in flows:
+        by_place[flow.direction, flow.nic or ""].append(flow)
+    for place, here in by_place.items():
+        keys = log.places.get(place, ())
+        if len(keys) == len(here) == 1 and here[0].may_join:
+            rows[keys[0]] = _filled(rows[keys[0]], here[0])
+            continue
+        common = _common([log.rows[key] for key in keys])
+        rows.update({flow.key: _row_of_flow(owner, flow, common if flow.may_join else {}) for flow in here})
+    return rows
+
+
+def _filled(row: Connection, flow: Flow) -> Connection:
+    return replace(
+        row,
+        local=flow.local or row.local,
+        remote=flow.remote or row.remote,
+        sport=flow.sport,
+        lqpn=flow.lqpn,
+        rqpn=flow.rqpn,
+    )
+
+
+def _common(rows: Sequence[Connection]) -> dict[str, int | None]:
+    """Return the fields in which all rows agree."""
+    values = {name: {getattr(row, name) for row in rows} for name in _SHARED_FIELDS}
+    return {name: next(iter(each)) for name, each in values.items() if len(each) == 1}
+
+
+def _row_of_flow(owner: Owner, flow: Flow, common: Mapping[str, int | None]) -> Connection:
+    return Connection(
+        host=owner.host,
+        job=owner.job,
+        attempt=owner.attempt,
+        comm=common.get("comm"),
+        rank=common.get("rank"),
+        peer=common.get("peer"),
+        channel=common.get("channel"),
+        direction=flow.direction,
+        transport=flow.transport,
+        proxy_rank=None,
+        nic=flow.nic,
+        local=flow.local,
+        remote=flow.remote,
+        sport=flow.sport,
+        lqpn=flow.lqpn,
+        rqpn=flow.rqpn,
+        source=flow.source,
+        confidence=flow.confidence,
+        seen_ns=owner.seen_ns,
+    )
+
+
+def row_of_nic(owner: Owner, flow: Flow, channel: int | None = None) -> Connection:
+    """Return a row that says which NIC a process, or one of its channels, uses, and nothing else."""
+    return replace(_row_of_flow(owner, flow, {}), channel=channel)
+
+
+class SentRows:
+    """Remembers what was sent, so that a connection is told again only when more is known of it.
+
+    Memory: a key for each connection of the processes that live, 65,536 at most, about 20 MB; what is new beyond that
+    is not told, and counted.
+    """
+
+    MOST_ROWS = 65_536
+
+    def __init__(self) -> None:
+        self._sent: dict[Key, Worth] = {}
+        self._refused: dict[Key, int] = {}  # rows without room at the last choice, by process
+        self._lost = 0
+        self.has_more = False  # whether rows were left for the next choice
+
+    def forget_all_but(self, processes: Iterable[tuple[int, int]]) -> None:
+        alive = set(processes)
+        if self._refused.keys() - alive:
+            self._sent = {key: worth for key, worth in self._sent.items() if key[:2] in alive}
+            self._refused = {key: count for key, count in self._refused.items() if key in alive}
+
+    def choose(self, rows: Mapping[Key, Connection], limit: int) -> list[Connection]:
+        """Return the rows of one process to send now, `limit` at most; the others come back the next time."""
+        worth = {key: worth_of(row) for key, row in rows.items()}
+        news = [key for key in rows if key not in self._sent or is_better(worth[key], self._sent[key])]
+        room = self.MOST_ROWS - len(self._sent)
+        fitting = [key for key in news if key in self._sent or (room := room - 1) >= 0]
+        chosen = fitting[:limit]
+        self.has_more = len(chosen) < len(news)
+        self._sent.update({key: worth[key] for key in chosen})
+        self._count(rows, len(news) - len(fitting))
+        return [rows[key] for key in chosen]
+
+    def _count(self, rows: Mapping[Key, Connection], refused: int) -> None:
+        """Count the rows without room; they come again each time, and count once."""
+        for process in {key[:2] for key in rows}:
+            self._lost += max(refused - self._refused.get(process, 0), 0)
+            self._refused[process] = refused
+
+    def pop_lost(self) -> int:
+        """Return how many connections found no room since the last time."""
+        lost, self._lost = self._lost, 0
+        return lost
+
+
+def worth_of(row: Connection) -> Worth:
+    """Return the confidence of a row, and which of its fields are known, as bits."""
+    known = sum(1 << place for place, name in enumerate(_KNOWABLE) if getattr(row, name) not in (None, ""))
+    return row.confidence, known
+
+
+def is_better(worth: Worth, sent: Worth) -> bool:
+    """Tell whether a row says something that the sent one did not, or says it with more confidence."""
+    return worth[0] > sent[0] or (worth[0] == sent[0] and bool(worth[1] & ~sent[1]))

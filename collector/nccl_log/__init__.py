@@ -1,0 +1,1 @@
+"""NCCL's own log: files, lines, and the story they tell."""

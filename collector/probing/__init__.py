@@ -1,0 +1,1 @@
+"""Probe packets: which, when, and what their answers mean."""

@@ -1,0 +1,1 @@
+"""The ranks' processes: state, end, reports."""

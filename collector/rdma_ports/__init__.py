@@ -1,0 +1,1 @@
+"""RDMA ports: files, rules, netlink."""

@@ -1,0 +1,1 @@
+"""Ring files of the host: found, owned, read within a budget, remembered."""

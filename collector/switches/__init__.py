@@ -1,0 +1,1 @@
+"""Ports of switches as exporters tell of them."""

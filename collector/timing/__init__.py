@@ -1,0 +1,1 @@
+"""Clocks: the kernel's opinion, and questions between hosts."""
