@@ -11,7 +11,7 @@ from collector.rings.checkpoint import FileKey, FileMemory, file_key
 from collector.rings.finding import FoundFile, RingDirectories
 from collector.rings.gpu import find_gpu, host_gpus
 from collector.rings.ownership import Claim, Owner, find_owner, read_environment
-from collector.rings.process import FollowedProcess
+from collector.rings.process import FILE_FAULTS, FollowedProcess
 from lockstep.clock import NS_PER_S
 from lockstep.errors import BadRing, RingNotReady
 from lockstep.rings.ledger import Ledger
@@ -74,10 +74,10 @@ class RingIntake:
             return self._follow(file, ring)
         except RingNotReady:
             self._leaving.setdefault(_name(file), (file, now_ns + STRANGE_GRACE_NS))
-        except BadRing as refusal:
+        except FILE_FAULTS as refusal:
             self._settled.add(_name(file))
             self._leaving.setdefault(_name(file), (file, now_ns + STRANGE_GRACE_NS))
-            self.refusals.append(str(refusal))
+            self.refusals.append(str(refusal) or type(refusal).__name__)
         if ring:
             ring.close()
         return None

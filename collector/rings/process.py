@@ -27,6 +27,8 @@ Array = npt.NDArray[Any]  # Any: structured arrays have a type per field
 
 _log = structlog.get_logger("nccl_rings")
 
+# What hostile numbers may still lead to, once they are past the reader's checks: the fault of one file only.
+FILE_FAULTS = (BadRing, ArithmeticError, ValueError, LookupError, pa.ArrowException)
 _LEVELS = {"off": wire.OFF, "operations": wire.OPERATIONS, "transfers": wire.TRANSFERS, "steps": wire.STEPS}
 _USUAL_SHARE = 0.01  # the plugin's own
 _QUIET_EVERY = 10  # readings: how often a row that has not changed is sent, where there are many

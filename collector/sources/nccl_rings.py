@@ -12,12 +12,12 @@ from collector.rings.checkpoint import Checkpoint, decode, encode, file_key
 from collector.rings.detail import KeptDetail, Replay
 from collector.rings.foreign import ForeignJoiner
 from collector.rings.intake import RingIntake
-from collector.rings.process import FollowedProcess
+from collector.rings.process import FILE_FAULTS, FollowedProcess
 from collector.rings.wishes import MinutesWishes, read_details
 from collector.source import Reading
 from lockstep.arrow import rows_of
 from lockstep.clock import NS_PER_S
-from lockstep.errors import BadRing, NotPresent, RingNotReady
+from lockstep.errors import NotPresent, RingNotReady
 from lockstep.records import Event, HostRecord
 from lockstep.rings.folding import LATENESS_NS
 from lockstep.rings.folding import Reading as RingReading
@@ -35,8 +35,6 @@ URGENT_S = 0.1  # while something has just become overdue
 HOLD_NS = 10 * NS_PER_S
 _PERIOD_NS = int(0.9 * NS_PER_S)  # a reading that comes a little early is one all the same
 _REPLAY_PART = 0.5  # of the budget for wishes, while there are any
-# What hostile numbers may still lead to, once they are past the reader's checks: the fault of one file only.
-_FAULTS = (BadRing, ArithmeticError, ValueError, LookupError, pa.ArrowException)
 
 
 class NcclRingsSource:
@@ -147,7 +145,7 @@ class NcclRingsSource:
             yield
         except RingNotReady:
             pass  # records stay where they are
-        except _FAULTS as error:
+        except FILE_FAULTS as error:
             self._refuse([str(error) or type(error).__name__], now_ns)
             self._processes.remove(process)
             self._intake.settle(process.file, now_ns, is_over=False)

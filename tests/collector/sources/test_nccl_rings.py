@@ -236,6 +236,23 @@ def test_killed_collector_goes_on_where_it_was(tmp_path: Path, plugin_library: P
         each.source.close()
 
 
+def test_file_that_cannot_be_learnt_again_is_refused_and_the_source_goes_on(
+    tmp_path: Path, plugin_library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stumble(*_: object) -> None:
+        raise OverflowError("a number that no writer writes")
+
+    folder = folder_of(tmp_path / "rings")
+    with recording(plugin_library, folder, **RANK), following(folder) as first, following(folder) as second:
+        eventually(lambda: first.has("collectives"))
+        second.source.resume(first.checkpoint or b"")
+        monkeypatch.setattr("collector.rings.process.FollowedProcess.resume", stumble)
+        second.read()
+        second.skip(1)
+        second.read()
+    assert second.refusals() == ["a number that no writer writes"]
+
+
 def folder_of(path: Path) -> Path:
     path.mkdir()
     return path
