@@ -76,6 +76,7 @@ def test_cpu_time_of_a_process_is_part_of_the_machines() -> None:
     assert 0 < own < machine_cpu_seconds()
 
 
+@pytest.mark.slow
 def test_a_small_fleet_has_every_row_exactly_once_although_the_store_was_killed(tmp_path: Path) -> None:
     options = Options(
         ladder=(4,),
