@@ -4,7 +4,7 @@ import time
 
 import pyarrow as pa
 
-from benchmarks.fleet_head import Head, cpu_seconds, wait_until
+from benchmarks.fleet_head import Head, wait_until
 from benchmarks.fleet_layout import plan_host
 from benchmarks.fleet_rows import HostRows
 from lockstep.clock import SystemClock
@@ -12,6 +12,7 @@ from lockstep.store.layout import Layout
 from lockstep.store.migrations import migrate
 from lockstep.store.store import Store, open_store
 from lockstep.tables import TABLE_BY_NAME
+from testbed.services import cpu_seconds
 
 _LIMIT_DATABASE = "limit"
 _QUIET_S = 1.0  # without a merge, before they count as settled

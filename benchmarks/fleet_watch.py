@@ -5,10 +5,11 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 
-from benchmarks.fleet_head import Head, cpu_seconds, machine_cpu_seconds
+from benchmarks.fleet_head import Head, machine_cpu_seconds
 from benchmarks.fleet_layout import plan_host
 from lockstep.clock import NS_PER_S
 from lockstep.errors import StoreAway
+from testbed.services import cpu_seconds
 
 _PERIOD_S = 0.25
 _LAST_LOOK_S = 10.0

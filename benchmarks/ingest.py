@@ -6,7 +6,6 @@ own. A row's delay runs from its operation's enqueueing to the first query that 
 own, so that neighbours on the machine do not count.
 """
 
-import os
 import tempfile
 import time
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from lockstep.clock import NS_PER_S
 from lockstep.store.store import Store
 from testbed.pipeline import Pipeline
 from testbed.ranks import Pace, Ranks, build_ranks
+from testbed.services import cpu_seconds, resident_bytes
 
 _RANKS, _PER_SECOND = 8, 200
 _WARM_UP_S = 5
@@ -59,7 +59,7 @@ def measure(quick: bool, note: Note) -> tuple[Figure, ...]:
                 before = _costs(pipeline, store)
                 delays_s = _watch_delays(store, seconds)
                 after = _costs(pipeline, store)
-                memory_mb = _memory_bytes(pipeline.collector.pid) / _MB
+                memory_mb = resident_bytes(pipeline.collector.pid) / _MB
             dropped = pipeline.metric("dropped_rows_total")
     return _figures(before, after, delays_s, memory_mb, dropped)
 
@@ -105,21 +105,10 @@ def _watch_delays(store: Store, seconds: int) -> list[float]:
 
 def _costs(pipeline: Pipeline, store: Store) -> _Costs:
     return _Costs(
-        collector_s=_cpu_s(pipeline.collector.pid),
-        gateway_s=_cpu_s(pipeline.gateway.pid),
-        store_s=_cpu_s(pipeline.store_server.pid),
+        collector_s=cpu_seconds(pipeline.collector.pid),
+        gateway_s=cpu_seconds(pipeline.gateway.pid),
+        store_s=cpu_seconds(pipeline.store_server.pid),
         rows=sum(int(store.query(f"SELECT count() AS n FROM {table}")["n"][0].as_py()) for table in _TABLES),
         bytes_sent=pipeline.metric("sent_bytes_total"),
         at_s=time.monotonic(),
     )
-
-
-def _cpu_s(pid: int) -> float:
-    """Return the CPU time of a process, all its threads, user and system."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def _memory_bytes(pid: int) -> int:
-    resident_pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return resident_pages * os.sysconf("SC_PAGE_SIZE")

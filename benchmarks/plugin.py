@@ -7,7 +7,6 @@ count.
 """
 
 import os
-import shutil
 import subprocess
 import tempfile
 from collections import defaultdict
@@ -18,8 +17,8 @@ from statistics import median
 
 from benchmarks.figures import Figure, Note
 from lockstep.errors import NotPresent
+from testbed.ranks import build_ranks
 
-_PLUGIN = Path(__file__).resolve().parents[1] / "nccl_plugin"
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - only the parent of a directory of our own
 _FLOOR, _GOAL = 4.0, 2.0  # times the limit
 _NAMES = {
@@ -38,19 +37,10 @@ def measure(quick: bool, note: Note) -> tuple[Figure, ...]:
     rounds = 30 if quick else 200
     with tempfile.TemporaryDirectory(prefix="lockstep-bench-") as folder:
         note("building the plugin and what plays NCCL against it")
-        build(Path(folder))
+        build_ranks(Path(folder))
         note(f"playing {rounds} rounds of callbacks, on one thread and on four")
         costs = play(Path(folder), rounds)
     return tuple(_figures(costs))
-
-
-def build(folder: Path) -> None:
-    """Build the plugin and its benchmark into a folder."""
-    missing = [tool for tool in ("make", "cc") if shutil.which(tool) is None]
-    if missing or not (_PLUGIN / "tests" / "bench.c").is_file():
-        needed = " and ".join(missing) or "nccl_plugin/tests/bench.c, which only a checkout has"
-        raise NotPresent(f"the plugin cannot be measured here without {needed}")
-    _run("make", "--silent", "-C", str(_PLUGIN), "bench", f"BUILD={folder}")
 
 
 def play(folder: Path, rounds: int) -> _Costs:

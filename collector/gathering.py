@@ -14,6 +14,7 @@ from lockstep.errors import BadRows
 from lockstep.tables import TABLE_BY_NAME
 
 _PATIENCE_S, _PATIENCE_PERIODS = 10.0, 3.0
+MOST_ROWS = 200_000  # kept while nobody packs, because a disk hangs: some 30 MB, and minutes of a busy host
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class Gathering:
         self._clock = clock
         self._guard = threading.Lock()
         self._pieces: dict[str, list[pa.Table]] = {}
+        self._rows = 0
         self._watermarks: dict[str, _Watermark] = {}
         self._checkpoints = dict(checkpoints)
         self.dropped_rows = 0
@@ -52,9 +54,14 @@ class Gathering:
         for name, rows in reading.tables.items():
             if rows.schema != schema_of(TABLE_BY_NAME[name]):
                 raise BadRows("has another schema than its table", table=name)
+        count = sum(rows.num_rows for rows in reading.tables.values())
         with self._guard:
-            for name, rows in reading.tables.items():
-                self._pieces.setdefault(name, []).append(rows)
+            if self._rows + count > MOST_ROWS:
+                self.dropped_rows += count
+            else:
+                self._rows += count
+                for name, rows in reading.tables.items():
+                    self._pieces.setdefault(name, []).append(rows)
             patience_ns = int(max(_PATIENCE_S, _PATIENCE_PERIODS * period_s) * NS_PER_S)
             self._watermarks[source] = _Watermark(reading.watermark_ns, self._clock.monotonic_ns() + patience_ns)
             if reading.checkpoint is not None:
@@ -71,7 +78,7 @@ class Gathering:
     def take(self) -> Gathered:
         """Return everything since the last time."""
         with self._guard:
-            pieces, self._pieces = self._pieces, {}
+            pieces, self._pieces, self._rows = self._pieces, {}, 0
             checkpoints, now_ns = dict(self._checkpoints), self._clock.monotonic_ns()
             heard = (mark.ts_ns for mark in self._watermarks.values() if now_ns <= mark.good_until_ns)
             watermark_ns = min(heard, default=None)

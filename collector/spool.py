@@ -7,7 +7,6 @@ parcels to memory, which has a bound of its own; before such a parcel is sent it
 for that, so that its rows, which may be acknowledged, are never read again.
 """
 
-import fcntl
 import os
 import threading
 from collections import deque
@@ -19,67 +18,79 @@ import structlog
 from collector.checkpoint_slot import CheckpointSlot
 from collector.parcel import Checkpoints, Parcel
 from collector.spool_file import SENT, WAITING, Place, place_of, read_parcel, write_parcel
+from lockstep.directories import lock_directory
 from lockstep.errors import BadInput
 
 _log = structlog.get_logger("spool")
 
 
-@dataclass
-class _Waiting:
+@dataclass(frozen=True)
+class _Filed:
+    """A parcel on disk."""
+
     place: Place
     bytes: int
     rows: int
-    parcel: Parcel | None  # in memory, where the disk did not take it
 
 
 class Spool:
-    """An outbox in a directory that no other agent uses."""
+    """An outbox in a directory that no other agent uses.
+
+    What is on disk is older than what is held in memory: a later parcel is never written before an earlier one. Its
+    checkpoints would say that the other's rows are safe, and after a kill nobody would read them again.
+    """
 
     def __init__(self, directory: Path, max_bytes: int, memory_bytes: int) -> None:
         self._directory, self._max_bytes, self._memory_bytes = directory, max_bytes, memory_bytes
         self._lock = _lock(directory)
         self._guard = threading.Lock()
-        self._waiting: deque[_Waiting] = deque()
+        self._filed: deque[_Filed] = deque()
+        self._held: deque[Parcel] = deque()  # all of this start
+        self._filed_bytes = self._held_bytes = 0
         self._last_sent: Path | None = None
         self._trouble = ""
         self._slot = CheckpointSlot(directory / "checkpoint")
-        self._disk_bytes = self._held_bytes = 0  # of all that waits
         self.dropped_rows = 0
         self._start, self.checkpoints = self._look_around()
 
     @property
     def bytes(self) -> int:
-        return self._disk_bytes + self._held_bytes
+        return self._filed_bytes + self._held_bytes
 
     def put(self, parcel: Parcel) -> None:
         with self._guard:
-            self._add(_Waiting(Place(self._start, parcel.number, parcel.boot), len(parcel.body), parcel.rows, parcel))
+            self._held.append(parcel)
+            self._held_bytes += len(parcel.body)
             self._write_held()
             self._make_room()
 
     def first(self) -> Parcel | None:
         with self._guard:
-            while self._waiting:
-                waiting = self._waiting[0]
+            while self._filed:
                 try:
-                    return self._held(waiting) or read_parcel(self._file(waiting))
+                    return read_parcel(self._file(self._filed[0]))
                 except (OSError, BadInput) as error:
                     _log.error("a batch in the spool cannot be read and is lost", error=str(error))
-                    self._drop(0)
-            return None
+                    self._drop_filed()
+            return self._lend_held() if self._held else None
 
     def remove(self, parcel: Parcel) -> None:
         with self._guard:
             if not self._is_first(parcel):
                 return
-            waiting = self._take(0)
-            if waiting.parcel is None:
-                self._keep_as_last(waiting)
+            if self._filed:
+                self._keep_as_last(self._take_filed())
+            else:
+                self._take_held()
 
     def refuse(self, parcel: Parcel) -> None:
         with self._guard:
-            if self._is_first(parcel):
-                self._drop(0)
+            if not self._is_first(parcel):
+                return
+            if self._filed:
+                self._drop_filed()
+            else:
+                self._drop_held()
 
     def close(self) -> None:
         os.close(self._lock)
@@ -98,79 +109,70 @@ class Spool:
                 self._forget_last_sent()
                 self._last_sent = file
             elif parcel:
-                self._add(_Waiting(place, file.stat().st_size, parcel.rows, None))
+                self._add_filed(_Filed(place, file.stat().st_size, parcel.rows))
         newest, checkpoints = max(known, key=lambda entry: entry[0], default=(Place(0, 0, ""), {}))
         return newest.start + 1, checkpoints
 
-    def _held(self, waiting: _Waiting) -> Parcel | None:
-        """Return a parcel that is in memory, after writing down that its rows may be acknowledged from now on."""
-        if waiting.parcel:
-            try:
-                self._slot.write(waiting.place, waiting.parcel.checkpoints)
-            except OSError as error:
-                self._report(f"after a kill some rows may be sent twice: {error}")
-        return waiting.parcel
+    def _lend_held(self) -> Parcel:
+        """Return the first parcel in memory, after writing down that its rows may be acknowledged from now on."""
+        parcel = self._held[0]
+        try:
+            self._slot.write(self._place_of(parcel), parcel.checkpoints)
+        except OSError as error:
+            self._report(f"after a kill some rows may be sent twice: {error}")
+        return parcel
 
     def _write_held(self) -> None:
-        """Write what is in memory, in order, as far as the disk takes it.
-
-        A later parcel is never on disk before an earlier one: its checkpoints would say that the other's rows are
-        safe, and after a kill nobody would read them again.
-        """
-        for index, waiting in enumerate(self._waiting):
-            if waiting.parcel is None:
-                continue
+        """Write what is in memory, in order, as far as the disk takes it."""
+        while self._held:
+            parcel = self._held[0]
+            place, others_wait = self._place_of(parcel), bool(self._filed)
             try:
-                size = write_parcel(self._directory, waiting.place, waiting.parcel, durable=index > 0)
+                size = write_parcel(self._directory, place, parcel, durable=others_wait)
             except OSError as error:
                 self._report(f"the spool takes nothing, batches wait in memory: {error}")
                 return
-            self._held_bytes -= waiting.bytes
-            self._disk_bytes += size
-            waiting.parcel, waiting.bytes = None, size
+            self._take_held()
+            self._add_filed(_Filed(place, size, parcel.rows))
         self._report("")
 
     def _make_room(self) -> None:
         """Drop the oldest where there is too much, on disk or in memory; the newest always stays."""
-        while self._disk_bytes > self._max_bytes and (found := self._find_oldest(is_held=False)) is not None:
-            self._drop(found)
-        while self._held_bytes > self._memory_bytes and (found := self._find_oldest(is_held=True)) is not None:
-            self._drop(found)
-
-    def _find_oldest(self, is_held: bool) -> int | None:
-        older = list(self._waiting)[:-1]
-        return next((i for i, waiting in enumerate(older) if (waiting.parcel is not None) == is_held), None)
-
-    def _add(self, waiting: _Waiting) -> None:
-        self._waiting.append(waiting)
-        self._count(waiting, waiting.bytes)
-
-    def _take(self, index: int) -> _Waiting:
-        waiting = self._waiting[index]
-        del self._waiting[index]
-        self._count(waiting, -waiting.bytes)
-        return waiting
-
-    def _count(self, waiting: _Waiting, size: int) -> None:
-        if waiting.parcel is None:
-            self._disk_bytes += size
-        else:
-            self._held_bytes += size
+        while self._filed_bytes > self._max_bytes and len(self._filed) + bool(self._held) > 1:
+            self._drop_filed()
+        while self._held_bytes > self._memory_bytes and len(self._held) > 1:
+            self._drop_held()
 
     def _is_first(self, parcel: Parcel) -> bool:
-        if not self._waiting:
-            return False
-        place = self._waiting[0].place
-        return (place.boot, place.number) == (parcel.boot, parcel.number)
+        if self._filed:
+            place = self._filed[0].place
+            return (place.boot, place.number) == (parcel.boot, parcel.number)
+        return bool(self._held) and self._held[0] is parcel
 
-    def _drop(self, index: int) -> None:
-        lost = self._take(index)
+    def _add_filed(self, filed: _Filed) -> None:
+        self._filed.append(filed)
+        self._filed_bytes += filed.bytes
+
+    def _take_filed(self) -> _Filed:
+        filed = self._filed.popleft()
+        self._filed_bytes -= filed.bytes
+        return filed
+
+    def _take_held(self) -> Parcel:
+        parcel = self._held.popleft()
+        self._held_bytes -= len(parcel.body)
+        return parcel
+
+    def _drop_filed(self) -> None:
+        lost = self._take_filed()
         self.dropped_rows += lost.rows
-        if lost.parcel is None:
-            self._file(lost).unlink(missing_ok=True)
+        self._file(lost).unlink(missing_ok=True)
 
-    def _keep_as_last(self, waiting: _Waiting) -> None:
-        file = self._file(waiting)
+    def _drop_held(self) -> None:
+        self.dropped_rows += self._take_held().rows
+
+    def _keep_as_last(self, filed: _Filed) -> None:
+        file = self._file(filed)
         try:
             self._forget_last_sent()
             self._last_sent = file.rename(file.with_suffix(SENT))
@@ -181,8 +183,11 @@ class Spool:
         if self._last_sent:
             self._last_sent.unlink(missing_ok=True)
 
-    def _file(self, waiting: _Waiting) -> Path:
-        return self._directory / waiting.place.name(WAITING)
+    def _place_of(self, parcel: Parcel) -> Place:
+        return Place(self._start, parcel.number, parcel.boot)
+
+    def _file(self, filed: _Filed) -> Path:
+        return self._directory / filed.place.name(WAITING)
 
     def _report(self, trouble: str) -> None:
         """Say it when it changes, not each time round."""
@@ -202,15 +207,10 @@ def _try_read(file: Path) -> Parcel | None:
 
 
 def _lock(directory: Path) -> int:
-    """Keep the directory to ourselves; the kernel lets go when we die."""
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        return lock_directory(directory)
+    except BlockingIOError:
+        raise BadInput(f"another agent uses the spool in {directory}") from None
     except OSError as error:
         raise BadInput(f"cannot use {directory} as a spool: {error}") from None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise BadInput(f"another agent uses the spool in {directory}") from None
-    return descriptor

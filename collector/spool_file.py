@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from collector.parcel import Parcel
+from lockstep.directories import sync_directory
 from lockstep.errors import BadInput
 
 WAITING, SENT = ".batch", ".sent"
@@ -67,14 +68,6 @@ def read_parcel(file: Path) -> Parcel:
     if place is None or checksum != zlib.crc32(body):
         raise BadInput(f"{file}: the batch is not what was written")
     return Parcel(place.boot, place.number, body, rows, checkpoints)
-
-
-def sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _write(file: Path, content: bytes, durable: bool) -> None:

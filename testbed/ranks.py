@@ -1,9 +1,12 @@
 """Ranks without a GPU: processes that call the real plugin as NCCL does, at a steady pace, and end when told."""
 
 import os
+import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+
+from lockstep.errors import LockstepError, NotPresent
 
 PLUGIN_SOURCES = Path(__file__).resolve().parents[1] / "nccl_plugin"
 COMM = 0x1234_5678_9ABC
@@ -20,9 +23,15 @@ class Pace:
 
 
 def build_ranks(folder: Path) -> None:
-    """Build the plugin and the program that plays a rank against it."""
+    """Build the plugin and what plays ranks against it; NotPresent without what that needs."""
+    missing = [tool for tool in ("make", "cc") if shutil.which(tool) is None]
+    if missing or not (PLUGIN_SOURCES / "tests" / "pace.c").is_file():
+        needed = " and ".join(missing) or "nccl_plugin/tests, which only a checkout has"
+        raise NotPresent(f"ranks cannot be played here without {needed}")
     command = ["make", "--silent", "-C", str(PLUGIN_SOURCES), "bench", f"BUILD={folder}"]
-    subprocess.run(command, check=True, capture_output=True)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise LockstepError(f"the plugin cannot be built: {done.stderr.strip()[-2000:]}")
 
 
 class Ranks:

@@ -49,6 +49,9 @@ class Service:
         wait_until(self._is_up, f"{' '.join(self.words)} answers; see {self.log}")
         return self
 
+    def is_alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
     def kill(self) -> None:
         """End it at once, in the middle of whatever it does."""
         self._end(signal.SIGKILL)
@@ -93,3 +96,14 @@ def free_port() -> int:
     """Return a port that nobody listens on at the moment."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU time of a process, all its threads together, since its start."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")  # utime and stime, proc(5)
+
+
+def resident_bytes(pid: int) -> int:
+    """Return how much memory a process has in use now."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

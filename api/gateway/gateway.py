@@ -5,7 +5,6 @@ watermarks that it carried are written down. Whatever is repeated in between car
 keeps it once. Nothing depends on how long an outage lasts.
 """
 
-import fcntl
 import os
 import queue
 import threading
@@ -25,6 +24,7 @@ from api.gateway.metrics import GatewayMetrics
 from api.gateway.watermarks import Watermarks
 from lockstep.batches import check_rows, read_batch
 from lockstep.clock import NS_PER_S, Clock
+from lockstep.directories import lock_directory
 from lockstep.errors import BadInput, GatewayFull, LockstepError
 from lockstep.store.store import Store
 from lockstep.tables import TABLE_BY_NAME
@@ -283,10 +283,7 @@ def _identify(directory: Path) -> str:
 
 
 def _lock(directory: Path) -> int:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return lock_directory(directory)
     except BlockingIOError:
-        os.close(descriptor)
         raise LockstepError(f"another gateway uses the log in {directory}") from None
-    return descriptor

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from lockstep.directories import sync_directory
+
 _FRAME = struct.Struct("<4sIII")  # magic, header bytes, body bytes, checksum of both
 _MAGIC = b"LKS1"
 
@@ -37,7 +39,7 @@ class OpenSegment:
         self._file = open(self.path, "xb", buffering=0)  # noqa: SIM115  # held open until it is cut
         self.size = 0  # of what is committed
         try:
-            _sync_directory(directory)
+            sync_directory(directory)
         except OSError:
             self._file.close()
             self.path.unlink()
@@ -103,7 +105,7 @@ def recover(directory: Path) -> None:
             path.rename(path.with_suffix(".segment"))
         else:
             path.unlink()
-        _sync_directory(directory)
+        sync_directory(directory)
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -114,7 +116,7 @@ def write_atomically(path: Path, data: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     partial.replace(path)
-    _sync_directory(path.parent)
+    sync_directory(path.parent)
 
 
 def _encode(entry: Entry) -> bytes:
@@ -145,11 +147,3 @@ def _write_all(descriptor: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

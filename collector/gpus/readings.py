@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from collector.telling import Teller
 from lockstep.records import Event, GpuHealth
 
 Quantity = Literal[
@@ -81,7 +82,8 @@ class GpuWatch:
     """Remembers what one GPU was like and says what changed; standing faults are told when first seen."""
 
     def __init__(self, host: str, gpu: int) -> None:
-        self._host, self._gpu = host, gpu
+        self._gpu = gpu
+        self._teller = Teller(host, "gpu", f"gpu:{host}/{gpu}")
         self._identity: GpuIdentity | None = None
         self._is_lost = False
         self._was: Readings = {}
@@ -96,15 +98,15 @@ class GpuWatch:
         """Note that the GPU cannot be read; tell it once."""
         was_lost, self._is_lost = self._is_lost, True
         message = f"GPU {self._gpu} ({self._identity or 'never read'}) cannot be read: {reason}"
-        return [] if was_lost else [self._event(now_ns, "gpu_lost", "critical", message)]
+        return [] if was_lost else [self._teller.tell(now_ns, "gpu_lost", "critical", message)]
 
     def _presence_events(self, now_ns: int, identity: GpuIdentity) -> list[Event]:
         if identity != self._identity:
             before = f"; before it was {self._identity}" if self._identity else ""
             self._was = {}  # another part, with a history of its own
-            return [self._event(now_ns, "gpu_seen", "info", f"GPU {self._gpu} is {identity}{before}")]
+            return [self._teller.tell(now_ns, "gpu_seen", "info", f"GPU {self._gpu} is {identity}{before}")]
         if self._is_lost:
-            return [self._event(now_ns, "gpu_back", "info", f"GPU {self._gpu} ({identity}) can be read again")]
+            return [self._teller.tell(now_ns, "gpu_back", "info", f"GPU {self._gpu} ({identity}) can be read again")]
         return []
 
     def _row_events(self, now_ns: int, readings: Readings) -> list[Event]:
@@ -125,15 +127,4 @@ class GpuWatch:
         return bool(readings.get(flag)) and not self._was.get(flag)
 
     def _row_event(self, now_ns: int, kind: str, severity: str, message: str) -> Event:
-        return self._event(now_ns, kind, severity, f"GPU {self._gpu}: {message}")
-
-    def _event(self, now_ns: int, kind: str, severity: str, message: str) -> Event:
-        return Event(
-            host=self._host,
-            ts_ns=now_ns,
-            source="gpu",
-            kind=kind,
-            component=f"gpu:{self._host}/{self._gpu}",
-            severity=severity,
-            message=message,
-        )
+        return self._teller.tell(now_ns, kind, severity, f"GPU {self._gpu}: {message}")

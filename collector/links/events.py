@@ -3,6 +3,7 @@
 from collections import deque
 
 from collector.links.readings import Link
+from collector.telling import Teller
 from lockstep.clock import NS_PER_S
 from lockstep.records import Event
 
@@ -19,7 +20,8 @@ class LinkWatch:
     """
 
     def __init__(self, host: str, nic: str) -> None:
-        self._host, self._nic = host, nic
+        self._nic = nic
+        self._teller = Teller(host, "links", f"nic:{host}/{nic}")
         self._was: Link | None = None
         self._is_gone = False
         self._downs: deque[tuple[int, int]] = deque(maxlen=FLAPPING_DOWNS)  # when, and how many
@@ -32,7 +34,7 @@ class LinkWatch:
             return []
         self._was, self._is_gone = link, False
         if was_gone and link.is_up:
-            return [self._event(now_ns, "link_up", "info", f"{self._nic} is there again and up")]
+            return [self._teller.tell(now_ns, "link_up", "info", f"{self._nic} is there again and up")]
         if was is None or was_gone:
             return []
         return self._changes(now_ns, was, link)
@@ -43,15 +45,17 @@ class LinkWatch:
             return []
         self._is_gone = True
         before = "up" if self._was.is_up else "down"
-        return [self._event(now_ns, "nic_gone", "error", f"{self._nic} is no longer there; before it was {before}")]
+        return [
+            self._teller.tell(now_ns, "nic_gone", "error", f"{self._nic} is no longer there; before it was {before}")
+        ]
 
     def _changes(self, now_ns: int, was: Link, link: Link) -> list[Event]:
         events = []
         downs = max(_counted_downs(was, link), int(was.is_up and not link.is_up))
         if downs:
-            events.append(self._event(now_ns, "link_down", "error", self._describe_down(link, downs)))
+            events.append(self._teller.tell(now_ns, "link_down", "error", self._describe_down(link, downs)))
         if link.is_up and (downs or not was.is_up):
-            events.append(self._event(now_ns, "link_up", "info", f"{self._nic} has its carrier"))
+            events.append(self._teller.tell(now_ns, "link_up", "info", f"{self._nic} has its carrier"))
         return events + self._judge_flapping(now_ns, downs)
 
     def _describe_down(self, link: Link, downs: int) -> str:
@@ -73,18 +77,7 @@ class LinkWatch:
             return []
         minutes = FLAPPING_NS // (60 * NS_PER_S)
         message = f"{self._nic} went down {count} times within {minutes} minutes"
-        return [self._event(now_ns, "link_flapping", "error", message)]
-
-    def _event(self, now_ns: int, kind: str, severity: str, message: str) -> Event:
-        return Event(
-            host=self._host,
-            ts_ns=now_ns,
-            source="links",
-            kind=kind,
-            component=f"nic:{self._host}/{self._nic}",
-            severity=severity,
-            message=message,
-        )
+        return [self._teller.tell(now_ns, "link_flapping", "error", message)]
 
 
 def _counted_downs(was: Link, link: Link) -> int:

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from collector.rdma_ports.rules import CounterRule, RuleWatch
 from collector.rdma_ports.sysfs import RdmaPort
+from collector.telling import Teller
 from lockstep.records import Event
 
 
@@ -11,7 +12,8 @@ class PortWatch:
     """Remembers what one port was like; the first reading is where it begins and no event."""
 
     def __init__(self, host: str, nic: str, rules: Iterable[CounterRule]) -> None:
-        self._host, self._nic = host, nic
+        self._nic = nic
+        self._teller = Teller(host, "rdma", f"nic:{host}/{nic}")
         self._rules = tuple(rules)
         self._name = nic  # for a person: with the network interfaces, as far as they were ever seen
         self._was: RdmaPort | None = None
@@ -32,18 +34,18 @@ class PortWatch:
         self._forget_counters()
         state = self._was.state if self._was else "a state never read"
         message = f"{self._name} is no longer listed by the kernel; before it was {state}"
-        return [self._event(now_ns, "nic_gone", "error", message)]
+        return [self._teller.tell(now_ns, "nic_gone", "error", message)]
 
     def _state_events(self, now_ns: int, port: RdmaPort) -> list[Event]:
         was, self._was = self._was, port
         was_gone, self.is_gone = self.is_gone, False
         if was_gone and port.up:
-            return [self._event(now_ns, "link_up", "info", f"{self._name} is listed again and {port.state}")]
+            return [self._teller.tell(now_ns, "link_up", "info", f"{self._name} is listed again and {port.state}")]
         if was_gone or was is None or was.up == port.up:
             return []
         change = f"{self._name} went from {was.state} to {port.state}, physical state {port.phys_state or 'unknown'}"
         kind, severity = ("link_up", "info") if port.up else ("link_down", "error")
-        return [self._event(now_ns, kind, severity, change + _why_down(port))]
+        return [self._teller.tell(now_ns, kind, severity, change + _why_down(port))]
 
     def _counter_events(self, now_ns: int, port: RdmaPort) -> list[Event]:
         events = []
@@ -51,22 +53,11 @@ class PortWatch:
             value = port.counters.get(rule.counter)
             rise = watch.observe(now_ns, value) if value is not None else None
             if rise:
-                events.append(self._event(now_ns, rule.counter, rule.severity, f"{self._name}: {rise}"))
+                events.append(self._teller.tell(now_ns, rule.counter, rule.severity, f"{self._name}: {rise}"))
         return events
 
     def _forget_counters(self) -> None:
         self._watches = [(rule, RuleWatch(rule)) for rule in self._rules]
-
-    def _event(self, now_ns: int, kind: str, severity: str, message: str) -> Event:
-        return Event(
-            host=self._host,
-            ts_ns=now_ns,
-            source="rdma",
-            kind=kind,
-            component=f"nic:{self._host}/{self._nic}",
-            severity=severity,
-            message=message,
-        )
 
 
 def _why_down(port: RdmaPort) -> str:

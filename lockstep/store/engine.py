@@ -1,6 +1,5 @@
 """How a client of either kind is opened: the embedded engine with its guards, or a server over HTTP."""
 
-import fcntl
 import os
 import tempfile
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from xml.sax.saxutils import escape
 from clickhouse_connect import get_client
 from clickhouse_connect.driver.client import Client
 
+from lockstep.directories import lock_directory
 from lockstep.errors import StoreBusy
 from lockstep.store.address import Embedded, Server
 from lockstep.store.failures import translated
@@ -45,7 +45,7 @@ class EmbeddedEngine:
 
     def __init__(self, address: Embedded, memory_bytes: int) -> None:
         self._address = address
-        self._lock = _lock_directory(address.path)
+        self._lock = _lock(address.path)
         forget_orphans(address.path / "data")
         self._config = _write_config(address.path, memory_bytes)
         import_chdb()
@@ -99,20 +99,16 @@ def import_chdb() -> None:
             os.chdir(here)
 
 
-def _lock_directory(path: Path) -> int:
-    """Lock the directory itself, so that no lock file is left behind; the kernel lets go when we die."""
+def _lock(path: Path) -> int:
     path.mkdir(parents=True, exist_ok=True)
-    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return lock_directory(path)
     except BlockingIOError:
-        inode = os.fstat(directory).st_ino
-        os.close(directory)
+        holder = _holder(path.stat().st_ino)
         raise StoreBusy(
-            f"the embedded store in {path} is in use by {_holder(inode)}; one process at a time can open it, "
+            f"the embedded store in {path} is in use by {holder}; one process at a time can open it, "
             "others reach its data through that process's HTTP API"
         ) from None
-    return directory
 
 
 def _holder(inode: int) -> str:

@@ -8,6 +8,7 @@ import pytest
 from benchmarks import plugin
 from benchmarks.figures import Figure
 from lockstep.errors import NotPresent
+from testbed import ranks
 
 KINDS = ["operation", "transfer", "unsampled-step", "sampled-step", "kernel-channel", "all-reduce"]
 
@@ -18,7 +19,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if missing:
         pytest.skip(f"building the plugin needs {', '.join(missing)}")
     folder = tmp_path_factory.mktemp("bench")
-    plugin.build(folder)
+    ranks.build_ranks(folder)
     return folder
 
 
@@ -47,7 +48,7 @@ def test_ring_files_of_a_measurement_are_gone_afterwards(built: Path, monkeypatc
 def test_figures_are_medians_with_floor_and_goal_as_multiples_of_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     pairs = {"operation": [(30.0, 10.0), (90.0, 10.0), (10.0, 10.0)], "transfer": [(50.0, 10.0)]}
     costs = {(kind, threads): pair for kind, pair in pairs.items() for threads in (1, 4)}
-    monkeypatch.setattr(plugin, "build", lambda folder: None)
+    monkeypatch.setattr(plugin, "build_ranks", lambda folder: None)
     monkeypatch.setattr(plugin, "play", lambda folder, rounds: costs)
     notes: list[str] = []
 
@@ -76,16 +77,16 @@ def test_figures_are_medians_with_floor_and_goal_as_multiples_of_the_limit(monke
 
 
 def test_machine_without_a_compiler_is_told_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.plugin.shutil.which", lambda tool: None)
+    monkeypatch.setattr("testbed.ranks.shutil.which", lambda tool: None)
     with pytest.raises(NotPresent, match="without make and cc"):
-        plugin.build(tmp_path)
+        ranks.build_ranks(tmp_path)
 
 
 def test_installation_without_the_sources_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.plugin.shutil.which", lambda tool: f"/bin/{tool}")
-    monkeypatch.setattr(plugin, "_PLUGIN", tmp_path)
+    monkeypatch.setattr("testbed.ranks.shutil.which", lambda tool: f"/bin/{tool}")
+    monkeypatch.setattr(ranks, "PLUGIN_SOURCES", tmp_path)
     with pytest.raises(NotPresent, match="only a checkout has"):
-        plugin.build(tmp_path)
+        ranks.build_ranks(tmp_path)
 
 
 def test_player_that_fails_is_reported_with_its_last_line(tmp_path: Path) -> None:

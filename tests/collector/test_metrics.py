@@ -8,15 +8,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from collector.metrics import serve_metrics
 from lockstep.errors import NotPresent
+from testbed.services import free_port
 from tests.collector.fake_gateway import FakeGateway
 from tests.collector.test_agent import NumberedSource, fail, running
 from tests.waiting import HastyClock, eventually
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def scrape(port: int) -> dict[tuple[str, str], float]:

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -63,9 +62,3 @@ def run_to_end(command: Sequence[str], environment: Mapping[str, str]) -> "subpr
 def bare_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Return what a container or unit would give, and nothing of ours but the path to system tools."""
     return {"PATH": os.environ["PATH"], **environment}
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on at the moment."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])

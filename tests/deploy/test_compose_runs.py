@@ -21,12 +21,13 @@ from lockstep.control.tokens import TOKEN
 from lockstep.records import Agent, NicCounter
 from lockstep.store.store import open_store
 from testbed.clickhouse import ClickHouseServer
+from testbed.services import free_port
 from tests.builders import make, rows
 from tests.deploy.clickhouse_config import served
 from tests.deploy.compose_file import load_compose
 from tests.deploy.local_compose import LocalCompose
 from tests.deploy.local_units import LocalUnits
-from tests.deploy.processes import Running, free_port
+from tests.deploy.processes import Running
 from tests.deploy.unit_file import read_unit
 from tests.waiting import eventually
 

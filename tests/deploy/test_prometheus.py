@@ -9,10 +9,10 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from collector.metrics import serve_metrics
+from testbed.services import free_port
 from tests.collector.fake_gateway import FakeGateway
 from tests.collector.test_agent import NumberedSource, running
 from tests.conftest import REPO
-from tests.deploy.processes import free_port
 from tests.waiting import HastyClock, eventually
 
 Rule = dict[str, Any]  # Any: YAML

@@ -254,7 +254,7 @@ def test_disk_that_has_no_room_for_another_file_acknowledges_nothing(
     store = FakeStore()
     with running(tmp_path, store) as gateway:
         with monkeypatch.context() as patch:
-            patch.setattr(log, "_sync_directory", _disk_full)
+            patch.setattr(log, "sync_directory", _disk_full)
             with pytest.raises(GatewayFull, match="No space left on device"):
                 gateway.submit(entry(1)).result(LIMIT_S)
         assert acknowledge(gateway, entry(1)) == [1]

@@ -3,7 +3,6 @@
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -28,6 +27,7 @@ from lockstep.store.layout import Layout
 from lockstep.store.migrations import migrate
 from lockstep.store.store import open_store
 from testbed.clickhouse import ClickHouseServer
+from testbed.services import free_port
 from tests.builders import T0, make, rows
 
 HOSTS = ("h0", "h1", "h2", "h3")
@@ -82,11 +82,6 @@ def api(server: ClickHouseServer, tmp_path: Path) -> Iterator[ApiProcess]:
         yield process
     finally:
         process.stop(signal.SIGKILL)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
 
 
 def wait_until(is_true: Callable[[], bool], what: str, timeout_s: float = 60) -> None:

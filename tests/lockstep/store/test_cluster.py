@@ -1,6 +1,5 @@
 """The same SQL files on a cluster: two real shards, each with its share, read and written as one."""
 
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,15 +13,11 @@ from lockstep.store.retention import DEFAULT_RETENTION_DAYS, apply_retention
 from lockstep.store.store import Store, open_store
 from lockstep.tables import TABLE_BY_NAME, TABLES
 from testbed.clickhouse import ClickHouseServer
+from testbed.services import free_port
 from tests.builders import T0, make, rows
 
 LAYOUT = Layout("lockstep", cluster="pair")
 JOBS = [f"job{number}" for number in range(16)]
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
 
 
 @pytest.fixture(scope="module")
