@@ -28,7 +28,7 @@ def build_ranks(folder: Path) -> None:
     if missing or not (PLUGIN_SOURCES / "tests" / "pace.c").is_file():
         needed = " and ".join(missing) or "nccl_plugin/tests, which only a checkout has"
         raise NotPresent(f"ranks cannot be played here without {needed}")
-    command = ["make", "--silent", "-C", str(PLUGIN_SOURCES), "bench", f"BUILD={folder}"]
+    command = ["make", "--silent", "-j2", "-C", str(PLUGIN_SOURCES), "bench", f"BUILD={folder}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise LockstepError(f"the plugin cannot be built: {done.stderr.strip()[-2000:]}")

@@ -1,0 +1,219 @@
+"""What happens in a story, line by line, in words that simulator and testbed both understand.
+
+    at 20 s fail nic:h3/eth1 tx to 50 %          a rate: NICs, links, switches, gpu:, pcie:, nvlink:
+    at 20 s fail link:leaf0--spine1 losing 5 %   packets; `delayed 2 ms` and `down` are for links and NICs too
+    at 20 s fail link:leaf0--spine1 to 30 % above 1 MB       only in operations of that size and more
+    at 20 s fail nic:h3/eth1 down for 2 s every 60 s         again and again
+    at 20 s fail gpu:h1/0 to 60 % over 30 s      little by little
+    at 20 s fail gpu:h1/0 to 60 % in 5 % of steps            now and then
+    at 20 s fail gpu:h1/0 stuck                  its kernel never ends
+    at 20 s fail host:h2 starved to 20 %         CPU that is left for the proxy threads
+    at 20 s fail host:h2 late 300 ms             before it enqueues; also of a rank
+    at 20 s fail host:h2 gone                    with its telemetry; `silent`: its telemetry alone
+    at 20 s fail rank:5 stopped                  or killed, absent (never enqueues), mismatched, deadlocked
+    at 20 s fail fabric to 70 %                  somebody else's traffic takes the rest of every link between switches
+    at 60 s heal nic:h3/eth1                     or `heal`, which heals everything
+    at 30 s pause 12 s                           checkpoint or evaluation; `pause rank:3 2 s`: garbage collection
+    at 40 s restart after 5 s                    the next attempt; also `restart without h3 after 5 s`, and with a
+                                                 spare: `restart with h8 for h3 after 5 s`
+    at 40 s second mix                           from then on the job's other sequence of operations
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Literal, get_args
+
+from pydantic import ConfigDict, Field
+
+from lockstep.errors import BadStory
+from lockstep.verdict import Frozen, Side
+
+Effect = Literal[
+    "rate",
+    "losing",
+    "delayed",
+    "down",
+    "stuck",
+    "starved",
+    "late",
+    "gone",
+    "silent",
+    "stopped",
+    "killed",
+    "absent",
+    "mismatched",
+    "deadlocked",
+    "heal",
+    "pause",
+    "restart",
+    "second mix",
+]
+PLAIN = ("down", "stuck", "gone", "silent", "stopped", "killed", "absent", "mismatched", "deadlocked")
+
+_KINDS_BY_EFFECT: dict[str, tuple[str, ...]] = {
+    "rate": ("nic", "link", "switch", "gpu", "pcie", "nvlink", "fabric"),
+    "losing": ("nic", "link", "switch"),
+    "delayed": ("nic", "link", "switch"),
+    "down": ("nic", "link", "switch"),
+    "stuck": ("gpu",),
+    "starved": ("host",),
+    "late": ("host", "rank"),
+    "gone": ("host",),
+    "silent": ("host",),
+    "stopped": ("rank",),
+    "killed": ("rank",),
+    "absent": ("rank",),
+    "mismatched": ("rank",),
+    "deadlocked": ("rank",),
+}
+
+_PART = r"(?P<part>(?:nic|link|switch|gpu|pcie|nvlink|host|rank):\S+|fabric)"
+_NUMBER = r"\d+(?:\.\d+)?"
+_FAIL = re.compile(
+    rf"fail {_PART}(?: (?P<side>tx|rx))? "
+    rf"(?:(?P<plain>{'|'.join(PLAIN)})"
+    rf"|(?P<starved>starved )?to (?P<rate>{_NUMBER}) %"
+    rf"|losing (?P<losing>{_NUMBER}) %"
+    rf"|(?P<wait>delayed|late) (?P<ms>{_NUMBER}) ms)"
+    rf"(?: above (?P<above>{_NUMBER}) MB)?"
+    rf"(?: over (?P<over>{_NUMBER}) s)?"
+    rf"(?: in (?P<share>{_NUMBER}) % of steps)?"
+    rf"(?: for (?P<lasting>{_NUMBER}) s(?: every (?P<every>{_NUMBER}) s)?)?"
+)
+_HEAL = re.compile(rf"heal(?: {_PART})?")
+_PAUSE = re.compile(rf"pause(?: {_PART})? (?P<lasting>{_NUMBER}) s")
+_RESTART = re.compile(rf"restart(?: without (?P<left>h\d+)| with (?P<spare>h\d+) for (?P<left_for>h\d+))? after (?P<lasting>{_NUMBER}) s")
+_LINE = re.compile(rf"at (?P<at>{_NUMBER}) s (?P<what>.+)")
+
+
+class Turn(Frozen):
+    """Something changes in a story, at a moment counted from its beginning."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    at_s: float = Field(ge=0)
+    effect: Effect
+    part: str | None = None
+    side: Side | None = None
+    amount: float | None = Field(None, description="what is left of a rate, loss as a share, or seconds")
+    above_bytes: int = Field(0, description="only operations of at least this size")
+    over_s: float = Field(0.0, description="how long it takes to come fully")
+    share: float = Field(1.0, description="of the steps in which it is there")
+    lasting_s: float | None = None
+    every_s: float | None = None
+    spare: str | None = None
+
+    @property
+    def kind(self) -> str:
+        """What sort of part it is: nic, link, rank, or nothing."""
+        return (self.part or "").partition(":")[0]
+
+    @property
+    def name(self) -> str:
+        """The part without its kind, such as h3/eth1."""
+        return (self.part or "").partition(":")[2]
+
+    def level(self, now_s: float) -> float:
+        """Return how much of it is there at a moment, 0 to 1.
+
+        >>> flap = parse_turn("at 20 s fail nic:h3/eth1 down for 2 s every 60 s")
+        >>> [flap.level(now_s) for now_s in (19, 21, 23, 81)]
+        [0.0, 1.0, 0.0, 1.0]
+        """
+        since = now_s - self.at_s
+        if since < 0:
+            return 0.0
+        if self.every_s:
+            since %= self.every_s
+        if self.lasting_s is not None and since >= self.lasting_s:
+            return 0.0
+        return min(since / self.over_s, 1.0) if self.over_s else 1.0
+
+
+def parse_turn(line: str) -> Turn:
+    """Return the turn in a line, or raise BadStory that says what was not understood.
+
+    >>> parse_turn("at 20 s fail nic:h3/eth1 tx to 50 %").amount
+    0.5
+    """
+    whole = _LINE.fullmatch(" ".join(line.split()))
+    if not whole:
+        raise BadStory(f"{line!r} does not begin with a moment, such as: at 20 s fail nic:h3/eth1 tx to 50 %")
+    at_s, what = float(whole["at"]), whole["what"]
+    if what == "second mix":
+        return Turn(at_s=at_s, effect="second mix")
+    if match := _HEAL.fullmatch(what):
+        return Turn(at_s=at_s, effect="heal", part=match["part"])
+    if match := _PAUSE.fullmatch(what):
+        if (match["part"] or "rank:").partition(":")[0] not in ("rank", "host"):
+            raise BadStory(f"{line!r}: only a rank, a host or the whole job pauses")
+        return Turn(at_s=at_s, effect="pause", part=match["part"], lasting_s=float(match["lasting"]))
+    if match := _RESTART.fullmatch(what):
+        left = match["left"] or match["left_for"]
+        part = f"host:{left}" if left else None
+        return Turn(at_s=at_s, effect="restart", part=part, spare=match["spare"], lasting_s=float(match["lasting"]))
+    if match := _FAIL.fullmatch(what):
+        return _failure(line, at_s, match)
+    raise BadStory(f"{line!r} is not understood; lockstep/sim/timeline.py lists what can happen")
+
+
+def _failure(line: str, at_s: float, match: "re.Match[str]") -> Turn:
+    effect, amount = _effect_of(match)
+    turn = Turn(
+        at_s=at_s,
+        effect=effect,
+        part=match["part"],
+        side=match["side"],
+        amount=amount,
+        above_bytes=int(float(match["above"] or 0) * 1e6),
+        over_s=float(match["over"] or 0),
+        share=float(match["share"] or 100) / 100,
+        lasting_s=_maybe(match["lasting"]),
+        every_s=_maybe(match["every"]),
+    )
+    if turn.kind not in _KINDS_BY_EFFECT[effect] and turn.part not in _KINDS_BY_EFFECT[effect]:
+        kinds = ", ".join(_KINDS_BY_EFFECT[effect])
+        raise BadStory(f"{line!r}: only these can be {effect}: {kinds}")
+    for is_wrong, why in _complaints(turn):
+        if is_wrong:
+            raise BadStory(f"{line!r}: {why}")
+    return turn
+
+
+def _complaints(turn: Turn) -> Iterator[tuple[bool, str]]:
+    """Yield what might be wrong about a failure, each with whether it is."""
+    amount = turn.amount if turn.amount is not None else 0.5
+    yield turn.side is not None and turn.kind not in ("nic", "link"), "only a NIC or a link has a side"
+    yield turn.effect in ("rate", "starved") and not 0 < amount < 1, "what is left is more than nothing and not all"
+    yield turn.effect == "losing" and not 0 < amount <= 1, "a loss is a share of 100 %"
+    yield not 0 < turn.share <= 1, "so many steps there are not"
+    yield turn.every_s is not None and turn.lasting_s is not None and turn.lasting_s >= turn.every_s, "it never ends"
+    by_size = turn.above_bytes > 0 and turn.effect not in ("rate", "losing", "delayed")
+    yield by_size, "only what slows a wire can depend on the size of an operation"
+
+
+def _effect_of(match: "re.Match[str]") -> tuple[Effect, float | None]:
+    if match["plain"]:
+        return next(effect for effect in get_args(Effect) if effect == match["plain"]), None
+    if match["losing"]:
+        return "losing", float(match["losing"]) / 100
+    if match["ms"]:
+        return ("delayed" if match["wait"] == "delayed" else "late"), float(match["ms"]) / 1e3
+    return ("starved" if match["starved"] else "rate"), float(match["rate"]) / 100
+
+
+def _maybe(text: str | None) -> float | None:
+    return None if text is None else float(text)
+
+
+def turns_now(timeline: tuple[Turn, ...], now_s: float) -> tuple[Turn, ...]:
+    """Return the failures that are there at a moment: begun, neither over nor healed, the later of two alike."""
+    there: dict[tuple[str, str | None, str | None], Turn] = {}
+    for turn in sorted(timeline, key=lambda turn: turn.at_s):
+        if turn.at_s > now_s:
+            break
+        if turn.effect == "heal":
+            there = {key: old for key, old in there.items() if turn.part not in (None, old.part)}
+        elif turn.effect in _KINDS_BY_EFFECT:
+            there[turn.effect, turn.part, turn.side] = turn
+    return tuple(turn for turn in there.values() if turn.level(now_s) > 0)

@@ -1,0 +1,162 @@
+"""A job on paper: which rank sits where, which groups there are, and what every step does.
+
+Ranks count as Megatron's do: neighbours share a tensor-parallel group, then come replicas, then pipeline stages.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from lockstep.errors import BadInput
+
+Kind = Literal["world", "tp", "dp", "pp"]
+Func = Literal["AllReduce", "AllGather", "ReduceScatter", "Broadcast"]
+
+_MOST_CHANNELS = 32  # nccl_plugin/tests/worker.h
+KIB = 1024
+
+
+@dataclass(frozen=True)
+class Compute:
+    """The GPU is busy for so long; `noise` is the standard deviation as a share of that."""
+
+    ms: float
+    noise: float = 0.0
+    spins: bool = False  # burns CPU, which real compute does not
+
+
+@dataclass(frozen=True)
+class Collective:
+    """An operation of all ranks of a group; `bytes` as NCCL counts them, so of one rank in AllGather."""
+
+    comm: Kind
+    func: Func
+    bytes: int
+    algo: Literal["RING", "TREE"] = "RING"
+    channels: int = 2
+
+
+@dataclass(frozen=True)
+class Hop:
+    """A send to, or a receive from, the rank so many places on in the group; who has none there passes over it."""
+
+    func: Literal["Send", "Recv"]
+    offset: int
+    bytes: int
+    comm: Kind = "pp"
+    joined: bool = False  # in one group with the hop before, so that neither waits for the other
+    channels: int = 1
+
+
+Item = Compute | Collective | Hop
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a job is split: tensor-parallel width, pipeline stages, replicas."""
+
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+
+    @property
+    def ranks(self) -> int:
+        return self.tp * self.pp * self.dp
+
+    def stage_of(self, rank: int) -> int:
+        return rank // (self.tp * self.dp)
+
+    def group_of(self, kind: Kind, rank: int) -> tuple[int, ...]:
+        """Return the ranks of the group of this kind that a rank is in.
+
+        >>> Layout(tp=2, pp=2, dp=2).group_of("dp", 3)
+        (1, 3)
+        """
+        tp, dp = self.tp, self.dp
+        stage_begin = rank // (tp * dp) * tp * dp
+        match kind:
+            case "world":
+                return tuple(range(self.ranks))
+            case "tp":
+                return tuple(range(rank // tp * tp, rank // tp * tp + tp))
+            case "dp":
+                return tuple(range(stage_begin + rank % tp, stage_begin + tp * dp, tp))
+            case "pp":
+                return tuple(range(rank % (tp * dp), self.ranks, tp * dp))
+
+
+@dataclass(frozen=True)
+class JobPlan:
+    """A job: `hosts` has the host of every rank, `nics` what every host has, in the order of NCCL's devices.
+
+    Channel c uses NIC c modulo their number. The kernel's buffers are small, so that a slow link makes senders wait
+    instead of hiding in them.
+    """
+
+    job: str
+    hosts: tuple[str, ...]
+    layout: Layout
+    step: tuple[Item, ...]
+    nics: tuple[str, ...] = ("eth0",)
+    steps: int = 0  # none: until it is told to leave
+    seed: int = 0
+    attempt: int = 0
+    stage_steps: Mapping[int, tuple[Item, ...]] = field(default_factory=dict)  # of stages that differ from `step`
+    second_step: tuple[Item, ...] = ()  # what ranks do from the step on that the line `second STEP` names
+    source_ports: Mapping[tuple[Kind, int, int, int], int] = field(
+        default_factory=dict
+    )  # channel, from rank, to rank
+    chunk_bytes: int = 128 * KIB
+    buffer_bytes: int = 64 * KIB
+
+    def __post_init__(self) -> None:
+        complaints = [*_complain_of_shape(self), *_complain_of_items(self)]
+        if complaints:
+            raise BadInput(f"job {self.job}: {'; '.join(complaints)}")
+
+    def items_of(self, rank: int) -> tuple[Item, ...]:
+        """Return what a rank does in every step."""
+        return self.stage_steps.get(self.layout.stage_of(rank), self.step)
+
+    def kinds_of(self, rank: int) -> tuple[Kind, ...]:
+        """Return the groups a rank needs; the world is always one, as in every framework."""
+        items = (*self.items_of(rank), *self.second_step)
+        used: list[Kind] = [item.comm for item in items if not isinstance(item, Compute)]
+        return tuple(dict.fromkeys(["world", *used]))
+
+    def comm_id(self, kind: Kind, group: tuple[int, ...]) -> int:
+        """Return a communicator's id, which all its ranks know and no other attempt has."""
+        words = f"{self.job} {self.attempt} {kind} {group}"
+        return int.from_bytes(hashlib.sha256(words.encode()).digest()[:8], "big")
+
+    def local_rank(self, rank: int) -> int:
+        return self.hosts[:rank].count(self.hosts[rank])
+
+
+def _complain_of_shape(plan: JobPlan) -> list[str]:
+    complaints = []
+    if len(plan.hosts) != plan.layout.ranks:
+        complaints.append(f"{plan.layout.ranks} ranks in the layout, but hosts for {len(plan.hosts)}")
+    if not plan.nics:
+        complaints.append("its hosts have no NIC")
+    if plan.chunk_bytes <= 0 or plan.buffer_bytes <= 0:
+        complaints.append("chunks and buffers need a size")
+    if any(" " in name or not name for name in (plan.job, *plan.hosts, *plan.nics)):
+        complaints.append("names of job, hosts and NICs are words")
+    return complaints
+
+
+def _complain_of_items(plan: JobPlan) -> list[str]:
+    complaints = []
+    items = [item for step in (plan.step, plan.second_step, *plan.stage_steps.values()) for item in step]
+    moving = [item for item in items if not isinstance(item, Compute)]
+    if any(item.ms < 0 or item.noise < 0 for item in items if isinstance(item, Compute)):
+        complaints.append("compute takes time, and noise is positive")
+    if any(item.bytes <= 0 for item in moving):
+        complaints.append("an operation without bytes")
+    if any(not 0 < item.channels <= _MOST_CHANNELS for item in moving):
+        complaints.append(f"channels are 1 to {_MOST_CHANNELS}")
+    if not all(plan.items_of(stage * plan.layout.tp * plan.layout.dp) for stage in range(plan.layout.pp)):
+        complaints.append("a stage that does nothing")
+    return complaints
