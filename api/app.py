@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 from fastapi.concurrency import run_in_threadpool
 
+from api.board import AgentBoard
 from api.parts import Parts
 from api.problems import install_problems
 from api.routes import captures, health, incidents, ingest, intake, page
@@ -29,9 +30,11 @@ def create_app(parts: Parts) -> FastAPI:
         title="Lockstep", version=__version__, lifespan=life, docs_url=None, redoc_url=None
     )  # both would load scripts from elsewhere
     app.state.parts = parts
+    app.state.board = AgentBoard(parts.control, parts.clock)
     app.state.check_ready = lambda: _check_ready(parts)
     app.state.registries = [parts.gateway.metrics.registry]
     install_problems(app)
+    app.add_middleware(ingest.IngestDoor)
     for module in (ingest, intake, incidents, captures, health, page):
         app.include_router(module.router)
     return app

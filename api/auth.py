@@ -4,7 +4,8 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
-from api.parts import Parts, parts_of
+from api.board import AgentBoard
+from api.parts import parts_of
 from lockstep.control.tokens import Token, find_token
 from lockstep.errors import NotAllowed
 
@@ -14,14 +15,28 @@ def require_reader(request: Request) -> None:
     parts = parts_of(request)
     if parts.settings.api.open_reads:
         return
-    token = _token_of(request, parts)
+    token = _known(find_token(parts.control, _secret_of(request)))
     if token.scope not in ("read", "admin"):
         raise NotAllowed(f"a token of scope {token.scope} does not allow reading", slug="wrong-scope", status=403)
 
 
 def require_agent(request: Request) -> Token:
     """Return the token of a collector, which names the one host it may report for."""
-    token = _token_of(request, parts_of(request))
+    return _checked_agent(find_token(parts_of(request).control, _secret_of(request)))
+
+
+async def find_agent(request: Request) -> Token:
+    """Return the same from the board, which is for the one route that every host calls every second."""
+    board: AgentBoard = request.app.state.board
+    return _checked_agent(await board.find_token(_secret_of(request)))
+
+
+Reader = Depends(require_reader)
+Agent = Annotated[Token, Depends(require_agent)]
+
+
+def _checked_agent(token: Token | None) -> Token:
+    token = _known(token)
     if token.scope != "ingest" or not token.host:
         raise NotAllowed(
             f"a token of scope {token.scope} does not allow sending telemetry", slug="wrong-scope", status=403
@@ -29,15 +44,14 @@ def require_agent(request: Request) -> Token:
     return token
 
 
-Reader = Depends(require_reader)
-Agent = Annotated[Token, Depends(require_agent)]
-
-
-def _token_of(request: Request, parts: Parts) -> Token:
-    scheme, _, secret = request.headers.get("Authorization", "").partition(" ")
-    if scheme.lower() != "bearer" or not secret:
-        raise NotAllowed("this needs a token: send Authorization: Bearer <token>", slug="no-token", status=401)
-    token = find_token(parts.control, secret.strip())
+def _known(token: Token | None) -> Token:
     if token is None:
         raise NotAllowed("this token is unknown or revoked", slug="unknown-token", status=401)
     return token
+
+
+def _secret_of(request: Request) -> str:
+    scheme, _, secret = request.headers.get("Authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not secret:
+        raise NotAllowed("this needs a token: send Authorization: Bearer <token>", slug="no-token", status=401)
+    return secret.strip()

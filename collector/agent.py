@@ -1,4 +1,4 @@
-"""The agent of one host: every source on its own schedule, one batch a second, sent until acknowledged."""
+"""The agent of one host: every source on its own schedule, batches when they are due, sent until acknowledged."""
 
 import threading
 import time
@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from collector.following import Follower
 from collector.gathering import Gathering
+from collector.lean import keep_freed_memory
 from collector.parcel import Checkpoints, Destination, Outbox, Parcel
 from collector.shipping import Shipper
 from collector.source import Source
@@ -19,7 +20,8 @@ from lockstep.clock import NS_PER_S, Clock
 from lockstep.records import Agent as Heartbeat
 from lockstep.tables import TABLE_BY_NAME
 
-_BATCH_PERIOD_S = 1.0
+# What ranks recorded is packed as soon as it was read, and all else with it; longer than between two such readings.
+_BATCH_PERIOD_S = 2.5
 _LAST_READ_S = 5.0  # how long the end waits for a source that hangs; it may hang in the kernel for ever
 
 
@@ -68,12 +70,15 @@ class CollectorAgent:
         return self._outbox.bytes
 
     def start(self) -> None:
+        keep_freed_memory()
         for thread in self._readers + self._senders:
             thread.start()
 
     def close(self) -> None:
         """Stop reading, send what is left as long as the gateway takes it at once, and end the threads."""
         self._stop.set()
+        self._gathering.is_due.set()
+        self.shipper.arrived.set()
         deadline_ns = self._clock.monotonic_ns() + int(_LAST_READ_S * NS_PER_S)
         for thread in filter(threading.Thread.is_alive, self._readers):
             thread.join(max(0, deadline_ns - self._clock.monotonic_ns()) / NS_PER_S)
@@ -85,8 +90,10 @@ class CollectorAgent:
         self._outbox.close()
 
     def _pack(self) -> None:
-        while not self._clock.wait(self._stop, _BATCH_PERIOD_S):
-            self._pack_batch()
+        while not self._stop.is_set():
+            self._clock.wait(self._gathering.is_due, _BATCH_PERIOD_S)
+            if not self._stop.is_set():
+                self._pack_batch()
 
     def _pack_batch(self) -> None:
         """Put everything collected so far, and a heartbeat, into the outbox as one batch."""
@@ -97,6 +104,7 @@ class CollectorAgent:
         self._number += 1
         body = encode_batch(tables)
         self._outbox.put(Parcel(self._boot, self._number, body, _count(tables), gathered.checkpoints))
+        self.shipper.arrived.set()
 
     def _heartbeat(self, now_ns: int, watermark_ns: int) -> pa.Table:
         beat = Heartbeat(

@@ -44,6 +44,7 @@ class Gathering:
         self._checkpoints = dict(checkpoints)
         self.dropped_rows = 0
         self.plugin_cost_ns: int | None = None
+        self.is_due = threading.Event()  # something was put down that somebody waits for
 
     def put(self, source: str, reading: Reading, period_s: float) -> None:
         """Add a reading; BadRows when a table of it would spoil the batch for all the others.
@@ -69,6 +70,8 @@ class Gathering:
             self.dropped_rows += reading.dropped
             if reading.plugin_cost_ns is not None:
                 self.plugin_cost_ns = (self.plugin_cost_ns or 0) + reading.plugin_cost_ns
+        if reading.is_urgent:
+            self.is_due.set()
 
     def forget(self, source: str) -> None:
         """Let a source that rests hold up nobody's watermark."""
@@ -77,6 +80,7 @@ class Gathering:
 
     def take(self) -> Gathered:
         """Return everything since the last time."""
+        self.is_due.clear()
         with self._guard:
             pieces, self._pieces, self._rows = self._pieces, {}, 0
             checkpoints, now_ns = dict(self._checkpoints), self._clock.monotonic_ns()

@@ -1,13 +1,18 @@
-"""What an agent goes without, although it may be installed.
+"""What an agent goes without.
 
-pyarrow imports pandas, where there is one, as soon as it is given a list: 40 MB that no source uses.
+pyarrow imports pandas, where there is one, as soon as it is given a list: 40 MB that no source uses. And what a
+reading frees is not given back to the kernel only to be asked for again two seconds later, page by page.
 """
 
+import ctypes
 import sys
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # malloc.h of glibc
+_LARGE = 32 << 20  # larger than any array of a reading
 
 
 class _NoPandas(MetaPathFinder):
@@ -20,3 +25,11 @@ class _NoPandas(MetaPathFinder):
 def leave_out_pandas() -> None:
     """Have this process believe that there is no pandas; what was imported before stays."""
     sys.meta_path.insert(0, _NoPandas())
+
+
+def keep_freed_memory() -> None:
+    """Have the C library keep freed memory, in one place for all threads; one that cannot is left as it is."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        for option, value in ((_MMAP_THRESHOLD, _LARGE), (_TRIM_THRESHOLD, _LARGE), (_ARENA_MAX, 1)):
+            mallopt(option, value)

@@ -11,7 +11,7 @@ from lockstep.wish import Wish
 
 _log = structlog.get_logger("collector")
 
-_LOOK_S = 0.1
+_LOOK_S = 1.0  # at the latest, should nobody tell that something arrived
 _RETRY_S = 1.0
 # What the gateway says about a batch and would say again. Everything else is about us, or comes from something else
 # that answers at this address, and may be mended: the batch waits.
@@ -26,6 +26,7 @@ class Shipper:
         self._trouble: str | None = None
         self.wishes: tuple[Wish, ...] = ()
         self.sent = self.sent_bytes = self.failures = 0
+        self.arrived = threading.Event()  # something was put into the outbox, or it is the end
 
     @property
     def is_away(self) -> bool:
@@ -35,9 +36,10 @@ class Shipper:
     def ship(self, stop: threading.Event) -> None:
         """Send until stopped."""
         while not stop.is_set():
-            parcel = self._outbox.first()
+            self.arrived.clear()
+            parcel = None if stop.is_set() else self._outbox.first()
             if parcel is None:
-                self._clock.wait(stop, _LOOK_S)
+                self._clock.wait(self.arrived, _LOOK_S)
             elif not self._send(parcel):
                 self._clock.wait(stop, _RETRY_S)
 

@@ -23,6 +23,7 @@ class Reading:
     dropped: int = 0  # rows that this source knows were lost since its last reading
     folded: int = 0  # rows that were folded into statistics rather than sent, since the last reading
     plugin_cost_ns: int | None = None  # what the plugin has cost the host's jobs since the last reading
+    is_urgent: bool = False  # somebody waits for it: the batch is packed at once, not when it is time
     checkpoint: bytes | None = None  # what `resume` needs to go on behind this reading; saved with its rows
 
 

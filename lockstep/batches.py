@@ -4,8 +4,12 @@ Every stream names its table in its schema's metadata. Types are exact and buffe
 comes out is known from the size of what went in: a small body cannot unpack into a large one behind our back.
 """
 
+import hashlib
+import os
 import struct
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
 
 import pyarrow as pa
 
@@ -23,7 +27,11 @@ NUMBER_HEADER, VERSION_HEADER = "Lockstep-Number", "Lockstep-Version"
 
 _TABLE_KEY = b"table"
 _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # without it a stream that was cut between messages looks whole
-_PIECE = 1 << 20
+_PIECE = 1 << 17  # most batches unpack into one
+_KNOWN_SHAPES = 256  # some ten tables of the few releases that run at the same time
+_LARGEST_KNOWN_SHAPE = (
+    16 << 10
+)  # bytes; ours have 1,400 at most. A larger one is read each time, so memory is bounded
 
 
 def encode_batch(tables: Mapping[str, pa.Table]) -> bytes:
@@ -31,15 +39,34 @@ def encode_batch(tables: Mapping[str, pa.Table]) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.CompressedOutputStream(sink, ENCODING) as packed:
         for name, rows in tables.items():
-            schema = schema_of(TABLE_BY_NAME[name]).with_metadata({_TABLE_KEY: name.encode()})
+            schema = _named_schema(name)
+            named = rows.replace_schema_metadata(schema.metadata) if rows.schema.equals(schema) else rows.cast(schema)
             with pa.ipc.new_stream(packed, schema) as stream:
-                stream.write_table(rows.cast(schema).combine_chunks())
+                stream.write_table(named.combine_chunks())
     return bytes(sink.getvalue())
+
+
+@cache
+def _named_schema(name: str) -> pa.Schema:
+    return schema_of(TABLE_BY_NAME[name]).with_metadata({_TABLE_KEY: name.encode()})
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Which table a stream is of and which columns it has; agents of one release send the same."""
+
+    table: str
+    columns: str  # a digest of their names and types
+    schema: pa.Schema = field(compare=False, repr=False)
+
+
+Pieces = dict[Shape, list[pa.RecordBatch]]  # a table of a batch is one record batch, or as many as its sender liked
 
 
 def decode_batch(body: bytes, max_bytes: int, max_rows: int) -> dict[str, pa.Table]:
     """Return the tables of a batch, checked, or raise BadBatch with what is wrong about it."""
-    return {name: check_rows(name, rows) for name, rows in read_batch(body, max_bytes, max_rows).items()}
+    pieces = read_batch(body, max_bytes, max_rows)
+    return {shape.table: check_rows(shape.table, join(shape, rows)) for shape, rows in pieces.items()}
 
 
 def check_rows(name: str, rows: pa.Table) -> pa.Table:
@@ -50,19 +77,26 @@ def check_rows(name: str, rows: pa.Table) -> pa.Table:
         raise BadBatch(str(error)) from None
 
 
-def read_batch(body: bytes, max_bytes: int, max_rows: int) -> dict[str, pa.Table]:
+def join(shape: Shape, rows: list[pa.RecordBatch]) -> pa.Table:
+    """Return the rows of one or many streams of one shape as a table."""
+    return pa.Table.from_batches(rows, shape.schema)
+
+
+def read_batch(body: bytes, max_bytes: int, max_rows: int) -> Pieces:
     """Return the tables of a batch as they came: whole and of known types; `check_rows` looks at what is in them."""
     plain = unpack_body(body, max_bytes)
-    tables: dict[str, pa.Table] = {}
-    for name, rows in _read_streams(plain):
-        if name in tables:
-            raise BadBatch(f"the batch holds {name} twice")
-        tables[name] = rows
-    if not tables:
+    pieces: Pieces = {}
+    names: set[str] = set()
+    for shape, rows in _read_streams(plain):
+        if shape.table in names:
+            raise BadBatch(f"the batch holds {shape.table} twice")
+        names.add(shape.table)
+        pieces[shape] = rows
+    if not pieces:
         raise BadBatch("the batch is empty")
-    if sum(rows.num_rows for rows in tables.values()) > max_rows:
+    if sum(piece.num_rows for rows in pieces.values() for piece in rows) > max_rows:
         raise BadBatch(f"the batch holds more than {max_rows} rows", slug="too-large", status=413)
-    return tables
+    return pieces
 
 
 def unpack_body(body: bytes, max_bytes: int) -> bytes:
@@ -83,46 +117,55 @@ def unpack_body(body: bytes, max_bytes: int) -> bytes:
     return b"".join(pieces)
 
 
-def _read_streams(plain: bytes) -> Iterator[tuple[str, pa.Table]]:
+def _read_streams(plain: bytes) -> Iterator[tuple[Shape, list[pa.RecordBatch]]]:
     source = pa.BufferReader(plain)
     while source.tell() < len(plain):
         try:
-            messages = pa.ipc.MessageReader.open_stream(source)
-            schema = pa.ipc.read_schema(messages.read_next_message())
-            name = (schema.metadata or {}).get(_TABLE_KEY, b"").decode("ascii", "replace")
-            rows = _read_rows(name, schema, messages)
+            shape = _read_shape(source, plain)
+            rows = list(_read_rows(shape, source, plain))
         except BadRows as error:
             raise BadBatch(str(error)) from None
-        except (pa.ArrowException, OSError, StopIteration, struct.error, ValueError) as error:
+        except (pa.ArrowException, OSError, EOFError, struct.error, ValueError) as error:
             raise BadBatch(f"the body is not a sequence of whole Arrow streams: {_short(error)}") from None
-        if plain[source.tell() - len(_END_OF_STREAM) : source.tell()] != _END_OF_STREAM:
-            raise BadBatch(f"the body is not a sequence of whole Arrow streams: {name} has no end")
-        yield name, rows
+        yield shape, rows
 
 
-def _read_rows(name: str, schema: pa.Schema, messages: pa.ipc.MessageReader) -> pa.Table:
+def _read_shape(source: pa.BufferReader, plain: bytes) -> Shape:
+    begin = source.tell()
+    pa.ipc.read_message(source)
+    message = plain[begin : source.tell()]
+    return _known_shape(message) if len(message) <= _LARGEST_KNOWN_SHAPE else _shape_of(message)
+
+
+def _shape_of(message: bytes) -> Shape:
+    """Return what a stream's first message says, or raise BadRows when a column has not its table's type."""
+    schema = pa.ipc.read_schema(pa.py_buffer(message))
+    name = (schema.metadata or {}).get(_TABLE_KEY, b"").decode("ascii", "replace")
     table = TABLE_BY_NAME.get(name)
     if table is None:
         raise BadBatch(f"there is no table {name!r}")
     wanted = schema_of(table)
-    for field in [] if schema.equals(wanted) else schema:  # the usual case at once: this is done for every batch
-        if field.name in wanted.names and field.type != wanted.field(field.name).type:
-            raise BadRows(f"is {field.type}, not {wanted.field(field.name).type}", table=name, column=field.name)
-    batches = list(_read_batches(schema, messages))
-    rows = pa.Table.from_batches(batches, schema)
-    rows.validate()  # that columns are equally long; check_rows looks into those that we know
-    return rows
+    for column in schema:
+        if column.name in wanted.names and column.type != wanted.field(column.name).type:
+            raise BadRows(f"is {column.type}, not {wanted.field(column.name).type}", table=name, column=column.name)
+    plain = schema.remove_metadata()
+    return Shape(name, hashlib.sha256(plain.serialize()).hexdigest(), plain)
 
 
-def _read_batches(schema: pa.Schema, messages: pa.ipc.MessageReader) -> Iterator[pa.RecordBatch]:
-    while True:
-        try:
-            message = messages.read_next_message()
-        except StopIteration:
-            return
+_known_shape = lru_cache(_KNOWN_SHAPES)(_shape_of)
+
+
+def _read_rows(shape: Shape, source: pa.BufferReader, plain: bytes) -> Iterator[pa.RecordBatch]:
+    while plain[source.tell() : source.tell() + len(_END_OF_STREAM)] != _END_OF_STREAM:
+        if source.tell() == len(plain):
+            raise ValueError(f"{shape.table} has no end")
+        message = pa.ipc.read_message(source)
         if message.type != "record batch" or _has_compressed_buffers(bytes(message.metadata)):
             raise BadBatch("the streams must hold plain record batches, neither dictionaries nor compressed buffers")
-        yield pa.ipc.read_record_batch(message, schema)
+        rows = pa.ipc.read_record_batch(message, shape.schema)
+        rows.validate()  # that columns are equally long; check_rows looks into those that we know
+        yield rows
+    source.seek(len(_END_OF_STREAM), os.SEEK_CUR)
 
 
 def _has_compressed_buffers(metadata: bytes) -> bool:

@@ -8,21 +8,20 @@ keeps it once. Nothing depends on how long an outage lasts.
 import os
 import queue
 import threading
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-import pyarrow as pa
 import structlog
 
-from api.gateway.checking import BatchChecker, CheckLimits, join_tables
-from api.gateway.log import Entry, OpenSegment, list_segments, read_segment, recover, segment_number, write_atomically
+from api.gateway.checking import Arrival, BatchChecker, Bundle, CheckLimits
+from api.gateway.kept import KeptRows, Piece
+from api.gateway.log import Entry, OpenSegment, identify, list_segments, read_segment, recover, segment_number
 from api.gateway.metrics import GatewayMetrics
-from api.gateway.watermarks import Watermarks
-from lockstep.batches import check_rows, read_batch
+from api.gateway.parts import Part, parts_of
+from api.gateway.watermarks import Watermarks, read_backlog
 from lockstep.clock import NS_PER_S, Clock
 from lockstep.directories import lock_directory
 from lockstep.errors import BadInput, GatewayFull, LockstepError
@@ -31,10 +30,9 @@ from lockstep.tables import TABLE_BY_NAME
 
 _log = structlog.get_logger("gateway")
 
-_ROWS_PER_INSERT = 500_000
-_NO_LIMIT = 1 << 40  # what is in the log was checked when it came in
 _INSERTS_AT_ONCE = 4
 _GROUP = 256  # batches that share one sync at most
+_AHEAD = 4  # bundles whose rows may wait for a slow disk; those of later ones are read again
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 10.0
 _IDLE_S = 0.2
 
@@ -46,6 +44,7 @@ class GatewayOptions:
     segment_s: float = 1.0
     max_segment_bytes: int = 64 << 20
     max_backlog_bytes: int = 4 << 30
+    max_kept_bytes: int = 256 << 20  # of rows in memory that wait for the store; a host sends 100 KB a second
 
 
 class Gateway:
@@ -59,15 +58,16 @@ class Gateway:
         self._store = store
         self._clock = clock
         self._options = options
-        self._identity = _identify(directory)
+        self._identity = identify(directory)
         self._watermarks = Watermarks(directory / "watermarks.json")
-        self._waiting = _read_backlog(directory, self._watermarks)
-        self._queue: queue.SimpleQueue[tuple[Entry, Future[int]] | None] = queue.SimpleQueue()
-        self._guard = threading.Lock()  # over watermarks, the open segment and what waits
+        self._waiting = read_backlog(directory, self._watermarks)
+        self._kept = KeptRows(options.max_kept_bytes)
+        self._queue: queue.SimpleQueue[Bundle | None] = queue.SimpleQueue()
+        self._guard = threading.Lock()  # over watermarks, the open segment, what waits and what is kept
         self._door = threading.Lock()  # nothing enters the queue behind its end
         self._open: OpenSegment | None = None
         self._opened_ns = 0
-        self._checker = BatchChecker()
+        self._checker = BatchChecker(self._enqueue)
         self._stop = threading.Event()
         self._trouble: str | None = None
         self.metrics = GatewayMetrics(lambda: self.backlog_bytes, lambda: self._trouble is not None)
@@ -91,21 +91,20 @@ class Gateway:
         for thread in self._threads:
             thread.start()
 
-    def check(self, body: bytes, host: str, limits: CheckLimits) -> "Future[None]":
-        """Return a future that is done once the batch was found sound and of this host; else it has BadBatch."""
-        return self._checker.submit(body, host, limits)
+    def take(self, entry: Entry, limits: CheckLimits) -> "Future[int]":
+        """Return the future watermark of an agent; it is there once the batch was found sound and is safe on disk."""
+        arrival = Arrival(entry, limits)
+        if (error := self._fullness()) is None:
+            self._checker.submit(arrival)
+        else:
+            arrival.future.set_exception(error)
+        return arrival.future
 
     def submit(self, entry: Entry) -> "Future[int]":
-        """Return the future watermark of the batch's agent; it is there once the batch is safe on disk."""
+        """Return the same for a batch that is of our own making."""
         future: Future[int] = Future()
         future.set_running_or_notify_cancel()  # a request that gives up cannot cancel it under the log's thread
-        with self._door:
-            if self._stop.is_set():
-                future.set_exception(GatewayFull("the gateway is closing"))
-            elif self.backlog_bytes > self._options.max_backlog_bytes:
-                future.set_exception(GatewayFull(f"{self.backlog_bytes >> 20} MiB wait for the store already"))
-            else:
-                self._queue.put((entry, future))
+        self._enqueue(Bundle([entry], [future]))
         return future
 
     def close(self) -> None:
@@ -119,6 +118,20 @@ class Gateway:
                 thread.join()
         os.close(self._lock)
 
+    def _enqueue(self, bundle: Bundle) -> None:
+        with self._door:
+            error = GatewayFull("the gateway is closing") if self._stop.is_set() else self._fullness()
+            if error is None:
+                self._queue.put(bundle if self._queue.qsize() < _AHEAD else replace(bundle, rows=None))
+                return
+        for future in bundle.futures:
+            future.set_exception(error)
+
+    def _fullness(self) -> GatewayFull | None:
+        if self.backlog_bytes <= self._options.max_backlog_bytes:
+            return None
+        return GatewayFull(f"{self.backlog_bytes >> 20} MiB wait for the store already")
+
     def _log_batches(self) -> None:
         running = True
         while running:
@@ -130,48 +143,68 @@ class Gateway:
             except OSError as error:  # the file stays open, and is cut at the next round or found at the next start
                 _log.error("segment cannot be cut", directory=str(self._directory), error=str(error))
 
-    def _take_group(self) -> tuple[list[tuple[Entry, "Future[int]"]], bool]:
-        """Return all batches that wait, at most a group of them, and whether to go on after them."""
-        group: list[tuple[Entry, Future[int]]] = []
+    def _take_group(self) -> tuple[list[Bundle], bool]:
+        """Return all batches that wait, about a group of them at most, and whether to go on after them."""
+        group: list[Bundle] = []
+        count = 0
         try:
             item = self._queue.get(timeout=_IDLE_S)
             while item is not None:
                 group.append(item)
-                if len(group) == _GROUP:
+                count += len(item.entries)
+                if count >= _GROUP:
                     return group, True
                 item = self._queue.get_nowait()
         except queue.Empty:
             return group, True
         return group, False
 
-    def _commit(self, group: list[tuple[Entry, "Future[int]"]]) -> None:
+    def _commit(self, group: list[Bundle]) -> None:
+        total = sum(len(bundle.entries) for bundle in group)
         with self._guard:
-            fresh = self._choose_new([entry for entry, _ in group])
+            fresh = self._choose_new(group)
             try:
-                if fresh:
-                    self._segment().append(fresh)
+                self._append(group, fresh)
             except OSError as error:
-                self._refuse(group, error)
+                self._refuse(group, total, error)
                 return
-            for entry in fresh:
-                self._watermarks.advance(entry)
-        self.metrics.accepted(len(fresh), len(group) - len(fresh))
-        for entry, future in group:
-            future.set_result(self._watermarks.get(entry.agent, entry.boot))
+        taken = sum(map(len, fresh))
+        self.metrics.accepted(taken, total - taken)
+        for bundle in group:
+            for entry, future in zip(bundle.entries, bundle.futures, strict=True):
+                future.set_result(self._watermarks.get(entry.agent, entry.boot))
 
-    def _choose_new(self, entries: list[Entry]) -> list[Entry]:
-        """Return each batch that was not acknowledged before, once, in the order they came."""
-        fresh: dict[tuple[str, str, int], Entry] = {}
+    def _choose_new(self, group: list[Bundle]) -> list[list[Entry]]:
+        """Return of each bundle the batches that were not acknowledged before, each once, in the order they came."""
+        seen: set[tuple[str, str, int]] = set()
+
+        def is_first(entry: Entry) -> bool:
+            name = (entry.agent, entry.boot, entry.number)
+            is_known = name in seen
+            seen.add(name)
+            return not is_known
+
+        return [[one for one in bundle.entries if self._watermarks.is_new(one) and is_first(one)] for bundle in group]
+
+    def _append(self, group: list[Bundle], fresh: list[list[Entry]]) -> None:
+        """Write what is new into the open segment, and keep the rows of bundles that are all new."""
+        entries = [entry for new in fresh for entry in new]
+        if not entries:
+            return
+        segment = self._segment()
+        segment.append(entries)
+        for bundle, new in zip(group, fresh, strict=True):
+            is_all = len(new) == len(bundle.entries)
+            self._kept.add(segment.number, bundle.rows if bundle.rows is not None and is_all else new)
         for entry in entries:
-            if self._watermarks.is_new(entry):
-                fresh.setdefault((entry.agent, entry.boot, entry.number), entry)
-        return list(fresh.values())
+            self._watermarks.advance(entry)
 
-    def _refuse(self, group: list[tuple[Entry, "Future[int]"]], error: OSError) -> None:
-        self.metrics.refused(len(group))
+    def _refuse(self, group: list[Bundle], total: int, error: OSError) -> None:
+        self.metrics.refused(total)
         _log.error("log cannot be written", directory=str(self._directory), error=str(error))
-        for _, future in group:
-            future.set_exception(GatewayFull(f"the gateway's log cannot be written: {error.strerror}"))
+        for bundle in group:
+            for future in bundle.futures:
+                future.set_exception(GatewayFull(f"the gateway's log cannot be written: {error.strerror}"))
 
     def _segment(self) -> OpenSegment:
         if self._open is None:
@@ -225,22 +258,27 @@ class Gateway:
             self._watermarks.save(self._clock.now_ns())
             finished()
             self._waiting -= size
+            self._kept.forget(segment_number(path))
 
     def _insert_segment(self, path: Path) -> int:
+        kept = self._kept.get(segment_number(path))
+        if kept is not None:
+            return self._insert_pieces(kept, segment_number(path))
         segment = read_segment(path)
-
-        def insert(part: tuple[str, int, pa.Table]) -> int:
-            name, number, rows = part
-            token = f"{self._identity}/{segment_number(path)}/{name}/{number}"
-            self._store.insert(TABLE_BY_NAME[name], rows, token)
-            return int(rows.num_rows)
-
-        # Several at a time: a segment has one insert per table, and most of each is waiting for the store.
-        with ThreadPoolExecutor(_INSERTS_AT_ONCE, "gateway-insert") as pool:
-            rows = sum(pool.map(insert, _parts_by_table(segment.entries)))
+        rows = self._insert_pieces([segment.entries], segment_number(path))
         if segment.damaged_at is not None:
             raise BadInput(f"damaged at byte {segment.damaged_at}; what stands before it is in the store")
         return rows
+
+    def _insert_pieces(self, pieces: Iterable[Piece], number: int) -> int:
+        def insert(part: Part) -> int:
+            token = f"{self._identity}/{number}/{part.table}/{part.number}"
+            self._store.insert(TABLE_BY_NAME[part.table], part.rows, token)
+            return int(part.rows.num_rows)
+
+        # Several at a time: a segment has one insert per table, and most of each is waiting for the store.
+        with ThreadPoolExecutor(_INSERTS_AT_ONCE, "gateway-insert") as pool:
+            return sum(pool.map(insert, parts_of(pieces)))
 
     def _report(self, trouble: str | None) -> None:
         """Say it when it changes, not each time round."""
@@ -249,37 +287,6 @@ class Gateway:
         if self._trouble and not trouble:
             _log.info("store takes batches again")
         self._trouble = trouble
-
-
-def _parts_by_table(entries: list[Entry]) -> Iterator[tuple[str, int, pa.Table]]:
-    """Yield what goes into the store in one insert each: table, number of the part, rows.
-
-    The same entries give the same parts in the same order, which is what lets a token stand for them.
-    """
-    tables = join_tables(read_batch(entry.body, _NO_LIMIT, _NO_LIMIT) for entry in entries)
-    for name, pieces in sorted(tables.items()):
-        whole = pa.concat_tables([check_rows(name, rows) for rows in pieces])
-        for number, begin in enumerate(range(0, whole.num_rows, _ROWS_PER_INSERT)):
-            yield name, number, whole.slice(begin, _ROWS_PER_INSERT)
-
-
-def _read_backlog(directory: Path, watermarks: Watermarks) -> int:
-    """Return the bytes that wait in the log, and learn from it what was acknowledged."""
-    total = 0
-    for path in list_segments(directory):
-        for entry in read_segment(path).entries:
-            watermarks.advance(entry)
-        watermarks.last_segment = max(watermarks.last_segment, segment_number(path))
-        total += path.stat().st_size
-    return total
-
-
-def _identify(directory: Path) -> str:
-    """Return this log's own name, which goes into every token."""
-    path = directory / "identity"
-    if not path.exists():
-        write_atomically(path, uuid.uuid4().hex.encode())
-    return path.read_text(encoding="ascii")
 
 
 def _lock(directory: Path) -> int:

@@ -7,6 +7,7 @@ lengths and a checksum; what a crash left torn at the end was never acknowledged
 import json
 import os
 import struct
+import uuid
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ class OpenSegment:
 
     def __init__(self, directory: Path, number: int) -> None:
         self._directory = directory
-        self._number = number
+        self.number = number
         self.path = directory / f"{number:012}.open"
         self._file = open(self.path, "xb", buffering=0)  # noqa: SIM115  # held open until it is cut
         self.size = 0  # of what is committed
@@ -62,7 +63,7 @@ class OpenSegment:
 
         The new name is not forced to the disk: after a power cut `recover` gives the file the same name again.
         """
-        final = self._directory / f"{self._number:012}.segment"
+        final = self._directory / f"{self.number:012}.segment"
         self.path.rename(final)
         self._file.close()
         return final
@@ -106,6 +107,14 @@ def recover(directory: Path) -> None:
         else:
             path.unlink()
         sync_directory(directory)
+
+
+def identify(directory: Path) -> str:
+    """Return this log's own name, which goes into every token."""
+    path = directory / "identity"
+    if not path.exists():
+        write_atomically(path, uuid.uuid4().hex.encode())
+    return path.read_text(encoding="ascii")
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from api.gateway.log import Entry, write_atomically
+from api.gateway.log import Entry, list_segments, read_segment, segment_number, write_atomically
 
 _KEEP_NS = 30 * 86_400_000_000_000  # a boot that was silent for a month will not come back with old batches
 
@@ -41,3 +41,14 @@ class Watermarks:
         marks = [[agent, boot, number, seen] for (agent, boot), (number, seen) in sorted(self._marks.items())]
         document = {"last_segment": self.last_segment, "marks": marks}
         write_atomically(self._path, json.dumps(document).encode())
+
+
+def read_backlog(directory: Path, watermarks: Watermarks) -> int:
+    """Return the bytes that wait in the log, and learn from it what was acknowledged."""
+    total = 0
+    for path in list_segments(directory):
+        for entry in read_segment(path).entries:
+            watermarks.advance(entry)
+        watermarks.last_segment = max(watermarks.last_segment, segment_number(path))
+        total += path.stat().st_size
+    return total

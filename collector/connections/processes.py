@@ -46,8 +46,14 @@ class NcclProcess:
 class NcclProcesses:
     """Finds them, and remembers who is none, so that a look costs little on a host with many processes."""
 
-    def __init__(self, root: Path, find_holders: Callable[[], Iterable[int]] | None = None) -> None:
-        self._root = root
+    def __init__(
+        self, root: Path, find_holders: Callable[[], Iterable[int]] | None = None, host: str | None = None
+    ) -> None:
+        """`host`: a process in another network namespace that says it is on another host is left out.
+
+        One machine may play many hosts; a name that is merely spelt differently is no reason.
+        """
+        self._root, self._host = root, host
         self._proc = root / "proc"
         self._find_holders = find_holders or RingHolders(root)
         self._known: dict[int, NcclProcess] = {}
@@ -92,9 +98,16 @@ class NcclProcesses:
         self._others.add(pid)
         return None
 
+    def _is_elsewhere(self, pid: int, environment: Mapping[str, str]) -> bool:
+        if self._host is None or environment.get("LOCKSTEP_HOST", self._host) == self._host:
+            return False
+        return network_namespace(self._proc, pid) != network_namespace(self._proc, "self")
+
     def _meet(self, pid: int, start_ticks: int, holds_ring: bool) -> NcclProcess | None:
         folder = self._proc / str(pid)
         environment = read_environment(self._proc, pid) or {}
+        if self._is_elsewhere(pid, environment):
+            return None
         member = membership(environment)
         is_rank = member.rank is not None
         if not (holds_ring or environment.get("NCCL_DEBUG_FILE") or (is_rank and _has_nccl(folder))):
@@ -134,7 +147,7 @@ def socket_inodes(proc: Path, pid: int) -> set[int]:
     return inodes
 
 
-def network_namespace(proc: Path, pid: int) -> str:
+def network_namespace(proc: Path, pid: int | str) -> str:
     """Return what tells the network namespace of a process from others; empty where the kernel does not say."""
     return _target(f"{proc}/{pid}/ns/net")
 

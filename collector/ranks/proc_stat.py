@@ -9,6 +9,7 @@ from lockstep.errors import NotPresent
 from lockstep.supervision import REPORT_DIRECTORIES, Membership, clean, membership
 
 _ENVIRONMENT_BYTES = 1 << 20  # launchers put their variables far in front of that
+_BELIEVED_CALLS = 5  # a rank has usually locked nothing else before its ring
 _NAME_LETTERS = 64
 
 
@@ -58,18 +59,22 @@ class RingHolders:
     """Finds the processes that hold a ring file: they have it locked, and open below one of `directories`.
 
     The list of all locks of the host says who may be one, so that only few processes are looked at; one that was
-    found stays one as long as it holds a lock. Cost: one file, and the open files of whoever is new.
+    found stays one as long as it holds a lock, and one that was not is looked at again after some calls. Cost: one
+    file, and the open files of whoever is new.
     """
 
     def __init__(self, root: Path, directories: Sequence[Path] = REPORT_DIRECTORIES) -> None:
         self._proc = root / "proc"
         self._prefixes = tuple(f"{directory}/" for directory in directories)
         self._found: set[int] = set()
+        self._others: dict[int, int] = {}  # who holds locks and no ring, and for how many calls that is believed
 
     def __call__(self) -> set[int]:
         """Return their process ids; NotPresent where there is no /proc."""
         candidates = self._candidates()
-        self._found = {pid for pid in candidates if pid in self._found or self._has_ring(pid)}
+        self._others = {pid: calls - 1 for pid, calls in self._others.items() if pid in candidates and calls > 1}
+        self._found = {pid for pid in candidates - self._others.keys() if pid in self._found or self._has_ring(pid)}
+        self._others |= dict.fromkeys(candidates - self._found - self._others.keys(), _BELIEVED_CALLS)
         return set(self._found)
 
     def _candidates(self) -> set[int]:

@@ -50,8 +50,9 @@ def grant(before: Allowance, now_ns: int, complete_rows: int) -> Allowance:
     full = before.budget.rows_per_s * _BURST_S
     passed_s = _BURST_S if before.at_ns is None else max(now_ns - before.at_ns, 0) / NS_PER_S
     rows = min(before.rows + passed_s * before.budget.rows_per_s, full)
-    # A burst may be used up, but what comes every second must fit into a second's part.
-    affordable = rows if before.at_ns is None else max(min(rows, before.budget.rows_per_s), 0.0)
+    # A burst may be used up, but what comes again and again must fit into the part of the time that it is of.
+    part = before.budget.rows_per_s * max(passed_s, 1.0)
+    affordable = rows if before.at_ns is None else max(min(rows, part), 0.0)
     fitting = largest_share(complete_rows, affordable)
     now = replace(before, rows=rows, at_ns=now_ns)
     if fitting <= before.share:

@@ -1,6 +1,7 @@
 """What processes did for one another (PXN), held back until its owner is found: rings are not read at one moment."""
 
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from lockstep.clock import NS_PER_S
 from lockstep.rings.folding import Folder
@@ -8,7 +9,14 @@ from lockstep.rings.foreign import ForeignParts
 from lockstep.rings.identity import Identity
 
 PATIENCE_NS = 5 * NS_PER_S  # an operation is announced before its transfers begin, and read a second later at most
-_MOST_WAITING = 1 << 17  # parts: 8 MB
+_MOST_WAITING = 1 << 17  # parts: 19 MB
+
+
+class Maker(Protocol):
+    """Whose last reading brought parts of other processes' operations: a folder, or that of a whole host."""
+
+    @property
+    def foreign(self) -> ForeignParts | None: ...
 
 
 class ForeignJoiner:
@@ -18,7 +26,7 @@ class ForeignJoiner:
         self._waiting: list[tuple[int, ForeignParts]] = []
         self.lost = 0  # parts whose owner was never found, since the beginning
 
-    def join(self, makers: Iterable[Folder], owners: Sequence[tuple[Folder, Identity]], now_ns: int) -> None:
+    def join(self, makers: Iterable[Maker], owners: Sequence[tuple[Folder, Identity]], now_ns: int) -> None:
         """Hand over what the last readings of `makers` brought for others, and what waited."""
         new = [(now_ns, maker.foreign) for maker in makers if maker.foreign]
         waiting, self._waiting = [*self._waiting, *new], []

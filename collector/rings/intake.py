@@ -14,7 +14,7 @@ from collector.rings.ownership import Claim, Owner, find_owner, read_environment
 from collector.rings.process import FILE_FAULTS, FollowedProcess
 from lockstep.clock import NS_PER_S
 from lockstep.errors import BadRing, RingNotReady
-from lockstep.rings.ledger import Ledger
+from lockstep.rings.folding import HostFolder
 from lockstep.rings.opening import ForeignFile
 from lockstep.rings.origin import Origin
 from lockstep.rings.ringfile import RingFile, open_ring
@@ -30,10 +30,9 @@ _Name = tuple[int, int, str]  # device, inode, and name: a file system may use a
 class RingIntake:
     """Looks for ring files again and again."""
 
-    def __init__(self, host: str, root: Path, directories: Sequence[Path], ledger: Ledger) -> None:
+    def __init__(self, host: str, root: Path, directories: Sequence[Path]) -> None:
         self._host, self._root, self._proc = host, root, root / "proc"
         self._directories = RingDirectories(root, directories)
-        self._ledger = ledger
         self._settled: set[_Name] = set()  # refused or read to the end, and still there
         self._leaving: dict[_Name, tuple[FoundFile, int]] = {}  # files to be removed, and when
         self._remembered: dict[FileKey, FileMemory] = {}
@@ -43,8 +42,8 @@ class RingIntake:
         """Know again which files another collector followed, and how far."""
         self._remembered = dict(files)
 
-    def look(self, now_ns: int, followed: Iterable[FollowedProcess]) -> list[FollowedProcess]:
-        """Return the processes that are new; `refusals` says which files will not be followed."""
+    def look(self, now_ns: int, followed: Iterable[FollowedProcess], folder: HostFolder) -> list[FollowedProcess]:
+        """Return the processes that are new, members of `folder`; `refusals` says which files are not followed."""
         known = {_name(process.file) for process in followed}
         in_use = {process.file.directory.inode for process in followed}
         in_use |= {file.directory.inode for file, _ in self._leaving.values()}
@@ -54,7 +53,9 @@ class RingIntake:
         self._settled &= files.keys()
         fresh = [file for name, file in files.items() if name not in known and name not in self._settled]
         room = max(MOST_PROCESSES - len(known), 0)
-        taken = [process for file in fresh[: room + _MOST_REFUSALS] if (process := self._consider(file, now_ns))]
+        taken = [
+            process for file in fresh[: room + _MOST_REFUSALS] if (process := self._consider(file, now_ns, folder))
+        ]
         self._remove_old(now_ns)
         return taken
 
@@ -67,11 +68,11 @@ class RingIntake:
     def close(self) -> None:
         self._directories.close()
 
-    def _consider(self, file: FoundFile, now_ns: int) -> FollowedProcess | None:
+    def _consider(self, file: FoundFile, now_ns: int, folder: HostFolder) -> FollowedProcess | None:
         ring: RingFile | None = None
         try:
             ring = open_ring(file.path, file.shown)
-            return self._follow(file, ring)
+            return self._follow(file, ring, folder)
         except RingNotReady:
             self._leaving.setdefault(_name(file), (file, now_ns + STRANGE_GRACE_NS))
         except FILE_FAULTS as refusal:
@@ -82,18 +83,22 @@ class RingIntake:
             ring.close()
         return None
 
-    def _follow(self, file: FoundFile, ring: RingFile) -> FollowedProcess:
+    def _follow(self, file: FoundFile, ring: RingFile, folder: HostFolder) -> FollowedProcess:
         holder = ring.owner()
         memory = self._remembered.get(file_key(ring.inode, ring.identity.created_ns))
         if memory and memory.uid == ring.uid and holder in (None, memory.origin.pid):
             pid, job, attempt = memory.origin.pid or 0, memory.origin.job, memory.origin.attempt
             owner = Owner(pid, job, attempt, read_environment(self._proc, pid) or {})
-            process = FollowedProcess(file, ring, owner, memory.origin, self._ledger)
-            process.resume(memory)
+            process = FollowedProcess(file, ring, owner, memory.origin, folder)
+            try:
+                process.resume(memory)
+            except BaseException:
+                process.folder.leave()
+                raise
         else:
             owner = find_owner(self._proc, holder, Claim(ring.name, ring.uid, ring.identity.job))
             ring.clock()  # RingNotReady: nothing can be said of its times yet
-            process = FollowedProcess(file, ring, owner, self._origin(file, ring, owner), self._ledger)
+            process = FollowedProcess(file, ring, owner, self._origin(file, ring, owner), folder)
         self._remembered.pop(file_key(ring.inode, ring.identity.created_ns), None)
         self._leaving.pop(_name(file), None)
         return process

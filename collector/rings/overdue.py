@@ -1,5 +1,6 @@
 """Which operations take longer than they usually do: then progress is looked at more often, for a while."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +9,7 @@ import numpy.typing as npt
 
 from lockstep import wire
 from lockstep.clock import NS_PER_S
-from lockstep.rings.grouping import Groups
+from lockstep.rings.grouping import Groups, pick
 
 Array = npt.NDArray[Any]  # Any: structured arrays have a type per field
 
@@ -38,6 +39,20 @@ def is_overdue(open_ns: int, usual_ns: float | None) -> bool:
     return open_ns > max(FLOOR_NS, PATIENCE * (usual_ns or 0.0))
 
 
+def mean_times(written: Array) -> dict[int, list[tuple[Row, float]]]:
+    """Return how long operations that are over lasted, by the number of their process's origin."""
+    told: dict[int, list[tuple[Row, float]]] = {}
+    if len(written):
+        groups = Groups(written["place"], written["func"], written["peer"], written["origin"])
+        lasted = np.maximum(written["active_ns"] - written["enqueue_ns"], 0)
+        means = (groups.sum(lasted) / groups.count()).tolist()
+        one = pick(written, groups.firsts)
+        columns = (one[name].tolist() for name in ("origin", "place", "func", "peer"))
+        for origin, place, func, peer, mean_ns in zip(*columns, means, strict=True):
+            told.setdefault(origin, []).append(((place, func, peer), mean_ns))
+    return told
+
+
 class UsualTimes:
     """How long the operations of one process usually are open, by row of its live table."""
 
@@ -45,21 +60,18 @@ class UsualTimes:
         self._usual_ns: dict[Row, float] = {}
         self._since_ns: dict[Row, int] = {}  # of rows that are overdue
 
-    def learn(self, written: Array) -> None:
-        """Take in operations that are over (`place`, `func`, `peer`, `enqueue_ns`, `active_ns`)."""
-        if len(written) == 0:
-            return
-        groups = Groups(written["place"], written["func"], written["peer"])
-        lasted = np.maximum(written["active_ns"] - written["enqueue_ns"], 0)
-        means = groups.sum(lasted) / groups.count()
-        rows = zip(*(written[name][groups.firsts].tolist() for name in ("place", "func", "peer")), strict=True)
-        for row, mean_ns in zip(rows, means.tolist(), strict=True):
+    def learn(self, means: Iterable[tuple[Row, float]]) -> None:
+        """Take in how long operations that are over lasted."""
+        for row, mean_ns in means:
             before = self._usual_ns.get(row)
             if before is not None or len(self._usual_ns) < _MOST_ROWS:
                 self._usual_ns[row] = mean_ns if before is None else before + _WEIGHT * (mean_ns - before)
 
     def judge(self, operations: Array, enqueue_ns: Array, now_ns: int) -> Overdue:
         """Return what is overdue among the operations that are open, with the times at which they were enqueued."""
+        if len(operations) == 0:
+            self._since_ns = {}
+            return Overdue()
         oldest: dict[Row, int] = {}
         is_begun = operations["open"] > 0
         for place, func, peer, since in zip(

@@ -1,6 +1,6 @@
 """One process whose ring file is followed: what it recorded, how it gets on, what it is asked for."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,9 @@ from collector.rings.ownership import Environment, Owner
 from collector.rings.wishes import Detail, DetailWish, wanted_detail
 from lockstep import wire
 from lockstep.errors import BadRing
-from lockstep.rings.folding import Folder, Losses, Reading, take_reading
-from lockstep.rings.ledger import Ledger
+from lockstep.rings.folding import Folder, FolderMemory, HostFolder, Reading, take_reading
 from lockstep.rings.live import PLACED_ROW, Live
+from lockstep.rings.members import Turn
 from lockstep.rings.origin import Origin
 from lockstep.rings.progress import PROGRESS
 from lockstep.rings.ringfile import WHOLE_SHARE, RingFile
@@ -29,34 +29,27 @@ _log = structlog.get_logger("nccl_rings")
 
 # What hostile numbers may still lead to, once they are past the reader's checks: the fault of one file only.
 FILE_FAULTS = (BadRing, ArithmeticError, ValueError, LookupError, pa.ArrowException)
+LOST_ROWS = ("overwritten", "homeless", "orphans", "forgotten")  # what is lost in no rows and in no statistics
 _LEVELS = {"off": wire.OFF, "operations": wire.OPERATIONS, "transfers": wire.TRANSFERS, "steps": wire.STEPS}
 _USUAL_SHARE = 0.01  # the plugin's own
 _QUIET_EVERY = 10  # readings: how often a row that has not changed is sent, where there are many
 _FEW_ROWS = 64  # up to so many are sent every time
 
 
-@dataclass(frozen=True)
-class Growth:
-    """What has come since the last time."""
-
-    lost: int
-    cost_ns: int
-
-
 class FollowedProcess:
     """Reads one ring file as long as its process lives, and once more."""
 
-    def __init__(self, file: FoundFile, ring: RingFile, owner: Owner, origin: Origin, ledger: Ledger) -> None:
+    def __init__(self, file: FoundFile, ring: RingFile, owner: Owner, origin: Origin, host: HostFolder) -> None:
         self.file, self.ring, self.owner, self.origin = file, ring, owner, origin
-        self.folder = Folder(origin, ledger)
+        self.folder = Folder.among(host, origin)
         self.kept = KeptProcess(ring, origin)
         self.reading: Reading | None = None
         self.is_over = False
         self.overdue = Overdue()
-        self._usual_times = UsualTimes()
+        self.usual_times = UsualTimes()
         self._usual = usual_detail(ring, owner.environment)
         self._asked = self._usual
-        self._counted = Growth(0, 0)
+        self._cost_ns = 0
         self._looks = 0
         self._shown: dict[int, tuple[int, ...]] = {}  # rows of the live table as they were sent last
 
@@ -68,9 +61,9 @@ class FollowedProcess:
         reading = Reading(self.ring.identity, self.ring.clock(), self.ring.communicators(), live, records, level)
         self.folder.relearn(reading, memory.folder)
 
-    def memory(self, now_ns: int, share: int) -> FileMemory:
+    def memory(self, folder: FolderMemory) -> FileMemory:
         """Return what `resume` needs."""
-        return FileMemory(self.ring.uid, self.origin, self.ring.position, self.folder.memory(now_ns, share))
+        return FileMemory(self.ring.uid, self.origin, self.ring.position, folder)
 
     def read(self) -> Reading:
         """Return what is new. Once the lock is gone nothing more is written, so what is read then is all."""
@@ -81,21 +74,18 @@ class FollowedProcess:
         self.reading = take_reading(self.ring)
         return self.reading
 
-    def fold(self, reading: Reading, now_ns: int, share: int) -> dict[str, pa.Table]:
-        """Return the rows that are complete."""
-        if self.is_over:
-            tables = self.folder.finish(reading, now_ns, died=True, share=share)
-        else:
-            tables = self.folder.fold(reading, now_ns, share)
-        self._usual_times.learn(self.folder.written)
-        return tables
+    def turn(self, reading: Reading) -> tuple[Turn, pa.Table]:
+        """Return its turn in folding, and the rows of communicators."""
+        return self.folder.turn(reading, is_last=self.is_over, died=self.is_over)
 
-    def progress(self, reading: Reading, now_ns: int) -> Array:
-        """Return how far it has come, as PROGRESS, and note what is overdue; once a second."""
+    def show(self, reading: Reading, now_ns: int) -> Turn:
+        """Return what is to be told of how far it has come, and note what is overdue; once a second."""
         self._judge(reading, now_ns)
         self._looks += 1
-        live = replace(reading.live, rows=reading.live.rows[self._worth_telling(reading)])
-        return self.folder.look(replace(reading, live=live), now_ns)
+        if len(reading.live.rows) > _FEW_ROWS:
+            live = replace(reading.live, rows=reading.live.rows[self._worth_telling(reading)])
+            reading = replace(reading, live=live)
+        return Turn(self.folder.member, reading)
 
     def look(self, now_ns: int) -> Array:
         """Return how far it has come with what is overdue, as PROGRESS; between two readings."""
@@ -121,32 +111,30 @@ class FollowedProcess:
         except BadRing as error:
             _log.warning("detail cannot be asked for", error=str(error))
 
-    def growth(self, elapsed_ns: int) -> Growth:
-        """Return what was lost and paid since the last time.
+    def growth(self, elapsed_ns: int) -> int:
+        """Return what the plugin has cost since the last time.
 
         The costs are the file's word; more than all its threads had of the time nobody can have spent.
         """
-        before, cost_ns = self._counted, 0
+        before = self._cost_ns
         if self.reading:
-            cost_ns = int(self.reading.clock.duration_ns(self.ring.callback_ticks()))
-        self._counted = Growth(lost_rows(self.folder.losses), cost_ns)
-        paid_ns = min(max(cost_ns - before.cost_ns, 0), elapsed_ns * len(self.ring.position))
-        return Growth(self._counted.lost - before.lost, paid_ns)
+            self._cost_ns = int(self.reading.clock.duration_ns(self.ring.callback_ticks()))
+        return min(max(self._cost_ns - before, 0), elapsed_ns * len(self.ring.position))
 
     def close(self) -> None:
+        """Let go of its file and of what is known of it."""
+        self.folder.leave()
         self.ring.close()
 
     def _judge(self, reading: Reading, now_ns: int) -> None:
         operations = reading.live.operations
-        self.overdue = self._usual_times.judge(
+        self.overdue = self.usual_times.judge(
             operations, reading.clock.to_unix_ns(operations["enqueue_ticks"]), now_ns
         )
 
     def _worth_telling(self, reading: Reading) -> Array:
-        """Return which rows are sent: all where they are few, else those that changed and the others in turns."""
+        """Return which of many rows are sent: those that changed, and the others in turns."""
         rows = reading.live.rows
-        if len(rows) <= _FEW_ROWS:
-            return np.ones(len(rows), bool)
         told = rows[["enqueued", "started", "done"]].tolist()
         places = rows["place"].tolist()
         is_new = [self._shown.get(place) != counts for place, counts in zip(places, told, strict=True)]
@@ -171,8 +159,3 @@ def usual_detail(ring: RingFile, environment: Environment) -> Detail:
     except ValueError:
         share = _USUAL_SHARE
     return Detail(level, int(min(max(share, 0.0), 1.0) * WHOLE_SHARE))
-
-
-def lost_rows(losses: Losses) -> int:
-    """Return how many records have no row and are in no statistics."""
-    return losses.overwritten + losses.homeless + losses.orphans + losses.forgotten

@@ -50,7 +50,7 @@ class ConnectionsSource:
         self, host: str, root: Path = Path("/"), topology: Topology | None = None, kernel: Kernel | None = None
     ) -> None:
         self._host, self._root, self._topology = host, root, topology
-        self._processes = NcclProcesses(root)
+        self._processes = NcclProcesses(root, host=host)
         self._kernel = KernelView(root, kernel or Kernel())
         self._words = load_words()
         self._events = EventMaker(host, self._words)

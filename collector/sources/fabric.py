@@ -11,8 +11,8 @@ import threading
 from collections import Counter, deque
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import httpx
 import structlog
 
 from collector.source import PlainSource, Reading
@@ -26,6 +26,9 @@ from lockstep.errors import LockstepError, NotPresent
 from lockstep.records import FabricCounter
 from lockstep.tables import TABLE_BY_NAME
 from lockstep.wish import Wish
+
+if TYPE_CHECKING:
+    import httpx
 
 _log = structlog.get_logger("fabric")
 
@@ -152,7 +155,10 @@ class _Scraper:
         self._complaint = complaint
 
 
-def _client(target: Target) -> httpx.Client:
+def _client(target: Target) -> "httpx.Client":
+    """Return a client; its library is loaded here, because only a head node has switches to ask."""
+    import httpx
+
     verify = ssl.create_default_context(cafile=str(target.ca_file)) if target.ca_file else True
     return httpx.Client(timeout=target.timeout_s, trust_env=False, verify=verify)
 

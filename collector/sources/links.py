@@ -21,7 +21,7 @@ from collector.source import PlainSource, Reading
 from lockstep.arrow import rows_of
 from lockstep.clock import Clock, SystemClock
 from lockstep.errors import NotPresent
-from lockstep.records import Event, NicCounter
+from lockstep.records import Event, HostRecord, NicCounter
 from lockstep.tables import TABLE_BY_NAME
 from lockstep.wish import Wish
 
@@ -73,13 +73,14 @@ class LinksSource(PlainSource):
         if not nics and not look.broken and not self._watches:
             raise NotPresent(f"no NIC with a device in {self._net}")
         flows = self._watch_flows(look)
-        rows = [self._row(now_ns, nic, look, flows.get(nic.name)) for nic in nics]
+        tables: dict[str, Sequence[HostRecord]] = {
+            "nic_counters": [self._row(now_ns, nic, look, flows.get(nic.name)) for nic in nics],
+            "events": self._events(now_ns, look, nics),
+        }
         return Reading(
-            {
-                "nic_counters": rows_of(TABLE_BY_NAME["nic_counters"], list(rows)),
-                "events": rows_of(TABLE_BY_NAME["events"], list(self._events(now_ns, look, nics))),
-            },
+            {name: rows_of(TABLE_BY_NAME[name], list(records)) for name, records in tables.items()},
             watermark_ns=now_ns,
+            is_urgent=bool(tables["events"]),
         )
 
     def close(self) -> None:

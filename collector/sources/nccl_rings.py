@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 
 from collector.rings.budget import Allowance, Budget, grant, spend
@@ -12,28 +13,29 @@ from collector.rings.checkpoint import Checkpoint, decode, encode, file_key
 from collector.rings.detail import KeptDetail, Replay
 from collector.rings.foreign import ForeignJoiner
 from collector.rings.intake import RingIntake
-from collector.rings.process import FILE_FAULTS, FollowedProcess
+from collector.rings.overdue import mean_times
+from collector.rings.pace import CROWDED_S, PERIOD_S, URGENT_S, will_crowd
+from collector.rings.process import FILE_FAULTS, LOST_ROWS, FollowedProcess
 from collector.rings.wishes import MinutesWishes, read_details
 from collector.source import Reading
+from lockstep import wire
 from lockstep.arrow import rows_of
 from lockstep.clock import NS_PER_S
 from lockstep.errors import NotPresent, RingNotReady
 from lockstep.records import Event, HostRecord
-from lockstep.rings.folding import LATENESS_NS
+from lockstep.rings.folding import LATENESS_NS, Folder, FolderMemory, HostFolder
 from lockstep.rings.folding import Reading as RingReading
-from lockstep.rings.grouping import stack
 from lockstep.rings.ledger import Ledger
-from lockstep.rings.progress import PROGRESS, progress_rows
+from lockstep.rings.members import Turn
+from lockstep.rings.progress import progress_rows
 from lockstep.supervision import REPORT_DIRECTORIES
 from lockstep.tables import TABLE_BY_NAME
 from lockstep.wish import Wish
 
 KEPT_BYTES = 32 << 20  # of the last minutes, packed; with Arrow and the rest the collector stays below 150 MB
-PERIOD_S = 1.0
-URGENT_S = 0.1  # while something has just become overdue
 # Operations that take longer do not hold back the watermark: what is still open shows in `progress`.
 HOLD_NS = 10 * NS_PER_S
-_PERIOD_NS = int(0.9 * NS_PER_S)  # a reading that comes a little early is one all the same
+_SOONEST_NS = int(0.9 * NS_PER_S)  # after a reading; what is asked for earlier is a look at what is overdue
 _REPLAY_PART = 0.5  # of the budget for wishes, while there are any
 
 
@@ -55,7 +57,8 @@ class NcclRingsSource:
     ) -> None:
         self._host, self._proc = host, root / "proc"
         self._ledger = Ledger()
-        self._intake = RingIntake(host, root, directories, self._ledger)
+        self._folder = HostFolder(self._ledger)
+        self._intake = RingIntake(host, root, directories)
         self._processes: list[FollowedProcess] = []
         self._allowance = Allowance(budget)
         self._kept = KeptDetail(kept_bytes)
@@ -63,30 +66,45 @@ class NcclRingsSource:
         self._joiner = ForeignJoiner()
         self._read_ns: int | None = None
         self._watermark_ns = 0
-        self._counted = 0  # of what was lost outside of the processes
+        self._is_crowded = False
+        self._counted = 0  # what was lost, up to the last reading
         self._folded = 0  # rows that were only counted, up to the last reading
         self._checkpoint: bytes | None = None
         self._tables: dict[str, list[pa.Table]] = defaultdict(list)
+        self._unsent: list[pa.Table] = []  # events of a reading that failed
 
     @property
     def period_s(self) -> float:
         """Ten times a second for a while after something became overdue."""
-        return URGENT_S if any(process.overdue.is_urgent for process in self._processes) else PERIOD_S
+        if any(process.overdue.is_urgent for process in self._processes):
+            return URGENT_S
+        return CROWDED_S if self._is_crowded else PERIOD_S
 
     def read(self, now_ns: int, wishes: Sequence[Wish]) -> Reading:
         if not self._proc.is_dir():
             raise NotPresent(f"no processes in {self._proc}")
         self._tables = defaultdict(list)
-        if self._read_ns is not None and 0 <= now_ns - self._read_ns < _PERIOD_NS:
+        self._tables["events"] += self._unsent
+        self._unsent = []
+        if self._read_ns is not None and 0 <= now_ns - self._read_ns < _SOONEST_NS:
             self._look_at_urgent(now_ns)
             cost_ns = 0 if self._processes else None
-            return Reading(self._gathered(), self._watermark_ns, 0, 0, cost_ns, self._checkpoint)
+            return Reading(self._gathered(), self._watermark_ns, plugin_cost_ns=cost_ns, checkpoint=self._checkpoint)
         elapsed_ns = min(now_ns - self._read_ns, 60 * NS_PER_S) if self._read_ns else NS_PER_S
         self._read_ns = now_ns
         dropped, folded, cost_ns = self._read_all(now_ns, wishes, max(elapsed_ns, 0))
         self._advance_watermark(now_ns)
         self._checkpoint = self._remember(now_ns)
-        return Reading(self._gathered(), self._watermark_ns, dropped, folded, cost_ns, self._checkpoint)
+        self._is_crowded = will_crowd((process.ring.fullness for process in self._processes), elapsed_ns)
+        return Reading(
+            tables=self._gathered(),
+            watermark_ns=self._watermark_ns,
+            dropped=dropped,
+            folded=folded,
+            plugin_cost_ns=cost_ns,
+            is_urgent=True,
+            checkpoint=self._checkpoint,
+        )
 
     def resume(self, checkpoint: bytes) -> None:
         """Go on where the rows that were kept end."""
@@ -106,7 +124,7 @@ class NcclRingsSource:
 
     def _read_all(self, now_ns: int, wishes: Sequence[Wish], elapsed_ns: int) -> tuple[int, int, int | None]:
         """Read, fold and count; return what was lost, what was only counted, and what the plugins cost."""
-        self._processes += self._intake.look(now_ns, self._processes)
+        self._processes += self._intake.look(now_ns, self._processes, self._folder)
         self._refuse(self._intake.refusals, now_ns)
         self._ask(wishes, now_ns)
         readings = [(process, reading) for process in list(self._processes) if (reading := self._of(process, now_ns))]
@@ -114,11 +132,9 @@ class NcclRingsSource:
         self._fold(readings, now_ns)
         self._allowance = spend(self._allowance, self._rows())
         self._replay(wishes, now_ns)
-        grown = [process.growth(elapsed_ns) for process in self._processes]
-        cost_ns = sum(each.cost_ns for each in grown) if grown else None
+        costs = [process.growth(elapsed_ns) for process in self._processes]
         self._let_go(now_ns)
-        lost = sum(each.lost for each in grown) + self._lost_besides()
-        return lost, self._left_out(), cost_ns
+        return self._lost(), self._left_out(), sum(costs) if costs else None
 
     def _of(self, process: FollowedProcess, now_ns: int) -> RingReading | None:
         with self._watching(process, now_ns):
@@ -126,17 +142,52 @@ class NcclRingsSource:
         return None
 
     def _fold(self, readings: Sequence[tuple[FollowedProcess, RingReading]], now_ns: int) -> None:
-        share, progress = self._allowance.share, []
-        for process, reading in readings:
+        share = self._allowance.share
+        turns = [(process, turn) for process, reading in readings if (turn := self._turn(process, reading, now_ns))]
+        self._fold_together(turns, now_ns, share)
+        usual, shown = mean_times(self._folder.written), list[Turn]()
+        for process, turn in turns:
             with self._watching(process, now_ns):
-                self._take(process.fold(reading, now_ns, share))
-                progress.append(process.progress(reading, now_ns))
-                self._kept.keep(process.kept, reading, now_ns, share, process.is_over)
-        folders = [(process.folder, process.ring.identity) for process, _ in readings if process in self._processes]
-        self._joiner.join([folder for folder, _ in folders], folders, now_ns)
-        self._take({"progress": progress_rows(stack(PROGRESS, progress), self._ledger.origins)} if progress else {})
+                process.usual_times.learn(usual.get(turn.member.origin, ()))
+                shown.append(process.show(turn.reading, now_ns))
+                self._kept.keep(process.kept, turn.reading, now_ns, share, process.is_over)
+        folders = [(process.folder, process.ring.identity) for process, _ in turns if process in self._processes]
+        self._joiner.join([self._folder], folders, now_ns)
+        self._tell_progress(shown, now_ns)
         self._take(self._ledger.rows())
         self._take(self._ledger.seconds.close(now_ns - LATENESS_NS - NS_PER_S))
+
+    def _fold_together(self, turns: Sequence[tuple[FollowedProcess, Turn]], now_ns: int, share: int) -> None:
+        """Fold, or find out who cannot be folded and begin again without: what all have in common is half done."""
+        try:
+            self._folder.fold([turn for _, turn in turns], now_ns, share)
+        except FILE_FAULTS:
+            for process, turn in turns:
+                with self._watching(process, now_ns):
+                    Folder(process.origin).fold(turn.reading, now_ns)
+            self._unsent = self._tables.pop("events", [])
+            self._begin_again()
+            raise
+
+    def _begin_again(self) -> None:
+        """Go on from the last checkpoint, as another collector would; files that were refused stay refused."""
+        for process in self._processes:
+            process.close()
+        self._processes, self._ledger = [], Ledger()
+        self._folder = HostFolder(self._ledger)
+        self._counted, self._folded = self._joiner.lost, 0
+        self.resume(self._checkpoint or b"")
+
+    def _turn(self, process: FollowedProcess, reading: RingReading, now_ns: int) -> Turn | None:
+        with self._watching(process, now_ns):
+            turn, comms = process.turn(reading)
+            self._take({"comms": comms})
+            return turn
+        return None
+
+    def _tell_progress(self, shown: Sequence[Turn], now_ns: int) -> None:
+        if shown:
+            self._take({"progress": progress_rows(self._folder.look(shown, now_ns), self._ledger.origins)})
 
     @contextmanager
     def _watching(self, process: FollowedProcess, now_ns: int) -> Iterator[None]:
@@ -181,10 +232,13 @@ class NcclRingsSource:
             self._intake.settle(process.file, now_ns, is_over=True)
             process.close()
 
-    def _lost_besides(self) -> int:
-        """Return what was lost outside of any process since the last time."""
-        ledger = self._ledger
-        before, self._counted = self._counted, self._joiner.lost + ledger.seconds.forgotten + ledger.sizeless
+    def _lost(self) -> int:
+        """Return how much is neither in rows nor in statistics, since the last time."""
+        folded, besides = (
+            self._folder.lost,
+            self._joiner.lost + self._ledger.seconds.forgotten + self._ledger.sizeless,
+        )
+        before, self._counted = self._counted, sum(folded[name] for name in LOST_ROWS) + besides
         return self._counted - before
 
     def _left_out(self) -> int:
@@ -193,15 +247,20 @@ class NcclRingsSource:
 
     def _advance_watermark(self, now_ns: int) -> None:
         """Promise that nothing older comes: neither seconds that are open nor operations, unless they take long."""
-        pending = [since for each in self._processes if (since := each.folder.oldest_pending_ns) is not None]
-        settled_ns = min([now_ns - LATENESS_NS - NS_PER_S, self._ledger.seconds.since_ns or now_ns, *pending])
+        pending = self._folder.oldest_pending_ns
+        settled_ns = min(now_ns - LATENESS_NS - NS_PER_S, self._ledger.seconds.since_ns or now_ns)
+        settled_ns = settled_ns if pending is None else min(settled_ns, pending)
         before_ns = self._watermark_ns if self._watermark_ns <= now_ns else 0  # unless the clock was set back
         self._watermark_ns = max(settled_ns, now_ns - HOLD_NS, before_ns, 0)
 
     def _remember(self, now_ns: int) -> bytes:
         share = self._allowance.share
+        known = self._folder.memories(now_ns, share)
+        nothing = FolderMemory(now_ns, share, *(np.empty(0, np.uint64),) * 2)
         files = {
-            file_key(each.ring.inode, each.ring.identity.created_ns): each.memory(now_ns, share)
+            file_key(each.ring.inode, each.ring.identity.created_ns): each.memory(
+                known.get(each.folder.member.origin, nothing)
+            )
             for each in self._processes
         }
         return encode(Checkpoint(self._ledger.seconds.since_ns, share, files))
@@ -231,9 +290,10 @@ class NcclRingsSource:
         return sum(rows.num_rows for pieces in self._tables.values() for rows in pieces)
 
     def _gathered(self) -> dict[str, pa.Table]:
-        return {name: pa.concat_tables(pieces) for name, pieces in self._tables.items()}
+        return {name: pa.concat_tables(pieces) for name, pieces in self._tables.items() if pieces}
 
 
 def _complete_rows(reading: RingReading) -> int:
-    records = reading.records
-    return len(records.enqueued) + len(records.transfers) + len(records.steps)
+    """Return how many rows there would be if all were kept: all records but those of kernels and callbacks."""
+    counts = np.bincount(reading.records.slots.view(wire.RECORD)["kind"].reshape(-1), minlength=wire.KIND_CALLBACK)
+    return int(counts[[wire.KIND_ENQUEUED, wire.KIND_TRANSFER_CLOSED, wire.KIND_STEP_CLOSED]].sum())

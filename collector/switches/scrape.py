@@ -7,13 +7,16 @@ Memory: one piece of 64 KiB as it came, one of 1 MiB unpacked, one line, and the
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from http import HTTPStatus
 from re import Pattern
-
-import httpx
+from typing import TYPE_CHECKING
 
 from collector.switches.targets import Target
 from lockstep.clock import NS_PER_S, Clock
 from lockstep.errors import BadInput
+
+if TYPE_CHECKING:  # whoever scrapes loads it; other agents go without its megabytes
+    import httpx
 
 MOST_KEPT_BYTES = 32 << 20  # about 200,000 samples
 _MOST_LINE_BYTES = 64 << 10
@@ -31,11 +34,11 @@ class Exposition:
     is_openmetrics: bool
 
 
-def scrape(client: httpx.Client, target: Target, wanted: Pattern[bytes], clock: Clock) -> Exposition:
+def scrape(client: "httpx.Client", target: Target, wanted: Pattern[bytes], clock: Clock) -> Exposition:
     """Return what the exporter says, or raise BadInput or an error of httpx or of the system."""
     deadline_ns = clock.monotonic_ns() + int(target.timeout_s * NS_PER_S)
     with client.stream("GET", target.url, headers=_headers(target)) as answer:
-        if answer.status_code != httpx.codes.OK:
+        if answer.status_code != HTTPStatus.OK:
             raise BadInput(f"it answers with status {answer.status_code}")
         # Pieces as they come, at most 64 KiB: asked for a size, httpx would wait for one beyond the deadline.
         raw = _until(answer.iter_raw(), deadline_ns, clock)

@@ -4,10 +4,12 @@ import hashlib
 import hmac
 import re
 import secrets
-from typing import Literal
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, Literal
 
 from pydantic import Field
-from sqlalchemy import RowMapping, insert, select, update
+from sqlalchemy import Row, insert, select, update
 
 from lockstep.control.audit import record_within
 from lockstep.control.database import ControlDatabase
@@ -16,8 +18,10 @@ from lockstep.errors import BadInput, NotPresent
 from lockstep.verdict import Frozen
 
 Scope = Literal["ingest", "read", "admin"]
+TokenRows = Mapping[str, Row[Any]]  # by id; Any: as the database gives them, with the digest
 
 SECRET_BYTES = 32  # 256 random bits need no slow hash: nobody guesses them, with or without the digest
+_REMEMBERED = 4096  # tokens made from rows: a collector's is asked for every second, and a row never means another
 TOKEN = re.compile(r"lks_(?P<id>[0-9a-f]{16})_(?P<secret>[A-Za-z0-9_-]{43})")
 
 
@@ -59,12 +63,24 @@ def find_token(db: ControlDatabase, secret: str) -> Token | None:
     if parts is None:
         return None
     with db.read() as connection:
-        row = connection.execute(select(TOKENS).where(TOKENS.c.id == parts["id"])).one_or_none()
-    if row is None or row.revoked_ns is not None:
+        found = connection.execute(select(TOKENS).where(TOKENS.c.id == parts["id"], TOKENS.c.revoked_ns.is_(None)))
+        return match_token({row.id: row for row in found}, secret)
+
+
+def ingest_tokens(db: ControlDatabase) -> TokenRows:
+    """Return all valid tokens of collectors, for who asks for many of them: `match_token` finds one among them."""
+    valid = (TOKENS.c.scope == "ingest", TOKENS.c.revoked_ns.is_(None))
+    with db.read() as connection:
+        return {row.id: row for row in connection.execute(select(TOKENS).where(*valid))}
+
+
+def match_token(rows: TokenRows, secret: str) -> Token | None:
+    """Return which of these tokens this text is, or None."""
+    parts = TOKEN.fullmatch(secret)
+    row = rows.get(parts["id"]) if parts else None
+    if parts is None or row is None or not hmac.compare_digest(row.digest, _digest(parts["secret"])):
         return None
-    if not hmac.compare_digest(row.digest, _digest(parts["secret"])):
-        return None
-    return _token(row._mapping)
+    return _token(row)
 
 
 def revoke_token(db: ControlDatabase, token_id: str, now_ns: int, *, who: str = "unknown", why: str = "") -> None:
@@ -81,11 +97,12 @@ def list_tokens(db: ControlDatabase) -> list[Token]:
     """Return all tokens, revoked ones too, the oldest first."""
     with db.read() as connection:
         rows = connection.execute(select(TOKENS).order_by(TOKENS.c.created_ns, TOKENS.c.id))
-        return [_token(row._mapping) for row in rows]
+        return [_token(row) for row in rows]
 
 
-def _token(row: RowMapping) -> Token:
-    return Token.model_validate({column: value for column, value in row.items() if column != "digest"})
+@lru_cache(_REMEMBERED)
+def _token(row: Row[Any]) -> Token:
+    return Token.model_validate({column: value for column, value in row._mapping.items() if column != "digest"})
 
 
 def _digest(secret: str) -> str:

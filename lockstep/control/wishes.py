@@ -15,12 +15,15 @@ def add_wish(db: ControlDatabase, wish: Wish) -> None:
         write_over(connection, WISHES, [row])
 
 
-def pending_wishes(db: ControlDatabase, host: str, now_ns: int) -> list[Wish]:
-    """Return the wishes for this host that have not expired, the most pressing first."""
-    query = select(WISHES.c.document).where(WISHES.c.host == host, WISHES.c.expires_ns > now_ns)
+def wishes_by_host(db: ControlDatabase, now_ns: int) -> dict[str, list[Wish]]:
+    """Return the wishes for all hosts that have not expired, the most pressing first."""
+    query = select(WISHES.c.document).where(WISHES.c.expires_ns > now_ns)
+    found: dict[str, list[Wish]] = {}
     with db.read() as connection:
-        texts = connection.scalars(query.order_by(WISHES.c.expires_ns, WISHES.c.id))
-        return [read_document(Wish, text) for text in texts]
+        for text in connection.scalars(query.order_by(WISHES.c.expires_ns, WISHES.c.id)):
+            wish = read_document(Wish, text)
+            found.setdefault(wish.host, []).append(wish)
+    return found
 
 
 def delete_expired(db: ControlDatabase, now_ns: int) -> int:

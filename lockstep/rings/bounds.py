@@ -17,17 +17,17 @@ _MOST = np.uint64((1 << 63) - 1)
 _WAIT_SHIFT = np.uint64(56)
 
 
-def bound(table: Table, layout: Layout) -> Table:
-    """Return the same array, changed in place."""
+def bound(table: Table, most_comms: int | NDArray[np.int64], most_rows: int = 0) -> Table:
+    """Return the same array, changed in place; a file has so many communicators (or each element's has) and rows."""
     names = set(table.dtype.names or ())
     for name in names & _CODES.keys():
         table[name][table[name] >= _CODES[name]] = 0
     for name in names.intersection(_AMOUNTS):
         np.minimum(table[name], _MOST, out=table[name])
     if "comm" in names:
-        table["comm"][table["comm"] >= layout.comms.count] = wire.NO_COMM
+        table["comm"][table["comm"] >= most_comms] = wire.NO_COMM
     if "row" in names:
-        table["row"][table["row"] >= layout.rows.count] = wire.BUSY
+        table["row"][table["row"] >= most_rows] = wire.BUSY
     return table
 
 
@@ -38,7 +38,7 @@ def bound_transfers(transfers: Table, layout: Layout) -> Table:
     packed[unknown] &= (np.uint64(1) << _WAIT_SHIFT) - np.uint64(1)
     steps["wait"][steps["wait"] >= len(wire.WAITS)] = wire.WAIT_UNKNOWN
     steps["state"][steps["state"] > 2] = 0
-    return bound(transfers, layout)
+    return bound(transfers, layout.comms.count, layout.rows.count)
 
 
 def has_place(rows: Table, layout: Layout) -> NDArray[np.bool_]:

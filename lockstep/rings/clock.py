@@ -5,6 +5,7 @@ last and before the first it runs at the rate of all of them. Where the host's c
 time before counts on until the next pair. Exact to a nanosecond per pair, since only distances are multiplied.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,16 +39,65 @@ class TickClock:
     def to_unix_ns(self, ticks: ArrayLike) -> Times:
         """Return UNIX time; whatever the ticks are, a number that is not negative."""
         wanted = np.asarray(ticks, np.uint64)
-        pair = np.searchsorted(self.ticks, wanted, side="right") - 1
-        rates = np.where(pair < 0, self.rate, self.rates[pair])
-        start = np.maximum(pair, 0)
-        since = np.subtract(wanted, self.ticks[start]).view(np.int64)  # wraps to a negative one before the first pair
-        unix_ns: Times = np.maximum(self.unix_ns[start] + _whole_ns(since.astype(np.float64) * rates), np.int64(0))
-        return unix_ns
+        return HostClocks([self]).to_unix_ns(wanted.reshape(-1), [wanted.size]).reshape(wanted.shape)
 
     def duration_ns(self, ticks: ArrayLike) -> Times:
         """Return how long so many ticks are."""
         return _whole_ns(np.asarray(ticks, np.uint64).astype(np.float64) * self.rate)
+
+
+class HostClocks:
+    """The clocks of several processes, asked together; ticks come process by process, `counts` of each."""
+
+    def __init__(self, clocks: Sequence[TickClock]) -> None:
+        self._each = [clock.ticks for clock in clocks]
+        self._firsts = np.cumsum([0, *(len(ticks) for ticks in self._each)])[:-1]
+        self._ticks = np.concatenate([np.empty(0, np.uint64), *self._each])
+        self._unix_ns = np.concatenate([np.empty(0, np.int64), *(clock.unix_ns for clock in clocks)])
+        self._rates = np.concatenate([np.empty(0), *(clock.rates for clock in clocks)])
+        self._rate = np.array([clock.rate for clock in clocks], np.float64)
+
+    @property
+    def count(self) -> int:
+        return len(self._each)
+
+    def to_unix_ns(self, ticks: NDArray[np.uint64], counts: Sequence[int]) -> Times:
+        """Return UNIX time; whatever the ticks are, a number that is not negative."""
+        pair, begin = np.empty(len(ticks), np.intp), 0
+        for pairs, first, count in zip(self._each, self._firsts.tolist(), counts, strict=True):
+            if count:
+                pair[begin : begin + count] = pairs.searchsorted(ticks[begin : begin + count], "right") + (first - 1)
+            begin += count
+        first = np.repeat(self._firsts, counts)
+        is_before = pair < first
+        start = np.maximum(pair, first)
+        rates = self._rates[start]
+        if is_before.any():
+            rates = np.where(is_before, np.repeat(self._rate, counts), rates)
+        since = np.subtract(ticks, self._ticks[start]).view(np.int64)  # wraps to a negative one before the first pair
+        unix_ns: Times = np.maximum(self._unix_ns[start] + _whole_ns(since * rates), 0)
+        return unix_ns
+
+    def duration_ns(self, ticks: NDArray[np.uint64], counts: Sequence[int]) -> Times:
+        """Return how long so many ticks are; there may be several in each row."""
+        rates = np.repeat(self._rate, counts)
+        return _whole_ns(ticks * (rates[:, None] if ticks.ndim > 1 else rates))
+
+
+class ClockReader:
+    """Reads the clock of one file; as long as no pair is new it is the same one."""
+
+    def __init__(self, file: ForeignFile, layout: Layout, kind: int) -> None:
+        self._file, self._layout, self._kind = file, layout, kind
+        self._pairs = b""
+        self._clock: TickClock | None = None
+
+    def read(self) -> TickClock:
+        """Return the clock as the file has it now; RingNotReady or BadRing as `read_clock` has them."""
+        pairs = self._layout.clocks.read(self._file).tobytes()
+        if self._clock is None or pairs != self._pairs:
+            self._pairs, self._clock = pairs, read_clock(self._file, self._layout, self._kind)
+        return self._clock
 
 
 def read_clock(file: ForeignFile, layout: Layout, kind: int) -> TickClock:
@@ -106,4 +156,5 @@ def _usual_rate(file: ForeignFile, rates: Floats, weights: Floats, kind: int) ->
 
 
 def _whole_ns(span_ns: Floats) -> Times:
-    return np.rint(np.clip(span_ns, -float(_LIMIT_NS), float(_LIMIT_NS))).astype(np.int64)
+    bounded = np.minimum(np.maximum(span_ns, -float(_LIMIT_NS)), float(_LIMIT_NS))
+    return np.rint(bounded).astype(np.int64)

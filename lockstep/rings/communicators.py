@@ -3,6 +3,7 @@
 A record names its communicator by a place in a table, and a place may serve several communicators one after another.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pyarrow as pa
 from lockstep import wire
 from lockstep.arrow import fill_rows
 from lockstep.rings.clock import TickClock
-from lockstep.rings.grouping import pick
+from lockstep.rings.grouping import pick, stack
 from lockstep.rings.identity import Identity
 from lockstep.rings.live import PLACED_COMM
 from lockstep.rings.origin import Origin
@@ -27,10 +28,13 @@ class CommunicatorHistory:
     def __init__(self) -> None:
         self._members = np.empty(0, PLACED_COMM)  # by place, then by when they were made
         self._last = b""  # the table as it was
+        self._seen: Array | None = None  # the same, if nobody copied it
 
     def update(self, members: Array) -> Array:
         """Take in the table as it is now; return which of its elements are new or have changed."""
-        content = members.tobytes()
+        if members is self._seen:
+            return np.zeros(len(members), bool)
+        self._seen, content = members, members.tobytes()
         if content == self._last:
             return np.zeros(len(members), bool)
         self._last = content
@@ -40,24 +44,45 @@ class CommunicatorHistory:
         self._members = both[np.lexsort((both["init_ticks"], both["place"]))]
         return changed
 
-    def members_at(self, places: Array, ticks: Array) -> tuple[Array, Array]:
-        """Return for each place the communicator that it held at that time, and whether there was one.
+    @property
+    def members(self) -> Array:
+        """All of them, by place, then by when they were made; the same array for as long as nothing changes."""
+        return self._members
 
-        Cost: a loop over the distinct places, not over the records.
+
+class HostCommunicators:
+    """The communicators of several processes in one table; a process goes by its number in the list."""
+
+    def __init__(self, histories: Sequence[CommunicatorHistory]) -> None:
+        self.parts = [history.members for history in histories]
+        self._members = stack(PLACED_COMM, [np.zeros(1, PLACED_COMM), *self.parts])  # a first one that is nobody's
+        whose = np.repeat(np.arange(len(self.parts) + 1), [1, *map(len, self.parts)])
+        self._keys, self._since = _key(whose, self._members["place"]), self._members["init_ticks"].copy()
+
+    def is_of(self, histories: Sequence[CommunicatorHistory]) -> bool:
+        """Return whether a table of these would be the same one."""
+        same = len(histories) == len(self.parts)
+        return same and all(one.members is part for one, part in zip(histories, self.parts, strict=True))
+
+    def members_at(self, whose: Array, places: Array, ticks: Array) -> tuple[Array, Array]:
+        """Return for each place of a process the communicator that it held at that time, and whether there was one.
+
+        Cost: one round for a place that had one communicator ever, one more whenever there are twice as many.
         """
-        numbers = np.full(len(places), -1)
-        for place in np.unique(places).tolist():
-            first, end = np.searchsorted(self._members["place"], [place, place + 1]).tolist()
-            here = np.flatnonzero(places == place)
-            behind = np.searchsorted(self._members["init_ticks"][first:end], ticks[here], side="right")
-            numbers[here] = np.where(behind > 0, first + behind - 1, -1)
-        if len(self._members) == 0:
-            return np.zeros(len(places), PLACED_COMM), np.zeros(len(places), bool)
-        return pick(self._members, numbers), numbers >= 0
+        wanted = _key(whose + 1, places)
+        begin, end = np.searchsorted(self._keys, wanted, "left"), np.searchsorted(self._keys, wanted, "right")
+        low = begin.copy()
+        while (low < end).any():  # halve what is left of each place until all that is older is below
+            middle = (low + end) // 2
+            is_made = (low < end) & (self._since[np.minimum(middle, len(self._since) - 1)] <= ticks)
+            end = np.where(is_made | (low >= end), end, middle)
+            low = np.where(is_made, middle + 1, low)
+        found = low > begin
+        return pick(self._members, np.where(found, low - 1, 0)), found
 
-    def latest(self, places: Array) -> tuple[Array, Array]:
+    def latest(self, whose: Array, places: Array) -> tuple[Array, Array]:
         """Return for each place the communicator that it held last, and whether there was one."""
-        return self.members_at(places, np.full(len(places), np.iinfo(np.uint64).max, np.uint64))
+        return self.members_at(whose, places, np.full(len(places), np.iinfo(np.uint64).max, np.uint64))
 
 
 def comm_rows(members: Array, identity: Identity, clock: TickClock, detail: str, origin: Origin) -> pa.Table:
@@ -89,3 +114,8 @@ def _numbers_of(members: Array) -> Array:
 def _bytes_of(members: Array) -> Array:
     """Return all that is known of each communicator as one value."""
     return np.ascontiguousarray(members).view(f"V{members.dtype.itemsize}")
+
+
+def _key(whose: Array, places: Array) -> Array:
+    keys: Array = whose.astype(np.uint64) << np.uint64(32) | places.astype(np.uint64)
+    return keys

@@ -5,7 +5,9 @@ Record i of a ring stands in slot i % count with stamp i // count + 1, and `head
 reached meanwhile. Cost: the bytes of the new records, and a handful of array operations per ring.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,16 +25,53 @@ Slots = NDArray[np.uint8]  # one row of 64 bytes per record
 
 
 @dataclass(frozen=True)
-class Records:
-    """Records by kind, in the order of each ring; `lost` counts those that nobody will see."""
+class Sorted:
+    """Records by kind, in the order of each ring, with every number inside of what readers may use it for."""
 
     enqueued: Table
     transfers: Table
     kernels: Table
     steps: Table
     callbacks: Table
-    lost: int
-    slots: Slots = field(default_factory=lambda: np.empty((0, wire.RECORD.itemsize), np.uint8))  # all, as they stood
+    counts: dict[str, list[int]]  # of each kind, by file
+
+
+@dataclass(frozen=True)
+class Records:
+    """Whole records as they stood in the file; sorted when somebody asks."""
+
+    slots: Slots
+    missed: int = 0  # those that nobody will see
+    most_comms: int = wire.NO_COMM  # as many communicators the file has room for
+
+    @property
+    def lost(self) -> int:
+        """How many nobody will see, or nobody understands."""
+        return self.missed + len(self.slots) - sum(sum(counts) for counts in self._sorted.counts.values())
+
+    @property
+    def enqueued(self) -> Table:
+        return self._sorted.enqueued
+
+    @property
+    def transfers(self) -> Table:
+        return self._sorted.transfers
+
+    @property
+    def kernels(self) -> Table:
+        return self._sorted.kernels
+
+    @property
+    def steps(self) -> Table:
+        return self._sorted.steps
+
+    @property
+    def callbacks(self) -> Table:
+        return self._sorted.callbacks
+
+    @cached_property
+    def _sorted(self) -> Sorted:
+        return sort_records([self])
 
 
 @dataclass(frozen=True)
@@ -50,9 +89,9 @@ class _Drained:
     lost: int
 
 
-def drain(file: ForeignFile, layout: Layout, cursors: list[Cursor]) -> tuple[Records, list[Cursor]]:
-    """Return what is new in all rings, and where to go on."""
-    heads = layout.rings.read(file)["head"].tolist()
+def drain(file: ForeignFile, layout: Layout, rings: Table, cursors: list[Cursor]) -> tuple[Records, list[Cursor]]:
+    """Return what is new in all rings, of which the table was just read, and where to go on."""
+    heads = rings["head"].tolist()
     following, pieces, lost = list(cursors), [np.empty((0, wire.RECORD.itemsize), np.uint8)], 0
     for number, head in enumerate(heads):
         if head != cursors[number].following:
@@ -60,7 +99,8 @@ def drain(file: ForeignFile, layout: Layout, cursors: list[Cursor]) -> tuple[Rec
             following[number] = drained.cursor
             pieces.append(drained.slots)
             lost += drained.lost
-    return sort_records(np.concatenate(pieces), layout, lost), following
+    slots = pieces[1] if len(pieces) == 2 else np.concatenate(pieces)
+    return Records(slots, lost, layout.comms.count), following
 
 
 def look_back(file: ForeignFile, layout: Layout, cursors: list[Cursor]) -> Records:
@@ -73,7 +113,7 @@ def look_back(file: ForeignFile, layout: Layout, cursors: list[Cursor]) -> Recor
             slots = ring.copy(first, cursor.following)
             safe = min(max(first, _first_untouched(ring, 0)), cursor.following)
             pieces.append(_select(slots[safe - first :], safe, count, cursor.following)[0])
-    return sort_records(np.concatenate(pieces), layout, lost=0)
+    return Records(np.concatenate(pieces), 0, layout.comms.count)
 
 
 @dataclass(frozen=True)
@@ -92,9 +132,11 @@ class _Ring:
         count = self.layout.ring_records
         slot, length = first % count, end - first
         before_the_edge = min(length, count - slot)
-        pieces = [(slot, before_the_edge), (0, length - before_the_edge)]
         start = self.number * count
-        return np.concatenate([self._raw(start + place, some) for place, some in pieces])
+        first_piece = self._raw(start + slot, before_the_edge)
+        if length == before_the_edge:
+            return first_piece
+        return np.concatenate([first_piece, self._raw(start, length - before_the_edge)])
 
     def _raw(self, first: int, count: int) -> Slots:
         records = self.layout.records
@@ -131,31 +173,37 @@ def _select(slots: Slots, first: int, count: int, waited: int) -> tuple[Slots, i
     A record that was begun but is not there yet (another thread holds its slot in the shared ring) stops us once, so
     that it keeps its place in the order; if it is not there at the next look either, it counts as lost.
     """
-    numbers = np.arange(first, first + len(slots))
     stamps = slots.view(wire.RECORD)["stamp"].reshape(-1).astype(np.int64)
+    edge = count - first % count  # from there on a new round
+    if (stamps[:edge] == first // count + 1).all() and (stamps[edge:] == first // count + 2).all():
+        return slots, len(slots)
+    numbers = np.arange(first, first + len(slots))
     is_whole = stamps == numbers // count + 1
     is_late = ((stamps == wire.BUSY) | (stamps <= numbers // count)) & (numbers >= waited)
     passed = int(np.argmax(is_late)) if is_late.any() else len(slots)
     return slots[:passed][is_whole[:passed]], passed
 
 
-def sort_records(slots: Slots, layout: Layout, lost: int) -> Records:
-    """Return whole records by their kinds, with every number inside of what readers may use it for."""
-    kinds = slots.view(wire.RECORD)["kind"].reshape(-1)
+def sort_records(files: Sequence[Records]) -> Sorted:
+    """Return the records of several files together, one file after the other."""
+    slots = np.concatenate([records.slots for records in files])
+    sizes, limits = [len(records.slots) for records in files], [records.most_comms for records in files]
+    kinds = np.ascontiguousarray(slots.view(wire.RECORD)["kind"].reshape(-1))
     whole = slots.reshape(-1).view(np.dtype((np.void, wire.RECORD.itemsize)))  # moved as they are, not byte by byte
-    there = set(np.flatnonzero(np.bincount(kinds)).tolist())
+    tables, counts = {}, {}
+    for name, (kind, element) in _KINDS.items():
+        places = np.flatnonzero(kinds == kind)
+        ends = np.searchsorted(places, np.cumsum(sizes))
+        counts[name] = np.diff(ends, prepend=0).tolist()
+        most = limits[0] if len(set(limits)) == 1 else np.repeat(np.array(limits), counts[name])
+        tables[name] = bound(whole[places].view(element), most)
+    return Sorted(**tables, counts=counts)
 
-    def of(kind: int, element: np.dtype[np.void]) -> Table:
-        if kind not in there:
-            return np.empty(0, element)
-        return bound(whole[kinds == kind].view(element), layout)
 
-    tables = {
-        "enqueued": of(wire.KIND_ENQUEUED, wire.ENQUEUED),
-        "transfers": of(wire.KIND_TRANSFER_CLOSED, wire.TRANSFER_CLOSED),
-        "kernels": of(wire.KIND_KERNEL_CLOSED, wire.KERNEL_CLOSED),
-        "steps": of(wire.KIND_STEP_CLOSED, wire.STEP_CLOSED),
-        "callbacks": of(wire.KIND_CALLBACK, wire.CALLBACK),
-    }
-    unknown = len(slots) - sum(map(len, tables.values()))
-    return Records(**tables, lost=lost + unknown, slots=slots)
+_KINDS = {
+    "enqueued": (wire.KIND_ENQUEUED, wire.ENQUEUED),
+    "transfers": (wire.KIND_TRANSFER_CLOSED, wire.TRANSFER_CLOSED),
+    "kernels": (wire.KIND_KERNEL_CLOSED, wire.KERNEL_CLOSED),
+    "steps": (wire.KIND_STEP_CLOSED, wire.STEP_CLOSED),
+    "callbacks": (wire.KIND_CALLBACK, wire.CALLBACK),
+}

@@ -31,6 +31,12 @@ class Groups:
         """Return how many rows each group has."""
         return np.diff(np.append(self._begins, len(self._order)))
 
+    def numbers(self) -> Array:
+        """Return for each row the number of its group."""
+        numbers = np.empty(len(self._order), np.intp)
+        numbers[self._order] = np.repeat(np.arange(len(self._begins)), self.count())
+        return numbers
+
     def sum(self, values: Array) -> Array:
         return self._reduced(np.add, values)
 

@@ -11,12 +11,13 @@ of older kernels. So a pair of times is taken only if
 The GPU's clock is its own: `GpuClock` learns how far it is from the host's.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from lockstep.rings.clock import TickClock
+from lockstep.rings.clock import HostClocks
 from lockstep.rings.span import NEVER_NS, Span
 
 Array = npt.NDArray[Any]  # Any: structured arrays have a type per field
@@ -29,6 +30,27 @@ ENQUEUE_TOLERANCE_NS = 100_000
 # The H200's clock drifted 2 ppm from the host's. Ten times that: what is allowed also opens the tolerance, by 20 us
 # for each second without a time that was heard at once.
 _DRIFT_DIVISOR = 50_000
+
+
+# A closed kernel channel, with the times at which the host heard of it.
+HEARD = np.dtype(
+    [
+        *(("operation", "u8"), ("gpu_start_ns", "i8"), ("gpu_stop_ns", "i8"), ("start_heard_ns", "i8")),
+        *(("stop_heard_ns", "i8"), ("channel", "u4"), ("origin", "u2")),
+    ],
+    align=True,
+)
+
+
+def time_kernels(closed: Array, clocks: HostClocks, counts: Sequence[int], origin: Array) -> Array:
+    """Return closed kernel channels of several processes as HEARD."""
+    heard = np.zeros(len(closed), HEARD)
+    for name in ("operation", "gpu_start_ns", "gpu_stop_ns", "channel"):
+        heard[name] = closed[name]
+    heard["start_heard_ns"] = clocks.to_unix_ns(closed["start_ticks"], counts)
+    heard["stop_heard_ns"] = clocks.to_unix_ns(closed["stop_ticks"], counts)
+    heard["origin"] = origin
+    return heard
 
 
 class GpuClock:
@@ -86,10 +108,10 @@ class KernelTimes:
         for comm in communicators["id"][communicators["kernel_untrusted"] != 0].tolist():
             self._untrusted_ns.setdefault(comm, NEVER_NS)
 
-    def judge(self, kernels: Array, operations: Array, clock: TickClock) -> JudgedKernels:
-        """Return kernels with their times; `operations` holds the operation of each."""
-        heard = [clock.to_unix_ns(kernels[name]) for name in ("start_ticks", "stop_ticks")]
-        told = [kernels[name].astype(np.int64) for name in ("gpu_start_ns", "gpu_stop_ns")]
+    def judge(self, kernels: Array, operations: Array) -> JudgedKernels:
+        """Return kernels (HEARD) with their times; `operations` holds the operation of each."""
+        heard = [kernels[name] for name in ("start_heard_ns", "stop_heard_ns")]
+        told = [kernels[name] for name in ("gpu_start_ns", "gpu_stop_ns")]
         offsets = self._clock.offsets_ns(np.concatenate(heard), np.concatenate(told))
         span = Span(*(gpu_ns + part for gpu_ns, part in zip(told, np.split(offsets, 2), strict=True)))
         is_good = (told[0] > 0) & (span.last_ns >= span.first_ns) & self._is_trusted(operations)

@@ -52,6 +52,8 @@ class Section:
         count = self.count - first if count is None else count
         assert 0 <= first <= first + count <= self.count, "the caller reads beyond the section"
         raw = file.read_at(self.offset + first * self.stride, count * self.stride)
+        if self.stride == self.element.itemsize:
+            return raw.view(self.element)
         known = np.ascontiguousarray(raw.reshape(count, self.stride)[:, : self.element.itemsize])
         return known.reshape(-1).view(self.element)
 

@@ -28,14 +28,14 @@ class Ledger:
         self.seconds = Seconds(self.origins)
         self.sizeless = 0  # transfers of which nobody can say what they moved, since the beginning
         self.left_out = 0  # complete rows that were only counted, since the beginning
-        self._operations: list[tuple[Array, Array, int]] = []
+        self._operations: list[tuple[Array, Array]] = []
         self._transfers: list[Array] = []
         self._steps: list[Array] = []
 
-    def add_operations(self, known: Array, is_over: Array, origin: int) -> None:
+    def add_operations(self, known: Array, is_over: Array) -> None:
         """Take in operations that get their row now, and whether each has ended."""
         if len(known):
-            self._operations.append((known, is_over, origin))
+            self._operations.append((known, is_over))
 
     def add_transfers(self, moved: Array) -> None:
         """Take in closed transfers, as MOVED."""
@@ -53,18 +53,18 @@ class Ledger:
 
     def _close_operations(self) -> pa.Table:
         pieces, self._operations = self._operations, []
-        known = stack(KNOWN, [each for each, _, _ in pieces])
+        known = stack(KNOWN, [each for each, _ in pieces])
         if len(known) == 0:
             return no_rows("collectives")
-        is_over = np.concatenate([over for _, over, _ in pieces])
-        origin = np.concatenate([np.full(len(each), number, np.uint16) for each, _, number in pieces])
+        is_over = np.concatenate([over for _, over in pieces])
         is_counted = is_over & is_timed(known)
         if self._counts:
-            self.seconds.add_operations(_ended(pick(known, is_counted), origin[is_counted]))
+            self.seconds.add_operations(_ended(pick(known, is_counted)))
         kept = self._keep(known["kept"])
         if not kept.any():
             return no_rows("collectives")
-        return collective_rows(pick(known, kept), is_over[kept], self.origins.columns(origin[kept]))
+        known = pick(known, kept)
+        return collective_rows(known, is_over[kept], self.origins.columns(known["origin"]))
 
     def _close_transfers(self) -> pa.Table:
         moved, self._transfers = stack(MOVED, self._transfers), []
@@ -94,9 +94,9 @@ def no_rows(table: str) -> pa.Table:
     return schema_of(TABLE_BY_NAME[table]).empty_table()
 
 
-def _ended(operations: Array, origin: Array) -> Array:
+def _ended(operations: Array) -> Array:
     ended, span = np.zeros(len(operations), ENDED), times_of(operations)
-    for name in ("comm", "bytes", "rank", "func"):
+    for name in ("comm", "bytes", "rank", "func", "origin"):
         ended[name] = operations[name]
-    ended["start_ns"], ended["end_ns"], ended["origin"] = span.first_ns, span.last_ns, origin
+    ended["start_ns"], ended["end_ns"] = span.first_ns, span.last_ns
     return ended

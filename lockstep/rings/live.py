@@ -30,11 +30,28 @@ class Live:
     transfers: Table
 
 
-def read_communicators(file: ForeignFile, layout: Layout) -> Table:
-    """Return the communicators in the table, as PLACED_COMM; those that change just now come the next time."""
-    used = replace(layout.comms, count=_comms_in_use(file, layout))
-    comms, places = _read_whole(file, used, "incarnation", lambda comms: comms["incarnation"] != 0)
-    return _with_place(comms, places, PLACED_COMM)
+class CommunicatorReader:
+    """Reads the communicators of one file; as long as nothing changes the table is the same one."""
+
+    def __init__(self, file: ForeignFile, layout: Layout) -> None:
+        self._file, self._layout = file, layout
+        self._looked = b""  # the places in use and some behind them, as they were before the table was read
+        self._count = 0
+        self._table: Table = np.empty(0, PLACED_COMM)
+
+    def read(self) -> Table:
+        """Return the communicators, as PLACED_COMM; those that change just now come the next time."""
+        if self._count == 0 or self._look() != self._looked:
+            used = _comms_in_use(self._file, self._layout)
+            self._count = min(used + _COMMS_AT_ONCE, self._layout.comms.count)
+            self._looked = self._look()
+            section = replace(self._layout.comms, count=used)
+            comms, places = _read_whole(self._file, section, "incarnation", lambda comms: comms["incarnation"] != 0)
+            self._table = _with_place(comms, places, PLACED_COMM)
+        return self._table
+
+    def _look(self) -> bytes:
+        return self._layout.comms.read(self._file, 0, self._count).tobytes()
 
 
 def _comms_in_use(file: ForeignFile, layout: Layout) -> int:
@@ -50,15 +67,17 @@ def read_live(file: ForeignFile, layout: Layout) -> Live:
     """Return what is open now. Cost: up to three copies of what belongs to rings that a thread ever had."""
     share = _rings_in_use(file, layout) / layout.rings.count
     rows = layout.rows.read(file)
-    places = np.flatnonzero(has_place(rows, layout))
+    places = np.flatnonzero(rows["key"])  # of thousands a few are in use: only those are looked at
+    places = places[has_place(pick(rows, places), layout)]
     used = [replace(section, count=round(section.count * share)) for section in (layout.operations, layout.transfers)]
     operations, _ = _read_whole(file, used[0], "handle", lambda operations: _is_open(operations, rows))
     transfers = np.zeros(0, layout.transfers.element)
     if (operations["open"] > 0).any():  # the open ones of others are of no use here, and they are most of the file
         transfers, _ = _read_whole(file, used[1], "handle", lambda transfers: transfers["last_ticks"] == 0)
+    limits = layout.comms.count, layout.rows.count
     return Live(
-        rows=bound(_with_place(pick(rows, places), places, PLACED_ROW), layout),
-        operations=bound(operations, layout),
+        rows=bound(_with_place(pick(rows, places), places, PLACED_ROW), *limits),
+        operations=bound(operations, *limits),
         transfers=bound_transfers(transfers, layout),
     )
 

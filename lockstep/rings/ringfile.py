@@ -8,11 +8,11 @@ from types import TracebackType
 import numpy as np
 
 from lockstep import wire
-from lockstep.rings.clock import TickClock, read_clock
-from lockstep.rings.draining import Cursor, Records, Slots, drain, look_back, sort_records
+from lockstep.rings.clock import ClockReader, TickClock
+from lockstep.rings.draining import Cursor, Records, Slots, drain, look_back
 from lockstep.rings.identity import Identity, identify, read_header
 from lockstep.rings.layout import check_layout
-from lockstep.rings.live import Live, read_communicators, read_live
+from lockstep.rings.live import CommunicatorReader, Live, read_live
 from lockstep.rings.opening import ForeignFile
 from lockstep.rings.sampling import WHOLE_SHARE
 from lockstep.wire import Table
@@ -46,6 +46,10 @@ class RingFile:
         self._cursors = [Cursor()] * self._layout.rings.count
         self.identity = identify(file, header)
         self.uid = file.uid
+        self._clock = ClockReader(file, self._layout, self.identity.clock_kind)
+        self._communicators = CommunicatorReader(file, self._layout)
+        self.fullness = 0.0  # which part of its fullest ring the last reading brought
+        self._rings: Table | None = None  # as they were when records were read last
 
     def owner(self) -> int | None:
         """Return the process that writes, by its number here; 0: it lives but cannot be seen, None: it is gone."""
@@ -53,7 +57,11 @@ class RingFile:
 
     def read_records(self) -> Records:
         """Return what is new since the last time."""
-        records, self._cursors = drain(self._file, self._layout, self._cursors)
+        self._rings = self._layout.rings.read(self._file)
+        records, cursors = drain(self._file, self._layout, self._rings, self._cursors)
+        pairs = zip(cursors, self._cursors, strict=True)
+        self.fullness = max(new.following - old.following for new, old in pairs) / self._layout.ring_records
+        self._cursors = cursors
         return records
 
     @property
@@ -70,22 +78,25 @@ class RingFile:
 
     def sort(self, slots: Slots) -> Records:
         """Return records by kind, of slots that `read_records` gave before."""
-        return sort_records(slots, self._layout, lost=0)
+        return Records(slots, 0, self._layout.comms.count)
 
     def callback_ticks(self) -> int:
-        """Return the time that the plugin has spent in callbacks, all threads together: one in 64 was timed."""
-        rings = self._layout.rings.read(self._file)
+        """Return the time that the plugin had spent in callbacks when records were read, all threads together.
+
+        One in 64 was timed.
+        """
+        rings = self._layout.rings.read(self._file) if self._rings is None else self._rings
         timed = rings[rings["sampled_callbacks"] > 0]
         spent = timed["sampled_ticks"].astype(np.float64) / timed["sampled_callbacks"] * timed["callbacks"]
         return int(min(spent.sum(), 2.0**62))
 
     def clock(self) -> TickClock:
         """Return the clock of this process; RingNotReady while it has too few pairs to know its rate."""
-        return read_clock(self._file, self._layout, self.identity.clock_kind)
+        return self._clock.read()
 
     def communicators(self) -> Table:
         """Return the communicators, with the `place` by which records name them."""
-        return read_communicators(self._file, self._layout)
+        return self._communicators.read()
 
     def live(self) -> Live:
         """Return what has begun and not ended."""

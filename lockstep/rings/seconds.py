@@ -175,18 +175,19 @@ def _summed(moved: Array) -> Array:
     classes, second = size_class(moved["of_bytes"]), moved["end_ns"] // NS_PER_S * NS_PER_S
     who, edge = _who(moved, classes), _edge(moved)
     groups = Groups(edge, who, moved["comm"], second)
-    one, waits = pick(moved, groups.firsts), np.minimum(moved["waits"], _LONGEST_NS)
+    one = pick(moved, groups.firsts)
     summed = np.zeros(len(one), SUMMED)
     for name in ("comm", "rank", "peer", "origin", "func", "channel", "sends"):
         summed[name] = one[name]
     for name, values in (("who", who), ("edge", edge), ("end_ns", second), ("size_class", classes)):
         summed[name] = values[groups.firsts]
     summed["n"], summed["bytes"] = groups.count(), groups.sum(moved["bytes"])
-    if moved["has_steps"].any():
-        summed["timed"] = groups.sum(moved["has_steps"].astype(np.uint32))
-        summed["wire_max_ns"] = groups.max(waits[:, _WIRE])
-        for number in range(3):
-            summed["waits"][:, number] = groups.sum(waits[:, number])
+    timed = np.flatnonzero(moved["has_steps"])  # few: steps are sampled
+    if len(timed):
+        of, waits = groups.numbers()[timed], np.minimum(moved["waits"][timed], _LONGEST_NS)
+        np.add.at(summed["timed"], of, 1)
+        np.maximum.at(summed["wire_max_ns"], of, waits[:, _WIRE])
+        np.add.at(summed["waits"], of, waits[:, :3])
     return summed
 
 

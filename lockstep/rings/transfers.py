@@ -1,8 +1,9 @@
 """Transfers and their steps as rows, and what a transfer moved where nobody counted its steps.
 
-Ticks become times process by process; from then on the transfers of all processes are handled together.
+Ticks become times by the clock of their process; the transfers of all processes are handled together.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,9 @@ import pyarrow as pa
 
 from lockstep import wire
 from lockstep.arrow import fill_rows
-from lockstep.rings.clock import TickClock
-from lockstep.rings.grouping import pick
+from lockstep.rings.clock import HostClocks
 from lockstep.rings.operations import key_columns, names_of
 from lockstep.rings.origin import Origins
-from lockstep.rings.span import Span
 from lockstep.tables import TABLE_BY_NAME
 
 Array = npt.NDArray[Any]  # Any: structured arrays have a type per field
@@ -27,21 +26,29 @@ _DIRECTIONS = ("recv", "send")
 _DETAILS = ("ops", "steps")
 
 _OF_OPERATION = (("comm", "u8"), ("seq", "u8"), ("rank", "u4"), ("replay", "u4"), ("epoch", "u2"), ("func", "u1"))
-_OF_BOTH = (("peer", "i4"), ("origin", "u2"), ("channel", "u1"), ("sends", "?"), ("kept", "?"), ("bytes", "u8"))
+_OF_BOTH = (
+    *(("operation", "u8"), ("bytes", "u8"), ("peer", "i4"), ("origin", "u2"), ("channel", "u1")),
+    *(("sends", "?"), ("kept", "?")),
+)
 
-# A closed transfer: what is needed of it and of its operation, with times.
+# A closed transfer: what is needed of it and, as soon as that is known, of its operation, with times.
 MOVED = np.dtype(
     [
         *(*_OF_OPERATION, *_OF_BOTH),
         *(("of_bytes", "u8"), ("first_ns", "i8"), ("end_ns", "i8"), ("waits", ("i8", 4))),
-        *(("nranks", "u4"), ("steps", "u4"), ("algo", "u1"), ("proto", "u1"), ("channels", "u1"), ("has_steps", "?")),
+        *(("part_bytes", "u8"), ("pid", "u4"), ("steps", "u4"), ("has_part_bytes", "?"), ("has_steps", "?")),
     ],
     align=True,
 )
 STEPPED = np.dtype(
-    [*_OF_OPERATION, *_OF_BOTH, ("posted_ns", "i8"), ("wire_ns", "i8"), ("done_ns", "i8"), ("step", "u4")], align=True
+    [
+        *(*_OF_OPERATION, *_OF_BOTH, ("posted_ns", "i8"), ("wire_ns", "i8"), ("done_ns", "i8"), ("step", "u4")),
+        ("reached", "?"),  # the network
+    ],
+    align=True,
 )
-_KEY = tuple(name for name, _ in _OF_OPERATION)
+_KEY = (*(name for name, _ in _OF_OPERATION), "kept", "origin")
+_OF_KNOWN = {MOVED: (*_KEY, "part_bytes", "has_part_bytes"), STEPPED: _KEY}
 
 # How much of an operation one rank sends, by algorithm and function; 0: in ways that the callbacks do not tell.
 _RING_BOTH_WAYS, _RING_PARTS, _WHOLE = 1, 2, 3
@@ -55,36 +62,59 @@ _SWELLING = np.ones(len(wire.PROTOS))
 _SWELLING[wire.LL], _SWELLING[wire.LL128] = 2, 128 / 120
 
 
-def span_of(closed: Array, clock: TickClock) -> Span:
-    """Return when transfers began and ended."""
-    first = clock.to_unix_ns(closed["first_ticks"])
-    return Span(first, first + _lengths(closed["duration"], clock))
-
-
-def time_transfers(closed: Array, operations: Array, clock: TickClock, origin: int) -> Array:
-    """Return closed transfers as MOVED, with the bytes that were counted; `operations` has the operation of each."""
-    moved = _with_operations(MOVED, closed, operations, origin)
-    for name in ("nranks", "algo", "proto", "channels"):
-        moved[name] = operations[name]
-    moved["first_ns"], moved["end_ns"] = span_of(closed, clock)
+def time_transfers(closed: Array, clocks: HostClocks, counts: Sequence[int], origin: Array) -> Array:
+    """Return closed transfers of several processes as MOVED, with the bytes that were counted."""
+    moved = _begun(MOVED, closed, origin)
+    moved["first_ns"] = clocks.to_unix_ns(closed["first_ticks"], counts)
+    moved["end_ns"] = moved["first_ns"] + _lengths(closed["duration"], clocks, counts)
     moved["channel"], moved["steps"] = closed["channel_steps"] >> 24, closed["channel_steps"] & 0xFFFFFF
-    moved["of_bytes"], moved["has_steps"] = operations["bytes"], (closed["flags"] & wire.FLAG_STEPS) != 0
-    if moved["has_steps"].any():
-        moved["waits"] = _lengths(closed["waits"], clock) * moved["has_steps"][:, None]
+    moved["pid"], moved["has_steps"] = closed["pid"], (closed["flags"] & wire.FLAG_STEPS) != 0
+    timed = np.flatnonzero(moved["has_steps"])  # few: steps are sampled
+    theirs = np.diff(np.searchsorted(timed, np.cumsum(counts)), prepend=0).tolist()
+    moved["waits"][timed] = _lengths(closed["waits"][timed], clocks, theirs)
     return moved
+
+
+def time_steps(closed: Array, clocks: HostClocks, counts: Sequence[int], origin: Array) -> Array:
+    """Return closed steps as STEPPED; what did not reach the network says so and has no times."""
+    stepped, marks = _begun(STEPPED, closed, origin), closed["marks"]
+    reached = np.where(stepped["sends"], marks[:, _SEND_WIRE], marks[:, _RECV_ARRIVED])
+    stepped["reached"] = (reached != wire.BUSY) & (marks[:, _DONE] != wire.BUSY)
+    posted = clocks.to_unix_ns(closed["posted_ticks"], counts)
+    stepped["posted_ns"], stepped["wire_ns"] = posted, posted + _lengths(reached, clocks, counts)
+    stepped["done_ns"] = posted + _lengths(marks[:, _DONE], clocks, counts)
+    stepped["channel"], stepped["step"] = closed["channel"] & 0xFF, closed["step"]
+    return stepped
+
+
+def join_operations(parts: Array, known: Array, places: Array) -> Array:
+    """Return the same array, MOVED or STEPPED, with what its operations say, which stand at these places.
+
+    Field by field: whole operations, once for each of their parts, would be megabytes.
+    """
+    for name in _OF_KNOWN[parts.dtype]:
+        parts[name] = known[name][places]
+    if parts.dtype == MOVED:
+        parts["of_bytes"] = known["bytes"][places]
+    return parts
 
 
 def settle_bytes(moved: Array) -> Array:
     """Set how many bytes each transfer moved, and return for which of them that is known.
 
     Where steps were recorded their sizes were added up; NCCL before 2.24 told sizes of 0, which are no sizes.
-    Elsewhere the algorithm says it: an equal part per channel of what one rank sends (`expected_bytes`).
+    Elsewhere the algorithm says it: an equal part per channel of what one rank sends (`add_part_bytes`).
     """
     counted = moved["has_steps"] & ((moved["bytes"] > 0) | (moved["of_bytes"] == 0))
-    expected, predictable = expected_bytes(moved, moved["of_bytes"])
-    moved["bytes"] = np.where(counted, moved["bytes"], expected)
-    settled: Array = counted | predictable
+    moved["bytes"] = np.where(counted, moved["bytes"], moved["part_bytes"])
+    settled: Array = counted | moved["has_part_bytes"]
     return settled
+
+
+def add_part_bytes(known: Array) -> Array:
+    """Return the same operations with what one transfer of each moves, where its algorithm tells that."""
+    known["part_bytes"], known["has_part_bytes"] = expected_bytes(known, known["bytes"])
+    return known
 
 
 def expected_bytes(operations: Array, sizes: Array) -> tuple[Array, Array]:
@@ -122,20 +152,6 @@ def transfer_rows(moved: Array, origins: Origins) -> pa.Table:
     return fill_rows(TABLE_BY_NAME["transfers"], len(moved), columns)
 
 
-def time_steps(closed: Array, operations: Array, clock: TickClock, origin: int) -> tuple[Array, Array]:
-    """Return closed steps as STEPPED, and which of all were seen to reach the network: only those are there."""
-    sends = (closed["flags"] & wire.FLAG_SEND) != 0
-    reached = np.where(sends, closed["marks"][:, _SEND_WIRE], closed["marks"][:, _RECV_ARRIVED])
-    whole = (reached != wire.BUSY) & (closed["marks"][:, _DONE] != wire.BUSY)
-    closed, operations, reached = pick(closed, whole), pick(operations, whole), reached[whole]
-    stepped = _with_operations(STEPPED, closed, operations, origin)
-    posted = clock.to_unix_ns(closed["posted_ticks"])
-    stepped["posted_ns"], stepped["wire_ns"] = posted, posted + _lengths(reached, clock)
-    stepped["done_ns"] = posted + _lengths(closed["marks"][:, _DONE], clock)
-    stepped["channel"], stepped["step"] = closed["channel"] & 0xFF, closed["step"]
-    return stepped, whole
-
-
 def step_rows(stepped: Array, origins: Origins) -> pa.Table:
     """Return rows of steps."""
     columns = origins.columns(stepped["origin"]) | _edge_columns(stepped)
@@ -143,18 +159,17 @@ def step_rows(stepped: Array, origins: Origins) -> pa.Table:
     return fill_rows(TABLE_BY_NAME["step_samples"], len(stepped), columns)
 
 
-def _with_operations(kind: np.dtype[Any], closed: Array, operations: Array, origin: int) -> Array:
-    """Return parts with what they and their operations have alike in both kinds."""
+def _begun(kind: np.dtype[Any], closed: Array, origin: Array) -> Array:
+    """Return parts with what both kinds have alike."""
     made = np.zeros(len(closed), kind)
-    for name in (*_KEY, "kept"):
-        made[name] = operations[name]
-    made["peer"], made["bytes"], made["origin"] = closed["peer"], closed["bytes"], origin
-    made["sends"] = (closed["flags"] & wire.FLAG_SEND) != 0
+    for name in ("operation", "peer", "bytes"):
+        made[name] = closed[name]
+    made["origin"], made["sends"] = origin, (closed["flags"] & wire.FLAG_SEND) != 0
     return made
 
 
-def _lengths(packed: Array, clock: TickClock) -> Array:
-    return clock.duration_ns(wire.unpack_duration(packed))
+def _lengths(packed: Array, clocks: HostClocks, counts: Sequence[int]) -> Array:
+    return clocks.duration_ns(wire.unpack_duration(packed), counts)
 
 
 def _edge_columns(parts: Array) -> dict[str, object]:

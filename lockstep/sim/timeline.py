@@ -1,22 +1,22 @@
 """What happens in a story, line by line, in words that simulator and testbed both understand.
 
-    at 20 s fail nic:h3/eth1 tx to 50 %          a rate: NICs, links, switches, gpu:, pcie:, nvlink:
-    at 20 s fail link:leaf0--spine1 losing 5 %   packets; `delayed 2 ms` and `down` are for links and NICs too
-    at 20 s fail link:leaf0--spine1 to 30 % above 1 MB       only in operations of that size and more
-    at 20 s fail nic:h3/eth1 down for 2 s every 60 s         again and again
-    at 20 s fail gpu:h1/0 to 60 % over 30 s      little by little
-    at 20 s fail gpu:h1/0 to 60 % in 5 % of steps            now and then
-    at 20 s fail gpu:h1/0 stuck                  its kernel never ends
-    at 20 s fail host:h2 starved to 20 %         CPU that is left for the proxy threads
-    at 20 s fail host:h2 late 300 ms             before it enqueues; also of a rank
-    at 20 s fail host:h2 gone                    with its telemetry; `silent`: its telemetry alone
-    at 20 s fail rank:5 stopped                  or killed, absent (never enqueues), mismatched, deadlocked
-    at 20 s fail fabric to 70 %                  somebody else's traffic takes the rest of every link between switches
-    at 60 s heal nic:h3/eth1                     or `heal`, which heals everything
-    at 30 s pause 12 s                           checkpoint or evaluation; `pause rank:3 2 s`: garbage collection
-    at 40 s restart after 5 s                    the next attempt; also `restart without h3 after 5 s`, and with a
-                                                 spare: `restart with h8 for h3 after 5 s`
-    at 40 s second mix                           from then on the job's other sequence of operations
+at 20 s fail nic:h3/eth1 tx to 50 %          a rate: NICs, links, switches, gpu:, pcie:, nvlink:
+at 20 s fail link:leaf0--spine1 losing 5 %   packets; `delayed 2 ms` and `down` are for links and NICs too
+at 20 s fail link:leaf0--spine1 to 30 % above 1 MB       only in operations of that size and more
+at 20 s fail nic:h3/eth1 down for 2 s every 60 s         again and again
+at 20 s fail gpu:h1/0 to 60 % over 30 s      little by little
+at 20 s fail gpu:h1/0 to 60 % in 5 % of steps            now and then
+at 20 s fail gpu:h1/0 stuck                  its kernel never ends
+at 20 s fail host:h2 starved to 20 %         CPU that is left for the proxy threads
+at 20 s fail host:h2 late 300 ms             before it enqueues; also of a rank
+at 20 s fail host:h2 gone                    with its telemetry; `silent`: its telemetry alone
+at 20 s fail rank:5 stopped                  or killed, absent (never enqueues), mismatched, deadlocked
+at 20 s fail fabric to 70 %                  somebody else's traffic takes the rest of every link between switches
+at 60 s heal nic:h3/eth1                     or `heal`, which heals everything
+at 30 s pause 12 s                           checkpoint or evaluation; `pause rank:3 2 s`: garbage collection
+at 40 s restart after 5 s                    the next attempt; also `restart without h3 after 5 s`, and with a
+                                             spare: `restart with h8 for h3 after 5 s`
+at 40 s second mix                           from then on the job's other sequence of operations
 """
 
 import re
@@ -82,7 +82,8 @@ _FAIL = re.compile(
 )
 _HEAL = re.compile(rf"heal(?: {_PART})?")
 _PAUSE = re.compile(rf"pause(?: {_PART})? (?P<lasting>{_NUMBER}) s")
-_RESTART = re.compile(rf"restart(?: without (?P<left>h\d+)| with (?P<spare>h\d+) for (?P<left_for>h\d+))? after (?P<lasting>{_NUMBER}) s")
+_WHO_LEAVES = r"without (?P<left>h\d+)|with (?P<spare>h\d+) for (?P<left_for>h\d+)"
+_RESTART = re.compile(rf"restart(?: (?:{_WHO_LEAVES}))? after (?P<lasting>{_NUMBER}) s")
 _LINE = re.compile(rf"at (?P<at>{_NUMBER}) s (?P<what>.+)")
 
 

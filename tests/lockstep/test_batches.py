@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from lockstep import batches
 from lockstep.arrow import conform, rows_of, schema_of
 from lockstep.batches import ACCEPTED_VERSIONS, decode_batch, encode_batch, unpack_body
 from lockstep.errors import BadBatch
@@ -94,6 +95,27 @@ def test_column_of_a_newer_release_is_left_out() -> None:
 def test_column_of_an_older_release_is_null() -> None:
     older = AGENTS.drop_columns(["plugin_cost_ns"])
     assert decoded(packed(stream_of(older)))["agents"]["plugin_cost_ns"].to_pylist() == [None, None]
+
+
+def test_shape_of_a_table_is_read_once_and_one_that_is_too_large_each_time() -> None:
+    decoded(packed(stream_of(AGENTS)))
+    before = batches._known_shape.cache_info()
+    decoded(packed(stream_of(AGENTS)))
+    large = AGENTS.append_column("x" * (16 << 10), pa.array([1, 2]))
+    assert decoded(packed(stream_of(large)))["agents"].equals(AGENTS)
+    after = batches._known_shape.cache_info()
+    assert (after.hits - before.hits, after.misses - before.misses, after.currsize) == (1, 0, before.currsize)
+
+
+def test_shapes_are_alike_when_their_columns_are_whatever_else_their_streams_say() -> None:
+    remarked = AGENTS.schema.with_metadata({"table": "agents", "remark": "hello"})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, remarked) as stream:
+        stream.write_table(AGENTS.cast(remarked))
+    newer = stream_of(AGENTS.append_column("mood", AGENTS["host"]))
+    bodies = [packed(content) for content in (stream_of(AGENTS), bytes(sink.getvalue()), newer)]
+    plain, same, other = (next(iter(batches.read_batch(body, MAX_BYTES, MAX_ROWS))) for body in bodies)
+    assert plain == same != other
 
 
 def test_this_version_and_the_one_before_are_accepted() -> None:

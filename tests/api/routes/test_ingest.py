@@ -85,6 +85,29 @@ def test_reply_carries_the_watermark_and_the_host_s_wishes(light_api: Api) -> No
     assert Receipt.model_validate_json(answer.content) == Receipt(watermark=2, wishes=(mine,))
 
 
+def test_wish_that_is_made_meanwhile_comes_with_a_later_reply(light_api: Api) -> None:
+    headers = good_headers(light_api)
+    assert post(light_api, batch("a"), headers).json()["wishes"] == []
+    wish = Wish(id="w1", host="h0", kind="probe", details={"dst": "h1"}, expires_ns=FAR_NS)
+    add_wish(light_api.parts.control, wish)
+    eventually(lambda: post(light_api, batch("a"), headers).json()["wishes"] == [wish.model_dump()])
+
+
+def test_way_past_the_router_is_the_route_that_is_documented(light_api: Api) -> None:
+    documented = light_api.client.get("/openapi.json").json()["paths"][PATH]["post"]
+    assert documented["responses"]["200"]["content"]["application/json"]["schema"]["$ref"].endswith("/Receipt")
+    check_problem(light_api.client.get(PATH), 405, "method-not-allowed")
+
+
+def test_fault_of_ours_is_told_without_its_insides(light_api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("a secret")
+
+    monkeypatch.setattr(light_api.parts.gateway, "take", broken)
+    sentence = check_problem(post(light_api, batch("a"), good_headers(light_api)), 500, "failed")
+    assert "secret" not in sentence
+
+
 def test_batch_without_a_token_is_refused(strict_api: Api) -> None:
     headers = good_headers(strict_api)
     del headers["Authorization"]
@@ -109,6 +132,7 @@ def test_batch_with_a_revoked_token_is_refused(light_api: Api) -> None:
     (token,) = list_tokens(light_api.parts.control)
     assert post(light_api, batch("a"), headers).status_code == 200
     revoke_token(light_api.parts.control, token.id, T0)
+    eventually(lambda: post(light_api, batch("a"), headers).status_code == 401)  # test_board says how soon
     check_problem(post(light_api, batch("a"), headers), 401, "unknown-token")
 
 
@@ -217,10 +241,10 @@ def test_refused_batch_leaves_no_trace(light_api: Api) -> None:
 
 
 def test_full_gateway_asks_the_agent_to_come_again(light_api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(_: object) -> None:
+    def full(*_: object) -> None:
         raise GatewayFull("4096 MiB wait for the store already")
 
-    monkeypatch.setattr(light_api.parts.gateway, "submit", full)
+    monkeypatch.setattr(light_api.parts.gateway, "take", full)
     answer = post(light_api, batch("a"), good_headers(light_api))
     assert check_problem(answer, 503, "busy") == "4096 MiB wait for the store already"
     assert answer.headers["Retry-After"] == "1"

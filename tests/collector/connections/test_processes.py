@@ -52,6 +52,17 @@ def test_name_of_a_container_is_not_read_through_a_link(tmp_path: Path) -> None:
     assert process.hostnames == ()
 
 
+def test_process_on_another_host_that_this_machine_plays_is_left_out(tmp_path: Path) -> None:
+    """Only one that says so and has a network of its own: a name may be spelt differently, and pods have networks."""
+    for pid, host, network in ((3, "h1", "net:[2]"), (4, "h0.rack1", "net:[1]"), (5, "h0", "net:[2]")):
+        folder = imitate_process(tmp_path, pid, {"NCCL_DEBUG_FILE": "x", "LOCKSTEP_HOST": host})
+        (folder / "ns").mkdir(exist_ok=True)
+        (folder / "ns/net").symlink_to(network)
+    (tmp_path / "proc/self/ns").mkdir(parents=True)
+    (tmp_path / "proc/self/ns/net").symlink_to("net:[1]")
+    assert [process.pid for process in NcclProcesses(tmp_path, lambda: (), host="h0").look()] == [4, 5]
+
+
 @pytest.mark.parametrize("broken", ["stat", "status", "environ"])
 def test_process_of_which_the_kernel_says_nonsense_is_passed_over(tmp_path: Path, broken: str) -> None:
     folder = imitate_process(tmp_path, 3, {"NCCL_DEBUG_FILE": "x"})

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from collector.rings.overdue import FLOOR_NS, PATIENCE, URGENT_NS, UsualTimes
+from collector.rings.overdue import FLOOR_NS, PATIENCE, URGENT_NS, UsualTimes, mean_times
 from lockstep import wire
 from lockstep.rings.operations import KNOWN
 from tests.builders import SECOND, T0
@@ -28,14 +28,14 @@ def is_late(usual: UsualTimes, open_ns: int, operations: np.ndarray | None = Non
 
 def test_fast_operations_are_given_a_second() -> None:
     usual = UsualTimes()
-    usual.learn(written(1_000))
+    usual.learn(mean_times(written(1_000))[0])
     assert not is_late(usual, FLOOR_NS)
     assert is_late(usual, FLOOR_NS + 1)
 
 
 def test_slow_operations_are_given_some_times_their_usual() -> None:
     usual = UsualTimes()
-    usual.learn(written(SECOND))
+    usual.learn(mean_times(written(SECOND))[0])
     assert not is_late(usual, PATIENCE * SECOND)
     assert is_late(usual, PATIENCE * SECOND + 1)
     assert is_late(usual, 2 * SECOND, running(func=wire.BROADCAST))  # another kind, of which nothing is known
@@ -43,8 +43,8 @@ def test_slow_operations_are_given_some_times_their_usual() -> None:
 
 def test_what_is_usual_follows_slowly() -> None:
     usual = UsualTimes()
-    usual.learn(written(SECOND))
-    usual.learn(written(2 * SECOND))
+    usual.learn(mean_times(written(SECOND))[0])
+    usual.learn(mean_times(written(2 * SECOND))[0])
     assert not is_late(usual, round(PATIENCE * 1.15 * SECOND))
     assert is_late(usual, round(PATIENCE * 1.25 * SECOND))
 

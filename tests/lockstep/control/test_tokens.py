@@ -8,7 +8,15 @@ from sqlalchemy import select
 from lockstep.control.audit import list_audit
 from lockstep.control.database import ControlDatabase
 from lockstep.control.tables import TOKENS
-from lockstep.control.tokens import Token, create_token, find_token, list_tokens, revoke_token
+from lockstep.control.tokens import (
+    Token,
+    create_token,
+    find_token,
+    ingest_tokens,
+    list_tokens,
+    match_token,
+    revoke_token,
+)
 from lockstep.errors import BadInput, NotPresent
 
 
@@ -83,3 +91,13 @@ def test_token_whose_audit_line_fails_is_not_made(db: ControlDatabase) -> None:
     with pytest.raises(BadInput, match="cannot hold this value"):
         create_token(db, scope="read", host=None, name="n", now_ns=2**70)
     assert list_tokens(db) == []
+
+
+def test_valid_tokens_of_collectors_come_together_and_each_opens_only_with_its_secret(db: ControlDatabase) -> None:
+    texts = [create_token(db, scope="ingest", host=f"h{number}", name="n", now_ns=5) for number in range(3)]
+    other = create_token(db, scope="read", host=None, name="n", now_ns=5)
+    revoke_token(db, texts[2].split("_")[1], now_ns=6)
+    rows = ingest_tokens(db)
+    assert sorted(rows) == sorted(text.split("_")[1] for text in texts[:2])
+    assert [match_token(rows, text) for text in texts[:2]] == [find_token(db, text) for text in texts[:2]]
+    assert [match_token(rows, text) for text in (texts[2], other, texts[0][:-43] + "A" * 43, "")] == [None] * 4

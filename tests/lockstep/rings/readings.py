@@ -9,12 +9,15 @@ import numpy as np
 import numpy.typing as npt
 
 from lockstep import wire
-from lockstep.rings.clock import TickClock
+from lockstep.rings.clock import HostClocks, TickClock
 from lockstep.rings.draining import Records
 from lockstep.rings.folding import Reading
+from lockstep.rings.grouping import stack
 from lockstep.rings.identity import Identity
 from lockstep.rings.live import PLACED_COMM, PLACED_ROW, Live
+from lockstep.rings.operations import learn_operations
 from lockstep.rings.origin import Origin
+from lockstep.rings.transfers import add_part_bytes
 from tests.builders import T0
 
 Array = npt.NDArray[Any]  # Any: structured arrays have a type per field
@@ -40,6 +43,8 @@ IDENTITY = Identity(
     clock_kind=wire.CLOCK_REPLAY,
 )
 CLOCK = TickClock(np.array([0], np.uint64), np.array([T0]), np.array([1.0]), 1.0)
+CLOCKS = HostClocks([CLOCK])
+NUMBER = np.zeros(1, np.uint16)  # of the only origin
 
 KINDS = {
     "enqueued": wire.ENQUEUED,
@@ -134,20 +139,36 @@ def row(func: int = wire.ALL_REDUCE, peer: int = -1, **fields: Any) -> Array:
     return element(PLACED_ROW, **{"key": key, "enqueued": 2, "started": 2, "done": 1, "epoch": 1} | fields)
 
 
+def known(records: Array, **fields: Any) -> Array:
+    """Return what was enqueued in one communicator as known operations."""
+    members = np.repeat(communicator(**fields), len(records))
+    enqueue_ns = CLOCKS.to_unix_ns(records["ticks"], [len(records)])
+    return add_part_bytes(learn_operations(records, members, enqueue_ns, 0))
+
+
 def stacked(kind: np.dtype[np.void], given: list[Array]) -> Array:
     return np.concatenate([np.empty(0, kind), *given])
+
+
+def slots_of(*records: Array) -> Array:
+    """Return records as a file holds them, with the number of their kind, kind by kind."""
+    slots = [np.empty((0, wire.RECORD.itemsize), np.uint8)]
+    for number, kind in enumerate(KINDS.values(), wire.KIND_ENQUEUED):
+        found = stack(kind, [np.empty(0, kind), *(one for one in records if one.dtype == kind)])
+        found["kind"] = number
+        slots.append(found.view(np.uint8).reshape(len(found), wire.RECORD.itemsize))
+    return np.concatenate(slots)
 
 
 def reading(
     *records: Array, live: list[Array] | None = None, comms: list[Array] | None = None, **changes: Any
 ) -> Reading:
     """Return a reading of these records, whatever their kinds; of one communicator unless told otherwise."""
-    by_kind = {name: stacked(kind, [one for one in records if one.dtype == kind]) for name, kind in KINDS.items()}
     shown = [
         stacked(kind, [one for one in live or [] if one.dtype == kind])
         for kind in (PLACED_ROW, wire.OPERATION, wire.TRANSFER)
     ]
     usual: dict[str, Any] = {"identity": IDENTITY, "clock": CLOCK, "level": wire.STEPS}
     usual |= {"communicators": stacked(PLACED_COMM, [communicator()] if comms is None else comms)}
-    usual |= {"live": Live(*shown), "records": Records(**by_kind, lost=changes.pop("lost", 0))}
+    usual |= {"live": Live(*shown), "records": Records(slots_of(*records), changes.pop("lost", 0))}
     return Reading(**usual | changes)

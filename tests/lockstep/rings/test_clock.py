@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from lockstep import wire
 from lockstep.errors import BadRing, RingNotReady
+from lockstep.rings.clock import HostClocks
 from lockstep.rings.ringfile import RingFile, TickClock, open_ring
 from tests.lockstep.rings.forging import ChangingFile, Forged
 
@@ -180,3 +181,15 @@ def test_no_forged_pair_does_harm(
     assert told.dtype == np.int64
     assert (told >= 0).all()
     assert (clock.duration_ns(np.array(ticks, np.uint64)) >= 0).all()
+
+
+def test_clocks_asked_together_tell_what_each_tells_alone(tmp_path: Path) -> None:
+    rates = (1_000_000_000, 2_694_123_457, 24_000_000)
+    times = [UNIX_NS + number * HOUR_NS for number in range(5)]
+    clocks = [clock_of(tmp_path, [(ticks_at(time, hertz), time) for time in times]) for hertz in rates]
+    wanted = [np.arange(count, dtype=np.uint64) * np.uint64(10**14) for count in (50, 0, 7)]
+    counts, together = [50, 0, 7], HostClocks(clocks)
+    alone = [clock.to_unix_ns(ticks) for clock, ticks in zip(clocks, wanted, strict=True)]
+    assert together.to_unix_ns(np.concatenate(wanted), counts).tolist() == np.concatenate(alone).tolist()
+    lengths = [clock.duration_ns(ticks) for clock, ticks in zip(clocks, wanted, strict=True)]
+    assert together.duration_ns(np.concatenate(wanted), counts).tolist() == np.concatenate(lengths).tolist()

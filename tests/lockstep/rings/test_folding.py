@@ -187,7 +187,7 @@ def test_late_operation_joins_what_its_new_second_has_already() -> None:
 
 
 def test_memory_is_bounded_and_what_is_dropped_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lockstep.rings.folding._MOST_OPERATIONS", 2)
+    monkeypatch.setattr("lockstep.rings.host_folding._MOST_OPERATIONS", 2)
     folder = Folder(ORIGIN)
     folder.fold(reading(*(enqueued(number) for number in range(1, 6))), SOON)
     assert folder.losses == Losses(forgotten=3)

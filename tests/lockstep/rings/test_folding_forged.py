@@ -1,15 +1,31 @@
 """A process may write anything into its ring: the folding makes rows that fit their tables of it, or none."""
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 
 from lockstep import wire
 from lockstep.arrow import conform
-from lockstep.rings.folding import Folder, Reading
+from lockstep.rings.folding import Folder, HostFolder, Reading
+from lockstep.rings.ledger import Ledger
 from lockstep.rings.live import PLACED_COMM, PLACED_ROW
+from lockstep.rings.sampling import WHOLE_SHARE
 from lockstep.tables import TABLE_BY_NAME
 from tests.builders import SECOND, T0
-from tests.lockstep.rings.readings import KINDS, ORIGIN, Array, handle, reading
+from tests.lockstep.rings.readings import (
+    IDENTITY,
+    KINDS,
+    ORIGIN,
+    Array,
+    enqueued,
+    handle,
+    kernel,
+    reading,
+    step,
+    transfer,
+)
 
 OPERATIONS, PLACES = 9, 4
 
@@ -57,3 +73,25 @@ def test_rows_of_forged_records_fit_their_tables(seed: int) -> None:
             conform(TABLE_BY_NAME[name], rows)
             count += rows.num_rows
     assert count > 0
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_forged_records_of_one_process_do_not_touch_those_of_another_that_are_folded_with_it(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    together, alone = Ledger(), Ledger()
+    host = HostFolder(together)
+    honest, forger = (Folder.among(host, replace(ORIGIN, job=job)) for job in ("honest", "forger"))
+    reference = Folder(replace(ORIGIN, job="honest"), alone)
+    found: dict[str, list[list[dict[str, Any]]]] = {"together": [], "alone": []}
+    for number in range(4):
+        now_ns, numbers = T0 + number * 3 * SECOND, range(number * 20, number * 20 + 20)
+        parts = [part for one in numbers for part in (enqueued(one), transfer(one), step(one), kernel(one))]
+        told = reading(*parts, identity=replace(IDENTITY, nccl_version="2.28.9"))
+        host.fold([honest.turn(told)[0], forger.turn(forge_reading(rng))[0]], now_ns, WHOLE_SHARE)
+        reference.fold(told, now_ns)
+        for name, ledger in (("together", together), ("alone", alone)):
+            tables = ledger.rows() | ledger.seconds.close(now_ns - 2 * SECOND)
+            rows = [row for table in tables.values() for row in table.to_pylist()]
+            found[name].append([row for row in rows if row["job"] == "honest"])
+    assert found["together"] == found["alone"]
+    assert sum(map(len, found["alone"])) > 200

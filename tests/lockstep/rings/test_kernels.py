@@ -6,32 +6,31 @@ import numpy as np
 import pytest
 
 from lockstep import wire
-from lockstep.rings.communicators import CommunicatorHistory
-from lockstep.rings.kernels import ENQUEUE_TOLERANCE_NS, GpuClock, KernelTimes
+from lockstep.rings.kernels import ENQUEUE_TOLERANCE_NS, GpuClock, KernelTimes, time_kernels
 from lockstep.rings.live import PLACED_COMM
-from lockstep.rings.operations import learn_operations
 from tests.builders import SECOND, T0
-from tests.lockstep.rings.readings import CLOCK, MS, Array, communicator, enqueued, kernel
+from tests.lockstep.rings.readings import CLOCKS, MS, NUMBER, Array, communicator, enqueued, kernel, known
 
 NO_COMMS = np.empty(0, PLACED_COMM)
 
 
 def operations(*ticks: int, **fields: Any) -> Array:
-    history = CommunicatorHistory()
-    history.update(communicator())
     records = [enqueued(number, ticks=tick, **fields) for number, tick in enumerate(ticks)]
-    return learn_operations(np.concatenate(records), CLOCK, history)
+    return known(np.concatenate(records))
+
+
+def heard(*kernels: Array) -> Array:
+    return time_kernels(np.concatenate(kernels), CLOCKS, [len(kernels)], NUMBER)
 
 
 def judge(times: KernelTimes, of: Array, *kernels: Array) -> list[bool]:
-    return list(times.judge(np.concatenate(kernels), of, CLOCK).is_good.tolist())
+    return list(times.judge(heard(*kernels), of).is_good.tolist())
 
 
 def test_least_delay_is_the_distance_of_the_clocks_and_times_in_order_are_good() -> None:
     times = KernelTimes()
-    judged = times.judge(
-        np.concatenate([kernel(start=2 * MS), kernel(start=7 * MS, stop=9 * MS)]), operations(MS, 6 * MS), CLOCK
-    )
+    both = heard(kernel(start=2 * MS), kernel(start=7 * MS, stop=9 * MS))
+    judged = times.judge(both, operations(MS, 6 * MS))
     assert judged.is_good.tolist() == [True, True]
     assert judged.span.first_ns - T0 == pytest.approx([2 * MS, 7 * MS], abs=1_500)
     assert judged.heard_ns.tolist() == [T0 + 6 * MS + 1_000, T0 + 9 * MS + 1_000]

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from lockstep import wire
-from lockstep.rings.communicators import CommunicatorHistory
+from lockstep.rings.communicators import CommunicatorHistory, HostCommunicators
 from lockstep.rings.origin import Origins
-from lockstep.rings.progress import progress_of, progress_rows
+from lockstep.rings.progress import progress_of, progress_rows, show
 from tests.builders import SECOND, T0
 from tests.lockstep.rings.readings import (
-    CLOCK,
+    CLOCKS,
     MS,
     ORIGIN,
     Array,
@@ -29,7 +29,8 @@ NOW = T0 + SECOND
 def told(*live: Array, hears_kernels: bool = True) -> list[dict[str, Any]]:
     history = CommunicatorHistory()
     history.update(communicator(rank=3))
-    found = progress_of(reading(live=list(live)).live, CLOCK, history, hears_kernels, (NOW, 0))
+    shown = show([reading(live=list(live)).live])
+    found = progress_of(shown, CLOCKS, HostCommunicators([history]), [(0, hears_kernels)], NOW)
     return list(progress_rows(found, Origins(ORIGIN)).to_pylist())
 
 

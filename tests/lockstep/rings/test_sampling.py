@@ -5,8 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+
 from lockstep import wire
-from lockstep.rings.communicators import CommunicatorHistory
+from lockstep.rings.communicators import CommunicatorHistory, HostCommunicators
 from lockstep.rings.folding import take_reading
 from lockstep.rings.operations import learn_operations
 from lockstep.rings.ringfile import open_ring
@@ -33,7 +35,11 @@ def test_operations_that_the_plugin_sampled_are_those_with_the_lowest_lots(
         job.kill()
     history = CommunicatorHistory()
     history.update(reading.communicators)
-    known = learn_operations(reading.records.enqueued, reading.clock, history)
+    records = reading.records.enqueued
+    whose = np.zeros(len(records), np.int64)
+    members, found = HostCommunicators([history]).members_at(whose, records["comm"], records["ticks"])
+    assert found.all()
+    known = learn_operations(records, members, reading.clock.to_unix_ns(records["ticks"]), 0)
     sampled = (known["flags"] & wire.FLAG_SAMPLED) != 0
     assert len(known) > 300
     assert 0.1 < sampled.mean() < 0.4

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 from lockstep import wire
-from lockstep.rings.communicators import CommunicatorHistory
-from lockstep.rings.operations import learn_operations
 from lockstep.rings.origin import Origins
 from lockstep.rings.transfers import (
     expected_bytes,
+    join_operations,
     settle_bytes,
     step_rows,
     time_steps,
@@ -18,16 +17,14 @@ from lockstep.rings.transfers import (
     transfer_rows,
 )
 from tests.builders import T0
-from tests.lockstep.rings.readings import CLOCK, MS, ORIGIN, Array, communicator, enqueued, step, transfer
+from tests.lockstep.rings.readings import CLOCKS, MS, NUMBER, ORIGIN, Array, enqueued, known, step, transfer
 
 RECV = wire.FLAG_STEPS
 MIB = 1 << 20
 
 
 def operation(nranks: int = 4, **fields: Any) -> Array:
-    history = CommunicatorHistory()
-    history.update(communicator(nranks=nranks))
-    return learn_operations(enqueued(**fields), CLOCK, history)
+    return known(enqueued(**fields), nranks=nranks)
 
 
 def row_of(closed: Array, of: Array | None = None) -> dict[str, Any]:
@@ -36,7 +33,7 @@ def row_of(closed: Array, of: Array | None = None) -> dict[str, Any]:
 
 
 def rows_of(closed: Array, of: Array) -> list[dict[str, Any]]:
-    moved = time_transfers(closed, of, CLOCK, 0)
+    moved = join_operations(time_transfers(closed, CLOCKS, [len(closed)], NUMBER), of, np.arange(len(of)))
     return list(transfer_rows(moved[settle_bytes(moved)], Origins(ORIGIN)).to_pylist())
 
 
@@ -108,7 +105,7 @@ def test_what_nobody_can_say_is_not_said(fields: dict[str, int], nranks: int) ->
 
 def test_step_tells_when_it_reached_the_network() -> None:
     closed = np.concatenate([step(), step(flags=RECV)])
-    stepped, _ = time_steps(closed, np.concatenate([operation()] * 2), CLOCK, 0)
+    stepped = join_operations(time_steps(closed, CLOCKS, [2], NUMBER), operation(), np.zeros(2, np.intp))
     sent, received = step_rows(stepped, Origins(ORIGIN)).to_pylist()
     moments = [
         tuple(row[name] - T0 - 2 * MS for name in ("posted_ns", "wire_ns", "done_ns")) for row in (sent, received)
@@ -117,6 +114,6 @@ def test_step_tells_when_it_reached_the_network() -> None:
     assert (sent["direction"], received["direction"], sent["step"], sent["bytes"]) == ("send", "recv", 3, 65_536)
 
 
-def test_step_that_never_reached_the_network_has_no_row() -> None:
-    stepped, whole = time_steps(step(marks=[100, wire.BUSY, 300]), operation(), CLOCK, 0)
-    assert (len(stepped), whole.tolist()) == (0, [False])
+@pytest.mark.parametrize(("marks", "reached"), [((100, wire.BUSY, 300), False), ((wire.BUSY, 200, 300), True)])
+def test_step_says_whether_it_reached_the_network(marks: tuple[int, ...], reached: bool) -> None:
+    assert time_steps(step(marks=marks), CLOCKS, [1], NUMBER)["reached"].tolist() == [reached]
