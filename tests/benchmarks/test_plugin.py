@@ -1,6 +1,5 @@
 """The plugin's benchmark measures every kind of callback beside the limit, and says what it cannot do without."""
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -11,16 +10,6 @@ from lockstep.errors import NotPresent
 from testbed import ranks
 
 KINDS = ["operation", "transfer", "unsampled-step", "sampled-step", "kernel-channel", "all-reduce"]
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    missing = [tool for tool in ("make", "cc") if shutil.which(tool) is None]
-    if missing:
-        pytest.skip(f"building the plugin needs {', '.join(missing)}")
-    folder = tmp_path_factory.mktemp("bench")
-    ranks.build_ranks(folder)
-    return folder
 
 
 def test_every_kind_is_measured_in_every_round_on_one_thread_and_on_four(built: Path) -> None:

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.errors import NotPresent
-from testbed.ranks import PLUGIN_SOURCES, build_ranks
+from testbed.ranks import PLUGIN_SOURCES
 from testbed.workers.job import start_job
 from testbed.workers.loopback import Loopback
 from testbed.workers.plan import Collective, Compute, Hop, JobPlan, Layout
@@ -25,16 +24,6 @@ comm 2a world 0
 compute 1 0 {how}
 op 0 AllReduce RING 4096 1 -1
 """
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("worker")
-    try:
-        build_ranks(folder)
-    except NotPresent as absence:
-        pytest.skip(str(absence))
-    return folder
 
 
 def run(built: Path, folder: Path, job: str, *options: str) -> subprocess.CompletedProcess[str]:
