@@ -9,8 +9,9 @@ from cli.setup import err, progress_bar
 from lockstep.capture.contents import CaptureInfo, JobLayout
 from lockstep.capture.writing import CaptureWriter
 from lockstep.clock import NS_PER_S
+from lockstep.sim.library import find_story
 from lockstep.sim.simulation import Simulation
-from lockstep.sim.story import Story, build_topology, find_story, resize_story
+from lockstep.sim.story import Story, resize_story
 from lockstep.sim.telemetry import Identity, SimulatedTelemetry
 from lockstep.tables import TABLE_BY_NAME
 
@@ -34,17 +35,23 @@ def command(
 
 def _write(story: Story, seed: int, target: Path) -> None:
     identity = Identity(job=story.name, start_ns=_STORY_START_NS)
-    telemetry = SimulatedTelemetry(Simulation(story, seed), identity)
+    simulation = Simulation(story, seed)
+    telemetry = SimulatedTelemetry(simulation, identity, heartbeats=True)
     with CaptureWriter(target) as writer, progress_bar() as progress:
         for second in progress.track(range(1, int(story.duration_s) + 1), description="simulating"):
             for name, rows in telemetry.advance(identity.start_ns + second * NS_PER_S).items():
                 writer.write(TABLE_BY_NAME[name], rows)
-        topology = build_topology(story.cluster)
         info = CaptureInfo(
             job=identity.job,
             start_ns=identity.start_ns,
             end_ns=telemetry.watermark_ns,
-            layout=JobLayout(dp=story.ranks),
-            hosts=tuple(host.id for host in topology.hosts),
+            layout=_layout(story),
+            hosts=tuple(host.id for host in simulation.topology.hosts),
         )
-        writer.finish(info, topology)
+        writer.finish(info, simulation.topology)
+
+
+def _layout(story: Story) -> JobLayout | None:
+    """Return the parallel layout where the story tells it: analyzers must do without."""
+    tp, cp, dp, pp, ep = story.layout
+    return JobLayout(tp=tp, cp=cp, dp=dp, pp=pp, ep=ep) if story.telling.layout else None

@@ -6,7 +6,7 @@ import typer
 from rich.table import Table as Picture
 
 from cli.setup import out
-from lockstep.sim.story import find_story, list_stories
+from lockstep.sim.library import find_story, list_stories
 
 app = typer.Typer(no_args_is_help=True, help="The fault stories that come with Lockstep.")
 

@@ -14,7 +14,8 @@ from cli.web import serve
 from lockstep.clock import NS_PER_S, SystemClock, rfc3339
 from lockstep.config import Settings, split_listen
 from lockstep.incident import Incident
-from lockstep.sim.story import Story, build_topology, find_story
+from lockstep.sim.library import find_story
+from lockstep.sim.story import Story, build_topology
 
 _DEMO_STORY = "nic-half-speed"
 

@@ -12,6 +12,8 @@ _JOB = ["host", "job", "attempt", "comm", "func", "size_class", "rank"]
 _EDGE = ["channel", "peer", "direction", "transport", "nic"]
 _WHO = ["job", "attempt", "comm", "rank"]  # a rank means something inside its communicator only
 _NUMBERED = ["job", "attempt", "comm", "func", "seq", "replay", "epoch", "of_rank", "of_peer"]
+_OF_OPERATIONS = ["host", "job", "attempt", "comm", "func", "rank", "bytes", "start_ns", "end_ns"]
+_OF_SIZES = ["job", "attempt", "comm", "func", "seq", "replay", "epoch", "rank", "peer", "bytes"]
 _POWERS_OF_TWO = 2 ** np.arange(64, dtype=np.uint64)  # exact, where a logarithm rounds up just below a power
 
 
@@ -22,8 +24,8 @@ def fold_operations(collectives: pa.Table, since_ns: int, until_ns: int) -> pa.T
     Operations without a start or an end were seen by no clock and count nowhere; one that ends before it starts
     was seen by a clock that jumped, and lasts no time.
     """
-    timed = collectives.filter(pc.and_(pc.is_valid(collectives["start_ns"]), pc.is_valid(collectives["end_ns"])))
-    timed = timed.sort_by([(column, "ascending") for column in [*_WHO, "end_ns"]])
+    told = collectives.select(_OF_OPERATIONS)  # sorting moves every column
+    timed = _in_order(told.filter(pc.and_(pc.is_valid(told["start_ns"]), pc.is_valid(told["end_ns"]))))
     lasted = pc.max_element_wise(pc.subtract(timed["end_ns"], timed["start_ns"]), 0)
     timed = timed.append_column("dur", lasted)
     timed = timed.append_column("gap", pa.array(_gaps(timed)))
@@ -41,7 +43,7 @@ def fold_transfers(transfers: pa.Table, sizes: pa.Table, since_ns: int, until_ns
     `sizes` holds collectives; the size class of a transfer is that of its operation, and a transfer whose
     operation is not among them counts nowhere.
     """
-    operations = _with_ends(sizes).group_by(_NUMBERED).aggregate([("bytes", "max")])
+    operations = _with_ends(sizes.select(_OF_SIZES)).group_by(_NUMBERED).aggregate([("bytes", "max")])
     ended = _with_ends(_ended(transfers, "last_ns", since_ns, until_ns))
     inside = ended.join(operations, _NUMBERED, join_type="inner")
     sums = (
@@ -63,12 +65,23 @@ def fold_transfers(transfers: pa.Table, sizes: pa.Table, since_ns: int, until_ns
     return _as_table("transfer_stats", sums, renamed | waits)
 
 
+def _in_order(timed: pa.Table) -> pa.Table:
+    """Return the rows of each rank one after the other, by their end."""
+    return timed.take(pa.array(np.lexsort((timed["end_ns"].to_numpy(), *(_numbers(timed, name) for name in _WHO)))))
+
+
+def _numbers(rows: pa.Table, column: str) -> np.ndarray:
+    """Return the same number for the same value."""
+    numbers: np.ndarray = rows[column].combine_chunks().dictionary_encode().indices.to_numpy()
+    return numbers
+
+
 def _gaps(timed: pa.Table) -> np.ndarray:
     """Return the idle time before each row on its rank; overlapping operations have none."""
     start, end = timed["start_ns"].to_numpy(), timed["end_ns"].to_numpy()
     same = np.arange(len(start)) > 0
     for column in _WHO:
-        numbers = timed[column].combine_chunks().dictionary_encode().indices.to_numpy()
+        numbers = _numbers(timed, column)
         same[1:] &= numbers[1:] == numbers[:-1]
     gaps = np.zeros(len(start), np.int64)
     gaps[same] = np.maximum(start[same] - np.roll(end, 1)[same], 0)

@@ -1,44 +1,73 @@
 """Hosts that exist only in a story: the same seam as real ones, so nothing behind it can tell."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from collector.source import PlainSource, Reading
+from lockstep.clock import NS_PER_S
 from lockstep.sim.telemetry import SimulatedTelemetry
 from lockstep.wish import Wish
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Rows of one host on their way."""
+
+    due_ns: int  # when the host hands them out
+    since_ns: int  # the watermark before them
+    tables: dict[str, pa.Table]
 
 
 class SimulatedCluster:
     """One running story, shared by the sources of all its hosts; whoever reads first moves it on."""
 
     def __init__(self, telemetry: SimulatedTelemetry) -> None:
+        story = telemetry.simulation.story
         self._telemetry = telemetry
+        self._late_ns = story.telling.late_s * NS_PER_S
+        self._random = np.random.default_rng(telemetry.simulation.seed)
         self._guard = threading.Lock()
-        self._waiting: dict[str, list[dict[str, pa.Table]]] = {
-            f"h{number}": [] for number in range(telemetry.simulation.story.cluster.hosts)
-        }
+        self._waiting: dict[str, list[_Batch]] = {f"h{number}": [] for number in range(story.cluster.all_hosts)}
 
     @property
     def hosts(self) -> list[str]:
         return list(self._waiting)
 
     def read_host(self, host: str, now_ns: int) -> Reading:
-        """Return what the host has to say since it was last asked."""
+        """Return what the host has to say since it was last asked; late batches come in another order."""
         with self._guard:
-            self._hand_out(self._telemetry.advance(now_ns))
-            pieces, self._waiting[host] = self._waiting[host], []
-            watermark_ns = self._telemetry.watermark_ns
-        names = dict.fromkeys(name for piece in pieces for name in piece)
-        tables = {name: pa.concat_tables([piece[name] for piece in pieces if name in piece]) for name in names}
+            self._advance(now_ns)
+            batches = self._waiting[host]
+            self._waiting[host] = [batch for batch in batches if batch.due_ns > now_ns]
+            watermark_ns = min((b.since_ns for b in self._waiting[host]), default=self._telemetry.watermark_ns)
+        due = sorted((batch for batch in batches if batch.due_ns <= now_ns), key=lambda batch: batch.due_ns)
+        names = dict.fromkeys(name for batch in due for name in batch.tables)
+        tables = {name: pa.concat_tables([b.tables[name] for b in due if name in b.tables]) for name in names}
         return Reading(tables, watermark_ns)
 
-    def _hand_out(self, rows: dict[str, pa.Table]) -> None:
-        for host, waiting in self._waiting.items():
-            mine = {name: table.filter(pc.equal(table["host"], host)) for name, table in rows.items()}
-            waiting.append({name: table for name, table in mine.items() if table.num_rows})
+    def _advance(self, now_ns: int) -> None:
+        since_ns = self._telemetry.watermark_ns
+        by_host: dict[str, dict[str, pa.Table]] = {}
+        for name, table in self._telemetry.advance(now_ns).items():
+            for host, rows in _split(table):
+                by_host.setdefault(host, {})[name] = rows
+        for host, tables in by_host.items():
+            late_ns = int(self._random.uniform(0, self._late_ns)) if self._late_ns else 0
+            self._waiting[host].append(_Batch(now_ns + late_ns, since_ns, tables))
+
+
+def _split(table: pa.Table) -> Iterator[tuple[str, pa.Table]]:
+    """Yield the rows of each host, in their order."""
+    hosts = table["host"].combine_chunks().dictionary_encode()
+    numbers = hosts.indices.to_numpy()
+    order = np.argsort(numbers, kind="stable")
+    ends = np.cumsum(np.bincount(numbers, minlength=len(hosts.dictionary)))
+    for host, end, begin in zip(hosts.dictionary.to_pylist(), ends, np.append(0, ends[:-1]), strict=True):
+        yield host, table.take(pa.array(order[begin:end]))
 
 
 class SimulatedSource(PlainSource):

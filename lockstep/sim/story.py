@@ -1,19 +1,18 @@
-"""Fault stories: a cluster, a job, what breaks when, and which verdict is right. Data, not code."""
+"""Fault stories: a cluster, a job, what breaks when, and which verdicts are right. Data, not code."""
 
-import re
-import tomllib
-from importlib import resources
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import BeforeValidator, ConfigDict, Field
 
-from lockstep.errors import BadStory, NotPresent
-from lockstep.fabrics import FabricOptions, leaf_spine
+from lockstep.errors import BadStory
+from lockstep.fabrics import FabricOptions, dual_plane, leaf_spine, rail_optimised
 from lockstep.records import Transport
-from lockstep.topology import Topology, nic_name
+from lockstep.sim.timeline import Turn, parse_turn
+from lockstep.topology import Topology, gpu_name, host_name, link_name, nic_name, switch_name
 from lockstep.verdict import FaultClass, Frozen, Side
 
-_NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
+GroupKind = Literal["world", "tp", "cp", "dp", "ep", "pp"]
+Algo = Literal["RING", "TREE"]
 
 
 class Told(Frozen):
@@ -23,23 +22,70 @@ class Told(Frozen):
 
 
 class ClusterShape(Told):
-    """A leaf-spine fabric and the hosts on it."""
+    """A fabric and the hosts on it."""
 
     hosts: int = Field(ge=2)
+    spares: int = Field(0, ge=0, description="hosts beside those of the job, numbered after them")
     gpus_per_host: int = Field(ge=1)
     nics_per_host: int = Field(ge=1)
     hosts_per_leaf: int = Field(ge=1)
     spines: int = Field(ge=1)
     nic_gbps: float = Field(gt=0)
+    fabric: Literal["leaf_spine", "rails", "dual_plane"] = "leaf_spine"
+    routing: Literal["planned", "ecmp"] = Field(
+        "planned", description="spread evenly, or by the hash of a five-tuple"
+    )
     transport: Transport = "ib"
     hop_latency_us: float = Field(5.0, ge=0, description="from one NIC to another, whatever the size")
+    nvlink_gbps: float = Field(2400.0, gt=0, description="between two GPUs of a host, one direction")
+
+    @property
+    def all_hosts(self) -> int:
+        return self.hosts + self.spares
+
+
+class Layout(Told):
+    """How the ranks share the model; ranks are counted tp first, then cp, dp and pp, as Megatron does."""
+
+    tp: int = Field(1, ge=1)
+    cp: int = Field(1, ge=1)
+    pp: int = Field(1, ge=1)
+    dp: int | None = Field(None, ge=1, description="what the others leave over, when it is not told")
+    ep: int = Field(1, ge=1, description="experts are spread over that many neighbours in dp")
+
+
+class Doing(Told):
+    """One thing that a training step does, on every rank."""
+
+    do: Literal["compute", "AllReduce", "AllGather", "ReduceScatter", "Broadcast", "AllToAll", "pipeline"]
+    ms: float = Field(0.0, ge=0, description="of compute; of a pipeline: one forward of one stage")
+    backward_ms: float = Field(0.0, ge=0, description="of a pipeline: one backward of one stage")
+    first_ms: float = Field(0.0, ge=0, description="of a pipeline: more in the first stage, forward and backward")
+    last_ms: float = Field(0.0, ge=0, description="of a pipeline: more in the last stage, forward and backward")
+    mb: float = Field(0.0, ge=0, description="megabytes of an operation, or of a pipeline's activations")
+    tp_mb: float = Field(0.0, ge=0, description="of a pipeline: all-reduced in tp after each forward and backward")
+    group: GroupKind = "world"
+    algo: Algo = "RING"
+    times: int = Field(1, ge=1)
 
 
 class JobShape(Told):
-    """A data-parallel job: every step computes, then all-reduces its buckets one after the other."""
+    """A training job; without `step` every step computes, then all-reduces its buckets one after the other."""
 
-    compute_ms: float = Field(gt=0)
-    allreduce_mb: tuple[Annotated[int, Field(ge=1)], ...] = Field(min_length=1)
+    compute_ms: float = Field(300.0, gt=0)
+    allreduce_mb: tuple[Annotated[int, Field(ge=1)], ...] = Field((256,), min_length=1)
+    layout: Layout = Layout()
+    micro_batches: int = Field(4, ge=1)
+    step: tuple[Doing, ...] = ()
+    second_step: tuple[Doing, ...] = Field((), description="what a step does after `second mix`")
+    first_steps_slower: float = Field(1.0, ge=1, description="autotuning: compute of the first two steps, times this")
+    experts: float = Field(0.0, ge=0, description="spread of what a rank sends to each expert, and of its compute")
+    sequences: float = Field(0.0, ge=0, description="spread of compute between data-parallel replicas, per step")
+
+    @property
+    def steps(self) -> tuple[Doing, ...]:
+        plain = (Doing(do="compute", ms=self.compute_ms), *(Doing(do="AllReduce", mb=mb) for mb in self.allreduce_mb))
+        return self.step or plain
 
 
 class Noise(Told):
@@ -50,13 +96,23 @@ class Noise(Told):
     enqueue_us: float = Field(20.0, ge=0, description="of the host's delay before it enqueues")
 
 
-class Turn(Told):
-    """Something changes: a part gets a share of its rate or speed; 1.0 heals it."""
+class Clocks(Told):
+    """How far hosts' clocks are off; each host draws its own."""
 
-    at_s: float = Field(ge=0)
-    part: str = Field(pattern=r"^(nic|gpu):[^/]+/[^/]+$")
-    rate: float = Field(gt=0, le=1)
-    side: Side | None = Field(None, description="of a NIC: only this direction")
+    skew_ms: float = Field(0.0, ge=0, description="largest offset, either way")
+    drift_ppm: float = Field(0.0, ge=0, description="largest drift, either way")
+    known_to_us: float = Field(50.0, ge=0, description="how well the hosts know their offset")
+
+
+class Telling(Told):
+    """What reaches the store, and how."""
+
+    steps: bool = Field(False, description="whether the job tells its training steps")
+    layout: bool = Field(False, description="whether the capture names the parallel layout")
+    nics: bool = Field(True, description="whether it is known which NIC a transfer used")
+    without: tuple[str, ...] = Field((), description="hosts whose operations and transfers are not recorded")
+    late_s: float = Field(0.0, ge=0, description="batches arrive up to this late, and in another order")
+    sample: float = Field(1.0, gt=0, le=1, description="share of operations with complete rows")
 
 
 class Expectation(Told):
@@ -64,54 +120,52 @@ class Expectation(Told):
 
     fault_class: FaultClass = Field(alias="class")
     component: str
+    side: Side | None = None
     also_right: tuple[str, ...] = ()
+    also_class: tuple[FaultClass, ...] = ()
+    after_s: float | None = Field(None, description="when it broke; the story's first failure, when it is not told")
     within_s: float = Field(gt=0, description="latest moment of the verdict, after the fault")
+
+
+def _parse_lines(lines: object) -> object:
+    if isinstance(lines, list | tuple):
+        return tuple(parse_turn(line) if isinstance(line, str) else line for line in lines)
+    return lines
 
 
 class Story(Told):
     """A whole story; without expectations, silence is the right answer."""
 
     name: str = ""
+    family: str = Field("", description="the file it comes from")
     summary: str
     duration_s: float = Field(gt=0)
     cluster: ClusterShape
-    job: JobShape
+    job: JobShape = JobShape()
     noise: Noise = Noise()
-    timeline: tuple[Turn, ...] = ()
+    clocks: Clocks = Clocks()
+    telling: Telling = Telling()
+    timeline: Annotated[tuple[Turn, ...], BeforeValidator(_parse_lines)] = ()
     expect: tuple[Expectation, ...] = ()
 
     @property
     def ranks(self) -> int:
         return self.cluster.hosts * self.cluster.gpus_per_host
 
+    @property
+    def layout(self) -> tuple[int, int, int, int, int]:
+        """The sizes of tp, cp, dp, pp and ep, with dp filled in."""
+        told = self.job.layout
+        dp = told.dp or self.ranks // (told.tp * told.cp * told.pp)
+        return told.tp, told.cp, dp, told.pp, told.ep
 
-def list_stories() -> list[Story]:
-    """Return all stories that come with Lockstep, by name."""
-    folder = resources.files("lockstep.sim").joinpath("stories")
-    names = sorted(file.name.removesuffix(".toml") for file in folder.iterdir() if file.name.endswith(".toml"))
-    return [find_story(name) for name in names]
-
-
-def find_story(name: str) -> Story:
-    """Return a story by name, or raise NotPresent with the names there are."""
-    file = resources.files("lockstep.sim").joinpath("stories", f"{name}.toml")
-    if not _NAME.fullmatch(name) or not file.is_file():
-        known = ", ".join(story.name for story in list_stories())
-        raise NotPresent(f"there is no story {name!r}; there are: {known}")
-    return parse_story(file.read_text(encoding="utf-8"), name)
+    @property
+    def breaks_at_s(self) -> float | None:
+        """The moment of the first failure, or None when nothing breaks."""
+        return min((turn.at_s for turn in self.timeline if turn.part and turn.effect not in BENIGN), default=None)
 
 
-def parse_story(text: str, name: str) -> Story:
-    """Return the story in a TOML text, or raise BadStory with everything that is wrong in it."""
-    try:
-        story = Story.model_validate(tomllib.loads(text) | {"name": name})
-    except tomllib.TOMLDecodeError as error:
-        raise BadStory(f"story {name} is not TOML: {error}") from None
-    except ValidationError as error:
-        complaints = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        raise BadStory(f"story {name}: {complaints}") from None
-    check_story(story)
-    return story
+BENIGN = ("heal", "pause", "restart", "second mix")
 
 
 def resize_story(story: Story, ranks: int) -> Story:
@@ -120,41 +174,64 @@ def resize_story(story: Story, ranks: int) -> Story:
     if ranks < 2 * gpus or ranks % gpus:
         raise BadStory(f"story {story.name} has {gpus} GPUs a host: give a multiple of that, two hosts at least")
     cluster = story.cluster.model_copy(update={"hosts": ranks // gpus})
-    resized = story.model_copy(update={"cluster": cluster})
+    layout = story.job.layout.model_copy(update={"dp": None})
+    job = story.job.model_copy(update={"layout": layout})
+    resized = story.model_copy(update={"cluster": cluster, "job": job})
     check_story(resized)
     return resized
 
 
 def build_topology(cluster: ClusterShape) -> Topology:
-    """Return the fabric of a story; the up-links of a leaf together carry what its hosts can send."""
-    leaves = -(-cluster.hosts // cluster.hosts_per_leaf)
-    downlink_gbps = cluster.hosts_per_leaf * cluster.nics_per_host * cluster.nic_gbps
-    return leaf_spine(
-        hosts=cluster.hosts,
-        nics_per_host=cluster.nics_per_host,
-        leaves=leaves,
-        spines=cluster.spines,
-        options=FabricOptions(
-            gpus_per_host=cluster.gpus_per_host, gbps=cluster.nic_gbps, uplink_gbps=downlink_gbps / cluster.spines
-        ),
-    )
+    """Return the fabric of a story; the up-links of a leaf together carry what its NICs can send."""
+    hosts, leaves = cluster.all_hosts, -(-cluster.all_hosts // cluster.hosts_per_leaf)
+    per_leaf = cluster.hosts_per_leaf * cluster.nics_per_host
+    if cluster.fabric == "leaf_spine":
+        options = _options(cluster, per_leaf)
+        return leaf_spine(hosts, cluster.nics_per_host, leaves=leaves, spines=cluster.spines, options=options)
+    if cluster.fabric == "rails":
+        options = _options(cluster, cluster.hosts_per_leaf)
+        return rail_optimised(hosts, cluster.nics_per_host, spines=cluster.spines, options=options, pods=leaves)
+    return dual_plane(hosts, leaves, cluster.spines, _options(cluster, per_leaf // 2), cluster.nics_per_host)
+
+
+def _options(cluster: ClusterShape, nics_per_leaf: int) -> FabricOptions:
+    uplink = max(nics_per_leaf, 1) * cluster.nic_gbps / cluster.spines
+    return FabricOptions(gpus_per_host=cluster.gpus_per_host, gbps=cluster.nic_gbps, uplink_gbps=uplink)
 
 
 def check_story(story: Story) -> None:
-    """Raise BadStory unless the cluster can be built and every part of the timeline is in it."""
-    shape = story.cluster
-    if shape.hosts % shape.hosts_per_leaf:
-        raise BadStory(f"story {story.name}: {shape.hosts} hosts do not fill leaves of {shape.hosts_per_leaf}")
+    """Raise BadStory unless cluster and job can be built and everything that the timeline names is there."""
+    complaints = [*_shape_complaints(story), *([] if list(_shape_complaints(story)) else _part_complaints(story))]
+    if complaints:
+        raise BadStory(f"story {story.name}: {'; '.join(complaints)}")
+
+
+def _shape_complaints(story: Story) -> list[str]:
+    shape, (tp, cp, dp, pp, ep) = story.cluster, story.layout
+    complaints = []
+    if shape.all_hosts % shape.hosts_per_leaf:
+        complaints.append(f"{shape.all_hosts} hosts do not fill leaves of {shape.hosts_per_leaf}")
     if shape.gpus_per_host % shape.nics_per_host:
-        raise BadStory(
-            f"story {story.name}: {shape.gpus_per_host} GPUs do not spread evenly over {shape.nics_per_host} NICs"
-        )
-    parts = _parts(build_topology(shape))
-    unknown = [turn.part for turn in story.timeline if turn.part not in parts]
-    if unknown:
-        raise BadStory(f"story {story.name} breaks what its cluster does not have: {', '.join(unknown)}")
+        complaints.append(f"{shape.gpus_per_host} GPUs do not spread evenly over {shape.nics_per_host} NICs")
+    if tp * cp * dp * pp != story.ranks:
+        complaints.append(f"tp {tp} x cp {cp} x dp {dp} x pp {pp} are not {story.ranks} ranks")
+    if dp % ep:
+        complaints.append(f"ep {ep} does not divide dp {dp}")
+    return complaints
 
 
-def _parts(topology: Topology) -> set[str]:
-    nics = {nic_name(host.id, nic.id) for host in topology.hosts for nic in host.nics}
-    return nics | {f"gpu:{host.id}/{gpu.index}" for host in topology.hosts for gpu in host.gpus}
+def _part_complaints(story: Story) -> list[str]:
+    parts = _parts(build_topology(story.cluster)) | {f"rank:{rank}" for rank in range(story.ranks)} | {"fabric", None}
+    unknown = [turn.part or "" for turn in story.timeline if turn.part not in parts]
+    unknown += [f"host:{turn.spare}" for turn in story.timeline if turn.spare and f"host:{turn.spare}" not in parts]
+    return [f"it breaks what its cluster does not have: {', '.join(unknown)}"] if unknown else []
+
+
+def _parts(topology: Topology) -> set[str | None]:
+    names: set[str | None] = {link_name(link) for link in topology.links}
+    names |= {switch_name(switch.id) for switch in topology.switches}
+    for host in topology.hosts:
+        names |= {host_name(host.id), *(nic_name(host.id, nic.id) for nic in host.nics)}
+        gpus = [gpu_name(host.id, gpu.index) for gpu in host.gpus]
+        names |= {kind + gpu.removeprefix("gpu") for gpu in gpus for kind in ("gpu", "pcie", "nvlink")}
+    return names

@@ -1,186 +1,148 @@
-"""A simulation as the rows its hosts would send: complete operations, and everything folded per second."""
+"""A simulation as the rows its hosts would send: complete operations, everything folded per second, and progress."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lockstep import __version__
-from lockstep.arrow import fill_rows, schema_of
+from lockstep.arrow import schema_of
 from lockstep.clock import NS_PER_S
 from lockstep.folding import fold_operations, fold_transfers
-from lockstep.sim.simulation import Operation, Simulation
+from lockstep.sim.host_clocks import host_clocks
+from lockstep.sim.network import flow_key
+from lockstep.sim.operations import Operation
+from lockstep.sim.progress import ProgressBoard
+from lockstep.sim.rows import Desk, Identity, Rows
+from lockstep.sim.simulation import Simulation
+from lockstep.sim.surroundings import Surroundings
+from lockstep.sim.timeline import turns_now
 from lockstep.tables import TABLE_BY_NAME
 
-Rows = dict[str, pa.Table]
+__all__ = ["Identity", "Rows", "SimulatedTelemetry"]
 
-COMM = 0x10C5_7E9  # any number will do: it is the same on all ranks
 _CONTEXT_NS = 5 * NS_PER_S  # operations kept for the gap before the next one
-
-
-@dataclass(frozen=True)
-class Identity:
-    """Whose rows these are and when the story began."""
-
-    job: str
-    start_ns: int
-    attempt: int = 0
+_RECORDED = ("collectives", "op_stats", "transfers", "transfer_stats", "progress", "connections")  # by the plugin
 
 
 class SimulatedTelemetry:
     """Turns a running simulation into rows; a second's statistics come once it is over for all ranks."""
 
-    def __init__(self, simulation: Simulation, identity: Identity) -> None:
-        self.simulation = simulation
-        self.identity = identity
-        self._edges = {side: _edges_between_hosts(simulation, side) for side in ("send", "recv")}
+    def __init__(self, simulation: Simulation, identity: Identity, heartbeats: bool = False) -> None:
+        """`heartbeats`: rows of `agents` too, for captures; real agents send their own."""
+        self.simulation, self.identity = simulation, identity
+        self.desk = Desk(simulation.story, identity, *host_clocks(simulation.story, simulation.seed))
+        self._heartbeats = heartbeats
+        self._board = ProgressBoard(self.desk)
+        self._surroundings = Surroundings(simulation, identity.start_ns)
         self._recent = {name: schema_of(TABLE_BY_NAME[name]).empty_table() for name in ("collectives", "transfers")}
-        self._folded_until_ns = identity.start_ns // NS_PER_S * NS_PER_S
-        self._greeted = False
+        self._slack_ns = int(np.ceil(np.abs(self.desk.offset_ns).max()))  # a second is over when it is on every clock
+        self._told_until_ns = identity.start_ns // NS_PER_S * NS_PER_S
+        self._introduced: set[tuple[int, str, str]] = set()
 
     @property
     def watermark_ns(self) -> int:
         """Every row that ended before this has been handed out."""
-        return self._folded_until_ns
+        return self._told_until_ns
 
     def advance(self, until_ns: int) -> Rows:
         """Run the story until that moment of UNIX time and return the rows that became complete."""
-        operations = list(self.simulation.run_until(until_ns - self.identity.start_ns))
-        rows = {"collectives": self._collectives(operations), "transfers": self._transfers(operations)}
-        self._recent = {name: pa.concat_tables([self._recent[name], rows[name]]) for name in self._recent}
-        rows |= self._fold()
-        if not self._greeted:
-            rows["comms"], self._greeted = self._comms(), True
-        return {name: table for name, table in rows.items() if table.num_rows}
+        operations = self.simulation.run_until(until_ns - self.identity.start_ns)
+        parts = [*self._operations(operations), *self._seconds()]
+        rows = _join(parts)
+        return {name: table for name, table in self._censor(rows).items() if table.num_rows}
 
-    def _fold(self) -> Rows:
-        since = self._folded_until_ns
-        until = (self.identity.start_ns + self.simulation.now_ns) // NS_PER_S * NS_PER_S
+    def _operations(self, operations: Iterable[Operation]) -> Iterator[Rows]:
+        collectives, transfers = [], []
+        for operation in operations:
+            self._board.note(operation)
+            self._surroundings.note(operation)
+            yield from self._introduce(operation)
+            collectives.append(self.desk.collectives(operation))
+            transfers.append(self.desk.transfers(operation))
+        whole = {"collectives": _stack("collectives", collectives), "transfers": _stack("transfers", transfers)}
+        self._recent = {name: pa.concat_tables([self._recent[name], whole[name]]) for name in self._recent}
+        yield {name: self._sampled(table) for name, table in whole.items()}
+        yield from self._told_steps()
+
+    def _introduce(self, operation: Operation) -> Iterator[Rows]:
+        """Yield the communicators and connections of an operation when they are used for the first time."""
+        comms = operation.comms
+        if (operation.attempt, comms.kind, "") not in self._introduced:
+            self._introduced.add((operation.attempt, comms.kind, ""))
+            yield {"comms": self.desk.comms(comms, operation.attempt, self.simulation.attempt_began_ns)}
+        if (operation.attempt, comms.kind, operation.func) not in self._introduced:
+            self._introduced.add((operation.attempt, comms.kind, operation.func))
+            yield {"connections": self.desk.connections(operation)}
+
+    def _told_steps(self) -> Iterator[Rows]:
+        for attempt, step, hosts, begin, end in self.simulation.take_steps():
+            if self.simulation.story.telling.steps:
+                yield {"steps": self.desk.steps(hosts, attempt, step, begin, end)}
+
+    def _seconds(self) -> Iterator[Rows]:
+        """Yield what is said once a second, for every second that is over."""
+        since, start = self._told_until_ns, self.identity.start_ns
+        until = max((start + self.simulation.now_ns - self._slack_ns) // NS_PER_S * NS_PER_S, since)
+        for second in range(since + NS_PER_S, until + 1, NS_PER_S):
+            yield {"progress": self._board.look(second - start, self.simulation.attempt)}
+            yield self._surroundings.until(second - start)
+            if self._heartbeats:
+                yield {"agents": self.desk.agents(second - start)}
+        self._told_until_ns = until
+        yield self._fold(since, until)
+
+    def _fold(self, since: int, until: int) -> Rows:
+        """Fold by the hosts' own clocks, as they would."""
         operations, transfers = self._recent["collectives"], self._recent["transfers"]
-        self._folded_until_ns = max(since, until)
-        folded = {
-            "op_stats": fold_operations(operations, since, until),
-            "transfer_stats": fold_transfers(transfers, operations, since, until),
-        }
         self._recent = {
             "collectives": operations.filter(pc.greater_equal(operations["end_ns"], until - _CONTEXT_NS)),
             "transfers": transfers.filter(pc.greater_equal(transfers["last_ns"], until)),
         }
-        return folded
-
-    def _comms(self) -> pa.Table:
-        shape, ranks = self.simulation.story.cluster, np.arange(self.simulation.story.ranks)
-        return self._table(
-            "comms",
-            ranks,
-            name="world",
-            rank=ranks,
-            nranks=len(ranks),
-            nnodes=shape.hosts,
-            world_rank=ranks,
-            pid=1000 + ranks,
-            gpu=ranks % shape.gpus_per_host,
-            plugin_version=f"sim {__version__}",
-            detail="steps",
-            init_ns=self.identity.start_ns,
-        )
-
-    def _collectives(self, operations: Sequence[Operation]) -> pa.Table:
-        ranks = np.arange(self.simulation.story.ranks)
-        parts = [
-            self._table(
-                "collectives",
-                ranks,
-                func="AllReduce",
-                peer=-1,
-                seq=op.seq,
-                replay=0,
-                seq_valid=True,
-                captured=False,
-                epoch=0,
-                rank=ranks,
-                algo="RING",
-                proto="SIMPLE",
-                dtype="ncclBfloat16",
-                bytes=op.bytes,
-                channels=self.simulation.story.cluster.nics_per_host,
-                enqueue_ns=self._moments(op.enqueue),
-                start_ns=self._moments(op.start),
-                end_ns=self._moments(op.end),
-                clock="gpu",
-            )
-            for op in operations
-        ]
-        return _stack("collectives", parts)
-
-    def _transfers(self, operations: Sequence[Operation]) -> pa.Table:
-        parts = [self._transfer(op, side) for op in operations for side in ("send", "recv")]
-        return _stack("transfers", parts)
-
-    def _transfer(self, op: Operation, side: str) -> pa.Table:
-        crosses = self.simulation.rings.crosses
-        channels, places = crosses.shape
-        steps = 2 * (places - 1)
-        waits = _sender_waits(op, crosses) if side == "send" else _receiver_waits(op, crosses)
-        return self._table(
-            "transfers",
-            self._edges[side]["rank"],
-            func="AllReduce",
-            seq=op.seq,
-            replay=0,
-            epoch=0,
-            direction=side,
-            transport=self.simulation.story.cluster.transport,
-            bytes=op.bytes * steps // (channels * places),
-            steps=steps,
-            detail="steps",
-            first_ns=self._moments(op.ring.first[crosses]),
-            last_ns=self._moments(op.ring.last[crosses]),
-            **self._edges[side],
-            **waits,
-        )
-
-    def _table(self, table: str, ranks: np.ndarray, **columns: object) -> pa.Table:
-        """Return rows of a job table about these ranks; single values are repeated, missing ones are null."""
-        hosts = pa.array([f"h{host}" for host in range(self.simulation.story.cluster.hosts)])
-        whole = columns | {
-            "host": hosts.take(pa.array(ranks // self.simulation.story.cluster.gpus_per_host)),
-            "job": self.identity.job,
-            "attempt": self.identity.attempt,
-            "comm": COMM,
+        return {
+            "op_stats": fold_operations(operations, since, until),
+            "transfer_stats": fold_transfers(transfers, operations, since, until),
         }
-        return fill_rows(TABLE_BY_NAME[table], len(ranks), whole)
 
-    def _moments(self, since_start: np.ndarray) -> np.ndarray:
-        return since_start.astype(np.int64) + self.identity.start_ns
+    def _sampled(self, rows: pa.Table) -> pa.Table:
+        """Return the complete rows that are sent: a pure function of (comm, func, seq), as on real hosts."""
+        share = self.simulation.story.telling.sample
+        if share >= 1 or not rows.num_rows:
+            return rows
+        named = rows.select(["comm", "func", "seq"])
+        numbers = [named[name].combine_chunks().dictionary_encode().indices.to_numpy() for name in named.column_names]
+        _, firsts, which = np.unique(np.stack(numbers), axis=1, return_index=True, return_inverse=True)
+        keys = named.take(pa.array(firsts)).to_pylist()
+        kept = np.array([flow_key(*key.values()) % 10_000 < share * 10_000 for key in keys])
+        return rows.filter(pa.array(kept[which.ravel()]))
+
+    def _censor(self, rows: Rows) -> Rows:
+        """Leave out what hosts do not tell: silent or gone ones everything, others what no plugin recorded."""
+        story = self.simulation.story
+        ends = {turn.name: turn.at_s for turn in story.timeline if turn.effect in ("silent", "gone")}
+        heals = {turn.part for turn in turns_now(story.timeline, self.simulation.now_ns / NS_PER_S)}
+        for host, at_s in ends.items():
+            if f"host:{host}" in heals:
+                rows = {
+                    name: _before(table, name, host, self.identity.start_ns + int(at_s * NS_PER_S))
+                    for name, table in rows.items()
+                }
+        if story.telling.without:
+            unseen = pa.array(story.telling.without)
+            for name in set(_RECORDED) & rows.keys():
+                rows[name] = rows[name].filter(pc.invert(pc.is_in(rows[name]["host"], unseen)))
+        return rows
 
 
-def _edges_between_hosts(simulation: Simulation, side: str) -> dict[str, np.ndarray | pa.Array]:
-    """Return rank, channel, peer and NIC of every edge between hosts, as this side of it sees them."""
-    rings = simulation.rings
-    sender, receiver = rings.rank[rings.crosses], np.roll(rings.rank, -1, axis=1)[rings.crosses]
-    nic = (rings.tx_nic if side == "send" else rings.rx_nic)[rings.crosses] % simulation.story.cluster.nics_per_host
-    names = pa.array([f"eth{number}" for number in range(simulation.story.cluster.nics_per_host)])
-    return {
-        "rank": sender if side == "send" else receiver,
-        "peer": receiver if side == "send" else sender,
-        "channel": np.nonzero(rings.crosses)[0],
-        "nic": names.take(pa.array(nic)),
-    }
+def _before(table: pa.Table, name: str, host: str, moment_ns: int) -> pa.Table:
+    column = {"collectives": "end_ns", "transfers": "last_ns", "steps": "end_ns"}.get(name, TABLE_BY_NAME[name].time)
+    told = pc.or_(pc.not_equal(table["host"], host), pc.less(table[column], moment_ns))
+    return table.filter(pc.fill_null(told, True))
 
 
-def _sender_waits(op: Operation, crosses: np.ndarray) -> dict[str, object]:
-    return {
-        "gpu_wait_ns": op.ring.gpu_wait[crosses].astype(np.int64),
-        "peer_wait_ns": 0,
-        "wire_ns": op.ring.wire[crosses].astype(np.int64),
-    }
-
-
-def _receiver_waits(op: Operation, crosses: np.ndarray) -> dict[str, object]:
-    return {"gpu_wait_ns": 0, "peer_wait_ns": op.ring.recv_wait[crosses].astype(np.int64), "flush_ns": 0}
+def _join(parts: Sequence[Rows]) -> Rows:
+    names = dict.fromkeys(name for part in parts for name in part)
+    return {name: pa.concat_tables([part[name] for part in parts if name in part]) for name in names}
 
 
 def _stack(name: str, parts: list[pa.Table]) -> pa.Table:

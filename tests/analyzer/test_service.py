@@ -13,7 +13,9 @@ from lockstep.control.incidents import list_incidents
 from lockstep.control.leases import release_lease, take_lease
 from lockstep.errors import ControlAway, LeaseLost
 from lockstep.records import Comm, OpStat
-from lockstep.sim.story import Story, Turn, find_story, parse_story, resize_story
+from lockstep.sim.library import find_story, parse_story
+from lockstep.sim.story import Story, resize_story
+from lockstep.sim.timeline import parse_turn
 from lockstep.store.store import Store
 from lockstep.tables import TABLE_BY_NAME
 from tests.analyzer.cluster import Cluster
@@ -24,6 +26,7 @@ SICK = parse_story(
     """
     summary = "16 ranks on 4 hosts; one NIC carries half its rate from second 5 on"
     duration_s = 55
+    timeline = ["at 5 s fail nic:h1/eth2 to 50 %"]
 
     [cluster]
     hosts = 4
@@ -36,16 +39,11 @@ SICK = parse_story(
     [job]
     compute_ms = 300.0
     allreduce_mb = [512]
-
-    [[timeline]]
-    at_s = 5.0
-    part = "nic:h1/eth2"
-    rate = 0.5
     """,
     "small",
 )
 HEALTHY = SICK.model_copy(update={"timeline": ()})
-HEALING = SICK.model_copy(update={"timeline": (*SICK.timeline, Turn(at_s=20.0, part=NIC, rate=1.0))})
+HEALING = SICK.model_copy(update={"timeline": (*SICK.timeline, parse_turn(f"at 20 s heal {NIC}"))})
 Watch = Callable[[Story], Cluster]
 
 
@@ -277,7 +275,7 @@ def test_fault_of_one_window_is_not_confirmed_by_analysing_it_twice(
     watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second fault is seen once in a window that has to be repeated, because the first could not be saved."""
-    short = [Turn(at_s=at_s, part="nic:h3/eth1", rate=rate) for at_s, rate in ((10.0, 0.5), (15.0, 1.0))]
+    short = [parse_turn("at 10 s fail nic:h3/eth1 to 50 % for 5 s")]
     cluster = watch(SICK.model_copy(update={"timeline": (*SICK.timeline, *short), "duration_s": 20.0}))
     cluster.run(10)
     cluster.send()

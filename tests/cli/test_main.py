@@ -124,7 +124,7 @@ def test_command_of_a_training_host_needs_nothing_heavy(command: str) -> None:
         ("fastapi", "up", "api,analyzer,planner,collector"),
         ("uvicorn", "serve", "api,analyzer,planner"),
         ("httpx", "diagnose", "analyzer"),
-        ("httpx", "collect", "collector"),
+        ("pyarrow", "collect", "collector"),
         ("numpy", "simulate", "sim"),
     ],
 )

@@ -6,7 +6,8 @@ import pytest
 
 import cli.simulate
 from lockstep.capture.reading import read_capture
-from lockstep.sim.story import Story, find_story
+from lockstep.sim.library import find_story
+from lockstep.sim.story import Story
 from tests.cli.commands import Run, check_failure
 
 SMALL = ("--ranks", "16")

@@ -26,5 +26,5 @@ def test_story_is_shown_with_the_verdict_that_is_right(lockstep: Run) -> None:
 
 def test_unknown_story_is_one_sentence_with_those_there_are(lockstep: Run) -> None:
     outcome = lockstep("story", "show", "../healthy")
-    check_failure(outcome, "there is no story '../healthy'; there are: ")
+    check_failure(outcome, "there is no story '../healthy'; `lockstep story list` shows all of these families: ")
     assert "nic-half-speed" in outcome.err

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from lockstep.sim.story import ClusterShape, JobShape, Noise, Story, Turn
+from lockstep.sim.story import ClusterShape, JobShape, Noise, Story
+from lockstep.sim.timeline import Turn, parse_turn
 
 SILENCE = Noise(compute=0.0, transfer=0.0, enqueue_us=0.0)
 
@@ -13,8 +14,8 @@ def cluster(**fields: Any) -> ClusterShape:
     return ClusterShape.model_validate(usual | fields)
 
 
-def story(*timeline: Turn, noise: Noise = SILENCE, **fields: Any) -> Story:
-    """Return a story on the usual cluster: 50 ms of compute, then two all-reduces."""
+def story(*timeline: Turn | str, noise: Noise = SILENCE, **fields: Any) -> Story:
+    """Return a story on the usual cluster: 50 ms of compute, then two all-reduces; lines are parsed."""
     usual = {
         "name": "test",
         "summary": "for a test",
@@ -22,8 +23,10 @@ def story(*timeline: Turn, noise: Noise = SILENCE, **fields: Any) -> Story:
         "cluster": cluster(),
         "job": JobShape(compute_ms=50.0, allreduce_mb=(64, 32)),
     }
-    return Story(**usual | {"timeline": timeline, "noise": noise} | fields)
+    turns = tuple(parse_turn(turn) if isinstance(turn, str) else turn for turn in timeline)
+    return Story(**usual | {"timeline": turns, "noise": noise} | fields)
 
 
 def slow(part: str, rate: float, at_s: float = 0.0, **fields: Any) -> Turn:
-    return Turn(part=part, rate=rate, at_s=at_s, **fields)
+    """Return a turn after which a part has a share of its rate."""
+    return Turn(at_s=at_s, effect="rate", part=part, amount=rate, **fields)

@@ -1,131 +1,13 @@
-"""Stories are data: each that comes with Lockstep can be told and has a healthy twin; nonsense is refused."""
+"""A story's shapes can be built, its parts are there, and it can be told at other sizes."""
 
-import re
 from typing import Any
 
 import pytest
 
-from lockstep.errors import BadStory, NotPresent
-from lockstep.sim.story import Story, build_topology, check_story, find_story, list_stories, parse_story, resize_story
-from lockstep.topology import TopologyIndex, gpu_name, host_name, link_name, nic_name, switch_name
+from lockstep.errors import BadStory
+from lockstep.sim.story import Doing, JobShape, Layout, build_topology, check_story, resize_story
+from lockstep.topology import TopologyIndex
 from tests.lockstep.sim.build import cluster, slow, story
-
-STORIES = list_stories()
-every_story = pytest.mark.parametrize("told", STORIES, ids=lambda told: told.name)
-
-TEXT = """
-summary = "a NIC at half its rate"
-duration_s = 60
-
-[cluster]
-hosts = 4
-gpus_per_host = 4
-nics_per_host = 2
-hosts_per_leaf = 2
-spines = 2
-nic_gbps = 100.0
-
-[job]
-compute_ms = 50.0
-allreduce_mb = [64, 32]
-
-[[timeline]]
-at_s = 20.0
-part = "nic:h3/eth1"
-rate = 0.5
-
-[[expect]]
-class = "comm_slow"
-component = "nic:h3/eth1"
-within_s = 30.0
-"""
-
-
-def refusal(text: str) -> str:
-    with pytest.raises(BadStory) as caught:
-        parse_story(text, "case")
-    assert str(caught.value).startswith("story case")
-    return str(caught.value)
-
-
-def changed(old: str, new: str) -> str:
-    assert old in TEXT
-    return TEXT.replace(old, new)
-
-
-def parts_of(told: Story) -> set[str]:
-    topology = build_topology(told.cluster)
-    hosts = topology.hosts
-    return {
-        *(host_name(host.id) for host in hosts),
-        *(nic_name(host.id, nic.id) for host in hosts for nic in host.nics),
-        *(gpu_name(host.id, gpu.index) for host in hosts for gpu in host.gpus),
-        *(switch_name(switch.id) for switch in topology.switches),
-        *(link_name(link) for link in topology.links),
-    }
-
-
-# Those that come with Lockstep.
-
-
-def test_there_are_stories_in_the_order_of_their_names() -> None:
-    names = [told.name for told in STORIES]
-    assert names == sorted(names)
-    assert {"healthy", "nic-half-speed"} <= set(names)
-
-
-@every_story
-def test_story_is_found_by_its_name(told: Story) -> None:
-    assert find_story(told.name) == told
-    assert told.summary
-
-
-@every_story
-def test_story_with_a_fault_has_a_healthy_twin(told: Story) -> None:
-    twins = [
-        other
-        for other in STORIES
-        if (other.cluster, other.job, other.noise) == (told.cluster, told.job, told.noise)
-        and not (other.timeline or other.expect)
-    ]
-    assert len(twins) == 1
-    assert twins[0].duration_s >= told.duration_s
-
-
-@every_story
-def test_story_expects_a_verdict_exactly_when_something_breaks(told: Story) -> None:
-    breaks = any(turn.rate < 1 for turn in told.timeline)
-    assert bool(told.expect) == breaks
-    assert all(turn.at_s < told.duration_s for turn in told.timeline)
-
-
-@every_story
-def test_expected_parts_are_parts_of_the_cluster(told: Story) -> None:
-    jobs = {f"job:{told.name}"}
-    named = {name for right in told.expect for name in (right.component, *right.also_right)}
-    assert named <= parts_of(told) | jobs
-
-
-@every_story
-def test_expected_verdict_can_come_before_the_story_ends(told: Story) -> None:
-    first = min((turn.at_s for turn in told.timeline), default=0.0)
-    assert all(first + right.within_s <= told.duration_s for right in told.expect)
-
-
-@pytest.mark.parametrize("name", ["gone", "", "../story", "healthy.toml", "Healthy", "a/b", "nul\0"])
-def test_unknown_story_is_answered_with_the_known_ones(name: str) -> None:
-    with pytest.raises(NotPresent, match=r"there is no story .*; there are: .*healthy"):
-        find_story(name)
-
-
-# What can be told.
-
-
-def test_text_becomes_a_story_with_the_usual_noise() -> None:
-    told = parse_story(TEXT, "case")
-    assert (told.name, told.ranks, told.cluster.transport) == ("case", 16, "ib")
-    assert told.timeline[0].part == told.expect[0].component == "nic:h3/eth1"
-    assert told.noise.compute > 0
 
 
 def test_fabric_of_a_story_has_its_hosts_and_is_not_oversubscribed() -> None:
@@ -140,42 +22,95 @@ def test_fabric_of_a_story_has_its_hosts_and_is_not_oversubscribed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "complaint"),
+    ("fabric", "leaf"), [("leaf_spine", "leaf1"), ("rails", "pod1-leaf1"), ("dual_plane", "plane1-leaf1")]
+)
+def test_up_links_of_a_leaf_carry_what_its_nics_send_in_every_fabric(fabric: str, leaf: str) -> None:
+    topology = build_topology(cluster(fabric=fabric))
+    below = sum(link.gbps for link in topology.links if link.b == leaf)
+    above = sum(link.gbps for link in topology.links if link.a == leaf)
+    assert below == pytest.approx(above)
+    assert TopologyIndex(topology).leaf_of("h3", "eth1") == leaf
+
+
+def test_spares_are_hosts_of_the_fabric_but_not_of_the_job() -> None:
+    told = story(slow("nic:h5/eth1", 0.5), cluster=cluster(spares=2))
+    check_story(told)
+    assert (len(build_topology(told.cluster).hosts), told.ranks) == (6, 16)
+
+
+def test_layout_is_filled_up_with_replicas() -> None:
+    told = story(job=JobShape(layout=Layout(tp=2, pp=2, ep=2)))
+    assert told.layout == (2, 1, 4, 2, 2)
+    check_story(told)
+
+
+def test_plain_job_computes_and_reduces_its_buckets() -> None:
+    job = JobShape(compute_ms=50.0, allreduce_mb=(64, 32))
+    assert [(doing.do, doing.mb) for doing in job.steps] == [("compute", 0), ("AllReduce", 64), ("AllReduce", 32)]
+    own = (Doing(do="AllToAll", mb=8, group="ep"),)
+    assert JobShape(step=own).steps == own
+
+
+@pytest.mark.parametrize(
+    ("lines", "moment"),
     [
-        ("nic:h3/eth1", "nic:h4/eth0", "breaks what its cluster does not have: nic:h4/eth0"),
-        ("nic:h3/eth1", "nic:h3/eth2", "breaks what its cluster does not have: nic:h3/eth2"),
-        ("nic:h3/eth1", "gpu:h3/4", "breaks what its cluster does not have: gpu:h3/4"),
-        ("nic:h3/eth1", "fan:h3/0", r"timeline\.0\.part: String should match pattern"),
-        ("rate = 0.5", "rate = 0.0", r"timeline\.0\.rate: Input should be greater than 0"),
-        ("rate = 0.5", "rate = 1.5", r"timeline\.0\.rate: Input should be less than or equal to 1"),
-        ("rate = 0.5", 'rate = 0.5\nside = "left"', r"timeline\.0\.side: Input should be 'tx' or 'rx'"),
-        ("at_s = 20.0", "at_s = nan", r"timeline\.0\.at_s: Input should be a finite number"),
-        ("nic_gbps = 100.0", "nic_gbps = inf", r"cluster\.nic_gbps: Input should be a finite number"),
-        ("duration_s = 60", "duration_s = inf", "duration_s: Input should be a finite number"),
-        ("hosts = 4", "hosts = 5", "5 hosts do not fill leaves of 2"),
-        ("nics_per_host = 2", "nics_per_host = 3", "4 GPUs do not spread evenly over 3 NICs"),
-        ("hosts = 4", "hosts = 1", r"cluster\.hosts: Input should be greater than or equal to 2"),
-        ("[64, 32]", "[]", r"job\.allreduce_mb: Tuple should have at least 1 item"),
-        ("[64, 32]", "[64, -32]", r"job\.allreduce_mb\.1: Input should be greater than or equal to 1"),
-        ("compute_ms = 50.0", "compute_ms = 50.0\nmood = 1", r"job\.mood: Extra inputs are not permitted"),
-        ('class = "comm_slow"', 'class = "sad"', r"expect\.0\.class: Input should be 'comm_slow'"),
-        ("[job]", "[jobs]", "job: Field required; jobs: Extra inputs are not permitted"),
-        ("hosts = 4", "hosts = ", "is not TOML: Invalid value"),
+        (["at 20 s fail nic:h3/eth1 to 50 %", "at 9 s fail gpu:h1/0 stuck"], 9),
+        (["at 9 s pause rank:3 2 s", "at 10 s restart without h3 after 5 s", "at 20 s fail fabric to 50 %"], 20),
+        (["at 9 s pause 2 s", "at 10 s restart after 5 s", "at 11 s second mix", "at 12 s heal"], None),
+        ([], None),
     ],
 )
-def test_what_cannot_be_told_is_refused_with_its_place(old: str, new: str, complaint: str) -> None:
-    assert re.search(complaint, refusal(changed(old, new)))
+def test_story_breaks_at_its_first_failure(lines: list[str], moment: float | None) -> None:
+    assert story(*lines).breaks_at_s == moment
 
 
-def test_everything_that_is_wrong_is_said_at_once() -> None:
-    said = refusal(changed("spines = 2", "spines = 0").replace("rate = 0.5", "rate = 7"))
-    assert "cluster.spines" in said
-    assert "timeline.0.rate" in said
+# What does not fit together.
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ({"cluster": cluster(hosts=5)}, "5 hosts do not fill leaves of 2"),
+        ({"cluster": cluster(spares=1)}, "5 hosts do not fill leaves of 2"),
+        ({"cluster": cluster(nics_per_host=3)}, "4 GPUs do not spread evenly over 3 NICs"),
+        ({"job": JobShape(layout=Layout(tp=3))}, "tp 3 x cp 1 x dp 5 x pp 1 are not 16 ranks"),
+        ({"job": JobShape(layout=Layout(tp=4, dp=2))}, "tp 4 x cp 1 x dp 2 x pp 1 are not 16 ranks"),
+        ({"job": JobShape(layout=Layout(tp=4, ep=3))}, "ep 3 does not divide dp 4"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_refused(fields: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(BadStory) as refusal:
+        check_story(story(**fields))
+    assert str(refusal.value) == f"story test: {complaint}"
+
+
+def test_everything_that_does_not_fit_is_said_at_once() -> None:
+    with pytest.raises(BadStory, match=r"do not fill leaves of 2; .* are not 20 ranks"):
+        check_story(story(cluster=cluster(hosts=5), job=JobShape(layout=Layout(tp=3))))
+
+
+@pytest.mark.parametrize(
+    "part",
+    ["nic:h4/eth0", "nic:h3/eth2", "gpu:h3/4", "pcie:h4/0", "nvlink:h0/4", "host:h4", "rank:16", "switch:leaf2"]
+    + ["link:h3/eth1--leaf0", "link:spine0--leaf0"],
+)
+def test_part_that_is_not_there_cannot_break(part: str) -> None:
+    with pytest.raises(BadStory, match=f"^story test: it breaks what its cluster does not have: {part}$"):
+        check_story(story(slow(part, 0.5)))
+
+
+@pytest.mark.parametrize(
+    "part",
+    ["nic:h3/eth1", "gpu:h3/3", "pcie:h3/3", "nvlink:h0/0", "host:h3", "rank:15", "switch:leaf1", "switch:spine0"]
+    + ["link:h3/eth1--leaf1", "link:leaf0--spine0", "fabric"],
+)
+def test_part_that_is_there_can_break(part: str) -> None:
+    check_story(story(slow(part, 0.5)))
 
 
 def test_all_unknown_parts_are_named() -> None:
-    odd = story(slow("nic:h9/eth0", 0.5), slow("gpu:h0/0", 0.5), slow("gpu:h9/0", 0.5))
-    with pytest.raises(BadStory, match=r"nic:h9/eth0, gpu:h9/0$"):
+    odd = story(slow("nic:h9/eth0", 0.5), slow("gpu:h0/0", 0.5), "at 1 s restart with h7 for h0 after 1 s")
+    with pytest.raises(BadStory, match=r"nic:h9/eth0, host:h7$"):
         check_story(odd)
 
 
@@ -184,13 +119,17 @@ def test_all_unknown_parts_are_named() -> None:
 
 @pytest.mark.parametrize("ranks", [16, 32, 256])
 def test_story_keeps_its_hosts_at_any_size(ranks: int) -> None:
-    told = parse_story(TEXT, "case")
+    told = story(slow("nic:h3/eth1", 0.5))
     larger = resize_story(told, ranks)
     assert larger.ranks == ranks
     expected: dict[str, Any] = told.cluster.model_dump() | {"hosts": ranks // 4}
     assert larger.cluster.model_dump() == expected
     assert larger.timeline == told.timeline
-    assert parts_of(told) & {"link:h3/eth1--leaf1", "nic:h3/eth1"} <= parts_of(larger)
+
+
+def test_larger_story_has_more_replicas() -> None:
+    told = story(job=JobShape(layout=Layout(tp=4, dp=2, pp=2)))
+    assert resize_story(told, 64).layout == (4, 1, 8, 2, 1)
 
 
 @pytest.mark.parametrize(
@@ -206,4 +145,4 @@ def test_story_keeps_its_hosts_at_any_size(ranks: int) -> None:
 )
 def test_size_that_the_story_cannot_have_is_refused(ranks: int, complaint: str) -> None:
     with pytest.raises(BadStory, match=complaint):
-        resize_story(parse_story(TEXT, "case"), ranks)
+        resize_story(story(slow("nic:h3/eth1", 0.5)), ranks)
