@@ -4,7 +4,9 @@ Traffic of one kind is homogeneous, so pairs that carry the same size class over
 same time per byte and gigabit. A pair's excess is the logarithm of its delay over the median of its kind, pooled
 over size classes by bytes; its spread is the median absolute deviation of all pairs. The median stands as long as
 fewer than half of the pairs are slow: what hits everybody at once is not seen here. A kind with too few rows for a
-median is left out, and so are rows without bytes or wire time: they show a coarse clock, not a fast wire.
+median is left out, and so are rows without bytes or wire time: they show a coarse clock, not a fast wire. A pair
+that needs no longer than its link's rate allows is never slow, whatever the others need: on sockets, where the kernel
+takes the bytes at once as long as it has room, the others may need next to nothing.
 
 Cost: O(rows log rows) for the medians. Reference: the delay matrix of C4D (HPCA'25).
 """
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 Pair = tuple[End, End]  # sender, receiver
 K = TypeVar("K", bound=Hashable)
 
+_NS_PER_BYTE = 8.0  # at 1 Gb/s
 _MAD_TO_SIGMA = 1.4826  # for normally distributed excesses
 
 
@@ -66,13 +69,15 @@ def build_matrix(rows: pa.Table, topology: TopologyIndex | None, options: DelayO
     pooled = pooled - pooled.median()
     spread = max(float(pooled.abs().median()) * _MAD_TO_SIGMA, options.min_spread)
     ratio, sigmas = torch.exp(pooled), pooled / spread
+    ns_per_byte = _mean_by_pair(wire / size, size, places, len(pairs)).numpy()
     return DelayMatrix(
         pairs=pairs,
         transports=frozenset(rows["transport"].to_pylist()),
         ratio=ratio.numpy(),
         sigmas=sigmas.numpy(),
-        hot=((ratio >= options.hot_ratio) & (sigmas >= options.hot_sigmas)).numpy(),
-        ns_per_byte=_mean_by_pair(wire / size, size, places, len(pairs)).numpy(),
+        hot=((ratio >= options.hot_ratio) & (sigmas >= options.hot_sigmas)).numpy()
+        & (ns_per_byte >= _least_ns_per_byte(pairs, topology)),
+        ns_per_byte=ns_per_byte,
     )
 
 
@@ -108,10 +113,19 @@ def _nominal_gbps(pairs: tuple[Pair, ...], topology: TopologyIndex | None) -> li
     Pairs that the topology does not know are taken for the usual: any other rate would make them, or everybody
     else, look slow.
     """
-    rates = {end: _end_gbps(end, topology) for end in {end for pair in pairs for end in pair}} if topology else {}
-    known = [min((rates[end] for end in pair if rates.get(end)), default=0.0) for pair in pairs]
+    known = _known_gbps(pairs, topology)
     usual = median_low([rate for rate in known if rate] or [1.0])
     return [rate or usual for rate in known]
+
+
+def _known_gbps(pairs: tuple[Pair, ...], topology: TopologyIndex | None) -> list[float]:
+    rates = {end: _end_gbps(end, topology) for end in {end for pair in pairs for end in pair}} if topology else {}
+    return [min((rates[end] for end in pair if rates.get(end)), default=0.0) for pair in pairs]
+
+
+def _least_ns_per_byte(pairs: tuple[Pair, ...], topology: TopologyIndex | None) -> np.ndarray:
+    """Return what a byte takes on each pair's slower link when nothing else does; 0 where the rate is not known."""
+    return np.array([_NS_PER_BYTE / rate if rate else 0.0 for rate in _known_gbps(pairs, topology)])
 
 
 def _end_gbps(end: End, topology: TopologyIndex) -> float:

@@ -7,31 +7,47 @@ from analyzer.windows import HostReport, Window
 from lockstep.clock import NS_PER_S
 from lockstep.store.store import Store
 
-# A connection has two ends, each reported by its own host. The sender knows the wire time and its NIC; the
-# receiver's row names the NIC at the other end. Where the receiver is silent, the communicator still says which
-# host it is on. CollNet and NVLS have no peer and never enter. A rank that moved to another host has rows from both:
-# each counts where it was sent from, and the newest host is the one that receives.
+# A connection has two ends, each reported by its own host. The sender knows the wire time; its own row or what is
+# known of its connections names the NIC, and the same on the other side. Where the receiver is silent, the
+# communicator still says which host it is on. CollNet and NVLS have no peer and never enter. A rank that moved to
+# another host has rows from both: each counts where it was sent from, and the newest host is the one that receives.
 _PAIRS = """
 WITH sends AS (
-    SELECT comm, rank, peer, channel, size_class, host AS src_host, max(nic) AS src_nic,
+    SELECT comm, rank, peer, channel, size_class, host AS src_host, max(nic) AS told_src,
            max(transport) AS carrier, sum(n) AS n_sum, sum(bytes) AS bytes_sum, sum(wire_ns) AS wire_sum
     FROM ({rows}) WHERE direction = 'send' AND wire_ns IS NOT NULL
     GROUP BY comm, rank, peer, channel, size_class, host
 ), receives AS (
-    SELECT comm, rank, peer, channel, host AS recv_host, max(nic) AS recv_nic
+    SELECT comm, rank, peer, channel, host AS recv_host, max(nic) AS told_dst
     FROM ({rows}) WHERE direction = 'recv'
     GROUP BY comm, rank, peer, channel, host
     ORDER BY max(moment) DESC, host LIMIT 1 BY comm, rank, peer, channel
 ), members AS (
     SELECT comm, rank, host AS member_host FROM comms FINAL
     WHERE job = {{job:String}} AND attempt = {{attempt:UInt16}}
+), known AS (
+    SELECT host AS known_host, assumeNotNull(comm) AS known_comm, assumeNotNull(rank) AS known_rank,
+           assumeNotNull(peer) AS known_peer, assumeNotNull(channel) AS known_channel, direction AS side,
+           argMax(nic, (confidence, seen_ns)) AS known_nic
+    FROM connections
+    WHERE job = {{job:String}} AND attempt = {{attempt:UInt16}} AND nic IS NOT NULL
+        AND comm IS NOT NULL AND rank IS NOT NULL AND peer IS NOT NULL AND channel IS NOT NULL
+    GROUP BY host, comm, rank, peer, channel, direction
 )
-SELECT src_host, src_nic, if(recv_host != '', recv_host, member_host) AS dst_host, recv_nic AS dst_nic,
+SELECT src_host, coalesce(told_src, src_known.known_nic) AS src_nic,
+       if(recv_host != '', recv_host, member_host) AS dst_host,
+       coalesce(told_dst, dst_known.known_nic) AS dst_nic,
        carrier AS transport, size_class, sum(n_sum) AS transfers, sum(bytes_sum) AS bytes, sum(wire_sum) AS wire_ns
 FROM sends
 LEFT JOIN receives ON receives.comm = sends.comm AND receives.rank = sends.peer AND receives.peer = sends.rank
     AND receives.channel = sends.channel
 LEFT JOIN members ON members.comm = sends.comm AND members.rank = sends.peer
+LEFT JOIN (SELECT * FROM known WHERE side = 'send') AS src_known ON src_known.known_host = sends.src_host
+    AND src_known.known_comm = sends.comm AND src_known.known_rank = sends.rank
+    AND src_known.known_peer = sends.peer AND src_known.known_channel = sends.channel
+LEFT JOIN (SELECT * FROM known WHERE side = 'recv') AS dst_known ON dst_known.known_host = receives.recv_host
+    AND dst_known.known_comm = sends.comm AND dst_known.known_rank = sends.peer
+    AND dst_known.known_peer = sends.rank AND dst_known.known_channel = sends.channel
 WHERE bytes_sum > 0 AND dst_host != ''
 GROUP BY src_host, src_nic, dst_host, dst_nic, transport, size_class
 ORDER BY src_host, src_nic, dst_host, dst_nic, transport, size_class

@@ -5,7 +5,18 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from lockstep.arrow import rows_of
-from lockstep.records import Agent, Collective, Comm, Event, HostRecord, NicCounter, OpStat, Transfer, TransferStat
+from lockstep.records import (
+    Agent,
+    Collective,
+    Comm,
+    Connection,
+    Event,
+    HostRecord,
+    NicCounter,
+    OpStat,
+    Transfer,
+    TransferStat,
+)
 from lockstep.tables import TABLES
 
 R = TypeVar("R", bound=HostRecord)
@@ -14,6 +25,22 @@ SECOND = 1_000_000_000
 T0 = 1_700_000_000 * SECOND  # when tests happen
 
 _COMMON: dict[type[HostRecord], dict[str, Any]] = {
+    Connection: {
+        "peer": 1,
+        "channel": 0,
+        "direction": "send",
+        "transport": "socket",
+        "proxy_rank": None,
+        "nic": "eth0",
+        "local": "",
+        "remote": "",
+        "sport": None,
+        "lqpn": None,
+        "rqpn": None,
+        "source": "nccl_log",
+        "confidence": 1.0,
+        "seen_ns": T0,
+    },
     Comm: {
         "name": "world",
         "nranks": 4,

@@ -122,6 +122,18 @@ def test_rate_of_an_unknown_nic_is_that_of_its_host() -> None:
     assert not build(rows, index).hot.any()
 
 
+@pytest.mark.parametrize(("needs", "slow"), [(0.9, False), (1.1, True)])
+def test_pair_that_needs_less_than_its_link_allows_is_not_slow_however_fast_the_others_are(
+    needs: float, slow: bool
+) -> None:
+    """On sockets the kernel takes what its buffers hold at once: the others may need next to nothing."""
+    index = with_rates(leaf_spine(hosts=8, nics_per_host=4, leaves=4, spines=2), {})  # 400 Gb/s: 0.02 ns a byte
+    least = 8 / 400 / NS_PER_BYTE
+    rows = table(row(pair, least * (needs if pair == SLOW else 0.01)) for pair in ring())
+    assert hot_pairs(build(rows, index)) == ({SLOW} if slow else set())
+    assert hot_pairs(build(rows)) == {SLOW}, "without a topology nobody knows what a link allows"
+
+
 @pytest.mark.parametrize("known", [1, 7])
 def test_topology_that_knows_only_some_hosts_makes_nobody_slow(known: int) -> None:
     index = TopologyIndex(leaf_spine(hosts=known, nics_per_host=1, leaves=1, spines=1))

@@ -10,7 +10,7 @@ from analyzer.delay import DelayOptions, build_matrix
 from analyzer.facts import WindowFacts
 from analyzer.reading import JobSpan, Members, find_jobs, find_members, find_reports, read_facts
 from analyzer.windows import HostReport, Window
-from lockstep.records import Agent, Comm, HostRecord, OpStat, Transfer, TransferStat
+from lockstep.records import Agent, Comm, Connection, HostRecord, OpStat, Transfer, TransferStat
 from lockstep.store.store import Store
 from lockstep.tables import TABLES
 from tests.builders import SECOND, T0, make, rows
@@ -46,6 +46,10 @@ def recv(**fields: Any) -> TransferStat:
         TransferStat,
         **{"host": "h1", "rank": 1, "peer": 0, "nic": "eth7", "direction": "recv", "wire_ns": None, **fields},
     )
+
+
+def connection(**fields: Any) -> Connection:
+    return make(Connection, **fields)
 
 
 def comms() -> Sequence[Comm]:
@@ -122,6 +126,25 @@ def test_unknown_nic_stays_unknown_until_one_row_names_it(store: Store) -> None:
     later = T0 + SECOND
     insert(store, send(ts_ns=later), recv(ts_ns=later))
     assert pairs(store) == [pair(transfers=2, bytes=2048, wire_ns=200)]
+
+
+def test_nic_that_no_row_names_is_that_of_the_connection(store: Store) -> None:
+    insert(store, send(nic=None), recv(nic=None), *comms())
+    insert(
+        store,
+        connection(nic="eth3", confidence=0.5),
+        connection(nic="eth2", confidence=0.9),
+        connection(host="h1", rank=1, peer=0, direction="recv", nic="eth5"),
+        connection(host="h9", nic="eth8", confidence=1.0),  # of another host, which cannot know
+        connection(channel=1, nic="eth8"),
+        connection(nic=None, confidence=1.0),
+    )
+    assert pairs(store) == [pair(src_nic="eth2", dst_nic="eth5")]
+
+
+def test_nic_in_the_row_itself_is_believed_first(store: Store) -> None:
+    insert(store, send(), recv(), connection(nic="eth3"), *comms())
+    assert pairs(store) == [pair()]
 
 
 def test_unknown_transport_is_null_and_not_a_name(store: Store) -> None:
