@@ -21,6 +21,7 @@ _COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("run", "cli.run", "collector"),
     ("simulate", "cli.simulate", "sim"),
     ("story", "cli.story", "sim"),
+    ("testbed", "cli.testbed", "dev"),
     ("import", "cli.imports", "sim"),
     ("diagnose", "cli.diagnose", "analyzer"),
     ("capture", "cli.capture", "collector"),

@@ -20,6 +20,11 @@ _POLL_S = 0.02
 LOCKSTEP = str(Path(sys.executable).with_name("lockstep"))
 
 
+def own_environment(settings: Mapping[str, str]) -> dict[str, str]:
+    """Return this process's environment with these settings of ours and no others."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("LOCKSTEP_")} | dict(settings)
+
+
 @dataclass
 class Service:
     """One process of ours with settings from its environment; `probe` is where it says over HTTP that it is up."""
@@ -37,11 +42,10 @@ class Service:
 
     def start(self) -> "Service":
         """Start it and return when it answers."""
-        ours = {name: value for name, value in os.environ.items() if not name.startswith("LOCKSTEP_")}
         with open(self.log, "ab") as log:
             self._process = subprocess.Popen(
                 [LOCKSTEP, *self.words],
-                env=ours | dict(self.settings),
+                env=own_environment(self.settings),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

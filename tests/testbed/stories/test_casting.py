@@ -1,0 +1,81 @@
+"""Which stories real ranks can play, and what they are told: decided on paper, before anything is built."""
+
+import pytest
+
+from lockstep.errors import NotPresent
+from lockstep.sim.library import find_story, list_stories
+from lockstep.sim.story import Story
+from lockstep.sim.timeline import parse_turn
+from testbed.stories.casting import check_playable, find_obstacles, lines_for, plan_job, ranks_of
+from testbed.workers.plan import Collective, Compute
+
+STORY = find_story("testbed-host-link-strong-socket")
+MADE_FOR_IT = [story for story in list_stories() if story.family.startswith("testbed-")]
+
+
+def changed(**fields: object) -> Story:
+    return STORY.model_copy(update=fields)
+
+
+@pytest.mark.parametrize("story", MADE_FOR_IT, ids=lambda story: story.name)
+def test_stories_made_for_the_testbed_can_be_told_on_it(story: Story) -> None:
+    assert find_obstacles(story) == []
+
+
+def test_everything_in_the_way_is_said_at_once() -> None:
+    with pytest.raises(NotPresent) as refusal:
+        check_playable(find_story("moe-mild-ib"))
+    assert str(refusal.value).startswith("the testbed cannot tell moe-mild-ib: it has 64 ranks")
+    assert "no RDMA" in str(refusal.value)
+    assert "all-to-all" in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("at 20 s fail nvlink:h1/0 to 50 %", "inside a host"),
+        ("at 20 s restart after 5 s", "restarts no jobs"),
+        ("at 20 s fail nic:h3/eth1 to 50 % above 1 MB", "how large an operation is"),
+    ],
+)
+def test_what_the_testbed_cannot_break_is_said(line: str, reason: str) -> None:
+    (obstacle,) = find_obstacles(changed(timeline=(parse_turn(line),)))
+    assert reason in obstacle
+
+
+def test_job_has_the_ranks_hosts_and_operations_of_the_story() -> None:
+    plan = plan_job(STORY, 1.0, seed=3)
+    assert plan.hosts == tuple(f"h{rank // 2}" for rank in range(16))
+    assert plan.nics == ("eth0", "eth1")
+    assert plan.step == (
+        Compute(200.0, STORY.noise.compute),
+        Collective("world", "AllReduce", 2_000_000, "RING", 2),
+        Collective("world", "AllReduce", 2_000_000, "RING", 2),
+    )
+    assert (plan.job, plan.seed) == (STORY.name, 3)
+
+
+def test_bytes_are_scaled_with_the_links() -> None:
+    sizes = [item.bytes for item in plan_job(STORY, 0.5, seed=1).step if isinstance(item, Collective)]
+    assert sizes == [1_000_000, 1_000_000]
+
+
+@pytest.mark.parametrize(
+    ("line", "ranks", "told"),
+    [
+        ("at 20 s fail host:h2 late 300 ms", [4, 5], ["late 300"]),
+        ("at 20 s fail rank:7 late 20 ms", [7], ["late 20"]),
+        ("at 20 s fail gpu:h3/1 to 50 % in 10 % of steps", [7], ["slow 2 0.1"]),
+        ("at 20 s fail rank:3 absent", [3], ["absent"]),
+        ("at 20 s fail rank:3 mismatched", [3], ["mismatch 2"]),
+        ("at 20 s fail rank:3 deadlocked", [3], ["reversed"]),
+        ("at 20 s pause 12 s", list(range(16)), ["pause 12000"]),
+        ("at 20 s pause host:h1 2 s", [2, 3], ["pause 2000"]),
+        ("at 20 s second mix", list(range(16)), ["second 12"]),
+        ("at 20 s fail nic:h3/eth1 to 50 %", [], []),  # the fabric's business
+    ],
+)
+def test_ranks_are_told_what_only_they_can_do(line: str, ranks: list[int], told: list[str]) -> None:
+    turn = parse_turn(line)
+    assert ranks_of(STORY, turn) == ranks
+    assert lines_for(turn, step=10) == told
