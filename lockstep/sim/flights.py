@@ -7,7 +7,7 @@ import numpy as np
 
 from lockstep.sim.collectives import run_ring, run_ring_at_once, run_tree, tree_slices
 from lockstep.sim.communicators import Communicators, Flows
-from lockstep.sim.network import Floats
+from lockstep.sim.network import Floats, flow_key
 from lockstep.sim.operations import Heads, Operation, Transfers, find_heads, join_transfers, note_transfers
 from lockstep.sim.placement import Ints
 from lockstep.sim.scene import Scene
@@ -17,6 +17,7 @@ from lockstep.sim.wires import NEVER, Times, Wires
 Rates = Callable[[tuple[object, ...], Flows, Scene], Floats]
 
 _MOST_CELLS = 20_000_000  # steps x places of one operation that are worth running one by one
+_MOST_TRACED = 60_000  # steps x connections that are worth two rows each
 _PAIR_STEPS = 4  # of a send and its receive
 _LARGEST_CHUNK = 2 << 20  # NCCL: half of a connection's buffers of 4 MiB; what is larger goes round again
 _MOST_STEPS = 64  # of rings that go round again; further rounds tell nothing new
@@ -29,11 +30,16 @@ def fly_ring(operation: Operation, wave: Collective, scene: Scene, rates: Rates)
     edges = scene.edges(flows, chunk, rates(("ring", wave.kind, wave.groups.tobytes()), flows, scene))
     kernels = scene.kernels(flows.src, chunk)
     if flows.crosses.any() and steps * flows.src.size <= _MOST_CELLS:
-        wires, end = run_ring(edges, kernels, steps)
+        wires, end = run_ring(edges, kernels, steps, trace=_is_traced(operation, steps * int(flows.crosses.sum())))
     else:
         wires, end = run_ring_at_once(edges, kernels, steps)
     transfers = note_transfers(flows, wires, int(chunk * steps), steps)
     return _finish(operation, wave, end, transfers, [(flows, wires)])
+
+
+def _is_traced(operation: Operation, cells: int) -> bool:
+    """Return whether single steps are kept: of one ring operation in 64, the same on all ranks, unless it is huge."""
+    return cells <= _MOST_TRACED and flow_key(operation.comms.kind, operation.func, operation.seq[0]) % 64 == 0
 
 
 def fly_tree(operation: Operation, wave: Collective, scene: Scene, rates: Rates) -> Operation:

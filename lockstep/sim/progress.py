@@ -106,7 +106,10 @@ class ProgressBoard:
             heads = operation.heads or guess_heads(operation)
             begun = operation.start[rows] <= now_ns
             since[places], size[places] = operation.enqueue[rows], operation.bytes[rows]
-            state[places] = np.where(begun | (heads.state[rows] > 0), heads.state[rows], 0)
+            if operation.heads is None and operation.transfers:  # who has not begun has its buffers wait for the GPU
+                state[places] = np.where(begun, heads.state[rows], GPU_WAIT)
+            else:
+                state[places] = heads.state[rows]
             peer[places], channel[places] = heads.peer[rows], heads.channel[rows]
             algo = operation.algo
         is_open = since < NEVER

@@ -114,7 +114,7 @@ class Desk:
         )
         hosts = operation.comms.placement.host_of[world[done]]
         waits = _send_waits(moved, done) if is_send else _recv_waits(moved, done)
-        seq = self._seq_of(operation, moved)
+        seq = self.seq_of(operation, moved)
         return self.job_rows(
             "transfers",
             hosts,
@@ -140,7 +140,7 @@ class Desk:
         )
 
     @staticmethod
-    def _seq_of(operation: Operation, moved: Transfers) -> Ints:
+    def seq_of(operation: Operation, moved: Transfers) -> Ints:
         """Return the number of each connection's operation: its group's, or its own for sends and receives."""
         if operation.func in ("Send", "Recv"):
             crosses = operation.comms.placement.host_of

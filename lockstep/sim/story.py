@@ -110,6 +110,7 @@ class Telling(Told):
     steps: bool = Field(False, description="whether the job tells its training steps")
     layout: bool = Field(False, description="whether the capture names the parallel layout")
     nics: bool = Field(True, description="whether it is known which NIC a transfer used")
+    paths: bool = Field(False, description="whether probes found which links each connection takes")
     without: tuple[str, ...] = Field((), description="hosts whose operations and transfers are not recorded")
     late_s: float = Field(0.0, ge=0, description="batches arrive up to this late, and in another order")
     sample: float = Field(1.0, gt=0, le=1, description="share of operations with complete rows")

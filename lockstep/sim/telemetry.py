@@ -14,6 +14,7 @@ from lockstep.sim.network import flow_key
 from lockstep.sim.operations import Operation
 from lockstep.sim.progress import ProgressBoard
 from lockstep.sim.rows import Desk, Identity, Rows
+from lockstep.sim.samples import paths, step_samples
 from lockstep.sim.simulation import Simulation
 from lockstep.sim.surroundings import Surroundings
 from lockstep.sim.timeline import turns_now
@@ -22,7 +23,7 @@ from lockstep.tables import TABLE_BY_NAME
 __all__ = ["Identity", "Rows", "SimulatedTelemetry"]
 
 _CONTEXT_NS = 5 * NS_PER_S  # operations kept for the gap before the next one
-_RECORDED = ("collectives", "op_stats", "transfers", "transfer_stats", "progress", "connections")  # by the plugin
+_RECORDED = ("collectives", "op_stats", "transfers", "transfer_stats", "progress", "connections", "step_samples")
 
 
 class SimulatedTelemetry:
@@ -60,6 +61,8 @@ class SimulatedTelemetry:
             yield from self._introduce(operation)
             collectives.append(self.desk.collectives(operation))
             transfers.append(self.desk.transfers(operation))
+            if operation.transfers and operation.transfers.trace:
+                yield {"step_samples": step_samples(self.desk, operation, operation.transfers)}
         whole = {"collectives": _stack("collectives", collectives), "transfers": _stack("transfers", transfers)}
         self._recent = {name: pa.concat_tables([self._recent[name], whole[name]]) for name in self._recent}
         yield {name: self._sampled(table) for name, table in whole.items()}
@@ -74,6 +77,7 @@ class SimulatedTelemetry:
         if (operation.attempt, comms.kind, operation.func) not in self._introduced:
             self._introduced.add((operation.attempt, comms.kind, operation.func))
             yield {"connections": self.desk.connections(operation)}
+            yield {"paths": paths(self.desk, operation, self.simulation.network)}
 
     def _told_steps(self) -> Iterator[Rows]:
         for attempt, step, hosts, begin, end in self.simulation.take_steps():

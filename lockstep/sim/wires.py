@@ -64,6 +64,7 @@ class Steps:
     posted: list[Times] = field(default_factory=list)
     handed: list[Times] = field(default_factory=list)
     sent: list[Times] = field(default_factory=list)
+    awaited: list[Times] = field(default_factory=list)
     arrived: list[Times] = field(default_factory=list)
     taken: list[Times] = field(default_factory=list)
 
@@ -150,10 +151,12 @@ class Wires:
         self.recv_gpu_wait += taken - flushed
         self._mark_stuck(1, (begin, arrived, flushed, taken), (RECV_WAIT, FLUSH, RECV_GPU_WAIT))
         self.taken = taken
-        self._read_at[step % self._held] = taken
         if self.steps:
-            self.steps.arrived.append(self._arrived)
+            posted = self._read_at[(step - BUFFERS) % self._held]
+            self.steps.awaited.append(np.maximum(self.edges.recv_from, posted))
+            self.steps.arrived.append(arrived)
             self.steps.taken.append(taken)
+        self._read_at[step % self._held] = taken
 
     def _cross(self, begin: Times) -> Times:
         end = begin + self.edges.step_ns

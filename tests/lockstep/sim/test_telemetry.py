@@ -11,7 +11,7 @@ from lockstep.arrow import conform, find_duplicate
 from lockstep.clock import NS_PER_S
 from lockstep.folding import fold_operations, fold_transfers
 from lockstep.sim.simulation import Simulation
-from lockstep.sim.story import Noise, Story, build_topology
+from lockstep.sim.story import Noise, Story, Telling, build_topology
 from lockstep.sim.telemetry import Identity, Rows, SimulatedTelemetry
 from lockstep.tables import TABLE_BY_NAME
 from tests.builders import T0
@@ -41,7 +41,7 @@ def sums(table: pa.Table, by: list[str]) -> dict[tuple[object, ...], int]:
 
 def test_all_rows_are_sound_and_none_comes_twice(rows: Rows) -> None:
     operations = {"comms", "connections", "collectives", "transfers", "op_stats", "transfer_stats", "progress"}
-    assert set(rows) == operations | {"nic_counters"}  # the others are read more rarely
+    assert set(rows) == operations | {"step_samples", "nic_counters"}  # the others are read more rarely
     for name, table in rows.items():
         assert conform(TABLE_BY_NAME[name], table).equals(table)
         assert find_duplicate(TABLE_BY_NAME[name], table) is None
@@ -159,3 +159,37 @@ def test_job_and_attempt_are_those_of_the_identity() -> None:
     for name, table in telemetry.advance(T0 + NS_PER_S).items():
         if TABLE_BY_NAME[name].has_job:
             assert set(zip(table["job"].to_pylist(), table["attempt"].to_pylist(), strict=True)) == {("j9", 3)}, name
+
+
+# Single steps and paths.
+
+
+def test_steps_of_a_sampled_operation_are_seen_from_both_sides_and_in_order() -> None:
+    samples = advanced(story(), range(1, 11))["step_samples"].to_pylist()
+    assert len({(row["func"], row["seq"]) for row in samples}) < 20, "one in 64 of some 300, and all ranks agree"
+    assert all(row["posted_ns"] <= row["wire_ns"] <= row["done_ns"] for row in samples)
+    key = ("seq", "channel", "step")
+    sent = {(*(row[k] for k in key), row["rank"], row["peer"]): row for row in samples if row["direction"] == "send"}
+    came = {(*(row[k] for k in key), row["peer"], row["rank"]): row for row in samples if row["direction"] == "recv"}
+    assert sent.keys() == came.keys()
+    assert all(came[edge]["wire_ns"] > row["wire_ns"] for edge, row in sent.items()), "nothing arrives before it left"
+
+
+def test_transit_shows_the_slow_wire_on_sockets_where_the_kernel_hides_it() -> None:
+    told = story(slow("nic:h1/eth0", 0.2, side="tx"), cluster=cluster(transport="socket"))
+    samples = advanced(told, range(1, 11))["step_samples"].to_pylist()
+    left = {(r["seq"], r["channel"], r["step"], r["rank"]): r for r in samples if r["direction"] == "send"}
+    transits: dict[tuple[str, str], list[int]] = {}
+    for row in (r for r in samples if r["direction"] == "recv"):
+        sender = left[row["seq"], row["channel"], row["step"], row["peer"]]
+        transits.setdefault((sender["host"], sender["nic"]), []).append(row["wire_ns"] - sender["wire_ns"])
+    assert max(transits, key=lambda wire: float(np.median(transits[wire]))) == ("h1", "eth0")
+
+
+def test_paths_are_told_only_where_the_story_says_so_and_lead_from_nic_to_nic() -> None:
+    assert "paths" not in advanced(story(), [1])
+    rows = advanced(story(telling=Telling(paths=True)), [1])["paths"].to_pylist()
+    assert {len(row["links"]) for row in rows} == {2, 4}
+    for row in rows:
+        assert row["links"][0].startswith(f"{row['host']}/{row['src_nic']}--")
+        assert row["links"][-1].startswith(f"{row['dst']}/{row['dst_nic']}--")
