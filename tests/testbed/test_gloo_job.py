@@ -7,9 +7,14 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 
 import pytest
 
+from lockstep.fabrics import FabricOptions, leaf_spine
+from lockstep.sim.timeline import parse_turn
+from testbed.fabric.building import build_fabric
+from testbed.faults.breaker import Breaker
 from testbed.gloo_job import GlooPlan, GlooRank, read_steps, start_gloo_job
 from testbed.services import free_port
 from tests.waiting import eventually
@@ -99,3 +104,28 @@ def test_complaints_between_the_steps_are_passed_over(tmp_path: Path) -> None:
     log.write_text('[W] connection\n{"rank":1,"step":0,"ms":2.5,"sum":3.0}\n{"rank":1,"ste')
 
     assert [(step.rank, step.ms) for step in read_steps(log)] == [(1, 2.5)]
+
+
+@pytest.mark.slow
+@pytest.mark.needs_root
+def test_real_framework_on_the_fabric_waits_for_one_slow_cable(tmp_path: Path) -> None:
+    """Unmodified torch ranks, one a host: with a cable at a tenth of its rate all of them are slower together."""
+    topology = leaf_spine(4, 1, leaves=2, spines=2, options=FabricOptions(gpus_per_host=1, gbps=0.2))
+    log = tmp_path / "log"
+    with build_fabric(topology) as fabric, Breaker(fabric) as breaker:
+        ranks = tuple(GlooRank(interface="eth0", namespace=fabric.namespace_of(f"h{rank}")) for rank in range(4))
+        plan = GlooPlan(ranks=ranks, address=fabric.address_of("h0", "eth0"), port=29500, steps=12, bytes=1 << 20)
+        with start_gloo_job(plan, log) as process:
+            try:
+                eventually(lambda: all(times_of(log, rank)[5:] for rank in range(4)), LIMIT_S)
+                breaker.apply(parse_turn("at 0 s fail link:h2/eth0--leaf1 to 10 %"))
+                assert process.wait(LIMIT_S) == 0, log.read_text()
+            finally:
+                process.kill()
+    for rank in range(4):
+        healthy, slow = times_of(log, rank)[1:6], times_of(log, rank)[8:]
+        assert median(slow) > 2 * median(healthy), (healthy, slow)
+
+
+def times_of(log: Path, rank: int) -> list[float]:
+    return [step.ms for step in read_steps(log) if step.rank == rank]
