@@ -88,7 +88,7 @@ class Conditions:
 
     def _still(self, turn: Turn) -> Iterator[tuple[int, list[int]]]:
         if turn.effect == "down":
-            yield 0, self._links(turn)
+            yield 0, self.links_of(turn)
         if turn.effect in ("stuck", "killed", "gone"):
             yield 1, self._ranks(turn)
         if turn.effect in ("stopped", "killed", "gone"):
@@ -123,17 +123,18 @@ class Conditions:
                 rates = {"gpu": there.compute, "pcie": there.pcie, "nvlink": there.nvlink}[turn.kind]
                 rates[self._ranks(turn)] *= left
             case "rate":
-                there.capacity[self._links(turn)] *= left
+                there.capacity[self.links_of(turn)] *= left
             case "losing":
-                there.capacity[self._links(turn)] /= 1 + (amount * level / self._half_loss) ** 2
+                there.capacity[self.links_of(turn)] /= 1 + (amount * level / self._half_loss) ** 2
             case "delayed":
-                there.delay_ns[self._links(turn)] += amount * level * NS_PER_S
+                there.delay_ns[self.links_of(turn)] += amount * level * NS_PER_S
             case "starved":
                 there.cpu[self._ranks(turn)] *= left
             case "late":
                 there.late_ns[self._ranks(turn)] += amount * level * NS_PER_S
 
-    def _links(self, turn: Turn) -> list[int]:
+    def links_of(self, turn: Turn) -> list[int]:
+        """Return the directed links that a turn concerns."""
         network = self._network
         if turn.kind == "switch":
             return network.links_at(turn.name)

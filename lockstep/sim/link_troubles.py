@@ -11,7 +11,6 @@ from lockstep.sim.placement import Flags, place
 from lockstep.sim.spells import Spell, is_within, joined, spells_of
 from lockstep.sim.story import Story
 from lockstep.sim.timeline import Turn, turns_now
-from lockstep.sim.wires import NEVER
 from lockstep.topology import split_end
 
 _ON_WIRES = ("nic", "link", "switch")
@@ -46,7 +45,6 @@ class LinkTroubles:
         self._placement = place(story)  # links are the same for every attempt
         self._conditions = Conditions(story.timeline, network, self._placement, story.cluster.transport)
         self._known: dict[int, Trouble] = {}
-        self._links: dict[tuple[str | None, str | None], Ints] = {}
         ends = [(split_end(link.a), split_end(link.b)) for link in network.links]
         self._sender = np.array([node for (a, _), (b, _) in ends for node in (a, b)])
         # A host's end names its NIC; what is no link ends nowhere.
@@ -64,13 +62,8 @@ class LinkTroubles:
         return self._known[id(condition)]
 
     def links_of(self, turn: Turn) -> Ints:
-        """Return the directed links that a turn concerns; asked as if they stood still, which conditions can tell."""
-        key = (turn.part, turn.side)
-        if key not in self._links:
-            down = Turn(at_s=0.0, effect="down", part=turn.part, side=turn.side)
-            still = Conditions((down,), self._network, self._placement, "ib").standstill(0.0)
-            self._links[key] = np.flatnonzero(still.links.begin < NEVER) if still else np.arange(0)
-        return self._links[key]
+        """Return the directed links that a turn concerns."""
+        return np.array(self._conditions.links_of(turn), np.int64)
 
     def down_at(self, now_s: float) -> Flags:
         """Return which links have no carrier, by link and not by direction: both ends lose it."""

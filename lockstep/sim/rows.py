@@ -9,6 +9,8 @@ import pyarrow as pa
 from lockstep import __version__
 from lockstep.arrow import fill_rows, schema_of
 from lockstep.sim.communicators import Communicators
+from lockstep.sim.gpu_readings import gpu_uuid
+from lockstep.sim.happenings import FIRST_PID
 from lockstep.sim.network import Floats
 from lockstep.sim.operations import Operation, Transfers
 from lockstep.sim.placement import Ints
@@ -47,6 +49,7 @@ class Desk:
     def comms(self, comms: Communicators, attempt: int, begin_ns: float) -> pa.Table:
         members, placement = comms.members, comms.placement
         ranks = members.ravel()
+        gpus = zip(placement.host_of[ranks].tolist(), placement.gpu_of[ranks].tolist(), strict=True)
         return self.job_rows(
             "comms",
             placement.host_of[ranks],
@@ -57,17 +60,13 @@ class Desk:
             nranks=comms.size,
             nnodes=np.repeat(comms.hosts_in, comms.size),
             world_rank=ranks,
-            pid=1000 + placement.gpu_of[ranks],
+            pid=FIRST_PID + placement.gpu_of[ranks],
             gpu=placement.gpu_of[ranks],
-            gpu_uuid=pa.array([f"GPU-{host}-{gpu}" for host, gpu in self._gpus(comms, ranks)]),
+            gpu_uuid=pa.array([gpu_uuid(f"h{host}", gpu) for host, gpu in gpus]),
             plugin_version=PLUGIN,
             detail="steps",
             init_ns=self.moments(placement.host_of[ranks], np.full(len(ranks), begin_ns)),
         )
-
-    def _gpus(self, comms: Communicators, ranks: Ints) -> list[tuple[int, int]]:
-        placement = comms.placement
-        return list(zip(placement.host_of[ranks].tolist(), placement.gpu_of[ranks].tolist(), strict=True))
 
     def collectives(self, operation: Operation) -> pa.Table:
         """Return the rows of the ranks for which the operation ended."""

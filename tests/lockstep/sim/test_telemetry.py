@@ -161,6 +161,12 @@ def test_job_and_attempt_are_those_of_the_identity() -> None:
             assert set(zip(table["job"].to_pylist(), table["attempt"].to_pylist(), strict=True)) == {("j9", 3)}, name
 
 
+def test_gpu_of_a_rank_is_the_one_whose_health_is_read() -> None:
+    told = advanced(story(), range(1, 7))
+    known = {(row["host"], row["gpu"], row["gpu_uuid"]) for row in told["gpu_health"].to_pylist()}
+    assert {(row["host"], row["gpu"], row["gpu_uuid"]) for row in told["comms"].to_pylist()} == known
+
+
 # Single steps and paths.
 
 
