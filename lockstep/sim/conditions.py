@@ -7,11 +7,11 @@ import numpy as np
 
 from lockstep.clock import NS_PER_S
 from lockstep.sim.network import Floats, Network
-from lockstep.sim.placement import Placement
+from lockstep.sim.placement import Ints, Placement
 from lockstep.sim.timeline import Turn, turns_now
 from lockstep.sim.wires import NEVER, Outage
 
-_STANDSTILLS = ("down", "stuck", "gone", "stopped", "killed")
+_STANDSTILLS = ("down", "over", "stuck", "gone", "stopped", "killed")
 PROXY_NS = 5e5  # a starved proxy thread looks that much later per share of a core that it lacks
 _SOCKET_LOSS, _IB_LOSS = 0.05, 0.002  # loss at which half of the rate is left: TCP repairs, RoCE goes back
 
@@ -27,6 +27,8 @@ class Condition:
     nvlink: Floats  # per rank: between GPU and GPU
     cpu: Floats  # per rank
     late_ns: Floats  # per rank
+    links: Ints  # which directed link stands in for each: itself, unless its NIC has failed over
+    nics: Ints  # likewise for NICs, counted over the cluster
 
     @property
     def proxy_ns(self) -> Floats:
@@ -87,7 +89,7 @@ class Conditions:
         return Standstill(*(Outage(begin, end) for begin, end in zip(begins, ends, strict=True)))
 
     def _still(self, turn: Turn) -> Iterator[tuple[int, list[int]]]:
-        if turn.effect == "down":
+        if turn.effect in ("down", "over"):
             yield 0, self.links_of(turn)
         if turn.effect in ("stuck", "killed", "gone"):
             yield 1, self._ranks(turn)
@@ -100,8 +102,9 @@ class Conditions:
             begin += max(np.floor((now_s - turn.at_s - turn.lasting_s) / turn.every_s) + 1, 0) * turn.every_s
         heals = (other.at_s for other in self._timeline if other.effect == "heal" and other.part in (None, turn.part))
         end = min((moment for moment in heals if moment > turn.at_s), default=NEVER / NS_PER_S)
-        if turn.lasting_s is not None:
-            end = min(end, begin + turn.lasting_s)
+        lasting_s = turn.stall_s if turn.effect == "over" else turn.lasting_s
+        if lasting_s is not None:
+            end = min(end, begin + lasting_s)
         if begin >= end or end <= now_s:
             return NEVER, NEVER
         return begin * NS_PER_S, min(end * NS_PER_S, NEVER)
@@ -110,7 +113,14 @@ class Conditions:
         ranks, links = self._placement.ranks, len(self._network.capacity)
         whole = {name: np.ones(ranks) for name in ("compute", "pcie", "nvlink", "cpu")}
         delays = {"delay_ns": np.zeros(links), "late_ns": np.zeros(ranks)}
-        there = Condition(capacity=self._network.capacity.copy(), **whole, **delays)
+        shape = self._placement.shape
+        there = Condition(
+            capacity=self._network.capacity.copy(),
+            links=np.arange(links),
+            nics=np.arange(shape.all_hosts * shape.nics_per_host),
+            **whole,
+            **delays,
+        )
         for turn, level in turns:
             self._apply(there, turn, level)
         return there
@@ -126,6 +136,11 @@ class Conditions:
                 there.capacity[self.links_of(turn)] *= left
             case "losing":
                 there.capacity[self.links_of(turn)] /= 1 + (amount * level / self._half_loss) ** 2
+            case "over" if level >= 1:
+                nics = [self._nic(turn.name), self._nic(f"{turn.name.partition('/')[0]}/{turn.spare}")]
+                there.nics[nics[0]] = nics[1]
+                old, new = (list(self._network.links_of_nic(nic)) for nic in nics)
+                there.links[old] = new
             case "delayed":
                 there.delay_ns[self.links_of(turn)] += amount * level * NS_PER_S
             case "starved":
@@ -141,13 +156,15 @@ class Conditions:
         if turn.kind == "link":
             there, back = network.links_of(turn.name)
         elif turn.kind == "nic":
-            host, nic = turn.name.split("/")
-            there, back = network.links_of_nic(
-                int(host.removeprefix("h")) * self._placement.shape.nics_per_host + int(nic.removeprefix("eth"))
-            )
+            there, back = network.links_of_nic(self._nic(turn.name))
         else:
             return [int(link) for link in network.links_between_switches()]
         return [there] if turn.side == "tx" else [back] if turn.side == "rx" else [there, back]
+
+    def _nic(self, name: str) -> int:
+        """Return the number of a NIC in the cluster by its name, such as h3/eth1."""
+        host, nic = name.split("/")
+        return int(host.removeprefix("h")) * self._placement.shape.nics_per_host + int(nic.removeprefix("eth"))
 
     def _ranks(self, turn: Turn) -> list[int]:
         """Return the ranks that a part carries; a host that is not in the job carries none."""

@@ -25,7 +25,7 @@ _MOST_STEPS = 64  # of rings that go round again; further rounds tell nothing ne
 
 def fly_ring(operation: Operation, wave: Collective, scene: Scene, rates: Rates) -> Operation:
     """Return a ring's operation with its ends, transfers, and the states it stands in if it never ends."""
-    comms, flows = operation.comms, operation.comms.ring_flows(wave.groups)
+    comms, flows = operation.comms, scene.reroute(operation.comms.ring_flows(wave.groups))
     steps, chunk = ring_steps(wave, comms.size, comms.channels)
     edges = scene.edges(flows, chunk, rates(("ring", wave.kind, wave.groups.tobytes()), flows, scene))
     kernels = scene.kernels(flows.src, chunk)
@@ -48,7 +48,7 @@ def fly_tree(operation: Operation, wave: Collective, scene: Scene, rates: Rates)
     tree = comms.tree(wave.groups)
     slices = tree_slices(wave.bytes / comms.channels)
     chunk = wave.bytes / comms.channels / slices
-    up, down = (comms.tree_flows(wave.groups, tree, is_up) for is_up in (True, False))
+    up, down = (scene.reroute(comms.tree_flows(wave.groups, tree, is_up)) for is_up in (True, False))
     key = (wave.kind, wave.groups.tobytes())
     edges = [
         scene.edges(flows, chunk, rates((way, *key), flows, scene)) for way, flows in (("up", up), ("down", down))
@@ -79,6 +79,7 @@ def fly_pairs(
     attempt: int, comms: Communicators, flows: Flows, sizes: Ints, scene: Scene, rates: Rates
 ) -> Iterator[Operation]:
     """Yield all sends, then all receives, of pairs that go on next to each other; they are not counted yet."""
+    flows = scene.reroute(flows)
     key = (comms.kind, flows.group.tobytes(), flows.src_place.tobytes(), flows.dst_place.tobytes())
     wires = Wires(scene.edges(flows, sizes / _PAIR_STEPS, rates(key, flows, scene)))
     senders, receivers = scene.kernels(flows.src, 0.0), scene.kernels(flows.dst, 0.0)

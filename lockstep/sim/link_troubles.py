@@ -81,9 +81,9 @@ class LinkTroubles:
         """Return when links are down, by link: for themselves, or because the host at their end is off."""
         found: dict[int, list[Spell]] = {}
         for turn in self._story.timeline:
-            if turn.effect in ("down", "gone"):
+            if turn.effect in ("down", "over", "gone"):
                 spells = spells_of(turn, self._story.timeline, self._story.duration_s)
-                links = self.links_of(turn) // 2 if turn.effect == "down" else self._cables_of(turn.name)
+                links = self.links_of(turn) // 2 if turn.effect != "gone" else self._cables_of(turn.name)
                 for number in set(links.tolist()):
                     found[number] = joined(found.get(number, []) + spells)
         return found

@@ -32,6 +32,13 @@ class Scene:
     spread: float  # of transfers
     random: np.random.Generator
 
+    def reroute(self, flows: Flows) -> Flows:
+        """Return the connections through the NICs that they use now."""
+        if (self.now.nics == np.arange(len(self.now.nics))).all():
+            return flows
+        nics, links = self.now.nics, self.now.links
+        return replace(flows, tx_nic=nics[flows.tx_nic], rx_nic=nics[flows.rx_nic], paths=links[flows.paths])
+
     def rates(self, flows: Flows) -> Floats:
         """Return bytes per nanosecond of each connection while all of them send."""
         rates = flows.rates(self.now.capacity, self.shape.nvlink_gbps * BYTES_PER_NS)

@@ -216,6 +216,8 @@ def _shape_complaints(story: Story) -> list[str]:
         complaints.append(f"{shape.gpus_per_host} GPUs do not spread evenly over {shape.nics_per_host} NICs")
     if tp * cp * dp * pp != story.ranks:
         complaints.append(f"tp {tp} x cp {cp} x dp {dp} x pp {pp} are not {story.ranks} ranks")
+    if shape.fabric != "leaf_spine" and any(turn.effect == "over" for turn in story.timeline):
+        complaints.append("a port fails over only where all NICs of a host are on one leaf")
     if dp % ep:
         complaints.append(f"ep {ep} does not divide dp {dp}")
     return complaints
@@ -223,9 +225,17 @@ def _shape_complaints(story: Story) -> list[str]:
 
 def _part_complaints(story: Story) -> list[str]:
     parts = _parts(build_topology(story.cluster)) | {f"rank:{rank}" for rank in range(story.ranks)} | {"fabric", None}
+    spares = [_spare_of(turn) for turn in story.timeline]
     unknown = [turn.part or "" for turn in story.timeline if turn.part not in parts]
-    unknown += [f"host:{turn.spare}" for turn in story.timeline if turn.spare and f"host:{turn.spare}" not in parts]
+    unknown += [spare for spare in spares if spare and spare not in parts]
     return [f"it breaks what its cluster does not have: {', '.join(unknown)}"] if unknown else []
+
+
+def _spare_of(turn: Turn) -> str | None:
+    """Return what takes over: another NIC of the same host, or a host."""
+    if turn.spare is None or turn.effect != "over":
+        return turn.spare and host_name(turn.spare)
+    return nic_name(turn.name.partition("/")[0], turn.spare)
 
 
 def _parts(topology: Topology) -> set[str | None]:

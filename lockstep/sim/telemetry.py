@@ -11,7 +11,7 @@ from lockstep.clock import NS_PER_S
 from lockstep.folding import fold_operations, fold_transfers
 from lockstep.sim.host_clocks import host_clocks
 from lockstep.sim.network import flow_key
-from lockstep.sim.operations import Operation
+from lockstep.sim.operations import Operation, Transfers
 from lockstep.sim.progress import ProgressBoard
 from lockstep.sim.rows import Desk, Identity, Rows
 from lockstep.sim.samples import paths, step_samples
@@ -39,7 +39,7 @@ class SimulatedTelemetry:
         self._recent = {name: schema_of(TABLE_BY_NAME[name]).empty_table() for name in ("collectives", "transfers")}
         self._slack_ns = int(np.ceil(np.abs(self.desk.offset_ns).max()))  # a second is over when it is on every clock
         self._told_until_ns = identity.start_ns // NS_PER_S * NS_PER_S
-        self._introduced: set[tuple[int, str, str]] = set()
+        self._introduced: set[tuple[object, ...]] = set()
 
     @property
     def watermark_ns(self) -> int:
@@ -69,15 +69,18 @@ class SimulatedTelemetry:
         yield from self._told_steps()
 
     def _introduce(self, operation: Operation) -> Iterator[Rows]:
-        """Yield the communicators and connections of an operation when they are used for the first time."""
-        comms = operation.comms
-        if (operation.attempt, comms.kind, "") not in self._introduced:
-            self._introduced.add((operation.attempt, comms.kind, ""))
+        """Yield communicators and connections when they are used for the first time, or through another NIC."""
+        comms, moved = operation.comms, operation.transfers
+        if self._is_new((operation.attempt, comms.kind)):
             yield {"comms": self.desk.comms(comms, operation.attempt, self.simulation.attempt_began_ns)}
-        if (operation.attempt, comms.kind, operation.func) not in self._introduced:
-            self._introduced.add((operation.attempt, comms.kind, operation.func))
+        if moved and self._is_new((operation.attempt, comms.kind, operation.func, _who(moved))):
             yield {"connections": self.desk.connections(operation)}
             yield {"paths": paths(self.desk, operation, self.simulation.network)}
+
+    def _is_new(self, what: tuple[object, ...]) -> bool:
+        known = what in self._introduced
+        self._introduced.add(what)
+        return not known
 
     def _told_steps(self) -> Iterator[Rows]:
         for attempt, step, hosts, begin, end in self.simulation.take_steps():
@@ -136,6 +139,11 @@ class SimulatedTelemetry:
             for name in set(_RECORDED) & rows.keys():
                 rows[name] = rows[name].filter(pc.invert(pc.is_in(rows[name]["host"], unseen)))
         return rows
+
+
+def _who(moved: Transfers) -> int:
+    """Return what tells connections from others: their ends and NICs."""
+    return hash((moved.src.tobytes(), moved.dst.tobytes(), moved.tx_nic.tobytes(), moved.rx_nic.tobytes()))
 
 
 def _before(table: pa.Table, name: str, host: str, moment_ns: int) -> pa.Table:

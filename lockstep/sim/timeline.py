@@ -4,6 +4,7 @@ at 20 s fail nic:h3/eth1 tx to 50 %          a rate: NICs, links, switches, gpu:
 at 20 s fail link:leaf0--spine1 losing 5 %   packets; `delayed 2 ms` and `down` are for links and NICs too
 at 20 s fail link:leaf0--spine1 to 30 % above 1 MB       only in operations of that size and more
 at 20 s fail nic:h3/eth1 down for 2 s every 60 s         again and again
+at 20 s fail nic:h3/eth1 over to eth2 after 4 s          port failover: dead; then the other carries both
 at 20 s fail gpu:h1/0 to 60 % over 30 s      little by little
 at 20 s fail gpu:h1/0 to 60 % in 5 % of steps            now and then
 at 20 s fail gpu:h1/0 stuck                  its kernel never ends
@@ -33,6 +34,7 @@ Effect = Literal[
     "losing",
     "delayed",
     "down",
+    "over",
     "stuck",
     "starved",
     "late",
@@ -55,6 +57,7 @@ _KINDS_BY_EFFECT: dict[str, tuple[str, ...]] = {
     "losing": ("nic", "link", "switch"),
     "delayed": ("nic", "link", "switch"),
     "down": ("nic", "link", "switch"),
+    "over": ("nic",),
     "stuck": ("gpu",),
     "starved": ("host",),
     "late": ("host", "rank"),
@@ -80,6 +83,7 @@ _FAIL = re.compile(
     rf"(?: in (?P<share>{_NUMBER}) % of steps)?"
     rf"(?: for (?P<lasting>{_NUMBER}) s(?: every (?P<every>{_NUMBER}) s)?)?"
 )
+_OVER = re.compile(rf"fail {_PART} over to (?P<spare>eth\d+) after (?P<stall>{_NUMBER}) s")
 _HEAL = re.compile(rf"heal(?: {_PART})?")
 _PAUSE = re.compile(rf"pause(?: {_PART})? (?P<lasting>{_NUMBER}) s")
 _WHO_LEAVES = r"without (?P<left>h\d+)|with (?P<spare>h\d+) for (?P<left_for>h\d+)"
@@ -102,7 +106,8 @@ class Turn(Frozen):
     share: float = Field(1.0, description="of the steps in which it is there")
     lasting_s: float | None = None
     every_s: float | None = None
-    spare: str | None = None
+    stall_s: float = Field(0.0, description="of a failover: how long the traffic stands still")
+    spare: str | None = Field(None, description="the NIC that takes over, or the host that joins")
 
     @property
     def kind(self) -> str:
@@ -115,7 +120,7 @@ class Turn(Frozen):
         return (self.part or "").partition(":")[2]
 
     def level(self, now_s: float) -> float:
-        """Return how much of it is there at a moment, 0 to 1.
+        """Return how much of it is there at a moment, 0 to 1; of a failover half until the other NIC takes over.
 
         >>> flap = parse_turn("at 20 s fail nic:h3/eth1 down for 2 s every 60 s")
         >>> [flap.level(now_s) for now_s in (19, 21, 23, 81)]
@@ -128,6 +133,8 @@ class Turn(Frozen):
             since %= self.every_s
         if self.lasting_s is not None and since >= self.lasting_s:
             return 0.0
+        if since < self.stall_s:
+            return 0.5
         return min(since / self.over_s, 1.0) if self.over_s else 1.0
 
 
@@ -153,6 +160,9 @@ def parse_turn(line: str) -> Turn:
         left = match["left"] or match["left_for"]
         part = f"host:{left}" if left else None
         return Turn(at_s=at_s, effect="restart", part=part, spare=match["spare"], lasting_s=float(match["lasting"]))
+    if match := _OVER.fullmatch(what):
+        turn = Turn(at_s=at_s, effect="over", part=match["part"], spare=match["spare"], stall_s=float(match["stall"]))
+        return _checked(line, turn)
     if match := _FAIL.fullmatch(what):
         return _failure(line, at_s, match)
     raise BadStory(f"{line!r} is not understood; lockstep/sim/timeline.py lists what can happen")
@@ -172,9 +182,13 @@ def _failure(line: str, at_s: float, match: "re.Match[str]") -> Turn:
         lasting_s=_maybe(match["lasting"]),
         every_s=_maybe(match["every"]),
     )
-    if turn.kind not in _KINDS_BY_EFFECT[effect] and turn.part not in _KINDS_BY_EFFECT[effect]:
-        kinds = ", ".join(_KINDS_BY_EFFECT[effect])
-        raise BadStory(f"{line!r}: only these can be {effect}: {kinds}")
+    return _checked(line, turn)
+
+
+def _checked(line: str, turn: Turn) -> Turn:
+    kinds = _KINDS_BY_EFFECT[turn.effect]
+    if turn.kind not in kinds and turn.part not in kinds:
+        raise BadStory(f"{line!r}: only these can be {turn.effect}: {', '.join(kinds)}")
     for is_wrong, why in _complaints(turn):
         if is_wrong:
             raise BadStory(f"{line!r}: {why}")

@@ -44,6 +44,8 @@ def _is_too_much(doings: Sequence[Doing]) -> bool:
 def _why_not_turn(turn: Turn) -> str | None:
     if turn.effect in (*_RANK_EFFECTS, "heal") or (turn.effect == "rate" and turn.kind == "gpu"):
         return None
+    if turn.effect == "over":
+        return "sockets fail over to no other port"
     return "the testbed restarts no jobs" if turn.effect == "restart" else why_not(turn)
 
 

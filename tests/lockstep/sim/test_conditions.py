@@ -182,3 +182,15 @@ def test_new_attempt_has_new_processes_but_the_same_hardware() -> None:
     lines = ("at 3 s fail rank:4 stopped", "at 3 s fail gpu:h2/0 stuck", "at 3 s fail nic:h0/eth0 down")
     found = stands(20, *lines, begin_s=10.0)
     assert (list(found["proxies"]), list(found["gpus"]), len(found["links"])) == ([], [8], 2)
+
+
+def test_port_that_fails_over_stands_still_for_a_while_and_then_shares_the_other() -> None:
+    told = conditions("at 1 s fail nic:h2/eth0 over to eth1 after 2 s", "at 9 s heal nic:h2/eth0")
+    dead, other = (list(NETWORK.links_of_nic(2 * 2 + nic)) for nic in (0, 1))
+    still = told.standstill(0.0)
+    assert still is not None
+    assert_array_equal(np.flatnonzero(still.links.begin < NEVER), sorted(dead))
+    assert {float(end) for end in still.links.end[dead]} == {3 * NS_PER_S}
+    uses = {now_s: told.at(now_s * NS_PER_S, 0).links[dead].tolist() for now_s in (0.5, 2, 4, 10)}
+    assert uses == {0.5: dead, 2: dead, 4: other, 10: dead}
+    assert told.at(4 * NS_PER_S, 0).nics[4] == 5

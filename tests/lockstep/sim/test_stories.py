@@ -43,6 +43,7 @@ HANG = {
     "host-gone": "host gone with its telemetry",
     "link-down": "link down",
     "nic-dead": "NIC dead",
+    "port-failover": "port failover, on IB",
     "gpu-stuck": "GPU kernel stuck",
     "mismatched": "mismatched collectives",
     "deadlock": "deadlock between communicators",
@@ -81,6 +82,7 @@ ONE_TRANSPORT = {
     "lossy-path",
     "lossy-path-tcp",
     "pause-spread",
+    "port-failover",
 }  # what they tell is different, or not there, on others
 
 # Which parts a class can blame: the table of verdicts in docs/methods.md.
@@ -220,7 +222,7 @@ def harm(told: Story) -> Iterator[float]:
     for turn in told.timeline:
         amount = turn.amount or 0.0
         yield 1 - amount if turn.effect in ("rate", "starved") else amount
-        yield from (turn.share, turn.lasting_s or 0.0, -(turn.every_s or 0.0))
+        yield from (turn.share, turn.stall_s, turn.lasting_s or 0.0, -(turn.every_s or 0.0))
     job = told.job
     yield from (job.experts, job.sequences, job.first_steps_slower)
     yield from (doing.first_ms + doing.last_ms for doing in job.steps)

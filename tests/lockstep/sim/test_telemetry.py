@@ -167,6 +167,24 @@ def test_gpu_of_a_rank_is_the_one_whose_health_is_read() -> None:
     assert {(row["host"], row["gpu"], row["gpu_uuid"]) for row in told["comms"].to_pylist()} == known
 
 
+def test_port_that_fails_over_is_silent_and_its_traffic_is_told_of_the_other() -> None:
+    told = advanced(story("at 2 s fail nic:h1/eth0 over to eth1 after 1 s"), range(1, 7))
+    mine = [row for row in told["transfer_stats"].to_pylist() if row["host"] == "h1"]
+    used = {second: {row["nic"] for row in mine if row["ts_ns"] == T0 + second * NS_PER_S} for second in (1, 5)}
+    assert used == {1: {"eth0", "eth1"}, 5: {"eth1"}}
+    per_byte = {
+        second: sum(row["wire_ns"] for row in rows) / sum(row["bytes"] for row in rows)
+        for second in (1, 5)
+        if (rows := [r for r in mine if r["ts_ns"] == T0 + second * NS_PER_S and r["direction"] == "send"])
+    }
+    assert per_byte[5] > 1.5 * per_byte[1], "two connections share what one had"
+    counters = [row for row in told["nic_counters"].to_pylist() if (row["host"], row["nic"]) == ("h1", "eth0")]
+    assert [row["up"] for row in counters] == [True, False, False, False, False, False]
+    assert counters[-1]["tx_bytes"] == counters[3]["tx_bytes"], "what was under way ended in second 4"
+    known = {row["nic"] for row in told["connections"].to_pylist() if (row["host"], row["channel"]) == ("h1", 0)}
+    assert known == {"eth0", "eth1"}
+
+
 # Single steps and paths.
 
 

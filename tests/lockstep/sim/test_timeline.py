@@ -22,6 +22,7 @@ FORMS = {
     "fail pcie:h1/0 to 50 %": Turn(at_s=20, effect="rate", part="pcie:h1/0", amount=0.5),
     "fail nvlink:h1/0 to 50 %": Turn(at_s=20, effect="rate", part="nvlink:h1/0", amount=0.5),
     "fail fabric to 75 %": Turn(at_s=20, effect="rate", part="fabric", amount=0.75),
+    "fail nic:h3/eth1 over to eth2 after 4 s": Turn(at_s=20, effect="over", part=NIC, spare="eth2", stall_s=4.0),
     "fail link:leaf0--spine1 losing 5 %": Turn(at_s=20, effect="losing", part=LINK, amount=0.05),
     "fail nic:h3/eth1 tx losing 0.5 %": Turn(at_s=20, effect="losing", part=NIC, side="tx", amount=0.005),
     "fail link:leaf0--spine1 delayed 2 ms": Turn(at_s=20, effect="delayed", part=LINK, amount=0.002),
@@ -146,6 +147,7 @@ def test_amount_that_makes_no_sense_is_refused_with_the_reason(what: str, compla
     ("what", "complaint"),
     [
         ("fail host:h2 to 50 %", "only these can be rate: nic, link, switch, gpu, pcie, nvlink, fabric"),
+        ("fail link:leaf0--spine1 over to eth2 after 4 s", "only these can be over: nic"),
         ("fail gpu:h1/0 losing 5 %", "only these can be losing: nic, link, switch"),
         ("fail rank:5 delayed 2 ms", "only these can be delayed: nic, link, switch"),
         ("fail gpu:h1/0 down", "only these can be down: nic, link, switch"),

@@ -35,6 +35,7 @@ def test_everything_in_the_way_is_said_at_once() -> None:
     [
         ("at 20 s fail nvlink:h1/0 to 50 %", "inside a host"),
         ("at 20 s restart after 5 s", "restarts no jobs"),
+        ("at 20 s fail nic:h3/eth1 over to eth0 after 4 s", "fail over to no other port"),
         ("at 20 s fail nic:h3/eth1 to 50 % above 1 MB", "how large an operation is"),
     ],
 )
