@@ -12,6 +12,7 @@ from lockstep.folding import fold_operations, fold_transfers
 from lockstep.sim.host_clocks import host_clocks
 from lockstep.sim.network import flow_key
 from lockstep.sim.operations import Operation, Transfers
+from lockstep.sim.probing import SimulatedProbes
 from lockstep.sim.progress import ProgressBoard
 from lockstep.sim.rows import Desk, Identity, Rows
 from lockstep.sim.samples import paths, step_samples
@@ -36,6 +37,7 @@ class SimulatedTelemetry:
         self._heartbeats = heartbeats
         self._board = ProgressBoard(self.desk)
         self._surroundings = Surroundings(simulation, identity.start_ns)
+        self._probes = SimulatedProbes(simulation.story, simulation.network, simulation.seed)
         self._recent = {name: schema_of(TABLE_BY_NAME[name]).empty_table() for name in ("collectives", "transfers")}
         self._slack_ns = int(np.ceil(np.abs(self.desk.offset_ns).max()))  # a second is over when it is on every clock
         self._told_until_ns = identity.start_ns // NS_PER_S * NS_PER_S
@@ -94,6 +96,7 @@ class SimulatedTelemetry:
         for second in range(since + NS_PER_S, until + 1, NS_PER_S):
             yield {"progress": self._board.look(second - start, self.simulation.attempt)}
             yield self._surroundings.until(second - start)
+            yield {"probes": self._probes.at(second - start, self.desk)}
             if self._heartbeats:
                 yield {"agents": self.desk.agents(second - start)}
         self._told_until_ns = until
