@@ -80,7 +80,8 @@ class Service:
     def _is_up(self) -> bool:
         assert self._process is not None
         if self._process.poll() is not None:
-            raise LockstepError(f"{' '.join(self.words)} ended with {self._process.returncode}; see {self.log}")
+            last_words = self.log.read_text(errors="replace")[-500:].strip()
+            raise LockstepError(f"{' '.join(self.words)} ended with {self._process.returncode}: {last_words}")
         try:
             return httpx.get(self.probe, timeout=1, trust_env=False).is_success
         except httpx.TransportError:
