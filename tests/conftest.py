@@ -4,6 +4,10 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("lockstep", deadline=None)  # machines are shared: no test fails for being slow
+settings.load_profile("lockstep")
 
 pytest_plugins = ["tests.fixtures.plugin", "tests.fixtures.postgres", "tests.fixtures.stores"]
 

@@ -77,7 +77,7 @@ def test_slow_nic_of_the_story_is_named_in_time(embedded_store: Store, control: 
     assert incident.opened_ns <= after(int(turn.at_s + expected.within_s))
     assert incident.verdict.since_ns == after(20)
     assert incident.verdict.coverage == 1.0
-    assert incident.verdict.impact.step_time_ratio == pytest.approx(1.25, abs=0.1)
+    assert incident.verdict.impact.step_time_ratio == pytest.approx(1.11, abs=0.05)
 
 
 def test_healthy_twin_stays_silent(watch: Watch) -> None:
