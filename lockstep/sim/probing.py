@@ -4,6 +4,8 @@ A probe meets the delay and the loss of the links on its way, there and back, an
 in no queue: how full a link is shows in operations and counters.
 """
 
+from functools import cached_property
+
 import numpy as np
 import pyarrow as pa
 
@@ -26,8 +28,12 @@ class SimulatedProbes:
 
     def __init__(self, story: Story, network: Network, seed: int) -> None:
         self._story, self._network, self._seed = story, network, seed
-        self._troubles = LinkTroubles(story, network)
         self._hops = [split_end(link.b)[0] for link in network.links]  # fabrics name the lower end first
+
+    @cached_property
+    def _troubles(self) -> LinkTroubles:
+        """Worked out when the first probe is sent: most stories tell of none, and large clusters have many links."""
+        return LinkTroubles(self._story, self._network)
 
     def at(self, second_ns: int, desk: Desk) -> pa.Table:
         """Return the probes of a second; none where the story tells of none."""
