@@ -41,6 +41,7 @@ def test_progress_is_on_standard_error(slow_nic: Outcome) -> None:
     assert [line.split()[0] for line in slow_nic.err.splitlines()] == ["reading", "analysing"]
 
 
+@pytest.mark.slow
 def test_healthy_cluster_has_no_verdict(tmp_path: Path) -> None:
     outcome = simulate_and_diagnose("healthy", tmp_path, "--json")
     assert (outcome.code, json.loads(outcome.out)) == (0, [])

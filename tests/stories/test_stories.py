@@ -73,7 +73,8 @@ def after(seconds: float) -> int:
     return T0 + int(seconds * NS_PER_S)
 
 
-@pytest.mark.parametrize("seed", [SEEDS[0], pytest.param(SEEDS[1], marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", CLAIMED)
 def test_packaged_story_gets_the_verdicts_it_expects_and_no_other(
     embedded_store: Store, name: str, seed: int

@@ -126,6 +126,7 @@ def test_ring_of_a_dead_process_is_drained_forgotten_and_removed(tmp_path: Path,
         assert follower.refusals() == []
 
 
+@pytest.mark.slow
 def test_rank_that_stands_still_is_looked_at_ten_times_a_second(tmp_path: Path, plugin_library: Path) -> None:
     folder = tmp_path / "rings"
     with following(folder) as follower, recording(plugin_library, folder, **RANK) as job:

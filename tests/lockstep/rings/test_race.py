@@ -53,6 +53,7 @@ def race(writer: Path, path: Path, threads: int, ring_records: int) -> Race:
     return Race(whole, sum(len(one.steps) > 0 for one in read), sum(one.lost for one in read), begun)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ring_records", [256, wire.RING_RECORDS])
 @pytest.mark.parametrize("threads", [1, 4])
 def test_no_record_is_torn_or_twice_or_uncounted(

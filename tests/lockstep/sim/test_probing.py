@@ -6,7 +6,7 @@ import pytest
 
 from lockstep.clock import NS_PER_S
 from lockstep.sim.simulation import Simulation
-from lockstep.sim.story import Story, Telling
+from lockstep.sim.story import JobShape, Story, Telling
 from lockstep.sim.telemetry import Identity, SimulatedTelemetry
 from tests.builders import T0
 from tests.lockstep.sim.build import story
@@ -15,7 +15,8 @@ LINK = "link:leaf0--spine1"
 
 
 def probed(*lines: str, seconds: int = 40) -> list[dict[str, Any]]:
-    told = story(*lines, telling=Telling(paths=True), duration_s=float(seconds))
+    job = JobShape(compute_ms=1e6)  # nothing but probes
+    told = story(*lines, job=job, telling=Telling(paths=True), duration_s=float(seconds))
     return rows_of(told, seconds)
 
 
