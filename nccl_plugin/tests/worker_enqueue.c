@@ -116,6 +116,8 @@ static struct operation *new_operation(const struct told_item *item)
 
 static void push(struct kernel *kernel)
 {
+    const bool has_operations = kernel->noperations > 0; /* the stream may be done with it once it is handed over */
+
     pthread_mutex_lock(&rank.lock);
     for (int i = 0; i < kernel->noperations; i++) {
         struct operation *operation = kernel->operations[i];
@@ -135,7 +137,7 @@ static void push(struct kernel *kernel)
     rank.enqueued++;
     pthread_cond_broadcast(&rank.changed);
     pthread_mutex_unlock(&rank.lock);
-    if (kernel->noperations > 0)
+    if (has_operations)
         wake_proxy();
 }
 
