@@ -63,7 +63,8 @@ def build_matrix(rows: pa.Table, topology: TopologyIndex | None, options: DelayO
     import torch  # two seconds to import, and only needed once there is a window to look at
 
     size, wire = (torch.from_numpy(rows[name].to_numpy().astype(np.float64)) for name in ("bytes", "wire_ns"))
-    gbps = torch.tensor(_nominal_gbps(pairs, topology), dtype=torch.float64)
+    known = _known_gbps(pairs, topology)
+    gbps = torch.tensor(_or_usual(known), dtype=torch.float64)
     excess = _minus_median_of_kind(torch.log(wire / size * gbps[places]), rows)
     pooled = _mean_by_pair(excess, size, places, len(pairs))
     pooled = pooled - pooled.median()
@@ -76,7 +77,7 @@ def build_matrix(rows: pa.Table, topology: TopologyIndex | None, options: DelayO
         ratio=ratio.numpy(),
         sigmas=sigmas.numpy(),
         hot=((ratio >= options.hot_ratio) & (sigmas >= options.hot_sigmas)).numpy()
-        & (ns_per_byte >= _least_ns_per_byte(pairs, topology)),
+        & (ns_per_byte >= _least_ns_per_byte(known)),
         ns_per_byte=ns_per_byte,
     )
 
@@ -107,25 +108,25 @@ def _number(values: Iterable[K]) -> tuple[np.ndarray, list[K]]:
     return np.array(places, np.int64), list(numbers)
 
 
-def _nominal_gbps(pairs: tuple[Pair, ...], topology: TopologyIndex | None) -> list[float]:
-    """Return the rate each pair is built for, that of its slower end, so that mixed fabrics compare.
-
-    Pairs that the topology does not know are taken for the usual: any other rate would make them, or everybody
-    else, look slow.
-    """
-    known = _known_gbps(pairs, topology)
-    usual = median_low([rate for rate in known if rate] or [1.0])
-    return [rate or usual for rate in known]
-
-
 def _known_gbps(pairs: tuple[Pair, ...], topology: TopologyIndex | None) -> list[float]:
+    """Return the rate each pair is built for, that of its slower end; 0 where the topology does not know it."""
     rates = {end: _end_gbps(end, topology) for end in {end for pair in pairs for end in pair}} if topology else {}
     return [min((rates[end] for end in pair if rates.get(end)), default=0.0) for pair in pairs]
 
 
-def _least_ns_per_byte(pairs: tuple[Pair, ...], topology: TopologyIndex | None) -> np.ndarray:
+def _or_usual(known: list[float]) -> list[float]:
+    """Return the rates so that mixed fabrics compare.
+
+    Pairs that the topology does not know are taken for the usual: any other rate would make them, or everybody
+    else, look slow.
+    """
+    usual = median_low([rate for rate in known if rate] or [1.0])
+    return [rate or usual for rate in known]
+
+
+def _least_ns_per_byte(known: list[float]) -> np.ndarray:
     """Return what a byte takes on each pair's slower link when nothing else does; 0 where the rate is not known."""
-    return np.array([_NS_PER_BYTE / rate if rate else 0.0 for rate in _known_gbps(pairs, topology)])
+    return np.array([_NS_PER_BYTE / rate if rate else 0.0 for rate in known])
 
 
 def _end_gbps(end: End, topology: TopologyIndex) -> float:

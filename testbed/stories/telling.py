@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lockstep.clock import NS_PER_S, Clock, SystemClock
+from lockstep.clock import NS_PER_S, SystemClock
 from lockstep.sim.story import Expectation, Story, build_topology
 from lockstep.sim.timeline import Turn
 from testbed.fabric.building import build_fabric
@@ -102,9 +102,9 @@ def _set(story: Story, seed: int, folder: Path, note: Note) -> Iterator[Stage]:
         yield Stage(fabric, head, job)
 
 
-def _play(story: Story, stage: Stage, note: Note, clock: Clock | None = None) -> None:
+def _play(story: Story, stage: Stage, note: Note) -> None:
     """Follow the timeline to the story's end."""
-    clock = clock or SystemClock()
+    clock = SystemClock()
     begin_ns, told = clock.monotonic_ns(), set[Turn]()
     with Breaker(stage.fabric, lambda part: _processes_of(story, stage.job, part)) as breaker:
         now_s = 0.0
