@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,15 @@ from lockstep.sim.wires import Codes, Steps, Times, Wires
 
 _OF_FLOWS = ("group", "channel", "src_place", "dst_place", "src", "dst", "tx_nic", "rx_nic", "sport", "paths")
 _OF_WIRES = ("gpu_wait", "peer_wait", "wire", "recv_wait", "flush", "recv_gpu_wait")
+
+
+class End(NamedTuple):
+    """One side of connections: world rank, rank inside the communicator, the other's, and the NIC."""
+
+    rank: Ints
+    place: Ints
+    peer: Ints
+    nic: Ints
 
 
 @dataclass(frozen=True)
@@ -42,6 +51,12 @@ class Transfers:
     recv_first: Times
     recv_last: Times
     trace: Steps | None = None
+
+    def seen_from(self, side: str) -> End:
+        """Return the sending or the receiving side."""
+        if side == "send":
+            return End(self.src, self.src_place, self.dst_place, self.tx_nic)
+        return End(self.dst, self.dst_place, self.src_place, self.rx_nic)
 
 
 @dataclass(frozen=True)

@@ -106,37 +106,37 @@ class Desk:
         is_send = side == "send"
         first, last = (moved.send_first, moved.send_last) if is_send else (moved.recv_first, moved.recv_last)
         done = np.flatnonzero(last < NEVER / 2)
-        world, place, peer = (
-            (moved.src, moved.src_place, moved.dst_place)
-            if is_send
-            else (moved.dst, moved.dst_place, moved.src_place)
-        )
-        hosts = operation.comms.placement.host_of[world[done]]
-        waits = _send_waits(moved, done) if is_send else _recv_waits(moved, done)
-        seq = self.seq_of(operation, moved)
+        hosts = operation.comms.placement.host_of[moved.seen_from(side).rank[done]]
         return self.job_rows(
             "transfers",
             hosts,
             operation.attempt,
-            comm=operation.comms.ids[moved.group[done]],
-            func=operation.func,
-            seq=seq[done],
-            replay=0,
-            epoch=0,
-            rank=place[done],
-            channel=moved.channel[done],
-            peer=peer[done],
-            direction=side,
             transport=self.story.cluster.transport,
-            nic=self.nics((moved.tx_nic if is_send else moved.rx_nic)[done]),
-            sport=moved.sport[done] if self.story.telling.nics else None,
             bytes=moved.bytes[done],
             steps=moved.steps,
             detail="steps",
             first_ns=self.moments(hosts, first[done]),
             last_ns=self.moments(hosts, last[done]),
-            **waits,
+            **(_send_waits(moved, done) if is_send else _recv_waits(moved, done)),
+            **self.edge_columns(operation, moved, side, done),
         )
+
+    def edge_columns(self, operation: Operation, moved: Transfers, side: str, edges: Ints) -> Mapping[str, object]:
+        """Return what says of which operation and connection a row is, as one side of it knows it."""
+        end = moved.seen_from(side)
+        return {
+            "comm": operation.comms.ids[moved.group[edges]],
+            "func": operation.func,
+            "seq": self.seq_of(operation, moved)[edges],
+            "replay": 0,
+            "epoch": 0,
+            "rank": end.place[edges],
+            "channel": moved.channel[edges],
+            "peer": end.peer[edges],
+            "direction": side,
+            "nic": self.nics(end.nic[edges]),
+            "sport": moved.sport[edges] if self.story.telling.nics else None,
+        }
 
     @staticmethod
     def seq_of(operation: Operation, moved: Transfers) -> Ints:
@@ -158,27 +158,25 @@ class Desk:
         return pa.concat_tables([self._connection(operation, moved, side) for side in operation.sides])
 
     def _connection(self, operation: Operation, moved: Transfers, side: str) -> pa.Table:
-        near, far = (moved.src, moved.dst) if side == "send" else (moved.dst, moved.src)
-        place, peer = (moved.src_place, moved.dst_place) if side == "send" else (moved.dst_place, moved.src_place)
-        near_nic, far_nic = (moved.tx_nic, moved.rx_nic) if side == "send" else (moved.rx_nic, moved.tx_nic)
+        near, far = moved.seen_from(side), moved.seen_from("recv" if side == "send" else "send")
         host_of = operation.comms.placement.host_of
         return self.job_rows(
             "connections",
-            host_of[near],
+            host_of[near.rank],
             operation.attempt,
             comm=operation.comms.ids[moved.group],
-            rank=place,
-            peer=peer,
+            rank=near.place,
+            peer=near.peer,
             channel=moved.channel,
             direction=side,
             transport=self.story.cluster.transport,
-            nic=self.nics(near_nic),
-            local=self._addresses(host_of[near], near_nic),
-            remote=self._addresses(host_of[far], far_nic),
+            nic=self.nics(near.nic),
+            local=self._addresses(host_of[near.rank], near.nic),
+            remote=self._addresses(host_of[far.rank], far.nic),
             sport=moved.sport,
             source="nccl_log",
             confidence=1.0,
-            seen_ns=self.moments(host_of[near], moved.send_first),
+            seen_ns=self.moments(host_of[near.rank], moved.send_first),
         )
 
     def nics(self, nics: Ints) -> pa.Array | None:

@@ -28,29 +28,17 @@ def _side(
 ) -> pa.Table:
     posted, wire, done = (np.stack(moments) for moments in marks)
     step, edge = np.nonzero(done < NEVER / 2)
-    near = moved.src if side == "send" else moved.dst
-    places = (moved.src_place, moved.dst_place) if side == "send" else (moved.dst_place, moved.src_place)
-    hosts = operation.comms.placement.host_of[near[edge]]
+    hosts = operation.comms.placement.host_of[moved.seen_from(side).rank[edge]]
     return desk.job_rows(
         "step_samples",
         hosts,
         operation.attempt,
-        comm=operation.comms.ids[moved.group[edge]],
-        func=operation.func,
-        seq=desk.seq_of(operation, moved)[edge],
-        replay=0,
-        epoch=0,
-        rank=places[0][edge],
-        channel=moved.channel[edge],
-        peer=places[1][edge],
-        direction=side,
         step=step,
-        nic=desk.nics((moved.tx_nic if side == "send" else moved.rx_nic)[edge]),
-        sport=moved.sport[edge] if desk.story.telling.nics else None,
         bytes=moved.bytes[edge] // moved.steps,
         posted_ns=desk.moments(hosts, posted[step, edge]),
         wire_ns=desk.moments(hosts, wire[step, edge]),
         done_ns=desk.moments(hosts, done[step, edge]),
+        **desk.edge_columns(operation, moved, side, edge),
     )
 
 
