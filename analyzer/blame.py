@@ -18,8 +18,8 @@ from typing import TypeVar
 
 import numpy as np
 
+from analyzer.context import End
 from analyzer.delay import DelayMatrix, Pair
-from analyzer.facts import End
 from lockstep.topology import TopologyIndex, host_name, link_name, nic_name, split_end, switch_name
 from lockstep.verdict import RuledOut, Side
 

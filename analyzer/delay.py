@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from analyzer.facts import End
+from analyzer.context import End
 from lockstep.topology import TopologyIndex
 
 if TYPE_CHECKING:

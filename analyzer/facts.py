@@ -7,17 +7,6 @@ import pyarrow as pa
 from analyzer.windows import Window
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class End:
-    """One end of a connection; the NIC is None when nothing told which one it is."""
-
-    host: str
-    nic: str | None
-
-    def __str__(self) -> str:
-        return f"{self.host}/{self.nic}" if self.nic else self.host
-
-
 @dataclass(frozen=True)
 class WindowFacts:
     """Everything the stages need to know about one job in one window."""

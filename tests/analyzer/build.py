@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from analyzer.context import End
 from analyzer.delay import DelayMatrix
-from analyzer.facts import End, WindowFacts
+from analyzer.facts import WindowFacts
 from analyzer.windows import Window
 from lockstep.fabrics import leaf_spine
 from lockstep.topology import TopologyIndex

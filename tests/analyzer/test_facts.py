@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from analyzer.facts import End
+from analyzer.context import End
 from tests.analyzer.build import facts
 
 

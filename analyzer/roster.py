@@ -1,0 +1,159 @@
+"""Who takes part in a job: its processes, their communicators and the hosts and GPUs they are on.
+
+A process is known by its world rank where it has one, else by host, process id and GPU. All stages speak of
+processes by number, counted from 0 in the order of world ranks; `Roster.find` gives the number of a communicator's
+rank.
+
+Cost: O(members log members) to build, O(log members) per rank looked up.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lockstep.store.store import Store
+from lockstep.topology import gpu_name, host_name
+
+NOBODY = -1  # the number of a process that no communicator told of
+
+_MEMBERS = """
+SELECT comm, rank, nranks, nnodes, host, pid, gpu, world_rank, init_ns FROM comms FINAL
+WHERE job = {job:String} AND attempt = {attempt:UInt16}
+"""
+_RANK_BITS = np.uint64(32)  # a rank is an u32, so communicator and rank fit into one sortable number
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One rank of the job and where it runs."""
+
+    number: int
+    host: str
+    gpu: int | None
+    world_rank: int | None
+
+    @property
+    def gpu_name(self) -> str | None:
+        return None if self.gpu is None else gpu_name(self.host, self.gpu)
+
+    @property
+    def host_name(self) -> str:
+        return host_name(self.host)
+
+    @property
+    def rank_name(self) -> str:
+        """Return its name in verdicts; without a world rank its number stands for it."""
+        return f"rank:{self.number if self.world_rank is None else self.world_rank}"
+
+
+@dataclass(frozen=True)
+class Roster:
+    """All processes and communicators of one attempt of a job."""
+
+    host_of: np.ndarray  # str of each process
+    gpu_of: np.ndarray  # NVML index of each process, -1 where unknown
+    world_rank_of: np.ndarray  # of each process, -1 where unknown
+    nodes: int  # hosts that its largest communicator counts; some of them may never have said a word
+    comms: np.ndarray  # u64, the communicators, sorted
+    sizes: np.ndarray  # ranks that each of them counts, heard of or not
+    _keys: np.ndarray  # place in comms and rank of each member in one number, sorted
+    _processes: np.ndarray  # the process of each key
+
+    def __len__(self) -> int:
+        return len(self.host_of)
+
+    @property
+    def ranks(self) -> int:
+        """Return how many ranks the job has as far as its communicators tell, heard of or not."""
+        return max(int(self.sizes.max(initial=0)), len(self))
+
+    @cached_property
+    def hosts(self) -> frozenset[str]:
+        return frozenset(self.host_of.tolist())
+
+    def process(self, number: int) -> Process:
+        """Return a process by its number."""
+        gpu, world_rank = int(self.gpu_of[number]), int(self.world_rank_of[number])
+        return Process(
+            number, self.host_of[number], gpu if gpu >= 0 else None, world_rank if world_rank >= 0 else None
+        )
+
+    def find(self, comm: np.ndarray, rank: np.ndarray) -> np.ndarray:
+        """Return the process number of each (communicator, rank), NOBODY for unknown ones."""
+        wanted = _keys_of(self.comms, comm, rank)
+        places = np.searchsorted(self._keys, wanted)
+        found = (places < len(self._keys)) & (rank >= 0) & np.isin(comm, self.comms)
+        places[~found] = 0
+        found &= self._keys[places] == wanted if len(self._keys) else False
+        return np.where(found, self._processes[places] if len(self._processes) else NOBODY, NOBODY)
+
+    def members(self, comm: int) -> np.ndarray:
+        """Return the process numbers of a communicator by rank, NOBODY where a rank has not told of itself."""
+        place = int(np.searchsorted(self.comms, np.uint64(comm)))
+        bounds = np.array([place, place + 1], np.uint64) << _RANK_BITS
+        low, high = np.searchsorted(self._keys, bounds)
+        ranks = (self._keys[low:high] & np.uint64(0xFFFFFFFF)).astype(np.int64)
+        numbers = np.full(int(ranks.max(initial=-1)) + 1, NOBODY, np.int64)
+        numbers[ranks] = self._processes[low:high]
+        return numbers
+
+
+def read_roster(store: Store, job: str, attempt: int) -> Roster:
+    """Return who takes part in an attempt of a job; nobody, while no communicator is known."""
+    return build_roster(store.query(_MEMBERS, {"job": job, "attempt": attempt}))
+
+
+def build_roster(members: pa.Table) -> Roster:
+    """Return the roster that rows of `comms` tell of; where two speak of one rank, the newest counts."""
+    rows = members.sort_by("init_ns")
+    comm = _numbers(rows["comm"], np.uint64)
+    comms, place = np.unique(comm, return_inverse=True)
+    sizes = np.zeros(len(comms), np.int64)
+    np.maximum.at(sizes, place, _numbers(rows["nranks"], np.int64))
+    first, number = _identify(rows)
+    keys, newest = np.unique(_keys_of(comms, comm, _numbers(rows["rank"], np.int64))[::-1], return_index=True)
+    return Roster(
+        host_of=np.array(rows["host"].take(first).to_pylist(), dtype=object),
+        gpu_of=_numbers(rows["gpu"].take(first), np.int64),
+        world_rank_of=_numbers(rows["world_rank"].take(first), np.int64),
+        nodes=int(pc.max(rows["nnodes"]).as_py() or 0),
+        comms=comms,
+        sizes=sizes,
+        _keys=keys,
+        _processes=number[::-1][newest],
+    )
+
+
+def _identify(rows: pa.Table) -> tuple[np.ndarray, np.ndarray]:
+    """Return a row that tells of each process, the newest, and the process number of each row."""
+    world_rank = _numbers(rows["world_rank"], np.int64)
+    host = rows["host"].combine_chunks().dictionary_encode()
+    place = np.where(world_rank < 0, _numbers(host.indices, np.int64), -1)
+    known = world_rank >= 0
+    identity = np.stack(
+        [
+            ~known,
+            world_rank,
+            place,
+            np.where(known, -1, _numbers(rows["pid"], np.int64)),
+            np.where(known, -1, _numbers(rows["gpu"], np.int64)),
+        ],
+        axis=1,
+    )
+    _, last, number = np.unique(identity[::-1], axis=0, return_index=True, return_inverse=True)
+    return len(identity) - 1 - last, number.reshape(-1)[::-1]
+
+
+def _keys_of(comms: np.ndarray, comm: np.ndarray, rank: np.ndarray) -> np.ndarray:
+    place = np.searchsorted(comms, comm.astype(np.uint64)).astype(np.uint64)
+    return (place << _RANK_BITS) | rank.astype(np.uint64)
+
+
+def _numbers(column: pa.ChunkedArray | pa.Array, kind: type[np.generic]) -> np.ndarray:
+    """Return a column as numbers, -1 (unsigned: 0) where it is null."""
+    known = column if kind is np.uint64 else column.cast(pa.int64())
+    filled: np.ndarray = np.asarray(pc.fill_null(known, 0 if kind is np.uint64 else -1))
+    return filled.astype(kind)
