@@ -203,7 +203,7 @@ class HostFolder:
     def _take_transfers(self, parts: Array, places: Array) -> None:
         if len(parts):
             moved = join_operations(parts, self._known, places)
-            add_transfers(self._known, places, Span(moved["first_ns"], moved["end_ns"]))
+            add_transfers(self._known, places, Span(moved["first_ns"], moved["end_ns"]), moved["sends"])
             self.ledger.add_transfers(moved)
 
     def _take_steps(self, parts: Array, places: Array) -> None:

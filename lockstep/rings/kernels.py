@@ -5,8 +5,9 @@ of older kernels. So a pair of times is taken only if
 
 - it ends after it begins, and its communicator is not known to be mixed up;
 - it begins no earlier than the host enqueued the operation, less a tolerance;
-- it begins no earlier than the last good one of its communicator and channel. Operations that NCCL fuses into one
-  kernel share their times, so an equal beginning is right.
+- it begins, on the GPU's own clock, no earlier than the last good one of its communicator and channel. Operations that
+  NCCL fuses into one kernel share their times, so an equal beginning is right; as UNIX time it would differ by the few
+  nanoseconds by which the distance of the clocks was put right in between.
 
 The GPU's clock is its own: `GpuClock` learns how far it is from the host's.
 """
@@ -93,7 +94,7 @@ class KernelTimes:
 
     def __init__(self) -> None:
         self._clock = GpuClock()
-        self._newest: dict[tuple[int, int], int] = {}  # by communicator and channel: the last good beginning
+        self._newest: dict[tuple[int, int], int] = {}  # by communicator and channel: the last good GPU time
         self._untrusted_ns: dict[int, int] = {}  # by communicator: since when its times are mixed up
 
     def distrust(self, enqueued: Array, communicators: Array, nccl_version: str | None) -> None:
@@ -116,7 +117,7 @@ class KernelTimes:
         span = Span(*(gpu_ns + part for gpu_ns, part in zip(told, np.split(offsets, 2), strict=True)))
         is_good = (told[0] > 0) & (span.last_ns >= span.first_ns) & self._is_trusted(operations)
         is_good &= span.first_ns >= operations["enqueue_ns"] - ENQUEUE_TOLERANCE_NS
-        self._check_order(is_good, span.first_ns, operations["comm"], kernels["channel"])
+        self._check_order(is_good, told[0], operations["comm"], kernels["channel"])
         return JudgedKernels(span, heard[1], is_good)
 
     def _is_trusted(self, operations: Array) -> Array:
@@ -125,14 +126,14 @@ class KernelTimes:
             trusted &= (operations["comm"] != comm) | (operations["enqueue_ns"] < since_ns)
         return trusted
 
-    def _check_order(self, is_good: Array, start_ns: Array, comms: Array, channels: Array) -> None:
+    def _check_order(self, is_good: Array, gpu_start_ns: Array, comms: Array, channels: Array) -> None:
         """Take back what begins before the last good one of its channel. Cost: a loop over the channels."""
         lines = np.unique(np.stack([comms, channels.astype(np.uint64)]), axis=1).T.tolist()
         for comm, channel in lines:
             here = np.flatnonzero(is_good & (comms == comm) & (channels == channel))
             if len(here):
                 newest = self._newest.get((comm, channel))
-                is_good[here], self._newest[comm, channel] = _in_order(start_ns[here], newest)
+                is_good[here], self._newest[comm, channel] = _in_order(gpu_start_ns[here], newest)
 
 
 def _mixes_up(nccl_version: str | None) -> bool:

@@ -22,6 +22,8 @@ Array = npt.NDArray[Any]  # Any: structured arrays have a type per field
 _UNSEEN_NS = -NEVER_NS
 _WITHOUT_TAG = np.uint64((1 << wire.TAG_SHIFT) - 1)
 _CLOCKS = ("none", "gpu", "proxy")
+# A proxy thread looks at a buffer some time after the GPU has read it; less than this says nothing about its end.
+_HEARD_LATE_NS = 100_000
 
 KNOWN = np.dtype(
     [
@@ -32,6 +34,7 @@ KNOWN = np.dtype(
         ("enqueue_ns", "i8"),
         ("first_ns", "i8"),  # of its transfers; _UNSEEN_NS until there is one
         ("last_ns", "i8"),  # NEVER_NS until there is one
+        ("received_ns", "i8"),  # when the last one that came in had been read; NEVER_NS until there is one
         ("gpu_start_ns", "i8"),  # UNIX time
         ("gpu_stop_ns", "i8"),
         ("active_ns", "i8"),  # when the newest thing happened that we know of
@@ -75,7 +78,7 @@ def learn_operations(enqueued: Array, members: Array, enqueue_ns: Array, origin:
     known["enqueue_ns"] = known["active_ns"] = enqueue_ns
     for name in ("first_ns", "gpu_start_ns"):
         known[name] = _UNSEEN_NS
-    for name in ("last_ns", "gpu_stop_ns", "written_ns"):
+    for name in ("last_ns", "received_ns", "gpu_stop_ns", "written_ns"):
         known[name] = NEVER_NS
     return known
 
@@ -109,14 +112,15 @@ class OperationIndex:
         return named
 
 
-def add_transfers(known: Array, places: Array, span: Span) -> None:
+def add_transfers(known: Array, places: Array, span: Span, sends: Array) -> None:
     """Note that transfers of these operations have closed."""
     firsts, lasts = np.ascontiguousarray(span.first_ns), np.ascontiguousarray(span.last_ns)
     # In columns of their own: numpy takes ten times as long where the numbers do not stand beside each other.
-    first_ns, last_ns = known["first_ns"].copy(), known["last_ns"].copy()
+    first_ns, last_ns, received_ns = (known[name].copy() for name in ("first_ns", "last_ns", "received_ns"))
     np.minimum.at(first_ns, places, firsts)
     np.maximum.at(last_ns, places, lasts)
-    known["first_ns"], known["last_ns"] = first_ns, last_ns
+    np.maximum.at(received_ns, places[~sends], lasts[~sends])
+    known["first_ns"], known["last_ns"], known["received_ns"] = first_ns, last_ns, received_ns
     np.maximum(known["active_ns"], last_ns, out=known["active_ns"])
     known["transfers"] += np.bincount(places, minlength=len(known)).astype(np.uint32)
 
@@ -154,10 +158,16 @@ def collective_rows(known: Array, is_over: Array, whose: dict[str, object]) -> p
 
 
 def times_of(known: Array) -> Span:
-    """Return when operations began and ended; means nothing where nobody saw it (`is_timed`)."""
+    """Return when operations began and ended; means nothing where nobody saw it (`is_timed`).
+
+    NCCL stamps a kernel's end when its first warp is done, which in trees and in grouped sends and receives is long
+    before the rest has read what comes in.
+    """
     by_gpu, _ = _clocks_of(known)
     start = np.where(by_gpu, known["gpu_start_ns"], known["first_ns"])
-    return Span(start, np.where(by_gpu, known["gpu_stop_ns"], known["last_ns"]))
+    is_reading = known["received_ns"] > known["gpu_stop_ns"] + _HEARD_LATE_NS
+    gpu_stop_ns = np.where(is_reading, known["received_ns"], known["gpu_stop_ns"])
+    return Span(start, np.where(by_gpu, gpu_stop_ns, known["last_ns"]))
 
 
 def is_timed(known: Array) -> Array:

@@ -64,6 +64,13 @@ def test_operations_fused_into_one_kernel_share_their_times() -> None:
     assert judge(KernelTimes(), operations(MS, MS), kernel(), kernel()) == [True, True]
 
 
+def test_better_knowledge_of_the_clocks_does_not_make_a_fused_kernel_older() -> None:
+    """The second operation is heard of sooner after its end, so the distance of the clocks shrinks by 400 ns."""
+    times = KernelTimes()
+    assert judge(times, operations(MS), kernel()) == [True]
+    assert judge(times, operations(MS), kernel(start_ticks=6 * MS + 500, stop_ticks=6 * MS + 600)) == [True]
+
+
 @pytest.mark.parametrize("wrong", [{"gpu_start_ns": 0}, {"gpu_stop_ns": 0}, {"gpu_stop_ns": T0 - 5_000 * MS}])
 def test_kernel_that_ends_before_it_begins_or_has_no_time_is_refused(wrong: dict[str, int]) -> None:
     assert judge(KernelTimes(), operations(MS, MS), kernel(), kernel(**wrong)) == [True, False]
