@@ -1,151 +1,278 @@
-"""Is it new, the same, or over: verdicts of single windows become incidents with a beginning and an end."""
+"""Is it new, the same, over, intermittent: findings of single looks become incidents with a beginning and an end.
+
+A finding belongs to what was seen before when its class is akin and it names one of the same parts, as its own or as
+one that it cannot be told from. What is told is the part that the looks so far speak for most; its confidence is the
+mean of their likelihoods, so a fault that looks keep naming otherwise is never sure.
+"""
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import median
 
-from analyzer.facts import WindowFacts
-from analyzer.windows import Window
+from analyzer.context import Context
+from analyzer.finding import Finding
+from analyzer.verdicts import GradingOptions, finding_of, make_verdict
 from lockstep.incident import Incident
 from lockstep.topology import split_end
-from lockstep.verdict import Verdict
+from lockstep.verdict import FaultClass, Side
 
-Key = tuple[str, str]  # class, component: the same fault, whichever of its sides shows in a window
+Name = tuple[FaultClass, str, Side | None]
+
+# Classes that one fault can show in turn: a process that is stopped looks hung until the kernel says it died, and a
+# host that is late may be starved or wait for data.
+_KIN: dict[FaultClass, str] = {
+    "comm_slow": "wire",
+    "noncomm_slow": "late",
+    "software": "any",
+    "global_slow": "global",
+    "comm_hang": "hang",
+    "noncomm_hang": "hang",
+    "crash": "hang",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class TrackingOptions:
     """How long a fault must last to be told, and be gone to be over."""
 
-    confirm_windows: int = 2  # one window can be a burst of somebody else's traffic
-    clear_windows: int = 3  # longer than it takes to appear, so that a fault at the edge does not flap
-    usual_windows: int = 12  # a minute of windows of five seconds tells how fast the job usually is
+    confirm_looks: int = 2  # one look can be a burst of somebody else's traffic
+    confirm_scattered: int = 3  # looks that are not in a row: what comes and goes is a fault, too
+    clear_looks: int = 4  # longer than it takes to appear, so that a fault at the edge does not flap
+    pending_looks: int = 15  # what was not seen again for this long was a hiccup
+    flap_looks: int = 150  # what comes back within five minutes is the same fault again
+    fade: float = 0.9  # a look counts half as much as one 14 s later, so that a better answer gets through
     forget_ns: int = 120_000_000_000  # a job that finished nothing for this long is gone, and so are its incidents
+    grading: GradingOptions = field(default_factory=GradingOptions)
 
 
 @dataclass(frozen=True)
-class Seen:
-    """A fault in consecutive windows."""
+class Sighting:
+    """One fault as it was seen over several looks."""
 
     since_ns: int
-    windows: int = 1
-    clear: int = 0
+    findings: Mapping[Name, Finding]  # the newest of each name it was given
+    tally: Mapping[Name, float]  # likelihood that each name gathered, fading
+    weight: float = 0.0  # of the looks in which it was seen, fading
+    streak: int = 0  # looks in a row
+    looks: int = 0  # in which it was seen
+    absent: int = 0  # looks in a row in which it was not
+    incident: Incident | None = None
+
+    @property
+    def best(self) -> Name:
+        return max(self.tally, key=lambda name: self.tally[name])
+
+    @property
+    def parts(self) -> frozenset[str]:
+        """Return all parts that its names speak of."""
+        return frozenset().union(*(_parts(finding) for finding in self.findings.values()))
+
+    @property
+    def is_open(self) -> bool:
+        return self.incident is not None and self.incident.state == "open"
 
 
 @dataclass(frozen=True)
 class JobState:
-    """What is remembered of a job between windows."""
+    """What is remembered of a job's faults between looks."""
 
-    seen: Mapping[Key, Seen] = field(default_factory=dict)
-    open: Mapping[Key, Incident] = field(default_factory=dict)
-    paces: tuple[float, ...] = ()  # of windows without a fault, newest last
+    sightings: tuple[Sighting, ...] = ()
 
     @property
-    def usual_pace(self) -> float | None:
-        return median(self.paces) if self.paces else None
+    def open(self) -> list[Incident]:
+        return [seen.incident for seen in self.sightings if seen.incident and seen.is_open]
 
 
 def resume(incidents: Iterable[Incident]) -> JobState:
     """Return the state of a job whose open incidents were found in the control database."""
-    open_now = {_key(incident.verdict): incident for incident in incidents}
-    seen = {key: Seen(incident.verdict.since_ns, windows=1_000) for key, incident in open_now.items()}
-    return JobState(seen=seen, open=open_now)
-
-
-def learn_pace(
-    state: JobState, verdicts: list[Verdict] | None, facts: WindowFacts, options: TrackingOptions
-) -> JobState:
-    """Return the state with the pace of one more window, unless something was wrong or nothing to see in it."""
-    if verdicts or verdicts is None or facts.pace is None:
-        return state
-    return replace(state, paces=(*state.paces, facts.pace)[-options.usual_windows :])
+    return JobState(tuple(_resumed(incident) for incident in incidents))
 
 
 def track(
-    state: JobState, verdicts: list[Verdict] | None, facts: WindowFacts, options: TrackingOptions
+    state: JobState,
+    findings: Sequence[Finding] | None,
+    context: Context,
+    step_time_ratio: float | None,
+    options: TrackingOptions,
 ) -> tuple[JobState, list[Incident]]:
-    """Return the state after one window, and the incidents that were opened, updated or closed by it.
+    """Return the state after one look, and the incidents that were opened, updated or closed by it.
 
-    A window that could not be judged (None) changes nothing.
+    A look that could not be judged (None) changes nothing.
     """
-    if verdicts is None:
+    if findings is None:
         return state, []
-    found = {_key(verdict): verdict for verdict in verdicts}
-    seen = _count(state.seen, found, facts, options)
-    opened = {
-        key: _incident(state.open.get(key), found[key], seen[key], facts.window)
-        for key in found
-        if key in state.open or seen[key].windows >= options.confirm_windows
-    }
-    closed = [
-        _close(incident, facts.window.end_ns, "the part has been normal again")
-        for key, incident in state.open.items()
-        if key not in seen
+    matched, fresh = _match(state.sightings, findings)
+    seen = [
+        _see_again(known, found, context, options) if found else _miss(known, context)
+        for known, found in zip(state.sightings, matched, strict=True)
     ]
-    still = {key: incident for key, incident in {**state.open, **opened}.items() if key in seen}
-    learnt = learn_pace(state, verdicts, facts, options)
-    return replace(learnt, seen=seen, open=still), [*opened.values(), *closed]
+    seen += [_see_again(_first(found, context), found, context, options) for found in fresh]
+    told = [_tell(one, context, step_time_ratio, options) for one in seen]
+    changed = [one.incident for one, before in zip(told, seen, strict=True) if one.incident != before.incident]
+    kept = tuple(one for one in told if _is_remembered(one, options))
+    return JobState(kept), [incident for incident in changed if incident]
 
 
-def close_all(state: JobState, now_ns: int) -> tuple[JobState, list[Incident]]:
-    """Return the state of a job that is gone, and its incidents closed for that reason."""
-    closed = [_close(incident, now_ns, "the job ended or sends nothing any more") for incident in state.open.values()]
-    return replace(state, seen={}, open={}), closed
-
-
-def _count(
-    seen: Mapping[Key, Seen], found: Mapping[Key, Verdict], facts: WindowFacts, options: TrackingOptions
-) -> dict[Key, Seen]:
-    start_ns = facts.window.start_ns
-    again = {
-        key: replace(seen[key], windows=seen[key].windows + 1, clear=0) if key in seen else Seen(start_ns)
-        for key in found
-    }
-    absent = {
-        key: past if _is_hidden(key, facts.silent) else replace(past, clear=past.clear + 1)
-        for key, past in seen.items()
-        if key not in found
-    }
-    kept = {
-        key: past
-        for key, past in absent.items()
-        if past.windows >= options.confirm_windows and past.clear < options.clear_windows
-    }
-    return again | kept
-
-
-def _is_hidden(key: Key, silent: frozenset[str]) -> bool:
-    """Return whether a host of the part says nothing: not seen is not normal."""
-    ends = key[1].partition(":")[2].split("--")
-    return any(split_end(end)[0] in silent for end in ends)
-
-
-def _incident(known: Incident | None, verdict: Verdict, seen: Seen, window: Window) -> Incident:
-    identity = known.id if known else _identify(verdict, seen.since_ns)
-    verdict = verdict.model_copy(update={"id": identity, "since_ns": seen.since_ns})
+def open_incident(
+    finding: Finding, since_ns: int, context: Context, ratio: float | None, options: GradingOptions
+) -> Incident:
+    """Return the incident that a finding opens."""
+    identity = _identify(finding, since_ns, context)
+    verdict = make_verdict(finding, since_ns, context, ratio, options)
     return Incident(
         id=identity,
-        job=verdict.job,
-        attempt=verdict.attempt,
+        job=context.job,
+        attempt=context.attempt,
         state="open",
-        opened_ns=known.opened_ns if known else window.end_ns,
-        updated_ns=window.end_ns,
-        verdict=verdict,
+        opened_ns=context.window.end_ns,
+        updated_ns=context.window.end_ns,
+        verdict=verdict.model_copy(update={"id": identity}),
     )
 
 
-def _close(incident: Incident, now_ns: int, because: str) -> Incident:
+def close(incident: Incident, now_ns: int, because: str) -> Incident:
+    """Return an incident that is over."""
     return incident.model_copy(
         update={"state": "closed", "closed_ns": now_ns, "updated_ns": now_ns, "closed_because": because}
     )
 
 
-def _key(verdict: Verdict) -> Key:
-    return verdict.fault_class, verdict.component
+def close_all(state: JobState, now_ns: int) -> tuple[JobState, list[Incident]]:
+    """Return the state of a job that is gone, and its incidents closed for that reason."""
+    return JobState(), [close(incident, now_ns, "the job ended or sends nothing any more") for incident in state.open]
 
 
-def _identify(verdict: Verdict, since_ns: int) -> str:
-    """Return an id that a second analysis of the same windows gives again."""
-    text = f"{verdict.job}/{verdict.attempt}/{verdict.fault_class}/{verdict.component}/{since_ns}"
+def _match(
+    sightings: Sequence[Sighting], findings: Sequence[Finding]
+) -> tuple[list[list[Finding]], list[list[Finding]]]:
+    """Return the findings that belong to each sighting, and those that are new, those of one fault together."""
+    matched: list[list[Finding]] = [[] for _ in sightings]
+    fresh: list[list[Finding]] = []
+    for finding in sorted(findings, key=lambda finding: -finding.likelihood):
+        scores = [_likeness(finding, seen.findings.values()) for seen in sightings]
+        best = max(range(len(scores)), key=lambda place: scores[place], default=None)
+        if best is not None and scores[best]:
+            matched[best].append(finding)
+        elif not any(_is_twin(finding, others) for others in fresh):
+            fresh.append([finding])
+    return matched, fresh
+
+
+def _likeness(finding: Finding, others: Iterable[Finding]) -> int:
+    """Return how alike a finding is to what was found before; 0: another fault."""
+    return max((_likeness_of_two(finding, other) for other in others), default=0)
+
+
+def _likeness_of_two(one: Finding, other: Finding) -> int:
+    kin = {_KIN[one.fault_class], _KIN[other.fault_class]}
+    if len(kin - {"any"}) > 1:
+        return 0
+    if one.component == other.component:
+        return 3
+    if one.component in _parts(other) or other.component in _parts(one):
+        return 2
+    return 1 if _is_inside(one, other) or _is_inside(other, one) else 0
+
+
+def _is_inside(one: Finding, host: Finding) -> bool:
+    """Return whether one finding is about a part of the host that another one is about."""
+    kind, _, name = host.component.partition(":")
+    return kind == "host" and any(name in _hosts_of(part) for part in _parts(one))
+
+
+def _is_twin(finding: Finding, others: Sequence[Finding]) -> bool:
+    return any(finding.component == other.component and finding.fault_class == other.fault_class for other in others)
+
+
+def _parts(finding: Finding) -> frozenset[str]:
+    return frozenset((finding.component, *finding.ambiguous_with))
+
+
+def _first(findings: Sequence[Finding], context: Context) -> Sighting:
+    told = min((finding.since_ns for finding in findings if finding.since_ns is not None), default=None)
+    return Sighting(since_ns=context.fresh_ns if told is None else told, findings={}, tally={})
+
+
+def _see_again(known: Sighting, found: Sequence[Finding], context: Context, options: TrackingOptions) -> Sighting:
+    tally = {name: value * options.fade for name, value in known.tally.items()}
+    findings = dict(known.findings)
+    best = max(found, key=lambda finding: finding.likelihood)
+    name = (best.fault_class, best.component, best.side)
+    tally[name] = tally.get(name, 0.0) + best.likelihood
+    findings[name] = best
+    return replace(
+        known,
+        findings=findings,
+        tally=tally,
+        weight=known.weight * options.fade + 1.0,
+        streak=known.streak + 1,
+        looks=known.looks + 1,
+        absent=0,
+    )
+
+
+def _miss(known: Sighting, context: Context) -> Sighting:
+    """Return a fault that was not seen in this look; where its host says nothing, that is no news."""
+    if any(host in context.silent for part in known.parts for host in _hosts_of(part)):
+        return known
+    return replace(known, streak=0, absent=known.absent + 1)
+
+
+def _hosts_of(part: str) -> set[str]:
+    return {split_end(end)[0] for end in part.partition(":")[2].split("--")}
+
+
+def _tell(seen: Sighting, context: Context, ratio: float | None, options: TrackingOptions) -> Sighting:
+    if seen.absent == 0:
+        return _update(seen, context, ratio, options) if seen.is_open or _is_confirmed(seen, options) else seen
+    if seen.incident and seen.is_open and seen.absent >= options.clear_looks:
+        return replace(seen, incident=close(seen.incident, context.window.end_ns, "the part has been normal again"))
+    return seen
+
+
+def _is_confirmed(seen: Sighting, options: TrackingOptions) -> bool:
+    is_certain = seen.findings[seen.best].is_certain
+    return is_certain or seen.streak >= options.confirm_looks or seen.looks >= options.confirm_scattered
+
+
+def _update(seen: Sighting, context: Context, ratio: float | None, options: TrackingOptions) -> Sighting:
+    known = seen.incident
+    best = seen.findings[seen.best]
+    finding = replace(best, likelihood=min(1.0, seen.tally[seen.best] / seen.weight))
+    incident = open_incident(finding, seen.since_ns, context, ratio, options.grading)
+    if known:
+        incident = incident.model_copy(
+            update={
+                "id": known.id,
+                "opened_ns": known.opened_ns,
+                "flaps": known.flaps + (known.state == "closed"),
+                "verdict": incident.verdict.model_copy(update={"id": known.id}),
+            }
+        )
+    return replace(seen, incident=incident)
+
+
+def _is_remembered(seen: Sighting, options: TrackingOptions) -> bool:
+    if seen.is_open:
+        return True
+    return seen.absent <= (options.flap_looks if seen.incident else options.pending_looks)
+
+
+def _resumed(incident: Incident) -> Sighting:
+    finding = finding_of(incident.verdict)
+    name = (finding.fault_class, finding.component, finding.side)
+    return Sighting(
+        since_ns=incident.verdict.since_ns,
+        findings={name: finding},
+        tally={name: finding.likelihood},
+        weight=1.0,
+        streak=1,
+        looks=1_000,
+        incident=incident,
+    )
+
+
+def _identify(finding: Finding, since_ns: int, context: Context) -> str:
+    """Return an id that a second analysis of the same looks gives again."""
+    text = f"{context.job}/{context.attempt}/{finding.fault_class}/{finding.component}/{since_ns}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,103 +1,139 @@
-"""The stages in their order: facts of one window in, verdicts on that window out."""
+"""The questions in their order: one look at a job in, findings and what each stage remembers out.
 
-from dataclasses import dataclass, field
+Steps come first, because everything is measured in them. Hangs come before slowness: while a job stands still nobody
+is slow. Late ranks and slow wires are asked independently, since both may be there at once; what hits everybody is
+asked last, and only when nobody in particular was found.
+"""
 
-import numpy as np
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
-from analyzer.blame import Blame, find_blame
-from analyzer.delay import DelayMatrix, DelayOptions, build_matrix
-from analyzer.facts import WindowFacts
-from lockstep.clock import rfc3339
-from lockstep.topology import TopologyIndex
-from lockstep.verdict import Impact, Verdict
+import pyarrow as pa
 
-# How far to trust a delay matrix by transport. InfiniBand's wire time ends with the acknowledgement, but we have only
-# seen it simulated; a socket's ends when the kernel took the bytes, so megabytes of buffer can hide a slow link.
-CONFIDENCE_CAPS: dict[str | None, float] = {"ib": 0.9, "ofi": 0.7, "socket": 0.5, None: 0.5}
-_LOWEST_CAP = 0.5
-_PAIRS_IN_EVIDENCE = 8
+from analyzer.context import Context
+from analyzer.faults.faults import FaultOptions, find_faults
+from analyzer.finding import Finding
+from analyzer.hangs.facts import HangMemory, HangOptions
+from analyzer.hangs.reading import read_progress
+from analyzer.hangs.stage import find_hangs
+from analyzer.lateness.late import LatenessMemory, LatenessOptions, find_late
+from analyzer.lateness.reading import read_lateness
+from analyzer.signs.reading import read_signs
+from analyzer.signs.signs import NO_SIGNS, Signs
+from analyzer.steps.everybody import GlobalOptions, find_global
+from analyzer.steps.history import step_time_ratio
+from analyzer.steps.stage import StepMemory, StepOptions, StepReport, find_steps
+from analyzer.steps.traffic import read_operations
+from analyzer.wires.building import build_matrix
+from analyzer.wires.judging import WireOptions
+from analyzer.wires.matrix import DelayMatrix
+from analyzer.wires.memory import WireMemory
+from analyzer.wires.reading import read_wires
+from lockstep.clock import NS_PER_S
+from lockstep.store.store import Store
+from lockstep.wish import Wish
 
 
 @dataclass(frozen=True, slots=True)
 class AnalyzerOptions:
-    """All thresholds of all stages, with their reasons beside them."""
+    """All thresholds of all stages; their reasons stand beside them."""
 
-    delay: DelayOptions = field(default_factory=DelayOptions)
-    isolate_confidence: float = 0.95  # above every cap: nothing here has been proven on hardware yet
+    steps: StepOptions = field(default_factory=StepOptions)
+    hangs: HangOptions = field(default_factory=HangOptions)
+    lateness: LatenessOptions = field(default_factory=LatenessOptions)
+    wires: WireOptions = field(default_factory=WireOptions)
+    faults: FaultOptions = field(default_factory=FaultOptions)
+    everybody: GlobalOptions = field(default_factory=GlobalOptions)
+
+
+@dataclass(frozen=True)
+class StageMemory:
+    """What the stages remember of a job between looks."""
+
+    steps: StepMemory = field(default_factory=StepMemory)
+    hangs: HangMemory = field(default_factory=HangMemory)
+    lateness: LatenessMemory = field(default_factory=LatenessMemory)
+    wires: WireMemory = field(default_factory=WireMemory)
+
+    @property
+    def period_ns(self) -> int | None:
+        return self.steps.period_ns
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What one look says of a job."""
+
+    findings: tuple[Finding, ...] | None  # None: nothing could be judged, not even that a fault is over
+    steps: pa.Table  # rows of steps that were found in the traffic
+    step_time_ratio: float | None = None  # of the steps now against the usual ones
+    matrix: DelayMatrix | None = None
+    wishes: tuple[Wish, ...] = ()
+
+    @property
+    def step_times(self) -> list[tuple[int, float]]:
+        """Return the end of each new step of one rank, and its seconds."""
+        rows = self.steps
+        first = rows["world_rank"][0].as_py() if rows.num_rows else None
+        return [
+            (row["end_ns"], (row["end_ns"] - row["start_ns"]) / NS_PER_S)
+            for row in rows.to_pylist()
+            if row["world_rank"] == first
+        ]
 
 
 def judge(
-    facts: WindowFacts, topology: TopologyIndex | None, usual_pace: float | None, options: AnalyzerOptions
-) -> list[Verdict] | None:
-    """Return one verdict per part at fault in this window; an empty list means silence, not health.
+    store: Store, context: Context, memory: StageMemory, options: AnalyzerOptions
+) -> tuple[Judgement, StageMemory]:
+    """Look once at a job; the same look with the same memory gives the same judgement."""
+    report, steps = find_steps(read_operations(store, context), memory.steps, context, options.steps)
+    context = replace(context, period_ns=steps.period_ns)
+    memory = replace(memory, steps=steps)
+    hangs, standing = find_hangs(read_progress(store, context), memory.hangs, context, options.hangs)
+    memory = replace(memory, hangs=standing)
+    if hangs:
+        return Judgement(tuple(hangs), report.rows), memory
+    return _judge_pace(store, context, memory, report, options)
 
-    None means that there was too little to compare: the window says nothing, not even that a fault is over.
-    """
-    matrix = build_matrix(facts.pairs, topology, options.delay)
-    if matrix is None:
-        return None
-    return [_verdict(blame, matrix, facts, usual_pace, options) for blame in find_blame(matrix, topology)]
 
-
-def _verdict(
-    blame: Blame, matrix: DelayMatrix, facts: WindowFacts, usual_pace: float | None, options: AnalyzerOptions
-) -> Verdict:
-    cap = min(CONFIDENCE_CAPS.get(transport, _LOWEST_CAP) for transport in matrix.transports)
-    confidence = round(min(blame.likelihood, cap), 3)
-    return Verdict(
-        id="",
-        job=facts.job,
-        attempt=facts.attempt,
-        fault_class="comm_slow",
-        component=blame.component,
-        side=blame.side,
-        confidence=confidence,
-        grade="isolate" if confidence >= options.isolate_confidence else "alert",
-        since_ns=facts.window.start_ns,
-        last_seen_ns=facts.window.end_ns,
-        impact=_impact(facts, usual_pace),
-        reason=_reason(blame, matrix),
-        evidence=(_evidence(blame, matrix, facts),),
-        ruled_out=blame.ruled_out,
-        ambiguous_with=blame.ambiguous_with,
-        coverage=round(facts.coverage, 4),
+def _judge_pace(
+    store: Store, context: Context, memory: StageMemory, report: StepReport, options: AnalyzerOptions
+) -> tuple[Judgement, StageMemory]:
+    """Ask who is slow in a job that moves."""
+    lateness = read_lateness(store, context)
+    late, late_memory = find_late(lateness, memory.lateness, context, options.lateness)
+    matrix, wire_memory = build_matrix(read_wires(store, context), memory.wires, context, options.wires)
+    memory = replace(memory, lateness=late_memory, wires=wire_memory)
+    found = list(late)
+    if matrix is not None:
+        matrix = replace(matrix, starved=matrix.starved | _late_hosts(late))
+        found += find_faults(matrix, _read_signs(store, matrix, context), context, options.faults)
+    found += find_global(memory.steps, context, bool(found), options.everybody)
+    is_blind = matrix is None and not len(lateness.operations) and not report.rows.num_rows
+    judgement = Judgement(
+        findings=None if is_blind and not found else tuple(_once(found)),
+        steps=report.rows,
+        step_time_ratio=step_time_ratio(memory.steps.kind.history),
+        matrix=matrix,
     )
+    return judgement, memory
 
 
-def _impact(facts: WindowFacts, usual_pace: float | None) -> Impact:
-    ratio = round(usual_pace / facts.pace, 3) if usual_pace and facts.pace else None
-    return Impact(step_time_ratio=ratio, ranks_waiting=max(facts.ranks - 1, 0))
+def _read_signs(store: Store, matrix: DelayMatrix, context: Context) -> Signs:
+    """Return what else is known of the parts; they tilt a choice, so they are read when there is one to make."""
+    is_needed = bool(matrix.hot.any()) or bool(matrix.starved) or matrix.inner is not None
+    return read_signs(store, context) if is_needed else NO_SIGNS
 
 
-def _reason(blame: Blame, matrix: DelayMatrix) -> str:
-    times = float(np.median(matrix.ratio[blame.members]))
-    count, normal = int(blame.members.sum()), int((~matrix.hot).sum())
-    which = {None: "both ways", "tx": "sending", "rx": "receiving"}[blame.side]
-    doubt = f"; it could as well be {' or '.join(blame.ambiguous_with)}" if blame.ambiguous_with else ""
-    connections = "connection" if count == 1 else "connections"
-    return (
-        f"{blame.component} needs {times:.1f} times the wire time per byte, {which}, on {count} {connections}, "
-        f"while {normal} others that carry the same are normal{doubt}"
-    )
+def _late_hosts(late: Sequence[Finding]) -> frozenset[str]:
+    """Return the hosts that are late as a whole: their wires look slow because nobody serves them."""
+    names = (finding.component.partition(":") for finding in late)
+    return frozenset(name for kind, _, name in names if kind == "host")
 
 
-def _evidence(blame: Blame, matrix: DelayMatrix, facts: WindowFacts) -> dict[str, object]:
-    worst = sorted(np.flatnonzero(blame.members), key=lambda index: -matrix.ratio[index])[:_PAIRS_IN_EVIDENCE]
-    return {
-        "kind": "delay_matrix",
-        "from": rfc3339(facts.window.start_ns),
-        "to": rfc3339(facts.window.end_ns),
-        "pairs_compared": len(matrix.pairs),
-        "median_ns_per_byte": round(float(np.median(matrix.ns_per_byte)), 4),
-        "slow_pairs": [
-            {
-                "from": str(matrix.pairs[index][0]),
-                "to": str(matrix.pairs[index][1]),
-                "ns_per_byte": round(float(matrix.ns_per_byte[index]), 4),
-                "ratio": round(float(matrix.ratio[index]), 2),
-                "sigmas": round(float(matrix.sigmas[index]), 1),
-            }
-            for index in worst
-        ],
-        "silent_hosts": sorted(facts.silent),
-    }
+def _once(found: Sequence[Finding]) -> list[Finding]:
+    """Return each part once, as the stage that is surest of it says it: two may see the same host."""
+    best: dict[tuple[str, str | None], Finding] = {}
+    for finding in sorted(found, key=lambda finding: -finding.likelihood):
+        best.setdefault((finding.component, finding.side), finding)
+    return list(best.values())

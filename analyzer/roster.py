@@ -62,6 +62,12 @@ class Roster:
     _keys: np.ndarray  # place in comms and rank of each member in one number, sorted
     _processes: np.ndarray  # the process of each key
 
+    @classmethod
+    def empty(cls) -> "Roster":
+        """Return the roster of a job of which nobody has told anything."""
+        nobody, nothing = np.zeros(0, np.int64), np.zeros(0, np.uint64)
+        return cls(np.zeros(0, object), nobody, nobody, 0, nothing, nobody, nothing, nobody)
+
     def __len__(self) -> int:
         return len(self.host_of)
 

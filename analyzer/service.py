@@ -1,29 +1,32 @@
-"""The shell around the stages: finds closed windows, reads their facts, writes incidents, one analyzer at a time."""
+"""The shell around the stages: finds closed windows, looks at them, writes incidents, one analyzer at a time."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import structlog
 
-from analyzer.facts import WindowFacts
-from analyzer.incidents import JobState, TrackingOptions, close_all, learn_pace, resume, track
-from analyzer.pipeline import AnalyzerOptions, judge
-from analyzer.reading import JobSpan, find_jobs, find_members, find_reports, read_facts
-from analyzer.windows import HostReport, judge_window, split_windows
+from analyzer.following import Followed, FollowOptions, Outcome, take_look
+from analyzer.incidents import close_all, resume
+from analyzer.jobs import JobSpan, find_jobs, find_reports
+from analyzer.looks import plan_looks, window_at
+from analyzer.roster import Roster, read_roster
+from analyzer.windows import HostReport, judge_window
 from lockstep.clock import NS_PER_S
 from lockstep.control.database import ControlDatabase
 from lockstep.control.incidents import list_incidents, open_incidents, save_incidents
 from lockstep.control.leases import Lease
+from lockstep.control.wishes import add_wish
 from lockstep.incident import Incident
 from lockstep.store.address import Embedded
 from lockstep.store.store import Store
+from lockstep.tables import TABLE_BY_NAME
 from lockstep.topology import TopologyIndex
 
 _log = structlog.get_logger("analyzer")
 
 # One process holds the embedded store and does everything else too; beyond this a server carries the reduction.
 EMBEDDED_RANKS = 512
-_LOOK_BACK_NS = 120 * NS_PER_S  # how far a fresh analyzer goes back to learn the usual pace
+_LOOK_BACK_NS = 120 * NS_PER_S  # how far a fresh analyzer goes back to learn what is usual
 
 Announce = Callable[[Incident], None]
 _JobKey = tuple[str, int]  # job, attempt
@@ -31,17 +34,15 @@ _JobKey = tuple[str, int]  # job, attempt
 
 @dataclass(frozen=True)
 class ServiceOptions:
-    """How the analyzer cuts time, and what its stages are told."""
+    """How the analyzer follows jobs, and when a host that says nothing is silent."""
 
-    window_ns: int = 5 * NS_PER_S
     silence_ns: int = 15 * NS_PER_S
-    analyzer: AnalyzerOptions = field(default_factory=AnalyzerOptions)
-    tracking: TrackingOptions = field(default_factory=TrackingOptions)
+    follow: FollowOptions = field(default_factory=FollowOptions)
 
 
 @dataclass
 class _Job:
-    state: JobState
+    followed: Followed
     told_until_ns: int  # up to here the incidents have been told, perhaps by a process before this one
     last_ns: int
     done_until_ns: int | None = None  # None: not seen sending yet
@@ -67,13 +68,13 @@ class AnalyzerService:
         self._generation: int | None = None
 
     def run_once(self, lease: Lease, now_ns: int) -> int:
-        """Analyse every window that has closed, save what changed under the lease, return the windows done."""
+        """Take every look that is due, save what changed under the lease, return the looks taken."""
         if lease.generation != self._generation:
             self._take_over(lease.generation)
         spans = {(span.job, span.attempt): span for span in find_jobs(self._store, now_ns - _LOOK_BACK_NS)}
-        windows = sum(self._follow(key, span, lease, now_ns) for key, span in spans.items())
+        looks = sum(self._follow(key, span, lease, now_ns) for key, span in spans.items())
         self._close_ended([key for key in self._jobs if key not in spans], lease, now_ns)
-        return windows
+        return looks
 
     def _take_over(self, generation: int) -> None:
         """Begin from the open incidents: since we last held the lease, somebody else may have changed them."""
@@ -84,53 +85,62 @@ class AnalyzerService:
         self._generation = generation
 
     def _follow(self, key: _JobKey, span: JobSpan, lease: Lease, now_ns: int) -> int:
-        members = find_members(self._store, span)
+        roster = read_roster(self._store, span.job, span.attempt)
         if key not in self._jobs:
             self._jobs[key] = self._meet(span)
-            self._warn_when_large(span.job, members.ranks)
+            self._warn_when_large(span.job, roster.ranks)
         job = self._jobs[key]
         job.last_ns = max(job.last_ns, span.last_ns)
-        reports = self._hear(span, members.hosts, now_ns)
+        reports = self._hear(span, roster, now_ns)
         done = 0
         if job.done_until_ns is None:
-            job.done_until_ns = span.first_ns
-        for window in split_windows(job.done_until_ns, now_ns, self._options.window_ns):
-            closing = judge_window(window, members.hosts, reports, now_ns, self._options.silence_ns)
+            job.done_until_ns = max(span.first_ns, now_ns - _LOOK_BACK_NS)
+        for end_ns in plan_looks(job.done_until_ns, now_ns, self._options.follow.looks):
+            window = window_at(end_ns, span.first_ns, None, self._options.follow.looks)
+            closing = judge_window(window, roster.hosts, reports, now_ns, self._options.silence_ns)
             if not closing.closed:
                 break
-            facts = read_facts(self._store, span, window, members, closing.silent)
-            self._analyse(job, facts, lease)
+            self._look(job, span, end_ns, roster, closing.silent, lease)
             done += 1
         return done
 
-    def _hear(self, span: JobSpan, hosts: frozenset[str], now_ns: int) -> dict[str, HostReport]:
+    def _look(
+        self, job: _Job, span: JobSpan, end_ns: int, roster: Roster, silent: frozenset[str], lease: Lease
+    ) -> None:
+        is_told = end_ns <= job.told_until_ns
+        who = (roster, silent, self._topology)
+        outcome = take_look(self._store, span, end_ns, job.followed, who, self._options.follow, is_told=is_told)
+        self._save(outcome.changed, lease)
+        self._write_steps(span, outcome, end_ns)
+        for wish in outcome.judgement.wishes:
+            add_wish(self._control, wish)
+        job.followed = outcome.followed  # only now: had saving failed, the look would be counted twice
+        job.done_until_ns = end_ns
+
+    def _write_steps(self, span: JobSpan, outcome: Outcome, end_ns: int) -> None:
+        steps = outcome.judgement.steps
+        if steps is not None:
+            token = f"steps/{span.job}/{span.attempt}/{end_ns}"
+            self._store.insert(TABLE_BY_NAME["steps"], steps, token=token)
+
+    def _hear(self, span: JobSpan, roster: Roster, now_ns: int) -> dict[str, HostReport]:
         """Return a report of every host; one that never spoke gets as long as others, from the job's first row."""
         unheard = HostReport(watermark_ns=0, heard_ns=span.first_ns)
-        return dict.fromkeys(hosts, unheard) | find_reports(self._store, hosts, now_ns - _LOOK_BACK_NS)
+        return dict.fromkeys(roster.hosts, unheard) | find_reports(self._store, roster.hosts, now_ns - _LOOK_BACK_NS)
 
     def _meet(self, span: JobSpan) -> _Job:
         past = [known for known in list_incidents(self._control, job=span.job) if known.attempt == span.attempt]
         told_until_ns = max((known.updated_ns for known in past), default=0)
-        return _Job(JobState(), told_until_ns, span.last_ns)
+        return _Job(Followed(), told_until_ns, span.last_ns)
 
     def _warn_when_large(self, job: str, ranks: int) -> None:
         if ranks > EMBEDDED_RANKS and isinstance(self._store.address, Embedded):
             _log.warning("job is too large for the embedded store; use a server", job=job, ranks=ranks)
 
-    def _analyse(self, job: _Job, facts: WindowFacts, lease: Lease) -> None:
-        verdicts = judge(facts, self._topology, job.state.usual_pace, self._options.analyzer)
-        if facts.window.end_ns <= job.told_until_ns:
-            job.state = learn_pace(job.state, verdicts, facts, self._options.tracking)
-        else:
-            state, changed = track(job.state, verdicts, facts, self._options.tracking)
-            self._save(changed, lease)
-            job.state = state  # only now: had saving failed, the window would be counted twice
-        job.done_until_ns = facts.window.end_ns
-
     def _close_ended(self, unheard: list[_JobKey], lease: Lease, now_ns: int) -> None:
         for key in unheard:
-            if now_ns - self._jobs[key].last_ns > self._options.tracking.forget_ns:
-                _, closed = close_all(self._jobs[key].state, now_ns)
+            if now_ns - self._jobs[key].last_ns > self._options.follow.tracking.forget_ns:
+                _, closed = close_all(self._jobs[key].followed.faults, now_ns)
                 self._save(closed, lease)
                 del self._jobs[key]
 
@@ -145,18 +155,4 @@ class AnalyzerService:
 def _adopt(incidents: list[Incident]) -> _Job:
     """Return a job whose open incidents were told before, here or by another process."""
     told_until_ns = max(incident.updated_ns for incident in incidents)
-    return _Job(resume(incidents), told_until_ns, last_ns=told_until_ns)
-
-
-def diagnose(store: Store, topology: TopologyIndex | None, options: ServiceOptions) -> list[Incident]:
-    """Return the incidents in a store that holds one finished capture; nobody will send more, so all is closed."""
-    found: dict[str, Incident] = {}
-    for span in find_jobs(store, 0):
-        members = find_members(store, span)
-        state = JobState()
-        for window in split_windows(span.first_ns, span.last_ns + NS_PER_S, options.window_ns):
-            facts = read_facts(store, span, window, members, frozenset())
-            verdicts = judge(facts, topology, state.usual_pace, options.analyzer)
-            state, changed = track(state, verdicts, facts, options.tracking)
-            found |= {incident.id: incident for incident in changed}
-    return sorted(found.values(), key=lambda incident: (incident.opened_ns, incident.id))
+    return _Job(Followed(faults=resume(incidents)), told_until_ns, last_ns=told_until_ns)

@@ -15,8 +15,10 @@ from statistics import median
 import numpy as np
 import pyarrow as pa
 
-from analyzer.reading import JobSpan, Members, read_facts
+from analyzer.context import Context
+from analyzer.roster import Roster
 from analyzer.windows import Window
+from analyzer.wires.reading import read_wires
 from benchmarks.figures import Figure, Note
 from lockstep.arrow import fill_rows
 from lockstep.clock import NS_PER_S
@@ -174,11 +176,11 @@ def _transfer_second(second: int, job: str, side: str) -> pa.Table:
 
 def _matrix_times(store: Store) -> tuple[float, float]:
     """Return milliseconds for the analyzer's matrix of one communicator, and for merely reading its columns."""
-    job, members = JobSpan(_JOB, 0, _WINDOW.start_ns, _WINDOW.end_ns), Members(frozenset(), 0, _RANKS)
+    context = Context(_JOB, 0, _WINDOW, _WINDOW.start_ns, Roster.empty(), None)
     scan = f"SELECT sum(wire_ns), sum(bytes), uniq(rank, peer, channel) FROM transfer_stats WHERE job = '{_JOB}'"
     matrix, bare = [], []
     for _ in range(_QUERIES):
-        matrix.append(_wall_ms(lambda: read_facts(store, job, _WINDOW, members, frozenset())))
+        matrix.append(_wall_ms(lambda: read_wires(store, context)))
         bare.append(_wall_ms(lambda: store.query(scan)))
     return median(matrix), median(bare)
 

@@ -10,18 +10,25 @@ from rich.text import Text
 from benchmarks.figures import Figure, Note, Report, describe_commit, describe_machine
 from cli.setup import configure_logging, err, out
 
-Name = Literal["store", "plugin", "ingest", "fleet", "sim"]
+Name = Literal["store", "plugin", "ingest", "fleet", "sim", "analyze", "accuracy"]
+_HAS_MORE = ("accuracy",)  # whose measure() knows `full`
 
 
 def command(
     name: Annotated[Name, typer.Argument(help="Which claim to measure.")],
     quick: Annotated[bool, typer.Option("--quick", help="A smaller run that ends within 30 s.")] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="Of accuracy: every variant with every seed; many hours.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
 ) -> None:
     """Measure the figures of one claim beside their references."""
     configure_logging("warning")
     note: Note = lambda text: err.print(text, style="dim")  # noqa: E731
-    measured: tuple[Figure, ...] = import_module(f"benchmarks.{name}").measure(quick, note)
+    if full and (quick or name not in _HAS_MORE):
+        raise typer.BadParameter(f"--full is for {', '.join(_HAS_MORE)}, and not together with --quick")
+    more = {"full": True} if full else {}
+    measured: tuple[Figure, ...] = import_module(f"benchmarks.{name}").measure(quick, note, **more)
     report = Report(name, describe_commit(), describe_machine(), measured)
     if as_json:
         out.print_json(data=report.as_json())

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
+from analyzer.following import FollowOptions
+from analyzer.looks import LookOptions
 from analyzer.service import AnalyzerService, Announce, ServiceOptions
 from api.gateway.gateway import Gateway, GatewayOptions
 from api.parts import Parts
@@ -66,9 +68,8 @@ def make_gateway(settings: Settings, store: Store, clock: Clock) -> Gateway:
 def make_analyzer(
     settings: Settings, store: Store, control: ControlDatabase, topology: Topology | None, announce: Announce
 ) -> AnalyzerService:
-    options = ServiceOptions(
-        window_ns=settings.analyzer.window_s * NS_PER_S, silence_ns=int(settings.analyzer.silence_s * NS_PER_S)
-    )
+    looks = LookOptions(hop_ns=settings.analyzer.look_s * NS_PER_S, shortest_ns=settings.analyzer.window_s * NS_PER_S)
+    options = ServiceOptions(int(settings.analyzer.silence_s * NS_PER_S), FollowOptions(looks=looks))
     return AnalyzerService(store, control, TopologyIndex(topology) if topology else None, options, announce)
 
 

@@ -20,6 +20,7 @@ class Impact(Frozen):
 
     step_time_ratio: float | None = Field(None, description="step time now over step time before; None: unknown")
     ranks_waiting: int = Field(ge=0, description="ranks held up by the part")
+    gpu_hours: float | None = Field(None, ge=0, description="lost since it began; None: unknown")
 
 
 class RuledOut(Frozen):

@@ -21,6 +21,24 @@ class Wire:
         return f"{self.src}--{self.dst}"
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class InnerGroup:
+    """GPUs of one host that a communicator joins."""
+
+    host: str
+    gpus: tuple[int, ...]  # NVML indices, as far as they are known
+
+
+@dataclass(frozen=True)
+class InnerMatrix:
+    """How slow the links inside hosts are; arrays are parallel to `groups`."""
+
+    groups: tuple[InnerGroup, ...]
+    ratio: np.ndarray  # duration of the fastest rank over what is normal for groups of its kind; 1 is normal
+    sigmas: np.ndarray  # excess in units of the spread between groups
+    hot: np.ndarray  # whether it is slow
+
+
 @dataclass(frozen=True)
 class DelayMatrix:
     """The delay of every wire that was compared; arrays are parallel to `wires`."""
@@ -32,3 +50,4 @@ class DelayMatrix:
     hot: np.ndarray  # whether it is slow
     ns_per_byte: np.ndarray
     starved: frozenset[str] = frozenset()  # hosts whose proxy threads do not keep up: their wires look slow
+    inner: InnerMatrix | None = None  # NVLink and PCIe inside hosts; None: no communicators there to compare

@@ -8,6 +8,8 @@ What the dumps leave open, and what is done about it:
   communicators are known from the oldest.
 - Starts and ends are the moments at which a watchdog noticed them, up to a second late: start and end stay unknown.
 - Operations are counted per process group, whatever the function: that number is `seq`, and progress has no `func`.
+  Sends and receives have a count of their own, on each rank those that it took part in. Two ranks that only send to
+  each other count alike; in larger groups, and beside collectives, these counts cannot be compared and are left out.
 
 Operations that have not ended are not in `collectives`; `progress` tells of the oldest one of each group.
 """
@@ -16,6 +18,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError
@@ -43,7 +46,7 @@ class ProcessGroup(Loose):
     desc: Text = ""
     ranks: Annotated[tuple[Annotated[int, Field(ge=0, lt=1 << 32)], ...], BeforeValidator(_listed)]
 
-    @property
+    @cached_property
     def comm(self) -> int:
         """A number that all ranks find alike: dumps do not tell NCCL's own."""
         told = f"{self.name} {self.ranks}".encode()
@@ -115,8 +118,9 @@ class RankDump:
     rank: int
     dump: Dump
 
+    @cached_property
     def groups(self) -> dict[str, ProcessGroup]:
-        """Return the process groups that the rank belongs to, by name."""
+        """The process groups that the rank belongs to, by name."""
         return {name: group for name, group in self.dump.pg_config.items() if self.rank in group.ranks}
 
     def row(self, job: str, group: ProcessGroup) -> Row:
@@ -132,11 +136,11 @@ def parse_flight_recorder(files: Mapping[str, bytes], job: str) -> Reading:
     moments = [entry.time_created_ns for dump in dumps for entry in dump.dump.entries]
     if not moments:
         raise BadInput(f"{', '.join(files)}: no dump has an entry, so that nothing tells when this was")
-    reading = Reading()
+    reading, uncounted = Reading(), _find_uncounted(dumps)
     for dump in sorted(dumps, key=lambda dump: dump.rank):
         _add_comms(reading, dump, job, min(moments))
         _add_collectives(reading, dump, job)
-        _add_progress(reading, dump, job, max(moments))
+        _add_progress(reading, dump, job, max(moments), uncounted)
     return reading
 
 
@@ -145,10 +149,10 @@ def _parse(name: str, data: bytes) -> RankDump:
     if not number:
         raise BadInput(f"{name}: the name does not end in the number of a rank, as in nccl_trace_rank_3")
     dump = RankDump(name, int(number[1]), _checked(name, _loaded(name, data)))
-    if not dump.groups():
+    if not dump.groups:
         raise BadInput(f"{name}: pg_config: no process group has rank {dump.rank}, which the file's name tells")
     for place, entry in enumerate(dump.dump.entries):
-        if entry.process_group[0] not in dump.groups():
+        if entry.process_group[0] not in dump.groups:
             group = entry.process_group[0]
             raise BadInput(f"{name}: entries.{place}: rank {dump.rank} is not in process group {group!r}")
     return dump
@@ -171,7 +175,7 @@ def _checked(name: str, told: object) -> Dump:
 
 
 def _add_comms(reading: Reading, dump: RankDump, job: str, init_ns: int) -> None:
-    for group in dump.groups().values():
+    for group in dump.groups.values():
         row = dump.row(job, group) | {"name": group.desc or group.name, "nranks": len(group.ranks)}
         row |= {"world_rank": dump.rank, "nccl_version": dump.dump.nccl_version, "init_ns": init_ns}
         row |= {"plugin_version": f"flight-recorder {dump.dump.version}", "detail": "ops"}
@@ -202,12 +206,26 @@ def _operation(entry: Entry) -> Row:
     return row
 
 
-def _add_progress(reading: Reading, dump: RankDump, job: str, ts_ns: int) -> None:
-    groups, names = dump.groups(), _names_of_statuses(dump)
+def _find_uncounted(dumps: Iterable[RankDump]) -> set[str]:
+    """Return the names of the process groups whose counts mean something else on every rank."""
+    kinds: dict[str, set[bool]] = {}
+    sizes: dict[str, int] = {}
+    for dump in dumps:
+        sizes |= {name: len(group.ranks) for name, group in dump.groups.items()}
+        for entry in dump.dump.entries:
+            kinds.setdefault(entry.process_group[0], set()).add(entry.is_p2p)
+    return {name for name, kind in kinds.items() if True in kind and (len(kind) > 1 or sizes[name] > 2)}
+
+
+def _add_progress(reading: Reading, dump: RankDump, job: str, ts_ns: int, uncounted: set[str]) -> None:
+    groups, names = dump.groups, _names_of_statuses(dump)
     for number, status in dump.dump.pg_status.items():
         name = names.get(number)
         if name not in groups:
             reading.unread["counts were left out, because nothing tells which process group they are of"] += 1
+            continue
+        if name in uncounted:
+            reading.unread["counts were left out, because each rank counts other sends and receives"] += 1
             continue
         entries = [entry for entry in dump.dump.entries if entry.process_group[0] == name]
         row = dump.row(job, groups[name]) | {"ts_ns": ts_ns, "func": "", "peer": -1}

@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from analyzer.following import FollowOptions
+from analyzer.incidents import TrackingOptions
+from analyzer.looks import LookOptions
 from analyzer.service import AnalyzerService, ServiceOptions
 from lockstep.clock import NS_PER_S, ManualClock
 from lockstep.control.database import ControlDatabase
@@ -20,8 +23,13 @@ from lockstep.topology import TopologyIndex
 from tests.builders import T0, make, rows
 from tests.simulated import Delivery, tell
 
-SENT = ("comms", "op_stats", "transfer_stats")  # what collectors send of every operation
 SEED = 21
+# A look every five seconds at the last five, so that deliveries, looks and faults begin and end together.
+OPTIONS = ServiceOptions(
+    follow=FollowOptions(
+        looks=LookOptions(hop_ns=5 * NS_PER_S, shortest_ns=5 * NS_PER_S), tracking=TrackingOptions(clear_looks=3)
+    )
+)
 _tokens = itertools.count()  # over all clusters: a store remembers tokens longer than rows
 
 
@@ -48,7 +56,7 @@ class Cluster:
     def restart(self) -> None:
         """Replace the service by a new one, which remembers nothing."""
         topology = TopologyIndex(build_topology(self.story.cluster))
-        self.service = AnalyzerService(self.store, self.control, topology, ServiceOptions(), self.told.append)
+        self.service = AnalyzerService(self.store, self.control, topology, OPTIONS, self.told.append)
 
     @property
     def lease(self) -> Lease:
@@ -73,10 +81,8 @@ class Cluster:
         self.clock.advance(self.every_s)
         delivery = next(self._deliveries)
         mute = pa.array(sorted(self.silent | self.lagging), pa.string())
-        for name in SENT:
-            if name in delivery.rows:
-                table = delivery.rows[name]
-                self._insert(name, table.filter(pc.invert(pc.is_in(table["host"], mute))))
+        for name, table in delivery.rows.items():
+            self._insert(name, table.filter(pc.invert(pc.is_in(table["host"], mute))))
         self.beat(delivery)
 
     def introduce(self) -> None:

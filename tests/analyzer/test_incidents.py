@@ -1,61 +1,68 @@
-"""Verdicts of single windows become incidents that open when confirmed, keep their name, and end with a reason."""
+"""Findings of single looks become incidents that open when confirmed, keep their name, and end with a reason."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import pytest
 
-from analyzer.incidents import JobState, TrackingOptions, close_all, learn_pace, resume, track
+from analyzer.finding import Finding
+from analyzer.incidents import JobState, TrackingOptions, close_all, resume, track
 from lockstep.incident import Incident
-from lockstep.verdict import Verdict
-from tests.analyzer.build import WINDOW_NS, facts, verdict
+from tests.analyzer.looking import HOP_NS, end_of, found, look
 from tests.builders import T0
 
 OPTIONS = TrackingOptions()
-NIC, OTHER = "nic:h3/eth1", "nic:h5/eth0"
+CLEAR = OPTIONS.clear_looks
+NIC, OTHER, WIRE = "nic:h3/eth1", "nic:h5/eth0", "link:h3/eth1--h4/eth1"
+Told = list[list[Incident]]
 
 
 def play(
-    windows: Iterable[Iterable[str] | None],
+    looks: Iterable[Sequence[Finding | str] | None],
     state: JobState | None = None,
     *,
     first: int = 0,
     silent: Iterable[str] = (),
-) -> tuple[JobState, list[list[Incident]]]:
-    """Track one window after the other, each given by the parts found in it, and return what each changed."""
+) -> tuple[JobState, Told]:
+    """Track one look after the other, each given by what was found in it, and return what each changed."""
     state, told = state or JobState(), []
-    for number, components in enumerate(windows, first):
-        found: list[Verdict] | None = None
-        if components is not None:
-            found = [verdict(component, number) for component in components]
-        state, changed = track(state, found, facts(number, silent=silent), OPTIONS)
+    for number, parts in enumerate(looks, first):
+        findings = None if parts is None else [found(part) if isinstance(part, str) else part for part in parts]
+        state, changed = track(state, findings, look(number, silent=silent), 1.2, OPTIONS)
         told.append(changed)
     return state, told
 
 
-def end_of(number: int) -> int:
-    return T0 + (number + 1) * WINDOW_NS
+def test_fault_of_one_look_is_not_told() -> None:
+    _, told = play([[NIC], *([[]] * 40)])
+    assert not any(told)
 
 
-def test_fault_of_one_window_is_not_told() -> None:
-    _, told = play([[NIC], [], [], []])
-    assert told == [[], [], [], []]
-
-
-def test_fault_of_two_windows_in_a_row_opens_an_incident() -> None:
+def test_fault_of_two_looks_in_a_row_opens_an_incident() -> None:
     state, told = play([[], [NIC], [NIC]])
     (incident,) = told[2]
     assert told[:2] == [[], []]
     assert (incident.state, incident.opened_ns, incident.updated_ns) == ("open", end_of(2), end_of(2))
     assert incident.verdict.component == NIC
-    assert incident.verdict.since_ns == T0 + WINDOW_NS, "the fault began with the first of the two"
+    assert incident.verdict.since_ns == end_of(1) - HOP_NS, "what was new in the first of the two showed it"
     assert incident.verdict.last_seen_ns == end_of(2)
     assert incident.verdict.id == incident.id
-    assert list(state.open.values()) == [incident]
+    assert incident.verdict.impact.step_time_ratio == 1.2
+    assert state.open == [incident]
 
 
-def test_fault_that_comes_every_other_window_is_not_told() -> None:
-    _, told = play([[NIC], [], [NIC], [], [NIC]])
-    assert not any(told)
+def test_certain_fault_needs_no_second_look() -> None:
+    _, told = play([[found("host:h2", "noncomm_hang", is_certain=True)]])
+    assert [incident.verdict.component for incident in told[0]] == ["host:h2"]
+
+
+def test_stage_that_knows_when_it_began_is_believed() -> None:
+    _, told = play([[found("host:h2", "noncomm_hang", is_certain=True, since_ns=T0 + 7)]])
+    assert told[0][0].verdict.since_ns == T0 + 7
+
+
+def test_fault_that_comes_and_goes_is_told_when_it_comes_the_third_time() -> None:
+    _, told = play([[NIC], [], [], [NIC], [], [], [NIC]])
+    assert [len(changed) for changed in told] == [0, 0, 0, 0, 0, 0, 1]
 
 
 def test_lasting_fault_keeps_its_id_and_beginning() -> None:
@@ -63,84 +70,106 @@ def test_lasting_fault_keeps_its_id_and_beginning() -> None:
     incidents = [incident for changed in told for incident in changed]
     assert [incident.updated_ns for incident in incidents] == [end_of(number) for number in (1, 2, 3, 4)]
     assert len({incident.id for incident in incidents}) == 1
-    assert {incident.verdict.since_ns for incident in incidents} == {T0}
+    assert len({incident.verdict.since_ns for incident in incidents}) == 1
     assert {incident.opened_ns for incident in incidents} == {end_of(1)}
 
 
-def test_incident_closes_after_three_clear_windows() -> None:
-    state, told = play([[NIC], [NIC], [], [], []])
-    assert told[2:4] == [[], []]
-    (closed,) = told[4]
-    assert (closed.state, closed.closed_ns, closed.updated_ns) == ("closed", end_of(4), end_of(4))
+def test_incident_closes_after_some_clear_looks() -> None:
+    state, told = play([[NIC], [NIC], *([[]] * CLEAR)])
+    assert not any(told[2:-1])
+    (closed,) = told[-1]
+    assert (closed.state, closed.closed_ns, closed.updated_ns) == ("closed", end_of(1 + CLEAR), end_of(1 + CLEAR))
     assert closed.closed_because == "the part has been normal again"
     assert closed.id == told[1][0].id
     assert closed.verdict == told[1][0].verdict, "what was found last stays on record"
-    assert (state.open, state.seen) == ({}, {})
+    assert state.open == []
 
 
-@pytest.mark.parametrize("clear", [1, 2])
-def test_few_clear_windows_in_between_do_not_close_it(clear: int) -> None:
-    _, told = play([[NIC], [NIC], *([[]] * clear), [NIC], [], []])
-    opened, again = told[1][0], told[2 + clear][0]
-    assert (again.id, again.state, again.verdict.since_ns) == (opened.id, "open", T0)
-    assert told[-2:] == [[], []], "clear windows are counted from the last time it was seen"
+def test_few_clear_looks_in_between_do_not_close_it() -> None:
+    _, told = play([[NIC], [NIC], *([[]] * (CLEAR - 1)), [NIC], *([[]] * (CLEAR - 1))])
+    again = told[1 + CLEAR][0]
+    assert (again.id, again.state, again.flaps) == (told[1][0].id, "open", 0)
+    assert not any(told[2 + CLEAR :]), "clear looks are counted from the last time it was seen"
 
 
-def test_fault_that_returns_after_it_was_over_is_a_new_incident() -> None:
-    _, told = play([[NIC], [NIC], [], [], [], [NIC], [NIC]])
-    assert told[5] == []
-    (again,) = told[6]
+def test_fault_that_returns_after_it_was_over_is_the_same_one_that_flaps() -> None:
+    _, told = play([[NIC], [NIC], *([[]] * CLEAR), [NIC]])
+    (again,) = told[-1]
+    assert (again.id, again.state, again.flaps) == (told[1][0].id, "open", 1)
+    assert again.closed_ns is None
+
+
+def test_fault_that_returns_much_later_is_a_new_incident() -> None:
+    pause: list[Sequence[str]] = [[]] * (OPTIONS.flap_looks + 1)
+    _, told = play([[NIC], [NIC], *pause, [NIC], [NIC]])
+    (again,) = told[-1]
     assert again.id != told[1][0].id
-    assert again.verdict.since_ns == T0 + 5 * WINDOW_NS
+    assert again.flaps == 0
 
 
 def test_two_faults_have_their_own_incidents() -> None:
-    state, told = play([[NIC], [NIC, OTHER], [OTHER], [OTHER], [OTHER]])
+    state, told = play([[NIC], [NIC, OTHER], [OTHER], *([[OTHER]] * CLEAR)])
     assert [incident.verdict.component for incident in told[1]] == [NIC]
-    assert [incident.verdict.component for incident in told[2]] == [OTHER]
-    assert {incident.verdict.component: incident.state for incident in told[4]} == {OTHER: "open", NIC: "closed"}
-    assert [component for _, component in state.open] == [OTHER]
+    assert {incident.verdict.component for incident in told[2]} == {OTHER}
+    closed = [incident.verdict.component for changed in told for incident in changed if incident.state == "closed"]
+    assert closed == [NIC]
+    assert [incident.verdict.component for incident in state.open] == [OTHER]
 
 
-def test_second_analysis_of_the_same_windows_gives_the_same_ids() -> None:
-    windows = [[NIC], [NIC, OTHER], [NIC, OTHER]]
-    assert play(windows) == play(windows)
+def test_part_that_was_in_doubt_becomes_the_one_without_a_second_incident() -> None:
+    """At first only the wire is known to be slow; with more peers it turns out to be the NIC."""
+    vague = found(WIRE, likelihood=0.34, doubt=[NIC, "nic:h4/eth1"])
+    _, told = play([[vague], [vague], [NIC], [NIC]])
+    assert [incident.verdict.component for incident in told[1]] == [WIRE]
+    assert [incident.verdict.component for incident in told[2]] == [NIC], "its likelihood outweighs two vague looks"
+    assert len({incident.id for changed in told for incident in changed}) == 1
 
 
-def test_ids_of_different_parts_jobs_and_attempts_differ() -> None:
-    _, told = play([[NIC, OTHER], [NIC, OTHER]])
-    twice = [verdict(NIC).model_copy(update=change) for change in ({}, {"job": "other"}, {"attempt": 2})]
-    states = [track(JobState(), [found], facts(0), OPTIONS)[0] for found in twice]
-    opened = [track(state, [found], facts(1), OPTIONS)[1][0] for state, found in zip(states, twice, strict=True)]
-    ids = [incident.id for incident in (*told[1], *opened)]
-    assert ids[0] == ids[2]
-    assert len(set(ids)) == 4
+def test_part_of_a_host_that_was_named_as_a_whole_is_the_same_fault() -> None:
+    _, told = play([[found("host:h3")], [found("host:h3")], [NIC]])
+    assert len({incident.id for changed in told for incident in changed}) == 1
 
 
-def test_window_that_cannot_be_judged_changes_nothing() -> None:
-    before, told = play([[NIC], [NIC], [], []])
-    after, changed = play([None] * 10, before, first=4)
+def test_slow_gpu_and_slow_nic_of_one_host_are_two_faults() -> None:
+    gpu = found("gpu:h3/1", "noncomm_slow")
+    _, told = play([[NIC, gpu], [NIC, gpu]])
+    assert {incident.verdict.component for incident in told[1]} == {NIC, "gpu:h3/1"}
+
+
+def test_process_that_hung_and_is_then_known_to_be_dead_is_one_incident() -> None:
+    hung = found("host:h2", "noncomm_hang", doubt=["rank:19"], is_certain=True)
+    _, told = play([[hung], [found("rank:19", "crash", likelihood=0.99, is_certain=True)]] + [[]])
+    assert told[1][0].id == told[0][0].id
+
+
+def test_fault_that_looks_name_differently_is_never_sure() -> None:
+    names = [[found(WIRE, doubt=[NIC])], [found(NIC, doubt=[WIRE])]] * 6
+    _, told = play(names)
+    assert told[-1][0].verdict.confidence < 0.6
+
+
+def test_second_analysis_of_the_same_looks_gives_the_same_ids() -> None:
+    looks = [[NIC], [NIC, OTHER], [NIC, OTHER]]
+    assert play(looks) == play(looks)
+
+
+def test_look_that_cannot_be_judged_changes_nothing() -> None:
+    before, _ = play([[NIC], [NIC], *([[]] * (CLEAR - 1))])
+    after, changed = play([None] * 10, before, first=10)
     assert after == before
     assert not any(changed)
-    _, told = play([[]], after, first=14)
-    assert [incident.state for incident in told[0]] == ["closed"], "the third clear window, after the gap"
-
-
-def test_part_of_a_silent_host_is_not_taken_for_normal() -> None:
-    before, _ = play([[NIC], [NIC]])
-    after, told = play([[]] * 10, before, first=2, silent=["h3"])
-    assert not any(told)
-    assert after.open == before.open
+    _, told = play([[]], after, first=20)
+    assert [incident.state for incident in told[0]] == ["closed"], "the last clear look, after the gap"
 
 
 @pytest.mark.parametrize(
     ("component", "host"),
-    [("link:h3/eth1--h4/eth1", "h4"), ("link:h3/eth1--h4/eth1", "h3"), ("host:h3", "h3"), ("link:h3--h4", "h4")],
+    [(NIC, "h3"), (WIRE, "h4"), (WIRE, "h3"), ("host:h3", "h3"), ("link:h3--h4", "h4")],
 )
-def test_parts_are_known_to_belong_to_the_silent_host(component: str, host: str) -> None:
+def test_part_of_a_silent_host_is_not_taken_for_normal(component: str, host: str) -> None:
     before, _ = play([[component], [component]])
-    hidden, _ = play([[]] * 3, before, first=2, silent=[host])
-    seen, _ = play([[]] * 3, before, first=2, silent=["h30"])
+    hidden, _ = play([[]] * CLEAR, before, first=2, silent=[host])
+    seen, _ = play([[]] * CLEAR, before, first=2, silent=["h30"])
     assert (len(hidden.open), len(seen.open)) == (1, 0)
 
 
@@ -149,46 +178,16 @@ def test_stored_incident_goes_on_under_its_id() -> None:
     stored = told[1][0]
     _, again = play([[NIC]], resume([stored]), first=7)
     (incident,) = again[0]
-    assert (incident.id, incident.opened_ns, incident.verdict.since_ns) == (stored.id, stored.opened_ns, T0)
+    assert (incident.id, incident.opened_ns) == (stored.id, stored.opened_ns)
+    assert incident.verdict.since_ns == stored.verdict.since_ns
     assert incident.updated_ns == end_of(7)
 
 
 def test_stored_incident_closes_as_any_other() -> None:
     _, told = play([[NIC], [NIC]])
-    _, again = play([[], [], []], resume(told[1]), first=2)
-    assert [len(changed) for changed in again] == [0, 0, 1]
-    assert (again[2][0].id, again[2][0].state) == (told[1][0].id, "closed")
-
-
-def test_usual_pace_is_the_median_of_windows_without_a_fault() -> None:
-    state = JobState()
-    assert state.usual_pace is None
-    for number, (operations, found) in enumerate([(640, []), (320, [NIC]), (1280, []), (700, []), (320, [NIC])]):
-        verdicts = [verdict(component, number) for component in found]
-        state, _ = track(state, verdicts, facts(number, operations=operations), OPTIONS)
-    assert state.usual_pace == facts(operations=700).pace
-
-
-def test_windows_without_operations_or_judgement_do_not_change_the_usual_pace() -> None:
-    state, _ = track(JobState(), [], facts(0, operations=640), OPTIONS)
-    state, _ = track(state, [], facts(1, operations=0), OPTIONS)
-    state, _ = track(state, None, facts(2, operations=64), OPTIONS)
-    assert state.paces == (facts(operations=640).pace,)
-
-
-def test_usual_pace_forgets_the_distant_past() -> None:
-    state = JobState()
-    for number in range(30):
-        state, _ = track(state, [], facts(number, operations=64 * (1 + number // 18)), OPTIONS)
-    assert state.paces == (facts(operations=128).pace,) * OPTIONS.usual_windows
-
-
-def test_learning_the_pace_tracks_nothing() -> None:
-    before, _ = play([[NIC], [NIC]])
-    after = learn_pace(before, [], facts(2), OPTIONS)
-    assert (after.seen, after.open) == (before.seen, before.open)
-    assert after.usual_pace == facts().pace
-    assert learn_pace(after, [verdict()], facts(3, operations=64), OPTIONS) == after
+    _, again = play([[]] * CLEAR, resume(told[1]), first=2)
+    assert [len(changed) for changed in again] == [0] * (CLEAR - 1) + [1]
+    assert (again[-1][0].id, again[-1][0].state) == (told[1][0].id, "closed")
 
 
 def test_job_that_is_gone_closes_all_its_incidents_and_says_why() -> None:

@@ -5,7 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.capture.contents import CaptureInfo
+from lockstep.capture.writing import CaptureWriter
 from lockstep.control.incidents import save_incidents
+from lockstep.fabrics import leaf_spine
 from tests.api.build import running_api
 from tests.api.fake_store import FakeStore
 from tests.cli.answering import answering, unused_address
@@ -78,10 +81,13 @@ def test_running_job_is_asked_about_by_name(lockstep: Run, tmp_path: Path) -> No
         nobody = lockstep("diagnose", "--job", "c", SERVER, server, "--token", token)
         refused = lockstep("diagnose", "--job", "a", SERVER, server)
     assert [verdict["job"] for verdict in json.loads(as_json.out)] == ["a"]
-    assert as_text.out.splitlines() == [
-        "nic:h3/eth1 comm_slow, confidence 0.97, 1970-01-01T00:00:00Z to 1970-01-01T00:00:00Z",
-        "  h3's eth1 sends at a tenth of its rate, says Zoë",
+    lines = [line.rstrip() for line in as_text.out.splitlines()]
+    assert lines[1].split()[:6] == ["1", "nic:h3/eth1", "tx", "comm_slow", "97", "%"]
+    assert lines[3:] == [
+        "1 nic:h3/eth1 tx: h3's eth1 sends at a tenth of its rate, says Zoë",
+        "  might as well be link:h3/eth1--leaf1",
         "  not link:leaf1--spine2: others cross it at full rate",
+        "  1 % of the job's hosts told nothing",
     ]
     assert (nobody.code, nobody.out.split(":")[0]) == (0, "no verdict")
     check_failure(refused, "this needs a token: send Authorization: Bearer <token>")
@@ -95,8 +101,36 @@ def test_reason_is_printed_as_it_is(lockstep: Run, tmp_path: Path) -> None:
         token, server = api.make_token("read"), str(api.client.base_url)
         outcome = lockstep("diagnose", "--job", "a", SERVER, server, "--token", token)
     assert outcome.code == 0
-    assert "nic:[/a]/eth1 comm_slow" in outcome.out
-    assert "  [/x] [red]:smile:" in outcome.out
+    assert "1 nic:[/a]/eth1 tx: [/x] [red]:smile:" in outcome.out
+
+
+def test_page_is_written_beside_what_is_printed(lockstep: Run, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    with running_api(tmp_path, FakeStore()) as api:
+        save_incidents(api.parts.control, [incident("i1", job="a")], None)
+        token, server = api.make_token("read"), str(api.client.base_url)
+        outcome = lockstep("diagnose", "--job", "a", "--json", "--html", page, SERVER, server, "--token", token)
+    assert (outcome.code, outcome.err) == (0, f"wrote {page}\n")
+    assert json.loads(outcome.out)[0]["component"] == "nic:h3/eth1"
+    assert "nic:h3/eth1 tx" in page.read_text(encoding="utf-8")
+
+
+def test_page_that_cannot_be_written_is_one_sentence(lockstep: Run, tmp_path: Path) -> None:
+    with running_api(tmp_path, FakeStore()) as api:
+        token, server = api.make_token("read"), str(api.client.base_url)
+        page = tmp_path / "absent" / "report.html"
+        outcome = lockstep("diagnose", "--job", "a", "--html", page, SERVER, server, "--token", token)
+    check_failure(outcome, f"lockstep: {page}: No such file or directory")
+
+
+@pytest.mark.parametrize("has_topology", [True, False])
+def test_empty_capture_has_no_verdict(lockstep: Run, tmp_path: Path, has_topology: bool) -> None:
+    with CaptureWriter(tmp_path / "empty") as writer:
+        writer.finish(CaptureInfo(job="a", start_ns=0, end_ns=1), leaf_spine(2, 1, 1, 1) if has_topology else None)
+    outcome = lockstep("diagnose", tmp_path / "empty", "--html", tmp_path / "page.html")
+    assert outcome.code == 0, outcome.err
+    assert outcome.out.startswith("no verdict: ")
+    assert "no verdict: " in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
 def test_server_that_is_not_there_is_one_sentence(lockstep: Run) -> None:

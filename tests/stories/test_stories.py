@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from analyzer.service import ServiceOptions, diagnose
+from analyzer.diagnosis import diagnose
+from analyzer.following import FollowOptions
 from lockstep.clock import NS_PER_S
 from lockstep.incident import Incident
 from lockstep.sim.library import find_story, parse_story
@@ -61,7 +62,7 @@ def diagnosed(store: Store, text: str, *lines: str) -> list[Incident]:
 
 def told(store: Store, story: Story, seed: int) -> list[Incident]:
     load(store, tell(story, seed, every_s=int(story.duration_s)))
-    return diagnose(store, TopologyIndex(build_topology(story.cluster)), ServiceOptions())
+    return diagnose(store, TopologyIndex(build_topology(story.cluster)), FollowOptions())
 
 
 def is_right(incident: Incident, expected: Expectation) -> bool:

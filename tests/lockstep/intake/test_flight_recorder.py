@@ -287,6 +287,24 @@ def test_two_files_of_one_rank_are_refused_with_both_names() -> None:
         parse_flight_recorder({"a/rank_1": data, "b/rank_1": data}, "j")
 
 
+def send(**told: object) -> Told:
+    return entry(is_p2p=True, p2p_seq_id=7, profiling_name="nccl:send 0->1", state="scheduled", **told)
+
+
+def test_counts_of_sends_in_a_larger_group_are_left_out_because_every_rank_counts_its_own() -> None:
+    reading = read(dump(send()), dump())
+    assert "progress" not in reading.tables()
+    words = "counts were left out, because each rank counts other sends and receives"
+    assert reading.unread[words] == 2, "of the rank that sent nothing too: its count is of something else"
+
+
+def test_counts_of_sends_between_two_ranks_that_do_nothing_else_are_told() -> None:
+    pair = {"0": {"name": "0", "desc": "", "ranks": "[0, 1]"}}
+    assert read(dump(send(), pg_config=pair), dump(pg_config=pair)).tables()["progress"].num_rows == 2
+    mixed = read(dump(send(), entry(), pg_config=pair), dump(pg_config=pair))
+    assert "progress" not in mixed.tables(), "collectives and sends share the place of their counts"
+
+
 def test_plain_data_of_all_kinds_is_read() -> None:
     value = {"a": [1, 2.5, None, True], "b": ("x", b"y")}
     assert load_plain("f", pickle.dumps(value)) == value

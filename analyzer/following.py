@@ -1,0 +1,75 @@
+"""One job from look to look: what its stages and its incidents remember, live and in captures alike."""
+
+from dataclasses import dataclass, field, replace
+
+from analyzer.context import Context
+from analyzer.incidents import JobState, TrackingOptions, track
+from analyzer.jobs import JobSpan
+from analyzer.looks import LookOptions, window_at
+from analyzer.pipeline import AnalyzerOptions, Judgement, StageMemory, judge
+from analyzer.roster import Roster
+from lockstep.incident import Incident
+from lockstep.store.store import Store
+from lockstep.topology import TopologyIndex
+
+
+@dataclass(frozen=True)
+class FollowOptions:
+    """How often to look, what the stages are told, and when findings become incidents."""
+
+    looks: LookOptions = field(default_factory=LookOptions)
+    analyzer: AnalyzerOptions = field(default_factory=AnalyzerOptions)
+    tracking: TrackingOptions = field(default_factory=TrackingOptions)
+
+
+@dataclass(frozen=True)
+class Followed:
+    """What is remembered of a job between looks."""
+
+    faults: JobState = field(default_factory=JobState)
+    stages: StageMemory = field(default_factory=StageMemory)
+    fresh_ns: int = 0  # up to here looks have judged
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one look gave."""
+
+    followed: Followed
+    changed: list[Incident]
+    judgement: Judgement
+    context: Context
+
+
+def take_look(
+    store: Store,
+    span: JobSpan,
+    end_ns: int,
+    known: Followed,
+    who: tuple[Roster, frozenset[str], TopologyIndex | None],
+    options: FollowOptions,
+    *,
+    is_told: bool = False,
+) -> Outcome:
+    """Look at a job up to a moment: read, judge, and follow its incidents.
+
+    A look whose incidents were told before, by another process, only learns from what it sees.
+    """
+    roster, silent, topology = who
+    window = window_at(end_ns, span.first_ns, known.stages.period_ns, options.looks)
+    context = Context(
+        job=span.job,
+        attempt=span.attempt,
+        window=window,
+        fresh_ns=max(known.fresh_ns, window.start_ns),
+        roster=roster,
+        topology=topology,
+        silent=silent,
+        period_ns=known.stages.period_ns,
+    )
+    judgement, stages = judge(store, context, known.stages, options.analyzer)
+    followed = replace(known, stages=stages, fresh_ns=end_ns)
+    if is_told:
+        return Outcome(followed, [], judgement, context)
+    faults, changed = track(known.faults, judgement.findings, context, judgement.step_time_ratio, options.tracking)
+    return Outcome(replace(followed, faults=faults), changed, judgement, context)

@@ -1,0 +1,125 @@
+"""What the store tells about a standstill: how far every rank has come, what happened meanwhile, who is connected."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from analyzer.context import End
+from lockstep.clock import NS_PER_S
+
+PAIRED = ("Send", "Recv")  # counted per peer: the k-th Send to a rank is the k-th Recv there
+# All ranks have entered these before the first one is through, so that nobody can end the next one alone.
+TOGETHER = ("AllReduce", "AllGather", "ReduceScatter", "AlltoAll", "")  # "": a dump that counts all functions as one
+
+
+@dataclass(frozen=True, slots=True)
+class HangOptions:
+    """When a standstill is a hang, and when a part is surely the one."""
+
+    # A job that does the same every step is two steps late before anybody is told; one late step is a straggler.
+    periods: float = 2.0
+    # Garbage collection and a slow write hold one rank up for about a second, however short the steps are.
+    pause_ns: int = NS_PER_S
+    # Without any learnt period (nothing came round three times) the first step may still be compiling.
+    unlearnt_ns: int = 60 * NS_PER_S
+    # Rows of progress come every second; three in a row missing are not lateness of the collector.
+    quiet_ns: int = 3 * NS_PER_S
+    # An event belongs to a standstill that began at most so long after it: buffers and retries hide the begin.
+    before_ns: int = 10 * NS_PER_S
+    # NCCL retries on IB seven times for 4.3 s each; a Linux TCP connection sends again for about a minute before
+    # anybody would call it dead. Until then a stalled wire may come back by itself.
+    ib_retry_ns: int = 30 * NS_PER_S
+    tcp_retry_ns: int = 60 * NS_PER_S
+
+    def patience_ns(self, period_ns: int | None, interval_ns: int) -> int:
+        """Return for how long counters must stand before anything is said; `interval_ns` is between two rows."""
+        if period_ns is None:
+            return self.unlearnt_ns
+        return round(self.periods * period_ns) + self.pause_ns + interval_ns
+
+
+@dataclass(frozen=True)
+class Lines:
+    """How far ranks have come: parallel arrays, one element per (communicator, rank, function, peer)."""
+
+    process: np.ndarray  # number of the process
+    comm: np.ndarray  # u64
+    rank: np.ndarray  # inside the communicator
+    func: np.ndarray  # str
+    peer: np.ndarray  # -1 but for Send and Recv
+    enqueued: np.ndarray
+    started: np.ndarray
+    done: np.ndarray
+    since_ns: np.ndarray  # first row, as far as was looked back, in which nothing had begun or ended since
+    seen_ns: np.ndarray  # newest row
+    state: np.ndarray  # str, what the oldest open step waits for
+    head_peer: np.ndarray  # -1: unknown
+    head_channel: np.ndarray  # -1: unknown
+    open_bytes: np.ndarray  # of the oldest open operation, -1: unknown
+    open_dtype: np.ndarray  # str, empty: unknown
+
+    def __len__(self) -> int:
+        return len(self.process)
+
+    def pick(self, which: np.ndarray) -> "Lines":
+        """Return some of the lines."""
+        return Lines(**{name: getattr(self, name)[which] for name in self.__dataclass_fields__})
+
+
+@dataclass(frozen=True)
+class People:
+    """All processes of the job, by number; those that no communicator told of come after the others."""
+
+    host_of: np.ndarray  # str
+    gpu_of: np.ndarray  # -1: unknown
+    world_rank_of: np.ndarray  # its rank in the job, or in its communicator where that is unknown
+
+    def __len__(self) -> int:
+        return len(self.host_of)
+
+
+@dataclass(frozen=True, slots=True)
+class Happening:
+    """An event on a host of the job."""
+
+    host: str
+    ts_ns: int
+    kind: str
+    component: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """A connection between two processes; a side that told nothing is None."""
+
+    src: End | None
+    dst: End | None
+    transport: str | None
+
+
+WireKey = tuple[int, int, int, int]  # communicator, sending rank, receiving rank, channel
+
+
+@dataclass(frozen=True)
+class ProgressFacts:
+    """One look: all lines, and what is needed about the standstill where there is one."""
+
+    lines: Lines
+    people: People
+    now_ns: int  # newest row
+    period_ns: int | None  # as far as it is known or could be learnt
+    interval_ns: int  # between two rows of one line; 0: rows were written on change
+    is_dump: bool = False  # made by a watchdog that gave up: no starts, and the time of the dump is unknown
+    happenings: tuple[Happening, ...] = ()
+    down_since_ns: dict[End, int] = field(default_factory=dict)  # NICs that lost their carrier
+    heard_ns: dict[str, int] = field(default_factory=dict)  # how far the collector of each host says it has told all
+    last_row_ns: dict[str, int] = field(default_factory=dict)  # newest row of hosts whose collector says nothing
+    wires: dict[WireKey, Wire] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class HangMemory:
+    """What one look leaves for the next: since when the job stands still."""
+
+    since_ns: int | None = None

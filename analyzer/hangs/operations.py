@@ -1,0 +1,119 @@
+"""Why an operation that all have entered does not end: arguments that differ, a dead part, a wire, or a GPU."""
+
+from typing import Any
+
+import numpy as np
+
+from analyzer.finding import Finding
+from analyzer.hangs.facts import PAIRED
+from analyzer.hangs.processes import Scene, find_ended_or_stopped, finding_of, name_processes
+from analyzer.hangs.waits import StuckOperation
+from analyzer.hangs.wires import StuckWire, find_stuck_wires, name_down_nics, name_wires
+from lockstep.topology import TopologyIndex, host_name
+
+_MOST_NAMED = 16
+
+
+def name_operations(scene: Scene, job: str, topology: TopologyIndex | None) -> list[Finding]:
+    """Return what the stuck operations are stuck on; the first kind of cause that explains any of them is told."""
+    stuck = scene.waits.stuck
+    members = np.unique(scene.waits.lines.process[np.concatenate([each.members for each in stuck])])
+    if mismatched := [each for each in stuck if _differs(scene, each)]:
+        return [_mismatch(scene, mismatched[0], job)]
+    if told := find_ended_or_stopped(scene, members):
+        return name_processes(scene, np.array(told))
+    if down := name_down_nics(scene, members, topology):
+        return down
+    wires = [wire for each in stuck for wire in find_stuck_wires(scene, each)]
+    if wires:
+        return name_wires(scene, _once(wires), topology)
+    holders = [process for each in stuck for process in _find_holders(scene, each)]
+    return [_holder(scene, holders)] if len({scene.host_of(process) for process in holders}) == 1 else []
+
+
+def name_circle(scene: Scene, job: str) -> Finding:
+    """Return that ranks wait for each other in a circle, which no hardware does."""
+    ranks = [scene.rank_of(process) for process in scene.waits.circling.tolist()]
+    lines = scene.waits.lines
+    comms = np.unique(lines.comm[np.isin(lines.process, scene.waits.circling) & scene.waits.late])
+    return finding_of(
+        scene,
+        scene.waits.circling.tolist(),
+        fault_class="software",
+        component=f"job:{job}",
+        likelihood=0.95,
+        reason=f"{len(ranks)} ranks wait for each other in {len(comms)} communicators, entered in different "
+        "orders or with different functions",
+        evidence=({"kind": "circle", "ranks": ranks[:_MOST_NAMED], "comms": [f"{comm:016x}" for comm in comms[:8]]},),
+    )
+
+
+def _differs(scene: Scene, operation: StuckOperation) -> bool:
+    """Return whether those inside the same operation were called with different arguments."""
+    lines, rows = scene.waits.lines, operation.members
+    if scene.facts.is_dump:  # counts of dumps are of all functions together, and all-to-all may be uneven
+        return False
+    sizes, dtypes = lines.open_bytes[rows], lines.open_dtype[rows]
+    return len(np.unique(sizes[sizes >= 0])) > 1 or len({*dtypes.tolist()} - {""}) > 1
+
+
+def _mismatch(scene: Scene, operation: StuckOperation, job: str) -> Finding:
+    lines, rows = scene.waits.lines, operation.members
+    calls = list(zip(lines.open_bytes[rows].tolist(), lines.open_dtype[rows].tolist(), strict=True))
+    usual = max(sorted(set(calls)), key=calls.count)
+    odd = [row for row, call in zip(rows.tolist(), calls, strict=True) if call != usual]
+    ranks = [scene.rank_of(int(lines.process[row])) for row in odd]
+    evidence: dict[str, Any] = {
+        "kind": "mismatch",
+        "ranks": ranks[:_MOST_NAMED],
+        "bytes": lines.open_bytes[odd[0]].item(),
+    }
+    evidence |= {"dtype": str(lines.open_dtype[odd[0]]), "usual_bytes": usual[0], "usual_dtype": usual[1]}
+    func, number = str(lines.func[rows[0]]), operation.number
+    who = f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks ({ranks[0]} and others)"
+    return finding_of(
+        scene,
+        lines.process[odd].tolist(),
+        fault_class="software",
+        component=f"job:{job}",
+        likelihood=0.97,
+        reason=f"{who} called {func} number {number} with {evidence['bytes']} bytes of {evidence['dtype']}, the "
+        f"others with {usual[0]} of {usual[1]}",
+        evidence=(evidence,),
+    )
+
+
+def _once(wires: list[StuckWire]) -> list[StuckWire]:
+    return list(dict.fromkeys(wires))
+
+
+def _find_holders(scene: Scene, operation: StuckOperation) -> list[int]:
+    """Return the processes inside an operation that do not do their part of it, as the states of the others show.
+
+    In a collective they hold data which they do not take, while the next rank waits for what they send: the buffers
+    before them are full, and those behind them are empty. Between two ranks it is the one that waits for its own GPU.
+    """
+    lines, rows = scene.waits.lines, operation.members
+    is_pair = str(lines.func[rows[0]]) in PAIRED
+    awaited = set(lines.head_peer[rows][lines.state[rows] == "recv_wait"].tolist())
+    keeps = {"recv_gpu_wait", "gpu_wait"} if is_pair and len(rows) == 2 else {"recv_gpu_wait"}
+    holds = [row for row in rows.tolist() if lines.state[row] in keeps]
+    holds = [row for row in holds if is_pair or int(lines.rank[row]) in awaited]
+    return [int(lines.process[row]) for row in holds]
+
+
+def _holder(scene: Scene, processes: list[int]) -> Finding:
+    """Return who holds an operation up: the GPU, where a collector would have told of a stopped process."""
+    process = processes[0]
+    rank, host, gpu = scene.rank_of(process), scene.host_of(process), scene.gpu_of(process)
+    is_gpu = gpu is not None and len(set(processes)) == 1 and host in scene.facts.heard_ns
+    return finding_of(
+        scene,
+        sorted(set(processes)),
+        fault_class="noncomm_hang",
+        component=str(gpu) if is_gpu else host_name(host),
+        likelihood=0.85,
+        reason=f"rank {rank} on {host} has done nothing in an operation {scene.how_long} while its neighbours "
+        f"wait for it: {'its GPU stands' if is_gpu else 'its process or its GPU stands'}",
+        ambiguous_with=(host_name(host) if is_gpu else gpu,) if gpu else (),
+    )

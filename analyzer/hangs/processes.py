@@ -1,0 +1,263 @@
+"""Why a process keeps the others waiting: it died, was stopped, never came, or its GPU does not get there."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from analyzer.finding import Finding
+from analyzer.hangs.facts import HangOptions, Happening, ProgressFacts
+from analyzer.hangs.waits import Waits
+from lockstep.clock import NS_PER_S
+from lockstep.topology import gpu_name, host_name
+
+_RANK = re.compile(r"^rank (\d{1,9})\b")  # how the collector begins a sentence about a process
+_ENDED = ("process_exit", "process_gone", "python_exception", "run_exit", "oom")
+_GPU_LOST = ("xid", "gpu_lost")
+_STOPPED = ("process_stopped", "process_stuck")
+_MOST_NAMED = 16  # ranks in one piece of evidence
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A standstill as far as it is understood, when the parts are named."""
+
+    facts: ProgressFacts
+    waits: Waits
+    since_ns: int
+    options: HangOptions
+
+    @property
+    def ranks_waiting(self) -> int:
+        return int(self.waits.waiting.sum())
+
+    @property
+    def seconds(self) -> float:
+        return (self.facts.now_ns - self.since_ns) / NS_PER_S
+
+    @property
+    def how_long(self) -> str:
+        """Return for how long it has lasted, in words; a dump does not tell when it was made."""
+        return "at the time of the dump" if self.facts.is_dump else f"for {self.seconds:.0f} s"
+
+    @cached_property
+    def queued(self) -> frozenset[int]:
+        """Return the processes that have enqueued something which has not begun."""
+        lines = self.waits.lines
+        return frozenset(lines.process[lines.enqueued > lines.started].tolist())
+
+    @cached_property
+    def late_line(self) -> dict[int, int]:
+        """Return for each process that others wait for a line in which it is behind."""
+        late = np.flatnonzero(self.waits.late)
+        return dict(zip(self.waits.lines.process[late].tolist(), late.tolist(), strict=True))
+
+    def rank_of(self, process: int) -> int:
+        return int(self.facts.people.world_rank_of[process])
+
+    def host_of(self, process: int) -> str:
+        return str(self.facts.people.host_of[process])
+
+    def gpu_of(self, process: int) -> str | None:
+        gpu = int(self.facts.people.gpu_of[process])
+        return gpu_name(self.host_of(process), gpu) if gpu >= 0 else None
+
+    def timely(self, kinds: Iterable[str]) -> list[Happening]:
+        """Return the events of some kinds that came with the standstill or after it."""
+        earliest_ns = self.since_ns - self.options.before_ns
+        wanted = set(kinds)
+        return [event for event in self.facts.happenings if event.kind in wanted and event.ts_ns >= earliest_ns]
+
+
+def name_processes(scene: Scene, processes: np.ndarray) -> list[Finding]:
+    """Return what keeps each of some processes, those of one host that have the same trouble together."""
+    ended, stopped = _by_rank(scene.timely(_ENDED)), _by_rank(_not_continued(scene))
+    lost_gpus = {event.component: event for event in scene.timely(_GPU_LOST)}
+    hosts: dict[tuple[str, str], list[int]] = defaultdict(list)
+    findings: list[Finding] = []
+    for process in processes.tolist():
+        rank, host, gpu = scene.rank_of(process), scene.host_of(process), scene.gpu_of(process)
+        if gpu in lost_gpus:
+            findings.append(_lost_gpu(scene, process, lost_gpus[gpu]))
+        elif event := ended.get((host, rank)):
+            findings.append(_ended(scene, process, event))
+        elif event := stopped.get((host, rank)):
+            findings.append(_stopped(scene, process, event))
+        elif gpu and _is_queued(scene, process):
+            findings.append(_stuck_gpu(scene, process))
+        else:
+            hosts["absent", host].append(process)
+    return findings + [_absent(scene, members) for members in hosts.values()]
+
+
+def name_unheard(scene: Scene, is_new: bool) -> list[Finding]:
+    """Return the hosts that others wait for and that fell silent with the standstill, or those silent long before."""
+    hosts: dict[str, list[int]] = defaultdict(list)
+    for process in scene.waits.unheard.tolist():
+        hosts[scene.host_of(process)].append(process)
+    found = [(host, _last_heard_ns(scene, host), members) for host, members in hosts.items()]
+    earliest_ns = scene.since_ns - scene.options.before_ns
+    return [_silent(scene, *each, is_new) for each in found if (each[1] >= earliest_ns) == is_new]
+
+
+def _last_heard_ns(scene: Scene, host: str) -> int:
+    return scene.facts.heard_ns.get(host) or scene.facts.last_row_ns.get(host, 0)
+
+
+def find_ended_or_stopped(scene: Scene, processes: np.ndarray) -> list[int]:
+    """Return those of some processes of which events tell that they ended, were stopped or lost their GPU."""
+    told = _by_rank([*scene.timely(_ENDED), *_not_continued(scene)]).keys()
+    lost_gpus = {event.component for event in scene.timely(_GPU_LOST)}
+    return [
+        process
+        for process in processes.tolist()
+        if (scene.host_of(process), scene.rank_of(process)) in told or scene.gpu_of(process) in lost_gpus
+    ]
+
+
+def _by_rank(events: Iterable[Happening]) -> dict[tuple[str, int], Happening]:
+    """Return the first event about each rank: what comes later follows from it."""
+    found: dict[tuple[str, int], Happening] = {}
+    for event in events:
+        if match := _RANK.match(event.message):
+            found.setdefault((event.host, int(match[1])), event)
+    return found
+
+
+def _not_continued(scene: Scene) -> list[Happening]:
+    """Return how processes were stopped that do not go on since."""
+    last: dict[tuple[str, int], Happening] = {}
+    for event in scene.timely((*_STOPPED, "process_continued")):
+        last |= _by_rank([event])
+    return [event for event in last.values() if event.kind in _STOPPED]
+
+
+def _is_queued(scene: Scene, process: int) -> bool:
+    """Return whether the host has handed over work that its GPU does not begin."""
+    return process in scene.queued and not scene.facts.is_dump and not scene.waits.frozen[process]
+
+
+def finding_of(scene: Scene, processes: list[int], **told: Any) -> Finding:  # Any: fields of a finding
+    evidence = (*told.pop("evidence", ()), _standing(scene, processes))
+    return Finding(
+        evidence=evidence,
+        ranks_waiting=scene.ranks_waiting,
+        lost_share=1.0,
+        since_ns=scene.since_ns,
+        is_certain=True,
+        **told,
+    )
+
+
+def _standing(scene: Scene, processes: list[int]) -> dict[str, Any]:
+    """Return how far the processes have come in what others wait for."""
+    lines, waits = scene.waits.lines, scene.waits
+    late = [scene.late_line[process] for process in processes if process in scene.late_line]
+    told: dict[str, Any] = {
+        "kind": "standstill",
+        "ranks": [scene.rank_of(process) for process in processes[:_MOST_NAMED]],
+        "hosts": sorted({scene.host_of(process) for process in processes[:_MOST_NAMED]}),
+        "gpus": [gpu for process in processes[:_MOST_NAMED] if (gpu := scene.gpu_of(process))],
+        "seconds": round(scene.seconds, 3),
+    }
+    if late:
+        line = late[0]
+        told |= {"comm": f"{int(lines.comm[line]):016x}", "func": str(lines.func[line])}
+        told |= {"waited_for": int(waits.need[waits.group[line]])}
+        told |= {"enqueued": int(lines.enqueued[line]), "started": int(lines.started[line])}
+    return told
+
+
+def _event_row(event: Happening) -> dict[str, Any]:
+    return {"kind": event.kind, "ts_ns": event.ts_ns, "host": event.host, "message": event.message}
+
+
+def _lost_gpu(scene: Scene, process: int, event: Happening) -> Finding:
+    return finding_of(
+        scene,
+        [process],
+        fault_class="crash",
+        component=event.component,
+        likelihood=0.97,
+        reason=f"GPU of rank {scene.rank_of(process)} failed ({event.message}), and the others wait for it",
+        evidence=(_event_row(event),),
+        may_isolate=True,
+    )
+
+
+def _ended(scene: Scene, process: int, event: Happening) -> Finding:
+    rank, host = scene.rank_of(process), scene.host_of(process)
+    return finding_of(
+        scene,
+        [process],
+        fault_class="crash",
+        component=f"rank:{rank}",
+        likelihood=0.97,
+        reason=f"rank {rank} on {host} is gone ({event.message}), and the others wait for it",
+        evidence=(_event_row(event),),
+    )
+
+
+def _stopped(scene: Scene, process: int, event: Happening) -> Finding:
+    rank, host = scene.rank_of(process), scene.host_of(process)
+    return finding_of(
+        scene,
+        [process],
+        fault_class="noncomm_hang",
+        component=host_name(host),
+        likelihood=0.97,
+        reason=f"rank {rank} on {host} does not run ({event.message}), and the others wait for it",
+        evidence=(_event_row(event),),
+    )
+
+
+def _stuck_gpu(scene: Scene, process: int) -> Finding:
+    rank, host, gpu = scene.rank_of(process), scene.host_of(process), scene.gpu_of(process)
+    return finding_of(
+        scene,
+        [process],
+        fault_class="noncomm_hang",
+        component=str(gpu),
+        likelihood=0.9,
+        reason=f"{gpu} of rank {rank} has work queued and begins none of it {scene.how_long}: a kernel before "
+        "it does not end",
+        ambiguous_with=(host_name(host),),
+        may_isolate=scene.seconds >= scene.options.ib_retry_ns / NS_PER_S,
+    )
+
+
+def _absent(scene: Scene, processes: list[int]) -> Finding:
+    host, ranks = scene.host_of(processes[0]), [scene.rank_of(process) for process in processes]
+    who = f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks ({ranks[0]} and others)"
+    gpus = tuple(gpu for process in processes if (gpu := scene.gpu_of(process)))
+    stopped = ", and knows nothing of what it ended since" if scene.waits.frozen[processes].any() else ""
+    return finding_of(
+        scene,
+        processes,
+        fault_class="noncomm_hang",
+        component=host_name(host),
+        likelihood=0.93,
+        reason=f"{who} on {host} never entered what {scene.ranks_waiting} ranks wait in {scene.how_long}{stopped}: "
+        "look at that process",
+        ambiguous_with=gpus if len(gpus) == 1 else (),
+    )
+
+
+def _silent(scene: Scene, host: str, last_ns: int, processes: list[int], is_new: bool) -> Finding:
+    """Return that a host is gone; one that was silent long before may only have lost its collector."""
+    ago_s = (scene.facts.now_ns - last_ns) / NS_PER_S
+    heard = f"for {ago_s:.0f} s" if last_ns else "at all"
+    return finding_of(
+        scene,
+        processes,
+        fault_class="crash" if is_new else "noncomm_hang",
+        component=host_name(host),
+        likelihood=0.95 if is_new else 0.4,
+        reason=f"nothing is heard of {host} {heard}, and everybody else waits for its ranks",
+        evidence=({"kind": "silence", "host": host, "heard_ns": last_ns},),
+        may_isolate=is_new,
+    )

@@ -1,0 +1,219 @@
+"""Which wire an operation is stuck on, and whether several of them share a NIC.
+
+On IB a step waits for the wire until the other side's NIC has acknowledged it, whatever the GPU there does: one that
+waits for long is lost. On sockets it waits until the kernel took the bytes, so that a reader who does not read looks
+the same; there the reader must itself be waiting for just that sender.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+
+from analyzer.context import End
+from analyzer.finding import Finding
+from analyzer.hangs.facts import Wire
+from analyzer.hangs.processes import Scene, finding_of
+from analyzer.hangs.waits import StuckOperation
+from lockstep.clock import NS_PER_S
+from lockstep.topology import TopologyIndex, host_name, link_name, nic_name, switch_name
+from lockstep.verdict import RuledOut
+
+_FEWEST_FOR_LEAF = 3  # two wires that happen to meet at a leaf are more often two faults
+
+
+@dataclass(frozen=True)
+class StuckWire:
+    """A connection over which a transfer does not end."""
+
+    src: End
+    dst: End
+    sender: int  # process
+    receiver: int
+    transport: str | None
+
+
+def find_stuck_wires(scene: Scene, operation: StuckOperation) -> list[StuckWire]:
+    """Return the connections on which an operation is stuck."""
+    lines, people = scene.waits.lines, scene.facts.people
+    rows = operation.members
+    senders = rows[lines.state[rows] == "wire"].tolist()
+    by_rank = {int(lines.rank[row]): row for row in rows.tolist()} if senders else {}
+    found: list[StuckWire] = []
+    for row in senders:
+        peer, channel = int(lines.head_peer[row]), int(lines.head_channel[row])
+        other = by_rank.get(peer)
+        if other is None:
+            continue
+        key = (int(lines.comm[row]), int(lines.rank[row]), peer, channel)
+        wire = scene.facts.wires.get(key, Wire(None, None, None))
+        waits_back = lines.state[other] == "recv_wait" and lines.head_peer[other] == lines.rank[row]
+        if wire.transport == "ib" or waits_back:
+            sender, receiver = int(lines.process[row]), int(lines.process[other])
+            src = wire.src or End(str(people.host_of[sender]), None)
+            dst = wire.dst or End(str(people.host_of[receiver]), None)
+            found.append(StuckWire(src, dst, sender, receiver, wire.transport))
+    return found
+
+
+def name_wires(scene: Scene, wires: list[StuckWire], topology: TopologyIndex | None) -> list[Finding]:
+    """Return the fewest parts that all stuck wires run through: a NIC with several of them first, then each alone."""
+    findings: list[Finding] = []
+    rest = list(wires)
+    if leaf := _find_leaf(wires, topology):
+        ends = sorted({end for wire in wires for end in (wire.src, wire.dst)})
+        return [_leaf(scene, leaf, ends, tuple(wires))]
+    while rest:
+        shared = _most_shared(rest)
+        mine = [wire for wire in rest if shared is None or shared in (wire.src, wire.dst)]
+        mine = mine if shared else [wire for wire in rest if (wire.src, wire.dst) == (rest[0].src, rest[0].dst)]
+        findings.append(_nic(scene, shared, mine, topology) if shared else _single(scene, mine, topology))
+        rest = [wire for wire in rest if wire not in mine]
+    return findings
+
+
+def name_down_nics(scene: Scene, processes: np.ndarray, topology: TopologyIndex | None) -> list[Finding]:
+    """Return the NICs without carrier on the hosts of some processes, where that came with the standstill."""
+    hosts = {scene.host_of(process) for process in processes.tolist()}
+    down = {end: since_ns for end, since_ns in sorted(find_down(scene).items()) if end.host in hosts}
+    leaves: dict[str | None, list[End]] = defaultdict(list)
+    for end in down:
+        leaves[topology.leaf_of(end.host, str(end.nic)) if topology else None].append(end)
+    return [
+        finding
+        for leaf, ends in leaves.items()
+        for finding in (
+            [_leaf(scene, leaf, ends, ())]
+            if leaf and len({end.host for end in ends}) > 1
+            else [_down(scene, end, down[end], topology) for end in ends]
+        )
+    ]
+
+
+def find_down(scene: Scene) -> dict[End, int]:
+    """Return the NICs that lost their carrier with the standstill and have not got it back."""
+    earliest_ns = scene.since_ns - scene.options.before_ns
+    down = {end: since_ns for end, since_ns in scene.facts.down_since_ns.items() if since_ns >= earliest_ns}
+    for event in scene.timely(("link_down", "link_up")):
+        host, _, nic = event.component.removeprefix("nic:").partition("/")
+        if event.kind == "link_down" and nic:
+            down[End(host, nic)] = event.ts_ns
+        else:
+            down.pop(End(host, nic), None)
+    return down
+
+
+def _find_leaf(wires: list[StuckWire], topology: TopologyIndex | None) -> str | None:
+    """Return the leaf under which all stuck wires begin or end, unless a single NIC explains them as well."""
+    if topology is None or len({(wire.src, wire.dst) for wire in wires}) < _FEWEST_FOR_LEAF:
+        return None
+    ends = [{end for end in (wire.src, wire.dst) if end.nic} for wire in wires]
+    leaves = [{topology.leaf_of(end.host, str(end.nic)) for end in both} for both in ends]
+    shared = set.intersection(*leaves) - {None}
+    return shared.pop() if len(shared) == 1 and not set.intersection(*ends) else None
+
+
+def _most_shared(wires: list[StuckWire]) -> End | None:
+    """Return the NIC through which most of the wires run, if it has at least two different ones."""
+    others: dict[End, set[tuple[End, bool]]] = defaultdict(set)
+    for wire in wires:
+        others[wire.src].add((wire.dst, True))
+        others[wire.dst].add((wire.src, False))
+    best = max(others, key=lambda end: (len(others[end]), end.host, end.nic or ""))
+    return best if len(others[best]) > 1 else None
+
+
+def _retry_ns(scene: Scene, wires: list[StuckWire]) -> int:
+    is_ib = all(wire.transport == "ib" for wire in wires)
+    return scene.options.ib_retry_ns if is_ib else scene.options.tcp_retry_ns
+
+
+def _may_isolate(scene: Scene, wires: list[StuckWire]) -> bool:
+    failed = {event.component for event in scene.timely(("ib_completion_error", "link_down"))}
+    is_told = any(nic_name(end.host, end.nic) in failed for wire in wires for end in (wire.src, wire.dst) if end.nic)
+    return is_told or scene.seconds * NS_PER_S >= _retry_ns(scene, wires)
+
+
+def _row(wire: StuckWire, scene: Scene) -> dict[str, object]:
+    ranks = [scene.rank_of(wire.sender), scene.rank_of(wire.receiver)]
+    return {"kind": "stuck_wire", "src": str(wire.src), "dst": str(wire.dst), "ranks": ranks}
+
+
+def _cable(end: End, topology: TopologyIndex | None) -> tuple[str, ...]:
+    link = topology.host_link(end.host, end.nic) if topology and end.nic else None
+    return (link_name(link),) if link else ()
+
+
+def _part(end: End) -> str:
+    return nic_name(end.host, end.nic) if end.nic else host_name(end.host)
+
+
+def _nic(scene: Scene, end: End, wires: list[StuckWire], topology: TopologyIndex | None) -> Finding:
+    others = sorted({other for wire in wires for other in (wire.src, wire.dst) if other != end})
+    sides = {("tx" if wire.src == end else "rx") for wire in wires}
+    return finding_of(
+        scene,
+        [wire.sender for wire in wires],
+        fault_class="comm_hang",
+        component=_part(end),
+        side=sides.pop() if len(sides) == 1 else None,
+        likelihood=0.93,
+        reason=f"{len(wires)} transfers through {end} have stood on the wire {scene.how_long}",
+        evidence=tuple(_row(wire, scene) for wire in wires[:16]),
+        ruled_out=tuple(
+            RuledOut(component=_part(other), because="only its transfers with the other end stand")
+            for other in others
+        ),
+        ambiguous_with=_cable(end, topology),
+        may_isolate=_may_isolate(scene, wires),
+    )
+
+
+def _single(scene: Scene, wires: list[StuckWire], topology: TopologyIndex | None) -> Finding:
+    """Return one wire; nothing tells which of its ends it is."""
+    wire = wires[0]
+    parts = (_part(wire.src), _part(wire.dst), *_cable(wire.src, topology), *_cable(wire.dst, topology))
+    return finding_of(
+        scene,
+        [wire.sender, wire.receiver],
+        fault_class="comm_hang",
+        component=f"link:{wire.src}--{wire.dst}",
+        side="tx",
+        likelihood=0.4,
+        reason=f"what rank {scene.rank_of(wire.sender)} sends to rank {scene.rank_of(wire.receiver)} has stood on "
+        f"the wire from {wire.src} to {wire.dst} {scene.how_long}",
+        evidence=tuple(_row(each, scene) for each in wires[:16]),
+        # A sender that was stopped just then looks the same.
+        ambiguous_with=(*dict.fromkeys(parts), host_name(wire.src.host)),
+    )
+
+
+def _leaf(scene: Scene, leaf: str, ends: list[End], wires: tuple[StuckWire, ...]) -> Finding:
+    return finding_of(
+        scene,
+        [],
+        fault_class="comm_hang",
+        component=switch_name(leaf),
+        likelihood=0.85,
+        reason=f"nothing passes {leaf} any more: {len(ends)} NICs of several hosts stand with it {scene.how_long}",
+        evidence=({"kind": "stuck_ends", "ends": [str(end) for end in ends[:16]]},),
+        ruled_out=tuple(
+            RuledOut(component=_part(end), because="others under the leaf stand too") for end in ends[:16]
+        ),
+        may_isolate=bool(wires) and _may_isolate(scene, list(wires)),
+    )
+
+
+def _down(scene: Scene, end: End, since_ns: int, topology: TopologyIndex | None) -> Finding:
+    name = nic_name(end.host, str(end.nic))
+    return finding_of(
+        scene,
+        [],
+        fault_class="comm_hang",
+        component=name,
+        likelihood=0.97,
+        reason=f"{name} lost its carrier, and operations through it do not end",
+        evidence=({"kind": "link_down", "component": name, "ts_ns": since_ns},),
+        ambiguous_with=_cable(end, topology),
+        may_isolate=True,
+    )

@@ -1,0 +1,238 @@
+"""What each rank did between its operations: from `collectives`, or from `op_stats` where those are sampled."""
+
+from dataclasses import dataclass, field, fields
+
+import numpy as np
+import pyarrow as pa
+
+from analyzer.context import Context
+from lockstep.clock import NS_PER_S
+from lockstep.store.store import Store
+
+# Sorting a million rows takes 2.5 s of a core, as long as looks are apart; above, statistics of seconds take over.
+MOST_ROWS = 1_000_000
+# The operation before the first one of a window must be known for the gap between them; a pause is seldom longer.
+_BEFORE_NS = 10 * NS_PER_S
+_SEEN_SHARE = 0.9  # of the operations counted; with fewer rows, the one before is often missing and gaps are wrong
+
+_WHOSE = "job = {job:String} AND attempt = {attempt:UInt16}"
+# A process is told apart as the roster does it: by world rank, else by host, process and GPU.
+_MEMBERS = f"""
+SELECT comm, rank, if(world_rank IS NULL, concat(host, '/', toString(pid), '/', toString(gpu)), toString(world_rank))
+       AS process FROM comms FINAL WHERE {_WHOSE}
+"""
+# The gap runs from the latest end of all that began before to the start; operations that begin together have the
+# same gap. The GPU's part of it is the time in which the operation was enqueued already and the GPU still busy.
+_OPERATIONS = f"""
+WITH timed AS (
+    SELECT comm, rank, func, peer, seq, replay, seq_valid, bytes, enqueue_ns,
+           assumeNotNull(start_ns) AS begun, assumeNotNull(end_ns) AS ended, process
+    FROM collectives LEFT JOIN ({_MEMBERS}) AS members USING (comm, rank)
+    WHERE {_WHOSE} AND start_ns IS NOT NULL AND end_ns IS NOT NULL AND end_ns >= start_ns
+        AND enqueue_ns >= {{start:Int64}} - {{before:Int64}} AND enqueue_ns < {{end:Int64}} AND end_ns < {{end:Int64}}
+    LIMIT 1 BY comm, rank, func, peer, seq, replay, epoch
+), gaps AS (
+    SELECT *, max(ended) OVER w AS before_ns, count() OVER w AS earlier FROM timed
+    WINDOW w AS (PARTITION BY process ORDER BY begun RANGE BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
+)
+SELECT comm, rank, cityHash64(func) AS func_code, func = 'Send' AS sends, peer, seq, replay, bytes, begun AS start_ns,
+       ended - begun AS dur_ns,
+       greatest(begun - before_ns, 0) AS gap_ns,
+       least(greatest(begun - before_ns, 0), greatest(begun - enqueue_ns, 0)) AS gpu_ns
+FROM gaps WHERE earlier > 0 AND seq_valid AND ended >= {{start:Int64}}
+"""
+# Gaps of `op_stats` are counted inside one communicator, so what a rank did not spend in operations of any of them
+# stands for its own time. Sends and receives overlap: where there are some, durations do not add up.
+_SECONDS = f"""
+SELECT comm, rank, ts_ns, sum(op_stats.n) AS n, sum(dur_sum_ns) AS dur_ns, max(func IN ('Send', 'Recv')) AS overlaps
+FROM op_stats WHERE {_WHOSE} AND ts_ns >= {{first:Int64}} AND ts_ns < {{last:Int64}}
+GROUP BY comm, rank, ts_ns
+"""
+# How long operations lay enqueued before they began, in the mean of those that were sampled.
+_LEADS = f"""
+SELECT comm, rank, avg(greatest(assumeNotNull(start_ns) - enqueue_ns, 0)) AS lead_ns
+FROM collectives WHERE {_WHOSE} AND start_ns IS NOT NULL AND enqueue_ns >= {{start:Int64}} - {{before:Int64}}
+    AND enqueue_ns < {{end:Int64}} AND end_ns >= {{start:Int64}} AND end_ns < {{end:Int64}}
+GROUP BY comm, rank
+"""
+# Counted over whole seconds, as `op_stats` has no others.
+_COUNTS = f"""
+SELECT (SELECT count() FROM collectives WHERE {_WHOSE} AND start_ns IS NOT NULL AND end_ns >= {{first:Int64}}
+            AND end_ns < {{last:Int64}} AND enqueue_ns >= {{start:Int64}} - {{before:Int64}}
+            AND enqueue_ns < {{end:Int64}}) AS rows,
+       (SELECT sum(n) FROM op_stats WHERE {_WHOSE} AND ts_ns >= {{first:Int64}} AND ts_ns < {{last:Int64}}) AS counted
+"""
+# What a proxy thread that lacks a core shows, per host: the flush of its receives.
+_FLUSHES = f"""
+SELECT host, sum(transfers.steps) AS steps, sum(transfers.flush_ns) AS flushed_ns,
+       sum(last_ns - first_ns) AS busy_ns
+FROM transfers WHERE {_WHOSE} AND direction = 'recv' AND flush_ns IS NOT NULL AND last_ns >= {{start:Int64}}
+    AND last_ns < {{end:Int64}} AND first_ns >= {{start:Int64}} - {{before:Int64}} AND first_ns < {{end:Int64}}
+GROUP BY host ORDER BY host
+"""
+# What GPUs say of lowered clocks, back to their last reading; idle ones lower theirs too and are no news.
+_THROTTLED = """
+SELECT host, gpu, groupUniqArray(throttle) AS reasons, min(sm_mhz) AS sm_mhz FROM gpu_health
+WHERE host IN {hosts:Array(String)} AND ts_ns >= {start:Int64} - {before:Int64} AND ts_ns < {end:Int64}
+    AND throttle NOT IN ('', 'gpu_idle')
+GROUP BY host, gpu
+"""
+
+
+def _none(kind: type[np.generic]) -> np.ndarray:
+    return np.zeros(0, kind)
+
+
+@dataclass(frozen=True)
+class Operations:
+    """Operations of single ranks, or all of a rank in one second together; one entry per row in each array."""
+
+    process: np.ndarray = field(default_factory=lambda: _none(np.int64))
+    comm: np.ndarray = field(default_factory=lambda: _none(np.uint64))
+    rank: np.ndarray = field(default_factory=lambda: _none(np.int64))
+    func: np.ndarray = field(default_factory=lambda: _none(np.uint64))  # a number that stands for the name
+    sends: np.ndarray = field(default_factory=lambda: _none(np.bool_))  # whether it is a Send
+    peer: np.ndarray = field(default_factory=lambda: _none(np.int64))
+    turn: np.ndarray = field(default_factory=lambda: _none(np.int64))  # number of the operation, or the second
+    replay: np.ndarray = field(default_factory=lambda: _none(np.int64))
+    size: np.ndarray = field(default_factory=lambda: _none(np.int64))  # bytes, or how many operations a second
+    start_ns: np.ndarray = field(default_factory=lambda: _none(np.int64))  # on the clock of the rank's host
+    dur_ns: np.ndarray = field(default_factory=lambda: _none(np.float64))
+    gap_ns: np.ndarray = field(default_factory=lambda: _none(np.float64))  # own time before
+    gpu_ns: np.ndarray = field(default_factory=lambda: _none(np.float64))  # part in which only the GPU was waited for
+
+    def __len__(self) -> int:
+        return len(self.process)
+
+    def take(self, chosen: np.ndarray) -> "Operations":
+        """Return some of the rows."""
+        return Operations(*(getattr(self, each.name)[chosen] for each in fields(self)))
+
+
+@dataclass(frozen=True)
+class Flushes:
+    """How long the proxy threads of each host took to flush what they received."""
+
+    hosts: tuple[str, ...] = ()
+    steps: np.ndarray = field(default_factory=lambda: _none(np.float64))
+    flush_ns: np.ndarray = field(default_factory=lambda: _none(np.float64))
+    busy_ns: np.ndarray = field(default_factory=lambda: _none(np.float64))  # of the transfers they belong to
+
+
+@dataclass(frozen=True)
+class LatenessFacts:
+    """Everything that tells who was late in one look."""
+
+    operations: Operations = field(default_factory=Operations)
+    are_sums: bool = False  # rows are sums of seconds: a single late operation cannot be told
+    flushes: Flushes = field(default_factory=Flushes)
+    throttled: dict[tuple[str, int], str] = field(default_factory=dict)  # by host and GPU: what it says of its clock
+
+
+def read_lateness(store: Store, context: Context) -> LatenessFacts:
+    """Return the operations of a window with the gaps before them, complete ones where they are all there."""
+    window = context.window
+    asked = {
+        "job": context.job,
+        "attempt": context.attempt,
+        "start": window.start_ns,
+        "end": window.end_ns,
+        "before": max(_BEFORE_NS, 2 * (context.period_ns or 0)),
+        "first": -(-window.start_ns // NS_PER_S) * NS_PER_S,
+        "last": window.end_ns // NS_PER_S * NS_PER_S,
+    }
+    counts = store.query(_COUNTS, asked).to_pylist()[0]
+    rows, counted = int(counts["rows"] or 0), int(counts["counted"] or 0)
+    flushes = _as_flushes(store.query(_FLUSHES, asked))
+    throttled = _as_reasons(store.query(_THROTTLED, asked | {"hosts": sorted(context.roster.hosts)}))
+    if rows > MOST_ROWS or rows < _SEEN_SHARE * counted:
+        return LatenessFacts(_read_seconds(store, context, asked), True, flushes, throttled)
+    return LatenessFacts(_as_operations(store.query(_OPERATIONS, asked), context), False, flushes, throttled)
+
+
+def _as_operations(rows: pa.Table, context: Context) -> Operations:
+    return Operations(
+        process=_processes(rows, context),
+        comm=rows["comm"].to_numpy().astype(np.uint64),
+        rank=rows["rank"].to_numpy().astype(np.int64),
+        func=rows["func_code"].to_numpy().astype(np.uint64),
+        sends=np.asarray(rows["sends"].to_numpy(zero_copy_only=False), np.bool_),
+        peer=rows["peer"].to_numpy().astype(np.int64),
+        turn=rows["seq"].to_numpy().astype(np.int64),
+        replay=rows["replay"].to_numpy().astype(np.int64),
+        size=rows["bytes"].to_numpy().astype(np.int64),
+        start_ns=rows["start_ns"].to_numpy().astype(np.int64),
+        dur_ns=rows["dur_ns"].to_numpy().astype(np.float64),
+        gap_ns=rows["gap_ns"].to_numpy().astype(np.float64),
+        gpu_ns=rows["gpu_ns"].to_numpy().astype(np.float64),
+    )
+
+
+def _read_seconds(store: Store, context: Context, asked: dict[str, object]) -> Operations:
+    """Return a row per process and second whose gap is what it spent outside of operations."""
+    rows = store.query(_SECONDS, asked)
+    leads = store.query(_LEADS, asked)
+    lead_ns = _mean_by(_processes(leads, context), leads["lead_ns"].to_numpy(), len(context.roster))
+    ts_ns, n, dur_ns, overlaps = (
+        rows[name].to_numpy().astype(np.int64) for name in ("ts_ns", "n", "dur_ns", "overlaps")
+    )
+    return sum_seconds(_processes(rows, context), ts_ns, n, dur_ns, overlaps, lead_ns)
+
+
+def sum_seconds(
+    process: np.ndarray,
+    ts_ns: np.ndarray,
+    n: np.ndarray,
+    dur_ns: np.ndarray,
+    overlaps: np.ndarray,
+    lead_ns: np.ndarray,
+) -> Operations:
+    """Return a row per process and second; without the processes whose operations overlap."""
+    mixed = np.unique(process[overlaps > 0])
+    kept = ~np.isin(process, mixed) & (process >= 0)
+    seconds, second = np.unique(ts_ns[kept], return_inverse=True)
+    pairs, place = np.unique(process[kept] * len(seconds) + second.reshape(-1), return_inverse=True)
+    count, busy = (
+        np.bincount(place.reshape(-1), weights=column[kept], minlength=len(pairs)) for column in (n, dur_ns)
+    )
+    own_ns = NS_PER_S - busy  # an operation may have begun in the second before: only differences mean something
+    rows = len(pairs)
+    who, when = np.divmod(pairs, max(len(seconds), 1))
+    return Operations(
+        process=who,
+        comm=np.zeros(rows, np.uint64),
+        rank=who,
+        func=np.zeros(rows, np.uint64),
+        sends=np.zeros(rows, np.bool_),
+        peer=np.full(rows, -1),
+        turn=seconds[when],
+        replay=np.zeros(rows, np.int64),
+        size=count.astype(np.int64),
+        start_ns=seconds[when],
+        dur_ns=busy,
+        gap_ns=own_ns,
+        gpu_ns=np.minimum(own_ns, lead_ns[who] * count) if rows else own_ns,
+    )
+
+
+def _processes(rows: pa.Table, context: Context) -> np.ndarray:
+    comm, rank = rows["comm"].to_numpy().astype(np.uint64), rows["rank"].to_numpy().astype(np.int64)
+    return context.roster.find(comm, rank)
+
+
+def _mean_by(process: np.ndarray, values: np.ndarray, processes: int) -> np.ndarray:
+    """Return the mean of each process, NaN where nothing is known."""
+    known = process >= 0
+    sums = np.bincount(process[known], weights=values[known], minlength=processes)
+    counts = np.bincount(process[known], minlength=processes).astype(np.float64)
+    means: np.ndarray = np.divide(sums, counts, out=np.full(processes, np.nan), where=counts > 0)
+    return means
+
+
+def _as_flushes(rows: pa.Table) -> Flushes:
+    columns = [rows[name].to_numpy().astype(np.float64) for name in ("steps", "flushed_ns", "busy_ns")]
+    return Flushes(tuple(rows["host"].to_pylist()), *columns)
+
+
+def _as_reasons(rows: pa.Table) -> dict[tuple[str, int], str]:
+    return {(row["host"], row["gpu"]): ", ".join(sorted(row["reasons"])) for row in rows.to_pylist()}

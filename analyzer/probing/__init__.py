@@ -1,0 +1,1 @@
+"""Which links lose or delay probes, from probes and a topology alone."""

@@ -1,0 +1,1 @@
+"""What counters, health readings, events and probes say for or against a part."""

@@ -1,0 +1,1 @@
+"""Which periods are there: training steps read off the traffic, and when they became slower or fast again."""

@@ -1,0 +1,226 @@
+"""The operations of a few ranks, in the order in which each of them began, and what tells one from another."""
+
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from analyzer.context import Context
+from analyzer.roster import Roster
+from lockstep.clock import NS_PER_S
+from lockstep.store.store import Store
+
+_LIGHT = 0.01  # of the bytes of a large operation: norms and losses are a few bytes, buckets are not
+_MIX, _HALF = np.uint64(0x9E3779B97F4A7C15), np.uint64(32)  # an odd number with many ones spreads every bit upwards
+
+WITNESSES = 8  # ranks whose traffic is read; all ranks do the same steps, and eight outvote a few that are ill
+_LOOK_BACK_NS = 60 * NS_PER_S  # while no period is known, or not all operations: three steps of twenty seconds
+_LOOK_BACK_PERIODS = 12  # once it is known: enough to find it again after a change
+_MOST_OPERATIONS = 20_000  # per rank: three steps of a large pipeline have that many
+
+_MEMBERSHIPS = """
+SELECT comm, rank FROM comms FINAL
+WHERE job = {job:String} AND attempt = {attempt:UInt16} AND host IN {hosts:Array(String)}
+"""
+_OPERATIONS = """
+SELECT DISTINCT comm, rank, func, peer, seq, replay, seq_valid, captured, epoch, bytes, enqueue_ns, start_ns, end_ns
+FROM collectives
+WHERE job = {job:String} AND attempt = {attempt:UInt16} AND host IN {hosts:Array(String)}
+  AND enqueue_ns >= {start:Int64} AND enqueue_ns < {end:Int64} AND coalesce(end_ns, enqueue_ns) < {end:Int64}
+  AND (comm, rank) IN (
+    SELECT pair.1, pair.2 FROM (SELECT arrayJoin(arrayZip({comms:Array(UInt64)}, {ranks:Array(UInt32)})) AS pair)
+  )
+ORDER BY enqueue_ns DESC LIMIT {most:UInt32} BY comm, rank
+"""
+_SECONDS = """
+SELECT comm, rank, func, size_class, sum(n) AS n, min(ts_ns) AS first_ns, max(ts_ns) AS last_ns
+FROM op_stats
+WHERE job = {job:String} AND attempt = {attempt:UInt16} AND host IN {hosts:Array(String)}
+  AND ts_ns >= {start:Int64} AND ts_ns < {end:Int64}
+  AND (comm, rank) IN (
+    SELECT pair.1, pair.2 FROM (SELECT arrayJoin(arrayZip({comms:Array(UInt64)}, {ranks:Array(UInt32)})) AS pair)
+  )
+GROUP BY comm, rank, func, size_class
+"""
+_TOLD = """
+SELECT step, min(start_ns) AS begin_ns, quantileExact(0.5)(end_ns - start_ns) AS length_ns
+FROM (SELECT DISTINCT world_rank, step, start_ns, end_ns FROM steps
+      WHERE job = {job:String} AND attempt = {attempt:UInt16} AND source = 'told'
+        AND start_ns >= {start:Int64} AND end_ns < {end:Int64} AND end_ns > start_ns)
+GROUP BY step ORDER BY step
+"""
+
+
+@dataclass(frozen=True)
+class Witness:
+    """Operations of one rank in the order in which its host asked for them; parallel arrays."""
+
+    process: int
+    comm: np.ndarray  # u64
+    func: np.ndarray  # str
+    peer: np.ndarray
+    seq: np.ndarray
+    counts: np.ndarray  # bool, whether seq counts the operations; in a CUDA graph it stands still
+    bytes: np.ndarray
+    enqueue_ns: np.ndarray
+    start_ns: np.ndarray
+    end_ns: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.comm)
+
+    @cached_property
+    def words(self) -> np.ndarray:
+        """Return a number for each kind of operation, the same in every look.
+
+        Sends and receives are told apart by their peer and not by their size: what is sent to an expert differs
+        in each step.
+        """
+        size = np.where(self.peer >= 0, 0, np.log2(np.maximum(self.bytes, 1)).astype(np.int64))
+        parts = (self._func_numbers, self.peer + 2, size)
+        words = self.comm.astype(np.uint64)
+        with np.errstate(over="ignore"):  # wrapping round is what mixes
+            for part in parts:
+                words = (words ^ words >> _HALF ^ part.astype(np.uint64)) * _MIX
+        return words
+
+    @cached_property
+    def _func_numbers(self) -> np.ndarray:
+        """Return a number for each function that is the same in every look."""
+        names, place = np.unique(self.func, return_inverse=True)
+        numbers: np.ndarray = np.array([zlib.crc32(name.encode()) for name in names.tolist()], np.uint64)[place]
+        return numbers
+
+    @cached_property
+    def gap_ns(self) -> np.ndarray:
+        """Return how long before each operation the rank had nothing under way.
+
+        That time is the rank's own; the time inside an operation also holds the lateness of others.
+        """
+        busy_until = np.maximum.accumulate(self.end_ns)
+        gaps = np.zeros(len(self), np.int64)
+        gaps[1:] = np.maximum(self.start_ns[1:] - busy_until[:-1], 0)
+        return gaps
+
+    @cached_property
+    def idle_ns(self) -> np.ndarray:
+        """Return how long before each operation the host had asked for none."""
+        idle = np.zeros(len(self), np.int64)
+        idle[1:] = np.maximum(np.diff(self.enqueue_ns), 0)
+        return idle
+
+    @property
+    def is_sampled(self) -> bool:
+        """Return whether numbers are missing, so that neighbours in the list were none on the rank."""
+        wanted = seen = 0
+        for _, index in self.streams():
+            numbers = self.seq[index]
+            wanted += int(numbers.max() - numbers.min()) + 1
+            seen += len(np.unique(numbers))
+        return seen < 0.95 * wanted  # single rows get lost without anybody having sampled
+
+    def since(self, place: int) -> "Witness":
+        """Return the operations from that place on."""
+        return self._pick(slice(place, None))
+
+    def without_light(self) -> "Witness":
+        """Return the operations that move a good part of what most do; a logged loss comes now and then."""
+        return self._pick(self.bytes >= _LIGHT * np.quantile(self.bytes, 0.9)) if len(self) else self
+
+    def _pick(self, places: slice | np.ndarray) -> "Witness":
+        columns = ("comm", "func", "peer", "seq", "counts", "bytes", "enqueue_ns", "start_ns", "end_ns")
+        return Witness(self.process, *(getattr(self, name)[places] for name in columns))
+
+    def streams(self) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield a number and the operations of each stream in which `seq` counts."""
+        with np.errstate(over="ignore"):
+            named = (self.comm.astype(np.uint64) ^ self._func_numbers) * _MIX ^ (self.peer + 2).astype(np.uint64)
+        keys = np.unique(named, return_inverse=True)[1]
+        keys = np.where(self.counts, keys, -1)
+        order = np.argsort(keys, kind="stable")
+        for part in np.split(order, np.flatnonzero(np.diff(keys[order])) + 1):
+            if len(part) and keys[part[0]] >= 0:
+                yield int(keys[part[0]]), part
+
+
+@dataclass(frozen=True)
+class StepFacts:
+    """What is known of the steps of a job at one look."""
+
+    witnesses: tuple[Witness, ...] = ()
+    seconds: pa.Table | None = None  # operations by kind, where no single ones are known
+    told: pa.Table | None = None  # step, begin_ns, length_ns, where the job tells its steps
+
+
+def read_operations(store: Store, context: Context) -> StepFacts:
+    """Return the operations of a few ranks up to the end of the window; cost does not grow with the job."""
+    asked = _ask(store, context)
+    short, long = (_span(context, back) for back in (_LOOK_BACK_PERIODS * (context.period_ns or 0), _LOOK_BACK_NS))
+    told = store.query(_TOLD, long)
+    if not asked["comms"]:
+        return StepFacts(told=told)
+    witnesses = _read_witnesses(store, context, (short if context.period_ns else long) | asked)
+    if not witnesses:
+        return StepFacts(seconds=store.query(_SECONDS, long | asked), told=told)
+    if context.period_ns and any(witness.is_sampled for witness in witnesses):
+        witnesses = _read_witnesses(store, context, long | asked)
+    return StepFacts(witnesses, told=told)
+
+
+def _span(context: Context, back_ns: int) -> dict[str, Any]:  # Any: parameters of a query
+    begin = max(min(context.window.start_ns, context.window.end_ns - back_ns), 0)
+    return {"job": context.job, "attempt": context.attempt, "start": begin, "end": context.window.end_ns}
+
+
+def _read_witnesses(store: Store, context: Context, asked: dict[str, Any]) -> tuple[Witness, ...]:
+    rows = store.query(_OPERATIONS, asked | {"most": _MOST_OPERATIONS})
+    return tuple(sort_witnesses(rows, context.roster))
+
+
+def _ask(store: Store, context: Context) -> dict[str, Any]:
+    """Return which (communicator, rank) to read, and on which hosts they are."""
+    numbers = choose_witnesses(context.roster, context.silent)
+    hosts = sorted({str(context.roster.host_of[number]) for number in numbers})
+    found = store.query(_MEMBERSHIPS, {"job": context.job, "attempt": context.attempt, "hosts": hosts})
+    comm, rank = (np.asarray(found[name].combine_chunks()) for name in ("comm", "rank"))
+    mine = np.isin(context.roster.find(comm.astype(np.uint64), rank.astype(np.int64)), numbers)
+    return {"hosts": hosts, "comms": comm[mine].tolist(), "ranks": rank[mine].tolist()}
+
+
+def choose_witnesses(roster: Roster, silent: frozenset[str]) -> list[int]:
+    """Return a few processes, spread over the job, that are not on silent hosts."""
+    wanted = np.unique(np.linspace(0, max(len(roster) - 1, 0), 4 * WITNESSES).astype(int))
+    heard = [number for number in wanted.tolist() if number < len(roster) and roster.host_of[number] not in silent]
+    spread = np.unique(np.linspace(0, max(len(heard) - 1, 0), WITNESSES).astype(int))
+    return [heard[place] for place in spread.tolist() if place < len(heard)]
+
+
+def sort_witnesses(rows: pa.Table, roster: Roster) -> Iterator[Witness]:
+    """Yield what each rank did, in the order in which its host asked for it."""
+    comm = np.asarray(rows["comm"].combine_chunks()).astype(np.uint64)
+    process = roster.find(comm, _column(rows, "rank"))
+    enqueue, start, end = (_column(rows, name) for name in ("enqueue_ns", "start_ns", "end_ns"))
+    start = np.where(start < 0, enqueue, start)
+    end = np.maximum(np.where(end < 0, start, end), start)
+    # A graph is launched as a whole: only on the GPU do its operations have an order.
+    asked = np.where(_column(rows, "captured") > 0, start, enqueue)
+    func = np.array(rows["func"].to_pylist(), dtype=str)
+    peer, seq, size = (_column(rows, name) for name in ("peer", "seq", "bytes"))
+    # Sends of one group call are asked for at once: any order will do, if only it is the same in every step.
+    order = np.lexsort((seq, peer, np.unique(func, return_inverse=True)[1], start, asked, process))
+    order = order[process[order] >= 0]
+    columns = (comm, func, peer, seq, _column(rows, "seq_valid") > 0, size, enqueue, start, end)
+    for part in np.split(order, np.flatnonzero(np.diff(process[order])) + 1) if len(order) else ():
+        yield Witness(int(process[part[0]]), *(column[part] for column in columns))
+
+
+def _column(rows: pa.Table, name: str) -> np.ndarray:
+    """Return a column as signed numbers, -1 where it is null."""
+    values = rows[name].combine_chunks()
+    numbers: np.ndarray = np.asarray(pc.fill_null(values.cast(pa.int64(), safe=False), -1)).astype(np.int64)
+    return numbers

@@ -1,0 +1,154 @@
+"""How long each wire took, in nanoseconds per byte: from waits, single steps, and the ends of transfers.
+
+On InfiniBand a sender's wire time ends with the acknowledgement, so it is the delay. On sockets it ends when the
+kernel took the bytes: small messages hide in its buffer, and a receiver whose GPU does not consume fills it. So the
+receiver's GPU wait is taken off, and what both sides together tell of steps and of ends of transfers says the rest,
+less what clocks may be off.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from analyzer.clocks import HostClocks
+from analyzer.context import Context
+from analyzer.wires.columns import as_floats, is_equal, keys_of, kinds_of
+from analyzer.wires.ends import Ends, find_ends
+from analyzer.wires.judging import Delays, WireOptions
+from analyzer.wires.reading import ACKNOWLEDGED, WireFacts, needs_transits
+
+_CONNECTION = ("comm", "size_class", "src_rank", "dst_rank", "channel")
+_NAMING = (*_CONNECTION, "func", "src_host", "dst_host", "src_nic", "dst_nic", "sport")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The wires of a look and their delays: by waits, and where these do not tell, by steps and lags too."""
+
+    ends: Ends
+    waits: Delays
+    transits: tuple[Delays, ...]
+
+
+def measure(facts: WireFacts, context: Context, options: WireOptions) -> Measured:
+    """Return the delays of all wires that a look saw."""
+    waits = _measured(facts.waits)
+    moved = {"step": facts.steps, "lag": facts.lags} if needs_transits(facts.waits) else {}
+    tables = [_plain(rows) for rows in (waits, *moved.values())]
+    ends = find_ends(pa.concat_tables(tables), facts.paths, context)
+    masks = _masks(tables)
+    by_wait = _wait_delays(waits, ends, next(masks), _absences(waits, facts.lags))
+    transits = tuple(
+        _transit_delays(rows, ends, next(masks), sort, facts.clocks, options) for sort, rows in moved.items()
+    )
+    return Measured(ends, by_wait, transits)
+
+
+def _masks(tables: list[pa.Table]) -> Iterator[np.ndarray]:
+    """Yield for each table which of all rows are its own."""
+    owner = np.repeat(np.arange(len(tables)), [table.num_rows for table in tables])
+    return (owner == number for number in range(len(tables)))
+
+
+def _measured(waits: pa.Table) -> pa.Table:
+    """Return the rows that tell a delay.
+
+    Zero shows a coarse clock, not a fast wire. Where bytes wait in a kernel's buffer, a receiver that says nothing
+    may be what they wait for.
+    """
+    told = (as_floats(waits["bytes"]) > 0) & (as_floats(waits["wire_ns"]) > 0)
+    heard = np.asarray(waits["recv_gpu_ns"].is_valid())
+    return waits.filter(pa.array(told & (heard | is_equal(waits["transport"], ACKNOWLEDGED))))
+
+
+def _absences(waits: pa.Table, lags: pa.Table) -> np.ndarray:
+    """Return for how long each row's receiver had not yet begun what its sender had, where transfers tell it."""
+    if not lags.num_rows:
+        return np.zeros(waits.num_rows)
+    keys, known = (keys_of(rows, "absent", ("comm", "src_rank", "dst_rank", "channel")) for rows in (waits, lags))
+    order = np.lexsort((as_floats(lags["absent_ns"]), known))
+    place = np.searchsorted(known[order], keys, side="right") - 1  # the longest of a connection
+    found = (place >= 0) & (known[order][np.maximum(place, 0)] == keys)
+    absent = as_floats(lags["absent_ns"])[order][np.maximum(place, 0)]
+    result: np.ndarray = np.where(found, absent * as_floats(waits["n"]), 0.0)
+    return result
+
+
+def _plain(rows: pa.Table) -> pa.Table:
+    """Return the columns that name a wire, in types that do not depend on where they came from."""
+    texts = {"func", "src_host", "dst_host", "src_nic", "dst_nic"}
+    columns = {
+        name: rows[name].cast(pa.string() if name in texts else pa.uint64() if name == "comm" else pa.int64())
+        for name in _NAMING
+    }
+    return pa.table(columns)
+
+
+def _wait_delays(waits: pa.Table, ends: Ends, mine: np.ndarray, absent_ns: np.ndarray) -> Delays:
+    rows = waits.filter(pa.array(ends.known[mine]))
+    size, wire = as_floats(rows["bytes"]), as_floats(rows["wire_ns"])
+    follows = ~is_equal(rows["transport"], ACKNOWLEDGED)
+    held = np.where(follows, as_floats(rows["recv_gpu_ns"]) + absent_ns[ends.known[mine]], 0.0)
+    place = ends.places[mine[ends.known]]
+    return Delays(
+        place=place,
+        kind=kinds_of(rows, ("transport", "func", "size_class")),
+        key=keys_of(rows, "wait", _CONNECTION),
+        bytes=size,
+        ns_per_byte=np.maximum(wire - held, 0.0) / size,
+        least=ends.least_ns_per_byte[place],
+        sharers=ends.sharers[place],
+        ring=kinds_of(rows, ("comm", "channel")),
+        follows=follows,
+        raw_ns_per_byte=wire / size,
+    )
+
+
+def _transit_delays(
+    moved: pa.Table, ends: Ends, mine: np.ndarray, sort: str, clocks: HostClocks, options: WireOptions
+) -> Delays:
+    rows = moved.filter(pa.array(ends.known[mine]))
+    size = np.maximum(as_floats(rows["bytes"]), 1.0)
+    place = ends.places[mine[ends.known]]
+    transit = as_floats(rows["transit_ns"]) - _clock_errors(rows, clocks, options)
+    return Delays(
+        place=place,
+        kind=kinds_of(rows, ("func", "size_class")),
+        key=keys_of(rows, sort, _CONNECTION),
+        bytes=size * as_floats(rows["n"]),
+        ns_per_byte=np.maximum(transit, 0.0) / size,
+        least=np.maximum(ends.least_ns_per_byte[place], options.step_noise_ns * as_floats(rows["steps"]) / size),
+        sharers=ends.sharers[place],
+        ring=kinds_of(rows, ("comm", "channel")),
+        follows=np.ones(rows.num_rows, bool),
+        raw_ns_per_byte=np.maximum(transit, 0.0) / size,
+    )
+
+
+def _clock_errors(steps: pa.Table, clocks: HostClocks, options: WireOptions) -> np.ndarray:
+    """Return by how much clocks may lengthen each transit.
+
+    Either the hosts know their clocks, or the transits show it: were clocks apart, shortest transits would scatter by
+    as much, and some would be negative.
+    """
+    least = as_floats(steps["least_ns"])
+    if not len(least):
+        return least
+    src, dst = (np.array(steps[name].to_pylist(), dtype=object) for name in ("src_host", "dst_host"))
+    told = clocks.errors_of(src) + clocks.errors_of(dst)
+    told = told + _refuted(src, dst, np.nan_to_num(-least - told, neginf=0.0))
+    scatter = float(np.median(np.abs(least - np.median(least)))) + max(float(-least.min()), 0.0)
+    errors: np.ndarray = np.minimum(told, options.clock_margin * scatter)
+    return errors
+
+
+def _refuted(src: np.ndarray, dst: np.ndarray, beyond_ns: np.ndarray) -> np.ndarray:
+    """Return what to add to the errors of each row's clocks where some rows arrive before they left: one jumped."""
+    hosts, place = np.unique(np.concatenate([src, dst]).astype(str), return_inverse=True)
+    more = np.zeros(len(hosts))
+    np.maximum.at(more, place.reshape(-1), np.tile(np.maximum(beyond_ns, 0.0), 2))
+    both = more[place.reshape(2, -1)]
+    largest: np.ndarray = 2 * both.max(axis=0)  # the jump and what the bound already hid of it
+    return largest

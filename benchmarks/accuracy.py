@@ -1,0 +1,218 @@
+"""The analyzer's claim: it names the part that broke, and is silent when none did.
+
+Every family of stories, simulated with seeds that no threshold was tuned on; truth is what the story breaks. Beside
+it, two rules of others on the same rows. Results are kept as they come, one line of JSON a run, in a file named after
+the sources that made them: a run that was interrupted goes on where it was.
+
+python -m benchmarks.accuracy --family nic-tx --seeds 1-5        a few runs, for daily work
+python -m benchmarks.accuracy --captures DIR                     what `lockstep simulate` has written as STORY-SEED
+"""
+
+import argparse
+import json
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from multiprocessing import get_context
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmarks.accuracy_figures import figures_of
+from benchmarks.accuracy_plan import Case, plan_cases
+from benchmarks.accuracy_run import Result, examine
+from benchmarks.accuracy_score import Named, Score, score
+from benchmarks.figures import Figure, Note
+from lockstep.sim.library import list_stories
+
+_QUICK_SEED = 1_001
+_QUICK = ("nic-half-speed", "hang-absent-ib", "healthy")  # a wire, a hang and silence: what half a minute allows
+_RUNS_PER_PROCESS = 25  # then a fresh one: the embedded engine keeps what it has allocated
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What to run, where to keep the results, and on how many cores."""
+
+    cases: Sequence[Case]
+    results: Path
+    captures: Path | None = None
+    processes: int = 2
+
+
+def measure(quick: bool, note: Note, full: bool = False) -> tuple[Figure, ...]:
+    """Return the figures of the analyzer's accuracy."""
+    if quick:
+        stories = {story.name: story for story in list_stories()}
+        cases = [Case(name, stories[name].ranks, _QUICK_SEED) for name in _QUICK]
+    else:
+        cases = plan_cases(full)
+    return figures_of(run_all(Workload(cases, default_results(), processes=_cores()), note))
+
+
+def run_all(workload: Workload, note: Note) -> dict[str, list[Score]]:
+    """Return the scores of all cases, of the analyzer ("") and of each peer; runs only what has no result yet."""
+    known = read_results(workload.results)
+    missing = [case for case in workload.cases if case.key not in known]
+    note(f"{len(workload.cases)} runs, {len(missing)} of them to do; results go to {workload.results}")
+    workload.results.parent.mkdir(parents=True, exist_ok=True)
+    with workload.results.open("a", encoding="utf-8") as file:
+        file.write("\n" if file.tell() else "")  # a line that was cut off must not spoil the next one
+        for number, result in enumerate(_examine(missing, workload), 1):
+            file.write(json.dumps(result) + "\n")
+            file.flush()  # an interruption loses the runs under way and no other
+            known[result["key"]] = result
+            note(f"{number}/{len(missing)} {_in_short(result)}")
+    return score_results([known[case.key] for case in workload.cases])
+
+
+def score_results(results: Sequence[Result]) -> dict[str, list[Score]]:
+    """Return the scores of the analyzer, under an empty name, and of each peer."""
+    names = ["", *sorted({name for result in results for name in result["peers"]})]
+    return {name: [_score(result, name) for result in results] for name in names}
+
+
+def read_results(file: Path) -> dict[str, Result]:
+    """Return the results in a file by key; a line that was cut off by an interruption is done again."""
+    if not file.exists():
+        return {}
+    found = [_parse(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    return {result["key"]: result for result in found if result}
+
+
+def default_results() -> Path:
+    """Return where results of these sources are kept: other sources, other results."""
+    root = Path(__file__).parent.parent
+    patterns = ("analyzer/**/*.py", "lockstep/**/*.py", "lockstep/sim/stories/*.toml", "benchmarks/accuracy_[pr]*.py")
+    files = sorted({file for pattern in patterns for file in root.glob(pattern)})
+    digest = sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
+    return Path(tempfile.gettempdir()) / f"lockstep-accuracy-{os.getuid()}" / f"{digest}.jsonl"
+
+
+def _examine(cases: Sequence[Case], workload: Workload) -> Iterator[Result]:
+    """Yield results as they come; a few runs are under way at a time, so that an end comes soon after a Ctrl-C."""
+    if not cases:
+        return
+    context, ahead = get_context("spawn"), iter(cases)
+    with ProcessPoolExecutor(workload.processes, context, max_tasks_per_child=_RUNS_PER_PROCESS) as pool:
+        under_way: set[Future[Result]] = set()
+        while True:
+            for case in ahead:
+                under_way.add(pool.submit(examine, case, workload.captures))
+                if len(under_way) > workload.processes:
+                    break
+            if not under_way:
+                return
+            done, under_way = wait(under_way, return_when=FIRST_COMPLETED)
+            yield from (future.result() for future in done)
+
+
+def _score(result: Result, peer: str) -> Score:
+    case = Case(**result["case"])
+    said = result["peers"].get(peer, []) if peer else result["named"]
+    scored = score(case.tell(), case.seed, [_named(one) for one in said], result["step_s"])
+    return replace(scored, crashed=bool(result["error"]) and not peer)
+
+
+def _named(told: Result) -> Named:
+    lists = {"ambiguous_with": tuple(told["ambiguous_with"]), "aliases": tuple(told["aliases"])}
+    return Named(**{**told, **lists})
+
+
+def _parse(line: str) -> Result | None:
+    try:
+        result: Result = json.loads(line)
+    except ValueError:
+        return None
+    return result
+
+
+def _in_short(result: Result) -> str:
+    """Return one line on a run: what was right, missed and wrong."""
+    scored = _score(result, "")
+    late = ["" if hit.in_time else " late" for hit in scored.hits]
+    said = [f"{hit.named.component} +{hit.delay_s:.0f} s{mark}" for hit, mark in zip(scored.hits, late, strict=True)]
+    said += [f"MISSED {part}" for part in scored.missed]
+    said += [
+        f"WRONG {named.component} {named.fault_class} at {named.opened_s:.0f} s ({named.confidence:.2f})"
+        for named in (*scored.wrong, *scored.alarms)
+    ]
+    return f"{result['key']}: {result['error'] or ', '.join(said) or 'silence'}"
+
+
+def _cores() -> int:
+    return max(len(os.sched_getaffinity(0)), 1)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.accuracy", description="Accuracy on chosen runs.")
+    parser.add_argument("--family", action="append", default=[], help="a family of stories; again for more")
+    parser.add_argument("--story", action="append", default=[], help="a story; again for more")
+    parser.add_argument("--seeds", default="", help="seeds, such as 1-5 or 1,7")
+    parser.add_argument("--ranks", type=int, help="ranks, instead of the story's own number")
+    parser.add_argument("--full", action="store_true", help="every variant with every seed")
+    parser.add_argument("--captures", type=Path, help="directory with captures STORY-SEED to score instead")
+    parser.add_argument("--out", type=Path, help="file for the results, which is gone on with")
+    parser.add_argument("--processes", type=int, default=_cores())
+    parser.add_argument("--json", action="store_true", help="figures as JSON on standard output")
+    return parser.parse_args()
+
+
+def parse_seeds(text: str) -> list[int]:
+    """Return the seeds in a list of numbers and stretches.
+
+    >>> parse_seeds("1-3,7")
+    [1, 2, 3, 7]
+    """
+    stretches = [part.partition("-") for part in text.split(",") if part]
+    return [seed for low, _, high in stretches for seed in range(int(low), int(high or low) + 1)]
+
+
+def find_captures(folder: Path) -> list[Case]:
+    """Return the captures in a directory that are named after a story and a seed."""
+    ranks = {story.name: story.ranks for story in list_stories()}
+    named = (re.fullmatch(r"(.+)-(\d+)", entry.name) for entry in sorted(folder.iterdir()))
+    found = [(match[1], int(match[2])) for match in named if match and (folder / match[0] / "capture.json").exists()]
+    return [Case(story, ranks[story], seed) for story, seed in found if story in ranks]
+
+
+def choose(arguments: argparse.Namespace) -> list[Case]:
+    """Return the cases that the arguments ask for."""
+    families = {story.name: story.family for story in list_stories()}
+    seeds = parse_seeds(arguments.seeds)
+    if arguments.captures:
+        cases = [case for case in find_captures(arguments.captures) if not seeds or case.seed in seeds]
+    elif arguments.story:
+        ranks = {story.name: story.ranks for story in list_stories()}
+        cases = [
+            Case(name, arguments.ranks or ranks[name], seed) for name in arguments.story for seed in seeds or [1]
+        ]
+    else:
+        cases = plan_cases(arguments.full, arguments.family, seeds)
+    wanted = [case for case in cases if not arguments.family or families[case.story] in arguments.family]
+    return [case for case in wanted if not arguments.story or case.story in arguments.story]
+
+
+def main() -> None:
+    """Run the chosen cases and print their figures."""
+    arguments, err = _arguments(), Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+    with tempfile.TemporaryDirectory() as folder:
+        results = arguments.out or (Path(folder) / "results.jsonl" if arguments.captures else default_results())
+        workload = Workload(choose(arguments), results, arguments.captures, arguments.processes)
+        figures = figures_of(run_all(workload, err.print))
+    if arguments.json:
+        json.dump([vars(figure) for figure in figures], sys.stdout, indent=1)
+        return
+    out = Console(highlight=False, markup=False, soft_wrap=True)
+    for figure in figures:
+        mark = {True: "yes", False: "NO", None: ""}[figure.met]
+        out.print(f"{figure.name:58} {figure.value:9.4g} {figure.unit:8} {mark:4} {figure.reference}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+"""One window of telemetry of a very large job, made from a simulation of a small one.
+
+Simulating 65,536 ranks takes longer than analysing them. So a job of 24 hosts is simulated, and the hosts in the
+middle of its rings are repeated until the job has as many ranks as are wanted: rows keep all their columns, waits and
+noise, while hosts, communicators, ranks and peers get the names they would have. What is wrong stays on the first
+hosts, far from the repeated ones. Tensor parallel groups live inside a host; each GPU of a host is in one ring over
+all hosts.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from analyzer.windows import Window
+from lockstep.clock import NS_PER_S
+from lockstep.sim.rows import Identity
+from lockstep.sim.simulation import Simulation
+from lockstep.sim.story import ClusterShape, Doing, JobShape, Layout, Story, Telling, build_topology
+from lockstep.sim.telemetry import SimulatedTelemetry
+from lockstep.sim.timeline import parse_turn
+from lockstep.store.store import Store
+from lockstep.tables import TABLE_BY_NAME
+from lockstep.topology import Topology
+
+GPUS = 8
+WINDOW_S = 5
+START_NS = 1_700_000_000 * NS_PER_S
+SLOW, HUNG, HEALTHY = "slow", "hung", "healthy"
+# All names of what is broken: in a ring a NIC has one peer, so that the wire between the two is as right.
+RIGHT = {
+    SLOW: {"nic:h3/eth3", "link:h3/eth3--leaf0", "link:h3/eth3--h4/eth3"},
+    HUNG: {"host:h3", "rank:27", "gpu:h3/3"},
+    HEALTHY: set[str](),
+}
+_TURNS = {SLOW: ("at 0 s fail nic:h3/eth3 tx to 25 %",), HUNG: ("at 2 s fail rank:27 absent",), HEALTHY: ()}
+_SECONDS = {SLOW: 6, HUNG: 9, HEALTHY: 6}  # a window and what comes before it; a hang takes a while to stand out
+_SEED = 1
+_HOSTS, _PERIOD = 24, 8  # simulated; those from _PERIOD on are repeated, as many at a time
+_NOT_REPEATED = frozenset({"step_samples", "fabric_counters", "paths"})  # sampled too rarely, or not of hosts
+_INVENTORIES = frozenset({"comms", "connections"})
+_STATISTICS = ("comms", "op_stats", "transfer_stats", "agents")  # what a million ranks are judged from
+_ROWS_PER_INSERT = 400_000
+_LAYER = (Doing(do="compute", ms=100.0), Doing(do="AllReduce", mb=64, group="tp"))
+_STEP = (
+    *_LAYER * 4,
+    Doing(do="ReduceScatter", mb=8, group="dp", times=2),
+    Doing(do="AllGather", mb=8, group="dp", times=2),
+)
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What to make: how many ranks, what is wrong, and whether only statistics are there."""
+
+    ranks: int
+    trouble: str
+    only_statistics: bool = False
+
+    @property
+    def hosts(self) -> int:
+        return self.ranks // GPUS
+
+
+@dataclass(frozen=True)
+class Small:
+    """The simulated job: its rows, and which of its communicators are rings over hosts."""
+
+    tables: Mapping[str, pa.Table]
+    rings: np.ndarray
+    window: Window
+
+
+def fill_store(store: Store, scene: Scene) -> None:
+    """Put one window of the telemetry of a scene into a store."""
+    small = simulate(scene.trouble)
+    begin_ns = small.window.end_ns - NS_PER_S if scene.only_statistics else small.window.start_ns
+    for name, rows in small.tables.items():
+        if name in _NOT_REPEATED or (scene.only_statistics and name not in _STATISTICS):
+            continue
+        for number, part in enumerate(repeat_hosts(_since(begin_ns, name, rows), scene.hosts, small.rings)):
+            store.insert(TABLE_BY_NAME[name], part, f"{name}/{number}")
+
+
+def _since(begin_ns: int, name: str, rows: pa.Table) -> pa.Table:
+    """Return the rows of a table from a moment on; who takes part and how they are connected was told before."""
+    if name in _INVENTORIES:
+        return rows
+    return rows.filter(pc.greater_equal(rows[TABLE_BY_NAME[name].time], begin_ns))
+
+
+def scene_topology(scene: Scene) -> Topology | None:
+    """Return the fabric of a scene; a million NICs are judged without, from what the rows say of them."""
+    return None if scene.only_statistics else build_topology(_cluster(scene.hosts))
+
+
+def simulate(trouble: str) -> Small:
+    """Run the small job and return all its rows."""
+    story = Story(
+        name="bench",
+        summary="a sharded job",
+        duration_s=_SECONDS[trouble],
+        cluster=_cluster(_HOSTS),
+        job=JobShape(layout=Layout(tp=GPUS), step=_STEP),
+        telling=Telling(sample=0.25),
+        timeline=tuple(parse_turn(turn) for turn in _TURNS[trouble]),
+    )
+    telemetry = SimulatedTelemetry(Simulation(story, _SEED), Identity("bench", START_NS), heartbeats=True)
+    told: dict[str, list[pa.Table]] = {}
+    for second in range(1, _SECONDS[trouble] + 1):
+        for name, rows in telemetry.advance(START_NS + second * NS_PER_S).items():
+            told.setdefault(name, []).append(rows)
+    tables = {name: pa.concat_tables(rows) for name, rows in told.items()}
+    comms = tables["comms"].filter(pc.equal(tables["comms"]["nranks"], _HOSTS))
+    end_ns = telemetry.watermark_ns
+    return Small(tables, np.unique(comms["comm"].to_numpy()), Window(end_ns - WINDOW_S * NS_PER_S, end_ns))
+
+
+def repeat_hosts(rows: pa.Table, hosts: int, rings: np.ndarray) -> Iterator[pa.Table]:
+    """Yield the rows of a job of that many hosts, from those of the small one, in parts of a bounded size.
+
+    `rings`: communicators with one rank on each host; all others have theirs on one host.
+    """
+    home = np.array([int(host[1:]) for host in rows["host"].to_pylist()], np.int64)
+    head, tail = np.flatnonzero(home < _PERIOD), np.flatnonzero(home >= 2 * _PERIOD)
+    middle = np.flatnonzero((home >= _PERIOD) & (home < 2 * _PERIOD))
+    ends = np.concatenate([head, tail])
+    yield _moved(rows.take(ends), np.where(home[ends] < _PERIOD, 0, hosts - _HOSTS), hosts, rings)
+    copies = (hosts - 2 * _PERIOD) // _PERIOD
+    at_once = max(_ROWS_PER_INSERT // max(len(middle), 1), 1)
+    for first in range(0, copies, at_once):
+        those = np.arange(first, min(first + at_once, copies))
+        block = rows.take(np.tile(middle, len(those)))
+        yield _moved(block, np.repeat(those * _PERIOD, len(middle)), hosts, rings)
+
+
+def _moved(rows: pa.Table, shift: np.ndarray, hosts: int, rings: np.ndarray) -> pa.Table:
+    """Return the rows as those of hosts so much further on."""
+    names = pa.array([f"h{number}" for number in range(hosts)])
+    host = np.array([int(name[1:]) for name in rows["host"].to_pylist()], np.int64) + shift
+    changed: dict[str, pa.Array | np.ndarray] = {"host": names.take(pa.array(host))}
+    if "comm" in rows.column_names:
+        changed |= _moved_in_groups(rows, shift, hosts, np.isin(rows["comm"].to_numpy(), rings))
+    if "world_rank" in rows.column_names:
+        changed["world_rank"] = rows["world_rank"].to_numpy() + GPUS * shift
+    if "gpu_uuid" in rows.column_names:
+        gpu = rows["gpu"].cast(pa.string())
+        changed["gpu_uuid"] = pc.binary_join_element_wise("GPU", changed["host"], gpu, "-")
+    for name, values in changed.items():
+        field = rows.schema.field(name)
+        rows = rows.set_column(rows.column_names.index(name), field, pa.array(values).cast(field.type))
+    return rows
+
+
+def _moved_in_groups(rows: pa.Table, shift: np.ndarray, hosts: int, in_ring: np.ndarray) -> dict[str, np.ndarray]:
+    comm = rows["comm"].to_numpy()
+    rank = rows["rank"].to_numpy().astype(np.int64)
+    moved = {
+        "comm": np.where(in_ring, comm, comm + shift.astype(np.uint64)),
+        "rank": np.where(in_ring, rank + shift, rank),
+    }
+    for column in {"peer", "head_peer"} & set(rows.column_names):
+        peer = rows[column].to_numpy(zero_copy_only=False)
+        away = (peer - rank + _HOSTS // 2) % _HOSTS - _HOSTS // 2
+        there = np.where(in_ring & (peer >= 0), (rank + shift + away) % hosts, peer)
+        moved[column] = pa.array(there, from_pandas=True)
+    for column in {"nranks", "nnodes"} & set(rows.column_names):
+        moved[column] = np.where(in_ring, hosts, rows[column].to_numpy())
+    return moved
+
+
+def _cluster(hosts: int) -> ClusterShape:
+    return ClusterShape(
+        hosts=hosts, gpus_per_host=GPUS, nics_per_host=GPUS, hosts_per_leaf=_PERIOD, spines=8, nic_gbps=400.0
+    )

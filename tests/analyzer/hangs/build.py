@@ -1,0 +1,99 @@
+"""A small job as a look finds it: four ranks on two hosts in one communicator, of which a test moves some."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from analyzer.context import Context, End
+from analyzer.finding import Finding
+from analyzer.hangs.facts import HangMemory, HangOptions, Happening, Lines, People, ProgressFacts, Wire, WireKey
+from analyzer.hangs.stage import find_hangs
+from analyzer.hangs.standstill import find_standstill
+from analyzer.hangs.waits import Waits, trace_waits
+from analyzer.roster import Roster, build_roster
+from analyzer.windows import Window
+from lockstep.topology import TopologyIndex
+from tests.builders import SECOND, T0
+
+WORLD = 7
+_MEMBERS = pa.schema(
+    [
+        *(("comm", pa.uint64()), ("rank", pa.uint32()), ("nranks", pa.uint32()), ("nnodes", pa.uint32())),
+        *(("host", pa.string()), ("pid", pa.uint32()), ("gpu", pa.uint16()), ("world_rank", pa.uint32())),
+        ("init_ns", pa.int64()),
+    ]
+)
+_TEXTS = ("func", "state", "open_dtype")
+Line = dict[str, Any]  # Any: a column of Lines
+
+
+def line(rank: int, counts: tuple[int, int, int], **told: object) -> Line:
+    """One rank of the world: what it has enqueued, begun and ended, unchanged for ten seconds."""
+    enqueued, started, done = counts
+    usual: Line = {"comm": WORLD, "rank": rank, "func": "AllReduce", "peer": -1, "state": "idle"}
+    usual |= {"enqueued": enqueued, "started": started, "done": done}
+    usual |= {"since_ns": T0 - 10 * SECOND, "seen_ns": T0, "head_peer": -1, "head_channel": -1}
+    return usual | {"open_bytes": -1, "open_dtype": "", "process": rank} | told
+
+
+@dataclass
+class Job:
+    """Ranks two to a host; `comms` are members of further communicators, by world rank."""
+
+    ranks: int = 4
+    comms: dict[int, list[int]] = field(default_factory=dict)
+    lines: list[Line] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)  # Any: fields of ProgressFacts
+    topology: TopologyIndex | None = None
+
+    @property
+    def roster(self) -> Roster:
+        groups = {WORLD: list(range(self.ranks)), **self.comms}
+        told = [
+            {"comm": comm, "rank": place, "nranks": len(members), "host": f"h{rank // 2}", "gpu": rank % 2}
+            | {"nnodes": self.ranks // 2, "pid": 1, "world_rank": rank, "init_ns": 0}
+            for comm, members in groups.items()
+            for place, rank in enumerate(members)
+        ]
+        return build_roster(pa.Table.from_pylist(told, schema=_MEMBERS))
+
+    @property
+    def context(self) -> Context:
+        return Context("j1", 0, Window(T0 - 5 * SECOND, T0), T0, self.roster, self.topology, frozenset(), SECOND)
+
+    @property
+    def progress(self) -> ProgressFacts:
+        roster = self.roster
+        people = People(roster.host_of, roster.gpu_of, roster.world_rank_of)
+        usual: dict[str, Any] = {"now_ns": T0, "period_ns": SECOND, "interval_ns": SECOND}
+        return ProgressFacts(lines_of(self.lines), people, **(usual | self.facts))
+
+    def trace(self) -> Waits:
+        facts = self.progress
+        return trace_waits(facts, find_standstill(facts, frozenset(), HangOptions()), self.roster)
+
+    def find(self, memory: HangMemory | None = None) -> list[Finding]:
+        return find_hangs(self.progress, memory or HangMemory(), self.context, HangOptions())[0]
+
+
+def lines_of(rows: list[Line]) -> Lines:
+    columns: Line = {name: np.array([row[name] for row in rows], object) for name in _TEXTS}
+    columns["comm"] = np.array([row["comm"] for row in rows], np.uint64)
+    numbers = Lines.__dataclass_fields__.keys() - columns.keys()
+    return Lines(**columns, **{name: np.array([row[name] for row in rows], np.int64) for name in numbers})
+
+
+def world(**ranks: Line) -> list[Line]:
+    """All four ranks inside operation 5 of the world, but for those that are told otherwise as r0 to r3."""
+    return [line(rank, (5, 5, 4)) | ranks.get(f"r{rank}", {}) for rank in range(4)]
+
+
+def event(kind: str, host: str, message: str = "", component: str = "", ago_s: float = 10) -> Happening:
+    return Happening(host, T0 - round(ago_s * SECOND), kind, component or f"host:{host}", message)
+
+
+def wire(src: tuple[int, End], dst: tuple[int, End], transport: str = "ib") -> dict[WireKey, Wire]:
+    """The connection between two ranks of the world on channel 0, with the NICs at its ends."""
+    return {(WORLD, src[0], dst[0], 0): Wire(src[1], dst[1], transport)}

@@ -1,0 +1,96 @@
+"""Looks made by hand: contexts of a job with 64 ranks on 8 hosts, and findings in them."""
+
+from collections.abc import Iterable
+
+import pyarrow as pa
+
+from analyzer.context import Context
+from analyzer.finding import Finding
+from analyzer.roster import Roster, build_roster
+from analyzer.windows import Window
+from lockstep.verdict import FaultClass, Side
+from tests.builders import SECOND, T0
+
+HOSTS, GPUS = 8, 8
+HOP_NS, WINDOW_NS = 2 * SECOND, 6 * SECOND
+WORLD = 7  # the communicator of everybody
+
+_MEMBER = pa.schema(
+    [
+        ("comm", pa.uint64()),
+        ("rank", pa.uint32()),
+        ("nranks", pa.uint32()),
+        ("nnodes", pa.uint32()),
+        ("host", pa.string()),
+        ("pid", pa.uint32()),
+        ("gpu", pa.uint16()),
+        ("world_rank", pa.uint32()),
+        ("init_ns", pa.int64()),
+    ]
+)
+
+
+def world(hosts: int = HOSTS, gpus: int = GPUS, nodes: int | None = None) -> Roster:
+    """Return the roster of a job with one communicator, ranks counted host by host."""
+    ranks = hosts * gpus
+    members = [
+        {
+            "comm": WORLD,
+            "rank": rank,
+            "nranks": ranks,
+            "nnodes": hosts if nodes is None else nodes,
+            "host": f"h{rank // gpus}",
+            "pid": 1_000 + rank,
+            "gpu": rank % gpus,
+            "world_rank": rank,
+            "init_ns": T0,
+        }
+        for rank in range(ranks)
+    ]
+    return build_roster(pa.Table.from_pylist(members, schema=_MEMBER))
+
+
+ROSTER = world()
+
+
+def end_of(number: int) -> int:
+    """Return when the look with that number ends."""
+    return T0 + WINDOW_NS + number * HOP_NS
+
+
+def look(number: int = 0, *, silent: Iterable[str] = (), roster: Roster = ROSTER, attempt: int = 0) -> Context:
+    """Return the look with that number; each begins a hop after the one before."""
+    return Context(
+        job="train",
+        attempt=attempt,
+        window=Window(end_of(number) - WINDOW_NS, end_of(number)),
+        fresh_ns=end_of(number) - HOP_NS,
+        roster=roster,
+        topology=None,
+        silent=frozenset(silent),
+        period_ns=SECOND // 2,
+    )
+
+
+def found(
+    component: str = "nic:h3/eth1",
+    fault_class: FaultClass = "comm_slow",
+    side: Side | None = None,
+    likelihood: float = 0.9,
+    *,
+    doubt: Iterable[str] = (),
+    is_certain: bool = False,
+    since_ns: int | None = None,
+) -> Finding:
+    """Return a finding about a part, in doubt with others."""
+    return Finding(
+        fault_class=fault_class,
+        component=component,
+        side=side,
+        likelihood=likelihood,
+        reason=f"{component} is slow",
+        ambiguous_with=tuple(doubt),
+        is_certain=is_certain,
+        since_ns=since_ns,
+        may_isolate=True,
+    )

@@ -1,0 +1,36 @@
+"""A small job of which a few ranks are watched."""
+
+import pyarrow as pa
+
+from analyzer.context import Context
+from analyzer.roster import Roster, build_roster
+from analyzer.windows import Window
+from lockstep.records import Comm
+from tests.analyzer.steps.traffic import T0
+from tests.builders import SECOND, make, rows
+
+
+def members(ranks: int = 2) -> pa.Table:
+    """Return the communicator of all ranks, one rank a host."""
+    return rows(
+        *(make(Comm, host=f"h{rank}", comm=1, rank=rank, nranks=ranks, world_rank=rank) for rank in range(ranks))
+    )
+
+
+def roster(ranks: int = 2) -> Roster:
+    return build_roster(members(ranks))
+
+
+def look_at(
+    end_ns: int = T0 + 60 * SECOND, attempt: int = 0, ranks: int = 2, period_ns: int | None = None
+) -> Context:
+    """Return a look at the five seconds before a moment."""
+    return Context(
+        job="j1",
+        attempt=attempt,
+        window=Window(end_ns - 5 * SECOND, end_ns),
+        fresh_ns=end_ns - 2 * SECOND,
+        roster=roster(ranks),
+        topology=None,
+        period_ns=period_ns,
+    )

@@ -1,0 +1,132 @@
+"""What is read of the traffic: a few ranks, what they did up to the end of the look, each operation once."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from analyzer.roster import build_roster
+from analyzer.steps.traffic import WITNESSES, choose_witnesses, read_operations, sort_witnesses
+from lockstep.records import Collective, Comm, HostRecord, OpStat, Step
+from lockstep.store.store import Store
+from lockstep.tables import TABLES
+from tests.analyzer.steps.jobs import look_at, members, roster
+from tests.analyzer.steps.traffic import DDP, T0, Op, Rank
+from tests.builders import SECOND, make, rows
+
+_tokens = itertools.count()
+
+
+def insert(store: Store, *records: HostRecord) -> None:
+    """Insert records of any kinds, each kind into its table."""
+    for table in TABLES:
+        mine = [record for record in records if type(record) is table.record]
+        if mine:
+            store.insert(table, rows(*mine), token=f"steps/{next(_tokens)}")
+
+
+def operation(rank: int, seq: int, at_s: float, **fields: object) -> Collective:
+    begin = int(T0 + at_s * SECOND)
+    usual = {"comm": 1, "enqueue_ns": begin, "start_ns": begin + 10, "end_ns": begin + 1000}
+    return make(Collective, host=f"h{rank}", rank=rank, seq=seq, **{**usual, **fields})
+
+
+def join(store: Store, ranks: int = 2) -> None:
+    insert(
+        store,
+        *(make(Comm, host=f"h{rank}", comm=1, rank=rank, nranks=ranks, world_rank=rank) for rank in range(ranks)),
+    )
+
+
+def test_each_operation_up_to_the_end_is_read_once(store: Store) -> None:
+    join(store)
+    kept = [operation(rank, seq, 50 + seq) for rank in (0, 1) for seq in range(8)]
+    later = operation(0, 8, 59.9, end_ns=T0 + 61 * SECOND)
+    insert(store, *kept, kept[3], later, operation(0, 0, 55, attempt=1))
+    witnesses = read_operations(store, look_at()).witnesses
+    assert [(witness.process, witness.seq.tolist()) for witness in witnesses] == [(0, [*range(8)]), (1, [*range(8)])]
+
+
+def test_operations_are_in_the_order_in_which_the_host_asked(store: Store) -> None:
+    join(store)
+    insert(store, operation(0, 1, 51.0, start_ns=T0 + 53 * SECOND), operation(0, 2, 52.0), operation(0, 0, 50.0))
+    (witness,) = read_operations(store, look_at()).witnesses
+    assert witness.seq.tolist() == [0, 1, 2]
+
+
+def test_unknown_times_of_the_gpu_are_those_of_the_host(store: Store) -> None:
+    join(store)
+    insert(store, operation(0, 0, 50.0, start_ns=None, end_ns=None, clock="none"))
+    (witness,) = read_operations(store, look_at()).witnesses
+    assert witness.start_ns.tolist() == witness.end_ns.tolist() == [T0 + 50 * SECOND]
+
+
+def test_counts_are_read_where_there_are_no_operations(store: Store) -> None:
+    join(store)
+    insert(store, *(make(OpStat, host="h0", comm=1, ts_ns=T0 + second * SECOND, n=4) for second in range(50, 60)))
+    facts = read_operations(store, look_at())
+    assert facts.witnesses == ()
+    assert facts.seconds is not None
+    assert facts.seconds["n"].to_pylist() == [40]
+
+
+def test_told_steps_are_read_and_found_ones_are_not(store: Store) -> None:
+    join(store)
+    told = [
+        Step(
+            host="h0", job="j1", attempt=0, world_rank=rank, step=step, source=source,
+            start_ns=T0 + (50 + step) * SECOND, end_ns=T0 + (51 + step) * SECOND - rank,
+        )
+        for source in ("told", "period")
+        for step in range(3 if source == "told" else 6)
+        for rank in range(3)
+    ]  # fmt: skip
+    insert(store, *told)
+    facts = read_operations(store, look_at())
+    assert facts.told is not None
+    assert facts.told.to_pylist() == [
+        {"step": step, "begin_ns": T0 + (50 + step) * SECOND, "length_ns": SECOND - 1} for step in range(3)
+    ]
+
+
+def test_nothing_known_is_read_as_nothing(store: Store) -> None:
+    facts = read_operations(store, look_at())
+    assert facts.witnesses == ()
+    assert facts.told is not None
+    assert facts.told.num_rows == 0
+
+
+@pytest.mark.parametrize("ranks", [1, 3, 8, 300])
+def test_witnesses_are_few_and_spread(ranks: int) -> None:
+    chosen = choose_witnesses(roster(ranks), frozenset())
+    assert len(chosen) == len(set(chosen)) == min(ranks, WITNESSES)
+    assert (chosen[0], chosen[-1]) == (0, ranks - 1)
+
+
+def test_silent_hosts_are_no_witnesses() -> None:
+    assert choose_witnesses(roster(4), frozenset({"h0", "h2"})) == [1, 3]
+    assert choose_witnesses(roster(2), frozenset({"h0", "h1"})) == []
+
+
+def test_words_are_the_same_in_every_look() -> None:
+    whole = Rank().steps(DDP, 10).look()
+    assert whole.since(17).words.tolist() == whole.words[17:].tolist()
+
+
+def test_sends_are_the_same_word_whatever_their_size_and_reductions_are_not() -> None:
+    step = [Op(func=func, peer=peer, mb=mb) for func, peer in (("Send", 3), ("AllReduce", -1)) for mb in (1, 64)]
+    words = Rank().steps(step).look().words.tolist()
+    assert words[0] == words[1]
+    assert len(set(words)) == 3
+
+
+def test_job_of_which_nobody_is_known_is_read_as_nothing(embedded_store: Store) -> None:
+    nobody = replace(look_at(), roster=build_roster(members(1).slice(0, 0)))
+    assert read_operations(embedded_store, nobody).witnesses == ()
+
+
+def test_operations_asked_for_at_once_have_the_same_order_however_rows_come() -> None:
+    sends = [operation(0, 0, 50.0, func="Send", peer=peer) for peer in range(6)]
+    mixed = [sends[place] for place in (4, 0, 5, 2, 1, 3)]
+    (one,), (other,) = (sort_witnesses(rows(*some), roster(2)) for some in (sends, mixed))
+    assert one.peer.tolist() == other.peer.tolist()

@@ -1,0 +1,165 @@
+"""A capture gets the best answer that its tables allow, and hostile rows get silence, never a crash."""
+
+from collections.abc import Iterable
+
+import pytest
+
+from analyzer.diagnosis import describe, diagnose
+from analyzer.following import FollowOptions
+from lockstep.fabrics import leaf_spine
+from lockstep.incident import Incident
+from lockstep.records import Collective, Comm, HostRecord, OpStat, Probe, Step, Transfer
+from lockstep.sim.library import parse_story
+from lockstep.sim.story import build_topology
+from lockstep.store.store import Store
+from lockstep.tables import TABLE_BY_NAME
+from lockstep.topology import TopologyIndex
+from tests.builders import SECOND, T0, make, rows
+from tests.simulated import JOB, tell
+
+FABRIC = TopologyIndex(leaf_spine(hosts=8, nics_per_host=1, leaves=4, spines=2))
+HUNG = parse_story(
+    """
+    summary = "16 ranks on 4 hosts; one never comes back"
+    duration_s = 30
+    timeline = ["at 10 s fail rank:6 absent"]
+
+    [cluster]
+    hosts = 4
+    gpus_per_host = 4
+    nics_per_host = 2
+    hosts_per_leaf = 2
+    spines = 2
+    nic_gbps = 200.0
+
+    [job]
+    compute_ms = 300.0
+    allreduce_mb = [512]
+    """,
+    "hung",
+)
+
+
+def put(store: Store, table: str, records: Iterable[HostRecord]) -> None:
+    store.insert(TABLE_BY_NAME[table], rows(*records), token=f"test/{table}")
+
+
+def put_story(store: Store, *tables: str) -> None:
+    (delivery,) = tell(HUNG, 31, every_s=30)
+    for table in tables:
+        store.insert(TABLE_BY_NAME[table], delivery.rows[table], token=f"test/{table}")
+
+
+def said(store: Store, topology: TopologyIndex | None = None) -> list[Incident]:
+    return diagnose(store, topology, FollowOptions(), "captured")
+
+
+def step(number: int, start_s: float, length_s: float) -> Step:
+    start_ns = T0 + int(start_s * SECOND)
+    return Step(
+        host="h0",
+        job=JOB,
+        attempt=0,
+        world_rank=0,
+        step=number,
+        start_ns=start_ns,
+        end_ns=start_ns + int(length_s * SECOND),
+        source="told",
+    )
+
+
+def steps(lengths_s: Iterable[float]) -> list[Step]:
+    told: list[Step] = []
+    for number, length_s in enumerate(lengths_s):
+        before_s = (told[-1].end_ns - T0) / SECOND if told else 0.0
+        told.append(step(number, before_s, length_s * (1 + 0.01 * (number % 3 - 1))))
+    return told
+
+
+def probe(src: int, dst: int, number: int, *, spine: int, is_lost: bool) -> Probe:
+    return Probe(
+        host=f"h{src}",
+        ts_ns=T0 + number,
+        src_nic="eth0",
+        dst=f"h{dst}",
+        dst_nic="eth0",
+        proto="udp",
+        sport=1_000 + number % 60_000,
+        dport=4791,
+        rtt_ns=None if is_lost else 20_000,
+        hops=[f"leaf{src // 2}", f"spine{spine}", f"leaf{dst // 2}"],
+    )
+
+
+def test_empty_store_says_nothing(embedded_store: Store) -> None:
+    assert said(embedded_store) == []
+
+
+def test_with_only_steps_the_answer_is_when_the_job_slowed_and_recovered(embedded_store: Store) -> None:
+    put(embedded_store, "steps", steps([0.5] * 60 + [0.8] * 40 + [0.5] * 60))
+    (incident,) = said(embedded_store)
+    assert (incident.verdict.fault_class, incident.verdict.component) == ("global_slow", f"job:{JOB}")
+    assert abs(incident.verdict.since_ns - (T0 + 30 * SECOND)) <= 2 * SECOND
+    assert incident.state == "closed"
+    assert abs((incident.closed_ns or 0) - (T0 + 62 * SECOND)) <= 3 * SECOND
+
+
+def test_with_only_probes_the_answer_is_which_links(embedded_store: Store) -> None:
+    pairs = [(src, dst) for src in range(8) for dst in range(8) if src // 2 != dst // 2]
+    told = [
+        probe(src, dst, 10_000 * (src * 8 + dst) + number, spine=number % 2, is_lost=is_bad(src, number))
+        for src, dst in pairs
+        for number in range(40)
+    ]
+    put(embedded_store, "probes", told)
+    (incident,) = said(embedded_store, FABRIC)
+    assert (incident.verdict.component, incident.job) == ("link:leaf1--spine1", "captured")
+
+
+def is_bad(src: int, number: int) -> bool:
+    """Return whether a probe is lost: a quarter of those that leave leaf 1 for spine 1."""
+    return src // 2 == 1 and number % 2 == 1 and number % 8 == 1
+
+
+def test_with_only_progress_the_answer_is_who_hangs(embedded_store: Store) -> None:
+    put_story(embedded_store, "comms", "progress")
+    (incident,) = said(embedded_store)
+    assert (incident.verdict.fault_class, incident.verdict.component) == ("noncomm_hang", "host:h1")
+
+
+def test_report_shows_matrix_and_step_times(embedded_store: Store) -> None:
+    put_story(embedded_store, "comms", "collectives", "transfer_stats", "op_stats", "connections")
+    described = describe(embedded_store, TopologyIndex(build_topology(HUNG.cluster)), FollowOptions())
+    assert described.matrix is not None
+    assert len(described.step_times) > 10
+    assert {round(seconds, 1) for _, seconds in described.step_times} == {0.3}
+
+
+def test_progress_of_a_long_analysis_is_told(embedded_store: Store) -> None:
+    put_story(embedded_store, "comms", "op_stats")
+    told: list[tuple[int, int]] = []
+    describe(embedded_store, None, FollowOptions(), watch=lambda done, due: told.append((done, due)))
+    assert told[-1][0] == told[-1][1] == len(told) > 3
+
+
+HOSTILE: dict[str, list[HostRecord]] = {
+    "one rank": [make(Comm, nranks=1), make(Collective), make(OpStat)],
+    "zero durations": [make(Comm), *(make(Collective, rank=rank, start_ns=T0, end_ns=T0) for rank in range(4))],
+    "ends before it starts": [make(Comm), *(make(Collective, rank=rank, end_ns=T0 - SECOND) for rank in range(4))],
+    "no communicator": [make(Collective, rank=rank) for rank in range(4)],
+    "no times": [make(Comm), *(make(Collective, rank=rank, start_ns=None, end_ns=None) for rank in range(4))],
+    "a clock of 1970": [make(Comm), *(make(Collective, rank=rank, enqueue_ns=rank, start_ns=1) for rank in range(4))],
+    "transfers without bytes": [make(Comm), *(make(Transfer, rank=rank, bytes=0) for rank in range(4))],
+    "to itself": [make(Comm), *(make(Transfer, rank=1, peer=1) for _ in range(4))],
+    "everything twice": [make(Comm), make(Comm), *(make(Collective, rank=1, seq=seq // 2) for seq in range(40))],
+}
+_TABLES = {Comm: "comms", Collective: "collectives", OpStat: "op_stats", Transfer: "transfers"}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_rows_are_passed_over_in_silence(embedded_store: Store, name: str) -> None:
+    for kind, table in _TABLES.items():
+        records = [record for record in HOSTILE[name] if type(record) is kind]
+        if records:
+            put(embedded_store, table, records)
+    assert said(embedded_store, FABRIC) == []

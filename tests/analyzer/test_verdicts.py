@@ -1,0 +1,76 @@
+"""A verdict says how sure it is, what it costs and what it would justify, and never more than was seen."""
+
+from dataclasses import replace
+
+import pytest
+
+from analyzer.finding import Finding
+from analyzer.verdicts import GradingOptions, finding_of, make_verdict
+from lockstep.verdict import Verdict
+from tests.analyzer.looking import end_of, found, look, world
+from tests.builders import SECOND
+
+HOUR = 3_600
+
+
+def judged(finding: Finding, *, ratio: float | None = 1.5, silent: tuple[str, ...] = (), since_s: int = 0) -> Verdict:
+    context = look(silent=silent)
+    return make_verdict(finding, end_of(0) - since_s * SECOND, context, ratio, GradingOptions())
+
+
+def test_sure_and_costly_part_may_be_isolated() -> None:
+    assert judged(found(likelihood=0.97)).grade == "isolate"
+
+
+@pytest.mark.parametrize(
+    ("finding", "ratio", "silent"),
+    [
+        (found(likelihood=0.9), 1.5, ()),
+        (replace(found(likelihood=0.99), cap=0.9), 1.5, ()),
+        (replace(found(likelihood=0.99), may_isolate=False), 1.5, ()),
+        (found("host:h1", "software", likelihood=0.99), 1.5, ()),
+        (found("job:train", "global_slow", likelihood=0.99), 1.5, ()),
+        (found(likelihood=0.99), 1.01, ()),
+        (found(likelihood=0.99), None, ()),
+        (found(likelihood=0.99), 1.5, ("h0", "h1", "h2")),
+    ],
+    ids=["unsure", "unproven", "no one part", "software", "everybody", "cheap", "cost unknown", "half blind"],
+)
+def test_nothing_is_isolated_without_good_reason(
+    finding: Finding, ratio: float | None, silent: tuple[str, ...]
+) -> None:
+    assert judged(finding, ratio=ratio, silent=silent).grade == "alert"
+
+
+def test_guess_is_a_note() -> None:
+    assert judged(found(likelihood=0.25)).grade == "note"
+
+
+def test_confidence_is_capped_by_what_was_proven() -> None:
+    assert judged(replace(found(likelihood=0.99), cap=0.5)).confidence == 0.5
+
+
+def test_silent_hosts_lower_the_coverage() -> None:
+    assert judged(found(), silent=("h0", "h1")).coverage == 0.75
+    unknown = make_verdict(found(), 0, look(roster=world(hosts=4, nodes=8)), None, GradingOptions())
+    assert unknown.coverage == 0.5, "four of its eight hosts were never heard of"
+
+
+def test_cost_is_the_share_of_time_that_the_steps_lost() -> None:
+    assert judged(found(), ratio=2.0, since_s=HOUR).impact.gpu_hours == 32.0
+    assert judged(found(), ratio=0.9, since_s=HOUR).impact.gpu_hours == 0.0
+
+
+def test_hang_costs_everything_and_has_no_step_time() -> None:
+    impact = judged(found("host:h2", "noncomm_hang"), since_s=HOUR).impact
+    assert (impact.gpu_hours, impact.step_time_ratio, impact.ranks_waiting) == (64.0, None, 63)
+
+
+def test_cost_is_unknown_where_nothing_tells_it() -> None:
+    assert judged(found(), ratio=None).impact.gpu_hours is None
+    assert judged(replace(found(), lost_share=0.5), ratio=None, since_s=HOUR).impact.gpu_hours == 32.0
+
+
+def test_stored_verdict_gives_its_finding_back() -> None:
+    finding = replace(found(side="tx", doubt=["nic:h4/eth1"], since_ns=end_of(0)), ranks_waiting=63, likelihood=0.96)
+    assert finding_of(judged(finding)) == finding

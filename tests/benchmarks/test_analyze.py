@@ -1,0 +1,92 @@
+"""Costs of windows become figures held against the claims; what was named counts as much as how fast."""
+
+import pytest
+
+import benchmarks.analyze
+from benchmarks.analyze import growth_exponent, is_right, measure
+from benchmarks.analyze_judging import Cost, measure_scene
+from benchmarks.analyze_peer import PeerCost
+from benchmarks.analyze_window import HEALTHY, HUNG, SLOW, Scene
+from benchmarks.figures import Figure
+
+
+def cost(ranks: int = 4_096, trouble: str = SLOW, *named: str, cpu_s: float = 0.5) -> Cost:
+    return Cost(Scene(ranks, trouble), named, cpu_s, 0.3, 500.0, 1_000)
+
+
+@pytest.mark.parametrize(
+    ("trouble", "named", "right"),
+    [
+        (SLOW, ("nic:h3/eth3",), True),
+        (SLOW, ("link:h3/eth3--h4/eth3",), True),
+        (SLOW, (), False),
+        (SLOW, ("nic:h3/eth3", "nic:h9/eth0"), False),
+        (HEALTHY, (), True),
+        (HEALTHY, ("nic:h3/eth3",), False),
+        (HUNG, ("host:h3",), True),
+        (HUNG, ("host:h4",), False),
+    ],
+)
+def test_exactly_the_broken_part_has_to_be_named(trouble: str, named: tuple[str, ...], right: bool) -> None:
+    assert is_right(cost(4_096, trouble, *named)) is right
+
+
+def test_growth_is_the_slope_from_four_thousand_ranks_on() -> None:
+    costs = [cost(1_024, cpu_s=9.0), cost(4_096, cpu_s=1.0), cost(65_536, cpu_s=256.0)]
+    assert growth_exponent(costs) == 2.0
+    assert growth_exponent(costs[:2]) is None
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, cpu_s: float, named: str) -> list[Scene]:
+    """Stand in for the processes that make and judge windows, and return what they were asked."""
+    asked: list[Scene] = []
+
+    def judged(scene: Scene) -> Cost:
+        asked.append(scene)
+        says = {SLOW: (named,), HUNG: ("rank:27",), HEALTHY: ()}[scene.trouble]
+        return Cost(scene, says, cpu_s, cpu_s / 2, 900.0, 10)
+
+    def compared(ranks: int) -> tuple[Cost, PeerCost]:
+        return cost(ranks, HUNG, "rank:27"), PeerCost(ranks, 2.4, frozenset({27, 24}))
+
+    monkeypatch.setattr(benchmarks.analyze, "measure_scene", judged)
+    monkeypatch.setattr(benchmarks.analyze, "measure_dumps", compared)
+    return asked
+
+
+def figures(quick: bool) -> dict[str, Figure]:
+    return {figure.name: figure for figure in measure(quick, note=lambda _: None)}
+
+
+@pytest.mark.parametrize(("cpu_s", "is_met"), [(0.9, True), (61.0, False)])
+def test_floors_are_those_of_the_claim(cpu_s: float, is_met: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = pretend(monkeypatch, cpu_s, "nic:h3/eth3")
+    found = figures(quick=False)
+    assert {scene.ranks for scene in asked} == {1_024, 4_096, 16_384, 65_536, 1_000_000}
+    for name in ("4,096 ranks, closed window to verdicts", "1,000,000 ranks, from statistics"):
+        assert (found[name].value, found[name].met) == (cpu_s, is_met)
+    assert found["windows judged right"].value == 100.0
+    assert "900 MB" in found["65,536 ranks, closed window to verdicts"].reference
+
+
+def test_fast_and_wrong_does_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, 0.01, "nic:h9/eth0")
+    assert figures(quick=True)["windows judged right"].met is False
+
+
+def test_quick_run_is_one_window_and_the_smallest_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert pretend(monkeypatch, 0.1, "nic:h3/eth3") == []
+    asked = pretend(monkeypatch, 0.1, "nic:h3/eth3")
+    found = figures(quick=True)
+    assert asked == [Scene(1_024, SLOW)]
+    assert found["hang, dumps of 64 ranks: torchfrtrace"].reference == "2 ranks called missing, 1 of them wrongly"
+    assert found["hang, dumps of 64 ranks: Lockstep"].reference == "says rank:27"
+
+
+@pytest.mark.slow
+def test_real_windows_are_judged_right() -> None:
+    slow, healthy = (measure_scene(Scene(512, trouble)) for trouble in (SLOW, HEALTHY))
+    assert is_right(slow), slow.named
+    assert is_right(healthy), healthy.named
+    assert slow.rows > 512 * 50
+    assert slow.peak_mb > 50

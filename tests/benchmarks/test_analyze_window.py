@@ -1,0 +1,70 @@
+"""A large job made of a small one has hosts, rings and peers as one of that size has, and the fault where it was."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from benchmarks.analyze_window import HEALTHY, SLOW, Scene, Small, repeat_hosts, scene_topology, simulate
+
+HOSTS = 40
+
+
+@pytest.fixture(scope="module")
+def small() -> Small:
+    return simulate(SLOW)
+
+
+def large(small: Small, table: str) -> pa.Table:
+    return pa.concat_tables(repeat_hosts(small.tables[table], HOSTS, small.rings))
+
+
+def test_every_rank_is_in_its_ring_and_in_its_host_once(small: Small) -> None:
+    rows = large(small, "comms")
+    in_ring = np.isin(rows["comm"].to_numpy(), small.rings)
+    assert rows.num_rows == 2 * HOSTS * 8
+    assert sorted(rows["world_rank"].to_numpy()[in_ring]) == list(range(HOSTS * 8))
+    assert set(rows["nranks"].to_numpy()[in_ring]) == set(rows["nnodes"].to_numpy()[in_ring]) == {HOSTS}
+    assert set(rows["nranks"].to_numpy()[~in_ring]) == {8}
+    assert len(set(rows["comm"].to_numpy()[~in_ring])) == HOSTS
+    assert len(set(rows["gpu_uuid"].to_pylist())) == HOSTS * 8
+
+
+def test_host_of_a_rank_is_the_one_its_number_says(small: Small) -> None:
+    rows = large(small, "comms")
+    hosts = [f"h{rank // 8}" for rank in rows["world_rank"].to_pylist()]
+    assert rows["host"].to_pylist() == hosts
+
+
+def test_ring_is_closed_and_goes_over_all_hosts(small: Small) -> None:
+    rows = large(small, "transfer_stats").filter(
+        pa.compute.equal(large(small, "transfer_stats")["direction"], "send")
+    )
+    chosen = rows["comm"].to_numpy() == small.rings[0]
+    after = dict(zip(rows["rank"].to_numpy()[chosen], rows["peer"].to_numpy()[chosen], strict=True))
+    assert after == {rank: (rank + 1) % HOSTS for rank in range(HOSTS)}
+
+
+def test_fault_stays_on_its_nic_and_no_other_gets_it(small: Small) -> None:
+    rows = large(small, "transfer_stats").filter(pa.compute.field("wire_ns").is_valid())
+    delay = rows["wire_ns"].to_numpy() / rows["bytes"].to_numpy()
+    slow = delay > 2.5 * np.median(delay)
+    ends = list(zip(rows["host"].to_pylist(), rows["nic"].to_pylist(), strict=True))
+    assert len(set(ends)) == HOSTS * 8
+    assert {end for end, is_slow in zip(ends, slow, strict=True) if is_slow} == {("h3", "eth3")}
+
+
+def test_columns_and_types_are_those_of_the_tables(small: Small) -> None:
+    for name in ("comms", "progress", "op_stats", "transfers", "gpu_health", "agents", "connections"):
+        assert large(small, name).schema == small.tables[name].schema
+
+
+def test_window_is_the_last_five_seconds_that_are_complete(small: Small) -> None:
+    assert small.window.seconds == 5
+    assert small.window.end_ns == max(small.tables["agents"]["watermark_ns"].to_pylist())
+
+
+def test_scene_has_its_fabric_and_a_million_ranks_have_none() -> None:
+    fabric = scene_topology(Scene(64 * 8, HEALTHY))
+    assert fabric is not None
+    assert len(fabric.hosts) == 64
+    assert scene_topology(Scene(1_000_000, HEALTHY, only_statistics=True)) is None
