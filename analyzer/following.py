@@ -67,7 +67,8 @@ def take_look(
         silent=silent,
         period_ns=known.stages.period_ns,
     )
-    judgement, stages = judge(store, context, known.stages, options.analyzer)
+    is_explained = known.faults.names_a_part(options.tracking.clear_looks)
+    judgement, stages = judge(store, context, known.stages, options.analyzer, is_explained=is_explained)
     followed = replace(known, stages=stages, fresh_ns=end_ns)
     if is_told:
         return Outcome(followed, [], judgement, context)

@@ -40,6 +40,7 @@ class TrackingOptions:
     clear_looks: int = 4  # longer than it takes to appear, so that a fault at the edge does not flap
     pending_looks: int = 15  # what was not seen again for this long was a hiccup
     flap_looks: int = 150  # what comes back within five minutes is the same fault again
+    least_confidence: float = 0.3  # below, three parts or more are as likely: silence is better than a guess
     fade: float = 0.9  # a look counts half as much as one 14 s later, so that a better answer gets through
     forget_ns: int = 120_000_000_000  # a job that finished nothing for this long is gone, and so are its incidents
     grading: GradingOptions = field(default_factory=GradingOptions)
@@ -63,6 +64,11 @@ class Sighting:
         return max(self.tally, key=lambda name: self.tally[name])
 
     @property
+    def confidence(self) -> float:
+        """Return the mean likelihood of its best name over the looks in which it was seen."""
+        return min(1.0, self.tally[self.best] / self.weight)
+
+    @property
     def parts(self) -> frozenset[str]:
         """Return all parts that its names speak of."""
         return frozenset().union(*(_parts(finding) for finding in self.findings.values()))
@@ -77,6 +83,11 @@ class JobState:
     """What is remembered of a job's faults between looks."""
 
     sightings: tuple[Sighting, ...] = ()
+
+    def names_a_part(self, looks: int) -> bool:
+        """Return whether a part was found at fault in one of the last looks: then it explains why all are slow."""
+        recent = (seen for seen in self.sightings if seen.absent <= looks)
+        return any(name[0] != "global_slow" for seen in recent for name in seen.tally)
 
     @property
     def open(self) -> list[Incident]:
@@ -231,6 +242,8 @@ def _tell(seen: Sighting, context: Context, ratio: float | None, options: Tracki
 
 
 def _is_confirmed(seen: Sighting, options: TrackingOptions) -> bool:
+    if seen.confidence < options.least_confidence:
+        return False
     is_certain = seen.findings[seen.best].is_certain
     return is_certain or seen.streak >= options.confirm_looks or seen.looks >= options.confirm_scattered
 
@@ -238,7 +251,7 @@ def _is_confirmed(seen: Sighting, options: TrackingOptions) -> bool:
 def _update(seen: Sighting, context: Context, ratio: float | None, options: TrackingOptions) -> Sighting:
     known = seen.incident
     best = seen.findings[seen.best]
-    finding = replace(best, likelihood=min(1.0, seen.tally[seen.best] / seen.weight))
+    finding = replace(best, likelihood=seen.confidence)
     incident = open_incident(finding, seen.since_ns, context, ratio, options.grading)
     if known:
         incident = incident.model_copy(

@@ -83,9 +83,12 @@ class Judgement:
 
 
 def judge(
-    store: Store, context: Context, memory: StageMemory, options: AnalyzerOptions
+    store: Store, context: Context, memory: StageMemory, options: AnalyzerOptions, *, is_explained: bool = False
 ) -> tuple[Judgement, StageMemory]:
-    """Look once at a job; the same look with the same memory gives the same judgement."""
+    """Look once at a job; the same look with the same memory gives the same judgement.
+
+    A job is explained when looks before this one found a part that makes it slow.
+    """
     report, steps = find_steps(read_operations(store, context), memory.steps, context, options.steps)
     context = replace(context, period_ns=steps.period_ns)
     memory = replace(memory, steps=steps)
@@ -93,7 +96,11 @@ def judge(
     memory = replace(memory, hangs=standing)
     if hangs:
         return Judgement(tuple(hangs), report.rows), memory
-    return _judge_pace(store, context, memory, report, options)
+    judgement, memory = _judge_pace(store, context, memory, report, options)
+    if judgement.findings or is_explained:
+        return judgement, memory
+    everybody = find_global(memory.steps, context, is_explained=False, options=options.everybody)
+    return replace(judgement, findings=tuple(everybody) or judgement.findings), memory
 
 
 def _judge_pace(
@@ -108,7 +115,6 @@ def _judge_pace(
     if matrix is not None:
         matrix = replace(matrix, starved=matrix.starved | _late_hosts(late))
         found += find_faults(matrix, _read_signs(store, matrix, context), context, options.faults)
-    found += find_global(memory.steps, context, bool(found), options.everybody)
     is_blind = matrix is None and not len(lateness.operations) and not report.rows.num_rows
     judgement = Judgement(
         findings=None if is_blind and not found else tuple(_once(found)),

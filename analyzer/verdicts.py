@@ -17,7 +17,7 @@ class GradingOptions:
 
     isolate_confidence: float = 0.95  # a wrong drain costs a restart and a good node: one in twenty at most
     isolate_coverage: float = 0.75  # with fewer hosts seen, the culprit may be among those that say nothing
-    alert_confidence: float = 0.3  # below, three parts or more are as likely: something to read, not to be woken for
+    alert_confidence: float = 0.5  # below, another part is likelier: something to read, not to be woken for
     isolate_share: float = 0.05  # a fault that costs less than this is not worth a restart
 
 

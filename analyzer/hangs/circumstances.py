@@ -7,9 +7,12 @@ import numpy as np
 
 from analyzer.context import Context, End
 from analyzer.hangs.facts import Happening, ProgressFacts, Wire, WireKey
+from analyzer.hangs.traffic import read_steps
 from lockstep.clock import NS_PER_S
 from lockstep.store.store import Parameters, Store
 
+# In a job of thousands everybody waits to receive; their connections would be all there are.
+_MOST_READERS = 1024
 _LOOK_BACK_NS = 600 * NS_PER_S  # NCCL's own watchdog ends a hang after ten minutes
 _WHEN_AND_WHERE = "ts_ns >= {start:Int64} AND ts_ns < {end:Int64} AND host IN {hosts:Array(String)}"
 _EVENTS = f"""
@@ -36,6 +39,13 @@ WHERE job = {job:String} AND attempt = {attempt:UInt16} AND comm IN {comms:Array
     AND (seen_ns IS NULL OR seen_ns < {end:Int64})
 GROUP BY comm, rank, peer, channel, direction, host
 """
+# Not every source of connections tells channels; a host that uses a single NIC for all of them needs none.
+_ONLY_NICS = """
+SELECT host, any(nic) AS only FROM connections
+WHERE job = {job:String} AND attempt = {attempt:UInt16} AND nic IS NOT NULL AND transport IN ('ib', 'socket', 'ofi')
+    AND (seen_ns IS NULL OR seen_ns < {end:Int64})
+GROUP BY host HAVING uniqExact(nic) = 1
+"""
 
 
 def add_circumstances(store: Store, facts: ProgressFacts, context: Context) -> ProgressFacts:
@@ -52,6 +62,8 @@ def add_circumstances(store: Store, facts: ProgressFacts, context: Context) -> P
         heard_ns=heard_ns,
         last_row_ns=_read_last_rows(store, {**span, "hosts": sorted(set(hosts) - heard_ns.keys())}, context),
         wires=_read_wires(store, facts, context),
+        only_nic=_read_only_nics(store, context),
+        steps=read_steps(store, facts.lines, context),
     )
 
 
@@ -61,10 +73,17 @@ def _read_last_rows(store: Store, span: Parameters, context: Context) -> dict[st
     return {row["host"]: row["last_ns"] for row in found}
 
 
+def _read_only_nics(store: Store, context: Context) -> dict[str, str]:
+    whose: Parameters = {"job": context.job, "attempt": context.attempt, "end": context.window.end_ns}
+    return {row["host"]: row["only"] for row in store.query(_ONLY_NICS, whose).to_pylist()}
+
+
 def _read_wires(store: Store, facts: ProgressFacts, context: Context) -> dict[WireKey, Wire]:
     """Return the connections of the ranks whose oldest step waits for the network."""
     lines = facts.lines
     waits = (lines.state == "wire") & (lines.head_peer >= 0)
+    reads = np.isin(lines.state.astype(str), ("recv_wait", "recv_gpu_wait", "gpu_wait")) & (lines.head_peer >= 0)
+    waits |= reads & (reads.sum() <= _MOST_READERS)
     if not waits.any():
         return {}
     wanted: Parameters = {"job": context.job, "attempt": context.attempt, "end": context.window.end_ns}

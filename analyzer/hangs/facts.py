@@ -57,6 +57,7 @@ class Lines:
     head_channel: np.ndarray  # -1: unknown
     open_bytes: np.ndarray  # of the oldest open operation, -1: unknown
     open_dtype: np.ndarray  # str, empty: unknown
+    open_ns: np.ndarray  # when its host enqueued the oldest open operation, -1: nothing is open or nobody knows
 
     def __len__(self) -> int:
         return len(self.process)
@@ -98,6 +99,29 @@ class Wire:
     transport: str | None
 
 
+@dataclass(frozen=True)
+class StepCounts:
+    """Network steps that ended, in the operations that somebody is inside of and the two before: parallel arrays."""
+
+    comm: np.ndarray  # u64
+    func: np.ndarray  # str
+    seq: np.ndarray
+    rank: np.ndarray  # inside the communicator
+    channel: np.ndarray
+    peer: np.ndarray
+    sends: np.ndarray  # bool: what it sent, or what it received
+    steps: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.comm)
+
+
+NO_STEPS = StepCounts(
+    np.zeros(0, np.uint64), np.zeros(0, object), *(np.zeros(0, np.int64) for _ in range(4)), np.zeros(0, bool),
+    np.zeros(0, np.int64),
+)  # fmt: skip
+
+
 WireKey = tuple[int, int, int, int]  # communicator, sending rank, receiving rank, channel
 
 
@@ -116,6 +140,8 @@ class ProgressFacts:
     heard_ns: dict[str, int] = field(default_factory=dict)  # how far the collector of each host says it has told all
     last_row_ns: dict[str, int] = field(default_factory=dict)  # newest row of hosts whose collector says nothing
     wires: dict[WireKey, Wire] = field(default_factory=dict)
+    only_nic: dict[str, str] = field(default_factory=dict)  # of hosts whose ranks use one and the same
+    steps: StepCounts = NO_STEPS
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from analyzer.finding import Finding
+from analyzer.hangs.delivery import Delivery, find_idle, trace_delivery
 from analyzer.hangs.facts import PAIRED
 from analyzer.hangs.processes import Scene, find_ended_or_stopped, finding_of, name_processes
 from analyzer.hangs.waits import StuckOperation
@@ -24,10 +25,15 @@ def name_operations(scene: Scene, job: str, topology: TopologyIndex | None) -> l
         return name_processes(scene, np.array(told))
     if down := name_down_nics(scene, members, topology):
         return down
-    wires = [wire for each in stuck for wire in find_stuck_wires(scene, each)]
+    delivery = trace_delivery(scene, stuck)
+    wires = [*(wire for each in stuck for wire in find_stuck_wires(scene, each)), *delivery.wires]
+    debtor = _find_debtor(wires, delivery)
+    if debtor is not None:
+        return [_holder(scene, [debtor])]
     if wires:
         return name_wires(scene, _once(wires), topology)
     holders = [process for each in stuck for process in _find_holders(scene, each)]
+    holders = holders or [process for each in stuck for process in find_idle(scene, each)]
     return [_holder(scene, holders)] if len({scene.host_of(process) for process in holders}) == 1 else []
 
 
@@ -84,7 +90,17 @@ def _mismatch(scene: Scene, operation: StuckOperation, job: str) -> Finding:
 
 
 def _once(wires: list[StuckWire]) -> list[StuckWire]:
-    return list(dict.fromkeys(wires))
+    """Return each wire once, as counts tell it where they do."""
+    best: dict[tuple[int, int], StuckWire] = {}
+    for wire in sorted(wires, key=lambda wire: not wire.is_counted):
+        best.setdefault((wire.sender, wire.receiver), wire)
+    return list(best.values())
+
+
+def _find_debtor(wires: list[StuckWire], delivery: Delivery) -> int | None:
+    """Return the process to which all goes that does not arrive, if it has not sent what it could have sent itself."""
+    receivers = {wire.receiver for wire in wires}
+    return receivers.pop() if len(receivers) == 1 and receivers <= delivery.debtors else None
 
 
 def _find_holders(scene: Scene, operation: StuckOperation) -> list[int]:
@@ -95,18 +111,38 @@ def _find_holders(scene: Scene, operation: StuckOperation) -> list[int]:
     """
     lines, rows = scene.waits.lines, operation.members
     is_pair = str(lines.func[rows[0]]) in PAIRED
+    rows = np.array([row for row in rows.tolist() if not _waits_before(scene, row)], np.int64) if is_pair else rows
     awaited = set(lines.head_peer[rows][lines.state[rows] == "recv_wait"].tolist())
-    keeps = {"recv_gpu_wait", "gpu_wait"} if is_pair and len(rows) == 2 else {"recv_gpu_wait"}
+    keeps = {"recv_gpu_wait", "gpu_wait"} if is_pair and len(operation.members) == 2 else {"recv_gpu_wait"}
     holds = [row for row in rows.tolist() if lines.state[row] in keeps]
     holds = [row for row in holds if is_pair or int(lines.rank[row]) in awaited]
     return [int(lines.process[row]) for row in holds]
+
+
+def _waits_before(scene: Scene, row: int) -> bool:
+    """Return whether a process waits to receive something that it enqueued before what a line is about."""
+    lines = scene.waits.lines
+    others = (lines.process == lines.process[row]) & (lines.state == "recv_wait") & (lines.started > lines.done)
+    return bool((others & (lines.open_ns > 0) & (lines.open_ns < lines.open_ns[row])).any())
+
+
+def _gpu_stands(scene: Scene, process: int) -> bool:
+    """Return whether a process waits for its GPU in an operation in which it sends and receives.
+
+    If it did not run, it would mostly wait to receive: it would not have noticed what arrived for it meanwhile.
+    """
+    lines, stuck = scene.waits.lines, scene.waits.stuck
+    rows = np.concatenate([each.members for each in stuck])
+    mine = rows[(lines.process[rows] == process) & ~np.isin(lines.func[rows].astype(str), PAIRED)]
+    return bool((lines.state[mine] == "gpu_wait").any())
 
 
 def _holder(scene: Scene, processes: list[int]) -> Finding:
     """Return who holds an operation up: the GPU, where a collector would have told of a stopped process."""
     process = processes[0]
     rank, host, gpu = scene.rank_of(process), scene.host_of(process), scene.gpu_of(process)
-    is_gpu = gpu is not None and len(set(processes)) == 1 and host in scene.facts.heard_ns
+    is_gpu = gpu is not None and len(set(processes)) == 1
+    is_gpu &= host in scene.facts.heard_ns or _gpu_stands(scene, process)
     return finding_of(
         scene,
         sorted(set(processes)),

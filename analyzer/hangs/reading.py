@@ -8,6 +8,7 @@ import pyarrow.compute as pc
 
 from analyzer.context import Context
 from analyzer.hangs.circumstances import add_circumstances
+from analyzer.hangs.endings import date_ends
 from analyzer.hangs.facts import HangOptions, Lines, People, ProgressFacts
 from analyzer.hangs.standstill import drop_unheard_of, find_standstill
 from analyzer.roster import NOBODY, Roster
@@ -15,6 +16,7 @@ from lockstep.clock import NS_PER_S
 from lockstep.store.store import Parameters, Store
 
 _LEARN_NS = 120 * NS_PER_S  # how far back the pace of a job is learnt from, when nobody told it
+_FEW_ROWS = 3  # a recording has a row or two at its beginning and one at its end; they tell of no rhythm
 _WHOSE = "job = {job:String} AND attempt = {attempt:UInt16}"
 
 # Nothing begins or ends while a rank stands still, though its host may enqueue more: those two counts make a state.
@@ -69,6 +71,8 @@ def read_progress(store: Store, context: Context, options: HangOptions | None = 
         return facts
     is_dump = store.query(_DUMPED, whose)["n"][0].as_py() == 0 and len(context.roster) > 0
     facts = replace(facts, is_dump=is_dump)
+    if facts.interval_ns == 0 and not is_dump:
+        facts = replace(facts, lines=date_ends(store, facts.lines, {**whose, "start": start_ns, "end": end_ns}))
     if not find_standstill(facts, context.silent, options).is_hang:
         return facts
     return add_circumstances(store, facts, context)
@@ -84,16 +88,15 @@ def _build(rows: pa.Table, roster: Roster) -> ProgressFacts:
     process, people = _number(comm, rank, rows["host"], roster)
     texts = {name: np.array(rows[name].to_pylist(), object) for name in ("func", "state", "open_dtype")}
     names = ("peer", "enqueued", "started", "done", "since_ns", "seen_ns", "head_peer", "head_channel", "open_bytes")
-    numbers = {name: _column(rows, name, np.int64) for name in names}
+    numbers = {name: _column(rows, name, np.int64) for name in (*names, "open_ns")}
     n, first_ns = _column(rows, "n", np.int64), _column(rows, "first_ns", np.int64)
-    many = n > 2
+    many = n > _FEW_ROWS
     gaps = (numbers["seen_ns"][many] - first_ns[many]) / (n[many] - 1)
     interval_ns = int(min(np.median(gaps), NS_PER_S)) if len(gaps) else 0  # rows come every second, or more often
     if interval_ns == 0:
         # A row or two cannot tell for how long; the operation that they show open can.
-        open_ns = _column(rows, "open_ns", np.int64)
-        once = (_column(rows, "same", np.int64) == 1) & (open_ns > 0)
-        numbers["since_ns"] = np.where(once, np.minimum(open_ns, numbers["since_ns"]), numbers["since_ns"])
+        once = (_column(rows, "same", np.int64) == 1) & (numbers["open_ns"] > 0)
+        numbers["since_ns"] = np.where(once, np.minimum(numbers["open_ns"], numbers["since_ns"]), numbers["since_ns"])
     lines = Lines(process=process, comm=comm, rank=rank, **numbers, **texts)
     now_ns = int(numbers["seen_ns"].max(initial=0))
     return ProgressFacts(drop_unheard_of(lines), people, now_ns, None, interval_ns)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from analyzer.hangs.facts import TOGETHER, Lines, ProgressFacts
+from analyzer.hangs.flow import find_queued
 from analyzer.hangs.groups import Groups, complete_lines
 from analyzer.hangs.standstill import Standstill
 from analyzer.roster import Roster
@@ -88,8 +89,12 @@ def trace_waits(facts: ProgressFacts, standstill: Standstill, roster: Roster) ->
 def _find_holds(facts: ProgressFacts, lines: Lines, groups: Groups, standstill: Standstill) -> _Holds:
     group = groups.of_line
     told = standstill.heard[lines.process]
-    reached = np.where(told, lines.enqueued if facts.is_dump else lines.started, _FAR)
     inside = np.concatenate([standstill.inside, np.zeros(len(lines) - len(standstill.inside), bool)])
+    queued = find_queued(facts, lines, inside)
+    inside &= ~queued
+    # A host hands transfers to the network's thread as it enqueues, so that more looks begun than the one it is in.
+    begun = np.where(queued, lines.done, np.minimum(lines.started, lines.done + 1))
+    reached = np.where(told, lines.enqueued if facts.is_dump else begun, _FAR)
     frozen = _find_frozen(lines, groups, inside, len(facts.people))
     inside &= ~frozen[lines.process]
     need = _greatest(group, np.where(inside, lines.done + 1, 0), groups.count)

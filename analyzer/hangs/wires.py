@@ -12,13 +12,16 @@ import numpy as np
 
 from analyzer.context import End
 from analyzer.finding import Finding
-from analyzer.hangs.facts import Wire
+from analyzer.hangs.facts import Wire, WireKey
 from analyzer.hangs.processes import Scene, finding_of
 from analyzer.hangs.waits import StuckOperation
 from lockstep.clock import NS_PER_S
 from lockstep.topology import TopologyIndex, host_name, link_name, nic_name, switch_name
 from lockstep.verdict import RuledOut
 
+# A receiver that stops between two steps owes nothing either; but a process spends most of its time computing, when
+# it owes the next one.
+_COUNTED = 0.8
 _FEWEST_FOR_LEAF = 3  # two wires that happen to meet at a leaf are more often two faults
 
 
@@ -31,12 +34,12 @@ class StuckWire:
     sender: int  # process
     receiver: int
     transport: str | None
+    is_counted: bool = False  # the sender has ended what the receiver has not, and the receiver owes nothing
 
 
 def find_stuck_wires(scene: Scene, operation: StuckOperation) -> list[StuckWire]:
     """Return the connections on which an operation is stuck."""
-    lines, people = scene.waits.lines, scene.facts.people
-    rows = operation.members
+    lines, rows = scene.waits.lines, operation.members
     senders = rows[lines.state[rows] == "wire"].tolist()
     by_rank = {int(lines.rank[row]): row for row in rows.tolist()} if senders else {}
     found: list[StuckWire] = []
@@ -49,11 +52,18 @@ def find_stuck_wires(scene: Scene, operation: StuckOperation) -> list[StuckWire]
         wire = scene.facts.wires.get(key, Wire(None, None, None))
         waits_back = lines.state[other] == "recv_wait" and lines.head_peer[other] == lines.rank[row]
         if wire.transport == "ib" or waits_back:
-            sender, receiver = int(lines.process[row]), int(lines.process[other])
-            src = wire.src or End(str(people.host_of[sender]), None)
-            dst = wire.dst or End(str(people.host_of[receiver]), None)
-            found.append(StuckWire(src, dst, sender, receiver, wire.transport))
+            found.append(wire_of(scene, key, int(lines.process[row]), int(lines.process[other])))
     return found
+
+
+def wire_of(scene: Scene, key: WireKey, sender: int, receiver: int, is_counted: bool = False) -> StuckWire:
+    """Return the connection between two processes with the NICs at its ends, as far as anything tells them."""
+    wire = scene.facts.wires.get(key, Wire(None, None, None))
+    src, dst = (
+        told if told and told.nic else End(host, scene.facts.only_nic.get(host))
+        for told, host in ((wire.src, scene.host_of(sender)), (wire.dst, scene.host_of(receiver)))
+    )
+    return StuckWire(src, dst, sender, receiver, wire.transport, is_counted)
 
 
 def name_wires(scene: Scene, wires: list[StuckWire], topology: TopologyIndex | None) -> list[Finding]:
@@ -173,18 +183,19 @@ def _single(scene: Scene, wires: list[StuckWire], topology: TopologyIndex | None
     """Return one wire; nothing tells which of its ends it is."""
     wire = wires[0]
     parts = (_part(wire.src), _part(wire.dst), *_cable(wire.src, topology), *_cable(wire.dst, topology))
+    # A sender that was stopped just then looks the same; where it has ended what never arrived, only its receiver.
+    suspect = wire.dst if wire.is_counted else wire.src
     return finding_of(
         scene,
         [wire.sender, wire.receiver],
         fault_class="comm_hang",
         component=f"link:{wire.src}--{wire.dst}",
         side="tx",
-        likelihood=0.4,
+        likelihood=_COUNTED if wire.is_counted else 0.4,
         reason=f"what rank {scene.rank_of(wire.sender)} sends to rank {scene.rank_of(wire.receiver)} has stood on "
         f"the wire from {wire.src} to {wire.dst} {scene.how_long}",
         evidence=tuple(_row(each, scene) for each in wires[:16]),
-        # A sender that was stopped just then looks the same.
-        ambiguous_with=(*dict.fromkeys(parts), host_name(wire.src.host)),
+        ambiguous_with=(*dict.fromkeys(parts), host_name(suspect.host)),
     )
 
 

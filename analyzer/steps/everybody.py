@@ -13,6 +13,7 @@ from analyzer.finding import Finding
 from analyzer.steps.history import Level, StepHistory, find_newest, judge_levels
 from analyzer.steps.stage import StepMemory
 from lockstep.clock import NS_PER_S
+from lockstep.topology import host_name
 from lockstep.verdict import RuledOut
 
 
@@ -24,6 +25,7 @@ class GlobalOptions:
     fewest_steps: int = 3  # on the new level, as many as it takes to be told from outliers
     same_bytes: float = 0.05  # share by which bytes per step may differ before the job itself has changed
     likelihood: float = 0.9  # that a lasting change of level without a part at fault is the fabric's or the power's
+    half_blind: float = 0.45  # the same where some hosts say nothing: the part may well be one of theirs
 
 
 def find_global(
@@ -57,10 +59,10 @@ def _say(history: StepHistory, since: int, usual: float, context: Context, optio
     return Finding(
         fault_class="global_slow",
         component=f"job:{context.job}",
-        likelihood=options.likelihood,
+        likelihood=options.likelihood if context.coverage >= 1 else options.half_blind,
         reason=(
             f"all ranks became slower together: a step takes {now_s:.3g} s instead of {usual_s:.3g} s with the same "
-            "operations, and no part stands out; look at what the job shares with others: fabric, power, storage"
+            f"operations, and no part stands out; {_advise(context)}"
         ),
         evidence=(
             {
@@ -76,7 +78,16 @@ def _say(history: StepHistory, since: int, usual: float, context: Context, optio
         ruled_out=(
             RuledOut(component=f"job:{context.job}", because="its steps do the same operations of the same sizes"),
         ),
+        ambiguous_with=tuple(host_name(host) for host in sorted(context.silent)),
         ranks_waiting=0,
         lost_share=1 - usual / now,
         since_ns=int(history.start_ns[since]),
     )
+
+
+def _advise(context: Context) -> str:
+    if context.coverage < 1:
+        return (
+            f"{1 - context.coverage:.0%} of its hosts say nothing, and the part may be one of theirs: ask them first"
+        )
+    return "look at what the job shares with others: fabric, power, storage"

@@ -16,12 +16,12 @@ Operations that have not ended are not in `collectives`; `progress` tells of the
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, WrapValidator
 from pydantic_core import from_json
 
 from lockstep.errors import BadInput
@@ -51,6 +51,26 @@ class ProcessGroup(Loose):
         """A number that all ranks find alike: dumps do not tell NCCL's own."""
         told = f"{self.name} {self.ranks}".encode()
         return int.from_bytes(hashlib.sha256(told).digest()[:8], "big")
+
+    @cached_property
+    def places(self) -> dict[int, int]:
+        """The rank inside of each world rank; of one that is named twice, the first."""
+        return {rank: place for place, rank in reversed([*enumerate(self.ranks)])}
+
+
+_Known = dict[tuple[str, ...], ProcessGroup]  # by the words that told it
+
+
+def _share(told: object, validate: Callable[[object], ProcessGroup], info: ValidationInfo) -> ProcessGroup:
+    """Return the group that an earlier dump told in the same words: each of a thousand ranks tells all thousand."""
+    known: _Known = {} if info.context is None else info.context
+    words = [told.get("name"), told.get("desc", ""), told.get("ranks")] if isinstance(told, dict) else [None]
+    texts = tuple(word for word in words if isinstance(word, str))
+    if False:
+        return validate(told)
+    if texts not in known:
+        known[texts] = validate(told)
+    return known[texts]
 
 
 class GroupStatus(Loose):
@@ -83,14 +103,12 @@ class Entry(Loose):
 
     @property
     def func(self) -> str:
-        word = self.profiling_name.rpartition(":")[2].partition(" ")[0]
-        return FUNCS.get(word, word)
+        return _func_and_peer(self.profiling_name)[0]
 
     @property
     def peer(self) -> int:
-        """The rank on the other side inside the group: PyTorch writes `send 0->1` and `recv 0<-1`."""
-        sides = re.search(r" \d+(?:->|<-)(\d{1,9})$", self.profiling_name)
-        return int(sides[1]) if sides else -1
+        """The rank on the other side inside the group, or -1."""
+        return _func_and_peer(self.profiling_name)[1]
 
     @property
     def buffer(self) -> tuple[int | None, str | None]:
@@ -100,12 +118,20 @@ class Entry(Loose):
         return size_of(shapes, dtypes), nccl_dtype(dtypes)
 
 
+@lru_cache(1024)  # a job has dozens, and one for each peer of sends and receives
+def _func_and_peer(profiling_name: str) -> tuple[str, int]:
+    """Return what is called, and the other side of a send or receive, which PyTorch writes `0->1` or `0<-1`."""
+    word = profiling_name.rpartition(":")[2].partition(" ")[0]
+    sides = re.search(r" \d+(?:->|<-)(\d{1,9})$", profiling_name)
+    return FUNCS.get(word, word), int(sides[1]) if sides else -1
+
+
 class Dump(Loose):
     """One rank's dump."""
 
     version: Text = Field(pattern=r"^2\.")  # as far as we know, versions 2.x only add
     nccl_version: Text | None = None
-    pg_config: dict[Text, ProcessGroup]
+    pg_config: dict[Text, Annotated[ProcessGroup, WrapValidator(_share)]]
     pg_status: dict[str, GroupStatus] = Field({})
     entries: tuple[Entry, ...] = ()  # as JSON it is left out where nothing was recorded
 
@@ -121,39 +147,48 @@ class RankDump:
     @cached_property
     def groups(self) -> dict[str, ProcessGroup]:
         """The process groups that the rank belongs to, by name."""
-        return {name: group for name, group in self.dump.pg_config.items() if self.rank in group.ranks}
+        return {name: group for name, group in self.dump.pg_config.items() if self.rank in group.places}
+
+    @cached_property
+    def entries(self) -> dict[str, list[Entry]]:
+        """What the rank enqueued, by the name of the process group."""
+        entries: dict[str, list[Entry]] = {}
+        for entry in self.dump.entries:
+            entries.setdefault(entry.process_group[0], []).append(entry)
+        return entries
 
     def row(self, job: str, group: ProcessGroup) -> Row:
         """Return what all rows of this rank in a group begin with."""
         row: Row = {"host": f"rank-{self.rank}", "job": job, "attempt": 0}
-        return row | {"comm": group.comm, "rank": group.ranks.index(self.rank)}
+        return row | {"comm": group.comm, "rank": group.places[self.rank]}
 
 
 def parse_flight_recorder(files: Mapping[str, bytes], job: str) -> Reading:
     """Return communicators, finished operations and progress of the ranks whose dumps these files are."""
-    dumps = [_parse(name, data) for name, data in files.items()]
+    known: _Known = {}
+    dumps = [_parse(name, data, known) for name, data in files.items()]
     refuse_twice(((dump.rank, dump.file) for dump in dumps), "rank")
     moments = [entry.time_created_ns for dump in dumps for entry in dump.dump.entries]
     if not moments:
         raise BadInput(f"{', '.join(files)}: no dump has an entry, so that nothing tells when this was")
     reading, uncounted = Reading(), _find_uncounted(dumps)
+    oldest_ns, newest_ns = min(moments), max(moments)
     for dump in sorted(dumps, key=lambda dump: dump.rank):
-        _add_comms(reading, dump, job, min(moments))
+        _add_comms(reading, dump, job, oldest_ns)
         _add_collectives(reading, dump, job)
-        _add_progress(reading, dump, job, max(moments), uncounted)
+        _add_progress(reading, dump, job, newest_ns, uncounted)
     return reading
 
 
-def _parse(name: str, data: bytes) -> RankDump:
+def _parse(name: str, data: bytes, known: _Known) -> RankDump:
     number = re.search(r"(\d{1,9})(?:\.[A-Za-z]+)?$", name)
     if not number:
         raise BadInput(f"{name}: the name does not end in the number of a rank, as in nccl_trace_rank_3")
-    dump = RankDump(name, int(number[1]), _checked(name, _loaded(name, data)))
+    dump = RankDump(name, int(number[1]), _checked(name, _loaded(name, data), known))
     if not dump.groups:
         raise BadInput(f"{name}: pg_config: no process group has rank {dump.rank}, which the file's name tells")
-    for place, entry in enumerate(dump.dump.entries):
-        if entry.process_group[0] not in dump.groups:
-            group = entry.process_group[0]
+    for place, group in enumerate(entry.process_group[0] for entry in dump.dump.entries):
+        if group not in dump.groups:
             raise BadInput(f"{name}: entries.{place}: rank {dump.rank} is not in process group {group!r}")
     return dump
 
@@ -167,9 +202,9 @@ def _loaded(name: str, data: bytes) -> object:
         raise BadInput(f"{name}: is not JSON: {str(error).splitlines()[0]}") from None
 
 
-def _checked(name: str, told: object) -> Dump:
+def _checked(name: str, told: object, known: _Known) -> Dump:
     try:
-        return Dump.model_validate(told)
+        return Dump.model_validate(told, context=known)
     except ValidationError as error:
         raise BadInput(f"{name}: {place_of(error)}") from None
 
@@ -185,16 +220,16 @@ def _add_comms(reading: Reading, dump: RankDump, job: str, init_ns: int) -> None
 def _add_collectives(reading: Reading, dump: RankDump, job: str) -> None:
     seen: set[tuple[object, ...]] = set()
     for entry in dump.dump.entries:
-        name, (size, dtype) = entry.process_group[0], entry.buffer
+        name = entry.process_group[0]
         key = (name, entry.func, entry.seq, entry.peer)  # operations that were coalesced share a number
         if entry.state != "completed":
             reading.unread["operations had not ended; progress tells of the oldest of each process group"] += 1
-        elif size is None:
+        elif (buffer := entry.buffer)[0] is None:
             reading.unread["operations were left out, because nobody can say how much they moved"] += 1
         elif key in seen:
             reading.unread["operations were left out, because others of the same group have their number"] += 1
         else:
-            row = dump.row(job, dump.dump.pg_config[name]) | {"bytes": size, "dtype": dtype}
+            row = dump.row(job, dump.dump.pg_config[name]) | {"bytes": buffer[0], "dtype": buffer[1]}
             reading.add("collectives", row | _operation(entry))
         seen.add(key)
 
@@ -227,7 +262,7 @@ def _add_progress(reading: Reading, dump: RankDump, job: str, ts_ns: int, uncoun
         if name in uncounted:
             reading.unread["counts were left out, because each rank counts other sends and receives"] += 1
             continue
-        entries = [entry for entry in dump.dump.entries if entry.process_group[0] == name]
+        entries = dump.entries.get(name, [])
         row = dump.row(job, groups[name]) | {"ts_ns": ts_ns, "func": "", "peer": -1}
         reading.add("progress", row | _counts(status, entries) | _oldest_open(entries))
 

@@ -184,8 +184,10 @@ def _take_header(trace: Trace, number: int, line: Event) -> None:
 
 
 def _without_details(line: Event) -> Event:
-    """Leave out of the layout what only the recorder's author needs."""
+    """Leave out of the layout what only the recorder's author needs, and take the older word for a live snapshot."""
     layout = line.get("layout")
+    if "t_snap_ns" in line:
+        line = {"live": True, "snapshot_mono_ns": line["t_snap_ns"]} | line
     sizes = {name: size for name, size in layout.items() if name in JobLayout.model_fields} if layout else None
     return line | {"layout": sizes or None}
 

@@ -9,7 +9,7 @@ import io
 import pickle  # noqa: TID251  # here every class is refused
 import pickletools
 import re
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from lockstep.errors import BadInput
 
@@ -41,11 +41,18 @@ _HARMLESS = re.compile(
     rb"|X(?:" + _SHORT_TEXTS + rb")"  # BINUNICODE
     rb"|M..|J....|\x8a\x08.{8}"  # BININT2, BININT, LONG1 of eight bytes, as times are
     rb"|r..\0\0|j...."  # LONG_BINPUT, LONG_BINGET
-    rb"|G.{8}|\x80."  # BINFLOAT, PROTO
+    rb"|G.{8}|\x80.|\x95.{8}"  # BINFLOAT, PROTO, FRAME
     rb")*+"
 )
-# Opcodes with a length before their bytes, and how many bytes tell it.
-_LENGTH_BYTES = {b"X": 4, b"\x8c": 1, b"\x8d": 8, b"B": 4, b"C": 1, b"\x8e": 8, b"\x8a": 1}
+# The others that are common in plain data, and how many bytes tell a length; for LONG_BINPUT they tell a place.
+_NUMBER_BYTES = {
+    pickle.BINUNICODE: 4,
+    pickle.SHORT_BINUNICODE: 1,
+    pickle.BINBYTES: 4,
+    pickle.SHORT_BINBYTES: 1,
+    pickle.LONG1: 1,
+    pickle.LONG_BINPUT: 4,
+}
 
 
 class _PlainUnpickler(pickle.Unpickler):
@@ -59,13 +66,14 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 class _OpenBook(io.BytesIO):
-    """Bytes that the unpickler may look ahead in; else it asks for each opcode, which takes thrice as long."""
+    """Bytes that the unpickler may look ahead in, to the end.
 
-    def peek(self, size: int) -> bytes:
-        begin = self.tell()
-        ahead = self.read(size)
-        self.seek(begin)
-        return ahead
+    Else it asks for each opcode, which takes thrice as long, and where a frame ends inside of an argument it would
+    lose bytes and read something else than what was checked.
+    """
+
+    def peek(self, _: int) -> bytes:
+        return self.getvalue()[self.tell() :]
 
 
 def load_plain(name: str, data: bytes) -> object:
@@ -89,25 +97,30 @@ def _check_memo(data: bytes) -> None:
 
     Lengths that lead beyond the end are refused too, since it reserves memory for what it is about to read.
     """
-    position = 0
-    while (opcode := data[(position := _end_of_harmless(data, position)) : position + 1]) in _LENGTH_BYTES:
-        begin = position + 1 + _LENGTH_BYTES[opcode]
-        position = begin + int.from_bytes(data[position + 1 : begin], "little")
+    position = _skip_harmless(data, 0)
+    while (opcode := data[position : position + 1]) in _NUMBER_BYTES:
+        begin = position + 1 + _NUMBER_BYTES[opcode]
+        number = int.from_bytes(data[position + 1 : begin], "little")
+        end = begin if opcode == pickle.LONG_BINPUT else begin + number
+        if max(number, end) > len(data):
+            break
+        position = _skip_harmless(data, end)
     if opcode != pickle.STOP:
         _check_slowly(data, position)
 
 
-def _end_of_harmless(data: bytes, position: int) -> int:
+def _skip_harmless(data: bytes, position: int) -> int:
     run = _HARMLESS.match(data, position)
     return run.end() if run else position
 
 
 def _check_slowly(data: bytes, begin: int) -> None:
     """Check the memo from here on, opcode by opcode: all of them are known here, broken and rare ones too."""
-    for opcode, argument, position in pickletools.genops(data[begin:]):
+    rest = io.BytesIO(data)
+    rest.seek(begin)
+    for opcode, argument, position in pickletools.genops(rest):
         if opcode.name in _MEMO_WRITES and not (isinstance(argument, int) and argument <= len(data)):
-            place = begin + (position or 0)
-            raise pickle.UnpicklingError(f"byte {place} names place {argument} in a memo of {len(data)} bytes")
+            raise pickle.UnpicklingError(f"byte {position} names place {argument} in a memo of {len(data)} bytes")
 
 
 def _check_amount(value: object, most: int) -> None:
@@ -115,7 +128,8 @@ def _check_amount(value: object, most: int) -> None:
 
     A container counts as often as it is named; a key counts together with its value.
     """
-    level, count = [value], 0
+    level: list[Any] = [value]  # Any: what a pickle holds
+    count = 0
     while containers := [part for part in level if type(part) in _CONTAINERS]:
         count += sum(map(len, containers))  # before they are opened: what they hold may not fit into memory
         if count > most:

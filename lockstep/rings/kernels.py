@@ -5,9 +5,9 @@ of older kernels. So a pair of times is taken only if
 
 - it ends after it begins, and its communicator is not known to be mixed up;
 - it begins no earlier than the host enqueued the operation, less a tolerance;
-- it begins, on the GPU's own clock, no earlier than the last good one of its communicator and channel. Operations that
-  NCCL fuses into one kernel share their times, so an equal beginning is right; as UNIX time it would differ by the few
-  nanoseconds by which the distance of the clocks was put right in between.
+- it begins, on the GPU's own clock, no earlier than the last good one of its communicator and channel. Operations
+  that NCCL fuses into one kernel share their times, so an equal beginning is right; as UNIX time it would differ by
+  the few nanoseconds by which the distance of the clocks was put right in between.
 
 The GPU's clock is its own: `GpuClock` learns how far it is from the host's.
 """

@@ -8,15 +8,20 @@ from analyzer.diagnosis import diagnose
 from analyzer.following import FollowOptions
 from lockstep.clock import NS_PER_S
 from lockstep.incident import Incident
-from lockstep.sim.library import find_story, parse_story
+from lockstep.sim.library import find_story, list_stories, parse_story
 from lockstep.sim.story import Expectation, Story, build_topology
 from lockstep.store.store import Store
 from lockstep.topology import TopologyIndex
 from tests.builders import T0
 from tests.simulated import load, tell
 
-CLAIMED = ("healthy", "nic-half-speed")  # what this version of the analyzer claims to find
 SEEDS = (11, 12)  # no threshold was chosen by looking at these
+# What this version does not find, or not surely; docs/methods.md says why.
+NOT_CLAIMED = {
+    "culprit-unseen": "the host of the slow NIC says nothing, and what its neighbours see fits all of its parts",
+    "testbed-culprit-unseen": "the same on the testbed",
+    "testbed-flap": "a wire that stands still in mid-transfer over sockets leaves no trace in finished transfers",
+}
 
 SMALL = """
 summary = "24 ranks on 6 hosts with 2 NICs each"
@@ -74,68 +79,95 @@ def after(seconds: float) -> int:
     return T0 + int(seconds * NS_PER_S)
 
 
+def claimed() -> list[Story]:
+    """Return the strongest story of each family, on InfiniBand where it can be, and a healthy twin of every third."""
+    families: dict[str, list[Story]] = {}
+    for story in list_stories():
+        if "mild" not in story.name and story.family not in NOT_CLAIMED:
+            families.setdefault(story.family, []).append(story)
+    faulty = [min(told, key=lambda story: ("healthy" in story.name, story.name)) for told in families.values()]
+    twins = [
+        story for told in list(families.values())[::3] for story in told if story.name.endswith("healthy-socket")
+    ]
+    return [*faulty, *twins]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("name", CLAIMED)
-def test_packaged_story_gets_the_verdicts_it_expects_and_no_other(
+@pytest.mark.parametrize("name", ["healthy", "nic-half-speed"])
+def test_story_of_the_demo_gets_the_verdicts_it_expects_and_no_other(
     embedded_store: Store, name: str, seed: int
 ) -> None:
-    story = find_story(name)
-    incidents = told(embedded_store, story, seed)
+    check(told(embedded_store, find_story(name), seed), find_story(name))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("story", claimed(), ids=lambda story: story.name)
+def test_packaged_story_gets_the_verdicts_it_expects_and_no_other(embedded_store: Store, story: Story) -> None:
+    check(told(embedded_store, story, SEEDS[0]), story)
+
+
+def check(incidents: list[Incident], story: Story) -> None:
     assert len(incidents) == len(story.expect), [incident.verdict.reason for incident in incidents]
+    began_s = min((change.at_s for change in story.timeline), default=0.0)
     for expected in story.expect:
         (found,) = [incident for incident in incidents if is_right(incident, expected)]
-        began_s = min(change.at_s for change in story.timeline)
         assert after(began_s) <= found.opened_ns <= after(began_s + expected.within_s)
-        assert found.state == "open", "nothing healed it"
 
 
 def test_slow_gpu_is_not_blamed_on_a_wire(embedded_store: Store) -> None:
-    """Everybody waits for it, but no wire is slower; this version does not look for GPUs, so it stays silent."""
-    assert diagnosed(embedded_store, SMALL, fail(10, "gpu:h2/1", 50)) == []
+    """Everybody waits for it, but no wire is slower."""
+    (incident,) = diagnosed(embedded_store, SMALL, fail(10, "gpu:h2/1", 50))
+    assert (incident.verdict.fault_class, incident.verdict.component) == ("noncomm_slow", "gpu:h2/1")
+    assert incident.opened_ns <= after(16)
 
 
+@pytest.mark.slow
 def test_nic_that_only_sends_slowly_is_in_doubt_with_its_wire_and_the_other_end(embedded_store: Store) -> None:
     """A NIC of a ring sends to one other, so what it sends slowly might be received slowly as well."""
     (incident,) = diagnosed(embedded_store, SMALL, fail(10, "nic:h3/eth1 tx", 50))
     assert incident.verdict.fault_class == "comm_slow"
     assert (incident.verdict.component, incident.verdict.side) == ("link:h3/eth1--h4/eth1", "tx")
     assert {"nic:h3/eth1", "nic:h4/eth1"} <= set(incident.verdict.ambiguous_with)
-    assert incident.verdict.confidence < 0.4
-    assert incident.opened_ns <= after(25)
+    assert incident.verdict.grade != "isolate"
+    assert incident.opened_ns <= after(18)
 
 
+@pytest.mark.slow
 def test_nic_at_nine_tenths_of_its_rate_is_not_worth_a_word(embedded_store: Store) -> None:
     assert diagnosed(embedded_store, SMALL, fail(10, "nic:h3/eth1", 90)) == []
 
 
+@pytest.mark.slow
 def test_two_slow_nics_are_both_named(embedded_store: Store) -> None:
     incidents = diagnosed(embedded_store, SMALL, fail(5, "nic:h1/eth0", 50), fail(15, "nic:h4/eth1", 60))
     assert [incident.verdict.component for incident in incidents] == ["nic:h1/eth0", "nic:h4/eth1"]
-    assert [incident.verdict.since_ns for incident in incidents] == [after(5), after(15)]
-    assert all(incident.verdict.confidence == 0.9 for incident in incidents)
+    first, second = (incident.verdict.since_ns for incident in incidents)
+    assert after(5) <= first <= after(11)
+    assert after(15) <= second <= after(21)
 
 
+@pytest.mark.slow
 def test_fault_from_the_first_second_is_named_although_its_cost_is_unknown(embedded_store: Store) -> None:
     (incident,) = diagnosed(embedded_store, SMALL, fail(0, "nic:h3/eth1", 50))
-    assert (incident.verdict.component, incident.verdict.since_ns) == ("nic:h3/eth1", T0)
-    assert incident.opened_ns == after(10)
+    assert incident.verdict.component == "nic:h3/eth1"
+    assert incident.opened_ns <= after(6)
     assert incident.verdict.impact.step_time_ratio is None
 
 
+@pytest.mark.slow
 def test_fault_that_heals_is_closed(embedded_store: Store) -> None:
     (incident,) = diagnosed(embedded_store, SMALL, fail(5, "nic:h3/eth1", 50), "at 15 s heal nic:h3/eth1")
     assert (incident.verdict.component, incident.state) == ("nic:h3/eth1", "closed")
-    assert incident.verdict.last_seen_ns <= after(20)
-    assert incident.closed_ns == after(30)
+    assert incident.verdict.last_seen_ns <= after(22)
     assert incident.closed_because == "the part has been normal again"
 
 
 def test_between_two_hosts_either_end_may_be_slow(embedded_store: Store) -> None:
-    """Eight pairs are just enough to compare; a NIC has one peer only, and shares all its pairs with it."""
+    """A NIC has one peer only, and shares all its wires with it; counters may tilt the choice, not make it."""
     (incident,) = diagnosed(embedded_store, TWO_HOSTS.format(nics=4), fail(5, "nic:h1/eth2", 50))
     assert {incident.verdict.component, *incident.verdict.ambiguous_with} >= {"nic:h0/eth2", "nic:h1/eth2"}
-    assert incident.verdict.confidence <= 0.5
+    assert incident.verdict.grade != "isolate"
 
 
 def test_too_few_pairs_to_compare_are_passed_over_in_silence(embedded_store: Store) -> None:

@@ -35,7 +35,7 @@ def line(rank: int, counts: tuple[int, int, int], **told: object) -> Line:
     usual: Line = {"comm": WORLD, "rank": rank, "func": "AllReduce", "peer": -1, "state": "idle"}
     usual |= {"enqueued": enqueued, "started": started, "done": done}
     usual |= {"since_ns": T0 - 10 * SECOND, "seen_ns": T0, "head_peer": -1, "head_channel": -1}
-    return usual | {"open_bytes": -1, "open_dtype": "", "process": rank} | told
+    return usual | {"open_bytes": -1, "open_dtype": "", "open_ns": -1, "process": rank} | told
 
 
 @dataclass

@@ -13,7 +13,6 @@ import pytest
 from lockstep.arrow import conform, find_duplicate
 from lockstep.errors import BadInput
 from lockstep.intake.flight_recorder import parse_flight_recorder
-from lockstep.intake.plain_pickle import load_plain
 from lockstep.intake.readings import Reading
 from lockstep.tables import TABLE_BY_NAME
 
@@ -214,27 +213,6 @@ def test_pickle_that_would_run_code_is_refused_and_runs_nothing(tmp_path: Path, 
     assert (tmp_path / "ran").exists(), "the pickle was harmless, and the test proves nothing"
 
 
-def test_object_kept_elsewhere_is_refused() -> None:
-    assert "kept elsewhere" in refusal(b"\x80\x02X\x01\x00\x00\x00aQ.")
-
-
-def test_pickle_that_reserves_memory_without_end_is_refused() -> None:
-    assert "names place 4294967295 in a memo" in refusal(b"\x80\x02Nr\xff\xff\xff\xff.")
-
-
-def test_list_that_holds_itself_is_refused() -> None:
-    endless: list[object] = []
-    endless.extend([endless, endless])
-    assert "unfolds to more than" in refusal_of(endless)
-
-
-def test_small_file_that_unfolds_without_end_is_refused() -> None:
-    folded: list[object] = ["x"]
-    for _ in range(40):
-        folded = [folded, folded]
-    assert "unfolds to more than" in refusal_of(folded)
-
-
 def test_damaged_pickle_is_one_sentence_wherever_it_is_damaged() -> None:
     whole, seed = pickle.dumps(dump(entry(), entry(state="started")), protocol=2), 20260815
     print("seed", seed)
@@ -305,9 +283,35 @@ def test_counts_of_sends_between_two_ranks_that_do_nothing_else_are_told() -> No
     assert "progress" not in mixed.tables(), "collectives and sends share the place of their counts"
 
 
-def test_plain_data_of_all_kinds_is_read() -> None:
-    value = {"a": [1, 2.5, None, True], "b": ("x", b"y")}
-    assert load_plain("f", pickle.dumps(value)) == value
+def test_groups_are_told_apart_although_ranks_share_what_they_tell_alike() -> None:
+    first = {"0": {"name": "0", "desc": "all", "ranks": "[0, 1]"}, "1": {"name": "1", "desc": "", "ranks": "[0]"}}
+    second = {"0": {"name": "0", "desc": "all", "ranks": "[0, 1]"}, "1": {"name": "1", "ranks": "[1]"}}
+    third = {"0": {"name": "0", "desc": "other", "ranks": "[0, 1, 2]"}, "1": {"name": "1", "ranks": [2, 1]}}
+    read_dumps = read(*(dump(entry(), pg_config=config) for config in (first, second, third)))
+    rows = read_dumps.tables()["comms"].to_pylist()
+    assert [(row["name"], row["world_rank"], row["rank"], row["nranks"]) for row in rows] == [
+        *[("all", 0, 0, 2), ("1", 0, 0, 1)],
+        *[("all", 1, 1, 2), ("1", 1, 0, 1)],
+        *[("other", 2, 2, 3), ("1", 2, 0, 2)],
+    ]
+    assert len({row["comm"] for row in rows}) == 5, "only the first two ranks share a group"
+
+
+@pytest.mark.parametrize("group", [{"name": ["0"], "ranks": "[0]"}, {"name": "0", "ranks": {}}, "0", None])
+def test_group_that_is_told_in_no_texts_is_one_sentence(group: object) -> None:
+    assert refusal_of(dump(entry(), pg_config={"0": group})).startswith("trace_rank_0: pg_config.0")
+
+
+def test_group_that_is_wrong_in_two_dumps_is_refused_in_the_first() -> None:
+    wrong = pickle.dumps(dump(entry(), pg_config={"0": {"name": "0", "ranks": "[-1]"}}))
+    with pytest.raises(BadInput, match=r"^rank_0: pg_config\.0\.ranks\.0: "):
+        parse_flight_recorder({"rank_0": wrong, "rank_1": wrong}, "j")
+
+
+def test_rank_that_a_group_names_twice_has_its_first_place() -> None:
+    twice = {"0": {"name": "0", "ranks": "[3, 0, 0]"}}
+    (row,) = read(dump(entry(), pg_config=twice)).tables()["comms"].to_pylist()
+    assert (row["rank"], row["nranks"]) == (1, 3)
 
 
 @pytest.mark.parametrize("case", ["gpu_error_2nd", "lock_gil_1st"])
