@@ -302,6 +302,12 @@ def test_group_that_is_told_in_no_texts_is_one_sentence(group: object) -> None:
     assert refusal_of(dump(entry(), pg_config={"0": group})).startswith("trace_rank_0: pg_config.0")
 
 
+def test_groups_whose_ranks_are_listed_as_numbers_are_told_apart_too() -> None:
+    configs = [{"0": {"name": "0", "ranks": ranks}} for ranks in ([0, 1], [1, 0, 2])]
+    rows = read(*(dump(entry(), pg_config=config) for config in configs)).tables()["comms"].to_pylist()
+    assert [(row["world_rank"], row["rank"], row["nranks"]) for row in rows] == [(0, 0, 2), (1, 0, 3)]
+
+
 def test_group_that_is_wrong_in_two_dumps_is_refused_in_the_first() -> None:
     wrong = pickle.dumps(dump(entry(), pg_config={"0": {"name": "0", "ranks": "[-1]"}}))
     with pytest.raises(BadInput, match=r"^rank_0: pg_config\.0\.ranks\.0: "):
