@@ -1,7 +1,7 @@
 """Pickles that may only hold plain data: numbers, texts, lists, tuples and dictionaries, and never code.
 
-Nothing here costs a step of Python per value: a job of a thousand ranks leaves millions of them. The bytes are walked
-through by one regular expression, the values by the garbage collector's own list of what a container holds.
+A job of a thousand ranks leaves millions of values, so that hardly anything here is done for each of them: a regular
+expression walks through the bytes, and the garbage collector tells what all containers of one depth hold together.
 """
 
 import gc
