@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 from analyzer.context import Context
 from analyzer.finding import Finding
+from lockstep.clock import NS_PER_S
 from lockstep.verdict import FaultClass, Grade, Impact, Verdict
 
 HANGS: frozenset[FaultClass] = frozenset({"comm_hang", "noncomm_hang", "crash"})
@@ -18,6 +19,7 @@ class GradingOptions:
     isolate_confidence: float = 0.95  # a wrong drain costs a restart and a good node: one in twenty at most
     isolate_coverage: float = 0.75  # with fewer hosts seen, the culprit may be among those that say nothing
     alert_confidence: float = 0.5  # below, another part is likelier: something to read, not to be woken for
+    retries_ns: int = 30 * NS_PER_S  # a stalled wire may come back until the transport has given up
     isolate_share: float = 0.05  # a fault that costs less than this is not worth a restart
 
 
@@ -35,7 +37,7 @@ def make_verdict(
         component=finding.component,
         side=finding.side,
         confidence=finding.likelihood,
-        grade=_grade(finding, context, ratio, options),
+        grade=_grade(finding, context.window.end_ns - since_ns, context, ratio, options),
         since_ns=since_ns,
         last_seen_ns=context.window.end_ns,
         impact=_impact(finding, since_ns, context, ratio),
@@ -64,7 +66,7 @@ def finding_of(verdict: Verdict) -> Finding:
     )
 
 
-def _grade(finding: Finding, context: Context, ratio: float | None, options: GradingOptions) -> Grade:
+def _grade(finding: Finding, lasted_ns: int, context: Context, ratio: float | None, options: GradingOptions) -> Grade:
     if finding.likelihood < options.alert_confidence:
         return "note"
     lost = 1.0 if finding.fault_class in HANGS else _lost_share(finding, ratio) or 0.0
@@ -74,6 +76,7 @@ def _grade(finding: Finding, context: Context, ratio: float | None, options: Gra
         and finding.likelihood >= options.isolate_confidence
         and context.coverage >= options.isolate_coverage
         and lost >= options.isolate_share
+        and (finding.fault_class != "comm_hang" or lasted_ns >= options.retries_ns)
     )
     return "isolate" if drains else "alert"
 

@@ -42,8 +42,14 @@ def test_nothing_is_isolated_without_good_reason(
     assert judged(finding, ratio=ratio, silent=silent).grade == "alert"
 
 
+def test_stalled_wire_is_isolated_only_after_its_retries() -> None:
+    dead = found("nic:h3/eth1", "comm_hang", likelihood=0.97)
+    assert [judged(dead, since_s=seconds).grade for seconds in (6, 29, 30)] == ["alert", "alert", "isolate"]
+    assert judged(found("host:h2", "noncomm_hang", likelihood=0.97), since_s=6).grade == "isolate"
+
+
 def test_guess_is_a_note() -> None:
-    assert judged(found(likelihood=0.25)).grade == "note"
+    assert judged(found(likelihood=0.45)).grade == "note"
 
 
 def test_confidence_is_capped_by_what_was_proven() -> None:
