@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from analyzer.following import Followed, FollowOptions, Outcome, take_look
 from analyzer.jobs import JobSpan, find_jobs, find_moments, find_reports
+from analyzer.looks import LookOptions
 from analyzer.partial import judge_probes, judge_steps
 from analyzer.roster import Roster, read_roster
 from analyzer.windows import HostReport
@@ -83,8 +84,7 @@ def _looks(
     watch: Watch,
 ) -> Iterator[Outcome]:
     reports = find_reports(store, roster.hosts, 0)
-    moments = find_moments(store, span, options.looks.hop_ns)
-    ends = sorted({min(moment, span.last_ns + 1) for moment in moments})
+    ends = _plan(store, span, options.looks)
     options = _for_few_looks(options, len(ends))
     followed = Followed()
     for number, end_ns in enumerate(ends, 1):
@@ -93,6 +93,13 @@ def _looks(
         followed = outcome.followed
         watch(number, len(ends))
         yield outcome
+
+
+def _plan(store: Store, span: JobSpan, options: LookOptions) -> list[int]:
+    """Return the ends of the looks; a capture that one look can hold gets one, over all of it."""
+    if span.last_ns - span.first_ns <= options.shortest_ns:
+        return [span.last_ns + 1]
+    return sorted({min(moment, span.last_ns + 1) for moment in find_moments(store, span, options.hop_ns)})
 
 
 def _silent(hosts: frozenset[str], reports: Mapping[str, HostReport], end_ns: int) -> frozenset[str]:

@@ -10,6 +10,9 @@ from analyzer.hangs.processes import Scene
 from analyzer.hangs.waits import StuckOperation
 from analyzer.hangs.wires import StuckWire, wire_of
 
+_MOST_LOST = 256  # a NIC that is gone loses fewer; more than that are missing from the records, not on wires
+_RINGS = ("RING", "")  # how far a rank runs ahead is the same for all only here; unknown ones are told by their shape
+
 
 @dataclass(frozen=True)
 class Delivery:
@@ -33,12 +36,19 @@ def trace_delivery(scene: Scene, stuck: tuple[StuckOperation, ...]) -> Delivery:
 
 def find_idle(scene: Scene, operation: StuckOperation) -> list[int]:
     """Return the only process of an operation of which no step has ended, if all others have ended some."""
-    lines, rows, steps = scene.waits.lines, operation.members, scene.facts.steps
-    here = (steps.comm == lines.comm[rows[0]]) & (steps.func == lines.func[rows[0]])
-    active = np.unique(steps.rank[here & (steps.seq == operation.number - 1)])
+    lines, rows = scene.waits.lines, operation.members
+    active = _active_ranks(scene, operation)
     idle = lines.process[rows[~np.isin(lines.rank[rows], active)]].tolist()
     is_together = str(lines.func[rows[0]]) in TOGETHER
     return idle if is_together and len(idle) == 1 and len(active) > 1 else []
+
+
+def _active_ranks(scene: Scene, operation: StuckOperation) -> np.ndarray:
+    """Return the ranks that have ended any step of an operation."""
+    lines, row, steps = scene.waits.lines, operation.members[0], scene.facts.steps
+    low, high = (int(np.searchsorted(steps.comm, lines.comm[row], side)) for side in ("left", "right"))
+    here = (steps.func[low:high] == lines.func[row]) & (steps.seq[low:high] == operation.number - 1)
+    return np.unique(steps.rank[low:high][here])
 
 
 def _of_pairs(scene: Scene, pairs: list[StuckOperation]) -> Delivery:
@@ -59,21 +69,38 @@ def _of_collective(scene: Scene, operation: StuckOperation) -> Delivery:
     lines, row = scene.waits.lines, int(operation.members[0])
     comm = int(lines.comm[row])
     lost, leads = find_lost(scene.facts.steps, comm, str(lines.func[row]), operation.number - 1)
-    if not leads and len({(edge.src, edge.dst) for edge in lost}) > 1:
-        return Delivery()  # in a tree a rank takes nothing from one child while it waits for another
+    if not 0 < len(lost) <= _MOST_LOST:
+        return Delivery()
+    if lines.open_algo[row] not in _RINGS:
+        leads = {}
+    if not leads and not _is_plain(lost, np.isin(lines.rank[operation.members], _active_ranks(scene, operation))):
+        return Delivery()
     debtors = {edge.dst for edge in lost for ranks in leads.values() if _owes(ranks, edge)}
     processes = [process for rank in debtors if (process := _process(scene, comm, rank)) is not None]
     return Delivery(tuple(wire for edge in lost for wire in _wire(scene, edge)), frozenset(processes))
 
 
+def _is_plain(lost: list[Edge], is_active: np.ndarray) -> bool:
+    """Return whether what is lost in a tree tells of a wire or a NIC.
+
+    There a rank takes nothing from one child while it waits for another, so that much looks lost around a rank that
+    does nothing. A single wire is believed where everybody has done something; several where one rank neither gets
+    nor gets rid of anything.
+    """
+    if len({(edge.src, edge.dst) for edge in lost}) < 2:
+        return bool(is_active.all())
+    sources, targets = {edge.src for edge in lost}, {edge.dst for edge in lost}
+    return any(all(rank in (edge.src, edge.dst) for edge in lost) for rank in sources & targets)
+
+
 def _owes(leads: dict[int, int], edge: Edge) -> bool:
-    """Return whether the receiver of a lost step owes one; of two ranks the one that has neither sent nor received."""
+    """Return whether the receiver of a lost step owes one; of two ranks the one that has done nothing."""
     return owes(leads, edge.dst, edge.src) or (leads.keys() == {edge.src})
 
 
 def _wire(scene: Scene, edge: Edge) -> list[StuckWire]:
     sender, receiver = (_process(scene, edge.comm, rank) for rank in (edge.src, edge.dst))
-    if sender is None or receiver is None:
+    if sender is None or receiver is None or receiver in scene.waits.unheard:  # what it got, nobody tells
         return []
     key = (edge.comm, edge.src, edge.dst, edge.channel)
     return [wire_of(scene, key, sender, receiver, is_counted=True)]

@@ -57,6 +57,7 @@ class Lines:
     head_channel: np.ndarray  # -1: unknown
     open_bytes: np.ndarray  # of the oldest open operation, -1: unknown
     open_dtype: np.ndarray  # str, empty: unknown
+    open_algo: np.ndarray  # str, empty: unknown
     open_ns: np.ndarray  # when its host enqueued the oldest open operation, -1: nothing is open or nobody knows
 
     def __len__(self) -> int:
@@ -103,7 +104,7 @@ class Wire:
 class StepCounts:
     """Network steps that ended, in the operations that somebody is inside of and the two before: parallel arrays."""
 
-    comm: np.ndarray  # u64
+    comm: np.ndarray  # u64, sorted
     func: np.ndarray  # str
     seq: np.ndarray
     rank: np.ndarray  # inside the communicator
@@ -116,10 +117,10 @@ class StepCounts:
         return len(self.comm)
 
 
+_NONE = np.zeros(0, np.int64)
 NO_STEPS = StepCounts(
-    np.zeros(0, np.uint64), np.zeros(0, object), *(np.zeros(0, np.int64) for _ in range(4)), np.zeros(0, bool),
-    np.zeros(0, np.int64),
-)  # fmt: skip
+    _NONE.astype(np.uint64), _NONE.astype(object), _NONE, _NONE, _NONE, _NONE, _NONE.astype(bool), _NONE
+)
 
 
 WireKey = tuple[int, int, int, int]  # communicator, sending rank, receiving rank, channel

@@ -1,9 +1,9 @@
 """How far the data of an open operation got, and who owes the next step.
 
-A network step that the sender has ended and the receiver has not is lost on the wire, or its receiver does not take it.
-Those who only wait for data have sent all that they could: they are ahead of what they received by the same number of
-steps, which is how far the algorithm lets a rank run ahead. Whoever is ahead by less owes a step. These are counts,
-so that the clocks of hosts do not matter.
+A network step that the sender has ended and the receiver has not is lost on the wire, or its receiver does not take
+it. Those who only wait for data have sent all that they could: they are ahead of what they received by the same
+number of steps, which is how far the algorithm lets a rank run ahead. Whoever is ahead by less owes a step. These are
+counts, so that the clocks of hosts do not matter.
 """
 
 from collections import defaultdict
@@ -35,11 +35,39 @@ def find_queued(facts: ProgressFacts, lines: Lines, inside: np.ndarray) -> np.nd
     which = np.flatnonzero(behind)
     if len(which) == 0 or len(facts.steps) == 0:
         return np.zeros(len(lines), bool)
-    began = {*zip(*_operations(facts.steps), facts.steps.rank.tolist(), strict=True)}
-    recorded = {*zip(*_operations(facts.steps), strict=True)}
+    mine = lines.pick(which)
+    operations, ranks = _Operations(facts.steps), (mine.rank, facts.steps.rank)
+    began = operations.find(mine, mine.done, ranks)
+    earlier = [operations.find(mine, mine.done - back) for back in range(1, EARLIER + 1)]
+    is_recorded = operations.find(mine, mine.done) | np.logical_and.reduce(earlier)
     queued = np.zeros(len(lines), bool)
-    queued[[row for row in which.tolist() if _is_queued(lines, row, began, recorded)]] = True
+    queued[which] = is_recorded & ~began
     return queued
+
+
+class _Operations:
+    """The operations of which steps are known, and who ended any."""
+
+    def __init__(self, steps: StepCounts) -> None:
+        self._steps = steps
+        self._comms, self._seqs = np.unique(steps.comm), np.unique(steps.seq)
+        self._funcs = np.unique(steps.func.astype(str))
+
+    def find(self, lines: Lines, seq: np.ndarray, ranks: tuple[np.ndarray, np.ndarray] | None = None) -> np.ndarray:
+        """Return for each line whether a step of its operation is known; with ranks, of its own rank."""
+        steps = self._steps
+        of_line, of_step = ranks or (np.zeros(len(lines), np.int64), np.zeros(len(steps), np.int64))
+        known = np.isin(lines.comm, self._comms) & np.isin(seq, self._seqs)
+        known &= np.isin(lines.func.astype(str), self._funcs)
+        wanted = self._keys(lines.comm, lines.func, seq, of_line)
+        found: np.ndarray = known & np.isin(wanted, self._keys(steps.comm, steps.func, steps.seq, of_step))
+        return found
+
+    def _keys(self, comm: np.ndarray, func: np.ndarray, seq: np.ndarray, rank: np.ndarray) -> np.ndarray:
+        key = np.searchsorted(self._comms, comm) * (len(self._funcs) + 1)
+        key = (key + np.searchsorted(self._funcs, func.astype(str))) * (len(self._seqs) + 1)
+        keys: np.ndarray = (key + np.searchsorted(self._seqs, seq)) << 24 | rank  # 16 million ranks; places are few
+        return keys
 
 
 def _oldest_open(lines: Lines, inside: np.ndarray) -> np.ndarray:
@@ -50,26 +78,13 @@ def _oldest_open(lines: Lines, inside: np.ndarray) -> np.ndarray:
     return oldest
 
 
-def _operations(steps: StepCounts) -> tuple[list[int], list[str], list[int]]:
-    return steps.comm.tolist(), steps.func.tolist(), steps.seq.tolist()
-
-
-def _is_queued(
-    lines: Lines, row: int, began: set[tuple[int, str, int, int]], recorded: set[tuple[int, str, int]]
-) -> bool:
-    comm, func, seq = int(lines.comm[row]), str(lines.func[row]), int(lines.done[row])
-    if (comm, func, seq, int(lines.rank[row])) in began:
-        return False
-    earlier = [(comm, func, seq - back) in recorded for back in range(1, EARLIER + 1)]
-    return (comm, func, seq) in recorded or all(earlier)
-
-
 def find_lost(steps: StepCounts, comm: int, func: str, seq: int) -> tuple[list[Edge], dict[int, dict[int, int]]]:
     """Return where an operation's sender is ahead of its receiver, and by channel and rank how far each runs ahead.
 
     How far ranks run ahead is told where each of them has one neighbour on either side, as in a ring.
     """
-    mine = np.flatnonzero((steps.comm == comm) & (steps.func == func) & (steps.seq == seq))
+    low, high = (int(np.searchsorted(steps.comm, np.uint64(comm), side)) for side in ("left", "right"))
+    mine = low + np.flatnonzero((steps.func[low:high] == func) & (steps.seq[low:high] == seq))
     sent, got = _by_edge(steps, mine[steps.sends[mine]]), _by_edge(steps, mine[~steps.sends[mine]])
     lost = [
         Edge(comm, src, dst, channel)
@@ -92,13 +107,14 @@ def _by_edge(steps: StepCounts, which: np.ndarray) -> dict[_EdgeKey, int]:
 
 def _leads(sent: dict[_EdgeKey, int], got: dict[_EdgeKey, int]) -> dict[int, dict[int, int]]:
     leads: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
-    next_ranks: dict[tuple[int, int], set[int]] = defaultdict(set)
+    others: dict[tuple[str, int, int], set[int]] = defaultdict(set)
     for (src, dst, channel), n in sent.items():
         leads[channel][src] += n
-        next_ranks[channel, src].add(dst)
+        others["after", channel, src].add(dst)
+        others["before", channel, dst].add(src)
     for (_, dst, channel), n in got.items():
         leads[channel][dst] -= n
-    if any(len(several) > 1 for several in next_ranks.values()):  # a tree: what comes up is not what goes down
+    if any(len(several) > 1 for several in others.values()):  # a tree: what comes up is not what goes down
         return {}
     return {channel: dict(ranks) for channel, ranks in leads.items()}
 

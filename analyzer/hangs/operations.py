@@ -98,7 +98,7 @@ def _once(wires: list[StuckWire]) -> list[StuckWire]:
 
 
 def _find_debtor(wires: list[StuckWire], delivery: Delivery) -> int | None:
-    """Return the process to which all goes that does not arrive, if it has not sent what it could have sent itself."""
+    """Return the process to which all goes that does not arrive, if it owes something itself."""
     receivers = {wire.receiver for wire in wires}
     return receivers.pop() if len(receivers) == 1 and receivers <= delivery.debtors else None
 
@@ -111,19 +111,13 @@ def _find_holders(scene: Scene, operation: StuckOperation) -> list[int]:
     """
     lines, rows = scene.waits.lines, operation.members
     is_pair = str(lines.func[rows[0]]) in PAIRED
-    rows = np.array([row for row in rows.tolist() if not _waits_before(scene, row)], np.int64) if is_pair else rows
+    if is_pair:  # who waits to receive something that it enqueued before cannot come to this
+        rows = rows[scene.awaits_ns[lines.process[rows]] >= lines.open_ns[rows]]
     awaited = set(lines.head_peer[rows][lines.state[rows] == "recv_wait"].tolist())
     keeps = {"recv_gpu_wait", "gpu_wait"} if is_pair and len(operation.members) == 2 else {"recv_gpu_wait"}
     holds = [row for row in rows.tolist() if lines.state[row] in keeps]
     holds = [row for row in holds if is_pair or int(lines.rank[row]) in awaited]
     return [int(lines.process[row]) for row in holds]
-
-
-def _waits_before(scene: Scene, row: int) -> bool:
-    """Return whether a process waits to receive something that it enqueued before what a line is about."""
-    lines = scene.waits.lines
-    others = (lines.process == lines.process[row]) & (lines.state == "recv_wait") & (lines.started > lines.done)
-    return bool((others & (lines.open_ns > 0) & (lines.open_ns < lines.open_ns[row])).any())
 
 
 def _gpu_stands(scene: Scene, process: int) -> bool:
@@ -148,7 +142,7 @@ def _holder(scene: Scene, processes: list[int]) -> Finding:
         sorted(set(processes)),
         fault_class="noncomm_hang",
         component=str(gpu) if is_gpu else host_name(host),
-        likelihood=0.85,
+        likelihood=0.85 if not is_gpu or host in scene.facts.heard_ns else 0.7,
         reason=f"rank {rank} on {host} has done nothing in an operation {scene.how_long} while its neighbours "
         f"wait for it: {'its GPU stands' if is_gpu else 'its process or its GPU stands'}",
         ambiguous_with=(host_name(host) if is_gpu else gpu,) if gpu else (),

@@ -56,6 +56,15 @@ class Scene:
         late = np.flatnonzero(self.waits.late)
         return dict(zip(self.waits.lines.process[late].tolist(), late.tolist(), strict=True))
 
+    @cached_property
+    def awaits_ns(self) -> np.ndarray:
+        """Return by process when it enqueued the oldest operation in which it waits to receive; far ahead: none."""
+        lines = self.waits.lines
+        oldest = np.full(len(self.facts.people), np.iinfo(np.int64).max)
+        waits = (lines.state == "recv_wait") & (lines.started > lines.done) & (lines.open_ns > 0)
+        np.minimum.at(oldest, lines.process[waits], lines.open_ns[waits])
+        return oldest
+
     def rank_of(self, process: int) -> int:
         return int(self.facts.people.world_rank_of[process])
 
@@ -217,16 +226,17 @@ def _stopped(scene: Scene, process: int, event: Happening) -> Finding:
 
 def _stuck_gpu(scene: Scene, process: int) -> Finding:
     rank, host, gpu = scene.rank_of(process), scene.host_of(process), scene.gpu_of(process)
+    is_told_of = host in scene.facts.heard_ns  # a collector would have said that the process ended or was stopped
     return finding_of(
         scene,
         [process],
         fault_class="noncomm_hang",
         component=str(gpu),
-        likelihood=0.9,
+        likelihood=0.9 if is_told_of else 0.7,
         reason=f"{gpu} of rank {rank} has work queued and begins none of it {scene.how_long}: a kernel before "
         "it does not end",
         ambiguous_with=(host_name(host),),
-        may_isolate=scene.seconds >= scene.options.ib_retry_ns / NS_PER_S,
+        may_isolate=is_told_of and scene.seconds >= scene.options.ib_retry_ns / NS_PER_S,
     )
 
 

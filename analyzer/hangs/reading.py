@@ -27,7 +27,7 @@ SELECT comm, rank, func, peer, argMax(host_, last) AS host, argMax(enqueued_, la
        argMax(state_, last) AS state,
        argMax(head_peer_, last) AS head_peer, argMax(head_channel_, last) AS head_channel,
        argMax(open_bytes_, last) AS open_bytes, argMax(open_dtype_, last) AS open_dtype,
-       argMax(open_ns, last) AS open_ns
+       argMax(open_algo_, last) AS open_algo, argMax(open_ns, last) AS open_ns
 FROM (
     SELECT comm, rank, func, peer, started, done, min(ts_ns) AS first, max(ts_ns) AS last, uniqExact(ts_ns) AS looks,
            argMax(host, ts_ns) AS host_, max(enqueued) AS enqueued_, argMax(head_state, ts_ns) AS state_,
@@ -35,6 +35,7 @@ FROM (
            argMax(ifNull(toInt32(head_channel), -1), ts_ns) AS head_channel_,
            argMax(ifNull(toInt64(open_bytes), -1), ts_ns) AS open_bytes_,
            argMax(ifNull(toString(open_dtype), ''), ts_ns) AS open_dtype_,
+           argMax(ifNull(toString(open_algo), ''), ts_ns) AS open_algo_,
            argMax(ifNull(oldest_open_ns, -1), ts_ns) AS open_ns
     FROM progress WHERE {_WHOSE} AND ts_ns >= {{start:Int64}} AND ts_ns < {{end:Int64}}
     GROUP BY comm, rank, func, peer, started, done
@@ -86,7 +87,7 @@ def _learn_period(store: Store, whose: Parameters, end_ns: int) -> int | None:
 def _build(rows: pa.Table, roster: Roster) -> ProgressFacts:
     comm, rank = _column(rows, "comm", np.uint64), _column(rows, "rank", np.int64)
     process, people = _number(comm, rank, rows["host"], roster)
-    texts = {name: np.array(rows[name].to_pylist(), object) for name in ("func", "state", "open_dtype")}
+    texts = {name: np.array(rows[name].to_pylist(), object) for name in ("func", "state", "open_dtype", "open_algo")}
     names = ("peer", "enqueued", "started", "done", "since_ns", "seen_ns", "head_peer", "head_channel", "open_bytes")
     numbers = {name: _column(rows, name, np.int64) for name in (*names, "open_ns")}
     n, first_ns = _column(rows, "n", np.int64), _column(rows, "first_ns", np.int64)

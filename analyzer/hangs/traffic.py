@@ -14,9 +14,9 @@ _STEPS = f"""
 SELECT comm, func, seq, rank, channel, peer, direction = 'send' AS sends, uniqExact(step) AS steps
 FROM step_samples
 WHERE job = {{job:String}} AND attempt = {{attempt:UInt16}} AND comm IN {{comms:Array(UInt64)}}
-    AND seq IN {{seqs:Array(UInt64)}} AND peer >= 0
+    AND seq IN {{seqs:Array(UInt64)}} AND peer >= 0 AND replay = 0
     AND posted_ns >= {{start:Int64}} AND posted_ns < {{end:Int64}}
-GROUP BY comm, func, seq, rank, channel, peer, direction LIMIT {_MOST_ROWS}
+GROUP BY comm, func, seq, rank, channel, peer, direction ORDER BY comm LIMIT {_MOST_ROWS}
 """
 EARLIER = 2  # operations before the open one whose steps tell whether every operation is recorded
 

@@ -76,7 +76,7 @@ def name_wires(scene: Scene, wires: list[StuckWire], topology: TopologyIndex | N
     while rest:
         shared = _most_shared(rest)
         mine = [wire for wire in rest if shared is None or shared in (wire.src, wire.dst)]
-        mine = mine if shared else [wire for wire in rest if (wire.src, wire.dst) == (rest[0].src, rest[0].dst)]
+        mine = mine if shared else [wire for wire in rest if {wire.src, wire.dst} == {rest[0].src, rest[0].dst}]
         findings.append(_nic(scene, shared, mine, topology) if shared else _single(scene, mine, topology))
         rest = [wire for wire in rest if wire not in mine]
     return findings
@@ -124,11 +124,14 @@ def _find_leaf(wires: list[StuckWire], topology: TopologyIndex | None) -> str | 
 
 
 def _most_shared(wires: list[StuckWire]) -> End | None:
-    """Return the NIC through which most of the wires run, if it has at least two different ones."""
-    others: dict[End, set[tuple[End, bool]]] = defaultdict(set)
+    """Return the NIC through which most of the wires run, if they lead to at least two different ones.
+
+    Both directions between the same two say nothing about which of them it is.
+    """
+    others: dict[End, set[End]] = defaultdict(set)
     for wire in wires:
-        others[wire.src].add((wire.dst, True))
-        others[wire.dst].add((wire.src, False))
+        others[wire.src].add(wire.dst)
+        others[wire.dst].add(wire.src)
     best = max(others, key=lambda end: (len(others[end]), end.host, end.nic or ""))
     return best if len(others[best]) > 1 else None
 
@@ -182,6 +185,7 @@ def _nic(scene: Scene, end: End, wires: list[StuckWire], topology: TopologyIndex
 def _single(scene: Scene, wires: list[StuckWire], topology: TopologyIndex | None) -> Finding:
     """Return one wire; nothing tells which of its ends it is."""
     wire = wires[0]
+    is_one_way = len({each.src for each in wires}) == 1
     parts = (_part(wire.src), _part(wire.dst), *_cable(wire.src, topology), *_cable(wire.dst, topology))
     # A sender that was stopped just then looks the same; where it has ended what never arrived, only its receiver.
     suspect = wire.dst if wire.is_counted else wire.src
@@ -190,8 +194,8 @@ def _single(scene: Scene, wires: list[StuckWire], topology: TopologyIndex | None
         [wire.sender, wire.receiver],
         fault_class="comm_hang",
         component=f"link:{wire.src}--{wire.dst}",
-        side="tx",
-        likelihood=_COUNTED if wire.is_counted else 0.4,
+        side="tx" if is_one_way else None,
+        likelihood=_COUNTED if wire.is_counted and is_one_way else 0.4,
         reason=f"what rank {scene.rank_of(wire.sender)} sends to rank {scene.rank_of(wire.receiver)} has stood on "
         f"the wire from {wire.src} to {wire.dst} {scene.how_long}",
         evidence=tuple(_row(each, scene) for each in wires[:16]),

@@ -8,7 +8,17 @@ import pyarrow as pa
 
 from analyzer.context import Context, End
 from analyzer.finding import Finding
-from analyzer.hangs.facts import HangMemory, HangOptions, Happening, Lines, People, ProgressFacts, Wire, WireKey
+from analyzer.hangs.facts import (
+    HangMemory,
+    HangOptions,
+    Happening,
+    Lines,
+    People,
+    ProgressFacts,
+    StepCounts,
+    Wire,
+    WireKey,
+)
 from analyzer.hangs.stage import find_hangs
 from analyzer.hangs.standstill import find_standstill
 from analyzer.hangs.waits import Waits, trace_waits
@@ -25,7 +35,7 @@ _MEMBERS = pa.schema(
         ("init_ns", pa.int64()),
     ]
 )
-_TEXTS = ("func", "state", "open_dtype")
+_TEXTS = ("func", "state", "open_dtype", "open_algo")
 Line = dict[str, Any]  # Any: a column of Lines
 
 
@@ -35,7 +45,7 @@ def line(rank: int, counts: tuple[int, int, int], **told: object) -> Line:
     usual: Line = {"comm": WORLD, "rank": rank, "func": "AllReduce", "peer": -1, "state": "idle"}
     usual |= {"enqueued": enqueued, "started": started, "done": done}
     usual |= {"since_ns": T0 - 10 * SECOND, "seen_ns": T0, "head_peer": -1, "head_channel": -1}
-    return usual | {"open_bytes": -1, "open_dtype": "", "open_ns": -1, "process": rank} | told
+    return usual | {"open_bytes": -1, "open_dtype": "", "open_algo": "", "open_ns": -1, "process": rank} | told
 
 
 @dataclass
@@ -88,6 +98,25 @@ def lines_of(rows: list[Line]) -> Lines:
 def world(**ranks: Line) -> list[Line]:
     """All four ranks inside operation 5 of the world, but for those that are told otherwise as r0 to r3."""
     return [line(rank, (5, 5, 4)) | ranks.get(f"r{rank}", {}) for rank in range(4)]
+
+
+def steps_of(*rows: tuple[int, int, int, int], seq: int = 4, comm: int = WORLD, channel: int = 0) -> StepCounts:
+    """Steps of one operation: from rank, to rank, how many the one has ended sending and the other receiving."""
+    sides = [(src, dst, True, sent) for src, dst, sent, _ in rows] + [
+        (dst, src, False, got) for src, dst, _, got in rows
+    ]
+    sides = [side for side in sides if side[3]]
+    count = len(sides)
+    return StepCounts(
+        comm=np.full(count, comm, np.uint64),
+        func=np.full(count, "AllReduce", object),
+        seq=np.full(count, seq),
+        rank=np.array([side[0] for side in sides], np.int64),
+        channel=np.full(count, channel),
+        peer=np.array([side[1] for side in sides], np.int64),
+        sends=np.array([side[2] for side in sides], bool),
+        steps=np.array([side[3] for side in sides], np.int64),
+    )
 
 
 def event(kind: str, host: str, message: str = "", component: str = "", ago_s: float = 10) -> Happening:

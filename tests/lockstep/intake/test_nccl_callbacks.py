@@ -33,6 +33,12 @@ def test_whole_trace_gives_its_headers_and_every_callback(tmp_path: Path) -> Non
     assert trace.ranks[0].comms[0].nranks == 2
 
 
+def test_moment_of_a_snapshot_is_taken_from_older_recorders_too(tmp_path: Path) -> None:
+    trace = Trace(write_lines(tmp_path / "t.jsonl", [ABOUT | {"t_snap_ns": 77}, HEADER, COLL]))
+    list(read_events(trace))
+    assert (trace.about.live, trace.about.snapshot_mono_ns) == (True, 77)
+
+
 def test_file_without_a_line_about_the_run_is_of_the_rank_in_its_first_communicator(tmp_path: Path) -> None:
     header = {"header": HEADER["header"] | {"comms": [COMM | {"rank": 1}]}}
     event = {name: value for name, value in COLL.items() if name != "r"}
