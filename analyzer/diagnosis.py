@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from analyzer.following import Followed, FollowOptions, Outcome, take_look
-from analyzer.jobs import JobSpan, find_jobs, find_moments, find_reports
-from analyzer.looks import LookOptions
+from analyzer.jobs import JobSpan, find_activity, find_jobs, find_moments, find_reports
+from analyzer.looks import LookOptions, window_at
 from analyzer.partial import judge_probes, judge_steps
 from analyzer.roster import Roster, read_roster
-from analyzer.windows import HostReport
+from analyzer.windows import HostReport, Window
 from analyzer.wires.matrix import DelayMatrix
 from lockstep.incident import Incident
 from lockstep.store.store import Store
@@ -85,21 +85,40 @@ def _looks(
 ) -> Iterator[Outcome]:
     reports = find_reports(store, roster.hosts, 0)
     ends = _plan(store, span, options.looks)
+    brief = _brief_windows(store, span, options.looks)
     options = _for_few_looks(options, len(ends))
+    due = len(brief) or len(ends)
     followed = Followed()
-    for number, end_ns in enumerate(ends, 1):
-        who = (roster, _silent(roster.hosts, reports, end_ns), topology)
-        outcome = take_look(store, span, end_ns, followed, who, options)
+    for number in range(due):
+        period_ns = followed.stages.period_ns
+        window = brief[number] if brief else window_at(ends[number], span.first_ns, period_ns, options.looks)
+        who = (roster, _silent(roster.hosts, reports, window.end_ns), topology)
+        outcome = take_look(store, span, window, followed, who, options)
         followed = outcome.followed
-        watch(number, len(ends))
+        watch(number + 1, due)
         yield outcome
+        if brief and outcome.judgement.is_standstill:
+            return  # what else it shows was on the way to it
 
 
 def _plan(store: Store, span: JobSpan, options: LookOptions) -> list[int]:
-    """Return the ends of the looks; a capture that one look can hold gets one, over all of it."""
-    if span.last_ns - span.first_ns <= options.shortest_ns:
-        return [span.last_ns + 1]
-    return sorted({min(moment, span.last_ns + 1) for moment in find_moments(store, span, options.hop_ns)})
+    """Return the ends of the looks."""
+    moments = find_moments(store, span, options.hop_ns)
+    return sorted({min(moment, span.last_ns + 1) for moment in moments})
+
+
+def _brief_windows(store: Store, span: JobSpan, options: LookOptions) -> list[Window]:
+    """Return the looks at a capture that one look can hold; none for a longer one.
+
+    First to its end, for what hangs; then where something was done, and its last third once more: a recording is made
+    when something has begun, and over all of it a fault of its last steps is thinned out.
+    """
+    if span.last_ns - span.first_ns > options.shortest_ns:
+        return []
+    first_ns, last_ns = find_activity(store, span)
+    third_ns = (last_ns - first_ns) // 3
+    windows = (Window(first_ns, last_ns + 1), Window(last_ns - third_ns, last_ns + 1))
+    return [Window(first_ns, span.last_ns + 1), *(window for window in windows if third_ns > 0)]
 
 
 def _silent(hosts: frozenset[str], reports: Mapping[str, HostReport], end_ns: int) -> frozenset[str]:

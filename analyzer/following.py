@@ -5,12 +5,15 @@ from dataclasses import dataclass, field, replace
 from analyzer.context import Context
 from analyzer.incidents import JobState, TrackingOptions, track
 from analyzer.jobs import JobSpan
-from analyzer.looks import LookOptions, window_at
+from analyzer.looks import LookOptions
 from analyzer.pipeline import AnalyzerOptions, Judgement, StageMemory, judge
 from analyzer.roster import Roster
+from analyzer.windows import Window
 from lockstep.incident import Incident
 from lockstep.store.store import Store
 from lockstep.topology import TopologyIndex
+
+Who = tuple[Roster, frozenset[str], TopologyIndex | None]  # takes part, says nothing, is cabled how
 
 
 @dataclass(frozen=True)
@@ -44,24 +47,23 @@ class Outcome:
 def take_look(
     store: Store,
     span: JobSpan,
-    end_ns: int,
+    window: Window,
     known: Followed,
-    who: tuple[Roster, frozenset[str], TopologyIndex | None],
+    who: Who,
     options: FollowOptions,
     *,
     is_told: bool = False,
 ) -> Outcome:
-    """Look at a job up to a moment: read, judge, and follow its incidents.
+    """Look at a job: read, judge, and follow its incidents.
 
     A look whose incidents were told before, by another process, only learns from what it sees.
     """
     roster, silent, topology = who
-    window = window_at(end_ns, span.first_ns, known.stages.period_ns, options.looks)
     context = Context(
         job=span.job,
         attempt=span.attempt,
         window=window,
-        fresh_ns=max(known.fresh_ns, window.start_ns),
+        fresh_ns=known.fresh_ns if window.start_ns < known.fresh_ns < window.end_ns else window.start_ns,
         roster=roster,
         topology=topology,
         silent=silent,
@@ -69,7 +71,7 @@ def take_look(
     )
     is_explained = known.faults.names_a_part(options.tracking.clear_looks)
     judgement, stages = judge(store, context, known.stages, options.analyzer, is_explained=is_explained)
-    followed = replace(known, stages=stages, fresh_ns=end_ns)
+    followed = replace(known, stages=stages, fresh_ns=window.end_ns)
     if is_told:
         return Outcome(followed, [], judgement, context)
     faults, changed = track(known.faults, judgement.findings, context, judgement.step_time_ratio, options.tracking)

@@ -182,13 +182,19 @@ def _likeness_of_two(one: Finding, other: Finding) -> int:
         return 3
     if one.component in _parts(other) or other.component in _parts(one):
         return 2
-    return 1 if _is_inside(one, other) or _is_inside(other, one) else 0
+    return 1 if any(_is_inside(*pair) or _is_end(*pair) for pair in ((one, other), (other, one))) else 0
 
 
 def _is_inside(one: Finding, host: Finding) -> bool:
     """Return whether one finding is about a part of the host that another one is about."""
     kind, _, name = host.component.partition(":")
     return kind == "host" and any(name in _hosts_of(part) for part in _parts(one))
+
+
+def _is_end(one: Finding, wire: Finding) -> bool:
+    """Return whether one finding is about a NIC at an end of the wire that another one is about."""
+    kind, _, name = one.component.partition(":")
+    return kind == "nic" and name in wire.component.partition(":")[2].split("--")
 
 
 def _is_twin(finding: Finding, others: Sequence[Finding]) -> bool:

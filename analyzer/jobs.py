@@ -57,6 +57,21 @@ def find_moments(store: Store, span: JobSpan, hop_ns: int) -> list[int]:
     return [(hop + 1) * hop_ns for hop in rows["hop"].to_pylist()]
 
 
+def find_activity(store: Store, span: JobSpan) -> tuple[int, int]:
+    """Return from when to when a job did something, as exactly as its rows tell it: statistics are per second."""
+    exact = [sign for sign in _SIGNS_OF_LIFE if sign[0] in ("collectives", "transfers") and sign[0] in span.tables]
+    if not exact:
+        return span.first_ns, span.last_ns
+    times = " UNION ALL ".join(
+        f"SELECT min({begin}) AS first, max({end}) AS last FROM {table} "
+        "WHERE job = {job:String} AND attempt = {attempt:UInt16}"
+        for table, begin, end, _ in exact
+    )
+    asked = {"job": span.job, "attempt": span.attempt}
+    (row,) = store.query(f"SELECT min(first) AS first, max(last) AS last FROM ({times})", asked).to_pylist()
+    return int(row["first"]), int(row["last"])
+
+
 def find_reports(store: Store, hosts: Iterable[str], since_ns: int) -> dict[str, HostReport]:
     """Return the newest heartbeat of each host that sent one since then."""
     rows = store.query(

@@ -27,9 +27,13 @@ def plan_looks(done_until_ns: int, until_ns: int, options: LookOptions) -> list[
 
 
 def window_at(end_ns: int, first_ns: int, period_ns: int | None, options: LookOptions) -> Window:
-    """Return what a look at this moment judges: some periods, once they are known, and never before the job began."""
+    """Return what a look at this moment judges: some periods, once they are known, and never before the job began.
+
+    Statistics are per second, so it begins with one, unless it is meant to be shorter than that.
+    """
     wanted_ns = options.periods * (period_ns or 0)
     length_ns = min(max(wanted_ns, options.shortest_ns), options.longest_ns)
-    whole_ns = -(-length_ns // NS_PER_S) * NS_PER_S  # statistics begin with a second
-    start_ns = (end_ns - whole_ns) // NS_PER_S * NS_PER_S
+    grain_ns = NS_PER_S if length_ns >= NS_PER_S else 1
+    whole_ns = -(-length_ns // grain_ns) * grain_ns
+    start_ns = (end_ns - whole_ns) // grain_ns * grain_ns
     return Window(max(start_ns, min(first_ns, end_ns - 1)), end_ns)

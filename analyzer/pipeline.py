@@ -69,6 +69,7 @@ class Judgement:
     step_time_ratio: float | None = None  # of the steps now against the usual ones
     matrix: DelayMatrix | None = None
     wishes: tuple[Wish, ...] = ()
+    is_standstill: bool = False  # the job hangs
 
     @property
     def step_times(self) -> list[tuple[int, float]]:
@@ -95,7 +96,7 @@ def judge(
     hangs, standing = find_hangs(read_progress(store, context), memory.hangs, context, options.hangs)
     memory = replace(memory, hangs=standing)
     if hangs:
-        return Judgement(tuple(hangs), report.rows), memory
+        return Judgement(tuple(hangs), report.rows, is_standstill=True), memory
     judgement, memory = _judge_pace(store, context, memory, report, options)
     if judgement.findings or is_explained:
         return judgement, memory

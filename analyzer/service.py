@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from analyzer.following import Followed, FollowOptions, Outcome, take_look
+from analyzer.following import Followed, FollowOptions, Outcome, Who, take_look
 from analyzer.incidents import close_all, resume
 from analyzer.jobs import JobSpan, find_jobs, find_reports
 from analyzer.looks import plan_looks, window_at
 from analyzer.roster import Roster, read_roster
-from analyzer.windows import HostReport, judge_window
+from analyzer.windows import HostReport, Window, judge_window
 from lockstep.clock import NS_PER_S
 from lockstep.control.database import ControlDatabase
 from lockstep.control.incidents import list_incidents, open_incidents, save_incidents
@@ -96,32 +96,27 @@ class AnalyzerService:
         if job.done_until_ns is None:
             job.done_until_ns = max(span.first_ns, now_ns - _LOOK_BACK_NS)
         for end_ns in plan_looks(job.done_until_ns, now_ns, self._options.follow.looks):
-            window = window_at(end_ns, span.first_ns, None, self._options.follow.looks)
+            window = window_at(end_ns, span.first_ns, job.followed.stages.period_ns, self._options.follow.looks)
             closing = judge_window(window, roster.hosts, reports, now_ns, self._options.silence_ns)
             if not closing.closed:
                 break
-            self._look(job, span, end_ns, roster, closing.silent, lease)
+            self._look(job, span, window, (roster, closing.silent, self._topology), lease)
             done += 1
         return done
 
-    def _look(
-        self, job: _Job, span: JobSpan, end_ns: int, roster: Roster, silent: frozenset[str], lease: Lease
-    ) -> None:
-        is_told = end_ns <= job.told_until_ns
-        who = (roster, silent, self._topology)
-        outcome = take_look(self._store, span, end_ns, job.followed, who, self._options.follow, is_told=is_told)
+    def _look(self, job: _Job, span: JobSpan, window: Window, who: Who, lease: Lease) -> None:
+        is_told = window.end_ns <= job.told_until_ns
+        outcome = take_look(self._store, span, window, job.followed, who, self._options.follow, is_told=is_told)
         self._save(outcome.changed, lease)
-        self._write_steps(span, outcome, end_ns)
+        self._write_steps(span, outcome)
         for wish in outcome.judgement.wishes:
             add_wish(self._control, wish)
         job.followed = outcome.followed  # only now: had saving failed, the look would be counted twice
-        job.done_until_ns = end_ns
+        job.done_until_ns = window.end_ns
 
-    def _write_steps(self, span: JobSpan, outcome: Outcome, end_ns: int) -> None:
-        steps = outcome.judgement.steps
-        if steps is not None:
-            token = f"steps/{span.job}/{span.attempt}/{end_ns}"
-            self._store.insert(TABLE_BY_NAME["steps"], steps, token=token)
+    def _write_steps(self, span: JobSpan, outcome: Outcome) -> None:
+        token = f"steps/{span.job}/{span.attempt}/{outcome.context.window.end_ns}"
+        self._store.insert(TABLE_BY_NAME["steps"], outcome.judgement.steps, token=token)
 
     def _hear(self, span: JobSpan, roster: Roster, now_ns: int) -> dict[str, HostReport]:
         """Return a report of every host; one that never spoke gets as long as others, from the job's first row."""

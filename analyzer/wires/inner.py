@@ -71,6 +71,7 @@ def judge_inner(
         kind=kinds_of(rows, ("func", "size_class", "ranks")),
         key=keys_of(rows, "inner", ("comm", "size_class")),
         bytes=size * times,
+        n=times,
         ns_per_byte=duration,
         least=np.zeros(rows.num_rows),
         sharers=np.ones(rows.num_rows),

@@ -130,6 +130,13 @@ def test_part_of_a_host_that_was_named_as_a_whole_is_the_same_fault() -> None:
     assert len({incident.id for changed in told for incident in changed}) == 1
 
 
+def test_wire_of_a_nic_that_was_named_is_the_same_fault_and_another_wire_is_not() -> None:
+    _, told = play([[found(WIRE)], [found(WIRE)], [NIC]])
+    assert len({incident.id for changed in told for incident in changed}) == 1
+    _, told = play([[found(WIRE), found("link:h4/eth1--h5/eth1")]] * 2)
+    assert len(told[1]) == 2
+
+
 def test_slow_gpu_and_slow_nic_of_one_host_are_two_faults() -> None:
     gpu = found("gpu:h3/1", "noncomm_slow")
     _, told = play([[NIC, gpu], [NIC, gpu]])

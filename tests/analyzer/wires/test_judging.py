@@ -14,6 +14,7 @@ def judged(ns_per_byte: np.ndarray, past: np.ndarray | None = None, swing: float
         place=np.arange(count),
         kind=np.zeros(count, np.int64),
         key=np.arange(count).astype(np.uint64),
+        n=np.full(len(ns_per_byte), 100.0),
         bytes=np.full(count, 1e9),
         ns_per_byte=ns_per_byte,
         least=np.zeros(count),
