@@ -153,6 +153,7 @@ def test_fault_on_a_host_that_falls_silent_is_not_over(watch: Watch) -> None:
     assert opened.id in {incident.id for incident in cluster.open}
 
 
+@pytest.mark.slow
 def test_healed_fault_is_closed(watch: Watch) -> None:
     cluster = watch(HEALING)
     cluster.run(30)
@@ -164,6 +165,7 @@ def test_healed_fault_is_closed(watch: Watch) -> None:
     assert cluster.told[-1] == closed
 
 
+@pytest.mark.slow
 def test_pause_of_the_job_does_not_close_its_incidents(watch: Watch) -> None:
     cluster = watch(SICK)
     cluster.run(15)
@@ -199,6 +201,7 @@ def test_job_that_ended_while_nobody_watched_closes_its_incidents(watch: Watch) 
     assert (closed.state, closed.closed_ns) == ("closed", after(3615))
 
 
+@pytest.mark.slow
 def test_restarted_service_goes_on_with_the_same_incident(watch: Watch) -> None:
     cluster = watch(SICK)
     cluster.run(15)
@@ -258,6 +261,7 @@ def test_stale_lease_is_refused_and_nothing_is_announced(watch: Watch) -> None:
     assert cluster.told == list_incidents(cluster.control) == []
 
 
+@pytest.mark.slow
 def test_window_whose_incidents_could_not_be_saved_is_analysed_again(
     watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
