@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from analyzer.following import Followed, FollowOptions, Outcome, take_look
 from analyzer.jobs import JobSpan, find_activity, find_jobs, find_moments, find_reports
 from analyzer.looks import LookOptions, window_at
@@ -22,7 +24,7 @@ class Description:
     """What a report shows of a capture."""
 
     incidents: tuple[Incident, ...]
-    matrix: DelayMatrix | None = None  # of the look in which most wires were slow
+    matrix: DelayMatrix | None = None  # of the look that shows most
     step_times: Sequence[tuple[int, float]] = ()  # end of each step and its seconds
 
 
@@ -72,7 +74,8 @@ def _describe_job(
 
 
 def _hottest(matrices: Sequence[DelayMatrix]) -> DelayMatrix | None:
-    return max(matrices, key=lambda matrix: int(matrix.hot.sum()), default=None)
+    """Return the matrix that shows most: the excess of all its slow wires together is the largest."""
+    return max(matrices, key=lambda matrix: float(np.log(matrix.ratio[matrix.hot]).sum()), default=None)
 
 
 def _looks(
