@@ -100,8 +100,9 @@ def judge(
     judgement, memory = _judge_pace(store, context, memory, report, options)
     if judgement.findings or is_explained:
         return judgement, memory
-    everybody = find_global(memory.steps, context, is_explained=False, options=options.everybody)
-    return replace(judgement, findings=tuple(everybody) or judgement.findings), memory
+    slower = find_global(memory.steps, context, is_explained=False, options=options.everybody)
+    lasting = tuple(finding for finding in slower if _fills(context, finding))
+    return replace(judgement, findings=lasting or judgement.findings), memory
 
 
 def _judge_pace(
@@ -124,6 +125,11 @@ def _judge_pace(
         matrix=matrix,
     )
     return judgement, memory
+
+
+def _fills(context: Context, finding: Finding) -> bool:
+    """Return whether all of a look is slow: parts get one such look to show themselves before all are said to be."""
+    return finding.since_ns is None or finding.since_ns <= context.window.start_ns
 
 
 def _read_signs(store: Store, matrix: DelayMatrix, context: Context) -> Signs:

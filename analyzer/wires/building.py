@@ -32,6 +32,9 @@ def build_matrix(
     if wires < options.min_wires and inner is None:
         return None, memory
     window_ns = context.window.end_ns - context.window.start_ns
+    if measured.transits and not memory.has_past:
+        # Wires over sockets differ by nature, and nothing yet tells by how much: only what nobody can miss.
+        options = replace(options, hot_ratio=options.few_ratio)
     scores = []
     # Waits are all that the wire took, so what they cost the window is known; transits are samples.
     for delays, span_ns in [(measured.waits, window_ns), *((delays, 0) for delays in measured.transits)]:

@@ -33,9 +33,7 @@ class WireOptions:
     few_wires: int = 8  # fewer, and a single slow one moves the spread that it is judged by
     hot_ratio: float = 1.25  # below, a job loses less than restarting it costs, and congestion looks the same
     few_transfers: int = 8  # fewer on one wire, and a single hiccup is what was measured
-    # With few wires or transfers, and where waits follow others' (sockets) and no past tells what is usual, only what
-    # nobody can miss.
-    few_ratio: float = 2.0
+    few_ratio: float = 2.0  # with few wires or transfers only what nobody can miss
     hot_sigmas: float = 6.0  # one false wire in 10^9 if excesses were normal; they are not, hence the ratio too
     min_spread: float = 0.02  # a cluster quieter than 2 % would make every hiccup many sigmas
     min_lost_share: float = 0.005  # of the window; what costs half a percent of the time is not worth a word
@@ -96,9 +94,8 @@ def judge_delays(delays: Delays, past: Past, wires: int, window_ns: int, options
         swing = _sum(past.swing * weight, delays.place, wires) / _sum(weight, delays.place, wires)
     spread_past = np.maximum(_spread(np.log(changed), options.min_spread), _MEAN_TO_SIGMA * swing)
     has_past = np.isfinite(changed)
-    is_unsure = _sum(delays.n, delays.place, wires) < options.few_transfers
-    is_unsure |= ~has_past & (_sum(delays.follows, delays.place, wires) > 0)
-    hot_ratio = np.where(is_few | is_unsure, options.few_ratio, options.hot_ratio)
+    is_brief = _sum(delays.n, delays.place, wires) < options.few_transfers
+    hot_ratio = np.where(is_few | is_brief, options.few_ratio, options.hot_ratio)
     with np.errstate(invalid="ignore"):
         sigmas = np.where(has_past, np.log(changed) / spread_past, np.log(ratio) / spread_peers)
         slow = np.where(has_past, np.minimum(ratio, changed), ratio)

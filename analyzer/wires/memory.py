@@ -31,6 +31,11 @@ class WireMemory:
     looks: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # that it was learnt from
     unseen: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # looks since
 
+    @property
+    def has_past(self) -> bool:
+        """Return whether anything is known well enough to be held against."""
+        return bool((self.looks >= MIN_LOOKS).any())
+
     def recall(self, keys: np.ndarray) -> "Past":
         """Return the usual delay of each row, NaN where too little is known of it."""
         if not len(self.keys):

@@ -187,7 +187,7 @@ class TestSockets:
 
     def test_wires_that_only_follow_a_slow_one_of_their_ring_are_left_out(self) -> None:
         rows = [
-            wait(hop, {SLOW: 4.0}.get(hop, 2.0) if channel == 0 else usual(hop), channel=channel, transport="socket")
+            wait(hop, {SLOW: 12.0}.get(hop, 2.0) if channel == 0 else usual(hop), channel=channel, transport="socket")
             for hop in ring()
             for channel in range(4)
         ]
