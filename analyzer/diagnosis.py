@@ -87,10 +87,10 @@ def _looks(
     watch: Watch,
 ) -> Iterator[Outcome]:
     reports = find_reports(store, roster.hosts, 0)
-    ends = _plan(store, span, options.looks)
     brief = _brief_windows(store, span, options.looks)
-    options = _for_few_looks(options, len(ends))
-    due = len(brief) or len(ends)
+    ends = [window.end_ns for window in brief] or _plan(store, span, options.looks)
+    options = _for_few_looks(options, 1 if brief else len(ends))
+    due = len(ends)
     followed = Followed()
     for number in range(due):
         period_ns = followed.stages.period_ns

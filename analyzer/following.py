@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field, replace
 
 from analyzer.context import Context
+from analyzer.faults.wishes import propose_wishes
 from analyzer.incidents import JobState, TrackingOptions, track
 from analyzer.jobs import JobSpan
 from analyzer.looks import LookOptions
@@ -12,6 +13,7 @@ from analyzer.windows import Window
 from lockstep.incident import Incident
 from lockstep.store.store import Store
 from lockstep.topology import TopologyIndex
+from lockstep.wish import Wish
 
 Who = tuple[Roster, frozenset[str], TopologyIndex | None]  # takes part, says nothing, is cabled how
 
@@ -42,6 +44,7 @@ class Outcome:
     changed: list[Incident]
     judgement: Judgement
     context: Context
+    wishes: tuple[Wish, ...] = ()  # what would settle the doubts in what was told
 
 
 def take_look(
@@ -75,4 +78,5 @@ def take_look(
     if is_told:
         return Outcome(followed, [], judgement, context)
     faults, changed = track(known.faults, judgement.findings, context, judgement.step_time_ratio, options.tracking)
-    return Outcome(replace(followed, faults=faults), changed, judgement, context)
+    wishes = tuple(propose_wishes(faults.told, context))
+    return Outcome(replace(followed, faults=faults), changed, judgement, context, wishes)

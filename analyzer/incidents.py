@@ -90,6 +90,11 @@ class JobState:
         return any(name[0] != "global_slow" for seen in recent for name in seen.tally)
 
     @property
+    def told(self) -> list[Finding]:
+        """Return what is said of the faults that are open and were seen in the last look."""
+        return [seen.findings[seen.best] for seen in self.sightings if seen.is_open and not seen.absent]
+
+    @property
     def open(self) -> list[Incident]:
         return [seen.incident for seen in self.sightings if seen.incident and seen.is_open]
 

@@ -4,7 +4,8 @@ from analyzer.context import Context
 from analyzer.finding import Finding
 from analyzer.incidents import close, open_incident
 from analyzer.jobs import JobSpan
-from analyzer.probing.links import find_lossy_links
+from analyzer.probing.flows import read_flows
+from analyzer.probing.links import judge_flows
 from analyzer.roster import Roster
 from analyzer.steps.slowdowns import Stretch, find_stretches
 from analyzer.verdicts import GradingOptions
@@ -17,7 +18,6 @@ _STEPS = """
 SELECT world_rank, step, start_ns, end_ns, source FROM steps WHERE job = {job:String} AND attempt = {attempt:UInt16}
 ORDER BY step, world_rank
 """
-_PROBES = "SELECT * FROM probes"
 _PROBED = "SELECT count() AS sent, min(ts_ns) AS first_ns, max(ts_ns) AS last_ns FROM probes"
 _RECOVERED = "its steps are as short as before, or changed to another level"
 
@@ -35,7 +35,7 @@ def judge_probes(store: Store, topology: TopologyIndex, job: str, options: Gradi
         return []
     window = Window(probed["first_ns"], probed["last_ns"] + 1)
     context = Context(job, 0, window, window.start_ns, Roster.empty(), topology)
-    findings = find_lossy_links(store.query(_PROBES), topology)
+    findings = judge_flows(read_flows(store, window), topology)
     return [open_incident(finding, window.start_ns, context, None, options) for finding in findings]
 
 

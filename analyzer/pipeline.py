@@ -31,7 +31,6 @@ from analyzer.wires.memory import WireMemory
 from analyzer.wires.reading import read_wires
 from lockstep.clock import NS_PER_S
 from lockstep.store.store import Store
-from lockstep.wish import Wish
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +67,6 @@ class Judgement:
     steps: pa.Table  # rows of steps that were found in the traffic
     step_time_ratio: float | None = None  # of the steps now against the usual ones
     matrix: DelayMatrix | None = None
-    wishes: tuple[Wish, ...] = ()
     is_standstill: bool = False  # the job hangs
 
     @property
@@ -100,7 +98,7 @@ def judge(
     judgement, memory = _judge_pace(store, context, memory, report, options)
     if judgement.findings or is_explained:
         return judgement, memory
-    slower = find_global(memory.steps, context, is_explained=False, options=options.everybody)
+    slower = find_global(memory.steps, context, options.everybody)
     lasting = tuple(finding for finding in slower if _fills(context, finding))
     return replace(judgement, findings=lasting or judgement.findings), memory
 

@@ -109,7 +109,7 @@ class AnalyzerService:
         outcome = take_look(self._store, span, window, job.followed, who, self._options.follow, is_told=is_told)
         self._save(outcome.changed, lease)
         self._write_steps(span, outcome)
-        for wish in outcome.judgement.wishes:
+        for wish in outcome.wishes:
             add_wish(self._control, wish)
         job.followed = outcome.followed  # only now: had saving failed, the look would be counted twice
         job.done_until_ns = window.end_ns

@@ -28,14 +28,12 @@ class GlobalOptions:
     half_blind: float = 0.45  # the same where some hosts say nothing: the part may well be one of theirs
 
 
-def find_global(
-    memory: StepMemory, context: Context, is_explained: bool, options: GlobalOptions | None = None
-) -> list[Finding]:
-    """Return a finding when the job is slower than usual; none where parts were found that explain it."""
+def find_global(memory: StepMemory, context: Context, options: GlobalOptions | None = None) -> list[Finding]:
+    """Return a finding when the job is slower than usual; to be asked where no part was found that explains it."""
     options = options or GlobalOptions()
     history = memory.kind.history
     slow = _find_newest_slow(judge_levels(history, options.least_ratio))
-    if is_explained or not slow or find_newest(history) < options.least_ratio * slow[-1].usual_ns:
+    if not slow or find_newest(history) < options.least_ratio * slow[-1].usual_ns:
         return []
     since = slow[0].begin
     if not since or len(history) - since < options.fewest_steps or _moves_more(history, since, options):

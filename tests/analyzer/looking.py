@@ -15,7 +15,7 @@ HOSTS, GPUS = 8, 8
 HOP_NS, WINDOW_NS = 2 * SECOND, 6 * SECOND
 WORLD = 7  # the communicator of everybody
 
-_MEMBER = pa.schema(
+MEMBER = pa.schema(
     [
         ("comm", pa.uint64()),
         ("rank", pa.uint32()),
@@ -47,7 +47,7 @@ def world(hosts: int = HOSTS, gpus: int = GPUS, nodes: int | None = None) -> Ros
         }
         for rank in range(ranks)
     ]
-    return build_roster(pa.Table.from_pylist(members, schema=_MEMBER))
+    return build_roster(pa.Table.from_pylist(members, schema=MEMBER))
 
 
 ROSTER = world()

@@ -155,6 +155,22 @@ def test_fault_that_looks_name_differently_is_never_sure() -> None:
     assert told[-1][0].verdict.confidence < 0.6
 
 
+def test_part_that_was_found_lately_explains_why_all_are_slow() -> None:
+    """Then `global_slow` is not asked for; a finding about everybody explains nothing."""
+    found_once, _ = play([[NIC], []])
+    long_ago, _ = play([[NIC], *([[]] * (CLEAR + 1))])
+    everybody, _ = play([[found("job:train", "global_slow")]])
+    states = (JobState(), found_once, long_ago, everybody)
+    assert [state.names_a_part(CLEAR) for state in states] == [False, True, False, False]
+
+
+def test_only_what_is_open_and_was_just_seen_is_told() -> None:
+    pending, _ = play([[NIC]])
+    opened, _ = play([[NIC], [NIC]])
+    missed, _ = play([[NIC], [NIC], []])
+    assert [[finding.component for finding in state.told] for state in (pending, opened, missed)] == [[], [NIC], []]
+
+
 def test_second_analysis_of_the_same_looks_gives_the_same_ids() -> None:
     looks = [[NIC], [NIC, OTHER], [NIC, OTHER]]
     assert play(looks) == play(looks)

@@ -4,22 +4,9 @@ import numpy as np
 import pyarrow as pa
 
 from analyzer.roster import NOBODY, Roster, build_roster
+from tests.analyzer.looking import MEMBER
 
 WORLD, PAIR = 2**63 + 5, 7
-COLUMNS = ("comm", "rank", "nranks", "nnodes", "host", "pid", "gpu", "world_rank", "init_ns")
-SCHEMA = pa.schema(
-    [
-        ("comm", pa.uint64()),
-        ("rank", pa.uint32()),
-        ("nranks", pa.uint32()),
-        ("nnodes", pa.uint32()),
-        ("host", pa.string()),
-        ("pid", pa.uint32()),
-        ("gpu", pa.uint16()),
-        ("world_rank", pa.uint32()),
-        ("init_ns", pa.int64()),
-    ]
-)
 
 
 def member(comm: int, rank: int, host: str, world_rank: int | None, **fields: object) -> dict[str, object]:
@@ -28,7 +15,7 @@ def member(comm: int, rank: int, host: str, world_rank: int | None, **fields: ob
 
 
 def roster(*rows: dict[str, object]) -> Roster:
-    return build_roster(pa.Table.from_pylist(list(rows), schema=SCHEMA))
+    return build_roster(pa.Table.from_pylist(list(rows), schema=MEMBER))
 
 
 def find(known: Roster, comm: int, rank: int) -> int:

@@ -11,6 +11,7 @@ from lockstep.clock import NS_PER_S
 from lockstep.control.database import ControlDatabase, open_control
 from lockstep.control.incidents import list_incidents
 from lockstep.control.leases import release_lease, take_lease
+from lockstep.control.wishes import wishes_by_host
 from lockstep.errors import ControlAway, LeaseLost
 from lockstep.records import Comm, OpStat
 from lockstep.sim.library import find_story, parse_story
@@ -96,6 +97,18 @@ def test_lasting_fault_is_one_incident_that_is_kept_up_to_date(watch: Watch) -> 
     assert {told.id for told in cluster.told} == {incident.id}
     assert (incident.verdict.component, incident.opened_ns, incident.updated_ns) == (NIC, after(15), after(25))
     assert incident.verdict.since_ns == after(5)
+
+
+def test_doubt_about_which_end_of_a_wire_is_slow_becomes_wishes_for_probes(watch: Watch) -> None:
+    one_way = SICK.model_copy(update={"timeline": (parse_turn(f"at 5 s fail {NIC} tx to 25 %"),)})
+    cluster = watch(one_way)
+    cluster.run(15)
+    (incident,) = cluster.open
+    assert NIC in {incident.verdict.component, *incident.verdict.ambiguous_with}
+    wishes = wishes_by_host(cluster.control, cluster.clock.now_ns())
+    asked = {(wish.kind, wish.details["src_nic"]) for found in wishes.values() for wish in found}
+    assert ("probe", "eth2") in asked
+    assert "h1" in wishes, "through the suspected NIC, to somebody else"
 
 
 def test_nothing_is_analysed_before_all_hosts_have_reported(watch: Watch) -> None:

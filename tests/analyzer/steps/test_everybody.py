@@ -24,8 +24,8 @@ def remember(*levels: tuple[float, int, int]) -> StepMemory:
     return StepMemory(attempt=0, kind=Kind(history=history))
 
 
-def say(memory: StepMemory, is_explained: bool = False) -> list[Finding]:
-    return find_global(memory, look_at(), is_explained)
+def say(memory: StepMemory) -> list[Finding]:
+    return find_global(memory, look_at())
 
 
 @pytest.mark.parametrize("ratio", [1.2, 1.6, 4.0])
@@ -40,10 +40,6 @@ def test_slower_for_everybody_is_told_with_the_third_step(ratio: float) -> None:
 
 def test_two_slow_steps_are_not_told() -> None:
     assert say(remember((1.0, 40, 9), (3.0, 2, 9))) == []
-
-
-def test_part_that_explains_it_goes_first() -> None:
-    assert say(remember((1.0, 40, 9), (1.6, 10, 9)), is_explained=True) == []
 
 
 def test_recovery_ends_it() -> None:
