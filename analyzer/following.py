@@ -9,6 +9,7 @@ from analyzer.jobs import JobSpan
 from analyzer.looks import LookOptions
 from analyzer.pipeline import AnalyzerOptions, Judgement, StageMemory, judge
 from analyzer.roster import Roster
+from analyzer.steps.history import step_time_ratio
 from analyzer.windows import Window
 from lockstep.incident import Incident
 from lockstep.store.store import Store
@@ -77,6 +78,7 @@ def take_look(
     followed = replace(known, stages=stages, fresh_ns=window.end_ns)
     if is_told:
         return Outcome(followed, [], judgement, context)
-    faults, changed = track(known.faults, judgement.findings, context, judgement.step_time_ratio, options.tracking)
+    ratio = step_time_ratio(stages.steps.kind.history, known.faults.since_ns)
+    faults, changed = track(known.faults, judgement.findings, context, ratio, options.tracking)
     wishes = tuple(propose_wishes(faults.told, context))
     return Outcome(replace(followed, faults=faults), changed, judgement, context, wishes)

@@ -90,6 +90,11 @@ class JobState:
         return any(name[0] != "global_slow" for seen in recent for name in seen.tally)
 
     @property
+    def since_ns(self) -> int | None:
+        """Return when the first of the faults began that are seen now; None: nothing is wrong."""
+        return min((seen.since_ns for seen in self.sightings if not seen.absent), default=None)
+
+    @property
     def told(self) -> list[Finding]:
         """Return what is said of the faults that are open and were seen in the last look."""
         return [seen.findings[seen.best] for seen in self.sightings if seen.is_open and not seen.absent]

@@ -21,7 +21,6 @@ from analyzer.lateness.reading import read_lateness
 from analyzer.signs.reading import read_signs
 from analyzer.signs.signs import NO_SIGNS, Signs
 from analyzer.steps.everybody import GlobalOptions, find_global
-from analyzer.steps.history import step_time_ratio
 from analyzer.steps.stage import StepMemory, StepOptions, StepReport, find_steps
 from analyzer.steps.traffic import read_operations
 from analyzer.wires.building import build_matrix
@@ -65,7 +64,6 @@ class Judgement:
 
     findings: tuple[Finding, ...] | None  # None: nothing could be judged, not even that a fault is over
     steps: pa.Table  # rows of steps that were found in the traffic
-    step_time_ratio: float | None = None  # of the steps now against the usual ones
     matrix: DelayMatrix | None = None
     is_standstill: bool = False  # the job hangs
 
@@ -119,7 +117,6 @@ def _judge_pace(
     judgement = Judgement(
         findings=None if is_blind and not found else tuple(_once(found)),
         steps=report.rows,
-        step_time_ratio=step_time_ratio(memory.steps.kind.history),
         matrix=matrix,
     )
     return judgement, memory

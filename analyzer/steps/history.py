@@ -11,6 +11,7 @@ MOST_STEPS = 2000  # that are remembered: a level that has lasted for so long is
 LASTING = 0.15  # of all steps: a level that was held for shorter is nobody's usual
 LASTING_STEPS = 50  # that are enough however many there are
 WORTH_SAYING = 1.07  # times the usual step time; less is within what levels differ by themselves
+BEFORE = 40  # steps before a fault whose middle is what was usual
 NEWEST = 5  # steps whose middle is the step time now: one of them may be a checkpoint, and two
 
 Spans = list[tuple[int, int]]
@@ -97,7 +98,14 @@ def find_newest(history: StepHistory) -> float:
     return float(np.median(history.length_ns[max(begin, end - NEWEST) : end]))
 
 
-def step_time_ratio(history: StepHistory) -> float | None:
-    """Return the step time now over the usual one; None while too few steps are known."""
+def step_time_ratio(history: StepHistory, since_ns: int | None = None) -> float | None:
+    """Return the step time now over the usual one; None while there is nothing to hold it against.
+
+    Where a fault is known to have begun, the steps before it are the usual ones: what costs a few percent is no
+    change of level, and would be taken for usual itself after a while.
+    """
+    before: np.ndarray = history.length_ns[history.start_ns < (since_ns or 0)]
+    if len(before) >= FIRST_STEPS:
+        return find_newest(history) / float(np.median(before[-BEFORE:]))
     levels = judge_levels(history, WORTH_SAYING)
-    return find_newest(history) / levels[-1].usual_ns if levels else None
+    return find_newest(history) / levels[-1].usual_ns if len(levels) > 1 else None

@@ -12,7 +12,8 @@ def hear(history: StepHistory, *levels: tuple[int, int]) -> StepHistory:
     for length, steps in levels:
         wobble = np.arange(steps) % 3
         sizes = np.zeros(steps, np.int64)
-        history = hear_steps(history, np.arange(steps), length + wobble, sizes, ClockOptions())
+        start_ns = len(history) + np.arange(steps)
+        history = hear_steps(history, start_ns, length + wobble, sizes, ClockOptions())
     return history
 
 
@@ -51,3 +52,11 @@ def test_old_steps_are_forgotten_and_borders_move_along() -> None:
     assert len(history) == MOST_STEPS
     assert history.borders == (MOST_STEPS - 100,)
     assert usual(hear(history, (1500, MOST_STEPS))) == pytest.approx(1500, rel=0.01)
+
+
+def test_steps_before_a_fault_are_the_usual_ones_however_little_it_costs() -> None:
+    """Six percent is no change of level, and after a hundred steps it would be usual."""
+    history = hear(StepHistory(), (1000, 40), (1060, 100))
+    began_ns = int(history.start_ns[40])
+    assert step_time_ratio(history, began_ns) == pytest.approx(1.06, rel=0.01)
+    assert step_time_ratio(history, int(history.start_ns[2])) == step_time_ratio(history), "too few before it"
