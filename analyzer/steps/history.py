@@ -108,4 +108,5 @@ def step_time_ratio(history: StepHistory, since_ns: int | None = None) -> float 
     if len(before) >= FIRST_STEPS:
         return find_newest(history) / float(np.median(before[-BEFORE:]))
     levels = judge_levels(history, WORTH_SAYING)
-    return find_newest(history) / levels[-1].usual_ns if len(levels) > 1 else None
+    is_known = bool(levels) and (since_ns is None or len(levels) > 1)  # a fault since the first step has no before
+    return find_newest(history) / levels[-1].usual_ns if is_known else None

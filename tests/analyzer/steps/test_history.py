@@ -59,4 +59,9 @@ def test_steps_before_a_fault_are_the_usual_ones_however_little_it_costs() -> No
     history = hear(StepHistory(), (1000, 40), (1060, 100))
     began_ns = int(history.start_ns[40])
     assert step_time_ratio(history, began_ns) == pytest.approx(1.06, rel=0.01)
-    assert step_time_ratio(history, int(history.start_ns[2])) == step_time_ratio(history), "too few before it"
+
+
+def test_fault_since_the_first_steps_has_no_known_cost_while_they_are_all_alike() -> None:
+    history = hear(StepHistory(), (1000, 40))
+    assert step_time_ratio(history, int(history.start_ns[2])) is None
+    assert step_time_ratio(hear(history, (800, 40)), int(history.start_ns[2])) == pytest.approx(1.0, rel=0.01)
