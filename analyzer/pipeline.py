@@ -129,7 +129,8 @@ def _fills(context: Context, finding: Finding) -> bool:
 
 def _read_signs(store: Store, matrix: DelayMatrix, context: Context) -> Signs:
     """Return what else is known of the parts; they tilt a choice, so they are read when there is one to make."""
-    is_needed = bool(matrix.hot.any()) or bool(matrix.starved) or matrix.inner is not None
+    is_hot_inside = matrix.inner is not None and bool(matrix.inner.hot.any())
+    is_needed = bool(matrix.hot.any()) or bool(matrix.starved) or is_hot_inside
     return read_signs(store, context) if is_needed else NO_SIGNS
 
 

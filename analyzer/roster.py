@@ -7,6 +7,7 @@ rank.
 Cost: O(members log members) to build, O(log members) per rank looked up.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,10 +21,12 @@ from lockstep.topology import gpu_name, host_name
 NOBODY = -1  # the number of a process that no communicator told of
 
 _MEMBERS = """
-SELECT comm, rank, nranks, nnodes, host, pid, gpu, world_rank, init_ns FROM comms FINAL
+SELECT comm, rank, nranks, nnodes, host, pid, gpu, world_rank, init_ns, plugin_version FROM comms FINAL
 WHERE job = {job:String} AND attempt = {attempt:UInt16}
 """
 _RANK_BITS = np.uint64(32)  # a rank is an u32, so communicator and rank fit into one sortable number
+_RANK_MASK = np.uint64(0xFFFFFFFF)
+_RECORDER = "flight-recorder"  # how the plugin's version begins where PyTorch's recorder stands for the plugin
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,7 @@ class Roster:
     sizes: np.ndarray  # ranks that each of them counts, heard of or not
     _keys: np.ndarray  # place in comms and rank of each member in one number, sorted
     _processes: np.ndarray  # the process of each key
+    is_dump: bool = False  # whether only flight recorders told of it, after the end
 
     @classmethod
     def empty(cls) -> "Roster":
@@ -96,12 +100,17 @@ class Roster:
         found &= self._keys[places] == wanted if len(self._keys) else False
         return np.where(found, self._processes[places] if len(self._processes) else NOBODY, NOBODY)
 
+    def seats(self, processes: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """Return communicator and rank of every place that some processes have."""
+        keys = self._keys[np.isin(self._processes, processes)]
+        return self.comms[(keys >> _RANK_BITS).astype(np.int64)], (keys & _RANK_MASK).astype(np.int64)
+
     def members(self, comm: int) -> np.ndarray:
         """Return the process numbers of a communicator by rank, NOBODY where a rank has not told of itself."""
         place = int(np.searchsorted(self.comms, np.uint64(comm)))
         bounds = np.array([place, place + 1], np.uint64) << _RANK_BITS
         low, high = np.searchsorted(self._keys, bounds)
-        ranks = (self._keys[low:high] & np.uint64(0xFFFFFFFF)).astype(np.int64)
+        ranks = (self._keys[low:high] & _RANK_MASK).astype(np.int64)
         numbers = np.full(int(ranks.max(initial=-1)) + 1, NOBODY, np.int64)
         numbers[ranks] = self._processes[low:high]
         return numbers
@@ -130,6 +139,7 @@ def build_roster(members: pa.Table) -> Roster:
         sizes=sizes,
         _keys=keys,
         _processes=number[::-1][newest],
+        is_dump=_is_of_recorders(rows["plugin_version"]),
     )
 
 
@@ -151,6 +161,11 @@ def _identify(rows: pa.Table) -> tuple[np.ndarray, np.ndarray]:
     )
     _, last, number = np.unique(identity[::-1], axis=0, return_index=True, return_inverse=True)
     return len(identity) - 1 - last, number.reshape(-1)[::-1]
+
+
+def _is_of_recorders(versions: pa.ChunkedArray) -> bool:
+    told = pc.fill_null(pc.starts_with(versions, _RECORDER), False)
+    return len(told) > 0 and bool(pc.all(told).as_py())
 
 
 def _keys_of(comms: np.ndarray, comm: np.ndarray, rank: np.ndarray) -> np.ndarray:

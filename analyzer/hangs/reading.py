@@ -55,7 +55,6 @@ SELECT max(gap) AS period FROM (
     ) GROUP BY comm, func, peer HAVING max(done) - min(done) > 3
 )
 """
-_DUMPED = f"SELECT count() AS n FROM comms FINAL WHERE {_WHOSE} AND NOT startsWith(plugin_version, 'flight-recorder')"
 
 
 def read_progress(store: Store, context: Context, options: HangOptions | None = None) -> ProgressFacts:
@@ -70,11 +69,10 @@ def read_progress(store: Store, context: Context, options: HangOptions | None = 
     facts = replace(_build(rows, context.roster), period_ns=period_ns)
     if len(facts.lines) == 0:
         return facts
-    is_dump = store.query(_DUMPED, whose)["n"][0].as_py() == 0 and len(context.roster) > 0
-    facts = replace(facts, is_dump=is_dump)
-    if facts.interval_ns == 0 and not is_dump:
+    facts = replace(facts, is_dump=context.roster.is_dump)
+    if facts.interval_ns == 0 and not facts.is_dump:
         facts = replace(facts, lines=date_ends(store, facts.lines, {**whose, "start": start_ns, "end": end_ns}))
-    if not find_standstill(facts, context.silent, options).is_hang:
+    if not find_standstill(facts, context.silent, options, is_told=True).is_hang:
         return facts
     return add_circumstances(store, facts, context)
 

@@ -1,45 +1,31 @@
 """What each rank did between its operations: from `collectives`, or from `op_stats` where those are sampled."""
 
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from analyzer.context import Context
+from analyzer.lateness.gaps import find_doubled, find_idle
+from analyzer.roles import mix
 from lockstep.clock import NS_PER_S
 from lockstep.store.store import Store
 
-# Sorting a million rows takes 2.5 s of a core, as long as looks are apart; above, statistics of seconds take over.
+# Judging a million rows takes 2 s of a core, as long as looks are apart; above, statistics of seconds take over.
 MOST_ROWS = 1_000_000
-# The operation before the first one of a window must be known for the gap between them; a pause is seldom longer.
-_BEFORE_NS = 10 * NS_PER_S
+# The operation before the first one of a window must be known for the gap between them: it is a step back at most.
+_BEFORE_NS, _LEAST_BEFORE_NS = 10 * NS_PER_S, NS_PER_S
 _SEEN_SHARE = 0.9  # of the operations counted; with fewer rows, the one before is often missing and gaps are wrong
 
 _WHOSE = "job = {job:String} AND attempt = {attempt:UInt16}"
-# A process is told apart as the roster does it: by world rank, else by host, process and GPU.
-_MEMBERS = f"""
-SELECT comm, rank, if(world_rank IS NULL, concat(host, '/', toString(pid), '/', toString(gpu)), toString(world_rank))
-       AS process FROM comms FINAL WHERE {_WHOSE}
-"""
-# The gap runs from the latest end of all that began before to the start; operations that begin together have the
-# same gap. The GPU's part of it is the time in which the operation was enqueued already and the GPU still busy.
 _OPERATIONS = f"""
-WITH timed AS (
-    SELECT comm, rank, func, peer, seq, replay, seq_valid, bytes, enqueue_ns,
-           assumeNotNull(start_ns) AS begun, assumeNotNull(end_ns) AS ended, process
-    FROM collectives LEFT JOIN ({_MEMBERS}) AS members USING (comm, rank)
-    WHERE {_WHOSE} AND start_ns IS NOT NULL AND end_ns IS NOT NULL AND end_ns >= start_ns
-        AND enqueue_ns >= {{start:Int64}} - {{before:Int64}} AND enqueue_ns < {{end:Int64}} AND end_ns < {{end:Int64}}
-    LIMIT 1 BY comm, rank, func, peer, seq, replay, epoch
-), gaps AS (
-    SELECT *, max(ended) OVER w AS before_ns, count() OVER w AS earlier FROM timed
-    WINDOW w AS (PARTITION BY process ORDER BY begun RANGE BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
-)
-SELECT comm, rank, cityHash64(func) AS func_code, func = 'Send' AS sends, peer, seq, replay, bytes, begun AS start_ns,
-       ended - begun AS dur_ns,
-       greatest(begun - before_ns, 0) AS gap_ns,
-       least(greatest(begun - before_ns, 0), greatest(begun - enqueue_ns, 0)) AS gpu_ns
-FROM gaps WHERE earlier > 0 AND seq_valid AND ended >= {{start:Int64}}
+SELECT comm, rank, cityHash64(func) AS func_code, func = 'Send' AS sends, peer, seq, replay, epoch, seq_valid, bytes,
+       enqueue_ns, assumeNotNull(start_ns) AS begun, assumeNotNull(end_ns) AS ended
+FROM collectives
+WHERE {_WHOSE} AND start_ns IS NOT NULL AND end_ns IS NOT NULL AND end_ns >= start_ns
+    AND enqueue_ns >= {{start:Int64}} - {{before:Int64}} AND enqueue_ns < {{end:Int64}} AND end_ns < {{end:Int64}}
+LIMIT {{most:UInt64}}
 """
 # Gaps of `op_stats` are counted inside one communicator, so what a rank did not spend in operations of any of them
 # stands for its own time. Sends and receives overlap: where there are some, durations do not add up.
@@ -56,11 +42,8 @@ FROM collectives WHERE {_WHOSE} AND start_ns IS NOT NULL AND enqueue_ns >= {{sta
 GROUP BY comm, rank
 """
 # Counted over whole seconds, as `op_stats` has no others.
-_COUNTS = f"""
-SELECT (SELECT count() FROM collectives WHERE {_WHOSE} AND start_ns IS NOT NULL AND end_ns >= {{first:Int64}}
-            AND end_ns < {{last:Int64}} AND enqueue_ns >= {{start:Int64}} - {{before:Int64}}
-            AND enqueue_ns < {{end:Int64}}) AS rows,
-       (SELECT sum(n) FROM op_stats WHERE {_WHOSE} AND ts_ns >= {{first:Int64}} AND ts_ns < {{last:Int64}}) AS counted
+_COUNTED = f"""
+SELECT sum(n) AS counted FROM op_stats WHERE {_WHOSE} AND ts_ns >= {{first:Int64}} AND ts_ns < {{last:Int64}}
 """
 # What a proxy thread that lacks a core shows, per host: the flush of its receives.
 _FLUSHES = f"""
@@ -137,38 +120,68 @@ def read_lateness(store: Store, context: Context) -> LatenessFacts:
         "attempt": context.attempt,
         "start": window.start_ns,
         "end": window.end_ns,
-        "before": max(_BEFORE_NS, 2 * (context.period_ns or 0)),
+        "before": max(2 * context.period_ns, _LEAST_BEFORE_NS) if context.period_ns else _BEFORE_NS,
         "first": -(-window.start_ns // NS_PER_S) * NS_PER_S,
         "last": window.end_ns // NS_PER_S * NS_PER_S,
     }
-    counts = store.query(_COUNTS, asked).to_pylist()[0]
-    rows, counted = int(counts["rows"] or 0), int(counts["counted"] or 0)
+    counted = int(store.query(_COUNTED, asked)["counted"][0].as_py() or 0)
     flushes = _as_flushes(store.query(_FLUSHES, asked))
-    throttled = _as_reasons(store.query(_THROTTLED, asked | {"hosts": sorted(context.roster.hosts)}))
-    if rows > MOST_ROWS or rows < _SEEN_SHARE * counted:
+    health = {"hosts": sorted(context.roster.hosts), "before": _BEFORE_NS}  # GPUs are read every ten seconds
+    throttled = _as_reasons(store.query(_THROTTLED, asked | health))
+    operations = _read_single(store, context, asked, counted)
+    if operations is None:
         return LatenessFacts(_read_seconds(store, context, asked), True, flushes, throttled)
-    return LatenessFacts(_as_operations(store.query(_OPERATIONS, asked), context), False, flushes, throttled)
+    return LatenessFacts(operations, False, flushes, throttled)
 
 
-def _as_operations(rows: pa.Table, context: Context) -> Operations:
+def _read_single(store: Store, context: Context, asked: dict[str, Any], counted: int) -> Operations | None:
+    """Return the operations of a window one by one; None where they are too many, or only some of them are known."""
+    if counted > MOST_ROWS:
+        return None
+    rows = store.query(_OPERATIONS, asked | {"most": MOST_ROWS + 1})
+    if rows.num_rows > MOST_ROWS:
+        return None
+    process, begun, ended = _processes(rows, context), _integers(rows, "begun"), _integers(rows, "ended")
+    key = mix(*(_integers(rows, name) for name in ("comm", "rank", "func_code", "peer", "seq", "replay", "epoch")))
+    single = ~find_doubled(process, begun, key)
+    seen = int(np.count_nonzero(single & (ended >= asked["first"]) & (ended < asked["last"])))
+    if seen < _SEEN_SHARE * counted:
+        return None
+    known = np.flatnonzero(single & (process >= 0))
+    gap_ns = find_idle(process[known], begun[known], ended[known])
+    is_wanted = (gap_ns >= 0) & (_integers(rows, "seq_valid")[known] > 0) & (ended[known] >= asked["start"])
+    chosen = known[is_wanted]
+    return _as_operations(rows.take(chosen), process[chosen], gap_ns[is_wanted])
+
+
+def _as_operations(rows: pa.Table, process: np.ndarray, gap_ns: np.ndarray) -> Operations:
+    begun = _integers(rows, "begun")
+    # The GPU's part of a gap is the time in which the operation was enqueued already and the GPU still busy.
+    queued_ns = np.maximum(begun - _integers(rows, "enqueue_ns"), 0)
     return Operations(
-        process=_processes(rows, context),
-        comm=rows["comm"].to_numpy().astype(np.uint64),
-        rank=rows["rank"].to_numpy().astype(np.int64),
-        func=rows["func_code"].to_numpy().astype(np.uint64),
-        sends=np.asarray(rows["sends"].to_numpy(zero_copy_only=False), np.bool_),
-        peer=rows["peer"].to_numpy().astype(np.int64),
-        turn=rows["seq"].to_numpy().astype(np.int64),
-        replay=rows["replay"].to_numpy().astype(np.int64),
-        size=rows["bytes"].to_numpy().astype(np.int64),
-        start_ns=rows["start_ns"].to_numpy().astype(np.int64),
-        dur_ns=rows["dur_ns"].to_numpy().astype(np.float64),
-        gap_ns=rows["gap_ns"].to_numpy().astype(np.float64),
-        gpu_ns=rows["gpu_ns"].to_numpy().astype(np.float64),
+        process=process,
+        comm=_integers(rows, "comm").view(np.uint64),
+        rank=_integers(rows, "rank"),
+        func=_integers(rows, "func_code").view(np.uint64),
+        sends=_integers(rows, "sends") > 0,
+        peer=_integers(rows, "peer"),
+        turn=_integers(rows, "seq"),
+        replay=_integers(rows, "replay"),
+        size=_integers(rows, "bytes"),
+        start_ns=begun,
+        dur_ns=(_integers(rows, "ended") - begun).astype(np.float64),
+        gap_ns=gap_ns.astype(np.float64),
+        gpu_ns=np.minimum(gap_ns, queued_ns).astype(np.float64),
     )
 
 
-def _read_seconds(store: Store, context: Context, asked: dict[str, object]) -> Operations:
+def _integers(rows: pa.Table, name: str) -> np.ndarray:
+    """Return a column as signed integers; what is too large for them wraps round."""
+    numbers: np.ndarray = rows[name].to_numpy().astype(np.int64)
+    return numbers
+
+
+def _read_seconds(store: Store, context: Context, asked: dict[str, Any]) -> Operations:
     """Return a row per process and second whose gap is what it spent outside of operations."""
     rows = store.query(_SECONDS, asked)
     leads = store.query(_LEADS, asked)

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from analyzer.context import Context
-from analyzer.signs.growth import SPANS_SQL, grown_sql, moments, read_growth
+from analyzer.signs.growth import SPANS_SQL, count_growth, moments, read_growth, readings_sql
 from analyzer.signs.signs import HardFact, Sign
 from lockstep.store.store import Store
 from lockstep.topology import gpu_name
@@ -46,7 +46,7 @@ _FEWEST_PEERS = 4  # fewer, and the median is one of the suspects itself
 _QUERY = (
     "SELECT host, gpu, minIf(sm_mhz, ts_ns >= {turn:Int64} AND position(throttle, 'idle') = 0) AS running_mhz, "
     "arrayStringConcat(groupUniqArrayArrayIf(splitByChar(',', throttle), ts_ns >= {turn:Int64}), ',') AS reasons, "
-    + ", ".join(grown_sql(name, name) for name in (*(rule.name for rule in _RULES), "ecc_dbe"))
+    + readings_sql([*(rule.name for rule in _RULES), "ecc_dbe"])
     + f", max(ts_ns) AS last_ns, {SPANS_SQL} FROM gpu_health WHERE host IN {{hosts:Array(String)}} "
     "AND ts_ns >= {back:Int64} AND ts_ns < {end:Int64} GROUP BY host, gpu ORDER BY host, gpu"
 )
@@ -60,8 +60,8 @@ def read_health(store: Store, context: Context) -> pa.Table:
 def judge_health(rows: pa.Table) -> Iterator[Sign]:
     """Yield what the rows say for or against GPUs and their connections."""
     names = list(zip(rows["host"].to_pylist(), rows["gpu"].to_pylist(), strict=True))
-    for rule in _RULES:
-        growth = read_growth(rows, rule.name)
+    for number, rule in enumerate(_RULES):
+        growth = read_growth(rows, number)
         for row in np.flatnonzero(growth.strength).tolist():
             host, gpu = names[row]
             what = f"{gpu_name(host, gpu)} {rule.what} ({int(growth.now[row])})"
@@ -74,7 +74,7 @@ def judge_health(rows: pa.Table) -> Iterator[Sign]:
 
 def find_uncorrected(rows: pa.Table) -> Iterator[HardFact]:
     """Yield the GPUs that met memory errors beyond correction: whatever ran on them is lost."""
-    grown = np.asarray(pc.fill_null(rows["ecc_dbe_now"], 0))
+    grown, _ = count_growth(rows, len(_RULES))
     for row in np.flatnonzero(grown > 0).tolist():
         host, gpu, moment = (rows[name][row].as_py() for name in ("host", "gpu", "last_ns"))
         name = gpu_name(host, gpu)

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 
 from analyzer.context import Context
-from analyzer.signs.growth import SPANS_SQL, grown_sql, moments, read_growth
+from analyzer.signs.growth import SPANS_SQL, moments, read_growth, readings_sql
 from analyzer.signs.signs import Sign
 from lockstep.store.store import Store
 from lockstep.topology import TopologyIndex, link_name, nic_name
@@ -18,7 +18,6 @@ from lockstep.verdict import Side
 class _Rule:
     """What a counter of a NIC means; weights are reasoned from that, because nobody has measured them."""
 
-    name: str
     counter: str
     side: Side
     nic: float  # weight for the NIC
@@ -28,16 +27,16 @@ class _Rule:
 
 _RULES = (
     # Frames that arrive broken were spoilt on the cable, or by the transceivers at its ends.
-    _Rule("rx_errors", "rx_errors", "rx", 1.5, 2.0, "received broken frames"),
-    _Rule("tx_errors", "tx_errors", "tx", 2.5, 0.5, "could not send frames"),
+    _Rule("rx_errors", "rx", 1.5, 2.0, "received broken frames"),
+    _Rule("tx_errors", "tx", 2.5, 0.5, "could not send frames"),
     # A host too slow to take frames out looks the same as a NIC that is.
-    _Rule("rx_drops", "rx_drops", "rx", 1.0, 0.0, "dropped frames that it had received"),
-    _Rule("tx_drops", "tx_drops", "tx", 1.5, 0.5, "dropped frames before sending them"),
-    _Rule("qdisc", "extra['qdisc_drops']", "tx", 1.5, 0.5, "dropped packets in front of the NIC, which is full"),
+    _Rule("rx_drops", "rx", 1.0, 0.0, "dropped frames that it had received"),
+    _Rule("tx_drops", "tx", 1.5, 0.5, "dropped frames before sending them"),
+    _Rule("extra['qdisc_drops']", "tx", 1.5, 0.5, "dropped packets in front of the NIC, which is full"),
     # It waits for credits or was told to pause: what slows it is further on.
-    _Rule("waits", "extra['port_xmit_wait']", "tx", -1.0, -1.0, "was told to pause by what it sends to"),
+    _Rule("extra['port_xmit_wait']", "tx", -1.0, -1.0, "was told to pause by what it sends to"),
     # Something on the way loses packets; that it is this NIC is one possibility of several.
-    _Rule("retrans", "retrans", "tx", 0.3, 0.3, "sent packets again"),
+    _Rule("retrans", "tx", 0.3, 0.3, "sent packets again"),
 )
 _DOWN, _BELOW = 3.0, 3.0  # a link without carrier, or at a lower rate than it is built for, is slow for certain
 _BELOW_SHARE = 0.9  # rates are negotiated in steps of a half or a quarter
@@ -45,7 +44,7 @@ _BELOW_SHARE = 0.9  # rates are negotiated in steps of a half or a quarter
 _QUERY = (
     "SELECT host, nic, argMax(up, ts_ns) AS is_up, argMax(toNullable(speed_mbps), ts_ns) AS speed_now, "
     "maxIf(speed_mbps, ts_ns < {turn:Int64}) AS speed_before, "
-    + ", ".join(grown_sql(rule.counter, rule.name) for rule in _RULES)
+    + readings_sql([rule.counter for rule in _RULES])
     + f", {SPANS_SQL} FROM nic_counters WHERE host IN {{hosts:Array(String)}} "
     "AND ts_ns >= {back:Int64} AND ts_ns < {end:Int64} GROUP BY host, nic ORDER BY host, nic"
 )
@@ -59,8 +58,8 @@ def read_nics(store: Store, context: Context) -> pa.Table:
 def judge_nics(rows: pa.Table, topology: TopologyIndex | None) -> Iterator[Sign]:
     """Yield what the rows say for or against NICs and cables."""
     hosts, nics = rows["host"].to_pylist(), rows["nic"].to_pylist()
-    for rule in _RULES:
-        growth = read_growth(rows, rule.name)
+    for number, rule in enumerate(_RULES):
+        growth = read_growth(rows, number)
         for row in np.flatnonzero(growth.strength).tolist():
             yield from _counted(
                 rule, hosts[row], nics[row], float(growth.now[row]), float(growth.strength[row]), topology

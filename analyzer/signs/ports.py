@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from analyzer.context import Context
-from analyzer.signs.growth import SPANS_SQL, grown_sql, moments, read_growth
+from analyzer.signs.growth import SPANS_SQL, moments, read_growth, readings_sql
 from analyzer.signs.signs import Sign
 from lockstep.store.store import Store
 from lockstep.topology import Link, TopologyIndex, link_name, split_end, switch_name
@@ -44,7 +44,7 @@ _FEWEST_PORTS = 3
 
 _QUERY = (
     "SELECT switch, port, argMax(up, ts_ns) AS is_up, argMax(toNullable(speed_mbps), ts_ns) AS speed_now, "
-    + ", ".join(grown_sql(rule.name, rule.name) for rule in _RULES)
+    + readings_sql([rule.name for rule in _RULES])
     + f", {SPANS_SQL} FROM fabric_counters WHERE switch IN {{switches:Array(String)}} "
     "AND ts_ns >= {back:Int64} AND ts_ns < {end:Int64} GROUP BY switch, port ORDER BY switch, port"
 )
@@ -62,8 +62,8 @@ def judge_ports(rows: pa.Table, topology: TopologyIndex) -> Iterator[Sign]:
     """Yield what the rows say for or against links, the NICs at their other ends, and switches as a whole."""
     links = _links_by_port(topology)
     ports = list(zip(rows["switch"].to_pylist(), rows["port"].to_pylist(), strict=True))
-    for rule in _RULES:
-        growth = read_growth(rows, rule.name)
+    for number, rule in enumerate(_RULES):
+        growth = read_growth(rows, number)
         troubled = [row for row in np.flatnonzero(growth.strength).tolist() if ports[row] in links]
         for row in troubled:
             yield from _counted(

@@ -23,10 +23,6 @@ _LOOK_BACK_NS = 60 * NS_PER_S  # while no period is known, or not all operations
 _LOOK_BACK_PERIODS = 12  # once it is known: enough to find it again after a change
 _MOST_OPERATIONS = 20_000  # per rank: three steps of a large pipeline have that many
 
-_MEMBERSHIPS = """
-SELECT comm, rank FROM comms FINAL
-WHERE job = {job:String} AND attempt = {attempt:UInt16} AND host IN {hosts:Array(String)}
-"""
 _OPERATIONS = """
 SELECT DISTINCT comm, rank, func, peer, seq, replay, seq_valid, captured, epoch, bytes, enqueue_ns, start_ns, end_ns
 FROM collectives
@@ -159,7 +155,7 @@ class StepFacts:
 
 def read_operations(store: Store, context: Context) -> StepFacts:
     """Return the operations of a few ranks up to the end of the window; cost does not grow with the job."""
-    asked = _ask(store, context)
+    asked = _ask(context)
     short, long = (_span(context, back) for back in (_LOOK_BACK_PERIODS * (context.period_ns or 0), _LOOK_BACK_NS))
     told = store.query(_TOLD, long)
     if not asked["comms"]:
@@ -182,14 +178,12 @@ def _read_witnesses(store: Store, context: Context, asked: dict[str, Any]) -> tu
     return tuple(sort_witnesses(rows, context.roster))
 
 
-def _ask(store: Store, context: Context) -> dict[str, Any]:
+def _ask(context: Context) -> dict[str, Any]:
     """Return which (communicator, rank) to read, and on which hosts they are."""
     numbers = choose_witnesses(context.roster, context.silent)
     hosts = sorted({str(context.roster.host_of[number]) for number in numbers})
-    found = store.query(_MEMBERSHIPS, {"job": context.job, "attempt": context.attempt, "hosts": hosts})
-    comm, rank = (np.asarray(found[name].combine_chunks()) for name in ("comm", "rank"))
-    mine = np.isin(context.roster.find(comm.astype(np.uint64), rank.astype(np.int64)), numbers)
-    return {"hosts": hosts, "comms": comm[mine].tolist(), "ranks": rank[mine].tolist()}
+    comms, ranks = context.roster.seats(numbers)
+    return {"hosts": hosts, "comms": comms.tolist(), "ranks": ranks.tolist()}
 
 
 def choose_witnesses(roster: Roster, silent: frozenset[str]) -> list[int]:

@@ -26,6 +26,7 @@ MEMBER = pa.schema(
         ("gpu", pa.uint16()),
         ("world_rank", pa.uint32()),
         ("init_ns", pa.int64()),
+        ("plugin_version", pa.string()),
     ]
 )
 

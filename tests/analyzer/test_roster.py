@@ -52,3 +52,17 @@ def test_newest_row_of_a_rank_says_where_it_is() -> None:
 def test_job_without_communicators_has_nobody() -> None:
     known = roster()
     assert (len(known), known.ranks, find(known, WORLD, 0)) == (0, 0, NOBODY)
+
+
+def test_places_of_a_process_are_all_its_ranks_in_communicators() -> None:
+    known = roster(*(member(WORLD, rank, "h0", rank) for rank in range(4)), member(PAIR, 0, "h0", 3))
+    comms, ranks = known.seats([3])
+    assert sorted(zip(comms.tolist(), ranks.tolist(), strict=True)) == [(PAIR, 0), (WORLD, 3)]
+
+
+def test_job_is_a_dump_when_nobody_but_flight_recorders_told_of_it() -> None:
+    dumped = [member(WORLD, rank, "h0", rank, plugin_version="flight-recorder 2.7") for rank in range(2)]
+    assert roster(*dumped).is_dump
+    assert not roster(*dumped, member(WORLD, 2, "h1", 2, plugin_version="1.0")).is_dump
+    assert not roster(*dumped, member(WORLD, 2, "h1", 2)).is_dump
+    assert not roster().is_dump

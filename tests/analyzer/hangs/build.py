@@ -25,16 +25,10 @@ from analyzer.hangs.waits import Waits, trace_waits
 from analyzer.roster import Roster, build_roster
 from analyzer.windows import Window
 from lockstep.topology import TopologyIndex
+from tests.analyzer.looking import MEMBER
 from tests.builders import SECOND, T0
 
 WORLD = 7
-_MEMBERS = pa.schema(
-    [
-        *(("comm", pa.uint64()), ("rank", pa.uint32()), ("nranks", pa.uint32()), ("nnodes", pa.uint32())),
-        *(("host", pa.string()), ("pid", pa.uint32()), ("gpu", pa.uint16()), ("world_rank", pa.uint32())),
-        ("init_ns", pa.int64()),
-    ]
-)
 _TEXTS = ("func", "state", "open_dtype", "open_algo")
 Line = dict[str, Any]  # Any: a column of Lines
 
@@ -67,7 +61,7 @@ class Job:
             for comm, members in groups.items()
             for place, rank in enumerate(members)
         ]
-        return build_roster(pa.Table.from_pylist(told, schema=_MEMBERS))
+        return build_roster(pa.Table.from_pylist(told, schema=MEMBER))
 
     @property
     def context(self) -> Context:

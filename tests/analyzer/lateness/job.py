@@ -12,15 +12,12 @@ from analyzer.lateness.late import LatenessMemory, LatenessOptions, find_late
 from analyzer.lateness.reading import Flushes, LatenessFacts, Operations
 from analyzer.roster import Roster, build_roster
 from analyzer.windows import Window
+from tests.analyzer.looking import MEMBER
 from tests.builders import T0
 
 MS = 1_000_000
 WIRE_MS = 20.0
 LAUNCH_MS = 0.02
-
-_MEMBERS = ("comm", "rank", "nranks", "nnodes", "host", "pid", "gpu", "world_rank", "init_ns")
-_KINDS = (pa.uint64(), pa.uint32(), pa.uint32(), pa.uint32(), pa.string(), pa.uint32(), pa.uint16(), pa.uint32())
-_SCHEMA = pa.schema(list(zip(_MEMBERS, (*_KINDS, pa.int64()), strict=True)))
 
 Extra = Callable[[int, int, int], float]  # of step, act and rank: milliseconds on top
 
@@ -56,18 +53,13 @@ class Job:
 
     def roster(self) -> Roster:
         rows = [
-            dict(
-                zip(
-                    _MEMBERS,
-                    (self._comm(group), place, len(group), 1, self.host_of(rank), 1, self.gpu_of(rank), rank, 5),
-                    strict=True,
-                )
-            )
+            {"comm": self._comm(group), "rank": place, "nranks": len(group), "nnodes": 1, "host": self.host_of(rank)}
+            | {"pid": 1, "gpu": self.gpu_of(rank), "world_rank": rank, "init_ns": 5}
             for act in self.acts
             for group in act.groups
             for place, rank in enumerate(group)
         ]
-        return build_roster(pa.Table.from_pylist(rows, schema=_SCHEMA))
+        return build_roster(pa.Table.from_pylist(rows, schema=MEMBER))
 
     def host_of(self, rank: int) -> str:
         return f"h{rank // self.gpus_per_host}"
