@@ -74,13 +74,17 @@ def plan_cases(full: bool, families: Iterable[str] = (), seeds: Sequence[int] = 
     """Return the cases of the table, the small ones first; of each family, or of those that are named.
 
     A family's variants take turns over its seeds; in full, each variant has all of them. Where seeds are given, they
-    replace those of the smallest size, and there are no others.
+    replace those of the smallest size, and there are no others. Seed by seed, so that a run that was interrupted has
+    seen every family.
     """
     wanted = sorted(families) or family_names()
-    if seeds:
-        return [case for family in wanted for case in _cases(family, 64, seeds, full)]
-    every = [(size, range(FIRST_SEED, FIRST_SEED + count)) for size, count in SEEDS_OF_SIZE.items()]
-    return [case for size, those in every for family in wanted for case in _cases(family, size, those, full)]
+    sizes = {min(SEEDS_OF_SIZE): len(seeds)} if seeds else SEEDS_OF_SIZE
+    planned = []
+    for size, count in sizes.items():
+        those = seeds or range(FIRST_SEED, FIRST_SEED + count)
+        cases = [case for family in wanted for case in _cases(family, size, those, full)]
+        planned += sorted(cases, key=lambda case: case.seed)
+    return planned
 
 
 def _cases(family: str, ranks: int, seeds: Sequence[int], full: bool) -> list[Case]:
@@ -92,7 +96,9 @@ def _cases(family: str, ranks: int, seeds: Sequence[int], full: bool) -> list[Ca
         return [_case(story, ranks, small, seed) for story in variants for seed in seeds]
     if not small:  # a handful of runs would not get round all variants, and mild ones are judged at 64
         variants = [story for story in variants if "-mild" not in story.name]
-    return [_case(variants[turn % len(variants)], ranks, small, seed) for turn, seed in enumerate(seeds)]
+    # Families begin with different variants: of a few seeds, no kind of variant is left out.
+    first = family_names().index(family)
+    return [_case(variants[turn % len(variants)], ranks, small, seed) for turn, seed in enumerate(seeds, first)]
 
 
 def _case(story: Story, ranks: int, small: bool, seed: int) -> Case:
