@@ -10,7 +10,8 @@ from lockstep.errors import LockstepError
 from lockstep.sim.library import find_story
 from lockstep.sim.story import build_topology
 from testbed.commands import bring_up, take_down
-from testbed.stories.telling import Outcome, tell
+from testbed.stories.outcome import Outcome, Said
+from testbed.stories.telling import tell
 
 app = typer.Typer(no_args_is_help=True, help="A fabric of network namespaces with real ranks; needs root.")
 
@@ -52,12 +53,36 @@ def down(
 def _print(outcome: Outcome, as_json: bool) -> None:
     if as_json:
         told = {"story": outcome.story.name, "steps": outcome.steps, "right": outcome.is_right}
-        out.print_json(data=told | {"incidents": list(outcome.incidents)})
+        out.print_json(data=told | {"heard": _when(outcome), "incidents": list(outcome.incidents)})
         return
     for incident in outcome.incidents:
         verdict = incident["verdict"]
         out.print(f"{verdict['class']} {verdict['component']} ({verdict['confidence']:.2f}): {verdict['reason']}")
+    if first := outcome.first_right():
+        after_s, steps = outcome.pace.seconds_until(first.at_ns), outcome.pace.steps_until(first.at_ns)
+        usual = f"a step usually takes {outcome.pace.usual_s:.2f} s"
+        out.print(f"{first.component} was heard {after_s:.1f} s and {steps} steps after the fault; {usual}")
     out.print(f"{outcome.steps} steps; {'as expected' if outcome.is_right else 'not as expected'}")
+
+
+def _when(outcome: Outcome) -> list[dict[str, object]]:
+    """Return everything that was said, in the order and at the time at which it could be heard."""
+    return [_heard(outcome, said) for said in outcome.said]
+
+
+def _heard(outcome: Outcome, said: Said) -> dict[str, object]:
+    pace = outcome.pace
+    return {
+        "class": said.fault_class,
+        "component": said.component,
+        "confidence": said.confidence,
+        "seconds": round(pace.seconds_until(said.at_ns), 3),
+        "seconds_of_telemetry": round(pace.seconds_until(said.look_ns), 3),
+        "steps": pace.steps_until(said.at_ns),
+        "within_floor": pace.is_within(said.at_ns, 5, 5.0),
+        "within_goal": pace.is_within(said.at_ns, 3, 2.0),
+        "right": any(said.is_right(wanted) for wanted in outcome.story.expect),
+    }
 
 
 def _what_went_wrong(outcome: Outcome) -> str:

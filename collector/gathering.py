@@ -14,6 +14,9 @@ from lockstep.errors import BadRows
 from lockstep.tables import TABLE_BY_NAME
 
 _PATIENCE_S, _PATIENCE_PERIODS = 10.0, 3.0
+# Who is read less often than looks are taken tells of states (connections, clocks) rather than of what happens: if
+# windows waited for it, every fault would be told so many seconds later.
+_LONGEST_PERIOD_S = 2.0
 MOST_ROWS = 200_000  # kept while nobody packs, because a disk hangs: some 30 MB, and minutes of a busy host
 
 
@@ -23,7 +26,8 @@ class Gathered:
 
     tables: Mapping[str, pa.Table]
     checkpoints: Checkpoints
-    watermark_ns: int | None  # every source has given all that is older; None: no source has said anything yet
+    # Every source that is read all the time has given all that is older; None: none has said anything yet.
+    watermark_ns: int | None
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,7 @@ class Gathering:
 
         A source that gives nothing for several of its periods, because it fails or hangs, is not waited for: windows
         of all jobs of the host would stay open for as long as one card does not answer.
+        Nor is one waited for that is read seldom.
         """
         for name, rows in reading.tables.items():
             if rows.schema != schema_of(TABLE_BY_NAME[name]):
@@ -64,7 +69,9 @@ class Gathering:
                 for name, rows in reading.tables.items():
                     self._pieces.setdefault(name, []).append(rows)
             patience_ns = int(max(_PATIENCE_S, _PATIENCE_PERIODS * period_s) * NS_PER_S)
-            self._watermarks[source] = _Watermark(reading.watermark_ns, self._clock.monotonic_ns() + patience_ns)
+            if period_s <= _LONGEST_PERIOD_S:
+                good_until_ns = self._clock.monotonic_ns() + patience_ns
+                self._watermarks[source] = _Watermark(reading.watermark_ns, good_until_ns)
             if reading.checkpoint is not None:
                 self._checkpoints[source] = reading.checkpoint
             self.dropped_rows += reading.dropped

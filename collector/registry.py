@@ -43,6 +43,13 @@ def make_clocks(host: str, settings: CollectorSettings) -> ClocksSource:
     return ClocksSource(host, topology, addresses_in(topology) if topology else {}, options)
 
 
+def _nics_of(host: str, settings: CollectorSettings) -> list[str]:
+    """Return the NICs that the topology gives this host; none without one, or where it does not know the host."""
+    topology = _topology_of(settings)
+    known = [node for node in topology.hosts if node.id == host] if topology else []
+    return [nic.id for node in known for nic in node.nics]
+
+
 def _topology_of(settings: CollectorSettings) -> Topology | None:
     return load_topology(settings.topology) if settings.topology else None
 
@@ -50,11 +57,11 @@ def _topology_of(settings: CollectorSettings) -> Topology | None:
 SOURCES: tuple[tuple[str, Make], ...] = (
     ("nccl_rings", lambda host, settings: NcclRingsSource(host, directories=settings.ring_dirs)),
     ("connections", lambda host, settings: ConnectionsSource(host, topology=_topology_of(settings))),
-    ("links", lambda host, _: LinksSource(host)),
+    ("links", lambda host, settings: LinksSource(host, named=_nics_of(host, settings))),
     ("rdma", lambda host, _: RdmaSource(host)),
     ("gpu", lambda host, _: GpuSource(host)),
     ("kernel_log", lambda host, _: KernelLogSource(host)),
-    ("processes", lambda host, _: ProcessesSource(host)),
+    ("processes", lambda host, settings: ProcessesSource(host, directories=settings.ring_dirs)),
     ("fabric", lambda host, settings: FabricSource(host, settings.fabric_targets)),
     ("probes", make_probes),
     ("clocks", make_clocks),

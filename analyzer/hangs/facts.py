@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from analyzer.context import End
+from analyzer.finding import Finding
 from lockstep.clock import NS_PER_S
 
 PAIRED = ("Send", "Recv")  # counted per peer: the k-th Send to a rank is the k-th Recv there
@@ -18,6 +19,9 @@ class HangOptions:
 
     # A job that does the same every step is two steps late before anybody is told; one late step is a straggler.
     periods: float = 2.0
+    # Where an event tells of a part that ended, was stopped or lost its carrier, one late step is enough to see that
+    # the job stands with it.
+    told_periods: float = 1.0
     # Garbage collection and a slow write hold one rank up for about a second, however short the steps are.
     pause_ns: int = NS_PER_S
     # Without any learnt period (nothing came round three times) the first step may still be compiling.
@@ -26,15 +30,25 @@ class HangOptions:
     quiet_ns: int = 3 * NS_PER_S
     # An event belongs to a standstill that began at most so long after it: buffers and retries hide the begin.
     before_ns: int = 10 * NS_PER_S
+    # A rank takes the others with it when it ends, rows of progress are a second apart, and five looks in a row say
+    # that a process is stuck; whoever ends or is stopped later than that was so by a watchdog or a person.
+    after_ns: int = 7 * NS_PER_S
+    # What hosts' clocks may differ by, and what a process needs to notice that another one ended and to end itself.
+    together_ns: int = NS_PER_S // 50
     # NCCL retries on IB seven times for 4.3 s each; a Linux TCP connection sends again for about a minute before
     # anybody would call it dead. Until then a stalled wire may come back by itself.
     ib_retry_ns: int = 30 * NS_PER_S
     tcp_retry_ns: int = 60 * NS_PER_S
 
-    def patience_ns(self, period_ns: int | None, interval_ns: int) -> int:
-        """Return for how long counters must stand before anything is said; `interval_ns` is between two rows."""
+    def patience_ns(self, period_ns: int | None, interval_ns: int, is_told: bool = False) -> int:
+        """Return for how long counters must stand before anything is said; `interval_ns` is between two rows.
+
+        It is shorter where an event tells why they stand.
+        """
         if period_ns is None:
             return self.unlearnt_ns
+        if is_told:
+            return max(round(self.told_periods * period_ns), interval_ns)
         return round(self.periods * period_ns) + self.pause_ns + interval_ns
 
 
@@ -112,6 +126,7 @@ class StepCounts:
     peer: np.ndarray
     sends: np.ndarray  # bool: what it sent, or what it received
     steps: np.ndarray
+    last_ns: np.ndarray  # when the newest of them ended
 
     def __len__(self) -> int:
         return len(self.comm)
@@ -119,7 +134,7 @@ class StepCounts:
 
 _NONE = np.zeros(0, np.int64)
 NO_STEPS = StepCounts(
-    _NONE.astype(np.uint64), _NONE.astype(object), _NONE, _NONE, _NONE, _NONE, _NONE.astype(bool), _NONE
+    _NONE.astype(np.uint64), _NONE.astype(object), _NONE, _NONE, _NONE, _NONE, _NONE.astype(bool), _NONE, _NONE
 )
 
 
@@ -147,6 +162,8 @@ class ProgressFacts:
 
 @dataclass(frozen=True)
 class HangMemory:
-    """What one look leaves for the next: since when the job stands still."""
+    """What one look leaves for the next: since when the job stands still, and why."""
 
     since_ns: int | None = None
+    findings: tuple[Finding, ...] = ()
+    lines: int = 0  # of which anything was heard then

@@ -7,7 +7,7 @@ import numpy as np
 from analyzer.finding import Finding
 from analyzer.hangs.delivery import Delivery, find_idle, trace_delivery
 from analyzer.hangs.facts import PAIRED
-from analyzer.hangs.processes import Scene, find_ended_or_stopped, finding_of, name_processes
+from analyzer.hangs.processes import Scene, find_stopped, finding_of, name_processes
 from analyzer.hangs.waits import StuckOperation
 from analyzer.hangs.wires import StuckWire, find_stuck_wires, name_down_nics, name_wires
 from lockstep.topology import TopologyIndex, host_name
@@ -18,12 +18,11 @@ _MOST_NAMED = 16
 def name_operations(scene: Scene, job: str, topology: TopologyIndex | None) -> list[Finding]:
     """Return what the stuck operations are stuck on; the first kind of cause that explains any of them is told."""
     stuck = scene.waits.stuck
-    members = np.unique(scene.waits.lines.process[np.concatenate([each.members for each in stuck])])
     if mismatched := [each for each in stuck if _differs(scene, each)]:
         return [_mismatch(scene, mismatched[0], job)]
-    if told := find_ended_or_stopped(scene, members):
-        return name_processes(scene, np.array(told))
-    if down := name_down_nics(scene, members, topology):
+    if len(stopped := find_stopped(scene, scene.involved)):
+        return name_processes(scene, stopped)
+    if down := name_down_nics(scene, topology):
         return down
     delivery = trace_delivery(scene, stuck)
     wires = [*(wire for each in stuck for wire in find_stuck_wires(scene, each)), *delivery.wires]

@@ -16,7 +16,7 @@ from lockstep.clock import NS_PER_S
 from lockstep.topology import gpu_name, host_name
 
 _RANK = re.compile(r"^rank (\d{1,9})\b")  # how the collector begins a sentence about a process
-_ENDED = ("process_exit", "process_gone", "python_exception", "run_exit", "oom")
+ENDED = ("process_exit", "process_gone", "python_exception", "run_exit", "oom")
 _GPU_LOST = ("xid", "gpu_lost")
 _STOPPED = ("process_stopped", "process_stuck")
 _MOST_NAMED = 16  # ranks in one piece of evidence
@@ -43,6 +43,13 @@ class Scene:
     def how_long(self) -> str:
         """Return for how long it has lasted, in words; a dump does not tell when it was made."""
         return "at the time of the dump" if self.facts.is_dump else f"for {self.seconds:.0f} s"
+
+    @cached_property
+    def involved(self) -> np.ndarray:
+        """Return the processes that are inside something or are waited for."""
+        waits, lines = self.waits, self.waits.lines
+        everybody = [lines.process[lines.started > lines.done], waits.origins, waits.unheard]
+        return np.unique(np.concatenate(everybody).astype(np.int64))
 
     @cached_property
     def queued(self) -> frozenset[int]:
@@ -84,7 +91,7 @@ class Scene:
 
 def name_processes(scene: Scene, processes: np.ndarray) -> list[Finding]:
     """Return what keeps each of some processes, those of one host that have the same trouble together."""
-    ended, stopped = _by_rank(scene.timely(_ENDED)), _by_rank(_not_continued(scene))
+    ended, stopped = first_by_rank(scene.timely(ENDED)), first_by_rank(_not_continued(scene))
     lost_gpus = {event.component: event for event in scene.timely(_GPU_LOST)}
     hosts: dict[tuple[str, str], list[int]] = defaultdict(list)
     findings: list[Finding] = []
@@ -93,7 +100,7 @@ def name_processes(scene: Scene, processes: np.ndarray) -> list[Finding]:
         if gpu in lost_gpus:
             findings.append(_lost_gpu(scene, process, lost_gpus[gpu]))
         elif event := ended.get((host, rank)):
-            findings.append(_ended(scene, process, event))
+            findings.append(name_ended(scene, process, event))
         elif event := stopped.get((host, rank)):
             findings.append(_stopped(scene, process, event))
         elif gpu and _is_queued(scene, process):
@@ -104,10 +111,15 @@ def name_processes(scene: Scene, processes: np.ndarray) -> list[Finding]:
 
 
 def name_unheard(scene: Scene, is_new: bool) -> list[Finding]:
-    """Return the hosts that others wait for and that fell silent with the standstill, or those silent long before."""
+    """Return the hosts that others wait for and that fell silent with the standstill, or those silent long before.
+
+    A host whose collector goes on telling is there, though its ranks say nothing any more.
+    """
+    fresh_ns = scene.facts.now_ns - scene.options.quiet_ns
     hosts: dict[str, list[int]] = defaultdict(list)
     for process in scene.waits.unheard.tolist():
-        hosts[scene.host_of(process)].append(process)
+        if scene.facts.heard_ns.get(scene.host_of(process), 0) < fresh_ns:
+            hosts[scene.host_of(process)].append(process)
     found = [(host, _last_heard_ns(scene, host), members) for host, members in hosts.items()]
     earliest_ns = scene.since_ns - scene.options.before_ns
     return [_silent(scene, *each, is_new) for each in found if (each[1] >= earliest_ns) == is_new]
@@ -117,18 +129,19 @@ def _last_heard_ns(scene: Scene, host: str) -> int:
     return scene.facts.heard_ns.get(host) or scene.facts.last_row_ns.get(host, 0)
 
 
-def find_ended_or_stopped(scene: Scene, processes: np.ndarray) -> list[int]:
-    """Return those of some processes of which events tell that they ended, were stopped or lost their GPU."""
-    told = _by_rank([*scene.timely(_ENDED), *_not_continued(scene)]).keys()
+def find_stopped(scene: Scene, processes: np.ndarray) -> np.ndarray:
+    """Return those of some processes of which events tell that they were stopped or lost their GPU."""
+    told = first_by_rank(_not_continued(scene)).keys()
     lost_gpus = {event.component for event in scene.timely(_GPU_LOST)}
-    return [
+    found = [
         process
         for process in processes.tolist()
         if (scene.host_of(process), scene.rank_of(process)) in told or scene.gpu_of(process) in lost_gpus
     ]
+    return np.array(found, np.int64)
 
 
-def _by_rank(events: Iterable[Happening]) -> dict[tuple[str, int], Happening]:
+def first_by_rank(events: Iterable[Happening]) -> dict[tuple[str, int], Happening]:
     """Return the first event about each rank: what comes later follows from it."""
     found: dict[tuple[str, int], Happening] = {}
     for event in events:
@@ -138,10 +151,12 @@ def _by_rank(events: Iterable[Happening]) -> dict[tuple[str, int], Happening]:
 
 
 def _not_continued(scene: Scene) -> list[Happening]:
-    """Return how processes were stopped that do not go on since."""
+    """Return how processes were stopped with the standstill that do not go on since; later it may be a debugger."""
+    latest_ns = scene.since_ns + scene.options.after_ns
     last: dict[tuple[str, int], Happening] = {}
     for event in scene.timely((*_STOPPED, "process_continued")):
-        last |= _by_rank([event])
+        if event.kind == "process_continued" or event.ts_ns <= latest_ns:
+            last |= first_by_rank([event])
     return [event for event in last.values() if event.kind in _STOPPED]
 
 
@@ -198,16 +213,18 @@ def _lost_gpu(scene: Scene, process: int, event: Happening) -> Finding:
     )
 
 
-def _ended(scene: Scene, process: int, event: Happening) -> Finding:
+def name_ended(scene: Scene, process: int, event: Happening, others: tuple[str, ...] = ()) -> Finding:
+    """Return that a process is gone; `others` ended in the same moment."""
     rank, host = scene.rank_of(process), scene.host_of(process)
     return finding_of(
         scene,
         [process],
         fault_class="crash",
         component=f"rank:{rank}",
-        likelihood=0.97,
+        likelihood=0.6 if others else 0.97,
         reason=f"rank {rank} on {host} is gone ({event.message}), and the others wait for it",
         evidence=(_event_row(event),),
+        ambiguous_with=others,
     )
 
 

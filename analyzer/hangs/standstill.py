@@ -19,6 +19,7 @@ class Standstill:
     heard: np.ndarray  # by process: its rows reach up to the end of the look
     still: np.ndarray  # by process: heard, and nothing began or ended
     inside: np.ndarray  # by line: an operation has begun and does not end
+    unsettled: np.ndarray  # by line: is inside one, too, but its newest row is too old to tell that it stands there
     since_ns: int  # when the last of those who are inside moved for the last time
 
     @property
@@ -27,19 +28,22 @@ class Standstill:
         return bool(self.inside.any())
 
 
-def find_standstill(facts: ProgressFacts, silent: frozenset[str], options: HangOptions) -> Standstill:
-    """Return who stands still at the end of a look. Cost: O(lines)."""
+def find_standstill(
+    facts: ProgressFacts, silent: frozenset[str], options: HangOptions, is_told: bool = False
+) -> Standstill:
+    """Return who stands still at the end of a look; sooner where events tell why. Cost: O(lines)."""
     lines, people = facts.lines, facts.people
     seen_ns, moved_ns = _latest(lines.process, lines.seen_ns, len(people)), _moved(facts)
     fresh = facts.now_ns - options.quiet_ns
     heard = (seen_ns >= fresh) | _hosts_heard(facts, fresh)
     heard &= (seen_ns >= 0) & ~_is_on(people, silent)
-    patience = 0 if facts.is_dump else options.patience_ns(facts.period_ns, facts.interval_ns)
+    patience = 0 if facts.is_dump else options.patience_ns(facts.period_ns, facts.interval_ns, is_told)
     still = heard & (facts.now_ns - moved_ns >= patience)
     begun = lines.enqueued if facts.is_dump else lines.started
     inside = (begun > lines.done) & still[lines.process]
+    unsettled = (begun > lines.done) & (heard & ~still)[lines.process] & (lines.seen_ns - lines.since_ns < patience)
     since_ns = int(moved_ns[lines.process[inside]].max(initial=0))
-    return Standstill(heard, still, inside, since_ns)
+    return Standstill(heard, still, inside, unsettled & (facts.interval_ns > 0), since_ns)
 
 
 def drop_unheard_of(lines: Lines) -> Lines:

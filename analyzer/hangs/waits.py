@@ -81,7 +81,7 @@ def trace_waits(facts: ProgressFacts, standstill: Standstill, roster: Roster) ->
         frozen=holds.frozen,
         origins=np.flatnonzero(origins),
         unheard=np.unique(np.array(unheard, np.int64)),
-        stuck=_list_stuck(group, holds.number, holds.inside & ~holds.held),
+        stuck=_list_stuck(group, holds.number, holds.inside & ~holds.held, _list_unsettled(lines, group, standstill)),
         circling=np.flatnonzero(_find_circle(waiting & ~explained, lines.process, group, holds)),
     )
 
@@ -143,12 +143,24 @@ def _find_circle(lost: np.ndarray, process: np.ndarray, group: np.ndarray, holds
         lost = lost & awaited
 
 
-def _list_stuck(group: np.ndarray, number: np.ndarray, stuck: np.ndarray) -> tuple[StuckOperation, ...]:
+_Operation = tuple[int, int]  # group and number
+
+
+def _list_unsettled(lines: Lines, group: np.ndarray, standstill: Standstill) -> set[_Operation]:
+    """Return the operations in which somebody is of whom nobody knows yet whether he moves: the next look does."""
+    which = np.flatnonzero(standstill.unsettled)
+    return set(zip(group[which].tolist(), (lines.done[which] + 1).tolist(), strict=True))
+
+
+def _list_stuck(
+    group: np.ndarray, number: np.ndarray, stuck: np.ndarray, unsettled: set[_Operation]
+) -> tuple[StuckOperation, ...]:
     lines = np.flatnonzero(stuck)
     order = lines[np.lexsort((number[lines], group[lines]))]
     changes = np.flatnonzero((np.diff(group[order]) != 0) | (np.diff(number[order]) != 0)) + 1
     parts = np.split(order, changes) if len(order) else []
-    return tuple(StuckOperation(int(group[part[0]]), int(number[part[0]]), part) for part in parts)
+    found = (StuckOperation(int(group[part[0]]), int(number[part[0]]), part) for part in parts)
+    return tuple(each for each in found if (each.group, each.number) not in unsettled)
 
 
 def _greatest(group: np.ndarray, values: np.ndarray, count: int, least: np.int64 | int = 0) -> np.ndarray:

@@ -8,8 +8,6 @@ the same; there the reader must itself be waiting for just that sender.
 from collections import defaultdict
 from dataclasses import dataclass
 
-import numpy as np
-
 from analyzer.context import End
 from analyzer.finding import Finding
 from analyzer.hangs.facts import Wire, WireKey
@@ -22,6 +20,7 @@ from lockstep.verdict import RuledOut
 # A receiver that stops between two steps owes nothing either; but a process spends most of its time computing, when
 # it owes the next one.
 _COUNTED = 0.8
+_WAKES_NS = NS_PER_S  # what a job needs to move again, as rows of progress show it
 _FEWEST_FOR_LEAF = 3  # two wires that happen to meet at a leaf are more often two faults
 
 
@@ -82,9 +81,12 @@ def name_wires(scene: Scene, wires: list[StuckWire], topology: TopologyIndex | N
     return findings
 
 
-def name_down_nics(scene: Scene, processes: np.ndarray, topology: TopologyIndex | None) -> list[Finding]:
-    """Return the NICs without carrier on the hosts of some processes, where that came with the standstill."""
-    hosts = {scene.host_of(process) for process in processes.tolist()}
+def name_down_nics(scene: Scene, topology: TopologyIndex | None) -> list[Finding]:
+    """Return the NICs of hosts in the standstill that lost their carrier with it.
+
+    The host need not be in the operation that is stuck: its ranks may have got all of it, and wait in the next one.
+    """
+    hosts = {scene.host_of(process) for process in scene.involved.tolist()}
     down = {end: since_ns for end, since_ns in sorted(find_down(scene).items()) if end.host in hosts}
     leaves: dict[str | None, list[End]] = defaultdict(list)
     for end in down:
@@ -101,15 +103,20 @@ def name_down_nics(scene: Scene, processes: np.ndarray, topology: TopologyIndex 
 
 
 def find_down(scene: Scene) -> dict[End, int]:
-    """Return the NICs that lost their carrier with the standstill and have not got it back."""
+    """Return the NICs that lost their carrier with the standstill, and have not got it back or only just.
+
+    A connection that was cut sends again after twice as long each time: it may stand for as long again as the cable
+    was out.
+    """
     earliest_ns = scene.since_ns - scene.options.before_ns
     down = {end: since_ns for end, since_ns in scene.facts.down_since_ns.items() if since_ns >= earliest_ns}
     for event in scene.timely(("link_down", "link_up")):
         host, _, nic = event.component.removeprefix("nic:").partition("/")
+        end = End(host, nic)
         if event.kind == "link_down" and nic:
-            down[End(host, nic)] = event.ts_ns
-        else:
-            down.pop(End(host, nic), None)
+            down[end] = event.ts_ns
+        elif scene.facts.now_ns - event.ts_ns > event.ts_ns - down.get(end, event.ts_ns) + _WAKES_NS:
+            down.pop(end, None)
     return down
 
 
@@ -230,5 +237,5 @@ def _down(scene: Scene, end: End, since_ns: int, topology: TopologyIndex | None)
         reason=f"{name} lost its carrier, and operations through it do not end",
         evidence=({"kind": "link_down", "component": name, "ts_ns": since_ns},),
         ambiguous_with=_cable(end, topology),
-        may_isolate=True,
+        may_isolate=scene.seconds * NS_PER_S >= scene.options.before_ns,  # sooner it may be a flap
     )

@@ -38,8 +38,9 @@ def read_sending_sockets() -> TcpTable:
 class LinksSource(PlainSource):
     """Reads every NIC that has a device behind it; `root` is where the host's / is.
 
-    Interfaces without a device count when their kind is in `virtual_kinds` (veth in tests). `use_netlink` says
-    whether the kernel is asked rather than the files below `root`; unless said, it is when `root` is the real one.
+    Interfaces without a device count when the topology names them as NICs of this host (`named`: in virtual machines
+    and namespaces nothing else tells), or when their kind is in `virtual_kinds`. `use_netlink` says whether the
+    kernel is asked rather than the files below `root`; unless said, it is when `root` is the real one.
     """
 
     name = "links"
@@ -54,10 +55,11 @@ class LinksSource(PlainSource):
         clock: Clock | None = None,
         open_kernel: Callable[[Path, Clock], KernelLinks] = KernelLinks,
         read_flows: Callable[[], TcpTable] = read_sending_sockets,
+        named: Collection[str] = (),
     ) -> None:
         self._host = host
         self._net = root / "sys/class/net"
-        self._virtual_kinds = frozenset(virtual_kinds)
+        self._virtual_kinds, self._named = frozenset(virtual_kinds), frozenset(named)
         self._use_netlink = root == Path("/") if use_netlink is None else use_netlink
         self._clock = clock or SystemClock()
         self._open_kernel, self._read_flows = open_kernel, read_flows
@@ -111,7 +113,7 @@ class LinksSource(PlainSource):
         return look
 
     def _is_nic(self, link: Link) -> bool:
-        return link.has_device or link.kind in self._virtual_kinds
+        return link.has_device or link.kind in self._virtual_kinds or link.name in self._named
 
     def _watch_flows(self, look: Look) -> Mapping[str, NicFlows]:
         if look.addresses is None:

@@ -33,7 +33,7 @@ from lockstep.tables import TABLE_BY_NAME
 from lockstep.wish import Wish
 
 KEPT_BYTES = 32 << 20  # of the last minutes, packed; with Arrow and the rest the collector stays below 150 MB
-# Operations that take longer do not hold back the watermark: what is still open shows in `progress`.
+# Operations that take longer, or are overdue, do not hold back the watermark: what is still open shows in `progress`.
 HOLD_NS = 10 * NS_PER_S
 _SOONEST_NS = int(0.9 * NS_PER_S)  # after a reading; what is asked for earlier is a look at what is overdue
 _REPLAY_PART = 0.5  # of the budget for wishes, while there are any
@@ -247,7 +247,8 @@ class NcclRingsSource:
 
     def _advance_watermark(self, now_ns: int) -> None:
         """Promise that nothing older comes: neither seconds that are open nor operations, unless they take long."""
-        pending = self._folder.oldest_pending_ns
+        is_overdue = any(process.overdue.rows for process in self._processes)
+        pending = None if is_overdue else self._folder.oldest_pending_ns
         settled_ns = min(now_ns - LATENESS_NS - NS_PER_S, self._ledger.seconds.since_ns or now_ns)
         settled_ns = settled_ns if pending is None else min(settled_ns, pending)
         before_ns = self._watermark_ns if self._watermark_ns <= now_ns else 0  # unless the clock was set back

@@ -9,6 +9,7 @@ from typing import Protocol
 
 import structlog
 
+from collector.ranks.end_times import EndTimes
 from collector.ranks.proc_connector import Exit, ProcConnector, describe_end
 from collector.ranks.proc_stat import ProcessStat, RingHolders, read_membership, read_stat, read_waiting_place
 from collector.ranks.run_reports import FoundReport, RunReports
@@ -17,7 +18,7 @@ from lockstep.arrow import rows_of
 from lockstep.clock import NS_PER_S
 from lockstep.errors import LockstepError, NotPresent
 from lockstep.records import Event, HostRecord
-from lockstep.supervision import Membership
+from lockstep.supervision import REPORT_DIRECTORIES, Membership
 from lockstep.tables import TABLE_BY_NAME
 from lockstep.wish import Wish
 
@@ -54,7 +55,7 @@ class Watched:
 
 
 class ProcessesSource(PlainSource):
-    """Watches the processes that `find_ranks` names; by default those that hold a ring file."""
+    """Watches the processes that `find_ranks` names; by default those that hold a ring file in `directories`."""
 
     name = "processes"
     period_s = 1.0
@@ -66,12 +67,14 @@ class ProcessesSource(PlainSource):
         find_ranks: Callable[[], Iterable[int]] | None = None,
         open_exits: Callable[[], Exits] = ProcConnector,
         reports: RunReports | None = None,
+        directories: Sequence[Path] = REPORT_DIRECTORIES,
     ) -> None:
         self._host, self._proc = host, root / "proc"
-        self._find_ranks = find_ranks or RingHolders(root)
+        self._find_ranks = find_ranks or RingHolders(root, directories)
         self._open_exits = open_exits
-        self._reports = reports or RunReports(root)
+        self._reports = reports or RunReports(root, directories)
         self._exits: Exits | None = None
+        self._end_times: EndTimes | None = None  # where the kernel reports no exits
         self._is_subscribed = False
         self._fault = ""  # why ranks could not be found at the last read
         self._ranks: dict[int, Watched] = {}
@@ -82,15 +85,19 @@ class ProcessesSource(PlainSource):
             raise NotPresent(f"no processes in {self._proc}")
         if not self._is_subscribed:
             self._exits, self._is_subscribed = self._subscribe(), True
+            # Below another root the numbers may be those of another namespace.
+            self._end_times = EndTimes() if not self._exits and self._proc == Path("/proc") else None
         events: list[HostRecord] = [*self._read_ends(now_ns), *self._look_again(now_ns), *self._read_reports(now_ns)]
         self._find_new()
         self._last_ns = now_ns
-        return Reading({"events": rows_of(TABLE_BY_NAME["events"], events)} if events else {}, watermark_ns=now_ns)
+        rows = {"events": rows_of(TABLE_BY_NAME["events"], events)} if events else {}
+        return Reading(rows, watermark_ns=now_ns, is_urgent=bool(events))
 
     def close(self) -> None:
         """End the subscription to exits."""
-        if self._exits:
-            self._exits.close()
+        for heard in (self._exits, self._end_times):
+            if heard:
+                heard.close()
 
     def _subscribe(self) -> Exits | None:
         try:
@@ -134,7 +141,9 @@ class ProcessesSource(PlainSource):
             self._ranks[rank.stat.pid] = replace(rank, is_missing=True)
             return []
         del self._ranks[rank.stat.pid]
-        return [self._event(now_ns, "process_gone", "error", f"{rank} is gone; how it ended is unknown")]
+        ended_ns = self._end_times.take(rank.stat.pid) if self._end_times else None
+        told_ns = now_ns if ended_ns is None else self._time(now_ns - time.monotonic_ns() + ended_ns, now_ns)
+        return [self._event(told_ns, "process_gone", "error", f"{rank} is gone; how it ended is unknown")]
 
     def _find_new(self) -> None:
         for pid in set(self._found()) - self._ranks.keys():
@@ -142,6 +151,8 @@ class ProcessesSource(PlainSource):
             if stat and len(self._ranks) < _MOST_RANKS:
                 # One that already stands still is told at the next look, as every change is.
                 self._ranks[pid] = Watched(stat, read_membership(self._proc, pid))
+                if self._end_times:
+                    self._end_times.watch(pid)
 
     def _found(self) -> Iterable[int]:
         """Return who is a rank now; while that cannot be told, those known are watched all the same."""

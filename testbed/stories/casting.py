@@ -5,8 +5,9 @@ from itertools import chain, repeat
 
 from lockstep.errors import NotPresent
 from lockstep.sim.placement import place
-from lockstep.sim.story import Doing, Story
+from lockstep.sim.story import Doing, Expectation, Story
 from lockstep.sim.timeline import Turn
+from lockstep.topology import nic_name, split_end
 from testbed.faults.breaker import why_not
 from testbed.workers.plan import Collective, Compute, Item, JobPlan, Layout
 
@@ -73,6 +74,27 @@ def _items(story: Story, doings: Sequence[Doing], scale: float) -> Iterator[Item
             size = max(int(doing.mb * 1e6 * scale), _LEAST_BYTES)
             kind, channels = doing.group, story.cluster.nics_per_host
             yield Collective(kind, doing.do, size, doing.algo, channels)  # type: ignore[arg-type]  # checked before
+
+
+def cast_truth(story: Story) -> Story:
+    """Return the story with its wires between two NICs named as ranks of the testbed use them.
+
+    Here a channel has the NIC of the same number at both ends; simulated ranks use the NIC next to their GPU. So the
+    wire through the NIC that a verdict should name leads to another NIC of the same host.
+    """
+    expect = [
+        wanted.model_copy(update={"also_right": tuple(_wire_here(name, wanted) for name in wanted.also_right)})
+        for wanted in story.expect
+    ]
+    return story.model_copy(update={"expect": tuple(expect)})
+
+
+def _wire_here(name: str, wanted: Expectation) -> str:
+    kind, _, ends = name.partition(":")
+    pair = [split_end(end) for end in ends.split("--")]
+    broken = next((nic for host, nic in pair if nic and wanted.component == nic_name(host, nic)), None)
+    is_wire = kind == "link" and all(nic for _, nic in pair)
+    return f"link:{'--'.join(f'{host}/{broken}' for host, _ in pair)}" if is_wire and broken else name
 
 
 def ranks_of(story: Story, turn: Turn) -> list[int]:

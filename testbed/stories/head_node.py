@@ -15,7 +15,7 @@ from lockstep.topology import dump_topology
 from testbed.fabric.fabric import Fabric
 from testbed.services import LOCKSTEP, Service, free_port, own_environment
 
-SOURCES = ("nccl_rings", "connections", "links")
+SOURCES = ("nccl_rings", "connections", "links", "processes")
 
 
 class HeadNode:

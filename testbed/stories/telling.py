@@ -3,61 +3,28 @@
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+import httpx
 
 from lockstep.clock import NS_PER_S, SystemClock
-from lockstep.sim.story import Expectation, Story, build_topology
+from lockstep.sim.story import BENIGN, Story, build_topology
 from lockstep.sim.timeline import Turn
 from testbed.fabric.building import build_fabric
 from testbed.fabric.fabric import Fabric
 from testbed.fabric.options import ShapeOptions, scale_of
 from testbed.faults.breaker import Breaker
 from testbed.ranks import build_ranks
-from testbed.stories.casting import check_playable, lines_for, plan_job, ranks_of
+from testbed.stories.casting import cast_truth, check_playable, lines_for, plan_job, ranks_of
 from testbed.stories.head_node import HeadNode
+from testbed.stories.outcome import Listener, Outcome, Pace
 from testbed.workers.job import Job, rings_of, start_job
 
 Note = Callable[[str], None]
 _LOOK_S = 0.25
 _WARM_UP_STEPS = 3
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What the head node said of a story, and what it should have."""
-
-    story: Story
-    began_ns: int
-    incidents: tuple[dict[str, Any], ...]
-    steps: int
-
-    @property
-    def missed(self) -> list[Expectation]:
-        """Verdicts that are right and were not given in time."""
-        return [wanted for wanted in self.story.expect if not any(self._is_right(i, wanted) for i in self.incidents)]
-
-    @property
-    def wrong(self) -> list[dict[str, Any]]:
-        """Incidents that no expectation calls right."""
-        return [i for i in self.incidents if not any(self._is_right(i, wanted) for wanted in self.story.expect)]
-
-    @property
-    def is_right(self) -> bool:
-        return not self.missed and not self.wrong
-
-    def _is_right(self, incident: dict[str, Any], wanted: Expectation) -> bool:
-        verdict = incident["verdict"]
-        broke_s = wanted.after_s if wanted.after_s is not None else self.story.breaks_at_s or 0.0
-        latest_ns = self.began_ns + (broke_s + wanted.within_s) * NS_PER_S
-        is_class = verdict["class"] in (wanted.fault_class, *wanted.also_class)
-        return (
-            is_class
-            and verdict["component"] in (wanted.component, *wanted.also_right)
-            and incident["opened_ns"] <= latest_ns
-        )
 
 
 @dataclass(frozen=True)
@@ -75,10 +42,10 @@ def tell(story: Story, seed: int, note: Note, keep: Path | None = None) -> Outco
     with ExitStack() as stack:
         folder = keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lockstep-testbed-")))
         stage = stack.enter_context(_set(story, seed, folder, note))
-        began_ns = SystemClock().now_ns()
-        _play(story, stage, note)
-        steps = min(len(rank.steps) for rank in stage.job.ranks)
-        return Outcome(story, began_ns, tuple(stage.head.incidents()), steps)
+        began_ns, listener = SystemClock().now_ns(), Listener()
+        broke_ns = _play(story, stage, note, listener)
+        pace = Pace(broke_ns or began_ns, _step_ends(stage.job))
+        return Outcome(cast_truth(story), began_ns, tuple(stage.head.incidents()), pace, tuple(listener.said))
 
 
 @contextmanager
@@ -102,10 +69,10 @@ def _set(story: Story, seed: int, folder: Path, note: Note) -> Iterator[Stage]:
         yield Stage(fabric, head, job)
 
 
-def _play(story: Story, stage: Stage, note: Note) -> None:
-    """Follow the timeline to the story's end."""
+def _play(story: Story, stage: Stage, note: Note, listener: Listener) -> int | None:
+    """Follow the timeline to the story's end, and listen; return when the first fault was there."""
     clock = SystemClock()
-    begin_ns, told = clock.monotonic_ns(), set[Turn]()
+    begin_ns, told, broke_ns = clock.monotonic_ns(), set[Turn](), None
     with Breaker(stage.fabric, lambda part: _processes_of(story, stage.job, part)) as breaker:
         now_s = 0.0
         while now_s < story.duration_s:
@@ -114,8 +81,18 @@ def _play(story: Story, stage: Stage, note: Note) -> None:
                 told.add(turn)
                 note(f"{now_s:.0f} s: {turn.part or 'the job'} {turn.effect}")
                 _tell_ranks(story, stage.job, turn)
+                broke_ns = broke_ns or (clock.now_ns() if turn.effect not in BENIGN else None)
+            with suppress(httpx.TransportError):  # busy: it is asked again
+                listener.hear(stage.head.incidents(), clock.now_ns())
             clock.wait(threading.Event(), _LOOK_S)
             now_s = (clock.monotonic_ns() - begin_ns) / NS_PER_S
+    return broke_ns
+
+
+def _step_ends(job: Job) -> tuple[int, ...]:
+    """Return when each step was done by all ranks that are there."""
+    ends = [[step.end_ns for step in rank.steps] for rank in job.ranks]
+    return tuple(max(step) for step in zip(*ends, strict=False))
 
 
 def _tell_ranks(story: Story, job: Job, turn: Turn) -> None:

@@ -7,7 +7,7 @@ from collector.gathering import Gathering
 from collector.source import Reading
 from lockstep.clock import ManualClock
 from lockstep.records import Event
-from tests.builders import T0, make, rows
+from tests.builders import SECOND, T0, make, rows
 
 
 def test_rows_beyond_the_bound_are_dropped_and_counted_until_somebody_packs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,3 +21,12 @@ def test_rows_beyond_the_bound_are_dropped_and_counted_until_somebody_packs(monk
     gathering.put("a", reading, period_s=1.0)
     assert gathering.take().tables["events"].num_rows == 2
     assert gathering.dropped_rows == 4
+
+
+def test_source_that_is_read_seldom_holds_back_nobodys_watermark() -> None:
+    gathering = Gathering({}, ManualClock(T0))
+    gathering.put("connections", Reading({}, watermark_ns=T0 - 9 * SECOND), period_s=10.0)
+    assert gathering.take().watermark_ns is None
+    gathering.put("gpu", Reading({}, watermark_ns=T0 - SECOND), period_s=2.0)
+    gathering.put("links", Reading({}, watermark_ns=T0), period_s=1.0)
+    assert gathering.take().watermark_ns == T0 - SECOND

@@ -1,10 +1,18 @@
 """Every source is registered under its own name and can be made for any host."""
 
+import contextlib
+import os
+import signal
+from pathlib import Path
+
 import pytest
 
+from collector.ranks.proc_stat import RingHolders, read_stat
 from collector.registry import SOURCES, make_sources
 from lockstep.config import CollectorSettings
 from lockstep.errors import BadInput
+from tests.builders import SECOND, T0
+from tests.waiting import eventually
 
 SETTINGS = CollectorSettings()
 
@@ -29,3 +37,18 @@ def test_settings_may_choose_among_the_sources() -> None:
 def test_source_that_does_not_exist_is_refused_with_the_names_that_do() -> None:
     with pytest.raises(BadInput, match=r"there is no source lynx; there are .*links, rdma"):
         make_sources("h0", CollectorSettings(sources=("lynx",)))
+
+
+@pytest.mark.parametrize(("place", "kinds"), [("", ["process_stopped"]), ("elsewhere", [])])
+def test_processes_are_watched_that_record_where_the_settings_say(
+    live_rings: Path, place: str, kinds: list[str]
+) -> None:
+    (pid,) = RingHolders(Path("/"), [live_rings])()
+    settings = CollectorSettings(sources=("processes",), ring_dirs=(live_rings / place,))
+    with contextlib.closing(make_sources("h0", settings)[0]) as source:
+        source.read(T0, ())
+        os.kill(pid, signal.SIGSTOP)
+        eventually(lambda: read_stat(Path("/proc"), pid).state == "T")
+        told = source.read(T0 + SECOND, ()).tables
+        os.kill(pid, signal.SIGCONT)
+    assert [row["kind"] for table in told.values() for row in table.to_pylist()] == kinds

@@ -110,6 +110,7 @@ def steps_of(*rows: tuple[int, int, int, int], seq: int = 4, comm: int = WORLD, 
         peer=np.array([side[1] for side in sides], np.int64),
         sends=np.array([side[2] for side in sides], bool),
         steps=np.array([side[3] for side in sides], np.int64),
+        last_ns=np.full(count, T0 - 10 * SECOND),
     )
 
 

@@ -5,6 +5,7 @@ from typing import Any
 from analyzer.finding import Finding
 from analyzer.hangs.facts import StepCounts
 from tests.analyzer.hangs.build import Job, Line, line, steps_of, world
+from tests.builders import SECOND, T0
 
 NICS = {"h0": "eth0", "h1": "eth0", "h2": "eth0", "h3": "eth0"}
 SPREAD = 8  # a communicator with one rank on each of four hosts
@@ -127,3 +128,13 @@ def test_receiver_that_has_sent_less_than_all_others_is_to_blame_itself() -> Non
 def test_without_any_steps_nothing_is_said() -> None:
     assert Job(lines=world()).find() == []
     assert find(spread()) == []
+
+
+def test_nothing_is_counted_before_all_in_the_operation_are_known_to_stand() -> None:
+    steps = spread((0, 1, 6, 0), (1, 2, 2, 2), (2, 3, 4, 4), (3, 0, 6, 6))
+    late_row = {"seen_ns": T0 - 2 * SECOND, "since_ns": T0 - 3 * SECOND}
+    lines = [each | late_row if each["rank"] == 3 else each for each in ring()]
+    assert find(steps, lines) == []
+    assert named(find(steps, lines, interval_ns=0)) == [("comm_hang", "link:h0/eth0--h1/eth0")], (
+        "a recording has no next"
+    )

@@ -111,3 +111,13 @@ def test_snapshot_without_a_past_is_judged_by_what_it_shows_open(store: Store) -
     since_ns = T0 - 8 * SECOND
     insert(store, member(0), member(1), progress(0, 0, (5, 5, 4), oldest_open_ns=since_ns), progress(1, 0, (4, 4, 4)))
     assert read(store).lines.since_ns.tolist() == [since_ns, T0]
+
+
+def test_end_of_a_process_is_read_and_told_before_the_standstill_alone_would_be(store: Store) -> None:
+    moving = [progress(rank, at_s, (at_s + 10, at_s + 10, at_s + 9)) for rank in (0, 1) for at_s in range(-9, -2)]
+    standing = [progress(rank, at_s, (7, 7, 6), head_state="recv_wait") for rank in (0, 1) for at_s in (-2, -1, 0)]
+    insert(store, member(0), member(1), *moving, *standing)
+    assert find(store) == []
+    told = {"kind": "process_gone", "component": "host:h1", "severity": "error", "message": "rank 1 (pid 7) is gone"}
+    insert(store, make(Event, host="h1", ts_ns=T0 - 2 * SECOND, **told))
+    assert [(finding.fault_class, finding.component) for finding in find(store)] == [("crash", "rank:1")]

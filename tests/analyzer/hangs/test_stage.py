@@ -39,6 +39,21 @@ def test_look_without_rows_neither_finds_nor_forgets() -> None:
     assert find_hangs(job.progress, HangMemory(5), job.context, HangOptions()) == ([], HangMemory(5))
 
 
+def test_job_of_which_nothing_is_heard_any_more_still_stands_for_the_same_reason() -> None:
+    job = Job(lines=world(r2=line(2, (4, 4, 4))))
+    found, memory = find_hangs(job.progress, HangMemory(), job.context, HangOptions())
+    for lines in ([], [line(0, (5, 5, 4), since_ns=T0)]):
+        left = Job(lines=lines)
+        assert find_hangs(left.progress, memory, left.context, HangOptions()) == (found, memory)
+    assert found
+
+
+def test_few_rows_of_a_collector_are_no_recording() -> None:
+    lines = [line(rank, (4, 4, 4) if rank == 2 else (5, 5, 4), since_ns=T0 - 3 * SECOND) for rank in range(4)]
+    assert Job(lines=lines, facts={"interval_ns": 0}).find()
+    assert Job(lines=lines, facts={"interval_ns": 0, "heard_ns": {"h0": T0, "h1": T0}}).find() == []
+
+
 def test_when_most_of_a_job_is_elsewhere_nobody_is_blamed() -> None:
     lines = [line(0, (5, 5, 4)), *(line(rank, (4, 4, 4)) for rank in range(1, 4))]
     assert Job(lines=lines).find() == []

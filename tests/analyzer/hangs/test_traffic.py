@@ -2,9 +2,10 @@
 
 from typing import Any
 
+from analyzer.hangs.traffic import date_by_steps
 from lockstep.records import Connection, HostRecord, StepSample
 from lockstep.store.store import Store
-from tests.analyzer.hangs.stored import insert, member, progress, read
+from tests.analyzer.hangs.stored import find, insert, member, progress, read
 from tests.builders import SECOND, T0, make
 
 
@@ -42,3 +43,18 @@ def test_nic_is_told_of_hosts_that_use_only_one(store: Store) -> None:
     unplaced = {"comm": None, "rank": None, "peer": None, "channel": None, "transport": "socket"}
     insert(store, *hang(), *(make(Connection, host=host, nic=nic, **unplaced) for host, nic in nics))
     assert read(store).only_nic == {"h0": "eth0"}
+
+
+def test_rank_stands_since_the_newest_step_of_its_open_operation_ended(store: Store) -> None:
+    ends = {"posted_ns": T0 - 8 * SECOND, "wire_ns": T0 - SECOND}
+    insert(store, *hang(), step(0, "send", 0), step(0, "send", 1, done_ns=T0 - SECOND, **ends))
+    lines = date_by_steps(read(store)).lines
+    stood_ns = dict(zip(lines.rank.tolist(), (T0 - lines.since_ns).tolist(), strict=True))
+    assert stood_ns[0] == SECOND
+    assert stood_ns[1] > 3 * SECOND, "of it no step is known"
+
+
+def test_job_whose_data_still_moves_in_one_long_operation_does_not_hang(store: Store) -> None:
+    moving = [step(rank, "send", number, done_ns=T0 - SECOND) for rank in (0, 1) for number in (0, 1)]
+    insert(store, *hang(), *moving)
+    assert find(store) == []

@@ -67,12 +67,32 @@ def test_nic_without_carrier_explains_the_standstill() -> None:
     assert (finding.fault_class, finding.component, finding.may_isolate) == ("comm_hang", "nic:h1/eth0", True)
 
 
+def test_carrier_lost_a_moment_ago_may_be_a_flap_and_isolates_nothing() -> None:
+    lost = event("link_down", "h1", "eth0 went down", component="nic:h1/eth0", ago_s=4)
+    lines = [line(rank, (5, 5, 4), since_ns=T0 - 4 * SECOND) for rank in range(4)]
+    (finding,) = Job(lines=lines, facts={"happenings": (lost,)}).find()
+    assert (finding.component, finding.may_isolate) == ("nic:h1/eth0", False)
+
+
 def test_nic_that_has_its_carrier_back_explains_nothing() -> None:
     happened = (
         event("link_down", "h1", component="nic:h1/eth0", ago_s=10),
         event("link_up", "h1", component="nic:h1/eth0", ago_s=9),
     )
     assert Job(lines=[line(rank, (5, 5, 4)) for rank in range(4)], facts={"happenings": happened}).find() == []
+
+
+def test_nic_that_has_just_got_its_carrier_back_explains_a_standstill_as_long_as_its_outage() -> None:
+    def find_after(outage_s: float) -> list[str]:
+        happened = (
+            event("link_down", "h1", component="nic:h1/eth0", ago_s=4 + outage_s),
+            event("link_up", "h1", component="nic:h1/eth0", ago_s=4),
+        )
+        lines = [line(rank, (5, 5, 4), since_ns=T0 - round((4 + outage_s) * SECOND)) for rank in range(4)]
+        return [finding.component for finding in Job(lines=lines, facts={"happenings": happened}).find()]
+
+    assert find_after(outage_s=3.0) == ["nic:h1/eth0"]
+    assert find_after(outage_s=2.9) == []
 
 
 def test_nic_that_was_down_long_before_explains_nothing() -> None:

@@ -96,6 +96,19 @@ def test_nic_is_read_with_speed_counters_and_carriers(pair: Pair, watcher: Watch
     assert watcher.extra["tcp_rtt_max_us"] >= watcher.extra["tcp_rtt_floor_us"] > 0
 
 
+@pytest.mark.parametrize(("named", "nics"), [(("eth0", "eth7"), ["eth0"]), ((), [])])
+def test_interface_without_a_device_is_a_nic_where_the_topology_names_it(
+    pair: Pair, named: tuple[str, ...], nics: list[str]
+) -> None:
+    source = LinksSource("h0", Path("/no/such/root"), use_netlink=True, named=named)
+    try:
+        rows = pair.here.run(source.read, T0, ()).tables["nic_counters"].to_pylist()
+    except NotPresent:
+        rows = []
+    pair.here.run(source.close)
+    assert [row["nic"] for row in rows] == nics
+
+
 def test_interfaces_that_are_no_nics_give_no_rows(pair: Pair) -> None:
     with (
         closing(LinksSource("h0", Path("/no/such/root"), use_netlink=True)) as source,

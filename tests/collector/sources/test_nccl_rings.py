@@ -144,7 +144,7 @@ def test_rank_that_stands_still_is_looked_at_ten_times_a_second(tmp_path: Path, 
         follower.skip(20)  # nothing new is seen by looking so often
         follower.read()
         assert follower.source.period_s in (CROWDED_S, PERIOD_S)
-        assert follower.watermark_ns >= follower.now_ns() - 11 * 10**9  # what hangs does not hold it for ever
+        assert follower.watermark_ns >= follower.now_ns() - 3 * 10**9  # what hangs does not hold it
         os.kill(job.pid, signal.SIGCONT)
 
 

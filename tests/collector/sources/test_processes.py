@@ -170,7 +170,11 @@ def test_rank_that_is_gone_is_told_without_a_code_where_the_kernel_does_not_tell
             process.wait()
         else:
             eventually(has_state(process.pid, "Z"))
+        ends = reader.source._end_times
+        assert ends
+        eventually(lambda: process.pid in ends._ended)
         (row,) = reader.read()
+        assert reader.now_ns - SECOND <= row["ts_ns"] < reader.now_ns, "when it ended, not when it was missed"
         assert reader.read() == []
     assert (row["kind"], row["severity"]) == ("process_gone", "error")
     assert row["message"] == f"rank 3 of job 4711 (pid {process.pid}, sleep) is gone; how it ended is unknown"

@@ -6,7 +6,7 @@ from lockstep.errors import NotPresent
 from lockstep.sim.library import find_story, list_stories
 from lockstep.sim.story import Story
 from lockstep.sim.timeline import parse_turn
-from testbed.stories.casting import check_playable, find_obstacles, lines_for, plan_job, ranks_of
+from testbed.stories.casting import cast_truth, check_playable, find_obstacles, lines_for, plan_job, ranks_of
 from testbed.workers.plan import Collective, Compute
 
 STORY = find_story("testbed-host-link-strong-socket")
@@ -80,3 +80,17 @@ def test_ranks_are_told_what_only_they_can_do(line: str, ranks: list[int], told:
     turn = parse_turn(line)
     assert ranks_of(STORY, turn) == ranks
     assert lines_for(turn, step=10) == told
+
+
+@pytest.mark.parametrize(
+    ("name", "right"),
+    [
+        ("testbed-nic-tx-strong-socket", ("link:h3/eth1--leaf0", "link:h3/eth1--h4/eth1")),
+        ("testbed-nic-rx-strong-socket", ("link:h5/eth0--leaf1", "link:h4/eth0--h5/eth0")),
+        ("testbed-spine-link-strong-socket", ("link:leaf1--spine1", "switch:spine1")),
+        ("testbed-hang-absent-socket", ("rank:6", "gpu:h3/0")),
+    ],
+)
+def test_wire_between_two_nics_is_right_by_the_name_it_has_here(name: str, right: tuple[str, ...]) -> None:
+    (wanted,) = cast_truth(find_story(name)).expect
+    assert wanted.also_right == right
