@@ -15,7 +15,15 @@ import pyarrow as pa
 from analyzer.context import Context
 from analyzer.wires.ends import Ends
 from analyzer.wires.inner import judge_inner
-from analyzer.wires.judging import Delays, Score, WireOptions, as_they_are, judge_delays, keep_leading
+from analyzer.wires.judging import (
+    Delays,
+    Score,
+    WireOptions,
+    as_they_are,
+    find_disputed,
+    judge_delays,
+    keep_leading,
+)
 from analyzer.wires.matrix import DelayMatrix
 from analyzer.wires.measuring import measure
 from analyzer.wires.memory import WireMemory
@@ -38,15 +46,28 @@ def build_matrix(
     scores = []
     # Waits are all that the wire took, so what they cost the window is known; transits are samples.
     for delays, span_ns in [(measured.waits, window_ns), *((delays, 0) for delays in measured.transits)]:
-        score = judge_delays(delays, memory.recall(delays.key), wires, span_ns, options)
-        memory = _learn(memory, delays, score)
-        if delays.follows.any():  # what was taken off is uncertain, so waits must be long as they are, too
-            raw = as_they_are(delays)
-            checked = judge_delays(raw, memory.recall(raw.key), wires, span_ns, options)
-            memory = _learn(memory, raw, checked)
-            score = replace(score, hot=score.hot & checked.large)
-        scores.append(replace(score, hot=keep_leading(delays, score.hot, options)))
+        score, memory = _judge(delays, memory, wires, span_ns, options)
+        scores.append(score)
+    for delays, score in zip(measured.transits, scores[1:], strict=True):
+        disputed = find_disputed(measured.waits, delays, score, options)
+        scores = [replace(each, hot=each.hot & ~disputed) for each in scores]
     return replace(_join(measured.ends, facts, scores, options), inner=inner), memory
+
+
+def _judge(
+    delays: Delays, memory: WireMemory, wires: int, span_ns: int, options: WireOptions
+) -> tuple[Score, WireMemory]:
+    """Return how slow each wire is by one sort of delays, and the memory with what was usual in them."""
+    score = judge_delays(delays, memory.recall(delays.key), wires, span_ns, options)
+    memory = _learn(memory, delays, score)
+    if not delays.is_net.any():
+        return replace(score, hot=keep_leading(delays, score.hot, options)), memory
+    # What is taken off is uncertain, so waits must be long as they are, too.
+    raw = as_they_are(delays)
+    checked = judge_delays(raw, memory.recall(raw.key), wires, span_ns, options)
+    leading = keep_leading(delays, score.hot & checked.large, options)
+    is_long = ~(checked.sigmas < options.raw_sigmas)
+    return replace(score, hot=leading & is_long), _learn(memory, raw, checked)
 
 
 def find_starved(flushes: pa.Table, options: WireOptions) -> frozenset[str]:

@@ -76,8 +76,11 @@ def judge_inner(
         least=np.zeros(rows.num_rows),
         sharers=np.ones(rows.num_rows),
         ring=place.reshape(-1),
+        rivals=place.reshape(-1),
         follows=np.zeros(rows.num_rows, bool),
         raw_ns_per_byte=duration,
+        is_net=np.zeros(rows.num_rows, bool),
+        decides=np.zeros(rows.num_rows, bool),
     )
     window_ns = context.window.end_ns - context.window.start_ns
     score = judge_delays(delays, memory.recall(delays.key), len(comms), window_ns, options)

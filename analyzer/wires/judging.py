@@ -35,6 +35,7 @@ class WireOptions:
     few_transfers: int = 8  # fewer on one wire, and a single hiccup is what was measured
     few_ratio: float = 2.0  # with few wires or transfers only what nobody can miss
     hot_sigmas: float = 6.0  # one false wire in 10^9 if excesses were normal; they are not, hence the ratio too
+    raw_sigmas: float = 3.0  # of waits as they are: with those of what is left, enough; receivers make them swing
     min_spread: float = 0.02  # a cluster quieter than 2 % would make every hiccup many sigmas
     min_lost_share: float = 0.005  # of the window; what costs half a percent of the time is not worth a word
     min_part: float = 0.25  # of the excess of its ring's slowest wire: less costs nothing while that one is there
@@ -42,6 +43,9 @@ class WireOptions:
         0.6  # likewise, of waits as they are: behind a slow wire bursts wait too, but less than half
     )
     step_noise_ns: float = 300e3  # to wake a thread on a busy host; nothing shorter is the wire's
+    poll_ns: float = 10e3  # per step: a proxy looks at all its connections in turn
+    min_watched: float = 0.5  # of a wire's bytes step by step by both ends, for that to count more than its waits
+    few_operations: int = 3  # fewer that were watched, and their median is what as many wake-ups made of it
     clock_margin: float = 3.0  # how many times the scatter of clocks a transit must exceed
     starved_ratio: float = 5.0  # of a host's flush wait over what others need
     starved_ns: float = 200e3  # per step; a healthy flush takes microseconds, a starved proxy a scheduler's slice
@@ -60,8 +64,11 @@ class Delays:
     least: np.ndarray  # nanoseconds per byte below which it is never slow
     sharers: np.ndarray  # wires that share its most crowded link
     ring: np.ndarray  # rows of one number belong to one channel of one communicator
+    rivals: np.ndarray  # of rows of one number, the slowest leads
     follows: np.ndarray  # whether its delay also shows what happens to others of its ring
     raw_ns_per_byte: np.ndarray  # before what the receiver held up was taken off
+    is_net: np.ndarray  # whether anything could be taken off, which is uncertain
+    decides: np.ndarray  # whether it is all that the wire took: where it is short, the wire is not slow
 
 
 @dataclass(frozen=True)
@@ -110,6 +117,19 @@ def as_they_are(delays: Delays) -> Delays:
     return replace(delays, ns_per_byte=delays.raw_ns_per_byte, key=delays.key ^ _RAW)
 
 
+def find_disputed(waits: Delays, watched: Delays, score: Score, options: WireOptions) -> np.ndarray:
+    """Return the wires that were watched for most of what they carried and are not slow by that.
+
+    While a sender waits for its wire, bytes are on it. Waits of which this is not true are the host's, or those of a
+    receiver that does not read; acknowledgements that come late over a slow wire of the other direction do that.
+    """
+    wires = len(score.hot)
+    carried = _sum(waits.bytes, waits.place, wires)
+    seen = _sum(np.where(watched.decides, watched.bytes, 0.0), watched.place, wires)
+    result: np.ndarray = (seen > 0) & (seen >= options.min_watched * carried) & ~score.large
+    return result
+
+
 def keep_leading(delays: Delays, hot: np.ndarray, options: WireOptions) -> np.ndarray:
     """Return which slow wires remain when those are left out that only follow a slower one of the same ring.
 
@@ -120,18 +140,19 @@ def keep_leading(delays: Delays, hot: np.ndarray, options: WireOptions) -> np.nd
         return hot
     weight = np.where(hot[delays.place], delays.bytes, 0.0)
     leads = _is_large(delays.ns_per_byte, delays, weight > 0, options.min_part)
-    leads &= _is_large(delays.raw_ns_per_byte, delays, weight > 0, options.min_raw_part)
+    if delays.is_net.any():
+        leads &= _is_large(delays.raw_ns_per_byte, delays, weight > 0, options.min_raw_part)
     total, leading = (_sum(part, delays.place, len(hot)) for part in (weight, np.where(leads, weight, 0.0)))
     is_own = _sum(np.where(delays.follows, 0.0, weight), delays.place, len(hot)) > 0.5 * total
     return hot & ((leading >= 0.5 * total) | is_own)
 
 
 def _is_large(values: np.ndarray, delays: Delays, of: np.ndarray, part: float) -> np.ndarray:
-    """Return which values exceed the usual by at least this part of what any of their ring does, among those."""
+    """Return which values exceed the usual by at least this part of what any of their rivals does, among those."""
     excess = values - np.maximum(_usual(values, delays), delays.least)
-    largest = np.zeros(int(delays.ring.max(initial=-1)) + 1)
-    np.maximum.at(largest, delays.ring[of], excess[of])
-    result: np.ndarray = excess >= part * largest[delays.ring]
+    largest = np.zeros(int(delays.rivals.max(initial=-1)) + 1)
+    np.maximum.at(largest, delays.rivals[of], excess[of])
+    result: np.ndarray = excess >= part * largest[delays.rivals]
     return result
 
 

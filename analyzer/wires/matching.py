@@ -22,11 +22,16 @@ _STALL_NS = NS_PER_S // 2  # beyond TCP's first retransmissions and any schedule
 _STALLED_FOR_NS = 60 * NS_PER_S  # after which it is a hang's affair
 _WHOSE = "job = {job:String} AND attempt = {attempt:UInt16}"
 
-# How long one step was on its way: from when it was handed over and the step before it had come in and been read,
-# until it arrived. A burst that queues behind itself, or behind a receiver that does not read, is no slow wire. Both
-# clocks are put right by what is known of them. A slow wire is slow in most steps of an operation, where a proxy
-# thread that has to be woken first delays one or two, hence the lower quartile. Operations of the window count, and
-# where there are none, the newest one before it.
+# How much later than told a step may have left: sums cannot be corrected afterwards, so they are made for each of
+# these, in steps of about two, and the one that clocks allow is read off. Beyond, clocks say nothing about a step.
+SLACKS_NS = tuple(round(value * 1e3) for value in (0, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4))
+
+# For how long the wire was busy with one operation: while a step had been handed over, its buffer was posted and the
+# step before it had come in and been read, but it had not arrived. What a late GPU or host does moves those moments,
+# too, so it does not count, whoever waits for whom. A queue that paces and TCP's large segments let steps arrive in
+# clumps, so only their sum is the wire's time; while the wire never runs dry, that is of the receiver's clock alone.
+# Both clocks are put right by what is known of them. A thread that has to be woken first delays some operations,
+# hence the median over those of the window, and where there are none, the newest one before it.
 _STEPS = f"""
 WITH told AS (
     SELECT comm, if(func = 'Recv', 'Send', func) AS what, seq, replay, epoch, rank, peer, channel, direction, step,
@@ -36,30 +41,32 @@ WITH told AS (
     FROM step_samples WHERE {_WHOSE} AND peer >= 0
         AND done_ns >= {{start:Int64}} AND done_ns < {{end:Int64}}
 ), arrivals AS (
-    SELECT *, lagInFrame(moved, 1, toInt64(0)) OVER steps AS moved_before,
-           lagInFrame(done, 1, toInt64(0)) OVER steps AS done_before
+    SELECT *, greatest(posted, lagInFrame(moved, 1, toInt64(0)) OVER steps,
+                       lagInFrame(done, 1, toInt64(0)) OVER steps) AS ready
     FROM told WHERE direction = 'recv'
     WINDOW steps AS (PARTITION BY comm, what, seq, replay, epoch, rank, peer, channel ORDER BY step
                      ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)
 )
-SELECT comm, func, size_class, src_rank, dst_rank, channel, argMax(sender, newest) AS src_host,
+SELECT comm, func, toUInt8(log2(moved_bytes)) AS size_class, src_rank, dst_rank, channel,
+       argMax(sender, newest) AS src_host,
        argMax(receiver, newest) AS dst_host, max(sender_nic) AS src_nic, max(receiver_nic) AS dst_nic,
-       max(port) AS sport, argMax(counted, newest) AS n, 1 AS steps, argMax(step_bytes, newest) AS bytes,
-       if(countIf(newest >= {{fresh:Int64}}) > 0, quantileExactIf(0.5)(transit, newest >= {{fresh:Int64}}),
-          argMax(transit, newest)) AS transit_ns, argMax(least, newest) AS least_ns, max(newest) AS newest_ns
+       max(port) AS sport, argMax(counted, newest) AS steps, argMax(moved_bytes, newest) AS bytes,
+       if(countIf(newest >= {{fresh:Int64}}) > 0, sumIf(counted, newest >= {{fresh:Int64}}), steps) AS n,
+       if(countIf(newest >= {{fresh:Int64}}) > 0, quantileExactForEachIf(0.5)(busy, newest >= {{fresh:Int64}}),
+          argMax(busy, newest)) AS busy_ns, argMax(least, newest) AS least_ns, max(newest) AS newest_ns
 FROM (
-    SELECT comm, what AS func, toUInt8(log2(greatest(departures.bytes, 1))) AS size_class,
-           departures.rank AS src_rank, departures.peer AS dst_rank, channel,
+    SELECT comm, what AS func, departures.rank AS src_rank, departures.peer AS dst_rank, channel,
            any(departures.host) AS sender, any(arrivals.host) AS receiver,
            max(departures.nic) AS sender_nic, max(arrivals.nic) AS receiver_nic, max(departures.sport) AS port,
-           count() AS counted, avg(departures.bytes) AS step_bytes,
-           quantileExact(0.25)(arrivals.moved - greatest(departures.moved, ready)) AS transit,
+           count() AS counted, sum(departures.bytes) AS moved_bytes,
+           sumForEach(arrayMap(slack -> greatest(arrivals.moved - greatest(departures.moved + slack, ready), 0),
+                               {{slacks:Array(Int64)}})) AS busy,
            min(arrivals.moved - departures.moved) AS least, max(arrivals.moved) AS newest
     FROM (SELECT * FROM told WHERE direction = 'send') AS departures
-    INNER JOIN (SELECT *, greatest(posted, moved_before, done_before) AS ready FROM arrivals) AS arrivals
-        USING (comm, what, seq, replay, epoch, channel, step)
+    INNER JOIN arrivals USING (comm, what, seq, replay, epoch, channel, step)
     WHERE arrivals.rank = departures.peer AND arrivals.peer = departures.rank
-    GROUP BY comm, what, seq, replay, epoch, size_class, departures.rank, departures.peer, channel
+    GROUP BY comm, what, seq, replay, epoch, departures.rank, departures.peer, channel
+    HAVING moved_bytes > 0
 )
 GROUP BY comm, func, size_class, src_rank, dst_rank, channel
 ORDER BY comm, func, size_class, src_rank, dst_rank, channel
@@ -104,11 +111,11 @@ ORDER BY comm, func, size_class, src_rank, dst_rank, channel
 
 
 def read_steps(store: Store, context: Context, clocks: HostClocks) -> pa.Table:
-    """Return the transits of sampled steps, a row per communicator, function, size, channel and pair of ranks."""
+    """Return how long sampled operations kept wires busy, per communicator, function, size, channel and ranks."""
     window = context.window
     back_ns = max(_STEPS_BACK_NS, window.end_ns - window.start_ns)
-    parameters = _parameters(context, clocks) | {"fresh": window.start_ns, "start": window.end_ns - back_ns}
-    return store.query(_STEPS, parameters)
+    moments = {"fresh": window.start_ns, "start": window.end_ns - back_ns, "slacks": list(SLACKS_NS)}
+    return store.query(_STEPS, _parameters(context, clocks) | moments)
 
 
 def read_lags(store: Store, context: Context, clocks: HostClocks) -> pa.Table:

@@ -1,31 +1,35 @@
-"""How long each wire took, in nanoseconds per byte: from waits, single steps, and the ends of transfers.
+"""How long each wire took, in nanoseconds per byte: from waits, steps of single operations, and ends of transfers.
 
 On InfiniBand a sender's wire time ends with the acknowledgement, so it is the delay. On sockets it ends when the
 kernel took the bytes: small messages hide in its buffer, and a receiver whose GPU does not consume fills it. So the
-receiver's GPU wait is taken off, and what both sides together tell of steps and of ends of transfers says the rest,
-less what clocks may be off.
+receiver's GPU wait is taken off, and what both sides together tell says the rest, less what clocks may be off: for
+how long a wire was busy with an operation, and what was under way at the ends of transfers.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from analyzer.clocks import HostClocks
 from analyzer.context import Context
 from analyzer.wires.columns import as_floats, is_equal, keys_of, kinds_of
 from analyzer.wires.ends import Ends, find_ends
 from analyzer.wires.judging import Delays, WireOptions
+from analyzer.wires.matching import SLACKS_NS
 from analyzer.wires.reading import ACKNOWLEDGED, WireFacts, needs_transits
 
 _CONNECTION = ("comm", "size_class", "src_rank", "dst_rank", "channel")
+_Sort = Literal["busy", "lag"]
 _NAMING = (*_CONNECTION, "func", "src_host", "dst_host", "src_nic", "dst_nic", "sport")
 
 
 @dataclass(frozen=True)
 class Measured:
-    """The wires of a look and their delays: by waits, and where these do not tell, by steps and lags too."""
+    """The wires of a look and their delays: by waits, and where these do not tell, by busy times and lags too."""
 
     ends: Ends
     waits: Delays
@@ -35,13 +39,16 @@ class Measured:
 def measure(facts: WireFacts, context: Context, options: WireOptions) -> Measured:
     """Return the delays of all wires that a look saw."""
     waits = _measured(facts.waits)
-    moved = {"step": facts.steps, "lag": facts.lags} if needs_transits(facts.waits) else {}
+    moved: dict[_Sort, pa.Table] = {}
+    if needs_transits(facts.waits):
+        moved = {"busy": facts.steps, "lag": facts.lags}
     tables = [_plain(rows) for rows in (waits, *moved.values())]
     ends = find_ends(pa.concat_tables(tables), facts.paths, context)
     masks = _masks(tables)
     by_wait = _wait_delays(waits, ends, next(masks), _absences(waits, facts.lags))
     transits = tuple(
-        _transit_delays(rows, ends, next(masks), sort, facts.clocks, options) for sort, rows in moved.items()
+        _transit_delays(rows, ends, next(masks), sort, _took(sort, rows, facts.clocks, context, options))
+        for sort, rows in moved.items()
     )
     return Measured(ends, by_wait, transits)
 
@@ -91,7 +98,7 @@ def _wait_delays(waits: pa.Table, ends: Ends, mine: np.ndarray, absent_ns: np.nd
     size, wire = as_floats(rows["bytes"]), as_floats(rows["wire_ns"])
     follows = ~is_equal(rows["transport"], ACKNOWLEDGED)
     held = np.where(follows, as_floats(rows["recv_gpu_ns"]) + absent_ns[ends.known[mine]], 0.0)
-    place = ends.places[mine[ends.known]]
+    place, ring = ends.places[mine[ends.known]], kinds_of(rows, ("comm", "channel"))
     return Delays(
         place=place,
         kind=kinds_of(rows, ("transport", "func", "size_class")),
@@ -101,32 +108,69 @@ def _wait_delays(waits: pa.Table, ends: Ends, mine: np.ndarray, absent_ns: np.nd
         ns_per_byte=np.maximum(wire - held, 0.0) / size,
         least=ends.least_ns_per_byte[place],
         sharers=ends.sharers[place],
-        ring=kinds_of(rows, ("comm", "channel")),
+        ring=ring,
+        rivals=ring,
         follows=follows,
         raw_ns_per_byte=wire / size,
+        is_net=follows,
+        decides=np.zeros(rows.num_rows, bool),
     )
 
 
-def _transit_delays(
-    moved: pa.Table, ends: Ends, mine: np.ndarray, sort: str, clocks: HostClocks, options: WireOptions
-) -> Delays:
-    rows = moved.filter(pa.array(ends.known[mine]))
+@dataclass(frozen=True)
+class _Took:
+    """How long bytes took by both sides' word; arrays are parallel."""
+
+    took_ns: np.ndarray  # per transfer
+    noise_ns: np.ndarray  # of that may be the hosts' doing
+    times: np.ndarray  # transfers that were measured
+    decides: np.ndarray  # whether both ends watched every step in this look, by clocks that are good enough
+
+
+def _transit_delays(moved: pa.Table, ends: Ends, mine: np.ndarray, sort: _Sort, took: _Took) -> Delays:
+    known = ends.known[mine]
+    rows, place = moved.filter(pa.array(known)), ends.places[mine[ends.known]]
     size = np.maximum(as_floats(rows["bytes"]), 1.0)
-    place = ends.places[mine[ends.known]]
-    transit = as_floats(rows["transit_ns"]) - _clock_errors(rows, clocks, options)
+    ns_per_byte = np.maximum(took.took_ns[known], 0.0) / size
     return Delays(
         place=place,
         kind=kinds_of(rows, ("func", "size_class")),
         key=keys_of(rows, sort, _CONNECTION),
-        bytes=size * as_floats(rows["n"]),
+        bytes=size * took.times[known],
         n=as_floats(rows["n"]),
-        ns_per_byte=np.maximum(transit, 0.0) / size,
-        least=np.maximum(ends.least_ns_per_byte[place], options.step_noise_ns * as_floats(rows["steps"]) / size),
+        ns_per_byte=ns_per_byte,
+        least=ends.least_ns_per_byte[place] + took.noise_ns[known] / size,
         sharers=ends.sharers[place],
         ring=kinds_of(rows, ("comm", "channel")),
+        rivals=kinds_of(rows, ("comm", "channel", "func", "size_class")),  # a byte of each costs something else
         follows=np.ones(rows.num_rows, bool),
-        raw_ns_per_byte=np.maximum(transit, 0.0) / size,
+        raw_ns_per_byte=ns_per_byte,
+        is_net=np.zeros(rows.num_rows, bool),
+        decides=took.decides[known],
     )
+
+
+def _took(sort: _Sort, rows: pa.Table, clocks: HostClocks, context: Context, options: WireOptions) -> _Took:
+    n, steps = as_floats(rows["n"]), as_floats(rows["steps"])
+    errors = _clock_errors(rows, clocks, options)
+    if sort == "lag":
+        lag = as_floats(rows["transit_ns"]) - errors
+        return _Took(lag, options.step_noise_ns * steps, n, np.zeros(rows.num_rows, bool))
+    times = n / np.maximum(steps, 1.0)
+    hiccups = np.where(times < options.few_operations, options.few_operations, 1)
+    noise = options.step_noise_ns * hiccups + options.poll_ns * steps
+    is_new = rows["newest_ns"].to_numpy().astype(np.int64) >= context.window.start_ns
+    decides = is_new & (errors <= options.step_noise_ns) & (times >= options.few_operations)
+    return _Took(_busy_ns(rows, errors), noise, times, decides)
+
+
+def _busy_ns(rows: pa.Table, errors: np.ndarray) -> np.ndarray:
+    """Return the busy time that is left when every step left as much later than told as clocks allow."""
+    sums = np.asarray(pc.list_flatten(rows["busy_ns"]).cast(pa.float64())).reshape(-1, len(SLACKS_NS))
+    sums = np.column_stack([sums, np.zeros(len(sums))])
+    slack = np.searchsorted(np.array(SLACKS_NS, np.float64), errors)
+    busy: np.ndarray = sums[np.arange(len(sums)), slack]
+    return busy
 
 
 def _clock_errors(steps: pa.Table, clocks: HostClocks, options: WireOptions) -> np.ndarray:

@@ -12,6 +12,7 @@ from analyzer.roster import Roster, build_roster
 from analyzer.windows import Window
 from analyzer.wires.building import build_matrix
 from analyzer.wires.judging import WireOptions
+from analyzer.wires.matching import SLACKS_NS
 from analyzer.wires.matrix import DelayMatrix
 from analyzer.wires.memory import WireMemory
 from analyzer.wires.reading import WireFacts
@@ -53,6 +54,16 @@ WAITS = pa.schema(
     ]
 )
 STEPS = pa.schema(
+    [
+        *_NAMING,
+        ("steps", _UINT),
+        ("bytes", pa.float64()),
+        ("busy_ns", pa.list_(_INT)),
+        ("least_ns", _INT),
+        ("newest_ns", _INT),
+    ]
+)
+LAGS = pa.schema(
     [
         *_NAMING,
         ("steps", _UINT),
@@ -131,13 +142,14 @@ def waits(hops: Iterable[Hop], scale: Scale = usual, **fields: Any) -> list[dict
 
 
 def step(hop: Hop, transit_ns: float, **fields: Any) -> dict[str, Any]:
-    """Return one wire's sampled steps."""
+    """Return what both ends of one wire tell of thirty operations of a step each, or of their ends."""
     return {
         **_names(hop),
         "n": 30,
         "steps": 1,
         "bytes": STEP_BYTES,
         "transit_ns": round(transit_ns),
+        "busy_ns": [max(round(transit_ns) - slack_ns, 0) for slack_ns in SLACKS_NS],
         "least_ns": round(transit_ns),
         "absent_ns": 0,
         "newest_ns": T0,
@@ -175,7 +187,7 @@ def facts(
     return WireFacts(
         waits=pa.Table.from_pylist(list(waits), schema=WAITS),
         steps=pa.Table.from_pylist(list(steps), schema=STEPS),
-        lags=pa.Table.from_pylist(list(lags), schema=STEPS),
+        lags=pa.Table.from_pylist(list(lags), schema=LAGS),
         flushes=pa.Table.from_pylist(list(flushes), schema=FLUSHES),
         paths=pa.Table.from_pylist(list(paths), schema=PATHS),
         inner=pa.Table.from_pylist(list(inner), schema=INNER),
@@ -212,6 +224,7 @@ def roster() -> Roster:
             "gpu": 3,
             "world_rank": rank,
             "init_ns": 1,
+            "plugin_version": "1",
         }
         for rank in range(HOSTS)
     ]
@@ -226,6 +239,7 @@ def roster() -> Roster:
             ("gpu", pa.uint16()),
             ("world_rank", pa.uint32()),
             ("init_ns", _INT),
+            ("plugin_version", _TEXT),
         ]
     )
     return build_roster(pa.Table.from_pylist(members, schema=schema))

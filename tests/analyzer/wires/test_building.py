@@ -1,5 +1,7 @@
 """A slow wire stands out of the matrix; what only looks slow does not."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -24,8 +26,10 @@ from tests.analyzer.wires.build import (
     wait,
     waits,
 )
+from tests.builders import T0
 
 SLOW: Hop = (2, 3)
+ALL = 1_000_000_000 // STEP_BYTES  # steps that carry what a wire carries in a look
 
 
 def test_healthy_wires_are_compared_and_none_is_slow() -> None:
@@ -219,6 +223,44 @@ class TestSockets:
         rows = [wait(hop, 1.0, transport="socket") for hop in ring()]
         steps = [step(hop, 60 * MS if hop == SLOW else 0.08 * MS) for hop in ring()]
         assert hot_hosts(look_at(facts(rows, steps, clock_error_ns=10 * MS))) == {SLOW}
+
+    def test_waits_during_which_nothing_is_on_the_wire_are_not_its_own(self) -> None:
+        rows = [wait(hop, 5.0 if hop == SLOW else 1.0, transport="socket") for hop in ring()]
+        watched = [step(hop, 0.08 * MS, n=ALL) for hop in ring()]
+        assert hot_hosts(look_at(facts(rows))) == {SLOW}
+        assert hot_hosts(look_at(facts(rows, watched))) == set()
+
+    @pytest.mark.parametrize("blurred", [{"newest_ns": T0 - 1}, {"least_ns": -MS}, {"n": ALL // 64}])
+    def test_wires_that_were_not_watched_well_keep_their_waits(self, blurred: dict[str, int]) -> None:
+        """Not in this look, by clocks that are a millisecond off, or one operation in many."""
+        rows = [wait(hop, 5.0 if hop == SLOW else 1.0, transport="socket") for hop in ring()]
+        watched = [step(hop, 0.08 * MS, **{"n": ALL, **blurred}) for hop in ring()]
+        assert hot_hosts(look_at(facts(rows, watched))) == {SLOW}
+
+    def test_waits_that_swing_as_they_are_must_be_longer_than_that(self) -> None:
+        def held(hop: Hop) -> int:
+            return 80 * MS * (hop[0] % 4)
+
+        def waited(hop: Hop, swing: bool) -> dict[str, Any]:
+            net = round(80 * MS * usual(hop) * (2.5 if hop == SLOW else 1.0))
+            return wait(hop, wire_ns=net + held(hop) * swing, recv_gpu_ns=held(hop) * swing, transport="socket")
+
+        assert hot_hosts(look_at(facts([waited(hop, swing=False) for hop in ring()]))) == {SLOW}
+        assert hot_hosts(look_at(facts([waited(hop, swing=True) for hop in ring()]))) == set()
+
+    def test_few_operations_may_all_have_met_a_sleeping_thread(self) -> None:
+        rows = [wait(hop, 1.0, transport="socket") for hop in ring()]
+        watched = [step(hop, 1.2 * MS if hop == SLOW else 0.08 * MS) for hop in ring()]
+        assert hot_hosts(look_at(facts(rows, watched))) == {SLOW}
+        assert hot_hosts(look_at(facts(rows, [{**row, "n": 2} for row in watched]))) == set()
+
+    def test_bytes_of_one_function_do_not_lead_those_of_another(self) -> None:
+        """A slow receiving NIC is shared unevenly, and what small steps cost per byte is not what large ones do."""
+        rows = [wait(hop, 1.0, transport="socket") for hop in mesh()]
+        rings = [step(hop, 40 * MS if hop == SLOW else 0.08 * MS, bytes=STEP_BYTES // 4) for hop in ring()]
+        pairs = [step(hop, 8 * MS if hop[1] == SLOW[1] else 0.08 * MS, func="Send") for hop in mesh()]
+        into = {hop for hop in mesh() if hop[1] == SLOW[1]}
+        assert hot_hosts(look_at(facts(rows, rings + pairs))) == into
 
 
 class TestStarvedHosts:

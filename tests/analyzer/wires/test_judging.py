@@ -20,8 +20,11 @@ def judged(ns_per_byte: np.ndarray, past: np.ndarray | None = None, swing: float
         least=np.zeros(count),
         sharers=np.ones(count),
         ring=np.zeros(count, np.int64),
+        rivals=np.zeros(count, np.int64),
         follows=np.zeros(count, bool),
         raw_ns_per_byte=ns_per_byte,
+        is_net=np.zeros(count, bool),
+        decides=np.zeros(count, bool),
     )
     known = Past(np.full(count, np.nan) if past is None else np.log(past), np.full(count, swing))
     return judge_delays(delays, known, count, 5_000_000_000, WireOptions())

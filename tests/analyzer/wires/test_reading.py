@@ -8,6 +8,7 @@ import pytest
 from analyzer.context import Context
 from analyzer.roster import read_roster
 from analyzer.windows import Window
+from analyzer.wires.matching import SLACKS_NS
 from analyzer.wires.reading import WireFacts, read_wires
 from lockstep.records import (
     ClockQuality,
@@ -135,22 +136,54 @@ def test_transfers_count_where_there_are_no_statistics(store: Store) -> None:
     assert (row["wire_ns"], row["bytes"], row["size_class"]) == (5, 1 << 20, 20)
 
 
-def test_step_is_under_way_from_when_both_sides_were_ready(store: Store) -> None:
+def busy_ns(store: Store, slack_ns: int = 0) -> list[int]:
+    """Return how long each wire was busy with an operation, were its steps to have left that much later."""
+    place = SLACKS_NS.index(slack_ns)
+    return [sums[place] for sums in read(store).steps["busy_ns"].to_pylist()]
+
+
+def test_wire_is_busy_from_when_both_sides_were_ready(store: Store) -> None:
     insert(store, sample(0, 0, 100), sample(1, 0, 150), *comms())
     (row,) = read(store).steps.to_pylist()
-    assert (row["transit_ns"], row["least_ns"], row["n"]) == (50 * US, 50 * US, 1)
+    assert (row["busy_ns"][0], row["least_ns"], row["n"], row["bytes"]) == (50 * US, 50 * US, 1, 1 << 16)
 
 
 def test_receiver_that_posts_late_is_not_the_wire(store: Store) -> None:
     insert(store, sample(0, 0, 100), sample(1, 0, 150, posted_ns=T0 + 140 * US), *comms())
-    assert read(store).steps["transit_ns"].to_pylist() == [10 * US]
+    assert busy_ns(store) == [10 * US]
 
 
-def test_step_that_queues_behind_the_one_before_is_not_slow(store: Store) -> None:
+def test_receiver_that_has_not_read_the_step_before_is_not_the_wire(store: Store) -> None:
+    arrivals = [sample(1, 0, 110, done_ns=T0 + 180 * US), sample(1, 1, 181)]
+    insert(store, sample(0, 0, 100), sample(0, 1, 100), *arrivals, *comms())
+    assert busy_ns(store) == [11 * US]
+
+
+def test_steps_that_queue_behind_each_other_count_once(store: Store) -> None:
     steps = [sample(0, step, 100) for step in range(4)] + [sample(1, step, 150 + 20 * step) for step in range(4)]
     insert(store, *steps, *comms())
-    (row,) = read(store).steps.to_pylist()
-    assert row["transit_ns"] < 20 * US
+    assert busy_ns(store) == [110 * US - 3]  # a step is read a nanosecond after it came in
+
+
+def test_steps_that_arrive_in_clumps_take_what_all_of_them_took(store: Store) -> None:
+    steps = [sample(0, step, 100) for step in range(4)] + [sample(1, step, 300 + step) for step in range(4)]
+    insert(store, *steps, *comms())
+    assert busy_ns(store) == [203 * US - 3]
+
+
+def test_steps_may_have_left_later_than_a_clock_tells(store: Store) -> None:
+    steps = [sample(0, step, 100 * step) for step in range(3)] + [
+        sample(1, step, 100 * step + 60) for step in range(3)
+    ]
+    insert(store, *steps, *comms())
+    assert [busy_ns(store, slack_ns) for slack_ns in (0, 20 * US, 100 * US)] == [[180 * US], [120 * US], [0]]
+
+
+def test_one_operation_of_three_does_not_decide(store: Store) -> None:
+    transits = {4: 30, 5: 900, 6: 40}
+    departed = [sample(0, 0, 100, seq=seq) for seq in transits]
+    insert(store, *departed, *(sample(1, 0, 100 + us, seq=seq) for seq, us in transits.items()), *comms())
+    assert busy_ns(store) == [40 * US]
 
 
 def test_offsets_of_clocks_are_taken_off(store: Store) -> None:
@@ -160,7 +193,7 @@ def test_offsets_of_clocks_are_taken_off(store: Store) -> None:
     ]
     insert(store, sample(0, 0, 100), sample(1, 0, 150), *told, *comms())
     seen = read(store)
-    assert seen.steps["transit_ns"].to_pylist() == [20 * US]
+    assert [sums[0] for sums in seen.steps["busy_ns"].to_pylist()] == [20 * US]
     assert seen.clocks.offset_ns.tolist() == [0, 30 * US]
 
 
