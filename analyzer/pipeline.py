@@ -107,13 +107,14 @@ def _judge_pace(
     """Ask who is slow in a job that moves."""
     lateness = read_lateness(store, context)
     late, late_memory = find_late(lateness, memory.lateness, context, options.lateness)
-    matrix, wire_memory = build_matrix(read_wires(store, context), memory.wires, context, options.wires)
+    wires = read_wires(store, context)
+    matrix, wire_memory = build_matrix(wires, memory.wires, context, options.wires)
     memory = replace(memory, lateness=late_memory, wires=wire_memory)
     found = list(late)
     if matrix is not None:
         matrix = replace(matrix, starved=matrix.starved | _late_hosts(late))
         found += find_faults(matrix, _read_signs(store, matrix, context), context, options.faults)
-    is_blind = matrix is None and not len(lateness.operations) and not report.rows.num_rows
+    is_blind = not wires.waits.num_rows and not len(lateness.operations) and not report.rows.num_rows
     judgement = Judgement(
         findings=None if is_blind and not found else tuple(_once(found)),
         steps=report.rows,
