@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from analyzer.context import Context
+from analyzer.hosts import OF_HOSTS, list_hosts
 from lockstep.clock import NS_PER_S
 from lockstep.store.store import Store
 
@@ -26,10 +27,11 @@ _GOOD_FOR_NS = 120 * NS_PER_S
 _DRIFT = 50e-6  # of a free running clock; what a reading's age adds to its error
 _MOST_OPERATIONS = 200  # of a window; a jump shows in all that come after it
 
-_TOLD = """
+_TOLD = f"""
 SELECT host, argMin(offset_ns, (error_ns, -ts_ns)) AS told_offset_ns, min(error_ns) AS told_error_ns,
        argMin(ts_ns, (error_ns, -ts_ns)) AS read_ns
-FROM clocks WHERE host IN {hosts:Array(String)} AND ts_ns >= {since:Int64} AND ts_ns < {until:Int64}
+FROM clocks WHERE {OF_HOSTS}
+    AND ts_ns >= {{since:Int64}} AND ts_ns < {{until:Int64}}
 GROUP BY host ORDER BY host
 """
 _OPERATIONS = """
@@ -74,7 +76,7 @@ def read_clocks(store: Store, context: Context) -> HostClocks:
     told = store.query(
         _TOLD,
         {
-            "hosts": sorted(context.roster.hosts),
+            "hosts": list_hosts(context.roster.hosts),
             "since": window.start_ns - _GOOD_FOR_NS,
             "until": window.end_ns,
         },

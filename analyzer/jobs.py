@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from analyzer.hosts import OF_HOSTS, list_hosts
 from analyzer.windows import HostReport
 from lockstep.clock import NS_PER_S
 from lockstep.store.store import Store
@@ -76,8 +77,8 @@ def find_reports(store: Store, hosts: Iterable[str], since_ns: int) -> dict[str,
     """Return the newest heartbeat of each host that sent one since then."""
     rows = store.query(
         "SELECT host, max(watermark_ns) AS watermark_ns, max(ts_ns) AS heard_ns FROM agents "
-        "WHERE host IN {hosts:Array(String)} AND ts_ns >= {since:Int64} GROUP BY host",
-        {"hosts": sorted(hosts), "since": since_ns},
+        f"WHERE {OF_HOSTS} AND ts_ns >= {{since:Int64}} GROUP BY host",
+        {"hosts": list_hosts(hosts), "since": since_ns},
     )
     return {row["host"]: HostReport(row["watermark_ns"], row["heard_ns"]) for row in rows.to_pylist()}
 

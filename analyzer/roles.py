@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from analyzer.numeric.mixing import mix
+
 _UNEVEN = 1.5  # more often than that to the same neighbour as others is another place in a pipeline
 _EDGE = 2  # operations that one rank may have more in a window than another, only because it is cut there
-_MIX = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio: neighbouring numbers land far apart
 
 
 @dataclass(frozen=True)
@@ -32,54 +33,46 @@ def find_roles(
     """Return families and roles as rows of operations tell them; a peer of -1 is no send or receive."""
     comms, place = np.unique(comm, return_inverse=True)
     place = place.reshape(-1)
-    chains = _find_chains(place, rank, peer, sends, len(comms))
-    is_chain = chains[place] & (peer >= 0)
+    pairwise = np.flatnonzero(peer >= 0)
+    chains = _find_chains(place[pairwise], rank[pairwise], peer[pairwise], sends[pairwise], len(comms))
+    is_chain = np.zeros(len(place), bool)
+    is_chain[pairwise] = chains[place[pairwise]]
     role = np.zeros(processes, np.uint64)
     seat = np.unique(mix(place[is_chain], rank[is_chain]), return_index=True)[1]  # each place in each chain once
     np.add.at(role, process[is_chain][seat], mix(rank[is_chain][seat] + 1))
     return Roles(_find_families(process, place, len(comms), processes)[place], is_chain, role)
 
 
-def mix(*numbers: np.ndarray) -> np.ndarray:
-    """Return one well-spread number for each row of several."""
-    mixed = np.zeros(len(numbers[0]), np.uint64)
-    for column in numbers:
-        mixed = (mixed ^ column.astype(np.uint64)) * _MIX
-        mixed ^= mixed >> np.uint64(29)
-    return mixed
-
-
 def _find_families(process: np.ndarray, place: np.ndarray, comms: int, processes: int) -> np.ndarray:
     """Return a number per communicator, the same for those whose members lie alike."""
+    families = np.zeros(comms, np.uint64)
+    if comms == 1:  # it is alike to itself, whoever is in it
+        return families
     where, who = np.divmod(np.unique(place * processes + process), processes)
     order = np.arange(len(who)) - np.searchsorted(where, np.arange(comms))[where]
     apart = np.where(order > 0, who - np.roll(who, 1), 0)
-    families = np.zeros(comms, np.uint64)
     np.add.at(families, where, mix(order + 1, apart))
     return families
 
 
 def _find_chains(place: np.ndarray, rank: np.ndarray, peer: np.ndarray, sends: np.ndarray, comms: int) -> np.ndarray:
     """Say of each communicator whether its sends and receives look different from different places."""
-    pairwise = peer >= 0
-    if not pairwise.any():
-        return np.zeros(comms, bool)
-    place, rank, peer, sends = place[pairwise], rank[pairwise], peer[pairwise], sends[pairwise]
+    chains = np.zeros(comms, bool)
+    if len(place) == 0:
+        return chains
     size = np.zeros(comms, np.int64)
     np.maximum.at(size, place, np.maximum(rank, peer) + 1)
-    ways, counts = np.unique(
-        np.stack([place, sends, (peer - rank) % size[place], rank], axis=1), axis=0, return_counts=True
-    )
-    actors = np.bincount(np.unique(ways[:, [0, 3]], axis=0)[:, 0], minlength=comms)
-    begins = np.flatnonzero(np.r_[True, (np.diff(ways[:, :3], axis=0) != 0).any(axis=1)])
-    ranks, most, least = (
-        np.add.reduceat(np.ones(len(counts), np.int64), begins),
-        np.maximum.reduceat(counts, begins),
-        np.minimum.reduceat(counts, begins),
-    )
-    whose = ways[begins, 0]
+    # Places, ways and ranks become whole numbers that fit into 64 bits: sorting those is far faster than rows.
+    span = int(size.max())
+    actors = np.bincount(np.unique(place * span + rank) // span, minlength=comms)
+    way = (place * span + (peer - rank) % size[place]) * 2 + sends
+    ways, number = np.unique(way, return_inverse=True)
+    seats, counts = np.unique(number.reshape(-1) * span + rank, return_counts=True)
+    begins = np.searchsorted(seats, np.arange(len(ways)) * span)
+    ranks = np.diff(np.append(begins, len(seats)))
+    most, least = np.maximum.reduceat(counts, begins), np.minimum.reduceat(counts, begins)
+    whose = ways // 2 // span
     # Of two ranks each is the other's only neighbour: what they do cannot tell a chain from an exchange.
     uneven = (ranks < actors[whose]) | (most > _UNEVEN * least + _EDGE) | (size[whose] <= 2)
-    chains = np.zeros(comms, bool)
     chains[whose[uneven]] = True
     return chains

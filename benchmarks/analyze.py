@@ -2,14 +2,16 @@
 
 The windows are those of a sharded job in which one NIC sends slowly; it has to be named, and the same job without the
 fault has to give silence. Seconds are of CPU, so that neighbours on the machine do not count; an idle machine with
-two cores takes less time than that. Beside it PyTorch's flight-recorder analyser on the same hang.
+two cores takes less time than that. Beside it PyTorch's flight-recorder analyser on the same hang, and the numeric
+core alone, on the GPU as well where there is one.
 """
 
 import math
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
-from benchmarks.analyze_judging import Cost, measure_dumps, measure_scene
+from analyzer.numeric.kernels import Device, find_device
+from benchmarks.analyze_judging import Cost, in_own_process, measure_dumps, measure_scene
+from benchmarks.analyze_numeric import NumericCost, measure_numeric
 from benchmarks.analyze_peer import ABSENT, PeerCost
 from benchmarks.analyze_window import HEALTHY, HUNG, RIGHT, SLOW, Scene
 from benchmarks.figures import Figure, Note
@@ -20,22 +22,26 @@ _CLAIMS = {4_096: (1.0, 0.1), 65_536: (10.0, 2.0), _MILLION: (60.0, 10.0)}  # se
 _EROICA = "EROICA reports 7 minutes"
 _PEER_SIZES = (64, 256, 1_024)  # theirs takes minutes beyond
 _DUMPS_GOAL_S = 1.0  # at 1,024 ranks; published analysers take 5 s and more
+_CORE_SIZES = (65_536, _MILLION)
 _GROWTH_FROM = 4_096  # below, what every window costs hides how costs grow
 _LINEAR = (1.25, 1.05)  # exponent of the growth: with a logarithm from sorting, and almost without
 
 
 def measure(quick: bool, note: Note) -> tuple[Figure, ...]:
     """Return the figures of the analyzer's speed."""
-    note(_gpu_words())
+    devices: tuple[Device, ...] = ("cuda",) if find_device() else ()
+    note("there is a GPU: long arrays are computed on it" if devices else "no GPU here: CPU only")
     sizes = _SIZES[:1] if quick else _SIZES
     slow = [_noted(note, Scene(ranks, SLOW)) for ranks in sizes]
     others = [] if quick else [_noted(note, scene) for scene in _other_scenes()]
     pairs = [_noted_dumps(note, ranks) for ranks in (_PEER_SIZES[:1] if quick else _PEER_SIZES)]
+    core = [_noted_core(note, ranks, devices) for ranks in (_CORE_SIZES[:1] if quick else _CORE_SIZES)]
     million = [cost for cost in others if cost.scene.ranks == _MILLION and cost.scene.trouble == SLOW]
     return (
         *(figure for cost in [*slow, *million] for figure in _speed(cost)),
         *_growth(slow),
         _right([*slow, *others]),
+        *(figure for costs in core for figure in _core(costs)),
         *(figure for ours, theirs in pairs for figure in _beside(ours, theirs)),
     )
 
@@ -119,9 +125,18 @@ def _beside(ours: Cost, theirs: PeerCost) -> Iterator[Figure]:
     yield Figure(f"hang, dumps of {ranks:,} ranks: torchfrtrace", theirs.cpu_s, "CPU s", None, None, False, said)
 
 
-def _gpu_words() -> str:
-    if not Path("/dev/nvidiactl").exists():
-        return "no GPU here: CPU only"
-    import torch  # takes seconds, which a machine without a GPU need not spend
+def _noted_core(note: Note, ranks: int, devices: tuple[Device, ...]) -> list[NumericCost]:
+    note(f"the numeric core alone at {ranks:,} ranks")
+    return in_own_process(measure_numeric, ranks, devices)
 
-    return f"GPU: {torch.cuda.get_device_name(0)}" if torch.cuda.is_available() else "no GPU for torch: CPU only"
+
+def _core(costs: Sequence[NumericCost]) -> Iterator[Figure]:
+    """Yield what the numeric core takes on numpy and, beside it, on the GPU; they have to say the same."""
+    plain, *others = costs
+    name = f"numeric core, {plain.ranks:,} ranks"
+    where = "see the GPU below" if others else "no GPU here"
+    yield Figure(f"{name}: numpy", plain.cpu_s, "CPU s", None, None, False, f"{plain.rows:,} rows; {where}")
+    for cost in others:
+        beside = f"{plain.wall_s / cost.wall_s:.1f} times as fast as numpy, copies included; figures of both "
+        beside += "are the same" if cost.is_same else "DIFFER"
+        yield Figure(f"{name}: {cost.device}", cost.wall_s, "s", None, None, False, beside)

@@ -76,12 +76,19 @@ class Small:
 def fill_store(store: Store, scene: Scene) -> None:
     """Put one window of the telemetry of a scene into a store."""
     small = simulate(scene.trouble)
-    begin_ns = small.window.end_ns - NS_PER_S if scene.only_statistics else small.window.start_ns
+    begin_ns = begin_of(scene, small.window)
     for name, rows in small.tables.items():
         if name in _NOT_REPEATED or (scene.only_statistics and name not in _STATISTICS):
             continue
         for number, part in enumerate(repeat_hosts(_since(begin_ns, name, rows), scene.hosts, small.rings)):
             store.insert(TABLE_BY_NAME[name], part, f"{name}/{number}")
+
+
+def begin_of(scene: Scene, window: Window) -> int:
+    """Return from when on there is telemetry; how fast a job was that hangs is only known from before it did."""
+    if scene.trouble == HUNG:
+        return START_NS
+    return window.end_ns - NS_PER_S if scene.only_statistics else window.start_ns
 
 
 def _since(begin_ns: int, name: str, rows: pa.Table) -> pa.Table:

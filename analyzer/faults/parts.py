@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 
 from analyzer.context import End
-from analyzer.faults.ways import Hop, Ways
+from analyzer.faults.ways import Hop, Way, Ways, ways_through
 from analyzer.wires.matrix import DelayMatrix, InnerMatrix, Wire
 from lockstep.topology import TopologyIndex, host_name, nic_name, split_end, switch_name
 from lockstep.verdict import Side
@@ -83,7 +83,7 @@ class Suspects:
 
 def list_suspects(matrix: DelayMatrix, topology: TopologyIndex | None) -> Suspects:
     """Return every part that a slow wire runs through."""
-    ways = Ways(topology) if topology else None
+    ways = ways_through(topology) if topology else None
     slow = [matrix.wires[number] for number in np.flatnonzero(matrix.hot).tolist()]
     suspected = {part for wire in slow for group in _groups_of(wire, ways) for part, _ in _parts_of(group)}
     through: Through = {part: {} for part in sorted(suspected, key=_order)}
@@ -105,13 +105,14 @@ def _list_by_ends(through: Through, wires: tuple[Wire, ...], hosts: set[str]) ->
 
 def _list_by_ways(through: Through, wires: tuple[Wire, ...], ways: Ways) -> None:
     """Note the wires that cross suspected links and switches: few different ways, many wires."""
-    known: dict[int, list[tuple[Part, float]]] = {}  # by identity of the hops, which live as long as the ways
+    crossed: dict[Way, list[tuple[dict[int, float], float]]] = {}  # what is noted for the wires of each way
     for number, wire in enumerate(wires):
-        hops = ways.hops(wire)
-        if id(hops) not in known:
-            known[id(hops)] = [(part, share) for part, share in _parts_of(hops) if part in through]
-        for part, share in known[id(hops)]:
-            through[part][number] = share
+        way = ways.way_of(wire)
+        if way not in crossed:
+            parts = _parts_of(ways.hops(wire))
+            crossed[way] = [(through[part], share) for part, share in parts if part in through]
+        for members, share in crossed[way]:
+            members[number] = share
 
 
 def list_inner_suspects(inner: InnerMatrix) -> Suspects:

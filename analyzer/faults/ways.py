@@ -3,13 +3,15 @@
 A wire whose path is known runs over the links of its path. Any other is spread over the shortest ways between its two
 leaves as ECMP would do it: a switch takes each of its next hops equally often.
 
-Cost: O(links of a path) per distinct path, O(links on shortest ways) per two leaves; both are remembered.
+Cost: O(links of a path) per path, O(links on shortest ways) per two leaves, which is remembered.
 """
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
+from analyzer.context import End
 from analyzer.wires.matrix import Wire
 from lockstep.topology import Link, TopologyIndex, link_name, split_end
 from lockstep.verdict import Side
@@ -24,6 +26,10 @@ class Hop:
     share: float  # probability that a wire runs over it
 
 
+# What wires share that run over the same links: two hosts and a path, or two leaves between which none is known.
+Way = tuple[str, str, tuple[str, ...]] | tuple[str | None, str | None]
+
+
 class Ways:
     """Answers for one topology; unknown links, hosts and NICs lead nowhere."""
 
@@ -31,26 +37,28 @@ class Ways:
         self._topology = topology
         self._links = {link.id: link for link in topology.topology.links}
         self._switches = frozenset(node.id for node in topology.topology.switches)
-        self._paths: dict[tuple[str, str, tuple[str, ...]], tuple[Hop, ...]] = {}
         self._spread: dict[tuple[str | None, str | None], tuple[Hop, ...]] = {}
 
     def hops(self, wire: Wire) -> tuple[Hop, ...]:
         """Return the links between switches and the switches that a wire runs over, each with its probability."""
         if wire.path:
-            key = (wire.src.host, wire.dst.host, wire.path)
-            if key not in self._paths:
-                self._paths[key] = tuple(self._walk(wire.src.host, wire.path))
-            return self._paths[key]
-        near, far = self.leaf_of(wire.src.host, wire.src.nic), self.leaf_of(wire.dst.host, wire.dst.nic)
+            return tuple(self._walk(wire.src.host, wire.path))
+        near, far = self.leaf_of(wire.src), self.leaf_of(wire.dst)
         if (near, far) not in self._spread:
             self._spread[near, far] = tuple(self._spread_over(near, far, wire))
         return self._spread[near, far]
 
-    def leaf_of(self, host: str, nic: str | None) -> str | None:
+    def way_of(self, wire: Wire) -> Way:
+        """Return what a wire has in common with all that run over the same links."""
+        if wire.path:
+            return wire.src.host, wire.dst.host, wire.path
+        return self.leaf_of(wire.src), self.leaf_of(wire.dst)
+
+    def leaf_of(self, end: End) -> str | None:
         """Return the leaf of a NIC; where the NIC is unknown, the one leaf that all NICs of the host are on."""
-        if nic:
-            return self._topology.leaf_of(host, nic)
-        leaves = {self._topology.leaf_of(host, each.id) for each in self._topology.nics_of(host)}
+        if end.nic:
+            return self._topology.leaf_of(end.host, end.nic)
+        leaves = {self._topology.leaf_of(end.host, each.id) for each in self._topology.nics_of(end.host)}
         return leaves.pop() if len(leaves) == 1 else None
 
     def _spread_over(self, near: str | None, far: str | None, wire: Wire) -> Iterable[Hop]:
@@ -79,6 +87,12 @@ class Ways:
             if there in self._switches:
                 yield Hop(there, None, 1.0)
             here = there
+
+
+@lru_cache(maxsize=1)
+def ways_through(topology: TopologyIndex) -> Ways:
+    """Return the ways of a topology, with what earlier looks asked: there are a thousand times as many wires."""
+    return Ways(topology)
 
 
 def _spread(near: str, far: str, links: list[Link]) -> Iterator[Hop]:

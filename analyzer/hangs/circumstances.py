@@ -8,13 +8,14 @@ import numpy as np
 from analyzer.context import Context, End
 from analyzer.hangs.facts import Happening, ProgressFacts, Wire, WireKey
 from analyzer.hangs.traffic import read_steps
+from analyzer.hosts import OF_HOSTS, list_hosts
 from lockstep.clock import NS_PER_S
 from lockstep.store.store import Parameters, Store
 
 # In a job of thousands everybody waits to receive; their connections would be all there are.
 _MOST_READERS = 1024
 _LOOK_BACK_NS = 600 * NS_PER_S  # NCCL's own watchdog ends a hang after ten minutes
-_WHEN_AND_WHERE = "ts_ns >= {start:Int64} AND ts_ns < {end:Int64} AND host IN {hosts:Array(String)}"
+_WHEN_AND_WHERE = f"ts_ns >= {{start:Int64}} AND ts_ns < {{end:Int64}} AND {OF_HOSTS}"
 _EVENTS = f"""
 SELECT host, ts_ns, kind, component, message FROM events
 WHERE {_WHEN_AND_WHERE} AND (severity != 'info' OR kind IN ('link_up', 'process_continued'))
@@ -51,8 +52,8 @@ GROUP BY host HAVING uniqExact(nic) = 1
 def add_circumstances(store: Store, facts: ProgressFacts, context: Context) -> ProgressFacts:
     """Return the facts together with everything that helps to explain a standstill."""
     end_ns = context.window.end_ns
-    hosts = sorted(set(facts.people.host_of.tolist()))
-    span: Parameters = {"start": end_ns - _LOOK_BACK_NS, "end": end_ns, "hosts": hosts}
+    hosts = set(facts.people.host_of.tolist())
+    span: Parameters = {"start": end_ns - _LOOK_BACK_NS, "end": end_ns, "hosts": list_hosts(hosts)}
     down, heard = store.query(_DOWN, span).to_pylist(), store.query(_HEARD, span).to_pylist()
     heard_ns = {row["host"]: row["heard_ns"] for row in heard}
     return replace(
@@ -60,7 +61,7 @@ def add_circumstances(store: Store, facts: ProgressFacts, context: Context) -> P
         happenings=tuple(Happening(**row) for row in store.query(_EVENTS, span).to_pylist()),
         down_since_ns={End(row["host"], row["nic"]): row["since_ns"] for row in down},
         heard_ns=heard_ns,
-        last_row_ns=_read_last_rows(store, {**span, "hosts": sorted(set(hosts) - heard_ns.keys())}, context),
+        last_row_ns=_read_last_rows(store, {**span, "hosts": list_hosts(hosts - heard_ns.keys())}, context),
         wires=_read_wires(store, facts, context),
         only_nic=_read_only_nics(store, context),
         steps=read_steps(store, facts.lines, context),

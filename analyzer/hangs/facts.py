@@ -77,6 +77,11 @@ class Lines:
     def __len__(self) -> int:
         return len(self.process)
 
+    @classmethod
+    def none(cls) -> "Lines":
+        """Return no lines."""
+        return cls(**{name: np.zeros(0, np.int64) for name in cls.__dataclass_fields__})
+
     def pick(self, which: np.ndarray) -> "Lines":
         """Return some of the lines."""
         return Lines(**{name: getattr(self, name)[which] for name in self.__dataclass_fields__})
@@ -150,6 +155,7 @@ class ProgressFacts:
     now_ns: int  # newest row
     period_ns: int | None  # as far as it is known or could be learnt
     interval_ns: int  # between two rows of one line; 0: rows were written on change
+    all_move: bool = False  # everybody was seen to move, so nothing else was read
     is_dump: bool = False  # made by a watchdog that gave up: no starts, and the time of the dump is unknown
     happenings: tuple[Happening, ...] = ()
     down_since_ns: dict[End, int] = field(default_factory=dict)  # NICs that lost their carrier

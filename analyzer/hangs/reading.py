@@ -11,6 +11,7 @@ from analyzer.hangs.circumstances import add_circumstances
 from analyzer.hangs.endings import date_ends
 from analyzer.hangs.facts import HangOptions, Lines, People, ProgressFacts
 from analyzer.hangs.standstill import drop_unheard_of, find_standstill
+from analyzer.hosts import OF_HOSTS, list_hosts
 from analyzer.roster import NOBODY, Roster
 from lockstep.clock import NS_PER_S
 from lockstep.store.store import Parameters, Store
@@ -41,6 +42,16 @@ FROM (
     GROUP BY comm, rank, func, peer, started, done
 ) GROUP BY comm, rank, func, peer ORDER BY comm, rank, func, peer
 """
+# Asked first in jobs of so many ranks: nearly every look finds that all of them move, and the lines cost far more.
+_MANY = 1024
+_MOVED = f"""
+SELECT comm, rank, max(started) > min(started) OR max(done) > min(done) AS has_moved
+FROM progress WHERE {_WHOSE} AND ts_ns >= {{start:Int64}} AND ts_ns < {{end:Int64}} GROUP BY comm, rank, func, peer
+"""
+_HAPPENED = f"""
+SELECT count() AS n FROM events
+WHERE {OF_HOSTS} AND ts_ns >= {{start:Int64}} AND ts_ns < {{end:Int64}} AND severity != 'info'
+"""
 # One rank stands for its communicator: all do the same. A line that comes round rarely gives the longer period.
 _PACE = f"""
 SELECT max(gap) AS period FROM (
@@ -65,6 +76,9 @@ def read_progress(store: Store, context: Context, options: HangOptions | None = 
     period_ns = context.period_ns or _learn_period(store, whose, end_ns)
     reach_ns = options.patience_ns(period_ns, NS_PER_S) + options.quiet_ns
     start_ns = min(context.window.start_ns, end_ns - reach_ns)
+    if _all_move(store, context, end_ns - options.patience_ns(period_ns, NS_PER_S)):
+        nobody = People(*(np.zeros(0, np.int64) for _ in range(3)))
+        return ProgressFacts(Lines.none(), nobody, end_ns, period_ns, 0, all_move=True)
     rows = store.query(_LINES, {**whose, "start": start_ns, "end": end_ns})
     facts = replace(_build(rows, context.roster), period_ns=period_ns)
     if len(facts.lines) == 0:
@@ -75,6 +89,32 @@ def read_progress(store: Store, context: Context, options: HangOptions | None = 
     if not find_standstill(facts, context.silent, options, is_told=True).is_hang:
         return facts
     return add_circumstances(store, facts, context)
+
+
+def _all_move(store: Store, context: Context, since_ns: int) -> bool:
+    """Return whether every rank of a large job moved in this time, and no event asks for a closer look.
+
+    Rows must come at a rhythm for that: a recording that has two, at its ends, would tell that everybody moved.
+    """
+    roster = context.roster
+    if len(roster) < _MANY or roster.is_dump:
+        return False
+    asked: Parameters = {
+        "job": context.job,
+        "attempt": context.attempt,
+        "start": since_ns,
+        "end": context.window.end_ns,
+    }
+    rows = store.query(_MOVED, asked)
+    process = roster.find(_column(rows, "comm", np.uint64), _column(rows, "rank", np.int64))
+    if rows.num_rows == 0 or (process == NOBODY).any():
+        return False
+    moves = np.zeros(len(roster), bool)
+    moves[process[_column(rows, "has_moved", np.int64) > 0]] = True
+    if not moves.all():
+        return False
+    happened = store.query(_HAPPENED, {**asked, "hosts": list_hosts(roster.hosts)})["n"][0].as_py()
+    return int(happened) == 0
 
 
 def _learn_period(store: Store, whose: Parameters, end_ns: int) -> int | None:

@@ -26,6 +26,8 @@ def find_hangs(
     Assumes that counts of one function in one communicator mean the same on all its ranks; groups in which they
     cannot are left out. Cost: O(lines log lines).
     """
+    if facts.all_move:
+        return [], HangMemory()
     if len(facts.lines) == 0:
         return list(memory.findings), memory
     facts = _as_told_live(date_by_steps(facts))

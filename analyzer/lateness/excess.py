@@ -9,19 +9,30 @@ median of those in the same operation; between sender and receiver, less than th
 
 Both are summed in stretches of time, so that what lasts can be told from what happened once.
 
+What is summed is rounded to whole nanoseconds first, so that the sums do not depend on the order of rows, nor on what
+computes them.
+
 Cost: O(rows log rows).
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analyzer.lateness.reading import Operations
-from analyzer.roles import Roles, find_roles, mix
+from analyzer.numeric.kernels import Kernels
+from analyzer.numeric.mixing import mix
+from analyzer.numeric.on_numpy import NumpyKernels
+from analyzer.roles import Roles, find_roles
+
+if TYPE_CHECKING:  # only their shape matters here: no store is needed to measure
+    from analyzer.lateness.reading import Operations
 
 _MOST_STRETCHES = 8
 _FEWEST_STRETCHES = 3  # of fewer, leaving one out leaves no second one to agree with the first
-_APART_NS = 10**9  # no clock that is looked after is wrong by as much: such operations do not belong together
+_APART_US = 10**6  # no clock that is looked after is wrong by as much: such operations do not belong together
+_MOST_APART_US = 10**9  # a clock that is years off says no more than one that is off by a quarter of an hour
+_PARTS = 2.0**20  # of the time looked at, in which excesses are counted that get squared: whole numbers stay exact
 
 
 @dataclass(frozen=True)
@@ -61,19 +72,22 @@ def without_worst(shares: np.ndarray) -> np.ndarray:
     return rest
 
 
-def measure_excess(rows: Operations, are_sums: bool, processes: int, period_ns: int | None) -> Excess | None:
+def measure_excess(
+    rows: "Operations", are_sums: bool, processes: int, period_ns: int | None, kernels: Kernels | None = None
+) -> Excess | None:
     """Return how much longer each process took, or None where nobody can be compared."""
+    kernels = kernels or NumpyKernels()
     rows = _known(rows)
     if len(rows) == 0:
         return None
     roles = find_roles(rows.process, rows.comm, rows.rank, rows.peer, rows.sends, processes)
-    waits = np.full(len(rows), np.nan) if are_sums else _waits(rows)
-    cells = _compare(rows, waits, _align(rows, _same_operation(rows, roles)))
+    waits = None if are_sums else _waits(rows, kernels)
+    cells = _compare(rows, waits, _same_operation(rows, roles, kernels), kernels)
     if len(cells.process) == 0:
         return None
     waited = cells.own if are_sums else cells.waits  # in sums own time is what was not waited: both are the same
     waits_for_it = np.fmin(np.maximum(cells.own, 0.0), waited)  # others wait for what it was late, not for more
-    return _collect(cells, waits_for_it, _span(rows, processes), period_ns)
+    return _collect(cells, waits_for_it, _span(rows, processes, kernels), period_ns, kernels)
 
 
 @dataclass(frozen=True)
@@ -85,139 +99,142 @@ class _Cells:
     own: np.ndarray
     gpu: np.ndarray
     waits: np.ndarray
-    moment_ns: np.ndarray  # the same for all that did the operation
+    operation: np.ndarray  # number of the operation
+    moments_ns: np.ndarray  # of each operation, when the first of those began it who are in a cell
 
 
-def _known(rows: Operations) -> Operations:
+def _known(rows: "Operations") -> "Operations":
     """Return the rows of known processes, with times that can be."""
     fine = (rows.process >= 0) & np.isfinite(rows.gap_ns) & np.isfinite(rows.dur_ns)
     return rows if fine.all() else rows.take(fine)
 
 
-def _waits(rows: Operations) -> np.ndarray:
+def _waits(rows: "Operations", kernels: Kernels) -> np.ndarray:
     """Return by how much each row's rank was in its operation for less time than others; NaN without others."""
     pairwise, sends = rows.peer >= 0, rows.sends
     source = np.where(pairwise, np.where(sends, rows.rank, rows.peer), -1)
     target = np.where(pairwise, np.where(sends, rows.peer, rows.rank), -1)
     kind = np.where(pairwise, np.uint64(0), rows.func)
-    key = mix(rows.comm, kind, source, target, rows.turn, rows.replay)
-    order = np.lexsort((rows.dur_ns, key))
-    begins, group = _segments(key[order])
-    sizes = np.diff(np.r_[begins, len(key)])
-    usual = rows.dur_ns[order][begins + sizes // 2]
-    waits = np.full(len(key), np.nan)
-    waits[order] = np.where(sizes > 1, usual, np.nan)[group] - rows.dur_ns[order]
-    less: np.ndarray = np.maximum(waits, 0.0)  # NaN stays
+    group, groups = kernels.number(rows.comm, kind, source, target, rows.turn, rows.replay)
+    usual = kernels.median_by(rows.dur_ns, group, groups, upper=True)
+    usual = np.where(np.bincount(group, minlength=groups) > 1, usual, np.nan)
+    less: np.ndarray = np.maximum(usual[group] - rows.dur_ns, 0.0)  # NaN stays
     return less
 
 
-def _same_operation(rows: Operations, roles: Roles) -> np.ndarray:
-    """Return a number per row that is the same for operations of one kind and number on ranks of one role."""
+def _same_operation(rows: "Operations", roles: Roles, kernels: Kernels) -> tuple[np.ndarray, int]:
+    """Return a number per row, the same for operations of one kind and number on ranks of one role, and how many."""
     pairwise = rows.peer >= 0
     # In a pipeline it matters to whom; in a ring or an exchange all that a rank does at once is one thing to do.
     way = np.where(roles.is_chain, mix(rows.func, rows.peer - rows.rank), np.uint64(0))
     kind = np.where(pairwise, way, mix(rows.func + np.uint64(1), rows.size))
-    return mix(roles.family_of, roles.role_of[rows.process], kind, rows.turn, rows.replay)
+    group, groups = kernels.number(roles.family_of, roles.role_of[rows.process], kind, rows.turn, rows.replay)
+    apart = _counts_apart(rows, group, groups, kernels)
+    return kernels.number(group, np.where(apart, rows.comm, np.uint64(0))) if apart.any() else (group, groups)
 
 
-def _align(rows: Operations, key: np.ndarray) -> np.ndarray:
-    """Keep apart the communicators that count differently: their operations of one number are not at one time."""
-    order = np.lexsort((rows.start_ns, key))
-    begins, group = _segments(key[order])
-    sizes = np.diff(np.r_[begins, len(key)])
-    moments = np.zeros(len(key), np.int64)
-    moments[order] = rows.start_ns[order][begins + (sizes - 1) // 2][group]
-    _, place = np.unique(rows.comm, return_inverse=True)
-    place = place.reshape(-1)
-    apart = np.bincount(place, weights=np.abs(rows.start_ns - moments)) / np.bincount(place) > _APART_NS
-    return np.where(apart[place], mix(key, rows.comm), key)
+def _counts_apart(rows: "Operations", group: np.ndarray, groups: int, kernels: Kernels) -> np.ndarray:
+    """Say of each row whether its communicator counts differently: its operations of one number are elsewhere."""
+    moments = kernels.median_by(rows.start_ns, group, groups)
+    place, places = kernels.number(rows.comm)
+    off_us = np.minimum(np.abs(rows.start_ns - moments[group]) // 1_000, _MOST_APART_US)
+    apart = kernels.sum_by(off_us, place, places) > _APART_US * np.bincount(place, minlength=places)
+    of_row: np.ndarray = apart[place]
+    return of_row
 
 
-def _compare(rows: Operations, waits: np.ndarray, key: np.ndarray) -> _Cells:
+def _compare(
+    rows: "Operations", waits: np.ndarray | None, operations: tuple[np.ndarray, int], kernels: Kernels
+) -> _Cells:
     """Return each process's gap before an operation against the lower median of all that did the same."""
-    order = np.lexsort((-rows.gap_ns, rows.process, key))
-    firsts, cell = _segments(mix(key[order], rows.process[order]))  # the longest gap stands for all begun at once
-    chosen = order[firsts]
-    waited = np.full(len(firsts), -1.0)
-    np.fmax.at(waited, cell, waits[order])
-    begins, group = _segments(key[chosen])
-    others = np.diff(np.r_[begins, len(chosen)])[group] - 1
+    of, count = operations
+    cell, cells = kernels.number(of, rows.process)
+    chosen = _longest(rows.gap_ns, cell, cells, kernels)  # the longest gap stands for all begun at once
+    group, process = of[chosen], rows.process[chosen]
+    others = np.bincount(group, minlength=count)[group] - 1
     gap, gpu = rows.gap_ns[chosen], rows.gpu_ns[chosen]
-    cells = _Cells(
-        process=rows.process[chosen],
-        others=others,
-        own=gap - _lower_medians(gap, begins, group),
-        gpu=gpu - _lower_medians(gpu, begins, group),
-        waits=np.where(waited < 0, np.nan, waited),
-        moment_ns=np.minimum.reduceat(rows.start_ns[chosen], begins)[group],
+    kept = others > 0
+    return _Cells(
+        process=process[kept],
+        others=others[kept],
+        own=(gap - kernels.median_by(gap, group, count)[group])[kept],
+        gpu=(gpu - kernels.median_by(gpu, group, count)[group])[kept],
+        waits=_longest_wait(waits, cell, cells, kernels)[cell[chosen]][kept],
+        operation=group[kept],
+        moments_ns=kernels.min_by(rows.start_ns[chosen], group, count, np.iinfo(np.int64).max),
     )
-    return _Cells(**{name: getattr(cells, name)[others > 0] for name in cells.__dataclass_fields__})
 
 
-def _collect(cells: _Cells, waits: np.ndarray, span_ns: float, period_ns: int | None) -> Excess:
-    processes, row = np.unique(cells.process, return_inverse=True)
-    row = row.reshape(-1)
-    stretches, begin_ns = _stretches(cells.moment_ns, span_ns, period_ns)
-    shape = (len(processes), len(begin_ns))
+def _longest(values: np.ndarray, cell: np.ndarray, cells: int, kernels: Kernels) -> np.ndarray:
+    """Return the row with the largest value of each cell, the first of equal ones."""
+    if cells == len(cell):
+        return np.arange(cells)
+    largest = kernels.max_by(values, cell, cells, -np.inf)
+    rows = np.flatnonzero(values == largest[cell])
+    return kernels.min_by(rows, cell[rows], cells, len(cell))
+
+
+def _longest_wait(waits: np.ndarray | None, cell: np.ndarray, cells: int, kernels: Kernels) -> np.ndarray:
+    """Return the longest known wait of each cell, NaN where none is known."""
+    if waits is None:
+        return np.full(cells, np.nan)
+    longest = kernels.max_by(np.nan_to_num(waits, nan=-1.0), cell, cells, -1.0)
+    return np.where(longest < 0, np.nan, longest)
+
+
+def _collect(cells: _Cells, waits: np.ndarray, span_ns: float, period_ns: int | None, kernels: Kernels) -> Excess:
+    processes, row = _number_present(cells.process)
+    stretches, begin_ns = _stretches(cells, span_ns, period_ns)
+    count, shape = len(processes), (len(processes), len(begin_ns))
 
     def table(values: np.ndarray) -> np.ndarray:
-        known = np.isfinite(values)
-        flat = np.bincount(row[known] * shape[1] + stretches[known], values[known], shape[0] * shape[1])
-        return flat.reshape(shape) / span_ns
+        whole = np.rint(np.nan_to_num(values, nan=0.0))
+        return kernels.sum_by(whole, row * shape[1] + stretches, shape[0] * shape[1]).reshape(shape) / span_ns
 
-    longer = np.maximum(cells.own, 0.0)
-    sums, squares = (np.bincount(row, weights, shape[0]) for weights in (longer, longer**2))
-    compared = np.bincount(row, minlength=shape[0])
-    worst = np.lexsort((cells.own, row))[np.cumsum(np.bincount(row)) - 1]
+    longer = np.rint(np.clip(cells.own / span_ns, 0.0, 1.0) * _PARTS)
+    sums, squares = (kernels.sum_by(weights, row, count) for weights in (longer, longer**2))
+    compared = np.bincount(row, minlength=count)
+    worst = _longest(cells.own, row, count, kernels)
     return Excess(
         processes=processes,
-        peers=np.bincount(row, cells.others, shape[0]) / compared,
+        peers=kernels.sum_by(cells.others, row, count) / compared,
         own=table(cells.own),
         gpu=table(cells.gpu),
-        knows_gpu=np.bincount(row, np.isfinite(cells.gpu), shape[0]) > 0,
+        knows_gpu=np.bincount(row[np.isfinite(cells.gpu)], minlength=count) > 0,
         waits=table(waits),
-        spread_over=np.divide(sums**2, squares, out=np.zeros(shape[0]), where=squares > 0),
+        spread_over=np.divide(sums**2, squares, out=np.zeros(count), where=squares > 0),
         operations=compared,
         worst_ns=cells.own[worst],
         worst_gpu_ns=cells.gpu[worst],
-        worst_at_ns=cells.moment_ns[worst],
+        worst_at_ns=cells.moments_ns[cells.operation[worst]],
         begin_ns=begin_ns,
         span_ns=span_ns,
     )
 
 
-def _stretches(moment_ns: np.ndarray, span_ns: float, period_ns: int | None) -> tuple[np.ndarray, np.ndarray]:
+def _number_present(process: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the processes that occur, in order, and the place among them of each entry."""
+    is_there = np.bincount(process) > 0
+    return np.flatnonzero(is_there), (np.cumsum(is_there) - 1)[process]
+
+
+def _stretches(cells: _Cells, span_ns: float, period_ns: int | None) -> tuple[np.ndarray, np.ndarray]:
     """Return the stretch of each cell and when stretches begin: about a step each, where steps are known."""
     wanted = int(span_ns / period_ns) if period_ns else _FEWEST_STRETCHES
     count = int(np.clip(wanted, _FEWEST_STRETCHES, _MOST_STRETCHES))
-    first, last = int(moment_ns.min()), int(moment_ns.max())
-    if len(np.unique(moment_ns)) < count:
-        return np.zeros(len(moment_ns), np.int64), np.array([first])
+    moments = np.unique(cells.moments_ns[np.bincount(cells.operation, minlength=len(cells.moments_ns)) > 0])
+    first, last = int(moments[0]), int(moments[-1])
+    if len(moments) < count:
+        return np.zeros(len(cells.operation), np.int64), np.array([first])
     length = (last - first) / count
-    numbers = np.minimum((moment_ns - first) / max(length, 1.0), count - 1).astype(np.int64)
-    return numbers, first + (np.arange(count) * length).astype(np.int64)
+    numbers = np.minimum((cells.moments_ns - first) / max(length, 1.0), count - 1).astype(np.int64)
+    return numbers[cells.operation], first + (np.arange(count) * length).astype(np.int64)
 
 
-def _span(rows: Operations, processes: int) -> float:
+def _span(rows: "Operations", processes: int, kernels: Kernels) -> float:
     """Return how much time the rows of a process cover, in the median of all, each on its own clock."""
-    first, last = np.full(processes, np.inf), np.full(processes, -np.inf)
-    np.minimum.at(first, rows.process, rows.start_ns - np.maximum(rows.gap_ns, 0.0))
-    np.maximum.at(last, rows.process, rows.start_ns + rows.dur_ns)
+    begun, ended = rows.start_ns - np.maximum(rows.gap_ns, 0.0), rows.start_ns + rows.dur_ns
+    first = kernels.min_by(begun, rows.process, processes, np.inf)
+    last = kernels.max_by(ended, rows.process, processes, -np.inf)
     covered = (last - first)[np.isfinite(first)]
     return max(float(np.median(covered)), 1.0)
-
-
-def _segments(ordered: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return where runs of equal numbers begin, and the run of each entry."""
-    begins = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
-    group = np.zeros(len(ordered), np.int64)
-    group[begins[1:]] = 1
-    return begins, np.cumsum(group)
-
-
-def _lower_medians(values: np.ndarray, begins: np.ndarray, group: np.ndarray) -> np.ndarray:
-    """Return for each entry the lower median of its run; runs lie one after the other."""
-    order = np.lexsort((values, group))
-    sizes = np.diff(np.r_[begins, len(values)])
-    medians: np.ndarray = values[order][begins + (sizes - 1) // 2][group]
-    return medians

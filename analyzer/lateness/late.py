@@ -21,6 +21,7 @@ from analyzer.lateness.reading import LatenessFacts
 from analyzer.lateness.spread import spread_of
 from analyzer.lateness.starving import StarvingOptions, find_starving
 from analyzer.lateness.telling import Culprit, tell
+from analyzer.numeric.kernels import NumericOptions, choose_kernels
 from lockstep.clock import NS_PER_S
 
 
@@ -41,6 +42,7 @@ class LatenessOptions:
     rare_look_back_ns: int = 90 * NS_PER_S  # a GPU slow in one of fifteen steps comes again three times in that
     grouping: GroupingOptions = field(default_factory=GroupingOptions)
     starving: StarvingOptions = field(default_factory=StarvingOptions)
+    numeric: NumericOptions = field(default_factory=NumericOptions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,8 @@ def find_late(
 ) -> tuple[list[Finding], LatenessMemory]:
     """Return the GPUs and hosts that hold the others up, and what to remember for the next look."""
     findings = find_starving(facts.flushes, context, options.starving)
-    excess = measure_excess(facts.operations, facts.are_sums, len(context.roster), context.period_ns)
+    kernels = choose_kernels(len(facts.operations), options.numeric)
+    excess = measure_excess(facts.operations, facts.are_sums, len(context.roster), context.period_ns, kernels)
     if excess is None:
         return findings, memory
     late = _find_lasting(excess, options)

@@ -7,8 +7,9 @@ import numpy as np
 import pyarrow as pa
 
 from analyzer.context import Context
+from analyzer.hosts import OF_HOSTS, list_hosts
 from analyzer.lateness.gaps import find_doubled, find_idle
-from analyzer.roles import mix
+from analyzer.numeric.mixing import mix
 from lockstep.clock import NS_PER_S
 from lockstep.store.store import Store
 
@@ -54,9 +55,9 @@ FROM transfers WHERE {_WHOSE} AND direction = 'recv' AND flush_ns IS NOT NULL AN
 GROUP BY host ORDER BY host
 """
 # What GPUs say of lowered clocks, back to their last reading; idle ones lower theirs too and are no news.
-_THROTTLED = """
+_THROTTLED = f"""
 SELECT host, gpu, groupUniqArray(throttle) AS reasons, min(sm_mhz) AS sm_mhz FROM gpu_health
-WHERE host IN {hosts:Array(String)} AND ts_ns >= {start:Int64} - {before:Int64} AND ts_ns < {end:Int64}
+WHERE {OF_HOSTS} AND ts_ns >= {{start:Int64}} - {{before:Int64}} AND ts_ns < {{end:Int64}}
     AND throttle NOT IN ('', 'gpu_idle')
 GROUP BY host, gpu
 """
@@ -126,7 +127,7 @@ def read_lateness(store: Store, context: Context) -> LatenessFacts:
     }
     counted = int(store.query(_COUNTED, asked)["counted"][0].as_py() or 0)
     flushes = _as_flushes(store.query(_FLUSHES, asked))
-    health = {"hosts": sorted(context.roster.hosts), "before": _BEFORE_NS}  # GPUs are read every ten seconds
+    health = {"hosts": list_hosts(context.roster.hosts), "before": _BEFORE_NS}  # GPUs are read every ten seconds
     throttled = _as_reasons(store.query(_THROTTLED, asked | health))
     operations = _read_single(store, context, asked, counted)
     if operations is None:

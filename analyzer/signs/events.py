@@ -6,6 +6,7 @@ from typing import Any
 import pyarrow as pa
 
 from analyzer.context import Context
+from analyzer.hosts import OF_HOSTS, list_hosts
 from analyzer.signs.signs import HardFact, Sign
 from lockstep.clock import NS_PER_S
 from lockstep.store.store import Store
@@ -36,18 +37,18 @@ _WEIGHTS = {
 _BY_SEVERITY = {"info": 0.3, "warning": 0.7}  # of the weight; errors count in full
 _APPLICATION = "blame application"  # as the collector words an XID that leaves the GPU healthy
 
-_QUERY = """
+_QUERY = f"""
 SELECT ts_ns, host, source, kind, component, severity, message FROM events
-WHERE host IN {hosts:Array(String)} AND ts_ns >= {back:Int64} AND ts_ns < {end:Int64}
-    AND kind IN {kinds:Array(String)}
-ORDER BY ts_ns, host, component LIMIT {most:UInt32}
+WHERE {OF_HOSTS} AND ts_ns >= {{back:Int64}} AND ts_ns < {{end:Int64}}
+    AND kind IN {{kinds:Array(String)}}
+ORDER BY ts_ns, host, component LIMIT {{most:UInt32}}
 """
 
 
 def read_events(store: Store, context: Context) -> pa.Table:
     """Return the events of the job's hosts in the look and shortly before it."""
     parameters = {
-        "hosts": sorted(context.roster.hosts),
+        "hosts": list_hosts(context.roster.hosts),
         "back": context.window.start_ns - BACK_NS,
         "end": context.window.end_ns,
         "kinds": sorted(_WEIGHTS),

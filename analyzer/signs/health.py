@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from analyzer.context import Context
+from analyzer.hosts import OF_HOSTS, list_hosts
 from analyzer.signs.growth import SPANS_SQL, count_growth, moments, read_growth, readings_sql
 from analyzer.signs.signs import HardFact, Sign
 from lockstep.store.store import Store
@@ -47,14 +48,14 @@ _QUERY = (
     "SELECT host, gpu, minIf(sm_mhz, ts_ns >= {turn:Int64} AND position(throttle, 'idle') = 0) AS running_mhz, "
     "arrayStringConcat(groupUniqArrayArrayIf(splitByChar(',', throttle), ts_ns >= {turn:Int64}), ',') AS reasons, "
     + readings_sql([*(rule.name for rule in _RULES), "ecc_dbe"])
-    + f", max(ts_ns) AS last_ns, {SPANS_SQL} FROM gpu_health WHERE host IN {{hosts:Array(String)}} "
+    + f", max(ts_ns) AS last_ns, {SPANS_SQL} FROM gpu_health WHERE {OF_HOSTS} "
     "AND ts_ns >= {back:Int64} AND ts_ns < {end:Int64} GROUP BY host, gpu ORDER BY host, gpu"
 )
 
 
 def read_health(store: Store, context: Context) -> pa.Table:
     """Return one row per GPU of the job's hosts: why its clock was lowered, and how its counters grew."""
-    return store.query(_QUERY, {"hosts": sorted(context.roster.hosts), **moments(context)})
+    return store.query(_QUERY, {"hosts": list_hosts(context.roster.hosts), **moments(context)})
 
 
 def judge_health(rows: pa.Table) -> Iterator[Sign]:

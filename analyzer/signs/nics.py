@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 
 from analyzer.context import Context
+from analyzer.hosts import OF_HOSTS, list_hosts
 from analyzer.signs.growth import SPANS_SQL, moments, read_growth, readings_sql
 from analyzer.signs.signs import Sign
 from lockstep.store.store import Store
@@ -45,14 +46,14 @@ _QUERY = (
     "SELECT host, nic, argMax(up, ts_ns) AS is_up, argMax(toNullable(speed_mbps), ts_ns) AS speed_now, "
     "maxIf(speed_mbps, ts_ns < {turn:Int64}) AS speed_before, "
     + readings_sql([rule.counter for rule in _RULES])
-    + f", {SPANS_SQL} FROM nic_counters WHERE host IN {{hosts:Array(String)}} "
+    + f", {SPANS_SQL} FROM nic_counters WHERE {OF_HOSTS} "
     "AND ts_ns >= {back:Int64} AND ts_ns < {end:Int64} GROUP BY host, nic ORDER BY host, nic"
 )
 
 
 def read_nics(store: Store, context: Context) -> pa.Table:
     """Return one row per NIC of the job's hosts: its state, and how its counters grew."""
-    return store.query(_QUERY, {"hosts": sorted(context.roster.hosts), **moments(context)})
+    return store.query(_QUERY, {"hosts": list_hosts(context.roster.hosts), **moments(context)})
 
 
 def judge_nics(rows: pa.Table, topology: TopologyIndex | None) -> Iterator[Sign]:

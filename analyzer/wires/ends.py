@@ -19,6 +19,9 @@ _NS_PER_BYTE = 8.0  # at 1 Gb/s
 _JOIN = "\x1f"  # parts names in keys; no host, NIC or port has it
 
 
+_Place = tuple[str, str | None]  # host and NIC
+
+
 @dataclass(frozen=True)
 class Ends:
     """The wires of some rows, by number, and what a byte takes on them when nothing else does."""
@@ -50,17 +53,26 @@ def find_ends(rows: pa.Table, paths: pa.Table, context: Context) -> Ends:
     }
     found = pa.table(columns).filter(pa.array(known))
     places, first = number_rows([codes_of(column) for column in found.columns])
-    wires = _wires(found.take(pa.array(first)), paths["way"].to_pylist())
-    return Ends(wires, places, known, _least_ns_per_byte(wires, context.topology), _sharers(wires))
+    distinct = found.take(pa.array(first))
+    src_ends, dst_ends = (_places(distinct, side) for side in ("src", "dst"))
+    wires = _wires(distinct, src_ends, dst_ends, paths["way"].to_pylist())
+    return Ends(wires, places, known, _least_ns_per_byte(src_ends, dst_ends, context.topology), _sharers(wires))
 
 
-def _wires(rows: pa.Table, links: list[list[str]]) -> tuple[Wire, ...]:
-    columns = (rows[name].to_pylist() for name in ("src_host", "src_nic", "dst_host", "dst_nic"))
+def _places(rows: pa.Table, side: str) -> list[_Place]:
+    """Return host and NIC of one end of each wire, as plain pairs: they are looked up by the hundred thousand."""
+    return list(zip(rows[f"{side}_host"].to_pylist(), rows[f"{side}_nic"].to_pylist(), strict=True))
+
+
+def _wires(
+    rows: pa.Table, src_ends: list[_Place], dst_ends: list[_Place], links: list[list[str]]
+) -> tuple[Wire, ...]:
+    ends = {place: End(*place) for place in {*src_ends, *dst_ends}}  # each once, however many wires it has
     gpus = ([gpu if gpu >= 0 else None for gpu in rows[name].to_pylist()] for name in ("src_gpu", "dst_gpu"))
     ways = (tuple(links[way]) if way >= 0 else None for way in rows["way"].to_pylist())
     return tuple(
-        Wire(End(src, src_nic), End(dst, dst_nic), src_gpu, dst_gpu, way)
-        for src, src_nic, dst, dst_nic, src_gpu, dst_gpu, way in zip(*columns, *gpus, ways, strict=True)
+        Wire(ends[src], ends[dst], src_gpu, dst_gpu, way)
+        for src, dst, src_gpu, dst_gpu, way in zip(src_ends, dst_ends, *gpus, ways, strict=True)
     )
 
 
@@ -94,20 +106,20 @@ def _joined(*columns: pa.Array | pa.ChunkedArray) -> pa.Array:
     return pc.binary_join_element_wise(*parts, _JOIN)
 
 
-def _least_ns_per_byte(wires: tuple[Wire, ...], topology: TopologyIndex | None) -> np.ndarray:
+def _least_ns_per_byte(src_ends: list[_Place], dst_ends: list[_Place], topology: TopologyIndex | None) -> np.ndarray:
     if topology is None:
-        return np.zeros(len(wires))
-    rates = {end: _end_gbps(end, topology) for end in {end for wire in wires for end in (wire.src, wire.dst)}}
-    gbps = np.array([min((rates[end] for end in (wire.src, wire.dst) if rates[end]), default=0.0) for wire in wires])
-    least: np.ndarray = np.divide(_NS_PER_BYTE, gbps, out=np.zeros(len(wires)), where=gbps > 0)
-    return least
+        return np.zeros(len(src_ends))
+    rates = {place: _end_gbps(place, topology) for place in {*src_ends, *dst_ends}}
+    slower = np.minimum(*(np.array([rates[place] for place in ends], np.float64) for ends in (src_ends, dst_ends)))
+    return _NS_PER_BYTE / slower
 
 
-def _end_gbps(end: End, topology: TopologyIndex) -> float:
-    """Return the rate of a NIC's cable, or of the slowest of its host while the NIC is unknown; 0: unknown."""
-    nics = [end.nic] if end.nic else [nic.id for nic in topology.nics_of(end.host)]
-    links = (topology.host_link(end.host, nic) for nic in nics)
-    return min((link.gbps for link in links if link), default=0.0)
+def _end_gbps(place: _Place, topology: TopologyIndex) -> float:
+    """Return the rate of a NIC's cable, or of the slowest of its host while the NIC is unknown; infinite: unknown."""
+    host, nic = place
+    nics = [nic] if nic else [each.id for each in topology.nics_of(host)]
+    links = (topology.host_link(host, name) for name in nics)
+    return min((link.gbps for link in links if link and link.gbps > 0), default=np.inf)
 
 
 def _sharers(wires: tuple[Wire, ...]) -> np.ndarray:

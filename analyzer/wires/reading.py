@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from analyzer.clocks import HostClocks, read_clocks
 from analyzer.context import Context
+from analyzer.hosts import OF_HOSTS, list_hosts
 from analyzer.wires.inner import read_inner
 from analyzer.wires.matching import LONGEST_NS, read_lags, read_steps
 from lockstep.store.store import Store
@@ -34,19 +35,21 @@ _TRANSFERS = (
     f"AND last_ns >= {{start:Int64}} AND last_ns < {{end:Int64}} AND first_ns >= {{start:Int64}} - {LONGEST_NS}"
 )
 
-# One row per side; Send on one is Recv on the other. A rank that moved to another host has rows from both: the newest
-# host counts. The two sides are joined here and not in SQL, where a join costs several times what the sums do.
-_SIDES = """
-SELECT comm, if(func = 'Recv', 'Send', func) AS what, size_class, direction, toInt64(rank) AS near,
-       toInt64(peer) AS far, channel, argMax(host, moment) AS side_host, max(nic) AS told_nic,
-       max(transport) AS carrier, sum(n) AS transfers,
-       sum(bytes) AS moved, sum(wire_ns) AS wire, max(wire_max_ns) AS wire_max, sum(gpu_wait_ns) AS gpu_wait,
-       sum(flush_ns) AS flush
-FROM (%(rows)s)
-WHERE direction = 'recv' OR (wire_ns IS NOT NULL
+# One row for both sides; Send on one is Recv on the other, and the sender's part decides whether there is a row. Of a
+# rank that moved to another host there are rows from both: the newest host counts.
+_WAITS = """
+SELECT comm, if(func = 'Recv', 'Send', func) AS what, size_class,
+       if(sends, toInt64(rank), toInt64(peer)) AS src_rank, if(sends, toInt64(peer), toInt64(rank)) AS dst_rank,
+       channel, argMaxIf(host, moment, sends) AS src_host, nullIf(argMaxIf(host, moment, NOT sends), '') AS dst_host,
+       maxIf(nic, sends) AS told_src_nic, maxIf(nic, NOT sends) AS told_dst_nic, maxIf(transport, sends) AS carrier,
+       sumIf(n, sends) AS transfers, sumIf(bytes, sends) AS moved, sumIf(wire_ns, sends) AS wire,
+       maxIf(wire_max_ns, sends) AS wire_max, sumIf(gpu_wait_ns, NOT sends) AS recv_gpu_ns,
+       sumIf(flush_ns, NOT sends) AS flush, sumIf(n, NOT sends) AS received
+FROM (SELECT *, direction = 'send' AS sends FROM (%(rows)s))
+WHERE NOT sends OR (wire_ns IS NOT NULL
     AND (transport IS NULL OR transport NOT IN ('p2p', 'shm', 'collnet', 'nvls')))
-GROUP BY comm, what, size_class, direction, near, far, channel
-ORDER BY comm, what, size_class, near, far, channel
+GROUP BY comm, what, size_class, src_rank, dst_rank, channel HAVING moved > 0
+ORDER BY comm, what, size_class, src_rank, dst_rank, channel
 """
 _KNOWN = f"""
 SELECT host AS side_host, assumeNotNull(comm) AS comm, toInt64(assumeNotNull(rank)) AS near,
@@ -65,41 +68,29 @@ WHERE {_WHOSE} AND direction = 'recv' AND flush_ns IS NOT NULL
     AND last_ns >= {{start:Int64}} AND last_ns < {{end:Int64}} AND first_ns >= {{start:Int64}} - {LONGEST_NS}
 GROUP BY host ORDER BY host
 """
-_PATHS = """
+_PATHS = f"""
 SELECT host AS src_host, src_nic,
        if(dst IS NULL OR dst = '', splitByChar('/', dst_nic)[1], assumeNotNull(dst)) AS dst_host,
        if(position(dst_nic, '/') > 0, splitByChar('/', dst_nic)[2], dst_nic) AS far_nic, sport,
        argMax(links, (seen_ns, confidence)) AS way
-FROM paths WHERE host IN {hosts:Array(String)}
+FROM paths WHERE {OF_HOSTS}
 GROUP BY src_host, src_nic, dst_host, far_nic, sport
 ORDER BY src_host, src_nic, dst_host, far_nic, sport
 """
 
 
-_JOINED = ("comm", "what", "size_class", "near", "far", "channel")
-_OF_RECEIVER = ("side_host", "nic", "gpu_wait", "flush", "transfers")
-# Columns of the joined sides by what they are called from here on.
-_WAITS = {
-    "comm": "comm",
-    "func": "what",
-    "size_class": "size_class",
-    "src_rank": "near",
-    "dst_rank": "far",
-    "channel": "channel",
-    "src_host": "side_host",
-    "dst_host": "far_side_host",
-    "src_nic": "nic",
-    "dst_nic": "far_nic",
-    "transport": "transport",
-    "sport": "known_port",
-    "n": "transfers",
-    "bytes": "moved",
-    "wire_ns": "wire",
-    "wire_max_ns": "wire_max",
-    "recv_gpu_ns": "far_gpu_wait",
-    "flush_ns": "far_flush",
-    "received": "far_transfers",
+# Columns by what they are called from here on, where that differs: in SQL such a name would be taken for the column
+# that it is made of.
+_NAMES = {
+    "what": "func",
+    "transfers": "n",
+    "moved": "bytes",
+    "wire": "wire_ns",
+    "wire_max": "wire_max_ns",
+    "flush": "flush_ns",
+    "known_port": "sport",
 }
+_ORDER = ("comm", "what", "size_class", "src_rank", "dst_rank", "channel")
 _NOTHING = pa.table({})
 ACKNOWLEDGED = "ib"  # the transport whose wire time ends when the other side has the bytes
 
@@ -125,11 +116,11 @@ def read_wires(store: Store, context: Context) -> WireFacts:
         "start": context.window.start_ns,
         "end": context.window.end_ns,
     }
-    sides = store.query(_SIDES % {"rows": _STATS}, parameters)
-    if sides.num_rows == 0:
-        sides = store.query(_SIDES % {"rows": _TRANSFERS}, parameters)
+    told = store.query(_WAITS % {"rows": _STATS}, parameters)
+    if told.num_rows == 0:
+        told = store.query(_WAITS % {"rows": _TRANSFERS}, parameters)
     whose = {name: parameters[name] for name in ("job", "attempt")}
-    waits = join_sides(sides, store.query(_KNOWN, whose))
+    waits = add_known(told, store.query(_KNOWN, whose))
     clocks, steps, lags = HostClocks(), _NOTHING, _NOTHING
     if needs_transits(waits):
         clocks = read_clocks(store, context)
@@ -139,7 +130,7 @@ def read_wires(store: Store, context: Context) -> WireFacts:
         steps=steps,
         lags=lags,
         flushes=store.query(_STARVING, parameters),
-        paths=store.query(_PATHS, {"hosts": sorted(context.roster.hosts)}),
+        paths=store.query(_PATHS, {"hosts": list_hosts(context.roster.hosts)}),
         inner=read_inner(store, context),
         clocks=clocks,
     )
@@ -150,24 +141,21 @@ def needs_transits(waits: pa.Table) -> bool:
     return set(waits["transport"].to_pylist()) != {ACKNOWLEDGED}
 
 
-def join_sides(sides: pa.Table, known: pa.Table) -> pa.Table:
-    """Return a row per sender's side with what its receiver told, and NICs and ports as connections know them.
-
-    The sender's row decides; the receiver's joins where it is there.
-    """
-    sides = _with_known(sides, known)
-    is_send = pc.equal(sides["direction"], "send")
-    sends, receives = sides.filter(is_send), sides.filter(pc.invert(is_send))
-    sends = sends.filter(pc.greater(sends["moved"], 0))
-    far = receives.select(["comm", "what", "size_class", "far", "near", "channel", *_OF_RECEIVER])
-    far = far.rename_columns([*_JOINED, *(f"far_{name}" for name in _OF_RECEIVER)])
-    joined = sends.join(far, list(_JOINED), join_type="left outer").sort_by([(name, "ascending") for name in _JOINED])
-    return pa.table({name: joined[source] for name, source in _WAITS.items()})
-
-
-def _with_known(sides: pa.Table, known: pa.Table) -> pa.Table:
-    """Return the sides with NIC and transport as their rows tell them, else as is known of their connections."""
-    keys = ["comm", "near", "far", "channel", "direction", "side_host"]
-    joined = sides.join(known, keys, join_type="left outer")
-    joined = joined.append_column("nic", pc.coalesce(joined["told_nic"], joined["known_nic"]))
-    return joined.append_column("transport", pc.coalesce(joined["carrier"], joined["known_carrier"]))
+def add_known(told: pa.Table, known: pa.Table) -> pa.Table:
+    """Return the waits with NICs, ports and transport: as their rows tell them, else as is known of connections."""
+    sends, receives = (known.filter(pc.equal(known["direction"], way)) for way in ("send", "recv"))
+    waits = told.join(
+        sends.drop_columns(["direction"]),
+        ["comm", "src_rank", "dst_rank", "channel", "src_host"],
+        ["comm", "near", "far", "channel", "side_host"],
+    ).join(
+        receives.select(["comm", "near", "far", "channel", "side_host", "known_nic"]),
+        ["comm", "dst_rank", "src_rank", "channel", "dst_host"],
+        ["comm", "near", "far", "channel", "side_host"],
+        right_suffix="_there",
+    )
+    waits = waits.append_column("src_nic", pc.coalesce(waits["told_src_nic"], waits["known_nic"]))
+    waits = waits.append_column("dst_nic", pc.coalesce(waits["told_dst_nic"], waits["known_nic_there"]))
+    waits = waits.append_column("transport", pc.coalesce(waits["carrier"], waits["known_carrier"]))
+    waits = waits.sort_by([(name, "ascending") for name in _ORDER])
+    return waits.rename_columns([_NAMES.get(name, name) for name in waits.column_names])

@@ -3,8 +3,10 @@
 import pytest
 
 import benchmarks.analyze
+from analyzer.numeric.kernels import Device
 from benchmarks.analyze import growth_exponent, is_right, measure
 from benchmarks.analyze_judging import Cost, measure_scene
+from benchmarks.analyze_numeric import NumericCost
 from benchmarks.analyze_peer import PeerCost
 from benchmarks.analyze_window import HEALTHY, HUNG, SLOW, Scene
 from benchmarks.figures import Figure
@@ -37,7 +39,14 @@ def test_growth_is_the_slope_from_four_thousand_ranks_on() -> None:
     assert growth_exponent(costs[:2]) is None
 
 
-def pretend(monkeypatch: pytest.MonkeyPatch, cpu_s: float, named: str) -> list[Scene]:
+def core(ranks: int, *devices: Device) -> list[NumericCost]:
+    return [
+        NumericCost(ranks, 10, "numpy", 2.0, 3.0, True),
+        *(NumericCost(ranks, 10, d, 0.2, 0.5, True) for d in devices),
+    ]
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, cpu_s: float, named: str, gpu: str | None = None) -> list[Scene]:
     """Stand in for the processes that make and judge windows, and return what they were asked."""
     asked: list[Scene] = []
 
@@ -51,6 +60,8 @@ def pretend(monkeypatch: pytest.MonkeyPatch, cpu_s: float, named: str) -> list[S
 
     monkeypatch.setattr(benchmarks.analyze, "measure_scene", judged)
     monkeypatch.setattr(benchmarks.analyze, "measure_dumps", compared)
+    monkeypatch.setattr(benchmarks.analyze, "in_own_process", lambda task, ranks, devices: core(ranks, *devices))
+    monkeypatch.setattr(benchmarks.analyze, "find_device", lambda: gpu)
     return asked
 
 
@@ -83,10 +94,27 @@ def test_quick_run_is_one_window_and_the_smallest_hang(monkeypatch: pytest.Monke
     assert found["hang, dumps of 64 ranks: Lockstep"].reference == "says rank:27"
 
 
+def test_gpu_stands_beside_numpy_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, 0.1, "nic:h3/eth3", gpu="cuda")
+    found = figures(quick=False)
+    assert found["numeric core, 1,000,000 ranks: numpy"].value == 2.0
+    gpu = found["numeric core, 1,000,000 ranks: cuda"]
+    assert (gpu.value, gpu.unit) == (0.5, "s")
+    assert gpu.reference == "6.0 times as fast as numpy, copies included; figures of both are the same"
+
+
+def test_without_a_gpu_it_is_said_that_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, 0.1, "nic:h3/eth3", gpu=None)
+    found = figures(quick=True)
+    assert found["numeric core, 65,536 ranks: numpy"].reference == "10 rows; no GPU here"
+    assert not any("cuda" in name for name in found)
+
+
 @pytest.mark.slow
 def test_real_windows_are_judged_right() -> None:
-    slow, healthy = (measure_scene(Scene(512, trouble)) for trouble in (SLOW, HEALTHY))
+    slow, hung, healthy = (measure_scene(Scene(512, trouble)) for trouble in (SLOW, HUNG, HEALTHY))
     assert is_right(slow), slow.named
+    assert is_right(hung), hung.named
     assert is_right(healthy), healthy.named
     assert slow.rows > 512 * 50
     assert slow.peak_mb > 50

@@ -4,7 +4,19 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from benchmarks.analyze_window import HEALTHY, SLOW, Scene, Small, repeat_hosts, scene_topology, simulate
+from benchmarks.analyze_window import (
+    HEALTHY,
+    HUNG,
+    SLOW,
+    START_NS,
+    Scene,
+    Small,
+    begin_of,
+    repeat_hosts,
+    scene_topology,
+    simulate,
+)
+from lockstep.clock import NS_PER_S
 
 HOSTS = 40
 
@@ -61,6 +73,12 @@ def test_columns_and_types_are_those_of_the_tables(small: Small) -> None:
 def test_window_is_the_last_five_seconds_that_are_complete(small: Small) -> None:
     assert small.window.seconds == 5
     assert small.window.end_ns == max(small.tables["agents"]["watermark_ns"].to_pylist())
+
+
+def test_a_hang_is_told_from_its_beginning_and_a_slow_job_from_its_window_on(small: Small) -> None:
+    assert begin_of(Scene(1_024, HUNG), small.window) == START_NS
+    assert begin_of(Scene(1_024, SLOW), small.window) == small.window.start_ns
+    assert begin_of(Scene(1_000_000, SLOW, only_statistics=True), small.window) == small.window.end_ns - NS_PER_S
 
 
 def test_scene_has_its_fabric_and_a_million_ranks_have_none() -> None:

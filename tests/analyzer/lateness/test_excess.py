@@ -5,8 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from analyzer.lateness.excess import measure_excess
+from analyzer.lateness.excess import Excess, measure_excess
 from analyzer.lateness.reading import Operations
+from analyzer.numeric.kernels import Device, NumericOptions, choose_kernels, find_device
 from tests.analyzer.lateness.job import MS, Act, Job, tensor_and_data, world
 
 
@@ -51,3 +52,20 @@ def test_stretches_are_about_a_step_where_steps_are_known() -> None:
     assert unknown is not None
     assert known is not None
     assert (unknown.own.shape, known.own.shape) == ((8, 3), (8, 6))
+
+
+DEVICES: list[Device] = ["numpy", "cpu", "cuda"] if find_device() else ["numpy", "cpu"]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("are_sums", [False, True])
+def test_neither_device_nor_order_of_rows_shows_in_any_figure(device: Device, are_sums: bool) -> None:
+    rows = Job(16, tensor_and_data(16, tp=4), seed=3).play()
+    kernels = choose_kernels(len(rows), NumericOptions(device=device, fewest_rows=0))
+    expected = measure_excess(rows, are_sums, 16, None)
+    shuffled = rows.take(np.random.default_rng(5).permutation(len(rows)))
+    found = measure_excess(shuffled, are_sums, 16, None, kernels)
+    assert expected is not None
+    assert found is not None
+    for each in dataclasses.fields(Excess):
+        assert np.array_equal(getattr(found, each.name), getattr(expected, each.name), equal_nan=True), each.name
