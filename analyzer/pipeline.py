@@ -8,6 +8,7 @@ asked last, and only when nobody in particular was found.
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import pyarrow as pa
 
 from analyzer.context import Context
@@ -65,6 +66,7 @@ class Judgement:
     findings: tuple[Finding, ...] | None  # None: nothing could be judged, not even that a fault is over
     steps: pa.Table  # rows of steps that were found in the traffic
     matrix: DelayMatrix | None = None
+    mute: frozenset[str] = frozenset()  # hosts of which no operation is known, while others did some
     is_standstill: bool = False  # the job hangs
 
     @property
@@ -96,7 +98,8 @@ def judge(
     judgement, memory = _judge_pace(store, context, memory, report, options)
     if judgement.findings or is_explained:
         return judgement, memory
-    slower = find_global(memory.steps, context, options.everybody)
+    unseen = replace(context, silent=context.silent | judgement.mute)
+    slower = find_global(memory.steps, unseen, options.everybody)
     lasting = tuple(finding for finding in slower if _fills(context, finding))
     return replace(judgement, findings=lasting or judgement.findings), memory
 
@@ -119,6 +122,7 @@ def _judge_pace(
         findings=None if is_blind and not found else tuple(_once(found)),
         steps=report.rows,
         matrix=matrix,
+        mute=_find_mute(lateness.operations.process, context),
     )
     return judgement, memory
 
@@ -133,6 +137,12 @@ def _read_signs(store: Store, matrix: DelayMatrix, context: Context) -> Signs:
     is_hot_inside = matrix.inner is not None and bool(matrix.inner.hot.any())
     is_needed = bool(matrix.hot.any()) or bool(matrix.starved) or is_hot_inside
     return read_signs(store, context) if is_needed else NO_SIGNS
+
+
+def _find_mute(heard: np.ndarray, context: Context) -> frozenset[str]:
+    """Return the hosts of which no operation is known, though their collectors may say that all is told."""
+    hosts = context.roster.host_of
+    return context.roster.hosts - set(hosts[np.unique(heard[heard >= 0])].tolist()) if len(heard) else frozenset()
 
 
 def _late_hosts(late: Sequence[Finding]) -> frozenset[str]:

@@ -155,6 +155,14 @@ def test_two_slow_nics_are_both_named(embedded_store: Store) -> None:
 
 
 @pytest.mark.slow
+def test_slowness_behind_a_host_that_tells_nothing_is_said_with_doubt(embedded_store: Store) -> None:
+    unseen = f'{SMALL}\n[telling]\nwithout = ["h3"]\n'
+    (incident,) = diagnosed(embedded_store, unseen, fail(10, "gpu:h3/1", 50))
+    assert (incident.verdict.fault_class, incident.verdict.grade) == ("global_slow", "note")
+    assert "host:h3" in incident.verdict.ambiguous_with
+
+
+@pytest.mark.slow
 def test_fault_from_the_first_second_is_named_although_its_cost_is_unknown(embedded_store: Store) -> None:
     (incident,) = diagnosed(embedded_store, SMALL, fail(0, "nic:h3/eth1", 50))
     assert incident.verdict.component == "nic:h3/eth1"
