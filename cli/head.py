@@ -5,7 +5,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from analyzer.following import FollowOptions
+from analyzer.lateness.late import LatenessOptions
 from analyzer.looks import LookOptions
+from analyzer.numeric.kernels import NumericOptions
+from analyzer.pipeline import AnalyzerOptions
 from analyzer.service import AnalyzerService, Announce, ServiceOptions
 from api.gateway.gateway import Gateway, GatewayOptions
 from api.parts import Parts
@@ -69,7 +72,9 @@ def make_analyzer(
     settings: Settings, store: Store, control: ControlDatabase, topology: Topology | None, announce: Announce
 ) -> AnalyzerService:
     looks = LookOptions(hop_ns=settings.analyzer.look_s * NS_PER_S, shortest_ns=settings.analyzer.window_s * NS_PER_S)
-    options = ServiceOptions(int(settings.analyzer.silence_s * NS_PER_S), FollowOptions(looks=looks))
+    lateness = LatenessOptions(numeric=NumericOptions(device=settings.analyzer.device))
+    follow = FollowOptions(analyzer=AnalyzerOptions(lateness=lateness), looks=looks)
+    options = ServiceOptions(int(settings.analyzer.silence_s * NS_PER_S), follow)
     return AnalyzerService(store, control, TopologyIndex(topology) if topology else None, options, announce)
 
 

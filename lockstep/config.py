@@ -148,6 +148,9 @@ class AnalyzerSettings(Section):
     window_s: int = Field(6, ge=1, le=600, description="least stretch of time that a look judges")
     silence_s: float = Field(15.0, gt=0, description="a host that sent nothing for this long is known as silent")
     topology: Path | None = Field(None, description="topology.json of the cluster")
+    device: Literal["auto", "numpy", "cpu", "cuda"] = Field(
+        "auto", description="what computes long arrays; auto: a GPU where there is one, else numpy"
+    )
 
 
 class PlannerSettings(Section):

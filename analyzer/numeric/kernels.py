@@ -17,9 +17,8 @@ import numpy as np
 
 from analyzer.numeric.on_numpy import NumpyKernels
 
-Device = Literal[
-    "auto", "numpy", "cpu", "cuda"
-]  # cpu and cuda are torch's; auto: a GPU where there is one, else numpy
+# cpu and cuda are torch's; auto: a GPU where there is one, else numpy
+Device = Literal["auto", "numpy", "cpu", "cuda"]
 
 _DRIVER = Path("/dev/nvidiactl")  # without it there is no NVIDIA GPU to ask torch for
 
@@ -53,9 +52,8 @@ class NumericOptions:
     """Where long arrays are computed."""
 
     device: Device = "auto"
-    fewest_rows: int = (
-        100_000  # on numpy a few milliseconds each: a GPU saves nothing, and loading torch takes seconds
-    )
+    # On numpy fewer take a few milliseconds each: a GPU saves nothing, and loading torch takes seconds.
+    fewest_rows: int = 100_000
 
 
 def choose_kernels(rows: int, options: NumericOptions) -> Kernels:
