@@ -31,7 +31,8 @@ SLACKS_NS = tuple(round(value * 1e3) for value in (0, 20, 50, 100, 200, 500, 1e3
 # too, so it does not count, whoever waits for whom. A queue that paces and TCP's large segments let steps arrive in
 # clumps, so only their sum is the wire's time; while the wire never runs dry, that is of the receiver's clock alone.
 # Both clocks are put right by what is known of them. A thread that has to be woken first delays some operations,
-# hence the median over those of the window, and where there are none, the newest one before it.
+# hence what two thirds of those of the window keep below: slow in more than a third is a wire that comes and goes.
+# Where there are none in the window, the newest one before it.
 _STEPS = f"""
 WITH told AS (
     SELECT comm, if(func = 'Recv', 'Send', func) AS what, seq, replay, epoch, rank, peer, channel, direction, step,
@@ -52,7 +53,7 @@ SELECT comm, func, toUInt8(log2(moved_bytes)) AS size_class, src_rank, dst_rank,
        argMax(receiver, newest) AS dst_host, max(sender_nic) AS src_nic, max(receiver_nic) AS dst_nic,
        max(port) AS sport, argMax(counted, newest) AS steps, argMax(moved_bytes, newest) AS bytes,
        if(countIf(newest >= {{fresh:Int64}}) > 0, sumIf(counted, newest >= {{fresh:Int64}}), steps) AS n,
-       if(countIf(newest >= {{fresh:Int64}}) > 0, quantileExactForEachIf(0.5)(busy, newest >= {{fresh:Int64}}),
+       if(countIf(newest >= {{fresh:Int64}}) > 0, quantileExactForEachIf(0.65)(busy, newest >= {{fresh:Int64}}),
           argMax(busy, newest)) AS busy_ns, argMax(least, newest) AS least_ns, max(newest) AS newest_ns
 FROM (
     SELECT comm, what AS func, departures.rank AS src_rank, departures.peer AS dst_rank, channel,

@@ -41,7 +41,7 @@ def measure(facts: WireFacts, context: Context, options: WireOptions) -> Measure
     waits = _measured(facts.waits)
     moved: dict[_Sort, pa.Table] = {}
     if needs_transits(facts.waits):
-        moved = {"busy": facts.steps, "lag": facts.lags}
+        moved = {"busy": facts.steps, "lag": _told_alone(facts.lags, facts.steps)}
     tables = [_plain(rows) for rows in (waits, *moved.values())]
     ends = find_ends(pa.concat_tables(tables), facts.paths, context)
     masks = _masks(tables)
@@ -51,6 +51,23 @@ def measure(facts: WireFacts, context: Context, options: WireOptions) -> Measure
         for sort, rows in moved.items()
     )
     return Measured(ends, by_wait, transits)
+
+
+def _told_alone(lags: pa.Table, steps: pa.Table) -> pa.Table:
+    """Return the lags without those of grouped receives whose steps were watched.
+
+    Receives from several ranks that one channel makes at once end together, with the last of them: whose bytes came
+    late, their ends do not tell, and steps do.
+    """
+    if not lags.num_rows:
+        return lags
+    receiver = kinds_of(lags, ("comm", "channel", "dst_rank"))
+    connection = keys_of(lags, "connection", ("comm", "src_rank", "dst_rank", "channel"))
+    senders = np.bincount(receiver[np.unique(connection, return_index=True)[1]], minlength=int(receiver.max()) + 1)
+    is_grouped = is_equal(lags["func"], "Send") & (senders[receiver] > 1)
+    if steps.num_rows:
+        is_grouped &= np.isin(connection, keys_of(steps, "connection", ("comm", "src_rank", "dst_rank", "channel")))
+    return lags.filter(pa.array(~is_grouped)) if steps.num_rows else lags
 
 
 def _masks(tables: list[pa.Table]) -> Iterator[np.ndarray]:

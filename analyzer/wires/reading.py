@@ -11,12 +11,14 @@ seconds and steps are its work.
 
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from analyzer.clocks import HostClocks, read_clocks
 from analyzer.context import Context
 from analyzer.hosts import OF_HOSTS, list_hosts
+from analyzer.wires.columns import keys_of
 from analyzer.wires.inner import read_inner
 from analyzer.wires.matching import LONGEST_NS, read_lags, read_steps
 from lockstep.store.store import Store
@@ -91,6 +93,8 @@ _NAMES = {
     "known_port": "sport",
 }
 _ORDER = ("comm", "what", "size_class", "src_rank", "dst_rank", "channel")
+_CONNECTION = ("comm", "src_rank", "dst_rank", "channel")
+_ENDS = ("src_nic", "dst_nic", "sport")
 _NOTHING = pa.table({})
 ACKNOWLEDGED = "ib"  # the transport whose wire time ends when the other side has the bytes
 
@@ -124,7 +128,8 @@ def read_wires(store: Store, context: Context) -> WireFacts:
     clocks, steps, lags = HostClocks(), _NOTHING, _NOTHING
     if needs_transits(waits):
         clocks = read_clocks(store, context)
-        steps, lags = read_steps(store, context, clocks), read_lags(store, context, clocks)
+        steps = name_ends(read_steps(store, context, clocks), waits)
+        lags = name_ends(read_lags(store, context, clocks), waits)
     return WireFacts(
         waits=waits,
         steps=steps,
@@ -159,3 +164,19 @@ def add_known(told: pa.Table, known: pa.Table) -> pa.Table:
     waits = waits.append_column("transport", pc.coalesce(waits["carrier"], waits["known_carrier"]))
     waits = waits.sort_by([(name, "ascending") for name in _ORDER])
     return waits.rename_columns([_NAMES.get(name, name) for name in waits.column_names])
+
+
+def name_ends(rows: pa.Table, waits: pa.Table) -> pa.Table:
+    """Return the rows with NICs and ports, where they tell none, as the waits of the same connections have them.
+
+    Else a connection would be two wires: one between NICs and one between hosts.
+    """
+    keys, of = (keys_of(table, "connection", _CONNECTION) for table in (waits, rows))
+    known, first = np.unique(keys, return_index=True)
+    place = np.minimum(np.searchsorted(known, of), max(len(known) - 1, 0))
+    is_known = known[place] == of if len(known) else np.zeros(len(of), bool)
+    wanted = pa.array(first[place] if len(known) else place, mask=~is_known)
+    for name in _ENDS:
+        better = waits[name].take(wanted).cast(rows[name].type)
+        rows = rows.set_column(rows.column_names.index(name), name, pc.coalesce(rows[name], better))
+    return rows

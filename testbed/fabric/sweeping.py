@@ -76,7 +76,9 @@ def _kill(pid: int, namespaces: set[int]) -> None:
         try:
             if _namespace_of(pid) in namespaces:
                 signal.pidfd_send_signal(handle, signal.SIGKILL)
-                select.select([handle], [], [], _DEATH_S)
+                death = select.poll()  # select() knows the first 1,024 descriptors only
+                death.register(handle, select.POLLIN)
+                death.poll(_DEATH_S * 1000)
         finally:
             os.close(handle)
 

@@ -124,6 +124,22 @@ def test_connections_name_nics_and_ports_that_rows_do_not(store: Store) -> None:
     assert (row["src_nic"], row["dst_nic"], row["sport"], row["transport"]) == ("eth3", "eth4", 4242, "socket")
 
 
+def test_steps_and_lags_are_of_the_same_wires_as_waits(store: Store) -> None:
+    """Else the busy time of a NIC would be told of its host."""
+    known = [
+        make(Connection, host="h0", comm=send().comm, rank=0, peer=1, nic="eth3", sport=4242),
+        make(Connection, host="h1", comm=send().comm, rank=1, peer=0, nic="eth4", direction="recv"),
+    ]
+    unnamed = {"nic": None, "sport": None}
+    steps = [sample(0, 0, 100, **unnamed), sample(1, 0, 150, **unnamed)]
+    transfers = [transfer(0, 100, **unnamed), transfer(1, 400, **unnamed)]
+    insert(store, send(nic=None, transport="socket"), recv(nic=None), *steps, *transfers, *known, *comms())
+    seen = read(store)
+    for table in (seen.waits, seen.steps, seen.lags):
+        (row,) = table.to_pylist()
+        assert (row["src_nic"], row["dst_nic"], row["sport"]) == ("eth3", "eth4", 4242)
+
+
 @pytest.mark.parametrize("outside", [{"peer": -1}, {"transport": "shm"}, {"ts_ns": T0 + 5 * SECOND}, {"job": "j2"}])
 def test_what_is_no_wire_of_the_window_stays_out(store: Store, outside: dict[str, Any]) -> None:
     insert(store, send(**outside), recv(), *comms())
