@@ -17,7 +17,6 @@ from testbed.stories.telling import tell
         "testbed-host-link-strong-socket",
         "testbed-host-link-healthy-socket",
         "testbed-hang-stopped-socket",
-        "testbed-hang-killed-socket",
     ],
 )
 def test_story_told_on_a_real_fabric_gets_the_verdicts_it_expects_and_no_other(name: str) -> None:
