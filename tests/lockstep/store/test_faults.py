@@ -110,7 +110,7 @@ def killed_at_rename(pid: int, number: int) -> Iterator[None]:
         assert tracer.stderr is not None
         assert "attached" in tracer.stderr.readline()
         yield
-        tracer.kill()  # asked to end, it may wait forever for a process that is dead and that we have not looked at yet
+        tracer.kill()  # asked to end, it may wait forever for the dead process that nobody has looked at yet
 
 
 @pytest.mark.parametrize("table", ["collectives", "operations"])
