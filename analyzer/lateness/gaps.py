@@ -30,14 +30,15 @@ def find_idle(process: np.ndarray, begun: np.ndarray, ended: np.ndarray) -> np.n
         return np.zeros(0, np.int64)
     order = np.lexsort((begun, process))
     who, when = process[order], begun[order]
+    first = min(int(ended.min()), int(begun.min()))
     # One running maximum serves all processes: each lies above the one before by more than times differ.
-    ends = ended[order] - min(int(ended.min()), int(begun.min()))
+    ends = ended[order] - first
     lift = who * (int(ends.max()) + 1)
     busy_until = np.maximum.accumulate(ends + lift) - lift
     is_first = np.r_[True, (who[1:] != who[:-1]) | (when[1:] != when[:-1])]
     before = (np.flatnonzero(is_first) - 1)[np.cumsum(is_first) - 1]  # the last row that began earlier
     is_known = (before >= 0) & (who[before] == who)
-    since = when - min(int(ended.min()), int(begun.min())) - busy_until[before]
+    since = when - first - busy_until[before]
     idle = np.empty(len(process), np.int64)
     idle[order] = np.where(is_known, np.maximum(since, 0), -1)
     return idle

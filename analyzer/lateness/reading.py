@@ -149,7 +149,8 @@ def _read_single(store: Store, context: Context, asked: dict[str, Any], counted:
     if seen < _SEEN_SHARE * counted:
         return None
     known = np.flatnonzero(single & (process >= 0))
-    gap_ns = find_idle(process[known], begun[known], ended[known])
+    earliest = asked["start"] - asked["before"]  # a row that says 1970 must not stretch the times of all others
+    gap_ns = find_idle(process[known], np.maximum(begun[known], earliest), np.maximum(ended[known], earliest))
     is_wanted = (gap_ns >= 0) & (_integers(rows, "seq_valid")[known] > 0) & (ended[known] >= asked["start"])
     chosen = known[is_wanted]
     return _as_operations(rows.take(chosen), process[chosen], gap_ns[is_wanted])

@@ -20,11 +20,11 @@ from analyzer.wires.columns import as_floats, is_equal, keys_of, kinds_of
 from analyzer.wires.ends import Ends, find_ends
 from analyzer.wires.judging import Delays, WireOptions
 from analyzer.wires.matching import SLACKS_NS
-from analyzer.wires.reading import ACKNOWLEDGED, WireFacts, needs_transits
+from analyzer.wires.reading import ACKNOWLEDGED, CONNECTION, WireFacts, needs_transits
 
-_CONNECTION = ("comm", "size_class", "src_rank", "dst_rank", "channel")
+_SIZED = (*CONNECTION, "size_class")
 _Sort = Literal["busy", "lag"]
-_NAMING = (*_CONNECTION, "func", "src_host", "dst_host", "src_nic", "dst_nic", "sport")
+_NAMING = (*_SIZED, "func", "src_host", "dst_host", "src_nic", "dst_nic", "sport")
 
 
 @dataclass(frozen=True)
@@ -59,15 +59,13 @@ def _told_alone(lags: pa.Table, steps: pa.Table) -> pa.Table:
     Receives from several ranks that one channel makes at once end together, with the last of them: whose bytes came
     late, their ends do not tell, and steps do.
     """
-    if not lags.num_rows:
+    if not lags.num_rows or not steps.num_rows:
         return lags
     receiver = kinds_of(lags, ("comm", "channel", "dst_rank"))
-    connection = keys_of(lags, "connection", ("comm", "src_rank", "dst_rank", "channel"))
+    connection, watched = (keys_of(rows, "connection", CONNECTION) for rows in (lags, steps))
     senders = np.bincount(receiver[np.unique(connection, return_index=True)[1]], minlength=int(receiver.max()) + 1)
     is_grouped = is_equal(lags["func"], "Send") & (senders[receiver] > 1)
-    if steps.num_rows:
-        is_grouped &= np.isin(connection, keys_of(steps, "connection", ("comm", "src_rank", "dst_rank", "channel")))
-    return lags.filter(pa.array(~is_grouped)) if steps.num_rows else lags
+    return lags.filter(pa.array(~(is_grouped & np.isin(connection, watched))))
 
 
 def _masks(tables: list[pa.Table]) -> Iterator[np.ndarray]:
@@ -91,7 +89,7 @@ def _absences(waits: pa.Table, lags: pa.Table) -> np.ndarray:
     """Return for how long each row's receiver had not yet begun what its sender had, where transfers tell it."""
     if not lags.num_rows:
         return np.zeros(waits.num_rows)
-    keys, known = (keys_of(rows, "absent", ("comm", "src_rank", "dst_rank", "channel")) for rows in (waits, lags))
+    keys, known = (keys_of(rows, "absent", CONNECTION) for rows in (waits, lags))
     order = np.lexsort((as_floats(lags["absent_ns"]), known))
     place = np.searchsorted(known[order], keys, side="right") - 1  # the longest of a connection
     found = (place >= 0) & (known[order][np.maximum(place, 0)] == keys)
@@ -119,7 +117,7 @@ def _wait_delays(waits: pa.Table, ends: Ends, mine: np.ndarray, absent_ns: np.nd
     return Delays(
         place=place,
         kind=kinds_of(rows, ("transport", "func", "size_class")),
-        key=keys_of(rows, "wait", _CONNECTION),
+        key=keys_of(rows, "wait", _SIZED),
         bytes=size,
         n=as_floats(rows["n"]),
         ns_per_byte=np.maximum(wire - held, 0.0) / size,
@@ -152,7 +150,7 @@ def _transit_delays(moved: pa.Table, ends: Ends, mine: np.ndarray, sort: _Sort, 
     return Delays(
         place=place,
         kind=kinds_of(rows, ("func", "size_class")),
-        key=keys_of(rows, sort, _CONNECTION),
+        key=keys_of(rows, sort, _SIZED),
         bytes=size * took.times[known],
         n=as_floats(rows["n"]),
         ns_per_byte=ns_per_byte,

@@ -93,7 +93,7 @@ _NAMES = {
     "known_port": "sport",
 }
 _ORDER = ("comm", "what", "size_class", "src_rank", "dst_rank", "channel")
-_CONNECTION = ("comm", "src_rank", "dst_rank", "channel")
+CONNECTION = ("comm", "src_rank", "dst_rank", "channel")
 _ENDS = ("src_nic", "dst_nic", "sport")
 _NOTHING = pa.table({})
 ACKNOWLEDGED = "ib"  # the transport whose wire time ends when the other side has the bytes
@@ -171,7 +171,7 @@ def name_ends(rows: pa.Table, waits: pa.Table) -> pa.Table:
 
     Else a connection would be two wires: one between NICs and one between hosts.
     """
-    keys, of = (keys_of(table, "connection", _CONNECTION) for table in (waits, rows))
+    keys, of = (keys_of(table, "connection", CONNECTION) for table in (waits, rows))
     known, first = np.unique(keys, return_index=True)
     place = np.minimum(np.searchsorted(known, of), max(len(known) - 1, 0))
     is_known = known[place] == of if len(known) else np.zeros(len(of), bool)

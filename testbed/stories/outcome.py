@@ -23,8 +23,7 @@ class Said:
 
     def is_right(self, wanted: Expectation) -> bool:
         """Return whether it names what is expected, whenever that is."""
-        is_class = self.fault_class in (wanted.fault_class, *wanted.also_class)
-        return is_class and self.component in (wanted.component, *wanted.also_right)
+        return _names(self.fault_class, self.component, wanted)
 
 
 @dataclass
@@ -108,9 +107,9 @@ class Outcome:
         verdict = incident["verdict"]
         broke_s = wanted.after_s if wanted.after_s is not None else self.story.breaks_at_s or 0.0
         latest_ns = self.began_ns + (broke_s + wanted.within_s) * NS_PER_S
-        is_class = verdict["class"] in (wanted.fault_class, *wanted.also_class)
-        return (
-            is_class
-            and verdict["component"] in (wanted.component, *wanted.also_right)
-            and incident["opened_ns"] <= latest_ns
-        )
+        return _names(verdict["class"], verdict["component"], wanted) and incident["opened_ns"] <= latest_ns
+
+
+def _names(fault_class: str, component: str, wanted: Expectation) -> bool:
+    is_class = fault_class in (wanted.fault_class, *wanted.also_class)
+    return is_class and component in (wanted.component, *wanted.also_right)

@@ -1,6 +1,9 @@
 """What is read from the store, over both kinds of store: the newest rows, since when they stand, what happened."""
 
+import pytest
+
 from analyzer.context import End
+from analyzer.hangs import reading
 from lockstep.records import Agent, Collective, Connection, Event, HostRecord, NicCounter
 from lockstep.store.store import Store
 from tests.analyzer.hangs.stored import find, insert, member, progress, read
@@ -24,6 +27,31 @@ def test_newest_row_is_told_with_how_long_nothing_began_or_ended(store: Store) -
     assert lines.seen_ns.tolist() == [T0, T0]
     assert lines.since_ns[0] == T0 - 6 * SECOND, "that is how far it was looked back"
     assert (facts.now_ns, facts.interval_ns, facts.is_dump) == (T0, SECOND, False)
+
+
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any job counts as one of thousands."""
+    monkeypatch.setattr(reading, "_MANY", 2)
+
+
+def moving(rank: int, **told: object) -> list[HostRecord]:
+    rows = [progress(rank, at_s, (9 + at_s, 9 + at_s, 9 + at_s), **told) for at_s in range(-8, 1)]
+    return [member(rank, **told), *rows]
+
+
+def test_large_job_in_which_all_move_is_not_read_further(store: Store, large: None) -> None:
+    insert(store, *moving(0), *moving(1))
+    facts = read(store)
+    assert (facts.all_move, len(facts.lines)) == (True, 0)
+
+
+def test_large_job_is_read_where_somebody_stands_or_anything_happened(store: Store, large: None) -> None:
+    insert(store, *standing())
+    assert (read(store).all_move, len(read(store).lines)) == (False, 2)
+    told = make(Event, host="h1", ts_ns=T0 - SECOND, kind="process_stopped", component="host:h1", severity="error")
+    insert(store, *moving(0, job="j2"), *moving(1, job="j2"), told)
+    assert (read(store, job="j2").all_move, len(read(store, job="j2").lines)) == (False, 2)
 
 
 def test_what_comes_after_the_look_or_belongs_to_another_attempt_is_not_read(store: Store) -> None:

@@ -89,6 +89,12 @@ def test_rows_that_came_twice_count_once_and_what_never_ran_not_at_all(store: St
     assert gaps(read(store, op(0, 100, seq=1), *twice, *odd)) == {(DATA, 2): (80, 0)}
 
 
+def test_row_that_says_1970_does_not_disturb_the_others(store: Store) -> None:
+    ancient = op(120, 130, seq=7, rank=1, host="h1", start_ns=1)
+    facts = read(store, op(0, 100, seq=1), op(180, 200, seq=2), ancient, op(300, 310, seq=8, rank=1, host="h1"))
+    assert gaps(facts) == {(DATA, 2): (80, 0), (DATA, 8): (170, 0)}
+
+
 def test_other_jobs_attempts_and_times_are_left_out(store: Store) -> None:
     others = [op(50, 60, seq=7, job="j2"), op(50, 60, seq=8, attempt=1), op(5_100, 5_200, seq=9)]
     assert gaps(read(store, op(0, 100, seq=1), op(180, 200, seq=2), *others)) == {(DATA, 2): (80, 0)}

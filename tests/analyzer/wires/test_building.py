@@ -189,6 +189,15 @@ class TestSockets:
         lags = [step(hop, 100 * MS if hop == SLOW else 5 * MS, steps=8, bytes=8 * STEP_BYTES) for hop in ring()]
         assert hot_hosts(look_at(facts(rows, lags=lags))) == {SLOW}
 
+    def test_receives_that_end_together_tell_by_their_steps_alone(self) -> None:
+        """Two senders of one channel: the ends of both come late, the steps of one."""
+        hops = [(sender, receiver) for receiver in range(4) for sender in range(4) if sender != receiver]
+        rows = [wait(hop, 1.0, transport="socket", func="Send") for hop in hops]
+        late = [step(hop, 100 * MS if hop[1] == 2 else 5 * MS, func="Send") for hop in hops]
+        watched = [step(hop, 100 * MS if hop == (1, 2) else 0.2 * MS, func="Send") for hop in hops]
+        assert hot_hosts(look_at(facts(rows, steps=watched, lags=late))) == {(1, 2)}
+        assert hot_hosts(look_at(facts(rows, lags=late))) == {(0, 2), (1, 2), (3, 2)}, "nothing better is known"
+
     def test_wires_that_only_follow_a_slow_one_of_their_ring_are_left_out(self) -> None:
         rows = [
             wait(hop, {SLOW: 12.0}.get(hop, 2.0) if channel == 0 else usual(hop), channel=channel, transport="socket")
