@@ -23,6 +23,7 @@ _NEARLY_BEST = 1.5  # a shorter lag is as good up to this factor: noise of the l
 _SLACK = 0.05  # and up to this share: checkpoints every few steps differ by that, and are no longer step
 _REGULAR = 0.2  # of a kind may fail to come again: rows get lost, and steps are disturbed
 _WORST = 0.45  # more than that different, and there is no period; moe and pipelines with late ranks reach 0.2
+_ALIKE = 0.9  # of the operations come again after a period: else nothing can be said of the pauses
 _LONG_PAUSE = 1.5  # times the usual long pause: a checkpoint between steps; counted as long, not as that long
 
 
@@ -58,7 +59,7 @@ def find_period(words: np.ndarray, gap_ns: np.ndarray, span_ns: int) -> Period |
 
 def _find_shortest(words: np.ndarray, gap_ns: np.ndarray, span_ns: int) -> Period | None:
     pauses = _without_outliers(gap_ns)
-    usual = max(span_ns - int((gap_ns - pauses).sum()), 1) / max(len(words), 1)
+    usual = _find_usual(pauses, gap_ns, span_ns)
     lags = [lag for lag in _candidates(words) if lag * _FEWEST_ROUNDS <= len(words)]
     missing = _measure_rare(words, lags)
     found = [Period(lag, measure(words, pauses, usual, lag) + missing[lag]) for lag in lags]
@@ -80,6 +81,22 @@ def measure(words: np.ndarray, pauses: np.ndarray, usual_ns: float, lag: int) ->
     return other + apart / usual_ns
 
 
+def still_holds(words: np.ndarray, gap_ns: np.ndarray, span_ns: int, lag: int) -> bool:
+    """Return whether pauses come again after `lag` operations, where the operations do.
+
+    A period that was found in the burst of one step, in which all operations look alike, has no pauses: the next
+    step begins with one. Where the operations themselves differ, the job does something else, and that tells nothing.
+    """
+    if len(words) < _FEWEST_ROUNDS * lag + 1:
+        return True
+    pauses = _without_outliers(gap_ns)
+    is_same = words[lag:] == words[:-lag]
+    if is_same.mean() < _ALIKE:
+        return True
+    apart = np.abs(pauses[lag + 1 :] - pauses[1:-lag])[is_same[1:]]
+    return float(apart.mean()) <= _WORST * _find_usual(pauses, gap_ns, span_ns)
+
+
 def _measure_rare(words: np.ndarray, lags: list[int]) -> dict[int, float]:
     """Return for each lag the largest share of a rare kind of operation that does not come again after it.
 
@@ -95,6 +112,11 @@ def _measure_rare(words: np.ndarray, lags: list[int]) -> dict[int, float]:
         if min(gone.values(), default=1.0) <= _REGULAR:
             worst = {lag: max(worst[lag], float(gone[lag])) for lag in lags}
     return worst
+
+
+def _find_usual(pauses: np.ndarray, gap_ns: np.ndarray, span_ns: int) -> float:
+    """Return the time from one operation to the next, the longest pauses shortened."""
+    return float(max(span_ns - int((gap_ns - pauses).sum()), 1)) / max(len(pauses), 1)
 
 
 def _without_outliers(gap_ns: np.ndarray) -> np.ndarray:

@@ -10,7 +10,7 @@ from analyzer.context import Context
 from analyzer.steps.clock import ClockOptions
 from analyzer.steps.cutting import OFF_PERIOD, Signature, Steps, cut, learn_signature
 from analyzer.steps.history import StepHistory, hear_steps
-from analyzer.steps.periods import find_period
+from analyzer.steps.periods import find_period, still_holds
 from analyzer.steps.rates import find_period_in_samples, find_period_in_seconds
 from analyzer.steps.traffic import StepFacts, Witness
 from lockstep.arrow import fill_rows, schema_of
@@ -97,8 +97,25 @@ def _recognise(witnesses: Sequence[Witness], memory: StepMemory, options: StepOp
     ]
     if known and 2 * len(astray) > len(known):
         return _change_kind(astray, memory)
+    memory = _unlearn(known, memory)
     fresh = _learn([witness for witness in whole if witness.process not in memory.kind.signatures])
     return replace(memory, kind=replace(memory.kind, signatures={**memory.kind.signatures, **fresh}))
+
+
+def _unlearn(known: Sequence[Witness], memory: StepMemory) -> StepMemory:
+    """Return the memory without a period that was none: the first look may have seen a part of one step only."""
+    signatures = memory.kind.signatures
+    wrong = [
+        witness
+        for witness in known
+        if not still_holds(witness.words, witness.gap_ns, witness.span_ns, len(signatures[witness.process].words))
+    ]
+    if 2 * len(wrong) <= len(known):
+        return memory
+    better = _learn(wrong)
+    if any(len(better[process].words) == len(signatures[process].words) for process in better):
+        return memory  # it is the best there is: pauses of this job differ from step to step
+    return replace(memory, kind=Kind(better), period_ns=None)
 
 
 def _change_kind(astray: Sequence[Witness], memory: StepMemory) -> StepMemory:
@@ -121,8 +138,7 @@ def _learn_one(witness: Witness) -> Signature | None:
     for part in (witness.since(max(len(witness) - _FIRST_TRY, 0)), witness):
         if not len(part):
             return None
-        span_ns = int(part.end_ns.max() - part.start_ns.min())
-        if period := find_period(part.words, part.gap_ns, span_ns):
+        if period := find_period(part.words, part.gap_ns, part.span_ns):
             return learn_signature(part, period)
     return None
 

@@ -111,6 +111,11 @@ class Witness:
         return idle
 
     @property
+    def span_ns(self) -> int:
+        """Return the time from the first operation's start to the last one's end; 0 without operations."""
+        return int(self.end_ns.max() - self.start_ns.min()) if len(self) else 0
+
+    @property
     def is_sampled(self) -> bool:
         """Return whether numbers are missing, so that neighbours in the list were none on the rank."""
         wanted = seen = 0

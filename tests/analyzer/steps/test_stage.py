@@ -67,6 +67,17 @@ def test_slower_steps_show_in_the_ratio() -> None:
     assert step_time_ratio(memory.kind.history) == pytest.approx((280 + 360) / 400, rel=0.05)
 
 
+@pytest.mark.parametrize("first_s", [0.30, 0.45, 0.51, 0.8, 1.2])
+def test_period_found_within_the_first_step_is_given_up_for_the_true_one(first_s: float) -> None:
+    rank = Rank(noise=0.02).steps(DDP, 40)
+    memory = StepMemory()
+    for end_s in (first_s, *range(2, 20, 2)):
+        facts = StepFacts((between(rank.look(), end_s - 8, end_s),))
+        report, memory = find_steps(facts, memory, look_at(int(T0 + end_s * 1e9)))
+    assert report.operations == 4
+    assert step_time_ratio(memory.kind.history) == pytest.approx(1.0, rel=0.03)
+
+
 def test_other_steps_are_learnt_and_not_compared_with_those_before() -> None:
     reports, memory = follow(Rank().steps(DDP, 30).steps(OTHER, 60), until_s=39)
     assert (reports[0].operations, reports[-1].operations) == (4, 3)
