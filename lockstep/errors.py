@@ -4,6 +4,7 @@ LockstepError
 ├── BadInput                 what a person or a program handed us is wrong; nothing was changed
 │   ├── BadSettings          the settings, all complaints at once
 │   ├── BadTopology          a topology that contradicts itself
+│   ├── BadFlows             flows that cannot be planned on a topology
 │   ├── BadStory             a fault story that cannot be told
 │   ├── BadRows              rows that do not fit their table; names column and row
 │   ├── BadCapture           a case file; names file, column and row
@@ -46,6 +47,14 @@ class BadTopology(BadInput):
 
     def __init__(self, complaints: list[str]) -> None:
         super().__init__("this topology cannot be used:\n" + "\n".join(f"  - {line}" for line in complaints))
+        self.complaints = complaints
+
+
+class BadFlows(BadInput):
+    """Flows that cannot be planned, with all complaints at once."""
+
+    def __init__(self, complaints: list[str]) -> None:
+        super().__init__("these flows cannot be planned:\n" + "\n".join(f"  - {line}" for line in complaints))
         self.complaints = complaints
 
 

@@ -1,0 +1,141 @@
+"""The flows to plan: who sends how much to whom, as rows of a file and as arrays on a network."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from pydantic import Field, TypeAdapter, ValidationError
+
+from lockstep.errors import BadFlows
+from lockstep.verdict import Frozen
+from planner.paths.colouring import colour_evenly
+from planner.paths.network import Network
+
+
+class Flow(Frozen):
+    """One queue pair or socket that carries much."""
+
+    id: str = Field(description="unique, such as job1/c0/r3-r4/q0")
+    src: str = Field(description="host/nic, or a host, whose NICs are then used by turns")
+    dst: str = Field(description="host/nic, or a host")
+    gbps: float = Field(gt=0, allow_inf_nan=False, description="that it sends while it sends")
+    duty: float = Field(1.0, gt=0, le=1, description="share of the time in which it sends")
+    job: str = ""
+
+
+_ROWS = TypeAdapter(list[Flow])
+
+
+def parse_flows(rows: Any) -> list[Flow]:  # Any: JSON of any shape
+    """Return the flows of rows {id, src, dst, gbps}, or raise BadFlows with all complaints at once."""
+    try:
+        flows = _ROWS.validate_python(rows)
+    except ValidationError as error:
+        raise BadFlows([_say(problem) for problem in error.errors(include_url=False)]) from None
+    seen: set[str] = set()
+    twice = [flow.id for flow in flows if flow.id in seen or seen.add(flow.id)]  # type: ignore[func-returns-value]
+    if twice:
+        raise BadFlows([f"flow {name} is there more than once" for name in dict.fromkeys(twice)])
+    return flows
+
+
+def _say(problem: Any) -> str:  # Any: what pydantic reports
+    where = [str(step) for step in problem["loc"]]
+    place = f"row {where[0]}" + (f", {where[1]}" if len(where) > 1 else "") if where else "the rows"
+    return f"{place}: {problem['msg']}"
+
+
+@dataclass(frozen=True)
+class FlowTable:
+    """Flows on a network, in parallel arrays."""
+
+    ids: tuple[str, ...]
+    size: np.ndarray  # Gbit/s on average
+    near: np.ndarray  # number of the leaf where each enters
+    far: np.ndarray  # and where it leaves
+    ends: np.ndarray  # [flow, 2] lanes of its hosts: into the fabric and out of it
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+def place_flows(network: Network, flows: Sequence[Flow]) -> FlowTable:
+    """Return the flows with their ports, left to left and right to right where hosts have several planes."""
+    complaints = list(_find_unknown(network, flows))
+    if complaints:
+        raise BadFlows(complaints)
+    ports = _choose_ports(network, flows)
+    found = np.array([[network.ports[src], network.ports[dst]] for src, dst in ports], np.int64).reshape(-1, 2, 2)
+    size = np.array([flow.gbps * flow.duty for flow in flows], np.float64)
+    ends = np.stack([found[:, 0, 0], found[:, 1, 0] ^ 1], axis=1)
+    return FlowTable(tuple(flow.id for flow in flows), size, found[:, 0, 1], found[:, 1, 1], ends)
+
+
+def _find_unknown(network: Network, flows: Sequence[Flow]) -> list[str]:
+    """Return a sentence for each end that has no port, and for flows that go nowhere or between planes."""
+    planes = _planes(network)
+    hosts = {port.partition("/")[0] for port in network.ports}
+    known = hosts | network.ports.keys()
+    said = [
+        f"flow {flow.id}: {end} is no host or NIC with a cable to a leaf"
+        for flow in flows
+        for end in (flow.src, flow.dst)
+        if end not in known
+    ]
+    for flow in flows:
+        if flow.src == flow.dst:
+            said.append(f"flow {flow.id} goes from {flow.src} to itself")
+        ends = [planes[end] for end in (flow.src, flow.dst) if end in planes]
+        if len(ends) == 2 and None not in ends and ends[0] != ends[1]:
+            said.append(f"flow {flow.id} goes from plane {ends[0]} to plane {ends[1]}, which never meet")
+    return said
+
+
+def _planes(network: Network) -> dict[str, int | None]:
+    return {f"{host.id}/{nic.id}": nic.plane for host in network.topology.hosts for nic in host.nics}
+
+
+def _choose_ports(network: Network, flows: Sequence[Flow]) -> list[tuple[str, str]]:
+    """Return the NICs of each flow; where only hosts are named, their NICs of the same place are used evenly."""
+    nics = _nics_by_host(network)
+    chosen = [(flow.src, flow.dst) for flow in flows]
+    groups: dict[int, list[int]] = {}
+    for place, flow in enumerate(flows):
+        if flow.src in nics and flow.dst in nics:
+            groups.setdefault(min(len(nics[flow.src]), len(nics[flow.dst])), []).append(place)
+        else:
+            chosen[place] = _choose_like(flow, nics, network)
+    for count, places in groups.items():
+        near, far = (_number([getattr(flows[place], side) for place in places]) for side in ("src", "dst"))
+        for place, turn in zip(places, colour_evenly([near], [far], count).tolist(), strict=True):
+            chosen[place] = (nics[flows[place].src][turn], nics[flows[place].dst][turn])
+    return chosen
+
+
+def _choose_like(flow: Flow, nics: dict[str, list[str]], network: Network) -> tuple[str, str]:
+    """Return the NICs of a flow of which one end is given: the other one is on the same plane, at the same place."""
+    if flow.src not in nics and flow.dst not in nics:
+        return flow.src, flow.dst
+    given, host = (flow.dst, flow.src) if flow.src in nics else (flow.src, flow.dst)
+    planes = _planes(network)
+    beside, same = (
+        [nic for nic in nics[name] if planes[nic] == planes[given]] for name in (given.partition("/")[0], host)
+    )
+    same = same or nics[host]
+    mine = same[beside.index(given) % len(same)]
+    return (mine, given) if flow.src in nics else (given, mine)
+
+
+def _nics_by_host(network: Network) -> dict[str, list[str]]:
+    """Return the NICs of each host that have a cable, in the order of the topology."""
+    found = {
+        host.id: [name for nic in host.nics if (name := f"{host.id}/{nic.id}") in network.ports]
+        for host in network.topology.hosts
+    }
+    return {host: nics for host, nics in found.items() if nics}
+
+
+def _number(names: Sequence[str]) -> np.ndarray:
+    numbers: np.ndarray = np.unique(np.array(names, dtype=str), return_inverse=True)[1].reshape(-1)
+    return numbers

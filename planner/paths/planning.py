@@ -1,0 +1,149 @@
+"""One road for each flow: the highest use of any link as low as it can be, around what is broken, moving little.
+
+The plan starts from the one before, where there is one, or from an even spread; flows without a road, and those whose
+road is gone, get the emptiest; then the highest use is lowered step by step towards the bound that no plan can beat.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from planner.paths.bounds import find_bound
+from planner.paths.flows import Flow, FlowTable, place_flows
+from planner.paths.network import Network
+from planner.paths.repairing import Repair, RepairOptions
+from planner.paths.roads import UNPLACED, Roads, find_use
+from planner.paths.spreading import spread_evenly
+
+_STEPS = 8  # tries between the bound and what was reached, where flows are of many sizes
+_MOST_RATES = 64  # of links, for which each possible use is tried
+_EXACT = 1e-9  # of a use: sums of floats are no exact numbers
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOptions:
+    """What the planner is told."""
+
+    repair: RepairOptions = field(default_factory=RepairOptions)
+    most_moved: float = 0.25  # of the flows may move besides those that must, when there was a plan before
+    least_gain: float = 0.02  # of the highest use: for less, nothing is moved that need not be
+
+
+@dataclass(frozen=True)
+class PathPlan:
+    """A road for each flow, with what it costs and what could be had at best."""
+
+    network: Network
+    flows: FlowTable
+    height: np.ndarray  # how far up each flow goes: 0 inside a leaf, -1 where there is no way
+    top: np.ndarray  # over which switch of that height, UNPLACED where there is none
+    load: np.ndarray  # Gbit/s of each lane
+    bound: float  # no plan has a lower highest use
+    must_move: int = 0  # flows whose road was gone
+    may_move: int = 0  # flows that moved to make room
+    reason: str = ""
+
+    @property
+    def highest_use(self) -> float:
+        """Return the highest use of a lane between switches."""
+        return float(find_use(self.network, self.load)[self.network.fabric].max(initial=0.0))
+
+    @property
+    def unreachable(self) -> list[str]:
+        """Return the flows for which there is no way."""
+        return [self.flows.ids[place] for place in np.flatnonzero(self.height < 0).tolist()]
+
+    def all_lanes(self) -> list[list[int]]:
+        """Return the lanes that each flow takes, from its source on; none where there is no way."""
+        roads = Roads(self.network, self.flows)
+        inner: list[list[int]] = [[] for _ in range(len(self.flows))]
+        for level in range(1, len(self.network.climbs) + 1):
+            at = np.flatnonzero((self.height == level) & (self.top != UNPLACED))
+            for flow, lanes in zip(
+                at.tolist(), roads.lanes_of(at, self.top[at]).tolist() if len(at) else (), strict=True
+            ):
+                inner[flow] = lanes
+        ends = self.flows.ends.tolist()
+        has_way = ((self.height == 0) | (self.top != UNPLACED)).tolist()
+        return [[ends[flow][0], *inner[flow], ends[flow][1]] if has_way[flow] else [] for flow in range(len(ends))]
+
+
+def plan_paths(
+    network: Network, flows: Sequence[Flow], before: PathPlan | None = None, options: PlanOptions | None = None
+) -> PathPlan:
+    """Return a road for each flow; with a plan `before`, one that moves few of those that were in it."""
+    table = place_flows(network, flows)
+    return plan_table(network, table, before, options)
+
+
+def plan_table(
+    network: Network, flows: FlowTable, before: PathPlan | None = None, options: PlanOptions | None = None
+) -> PathPlan:
+    """Return a road for each flow of a table."""
+    options = options or PlanOptions()
+    roads = Roads(network, flows)
+    known = np.full(len(flows), UNPLACED, np.int64) if before is None else _carry_over(roads, before)
+    top = spread_evenly(roads) if before is None else known.copy()
+    top[~roads.is_valid(top)] = UNPLACED
+    must_move = int(((known != UNPLACED) & (top == UNPLACED)).sum())
+    repair = Repair(roads, top, options.repair if before is None else _bound_moves(options, len(flows)))
+    repair.place(np.flatnonzero((roads.height > 0) & (top == UNPLACED)))
+    bound = find_bound(roads)
+    _lower(repair, bound, 0.0 if before is None else options.least_gain)
+    return PathPlan(
+        network,
+        flows,
+        roads.height,
+        repair.top,
+        repair.load,
+        bound,
+        must_move=must_move,
+        may_move=0 if before is None else len(repair.moved),
+    )
+
+
+def _bound_moves(options: PlanOptions, flows: int) -> RepairOptions:
+    most = int(options.most_moved * flows)
+    repair = options.repair
+    return RepairOptions(repair.most_tried, repair.most_pushed, min(most, repair.most_moves))
+
+
+def _carry_over(roads: Roads, before: PathPlan) -> np.ndarray:
+    """Return the tops of the plan before, by flow, UNPLACED for flows that were not in it or go elsewhere now."""
+    top = np.full(len(roads.flows), UNPLACED, np.int64)
+    if roads.flows.ids == before.flows.ids:
+        mine = theirs = np.arange(len(top))
+    else:
+        known = {name: place for place, name in enumerate(before.flows.ids)}
+        found = np.array([known.get(name, -1) for name in roads.flows.ids], np.int64)
+        mine = np.flatnonzero(found >= 0)
+        theirs = found[mine]
+    same = (roads.flows.ends[mine] == before.flows.ends[theirs]).all(axis=1)
+    same &= roads.height[mine] == before.height[theirs]
+    top[mine[same]] = before.top[theirs[same]]
+    return top
+
+
+def _lower(repair: Repair, bound: float, least_gain: float) -> None:
+    """Lower the highest use as far as it goes, trying the best first."""
+    highest = repair.find_highest()
+    for target in _find_targets(repair, bound, highest * (1 - least_gain)):
+        if repair.lower(target):
+            return
+
+
+def _find_targets(repair: Repair, bound: float, highest: float) -> Iterator[float]:
+    """Yield uses between the bound and what was reached, the lowest first: those that whole flows can give."""
+    network, sizes = repair.roads.network, np.unique(repair.roads.flows.size)
+    rates = np.unique(network.gbps[network.fabric & (network.gbps > 0)])
+    if highest <= bound * (1 + _EXACT) or not len(rates):
+        return
+    if len(sizes) > 1 or len(rates) > _MOST_RATES:
+        yield from np.linspace(bound, highest, _STEPS, endpoint=False).tolist()
+        return
+    whole = [
+        np.arange(np.floor(bound * rate / sizes[0]), highest * rate / sizes[0]) * sizes[0] / rate for rate in rates
+    ]
+    uses = np.unique(np.round(np.concatenate(whole), 12))
+    yield from uses[(uses >= bound * (1 - _EXACT)) & (uses < highest * (1 - _EXACT))].tolist()

@@ -1,0 +1,81 @@
+"""A topology's ways are composed, not searched, and agree with those that a search finds."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from lockstep.errors import BadInput
+from lockstep.fabrics import fat_tree, leaf_spine
+from lockstep.topology import Link, Node, Topology, TopologyIndex
+from planner.paths.network import build_network, find_lanes, with_rates, without
+from planner.paths.planning import plan_paths
+from planner.paths.roads import Roads
+from tests.planner.paths.fabrics import flows_between
+
+
+def test_ways_of_a_fat_tree_are_those_that_a_search_finds() -> None:
+    topology = fat_tree(4)
+    network, index = build_network(topology), TopologyIndex(topology)
+    for src, dst in (("h0", "h1"), ("h0", "h2"), ("h0", "h15")):
+        plan = plan_paths(network, flows_between([(f"{src}/eth0", f"{dst}/eth0")]))
+        roads = Roads(network, plan.flows)
+        lanes = roads.lanes(0, roads.tops(0)).ravel().tolist() if roads.height[0] else []
+        found = {network.link_of(lane) for lane in [*lanes, *plan.flows.ends[0].tolist()]}
+        assert found == {link.id for link in index.links_between(src, "eth0", dst, "eth0")}
+
+
+def test_a_road_is_a_walk_from_the_source_to_the_destination() -> None:
+    network = build_network(fat_tree(4))
+    plan = plan_paths(network, flows_between([("h0/eth0", "h15/eth0"), ("h3/eth0", "h2/eth0")]))
+    for lanes, (src, dst) in zip(plan.all_lanes(), (("h0", "h15"), ("h3", "h2")), strict=True):
+        ends = [network.name_lane(lane).split(" -> ") for lane in lanes]
+        assert ends[0][0] == f"{src}/eth0"
+        assert ends[-1][1] == f"{dst}/eth0"
+        assert all(before[1] == after[0] for before, after in pairwise(ends))
+
+
+def test_each_cable_between_two_switches_is_a_way_of_its_own() -> None:
+    hosts = tuple(
+        Node.model_validate({"id": name, "kind": "host", "nics": ({"id": "eth0"},)}) for name in ("h0", "h1")
+    )
+    switches = tuple(
+        Node.model_validate({"id": name, "kind": "switch", "tier": tier})
+        for name, tier in (("leaf0", "leaf"), ("leaf1", "leaf"), ("spine0", "spine"))
+    )
+    links = (
+        Link(id="a", a="h0/eth0", b="leaf0", gbps=400),
+        Link(id="b", a="h1/eth0", b="leaf1", gbps=400),
+        *(
+            Link(id=f"{leaf}-{port}", a=f"leaf{leaf}/{port}", b=f"spine0/{leaf}{port}", gbps=100)
+            for leaf in range(2)
+            for port in range(2)
+        ),
+    )
+    network = build_network(Topology(routing="ecmp", nodes=hosts + switches, links=links))
+    plan = plan_paths(network, flows_between([("h0", "h1")] * 4))
+    assert plan.highest_use == 2.0
+    assert plan.bound == 2.0
+
+
+def test_tiers_that_nobody_told_are_found_by_the_distance_from_hosts() -> None:
+    told = fat_tree(4)
+    untold = told.model_copy(update={"nodes": tuple(node.model_copy(update={"tier": None}) for node in told.nodes)})
+    assert build_network(untold).leaves == build_network(told).leaves
+
+
+def test_parts_are_known_by_id_and_by_the_names_of_verdicts() -> None:
+    network = build_network(leaf_spine(hosts=2, nics_per_host=1, leaves=2, spines=2))
+    assert (find_lanes(network, ["leaf0--spine1"]) == find_lanes(network, ["link:leaf0--spine1"])).all()
+    assert len(find_lanes(network, ["switch:spine1"])) == 4
+    assert len(find_lanes(network, ["nic:h0/eth0"])) == len(find_lanes(network, ["host:h0"])) == 2
+    with pytest.raises(BadInput, match="no part named spine9, leaf7"):
+        find_lanes(network, ["spine9", "spine0", "leaf7"])
+
+
+def test_dead_and_slow_parts_leave_the_network_they_came_from_as_it_is() -> None:
+    network = build_network(leaf_spine(hosts=2, nics_per_host=1, leaves=2, spines=2))
+    before = network.gbps.copy()
+    assert without(network, ["spine0"]).gbps.sum() == before.sum() - 4 * 400
+    assert with_rates(network, {"leaf0--spine0": 0.25}).gbps.sum() == before.sum() - 2 * 300
+    assert np.array_equal(network.gbps, before)
