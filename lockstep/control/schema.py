@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 
 from sqlalchemy import Connection, Executable, func, insert, inspect, select, update
+from sqlalchemy.schema import CreateTable
 
-from lockstep.control.tables import METADATA, SCHEMA
+from lockstep.control.tables import HOST_PATHS, METADATA, PATH_COUNTS, PATH_PLANS, SCHEMA, TOPOLOGIES
 from lockstep.errors import StoreVersionMismatch
 
 FIRST_VERSION = 1
@@ -21,7 +22,11 @@ class Step:
 
 # An empty database gets the newest tables at once; an older one walks through the steps it has not seen, in order.
 # Steps only add, since a process of the version before may still be at work on the same database.
-STEPS: tuple[Step, ...] = ()
+STEPS: tuple[Step, ...] = (
+    # Whoever changes one of these tables writes down here what it was.
+    Step(2, (CreateTable(TOPOLOGIES),)),
+    Step(3, tuple(CreateTable(table) for table in (PATH_PLANS, HOST_PATHS, PATH_COUNTS))),
+)
 
 
 def prepare_schema(connection: Connection, steps: tuple[Step, ...] = STEPS) -> None:

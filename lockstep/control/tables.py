@@ -73,6 +73,45 @@ WISHES = Table(
     Index("wishes_by_host", "host", "expires_ns"),
 )
 
+# The newest is the cluster's; a number that was given out is never reused.
+TOPOLOGIES = Table(
+    "topologies",
+    METADATA,
+    Column("number", ROW_NUMBER, primary_key=True, autoincrement=True),
+    Column("digest", NAME, nullable=False),
+    Column("created_ns", BigInteger, nullable=False),
+    Column("who", NAME, nullable=False),
+    Column("source", Text, nullable=False),
+    Column("document", Text, nullable=False),
+    sqlite_autoincrement=True,
+)
+
+# The newest is in force; a number that was given out is never reused, because hosts ignore lower ones.
+PATH_PLANS = Table(
+    "path_plans",
+    METADATA,
+    Column("number", ROW_NUMBER, primary_key=True, autoincrement=True),
+    Column("made_ns", BigInteger, nullable=False),
+    Column("document", Text, nullable=False),
+    sqlite_autoincrement=True,
+)
+
+# One row a host: what it was told last, and what it told last.
+HOST_PATHS = Table(
+    "host_paths",
+    METADATA,
+    Column("id", NAME, primary_key=True),
+    Column("generation", BigInteger, nullable=False),
+    Column("document", Text, nullable=False),
+)
+PATH_COUNTS = Table(
+    "path_counts",
+    METADATA,
+    Column("id", NAME, primary_key=True),
+    Column("ts_ns", BigInteger, nullable=False),
+    Column("document", Text, nullable=False),
+)
+
 AUDIT = Table(
     "audit",
     METADATA,

@@ -6,11 +6,12 @@ from sqlalchemy.exc import DBAPIError
 
 from lockstep.control.database import ControlDatabase, open_control
 from lockstep.control.schema import STEPS, Step, prepare_schema
-from lockstep.control.tables import METADATA, SCHEMA
+from lockstep.control.tables import HOST_PATHS, METADATA, PATH_COUNTS, PATH_PLANS, SCHEMA, TOPOLOGIES
 from lockstep.errors import ControlAway, LockstepError, StoreVersionMismatch
 
-ADD_A_COLUMN = Step(2, (text("ALTER TABLE wishes ADD COLUMN asked_by VARCHAR"),))
-ADD_AN_INDEX = Step(3, (text("CREATE INDEX wishes_by_asker ON wishes (asked_by)"),))
+NEWEST = 1 + len(STEPS)
+ADD_A_COLUMN = Step(NEWEST + 1, (text("ALTER TABLE wishes ADD COLUMN asked_by VARCHAR"),))
+ADD_AN_INDEX = Step(NEWEST + 2, (text("CREATE INDEX wishes_by_asker ON wishes (asked_by)"),))
 
 
 def version_of(db: ControlDatabase) -> int:
@@ -21,7 +22,7 @@ def version_of(db: ControlDatabase) -> int:
 def test_empty_database_gets_all_tables_and_the_newest_version(db: ControlDatabase) -> None:
     with db.read() as connection:
         assert set(inspect(connection).get_table_names()) == set(METADATA.tables)
-    assert version_of(db) == 1 + len(STEPS)
+    assert version_of(db) == NEWEST
 
 
 def test_steps_are_numbered_without_a_gap() -> None:
@@ -43,11 +44,23 @@ def test_older_database_walks_through_the_steps_it_has_not_seen(db: ControlDatab
         assert "wishes_by_asker" in {index["name"] for index in inspect(connection).get_indexes("wishes")}
 
 
+def test_database_of_the_first_version_gets_what_came_since(db: ControlDatabase, control_url: str) -> None:
+    with db.begin() as connection:
+        for table in (TOPOLOGIES, PATH_PLANS, HOST_PATHS, PATH_COUNTS):
+            table.drop(connection)
+        connection.execute(update(SCHEMA).values(version=1))
+    with open_control(control_url) as upgraded, upgraded.read() as connection:
+        assert set(inspect(connection).get_table_names()) == set(METADATA.tables)
+        columns = {column["name"] for column in inspect(connection).get_columns(TOPOLOGIES.name)}
+        assert columns == set(TOPOLOGIES.c.keys())
+        assert version_of(upgraded) == NEWEST
+
+
 def test_step_that_fails_leaves_the_older_schema_whole(db: ControlDatabase) -> None:
-    broken = Step(3, (text("ALTER TABLE nowhere ADD COLUMN x INTEGER"),))
+    broken = Step(NEWEST + 2, (text("ALTER TABLE nowhere ADD COLUMN x INTEGER"),))
     with pytest.raises((LockstepError, DBAPIError), match="nowhere"), db.begin() as connection:
         prepare_schema(connection, (ADD_A_COLUMN, broken))
-    assert version_of(db) == 1
+    assert version_of(db) == NEWEST
     with db.read() as connection:
         assert "asked_by" not in {column["name"] for column in inspect(connection).get_columns("wishes")}
 

@@ -1,0 +1,113 @@
+"""Path plans: the newest is in force, each host reads its own part, and tells how much of it was kept."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from sqlalchemy import Connection, delete, insert, select, update
+
+from lockstep.control.database import ControlDatabase
+from lockstep.control.documents import read_document, write_over
+from lockstep.control.leases import Lease, refuse_stale
+from lockstep.control.tables import HOST_PATHS, PATH_COUNTS, PATH_PLANS
+from lockstep.errors import NotPresent
+from lockstep.host_paths import HostPaths, PathChoice, PathCount, PathSummary
+
+_KEPT = 1000  # plans whose summaries are remembered: days, where links come and go every few minutes
+
+Choices = Mapping[str, Sequence[PathChoice]]
+
+
+def save_path_plan(
+    db: ControlDatabase, summary: PathSummary, choices: Choices, lease: Lease, is_enforceable: bool
+) -> int:
+    """Write a plan whole or not at all, and return its number; LeaseLost once another planner has taken over.
+
+    A host whose choices are what they were keeps its number: it has nothing to do. One that is no longer in the plan
+    is told that it has none.
+    """
+    with db.begin() as connection:
+        refuse_stale(connection, lease)
+        number = _add(connection, summary)
+        hosts = _held(connection)
+
+        def tell(host: str) -> HostPaths:
+            return HostPaths(
+                host=host,
+                generation=number,
+                made_ns=summary.made_ns,
+                lease_end_ns=lease.expires_ns,
+                is_enforceable=is_enforceable,
+                choices=tuple(choices.get(host, ())),
+            )
+
+        write_over(connection, HOST_PATHS, _changed(hosts, {*hosts, *choices}, tell))
+        connection.execute(delete(PATH_PLANS).where(PATH_PLANS.c.number <= number - _KEPT))
+    return number
+
+
+def newest_path_plan(db: ControlDatabase) -> PathSummary | None:
+    """Return the plan in force; None before the first."""
+    plans = list_path_plans(db, limit=1)
+    return plans[0] if plans else None
+
+
+def list_path_plans(db: ControlDatabase, limit: int = 100) -> list[PathSummary]:
+    """Return the newest plans first."""
+    query = select(PATH_PLANS.c.document).order_by(PATH_PLANS.c.number.desc()).limit(limit)
+    with db.read() as connection:
+        return [read_document(PathSummary, text) for text in connection.scalars(query)]
+
+
+def paths_of_host(db: ControlDatabase, host: str) -> HostPaths:
+    """Return what a host is told, or raise NotPresent where no plan has ever named it."""
+    with db.read() as connection:
+        text = connection.scalar(select(HOST_PATHS.c.document).where(HOST_PATHS.c.id == host))
+    if text is None:
+        raise NotPresent(f"no path plan has named host {host!r} so far")
+    return read_document(HostPaths, text)
+
+
+def list_host_paths(db: ControlDatabase) -> list[HostPaths]:
+    """Return what all hosts are told."""
+    with db.read() as connection:
+        return list(_held(connection).values())
+
+
+def save_path_count(db: ControlDatabase, host: str, count: PathCount, now_ns: int) -> None:
+    """Remember how much of its plan a host has kept; the newest word counts."""
+    with db.begin() as connection:
+        write_over(connection, PATH_COUNTS, [{"id": host, "ts_ns": now_ns, "document": count.model_dump_json()}])
+
+
+def list_path_counts(db: ControlDatabase) -> dict[str, PathCount]:
+    """Return what each host told last."""
+    with db.read() as connection:
+        rows = connection.execute(select(PATH_COUNTS.c.id, PATH_COUNTS.c.document).order_by(PATH_COUNTS.c.id))
+        return {host: read_document(PathCount, text) for host, text in rows}
+
+
+def _add(connection: Connection, summary: PathSummary) -> int:
+    """Write a summary with the number it gets."""
+    row = insert(PATH_PLANS).values(made_ns=summary.made_ns, document="").returning(PATH_PLANS.c.number)
+    number = int(connection.execute(row).scalar_one())
+    numbered = summary.model_copy(update={"generation": number})
+    connection.execute(
+        update(PATH_PLANS).where(PATH_PLANS.c.number == number).values(document=numbered.model_dump_json())
+    )
+    return number
+
+
+def _held(connection: Connection) -> dict[str, HostPaths]:
+    rows = connection.execute(select(HOST_PATHS.c.id, HOST_PATHS.c.document).order_by(HOST_PATHS.c.id))
+    return {host: read_document(HostPaths, text) for host, text in rows}
+
+
+def _changed(
+    held: Mapping[str, HostPaths], wanted: set[str], tell: Callable[[str], HostPaths]
+) -> list[dict[str, object]]:
+    """Return rows for the hosts whose part is another one than before."""
+    told = {host: tell(host) for host in sorted(wanted)}
+    return [
+        {"id": host, "generation": part.generation, "document": part.model_dump_json()}
+        for host, part in told.items()
+        if host not in held or (held[host].choices, held[host].is_enforceable) != (part.choices, part.is_enforceable)
+    ]

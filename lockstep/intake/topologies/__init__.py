@@ -1,0 +1,1 @@
+"""Topologies as other tools describe them."""

@@ -1,0 +1,177 @@
+"""A topology is imported with what was assumed, checked, shown, compared and published; errors are sentences."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lockstep.fabrics import leaf_spine
+from lockstep.topology import Topology, dump_topology, load_topology
+from tests.cli.commands import Outcome, Run, check_failure
+
+DATA = Path(__file__).parents[1] / "data/topologies"
+FABRIC = leaf_spine(hosts=8, nics_per_host=1, leaves=4, spines=4)
+
+
+def written(folder: Path, topology: Topology = FABRIC, name: str = "topology.json") -> Path:
+    (folder / name).write_text(dump_topology(topology))
+    return folder / name
+
+
+def altered(**facts: object) -> Topology:
+    """Return the fabric with another last link."""
+    return FABRIC.model_copy(update={"links": (*FABRIC.links[:-1], FABRIC.links[-1].model_copy(update=facts))})
+
+
+def broken(folder: Path) -> Path:
+    text = dump_topology(FABRIC).replace('"b": "leaf0"', '"b": "nowhere"').replace('"gbps": 400.0', '"gbps": -1.0', 1)
+    (folder / "broken.json").write_text(text)
+    return folder / "broken.json"
+
+
+def test_import_writes_the_topology_and_says_what_was_assumed(lockstep: Run, tmp_path: Path) -> None:
+    target = tmp_path / "topology.json"
+    outcome = lockstep("topology", "import", "slurm", DATA / "topology.conf", "--out", target, "--gbps", "200")
+    assert (outcome.code, outcome.out) == (0, "")
+    assert outcome.err.startswith("assumed:\n")
+    assert "  - the rate of 6 links is not told: 200 Gbit/s is assumed for each\n" in outcome.err
+    assert outcome.err.endswith(f"wrote {target}: 4 hosts, 3 switches, 6 links\n")
+    assert {link.gbps for link in load_topology(target).links} == {200}
+
+
+def test_import_joins_another_format(lockstep: Run, tmp_path: Path) -> None:
+    target = tmp_path / "t.json"
+    more = ("--with", f"nccl-xml:{DATA / 'nccl'}", "--routing", "adaptive")
+    outcome = lockstep(
+        "topology", "import", "ibnetdiscover", DATA / "ibnetdiscover.txt", "--out", target, *more, "--json"
+    )
+    assert outcome.code == 0
+    told = json.loads(outcome.out)
+    assert (told["gpus"], told["hosts"], told["routing"]) == (8, 4, "adaptive")
+    assert any("tiers of switches are inferred" in sentence for sentence in told["assumed"])
+    assert load_topology(target).routing == "adaptive"
+
+
+def test_host_of_a_file_can_be_told(lockstep: Run, tmp_path: Path) -> None:
+    target = tmp_path / "t.json"
+    lockstep("topology", "import", "nccl-xml", DATA / "nccl/n1.xml", "--host", "gpu-07", "--out", target)
+    assert [node.id for node in load_topology(target).nodes] == ["gpu-07"]
+
+
+def test_contradictions_are_told_all_at_once_and_nothing_is_written(lockstep: Run, tmp_path: Path) -> None:
+    conf = tmp_path / "topology.conf"
+    conf.write_text("SwitchName=a Nodes=n1\nSwitchName=b Nodes=n1\nSwitchName=c Switches=c\n")
+    outcome = lockstep("topology", "import", "slurm", conf, "--out", tmp_path / "t.json")
+    assert outcome.code == 1
+    assert outcome.err.splitlines() == [
+        "lockstep: this topology cannot be used:",
+        f"  - {conf}: switch c is its own ancestor: c > c",
+        f"  - {conf}: host n1 is under switch a and under switch b, but has one leaf",
+    ]
+    assert not (tmp_path / "t.json").exists()
+
+
+def test_topology_that_is_there_survives_a_failed_import(lockstep: Run, tmp_path: Path) -> None:
+    target = written(tmp_path)
+    lockstep("topology", "import", "lldp", DATA / "topology.conf", "--out", target)
+    assert load_topology(target) == FABRIC
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("dot", "x"), "there is no format 'dot'; the known ones are: ibnetdiscover"),
+        (("slurm", "/nowhere/topology.conf"), "/nowhere/topology.conf: No such file or directory"),
+        (("slurm", DATA / "topology.conf", "--with", "nccl-xml"), "--with is 'nccl-xml', but must be FORMAT:PATH"),
+        (("slurm", DATA / "topology.conf", "--with", "dot:x"), "there is no format 'dot'"),
+        (("slurm", DATA / "topology.conf", "--gbps", "0"), "--gbps is 0, but a rate is finite and above 0"),
+        (("slurm", DATA / "topology.conf", "--gbps", "nan"), "--gbps is nan, but a rate is finite and above 0"),
+        (("slurm", DATA / "topology.conf", "--host", "h"), "--host names the node of one file"),
+    ],
+)
+def test_wrong_arguments_are_one_sentence(
+    lockstep: Run, tmp_path: Path, arguments: tuple[object, ...], sentence: str
+) -> None:
+    check_failure(lockstep("topology", "import", *arguments, "--out", tmp_path / "t.json"), sentence)
+
+
+def test_routing_that_does_not_exist_is_bad_usage(lockstep: Run, tmp_path: Path) -> None:
+    arguments = ("slurm", DATA / "topology.conf", "--out", tmp_path / "t.json", "--routing", "magic")
+    check_failure(lockstep("topology", "import", *arguments), "--routing", code=2)
+
+
+def test_sound_topology_passes_the_check(lockstep: Run, tmp_path: Path) -> None:
+    file = written(tmp_path)
+    assert lockstep("topology", "check", file) == Outcome(0, f"{file} is sound\n", "")
+    assert json.loads(lockstep("topology", "check", file, "--json").out) == {"complaints": []}
+
+
+def test_check_names_every_contradiction(lockstep: Run, tmp_path: Path) -> None:
+    file = broken(tmp_path)
+    outcome = lockstep("topology", "check", file)
+    assert (outcome.code, outcome.out) == (1, "")
+    assert outcome.err.startswith("lockstep: this topology cannot be used:\n")
+    as_json = lockstep("topology", "check", file, "--json")
+    complaints = json.loads(as_json.out)["complaints"]
+    assert (as_json.code, as_json.err) == (1, "")
+    assert outcome.err.splitlines()[1:] == [f"  - {complaint}" for complaint in complaints]
+    assert any("no node 'nowhere'" in complaint for complaint in complaints)
+    assert any("gbps -1.0" in complaint for complaint in complaints)
+
+
+def test_show_tells_tiers_and_what_is_uneven(lockstep: Run, tmp_path: Path) -> None:
+    outcome = lockstep("topology", "show", written(tmp_path, altered(gbps=100.0)))
+    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.out.startswith("8 hosts, 64 GPUs, 8 NICs, 24 links (0 down), routing ecmp\n")
+    leaf = next(line for line in outcome.out.splitlines() if line.strip().startswith("leaf"))
+    assert leaf.split() == ["leaf", "4", "3,200", "6,100", "0.52", "0.62", "leaf3"]
+    assert "uneven:\n  - link leaf3--spine3 runs at 100 Gbit/s, 15 of the 16 links" in outcome.out
+
+
+def test_show_as_json_has_the_same_figures(lockstep: Run, tmp_path: Path) -> None:
+    told = json.loads(lockstep("topology", "show", written(tmp_path), "--json").out)
+    assert [tier["oversubscription"] for tier in told["tiers"]] == [0.5, None]
+    assert told["uneven"] == []
+
+
+def test_diff_tells_what_is_different(lockstep: Run, tmp_path: Path) -> None:
+    old, new = written(tmp_path), written(tmp_path, altered(up=False), "new.json")
+    assert lockstep("topology", "diff", old, old).out == "no difference\n"
+    assert lockstep("topology", "diff", old, new).out == "changed:\n  - link leaf3--spine3: went down\n"
+    assert json.loads(lockstep("topology", "diff", old, new, "--json").out) == {
+        "added": [],
+        "removed": [],
+        "changed": ["link leaf3--spine3: went down"],
+    }
+
+
+def test_long_lists_are_cut_and_json_has_all(lockstep: Run, tmp_path: Path) -> None:
+    old, new = written(tmp_path, leaf_spine(100, 1, 1, 1)), written(tmp_path, FABRIC, "new.json")
+    removed = json.loads(lockstep("topology", "diff", old, new, "--json").out)["removed"]
+    assert len(removed) > 100
+    assert f"  and {len(removed) - 50} more\n" in lockstep("topology", "diff", old, new).out
+
+
+def test_published_topologies_are_versions_and_the_newest_is_fetched(lockstep: Run, tmp_path: Path) -> None:
+    first, second = written(tmp_path), written(tmp_path, altered(up=False), "new.json")
+    assert lockstep("topology", "publish", first).err == f"{first} is version 1\n"
+    assert lockstep("topology", "publish", first).err == "version 1 is the same: nothing new\n"
+    assert lockstep("topology", "publish", second, "--why", "link cut").err == f"{second} is version 2\n"
+    versions = json.loads(lockstep("topology", "history", "--json").out)
+    assert [(version["number"], version["source"]) for version in versions] == [(2, str(second)), (1, str(first))]
+    assert str(first) in lockstep("topology", "history").out
+    outcome = lockstep("topology", "fetch", "--out", tmp_path / "newest.json")
+    assert outcome.err.startswith(f"wrote {tmp_path / 'newest.json'}: version 2, published ")
+    assert load_topology(tmp_path / "newest.json") == altered(up=False)
+    lockstep("topology", "fetch", "1", "--out", tmp_path / "old.json")
+    assert load_topology(tmp_path / "old.json") == FABRIC
+
+
+def test_version_that_never_was_cannot_be_fetched(lockstep: Run, tmp_path: Path) -> None:
+    check_failure(lockstep("topology", "fetch", "--out", tmp_path / "t.json"), "no topology was published")
+    check_failure(lockstep("topology", "fetch", "7", "--out", tmp_path / "t.json"), "there is no topology 7")
+
+
+def test_topology_that_contradicts_itself_is_not_published(lockstep: Run, tmp_path: Path) -> None:
+    assert lockstep("topology", "publish", broken(tmp_path)).code == 1
+    assert json.loads(lockstep("topology", "history", "--json").out) == []
