@@ -13,7 +13,9 @@ from lockstep.config import ApiSettings, Settings
 from lockstep.store.store import Store
 from tests.api.build import Api, bearer, check_problem, running_api
 
-FOR_AGENTS = {("POST", f"/api/v1/{path}") for path in ("ingest", "intake/alertmanager", "intake/gpud")}
+FOR_AGENTS = {("POST", f"/api/v1/{path}") for path in ("ingest", "intake/alertmanager", "intake/gpud")} | {
+    ("POST", "/api/v1/paths/hosts/{host}/count")
+}
 FOR_PROBES = {("GET", path) for path in ("/healthz", "/readyz", "/version", "/metrics")}
 
 

@@ -1,0 +1,104 @@
+"""The path plan on its way to the programs of a host: fetched, written where path_shim reads it, and answered.
+
+While the server is away, or has nothing new, the file stays as it is: the last plan is at worst a choice by chance.
+"""
+
+import threading
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+import httpx
+import structlog
+
+from lockstep.clock import Clock
+from lockstep.errors import BadInput, LeaseLost, LockstepError
+from lockstep.host_paths import PathCount
+from lockstep.path_file import PathReport, parse_plan, read_plan, read_reports, write_plan
+
+_log = structlog.get_logger("paths")
+
+_TIMEOUT_S = 5.0
+POLL_S = 1.0  # a link that fails should be left within seconds; an unchanged plan costs an empty answer
+
+
+class PathFollower:
+    """Keeps the plan file of one host up to date."""
+
+    def __init__(self, client: httpx.Client, host: str, file: Path, reports: Path, clock: Clock) -> None:
+        """`client` knows the server and this host's token."""
+        self._client, self._clock = client, clock
+        self._path = f"/api/v1/paths/hosts/{host}"
+        self._file, self._reports = file, reports
+        self._tag: str | None = None
+        self._told: PathCount | None = None
+        self.trouble: str | None = None  # why the plan cannot be followed at the moment
+
+    def follow(self, stop: threading.Event) -> None:
+        """Go on until told to stop."""
+        while not stop.is_set():
+            self.follow_once()
+            self._clock.wait(stop, POLL_S)
+
+    def follow_once(self) -> None:
+        """Fetch the plan if there is a new one, and tell how the programs of this host keep to it."""
+        try:
+            self._fetch()
+            self._tell()
+            self._note(None)
+        except (httpx.HTTPError, LockstepError, OSError) as error:
+            self._note(str(error) or type(error).__name__)
+
+    def _fetch(self) -> None:
+        headers = {"If-None-Match": self._tag} if self._tag else {}
+        answer = self._client.get(self._path, params={"form": "file"}, headers=headers)
+        if answer.status_code in (304, 404):  # nothing new, or no plan has named this host yet
+            return
+        answer.raise_for_status()
+        try:
+            write_plan(self._file, parse_plan(answer.content))
+        except LeaseLost as error:  # an older planner's word, or a server restored from a backup
+            _log.warning("path plan is older than the one in force, and left", reason=str(error))
+        self._tag = answer.headers.get("ETag")
+
+    def _tell(self) -> None:
+        plan = _read_held(self._file)
+        if plan is None:
+            return
+        count = count_reports(read_reports(self._reports), plan)
+        if count != self._told:
+            self._client.post(f"{self._path}/count", json=count.model_dump()).raise_for_status()
+            self._told = count
+
+    def _note(self, trouble: str | None) -> None:
+        if trouble and not self.trouble:
+            _log.warning("path plan cannot be followed, the last one stays", reason=trouble)
+        self.trouble = trouble
+
+
+def count_reports(reports: Iterable[PathReport], generation: int) -> PathCount:
+    """Return how many of the connections that this plan or one before it named kept to it."""
+    outcomes = Counter(report.outcome for report in reports if report.generation <= generation)
+    enforced = outcomes.pop("enforced", 0)
+    return PathCount(
+        generation=generation,
+        planned=enforced + outcomes.total(),
+        enforced=enforced,
+        reasons=dict(sorted(outcomes.items())),
+    )
+
+
+def make_client(server: str, token: str) -> httpx.Client:
+    """Return a client for the server, which this host's token opens."""
+    if not server.startswith(("http://", "https://")):
+        raise BadInput(f"{server!r} is not the address of a server; expected http(s)://host:port")
+    return httpx.Client(base_url=server, headers={"Authorization": f"Bearer {token}"}, timeout=_TIMEOUT_S)
+
+
+def _read_held(file: Path) -> int | None:
+    """Return the generation of the plan in force on this host; None without one."""
+    try:
+        plan = read_plan(file)
+    except BadInput:
+        return None
+    return plan.generation if plan else None

@@ -1,0 +1,76 @@
+"""What a host is told of the path plan, and what it tells back: ports of its connections, and how many kept them."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from lockstep.clock import NS_PER_S
+from lockstep.path_file import MOST_PORTS, PathEntry, PathPlan
+from lockstep.verdict import Frozen
+
+Proto = Literal["tcp", "udp", "roce"]
+
+
+class PathChoice(Frozen):
+    """The road of one connection, and the source ports that lead onto it."""
+
+    connection: str = Field(description="id of the flow, the same in every plan")
+    nic: str = Field(description="NIC of this host, such as eth1")
+    dst: str = Field(description="host at the other end")
+    dst_nic: str
+    links: tuple[str, ...] = Field(description="ids of the links in order")
+    proto: Proto = "tcp"
+    source: str | None = Field(None, description="address of the NIC; None: not known")
+    destination: str | None = Field(None, description="address of the other NIC; None: not known")
+    dport: int | None = Field(None, ge=1, le=65535, description="port at the other end; None: any")
+    sports: tuple[int, ...] = Field(
+        (), max_length=MOST_PORTS, description="in order of preference; empty: to be probed"
+    )
+    plane: int | None = None
+    weight: float = Field(1.0, ge=0, le=1, description="share of its rate that its road can give")
+
+
+class HostPaths(Frozen):
+    """All roads of one host. A generation that is lower than one seen before is ignored."""
+
+    host: str
+    generation: int = Field(ge=0, description="number of the plan in which this last changed")
+    made_ns: int = Field(ge=0)
+    lease_end_ns: int = Field(ge=0, description="until when the planner counts on being the only one")
+    is_enforceable: bool = Field(
+        description="False: the fabric or the transport leaves no port to choose; advice only"
+    )
+    choices: tuple[PathChoice, ...] = ()
+
+    def as_file(self) -> PathPlan:
+        """Return what path_shim reads; connections whose ports are not known yet ask the agent of their host."""
+        entries = dict.fromkeys(
+            PathEntry(choice.destination, choice.sports, choice.dport, choice.source)
+            for choice in self.choices
+            if choice.destination and choice.proto == "tcp"
+        )
+        return PathPlan(self.generation, self.lease_end_ns // NS_PER_S, tuple(entries) if self.is_enforceable else ())
+
+
+class PathSummary(Frozen):
+    """One plan for the whole cluster, without the roads themselves."""
+
+    generation: int = Field(ge=0)
+    made_ns: int = Field(ge=0)
+    flows: int = Field(ge=0)
+    with_ports: int = Field(ge=0, description="flows for whose road a source port is known")
+    max_use: float = Field(ge=0, description="load of the fullest link over its rate")
+    bound: float = Field(ge=0, description="no plan can be below")
+    must_move: int = Field(0, ge=0)
+    may_move: int = Field(0, ge=0)
+    weights: dict[str, float] = Field(default_factory=dict, description="parts that carry less than their rate")
+    reasons: tuple[str, ...] = ()
+
+
+class PathCount(Frozen):
+    """How many connections of a host kept to their plan."""
+
+    generation: int = Field(ge=0)
+    planned: int = Field(ge=0, description="connections that the plan named")
+    enforced: int = Field(ge=0, description="of these, those that got a planned port")
+    reasons: dict[str, int] = Field(default_factory=dict, description="why others did not, such as busy")

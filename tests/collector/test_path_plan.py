@@ -1,0 +1,103 @@
+"""A host's plan file follows the server, survives its absence, and the server learns who kept to it."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from collector.path_plan import PathFollower, count_reports, make_client
+from lockstep.clock import SystemClock
+from lockstep.errors import BadInput
+from lockstep.path_file import PathEntry, PathPlan, PathReport, dump_plan, read_plan
+
+Answer = Callable[[httpx.Request], httpx.Response]
+
+
+def plan(generation: int, port: int = 4000) -> PathPlan:
+    return PathPlan(generation, 0, (PathEntry("10.0.0.2", (port,)),))
+
+
+def follower(folder: Path, answer: Answer) -> PathFollower:
+    client = httpx.Client(base_url="http://head", transport=httpx.MockTransport(answer))
+    return PathFollower(client, "h0", folder / "plan", folder / "reports", SystemClock())
+
+
+def serving(held: list[PathPlan], told: list[bytes]) -> Answer:
+    """Answer as the server does, with the last plan of a list."""
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.method == "POST":
+            told.append(request.content)
+            return httpx.Response(204)
+        tag = f'"{held[-1].generation}"'
+        if request.headers.get("If-None-Match") == tag:
+            return httpx.Response(304)
+        return httpx.Response(200, content=dump_plan(held[-1]), headers={"ETag": tag})
+
+    return answer
+
+
+def test_the_file_follows_the_server(tmp_path: Path) -> None:
+    held, told = [plan(1)], list[bytes]()
+    follows = follower(tmp_path, serving(held, told))
+    follows.follow_once()
+    assert read_plan(tmp_path / "plan") == plan(1)
+    held.append(plan(2, port=4001))
+    follows.follow_once()
+    assert read_plan(tmp_path / "plan") == plan(2, port=4001)
+
+
+def test_an_older_plan_is_left_where_it_is(tmp_path: Path) -> None:
+    held = [plan(5)]
+    follows = follower(tmp_path, serving(held, []))
+    follows.follow_once()
+    held.append(plan(4, port=1))
+    follows.follow_once()
+    assert read_plan(tmp_path / "plan") == plan(5)
+    assert follows.trouble is None
+
+
+@pytest.mark.parametrize(
+    "answer", [lambda _: httpx.Response(500), lambda _: httpx.Response(200, content=b"x"), "away"], ids=str
+)
+def test_the_last_plan_stays_while_the_server_is_of_no_use(tmp_path: Path, answer: Answer | str) -> None:
+    follower(tmp_path, serving([plan(1)], [])).follow_once()
+
+    def fail(request: httpx.Request) -> httpx.Response:
+        if isinstance(answer, str):
+            raise httpx.ConnectError("connection refused")
+        return answer(request)
+
+    follows = follower(tmp_path, fail)
+    follows.follow_once()
+    assert read_plan(tmp_path / "plan") == plan(1)
+    assert follows.trouble
+
+
+def test_a_host_without_a_plan_has_no_file_and_no_trouble(tmp_path: Path) -> None:
+    follows = follower(tmp_path, lambda _: httpx.Response(404))
+    follows.follow_once()
+    assert not (tmp_path / "plan").exists()
+    assert follows.trouble is None
+
+
+def test_the_server_is_told_once_how_many_kept_to_the_plan(tmp_path: Path) -> None:
+    told: list[bytes] = []
+    (tmp_path / "reports").mkdir()
+    lines = ["1 77 10.0.0.1 4000 10.0.0.2 5 1 enforced", "2 77 10.0.0.1 9 10.0.0.2 5 1 busy"]
+    (tmp_path / "reports" / "77").write_text("\n".join(lines) + "\n")
+    follows = follower(tmp_path, serving([plan(1)], told))
+    follows.follow_once()
+    follows.follow_once()
+    assert told == [b'{"generation":1,"planned":2,"enforced":1,"reasons":{"busy":1}}']
+
+
+def test_connections_of_a_plan_to_come_are_not_counted_yet() -> None:
+    reports = [PathReport(1, 2, "a", 3, "b", 4, generation, "enforced") for generation in (1, 2, 3)]
+    assert count_reports(reports, 2).enforced == 2
+
+
+def test_what_is_no_address_is_refused() -> None:
+    with pytest.raises(BadInput, match="is not the address of a server"):
+        make_client("head:8642", "t")
