@@ -18,7 +18,7 @@ from collector.outbox import MemoryOutbox
 from collector.parcel import Checkpoints, Destination, Outbox
 from collector.registry import make_sources
 from collector.spool import Spool
-from lockstep.clock import SystemClock
+from lockstep.clock import Clock, SystemClock
 from lockstep.config import CollectorSettings, Settings, read_secret
 from lockstep.errors import BadInput
 
@@ -37,11 +37,23 @@ def command(context: typer.Context) -> None:
     outbox, checkpoints = _outbox(settings.collector, settings.state_dir / "spool")
     agent = CollectorAgent(host, sources, outbox, destination, clock, checkpoints)
     agent.start()
+    _follow_paths(host, settings.collector, clock, stop)
     stop_metrics = serve_metrics(agent, settings.collector.listen, clock)
     _log.info("collector is up", host=host, server=settings.collector.store_url or settings.collector.server)
     stop.wait()
     stop_metrics()
     agent.close()
+
+
+def _follow_paths(host: str, collector: CollectorSettings, clock: Clock, stop: threading.Event) -> None:
+    """Keep the plan file of this host up to date, where it is wanted."""
+    if collector.paths_file is None:
+        return
+    from collector.path_plan import PathFollower, make_client  # brings an HTTP client that other agents go without
+
+    client = make_client(collector.server, read_secret(collector.token_file, "the host's token"))
+    follower = PathFollower(client, host, collector.paths_file, collector.paths_reports, clock)
+    threading.Thread(target=follower.follow, args=(stop,), name=f"{host}-paths", daemon=True).start()
 
 
 def _destination(host: str, settings: Settings) -> Destination:

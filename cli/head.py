@@ -18,8 +18,11 @@ from lockstep.clock import NS_PER_S, Clock
 from lockstep.config import Settings
 from lockstep.control.database import ControlDatabase, open_control
 from lockstep.control.duty import Duty, DutyOptions, Work
+from lockstep.control.topologies import find_topology, list_topologies
+from lockstep.errors import BadInput
 from lockstep.store.store import Store
 from lockstep.topology import Topology, TopologyIndex, load_topology
+from planner.paths.service import PathService
 from planner.recovery.decide import DecideOptions
 from planner.service import PlannerService
 
@@ -36,12 +39,13 @@ class Head:
 def opened_head(
     settings: Settings, clock: Clock, topology: Topology | None, announce: Announce, notice: str = ""
 ) -> Iterator[Head]:
-    """Open all parts, hand them over, and close them in the opposite order."""
+    """Open all parts, hand them over, and close them in the opposite order; a given topology goes before others."""
     make_state_dir(settings)
     with ExitStack() as stack:
         store = stack.enter_context(opened_store(settings))
         prepare_embedded(store, settings, clock.now_ns())
         control = stack.enter_context(open_control(settings.control_url))
+        topology = topology or topology_of(settings, control)
         parts = Parts(
             settings=settings,
             store=store,
@@ -54,11 +58,10 @@ def opened_head(
         )
         analyzer = make_analyzer(settings, store, control, topology, announce)
         planner = PlannerService(control, DecideOptions())
-        duties = (
-            make_duty("analyzer", analyzer.run_once, settings, control, clock),
-            make_duty("planner", planner.run_once, settings, control, clock),
-        )
-        yield Head(parts, duties)
+        works: dict[str, Work] = {"analyzer": analyzer.run_once, "planner": planner.run_once}
+        if settings.planner.paths:
+            works["paths"] = make_path_service(store, control, topology).run_once
+        yield Head(parts, tuple(make_duty(name, work, settings, control, clock) for name, work in works.items()))
 
 
 def make_gateway(settings: Settings, store: Store, clock: Clock) -> Gateway:
@@ -78,9 +81,20 @@ def make_analyzer(
     return AnalyzerService(store, control, TopologyIndex(topology) if topology else None, options, announce)
 
 
+def make_path_service(store: Store, control: ControlDatabase, topology: Topology | None) -> PathService:
+    if topology is None:
+        raise BadInput(
+            "planner.paths needs to know the fabric: set analyzer.topology, or `lockstep topology publish` it"
+        )
+    return PathService(store, control, topology)
+
+
 def make_duty(name: str, work: Work, settings: Settings, control: ControlDatabase, clock: Clock) -> Duty:
     return Duty(name, unique_holder(), control, clock, work, DutyOptions(lease_s=settings.lease_s))
 
 
-def topology_of(settings: Settings) -> Topology | None:
-    return load_topology(settings.analyzer.topology) if settings.analyzer.topology else None
+def topology_of(settings: Settings, control: ControlDatabase) -> Topology | None:
+    """Return the topology in the file that is set, else the one published last; None without either."""
+    if settings.analyzer.topology:
+        return load_topology(settings.analyzer.topology)
+    return find_topology(control)[1] if list_topologies(control, limit=1) else None

@@ -23,6 +23,8 @@ _COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("story", "cli.story", "sim"),
     ("testbed", "cli.testbed", "dev"),
     ("import", "cli.imports", "sim"),
+    ("topology", "cli.topology", "planner"),
+    ("plan", "cli.plan", "planner"),
     ("diagnose", "cli.diagnose", "analyzer"),
     ("capture", "cli.capture", "collector"),
     ("record", "cli.record", "collector"),

@@ -13,6 +13,7 @@ from rich.table import Table as Picture
 from cli.setup import err, out
 from lockstep.errors import BadInput
 from lockstep.topology import load_topology
+from planner.paths.advice import NcclAdvice, advise_nccl
 from planner.paths.ecmp import choose_by_chance
 from planner.paths.explaining import explain
 from planner.paths.flows import Flow, parse_flows
@@ -48,6 +49,9 @@ def plan_of_paths(
     svg: Annotated[
         Path | None, typer.Option(help="Picture of link loads to write: without a plan, and with it.")
     ] = None,
+    nccl: Annotated[
+        Path | None, typer.Option(help="Directory for what stock NCCL honours: variables and order of hosts.")
+    ] = None,
     target: Annotated[Path | None, typer.Option("--out", help="File to write the plan to, as JSON.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
 ) -> None:
@@ -60,6 +64,8 @@ def plan_of_paths(
         target.write_text(json.dumps(to_json(made)) + "\n", encoding="utf-8")
     if svg:
         svg.write_text(_draw(made, held), encoding="utf-8")
+    if nccl:
+        _write_advice(nccl, advise_nccl(network, list(dict.fromkeys(row.src.partition("/")[0] for row in rows))))
     if as_json:
         out.print_json(data=to_json(made))
     else:
@@ -116,6 +122,15 @@ def _draw(made: PathPlan, held: PathPlan | None) -> str:
     roads = Roads(made.network, made.flows)
     by_chance = roads.find_loads(choose_by_chance(roads, seed=1))
     return draw_loads(made.network, {"ECMP, one draw": by_chance, "planned": made.load}, "Link loads")
+
+
+def _write_advice(folder: Path, advice: NcclAdvice) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    said = "".join(f"# {note}\n" for note in advice.notes)
+    for name, variables in {"all": advice.variables, **advice.by_host}.items():
+        lines = "".join(f"{variable}={value}\n" for variable, value in variables.items())
+        (folder / f"{name}.env").write_text(said + lines, encoding="utf-8")
+    (folder / "hosts").write_text("".join(f"{host}\n" for host in advice.host_order), encoding="utf-8")
 
 
 def _print(made: PathPlan, held: PathPlan | None, rows: list[Flow], says_why: bool) -> None:

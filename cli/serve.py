@@ -1,5 +1,6 @@
 """lockstep serve api|analyzer|planner: one service a process, for compose and systemd."""
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 
 import structlog
@@ -9,14 +10,14 @@ from prometheus_client import CollectorRegistry
 from api.app import create_app
 from api.parts import Parts
 from api.routes.health import health_app
-from cli.head import make_analyzer, make_duty, make_gateway, topology_of
+from cli.head import make_analyzer, make_duty, make_gateway, make_path_service, topology_of
 from cli.opening import layout_of, listen_on, opened_store, prepare_embedded
 from cli.setup import make_state_dir, settings_of
 from cli.web import serve
 from lockstep.clock import SystemClock
 from lockstep.config import split_listen
 from lockstep.control.database import open_control
-from lockstep.control.duty import Duty
+from lockstep.control.duty import Duty, Work
 from lockstep.errors import LockstepError
 from lockstep.incident import Incident
 from planner.recovery.decide import DecideOptions
@@ -44,7 +45,7 @@ def serve_api(context: typer.Context) -> None:
             control=control,
             gateway=make_gateway(settings, store, clock),
             clock=clock,
-            topology=topology_of(settings),
+            topology=topology_of(settings, control),
         )
         serve(create_app(parts), listener, lambda: _log.info("api is up", listen=settings.api.listen), lambda: None)
 
@@ -58,33 +59,43 @@ def serve_analyzer(context: typer.Context) -> None:
         store = stack.enter_context(opened_store(settings))
         prepare_embedded(store, settings, clock.now_ns())
         control = stack.enter_context(open_control(settings.control_url))
-        service = make_analyzer(settings, store, control, topology_of(settings), _announce)
+        service = make_analyzer(settings, store, control, topology_of(settings, control), _announce)
         duty = make_duty("analyzer", service.run_once, settings, control, clock)
-        _serve_duty(duty, settings.analyzer.listen, "LOCKSTEP_ANALYZER_LISTEN")
+        _serve_duties([duty], settings.analyzer.listen, "LOCKSTEP_ANALYZER_LISTEN")
 
 
 @app.command("planner")
 def serve_planner(context: typer.Context) -> None:
-    """Turn incidents into decisions; of several, one is active."""
-    settings = settings_of(context)
+    """Turn incidents into decisions, and flows into a path plan where that is wanted; of several, one is active."""
+    settings, clock = settings_of(context), SystemClock()
     make_state_dir(settings)
-    with open_control(settings.control_url) as control:
-        service = PlannerService(control, DecideOptions())
-        duty = make_duty("planner", service.run_once, settings, control, SystemClock())
-        _serve_duty(duty, settings.planner.listen, "LOCKSTEP_PLANNER_LISTEN")
+    with ExitStack() as stack:
+        control = stack.enter_context(open_control(settings.control_url))
+        works: dict[str, Work] = {"planner": PlannerService(control, DecideOptions()).run_once}
+        if settings.planner.paths:
+            topology = topology_of(settings, control)
+            store = stack.enter_context(opened_store(settings))
+            works["paths"] = make_path_service(store, control, topology).run_once
+        duties = [make_duty(name, work, settings, control, clock) for name, work in works.items()]
+        _serve_duties(duties, settings.planner.listen, "LOCKSTEP_PLANNER_LISTEN")
 
 
-def _serve_duty(duty: Duty, listen: str, setting: str) -> None:
+def _serve_duties(duties: Sequence[Duty], listen: str, setting: str) -> None:
     def check_ready() -> None:
-        if duty.trouble:
-            raise LockstepError(duty.trouble)
+        if troubles := [duty.trouble for duty in duties if duty.trouble]:
+            raise LockstepError("; ".join(troubles))
 
     def started() -> None:
-        duty.start()
-        _log.info("service is up", service=duty.name, listen=listen)
+        for duty in duties:
+            duty.start()
+            _log.info("service is up", service=duty.name, listen=listen)
+
+    def close() -> None:
+        for duty in duties:
+            duty.close()
 
     listener = listen_on(*split_listen(listen), setting)
-    serve(health_app(check_ready, [CollectorRegistry()]), listener, started, duty.close)
+    serve(health_app(check_ready, [CollectorRegistry()]), listener, started, close)
 
 
 def _announce(incident: Incident) -> None:

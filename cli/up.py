@@ -7,7 +7,7 @@ from rich.text import Text
 
 from api.app import create_app
 from cli.demo import Demo
-from cli.head import Head, opened_head, topology_of
+from cli.head import Head, opened_head
 from cli.opening import listen_on, with_listen
 from cli.setup import err, out, settings_of
 from cli.web import serve
@@ -37,7 +37,7 @@ def _run(settings: Settings, story: Story | None) -> None:
     clock = SystemClock()
     listener = listen_on(*split_listen(settings.api.listen), "LOCKSTEP_API_LISTEN")
     settings = with_listen(settings, listener)
-    topology = build_topology(story.cluster) if story else topology_of(settings)
+    topology = build_topology(story.cluster) if story else None
     notice = f"Demo: {story.summary}. Reads need no token." if story else ""
     with opened_head(settings, clock, topology, _announce, notice) as head:
         demo = Demo(story, settings, head.parts.control, clock) if story else None

@@ -33,6 +33,9 @@ NOT_SETTINGS = {
     "LOCKSTEP_KERNEL": "whether the plugin asks for GPU times",
     "LOCKSTEP_NCCL_VERSION": "NCCL release, where the plugin cannot find it",
     "LOCKSTEP_PLUGIN": "the plugin, for commands that play recordings through it",
+    "LOCKSTEP_PATHS_FILE": "where path_shim reads planned source ports",
+    "LOCKSTEP_PATHS_AGENT": "socket of the agent that path_shim asks for ports not known beforehand",
+    "LOCKSTEP_PATHS_REPORT_DIR": "where path_shim tells which connections kept to the plan",
     "LOCKSTEP_RUN_REPORT": "where `lockstep run` says how its command ended",
     "LOCKSTEP_PUBLIC_DATA": "third-party data for tests",
     "LOCKSTEP_CI": "set in continuous integration, where nothing may be skipped",
@@ -134,6 +137,12 @@ class CollectorSettings(Section):
     probe_protos: tuple[Literal["tcp", "roce", "udp"], ...] = Field(
         ("tcp",), min_length=1, description="what probes look like to switches; with RoCE: roce and tcp"
     )
+    paths_file: Path | None = Field(
+        None, description="where path_shim reads planned ports, such as /run/lockstep/paths/plan; None: no plan"
+    )
+    paths_reports: Path = Field(
+        Path("/run/lockstep/paths/reports"), description="where path_shim tells which connections kept to the plan"
+    )
     compare_clocks: bool = Field(False, description="compare this host's clock with other hosts of the topology")
     clock_reference: str = Field("", description="host that all compare themselves with; empty: the first")
     clock_key_file: Path | None = Field(None, description="file with a key that all collectors share")
@@ -147,7 +156,7 @@ class AnalyzerSettings(Section):
     look_s: int = Field(2, ge=1, le=60, description="time between two looks at a job")
     window_s: int = Field(6, ge=1, le=600, description="least stretch of time that a look judges")
     silence_s: float = Field(15.0, gt=0, description="a host that sent nothing for this long is known as silent")
-    topology: Path | None = Field(None, description="topology.json of the cluster")
+    topology: Path | None = Field(None, description="topology.json of the cluster; none: the one published last")
     device: Literal["auto", "numpy", "cpu", "cuda"] = Field(
         "auto", description="what computes long arrays; auto: a GPU where there is one, else numpy"
     )
@@ -157,6 +166,7 @@ class PlannerSettings(Section):
     """Turns incidents into decisions."""
 
     listen: Listen = Field("127.0.0.1:8644", description="address of its health and metrics")
+    paths: bool = Field(False, description="plan roads for the flows of all jobs; needs a topology")
 
 
 class Settings(Section):

@@ -28,6 +28,7 @@ class Climbs:
 
     tops: tuple[str, ...]  # names, such as spine2, or spine2#1 for its second cable
     lanes: np.ndarray  # [leaf, top, step]
+    bundles: tuple[tuple[int, ...], ...] = ()  # tops that are one switch, reached over several cables
 
     @cached_property
     def exists(self) -> np.ndarray:
@@ -75,8 +76,14 @@ class Network:
 
 def build_network(topology: Topology) -> Network:
     """Return the arrays of a sound topology; links that are down are there, with rate 0."""
+    carried = np.repeat([link.gbps if link.up else 0.0 for link in topology.links], 2)
+    return with_gbps(build_intact(topology), carried)
+
+
+def build_intact(topology: Topology) -> Network:
+    """Return the arrays of a sound topology as if all its links were up."""
     height = _find_heights(topology)
-    rates = np.repeat([link.gbps if link.up else 0.0 for link in topology.links], 2)
+    rates = np.repeat([link.gbps for link in topology.links], 2)
     switches = [name for name in height if height[name]]
     leaves = tuple(name for name in switches if height[name] == 1)
     number = {leaf: place for place, leaf in enumerate(leaves)}
@@ -93,7 +100,7 @@ def without(network: Network, names: Iterable[str]) -> Network:
     dead = find_lanes(network, names)
     gbps = network.gbps.copy()
     gbps[dead] = 0.0
-    return replace(network, gbps=gbps)
+    return with_gbps(network, gbps)
 
 
 def with_rates(network: Network, rates: Mapping[str, float]) -> Network:
@@ -101,7 +108,31 @@ def with_rates(network: Network, rates: Mapping[str, float]) -> Network:
     gbps = network.gbps.copy()
     for name, share in rates.items():
         gbps[find_lanes(network, [name])] *= share
-    return replace(network, gbps=gbps)
+    return with_gbps(network, gbps)
+
+
+def with_gbps(network: Network, gbps: np.ndarray) -> Network:
+    """Return the network with other rates of its lanes.
+
+    A leaf that lost one of several cables to a switch uses the others in its place: the way down from that switch
+    need not be over the cable of the same number.
+    """
+    return replace(network, gbps=gbps, climbs=tuple(_reseat(climbs, gbps > 0) for climbs in network.climbs))
+
+
+def _reseat(climbs: Climbs, alive: np.ndarray) -> Climbs:
+    if not climbs.bundles:
+        return climbs
+    lanes = climbs.lanes.copy()
+    for bundle in climbs.bundles:
+        works = (
+            alive[lanes[:, bundle]].all(axis=2) & alive[lanes[:, bundle] ^ 1].all(axis=2) & climbs.exists[:, bundle]
+        )
+        for leaf in np.flatnonzero(works.any(axis=1) & ~works.all(axis=1)).tolist():
+            rest = climbs.lanes[leaf, np.array(bundle)[works[leaf]]]
+            for turn, seat in enumerate(np.array(bundle)[~works[leaf]].tolist()):
+                lanes[leaf, seat] = rest[turn % len(rest)]
+    return replace(climbs, lanes=lanes)
 
 
 def find_lanes(network: Network, names: Iterable[str]) -> np.ndarray:
@@ -187,4 +218,7 @@ def _tabulate(reached: list[list[tuple[str, tuple[int, ...]]]]) -> Climbs:
         for seat, (top, turn) in enumerate(seats):
             if ways := mine.get(top):
                 table[leaf, seat] = ways[turn % len(ways)]
-    return Climbs(tuple(top if times[top] == 1 else f"{top}#{turn}" for top, turn in seats), table)
+    bundles = tuple(
+        tuple(seat for seat, (name, _) in enumerate(seats) if name == top) for top in names if times[top] > 1
+    )
+    return Climbs(tuple(top if times[top] == 1 else f"{top}#{turn}" for top, turn in seats), table, bundles)

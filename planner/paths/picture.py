@@ -13,7 +13,14 @@ from planner.paths.roads import find_use
 _WIDTH = 560  # of one picture, in the unit of the SVG
 _LARGEST, _SMALLEST = 22.0, 2.0  # side of a square: readable, and still to be seen
 _LABELS = 10.0  # side from which there is room for names
-_COLOURS = ((0.0, (237, 242, 247)), (0.5, (144, 190, 224)), (1.0, (250, 176, 84)), (2.0, (190, 30, 45)))
+# Up to its rate a link is well used, and blue; beyond it flows wait for each other.
+_COLOURS = (
+    (0.0, (237, 242, 247)),
+    (0.5, (158, 202, 225)),
+    (1.0, (49, 130, 189)),
+    (1.5, (250, 176, 84)),
+    (2.0, (190, 30, 45)),
+)
 
 
 @dataclass(frozen=True)
@@ -96,7 +103,7 @@ def _draw_grid(network: Network, grid: _Grid, use: np.ndarray, left: float, top:
 
 def _draw_scale(width: float) -> Iterator[str]:
     for place, (use, _) in enumerate(_COLOURS):
-        x = width - 250 + 60 * place
+        x = width - 310 + 60 * place
         yield f'<rect x="{x}" y="10" width="14" height="14" fill="{_colour(use)}"/>'
         yield f'<text x="{x + 18}" y="21">{use:.0%}</text>'
 

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from lockstep.errors import BadInput
-from planner.paths.flows import Flow, FlowTable, place_flows
-from planner.paths.network import Network, without
+from planner.paths.flows import Flow, place_flows
+from planner.paths.network import Network, build_intact
 from planner.paths.planning import PathPlan
 from planner.paths.roads import UNPLACED, Roads, find_use
 
@@ -44,18 +44,11 @@ def from_json(network: Network, flows: Sequence[Flow], written: Any) -> PathPlan
         raise BadInput(
             "a plan is a JSON object with the links of each flow under flows, as `lockstep plan` writes it"
         )
-    intact = without(network, ())
-    intact.gbps[:] = np.maximum(intact.gbps, np.repeat([link.gbps for link in network.topology.links], 2))
+    intact = build_intact(network.topology)
     table = place_flows(intact, flows)
     roads = Roads(intact, table)
     top = np.array([_find_top(roads, flow, name, roads_of) for flow, name in enumerate(table.ids)], np.int64)
-    return PathPlan(network, table, roads.height, top, _loads(network, table, top), bound=0.0)
-
-
-def _loads(network: Network, flows: FlowTable, top: np.ndarray) -> np.ndarray:
-    roads = Roads(network, flows)
-    valid = roads.is_valid(top)
-    return roads.find_loads(np.where(valid, top, UNPLACED))
+    return PathPlan(intact, table, roads.height, top, roads.find_loads(top), bound=0.0)
 
 
 def _find_top(roads: Roads, flow: int, name: str, roads_of: Mapping[str, Any]) -> int:

@@ -82,11 +82,12 @@ def plan_table(
 ) -> PathPlan:
     """Return a road for each flow of a table."""
     options = options or PlanOptions()
+    if before and before.network.topology is not network.topology and before.network.topology != network.topology:
+        before = None  # its lanes are others
     roads = Roads(network, flows)
-    known = np.full(len(flows), UNPLACED, np.int64) if before is None else _carry_over(roads, before)
-    top = spread_evenly(roads) if before is None else known.copy()
+    top, had_road = (spread_evenly(roads), 0) if before is None else _carry_over(roads, before)
     top[~roads.is_valid(top)] = UNPLACED
-    must_move = int(((known != UNPLACED) & (top == UNPLACED)).sum())
+    must_move = had_road - int((top != UNPLACED).sum()) if before else 0
     repair = Repair(roads, top, options.repair if before is None else _bound_moves(options, len(flows)))
     repair.place(np.flatnonzero((roads.height > 0) & (top == UNPLACED)))
     bound = find_bound(roads)
@@ -109,8 +110,8 @@ def _bound_moves(options: PlanOptions, flows: int) -> RepairOptions:
     return RepairOptions(repair.most_tried, repair.most_pushed, min(most, repair.most_moves))
 
 
-def _carry_over(roads: Roads, before: PathPlan) -> np.ndarray:
-    """Return the tops of the plan before, by flow, UNPLACED for flows that were not in it or go elsewhere now."""
+def _carry_over(roads: Roads, before: PathPlan) -> tuple[np.ndarray, int]:
+    """Return the tops of the plan before, UNPLACED for flows that go elsewhere now, and how many flows had one."""
     top = np.full(len(roads.flows), UNPLACED, np.int64)
     if roads.flows.ids == before.flows.ids:
         mine = theirs = np.arange(len(top))
@@ -122,6 +123,21 @@ def _carry_over(roads: Roads, before: PathPlan) -> np.ndarray:
     same = (roads.flows.ends[mine] == before.flows.ends[theirs]).all(axis=1)
     same &= roads.height[mine] == before.height[theirs]
     top[mine[same]] = before.top[theirs[same]]
+    had_road = int((before.top[theirs] != UNPLACED).sum())
+    return _keep_same_roads(roads, before.network, top), had_road
+
+
+def _keep_same_roads(roads: Roads, before: Network, top: np.ndarray) -> np.ndarray:
+    """Return the tops that still stand for the same lanes: one of several cables may stand in for another now."""
+    for level, (old, new) in enumerate(zip(before.climbs, roads.network.climbs, strict=True), start=1):
+        if old.lanes is new.lanes:
+            continue
+        at = np.flatnonzero((roads.height == level) & (top != UNPLACED))
+        ends = (roads.flows.near[at], roads.flows.far[at])
+        is_same = np.all(
+            [(old.lanes[leaf, top[at]] == new.lanes[leaf, top[at]]).all(axis=1) for leaf in ends], axis=0
+        )
+        top[at[~is_same]] = UNPLACED
     return top
 
 

@@ -74,6 +74,14 @@ def test_a_picture_shows_chance_beside_the_plan(lockstep: Run, folder: Path) -> 
     assert "planned: fullest link 100%" in drawn
 
 
+def test_what_stock_nccl_honours_is_written_and_called_advice(lockstep: Run, folder: Path) -> None:
+    assert plan(lockstep, folder, "--nccl", folder / "nccl", "--without", "spine0").code == 0
+    written = (folder / "nccl" / "all.env").read_text()
+    assert written.startswith("# this is advice")
+    assert "NCCL_IB_QPS_PER_CONNECTION=4\n" in written
+    assert (folder / "nccl" / "hosts").read_text().split() == [f"h{number}" for number in range(16)]
+
+
 @pytest.mark.parametrize(
     ("more", "sentence"),
     [

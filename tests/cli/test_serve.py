@@ -11,7 +11,9 @@ import pytest
 
 from lockstep.control.database import open_control
 from lockstep.control.leases import take_lease
-from tests.cli.commands import LOCKSTEP, environment_for
+from lockstep.fabrics import leaf_spine
+from lockstep.topology import dump_topology
+from tests.cli.commands import LOCKSTEP, Run, check_failure, environment_for
 from tests.waiting import eventually
 
 
@@ -25,6 +27,31 @@ def is_ready(address: str) -> bool:
         return httpx.get(f"http://{address}/readyz", trust_env=False).is_success
     except httpx.TransportError:
         return False
+
+
+def test_paths_without_a_topology_are_one_sentence(lockstep: Run) -> None:
+    outcome = lockstep("serve", "planner", LOCKSTEP_PLANNER_PATHS="true")
+    check_failure(outcome, "planner.paths needs to know the fabric: set analyzer.topology, or `lockstep topology publish` it")
+
+
+def test_planner_with_paths_keeps_both_duties_up(tmp_path: Path) -> None:
+    address, topology = free_address(), tmp_path / "topology.json"
+    topology.write_text(dump_topology(leaf_spine(hosts=2, nics_per_host=1, leaves=2, spines=2)))
+    environment = environment_for(
+        tmp_path / "state",
+        LOCKSTEP_PLANNER_LISTEN=address,
+        LOCKSTEP_PLANNER_PATHS="true",
+        LOCKSTEP_ANALYZER_TOPOLOGY=str(topology),
+    )
+    subprocess.run([LOCKSTEP, "store", "migrate"], env=environment, check=True, capture_output=True)
+    with subprocess.Popen(
+        [LOCKSTEP, "serve", "planner"], env=environment, stderr=subprocess.PIPE, text=True
+    ) as process:
+        eventually(lambda: is_ready(address), limit_s=60)
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert re.findall(r'"service": "(\w+)"', said) == ["planner", "paths"]
 
 
 @pytest.mark.parametrize("service", ["planner", "analyzer"])

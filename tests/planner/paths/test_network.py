@@ -53,9 +53,13 @@ def test_each_cable_between_two_switches_is_a_way_of_its_own() -> None:
         ),
     )
     network = build_network(Topology(routing="ecmp", nodes=hosts + switches, links=links))
-    plan = plan_paths(network, flows_between([("h0", "h1")] * 4))
-    assert plan.highest_use == 2.0
-    assert plan.bound == 2.0
+    flows = flows_between([("h0", "h1")] * 4)
+    plan = plan_paths(network, flows)
+    assert plan.highest_use == plan.bound == 2.0
+    poorer = without(network, ["0-0", "1-1"])  # another cable up than down is left
+    rest = plan_paths(poorer, flows, plan)
+    assert (rest.unreachable, rest.highest_use, rest.must_move) == ([], 4.0, 4)
+    assert all({"0-1", "1-0"} < {network.link_of(lane) for lane in lanes} for lanes in rest.all_lanes())
 
 
 def test_tiers_that_nobody_told_are_found_by_the_distance_from_hosts() -> None:

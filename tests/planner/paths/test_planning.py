@@ -162,3 +162,9 @@ def test_roads_of_a_longer_list_of_switches_are_not_taken_for_those_of_a_shorter
     before = plan_paths(network, flows_between([("h0", "h15")]))
     moved = replace(before, height=np.array([1]))
     assert plan_paths(network, flows_between([("h0", "h15")]), moved).highest_use == 0.25
+
+
+def test_a_plan_for_another_fabric_is_no_start() -> None:
+    before = plan_paths(build_network(fat_tree(4)), flows_between([("h0", "h15")]))
+    after = plan_paths(build_network(leaf_spine(16, 1, 4, 4)), flows_between([("h0", "h15")]), before)
+    assert (after.must_move, after.highest_use) == (0, 0.25)

@@ -1,0 +1,89 @@
+"""What stock NCCL can be asked to do for a plan where no port can be chosen: advice, and called so.
+
+NCCL over RoCE and InfiniBand takes no source port from anybody, so a plan for it is not enforced. What it does honour
+are variables, the order of ranks and a topology file. Hosts that share a leaf belong next to each other: each
+hop of a ring that stays inside a leaf is no load for the fabric. And NICs keep to their rail and plane.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from planner.paths.network import Network
+
+_MOST_QUEUE_PAIRS = 4  # of a connection: more add memory and little evenness, 4 over 8 spines are even in practice
+
+
+@dataclass(frozen=True, slots=True)
+class NcclAdvice:
+    """For one job: variables that all its processes get, those of single hosts, and the order of hosts."""
+
+    variables: dict[str, str]
+    by_host: dict[str, dict[str, str]] = field(default_factory=dict)
+    host_order: tuple[str, ...] = ()
+    crossings: tuple[int, int] = (0, 0)  # hops of a ring that leave a leaf: as given, and in this order
+    notes: tuple[str, ...] = ()
+
+
+def advise_nccl(network: Network, hosts: Sequence[str], rdma_names: bool = True) -> NcclAdvice:
+    """Return what to set for a job on these hosts; `rdma_names`: NICs are named as the RDMA devices are."""
+    order = order_hosts(network, hosts)
+    tops = max((len(climbs.tops) for climbs in network.climbs), default=0)
+    several = min(_MOST_QUEUE_PAIRS, tops)
+    variables = {"NCCL_CROSS_NIC": "0"}  # a ring uses the same NIC on all hosts: left to left, rail to rail
+    if network.topology.routing == "ecmp" and several > 1:
+        variables |= {"NCCL_IB_QPS_PER_CONNECTION": str(several), "NCCL_IB_SPLIT_DATA_ON_QPS": "1"}
+    if network.topology.routing == "adaptive":
+        variables |= {"NCCL_IB_ADAPTIVE_ROUTING": "1"}
+    by_host = dict(_choose_nics(network, order)) if rdma_names else {}
+    crossings = count_crossings(network, hosts), count_crossings(network, order)
+    return NcclAdvice(variables, by_host, tuple(order), crossings, tuple(_note(crossings, by_host)))
+
+
+def order_hosts(network: Network, hosts: Sequence[str]) -> list[str]:
+    """Return hosts so that those under one leaf, and then those of one pod, follow each other."""
+    pods = network.climbs[0].joined if network.climbs else np.zeros(len(network.leaves), np.int64)
+    leaves = _leaves_of(network)
+    places = {host: leaves.get(host, -1) for host in hosts}  # those that the topology does not know come first
+    return sorted(hosts, key=lambda host: (_pod(pods, places[host]), places[host]))
+
+
+def count_crossings(network: Network, hosts: Sequence[str]) -> int:
+    """Return how many hops of a ring over these hosts, in this order, leave a leaf."""
+    known = _leaves_of(network)
+    leaves = [known.get(host, -1) for host in hosts]
+    return sum(near != far for near, far in zip(leaves, leaves[1:] + leaves[:1], strict=True))
+
+
+def _choose_nics(network: Network, hosts: Iterable[str]) -> Iterable[tuple[str, dict[str, str]]]:
+    """Yield for each host the NICs whose cables carry something, where that is not all of them."""
+    nics: dict[str, list[tuple[str, bool]]] = {}
+    for name, (lane, _) in network.ports.items():
+        host, _, nic = name.partition("/")
+        nics.setdefault(host, []).append((nic, bool(network.gbps[lane] > 0)))
+    for host in hosts:
+        alive = [nic for nic, is_alive in nics.get(host, ()) if is_alive]
+        if 0 < len(alive) < len(nics[host]):
+            yield host, {"NCCL_IB_HCA": "=" + ",".join(alive)}
+
+
+def _leaves_of(network: Network) -> dict[str, int]:
+    """Return the leaf of each host; of several, the first."""
+    leaves: dict[str, int] = {}
+    for name, (_, leaf) in network.ports.items():
+        host = name.partition("/")[0]
+        leaves[host] = min(leaf, leaves.get(host, leaf))
+    return leaves
+
+
+def _pod(pods: np.ndarray, leaf: int) -> int:
+    return int(pods[leaf]) if leaf >= 0 else -1
+
+
+def _note(crossings: tuple[int, int], by_host: dict[str, dict[str, str]]) -> Iterable[str]:
+    yield "this is advice: NCCL takes no source port over RoCE and InfiniBand, so no road of the plan is enforced"
+    if crossings[1] < crossings[0]:
+        yield f"in this order of hosts {crossings[1]} hops of a ring leave a leaf instead of {crossings[0]}"
+    for host, variables in by_host.items():
+        yield f"{host} goes without the NICs that carry nothing: NCCL_IB_HCA{variables['NCCL_IB_HCA']}"

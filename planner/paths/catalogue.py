@@ -1,0 +1,254 @@
+"""Which source port leads over which links: what probes have found, how sure that is, and what is no longer true.
+
+An entry is good for one pair of NICs and one protocol, because switches hash addresses and ports together: what a
+server under a leaf finds tells its neighbours which links live, not which port leads over them. Confidence follows
+the rule of succession over probes that agreed in a row, halves with age, and is shared among parallel cables that a
+probe cannot tell apart. Entries leave when their probes are lost, when a later probe went another way, and when a
+link between their leaves changed: a switch that loses a next hop also moves flows that did not use it.
+
+Cost: a loop over entries; probes were folded before (routes.py).
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any, Literal
+
+import pyarrow as pa
+from scipy.special import bdtrc
+
+from lockstep.clock import NS_PER_S
+from lockstep.records import Path
+from lockstep.topology import Link, Topology, split_end
+from planner.paths.changes import Changes
+from planner.paths.routes import KEY
+
+Why = Literal["dead", "lossy", "changed", "old", "unclear", "elsewhere"]
+Key = tuple[str, str, str, str, str, int, int]  # values of KEY
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogueOptions:
+    """When an entry is believed."""
+
+    half_life_s: float = 1800.0  # fabrics change some times a day: after half an hour unseen, belief is halved
+    most_age_s: float = 6 * 3600.0  # then it is below a thousandth in any case
+    dead_losses: int = 3  # in a row: with 1 % of loss that happens by chance once in a million
+    allowed_loss: float = 0.005  # of probes: they are policed by switches, so a few are lost on good paths
+    least_probes: int = 10  # losses come in bursts: of few probes, chance explains more than the binomial law has it
+    least_doubt: float = 1e-3  # probability below which so many losses are no chance
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A port that is known and not to be used, and why."""
+
+    path: Path
+    why: Why
+    reason: str
+    tried_ns: int  # when it was last probed, whether there was an answer or not
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """What is known at a moment."""
+
+    paths: tuple[Path, ...] = ()
+    left_out: tuple[LeftOut, ...] = field(default=())
+
+    @property
+    def remarks(self) -> list[str]:
+        """Return a sentence for each reason for which ports were left out."""
+        by_reason: dict[str, int] = defaultdict(int)
+        for each in self.left_out:
+            by_reason[each.why] += 1
+        return [f"{count} ports are left out: {_SAID[why]}" for why, count in sorted(by_reason.items())]
+
+
+_SAID: Mapping[str, str] = {
+    "dead": "their last probes were lost, or a link of theirs is down",
+    "lossy": "more of their probes were lost than chance explains",
+    "changed": "a link between their leaves changed since they were probed",
+    "old": "they were not probed for too long",
+    "unclear": "not every switch on their way answered",
+    "elsewhere": "their hops are not joined in this topology",
+}
+
+
+@dataclass(frozen=True)
+class Circumstances:
+    """What else decides whether an entry is good."""
+
+    topology: Topology
+    now_ns: int
+    changed_ns: Mapping[str, int] = field(default_factory=dict)  # when links last went up or down, by id
+    options: CatalogueOptions = field(default_factory=CatalogueOptions)
+
+
+def recall_catalogue(rows: pa.Table, now: Circumstances) -> Catalogue:
+    """Return what rows of `paths` are worth now; of one port the newest counts."""
+    ways, changes = _Ways(now.topology), Changes(now.topology, now.changed_ns)
+    newest = {key_of(path): path for path in map(_recall, rows.sort_by("seen_ns").to_pylist())}
+    aged = [replace(path, confidence=path.confidence * _age(path.seen_ns, now)) for path in newest.values()]
+    return _sort_out((path, _judge_path(path, ways, changes, now), path.seen_ns) for path in aged)
+
+
+def build_catalogue(folded: pa.Table, now: Circumstances, told: Catalogue | None = None) -> Catalogue:
+    """Return what folded probes are worth now, beside what was told of other ports.
+
+    Where parallel cables join two hops and what was told of the port names one of them, it is that one.
+    """
+    ways, changes = _Ways(now.topology), Changes(now.topology, now.changed_ns)
+    known = {key_of(path): path for path in (told.paths if told else ())}
+    entries: list[tuple[dict[str, Any], Path]] = []
+    for row in folded.to_pylist():
+        before = known.pop(_key(row), None)
+        links, certainty = ways.find(row, before.links if before else ())
+        entries.append((row, _as_path(row, links, _believe(row) * certainty * _age(row["seen_ns"], now))))
+    lossy = _find_lossy(entries, now.options)
+    judges = ((_judge_probes(row, path, lossy, now.options), row, path) for row, path in entries)
+    found = _sort_out(
+        (path, why or _judge_path(path, ways, changes, now), row["tried_ns"]) for why, row, path in judges
+    )
+    probed = {key_of(path) for _, path in entries}
+    left = [each for each in (told.left_out if told else ()) if key_of(each.path) not in probed]
+    paths = sorted((*found.paths, *known.values()), key=key_of)
+    return Catalogue(tuple(paths), (*found.left_out, *left))
+
+
+def doubt_changed(catalogue: Catalogue, now: Circumstances) -> Catalogue:
+    """Return a catalogue without what changed links have made doubtful since it was built."""
+    ways, changes = _Ways(now.topology), Changes(now.topology, now.changed_ns)
+    again = _sort_out((path, _judge_path(path, ways, changes, now), path.seen_ns) for path in catalogue.paths)
+    return Catalogue(again.paths, (*catalogue.left_out, *again.left_out))
+
+
+_Judged = tuple[Why, str] | None
+
+
+def key_of(path: Path) -> Key:
+    """Return what an entry is about."""
+    return path.host, path.src_nic, str(path.dst), path.dst_nic, path.proto, path.sport, path.dport
+
+
+def _key(row: Mapping[str, Any]) -> Key:  # Any: values of a row
+    host, src_nic, dst, dst_nic, proto, sport, dport = (row[name] for name in KEY)
+    return host, src_nic, dst, dst_nic, proto, sport, dport
+
+
+def _sort_out(judged: Iterable[tuple[Path, _Judged, int]]) -> Catalogue:
+    in_order = sorted(judged, key=lambda each: key_of(each[0]))
+    paths = tuple(path for path, why, _ in in_order if why is None)
+    return Catalogue(paths, tuple(LeftOut(path, *why, tried_ns) for path, why, tried_ns in in_order if why))
+
+
+def _believe(row: Mapping[str, Any]) -> float:
+    """Return how likely the next packet takes this way, by the rule of succession."""
+    against = min(row["differing"], row["returned"])  # it came back after others: it moves, or packets are sprayed
+    return float((row["agreed"] + 1) / (row["agreed"] + against + 2))
+
+
+def _age(seen_ns: int, now: Circumstances) -> float:
+    """Return what is left of a belief after so long."""
+    return float(0.5 ** (max(now.now_ns - seen_ns, 0) / NS_PER_S / now.options.half_life_s))
+
+
+def _find_lossy(
+    entries: Sequence[tuple[Mapping[str, Any], Path]], options: CatalogueOptions
+) -> dict[tuple[str, ...], str]:
+    """Return the ways between leaves that lose more probes than chance explains, all of their ports together.
+
+    A port is probed rarely, its way by many; what is lost at a host spreads over all ways to it.
+    """
+    lost, sent = Counter[tuple[str, ...]](), Counter[tuple[str, ...]]()
+    for row, path in entries:
+        way = _way_of(path)
+        lost[way] += row["lost"]
+        sent[way] += row["lost"] + row["agreed"]
+    return {
+        way: f"{lost[way]} of {sent[way]} probes were lost on its way"
+        for way in lost
+        if sent[way] >= options.least_probes
+        and bdtrc(lost[way] - 1, sent[way], options.allowed_loss) < options.least_doubt
+    }
+
+
+def _way_of(path: Path) -> tuple[str, ...]:
+    """Return the links between the leaves, inside one leaf the cables of the hosts."""
+    return tuple(path.links[1:-1] or path.links)
+
+
+def _judge_probes(
+    row: Mapping[str, Any], path: Path, lossy: Mapping[tuple[str, ...], str], options: CatalogueOptions
+) -> _Judged:
+    """Return why probes speak against an entry, or None."""
+    if not row["route"]:
+        return "unclear", "not every switch on its way answered"
+    if row["lost_since"] >= options.dead_losses or not row["agreed"]:
+        return "dead", f"its last {row['lost_since']} probes were lost"
+    if reason := lossy.get(_way_of(path)):
+        return "lossy", reason
+    return None
+
+
+def _judge_path(path: Path, ways: "_Ways", changes: Changes, now: Circumstances) -> _Judged:
+    """Return why the fabric or the time speaks against an entry, or None."""
+    if not ways.knows(path.links):
+        return "elsewhere", "its hops are not joined in this topology"
+    if down := [link for link in path.links if not ways.is_up(link)]:
+        return "dead", f"{down[0]} is down"
+    if link := changes.since(path):
+        return "changed", f"{link} changed after it was probed"
+    if now.now_ns - path.seen_ns > now.options.most_age_s * NS_PER_S:
+        return "old", f"it was last seen {(now.now_ns - path.seen_ns) / NS_PER_S:.0f} s ago"
+    return None
+
+
+def _as_path(row: Mapping[str, Any], links: Sequence[Link], confidence: float) -> Path:
+    known = {name: row[name] for name in (*KEY, "seen_ns")}
+    return Path(**known, links=[link.id for link in links], confidence=confidence)
+
+
+def _recall(row: Mapping[str, Any]) -> Path:
+    """Return a row as an entry; its destination may be in the name of the NIC."""
+    host, slash, nic = row["dst_nic"].partition("/")
+    ends = {"dst": host, "dst_nic": nic} if slash else {}
+    return Path(**{**row, **ends})
+
+
+class _Ways:
+    """The links that join the hops of routes."""
+
+    def __init__(self, topology: Topology) -> None:
+        self._joined: dict[tuple[str, str], list[Link]] = defaultdict(list)
+        self._up = {link.id: link.up for link in topology.links}
+        hosts = {host.id for host in topology.hosts}
+        for link in topology.links:
+            a, b = (end if split_end(end)[0] in hosts else split_end(end)[0] for end in (link.a, link.b))
+            self._joined[a, b].append(link)
+            self._joined[b, a].append(link)
+
+    def knows(self, links: Sequence[str]) -> bool:
+        return bool(links) and all(link in self._up for link in links)
+
+    def is_up(self, link: str) -> bool:
+        return self._up[link]
+
+    def find(self, row: Mapping[str, Any], told: Sequence[str]) -> tuple[list[Link], float]:
+        """Return the links of a route and how certain that is; none where two of its hops are not joined.
+
+        Of parallel cables, all that are up are equally likely, and the first one stands for them.
+        """
+        links, certainty = [], 1.0
+        hops = [f"{row['host']}/{row['src_nic']}", *row["route"], f"{row['dst']}/{row['dst_nic']}"]
+        for joint in pairwise(hops):
+            cables = self._joined.get(joint, [])
+            if len(cables) > 1:
+                alive = [cable for cable in cables if cable.up] or cables
+                cables = [cable for cable in cables if cable.id in told] or alive
+            if not cables:
+                return [], 0.0
+            links.append(cables[0])
+            certainty /= len(cables)
+        return links, certainty

@@ -1,0 +1,194 @@
+"""The shell around the path planner: telemetry and incidents in, numbered plans out, one planner at a time.
+
+Once a second links are looked at: a plan follows within that second when one is worse or better than before. Which
+flows there are, and which ports lead where, changes more slowly and is read less often.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from lockstep.arrow import rows_of
+from lockstep.clock import NS_PER_S
+from lockstep.control.database import ControlDatabase
+from lockstep.control.incidents import open_incidents
+from lockstep.control.leases import Lease
+from lockstep.control.path_plans import list_host_paths, save_path_plan
+from lockstep.control.wishes import add_wish
+from lockstep.host_paths import PathChoice, PathSummary
+from lockstep.store.store import Store
+from lockstep.tables import TABLE_BY_NAME
+from lockstep.topology import Topology, TopologyIndex
+from lockstep.verdict import Verdict
+from lockstep.wish import Wish
+from planner.paths.catalogue import Catalogue, Circumstances, doubt_changed, key_of
+from planner.paths.demand import Demand, find_demand
+from planner.paths.explaining import explain
+from planner.paths.health import Change, LinkHealth, Parts, judge_ports, judge_verdict
+from planner.paths.network import Network, build_network, with_rates
+from planner.paths.plan_file import from_json
+from planner.paths.planning import PathPlan, plan_paths
+from planner.paths.ports import PortChoice, choose_ports, explain_ports, wish_probes
+from planner.paths.reading import read_catalogue, read_demand, read_ports
+from planner.paths.telling import describe_choices
+
+_PATHS = TABLE_BY_NAME["paths"]
+
+
+@dataclass(frozen=True, slots=True)
+class PathServiceOptions:
+    """How often what is looked at."""
+
+    demand_s: float = 10.0  # flows come and go with jobs
+    window_s: float = 30.0  # what was sent in this time is what is planned for: some steps of most jobs
+    lag_s: float = 5.0  # rows of the last seconds are still under way
+    ports_s: float = 10.0  # over which errors of ports are counted
+    catalogue_s: float = 30.0  # new ports are learned by probes, some dozens a second
+    other_size: float = 0.2  # by which the sum of all flows must differ to be worth a plan by itself
+    wish_s: float = 60.0  # for which probes are wished
+    most_wishes: int = 50  # in one round: the rest comes in the next
+
+
+@dataclass
+class _Seen:
+    """What was read last, and when."""
+
+    demand: Demand = field(default_factory=lambda: Demand([]))
+    demand_ns: int = 0
+    catalogue: Catalogue = field(default_factory=Catalogue)
+    catalogue_ns: int = 0
+    verdicts: Mapping[str, Verdict] = field(default_factory=dict)  # of incidents that were open
+    changed_ns: dict[str, int] = field(default_factory=dict)  # when links last changed
+
+
+class PathService:
+    """Keeps a plan for all flows of all jobs in force."""
+
+    def __init__(
+        self, store: Store, control: ControlDatabase, topology: Topology, options: PathServiceOptions | None = None
+    ) -> None:
+        self._store, self._control = store, control
+        self._topology, self._index, self._parts = topology, TopologyIndex(topology), Parts(topology)
+        self._network = build_network(topology)
+        self._options = options or PathServiceOptions()
+        self._health = LinkHealth()
+        self._seen = _Seen()
+        self._plan: PathPlan | None = None
+        self._choices: Mapping[str, Sequence[PathChoice]] = {}
+
+    def run_once(self, lease: Lease, now_ns: int) -> int | None:
+        """Look at links, flows and ports, and plan anew where it is worth it; return the number of a new plan."""
+        changes = self._look_at_links(now_ns)
+        is_other = self._look_at_flows(now_ns)
+        learned = self._learn_ports(now_ns, bool(changes))
+        if not self._seen.demand.flows and self._plan is None:
+            return None
+        if changes or is_other:
+            network = with_rates(self._network, self._health.weights)
+            before = self._plan or self._recall(network)
+            self._plan = plan_paths(network, self._seen.demand.flows, before)
+        return self._publish(lease, now_ns, changes) if changes or is_other or learned else None
+
+    def _recall(self, network: Network) -> PathPlan | None:
+        """Return the plan of an earlier planner, so that taking over moves nothing; None where there was none."""
+        held = [choice for host in list_host_paths(self._control) for choice in host.choices]
+        roads = {choice.connection: list(choice.links) for choice in held}
+        return from_json(network, self._seen.demand.flows, {"flows": roads}) if roads else None
+
+    def _look_at_links(self, now_ns: int) -> list[Change]:
+        """Take in what incidents and ports say of links."""
+        incidents = {incident.id: incident.verdict for incident in open_incidents(self._control)}
+        over = {name: verdict for name, verdict in self._seen.verdicts.items() if name not in incidents}
+        readings = read_ports(self._store, now_ns - int(self._options.ports_s * NS_PER_S), now_ns)
+        evidence = [
+            *(each for verdict in incidents.values() for each in judge_verdict(verdict, self._parts)),
+            *(each for verdict in over.values() for each in judge_verdict(verdict, self._parts, healed_ns=now_ns)),
+            *judge_ports(readings, self._parts, self._health),
+        ]
+        self._seen.verdicts = incidents
+        self._health, changes = self._health.observe(evidence, now_ns)
+        # A link that is only slower is still hashed upon: the ports of others stay where they are.
+        flipped = {change.link: change.ts_ns for change in changes if 0.0 in (change.before, change.after)}
+        self._seen.changed_ns |= flipped
+        return changes
+
+    def _look_at_flows(self, now_ns: int) -> bool:
+        """Read which flows there are, where it is time to; return whether they are others than those of the plan."""
+        if now_ns - self._seen.demand_ns < self._options.demand_s * NS_PER_S:
+            return False
+        end_s = (now_ns - int(self._options.lag_s * NS_PER_S)) // NS_PER_S
+        begin_s = end_s - int(self._options.window_s)
+        facts = read_demand(self._store, self._index, begin_s * NS_PER_S, end_s * NS_PER_S)
+        before, now = self._seen.demand, find_demand(facts)
+        is_other = _is_other(before, now, self._options.other_size)
+        self._seen.demand, self._seen.demand_ns = (now if is_other else before), now_ns
+        return is_other
+
+    def _learn_ports(self, now_ns: int, is_changed: bool) -> bool:
+        """Read which ports lead where, when it is time, or doubt those near a change; return whether that differs."""
+        now, before = Circumstances(self._topology, now_ns, self._seen.changed_ns), self._seen.catalogue
+        if now_ns - self._seen.catalogue_ns >= self._options.catalogue_s * NS_PER_S:
+            self._seen.catalogue, self._seen.catalogue_ns = read_catalogue(self._store, now), now_ns
+            self._remember(before, now_ns)
+        elif is_changed:
+            self._seen.catalogue = doubt_changed(before, now)
+        return len(self._seen.catalogue.paths) != len(before.paths)
+
+    def _remember(self, before: Catalogue, now_ns: int) -> None:
+        """Write new entries into `paths`, where the next planner finds them."""
+        known = {(key_of(path), path.seen_ns) for path in before.paths}
+        fresh = [path for path in self._seen.catalogue.paths if (key_of(path), path.seen_ns) not in known]
+        if fresh:
+            self._store.insert(_PATHS, rows_of(_PATHS, list(fresh)), token=f"paths/{now_ns}")
+
+    def _publish(self, lease: Lease, now_ns: int, changes: Sequence[Change]) -> int | None:
+        """Write the plan down for hosts to read; nothing is written where no host is told anything new."""
+        if self._plan is None:
+            return None
+        ports = choose_ports(self._plan, self._seen.catalogue, held=self._held_ports())
+        choices = describe_choices(self._plan, ports, self._seen.demand, self._topology, self._health.weights)
+        self._wish(ports, now_ns)
+        if choices == self._choices and not changes:
+            return None
+        summary = self._summarise(now_ns, ports, changes)
+        number = save_path_plan(self._control, summary, choices, lease, self._topology.routing == "ecmp")
+        self._choices = choices
+        return number
+
+    def _held_ports(self) -> dict[str, int]:
+        wired = self._seen.demand.wiring.items()
+        return {flow: wiring.sport for flow, wiring in wired if wiring.sport is not None}
+
+    def _wish(self, ports: Sequence[PortChoice], now_ns: int) -> None:
+        """Ask hosts to probe for ports that are missing."""
+        if self._plan is None:
+            return
+        for wish in wish_probes(self._plan, ports, self._seen.catalogue)[: self._options.most_wishes]:
+            name = f"paths/{wish.src}/{wish.src_nic}/{wish.dst}/{wish.dst_nic}/{wish.sport}"
+            expires_ns = now_ns + int(self._options.wish_s * NS_PER_S)
+            add_wish(
+                self._control, Wish(id=name, host=wish.src, kind="probe", details=wish.details, expires_ns=expires_ns)
+            )
+
+    def _summarise(self, now_ns: int, ports: Sequence[PortChoice], changes: Sequence[Change]) -> PathSummary:
+        assert self._plan is not None
+        said = [f"{change.link} counts {change.after:.0%} of its rate: {change.reason}" for change in changes]
+        return PathSummary(
+            generation=0,
+            made_ns=now_ns,
+            flows=len(self._plan.flows),
+            with_ports=sum(bool(choice.ports) for choice in ports),
+            max_use=min(self._plan.highest_use, 1e9),  # what JSON can hold, also where nothing is left
+            bound=min(self._plan.bound, 1e9),
+            must_move=self._plan.must_move,
+            may_move=self._plan.may_move,
+            weights=self._health.weights,
+            reasons=(*said, *explain(self._plan), *explain_ports(ports), *self._seen.demand.left_out),
+        )
+
+
+def _is_other(before: Demand, now: Demand, other_size: float) -> bool:
+    """Return whether flows came, went, or send much more or less in all."""
+    if [flow.id for flow in before.flows] != [flow.id for flow in now.flows]:
+        return True
+    old, new = (sum(flow.gbps * flow.duty for flow in demand.flows) for demand in (before, now))
+    return abs(new - old) > other_size * max(old, new)

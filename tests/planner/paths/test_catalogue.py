@@ -1,0 +1,222 @@
+"""The catalogue keeps the ports whose way is known and good, says how sure it is, and why others are not in it."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lockstep.arrow import rows_of
+from lockstep.fabrics import leaf_spine
+from lockstep.records import Path, Probe
+from lockstep.tables import TABLE_BY_NAME
+from lockstep.topology import Link, Topology, checked
+from planner.paths.catalogue import (
+    Catalogue,
+    CatalogueOptions,
+    Circumstances,
+    build_catalogue,
+    doubt_changed,
+    recall_catalogue,
+)
+from planner.paths.routes import fold_probes
+from tests.builders import SECOND, T0
+from tests.planner.paths.probed import PORT, entry, lost, packets, probe
+
+FABRIC = leaf_spine(hosts=4, nics_per_host=1, leaves=2, spines=2)
+WAY = ["h0/eth0--leaf0", "leaf0--spine0", "leaf1--spine0", "h2/eth0--leaf1"]
+
+
+def learn(*probes: Probe, at_s: float = 0, told: Catalogue | None = None, **fields: Any) -> Catalogue:
+    now = Circumstances(**{"topology": FABRIC, "now_ns": T0 + int(at_s * SECOND), **fields})
+    return build_catalogue(fold_probes(packets(*probes)), now, told)
+
+
+def why(found: Catalogue) -> tuple[str, str]:
+    assert found.paths == ()
+    (only,) = found.left_out
+    return only.why, only.reason
+
+
+def changed(link: str, **fields: Any) -> Topology:
+    links = [each.model_copy(update=fields) if each.id == link else each for each in FABRIC.links]
+    return FABRIC.model_copy(update={"links": tuple(links)})
+
+
+def doubled() -> Topology:
+    """Return the fabric with a second cable between leaf0 and spine0."""
+    return checked(
+        FABRIC.model_copy(update={"links": (*FABRIC.links, Link(id="second", a="leaf0", b="spine0", gbps=400))})
+    )
+
+
+def test_hops_become_links_in_order() -> None:
+    (path,) = learn(probe()).paths
+    assert path == Path(
+        host="h0", src_nic="eth0", dst="h2", dst_nic="eth0", proto="roce", sport=PORT, dport=4791, links=WAY,
+        seen_ns=T0, confidence=pytest.approx(2 / 3),  # type: ignore[arg-type]  # compares like a float
+    )  # fmt: skip
+
+
+def test_a_way_inside_a_leaf_is_two_cables() -> None:
+    (path,) = learn(probe(dst="h1", hops=["leaf0"])).paths
+    assert path.links == ["h0/eth0--leaf0", "h1/eth0--leaf0"]
+
+
+def test_confidence_grows_with_probes_that_agree() -> None:
+    (path,) = learn(*(probe(second) for second in range(8)), at_s=7).paths
+    assert path.confidence == pytest.approx(0.9)
+
+
+def test_confidence_halves_with_age_until_the_entry_leaves() -> None:
+    half_s = CatalogueOptions().half_life_s
+    (path,) = learn(probe(), at_s=half_s).paths
+    assert path.confidence == pytest.approx(1 / 3)
+    assert why(learn(probe(), at_s=CatalogueOptions().most_age_s + 1)) == ("old", "it was last seen 21601 s ago")
+
+
+def test_a_later_probe_that_went_elsewhere_replaces_the_entry() -> None:
+    (path,) = learn(probe(0), probe(1), probe(2, "spine1"), at_s=2).paths
+    assert path.links[1] == "leaf0--spine1"
+    assert path.confidence == pytest.approx(2 / 3)
+
+
+def test_a_fabric_that_sprays_earns_no_confidence() -> None:
+    sprayed = learn(*(probe(second, f"spine{second % 2}") for second in range(40)), at_s=39)
+    assert sprayed.paths[0].confidence < 0.1
+
+
+def test_parallel_cables_share_the_confidence() -> None:
+    (path,) = learn(probe(), topology=doubled()).paths
+    assert path.confidence == pytest.approx(1 / 3)
+
+
+def test_of_parallel_cables_the_one_that_was_told_is_taken() -> None:
+    told = Catalogue((entry(links=[WAY[0], "second", *WAY[2:]]),))
+    (path,) = learn(probe(), topology=doubled(), told=told).paths
+    assert path.links[1] == "second"
+    assert path.confidence == pytest.approx(2 / 3)
+
+
+def test_of_parallel_cables_one_that_is_down_is_out_of_question() -> None:
+    links = tuple(link.model_copy(update={"up": link.id != "second"}) for link in doubled().links)
+    (path,) = learn(probe(), topology=doubled().model_copy(update={"links": links})).paths
+    assert path.confidence == pytest.approx(2 / 3)
+
+
+def test_ports_that_no_probe_tried_are_as_they_were_told() -> None:
+    other = entry(sport=PORT + 1)
+    found = learn(probe(), told=Catalogue((entry(confidence=0.1), other)))
+    assert [(path.sport, path.confidence) for path in found.paths] == [(PORT, pytest.approx(2 / 3)), (PORT + 1, 0.9)]
+
+
+def test_a_dead_port_leaves() -> None:
+    assert why(learn(probe(0), lost(1), lost(2), lost(3))) == ("dead", "its last 3 probes were lost")
+    assert learn(probe(0), lost(1), lost(2)).paths
+
+
+def test_a_port_that_never_answered_is_dead() -> None:
+    assert why(learn(lost(0))) == ("dead", "its last 1 probes were lost")
+
+
+def test_a_lossy_port_leaves_once_chance_does_not_explain_it() -> None:
+    few = [probe(second) if second != 50 else lost(second) for second in range(100)]
+    assert len(learn(*few).paths) == 1
+    many = [lost(second) if second % 20 == 5 else probe(second) for second in range(100)]
+    assert why(learn(*many)) == ("lossy", "5 of 100 probes were lost on its way")
+
+
+def test_a_way_that_loses_one_probe_of_each_of_its_ports_is_lossy() -> None:
+    ports = range(PORT, PORT + 8)
+    ill = [each for port in ports for each in (probe(0, sport=port), lost(1, sport=port))]
+    well = [probe(second, "spine1", sport=port + 100) for port in ports for second in (0, 1)]
+    found = learn(*ill, *well)
+    assert {path.links[1] for path in found.paths} == {"leaf0--spine1"}
+    assert {(each.why, each.reason) for each in found.left_out} == {("lossy", "8 of 16 probes were lost on its way")}
+
+
+def test_losses_before_the_route_moved_do_not_count_against_the_new_one() -> None:
+    (path,) = learn(probe(0), *(lost(second) for second in range(1, 8)), probe(8, "spine1"), at_s=8).paths
+    assert path.links[1] == "leaf0--spine1"
+
+
+def test_a_way_over_a_link_that_is_down_is_dead() -> None:
+    found = learn(probe(), topology=changed("leaf1--spine0", up=False))
+    assert why(found) == ("dead", "leaf1--spine0 is down")
+
+
+@pytest.mark.parametrize("link", ["leaf0--spine0", "leaf0--spine1", "leaf1--spine1"])
+def test_a_changed_link_makes_all_ports_between_its_leaves_doubtful(link: str) -> None:
+    found = learn(probe(), changed_ns={link: T0 + 1})
+    assert why(found) == ("changed", f"{link} changed after it was probed")
+    assert learn(probe(1), changed_ns={link: T0}).paths
+
+
+def test_a_change_makes_doubtful_what_was_known_before_it_without_new_probes() -> None:
+    known = learn(probe(0), probe(5, sport=PORT + 1), probe(5, "*", sport=PORT + 2), at_s=5)
+    now = Circumstances(FABRIC, T0 + 6 * SECOND, {"leaf0--spine1": T0 + 3 * SECOND})
+    later = doubt_changed(known, now)
+    assert [path.sport for path in later.paths] == [PORT + 1]
+    assert [(each.path.sport, each.why) for each in later.left_out] == [(PORT + 2, "unclear"), (PORT, "changed")]
+
+
+def test_another_hosts_cable_changes_nothing() -> None:
+    assert learn(probe(), changed_ns={"h1/eth0--leaf0": T0 + 1}).paths
+    assert why(learn(probe(), changed_ns={"h0/eth0--leaf0": T0 + 1}))[0] == "changed"
+
+
+def test_a_link_that_changed_elsewhere_changes_nothing() -> None:
+    larger = leaf_spine(hosts=6, nics_per_host=1, leaves=3, spines=2)
+    found = learn(probe(), topology=larger, changed_ns={"leaf2--spine0": T0 + 1})
+    assert len(found.paths) == 1
+
+
+def test_hops_that_nobody_knows_or_joins_are_left_out_with_the_reason() -> None:
+    assert why(learn(probe(via="*"))) == ("unclear", "not every switch on its way answered")
+    assert why(learn(probe(via="spine9")))[0] == "elsewhere"
+    assert why(learn(probe(hops=["leaf0", "leaf1"])))[0] == "elsewhere"
+
+
+def test_reasons_are_counted_in_sentences() -> None:
+    found = learn(probe(via="*"), probe(via="*", sport=PORT + 1), probe(sport=PORT + 2))
+    assert found.remarks == ["2 ports are left out: not every switch on their way answered"]
+
+
+def test_rows_of_paths_are_recalled_with_their_age_and_the_newest_wins() -> None:
+    half = CatalogueOptions().half_life_s
+    rows = rows_of(
+        TABLE_BY_NAME["paths"], [entry("spine1", seen_ns=T0 - 1), entry(), entry(dst=None, dst_nic="h3/eth0")]
+    )
+    found = recall_catalogue(rows, Circumstances(FABRIC, T0 + int(half * SECOND)))
+    assert [(path.dst, path.dst_nic, path.links[1]) for path in found.paths] == [
+        ("h2", "eth0", "leaf0--spine0"),
+        ("h3", "eth0", "leaf0--spine0"),
+    ]
+    assert found.paths[0].confidence == pytest.approx(0.45)
+
+
+def test_recalled_paths_over_links_that_are_gone_are_left_out() -> None:
+    rows = rows_of(TABLE_BY_NAME["paths"], [entry(links=["x"]), entry("spine1", sport=PORT + 1)])
+    found = recall_catalogue(rows, Circumstances(changed("leaf0--spine1", up=False), T0))
+    assert [each.why for each in found.left_out] == ["elsewhere", "dead"]
+
+
+PROBES = st.builds(
+    probe,
+    st.integers(0, 9),
+    st.sampled_from(["spine0", "spine1", "*", "spine7"]),
+    sport=st.integers(PORT, PORT + 2),
+    rtt_ns=st.none() | st.just(5),
+)
+
+
+@given(st.lists(PROBES, max_size=30))
+def test_every_probed_port_is_in_the_catalogue_once_with_a_confidence_or_a_reason(probes: list[Probe]) -> None:
+    found = learn(*probes, at_s=10)
+    ports = [path.sport for path in found.paths] + [each.path.sport for each in found.left_out]
+    assert sorted(ports) == sorted({each.sport for each in probes})
+    assert all(0 < path.confidence < 1 and path.links in _WAYS for path in found.paths)
+    assert all(each.reason for each in found.left_out)
+
+
+_WAYS = [[WAY[0], f"leaf0--{spine}", f"leaf1--{spine}", WAY[3]] for spine in ("spine0", "spine1")]

@@ -1,0 +1,226 @@
+"""Flows are what was really sent: none missed, none made up, and what cannot be told is said."""
+
+from functools import lru_cache
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lockstep.arrow import schema_of
+from lockstep.fabrics import leaf_spine
+from lockstep.records import Comm, Connection, HostRecord, TransferStat
+from lockstep.sim.library import find_story
+from lockstep.sim.operations import Operation
+from lockstep.sim.simulation import Simulation
+from lockstep.sim.story import Story, build_topology
+from lockstep.sim.telemetry import Identity, Rows, SimulatedTelemetry
+from lockstep.tables import TABLE_BY_NAME, TABLES
+from lockstep.topology import TopologyIndex
+from planner.paths.demand import Demand, DemandOptions, find_demand, find_flows
+from planner.paths.flows import place_flows
+from planner.paths.network import build_network
+from planner.paths.wiring import DemandFacts, sum_stats
+from tests.builders import SECOND, T0, make, rows
+
+GBIT = 125_000_000  # bytes
+WINDOW_S = 10
+FABRIC = TopologyIndex(leaf_spine(hosts=4, nics_per_host=2, leaves=2, spines=2))  # 400 Gbit/s
+
+
+def table_of(kind: type[HostRecord], records: list[HostRecord]) -> pa.Table:
+    mine = [record for record in records if isinstance(record, kind)]
+    table = next(table for table in TABLES if table.record is kind)
+    return rows(*mine) if mine else schema_of(table).empty_table()
+
+
+def facts_of(*records: HostRecord, topology: TopologyIndex = FABRIC) -> DemandFacts:
+    end_ns = T0 + WINDOW_S * SECOND
+    sums = sum_stats(table_of(TransferStat, list(records)), T0, end_ns)
+    told = list(records)
+    return DemandFacts(table_of(Comm, told), table_of(Connection, told), sums, T0, end_ns, topology)
+
+
+def demand_of(*records: HostRecord) -> Demand:
+    return find_demand(facts_of(*records))
+
+
+def member(rank: int, **fields: Any) -> Comm:
+    return make(Comm, **{"host": f"h{rank}", "rank": rank, "init_ns": T0 - SECOND, **fields})
+
+
+def sends(rank: int, peer: int, gbps: float = 40.0, seconds: int = WINDOW_S, **fields: Any) -> list[HostRecord]:
+    """Return what a rank on the host of its number sent, so much in each of the first seconds of the window."""
+    usual = {"host": f"h{rank}", "rank": rank, "peer": peer, "nic": None, "wire_ns": None, "transport": None}
+    usual |= {"bytes": int(gbps * GBIT), **fields}
+    return [make(TransferStat, ts_ns=T0 + second * SECOND, **usual) for second in range(seconds)]
+
+
+def wire(rank: int, peer: int, **fields: Any) -> Connection:
+    return make(Connection, **{"host": f"h{rank}", "rank": rank, "peer": peer, "transport": "ib", **fields})
+
+
+MEMBERS = [member(rank) for rank in range(4)]
+
+
+def test_a_ring_is_found_from_its_transfers_alone() -> None:
+    ring = [row for rank in range(4) for row in sends(rank, (rank + 1) % 4)]
+    flows = find_flows(facts_of(*MEMBERS, *ring))
+    assert [(flow.src, flow.dst) for flow in flows] == [("h0", "h1"), ("h1", "h2"), ("h2", "h3"), ("h3", "h0")]
+    assert all(flow.gbps == pytest.approx(40.0) and flow.duty == 1.0 and flow.job == "j1" for flow in flows)
+
+
+def test_what_is_sent_in_few_seconds_counts_by_its_duty() -> None:
+    (flow,) = find_flows(facts_of(*MEMBERS, *sends(0, 1, gbps=100.0, seconds=2)))
+    assert (flow.gbps, flow.duty) == pytest.approx((100.0, 0.2))
+
+
+def test_acknowledged_wire_time_tells_the_duty_within_a_second() -> None:
+    (flow,) = find_flows(facts_of(*MEMBERS, *sends(0, 1, gbps=100.0, transport="ib", wire_ns=SECOND // 2)))
+    assert (flow.gbps, flow.duty) == pytest.approx((200.0, 0.5))
+
+
+def test_no_flow_is_faster_than_its_nic() -> None:
+    rows_of_it = sends(0, 1, gbps=300.0, nic="eth0", transport="ib", wire_ns=SECOND // 10)
+    (flow,) = find_flows(facts_of(*MEMBERS, *rows_of_it))
+    assert (flow.gbps, flow.duty) == pytest.approx((400.0, 0.75))
+
+
+def test_a_young_communicator_is_measured_over_its_own_life() -> None:
+    young = [member(rank, init_ns=T0 + 8 * SECOND) for rank in range(2)]
+    late = [make(TransferStat, host="h0", peer=1, bytes=50 * GBIT, ts_ns=T0 + s * SECOND) for s in (8, 9)]
+    (flow,) = find_flows(facts_of(*young, *late))
+    assert flow.gbps * flow.duty == pytest.approx(50.0)
+
+
+def test_each_queue_pair_is_a_flow_with_its_share() -> None:
+    pairs = [wire(0, 1, nic="eth1", lqpn=7 + number, sport=50_000 + number) for number in range(4)]
+    found = demand_of(*MEMBERS, *sends(0, 1), *pairs)
+    assert [flow.id for flow in found.flows] == [f"j1/7/r0-r1/c0/q{number}" for number in range(4)]
+    assert {(flow.src, flow.dst, flow.gbps * flow.duty) for flow in found.flows} == {("h0/eth1", "h1", 10.0)}
+    assert [found.wiring[flow.id].sport for flow in found.flows] == [50_000, 50_001, 50_002, 50_003]
+
+
+def test_ids_stay_when_rates_and_restarts_of_the_reader_do_not() -> None:
+    pairs = [wire(0, 1, lqpn=7), wire(0, 1, lqpn=8)]
+    first = find_flows(facts_of(*MEMBERS, *sends(0, 1, gbps=10), *pairs))
+    second = find_flows(facts_of(*reversed(MEMBERS), *sends(0, 1, gbps=300), *reversed(pairs)))
+    assert [flow.id for flow in first] == [flow.id for flow in second]
+
+
+def test_a_trickle_is_no_flow_and_is_counted() -> None:
+    found = demand_of(*MEMBERS, *sends(0, 1), *sends(0, 2, gbps=1.0), *sends(0, 3, gbps=1.0))
+    assert [flow.dst for flow in found.flows] == ["h1"]
+    assert found.left_out == ("2 sends are no flows: together they are a trickle on their NIC",)
+
+
+def test_small_sends_that_are_much_together_are_flows() -> None:
+    many = [row for channel in range(8) for row in sends(0, 1, gbps=1.0, channel=channel)]
+    assert len(find_flows(facts_of(*MEMBERS, *many), DemandOptions(trickle_share=0.005))) == 6  # 2 of 400 Gbit/s
+
+
+def test_what_stays_inside_a_host_is_no_flow() -> None:
+    inside = [member(0), member(1, host="h0")]
+    found = demand_of(*inside, *sends(0, 1), *sends(0, 2, transport="nvls"))
+    assert found.flows == []
+    assert found.left_out == (
+        "1 sends are no flows: nvls has no peers to plan for",
+        "1 sends are no flows: they stay inside a host",
+    )
+
+
+def test_a_peer_of_whom_nobody_told_is_left_out_and_counted() -> None:
+    found = demand_of(member(0), *sends(0, 1))
+    assert (found.flows, found.left_out) == ([], ("1 sends are no flows: nobody told on which host their peer is",))
+
+
+def test_a_host_that_the_topology_does_not_have_is_left_out_and_counted() -> None:
+    found = demand_of(member(0), member(1, host="stranger"), *sends(0, 1))
+    assert found.flows == []
+    assert "the topology does not have one of their hosts" in found.left_out[0]
+
+
+def test_of_a_restarted_job_only_the_newest_attempt_counts() -> None:
+    again = [member(rank, attempt=1, comm=8) for rank in range(2)]
+    found = find_flows(facts_of(*MEMBERS, *again, *sends(0, 1), *sends(0, 1, attempt=1, comm=8)))
+    assert [flow.id for flow in found] == ["j1/8/r0-r1/c0/q0"]
+
+
+def test_nothing_sent_is_no_flow_and_no_complaint() -> None:
+    assert demand_of(*MEMBERS, wire(0, 1)) == Demand([], {}, ())
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 3), st.integers(-1, 4), st.floats(0, 500), st.sampled_from([None, "eth0", "eth9"])),
+        max_size=12,
+    )
+)
+def test_whatever_was_told_can_be_planned(told: list[tuple[int, int, float, str | None]]) -> None:
+    stats = [
+        row
+        for channel, (rank, peer, gbps, nic) in enumerate(told)
+        for row in sends(rank, peer, gbps, seconds=1 + channel % 3, nic=nic, channel=channel)
+    ]
+    facts = facts_of(*MEMBERS, *stats)
+    flows = find_flows(facts, DemandOptions(trickle_share=0.0))
+    place_flows(build_network(FABRIC.topology), flows)
+    sent = sum(
+        row.bytes for row in stats if isinstance(row, TransferStat) and 0 <= row.peer < 4 and row.peer != row.rank
+    )
+    assert sum(flow.gbps * flow.duty for flow in flows) == pytest.approx(sent / GBIT / WINDOW_S)
+
+
+@lru_cache(maxsize=8)
+def tell_beginning(story: Story, seconds: int) -> tuple[Rows, int]:
+    """Return what the hosts of a story tell of its first seconds, and until when that is all."""
+    telemetry = SimulatedTelemetry(Simulation(story, seed=3), Identity("train", T0))
+    return telemetry.advance(T0 + seconds * SECOND), telemetry.watermark_ns
+
+
+def simulate(story: Story, seconds: int, without: str = "") -> DemandFacts:
+    """Return the facts of the first seconds of a story, also without one of the tables."""
+    told, end_ns = tell_beginning(story, seconds)
+    tables = {
+        name: told[name] if name in told and name != without else schema_of(TABLE_BY_NAME[name]).empty_table()
+        for name in ("comms", "connections", "transfer_stats")
+    }
+    topology = TopologyIndex(build_topology(story.cluster))
+    sums = sum_stats(tables["transfer_stats"], T0, end_ns)
+    return DemandFacts(tables["comms"], tables["connections"], sums, T0, end_ns, topology)
+
+
+@lru_cache(maxsize=8)
+def find_truth(story: Story, seconds: int) -> set[tuple[str, str, str]]:
+    """Return connection, source and destination NIC of all that the simulator itself moved between hosts."""
+    operations = Simulation(story, seed=3).run_until(seconds * SECOND)
+    return {edge for operation in operations if "send" in operation.sides for edge in edges(operation, story)}
+
+
+def edges(operation: Operation, story: Story) -> set[tuple[str, str, str]]:
+    moved, nics = operation.transfers, story.cluster.nics_per_host
+    if moved is None:
+        return set()
+    near, far = moved.seen_from("send"), moved.seen_from("recv")
+    host_of = operation.comms.placement.host_of
+    src = [f"h{host}/eth{nic % nics}" for host, nic in zip(host_of[near.rank], near.nic, strict=True)]
+    dst = [f"h{host}/eth{nic % nics}" for host, nic in zip(host_of[far.rank], far.nic, strict=True)]
+    ids = zip(operation.comms.ids[moved.group], near.place, near.peer, moved.channel, strict=True)
+    names = [f"train/{int(comm):x}/r{rank}-r{peer}/c{channel}/q0" for comm, rank, peer, channel in ids]
+    return set(zip(names, src, dst, strict=True))
+
+
+@pytest.mark.parametrize("name", ["healthy", "nic-both-healthy-socket", "uneven-stages-mild-ib", "moe-mild-ib"])
+@pytest.mark.parametrize("without", ["", "connections"])
+def test_the_flows_of_a_simulated_job_are_found_and_none_is_made_up(name: str, without: str) -> None:
+    story = find_story(name)
+    found = find_demand(simulate(story, 6, without))
+    assert {(flow.id, flow.src, flow.dst) for flow in found.flows} == find_truth(story, 6)
+    assert found.left_out == ()
+
+
+def test_without_any_source_for_nics_the_flows_are_those_of_the_hosts() -> None:
+    story = find_story("nic-unknown-healthy-ib")
+    found = {(flow.id, flow.src, flow.dst) for flow in find_flows(simulate(story, 6))}
+    assert found == {(name, src.split("/")[0], dst.split("/")[0]) for name, src, dst in find_truth(story, 6)}

@@ -1,0 +1,296 @@
+"""Ill links lose their weight at once and get it back when they have been well for long enough."""
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lockstep.errors import BadInput
+from lockstep.fabrics import leaf_spine
+from lockstep.verdict import Impact, Verdict
+from planner.paths.health import (
+    Change,
+    Evidence,
+    HealthOptions,
+    LinkHealth,
+    Parts,
+    judge_ports,
+    judge_traffic,
+    judge_verdict,
+)
+from planner.paths.network import build_network, with_rates
+from tests.builders import SECOND
+
+FABRIC = leaf_spine(hosts=4, nics_per_host=1, leaves=2, spines=2)  # 400 Gbit/s
+PARTS = Parts(FABRIC)
+LINK = "leaf0--spine0"
+HOLD_S = 10
+
+
+def said(second: float, weight: float, source: str = "port", link: str = LINK) -> Evidence:
+    return Evidence(int(second * SECOND), link, source, weight, f"{source} says {weight:g} at {second:g}")
+
+
+def watch(*evidence: Evidence, until_s: float = 0, options: HealthOptions | None = None) -> list[Change]:
+    """Return all changes when a link is looked at once a second."""
+    health, changes = LinkHealth(options or HealthOptions()), []
+    for second in range(int(max(until_s, *(each.ts_ns / SECOND for each in evidence))) + 1):
+        now_ns = second * SECOND
+        news = [each for each in evidence if now_ns - SECOND < each.ts_ns <= now_ns]
+        health, more = health.observe(news, now_ns)
+        changes += more
+    return changes
+
+
+def steps(changes: list[Change]) -> list[tuple[float, float]]:
+    return [(change.ts_ns / SECOND, change.after) for change in changes]
+
+
+def test_a_link_that_is_down_carries_nothing_at_once() -> None:
+    (change,) = watch(said(3, 0.0))
+    assert (change.ts_ns, change.before, change.after) == (3 * SECOND, 1.0, 0.0)
+    assert change.reason == "port says 0 at 3"
+
+
+def test_a_slow_link_carries_its_share() -> None:
+    assert steps(watch(said(1, 0.25))) == [(1, 0.25)]
+
+
+def test_the_worst_source_decides() -> None:
+    assert steps(watch(said(1, 0.5, "verdict"), said(1, 0.0, "port"), said(2, 1.0, "other"))) == [(1, 0.0)]
+
+
+def test_small_changes_are_not_worth_a_plan() -> None:
+    assert watch(said(1, 0.95)) == []
+    assert steps(watch(said(1, 0.5), said(2, 0.45), said(3, 0.55))) == [(1, 0.5)]
+
+
+def test_the_last_bit_of_a_link_that_dies_is_worth_one() -> None:
+    assert steps(watch(said(1, 0.05), said(2, 0.0))) == [(1, 0.05), (2, 0.0)]
+
+
+def test_a_healed_link_returns_after_the_hold_time() -> None:
+    changes = watch(said(1, 0.0), said(5, 1.0), until_s=60)
+    assert steps(changes) == [(1, 0.0), (5 + HOLD_S, 1.0)]
+    assert changes[-1].reason == "better for 10 s: port says 1 at 5"
+
+
+def test_a_link_that_is_well_again_leaves_no_weight() -> None:
+    health, _ = LinkHealth().observe([said(1, 0.0)], SECOND)
+    assert health.weights == {LINK: 0.0}
+    health, _ = health.observe([said(2, 1.0)], 2 * SECOND)
+    assert health.weights == {LINK: 0.0}
+    health, _ = health.observe([], (2 + HOLD_S) * SECOND)
+    assert health.weights == {}
+
+
+def test_the_hold_time_begins_anew_with_each_bad_word() -> None:
+    changes = watch(said(1, 0.0), said(5, 1.0), said(12, 0.0), said(13, 1.0), until_s=60)
+    assert steps(changes) == [(1, 0.0), (13 + HOLD_S, 1.0)]
+
+
+def flap(*times_s: int) -> list[Evidence]:
+    """Return a link that goes down at some moments, each time for a second."""
+    return [each for at_s in times_s for each in (said(at_s, 0.0), said(at_s + 1, 1.0))]
+
+
+def test_the_hold_time_doubles_with_each_relapse() -> None:
+    changes = watch(*flap(0, 100, 200), until_s=299)
+    assert steps(changes) == [(0, 0.0), (11, 1.0), (100, 0.0), (121, 1.0), (200, 0.0), (241, 1.0)]
+    assert changes[-1].reason == "better for 40 s, after 2 relapses: port says 1 at 201"
+
+
+def test_the_hold_time_has_a_bound() -> None:
+    changes = watch(*flap(0, 20, 50), until_s=99, options=HealthOptions(hold_s=10, most_hold_s=25))
+    assert steps(changes) == [(0, 0.0), (11, 1.0), (20, 0.0), (41, 1.0), (50, 0.0), (76, 1.0)]
+
+
+def test_relapses_are_forgiven_after_long_health() -> None:
+    options = HealthOptions(hold_s=10, most_hold_s=50)
+    changes = watch(said(0, 0.0), said(1, 1.0), said(70, 0.0), said(71, 1.0), until_s=99, options=options)
+    assert steps(changes) == [(0, 0.0), (11, 1.0), (70, 0.0), (81, 1.0)]
+
+
+def test_relapses_are_forgiven_also_when_nobody_looked_meanwhile() -> None:
+    options = HealthOptions(hold_s=10, most_hold_s=50)
+    health = LinkHealth(options)
+    for evidence, now_s in (([said(0, 0.0)], 0), ([said(1, 1.0)], 1), ([], 11), (flap(70), 71), ([], 81)):
+        health, changes = health.observe(evidence, now_s * SECOND)
+    assert steps(changes) == [(81, 1.0)]
+
+
+def test_a_link_that_is_nearly_well_gets_all_of_its_weight_back() -> None:
+    changes = watch(said(0, 0.5), said(1, 0.95), said(20, 1.0), until_s=60)
+    assert steps(changes) == [(0, 0.5), (11, 0.95), (30, 1.0)]
+
+
+def test_what_nobody_complains_of_is_not_remembered() -> None:
+    health, changes = LinkHealth().observe([said(1, 1.0)], SECOND)
+    assert (dict(health.links), changes) == ({}, [])
+
+
+def test_a_share_that_is_no_number_is_refused_in_a_sentence() -> None:
+    with pytest.raises(BadInput, match="port says of leaf0--spine0 that it carries a share of NaN"):
+        LinkHealth().observe([said(1, float("nan"))], SECOND)
+
+
+EVIDENCE = st.builds(
+    said,
+    st.integers(0, 200),
+    st.floats(-1, 2),
+    st.sampled_from(["port", "verdict"]),
+    st.sampled_from([LINK, "leaf1--spine0"]),
+)
+
+
+@given(st.lists(EVIDENCE, max_size=30))
+def test_weights_stay_between_nothing_and_all(evidence: list[Evidence]) -> None:
+    health = LinkHealth()
+    for second in range(0, 250, 10):
+        news = [each for each in evidence if second - 10 < each.ts_ns / SECOND <= second]
+        health, changes = health.observe(news, second * SECOND)
+        assert all(0.0 <= weight < 1.0 for weight in health.weights.values())
+        assert all(change.before != change.after and change.reason for change in changes)
+
+
+@given(st.lists(EVIDENCE, max_size=20), st.randoms(use_true_random=False))
+def test_the_order_of_evidence_does_not_matter(evidence: list[Evidence], chance: Any) -> None:
+    shuffled = list(evidence)
+    chance.shuffle(shuffled)
+    assert LinkHealth().observe(evidence, 300 * SECOND) == LinkHealth().observe(shuffled, 300 * SECOND)
+
+
+@given(st.lists(st.builds(said, st.just(7), st.floats(0, 1), st.sampled_from("abc")), max_size=8), st.integers(0, 8))
+def test_evidence_of_one_moment_may_come_in_two_parts(evidence: list[Evidence], cut: int) -> None:
+    now_ns = 7 * SECOND
+    whole, _ = LinkHealth(HealthOptions(least_step=0.0)).observe(evidence, now_ns)
+    first, _ = LinkHealth(HealthOptions(least_step=0.0)).observe(evidence[cut:], now_ns)
+    both, _ = first.observe(evidence[:cut], now_ns)
+    assert both.weights == whole.weights
+
+
+@given(st.lists(st.tuples(st.integers(1, 400), st.integers(1, 400)), min_size=1, max_size=60))
+def test_a_flapping_link_costs_a_number_of_changes_that_grows_with_the_logarithm(
+    flaps: list[tuple[int, int]],
+) -> None:
+    options = HealthOptions(hold_s=1.0, most_hold_s=1e9)
+    health, count, now_s = LinkHealth(options), 0, 0
+    for down_s, up_s in flaps:
+        for weight, lasts_s in ((0.0, down_s), (1.0, up_s)):
+            health, changes = health.observe([said(now_s, weight)], now_s * SECOND)
+            now_s += lasts_s
+            health, more = health.observe([], now_s * SECOND - 1)
+            count += len(changes) + len(more)
+    # Each return takes twice the time of the one before: so many fit, and each can be followed by one fall.
+    assert count <= 2 * (now_s + 2).bit_length() + 1
+
+
+@given(st.lists(st.tuples(st.integers(1, 400), st.floats(0, 1)), min_size=1, max_size=80))
+def test_a_link_that_wavers_costs_little_more(said_after_s: list[tuple[int, float]]) -> None:
+    options = HealthOptions(hold_s=1.0, most_hold_s=1e9)
+    health, count, now_s = LinkHealth(options), 0, 0
+    for lasts_s, weight in said_after_s:
+        health, changes = health.observe([said(now_s, weight)], now_s * SECOND)
+        now_s += lasts_s
+        health, more = health.observe([], now_s * SECOND - 1)
+        count += len(changes) + len(more)
+    # Between two returns it can fall step by step: eleven times from all to nothing.
+    assert count <= 12 * ((now_s + 2).bit_length() + 1)
+
+
+def verdict(component: str, **fields: Any) -> Verdict:
+    usual = {"id": "v1", "job": "j", "fault_class": "comm_slow", "confidence": 0.9, "grade": "alert", "since_ns": 0}
+    usual |= {
+        "last_seen_ns": 5,
+        "impact": Impact(step_time_ratio=2.0, ranks_waiting=1),
+        "reason": "r",
+        "coverage": 1.0,
+    }
+    return Verdict(component=component, **{**usual, **fields})
+
+
+def judged(component: str, **fields: Any) -> dict[str, float]:
+    return {each.link: each.weight for each in judge_verdict(verdict(component, **fields), PARTS)}
+
+
+def test_a_slow_link_has_the_share_that_its_wire_times_tell() -> None:
+    matrix = {"kind": "delay_matrix", "slow_wires": [{"ratio": 4.0}, {"ratio": 4.0}, {"ratio": 5.0}]}
+    assert judged("link:leaf0--spine0", evidence=(matrix,)) == {LINK: 0.25}
+
+
+def test_a_lossy_link_has_the_share_that_resending_leaves() -> None:
+    assert judged("link:leaf0--spine0", evidence=({"kind": "probes", "share": 1 / 128},)) == {LINK: 0.5}
+
+
+def test_without_wire_times_the_step_time_tells_the_share_at_most() -> None:
+    assert judged("link:leaf0--spine0") == {LINK: 0.5}
+    assert judged("link:leaf0--spine0", impact=Impact(ranks_waiting=0)) == {LINK: 0.5}
+
+
+def test_a_nic_is_its_cable_and_a_switch_all_of_its_own() -> None:
+    assert judged("nic:h0/eth0", fault_class="comm_hang") == {"h0/eth0--leaf0": 0.0}
+    assert judged("switch:spine1", fault_class="crash") == {"leaf0--spine1": 0.0, "leaf1--spine1": 0.0}
+
+
+@pytest.mark.parametrize("component", ["gpu:h0/0", "host:h0", "job:j", "link:h0/eth0--h1/eth0"])
+def test_what_is_no_link_of_the_fabric_says_nothing_of_any(component: str) -> None:
+    assert judged(component) == {}
+
+
+def test_unlikely_verdicts_and_those_on_software_are_not_believed() -> None:
+    assert judged("link:leaf0--spine0", confidence=0.4) == {}
+    assert judged("link:leaf0--spine0", fault_class="software") == {}
+
+
+def test_a_verdict_that_is_over_heals_what_it_made_ill() -> None:
+    ill, well = verdict("switch:spine1"), judge_verdict(verdict("switch:spine1"), PARTS, healed_ns=9 * SECOND)
+    health, _ = LinkHealth().observe(judge_verdict(ill, PARTS), 5)
+    assert set(health.weights) == {"leaf0--spine1", "leaf1--spine1"}
+    health, changes = health.observe(well, 19 * SECOND)
+    assert health.weights == {}
+    assert {change.ts_ns for change in changes} == {19 * SECOND}
+
+
+def test_weights_are_what_the_network_takes() -> None:
+    health, _ = LinkHealth().observe(judge_verdict(verdict("switch:spine1"), PARTS), 5)
+    rates = with_rates(build_network(FABRIC), health.weights).gbps
+    assert sorted(rates.tolist()) == [200.0] * 4 + [400.0] * 12
+
+
+def reading(node: str, port: str, **fields: Any) -> dict[str, Any]:
+    usual = {"ts_ns": 5, "up": True, "speed_mbps": 400_000, "bytes": 4096 * 1280, "errors": 0}
+    return {"node": node, "port": port, **usual, **fields}
+
+
+def read(*readings: dict[str, Any], health: LinkHealth | None = None) -> list[Evidence]:
+    return judge_ports(pa.Table.from_pylist(list(readings)), PARTS, health or LinkHealth())
+
+
+def test_ports_tell_that_a_link_is_down_slow_or_breaks_frames() -> None:
+    told = read(
+        reading("h0", "eth0", up=False, speed_mbps=None),
+        reading("leaf0", "spine0", speed_mbps=100_000),
+        reading("leaf1", "spine1", errors=10),
+        reading("leaf1", "spine0"),
+        reading("leaf9", "spine0", up=False),
+    )
+    assert {each.link: each.weight for each in told} == {
+        "h0/eth0--leaf0": 0.0,
+        "leaf0--spine0": 0.25,
+        "leaf1--spine1": 0.5,
+    }
+    assert told[0].reason == "h0/eth0 has no carrier"
+
+
+def test_a_port_that_is_well_says_so_of_a_link_that_is_known_to_be_ill() -> None:
+    health, _ = LinkHealth().observe([said(0, 0.0)], 0)
+    (well,) = read(reading("leaf0", "spine0"), reading("leaf0", "spine1"), health=health)
+    assert (well.link, well.weight, well.reason) == (LINK, 1.0, "leaf0/spine0 is well")
+
+
+def test_a_congested_link_has_what_others_leave_and_never_nothing() -> None:
+    gbps = {LINK: (300.0, 100.0), "leaf0--spine1": (390.0, 400.0), "leaf1--spine0": (900.0, 0.0)}
+    told = {each.link: each.weight for each in judge_traffic(gbps, FABRIC, 5, LinkHealth())}
+    assert told == {LINK: 0.5, "leaf1--spine0": 0.1}

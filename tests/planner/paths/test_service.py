@@ -1,0 +1,134 @@
+"""The service plans for what really sends, goes around what breaks within one look, and comes back without haste."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lockstep.control.database import ControlDatabase, open_control
+from lockstep.control.incidents import save_incidents
+from lockstep.control.leases import take_lease
+from lockstep.control.path_plans import list_path_plans, newest_path_plan, paths_of_host
+from lockstep.control.wishes import wishes_by_host
+from lockstep.errors import LeaseLost, NotPresent
+from lockstep.incident import Incident
+from lockstep.sim.library import parse_story
+from lockstep.sim.simulation import Simulation
+from lockstep.store.store import Store
+from lockstep.topology import Topology
+from planner.paths.service import PathService
+from tests.builders import SECOND, T0
+from tests.lockstep.control.build import incident
+from tests.simulated import load, tell
+
+STORY = parse_story(
+    """
+    summary = "16 ranks on 4 hosts"
+    duration_s = 50
+
+    [cluster]
+    hosts = 4
+    gpus_per_host = 4
+    nics_per_host = 4
+    hosts_per_leaf = 2
+    spines = 2
+    nic_gbps = 200.0
+
+    [job]
+    compute_ms = 300.0
+    allreduce_mb = [512]
+    """,
+    "small",
+)
+LINK = "leaf0--spine0"
+
+
+class Planner:
+    """A service on a store that holds the story, looked at second by second."""
+
+    def __init__(self, store: Store, control: ControlDatabase, topology: Topology) -> None:
+        self.control, self.service, self.second = control, PathService(store, control, topology), 45
+
+    def look(self, seconds: int = 1) -> list[int]:
+        """Look every second; return the numbers of the plans that came of it."""
+        made = []
+        for _ in range(seconds):
+            self.second += 1
+            now_ns = T0 + self.second * SECOND
+            lease = take_lease(self.control, "paths", "me", 10 * SECOND, now_ns)
+            assert lease is not None
+            made.append(self.service.run_once(lease, now_ns))
+        return [number for number in made if number is not None]
+
+    def links_in_use(self) -> set[str]:
+        hosts = [paths_of_host(self.control, f"h{number}") for number in range(4)]
+        return {link for host in hosts for choice in host.choices for link in choice.links}
+
+
+@pytest.fixture
+def planner(embedded_store: Store, tmp_path: Path) -> Iterator[Planner]:
+    load(embedded_store, tell(STORY, seed=1, every_s=50))
+    with open_control(f"sqlite:///{tmp_path / 'control.db'}") as control:
+        yield Planner(embedded_store, control, Simulation(STORY, 1).topology)
+
+
+def dead_link(state: str = "open") -> Incident:
+    known = incident("i1", state="closed" if state == "closed" else "open")
+    verdict = known.verdict.model_copy(
+        update={"fault_class": "comm_hang", "component": f"link:{LINK}", "last_seen_ns": T0 + 46 * SECOND}
+    )
+    return known.model_copy(update={"verdict": verdict})
+
+
+def test_flows_of_the_job_get_roads_and_hosts_read_them(planner: Planner) -> None:
+    (number,) = planner.look()
+    plan = newest_path_plan(planner.control)
+    assert plan is not None
+    assert (plan.generation, plan.weights, plan.with_ports) == (number, {}, 0)
+    assert plan.flows == sum(len(paths_of_host(planner.control, f"h{host}").choices) for host in range(4)) > 0
+    assert plan.max_use == pytest.approx(plan.bound)
+    assert LINK in planner.links_in_use()
+
+
+def test_nothing_new_is_no_new_plan(planner: Planner) -> None:
+    assert len(planner.look()) == 1
+    assert planner.look(3) == []
+
+
+def test_a_dead_link_is_left_within_one_look_and_taken_again_after_a_while(planner: Planner) -> None:
+    planner.look()
+    save_incidents(planner.control, [dead_link()], None)
+    assert len(planner.look()) == 1
+    assert LINK not in planner.links_in_use()
+    plan = newest_path_plan(planner.control)
+    assert plan is not None
+    assert plan.weights == {LINK: 0.0}
+    assert plan.must_move > 0
+    save_incidents(planner.control, [dead_link("closed")], None)
+    assert planner.look(9) == [], "a link that has just come back is not trusted yet"
+    assert len(planner.look(3)) == 1
+    assert LINK in planner.links_in_use()
+
+
+def test_ports_that_nobody_knows_are_wished_for(planner: Planner) -> None:
+    planner.look()
+    wishes = wishes_by_host(planner.control, T0 + 47 * SECOND)
+    assert wishes
+    assert {wish.kind for host in wishes.values() for wish in host} == {"probe"}
+
+
+def test_without_flows_there_is_no_plan(planner: Planner) -> None:
+    planner.second = 4000
+    assert planner.look() == []
+    assert list_path_plans(planner.control) == []
+    with pytest.raises(NotPresent):
+        paths_of_host(planner.control, "h0")
+
+
+def test_a_planner_that_lost_its_role_writes_nothing(planner: Planner) -> None:
+    lease = take_lease(planner.control, "paths", "me", SECOND, T0)
+    assert lease is not None
+    assert take_lease(planner.control, "paths", "other", SECOND, T0 + 2 * SECOND)
+    with pytest.raises(LeaseLost):
+        planner.service.run_once(lease, T0 + 46 * SECOND)
+    assert list_path_plans(planner.control) == []
