@@ -23,8 +23,9 @@ up: install plugin  ## run the demo: a simulated cluster with a slow NIC, on htt
 	$(BIN)/lockstep store migrate
 	exec $(BIN)/lockstep up --demo
 
-plugin:  ## build the NCCL profiler plugin
+plugin:  ## build the NCCL profiler plugin and the path shim
 	$(MAKE) --no-print-directory -C nccl_plugin all
+	$(MAKE) --no-print-directory -C path_shim all
 
 check: install  ## format, lint, types, import rules, C tests
 	$(BIN)/ruff format --check $(PACKAGES)
@@ -32,6 +33,7 @@ check: install  ## format, lint, types, import rules, C tests
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(MAKE) --no-print-directory -C nccl_plugin test
+	$(MAKE) --no-print-directory -C path_shim test
 
 test: install system-packages check  ## check, then all tests but the long ones
 	$(BIN)/pytest -m 'not slow'
@@ -53,5 +55,6 @@ system-packages:
 
 clean:  ## remove what the other words made
 	$(MAKE) --no-print-directory -C nccl_plugin clean
+	$(MAKE) --no-print-directory -C path_shim clean
 	rm -rf $(VENV) .lockstep build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -14,6 +14,7 @@ Where links are missing it may lie below that optimum, never above: a plan that 
 
 import numpy as np
 
+from planner.paths.network import NONE
 from planner.paths.roads import Roads
 
 
@@ -29,15 +30,16 @@ def _bound_cuts(roads: Roads, level: int) -> float:
         return 0.0
     part = roads.network.climbs[level - 1].joined if level else np.arange(len(roads.network.leaves))
     crossing = roads.height > level
-    lanes = roads.network.climbs[level].lanes[:, :, level]
-    leaf, place = np.nonzero(lanes != -1)
-    border = np.unique(np.stack([part[leaf], lanes[leaf, place]]), axis=1)
     rates = roads.network.gbps
+    part_of = np.full(len(rates), NONE)  # that a lane leads out of
+    leaf, place = np.nonzero(roads.network.climbs[level].exists)
+    part_of[roads.network.climbs[level].lanes[leaf, place, level]] = part[leaf]
+    border = np.flatnonzero(part_of != NONE)
     parts = int(part.max()) + 1
     highest = 0.0
     for ends, turn in ((roads.flows.near, 0), (roads.flows.far, 1)):
         demand = np.bincount(part[ends[crossing]], roads.flows.size[crossing], minlength=parts)
-        room = np.bincount(border[0], rates[border[1] ^ turn], minlength=parts)
+        room = np.bincount(part_of[border], rates[border ^ turn], minlength=parts)
         needed = demand > 0
         highest = max(highest, float((demand[needed] / np.maximum(room[needed], 1e-12)).max(initial=0.0)))
     return highest
@@ -45,19 +47,22 @@ def _bound_cuts(roads: Roads, level: int) -> float:
 
 def _bound_pairs(roads: Roads, level: int) -> float:
     """Return the bound from the two leaves that have the least in common for what they send each other."""
-    at = np.flatnonzero(roads.height == level)
+    climbs, rates, usable = roads.network.climbs[level - 1], roads.network.gbps, roads.usable[level - 1]
+    up, down = (np.where(usable, rates[climbs.lanes ^ turn].min(axis=2), 0.0) for turn in (0, 1))
+    # Two leaves that lack nothing share all that each of them has, which its own border tells already.
+    lacks = np.any([(room < room.max(axis=1, keepdims=True)) & climbs.exists for room in (up, down)], axis=0).any(
+        axis=1
+    )
+    near, far = roads.flows.near, roads.flows.far
+    at = np.flatnonzero((roads.height == level) & (lacks[near] | lacks[far]))
     if not len(at):
         return 0.0
     leaves = len(roads.network.leaves)
-    pair, place = np.unique(roads.flows.near[at] * leaves + roads.flows.far[at], return_inverse=True)
+    pair, place = np.unique(near[at] * leaves + far[at], return_inverse=True)
     demand = np.bincount(place, roads.flows.size[at])
-    climbs, rates = roads.network.climbs[level - 1], roads.network.gbps
-    usable = roads.usable[level - 1]
-    up = np.where(usable, rates[climbs.lanes].min(axis=2), 0.0)
-    down = np.where(usable, rates[climbs.lanes ^ 1].min(axis=2), 0.0)
     highest = 0.0
     for begin in range(0, len(pair), 4096):  # in blocks: all pairs of a large fabric at once take gigabytes
-        near, far = np.divmod(pair[begin : begin + 4096], leaves)
-        room = np.minimum(up[near], down[far]).sum(axis=1)
+        src, dst = np.divmod(pair[begin : begin + 4096], leaves)
+        room = np.minimum(up[src], down[dst]).sum(axis=1)
         highest = max(highest, float((demand[begin : begin + 4096] / room).max()))
     return highest

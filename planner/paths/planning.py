@@ -4,7 +4,7 @@ The plan starts from the one before, where there is one, or from an even spread;
 road is gone, get the emptiest; then the highest use is lowered step by step towards the bound that no plan can beat.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,8 +16,8 @@ from planner.paths.repairing import Repair, RepairOptions
 from planner.paths.roads import UNPLACED, Roads, find_use
 from planner.paths.spreading import spread_evenly
 
-_STEPS = 8  # tries between the bound and what was reached, where flows are of many sizes
-_MOST_RATES = 64  # of links, for which each possible use is tried
+_STEPS = 256  # between the bound and what was reached, where flows are of many sizes; eight halvings find the best
+_FIRST_ONES = 2  # targets that are tried one by one: plans are mostly at the bound, or one flow above it
 _EXACT = 1e-9  # of a use: sums of floats are no exact numbers
 
 
@@ -28,6 +28,7 @@ class PlanOptions:
     repair: RepairOptions = field(default_factory=RepairOptions)
     most_moved: float = 0.25  # of the flows may move besides those that must, when there was a plan before
     least_gain: float = 0.02  # of the highest use: for less, nothing is moved that need not be
+    most_tried_twice: int = 16_384  # flows for which a second start is worth its time: some 20 us each
 
 
 @dataclass(frozen=True)
@@ -85,13 +86,14 @@ def plan_table(
     if before and before.network.topology is not network.topology and before.network.topology != network.topology:
         before = None  # its lanes are others
     roads = Roads(network, flows)
-    top, had_road = (spread_evenly(roads), 0) if before is None else _carry_over(roads, before)
-    top[~roads.is_valid(top)] = UNPLACED
-    must_move = had_road - int((top != UNPLACED).sum()) if before else 0
-    repair = Repair(roads, top, options.repair if before is None else _bound_moves(options, len(flows)))
-    repair.place(np.flatnonzero((roads.height > 0) & (top == UNPLACED)))
     bound = find_bound(roads)
-    _lower(repair, bound, 0.0 if before is None else options.least_gain)
+    if before is None:
+        repair = _plan_afresh(roads, bound, options)
+        return PathPlan(network, flows, roads.height, repair.top, repair.load, bound)
+    top, had_road = _carry_over(roads, before)
+    top[~roads.is_valid(top)] = UNPLACED
+    must_move = had_road - int((top != UNPLACED).sum())
+    repair = _put_right(Repair(roads, top, _bound_moves(options, len(flows))), bound, options.least_gain)
     return PathPlan(
         network,
         flows,
@@ -100,8 +102,26 @@ def plan_table(
         repair.load,
         bound,
         must_move=must_move,
-        may_move=0 if before is None else len(repair.moved),
+        may_move=len(repair.moved),
     )
+
+
+def _plan_afresh(roads: Roads, bound: float, options: PlanOptions) -> Repair:
+    """Return the better of two plans: from an even spread, and where that is not the best there is, flow by flow."""
+    top = spread_evenly(roads)
+    top[~roads.is_valid(top)] = UNPLACED
+    spread = _put_right(Repair(roads, top, options.repair), bound)
+    if len(roads.flows) > options.most_tried_twice or not len(_find_targets(spread, bound, spread.find_highest())):
+        return spread
+    one_by_one = _put_right(Repair(roads, np.full(len(top), UNPLACED), options.repair), bound)
+    return min(spread, one_by_one, key=Repair.find_highest)
+
+
+def _put_right(repair: Repair, bound: float, least_gain: float = 0.0) -> Repair:
+    """Give every flow a road, and lower the highest use."""
+    repair.place(np.flatnonzero((repair.roads.height > 0) & (repair.top == UNPLACED)))
+    _lower(repair, bound, least_gain)
+    return repair
 
 
 def _bound_moves(options: PlanOptions, flows: int) -> RepairOptions:
@@ -142,24 +162,28 @@ def _keep_same_roads(roads: Roads, before: Network, top: np.ndarray) -> np.ndarr
 
 
 def _lower(repair: Repair, bound: float, least_gain: float) -> None:
-    """Lower the highest use as far as it goes, trying the best first."""
-    highest = repair.find_highest()
-    for target in _find_targets(repair, bound, highest * (1 - least_gain)):
-        if repair.lower(target):
-            return
+    """Lower the highest use as far as it goes: to the best that can be, the next, and then by halves."""
+    targets = _find_targets(repair, bound, repair.find_highest() * (1 - least_gain))
+    low, high = 0, len(targets)  # below low nothing works, at high it holds already
+    while low < high:
+        middle = low if low < _FIRST_ONES else (low + high) // 2
+        if repair.lower(targets[middle]):
+            high = min(middle, int(np.searchsorted(targets, repair.find_highest() * (1 - _EXACT))))
+        else:
+            low = middle + 1
 
 
-def _find_targets(repair: Repair, bound: float, highest: float) -> Iterator[float]:
-    """Yield uses between the bound and what was reached, the lowest first: those that whole flows can give."""
+def _find_targets(repair: Repair, bound: float, highest: float) -> np.ndarray:
+    """Return uses between the bound and what was reached, upwards: of equal flows, those that whole ones can give."""
     network, sizes = repair.roads.network, np.unique(repair.roads.flows.size)
     rates = np.unique(network.gbps[network.fabric & (network.gbps > 0)])
     if highest <= bound * (1 + _EXACT) or not len(rates):
-        return
-    if len(sizes) > 1 or len(rates) > _MOST_RATES:
-        yield from np.linspace(bound, highest, _STEPS, endpoint=False).tolist()
-        return
+        return np.zeros(0)
+    if len(sizes) > 1:
+        return np.geomspace(bound, highest, _STEPS, endpoint=False)
     whole = [
         np.arange(np.floor(bound * rate / sizes[0]), highest * rate / sizes[0]) * sizes[0] / rate for rate in rates
     ]
     uses = np.unique(np.round(np.concatenate(whole), 12))
-    yield from uses[(uses >= bound * (1 - _EXACT)) & (uses < highest * (1 - _EXACT))].tolist()
+    between: np.ndarray = uses[(uses >= bound * (1 - _EXACT)) & (uses < highest * (1 - _EXACT))]
+    return between

@@ -10,6 +10,7 @@ Cost: a few array operations per flow that is moved; nothing for those that stay
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 
@@ -23,7 +24,8 @@ class RepairOptions:
     """How hard to try."""
 
     most_tried: int = 300  # flows in one search for a chain; found chains need few, and failures cost all of them
-    most_pushed: int = 4  # flows of one full lane that are asked to make room
+    most_pushed: int = 4  # flows of one full lane that are asked to make room for a certain one
+    most_asked: int = 64  # flows that are looked at for that: most may be too small to make enough
     most_moves: int = 1 << 62  # flows that may move at all besides those that must
 
 
@@ -73,10 +75,14 @@ class Repair:
         while self.load[lane] > limit[lane]:
             if len(self.moved) >= self.options.most_moves:
                 return False
-            waiting = list(self._members[lane])
-            if not self._find_chain(waiting[-self.options.most_pushed :], lane, limit):
+            if not self._find_chain(self._find_starts(lane), lane, limit):
                 return False
         return True
+
+    def _find_starts(self, lane: int) -> list[int]:
+        """Return flows of a lane that may leave it: the newest of those that are equal in size and leaves."""
+        near, far, size = self.roads.flows.near, self.roads.flows.far, self.roads.flows.size
+        return list({(near[flow], far[flow], size[flow]): flow for flow in self._members[lane]}.values())
 
     def _find_chain(self, starts: list[int], lane: int, limit: np.ndarray) -> bool:
         """Move one of some flows off a lane, and others to make room for it; return whether that was possible."""
@@ -118,13 +124,10 @@ class Repair:
         for place in np.flatnonzero(is_full.sum(axis=1) == 1).tolist():
             full = int(lanes[place][is_full[place]][0])
             needed = self.load[full] + size[flow] - limit[full]
-            asked = 0
-            for other in self._members.get(full, ()):
-                if size[other] >= needed and other != flow:
-                    yield other, int(tops[place]), full
-                    asked += 1
-                if asked == self.options.most_pushed:
-                    break
+            there = islice(self._members.get(full, ()), self.options.most_asked)
+            fitting = (other for other in there if size[other] >= needed and other != flow)
+            for other in islice(fitting, self.options.most_pushed):
+                yield other, int(tops[place]), full
 
     def _carry_out(
         self, flow: int, top: int, pushed_by: dict[int, tuple[int, int] | None], limit: np.ndarray

