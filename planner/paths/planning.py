@@ -5,7 +5,7 @@ road is gone, get the emptiest; then the highest use is lowered step by step tow
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -125,9 +125,7 @@ def _put_right(repair: Repair, bound: float, least_gain: float = 0.0) -> Repair:
 
 
 def _bound_moves(options: PlanOptions, flows: int) -> RepairOptions:
-    most = int(options.most_moved * flows)
-    repair = options.repair
-    return RepairOptions(repair.most_tried, repair.most_pushed, min(most, repair.most_moves))
+    return replace(options.repair, most_moves=min(int(options.most_moved * flows), options.repair.most_moves))
 
 
 def _carry_over(roads: Roads, before: PathPlan) -> tuple[np.ndarray, int]:

@@ -141,11 +141,12 @@ class Repair:
             done.append((flow, int(self.top[flow])))
             entered += self._move(flow, top)
             step = pushed_by[flow]
-        if (self.load[entered] <= limit[entered]).all():
-            self.moved.update(flow for flow, _ in done)
+        moved = self.moved.union(flow for flow, _ in done)
+        if (self.load[entered] <= limit[entered]).all() and len(moved) <= self.options.most_moves:
+            self.moved = moved
             return True
-        for moved, was in reversed(done):
-            self._move(moved, was)
+        for back, was in reversed(done):
+            self._move(back, was)
         return False
 
     def _move(self, flow: int, top: int) -> list[int]:
