@@ -65,6 +65,10 @@ class PathSummary(Frozen):
     may_move: int = Field(0, ge=0)
     weights: dict[str, float] = Field(default_factory=dict, description="parts that carry less than their rate")
     reasons: tuple[str, ...] = ()
+    forecast: dict[str, float] = Field(
+        default_factory=dict, description="by job, step time after this plan over that before it, as predicted"
+    )
+    measured: dict[str, float] = Field(default_factory=dict, description="the same as it came; filled in later")
 
 
 class PathCount(Frozen):

@@ -44,6 +44,17 @@ def save_path_plan(
     return number
 
 
+def score_path_plan(db: ControlDatabase, number: int, measured: Mapping[str, float], lease: Lease) -> None:
+    """Write down beside a plan's forecast what became of it; a plan that is forgotten has no score."""
+    with db.begin() as connection:
+        refuse_stale(connection, lease)
+        text = connection.scalar(select(PATH_PLANS.c.document).where(PATH_PLANS.c.number == number))
+        if text is not None:
+            scored = read_document(PathSummary, text).model_copy(update={"measured": dict(measured)})
+            row = update(PATH_PLANS).where(PATH_PLANS.c.number == number)
+            connection.execute(row.values(document=scored.model_dump_json()))
+
+
 def newest_path_plan(db: ControlDatabase) -> PathSummary | None:
     """Return the plan in force; None before the first."""
     plans = list_path_plans(db, limit=1)

@@ -12,7 +12,7 @@ from lockstep.clock import NS_PER_S
 from lockstep.control.database import ControlDatabase
 from lockstep.control.incidents import open_incidents
 from lockstep.control.leases import Lease
-from lockstep.control.path_plans import list_host_paths, save_path_plan
+from lockstep.control.path_plans import list_host_paths, save_path_plan, score_path_plan
 from lockstep.control.wishes import add_wish
 from lockstep.host_paths import PathChoice, PathSummary
 from lockstep.store.store import Store
@@ -29,6 +29,7 @@ from planner.paths.plan_file import from_json
 from planner.paths.planning import PathPlan, plan_paths
 from planner.paths.ports import PortChoice, choose_ports, explain_ports, wish_probes
 from planner.paths.reading import read_catalogue, read_demand, read_ports
+from planner.paths.scoring import Pace, compare_paces, predict_paces, read_paces
 from planner.paths.telling import describe_choices
 
 _PATHS = TABLE_BY_NAME["paths"]
@@ -44,6 +45,7 @@ class PathServiceOptions:
     ports_s: float = 10.0  # over which errors of ports are counted
     catalogue_s: float = 30.0  # new ports are learned by probes, some dozens a second
     other_size: float = 0.2  # by which the sum of all flows must differ to be worth a plan by itself
+    settle_s: float = 5.0  # after a plan, before the steps that are held against its forecast
     wish_s: float = 60.0  # for which probes are wished
     most_wishes: int = 50  # in one round: the rest comes in the next
 
@@ -60,6 +62,15 @@ class _Seen:
     changed_ns: dict[str, int] = field(default_factory=dict)  # when links last changed
 
 
+@dataclass(frozen=True, slots=True)
+class _Awaited:
+    """A plan whose forecast is still to be held against what comes."""
+
+    number: int
+    paces: Mapping[str, Pace]  # before it
+    made_ns: int
+
+
 class PathService:
     """Keeps a plan for all flows of all jobs in force."""
 
@@ -74,19 +85,21 @@ class PathService:
         self._seen = _Seen()
         self._plan: PathPlan | None = None
         self._choices: Mapping[str, Sequence[PathChoice]] = {}
+        self._awaited: _Awaited | None = None
 
     def run_once(self, lease: Lease, now_ns: int) -> int | None:
         """Look at links, flows and ports, and plan anew where it is worth it; return the number of a new plan."""
+        self._score(lease, now_ns)
         changes = self._look_at_links(now_ns)
         is_other = self._look_at_flows(now_ns)
         learned = self._learn_ports(now_ns, bool(changes))
         if not self._seen.demand.flows and self._plan is None:
             return None
+        before = self._plan
         if changes or is_other:
             network = with_rates(self._network, self._health.weights)
-            before = self._plan or self._recall(network)
-            self._plan = plan_paths(network, self._seen.demand.flows, before)
-        return self._publish(lease, now_ns, changes) if changes or is_other or learned else None
+            self._plan = plan_paths(network, self._seen.demand.flows, before or self._recall(network))
+        return self._publish(lease, now_ns, changes, before) if changes or is_other or learned else None
 
     def _recall(self, network: Network) -> PathPlan | None:
         """Return the plan of an earlier planner, so that taking over moves nothing; None where there was none."""
@@ -140,7 +153,7 @@ class PathService:
         if fresh:
             self._store.insert(_PATHS, rows_of(_PATHS, list(fresh)), token=f"paths/{now_ns}")
 
-    def _publish(self, lease: Lease, now_ns: int, changes: Sequence[Change]) -> int | None:
+    def _publish(self, lease: Lease, now_ns: int, changes: Sequence[Change], before: PathPlan | None) -> int | None:
         """Write the plan down for hosts to read; nothing is written where no host is told anything new."""
         if self._plan is None:
             return None
@@ -149,10 +162,28 @@ class PathService:
         self._wish(ports, now_ns)
         if choices == self._choices and not changes:
             return None
-        summary = self._summarise(now_ns, ports, changes)
+        paces = self._read_paces(now_ns)
+        expected = predict_paces(self._plan, before, self._seen.demand.flows, paces)
+        summary = self._summarise(now_ns, ports, changes).model_copy(update={"forecast": expected})
         number = save_path_plan(self._control, summary, choices, lease, self._topology.routing == "ecmp")
         self._choices = choices
+        self._awaited = _Awaited(number, {job: paces[job] for job in expected}, now_ns) if expected else None
         return number
+
+    def _read_paces(self, until_ns: int) -> dict[str, Pace]:
+        """Return the pace of jobs in the newest seconds before a moment that are complete."""
+        end_ns = until_ns - int(self._options.lag_s * NS_PER_S)
+        return read_paces(self._store, end_ns - int(self._options.window_s * NS_PER_S), end_ns)
+
+    def _score(self, lease: Lease, now_ns: int) -> None:
+        """Hold the forecast of the last plan against the steps since, once there are enough of them."""
+        options = self._options
+        needed_s = options.settle_s + options.window_s + options.lag_s
+        if self._awaited is None or now_ns - self._awaited.made_ns < needed_s * NS_PER_S:
+            return
+        awaited, self._awaited = self._awaited, None
+        measured = compare_paces(awaited.paces, self._read_paces(now_ns))
+        score_path_plan(self._control, awaited.number, measured, lease)
 
     def _held_ports(self) -> dict[str, int]:
         wired = self._seen.demand.wiring.items()

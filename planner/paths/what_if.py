@@ -1,8 +1,7 @@
 """What a plan is worth before it is carried out: the rates that flows would get, and the step time that follows.
 
 Rates are those of the simulator's flow model: max-min fair shares of the links. A collective ends when its slowest
-flow does, so the part of a step that waits for the network grows as the worst flow's share shrinks. What was
-predicted is kept beside what was measured then, as a score.
+flow does, so the part of a step that waits for the network grows as the worst flow's share shrinks.
 """
 
 from dataclasses import dataclass
@@ -20,24 +19,16 @@ class Forecast:
     """What flows would get."""
 
     gbps: np.ndarray  # of each flow; 0 where there is no way
-    stretch: float  # how many times as long as on empty links the slowest flow takes
+    stretches: np.ndarray  # of each flow: how many times as long as on empty links it takes; infinite without a way
 
     @property
     def worst_gbps(self) -> float:
         return float(self.gbps.min(initial=np.inf))
 
-
-@dataclass(frozen=True, slots=True)
-class Score:
-    """A forecast of a step time held against what was measured."""
-
-    predicted_ns: float
-    measured_ns: float
-
     @property
-    def error(self) -> float:
-        """Return by which share of the measured time the forecast was off; above 0: it was too long."""
-        return self.predicted_ns / self.measured_ns - 1.0
+    def stretch(self) -> float:
+        """Return how many times as long as on empty links the slowest flow takes."""
+        return float(self.stretches.max(initial=1.0))
 
 
 def forecast(network: Network, flows: FlowTable, top: np.ndarray) -> Forecast:
@@ -48,14 +39,20 @@ def forecast(network: Network, flows: FlowTable, top: np.ndarray) -> Forecast:
     rates = np.zeros(len(flows))
     capacity = np.append(network.gbps, np.inf)
     rates[going] = fair_rates(paths[going], capacity) if going.any() else 0.0
-    wanted = np.minimum(flows.size, network.gbps[flows.ends].min(axis=1, initial=np.inf))
-    slow = np.divide(wanted, rates, out=np.full(len(flows), np.inf), where=rates > 0)
-    return Forecast(rates, float(np.maximum(slow, 1.0).max(initial=1.0)))
+    alone = network.gbps[flows.ends].min(axis=1, initial=np.inf)
+    slow = np.divide(alone, rates, out=np.full(len(flows), np.inf), where=rates > 0)
+    return Forecast(rates, np.maximum(slow, 1.0))
 
 
-def predict_step_ns(step_ns: float, waiting_ns: float, before: Forecast, after: Forecast) -> float:
-    """Return the step time after a change of roads: only the part that waits for the network changes."""
-    return step_ns - waiting_ns + waiting_ns * after.stretch / before.stretch
+def predict_ratio(waiting: float, before: float, after: float) -> float:
+    """Return the step time after a change of roads over that before; only the part that waits for the roads changes.
+
+    `before` and `after` are how far the slowest flow is stretched.
+
+    >>> predict_ratio(0.4, before=2.0, after=1.0)
+    0.8
+    """
+    return 1.0 - waiting + waiting * after / before
 
 
 def _lay_out(roads: Roads, top: np.ndarray) -> np.ndarray:

@@ -12,14 +12,16 @@ from lockstep.control.path_plans import list_path_plans, newest_path_plan, paths
 from lockstep.control.wishes import wishes_by_host
 from lockstep.errors import LeaseLost, NotPresent
 from lockstep.incident import Incident
+from lockstep.records import Step
 from lockstep.sim.library import parse_story
 from lockstep.sim.simulation import Simulation
 from lockstep.store.store import Store
+from lockstep.tables import TABLE_BY_NAME
 from lockstep.topology import Topology
-from planner.paths.service import PathService
-from tests.builders import SECOND, T0
+from planner.paths.service import PathService, PathServiceOptions
+from tests.builders import SECOND, T0, rows
 from tests.lockstep.control.build import incident
-from tests.simulated import load, tell
+from tests.simulated import JOB, load, tell
 
 STORY = parse_story(
     """
@@ -47,7 +49,15 @@ class Planner:
     """A service on a store that holds the story, looked at second by second."""
 
     def __init__(self, store: Store, control: ControlDatabase, topology: Topology) -> None:
-        self.control, self.service, self.second = control, PathService(store, control, topology), 45
+        self.store, self.control, self.second = store, control, 45
+        self.topology = topology
+        self.service = PathService(store, control, topology)
+
+    def hurry(self) -> None:
+        """Begin again with a service that looks at shorter times: the story is not long."""
+        self.service = PathService(
+            self.store, self.control, self.topology, PathServiceOptions(window_s=10.0, settle_s=2.0)
+        )
 
     def look(self, seconds: int = 1) -> list[int]:
         """Look every second; return the numbers of the plans that came of it."""
@@ -80,6 +90,27 @@ def dead_link(state: str = "open") -> Incident:
     return known.model_copy(update={"verdict": verdict})
 
 
+def store_steps(store: Store, before_ms: int, after_ms: int, turn_s: int) -> None:
+    """Put steps of the job into the store that take another time from a second on."""
+    begin_ns, told = T0 + SECOND, list[Step]()
+    while begin_ns < T0 + 95 * SECOND:
+        length_ns = (before_ms if begin_ns < T0 + turn_s * SECOND else after_ms) * 1_000_000
+        told.append(
+            Step(
+                host="h0",
+                job=JOB,
+                attempt=0,
+                world_rank=0,
+                step=len(told),
+                start_ns=begin_ns,
+                end_ns=begin_ns + length_ns,
+                source="period",
+            )
+        )
+        begin_ns += length_ns
+    store.insert(TABLE_BY_NAME["steps"], rows(*told), token="steps")
+
+
 def test_flows_of_the_job_get_roads_and_hosts_read_them(planner: Planner) -> None:
     (number,) = planner.look()
     plan = newest_path_plan(planner.control)
@@ -108,6 +139,22 @@ def test_a_dead_link_is_left_within_one_look_and_taken_again_after_a_while(plann
     assert planner.look(9) == [], "a link that has just come back is not trusted yet"
     assert len(planner.look(3)) == 1
     assert LINK in planner.links_in_use()
+
+
+def test_what_a_plan_was_expected_to_bring_is_held_against_what_came(planner: Planner) -> None:
+    planner.hurry()
+    planner.look()
+    store_steps(planner.store, before_ms=400, after_ms=300, turn_s=46)
+    save_incidents(planner.control, [dead_link()], None)
+    (number,) = planner.look()
+    made = newest_path_plan(planner.control)
+    assert made is not None
+    assert 0.0 < made.forecast[JOB] < 1.0, "flows on a dead link never end"
+    assert made.measured == {}
+    planner.look(17)
+    scored = next(plan for plan in list_path_plans(planner.control) if plan.generation == number)
+    assert scored.measured[JOB] == pytest.approx(300 / 400)
+    assert scored.forecast == made.forecast
 
 
 def test_ports_that_nobody_knows_are_wished_for(planner: Planner) -> None:

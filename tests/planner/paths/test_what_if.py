@@ -9,7 +9,7 @@ from planner.paths.flows import place_flows
 from planner.paths.network import build_network, without
 from planner.paths.planning import plan_paths
 from planner.paths.roads import Roads
-from planner.paths.what_if import Score, forecast, predict_step_ns
+from planner.paths.what_if import forecast, predict_ratio
 from tests.planner.paths.fabrics import flows_between
 
 NETWORK = build_network(leaf_spine(hosts=8, nics_per_host=1, leaves=2, spines=4))
@@ -40,10 +40,9 @@ def test_a_flow_without_a_way_never_ends() -> None:
 
 
 def test_only_the_waiting_part_of_a_step_shrinks() -> None:
-    table = place_flows(NETWORK, FLOWS)
-    shared, alone = (forecast(NETWORK, table, np.array(tops)) for tops in ([0, 0, 2, 3], [0, 1, 2, 3]))
-    assert predict_step_ns(1000.0, 400.0, shared, alone) == 800.0
-    assert Score(800.0, 1000.0).error == pytest.approx(-0.2)
+    assert predict_ratio(0.4, before=2.0, after=1.0) == pytest.approx(0.8)
+    assert predict_ratio(0.4, before=np.inf, after=1.0) == pytest.approx(0.6)
+    assert predict_ratio(0.0, before=1.0, after=9.0) == 1.0
 
 
 def test_chance_takes_every_road_equally_often() -> None:
