@@ -16,11 +16,16 @@ from collector.lean import leave_out_pandas
 from collector.metrics import serve_metrics
 from collector.outbox import MemoryOutbox
 from collector.parcel import Checkpoints, Destination, Outbox
+from collector.paths.agent import PathAgent, Roads, listen
+from collector.paths.ports import PROBE_WAIT_S, PortFinder, PortProber
+from collector.probing.addresses import AddressBook, addresses_in
+from collector.probing.sockets import RawExchange
 from collector.registry import make_sources
 from collector.spool import Spool
 from lockstep.clock import Clock, SystemClock
 from lockstep.config import CollectorSettings, Settings, read_secret
-from lockstep.errors import BadInput
+from lockstep.errors import BadInput, NotPresent
+from lockstep.topology import load_topology
 
 _log = structlog.get_logger("collect")
 
@@ -49,11 +54,31 @@ def _follow_paths(host: str, collector: CollectorSettings, clock: Clock, stop: t
     """Keep the plan file of this host up to date, where it is wanted."""
     if collector.paths_file is None:
         return
-    from collector.path_plan import PathFollower, make_client  # brings an HTTP client that other agents go without
+    from collector.paths.following import PathFollower, make_client  # brings an HTTP client that others go without
 
     client = make_client(collector.server, read_secret(collector.token_file, "the host's token"))
     follower = PathFollower(client, host, collector.paths_file, collector.paths_reports, clock)
     threading.Thread(target=follower.follow, args=(stop,), name=f"{host}-paths", daemon=True).start()
+    _find_ports(host, collector, clock, lambda: follower.roads)
+
+
+def _find_ports(host: str, collector: CollectorSettings, clock: Clock, roads: Roads) -> None:
+    """Answer jobs that ask for ports, where this host may probe and knows the fabric."""
+    try:
+        prober = _make_prober(host, collector.topology, clock)
+        PathAgent(listen(collector.paths_agent), PortFinder(prober, seed=clock.now_ns()), roads)
+    except (NotPresent, OSError) as error:  # the plan is followed all the same, where it names ports
+        _log.warning("jobs that ask for ports get none", reason=str(error))
+
+
+def _make_prober(host: str, topology_file: Path | None, clock: Clock) -> PortProber:
+    if topology_file is None:
+        raise NotPresent("the fabric is not known: set collector.topology")
+    topology, exchange = load_topology(topology_file), RawExchange(clock, timeout_s=PROBE_WAIT_S)
+    exchange.check()
+    prober = PortProber(topology, host, AddressBook(topology, addresses_in(topology)), exchange.run)
+    prober.prepare()
+    return prober
 
 
 def _destination(host: str, settings: Settings) -> Destination:

@@ -143,6 +143,10 @@ class CollectorSettings(Section):
     paths_reports: Path = Field(
         Path("/run/lockstep/paths/reports"), description="where path_shim tells which connections kept to the plan"
     )
+    paths_agent: str = Field(
+        "/run/lockstep/paths/agent",
+        description="unix socket at which path_shim asks for ports that are not known beforehand; @name: abstract",
+    )
     compare_clocks: bool = Field(False, description="compare this host's clock with other hosts of the topology")
     clock_reference: str = Field("", description="host that all compare themselves with; empty: the first")
     clock_key_file: Path | None = Field(None, description="file with a key that all collectors share")

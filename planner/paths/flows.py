@@ -1,6 +1,6 @@
 """The flows to plan: who sends how much to whom, as rows of a file and as arrays on a network."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,9 +62,8 @@ class FlowTable:
 
 def place_flows(network: Network, flows: Sequence[Flow]) -> FlowTable:
     """Return the flows with their ports, left to left and right to right where hosts have several planes."""
-    complaints = list(_find_unknown(network, flows))
-    if complaints:
-        raise BadFlows(complaints)
+    if complaints := find_unfit(network, flows):
+        raise BadFlows(list(complaints.values()))
     ports = _choose_ports(network, flows)
     found = np.array([[network.ports[src], network.ports[dst]] for src, dst in ports], np.int64).reshape(-1, 2, 2)
     size = np.array([flow.gbps * flow.duty for flow in flows], np.float64)
@@ -72,24 +71,23 @@ def place_flows(network: Network, flows: Sequence[Flow]) -> FlowTable:
     return FlowTable(tuple(flow.id for flow in flows), size, found[:, 0, 1], found[:, 1, 1], ends)
 
 
-def _find_unknown(network: Network, flows: Sequence[Flow]) -> list[str]:
-    """Return a sentence for each end that has no port, and for flows that go nowhere or between planes."""
+def find_unfit(network: Network, flows: Sequence[Flow]) -> dict[str, str]:
+    """Return why flows cannot be planned, by id: ends without a port, flows to themselves and between planes."""
     planes = _planes(network)
-    hosts = {port.partition("/")[0] for port in network.ports}
-    known = hosts | network.ports.keys()
-    said = [
-        f"flow {flow.id}: {end} is no host or NIC with a cable to a leaf"
-        for flow in flows
-        for end in (flow.src, flow.dst)
-        if end not in known
-    ]
-    for flow in flows:
-        if flow.src == flow.dst:
-            said.append(f"flow {flow.id} goes from {flow.src} to itself")
-        ends = [planes[end] for end in (flow.src, flow.dst) if end in planes]
-        if len(ends) == 2 and None not in ends and ends[0] != ends[1]:
-            said.append(f"flow {flow.id} goes from plane {ends[0]} to plane {ends[1]}, which never meet")
-    return said
+    known = {port.partition("/")[0] for port in network.ports} | network.ports.keys()
+    return {flow.id: why for flow in flows if (why := _say_unfit(flow, known, planes))}
+
+
+def _say_unfit(flow: Flow, known: Set[str], planes: Mapping[str, int | None]) -> str:
+    strange = [end for end in (flow.src, flow.dst) if end not in known]
+    if strange:
+        return f"flow {flow.id}: {' and '.join(strange)} is no host or NIC with a cable to a leaf"
+    if flow.src == flow.dst:
+        return f"flow {flow.id} goes from {flow.src} to itself"
+    near, far = planes.get(flow.src), planes.get(flow.dst)
+    if near is not None and far is not None and near != far:
+        return f"flow {flow.id} goes from plane {near} to plane {far}, which never meet"
+    return ""
 
 
 def _planes(network: Network) -> dict[str, int | None]:

@@ -5,7 +5,7 @@ flows there are, and which ports lead where, changes more slowly and is read les
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from lockstep.arrow import rows_of
 from lockstep.clock import NS_PER_S
@@ -23,6 +23,7 @@ from lockstep.wish import Wish
 from planner.paths.catalogue import Catalogue, Circumstances, doubt_changed, key_of
 from planner.paths.demand import Demand, find_demand
 from planner.paths.explaining import explain
+from planner.paths.flows import find_unfit
 from planner.paths.health import Change, LinkHealth, Parts, judge_ports, judge_verdict
 from planner.paths.network import Network, build_network, with_rates
 from planner.paths.plan_file import from_json
@@ -131,10 +132,20 @@ class PathService:
         end_s = (now_ns - int(self._options.lag_s * NS_PER_S)) // NS_PER_S
         begin_s = end_s - int(self._options.window_s)
         facts = read_demand(self._store, self._index, begin_s * NS_PER_S, end_s * NS_PER_S)
-        before, now = self._seen.demand, find_demand(facts)
+        before, now = self._seen.demand, self._leave_out_unfit(find_demand(facts))
         is_other = _is_other(before, now, self._options.other_size)
         self._seen.demand, self._seen.demand_ns = (now if is_other else before), now_ns
         return is_other
+
+    def _leave_out_unfit(self, demand: Demand) -> Demand:
+        """Return the flows that this fabric knows the ends of: telemetry may name what the topology does not."""
+        unfit = find_unfit(self._network, demand.flows)
+        if not unfit:
+            return demand
+        first = next(iter(unfit.values()))
+        said = f"{len(unfit)} flows do not fit the topology and are left out; {first}"
+        kept = [flow for flow in demand.flows if flow.id not in unfit]
+        return replace(demand, flows=kept, left_out=(*demand.left_out, said))
 
     def _learn_ports(self, now_ns: int, is_changed: bool) -> bool:
         """Read which ports lead where, when it is time, or doubt those near a change; return whether that differs."""

@@ -1,11 +1,14 @@
 """The agent of a training host starts with a token, sends what it reads, and leaves when it is told to."""
 
 import signal
+import socket
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from lockstep.fabrics import leaf_spine
+from lockstep.topology import dump_topology
 from tests.cli.commands import LOCKSTEP, Run, check_failure, environment_for
 from tests.collector.fake_gateway import FakeGateway
 from tests.waiting import eventually
@@ -54,3 +57,34 @@ def test_agent_sends_until_it_is_told_to_stop(tmp_path: Path, token_file: str, h
     assert (agent.returncode, said) == (0, b"")
     assert {(batch.agent, batch.token) for batch in gateway.received} == {("h7", "Bearer lks_secret")}
     assert len(gateway.received) >= 2, "the end sends what is left"
+
+
+def ask(address: Path, question: bytes) -> bytes:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asker:
+        asker.settimeout(5)
+        asker.connect(str(address))
+        asker.send(question)
+        return asker.recv(1024)
+
+
+@pytest.mark.needs_root
+def test_agent_that_follows_paths_answers_jobs_that_ask_for_ports(tmp_path: Path, token_file: str) -> None:
+    topology = tmp_path / "topology.json"
+    topology.write_text(dump_topology(leaf_spine(hosts=2, nics_per_host=1, leaves=2, spines=2)))
+    with FakeGateway() as gateway:
+        environment = environment_for(
+            tmp_path / "state",
+            LOCKSTEP_COLLECTOR_TOKEN_FILE=token_file,
+            LOCKSTEP_COLLECTOR_SERVER=gateway.url,
+            LOCKSTEP_COLLECTOR_HOST="h0",
+            LOCKSTEP_COLLECTOR_TOPOLOGY=str(topology),
+            LOCKSTEP_COLLECTOR_PATHS_FILE=str(tmp_path / "paths" / "plan"),
+            LOCKSTEP_COLLECTOR_PATHS_AGENT=str(tmp_path / "paths" / "agent"),
+        )
+        with subprocess.Popen([LOCKSTEP, "collect"], env=environment, stderr=subprocess.PIPE) as agent:
+            eventually(lambda: (tmp_path / "paths" / "agent").exists())
+            assert ask(tmp_path / "paths" / "agent", b"1 10.0.0.1 10.0.0.2 5201") == b"-", "no plan has named it yet"
+            agent.send_signal(signal.SIGTERM)
+            _, said = agent.communicate(timeout=30)
+    assert agent.returncode == 0
+    assert b"Traceback" not in said

@@ -164,6 +164,20 @@ def test_ports_that_nobody_knows_are_wished_for(planner: Planner) -> None:
     assert {wish.kind for host in wishes.values() for wish in host} == {"probe"}
 
 
+def test_flows_that_the_topology_does_not_know_are_left_out_and_said(planner: Planner) -> None:
+    nodes = tuple(node for node in planner.topology.nodes if node.id != "h3")
+    links = tuple(link for link in planner.topology.links if not link.a.startswith("h3/"))
+    poorer = planner.topology.model_copy(update={"nodes": nodes, "links": links})
+    planner.service = PathService(planner.store, planner.control, poorer)
+    planner.look()
+    plan = newest_path_plan(planner.control)
+    assert plan is not None
+    assert plan.flows > 0
+    assert any("are no flows" in reason or "do not fit" in reason for reason in plan.reasons)
+    with pytest.raises(NotPresent):
+        paths_of_host(planner.control, "h3")
+
+
 def test_without_flows_there_is_no_plan(planner: Planner) -> None:
     planner.second = 4000
     assert planner.look() == []

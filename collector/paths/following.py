@@ -1,20 +1,22 @@
 """The path plan on its way to the programs of a host: fetched, written where path_shim reads it, and answered.
 
-While the server is away, or has nothing new, the file stays as it is: the last plan is at worst a choice by chance.
+While the server is away, or has nothing new, all stays as it is: the last plan is at worst a choice by chance. What
+the server told is kept beside the file, so that an agent that starts meanwhile knows the roads, too.
 """
 
 import threading
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import httpx
 import structlog
+from pydantic import ValidationError
 
 from lockstep.clock import Clock
 from lockstep.errors import BadInput, LeaseLost, LockstepError
-from lockstep.host_paths import PathCount
-from lockstep.path_file import PathReport, parse_plan, read_plan, read_reports, write_plan
+from lockstep.host_paths import HostPaths, PathChoice, PathCount
+from lockstep.path_file import PathReport, read_plan, read_reports, write_plan
 
 _log = structlog.get_logger("paths")
 
@@ -29,10 +31,15 @@ class PathFollower:
         """`client` knows the server and this host's token."""
         self._client, self._clock = client, clock
         self._path = f"/api/v1/paths/hosts/{host}"
-        self._file, self._reports = file, reports
-        self._tag: str | None = None
+        self._file, self._kept, self._reports = file, file.with_name(f"{file.name}.json"), reports
+        self._held = _read_kept(self._kept)
         self._told: PathCount | None = None
         self.trouble: str | None = None  # why the plan cannot be followed at the moment
+
+    @property
+    def roads(self) -> Sequence[PathChoice]:
+        """Return the roads of this host as they were told last."""
+        return self._held.choices if self._held and self._held.is_enforceable else ()
 
     def follow(self, stop: threading.Event) -> None:
         """Go on until told to stop."""
@@ -50,22 +57,25 @@ class PathFollower:
             self._note(str(error) or type(error).__name__)
 
     def _fetch(self) -> None:
-        headers = {"If-None-Match": self._tag} if self._tag else {}
-        answer = self._client.get(self._path, params={"form": "file"}, headers=headers)
+        headers = {"If-None-Match": f'"{self._held.generation}"'} if self._held else {}
+        answer = self._client.get(self._path, headers=headers)
         if answer.status_code in (304, 404):  # nothing new, or no plan has named this host yet
             return
         answer.raise_for_status()
+        told = _parse(answer.content)
         try:
-            write_plan(self._file, parse_plan(answer.content))
+            write_plan(self._file, told.as_file())
         except LeaseLost as error:  # an older planner's word, or a server restored from a backup
             _log.warning("path plan is older than the one in force, and left", reason=str(error))
-        self._tag = answer.headers.get("ETag")
+            return
+        self._kept.write_text(told.model_dump_json(), encoding="utf-8")
+        self._held = told
 
     def _tell(self) -> None:
-        plan = _read_held(self._file)
-        if plan is None:
+        generation = _read_generation(self._file)
+        if generation is None:
             return
-        count = count_reports(read_reports(self._reports), plan)
+        count = count_reports(read_reports(self._reports), generation)
         if count != self._told:
             self._client.post(f"{self._path}/count", json=count.model_dump()).raise_for_status()
             self._told = count
@@ -95,7 +105,22 @@ def make_client(server: str, token: str) -> httpx.Client:
     return httpx.Client(base_url=server, headers={"Authorization": f"Bearer {token}"}, timeout=_TIMEOUT_S)
 
 
-def _read_held(file: Path) -> int | None:
+def _parse(content: bytes) -> HostPaths:
+    try:
+        return HostPaths.model_validate_json(content)
+    except ValidationError as error:
+        raise BadInput(f"the server's path plan makes no sense: {error.errors()[0]['msg']}") from None
+
+
+def _read_kept(file: Path) -> HostPaths | None:
+    """Return what an earlier agent was told; None where there is nothing, or nothing of use."""
+    try:
+        return _parse(file.read_bytes())
+    except (OSError, BadInput):
+        return None
+
+
+def _read_generation(file: Path) -> int | None:
     """Return the generation of the plan in force on this host; None without one."""
     try:
         plan = read_plan(file)

@@ -6,16 +6,14 @@ from pathlib import Path
 import httpx
 import pytest
 
-from collector.path_plan import PathFollower, count_reports, make_client
+from collector.paths.following import PathFollower, count_reports, make_client
 from lockstep.clock import SystemClock
 from lockstep.errors import BadInput
-from lockstep.path_file import PathEntry, PathPlan, PathReport, dump_plan, read_plan
+from lockstep.host_paths import HostPaths
+from lockstep.path_file import PathReport, read_plan
+from tests.collector.paths.roads import paths, road
 
 Answer = Callable[[httpx.Request], httpx.Response]
-
-
-def plan(generation: int, port: int = 4000) -> PathPlan:
-    return PathPlan(generation, 0, (PathEntry("10.0.0.2", (port,)),))
 
 
 def follower(folder: Path, answer: Answer) -> PathFollower:
@@ -23,7 +21,7 @@ def follower(folder: Path, answer: Answer) -> PathFollower:
     return PathFollower(client, "h0", folder / "plan", folder / "reports", SystemClock())
 
 
-def serving(held: list[PathPlan], told: list[bytes]) -> Answer:
+def serving(held: list[HostPaths], told: list[bytes]) -> Answer:
     """Answer as the server does, with the last plan of a list."""
 
     def answer(request: httpx.Request) -> httpx.Response:
@@ -33,28 +31,28 @@ def serving(held: list[PathPlan], told: list[bytes]) -> Answer:
         tag = f'"{held[-1].generation}"'
         if request.headers.get("If-None-Match") == tag:
             return httpx.Response(304)
-        return httpx.Response(200, content=dump_plan(held[-1]), headers={"ETag": tag})
+        return httpx.Response(200, content=held[-1].model_dump_json(), headers={"ETag": tag})
 
     return answer
 
 
 def test_the_file_follows_the_server(tmp_path: Path) -> None:
-    held, told = [plan(1)], list[bytes]()
+    held, told = [paths(1)], list[bytes]()
     follows = follower(tmp_path, serving(held, told))
     follows.follow_once()
-    assert read_plan(tmp_path / "plan") == plan(1)
-    held.append(plan(2, port=4001))
+    assert read_plan(tmp_path / "plan") == paths(1).as_file()
+    held.append(paths(2, road(sports=(4001,))))
     follows.follow_once()
-    assert read_plan(tmp_path / "plan") == plan(2, port=4001)
+    assert read_plan(tmp_path / "plan") == paths(2, road(sports=(4001,))).as_file()
 
 
 def test_an_older_plan_is_left_where_it_is(tmp_path: Path) -> None:
-    held = [plan(5)]
+    held = [paths(5)]
     follows = follower(tmp_path, serving(held, []))
     follows.follow_once()
-    held.append(plan(4, port=1))
+    held.append(paths(4, road(sports=(1,))))
     follows.follow_once()
-    assert read_plan(tmp_path / "plan") == plan(5)
+    assert read_plan(tmp_path / "plan") == paths(5).as_file()
     assert follows.trouble is None
 
 
@@ -62,7 +60,7 @@ def test_an_older_plan_is_left_where_it_is(tmp_path: Path) -> None:
     "answer", [lambda _: httpx.Response(500), lambda _: httpx.Response(200, content=b"x"), "away"], ids=str
 )
 def test_the_last_plan_stays_while_the_server_is_of_no_use(tmp_path: Path, answer: Answer | str) -> None:
-    follower(tmp_path, serving([plan(1)], [])).follow_once()
+    follower(tmp_path, serving([paths(1)], [])).follow_once()
 
     def fail(request: httpx.Request) -> httpx.Response:
         if isinstance(answer, str):
@@ -71,7 +69,7 @@ def test_the_last_plan_stays_while_the_server_is_of_no_use(tmp_path: Path, answe
 
     follows = follower(tmp_path, fail)
     follows.follow_once()
-    assert read_plan(tmp_path / "plan") == plan(1)
+    assert read_plan(tmp_path / "plan") == paths(1).as_file()
     assert follows.trouble
 
 
@@ -87,7 +85,7 @@ def test_the_server_is_told_once_how_many_kept_to_the_plan(tmp_path: Path) -> No
     (tmp_path / "reports").mkdir()
     lines = ["1 77 10.0.0.1 4000 10.0.0.2 5 1 enforced", "2 77 10.0.0.1 9 10.0.0.2 5 1 busy"]
     (tmp_path / "reports" / "77").write_text("\n".join(lines) + "\n")
-    follows = follower(tmp_path, serving([plan(1)], told))
+    follows = follower(tmp_path, serving([paths(1)], told))
     follows.follow_once()
     follows.follow_once()
     assert told == [b'{"generation":1,"planned":2,"enforced":1,"reasons":{"busy":1}}']
@@ -101,3 +99,17 @@ def test_connections_of_a_plan_to_come_are_not_counted_yet() -> None:
 def test_what_is_no_address_is_refused() -> None:
     with pytest.raises(BadInput, match="is not the address of a server"):
         make_client("head:8642", "t")
+
+
+def test_an_agent_that_starts_while_the_server_is_away_knows_the_roads(tmp_path: Path) -> None:
+    follower(tmp_path, serving([paths(3)], [])).follow_once()
+    again = follower(tmp_path, lambda _: httpx.Response(500))
+    again.follow_once()
+    assert again.roads == (road(),)
+
+
+def test_advice_is_no_road(tmp_path: Path) -> None:
+    advice = paths(3).model_copy(update={"is_enforceable": False})
+    follows = follower(tmp_path, serving([advice], []))
+    follows.follow_once()
+    assert follows.roads == ()
