@@ -74,7 +74,7 @@ class PathAgent:
         road = roads[turn % len(roads)]
         try:
             return self._finder.find(road.nic, road.dst, road.dst_nic, dport, road.links)
-        except LockstepError as error:
+        except (LockstepError, OSError) as error:
             _log.warning("no port was found for a planned path", connection=road.connection, reason=str(error))
             return ()
 

@@ -103,9 +103,12 @@ class _Answers:
         self._icmp.setsockopt(_SOL_RAW, _ICMP_FILTER, struct.pack("=I", ~_WANTED_ICMP & 0xFFFFFFFF))
         self._tcp = _open_receiver(stack, socket.IPPROTO_TCP)
         _attach_filter(self._tcp)
+        self._either = select.poll()  # select() refuses descriptors above 1,024, which a busy agent may have
+        for receiver in (self._icmp, self._tcp):
+            self._either.register(receiver, select.POLLIN)
 
     def is_ready(self, timeout_s: float) -> bool:
-        return bool(select.select([self._icmp, self._tcp], [], [], timeout_s)[0])
+        return bool(self._either.poll(timeout_s * 1000))
 
     def read(self, most: int = 4096) -> list[tuple[Answer, int]]:
         """Return what has come in; not more than `most` packets a socket, whoever floods us."""

@@ -24,6 +24,8 @@ class ClockAsker:
         self._timeout_ns = int(timeout_s * NS_PER_S)
         self._socket = open_stamped()
         self._socket.setblocking(False)
+        self._answer = select.poll()  # select() refuses descriptors above 1,024, which a busy agent may have
+        self._answer.register(self._socket, select.POLLIN)
 
     def close(self) -> None:
         self._socket.close()
@@ -57,7 +59,7 @@ class ClockAsker:
             return None
         deadline_ns = self._clock.monotonic_ns() + self._timeout_ns
         while (left_ns := deadline_ns - self._clock.monotonic_ns()) > 0:
-            if not select.select([self._socket], [], [], left_ns / NS_PER_S)[0]:
+            if not self._answer.poll(left_ns / 1e6):
                 return None
             for message, returned_ns in islice(receive_stamped(self._socket, self._clock), _MOST_STRAYS):
                 reply = self._wire.read_reply(message)

@@ -34,6 +34,7 @@ def test_paths_without_a_topology_are_one_sentence(lockstep: Run) -> None:
     check_failure(outcome, "planner.paths needs to know the fabric: set analyzer.topology, or ")
 
 
+@pytest.mark.slow
 def test_planner_with_paths_keeps_both_duties_up(tmp_path: Path) -> None:
     address, topology = free_address(), tmp_path / "topology.json"
     topology.write_text(dump_topology(leaf_spine(hosts=2, nics_per_host=1, leaves=2, spines=2)))
