@@ -43,7 +43,6 @@ class PathPlan:
     bound: float  # no plan has a lower highest use
     must_move: int = 0  # flows whose road was gone
     may_move: int = 0  # flows that moved to make room
-    reason: str = ""
 
     @property
     def highest_use(self) -> float:
