@@ -14,9 +14,11 @@ from analyzer.steps.periods import find_period, still_holds
 from analyzer.steps.rates import find_period_in_samples, find_period_in_seconds
 from analyzer.steps.traffic import StepFacts, Witness
 from lockstep.arrow import fill_rows, schema_of
+from lockstep.clock import NS_PER_S
 from lockstep.tables import TABLE_BY_NAME
 
 _STEPS = TABLE_BY_NAME["steps"]
+_YOUNG_NS = 15 * NS_PER_S  # of steps seen: some looks, within which a period found too early shows
 _FIRST_TRY = 6000  # of the newest operations in which a period is looked for before all are; it is found sooner
 
 
@@ -103,7 +105,12 @@ def _recognise(witnesses: Sequence[Witness], memory: StepMemory, options: StepOp
 
 
 def _unlearn(known: Sequence[Witness], memory: StepMemory) -> StepMemory:
-    """Return the memory without a period that was none: the first look may have seen a part of one step only."""
+    """Return the memory without a period that was none: the first look may have seen a part of one step only.
+
+    Later looks do not ask: a fault may make pauses uneven, and what is known of the steps before it is needed then.
+    """
+    if _lasted_ns(memory.kind.history) > _YOUNG_NS:
+        return memory
     signatures = memory.kind.signatures
     wrong = [
         witness
@@ -116,6 +123,11 @@ def _unlearn(known: Sequence[Witness], memory: StepMemory) -> StepMemory:
     if any(len(better[process].words) == len(signatures[process].words) for process in better):
         return memory  # it is the best there is: pauses of this job differ from step to step
     return replace(memory, kind=Kind(better), period_ns=None)
+
+
+def _lasted_ns(history: StepHistory) -> int:
+    """Return how long steps of this kind have been seen."""
+    return int(history.start_ns[-1] + history.length_ns[-1] - history.start_ns[0]) if len(history) else 0
 
 
 def _change_kind(astray: Sequence[Witness], memory: StepMemory) -> StepMemory:
