@@ -16,7 +16,7 @@ from collector.lean import leave_out_pandas
 from collector.metrics import serve_metrics
 from collector.outbox import MemoryOutbox
 from collector.parcel import Checkpoints, Destination, Outbox
-from collector.paths.agent import PathAgent, Roads, listen
+from collector.paths.agent import AnswerServer, PathAgent, Roads, listen
 from collector.paths.ports import PROBE_WAIT_S, PortFinder, PortProber
 from collector.probing.addresses import AddressBook, addresses_in
 from collector.probing.sockets import RawExchange
@@ -66,7 +66,7 @@ def _find_ports(host: str, collector: CollectorSettings, clock: Clock, roads: Ro
     """Answer jobs that ask for ports, where this host may probe and knows the fabric."""
     try:
         prober = _make_prober(host, collector.topology, clock)
-        PathAgent(listen(collector.paths_agent), PortFinder(prober, seed=clock.now_ns()), roads)
+        AnswerServer(listen(collector.paths_agent), PathAgent(PortFinder(prober, seed=clock.now_ns()), roads).answer)
     except (NotPresent, OSError) as error:  # the plan is followed all the same, where it names ports
         _log.warning("jobs that ask for ports get none", reason=str(error))
 

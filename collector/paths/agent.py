@@ -22,20 +22,18 @@ _log = structlog.get_logger("paths")
 
 Roads = Callable[[], Sequence[PathChoice]]  # what this host is told now
 
-_VERSION = "1"
+VERSION = "1"
 _NONE = b"-"
 _MOST_BYTES = 1024
 _QUESTION_S = 0.5  # a shim that has sent no question by then is gone
 _MODE = 0o666  # jobs of all users ask
 
 
-class PathAgent:
-    """Answers for one host; `close` ends it."""
+class AnswerServer:
+    """Answers whoever asks, one after the other; `close` ends it."""
 
-    def __init__(self, server: socket.socket, finder: PortFinder, roads: Roads) -> None:
-        self._server, self._finder, self._roads = server, finder, roads
-        self._turns: Counter[tuple[str, str]] = Counter()
-        self.answered = self.refused = 0
+    def __init__(self, server: socket.socket, answer: Callable[[bytes], bytes]) -> None:
+        self._server, self._answer = server, answer
         self._thread = threading.Thread(target=self._serve, name="path-agent", daemon=True)
         self._thread.start()
 
@@ -53,20 +51,30 @@ class PathAgent:
                 return
             with asker, suppress(OSError):  # it did not wait
                 asker.settimeout(_QUESTION_S)
-                asker.send(self.answer(asker.recv(_MOST_BYTES)))
+                asker.send(self._answer(asker.recv(_MOST_BYTES)))
+
+
+class PathAgent:
+    """Knows the answers of one host."""
+
+    def __init__(self, finder: PortFinder, roads: Roads) -> None:
+        self._finder, self._roads = finder, roads
+        self._turns: Counter[tuple[str, str]] = Counter()
+        self.answered = self.refused = 0
 
     def answer(self, question: bytes) -> bytes:
         """Return the answer to a question, whatever it is."""
         ports = self._find(question.decode(errors="replace").split(" "))
         self.answered += bool(ports)
         self.refused += not ports
-        return ",".join(map(str, ports)).encode() or _NONE
+        return write_ports(ports)
 
     def _find(self, words: Sequence[str]) -> tuple[int, ...]:
-        if len(words) != 4 or words[0] != _VERSION or not words[3].isdigit():
+        if len(words) != 4 or words[0] != VERSION or not words[3].isdigit():
             return ()
         source, destination, dport = words[1], words[2], int(words[3])
-        roads = [road for road in self._roads() if (road.source, road.destination) == (source, destination)]
+        ends = (source, destination, "tcp")
+        roads = [road for road in self._roads() if (road.source, road.destination, road.proto) == ends]
         if not roads or not 0 < dport < 65_536:
             return ()
         turn = self._turns[source, destination]
@@ -77,6 +85,11 @@ class PathAgent:
         except (LockstepError, OSError) as error:
             _log.warning("no port was found for a planned path", connection=road.connection, reason=str(error))
             return ()
+
+
+def write_ports(ports: Sequence[int]) -> bytes:
+    """Return an answer: ports in their order, or that there is none."""
+    return ",".join(map(str, ports)).encode() or _NONE
 
 
 def listen(address: str) -> socket.socket:

@@ -1,16 +1,15 @@
 """The agent that the shim asks where a destination's port is not known beforehand: it finds ports by probing.
 
-One per host, at an abstract unix address in the host's network namespace. A question is one packet, `1 SOURCE
-DESTINATION DPORT`; the answer is ports to try in their order (`4000,4001`), or `-` for none.
+One per host, at an abstract unix address in the host's network namespace; questions and answers are those of the
+collector's agent.
 """
 
-import socket
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from collector.paths.agent import VERSION, AnswerServer, listen, write_ports
 from lockstep.errors import LockstepError
 from testbed.fabric.fabric import Fabric
 from testbed.paths.flows import Nic
@@ -18,10 +17,6 @@ from testbed.paths.ports import PortFinder
 from testbed.paths.shim import AGENT
 
 PairWays = Mapping[tuple[Nic, Nic], Sequence[str]]  # links from one NIC to another
-
-_MOST_BYTES = 1024
-_NONE = b"-"
-_ANSWER_S = 0.5  # a shim that has sent no question by then is gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,40 +42,26 @@ class PathAgent:
         nics = [(node.id, nic) for node in fabric.topology.hosts for nic in node.nics]
         self._nic_at: dict[str, Nic] = {nic.address: (node, nic.id) for node, nic in nics if nic.address}
         self.asked: list[Asked] = []
-        self._server = fabric.homes[host].run(_listen)
-        self._thread = threading.Thread(target=self._serve, name=f"agent-{host}")
-        self._thread.start()
+        self._server = AnswerServer(fabric.homes[host].run(lambda: listen(AGENT)), self._answer)
 
     def __enter__(self) -> "PathAgent":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._server.shutdown(socket.SHUT_RDWR)  # wakes the thread
-        self._thread.join()
         self._server.close()
 
-    def _serve(self) -> None:
-        while True:
-            try:
-                asker, _ = self._server.accept()
-            except OSError:
-                return
-            with asker, suppress(OSError):  # it did not wait
-                asker.settimeout(_ANSWER_S)
-                asker.send(self._answer(asker.recv(_MOST_BYTES).decode(errors="replace")))
-
-    def _answer(self, question: str) -> bytes:
+    def _answer(self, question: bytes) -> bytes:
         began = time.monotonic()
         try:
-            version, source, destination, dport_text = question.split(" ")
+            version, source, destination, dport_text = question.decode(errors="replace").split(" ")
             src, dst, dport = self._nic_at[source], self._nic_at[destination], int(dport_text)
         except (ValueError, KeyError):
-            return _NONE
-        if version != "1" or src[0] != self._host:
-            return _NONE
+            return write_ports(())
+        if version != VERSION or src[0] != self._host:
+            return write_ports(())
         ports = self._find(src, dst, dport)
         self.asked.append(Asked(src, dst, dport, ports, time.monotonic() - began))
-        return ",".join(map(str, ports)).encode() or _NONE
+        return write_ports(ports)
 
     def _find(self, src: Nic, dst: Nic, dport: int) -> tuple[int, ...]:
         way, back = self._plan.get((src, dst)), self._plan.get((dst, src))
@@ -89,10 +70,3 @@ class PathAgent:
         with suppress(LockstepError):
             return self._finder.find(src, dst, dport, way, back)
         return ()
-
-
-def _listen() -> socket.socket:
-    server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    server.bind(AGENT.replace("@", "\0", 1))
-    server.listen(64)
-    return server

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from collector.paths.agent import PathAgent, listen
+from collector.paths.agent import AnswerServer, PathAgent, listen
 from collector.paths.ports import PortFinder
 from lockstep.host_paths import PathChoice
 from tests.collector.paths.switches import addressed_fabric, prober, spine_of
@@ -27,9 +27,10 @@ def roads() -> list[PathChoice]:
 
 @pytest.fixture
 def agent(tmp_path: Path, roads: list[PathChoice]) -> Iterator[PathAgent]:
-    running = PathAgent(listen(str(tmp_path / "agent")), PortFinder(prober(FABRIC), seed=1), lambda: roads)
-    yield running
-    running.close()
+    knowing = PathAgent(PortFinder(prober(FABRIC), seed=1), lambda: roads)
+    server = AnswerServer(listen(str(tmp_path / "agent")), knowing.answer)
+    yield knowing
+    server.close()
 
 
 def spines(answer: bytes) -> set[str]:
@@ -63,6 +64,11 @@ def test_a_new_plan_counts_for_the_next_question(agent: PathAgent, roads: list[P
 def test_what_is_no_question_about_a_road_gets_none(agent: PathAgent, question: bytes) -> None:
     assert agent.answer(question) == b"-"
     assert agent.refused == 1
+
+
+def test_ports_of_queue_pairs_are_not_those_of_sockets(agent: PathAgent, roads: list[PathChoice]) -> None:
+    roads[:] = [road(1).model_copy(update={"proto": "roce"})]
+    assert agent.answer(b"1 10.0.0.1 10.0.0.3 5201") == b"-"
 
 
 def test_a_road_that_cannot_be_probed_gets_none(agent: PathAgent, roads: list[PathChoice]) -> None:
