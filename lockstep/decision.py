@@ -24,6 +24,7 @@ class Isolation(Frozen):
     """A part to take out of service."""
 
     component: str
+    node: str | None = Field(None, description="the host that is drained for it; None: not known")
     reason: str
     evidence: tuple[str, ...] = Field((), description="ids of the verdicts it rests on")
     until_ns: int | None = Field(None, description="when it ends by itself; None: when a person or a test ends it")
@@ -34,7 +35,11 @@ class Cost(Frozen):
 
     downtime_s: float | None = None
     waf_after: float | None = Field(None, description="weighted throughput afterwards, 1 is full speed")
-    gpu_hours: float | None = Field(None, description="lost per hour from now on")
+    gpu_hours: float | None = Field(None, description="expected to be lost within the decision's horizon")
+    money: float | None = Field(
+        None, description="the same in the currency of planner.gpu_hour_price; None: no price"
+    )
+    risk: float | None = Field(None, ge=0, le=1, description="chance that it does not help and more must follow")
 
 
 class Option(Frozen):
@@ -55,6 +60,9 @@ class Decision(Frozen):
     generation: int = Field(ge=0, description="fencing: a lease generation lower than the newest is ignored")
     created_ns: int = Field(ge=0)
     expires_ns: int = Field(ge=0)
+    horizon_s: float = Field(
+        3600.0, gt=0, description="over which costs are counted: until a repair or the next fault"
+    )
     severity: int = Field(ge=1, le=3)
     mode: Mode = "observe"
     action: Action
@@ -65,6 +73,10 @@ class Decision(Frozen):
     alternatives: tuple[Option, ...] = Field((), description="every other option, doing nothing included")
     verdicts: tuple[str, ...]
     reason: str
+    held_because: str | None = Field(
+        None, description="why it is not carried out without a person; None: nothing holds"
+    )
+    checkpoint_age_s: float | None = Field(None, ge=0, description="work that a restart repeats; None: unknown")
     approved_by: str | None = None
 
     def as_json(self) -> dict[str, Any]:

@@ -21,6 +21,7 @@ LockstepError
 ├── ControlAway              the control database cannot be reached now
 ├── GatewayFull              the gateway's log has no room; nothing was acknowledged
 ├── ServerRefused            a Lockstep server answered no to this client
+├── ControllerDown           the job controller does not answer; what was asked for may be asked for again
 ├── DestinationAway          where an agent sends its batches cannot be reached now; they wait
 └── LeaseLost                another process has taken over; stop acting
 """
@@ -148,6 +149,10 @@ class ServerRefused(LockstepError):
     def __init__(self, problem: str, status: int) -> None:
         super().__init__(problem)
         self.status = status
+
+
+class ControllerDown(LockstepError):
+    """The job controller does not answer, or not in time; the same request may succeed later."""
 
 
 class DestinationAway(LockstepError):

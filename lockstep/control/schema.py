@@ -2,10 +2,21 @@
 
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, Executable, func, insert, inspect, select, update
-from sqlalchemy.schema import CreateTable
+from sqlalchemy import Connection, Executable, Table, func, insert, inspect, select, update
+from sqlalchemy.schema import CreateIndex, CreateTable
 
-from lockstep.control.tables import HOST_PATHS, METADATA, PATH_COUNTS, PATH_PLANS, SCHEMA, TOPOLOGIES
+from lockstep.control.tables import (
+    EXECUTIONS,
+    HOST_PATHS,
+    ISOLATIONS,
+    METADATA,
+    ORDERS,
+    OUTCOMES,
+    PATH_COUNTS,
+    PATH_PLANS,
+    SCHEMA,
+    TOPOLOGIES,
+)
 from lockstep.errors import StoreVersionMismatch
 
 FIRST_VERSION = 1
@@ -20,12 +31,21 @@ class Step:
     statements: tuple[Executable, ...]  # DDL, or text() that both databases understand
 
 
+def _made(*tables: Table) -> tuple[Executable, ...]:
+    """Return what makes tables and their indexes."""
+    indexes = (
+        CreateIndex(index) for table in tables for index in sorted(table.indexes, key=lambda index: str(index.name))
+    )
+    return (*(CreateTable(table) for table in tables), *indexes)
+
+
 # An empty database gets the newest tables at once; an older one walks through the steps it has not seen, in order.
 # Steps only add, since a process of the version before may still be at work on the same database.
 STEPS: tuple[Step, ...] = (
     # Whoever changes one of these tables writes down here what it was.
     Step(2, (CreateTable(TOPOLOGIES),)),
     Step(3, tuple(CreateTable(table) for table in (PATH_PLANS, HOST_PATHS, PATH_COUNTS))),
+    Step(4, _made(ORDERS, EXECUTIONS, ISOLATIONS, OUTCOMES)),
 )
 
 

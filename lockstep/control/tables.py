@@ -112,6 +112,52 @@ PATH_COUNTS = Table(
     Column("document", Text, nullable=False),
 )
 
+# What persons want of decisions; lines are only ever added, so the planner and a person never write over each other.
+ORDERS = Table(
+    "orders",
+    METADATA,
+    Column("id", ROW_NUMBER, primary_key=True, autoincrement=True),
+    Column("decision", NAME, ForeignKey("decisions.id"), nullable=False),
+    Column("ts_ns", BigInteger, nullable=False),
+    Column("document", Text, nullable=False),
+    Index("orders_by_decision", "decision", "id"),
+    sqlite_autoincrement=True,
+)
+
+# By decision: how far it has been carried out. Only the planner that holds the lease writes here.
+EXECUTIONS = Table(
+    "executions",
+    METADATA,
+    Column("id", NAME, primary_key=True),
+    Column("job", NAME, nullable=False),
+    Column("state", NAME, nullable=False),
+    Column("began_ns", BigInteger, nullable=False),
+    Column("document", Text, nullable=False),
+    Index("executions_by_time", "began_ns", "id"),
+    Index("executions_by_state", "state", "began_ns", "id"),
+)
+
+# By decision and node: what we took out of service, and its way back.
+ISOLATIONS = Table(
+    "isolations",
+    METADATA,
+    Column("id", NAME, primary_key=True),
+    Column("node", NAME, nullable=False),
+    Column("state", NAME, nullable=False),
+    Column("since_ns", BigInteger, nullable=False),
+    Column("document", Text, nullable=False),
+    Index("isolations_by_time", "since_ns", "id"),
+)
+
+# By incident: what it turned out to be.
+OUTCOMES = Table(
+    "outcomes",
+    METADATA,
+    Column("id", NAME, ForeignKey("incidents.id"), primary_key=True),
+    Column("ts_ns", BigInteger, nullable=False),
+    Column("document", Text, nullable=False),
+)
+
 AUDIT = Table(
     "audit",
     METADATA,

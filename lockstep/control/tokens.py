@@ -17,7 +17,7 @@ from lockstep.control.tables import TOKENS
 from lockstep.errors import BadInput, NotPresent
 from lockstep.verdict import Frozen
 
-Scope = Literal["ingest", "read", "admin"]
+Scope = Literal["ingest", "read", "act", "admin"]
 TokenRows = Mapping[str, Row[Any]]  # by id; Any: as the database gives them, with the digest
 
 SECRET_BYTES = 32  # 256 random bits need no slow hash: nobody guesses them, with or without the digest
