@@ -1,0 +1,1 @@
+"""Who carries a decision out: job controllers behind one small protocol."""

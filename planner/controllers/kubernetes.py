@@ -1,0 +1,205 @@
+"""Kubernetes as a job controller: nodes are cordoned and tainted, jobs are JobSets.
+
+A JobSet's affinity cannot be changed while it lives, so a node is kept from a restarted job by its cordon and taint:
+`restart` refuses while an excluded node still takes work. A JobSet that is recreated gets the affinity besides.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from lockstep.clock import Clock
+from lockstep.errors import BadInput, ControllerDown
+from planner.controllers.kubernetes_api import Answer, Calls, Object
+from planner.controllers.kubernetes_jobsets import (
+    choose_way,
+    count_nodes,
+    find_objection,
+    is_restarted,
+    read_mark,
+    view_jobset,
+)
+from planner.controllers.kubernetes_nodes import Effect, isolate_patch, read_isolation, release_patch, view_node
+from planner.controllers.kubernetes_restart import Restarting, jobset_path
+from planner.controllers.orders import check_order
+from planner.controllers.protocol import JobView, Node, Outcome, Report, Restart
+
+_LABEL_VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")  # a taint's value is one
+_NOT_FOUND, _CONFLICT = 404, 409
+_OBJECT_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
+
+
+@dataclass(frozen=True, slots=True)
+class KubernetesOptions:
+    """How to reach the cluster and how firmly to act."""
+
+    kubeconfig: str | None = None  # None, and no context: as the pod that the planner runs in
+    context: str | None = None
+    namespace: str = "default"  # of jobs whose name carries none
+    effect: Effect = "NoSchedule"  # NoExecute also evicts what runs there
+    workers: str | None = None  # the replicated Job whose pods stand for nodes; None: the only one
+    timeout_s: float = 60.0  # a JobSet's pods need their grace period (30 s unless told) to stop
+    dry_run: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A patch, and what is so once it is applied."""
+
+    patch: Object
+    what: str
+
+
+class KubernetesController:
+    """Acts through the API server; `client` is a kubernetes.client.ApiClient."""
+
+    name = "kubernetes"
+
+    def __init__(self, client: Any, options: KubernetesOptions | None = None, clock: Clock | None = None) -> None:
+        self._client, self._options, self._clock = client, options or KubernetesOptions(), clock
+
+    def nodes(self) -> Sequence[Node]:
+        """Return all nodes of the cluster."""
+        return [view_node(node) for node in self._calls().list("/api/v1/nodes")]
+
+    def job(self, job: str) -> JobView | None:
+        """Return a JobSet and where its pods run; `job` is a name, or namespace/name."""
+        calls, (namespace, name) = self._calls(), self._split(job)
+        answer = calls.get(jobset_path(namespace, name))
+        if answer.status == _NOT_FOUND:
+            return None
+        if not answer.is_good:
+            raise ControllerDown(f"the Kubernetes API does not tell about JobSet {job}: {answer.said}")
+        label = {"labelSelector": f"jobset.sigs.k8s.io/jobset-name={name}"}
+        return view_jobset(answer.body, calls.list(f"/api/v1/namespaces/{namespace}/pods", label), job)
+
+    def isolate(self, node: str, mark: str, reason: str) -> Report:
+        """Cordon and taint a node."""
+        _check_mark(mark)
+        return self._change(node, lambda seen: _isolation(seen, mark, reason, self._options.effect))
+
+    def release(self, node: str, mark: str) -> Report:
+        """Take our taint off a node, and the cordon if it is ours."""
+        _check_mark(mark)
+        return self._change(node, lambda seen: _release(seen, mark))
+
+    def restart(self, order: Restart) -> Report:
+        """Stop a JobSet and start it again, without its excluded nodes, from its checkpoint."""
+        _check_mark(order.mark)
+        namespace, name = self._split(order.job)
+        check_order(replace(order, job=name))
+        calls, path = self._calls(), jobset_path(namespace, name)
+        act = Restarting(calls, namespace, name, order, self._options.workers)
+        for _ in range(2):
+            report = self._restart_once(calls, path, act)
+            if report is not None:
+                return report
+        return Report("failed", f"JobSet {order.job} is changed by somebody else all the time; ask again")
+
+    def _restart_once(self, calls: Calls, path: str, act: Restarting) -> Report | None:
+        """Return what became of it; None when the JobSet was changed while we looked at it."""
+        order, begun, seen = act.order, act.find_kept(), calls.get(path)
+        if begun is None and not seen.is_good:
+            return _refusal(f"JobSet {order.job}", seen)
+        is_ours = begun is not None or read_mark(seen.body) == order.mark
+        objection = None if is_ours else self._find_objection(calls, seen.body, order)
+        if objection:
+            return Report("refused", f"JobSet {order.job} is not restarted: {objection}")
+        if self._options.dry_run and not (begun is None and is_restarted(seen.body, order.mark)):
+            return _foresee(order, seen.body, is_ours, self._options.workers)
+        if begun is not None:
+            return act.replace(begun)
+        if is_ours:
+            return act.finish(seen.body)
+        way, _ = choose_way(seen.body, order, self._options.workers)
+        return act.suspend(seen.body) if way == "suspend" else act.recreate(seen.body)
+
+    def reattempt(self, job: str, mark: str) -> Report:
+        """Refuse: the scheduler places new pods where it likes."""
+        return Report("refused", f"Kubernetes cannot restart {job} on the very nodes it has: restart it instead")
+
+    def _find_objection(self, calls: Calls, jobset: Object, order: Restart) -> str | None:
+        if order.nnodes is not None and count_nodes(jobset, self._options.workers) is None:
+            return "it has several replicated Jobs, and which of them are the nodes is not configured (workers)"
+        for node in order.exclude:
+            answer = calls.get(f"/api/v1/nodes/{_check_name(node)}")
+            if answer.is_good and view_node(answer.body).is_usable:
+                return f"node {node} is excluded but still takes new work: isolate it first"
+        return find_objection(jobset)
+
+    def _change(self, node: str, decide: Callable[[Object], Report | Change]) -> Report:
+        """Read a node, decide, patch it; once more when somebody changed it between."""
+        calls, path = self._calls(), f"/api/v1/nodes/{_check_name(node)}"
+        for _ in range(2):
+            seen = calls.get(path)
+            if not seen.is_good:
+                return _refusal(f"node {node}", seen)
+            change = decide(seen.body)
+            if isinstance(change, Report):
+                return change
+            if self._options.dry_run:
+                return Report("would", f"it would come to this: {change.what}")
+            answer = calls.patch(path, change.patch)
+            if answer.status != _CONFLICT:
+                break
+        return Report("done", change.what) if answer.is_good else _refusal(f"node {node}", answer)
+
+    def _calls(self) -> Calls:
+        return Calls(self._client, self._options.timeout_s, self._clock)
+
+    def _split(self, job: str) -> tuple[str, str]:
+        namespace, _, name = job.rpartition("/")
+        return _check_name(namespace or self._options.namespace), _check_name(name)
+
+
+def _isolation(seen: Object, mark: str, reason: str, effect: Effect) -> Report | Change:
+    node, before = seen["metadata"]["name"], read_isolation(seen)
+    if before and before.mark == mark:
+        return Report("already", f"node {node} is tainted and cordoned under {mark}")
+    if before:
+        return Report("refused", f"node {node} is isolated under {before.mark}: {before.reason}")
+    return Change(
+        isolate_patch(seen, mark, reason, effect), f"node {node} is cordoned and tainted {effect}: {reason}"
+    )
+
+
+def _release(seen: Object, mark: str) -> Report | Change:
+    before, now = read_isolation(seen), view_node(seen)
+    if before is None and now.is_usable:
+        return Report("already", f"node {now.name} is in service")
+    if before is None:
+        return Report("refused", f"node {now.name} was not isolated by us: {now.reason}")
+    if before.mark != mark:
+        return Report("refused", f"node {now.name} is isolated under {before.mark}, not under {mark}")
+    stays = "has lost our taint; it was cordoned before us and stays so"
+    return Change(
+        release_patch(seen, before),
+        f"node {now.name} {'is in service again' if before.is_cordon_ours else stays}",
+    )
+
+
+def _foresee(order: Restart, jobset: Object, is_begun: bool, workers: str | None) -> Report:
+    if is_begun:
+        return Report("would", f"the restart of JobSet {order.job} under {order.mark} was begun: it would be ended")
+    way, why = choose_way(jobset, order, workers)
+    return Report("would", f"JobSet {order.job} would be restarted ({way}): {why}", order.job)
+
+
+def _refusal(what: str, answer: Answer) -> Report:
+    """Return what a status that is not good means: a conflict may pass by itself, a refusal does not."""
+    if answer.status == _NOT_FOUND:
+        return Report("refused", f"there is no {what}")
+    outcome: Outcome = "failed" if answer.status == _CONFLICT else "refused"
+    return Report(outcome, f"the Kubernetes API did not let us act on {what}: {answer.said}")
+
+
+def _check_mark(mark: str) -> None:
+    if not _LABEL_VALUE.fullmatch(mark):
+        raise BadInput(f"a mark must do as the value of a taint (63 of A-Z, a-z, 0-9, '-', '_', '.'), not {mark!r}")
+
+
+def _check_name(name: str) -> str:
+    if not _OBJECT_NAME.fullmatch(name):
+        raise BadInput(f"{name!r} cannot be the name of anything in Kubernetes")
+    return name

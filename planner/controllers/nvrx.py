@@ -1,0 +1,141 @@
+"""NVIDIA's ft_launcher (nvidia-resiliency-ext) as a controller: nodes are excluded, the launcher restarts by itself.
+
+Before every rendezvous the launcher asks a health check on its own host (nvrx_health.py) whether to take part; a node
+that is told no leaves, and a hot spare takes its place. The planner only leaves a note per excluded node in a
+directory that the hosts can read, so that no planner need be alive when a host asks. A file for each node, because a
+host then reads its own and nothing else, and two planners can never write over each other.
+"""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lockstep.errors import ControllerDown
+from planner.controllers.orders import check_mark, check_name
+from planner.controllers.protocol import JobView, Node, Report, Restart
+
+_SUFFIX = ".json"
+_BY_ITSELF = (
+    "ft_launcher restarts its workers by itself once they fail, up to --max-restarts; "
+    "a job that ended with exit code 93 is meant to stay ended"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Exclusion:
+    """Why a node shall take no part. `mark` is None when somebody else wrote it."""
+
+    node: str
+    mark: str | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class NvrxOptions:
+    """Where notes on excluded nodes are left."""
+
+    directory: Path  # on a file system that planner and hosts share
+    dry_run: bool = False
+
+
+class NvrxController:
+    """Excludes nodes by notes in a directory."""
+
+    name = "nvrx"
+
+    def __init__(self, options: NvrxOptions) -> None:
+        self._directory, self._dry_run = options.directory, options.dry_run
+
+    def nodes(self) -> Sequence[Node]:
+        """Return the excluded nodes; of others nothing is known here."""
+        try:
+            names = sorted(path.stem for path in self._directory.glob("*" + _SUFFIX))
+        except OSError as failure:
+            raise ControllerDown(f"{self._directory} cannot be read: {failure.strerror}") from None
+        found = [read_exclusion(self._directory, name) for name in names]
+        return [Node(one.node, False, one.mark, one.reason) for one in found if one is not None]
+
+    def job(self, job: str) -> JobView | None:
+        """Return None: the launcher tells nobody about its job."""
+        return None
+
+    def isolate(self, node: str, mark: str, reason: str) -> Report:
+        """Keep a node from the next rendezvous."""
+        check_mark(mark)
+        before = read_exclusion(self._directory, check_name(node, "node"))
+        if before is None and self._dry_run:
+            return Report("would", f"node {node} would be excluded from the next rendezvous: {reason}")
+        if before is None and self._write(Exclusion(node, mark, reason)):
+            return Report("done", f"node {node} is excluded from the next rendezvous: {reason}")
+        before = before or read_exclusion(self._directory, node)
+        if before is not None and before.mark == mark:
+            return Report("already", f"node {node} is excluded under {mark}")
+        return Report("refused", f"node {node} is excluded by {_name(before)}")
+
+    def release(self, node: str, mark: str) -> Report:
+        """Let a node take part again."""
+        check_mark(mark)
+        before = read_exclusion(self._directory, check_name(node, "node"))
+        if before is None:
+            return Report("already", f"node {node} is not excluded")
+        if before.mark != mark:
+            return Report("refused", f"node {node} is excluded by {_name(before)}, not under {mark}")
+        if self._dry_run:
+            return Report("would", f"node {node} would take part again")
+        try:
+            _path(self._directory, node).unlink(missing_ok=True)
+        except OSError as failure:
+            raise ControllerDown(f"the note on node {node} cannot be removed: {failure.strerror}") from None
+        return Report("done", f"node {node} takes part from the next rendezvous on")
+
+    def restart(self, order: Restart) -> Report:
+        """Refuse: nobody can ask the launcher for it."""
+        return Report("refused", f"{order.job} is not restarted from outside: {_BY_ITSELF}")
+
+    def reattempt(self, job: str, mark: str) -> Report:
+        """Refuse: nobody can ask the launcher for it."""
+        return Report("refused", f"{job} is not restarted from outside: {_BY_ITSELF}")
+
+    def _write(self, exclusion: Exclusion) -> bool:
+        """Write a note, whole; return False when there is one already. A link, unlike a rename, replaces nothing."""
+        path = _path(self._directory, exclusion.node)
+        draft = path.with_suffix(f".draft-{os.getpid()}")
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            with open(draft, "w") as file:
+                json.dump({"mark": exclusion.mark, "reason": exclusion.reason}, file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.link(draft, path)
+        except FileExistsError:
+            return False
+        except OSError as failure:
+            raise ControllerDown(f"{path} cannot be written: {failure.strerror}") from None
+        finally:
+            draft.unlink(missing_ok=True)
+        return True
+
+
+def read_exclusion(directory: Path, node: str) -> Exclusion | None:
+    """Return why a node is excluded; None when it is not. A note that cannot be understood still excludes."""
+    try:
+        text = _path(directory, node).read_text()
+    except FileNotFoundError:
+        return None
+    except OSError as failure:
+        raise ControllerDown(f"{_path(directory, node)} cannot be read: {failure.strerror}") from None
+    try:
+        said = json.loads(text)
+        return Exclusion(node, said.get("mark"), str(said.get("reason", "no reason is given")))
+    except (ValueError, AttributeError):
+        return Exclusion(node, None, f"its note cannot be read: {text[:100]!r}")
+
+
+def _path(directory: Path, node: str) -> Path:
+    return directory / (node + _SUFFIX)
+
+
+def _name(exclusion: Exclusion | None) -> str:
+    return exclusion.mark if exclusion is not None and exclusion.mark else "somebody else"

@@ -1,0 +1,110 @@
+"""One command run to its end, or to the end of its time: what the controllers' own tools are called with."""
+
+import os
+import signal
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO
+
+from lockstep.clock import NS_PER_S, Clock, SystemClock
+from lockstep.errors import ControllerDown
+
+_MOST_OUTPUT_BYTES = 64 * 1024 * 1024  # `scontrol show node` of 12,500 nodes is some 15 MB
+_POLL_S = 0.1
+_DEATH_S = 1.0  # a killed process that is not gone by then hangs in the kernel; nobody waits for it
+# Settings of ours may hold passwords, and those of a job around us would be taken for options of the next one.
+_NOT_HANDED_ON = ("LOCKSTEP_", "SLURM_", "SBATCH_", "SQUEUE_", "SCANCEL_", "TORCHELASTIC_")
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """How a command ended and what it said."""
+
+    command: tuple[str, ...]
+    code: int
+    out: str
+    err: str
+
+    @property
+    def complaint(self) -> str:
+        """Return why it failed, in its own words, as one line."""
+        said = self.err.strip() or self.out.strip() or "it said nothing"
+        return f"{os.path.basename(self.command[0])} ended with {self.code}: {' '.join(said.split())[:500]}"
+
+
+class Deadline:
+    """The end of the time that one call may take, however many commands it needs."""
+
+    def __init__(self, timeout_s: float, clock: Clock | None = None) -> None:
+        self.timeout_s = timeout_s
+        self._clock = clock or SystemClock()
+        self._begin_ns = self._clock.monotonic_ns()
+
+    @property
+    def left_s(self) -> float:
+        passed_s = (self._clock.monotonic_ns() - self._begin_ns) / NS_PER_S
+        return max(0.0, self.timeout_s - passed_s)
+
+    def wait_until(self, is_so: Callable[[], bool], reserve_s: float) -> bool:
+        """Ask again and again until it is so; False when it is not while `reserve_s` of the time are left."""
+        never = threading.Event()
+        while not is_so():
+            if self.left_s <= reserve_s:
+                return False
+            self._clock.wait(never, _POLL_S)
+        return True
+
+
+def make_environment(extra: Mapping[str, str]) -> dict[str, str]:
+    """Return this process's environment without settings of ours or of a job around us, with `extra` in it."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_HANDED_ON)}
+    return kept | dict(extra)
+
+
+def run_within(
+    command: Sequence[str], deadline: Deadline, environment: Mapping[str, str], stdin: str = ""
+) -> Finished:
+    """Run a command to its end; ControllerDown when it cannot be started or does not end in time.
+
+    A command that does not end in time is killed with all its children. Output goes to files, not to pipes: a child
+    that left the process group and still holds a pipe would keep us waiting.
+    """
+    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        given.write(stdin.encode())
+        given.seek(0)
+        try:
+            child = subprocess.Popen(
+                command, stdin=given, stdout=out, stderr=err, env=environment, start_new_session=True
+            )
+        except OSError as failure:
+            raise ControllerDown(f"{command[0]} cannot be started: {failure.strerror}") from None
+        code = _wait(child, command, deadline)
+        return Finished(tuple(command), code, _read(out), _read(err))
+
+
+def _wait(child: "subprocess.Popen[bytes]", command: Sequence[str], deadline: Deadline) -> int:
+    try:
+        return child.wait(deadline.left_s)
+    except subprocess.TimeoutExpired:
+        _kill_group(child)
+        what = " ".join(command[:3])
+        raise ControllerDown(f"{what} did not end within {deadline.timeout_s:g} s and was killed") from None
+    except BaseException:  # such as KeyboardInterrupt: nothing that we started stays behind
+        _kill_group(child)
+        raise
+
+
+def _kill_group(child: "subprocess.Popen[bytes]") -> None:
+    os.killpg(child.pid, signal.SIGKILL)  # not yet waited for, so the number is still its own
+    try:
+        child.wait(_DEATH_S)
+    except subprocess.TimeoutExpired:
+        return
+
+
+def _read(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read(_MOST_OUTPUT_BYTES).decode(errors="replace")

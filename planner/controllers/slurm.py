@@ -1,0 +1,132 @@
+"""Slurm as a controller: nodes are drained and undrained, jobs cancelled and submitted again without a node.
+
+Marks are left in the reason of a drained node (`lockstep MARK: why`) and in the comment of a submitted job
+(`lockstep MARK`). A job's batch script is kept in a spool directory before the job is cancelled, because Slurm
+forgets ended jobs (MinJobAge, 300 s unless configured): a planner that dies between scancel and sbatch finds all it
+needs.
+"""
+
+from collections.abc import Callable, Sequence
+
+from lockstep.errors import ControllerDown
+from planner.controllers.notes import Notes
+from planner.controllers.orders import check_mark, check_name, check_order
+from planner.controllers.protocol import JobView, Node, Outcome, Report, Restart
+from planner.controllers.slurm_commands import SlurmCommands, SlurmOptions, SlurmSaidNo
+from planner.controllers.slurm_parsing import SlurmNode, write_mark
+from planner.controllers.slurm_restarting import requeue, submit_again
+
+
+class SlurmController:
+    """Drains nodes and starts jobs again, through scontrol, scancel, sbatch and squeue."""
+
+    name = "slurm"
+
+    def __init__(self, options: SlurmOptions) -> None:
+        self._options = options
+        self._notes = Notes(options.spool)
+
+    def nodes(self) -> Sequence[Node]:
+        """Return all nodes that Slurm knows."""
+        try:
+            return [node.as_node() for node in SlurmCommands(self._options).show_nodes()]
+        except SlurmSaidNo as refusal:
+            raise ControllerDown(f"Slurm does not tell its nodes: {refusal}") from None
+
+    def job(self, job: str) -> JobView | None:
+        """Return a job; None when Slurm does not know it, or has forgotten it after its end."""
+        check_name(job, "job")
+        try:
+            found = SlurmCommands(self._options).show_jobs(job)
+        except SlurmSaidNo as refusal:
+            raise ControllerDown(f"Slurm does not tell about job {job}: {refusal}") from None
+        return found[0].as_view() if found else None
+
+    def isolate(self, node: str, mark: str, reason: str) -> Report:
+        """Drain a node: what runs there goes on, and nothing new starts."""
+        check_name(node, "node")
+        check_mark(mark)
+        return self._report(lambda slurm: self._isolate(slurm, node, mark, reason))
+
+    def release(self, node: str, mark: str) -> Report:
+        """Take our own drain away, and no other; a node that is also down stays down."""
+        check_name(node, "node")
+        check_mark(mark)
+        return self._report(lambda slurm: self._release(slurm, node, mark))
+
+    def restart(self, order: Restart) -> Report:
+        """Cancel a job and submit it again, or requeue it; as the options say."""
+        check_order(order)
+        way = submit_again if self._options.way == "submit" else requeue
+        return self._report(lambda slurm: way(slurm, self._notes, self._options, order))
+
+    def reattempt(self, job: str, mark: str) -> Report:
+        """Refuse: Slurm has no way to start a job's processes again in the allocation that it has.
+
+        `scontrol requeue` gives the allocation back and waits for cred_expire, so it is a restart, and a slow one.
+        """
+        check_name(job, "job")
+        check_mark(mark)
+        return Report(
+            "refused", f"Slurm cannot let job {job} try again in place: restart it, or let its launcher do it"
+        )
+
+    def _report(self, act: Callable[[SlurmCommands], Report]) -> Report:
+        try:
+            return act(SlurmCommands(self._options))
+        except SlurmSaidNo as refusal:
+            return Report("failed", str(refusal))
+
+    def _isolate(self, slurm: SlurmCommands, name: str, mark: str, reason: str) -> Report:
+        node = slurm.show_node(name)
+        if node is None:
+            return Report("refused", f"Slurm knows no node {name}")
+        if node.is_drained:
+            is_ours = node.mark == mark
+            return Report("already" if is_ours else "refused", f"{name} is drained {_by_whom(node)}")
+        words = write_mark(mark, reason)
+        if self._options.is_dry_run:
+            return Report("would", f'would drain {name} with the reason "{words}"')
+        remark = _change(slurm, name, State="DRAIN", Reason=words)
+        now = slurm.show_node(name)  # somebody may have been faster, or slower
+        if now is None or now.mark != mark:
+            return Report("failed", f"{name} was to be drained and is {_describe(now)}{remark}")
+        return Report("done", f'{name} is drained with the reason "{words}"')
+
+    def _release(self, slurm: SlurmCommands, name: str, mark: str) -> Report:
+        node = slurm.show_node(name)
+        if node is None:
+            return Report("refused", f"Slurm knows no node {name}")
+        if not node.is_drained:
+            # Just undrained it is NOT_RESPONDING until slurmd has registered again, which it does by itself.
+            outcome: Outcome = "refused" if "DOWN" in node.states else "already"
+            return Report(outcome, f"{name} is not drained; it is {_describe(node)}")
+        if node.mark != mark:
+            return Report("refused", f"{name} was not drained under {mark}: it is drained {_by_whom(node)}")
+        if self._options.is_dry_run:
+            return Report("would", f"would undrain {name}")
+        remark = _change(slurm, name, State="UNDRAIN")  # RESUME would also bring up a node that is down
+        now = slurm.show_node(name)
+        if now is None or now.is_drained:
+            return Report("failed", f"{name} was to be undrained and is {_describe(now)}{remark}")
+        return Report("done", f"{name} is undrained; it is {_describe(now)}")
+
+
+def _change(slurm: SlurmCommands, node: str, **changes: str) -> str:
+    """Change a node, and return what Slurm had against it.
+
+    What counts is how the node is afterwards: just after slurmctld's start, UNDRAIN works and is called invalid.
+    """
+    try:
+        slurm.update_node(node, **changes)
+    except SlurmSaidNo as refusal:
+        return f"; {refusal}"
+    return ""
+
+
+def _by_whom(node: SlurmNode) -> str:
+    return f'by {node.who or "somebody"} since {node.when or "an unknown time"} with the reason "{node.why}"'
+
+
+def _describe(node: SlurmNode | None) -> str:
+    return "+".join(sorted(node.states)) if node else "unknown to Slurm"

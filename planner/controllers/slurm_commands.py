@@ -1,0 +1,165 @@
+"""Slurm's own commands, each as a function that returns values or says why not."""
+
+import os
+import pwd
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, NoReturn
+
+from lockstep.errors import BadInput, ControllerDown, LockstepError
+from planner.controllers.orders import check_template
+from planner.controllers.running import Deadline, Finished, make_environment, run_within
+from planner.controllers.slurm_parsing import SlurmJob, SlurmNode, find_marked, parse_jobs, parse_nodes
+from planner.controllers.slurm_submission import TEMPLATE_FIELDS
+
+# What the commands say, in any version from 20.11 on, when slurmctld, its configuration or munged cannot be reached.
+_NOBODY_ANSWERS = (
+    "Unable to contact slurm controller",
+    "Unable to process configuration file",
+    "Could not establish a configuration source",
+    "Socket timed out",
+    "Zero Bytes were transmitted or received",
+    "Communication connection failure",
+    "controller in standby mode",
+    "If munged is up",
+    "Protocol authentication error",
+)
+# What sbatch says of a job that no waiting would help.
+_NEVER = ("Requested node configuration is not available", "Node count specification invalid", "Invalid partition")
+_NOT_ALLOWED = ("Invalid user id", "Access/permission denied")
+_UNKNOWN = ("not found", "Invalid job id specified", "Invalid node name specified")
+
+
+class SlurmSaidNo(LockstepError):
+    """Slurm answered, and did not do it; the text is for the audit trail."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmOptions:
+    """Where Slurm's commands are and how jobs are started again."""
+
+    spool: Path  # batch scripts are kept here before their job is cancelled; it must outlive the planner
+    timeout_s: float = 20.0  # for each call; Slurm's commands need 9 s to find out that slurmctld is down
+    is_dry_run: bool = False
+    way: Literal["submit", "requeue"] = "submit"  # a requeued job first waits cred_expire, 120 s unless configured
+    resubmit: tuple[str, ...] = ()  # a site's own command instead of sbatch; prints the new job's number last
+    grace_s: float = 5.0  # an old job may take so long to end before the new one is submitted all the same
+    environment: Mapping[str, str] = field(default_factory=dict)  # such as SLURM_CONF
+    scontrol: str = "scontrol"
+    sbatch: str = "sbatch"
+    scancel: str = "scancel"
+    squeue: str = "squeue"
+
+    def __post_init__(self) -> None:
+        if self.timeout_s <= 0 or self.grace_s < 0:
+            raise BadInput(f"timeout_s={self.timeout_s} and grace_s={self.grace_s} must be positive")
+        check_template(self.resubmit, TEMPLATE_FIELDS)
+
+
+class SlurmCommands:
+    """The commands of one call, which share its time. Raises SlurmSaidNo, and ControllerDown when nobody answers."""
+
+    def __init__(self, options: SlurmOptions) -> None:
+        self._options = options
+        self.deadline = Deadline(options.timeout_s)
+
+    def show_nodes(self) -> list[SlurmNode]:
+        """Return all nodes."""
+        return parse_nodes(self._ask(self._options.scontrol, "show", "node", "--all", "--oneliner").out)
+
+    def show_node(self, name: str) -> SlurmNode | None:
+        """Return a node; None when Slurm knows none of that very name (`ALL` is a name to scontrol)."""
+        done = self._run([self._options.scontrol, "show", "node", name, "--oneliner"])
+        if done.code and not _is_unknown(done):
+            _refuse(done)
+        return next((node for node in parse_nodes(done.out) if node.name == name), None)
+
+    def show_jobs(self, job: str) -> list[SlurmJob]:
+        """Return a job, or all tasks of an array; none when Slurm does not know it (any more)."""
+        done = self._run([self._options.scontrol, "show", "job", job, "--all", "--oneliner"])
+        if done.code and not _is_unknown(done):
+            _refuse(done)
+        return parse_jobs(done.out)
+
+    def find_marked(self, mark: str) -> str | None:
+        """Return the job, waiting, running or ended, that was submitted under a mark."""
+        words = ("--all", "--states=all", "--noheader", "--format=%A|%T|%k")
+        return find_marked(self._ask(self._options.squeue, *words).out, mark)
+
+    def read_script(self, job: str) -> str:
+        """Return a job's batch script."""
+        done = self._ask(self._options.scontrol, "write", "batch_script", job, "-")
+        if not done.out.startswith("#!"):  # it ends with 0 also when it was not allowed to
+            raise SlurmSaidNo(f"the batch script of job {job} cannot be had: {done.complaint}")
+        return done.out
+
+    def update_node(self, name: str, **changes: str) -> None:
+        self._ask(self._options.scontrol, "update", f"NodeName={name}", *(f"{k}={v}" for k, v in changes.items()))
+
+    def update_job(self, job: str, changes: Mapping[str, str]) -> None:
+        self._ask(self._options.scontrol, "update", f"JobId={job}", *(f"{k}={v}" for k, v in changes.items()))
+
+    def cancel(self, job: str) -> None:
+        self._ask(self._options.scancel, job)
+
+    def requeue_and_hold(self, job: str) -> None:
+        self._ask(self._options.scontrol, "requeuehold", job)
+
+    def release_job(self, job: str) -> None:
+        self._ask(self._options.scontrol, "release", job)
+
+    def why_never(self, command: Sequence[str], script: str) -> str | None:
+        """Return why an sbatch command could never start; None: it could, or only limits of the moment forbid it."""
+        trial = [command[0], "--test-only", *command[1:]]
+        done = run_within(trial, self.deadline, make_environment(self._options.environment), script)
+        return done.complaint if done.code and any(words in done.err for words in _NEVER) else None
+
+    def submit(self, command: Sequence[str], script: str, variables: Mapping[str, str], user: str) -> str:
+        """Run sbatch or a site's own command and return the number of the new job."""
+        extra = dict(self._options.environment) | dict(variables) | _home_of(user)
+        done = run_within(command, self.deadline, make_environment(extra), script)
+        if done.code:
+            _refuse(done)
+        words = done.out.replace(";", " ").split()  # --parsable prints "17;cluster" where there are several
+        numbers = [word for word in words if word.isdigit()]
+        if not numbers:
+            raise SlurmSaidNo(f"{command[0]} ended well but printed no job number: {done.out.strip()[:200]!r}")
+        return numbers[-1]
+
+    def _ask(self, *command: str) -> Finished:
+        done = self._run(command)
+        if done.code:
+            _refuse(done)
+        return done
+
+    def _run(self, command: Sequence[str]) -> Finished:
+        return run_within(command, self.deadline, make_environment(self._options.environment))
+
+
+def own_user() -> str:
+    """Return who asks Slurm: the user of this process."""
+    return pwd.getpwuid(os.geteuid()).pw_name
+
+
+def _refuse(done: Finished) -> NoReturn:
+    if any(words in done.err for words in _NOBODY_ANSWERS):
+        raise ControllerDown(f"Slurm does not answer: {done.complaint}")
+    if any(words in done.err for words in _NOT_ALLOWED):
+        raise SlurmSaidNo(f"Slurm does not allow it to {own_user()}, who must be an operator: {done.complaint}")
+    raise SlurmSaidNo(done.complaint)
+
+
+def _is_unknown(done: Finished) -> bool:
+    return any(words in done.err + done.out for words in _UNKNOWN)
+
+
+def _home_of(user: str) -> dict[str, str]:
+    """Return what tells a job who it is, where it is not ours: our own home would be none of its business."""
+    if not user or user == own_user():
+        return {}
+    try:
+        entry = pwd.getpwnam(user)
+    except KeyError:
+        raise SlurmSaidNo(f"this machine knows no user {user} to submit the job as") from None
+    return {"HOME": entry.pw_dir, "USER": user, "LOGNAME": user, "SHELL": entry.pw_shell}

@@ -1,0 +1,185 @@
+"""What Slurm's commands print, as values: nodes, jobs, host lists, and the marks that we left in them."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from lockstep.errors import BadInput
+from planner.controllers.protocol import JobView, Node
+
+JobState = Literal["waiting", "running", "ended", "failed"]
+
+# slurm.schedmd.com/squeue.html, "JOB STATE CODES"; what is in none of these lists is on its way to run again.
+_RUNNING = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "STAGE_OUT", "SIGNALING", "RESIZING", "CONFIGURING"}
+_ENDED = {"COMPLETED", "CANCELLED"}
+_FAILED = {"FAILED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "PREEMPTED", "REVOKED"}
+
+# slurm.schedmd.com/sinfo.html, "NODE STATE CODES". A node that sleeps (POWERED_DOWN) is woken up for work.
+_WORKING = {"IDLE", "ALLOCATED", "MIXED"}
+_BARRED = {"DRAIN", "FAIL", "MAINT", "MAINTENANCE", "NOT_RESPONDING", "INVAL", "INVALID_REG", "REBOOT_ISSUED"}
+
+_KEY = re.compile(r"(?:^|\s)([A-Z][A-Za-z:/_]*)=")
+_REASON = re.compile(r"\sReason=(?P<why>.*?)(?: \[(?P<who>[^\s@\]]+)@(?P<when>[^\]]*)\])?\s*$")
+_MARKED = re.compile(r"lockstep (?P<mark>[\w.-]+)(?:: (?P<why>.*))?")
+_MOST_HOSTS = 100_000  # of one expression: more is a slip of the keyboard
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmNode:
+    """A node as `scontrol show node` describes it."""
+
+    name: str
+    states: frozenset[str]
+    why: str = ""  # the reason, without who gave it
+    who: str = ""
+    when: str = ""
+
+    @property
+    def is_drained(self) -> bool:
+        return "DRAIN" in self.states
+
+    @property
+    def is_usable(self) -> bool:
+        return bool(self.states & _WORKING) and not self.states & _BARRED
+
+    @property
+    def mark(self) -> str | None:
+        """Return the mark under which we drained it; None when it is in service, or somebody else drained it."""
+        return read_mark(self.why) if self.is_drained else None
+
+    def as_node(self) -> Node:
+        words = "+".join(sorted(self.states))
+        reason = "" if self.is_usable else f"{words}: {self.why}" if self.why else words
+        return Node(self.name, self.is_usable, self.mark, reason)
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmJob:
+    """A job as `scontrol show job` describes it; `fields` are all that it said, `(null)` and the like left out."""
+
+    id: str
+    state: JobState
+    fields: Mapping[str, str]
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        return expand_hosts(self.fields.get("NodeList", ""))
+
+    @property
+    def restarts(self) -> int:
+        return int(self.fields.get("Restarts", "0"))
+
+    @property
+    def user(self) -> str:
+        """Return whose job it is, without the number: `UserId=ada(1000)`."""
+        return self.fields.get("UserId", "").partition("(")[0]
+
+    def as_view(self) -> JobView:
+        return JobView(self.id, self.state, self.nodes, self.restarts, read_mark(self.fields.get("Comment", "")))
+
+
+def write_mark(mark: str, reason: str = "") -> str:
+    """Return a mark as we leave it in a drain reason or a comment.
+
+    >>> write_mark("d-17", "NIC eth0 is slow"), write_mark("d-17")
+    ('lockstep d-17: NIC eth0 is slow', 'lockstep d-17')
+    """
+    return f"lockstep {mark}: {' '.join(reason.split())}" if reason.strip() else f"lockstep {mark}"
+
+
+def read_mark(text: str) -> str | None:
+    """Return the mark in a drain reason or comment; None when it is not one of ours."""
+    found = _MARKED.fullmatch(text.strip())
+    return found["mark"] if found else None
+
+
+def parse_nodes(text: str) -> list[SlurmNode]:
+    """Return the nodes of `scontrol show node --oneliner`."""
+    return [_parse_node(line) for line in text.splitlines() if line.startswith("NodeName=")]
+
+
+def parse_jobs(text: str) -> list[SlurmJob]:
+    """Return the jobs of `scontrol show job --oneliner`: more than one for an array or a heterogeneous job."""
+    return [_parse_job(line) for line in text.splitlines() if line.startswith("JobId=")]
+
+
+def find_marked(queue: str, mark: str) -> str | None:
+    """Return the newest job that carries a mark, from lines `ID|STATE|COMMENT` of squeue."""
+    rows = [line.split("|", 2) for line in queue.splitlines() if line.count("|") >= 2]
+    marked = [int(job) for job, _, comment in rows if job.isdigit() and read_mark(comment) == mark]
+    return str(max(marked)) if marked else None
+
+
+def expand_hosts(expression: str) -> tuple[str, ...]:
+    """Return the hosts of a list as Slurm writes them.
+
+    >>> expand_hosts("login,n[1-3,07-08]-ib")
+    ('login', 'n1-ib', 'n2-ib', 'n3-ib', 'n07-ib', 'n08-ib')
+    """
+    hosts: list[str] = []
+    for part in _split_outside(expression):
+        hosts.extend(_expand_part(part, _MOST_HOSTS - len(hosts)))
+    return tuple(hosts)
+
+
+def _parse_node(line: str) -> SlurmNode:
+    reason = _REASON.search(line)
+    fields = _parse_fields(line[: reason.start()] if reason else line)
+    # An asterisk after the state is the short form of NOT_RESPONDING.
+    words = fields.get("State", "UNKNOWN").replace("*", "+NOT_RESPONDING").split("+")
+    told = {name: text or "" for name, text in reason.groupdict().items()} if reason else {}
+    return SlurmNode(fields["NodeName"], frozenset(words), **told)
+
+
+def _parse_job(line: str) -> SlurmJob:
+    fields = {key: value for key, value in _parse_fields(line).items() if value not in ("(null)", "N/A", "None", "")}
+    return SlurmJob(fields["JobId"], read_state(fields.get("JobState", "")), fields)
+
+
+def read_state(word: str) -> JobState:
+    """Return what one of Slurm's job states means to us."""
+    if word in _RUNNING:
+        return "running"
+    if word in _ENDED:
+        return "ended"
+    return "failed" if word in _FAILED else "waiting"
+
+
+def _parse_fields(line: str) -> dict[str, str]:
+    """Return KEY=value pairs, whose values may hold blanks; of a key that comes twice, the first counts."""
+    keys = list(_KEY.finditer(line))
+    ends = [key.start() for key in keys[1:]] + [len(line)]
+    pairs = [(key[1], line[key.end() : end].strip()) for key, end in zip(keys, ends, strict=True)]
+    return dict(reversed(pairs))
+
+
+def _split_outside(expression: str) -> Iterator[str]:
+    """Yield what commas separate, where they stand outside of brackets."""
+    parts = re.findall(r"(?:[^,\[\]]|\[[^\[\]]*\])+", expression)
+    if ",".join(parts) != expression:
+        raise BadInput(f"{expression!r} is no list of hosts: brackets or commas do not fit")
+    yield from parts
+
+
+def _expand_part(part: str, most: int) -> list[str]:
+    before, bracket, rest = part.partition("[")
+    if not bracket:
+        return [part]
+    inside, _, after = rest.partition("]")
+    numbers = [number for span in inside.split(",") for number in _expand_span(span, part, most)]
+    tails = _expand_part(after, most) if after else [""]
+    if len(numbers) * len(tails) > most:
+        raise BadInput(f"{part!r} stands for more than {_MOST_HOSTS} hosts")
+    return [f"{before}{number}{tail}" for number in numbers for tail in tails]
+
+
+def _expand_span(span: str, part: str, most: int) -> Iterator[str]:
+    """Yield the numbers of `7` or `07-12`, with the leading zeros of the first."""
+    found = re.fullmatch(r"(\d+)(?:-(\d+))?", span)
+    first, last = (found[1], found[2] or found[1]) if found else ("1", "0")
+    if int(last) < int(first):
+        raise BadInput(f"{part!r} is no list of hosts: {span!r} is no number and no range")
+    if int(last) - int(first) >= most:
+        raise BadInput(f"{part!r} stands for more than {_MOST_HOSTS} hosts")
+    yield from (f"{number:0{len(first)}d}" for number in range(int(first), int(last) + 1))

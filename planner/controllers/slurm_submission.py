@@ -1,0 +1,124 @@
+"""The sbatch command that starts a job again without some of its nodes, from what Slurm says about the job."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from planner.controllers.protocol import Restart
+from planner.controllers.slurm_parsing import SlurmJob, expand_hosts, write_mark
+
+# What the batch script does not say when it was said on sbatch's command line, and what `scontrol show job` calls it.
+_CARRIED_OVER = {
+    "JobName": "--job-name",
+    "Partition": "--partition",
+    "Account": "--account",
+    "QOS": "--qos",
+    "Reservation": "--reservation",
+    "Features": "--constraint",
+    "TresPerNode": "--gres",
+    "TimeLimit": "--time",
+    "WorkDir": "--chdir",
+    "Licenses": "--licenses",
+    "Network": "--network",
+}
+_FILES = {"StdOut": "--output", "StdErr": "--error"}
+TEMPLATE_FIELDS = ("job", "mark", "comment", "script", "exclude", "nnodes", "checkpoint", "name", "user")
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """What is needed to submit a job again, also when Slurm has forgotten it."""
+
+    job: SlurmJob
+    script: str
+
+
+def find_excluded(job: SlurmJob, order: Restart) -> str:
+    """Return the nodes that the new attempt must not use: those of the order, and those of the job's own list."""
+    before = expand_hosts(job.fields.get("ExcNodeList", ""))
+    return ",".join(dict.fromkeys([*before, *order.exclude]))
+
+
+def find_shape(job: SlurmJob, nnodes: int | None) -> dict[str, str]:
+    """Return NumNodes, NumTasks and NumCPUs of the new attempt: per node as before, on `nnodes` nodes."""
+    nodes = _least(job.fields.get("NumNodes", "1"))
+    wanted, shape = nnodes or nodes, {}
+    for key in ("NumTasks", "NumCPUs"):
+        count = _least(job.fields.get(key, "0"))
+        if count >= nodes and count % nodes == 0:  # else Slurm finds out by itself, from the script
+            shape[key] = str(count // nodes * wanted)
+    return {"NumNodes": str(wanted)} | shape
+
+
+def build_sbatch(sbatch: str, submission: Submission, order: Restart, own_user: str) -> list[str]:
+    """Return the command; the script goes to its standard input and the variables to its environment.
+
+    Variables travel in the environment and not in --export, where a comma in a value would end it.
+    """
+    job = submission.job
+    shape = find_shape(job, order.nnodes)
+    command = [sbatch, "--parsable", f"--comment={write_mark(order.mark)}", "--export=ALL", "--open-mode=append"]
+    command += [f"{option}={job.fields[key]}" for key, option in _CARRIED_OVER.items() if key in job.fields]
+    command += [f"{option}={_own_file(job, job.fields[key])}" for key, option in _FILES.items() if key in job.fields]
+    command += [f"--nodes={shape['NumNodes']}"]
+    command += [f"--ntasks={shape['NumTasks']}"] if "NumTasks" in shape else []
+    excluded = find_excluded(job, order)
+    command += [f"--exclude={excluded}"] if excluded else []
+    command += [f"--uid={job.user}"] if job.user and job.user != own_user else []  # root alone may do that
+    return command + _arguments(job)
+
+
+def fill_template(template: Sequence[str], submission: Submission, order: Restart, script: str) -> list[str]:
+    """Return a site's own command with its {fields} filled; `script` is the file that holds the batch script."""
+    job = submission.job
+    values: Mapping[str, str] = {
+        "job": order.job,
+        "mark": order.mark,
+        "comment": write_mark(order.mark),
+        "script": script,
+        "exclude": find_excluded(job, order),
+        "nnodes": find_shape(job, order.nnodes)["NumNodes"],
+        "checkpoint": order.checkpoint or "",
+        "name": job.fields.get("JobName", ""),
+        "user": job.user,
+    }
+    return [word.format(**values) for word in template]
+
+
+def why_not_submitted(job: SlurmJob) -> str | None:
+    """Return why this job cannot be submitted again from its batch script; None: it can."""
+    if "ArrayJobId" in job.fields:
+        return f"job {job.id} is a task of array {job.fields['ArrayJobId']}, which sbatch cannot submit alone"
+    if "HetJobId" in job.fields:
+        return f"job {job.id} is a part of heterogeneous job {job.fields['HetJobId']}, which has no script of its own"
+    if job.fields.get("BatchFlag") != "1":
+        return f"job {job.id} was started by srun or salloc and has no batch script to start it from"
+    return None
+
+
+def why_not_requeued(job: SlurmJob) -> str | None:
+    """Return why Slurm would not requeue this job; None: it would."""
+    if job.fields.get("BatchFlag") != "1":
+        return f"job {job.id} was started by srun or salloc, and Slurm requeues batch jobs only"
+    if job.fields.get("Requeue") != "1":
+        return f"job {job.id} was submitted with --no-requeue"
+    return None
+
+
+def _own_file(job: SlurmJob, path: str) -> str:
+    """Return an output file with the old job's number as a pattern again, so that attempts do not share it.
+
+    Directories stay as they are: Slurm makes none, and a number in their name is seldom a job's.
+    """
+    directory, slash, name = path.rpartition("/")
+    return directory + slash + re.sub(rf"(?<!\d){job.id}(?!\d)", "%j", name)
+
+
+def _arguments(job: SlurmJob) -> list[str]:
+    """Return the script's arguments; one with a blank in it arrives as two, as Slurm shows no quotes."""
+    words = job.fields.get("Command", "").split()[1:]
+    return ["/dev/stdin", *words] if words else []
+
+
+def _least(span: str) -> int:
+    return int(span.partition("-")[0])

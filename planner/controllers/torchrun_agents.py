@@ -1,0 +1,132 @@
+"""The elastic agents of one torchrun job, node by node: found, stopped, started, and a worker of theirs killed.
+
+What is to be done on a node is a shell script handed to `sh -s` on its standard input. It needs no quoting on the
+way, so the same script runs here and behind `ssh NODE`.
+"""
+
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from lockstep.errors import LockstepError
+from planner.controllers.orders import check_template
+from planner.controllers.running import Deadline, Finished, make_environment, run_within
+
+MARK_VARIABLE = "LOCKSTEP_RESTART_MARK"  # in the environment of an agent: the mark it was started under
+_AT_ONCE = 32  # nodes that are asked at the same time
+Answer = TypeVar("Answer")
+
+# Goes on with $pid and $mark, or ends where no agent runs. A number in a file may long be another process's: the
+# command line of an agent names its job (--rdzv-id), and only then is it taken for one.
+_FIND = f"""
+pid=$(cat "$pid_file" 2>/dev/null) || exit 0
+case $pid in ''|*[!0-9]*) exit 0 ;; esac
+{{ tr '\\0' '\\n' < /proc/$pid/cmdline; }} 2>/dev/null |
+    grep -qxF -e "$job" -e "--rdzv-id=$job" -e "--rdzv_id=$job" || exit 0
+mark=$({{ tr '\\0' '\\n' < /proc/$pid/environ; }} 2>/dev/null | sed -n 's/^{MARK_VARIABLE}=//p')
+"""
+_SHOW = _FIND + 'echo "$pid $mark"\n'
+_STOP = _FIND + "kill -TERM $pid\n"
+# Prints "PID COUNT LIMIT" for each worker: children with a local rank, and how often torchrun has restarted them.
+_WORKERS = (
+    _FIND
+    + """
+for child in $(cat /proc/$pid/task/*/children 2>/dev/null); do
+    words=$({ tr '\\0' '\\n' < /proc/$child/environ; } 2>/dev/null)
+    echo "$words" | grep -q '^LOCAL_RANK=' || continue
+    count=$(echo "$words" | sed -n 's/^TORCHELASTIC_RESTART_COUNT=//p')
+    limit=$(echo "$words" | sed -n 's/^TORCHELASTIC_MAX_RESTARTS=//p')
+    echo "$child $count $limit"
+done
+"""
+)
+
+
+class NodeFailed(LockstepError):
+    """A command for a node went wrong; the text says which and how."""
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """An elastic agent that runs."""
+
+    node: str
+    pid: int
+    mark: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A process of the training, as its environment describes it."""
+
+    node: str
+    pid: int
+    restarts: int
+    most_restarts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """How commands come to a node. {node} and {job} are filled in; in `launch` they are shell variables."""
+
+    pid_file: str  # where the launch command leaves the agent's process id, on the node
+    launch: str  # starts an agent in the background and returns; $node, $job and $pid_file are set
+    on_node: tuple[str, ...] = ()  # before `sh -s`, such as ("ssh", "{node}"); nothing: all nodes are this host
+    environment: Mapping[str, str] = field(default_factory=dict)  # of the command that goes to the node
+
+    def __post_init__(self) -> None:
+        check_template((self.pid_file, *self.on_node), ("node", "job"))
+
+
+class Agents:
+    """The agents of one job, within the time of one call. Raises NodeFailed, and ControllerDown at its end."""
+
+    def __init__(self, job: str, reach: Reach, deadline: Deadline) -> None:
+        self._job, self._reach, self.deadline = job, reach, deadline
+
+    def find(self, node: str) -> Agent | None:
+        """Return a node's agent; None when none runs there."""
+        words = self._run(node, _SHOW).out.split()
+        return Agent(node, int(words[0]), words[1] if len(words) > 1 else None) if words else None
+
+    def find_all(self, nodes: Sequence[str]) -> list[Agent]:
+        """Return the agents that run on these nodes, in their order."""
+        return [agent for agent in self.each(nodes, self.find) if agent]
+
+    def stop(self, node: str) -> None:
+        """Ask a node's agent to end; it ends its workers first."""
+        self._run(node, _STOP)
+
+    def launch(self, node: str, mark: str, variables: Mapping[str, str]) -> None:
+        """Start a node's agent with a mark and further variables in its environment."""
+        exports = {**variables, MARK_VARIABLE: mark}
+        words = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in exports.items())
+        self._run(node, words + self._reach.launch)
+        if not self.deadline.wait_until(lambda: self.find(node) is not None, reserve_s=0):
+            raise NodeFailed(f"on {node}: the launch command ended, and no agent of job {self._job} runs")
+
+    def find_workers(self, node: str) -> list[Worker]:
+        """Return the workers of a node's agent."""
+        rows = [line.split() for line in self._run(node, _WORKERS).out.splitlines()]
+        return [Worker(node, *(int(word) for word in row)) for row in rows if len(row) == 3]
+
+    def kill_worker(self, worker: Worker) -> None:
+        """Kill a worker: all agents then start all workers again, which uses up one of the job's restarts."""
+        self._run(worker.node, f"kill -KILL {worker.pid}\n")
+
+    def each(self, nodes: Sequence[str], act: Callable[[str], Answer]) -> list[Answer]:
+        """Do something for many nodes at once; the first that fails speaks for all."""
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            return list(pool.map(act, nodes))
+
+    def _run(self, node: str, script: str) -> Finished:
+        values = {"node": node, "job": self._job}
+        command = [*(word.format(**values) for word in self._reach.on_node), "sh", "-s"]
+        values["pid_file"] = self._reach.pid_file.format(**values)
+        known = "".join(f"{name}={shlex.quote(value)}\n" for name, value in values.items())
+        done = run_within(command, self.deadline, make_environment(self._reach.environment), known + script)
+        if done.code:
+            raise NodeFailed(f"on {node}: {done.complaint}")
+        return done

@@ -1,0 +1,28 @@
+"""An elastic agent that trains nothing: it has one worker, starts it again when it dies, and ends both on SIGTERM."""
+
+import os
+import signal
+import subprocess
+import sys
+
+MOST_RESTARTS = 1
+
+
+def main() -> None:
+    signal.signal(signal.SIGTERM, end)
+    for restarts in range(MOST_RESTARTS + 1):
+        told = {"LOCAL_RANK": "0", "TORCHELASTIC_RESTART_COUNT": str(restarts)}
+        told["TORCHELASTIC_MAX_RESTARTS"] = str(MOST_RESTARTS)
+        global worker
+        worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env=os.environ | told)
+        worker.wait()
+
+
+def end(*_: object) -> None:
+    worker.kill()
+    os._exit(0)
+
+
+worker: "subprocess.Popen[bytes]"
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""Which controller the settings give."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.errors import BadInput
+from planner.controllers.choosing import CONTROLLERS, make_controller
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "command": {"isolate": ["drain", "{node}"], "timeout_s": 5},
+    "nvrx": {"directory": "/shared/excluded"},
+    "slurm": {"spool": "/var/lib/lockstep/slurm"},
+    "torchrun": {
+        "job": "llm",
+        "nodes": ["h1", "h2"],
+        "reach": {"pid_file": "/run/{job}.pid", "launch": "torchrun train.py &"},
+        "state": "/var/lib/lockstep/torchrun",
+    },
+    "webhook": {"url": "http://127.0.0.1:9/hook"},
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_controller_comes_by_its_name(name: str) -> None:
+    assert make_controller(name, OPTIONS[name], dry_run=False).name == name
+
+
+def test_dry_run_is_handed_on() -> None:
+    for name in ("command", "nvrx", "webhook"):
+        report = make_controller(name, OPTIONS[name], dry_run=True).isolate("h1", "mark-1", "xid 79")
+        assert report.outcome == "would", report
+
+
+def test_every_controller_is_tried_here() -> None:
+    assert set(OPTIONS) | {"kubernetes"} == set(CONTROLLERS)
+
+
+def test_unknown_controller_is_bad_input() -> None:
+    with pytest.raises(BadInput, match="there is no controller 'nomad'; there are command, kubernetes"):
+        make_controller("nomad", {}, dry_run=False)
+
+
+def test_all_complaints_come_at_once() -> None:
+    with pytest.raises(BadInput, match=r"controller nvrx .* colour is not known; directory: Field required"):
+        make_controller("nvrx", {"colour": "red"}, dry_run=False)
+
+
+def test_secret_comes_from_a_file(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("whsec_c2VjcmV0\n")
+    make_controller("webhook", {"url": "http://h", "secret_file": str(tmp_path / "secret")}, dry_run=False)
+    with pytest.raises(BadInput, match=r"cannot be read from .*none: No such file"):
+        make_controller("webhook", {"url": "http://h", "secret_file": str(tmp_path / "none")}, dry_run=False)
+
+
+def test_kubernetes_without_a_cluster_is_bad_input(tmp_path: Path) -> None:
+    pytest.importorskip("kubernetes", reason="needs the extra lockstep[kubernetes]")
+    with pytest.raises(BadInput, match="no Kubernetes cluster is configured"):
+        make_controller("kubernetes", {"kubeconfig": str(tmp_path / "none")}, dry_run=False)

@@ -1,0 +1,182 @@
+"""The Kubernetes controller against a fake API server over real HTTP, with the official client."""
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.clock import ManualClock
+from lockstep.errors import BadInput, ControllerDown
+from planner.controllers.kubernetes import KubernetesController, KubernetesOptions
+from planner.controllers.kubernetes_api import connect, quiet_client
+from planner.controllers.kubernetes_nodes import ISOLATED
+from planner.controllers.protocol import Report, Restart
+from tests.planner.controllers.contract import Rig, check_contract
+from tests.planner.controllers.fake_kubernetes import NODES, FakeKubernetes, Object, fill, serve
+
+client = pytest.importorskip("kubernetes.client", reason="needs the extra lockstep[kubernetes]")
+
+KUBECONFIG = """
+apiVersion: v1
+kind: Config
+current-context: here
+contexts: [{name: here, context: {cluster: here, user: planner}}]
+clusters: [{name: here, cluster: {server: "URL"}}]
+users: [{name: planner, user: {token: secret-token}}]
+"""
+
+
+@pytest.fixture
+def fake() -> FakeKubernetes:
+    fake = FakeKubernetes()
+    fill(fake)
+    return fake
+
+
+@pytest.fixture
+def api(fake: FakeKubernetes) -> Iterator[Any]:
+    with serve(fake) as url:
+        made = quiet_client(client.Configuration(host=url))
+        yield made
+        made.rest_client.close()
+
+
+def make(api: Any, **options: Any) -> KubernetesController:
+    return KubernetesController(api, KubernetesOptions(**options), ManualClock())
+
+
+def specs(fake: FakeKubernetes) -> dict[str, Object]:
+    """Return what we may change of nodes: all but the version."""
+    seen = copy.deepcopy(fake.objects[NODES])
+    for node in seen.values():
+        del node["metadata"]["resourceVersion"]
+    return seen
+
+
+def expect(report: Report, outcome: str, *words: str) -> None:
+    assert report.outcome == outcome, report
+    for word in words:
+        assert word in report.what
+
+
+def test_it_keeps_the_contract_of_controllers(fake: FakeKubernetes, api: Any) -> None:
+    def cordon(name: str) -> None:
+        fake.objects[NODES][name]["spec"]["unschedulable"] = True
+
+    rig = Rig(
+        make=lambda dry: make(api, dry_run=dry),
+        look=lambda: specs(fake),
+        node="gpu-1",
+        other="gpu-2",
+        reset=lambda: fill(fake),
+        occupy=cordon,
+    )
+    check_contract(rig)
+
+
+def test_isolated_node_is_cordoned_and_tainted_beside_foreign_taints(fake: FakeKubernetes, api: Any) -> None:
+    make(api).isolate("gpu-1", "mark-1", "xid 79")
+    spec = fake.objects[NODES]["gpu-1"]["spec"]
+    assert spec["unschedulable"] is True
+    assert [taint["key"] for taint in spec["taints"]] == ["nvidia.com/gpu", ISOLATED]
+    assert spec["taints"][1] == {"key": ISOLATED, "value": "mark-1", "effect": "NoSchedule"}
+    assert spec["podCIDR"] == "10.244.1.0/24"
+
+
+def test_taint_evicts_only_when_told_so(fake: FakeKubernetes, api: Any) -> None:
+    make(api, effect="NoExecute").isolate("gpu-1", "mark-1", "xid 79")
+    assert fake.objects[NODES]["gpu-1"]["spec"]["taints"][1]["effect"] == "NoExecute"
+
+
+def test_cordon_that_was_there_before_stays(fake: FakeKubernetes, api: Any) -> None:
+    fake.objects[NODES]["gpu-1"]["spec"]["unschedulable"] = True
+    expect(make(api).isolate("gpu-1", "mark-1", "xid 79"), "done")
+    expect(make(api).release("gpu-1", "mark-1"), "done", "cordoned before us")
+    assert fake.objects[NODES]["gpu-1"]["spec"]["unschedulable"] is True
+    assert make(api).nodes()[0].reason == "cordoned, but not by Lockstep"
+
+
+def test_node_that_is_not_ready_is_not_usable(fake: FakeKubernetes, api: Any) -> None:
+    ready = fake.objects[NODES]["gpu-1"]["status"]["conditions"][1]
+    ready |= {"status": "Unknown", "message": "Kubelet stopped posting node status."}
+    node = make(api).nodes()[0]
+    assert (node.is_usable, node.reason) == (False, "not ready: Kubelet stopped posting node status.")
+
+
+def test_conflict_is_tried_once_more(fake: FakeKubernetes, api: Any) -> None:
+    fake.somebody_writes_before_patch = 1
+    expect(make(api).isolate("gpu-1", "mark-1", "xid 79"), "done")
+    fake.somebody_writes_before_patch = 2
+    expect(make(api).isolate("gpu-2", "mark-1", "xid 79"), "failed", "has been modified", "409")
+
+
+@pytest.mark.parametrize("method", ["GET", "PATCH"])
+def test_missing_right_is_refused_with_the_servers_sentence(fake: FakeKubernetes, api: Any, method: str) -> None:
+    fake.faults[method] = [403]
+    expect(make(api).isolate("gpu-1", "mark-1", "xid 79"), "refused", "told to fail", "403")
+
+
+def test_unknown_node_and_job_are_refused(api: Any) -> None:
+    expect(make(api).isolate("gpu-9", "mark-1", "xid 79"), "refused", "there is no node gpu-9")
+    expect(make(api).restart(Restart("mark-1", "train/gone")), "refused", "there is no JobSet train/gone")
+    assert make(api).job("train/gone") is None
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_server_in_trouble_is_down(fake: FakeKubernetes, api: Any, status: int) -> None:
+    fake.faults["GET"] = [status]
+    with pytest.raises(ControllerDown, match=f"cannot answer now: told to fail .HTTP {status}"):
+        make(api).nodes()
+
+
+def test_server_that_hangs_is_down(fake: FakeKubernetes, api: Any) -> None:
+    fake.hang.set()
+    with pytest.raises(ControllerDown, match="does not answer"):
+        make(api, timeout_s=0.05).isolate("gpu-1", "mark-1", "xid 79")
+
+
+def test_server_that_trickles_is_down(fake: FakeKubernetes, api: Any) -> None:
+    """Each byte comes in time, the answer as a whole does not."""
+    clock = ManualClock()
+    fake.trickles, fake.byte_sent = True, lambda: clock.advance(0.1)
+    with pytest.raises(ControllerDown, match="did not end its answer within 60 s"):
+        KubernetesController(api, KubernetesOptions(), clock).nodes()
+
+
+def test_server_that_is_gone_is_down() -> None:
+    nobody = quiet_client(client.Configuration(host="http://127.0.0.1:9"))
+    with pytest.raises(ControllerDown, match="does not answer"):
+        make(nobody).nodes()
+
+
+@pytest.mark.parametrize("name", ["", "a/b/../c", "UPPER", "x" * 300, "gpu-1?watch=1"])
+def test_name_that_no_object_can_have_is_bad_input(fake: FakeKubernetes, api: Any, name: str) -> None:
+    with pytest.raises(BadInput, match="cannot be the name"):
+        make(api).isolate(name, "mark-1", "xid 79")
+    assert fake.requests == []
+
+
+def test_mark_that_no_taint_can_carry_is_bad_input(api: Any) -> None:
+    with pytest.raises(BadInput, match="value of a taint"):
+        make(api).isolate("gpu-1", "a mark with spaces", "xid 79")
+
+
+def test_large_clusters_come_page_by_page(fake: FakeKubernetes, api: Any) -> None:
+    fake.page_size = 2
+    assert [node.name for node in make(api).nodes()] == ["gpu-1", "gpu-2", "gpu-3"]
+    assert fake.requests == [f"GET {NODES}"] * 2
+
+
+def test_token_of_the_kubeconfig_is_sent(fake: FakeKubernetes, tmp_path: Path) -> None:
+    config = tmp_path / "config"
+    with serve(fake) as url:
+        config.write_text(KUBECONFIG.replace("URL", url))
+        make(connect(kubeconfig=str(config))).nodes()
+    assert fake.tokens == {"Bearer secret-token"}
+
+
+def test_no_configured_cluster_is_bad_input(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="no Kubernetes cluster is configured"):
+        connect(kubeconfig=str(tmp_path / "none"))

@@ -1,0 +1,191 @@
+"""ft_launcher's exclusions: notes in a directory, a real gRPC health check, and the answer on attribution."""
+
+import json
+import socket as socketlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as bounds
+from hypothesis import strategies as some
+
+from lockstep.decision import Action, Cost, Decision, Mode
+from lockstep.errors import BadInput, ControllerDown
+from planner.controllers.nvrx import Exclusion, NvrxController, NvrxOptions
+from planner.controllers.nvrx_attribution import answer_logs, answer_submission
+from planner.controllers.nvrx_health import METHOD, SERVICE, check_host, encode_answer, serve_health
+from planner.controllers.protocol import Restart
+from tests.planner.controllers.contract import Rig, check_contract
+
+
+def look(directory: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in directory.iterdir()}
+
+
+def test_it_keeps_the_contract_of_controllers(tmp_path: Path) -> None:
+    def reset() -> None:
+        for path in tmp_path.iterdir():
+            path.unlink()
+
+    check_contract(
+        Rig(
+            make=lambda dry: NvrxController(NvrxOptions(tmp_path, dry)),
+            look=lambda: look(tmp_path),
+            node="h1",
+            other="h2",
+            reset=reset,
+            occupy=lambda node: (tmp_path / f"{node}.json").write_text('{"reason": "burn-in"}'),
+        )
+    )
+
+
+def test_restart_is_left_to_the_launcher(tmp_path: Path) -> None:
+    controller = NvrxController(NvrxOptions(tmp_path))
+    report = controller.restart(Restart("mark-1", "llm"))
+    assert report.outcome == "refused"
+    assert "restarts its workers by itself" in report.what
+    assert "93" in report.what
+    assert controller.reattempt("llm", "mark-1").outcome == "refused"
+    assert controller.job("llm") is None
+
+
+def test_directory_that_is_not_there_yet_excludes_nobody(tmp_path: Path) -> None:
+    controller = NvrxController(NvrxOptions(tmp_path / "later"))
+    assert controller.nodes() == []
+    assert controller.isolate("h1", "mark-1", "xid 79").outcome == "done"
+
+
+def test_directory_that_cannot_be_written_is_down(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ControllerDown, match="Not a directory"):
+        NvrxController(NvrxOptions(tmp_path / "file")).isolate("h1", "mark-1", "xid 79")
+
+
+@pytest.mark.parametrize("node", ["../h1", "", "h1/h2", "h1,h2"])
+def test_name_that_leads_elsewhere_is_bad_input(tmp_path: Path, node: str) -> None:
+    with pytest.raises(BadInput, match="no name of a node"):
+        NvrxController(NvrxOptions(tmp_path)).isolate(node, "mark-1", "xid 79")
+
+
+def test_note_that_nobody_understands_excludes_and_is_not_ours(tmp_path: Path) -> None:
+    (tmp_path / "h1.json").write_text("{")
+    node = NvrxController(NvrxOptions(tmp_path)).nodes()[0]
+    assert (node.is_usable, node.mark) == (False, None)
+    assert NvrxController(NvrxOptions(tmp_path)).release("h1", "mark-1").outcome == "refused"
+
+
+def decode(message: bytes) -> dict[int, Any]:
+    """Return the fields of a protobuf message: an own reading, after the encoding's description."""
+    fields: dict[int, Any] = {}
+    at = 0
+
+    def number() -> int:
+        nonlocal at
+        value = shift = 0
+        while True:
+            byte = message[at]
+            at += 1
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                return value
+
+    while at < len(message):
+        key = number()
+        if key & 7 == 0:
+            fields[key >> 3] = number()
+        else:
+            size = number()
+            fields[key >> 3] = message[at : at + size].decode()
+            at += size
+    return fields
+
+
+@bounds(max_examples=50, deadline=None)
+@given(some.text(max_size=300))
+def test_any_reason_survives_the_encoding(reason: str) -> None:
+    fields = decode(encode_answer(Exclusion("h1", "mark-1", reason)))
+    assert fields[4] == reason
+    assert fields[2] == 1
+    assert 1 not in fields, "success is left out, and so false"
+
+
+def test_host_is_known_by_any_of_its_names(tmp_path: Path) -> None:
+    NvrxController(NvrxOptions(tmp_path)).isolate("h1", "mark-1", "xid 79")
+    assert decode(check_host(tmp_path, ["h1.cluster.local", "h1"]))[4] == "xid 79"
+    assert decode(check_host(tmp_path, ["h11"])) == {1: 1, 3: '{"fail_count": 0}'}
+
+
+def test_host_that_cannot_read_is_healthy_and_says_why(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    fields = decode(check_host(tmp_path / "file", ["h1"]))
+    assert (fields[1], json.loads(fields[3])["fail_count"]) == (1, 0)
+    assert "Not a directory" in fields[4]
+
+
+def leave_behind(path: Path) -> None:
+    """Leave the socket of a service that died."""
+    with socketlib.socket(socketlib.AF_UNIX) as dead:
+        dead.bind(str(path))
+
+
+def test_file_in_the_way_of_the_socket_is_left_alone(tmp_path: Path) -> None:
+    pytest.importorskip("grpc", reason="needs the extra lockstep[nvrx]")
+    (tmp_path / "precious").write_text("data")
+    with pytest.raises(BadInput, match="it is no socket"):
+        serve_health(tmp_path, tmp_path / "precious", ["h1"])
+    assert (tmp_path / "precious").read_text() == "data"
+
+
+def test_real_client_is_told_of_the_exclusion_and_of_its_end(tmp_path: Path) -> None:
+    grpc = pytest.importorskip("grpc", reason="needs the extra lockstep[nvrx]")
+    socket, directory = tmp_path / "nvhcd.sock", tmp_path / "excluded"
+    leave_behind(socket)
+    controller, server = NvrxController(NvrxOptions(directory)), serve_health(directory, socket, ["h1"])
+    try:
+        with grpc.insecure_channel(f"unix://{socket}") as channel:
+            ask = channel.unary_unary(f"/{SERVICE}/{METHOD}")
+            request = b"\x0a\x0a--no-slurm"  # HealthCheckRequest(args=["--no-slurm"]), as the launcher sends it
+            assert decode(ask(request, timeout=20)) == {1: 1, 3: '{"fail_count": 0}'}
+            controller.isolate("h1", "mark-1", "xid 79 on GPU 3")
+            told = decode(ask(request, timeout=20))
+            assert (told.get(1, 0), told[2], told[4]) == (0, 1, "xid 79 on GPU 3")
+            assert json.loads(told[3])["fail_count"] == 1
+            controller.release("h1", "mark-1")
+            assert decode(ask(request, timeout=20))[1] == 1
+    finally:
+        server.stop(0).wait()
+
+
+def decision(action: Action, mode: Mode = "execute", held: str | None = None) -> Decision:
+    return Decision(
+        id="d1", job="llm", incident="i1", generation=1, created_ns=0, expires_ns=1, severity=1, mode=mode,
+        action=action, cost=Cost(), verdicts=("v1",), reason="gpu:h3/2 is dead", held_because=held,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("made", "word"),
+    [
+        (decision("none"), "CONTINUE"),
+        (decision("reroute"), "CONTINUE"),
+        (decision("restart_process"), "RESTART"),
+        (decision("replace"), "RESTART"),
+        (decision("reconfigure"), "STOP"),
+        (decision("reconfigure", mode="propose"), "RESTART"),
+        (decision("reconfigure", held="blast radius"), "RESTART"),
+    ],
+)
+def test_launcher_is_stopped_only_for_what_is_under_way_and_beyond_it(made: Decision, word: str) -> None:
+    answer = answer_logs(made, is_settled=False)
+    assert answer["status"] == "completed"
+    assert answer["recommendation"]["action"] == word
+    assert "gpu:h3/2 is dead" in answer["recommendation"]["reason"]
+
+
+def test_question_without_an_incident_waits_and_then_ends() -> None:
+    assert answer_logs(None, is_settled=False)["status"] == "pending"
+    settled = answer_logs(None, is_settled=True)
+    assert (settled["status"], settled["recommendation"]["action"]) == ("completed", "UNKNOWN")
+    assert answer_submission("/logs/c0.log")["submitted"] is True

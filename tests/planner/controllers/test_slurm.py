@@ -1,0 +1,290 @@
+"""The Slurm controller against commands that say what real ones said: refusals, outages, deaths in the middle."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lockstep.errors import BadInput, ControllerDown
+from planner.controllers.protocol import JobView, Restart
+from planner.controllers.slurm import SlurmController
+from planner.controllers.slurm_commands import SlurmOptions
+from tests.planner.controllers.fake_slurm import FakeSlurm
+from tests.planner.controllers.test_running import wait_for_death
+
+DATA = Path(__file__).parents[2] / "data" / "slurm"
+NODES = (DATA / "nodes.txt").read_text().splitlines(keepends=True)
+RUNNING = (DATA / "job_running.txt").read_text()
+SCRIPT = (DATA / "batch_script.txt").read_text()
+DRAINED_AGAIN = (
+    NODES[2].replace("State=ALLOCATED", "State=ALLOCATED+DRAIN").rstrip() + " Reason=lockstep d-18: slow\n"
+)
+DOWN = "slurm_load_node error: Unable to contact slurm controller (connect failure)\n"
+ORDER = Restart("d-18", "2", exclude=("n2",), checkpoint="/ckpt/7")
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> FakeSlurm:
+    """A Slurm with the four nodes of the recording, in which job 2 runs."""
+    fake = FakeSlurm(tmp_path / "slurm").install()
+    fake.say("scontrol-show-node", "".join(NODES))
+    fake.say("scontrol-show-job", RUNNING)
+    fake.say("scontrol-write-batch_script", SCRIPT)
+    fake.say("scancel", do="sed -i s/JobState=RUNNING/JobState=CANCELLED/ scontrol-show-job.out")
+    fake.say("sbatch", "17\n", do='cat > script; env > environment; echo "17|PENDING|lockstep d-18" > squeue.out')
+    return fake
+
+
+def control(slurm: FakeSlurm, is_dry_run: bool = False, timeout_s: float = 30.0) -> SlurmController:
+    return SlurmController(slurm.options(is_dry_run, timeout_s))
+
+
+def test_nodes_and_jobs_are_seen(slurm: FakeSlurm) -> None:
+    assert [(node.name, node.mark) for node in control(slurm).nodes()] == [
+        *(("n1", "d-17"), ("n2", None), ("n3", None), ("n4", None))
+    ]
+    assert control(slurm).job("2") == JobView("2", "running", ("n2", "n3"), mark="d-17")
+
+
+def test_isolating_drains_and_looks_whether_it_holds(slurm: FakeSlurm) -> None:
+    slurm.say("scontrol-update", do=f"echo '{DRAINED_AGAIN.strip()}' > scontrol-show-node.out")
+    report = control(slurm).isolate("n3", "d-18", "slow\n NIC")
+    assert (report.outcome, report.what) == ("done", 'n3 is drained with the reason "lockstep d-18: slow NIC"')
+    assert slurm.changes() == ["scontrol update NodeName=n3 State=DRAIN Reason=lockstep d-18: slow NIC"]
+
+
+def test_a_drain_that_did_not_take_is_a_failure(slurm: FakeSlurm) -> None:
+    report = control(slurm).isolate("n3", "d-18", "slow")
+    assert (report.outcome, report.what) == ("failed", "n3 was to be drained and is ALLOCATED")
+
+
+def test_a_node_that_a_person_drained_is_left_alone(slurm: FakeSlurm) -> None:
+    report = control(slurm).isolate("n2", "d-18", "slow")
+    assert report.outcome == "refused"
+    assert 'drained by root since 2026-11-16T03:32:24 with the reason "fan [left] broken, Ticket=4711"' in report.what
+    assert control(slurm).release("n2", "d-18").outcome == "refused"
+    assert slurm.changes() == []
+
+
+def test_a_mark_is_isolated_once_and_another_mark_not_at_all(slurm: FakeSlurm) -> None:
+    assert control(slurm).isolate("n1", "d-17", "slow").outcome == "already"
+    assert control(slurm).isolate("n1", "d-18", "slow").outcome == "refused"
+    assert "was not drained under d-18" in control(slurm).release("n1", "d-18").what
+    assert slurm.changes() == []
+
+
+def test_a_release_undrains_and_never_brings_up_what_is_down(slurm: FakeSlurm) -> None:
+    slurm.say("scontrol-update", do="sed -i s/IDLE+DRAIN/IDLE+NOT_RESPONDING/ scontrol-show-node.out")
+    assert control(slurm).release("n1", "d-17").what == "n1 is undrained; it is IDLE+NOT_RESPONDING"
+    assert control(slurm).release("n1", "d-17").outcome == "already"
+    assert control(slurm).release("n4", "d-17").what == "n4 is not drained; it is DOWN"
+    assert slurm.changes() == ["scontrol update NodeName=n1 State=UNDRAIN"]
+
+
+def test_an_unknown_node_is_refused_even_where_scontrol_knows_it_as_all(slurm: FakeSlurm) -> None:
+    for node in ("n9", "ALL"):
+        assert control(slurm).isolate(node, "m", "x").what == f"Slurm knows no node {node}"
+        assert control(slurm).release(node, "m").outcome == "refused"
+    slurm.say("scontrol-show-node", "Node n9 not found\n", code=1)
+    assert control(slurm).isolate("n9", "m", "x").what == "Slurm knows no node n9"
+    assert slurm.changes() == []
+
+
+def test_a_list_of_nodes_makes_no_sense(slurm: FakeSlurm) -> None:
+    with pytest.raises(BadInput, match="is no name of a node"):
+        control(slurm).isolate("n[1-4]", "m", "x")
+    assert slurm.calls() == []
+
+
+def test_no_permission_is_said(slurm: FakeSlurm) -> None:
+    slurm.say("scontrol-update", err="slurm_update error: Invalid user id\n", code=1)
+    report = control(slurm).isolate("n3", "d-18", "slow")
+    assert report.outcome == "failed"
+    assert "Slurm does not allow it to " in report.what
+    assert "scontrol ended with 1: slurm_update error: Invalid user id" in report.what
+
+
+def test_a_controller_that_is_down_is_raised(slurm: FakeSlurm) -> None:
+    for key in ("scontrol-show-node", "scontrol-show-job", "squeue"):
+        slurm.say(key, err=DOWN, code=1)
+    acts: tuple[Callable[[SlurmController], object], ...] = (
+        lambda c: c.nodes(),
+        lambda c: c.job("2"),
+        lambda c: c.isolate("n1", "m", "x"),
+        lambda c: c.restart(ORDER),
+    )
+    for act in acts:
+        with pytest.raises(ControllerDown, match=r"Slurm does not answer: .*connect failure"):
+            act(control(slurm))
+
+
+def test_a_command_that_hangs_is_killed_in_time_with_its_children(slurm: FakeSlurm) -> None:
+    slurm.say("scontrol-show-node", do="sleep 600 & echo $! > child; wait")
+    with pytest.raises(ControllerDown, match=r"scontrol show node did not end within 0\.3 s and was killed"):
+        control(slurm, timeout_s=0.3).isolate("n1", "m", "x")
+    wait_for_death(int((slurm.home / "child").read_text()))
+
+
+def test_a_job_is_cancelled_and_submitted_without_the_node(slurm: FakeSlurm) -> None:
+    report = control(slurm).restart(ORDER)
+    assert (report.outcome, report.job) == ("done", "17")
+    assert report.what == "job 2 is cancelled and submitted again as job 17, to run without n1,n2"
+    assert [call.split()[0] for call in slurm.changes()] == ["scancel", "sbatch"]
+    assert (slurm.home / "script").read_text() == SCRIPT
+    assert "LOCKSTEP_RESUME_FROM=/ckpt/7" in (slurm.home / "environment").read_text()
+
+
+def test_a_mark_is_submitted_once_also_when_slurm_has_forgotten_the_job(slurm: FakeSlurm) -> None:
+    control(slurm).restart(ORDER)
+    slurm.say("squeue")
+    report = control(slurm).restart(ORDER)
+    assert (report.outcome, report.job) == ("already", "17")
+    assert len(slurm.calls("sbatch")) == 1
+
+
+def test_death_between_scancel_and_sbatch_loses_nothing(slurm: FakeSlurm) -> None:
+    slurm.say("sbatch", err=DOWN, code=1)
+    with pytest.raises(ControllerDown, match="Slurm does not answer: sbatch ended with 1"):
+        control(slurm).restart(ORDER)
+    slurm.say("scontrol-show-job", err="slurm_load_jobs error: Invalid job id specified\n", code=1)  # forgotten
+    slurm.say("scontrol-write-batch_script", err="job script retrieval failed: Invalid job id specified\n")
+    slurm.say("sbatch", "17\n", do="cat > script")
+    report = control(slurm).restart(ORDER)
+    assert (report.outcome, report.job) == ("done", "17")
+    assert len(slurm.calls("scancel")) == 1
+    assert (slurm.home / "script").read_text() == SCRIPT
+    assert "--exclude=n1,n2" in slurm.calls("sbatch")[-1]
+
+
+def test_death_after_sbatch_is_seen_in_the_queue(slurm: FakeSlurm) -> None:
+    slurm.say("sbatch", err="Socket timed out\n", code=1, do='echo "17|RUNNING|lockstep d-18" > squeue.out')
+    with pytest.raises(ControllerDown):
+        control(slurm).restart(ORDER)
+    report = control(slurm).restart(ORDER)
+    assert (report.outcome, report.job) == ("already", "17")
+    assert len(slurm.calls("sbatch")) == 1
+
+
+def test_a_refused_submission_may_be_asked_for_again(slurm: FakeSlurm) -> None:
+    slurm.say("sbatch", err="sbatch: error: Requested node configuration is not available\n", code=1)
+    report = control(slurm).restart(ORDER)
+    assert (report.outcome, report.job) == ("failed", None)
+    assert "Requested node configuration is not available" in report.what
+    slurm.say("sbatch", "17;cluster\n")
+    assert control(slurm).restart(ORDER).job == "17"
+
+
+def test_a_job_that_could_never_start_again_is_not_cancelled(slurm: FakeSlurm) -> None:
+    slurm.say("sbatch-test", err="allocation failure: Requested node configuration is not available\n", code=1)
+    report = control(slurm).restart(ORDER)
+    assert report.outcome == "refused"
+    assert "job 2 is left as it is, as it could not start again: sbatch ended with 1" in report.what
+    assert slurm.changes() == []
+
+
+def test_a_limit_of_the_moment_does_not_keep_a_job_from_starting_again(slurm: FakeSlurm) -> None:
+    slurm.say("sbatch-test", err="allocation failure: Job violates accounting/QOS policy\n", code=1)
+    assert control(slurm).restart(ORDER).outcome == "done"
+
+
+def test_a_submission_without_a_number_is_a_failure(slurm: FakeSlurm) -> None:
+    slurm.say("sbatch", "thank you\n")
+    assert "printed no job number: 'thank you'" in control(slurm).restart(ORDER).what
+
+
+def test_an_old_job_that_does_not_end_is_said_and_not_waited_for(slurm: FakeSlurm) -> None:
+    slurm.say("scancel")
+    report = SlurmController(replace(slurm.options(), grace_s=0.1)).restart(ORDER)
+    assert report.outcome == "done"
+    assert "job 2 had not quite ended when the new one was submitted" in report.what
+
+
+@pytest.mark.parametrize("way", ["submit", "requeue"])
+def test_a_job_that_is_gone_is_refused(slurm: FakeSlurm, way: str) -> None:
+    slurm.say("scontrol-show-job", err="slurm_load_jobs error: Invalid job id specified\n", code=1)
+    options = replace(slurm.options(), way="submit" if way == "submit" else "requeue")
+    report = SlurmController(options).restart(Restart("m", "99"))
+    assert (report.outcome, report.what) == (
+        "refused",
+        "Slurm knows no job 99: it never was, or it ended and is forgotten",
+    )
+    assert control(slurm).job("99") is None
+    assert slurm.changes() == []
+
+
+def test_without_its_script_a_job_is_not_cancelled(slurm: FakeSlurm) -> None:
+    slurm.say("scontrol-write-batch_script", err="job script retrieval failed: Invalid user id\n")
+    report = control(slurm).restart(ORDER)
+    assert report.outcome == "failed"
+    assert "the batch script of job 2 cannot be had" in report.what
+    assert slurm.changes() == []
+
+
+def test_a_dry_run_says_what_it_would_do(slurm: FakeSlurm) -> None:
+    dry = control(slurm, is_dry_run=True)
+    assert dry.isolate("n3", "m", "slow").what == 'would drain n3 with the reason "lockstep m: slow"'
+    assert dry.release("n1", "d-17").what == "would undrain n1"
+    assert "would cancel job 2 and run " in dry.restart(ORDER).what
+    assert "--exclude=n1,n2" in dry.restart(ORDER).what
+    requeued = SlurmController(replace(slurm.options(is_dry_run=True), way="requeue")).restart(ORDER)
+    assert (requeued.outcome, requeued.what) == ("would", "would requeue job 2 without n1,n2")
+    assert slurm.changes() == []
+    assert not (slurm.home / "spool").exists()
+
+
+def test_a_sites_own_command_submits(slurm: FakeSlurm) -> None:
+    own = slurm.home / "own"
+    own.write_text(f'#!/bin/sh\necho "$@" > {slurm.home}/own.args; cat "$4" > {slurm.home}/script; echo job 21\n')
+    own.chmod(0o755)
+    template = (str(own), "{job}", "{exclude}", "{comment}", "{script}")
+    report = SlurmController(replace(slurm.options(), resubmit=template)).restart(ORDER)
+    assert (report.outcome, report.job) == ("done", "21")
+    assert (slurm.home / "own.args").read_text().startswith("2 n1,n2 lockstep d-18 /")
+    assert (slurm.home / "script").read_text() == SCRIPT
+    assert slurm.calls("sbatch") == []
+
+
+def test_a_requeued_job_is_held_until_its_nodes_are_excluded(slurm: FakeSlurm) -> None:
+    again = "sed -i -e s/JobState=RUNNING/JobState=PENDING/ -e s/Restarts=0/Restarts=1/ scontrol-show-job.out"
+    slurm.say("scontrol-requeuehold", do=again)
+    controller = SlurmController(replace(slurm.options(), way="requeue"))
+    report = controller.restart(replace(ORDER, nnodes=1))
+    assert (report.outcome, report.job) == ("done", "2")
+    assert "wait for cred_expire (120 s unless configured)" in report.what
+    assert "without LOCKSTEP_RESUME_FROM" in report.what
+    comment, shape = "lockstep d-18: resume from /ckpt/7", "NumNodes=1 NumTasks=1 NumCPUs=1"
+    assert slurm.changes() == [
+        "scontrol requeuehold 2",
+        f"scontrol update JobId=2 Comment={comment} ExcNodeList=n1,n2 {shape}",
+        "scontrol release 2",
+    ]
+    assert controller.restart(ORDER).outcome == "already"
+
+
+def test_death_in_the_middle_of_a_requeue_does_not_requeue_twice(slurm: FakeSlurm) -> None:
+    again = "sed -i -e s/JobState=RUNNING/JobState=PENDING/ -e s/Restarts=0/Restarts=1/ scontrol-show-job.out"
+    slurm.say("scontrol-requeuehold", do=again)
+    slurm.say("scontrol-update", err="slurm_update error: Unable to contact slurm controller\n", code=1)
+    controller = SlurmController(replace(slurm.options(), way="requeue"))
+    with pytest.raises(ControllerDown):
+        controller.restart(ORDER)
+    slurm.say("scontrol-update")
+    assert controller.restart(ORDER).outcome == "done"
+    assert len(slurm.calls("scontrol requeuehold")) == 1
+    assert slurm.calls("scontrol release") == ["scontrol release 2"]
+
+
+def test_reattempt_is_refused_with_a_way_out(slurm: FakeSlurm) -> None:
+    report = control(slurm).reattempt("2", "m")
+    assert (report.outcome, report.what) == (
+        "refused",
+        "Slurm cannot let job 2 try again in place: restart it, or let its launcher do it",
+    )
+
+
+def test_options_that_make_no_sense_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="timeout_s=0"):
+        SlurmOptions(tmp_path, timeout_s=0)
+    with pytest.raises(BadInput, match="unknown fields"):
+        SlurmOptions(tmp_path, resubmit=("submit", "{host}"))

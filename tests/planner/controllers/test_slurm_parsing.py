@@ -1,0 +1,165 @@
+"""What Slurm really printed (tests/data/slurm) becomes the nodes, jobs and marks that it means."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lockstep.errors import BadInput
+from planner.controllers.protocol import JobView, Node
+from planner.controllers.slurm_parsing import (
+    expand_hosts,
+    find_marked,
+    parse_jobs,
+    parse_nodes,
+    read_mark,
+    read_state,
+    write_mark,
+)
+
+DATA = Path(__file__).parents[2] / "data" / "slurm"
+
+
+def read(name: str) -> str:
+    return (DATA / name).read_text()
+
+
+def test_nodes_are_as_they_were_that_day() -> None:
+    seen = [node.as_node() for node in parse_nodes(read("nodes.txt"))]
+    ours = "lockstep d-17: NIC eth0 sends at 0.4 of its rate, since = 03:12"
+    assert seen == [
+        Node("n1", False, "d-17", f"DRAIN+IDLE: {ours}"),
+        Node("n2", False, None, "ALLOCATED+DRAIN: fan [left] broken, Ticket=4711"),
+        Node("n3", True),
+        Node("n4", False, None, "DOWN: switched off"),
+    ]
+
+
+def test_who_drained_a_node_is_known() -> None:
+    other = parse_nodes(read("nodes.txt"))[1]
+    assert (other.who, other.when) == ("root", "2026-11-16T03:32:24")
+
+
+@pytest.mark.parametrize(
+    ("state", "is_usable"),
+    [
+        ("IDLE", True),
+        ("MIXED+PLANNED", True),
+        ("IDLE+CLOUD+POWERED_DOWN", True),
+        ("IDLE*", False),
+        ("DOWN*+DRAIN", False),
+        ("IDLE+NOT_RESPONDING", False),
+        ("MIXED+DRAIN", False),
+        ("IDLE+MAINTENANCE", False),
+        ("UNKNOWN", False),
+    ],
+)
+def test_a_node_is_usable_when_new_work_may_start(state: str, is_usable: bool) -> None:
+    (node,) = parse_nodes(f"NodeName=n1 Arch=x State={state} Weight=1")
+    assert node.is_usable is is_usable
+
+
+def test_a_reason_that_outlived_its_drain_is_no_mark() -> None:
+    (node,) = parse_nodes("NodeName=n1 State=DOWN Reason=lockstep d-17: slow [root@2026-11-16T03:32:24]")
+    assert node.mark is None
+    assert node.why == "lockstep d-17: slow"
+
+
+def test_a_running_job_is_read() -> None:
+    (job,) = parse_jobs(read("job_running.txt"))
+    assert job.as_view() == JobView("2", "running", ("n2", "n3"), restarts=0, mark="d-17")
+    assert job.user == "root"
+    assert job.fields["JobName"] == "train me"
+    assert "QOS" not in job.fields, "(null) is no value"
+
+
+def test_a_cancelled_job_has_ended_and_remembers_its_restarts() -> None:
+    (job,) = parse_jobs(read("job_cancelled.txt"))
+    assert job.as_view() == JobView("1", "ended", ("n2", "n3"), restarts=2, mark="d1")
+
+
+def test_each_task_of_an_array_is_a_job() -> None:
+    assert [(job.id, job.state) for job in parse_jobs(read("job_array.txt"))] == [("4", "running"), ("3", "waiting")]
+
+
+@pytest.mark.parametrize(
+    ("word", "state"),
+    [
+        ("PENDING", "waiting"),
+        ("COMPLETING", "running"),
+        ("TIMEOUT", "failed"),
+        ("REQUEUED", "waiting"),
+        ("", "waiting"),
+    ],
+)
+def test_a_state_of_slurm_is_one_of_four(word: str, state: str) -> None:
+    assert read_state(word) == state
+
+
+def test_a_marked_job_is_found_in_the_queue() -> None:
+    assert find_marked(read("queue.txt"), "d-17") == "2"
+    assert find_marked(read("queue.txt"), "d-1") is None
+
+
+def test_of_two_jobs_with_a_mark_the_newest_counts() -> None:
+    assert find_marked("9|CANCELLED|lockstep m\n10|RUNNING|lockstep m\n", "m") == "10"
+
+
+def test_a_comment_may_hold_bars_and_the_checkpoint() -> None:
+    assert find_marked("9|RUNNING|lockstep m: resume from /a|b\n", "m") == "9"
+
+
+@pytest.mark.parametrize("text", ["", "lockstep", "bad fan", "lockstepd-17: x", "by lockstep d-17", "lockstep a b"])
+def test_words_of_others_are_no_mark(text: str) -> None:
+    assert read_mark(text) is None
+
+
+MARKS = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,30}", fullmatch=True)
+
+
+@settings(max_examples=100)
+@given(MARKS, st.text(st.characters(codec="utf-8", exclude_categories=["C"]), max_size=60))
+def test_a_mark_survives_whatever_the_reason_says(mark: str, reason: str) -> None:
+    words = write_mark(mark, reason)
+    (node,) = parse_nodes(f"NodeName=n1 State=IDLE+DRAIN Reason={words} [ada@2026-11-16T03:32:24]")
+    assert (node.mark, node.who) == (mark, "ada")
+
+
+@pytest.mark.parametrize(
+    ("expression", "hosts"),
+    [
+        ("", ()),
+        ("n1", ("n1",)),
+        ("n[1-3,7]", ("n1", "n2", "n3", "n7")),
+        ("n[08-11]", ("n08", "n09", "n10", "n11")),
+        ("a,b[1,3],c", ("a", "b1", "b3", "c")),
+        ("r[1-2]n[1-2]", ("r1n1", "r1n2", "r2n1", "r2n2")),
+    ],
+)
+def test_host_lists_are_expanded(expression: str, hosts: tuple[str, ...]) -> None:
+    assert expand_hosts(expression) == hosts
+
+
+@pytest.mark.parametrize("expression", ["n[1-4", "n1]", "n[]", "n[4-1]", "n[a-b]", "n1,,n2", ",", "n[1-99999999]"])
+def test_what_is_no_host_list_is_refused(expression: str) -> None:
+    with pytest.raises(BadInput, match=r"no list of hosts|more than"):
+        expand_hosts(expression)
+
+
+def test_a_small_expression_cannot_stand_for_too_many_hosts() -> None:
+    with pytest.raises(BadInput, match="more than 100000 hosts"):
+        expand_hosts("n[1-999]x[1-999]")
+
+
+@settings(max_examples=100)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["n", "gpu-", "r1c"]), st.integers(0, 500), st.integers(0, 30), st.integers(1, 4)),
+        max_size=5,
+    )
+)
+def test_an_expression_means_what_it_was_made_from(spans: list[tuple[str, int, int, int]]) -> None:
+    written = ",".join(f"{name}[{first:0{width}d}-{first + more:0{width}d}]" for name, first, more, width in spans)
+    meant = [f"{name}{first + i:0{width}d}" for name, first, more, width in spans for i in range(more + 1)]
+    assert list(expand_hosts(written)) == meant

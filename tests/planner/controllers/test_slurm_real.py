@@ -1,0 +1,232 @@
+"""The Slurm controller on a real slurmctld with four slurmd: drained, cancelled, submitted, requeued, released."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lockstep.errors import ControllerDown, NotPresent
+from planner.controllers.protocol import JobView, Restart
+from planner.controllers.slurm import SlurmController
+from planner.controllers.slurm_commands import SlurmCommands, SlurmOptions
+from planner.controllers.slurm_parsing import SlurmNode, parse_jobs, parse_nodes
+from testbed.services import wait_until
+from testbed.slurm import QUICK, LocalSlurm, local_slurm
+from tests.planner.controllers.contract import Rig, check_contract
+
+pytestmark = pytest.mark.slow
+
+SCRIPT = """\
+#!/bin/sh
+#SBATCH --job-name="train me"
+#SBATCH --nodes=2
+echo "$SLURM_JOB_NODELIST attempt ${SLURM_RESTART_COUNT:-0} from ${LOCKSTEP_RESUME_FROM:-scratch} with $*"
+exec sleep 600
+"""
+
+
+class Died(BaseException):
+    """The planner's process is gone at this very place."""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalSlurm]:
+    try:
+        with local_slurm(tmp_path_factory.mktemp("slurm"), extra=QUICK) as slurm:
+            yield slurm
+    except NotPresent as missing:
+        pytest.skip(str(missing))
+
+
+@pytest.fixture
+def slurm(cluster: LocalSlurm) -> Iterator[LocalSlurm]:
+    """The cluster, idle before and after."""
+    yield cluster
+    cluster.call("scancel", "--partition=debug")
+    wait_until(lambda: not cluster.call("squeue", "--noheader"), "all jobs have ended")
+    put_in_service(cluster)
+
+
+@pytest.fixture
+def options(slurm: LocalSlurm, tmp_path: Path) -> SlurmOptions:
+    return SlurmOptions(tmp_path / "spool", environment=slurm.environment)
+
+
+def show_nodes(slurm: LocalSlurm) -> list[SlurmNode]:
+    return parse_nodes(slurm.call("scontrol", "show", "node", "--oneliner"))
+
+
+def put_in_service(slurm: LocalSlurm) -> None:
+    for node in show_nodes(slurm):
+        if node.is_drained:
+            slurm.call("scontrol", "update", f"NodeName={node.name}", "State=UNDRAIN")
+    wait_until(lambda: all(node.is_usable for node in show_nodes(slurm)), "all nodes are in service")
+
+
+def look(slurm: LocalSlurm) -> list[SlurmNode]:
+    """Return the nodes without what passes by itself: an undrained node answers only after a moment."""
+    return [replace(node, states=node.states - {"NOT_RESPONDING"}) for node in show_nodes(slurm)]
+
+
+def drain_as_somebody_else(slurm: LocalSlurm, node: str) -> None:
+    slurm.call("scontrol", "update", f"NodeName={node}", "State=DRAIN", "Reason=fan broken, Ticket=4711")
+
+
+def start_training(slurm: LocalSlurm, directory: Path, *words: str) -> str:
+    """Submit the job of two nodes with an argument, and return its number when it runs."""
+    script = directory / "train.sh"
+    script.write_text(SCRIPT)
+    job = slurm.call("sbatch", "--parsable", f"--chdir={directory}", *words, str(script), "--lr=3e-4").strip()
+    wait_until(lambda: bool(read_output(directory, job)), f"job {job} runs")
+    return job
+
+
+def read_output(directory: Path, job: str) -> list[str]:
+    path = directory / f"slurm-{job}.out"
+    return [line for line in path.read_text().splitlines() if "attempt" in line] if path.exists() else []
+
+
+def see(options: SlurmOptions, job: str) -> JobView:
+    view = SlurmController(options).job(job)
+    assert view is not None, f"Slurm knows no job {job}"
+    return view
+
+
+def test_a_real_slurm_keeps_the_contract(slurm: LocalSlurm, options: SlurmOptions) -> None:
+    check_contract(
+        Rig(
+            make=lambda is_dry_run: SlurmController(replace(options, is_dry_run=is_dry_run)),
+            look=lambda: look(slurm),
+            node="n1",
+            other="n2",
+            reset=lambda: put_in_service(slurm),
+            occupy=lambda node: drain_as_somebody_else(slurm, node),
+        )
+    )
+
+
+def test_work_on_a_drained_node_goes_on(slurm: LocalSlurm, options: SlurmOptions, tmp_path: Path) -> None:
+    job = start_training(slurm, tmp_path)
+    assert SlurmController(options).isolate("n1", "d-1", "NIC eth0 is slow").outcome == "done"
+    assert see(options, job) == JobView(job, "running", ("n1", "n2"))
+
+
+def test_a_job_starts_again_without_the_node(slurm: LocalSlurm, options: SlurmOptions, tmp_path: Path) -> None:
+    job = start_training(slurm, tmp_path)
+    controller = SlurmController(options)
+    controller.isolate("n1", "d-1", "NIC eth0 is slow")
+    report = controller.restart(Restart("d-1", job, exclude=("n1",), checkpoint="/ckpt/a,b"))
+    assert report.outcome == "done", report
+    assert report.job is not None
+    new = report.job
+    wait_until(lambda: bool(read_output(tmp_path, new)), "the new job runs")
+    assert read_output(tmp_path, new) == ["n[2-3] attempt 0 from /ckpt/a,b with --lr=3e-4"]
+    assert see(options, new) == JobView(new, "running", ("n2", "n3"), mark="d-1")
+    assert see(options, job).state == "ended"
+    assert parse_jobs(slurm.call("scontrol", "show", "job", new, "--oneliner"))[0].fields["JobName"] == "train me"
+
+
+def test_a_mark_starts_one_job_whatever_became_of_it(
+    slurm: LocalSlurm, options: SlurmOptions, tmp_path: Path
+) -> None:
+    job = start_training(slurm, tmp_path)
+    order = Restart("d-2", job, nnodes=1)
+    new = SlurmController(options).restart(order).job
+    assert new is not None
+    slurm.call("scancel", new)  # a person's undo
+    for spool in (options.spool, tmp_path / "a planner on another host"):
+        again = SlurmController(replace(options, spool=spool)).restart(order)
+        assert (again.outcome, again.job) == ("already", new)
+    assert slurm.call("squeue", "--noheader", "--states=pending,running") == ""
+
+
+def test_death_between_scancel_and_sbatch_loses_no_job(
+    slurm: LocalSlurm, options: SlurmOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = start_training(slurm, tmp_path)
+    order = Restart("d-3", job, exclude=("n1",))
+
+    def die(*_: object) -> str:
+        raise Died
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SlurmCommands, "submit", die)
+        with pytest.raises(Died):
+            SlurmController(options).restart(order)
+    assert see(options, job).state == "ended"
+    report = SlurmController(options).restart(order)
+    assert report.outcome == "done", report
+    assert report.job is not None
+    new = report.job
+    wait_until(lambda: bool(read_output(tmp_path, new)), "the new job runs")
+    assert see(options, new).nodes == ("n2", "n3")
+
+
+def test_a_requeued_job_keeps_its_number_and_leaves_the_node(
+    slurm: LocalSlurm, options: SlurmOptions, tmp_path: Path
+) -> None:
+    job = start_training(slurm, tmp_path)
+    controller = SlurmController(replace(options, way="requeue"))
+    order = Restart("d-4", job, exclude=("n1",), nnodes=1, checkpoint="/ckpt/7")
+    report = controller.restart(order)
+    assert (report.outcome, report.job) == ("done", job), report
+    assert controller.restart(order).outcome == "already"
+    again = ["n2 attempt 1 from scratch with --lr=3e-4"]  # Slurm begins the file anew
+    wait_until(lambda: read_output(tmp_path, job) == again, "the job runs again, on n2")
+    assert see(options, job) == JobView(job, "running", ("n2",), restarts=1, mark="d-4")
+
+
+def test_what_slurm_does_not_know_is_refused(slurm: LocalSlurm, options: SlurmOptions) -> None:
+    controller = SlurmController(options)
+    for node in ("n9", "ALL"):
+        assert controller.isolate(node, "m", "slow").what == f"Slurm knows no node {node}"
+        assert controller.release(node, "m").outcome == "refused"
+    assert controller.restart(Restart("m", "4711")).outcome == "refused"
+    assert controller.job("4711") is None
+    assert all(node.is_usable for node in controller.nodes())
+
+
+def test_a_job_that_could_never_start_again_is_left_alone(
+    slurm: LocalSlurm, options: SlurmOptions, tmp_path: Path
+) -> None:
+    job = start_training(slurm, tmp_path)
+    report = SlurmController(options).restart(Restart("d-5", job, exclude=("n1",), nnodes=4))
+    assert report.outcome == "refused"
+    assert "Requested node configuration is not available" in report.what
+    assert see(options, job).state == "running"
+
+
+@pytest.mark.needs_root
+def test_who_is_no_operator_is_told_so(slurm: LocalSlurm, options: SlurmOptions) -> None:
+    scontrol = options.spool.parent / "scontrol-of-nobody"
+    scontrol.write_text('#!/bin/sh\nexec setpriv --reuid=nobody --clear-groups scontrol "$@"\n')
+    scontrol.chmod(0o755)
+    report = SlurmController(replace(options, scontrol=str(scontrol))).isolate("n1", "m", "slow")
+    assert report.outcome == "failed"
+    assert "slurm_update error: Invalid user id" in report.what
+    assert all(node.is_usable for node in show_nodes(slurm))
+
+
+@pytest.mark.needs_root
+def test_root_starts_a_users_job_as_that_user(slurm: LocalSlurm, options: SlurmOptions) -> None:
+    words = ("--uid=nobody", "--gid=nogroup", "--output=/dev/null", "--chdir=/", "--wrap=exec sleep 600")
+    job = slurm.call("sbatch", "--parsable", *words).strip()
+    new = SlurmController(options).restart(Restart("d-6", job)).job
+    assert new is not None
+    (seen,) = parse_jobs(slurm.call("scontrol", "show", "job", new, "--oneliner"))
+    assert seen.user == "nobody"
+    slurm.call("scancel", new)
+
+
+def test_a_controller_that_is_away_is_said_in_time_and_its_state_is_found_again(
+    slurm: LocalSlurm, options: SlurmOptions
+) -> None:
+    controller = SlurmController(replace(options, timeout_s=2.0))
+    assert controller.isolate("n1", "d-7", "slow").outcome == "done"
+    slurm.stop("slurmctld")
+    with pytest.raises(ControllerDown, match=r"scontrol show node did not end within 2 s and was killed"):
+        controller.release("n1", "d-7")
+    slurm.start_controller()
+    assert controller.isolate("n1", "d-7", "slow").outcome == "already"
+    assert controller.release("n1", "d-7").outcome == "done"

@@ -1,0 +1,216 @@
+"""The torchrun controller over agents that only wait: found by pid and job, stopped and started, no others."""
+
+import json
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lockstep.errors import BadInput, ControllerDown
+from planner.controllers.protocol import JobView, Restart
+from planner.controllers.running import Deadline
+from planner.controllers.torchrun import TorchrunController, TorchrunOptions
+from planner.controllers.torchrun_agents import Agents, Reach
+from testbed.services import wait_until
+from tests.planner.controllers.contract import Rig, check_contract
+
+FAKE = Path(__file__).with_name("fake_torchrun.py")
+NODES = ("n1", "n2", "n3")
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> Iterator[TorchrunOptions]:
+    """A job of three nodes, none of which has an agent yet; ends those that it finds at the end."""
+    launch = f"{shlex.quote(sys.executable)} {FAKE} --rdzv-id=$job </dev/null >/dev/null 2>&1 & echo $! > $pid_file"
+    reach = Reach(str(tmp_path / "{job}-{node}.pid"), launch)
+    options = TorchrunOptions("llm-7", NODES, reach, tmp_path / "state", timeout_s=30)
+    yield options
+    agents = look_for(options)
+    agents.each(NODES, agents.stop)
+    wait_until(lambda: not agents.find_all(NODES), "all agents have ended")
+
+
+def look_for(options: TorchrunOptions) -> Agents:
+    return Agents(options.job, options.reach, Deadline(30))
+
+
+def start_all(options: TorchrunOptions) -> dict[str, int]:
+    """Start the agents as a person would, and return their process ids when they have workers."""
+    agents = look_for(options)
+    agents.each(NODES, lambda node: agents.launch(node, "by-hand", {}))
+    wait_until(lambda: all(agents.each(NODES, agents.find_workers)), "all agents have workers")
+    return find_pids(options)
+
+
+def find_pids(options: TorchrunOptions) -> dict[str, int]:
+    return {agent.node: agent.pid for agent in look_for(options).find_all(NODES)}
+
+
+def test_the_contract_is_kept(options: TorchrunOptions) -> None:
+    start_all(options)
+
+    def reset() -> None:
+        controller = TorchrunController(options)
+        for node in controller.nodes():
+            if node.mark:
+                controller.release(node.name, node.mark)
+
+    check_contract(
+        Rig(
+            make=lambda is_dry_run: TorchrunController(replace(options, is_dry_run=is_dry_run)),
+            look=lambda: (list(TorchrunController(options).nodes()), sorted(find_pids(options))),
+            node="n2",
+            other="n3",
+            reset=reset,
+        )
+    )
+
+
+def test_isolating_ends_one_agent_and_no_other(options: TorchrunOptions) -> None:
+    before = start_all(options)
+    report = TorchrunController(options).isolate("n2", "d-1", "NIC is slow")
+    assert (report.outcome, report.what) == ("done", "the agent of n2 is stopped: NIC is slow")
+    assert find_pids(options) == {"n1": before["n1"], "n3": before["n3"]}
+    assert TorchrunController(options).job("llm-7") == JobView("llm-7", "running", ("n1", "n3"), mark="by-hand")
+
+
+def test_a_planner_that_died_before_it_stopped_the_agent_stops_it_now(options: TorchrunOptions) -> None:
+    start_all(options)
+    options.state.mkdir()
+    (options.state / "node-n2.json").write_text(json.dumps({"mark": "d-1", "reason": "slow"}))
+    assert TorchrunController(options).isolate("n2", "d-1", "slow").outcome == "done"
+    assert list(find_pids(options)) == ["n1", "n3"]
+
+
+def test_a_process_that_is_no_agent_of_this_job_is_never_stopped(options: TorchrunOptions) -> None:
+    start_all(options)
+    pid_file = Path(options.reach.pid_file.format(node="n2", job="llm-7"))
+    agent = pid_file.read_text()
+    pid_file.write_text(str(os.getpid()))  # the number went to somebody else
+    assert TorchrunController(options).isolate("n2", "d-1", "slow").outcome == "done"
+    for text in ("", "-1", "1; kill 1", "99999999"):
+        pid_file.write_text(text)
+        assert look_for(options).find("n2") is None
+    pid_file.write_text(agent)
+    other = Agents("llm-77", options.reach, Deadline(30))
+    assert other.find("n2") is None
+
+
+def test_a_node_that_the_rest_needs_is_not_taken(options: TorchrunOptions) -> None:
+    controller = TorchrunController(replace(options, min_nodes=3, rendezvous_node="n1"))
+    assert controller.isolate("n1", "d-1", "slow").what == (
+        "n1 hosts the rendezvous of job llm-7, which would end without it: restart it without n1"
+    )
+    assert controller.isolate("n2", "d-1", "slow").what == "job llm-7 would have 2 nodes left and needs 3"
+    assert all(node.is_usable for node in controller.nodes())
+
+
+def test_a_restart_leaves_the_excluded_and_isolated_out(options: TorchrunOptions) -> None:
+    before = start_all(options)
+    controller = TorchrunController(options)
+    controller.isolate("n3", "d-1", "slow")
+    order = Restart("d-2", "llm-7", exclude=("n1",), checkpoint="/ckpt/it's 7", environment={"LOCKSTEP_TP": "2"})
+    report = controller.restart(order)
+    assert (report.outcome, report.job) == ("done", "llm-7"), report
+    assert report.what == "job llm-7 is started again on n2"
+    after = find_pids(options)
+    assert list(after) == ["n2"]
+    assert after["n2"] != before["n2"]
+    told = Path(f"/proc/{after['n2']}/environ").read_bytes().split(b"\0")
+    assert {b"LOCKSTEP_RESUME_FROM=/ckpt/it's 7", b"LOCKSTEP_TP=2", b"LOCKSTEP_RESTART_MARK=d-2"} <= set(told)
+    assert controller.restart(order).outcome == "already"
+    assert find_pids(options) == after
+
+
+def test_death_in_the_middle_of_a_restart_starts_nothing_twice(options: TorchrunOptions) -> None:
+    start_all(options)
+    order = Restart("d-2", "llm-7", exclude=("n1",))
+    broken = replace(
+        options, reach=replace(options.reach, launch=f"[ $node = n2 ] || exit 7\n{options.reach.launch}")
+    )
+    report = TorchrunController(broken).restart(order)
+    assert (report.outcome, report.what) == ("failed", "on n3: sh ended with 7: it said nothing")
+    before = find_pids(options)
+    assert list(before) == ["n2"]
+    assert TorchrunController(options).restart(order).outcome == "done"
+    after = find_pids(options)
+    assert list(after) == ["n2", "n3"]
+    assert after["n2"] == before["n2"]
+
+
+def test_without_enough_nodes_nothing_is_stopped(options: TorchrunOptions) -> None:
+    before = start_all(options)
+    report = TorchrunController(options).restart(Restart("d-2", "llm-7", exclude=("n1",), nnodes=3))
+    assert (report.outcome, report.what) == ("refused", "job llm-7 needs 3 nodes and only 2 are in service")
+    assert find_pids(options) == before
+
+
+def test_reattempt_kills_one_worker_once_and_only_while_restarts_are_left(options: TorchrunOptions) -> None:
+    before = start_all(options)
+    controller = TorchrunController(options)
+    report = controller.reattempt("llm-7", "d-3")
+    assert report.outcome == "done"
+    assert report.what.endswith("on n1, so that job llm-7 starts its workers again in place: restart 1 of 1")
+    wait_until(lambda: [w.restarts for w in look_for(options).find_workers("n1")] == [1], "the worker is back")
+    assert controller.reattempt("llm-7", "d-3").outcome == "already"
+    assert controller.reattempt("llm-7", "d-4").what == "job llm-7 has used up its 1 restarts"
+    assert find_pids(options) == before
+
+
+def test_a_job_without_agents_has_ended(options: TorchrunOptions) -> None:
+    controller = TorchrunController(options)
+    assert controller.job("llm-7") == JobView("llm-7", "ended")
+    assert controller.reattempt("llm-7", "d-3").what == "no worker of job llm-7 runs"
+
+
+def test_what_is_not_this_job_is_refused(options: TorchrunOptions) -> None:
+    controller = TorchrunController(options)
+    assert controller.job("llm-8") is None
+    assert controller.isolate("n9", "m", "slow").what == "job llm-7 has no node n9"
+    assert controller.restart(Restart("m", "llm-8")).what == "this controller knows job llm-7 only, not llm-8"
+    assert controller.reattempt("llm-8", "m").outcome == "refused"
+
+
+def test_a_dry_run_says_what_it_would_do(options: TorchrunOptions) -> None:
+    before = start_all(options)
+    dry = TorchrunController(replace(options, is_dry_run=True))
+    assert dry.isolate("n2", "m", "slow").what == "would stop the agent of n2"
+    assert dry.restart(Restart("m", "llm-7", nnodes=2)).what == (
+        "would stop all agents of job llm-7 and start them on n1, n2"
+    )
+    assert dry.reattempt("llm-7", "m").what.startswith("would kill process ")
+    assert find_pids(options) == before
+    assert not options.state.exists()
+
+
+def test_a_node_that_does_not_answer_is_a_controller_that_is_down(options: TorchrunOptions) -> None:
+
+    controller = TorchrunController(
+        replace(options, reach=replace(options.reach, on_node=("sh", "-c", "sleep 600")), timeout_s=0.3)
+    )
+    with pytest.raises(ControllerDown, match=r"did not end within 0\.3 s and was killed"):
+        controller.job("llm-7")
+
+
+def test_an_agent_that_does_not_end_is_a_failure(options: TorchrunOptions) -> None:
+    pids = start_all(options)
+    os.kill(pids["n2"], signal.SIGSTOP)
+    try:
+        report = TorchrunController(replace(options, timeout_s=2.0)).isolate("n2", "d-1", "slow")
+        assert (report.outcome, report.what) == ("failed", "the agent of n2 was told to end and still runs")
+    finally:
+        os.kill(pids["n2"], signal.SIGCONT)
+
+
+def test_options_that_make_no_sense_are_refused(options: TorchrunOptions) -> None:
+    with pytest.raises(BadInput, match="min_nodes=4 of 3 is wrong"):
+        replace(options, min_nodes=4)
+    with pytest.raises(BadInput, match="is no name of a node"):
+        replace(options, nodes=("n1", "n[2-3]"))
+    with pytest.raises(BadInput, match="unknown fields"):
+        Reach("/run/{host}.pid", "true")
