@@ -16,7 +16,7 @@ from lockstep.errors import BadInput
 _MOST_BYTES = 256 << 20
 _MOST_VALUES_PER_BYTE = 4  # a byte brings one value, unless lists are named again and again inside of lists
 # What Python's unpickler raises on broken bytes; it promises nothing narrower.
-_BROKEN = (
+BROKEN = (
     pickle.UnpicklingError,
     EOFError,
     ValueError,
@@ -65,7 +65,7 @@ class _PlainUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError("asks for an object kept elsewhere, and only plain data is read")
 
 
-class _OpenBook(io.BytesIO):
+class OpenBook(io.BytesIO):
     """Bytes that the unpickler may look ahead in, to the end.
 
     Else it asks for each opcode, which takes thrice as long, and where a frame ends inside of an argument it would
@@ -82,9 +82,9 @@ def load_plain(name: str, data: bytes) -> object:
         raise BadInput(f"{name}: is longer than {_MOST_BYTES >> 20} MiB")
     try:
         _check_memo(data)
-        value: object = _PlainUnpickler(_OpenBook(data)).load()
+        value: object = _PlainUnpickler(OpenBook(data)).load()
         _check_amount(value, _MOST_VALUES_PER_BYTE * len(data))
-    except _BROKEN as error:
+    except BROKEN as error:
         reason = str(error).strip().splitlines()
         raise BadInput(
             f"{name}: cannot be read as a pickle: {reason[0] if reason else type(error).__name__}"

@@ -1,0 +1,92 @@
+"""lockstep checkpoints: what a job could restart from, each verified without running anything that is in it."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table as Picture
+
+from cli.setup import err, out
+from lockstep.clock import SystemClock
+from lockstep.errors import BadInput
+from planner.recovery.checkpoints.catalogue import read_catalogue
+from planner.recovery.checkpoints.checkpoint import Catalogue, Checkpoint, Layout
+from planner.recovery.checkpoints.choosing import Choice, ChoiceOptions, choose_checkpoint
+from planner.recovery.checkpoints.intervals import say_time
+from planner.recovery.checkpoints.loading import ReadRate, estimate_load_s
+
+
+def command(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where a job saves, or a folder above.")],
+    job: Annotated[str | None, typer.Option(help="Whose checkpoints they are; goes into the JSON.")] = None,
+    target: Annotated[
+        str | None,
+        typer.Option("--for", metavar="LAYOUT", help="Also choose one for this layout, such as tp8,pp4,dp3."),
+    ] = None,
+    read_mb_s: Annotated[
+        float | None, typer.Option(help="How fast the whole job reads, for the time that loading takes.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
+) -> None:
+    """List the checkpoints below a folder: step, layout, format, age, bytes, and whether they are complete."""
+    rates = _read_rates(read_mb_s)
+    layout = _read_layout(target) if target else None
+    now_ns = SystemClock().now_ns()
+    catalogue = read_catalogue(folder, now_ns, job=job)
+    choice = choose_checkpoint(catalogue, layout, ChoiceOptions(rates)) if layout else None
+    if as_json:
+        chosen = {"choice": choice.model_dump(mode="json")} if choice else {}
+        out.print_json(data={**catalogue.as_json(), "load_s": _all_load_s(catalogue, rates), **chosen})
+    else:
+        _print(catalogue, choice, rates, now_ns)
+
+
+def _read_rates(read_mb_s: float | None) -> list[ReadRate]:
+    if read_mb_s is None:
+        return []
+    if not 0 < read_mb_s < float("inf"):
+        raise BadInput(f"--read-mb-s is {read_mb_s:g}, but a rate is finite and above 0")
+    return [ReadRate(source="remote", bytes_per_s=read_mb_s * 1e6, how="given")]
+
+
+def _read_layout(text: str) -> Layout:
+    sizes = {part[:2]: part[2:] for part in text.split(",")}
+    named = {name: int(size) for name, size in sizes.items() if size.isdecimal() and int(size)}
+    if not sizes.keys() == named.keys() <= {"tp", "pp", "dp", "cp", "ep"}:
+        raise BadInput(f"--for {text}: expected sizes such as tp8,pp4,dp3, of tp, pp, dp, cp and ep")
+    return Layout.of({"tp": 1, "pp": 1, "dp": 1, **named})
+
+
+def _all_load_s(catalogue: Catalogue, rates: list[ReadRate]) -> dict[str, float | None]:
+    return {each.path: estimate_load_s(each, rates) for each in catalogue.checkpoints}
+
+
+def _print(catalogue: Catalogue, choice: Choice | None, rates: list[ReadRate], now_ns: int) -> None:
+    picture = Picture("step", "format", "layout", "state", "age", "MB", "load", "path", "why", box=None)
+    for each in catalogue.checkpoints:
+        picture.add_row(*_columns(each, Path(catalogue.folder), rates, now_ns))
+    out.print(picture)
+    if choice:
+        out.print(choice.reason)
+        if choice.convert:
+            out.print("first: " + " ".join(choice.convert))
+        for limit in choice.limits:
+            out.print(f"  {limit}")
+    for remark in catalogue.remarks:
+        err.print(remark)
+    err.print(f"{len(catalogue.complete)} of {len(catalogue.checkpoints)} checkpoints are complete")
+
+
+def _columns(each: Checkpoint, top: Path, rates: list[ReadRate], now_ns: int) -> tuple[str, ...]:
+    load_s = estimate_load_s(each, rates)
+    return (
+        "?" if each.step is None else str(each.step),
+        each.format,
+        str(each.layout),
+        each.state,
+        say_time(max(0.0, each.age_s(now_ns))),
+        f"{each.bytes / 1e6:,.1f}",
+        "?" if load_s is None else say_time(load_s),
+        str(Path(each.path).relative_to(top)),
+        each.reason,
+    )

@@ -1,0 +1,138 @@
+"""How often to save, from the failures that were seen: the interval that loses least to saves and to work done twice.
+
+With w seconds per save and N nodes that fail r times per node and day, an interval T from one save to the next loses
+w / T + T N r / 2 of the time, which is least at sqrt(2 w / (N r)): Young's interval, in the form of Meta's RSC study.
+Assumptions: failures come at a constant rate and are rare beside saves, and a save stops the job. The rate is a
+Poisson count over node-days, its bounds are the exact ones (Garwood's).
+"""
+
+from dataclasses import dataclass
+from math import sqrt
+
+from pydantic import Field
+from scipy.special import gammaincinv
+
+from lockstep.errors import BadInput
+from lockstep.verdict import Frozen
+
+_DAY_S = 86_400.0
+_CONFIDENCE = 0.95
+
+
+class FailureRate(Frozen):
+    """Failures per node-day, with the bounds that hold with 95 %."""
+
+    failures: int = Field(ge=0)
+    node_days: float = Field(gt=0)
+    per_node_day: float = Field(ge=0)
+    low: float = Field(ge=0)
+    high: float = Field(gt=0, description="where no failure was seen: one-sided, -ln(0.05) over the node-days")
+
+    @property
+    def planned(self) -> float:
+        """Return the rate to plan with: what was seen, or its upper bound where no failure was."""
+        return self.per_node_day if self.failures else self.high
+
+
+class IntervalAdvice(Frozen):
+    """How often to save, and what it saves."""
+
+    interval_s: float = Field(gt=0)
+    low_s: float = Field(gt=0, description="at the upper bound of the failure rate")
+    high_s: float | None = Field(description="at the lower bound; None: no failure was seen")
+    lost_share: float = Field(ge=0, le=1, description="of time, to saving and to work done twice")
+    lost_share_now: float | None = Field(None, description="the same at the interval of today; None: not known")
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """How a job saves today."""
+
+    nodes: int
+    save_s: float  # that the job stands still for one save
+    background_s: float = 0.0  # that a save goes on after the job continues: the next can only begin then
+    interval_s: float | None = None  # from one save to the next; None: not known
+
+
+def find_failure_rate(failures: int, node_days: float) -> FailureRate:
+    """Return the rate of failures with its bounds, also where none was seen.
+
+    >>> rate = find_failure_rate(0, 1000.0)
+    >>> round(rate.high * 1000, 2)
+    3.0
+    """
+    if failures < 0 or not 0 < node_days < float("inf"):
+        raise BadInput(
+            f"{failures} failures in {node_days} node-days are no rate: it takes none or more, and some days"
+        )
+    tail = (1 - _CONFIDENCE) / (2 if failures else 1)
+    return FailureRate(
+        failures=failures,
+        node_days=node_days,
+        per_node_day=failures / node_days,
+        low=float(gammaincinv(failures, tail)) / node_days if failures else 0.0,
+        high=float(gammaincinv(failures + 1, 1 - tail)) / node_days,
+    )
+
+
+def advise_interval(rate: FailureRate, saving: Saving) -> IntervalAdvice:
+    """Return the interval that loses least time, with what it loses and what today's loses."""
+    if saving.nodes < 1 or not 0 < saving.save_s < float("inf") or not saving.background_s >= 0:
+        raise BadInput(f"{saving}: it takes a node and a save that lasts")
+    mttf_s = _DAY_S / (saving.nodes * rate.planned)
+    interval_s = find_interval_s(saving, rate.planned)
+    now = saving.interval_s
+    advice = IntervalAdvice(
+        interval_s=interval_s,
+        low_s=find_interval_s(saving, rate.high),
+        high_s=find_interval_s(saving, rate.low) if rate.low else None,
+        lost_share=find_lost_share(interval_s, saving.save_s, mttf_s),
+        lost_share_now=find_lost_share(now, saving.save_s, mttf_s) if now else None,
+        reason="",
+    )
+    return advice.model_copy(update={"reason": _explain(advice, rate, saving, mttf_s)})
+
+
+def find_interval_s(saving: Saving, per_node_day: float) -> float:
+    """Return Young's interval, or where that is shorter, the time that a save takes: none can begin before."""
+    mttf_s = _DAY_S / (saving.nodes * per_node_day)
+    return max(sqrt(2 * saving.save_s * mttf_s), saving.save_s + saving.background_s)
+
+
+def find_lost_share(interval_s: float, save_s: float, mttf_s: float) -> float:
+    """Return the share of time that saves take, plus that of work done twice: half an interval per failure."""
+    return min(1.0, save_s / interval_s + interval_s / 2 / mttf_s)
+
+
+def _explain(advice: IntervalAdvice, rate: FailureRate, saving: Saving, mttf_s: float) -> str:
+    span = (
+        f"{say_time(advice.low_s)} to {say_time(advice.high_s)}"
+        if advice.high_s
+        else f"{say_time(advice.low_s)} or more"
+    )
+    said = (
+        f"save every {say_time(advice.interval_s)}: a save holds {saving.nodes} nodes up for "
+        f"{say_time(saving.save_s)}, and one of them fails every {say_time(mttf_s)} ({_say_rate(rate)}), "
+        f"so that {advice.lost_share:.1%} of the time is lost to saves and to work done twice"
+    )
+    if advice.lost_share_now is not None and saving.interval_s:
+        said += f", and {advice.lost_share_now:.1%} at the {say_time(saving.interval_s)} of today"
+    return f"{said}; with the doubt about the rate, {span} is right"
+
+
+def _say_rate(rate: FailureRate) -> str:
+    seen = f"{rate.failures} failures in {rate.node_days:,.0f} node-days"
+    if not rate.failures:
+        return f"no failure was seen in {rate.node_days:,.0f} node-days, so this is the upper bound with 95 %"
+    thousand = (rate.per_node_day * 1000, rate.low * 1000, rate.high * 1000)
+    return "{}: {:.3g} in 1,000, and with 95 % between {:.3g} and {:.3g}".format(seen, *thousand)
+
+
+def say_time(seconds: float) -> str:
+    """Return a time in the unit that a person would use."""
+    if seconds < 90:
+        return f"{seconds:.3g} s"
+    if seconds < 90 * 60:
+        return f"{seconds / 60:.0f} minutes"
+    return f"{seconds / 3600:.1f} hours" if seconds < 48 * 3600 else f"{seconds / _DAY_S:.1f} days"
