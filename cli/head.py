@@ -13,6 +13,7 @@ from analyzer.service import AnalyzerService, Announce, ServiceOptions
 from api.gateway.gateway import Gateway, GatewayOptions
 from api.parts import Parts
 from cli.opening import layout_of, opened_store, prepare_embedded, unique_holder
+from cli.planning import make_planner
 from cli.setup import make_state_dir
 from lockstep.clock import NS_PER_S, Clock
 from lockstep.config import Settings
@@ -23,8 +24,6 @@ from lockstep.errors import BadInput
 from lockstep.store.store import Store
 from lockstep.topology import Topology, TopologyIndex, load_topology
 from planner.paths.service import PathService
-from planner.recovery.decide import DecideOptions
-from planner.service import PlannerService
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ def opened_head(
             notice=notice,
         )
         analyzer = make_analyzer(settings, store, control, topology, announce)
-        planner = PlannerService(control, DecideOptions())
+        planner = make_planner(settings, store, control, topology)
         works: dict[str, Work] = {"analyzer": analyzer.run_once, "planner": planner.run_once}
         if settings.planner.paths:
             works["paths"] = make_path_service(store, control, topology).run_once

@@ -12,6 +12,7 @@ from api.parts import Parts
 from api.routes.health import health_app
 from cli.head import make_analyzer, make_duty, make_gateway, make_path_service, topology_of
 from cli.opening import layout_of, listen_on, opened_store, prepare_embedded
+from cli.planning import make_planner
 from cli.setup import make_state_dir, settings_of
 from cli.web import serve
 from lockstep.clock import SystemClock
@@ -20,8 +21,6 @@ from lockstep.control.database import open_control
 from lockstep.control.duty import Duty, Work
 from lockstep.errors import LockstepError
 from lockstep.incident import Incident
-from planner.recovery.decide import DecideOptions
-from planner.service import PlannerService
 
 app = typer.Typer(no_args_is_help=True, help="Run one service, for compose and systemd.")
 
@@ -71,10 +70,13 @@ def serve_planner(context: typer.Context) -> None:
     make_state_dir(settings)
     with ExitStack() as stack:
         control = stack.enter_context(open_control(settings.control_url))
-        works: dict[str, Work] = {"planner": PlannerService(control, DecideOptions()).run_once}
-        if settings.planner.paths:
-            topology = topology_of(settings, control)
-            store = stack.enter_context(opened_store(settings))
+        topology = topology_of(settings, control)
+        needs_store = settings.planner.paths or settings.planner.controller != "none"
+        store = stack.enter_context(opened_store(settings)) if needs_store else None
+        if store is not None:
+            prepare_embedded(store, settings, clock.now_ns())
+        works: dict[str, Work] = {"planner": make_planner(settings, store, control, topology).run_once}
+        if store is not None and settings.planner.paths:
             works["paths"] = make_path_service(store, control, topology).run_once
         duties = [make_duty(name, work, settings, control, clock) for name, work in works.items()]
         _serve_duties(duties, settings.planner.listen, "LOCKSTEP_PLANNER_LISTEN")

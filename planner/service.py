@@ -1,31 +1,184 @@
-"""The shell around the planner: open incidents in, decisions out, one planner at a time."""
+"""The shell around the recovery planner: open incidents in, decisions out, and what is approved is carried out.
 
+One planner at a time, under a lease. A round reads what persons ordered, decides what is undecided, begins what may
+begin, takes each execution one act further, and looks after nodes on their way back.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from lockstep.clock import NS_PER_S
 from lockstep.control.database import ControlDatabase
-from lockstep.control.decisions import list_decisions, save_decisions
+from lockstep.control.decisions import get_decision, list_decisions, save_decisions
+from lockstep.control.executions import find_execution, list_executions, list_isolated, list_orders, save_execution
 from lockstep.control.incidents import open_incidents
 from lockstep.control.leases import Lease
+from lockstep.decision import Decision
+from lockstep.execution import UNFINISHED, Execution, Isolated, Order
 from lockstep.incident import Incident
-from planner.recovery.decide import DecideOptions, decide
+from planner.recovery.decide import Policy, decide
+from planner.recovery.executing import Executor
+from planner.recovery.facts import Durations
+from planner.recovery.ladder import LadderOptions, find_standing
+from planner.recovery.limits import Surroundings
+from planner.recovery.reading import Sight
+from planner.recovery.returning import Returner
+from planner.recovery.steps import begin, isolated_by
+from planner.recovery.taxonomy import severity_of
+from planner.recovery.weighing import Situation
+
+_RECENT = 200  # executions that the ladder and undo look back on
+
+
+class Reads(Protocol):
+    """Knows the job of an incident and what is around it."""
+
+    def read(self, incident: Incident, now_ns: int) -> Sight: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PlannerOptions:
+    """How this site decides."""
+
+    policy: Policy = field(default_factory=Policy)
+    durations: Durations = field(default_factory=Durations)
+    ladder: LadderOptions = field(default_factory=LadderOptions)
+    gpu_hour_price: float | None = None
+    settle_s: float = 60.0  # after an execution has ended, before its job gets another decision
 
 
 class PlannerService:
-    """Gives every open incident a decision, and a new one when the old one has expired."""
+    """Gives every open incident a decision that is never older than its time, and carries out what may be."""
 
-    def __init__(self, control: ControlDatabase, options: DecideOptions) -> None:
-        self._control = control
-        self._options = options
+    def __init__(
+        self,
+        control: ControlDatabase,
+        reader: Reads,
+        options: PlannerOptions | None = None,
+        executor: Executor | None = None,
+        returner: Returner | None = None,
+    ) -> None:
+        self._control, self._reader = control, reader
+        self._options = options or PlannerOptions()
+        self._executor, self._returner = executor, returner
 
     def run_once(self, lease: Lease, now_ns: int) -> int:
-        """Decide what is undecided, save it under the lease, return how many decisions that were."""
-        undecided = [incident for incident in open_incidents(self._control) if not self._is_decided(incident, now_ns)]
-        decisions = [
-            decide(incident, incident.verdict.impact.ranks_waiting + 1, lease.generation, now_ns, self._options)
-            for incident in undecided
-        ]
-        if decisions:
-            save_decisions(self._control, decisions, lease)
-        return len(decisions)
+        """Do one round under the lease; return how many decisions were made."""
+        recent = list_executions(self._control, limit=_RECENT)
+        if self._executor:
+            self._executor.undo_ordered(lease, now_ns, recent)
+        incidents = open_incidents(self._control)
+        made = sum(self._answer(incident, incidents, recent, lease, now_ns) for incident in incidents)
+        if self._executor:
+            self._begin_approved(incidents, lease, now_ns)
+            self._executor.run_once(lease, now_ns)
+        if self._returner:
+            self._returner.run_once(lease, now_ns)
+        return made
 
-    def _is_decided(self, incident: Incident, now_ns: int) -> bool:
-        known = list_decisions(self._control, incident=incident.id, limit=1)
-        return bool(known) and known[0].expires_ns > now_ns
+    def _answer(
+        self,
+        incident: Incident,
+        incidents: Sequence[Incident],
+        recent: Sequence[Execution],
+        lease: Lease,
+        now_ns: int,
+    ) -> bool:
+        """Decide about an incident where that is due; return whether it was."""
+        known = next(iter(list_decisions(self._control, incident=incident.id, limit=1)), None)
+        if (known and known.expires_ns > now_ns) or self._is_being_answered(incident, recent, now_ns):
+            return False
+        sight = self._reader.read(incident, now_ns)
+        situation = Situation(
+            incident.verdict, sight.job, sight.cluster, self._options.durations, self._options.gpu_hour_price
+        )
+        standing = find_standing(
+            *severity_of(incident.verdict, sight.events),
+            incident.verdict.component,
+            recent,
+            now_ns,
+            self._options.ladder,
+        )
+        around = self._look_around(incident, incidents, sight, now_ns)
+        made = decide(incident, situation, standing, around, self._options.policy, lease.generation, now_ns)
+        save_decisions(self._control, [self._same_as(known, made)], lease)
+        return True
+
+    def _same_as(self, known: Decision | None, made: Decision) -> Decision:
+        """Return the decision under the id of the one before while the answer is the same: a word on it holds."""
+        if known is None or _answer_of(known) != _answer_of(made) or find_execution(self._control, known.id):
+            return made
+        return made.model_copy(update={"id": known.id, "created_ns": known.created_ns})
+
+    def _is_being_answered(self, incident: Incident, recent: Sequence[Execution], now_ns: int) -> bool:
+        """Return whether something is being done for the job, or was just now, so that the incident may be over."""
+        floor_ns = now_ns - int(self._options.settle_s * NS_PER_S)
+        return any(
+            run.state in UNFINISHED or (run.ended_ns or 0) > floor_ns for run in recent if run.job == incident.job
+        )
+
+    def _look_around(
+        self, incident: Incident, incidents: Sequence[Incident], sight: Sight, now_ns: int
+    ) -> Surroundings:
+        orders = list_orders(self._control, since_ns=now_ns - int(self._options.policy.limits.undo_s * NS_PER_S))
+        undone = {order.decision for order in orders if order.kind == "undo"}
+        return Surroundings(
+            isolated=[*list_isolated(self._control), *self._about_to_be_isolated(now_ns)],
+            undone=[get_decision(self._control, name) for name in sorted(undone)],
+            others=[other for other in incidents if other.job == incident.job],
+            nodes=sight.nodes,
+            controller_trouble=sight.trouble,
+        )
+
+    def _about_to_be_isolated(self, now_ns: int) -> list[Isolated]:
+        """Return the nodes of executions under way: they count before the controller has answered."""
+        runs = [run for run in list_executions(self._control, limit=_RECENT) if run.state == "executing"]
+        return [
+            Isolated(
+                node=node,
+                component=run.component,
+                decision=run.decision,
+                job=run.job,
+                reason="being isolated",
+                state="isolated",
+                since_ns=now_ns,
+                changed_ns=now_ns,
+            )
+            for run in runs
+            for node in {*isolated_by(run), *(step.subject for step in run.steps if step.act == "isolate")}
+        ]
+
+    def _begin_approved(self, incidents: Sequence[Incident], lease: Lease, now_ns: int) -> None:
+        """Begin to carry out what the policy or a person lets, one execution per job at a time."""
+        busy = {run.job for run in list_executions(self._control, limit=_RECENT) if run.state in UNFINISHED}
+        for incident in incidents:
+            decision = next(iter(list_decisions(self._control, incident=incident.id, limit=1)), None)
+            if decision is None or decision.job in busy or not self._may_begin(decision, now_ns):
+                continue
+            who = find_approval(decision, list_orders(self._control, decision.id))
+            if who is not None:
+                run = begin(decision, incident.verdict.component, who, lease.generation, now_ns)
+                save_execution(self._control, run, lease, why=f"begun by {who}: {decision.reason}")
+                busy.add(decision.job)
+
+    def _may_begin(self, decision: Decision, now_ns: int) -> bool:
+        is_live = decision.action != "none" and decision.expires_ns > now_ns
+        return is_live and find_execution(self._control, decision.id) is None
+
+
+def find_approval(decision: Decision, orders: Sequence[Order]) -> str | None:
+    """Return who lets a decision be carried out: the last person who said so, else the policy; None: nobody.
+
+    A person's no stands against the policy, and an undo against everything.
+    """
+    words = [order for order in orders if order.kind in ("approve", "reject", "undo")]
+    if words:
+        return words[-1].who if words[-1].kind == "approve" else None
+    return "policy" if decision.mode == "execute" and decision.held_because is None else None
+
+
+def _answer_of(decision: Decision) -> tuple[object, ...]:
+    """Return what must be the same for a decision to be the same answer."""
+    nodes = tuple(part.node for part in decision.isolate)
+    return decision.action, decision.mode, nodes, decision.severity, decision.held_because

@@ -1,34 +1,67 @@
-"""One decision per incident. Today it observes: it says what waiting costs, and does nothing.
+"""One decision per incident: the cheapest way back that its severity allows, its price, and what every other costs.
 
-Draining or replacing a part needs what this planner does not know yet (checkpoints, spares, a controller to
-carry it out), so those options are listed with their cost unknown rather than guessed.
+A job that stands still is answered at once. A slow one is answered once waiting has cost as much as the answer would
+(rental.py), and its restart waits for the next checkpoint where that is cheaper. What must not be done without a
+person is proposed, with the reason (limits.py).
 """
 
 import hashlib
-from dataclasses import dataclass
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from lockstep.decision import Cost, Decision, Isolation, Option
+from lockstep.clock import NS_PER_S
+from lockstep.decision import Action, Cost, Decision, Isolation, Mode, Option
 from lockstep.incident import Incident
-from lockstep.verdict import Verdict
-
-_HARDWARE = ("nic:", "link:", "gpu:", "host:", "switch:", "nvlink:", "pcie:")
+from planner.recovery.checkpoints.boundary import Slowness, find_wait_cost_s
+from planner.recovery.facts import horizon_s
+from planner.recovery.ladder import RUNGS, Standing
+from planner.recovery.limits import SHRINKING, Limits, Surroundings, find_hold
+from planner.recovery.rental import weigh_waiting
+from planner.recovery.weighing import MOVES, Situation, price_of_acting, weigh
 
 
 @dataclass(frozen=True, slots=True)
-class DecideOptions:
-    """Limits on what a decision may say."""
+class Policy:
+    """What a site lets Lockstep do by itself."""
 
-    lifetime_ns: int = 600_000_000_000  # an old decision rests on an old verdict
+    modes: Mapping[Action, Mode] = field(default_factory=dict)  # what is not named is only observed
+    limits: Limits = field(default_factory=Limits)
+    lifetime_s: float = 600.0  # an old decision rests on an old verdict
+    look_again_s: float = 10.0  # after deciding to do nothing; a fifth of it where the job stands still
+
+    def mode_of(self, action: Action) -> Mode:
+        """Return what may be done about an action by itself."""
+        return self.modes.get(action, "observe")
 
 
-def decide(incident: Incident, ranks: int, generation: int, now_ns: int, options: DecideOptions) -> Decision:
-    """Return what to do about an incident of a job with that many ranks, and why."""
-    verdict = incident.verdict
-    waiting = _cost_of_waiting(verdict.impact.step_time_ratio, ranks)
-    replace = Option(
-        action="replace", cost=Cost(), reason="needs a checkpoint, a spare and a controller, none of which is known"
-    )
-    isolate = Isolation(component=verdict.component, reason=verdict.reason, evidence=(verdict.id,))
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """An option and the reason that bound."""
+
+    option: Option
+    reason: str
+    until_ns: int | None = None  # when the answer will be another one, if nothing else changes; None: it stays
+
+
+def decide(
+    incident: Incident,
+    situation: Situation,
+    standing: Standing,
+    around: Surroundings,
+    policy: Policy,
+    generation: int,
+    now_ns: int,
+) -> Decision:
+    """Return what to do about an incident, and why."""
+    options = weigh(situation)
+    choice = choose(options, situation, standing, now_ns)
+    action = choice.option.action
+    wait_s = policy.look_again_s / 5 if situation.stands_still else policy.look_again_s
+    lifetime_s = wait_s if action == "none" else policy.lifetime_s
+    expires_ns = min(now_ns + int(lifetime_s * NS_PER_S), choice.until_ns or sys.maxsize)
+    mode, hold = policy.mode_of(action), find_hold(incident, action, situation, around, policy.limits, now_ns)
+    job = situation.job
     return Decision(
         id=_identify(incident, generation, now_ns),
         job=incident.job,
@@ -36,42 +69,140 @@ def decide(incident: Incident, ranks: int, generation: int, now_ns: int, options
         incident=incident.id,
         generation=generation,
         created_ns=now_ns,
-        expires_ns=now_ns + options.lifetime_ns,
-        severity=2 if verdict.grade == "isolate" else 3,
-        mode="observe",
-        action="none",
-        isolate=(isolate,) if _justifies_isolation(verdict) else (),
-        cost=waiting,
-        alternatives=(replace,),
-        verdicts=(verdict.id,),
-        reason=_reason(waiting, verdict.component),
+        expires_ns=expires_ns,
+        horizon_s=horizon_s(job, situation.cluster),
+        severity=standing.severity,
+        mode="propose" if hold and mode == "execute" else mode,
+        action=action,
+        isolate=_isolations(action, situation),
+        target=_target(action, situation),
+        resume=_resume(action, situation),
+        cost=choice.option.cost,
+        alternatives=tuple(option for option in options if option.action != action),
+        verdicts=(situation.verdict.id,),
+        reason=choice.reason,
+        held_because=hold,
+        checkpoint_age_s=job.resume.age_s if job.resume else None,
     )
 
 
-def _justifies_isolation(verdict: Verdict) -> bool:
-    """Return whether a part would be drained for this; software never takes hardware out of service."""
-    is_hardware = verdict.component.startswith(_HARDWARE) and verdict.fault_class != "software"
-    return verdict.grade == "isolate" and is_hardware
+def choose(options: list[Option], situation: Situation, standing: Standing, now_ns: int) -> Choice:
+    """Return the cheapest option that the severity allows and whose time has come."""
+    nothing = next(option for option in options if option.action == "none")
+    if situation.job.is_over:
+        return Choice(nothing, f"{situation.job.job} is over: there is nothing to bring back")
+    if standing.is_exhausted:
+        return Choice(nothing, f"a person is needed: {standing.reason}, and nothing is left to try")
+    allowed = [option for option in options if option.action in RUNGS[standing.severity]]
+    known = [option for option in allowed if option.cost.gpu_hours is not None]
+    if nothing not in known:
+        return Choice(nothing, f"{situation.verdict.component} is watched; what it costs the job is not known yet")
+    best = known[0]
+    if best is nothing:
+        return Choice(nothing, _why_nothing(nothing, allowed, situation))
+    if situation.stands_still:
+        return Choice(best, _why(best, known, situation))
+    return _choose_moment(best, nothing, known, situation, now_ns)
 
 
-def _cost_of_waiting(step_time_ratio: float | None, ranks: int) -> Cost:
-    """Return what doing nothing costs: a job whose steps take twice as long loses half of its GPUs' time.
+def _choose_moment(best: Option, nothing: Option, known: list[Option], situation: Situation, now_ns: int) -> Choice:
+    """Return the cure of a slow job when its time has come, else to wait for it."""
+    per_hour = lost_per_hour(situation)
+    price = price_of_acting(best, situation.job)
+    wait = weigh_waiting(situation.verdict.since_ns, now_ns, per_hour, price)
+    if not wait.is_over:
+        left_s = ((wait.due_ns or now_ns) - now_ns) / NS_PER_S
+        said = (
+            f"{best.action} costs {price:.1f} GPU-hours at once and waiting has cost {wait.lost_gpu_hours:.1f} so far"
+        )
+        return Choice(nothing, f"{said}: it is time in {left_s:.0f} s, if the fault lasts", wait.due_ns)
+    if (saved_s := _wait_for_checkpoint(best, situation)) is not None:
+        said = f"{best.action} waits {saved_s:.0f} s for the next checkpoint"
+        reason = f"{said}: that costs less than doing the work since the last one again"
+        return Choice(nothing, reason, now_ns + int(saved_s * NS_PER_S))
+    return Choice(best, _why(best, known, situation))
 
-    >>> _cost_of_waiting(2.0, ranks=64).gpu_hours
-    32.0
-    """
-    if step_time_ratio is None or step_time_ratio <= 0:
-        return Cost(downtime_s=0.0)
-    share = min(1.0, 1 / step_time_ratio)
-    return Cost(downtime_s=0.0, waf_after=round(share, 4), gpu_hours=round(ranks * (1 - share), 2))
+
+def lost_per_hour(situation: Situation) -> float:
+    """Return the GPU-hours that every hour of waiting costs."""
+    return situation.job.gpus * (1 - situation.speed_now)
 
 
-def _reason(waiting: Cost, component: str) -> str:
-    if waiting.gpu_hours is None:
-        return f"{component} is watched; what it costs the job is not known yet"
-    return f"{component} is watched; waiting costs {waiting.gpu_hours} GPU-hours every hour"
+def _wait_for_checkpoint(best: Option, situation: Situation) -> float | None:
+    """Return how long to wait for the next checkpoint, where the loss until then is less than the work it saves."""
+    job = situation.job
+    next_s, resume = job.next_save_s, job.resume
+    if best.action not in MOVES or next_s is None or resume is None:
+        return None
+    slowness = Slowness(
+        fault_class=situation.verdict.fault_class,
+        step_s=1 / max(situation.speed_now, 1e-6),
+        healthy_step_s=1.0,
+        lost_steps=None,
+        next_save_ns=None,
+        failures_per_s=len(job.nodes) * situation.cluster.failures_per_node_day / 86_400,
+    )
+    return next_s if find_wait_cost_s(slowness, next_s, resume.age_s) < resume.age_s else None
+
+
+def _why(best: Option, known: list[Option], situation: Situation) -> str:
+    second = next((option for option in known if option.action != best.action), None)
+    reason = f"{best.reason}: {best.cost.gpu_hours} GPU-hours are expected to be lost"
+    if second is not None:
+        reason += f", and {second.cost.gpu_hours} with the next best, {second.action}"
+    return f"{situation.verdict.component}: {reason}"
+
+
+def _why_nothing(nothing: Option, allowed: list[Option], situation: Situation) -> str:
+    closed = [f"{option.action} is {option.reason}" for option in allowed if option.cost.gpu_hours is None]
+    said = (
+        f"{situation.verdict.component} is watched; waiting costs {lost_per_hour(situation):.1f} GPU-hours every hour"
+    )
+    if not situation.stands_still or not closed:
+        return said
+    return f"{said}; {'; '.join(closed)}"
+
+
+def _isolations(action: Action, situation: Situation) -> tuple[Isolation, ...]:
+    if action not in SHRINKING:
+        return ()
+    verdict = situation.verdict
+    part = Isolation(component=verdict.component, node=situation.node, reason=verdict.reason, evidence=(verdict.id,))
+    return (part,)
+
+
+def _target(action: Action, situation: Situation) -> dict[str, int] | None:
+    """Return what the job looks like afterwards, as far as the layout is known; the global batch stays."""
+    if action not in SHRINKING:
+        return None
+    job = situation.job
+    nodes = len(job.nodes) - (0 if action == "replace" else 1)
+    target = {"nnodes": nodes}
+    if job.layout is None:
+        return target
+    layout = job.layout.as_target()
+    if action in ("drop_replica", "reconfigure"):
+        per_replica = job.layout.tensor * job.layout.stages
+        left = job.gpus * nodes // max(len(job.nodes), 1)
+        layout["dp"] = max(min(left // per_replica, job.layout.replicas - 1), 1)
+    return target | layout
+
+
+def _resume(action: Action, situation: Situation) -> dict[str, str] | None:
+    resume = situation.job.resume
+    if action not in (*MOVES, "restart_process") or resume is None:
+        return None
+    found = {"source": "remote", "checkpoint": resume.path, "format": resume.form}
+    return found | ({"convert": " ".join(resume.convert)} if resume.convert else {})
 
 
 def _identify(incident: Incident, generation: int, now_ns: int) -> str:
     """Return an id of its own for every decision, so that none is written over by the one that follows it."""
     return hashlib.sha256(f"{incident.id}/{generation}/{now_ns}".encode()).hexdigest()[:16]
+
+
+def cost_of_nothing(decision: Decision) -> Cost:
+    """Return what doing nothing would have cost."""
+    if decision.action == "none":
+        return decision.cost
+    return next((option.cost for option in decision.alternatives if option.action == "none"), Cost())

@@ -8,14 +8,18 @@ import pytest
 from lockstep.control.database import ControlDatabase, open_control
 from lockstep.control.decisions import list_decisions
 from lockstep.control.incidents import save_incidents
-from lockstep.control.leases import Lease, take_lease
+from lockstep.control.leases import Lease, release_lease
+from lockstep.decision import Decision, Mode
 from lockstep.errors import LeaseLost
-from planner.recovery.decide import DecideOptions
-from planner.service import PlannerService
-from tests.lockstep.control.build import incident
-
-LIFETIME_NS = 100
-TTL_NS = 1_000
+from lockstep.execution import Order, OrderKind
+from lockstep.incident import Incident
+from lockstep.verdict import Impact
+from planner.recovery.facts import ClusterFacts
+from planner.recovery.reading import FactReader
+from planner.service import PlannerService, find_approval
+from tests.planner.recovery.build import crash, incident, seconds, verdict
+from tests.planner.recovery.test_steps import decision
+from tests.planner.recovery.world import lease_of
 
 
 @pytest.fixture
@@ -26,60 +30,86 @@ def control(tmp_path: Path) -> Iterator[ControlDatabase]:
 
 @pytest.fixture
 def planner(control: ControlDatabase) -> PlannerService:
-    return PlannerService(control, DecideOptions(lifetime_ns=LIFETIME_NS))
+    """A planner that knows nothing but verdicts: no store, no controller, no checkpoints."""
+    return PlannerService(control, FactReader(None, None, None, None, ClusterFacts(), {}))
 
 
 @pytest.fixture
 def lease(control: ControlDatabase) -> Lease:
-    taken = take_lease(control, "planner", "me", TTL_NS, now_ns=0)
-    assert taken is not None
-    return taken
+    return lease_of(control)
+
+
+def closed(found: Incident) -> Incident:
+    return found.model_copy(update={"state": "closed", "closed_ns": found.updated_ns, "closed_because": "it healed"})
 
 
 def test_without_incidents_nothing_is_decided(planner: PlannerService, lease: Lease) -> None:
-    assert planner.run_once(lease, now_ns=0) == 0
+    assert planner.run_once(lease, seconds(10)) == 0
 
 
 def test_every_open_incident_gets_a_decision(planner: PlannerService, control: ControlDatabase, lease: Lease) -> None:
-    save_incidents(control, [incident("i1"), incident("i2"), incident("i3", state="closed")], None)
-    assert planner.run_once(lease, now_ns=5) == 2
+    save_incidents(control, [incident(name="i1"), incident(name="i2"), closed(incident(name="i3"))], None)
+    assert planner.run_once(lease, seconds(10)) == 2
     assert {found.incident for found in list_decisions(control)} == {"i1", "i2"}
     assert {found.generation for found in list_decisions(control)} == {lease.generation}
 
 
-def test_cost_counts_the_part_s_own_rank_and_those_that_wait(
+def test_where_nothing_is_known_but_the_verdict_the_decision_observes_and_says_what_waiting_costs(
     planner: PlannerService, control: ControlDatabase, lease: Lease
 ) -> None:
-    save_incidents(control, [incident("i1")], None)  # 255 ranks wait for one, and steps take 1.42 times as long
-    planner.run_once(lease, now_ns=5)
+    save_incidents(control, [incident(verdict(impact=Impact(step_time_ratio=1.25, ranks_waiting=255)))], None)
+    planner.run_once(lease, seconds(10))
     (found,) = list_decisions(control)
-    assert found.cost.gpu_hours == pytest.approx(256 * (1 - 1 / 1.42), abs=0.01)
+    assert (found.mode, found.action) == ("observe", "none")
+    assert found.reason == "nic:h3/eth1 is watched; waiting costs 51.2 GPU-hours every hour"
 
 
 def test_incident_that_is_decided_is_left_alone_until_the_decision_expires(
     planner: PlannerService, control: ControlDatabase, lease: Lease
 ) -> None:
-    save_incidents(control, [incident("i1")], None)
-    assert planner.run_once(lease, now_ns=0) == 1
-    assert planner.run_once(lease, now_ns=LIFETIME_NS - 1) == 0
-    assert planner.run_once(lease, now_ns=LIFETIME_NS) == 1
-    assert planner.run_once(lease, now_ns=LIFETIME_NS) == 0
+    save_incidents(control, [incident()], None)
+    assert [planner.run_once(lease, seconds(at)) for at in (10, 19.9, 20, 20)] == [1, 0, 1, 0]
 
 
-def test_new_decision_stands_beside_the_one_that_expired(
+def test_same_answer_keeps_its_decision_and_another_stands_beside_it(
     planner: PlannerService, control: ControlDatabase, lease: Lease
 ) -> None:
-    save_incidents(control, [incident("i1")], None)
-    planner.run_once(lease, now_ns=0)
-    planner.run_once(lease, now_ns=LIFETIME_NS)
-    assert [found.created_ns for found in list_decisions(control, incident="i1")] == [LIFETIME_NS, 0]
+    save_incidents(control, [incident()], None)
+    planner.run_once(lease, seconds(10))
+    planner.run_once(lease, seconds(100))
+    assert [found.created_ns for found in list_decisions(control)] == [seconds(10)]
+    save_incidents(control, [incident(crash(fault_class="comm_hang", grade="alert"))], None)
+    planner.run_once(lease, seconds(200))
+    assert [found.severity for found in list_decisions(control)] == [3, 1]
 
 
 def test_planner_that_lost_its_lease_decides_nothing(
     planner: PlannerService, control: ControlDatabase, lease: Lease
 ) -> None:
-    save_incidents(control, [incident("i1")], None)
-    take_lease(control, "planner", "another", TTL_NS, now_ns=TTL_NS)
+    save_incidents(control, [incident()], None)
+    release_lease(control, lease)
+    lease_of(control, "another", at_s=11)
     with pytest.raises(LeaseLost):
-        planner.run_once(lease, now_ns=TTL_NS)
+        planner.run_once(lease, seconds(12))
     assert list_decisions(control) == []
+
+
+@pytest.mark.parametrize(
+    ("mode", "held", "words", "expected"),
+    [
+        ("execute", None, [], "policy"),
+        ("execute", "it is stale", [], None),
+        ("propose", None, [], None),
+        ("propose", "it is stale", ["approve"], "ada"),
+        ("observe", None, ["approve"], "ada"),
+        ("execute", None, ["reject"], None),
+        ("execute", None, ["approve", "undo"], None),
+        ("propose", None, ["reject", "approve"], "ada"),
+    ],
+)
+def test_the_last_word_of_a_person_counts_and_else_the_policy(
+    mode: Mode, held: str | None, words: list[OrderKind], expected: str | None
+) -> None:
+    about: Decision = decision().model_copy(update={"mode": mode, "held_because": held})
+    orders = [Order(decision="d1", kind=kind, who="ada", ts_ns=place) for place, kind in enumerate(words)]
+    assert find_approval(about, orders) == expected

@@ -1,4 +1,4 @@
-"""A decision says what waiting costs, rests on its verdict, and takes nothing out of service that is not hardware."""
+"""A decision is the cheapest way that its severity allows, at the right moment, with its price and its reason."""
 
 from typing import Any
 
@@ -6,101 +6,196 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.decision import Cost, Decision
-from lockstep.incident import Incident
-from lockstep.verdict import Impact
-from planner.recovery.decide import DecideOptions, decide
-from tests.lockstep.control.build import incident
-
-NOW_NS = 1_000
-
-
-def told(ratio: float | None = 2.0, **verdict: Any) -> Incident:
-    """Return an incident whose steps take that many times as long, its verdict changed as given."""
-    whole = incident("i1", job="train")
-    impact = Impact(step_time_ratio=ratio, ranks_waiting=63)
-    return whole.model_copy(update={"verdict": whole.verdict.model_copy(update={"impact": impact, **verdict})})
+from lockstep.clock import NS_PER_S
+from lockstep.decision import Decision, Mode
+from lockstep.verdict import Impact, Verdict
+from planner.recovery.decide import Policy, cost_of_nothing, decide
+from planner.recovery.facts import JobFacts, Resume
+from planner.recovery.ladder import Standing
+from planner.recovery.limits import Surroundings
+from planner.recovery.taxonomy import severity_of
+from planner.recovery.weighing import Situation
+from tests.planner.recovery.build import cluster, crash, incident, job, pipeline, seconds, situation, verdict
 
 
-def decided(about: Incident, *, ranks: int = 64, generation: int = 3, now_ns: int = NOW_NS) -> Decision:
-    return decide(about, ranks, generation, now_ns, DecideOptions(lifetime_ns=500))
+def decided(
+    of: Situation | None = None,
+    *,
+    at_s: float = 10.0,
+    standing: Standing | None = None,
+    mode: Mode = "execute",
+    around: Surroundings | None = None,
+    **policy: Any,
+) -> Decision:  # Any: whatever field of the policy a test cares about
+    found = of or situation()
+    seen = found.verdict.model_copy(update={"last_seen_ns": seconds(at_s)})
+    found = Situation(seen, found.job, found.cluster, found.durations, found.gpu_hour_price)
+    modes: dict[Any, Mode] = dict.fromkeys(
+        ("reroute", "reattempt", "restart_process", "reconfigure", "replace", "recycle"), mode
+    )
+    return decide(
+        incident(seen),
+        found,
+        standing or Standing(*severity_of(seen)),
+        around or Surroundings(),
+        Policy(modes=modes, **policy),
+        generation=3,
+        now_ns=seconds(at_s),
+    )
 
 
-def test_decision_observes_and_does_nothing() -> None:
-    decision = decided(told())
-    assert (decision.mode, decision.action) == ("observe", "none")
+def test_dead_host_is_replaced_at_once() -> None:
+    decision = decided(situation(crash()))
+    assert (decision.action, decision.mode, decision.severity) == ("replace", "execute", 1)
+    assert [part.node for part in decision.isolate] == ["h3"]
+    assert decision.target == {"nnodes": 8}
+    assert decision.resume == {"source": "remote", "checkpoint": "/ckpt/train/400", "format": "dcp"}
+    assert decision.reason.startswith("host:h3: the job starts again with h8 instead of h3")
 
 
-def test_decision_names_job_incident_verdict_and_generation() -> None:
-    decision = decided(told().model_copy(update={"attempt": 2}))
-    assert (decision.job, decision.attempt, decision.incident) == ("train", 2, "i1")
-    assert (decision.verdicts, decision.generation) == (("v1",), 3)
+def test_decision_names_job_incident_verdict_generation_and_checkpoint() -> None:
+    decision = decided(situation(crash()))
+    assert (decision.job, decision.incident, decision.verdicts) == ("train", "i1", ("v1",))
+    assert (decision.generation, decision.checkpoint_age_s) == (3, 600.0)
 
 
-def test_decision_expires() -> None:
-    decision = decided(told())
-    assert (decision.created_ns, decision.expires_ns) == (NOW_NS, NOW_NS + 500)
+def test_without_a_spare_the_job_goes_on_with_what_is_left_and_its_layout_shrinks_by_whole_replicas() -> None:
+    decision = decided(situation(crash(), job(layout=pipeline(tensor=1, stages=2, replicas=32)), cluster(spares=())))
+    assert decision.action == "reconfigure"
+    assert decision.target == {"nnodes": 7, "tp": 1, "pp": 2, "dp": 28}
 
 
-@pytest.mark.parametrize(
-    ("ratio", "share", "gpu_hours"), [(2.0, 0.5, 32.0), (1.25, 0.8, 12.8), (1.0, 1.0, 0.0), (0.9, 1.0, 0.0)]
-)
-def test_waiting_costs_the_share_of_time_that_is_lost(ratio: float, share: float, gpu_hours: float) -> None:
-    decision = decided(told(ratio))
-    assert decision.cost == Cost(downtime_s=0.0, waf_after=share, gpu_hours=gpu_hours)
-    assert decision.reason == f"nic:h3/eth1 is watched; waiting costs {gpu_hours} GPU-hours every hour"
+def test_what_the_policy_does_not_name_is_only_observed() -> None:
+    assert decided(situation(crash()), mode="observe").mode == "observe"
 
 
-@pytest.mark.parametrize("ratio", [None, 0.0, -1.0])
-def test_cost_that_nothing_is_known_of_is_unknown_and_not_zero(ratio: float | None) -> None:
-    decision = decided(told(ratio))
-    assert decision.cost == Cost(downtime_s=0.0)
+def test_slow_part_waits_until_waiting_has_cost_as_much_as_the_cure() -> None:
+    early, late = decided(at_s=60), decided(at_s=3600)
+    assert early.action == "none"
+    assert "costs 13.3 GPU-hours at once and waiting has cost 0.5 so far: it is time in 1440 s" in early.reason
+    assert early.expires_ns <= seconds(60) + 10 * NS_PER_S
+    assert late.action == "replace"
+
+
+def test_decision_to_wait_ends_when_its_time_has_come() -> None:
+    assert decided(at_s=1495).expires_ns == seconds(1500)
+
+
+def test_cure_that_costs_nothing_is_not_waited_for() -> None:
+    link = situation(verdict(component="link:leaf0--spine1"), within=cluster(can_reroute=True))
+    assert decided(link, at_s=1).action == "reroute"
+
+
+def test_restart_of_a_slow_job_waits_for_the_next_checkpoint_where_that_is_cheaper() -> None:
+    soon, far = (situation(of=job(next_save_s=each)) for each in (100.0, 3000.0))
+    assert decided(soon, at_s=3600).action == "none"
+    assert "replace waits 100 s for the next checkpoint" in decided(soon, at_s=3600).reason
+    assert decided(far, at_s=3600).action == "replace"
+
+
+def test_job_that_stands_still_never_waits_for_a_checkpoint() -> None:
+    assert decided(situation(crash(), job(next_save_s=1.0))).action == "replace"
+
+
+def test_small_errors_are_tried_again_before_anything_is_taken_away() -> None:
+    hang = situation(crash(fault_class="comm_hang", component="nic:h3/eth1", grade="alert"))
+    assert decided(hang, standing=Standing(3, "")).action == "reattempt"
+    assert decided(hang, standing=Standing(2, "")).action == "restart_process"
+    assert decided(hang, standing=Standing(1, "")).action == "replace"
+    assert decided(hang, standing=Standing(3, "")).isolate == ()
+
+
+def test_where_everything_was_tried_a_person_is_called() -> None:
+    decision = decided(situation(crash()), standing=Standing(1, "replace did not cure host:h3", is_exhausted=True))
+    assert decision.action == "none"
+    assert decision.reason == "a person is needed: replace did not cure host:h3, and nothing is left to try"
+
+
+def test_job_that_is_over_is_left_alone() -> None:
+    decision = decided(situation(crash(), job(is_over=True)))
+    assert (decision.action, decision.reason) == ("none", "train is over: there is nothing to bring back")
+
+
+def test_no_restart_without_a_verified_checkpoint() -> None:
+    decision = decided(situation(crash(), job(resume=None)))
+    assert decision.action == "none"
+    assert "replace is not possible: there is no checkpoint that was verified to be complete" in decision.reason
+
+
+def test_software_takes_no_hardware_out_of_service() -> None:
+    decision = decided(situation(crash(fault_class="software", component="job:train")))
+    assert decision.isolate == ()
+
+
+def test_unknown_cost_is_said_and_looked_at_again_soon() -> None:
+    decision = decided(situation(verdict(impact=Impact(step_time_ratio=None, ranks_waiting=3))))
     assert decision.reason == "nic:h3/eth1 is watched; what it costs the job is not known yet"
+    assert decision.expires_ns == seconds(10) + 10 * NS_PER_S
 
 
-@given(ratio=st.floats(1.0, 1e9), ranks=st.integers(1, 100_000))
-def test_waiting_never_costs_more_than_all_gpus_nor_less_than_nothing(ratio: float, ranks: int) -> None:
-    cost = decided(told(ratio), ranks=ranks).cost
-    assert cost.gpu_hours is not None
-    assert cost.waf_after is not None
-    assert 0 <= cost.gpu_hours <= ranks
-    assert 0 <= cost.waf_after <= 1
+def test_what_is_held_is_proposed_to_a_person() -> None:
+    decision = decided(situation(crash(confidence=0.5)))
+    assert (decision.action, decision.mode) == ("replace", "propose")
+    assert decision.held_because == "the verdict is 50% sure, and acting by itself needs 90%"
 
 
-def test_alternative_whose_cost_is_not_known_is_listed_without_one() -> None:
-    (replace,) = decided(told()).alternatives
-    assert (replace.action, replace.cost) == ("replace", Cost())
-    assert "needs a checkpoint, a spare and a controller" in replace.reason
+def test_every_alternative_is_listed_doing_nothing_included() -> None:
+    decision = decided(situation(crash()))
+    assert {option.action for option in decision.alternatives} == {
+        "none",
+        "reroute",
+        "reattempt",
+        "restart_process",
+        "recycle",
+        "drop_replica",
+        "reconfigure",
+    }
+    assert (cost_of_nothing(decision).gpu_hours or 0.0) > (decision.cost.gpu_hours or 0.0)
 
 
-@pytest.mark.parametrize(
-    "component",
-    ["nic:h3/eth1", "link:leaf1--spine2", "gpu:h3/0", "host:h3", "switch:leaf1", "nvlink:h3/0", "pcie:h3/0"],
+def test_two_decisions_on_one_incident_have_different_ids() -> None:
+    assert decided(at_s=1).id != decided(at_s=2).id
+
+
+ANY_VERDICT = st.builds(
+    lambda fault_class, component, ratio, confidence, grade: verdict(
+        fault_class=fault_class,
+        component=component,
+        confidence=confidence,
+        grade=grade,
+        impact=Impact(step_time_ratio=ratio, ranks_waiting=7),
+    ),
+    st.sampled_from(["comm_slow", "noncomm_slow", "global_slow", "comm_hang", "noncomm_hang", "crash", "software"]),
+    st.sampled_from(["nic:h3/eth1", "gpu:h3/0", "host:h3", "link:h3/eth1--leaf0", "link:leaf0--spine1", "job:train"]),
+    st.none() | st.floats(0.5, 20),
+    st.floats(0, 1),
+    st.sampled_from(["isolate", "alert", "note"]),
 )
-def test_hardware_that_justifies_draining_is_named_for_isolation(component: str) -> None:
-    decision = decided(told(component=component))
-    (isolation,) = decision.isolate
-    assert (isolation.component, isolation.evidence) == (component, ("v1",))
-    assert isolation.reason == "h3's eth1 sends at a tenth of its rate, says Zoë"
-    assert decision.severity == 2
-
-
-@pytest.mark.parametrize("grade", ["alert", "note"])
-def test_part_that_does_not_justify_draining_is_not_isolated(grade: str) -> None:
-    decision = decided(told(grade=grade))
-    assert (decision.isolate, decision.severity) == ((), 3)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [{"component": "job:train"}, {"component": "rank:7"}, {"component": "host:h3", "fault_class": "software"}],
+ANY_JOB = st.builds(
+    lambda resume, min_nodes, layout: job(resume=resume, min_nodes=min_nodes, layout=layout),
+    st.none() | st.builds(Resume, st.just("/c"), st.just("dcp"), st.floats(0, 1e5), st.floats(0, 1e4)),
+    st.integers(1, 9),
+    st.none() | st.just(pipeline()),
 )
-def test_software_is_never_a_reason_to_isolate_hardware(change: dict[str, Any]) -> None:
-    assert decided(told(**change)).isolate == ()
 
 
-def test_same_decision_has_the_same_id_and_each_other_one_its_own() -> None:
-    first = decided(told())
-    assert decided(told()) == first
-    others = [decided(told(), generation=4), decided(told(), now_ns=NOW_NS + 1)]
-    assert len({first.id, *(other.id for other in others)}) == 3
+@given(ANY_VERDICT, ANY_JOB, st.floats(0, 1e5), st.booleans())
+def test_whatever_happens_the_rules_hold(about: Verdict, of: JobFacts, at_s: float, can_shrink: bool) -> None:
+    decision = decided(situation(about, of, cluster(can_shrink=can_shrink, can_reroute=True)), at_s=at_s)
+    assert decision.reason
+    if decision.action in ("reconfigure", "replace"):
+        assert of.resume is not None, "never without a verified checkpoint"
+        assert (decision.target or {})["nnodes"] >= of.min_nodes
+    if about.fault_class == "software":
+        assert decision.isolate == ()
+    if decision.held_because:
+        assert decision.mode != "execute"
+    if decision.action != "none":
+        assert (decision.cost.gpu_hours or 0.0) <= (cost_of_nothing(decision).gpu_hours or 0.0)
+
+
+@pytest.mark.parametrize("field", ["downtime_s", "waf_after", "gpu_hours", "risk"])
+def test_choice_and_doing_nothing_carry_every_figure(field: str) -> None:
+    decision = decided(situation(crash()))
+    assert getattr(decision.cost, field) is not None
+    assert getattr(cost_of_nothing(decision), field) is not None

@@ -1,0 +1,72 @@
+"""Puts the recovery planner together as the settings say."""
+
+from lockstep.config import JobHints, Settings
+from lockstep.control.database import ControlDatabase
+from lockstep.errors import BadInput
+from lockstep.store.store import Store
+from lockstep.topology import Topology
+from planner.controllers.choosing import make_controller
+from planner.controllers.protocol import Controller
+from planner.recovery.checkpoint_folders import CheckpointFolders
+from planner.recovery.decide import Policy
+from planner.recovery.executing import Executor
+from planner.recovery.facts import ClusterFacts, Durations, Layout
+from planner.recovery.limits import Limits
+from planner.recovery.reading import FactReader, JobHint
+from planner.recovery.returning import CommandTester, Returner, ReturnOptions
+from planner.service import PlannerOptions, PlannerService
+
+
+def make_planner(
+    settings: Settings, store: Store | None, control: ControlDatabase, topology: Topology | None
+) -> PlannerService:
+    """Return the planner; without a controller it decides and carries nothing out."""
+    wanted = settings.planner
+    controller = controller_of(settings)
+    folders = CheckpointFolders(wanted.checkpoints, wanted.read_mb_per_s, wanted.checkpoint_quiet_s)
+    checkpoints = folders if wanted.checkpoints else None
+    cluster = ClusterFacts(
+        spares=wanted.spares,
+        can_reroute=wanted.paths and topology is not None and topology.routing == "ecmp",
+        can_restart=controller is not None,
+        can_shrink=wanted.can_shrink,
+    )
+    hints = {name: _hint(hint) for name, hint in wanted.jobs.items()}
+    reader = FactReader(store, controller, checkpoints, topology, cluster, hints)
+    executor = Executor(control, controller) if controller else None
+    return PlannerService(control, reader, options_of(settings), executor, _returner(settings, control, controller))
+
+
+def controller_of(settings: Settings) -> Controller | None:
+    """Return the controller that the settings name; None where decisions are only written down."""
+    if settings.planner.controller == "none":
+        if any(mode == "execute" for mode in settings.planner.modes.values()):
+            raise BadInput("planner.modes says execute, and planner.controller names nobody who would")
+        return None
+    return make_controller(settings.planner.controller, settings.planner.controller_options, dry_run=False)
+
+
+def options_of(settings: Settings) -> PlannerOptions:
+    """Return how this site decides."""
+    wanted = settings.planner
+    limits = Limits(
+        nodes_per_hour=wanted.nodes_per_hour, nodes_out=wanted.nodes_out, share_of_block=wanted.share_of_block
+    )
+    return PlannerOptions(
+        policy=Policy(modes=wanted.modes, limits=limits),
+        durations=Durations(start_s=wanted.start_s),
+        gpu_hour_price=wanted.gpu_hour_price,
+    )
+
+
+def _returner(settings: Settings, control: ControlDatabase, controller: Controller | None) -> Returner | None:
+    wanted = settings.planner
+    if controller is None or not wanted.test_command:
+        return None
+    tester = CommandTester(wanted.test_command, wanted.test_timeout_s)
+    return Returner(control, controller, tester, ReturnOptions(rest_s=wanted.test_after_s))
+
+
+def _hint(hint: JobHints) -> JobHint:
+    layout = Layout(hint.tp, hint.pp, hint.dp, hint.micro_batches)
+    return JobHint(layout if layout.gpus > 1 else None, hint.weight, hint.min_nodes)

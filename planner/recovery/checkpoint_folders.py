@@ -1,0 +1,60 @@
+"""The checkpoints of each job in a folder of its own, looked at again only from time to time."""
+
+from pathlib import Path
+
+from lockstep.clock import NS_PER_S
+from lockstep.errors import BadInput
+from planner.recovery.checkpoints.boundary import expect_next_save
+from planner.recovery.checkpoints.catalogue import ReadOptions, read_catalogue
+from planner.recovery.checkpoints.checkpoint import Catalogue
+from planner.recovery.checkpoints.checkpoint import Layout as SavedLayout
+from planner.recovery.checkpoints.choosing import ChoiceOptions, choose_checkpoint
+from planner.recovery.checkpoints.loading import ReadRate
+from planner.recovery.facts import Layout, Resume
+
+_LOOK_S = 5.0  # between two looks at a folder: network file systems bear few
+
+
+class CheckpointFolders:
+    """Answers from the folder that a pattern such as /checkpoints/{job} names."""
+
+    def __init__(self, pattern: str, read_mb_per_s: float, quiet_s: float = ReadOptions().quiet_s) -> None:
+        self._pattern, self._reading = pattern, ReadOptions(quiet_s=quiet_s)
+        rate = ReadRate(source="remote", bytes_per_s=read_mb_per_s * 1e6, how="given")
+        self._options = ChoiceOptions(rates=(rate,))
+        self._seen: dict[str, Catalogue] = {}
+
+    def newest(self, job: str, layout: Layout | None, now_ns: int) -> Resume | None:
+        """Return the newest checkpoint that is verified complete and fits; None: there is none."""
+        target = SavedLayout.of(layout.as_target()) if layout else SavedLayout()
+        choice = choose_checkpoint(self._look(job, now_ns), target, self._options)
+        found = choice.checkpoint
+        if found is None or choice.load_from is None:
+            return None
+        return Resume(
+            path=choice.load_from,
+            form=found.format,
+            age_s=max(found.age_s(now_ns), 0.0),
+            load_s=choice.load_s or 0.0,
+            convert=choice.convert,
+            convert_s=choice.convert_s or 0.0,
+        )
+
+    def next_save_s(self, job: str, now_ns: int) -> float | None:
+        """Return when the next one is expected, by the gaps between those that are there."""
+        expected_ns = expect_next_save(self._look(job, now_ns), now_ns)
+        return None if expected_ns is None else (expected_ns - now_ns) / NS_PER_S
+
+    def _look(self, job: str, now_ns: int) -> Catalogue:
+        before = self._seen.get(job)
+        if before is None or now_ns - before.seen_ns >= _LOOK_S * NS_PER_S:
+            # A job's name comes from telemetry: it must not lead out of the folder.
+            folder = Path(self._pattern.replace("{job}", job.replace("/", "_").strip(".") or "_"))
+            self._seen[job] = before = self._read(folder, job, now_ns, before)
+        return before
+
+    def _read(self, folder: Path, job: str, now_ns: int, before: Catalogue | None) -> Catalogue:
+        try:
+            return read_catalogue(folder, now_ns, job=job, before=before, options=self._reading)
+        except BadInput as absent:
+            return Catalogue(job=job, folder=str(folder), seen_ns=now_ns, remarks=(str(absent),))

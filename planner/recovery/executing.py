@@ -1,0 +1,172 @@
+"""Carries decisions out, one act after the other, so that being killed anywhere does nothing twice and loses nothing.
+
+Each act is written down before it is asked for and again when it was answered. Whoever comes after a crash asks
+again for what was begun; the controller finds the decision's mark and answers `already`. Every write is made under
+the lease, so a planner that was replaced without knowing it stops at its next write.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from lockstep.clock import NS_PER_S
+from lockstep.control.database import ControlDatabase
+from lockstep.control.decisions import get_decision
+from lockstep.control.executions import list_isolated, list_orders, save_execution, unfinished_executions
+from lockstep.control.incidents import get_incident
+from lockstep.control.leases import Lease, check_lease
+from lockstep.decision import Decision
+from lockstep.errors import ControllerDown
+from lockstep.execution import Execution, Isolated, Step
+from planner.controllers.protocol import Controller, Report
+from planner.recovery.limits import OUT
+from planner.recovery.steps import end, give_up, mark_answered, mark_begun, next_step, restart_order, undo
+
+_log = structlog.get_logger("executing")
+
+
+@dataclass(frozen=True, slots=True)
+class ExecuteOptions:
+    """How long is waited for a cure to show."""
+
+    watch_s: float = 600.0  # for a restarted job to run
+    settle_s: float = 60.0  # for the incident to end after a cure in place
+
+
+class Executor:
+    """Takes every unfinished execution one act further."""
+
+    def __init__(
+        self,
+        control: ControlDatabase,
+        controller: Controller,
+        options: ExecuteOptions | None = None,
+        passing: Callable[[str], None] = lambda point: None,  # told each point where a kill would hurt most
+    ) -> None:
+        self._control, self._controller = control, controller
+        self._options = options or ExecuteOptions()
+        self._passing = passing
+
+    def run_once(self, lease: Lease, now_ns: int) -> int:
+        """Do the next act of each unfinished execution; return how many are left."""
+        found = unfinished_executions(self._control)
+        for execution in found:
+            self._take_further(execution, lease, now_ns)
+        return len(found)
+
+    def undo(self, execution: Execution, why: str, lease: Lease, now_ns: int) -> None:
+        """Turn an execution round, finished or not; its releases follow in the next rounds."""
+        turned = undo(execution, why, now_ns)
+        if turned != execution:
+            save_execution(self._control, turned, lease, why=f"undone: {why}")
+
+    def _take_further(self, execution: Execution, lease: Lease, now_ns: int) -> None:
+        place = next_step(execution)
+        if place is None:
+            save_execution(self._control, end(execution, now_ns), lease)
+            return
+        decision = get_decision(self._control, execution.decision)
+        step = execution.steps[place]
+        if step.act == "watch":
+            self._watch(execution, place, decision, lease, now_ns)
+            return
+        begun = mark_begun(execution.model_copy(update={"generation": lease.generation}), place, now_ns)
+        save_execution(self._control, begun, lease)
+        self._passing(f"begun {step.act}")
+        check_lease(self._control, lease, now_ns)
+        report = self._ask(step, decision)
+        self._passing(f"asked {step.act}")
+        self._save_answer(mark_answered(begun, place, report, now_ns), decision, step, report, lease, now_ns)
+        self._passing(f"answered {step.act}")
+
+    def _ask(self, step: Step, decision: Decision) -> Report:
+        """Ask the controller for one act; one that does not answer has failed for now."""
+        try:
+            if step.act == "isolate":
+                return self._controller.isolate(step.subject, decision.id, _reason_of(decision, step.subject))
+            if step.act == "release":
+                return self._controller.release(step.subject, decision.id)
+            if step.act == "reattempt":
+                return self._controller.reattempt(decision.job, decision.id)
+            out = [each.node for each in list_isolated(self._control) if each.state in OUT]
+            return self._controller.restart(restart_order(decision, out))
+        except ControllerDown as down:
+            return Report("failed", str(down))
+
+    def _save_answer(
+        self, execution: Execution, decision: Decision, step: Step, report: Report, lease: Lease, now_ns: int
+    ) -> None:
+        isolated = _isolated(decision, step, report, execution, now_ns)
+        save_execution(self._control, execution, lease, isolated, why=f"{step.act} {step.subject}: {report.what}")
+        _log.info("act answered", act=step.act, subject=step.subject, outcome=report.outcome, said=report.what)
+
+    def _watch(self, execution: Execution, place: int, decision: Decision, lease: Lease, now_ns: int) -> None:
+        """See whether the cure has worked; nothing is written while that is open."""
+        step = execution.steps[place]
+        if step.state == "waiting":
+            execution = mark_begun(execution, place, now_ns)
+            save_execution(self._control, execution, lease)
+        report = self._look(execution, execution.steps[place], now_ns)
+        if report is not None:
+            after = mark_answered(execution, place, report, now_ns)
+            save_execution(self._control, after, lease, why=f"watch {step.subject}: {report.what}")
+
+    def _look(self, execution: Execution, step: Step, now_ns: int) -> Report | None:
+        waited_s = (now_ns - (step.began_ns or now_ns)) / NS_PER_S
+        if execution.new_job is None:
+            return self._look_at_incident(execution, waited_s)
+        try:
+            job = self._controller.job(execution.new_job)
+        except ControllerDown:
+            job = None
+        if job is not None and job.state in ("running", "ended"):
+            return Report("done", f"{job.id} is {job.state} on {', '.join(job.nodes) or 'its nodes'}")
+        if job is not None and job.state == "failed":
+            return Report("refused", f"{job.id} has failed again")
+        late = Report("refused", f"{execution.new_job} does not run after {waited_s:.0f} s")
+        return late if waited_s > self._options.watch_s else None
+
+    def _look_at_incident(self, execution: Execution, waited_s: float) -> Report | None:
+        if get_incident(self._control, execution.incident).state == "closed":
+            return Report("done", "the incident is over")
+        late = Report("refused", f"the incident is still open after {waited_s:.0f} s")
+        return late if waited_s > self._options.settle_s else None
+
+    def undo_ordered(self, lease: Lease, now_ns: int, executions: list[Execution]) -> None:
+        """Turn round what persons have ordered to be undone."""
+        for execution in executions:
+            undone = [order for order in list_orders(self._control, execution.decision) if order.kind == "undo"]
+            if undone:
+                self.undo(execution, f"{undone[-1].who}: {undone[-1].why}".rstrip(": "), lease, now_ns)
+
+    def give_up(self, execution: Execution, why: str, lease: Lease, now_ns: int) -> None:
+        """End an execution that must not go on, and take back what it isolated."""
+        save_execution(self._control, give_up(execution, why, now_ns), lease, why=why)
+
+
+def _reason_of(decision: Decision, node: str) -> str:
+    return next((part.reason for part in decision.isolate if part.node == node), decision.reason)
+
+
+def _isolated(decision: Decision, step: Step, report: Report, execution: Execution, now_ns: int) -> list[Isolated]:
+    """Return what an act has changed for its node."""
+    if step.act not in ("isolate", "release") or not report.is_good:
+        return []
+    part = next(part for part in decision.isolate if part.node == step.subject)
+    since_ns = next(
+        (its.began_ns for its in execution.steps if its.act == "isolate" and its.subject == step.subject), None
+    )
+    return [
+        Isolated(
+            node=step.subject,
+            component=part.component,
+            decision=decision.id,
+            job=decision.job,
+            reason=part.reason,
+            state="isolated" if step.act == "isolate" else "returned",
+            since_ns=since_ns or now_ns,
+            changed_ns=now_ns,
+            said=report.what,
+        )
+    ]

@@ -1,0 +1,96 @@
+"""What a decision is made from: the job, the cluster around it, and how long things take here."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a job is laid out over its GPUs, as far as a cure depends on it."""
+
+    tensor: int = 1
+    stages: int = 1
+    replicas: int = 1
+    micro_batches: int | None = None  # per replica and step; None: unknown
+
+    @property
+    def gpus(self) -> int:
+        return self.tensor * self.stages * self.replicas
+
+    def as_target(self) -> dict[str, int]:
+        """Return it in the words of a decision."""
+        return {"tp": self.tensor, "pp": self.stages, "dp": self.replicas}
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """A checkpoint that was verified to be complete, and what going back to it takes."""
+
+    path: str
+    form: str
+    age_s: float  # work that is done again
+    load_s: float
+    convert: tuple[str, ...] = ()  # a command to run before, where the layout changes and the format needs it
+    convert_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class JobFacts:
+    """One job as it runs."""
+
+    job: str
+    attempt: int = 0
+    nodes: tuple[str, ...] = ()
+    gpus: int = 0
+    layout: Layout | None = None
+    resume: Resume | None = None
+    next_save_s: float | None = None  # until the next checkpoint is complete; None: unknown
+    weight: float = 1.0
+    min_nodes: int = 1
+    speeds: Mapping[int, float] = field(
+        default_factory=dict
+    )  # by nodes: share of today's full speed; else in proportion
+    is_over: bool = False  # the controller says that it has ended
+
+    def speed_on(self, nodes: int) -> float:
+        """Return the share of full speed on that many nodes; 0 below its minimum."""
+        if nodes < self.min_nodes or not self.nodes:
+            return 0.0
+        return self.speeds.get(nodes, min(nodes / len(self.nodes), 1.0))
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterFacts:
+    """What is around the job."""
+
+    hosts: frozenset[str] = frozenset()  # all there are
+    spares: tuple[str, ...] = ()  # usable and idle, best first
+    block_of: Mapping[str, str] = field(default_factory=dict)  # host to the leaf or rack it hangs on
+    failures_per_node_day: float = 0.0065  # Meta RSC-1: 6.50 per 1,000 node-days
+    repair_s: float = 24 * 3600.0  # until an isolated node is back
+    can_reroute: bool = False  # the path planner runs and the fabric lets ports choose roads
+    can_restart: bool = False  # a controller is there
+    can_shrink: bool = False  # its jobs re-route or drop a replica when they are told to
+
+
+@dataclass(frozen=True, slots=True)
+class Durations:
+    """How long cures take here, before anything is loaded; the first runs of a site replace them."""
+
+    reroute_s: float = 2.0
+    reattempt_s: float = 10.0
+    restart_process_s: float = 30.0
+    rebuild_s: float = 15.0  # communicators anew, without the lost worker
+    start_s: float = 120.0  # a new attempt, from the order until its first step, without loading
+    person_s: float = 1800.0  # until somebody who was called has looked
+
+
+def horizon_s(job: JobFacts, cluster: ClusterFacts) -> float:
+    """Return how long a choice is expected to matter: until the part is repaired, or the job's next fault.
+
+    >>> horizon_s(JobFacts("j", nodes=("a",) * 20), ClusterFacts(failures_per_node_day=0.1))
+    43200.0
+    """
+    per_day = max(len(job.nodes), 1) * cluster.failures_per_node_day
+    until_next_s = 86_400 / per_day if per_day > 0 else float("inf")
+    return max(min(cluster.repair_s, until_next_s), 60.0)

@@ -1,0 +1,132 @@
+"""What keeps a decision from being carried out by itself: the blast radius, a person's undo, doubt, missing capacity.
+
+Limits stop new isolation, never a release. Each returns one sentence, and the first that holds is the reason.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from lockstep.clock import NS_PER_S
+from lockstep.decision import Action, Decision
+from lockstep.execution import Isolated, Order
+from lockstep.incident import Incident
+from lockstep.verdict import Verdict
+from planner.controllers.protocol import Node
+from planner.recovery.components import node_of
+from planner.recovery.facts import ClusterFacts
+from planner.recovery.weighing import Situation
+
+OUT = ("isolated", "testing", "repair")  # states in which a node is out of service
+SHRINKING: tuple[Action, ...] = ("recycle", "drop_replica", "reconfigure", "replace")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much may be taken out of service without a person."""
+
+    nodes_per_hour: int = 2
+    share_of_block: float = 0.25  # of the hosts of one leaf or rack; at least one may always go
+    nodes_out: int = 8  # at once, in the whole cluster
+    verdict_age_s: float = 60.0  # an older one may be over
+    confidence: float = 0.9  # below it a person decides
+    undo_s: float = 7 * 86_400.0  # a part that a person gave back is left alone for this long
+    disagree_s: float = 30.0  # two verdicts that began this close and name different nodes may be one fault
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What limits look at besides the decision itself."""
+
+    isolated: Sequence[Isolated] = ()  # ever, or in the last days
+    undone: Sequence[Decision] = ()  # decisions that a person has undone within memory
+    others: Sequence[Incident] = ()  # open incidents of the same job
+    nodes: Sequence[Node] | None = None  # as the controller sees them; None: it was not asked
+    controller_trouble: str | None = None
+
+
+def find_hold(
+    incident: Incident, action: Action, situation: Situation, around: Surroundings, limits: Limits, now_ns: int
+) -> str | None:
+    """Return why an action must not be carried out by itself now; None: nothing speaks against it."""
+    if action == "none":
+        return None
+    holds = [_find_doubt(situation.verdict, limits, now_ns)]
+    if action in SHRINKING:
+        holds += [
+            *_find_undo(situation.verdict, around),
+            *_find_disagreement(incident, situation, around, limits),
+            *_find_unknown(situation.node, around),
+            *_find_radius(action, situation, around, limits, now_ns),
+        ]
+    return next((hold for hold in holds if hold), None)
+
+
+def _find_doubt(verdict: Verdict, limits: Limits, now_ns: int) -> str | None:
+    age_s = (now_ns - verdict.last_seen_ns) / NS_PER_S
+    if age_s > limits.verdict_age_s:
+        return f"the verdict is stale: it was last confirmed {age_s:.0f} s ago"
+    if verdict.confidence < limits.confidence:
+        return f"the verdict is {verdict.confidence:.0%} sure, and acting by itself needs {limits.confidence:.0%}"
+    return None
+
+
+def _find_undo(verdict: Verdict, around: Surroundings) -> Iterator[str]:
+    for decision in around.undone:
+        if any(part.component == verdict.component for part in decision.isolate):
+            yield f"a person has undone decision {decision.id} on {verdict.component}"
+
+
+def _find_disagreement(
+    incident: Incident, situation: Situation, around: Surroundings, limits: Limits
+) -> Iterator[str]:
+    """Yield verdicts that blame another node for what may be the same fault."""
+    mine, hosts = situation.verdict, situation.hosts
+    for theirs in (other.verdict for other in around.others if other.id != incident.id):
+        is_close = abs(theirs.since_ns - mine.since_ns) <= limits.disagree_s * NS_PER_S
+        blamed = node_of(theirs.component, hosts)
+        if is_close and theirs.grade == "isolate" and blamed not in (None, situation.node):
+            yield f"two verdicts disagree: {mine.component} and {theirs.component} are blamed for the same time"
+
+
+def _find_unknown(node: str | None, around: Surroundings) -> Iterator[str]:
+    if around.controller_trouble:
+        yield f"the controller does not answer: {around.controller_trouble}"
+    if around.nodes is not None and node is not None and node not in {each.name for each in around.nodes}:
+        yield f"the controller does not know node {node}"
+
+
+def _find_radius(
+    action: Action, situation: Situation, around: Surroundings, limits: Limits, now_ns: int
+) -> Iterator[str]:
+    """Yield the limits on the blast radius that one more node would break."""
+    node, job = situation.node, situation.job
+    others = [each for each in around.isolated if each.node != node]
+    recent = {each.node for each in others if each.since_ns > now_ns - 3600 * NS_PER_S}
+    if len(recent) >= limits.nodes_per_hour:
+        yield f"{len(recent)} nodes were isolated in the last hour, and {limits.nodes_per_hour} is the limit"
+    out = {each.node for each in others if each.state in OUT}
+    if len(out) >= limits.nodes_out:
+        yield f"{len(out)} nodes are out of service, and {limits.nodes_out} is the limit"
+    yield from _find_full_block(node, out, situation.cluster, limits)
+    left = len(job.nodes) - (0 if action == "replace" else 1)
+    if left < job.min_nodes:
+        yield f"{left} nodes would be left to {job.job}, which needs {job.min_nodes}"
+
+
+def _find_full_block(node: str | None, out: set[str], cluster: ClusterFacts, limits: Limits) -> Iterator[str]:
+    block = cluster.block_of.get(node or "")
+    if block is None:
+        return
+    members = {host for host, its in cluster.block_of.items() if its == block}
+    most = max(int(limits.share_of_block * len(members)), 1)
+    if len(out & members) >= most:
+        yield f"{len(out & members)} of the {len(members)} hosts of {block} are out of service, and {most} may be"
+
+
+def undone_by_person(
+    decisions: Sequence[Decision], orders: Sequence[Order], limits: Limits, now_ns: int
+) -> list[Decision]:
+    """Return the decisions that a person has undone within the memory of the limits."""
+    floor_ns = now_ns - int(limits.undo_s * NS_PER_S)
+    ids = {order.decision for order in orders if order.kind == "undo" and order.ts_ns >= floor_ns}
+    return [decision for decision in decisions if decision.id in ids]

@@ -1,0 +1,116 @@
+"""A fake job controller whose cluster is a JSON file, so that it outlives whoever asks it, as a real one does."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lockstep.errors import ControllerDown
+from planner.controllers.protocol import JobView, Node, Report, Restart
+
+
+@dataclass
+class World:
+    """What the fake keeps; `acts` counts every change it really made."""
+
+    nodes: dict[str, str | None] = field(default_factory=dict)  # node to the mark under which it is isolated
+    jobs: dict[str, dict[str, Any]] = field(default_factory=dict)  # Any: fields of a JobView
+    acts: list[str] = field(default_factory=list)
+    is_down: bool = False
+    refuses: list[str] = field(default_factory=list)  # names of acts that it refuses
+
+
+class FakeController:
+    """Keeps to the protocol; every change is written at once."""
+
+    name = "fake"
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    @property
+    def world(self) -> World:
+        return World(**json.loads(self._file.read_text()))
+
+    def save(self, world: World) -> None:
+        """Write the world whole or not at all."""
+        fresh = self._file.with_suffix(".new")
+        fresh.write_text(json.dumps(asdict(world)))
+        fresh.rename(self._file)
+
+    def nodes(self) -> Sequence[Node]:
+        world = self._open("nodes")
+        assert isinstance(world, World)
+        return [Node(name, mark is None, mark) for name, mark in world.nodes.items()]
+
+    def job(self, job: str) -> JobView | None:
+        world = self._open("job")
+        assert isinstance(world, World)
+        found = world.jobs.get(job)
+        return JobView(**(found | {"nodes": tuple(found["nodes"])})) if found else None
+
+    def isolate(self, node: str, mark: str, reason: str) -> Report:
+        world = self._open("isolate")
+        if isinstance(world, Report):
+            return world
+        if node not in world.nodes:
+            return Report("refused", f"there is no node {node}")
+        if world.nodes[node] == mark:
+            return Report("already", f"{node} is isolated under {mark}")
+        if world.nodes[node]:
+            return Report("refused", f"{node} is isolated by {world.nodes[node]}")
+        world.nodes[node] = mark
+        return self._did(world, f"isolate {node}")
+
+    def release(self, node: str, mark: str) -> Report:
+        world = self._open("release")
+        if isinstance(world, Report):
+            return world
+        if world.nodes.get(node) is None:
+            return Report("already", f"{node} is usable")
+        if world.nodes[node] != mark:
+            return Report("refused", f"{node} is isolated by {world.nodes[node]}")
+        world.nodes[node] = None
+        return self._did(world, f"release {node}")
+
+    def restart(self, order: Restart) -> Report:
+        world = self._open("restart")
+        if isinstance(world, Report):
+            return world
+        started = next((job["id"] for job in world.jobs.values() if job["mark"] == order.mark), None)
+        if started:
+            return Report("already", f"{started} was started before", started)
+        usable = [node for node, mark in world.nodes.items() if mark is None and node not in order.exclude]
+        count = order.nnodes or len(world.jobs[order.job]["nodes"])
+        if order.job in world.jobs:
+            world.jobs[order.job]["state"] = "ended"
+        fresh = f"{order.job}+{len(world.jobs)}"
+        state = "running" if len(usable) >= count else "waiting"
+        view = JobView(fresh, "running" if state == "running" else "waiting", tuple(usable[:count]), 0, order.mark)
+        world.jobs[fresh] = asdict(view)
+        report = self._did(world, f"restart {order.job} on {','.join(view.nodes)}")
+        return Report("done", report.what, fresh)
+
+    def reattempt(self, job: str, mark: str) -> Report:
+        world = self._open("reattempt")
+        return world if isinstance(world, Report) else self._did(world, f"reattempt {job}")
+
+    def _open(self, act: str) -> World | Report:
+        world = self.world
+        if world.is_down:
+            raise ControllerDown("the fake controller does not answer")
+        return Report("refused", f"the fake refuses to {act}") if act in world.refuses else world
+
+    def _did(self, world: World, what: str) -> Report:
+        world.acts.append(what)
+        self.save(world)
+        return Report("done", what)
+
+
+def make_world(file: Path, nodes: Sequence[str], job: str = "train", on: int = 8) -> FakeController:
+    """Return a controller of these nodes, on the first of which a job runs."""
+    fake = FakeController(file)
+    running = asdict(JobView(job, "running", tuple(nodes[:on])))
+    fake.save(World(dict.fromkeys(nodes), {job: running}))
+    return fake

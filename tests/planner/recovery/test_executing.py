@@ -1,0 +1,194 @@
+"""What is decided is carried out once, whole, and can be undone; what a person says wins."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lockstep.control.audit import list_audit
+from lockstep.control.database import ControlDatabase, open_control
+from lockstep.control.decisions import list_decisions
+from lockstep.control.executions import find_execution, give_order, list_executions, list_isolated
+from lockstep.control.incidents import save_incidents
+from lockstep.control.leases import Lease, release_lease
+from lockstep.decision import Decision
+from lockstep.errors import LeaseLost
+from lockstep.execution import Execution, Order, OrderKind
+from tests.planner.recovery.build import crash, incident, seconds
+from tests.planner.recovery.world import lease_of, planner_of, start
+
+
+@pytest.fixture
+def control(tmp_path: Path) -> Iterator[ControlDatabase]:
+    with open_control(f"sqlite:///{tmp_path / 'control.db'}") as database:
+        yield database
+
+
+@pytest.fixture
+def lease(control: ControlDatabase) -> Lease:
+    return lease_of(control)
+
+
+def newest(control: ControlDatabase) -> Decision:
+    return list_decisions(control)[0]
+
+
+def run_of(control: ControlDatabase) -> Execution:
+    (run,) = list_executions(control)
+    return run
+
+
+def say(control: ControlDatabase, kind: OrderKind, at_s: float, who: str = "ada") -> None:
+    give_order(control, Order(decision=newest(control).id, kind=kind, who=who, why="I know", ts_ns=seconds(at_s)))
+
+
+def test_dead_host_is_drained_and_the_job_starts_again_without_it(
+    tmp_path: Path, control: ControlDatabase, lease: Lease
+) -> None:
+    controller = start(tmp_path, control)
+    planner = planner_of(control, controller)
+    for second in range(10, 14):
+        planner.run_once(lease, seconds(second))
+    assert controller.world.acts == ["isolate h3", "restart train on h0,h1,h2,h4,h5,h6,h7,h8"]
+    assert (run_of(control).state, run_of(control).approved_by) == ("done", "policy")
+    assert [(each.node, each.state) for each in list_isolated(control)] == [("h3", "isolated")]
+
+
+def test_every_act_leaves_a_line_in_the_audit(tmp_path: Path, control: ControlDatabase, lease: Lease) -> None:
+    planner = planner_of(control, start(tmp_path, control))
+    for second in range(10, 14):
+        planner.run_once(lease, seconds(second))
+    said = [line.why for line in reversed(list_audit(control, 100))]
+    assert said[0].startswith("begun by policy: host:h3: the job starts again with h8 instead of h3")
+    assert said[1:] == [
+        "isolate h3: isolate h3",
+        "restart train: restart train on h0,h1,h2,h4,h5,h6,h7,h8",
+        "watch train: train+1 is running on h0, h1, h2, h4, h5, h6, h7, h8",
+    ]
+
+
+def test_proposal_waits_for_a_person(tmp_path: Path, control: ControlDatabase, lease: Lease) -> None:
+    controller = start(tmp_path, control)
+    planner = planner_of(control, controller, mode="propose")
+    planner.run_once(lease, seconds(10))
+    assert controller.world.acts == []
+    say(control, "approve", at_s=11)
+    planner.run_once(lease, seconds(12))
+    assert controller.world.acts == ["isolate h3"]
+    assert run_of(control).approved_by == "ada"
+
+
+def test_rejection_holds_while_the_answer_is_the_same(tmp_path: Path, control: ControlDatabase, lease: Lease) -> None:
+    controller = start(tmp_path, control)
+    planner = planner_of(control, controller, mode="propose")
+    planner.run_once(lease, seconds(10))
+    say(control, "reject", at_s=11)
+    save_incidents(control, [incident(crash(last_seen_ns=seconds(700)))], None)
+    planner.run_once(lease, seconds(700))  # the first decision has expired
+    say_count = len(list_decisions(control))
+    assert (say_count, controller.world.acts) == (1, [])
+
+
+def test_undo_gives_the_node_back_and_is_remembered(tmp_path: Path, control: ControlDatabase, lease: Lease) -> None:
+    controller = start(tmp_path, control)
+    planner = planner_of(control, controller)
+    planner.run_once(lease, seconds(10))
+    assert controller.world.nodes["h3"] == newest(control).id
+    say(control, "undo", at_s=11)
+    planner.run_once(lease, seconds(12))
+    assert controller.world.acts == ["isolate h3", "release h3"]
+    assert run_of(control).state == "undone"
+    save_incidents(control, [incident(crash(last_seen_ns=seconds(700)))], None)
+    planner.run_once(lease, seconds(700))
+    assert controller.world.acts == ["isolate h3", "release h3"]
+    assert newest(control).mode == "propose"
+    assert (newest(control).held_because or "").startswith("a person has undone decision")
+
+
+def test_undo_of_what_is_long_done_releases_the_node(tmp_path: Path, control: ControlDatabase, lease: Lease) -> None:
+    controller = start(tmp_path, control)
+    planner = planner_of(control, controller)
+    for second in range(10, 14):
+        planner.run_once(lease, seconds(second))
+    say(control, "undo", at_s=20)
+    planner.run_once(lease, seconds(21))
+    assert controller.world.nodes["h3"] is None
+    assert [(each.node, each.state) for each in list_isolated(control)] == [("h3", "returned")]
+
+
+def test_controller_that_is_down_is_asked_again_and_then_given_up(
+    tmp_path: Path, control: ControlDatabase, lease: Lease
+) -> None:
+    controller = start(tmp_path, control)
+    planner = planner_of(control, controller)
+    planner.run_once(lease, seconds(10))
+    world = controller.world
+    world.is_down = True
+    controller.save(world)
+    for second in range(11, 20):
+        planner.run_once(lease, seconds(second))
+    assert run_of(control).state == "undoing"  # and it will go on trying
+    world.is_down = False
+    controller.save(world)
+    planner.run_once(lease, seconds(20))
+    assert (controller.world.nodes["h3"], run_of(control).state) == (None, "failed")
+
+
+def test_job_that_gets_no_nodes_is_given_up_and_the_bad_node_stays_out(
+    tmp_path: Path, control: ControlDatabase, lease: Lease
+) -> None:
+    controller = start(tmp_path, control)
+    world = controller.world
+    world.nodes |= {"h8": "somebody", "h9": "somebody"}
+    controller.save(world)
+    planner = planner_of(control, controller)
+    for second in (10, 11, 12, 700):
+        planner.run_once(lease, seconds(second))
+    assert run_of(control).state == "failed"
+    assert run_of(control).reason == "train+1 does not run after 688 s"
+    assert controller.world.nodes["h3"] == run_of(control).decision
+
+
+def test_two_incidents_of_one_job_are_answered_one_after_the_other(
+    tmp_path: Path, control: ControlDatabase, lease: Lease
+) -> None:
+    controller = start(tmp_path, control)
+    later = crash(id="v2", component="host:h5", since_ns=seconds(0) - 10**12, last_seen_ns=seconds(10))
+    save_incidents(control, [incident(later, name="i2", opened_s=6)], None)
+    planner_of(control, controller).run_once(lease, seconds(10))
+    assert len(list_executions(control)) == 1
+    assert len(controller.world.acts) == 1
+
+
+def test_planner_that_was_replaced_stops_at_its_next_write(
+    tmp_path: Path, control: ControlDatabase, lease: Lease
+) -> None:
+    controller = start(tmp_path, control)
+    planner_of(control, controller).run_once(lease, seconds(10))
+    release_lease(control, lease)
+    heir = lease_of(control, "planner-2", at_s=20)
+    with pytest.raises(LeaseLost):
+        planner_of(control, controller).run_once(lease, seconds(20))
+    assert controller.world.acts == ["isolate h3"]
+    planner_of(control, controller).run_once(heir, seconds(21))
+    assert controller.world.acts[1:] == ["restart train on h0,h1,h2,h4,h5,h6,h7,h8"]
+    found = find_execution(control, newest(control).id)
+    assert found is not None
+    assert found.generation == heir.generation
+
+
+def test_blast_radius_holds_the_third_node_of_an_hour(tmp_path: Path, control: ControlDatabase, lease: Lease) -> None:
+    controller = start(tmp_path, control)
+    planner = planner_of(control, controller)
+    planner.run_once(lease, seconds(10))
+    for number, host in enumerate(("h6", "h9")):
+        world = controller.world
+        world.jobs[f"job{number}"] = world.jobs["train"] | {"id": f"job{number}"}
+        controller.save(world)
+        about = crash(id=f"v{host}", job=f"job{number}", component=f"host:{host}", last_seen_ns=seconds(10))
+        save_incidents(control, [incident(about, name=f"i{host}")], None)
+        planner.run_once(lease, seconds(11 + number))
+    (held,) = list_decisions(control, job="job1")
+    assert (held.action, held.mode) == ("replace", "propose")
+    assert held.held_because == "2 nodes were isolated in the last hour, and 2 is the limit"
+    assert controller.world.nodes["h9"] is None

@@ -1,0 +1,101 @@
+"""What decisions need is read from telemetry, the controller and hints; what nobody knows stays unknown."""
+
+from pathlib import Path
+
+import pytest
+
+from lockstep.arrow import rows_of
+from lockstep.errors import ControllerDown
+from lockstep.records import Comm
+from lockstep.store.store import Store
+from lockstep.tables import TABLE_BY_NAME
+from lockstep.topology import Link, Topology
+from lockstep.topology import Node as Place
+from planner.controllers.protocol import Node
+from planner.recovery.facts import ClusterFacts, Layout, Resume
+from planner.recovery.reading import FactReader, JobHint
+from tests.builders import make
+from tests.planner.recovery.build import crash, event, incident, seconds
+from tests.planner.recovery.fake_controller import FakeController, make_world
+from tests.planner.recovery.world import NODES
+
+COMMS, EVENTS = TABLE_BY_NAME["comms"], TABLE_BY_NAME["events"]
+
+
+class FakeCheckpoints:
+    """One checkpoint for everybody."""
+
+    def newest(self, job: str, layout: Layout | None, now_ns: int) -> Resume | None:
+        return Resume(f"/ckpt/{job}", "dcp", 60.0, 5.0)
+
+    def next_save_s(self, job: str, now_ns: int) -> float | None:
+        return 30.0
+
+
+def reader(tmp_path: Path, store: Store | None = None, **changes: object) -> FactReader:
+    parts: dict[str, object] = {
+        "controller": make_world(tmp_path / "cluster.json", NODES),
+        "checkpoints": FakeCheckpoints(),
+        "topology": None,
+        "cluster": ClusterFacts(spares=("h3", "h8", "h9"), can_restart=True),
+        "hints": {"*": JobHint(min_nodes=4)},
+    }
+    return FactReader(store, **(parts | changes))  # type: ignore[arg-type]  # whatever a test replaces
+
+
+def test_job_of_the_controller_has_its_nodes_checkpoint_and_hints(tmp_path: Path) -> None:
+    sight = reader(tmp_path).read(incident(crash()), seconds(10))
+    assert sight.job.nodes == tuple(NODES[:8])
+    assert (sight.job.gpus, sight.job.min_nodes, sight.job.next_save_s) == (64, 4, 30.0)
+    assert sight.job.resume == Resume("/ckpt/train", "dcp", 60.0, 5.0)
+
+
+def test_spares_are_those_that_are_usable_and_not_in_the_job(tmp_path: Path) -> None:
+    found = reader(tmp_path)
+    controller = make_world(tmp_path / "cluster.json", NODES)
+    controller.isolate("h9", "d0", "bad")
+    assert found.read(incident(crash()), seconds(10)).cluster.spares == ("h8",)
+
+
+def test_telemetry_says_which_gpus_a_job_has_and_what_happened_on_the_part_s_host(
+    tmp_path: Path, embedded_store: Store
+) -> None:
+    members = [
+        make(Comm, job="train", attempt=0, host=host, rank=rank, gpu=rank % 2)
+        for rank, host in enumerate(["h3", "h3", "h5"])
+    ]
+    told = [event("xid", "Xid 79", host="h3"), event("xid", "Xid 31", host="h5"), event("link_up", severity="info")]
+    for name, rows in (("comms", rows_of(COMMS, list(members))), ("events", rows_of(EVENTS, list(told)))):
+        embedded_store.insert(TABLE_BY_NAME[name], rows, token=name)
+    sight = reader(tmp_path, embedded_store).read(incident(crash()), seconds(10))
+    assert (sight.job.nodes, sight.job.gpus) == (("h3", "h5"), 3)
+    assert [found.message for found in sight.events] == ["Xid 79"]
+
+
+def test_controller_that_is_down_is_said_and_the_rest_is_read(tmp_path: Path) -> None:
+    found = reader(tmp_path)
+    controller = FakeController(tmp_path / "cluster.json")
+    world = controller.world
+    world.is_down = True
+    controller.save(world)
+    with pytest.raises(ControllerDown):
+        controller.nodes()
+    sight = found.read(incident(crash()), seconds(10))
+    assert (sight.trouble, sight.nodes) == ("the fake controller does not answer", None)
+    assert sight.job.resume is not None
+
+
+def test_without_any_source_only_the_verdict_is_known() -> None:
+    sight = FactReader(None, None, None, None, ClusterFacts(), {}).read(incident(crash()), seconds(10))
+    assert (sight.job.nodes, sight.job.gpus, sight.job.resume, sight.nodes) == ((), 64, None, None)
+
+
+def test_blocks_are_racks_or_else_leaves(tmp_path: Path) -> None:
+    places = [Place(id="h0", kind="host", rack="r1"), Place(id="h1", kind="host"), Place(id="leaf1", kind="switch")]
+    links = [Link(id=f"l{n}", a=f"h{n}/eth0", b="leaf1", gbps=100.0) for n in range(2)]
+    topology = Topology(routing="ecmp", nodes=tuple(places), links=tuple(links))
+    sight = reader(tmp_path, topology=topology).read(incident(crash()), seconds(10))
+    assert dict(sight.cluster.block_of) == {"h0": "r1", "h1": "leaf1"}
+    assert sight.cluster.hosts >= {"h0", "h1", "h9"}
+    assert isinstance(sight.nodes, list)
+    assert isinstance(sight.nodes[0], Node)

@@ -1,0 +1,151 @@
+"""An execution isolates before it restarts, and goes back when the restart does not come about."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lockstep.decision import Action, Cost, Decision, Isolation
+from lockstep.execution import Execution
+from planner.controllers.protocol import Outcome, Report
+from planner.recovery.steps import begin, isolated_by, mark_answered, mark_begun, next_step, restart_order, undo
+from tests.planner.recovery.build import seconds
+
+
+def decision(action: Action = "replace", nodes: tuple[str, ...] = ("h3",)) -> Decision:
+    return Decision(
+        id="d1",
+        job="train",
+        incident="i1",
+        generation=1,
+        created_ns=seconds(0),
+        expires_ns=seconds(600),
+        severity=1,
+        action=action,
+        isolate=tuple(Isolation(component=f"host:{node}", node=node, reason="gone") for node in nodes),
+        target={"nnodes": 8, "dp": 4} if nodes else None,
+        resume={"checkpoint": "/ckpt/400"},
+        cost=Cost(),
+        verdicts=("v1",),
+        reason="it is cheapest",
+    )
+
+
+def begun(action: Action = "replace", nodes: tuple[str, ...] = ("h3",)) -> Execution:
+    return begin(decision(action, nodes), "host:h3", "policy", 1, seconds(0))
+
+
+def answer(run: Execution, outcome: Outcome, at_s: float = 1.0) -> Execution:
+    """Return the execution with its next step begun and answered."""
+    place = next_step(run)
+    assert place is not None
+    job = "train+1" if run.steps[place].act == "restart" and outcome != "failed" else None
+    return mark_answered(
+        mark_begun(run, place, seconds(at_s)), place, Report(outcome, f"said {outcome}", job), seconds(at_s)
+    )
+
+
+def acts(run: Execution) -> list[tuple[str, str]]:
+    return [(step.act, step.state) for step in run.steps]
+
+
+def test_nodes_are_isolated_before_the_job_is_restarted() -> None:
+    assert [step.act for step in begun().steps] == ["isolate", "restart", "watch"]
+
+
+@pytest.mark.parametrize(
+    ("action", "expected"),
+    [("reroute", ["watch"]), ("reattempt", ["reattempt", "watch"]), ("restart_process", ["restart", "watch"])],
+)
+def test_what_takes_no_node_away_isolates_nothing(action: Action, expected: list[str]) -> None:
+    assert [step.act for step in begun(action, nodes=()).steps] == expected
+
+
+def test_execution_is_done_after_its_last_step() -> None:
+    run = answer(answer(answer(begun(), "done"), "already"), "done", at_s=9)
+    assert (run.state, run.ended_ns, run.new_job) == ("done", seconds(9), "train+1")
+
+
+def test_refused_restart_gives_back_what_was_isolated() -> None:
+    run = answer(answer(begun(), "done"), "refused")
+    assert (run.state, run.reason) == ("undoing", "said refused")
+    assert acts(run) == [("isolate", "done"), ("restart", "failed"), ("release", "waiting")]
+    assert answer(run, "done").state == "failed"
+
+
+def test_failure_is_tried_three_times() -> None:
+    run = answer(answer(begun(), "done"), "failed")
+    assert (run.state, run.steps[1].tries) == ("executing", 1)
+    run = answer(answer(run, "failed"), "failed")
+    assert (run.state, run.steps[1].state) == ("undoing", "failed")
+
+
+def test_job_that_was_started_elsewhere_keeps_its_bad_node_isolated_when_it_does_not_run() -> None:
+    run = answer(answer(answer(begun(), "done"), "done"), "refused")
+    assert (run.state, isolated_by(run)) == ("failed", ["h3"])
+
+
+def test_refused_isolation_is_released_all_the_same_because_an_earlier_answer_may_have_been_lost() -> None:
+    run = answer(begun(), "refused")
+    assert acts(run) == [("isolate", "failed"), ("release", "waiting")]
+    assert answer(run, "already").state == "failed"
+
+
+def test_undo_releases_also_what_was_asked_for_and_never_answered() -> None:
+    asked = mark_begun(begun(), 0, seconds(1))
+    turned = undo(asked, "ada: wrong node", seconds(2))
+    assert acts(turned) == [("isolate", "done"), ("release", "waiting")]
+    assert answer(turned, "done").state == "undone"
+
+
+def test_undo_of_what_is_done_releases_it_once() -> None:
+    run = answer(answer(answer(begun(), "done"), "done"), "done")
+    turned = answer(undo(run, "ada", seconds(3)), "done")
+    assert turned.state == "undone"
+    assert undo(turned, "ada again", seconds(4)) == turned
+
+
+def test_release_is_tried_until_it_is_answered() -> None:
+    run = undo(answer(begun(), "done"), "ada", seconds(2))
+    for _ in range(10):
+        run = answer(run, "failed")
+    assert run.state == "undoing"
+    assert answer(run, "refused").state == "undone"
+
+
+def test_restart_is_told_where_not_to_run_and_where_to_resume() -> None:
+    order = restart_order(decision(), exclude=["h7"])
+    assert (order.mark, order.job, order.exclude, order.nnodes) == ("d1", "train", ("h3", "h7"), 8)
+    assert order.checkpoint == "/ckpt/400"
+    assert order.environment == {"LOCKSTEP_ACTION": "replace", "LOCKSTEP_TARGET": '{"nnodes": 8, "dp": 4}'}
+
+
+ANSWERS = st.lists(st.sampled_from(["done", "already", "refused", "failed", "undo", "crash"]), max_size=40)
+
+
+@given(ANSWERS, st.sampled_from(["replace", "reattempt", "restart_process"]), st.integers(1, 3))
+def test_whatever_the_controller_answers_no_node_is_left_isolated_that_the_job_has_not_left(
+    answers: list[str], action: Action, count: int
+) -> None:
+    """The oracle keeps the isolated nodes as a controller would; a crash forgets all but what is written."""
+    run = begun(action, nodes=tuple(f"h{n}" for n in range(count)) if action == "replace" else ())
+    out: set[str] = set()
+    for told in [*answers, *["done"] * 10]:
+        place = next_step(run)
+        if run.ended_ns is not None or place is None:
+            break
+        if told == "undo":
+            run = undo(run, "ada", seconds(1))
+            continue
+        step = run.steps[place]
+        run = mark_begun(run, place, seconds(1))
+        if told in ("done", "already", "crash"):
+            out = out | {step.subject} if step.act == "isolate" else out
+            out = out - {step.subject} if step.act == "release" else out
+        if told != "crash":
+            outcome: Outcome = "done" if told == "done" else "already" if told == "already" else "failed"
+            run = mark_answered(run, place, Report(outcome if told != "refused" else "refused", told), seconds(1))
+    has_left = any(step.act == "restart" and step.state == "done" for step in run.steps)
+    assert run.ended_ns is not None
+    if run.state == "undone" or (run.state == "failed" and not has_left):
+        refused = {step.subject for step in run.steps if step.act == "release" and step.state == "failed"}
+        assert out <= refused

@@ -1,0 +1,138 @@
+"""Every way is listed with its cost, or with the sentence why it is closed."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lockstep.decision import Action, Option
+from lockstep.verdict import Impact
+from planner.recovery.facts import Durations, Resume
+from planner.recovery.weighing import Situation, price_of_acting, weigh
+from tests.planner.recovery.build import cluster, crash, job, pipeline, situation, verdict
+
+ALL = {"none", "reroute", "reattempt", "restart_process", "recycle", "drop_replica", "reconfigure", "replace"}
+
+
+def option(action: Action, of: Situation) -> Option:
+    return next(each for each in weigh(of) if each.action == action)
+
+
+def test_every_way_is_there_whatever_happened() -> None:
+    assert {each.action for each in weigh(situation())} == ALL
+    assert {each.action for each in weigh(situation(crash()))} == ALL
+
+
+def test_slow_job_that_waits_loses_its_missing_speed_until_the_horizon() -> None:
+    waiting = option("none", situation(within=cluster(repair_s=7200.0, failures_per_node_day=0.0)))
+    assert waiting.cost.waf_after == 0.5
+    assert waiting.cost.gpu_hours == 64 * 0.5 * 2
+
+
+def test_job_that_stands_still_loses_everything() -> None:
+    waiting = option("none", situation(crash(), within=cluster(repair_s=7200.0, failures_per_node_day=0.0)))
+    assert (waiting.cost.waf_after, waiting.cost.gpu_hours) == (0.0, 128.0)
+
+
+def test_restart_costs_its_standstill_the_work_done_again_and_the_speed_that_is_missing() -> None:
+    around = cluster(repair_s=3600.0, failures_per_node_day=0.0)
+    moved = option("reconfigure", situation(crash(), within=around, durations=Durations(start_s=90.0)))
+    at_once_h = (90 + 30 + 600) / 3600
+    assert moved.cost.downtime_s == 120.0
+    assert moved.cost.waf_after == 0.875  # 7 of 8 nodes
+    assert moved.cost.gpu_hours == pytest.approx(64 * (at_once_h + 0.125 * (1 - at_once_h)), abs=0.01)
+
+
+def test_spare_keeps_the_speed() -> None:
+    replaced = option("replace", situation(crash()))
+    assert replaced.cost.waf_after == 1.0
+    assert replaced.reason.startswith("the job starts again with h8 instead of h3")
+
+
+def test_money_is_shown_where_there_is_a_price() -> None:
+    priced = option("replace", situation(crash(), gpu_hour_price=2.0))
+    assert priced.cost.gpu_hours is not None
+    assert priced.cost.money == pytest.approx(priced.cost.gpu_hours * 2.0, abs=0.02)
+    assert option("replace", situation(crash())).cost.money is None
+
+
+@pytest.mark.parametrize(
+    ("action", "of", "because"),
+    [
+        ("reroute", situation(), "no way leads around nic:h3/eth1"),
+        ("reroute", situation(verdict(component="link:leaf0--spine1")), "no path planner runs here"),
+        ("reattempt", situation(), "a slow part is not cured by trying again"),
+        ("replace", situation(within=cluster(spares=())), "no spare node is idle"),
+        ("replace", situation(within=cluster(can_restart=False)), "no job controller is set that could restart it"),
+        ("reconfigure", situation(of=job(resume=None)), "there is no checkpoint that was verified to be complete"),
+        ("reconfigure", situation(of=job(min_nodes=8)), "the job needs 8 nodes and 7 would be left"),
+        ("reconfigure", situation(verdict(component="switch:spine1")), "switch:spine1 is not a part of one node"),
+        ("replace", situation(verdict(fault_class="software")), "software is no reason to take hardware away"),
+        ("recycle", situation(of=job(layout=pipeline())), "the job has not said that it can go on without a worker"),
+        ("recycle", situation(within=cluster(can_shrink=True)), "only pipelines with replicas can hand their"),
+        ("drop_replica", situation(within=cluster(can_shrink=True)), "there is no second replica to go on with"),
+        ("restart_process", situation(crash(), job(resume=None)), "no replica and no verified checkpoint"),
+    ],
+)
+def test_closed_way_says_why_and_has_no_cost(action: Action, of: Situation, because: str) -> None:
+    found = option(action, of)
+    assert found.reason.startswith(f"not possible: {because}")
+    assert found.cost.gpu_hours is None
+
+
+def test_pipeline_loses_less_by_handing_over_micro_batches_than_by_dropping_the_replica() -> None:
+    around = situation(crash(), job(layout=pipeline()), cluster(can_shrink=True))
+    assert option("recycle", around).cost.waf_after == pytest.approx(0.946, abs=0.001)  # 105 of 111 slots
+    assert option("drop_replica", around).cost.waf_after == pytest.approx(0.875, abs=0.001)  # 105 of 120
+
+
+def test_link_between_switches_is_gone_around_for_nothing() -> None:
+    around = situation(verdict(component="link:leaf0--spine1"), within=cluster(can_reroute=True))
+    assert weigh(around)[0].action == "reroute"
+    assert weigh(around)[0].cost.gpu_hours == 0.0
+
+
+def test_new_process_takes_its_state_from_a_replica_and_repeats_nothing() -> None:
+    with_peer = option("restart_process", situation(crash(grade="alert"), job(layout=pipeline())))
+    alone = option("restart_process", situation(crash(grade="alert")))
+    assert with_peer.cost.downtime_s == 30.0
+    assert alone.cost.downtime_s == 60.0
+    assert "from a replica" in with_peer.reason
+    assert "from the last checkpoint" in alone.reason
+
+
+def test_doubt_makes_a_cure_dearer() -> None:
+    sure, doubtful = (option("replace", situation(crash(confidence=each))) for each in (1.0, 0.6))
+    assert (sure.cost.gpu_hours or 0.0) < (doubtful.cost.gpu_hours or 0.0)
+    assert doubtful.cost.risk == pytest.approx(0.4)
+
+
+def test_what_nobody_has_measured_has_no_cost() -> None:
+    unknown = verdict(impact=Impact(step_time_ratio=None, ranks_waiting=3))
+    assert option("none", situation(unknown)).cost.gpu_hours is None
+
+
+def test_conversion_of_a_checkpoint_counts_as_standstill() -> None:
+    plain = Resume("/c", "zero", 600.0, 30.0)
+    converted = Resume("/c", "zero", 600.0, 30.0, convert=("python", "-m", "x"), convert_s=45.0)
+    costs = [
+        option("reconfigure", situation(crash(), job(resume=each))).cost.downtime_s for each in (plain, converted)
+    ]
+    assert costs[1] == (costs[0] or 0.0) + 45.0
+
+
+def test_price_of_acting_counts_the_work_that_is_done_again() -> None:
+    found = situation(crash())
+    assert price_of_acting(option("replace", found), found.job) == pytest.approx(64 * (120 + 30 + 600) / 3600)
+
+
+@given(st.floats(1.0, 50.0), st.floats(0.0, 1.0), st.floats(60.0, 1e6), st.floats(0.0, 0.1))
+def test_costs_are_never_negative_and_cheapest_comes_first(
+    ratio: float, confidence: float, repair_s: float, rate: float
+) -> None:
+    about = verdict(confidence=confidence, impact=Impact(step_time_ratio=ratio, ranks_waiting=63))
+    around = cluster(repair_s=repair_s, failures_per_node_day=rate, can_shrink=True, can_reroute=True)
+    hours = [each.cost.gpu_hours for each in weigh(situation(about, job(layout=pipeline()), around))]
+    known = [each for each in hours if each is not None]
+    assert known == sorted(known)
+    assert all(each >= 0 for each in known)
+    assert hours[: len(known)] == known
