@@ -9,7 +9,7 @@ from fastapi.concurrency import run_in_threadpool
 from api.board import AgentBoard
 from api.parts import Parts
 from api.problems import install_problems
-from api.routes import captures, health, incidents, ingest, intake, page, paths
+from api.routes import captures, decisions, health, incidents, ingest, intake, page, paths
 from lockstep import __version__
 from lockstep.errors import StoreAway
 from lockstep.store.migrations import check_migrated
@@ -35,7 +35,7 @@ def create_app(parts: Parts) -> FastAPI:
     app.state.registries = [parts.gateway.metrics.registry]
     install_problems(app)
     app.add_middleware(ingest.IngestDoor)
-    for module in (ingest, intake, incidents, captures, paths, health, page):
+    for module in (ingest, intake, incidents, decisions, captures, paths, health, page):
         app.include_router(module.router)
     return app
 

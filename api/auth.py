@@ -16,8 +16,16 @@ def require_reader(request: Request) -> None:
     if parts.settings.api.open_reads:
         return
     token = _known(find_token(parts.control, _secret_of(request)))
-    if token.scope not in ("read", "admin"):
+    if token.scope not in ("read", "act", "admin"):
         raise NotAllowed(f"a token of scope {token.scope} does not allow reading", slug="wrong-scope", status=403)
+
+
+def require_actor(request: Request) -> str:
+    """Return the name of whoever may act on decisions; open reads open no acts."""
+    token = _known(find_token(parts_of(request).control, _secret_of(request)))
+    if token.scope not in ("act", "admin"):
+        raise NotAllowed(f"a token of scope {token.scope} does not allow acting", slug="wrong-scope", status=403)
+    return token.name
 
 
 def require_agent(request: Request) -> Token:
@@ -32,6 +40,7 @@ async def find_agent(request: Request) -> Token:
 
 
 Reader = Depends(require_reader)
+Actor = Annotated[str, Depends(require_actor)]
 Agent = Annotated[Token, Depends(require_agent)]
 
 

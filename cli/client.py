@@ -16,8 +16,27 @@ DEFAULT_SERVER = "http://127.0.0.1:8642"
 _TIMEOUT_S = 120.0
 
 
+Json = dict[str, Any]  # Any: whatever the route says
+
+
+def ask(server: str, token: str, path: str, query: dict[str, str]) -> Json:
+    """Return what the server answers to a question."""
+    with answered(server, token, path, query) as answer:
+        answer.read()
+        return dict(answer.json())
+
+
+def tell(server: str, token: str, method: str, path: str, told: Json) -> Json:
+    """Tell the server something and return its answer."""
+    with answered(server, token, path, {}, method, told) as answer:
+        answer.read()
+        return dict(answer.json())
+
+
 @contextmanager
-def answered(server: str, token: str, path: str, query: dict[str, str]) -> Iterator[httpx.Response]:
+def answered(
+    server: str, token: str, path: str, query: dict[str, str], method: str = "GET", told: Json | None = None
+) -> Iterator[httpx.Response]:
     """Ask the server and hand over its answer as a stream; anything but success is raised as one sentence."""
     if not token.isascii():
         raise BadInput("a token is plain ASCII; this one is not")
@@ -25,9 +44,9 @@ def answered(server: str, token: str, path: str, query: dict[str, str]) -> Itera
     try:
         with (
             httpx.Client(base_url=server, timeout=_TIMEOUT_S, headers=headers, trust_env=False) as client,
-            client.stream("GET", path, params=query) as answer,
+            client.stream(method, path, params=query, json=told) as answer,
         ):
-            if answer.status_code != httpx.codes.OK:
+            if not answer.is_success:
                 answer.read()
                 raise ServerRefused(f"{server}: {_detail(answer)}", answer.status_code)
             yield answer

@@ -25,6 +25,8 @@ _COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("import", "cli.imports", "sim"),
     ("topology", "cli.topology", "planner"),
     ("plan", "cli.plan", "planner"),
+    ("checkpoints", "cli.checkpoints", "planner"),
+    ("decisions", "cli.decisions", "collector"),
     ("diagnose", "cli.diagnose", "analyzer"),
     ("capture", "cli.capture", "collector"),
     ("record", "cli.record", "collector"),

@@ -10,6 +10,8 @@ import pyarrow.parquet as pq
 import typer
 from rich.table import Table as Picture
 
+from cli.plan_recovery import plan_of_recovery
+from cli.plan_schedule import plan_of_schedule
 from cli.setup import err, out
 from lockstep.errors import BadInput
 from lockstep.topology import load_topology
@@ -29,6 +31,10 @@ app = typer.Typer(no_args_is_help=True, help="Plans for traffic and for recovery
 @app.callback()
 def plan() -> None:
     """Make one command of several: typer would take the only one for the whole."""
+
+
+app.command("recovery")(plan_of_recovery)
+app.command("schedule")(plan_of_schedule)
 
 
 @app.command("paths")

@@ -19,7 +19,7 @@ Json = Annotated[bool, typer.Option("--json", help="JSON on standard output.")]
 def create(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="What it is for; shown in lists.")],
-    scope: Annotated[Literal["ingest", "read", "admin"], typer.Option(help="What it allows.")] = "read",
+    scope: Annotated[Literal["ingest", "read", "act", "admin"], typer.Option(help="What it allows.")] = "read",
     host: Annotated[str | None, typer.Option(help="With scope ingest: the one host it may report for.")] = None,
 ) -> None:
     """Make a token and print it, once."""

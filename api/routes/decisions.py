@@ -1,0 +1,127 @@
+"""Decisions: what is proposed, what a person says to it, what was carried out, and what it was worth."""
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Request
+from pydantic import Field
+
+from api.auth import Actor, Reader
+from api.parts import parts_of
+from lockstep.control.decisions import get_decision, list_decisions
+from lockstep.control.executions import (
+    find_execution,
+    give_order,
+    list_executions,
+    list_isolated,
+    list_orders,
+    list_outcomes,
+    save_outcome,
+)
+from lockstep.control.incidents import get_incident, list_incidents
+from lockstep.errors import BadInput
+from lockstep.execution import Order, Outcome
+from lockstep.verdict import Frozen
+from planner.recovery.ledger import find_downtimes
+from planner.recovery.scorecard import score
+
+router = APIRouter(prefix="/api/v1")
+
+Json = dict[str, Any]
+_MOST = 500  # decisions and incidents that scorecard and ledger look back on
+
+
+class Word(Frozen):
+    """Why somebody wants something."""
+
+    why: str = Field("", max_length=1000)
+
+
+class Confirmation(Frozen):
+    """What an incident turned out to be."""
+
+    was_right: bool
+    part: str | None = Field(None, max_length=200)
+    why: str = Field("", max_length=1000)
+
+
+@router.get("/decisions", dependencies=[Reader])
+def decisions(
+    request: Request,
+    incident: str | None = None,
+    job: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=500)] = 100,
+) -> Json:
+    """Return the newest decisions first, each with how far it was carried out."""
+    control = parts_of(request).control
+    found = list_decisions(control, incident=incident, job=job, limit=limit)
+    runs = {run.decision: run.state for run in list_executions(control, job=job, limit=_MOST)}
+    return {"items": [decision.as_json() | {"execution": runs.get(decision.id)} for decision in found]}
+
+
+@router.get("/decisions/{decision_id}", dependencies=[Reader])
+def decision(request: Request, decision_id: str) -> Json:
+    """Return one decision with what persons said to it and every step that was done."""
+    control = parts_of(request).control
+    found, run = get_decision(control, decision_id), find_execution(control, decision_id)
+    orders = [order.model_dump() for order in list_orders(control, decision_id)]
+    return found.as_json() | {"orders": orders, "execution": run.model_dump() if run else None}
+
+
+@router.post("/decisions/{decision_id}/{kind}", status_code=202)
+def order(
+    request: Request, decision_id: str, kind: Literal["approve", "reject", "undo"], word: Word, actor: Actor
+) -> Json:
+    """Approve, reject or undo a decision; the planner follows within a second, and an undo holds."""
+    parts = parts_of(request)
+    now_ns, found = parts.clock.now_ns(), get_decision(parts.control, decision_id)
+    if kind == "approve" and found.expires_ns <= now_ns:
+        raise BadInput(f"decision {decision_id} has expired: it rests on what was seen too long ago")
+    if kind == "approve" and found.action == "none":
+        raise BadInput(f"decision {decision_id} is to do nothing, so there is nothing to approve")
+    given = Order(decision=decision_id, kind=kind, who=actor, why=word.why, ts_ns=now_ns)
+    give_order(parts.control, given)
+    return given.model_dump()
+
+
+@router.put("/incidents/{incident_id}/outcome")
+def confirm(request: Request, incident_id: str, told: Confirmation, actor: Actor) -> Json:
+    """Write down what an incident turned out to be, for the scorecard."""
+    parts = parts_of(request)
+    outcome = Outcome(
+        incident=incident_id,
+        was_right=told.was_right,
+        part=told.part,
+        who=actor,
+        why=told.why,
+        ts_ns=parts.clock.now_ns(),
+    )
+    save_outcome(parts.control, outcome)
+    return outcome.model_dump()
+
+
+@router.get("/isolated", dependencies=[Reader])
+def isolated(request: Request) -> Json:
+    """Return the nodes that were taken out of service, and how far each is on its way back."""
+    return {"items": [each.model_dump() for each in list_isolated(parts_of(request).control)]}
+
+
+@router.get("/scorecard", dependencies=[Reader])
+def scorecard(request: Request) -> Json:
+    """Return what the advice of late would have been worth, against outcomes that are confirmed."""
+    control = parts_of(request).control
+    found = list_decisions(control, limit=_MOST)
+    ranks = {
+        incident.job: incident.verdict.impact.ranks_waiting + 1 for incident in list_incidents(control, limit=_MOST)
+    }
+    return score(found, list_outcomes(control), ranks).model_dump()
+
+
+@router.get("/downtime", dependencies=[Reader])
+def downtime(request: Request, job: str | None = None) -> Json:
+    """Return where the time of faults went that were answered by a restart, in four rows each."""
+    control = parts_of(request).control
+    runs = list_executions(control, job=job, limit=_MOST)
+    known = {run.decision: get_decision(control, run.decision) for run in runs}
+    incidents = {run.incident: get_incident(control, run.incident) for run in runs}
+    rows = find_downtimes(runs, known, incidents)
+    return {"items": [row.model_dump() | {"total_s": row.total_s} for row in rows]}
