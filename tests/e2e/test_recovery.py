@@ -1,0 +1,67 @@
+"""A real job under a real Slurm loses a host: it goes on without it from its checkpoint, and the host comes back."""
+
+from pathlib import Path
+
+import pytest
+
+from lockstep.control.database import ControlDatabase
+from lockstep.control.decisions import list_decisions
+from lockstep.control.executions import find_execution, give_order
+from lockstep.errors import NotPresent
+from lockstep.execution import Order
+from testbed.recovering import await_found, recover, running_site
+from testbed.slurm import check_installed
+from testbed.training.checkpointed import LoggedStep
+
+pytestmark = [pytest.mark.slow, pytest.mark.needs_root]
+
+
+@pytest.fixture(autouse=True)
+def _needs_slurm() -> None:
+    try:
+        check_installed()
+    except NotPresent as absent:
+        pytest.skip(str(absent))
+
+
+def test_host_is_drained_job_goes_on_without_it_and_people_and_limits_have_the_last_word(tmp_path: Path) -> None:
+    with running_site(tmp_path) as site:
+        first = site.nodes_of(site.job)
+        lost = first[1]
+        told = recover(site, lost, print)
+        print(told, f"total {told.total_s:.1f} s")
+        assert set(told.nodes_after) == {"n1", "n2", "n3", "n4"} - {lost}
+        assert told.resumed_from > 0
+        assert told.resumed_from % 5 == 0
+        _check_losses_go_on(site.folder, told.resumed_from)
+        assert site.state_of(lost) in ("idle", "mixed", "allocated")
+
+        # A second node within the hour is one too many: a wrong verdict drains nothing by itself.
+        site.job = max(site.slurm.call("squeue", "--noheader", "--format=%i").split(), key=int)
+        wrong = site.tell("i2", told.nodes_after[0])
+        held = await_found(lambda: list_decisions(site.control, incident=wrong.id), "there is a second decision")[0]
+        assert (held.action, held.mode) == ("reconfigure", "propose")  # the only spare is in use
+        assert held.held_because == "1 nodes were isolated in the last hour, and 1 is the limit"
+        assert find_execution(site.control, held.id) is None
+
+        # A person lets it happen, thinks again, and the node is given back.
+        give_order(site.control, Order(decision=held.id, kind="approve", who="ada", ts_ns=held.created_ns))
+        await_found(lambda: find_execution(site.control, held.id), "the approved decision is begun")
+        give_order(site.control, Order(decision=held.id, kind="undo", who="ada", why="wrong", ts_ns=held.created_ns))
+        await_found(lambda: _is_undone(site.control, held.id), "the undo is carried out")
+        assert "drain" not in site.state_of(told.nodes_after[0])
+
+
+def _is_undone(control: ControlDatabase, decision: str) -> bool:
+    run = find_execution(control, decision)
+    return run is not None and run.state == "undone"
+
+
+def _check_losses_go_on(folder: Path, resumed_from: int) -> None:
+    """Steps that were done twice have the same loss both times, though on other ranks."""
+    lines = [LoggedStep.model_validate_json(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
+    before = {line.step: line.loss for line in lines if line.resumed_from == 0}
+    again = {line.step: line.loss for line in lines if line.resumed_from == resumed_from}
+    both = sorted(set(before) & set(again))
+    assert both, (sorted(before)[-3:], sorted(again)[:3])
+    assert [again[step] for step in both] == pytest.approx([before[step] for step in both], rel=1e-5)
