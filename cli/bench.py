@@ -10,7 +10,7 @@ from rich.text import Text
 from benchmarks.figures import Figure, Note, Report, describe_commit, describe_machine
 from cli.setup import configure_logging, err, out
 
-Name = Literal["store", "plugin", "ingest", "fleet", "sim", "analyze", "accuracy", "paths", "roads"]
+Name = Literal["store", "plugin", "ingest", "fleet", "sim", "analyze", "accuracy", "paths", "roads", "recovery"]
 _HAS_MORE = ("accuracy",)  # whose measure() knows `full`
 
 

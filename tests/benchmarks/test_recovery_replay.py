@@ -1,0 +1,226 @@
+"""Replays of fault histories: small ones whose sums can be done by hand, then real ones where they are at hand."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as bounds
+from hypothesis import strategies as some
+
+from benchmarks.recovery_replay import bootstrap, draw_nodes, find_least, measure_replay, shorten
+from benchmarks.recovery_replay_history import Change, History, merge_faults, read_servers, read_spot
+from benchmarks.recovery_replay_jobs import FLEET, FLEET_WAYS, SPOT_JOB, PipelineJob
+from benchmarks.recovery_replay_planned import Planned
+from benchmarks.recovery_replay_policies import Rerouting, Spares, Waiting
+from benchmarks.recovery_replay_run import Ledger, MakePolicy, replay
+from lockstep.errors import BadInput
+from planner.recovery.allocation.jobs import Ways
+
+JOB = PipelineJob("j", 2, 2, 4)  # four nodes
+WAYS = Ways(restart_s=1_800, lost_work_s=1_800, save_s=0, peer_s=360, drop_s=360, recycle_s=36)
+FREE = Ways(restart_s=0, lost_work_s=0, save_s=0, peer_s=0, drop_s=0, recycle_s=0)
+ALL: tuple[MakePolicy, ...] = (Waiting, Spares, Rerouting, Planned)
+
+
+def history(*changes: tuple[float, str, bool], hours: float = 100.0, nodes: str = "abcdef") -> History:
+    return History("told", hours, tuple(nodes), tuple(Change(*one) for one in changes))
+
+
+def run(make: MakePolicy, told: History, nodes: Sequence[str], ways: Ways = WAYS) -> Ledger:
+    return replay(told, (JOB,), nodes, ways, make)
+
+
+ONE_FAULT = history((10.0, "b", False), (30.0, "b", True))
+
+
+@pytest.mark.parametrize("make", ALL)
+def test_without_faults_nothing_is_lost(make: MakePolicy) -> None:
+    ledger = run(make, history(), "abcdef")
+    assert (ledger.goodput, ledger.availability, ledger.lost_gpu_hours) == (1.0, 1.0, 0.0)
+
+
+@pytest.mark.parametrize("make", ALL)
+def test_fault_of_a_spare_costs_nothing(make: MakePolicy) -> None:
+    assert run(make, history((10.0, "e", False)), "abcde").goodput == 1.0
+
+
+def test_restart_only_waits_for_the_node_and_then_starts_again() -> None:
+    ledger = run(Waiting, ONE_FAULT, "abcdef")
+    assert ledger.useful == pytest.approx(4 * (100 - 20 - 1))  # 20 hours of waiting, one to restart and compute again
+    assert ledger.availability == pytest.approx(0.79)
+
+
+def test_spare_costs_one_restart_and_its_absence_the_whole_wait() -> None:
+    assert run(Spares, ONE_FAULT, "abcde").useful == pytest.approx(4 * 99)
+    assert run(Spares, ONE_FAULT, "abcd").useful == pytest.approx(4 * 79)
+
+
+def test_repaired_node_becomes_the_spare_of_the_next_fault() -> None:
+    told = history((10.0, "b", False), (30.0, "b", True), (40.0, "c", False))
+    assert run(Spares, told, "abcde").useful == pytest.approx(4 * 98)
+
+
+def test_second_fault_without_a_spare_left_waits_for_any_repair() -> None:
+    told = history((10.0, "b", False), (20.0, "c", False), (50.0, "b", True))
+    assert run(Spares, told, "abcde").useful == pytest.approx(4 * (10 + 9 + 49))
+
+
+def test_rerouting_runs_on_with_a_longer_step() -> None:
+    """One of two workers of a stage is gone: 8 micro-batches on the other, 8 slots instead of 5."""
+    ledger = run(Rerouting, ONE_FAULT, "abcd")
+    slow = 4 * 5 / 8
+    assert ledger.useful == pytest.approx(4 * 10 + slow * (20 - 0.01) + 4 * (70 - 0.1))
+    assert ledger.availability > 0.99
+
+
+def test_rerouting_stands_still_when_a_stage_has_nobody_left() -> None:
+    told = history((10.0, "a", False), (10.0, "b", False), (10.0, "c", False), (60.0, "a", True))
+    ledger = run(Rerouting, told, "abcd")
+    slow = 4 * 5 / 8
+    assert ledger.useful == pytest.approx(4 * 10 + slow * (40 - 1))
+
+
+def test_plan_goes_on_with_the_whole_pipeline_that_is_left() -> None:
+    """Without re-routing two nodes are left of use: one pipeline with 8 micro-batches, 9 slots instead of 5."""
+    ledger = run(Planned, ONE_FAULT, "abcd", replace(WAYS, recycle_s=None))
+    slow = 4 * 5 / 9
+    assert ledger.useful == pytest.approx(4 * 10 + slow * (20 - 0.1) + 4 * (70 - 0.1))
+
+
+def test_plan_takes_a_spare_at_once() -> None:
+    assert run(Planned, ONE_FAULT, "abcde").useful == pytest.approx(4 * (100 - 0.1))
+
+
+def test_plan_reroutes_where_that_is_better_than_leaving_a_pipeline_out() -> None:
+    ledger = run(Planned, ONE_FAULT, "abcd")
+    slow = 4 * 5 / 8
+    assert ledger.useful == pytest.approx(4 * 10 + slow * (20 - 0.01) + 4 * (70 - 0.1))
+
+
+def test_fault_that_ends_at_once_still_kills_the_job() -> None:
+    told = history((10.0, "b", False), (10.0, "b", True))
+    assert len(list(told.moments())) == 2
+    assert run(Waiting, told, "abcd").useful == pytest.approx(4 * 99)
+
+
+def test_nodes_that_go_together_are_one_moment() -> None:
+    told = history((10.0, "a", False), (10.0, "b", False), (11.0, "a", True))
+    assert [len(changes) for _, changes in told.moments()] == [2, 1]
+
+
+@some.composite
+def histories(draw: some.DrawFn) -> History:
+    up, hour, changes = set("abcdef"), 0.0, list[Change]()
+    for node, gap in draw(some.lists(some.tuples(some.sampled_from("abcdef"), some.floats(0.5, 20)), max_size=8)):
+        hour += gap
+        (up.discard if node in up else up.add)(node)
+        changes.append(Change(hour, node, node in up))
+    return History("drawn", hour + 10.0, tuple("abcdef"), tuple(changes))
+
+
+@bounds(max_examples=60, deadline=None)
+@given(histories(), some.sampled_from(ALL), some.sampled_from(["abcd", "abcde", "abcdef"]))
+def test_nobody_does_more_than_without_faults_nor_less_than_nothing(
+    told: History, make: MakePolicy, nodes: str
+) -> None:
+    ledger = run(make, told, nodes)
+    assert 0 <= ledger.useful <= ledger.asked + 1e-9
+    assert ledger.useful <= ledger.running + 1e-9
+    assert ledger.running <= ledger.asked + 1e-9
+
+
+@bounds(max_examples=60, deadline=None)
+@given(histories(), some.sampled_from(["abcd", "abcde"]))
+def test_where_changes_are_free_the_plan_is_never_behind_waiting_or_spares(told: History, nodes: str) -> None:
+    planned = run(Planned, told, nodes, FREE).useful
+    assert planned >= run(Spares, told, nodes, FREE).useful - 1e-9
+    assert planned >= run(Waiting, told, nodes, FREE).useful - 1e-9
+
+
+def test_bubbles_hide_a_failure_that_fits_into_them() -> None:
+    roomy = PipelineJob("j", 8, 16, 32)
+    assert roomy.work_on_all_but(8) == roomy.nodes  # one of each stage: 32 * 16 / 15 is below 32 + 7
+    assert roomy.work_on_all_but(8 * 15 + 1) == 0.0
+    tight = PipelineJob("j", 8, 4, 64)
+    assert tight.work_on_all_but(1) / tight.nodes == pytest.approx(71 / 86)
+
+
+def test_fewer_pipelines_do_the_same_batch_in_a_longer_step() -> None:
+    job = PipelineJob("j", 4, 8, 32)
+    assert job.work(8) == 32
+    assert job.work(7) == pytest.approx(32 * 35 / 40)
+    assert job.work(0) == 0.0
+
+
+def test_node_with_several_faults_is_up_after_the_last() -> None:
+    events = [(1.0, "a", False), (2.0, "a", False), (3.0, "a", True), (4.0, "a", True)]
+    assert list(merge_faults(events)) == [Change(1.0, "a", False), Change(4.0, "a", True)]
+
+
+def test_fault_that_never_began_is_bad_input() -> None:
+    with pytest.raises(BadInput, match="a fault of a ends at hour 3 that never began"):
+        list(merge_faults([(3.0, "a", True)]))
+
+
+def test_least_number_is_found_or_there_is_none() -> None:
+    assert [find_least(n.__le__, 10) for n in range(11)] == list(range(11))
+    assert find_least(lambda _: False, 10) is None
+
+
+def test_interval_holds_the_mean_and_shrinks_to_a_point() -> None:
+    low, high = bootstrap([1.0, 2.0, 3.0, 4.0])
+    assert 1.0 <= low < 2.5 < high <= 4.0
+    assert bootstrap([7.0, 7.0]) == (7.0, 7.0)
+
+
+def test_more_spares_leave_the_jobs_where_they_are() -> None:
+    told = History("told", 1.0, tuple(f"n{number}" for number in range(400)), ())
+    few, many = draw_nodes(told, 1, 0), draw_nodes(told, 1, 5)
+    assert len(few) == sum(job.nodes for job in FLEET) == 320
+    assert many[:320] == few
+    assert draw_nodes(told, 2, 0) != few
+
+
+def test_without_data_nothing_is_measured_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOCKSTEP_PUBLIC_DATA", raising=False)
+    said: list[str] = []
+    assert measure_replay(True, said.append) == ()
+    assert said == ["real fault histories are left out: set LOCKSTEP_PUBLIC_DATA to the folder of third-party data"]
+
+
+@pytest.fixture
+def public_data() -> None:
+    if "LOCKSTEP_PUBLIC_DATA" not in os.environ:
+        pytest.skip("needs LOCKSTEP_PUBLIC_DATA, the folder of third-party data")
+
+
+@pytest.mark.usefixtures("public_data")
+def test_history_of_servers_is_read_whole() -> None:
+    told = read_servers()
+    assert len(told.up) == 400
+    assert told.hours == 174 * 24
+    goes = sum(not change.is_up for change in told.changes)
+    assert 250 < goes <= 312, "some faults overlap on their node"
+    assert 0 <= goes - sum(change.is_up for change in told.changes) <= 3, "three faults are open at the end"
+
+
+@pytest.mark.usefixtures("public_data")
+def test_history_of_spot_instances_is_read_whole() -> None:
+    told = read_spot()
+    assert len(told.up) == 18
+    up, most = set(told.up), 0
+    for change in told.changes:
+        assert (change.node in up) != change.is_up
+        (up.add if change.is_up else up.remove)(change.node)
+        most = max(most, len(up))
+    assert most == SPOT_JOB.nodes
+
+
+@pytest.mark.usefixtures("public_data")
+def test_spares_beat_waiting_and_rerouting_beats_both_on_a_real_month() -> None:
+    told = shorten(read_servers(), 1 / 6)
+    nodes = draw_nodes(told, 1, 4)
+    done = {make: replay(told, FLEET, nodes, FLEET_WAYS, make).goodput for make in (Waiting, Spares, Rerouting)}
+    assert done[Waiting] < done[Spares] < done[Rerouting] <= 1
