@@ -8,7 +8,7 @@ from lockstep.verdict import Frozen
 
 Act = Literal["isolate", "restart", "reattempt", "watch", "release"]
 StepState = Literal["waiting", "begun", "done", "failed"]
-ExecutionState = Literal["executing", "done", "failed", "expired", "undoing", "undone"]
+ExecutionState = Literal["executing", "done", "failed", "undoing", "undone"]
 OrderKind = Literal["approve", "reject", "undo"]
 IsolationState = Literal["isolated", "testing", "returned", "repair"]
 

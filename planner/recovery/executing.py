@@ -21,7 +21,7 @@ from lockstep.errors import ControllerDown
 from lockstep.execution import Execution, Isolated, Step
 from planner.controllers.protocol import Controller, Report
 from planner.recovery.limits import OUT
-from planner.recovery.steps import end, give_up, mark_answered, mark_begun, next_step, restart_order, undo
+from planner.recovery.steps import end, mark_answered, mark_begun, next_step, restart_order, undo
 
 _log = structlog.get_logger("executing")
 
@@ -139,10 +139,6 @@ class Executor:
             undone = [order for order in list_orders(self._control, execution.decision) if order.kind == "undo"]
             if undone:
                 self.undo(execution, f"{undone[-1].who}: {undone[-1].why}".rstrip(": "), lease, now_ns)
-
-    def give_up(self, execution: Execution, why: str, lease: Lease, now_ns: int) -> None:
-        """End an execution that must not go on, and take back what it isolated."""
-        save_execution(self._control, give_up(execution, why, now_ns), lease, why=why)
 
 
 def _reason_of(decision: Decision, node: str) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from lockstep.clock import NS_PER_S
 from lockstep.decision import Action, Decision
-from lockstep.execution import Isolated, Order
+from lockstep.execution import Isolated
 from lockstep.incident import Incident
 from lockstep.verdict import Verdict
 from planner.controllers.protocol import Node
@@ -121,12 +121,3 @@ def _find_full_block(node: str | None, out: set[str], cluster: ClusterFacts, lim
     most = max(int(limits.share_of_block * len(members)), 1)
     if len(out & members) >= most:
         yield f"{len(out & members)} of the {len(members)} hosts of {block} are out of service, and {most} may be"
-
-
-def undone_by_person(
-    decisions: Sequence[Decision], orders: Sequence[Order], limits: Limits, now_ns: int
-) -> list[Decision]:
-    """Return the decisions that a person has undone within the memory of the limits."""
-    floor_ns = now_ns - int(limits.undo_s * NS_PER_S)
-    ids = {order.decision for order in orders if order.kind == "undo" and order.ts_ns >= floor_ns}
-    return [decision for decision in decisions if decision.id in ids]

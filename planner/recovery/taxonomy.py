@@ -85,6 +85,8 @@ def severity_of(verdict: Verdict, events: Sequence[Event] = ()) -> tuple[Severit
         return 1, "the part stays slow whatever is done to the process"
     if verdict.fault_class == "crash" and verdict.component.startswith(("host:", "gpu:")):
         return 1, f"{verdict.component} is gone"
+    if is_alarm(ratio := verdict.impact.step_time_ratio):
+        return 2, f"steps take {ratio:.1f} times as long as usual"
     return _BY_CLASS[verdict.fault_class], f"a verdict of class {verdict.fault_class}"
 
 

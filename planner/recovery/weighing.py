@@ -14,6 +14,7 @@ from lockstep.verdict import Verdict
 from planner.recovery.components import is_hardware, is_in_the_fabric, node_of
 from planner.recovery.facts import ClusterFacts, Durations, JobFacts, Layout, horizon_s
 from planner.recovery.ladder import rung_of
+from planner.recovery.taxonomy import is_alarm
 
 MOVES: tuple[Action, ...] = ("reconfigure", "replace")  # start the job again elsewhere, from a checkpoint
 _STANDS_STILL = ("comm_hang", "noncomm_hang", "crash")
@@ -113,7 +114,7 @@ def _reattempt(situation: Situation) -> _Way:
 
 
 def _restart_process(situation: Situation) -> _Way:
-    if not situation.stands_still:
+    if not situation.stands_still and not is_alarm(situation.verdict.impact.step_time_ratio):
         return _closed("a slow part is not cured by a new process")
     if situation.verdict.grade == "isolate" and is_hardware(situation.verdict.component):
         risk = _RISK_ON_BAD_HARDWARE

@@ -2,8 +2,10 @@
 
 import pytest
 
+from lockstep.verdict import Impact
 from planner.recovery.taxonomy import classify, is_alarm, severity_of
-from tests.planner.recovery.build import crash, event, verdict
+from planner.recovery.weighing import weigh
+from tests.planner.recovery.build import crash, event, situation, verdict
 
 
 @pytest.mark.parametrize(
@@ -63,6 +65,13 @@ def test_verdict_without_events_has_the_severity_of_its_class(
     fault_class: str, component: str, severity: int
 ) -> None:
     assert severity_of(verdict(fault_class=fault_class, component=component, grade="alert"))[0] == severity
+
+
+def test_job_at_a_third_of_its_speed_is_restarted_where_nobody_is_to_blame() -> None:
+    slow = verdict(fault_class="global_slow", grade="alert", impact=Impact(step_time_ratio=3.5, ranks_waiting=63))
+    assert severity_of(slow) == (2, "steps take 3.5 times as long as usual")
+    restart = next(each for each in weigh(situation(slow)) if each.action == "restart_process")
+    assert restart.cost.gpu_hours is not None
 
 
 @pytest.mark.parametrize(("ratio", "is_one"), [(None, False), (1.1, False), (2.99, False), (3.0, True)])
