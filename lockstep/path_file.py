@@ -37,6 +37,7 @@ MOST_LINE_BYTES = 1024
 MOST_PORTS = 128
 _MOST_DIGITS = 18
 _MAGIC = "lockstep-paths"
+OUTCOMES = ("enforced", "busy", "bound", "stale", "damaged", "agent-silent", "agent-refused")  # of connections
 _MODE = 0o644  # jobs of all users read it
 
 
@@ -70,7 +71,7 @@ class PathReport:
     remote: str
     dport: int
     generation: int
-    outcome: str  # `enforced`, or why not: busy, bound, stale, damaged, agent-silent, agent-refused
+    outcome: str  # `enforced`, or why not: one of OUTCOMES
 
     @property
     def is_enforced(self) -> bool:
@@ -136,9 +137,21 @@ def write_plan(path: Path, plan: PathPlan) -> None:
         raise LockstepError(f"another process writes {path} at this moment") from None
     try:
         _check_fence(path, plan)
-        _replace(path, written)
+        replace_file(path, written)
     finally:
         os.close(lock)
+
+
+def replace_file(path: Path, written: bytes) -> None:
+    """Put a file that all may read in the place of another, whole or not at all; by one writer at a time."""
+    new = path.with_name(f".{path.name}.new")  # one name: a dead writer's is used again
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _MODE)
+    with open(descriptor, "wb") as file:
+        os.fchmod(descriptor, _MODE)  # whatever the umask is
+        file.write(written)
+        file.flush()
+        os.fsync(descriptor)
+    new.replace(path)
 
 
 def is_last_plan(plan: PathPlan, now_ns: int) -> bool:
@@ -150,13 +163,16 @@ def read_reports(folder: Path) -> Iterator[PathReport]:
     """Yield what the processes of this host told so far; a line that is no report is passed over."""
     for file in sorted(folder.iterdir()) if folder.is_dir() else ():
         if file.name.isdigit():
-            for line in file.read_text(errors="replace").splitlines():
-                words = line.split(" ")
-                if len(words) == 8 and all(words[n].isdigit() for n in (0, 1, 3, 5, 6)):
-                    ts_ns, pid, local, sport, remote, dport, generation, outcome = words
-                    yield PathReport(
-                        int(ts_ns), int(pid), local, int(sport), remote, int(dport), int(generation), outcome
-                    )
+            yield from parse_reports(file.read_bytes())
+
+
+def parse_reports(written: bytes) -> Iterator[PathReport]:
+    """Yield the reports in what one process wrote."""
+    for line in written.decode(errors="replace").splitlines():
+        words = line.split(" ")
+        if len(words) == 8 and all(words[n].isdecimal() and len(words[n]) <= 20 for n in (0, 1, 3, 5, 6)):
+            ts_ns, pid, local, sport, remote, dport, generation, outcome = words
+            yield PathReport(int(ts_ns), int(pid), local, int(sport), remote, int(dport), int(generation), outcome)
 
 
 def _check_fence(path: Path, plan: PathPlan) -> None:
@@ -168,17 +184,6 @@ def _check_fence(path: Path, plan: PathPlan) -> None:
         raise LeaseLost(f"{path} has plan {there.generation} already, which is later than {plan.generation}")
     if there and there.generation == plan.generation and there.entries != plan.entries:
         raise LeaseLost(f"{path} has another plan {plan.generation} already")
-
-
-def _replace(path: Path, written: bytes) -> None:
-    new = path.with_name(f".{path.name}.new")  # one name: the lock keeps it to us, and a dead writer's is used again
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _MODE)
-    with open(descriptor, "wb") as file:
-        os.fchmod(descriptor, _MODE)  # whatever the umask is
-        file.write(written)
-        file.flush()
-        os.fsync(descriptor)
-    new.replace(path)
 
 
 def _dump_entry(entry: PathEntry) -> str:

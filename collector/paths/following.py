@@ -1,22 +1,24 @@
 """The path plan on its way to the programs of a host: fetched, written where path_shim reads it, and answered.
 
 While the server is away, or has nothing new, all stays as it is: the last plan is at worst a choice by chance. What
-the server told is kept beside the file, so that an agent that starts meanwhile knows the roads, too.
+the server told is kept beside the file, so that an agent that starts meanwhile knows the roads, too; and so are the
+ports of queue pairs, for net plugins that care (lockstep/queue_pair_file.py).
 """
 
 import threading
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
 import structlog
 from pydantic import ValidationError
 
+from collector.paths.reports import PathReports
 from lockstep.clock import Clock
 from lockstep.errors import BadInput, LeaseLost, LockstepError
 from lockstep.host_paths import HostPaths, PathChoice, PathCount
-from lockstep.path_file import PathReport, read_plan, read_reports, write_plan
+from lockstep.path_file import read_plan, write_plan
+from lockstep.queue_pair_file import advise_queue_pairs, write_queue_pairs
 
 _log = structlog.get_logger("paths")
 
@@ -31,7 +33,7 @@ class PathFollower:
         """`client` knows the server and this host's token."""
         self._client, self._clock = client, clock
         self._path = f"/api/v1/paths/hosts/{host}"
-        self._file, self._kept, self._reports = file, file.with_name(f"{file.name}.json"), reports
+        self._file, self._kept, self._reports = file, file.with_name(f"{file.name}.json"), PathReports(reports)
         self._held = _read_kept(self._kept)
         self._told: PathCount | None = None
         self.trouble: str | None = None  # why the plan cannot be followed at the moment
@@ -62,20 +64,28 @@ class PathFollower:
         if answer.status_code in (304, 404):  # nothing new, or no plan has named this host yet
             return
         answer.raise_for_status()
-        told = _parse(answer.content)
+        self._take(_parse(answer.content))
+
+    def _take(self, told: HostPaths) -> None:
+        """Put a plan in force; its roads first, because whoever reads the new file asks for them at once."""
+        before, self._held = self._held, told
         try:
             write_plan(self._file, told.as_file())
+            write_queue_pairs(self._file.with_name(f"{self._file.name}.queue-pairs"), advise_queue_pairs(told))
+            self._kept.write_text(told.model_dump_json(), encoding="utf-8")
         except LeaseLost as error:  # an older planner's word, or a server restored from a backup
+            self._held = before
             _log.warning("path plan is older than the one in force, and left", reason=str(error))
-            return
-        self._kept.write_text(told.model_dump_json(), encoding="utf-8")
-        self._held = told
+        except (LockstepError, OSError):
+            self._held = before  # so that it is fetched again
+            raise
 
     def _tell(self) -> None:
         generation = _read_generation(self._file)
         if generation is None:
             return
-        count = count_reports(read_reports(self._reports), generation)
+        count = self._reports.count(generation)
+        self._reports.tidy(self._clock.now_ns())
         if count != self._told:
             self._client.post(f"{self._path}/count", json=count.model_dump()).raise_for_status()
             self._told = count
@@ -84,18 +94,6 @@ class PathFollower:
         if trouble and not self.trouble:
             _log.warning("path plan cannot be followed, the last one stays", reason=trouble)
         self.trouble = trouble
-
-
-def count_reports(reports: Iterable[PathReport], generation: int) -> PathCount:
-    """Return how many of the connections that this plan or one before it named kept to it."""
-    outcomes = Counter(report.outcome for report in reports if report.generation <= generation)
-    enforced = outcomes.pop("enforced", 0)
-    return PathCount(
-        generation=generation,
-        planned=enforced + outcomes.total(),
-        enforced=enforced,
-        reasons=dict(sorted(outcomes.items())),
-    )
 
 
 def make_client(server: str, token: str) -> httpx.Client:

@@ -1,8 +1,9 @@
 """How much of its rate each link still carries, and when that changes: down at once, up again only after a while.
 
-Evidence comes from verdicts, from the ports at both ends of a link, and from what it carries beside our plan. Each
-source counts with what it said last, and the worst source decides. A link that gets worse is believed at once; one
-that gets better must stay so for a time that doubles with every relapse, so a link that flaps costs O(log) changes.
+Evidence comes from verdicts, from the ports at both ends of a link, and from what it carries beside our plan
+(traffic.py). Each source counts with what it said last, and the worst source decides. A link that gets worse is
+believed at once; one that gets better must stay so for a time that doubles with every relapse, so a link that flaps
+costs O(log) changes.
 
 >>> health, changes = LinkHealth().observe([Evidence(0, "leaf0--spine0", "port leaf0", 0.0, "no carrier")], now_ns=0)
 >>> health.weights, changes[0].reason
@@ -10,7 +11,7 @@ that gets better must stay so for a time that doubles with every relapse, so a l
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from math import isnan
@@ -27,11 +28,10 @@ from lockstep.verdict import Verdict
 
 _ALL = 1.0
 _LEAST_CONFIDENCE = 0.5  # below, a verdict is more likely wrong than right
-_UNKNOWN_SHARE = 0.5  # of a part that is slow, nobody says how much: with half, a plan avoids it and does not starve
+UNKNOWN_SHARE = 0.5  # of a part that is slow, nobody says how much: with half, a plan avoids it and does not starve
 # A lost packet is sent again with all that were under way behind it: 400 Gb/s x 10 us are 128 packets of 4 KB.
-_RESENT, _FRAME_BYTES = 128, 4096
-_BELOW_SHARE = 0.9  # rates are negotiated in steps of a half or a quarter
-_LEAST_LEFT = 0.1  # of a congested link: it works, and other traffic gives way when ours comes
+RESENT, FRAME_BYTES = 128, 4096
+BELOW_SHARE = 0.9  # rates are negotiated in steps of a half or a quarter
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -210,14 +210,24 @@ class Parts:
 
 
 def judge_verdict(verdict: Verdict, parts: Parts, healed_ns: int | None = None) -> list[Evidence]:
-    """Return what a verdict says of links: of all of a switch, of a NIC's cable; `healed_ns`: it is over since."""
+    """Return what a verdict says of links: of all of a switch, of a NIC's cable; `healed_ns`: it is over since.
+
+    Parts that it cannot tell from the one it names lose half as much: a road around all of them costs little.
+    """
     if verdict.confidence < _LEAST_CONFIDENCE or verdict.fault_class not in ("comm_slow", "comm_hang", "crash"):
         return []
-    ts_ns, share, reason = verdict.last_seen_ns, _find_share(verdict), verdict.reason
+    share, ts_ns = _find_share(verdict), verdict.last_seen_ns
+    told = [(verdict.component, share, verdict.reason)]
+    told += [
+        (rival, (share + _ALL) / 2, f"it could as well be {rival}: {verdict.reason}")
+        for rival in verdict.ambiguous_with
+    ]
     if healed_ns is not None:
-        ts_ns, share, reason = healed_ns, _ALL, f"{verdict.component} has healed"
+        ts_ns, told = healed_ns, [(part, _ALL, f"{part} has healed") for part, _, _ in told]
     return [
-        Evidence(ts_ns, link.id, f"verdict {verdict.id}", share, reason) for link in parts.links_of(verdict.component)
+        Evidence(ts_ns, link.id, f"verdict {verdict.id}", left, reason)
+        for part, left, reason in told
+        for link in parts.links_of(part)
     ]
 
 
@@ -234,9 +244,9 @@ def _find_share(verdict: Verdict) -> float:
     if ratios:
         return 1 / max(median(ratios), _ALL)
     if lost:
-        return 1 / (1 + _RESENT * max(lost))
+        return 1 / (1 + RESENT * max(lost))
     ratio = verdict.impact.step_time_ratio
-    return 1 / ratio if ratio and ratio > 1 else _UNKNOWN_SHARE
+    return 1 / ratio if ratio and ratio > 1 else UNKNOWN_SHARE
 
 
 def judge_ports(readings: pa.Table, parts: Parts, health: LinkHealth) -> list[Evidence]:
@@ -259,9 +269,9 @@ def _weigh_ports(readings: pa.Table, nominal_mbps: np.ndarray) -> np.ndarray:
     """Return what each port leaves of its link's rate: nothing without carrier, less when slow or breaking frames."""
     mbps = np.asarray(pc.fill_null(readings["speed_mbps"], 0)).astype(np.float64)
     part = np.divide(mbps, nominal_mbps, out=np.ones(len(mbps)), where=mbps > 0)
-    frames = np.maximum(np.asarray(pc.fill_null(readings["bytes"], 0)) / _FRAME_BYTES, 1.0)
+    frames = np.maximum(np.asarray(pc.fill_null(readings["bytes"], 0)) / FRAME_BYTES, 1.0)
     broken = np.clip(np.asarray(pc.fill_null(readings["errors"], 0)) / frames, 0.0, 1.0)
-    left = np.where(part < _BELOW_SHARE, part, _ALL) / (1 + _RESENT * broken)
+    left = np.where(part < BELOW_SHARE, part, _ALL) / (1 + RESENT * broken)
     return np.where(np.asarray(readings["up"]), left, 0.0)
 
 
@@ -270,15 +280,3 @@ def _say(row: Mapping[str, object], left: float) -> str:
     if not row["up"]:
         return f"{end} has no carrier"
     return f"{end} is well" if left == _ALL else f"{end} carries {left:.0%} by its speed and errors"
-
-
-def judge_traffic(
-    gbps: Mapping[str, tuple[float, float]], topology: Topology, ts_ns: int, health: LinkHealth
-) -> Iterator[Evidence]:
-    """Yield what others leave of congested links; `gbps`: what each link carries, and what of it is in the plan."""
-    for link in topology.links:
-        carried, planned = gbps.get(link.id, (0.0, 0.0))
-        left = _ALL - max(carried - planned, 0.0) / link.gbps
-        if link.id in gbps and (left < _BELOW_SHARE or link.id in health.links):
-            reason = f"{link.id} carries {max(carried - planned, 0.0):g} Gbit/s that no plan knows"
-            yield Evidence(ts_ns, link.id, "traffic", max(left, _LEAST_LEFT), reason)

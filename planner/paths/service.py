@@ -24,7 +24,7 @@ from planner.paths.catalogue import Catalogue, Circumstances, doubt_changed, key
 from planner.paths.demand import Demand, find_demand
 from planner.paths.explaining import explain
 from planner.paths.flows import find_unfit
-from planner.paths.health import Change, LinkHealth, Parts, judge_ports, judge_verdict
+from planner.paths.health import Change, Evidence, LinkHealth, Parts, judge_ports, judge_verdict
 from planner.paths.network import Network, build_network, with_rates
 from planner.paths.plan_file import from_json
 from planner.paths.planning import PathPlan, plan_paths
@@ -32,6 +32,7 @@ from planner.paths.ports import PortChoice, choose_ports, explain_ports, wish_pr
 from planner.paths.reading import read_catalogue, read_demand, read_ports
 from planner.paths.scoring import Pace, compare_paces, predict_paces, read_paces
 from planner.paths.telling import describe_choices
+from planner.paths.traffic import Expected, TrafficJudge, expect_loads, read_traffic
 
 _PATHS = TABLE_BY_NAME["paths"]
 
@@ -44,6 +45,7 @@ class PathServiceOptions:
     window_s: float = 30.0  # what was sent in this time is what is planned for: some steps of most jobs
     lag_s: float = 5.0  # rows of the last seconds are still under way
     ports_s: float = 10.0  # over which errors of ports are counted
+    traffic_s: float = 45.0  # over which rates of switch ports are compared: four readings where each takes 10 s
     catalogue_s: float = 30.0  # new ports are learned by probes, some dozens a second
     other_size: float = 0.2  # by which the sum of all flows must differ to be worth a plan by itself
     settle_s: float = 5.0  # after a plan, before the steps that are held against its forecast
@@ -83,6 +85,8 @@ class PathService:
         self._network = build_network(topology)
         self._options = options or PathServiceOptions()
         self._health = LinkHealth()
+        self._traffic = TrafficJudge(self._network)
+        self._expected: Expected | None = None  # of the plan in force
         self._seen = _Seen()
         self._plan: PathPlan | None = None
         self._choices: Mapping[str, Sequence[PathChoice]] = {}
@@ -100,6 +104,7 @@ class PathService:
         if changes or is_other:
             network = with_rates(self._network, self._health.weights)
             self._plan = plan_paths(network, self._seen.demand.flows, before or self._recall(network))
+            self._expected = expect_loads(self._plan, self._seen.demand.flows)
         return self._publish(lease, now_ns, changes, before) if changes or is_other or learned else None
 
     def _recall(self, network: Network) -> PathPlan | None:
@@ -109,21 +114,35 @@ class PathService:
         return from_json(network, self._seen.demand.flows, {"flows": roads}) if roads else None
 
     def _look_at_links(self, now_ns: int) -> list[Change]:
-        """Take in what incidents and ports say of links."""
-        incidents = {incident.id: incident.verdict for incident in open_incidents(self._control)}
-        over = {name: verdict for name, verdict in self._seen.verdicts.items() if name not in incidents}
+        """Take in what incidents, ports and traffic say of links."""
         readings = read_ports(self._store, now_ns - int(self._options.ports_s * NS_PER_S), now_ns)
         evidence = [
-            *(each for verdict in incidents.values() for each in judge_verdict(verdict, self._parts)),
-            *(each for verdict in over.values() for each in judge_verdict(verdict, self._parts, healed_ns=now_ns)),
+            *self._look_at_verdicts(now_ns),
             *judge_ports(readings, self._parts, self._health),
+            *self._look_at_traffic(now_ns),
         ]
-        self._seen.verdicts = incidents
         self._health, changes = self._health.observe(evidence, now_ns)
         # A link that is only slower is still hashed upon: the ports of others stay where they are.
         flipped = {change.link: change.ts_ns for change in changes if 0.0 in (change.before, change.after)}
         self._seen.changed_ns |= flipped
         return changes
+
+    def _look_at_verdicts(self, now_ns: int) -> list[Evidence]:
+        """Return what open incidents say of links, and that those are well of which they say nothing any more."""
+        verdicts = {incident.id: incident.verdict for incident in open_incidents(self._control)}
+        told = [each for verdict in verdicts.values() for each in judge_verdict(verdict, self._parts)]
+        named = {(each.source, each.link) for each in told}
+        before = self._seen.verdicts.values()
+        healed = [each for verdict in before for each in judge_verdict(verdict, self._parts, healed_ns=now_ns)]
+        self._seen.verdicts = verdicts
+        return told + [each for each in healed if (each.source, each.link) not in named]
+
+    def _look_at_traffic(self, now_ns: int) -> list[Evidence]:
+        """Return what links carry that is not ours; nothing before there is a plan, when nobody knows what is."""
+        if self._expected is None:
+            return []
+        rates = read_traffic(self._store, now_ns - int(self._options.traffic_s * NS_PER_S), now_ns)
+        return self._traffic.judge(rates, self._expected, self._health, now_ns)
 
     def _look_at_flows(self, now_ns: int) -> bool:
         """Read which flows there are, where it is time to; return whether they are others than those of the plan."""

@@ -8,14 +8,19 @@ from pathlib import Path
 import pytest
 import yaml
 
+from lockstep.config import CollectorSettings
+
 REPO = Path(__file__).resolve().parents[2]
 INJECT = REPO / "deploy" / "inject"
 PLUGIN_SOURCE = "\n".join(path.read_text() for path in sorted((REPO / "nccl_plugin").glob("*.c")))
+SHIM_SOURCE = "\n".join(path.read_text() for path in sorted((REPO / "path_shim").glob("*.c")))
+PLAN = "/run/lockstep/paths/plan"
 
 
 def prolog(tmp_path: Path, **environment: str) -> dict[str, str]:
     plugin = tmp_path / "liblockstep-nccl.so"
     plugin.touch()
+    (tmp_path / "liblockstep-paths.so").touch()
     given = {"PATH": os.environ["PATH"], "LOCKSTEP_PLUGIN": str(plugin)} | environment
     done = subprocess.run([INJECT / "slurm-task-prolog"], env=given, capture_output=True, text=True, check=True)
     lines = [re.fullmatch(r"export ([A-Z_]+)=(\S+)", line) for line in done.stdout.splitlines()]
@@ -23,21 +28,14 @@ def prolog(tmp_path: Path, **environment: str) -> dict[str, str]:
     return {line[1]: line[2] for line in lines if line}
 
 
-def enroot_environment() -> dict[str, str]:
-    lines = (INJECT / "enroot.env").read_text().splitlines()
+def enroot_environment(name: str = "enroot.env") -> dict[str, str]:
+    lines = (INJECT / name).read_text().splitlines()
     return dict(line.split("=", 1) for line in lines if not line.startswith("#"))
 
 
-def kubernetes_container() -> dict[str, object]:
-    (container,) = yaml.safe_load((INJECT / "kubernetes.yaml").read_text())["spec"]["containers"]
-    assert isinstance(container, dict)
-    return container
-
-
-def kubernetes_names() -> set[str]:
-    variables = kubernetes_container()["env"]
-    assert isinstance(variables, list)
-    return {one["name"] for one in variables}
+def kubernetes_environment(name: str = "kubernetes.yaml") -> dict[str, str | None]:
+    (container,) = yaml.safe_load((INJECT / name).read_text())["spec"]["containers"]
+    return {one["name"]: one.get("value") for one in container["env"]}
 
 
 def test_prolog_sets_the_plugin_the_ring_directory_and_the_log(tmp_path: Path) -> None:
@@ -62,7 +60,7 @@ def test_three_ways_set_the_same_variables(tmp_path: Path) -> None:
     wanted = set(prolog(tmp_path))
 
     assert set(enroot_environment()) == wanted
-    assert kubernetes_names() - {"LOCKSTEP_JOB"} == wanted
+    assert kubernetes_environment().keys() - {"LOCKSTEP_JOB"} == wanted
 
 
 @pytest.mark.parametrize("name", sorted({"LOCKSTEP_JOB", "LOCKSTEP_HOST", "LOCKSTEP_RING_DIR"}))
@@ -74,10 +72,46 @@ def test_containers_get_the_directories_that_the_host_makes() -> None:
     made = re.findall(r"^d (\S+)", (INJECT / "lockstep.tmpfiles").read_text(), re.MULTILINE)
     mounts = [line.split() for line in (INJECT / "enroot.fstab").read_text().splitlines() if not line.startswith("#")]
 
-    assert made == ["/run/lockstep", "/run/lockstep/rings", "/run/lockstep/logs"]
+    assert made[:3] == ["/run/lockstep", "/run/lockstep/rings", "/run/lockstep/logs"]
+    assert made[3:] == ["/run/lockstep/paths", "/run/lockstep/paths/reports"]
     assert {mount[0] for mount in mounts} == {"/usr/lib/lockstep", "/run/lockstep"}
     assert all(source == target for source, target, *_ in mounts)
 
 
 def test_ring_directory_is_sticky_and_roots() -> None:
-    assert "d /run/lockstep/rings 1777 root root" in (INJECT / "lockstep.tmpfiles").read_text()
+    assert re.search(
+        r"^d /run/lockstep/rings +1777 root root", (INJECT / "lockstep.tmpfiles").read_text(), re.MULTILINE
+    )
+
+
+def test_planned_ports_are_for_jobs_that_ask_for_them(tmp_path: Path) -> None:
+    plain, asked = prolog(tmp_path), prolog(tmp_path, LOCKSTEP_PATHS_FILE=PLAN)
+
+    assert {name for name in plain if "PATHS" in name or "PRELOAD" in name} == set()
+    assert asked["LD_PRELOAD"] == str(tmp_path / "liblockstep-paths.so")
+    assert asked["LOCKSTEP_PATHS_REPORT_DIR"] == "/run/lockstep/paths/reports"
+
+
+def test_the_shim_comes_behind_what_the_user_preloads(tmp_path: Path) -> None:
+    said = prolog(tmp_path, LOCKSTEP_PATHS_FILE=PLAN, LD_PRELOAD="/lib/mine.so", LOCKSTEP_PATHS_AGENT="@mine")
+
+    assert said["LD_PRELOAD"] == f"/lib/mine.so:{tmp_path / 'liblockstep-paths.so'}"
+    assert "LOCKSTEP_PATHS_AGENT" not in said
+
+
+def test_three_ways_ask_for_planned_ports_with_the_same_variables(tmp_path: Path) -> None:
+    added = prolog(tmp_path, LOCKSTEP_PATHS_FILE=PLAN).keys() - prolog(tmp_path).keys() | {"LOCKSTEP_PATHS_FILE"}
+    contained = enroot_environment("enroot-paths.env")
+
+    assert contained == kubernetes_environment("kubernetes-paths.yaml")
+    assert contained.keys() == added
+    assert not {"LD_PRELOAD", "LOCKSTEP_PATHS_FILE"} & (enroot_environment().keys() | kubernetes_environment().keys())
+
+
+def test_planned_ports_are_where_the_shim_and_the_collector_look_by_themselves() -> None:
+    told, collector = enroot_environment("enroot-paths.env"), CollectorSettings()
+
+    assert told.pop("LD_PRELOAD") == "/usr/lib/lockstep/liblockstep-paths.so"
+    assert all(f'"{name}"' in SHIM_SOURCE and f'"{place}"' in SHIM_SOURCE for name, place in told.items())
+    assert told["LOCKSTEP_PATHS_REPORT_DIR"] == str(collector.paths_reports)
+    assert told["LOCKSTEP_PATHS_AGENT"] == collector.paths_agent

@@ -117,7 +117,7 @@ def test_the_first_container_makes_the_directories_as_a_host_has_them(tmp_path: 
         r"^d /run/lockstep/(\S+) +(\d+) root", (REPO / "deploy/inject/lockstep.tmpfiles").read_text(), re.M
     )
 
-    subprocess.run(["setpriv", "--bounding-set=-all", "--inh-caps=-all", *command], check=True)
+    subprocess.run(["setpriv", "--bounding-set=-all", "--inh-caps=-all", *command], check=True, umask=0o022)
 
-    made = {path.name: f"{path.stat().st_mode & 0o7777:o}" for path in tmp_path.iterdir()}
+    made = {str(path.relative_to(tmp_path)): f"{path.stat().st_mode & 0o7777:04o}" for path in tmp_path.rglob("*")}
     assert made == dict(declared)

@@ -1,16 +1,17 @@
 """A host's plan file follows the server, survives its absence, and the server learns who kept to it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import httpx
 import pytest
 
-from collector.paths.following import PathFollower, count_reports, make_client
+from collector.paths.following import PathFollower, make_client
 from lockstep.clock import SystemClock
 from lockstep.errors import BadInput
-from lockstep.host_paths import HostPaths
-from lockstep.path_file import PathReport, read_plan
+from lockstep.host_paths import HostPaths, PathChoice
+from lockstep.path_file import read_plan
+from lockstep.queue_pair_file import QueuePair, QueuePairAdvice, parse_queue_pairs
 from tests.collector.paths.roads import paths, road
 
 Answer = Callable[[httpx.Request], httpx.Response]
@@ -53,11 +54,35 @@ def test_an_older_plan_is_left_where_it_is(tmp_path: Path) -> None:
     held.append(paths(4, road(sports=(1,))))
     follows.follow_once()
     assert read_plan(tmp_path / "plan") == paths(5).as_file()
+    assert follows.roads == paths(5).choices
     assert follows.trouble is None
 
 
+def test_roads_are_known_before_the_file_that_has_programs_ask_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    follows, known = follower(tmp_path, serving([paths(1)], [])), list[Sequence[PathChoice]]()
+    monkeypatch.setattr("collector.paths.following.write_plan", lambda *_: known.append(follows.roads))
+    follows.follow_once()
+    assert known == [paths(1).choices]
+
+
+def test_plan_that_cannot_be_written_is_fetched_again(tmp_path: Path) -> None:
+    follows = follower(tmp_path, serving([paths(1)], []))
+    (tmp_path / "plan").mkdir()
+    follows.follow_once()
+    assert follows.trouble
+    assert follows.roads == ()
+    (tmp_path / "plan").rmdir()
+    follows.follow_once()
+    assert read_plan(tmp_path / "plan") == paths(1).as_file()
+    assert follows.roads == paths(1).choices
+
+
 @pytest.mark.parametrize(
-    "answer", [lambda _: httpx.Response(500), lambda _: httpx.Response(200, content=b"x"), "away"], ids=str
+    "answer",
+    [lambda _: httpx.Response(500), lambda _: httpx.Response(200, content=b"x"), "away"],
+    ids=["error", "nonsense", "away"],
 )
 def test_the_last_plan_stays_while_the_server_is_of_no_use(tmp_path: Path, answer: Answer | str) -> None:
     follower(tmp_path, serving([paths(1)], [])).follow_once()
@@ -91,11 +116,6 @@ def test_the_server_is_told_once_how_many_kept_to_the_plan(tmp_path: Path) -> No
     assert told == [b'{"generation":1,"planned":2,"enforced":1,"reasons":{"busy":1}}']
 
 
-def test_connections_of_a_plan_to_come_are_not_counted_yet() -> None:
-    reports = [PathReport(1, 2, "a", 3, "b", 4, generation, "enforced") for generation in (1, 2, 3)]
-    assert count_reports(reports, 2).enforced == 2
-
-
 def test_what_is_no_address_is_refused() -> None:
     with pytest.raises(BadInput, match="is not the address of a server"):
         make_client("head:8642", "t")
@@ -113,3 +133,19 @@ def test_advice_is_no_road(tmp_path: Path) -> None:
     follows = follower(tmp_path, serving([advice], []))
     follows.follow_once()
     assert follows.roads == ()
+
+
+def test_ports_of_queue_pairs_lie_beside_the_file(tmp_path: Path) -> None:
+    roce = road("job/q0", sports=(49_152, 49_153)).model_copy(update={"proto": "roce", "dport": 4791})
+    held = [paths(3, road(), roce)]
+    follows = follower(tmp_path, serving(held, []))
+    follows.follow_once()
+    pair = QueuePair("10.0.0.1", "10.0.0.2", 49_152, 1.0, "job/q0")
+    assert read_advice(tmp_path) == QueuePairAdvice(3, 0, (pair,))
+    held.append(paths(4))
+    follows.follow_once()
+    assert read_advice(tmp_path) == QueuePairAdvice(4, 0), "a socket is no queue pair"
+
+
+def read_advice(folder: Path) -> QueuePairAdvice:
+    return parse_queue_pairs((folder / "plan.queue-pairs").read_bytes())

@@ -17,7 +17,6 @@ from planner.paths.health import (
     LinkHealth,
     Parts,
     judge_ports,
-    judge_traffic,
     judge_verdict,
 )
 from planner.paths.network import build_network, with_rates
@@ -253,6 +252,24 @@ def test_a_verdict_that_is_over_heals_what_it_made_ill() -> None:
     assert {change.ts_ns for change in changes} == {19 * SECOND}
 
 
+def test_parts_that_cannot_be_told_from_the_ill_one_lose_half_as_much() -> None:
+    rivals = ("link:leaf0--spine1", "nic:h0/eth0", "host:h0")
+    assert judged("link:leaf0--spine0", fault_class="comm_hang", ambiguous_with=rivals) == {
+        LINK: 0.0,
+        "leaf0--spine1": 0.5,
+        "h0/eth0--leaf0": 0.5,
+    }
+    (_, rival) = judge_verdict(verdict("link:leaf0--spine0", ambiguous_with=("link:leaf0--spine1",)), PARTS)
+    assert (rival.weight, rival.reason) == (0.75, "it could as well be link:leaf0--spine1: r")
+    healed = judge_verdict(verdict("link:leaf0--spine0", ambiguous_with=rivals), PARTS, healed_ns=9)
+    assert {each.weight for each in healed} == {1.0}
+
+
+def test_a_link_that_is_named_and_may_be_another_is_as_ill_as_named() -> None:
+    told = judge_verdict(verdict("switch:spine1", fault_class="crash", ambiguous_with=("link:leaf0--spine1",)), PARTS)
+    assert LinkHealth().observe(told, 5)[0].weights == {"leaf0--spine1": 0.0, "leaf1--spine1": 0.0}
+
+
 def test_weights_are_what_the_network_takes() -> None:
     health, _ = LinkHealth().observe(judge_verdict(verdict("switch:spine1"), PARTS), 5)
     rates = with_rates(build_network(FABRIC), health.weights).gbps
@@ -288,9 +305,3 @@ def test_a_port_that_is_well_says_so_of_a_link_that_is_known_to_be_ill() -> None
     health, _ = LinkHealth().observe([said(0, 0.0)], 0)
     (well,) = read(reading("leaf0", "spine0"), reading("leaf0", "spine1"), health=health)
     assert (well.link, well.weight, well.reason) == (LINK, 1.0, "leaf0/spine0 is well")
-
-
-def test_a_congested_link_has_what_others_leave_and_never_nothing() -> None:
-    gbps = {LINK: (300.0, 100.0), "leaf0--spine1": (390.0, 400.0), "leaf1--spine0": (900.0, 0.0)}
-    told = {each.link: each.weight for each in judge_traffic(gbps, FABRIC, 5, LinkHealth())}
-    assert told == {LINK: 0.5, "leaf1--spine0": 0.1}

@@ -12,7 +12,7 @@ from lockstep.control.path_plans import list_path_plans, newest_path_plan, paths
 from lockstep.control.wishes import wishes_by_host
 from lockstep.errors import LeaseLost, NotPresent
 from lockstep.incident import Incident
-from lockstep.records import Step
+from lockstep.records import FabricCounter, Step
 from lockstep.sim.library import parse_story
 from lockstep.sim.simulation import Simulation
 from lockstep.store.store import Store
@@ -82,10 +82,11 @@ def planner(embedded_store: Store, tmp_path: Path) -> Iterator[Planner]:
         yield Planner(embedded_store, control, Simulation(STORY, 1).topology)
 
 
-def dead_link(state: str = "open") -> Incident:
+def dead_link(state: str = "open", *rivals: str, seen_s: int = 46) -> Incident:
     known = incident("i1", state="closed" if state == "closed" else "open")
+    named = {"component": f"link:{LINK}", "ambiguous_with": rivals}
     verdict = known.verdict.model_copy(
-        update={"fault_class": "comm_hang", "component": f"link:{LINK}", "last_seen_ns": T0 + 46 * SECOND}
+        update={"fault_class": "comm_hang", "last_seen_ns": T0 + seen_s * SECOND, **named}
     )
     return known.model_copy(update={"verdict": verdict})
 
@@ -109,6 +110,32 @@ def store_steps(store: Store, before_ms: int, after_ms: int, turn_s: int) -> Non
         )
         begin_ns += length_ns
     store.insert(TABLE_BY_NAME["steps"], rows(*told), token="steps")
+
+
+def store_rates(store: Store, switch: str, port: str, gbps: dict[int, float]) -> None:
+    """Put readings of a switch port into the store that sends so much in the second before each."""
+    sent, told = 0, list[FabricCounter]()
+    for second, rate in sorted(gbps.items()):
+        sent += int(rate * 125_000_000)
+        told.append(
+            FabricCounter(
+                host="h9",
+                ts_ns=T0 + second * SECOND - 1,
+                switch=switch,
+                port=port,
+                up=True,
+                speed_mbps=800_000,
+                rx_bytes=0,
+                tx_bytes=sent,
+                errors=None,
+                drops=None,
+                pause_rx=None,
+                pause_tx=None,
+                fec_uncorrected=None,
+                extra={},
+            )
+        )
+    store.insert(TABLE_BY_NAME["fabric_counters"], rows(*told), token=f"{switch}/{port}")
 
 
 def test_flows_of_the_job_get_roads_and_hosts_read_them(planner: Planner) -> None:
@@ -139,6 +166,47 @@ def test_a_dead_link_is_left_within_one_look_and_taken_again_after_a_while(plann
     assert planner.look(9) == [], "a link that has just come back is not trusted yet"
     assert len(planner.look(3)) == 1
     assert LINK in planner.links_in_use()
+
+
+def test_a_part_that_is_suspected_no_longer_returns_while_the_incident_goes_on(planner: Planner) -> None:
+    planner.look()
+    save_incidents(planner.control, [dead_link("open", "link:leaf1--spine1")], None)
+    planner.look()
+    assert weights_of(planner) == {LINK: 0.0, "leaf1--spine1": 0.5}
+    save_incidents(planner.control, [dead_link(seen_s=47)], None)
+    assert len(planner.look(12)) == 1
+    assert weights_of(planner) == {LINK: 0.0}
+
+
+def weights_of(planner: Planner) -> dict[str, float]:
+    plan = newest_path_plan(planner.control)
+    assert plan is not None
+    return plan.weights
+
+
+def test_a_link_full_of_strangers_is_relieved_within_one_look_and_taken_again_after_a_while(
+    planner: Planner,
+) -> None:
+    planner.look()
+    quiet = dict.fromkeys([*range(20, 47), *range(50, 65)], 12.0)
+    store_rates(planner.store, "leaf0", "spine0", quiet | {47: 800.0, 48: 770.0, 49: 790.0})
+    (number,) = planner.look()
+    assert weights_of(planner)[LINK] == pytest.approx(0.1), "a little is left of any link that works"
+    plan = newest_path_plan(planner.control)
+    assert plan is not None
+    assert plan.generation == number
+    assert any("Gbit/s that no plan knows" in reason for reason in plan.reasons)
+    assert planner.look(10) == [], "neither a wavering stranger nor one that has just left is worth a plan"
+    assert len(planner.look(4)) == 1
+    assert weights_of(planner) == {}
+
+
+def test_bursts_of_the_job_itself_are_no_congestion(planner: Planner) -> None:
+    planner.look()
+    bursts = {second: 390.0 if second % 4 == 0 else 0.0 for second in range(25, 60)}
+    for spine in ("spine0", "spine1"):
+        store_rates(planner.store, "leaf0", spine, bursts)
+    assert planner.look(8) == []
 
 
 def test_what_a_plan_was_expected_to_bring_is_held_against_what_came(planner: Planner) -> None:
