@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 PACKAGES := lockstep collector analyzer planner api cli testbed benchmarks nccl_plugin tests
 export LOCKSTEP_STATE_DIR ?= $(CURDIR)/.lockstep
 
-.PHONY: help install up check test slow-test gpu-test plugin bench clean system-packages
+.PHONY: help install up check check-python check-c test slow-test gpu-test plugin bench clean system-packages
 
 help:  ## list these words
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -28,15 +28,20 @@ plugin:  ## build the NCCL profiler plugin and the path shim
 	$(MAKE) --no-print-directory -C path_shim all
 
 check: install  ## format, lint, types, import rules, C tests
+	@$(MAKE) --no-print-directory -j2 --output-sync=target check-python check-c
+
+check-python:
 	$(BIN)/ruff format --check $(PACKAGES)
 	$(BIN)/ruff check $(PACKAGES)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+check-c:
 	$(MAKE) --no-print-directory -C nccl_plugin test
 	$(MAKE) --no-print-directory -C path_shim test
 
 test: install system-packages check  ## check, then all tests but the long ones
-	$(BIN)/pytest -m 'not slow'
+	$(BIN)/pytest -m 'not slow' -n 2 --dist loadfile
 
 slow-test: install system-packages  ## the long tests: kills, outages, whole systems
 	$(BIN)/pytest -m slow
