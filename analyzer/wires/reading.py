@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from analyzer.clocks import HostClocks, read_clocks
 from analyzer.context import Context
 from analyzer.hosts import OF_HOSTS, list_hosts
+from analyzer.windows import Window
 from analyzer.wires.columns import keys_of
 from analyzer.wires.inner import read_inner
 from analyzer.wires.matching import LONGEST_NS, read_lags, read_steps
@@ -74,7 +75,7 @@ _PATHS = f"""
 SELECT host AS src_host, src_nic,
        if(dst IS NULL OR dst = '', splitByChar('/', dst_nic)[1], assumeNotNull(dst)) AS dst_host,
        if(position(dst_nic, '/') > 0, splitByChar('/', dst_nic)[2], dst_nic) AS far_nic, sport,
-       argMax(links, (seen_ns, confidence)) AS way
+       argMax(links, (seen_ns < {{then:Int64}}, if(seen_ns < {{then:Int64}}, seen_ns, -seen_ns), confidence)) AS way
 FROM paths WHERE {OF_HOSTS}
 GROUP BY src_host, src_nic, dst_host, far_nic, sport
 ORDER BY src_host, src_nic, dst_host, far_nic, sport
@@ -135,10 +136,15 @@ def read_wires(store: Store, context: Context) -> WireFacts:
         steps=steps,
         lags=lags,
         flushes=store.query(_STARVING, parameters),
-        paths=store.query(_PATHS, {"hosts": list_hosts(context.roster.hosts)}),
+        paths=store.query(_PATHS, {"hosts": list_hosts(context.roster.hosts), "then": _middle(context.window)}),
         inner=read_inner(store, context),
         clocks=clocks,
     )
+
+
+def _middle(window: Window) -> int:
+    """Return the moment whose paths count: a connection that was moved since was elsewhere then."""
+    return (window.start_ns + window.end_ns) // 2
 
 
 def needs_transits(waits: pa.Table) -> bool:

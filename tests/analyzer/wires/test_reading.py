@@ -240,6 +240,20 @@ def test_paths_name_their_far_end_either_way(store: Store) -> None:
     assert [(way["dst_host"], way["far_nic"], way["way"]) for way in ways] == [("h1", "eth7", ["a", "b"])] * 2
 
 
+def test_path_counts_that_a_connection_had_in_the_middle_of_the_window(store: Store) -> None:
+    usual: dict[str, Any] = {"host": "h0", "src_nic": "eth0", "dst": "h1", "dst_nic": "eth7", "proto": "tcp"}
+    moved = {"before": T0 - SECOND, "then": T0 + SECOND, "since": T0 + 4 * SECOND}
+    learnt = {"first": T0 + 6 * SECOND, "next": T0 + 7 * SECOND}  # of a port of which nothing was known before
+    for sport, ways in ((5, moved), (6, learnt)):
+        told = [
+            Path(**usual, sport=sport, dport=0, links=[way], seen_ns=at_ns, confidence=1.0)
+            for way, at_ns in ways.items()
+        ]
+        insert(store, *told)
+    insert(store, *comms())
+    assert [row["way"] for row in read(store).paths.to_pylist()] == [["then"], ["first"]]
+
+
 def test_inside_a_host_the_fastest_rank_of_an_operation_counts(store: Store) -> None:
     members = [make(Comm, host="h0", comm=99, rank=rank, nranks=2, gpu=rank) for rank in (0, 1)]
     operations = [
