@@ -43,6 +43,7 @@ class Evidence:
     source: str  # who says so; what the same source says later takes its place
     weight: float  # share of the link's rate that it carries; 1: all is well
     reason: str  # a sentence
+    hold_s: float = 0.0  # for so long it must be so before it is believed, where that is more than usual
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +150,8 @@ class LinkHealth:
         return replace(state, weight=target, better_since_ns=None, risen_ns=now_ns)
 
     def _hold_ns(self, state: _State) -> float:
-        doubled = self.options.hold_s * 2.0 ** min(state.relapses, 64)  # 2^64 s are longer than any bound
+        least_s = max([self.options.hold_s, *(said.hold_s for said in state.said.values())])
+        doubled = least_s * 2.0 ** min(state.relapses, 64)  # 2^64 s are longer than any bound
         return min(doubled, self.options.most_hold_s) * NS_PER_S
 
     def _explain(self, state: _State, after: float, now_ns: int) -> str:

@@ -45,6 +45,7 @@ class PathServiceOptions:
     window_s: float = 30.0  # what was sent in this time is what is planned for: some steps of most jobs
     lag_s: float = 5.0  # rows of the last seconds are still under way
     ports_s: float = 10.0  # over which errors of ports are counted
+    untried_s: float = 300.0  # after which a link is tried again that looks well only because nobody crosses it
     traffic_s: float = 45.0  # over which rates of switch ports are compared: four readings where each takes 10 s
     catalogue_s: float = 30.0  # new ports are learned by probes, some dozens a second
     other_size: float = 0.2  # by which the sum of all flows must differ to be worth a plan by itself
@@ -135,7 +136,13 @@ class PathService:
         before = self._seen.verdicts.values()
         healed = [each for verdict in before for each in judge_verdict(verdict, self._parts, healed_ns=now_ns)]
         self._seen.verdicts = verdicts
-        return told + [each for each in healed if (each.source, each.link) not in named]
+        return told + [self._doubt(each) for each in healed if (each.source, each.link) not in named]
+
+    def _doubt(self, healed: Evidence) -> Evidence:
+        """Return the evidence with a longer time to prove itself where no flow crosses the link: it shows nothing."""
+        places = [place for place, link in enumerate(self._topology.links) if link.id == healed.link]
+        is_used = self._plan is not None and any(self._plan.load[2 * place : 2 * place + 2].any() for place in places)
+        return healed if is_used else replace(healed, hold_s=self._options.untried_s)
 
     def _look_at_traffic(self, now_ns: int) -> list[Evidence]:
         """Return what links carry that is not ours; nothing before there is a plan, when nobody knows what is."""
