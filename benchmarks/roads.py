@@ -1,4 +1,4 @@
-"""Planned paths on real TCP and real Linux ECMP: against ports by chance, through a cut, and for a gloo job.
+"""Planned paths on real TCP and real Linux ECMP: against ports by chance, through a cut, for a gloo job, in a loop.
 
 Needs root, for network namespaces. Rates are low, so that two cores are no bottleneck; what counts are shares of what
 one flow gets that has the fabric to itself, and ratios within one run.
@@ -14,12 +14,15 @@ from lockstep.topology import Topology
 from testbed.paths.cut_trials import CutOptions, run_cuts
 from testbed.paths.gloo_reroute import Reroute, reroute_gloo
 from testbed.paths.gloo_trials import GlooOptions, GlooRun, run_gloo
+from testbed.paths.loop import LoopOptions, run_loop
 from testbed.paths.planners import plan_by_lockstep
 from testbed.paths.results import CutTrial, PairedTrials
+from testbed.paths.timeline import Timeline
 from testbed.paths.trials import TrialOptions, eight_hosts, run_pairs, sixteen_hosts
 
 _FLOOR_SHARE, _GOAL_SHARE = 0.95, 0.98
 _FLOOR_RATIO, _GOAL_RATIO = 1.6, 3.0
+_LOOPS = 5
 
 
 def measure(quick: bool, note: Note) -> tuple[Figure, ...]:
@@ -39,6 +42,9 @@ def measure(quick: bool, note: Note) -> tuple[Figure, ...]:
             figures += describe_gloo(run_gloo(plan_by_lockstep, Path(folder), GlooOptions()))
             note("a gloo job through a slow link")
             figures += describe_reroute(reroute_gloo(plan_by_lockstep, Path(folder), "leaf0--spine0"))
+            note(f"{_LOOPS} jobs around a slow link, by the analyzer's own verdict")
+            loops = [LoopOptions(seed=seed) for seed in range(1, _LOOPS + 1)]
+            figures += describe_loops([run_loop(Path(folder) / f"loop{o.seed}", o, note) for o in loops])
     return tuple(figures)
 
 
@@ -83,6 +89,25 @@ def describe_reroute(story: Reroute) -> Iterator[Figure]:
     before, through, after = (median(part) if part else float("nan") for part in steps)
     beside = f"before {before:.0f} ms, through the slow link {through:.0f} ms; moved in {story.took_s:.2f} s"
     yield Figure("gloo around a slow link: step time", after, "ms", higher_is_better=False, reference=beside)
+
+
+def describe_loops(told: Sequence[Timeline]) -> Iterator[Figure]:
+    """Yield how often a slow link was named and left, how soon, and what a step takes before, through and after."""
+    closed = [each for each in told if each.is_closed]
+    yield Figure(f"slow link, {len(told)} jobs: named, left and fast again", len(closed) / len(told), "")
+    planned = [each.after_s(each.plan.made_ns) for each in closed if each.plan]
+    back = [each.after_s(each.back.end_ns) for each in closed if each.back]
+    if planned and back:
+        beside = f"planned after {median(planned):.1f} s; slowest {max(back):.1f} s"
+        yield Figure(
+            "slow link: seconds to the usual pace", median(back), "s", higher_is_better=False, reference=beside
+        )
+        ratios = [(each.back_s or 0.0) / each.usual_s for each in closed]
+        through = median((each.slow_s or 0.0) / each.usual_s for each in closed)
+        beside = f"through the slow link {through:.2f}"
+        yield Figure(
+            "slow link: step after over before", median(ratios), "x", higher_is_better=False, reference=beside
+        )
 
 
 def _links_to_cut(topology: Topology, most: int) -> list[str]:

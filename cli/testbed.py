@@ -1,5 +1,7 @@
 """lockstep testbed: a fabric of network namespaces on this machine, and stories told on it."""
 
+import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +12,8 @@ from lockstep.errors import LockstepError
 from lockstep.sim.library import find_story
 from lockstep.sim.story import build_topology
 from testbed.commands import bring_up, take_down
+from testbed.paths.loop import LoopOptions, run_loop
+from testbed.paths.timeline import describe
 from testbed.stories.outcome import Outcome, Said
 from testbed.stories.telling import tell
 
@@ -39,6 +43,22 @@ def run(
     _print(outcome, as_json)
     if not outcome.is_right:
         raise LockstepError(_what_went_wrong(outcome))
+
+
+@app.command("loop")
+def loop(
+    share: Annotated[float, typer.Option(min=0.01, max=0.99, help="What is left of the link's rate.")] = 0.1,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the choice of the link.")] = 1,
+    keep: Annotated[Path | None, typer.Option(help="New directory for logs, rings and state, which stays.")] = None,
+) -> None:
+    """Make a link slow under a running job, and tell when it was named, left, and the job fast again."""
+    with ExitStack() as stack:
+        folder = keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lockstep-loop-"))) / "loop"
+        told = run_loop(folder, LoopOptions(share=share, seed=seed), lambda text: err.print(text, style="dim"))
+    for line in describe(told):
+        out.print(line, highlight=False)
+    if not told.is_closed:
+        raise LockstepError(f"the loop was not closed: {told.link} was not named, or the job is still slow")
 
 
 @app.command("down")

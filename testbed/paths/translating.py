@@ -50,6 +50,10 @@ class Translation:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.undo()
+
+    def undo(self) -> None:
+        """Let the direction have its own port again."""
         for home in (self._sender, self._receiver):
             remove_rule(home, self._table)
 

@@ -1,11 +1,12 @@
 """What trials on the testbed gave is told with its floors and beside what chance gave."""
 
-from benchmarks.roads import describe_cuts, describe_gloo, describe_pairs, describe_reroute
+from benchmarks.roads import describe_cuts, describe_gloo, describe_loops, describe_pairs, describe_reroute
 from testbed.paths.flows import PlannedFlow
 from testbed.paths.gloo_reroute import Reroute
 from testbed.paths.gloo_trials import GlooRun
 from testbed.paths.results import CutTrial, Pair, PairedTrials, Round
 from testbed.paths.traffic import Rates
+from tests.testbed.paths.test_timeline import told
 
 
 def rates(*mbps: float) -> Rates:
@@ -41,3 +42,15 @@ def test_a_slow_link_is_told_before_through_and_after() -> None:
     (figure,) = describe_reroute(Reroute("leaf0--spine0", steps, 3, 6, 2, 0.06))
     assert figure.value == 670.0
     assert figure.reference == "before 660 ms, through the slow link 3200 ms; moved in 0.06 s"
+
+
+def test_loops_are_told_with_how_many_closed_and_how_soon() -> None:
+    share, seconds, ratio = describe_loops([told(), told(heard="nobody said anything")])
+    assert (share.value, seconds.value, ratio.value) == (0.5, 10.5, 1.0)
+    assert seconds.reference == "planned after 8.0 s; slowest 10.5 s"
+    assert ratio.reference == "through the slow link 4.00"
+
+
+def test_loops_of_which_none_closed_have_no_times() -> None:
+    (share,) = describe_loops([told(heard="nobody said anything")])
+    assert share.value == 0.0
