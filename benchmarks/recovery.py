@@ -3,6 +3,7 @@
 from benchmarks.figures import Figure, Note
 from benchmarks.recovery_allocation import measure_allocation
 from benchmarks.recovery_fleet import measure_fleet
+from benchmarks.recovery_peers import measure_peers
 from benchmarks.recovery_recycle import measure_recycle
 from benchmarks.recovery_replay import measure_replay
 
@@ -12,6 +13,7 @@ def measure(quick: bool, note: Note) -> tuple[Figure, ...]:
     return (
         *measure_allocation(quick, note),
         *measure_recycle(quick, note),
+        *measure_peers(quick, note),
         *measure_fleet(quick, note),
         *measure_replay(quick, note),
     )
