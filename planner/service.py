@@ -5,7 +5,7 @@ begin, takes each execution one act further, and looks after nodes on their way 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from lockstep.clock import NS_PER_S
@@ -90,8 +90,9 @@ class PlannerService:
         if (known and known.expires_ns > now_ns) or self._is_being_answered(incident, recent, now_ns):
             return False
         sight = self._reader.read(incident, now_ns)
+        job = replace(sight.job, is_over=sight.job.is_over or _has_moved_on(incident.job, recent))
         situation = Situation(
-            incident.verdict, sight.job, sight.cluster, self._options.durations, self._options.gpu_hour_price
+            incident.verdict, job, sight.cluster, self._options.durations, self._options.gpu_hour_price
         )
         standing = find_standing(
             *severity_of(incident.verdict, sight.events),
@@ -176,6 +177,11 @@ def find_approval(decision: Decision, orders: Sequence[Order]) -> str | None:
     if words:
         return words[-1].who if words[-1].kind == "approve" else None
     return "policy" if decision.mode == "execute" and decision.held_because is None else None
+
+
+def _has_moved_on(job: str, recent: Sequence[Execution]) -> bool:
+    """Return whether we have started a job again under another name; its incidents may be open for a while."""
+    return any(run.job == job and run.new_job not in (None, job) for run in recent)
 
 
 def _answer_of(decision: Decision) -> tuple[object, ...]:

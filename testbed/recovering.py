@@ -105,8 +105,8 @@ class Site:
 @contextmanager
 def running_site(folder: Path, spares: tuple[str, ...] = ("n4",)) -> Iterator[Site]:
     """Give a Slurm of four nodes on three of which a job trains, with a planner that may act by itself."""
-    with local_slurm(folder / "slurm", nodes=4, extra=QUICK) as slurm, open_control(_control_url(folder)) as control:
-        job = _submit(folder, slurm)
+    with local_slurm(folder / "slurm", nodes=4, extra=QUICK) as slurm, open_control(control_url(folder)) as control:
+        job = submit(folder, slurm)
         site = Site(folder, slurm, control, job)
         planner = _planner(folder, slurm, spares)
         with planner:
@@ -144,15 +144,17 @@ def recover(site: Site, node: str, note: Callable[[str], None]) -> Recovery:
     )
 
 
-def _submit(folder: Path, slurm: LocalSlurm) -> str:
-    """Submit the training job and return its number."""
+def submit(folder: Path, slurm: LocalSlurm, before: str = "") -> str:
+    """Submit the training job and return its number; `before` is what each task runs it with."""
     words = f"{sys.executable} -m testbed.training.checkpointed --dir {folder}/checkpoints --log {folder}/steps.jsonl"
-    more = f"--steps {_STEPS} --step-s {_STEP_S} --every 5 --rendezvous {folder}/meeting-$SLURM_JOB_ID"
+    more = (
+        f"--steps {_STEPS} --step-s {_STEP_S} --every 5 --timeout-s 600 --rendezvous {folder}/meeting-$SLURM_JOB_ID"
+    )
     script = folder / "train.sh"
     script.write_text(
         "#!/bin/sh\n"
         f"export GLOO_SOCKET_IFNAME=lo OMP_NUM_THREADS=1\nmkdir -p {folder}/meeting-$SLURM_JOB_ID\n"
-        f"srun --kill-on-bad-exit=1 {words} {more}\n"
+        f"srun --kill-on-bad-exit=1 {before} {words} {more}\n"
     )
     told = slurm.call(
         "sbatch",
@@ -168,15 +170,23 @@ def _submit(folder: Path, slurm: LocalSlurm) -> str:
 
 def _planner(folder: Path, slurm: LocalSlurm, spares: tuple[str, ...]) -> Service:
     port = free_port()
-    options = {"spool": str(folder / "spool"), "environment": dict(slurm.environment), "timeout_s": 20}
-    (folder / "spool").mkdir()
-    settings = {
+    settings = planner_settings(folder, slurm, spares) | {
         "LOCKSTEP_STATE_DIR": str(folder / "planner"),
-        "LOCKSTEP_CONTROL_URL": _control_url(folder),
         "LOCKSTEP_PLANNER_LISTEN": f"127.0.0.1:{port}",
+    }
+    return Service(("serve", "planner"), settings, f"http://127.0.0.1:{port}/healthz", folder / "planner.log")
+
+
+def planner_settings(folder: Path, slurm: LocalSlurm, spares: tuple[str, ...]) -> dict[str, str]:
+    """Return settings of a planner that acts by itself through this Slurm, once an hour."""
+    (folder / "spool").mkdir()
+    options = {"spool": str(folder / "spool"), "environment": dict(slurm.environment), "timeout_s": 20}
+    modes = dict.fromkeys(("restart_process", "replace", "reconfigure"), "execute")
+    return {
+        "LOCKSTEP_CONTROL_URL": control_url(folder),
         "LOCKSTEP_PLANNER_CONTROLLER": "slurm",
         "LOCKSTEP_PLANNER_CONTROLLER_OPTIONS": json.dumps(options),
-        "LOCKSTEP_PLANNER_MODES": json.dumps({"replace": "execute", "reconfigure": "execute"}),
+        "LOCKSTEP_PLANNER_MODES": json.dumps(modes),
         "LOCKSTEP_PLANNER_SPARES": json.dumps(spares),
         "LOCKSTEP_PLANNER_CHECKPOINTS": str(folder / "checkpoints"),
         "LOCKSTEP_PLANNER_CHECKPOINT_QUIET_S": "0.5",
@@ -185,10 +195,9 @@ def _planner(folder: Path, slurm: LocalSlurm, spares: tuple[str, ...]) -> Servic
         "LOCKSTEP_PLANNER_NODES_PER_HOUR": "1",
         "LOCKSTEP_LOG_LEVEL": "info",
     }
-    return Service(("serve", "planner"), settings, f"http://127.0.0.1:{port}/healthz", folder / "planner.log")
 
 
-def _control_url(folder: Path) -> str:
+def control_url(folder: Path) -> str:
     return f"sqlite:///{folder / 'control.db'}"
 
 
@@ -220,7 +229,7 @@ def _between_s(start_ns: int, end_ns: int) -> float:
     return (end_ns - start_ns) / NS_PER_S
 
 
-def await_found(look: Callable[[], Found | None], what: str) -> Found:
+def await_found(look: Callable[[], Found | None], what: str, limit_s: float = _PATIENCE_S) -> Found:
     """Return what is found as soon as it is there."""
     found: list[Found] = []
 
@@ -229,5 +238,5 @@ def await_found(look: Callable[[], Found | None], what: str) -> Found:
         found.extend([seen] if seen else [])
         return bool(found)
 
-    wait_until(is_there, what, _PATIENCE_S)
+    wait_until(is_there, what, limit_s)
     return found[0]

@@ -160,6 +160,17 @@ def test_two_incidents_of_one_job_are_answered_one_after_the_other(
     assert len(controller.world.acts) == 1
 
 
+def test_job_that_was_started_again_under_another_name_is_over(
+    tmp_path: Path, control: ControlDatabase, lease: Lease
+) -> None:
+    controller = start(tmp_path, control)
+    planner = planner_of(control, controller)
+    for second in (*range(10, 14), 700):  # the first decision has expired, and nobody closed the incident
+        planner.run_once(lease, seconds(second))
+    assert newest(control).reason == "train is over: there is nothing to bring back"
+    assert len(controller.world.acts) == 2
+
+
 def test_planner_that_was_replaced_stops_at_its_next_write(
     tmp_path: Path, control: ControlDatabase, lease: Lease
 ) -> None:

@@ -1,0 +1,32 @@
+"""A host that freezes is named by the analyzer, tried again, and taken away by Slurm when it freezes again."""
+
+from pathlib import Path
+
+import pytest
+
+from lockstep.errors import NotPresent
+from testbed.frozen_host import freeze, watched_site
+from testbed.slurm import check_installed
+from tests.e2e.test_recovery import check_losses_go_on
+
+pytestmark = [pytest.mark.slow, pytest.mark.needs_root]
+
+
+@pytest.fixture(autouse=True)
+def _needs_slurm() -> None:
+    try:
+        check_installed()
+    except NotPresent as absent:
+        pytest.skip(str(absent))
+
+
+def test_host_that_freezes_twice_is_taken_away_and_the_job_goes_on_without_it(tmp_path: Path) -> None:
+    with watched_site(tmp_path) as site:
+        frozen = site.nodes_of(site.job)[1]
+        told = freeze(site, frozen, print)
+        print(told)
+        assert [run.action for run in told.runs] == ["restart_process", "replace"]
+        assert {run.component for run in told.runs} == {f"host:{frozen}"}
+        assert [run.state for run in told.runs] == ["done", "done"]
+        assert frozen not in site.nodes_of(told.runs[-1].new_job or "")
+        check_losses_go_on(site.folder, max(step.resumed_from for step in site.log.values()))
