@@ -15,6 +15,9 @@ from planner.controllers.orders import check_template
 from planner.controllers.running import Deadline, Finished, make_environment, run_within
 
 MARK_VARIABLE = "LOCKSTEP_RESTART_MARK"  # in the environment of an agent: the mark it was started under
+# Agents (as of torch 2.13) keep the address of rank 0's store from their first meeting and tell it to nobody who joins
+# later, unless they are told not to share the store: a node that comes back would wait for it until all give up.
+JOINABLE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 _AT_ONCE = 32  # nodes that are asked at the same time
 Answer = TypeVar("Answer")
 
@@ -101,7 +104,7 @@ class Agents:
 
     def launch(self, node: str, mark: str, variables: Mapping[str, str]) -> None:
         """Start a node's agent with a mark and further variables in its environment."""
-        exports = {**variables, MARK_VARIABLE: mark}
+        exports = {**JOINABLE, **variables, MARK_VARIABLE: mark}
         words = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in exports.items())
         self._run(node, words + self._reach.launch)
         if not self.deadline.wait_until(lambda: self.find(node) is not None, reserve_s=0):
