@@ -15,7 +15,7 @@ from planner.controllers.orders import check_template
 from planner.controllers.running import Deadline, Finished, make_environment, run_within
 
 MARK_VARIABLE = "LOCKSTEP_RESTART_MARK"  # in the environment of an agent: the mark it was started under
-# Agents (as of torch 2.13) keep the address of rank 0's store from their first meeting and tell it to nobody who joins
+# Agents (of torch 2.13) keep the address of rank 0's store from their first meeting and tell it to nobody who joins
 # later, unless they are told not to share the store: a node that comes back would wait for it until all give up.
 JOINABLE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 _AT_ONCE = 32  # nodes that are asked at the same time
