@@ -6,6 +6,8 @@ import subprocess
 import sys
 
 MOST_RESTARTS = 1
+# Lives no longer than its agent, which may be killed before it knows that it has one.
+WORKER = "import os, time; agent = os.getppid()\nwhile os.getppid() == agent: time.sleep(0.1)"
 
 
 def main() -> None:
@@ -14,7 +16,7 @@ def main() -> None:
         told = {"LOCAL_RANK": "0", "TORCHELASTIC_RESTART_COUNT": str(restarts)}
         told["TORCHELASTIC_MAX_RESTARTS"] = str(MOST_RESTARTS)
         global worker
-        worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env=os.environ | told)
+        worker = subprocess.Popen([sys.executable, "-c", WORKER], env=os.environ | told)
         worker.wait()
 
 
