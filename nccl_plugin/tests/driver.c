@@ -19,6 +19,12 @@
 
 enum { PATIENCE_S = 120 }; /* a scenario that takes longer hangs */
 
+#if defined(__SANITIZE_ADDRESS__) && !defined(__x86_64__)
+enum { LEAKS_EVERY = 20 }; /* gcc's leak check walks 2^28 regions there, which takes 4 s a process */
+#else
+enum { LEAKS_EVERY = 1 };
+#endif
+
 static bool talkative;
 
 static const struct scenario *const files[] = {
@@ -31,7 +37,7 @@ static const char *const foreign_variables[] = {
     "SLURM_JOB_ID",  "RANK",         "WORLD_SIZE",      "LOCAL_RANK",
 };
 
-static void live(const struct scenario *scenario, int version, const char *directory)
+static void live(const struct scenario *scenario, int version, const char *directory, bool looks_for_leaks)
 {
     for (size_t i = 0; i < sizeof foreign_variables / sizeof *foreign_variables; i++)
         unsetenv(foreign_variables[i]);
@@ -43,10 +49,13 @@ static void live(const struct scenario *scenario, int version, const char *direc
     scenario->play(version);
     if (talkative)
         printf("ok: %s, v%d: %lu checks\n", scenario->name, version, checks_made());
-    exit(EXIT_SUCCESS); /* not _exit: leaks are looked for here */
+    if (looks_for_leaks)
+        exit(EXIT_SUCCESS); /* in here */
+    fflush(NULL);
+    _exit(EXIT_SUCCESS);
 }
 
-static bool passes(const struct scenario *scenario, int version)
+static bool passes(const struct scenario *scenario, int version, bool looks_for_leaks)
 {
     char directory[PATH_BYTES];
     int status = -1;
@@ -55,7 +64,7 @@ static bool passes(const struct scenario *scenario, int version)
     fflush(stdout);
     const pid_t child = fork();
     if (child == 0)
-        live(scenario, version, directory);
+        live(scenario, version, directory, looks_for_leaks);
     const bool passed = child > 0 && waitpid(child, &status, 0) == child && status == 0;
     if (!passed)
         printf("FAILED: %s, v%d: status 0x%x\n", scenario->name, version, (unsigned)status);
@@ -79,8 +88,8 @@ int main(int argc, char **argv)
         for (const struct scenario *scenario = files[i]; scenario->name != NULL; scenario++)
             for (int version = scenario->newest; version >= scenario->oldest; version--)
                 if (strstr(scenario->name, wanted) != NULL) {
+                    failed += !passes(scenario, version, played % LEAKS_EVERY == 0);
                     played++;
-                    failed += !passes(scenario, version);
                 }
     printf("%d of %d scenarios passed\n", played - failed, played);
     return failed == 0 && played > 0 ? EXIT_SUCCESS : EXIT_FAILURE;
