@@ -49,6 +49,8 @@ def show(decision: str, server: Server = DEFAULT_SERVER, token: Token = "", as_j
     if found["held_because"]:
         out.print(f"held: {found['held_because']}")
     out.print(_picture_options(found))
+    if found["all_jobs"]:
+        out.print(f"over all jobs: {found['all_jobs']['reason']}")
     for step in (found["execution"] or {}).get("steps", []):
         out.print(f"{step['state']:8} {step['act']} {step['subject']}  {step['said']}")
 

@@ -69,4 +69,4 @@ def _returner(settings: Settings, control: ControlDatabase, controller: Controll
 
 def _hint(hint: JobHints) -> JobHint:
     layout = Layout(hint.tp, hint.pp, hint.dp, hint.micro_batches)
-    return JobHint(layout if layout.gpus > 1 else None, hint.weight, hint.min_nodes)
+    return JobHint(layout if layout.gpus > 1 else None, hint.weight, hint.min_nodes, hint.throughput)

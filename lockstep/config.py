@@ -180,6 +180,9 @@ class JobHints(Section):
     micro_batches: int | None = Field(None, ge=1, description="per replica and step")
     weight: float = Field(1.0, gt=0, description="what its throughput is worth against that of other jobs")
     min_nodes: int = Field(1, ge=1, description="fewer, and it cannot run")
+    throughput: dict[int, float] = Field(
+        default_factory=dict, description="work a second by nodes, in one unit for all jobs; empty: in proportion"
+    )
 
 
 class PlannerSettings(Section):

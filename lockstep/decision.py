@@ -50,6 +50,25 @@ class Option(Frozen):
     reason: str
 
 
+class Shift(Frozen):
+    """What would become of one job, if nodes were shared anew among all."""
+
+    job: str
+    nodes_before: int = Field(ge=0)
+    nodes_after: int = Field(ge=0)
+    change: str
+    downtime_s: float = Field(ge=0)
+
+
+class AllJobs(Frozen):
+    """The best sharing of nodes among all jobs after the fault: advice, which nobody carries out by itself."""
+
+    waf_before: float = Field(description="weighted work a second, in the unit of the jobs' tables")
+    waf_after: float
+    reason: str
+    shifts: tuple[Shift, ...] = ()
+
+
 class Decision(Frozen):
     """The answer to one incident. In mode observe it is written down and nothing is done."""
 
@@ -73,6 +92,7 @@ class Decision(Frozen):
     alternatives: tuple[Option, ...] = Field((), description="every other option, doing nothing included")
     verdicts: tuple[str, ...]
     reason: str
+    all_jobs: AllJobs | None = Field(None, description="None: the jobs' throughput by nodes is not known")
     held_because: str | None = Field(
         None, description="why it is not carried out without a person; None: nothing holds"
     )

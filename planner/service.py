@@ -24,6 +24,7 @@ from planner.recovery.ladder import LadderOptions, find_standing
 from planner.recovery.limits import Surroundings
 from planner.recovery.reading import Sight
 from planner.recovery.returning import Returner
+from planner.recovery.sharing import share_nodes
 from planner.recovery.steps import begin, isolated_by
 from planner.recovery.taxonomy import severity_of
 from planner.recovery.weighing import Situation
@@ -103,7 +104,8 @@ class PlannerService:
         )
         around = self._look_around(incident, incidents, sight, now_ns)
         made = decide(incident, situation, standing, around, self._options.policy, lease.generation, now_ns)
-        save_decisions(self._control, [self._same_as(known, made)], lease)
+        shared = made.model_copy(update={"all_jobs": share_nodes(situation, sight.others) if made.isolate else None})
+        save_decisions(self._control, [self._same_as(known, shared)], lease)
         return True
 
     def _same_as(self, known: Decision | None, made: Decision) -> Decision:

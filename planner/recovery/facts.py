@@ -47,16 +47,17 @@ class JobFacts:
     next_save_s: float | None = None  # until the next checkpoint is complete; None: unknown
     weight: float = 1.0
     min_nodes: int = 1
-    speeds: Mapping[int, float] = field(
-        default_factory=dict
-    )  # by nodes: share of today's full speed; else in proportion
+    throughput: Mapping[int, float] = field(default_factory=dict)  # work a second by nodes; else in proportion
     is_over: bool = False  # the controller says that it has ended
 
     def speed_on(self, nodes: int) -> float:
         """Return the share of full speed on that many nodes; 0 below its minimum."""
-        if nodes < self.min_nodes or not self.nodes:
+        held = len(self.nodes)
+        if nodes < self.min_nodes or not held:
             return 0.0
-        return self.speeds.get(nodes, min(nodes / len(self.nodes), 1.0))
+        if nodes in self.throughput and self.throughput.get(held):
+            return self.throughput[nodes] / self.throughput[held]
+        return min(nodes / held, 1.0)
 
 
 @dataclass(frozen=True, slots=True)

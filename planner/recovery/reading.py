@@ -23,6 +23,11 @@ WHERE ts_ns >= {start:Int64} AND ts_ns < {end:Int64} AND host IN {hosts:Array(St
     AND severity IN ('error', 'critical')
 ORDER BY ts_ns DESC LIMIT 100
 """
+_JOBS = """
+SELECT job, attempt, host, uniqExact(gpu) AS gpus FROM comms
+WHERE (job, attempt) IN (SELECT job, attempt FROM op_stats WHERE ts_ns >= {start:Int64}) AND job != {job:String}
+GROUP BY job, attempt, host ORDER BY job, attempt, host
+"""
 _BACK_S = 60.0  # an error may be told before the job stands still
 
 
@@ -45,7 +50,7 @@ class JobHint:
     layout: Layout | None = None
     weight: float = 1.0
     min_nodes: int = 1
-    speeds: Mapping[int, float] = field(default_factory=dict)
+    throughput: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +59,7 @@ class Sight:
 
     job: JobFacts
     cluster: ClusterFacts
+    others: Sequence[JobFacts] = ()  # jobs that run beside it
     events: Sequence[Event] = ()
     nodes: Sequence[Node] | None = None
     trouble: str | None = None  # why the controller could not be asked
@@ -82,7 +88,7 @@ class FactReader:
         job = self._read_job(incident, now_ns, trouble is None)
         cluster = self._describe(nodes, job)
         events = self._read_events(job.nodes, incident, now_ns)
-        return Sight(job, cluster, events, nodes, trouble)
+        return Sight(job, cluster, self._read_others(incident.job, now_ns), events, nodes, trouble)
 
     def _ask_for_nodes(self) -> tuple[Sequence[Node] | None, str | None]:
         if self._controller is None:
@@ -93,7 +99,7 @@ class FactReader:
             return None, str(down)
 
     def _read_job(self, incident: Incident, now_ns: int, is_answering: bool) -> JobFacts:
-        name, hint = incident.job, self._hints.get(incident.job, self._hints.get("*", JobHint()))
+        name, hint = incident.job, self._hint_of(incident.job)
         ranks = self._read_ranks(incident)
         view = self._controller.job(name) if self._controller and is_answering else None
         nodes = tuple(ranks) or (view.nodes if view else ())
@@ -109,9 +115,37 @@ class FactReader:
             next_save_s=self._checkpoints.next_save_s(name, now_ns) if self._checkpoints else None,
             weight=hint.weight,
             min_nodes=hint.min_nodes,
-            speeds=hint.speeds,
+            throughput=hint.throughput,
             is_over=view is not None and view.state == "ended",
         )
+
+    def _read_others(self, job: str, now_ns: int) -> list[JobFacts]:
+        """Return the other jobs that were at work in the last minute, with their newest attempt."""
+        if self._store is None:
+            return []
+        window = {"job": job, "start": now_ns - int(_BACK_S * NS_PER_S)}
+        gpus: dict[tuple[str, int], dict[str, int]] = {}
+        for row in self._store.query(_JOBS, window).to_pylist():
+            gpus.setdefault((row["job"], row["attempt"]), {})[row["host"]] = int(row["gpus"])
+        newest = {name: (attempt, hosts) for (name, attempt), hosts in sorted(gpus.items())}
+        return [self._describe_other(name, attempt, hosts, now_ns) for name, (attempt, hosts) in newest.items()]
+
+    def _describe_other(self, name: str, attempt: int, hosts: Mapping[str, int], now_ns: int) -> JobFacts:
+        hint = self._hint_of(name)
+        return JobFacts(
+            job=name,
+            attempt=attempt,
+            nodes=tuple(hosts),
+            gpus=sum(hosts.values()),
+            layout=hint.layout,
+            resume=self._checkpoints.newest(name, hint.layout, now_ns) if self._checkpoints else None,
+            weight=hint.weight,
+            min_nodes=hint.min_nodes,
+            throughput=hint.throughput,
+        )
+
+    def _hint_of(self, job: str) -> JobHint:
+        return self._hints.get(job, self._hints.get("*", JobHint()))
 
     def _read_ranks(self, incident: Incident) -> dict[str, int]:
         """Return the GPUs that the job uses on each of its hosts."""
