@@ -21,6 +21,7 @@ LockstepError
 ├── ControlAway              the control database cannot be reached now
 ├── GatewayFull              the gateway's log has no room; nothing was acknowledged
 ├── ServerRefused            a Lockstep server answered no to this client
+├── ControllerSaidNo         the job controller, or a command on one of its nodes, answered no or went wrong
 ├── ControllerDown           the job controller does not answer; what was asked for may be asked for again
 ├── DestinationAway          where an agent sends its batches cannot be reached now; they wait
 └── LeaseLost                another process has taken over; stop acting
@@ -149,6 +150,10 @@ class ServerRefused(LockstepError):
     def __init__(self, problem: str, status: int) -> None:
         super().__init__(problem)
         self.status = status
+
+
+class ControllerSaidNo(LockstepError):
+    """A job controller answered and did not do it; the text is for the audit trail."""
 
 
 class ControllerDown(LockstepError):

@@ -8,11 +8,11 @@ needs.
 
 from collections.abc import Callable, Sequence
 
-from lockstep.errors import ControllerDown
+from lockstep.errors import ControllerDown, ControllerSaidNo
 from planner.controllers.notes import Notes
 from planner.controllers.orders import check_mark, check_name, check_order
 from planner.controllers.protocol import JobView, Node, Outcome, Report, Restart
-from planner.controllers.slurm_commands import SlurmCommands, SlurmOptions, SlurmSaidNo
+from planner.controllers.slurm_commands import SlurmCommands, SlurmOptions
 from planner.controllers.slurm_parsing import SlurmNode, write_mark
 from planner.controllers.slurm_restarting import requeue, submit_again
 
@@ -30,7 +30,7 @@ class SlurmController:
         """Return all nodes that Slurm knows."""
         try:
             return [node.as_node() for node in SlurmCommands(self._options).show_nodes()]
-        except SlurmSaidNo as refusal:
+        except ControllerSaidNo as refusal:
             raise ControllerDown(f"Slurm does not tell its nodes: {refusal}") from None
 
     def job(self, job: str) -> JobView | None:
@@ -38,7 +38,7 @@ class SlurmController:
         check_name(job, "job")
         try:
             found = SlurmCommands(self._options).show_jobs(job)
-        except SlurmSaidNo as refusal:
+        except ControllerSaidNo as refusal:
             raise ControllerDown(f"Slurm does not tell about job {job}: {refusal}") from None
         return found[0].as_view() if found else None
 
@@ -74,7 +74,7 @@ class SlurmController:
     def _report(self, act: Callable[[SlurmCommands], Report]) -> Report:
         try:
             return act(SlurmCommands(self._options))
-        except SlurmSaidNo as refusal:
+        except ControllerSaidNo as refusal:
             return Report("failed", str(refusal))
 
     def _isolate(self, slurm: SlurmCommands, name: str, mark: str, reason: str) -> Report:
@@ -119,7 +119,7 @@ def _change(slurm: SlurmCommands, node: str, **changes: str) -> str:
     """
     try:
         slurm.update_node(node, **changes)
-    except SlurmSaidNo as refusal:
+    except ControllerSaidNo as refusal:
         return f"; {refusal}"
     return ""
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NoReturn
 
-from lockstep.errors import BadInput, ControllerDown, LockstepError
+from lockstep.errors import BadInput, ControllerDown, ControllerSaidNo
 from planner.controllers.orders import check_template
 from planner.controllers.running import Deadline, Finished, make_environment, run_within
 from planner.controllers.slurm_parsing import SlurmJob, SlurmNode, find_marked, parse_jobs, parse_nodes
@@ -29,10 +29,6 @@ _NOBODY_ANSWERS = (
 _NEVER = ("Requested node configuration is not available", "Node count specification invalid", "Invalid partition")
 _NOT_ALLOWED = ("Invalid user id", "Access/permission denied")
 _UNKNOWN = ("not found", "Invalid job id specified", "Invalid node name specified")
-
-
-class SlurmSaidNo(LockstepError):
-    """Slurm answered, and did not do it; the text is for the audit trail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +54,7 @@ class SlurmOptions:
 
 
 class SlurmCommands:
-    """The commands of one call, which share its time. Raises SlurmSaidNo, and ControllerDown when nobody answers."""
+    """The commands of one call, which share its time. Raises ControllerSaidNo, or ControllerDown if nobody answers."""
 
     def __init__(self, options: SlurmOptions) -> None:
         self._options = options
@@ -91,7 +87,7 @@ class SlurmCommands:
         """Return a job's batch script."""
         done = self._ask(self._options.scontrol, "write", "batch_script", job, "-")
         if not done.out.startswith("#!"):  # it ends with 0 also when it was not allowed to
-            raise SlurmSaidNo(f"the batch script of job {job} cannot be had: {done.complaint}")
+            raise ControllerSaidNo(f"the batch script of job {job} cannot be had: {done.complaint}")
         return done.out
 
     def update_node(self, name: str, **changes: str) -> None:
@@ -124,7 +120,7 @@ class SlurmCommands:
         words = done.out.replace(";", " ").split()  # --parsable prints "17;cluster" where there are several
         numbers = [word for word in words if word.isdigit()]
         if not numbers:
-            raise SlurmSaidNo(f"{command[0]} ended well but printed no job number: {done.out.strip()[:200]!r}")
+            raise ControllerSaidNo(f"{command[0]} ended well but printed no job number: {done.out.strip()[:200]!r}")
         return numbers[-1]
 
     def _ask(self, *command: str) -> Finished:
@@ -146,8 +142,8 @@ def _refuse(done: Finished) -> NoReturn:
     if any(words in done.err for words in _NOBODY_ANSWERS):
         raise ControllerDown(f"Slurm does not answer: {done.complaint}")
     if any(words in done.err for words in _NOT_ALLOWED):
-        raise SlurmSaidNo(f"Slurm does not allow it to {own_user()}, who must be an operator: {done.complaint}")
-    raise SlurmSaidNo(done.complaint)
+        raise ControllerSaidNo(f"Slurm does not allow it to {own_user()}, who must be an operator: {done.complaint}")
+    raise ControllerSaidNo(done.complaint)
 
 
 def _is_unknown(done: Finished) -> bool:
@@ -161,5 +157,5 @@ def _home_of(user: str) -> dict[str, str]:
     try:
         entry = pwd.getpwnam(user)
     except KeyError:
-        raise SlurmSaidNo(f"this machine knows no user {user} to submit the job as") from None
+        raise ControllerSaidNo(f"this machine knows no user {user} to submit the job as") from None
     return {"HOME": entry.pw_dir, "USER": user, "LOGNAME": user, "SHELL": entry.pw_shell}

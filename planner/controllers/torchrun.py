@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lockstep.errors import BadInput, ControllerDown
+from lockstep.errors import BadInput, ControllerDown, ControllerSaidNo
 from planner.controllers.notes import Notes
 from planner.controllers.orders import check_mark, check_name, check_order, find_variables
 from planner.controllers.protocol import JobView, Node, Report, Restart
 from planner.controllers.running import Deadline
-from planner.controllers.torchrun_agents import Agents, NodeFailed, Reach
+from planner.controllers.torchrun_agents import Agents, Reach
 
 _LEFT_S = 1.0  # of a call's time, when an agent that does not end is given up
 
@@ -63,7 +63,7 @@ class TorchrunController:
         try:
             found = agents.find_all(self._options.nodes)
             workers = agents.find_workers(found[0].node) if found else []
-        except NodeFailed as failure:
+        except ControllerSaidNo as failure:
             raise ControllerDown(f"the agents of job {job} cannot be seen {failure}") from None
         nodes, restarts = tuple(agent.node for agent in found), max((each.restarts for each in workers), default=0)
         return JobView(job, "running" if found else "ended", nodes, restarts, found[0].mark if found else None)
@@ -97,7 +97,7 @@ class TorchrunController:
             return Report("refused", f"job {self._options.job} has no node {node}")
         try:
             return act(self._agents())
-        except NodeFailed as failure:
+        except ControllerSaidNo as failure:
             return Report("failed", str(failure))
 
     def _agents(self) -> Agents:

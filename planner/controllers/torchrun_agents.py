@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from lockstep.errors import LockstepError
+from lockstep.errors import ControllerSaidNo
 from planner.controllers.orders import check_template
 from planner.controllers.running import Deadline, Finished, make_environment, run_within
 
@@ -47,10 +47,6 @@ done
 )
 
 
-class NodeFailed(LockstepError):
-    """A command for a node went wrong; the text says which and how."""
-
-
 @dataclass(frozen=True, slots=True)
 class Agent:
     """An elastic agent that runs."""
@@ -84,7 +80,7 @@ class Reach:
 
 
 class Agents:
-    """The agents of one job, within the time of one call. Raises NodeFailed, and ControllerDown at its end."""
+    """The agents of one job, within the time of one call. Raises ControllerSaidNo, and ControllerDown at its end."""
 
     def __init__(self, job: str, reach: Reach, deadline: Deadline) -> None:
         self._job, self._reach, self.deadline = job, reach, deadline
@@ -108,7 +104,7 @@ class Agents:
         words = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in exports.items())
         self._run(node, words + self._reach.launch)
         if not self.deadline.wait_until(lambda: self.find(node) is not None, reserve_s=0):
-            raise NodeFailed(f"on {node}: the launch command ended, and no agent of job {self._job} runs")
+            raise ControllerSaidNo(f"on {node}: the launch command ended, and no agent of job {self._job} runs")
 
     def find_workers(self, node: str) -> list[Worker]:
         """Return the workers of a node's agent."""
@@ -131,5 +127,5 @@ class Agents:
         known = "".join(f"{name}={shlex.quote(value)}\n" for name, value in values.items())
         done = run_within(command, self.deadline, make_environment(self._reach.environment), known + script)
         if done.code:
-            raise NodeFailed(f"on {node}: {done.complaint}")
+            raise ControllerSaidNo(f"on {node}: {done.complaint}")
         return done

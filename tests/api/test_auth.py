@@ -16,6 +16,10 @@ from tests.api.build import Api, bearer, check_problem, running_api
 FOR_AGENTS = {("POST", f"/api/v1/{path}") for path in ("ingest", "intake/alertmanager", "intake/gpud")} | {
     ("POST", "/api/v1/paths/hosts/{host}/count")
 }
+FOR_ACTORS = {
+    ("POST", "/api/v1/decisions/{decision_id}/{kind}"),
+    ("PUT", "/api/v1/incidents/{incident_id}/outcome"),
+}
 FOR_PROBES = {("GET", path) for path in ("/healthz", "/readyz", "/version", "/metrics")}
 
 
@@ -28,7 +32,7 @@ def all_routes() -> list[tuple[str, str]]:
     return sorted((method, route.path) for route in found for method in route.methods or ())
 
 
-READS = [route for route in all_routes() if route not in FOR_AGENTS | FOR_PROBES]
+READS = [route for route in all_routes() if route not in FOR_AGENTS | FOR_ACTORS | FOR_PROBES]
 
 
 def filled(path: str) -> str:
@@ -62,6 +66,15 @@ def test_read_without_a_token_is_refused(shared_api: Api, method: str, path: str
 def test_read_with_a_collector_s_token_is_refused(shared_api: Api, method: str, path: str) -> None:
     answer = shared_api.client.request(method, filled(path), headers=bearer(shared_api.make_token("ingest", "h0")))
     assert check_problem(answer, 403, "wrong-scope") == "a token of scope ingest does not allow reading"
+
+
+@pytest.mark.parametrize(("method", "path"), sorted(FOR_ACTORS))
+def test_act_needs_a_token_of_its_own_scope_also_where_reads_are_open(open_api: Api, method: str, path: str) -> None:
+    assert (method, path) in all_routes()
+    check_problem(open_api.client.request(method, filled(path)), 401, "no-token")
+    for token in (open_api.make_token("read"), open_api.make_token("ingest", "h0")):
+        answer = open_api.client.request(method, filled(path), headers=bearer(token))
+        assert "does not allow acting" in check_problem(answer, 403, "wrong-scope")
 
 
 @pytest.mark.parametrize(("method", "path"), READS)

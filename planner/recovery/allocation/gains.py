@@ -107,7 +107,8 @@ def _list_counts(job: Job, standing: Standing, capacity: int) -> np.ndarray:
 
 
 def _can_recycle(job: Job, standing: Standing) -> bool:
-    return job.ways.recycle_s is not None and standing.lost in job.ways.recycled
+    are_enough = standing.held - standing.lost >= max(job.minimum, 1)
+    return are_enough and job.ways.recycle_s is not None and standing.lost in job.ways.recycled
 
 
 class _Way(NamedTuple):

@@ -104,7 +104,8 @@ def test_one_incident_comes_with_the_decisions_on_it(api: Api) -> None:
     document = api.get(f"{PATH}/i1").json()
     assert document["id"] == "i1"
     assert [found["id"] for found in document["decisions"]] == ["d1"]
-    assert document["decisions"][0]["cost"] == {"downtime_s": 90.5, "waf_after": 1.0, "gpu_hours": None}
+    cost = document["decisions"][0]["cost"]
+    assert cost == {"downtime_s": 90.5, "waf_after": 1.0, "gpu_hours": None, "money": None, "risk": None}
 
 
 def test_incident_that_does_not_exist_is_not_found(api: Api) -> None:

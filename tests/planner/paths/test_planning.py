@@ -7,11 +7,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.paths_yardsticks import build_program, solve_fraction
 from lockstep.fabrics import FabricOptions, dual_plane, fat_tree, leaf_spine
 from planner.paths.flows import Flow
 from planner.paths.network import Network, build_network, with_rates, without
 from planner.paths.planning import PathPlan, PlanOptions, plan_paths
-from planner.paths.roads import UNPLACED
+from planner.paths.roads import UNPLACED, Roads
 from tests.planner.paths.fabrics import broken, flows_between, networks, some_flows
 
 REPEATABLE = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow], deadline=None)
@@ -46,7 +47,10 @@ def test_equal_flows_are_at_most_one_above_what_whole_flows_need_at_least(
     plan = plan_paths(network, some_flows(network, count if len(network.ports) > 1 else 0, seed))
     slowest = network.gbps[network.fabric & (network.gbps > 0)].min(initial=np.inf)
     assert plan.bound <= plan.highest_use * (1 + 1e-9)
-    assert plan.highest_use <= plan.bound + 2 * 100.0 / slowest  # rounded up, and one more
+    # The closed form may lie far below where links are missing: what leads nowhere counts as room there.
+    fraction = solve_fraction(build_program(Roads(network, plan.flows)), limit_s=60.0) if plan.highest_use else 0.0
+    assert fraction is not None
+    assert plan.highest_use <= max(plan.bound, fraction) + 2 * 100.0 / slowest  # rounded up, and one more
 
 
 @REPEATABLE
