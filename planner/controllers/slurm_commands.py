@@ -54,7 +54,7 @@ class SlurmOptions:
 
 
 class SlurmCommands:
-    """The commands of one call, which share its time. Raises ControllerSaidNo, or ControllerDown if nobody answers."""
+    """The commands of one call, which share its time; ControllerSaidNo, or ControllerDown if nobody answers."""
 
     def __init__(self, options: SlurmOptions) -> None:
         self._options = options
