@@ -50,7 +50,10 @@ def options_of(settings: Settings) -> PlannerOptions:
     """Return how this site decides."""
     wanted = settings.planner
     limits = Limits(
-        nodes_per_hour=wanted.nodes_per_hour, nodes_out=wanted.nodes_out, share_of_block=wanted.share_of_block
+        nodes_per_hour=wanted.nodes_per_hour,
+        restarts_per_hour=wanted.restarts_per_hour,
+        nodes_out=wanted.nodes_out,
+        share_of_block=wanted.share_of_block,
     )
     return PlannerOptions(
         policy=Policy(modes=wanted.modes, limits=limits),

@@ -216,6 +216,7 @@ class PlannerSettings(Section):
     test_timeout_s: float = Field(1800.0, gt=0, description="after which a test has failed")
     test_after_s: float = Field(60.0, ge=0, description="rest of an isolated node before its test")
     nodes_per_hour: int = Field(2, ge=0, description="most nodes that are isolated in an hour without a person")
+    restarts_per_hour: int = Field(6, ge=0, description="most jobs that are restarted in an hour without a person")
     nodes_out: int = Field(8, ge=0, description="most nodes that are out of service at once without a person")
     share_of_block: float = Field(0.25, ge=0, le=1, description="the same within one rack or leaf; one always may be")
     start_s: float = Field(

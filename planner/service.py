@@ -15,13 +15,14 @@ from lockstep.control.executions import find_execution, list_executions, list_is
 from lockstep.control.incidents import open_incidents
 from lockstep.control.leases import Lease
 from lockstep.decision import Decision
+from lockstep.errors import LeaseLost, LockstepError
 from lockstep.execution import UNFINISHED, Execution, Isolated, Order
 from lockstep.incident import Incident
 from planner.recovery.decide import Policy, decide
 from planner.recovery.executing import Executor
 from planner.recovery.facts import Durations
 from planner.recovery.ladder import LadderOptions, find_standing
-from planner.recovery.limits import Surroundings
+from planner.recovery.limits import OUT, Surroundings
 from planner.recovery.reading import Sight
 from planner.recovery.returning import Returner
 from planner.recovery.sharing import share_nodes
@@ -35,7 +36,7 @@ _RECENT = 200  # executions that the ladder and undo look back on
 class Reads(Protocol):
     """Knows the job of an incident and what is around it."""
 
-    def read(self, incident: Incident, now_ns: int) -> Sight: ...
+    def read(self, incident: Incident, now_ns: int, origin: str) -> Sight: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +67,37 @@ class PlannerService:
 
     def run_once(self, lease: Lease, now_ns: int) -> int:
         """Do one round under the lease; return how many decisions were made."""
-        recent = list_executions(self._control, limit=_RECENT)
         if self._executor:
-            self._executor.undo_ordered(lease, now_ns, recent)
-        incidents = open_incidents(self._control)
-        made = sum(self._answer(incident, incidents, recent, lease, now_ns) for incident in incidents)
+            self._executor.undo_ordered(lease, now_ns)
+        incidents, troubles = open_incidents(self._control), list[LockstepError]()
+        made = sum(self._attend(incident, incidents, lease, now_ns, troubles) for incident in incidents)
         if self._executor:
-            self._begin_approved(incidents, lease, now_ns)
             self._executor.run_once(lease, now_ns)
         if self._returner:
             self._returner.run_once(lease, now_ns)
+        if troubles:
+            raise troubles[0]  # the duty says it, after everything else had its turn
+        return made
+
+    def _attend(
+        self,
+        incident: Incident,
+        incidents: Sequence[Incident],
+        lease: Lease,
+        now_ns: int,
+        troubles: list[LockstepError],
+    ) -> bool:
+        """Decide and begin before the next incident is looked at, so that limits count both; none stops another."""
+        recent = list_executions(self._control, limit=_RECENT)
+        try:
+            made = self._answer(incident, incidents, recent, lease, now_ns)
+            if self._executor:
+                self._begin_approved(incident, recent, lease, now_ns)
+        except LeaseLost:
+            raise
+        except LockstepError as error:
+            troubles.append(error)
+            return False
         return made
 
     def _answer(
@@ -88,9 +110,10 @@ class PlannerService:
     ) -> bool:
         """Decide about an incident where that is due; return whether it was."""
         known = next(iter(list_decisions(self._control, incident=incident.id, limit=1)), None)
-        if (known and known.expires_ns > now_ns) or self._is_being_answered(incident, recent, now_ns):
+        is_live = known is not None and known.expires_ns > now_ns and not _is_outdated(known, recent)
+        if is_live or self._is_being_answered(incident, recent, now_ns):
             return False
-        sight = self._reader.read(incident, now_ns)
+        sight = self._reader.read(incident, now_ns, _first_name(incident.job, recent))
         job = replace(sight.job, is_over=sight.job.is_over or _has_moved_on(incident.job, recent))
         situation = Situation(
             incident.verdict, job, sight.cluster, self._options.durations, self._options.gpu_hour_price
@@ -102,17 +125,15 @@ class PlannerService:
             now_ns,
             self._options.ladder,
         )
-        around = self._look_around(incident, incidents, sight, now_ns)
+        around = replace(
+            self._look_around(incident, incidents, sight, now_ns),
+            is_raised=standing.is_raised,
+            restarts=_count_restarts(recent, now_ns - 3600 * NS_PER_S),
+        )
         made = decide(incident, situation, standing, around, self._options.policy, lease.generation, now_ns)
         shared = made.model_copy(update={"all_jobs": share_nodes(situation, sight.others) if made.isolate else None})
-        save_decisions(self._control, [self._same_as(known, shared)], lease)
+        save_decisions(self._control, [_same_as(known, shared, recent)], lease)
         return True
-
-    def _same_as(self, known: Decision | None, made: Decision) -> Decision:
-        """Return the decision under the id of the one before while the answer is the same: a word on it holds."""
-        if known is None or _answer_of(known) != _answer_of(made) or find_execution(self._control, known.id):
-            return made
-        return made.model_copy(update={"id": known.id, "created_ns": known.created_ns})
 
     def _is_being_answered(self, incident: Incident, recent: Sequence[Execution], now_ns: int) -> bool:
         """Return whether something is being done for the job, or was just now, so that the incident may be over."""
@@ -125,9 +146,9 @@ class PlannerService:
         self, incident: Incident, incidents: Sequence[Incident], sight: Sight, now_ns: int
     ) -> Surroundings:
         orders = list_orders(self._control, since_ns=now_ns - int(self._options.policy.limits.undo_s * NS_PER_S))
-        undone = {order.decision for order in orders if order.kind == "undo"}
+        undone = {order.decision for order in orders if order.kind in ("undo", "reject")}
         return Surroundings(
-            isolated=[*list_isolated(self._control), *self._about_to_be_isolated(now_ns)],
+            isolated=[*list_isolated(self._control, now_ns - 3600 * NS_PER_S), *self._about_to_be_isolated(now_ns)],
             undone=[get_decision(self._control, name) for name in sorted(undone)],
             others=[other for other in incidents if other.job == incident.job],
             nodes=sight.nodes,
@@ -152,22 +173,18 @@ class PlannerService:
             for node in {*isolated_by(run), *(step.subject for step in run.steps if step.act == "isolate")}
         ]
 
-    def _begin_approved(self, incidents: Sequence[Incident], lease: Lease, now_ns: int) -> None:
+    def _begin_approved(self, incident: Incident, recent: Sequence[Execution], lease: Lease, now_ns: int) -> None:
         """Begin to carry out what the policy or a person lets, one execution per job at a time."""
-        busy = {run.job for run in list_executions(self._control, limit=_RECENT) if run.state in UNFINISHED}
-        for incident in incidents:
-            decision = next(iter(list_decisions(self._control, incident=incident.id, limit=1)), None)
-            if decision is None or decision.job in busy or not self._may_begin(decision, now_ns):
-                continue
-            who = find_approval(decision, list_orders(self._control, decision.id))
-            if who is not None:
-                run = begin(decision, incident.verdict.component, who, lease.generation, now_ns)
-                save_execution(self._control, run, lease, why=f"begun by {who}: {decision.reason}")
-                busy.add(decision.job)
-
-    def _may_begin(self, decision: Decision, now_ns: int) -> bool:
-        is_live = decision.action != "none" and decision.expires_ns > now_ns
-        return is_live and find_execution(self._control, decision.id) is None
+        decision = next(iter(list_decisions(self._control, incident=incident.id, limit=1)), None)
+        if decision is None or decision.action == "none" or decision.expires_ns <= now_ns:
+            return
+        if _is_outdated(decision, recent) or self._is_being_answered(incident, recent, now_ns):
+            return
+        who = find_approval(decision, list_orders(self._control, decision.id))
+        if who is not None and find_execution(self._control, decision.id) is None:
+            out = {each.node for each in list_isolated(self._control) if each.state in OUT}
+            run = begin(decision, incident.verdict.component, who, lease.generation, now_ns, out)
+            save_execution(self._control, run, lease, why=f"begun by {who}: {decision.reason}")
 
 
 def find_approval(decision: Decision, orders: Sequence[Order]) -> str | None:
@@ -175,9 +192,10 @@ def find_approval(decision: Decision, orders: Sequence[Order]) -> str | None:
 
     A person's no stands against the policy, and an undo against everything.
     """
-    words = [order for order in orders if order.kind in ("approve", "reject", "undo")]
-    if words:
-        return words[-1].who if words[-1].kind == "approve" else None
+    if any(order.kind == "undo" for order in orders):
+        return None
+    if orders:
+        return orders[-1].who if orders[-1].kind == "approve" else None
     return "policy" if decision.mode == "execute" and decision.held_because is None else None
 
 
@@ -186,7 +204,36 @@ def _has_moved_on(job: str, recent: Sequence[Execution]) -> bool:
     return any(run.job == job and run.new_job not in (None, job) for run in recent)
 
 
+def _first_name(job: str, recent: Sequence[Execution]) -> str:
+    """Return the name under which a job was started first: hints and checkpoints go by it."""
+    before = {run.new_job: run.job for run in recent if run.new_job}
+    seen = {job}
+    while (older := before.get(job)) is not None and older not in seen:
+        seen.add(job := older)
+    return job
+
+
+def _count_restarts(recent: Sequence[Execution], since_ns: int) -> int:
+    """Return how many jobs we have started again since then."""
+    return sum(
+        any(step.act == "restart" and step.state == "done" and (step.ended_ns or 0) >= since_ns for step in run.steps)
+        for run in recent
+    )
+
+
+def _is_outdated(decision: Decision, recent: Sequence[Execution]) -> bool:
+    """Return whether something was done to the job since: the job that the decision is about is another one now."""
+    return any(run.job == decision.job and (run.ended_ns or run.began_ns) >= decision.created_ns for run in recent)
+
+
+def _same_as(known: Decision | None, made: Decision, recent: Sequence[Execution]) -> Decision:
+    """Return the decision under the id of the one before while the answer is the same: a word on it holds."""
+    if known is None or _answer_of(known) != _answer_of(made) or _is_outdated(known, recent):
+        return made
+    return made.model_copy(update={"id": known.id, "created_ns": known.created_ns})
+
+
 def _answer_of(decision: Decision) -> tuple[object, ...]:
     """Return what must be the same for a decision to be the same answer."""
     nodes = tuple(part.node for part in decision.isolate)
-    return decision.action, decision.mode, nodes, decision.severity, decision.held_because
+    return decision.action, nodes, decision.severity

@@ -7,6 +7,7 @@ from pydantic import Field
 
 from api.auth import Actor, Reader
 from api.parts import parts_of
+from lockstep.control.database import ControlDatabase
 from lockstep.control.decisions import get_decision, list_decisions
 from lockstep.control.executions import (
     find_execution,
@@ -18,6 +19,7 @@ from lockstep.control.executions import (
     save_outcome,
 )
 from lockstep.control.incidents import get_incident, list_incidents
+from lockstep.decision import Decision
 from lockstep.errors import BadInput
 from lockstep.execution import Order, Outcome
 from lockstep.verdict import Frozen
@@ -76,11 +78,22 @@ def order(
     now_ns, found = parts.clock.now_ns(), get_decision(parts.control, decision_id)
     if kind == "approve" and found.expires_ns <= now_ns:
         raise BadInput(f"decision {decision_id} has expired: it rests on what was seen too long ago")
-    if kind == "approve" and found.action == "none":
-        raise BadInput(f"decision {decision_id} is to do nothing, so there is nothing to approve")
+    if kind == "approve":
+        _check_approvable(parts.control, found)
     given = Order(decision=decision_id, kind=kind, who=actor, why=word.why, ts_ns=now_ns)
     give_order(parts.control, given)
     return given.model_dump()
+
+
+def _check_approvable(control: ControlDatabase, found: Decision) -> None:
+    """Raise BadInput where nothing would follow an approval."""
+    if found.action == "none":
+        raise BadInput(f"decision {found.id} is to do nothing, so there is nothing to approve")
+    if get_incident(control, found.incident).state == "closed":
+        raise BadInput(f"incident {found.incident} is over, so decision {found.id} is not carried out any more")
+    newest = list_decisions(control, incident=found.incident, limit=1)[0]
+    if newest.id != found.id:
+        raise BadInput(f"decision {found.id} was followed by {newest.id}: approve that one")
 
 
 @router.put("/incidents/{incident_id}/outcome")

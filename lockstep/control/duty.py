@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import structlog
@@ -12,6 +13,8 @@ from lockstep.control.leases import Lease, release_lease, take_lease
 from lockstep.errors import LeaseLost, LockstepError
 
 _log = structlog.get_logger("duty")
+
+_MOST_RENEWALS = 20  # within one round; after them a round that hangs loses its role
 
 Work = Callable[[Lease, int], object]  # gets the lease and the time; saves under the lease's generation
 
@@ -71,7 +74,7 @@ class Duty:
             ttl_ns = int(self._options.lease_s * NS_PER_S)
             self._note_lease(take_lease(self._control, self.name, self._holder, ttl_ns, now_ns))
             if self._lease:
-                self._work(self._lease, now_ns)
+                self._work_on(self._lease, now_ns, ttl_ns)
             self._note_trouble(None)
         except LeaseLost as lost:
             self._note_lease(None)
@@ -80,6 +83,24 @@ class Duty:
             self._note_trouble(str(error))
         except Exception as error:  # noqa: BLE001  # a bug in the work must be seen; a dead thread looks healthy
             self._note_trouble(f"{type(error).__name__}: {error}")
+
+    def _work_on(self, lease: Lease, now_ns: int, ttl_ns: int) -> None:
+        """Do the work while the lease is renewed: a controller may take longer to answer than the lease lasts."""
+        is_over = threading.Event()
+        keeper = threading.Thread(target=self._keep, args=(is_over, ttl_ns), name=f"lease-{self.name}", daemon=True)
+        keeper.start()
+        try:
+            self._work(lease, now_ns)
+        finally:
+            is_over.set()
+            keeper.join()
+
+    def _keep(self, is_over: threading.Event, ttl_ns: int) -> None:
+        for _ in range(_MOST_RENEWALS):
+            if is_over.wait(self._options.lease_s / 3):  # real time, in which controllers answer
+                return
+            with suppress(LockstepError):
+                take_lease(self._control, self.name, self._holder, ttl_ns, self._clock.now_ns())
 
     def _note_lease(self, lease: Lease | None) -> None:
         if (lease is None) != (self._lease is None):

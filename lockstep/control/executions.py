@@ -81,8 +81,9 @@ def save_isolated(db: ControlDatabase, isolated: Isolated, lease: Lease, why: st
 
 
 def list_isolated(db: ControlDatabase, since_ns: int = 0) -> list[Isolated]:
-    """Return nodes that were taken out of service since then, oldest first; those that came back included."""
-    query = select(ISOLATIONS.c.document).where(ISOLATIONS.c.since_ns >= since_ns)
+    """Return nodes that were taken out of service since then, or still are, oldest first."""
+    wanted = (ISOLATIONS.c.since_ns >= since_ns) | (ISOLATIONS.c.state != "returned")
+    query = select(ISOLATIONS.c.document).where(wanted)
     with db.read() as connection:
         rows = connection.scalars(query.order_by(ISOLATIONS.c.since_ns, ISOLATIONS.c.id))
         return [read_document(Isolated, text) for text in rows]

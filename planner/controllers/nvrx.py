@@ -91,8 +91,8 @@ class NvrxController:
         return Report("done", f"node {node} takes part from the next rendezvous on")
 
     def restart(self, order: Restart) -> Report:
-        """Refuse: nobody can ask the launcher for it."""
-        return Report("refused", f"{order.job} is not restarted from outside: {_BY_ITSELF}")
+        """Leave it to the launcher; a refusal would give the excluded node back."""
+        return Report("already", f"{order.job} is not restarted from outside: {_BY_ITSELF}")
 
     def reattempt(self, job: str, mark: str) -> Report:
         """Refuse: nobody can ask the launcher for it."""

@@ -21,13 +21,15 @@ class CheckpointFolders:
     def __init__(self, pattern: str, read_mb_per_s: float, quiet_s: float = ReadOptions().quiet_s) -> None:
         self._pattern, self._reading = pattern, ReadOptions(quiet_s=quiet_s)
         rate = ReadRate(source="remote", bytes_per_s=read_mb_per_s * 1e6, how="given")
-        self._options = ChoiceOptions(rates=(rate,))
+        self._options = ChoiceOptions(rates=(rate,), may_convert=False)  # nobody runs the converter before a restart
         self._seen: dict[str, Catalogue] = {}
 
     def newest(self, job: str, layout: Layout | None, now_ns: int) -> Resume | None:
         """Return the newest checkpoint that is verified complete and fits; None: there is none."""
-        target = SavedLayout.of(layout.as_target()) if layout else SavedLayout()
-        choice = choose_checkpoint(self._look(job, now_ns), target, self._options)
+        catalogue = self._look(job, now_ns)
+        saved = next((each.layout for each in catalogue.complete), SavedLayout())  # a job starts again as it was
+        target = SavedLayout.of(layout.as_target()) if layout else saved
+        choice = choose_checkpoint(catalogue, target, self._options)
         found = choice.checkpoint
         if found is None or choice.load_from is None:
             return None

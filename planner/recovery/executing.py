@@ -6,6 +6,7 @@ the lease, so a planner that was replaced without knowing it stops at its next w
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import structlog
@@ -13,17 +14,26 @@ import structlog
 from lockstep.clock import NS_PER_S
 from lockstep.control.database import ControlDatabase
 from lockstep.control.decisions import get_decision
-from lockstep.control.executions import list_isolated, list_orders, save_execution, unfinished_executions
+from lockstep.control.executions import (
+    find_execution,
+    list_isolated,
+    list_orders,
+    save_execution,
+    unfinished_executions,
+)
 from lockstep.control.incidents import get_incident
 from lockstep.control.leases import Lease, check_lease
 from lockstep.decision import Decision
-from lockstep.errors import ControllerDown
+from lockstep.errors import BadInput, ControllerDown
 from lockstep.execution import Execution, Isolated, Step
 from planner.controllers.protocol import Controller, Report
 from planner.recovery.limits import OUT
+from planner.recovery.reconciling import reconcile
 from planner.recovery.steps import end, mark_answered, mark_begun, next_step, restart_order, undo
 
 _log = structlog.get_logger("executing")
+_COMPARE_NS = 60 * NS_PER_S  # between two looks at whether nodes are as we wrote them down
+_ORDERS_NS = 7 * 86_400 * NS_PER_S  # a planner that was away for longer asks nobody to remember
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +57,17 @@ class Executor:
         self._control, self._controller = control, controller
         self._options = options or ExecuteOptions()
         self._passing = passing
+        self._compared_ns = 0
 
     def run_once(self, lease: Lease, now_ns: int) -> int:
         """Do the next act of each unfinished execution; return how many are left."""
         found = unfinished_executions(self._control)
         for execution in found:
             self._take_further(execution, lease, now_ns)
+        if now_ns - self._compared_ns >= _COMPARE_NS:
+            self._compared_ns = now_ns
+            with suppress(ControllerDown):
+                reconcile(self._control, self._controller, lease, now_ns)
         return len(found)
 
     def undo(self, execution: Execution, why: str, lease: Lease, now_ns: int) -> None:
@@ -84,7 +99,7 @@ class Executor:
         """Ask the controller for one act; one that does not answer has failed for now."""
         try:
             if step.act == "isolate":
-                return self._controller.isolate(step.subject, decision.id, _reason_of(decision, step.subject))
+                return self._isolate(step.subject, decision)
             if step.act == "release":
                 return self._controller.release(step.subject, decision.id)
             if step.act == "reattempt":
@@ -93,6 +108,17 @@ class Executor:
             return self._controller.restart(restart_order(decision, out))
         except ControllerDown as down:
             return Report("failed", str(down))
+        except BadInput as nonsense:
+            return Report("refused", str(nonsense))
+
+    def _isolate(self, node: str, decision: Decision) -> Report:
+        """Isolate a node; one that somebody else took out of service is as good as isolated, and stays theirs."""
+        report = self._controller.isolate(node, decision.id, _reason_of(decision, node))
+        if report.outcome == "refused" and any(
+            each.name == node and not each.is_usable for each in self._controller.nodes()
+        ):
+            return Report("would", f"{node} is out of service without us: {report.what}")
+        return report
 
     def _save_answer(
         self, execution: Execution, decision: Decision, step: Step, report: Report, lease: Lease, now_ns: int
@@ -118,12 +144,12 @@ class Executor:
             return self._look_at_incident(execution, waited_s)
         try:
             job = self._controller.job(execution.new_job)
-        except ControllerDown:
+        except (ControllerDown, BadInput):
             job = None
-        if job is not None and job.state in ("running", "ended"):
-            return Report("done", f"{job.id} is {job.state} on {', '.join(job.nodes) or 'its nodes'}")
-        if job is not None and job.state == "failed":
-            return Report("refused", f"{job.id} has failed again")
+        if job is not None and job.state == "running":
+            return Report("done", f"{job.id} is running on {', '.join(job.nodes) or 'its nodes'}")
+        if job is not None and job.state in ("ended", "failed"):
+            return Report("refused", f"{job.id} has {job.state} again")
         late = Report("refused", f"{execution.new_job} does not run after {waited_s:.0f} s")
         return late if waited_s > self._options.watch_s else None
 
@@ -133,12 +159,11 @@ class Executor:
         late = Report("refused", f"the incident is still open after {waited_s:.0f} s")
         return late if waited_s > self._options.settle_s else None
 
-    def undo_ordered(self, lease: Lease, now_ns: int, executions: list[Execution]) -> None:
-        """Turn round what persons have ordered to be undone."""
-        for execution in executions:
-            undone = [order for order in list_orders(self._control, execution.decision) if order.kind == "undo"]
-            if undone:
-                self.undo(execution, f"{undone[-1].who}: {undone[-1].why}".rstrip(": "), lease, now_ns)
+    def undo_ordered(self, lease: Lease, now_ns: int) -> None:
+        """Turn round what persons have ordered to be undone, however long ago it was done."""
+        for order in list_orders(self._control, since_ns=now_ns - _ORDERS_NS):
+            if order.kind == "undo" and (run := find_execution(self._control, order.decision)) is not None:
+                self.undo(run, f"{order.who}: {order.why}".rstrip(": "), lease, now_ns)
 
 
 def _reason_of(decision: Decision, node: str) -> str:
@@ -147,7 +172,7 @@ def _reason_of(decision: Decision, node: str) -> str:
 
 def _isolated(decision: Decision, step: Step, report: Report, execution: Execution, now_ns: int) -> list[Isolated]:
     """Return what an act has changed for its node."""
-    if step.act not in ("isolate", "release") or not report.is_good:
+    if step.act not in ("isolate", "release") or report.outcome not in ("done", "already"):
         return []
     part = next(part for part in decision.isolate if part.node == step.subject)
     since_ns = next(

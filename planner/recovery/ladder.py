@@ -30,6 +30,7 @@ class LadderOptions:
     """How long a cure must hold to count as one."""
 
     memory_s: float = 3600.0  # the same part failing again within this time has not been cured
+    failures: int = 2  # of taking the node away, after which a person is needed
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ class Standing:
 
     severity: Severity
     reason: str
+    is_raised: bool = False  # a cure in place was tried and did not hold
     is_exhausted: bool = False  # taking the node away was tried as well: a person is needed
 
 
@@ -60,13 +62,15 @@ def find_standing(
         if run.component == component and run.state in ("done", "failed") and (run.ended_ns or 0) >= floor_ns
     ]
     severity, reason = base, why
+    failed = sum(rung_of(run.action) == 1 for run in spent if run.state == "failed")
     for run in sorted(spent, key=lambda run: run.began_ns):
         rung = rung_of(run.action)
         if rung == 1:
-            return Standing(1, f"{run.action} did not cure {component}", is_exhausted=run.state == "done")
+            is_exhausted = run.state == "done" or failed >= options.failures
+            return Standing(1, f"{run.action} did not cure {component}", True, is_exhausted)
         if rung <= severity:
             severity, reason = _above(rung), f"{run.action} did not cure {component}"
-    return Standing(severity, reason)
+    return Standing(severity, reason, is_raised=severity < base)
 
 
 def _above(rung: Severity) -> Severity:

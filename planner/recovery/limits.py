@@ -26,6 +26,7 @@ class Limits:
 
     nodes_per_hour: int = 2
     share_of_block: float = 0.25  # of the hosts of one leaf or rack; at least one may always go
+    restarts_per_hour: int = 6  # of jobs, for whatever reason
     nodes_out: int = 8  # at once, in the whole cluster
     verdict_age_s: float = 60.0  # an older one may be over
     confidence: float = 0.9  # below it a person decides
@@ -42,6 +43,8 @@ class Surroundings:
     others: Sequence[Incident] = ()  # open incidents of the same job
     nodes: Sequence[Node] | None = None  # as the controller sees them; None: it was not asked
     controller_trouble: str | None = None
+    is_raised: bool = False  # a cure in place was tried and did not hold: the node is next, whatever the grade
+    restarts: int = 0  # of jobs, by us, in the last hour
 
 
 def find_hold(
@@ -50,10 +53,14 @@ def find_hold(
     """Return why an action must not be carried out by itself now; None: nothing speaks against it."""
     if action == "none":
         return None
-    holds = [_find_doubt(situation.verdict, limits, now_ns)]
+    holds = [
+        _find_doubt(situation.verdict, limits, now_ns),
+        *_find_no(incident, action, situation, around),
+        *_find_storm(action, around, limits),
+    ]
     if action in SHRINKING:
         holds += [
-            *_find_undo(situation.verdict, around),
+            *_find_weakness(situation, around),
             *_find_disagreement(incident, situation, around, limits),
             *_find_unknown(situation.node, around),
             *_find_radius(action, situation, around, limits, now_ns),
@@ -70,10 +77,31 @@ def _find_doubt(verdict: Verdict, limits: Limits, now_ns: int) -> str | None:
     return None
 
 
-def _find_undo(verdict: Verdict, around: Surroundings) -> Iterator[str]:
+def _find_no(incident: Incident, action: Action, situation: Situation, around: Surroundings) -> Iterator[str]:
+    """Yield decisions that a person has undone or rejected: on the same node, whatever its part, or the same act."""
     for decision in around.undone:
-        if any(part.component == verdict.component for part in decision.isolate):
-            yield f"a person has undone decision {decision.id} on {verdict.component}"
+        is_same_node = situation.node is not None and situation.node in {part.node for part in decision.isolate}
+        is_same_act = decision.incident == incident.id and decision.action == action
+        if (is_same_node and action in SHRINKING) or is_same_act:
+            yield f"a person has undone or rejected decision {decision.id} on {situation.verdict.component}"
+
+
+def _find_storm(action: Action, around: Surroundings, limits: Limits) -> Iterator[str]:
+    """Yield that jobs were restarted too often of late: many hangs at once have a cause that no restart cures."""
+    if action != "reroute" and around.restarts >= limits.restarts_per_hour:
+        yield f"{around.restarts} jobs were restarted in the last hour, and {limits.restarts_per_hour} is the limit"
+
+
+def _find_weakness(situation: Situation, around: Surroundings) -> Iterator[str]:
+    """Yield why a verdict does not justify taking this node away."""
+    verdict, node, job = situation.verdict, situation.node, situation.job
+    if verdict.grade != "isolate" and not around.is_raised:
+        yield f"the verdict is graded {verdict.grade}, and a node is drained by itself at isolate only"
+    for other in verdict.ambiguous_with:
+        if node_of(other, situation.hosts) not in (None, node):
+            yield f"{verdict.component} cannot be told apart from {other}"
+    if job.nodes and node not in job.nodes:
+        yield f"{node} is no node of {job.job}"
 
 
 def _find_disagreement(
@@ -91,7 +119,8 @@ def _find_disagreement(
 def _find_unknown(node: str | None, around: Surroundings) -> Iterator[str]:
     if around.controller_trouble:
         yield f"the controller does not answer: {around.controller_trouble}"
-    if around.nodes is not None and node is not None and node not in {each.name for each in around.nodes}:
+    names = {each.name for each in around.nodes or () if each.is_usable or each.name == node}
+    if names and node is not None and node not in names:  # NVRx tells of excluded nodes only
         yield f"the controller does not know node {node}"
 
 

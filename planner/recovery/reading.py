@@ -5,12 +5,12 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from lockstep.clock import NS_PER_S
-from lockstep.errors import ControllerDown
+from lockstep.errors import BadInput, ControllerDown
 from lockstep.incident import Incident
 from lockstep.records import Event
 from lockstep.store.store import Store
 from lockstep.topology import Topology
-from planner.controllers.protocol import Controller, Node
+from planner.controllers.protocol import Controller, JobView, Node
 from planner.recovery.facts import ClusterFacts, JobFacts, Layout, Resume
 
 _RANKS = """
@@ -82,10 +82,10 @@ class FactReader:
         self._hosts = frozenset(host.id for host in topology.hosts) if topology else frozenset()
         self._blocks = _find_blocks(topology) if topology else {}
 
-    def read(self, incident: Incident, now_ns: int) -> Sight:
-        """Return what is known about an incident's job and what is around it."""
+    def read(self, incident: Incident, now_ns: int, origin: str | None = None) -> Sight:
+        """Return what is known about an incident's job, first started as `origin`, and what is around it."""
         nodes, trouble = self._ask_for_nodes()
-        job = self._read_job(incident, now_ns, trouble is None)
+        job = self._read_job(incident, origin or incident.job, now_ns, trouble is None)
         cluster = self._describe(nodes, job)
         events = self._read_events(job.nodes, incident, now_ns)
         return Sight(job, cluster, self._read_others(incident.job, now_ns), events, nodes, trouble)
@@ -98,13 +98,13 @@ class FactReader:
         except ControllerDown as down:
             return None, str(down)
 
-    def _read_job(self, incident: Incident, now_ns: int, is_answering: bool) -> JobFacts:
-        name, hint = incident.job, self._hint_of(incident.job)
+    def _read_job(self, incident: Incident, origin: str, now_ns: int, is_answering: bool) -> JobFacts:
+        name, hint = incident.job, self._hint_of(origin)
         ranks = self._read_ranks(incident)
-        view = self._controller.job(name) if self._controller and is_answering else None
+        view = self._ask_for_job(name) if is_answering else None
         nodes = tuple(ranks) or (view.nodes if view else ())
         gpus = sum(ranks.values()) or incident.verdict.impact.ranks_waiting + 1
-        resume = self._checkpoints.newest(name, hint.layout, now_ns) if self._checkpoints else None
+        resume = self._checkpoints.newest(origin, hint.layout, now_ns) if self._checkpoints else None
         return JobFacts(
             job=name,
             attempt=incident.attempt,
@@ -112,12 +112,18 @@ class FactReader:
             gpus=gpus,
             layout=hint.layout,
             resume=resume,
-            next_save_s=self._checkpoints.next_save_s(name, now_ns) if self._checkpoints else None,
+            next_save_s=self._checkpoints.next_save_s(origin, now_ns) if self._checkpoints else None,
             weight=hint.weight,
             min_nodes=hint.min_nodes,
             throughput=hint.throughput,
             is_over=view is not None and view.state == "ended",
         )
+
+    def _ask_for_job(self, job: str) -> JobView | None:
+        try:
+            return self._controller.job(job) if self._controller else None
+        except (ControllerDown, BadInput):
+            return None
 
     def _read_others(self, job: str, now_ns: int) -> list[JobFacts]:
         """Return the other jobs that were at work in the last minute, with their newest attempt."""
@@ -165,10 +171,8 @@ class FactReader:
 
     def _describe(self, nodes: Sequence[Node] | None, job: JobFacts) -> ClusterFacts:
         """Return the cluster with the spares that are usable now and do not belong to the job."""
-        usable = {node.name for node in nodes if node.is_usable} if nodes is not None else None
-        spares = tuple(
-            spare for spare in self._cluster.spares if spare not in job.nodes and (usable is None or spare in usable)
-        )
+        barred = {*job.nodes, *(node.name for node in nodes or () if not node.is_usable)}
+        spares = tuple(spare for spare in self._cluster.spares if spare not in barred)
         hosts = self._hosts | frozenset(node.name for node in nodes or ())
         return replace(self._cluster, spares=spares, hosts=hosts, block_of=self._blocks)
 

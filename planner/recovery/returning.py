@@ -58,6 +58,9 @@ class CommandTester:
     def look(self, node: str, now_ns: int) -> Finding | None:
         """Start the command, or see whether it has ended."""
         run = self._running.get(node)
+        if run is not None and run.process.poll() is not None and now_ns - run.began_ns > self._timeout_s * NS_PER_S:
+            _finish(self._running.pop(node), self._timeout_s)  # of an earlier isolation: nobody came for its result
+            run = None
         if run is None:
             self._running[node] = _start([word.replace("{node}", node) for word in self._command], now_ns)
             return None
@@ -79,7 +82,7 @@ class Returner:
 
     def run_once(self, lease: Lease, now_ns: int) -> None:
         """Take each isolated node one step further on its way back."""
-        for isolated in list_isolated(self._control):
+        for isolated in list_isolated(self._control, since_ns=now_ns):
             if isolated.state == "testing" or (isolated.state == "isolated" and self._is_due(isolated, now_ns)):
                 self._test(isolated, lease, now_ns)
 

@@ -5,12 +5,11 @@ restart did not come about. All of this is pure; executing.py asks the controlle
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from lockstep.decision import Action, Decision
 from lockstep.execution import Act, Execution, Step
 from planner.controllers.protocol import Report, Restart
-from planner.recovery.weighing import MOVES
 
 MOST_TRIES = 3  # of one act; a controller that fails three times in a row needs a person
 
@@ -25,9 +24,11 @@ _AFTER_ISOLATION: dict[Action, tuple[Act, ...]] = {
 }
 
 
-def begin(decision: Decision, component: str, approved_by: str, generation: int, now_ns: int) -> Execution:
-    """Return a decision about a part that is to be carried out, with nothing done yet."""
-    nodes = [part.node for part in decision.isolate if part.node is not None]
+def begin(
+    decision: Decision, component: str, approved_by: str, generation: int, now_ns: int, out: Collection[str] = ()
+) -> Execution:
+    """Return a decision about a part that is to be carried out, with nothing done yet; `out` are isolated already."""
+    nodes = [part.node for part in decision.isolate if part.node is not None and part.node not in out]
     acts = _AFTER_ISOLATION.get(decision.action, ())
     steps = [Step(act="isolate", subject=node) for node in nodes] + [
         Step(act=act, subject=decision.job) for act in acts
@@ -102,7 +103,7 @@ def restart_order(decision: Decision, exclude: Sequence[str]) -> Restart:
         mark=decision.id,
         job=decision.job,
         exclude=tuple(sorted({*exclude, *(part.node for part in decision.isolate if part.node)})),
-        nnodes=target.get("nnodes") if decision.action in MOVES else None,
+        nnodes=target.get("nnodes"),
         checkpoint=resume.get("checkpoint"),
         environment=told,
     )

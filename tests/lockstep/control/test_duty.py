@@ -5,10 +5,10 @@ from collections.abc import Callable
 import pytest
 from structlog.testing import capture_logs
 
-from lockstep.clock import NS_PER_S, ManualClock
+from lockstep.clock import NS_PER_S, ManualClock, SystemClock
 from lockstep.control.database import ControlDatabase
 from lockstep.control.duty import Duty, DutyOptions
-from lockstep.control.leases import Lease
+from lockstep.control.leases import Lease, take_lease
 from lockstep.errors import ControlAway, LeaseLost, StoreAway
 from tests.waiting import HastyClock, eventually
 
@@ -31,6 +31,17 @@ class Worker:
 @pytest.fixture
 def clock() -> ManualClock:
     return ManualClock()
+
+
+def test_lease_is_renewed_while_the_work_takes_longer_than_it_lasts(db: ControlDatabase) -> None:
+    clock, taken = SystemClock(), list[Lease | None]()
+
+    def work(lease: Lease, now_ns: int) -> None:
+        eventually(lambda: clock.now_ns() - now_ns > 2 * NS_PER_S)
+        taken.append(take_lease(db, "planner", "another", NS_PER_S, clock.now_ns()))
+
+    Duty("planner", "me", db, clock, work, DutyOptions(period_s=1.0, lease_s=1.0)).run_once()
+    assert taken == [None]
 
 
 Make = Callable[[str], tuple[Duty, Worker]]

@@ -43,7 +43,7 @@ def test_it_keeps_the_contract_of_controllers(tmp_path: Path) -> None:
 def test_restart_is_left_to_the_launcher(tmp_path: Path) -> None:
     controller = NvrxController(NvrxOptions(tmp_path))
     report = controller.restart(Restart("mark-1", "llm"))
-    assert report.outcome == "refused"
+    assert report.outcome == "already"
     assert "restarts its workers by itself" in report.what
     assert "93" in report.what
     assert controller.reattempt("llm", "mark-1").outcome == "refused"

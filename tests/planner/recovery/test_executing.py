@@ -12,8 +12,9 @@ from lockstep.control.executions import find_execution, give_order, list_executi
 from lockstep.control.incidents import save_incidents
 from lockstep.control.leases import Lease, release_lease
 from lockstep.decision import Decision
-from lockstep.errors import LeaseLost
+from lockstep.errors import BadInput, LeaseLost
 from lockstep.execution import Execution, Order, OrderKind
+from planner.controllers.protocol import Report, Restart
 from tests.planner.recovery.build import crash, incident, seconds
 from tests.planner.recovery.world import lease_of, planner_of, start
 
@@ -102,7 +103,7 @@ def test_undo_gives_the_node_back_and_is_remembered(tmp_path: Path, control: Con
     planner.run_once(lease, seconds(700))
     assert controller.world.acts == ["isolate h3", "release h3"]
     assert newest(control).mode == "propose"
-    assert (newest(control).held_because or "").startswith("a person has undone decision")
+    assert (newest(control).held_because or "").startswith("a person has undone or rejected decision")
 
 
 def test_undo_of_what_is_long_done_releases_the_node(tmp_path: Path, control: ControlDatabase, lease: Lease) -> None:
@@ -192,7 +193,7 @@ def test_blast_radius_holds_the_third_node_of_an_hour(tmp_path: Path, control: C
     controller = start(tmp_path, control)
     planner = planner_of(control, controller)
     planner.run_once(lease, seconds(10))
-    for number, host in enumerate(("h6", "h9")):
+    for number, host in enumerate(("h6", "h7")):
         world = controller.world
         world.jobs[f"job{number}"] = world.jobs["train"] | {"id": f"job{number}"}
         controller.save(world)
@@ -202,4 +203,72 @@ def test_blast_radius_holds_the_third_node_of_an_hour(tmp_path: Path, control: C
     (held,) = list_decisions(control, job="job1")
     assert (held.action, held.mode) == ("replace", "propose")
     assert held.held_because == "2 nodes were isolated in the last hour, and 2 is the limit"
-    assert controller.world.nodes["h9"] is None
+    assert controller.world.nodes["h7"] is None
+
+
+def test_limits_count_what_the_same_round_has_begun(tmp_path: Path, control: ControlDatabase, lease: Lease) -> None:
+    controller = start(tmp_path, control)
+    world = controller.world
+    for number, host in enumerate(("h5", "h6", "h9")):
+        world.jobs[f"job{number}"] = world.jobs["train"] | {"id": f"job{number}"}
+        about = crash(id=f"v{host}", job=f"job{number}", component=f"host:{host}", last_seen_ns=seconds(10))
+        save_incidents(control, [incident(about, name=f"i{host}")], None)
+    controller.save(world)
+    planner_of(control, controller).run_once(lease, seconds(10))
+    assert len([act for act in controller.world.acts if act.startswith("isolate")]) == 2
+
+
+def test_second_incident_of_a_job_does_not_start_it_a_second_time(
+    tmp_path: Path, control: ControlDatabase, lease: Lease
+) -> None:
+    controller = start(tmp_path, control)
+    later = crash(id="v2", component="host:h5", since_ns=seconds(0) - 10**12, last_seen_ns=seconds(10))
+    save_incidents(control, [incident(later, name="i2", opened_s=6)], None)
+    planner = planner_of(control, controller)
+    for second in (*range(10, 20), 100, 101, 102):
+        planner.run_once(lease, seconds(second))
+    assert [act for act in controller.world.acts if act.startswith("restart")] == controller.world.acts[1:2]
+
+
+def test_nonsense_stops_neither_its_own_undo_nor_other_jobs(
+    tmp_path: Path, control: ControlDatabase, lease: Lease, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(order: Restart) -> Report:
+        raise BadInput("this mark cannot be written")
+
+    controller = start(tmp_path, control)
+    monkeypatch.setattr(controller, "restart", refuse)
+    planner = planner_of(control, controller)
+    for second in range(10, 14):
+        planner.run_once(lease, seconds(second))
+    assert (run_of(control).state, run_of(control).reason) == ("failed", "this mark cannot be written")
+    assert controller.world.nodes["h3"] is None
+
+
+def test_node_that_somebody_else_drained_is_left_to_them_and_the_job_goes_on_without_it(
+    tmp_path: Path, control: ControlDatabase, lease: Lease
+) -> None:
+    controller = start(tmp_path, control)
+    world = controller.world
+    world.nodes["h3"] = "a health check"
+    controller.save(world)
+    planner = planner_of(control, controller)
+    for second in range(10, 14):
+        planner.run_once(lease, seconds(second))
+    assert controller.world.acts == ["restart train on h0,h1,h2,h4,h5,h6,h7,h8"]
+    assert (controller.world.nodes["h3"], list_isolated(control)) == ("a health check", [])
+
+
+def test_node_that_a_person_gave_back_at_the_controller_is_back_for_us_too(
+    tmp_path: Path, control: ControlDatabase, lease: Lease
+) -> None:
+    controller = start(tmp_path, control)
+    planner = planner_of(control, controller)
+    for second in range(10, 14):
+        planner.run_once(lease, seconds(second))
+    world = controller.world
+    world.nodes["h3"] = None
+    controller.save(world)
+    planner.run_once(lease, seconds(100))
+    (row,) = list_isolated(control)
+    assert (row.state, row.said) == ("returned", "h3 is in service, says fake: somebody did that")

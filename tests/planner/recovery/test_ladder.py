@@ -36,7 +36,7 @@ def test_what_was_never_tried_stands_where_its_error_puts_it() -> None:
 def test_each_failure_raises_the_severity() -> None:
     assert standing(3, tried("reattempt")).severity == 2
     assert standing(3, tried("reattempt"), tried("restart_process", at_s=10)) == Standing(
-        1, f"restart_process did not cure {PART}"
+        1, f"restart_process did not cure {PART}", is_raised=True
     )
 
 

@@ -84,7 +84,7 @@ def test_job_never_falls_below_its_minimum() -> None:
 
 def test_undo_of_a_person_holds_for_that_part_alone() -> None:
     undone = Surroundings(undone=[decision()])
-    assert hold(undone) == "a person has undone decision d1 on host:h3"
+    assert hold(undone) == "a person has undone or rejected decision d1 on host:h3"
     assert hold(undone, about=crash(component="host:h5", last_seen_ns=NOW_NS)) is None
 
 

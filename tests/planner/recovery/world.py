@@ -28,7 +28,7 @@ class FakeReader:
     job: JobFacts
     cluster: ClusterFacts
 
-    def read(self, incident: Incident, now_ns: int) -> Sight:
+    def read(self, incident: Incident, now_ns: int, origin: str) -> Sight:
         try:
             return Sight(replace(self.job, job=incident.job), self.cluster, nodes=self.controller.nodes())
         except Exception as error:  # noqa: BLE001  # as the real reader does with a controller that is down
