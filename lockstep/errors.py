@@ -23,6 +23,7 @@ LockstepError
 ├── ServerRefused            a Lockstep server answered no to this client
 ├── ControllerSaidNo         the job controller, or a command on one of its nodes, answered no or went wrong
 ├── ControllerDown           the job controller does not answer; what was asked for may be asked for again
+│   └── HalfDone             it fell silent in the middle of a restart: the job may be stopped
 ├── DestinationAway          where an agent sends its batches cannot be reached now; they wait
 └── LeaseLost                another process has taken over; stop acting
 """
@@ -158,6 +159,10 @@ class ControllerSaidNo(LockstepError):
 
 class ControllerDown(LockstepError):
     """The job controller does not answer, or not in time; the same request may succeed later."""
+
+
+class HalfDone(ControllerDown):
+    """A job controller fell silent in the middle of a restart: the job may be stopped and not yet started again."""
 
 
 class DestinationAway(LockstepError):

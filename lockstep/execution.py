@@ -35,6 +35,7 @@ class Step(Frozen):
     began_ns: int | None = None
     ended_ns: int | None = None
     said: str = Field("", description="the controller's last sentence")
+    is_half_done: bool = Field(False, description="a restart that has stopped the job and not yet started it again")
 
 
 class Execution(Frozen):

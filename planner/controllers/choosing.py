@@ -45,31 +45,39 @@ def read_options(kind: type[Options], name: str, given: Given) -> Options:
 
 
 def _slurm(given: Given, dry_run: bool) -> Controller:
-    return SlurmController(read_options(SlurmOptions, "slurm", {**given, "is_dry_run": dry_run}))
+    return SlurmController(read_options(SlurmOptions, "slurm", _with_dry_run(given, "is_dry_run", dry_run)))
 
 
 def _kubernetes(given: Given, dry_run: bool) -> Controller:
-    options = read_options(KubernetesOptions, "kubernetes", {**given, "dry_run": dry_run})
+    options = read_options(KubernetesOptions, "kubernetes", _with_dry_run(given, "dry_run", dry_run))
     return KubernetesController(connect(options.kubeconfig, options.context), options)
 
 
 def _nvrx(given: Given, dry_run: bool) -> Controller:
-    return NvrxController(read_options(NvrxOptions, "nvrx", {**given, "dry_run": dry_run}))
+    return NvrxController(read_options(NvrxOptions, "nvrx", _with_dry_run(given, "dry_run", dry_run)))
 
 
 def _torchrun(given: Given, dry_run: bool) -> Controller:
-    return TorchrunController(read_options(TorchrunOptions, "torchrun", {**given, "is_dry_run": dry_run}))
+    return TorchrunController(read_options(TorchrunOptions, "torchrun", _with_dry_run(given, "is_dry_run", dry_run)))
 
 
 def _webhook(given: Given, dry_run: bool) -> Controller:
     """The secret is read from a file: settings are shown to people."""
+    if "secret" in given:
+        raise BadInput("the options of controller webhook cannot be used: secret belongs in a file (secret_file)")
     rest = {key: value for key, value in given.items() if key != "secret_file"}
     secret = _read_secret(given["secret_file"]) if "secret_file" in given else None
-    return WebhookController(read_options(WebhookOptions, "webhook", {**rest, "secret": secret, "dry_run": dry_run}))
+    told = _with_dry_run({**rest, "secret": secret}, "dry_run", dry_run)
+    return WebhookController(read_options(WebhookOptions, "webhook", told))
 
 
 def _command(given: Given, dry_run: bool) -> Controller:
-    return CommandController(read_options(CommandOptions, "command", {**given, "dry_run": dry_run}))
+    return CommandController(read_options(CommandOptions, "command", _with_dry_run(given, "dry_run", dry_run)))
+
+
+def _with_dry_run(given: Given, name: str, dry_run: bool) -> Given:
+    """Return the options with a dry run if either asks for one: nobody's wish to change nothing is passed over."""
+    return {**given, name: True} if dry_run else given
 
 
 def _read_secret(path: str | Path) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lockstep.clock import Clock
-from lockstep.errors import BadInput, ControllerDown
+from lockstep.errors import BadInput, ControllerDown, HalfDone
 from planner.controllers.kubernetes_api import Answer, Calls, Object
 from planner.controllers.kubernetes_jobsets import (
     choose_way,
@@ -27,6 +27,7 @@ from planner.controllers.protocol import JobView, Node, Outcome, Report, Restart
 
 _LABEL_VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")  # a taint's value is one
 _NOT_FOUND, _CONFLICT = 404, 409
+_MAY_PASS = (401, _CONFLICT)  # a token that is being renewed, and somebody else's change
 _OBJECT_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 
 
@@ -92,9 +93,12 @@ class KubernetesController:
         calls, path = self._calls(), jobset_path(namespace, name)
         act = Restarting(calls, namespace, name, order, self._options.workers)
         for _ in range(2):
-            report = self._restart_once(calls, path, act)
+            try:
+                report = self._restart_once(calls, path, act)
+            except ControllerDown as down:
+                raise (HalfDone(str(down)) if act.is_begun else down) from None
             if report is not None:
-                return report
+                return replace(report, is_half_done=report.outcome == "failed" and act.is_begun)
         return Report("failed", f"JobSet {order.job} is changed by somebody else all the time; ask again")
 
     def _restart_once(self, calls: Calls, path: str, act: Restarting) -> Report | None:
@@ -190,7 +194,7 @@ def _refusal(what: str, answer: Answer) -> Report:
     """Return what a status that is not good means: a conflict may pass by itself, a refusal does not."""
     if answer.status == _NOT_FOUND:
         return Report("refused", f"there is no {what}")
-    outcome: Outcome = "failed" if answer.status == _CONFLICT else "refused"
+    outcome: Outcome = "failed" if answer.status in _MAY_PASS else "refused"
     return Report(outcome, f"the Kubernetes API did not let us act on {what}: {answer.said}")
 
 

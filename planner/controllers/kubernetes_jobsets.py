@@ -78,6 +78,8 @@ def find_objection(jobset: Object) -> str | None:
     manager = jobset["spec"].get("managedBy", _CONTROLLER)
     if manager != _CONTROLLER:
         return f"it is managed by {manager}, from another cluster"
+    if read_state(jobset) == "ended":
+        return "it has ended by itself"
     if jobset["spec"].get("suspend") and not is_queued(jobset):
         return "somebody has suspended it"
     return None

@@ -33,13 +33,16 @@ def view_node(node: Object) -> Node:
 
 
 def read_isolation(node: Object) -> Isolated | None:
-    """Return how we isolated this node; None when we did not, or somebody has taken taint and cordon away since."""
+    """Return how we isolated this node; None when we did not, or somebody has taken our taint away since.
+
+    Without the taint a cordon may be anybody's, also where our annotation was left behind.
+    """
     written = node["metadata"].get("annotations", {}).get(ISOLATED)
     marks = [str(taint.get("value")) for taint in _taints(node) if taint.get("key") == ISOLATED]
-    if written is None or not (marks or node.get("spec", {}).get("unschedulable")):
+    if written is None or not marks:
         return None
     said = _read_json(written)
-    mark = said.get("mark") or next(iter(marks), "nobody")
+    mark = said.get("mark") or marks[0]
     return Isolated(str(mark), str(said.get("reason", "")), bool(said.get("cordon")))
 
 

@@ -42,6 +42,7 @@ class Restarting:
 
     def __init__(self, calls: Calls, namespace: str, name: str, order: Restart, workers: str | None) -> None:
         self._calls, self.order, self._workers = calls, order, workers
+        self.is_begun = False  # something of the job is stopped or deleted, or about to be
         self._jobsets, self._path = jobset_path(namespace), jobset_path(namespace, name)
         self._keepers = f"/api/v1/namespaces/{namespace}/configmaps"
         # The name of a ConfigMap allows less than a mark does.
@@ -61,6 +62,7 @@ class Restarting:
         if is_restarted(jobset, self.order.mark):
             what = f"JobSet {self.order.job} was restarted under {self.order.mark} before"
             return Report("already", what, self.order.job)
+        self.is_begun = True
         if not self._calls.wait_until(self._has_stopped):
             what = f"the pods of JobSet {self.order.job} have not stopped yet; ask again to resume it"
             return Report("failed", what)
@@ -92,6 +94,7 @@ class Restarting:
 
     def replace(self, kept: KeptManifest) -> Report:
         """Go on from wherever an earlier try has come to."""
+        self.is_begun = True
         seen = self._calls.get(self._path)
         if seen.is_good and seen.body["metadata"]["uid"] == kept.replaces:
             answer = self._calls.delete(self._path, kept.replaces)

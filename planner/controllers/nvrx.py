@@ -105,6 +105,7 @@ class NvrxController:
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
             with open(draft, "w") as file:
+                os.fchmod(file.fileno(), 0o644)  # hosts read it, whatever our umask
                 json.dump({"mark": exclusion.mark, "reason": exclusion.reason}, file)
                 file.flush()
                 os.fsync(file.fileno())

@@ -25,6 +25,7 @@ class Report:
     outcome: Outcome
     what: str
     job: str | None = None  # of a restart: the job as the controller calls it from now on
+    is_half_done: bool = False  # of a restart that failed: the job may be stopped, so it must not be given up
 
     @property
     def is_good(self) -> bool:

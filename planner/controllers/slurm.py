@@ -7,8 +7,9 @@ needs.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from lockstep.errors import ControllerDown, ControllerSaidNo
+from lockstep.errors import ControllerDown, ControllerSaidNo, HalfDone
 from planner.controllers.notes import Notes
 from planner.controllers.orders import check_mark, check_name, check_order
 from planner.controllers.protocol import JobView, Node, Outcome, Report, Restart
@@ -58,7 +59,11 @@ class SlurmController:
         """Cancel a job and submit it again, or requeue it; as the options say."""
         check_order(order)
         way = submit_again if self._options.way == "submit" else requeue
-        return self._report(lambda slurm: way(slurm, self._notes, self._options, order))
+        try:
+            report = self._report(lambda slurm: way(slurm, self._notes, self._options, order))
+        except ControllerDown as down:
+            raise (HalfDone(str(down)) if self._is_begun(order.mark) else down) from None
+        return replace(report, is_half_done=report.outcome == "failed" and self._is_begun(order.mark))
 
     def reattempt(self, job: str, mark: str) -> Report:
         """Refuse: Slurm has no way to start a job's processes again in the allocation that it has.
@@ -70,6 +75,9 @@ class SlurmController:
         return Report(
             "refused", f"Slurm cannot let job {job} try again in place: restart it, or let its launcher do it"
         )
+
+    def _is_begun(self, mark: str) -> bool:
+        return "new" not in (self._notes.read(mark) or {"new": ""})
 
     def _report(self, act: Callable[[SlurmCommands], Report]) -> Report:
         try:

@@ -25,8 +25,17 @@ _NOBODY_ANSWERS = (
     "If munged is up",
     "Protocol authentication error",
 )
-# What sbatch says of a job that no waiting would help.
-_NEVER = ("Requested node configuration is not available", "Node count specification invalid", "Invalid partition")
+# What sbatch says of a job that it would take, and that starts when something is free again.
+_NOT_NOW = (
+    "Job violates accounting/QOS policy",
+    "Requested nodes are busy",
+    "Requested partition configuration not available now",
+    "Required node not available",
+    "Requested reservation is in use",
+    "Requested reservation not usable now",
+    "Switch resources currently not available",
+)
+_FOR_JOBS = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ")
 _NOT_ALLOWED = ("Invalid user id", "Access/permission denied")
 _UNKNOWN = ("not found", "Invalid job id specified", "Invalid node name specified")
 
@@ -51,6 +60,8 @@ class SlurmOptions:
         if self.timeout_s <= 0 or self.grace_s < 0:
             raise BadInput(f"timeout_s={self.timeout_s} and grace_s={self.grace_s} must be positive")
         check_template(self.resubmit, TEMPLATE_FIELDS)
+        if self.resubmit and not any("{comment}" in word for word in self.resubmit):
+            raise BadInput(f"{self.resubmit} must set the job's {{comment}}: by it a job is known that we submitted")
 
 
 class SlurmCommands:
@@ -105,16 +116,24 @@ class SlurmCommands:
     def release_job(self, job: str) -> None:
         self._ask(self._options.scontrol, "release", job)
 
-    def why_never(self, command: Sequence[str], script: str) -> str | None:
-        """Return why an sbatch command could never start; None: it could, or only limits of the moment forbid it."""
+    def why_never(self, command: Sequence[str], script: str, user: str) -> str | None:
+        """Return why sbatch would not take a job; None: it would, or only what lacks at the moment forbids it.
+
+        All that we do not know counts as a no: the job is about to be cancelled for this command.
+        """
         trial = [command[0], "--test-only", *command[1:]]
-        done = run_within(trial, self.deadline, make_environment(self._options.environment), script)
-        return done.complaint if done.code and any(words in done.err for words in _NEVER) else None
+        extra = dict(self._options.environment) | _home_of(user)
+        done = run_within(trial, self.deadline, make_environment(extra), script)
+        if any(words in done.err for words in _NOBODY_ANSWERS):
+            _refuse(done)
+        return done.complaint if done.code and not any(words in done.err for words in _NOT_NOW) else None
 
     def submit(self, command: Sequence[str], script: str, variables: Mapping[str, str], user: str) -> str:
         """Run sbatch or a site's own command and return the number of the new job."""
         extra = dict(self._options.environment) | dict(variables) | _home_of(user)
-        done = run_within(command, self.deadline, make_environment(extra), script)
+        is_ours = bool(self._options.resubmit)  # a site's own command is; sbatch hands its environment to the job
+        environment = make_environment(extra) if is_ours else _plain_environment() | extra
+        done = run_within(command, self.deadline, environment, script)
         if done.code:
             _refuse(done)
         words = done.out.replace(";", " ").split()  # --parsable prints "17;cluster" where there are several
@@ -148,6 +167,11 @@ def _refuse(done: Finished) -> NoReturn:
 
 def _is_unknown(done: Finished) -> bool:
     return any(words in done.err + done.out for words in _UNKNOWN)
+
+
+def _plain_environment() -> dict[str, str]:
+    """Return what a job of anybody may see of our environment, in which passwords may stand."""
+    return {name: os.environ[name] for name in _FOR_JOBS if name in os.environ}
 
 
 def _home_of(user: str) -> dict[str, str]:

@@ -12,6 +12,7 @@ JobState = Literal["waiting", "running", "ended", "failed"]
 
 # slurm.schedmd.com/squeue.html, "JOB STATE CODES"; what is in none of these lists is on its way to run again.
 _RUNNING = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "STAGE_OUT", "SIGNALING", "RESIZING", "CONFIGURING"}
+_BETWEEN = {"COMPLETING", "CONFIGURING"}  # not over, but it does not work either: it may yet turn out to have failed
 _ENDED = {"COMPLETED", "CANCELLED"}
 _FAILED = {"FAILED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "PREEMPTED", "REVOKED"}
 
@@ -76,7 +77,8 @@ class SlurmJob:
         return self.fields.get("UserId", "").partition("(")[0]
 
     def as_view(self) -> JobView:
-        return JobView(self.id, self.state, self.nodes, self.restarts, read_mark(self.fields.get("Comment", "")))
+        state: JobState = "waiting" if self.fields.get("JobState") in _BETWEEN else self.state
+        return JobView(self.id, state, self.nodes, self.restarts, read_mark(self.fields.get("Comment", "")))
 
 
 def write_mark(mark: str, reason: str = "") -> str:
@@ -134,6 +136,8 @@ def _parse_node(line: str) -> SlurmNode:
 
 def _parse_job(line: str) -> SlurmJob:
     fields = {key: value for key, value in _parse_fields(line).items() if value not in ("(null)", "N/A", "None", "")}
+    if len(re.findall(r"\sUserId=", line)) != 1:  # a job may be named `x UserId=root(0)`, and would run as root
+        fields.pop("UserId", None)
     return SlurmJob(fields["JobId"], read_state(fields.get("JobState", "")), fields)
 
 

@@ -5,6 +5,7 @@ the middle, they go on where the first try ended.
 """
 
 import json
+from dataclasses import replace
 from tempfile import NamedTemporaryFile
 
 from planner.controllers.notes import Notes
@@ -32,11 +33,13 @@ def submit_again(slurm: SlurmCommands, notes: Notes, options: SlurmOptions, orde
     known = note.get("new") or slurm.find_marked(order.mark)  # our note outlives the job's record and its comment
     if known:
         return Report("already", f"job {order.job} was submitted again as job {known} under {order.mark}", known)
+    order = _without_unknown(slurm, order)
     submission = _find_submission(slurm, note, options, order)
     if isinstance(submission, Report):
         return submission
     command = build_sbatch(options.sbatch, submission, order, own_user())
-    why_never = None if options.resubmit else slurm.why_never(command, submission.script)
+    is_ours_to_try = not options.resubmit and "script" not in note  # with a note, the job may be cancelled already
+    why_never = slurm.why_never(command, submission.script, submission.job.user) if is_ours_to_try else None
     if why_never:
         return Report("refused", f"job {order.job} is left as it is, as it could not start again: {why_never}")
     if options.is_dry_run:
@@ -55,8 +58,11 @@ def requeue(slurm: SlurmCommands, notes: Notes, options: SlurmOptions, order: Re
     note = notes.read(order.mark) or {}
     if "new" in note:
         return Report("already", f"job {order.job} was requeued under {order.mark}", order.job)
+    order = _without_unknown(slurm, order)
     found = slurm.show_jobs(order.job)
     why_not = why_not_requeued(found[0]) if found else _unknown(order.job)
+    if not why_not and not note and found[0].state == "ended":
+        why_not = _over(found[0])
     if why_not:
         return Report("refused", why_not)
     job, restarts = found[0], int(note.get("restarts", found[0].restarts))
@@ -67,9 +73,10 @@ def requeue(slurm: SlurmCommands, notes: Notes, options: SlurmOptions, order: Re
     if job.restarts > restarts and job.fields["JobState"] == "RUNNING":
         return Report("already", f"job {job.id} was requeued under {order.mark} and runs", job.id)
     notes.write(order.mark, {"job": job.id, "restarts": str(restarts)})
-    if job.restarts == restarts and job.state != "waiting":
+    if job.restarts == restarts and job.state != "waiting" and job.fields["JobState"] != "COMPLETING":
         slurm.requeue_and_hold(job.id)
-    _wait_until_waiting(slurm, options, job.id)
+    if not _wait_until_waiting(slurm, options, job.id):
+        return Report("failed", f"job {job.id} is requeued, held, and still ending; ask again to exclude its nodes")
     slurm.update_job(job.id, _find_changes(job, order))
     slurm.release_job(job.id)
     notes.write(order.mark, {"job": job.id, "new": job.id})
@@ -85,14 +92,30 @@ def _find_submission(
     found = slurm.show_jobs(order.job)
     if not found:
         return Report("refused", _unknown(order.job))
+    if not found[0].user:  # also a site's own command must not guess
+        return Report("refused", f"job {order.job} has no owner, or two: its name or comment looks like a UserId")
+    if found[0].state == "ended":  # not by us: we keep a note before we cancel
+        return Report("refused", _over(found[0]))
     why_not = why_not_submitted(found[0])
     if why_not and not options.resubmit:
         return Report("refused", why_not)
     return Submission(found[0], "" if why_not else slurm.read_script(order.job))
 
 
+def _without_unknown(slurm: SlurmCommands, order: Restart) -> Restart:
+    """Return the order without nodes that Slurm does not know (any more): it would refuse the whole job."""
+    known = {node.name for node in slurm.show_nodes()} if order.exclude else set()
+    return replace(order, exclude=tuple(node for node in order.exclude if node in known))
+
+
 def _unknown(job: str) -> str:
     return f"Slurm knows no job {job}: it never was, or it ended and is forgotten"
+
+
+def _over(job: SlurmJob) -> str:
+    return (
+        f"job {job.id} is over ({job.fields['JobState']}), by itself or by somebody's will: it is not started again"
+    )
 
 
 def _keep(notes: Notes, order: Restart, submission: Submission) -> None:
@@ -122,13 +145,13 @@ def _submit(slurm: SlurmCommands, options: SlurmOptions, order: Restart, submiss
         return slurm.submit(command, submission.script, variables, user)
 
 
-def _wait_until_waiting(slurm: SlurmCommands, options: SlurmOptions, job: str) -> None:
-    """Wait a little until a requeued job's processes are gone; changes to it before may be lost."""
+def _wait_until_waiting(slurm: SlurmCommands, options: SlurmOptions, job: str) -> bool:
+    """Wait a little and return whether a requeued job's processes are gone; changes to it before may be lost."""
 
     def is_waiting() -> bool:
         return all(each.state != "running" for each in slurm.show_jobs(job))
 
-    slurm.deadline.wait_until(is_waiting, _reserve_s(slurm, options))
+    return slurm.deadline.wait_until(is_waiting, _reserve_s(slurm, options))
 
 
 def _find_changes(job: SlurmJob, order: Restart) -> dict[str, str]:

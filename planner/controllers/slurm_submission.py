@@ -20,6 +20,9 @@ _CARRIED_OVER = {
     "WorkDir": "--chdir",
     "Licenses": "--licenses",
     "Network": "--network",
+    "CPUs/Task": "--cpus-per-task",
+    "MinMemoryNode": "--mem",
+    "MinMemoryCPU": "--mem-per-cpu",
 }
 _FILES = {"StdOut": "--output", "StdErr": "--error"}
 TEMPLATE_FIELDS = ("job", "mark", "comment", "script", "exclude", "nnodes", "checkpoint", "name", "user")
@@ -60,12 +63,22 @@ def build_sbatch(sbatch: str, submission: Submission, order: Restart, own_user: 
     command = [sbatch, "--parsable", f"--comment={write_mark(order.mark)}", "--export=ALL", "--open-mode=append"]
     command += [f"{option}={job.fields[key]}" for key, option in _CARRIED_OVER.items() if key in job.fields]
     command += [f"{option}={_own_file(job, job.fields[key])}" for key, option in _FILES.items() if key in job.fields]
+    command += _find_size(job)
     command += [f"--nodes={shape['NumNodes']}"]
     command += [f"--ntasks={shape['NumTasks']}"] if "NumTasks" in shape else []
     excluded = find_excluded(job, order)
     command += [f"--exclude={excluded}"] if excluded else []
     command += [f"--uid={job.user}"] if job.user and job.user != own_user else []  # root alone may do that
     return command + _arguments(job)
+
+
+def _find_size(job: SlurmJob) -> list[str]:
+    """Return what each node gives to the job, where Slurm shows it in other words than sbatch wants it."""
+    per_node = job.fields.get("NtasksPerN:B:S:C", "0").partition(":")[0]
+    gpus = job.fields.get("TresPerJob", "").replace("gres/", "gres:").removeprefix("gres:gpu:")
+    words = [f"--ntasks-per-node={per_node}"] if per_node not in ("0", "*") else []
+    words += [f"--gpus={gpus}"] if gpus and "," not in gpus else []
+    return words + (["--exclusive"] if job.fields.get("OverSubscribe") == "NO" else [])
 
 
 def fill_template(template: Sequence[str], submission: Submission, order: Restart, script: str) -> list[str]:

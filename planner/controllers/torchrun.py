@@ -7,10 +7,10 @@ What torchrun does not remember is kept in notes; an agent carries the mark it w
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from lockstep.errors import BadInput, ControllerDown, ControllerSaidNo
+from lockstep.errors import BadInput, ControllerDown, ControllerSaidNo, HalfDone
 from planner.controllers.notes import Notes
 from planner.controllers.orders import check_mark, check_name, check_order, find_variables
 from planner.controllers.protocol import JobView, Node, Report, Restart
@@ -61,7 +61,7 @@ class TorchrunController:
             return None
         agents = self._agents()
         try:
-            found = agents.find_all(self._options.nodes)
+            found = agents.find_all(self._options.nodes, self._barred())
             workers = agents.find_workers(found[0].node) if found else []
         except ControllerSaidNo as failure:
             raise ControllerDown(f"the agents of job {job} cannot be seen {failure}") from None
@@ -83,7 +83,11 @@ class TorchrunController:
         check_order(order)
         if order.job != self._options.job:
             return Report("refused", f"this controller knows job {self._options.job} only, not {order.job}")
-        return self._report(None, lambda agents: self._restart(agents, order))
+        try:
+            report = self._report(None, lambda agents: self._restart(agents, order))
+        except ControllerDown as down:
+            raise (HalfDone(str(down)) if self._is_begun(order.mark) else down) from None
+        return replace(report, is_half_done=report.outcome == "failed" and self._is_begun(order.mark))
 
     def reattempt(self, job: str, mark: str) -> Report:
         """Kill one worker, whereupon the agents start all workers again in place, if a restart is left."""
@@ -100,8 +104,14 @@ class TorchrunController:
         except ControllerSaidNo as failure:
             return Report("failed", str(failure))
 
+    def _is_begun(self, mark: str) -> bool:
+        return "done" not in (self._notes.read(_of_restart(mark)) or {"done": ""})
+
     def _agents(self) -> Agents:
         return Agents(self._options.job, self._options.reach, Deadline(self._options.timeout_s))
+
+    def _barred(self) -> set[str]:
+        return {each.name for each in self.nodes() if not each.is_usable}
 
     def _node(self, name: str) -> Node:
         note = self._notes.read(_of_node(name))
@@ -111,13 +121,16 @@ class TorchrunController:
         now = self._node(node)
         if now.mark not in (None, mark):
             return Report("refused", f"{node} was isolated under {now.mark}: {now.reason}")
-        if now.mark == mark and agents.find(node) is None:
+        if now.mark == mark and not agents.find_all([node], [node]):
             return Report("already", f"{node} has no agent since it was isolated under {mark}")
         why_not = self._why_needed(node) if now.mark is None else None
         if why_not or self._options.is_dry_run:
             return Report("refused", why_not) if why_not else Report("would", f"would stop the agent of {node}")
         self._notes.write(_of_node(node), {"mark": mark, "reason": reason})
-        agents.stop(node)
+        try:
+            agents.stop(node)
+        except ControllerSaidNo as away:  # a dead host: the others meet without it, and nobody starts it again
+            return Report("done", f"{node} does not answer and is not started again: {away}")
         if not agents.deadline.wait_until(lambda: agents.find(node) is None, _LEFT_S):
             return Report("failed", f"the agent of {node} was told to end and still runs")
         return Report("done", f"the agent of {node} is stopped: {reason}")
@@ -136,7 +149,7 @@ class TorchrunController:
             return Report("already", f"{node} is in service")
         if now.mark != mark:
             return Report("refused", f"{node} was not isolated under {mark} but under {now.mark}: {now.reason}")
-        does_run = bool(agents.find_all(self._options.nodes))
+        does_run = bool(agents.find_all(self._options.nodes, self._barred()))
         if self._options.is_dry_run:
             return Report("would", f"would start the agent of {node} again" if does_run else f"would release {node}")
         if does_run and agents.find(node) is None:
@@ -156,7 +169,7 @@ class TorchrunController:
         if self._options.is_dry_run:
             return Report("would", f"would stop all agents of job {job} and start them on {', '.join(wanted)}")
         self._notes.write(_of_restart(order.mark), {"nodes": " ".join(wanted)})
-        if not self._stop_old(agents, order.mark):
+        if not self._stop_old(agents, order):
             return Report("failed", f"agents of job {job} were told to end and still run")
         self._start_new(agents, order, wanted)
         self._notes.write(_of_restart(order.mark), {"nodes": " ".join(wanted), "done": "yes"})
@@ -169,11 +182,12 @@ class TorchrunController:
         spare = [name for name in allowed if name not in running]
         return [*running, *spare][: order.nnodes or len(allowed)]
 
-    def _stop_old(self, agents: Agents, mark: str) -> bool:
+    def _stop_old(self, agents: Agents, order: Restart) -> bool:
         """Stop all agents that were not started under this mark, and return whether they are gone."""
+        barred = {*order.exclude, *self._barred()}
 
         def find_old() -> list[str]:
-            return [each.node for each in agents.find_all(self._options.nodes) if each.mark != mark]
+            return [each.node for each in agents.find_all(self._options.nodes, barred) if each.mark != order.mark]
 
         agents.each(find_old(), agents.stop)
         return agents.deadline.wait_until(lambda: not find_old(), _LEFT_S)
@@ -190,7 +204,7 @@ class TorchrunController:
         found = agents.find_all(self._options.nodes)
         workers = agents.find_workers(found[0].node) if found else []
         if note and (not workers or workers[0].restarts > int(note["restarts"])):
-            return Report("already", f"a worker of job {job} was killed under {mark}", job)
+            return Report("already", f"a worker of job {job} was killed under {mark}")
         if not workers:
             return Report("refused", f"no worker of job {job} runs")
         worker = workers[0]
@@ -201,7 +215,7 @@ class TorchrunController:
             return Report("would", f"would kill {what}")
         self._notes.write(_of_reattempt(mark), {"restarts": str(worker.restarts)})
         agents.kill_worker(worker)
-        return Report("done", f"killed {what}: restart {worker.restarts + 1} of {worker.most_restarts}", job)
+        return Report("done", f"killed {what}: restart {worker.restarts + 1} of {worker.most_restarts}")
 
 
 _LAST = "last-restart"

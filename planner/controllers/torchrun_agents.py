@@ -5,7 +5,7 @@ way, so the same script runs here and behind `ssh NODE`.
 """
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -90,9 +90,18 @@ class Agents:
         words = self._run(node, _SHOW).out.split()
         return Agent(node, int(words[0]), words[1] if len(words) > 1 else None) if words else None
 
-    def find_all(self, nodes: Sequence[str]) -> list[Agent]:
-        """Return the agents that run on these nodes, in their order."""
-        return [agent for agent in self.each(nodes, self.find) if agent]
+    def find_all(self, nodes: Sequence[str], barred: Collection[str] = ()) -> list[Agent]:
+        """Return the agents that run on these nodes, in their order; a barred node that does not answer has none."""
+
+        def find(node: str) -> Agent | None:
+            try:
+                return self.find(node)
+            except ControllerSaidNo:
+                if node not in barred:
+                    raise
+                return None
+
+        return [agent for agent in self.each(nodes, find) if agent]
 
     def stop(self, node: str) -> None:
         """Ask a node's agent to end; it ends its workers first."""

@@ -152,6 +152,9 @@ def _decode_secret(secret: str | None) -> bytes | None:
     if secret is None:
         return None
     try:
-        return base64.b64decode(secret.strip().removeprefix(_SECRET_PREFIX), validate=True)
+        key = base64.b64decode(secret.strip().removeprefix(_SECRET_PREFIX), validate=True)
     except binascii.Error:
         raise BadInput("the webhook's secret is not base64, as Standard Webhooks want it") from None
+    if not key:
+        raise BadInput("the webhook's secret is empty: anybody could sign with it")
+    return key

@@ -24,7 +24,7 @@ from lockstep.control.executions import (
 from lockstep.control.incidents import get_incident
 from lockstep.control.leases import Lease, check_lease
 from lockstep.decision import Decision
-from lockstep.errors import BadInput, ControllerDown
+from lockstep.errors import BadInput, ControllerDown, HalfDone
 from lockstep.execution import Execution, Isolated, Step
 from planner.controllers.protocol import Controller, Report
 from planner.recovery.limits import OUT
@@ -107,7 +107,7 @@ class Executor:
             out = [each.node for each in list_isolated(self._control) if each.state in OUT]
             return self._controller.restart(restart_order(decision, out))
         except ControllerDown as down:
-            return Report("failed", str(down))
+            return Report("failed", str(down), is_half_done=isinstance(down, HalfDone))
         except BadInput as nonsense:
             return Report("refused", str(nonsense))
 
@@ -142,16 +142,17 @@ class Executor:
         waited_s = (now_ns - (step.began_ns or now_ns)) / NS_PER_S
         if execution.new_job is None:
             return self._look_at_incident(execution, waited_s)
+        late = Report("refused", f"{execution.new_job} does not run after {waited_s:.0f} s")
+        too_late = late if waited_s > self._options.watch_s else None
         try:
             job = self._controller.job(execution.new_job)
         except (ControllerDown, BadInput):
-            job = None
-        if job is not None and job.state == "running":
+            return too_late
+        if job is None:  # forgotten, or this controller sees no jobs
+            return self._look_at_incident(execution, waited_s=0) or too_late
+        if job.state == "running":
             return Report("done", f"{job.id} is running on {', '.join(job.nodes) or 'its nodes'}")
-        if job is not None and job.state in ("ended", "failed"):
-            return Report("refused", f"{job.id} has {job.state} again")
-        late = Report("refused", f"{execution.new_job} does not run after {waited_s:.0f} s")
-        return late if waited_s > self._options.watch_s else None
+        return Report("refused", f"{job.id} has {job.state} again") if job.state != "waiting" else too_late
 
     def _look_at_incident(self, execution: Execution, waited_s: float) -> Report | None:
         if get_incident(self._control, execution.incident).state == "closed":

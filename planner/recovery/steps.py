@@ -63,8 +63,10 @@ def mark_answered(execution: Execution, place: int, report: Report, now_ns: int)
     """Return the execution after the controller has answered; a refusal, or a third failure, turns it round."""
     step = execution.steps[place]
     is_release = execution.state == "undoing"
-    if report.outcome == "failed" and (is_release or step.tries < MOST_TRIES):  # a release is tried for ever
-        return _with(execution, place, step.model_copy(update={"said": report.what}))
+    is_half_done = step.is_half_done or report.is_half_done
+    # A release is tried for ever, and so is a restart that has stopped its job: given up, the job would be lost.
+    if report.outcome == "failed" and (is_release or is_half_done or step.tries < MOST_TRIES):
+        return _with(execution, place, step.model_copy(update={"said": report.what, "is_half_done": is_half_done}))
     state = "done" if report.is_good else "failed"
     over = _with(execution, place, step.model_copy(update={"state": state, "ended_ns": now_ns, "said": report.what}))
     if not report.is_good and not is_release:
@@ -113,11 +115,19 @@ def _turned(execution: Execution, ends_as: str, why: str, now_ns: int) -> Execut
     """Return the execution with releases instead of what was still to be done."""
     isolated = isolated_by(execution)
     done = [step for step in execution.steps if step.state != "waiting" and step.act != "release"]
-    kept = [step.model_copy(update={"state": "done"}) if step.state == "begun" else step for step in done]
+    owed = [step for step in done if _may_have_stopped(step)]  # ended all the same, or the job would be lost
+    others = [step for step in done if step not in owed]
+    kept = [step.model_copy(update={"state": "done"}) if step.state == "begun" else step for step in others]
     releases = [Step(act="release", subject=node) for node in reversed(isolated)]
-    changed = {"state": "undoing", "ends_as": ends_as, "reason": why, "steps": (*kept, *releases), "ended_ns": None}
+    steps = (*kept, *releases, *owed)
+    changed = {"state": "undoing", "ends_as": ends_as, "reason": why, "steps": steps, "ended_ns": None}
     turned = execution.model_copy(update=changed)
-    return turned if releases else end(turned, now_ns)
+    return turned if next_step(turned) is not None else end(turned, now_ns)
+
+
+def _may_have_stopped(step: Step) -> bool:
+    """Return whether a job may be stopped and not yet started again; without an answer, nobody knows."""
+    return step.act == "restart" and step.state == "begun" and (step.is_half_done or not step.said)
 
 
 def _with(execution: Execution, place: int, step: Step) -> Execution:

@@ -33,6 +33,17 @@ def test_dry_run_is_handed_on() -> None:
         assert report.outcome == "would", report
 
 
+@pytest.mark.parametrize("name", ["command", "nvrx", "webhook"])
+def test_dry_run_of_the_options_counts(name: str) -> None:
+    report = make_controller(name, OPTIONS[name] | {"dry_run": True}, dry_run=False).isolate("h1", "mark-1", "xid 79")
+    assert report.outcome == "would", report
+
+
+def test_secret_in_the_options_is_not_passed_over() -> None:
+    with pytest.raises(BadInput, match="secret_file"):
+        make_controller("webhook", {"url": "http://h", "secret": "whsec_c2VjcmV0"}, dry_run=False)
+
+
 def test_every_controller_is_tried_here() -> None:
     assert set(OPTIONS) | {"kubernetes"} == set(CONTROLLERS)
 

@@ -98,6 +98,16 @@ def test_cordon_that_was_there_before_stays(fake: FakeKubernetes, api: Any) -> N
     assert make(api).nodes()[0].reason == "cordoned, but not by Lockstep"
 
 
+def test_cordon_of_a_person_is_not_lifted_for_an_annotation_that_was_left_behind(
+    fake: FakeKubernetes, api: Any
+) -> None:
+    make(api).isolate("gpu-1", "mark-1", "xid 79")
+    spec = fake.objects[NODES]["gpu-1"]["spec"]
+    spec["taints"] = [taint for taint in spec["taints"] if taint["key"] != ISOLATED]  # given back, cordoned later
+    expect(make(api).release("gpu-1", "mark-1"), "refused", "was not isolated by us")
+    assert fake.objects[NODES]["gpu-1"]["spec"]["unschedulable"] is True
+
+
 def test_node_that_is_not_ready_is_not_usable(fake: FakeKubernetes, api: Any) -> None:
     ready = fake.objects[NODES]["gpu-1"]["status"]["conditions"][1]
     ready |= {"status": "Unknown", "message": "Kubelet stopped posting node status."}

@@ -123,10 +123,12 @@ def test_annotation_alone_is_no_isolation() -> None:
     assert view_node(node).is_usable
 
 
-def test_cordon_of_ours_is_known_also_when_somebody_took_the_taint() -> None:
+def test_cordon_without_our_taint_is_somebody_elses_though_our_note_was_left() -> None:
     node = load("node")
     node["metadata"]["annotations"][ISOLATED] = NOTE
     node["spec"]["unschedulable"] = True
+    assert read_isolation(node) is None
+    node["spec"]["taints"].append({"key": ISOLATED, "value": "mark-1", "effect": "NoSchedule"})
     isolated = read_isolation(node)
     assert isolated == Isolated("mark-1", "xid 79", is_cordon_ours=True)
     assert release_patch(node, isolated)["spec"]["unschedulable"] is None

@@ -165,6 +165,11 @@ def test_jobset_of_somebody_else_is_refused(fake: FakeKubernetes, api: Any) -> N
     expect(make(api).restart(ORDER), "refused", "belongs to TrainJob llm")
 
 
+def test_jobset_that_has_ended_is_not_begun_anew(fake: FakeKubernetes, api: Any) -> None:
+    fake.objects[JOBSETS]["llm"]["status"]["conditions"].append({"type": "Completed", "status": "True"})
+    expect(make(api).restart(ORDER), "refused", "it has ended by itself")
+
+
 def test_jobset_that_somebody_suspended_is_refused(fake: FakeKubernetes, api: Any) -> None:
     fake.objects[JOBSETS]["llm"]["spec"]["suspend"] = True
     expect(make(api).restart(ORDER), "refused", "somebody has suspended it")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.errors import BadInput, ControllerDown
+from lockstep.errors import BadInput, ControllerDown, HalfDone
 from planner.controllers.protocol import JobView, Restart
 from planner.controllers.slurm import SlurmController
 from planner.controllers.slurm_commands import SlurmOptions
@@ -135,6 +135,12 @@ def test_a_job_is_cancelled_and_submitted_without_the_node(slurm: FakeSlurm) -> 
     assert "LOCKSTEP_RESUME_FROM=/ckpt/7" in (slurm.home / "environment").read_text()
 
 
+def test_a_job_sees_nothing_of_our_environment(slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PGPASSWORD", "hunter2")
+    control(slurm).restart(ORDER)
+    assert "hunter2" not in (slurm.home / "environment").read_text()
+
+
 def test_a_mark_is_submitted_once_also_when_slurm_has_forgotten_the_job(slurm: FakeSlurm) -> None:
     control(slurm).restart(ORDER)
     slurm.say("squeue")
@@ -155,6 +161,15 @@ def test_death_between_scancel_and_sbatch_loses_nothing(slurm: FakeSlurm) -> Non
     assert len(slurm.calls("scancel")) == 1
     assert (slurm.home / "script").read_text() == SCRIPT
     assert "--exclude=n1,n2" in slurm.calls("sbatch")[-1]
+
+
+def test_a_restart_that_has_cancelled_its_job_says_so(slurm: FakeSlurm) -> None:
+    slurm.say("sbatch", err="sbatch: error: Invalid qos specification\n", code=1)
+    report = control(slurm).restart(ORDER)
+    assert (report.outcome, report.is_half_done) == ("failed", True)
+    slurm.say("squeue", err=DOWN, code=1)
+    with pytest.raises(HalfDone):
+        control(slurm).restart(ORDER)
 
 
 def test_death_after_sbatch_is_seen_in_the_queue(slurm: FakeSlurm) -> None:
@@ -181,6 +196,27 @@ def test_a_job_that_could_never_start_again_is_not_cancelled(slurm: FakeSlurm) -
     assert report.outcome == "refused"
     assert "job 2 is left as it is, as it could not start again: sbatch ended with 1" in report.what
     assert slurm.changes() == []
+
+
+@pytest.mark.parametrize("why", ["--uid only permitted by root user", "Invalid account or account/partition"])
+def test_a_job_that_sbatch_would_not_take_is_not_cancelled(slurm: FakeSlurm, why: str) -> None:
+    slurm.say("sbatch-test", err=f"sbatch: error: {why}\n", code=1)
+    assert why in control(slurm).restart(ORDER).what
+    assert slurm.changes() == []
+
+
+def test_a_job_that_is_cancelled_already_is_not_called_left_alone(slurm: FakeSlurm) -> None:
+    slurm.say("sbatch", err="sbatch: error: Socket timed out\n", code=1)
+    with pytest.raises(ControllerDown):
+        control(slurm).restart(ORDER)
+    slurm.say("sbatch-test", err="allocation failure: Requested node configuration is not available\n", code=1)
+    slurm.say("sbatch", "17\n")
+    assert control(slurm).restart(ORDER).outcome == "done"
+
+
+def test_a_node_that_slurm_has_forgotten_is_not_excluded(slurm: FakeSlurm) -> None:
+    assert control(slurm).restart(replace(ORDER, exclude=("n2", "scrapped"))).outcome == "done"
+    assert "--exclude=n1,n2 " in slurm.calls("sbatch")[0]
 
 
 def test_a_limit_of_the_moment_does_not_keep_a_job_from_starting_again(slurm: FakeSlurm) -> None:
@@ -211,6 +247,24 @@ def test_a_job_that_is_gone_is_refused(slurm: FakeSlurm, way: str) -> None:
     )
     assert control(slurm).job("99") is None
     assert slurm.changes() == []
+
+
+def test_a_job_whose_name_claims_an_owner_is_left_alone(slurm: FakeSlurm) -> None:
+    forged = RUNNING.replace("JobName=train me UserId=root(0)", "JobName=x UserId=root(0) y UserId=mallory(1000)")
+    slurm.say("scontrol-show-job", forged)
+    report = control(slurm).restart(ORDER)
+    assert (report.outcome, slurm.changes()) == ("refused", [])
+    assert "has no owner, or two" in report.what
+
+
+@pytest.mark.parametrize("state", ["COMPLETED", "CANCELLED"])
+@pytest.mark.parametrize("way", ["submit", "requeue"])
+def test_a_job_that_is_over_is_not_started_again(slurm: FakeSlurm, state: str, way: str) -> None:
+    slurm.say("scontrol-show-job", RUNNING.replace("JobState=RUNNING", f"JobState={state}"))
+    options = replace(slurm.options(), way="submit" if way == "submit" else "requeue")
+    report = SlurmController(options).restart(ORDER)
+    assert (report.outcome, slurm.changes()) == ("refused", [])
+    assert f"job 2 is over ({state})" in report.what
 
 
 def test_without_its_script_a_job_is_not_cancelled(slurm: FakeSlurm) -> None:
@@ -275,6 +329,14 @@ def test_death_in_the_middle_of_a_requeue_does_not_requeue_twice(slurm: FakeSlur
     assert slurm.calls("scontrol release") == ["scontrol release 2"]
 
 
+def test_a_requeued_job_that_is_still_ending_stays_held(slurm: FakeSlurm) -> None:
+    slurm.say("scontrol-requeuehold", do="sed -i s/JobState=RUNNING/JobState=COMPLETING/ scontrol-show-job.out")
+    controller = SlurmController(replace(slurm.options(), way="requeue", grace_s=0.1))
+    for _ in range(2):
+        assert "is requeued, held, and still ending" in controller.restart(ORDER).what
+    assert slurm.changes() == ["scontrol requeuehold 2"]
+
+
 def test_reattempt_is_refused_with_a_way_out(slurm: FakeSlurm) -> None:
     report = control(slurm).reattempt("2", "m")
     assert (report.outcome, report.what) == (
@@ -288,3 +350,5 @@ def test_options_that_make_no_sense_are_refused(tmp_path: Path) -> None:
         SlurmOptions(tmp_path, timeout_s=0)
     with pytest.raises(BadInput, match="unknown fields"):
         SlurmOptions(tmp_path, resubmit=("submit", "{host}"))
+    with pytest.raises(BadInput, match=r"must set the job's \{comment\}"):
+        SlurmOptions(tmp_path, resubmit=("submit", "{script}"))

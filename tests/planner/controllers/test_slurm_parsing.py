@@ -97,6 +97,12 @@ def test_a_state_of_slurm_is_one_of_four(word: str, state: str) -> None:
     assert read_state(word) == state
 
 
+@pytest.mark.parametrize("word", ["COMPLETING", "CONFIGURING"])
+def test_a_job_that_ends_or_boots_is_not_seen_to_run(word: str) -> None:
+    (job,) = parse_jobs(read("job_running.txt").replace("JobState=RUNNING", f"JobState={word}"))
+    assert (job.state, job.as_view().state) == ("running", "waiting")
+
+
 def test_a_marked_job_is_found_in_the_queue() -> None:
     assert find_marked(read("queue.txt"), "d-17") == "2"
     assert find_marked(read("queue.txt"), "d-1") is None

@@ -43,6 +43,8 @@ def test_the_whole_command() -> None:
         "--partition=debug",
         "--time=01:00:00",
         "--chdir=/srv/ada",
+        "--cpus-per-task=1",
+        "--mem=0",
         "--output=/srv/ada/slurm-%j.out",
         "--error=/srv/ada/slurm-%j.out",
         "--nodes=2",
@@ -71,6 +73,13 @@ def test_root_submits_as_the_jobs_owner() -> None:
 def test_gpus_account_and_reservation_are_kept() -> None:
     command = build(with_fields(TresPerNode="gres:gpu:8", Account="llm", Reservation="night"))
     assert {"--gres=gres:gpu:8", "--account=llm", "--reservation=night"} <= set(command)
+
+
+def test_memory_processors_and_gpus_of_the_command_line_are_kept() -> None:
+    said = {"CPUs/Task": "16", "MinMemoryNode": "64G", "NtasksPerN:B:S:C": "8:0:*:*", "OverSubscribe": "NO"}
+    command = build(with_fields(**said, TresPerJob="gres:gpu:h100:16"))
+    wanted = {"--cpus-per-task=16", "--mem=64G", "--ntasks-per-node=8", "--exclusive", "--gpus=h100:16"}
+    assert wanted <= set(command)
 
 
 def test_fewer_nodes_have_fewer_tasks() -> None:

@@ -101,6 +101,21 @@ def test_a_process_that_is_no_agent_of_this_job_is_never_stopped(options: Torchr
     assert other.find("n2") is None
 
 
+def test_a_dead_host_is_left_behind(options: TorchrunOptions) -> None:
+    start_all(options)
+    dead = replace(
+        options, reach=replace(options.reach, on_node=("sh", "-c", '[ "$0" != n2 ] && exec "$@"', "{node}"))
+    )
+    controller = TorchrunController(dead)
+    assert controller.isolate("n2", "d-1", "dead").outcome == "done"
+    assert controller.isolate("n2", "d-1", "dead").outcome == "already"
+    report = controller.restart(Restart("d-1", "llm-7", exclude=("n2",)))
+    assert report.what == "job llm-7 is started again on n1, n3"
+    view = controller.job("llm-7")
+    assert view is not None
+    assert (view.state, view.nodes) == ("running", ("n1", "n3"))
+
+
 def test_a_node_that_the_rest_needs_is_not_taken(options: TorchrunOptions) -> None:
     controller = TorchrunController(replace(options, min_nodes=3, rendezvous_node="n1"))
     assert controller.isolate("n1", "d-1", "slow").what == (

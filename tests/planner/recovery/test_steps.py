@@ -149,3 +149,15 @@ def test_whatever_the_controller_answers_no_node_is_left_isolated_that_the_job_h
     if run.state == "undone" or (run.state == "failed" and not has_left):
         refused = {step.subject for step in run.steps if step.act == "release" and step.state == "failed"}
         assert out <= refused
+
+
+def test_restart_that_has_stopped_its_job_is_never_given_up_and_ends_also_after_an_undo() -> None:
+    run = answer(begun(), "done")
+    for _ in range(5):
+        place = next_step(run)
+        assert place is not None
+        run = mark_answered(mark_begun(run, place, 1), place, Report("failed", "no", is_half_done=True), 2)
+    assert run.state == "executing"
+    undone = undo(run, "I know", 3)
+    assert [(step.act, step.state) for step in undone.steps[-2:]] == [("release", "waiting"), ("restart", "begun")]
+    assert answer(answer(undone, "done"), "done").state == "undone"
