@@ -5,6 +5,7 @@ in the roll-up, and is no other there twice?
 """
 
 import os
+import platform
 import random
 import shutil
 import subprocess
@@ -104,13 +105,16 @@ def test_a_server_killed_between_token_and_part_takes_the_retry(server: ClickHou
 @contextmanager
 def killed_at_rename(pid: int, number: int) -> Iterator[None]:
     """Have a process killed on its way into the so-manieth rename from now."""
-    inject = f"inject=rename:signal=KILL:when={number}"
-    command = ["strace", "-f", "-p", str(pid), "-o", "/dev/null", "-e", "trace=rename", "-e", inject]
+    call = "rename" if platform.machine() == "x86_64" else "renameat"  # what the C library has on other machines
+    inject = f"inject={call}:signal=KILL:when={number}"
+    command = ["strace", "-f", "-p", str(pid), "-o", "/dev/null", "-e", f"trace={call}", "-e", inject]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as tracer:
         assert tracer.stderr is not None
         assert "attached" in tracer.stderr.readline()
-        yield
-        tracer.kill()  # asked to end, it may wait forever for the dead process that nobody has looked at yet
+        try:
+            yield
+        finally:
+            tracer.kill()  # asked to end, it may wait forever for the dead process that nobody has looked at yet
 
 
 @pytest.mark.parametrize("table", ["collectives", "operations"])
