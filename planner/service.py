@@ -26,7 +26,7 @@ from planner.recovery.limits import OUT, Surroundings
 from planner.recovery.reading import Sight
 from planner.recovery.returning import Returner
 from planner.recovery.sharing import share_nodes
-from planner.recovery.steps import begin, isolated_by
+from planner.recovery.steps import begin
 from planner.recovery.taxonomy import severity_of
 from planner.recovery.weighing import Situation
 
@@ -170,7 +170,7 @@ class PlannerService:
                 changed_ns=now_ns,
             )
             for run in runs
-            for node in {*isolated_by(run), *(step.subject for step in run.steps if step.act == "isolate")}
+            for node in {step.subject for step in run.steps if step.act == "isolate"}
         ]
 
     def _begin_approved(self, incident: Incident, recent: Sequence[Execution], lease: Lease, now_ns: int) -> None:

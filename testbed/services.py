@@ -1,6 +1,8 @@
 """Lockstep's own services as processes on loopback: started, killed, started again."""
 
+import errno
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -17,6 +19,7 @@ from lockstep.errors import LockstepError
 _START_TIMEOUT_S = 60
 _STOP_TIMEOUT_S = 30
 _POLL_S = 0.02
+_PORTS = range(20_000, 32_768)
 LOCKSTEP = str(Path(sys.executable).with_name("lockstep"))
 
 
@@ -98,9 +101,18 @@ def wait_until(is_so: Callable[[], bool], what: str, limit_s: float = _START_TIM
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on at the moment."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
+    """Return a port that nobody listens on at the moment.
+
+    It lies below those that the kernel gives to connections (32768 and up), which could take it before its user does.
+    """
+    while True:
+        port = secrets.choice(_PORTS)
+        try:
+            with socket.create_server(("127.0.0.1", port)):
+                return port
+        except OSError as taken:
+            if taken.errno != errno.EADDRINUSE:
+                raise
 
 
 def cpu_seconds(pid: int) -> float:

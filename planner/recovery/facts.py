@@ -78,7 +78,6 @@ class ClusterFacts:
 class Durations:
     """How long cures take here, before anything is loaded; the first runs of a site replace them."""
 
-    reroute_s: float = 2.0
     reattempt_s: float = 10.0
     restart_process_s: float = 30.0
     rebuild_s: float = 15.0  # communicators anew, without the lost worker

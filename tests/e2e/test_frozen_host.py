@@ -4,20 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.errors import NotPresent
 from testbed.frozen_host import freeze, watched_site
-from testbed.slurm import check_installed
 from tests.e2e.test_recovery import check_losses_go_on
 
-pytestmark = [pytest.mark.slow, pytest.mark.needs_root]
-
-
-@pytest.fixture(autouse=True)
-def _needs_slurm() -> None:
-    try:
-        check_installed()
-    except NotPresent as absent:
-        pytest.skip(str(absent))
+pytestmark = [pytest.mark.slow, pytest.mark.needs_root, pytest.mark.usefixtures("slurm_is_installed")]
 
 
 def test_host_that_freezes_twice_is_taken_away_and_the_job_goes_on_without_it(tmp_path: Path) -> None:

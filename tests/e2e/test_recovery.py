@@ -9,21 +9,11 @@ import pytest
 from lockstep.control.database import ControlDatabase
 from lockstep.control.decisions import list_decisions
 from lockstep.control.executions import find_execution, give_order
-from lockstep.errors import NotPresent
 from lockstep.execution import Order
 from testbed.recovering import await_found, recover, running_site
-from testbed.slurm import check_installed
 from testbed.training.checkpointed import LoggedStep, read_log
 
-pytestmark = [pytest.mark.slow, pytest.mark.needs_root]
-
-
-@pytest.fixture(autouse=True)
-def _needs_slurm() -> None:
-    try:
-        check_installed()
-    except NotPresent as absent:
-        pytest.skip(str(absent))
+pytestmark = [pytest.mark.slow, pytest.mark.needs_root, pytest.mark.usefixtures("slurm_is_installed")]
 
 
 def test_host_is_drained_job_goes_on_without_it_and_people_and_limits_have_the_last_word(tmp_path: Path) -> None:

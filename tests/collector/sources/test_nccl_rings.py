@@ -150,17 +150,11 @@ def test_rank_that_stands_still_is_looked_at_ten_times_a_second(tmp_path: Path, 
 
 def _stop_inside_an_operation(pid: int, folder: Path) -> None:
     """Stop the process at a moment at which an operation has a part under way."""
+    os.kill(pid, signal.SIGUSR1)
+    eventually(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
     (path,) = folder.glob("*.ring")
     with open_ring(path) as ring:
-
-        def is_caught() -> bool:
-            os.kill(pid, signal.SIGSTOP)
-            if (ring.live().operations["open"] > 0).any():
-                return True
-            os.kill(pid, signal.SIGCONT)
-            return False
-
-        eventually(is_caught)
+        assert (ring.live().operations["open"] > 0).any()
 
 
 def test_detail_is_raised_while_it_is_wished_and_put_back(tmp_path: Path, plugin_library: Path) -> None:

@@ -11,10 +11,15 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
+
+from lockstep.clock import ManualClock
+from planner.controllers.kubernetes import KubernetesController, KubernetesOptions
+from planner.controllers.protocol import Report
+from tests.http_serving import Quiet, serving
 
 Object = dict[str, Any]
 DATA = Path(__file__).parents[2] / "data" / "kubernetes"
@@ -174,7 +179,7 @@ def fill(fake: FakeKubernetes) -> None:
 def serve(fake: FakeKubernetes) -> Iterator[str]:
     """Yield the address of the fake while it listens."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Quiet, BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
         wbufsize = -1  # head and body in one packet: apart, they would wait for the other side's acknowledgement
 
@@ -203,24 +208,8 @@ def serve(fake: FakeKubernetes) -> Iterator[str]:
 
         do_GET = do_PATCH = do_POST = do_DELETE = _any  # noqa: N815 (http.server's names)
 
-        def log_message(self, *_: object) -> None:
-            """Say nothing."""
-
-    server = _Server(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-
-class _Server(ThreadingHTTPServer):
-    def handle_error(self, *_: object) -> None:
-        """Say nothing of clients that hang up: tests make them do so."""
+    with serving(Handler) as url:
+        yield url
 
 
 def _webhook(old: Object, new: Object) -> str | None:
@@ -243,3 +232,15 @@ def _set_condition(jobset: Object, kind: str, is_true: bool) -> None:
 
 def _status(code: int, message: str) -> tuple[int, Object]:
     return code, {"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": message, "code": code}
+
+
+def make(api: Any, **options: Any) -> KubernetesController:
+    """Return a controller that talks to the fake."""
+    return KubernetesController(api, KubernetesOptions(**options), ManualClock())
+
+
+def expect(report: Report, outcome: str, *words: str) -> None:
+    """Check how an act ended, and what was said of it."""
+    assert report.outcome == outcome, report
+    for word in words:
+        assert word in report.what

@@ -1,7 +1,6 @@
 """The Kubernetes controller against a fake API server over real HTTP, with the official client."""
 
 import copy
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,9 @@ from lockstep.errors import BadInput, ControllerDown
 from planner.controllers.kubernetes import KubernetesController, KubernetesOptions
 from planner.controllers.kubernetes_api import connect, quiet_client
 from planner.controllers.kubernetes_nodes import ISOLATED
-from planner.controllers.protocol import Report, Restart
+from planner.controllers.protocol import Restart
 from tests.planner.controllers.contract import Rig, check_contract
-from tests.planner.controllers.fake_kubernetes import NODES, FakeKubernetes, Object, fill, serve
+from tests.planner.controllers.fake_kubernetes import NODES, FakeKubernetes, Object, expect, fill, make, serve
 
 client = pytest.importorskip("kubernetes.client", reason="needs the extra lockstep[kubernetes]")
 
@@ -28,37 +27,12 @@ users: [{name: planner, user: {token: secret-token}}]
 """
 
 
-@pytest.fixture
-def fake() -> FakeKubernetes:
-    fake = FakeKubernetes()
-    fill(fake)
-    return fake
-
-
-@pytest.fixture
-def api(fake: FakeKubernetes) -> Iterator[Any]:
-    with serve(fake) as url:
-        made = quiet_client(client.Configuration(host=url))
-        yield made
-        made.rest_client.close()
-
-
-def make(api: Any, **options: Any) -> KubernetesController:
-    return KubernetesController(api, KubernetesOptions(**options), ManualClock())
-
-
 def specs(fake: FakeKubernetes) -> dict[str, Object]:
     """Return what we may change of nodes: all but the version."""
     seen = copy.deepcopy(fake.objects[NODES])
     for node in seen.values():
         del node["metadata"]["resourceVersion"]
     return seen
-
-
-def expect(report: Report, outcome: str, *words: str) -> None:
-    assert report.outcome == outcome, report
-    for word in words:
-        assert word in report.what
 
 
 def test_it_keeps_the_contract_of_controllers(fake: FakeKubernetes, api: Any) -> None:

@@ -1,46 +1,17 @@
 """Restarts of JobSets against a fake API server: each way, and a planner that dies at any step of them."""
 
 import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from lockstep.clock import ManualClock
 from lockstep.errors import BadInput, ControllerDown
-from planner.controllers.kubernetes import KubernetesController, KubernetesOptions
-from planner.controllers.kubernetes_api import quiet_client
-from planner.controllers.protocol import Report, Restart
-from tests.planner.controllers.fake_kubernetes import JOBSETS, KEEPERS, FakeKubernetes, Object, fill, serve
+from planner.controllers.protocol import Restart
+from tests.planner.controllers.fake_kubernetes import JOBSETS, KEEPERS, FakeKubernetes, Object, expect, make
 
-client = pytest.importorskip("kubernetes.client", reason="needs the extra lockstep[kubernetes]")
+pytest.importorskip("kubernetes.client", reason="needs the extra lockstep[kubernetes]")
 
 ORDER = Restart("mark-1", "train/llm", checkpoint="/c/step-400")
-
-
-@pytest.fixture
-def fake() -> FakeKubernetes:
-    fake = FakeKubernetes()
-    fill(fake)
-    return fake
-
-
-@pytest.fixture
-def api(fake: FakeKubernetes) -> Iterator[Any]:
-    with serve(fake) as url:
-        made = quiet_client(client.Configuration(host=url))
-        yield made
-        made.rest_client.close()
-
-
-def make(api: Any, **options: Any) -> KubernetesController:
-    return KubernetesController(api, KubernetesOptions(**options), ManualClock())
-
-
-def expect(report: Report, outcome: str, *words: str) -> None:
-    assert report.outcome == outcome, report
-    for word in words:
-        assert word in report.what
 
 
 @pytest.mark.parametrize(

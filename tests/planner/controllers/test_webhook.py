@@ -4,11 +4,10 @@ import base64
 import hashlib
 import hmac
 import json
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import httpx
@@ -18,6 +17,7 @@ from lockstep.clock import NS_PER_S, ManualClock
 from lockstep.errors import BadInput, ControllerDown
 from planner.controllers.protocol import Restart
 from planner.controllers.webhook import WebhookController, WebhookOptions
+from tests.http_serving import Quiet, serving
 from tests.planner.controllers.contract import Rig, check_contract
 
 SECRET = "whsec_" + base64.b64encode(b"a secret of thirty-two bytes ....").decode()
@@ -53,9 +53,7 @@ class Receiver:
 
 @contextmanager
 def listen(receiver: Receiver) -> Iterator[str]:
-    class Handler(BaseHTTPRequestHandler):
-        wbufsize = -1
-
+    class Handler(Quiet, BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             receiver.seen.append((dict(self.headers), body))
@@ -76,19 +74,8 @@ def listen(receiver: Receiver) -> Iterator[str]:
             self.end_headers()
             self.wfile.write(data)
 
-        def log_message(self, *_: object) -> None:
-            """Say nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with serving(Handler) as url:
+        yield url
 
 
 def answering(answer: Callable[[httpx.Request], httpx.Response], **options: Any) -> WebhookController:
