@@ -23,8 +23,9 @@ from collector.probing.sockets import RawExchange
 from collector.registry import make_sources
 from collector.spool import Spool
 from lockstep.clock import Clock, SystemClock
-from lockstep.config import CollectorSettings, Settings, read_secret
+from lockstep.config import Settings, read_secret
 from lockstep.errors import BadInput, NotPresent
+from lockstep.sections import CollectorSettings
 from lockstep.topology import load_topology
 
 _log = structlog.get_logger("collect")

@@ -1,8 +1,9 @@
 """Puts the recovery planner together as the settings say."""
 
-from lockstep.config import JobHints, Settings
+from lockstep.config import Settings
 from lockstep.control.database import ControlDatabase
 from lockstep.errors import BadInput
+from lockstep.planner_settings import JobHints
 from lockstep.store.store import Store
 from lockstep.topology import Topology
 from planner.controllers.choosing import make_controller

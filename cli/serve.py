@@ -16,11 +16,11 @@ from cli.planning import make_planner
 from cli.setup import make_state_dir, settings_of
 from cli.web import serve
 from lockstep.clock import SystemClock
-from lockstep.config import split_listen
 from lockstep.control.database import open_control
 from lockstep.control.duty import Duty, Work
 from lockstep.errors import LockstepError
 from lockstep.incident import Incident
+from lockstep.sections import split_listen
 
 app = typer.Typer(no_args_is_help=True, help="Run one service, for compose and systemd.")
 

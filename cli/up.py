@@ -12,8 +12,9 @@ from cli.opening import listen_on, with_listen
 from cli.setup import err, out, settings_of
 from cli.web import serve
 from lockstep.clock import NS_PER_S, SystemClock, rfc3339
-from lockstep.config import Settings, split_listen
+from lockstep.config import Settings
 from lockstep.incident import Incident
+from lockstep.sections import split_listen
 from lockstep.sim.library import find_story
 from lockstep.sim.story import Story, build_topology
 

@@ -13,7 +13,7 @@ from collector.agent import CollectorAgent
 from collector.following import Health
 from lockstep import __version__
 from lockstep.clock import NS_PER_S, Clock
-from lockstep.config import split_listen
+from lockstep.sections import split_listen
 
 _log = structlog.get_logger("metrics")
 

@@ -15,8 +15,9 @@ from collector.sources.nccl_rings import NcclRingsSource
 from collector.sources.probes import ProbeOptions, ProbesSource
 from collector.sources.processes import ProcessesSource
 from collector.sources.rdma import RdmaSource
-from lockstep.config import CollectorSettings, read_secret
+from lockstep.config import read_secret
 from lockstep.errors import BadInput
+from lockstep.sections import CollectorSettings
 from lockstep.topology import Topology, load_topology
 
 # What makes a source: from the name of the host and the settings of its agent.

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lockstep.config import NOT_SETTINGS, Section, Setting, Settings, list_settings
+from lockstep.config import NOT_SETTINGS, Setting, Settings, list_settings
+from lockstep.sections import Section
 
 _INTRODUCTION = """\
 # Settings

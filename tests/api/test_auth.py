@@ -9,7 +9,8 @@ import pytest
 from fastapi.routing import APIRoute
 
 from api import routes
-from lockstep.config import ApiSettings, Settings
+from lockstep.config import Settings
+from lockstep.sections import ApiSettings
 from lockstep.store.store import Store
 from tests.api.build import Api, bearer, check_problem, running_api
 

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from cli.opening import layout_of, listen_on, node_urls, opened_store, prepare_embedded, unique_holder
-from lockstep.config import Settings, StoreSettings
+from lockstep.config import Settings
 from lockstep.errors import LockstepError
+from lockstep.sections import StoreSettings
 from lockstep.store.layout import Layout
 from lockstep.store.migrations import check_migrated
 from tests.cli.commands import Run, check_failure

@@ -9,8 +9,8 @@ import pytest
 
 from collector.ranks.proc_stat import RingHolders, read_stat
 from collector.registry import SOURCES, make_sources
-from lockstep.config import CollectorSettings
 from lockstep.errors import BadInput
+from lockstep.sections import CollectorSettings
 from tests.builders import SECOND, T0
 from tests.waiting import eventually
 

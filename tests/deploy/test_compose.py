@@ -8,7 +8,7 @@ import pytest
 
 from api.routes.health import health_app
 from lockstep import __version__
-from lockstep.config import split_listen
+from lockstep.sections import split_listen
 from tests.conftest import REPO
 from tests.deploy.commands import check_command
 from tests.deploy.compose_file import Service, load_compose

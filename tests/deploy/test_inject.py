@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lockstep.config import CollectorSettings
+from lockstep.sections import CollectorSettings
 
 REPO = Path(__file__).resolve().parents[2]
 INJECT = REPO / "deploy" / "inject"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lockstep.config import split_listen
+from lockstep.sections import split_listen
 from lockstep.supervision import REPORT_DIRECTORIES
 from tests.conftest import REPO
 from tests.deploy.chart import MANIFEST, objects

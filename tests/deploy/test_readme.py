@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from lockstep import __version__
-from lockstep.config import load_settings, split_listen
+from lockstep.config import load_settings
+from lockstep.sections import split_listen
 from tests.conftest import REPO
 from tests.deploy.chart import default_values
 from tests.deploy.commands import check_command

@@ -8,17 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from lockstep.config import (
-    DEFAULT_FILE,
-    NOT_SETTINGS,
-    Settings,
-    list_settings,
-    load_settings,
-    read_secret,
-    split_listen,
-)
+from lockstep.config import DEFAULT_FILE, NOT_SETTINGS, Settings, list_settings, load_settings, read_secret
 from lockstep.control.database import open_control
 from lockstep.errors import BadInput, BadSettings
+from lockstep.sections import split_listen
 from lockstep.store.address import Embedded, parse_address
 
 

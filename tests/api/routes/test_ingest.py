@@ -10,11 +10,12 @@ import pyarrow as pa
 import pytest
 
 from lockstep.batches import BOOT_HEADER, NUMBER_HEADER, VERSION_HEADER, encode_batch
-from lockstep.config import GatewaySettings, Settings
+from lockstep.config import Settings
 from lockstep.control.tokens import list_tokens, revoke_token
 from lockstep.control.wishes import add_wish
 from lockstep.errors import GatewayFull
 from lockstep.records import RECORDS_VERSION, Event
+from lockstep.sections import GatewaySettings
 from lockstep.store.store import Store
 from lockstep.wish import Receipt, Wish
 from tests.api.build import Api, batch_headers, check_problem, running_api

@@ -11,8 +11,9 @@ import pytest
 
 from api.gateway.log import Entry
 from lockstep.clock import NS_PER_S, rfc3339
-from lockstep.config import GatewaySettings, Settings
+from lockstep.config import Settings
 from lockstep.errors import GatewayFull
+from lockstep.sections import GatewaySettings
 from lockstep.store.store import Store
 from tests.api.build import Api, bearer, check_problem, running_api
 from tests.api.fake_store import FakeStore

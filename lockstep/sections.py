@@ -1,0 +1,130 @@
+"""What each part can be told: one class per section of the settings file, but for the planner's."""
+
+import re
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+_LISTEN = re.compile(r"(?:\[([^\[\]]+)\]|([^\[\]:]+)):([0-9]{1,5})")
+
+
+def split_listen(value: str) -> tuple[str, int]:
+    """Return host and port of `host:port`; an IPv6 host stands in brackets.
+
+    >>> split_listen("[::1]:8642")
+    ('::1', 8642)
+    """
+    match = _LISTEN.fullmatch(value)
+    if not match or int(match[3]) > 65535:
+        raise ValueError(f"{value!r} is not host:port")
+    return match[1] or match[2], int(match[3])
+
+
+def _check_listen(value: str) -> str:
+    split_listen(value)
+    return value
+
+
+Listen = Annotated[str, AfterValidator(_check_listen)]
+Days = Annotated[int, Field(ge=0)]
+
+
+class Section(BaseModel):
+    """Base of all sections: frozen, and nothing is taken that has no meaning."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class StoreSettings(Section):
+    """Where telemetry lives."""
+
+    url: str = Field(
+        "", description="chdb:///directory or http(s)://user@host:8123/database; empty: <state_dir>/store"
+    )
+    password_file: Path | None = Field(None, description="file with the password, where the URL has none")
+    memory_mb: int = Field(2048, ge=256, description="memory cap of the embedded engine, and of a query on a server")
+    cluster: str | None = Field(None, description="name of the cluster in the servers' configuration; shards by job")
+    nodes: tuple[str, ...] = Field((), description="URLs of all nodes of the cluster, for migrations and backups")
+    replicated: bool = Field(False, description="use Replicated engines, which need a Keeper")
+    retention_days: dict[str, Days] = Field(
+        default_factory=dict, description="days to keep rows by table, where not the default; 0 keeps them"
+    )
+
+
+class ControlSettings(Section):
+    """Where small mutable state lives: incidents, decisions, tokens, leases."""
+
+    url: str = Field(
+        "", description="sqlite:///file or postgresql://user@host/database; empty: <state_dir>/control.db"
+    )
+
+
+class ApiSettings(Section):
+    """What people and programs talk to."""
+
+    listen: Listen = Field("127.0.0.1:8642", description="address to serve on; loopback unless told otherwise")
+    open_reads: bool = Field(False, description="let anyone who reaches the port read without a token")
+
+
+class GatewaySettings(Section):
+    """The way in for collectors' batches."""
+
+    max_batch_mb: int = Field(8, ge=1, le=256, description="largest batch as it arrives")
+    max_rows: int = Field(500_000, ge=1, description="most rows in one batch")
+    max_backlog_mb: int = Field(4096, ge=16, description="log on disk beyond which agents are told to wait")
+    segment_s: float = Field(1.0, gt=0, le=60, description="one insert per table in this time")
+
+
+class CollectorSettings(Section):
+    """The agent on a training host."""
+
+    server: str = Field("http://127.0.0.1:8642", description="where the gateway is")
+    token_file: Path | None = Field(None, description="file with this host's ingest token")
+    host: str = Field("", description="name of this host in the topology; empty: its host name")
+    store_url: str = Field("", description="ClickHouse to insert into without a gateway, for up to 50 hosts")
+    store_password_file: Path | None = Field(None, description="file with its password, where the URL has none")
+    sources: tuple[str, ...] = Field((), description="names of the sources to read; empty: all there are")
+    ring_dirs: tuple[Path, ...] = Field(
+        (Path("/run/lockstep/rings"), Path("/dev/shm/lockstep")),  # noqa: S108  # where the plugin writes by itself
+        description="where ring files are, on the host and in containers",
+    )
+    spool_mb: int = Field(
+        1024, ge=0, description="disk for what could not be sent yet, in <state_dir>/spool; 0: none"
+    )
+    buffer_mb: int = Field(32, ge=1, description="memory for the same, where there is no disk or it takes nothing")
+    listen: Listen = Field("127.0.0.1:8645", description="address of its metrics")
+    topology: Path | None = Field(None, description="topology.json of the cluster; probes need the addresses in it")
+    fabric_targets: Path | None = Field(None, description="file that names exporters of switches; on the head node")
+    probes: bool = Field(False, description="probe paths to other hosts of the topology; needs CAP_NET_RAW")
+    probe_packets_per_s: float = Field(20.0, gt=0, le=10_000, description="most probe packets a second")
+    probe_protos: tuple[Literal["tcp", "roce", "udp"], ...] = Field(
+        ("tcp",), min_length=1, description="what probes look like to switches; with RoCE: roce and tcp"
+    )
+    paths_file: Path | None = Field(
+        None, description="where path_shim reads planned ports, such as /run/lockstep/paths/plan; None: no plan"
+    )
+    paths_reports: Path = Field(
+        Path("/run/lockstep/paths/reports"), description="where path_shim tells which connections kept to the plan"
+    )
+    paths_agent: str = Field(
+        "/run/lockstep/paths/agent",
+        description="unix socket at which path_shim asks for ports that are not known beforehand; @name: abstract",
+    )
+    compare_clocks: bool = Field(False, description="compare this host's clock with other hosts of the topology")
+    clock_reference: str = Field("", description="host that all compare themselves with; empty: the first")
+    clock_key_file: Path | None = Field(None, description="file with a key that all collectors share")
+    clock_port: int = Field(8641, ge=1, le=65535, description="UDP port for comparing clocks")
+
+
+class AnalyzerSettings(Section):
+    """Turns closed windows into verdicts."""
+
+    listen: Listen = Field("127.0.0.1:8643", description="address of its health and metrics")
+    look_s: int = Field(2, ge=1, le=60, description="time between two looks at a job")
+    window_s: int = Field(6, ge=1, le=600, description="least stretch of time that a look judges")
+    silence_s: float = Field(15.0, gt=0, description="a host that sent nothing for this long is known as silent")
+    topology: Path | None = Field(None, description="topology.json of the cluster; none: the one published last")
+    device: Literal["auto", "numpy", "cpu", "cuda"] = Field(
+        "auto", description="what computes long arrays; auto: a GPU where there is one, else numpy"
+    )
