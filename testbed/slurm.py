@@ -4,13 +4,15 @@
         subprocess.run(["sinfo"], env=os.environ | slurm.environment)
 
 All nodes share this host: a job's processes are real, its isolation (control groups, pinning) is not. The daemons are
-those of Debian's and Ubuntu's packages; the system's own slurm.conf and munge key are never read.
+those of Debian's and Ubuntu's packages; the system's own slurm.conf and munge key are never read. With `rest`, there
+is a slurmrestd too, which takes JSON web tokens; it runs as nobody, since it refuses to run as root or as SlurmUser.
 """
 
 import getpass
 import os
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
@@ -23,6 +25,7 @@ from lockstep.errors import LockstepError, NotPresent
 from testbed.services import free_port, wait_until
 
 _TOOLS = ("munged", "slurmctld", "slurmd", "scontrol", "sbatch", "scancel", "squeue", "sinfo")
+_REST_TOOLS = ("slurmrestd", "setpriv")
 _PARTITION = "debug"
 _START_TIMEOUT_S = 30
 _STOP_TIMEOUT_S = 10
@@ -73,6 +76,11 @@ class LocalSlurm:
     _daemons: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
 
     @property
+    def rest(self) -> str:
+        """Return the address of slurmrestd."""
+        return f"unix://{self.door}/rest/socket"
+
+    @property
     def environment(self) -> Mapping[str, str]:
         """Return what Slurm's commands need to find this cluster."""
         return {"SLURM_CONF": str(self.door / "slurm.conf")}
@@ -98,10 +106,37 @@ class LocalSlurm:
                 start_new_session=True,
             )
 
+    def start_rest(self, name: str = "rest", auth: str = "jwt") -> None:
+        """Start a slurmrestd as nobody, and return when it listens; its plugins for slurmdbd would need one."""
+        place = self.door / name
+        place.mkdir()
+        shutil.chown(place, "nobody")
+        # With munge, which is there too, slurmrestd would answer in its own name whatever the token says.
+        way = ["env", "SLURM_JWT=daemon"] if auth == "jwt" else []
+        who = ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"]
+        words = [
+            "slurmrestd",
+            "-s",
+            "openapi/v0.0.38,openapi/v0.0.37",
+            "-a",
+            f"rest_auth/{auth}",
+            f"unix:{place}/socket",
+        ]
+        self.start(name, *way, *who, *words)
+        self.wait_until((place / "socket").exists, "slurmrestd listens")
+
+    def make_token(self, user: str, life_s: int = 600) -> str:
+        """Return a JSON web token for slurmrestd, as `scontrol token` prints it."""
+        return self.call("scontrol", "token", f"username={user}", f"lifespan={life_s}")
+
     def start_controller(self) -> None:
         """Start slurmctld and return when it answers."""
         self.start("slurmctld", "slurmctld", "-D")
         self.wait_until(lambda: "is UP" in self.call("scontrol", "ping"), "slurmctld answers")
+
+    def send_signal(self, daemon: str, number: signal.Signals) -> None:
+        """Send a signal to one daemon, such as SIGSTOP and later SIGCONT."""
+        self._daemons[daemon].send_signal(number)
 
     def stop(self, daemon: str) -> None:
         """End one daemon, by force when it does not end by itself."""
@@ -144,32 +179,35 @@ class LocalSlurm:
 
 
 @contextmanager
-def local_slurm(directory: Path, nodes: int = 4, extra: str = "") -> Iterator[LocalSlurm]:
+def local_slurm(directory: Path, nodes: int = 4, extra: str = "", rest: bool = False) -> Iterator[LocalSlurm]:
     """Start a Slurm in a directory of its own, and end it; NotPresent where it is not installed.
 
-    `extra` are further lines of slurm.conf, such as QUICK.
+    `extra` are further lines of slurm.conf, such as QUICK; `rest` starts a slurmrestd too, which root alone can do.
     """
-    check_installed()
+    check_installed(rest)
     names = tuple(f"n{number}" for number in range(1, nodes + 1))
     with ExitStack() as stack:
         # Straight below /tmp: munged insists that every user can reach its socket, whose path has at most 107 bytes.
         door = Path(stack.enter_context(TemporaryDirectory(prefix="lockstep-slurm-", dir="/tmp")))
         slurm = LocalSlurm(directory.resolve(), door, names)
-        _write_home(slurm, extra)
+        _write_home(slurm, extra + (_write_token_key(directory) if rest else ""))
         stack.callback(slurm.stop_all)
         _start_munge(slurm)
         slurm.start_controller()
         for node in slurm.nodes:
             slurm.start(node, "slurmd", "-D", "-N", node)
         slurm.wait_until(lambda: _find_idle(slurm) == list(names), f"{nodes} nodes are idle")
+        if rest:
+            slurm.start_rest()
         yield slurm
 
 
-def check_installed() -> None:
+def check_installed(rest: bool = False) -> None:
     """Raise NotPresent, with the packages to install, where something of Slurm is missing."""
-    missing = [tool for tool in _TOOLS if not shutil.which(tool)]
+    missing = [tool for tool in (*_TOOLS, *(_REST_TOOLS if rest else ())) if not shutil.which(tool)]
     if missing:
         packages = "munge, slurm-client, slurmctld and slurmd"
+        packages += ", slurmrestd and slurm-wlm-jwt-plugin" if rest else ""
         raise NotPresent(f"a local Slurm needs {', '.join(missing)}: install the packages {packages}")
 
 
@@ -196,6 +234,15 @@ def _write_home(slurm: LocalSlurm, extra: str) -> None:
         nodes=f"NodeName=n[1-{len(slurm.nodes)}] NodeAddr=127.0.0.1 NodeHostname={host} Port=[{ports}] CPUs=1",
     )
     (slurm.door / "slurm.conf").write_text(text)
+
+
+def _write_token_key(home: Path) -> str:
+    """Write the key with which tokens are signed, and return the lines of slurm.conf that name it."""
+    home.mkdir(parents=True, exist_ok=True)
+    key = home.resolve() / "jwt.key"
+    key.touch(mode=0o600)
+    key.write_bytes(secrets.token_bytes(32))
+    return f"\nAuthAltTypes=auth/jwt\nAuthAltParameters=jwt_key={key}\n"
 
 
 def _start_munge(slurm: LocalSlurm) -> None:

@@ -30,6 +30,7 @@ class CommandOptions:
     nodes: Template = ()  # prints {"nodes": [{"name", "is_usable", "mark"?, "reason"?}]}
     job: Template = ()  # {job}; prints {"id", "state", "nodes"?, "restarts"?, "mark"?}, or {} when it knows none
     timeout_s: float = 60.0  # of each command
+    restarts_whole_job: bool = True  # False: `restart` starts processes again in the allocation they have
     dry_run: bool = False
 
 
@@ -51,6 +52,7 @@ class CommandController:
     def __init__(self, options: CommandOptions) -> None:
         check_templates(options)
         self._options = options
+        self.restarts_whole_job = options.restarts_whole_job
 
     def nodes(self) -> Sequence[Node]:
         """Return the nodes that the command prints; none without one."""

@@ -56,6 +56,7 @@ class KubernetesController:
     """Acts through the API server; `client` is a kubernetes.client.ApiClient."""
 
     name = "kubernetes"
+    restarts_whole_job = True
 
     def __init__(self, client: Any, options: KubernetesOptions | None = None, clock: Clock | None = None) -> None:
         self._client, self._options, self._clock = client, options or KubernetesOptions(), clock

@@ -44,6 +44,7 @@ class NvrxController:
     """Excludes nodes by notes in a directory."""
 
     name = "nvrx"
+    restarts_whole_job = False
 
     def __init__(self, options: NvrxOptions) -> None:
         self._directory, self._dry_run = options.directory, options.dry_run

@@ -1,27 +1,76 @@
-"""What ft_launcher is told when it asks why a cycle of its job ended (`--ft-attribution-endpoint`). Pure.
+"""What ft_launcher is told when it asks why a cycle of its job ended (`--ft-attribution-endpoint`).
 
 The launcher posts the path of a log and then asks `GET /logs?log_path=…` until the status is completed. It acts on
 one word only: STOP ends the job with exit code 93 (do not requeue), and only under `--ft-attribution-stop-action
 no-restart`. A wrong STOP costs without bound, a wrong RESTART costs one cycle, so STOP is said only for a decision
-that is being carried out and that the launcher cannot bring about by restarting.
+that is being carried out and that the launcher cannot bring about by restarting. `lockstep nvrx attribution` serves
+it (nvrx_attribution_http.py).
 """
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
+from lockstep.clock import NS_PER_S, Clock
 from lockstep.decision import Decision
+from lockstep.errors import BadInput, ServerRefused
 
 Recommendation = Literal["STOP", "RESTART", "CONTINUE", "UNKNOWN"]
+Json = dict[str, Any]  # Any: as the launcher wants it
 _SOURCE = "lockstep"
 _NEEDS_NEW_LAYOUT = ("reconfigure", "grow")  # the launcher starts the same command again, with the same layout
 _NEEDS_NOTHING = ("none", "reroute")
+_MOST_LOGS = 1000  # of which it is remembered when they were posted
 
 
-def answer_submission(log_path: str) -> dict[str, Any]:
-    """Return the answer to POST /logs: taken. The log itself is not read; verdicts rest on telemetry."""
-    return {"submitted": True, "normalized_path": log_path, "mode": "single"}
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A cycle that has ended, as the launcher posted it."""
+
+    job: str
+    asked_ns: int
 
 
-def answer_logs(decision: Decision | None, is_settled: bool) -> dict[str, Any]:
+class Attribution:
+    """Answers one launcher, or several, from the newest decision of each job."""
+
+    def __init__(
+        self, find: Callable[[str], Decision | None], clock: Clock, job: str | None = None, settle_s: float = 60.0
+    ) -> None:
+        """`job` is what Lockstep calls the job; None: as the launcher does. Nobody waits longer than `settle_s`."""
+        self._find, self._clock, self._job, self._settle_s = find, clock, job, settle_s
+        self._questions: dict[str, Question] = {}
+
+    def submit(self, told: Mapping[str, Any]) -> Json:
+        """Return the answer to POST /logs: taken. The log itself is not read; verdicts rest on telemetry."""
+        log_path, job = told.get("log_path"), self._job or told.get("job_id")
+        if not isinstance(log_path, str) or not log_path:
+            raise BadInput("a submission needs log_path")
+        if not isinstance(job, str) or not job:
+            raise BadInput("the launcher does not say its job_id: name the job with --job")
+        if len(self._questions) >= _MOST_LOGS:
+            del self._questions[next(iter(self._questions))]
+        self._questions[log_path] = Question(job, self._clock.now_ns())
+        return {"submitted": True, "normalized_path": log_path, "mode": "single"}
+
+    def result(self, log_path: str) -> Json:
+        """Return the answer to GET /logs, for a log that was posted before."""
+        question = self._questions.get(log_path)
+        if question is None:  # we were started anew meanwhile: the launcher must not wait for ever
+            return answer_logs(None, is_settled=True)
+        is_settled = self._clock.now_ns() - question.asked_ns >= self._settle_s * NS_PER_S
+        return answer_logs(self._find_decision(question), is_settled)
+
+    def _find_decision(self, question: Question) -> Decision | None:
+        """Return the newest decision, if it still held when the cycle ended or was made since."""
+        try:
+            newest = self._find(question.job)
+        except ServerRefused:
+            return None  # the server is away, or says no: the launcher goes on as without us
+        return newest if newest is not None and newest.expires_ns > question.asked_ns else None
+
+
+def answer_logs(decision: Decision | None, is_settled: bool) -> Json:
     """Return the answer to GET /logs; `is_settled`: without a decision by now, none will come.
 
     The launcher keeps a single question open at a time, so one that is never settled would silence it for good.

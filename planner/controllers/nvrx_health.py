@@ -1,22 +1,27 @@
 """The health check that ft_launcher asks before every rendezvous: is this host excluded?
 
+`lockstep nvrx health` serves it on a training host, from the planner's notes (nvrx.py) or from what a Lockstep server
+says is out of service, whoever the controller is.
+
 gRPC `nvhcd.HealthCheckService/RunHealthCheck` on a Unix socket, named to the launcher with
 `--ft-node-health-check-endpoint`. The message is four fields, so it is written by hand here and needs no generated
-code (nvhcd.proto: success = 1 bool, exit_code = 2 int32, output = 3 string, error = 4 string). When the directory of
-exclusions cannot be read, the host is healthy: the launcher judges a missing health check in the same way, and a file
-server that is away must not empty a whole job.
+code (nvhcd.proto: success = 1 bool, exit_code = 2 int32, output = 3 string, error = 4 string). When nobody can say
+what is excluded, the host is healthy: the launcher judges a missing health check in the same way, and a server that
+is away must not empty a whole job.
 """
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from lockstep.errors import BadInput, ControllerDown
+from lockstep.errors import BadInput, LockstepError
+from lockstep.execution import OUT_OF_SERVICE, Isolated
 from planner.controllers.nvrx import Exclusion, read_exclusion
 
+Find = Callable[[], Exclusion | None]  # why this host is excluded; asked anew each time
 SERVICE = "nvhcd.HealthCheckService"
 METHOD = "RunHealthCheck"
 _EXCLUDED = 1  # exit code of a check that says no
@@ -24,13 +29,24 @@ _ANYBODY = 0o666  # the job's user asks, and learns no more than its launcher ac
 _VARINT, _BYTES = 0, 2  # protobuf's wire types
 
 
-def check_host(directory: Path, names: Iterable[str]) -> bytes:
-    """Return the answer for a host, by any of its names, as it travels."""
+def find_noted(directory: Path, names: Iterable[str]) -> Exclusion | None:
+    """Return the planner's note on a host, by any of its names; None: it is not excluded."""
+    found = (read_exclusion(directory, name) for name in names)
+    return next((one for one in found if one is not None), None)
+
+
+def find_isolated(isolated: Iterable[Isolated], names: Collection[str]) -> Exclusion | None:
+    """Return why a host is out of service, by any of its names; None: it is in service."""
+    out = (each for each in isolated if each.node in names and each.state in OUT_OF_SERVICE)
+    return next((Exclusion(each.node, each.decision, each.reason) for each in out), None)
+
+
+def check_host(find: Find) -> bytes:
+    """Return the answer for this host as it travels."""
     try:
-        found = [one for one in (read_exclusion(directory, name) for name in names) if one is not None]
-    except ControllerDown as failure:
+        return encode_answer(find())
+    except LockstepError as failure:
         return encode_answer(None, str(failure))
-    return encode_answer(found[0] if found else None)
 
 
 def encode_answer(exclusion: Exclusion | None, error: str = "") -> bytes:
@@ -46,22 +62,25 @@ def encode_answer(exclusion: Exclusion | None, error: str = "") -> bytes:
     return _number(2, _EXCLUDED) + _text(3, json.dumps(failed)) + _text(4, exclusion.reason)
 
 
-def serve_health(directory: Path, socket: Path, names: Iterable[str]) -> Any:
+def serve_health(find: Find, socket: Path) -> Any:
     """Return a running grpc.Server that answers for this host; `stop(grace)` ends it."""
     try:
         import grpc  # wanted only on hosts that run ft_launcher
     except ImportError as error:
         raise BadInput("the health check for ft_launcher needs gRPC: pip install 'lockstep[nvrx]'") from error
-    mine = tuple(names)
     handler = grpc.unary_unary_rpc_method_handler(
-        lambda _request, _context: check_host(directory, mine),
+        lambda _request, _context: check_host(find),
         request_deserializer=bytes,  # its arguments are for a script, of which there is none
         response_serializer=bytes,
     )
     server = grpc.server(ThreadPoolExecutor(2, "health"))
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
     _make_room(socket)
-    server.add_insecure_port(f"unix:{socket}")
+    try:
+        server.add_insecure_port(f"unix:{socket}")
+    except RuntimeError as failure:
+        server.stop(None)
+        raise BadInput(f"the health check cannot listen on {socket}: {failure}") from None
     server.start()
     os.chmod(socket, _ANYBODY)
     return server
@@ -73,6 +92,8 @@ def _make_room(socket: Path) -> None:
         socket.unlink()
     elif socket.exists():
         raise BadInput(f"{socket} is in the way: it is no socket")
+    elif not socket.parent.is_dir():
+        raise BadInput(f"there is no directory {socket.parent} for the socket of the health check")
 
 
 def _number(field: int, value: int) -> bytes:

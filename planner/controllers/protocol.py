@@ -73,6 +73,11 @@ class Controller(Protocol):
 
     name: str
 
+    @property
+    def restarts_whole_job(self) -> bool:
+        """Whether a restart of processes is a new start of the whole job: a new allocation, and all ranks begin."""
+        ...
+
     def nodes(self) -> Sequence[Node]:
         """Return all nodes, or those this controller can know of."""
         ...

@@ -9,28 +9,34 @@ needs.
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from lockstep.clock import Clock, SystemClock
 from lockstep.errors import ControllerDown, ControllerSaidNo, HalfDone
 from planner.controllers.notes import Notes
 from planner.controllers.orders import check_mark, check_name, check_order
 from planner.controllers.protocol import JobView, Node, Outcome, Report, Restart
 from planner.controllers.slurm_commands import SlurmCommands, SlurmOptions
 from planner.controllers.slurm_parsing import SlurmNode, write_mark
-from planner.controllers.slurm_restarting import requeue, submit_again
+from planner.controllers.slurm_requeueing import requeue
+from planner.controllers.slurm_rest import SlurmRest, Slurmrestd
+from planner.controllers.slurm_restarting import Resubmission
 
 
 class SlurmController:
-    """Drains nodes and starts jobs again, through scontrol, scancel, sbatch and squeue."""
+    """Drains nodes and starts jobs again, through Slurm's commands, and slurmrestd where the options name one."""
 
     name = "slurm"
+    restarts_whole_job = True
 
-    def __init__(self, options: SlurmOptions) -> None:
+    def __init__(self, options: SlurmOptions, clock: Clock | None = None) -> None:
         self._options = options
         self._notes = Notes(options.spool)
+        self._clock = clock or SystemClock()
+        self._server = Slurmrestd(options.rest, options) if options.rest is not None else None
 
     def nodes(self) -> Sequence[Node]:
         """Return all nodes that Slurm knows."""
         try:
-            return [node.as_node() for node in SlurmCommands(self._options).show_nodes()]
+            return [node.as_node() for node in self._open().show_nodes()]
         except ControllerSaidNo as refusal:
             raise ControllerDown(f"Slurm does not tell its nodes: {refusal}") from None
 
@@ -38,7 +44,7 @@ class SlurmController:
         """Return a job; None when Slurm does not know it, or has forgotten it after its end."""
         check_name(job, "job")
         try:
-            found = SlurmCommands(self._options).show_jobs(job)
+            found = self._open().view_jobs(job)
         except ControllerSaidNo as refusal:
             raise ControllerDown(f"Slurm does not tell about job {job}: {refusal}") from None
         return found[0].as_view() if found else None
@@ -58,9 +64,8 @@ class SlurmController:
     def restart(self, order: Restart) -> Report:
         """Cancel a job and submit it again, or requeue it; as the options say."""
         check_order(order)
-        way = submit_again if self._options.way == "submit" else requeue
         try:
-            report = self._report(lambda slurm: way(slurm, self._notes, self._options, order))
+            report = self._report(lambda slurm: self._restart(slurm, order))
         except ControllerDown as down:
             raise (HalfDone(str(down)) if self._is_begun(order.mark) else down) from None
         return replace(report, is_half_done=report.outcome == "failed" and self._is_begun(order.mark))
@@ -81,9 +86,17 @@ class SlurmController:
 
     def _report(self, act: Callable[[SlurmCommands], Report]) -> Report:
         try:
-            return act(SlurmCommands(self._options))
+            return act(self._open())
         except ControllerSaidNo as refusal:
             return Report("failed", str(refusal))
+
+    def _open(self) -> SlurmCommands:
+        return SlurmRest(self._options, self._server) if self._server else SlurmCommands(self._options)
+
+    def _restart(self, slurm: SlurmCommands, order: Restart) -> Report:
+        if self._options.way == "requeue":
+            return requeue(slurm, self._notes, self._options, order)
+        return Resubmission(slurm, self._notes, self._options, self._clock, order).run()
 
     def _isolate(self, slurm: SlurmCommands, name: str, mark: str, reason: str) -> Report:
         node = slurm.show_node(name)

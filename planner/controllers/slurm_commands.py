@@ -1,16 +1,28 @@
-"""Slurm's own commands, each as a function that returns values or says why not."""
+"""Slurm's own commands, each as a function that returns values or says why not.
+
+slurm_rest.py has the same functions by way of slurmrestd, where that offers them.
+"""
 
 import os
 import pwd
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, NoReturn
 
 from lockstep.errors import BadInput, ControllerDown, ControllerSaidNo
 from planner.controllers.orders import check_template
+from planner.controllers.protocol import Restart
 from planner.controllers.running import Deadline, Finished, make_environment, run_within
-from planner.controllers.slurm_parsing import SlurmJob, SlurmNode, find_marked, parse_jobs, parse_nodes
+from planner.controllers.slurm_parsing import (
+    SlurmJob,
+    SlurmNode,
+    SlurmTimes,
+    find_marked,
+    parse_jobs,
+    parse_nodes,
+    parse_times,
+)
 from planner.controllers.slurm_submission import TEMPLATE_FIELDS
 
 # What the commands say, in any version from 20.11 on, when slurmctld, its configuration or munged cannot be reached.
@@ -25,6 +37,14 @@ _NOBODY_ANSWERS = (
     "If munged is up",
     "Protocol authentication error",
 )
+# What is said where no request has left this machine; after all else that goes wrong, one may be on its way.
+_NEVER_SENT = (
+    "(connect failure)",
+    "cannot be started",
+    "If munged is up",
+    "Unable to process configuration file",
+    "Could not establish a configuration source",
+)
 # What sbatch says of a job that it would take, and that starts when something is free again.
 _NOT_NOW = (
     "Job violates accounting/QOS policy",
@@ -35,6 +55,7 @@ _NOT_NOW = (
     "Requested reservation not usable now",
     "Switch resources currently not available",
 )
+_LEFT_S = 5.0  # of a call's time: waiting for an old job must not eat the time to start the new one
 _FOR_JOBS = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ")
 _NOT_ALLOWED = ("Invalid user id", "Access/permission denied")
 _UNKNOWN = ("not found", "Invalid job id specified", "Invalid node name specified")
@@ -49,12 +70,17 @@ class SlurmOptions:
     is_dry_run: bool = False
     way: Literal["submit", "requeue"] = "submit"  # a requeued job first waits cred_expire, 120 s unless configured
     resubmit: tuple[str, ...] = ()  # a site's own command instead of sbatch; prints the new job's number last
-    grace_s: float = 5.0  # an old job may take so long to end before the new one is submitted all the same
+    grace_s: float = 5.0  # after KillWait, then nodes that are taken out keep the new job waiting no longer
     environment: Mapping[str, str] = field(default_factory=dict)  # such as SLURM_CONF
     scontrol: str = "scontrol"
     sbatch: str = "sbatch"
     scancel: str = "scancel"
     squeue: str = "squeue"
+    rest: str | None = None  # slurmrestd as unix:///run/slurmrestd.socket or http://host:6820; None: commands alone
+    rest_token_file: Path | None = (
+        None  # a JSON web token (scontrol token), read anew each time; None: by our user id
+    )
+    rest_user: str | None = None  # whom the token is for; None: our own user
 
     def __post_init__(self) -> None:
         if self.timeout_s <= 0 or self.grace_s < 0:
@@ -62,6 +88,8 @@ class SlurmOptions:
         check_template(self.resubmit, TEMPLATE_FIELDS)
         if self.resubmit and not any("{comment}" in word for word in self.resubmit):
             raise BadInput(f"{self.resubmit} must set the job's {{comment}}: by it a job is known that we submitted")
+        if self.rest is not None and not self.rest.startswith(("unix:///", "http://", "https://")):
+            raise BadInput(f"rest={self.rest!r} is no unix:///path and no http://host:port of a slurmrestd")
 
 
 class SlurmCommands:
@@ -71,6 +99,10 @@ class SlurmCommands:
         self._options = options
         self.deadline = Deadline(options.timeout_s)
 
+    def wait_until(self, is_so: Callable[[], bool], at_most_s: float) -> bool:
+        """Wait until it is so and return whether it is, while enough of the call's time is left to act on it."""
+        return self.deadline.wait_until(is_so, max(self.deadline.left_s - at_most_s, _LEFT_S))
+
     def show_nodes(self) -> list[SlurmNode]:
         """Return all nodes."""
         return parse_nodes(self._ask(self._options.scontrol, "show", "node", "--all", "--oneliner").out)
@@ -78,14 +110,23 @@ class SlurmCommands:
     def show_node(self, name: str) -> SlurmNode | None:
         """Return a node; None when Slurm knows none of that very name (`ALL` is a name to scontrol)."""
         done = self._run([self._options.scontrol, "show", "node", name, "--oneliner"])
-        if done.code and not _is_unknown(done):
+        if done.code and not is_unknown(done.err + done.out):
             _refuse(done)
         return next((node for node in parse_nodes(done.out) if node.name == name), None)
 
+    def without_unknown(self, order: Restart) -> Restart:
+        """Return an order without nodes that Slurm does not know (any more): it would refuse the whole job."""
+        known = {node.name for node in self.show_nodes()} if order.exclude else set()
+        return replace(order, exclude=tuple(node for node in order.exclude if node in known))
+
+    def view_jobs(self, job: str) -> list[SlurmJob]:
+        """Return what is to be seen of a job, or of all tasks of an array: state, nodes, restarts, owner, comment."""
+        return self.show_jobs(job)
+
     def show_jobs(self, job: str) -> list[SlurmJob]:
-        """Return a job, or all tasks of an array; none when Slurm does not know it (any more)."""
+        """Return a job in sbatch's words, or all tasks of an array; none when Slurm does not know it (any more)."""
         done = self._run([self._options.scontrol, "show", "job", job, "--all", "--oneliner"])
-        if done.code and not _is_unknown(done):
+        if done.code and not is_unknown(done.err + done.out):
             _refuse(done)
         return parse_jobs(done.out)
 
@@ -93,6 +134,10 @@ class SlurmCommands:
         """Return the job, waiting, running or ended, that was submitted under a mark."""
         words = ("--all", "--states=all", "--noheader", "--format=%A|%T|%k")
         return find_marked(self._ask(self._options.squeue, *words).out, mark)
+
+    def read_times(self) -> SlurmTimes:
+        """Return how long this Slurm waits and remembers."""
+        return parse_times(self._ask(self._options.scontrol, "show", "config").out)
 
     def read_script(self, job: str) -> str:
         """Return a job's batch script."""
@@ -157,16 +202,27 @@ def own_user() -> str:
     return pwd.getpwuid(os.geteuid()).pw_name
 
 
+def raise_refusal(said: str, complaint: str, user: str) -> NoReturn:
+    """Raise what Slurm said as ControllerDown when slurmctld did not answer, else as ControllerSaidNo."""
+    if any(words in said for words in _NOBODY_ANSWERS):
+        raise ControllerDown(f"Slurm does not answer: {complaint}")
+    if any(words in said for words in _NOT_ALLOWED):
+        raise ControllerSaidNo(f"Slurm does not allow it to {user}, who must be an operator: {complaint}")
+    raise ControllerSaidNo(complaint)
+
+
+def was_never_sent(failure: ControllerDown) -> bool:
+    """Return whether a command that got no answer cannot have changed anything."""
+    return any(words in str(failure) for words in _NEVER_SENT)
+
+
+def is_unknown(said: str) -> bool:
+    """Return whether Slurm says that it has no such node or job."""
+    return any(words in said for words in _UNKNOWN)
+
+
 def _refuse(done: Finished) -> NoReturn:
-    if any(words in done.err for words in _NOBODY_ANSWERS):
-        raise ControllerDown(f"Slurm does not answer: {done.complaint}")
-    if any(words in done.err for words in _NOT_ALLOWED):
-        raise ControllerSaidNo(f"Slurm does not allow it to {own_user()}, who must be an operator: {done.complaint}")
-    raise ControllerSaidNo(done.complaint)
-
-
-def _is_unknown(done: Finished) -> bool:
-    return any(words in done.err + done.out for words in _UNKNOWN)
+    raise_refusal(done.err, done.complaint, own_user())
 
 
 def _plain_environment() -> dict[str, str]:

@@ -1,7 +1,7 @@
 """What Slurm's commands print, as values: nodes, jobs, host lists, and the marks that we left in them."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,6 +23,7 @@ _BARRED = {"DRAIN", "FAIL", "MAINT", "MAINTENANCE", "NOT_RESPONDING", "INVAL", "
 _KEY = re.compile(r"(?:^|\s)([A-Z][A-Za-z:/_]*)=")
 _REASON = re.compile(r"\sReason=(?P<why>.*?)(?: \[(?P<who>[^\s@\]]+)@(?P<when>[^\]]*)\])?\s*$")
 _MARKED = re.compile(r"lockstep (?P<mark>[\w.-]+)(?:: (?P<why>.*))?")
+_TIMES = re.compile(r"^(KillWait|MinJobAge|MessageTimeout)\s*=\s*(\d+) sec", re.MULTILINE)
 _MOST_HOSTS = 100_000  # of one expression: more is a slip of the keyboard
 
 
@@ -81,6 +82,15 @@ class SlurmJob:
         return JobView(self.id, state, self.nodes, self.restarts, read_mark(self.fields.get("Comment", "")))
 
 
+@dataclass(frozen=True, slots=True)
+class SlurmTimes:
+    """How long a Slurm waits and remembers; what it does not say is as slurm.conf(5) has it by default."""
+
+    kill_wait_s: float = 30.0  # KillWait: a cancelled job has so long between SIGTERM and SIGKILL
+    memory_s: float = 300.0  # MinJobAge: an ended job is known for so long at least; 0: for ever
+    answer_s: float = 10.0  # MessageTimeout: a command waits so long for slurmctld
+
+
 def write_mark(mark: str, reason: str = "") -> str:
     """Return a mark as we leave it in a drain reason or a comment.
 
@@ -109,8 +119,19 @@ def parse_jobs(text: str) -> list[SlurmJob]:
 def find_marked(queue: str, mark: str) -> str | None:
     """Return the newest job that carries a mark, from lines `ID|STATE|COMMENT` of squeue."""
     rows = [line.split("|", 2) for line in queue.splitlines() if line.count("|") >= 2]
-    marked = [int(job) for job, _, comment in rows if job.isdigit() and read_mark(comment) == mark]
+    return pick_marked(((job, comment) for job, _, comment in rows if job.isdigit()), mark)
+
+
+def pick_marked(comments: Iterable[tuple[str, str]], mark: str) -> str | None:
+    """Return the newest job that carries a mark, from jobs and their comments."""
+    marked = [int(job) for job, comment in comments if read_mark(comment) == mark]
     return str(max(marked)) if marked else None
+
+
+def parse_times(config: str) -> SlurmTimes:
+    """Return the times that `scontrol show config` tells."""
+    names = {"KillWait": "kill_wait_s", "MinJobAge": "memory_s", "MessageTimeout": "answer_s"}
+    return SlurmTimes(**{names[key]: float(value) for key, value in _TIMES.findall(config)})
 
 
 def expand_hosts(expression: str) -> tuple[str, ...]:

@@ -1,177 +1,165 @@
-"""How Slurm starts a job again: cancel and submit, which is quick, or requeue, which keeps the job's number.
+"""How Slurm starts a job again at once: cancel it, wait for its end, and submit its batch script without some nodes.
 
-Both keep a note under the order's mark before they change anything, and read it first: asked again after a death in
-the middle, they go on where the first try ended.
+A note under the order's mark is kept before anything changes, and read first: asked again after a death in the
+middle, this goes on where the first try ended. Two attempts never run at once, and a script is submitted once.
 """
 
 import json
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from tempfile import NamedTemporaryFile
 
+from lockstep.clock import NS_PER_S, Clock
+from lockstep.errors import ControllerDown, ControllerSaidNo
 from planner.controllers.notes import Notes
 from planner.controllers.orders import find_variables
 from planner.controllers.protocol import Report, Restart
-from planner.controllers.slurm_commands import SlurmCommands, SlurmOptions, own_user
-from planner.controllers.slurm_parsing import SlurmJob, write_mark
+from planner.controllers.slurm_arrivals import LOOKED, SUBMITTING, judge_arrival
+from planner.controllers.slurm_commands import SlurmCommands, SlurmOptions, own_user, was_never_sent
+from planner.controllers.slurm_parsing import SlurmJob
 from planner.controllers.slurm_submission import (
     Submission,
     build_sbatch,
     fill_template,
     find_excluded,
-    find_shape,
-    why_not_requeued,
+    say_over,
+    say_unknown,
     why_not_submitted,
 )
 
-_REQUEUE_REMARK = "Slurm lets it wait for cred_expire (120 s unless configured) before it starts"
-_LEFT_S = 5.0  # of a call's time: waiting for the old job must not eat the time to start the new one
+_CANCELLING = "cancelling_ns"
+Note = Mapping[str, str]
 
 
-def submit_again(slurm: SlurmCommands, notes: Notes, options: SlurmOptions, order: Restart) -> Report:
-    """Cancel a job and submit its batch script again, without the order's nodes."""
-    note = notes.read(order.mark) or {}
-    known = note.get("new") or slurm.find_marked(order.mark)  # our note outlives the job's record and its comment
-    if known:
-        return Report("already", f"job {order.job} was submitted again as job {known} under {order.mark}", known)
-    order = _without_unknown(slurm, order)
-    submission = _find_submission(slurm, note, options, order)
-    if isinstance(submission, Report):
-        return submission
-    command = build_sbatch(options.sbatch, submission, order, own_user())
-    is_ours_to_try = not options.resubmit and "script" not in note  # with a note, the job may be cancelled already
-    why_never = slurm.why_never(command, submission.script, submission.job.user) if is_ours_to_try else None
-    if why_never:
-        return Report("refused", f"job {order.job} is left as it is, as it could not start again: {why_never}")
-    if options.is_dry_run:
-        return Report("would", f"would cancel job {order.job} and run {' '.join(command)}")
-    _keep(notes, order, submission)
-    remark = _end(slurm, options, order.job)
-    new = _submit(slurm, options, order, submission)
-    notes.write(order.mark, {"job": order.job, "new": new})
-    without = find_excluded(submission.job, order)
-    where = f", to run without {without}" if without else ""
-    return Report("done", f"job {order.job} is cancelled and submitted again as job {new}{where}{remark}", new)
+@dataclass(frozen=True, slots=True)
+class Resubmission:
+    """One order, within the time of one call."""
 
+    slurm: SlurmCommands
+    notes: Notes
+    options: SlurmOptions
+    clock: Clock
+    order: Restart
 
-def requeue(slurm: SlurmCommands, notes: Notes, options: SlurmOptions, order: Restart) -> Report:
-    """Requeue a job, held until its excluded nodes are set: Slurm changes that list of waiting jobs only."""
-    note = notes.read(order.mark) or {}
-    if "new" in note:
-        return Report("already", f"job {order.job} was requeued under {order.mark}", order.job)
-    order = _without_unknown(slurm, order)
-    found = slurm.show_jobs(order.job)
-    why_not = why_not_requeued(found[0]) if found else _unknown(order.job)
-    if not why_not and not note and found[0].state == "ended":
-        why_not = _over(found[0])
-    if why_not:
-        return Report("refused", why_not)
-    job, restarts = found[0], int(note.get("restarts", found[0].restarts))
-    if options.is_dry_run:
+    def run(self) -> Report:
+        """Cancel a job and submit its batch script again, without the order's nodes."""
+        note = self.notes.read(self.order.mark) or {}
+        return self._find_earlier(note) or self._submit_again(note)
+
+    def _find_earlier(self, note: Note) -> Report | None:
+        """Return what an earlier try has led to; None: it has led to nothing, and the way is free."""
+        order, before_ns = self.order, self.clock.now_ns()
+        known = note.get("new") or self.slurm.find_marked(order.mark)
+        if known:
+            if note and "new" not in note and not self.options.is_dry_run:  # it outlives the job's own comment
+                self.notes.write(order.mark, {"job": order.job, "new": known})
+            return Report("already", f"job {order.job} was submitted again as job {known} under {order.mark}", known)
+        if SUBMITTING not in note:
+            return None
+        arrival = judge_arrival(note, order.mark, self.slurm.read_times(), self.clock.now_ns())
+        if arrival.state == "unknowable":
+            return Report("refused", arrival.what)
+        if not self.options.is_dry_run:
+            self.notes.write(order.mark, {**note, LOOKED: str(before_ns)})
+        return Report("failed", arrival.what) if arrival.state == "open" else None
+
+    def _submit_again(self, note: Note) -> Report:
+        order = self.slurm.without_unknown(self.order)
+        submission = self._find_submission(note)
+        if isinstance(submission, Report):
+            return submission
+        command = build_sbatch(self.options.sbatch, submission, order, own_user())
+        # With a note, the job may be cancelled already.
+        is_ours_to_try = not self.options.resubmit and "script" not in note
+        why_never = self.slurm.why_never(command, submission.script, submission.job.user) if is_ours_to_try else None
+        if why_never:
+            return Report("refused", f"job {order.job} is left as it is, as it could not start again: {why_never}")
+        if self.options.is_dry_run:
+            return Report("would", f"would cancel job {order.job} and run {' '.join(command)}")
+        kept = self._keep(note, submission)
+        remark = self._end_old(kept, order)
+        if isinstance(remark, Report):
+            return remark
+        new = self._submit_once(kept, submission, order)
+        without = find_excluded(submission.job, order)
+        where = f", to run without {without}" if without else ""
+        return Report("done", f"job {order.job} is cancelled and submitted again as job {new}{where}{remark}", new)
+
+    def _find_submission(self, note: Note) -> Submission | Report:
+        """Return what an earlier try kept, or what Slurm says now; or a refusal."""
+        job = self.order.job
+        if note.get("job") == job and "script" in note:
+            return Submission(SlurmJob(job, "ended", json.loads(note["fields"])), note["script"])
+        found = self.slurm.show_jobs(job)
+        if not found:
+            return Report("refused", say_unknown(job))
+        if not found[0].user:  # also a site's own command must not guess
+            return Report("refused", f"job {job} has no owner, or two: its name or comment looks like a UserId")
+        if found[0].state == "ended":  # not by us: we keep a note before we cancel
+            return Report("refused", say_over(found[0]))
+        why_not = why_not_submitted(found[0])
+        if why_not and not self.options.resubmit:
+            return Report("refused", why_not)
+        return Submission(found[0], "" if why_not else self.slurm.read_script(job))
+
+    def _keep(self, note: Note, submission: Submission) -> Note:
+        """Write down all that the new attempt needs, and since when the old one is being ended."""
+        kept = {
+            "job": self.order.job,
+            "script": submission.script,
+            "fields": json.dumps(dict(submission.job.fields)),
+            _CANCELLING: note.get(_CANCELLING, str(self.clock.now_ns())),
+        }
+        self.notes.write(self.order.mark, kept)
+        return kept
+
+    def _end_old(self, note: Note, order: Restart) -> str | Report:
+        """Cancel the old job and wait for its end: two attempts must not write the same checkpoint.
+
+        Return a remark, or a report when it is still ending. After KillWait all that a living slurmd can kill is
+        dead; what then still ends only on nodes that are taken out (dead ones, most often) is not waited for.
+        """
+        if not self._find_alive():
+            return ""
+        self.slurm.cancel(order.job)
+        times = self.slurm.read_times()
+        patience_s = times.kill_wait_s + self.options.grace_s
+        if self.slurm.wait_until(lambda: not self._find_alive(), patience_s):
+            return ""
+        left = {node for each in self._find_alive() for node in each.nodes}
+        where = ", ".join(sorted(left)) or "its nodes"
+        waited_s = (self.clock.now_ns() - int(note[_CANCELLING])) / NS_PER_S
+        if left and left <= set(order.exclude) and waited_s >= patience_s:
+            return f"; job {order.job} has not quite ended on {where}, which the new one does not use"
         return Report(
-            "would", f"would requeue job {job.id} without {find_excluded(job, order) or 'excluding a node'}"
+            "failed",
+            f"job {order.job} is cancelled and after {waited_s:.0f} s still ending on {where} "
+            f"(KillWait is {times.kill_wait_s:g} s): it is submitted again when it has ended",
         )
-    if job.restarts > restarts and job.fields["JobState"] == "RUNNING":
-        return Report("already", f"job {job.id} was requeued under {order.mark} and runs", job.id)
-    notes.write(order.mark, {"job": job.id, "restarts": str(restarts)})
-    if job.restarts == restarts and job.state != "waiting" and job.fields["JobState"] != "COMPLETING":
-        slurm.requeue_and_hold(job.id)
-    if not _wait_until_waiting(slurm, options, job.id):
-        return Report("failed", f"job {job.id} is requeued, held, and still ending; ask again to exclude its nodes")
-    slurm.update_job(job.id, _find_changes(job, order))
-    slurm.release_job(job.id)
-    notes.write(order.mark, {"job": job.id, "new": job.id})
-    return Report("done", f"job {job.id} is requeued; {_REQUEUE_REMARK}{_lost(order)}", job.id)
 
+    def _find_alive(self) -> list[SlurmJob]:
+        return [each for each in self.slurm.view_jobs(self.order.job) if each.state in ("waiting", "running")]
 
-def _find_submission(
-    slurm: SlurmCommands, note: dict[str, str], options: SlurmOptions, order: Restart
-) -> Submission | Report:
-    """Return what an earlier try kept, or what Slurm says now; or a refusal."""
-    if note.get("job") == order.job and "script" in note:
-        return Submission(SlurmJob(order.job, "ended", json.loads(note["fields"])), note["script"])
-    found = slurm.show_jobs(order.job)
-    if not found:
-        return Report("refused", _unknown(order.job))
-    if not found[0].user:  # also a site's own command must not guess
-        return Report("refused", f"job {order.job} has no owner, or two: its name or comment looks like a UserId")
-    if found[0].state == "ended":  # not by us: we keep a note before we cancel
-        return Report("refused", _over(found[0]))
-    why_not = why_not_submitted(found[0])
-    if why_not and not options.resubmit:
-        return Report("refused", why_not)
-    return Submission(found[0], "" if why_not else slurm.read_script(order.job))
+    def _submit_once(self, kept: Note, submission: Submission, order: Restart) -> str:
+        """Write down that sbatch is called, call it, and write down the new job; a clear no leaves all as before."""
+        self.notes.write(order.mark, {**kept, SUBMITTING: str(self.clock.now_ns())})
+        try:
+            new = self._submit(submission, order)
+        except (ControllerSaidNo, ControllerDown) as failure:
+            if isinstance(failure, ControllerSaidNo) or (was_never_sent(failure) and not self.options.resubmit):
+                self.notes.write(order.mark, kept)
+            raise
+        self.notes.write(order.mark, {"job": order.job, "new": new})
+        return new
 
-
-def _without_unknown(slurm: SlurmCommands, order: Restart) -> Restart:
-    """Return the order without nodes that Slurm does not know (any more): it would refuse the whole job."""
-    known = {node.name for node in slurm.show_nodes()} if order.exclude else set()
-    return replace(order, exclude=tuple(node for node in order.exclude if node in known))
-
-
-def _unknown(job: str) -> str:
-    return f"Slurm knows no job {job}: it never was, or it ended and is forgotten"
-
-
-def _over(job: SlurmJob) -> str:
-    return (
-        f"job {job.id} is over ({job.fields['JobState']}), by itself or by somebody's will: it is not started again"
-    )
-
-
-def _keep(notes: Notes, order: Restart, submission: Submission) -> None:
-    fields = json.dumps(dict(submission.job.fields))
-    notes.write(order.mark, {"job": order.job, "script": submission.script, "fields": fields})
-
-
-def _end(slurm: SlurmCommands, options: SlurmOptions, job: str) -> str:
-    """Cancel a job and wait a little until it is gone: two attempts must not write the same checkpoint."""
-    if not _is_alive(slurm, job):
-        return ""
-    slurm.cancel(job)
-    has_ended = slurm.deadline.wait_until(lambda: not _is_alive(slurm, job), _reserve_s(slurm, options))
-    return "" if has_ended else f"; job {job} had not quite ended when the new one was submitted"
-
-
-def _submit(slurm: SlurmCommands, options: SlurmOptions, order: Restart, submission: Submission) -> str:
-    """Run sbatch or the site's own command, and return the new job."""
-    user, variables = submission.job.user, find_variables(order)
-    if not options.resubmit:
-        command = build_sbatch(options.sbatch, submission, order, own_user())
-        return slurm.submit(command, submission.script, variables, user)
-    with NamedTemporaryFile("w", prefix="lockstep-", suffix=".sh") as script:
-        script.write(submission.script)
-        script.flush()
-        command = fill_template(options.resubmit, submission, order, script.name)
-        return slurm.submit(command, submission.script, variables, user)
-
-
-def _wait_until_waiting(slurm: SlurmCommands, options: SlurmOptions, job: str) -> bool:
-    """Wait a little and return whether a requeued job's processes are gone; changes to it before may be lost."""
-
-    def is_waiting() -> bool:
-        return all(each.state != "running" for each in slurm.show_jobs(job))
-
-    return slurm.deadline.wait_until(is_waiting, _reserve_s(slurm, options))
-
-
-def _find_changes(job: SlurmJob, order: Restart) -> dict[str, str]:
-    # A requeued job keeps its environment, so the comment is the only place where its script can find the checkpoint.
-    resume = f"resume from {order.checkpoint}" if order.checkpoint is not None else ""
-    changes = {"Comment": write_mark(order.mark, resume)}
-    excluded = find_excluded(job, order)
-    changes |= {"ExcNodeList": excluded} if excluded else {}
-    return changes | (find_shape(job, order.nnodes) if order.nnodes else {})
-
-
-def _lost(order: Restart) -> str:
-    lost = sorted(find_variables(order))
-    return f", and without {', '.join(lost)}, as it keeps its environment" if lost else ""
-
-
-def _is_alive(slurm: SlurmCommands, job: str) -> bool:
-    return any(each.state in ("waiting", "running") for each in slurm.show_jobs(job))
-
-
-def _reserve_s(slurm: SlurmCommands, options: SlurmOptions) -> float:
-    """Return how much of the call's time is left when the old job's grace is over."""
-    return max(slurm.deadline.left_s - options.grace_s, _LEFT_S)
+    def _submit(self, submission: Submission, order: Restart) -> str:
+        """Run sbatch or the site's own command, and return the new job."""
+        user, variables = submission.job.user, find_variables(order)
+        if not self.options.resubmit:
+            command = build_sbatch(self.options.sbatch, submission, order, own_user())
+            return self.slurm.submit(command, submission.script, variables, user)
+        with NamedTemporaryFile("w", prefix="lockstep-", suffix=".sh") as script:
+            script.write(submission.script)
+            script.flush()
+            command = fill_template(self.options.resubmit, submission, order, script.name)
+            return self.slurm.submit(command, submission.script, variables, user)

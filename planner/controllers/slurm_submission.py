@@ -118,6 +118,18 @@ def why_not_requeued(job: SlurmJob) -> str | None:
     return None
 
 
+def say_unknown(job: str) -> str:
+    """Return the sentence about a job that Slurm does not know."""
+    return f"Slurm knows no job {job}: it never was, or it ended and is forgotten"
+
+
+def say_over(job: SlurmJob) -> str:
+    """Return the sentence about a job that nobody wants to run any more."""
+    return (
+        f"job {job.id} is over ({job.fields['JobState']}), by itself or by somebody's will: it is not started again"
+    )
+
+
 def _own_file(job: SlurmJob, path: str) -> str:
     """Return an output file with the old job's number as a pattern again, so that attempts do not share it.
 

@@ -16,6 +16,7 @@ from planner.controllers.orders import check_mark, check_name, check_order, find
 from planner.controllers.protocol import JobView, Node, Report, Restart
 from planner.controllers.running import Deadline
 from planner.controllers.torchrun_agents import Agents, Reach
+from planner.controllers.torchrun_meeting import Meeting
 
 _LEFT_S = 1.0  # of a call's time, when an agent that does not end is given up
 
@@ -29,7 +30,7 @@ class TorchrunOptions:
     reach: Reach
     state: Path  # notes are kept here; it must outlive the planner
     min_nodes: int = 1  # the MIN of --nnodes MIN:MAX
-    rendezvous_node: str | None = None  # hosts the c10d store, without which the others end
+    rendezvous_node: str | None = None  # hosts the c10d store at first; None: a service of its own does
     timeout_s: float = 60.0  # for each call; an agent gives its workers 30 s to end
     is_dry_run: bool = False
 
@@ -45,10 +46,12 @@ class TorchrunController:
     """Stops and starts the agents of one torchrun job."""
 
     name = "torchrun"
+    restarts_whole_job = False
 
     def __init__(self, options: TorchrunOptions) -> None:
         self._options = options
         self._notes = Notes(options.state)
+        self._meeting = Meeting(options.rendezvous_node, options.reach.launch, self._notes)
 
     def nodes(self) -> Sequence[Node]:
         """Return the job's nodes; usable are those from which we have not taken the agent."""
@@ -121,24 +124,32 @@ class TorchrunController:
         now = self._node(node)
         if now.mark not in (None, mark):
             return Report("refused", f"{node} was isolated under {now.mark}: {now.reason}")
-        if now.mark == mark and not agents.find_all([node], [node]):
-            return Report("already", f"{node} has no agent since it was isolated under {mark}")
+        hosts = node == self._meeting.node
+        if now.mark == mark and (hosts or not agents.find_all([node], [node])):
+            return Report("already", f"{node} is isolated under {mark}: {now.reason}")
         why_not = self._why_needed(node) if now.mark is None else None
-        if why_not or self._options.is_dry_run:
-            return Report("refused", why_not) if why_not else Report("would", f"would stop the agent of {node}")
+        if why_not:
+            return Report("refused", why_not)
+        if self._options.is_dry_run:
+            return Report(
+                "would", f"would leave {node} out of the next start" if hosts else f"would stop the agent of {node}"
+            )
         self._notes.write(_of_node(node), {"mark": mark, "reason": reason})
+        if hosts:  # all agents would end with it: it stays until the job is started again with another
+            return Report("done", f"{node}, where the agents meet, takes no part in the next start: {reason}")
         try:
-            agents.stop(node)
+            workers = agents.stop(node)
         except ControllerSaidNo as away:  # a dead host: the others meet without it, and nobody starts it again
             return Report("done", f"{node} does not answer and is not started again: {away}")
         if not agents.deadline.wait_until(lambda: agents.find(node) is None, _LEFT_S):
             return Report("failed", f"the agent of {node} was told to end and still runs")
+        agents.end_left(workers)
         return Report("done", f"the agent of {node} is stopped: {reason}")
 
     def _why_needed(self, node: str) -> str | None:
         job, left = self._options.job, sum(each.is_usable for each in self.nodes()) - 1
-        if node == self._options.rendezvous_node:
-            return f"{node} hosts the rendezvous of job {job}, which would end without it: restart it without {node}"
+        if why_stuck := self._meeting.why_stuck(node, job):
+            return why_stuck
         if left < self._options.min_nodes:
             return f"job {job} would have {left} nodes left and needs {self._options.min_nodes}"
         return None
@@ -154,7 +165,7 @@ class TorchrunController:
             return Report("would", f"would start the agent of {node} again" if does_run else f"would release {node}")
         if does_run and agents.find(node) is None:
             last = self._notes.read(_LAST) or {"mark": mark, "variables": "{}"}
-            agents.launch(node, last["mark"], json.loads(last["variables"]))
+            agents.launch(node, last["mark"], json.loads(last["variables"]), self._meeting.node)
         self._notes.remove(_of_node(node))
         return Report("done", f"the agent of {node} runs again" if does_run else f"{node} is in service; no job runs")
 
@@ -166,6 +177,9 @@ class TorchrunController:
         least = max(order.nnodes or 0, self._options.min_nodes)
         if len(wanted) < least:
             return Report("refused", f"job {job} needs {least} nodes and only {len(wanted)} are in service")
+        meeting = self._meeting.node
+        if meeting and meeting not in wanted and (why_stuck := self._meeting.why_stuck(meeting, job)):
+            return Report("refused", why_stuck)
         if self._options.is_dry_run:
             return Report("would", f"would stop all agents of job {job} and start them on {', '.join(wanted)}")
         self._notes.write(_of_restart(order.mark), {"nodes": " ".join(wanted)})
@@ -189,15 +203,20 @@ class TorchrunController:
         def find_old() -> list[str]:
             return [each.node for each in agents.find_all(self._options.nodes, barred) if each.mark != order.mark]
 
-        agents.each(find_old(), agents.stop)
-        return agents.deadline.wait_until(lambda: not find_old(), _LEFT_S)
+        stopped = agents.each(find_old(), agents.stop)
+        if not agents.deadline.wait_until(lambda: not find_old(), _LEFT_S):
+            return False
+        agents.each(stopped, agents.end_left)
+        return True
 
     def _start_new(self, agents: Agents, order: Restart, wanted: Sequence[str]) -> None:
         variables = find_variables(order)
         self._notes.write(_LAST, {"mark": order.mark, "variables": json.dumps(variables)})
         running = {agent.node for agent in agents.find_all(wanted)}
         missing = [name for name in wanted if name not in running]
-        agents.each(missing, lambda name: agents.launch(name, order.mark, variables))
+        meeting = self._meeting.choose(wanted)
+        self._meeting.move(meeting)
+        agents.each(missing, lambda name: agents.launch(name, order.mark, variables, meeting))
 
     def _reattempt(self, agents: Agents, mark: str) -> Report:
         job, note = self._options.job, self._notes.read(_of_reattempt(mark))

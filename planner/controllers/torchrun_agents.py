@@ -20,6 +20,7 @@ MARK_VARIABLE = "LOCKSTEP_RESTART_MARK"  # in the environment of an agent: the m
 JOINABLE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 _AT_ONCE = 32  # nodes that are asked at the same time
 Answer = TypeVar("Answer")
+Subject = TypeVar("Subject")
 
 # Goes on with $pid and $mark, or ends where no agent runs. A number in a file may long be another process's: the
 # command line of an agent names its job (--rdzv-id), and only then is it taken for one.
@@ -31,7 +32,6 @@ case $pid in ''|*[!0-9]*) exit 0 ;; esac
 mark=$({{ tr '\\0' '\\n' < /proc/$pid/environ; }} 2>/dev/null | sed -n 's/^{MARK_VARIABLE}=//p')
 """
 _SHOW = _FIND + 'echo "$pid $mark"\n'
-_STOP = _FIND + "kill -TERM $pid\n"
 # Prints "PID COUNT LIMIT" for each worker: children with a local rank, and how often torchrun has restarted them.
 _WORKERS = (
     _FIND
@@ -45,6 +45,14 @@ for child in $(cat /proc/$pid/task/*/children 2>/dev/null); do
 done
 """
 )
+_STOP = _WORKERS + "kill -TERM $pid\n"
+# An agent (of torch 2.13) that is told to end while it starts its workers leaves them behind.
+_END_LEFT = """
+for worker in $workers; do
+    { tr '\\0' '\\n' < /proc/$worker/environ; } 2>/dev/null | grep -qxF "TORCHELASTIC_RUN_ID=$job" || continue
+    kill -KILL $worker 2>/dev/null || true
+done
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +79,7 @@ class Reach:
     """How commands come to a node. {node} and {job} are filled in; in `launch` they are shell variables."""
 
     pid_file: str  # where the launch command leaves the agent's process id, on the node
-    launch: str  # starts an agent in the background and returns; $node, $job and $pid_file are set
+    launch: str  # starts an agent in the background and returns; $node, $job, $pid_file and $rendezvous are set
     on_node: tuple[str, ...] = ()  # before `sh -s`, such as ("ssh", "{node}"); nothing: all nodes are this host
     environment: Mapping[str, str] = field(default_factory=dict)  # of the command that goes to the node
 
@@ -103,31 +111,41 @@ class Agents:
 
         return [agent for agent in self.each(nodes, find) if agent]
 
-    def stop(self, node: str) -> None:
-        """Ask a node's agent to end; it ends its workers first."""
-        self._run(node, _STOP)
+    def stop(self, node: str) -> list[Worker]:
+        """Ask a node's agent to end, and return its workers, which it ends first."""
+        return self._ask_for_workers(node, _STOP)
 
-    def launch(self, node: str, mark: str, variables: Mapping[str, str]) -> None:
-        """Start a node's agent with a mark and further variables in its environment."""
+    def end_left(self, workers: Sequence[Worker]) -> None:
+        """Kill those of an ended agent's workers, all of one node, that it left behind."""
+        if workers:
+            pids = " ".join(str(worker.pid) for worker in workers)
+            self._run(workers[0].node, f"workers='{pids}'\n{_END_LEFT}")
+
+    def launch(self, node: str, mark: str, variables: Mapping[str, str], rendezvous: str | None = None) -> None:
+        """Start a node's agent, to meet the others at a node, with a mark and further variables around it."""
         exports = {**JOINABLE, **variables, MARK_VARIABLE: mark}
         words = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in exports.items())
+        words += f"rendezvous={shlex.quote(rendezvous or '')}\n"
         self._run(node, words + self._reach.launch)
         if not self.deadline.wait_until(lambda: self.find(node) is not None, reserve_s=0):
             raise ControllerSaidNo(f"on {node}: the launch command ended, and no agent of job {self._job} runs")
 
     def find_workers(self, node: str) -> list[Worker]:
         """Return the workers of a node's agent."""
-        rows = [line.split() for line in self._run(node, _WORKERS).out.splitlines()]
-        return [Worker(node, *(int(word) for word in row)) for row in rows if len(row) == 3]
+        return self._ask_for_workers(node, _WORKERS)
 
     def kill_worker(self, worker: Worker) -> None:
         """Kill a worker: all agents then start all workers again, which uses up one of the job's restarts."""
         self._run(worker.node, f"kill -KILL {worker.pid}\n")
 
-    def each(self, nodes: Sequence[str], act: Callable[[str], Answer]) -> list[Answer]:
+    def each(self, nodes: Sequence[Subject], act: Callable[[Subject], Answer]) -> list[Answer]:
         """Do something for many nodes at once; the first that fails speaks for all."""
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             return list(pool.map(act, nodes))
+
+    def _ask_for_workers(self, node: str, script: str) -> list[Worker]:
+        rows = [line.split() for line in self._run(node, script).out.splitlines()]
+        return [Worker(node, *(int(word) for word in row)) for row in rows if len(row) == 3]
 
     def _run(self, node: str, script: str) -> Finished:
         values = {"node": node, "job": self._job}

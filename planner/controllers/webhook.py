@@ -20,8 +20,10 @@ import httpx
 from lockstep.clock import NS_PER_S, Clock, SystemClock, rfc3339
 from lockstep.errors import BadInput, ControllerDown
 from planner.controllers.answers import parse_job, parse_nodes, parse_report
+from planner.controllers.asking import read_within
 from planner.controllers.orders import check_mark
 from planner.controllers.protocol import JobView, Node, Report, Restart
+from planner.controllers.running import Deadline
 
 _MAX_ANSWER_BYTES = 16 << 20  # 100,000 nodes; more is not an answer
 _NOT_FOUND, _BUSY = 404, (408, 429)
@@ -38,6 +40,7 @@ class WebhookOptions:
     nodes_url: str | None = None  # answers GET with {"nodes": [...]}; None: nothing is known of nodes
     job_url: str | None = None  # with {job} in it; answers GET with a job, or 404
     timeout_s: float = 30.0
+    restarts_whole_job: bool = True  # False: the receiver starts processes again in the allocation they have
     dry_run: bool = False
 
 
@@ -50,6 +53,7 @@ class WebhookController:
         self, options: WebhookOptions, clock: Clock | None = None, transport: httpx.BaseTransport | None = None
     ) -> None:
         self._options, self._clock = options, clock or SystemClock()
+        self.restarts_whole_job = options.restarts_whole_job
         self._key = _decode_secret(options.secret)
         self._client = httpx.Client(transport=transport, follow_redirects=False, timeout=options.timeout_s)
 
@@ -127,25 +131,15 @@ class WebhookController:
         self, method: str, url: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
     ) -> tuple[int, str]:
         """Return status and text; ControllerDown when nobody answers in time, as a whole, or is in trouble."""
-        until_ns = self._clock.monotonic_ns() + round(self._options.timeout_s * NS_PER_S)
+        deadline = Deadline(self._options.timeout_s, self._clock)
         try:
             with self._client.stream(method, url, content=body, headers=headers) as response:
-                text = self._read(response, until_ns)
+                text = read_within(response, deadline, _MAX_ANSWER_BYTES)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise ControllerDown(f"{url} does not answer: {str(error) or type(error).__name__}") from error
         if response.status_code >= 500 or response.status_code in _BUSY:
             raise ControllerDown(f"{url} cannot answer now: HTTP {response.status_code} {text[:200]}")
         return response.status_code, text
-
-    def _read(self, response: httpx.Response, until_ns: int) -> str:
-        body = bytearray()
-        for piece in response.iter_bytes():
-            body += piece
-            if len(body) > _MAX_ANSWER_BYTES:
-                raise ControllerDown(f"{response.url} answered with more than {_MAX_ANSWER_BYTES} bytes")
-            if self._clock.monotonic_ns() > until_ns:
-                raise ControllerDown(f"{response.url} did not end its answer within {self._options.timeout_s:g} s")
-        return body.decode(errors="replace")
 
 
 def _decode_secret(secret: str | None) -> bytes | None:

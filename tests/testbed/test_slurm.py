@@ -53,6 +53,15 @@ def test_two_clusters_stand_side_by_side(tmp_path: Path) -> None:
         assert ask_where(other) == ["n1", "n2"]
 
 
+@pytest.mark.needs_root
+def test_slurmrestd_stands_beside_and_is_not_left(tmp_path: Path) -> None:
+    with local_slurm(tmp_path / "a", nodes=1, rest=True) as slurm:
+        assert slurm.make_token("root").startswith("SLURM_JWT=")
+        assert Path(slurm.rest.removeprefix("unix://")).is_socket()
+        assert any("slurmrestd" in process for process in find_processes(slurm))
+    assert find_processes(slurm) == []
+
+
 def test_a_failure_inside_ends_the_cluster(tmp_path: Path) -> None:
     stack = ExitStack()
     slurm = stack.enter_context(local_slurm(tmp_path / "a", nodes=1))
@@ -65,3 +74,5 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(NotPresent, match="install the packages munge, slurm-client, slurmctld and slurmd"):
         check_installed()
+    with pytest.raises(NotPresent, match="slurmd, slurmrestd and slurm-wlm-jwt-plugin"):
+        check_installed(rest=True)

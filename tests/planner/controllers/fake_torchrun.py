@@ -7,7 +7,12 @@ import sys
 
 MOST_RESTARTS = 1
 # Lives no longer than its agent, which may be killed before it knows that it has one.
-WORKER = "import os, time; agent = os.getppid()\nwhile os.getppid() == agent: time.sleep(0.1)"
+STRAY = "FAKE_STRAY" in os.environ  # it outlives its agent, which was told to end while it began
+WORKER = (
+    "import time; time.sleep(60)"
+    if STRAY
+    else "import os, time; agent = os.getppid()\nwhile os.getppid() == agent: time.sleep(0.1)"
+)
 
 
 def main() -> None:
@@ -15,13 +20,15 @@ def main() -> None:
     for restarts in range(MOST_RESTARTS + 1):
         told = {"LOCAL_RANK": "0", "TORCHELASTIC_RESTART_COUNT": str(restarts)}
         told["TORCHELASTIC_MAX_RESTARTS"] = str(MOST_RESTARTS)
+        told["TORCHELASTIC_RUN_ID"] = sys.argv[1].removeprefix("--rdzv-id=")
         global worker
         worker = subprocess.Popen([sys.executable, "-c", WORKER], env=os.environ | told)
         worker.wait()
 
 
 def end(*_: object) -> None:
-    worker.kill()
+    if not STRAY:
+        worker.kill()
     os._exit(0)
 
 

@@ -1,4 +1,4 @@
-"""ft_launcher's exclusions: notes in a directory, a real gRPC health check, and the answer on attribution."""
+"""ft_launcher's exclusions: notes in a directory, and a real gRPC health check."""
 
 import json
 import socket as socketlib
@@ -10,11 +10,18 @@ from hypothesis import given
 from hypothesis import settings as bounds
 from hypothesis import strategies as some
 
-from lockstep.decision import Action, Cost, Decision, Mode
-from lockstep.errors import BadInput, ControllerDown
+from lockstep.errors import BadInput, ControllerDown, ServerAway
+from lockstep.execution import Isolated, IsolationState
 from planner.controllers.nvrx import Exclusion, NvrxController, NvrxOptions
-from planner.controllers.nvrx_attribution import answer_logs, answer_submission
-from planner.controllers.nvrx_health import METHOD, SERVICE, check_host, encode_answer, serve_health
+from planner.controllers.nvrx_health import (
+    METHOD,
+    SERVICE,
+    check_host,
+    encode_answer,
+    find_isolated,
+    find_noted,
+    serve_health,
+)
 from planner.controllers.protocol import Restart
 from tests.planner.controllers.contract import Rig, check_contract
 
@@ -113,15 +120,37 @@ def test_any_reason_survives_the_encoding(reason: str) -> None:
 
 def test_host_is_known_by_any_of_its_names(tmp_path: Path) -> None:
     NvrxController(NvrxOptions(tmp_path)).isolate("h1", "mark-1", "xid 79")
-    assert decode(check_host(tmp_path, ["h1.cluster.local", "h1"]))[4] == "xid 79"
-    assert decode(check_host(tmp_path, ["h11"])) == {1: 1, 3: '{"fail_count": 0}'}
+    assert find_noted(tmp_path, ["h1.cluster.local", "h1"]) == Exclusion("h1", "mark-1", "xid 79")
+    assert find_noted(tmp_path, ["h11"]) is None
+
+
+def out_of_service(node: str, state: IsolationState) -> Isolated:
+    """Return a node that a decision took out, as the control database keeps it."""
+    return Isolated(
+        node=node, component=f"gpu:{node}/3", decision="d1", job="llm", reason="xid 79", state=state, since_ns=1,
+        changed_ns=1,
+    )  # fmt: skip
+
+
+def test_host_that_is_back_takes_part() -> None:
+    listed = [out_of_service("h1", "returned"), out_of_service("h2", "testing")]
+    assert find_isolated(listed, ["h1"]) is None
+    assert find_isolated(listed, ["h2", "h2.cluster.local"]) == Exclusion("h2", "d1", "xid 79")
 
 
 def test_host_that_cannot_read_is_healthy_and_says_why(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    fields = decode(check_host(tmp_path / "file", ["h1"]))
+    fields = decode(check_host(lambda: find_noted(tmp_path / "file", ["h1"])))
     assert (fields[1], json.loads(fields[3])["fail_count"]) == (1, 0)
     assert "Not a directory" in fields[4]
+
+
+def test_host_whose_server_is_away_is_healthy_and_says_why() -> None:
+    def find() -> Exclusion | None:
+        raise ServerAway("no Lockstep server answers at http://head")
+
+    fields = decode(check_host(find))
+    assert (fields[1], fields[4]) == (1, "no Lockstep server answers at http://head")
 
 
 def leave_behind(path: Path) -> None:
@@ -134,7 +163,7 @@ def test_file_in_the_way_of_the_socket_is_left_alone(tmp_path: Path) -> None:
     pytest.importorskip("grpc", reason="needs the extra lockstep[nvrx]")
     (tmp_path / "precious").write_text("data")
     with pytest.raises(BadInput, match="it is no socket"):
-        serve_health(tmp_path, tmp_path / "precious", ["h1"])
+        serve_health(lambda: None, tmp_path / "precious")
     assert (tmp_path / "precious").read_text() == "data"
 
 
@@ -142,7 +171,8 @@ def test_real_client_is_told_of_the_exclusion_and_of_its_end(tmp_path: Path) -> 
     grpc = pytest.importorskip("grpc", reason="needs the extra lockstep[nvrx]")
     socket, directory = tmp_path / "nvhcd.sock", tmp_path / "excluded"
     leave_behind(socket)
-    controller, server = NvrxController(NvrxOptions(directory)), serve_health(directory, socket, ["h1"])
+    controller = NvrxController(NvrxOptions(directory))
+    server = serve_health(lambda: find_noted(directory, ["h1"]), socket)
     try:
         with grpc.insecure_channel(f"unix://{socket}") as channel:
             ask = channel.unary_unary(f"/{SERVICE}/{METHOD}")
@@ -156,36 +186,3 @@ def test_real_client_is_told_of_the_exclusion_and_of_its_end(tmp_path: Path) -> 
             assert decode(ask(request, timeout=20))[1] == 1
     finally:
         server.stop(0).wait()
-
-
-def decision(action: Action, mode: Mode = "execute", held: str | None = None) -> Decision:
-    return Decision(
-        id="d1", job="llm", incident="i1", generation=1, created_ns=0, expires_ns=1, severity=1, mode=mode,
-        action=action, cost=Cost(), verdicts=("v1",), reason="gpu:h3/2 is dead", held_because=held,
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("made", "word"),
-    [
-        (decision("none"), "CONTINUE"),
-        (decision("reroute"), "CONTINUE"),
-        (decision("restart_process"), "RESTART"),
-        (decision("replace"), "RESTART"),
-        (decision("reconfigure"), "STOP"),
-        (decision("reconfigure", mode="propose"), "RESTART"),
-        (decision("reconfigure", held="blast radius"), "RESTART"),
-    ],
-)
-def test_launcher_is_stopped_only_for_what_is_under_way_and_beyond_it(made: Decision, word: str) -> None:
-    answer = answer_logs(made, is_settled=False)
-    assert answer["status"] == "completed"
-    assert answer["recommendation"]["action"] == word
-    assert "gpu:h3/2 is dead" in answer["recommendation"]["reason"]
-
-
-def test_question_without_an_incident_waits_and_then_ends() -> None:
-    assert answer_logs(None, is_settled=False)["status"] == "pending"
-    settled = answer_logs(None, is_settled=True)
-    assert (settled["status"], settled["recommendation"]["action"]) == ("completed", "UNKNOWN")
-    assert answer_submission("/logs/c0.log")["submitted"] is True

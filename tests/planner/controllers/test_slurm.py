@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.clock import ManualClock
 from lockstep.errors import BadInput, ControllerDown, HalfDone
 from planner.controllers.protocol import JobView, Restart
 from planner.controllers.slurm import SlurmController
@@ -21,6 +22,9 @@ DRAINED_AGAIN = (
     NODES[2].replace("State=ALLOCATED", "State=ALLOCATED+DRAIN").rstrip() + " Reason=lockstep d-18: slow\n"
 )
 DOWN = "slurm_load_node error: Unable to contact slurm controller (connect failure)\n"
+TIMED_OUT = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation\n"
+SURELY_LOST_S = 20  # twice Slurm's MessageTimeout
+NO_KILL_WAIT = "KillWait                = 0 sec\n"
 ORDER = Restart("d-18", "2", exclude=("n2",), checkpoint="/ckpt/7")
 
 
@@ -36,8 +40,10 @@ def slurm(tmp_path: Path) -> FakeSlurm:
     return fake
 
 
-def control(slurm: FakeSlurm, is_dry_run: bool = False, timeout_s: float = 30.0) -> SlurmController:
-    return SlurmController(slurm.options(is_dry_run, timeout_s))
+def control(
+    slurm: FakeSlurm, is_dry_run: bool = False, timeout_s: float = 30.0, clock: ManualClock | None = None
+) -> SlurmController:
+    return SlurmController(slurm.options(is_dry_run, timeout_s), clock)
 
 
 def test_nodes_and_jobs_are_seen(slurm: FakeSlurm) -> None:
@@ -206,12 +212,14 @@ def test_a_job_that_sbatch_would_not_take_is_not_cancelled(slurm: FakeSlurm, why
 
 
 def test_a_job_that_is_cancelled_already_is_not_called_left_alone(slurm: FakeSlurm) -> None:
-    slurm.say("sbatch", err="sbatch: error: Socket timed out\n", code=1)
+    clock = ManualClock()
+    slurm.say("sbatch", err=TIMED_OUT, code=1)
     with pytest.raises(ControllerDown):
-        control(slurm).restart(ORDER)
+        control(slurm, clock=clock).restart(ORDER)
     slurm.say("sbatch-test", err="allocation failure: Requested node configuration is not available\n", code=1)
     slurm.say("sbatch", "17\n")
-    assert control(slurm).restart(ORDER).outcome == "done"
+    clock.advance(SURELY_LOST_S)
+    assert control(slurm, clock=clock).restart(ORDER).outcome == "done"
 
 
 def test_a_node_that_slurm_has_forgotten_is_not_excluded(slurm: FakeSlurm) -> None:
@@ -229,11 +237,83 @@ def test_a_submission_without_a_number_is_a_failure(slurm: FakeSlurm) -> None:
     assert "printed no job number: 'thank you'" in control(slurm).restart(ORDER).what
 
 
-def test_an_old_job_that_does_not_end_is_said_and_not_waited_for(slurm: FakeSlurm) -> None:
-    slurm.say("scancel")
-    report = SlurmController(replace(slurm.options(), grace_s=0.1)).restart(ORDER)
-    assert report.outcome == "done"
-    assert "job 2 had not quite ended when the new one was submitted" in report.what
+ENDING = (
+    "sed -i -e s/JobState=RUNNING/JobState=COMPLETING/ -e 's/ NodeList=[^ ]*/ NodeList=n3/' scontrol-show-job.out"
+)
+
+
+def test_two_attempts_never_run_at_once(slurm: FakeSlurm) -> None:
+    clock = ManualClock()
+    slurm.say("scancel", do=ENDING)
+    slurm.say("scontrol-show-config", NO_KILL_WAIT)
+    impatient = SlurmController(replace(slurm.options(), grace_s=0), clock)
+    for waited_s in (0, 1000):  # n3 is a good node: its processes must be gone, however long that takes
+        clock.advance(waited_s)
+        report = impatient.restart(ORDER)
+        assert (report.outcome, report.is_half_done) == ("failed", True)
+        ending = f"job 2 is cancelled and after {waited_s} s still ending on n3 (KillWait is 0 s)"
+        assert report.what == f"{ending}: it is submitted again when it has ended"
+    assert slurm.calls("sbatch") == []
+    slurm.say("scancel", do="sed -i s/JobState=COMPLETING/JobState=CANCELLED/ scontrol-show-job.out")
+    assert control(slurm, clock=clock).restart(ORDER).outcome == "done"
+
+
+def test_a_dead_node_that_is_taken_out_keeps_nobody_waiting(slurm: FakeSlurm) -> None:
+    clock, order = ManualClock(), replace(ORDER, exclude=("n3",))
+    slurm.say("scancel", do=ENDING)
+    slurm.say("scontrol-show-config", NO_KILL_WAIT)
+    controller = SlurmController(replace(slurm.options(), grace_s=0.1), clock)
+    assert controller.restart(order).outcome == "failed"
+    clock.advance(0.1)
+    report = controller.restart(order)
+    assert (report.outcome, report.job) == ("done", "17")
+    assert "job 2 has not quite ended on n3, which the new one does not use" in report.what
+
+
+def test_a_submission_whose_answer_is_lost_is_looked_for_before_it_is_made_again(slurm: FakeSlurm) -> None:
+    clock = ManualClock()
+    slurm.say("sbatch", err=TIMED_OUT, code=1)
+    with pytest.raises(HalfDone, match="Socket timed out"):
+        control(slurm, clock=clock).restart(ORDER)
+    clock.advance(SURELY_LOST_S - 1)
+    report = control(slurm, clock=clock).restart(ORDER)
+    assert (report.outcome, report.is_half_done) == ("failed", True)
+    assert report.what == (
+        "sbatch was called for job 2 19 s ago and its answer is lost: it is called again when "
+        'no job with the comment "lockstep d-18" has come after 20 s'
+    )
+    slurm.say("squeue", "17|RUNNING|lockstep d-18\n")  # it arrives late
+    report = control(slurm, clock=clock).restart(ORDER)
+    assert (report.outcome, report.job) == ("already", "17")
+    slurm.say("squeue")  # it ends, and Slurm forgets it
+    assert control(slurm, clock=clock).restart(ORDER).job == "17"
+    assert len(slurm.calls("sbatch")) == 1
+
+
+def test_a_planner_that_looks_too_late_asks_a_person(slurm: FakeSlurm) -> None:
+    clock = ManualClock()
+    slurm.say("sbatch", err=TIMED_OUT, code=1)
+    with pytest.raises(HalfDone):
+        control(slurm, clock=clock).restart(ORDER)
+    clock.advance(300)
+    report = control(slurm, clock=clock).restart(ORDER)
+    assert report.outcome == "refused"
+    assert "this needs a person: sbatch was called for job 2, its answer is lost" in report.what
+    assert "Slurm forgets an ended job after 300 s (MinJobAge)" in report.what
+    assert len(slurm.calls("sbatch")) == 1
+
+
+def test_a_dry_run_in_the_middle_leaves_the_note_as_it_is(slurm: FakeSlurm) -> None:
+    clock = ManualClock()
+    slurm.say("sbatch", err=TIMED_OUT, code=1)
+    with pytest.raises(HalfDone):
+        control(slurm, clock=clock).restart(ORDER)
+    note = slurm.home / "spool" / "d-18.json"
+    before = note.read_text()
+    assert control(slurm, is_dry_run=True, clock=clock).restart(ORDER).outcome == "failed"
+    slurm.say("squeue", "17|RUNNING|lockstep d-18\n")
+    assert control(slurm, is_dry_run=True, clock=clock).restart(ORDER).outcome == "already"
+    assert note.read_text() == before
 
 
 @pytest.mark.parametrize("way", ["submit", "requeue"])
@@ -331,7 +411,7 @@ def test_death_in_the_middle_of_a_requeue_does_not_requeue_twice(slurm: FakeSlur
 
 def test_a_requeued_job_that_is_still_ending_stays_held(slurm: FakeSlurm) -> None:
     slurm.say("scontrol-requeuehold", do="sed -i s/JobState=RUNNING/JobState=COMPLETING/ scontrol-show-job.out")
-    controller = SlurmController(replace(slurm.options(), way="requeue", grace_s=0.1))
+    controller = SlurmController(replace(slurm.options(), way="requeue", grace_s=0))
     for _ in range(2):
         assert "is requeued, held, and still ending" in controller.restart(ORDER).what
     assert slurm.changes() == ["scontrol requeuehold 2"]
@@ -352,3 +432,5 @@ def test_options_that_make_no_sense_are_refused(tmp_path: Path) -> None:
         SlurmOptions(tmp_path, resubmit=("submit", "{host}"))
     with pytest.raises(BadInput, match=r"must set the job's \{comment\}"):
         SlurmOptions(tmp_path, resubmit=("submit", "{script}"))
+    with pytest.raises(BadInput, match="is no unix:///path and no http://host:port"):
+        SlurmOptions(tmp_path, rest="slurm:6820")

@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 from lockstep.errors import BadInput
 from planner.controllers.protocol import JobView, Node
 from planner.controllers.slurm_parsing import (
+    SlurmTimes,
     expand_hosts,
     find_marked,
     parse_jobs,
     parse_nodes,
+    parse_times,
     read_mark,
     read_state,
     write_mark,
@@ -34,6 +36,12 @@ def test_nodes_are_as_they_were_that_day() -> None:
         Node("n3", True),
         Node("n4", False, None, "DOWN: switched off"),
     ]
+
+
+def test_times_are_as_configured_and_else_as_slurm_has_them() -> None:
+    assert parse_times(read("config.txt")) == SlurmTimes(kill_wait_s=2, memory_s=300, answer_s=10)
+    assert parse_times("MinJobAge = 0 sec\n") == SlurmTimes(30, 0, 10)
+    assert parse_times("") == SlurmTimes(30, 300, 10)
 
 
 def test_who_drained_a_node_is_known() -> None:

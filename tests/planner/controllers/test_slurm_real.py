@@ -1,13 +1,17 @@
 """The Slurm controller on a real slurmctld with four slurmd: drained, cancelled, submitted, requeued, released."""
 
+import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from lockstep.errors import ControllerDown, NotPresent
+from lockstep.clock import ManualClock
+from lockstep.errors import ControllerDown, HalfDone, NotPresent
 from planner.controllers.protocol import JobView, Restart
+from planner.controllers.running import Deadline
 from planner.controllers.slurm import SlurmController
 from planner.controllers.slurm_commands import SlurmCommands, SlurmOptions
 from planner.controllers.slurm_parsing import SlurmNode, parse_jobs, parse_nodes
@@ -23,6 +27,17 @@ SCRIPT = """\
 #SBATCH --nodes=2
 echo "$SLURM_JOB_NODELIST attempt ${SLURM_RESTART_COUNT:-0} from ${LOCKSTEP_RESUME_FROM:-scratch} with $*"
 exec sleep 600
+"""
+
+
+# Ends at SIGKILL alone, and says whether the attempt before was gone when it began.
+STUBBORN = """\
+#!/bin/sh
+trap '' TERM
+before=$(cat before 2>/dev/null)
+if [ -n "$before" ] && kill -0 "$before"; then echo attempt together; else echo attempt alone; fi
+echo $$ > before
+while :; do sleep 0.1; done
 """
 
 
@@ -73,10 +88,10 @@ def drain_as_somebody_else(slurm: LocalSlurm, node: str) -> None:
     slurm.call("scontrol", "update", f"NodeName={node}", "State=DRAIN", "Reason=fan broken, Ticket=4711")
 
 
-def start_training(slurm: LocalSlurm, directory: Path, *words: str) -> str:
+def start_training(slurm: LocalSlurm, directory: Path, *words: str, text: str = SCRIPT) -> str:
     """Submit the job of two nodes with an argument, and return its number when it runs."""
     script = directory / "train.sh"
-    script.write_text(SCRIPT)
+    script.write_text(text)
     job = slurm.call("sbatch", "--parsable", f"--chdir={directory}", *words, str(script), "--lr=3e-4").strip()
     wait_until(lambda: bool(read_output(directory, job)), f"job {job} runs")
     return job
@@ -144,7 +159,7 @@ def test_a_mark_starts_one_job_whatever_became_of_it(
 def test_death_between_scancel_and_sbatch_loses_no_job(
     slurm: LocalSlurm, options: SlurmOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = start_training(slurm, tmp_path)
+    job, clock = start_training(slurm, tmp_path), ManualClock()
     order = Restart("d-3", job, exclude=("n1",))
 
     def die(*_: object) -> str:
@@ -153,14 +168,74 @@ def test_death_between_scancel_and_sbatch_loses_no_job(
     with monkeypatch.context() as patch:
         patch.setattr(SlurmCommands, "submit", die)
         with pytest.raises(Died):
-            SlurmController(options).restart(order)
+            SlurmController(options, clock).restart(order)
     assert see(options, job).state == "ended"
-    report = SlurmController(options).restart(order)
+    assert "its answer is lost" in SlurmController(options, clock).restart(order).what
+    clock.advance(20)  # twice MessageTimeout
+    report = SlurmController(options, clock).restart(order)
     assert report.outcome == "done", report
     assert report.job is not None
     new = report.job
     wait_until(lambda: bool(read_output(tmp_path, new)), "the new job runs")
     assert see(options, new).nodes == ("n2", "n3")
+
+
+def test_death_right_after_sbatch_submits_nothing_twice(
+    slurm: LocalSlurm, options: SlurmOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, clock = start_training(slurm, tmp_path), ManualClock()
+    order, submit = Restart("d-8", job, exclude=("n1",)), SlurmCommands.submit
+
+    def submit_and_die(*given: Any) -> str:
+        submit(*given)
+        raise Died
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SlurmCommands, "submit", submit_and_die)
+        with pytest.raises(Died):
+            SlurmController(options, clock).restart(order)
+    clock.advance(20)
+    report = SlurmController(options, clock).restart(order)
+    assert report.outcome == "already", report
+    assert len(slurm.call("squeue", "--noheader").splitlines()) == 1
+
+
+def test_a_submission_that_arrives_late_is_found_and_not_made_again(
+    slurm: LocalSlurm, options: SlurmOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, clock = start_training(slurm, tmp_path), ManualClock()
+    order, submit = Restart("d-10", job, exclude=("n1",)), SlurmCommands.submit
+
+    def submit_to_one_who_sleeps(commands: SlurmCommands, *given: Any) -> str:
+        slurm.send_signal("slurmctld", signal.SIGSTOP)
+        commands.deadline = Deadline(6)  # sbatch has connected and sent its request by then
+        try:
+            return submit(commands, *given)
+        finally:
+            slurm.send_signal("slurmctld", signal.SIGCONT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SlurmCommands, "submit", submit_to_one_who_sleeps)
+        with pytest.raises(HalfDone, match="did not end within 6 s and was killed"):
+            SlurmController(options, clock).restart(order)
+    wait_until(lambda: SlurmCommands(options).find_marked("d-10") is not None, "the request arrives after all")
+    clock.advance(20)
+    assert SlurmController(options, clock).restart(order).outcome == "already"
+    assert len(slurm.call("squeue", "--noheader", "--states=pending,running").splitlines()) == 1
+
+
+def test_a_job_that_ends_slowly_never_meets_its_next_attempt(
+    slurm: LocalSlurm, options: SlurmOptions, tmp_path: Path
+) -> None:
+    """KillWait is 2 s here, and this job needs more than that."""
+    order = Restart("d-9", start_training(slurm, tmp_path, text=STUBBORN))
+    controller = SlurmController(replace(options, grace_s=0))
+    assert "still ending on n1 (KillWait is 2 s)" in controller.restart(order).what
+    wait_until(lambda: controller.restart(order).is_good, "the job is started again")
+    new = controller.restart(order).job
+    assert new is not None
+    wait_until(lambda: bool(read_output(tmp_path, new)), "the new job runs")
+    assert read_output(tmp_path, new) == ["attempt alone"]
 
 
 def test_a_requeued_job_keeps_its_number_and_leaves_the_node(

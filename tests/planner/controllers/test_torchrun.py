@@ -18,6 +18,7 @@ from planner.controllers.torchrun import TorchrunController, TorchrunOptions
 from planner.controllers.torchrun_agents import Agents, Reach
 from testbed.services import wait_until
 from tests.planner.controllers.contract import Rig, check_contract
+from tests.planner.controllers.test_running import is_alive, wait_for_death
 
 FAKE = Path(__file__).with_name("fake_torchrun.py")
 NODES = ("n1", "n2", "n3")
@@ -79,6 +80,23 @@ def test_isolating_ends_one_agent_and_no_other(options: TorchrunOptions) -> None
     assert TorchrunController(options).job("llm-7") == JobView("llm-7", "running", ("n1", "n3"), mark="by-hand")
 
 
+@pytest.mark.parametrize("is_restart", [False, True])
+def test_workers_that_an_agent_leaves_behind_are_ended(options: TorchrunOptions, is_restart: bool) -> None:
+    stray = replace(options.reach, launch=f"export FAKE_STRAY=1\n{options.reach.launch}")
+    start_all(replace(options, reach=stray))
+    (worker,) = look_for(options).find_workers("n2")
+    others = [each.pid for node in ("n1", "n3") for each in look_for(options).find_workers(node)]
+    controller = TorchrunController(options)
+    act = controller.restart(Restart("d-1", "llm-7")) if is_restart else controller.isolate("n2", "d-1", "slow")
+    assert act.outcome == "done"
+    wait_for_death(worker.pid)
+    if not is_restart:
+        assert all(is_alive(pid) for pid in others), "those of other nodes go on"
+        controller.restart(Restart("d-2", "llm-7"))
+    for pid in others:
+        wait_for_death(pid)
+
+
 def test_a_planner_that_died_before_it_stopped_the_agent_stops_it_now(options: TorchrunOptions) -> None:
     start_all(options)
     options.state.mkdir()
@@ -119,10 +137,35 @@ def test_a_dead_host_is_left_behind(options: TorchrunOptions) -> None:
 def test_a_node_that_the_rest_needs_is_not_taken(options: TorchrunOptions) -> None:
     controller = TorchrunController(replace(options, min_nodes=3, rendezvous_node="n1"))
     assert controller.isolate("n1", "d-1", "slow").what == (
-        "n1 hosts the rendezvous of job llm-7, which would end without it: restart it without n1"
+        "this needs a person: n1 hosts the rendezvous of job llm-7, and the launch command names it for good; "
+        "with $rendezvous in its place the job could be started again at another"
     )
     assert controller.isolate("n2", "d-1", "slow").what == "job llm-7 would have 2 nodes left and needs 3"
     assert all(node.is_usable for node in controller.nodes())
+
+
+def test_a_rendezvous_that_cannot_move_is_never_left_behind(options: TorchrunOptions) -> None:
+    before = start_all(options)
+    controller = TorchrunController(replace(options, rendezvous_node="n1"))
+    report = controller.restart(Restart("d-1", "llm-7", exclude=("n1",)))
+    assert report.outcome == "refused"
+    assert "this needs a person: n1 hosts the rendezvous of job llm-7" in report.what
+    assert find_pids(options) == before
+
+
+def test_the_rendezvous_moves_to_another_node_and_stays_there(options: TorchrunOptions, tmp_path: Path) -> None:
+    launch = f"echo $node at $rendezvous >> {tmp_path}/met\n{options.reach.launch}"
+    moving = replace(options, rendezvous_node="n1", reach=replace(options.reach, launch=launch))
+    start_all(options)
+    assert TorchrunController(moving).isolate("n1", "d-1", "dead NIC").what == (
+        "n1, where the agents meet, takes no part in the next start: dead NIC"
+    )
+    assert sorted(find_pids(options)) == ["n1", "n2", "n3"], "until then nobody can do without it"
+    assert TorchrunController(moving).isolate("n1", "d-1", "dead NIC").outcome == "already"
+    order = Restart("d-1", "llm-7", exclude=("n1",))
+    assert TorchrunController(moving).restart(order).what == "job llm-7 is started again on n2, n3"
+    assert TorchrunController(moving).release("n1", "d-1").outcome == "done"
+    assert sorted((tmp_path / "met").read_text().splitlines()) == ["n1 at n2", "n2 at n2", "n3 at n2"]
 
 
 def test_a_restart_leaves_the_excluded_and_isolated_out(options: TorchrunOptions) -> None:

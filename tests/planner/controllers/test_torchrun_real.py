@@ -1,6 +1,8 @@
 """The torchrun controller on a real torchrun: three agents, one stopped, the others meet again, and it comes back."""
 
+import os
 import shlex
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,22 +54,31 @@ def options(tmp_path: Path) -> Iterator[TorchrunOptions]:
     )
     yield options
     agents = Agents("llm-7", options.reach, Deadline(60))
+    for node in NODES:
+        (tmp_path / f"{node}.dead").unlink(missing_ok=True)
     agents.each(NODES, agents.stop)
     wait_until(lambda: not agents.find_all(NODES), "all agents have ended")
 
 
 def reach_of(directory: Path) -> Reach:
-    """Return how three agents on this host are started: n1 hosts the store, and no meeting waits long for a third."""
+    """Return how three agents on this host are started; each node has a port for the store; no meeting waits long.
+
+    A node whose file `dead` is there answers to nobody.
+    """
+    ports = " ".join(f"{node}) port={free_port()};;" for node in NODES)
     command = [
         *(sys.executable, "-m", "torch.distributed.run"),
         *("--nnodes=1:3", "--nproc-per-node=1", f"--max-restarts={MOST_RESTARTS}", "--monitor-interval=0.1"),
-        *("--rdzv-id=llm-7", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}"),
+        *("--rdzv-id=llm-7", "--rdzv-backend=c10d"),
     ]
     words = shlex.join(command)
-    conf = "--rdzv-conf=last_call_timeout=2,is_host=$([ $node = n1 ] && echo 1 || echo 0)"
+    where = "--rdzv-endpoint=127.0.0.1:$port"
+    conf = "--rdzv-conf=last_call_timeout=2,is_host=$([ $node = $rendezvous ] && echo 1 || echo 0)"
     script = shlex.join([str(directory / "worker.py"), str(directory)])
-    launch = f"{words} {conf} {script} </dev/null >>{directory}/$node.log 2>&1 & echo $! > $pid_file"
-    return Reach(str(directory / "{node}.pid"), launch, environment={"OMP_NUM_THREADS": "1", "LOGLEVEL": "INFO"})
+    start = f"{words} {where} {conf} {script} </dev/null >>{directory}/$node.log 2>&1 & echo $! > $pid_file"
+    launch = f"case $rendezvous in {ports} esac\n{start}"
+    lives = ("sh", "-c", f'[ ! -e {directory}/"$0".dead ] && exec "$@"', "{node}")
+    return Reach(str(directory / "{node}.pid"), launch, lives, {"OMP_NUM_THREADS": "1", "LOGLEVEL": "INFO"})
 
 
 def read_rounds(directory: Path) -> list[tuple[int, int, str]]:
@@ -108,6 +119,36 @@ def test_a_node_leaves_and_comes_back_and_the_job_goes_on(options: TorchrunOptio
     assert controller.restart(order).what == "job llm-7 is started again on n1, n3"
     wait_for_world(tmp_path, 2, rounds)
     assert read_rounds(tmp_path)[-1][2] == "/ckpt/7"
+
+
+def test_the_job_outlives_the_node_where_its_agents_meet(options: TorchrunOptions, tmp_path: Path) -> None:
+    controller = TorchrunController(options)
+    assert controller.restart(Restart("d-0", "llm-7")).outcome == "done"
+    wait_for_world(tmp_path, 3, 0)
+
+    rounds = len(read_rounds(tmp_path))
+    kill_host(options, tmp_path, "n1")
+    isolated = controller.isolate("n1", "d-1", "no power")
+    assert isolated.what == "n1, where the agents meet, takes no part in the next start: no power"
+    order = Restart("d-1", "llm-7", exclude=("n1",), checkpoint="/ckpt/8")
+    assert controller.restart(order).what == "job llm-7 is started again on n2, n3"
+    wait_for_world(tmp_path, 2, rounds)
+    assert read_rounds(tmp_path)[-1][2] == "/ckpt/8"
+
+    rounds = len(read_rounds(tmp_path))
+    (tmp_path / "n1.dead").unlink()
+    assert controller.release("n1", "d-1").what == "the agent of n1 runs again"
+    wait_for_world(tmp_path, 3, rounds)
+
+
+def kill_host(options: TorchrunOptions, directory: Path, node: str) -> None:
+    """Kill a node's agent with its workers, and let the node answer to nobody any more."""
+    agents = Agents("llm-7", options.reach, Deadline(60))
+    agent = agents.find(node)
+    assert agent is not None
+    for pid in (agent.pid, *(worker.pid for worker in agents.find_workers(node))):
+        os.kill(pid, signal.SIGKILL)
+    (directory / f"{node}.dead").touch()
 
 
 def test_a_reattempt_uses_up_one_restart(options: TorchrunOptions, tmp_path: Path) -> None:

@@ -1,0 +1,101 @@
+"""ft_launcher's questions are answered by the real command, from what a real server's control database says."""
+
+import json
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from lockstep.control.decisions import save_decisions
+from lockstep.control.executions import save_isolated
+from lockstep.control.incidents import save_incidents
+from lockstep.control.leases import take_lease
+from lockstep.store.store import Store
+from planner.controllers.nvrx import NvrxController, NvrxOptions
+from planner.controllers.nvrx_health import METHOD, SERVICE
+from tests.api.build import Api, running_api
+from tests.cli.commands import LOCKSTEP, Run, check_failure, environment_for
+from tests.lockstep.control.build import decision, incident
+from tests.lockstep.control.test_executions import isolated
+from tests.planner.controllers.test_nvrx import decode
+
+
+@pytest.fixture
+def api(tmp_path: Path, embedded_store: Store) -> Iterator[Api]:
+    """A server that has taken h3 out of service and let h5 back in."""
+    with running_api(tmp_path, embedded_store) as running:
+        control = running.parts.control
+        save_incidents(control, [incident("i1")], None)
+        save_decisions(control, [decision("d1", created_ns=4 * 10**18)], None)
+        lease = take_lease(control, "planner", "test", 10**12, running.parts.clock.now_ns())
+        assert lease is not None
+        save_isolated(control, isolated(reason="ECC errors"), lease)
+        save_isolated(control, isolated(decision="d2", node="h5", state="returned"), lease)
+        yield running
+
+
+@contextmanager
+def serving(tmp_path: Path, *words: str) -> Iterator[str]:
+    """Run `lockstep nvrx …` and give what it says when it is up; it must end well when told to."""
+    environment = environment_for(tmp_path / "state")
+    with subprocess.Popen([LOCKSTEP, "nvrx", *words], env=environment, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        try:
+            yield process.stderr.readline()
+        finally:
+            process.send_signal(signal.SIGTERM)
+            try:
+                assert process.wait(30) == 0
+            finally:
+                process.kill()
+
+
+def ask_health(socket: Path) -> dict[int, object]:
+    import grpc
+
+    with grpc.insecure_channel(f"unix://{socket}") as channel:
+        return decode(channel.unary_unary(f"/{SERVICE}/{METHOD}")(b"", timeout=20))
+
+
+@pytest.mark.parametrize(("name", "success", "error"), [("h3", 0, "ECC errors"), ("h5", 1, "")])
+def test_host_is_judged_by_what_the_control_database_says(
+    api: Api, tmp_path: Path, name: str, success: int, error: str
+) -> None:
+    socket = tmp_path / "nvhcd.sock"
+    to = ("--server", str(api.client.base_url), "--token", api.make_token("read"))
+    with serving(tmp_path, "health", "--socket", str(socket), "--name", name, *to) as said:
+        assert said == f"lockstep: health of {name} at unix://{socket}\n"
+        told = ask_health(socket)
+    assert (told.get(1, 0), told.get(4, "")) == (success, error)
+
+
+def test_host_is_judged_by_the_controllers_notes(tmp_path: Path) -> None:
+    socket, notes = tmp_path / "nvhcd.sock", tmp_path / "notes"
+    NvrxController(NvrxOptions(notes)).isolate("h1", "mark-1", "xid 79")
+    with serving(tmp_path, "health", "--socket", str(socket), "--name", "h1", "--directory", str(notes)):
+        told = ask_health(socket)
+    assert (told.get(1, 0), told[4]) == (0, "xid 79")
+
+
+def test_failed_cycle_is_answered_from_the_newest_decision(api: Api, tmp_path: Path) -> None:
+    to = ("--server", str(api.client.base_url), "--token", api.make_token("read"))
+    with serving(tmp_path, "attribution", "--listen", "127.0.0.1:0", *to) as said:
+        url = said.split()[-1]
+        with httpx.Client(base_url=url, trust_env=False) as launcher:
+            launcher.post("/logs", json={"log_path": "/logs/c0.log", "job_id": "train"})
+            answer = launcher.get("/logs", params={"log_path": "/logs/c0.log"}).json()
+    assert (answer["status"], answer["recommendation"]["action"]) == ("completed", "RESTART")
+    assert json.dumps(answer).count("a spare is cheaper than waiting") == 2
+
+
+def test_socket_without_a_place_is_said(lockstep: Run, tmp_path: Path) -> None:
+    check_failure(lockstep("nvrx", "health", "--socket", str(tmp_path / "none" / "s")), "there is no directory")
+    check_failure(lockstep("nvrx", "health", "--socket", str(tmp_path / ("s" * 200))), "cannot listen on")
+
+
+def test_place_to_listen_that_makes_no_sense_is_said(lockstep: Run) -> None:
+    check_failure(lockstep("nvrx", "attribution", "--listen", "8644"), "--listen '8644' is no host:port")

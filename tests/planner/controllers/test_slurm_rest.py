@@ -1,0 +1,163 @@
+"""The Slurm controller over slurmrestd: what that offers goes there, the rest to the commands, and means the same."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lockstep.errors import ControllerDown
+from planner.controllers.protocol import JobView, Restart
+from planner.controllers.slurm import SlurmController
+from planner.controllers.slurm_commands import SlurmOptions
+from tests.planner.controllers.fake_slurm import FakeSlurm
+from tests.planner.controllers.fake_slurmrestd import FakeSlurmrestd, recorded, serve
+
+DATA = Path(__file__).parents[2] / "data" / "slurm"
+ROOT = "/slurm/v0.0.38"
+ORDER = Restart("d-18", "2", exclude=("n2",), checkpoint="/ckpt/7")
+
+
+@pytest.fixture
+def server() -> FakeSlurmrestd:
+    """A slurmrestd with four nodes, on which job 2 runs."""
+    fake = FakeSlurmrestd()
+    fake.say("GET /openapi/v3", recorded("openapi"))
+    fake.say(f"GET {ROOT}/nodes", recorded("nodes"))
+    fake.say(f"GET {ROOT}/jobs", recorded("jobs"))
+    fake.say(f"GET {ROOT}/job/2", recorded("job_running"))
+    for node in recorded("nodes")["nodes"]:
+        fake.say(f"GET {ROOT}/node/{node['name']}", {"errors": [], "nodes": [node]})
+    fake.say(f"GET {ROOT}/node/n9", recorded("node_unknown"), 500)
+    fake.say(f"GET {ROOT}/job/4711", recorded("job_unknown"), 500)
+    return fake
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> FakeSlurm:
+    fake = FakeSlurm(tmp_path / "slurm").install()
+    fake.say("scontrol-show-job", (DATA / "job_running.txt").read_text())
+    fake.say("scontrol-write-batch_script", (DATA / "batch_script.txt").read_text())
+    fake.say("sbatch", "17\n")
+    return fake
+
+
+@pytest.fixture
+def options(server: FakeSlurmrestd, slurm: FakeSlurm, tmp_path: Path) -> Iterator[SlurmOptions]:
+    (tmp_path / "token").write_text("SLURM_JWT=abc.def\n")
+    with serve(server) as url:
+        yield replace(slurm.options(), rest=url, rest_token_file=tmp_path / "token", rest_user="planner")
+
+
+def test_nodes_and_jobs_are_read_from_slurmrestd(
+    options: SlurmOptions, server: FakeSlurmrestd, slurm: FakeSlurm
+) -> None:
+    controller = SlurmController(options)
+    assert [(node.name, node.mark) for node in controller.nodes()] == [
+        *(("n1", "d-17"), ("n2", None), ("n3", None), ("n4", None))
+    ]
+    assert controller.job("2") == JobView("2", "running", ("n2", "n3"), mark="d-17")
+    assert controller.job("4711") is None
+    assert server.asked.count("GET /openapi/v3") == 1, "what it offers is asked once"
+    assert server.headers["X-SLURM-USER-TOKEN"] == "abc.def"
+    assert server.headers["X-SLURM-USER-NAME"] == "planner"
+    assert slurm.calls() == []
+
+
+def test_a_version_that_cannot_drain_leaves_it_to_scontrol(
+    options: SlurmOptions, server: FakeSlurmrestd, slurm: FakeSlurm
+) -> None:
+    report = SlurmController(options).isolate("n3", "d-18", "slow")
+    assert (report.outcome, report.what) == ("failed", "n3 was to be drained and is ALLOCATED")
+    assert slurm.calls() == ["scontrol update NodeName=n3 State=DRAIN Reason=lockstep d-18: slow"]
+    assert SlurmController(options).isolate("n1", "d-17", "slow").outcome == "already"
+    assert SlurmController(options).isolate("n9", "d-17", "slow").what == "Slurm knows no node n9"
+
+
+def test_a_version_that_can_drain_does(options: SlurmOptions, server: FakeSlurmrestd, slurm: FakeSlurm) -> None:
+    document = recorded("openapi")
+    document["paths"][f"{ROOT}/node/{{node_name}}"]["post"] = {}
+    server.say("GET /openapi/v3", document)
+    server.say(f"POST {ROOT}/node/n3", {"errors": []})
+    server.say(f"POST {ROOT}/node/n1", {"errors": []})
+    SlurmController(options).isolate("n3", "d-18", "slow")
+    SlurmController(options).release("n1", "d-17")
+    assert server.bodies == [{"state": ["DRAIN"], "reason": "lockstep d-18: slow"}, {"state": ["UNDRAIN"]}]
+    assert slurm.calls() == []
+
+
+def test_a_job_is_cancelled_over_slurmrestd_and_submitted_by_sbatch(
+    options: SlurmOptions, server: FakeSlurmrestd, slurm: FakeSlurm
+) -> None:
+    server.say(f"DELETE {ROOT}/job/2", recorded("cancelled"))
+    slurm.say("scontrol-show-config", "KillWait                = 0 sec\n")
+    report = SlurmController(replace(options, grace_s=0)).restart(ORDER)
+    assert (report.outcome, report.is_half_done) == ("failed", True), "it still runs"
+    server.say(f"GET {ROOT}/job/2", recorded("job_unknown"), 500)
+    report = SlurmController(options).restart(ORDER)
+    assert report.what == "job 2 is cancelled and submitted again as job 17, to run without n1,n2"
+    assert slurm.calls("scancel") == []
+    assert server.asked.count(f"DELETE {ROOT}/job/2") == 1
+
+
+def test_a_job_under_the_mark_is_found(options: SlurmOptions, slurm: FakeSlurm) -> None:
+    report = SlurmController(options).restart(replace(ORDER, mark="d-17", job="1"))
+    assert (report.outcome, report.job) == ("already", "2")
+    assert slurm.calls() == []
+
+
+def test_what_slurm_does_not_allow_is_said(options: SlurmOptions, server: FakeSlurmrestd) -> None:
+    server.say(f"DELETE {ROOT}/job/2", recorded("cancel_denied"), 500)
+    report = SlurmController(options).restart(ORDER)
+    assert report.outcome == "failed"
+    assert "Slurm does not allow it to planner, who must be an operator" in report.what
+
+
+def test_a_token_that_is_not_taken_is_said(options: SlurmOptions, server: FakeSlurmrestd) -> None:
+    server.say(f"GET {ROOT}/node/n3", "Authentication failure", 401)
+    report = SlurmController(options).isolate("n3", "d-18", "slow")
+    assert report.outcome == "failed"
+    assert "does not take planner: HTTP 401 Authentication failure" in report.what
+
+
+def test_a_controller_that_is_down_is_raised(options: SlurmOptions, server: FakeSlurmrestd) -> None:
+    for path in ("nodes", "node/n1", "job/2", "jobs"):
+        server.say(f"GET {ROOT}/{path}", recorded("down"), 500)
+    acts: tuple[Callable[[SlurmController], object], ...] = (
+        lambda c: c.nodes(),
+        lambda c: c.job("2"),
+        lambda c: c.isolate("n1", "m", "x"),
+        lambda c: c.restart(ORDER),
+    )
+    for act in acts:
+        with pytest.raises(ControllerDown, match="slurmctld does not answer, or the token is wrong or has run out"):
+            act(SlurmController(options))
+
+
+@pytest.mark.parametrize("address", ["unix:///nowhere/slurmrestd.socket", "http://127.0.0.1:9"])
+def test_a_slurmrestd_that_is_away_is_raised(options: SlurmOptions, address: str) -> None:
+    with pytest.raises(ControllerDown, match=f"slurmrestd at {address} does not answer"):
+        SlurmController(replace(options, rest=address)).nodes()
+
+
+def test_a_token_that_cannot_be_read_is_raised(options: SlurmOptions, tmp_path: Path) -> None:
+    with pytest.raises(ControllerDown, match="the token for slurmrestd cannot be read"):
+        SlurmController(replace(options, rest_token_file=tmp_path / "none")).nodes()
+
+
+def test_an_answer_that_is_no_json_is_raised(options: SlurmOptions, server: FakeSlurmrestd) -> None:
+    server.say(f"GET {ROOT}/nodes", "<html>proxy</html>", 502)
+    with pytest.raises(ControllerDown, match="answers HTTP 502"):
+        SlurmController(options).nodes()
+
+
+def test_after_an_upgrade_it_is_asked_anew(options: SlurmOptions, server: FakeSlurmrestd) -> None:
+    controller = SlurmController(options)
+    controller.nodes()
+    server.answers = {
+        request.replace("v0.0.38", "v0.0.44"): (status, text.replace("v0.0.38", "v0.0.44"))
+        for request, (status, text) in server.answers.items()
+    }
+    with pytest.raises(ControllerDown, match="no longer has GET nodes"):
+        controller.nodes()
+    assert len(controller.nodes()) == 4

@@ -1,0 +1,133 @@
+"""The Slurm controller on a real slurmrestd beside slurmctld and four slurmd: the same as with commands alone."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lockstep.errors import ControllerDown, NotPresent
+from planner.controllers.protocol import JobView, Restart
+from planner.controllers.slurm import SlurmController
+from planner.controllers.slurm_commands import SlurmCommands, SlurmOptions
+from planner.controllers.slurm_parsing import SlurmNode
+from planner.controllers.slurm_rest import SlurmRest, Slurmrestd
+from testbed.services import wait_until
+from testbed.slurm import QUICK, LocalSlurm, local_slurm
+from tests.planner.controllers.contract import Rig, check_contract
+from tests.planner.controllers.test_slurm_real import (
+    drain_as_somebody_else,
+    look,
+    put_in_service,
+    read_output,
+    start_training,
+)
+
+# slurmrestd refuses to run as root or as SlurmUser: only root can start it as somebody else.
+pytestmark = [pytest.mark.slow, pytest.mark.needs_root]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalSlurm]:
+    try:
+        with local_slurm(tmp_path_factory.mktemp("slurm"), extra=QUICK, rest=True) as slurm:
+            slurm.start_rest("local", auth="local")
+            yield slurm
+    except NotPresent as missing:
+        pytest.skip(str(missing))
+
+
+@pytest.fixture
+def slurm(cluster: LocalSlurm) -> Iterator[LocalSlurm]:
+    """The cluster, idle before and after."""
+    yield cluster
+    cluster.call("scancel", "--partition=debug")
+    wait_until(lambda: not cluster.call("squeue", "--noheader"), "all jobs have ended")
+    put_in_service(cluster)
+
+
+@pytest.fixture
+def options(slurm: LocalSlurm, tmp_path: Path) -> SlurmOptions:
+    token = tmp_path / "token"
+    token.write_text(slurm.make_token("root"))
+    return SlurmOptions(tmp_path / "spool", environment=slurm.environment, rest=slurm.rest, rest_token_file=token)
+
+
+def open_rest(options: SlurmOptions) -> SlurmRest:
+    assert options.rest is not None
+    return SlurmRest(options, Slurmrestd(options.rest, options))
+
+
+def without_when(nodes: list[SlurmNode]) -> list[SlurmNode]:
+    """Return nodes without the moment of their reason, which the commands tell in local time."""
+    return [replace(node, when="") for node in nodes]
+
+
+def test_slurmrestd_keeps_the_contract(slurm: LocalSlurm, options: SlurmOptions) -> None:
+    check_contract(
+        Rig(
+            make=lambda is_dry_run: SlurmController(replace(options, is_dry_run=is_dry_run)),
+            look=lambda: look(slurm),
+            node="n1",
+            other="n2",
+            reset=lambda: put_in_service(slurm),
+            occupy=lambda node: drain_as_somebody_else(slurm, node),
+        )
+    )
+
+
+def test_both_ways_tell_the_same(slurm: LocalSlurm, options: SlurmOptions, tmp_path: Path) -> None:
+    job = start_training(slurm, tmp_path, "--comment=lockstep d-1")
+    drain_as_somebody_else(slurm, "n3")
+    slurm.call("scontrol", "update", "NodeName=n4", "State=DOWN", "Reason=no power")
+    rest, commands = open_rest(options), SlurmCommands(options)
+    assert without_when(rest.show_nodes()) == without_when(commands.show_nodes())
+    assert [each.as_view() for each in rest.view_jobs(job)] == [each.as_view() for each in commands.view_jobs(job)]
+    assert rest.find_marked("d-1") == commands.find_marked("d-1") == job
+    assert rest.find_marked("d-2") is commands.find_marked("d-2") is None
+    assert rest.show_node("n9") is commands.show_node("n9") is None
+    assert rest.view_jobs("4711") == commands.view_jobs("4711") == []
+    slurm.call("scontrol", "update", "NodeName=n4", "State=RESUME")
+
+
+def test_a_job_starts_again_without_the_node(slurm: LocalSlurm, options: SlurmOptions, tmp_path: Path) -> None:
+    job = start_training(slurm, tmp_path)
+    bare = replace(options, scancel="/nowhere/scancel", squeue="/nowhere/squeue")  # slurmrestd does it by itself
+    controller = SlurmController(bare)
+    order = Restart("d-2", job, exclude=("n1",), checkpoint="/ckpt/a,b")
+    report = controller.restart(order)
+    assert report.outcome == "done", report
+    assert report.job is not None
+    new = report.job
+    wait_until(lambda: bool(read_output(tmp_path, new)), "the new job runs")
+    assert read_output(tmp_path, new) == ["n[2-3] attempt 0 from /ckpt/a,b with --lr=3e-4"]
+    assert controller.job(new) == JobView(new, "running", ("n2", "n3"), mark="d-2")
+    elsewhere = SlurmController(replace(bare, spool=tmp_path / "a planner on another host"))
+    assert (elsewhere.restart(order).outcome, elsewhere.restart(order).job) == ("already", new)
+
+
+def test_without_a_token_slurmrestd_asks_who_we_are(slurm: LocalSlurm, options: SlurmOptions, tmp_path: Path) -> None:
+    job = start_training(slurm, tmp_path)
+    address = f"unix://{slurm.door}/local/socket"
+    controller = SlurmController(replace(options, rest=address, rest_token_file=None, rest_user="nobody"))
+    assert len(controller.nodes()) == 4
+    report = controller.restart(Restart("d-3", job))
+    assert report.outcome == "failed"
+    assert "Slurm does not allow it to nobody, who must be an operator" in report.what
+    assert controller.job(job) == JobView(job, "running", ("n1", "n2"))
+
+
+def test_a_wrong_token_and_a_controller_that_is_away_are_said(slurm: LocalSlurm, options: SlurmOptions) -> None:
+    assert options.rest_token_file is not None
+    token = options.rest_token_file.read_text()
+    options.rest_token_file.write_text("wrong")
+    controller = SlurmController(options)
+    with pytest.raises(ControllerDown, match="the token is wrong or has run out"):
+        controller.nodes()
+    options.rest_token_file.write_text(token)
+    assert len(controller.nodes()) == 4, "a token that was renewed is read"
+    slurm.stop("slurmctld")
+    with pytest.raises(ControllerDown, match=r"does not answer: timed out|slurmctld does not answer"):
+        SlurmController(replace(options, timeout_s=2.0)).nodes()
+    slurm.start_controller()
+    wait_until(lambda: all(node.is_usable for node in controller.nodes()), "all nodes are in service again")
