@@ -1,5 +1,6 @@
 """lockstep checkpoints: what a job could restart from, each verified without running anything that is in it."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +13,15 @@ from lockstep.errors import BadInput
 from planner.recovery.checkpoints.catalogue import read_catalogue
 from planner.recovery.checkpoints.checkpoint import Catalogue, Checkpoint, Layout
 from planner.recovery.checkpoints.choosing import Choice, ChoiceOptions, choose_checkpoint
-from planner.recovery.checkpoints.intervals import say_time
+from planner.recovery.checkpoints.intervals import (
+    FailureRate,
+    IntervalAdvice,
+    Saving,
+    advise_interval,
+    find_failure_rate,
+    find_usual_interval_s,
+    say_time,
+)
 from planner.recovery.checkpoints.loading import ReadRate, estimate_load_s
 
 
@@ -26,19 +35,30 @@ def command(
     read_mb_s: Annotated[
         float | None, typer.Option(help="How fast the whole job reads, for the time that loading takes.")
     ] = None,
+    nodes: Annotated[
+        int | None, typer.Option(help="Nodes of the job: with the next three, advise how often.")
+    ] = None,
+    save_s: Annotated[float | None, typer.Option(help="Seconds for which a save holds the job up.")] = None,
+    failures: Annotated[int | None, typer.Option(help="Failures that were seen,")] = None,
+    node_days: Annotated[float | None, typer.Option(help="in so many node-days.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
 ) -> None:
     """List the checkpoints below a folder: step, layout, format, age, bytes, and whether they are complete."""
     rates = _read_rates(read_mb_s)
+    wanted = _read_saving(nodes, save_s, failures, node_days)
     layout = _read_layout(target) if target else None
     now_ns = SystemClock().now_ns()
     catalogue = read_catalogue(folder, now_ns, job=job)
     choice = choose_checkpoint(catalogue, layout, ChoiceOptions(rates)) if layout else None
+    interval = _advise(catalogue, *wanted) if wanted else None
     if as_json:
         chosen = {"choice": choice.model_dump(mode="json")} if choice else {}
-        out.print_json(data={**catalogue.as_json(), "load_s": _all_load_s(catalogue, rates), **chosen})
+        advised = {"interval": interval.model_dump(mode="json")} if interval else {}
+        out.print_json(data={**catalogue.as_json(), "load_s": _all_load_s(catalogue, rates), **chosen, **advised})
     else:
         _print(catalogue, choice, rates, now_ns)
+        if interval:
+            out.print(interval.reason)
 
 
 def _read_rates(read_mb_s: float | None) -> list[ReadRate]:
@@ -46,7 +66,24 @@ def _read_rates(read_mb_s: float | None) -> list[ReadRate]:
         return []
     if not 0 < read_mb_s < float("inf"):
         raise BadInput(f"--read-mb-s is {read_mb_s:g}, but a rate is finite and above 0")
-    return [ReadRate(source="remote", bytes_per_s=read_mb_s * 1e6, how="given")]
+    return [ReadRate(source="remote", bytes_per_s=read_mb_s * 1e6)]
+
+
+def _read_saving(
+    nodes: int | None, save_s: float | None, failures: int | None, node_days: float | None
+) -> tuple[Saving, FailureRate] | None:
+    """Return how the job saves and how often nodes fail; None where no advice is asked for."""
+    given = (nodes, save_s, failures, node_days)
+    if all(each is None for each in given):
+        return None
+    if nodes is None or save_s is None or failures is None or node_days is None:
+        raise BadInput("advice on the interval takes --nodes, --save-s, --failures and --node-days")
+    return Saving(nodes, save_s), find_failure_rate(failures, node_days)
+
+
+def _advise(catalogue: Catalogue, saving: Saving, rate: FailureRate) -> IntervalAdvice:
+    """Return the best interval, beside the one that is seen between the checkpoints."""
+    return advise_interval(rate, replace(saving, interval_s=find_usual_interval_s(catalogue)))
 
 
 def _read_layout(text: str) -> Layout:

@@ -1,21 +1,31 @@
 """Puts the recovery planner together as the settings say."""
 
+from cli.policy import PolicyPlanner
 from lockstep.config import Settings
 from lockstep.control.database import ControlDatabase
+from lockstep.control.executions import list_executions
 from lockstep.errors import BadInput
 from lockstep.planner_settings import JobHints
 from lockstep.store.store import Store
 from lockstep.topology import Topology
 from planner.controllers.choosing import make_controller
 from planner.controllers.protocol import Controller
+from planner.options import PlannerOptions
+from planner.recovery.allocation.megatron import Transformer
 from planner.recovery.checkpoint_folders import CheckpointFolders
+from planner.recovery.checkpoints.converting import Converter
 from planner.recovery.decide import Policy
+from planner.recovery.evidence import EvidenceReader
 from planner.recovery.executing import Executor
 from planner.recovery.facts import ClusterFacts, Durations, Layout
 from planner.recovery.limits import Limits
+from planner.recovery.lineage import names_of
 from planner.recovery.reading import FactReader, JobHint
 from planner.recovery.returning import CommandTester, Returner, ReturnOptions
-from planner.service import PlannerOptions, PlannerService
+from planner.recovery.throughput_reading import PaceReader
+from planner.service import PlannerService
+
+_RECENT = 200  # executions by which the earlier names of a job are known
 
 
 def make_planner(
@@ -24,18 +34,31 @@ def make_planner(
     """Return the planner; without a controller it decides and carries nothing out."""
     wanted = settings.planner
     controller = controller_of(settings)
-    folders = CheckpointFolders(wanted.checkpoints, wanted.read_mb_per_s, wanted.checkpoint_quiet_s)
+    folders = CheckpointFolders(wanted.checkpoints, wanted.read_mb_per_s, wanted.checkpoint_quiet_s, wanted.converter)
     checkpoints = folders if wanted.checkpoints else None
     cluster = ClusterFacts(
         spares=wanted.spares,
         can_reroute=wanted.paths and topology is not None and topology.routing == "ecmp",
         can_restart=controller is not None,
+        restarts_whole_job=controller is None or controller.restarts_whole_job,
         can_shrink=wanted.can_shrink,
     )
     hints = {name: _hint(hint) for name, hint in wanted.jobs.items()}
-    reader = FactReader(store, controller, checkpoints, topology, cluster, hints)
-    executor = Executor(control, controller) if controller else None
-    return PlannerService(control, reader, options_of(settings), executor, _returner(settings, control, controller))
+    reader = FactReader(
+        store,
+        controller,
+        checkpoints,
+        topology,
+        cluster,
+        hints,
+        PaceReader(store, control),
+        EvidenceReader(store, control).read,
+        lambda job: names_of(job, list_executions(control, limit=_RECENT)),
+    )
+    converter = Converter(wanted.convert_timeout_s)
+    executor = Executor(control, controller, converter=converter) if controller else None
+    returner = _returner(settings, control, controller)
+    return PolicyPlanner(settings, options_of, control, reader, executor, returner)
 
 
 def controller_of(settings: Settings) -> Controller | None:
@@ -57,7 +80,11 @@ def options_of(settings: Settings) -> PlannerOptions:
         share_of_block=wanted.share_of_block,
     )
     return PlannerOptions(
-        policy=Policy(modes=wanted.modes, limits=limits),
+        policy=Policy(
+            modes=wanted.modes,
+            limits=limits,
+            test_after_s=wanted.test_after_s if wanted.test_command else None,
+        ),
         durations=Durations(start_s=wanted.start_s),
         gpu_hour_price=wanted.gpu_hour_price,
     )
@@ -65,12 +92,14 @@ def options_of(settings: Settings) -> PlannerOptions:
 
 def _returner(settings: Settings, control: ControlDatabase, controller: Controller | None) -> Returner | None:
     wanted = settings.planner
-    if controller is None or not wanted.test_command:
+    if controller is None:
         return None
-    tester = CommandTester(wanted.test_command, wanted.test_timeout_s)
+    tester = CommandTester(wanted.test_command, wanted.test_timeout_s) if wanted.test_command else None
     return Returner(control, controller, tester, ReturnOptions(rest_s=wanted.test_after_s))
 
 
 def _hint(hint: JobHints) -> JobHint:
     layout = Layout(hint.tp, hint.pp, hint.dp, hint.micro_batches)
-    return JobHint(layout if layout.gpus > 1 else None, hint.weight, hint.min_nodes, hint.throughput)
+    transformer = Transformer(**hint.model.model_dump()) if hint.model else None
+    known = layout if layout.gpus > 1 else None
+    return JobHint(known, hint.weight, hint.min_nodes, hint.throughput, transformer)

@@ -27,7 +27,9 @@ class Isolation(Frozen):
     node: str | None = Field(None, description="the host that is drained for it; None: not known")
     reason: str
     evidence: tuple[str, ...] = Field((), description="ids of the verdicts it rests on")
-    until_ns: int | None = Field(None, description="when it ends by itself; None: when a person or a test ends it")
+    until_ns: int | None = Field(
+        None, description="when it is tested, and ends if it is healthy; None: when a person ends it"
+    )
 
 
 class Cost(Frozen):
@@ -61,7 +63,7 @@ class Shift(Frozen):
 
 
 class AllJobs(Frozen):
-    """The best sharing of nodes among all jobs after the fault: advice, which nobody carries out by itself."""
+    """The best sharing of nodes among all jobs after the fault; what follows for a job is a decision of its own."""
 
     waf_before: float = Field(description="weighted work a second, in the unit of the jobs' tables")
     waf_after: float
@@ -70,14 +72,19 @@ class AllJobs(Frozen):
 
 
 class Decision(Frozen):
-    """The answer to one incident. In mode observe it is written down and nothing is done."""
+    """The answer to one incident, or what follows from one for another job. In mode observe nothing is done."""
 
     id: str
     job: str
     attempt: int = Field(0, ge=0)
-    incident: str
+    incident: str = Field(
+        description="that it answers; of a job that grows or gives nodes: the one that made nodes scarce"
+    )
     generation: int = Field(ge=0, description="fencing: a lease generation lower than the newest is ignored")
     created_ns: int = Field(ge=0)
+    weighed_ns: int | None = Field(
+        None, description="when its figures were taken: a decision keeps its id while the answer stays the same"
+    )
     expires_ns: int = Field(ge=0)
     horizon_s: float = Field(
         3600.0, gt=0, description="over which costs are counted: until a repair or the next fault"
@@ -98,6 +105,15 @@ class Decision(Frozen):
     )
     checkpoint_age_s: float | None = Field(None, ge=0, description="work that a restart repeats; None: unknown")
     approved_by: str | None = None
+    part_of: str | None = Field(
+        None, description="the plan over several jobs that it belongs to; each of its decisions is approved by itself"
+    )
+    after: tuple[str, ...] = Field((), description="decisions of the plan that must be carried out before it")
+    advice: str | None = Field(None, description="what would make the next fault cheaper; None: nothing is known to")
+    trigger: str | None = Field(None, description="what made the planner look, where that was no incident")
+    waits_until_ns: int | None = Field(
+        None, description="the next checkpoint, for which it waits once it may be carried out; None: it does not"
+    )
 
     def as_json(self) -> dict[str, Any]:
         """Return the decision as it appears in the API and on standard output."""

@@ -8,6 +8,17 @@ from lockstep.decision import Action, Mode
 from lockstep.sections import Listen, Section
 
 
+class ModelHint(Section):
+    """The size of a transformer and of its batch, from which its work by nodes is modelled."""
+
+    parameters: float = Field(gt=0, description="such as 7e9")
+    layers: int = Field(ge=1, description="that pipeline stages divide")
+    hidden: int = Field(ge=1, description="width of a layer")
+    sequence: int = Field(ge=1, description="tokens of a sequence")
+    global_batch: int = Field(ge=1, description="sequences of a step")
+    micro_batch: int = Field(1, ge=1, description="sequences of a micro-batch")
+
+
 class JobHints(Section):
     """What a site says of a job beforehand: telemetry does not carry it."""
 
@@ -18,7 +29,11 @@ class JobHints(Section):
     weight: float = Field(1.0, gt=0, description="what its throughput is worth against that of other jobs")
     min_nodes: int = Field(1, ge=1, description="fewer, and it cannot run")
     throughput: dict[int, float] = Field(
-        default_factory=dict, description="work a second by nodes, in one unit for all jobs; empty: in proportion"
+        default_factory=dict,
+        description="work a second by nodes, in one unit for all jobs; empty: as telemetry has seen it",
+    )
+    model: ModelHint | None = Field(
+        None, description="its size, for node counts on which it was not seen; None: by its layout, or in proportion"
     )
 
 
@@ -43,6 +58,12 @@ class PlannerSettings(Section):
     checkpoint_quiet_s: float = Field(
         10.0, ge=0, description="after a file's last change; until then it is being written"
     )
+    converter: tuple[str, ...] = Field(
+        (),
+        description="DeepSpeed's converter, run before a restart on another layout, such as "
+        '["/opt/train/bin/python", "-m", "deepspeed.checkpoint.ds_to_universal"]; empty: never',
+    )
+    convert_timeout_s: float = Field(3600.0, gt=0, description="after which a conversion has failed")
     jobs: dict[str, JobHints] = Field(
         default_factory=dict, description="hints by job; those of * hold for all others"
     )

@@ -1,11 +1,12 @@
 """The shell around the recovery planner: open incidents in, decisions out, and what is approved is carried out.
 
 One planner at a time, under a lease. A round reads what persons ordered, decides what is undecided, begins what may
-begin, takes each execution one act further, and looks after nodes on their way back.
+begin, looks at all jobs (rebalancing.py), takes each execution one act further, and looks after nodes on their way
+back.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Protocol
 
 from lockstep.clock import NS_PER_S
@@ -16,19 +17,26 @@ from lockstep.control.incidents import open_incidents
 from lockstep.control.leases import Lease
 from lockstep.decision import Decision
 from lockstep.errors import LeaseLost, LockstepError
-from lockstep.execution import UNFINISHED, Execution, Isolated, Order
+from lockstep.execution import Execution, Isolated
 from lockstep.incident import Incident
-from planner.recovery.decide import Policy, decide
+from planner.options import PlannerOptions
+from planner.rebalancing import Rebalancer
+from planner.recovery.allocation.warm import WarmAnswers
+from planner.recovery.decide import decide
 from planner.recovery.executing import Executor
-from planner.recovery.facts import Durations
-from planner.recovery.ladder import LadderOptions, find_standing
+from planner.recovery.facts import JobFacts, Resume
+from planner.recovery.ladder import find_standing
+from planner.recovery.lending import Lenders, borrow
 from planner.recovery.limits import OUT, Surroundings
+from planner.recovery.lineage import has_moved_on
 from planner.recovery.reading import Sight
+from planner.recovery.renewal import count_restarts, find_approval, is_busy, is_outdated, keep_same
 from planner.recovery.returning import Returner
-from planner.recovery.sharing import share_nodes
+from planner.recovery.sharing import describe, share_nodes
+from planner.recovery.situation import Situation
 from planner.recovery.steps import begin
 from planner.recovery.taxonomy import severity_of
-from planner.recovery.weighing import Situation
+from planner.recovery.way_back import forget_repaired
 
 _RECENT = 200  # executions that the ladder and undo look back on
 
@@ -36,18 +44,9 @@ _RECENT = 200  # executions that the ladder and undo look back on
 class Reads(Protocol):
     """Knows the job of an incident and what is around it."""
 
-    def read(self, incident: Incident, now_ns: int, origin: str) -> Sight: ...
+    def read(self, incident: Incident, now_ns: int) -> Sight: ...
 
-
-@dataclass(frozen=True, slots=True)
-class PlannerOptions:
-    """How this site decides."""
-
-    policy: Policy = field(default_factory=Policy)
-    durations: Durations = field(default_factory=Durations)
-    ladder: LadderOptions = field(default_factory=LadderOptions)
-    gpu_hour_price: float | None = None
-    settle_s: float = 60.0  # after an execution has ended, before its job gets another decision
+    def resume_on(self, job: JobFacts, nodes: int, now_ns: int) -> Resume | None: ...
 
 
 class PlannerService:
@@ -60,10 +59,11 @@ class PlannerService:
         options: PlannerOptions | None = None,
         executor: Executor | None = None,
         returner: Returner | None = None,
+        rebalancer: Rebalancer | None = None,
     ) -> None:
         self._control, self._reader = control, reader
         self._options = options or PlannerOptions()
-        self._executor, self._returner = executor, returner
+        self._executor, self._returner, self._rebalancer = executor, returner, rebalancer
 
     def run_once(self, lease: Lease, now_ns: int) -> int:
         """Do one round under the lease; return how many decisions were made."""
@@ -71,6 +71,7 @@ class PlannerService:
             self._executor.undo_ordered(lease, now_ns)
         incidents, troubles = open_incidents(self._control), list[LockstepError]()
         made = sum(self._attend(incident, incidents, lease, now_ns, troubles) for incident in incidents)
+        made += self._look_at_all(lease, now_ns, troubles)
         if self._executor:
             self._executor.run_once(lease, now_ns)
         if self._returner:
@@ -100,6 +101,21 @@ class PlannerService:
             return False
         return made
 
+    def _look_at_all(self, lease: Lease, now_ns: int, troubles: list[LockstepError]) -> int:
+        """Share nodes anew where something has changed, and begin what is approved of plans."""
+        if self._rebalancer is None:
+            return 0
+        try:
+            made = self._rebalancer.look(lease, now_ns)
+            if self._executor:
+                self._rebalancer.begin_ready(lease, now_ns)
+        except LeaseLost:
+            raise
+        except LockstepError as error:
+            troubles.append(error)
+            return 0
+        return made
+
     def _answer(
         self,
         incident: Incident,
@@ -109,38 +125,72 @@ class PlannerService:
         now_ns: int,
     ) -> bool:
         """Decide about an incident where that is due; return whether it was."""
-        known = next(iter(list_decisions(self._control, incident=incident.id, limit=1)), None)
-        is_live = known is not None and known.expires_ns > now_ns and not _is_outdated(known, recent)
-        if is_live or self._is_being_answered(incident, recent, now_ns):
+        known = self._newest_of(incident, incident.job)
+        is_live = known is not None and known.expires_ns > now_ns and not is_outdated(known, recent)
+        if is_live or is_busy(incident.job, recent, now_ns, self._options.settle_s):
             return False
-        sight = self._reader.read(incident, now_ns, _first_name(incident.job, recent))
-        job = replace(sight.job, is_over=sight.job.is_over or _has_moved_on(incident.job, recent))
-        situation = Situation(
-            incident.verdict, job, sight.cluster, self._options.durations, self._options.gpu_hour_price
-        )
-        standing = find_standing(
-            *severity_of(incident.verdict, sight.events),
-            incident.verdict.component,
-            recent,
-            now_ns,
-            self._options.ladder,
-        )
+        sight = self._see(incident, incidents, recent, now_ns)
+        made = self._decide(incident, incidents, sight, recent, lease, now_ns)
+        kept = [keep_same(self._newest_of(incident, each.job), each, recent) for each in made]
+        ids = {new.id: old.id for new, old in zip(made, kept, strict=True)}
+        linked = [each.model_copy(update={"after": tuple(ids[name] for name in each.after)}) for each in kept]
+        save_decisions(self._control, linked, lease)
+        return True
+
+    def _see(
+        self, incident: Incident, incidents: Sequence[Incident], recent: Sequence[Execution], now_ns: int
+    ) -> Sight:
+        """Return what is known, with the nodes that were left idle among the spares; jobs in trouble give nothing."""
+        sight = self._reader.read(incident, now_ns)
+        job = replace(sight.job, is_over=sight.job.is_over or has_moved_on(incident.job, recent))
+        free = self._rebalancer.free.names if self._rebalancer else ()
+        fresh = tuple(node for node in free if node not in (*job.nodes, *sight.cluster.spares))
+        spares = (*sight.cluster.spares, *fresh)
+        troubled = {each.job for each in incidents}
+        others = [
+            replace(other, throughput={})
+            if other.job in troubled or is_busy(other.job, recent, now_ns, self._options.settle_s)
+            else other
+            for other in sight.others
+            if not has_moved_on(other.job, recent)
+        ]
+        return replace(sight, job=job, others=others, cluster=replace(sight.cluster, spares=spares, free=free))
+
+    def _decide(
+        self,
+        incident: Incident,
+        incidents: Sequence[Incident],
+        sight: Sight,
+        recent: Sequence[Execution],
+        lease: Lease,
+        now_ns: int,
+    ) -> list[Decision]:
+        """Return the answer to an incident, with those of other jobs where they should lend it a node."""
+        options, verdict = self._options, incident.verdict
+        situation = Situation(verdict, sight.job, sight.cluster, options.durations, options.gpu_hour_price)
+        severity, why = severity_of(verdict, sight.events)
+        tried = forget_repaired(recent, list_isolated(self._control))
+        standing = find_standing(severity, why, verdict.component, tried, now_ns, options.ladder)
         around = replace(
             self._look_around(incident, incidents, sight, now_ns),
             is_raised=standing.is_raised,
-            restarts=_count_restarts(recent, now_ns - 3600 * NS_PER_S),
+            restarts=count_restarts(recent, now_ns - 3600 * NS_PER_S),
         )
-        made = decide(incident, situation, standing, around, self._options.policy, lease.generation, now_ns)
-        shared = made.model_copy(update={"all_jobs": share_nodes(situation, sight.others) if made.isolate else None})
-        save_decisions(self._control, [_same_as(known, shared, recent)], lease)
-        return True
 
-    def _is_being_answered(self, incident: Incident, recent: Sequence[Execution], now_ns: int) -> bool:
-        """Return whether something is being done for the job, or was just now, so that the incident may be over."""
-        floor_ns = now_ns - int(self._options.settle_s * NS_PER_S)
-        return any(
-            run.state in UNFINISHED or (run.ended_ns or 0) > floor_ns for run in recent if run.job == incident.job
-        )
+        def decide_in(given: Situation) -> Decision:
+            return decide(incident, given, standing, around, options.policy, lease.generation, now_ns)
+
+        made = decide_in(situation)
+        if not made.isolate and not (situation.stands_still and made.action == "none"):
+            return [made]
+        warm = self._rebalancer.warm if self._rebalancer else WarmAnswers()
+        if (plan := share_nodes(situation, sight.others, warm, now_ns)) is None:
+            return [made]
+        parts = [made]
+        if self._rebalancer is not None:  # who else would begin what several jobs must do one after the other?
+            lenders = Lenders(sight.others, lambda job, nodes: self._reader.resume_on(job, nodes, now_ns))
+            parts = borrow(made, situation, plan, lenders, decide_in, around, options.policy)
+        return [each.model_copy(update={"all_jobs": describe(plan)}) for each in parts]
 
     def _look_around(
         self, incident: Incident, incidents: Sequence[Incident], sight: Sight, now_ns: int
@@ -175,10 +225,10 @@ class PlannerService:
 
     def _begin_approved(self, incident: Incident, recent: Sequence[Execution], lease: Lease, now_ns: int) -> None:
         """Begin to carry out what the policy or a person lets, one execution per job at a time."""
-        decision = next(iter(list_decisions(self._control, incident=incident.id, limit=1)), None)
-        if decision is None or decision.action == "none" or decision.expires_ns <= now_ns:
+        decision = self._newest_of(incident, incident.job)
+        if decision is None or decision.action == "none" or decision.part_of or decision.expires_ns <= now_ns:
             return
-        if _is_outdated(decision, recent) or self._is_being_answered(incident, recent, now_ns):
+        if is_outdated(decision, recent) or is_busy(incident.job, recent, now_ns, self._options.settle_s):
             return
         who = find_approval(decision, list_orders(self._control, decision.id))
         if who is not None and find_execution(self._control, decision.id) is None:
@@ -186,54 +236,5 @@ class PlannerService:
             run = begin(decision, incident.verdict.component, who, lease.generation, now_ns, out)
             save_execution(self._control, run, lease, why=f"begun by {who}: {decision.reason}")
 
-
-def find_approval(decision: Decision, orders: Sequence[Order]) -> str | None:
-    """Return who lets a decision be carried out: the last person who said so, else the policy; None: nobody.
-
-    A person's no stands against the policy, and an undo against everything.
-    """
-    if any(order.kind == "undo" for order in orders):
-        return None
-    if orders:
-        return orders[-1].who if orders[-1].kind == "approve" else None
-    return "policy" if decision.mode == "execute" and decision.held_because is None else None
-
-
-def _has_moved_on(job: str, recent: Sequence[Execution]) -> bool:
-    """Return whether we have started a job again under another name; its incidents may be open for a while."""
-    return any(run.job == job and run.new_job not in (None, job) for run in recent)
-
-
-def _first_name(job: str, recent: Sequence[Execution]) -> str:
-    """Return the name under which a job was started first: hints and checkpoints go by it."""
-    before = {run.new_job: run.job for run in recent if run.new_job}
-    seen = {job}
-    while (older := before.get(job)) is not None and older not in seen:
-        seen.add(job := older)
-    return job
-
-
-def _count_restarts(recent: Sequence[Execution], since_ns: int) -> int:
-    """Return how many jobs we have started again since then."""
-    return sum(
-        any(step.act == "restart" and step.state == "done" and (step.ended_ns or 0) >= since_ns for step in run.steps)
-        for run in recent
-    )
-
-
-def _is_outdated(decision: Decision, recent: Sequence[Execution]) -> bool:
-    """Return whether something was done to the job since: the job that the decision is about is another one now."""
-    return any(run.job == decision.job and (run.ended_ns or run.began_ns) >= decision.created_ns for run in recent)
-
-
-def _same_as(known: Decision | None, made: Decision, recent: Sequence[Execution]) -> Decision:
-    """Return the decision under the id of the one before while the answer is the same: a word on it holds."""
-    if known is None or _answer_of(known) != _answer_of(made) or _is_outdated(known, recent):
-        return made
-    return made.model_copy(update={"id": known.id, "created_ns": known.created_ns})
-
-
-def _answer_of(decision: Decision) -> tuple[object, ...]:
-    """Return what must be the same for a decision to be the same answer."""
-    nodes = tuple(part.node for part in decision.isolate)
-    return decision.action, nodes, decision.severity
+    def _newest_of(self, incident: Incident, job: str) -> Decision | None:
+        return next(iter(list_decisions(self._control, incident=incident.id, job=job, limit=1)), None)

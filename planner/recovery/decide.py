@@ -8,17 +8,20 @@ person is proposed, with the reason (limits.py).
 import hashlib
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from lockstep.clock import NS_PER_S
 from lockstep.decision import Action, Cost, Decision, Isolation, Mode, Option
 from lockstep.incident import Incident
-from planner.recovery.checkpoints.boundary import Slowness, find_wait_cost_s
+from planner.recovery.checkpoints.boundary import Moment, Slowness, choose_moment
 from planner.recovery.facts import horizon_s
 from planner.recovery.ladder import RUNGS, Standing
 from planner.recovery.limits import SHRINKING, Limits, Surroundings, find_hold
 from planner.recovery.rental import weigh_waiting
-from planner.recovery.weighing import MOVES, Situation, price_of_acting, weigh
+from planner.recovery.saving import advise_saving
+from planner.recovery.shrinking import share_micro_batches
+from planner.recovery.situation import Situation
+from planner.recovery.weighing import MOVES, price_of_acting, resume_for, weigh
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,7 @@ class Policy:
     modes: Mapping[Action, Mode] = field(default_factory=dict)  # what is not named is only observed
     limits: Limits = field(default_factory=Limits)
     lifetime_s: float = 600.0  # an old decision rests on an old verdict
+    test_after_s: float | None = None  # that an isolated node rests before its test; None: nobody tests it
     look_again_s: float = 10.0  # after deciding to do nothing; a fifth of it where the job stands still
 
     def mode_of(self, action: Action) -> Mode:
@@ -69,12 +73,13 @@ def decide(
         incident=incident.id,
         generation=generation,
         created_ns=now_ns,
+        weighed_ns=now_ns,
         expires_ns=expires_ns,
         horizon_s=horizon_s(job, situation.cluster),
         severity=standing.severity,
         mode="propose" if hold and mode == "execute" else mode,
         action=action,
-        isolate=_isolations(action, situation),
+        isolate=_isolations(action, situation, policy, now_ns),
         target=_target(action, situation),
         resume=_resume(action, situation),
         cost=choice.option.cost,
@@ -82,7 +87,8 @@ def decide(
         verdicts=(situation.verdict.id,),
         reason=choice.reason,
         held_because=hold,
-        checkpoint_age_s=job.resume.age_s if job.resume else None,
+        advice=advise_saving(job, situation.cluster),
+        checkpoint_age_s=resume.age_s if (resume := resume_for(action, job) or job.resume) else None,
     )
 
 
@@ -116,10 +122,10 @@ def _choose_moment(best: Option, nothing: Option, known: list[Option], situation
             f"{best.action} costs {price:.1f} GPU-hours at once and waiting has cost {wait.lost_gpu_hours:.1f} so far"
         )
         return Choice(nothing, f"{said}: it is time in {left_s:.0f} s, if the fault lasts", wait.due_ns)
-    if (saved_s := _wait_for_checkpoint(best, situation)) is not None:
-        said = f"{best.action} waits {saved_s:.0f} s for the next checkpoint"
-        reason = f"{said}: that costs less than doing the work since the last one again"
-        return Choice(nothing, reason, now_ns + int(saved_s * NS_PER_S))
+    moment = _find_moment(best, situation, now_ns)
+    if moment is not None and moment.waits:
+        said = moment.reason.removeprefix("wait: ")
+        return Choice(nothing, f"{best.action} waits for the next checkpoint: {said}", moment.until_ns)
     return Choice(best, _why(best, known, situation))
 
 
@@ -128,21 +134,15 @@ def lost_per_hour(situation: Situation) -> float:
     return situation.job.gpus * (1 - situation.speed_now)
 
 
-def _wait_for_checkpoint(best: Option, situation: Situation) -> float | None:
-    """Return how long to wait for the next checkpoint, where the loss until then is less than the work it saves."""
-    job = situation.job
-    next_s, resume = job.next_save_s, job.resume
-    if best.action not in MOVES or next_s is None or resume is None:
+def _find_moment(best: Option, situation: Situation, now_ns: int) -> Moment | None:
+    """Return whether a restart elsewhere is best made now or after the next checkpoint; None: it is no such cure."""
+    job, resume = situation.job, resume_for(best.action, situation.job)
+    if best.action not in MOVES or resume is None:
         return None
-    slowness = Slowness(
-        fault_class=situation.verdict.fault_class,
-        step_s=1 / max(situation.speed_now, 1e-6),
-        healthy_step_s=1.0,
-        lost_steps=None,
-        next_save_ns=None,
-        failures_per_s=len(job.nodes) * situation.cluster.failures_per_node_day / 86_400,
-    )
-    return next_s if find_wait_cost_s(slowness, next_s, resume.age_s) < resume.age_s else None
+    next_ns = None if job.next_save_s is None else now_ns + int(job.next_save_s * NS_PER_S)
+    per_s = len(job.nodes) * situation.cluster.failures_per_node_day / 86_400
+    slowness = Slowness(situation.verdict.fault_class, situation.speed_now, resume.age_s, next_ns, per_s)
+    return choose_moment(slowness, now_ns)
 
 
 def _why(best: Option, known: list[Option], situation: Situation) -> str:
@@ -163,11 +163,17 @@ def _why_nothing(nothing: Option, allowed: list[Option], situation: Situation) -
     return f"{said}; {'; '.join(closed)}"
 
 
-def _isolations(action: Action, situation: Situation) -> tuple[Isolation, ...]:
+def _isolations(action: Action, situation: Situation, policy: Policy, now_ns: int) -> tuple[Isolation, ...]:
     if action not in SHRINKING:
         return ()
     verdict = situation.verdict
-    part = Isolation(component=verdict.component, node=situation.node, reason=verdict.reason, evidence=(verdict.id,))
+    part = Isolation(
+        component=verdict.component,
+        node=situation.node,
+        reason=verdict.reason,
+        evidence=(verdict.id,),
+        until_ns=None if policy.test_after_s is None else now_ns + int(policy.test_after_s * NS_PER_S),
+    )
     return (part,)
 
 
@@ -180,20 +186,19 @@ def _target(action: Action, situation: Situation) -> dict[str, int] | None:
     target = {"nnodes": nodes}
     if job.layout is None:
         return target
-    layout = job.layout.as_target()
-    if action in ("drop_replica", "reconfigure"):
-        per_replica = job.layout.tensor * job.layout.stages
-        left = job.gpus * nodes // max(len(job.nodes), 1)
-        layout["dp"] = max(min(left // per_replica, job.layout.replicas - 1), 1)
-    return target | layout
+    if action not in ("drop_replica", "reconfigure"):
+        return target | job.layout.as_target()
+    left = job.layout.on(job.gpus * nodes // max(len(job.nodes), 1))
+    layout = replace(job.layout, replicas=max(min(left.replicas, job.layout.replicas - 1), 1))
+    # Where micro-batches are not known, neither is how many a replica has to do from now on.
+    is_exact = action == "drop_replica" and job.layout.micro_batches is not None
+    more = {"grad_accum": share_micro_batches(job.layout).most} if is_exact else {}
+    return target | layout.as_target() | more
 
 
 def _resume(action: Action, situation: Situation) -> dict[str, str] | None:
-    resume = situation.job.resume
-    if action not in (*MOVES, "restart_process") or resume is None:
-        return None
-    found = {"source": "remote", "checkpoint": resume.path, "format": resume.form}
-    return found | ({"convert": " ".join(resume.convert)} if resume.convert else {})
+    resume = resume_for(action, situation.job)
+    return resume.as_document() if resume else None
 
 
 def _identify(incident: Incident, generation: int, now_ns: int) -> str:

@@ -1,7 +1,10 @@
 """What a decision is made from: the job, the cluster around it, and how long things take here."""
 
+import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+from planner.recovery.checkpoints.intervals import FailureRate
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +19,10 @@ class Layout:
     @property
     def gpus(self) -> int:
         return self.tensor * self.stages * self.replicas
+
+    def on(self, gpus: int) -> "Layout":
+        """Return it with as many whole replicas as so many GPUs hold, at least one; stages and tensors stay."""
+        return replace(self, replicas=max(gpus // (self.tensor * self.stages), 1))
 
     def as_target(self) -> dict[str, int]:
         """Return it in the words of a decision."""
@@ -32,6 +39,18 @@ class Resume:
     load_s: float
     convert: tuple[str, ...] = ()  # a command to run before, where the layout changes and the format needs it
     convert_s: float = 0.0
+    bytes: int = 0  # of the whole checkpoint; 0: unknown
+    obstacle: str | None = None  # why the planner cannot convert it: a person has to; None: nothing is in the way
+
+    @property
+    def back_s(self) -> float:
+        """Return what going back to it takes before the first step, without starting processes."""
+        return self.convert_s + self.load_s
+
+    def as_document(self) -> dict[str, str]:
+        """Return it in the words of a decision."""
+        found = {"source": "remote", "checkpoint": self.path, "format": self.form}
+        return found | ({"convert": shlex.join(self.convert)} if self.convert else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +62,22 @@ class JobFacts:
     nodes: tuple[str, ...] = ()
     gpus: int = 0
     layout: Layout | None = None
-    resume: Resume | None = None
+    resume: Resume | None = None  # on as many nodes as now
+    resume_smaller: Resume | None = None  # on one node less: its layout is another one, which not all can load
     next_save_s: float | None = None  # until the next checkpoint is complete; None: unknown
+    save_every_s: float | None = None  # from one checkpoint to the next, as it was of late; None: unknown
     weight: float = 1.0
     min_nodes: int = 1
     throughput: Mapping[int, float] = field(default_factory=dict)  # work a second by nodes; else in proportion
+    measured: frozenset[int] = frozenset()  # counts of that table that were seen in its own telemetry
+    is_in_gpus: bool = False  # the table is in GPU-equivalents (allocation/calibration.py), else in the site's unit
+    throughput_from: str = ""  # where its figures are from, in words
     is_over: bool = False  # the controller says that it has ended
+
+    @property
+    def most_nodes(self) -> int:
+        """Return the most nodes that it is known to have had or may have: it is given back those, and no more."""
+        return max([len(self.nodes), *self.throughput])
 
     def speed_on(self, nodes: int) -> float:
         """Return the share of full speed on that many nodes; 0 below its minimum."""
@@ -59,6 +88,16 @@ class JobFacts:
             return self.throughput[nodes] / self.throughput[held]
         return min(nodes / held, 1.0)
 
+    def say_speed_on(self, nodes: int) -> str:
+        """Return the same in words, with where it is from."""
+        if nodes not in self.throughput or not self.throughput.get(len(self.nodes)):
+            how = "in proportion to the nodes"
+        elif not self.is_in_gpus:
+            how = "told by the settings"
+        else:
+            how = "measured" if nodes in self.measured else "by a model"
+        return f"at {self.speed_on(nodes):.0%} of its speed ({how})"
+
 
 @dataclass(frozen=True, slots=True)
 class ClusterFacts:
@@ -66,11 +105,16 @@ class ClusterFacts:
 
     hosts: frozenset[str] = frozenset()  # all there are
     spares: tuple[str, ...] = ()  # usable and idle, best first
+    free: tuple[str, ...] = ()  # usable nodes besides that nothing is known to run on: they came back, or were left
     block_of: Mapping[str, str] = field(default_factory=dict)  # host to the leaf or rack it hangs on
+    leaf_of: Mapping[str, str] = field(default_factory=dict)  # host to the leaves of all its rails, where cabled
     failures_per_node_day: float = 0.0065  # Meta RSC-1: 6.50 per 1,000 node-days
+    failure_rate: FailureRate | None = None  # as seen here; None: too little was
+    failures_of: Mapping[str, float] = field(default_factory=dict)  # a day, by node, where there is evidence
     repair_s: float = 24 * 3600.0  # until an isolated node is back
     can_reroute: bool = False  # the path planner runs and the fabric lets ports choose roads
     can_restart: bool = False  # a controller is there
+    restarts_whole_job: bool = True  # a new process means a new attempt of the whole job from its checkpoint
     can_shrink: bool = False  # its jobs re-route or drop a replica when they are told to
 
 
@@ -80,6 +124,7 @@ class Durations:
 
     reattempt_s: float = 10.0
     restart_process_s: float = 30.0
+    peer_bytes_per_s: float = 12.5e9  # from a live replica to a node: one NIC of 100 Gbit/s
     rebuild_s: float = 15.0  # communicators anew, without the lost worker
     start_s: float = 120.0  # a new attempt, from the order until its first step, without loading
     person_s: float = 1800.0  # until somebody who was called has looked

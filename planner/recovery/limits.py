@@ -8,15 +8,16 @@ from dataclasses import dataclass
 
 from lockstep.clock import NS_PER_S
 from lockstep.decision import Action, Decision
-from lockstep.execution import Isolated
+from lockstep.execution import OUT_OF_SERVICE, Isolated
 from lockstep.incident import Incident
 from lockstep.verdict import Verdict
 from planner.controllers.protocol import Node
 from planner.recovery.components import node_of
 from planner.recovery.facts import ClusterFacts
-from planner.recovery.weighing import Situation
+from planner.recovery.situation import Situation
+from planner.recovery.weighing import resume_for
 
-OUT = ("isolated", "testing", "repair")  # states in which a node is out of service
+OUT = OUT_OF_SERVICE  # states in which a node is out of service
 SHRINKING: tuple[Action, ...] = ("recycle", "drop_replica", "reconfigure", "replace")
 
 
@@ -57,6 +58,7 @@ def find_hold(
         _find_doubt(situation.verdict, limits, now_ns),
         *_find_no(incident, action, situation, around),
         *_find_storm(action, around, limits),
+        *_find_obstacle(action, situation),
     ]
     if action in SHRINKING:
         holds += [
@@ -90,6 +92,13 @@ def _find_storm(action: Action, around: Surroundings, limits: Limits) -> Iterato
     """Yield that jobs were restarted too often of late: many hangs at once have a cause that no restart cures."""
     if action != "reroute" and around.restarts >= limits.restarts_per_hour:
         yield f"{around.restarts} jobs were restarted in the last hour, and {limits.restarts_per_hour} is the limit"
+
+
+def _find_obstacle(action: Action, situation: Situation) -> Iterator[str]:
+    """Yield why the checkpoint that the job would start from cannot be made ready by us."""
+    resume = resume_for(action, situation.job)
+    if resume is not None and resume.obstacle:
+        yield resume.obstacle
 
 
 def _find_weakness(situation: Situation, around: Surroundings) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """Reads what decisions need to know of jobs and the cluster: from telemetry, the controller and the settings."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -11,6 +11,10 @@ from lockstep.records import Event
 from lockstep.store.store import Store
 from lockstep.topology import Topology
 from planner.controllers.protocol import Controller, JobView, Node
+from planner.recovery.allocation.calibration import Known, Rates
+from planner.recovery.allocation.megatron import Transformer
+from planner.recovery.allocation.nodes import place_nodes
+from planner.recovery.evidence import Evidence
 from planner.recovery.facts import ClusterFacts, JobFacts, Layout, Resume
 
 _RANKS = """
@@ -34,8 +38,12 @@ _BACK_S = 60.0  # an error may be told before the job stands still
 class Checkpoints(Protocol):
     """Knows the checkpoints of jobs."""
 
-    def newest(self, job: str, layout: Layout | None, now_ns: int) -> Resume | None:
-        """Return the newest one that is verified to be complete and fits the layout; None: there is none."""
+    def newest(self, job: str, layout: Layout | None, now_ns: int, is_resized: bool = False) -> Resume | None:
+        """Return the newest one that is verified to be complete and loads on the layout; None: there is none."""
+        ...
+
+    def save_every_s(self, job: str, now_ns: int) -> float | None:
+        """Return the usual time from one to the next; None: unknown."""
         ...
 
     def next_save_s(self, job: str, now_ns: int) -> float | None:
@@ -51,6 +59,28 @@ class JobHint:
     weight: float = 1.0
     min_nodes: int = 1
     throughput: Mapping[int, float] = field(default_factory=dict)
+    transformer: Transformer | None = None
+
+    @property
+    def known(self) -> Known:
+        """Return what its work by nodes follows from."""
+        return Known(self.throughput, self.layout, self.transformer)
+
+
+class Paces(Protocol):
+    """Knows how fast jobs went on the nodes that they had."""
+
+    def rates_of(self, names: Sequence[str], known: Known, held: int, gpus: int, now_ns: int) -> Rates: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """All jobs that are at work, and what they run on."""
+
+    jobs: Sequence[JobFacts]
+    cluster: ClusterFacts
+    nodes: Sequence[Node] | None = None
+    trouble: str | None = None  # why the controller could not be asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,19 +106,50 @@ class FactReader:
         topology: Topology | None,
         cluster: ClusterFacts,
         hints: Mapping[str, JobHint],
+        paces: Paces | None = None,
+        evidence: Callable[[int], Evidence] = lambda now_ns: Evidence(),
+        names_of: Callable[[str], Sequence[str]] = lambda job: (job,),
     ) -> None:
         self._store, self._controller, self._checkpoints = store, controller, checkpoints
-        self._cluster, self._hints = cluster, hints
+        self._cluster, self._hints, self._paces, self._names_of = cluster, hints, paces, names_of
+        self._evidence = evidence
         self._hosts = frozenset(host.id for host in topology.hosts) if topology else frozenset()
         self._blocks = _find_blocks(topology) if topology else {}
+        placed = place_nodes(topology, {}) if topology else ()
+        self._leaves = {node.name: node.leaf for node in placed if node.leaf}
 
-    def read(self, incident: Incident, now_ns: int, origin: str | None = None) -> Sight:
-        """Return what is known about an incident's job, first started as `origin`, and what is around it."""
+    def use_spares(self, spares: tuple[str, ...]) -> None:
+        """Count these nodes as spares from now on, best first."""
+        self._cluster = replace(self._cluster, spares=spares)
+
+    def read(self, incident: Incident, now_ns: int) -> Sight:
+        """Return what is known about an incident's job, and what is around it."""
         nodes, trouble = self._ask_for_nodes()
-        job = self._read_job(incident, origin or incident.job, now_ns, trouble is None)
-        cluster = self._describe(nodes, job)
+        job = self._read_job(incident, now_ns, trouble is None)
+        cluster = self._describe(nodes, job.nodes, now_ns)
         events = self._read_events(job.nodes, incident, now_ns)
         return Sight(job, cluster, self._read_others(incident.job, now_ns), events, nodes, trouble)
+
+    def survey(self, now_ns: int) -> Overview:
+        """Return all jobs that were at work in the last minute, and the cluster around them."""
+        nodes, trouble = self._ask_for_nodes()
+        jobs = self._read_others("", now_ns)
+        held = [node for job in jobs for node in job.nodes]
+        return Overview(jobs, self._describe(nodes, held, now_ns), nodes, trouble)
+
+    def resume_on(self, job: JobFacts, nodes: int, now_ns: int) -> Resume | None:
+        """Return the newest checkpoint that a job can start from on so many nodes."""
+        if self._checkpoints is None:
+            return None
+        origin, held = self._names_of(job.job)[-1], len(job.nodes)
+        is_resized = nodes != held
+        layout = job.layout.on(job.gpus // held * nodes) if job.layout and held and is_resized else job.layout
+        return self._checkpoints.newest(origin, layout, now_ns, is_resized)
+
+    def is_over(self, job: str) -> bool:
+        """Return whether the controller says that a job has ended; one that it does not know may still run."""
+        view = self._ask_for_job(job)
+        return view is not None and view.state in ("ended", "failed")
 
     def _ask_for_nodes(self) -> tuple[Sequence[Node] | None, str | None]:
         if self._controller is None:
@@ -98,25 +159,38 @@ class FactReader:
         except ControllerDown as down:
             return None, str(down)
 
-    def _read_job(self, incident: Incident, origin: str, now_ns: int, is_answering: bool) -> JobFacts:
-        name, hint = incident.job, self._hint_of(origin)
+    def _read_job(self, incident: Incident, now_ns: int, is_answering: bool) -> JobFacts:
+        name = incident.job
         ranks = self._read_ranks(incident)
         view = self._ask_for_job(name) if is_answering else None
         nodes = tuple(ranks) or (view.nodes if view else ())
         gpus = sum(ranks.values()) or incident.verdict.impact.ranks_waiting + 1
-        resume = self._checkpoints.newest(origin, hint.layout, now_ns) if self._checkpoints else None
-        return JobFacts(
-            job=name,
-            attempt=incident.attempt,
-            nodes=nodes,
-            gpus=gpus,
+        known = self._know(JobFacts(name, incident.attempt, nodes, gpus), now_ns)
+        return replace(known, is_over=view is not None and view.state == "ended")
+
+    def _know(self, job: JobFacts, now_ns: int) -> JobFacts:
+        """Return a job with what hints, checkpoints and its own past say of it; all go by its first name."""
+        names, held = self._names_of(job.job), len(job.nodes)
+        hint = self._hint_of(names[-1])
+        rates = self._paces.rates_of(names, hint.known, held, job.gpus, now_ns) if self._paces else None
+        known = replace(
+            job,
             layout=hint.layout,
-            resume=resume,
-            next_save_s=self._checkpoints.next_save_s(origin, now_ns) if self._checkpoints else None,
             weight=hint.weight,
             min_nodes=hint.min_nodes,
-            throughput=hint.throughput,
-            is_over=view is not None and view.state == "ended",
+            throughput=rates.by_nodes if rates else hint.throughput,
+            measured=rates.seen if rates else frozenset(),
+            is_in_gpus=rates is not None and not rates.is_told,
+            throughput_from=rates.reason if rates else "",
+        )
+        if self._checkpoints is None:
+            return known
+        return replace(
+            known,
+            resume=self.resume_on(known, held, now_ns),
+            resume_smaller=self.resume_on(known, held - 1, now_ns),
+            next_save_s=self._checkpoints.next_save_s(names[-1], now_ns),
+            save_every_s=self._checkpoints.save_every_s(names[-1], now_ns),
         )
 
     def _ask_for_job(self, job: str) -> JobView | None:
@@ -134,21 +208,10 @@ class FactReader:
         for row in self._store.query(_JOBS, window).to_pylist():
             gpus.setdefault((row["job"], row["attempt"]), {})[row["host"]] = int(row["gpus"])
         newest = {name: (attempt, hosts) for (name, attempt), hosts in sorted(gpus.items())}
-        return [self._describe_other(name, attempt, hosts, now_ns) for name, (attempt, hosts) in newest.items()]
-
-    def _describe_other(self, name: str, attempt: int, hosts: Mapping[str, int], now_ns: int) -> JobFacts:
-        hint = self._hint_of(name)
-        return JobFacts(
-            job=name,
-            attempt=attempt,
-            nodes=tuple(hosts),
-            gpus=sum(hosts.values()),
-            layout=hint.layout,
-            resume=self._checkpoints.newest(name, hint.layout, now_ns) if self._checkpoints else None,
-            weight=hint.weight,
-            min_nodes=hint.min_nodes,
-            throughput=hint.throughput,
-        )
+        found = [
+            JobFacts(name, attempt, tuple(hosts), sum(hosts.values())) for name, (attempt, hosts) in newest.items()
+        ]
+        return [self._know(each, now_ns) for each in found]
 
     def _hint_of(self, job: str) -> JobHint:
         return self._hints.get(job, self._hints.get("*", JobHint()))
@@ -169,12 +232,18 @@ class FactReader:
         window = {"start": start_ns, "end": now_ns, "hosts": own or list(hosts)}
         return [Event(**row) for row in self._store.query(_EVENTS, window).to_pylist()]
 
-    def _describe(self, nodes: Sequence[Node] | None, job: JobFacts) -> ClusterFacts:
-        """Return the cluster with the spares that are usable now and do not belong to the job."""
-        barred = {*job.nodes, *(node.name for node in nodes or () if not node.is_usable)}
+    def _describe(self, nodes: Sequence[Node] | None, held: Sequence[str], now_ns: int) -> ClusterFacts:
+        """Return the cluster with the spares that are usable now and that no job holds."""
+        barred = {*held, *(node.name for node in nodes or () if not node.is_usable)}
         spares = tuple(spare for spare in self._cluster.spares if spare not in barred)
         hosts = self._hosts | frozenset(node.name for node in nodes or ())
-        return replace(self._cluster, spares=spares, hosts=hosts, block_of=self._blocks)
+        known = replace(self._cluster, spares=spares, hosts=hosts, block_of=self._blocks, leaf_of=self._leaves)
+        seen = self._evidence(now_ns)
+        if seen.rate is None:
+            return known
+        return replace(
+            known, failure_rate=seen.rate, failures_of=seen.by_node, failures_per_node_day=seen.rate.planned
+        )
 
 
 def _find_blocks(topology: Topology) -> dict[str, str]:

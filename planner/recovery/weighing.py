@@ -7,60 +7,25 @@ ladder, so a risky cure is charged with what would follow; after the last rung a
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from lockstep.decision import Action, Cost, Option
-from lockstep.verdict import Verdict
-from planner.recovery.components import is_hardware, is_in_the_fabric, node_of
-from planner.recovery.facts import ClusterFacts, Durations, JobFacts, Layout, horizon_s
+from lockstep.errors import NotPresent
+from planner.recovery.allocation.state_source import Source, find_nearest
+from planner.recovery.components import is_hardware, is_in_the_fabric
+from planner.recovery.facts import JobFacts, Resume, horizon_s
 from planner.recovery.ladder import rung_of
+from planner.recovery.shrinking import share_micro_batches, speed_rerouted, speed_without_replica
+from planner.recovery.situation import Situation
 from planner.recovery.taxonomy import is_alarm
 
 MOVES: tuple[Action, ...] = ("reconfigure", "replace")  # start the job again elsewhere, from a checkpoint
-_STANDS_STILL = ("comm_hang", "noncomm_hang", "crash")
 
 # How often a cure does not help, where nothing better is known: ByteRobust resolved 22.7 % of its faults by trying
 # again and 32.5 % by taking machines away; a part that the analyzer would isolate is seldom cured by a new process.
 _RISK_OF_REATTEMPT = 0.77
 _RISK_OF_NEW_PROCESS = 0.5
 _RISK_ON_BAD_HARDWARE = 0.95
-
-
-@dataclass(frozen=True, slots=True)
-class Situation:
-    """A fault, the job it hit, and what is around."""
-
-    verdict: Verdict
-    job: JobFacts
-    cluster: ClusterFacts
-    durations: Durations = field(default_factory=Durations)
-    gpu_hour_price: float | None = None
-
-    @property
-    def hosts(self) -> frozenset[str]:
-        """All hosts that are known of."""
-        return self.cluster.hosts | frozenset(self.job.nodes)
-
-    @property
-    def node(self) -> str | None:
-        """The node that would be taken away."""
-        return node_of(self.verdict.component, self.hosts)
-
-    @property
-    def stands_still(self) -> bool:
-        return self.verdict.fault_class in _STANDS_STILL
-
-    @property
-    def speed_now(self) -> float:
-        """Share of full speed while the fault lasts and nothing is done."""
-        ratio = self.verdict.impact.step_time_ratio
-        if self.stands_still:
-            return 0.0
-        return min(1.0, 1.0 / ratio) if ratio and ratio > 0 else 1.0
-
-    @property
-    def is_cost_known(self) -> bool:
-        return self.stands_still or (self.verdict.impact.step_time_ratio or 0) > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +50,16 @@ def weigh(situation: Situation) -> list[Option]:
 
 def price_of_acting(option: Option, job: JobFacts) -> float:
     """Return what an act costs at once, in GPU-hours: what a slow job must have lost before it is worth it."""
-    again_s = job.resume.age_s if job.resume and option.action in MOVES else 0.0
+    resume = resume_for(option.action, job)
+    again_s = resume.age_s if resume and option.action in MOVES else 0.0
     return job.gpus * ((option.cost.downtime_s or 0.0) + again_s) / 3600
+
+
+def resume_for(action: Action, job: JobFacts) -> Resume | None:
+    """Return the checkpoint that an action starts from: one that the layout afterwards can load."""
+    if action == "reconfigure":
+        return job.resume_smaller
+    return job.resume if action in ("replace", "restart_process") else None
 
 
 def _none(situation: Situation) -> _Way:
@@ -120,31 +93,56 @@ def _restart_process(situation: Situation) -> _Way:
         risk = _RISK_ON_BAD_HARDWARE
     else:
         risk = _RISK_OF_NEW_PROCESS
-    layout = situation.job.layout
-    has_peer = layout is not None and layout.replicas > 1
-    resume = situation.job.resume
-    if not has_peer and resume is None:
+    if situation.cluster.restarts_whole_job:
+        return _restart_all(situation, risk)
+    try:
+        nearest = find_nearest(_list_sources(situation), _bytes_per_node(situation.job))
+    except NotPresent:
         return _closed("no replica and no verified checkpoint to take the state from")
-    load_s = 0.0 if has_peer or resume is None else resume.load_s
-    again_s = 0.0 if has_peer or resume is None else resume.age_s
-    source = "a replica" if has_peer else "the last checkpoint"
     return _Way(
-        f"the process starts again on its node, with its state from {source}",
-        downtime_s=situation.durations.restart_process_s + load_s,
-        again_s=again_s,
+        f"the process starts again on its node, with its state from {nearest.source.name}",
+        downtime_s=situation.durations.restart_process_s + nearest.load_s,
+        again_s=nearest.lost_work_s,
         risk=risk,
     )
+
+
+def _restart_all(situation: Situation, risk: float) -> _Way:
+    """Return what a new process costs where the controller knows only whole jobs: a new attempt on the same nodes."""
+    resume = situation.job.resume
+    if resume is None:
+        return _closed("the controller restarts whole jobs, and there is no checkpoint that was verified complete")
+    return _Way(
+        f"the controller restarts the whole job on its nodes, from the checkpoint of {resume.age_s:.0f} s ago",
+        downtime_s=situation.durations.start_s + resume.back_s,
+        again_s=resume.age_s,
+        risk=risk,
+    )
+
+
+def _list_sources(situation: Situation) -> list[Source]:
+    """Return the copies of the state of one process: a replica of this very step, and the last checkpoint."""
+    job, peer = situation.job, situation.durations.peer_bytes_per_s
+    sources = [Source("peer", "a replica", peer)] if job.layout and job.layout.replicas > 1 else []
+    if job.resume:
+        kept = Source("remote", "the last checkpoint", math.inf, job.resume.back_s, job.resume.age_s)
+        sources.append(kept)
+    return sources
+
+
+def _bytes_per_node(job: JobFacts) -> float:
+    return job.resume.bytes / max(len(job.nodes), 1) if job.resume else 0.0
 
 
 def _recycle(situation: Situation) -> _Way:
     layout = situation.job.layout
     if (closed := _cannot_shrink(situation)) or layout is None or layout.stages < 2 or layout.replicas < 2:
         return closed or _closed("only pipelines with replicas can hand their micro-batches to a peer")
-    speed = _speed_rerouted(layout)
+    share = share_micro_batches(layout)
     return _Way(
-        "peers of the lost worker take over its micro-batches",
+        f"peers of the lost worker take over its micro-batches: {share.reason}",
         downtime_s=situation.durations.rebuild_s,
-        speed=speed,
+        speed=speed_rerouted(layout, share),
         risk=1 - situation.verdict.confidence,
     )
 
@@ -153,42 +151,47 @@ def _drop_replica(situation: Situation) -> _Way:
     layout = situation.job.layout
     if (closed := _cannot_shrink(situation)) or layout is None or layout.replicas < 2:
         return closed or _closed("there is no second replica to go on with")
+    share = share_micro_batches(layout)
     return _Way(
-        "the replica is left out, and the others do its share of the batch",
+        f"the replica is left out, and the others do its share of the batch: {share.reason}",
         downtime_s=situation.durations.rebuild_s,
-        speed=_speed_without_replica(layout),
+        speed=speed_without_replica(layout, share),
         risk=1 - situation.verdict.confidence,
     )
 
 
 def _reconfigure(situation: Situation) -> _Way:
-    left = len(situation.job.nodes) - 1
-    return _move(situation, left, f"the job starts again on {left} nodes")
+    job, left = situation.job, len(situation.job.nodes) - 1
+    return _move(
+        situation, left, job.resume_smaller, f"the job starts again on {left} nodes {job.say_speed_on(left)}"
+    )
 
 
 def _replace(situation: Situation) -> _Way:
     if not situation.cluster.spares:
         return _closed("no spare node is idle")
     spare = situation.cluster.spares[0]
+    job = situation.job
     return _move(
-        situation, len(situation.job.nodes), f"the job starts again with {spare} instead of {situation.node}"
+        situation, len(job.nodes), job.resume, f"the job starts again with {spare} instead of {situation.node}"
     )
 
 
-def _move(situation: Situation, nodes: int, what: str) -> _Way:
-    """Return a restart on other nodes from the last complete checkpoint."""
+def _move(situation: Situation, nodes: int, resume: Resume | None, what: str) -> _Way:
+    """Return a restart on other nodes from the last complete checkpoint that they can load."""
     if closed := _no_node(situation):
         return closed
     if not situation.cluster.can_restart:
         return _closed("no job controller is set that could restart it")
-    job, resume = situation.job, situation.job.resume
+    job = situation.job
     if nodes < job.min_nodes:
         return _closed(f"the job needs {job.min_nodes} nodes and {nodes} would be left")
     if resume is None:
-        return _closed("there is no checkpoint that was verified to be complete")
+        return _closed(f"there is no checkpoint that was verified to be complete and loads on {nodes} nodes")
+    converted = f", converted first in {resume.convert_s:.0f} s" if resume.convert else ""
     return _Way(
-        f"{what}, from the checkpoint of {resume.age_s:.0f} s ago",
-        downtime_s=situation.durations.start_s + resume.load_s + resume.convert_s,
+        f"{what}, from the checkpoint of {resume.age_s:.0f} s ago{converted}",
+        downtime_s=situation.durations.start_s + resume.back_s,
         again_s=resume.age_s,
         speed=job.speed_on(nodes),
         risk=1 - situation.verdict.confidence,
@@ -228,28 +231,6 @@ def _no_node(situation: Situation) -> _Way | None:
     if situation.node is None:
         return _closed(f"{verdict.component} is not a part of one node")
     return None
-
-
-def _speed_rerouted(layout: Layout) -> float:
-    """Return the share of speed with one worker's micro-batches done by its peers (lower bound of ReCycle's period).
-
-    >>> round(_speed_rerouted(Layout(stages=4, replicas=8, micro_batches=32)), 3)
-    0.946
-    """
-    each = layout.micro_batches or 4 * layout.stages  # Megatron's advice: at least four times the stages
-    fault_free = each + layout.stages - 1
-    return fault_free / max(fault_free, math.ceil(each * layout.replicas / (layout.replicas - 1)))
-
-
-def _speed_without_replica(layout: Layout) -> float:
-    """Return the share of speed when the other replicas do the whole batch, bubble included.
-
-    >>> round(_speed_without_replica(Layout(stages=4, replicas=8, micro_batches=32)), 3)
-    0.875
-    """
-    each = layout.micro_batches or 4 * layout.stages
-    more = math.ceil(each * layout.replicas / (layout.replicas - 1))
-    return (each + layout.stages - 1) / (more + layout.stages - 1)
 
 
 def _as_option(action: Action, way: _Way, lost: float | None, situation: Situation) -> Option:

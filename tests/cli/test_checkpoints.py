@@ -61,3 +61,17 @@ def test_what_does_not_fit_is_one_sentence(lockstep: Run, job: Path, more: tuple
 
 def test_folder_that_is_not_there_is_one_sentence(lockstep: Run, tmp_path: Path) -> None:
     check_failure(lockstep("checkpoints", tmp_path / "gone"), "gone cannot be read: No such file or directory")
+
+
+def test_how_often_to_save_is_advised_from_the_failures_seen(lockstep: Run, job: Path) -> None:
+    seen = ("--nodes", "128", "--save-s", "20", "--failures", "65", "--node-days", "10000")
+    outcome = lockstep("checkpoints", job, *seen)
+    assert "save every 34 minutes: a save holds 128 nodes up for 20 s" in outcome.out.replace("\n", " ")
+    told = json.loads(lockstep("checkpoints", job, *seen, "--json").out)
+    assert told["interval"]["interval_s"] == pytest.approx(2038, rel=0.01)
+    assert told["interval"]["lost_share_now"] is None, "two checkpoints tell no interval"
+
+
+def test_advice_takes_all_four_figures(lockstep: Run, job: Path) -> None:
+    sentence = "advice on the interval takes --nodes, --save-s, --failures and --node-days"
+    check_failure(lockstep("checkpoints", job, "--nodes", "8"), sentence)

@@ -1,42 +1,25 @@
 """Every open incident has one decision that has not expired, written by whoever holds the lease."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
-from lockstep.control.database import ControlDatabase, open_control
+from lockstep.control.database import ControlDatabase
 from lockstep.control.decisions import list_decisions
 from lockstep.control.incidents import save_incidents
 from lockstep.control.leases import Lease, release_lease
-from lockstep.decision import Decision, Mode
 from lockstep.errors import LeaseLost
-from lockstep.execution import Order, OrderKind
 from lockstep.incident import Incident
 from lockstep.verdict import Impact
 from planner.recovery.facts import ClusterFacts
 from planner.recovery.reading import FactReader
-from planner.service import PlannerService, find_approval
+from planner.service import PlannerService
 from tests.planner.recovery.build import crash, incident, seconds, verdict
-from tests.planner.recovery.test_steps import decision
 from tests.planner.recovery.world import lease_of
-
-
-@pytest.fixture
-def control(tmp_path: Path) -> Iterator[ControlDatabase]:
-    with open_control(f"sqlite:///{tmp_path / 'control.db'}") as database:
-        yield database
 
 
 @pytest.fixture
 def planner(control: ControlDatabase) -> PlannerService:
     """A planner that knows nothing but verdicts: no store, no controller, no checkpoints."""
     return PlannerService(control, FactReader(None, None, None, None, ClusterFacts(), {}))
-
-
-@pytest.fixture
-def lease(control: ControlDatabase) -> Lease:
-    return lease_of(control)
 
 
 def closed(found: Incident) -> Incident:
@@ -92,24 +75,3 @@ def test_planner_that_lost_its_lease_decides_nothing(
     with pytest.raises(LeaseLost):
         planner.run_once(lease, seconds(12))
     assert list_decisions(control) == []
-
-
-@pytest.mark.parametrize(
-    ("mode", "held", "words", "expected"),
-    [
-        ("execute", None, [], "policy"),
-        ("execute", "it is stale", [], None),
-        ("propose", None, [], None),
-        ("propose", "it is stale", ["approve"], "ada"),
-        ("observe", None, ["approve"], "ada"),
-        ("execute", None, ["reject"], None),
-        ("execute", None, ["approve", "undo"], None),
-        ("propose", None, ["reject", "approve"], "ada"),
-    ],
-)
-def test_the_last_word_of_a_person_counts_and_else_the_policy(
-    mode: Mode, held: str | None, words: list[OrderKind], expected: str | None
-) -> None:
-    about: Decision = decision().model_copy(update={"mode": mode, "held_because": held})
-    orders = [Order(decision="d1", kind=kind, who="ada", ts_ns=place) for place, kind in enumerate(words)]
-    assert find_approval(about, orders) == expected

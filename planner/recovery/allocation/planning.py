@@ -110,12 +110,16 @@ def _list_alternatives(choices: Sequence[Choices], capacity: int, best: float) -
     named = [("do nothing", "jobs that were hit stand still, the others go on", standing_still)]
     if any(one.standing.is_hit for one in choices):
         named.append(("only the jobs that were hit", "no healthy job is touched", hit_only))
-    return [_weigh(name, reason, offers, capacity, best) for name, reason, offers in named if _has_all(offers)]
+    return [
+        _weigh(name, reason, offers, capacity, best)
+        for name, reason, offers in named
+        if _is_possible(offers, capacity)
+    ]
 
 
-def _has_all(offers: Sequence[Choices]) -> bool:
-    """Return whether each job has a choice left: one whose count is not allowed any more has none."""
-    return all(len(one.counts) for one in offers)
+def _is_possible(offers: Sequence[Choices], capacity: int) -> bool:
+    """Return whether each job has a choice left, and there are nodes enough for the smallest of each."""
+    return all(len(one.counts) for one in offers) and sum(int(one.counts.min()) for one in offers) <= capacity
 
 
 def _weigh(name: str, reason: str, offers: Sequence[Choices], capacity: int, best: float) -> Alternative:

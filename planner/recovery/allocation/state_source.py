@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from lockstep.errors import NotPresent
-from planner.recovery.allocation.jobs import Ways
 
 SourceKind = Literal["peer", "host_memory", "remote"]  # nearest first
 _NEARNESS: tuple[SourceKind, ...] = get_args(SourceKind)
@@ -60,20 +59,6 @@ def find_nearest(sources: Sequence[Source], bytes_per_node: float) -> Estimate:
     if not ranked:
         raise NotPresent(f"none of {len(sources)} copies of the state is complete and can be read")
     return ranked[0]
-
-
-def find_ways(sources: Sequence[Source], bytes_per_node: float, start_s: float) -> Ways:
-    """Return how long a job stands still by peers and by a checkpoint; NotPresent without a complete checkpoint.
-
-    `start_s` is what processes take to start before they load. A way by peers starts no process that still runs.
-    """
-    peers = rank_sources([source for source in sources if source.kind == "peer"], bytes_per_node)
-    checkpoint = find_nearest([source for source in sources if source.kind != "peer"], bytes_per_node)
-    return Ways(
-        restart_s=start_s + checkpoint.load_s,
-        lost_work_s=checkpoint.lost_work_s,
-        peer_s=peers[0].total_s if peers else None,
-    )
 
 
 def _estimate(source: Source, bytes_per_node: float) -> Estimate:

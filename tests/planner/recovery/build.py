@@ -8,9 +8,10 @@ from lockstep.incident import Incident
 from lockstep.records import Event
 from lockstep.verdict import Impact, Verdict
 from planner.recovery.facts import ClusterFacts, JobFacts, Layout, Resume
-from planner.recovery.weighing import Situation
+from planner.recovery.situation import Situation
 
 T0 = 1_700_000_000 * NS_PER_S
+SAVED = Resume(path="/ckpt/train/400", form="dcp", age_s=600.0, load_s=30.0)
 HOSTS = tuple(f"h{number}" for number in range(8))
 
 
@@ -56,7 +57,8 @@ def job(**changes: Any) -> JobFacts:  # Any: as above
         "job": "train",
         "nodes": HOSTS,
         "gpus": 64,
-        "resume": Resume(path="/ckpt/train/400", form="dcp", age_s=600.0, load_s=30.0),
+        "resume": SAVED,
+        "resume_smaller": changes.get("resume", SAVED),
     }
     return JobFacts(**(fields | changes))
 
@@ -69,6 +71,7 @@ def cluster(**changes: Any) -> ClusterFacts:  # Any: as above
         "spares": ("h8",),
         "block_of": {host: f"leaf{number // 5}" for number, host in enumerate(hosts)},
         "can_restart": True,
+        "restarts_whole_job": False,
     }
     return ClusterFacts(**(fields | changes))
 

@@ -25,6 +25,7 @@ class FakeController:
     """Keeps to the protocol; every change is written at once."""
 
     name = "fake"
+    restarts_whole_job = False
 
     def __init__(self, file: Path) -> None:
         self._file = file

@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 from lockstep.clock import NS_PER_S
 from lockstep.decision import Decision, Mode
 from lockstep.verdict import Impact, Verdict
+from planner.recovery.checkpoints.intervals import find_failure_rate
 from planner.recovery.decide import Policy, cost_of_nothing, decide
 from planner.recovery.facts import JobFacts, Resume
 from planner.recovery.ladder import Standing
 from planner.recovery.limits import Surroundings
+from planner.recovery.situation import Situation
 from planner.recovery.taxonomy import severity_of
-from planner.recovery.weighing import Situation
 from tests.planner.recovery.build import cluster, crash, incident, job, pipeline, seconds, situation, verdict
 
 
@@ -89,8 +90,42 @@ def test_cure_that_costs_nothing_is_not_waited_for() -> None:
 def test_restart_of_a_slow_job_waits_for_the_next_checkpoint_where_that_is_cheaper() -> None:
     soon, far = (situation(of=job(next_save_s=each)) for each in (100.0, 3000.0))
     assert decided(soon, at_s=3600).action == "none"
-    assert "replace waits 100 s for the next checkpoint" in decided(soon, at_s=3600).reason
+    assert decided(soon, at_s=3600).reason == (
+        "replace waits for the next checkpoint: the next checkpoint is 2 minutes away and waiting costs 50 s of "
+        "healthy work, acting now does 10 minutes of work again"
+    )
     assert decided(far, at_s=3600).action == "replace"
+
+
+def test_replica_that_is_left_out_gives_the_others_exactly_as_much_more() -> None:
+    around = situation(crash(), job(layout=pipeline()), cluster(can_shrink=True, spares=(), can_restart=False))
+    decision = decided(situation(crash(), job(layout=pipeline(stages=1, tensor=8)), around.cluster))
+    assert decision.action == "drop_replica"
+    assert decision.target == {"nnodes": 7, "tp": 8, "pp": 1, "dp": 7, "grad_accum": 37}
+
+
+def test_checkpoint_of_the_new_layout_is_named_with_its_conversion() -> None:
+    converted = Resume("/c_universal", "universal", 600.0, 30.0, ("python", "-m", "x y"), 45.0)
+    decision = decided(situation(crash(), job(resume_smaller=converted), cluster(spares=())))
+    assert decision.action == "reconfigure"
+    assert decision.resume == {
+        "source": "remote",
+        "checkpoint": "/c_universal",
+        "format": "universal",
+        "convert": "python -m 'x y'",
+    }
+
+
+def test_checkpoint_that_nobody_here_can_convert_needs_a_person() -> None:
+    blocked = Resume("/c_universal", "universal", 600.0, 30.0, ("python",), 45.0, obstacle="no converter is set")
+    decision = decided(situation(crash(), job(resume_smaller=blocked), cluster(spares=())))
+    assert (decision.mode, decision.held_because) == ("propose", "no converter is set")
+
+
+def test_job_that_saves_far_too_seldom_is_told_so() -> None:
+    rare = situation(crash(), job(save_every_s=86_400.0), cluster(failure_rate=find_failure_rate(30, 1000.0)))
+    assert (decided(rare).advice or "").startswith("train saves every 24.0 hours: save every 77 minutes")
+    assert decided(situation(crash())).advice is None
 
 
 def test_job_that_stands_still_never_waits_for_a_checkpoint() -> None:

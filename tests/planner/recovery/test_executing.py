@@ -117,24 +117,6 @@ def test_undo_of_what_is_long_done_releases_the_node(tmp_path: Path, control: Co
     assert [(each.node, each.state) for each in list_isolated(control)] == [("h3", "returned")]
 
 
-def test_controller_that_is_down_is_asked_again_and_then_given_up(
-    tmp_path: Path, control: ControlDatabase, lease: Lease
-) -> None:
-    controller = start(tmp_path, control)
-    planner = planner_of(control, controller)
-    planner.run_once(lease, seconds(10))
-    world = controller.world
-    world.is_down = True
-    controller.save(world)
-    for second in range(11, 20):
-        planner.run_once(lease, seconds(second))
-    assert run_of(control).state == "undoing"  # and it will go on trying
-    world.is_down = False
-    controller.save(world)
-    planner.run_once(lease, seconds(20))
-    assert (controller.world.nodes["h3"], run_of(control).state) == (None, "failed")
-
-
 def test_job_that_gets_no_nodes_is_given_up_and_the_bad_node_stays_out(
     tmp_path: Path, control: ControlDatabase, lease: Lease
 ) -> None:

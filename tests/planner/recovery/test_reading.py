@@ -6,12 +6,14 @@ import pytest
 
 from lockstep.arrow import rows_of
 from lockstep.errors import ControllerDown
-from lockstep.records import Comm
+from lockstep.fabrics import rail_optimised
+from lockstep.records import Comm, OpStat
 from lockstep.store.store import Store
 from lockstep.tables import TABLE_BY_NAME
 from lockstep.topology import Link, Topology
 from lockstep.topology import Node as Place
 from planner.controllers.protocol import Node
+from planner.recovery.evidence import find_evidence
 from planner.recovery.facts import ClusterFacts, Layout, Resume
 from planner.recovery.reading import FactReader, JobHint
 from tests.builders import make
@@ -25,8 +27,11 @@ COMMS, EVENTS = TABLE_BY_NAME["comms"], TABLE_BY_NAME["events"]
 class FakeCheckpoints:
     """One checkpoint for everybody."""
 
-    def newest(self, job: str, layout: Layout | None, now_ns: int) -> Resume | None:
-        return Resume(f"/ckpt/{job}", "dcp", 60.0, 5.0)
+    def newest(self, job: str, layout: Layout | None, now_ns: int, is_resized: bool = False) -> Resume | None:
+        return Resume(f"/ckpt/{job}", "dcp" if not is_resized else f"dcp on {layout}", 60.0, 5.0)
+
+    def save_every_s(self, job: str, now_ns: int) -> float | None:
+        return 600.0
 
     def next_save_s(self, job: str, now_ns: int) -> float | None:
         return 30.0
@@ -99,3 +104,57 @@ def test_blocks_are_racks_or_else_leaves(tmp_path: Path) -> None:
     assert sight.cluster.hosts >= {"h0", "h1", "h9"}
     assert isinstance(sight.nodes, list)
     assert isinstance(sight.nodes[0], Node)
+
+
+def test_checkpoint_is_asked_for_on_the_layout_that_the_job_will_have(tmp_path: Path) -> None:
+    hints = {"*": JobHint(layout=Layout(tensor=8, replicas=8))}
+    sight = reader(tmp_path, hints=hints).read(incident(crash()), seconds(10))
+    assert sight.job.resume_smaller is not None
+    assert sight.job.resume_smaller.form == f"dcp on {Layout(tensor=8, replicas=7)}"
+    assert sight.job.save_every_s == 600.0
+
+
+def test_hints_and_checkpoints_go_by_the_first_name_of_a_job(tmp_path: Path) -> None:
+    hints = {"first": JobHint(weight=3.0)}
+    found = reader(tmp_path, hints=hints, names_of=lambda job: (job, "first"))
+    sight = found.read(incident(crash()), seconds(10))
+    assert (sight.job.weight, sight.job.resume) == (3.0, Resume("/ckpt/first", "dcp", 60.0, 5.0))
+
+
+def test_survey_knows_all_jobs_at_work_and_their_tables(tmp_path: Path, embedded_store: Store) -> None:
+    table = TABLE_BY_NAME["op_stats"]
+    for name, host in (("train", "h0"), ("chat", "h8")):
+        members = [make(Comm, job=name, host=host, rank=rank, gpu=rank) for rank in range(2)]
+        stats = [make(OpStat, job=name, host=host, rank=0, ts_ns=seconds(5))]
+        embedded_store.insert(COMMS, rows_of(COMMS, list(members)), token=f"c{name}")
+        embedded_store.insert(table, rows_of(table, list(stats)), token=f"o{name}")
+    hints = {"chat": JobHint(throughput={1: 7.0}), "*": JobHint()}
+    view = reader(tmp_path, embedded_store, hints=hints).survey(seconds(10))
+    assert [(job.job, job.nodes, job.gpus) for job in view.jobs] == [("chat", ("h8",), 2), ("train", ("h0",), 2)]
+    assert dict(view.jobs[0].throughput) == {1: 7.0}
+    assert view.cluster.spares == ("h3", "h9"), "h8 is held"
+
+
+def test_job_is_over_when_the_controller_says_so_and_not_when_it_has_never_heard_of_it(tmp_path: Path) -> None:
+    found = reader(tmp_path)
+    assert not found.is_over("train")
+    assert not found.is_over("nobody")
+    controller = FakeController(tmp_path / "cluster.json")
+    world = controller.world
+    world.jobs["train"]["state"] = "ended"
+    controller.save(world)
+    assert found.is_over("train")
+
+
+def test_failures_that_were_seen_replace_those_of_the_fleet(tmp_path: Path) -> None:
+    seen = find_evidence({"h3": 3}, dict.fromkeys(NODES, 30.0))
+    sight = reader(tmp_path, evidence=lambda now_ns: seen).read(incident(crash()), seconds(10))
+    assert sight.cluster.failures_per_node_day == pytest.approx(0.01)
+    assert sight.cluster.failures_of["h3"] > sight.cluster.failures_of["h4"]
+    assert sight.cluster.failure_rate == seen.rate
+
+
+def test_nodes_on_the_leaves_of_the_same_rails_are_close(tmp_path: Path) -> None:
+    topology = rail_optimised(hosts=8, rails=2, spines=2, pods=2)
+    leaf_of = reader(tmp_path, topology=topology).survey(seconds(10)).cluster.leaf_of
+    assert leaf_of["h0"] == leaf_of["h1"] != leaf_of["h7"]

@@ -4,17 +4,23 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from lockstep.control.audit import list_audit
 from lockstep.control.database import ControlDatabase, open_control
+from lockstep.control.decisions import save_decisions
 from lockstep.control.executions import list_isolated, save_isolated
-from lockstep.control.leases import Lease
-from lockstep.errors import BadInput
-from lockstep.execution import Isolated
+from lockstep.control.incidents import save_incidents
+from lockstep.control.leases import Lease, take_lease
+from lockstep.control.node_orders import give_node_order
+from lockstep.errors import BadInput, LeaseLost, NotPresent
+from lockstep.execution import Isolated, NodeOrder, NodeOrderKind, PartIdentity
 from planner.recovery.returning import CommandTester, Finding, Returner, ReturnOptions
-from tests.planner.recovery.build import seconds
+from tests.planner.recovery.build import incident, seconds
 from tests.planner.recovery.fake_controller import FakeController, make_world
+from tests.planner.recovery.test_steps import decision
 from tests.planner.recovery.world import NODES, lease_of
 from tests.waiting import eventually
 
@@ -24,9 +30,13 @@ class FakeTester:
     """Says what it was told to say, one finding a look."""
 
     findings: list[Finding | None] = field(default_factory=list)
+    forgotten: list[str] = field(default_factory=list)
 
     def look(self, node: str, now_ns: int) -> Finding | None:
         return self.findings.pop(0)
+
+    def forget(self, node: str) -> None:
+        self.forgotten.append(node)
 
 
 @pytest.fixture
@@ -44,6 +54,8 @@ def lease(control: ControlDatabase) -> Lease:
 def controller(tmp_path: Path, control: ControlDatabase, lease: Lease) -> FakeController:
     """A cluster in which h3 has been isolated at second 0."""
     fake = make_world(tmp_path / "cluster.json", NODES)
+    save_incidents(control, [incident()], None)
+    save_decisions(control, [decision()], None)
     fake.isolate("h3", "d1", "slow")
     isolated = Isolated(
         node="h3",
@@ -107,13 +119,143 @@ def test_release_is_asked_for_again_where_the_controller_is_down(
     world = controller.world
     world.is_down = True
     controller.save(world)
-    back = returner(control, controller, Finding(True, "all well"), Finding(True, "all well"))
+    back = returner(control, controller, Finding(True, "all well"))  # one test is enough
     back.run_once(lease, seconds(60))
-    assert states(control) == ["testing"]
+    (row,) = list_isolated(control)
+    assert (row.state, row.said) == ("returning", "not released: the fake controller does not answer")
     world.is_down = False
     controller.save(world)
     back.run_once(lease, seconds(61))
-    assert states(control) == ["returned"]
+    assert states(control) == ["returning"]  # not once a second
+    back.run_once(lease, seconds(120))
+    assert (states(control), controller.world.nodes["h3"]) == (["returned"], None)
+
+
+def test_node_is_tested_when_the_decision_said(
+    control: ControlDatabase, controller: FakeController, lease: Lease
+) -> None:
+    (row,) = list_isolated(control)
+    save_isolated(control, row.model_copy(update={"until_ns": seconds(300)}), lease)
+    back = returner(control, controller, None)
+    back.run_once(lease, seconds(299))
+    assert states(control) == ["isolated"]
+    back.run_once(lease, seconds(300))
+    assert states(control) == ["testing"]
+
+
+def say(control: ControlDatabase, kind: NodeOrderKind, at_s: float = 1.0, **more: Any) -> None:  # Any: of an order
+    """Let ada say something of h3."""
+    given = {"decision": "d1", "node": "h3", "kind": kind, "who": "ada", "ts_ns": seconds(at_s)}
+    give_node_order(control, NodeOrder(**(given | more)))
+
+
+def test_person_has_a_node_tested_at_once(control: ControlDatabase, controller: FakeController, lease: Lease) -> None:
+    say(control, "test", why="cable reseated")
+    returner(control, controller, Finding(True, "all well")).run_once(lease, seconds(2))
+    assert (states(control), controller.world.nodes["h3"]) == (["returned"], None)
+    said = [line.why for line in list_audit(control, 3)]
+    assert said == ["all well; release h3", "h3 is to be tested, says ada: cable reseated", "cable reseated"]
+
+
+def test_person_returns_a_node_that_waits_for_repair_without_a_test(
+    control: ControlDatabase, controller: FakeController, lease: Lease
+) -> None:
+    back = returner(control, controller, *[Finding(False, "ECC errors")] * 3)
+    for at_s in (60, 660, 1260):
+        back.run_once(lease, seconds(at_s))
+    assert states(control) == ["repair"]
+    say(control, "return", at_s=1300, why="the test is wrong")
+    back.run_once(lease, seconds(1301))
+    assert (states(control), controller.world.nodes["h3"]) == (["returned"], None)
+    assert list_isolated(control)[0].said == "h3 is good, says ada: the test is wrong; release h3"
+
+
+def test_return_is_tried_again_where_the_controller_is_down_and_said_once(
+    control: ControlDatabase, controller: FakeController, lease: Lease
+) -> None:
+    world = controller.world
+    world.is_down = True
+    controller.save(world)
+    say(control, "return")
+    back = returner(control, controller)
+    for at_s in (2, 3, 30, 61):
+        back.run_once(lease, seconds(at_s))
+    assert [line.what for line in list_audit(control, 9)] == ["node_returning", "node_returning", "return_node"]
+    world.is_down = False
+    controller.save(world)
+    returner(control, controller).run_once(lease, seconds(62))  # the planner that comes after knows it as well
+    assert (states(control), controller.world.nodes["h3"]) == (["returned"], None)
+
+
+def test_part_that_was_sent_back_is_recorded_and_no_test_returns_its_node(
+    control: ControlDatabase, controller: FakeController, lease: Lease
+) -> None:
+    back = returner(control, controller, None)
+    back.run_once(lease, seconds(60))
+    sent = PartIdentity(uuid="GPU-42", serial="132", ticket="RMA-7")
+    say(control, "rma", at_s=61, part=sent)
+    for at_s in (62, 1000, 9_000):
+        back.run_once(lease, seconds(at_s))
+    (row,) = list_isolated(control)
+    assert (row.state, row.part, controller.world.nodes["h3"]) == ("rma", sent, "d1")
+    line = next(line for line in list_audit(control, 9) if line.what == "rma_node")
+    assert (line.who, line.subject, line.why) == ("ada", "h3", "uuid GPU-42, serial 132, ticket RMA-7")
+    with pytest.raises(BadInput, match="h3 was sent back, and no test returns it"):
+        say(control, "test", at_s=70)
+
+
+def test_repaired_node_is_tested_afresh_and_its_tests_count_from_nought(
+    control: ControlDatabase, controller: FakeController, lease: Lease
+) -> None:
+    say(control, "rma", part=PartIdentity(serial="132"))
+    back = returner(control, controller, Finding(False, "not seated"), Finding(True, "all well"))
+    back.run_once(lease, seconds(2))
+    say(control, "repaired", at_s=8_000)
+    back.run_once(lease, seconds(8_001))
+    (row,) = list_isolated(control)
+    assert (row.state, row.tests, row.part, row.repaired_ns) == ("isolated", 1, None, seconds(8_001))
+    back.run_once(lease, seconds(8_001 + 600))
+    assert (states(control), controller.world.nodes["h3"]) == (["returned"], None)
+
+
+def test_without_a_test_command_a_persons_word_is_the_test(
+    control: ControlDatabase, controller: FakeController, lease: Lease
+) -> None:
+    back = Returner(control, controller, None)
+    say(control, "test")
+    back.run_once(lease, seconds(9_000))
+    (row,) = list_isolated(control)
+    assert row.state == "isolated"
+    assert row.said == "h3 is to be tested, says ada; planner.test_command is not set, so nothing is tested"
+    say(control, "repaired")
+    back.run_once(lease, seconds(9_001))
+    assert (states(control), controller.world.nodes["h3"]) == (["returned"], None)
+
+
+def test_result_of_a_test_from_before_a_persons_word_is_thrown_away(
+    control: ControlDatabase, controller: FakeController, lease: Lease
+) -> None:
+    tester = FakeTester([None, None])
+    back = Returner(control, controller, tester)
+    back.run_once(lease, seconds(60))
+    say(control, "test", at_s=61)
+    back.run_once(lease, seconds(62))
+    assert (tester.forgotten, states(control)) == (["h3"], ["testing"])
+
+
+def test_order_on_a_node_that_is_in_service_is_refused(control: ControlDatabase, controller: FakeController) -> None:
+    with pytest.raises(NotPresent, match="Lockstep keeps no node 'h5' out of service"):
+        say(control, "return", node="h5")
+
+
+def test_planner_that_was_replaced_releases_nothing(
+    control: ControlDatabase, controller: FakeController, lease: Lease
+) -> None:
+    say(control, "return")
+    take_lease(control, "planner", "another", ttl_ns=10**9, now_ns=lease.expires_ns + 1)
+    with pytest.raises(LeaseLost):
+        returner(control, controller).run_once(lease, seconds(2))
+    assert controller.world.nodes["h3"] == "d1"
 
 
 def look_until_over(tester: CommandTester, now_ns: int) -> Finding:

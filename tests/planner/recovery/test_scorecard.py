@@ -1,5 +1,7 @@
 """Advice is scored by what incidents turned out to be, and time is booked where it went."""
 
+import pytest
+
 from lockstep.decision import Action, Cost, Decision, Option
 from lockstep.execution import Execution, Outcome, Step
 from planner.recovery.ledger import find_downtimes
@@ -33,6 +35,12 @@ def test_newest_advice_on_an_incident_counts_and_doing_nothing_is_none() -> None
     assert (card.advised, card.saved_gpu_hours) == (1, 50.0)
 
 
+def test_what_follows_for_other_jobs_is_no_advice_on_the_incident() -> None:
+    part = advice("i1", "grow", saves=1.0, at_s=20).model_copy(update={"part_of": "p1", "isolate": ()})
+    card = score([advice("i1"), part], {"i1": outcome("i1", True)}, {})
+    assert (card.advised, card.saved_gpu_hours) == (1, 90.0)
+
+
 def test_without_outcomes_there_is_no_precision() -> None:
     assert score([advice("i1")], {}, {}).precision is None
 
@@ -56,16 +64,42 @@ def run(**changes: object) -> Execution:
 
 
 def test_time_of_a_fault_goes_into_four_rows() -> None:
-    made = advice("i1", at_s=10.0)  # the fault began at 0 s, the incident was opened at 5 s
+    # The fault began at 0 s, the incident was opened at 5 s.
+    made = advice("i1", at_s=10.0).model_copy(update={"weighed_ns": seconds(10)})
     (row,) = find_downtimes([run()], {"d1": made}, {"i1": incident(crash())})
     assert (row.post_checkpoint_s, row.detection_s, row.diagnosis_s, row.reinitialisation_s) == (90, 5, 7, 40)
     assert row.total_s == 142
+
+
+@pytest.mark.parametrize(
+    ("weighed_s", "age_s", "expected_s"),
+    [
+        (10, 100, 90),  # weighed when it was made: the checkpoint is from 90 s before the fault
+        (310, 400, 90),  # the same answer was given again 5 min later, and then approved
+        (310, 200, 0),  # saved meanwhile: nothing from before the fault is done again
+        (None, 402, 90),  # of an older version: its figures are not newer than its beginning, at 312 s
+    ],
+)
+def test_work_done_again_is_the_same_however_often_the_answer_was_repeated(
+    weighed_s: float | None, age_s: float, expected_s: float
+) -> None:
+    weighed_ns = None if weighed_s is None else seconds(weighed_s)
+    made = advice("i1", at_s=10.0).model_copy(update={"weighed_ns": weighed_ns, "checkpoint_age_s": age_s})
+    begun = run(began_ns=seconds(312), ended_ns=seconds(352))
+    (row,) = find_downtimes([begun], {"d1": made}, {"i1": incident(crash())})
+    assert row.post_checkpoint_s == expected_s
+    assert (row.detection_s, row.diagnosis_s, row.reinitialisation_s) == (5, 307, 40)
 
 
 def test_what_did_not_restart_a_job_is_no_downtime() -> None:
     watched = run(steps=(Step(act="watch", subject="train", state="done"),))
     known = {"d1": advice("i1")}, {"i1": incident(crash())}
     assert find_downtimes([watched, run(state="failed")], *known) == []
+
+
+def test_job_that_only_gets_nodes_back_was_not_down_by_the_fault() -> None:
+    shared = advice("i1").model_copy(update={"part_of": "p1", "isolate": ()})
+    assert find_downtimes([run()], {"d1": shared}, {"i1": incident(crash())}) == []
 
 
 def test_unknown_checkpoint_leaves_its_row_open() -> None:

@@ -1,8 +1,9 @@
 """Where throughput by nodes is known, a decision says how all jobs would best share what is left."""
 
 from lockstep.decision import AllJobs
-from planner.recovery.facts import JobFacts, Resume
-from planner.recovery.sharing import share_nodes
+from planner.recovery.allocation.warm import WarmAnswers
+from planner.recovery.facts import Durations, JobFacts, Resume
+from planner.recovery.sharing import build_cluster, describe, share_nodes
 from tests.planner.recovery.build import cluster, crash, job, situation
 
 LINEAR = {count: 10.0 * count for count in range(1, 11)}
@@ -10,8 +11,9 @@ SAVED = Resume("/ckpt/chat", "dcp", 60.0, 5.0)
 
 
 def shared(of: JobFacts, *others: JobFacts, spares: int = 2) -> AllJobs | None:
-    hosts = frozenset(f"h{number}" for number in range(8 + spares))
-    return share_nodes(situation(crash(), of, cluster(hosts=hosts, spares=())), others)
+    free = tuple(f"h{number}" for number in range(8, 8 + spares))
+    plan = share_nodes(situation(crash(), of, cluster(spares=free[:1], free=free[1:])), others, WarmAnswers(), 0)
+    return describe(plan) if plan else None
 
 
 def other(**changes: object) -> JobFacts:
@@ -48,3 +50,41 @@ def test_job_without_a_table_or_a_checkpoint_keeps_its_nodes() -> None:
 
 def test_contradictions_give_no_advice() -> None:
     assert shared(job(throughput=LINEAR), other(nodes=("h7", "h8"))) is None, "h7 is held twice"
+
+
+def test_host_that_nobody_is_known_to_have_freed_is_left_alone() -> None:
+    found = shared(job(throughput=LINEAR, min_nodes=2), spares=0)
+    assert found is not None
+    assert [(shift.nodes_before, shift.nodes_after) for shift in found.shifts] == [(8, 7)]
+
+
+def test_tables_of_two_units_are_brought_to_one() -> None:
+    measured = other(throughput={1: 8.0, 2: 16.0}, is_in_gpus=True, measured=frozenset({2}))
+    planned = build_cluster([job(throughput=LINEAR), measured], cluster(), Durations())
+    chat, train = planned.jobs
+    assert (chat.id, chat.throughput.at(2), chat.throughput.measured) == ("chat", 16.0, frozenset({2}))
+    assert train.throughput.at(8) == 64.0, "80 of the site's units are what its 64 GPUs do"
+
+
+def test_job_that_is_pinned_keeps_its_nodes() -> None:
+    (train,) = build_cluster([job(throughput=LINEAR)], cluster(), Durations(), pinned=["train"]).jobs
+    assert train.throughput.counts == (8,)
+
+
+def test_planned_move_costs_the_work_since_the_checkpoint_unless_the_next_is_near() -> None:
+    blind, told = (
+        build_cluster([job(throughput=LINEAR, next_save_s=wait)], cluster(), Durations()).jobs[0].ways
+        for wait in (None, 60.0)
+    )
+    assert (blind.save_s, told.save_s, told.restart_s) == (600.0, 0.0, 150.0)
+
+
+def test_answer_that_was_worked_out_before_is_looked_up_and_says_so() -> None:
+    of, around = job(throughput=LINEAR), cluster(spares=("h8",))
+    warm = WarmAnswers()
+    assert warm.keep(build_cluster([of], around, Durations()), now_ns=0)
+    found, anew = (share_nodes(situation(crash(), of, around), [], each, 5 * 10**9) for each in (warm, WarmAnswers()))
+    assert found is not None
+    assert anew is not None
+    assert found.jobs == anew.jobs
+    assert found.reason == f"{anew.reason} (looked up: worked out 5 s before the event)"

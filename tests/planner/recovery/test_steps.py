@@ -4,10 +4,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lockstep.clock import NS_PER_S
 from lockstep.decision import Action, Cost, Decision, Isolation
 from lockstep.execution import Execution
 from planner.controllers.protocol import Outcome, Report
-from planner.recovery.steps import begin, isolated_by, mark_answered, mark_begun, next_step, restart_order, undo
+from planner.recovery.steps import (
+    MOST_TRIES,
+    begin,
+    due_step,
+    isolated_by,
+    mark_answered,
+    mark_begun,
+    next_step,
+    restart_order,
+    undo,
+)
 from tests.planner.recovery.build import seconds
 
 
@@ -60,6 +71,28 @@ def test_what_takes_no_node_away_isolates_nothing(action: Action, expected: list
     assert [step.act for step in begun(action, nodes=()).steps] == expected
 
 
+def converted() -> Decision:
+    told = {
+        "checkpoint": "/ckpt/u",
+        "format": "ds_zero",
+        "convert": "python c --input_folder /ckpt/z --output_folder /ckpt/u",
+    }
+    return decision().model_copy(update={"resume": told})
+
+
+def test_checkpoint_is_converted_before_the_job_is_stopped_for_its_restart() -> None:
+    run = begin(converted(), "host:h3", "policy", 1, seconds(0))
+    assert [step.act for step in run.steps] == ["isolate", "convert", "restart", "watch"]
+    assert run.steps[1].subject == "/ckpt/u"
+    order = restart_order(converted(), exclude=[])
+    assert (order.checkpoint, order.environment["LOCKSTEP_RESUME_FORMAT"]) == ("/ckpt/u", "universal")
+
+
+def test_what_restarts_nothing_converts_nothing() -> None:
+    reattempt = converted().model_copy(update={"action": "reattempt", "isolate": ()})
+    assert [step.act for step in begin(reattempt, "host:h3", "policy", 1, 0).steps] == ["reattempt", "watch"]
+
+
 def test_execution_is_done_after_its_last_step() -> None:
     run = answer(answer(answer(begun(), "done"), "already"), "done", at_s=9)
     assert (run.state, run.ended_ns, run.new_job) == ("done", seconds(9), "train+1")
@@ -72,11 +105,26 @@ def test_refused_restart_gives_back_what_was_isolated() -> None:
     assert answer(run, "done").state == "failed"
 
 
-def test_failure_is_tried_three_times() -> None:
-    run = answer(answer(begun(), "done"), "failed")
-    assert (run.state, run.steps[1].tries) == ("executing", 1)
-    run = answer(answer(run, "failed"), "failed")
-    assert (run.state, run.steps[1].state) == ("undoing", "failed")
+def test_failure_is_tried_again_after_longer_and_longer_waits_and_then_given_up() -> None:
+    run, at_s, waits = answer(begun(), "done", at_s=0.0), 0.0, []
+    for _ in range(MOST_TRIES - 1):
+        run = answer(run, "failed", at_s)
+        assert (run.state, due_step(run, seconds(at_s))) == ("executing", None)
+        waits.append(((run.steps[1].not_before_ns or 0) - seconds(at_s)) / NS_PER_S)
+        at_s += waits[-1]
+        assert due_step(run, seconds(at_s)) == 1
+    assert waits == [5, 10, 20, 40, 60]
+    run = answer(run, "failed", at_s)
+    assert (run.state, run.steps[1].state, run.reason) == ("undoing", "failed", "said failed")
+    kept = run.steps[1].failures
+    assert [(each.ts_ns - seconds(0)) // NS_PER_S for each in kept] == [0, 5, 15, 35, 75, 135]
+    assert {each.said for each in kept} == {"said failed"}
+
+
+def test_try_whose_answer_was_lost_is_asked_for_again_at_once() -> None:
+    run = mark_begun(answer(answer(begun(), "done"), "failed", at_s=1), 1, seconds(6))
+    assert due_step(run, seconds(6)) == 1
+    assert (run.steps[1].tries, run.steps[1].said, len(run.steps[1].failures)) == (2, "", 1)
 
 
 def test_job_that_was_started_elsewhere_keeps_its_bad_node_isolated_when_it_does_not_run() -> None:
@@ -106,10 +154,44 @@ def test_undo_of_what_is_done_releases_it_once() -> None:
 
 def test_release_is_tried_until_it_is_answered() -> None:
     run = undo(answer(begun(), "done"), "ada", seconds(2))
-    for _ in range(10):
-        run = answer(run, "failed")
-    assert run.state == "undoing"
+    for count in range(20):
+        run = answer(run, "failed", at_s=count)
     assert answer(run, "refused").state == "undone"
+    assert len(run.steps[-1].failures) == 10
+
+
+def test_release_that_fails_for_ever_is_set_aside_and_tried_slowly() -> None:
+    run = undo(answer(begun(), "done"), "ada", seconds(2))
+    for count in range(MOST_TRIES - 1):
+        run = answer(run, "failed", at_s=count)
+        assert run.state == "undoing"
+    run = answer(run, "failed", at_s=99)
+    assert (run.state, run.outcome, run.ended_ns) == ("release_failed", "undone", seconds(99))
+    assert run.steps[-1].said == "release failed 6 times, a person must look: said failed"
+    run = answer(run, "failed", at_s=100)
+    assert due_step(run, seconds(100)) is None
+    for count in range(5):
+        run = answer(run, "failed", at_s=200 + count)
+    assert due_step(run, seconds(204 + 599)) is None
+    assert due_step(run, seconds(204 + 600)) is not None
+    late = answer(run, "done", at_s=900)
+    assert (late.state, late.ended_ns) == ("undone", seconds(99))  # as far as its job goes, it was over before
+
+
+def test_release_that_fails_does_not_hold_up_the_restart_of_a_stopped_job() -> None:
+    run = answer(begun(), "done")
+    run = mark_answered(mark_begun(run, 1, 1), 1, Report("failed", "no", is_half_done=True), seconds(1))
+    run = undo(run, "ada", seconds(20))
+    for count in range(MOST_TRIES):
+        place = next(place for place, step in enumerate(run.steps) if step.act == "release")
+        stuck = mark_begun(run, place, seconds(20 + count))
+        run = mark_answered(stuck, place, Report("failed", "no"), seconds(20 + count))
+    assert run.state == "undoing"  # its job is not up again: nobody else may look after it
+    due = due_step(run, seconds(26))
+    assert due is not None
+    assert run.steps[due].act == "restart"
+    started = mark_answered(mark_begun(run, due, seconds(26)), due, Report("done", "up", "train+1"), seconds(26))
+    assert started.new_job == "train+1"
 
 
 def test_restart_is_told_where_not_to_run_and_where_to_resume() -> None:

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from lockstep.decision import Action, Option
 from lockstep.verdict import Impact
 from planner.recovery.facts import Durations, Resume
-from planner.recovery.weighing import Situation, price_of_acting, weigh
+from planner.recovery.situation import Situation
+from planner.recovery.weighing import price_of_acting, weigh
 from tests.planner.recovery.build import cluster, crash, job, pipeline, situation, verdict
 
 ALL = {"none", "reroute", "reattempt", "restart_process", "recycle", "drop_replica", "reconfigure", "replace"}
@@ -98,6 +99,57 @@ def test_new_process_takes_its_state_from_a_replica_and_repeats_nothing() -> Non
     assert alone.cost.downtime_s == 60.0
     assert "from a replica" in with_peer.reason
     assert "from the last checkpoint" in alone.reason
+
+
+def test_controller_that_knows_only_whole_jobs_makes_a_new_process_cost_a_whole_restart() -> None:
+    whole = cluster(restarts_whole_job=True)
+    hang = crash(grade="alert", fault_class="noncomm_hang")
+    found = option("restart_process", situation(hang, job(layout=pipeline()), whole))
+    in_place = option("restart_process", situation(hang, job(layout=pipeline())))
+    assert found.cost.downtime_s == 150.0
+    assert found.reason == "the controller restarts the whole job on its nodes, from the checkpoint of 600 s ago"
+    assert (found.cost.gpu_hours or 0.0) > (in_place.cost.gpu_hours or 0.0)
+    closed = option("restart_process", situation(hang, job(layout=pipeline(), resume=None), whole))
+    assert closed.reason.startswith("not possible: the controller restarts whole jobs, and there is no checkpoint")
+
+
+def test_state_from_a_replica_takes_the_time_of_its_bytes() -> None:
+    large = Resume("/c", "dcp", 600.0, 300.0, bytes=8 * 125_000_000_000)
+    found = option("restart_process", situation(crash(grade="alert"), job(layout=pipeline(), resume=large)))
+    assert found.cost.downtime_s == 40.0, "30 s for the process and 10 s for 125 GB from a peer"
+
+
+def test_job_on_fewer_nodes_starts_from_a_checkpoint_that_they_can_load() -> None:
+    older = Resume("/ckpt/train/300", "dcp", 1200.0, 30.0)
+    found = option("reconfigure", situation(crash(), job(resume_smaller=older)))
+    assert found.reason == (
+        "the job starts again on 7 nodes at 88% of its speed (in proportion to the nodes), "
+        "from the checkpoint of 1200 s ago"
+    )
+    nothing = option("reconfigure", situation(crash(), job(resume_smaller=None)))
+    assert nothing.reason.endswith("verified to be complete and loads on 7 nodes")
+
+
+@pytest.mark.parametrize(
+    ("known", "expected"),
+    [
+        ({"is_in_gpus": True, "measured": frozenset({7, 8})}, "at 75% of its speed (measured)"),
+        ({"is_in_gpus": True, "measured": frozenset({8})}, "at 75% of its speed (by a model)"),
+        ({}, "at 75% of its speed (told by the settings)"),
+    ],
+)
+def test_speed_on_fewer_nodes_says_where_it_is_from(known: dict[str, object], expected: str) -> None:
+    found = option("reconfigure", situation(crash(), job(throughput={7: 48.0, 8: 64.0}, **known)))
+    assert expected in found.reason
+    assert found.cost.waf_after == 0.75
+
+
+def test_those_who_take_over_micro_batches_are_told_how_many() -> None:
+    around = situation(crash(), job(layout=pipeline()), cluster(can_shrink=True))
+    for action in ("recycle", "drop_replica"):
+        assert option(action, around).reason.endswith(
+            "32 micro-batches of each step go to 7 replicas: 4 do 37 and 3 do 36"
+        )
 
 
 def test_doubt_makes_a_cure_dearer() -> None:

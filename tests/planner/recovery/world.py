@@ -8,12 +8,13 @@ from lockstep.control.incidents import save_incidents
 from lockstep.control.leases import Lease, take_lease
 from lockstep.decision import Mode
 from lockstep.incident import Incident
+from planner.options import PlannerOptions
 from planner.recovery.decide import Policy
 from planner.recovery.executing import Executor
-from planner.recovery.facts import ClusterFacts, JobFacts
+from planner.recovery.facts import ClusterFacts, JobFacts, Resume
 from planner.recovery.reading import Sight
 from planner.recovery.returning import Returner
-from planner.service import PlannerOptions, PlannerService
+from planner.service import PlannerService
 from tests.planner.recovery.build import HOSTS, cluster, crash, incident, job, seconds
 from tests.planner.recovery.fake_controller import FakeController, make_world
 
@@ -28,11 +29,14 @@ class FakeReader:
     job: JobFacts
     cluster: ClusterFacts
 
-    def read(self, incident: Incident, now_ns: int, origin: str) -> Sight:
+    def read(self, incident: Incident, now_ns: int) -> Sight:
         try:
             return Sight(replace(self.job, job=incident.job), self.cluster, nodes=self.controller.nodes())
         except Exception as error:  # noqa: BLE001  # as the real reader does with a controller that is down
             return Sight(replace(self.job, job=incident.job), self.cluster, trouble=str(error))
+
+    def resume_on(self, job: JobFacts, nodes: int, now_ns: int) -> Resume | None:
+        return job.resume if nodes >= len(job.nodes) else job.resume_smaller
 
 
 def start(folder: Path, control: ControlDatabase, about: Incident | None = None) -> FakeController:

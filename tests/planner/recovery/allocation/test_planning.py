@@ -114,3 +114,10 @@ def test_nodes_that_make_no_sense_are_refused() -> None:
         check_cluster(Cluster(nodes(1, rate=-1), ()))
     with pytest.raises(BadInput, match="nan repairs per day"):
         check_cluster(Cluster((), (), repairs_per_day=float("nan")))
+
+
+def test_alternative_that_would_need_more_nodes_than_there_are_is_left_out() -> None:
+    rigid = tuple(replace(each, least=8, may_stop=False) if each.id == "a" else each for each in PAIR)
+    plan = plan_allocation(apply(Cluster(nodes(16), rigid), Event("node_lost", "h3")))
+    assert {each.job: each.after for each in plan.jobs}["a"] >= 8, "b gives what a cannot do without"
+    assert [each.name for each in plan.alternatives] == []

@@ -3,7 +3,7 @@
 import pytest
 
 from lockstep.errors import NotPresent
-from planner.recovery.allocation.state_source import Source, find_nearest, find_ways, rank_sources
+from planner.recovery.allocation.state_source import Source, find_nearest, rank_sources
 
 PEER = Source("peer", "h2", bytes_per_s=25e9, setup_s=4.0)
 MEMORY = Source("host_memory", "h5", bytes_per_s=20e9, setup_s=4.0, age_s=60.0)
@@ -32,9 +32,3 @@ def test_an_incomplete_copy_is_never_taken() -> None:
     assert find_nearest([torn, REMOTE], 50e9).source is REMOTE
     with pytest.raises(NotPresent, match="none of 1 copies of the state is complete"):
         find_nearest([torn], 50e9)
-
-
-def test_sources_become_the_costs_of_ways() -> None:
-    ways = find_ways([PEER, MEMORY, REMOTE], 50e9, start_s=100.0)
-    assert (ways.peer_s, ways.restart_s, ways.lost_work_s) == (6.0, 106.5, 60.0)
-    assert find_ways([REMOTE], 50e9, start_s=100.0).peer_s is None

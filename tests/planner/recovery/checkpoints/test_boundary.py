@@ -15,7 +15,7 @@ NOW_NS = 10_000 * S
 
 
 def moment(wait_s: float | None = 100.0, **changed: Any) -> Moment:
-    usual: dict[str, Any] = {"fault_class": "comm_slow", "step_s": 2.0, "healthy_step_s": 1.0, "lost_steps": 300}
+    usual: dict[str, Any] = {"fault_class": "comm_slow", "speed": 0.5, "lost_s": 300.0}
     next_ns = None if wait_s is None else NOW_NS + int(wait_s * S)
     return choose_moment(Slowness(**(usual | {"next_save_ns": next_ns} | changed)), NOW_NS)
 
@@ -26,7 +26,7 @@ def test_near_checkpoint_is_waited_for() -> None:
     assert (decided.now_cost_s, decided.wait_cost_s) == (300.0, 50.0)
     assert decided.reason == (
         "wait: the next checkpoint is 2 minutes away and waiting costs 50 s of healthy work, "
-        "acting now does 5 minutes of work (300 steps) again"
+        "acting now does 5 minutes of work again"
     )
 
 
@@ -34,14 +34,14 @@ def test_far_checkpoint_is_not_waited_for() -> None:
     decided = moment(1000.0)
     assert (decided.waits, decided.until_ns, decided.wait_cost_s) == (False, NOW_NS, 500.0)
     assert decided.reason == (
-        "act now: acting now does 5 minutes of work (300 steps) again, "
+        "act now: acting now does 5 minutes of work again, "
         "the next checkpoint is 17 minutes away and waiting costs 8 minutes of healthy work"
     )
 
 
 @pytest.mark.parametrize("fault_class", ["comm_hang", "noncomm_hang", "crash", "software"])
 def test_what_stands_still_never_waits(fault_class: str) -> None:
-    decided = moment(0.001, fault_class=fault_class, lost_steps=1_000_000)
+    decided = moment(0.001, fault_class=fault_class, lost_s=1e6)
     assert not decided.waits
     assert decided.reason.startswith(f"act now: a {fault_class} does not wait")
 
@@ -61,22 +61,27 @@ def test_checkpoint_that_nobody_announced_is_not_waited_for() -> None:
 
 
 def test_job_without_any_checkpoint_waits_for_its_first() -> None:
-    decided = moment(1000.0, lost_steps=None)
+    decided = moment(1000.0, lost_s=None)
     assert (decided.waits, decided.now_cost_s) == (True, None)
     assert decided.reason.endswith("and without it there is none to go back to")
-    unknown = moment(None, lost_steps=None)
+    unknown = moment(None, lost_s=None)
     assert (unknown.waits, unknown.until_ns) == (True, None)
     assert unknown.reason.endswith("and without one all work would be lost")
 
 
 def test_job_that_is_not_slower_loses_nothing_by_waiting() -> None:
-    assert moment(5000.0, step_s=0.9).wait_cost_s == 0.0
+    assert moment(5000.0, speed=1.1).wait_cost_s == 0.0
 
 
-@pytest.mark.parametrize("changed", [{"step_s": 0.0}, {"healthy_step_s": -1.0}, {"step_s": float("nan")}])
-def test_steps_that_take_no_time_are_refused(changed: dict[str, float]) -> None:
-    with pytest.raises(BadInput, match="both must be above 0"):
-        moment(**changed)
+@pytest.mark.parametrize("speed", [-1.0, float("nan")])
+def test_speed_that_is_none_is_refused(speed: float) -> None:
+    with pytest.raises(BadInput, match="expected a share of 0 or more"):
+        moment(speed=speed)
+
+
+def test_job_that_only_could_be_faster_waits_like_a_slow_one() -> None:
+    assert moment(100.0, fault_class=None).waits
+    assert not moment(1000.0, fault_class=None).waits
 
 
 @settings(max_examples=100, deadline=None)
@@ -86,7 +91,7 @@ def test_choice_is_the_cheaper_of_two_replayed_runs(slow: float, lost_steps: int
     end_s = wait_s + 3600.0
     acted = -lost_steps + end_s / 1.0
     waited = wait_s / slow + 3600.0 / 1.0
-    decided = moment(wait_s, step_s=slow, lost_steps=lost_steps)
+    decided = moment(wait_s, speed=1 / slow, lost_s=float(lost_steps))
     if abs(acted - waited) > 1e-3:
         assert decided.waits == (waited > acted)
 

@@ -7,12 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.recovery.checkpoints.checkpoint import Checkpoint, Layout
-from planner.recovery.checkpoints.choosing import Choice, ChoiceOptions, choose_checkpoint
+from planner.recovery.checkpoints.choosing import CONVERTER, Choice, ChoiceOptions, choose_checkpoint
 from planner.recovery.checkpoints.loading import ReadRate
 from tests.planner.recovery.checkpoints.build import catalogue, checkpoint, zero
 
 SAME, OTHER = Layout(tp=2, pp=1, dp=4), Layout(tp=2, pp=1, dp=3)
-RATES = (ReadRate(source="remote", bytes_per_s=1e9, how="given"),)
+RATES = (ReadRate(source="remote", bytes_per_s=1e9),)
 
 
 def choose(*checkpoints: Checkpoint, target: Layout = SAME, **options: Any) -> Choice:
@@ -53,8 +53,10 @@ def test_zero_on_its_own_layout_loads_as_it_is() -> None:
 
 
 def test_zero_on_another_layout_is_converted_by_deepspeeds_own_command() -> None:
-    choice = choose(zero(convert_flags=("--inject_missing_state",)), target=OTHER, python="/env/bin/python")
+    converter = ("srun", "/env/bin/python", *CONVERTER[1:])
+    choice = choose(zero(convert_flags=("--inject_missing_state",)), target=OTHER, converter=converter)
     assert list(choice.convert) == [
+        "srun",
         "/env/bin/python",
         "-m",
         "deepspeed.checkpoint.ds_to_universal",

@@ -1,0 +1,84 @@
+"""The planner follows a stored policy from its next round on, and the settings where there is none."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cli.planning import make_planner
+from cli.policy import with_policy
+from lockstep.clock import NS_PER_S
+from lockstep.config import Settings
+from lockstep.control.database import ControlDatabase, open_control
+from lockstep.control.decisions import list_decisions
+from lockstep.control.incidents import save_incidents
+from lockstep.control.leases import Lease, take_lease
+from lockstep.control.policies import PLANNER, PlannerPolicy, policy_of, save_policy
+from lockstep.decision import Decision
+from lockstep.planner_settings import PlannerSettings
+from tests.lockstep.control.build import incident
+
+NOW = 1_700_000_000 * NS_PER_S
+ACTIONS = (
+    "none",
+    "reroute",
+    "reattempt",
+    "restart_process",
+    "recycle",
+    "drop_replica",
+    "reconfigure",
+    "replace",
+    "grow",
+)
+
+
+@pytest.fixture
+def control(tmp_path: Path) -> Iterator[ControlDatabase]:
+    with open_control(f"sqlite:///{tmp_path / 'control.db'}") as database:
+        yield database
+
+
+@pytest.fixture
+def lease(control: ControlDatabase) -> Lease:
+    held = take_lease(control, "planner", "test", 10**18, NOW)
+    assert held is not None
+    return held
+
+
+def changed(**changes: object) -> PlannerPolicy:
+    return PlannerPolicy.model_validate(policy_of(PlannerSettings()).model_dump() | changes)
+
+
+def open_one(control: ControlDatabase, name: str) -> None:
+    save_incidents(control, [incident(name, job=name, opened_ns=NOW, updated_ns=NOW)], None)
+
+
+def decided(control: ControlDatabase, name: str) -> Decision:
+    return list_decisions(control, incident=name)[0]
+
+
+def test_policy_that_is_stored_counts_from_the_next_round_on(control: ControlDatabase, lease: Lease) -> None:
+    planner = make_planner(Settings(), None, control, None)
+    open_one(control, "before")
+    planner.run_once(lease, NOW)
+    policy = changed(modes=dict.fromkeys(ACTIONS, "propose"), gpu_hour_price=2.0)
+    save_policy(control, PLANNER, policy, after=0, who="ann", why="", now_ns=NOW)
+    open_one(control, "after")
+    planner.run_once(lease, NOW + NS_PER_S)
+    assert (decided(control, "before").mode, decided(control, "after").mode) == ("observe", "propose")
+
+
+def test_planner_that_starts_anew_reads_the_policy_first(control: ControlDatabase, lease: Lease) -> None:
+    policy = changed(modes=dict.fromkeys(ACTIONS, "propose"))
+    save_policy(control, PLANNER, policy, after=0, who="ann", why="", now_ns=NOW)
+    open_one(control, "first")
+    make_planner(Settings(), None, control, None).run_once(lease, NOW)
+    assert decided(control, "first").mode == "propose"
+
+
+def test_policy_changes_its_own_settings_and_no_other() -> None:
+    site = Settings(planner=PlannerSettings(nodes_out=9, start_s=33.0, spares=("a",)))
+    held = with_policy(site, changed(nodes_out=1, spares=("s1", "s2"), gpu_hour_price=3.0))
+    assert (held.planner.nodes_out, held.planner.spares, held.planner.gpu_hour_price) == (1, ("s1", "s2"), 3.0)
+    assert (held.planner.start_s, held.api) == (33.0, site.api)
+    assert with_policy(site, None) is site

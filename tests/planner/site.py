@@ -1,0 +1,179 @@
+"""A site with several jobs: a planner over a real control database, a fake controller and a reader that knows all."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lockstep.control.database import ControlDatabase
+from lockstep.control.decisions import list_decisions
+from lockstep.control.executions import give_order, save_execution
+from lockstep.control.incidents import save_incidents
+from lockstep.control.leases import Lease
+from lockstep.decision import Decision, Mode
+from lockstep.execution import Execution, Isolated, Order, OrderKind
+from lockstep.incident import Incident
+from planner.options import PlannerOptions
+from planner.rebalancing import Rebalancer
+from planner.recovery.decide import Policy
+from planner.recovery.executing import Executor
+from planner.recovery.facts import ClusterFacts, JobFacts, Resume
+from planner.recovery.reading import Overview, Sight
+from planner.service import PlannerService
+from tests.planner.recovery.build import SAVED, crash, incident, seconds
+from tests.planner.recovery.fake_controller import FakeController, make_world
+
+NODES = [f"h{number}" for number in range(10)]
+
+
+@dataclass
+class FakeSurveyor:
+    """Knows every job that the fake controller runs, with tables by their first names."""
+
+    controller: FakeController
+    tables: dict[str, dict[int, float]]
+    silent: set[str] = field(default_factory=set)
+    weights: dict[str, float] = field(default_factory=dict)
+    least: dict[str, int] = field(default_factory=dict)
+    resume: Resume | None = SAVED
+    next_save_s: float | None = None
+    spares: tuple[str, ...] = ()
+    trouble: str | None = None
+
+    def survey(self, now_ns: int) -> Overview:
+        world = self.controller.world
+        found = [job for job in world.jobs.values() if job["state"] == "running" and job["id"] not in self.silent]
+        jobs = [self._facts(job["id"], tuple(job["nodes"])) for job in found]
+        held = {node for job in jobs for node in job.nodes}
+        free = tuple(node for node in self.spares if node not in held and world.nodes[node] is None)
+        nodes = None if self.trouble else self.controller.nodes()
+        return Overview(jobs, ClusterFacts(spares=free, can_restart=True), nodes, self.trouble)
+
+    def _facts(self, name: str, nodes: tuple[str, ...]) -> JobFacts:
+        first = name.partition("+")[0]
+        return JobFacts(
+            name,
+            nodes=nodes,
+            gpus=8 * len(nodes),
+            resume=self.resume,
+            resume_smaller=self.resume,
+            next_save_s=self.next_save_s,
+            throughput=self.tables.get(first, {}),
+            weight=self.weights.get(first, 1.0),
+            min_nodes=self.least.get(first, 1),
+            throughput_from="measured on 7, 8 nodes",
+            measured=frozenset({7, 8}),
+        )
+
+    def read(self, incident: Incident, now_ns: int) -> Sight:
+        view = self.survey(now_ns)
+        mine = [job for job in view.jobs if job.job == incident.job]
+        others = [job for job in view.jobs if job.job != incident.job]
+        return Sight(mine[0], view.cluster, others, nodes=view.nodes)
+
+    def resume_on(self, job: JobFacts, nodes: int, now_ns: int) -> Resume | None:
+        return self.resume
+
+    def is_over(self, job: str) -> bool:
+        view = self.controller.job(job)
+        return view is not None and view.state in ("ended", "failed")
+
+
+LINEAR = {count: 8.0 * count for count in range(1, 9)}
+
+
+@dataclass
+class Site:
+    """A cluster in which train lost h3 and goes on with seven nodes as train+1."""
+
+    control: ControlDatabase
+    controller: FakeController
+    reader: FakeSurveyor
+    planner: PlannerService
+    lease: Lease
+
+    def run(self, at_s: float) -> int:
+        return self.planner.run_once(self.lease, seconds(at_s))
+
+    def plans(self) -> list[Decision]:
+        return [each for each in list_decisions(self.control) if each.part_of]
+
+    def say(self, decision: Decision, kind: OrderKind, at_s: float) -> None:
+        give_order(self.control, Order(decision=decision.id, kind=kind, who="ada", ts_ns=seconds(at_s)))
+
+    def bring_back(self, node: str = "h3", at_s: float = 100.0) -> None:
+        """Return the isolated node to service."""
+        assert self.controller.release(node, "d0").is_good
+        save_execution(self.control, shrunk(), self.lease, [isolated("returned", at_s)])
+
+
+def isolated(state: str, at_s: float) -> Isolated:
+    return Isolated(
+        node="h3",
+        component="host:h3",
+        decision="d0",
+        job="train",
+        reason="h3 is gone",
+        state=state,
+        since_ns=seconds(10),
+        changed_ns=seconds(at_s),
+    )
+
+
+def shrunk() -> Execution:
+    """Return what was done when h3 was lost."""
+    return Execution(
+        decision="d0",
+        incident="i1",
+        job="train",
+        action="reconfigure",
+        component="host:h3",
+        state="done",
+        generation=1,
+        approved_by="policy",
+        began_ns=seconds(10),
+        ended_ns=seconds(20),
+        new_job="train+1",
+    )
+
+
+def make_site(
+    tmp_path: Path, control: ControlDatabase, lease: Lease, mode: Mode = "observe", **known: object
+) -> Site:
+    controller = make_world(tmp_path / "cluster.json", NODES)
+    over = incident(crash()).model_copy(update={"state": "closed", "closed_ns": seconds(30)})
+    save_incidents(control, [over], None)
+    world = controller.world
+    world.nodes["h3"] = "d0"
+    seven = [node for node in NODES[:8] if node != "h3"]
+    world.jobs = {
+        "train": world.jobs["train"] | {"state": "ended"},
+        "train+1": world.jobs["train"] | {"id": "train+1", "nodes": seven},
+    }
+    controller.save(world)
+    save_execution(control, shrunk(), lease, [isolated("isolated", 15)])
+    reader = FakeSurveyor(controller, {"train": LINEAR, "chat": LINEAR}, **known)  # type: ignore[arg-type]
+    policy = Policy(modes={"grow": mode, "reconfigure": mode, "replace": mode})
+    options = PlannerOptions(policy=policy, look_s=10.0)
+    executor = Executor(control, controller)
+    rebalancer = Rebalancer(control, reader, options)
+    return Site(
+        control, controller, reader, PlannerService(control, reader, options, executor, None, rebalancer), lease
+    )
+
+
+def add_job(site: Site, name: str, nodes: list[str]) -> None:
+    world = site.controller.world
+    world.jobs[name] = {"id": name, "state": "running", "nodes": nodes, "restarts": 0, "mark": None}
+    site.controller.save(world)
+
+
+def end_job(site: Site, name: str) -> None:
+    world = site.controller.world
+    world.jobs[name]["state"] = "ended"
+    site.controller.save(world)
+
+
+def make_unequal(tmp_path: Path, control: ControlDatabase, lease: Lease, mode: Mode = "execute") -> Site:
+    """Return a site in which train is worth ten times as much as chat, which has two nodes and needs one."""
+    site = make_site(tmp_path, control, lease, mode, weights={"train": 10.0})
+    add_job(site, "chat", ["h8", "h9"])
+    return site
