@@ -6,13 +6,17 @@ from pydantic import Field
 
 from lockstep.verdict import Frozen
 
-Act = Literal["isolate", "restart", "reattempt", "watch", "release"]
+Act = Literal["isolate", "convert", "restart", "reattempt", "watch", "release"]
 StepState = Literal["waiting", "begun", "done", "failed"]
-ExecutionState = Literal["executing", "done", "failed", "undoing", "undone"]
+ExecutionState = Literal["executing", "done", "failed", "undoing", "undone", "release_failed"]
 OrderKind = Literal["approve", "reject", "undo"]
-IsolationState = Literal["isolated", "testing", "returned", "repair"]
+NodeOrderKind = Literal["test", "return", "rma", "repaired"]
+IsolationState = Literal["isolated", "testing", "returning", "returned", "repair", "rma"]
 
-UNFINISHED: tuple[ExecutionState, ...] = ("executing", "undoing")
+UNFINISHED: tuple[ExecutionState, ...] = ("executing", "undoing")  # its job gets no other decision meanwhile
+# A release that failed again and again is tried on, slowly, while its job is looked after; a person must look.
+PURSUED: tuple[ExecutionState, ...] = (*UNFINISHED, "release_failed")
+OUT_OF_SERVICE: tuple[IsolationState, ...] = ("isolated", "testing", "returning", "repair", "rma")
 
 
 class Order(Frozen):
@@ -25,16 +29,46 @@ class Order(Frozen):
     ts_ns: int = Field(ge=0)
 
 
+class PartIdentity(Frozen):
+    """By what the maker knows a part."""
+
+    uuid: str | None = Field(None, max_length=100, description="such as NVML tells of a GPU")
+    serial: str | None = Field(None, max_length=100)
+    ticket: str | None = Field(None, max_length=100, description="the maker's or the site's number of the case")
+
+
+class NodeOrder(Frozen):
+    """What a person wants to become of a node that is out of service; orders are only ever added."""
+
+    number: int = Field(0, ge=0, description="given by the database, in the order in which they were said")
+    decision: str = Field(description="under which the node was isolated")
+    node: str
+    kind: NodeOrderKind
+    who: str
+    why: str = ""
+    part: PartIdentity | None = Field(None, description="of an rma: what was sent back")
+    ts_ns: int = Field(ge=0)
+
+
+class Failure(Frozen):
+    """A try of a step that went wrong."""
+
+    ts_ns: int = Field(ge=0)
+    said: str
+
+
 class Step(Frozen):
     """One act of an execution. It is begun in writing before it is asked for, so that a crash leaves no doubt."""
 
     act: Act
-    subject: str = Field(description="the node or the job")
+    subject: str = Field(description="the node, the job, or the folder that a conversion makes")
     state: StepState = "waiting"
     tries: int = Field(0, ge=0)
     began_ns: int | None = None
     ended_ns: int | None = None
     said: str = Field("", description="the controller's last sentence")
+    not_before_ns: int | None = Field(None, description="after a failure, when it is tried again")
+    failures: tuple[Failure, ...] = Field((), description="the last tries that went wrong, the oldest first")
     is_half_done: bool = Field(False, description="a restart that has stopped the job and not yet started it again")
 
 
@@ -56,6 +90,11 @@ class Execution(Frozen):
     new_job: str | None = Field(None, description="the restarted job as the controller calls it")
     reason: str = Field("", description="why it ended as it did")
 
+    @property
+    def outcome(self) -> str:
+        """Its state, or the one that it will have once releases that were set aside have come about."""
+        return self.ends_as if self.state == "release_failed" else self.state
+
 
 class Isolated(Frozen):
     """A node that we took out of service, and its way back."""
@@ -70,6 +109,12 @@ class Isolated(Frozen):
     changed_ns: int = Field(ge=0)
     tests: int = Field(0, ge=0)
     said: str = Field("", description="what the last test said, or who ended it")
+    until_ns: int | None = Field(
+        None, description="when its test or its release is due; None: by the options, or a person ends it"
+    )
+    heard: int = Field(0, ge=0, description="number of the last order of a person that was followed")
+    part: PartIdentity | None = Field(None, description="what was sent back; None: nothing, or not told")
+    repaired_ns: int | None = Field(None, description="when a new part was in: its history begins there")
 
 
 class Outcome(Frozen):

@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from sqlalchemy import Connection, insert, select
 
 from lockstep.control.audit import record_within
+from lockstep.control.changes import note_changes
 from lockstep.control.database import ControlDatabase
 from lockstep.control.documents import Row, newest_first, read_document, write_over
 from lockstep.control.leases import Lease, refuse_stale
 from lockstep.control.tables import DECISIONS, EXECUTIONS, INCIDENTS, ISOLATIONS, ORDERS, OUTCOMES
 from lockstep.errors import NotPresent
-from lockstep.execution import UNFINISHED, Execution, Isolated, Order, Outcome
+from lockstep.execution import PURSUED, Execution, Isolated, Order, Outcome
 
 _PLANNER = "planner"  # who stands in the audit for what is done under the lease
 
@@ -39,6 +40,7 @@ def save_execution(
     with db.begin() as connection:
         refuse_stale(connection, lease)
         write_over(connection, EXECUTIONS, [_execution_row(execution)])
+        note_changes(connection, "execution", [execution.decision])
         write_over(connection, ISOLATIONS, map(_isolation_row, isolated))
         if why:
             _audit(connection, f"execution_{execution.state}", execution.decision, why, _newest_ns(execution))
@@ -52,8 +54,8 @@ def find_execution(db: ControlDatabase, decision: str) -> Execution | None:
 
 
 def unfinished_executions(db: ControlDatabase) -> list[Execution]:
-    """Return what is still to be carried out or undone, oldest first."""
-    query = select(EXECUTIONS.c.document).where(EXECUTIONS.c.state.in_(UNFINISHED))
+    """Return what is still to be carried out or undone, releases that were set aside included, oldest first."""
+    query = select(EXECUTIONS.c.document).where(EXECUTIONS.c.state.in_(PURSUED))
     with db.read() as connection:
         rows = connection.scalars(query.order_by(EXECUTIONS.c.began_ns, EXECUTIONS.c.id))
         return [read_document(Execution, text) for text in rows]

@@ -23,13 +23,22 @@ from lockstep.control.executions import (
 )
 from lockstep.control.incidents import get_incident
 from lockstep.control.leases import Lease, check_lease
-from lockstep.decision import Decision
+from lockstep.decision import Decision, Isolation
 from lockstep.errors import BadInput, ControllerDown, HalfDone
-from lockstep.execution import Execution, Isolated, Step
+from lockstep.execution import OUT_OF_SERVICE, Execution, Isolated, Step
 from planner.controllers.protocol import Controller, Report
-from planner.recovery.limits import OUT
+from planner.recovery.checkpoints.converting import Converter, find_conversion
 from planner.recovery.reconciling import reconcile
-from planner.recovery.steps import end, mark_answered, mark_begun, next_step, restart_order, undo
+from planner.recovery.steps import (
+    due_step,
+    end,
+    mark_answered,
+    mark_begun,
+    mark_progress,
+    next_step,
+    restart_order,
+    undo,
+)
 
 _log = structlog.get_logger("executing")
 _COMPARE_NS = 60 * NS_PER_S  # between two looks at whether nodes are as we wrote them down
@@ -53,9 +62,10 @@ class Executor:
         controller: Controller,
         options: ExecuteOptions | None = None,
         passing: Callable[[str], None] = lambda point: None,  # told each point where a kill would hurt most
+        converter: Converter | None = None,
     ) -> None:
         self._control, self._controller = control, controller
-        self._options = options or ExecuteOptions()
+        self._options, self._converter = options or ExecuteOptions(), converter or Converter()
         self._passing = passing
         self._compared_ns = 0
 
@@ -74,26 +84,38 @@ class Executor:
         """Turn an execution round, finished or not; its releases follow in the next rounds."""
         turned = undo(execution, why, now_ns)
         if turned != execution:
+            if (wanted := find_conversion(get_decision(self._control, execution.decision))) is not None:
+                self._converter.forget(wanted)
             save_execution(self._control, turned, lease, why=f"undone: {why}")
 
     def _take_further(self, execution: Execution, lease: Lease, now_ns: int) -> None:
-        place = next_step(execution)
-        if place is None:
+        if next_step(execution) is None:
             save_execution(self._control, end(execution, now_ns), lease)
             return
+        place = due_step(execution, now_ns)
+        if place is None:
+            return  # it failed a moment ago
         decision = get_decision(self._control, execution.decision)
-        step = execution.steps[place]
-        if step.act == "watch":
-            self._watch(execution, place, decision, lease, now_ns)
-            return
+        act = execution.steps[place].act
+        if act == "watch":
+            self._watch(execution, place, lease, now_ns)
+        elif act == "convert":
+            self._convert(execution, place, decision, lease, now_ns)
+        else:
+            begun = self._begin(execution, place, lease, now_ns)
+            report = self._ask(begun.steps[place], decision)
+            self._passing(f"asked {act}")
+            self._save_answer(begun, place, decision, report, lease, now_ns)
+
+    def _begin(self, execution: Execution, place: int, lease: Lease, now_ns: int) -> Execution:
+        """Write down that a step is begun, before it is asked for."""
+        act = execution.steps[place].act
         begun = mark_begun(execution.model_copy(update={"generation": lease.generation}), place, now_ns)
         save_execution(self._control, begun, lease)
-        self._passing(f"begun {step.act}")
+        self._passing(f"begun {act}")
         check_lease(self._control, lease, now_ns)
-        report = self._ask(step, decision)
-        self._passing(f"asked {step.act}")
-        self._save_answer(mark_answered(begun, place, report, now_ns), decision, step, report, lease, now_ns)
-        self._passing(f"answered {step.act}")
+        self._passing(f"checked {act}")
+        return begun
 
     def _ask(self, step: Step, decision: Decision) -> Report:
         """Ask the controller for one act; one that does not answer has failed for now."""
@@ -104,7 +126,7 @@ class Executor:
                 return self._controller.release(step.subject, decision.id)
             if step.act == "reattempt":
                 return self._controller.reattempt(decision.job, decision.id)
-            out = [each.node for each in list_isolated(self._control) if each.state in OUT]
+            out = [each.node for each in list_isolated(self._control) if each.state in OUT_OF_SERVICE]
             return self._controller.restart(restart_order(decision, out))
         except ControllerDown as down:
             return Report("failed", str(down), is_half_done=isinstance(down, HalfDone))
@@ -121,22 +143,43 @@ class Executor:
         return report
 
     def _save_answer(
-        self, execution: Execution, decision: Decision, step: Step, report: Report, lease: Lease, now_ns: int
+        self, begun: Execution, place: int, decision: Decision, report: Report, lease: Lease, now_ns: int
     ) -> None:
-        isolated = _isolated(decision, step, report, execution, now_ns)
-        save_execution(self._control, execution, lease, isolated, why=f"{step.act} {step.subject}: {report.what}")
-        _log.info("act answered", act=step.act, subject=step.subject, outcome=report.outcome, said=report.what)
+        step, after = begun.steps[place], mark_answered(begun, place, report, now_ns)
+        isolated = _isolated(decision, step, report, after, now_ns)
+        said = report.what if after.state != "release_failed" else after.steps[place].said
+        save_execution(self._control, after, lease, isolated, why=f"{step.act} {step.subject}: {said}")
+        self._passing(f"answered {step.act}")
+        tell = _log.error if after.state == "release_failed" != begun.state else _log.info
+        tell("act answered", act=step.act, subject=step.subject, outcome=report.outcome, said=said)
 
-    def _watch(self, execution: Execution, place: int, decision: Decision, lease: Lease, now_ns: int) -> None:
+    def _convert(self, execution: Execution, place: int, decision: Decision, lease: Lease, now_ns: int) -> None:
+        """Let the checkpoint be converted, over many rounds; who comes after a crash begins it again."""
+        wanted = find_conversion(decision)
+        if wanted is None:
+            raise BadInput(f"decision {decision.id} no longer says what is to be converted")
+        if not self._converter.is_running(wanted):
+            execution = self._begin(execution, place, lease, now_ns)
+        progress = self._converter.look(wanted, now_ns)
+        if progress.report is not None:
+            self._passing("asked convert")
+            self._save_answer(execution, place, decision, progress.report, lease, now_ns)
+        elif progress.said != execution.steps[place].said:
+            save_execution(self._control, mark_progress(execution, place, progress.said), lease)
+
+    def _watch(self, execution: Execution, place: int, lease: Lease, now_ns: int) -> None:
         """See whether the cure has worked; nothing is written while that is open."""
         step = execution.steps[place]
         if step.state == "waiting":
             execution = mark_begun(execution, place, now_ns)
             save_execution(self._control, execution, lease)
+            self._passing("begun watch")
         report = self._look(execution, execution.steps[place], now_ns)
         if report is not None:
+            self._passing("asked watch")
             after = mark_answered(execution, place, report, now_ns)
             save_execution(self._control, after, lease, why=f"watch {step.subject}: {report.what}")
+            self._passing("answered watch")
 
     def _look(self, execution: Execution, step: Step, now_ns: int) -> Report | None:
         waited_s = (now_ns - (step.began_ns or now_ns)) / NS_PER_S
@@ -171,6 +214,13 @@ def _reason_of(decision: Decision, node: str) -> str:
     return next((part.reason for part in decision.isolate if part.node == node), decision.reason)
 
 
+def _rest_until_ns(part: Isolation, decision: Decision, now_ns: int) -> int | None:
+    """Return when the node is tested: it rests for as long as was decided, counted from now on."""
+    if part.until_ns is None:
+        return None
+    return now_ns + max(part.until_ns - (decision.weighed_ns or decision.created_ns), 0)
+
+
 def _isolated(decision: Decision, step: Step, report: Report, execution: Execution, now_ns: int) -> list[Isolated]:
     """Return what an act has changed for its node."""
     if step.act not in ("isolate", "release") or report.outcome not in ("done", "already"):
@@ -189,6 +239,7 @@ def _isolated(decision: Decision, step: Step, report: Report, execution: Executi
             state="isolated" if step.act == "isolate" else "returned",
             since_ns=since_ns or now_ns,
             changed_ns=now_ns,
+            until_ns=_rest_until_ns(part, decision, now_ns) if step.act == "isolate" else None,
             said=report.what,
         )
     ]

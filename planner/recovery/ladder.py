@@ -59,10 +59,10 @@ def find_standing(
     spent = [
         run
         for run in tried
-        if run.component == component and run.state in ("done", "failed") and (run.ended_ns or 0) >= floor_ns
+        if run.component == component and run.outcome in ("done", "failed") and (run.ended_ns or 0) >= floor_ns
     ]
     severity, reason = base, why
-    failed = sum(rung_of(run.action) == 1 for run in spent if run.state == "failed")
+    failed = sum(rung_of(run.action) == 1 for run in spent if run.outcome == "failed")
     for run in sorted(spent, key=lambda run: run.began_ns):
         rung = rung_of(run.action)
         if rung == 1:

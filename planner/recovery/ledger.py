@@ -32,24 +32,34 @@ class Downtime(Frozen):
 def find_downtimes(
     executions: Iterable[Execution], decisions: Mapping[str, Decision], incidents: Mapping[str, Incident]
 ) -> list[Downtime]:
-    """Return the downtime of each fault that was answered by starting a job again, oldest first."""
+    """Return the downtime of each fault that was answered by starting a job again, oldest first.
+
+    A job that only lends or gets back nodes (part of a plan, nothing isolated) was not down by the fault.
+    """
     answered = [run for run in executions if run.state == "done" and any(step.act == "restart" for step in run.steps)]
     return [
         _measure(run, decisions[run.decision], incidents[run.incident])
         for run in sorted(answered, key=lambda run: (run.began_ns, run.decision))
-        if run.decision in decisions and run.incident in incidents
+        if run.decision in decisions and run.incident in incidents and not _only_shares(decisions[run.decision])
     ]
+
+
+def _only_shares(decision: Decision) -> bool:
+    return decision.part_of is not None and not decision.isolate
 
 
 def _measure(run: Execution, decision: Decision, incident: Incident) -> Downtime:
     since_ns = incident.verdict.since_ns
     age_s = decision.checkpoint_age_s
+    # A decision keeps its id, and the time it was made first, while the answer stays the same; its figures are newer.
+    # What does not say of when they are is taken to be of the moment that it was begun: nothing is counted twice.
+    weighed_ns = decision.weighed_ns if decision.weighed_ns is not None else run.began_ns
     return Downtime(
         job=run.job,
         incident=run.incident,
         decision=run.decision,
-        # The checkpoint's age was taken at the decision; only what lies before the fault was good work.
-        post_checkpoint_s=None if age_s is None else max(age_s - _between_s(since_ns, decision.created_ns), 0.0),
+        # Only what lies between the checkpoint and the fault was good work that is done again.
+        post_checkpoint_s=None if age_s is None else max(age_s - _between_s(since_ns, weighed_ns), 0.0),
         detection_s=_between_s(since_ns, incident.opened_ns),
         diagnosis_s=_between_s(incident.opened_ns, run.began_ns),
         reinitialisation_s=_between_s(run.began_ns, run.ended_ns or run.began_ns),

@@ -3,9 +3,8 @@
 from lockstep.control.database import ControlDatabase
 from lockstep.control.executions import find_execution, list_isolated, save_isolated
 from lockstep.control.leases import Lease
-from lockstep.execution import UNFINISHED
+from lockstep.execution import OUT_OF_SERVICE, PURSUED
 from planner.controllers.protocol import Controller, Node
-from planner.recovery.limits import OUT
 
 
 def reconcile(control: ControlDatabase, controller: Controller, lease: Lease, now_ns: int) -> None:
@@ -16,7 +15,9 @@ def reconcile(control: ControlDatabase, controller: Controller, lease: Lease, no
     rows = {(each.decision, each.node): each for each in list_isolated(control)}
     for each in rows.values():
         node = seen.get(each.node)
-        if each.state in OUT and (node is None or node.is_usable):
+        if node is None and each.state == "rma":
+            continue  # it may be in pieces
+        if each.state in OUT_OF_SERVICE and (node is None or node.is_usable):
             said = f"{each.node} is {'in service' if node else 'gone'}, says {controller.name}: somebody did that"
             changed = {"state": "returned", "changed_ns": now_ns, "said": said}
             save_isolated(control, each.model_copy(update=changed), lease, why=said)
@@ -28,8 +29,8 @@ def reconcile(control: ControlDatabase, controller: Controller, lease: Lease, no
 def _is_forgotten(control: ControlDatabase, node: Node, mark: str, has_row: bool) -> bool:
     """Return whether a node carries the mark of an execution that is over and no longer holds it."""
     run = find_execution(control, mark)
-    if run is None or run.state in UNFINISHED:
+    if run is None or run.state in PURSUED:
         return False
     mine = [each for each in list_isolated(control) if (each.decision, each.node) == (mark, node.name)]
-    held = any(each.state in OUT for each in mine)
+    held = any(each.state in OUT_OF_SERVICE for each in mine)
     return not held and (has_row or run.state in ("undone", "failed"))

@@ -1,24 +1,23 @@
-"""The way back of a node that was taken out of service: tested, then returned, or kept for repair."""
+"""The way back of a node that was taken out of service: tested and returned, or kept for repair, or sent back.
 
-import os
+A person's word goes before the tests: orders on nodes (way_back.py) are followed first, and each once.
+"""
+
 import shlex
-import signal
-import subprocess
-import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import IO, Protocol
+from typing import Protocol
 
 from lockstep.clock import NS_PER_S
 from lockstep.control.database import ControlDatabase
 from lockstep.control.executions import list_isolated, save_isolated
-from lockstep.control.leases import Lease
+from lockstep.control.leases import Lease, check_lease
+from lockstep.control.node_orders import list_node_orders
 from lockstep.errors import BadInput, ControllerDown
-from lockstep.execution import Isolated
-from planner.controllers.protocol import Controller
-
-_SAID_LETTERS = 300
+from lockstep.execution import Isolated, IsolationState
+from planner.controllers.protocol import Controller, Report
+from planner.recovery.background import Background, start_command
+from planner.recovery.way_back import follow_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +35,19 @@ class Tester(Protocol):
         """Begin the test of a node, or look how far it has come; None: it is not over."""
         ...
 
+    def forget(self, node: str) -> None:
+        """End a test whose result nobody wants any more."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class ReturnOptions:
-    """When a node is tested."""
+    """When a node is tested, and its release tried again."""
 
-    rest_s: float = 60.0  # after its isolation: the job that ran there ends first
+    rest_s: float = 60.0  # after its isolation, unless the decision says until when: the job there ends first
     tests: int = 3  # failed ones, after which a node is left for repair
     again_s: float = 600.0  # between tests that failed
+    release_s: float = 60.0  # between releases that failed
 
 
 class CommandTester:
@@ -53,29 +57,41 @@ class CommandTester:
         if not any("{node}" in word for word in command):
             raise BadInput(f"the test command `{shlex.join(command)}` does not say {{node}}")
         self._command, self._timeout_s = tuple(command), timeout_s
-        self._running: dict[str, _Running] = {}
+        self._running: dict[str, Background] = {}
 
     def look(self, node: str, now_ns: int) -> Finding | None:
         """Start the command, or see whether it has ended."""
         run = self._running.get(node)
-        if run is not None and run.process.poll() is not None and now_ns - run.began_ns > self._timeout_s * NS_PER_S:
-            _finish(self._running.pop(node), self._timeout_s)  # of an earlier isolation: nobody came for its result
+        if run is not None and run.process.poll() is not None and run.is_late(now_ns):
+            self.forget(node)  # of an earlier isolation: nobody came for its result
             run = None
         if run is None:
-            self._running[node] = _start([word.replace("{node}", node) for word in self._command], now_ns)
+            words = [word.replace("{node}", node) for word in self._command]
+            self._running[node] = start_command(words, now_ns, self._timeout_s)
             return None
-        is_late = now_ns - run.began_ns > self._timeout_s * NS_PER_S
-        if run.process.poll() is None and not is_late:
+        if not run.is_over(now_ns):
             return None
-        del self._running[node]
-        return _finish(run, self._timeout_s)
+        ended = self._running.pop(node).finish()
+        if ended.code is None:
+            return Finding(False, f"the test did not end within {self._timeout_s:.0f} s; {ended.said}")
+        word = "passed" if ended.is_good else f"failed with {ended.code}"
+        return Finding(ended.is_good, f"the test {word}: {ended.said}")
+
+    def forget(self, node: str) -> None:
+        """End the command, if it runs."""
+        if (run := self._running.pop(node, None)) is not None:
+            run.finish()
 
 
 class Returner:
-    """Tests what is isolated, and gives back what is healthy."""
+    """Follows what persons say of isolated nodes, tests the others, and gives back what is healthy."""
 
     def __init__(
-        self, control: ControlDatabase, controller: Controller, tester: Tester, options: ReturnOptions | None = None
+        self,
+        control: ControlDatabase,
+        controller: Controller,
+        tester: Tester | None,  # None: only a person returns a node
+        options: ReturnOptions | None = None,
     ) -> None:
         self._control, self._controller, self._tester = control, controller, tester
         self._options = options or ReturnOptions()
@@ -83,67 +99,70 @@ class Returner:
     def run_once(self, lease: Lease, now_ns: int) -> None:
         """Take each isolated node one step further on its way back."""
         for isolated in list_isolated(self._control, since_ns=now_ns):
-            if isolated.state == "testing" or (isolated.state == "isolated" and self._is_due(isolated, now_ns)):
-                self._test(isolated, lease, now_ns)
+            if isolated.state != "returned":
+                self._take_further(self._follow(isolated, lease, now_ns), lease, now_ns)
+
+    def _follow(self, isolated: Isolated, lease: Lease, now_ns: int) -> Isolated:
+        for order in list_node_orders(self._control, isolated, after=isolated.heard):
+            isolated = follow_order(isolated, order, can_test=self._tester is not None, now_ns=now_ns)
+            if self._tester is not None:
+                self._tester.forget(isolated.node)
+            save_isolated(self._control, isolated, lease, why=isolated.said)
+        return isolated
+
+    def _take_further(self, isolated: Isolated, lease: Lease, now_ns: int) -> None:
+        if isolated.state == "returning" and self._is_due(isolated, now_ns):
+            self._release(isolated, lease, now_ns)
+        elif self._tester is not None and (
+            isolated.state == "testing" or (isolated.state == "isolated" and self._is_due(isolated, now_ns))
+        ):
+            self._test(isolated, self._tester, lease, now_ns)
 
     def _is_due(self, isolated: Isolated, now_ns: int) -> bool:
-        wait_s = self._options.again_s if isolated.tests else self._options.rest_s
-        return now_ns - isolated.changed_ns >= wait_s * NS_PER_S
+        rest_ns = int(self._options.rest_s * NS_PER_S)
+        return now_ns >= (isolated.until_ns if isolated.until_ns is not None else isolated.changed_ns + rest_ns)
 
-    def _test(self, isolated: Isolated, lease: Lease, now_ns: int) -> None:
+    def _test(self, isolated: Isolated, tester: Tester, lease: Lease, now_ns: int) -> None:
         if isolated.state != "testing":
-            isolated = isolated.model_copy(update={"state": "testing", "changed_ns": now_ns})
+            isolated = _changed(isolated, "testing", isolated.said, now_ns)
             save_isolated(self._control, isolated, lease, why="its test has begun")
-        finding = self._tester.look(isolated.node, now_ns)
+        finding = tester.look(isolated.node, now_ns)
         if finding is None:
             return
-        after = self._release(isolated, finding) if finding.is_healthy else self._keep(isolated, finding)
-        save_isolated(self._control, after.model_copy(update={"changed_ns": now_ns}), lease, why=after.said)
+        if not finding.is_healthy:
+            kept = self._keep(isolated, finding, now_ns)
+            save_isolated(self._control, kept, lease, why=kept.said)
+            return
+        # In writing before it is asked for, so that who comes after a crash releases it and tests no second time.
+        returning = _changed(isolated, "returning", finding.said, now_ns)
+        save_isolated(self._control, returning, lease)
+        self._release(returning, lease, now_ns)
 
-    def _release(self, isolated: Isolated, finding: Finding) -> Isolated:
-        """Return the node to service; where the controller does not do it, it stays isolated and is asked again."""
+    def _release(self, isolated: Isolated, lease: Lease, now_ns: int) -> None:
+        """Return the node to service; where the controller does not do it now, it is asked again."""
+        check_lease(self._control, lease, now_ns)
         try:
             report = self._controller.release(isolated.node, isolated.decision)
         except ControllerDown as down:
-            return isolated.model_copy(update={"said": f"tested healthy, but not released: {down}"})
-        state = "returned" if report.is_good else "repair" if report.outcome == "refused" else "isolated"
-        return isolated.model_copy(update={"state": state, "said": f"{finding.said}; {report.what}"})
+            report = Report("failed", str(down))
+        if report.outcome == "failed":
+            later = _changed(isolated, "returning", f"not released: {report.what}", now_ns)
+            again_ns = now_ns + int(self._options.release_s * NS_PER_S)
+            save_isolated(self._control, later.model_copy(update={"until_ns": again_ns}), lease, why=later.said)
+            return
+        state: IsolationState = "returned" if report.is_good else "repair"
+        after = _changed(isolated, state, f"{isolated.said}; {report.what}", now_ns)
+        save_isolated(self._control, after, lease, why=after.said)
 
-    def _keep(self, isolated: Isolated, finding: Finding) -> Isolated:
+    def _keep(self, isolated: Isolated, finding: Finding, now_ns: int) -> Isolated:
         tests = isolated.tests + 1
-        state = "repair" if tests >= self._options.tests else "isolated"
-        return isolated.model_copy(update={"state": state, "tests": tests, "said": finding.said})
+        again_ns = now_ns + int(self._options.again_s * NS_PER_S)
+        if tests >= self._options.tests:
+            return _changed(isolated, "repair", finding.said, now_ns).model_copy(update={"tests": tests})
+        kept = _changed(isolated, "isolated", finding.said, now_ns)
+        return kept.model_copy(update={"tests": tests, "until_ns": again_ns})
 
 
-@dataclass
-class _Running:
-    process: "subprocess.Popen[bytes]"
-    output: IO[bytes]
-    began_ns: int
-
-
-def _start(command: Sequence[str], now_ns: int) -> _Running:
-    output = tempfile.TemporaryFile()  # noqa: SIM115  # lives as long as the command
-    try:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
-        )
-    except OSError as error:
-        output.close()
-        raise BadInput(f"the test command cannot be started: {error}") from error
-    return _Running(process, output, now_ns)
-
-
-def _finish(run: _Running, timeout_s: float) -> Finding:
-    """Return what a command found that has ended or has run for too long; nothing of it is left behind."""
-    is_late = run.process.poll() is None
-    with suppress(ProcessLookupError):
-        os.killpg(run.process.pid, signal.SIGKILL)  # also what it has started
-    code = run.process.wait()
-    with run.output as output:
-        output.seek(0)
-        lines = output.read().decode(errors="replace").strip().splitlines()
-    said = lines[-1][:_SAID_LETTERS] if lines else "it said nothing"
-    if is_late:
-        return Finding(False, f"the test did not end within {timeout_s:.0f} s; {said}")
-    return Finding(code == 0, f"the test {'passed' if code == 0 else f'failed with {code}'}: {said}")
+def _changed(isolated: Isolated, state: IsolationState, said: str, now_ns: int) -> Isolated:
+    update = {"state": state, "said": said, "changed_ns": now_ns, "until_ns": None}
+    return isolated.model_copy(update=update | ({"until_ns": now_ns} if state == "returning" else {}))

@@ -5,7 +5,6 @@ chance that the job dies before it. Restarting costs the same either way and can
 """
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 from pydantic import Field
 
@@ -13,10 +12,9 @@ from lockstep.clock import NS_PER_S
 from lockstep.errors import BadInput
 from lockstep.verdict import FaultClass, Frozen
 from planner.recovery.checkpoints.checkpoint import Catalogue
-from planner.recovery.checkpoints.intervals import say_time
+from planner.recovery.checkpoints.intervals import find_usual_interval_s, say_time
 
 _SLOW: tuple[FaultClass, ...] = ("comm_slow", "noncomm_slow", "global_slow")
-_LEAST_SAVES = 3  # of which the gaps tell an interval
 _MOST_LATE = 0.5  # of an interval: then the next save does not come as the ones before did
 
 
@@ -24,10 +22,9 @@ _MOST_LATE = 0.5  # of an interval: then the next save does not come as the ones
 class Slowness:
     """What is known of a job when a part of it should be taken out."""
 
-    fault_class: FaultClass
-    step_s: float  # now
-    healthy_step_s: float
-    lost_steps: int | None  # done since the last complete checkpoint; None: there is none to go back to
+    fault_class: FaultClass | None  # None: nothing is faulty, the job only could be faster
+    speed: float  # now, as a share of what it would be after acting
+    lost_s: float | None  # work since the last complete checkpoint; None: there is none to go back to
     next_save_ns: int | None  # when the next checkpoint will be complete; None: not known
     failures_per_s: float = 0.0  # at which the job dies of the fault or of another while it waits
 
@@ -44,13 +41,13 @@ class Moment(Frozen):
 
 def choose_moment(job: Slowness, now_ns: int) -> Moment:
     """Return whether to act now or to wait for the next checkpoint, by what costs less."""
-    if job.fault_class not in _SLOW:
+    if job.fault_class is not None and job.fault_class not in _SLOW:
         return _act(
             now_ns, f"a {job.fault_class} does not wait: the job makes no progress that a checkpoint would keep"
         )
-    if not (job.step_s > 0 and job.healthy_step_s > 0):
-        raise BadInput(f"steps of {job.step_s} s now and {job.healthy_step_s} s before: both must be above 0")
-    now_cost_s = None if job.lost_steps is None else job.lost_steps * job.healthy_step_s
+    if not job.speed >= 0:
+        raise BadInput(f"the job goes at {job.speed} of its speed: expected a share of 0 or more")
+    now_cost_s = job.lost_s
     if job.next_save_ns is None or job.next_save_ns < now_ns:
         return _act_blindly(now_ns, now_cost_s)
     wait_s = (job.next_save_ns - now_ns) / NS_PER_S
@@ -60,20 +57,18 @@ def choose_moment(job: Slowness, now_ns: int) -> Moment:
 
 def find_wait_cost_s(job: Slowness, wait_s: float, now_cost_s: float) -> float:
     """Return the healthy work that waiting loses: speed, and if the job dies meanwhile, all since the last save."""
-    speed = min(1.0, job.healthy_step_s / job.step_s)
+    speed = min(1.0, job.speed)
     dies = min(1.0, job.failures_per_s * wait_s)
     return wait_s * (1 - speed) + dies * (now_cost_s + wait_s * speed / 2)
 
 
 def expect_next_save(catalogue: Catalogue, now_ns: int) -> int | None:
     """Return when the next checkpoint should be there, by the gaps between the others; None: they do not tell."""
-    times = sorted(each.saved_ns for each in catalogue.complete)
-    if len(times) < _LEAST_SAVES:
+    usual_s = find_usual_interval_s(catalogue)
+    if usual_s is None:
         return None
-    gaps = sorted(after - before for before, after in pairwise(times))
-    usual = gaps[len(gaps) // 2]
-    late_ns = now_ns - times[-1] - usual
-    return None if usual <= 0 or late_ns > _MOST_LATE * usual else max(now_ns, times[-1] + usual)
+    usual, last = round(usual_s * NS_PER_S), max(each.saved_ns for each in catalogue.complete)
+    return None if now_ns - last - usual > _MOST_LATE * usual else max(now_ns, last + usual)
 
 
 def _compare(job: Slowness, now_ns: int, wait_s: float, now_cost_s: float | None, wait_cost_s: float) -> Moment:
@@ -82,7 +77,7 @@ def _compare(job: Slowness, now_ns: int, wait_s: float, now_cost_s: float | None
     )
     if now_cost_s is None:
         return _wait(job.next_save_ns, f"{waiting}, and without it there is none to go back to", None, wait_cost_s)
-    redo = f"acting now does {say_time(now_cost_s)} of work ({job.lost_steps} steps) again"
+    redo = f"acting now does {say_time(now_cost_s)} of work again"
     if wait_cost_s < now_cost_s:
         return _wait(job.next_save_ns, f"{waiting}, {redo}", now_cost_s, wait_cost_s)
     return _act(now_ns, f"{redo}, {waiting}", now_cost_s, wait_cost_s)

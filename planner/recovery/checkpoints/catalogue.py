@@ -96,7 +96,8 @@ class _Reader:
             if len(seen) + len(folder.folders) > self.options.most_folders:
                 self.remarks.append(f"only {self.options.most_folders} folders below {self.top} were looked at")
                 return
-            if depth < self.options.most_depth and kind is None:
+            is_begun = depth > 0 and _TEMPORARY.fullmatch(path.name)  # what is in it gets its last place later
+            if depth < self.options.most_depth and kind is None and not is_begun:
                 waiting.extend((path / name, depth + 1) for name in folder.folders)
 
     def read(self, folder: Folder, kind: Format | None) -> None:

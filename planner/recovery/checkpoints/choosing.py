@@ -10,7 +10,8 @@ from lockstep.verdict import Frozen
 from planner.recovery.checkpoints.checkpoint import Catalogue, Checkpoint, Layout, newest_first
 from planner.recovery.checkpoints.loading import ReadRate, estimate_convert_s, estimate_load_s
 
-_CONVERTER = "deepspeed.checkpoint.ds_to_universal"
+# With a python of the job's environment: there DeepSpeed is installed.
+CONVERTER = ("python", "-m", "deepspeed.checkpoint.ds_to_universal")
 _CONVERT_LIMITS = (
     "the model of the new layout must have the same parameter names",
     "only states of Adam-like optimizers are converted",
@@ -46,7 +47,7 @@ class ChoiceOptions:
     """What costs are estimated from, and how the converter is started."""
 
     rates: Sequence[ReadRate] = ()
-    python: str = "python"  # of the job's environment: there DeepSpeed is installed
+    converter: tuple[str, ...] = CONVERTER  # gets --input_folder and --output_folder
     may_convert: bool = True
 
 
@@ -88,9 +89,11 @@ def is_same_grid(saved: Layout, target: Layout) -> bool:
     return bool(_replicas(saved)) and _replicas(saved) == _replicas(target) and _differs_in_dp_only(saved, target)
 
 
-def build_convert_command(source: str, destination: str, python: str, flags: Sequence[str] = ()) -> tuple[str, ...]:
+def build_convert_command(
+    source: str, destination: str, converter: Sequence[str], flags: Sequence[str] = ()
+) -> tuple[str, ...]:
     """Return DeepSpeed's converter as a list of arguments; it writes `latest_universal` beside the destination."""
-    return (python, "-m", _CONVERTER, "--input_folder", source, "--output_folder", destination, *flags)
+    return (*converter, "--input_folder", source, "--output_folder", destination, *flags)
 
 
 def _differs_in_dp_only(saved: Layout, target: Layout) -> bool:
@@ -119,7 +122,7 @@ def _describe(
     return Choice(
         checkpoint=chosen,
         load_from=path,
-        convert=build_convert_command(chosen.path, path, options.python, chosen.convert_flags) if needs else (),
+        convert=build_convert_command(chosen.path, path, options.converter, chosen.convert_flags) if needs else (),
         limits=_CONVERT_LIMITS if needs else (),
         convert_s=estimate_convert_s(chosen, options.rates) if needs else None,
         load_s=estimate_load_s(chosen, options.rates),

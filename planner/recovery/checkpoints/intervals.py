@@ -7,16 +7,20 @@ Poisson count over node-days, its bounds are the exact ones (Garwood's).
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 from math import sqrt
 
 from pydantic import Field
 from scipy.special import gammaincinv
 
+from lockstep.clock import NS_PER_S
 from lockstep.errors import BadInput
 from lockstep.verdict import Frozen
+from planner.recovery.checkpoints.checkpoint import Catalogue
 
 _DAY_S = 86_400.0
 _CONFIDENCE = 0.95
+_LEAST_SAVES = 3  # of which the gaps tell an interval
 
 
 class FailureRate(Frozen):
@@ -53,6 +57,14 @@ class Saving:
     save_s: float  # that the job stands still for one save
     background_s: float = 0.0  # that a save goes on after the job continues: the next can only begin then
     interval_s: float | None = None  # from one save to the next; None: not known
+
+
+def find_usual_interval_s(catalogue: Catalogue) -> float | None:
+    """Return the median of the gaps between complete checkpoints; None: there are too few."""
+    times = sorted(each.saved_ns for each in catalogue.complete)
+    gaps = sorted(after - before for before, after in pairwise(times))
+    usual = gaps[len(gaps) // 2] if len(times) >= _LEAST_SAVES else 0
+    return usual / NS_PER_S if usual > 0 else None
 
 
 def find_failure_rate(failures: int, node_days: float) -> FailureRate:
