@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 from pydantic import Field, ValidationError
 
+from lockstep.alert_settings import AlertSettings
 from lockstep.errors import BadInput, BadSettings
 from lockstep.planner_settings import PlannerSettings
 from lockstep.sections import (
@@ -48,6 +49,7 @@ NOT_SETTINGS = {
     "LOCKSTEP_RUN_REPORT": "where `lockstep run` says how its command ended",
     "LOCKSTEP_PUBLIC_DATA": "third-party data for tests",
     "LOCKSTEP_RESUME_FROM": "checkpoint from which a restarted job resumes, for the job",
+    "LOCKSTEP_RESUME_FORMAT": "format of that checkpoint: dcp, torch_dist, ds_zero or universal, for the job",
     "LOCKSTEP_TARGET": "layout that a restarted job should take, as JSON, for the job",
     "LOCKSTEP_RESTART_MARK": "decision under which an elastic agent was started, for the torchrun controller",
     "LOCKSTEP_ACTION": "why a job was restarted, for the job",
@@ -68,6 +70,7 @@ class Settings(Section):
     collector: CollectorSettings = CollectorSettings()
     analyzer: AnalyzerSettings = AnalyzerSettings()
     planner: PlannerSettings = PlannerSettings()
+    alerts: AlertSettings = AlertSettings()
 
     @property
     def store_url(self) -> str:

@@ -13,6 +13,7 @@ LockstepError
 │   └── BadBatch             a batch for the ingest gateway
 ├── NotPresent               this host, store or job does not have what was asked for
 ├── NotAllowed               the request carries no token that allows it
+├── ChangedMeanwhile         what was to be changed is not what it was; look again first
 ├── StoreError
 │   ├── StoreAway            cannot be reached now; the same call may succeed later
 │   ├── StoreBusy            another process holds the embedded store
@@ -21,10 +22,12 @@ LockstepError
 ├── ControlAway              the control database cannot be reached now
 ├── GatewayFull              the gateway's log has no room; nothing was acknowledged
 ├── ServerRefused            a Lockstep server answered no to this client
+│   └── ServerAway           no Lockstep server answers; the same call may succeed later
 ├── ControllerSaidNo         the job controller, or a command on one of its nodes, answered no or went wrong
 ├── ControllerDown           the job controller does not answer; what was asked for may be asked for again
 │   └── HalfDone             it fell silent in the middle of a restart: the job may be stopped
 ├── DestinationAway          where an agent sends its batches cannot be reached now; they wait
+├── ReceiverAway             a receiver of alerts does not answer, or not properly; its message waits
 └── LeaseLost                another process has taken over; stop acting
 """
 
@@ -113,6 +116,10 @@ class NotAllowed(LockstepError):
         self.slug, self.status = slug, status
 
 
+class ChangedMeanwhile(LockstepError):
+    """Somebody else changed the same thing since it was read; nothing was overwritten."""
+
+
 class StoreError(LockstepError):
     """The telemetry store could not do what was asked."""
 
@@ -146,11 +153,23 @@ class GatewayFull(LockstepError):
 
 
 class ServerRefused(LockstepError):
-    """A Lockstep server answered no; `status` is the HTTP status."""
+    """A Lockstep server answered no: `status` and `kind` are those of its problem document, `detail` its sentence."""
 
-    def __init__(self, problem: str, status: int) -> None:
+    def __init__(self, problem: str, status: int, *, kind: str = "about:blank", detail: str = "") -> None:
         super().__init__(problem)
-        self.status = status
+        self.status, self.kind, self.detail = status, kind, detail or problem
+
+    @property
+    def is_passing(self) -> bool:
+        """Whether the same question may be answered later: nobody there, too many questions, or a store away."""
+        return self.status in (0, 429) or self.status >= 500
+
+
+class ServerAway(ServerRefused):
+    """No Lockstep server answers at this address now; the same call may succeed later."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(problem, 0)
 
 
 class ControllerSaidNo(LockstepError):
@@ -167,6 +186,10 @@ class HalfDone(ControllerDown):
 
 class DestinationAway(LockstepError):
     """Batches cannot be delivered now; the same call may succeed later."""
+
+
+class ReceiverAway(LockstepError):
+    """A receiver of alerts cannot be reached, or did not answer properly; the message is tried again later."""
 
 
 class LeaseLost(LockstepError):

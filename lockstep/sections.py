@@ -2,9 +2,9 @@
 
 import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 _LISTEN = re.compile(r"(?:\[([^\[\]]+)\]|([^\[\]:]+)):([0-9]{1,5})")
 
@@ -65,6 +65,32 @@ class ApiSettings(Section):
 
     listen: Listen = Field("127.0.0.1:8642", description="address to serve on; loopback unless told otherwise")
     open_reads: bool = Field(False, description="let anyone who reaches the port read without a token")
+    open_metrics: bool = Field(False, description="let scrapers on this machine read /metrics without a token")
+    tls_cert: Path | None = Field(None, description="file with the certificate and its chain; None: plain HTTP")
+    tls_key: Path | None = Field(None, description="file with the certificate's private key")
+    tls_in_front: bool = Field(False, description="a proxy in front speaks TLS, so cookies are marked Secure")
+    session_hours: float = Field(12.0, gt=0, le=720, description="after which a browser has to log in again")
+    requests_per_s: float = Field(200.0, ge=0, description="of one token or address, on average; 0: no limit")
+    batches_per_s: float = Field(200.0, ge=0, description="the same for what one collector sends; 0: no limit")
+    max_body_kb: int = Field(1024, ge=1, description="largest body of a request that is no telemetry and no capture")
+    max_capture_mb: int = Field(512, ge=1, description="largest capture that may be uploaded")
+    max_listeners: int = Field(100, ge=1, description="most readers of the incident stream at once")
+    metrics_jobs: int = Field(100, ge=0, description="most jobs with gauges of their own in /metrics")
+    oidc_issuer: str = Field("", description="URL of an OpenID Connect issuer whose tokens are taken; empty: none")
+    oidc_audience: str = Field("", description="what the issuer calls Lockstep; required with an issuer")
+    oidc_claim: str = Field("groups", description="claim that holds groups or roles; dots lead into objects")
+    oidc_scopes: dict[str, Literal["read", "act", "admin"]] = Field(
+        default_factory=dict, description='scope by group or role, such as {"sre": "act"}; others get none'
+    )
+    oidc_name: str = Field("sub", description="claim that is written into the audit as who did it")
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key come together: one of them is missing")
+        if self.oidc_issuer and not self.oidc_audience:
+            raise ValueError("oidc_issuer needs oidc_audience, else tokens made for others would be taken")
+        return self
 
 
 class GatewaySettings(Section):

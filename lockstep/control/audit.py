@@ -32,10 +32,23 @@ def record_within(connection: Connection, *, who: str, what: str, subject: str, 
     connection.execute(insert(AUDIT).values(line))
 
 
-def list_audit(db: ControlDatabase, limit: int) -> list[AuditLine]:
-    """Return the newest lines first."""
+def list_audit(
+    db: ControlDatabase,
+    limit: int,
+    *,
+    before: int | None = None,
+    who: str | None = None,
+    what: str | None = None,
+    subject: str | None = None,
+) -> list[AuditLine]:
+    """Return the newest lines first; `before` is the id of the last one of the page above."""
     if limit < 1:
         raise BadInput(f"limit is {limit}, and a page has at least 1 row")
+    query = select(AUDIT).order_by(AUDIT.c.id.desc()).limit(limit)
+    if before is not None:
+        query = query.where(AUDIT.c.id < before)
+    for column, wanted in ((AUDIT.c.who, who), (AUDIT.c.what, what), (AUDIT.c.subject, subject)):
+        if wanted is not None:
+            query = query.where(column == wanted)
     with db.read() as connection:
-        rows = connection.execute(select(AUDIT).order_by(AUDIT.c.id.desc()).limit(limit))
-        return [AuditLine.model_validate(dict(row._mapping)) for row in rows]
+        return [AuditLine.model_validate(dict(row._mapping)) for row in connection.execute(query)]

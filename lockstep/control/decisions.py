@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection, select
 
+from lockstep.control.changes import note_changes
 from lockstep.control.database import ControlDatabase
 from lockstep.control.documents import Row, newest_first, read_document, write_over
 from lockstep.control.leases import Lease, refuse_stale
@@ -22,6 +23,7 @@ def save_decisions(db: ControlDatabase, decisions: Sequence[Decision], lease: Le
             refuse_stale(connection, lease)
         _check_incidents(connection, decisions)
         write_over(connection, DECISIONS, map(_row, decisions))
+        note_changes(connection, "decision", (decision.id for decision in decisions))
 
 
 def list_decisions(

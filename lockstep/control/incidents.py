@@ -5,10 +5,12 @@ from typing import Any, Literal
 
 from sqlalchemy import Select, select
 
+from lockstep.control.changes import note_changes
 from lockstep.control.database import ControlDatabase
 from lockstep.control.documents import Row, newest_first, read_document, write_over
 from lockstep.control.leases import Lease, refuse_stale
 from lockstep.control.tables import INCIDENTS
+from lockstep.control.verdict_changes import note_verdicts
 from lockstep.errors import NotPresent
 from lockstep.incident import Incident
 
@@ -23,7 +25,10 @@ def save_incidents(db: ControlDatabase, incidents: Iterable[Incident], lease: Le
     with db.begin() as connection:
         if lease is not None:
             refuse_stale(connection, lease)
-        write_over(connection, INCIDENTS, map(_row, incidents))
+        told = list(incidents)
+        write_over(connection, INCIDENTS, map(_row, told))
+        note_changes(connection, "incident", (incident.id for incident in told))
+        note_verdicts(connection, told)
 
 
 def list_incidents(

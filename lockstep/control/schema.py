@@ -6,16 +6,27 @@ from sqlalchemy import Connection, Executable, Table, func, insert, inspect, sel
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from lockstep.control.tables import (
+    ALERT_TARGETS,
+    ALERT_THREADS,
+    CHANGES,
+    DELIVERIES,
     EXECUTIONS,
     HOST_PATHS,
+    IDEMPOTENCY,
     ISOLATIONS,
     METADATA,
+    NODE_ORDERS,
     ORDERS,
     OUTCOMES,
     PATH_COUNTS,
     PATH_PLANS,
+    POLICIES,
     SCHEMA,
+    SESSIONS,
+    SILENCES,
+    TARGET_HEALTH,
     TOPOLOGIES,
+    VERDICT_CHANGES,
 )
 from lockstep.errors import StoreVersionMismatch
 
@@ -39,6 +50,8 @@ def _made(*tables: Table) -> tuple[Executable, ...]:
     return (*(CreateTable(table) for table in tables), *indexes)
 
 
+_ALERT_TABLES = (ALERT_TARGETS, TARGET_HEALTH, ALERT_THREADS, DELIVERIES, SILENCES)
+
 # An empty database gets the newest tables at once; an older one walks through the steps it has not seen, in order.
 # Steps only add, since a process of the version before may still be at work on the same database.
 STEPS: tuple[Step, ...] = (
@@ -46,6 +59,7 @@ STEPS: tuple[Step, ...] = (
     Step(2, (CreateTable(TOPOLOGIES),)),
     Step(3, tuple(CreateTable(table) for table in (PATH_PLANS, HOST_PATHS, PATH_COUNTS))),
     Step(4, _made(ORDERS, EXECUTIONS, ISOLATIONS, OUTCOMES)),
+    Step(5, _made(NODE_ORDERS, SESSIONS, IDEMPOTENCY, POLICIES, CHANGES, VERDICT_CHANGES, *_ALERT_TABLES)),
 )
 
 

@@ -149,6 +149,19 @@ ISOLATIONS = Table(
     Index("isolations_by_time", "since_ns", "id"),
 )
 
+# What persons want of nodes that are out of service; lines are only ever added, as orders on decisions are.
+NODE_ORDERS = Table(
+    "node_orders",
+    METADATA,
+    Column("id", ROW_NUMBER, primary_key=True, autoincrement=True),
+    Column("decision", NAME, ForeignKey("decisions.id"), nullable=False),
+    Column("node", NAME, nullable=False),
+    Column("ts_ns", BigInteger, nullable=False),
+    Column("document", Text, nullable=False),
+    Index("node_orders_by_node", "decision", "node", "id"),
+    sqlite_autoincrement=True,
+)
+
 # By incident: what it turned out to be.
 OUTCOMES = Table(
     "outcomes",
@@ -156,6 +169,117 @@ OUTCOMES = Table(
     Column("id", NAME, ForeignKey("incidents.id"), primary_key=True),
     Column("ts_ns", BigInteger, nullable=False),
     Column("document", Text, nullable=False),
+)
+
+# What was said of incidents before; a line is added when their part, class, side, grade or state becomes another.
+VERDICT_CHANGES = Table(
+    "verdict_changes",
+    METADATA,
+    Column("id", ROW_NUMBER, primary_key=True, autoincrement=True),
+    Column("incident", NAME, ForeignKey("incidents.id"), nullable=False),
+    Column("document", Text, nullable=False),
+    Index("verdict_changes_by_incident", "incident", "id"),
+    sqlite_autoincrement=True,
+)
+
+# By the digest of a browser's cookie: who it is, until when.
+SESSIONS = Table(
+    "sessions",
+    METADATA,
+    Column("id", NAME, primary_key=True),
+    Column("token", NAME, ForeignKey("tokens.id")),
+    Column("who", NAME, nullable=False),
+    Column("scope", NAME, nullable=False),
+    Column("expires_ns", BigInteger, nullable=False),
+    Index("sessions_by_expiry", "expires_ns"),
+)
+
+# By the digest of caller and Idempotency-Key: what was asked and answered; status is null while the act runs.
+IDEMPOTENCY = Table(
+    "idempotency",
+    METADATA,
+    Column("id", NAME, primary_key=True),
+    Column("request", NAME, nullable=False),
+    Column("began_ns", BigInteger, nullable=False),
+    Column("status", Integer),
+    Column("sealed", Text),
+    Index("idempotency_by_time", "began_ns", "id"),
+)
+
+# The newest version of a name is in force; older ones stay, so that a policy can be compared and taken back.
+POLICIES = Table(
+    "policies",
+    METADATA,
+    Column("name", NAME, primary_key=True),
+    Column("version", Integer, primary_key=True, autoincrement=False),
+    Column("changed_ns", BigInteger, nullable=False),
+    Column("who", NAME, nullable=False),
+    Column("why", Text, nullable=False),
+    Column("document", Text, nullable=False),
+)
+
+# By kind and id: the number of the last change, and of the first. Numbers grow in the order of commits.
+CHANGES = Table(
+    "changes",
+    METADATA,
+    Column("kind", NAME, primary_key=True),
+    Column("subject", NAME, primary_key=True),
+    Column("first", BigInteger, nullable=False),
+    Column("number", BigInteger, nullable=False),
+    Index("changes_by_number", "number", unique=True),
+)
+
+# Receivers of alerts that were made through the API; secrets are in the document, because each message is signed.
+ALERT_TARGETS = Table(
+    "alert_targets",
+    METADATA,
+    Column("id", NAME, primary_key=True),
+    Column("created_ns", BigInteger, nullable=False),
+    Column("document", Text, nullable=False),
+)
+# By name of the receiver, wherever it was made: since when we know it, and how it answers.
+TARGET_HEALTH = Table(
+    "target_health",
+    METADATA,
+    Column("id", NAME, primary_key=True),
+    Column("since_ns", BigInteger, nullable=False),
+    Column("document", Text, nullable=False),
+)
+# By receiver and subject: what it was told last of an incident, a proposal, an action or Lockstep itself.
+ALERT_THREADS = Table(
+    "alert_threads",
+    METADATA,
+    Column("id", NAME, primary_key=True),
+    Column("target", NAME, nullable=False),
+    Column("is_over", Integer, nullable=False),
+    Column("told_ns", BigInteger, nullable=False),
+    Column("document", Text, nullable=False),
+    Index("alert_threads_by_end", "is_over", "told_ns"),
+)
+# The outbox and its log. A message is known by receiver and event, so that it is never written twice.
+DELIVERIES = Table(
+    "deliveries",
+    METADATA,
+    Column("number", ROW_NUMBER, primary_key=True, autoincrement=True),
+    Column("target", NAME, nullable=False),
+    Column("event", NAME, nullable=False),
+    Column("thread", NAME, nullable=False),
+    Column("state", NAME, nullable=False),
+    Column("due_ns", BigInteger, nullable=False),
+    Column("created_ns", BigInteger, nullable=False),
+    Column("document", Text, nullable=False),
+    Index("deliveries_by_event", "target", "event", unique=True),
+    Index("deliveries_by_state", "state", "due_ns", "number"),
+    Index("deliveries_by_target", "target", "number"),
+    sqlite_autoincrement=True,
+)
+SILENCES = Table(
+    "silences",
+    METADATA,
+    Column("id", NAME, primary_key=True),
+    Column("until_ns", BigInteger, nullable=False),
+    Column("document", Text, nullable=False),
+    Index("silences_by_end", "until_ns", "id"),
 )
 
 AUDIT = Table(

@@ -83,6 +83,14 @@ def match_token(rows: TokenRows, secret: str) -> Token | None:
     return _token(row)
 
 
+def match_token_id(secret: str) -> str:
+    """Return the id in a token's text, which is no secret."""
+    parts = TOKEN.fullmatch(secret)
+    if parts is None:
+        raise BadInput("this text is not a token")
+    return parts["id"]
+
+
 def revoke_token(db: ControlDatabase, token_id: str, now_ns: int, *, who: str = "unknown", why: str = "") -> None:
     """Make the token worthless from now on, or raise NotPresent; a second time changes nothing."""
     valid = (TOKENS.c.id == token_id, TOKENS.c.revoked_ns.is_(None))

@@ -1,0 +1,67 @@
+"""What receivers of alerts are told: something that is the matter, as it begins, changes and ends."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from lockstep.alert_settings import Family
+from lockstep.verdict import Frozen, Grade
+
+NewsKind = Literal[
+    "incident.opened",
+    "incident.updated",
+    "incident.closed",
+    "decision.proposed",
+    "decision.settled",
+    "action.executed",
+    "action.failed",
+    "action.undone",
+    "action.settled",
+    "lockstep.troubled",
+    "lockstep.recovered",
+    "lockstep.test",
+]
+
+
+class Matter(Frozen):
+    """One thing a person must know: an incident, a proposal, an action, or a trouble of Lockstep itself."""
+
+    subject: str = Field(description="the incident's id; others have their family before it, such as action:d1")
+    family: Family
+    job: str = Field(description="empty: of no job")
+    component: str
+    fault_class: str = Field(description="class of the verdict; `lockstep` for troubles of our own")
+    grade: Grade
+    mark: str = Field(description="what a person must know of it; another one is news")
+    since_ns: int
+    headline: str
+    reason: str
+    facts: dict[str, str] = Field(default_factory=dict, description="figures for people, by what they are")
+    link: str = Field("", description="path of the page that has more")
+
+
+class News(Frozen):
+    """One message to one receiver; its id is the same at each try."""
+
+    id: str
+    kind: NewsKind
+    key: str = Field(description="by which a receiver knows what belongs together: the (first) incident's id")
+    ts_ns: int
+    matters: tuple[Matter, ...] = Field(min_length=1)
+    before: Matter | None = Field(None, description="of an update: what was told last")
+
+
+class Thread(Frozen):
+    """What a receiver was told of a matter so far."""
+
+    target: str
+    subject: str
+    key: str
+    number: int = Field(ge=0, description="messages so far")
+    told_ns: int
+    is_over: bool = False
+    matter: Matter = Field(description="as it was told last")
+
+    @property
+    def id(self) -> str:
+        return f"{self.target}/{self.subject}"
