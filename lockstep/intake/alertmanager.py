@@ -24,6 +24,7 @@ from lockstep.intake.readings import Loose, Reading, Row, Text, place_of
 from lockstep.intake.statements import MOST_MESSAGE_CHARS, TIMELESS, Statement, parse_moment, without_repeats
 
 SOURCE = "alertmanager"
+OWN_LABEL = "lockstep"  # alerts of ours carry it: what we said ourselves is no evidence when it comes back
 MOST_ALERTS = 5_000  # of one notification; Alertmanager's max_alerts cuts before
 _LONGEST_NAME = 253
 _HOST_LABELS = ("hostname", "node", "nodename", "host", "instance")
@@ -98,10 +99,10 @@ def check_notification(place: str, data: bytes) -> Notification:
 
 
 def statements_of(notification: Notification) -> Iterator[Statement]:
-    """Yield a statement for every alert that says when it happened."""
+    """Yield a statement for every alert that says when it happened and is not our own."""
     for alert in notification.alerts:
         ts_ns = alert.ts_ns
-        if ts_ns is None:
+        if ts_ns is None or OWN_LABEL in alert.labels:
             continue
         host = host_of(alert.labels)
         number = 2 * ts_ns + (alert.status == "resolved")  # an alert that ends as it begins ends later

@@ -1,0 +1,1 @@
+"""One module per kind of receiver: what it is sent, and what its answer means."""

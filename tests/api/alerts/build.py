@@ -1,0 +1,135 @@
+"""News, targets and a whole alert service for tests, over a real control database."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from api.alerts.courier import Courier
+from api.alerts.matters import incident_matter
+from api.alerts.posting import Outside
+from api.alerts.selfwatch import Watched
+from api.alerts.service import AlertService
+from lockstep.alert_settings import AlertSettings, Target
+from lockstep.clock import NS_PER_S, ManualClock, SystemClock
+from lockstep.control.database import ControlDatabase, open_control
+from lockstep.control.incidents import save_incidents
+from lockstep.control.leases import take_lease
+from lockstep.incident import Incident
+from lockstep.news import Matter, News
+from tests.api.fake_store import FakeStore
+from tests.builders import T0
+from tests.lockstep.control.build import incident
+
+LOOPBACK = ("127.0.0.1/32",)
+SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+LEASE_S = 60
+_FOR_EVER_NS = 10**18
+
+
+def fault(name: str = "i1", **changes: Any) -> Incident:
+    """Return an open incident that began when tests happen; changes of the verdict go by name."""
+    made = incident(name, job=str(changes.pop("job", "train")), opened_ns=T0, updated_ns=T0)
+    state: dict[str, Any] = {
+        key: changes.pop(key) for key in ("state", "closed_ns", "closed_because") if key in changes
+    }
+    verdict = made.verdict.model_copy(update={"since_ns": T0, **changes})
+    return made.model_copy(update={"verdict": verdict, **state})
+
+
+def matter(name: str = "i1", **changes: Any) -> Matter:
+    return incident_matter(fault(name, **changes))
+
+
+def news(*matters: Matter, kind: Any = "incident.opened", number: int = 1, before: Matter | None = None) -> News:
+    told = matters or (matter(),)
+    return News(id=f"evt_{number:026x}", kind=kind, key=told[0].subject, ts_ns=T0, matters=told, before=before)
+
+
+def target(name: str = "ops", kind: Any = "webhook", **fields: Any) -> Target:
+    """Return a receiver of this kind, complete unless told otherwise."""
+    usual: dict[str, dict[str, Any]] = {
+        "webhook": {"url": "https://example.com/hook", "secrets": (SECRET,)},
+        "alertmanager": {"url": "http://am.example:9093"},
+        "slack": {"url": "https://hooks.slack.com/services/T0/B0/verysecret"},
+        "pagerduty": {"secrets": ("routing-key-1",)},
+        "email": {"url": "smtp://mail.example:587", "sender": "a@example.com", "recipients": ("b@example.com",)},
+    }
+    return Target(name=name, kind=kind, **{**usual[kind], **fields})
+
+
+class QuietStore(FakeStore):
+    """A store in which nothing is wrong, until `fault` is set or `answers` cleared."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers = threading.Event()
+        self.answers.set()
+
+    def query(self, sql: str, parameters: Any = None) -> Any:
+        self.answers.wait(30)
+        if self.fault:
+            raise self.fault
+        return _Rows([{"hosts": 1, "heard_ns": 2**62, "last_host": "h0", "behind_s": 0.0}])
+
+    def query_system(self, sql: str, parameters: Any = None) -> Any:
+        return _Rows([{"total": 100, "free": 90}])
+
+
+class _Rows:
+    def __init__(self, rows: list[dict[str, object]]) -> None:
+        self._rows = rows
+
+    def to_pylist(self) -> list[dict[str, object]]:
+        return self._rows
+
+
+@dataclass
+class Alerts:
+    """A service with a clock that is moved by hand; deliveries are waited for."""
+
+    service: AlertService
+    control: ControlDatabase
+    clock: ManualClock
+    store: QuietStore
+    holder: str = "test"
+
+    def round(self, after_s: float = 0.0) -> None:
+        """Let time pass, do one round, and wait for every receiver."""
+        self.clock.advance(after_s)
+        self.begin_round()
+        self.service.wait()
+
+    def begin_round(self) -> None:
+        now_ns = self.clock.now_ns()
+        lease = take_lease(self.control, "alerts", self.holder, LEASE_S * NS_PER_S, now_ns)
+        assert lease is not None
+        self.service.run_once(lease, now_ns)
+
+    def happen(self, *incidents: Incident) -> None:
+        save_incidents(self.control, incidents, None)
+
+
+@contextmanager
+def alerting(folder: Path, *targets: Target, timeout_s: float = 15.0, **settings: Any) -> Iterator[Alerts]:
+    """Give a service with these receivers; what it sends takes real time, what it waits for does not."""
+    clock = ManualClock(T0)
+    chosen = AlertSettings.model_construct(**{**AlertSettings().model_dump(), **settings, "targets": targets})
+    outside = Outside(SystemClock(), LOOPBACK, timeout_s)
+    with open_control(f"sqlite:///{folder / 'control.db'}") as control:
+        for service in ("analyzer", "planner"):
+            take_lease(control, service, "somebody", _FOR_EVER_NS, T0)
+        courier = Courier(chosen, "http://head:8642", outside)
+        store = QuietStore()
+        alerts = AlertService(chosen, control, courier, clock, Watched(store))
+        try:
+            yield Alerts(alerts, control, clock, store)
+        finally:
+            store.answers.set()
+            alerts.close()
+
+
+def after(seconds: float) -> int:
+    return T0 + round(seconds * NS_PER_S)

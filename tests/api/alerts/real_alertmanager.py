@@ -1,0 +1,72 @@
+"""A real Alertmanager for tests, from Debian's packages, on loopback; it hands on what it notifies to a webhook."""
+
+import json
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.waiting import eventually
+
+PROGRAM = "prometheus-alertmanager"
+
+
+@dataclass(frozen=True)
+class Alertmanager:
+    """A running one."""
+
+    url: str
+
+    def alerts(self) -> list[dict[str, Any]]:
+        """Return what fires, oldest first."""
+        found: list[dict[str, Any]] = httpx.get(f"{self.url}/api/v2/alerts", trust_env=False).json()
+        return sorted(found, key=lambda alert: str(alert["labels"]["alertname"] + alert["labels"].get("subject", "")))
+
+    def silence(self, label: str, value: str) -> None:
+        matcher = {"name": label, "value": value, "isRegex": False, "isEqual": True}
+        body = {
+            "matchers": [matcher],
+            "startsAt": "2020-01-01T00:00:00Z",
+            "endsAt": "2099-01-01T00:00:00Z",
+            "createdBy": "test",
+            "comment": "test",
+        }
+        httpx.post(f"{self.url}/api/v2/silences", json=body, trust_env=False).raise_for_status()
+
+
+@contextmanager
+def alertmanager(folder: Path, receiver_url: str) -> Iterator[Alertmanager]:
+    """Start it, wait until it is ready, and end it."""
+    if shutil.which(PROGRAM) is None:
+        pytest.skip(f"{PROGRAM} is not installed")
+    config = folder / "alertmanager.yml"
+    route = {"receiver": "hook", "group_by": ["job"], "group_wait": "1s", "group_interval": "1s"}
+    receivers = [{"name": "hook", "webhook_configs": [{"url": receiver_url, "send_resolved": True}]}]
+    config.write_text(json.dumps({"route": route, "receivers": receivers}))  # JSON is YAML, too
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    where = [f"--config.file={config}", f"--storage.path={folder / 'am'}", f"--web.listen-address=127.0.0.1:{port}"]
+    log = (folder / "am.log").open("wb")
+    process = subprocess.Popen([PROGRAM, *where, "--cluster.listen-address="], stdout=log, stderr=log)
+    running = Alertmanager(f"http://127.0.0.1:{port}")
+    try:
+        eventually(lambda: _is_ready(running.url), limit_s=60)
+        yield running
+    finally:
+        process.terminate()
+        process.wait()
+        log.close()
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/-/ready", trust_env=False).is_success
+    except httpx.TransportError:
+        return False

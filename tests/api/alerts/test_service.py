@@ -1,0 +1,177 @@
+"""Receivers are told once as something begins, changes and ends, and never in a storm."""
+
+from pathlib import Path
+
+import pytest
+
+from lockstep.control.decisions import save_decisions
+from lockstep.control.executions import give_order
+from lockstep.control.silences import Matchers, create_silence
+from lockstep.control.targets import create_target
+from lockstep.execution import Order
+from tests.api.alerts.build import after, alerting, fault, target
+from tests.api.alerts.receivers import answer, kinds, receiving
+from tests.api.fake_store import away
+from tests.lockstep.control.build import decision
+
+
+def test_incident_is_told_as_it_begins_changes_and_ends(tmp_path: Path) -> None:
+    with receiving() as receiver, alerting(tmp_path, target(url=receiver.url)) as alerts:
+        alerts.happen(fault())
+        alerts.round()
+        alerts.round(1)
+        assert kinds(receiver) == ["incident.opened"], "once, however often it is looked at"
+        alerts.happen(fault(confidence=0.5, reason="the same in other words"))
+        alerts.round(60)
+        assert kinds(receiver) == ["incident.opened"], "nobody is told of another confidence"
+        alerts.happen(fault(component="nic:h4/eth0"))
+        alerts.round(1)
+        assert receiver.got[-1].document["data"]["matters"][0]["component"] == "nic:h4/eth0"
+        alerts.happen(fault(component="nic:h4/eth0", state="closed", closed_ns=after(61), closed_because="mended"))
+        alerts.round(1)
+        alerts.round(60)
+        assert kinds(receiver) == ["incident.opened", "incident.updated", "incident.closed"]
+        assert receiver.got[-1].document["data"]["matters"][0]["reason"] == "mended"
+        assert len({got.headers["webhook-id"] for got in receiver.got}) == 3
+
+
+def test_what_comes_and_goes_is_not_told_each_time(tmp_path: Path) -> None:
+    with receiving() as receiver, alerting(tmp_path, target(url=receiver.url), settle_s=60) as alerts:
+        for second in range(0, 100, 20):
+            alerts.happen(fault())
+            alerts.round(10)
+            alerts.happen(fault(state="closed", closed_ns=after(second + 10)))
+            alerts.round(10)
+        assert kinds(receiver) == ["incident.opened"]
+        alerts.round(60)
+        assert kinds(receiver) == ["incident.opened", "incident.closed"]
+        alerts.happen(fault())
+        alerts.round(1)
+        assert kinds(receiver)[-1] == "incident.opened", "it is back: a new message with an id of its own"
+        assert len({got.headers["webhook-id"] for got in receiver.got}) == 3
+
+
+def test_what_is_graded_as_a_note_is_not_sent_unless_asked_for(tmp_path: Path) -> None:
+    with receiving() as usual, receiving() as curious:
+        targets = target("usual", url=usual.url), target("curious", url=curious.url, grades=("note",))
+        with alerting(tmp_path, *targets) as alerts:
+            alerts.happen(fault(grade="note"))
+            alerts.round()
+    assert (len(usual.got), len(curious.got)) == (0, 1)
+
+
+def test_fifty_incidents_at_once_are_two_messages_to_people(tmp_path: Path) -> None:
+    with receiving() as receiver, alerting(tmp_path, target(kind="slack", url=receiver.url), group_s=30) as alerts:
+        alerts.happen(fault("i00"))
+        alerts.round()
+        alerts.happen(*(fault(f"i{number:02}", component=f"gpu:h{number}/0") for number in range(1, 50)))
+        for _ in range(4):
+            alerts.round(15)
+        assert len(receiver.got) == 2
+        assert "49 incidents in job train" in receiver.got[1].document["text"]
+        closed = {"state": "closed", "closed_ns": after(60)}
+        alerts.happen(*(fault(f"i{number:02}", component=f"gpu:h{number}/0", **closed) for number in range(1, 50)))
+        for _ in range(4):
+            alerts.round(30)
+        assert len(receiver.got) == 3, "and one message when the last of them is over"
+
+
+def test_programs_get_every_incident_of_a_storm(tmp_path: Path) -> None:
+    with receiving() as receiver, alerting(tmp_path, target(url=receiver.url)) as alerts:
+        alerts.happen(*(fault(f"i{number}") for number in range(30)))
+        alerts.round()
+        alerts.round(1)
+    assert sorted(got.document["subject"] for got in receiver.got) == sorted(f"i{number}" for number in range(30))
+
+
+def test_silenced_incident_is_told_when_the_silence_is_over(tmp_path: Path) -> None:
+    with receiving() as receiver, alerting(tmp_path, target(url=receiver.url)) as alerts:
+        create_silence(
+            alerts.control, Matchers(component="nic:h3/*"), until_ns=after(100), who="ada", why="", now_ns=after(0)
+        )
+        alerts.happen(fault(), fault("i2", component="gpu:h1/0"))
+        alerts.round()
+        assert [got.document["subject"] for got in receiver.got] == ["i2"]
+        alerts.round(101)
+        assert [got.document["subject"] for got in receiver.got] == ["i2", "i1"]
+
+
+def test_what_was_told_before_a_silence_is_still_resolved(tmp_path: Path) -> None:
+    with receiving() as receiver, alerting(tmp_path, target(url=receiver.url), settle_s=0) as alerts:
+        alerts.happen(fault())
+        alerts.round()
+        create_silence(
+            alerts.control, Matchers(job="train"), until_ns=after(1000), who="ada", why="", now_ns=after(0)
+        )
+        alerts.happen(fault(state="closed", closed_ns=after(1)))
+        alerts.round(5)
+        assert kinds(receiver) == ["incident.opened", "incident.closed"]
+
+
+@pytest.mark.parametrize("kind", ["slack", "pagerduty"])
+def test_person_is_not_told_of_what_began_and_ended_before_anything_was_sent(tmp_path: Path, kind: str) -> None:
+    with receiving() as receiver:
+        away = target(kind=kind, url=receiver.url, enabled=False)
+        with alerting(tmp_path, away, settle_s=0) as alerts:
+            alerts.happen(fault())
+            alerts.round()
+            alerts.happen(fault(state="closed", closed_ns=after(1)))
+            alerts.round(2)
+        assert receiver.got == []
+
+
+def test_new_receiver_is_told_what_is_open(tmp_path: Path) -> None:
+    with receiving() as receiver, alerting(tmp_path) as alerts:
+        alerts.happen(fault(), fault("i2", state="closed", closed_ns=after(0)))
+        alerts.round()
+        create_target(alerts.control, target(url=receiver.url), who="ada", why="", now_ns=after(1))
+        alerts.round(1)
+        assert [got.document["subject"] for got in receiver.got] == ["i1"]
+
+
+def test_trouble_of_our_own_is_told_and_so_is_its_end(tmp_path: Path) -> None:
+    with receiving() as receiver, alerting(tmp_path, target(url=receiver.url)) as alerts:
+        alerts.store.fault = away()
+        alerts.round()
+        alerts.round(1)
+        assert kinds(receiver) == ["lockstep.troubled"]
+        (matter,) = receiver.got[0].document["data"]["matters"]
+        assert (matter["class"], matter["component"]) == ("lockstep", "lockstep:store")
+        assert matter["reason"] == "the store is away: the store at nowhere does not answer"
+        alerts.store.fault = None
+        for _ in range(8):
+            alerts.round(60)
+        assert kinds(receiver) == ["lockstep.troubled", "lockstep.recovered"]
+
+
+def test_restart_does_not_take_back_what_it_has_not_looked_at_yet(tmp_path: Path) -> None:
+    with receiving() as receiver:
+        hook = target(url=receiver.url)
+        with alerting(tmp_path, hook) as alerts:
+            alerts.store.fault = away()
+            alerts.round()
+            alerts.round(1)
+        with alerting(tmp_path, hook) as again:
+            again.clock.advance(100)
+            again.store.answers.clear()
+            for _ in range(3):
+                again.begin_round()
+                again.clock.advance(1)
+            again.store.answers.set()
+            again.service.wait()
+        assert kinds(receiver) == ["lockstep.troubled"]
+
+
+def test_proposal_is_told_until_somebody_answers(tmp_path: Path) -> None:
+    with (
+        receiving(answer(202, b'{"status":"success"}')) as receiver,
+        alerting(tmp_path, target(kind="pagerduty", url=receiver.url, events=("decision",))) as alerts,
+    ):
+        alerts.happen(fault())
+        expires = {"mode": "propose", "created_ns": after(0), "expires_ns": after(600)}
+        save_decisions(alerts.control, [decision("d1").model_copy(update=expires)], None)
+        alerts.round()
+        give_order(alerts.control, Order(decision="d1", kind="approve", who="ada", ts_ns=after(1)))
+        alerts.round(2)
+    told = [(got.document["event_action"], got.document["dedup_key"]) for got in receiver.got]
+    assert told == [("trigger", "proposal:i1"), ("resolve", "proposal:i1")]

@@ -1,0 +1,182 @@
+"""Receivers are made, tried out, changed and forgotten over HTTP; secrets go in and never come out."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.alert_settings import AlertSettings
+from lockstep.config import Settings
+from lockstep.control.audit import list_audit
+from lockstep.control.deliveries import Outgoing, save_round
+from lockstep.control.leases import take_lease
+from lockstep.control.targets import list_health, list_targets, meet_targets, read_health, write_health
+from lockstep.store.store import Store
+from tests.api.alerts.build import SECRET, news, target
+from tests.api.alerts.receivers import answer, receiving
+from tests.api.build import Api, bearer, check_problem, running_api
+
+HOOK = {"name": "ops", "kind": "webhook", "url": "https://example.com/hook?token=abcdef", "secrets": [SECRET]}
+
+
+@pytest.fixture
+def api(tmp_path: Path, shared_store: Store) -> Iterator[Api]:
+    alerts = AlertSettings(targets=(target("fixed", "slack"),), allow=("127.0.0.1/32",))
+    with running_api(tmp_path, shared_store, settings=Settings(alerts=alerts)) as running:
+        yield running
+
+
+@pytest.fixture
+def admin(api: Api) -> dict[str, str]:
+    return bearer(api.make_token("admin"))
+
+
+def make(api: Api, admin: dict[str, str], **changes: Any) -> Any:
+    made = api.client.post("/api/v1/webhooks", json=HOOK | changes, headers=admin)
+    assert made.status_code == 201, made.text
+    return made.json()
+
+
+def fill_outbox(api: Api, count: int = 1) -> None:
+    lease = take_lease(api.parts.control, "alerts", "test", 10**12, api.parts.clock.now_ns())
+    assert lease is not None
+    messages = [Outgoing("ops", news(number=number), replaces=False, is_end=False) for number in range(count)]
+    save_round(api.parts.control, lease, messages, [])
+
+
+def test_receiver_is_shown_without_its_secrets(api: Api, admin: dict[str, str]) -> None:
+    made = make(api, admin)
+    shown = api.get("/api/v1/webhooks/ops").json()
+    assert made == shown
+    assert (shown["secrets"], shown["url"], shown["origin"]) == (1, "https://example.com/hook?…", "api")
+    listed = api.get("/api/v1/webhooks").json()
+    assert [(item["name"], item["origin"]) for item in listed["items"]] == [("fixed", "settings"), ("ops", "api")]
+    assert listed["items"][0]["url"] == "https://hooks.slack.com/…"
+    everything = json.dumps([made, shown, listed])
+    assert not [secret for secret in (SECRET, "abcdef", "verysecret") if secret in everything]
+
+
+def test_change_keeps_what_is_not_named_and_secrets_can_be_rotated(api: Api, admin: dict[str, str]) -> None:
+    make(api, admin)
+    other = "whsec_" + "A" * 40
+    changed = api.client.patch("/api/v1/webhooks/ops", json={"secrets": [other, SECRET]}, headers=admin)
+    assert (changed.status_code, changed.json()["secrets"]) == (200, 2)
+    api.client.patch("/api/v1/webhooks/ops?why=too+loud", json={"grades": ["isolate"]}, headers=admin)
+    (kept,) = list_targets(api.parts.control)
+    assert (kept.secrets, kept.grades, kept.url) == ((other, SECRET), ("isolate",), HOOK["url"])
+    line = list_audit(api.parts.control, 1)[0]
+    assert (line.who, line.what, line.why) == ("test", "change_target", "too loud")
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"secrets": ["hunter2hunter2"]}, "a webhook's secret"),
+        ({"url": "gopher://x"}, "needs a url of https"),
+        ({"colour": "red"}, "colour"),
+        ({"name": "other"}, "a target keeps its name"),
+        ({"secret_files": ["/etc/shadow"]}, "secret_files are for the settings file"),
+        ({"grades": "isolate"}, "grades"),
+    ],
+)
+def test_bad_change_is_refused_with_a_sentence_and_without_the_value(
+    api: Api, admin: dict[str, str], changes: dict[str, Any], sentence: str
+) -> None:
+    make(api, admin)
+    detail = check_problem(api.client.patch("/api/v1/webhooks/ops", json=changes, headers=admin), 400, "bad-input")
+    assert sentence in detail
+    assert "hunter2" not in detail
+    assert list_targets(api.parts.control)[0].url == HOOK["url"]
+
+
+def test_server_does_not_read_files_for_callers(api: Api, admin: dict[str, str]) -> None:
+    asked = HOOK | {"secret_files": ["/etc/shadow"]}
+    check_problem(api.client.post("/api/v1/webhooks", json=asked, headers=admin), 400, "bad-input")
+
+
+def test_names_are_unique_over_settings_and_api(api: Api, admin: dict[str, str]) -> None:
+    make(api, admin)
+    for name in ("ops", "fixed"):
+        again = api.client.post("/api/v1/webhooks", json=HOOK | {"name": name}, headers=admin)
+        assert "already" in check_problem(again, 400, "bad-input")
+
+
+def test_receiver_of_the_settings_is_changed_there(api: Api, admin: dict[str, str]) -> None:
+    for method, body in (("PATCH", {}), ("DELETE", None)):
+        refused = api.client.request(method, "/api/v1/webhooks/fixed", json=body, headers=admin)
+        assert check_problem(refused, 400, "bad-input") == "target 'fixed' is in the settings: change it there"
+
+
+@pytest.mark.parametrize("scope", ["read", "act"])
+def test_only_an_administrator_changes_receivers(api: Api, admin: dict[str, str], scope: Any) -> None:
+    make(api, admin)
+    fill_outbox(api)
+    other = bearer(api.make_token(scope))
+    wanted = [
+        ("POST", "", HOOK),
+        ("PATCH", "/ops", {}),
+        ("DELETE", "/ops", None),
+        ("POST", "/ops/test", None),
+        ("POST", "/ops/enable", None),
+        ("POST", f"/ops/deliveries/{news(number=0).id}/replay", None),
+    ]
+    for method, path, body in wanted:
+        url = f"/api/v1/webhooks{path}"
+        check_problem(api.client.request(method, url, json=body, headers=other), 403, "wrong-scope")
+        check_problem(api.client.request(method, url, json=body), 401, "no-token")
+    assert api.client.get("/api/v1/webhooks", headers=other).status_code == 200
+
+
+def test_test_message_says_at_once_what_the_receiver_said(api: Api, admin: dict[str, str]) -> None:
+    with receiving(answer(503, b"later")) as receiver:
+        make(api, admin, url=receiver.url)
+        refused = api.client.post("/api/v1/webhooks/ops/test", headers=admin).json()
+        receiver.reply = answer(200)
+        taken = api.client.post("/api/v1/webhooks/ops/test", headers=admin).json()
+    assert refused == {"delivered": False, "status": 503, "said": "HTTP 503 later"}
+    assert taken == {"delivered": True, "status": 200, "said": "HTTP 200"}
+    assert receiver.got[0].document["type"] == "dev.lockstep.lockstep.test"
+    assert api.get("/api/v1/webhooks/ops/deliveries").json()["items"] == []
+    assert [line.what for line in list_audit(api.parts.control, 9)].count("test_target") == 2
+
+
+def test_receiver_inside_the_site_is_refused_with_the_way_to_allow_it(api: Api, admin: dict[str, str]) -> None:
+    make(api, admin, url="http://169.254.169.254/latest/meta-data")
+    said = api.client.post("/api/v1/webhooks/ops/test", headers=admin).json()
+    assert not said["delivered"]
+    assert "LOCKSTEP_ALERTS_ALLOW" in said["said"]
+
+
+def test_deliveries_are_paged_and_replayed(api: Api, admin: dict[str, str]) -> None:
+    make(api, admin)
+    fill_outbox(api, count=5)
+    first = api.get("/api/v1/webhooks/ops/deliveries", {"limit": 3})
+    assert 'rel="next"' in first.headers["Link"]
+    cursor = first.json()["next"]
+    rest = api.get("/api/v1/webhooks/ops/deliveries", {"limit": 3, "cursor": cursor}).json()
+    ids = [item["id"] for item in (*first.json()["items"], *rest["items"])]
+    assert (ids, rest["next"]) == ([news(number=number).id for number in (4, 3, 2, 1, 0)], None)
+    again = api.client.post(f"/api/v1/webhooks/ops/deliveries/{ids[0]}/replay", headers=admin)
+    assert (again.status_code, again.json()["state"]) == (202, "waiting")
+    check_problem(api.get("/api/v1/webhooks/ops/deliveries", {"cursor": "rubbish!"}), 400, "bad-input")
+
+
+def test_disabled_receiver_is_enabled_by_a_person(api: Api, admin: dict[str, str]) -> None:
+    make(api, admin)
+    meet_targets(api.parts.control, ["ops"], 1)
+    with api.parts.control.begin() as connection:
+        gone = read_health(connection, "ops", 1).model_copy(update={"disabled_because": "HTTP 410"})
+        write_health(connection, "ops", gone)
+    assert api.get("/api/v1/webhooks/ops").json()["health"]["disabled_because"] == "HTTP 410"
+    api.client.post("/api/v1/webhooks/ops/enable", headers=admin)
+    assert list_health(api.parts.control)["ops"].disabled_because is None
+
+
+def test_deleted_receiver_leaves_nothing(api: Api, admin: dict[str, str]) -> None:
+    make(api, admin)
+    fill_outbox(api)
+    assert api.client.delete("/api/v1/webhooks/ops", headers=admin).json() == {"deleted": "ops"}
+    for path in ("", "/deliveries"):
+        check_problem(api.get(f"/api/v1/webhooks/ops{path}"), 404, "not-found")
