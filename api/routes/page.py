@@ -1,28 +1,11 @@
-"""The first page: what is wrong now, in one sentence each."""
+"""All pages of the dashboard; what each shows is in api/dashboard."""
 
-from fastapi import APIRouter, Request
-from fastapi.responses import HTMLResponse
-from jinja2 import Environment, PackageLoader, select_autoescape
+from fastapi import APIRouter
 
-from api.auth import Reader
-from api.parts import parts_of
-from lockstep import __version__
-from lockstep.clock import rfc3339
-from lockstep.control.incidents import list_incidents
+from api.dashboard import acting, agents, incidents, jobs, overview, parts, scorecard, settings, topology, what_if
 
-router = APIRouter(dependencies=[Reader])
+router = APIRouter()
 
-_pages = Environment(loader=PackageLoader("api"), autoescape=select_autoescape(["html"]))
-_pages.filters["moment"] = rfc3339
-_NEWEST = 50
-
-
-@router.get("/", response_class=HTMLResponse, include_in_schema=False)
-def first_page(request: Request) -> str:
-    parts = parts_of(request)
-    return _pages.get_template("index.html").render(
-        incidents=list_incidents(parts.control, limit=_NEWEST),
-        notice=parts.notice,
-        trouble=parts.gateway.trouble,
-        version=__version__,
-    )
+for _pages in (overview, incidents, acting, jobs, topology, what_if, parts, scorecard, agents, settings):
+    router.include_router(_pages.router)
+router.include_router(settings.tests)

@@ -1,0 +1,1 @@
+"""Pictures as SVG, drawn on the server: they print, scale, and need no script."""

@@ -1,0 +1,100 @@
+"""Settings as they hold, without secrets, and who is told about incidents."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse
+
+from api.auth import Admin
+from api.dashboard.addresses import call
+from api.dashboard.page_route import PageRoute, page_router
+from api.dashboard.rendering import render
+from api.dashboard.viewer import find_viewer
+from api.parts import parts_of
+from api.routes import webhooks
+from lockstep.config import Settings, list_settings
+
+router = page_router()
+tests = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+UNSET = "not set"
+HIDDEN = "set, and not shown"
+# What is, or may hold, a secret; receivers are listed by themselves, without theirs.
+_PRIVATE = ("token", "password", "secret", "key", "controller_options", "command", "targets")
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """One setting as it holds."""
+
+    section: str
+    key: str
+    variable: str
+    value: str
+    is_default: bool
+    meaning: str
+
+
+@router.get("/settings")
+def settings(request: Request) -> HTMLResponse:
+    """Return every setting with its value, and the receivers of alerts."""
+    return _render(request, said="")
+
+
+@tests.post("/settings/receivers/{name}/test")
+def test_receiver(request: Request, name: webhooks.Name, admin: Admin) -> HTMLResponse:
+    """Send a test to a receiver, and show the page with what it said."""
+    tested = webhooks.test(request, name, admin)
+    how = "took the test" if tested.delivered else "did not take the test"
+    return _render(request, said=f"{name} {how}: {tested.said}")
+
+
+def _render(request: Request, said: str) -> HTMLResponse:
+    return render(
+        request,
+        "settings.html",
+        "settings",
+        "Settings",
+        (call("/policies"), call("/webhooks")),
+        settings=show_settings(parts_of(request).settings),
+        receivers=webhooks.targets(request).items,
+        viewer=find_viewer(request),
+        said=said,
+    )
+
+
+def show_settings(held: Settings) -> list[Shown]:
+    """Return all settings in the order of their sections; what may be a secret is named and not shown."""
+    return list(_shown(held))
+
+
+def _shown(held: Settings) -> Iterator[Shown]:
+    values = held.model_dump(mode="json")
+    for setting in list_settings():
+        *section, key = setting.place
+        value = values[section[0]][key] if section else values[key]
+        live = getattr(getattr(held, section[0]), key) if section else getattr(held, key)
+        name = section[0] if section else "general"
+        yield Shown(name, key, setting.variable, _text(key, value), live == setting.default, setting.meaning)
+
+
+def _text(key: str, value: object) -> str:
+    if value in (None, "", [], {}):
+        return UNSET
+    is_file = key.endswith("_file") or key == "tls_key"  # where a secret lies is no secret
+    if not is_file and any(word in key for word in _PRIVATE):
+        return HIDDEN
+    return _without_password(value) if isinstance(value, str) else json.dumps(value)
+
+
+def _without_password(text: str) -> str:
+    """Return a URL without user and password.
+
+    >>> _without_password("postgresql://ada:secret@db/lockstep")
+    'postgresql://…@db/lockstep'
+    """
+    scheme, mark, rest = text.partition("://")
+    user, at, place = rest.rpartition("@")
+    return f"{scheme}://…@{place}" if mark and at and user else text

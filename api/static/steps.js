@@ -1,0 +1,45 @@
+// The curve of step times on a job's page, with the times of faults shaded.
+"use strict";
+
+(function () {
+  const place = document.getElementById("step-chart");
+  if (!place) return;
+  const data = JSON.parse(document.getElementById("step-data").textContent);
+  let plot = null;
+
+  function shade(drawn) {
+    const { ctx, bbox } = drawn;
+    ctx.save();
+    ctx.fillStyle = colour("--bad-back");
+    for (const [from, to] of data.faults) {
+      const left = Math.max(drawn.valToPos(from, "x", true), bbox.left);
+      const right = Math.min(drawn.valToPos(to, "x", true), bbox.left + bbox.width);
+      if (right > left) ctx.fillRect(left, bbox.top, right - left, bbox.height);
+    }
+    ctx.restore();
+  }
+
+  function draw() {
+    if (plot) plot.destroy();
+    place.replaceChildren();
+    const axis = { stroke: colour("--soft"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line"), width: 1 } };
+    const options = {
+      width: place.clientWidth,
+      height: place.clientHeight - 30,
+      tzDate: (ts) => uPlot.tzDate(new Date(ts * 1000), "Etc/UTC"),
+      scales: { y: { range: (_, least, most) => [0, most * 1.1] } },
+      axes: [axis, { ...axis, size: 60, values: (_, marks) => marks.map((mark) => `${mark} s`) }],
+      series: [
+        { label: "time" },
+        { label: "step", stroke: colour("--link"), width: 1.6, points: { show: data.s.length < 60 }, value: (_, value) => (value == null ? "–" : `${value.toFixed(3)} s`) },
+      ],
+      hooks: { drawClear: [shade] },
+    };
+    plot = new uPlot(options, [data.s, data.step_s], place);
+  }
+
+  draw();
+  document.addEventListener("themechange", draw);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+  addEventListener("resize", () => plot.setSize({ width: place.clientWidth, height: place.clientHeight - 30 }));
+})();

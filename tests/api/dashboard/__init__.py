@@ -1,0 +1,1 @@
+"""The pages, as the server renders them."""

@@ -1,0 +1,50 @@
+"""A web process in which something happened: a job with a slow link, an incident about it and a decision."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lockstep.control.decisions import save_decisions
+from lockstep.control.incidents import save_incidents
+from lockstep.fabrics import leaf_spine
+from lockstep.store.store import Store
+from tests.api.build import Api, running_api
+from tests.api.dashboard.build import AwayStore, decision_of, incident_of
+from tests.api.reading.build import load_job
+
+
+@pytest.fixture
+def api(tmp_path: Path) -> Iterator[Api]:
+    """An app of one's own, whose store does not answer."""
+    with running_api(tmp_path, AwayStore()) as running:
+        yield running
+
+
+@pytest.fixture
+def acted(api: Api) -> Api:
+    """An app with one incident, i1 of `team/run 7`, and decision d1 on it, which waits for a person."""
+    now_ns = api.parts.clock.now_ns()
+    save_incidents(api.parts.control, [incident_of("i1", "team/run 7", now_ns)], None)
+    save_decisions(api.parts.control, [decision_of("d1", "i1", "team/run 7", now_ns)], None)
+    return api
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory, shared_store: Store) -> Iterator[Api]:
+    """An app that all tests of a module share; it knows job train, incident i1 and decision d1."""
+    load_job(shared_store, "train")
+    with running_api(tmp_path_factory.mktemp("pages"), shared_store) as running:
+        now_ns = running.parts.clock.now_ns()
+        save_incidents(running.parts.control, [incident_of("i1", "train", now_ns)], None)
+        save_decisions(running.parts.control, [decision_of("d1", "i1", "train", now_ns)], None)
+        yield running
+
+
+@pytest.fixture(scope="module")
+def fabric_pages(tmp_path_factory: pytest.TempPathFactory, shared_store: Store) -> Iterator[Api]:
+    """An app that knows a fabric of eight hosts, with an incident about one of its NICs."""
+    topology = leaf_spine(hosts=8, nics_per_host=2, leaves=2, spines=2)
+    with running_api(tmp_path_factory.mktemp("fabric"), shared_store, topology=topology) as running:
+        save_incidents(running.parts.control, [incident_of("i1", "train", running.parts.clock.now_ns())], None)
+        yield running

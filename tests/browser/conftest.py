@@ -1,0 +1,110 @@
+"""A Chromium that looks at a whole web process, and tells of everything that a page does wrong."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+
+from api.auth import SESSION_COOKIE
+from lockstep.clock import NS_PER_S, SystemClock
+from lockstep.control.decisions import save_decisions
+from lockstep.control.incidents import save_incidents
+from lockstep.control.sessions import begin_session
+from lockstep.control.tokens import Scope, Token
+from lockstep.fabrics import leaf_spine
+from lockstep.store.layout import Layout
+from lockstep.store.migrations import migrate
+from lockstep.store.store import open_store
+from tests.api.build import Api, running_api
+from tests.api.dashboard.build import decision_of, incident_of
+from tests.api.reading.build import load_job
+from tests.browser.build import load_large_job
+
+_WIDE, _HIGH = 1280, 900
+
+
+@dataclass
+class Window:
+    """A page and what went wrong on it."""
+
+    page: Page
+    url: str
+    complaints: list[str] = field(default_factory=list)
+
+    def open(self, path: str) -> Page:
+        """Load a page of ours; a page that is not 200 is a complaint."""
+        self.page.goto(self.url + path)
+        return self.page
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Browser]:
+    program = shutil.which("chromium")
+    if program is None:
+        pytest.skip("needs a browser: install the package chromium")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    """A web process with a small job, one of 1,024 ranks, an incident, a decision and a fabric."""
+    folder = tmp_path_factory.mktemp("browser")
+    with open_store(f"chdb://{folder / 'store'}") as store:
+        migrate(store, Layout(store.database), now_ns=1)
+        clock = SystemClock()
+        now_ns = clock.now_ns() // NS_PER_S * NS_PER_S
+        load_job(store, "train", start_ns=now_ns - 20 * NS_PER_S)
+        load_large_job(store, "large", 1024, now_ns - 20 * NS_PER_S)
+        topology = leaf_spine(hosts=8, nics_per_host=2, leaves=2, spines=2)
+        with running_api(folder, store, clock=clock, topology=topology) as running:
+            save_incidents(running.parts.control, [incident_of("i1", "train", now_ns)], None)
+            save_decisions(running.parts.control, [decision_of("d1", "i1", "train", now_ns)], None)
+            yield running
+
+
+@pytest.fixture
+def window_of(chromium: Browser, site: Api) -> Iterator[Callable[[Scope], Window]]:
+    """Opens windows of people who have logged in; at the end none may have complained."""
+    opened: list[tuple[BrowserContext, Window]] = []
+
+    def open_window(scope: Scope) -> Window:
+        context = chromium.new_context(viewport={"width": _WIDE, "height": _HIGH}, reduced_motion="reduce")
+        url = str(site.client.base_url).rstrip("/")
+        context.add_cookies([{"name": SESSION_COOKIE, "value": _session(site, scope), "url": url}])
+        window = Window(context.new_page(), url)
+        _listen(window)
+        opened.append((context, window))
+        return window
+
+    yield open_window
+    for context, _ in opened:
+        context.close()
+    assert [complaint for _, window in opened for complaint in window.complaints] == []
+
+
+@pytest.fixture
+def window(window_of: Callable[[Scope], Window]) -> Window:
+    """The window of a reader."""
+    return window_of("read")
+
+
+def _session(site: Api, scope: Scope) -> str:
+    now_ns = site.parts.clock.now_ns()
+    token = Token(id=f"t-{scope}", scope=scope, host=None, name=f"ada-{scope}", created_ns=now_ns)
+    return begin_session(site.parts.control, token, now_ns, now_ns + 3600 * NS_PER_S)
+
+
+def _listen(window: Window) -> None:
+    """Write down console errors, scripts that fail, answers that are errors, and requests to anybody else."""
+    page, say = window.page, window.complaints.append
+    page.on("console", lambda message: say(f"console: {message.text}") if message.type == "error" else None)
+    page.on("pageerror", lambda error: say(f"script: {error}"))
+    page.on("response", lambda answer: say(f"{answer.status}: {answer.url}") if answer.status >= 400 else None)
+    page.on(
+        "request", lambda asked: None if asked.url.startswith((window.url, "data:")) else say(f"asks {asked.url}")
+    )

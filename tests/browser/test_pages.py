@@ -1,0 +1,62 @@
+"""Every page in a real browser: it works, asks nobody else, and is clean for axe in light and in dark."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page
+
+from tests.browser.conftest import Window
+
+pytestmark = pytest.mark.slow
+
+_AXE = Path(__file__).with_name("axe.min.js").read_text(encoding="utf-8")
+PAGES = [
+    "/",
+    "/incidents",
+    "/incidents/i1",
+    "/job?job=train",
+    "/matrix?job=train",
+    "/lags?job=train",
+    "/topology",
+    "/what-if?job=train",
+    "/parts",
+    "/parts?component=nic:h3/eth1",
+    "/scorecard",
+    "/agents",
+    "/settings",
+    "/login",
+]
+
+
+def find_barriers(page: Page) -> list[str]:
+    """Return what keeps somebody from using the page, as axe finds it."""
+    # Through the debugger, as the policy of the page lets no foreign script in.
+    page.evaluate(_AXE)
+    found: dict[str, Any] = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+    return [f"{each['id']}: {node['html'][:120]}" for each in found["violations"] for node in each["nodes"]]
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_page_is_whole_and_without_barriers_in_light_and_dark(window: Window, path: str) -> None:
+    page = window.open(path)
+    assert page.locator("h1").count() == 1
+    for theme in ("light", "dark"):
+        page.emulate_media(color_scheme=theme)
+        assert find_barriers(page) == [], theme
+
+
+def test_page_of_an_error_is_without_barriers_too(window: Window) -> None:
+    page = window.open("/incidents/nope")
+    assert page.locator("h1").inner_text() == "Not found"
+    assert find_barriers(page) == []
+    window.complaints[:] = [each for each in window.complaints if "404" not in each]
+
+
+def test_report_prints_without_what_is_only_for_screens(window: Window) -> None:
+    page = window.open("/incidents/i1")
+    assert page.locator("header.top").is_visible()
+    page.emulate_media(media="print")
+    assert page.locator("header.top").is_hidden()
+    assert page.locator("#sentence").is_visible()
+    assert page.locator("#decision").is_visible()
