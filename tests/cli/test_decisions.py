@@ -19,7 +19,9 @@ from tests.lockstep.control.build import decision, incident
 def api(tmp_path: Path, embedded_store: Store) -> Iterator[Api]:
     with running_api(tmp_path, embedded_store) as running:
         expires_ns = running.parts.clock.now_ns() + 10**15
-        made = decision("d1").model_copy(update={"expires_ns": expires_ns, "held_because": "the verdict is stale"})
+        made = decision("d1").model_copy(
+            update={"expires_ns": expires_ns, "held_because": "the verdict is stale", "advice": "save every 9 min"}
+        )
         save_incidents(running.parts.control, [incident("i1")], None)
         save_decisions(running.parts.control, [made], None)
         yield running
@@ -36,6 +38,7 @@ def test_decisions_are_listed_and_shown_with_every_alternative(lockstep: Run, to
     assert "a spare is cheaper than waiting" in listed.out
     assert "held: the verdict is stale" in shown.out
     assert "goes on slowly" in shown.out
+    assert "advice: save every 9 min" in shown.out
     assert json.loads(lockstep("decisions", "show", "d1", "--json", *to).out)["id"] == "d1"
 
 

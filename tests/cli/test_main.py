@@ -68,7 +68,7 @@ def fail_with(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
         raise error
 
-    def build(_: object) -> typer.Typer:
+    def build(_: object, is_completing: bool) -> typer.Typer:
         app = typer.Typer(pretty_exceptions_enable=False)
         app.command()(fail)
         return app

@@ -172,7 +172,8 @@ def test_grafanas_user_reads_telemetry_and_nothing_more(local: LocalCompose, sec
 def test_the_units_start_and_the_collectors_heartbeat_is_stored(units: LocalUnits) -> None:
     url = f"http://127.0.0.1:{free_port()}"
     name = socket.gethostname().split(".", 1)[0]
-    head = read_unit("lockstep.service"), {"LOCKSTEP_API_LISTEN": url.removeprefix("http://")}
+    listening = {"LOCKSTEP_API_LISTEN": url.removeprefix("http://"), "LOCKSTEP_API_OPEN_METRICS": "true"}
+    head = read_unit("lockstep.service"), listening
     collector = read_unit("lockstep-collector.service"), {"LOCKSTEP_COLLECTOR_SERVER": url}
 
     up = units.start(*head)

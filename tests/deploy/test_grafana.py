@@ -1,70 +1,27 @@
-"""deploy/grafana: the data source can log in and only read, and every query of the dashboard finds what it shows."""
+"""deploy/grafana: the data source can log in and only read, and the boards are those that their sources describe."""
 
-import json
 import re
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
-import pyarrow as pa
-import pytest
 import yaml
 
-from lockstep.records import HostRecord, OpStat, TransferStat
-from lockstep.store.store import Store
-from lockstep.tables import TABLES
-from tests.builders import SECOND, T0, make, rows
 from tests.conftest import REPO
 from tests.deploy.clickhouse_config import read_users
 from tests.deploy.compose_file import load_compose
+from tests.deploy.grafana_boards import DASHBOARDS, GRAFANA, Document, boards, panels
 
 COMPOSE = load_compose()
 SERVICE = COMPOSE.services["grafana"]
-PROVISIONING = REPO / "deploy/grafana/provisioning"
-DASHBOARDS = REPO / "deploy/grafana/dashboards"
-
-Document = dict[str, Any]  # Any: JSON and YAML of another program, taken apart here
-
-# What the plugin puts in place of its macros, for a time range of ten minutes around T0 and points a minute apart.
-MACROS = {
-    "$__fromTime": f"toDateTime({T0 // SECOND - 300})",
-    "$__toTime": f"toDateTime({T0 // SECOND + 300})",
-    "$__interval_s": "60",
-    "${job:singlequote}": "'j1'",
-}
+PROVISIONING = GRAFANA / "provisioning"
 
 
 def provisioned(kind: str, key: str) -> Document:
     (file,) = (PROVISIONING / kind).glob("*.yml")
     (entry,) = yaml.safe_load(file.read_text())[key]
     return dict(entry)
-
-
-def dashboard() -> Document:
-    return dict(json.loads((DASHBOARDS / "lockstep.json").read_text()))
-
-
-def panels() -> dict[str, str]:
-    """Return the query of each panel by its title."""
-    return {
-        panel["title"]: target["rawSql"] for panel in dashboard()["panels"] for target in panel.get("targets", ())
-    }
-
-
-def literal(sql: str) -> str:
-    for macro, value in MACROS.items():
-        sql = sql.replace(macro, value)
-    assert "$" not in sql, f"a macro or variable that this test does not know: {sql}"
-    return sql
-
-
-def insert(store: Store, *records: HostRecord) -> None:
-    table = next(table for table in TABLES if table.record is type(records[0]))
-    store.insert(table, rows(*records), token=f"test/{table.name}")
-
-
-def shown(store: Store, title: str) -> pa.Table:
-    return store.query(literal(panels()[title]))
 
 
 def test_the_data_source_logs_in_as_a_user_that_can_only_read() -> None:
@@ -74,6 +31,15 @@ def test_the_data_source_logs_in_as_a_user_that_can_only_read() -> None:
     assert user.profile["readonly"] == "1"
     assert all(grant.startswith("GRANT SELECT ON ") for grant in user.grants)
     assert f"GRANT SELECT ON {source['defaultDatabase']}.*" in user.grants
+
+
+def test_queries_read_only_what_their_user_may_read() -> None:
+    source = provisioned("datasources", "datasources")["jsonData"]
+    allowed = {grant.removeprefix("GRANT SELECT ON ") for grant in read_users()[source["username"]].grants}
+    named = {name for panel in panels() for name in re.findall(r"FROM (\w+\.\w+)", panel.sql or "")}
+
+    assert named == {"system.tables"}
+    assert named <= allowed
 
 
 def test_the_data_source_asks_for_no_more_time_than_its_user_has() -> None:
@@ -107,81 +73,49 @@ def test_provisioning_and_dashboards_are_mounted_where_grafana_looks() -> None:
 
 
 def test_every_query_goes_to_the_source_that_was_chosen() -> None:
-    board = dashboard()
-    choose, job = board["templating"]["list"]
-    asked = [panel for panel in board["panels"] if "targets" in panel]
-
-    assert (choose["name"], choose["type"], choose["query"]) == (
-        "datasource",
-        "datasource",
-        provisioned("datasources", "datasources")["type"],
-    )
-    for source in [
-        job["datasource"],
-        *(p["datasource"] for p in asked),
-        *(p["targets"][0]["datasource"] for p in asked),
-    ]:
-        assert source == {"type": choose["query"], "uid": "${datasource}"}
+    kinds = {"${datasource}": provisioned("datasources", "datasources")["type"], "${prometheus}": "prometheus"}
+    for name, board in boards().items():
+        variables = board["templating"]["list"]
+        chosen = {f"${{{one['name']}}}": one["query"] for one in variables if one["type"] == "datasource"}
+        asked = [one["datasource"] for one in variables if one["type"] == "query"]
+        asked += [source for p in board["panels"] if "targets" in p for source in (p["datasource"], *_sources(p))]
+        assert chosen.items() <= kinds.items(), name
+        assert all(source == {"type": chosen[source["uid"]], "uid": source["uid"]} for source in asked), name
 
 
-@pytest.mark.parametrize("title", panels())
-def test_a_panel_without_rows_is_empty_and_no_error(embedded_store: Store, title: str) -> None:
-    assert shown(embedded_store, title).num_rows == 0
+def test_variables_that_queries_use_can_be_chosen_on_their_board() -> None:
+    for panel in panels():
+        offered = {one["name"] for one in boards()[panel.board]["templating"]["list"]}
+        assert set(re.findall(r"\$\{(\w+)", panel.sql or "")) <= offered, panel.title
 
 
-def test_rows_per_second_are_counted_by_table(embedded_store: Store) -> None:
-    insert(embedded_store, *(make(OpStat, rank=rank) for rank in range(6)))
-    insert(embedded_store, *(make(TransferStat, rank=rank) for rank in range(12)))
+def test_boards_have_addresses_of_their_own_and_panels_names_of_their_own() -> None:
+    titles = [panel.title for panel in panels()]
 
-    found = shown(embedded_store, "Rows per second, by table").to_pylist()
-
-    assert {row["kind"]: row["rows_per_second"] for row in found} == {"op_stats": 0.1, "transfer_stats": 0.2}
-
-
-def test_rows_out_of_the_time_range_are_not_counted(embedded_store: Store) -> None:
-    insert(embedded_store, make(OpStat, ts_ns=T0 - 301 * SECOND), make(OpStat, ts_ns=T0 + 300 * SECOND))
-
-    assert shown(embedded_store, "Rows per second, by table").num_rows == 0
+    assert boards().keys() == {"jobs", "incidents", "wires", "hosts", "ingest"}
+    assert {board["uid"] for board in boards().values()} == {f"lockstep-{name}" for name in boards()}
+    assert len(titles) == len(set(titles))
 
 
-def test_of_many_ranks_the_one_that_others_wait_for_is_shown(embedded_store: Store) -> None:
-    usual = [make(OpStat, rank=rank, n=2, dur_sum_ns=2 * SECOND) for rank in range(40)]
-    insert(embedded_store, *usual, make(OpStat, rank=40, n=2, dur_sum_ns=SECOND))
-
-    found = shown(embedded_store, "Mean operation time of the 20 most unusual ranks").to_pylist()
-
-    assert len(found) == 20
-    assert {row["who"]: row["mean_seconds"] for row in found}["rank 40 of 0x07"] == 0.5
-
-
-def test_the_slowest_pair_comes_first_with_its_rate(embedded_store: Store) -> None:
-    fast = make(TransferStat, rank=0, peer=1, bytes=1_000_000, wire_ns=40_000)
-    slow = make(TransferStat, rank=1, peer=2, bytes=1_000_000, wire_ns=80_000, wire_max_ns=SECOND, nic="eth1")
-    unknown = make(TransferStat, rank=2, peer=3, wire_ns=None, wire_max_ns=None)
-    received = make(TransferStat, rank=3, peer=2, direction="recv", wire_ns=1_000_000)
-    insert(embedded_store, fast, slow, unknown, received)
-
-    found = shown(embedded_store, "Slowest pairs").to_pylist()
-
-    assert [(row["rank"], row["peer"], row["gbps"]) for row in found] == [(1, 2, 100.0), (0, 1, 200.0)]
-    assert (found[0]["host"], found[0]["nic"], found[0]["longest_seconds"]) == ("h0", "eth1", 1.0)
+def test_no_panel_lies_over_another() -> None:
+    for name, board in boards().items():
+        cells = [
+            (x, y)
+            for place in (panel["gridPos"] for panel in board["panels"])
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        ]
+        assert len(cells) == len(set(cells)), name
+        assert max(x for x, _ in cells) < 24, name
 
 
-def test_another_jobs_rows_are_not_shown(embedded_store: Store) -> None:
-    insert(embedded_store, make(OpStat, job="j2"))
-    insert(embedded_store, make(TransferStat, job="j2"))
+def test_dashboards_are_what_their_sources_describe(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, str(GRAFANA / "make_dashboards.py"), str(tmp_path)], check=True, timeout=60)
 
-    assert shown(embedded_store, "Mean operation time of the 20 most unusual ranks").num_rows == 0
-    assert shown(embedded_store, "Slowest pairs").num_rows == 0
-
-
-def test_the_newest_job_is_offered_first(embedded_store: Store) -> None:
-    insert(embedded_store, make(OpStat, job="old"), make(OpStat, job="new", ts_ns=T0 + 3600 * SECOND))
-    job = next(variable for variable in dashboard()["templating"]["list"] if variable["name"] == "job")
-
-    assert embedded_store.query(job["query"])["job"].to_pylist() == ["new", "old"]
-    assert job["definition"] == job["query"], "Grafana shows the one and runs the other"
+    made = {file.name: file.read_text() for file in tmp_path.iterdir()}
+    kept = {file.name: file.read_text() for file in DASHBOARDS.iterdir()}
+    assert made == kept, "run deploy/grafana/make_dashboards.py"
 
 
-def test_there_is_one_dashboard_file() -> None:
-    assert list(DASHBOARDS.iterdir()) == [Path(DASHBOARDS / "lockstep.json")]
+def _sources(panel: Document) -> list[Document]:
+    return [target["datasource"] for target in panel["targets"]]

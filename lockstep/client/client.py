@@ -1,0 +1,176 @@
+"""Client: jobs, incidents, decisions and captures of a running Lockstep, with types.
+
+with Client("http://127.0.0.1:8642", token) as lockstep:
+    for incident in lockstep.incidents(state="open"):
+        print(incident.verdict.reason)
+"""
+
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self, TypeVar
+from urllib.parse import quote
+
+from pydantic import BaseModel
+
+from lockstep.client.answers import (
+    AgentView,
+    DecisionFile,
+    IncidentFile,
+    Job,
+    ListedDecision,
+    Matrix,
+    TrainingStep,
+)
+from lockstep.client.following import Follower, News
+from lockstep.client.server import Json, Query, Server
+from lockstep.clock import Clock, SystemClock
+from lockstep.execution import Isolated, Order, OrderKind, Outcome
+from lockstep.incident import Incident
+
+Watch = Callable[[int], None]  # is told how many bytes there are so far
+M = TypeVar("M", bound=BaseModel)
+
+_API = "/api/v1"
+_PAGE = 500  # items of a page where all are wanted anyway: the most that a server gives
+
+
+class Client:
+    """One Lockstep server, for programs and for our own commands.
+
+    Every refusal is a ServerRefused with the status, kind and sentence of the server's problem document; ServerAway
+    says that nobody answers. Lists are read page by page while you iterate. Safe to share between threads.
+    """
+
+    def __init__(self, url: str, token: str = "", *, timeout_s: float = 120.0, clock: Clock | None = None) -> None:
+        self.server = Server(url, token, timeout_s=timeout_s)
+        self._clock = clock or SystemClock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.server.close()
+
+    def version(self) -> str:
+        """Return the release of the server."""
+        return str(self.server.get("/version").get("version", ""))
+
+    def items(self, path: str, query: Query | None = None) -> Iterator[Json]:
+        """Yield every item of a list of the API, over all its pages: `client.items("/api/v1/parts")`."""
+        cursor: str | None = None
+        while True:
+            page = self.server.get(path, {**(query or {}), "cursor": cursor})
+            yield from self.server.listed(page)
+            cursor = page.get("next")
+            if not cursor:
+                return
+
+    def jobs(self) -> Iterator[Job]:
+        return self._models(Job, f"{_API}/jobs", {"limit": _PAGE})
+
+    def steps(self, job: str) -> Iterator[TrainingStep]:
+        """Yield the training steps of a job, the newest first."""
+        return self._models(TrainingStep, f"{_API}/jobs/{_part(job)}/steps")
+
+    def matrix(self, job: str, comm: int | None = None) -> Matrix:
+        """Return the delay matrix of the last closed window, of the whole job or of one communicator."""
+        return self._model(Matrix, f"{_API}/jobs/{_part(job)}/matrix", {"comm": comm})
+
+    def agents(self) -> Iterator[AgentView]:
+        return self._models(AgentView, f"{_API}/agents", {"limit": _PAGE})
+
+    def incidents(
+        self, *, job: str | None = None, state: Literal["open", "closed"] | None = None
+    ) -> Iterator[Incident]:
+        """Yield incidents, the newest first."""
+        return self._models(Incident, f"{_API}/incidents", {"job": job, "state": state})
+
+    def incident(self, incident_id: str) -> IncidentFile:
+        return self._model(IncidentFile, f"{_API}/incidents/{_part(incident_id)}")
+
+    def follow(
+        self, last_event_id: str | None = None, *, job: str | None = None, stop: threading.Event | None = None
+    ) -> Iterator[News]:
+        """Yield incidents, decisions and executions as they change, from now or from after an event on.
+
+        A connection that breaks is made again and goes on after the last event that came, until `stop` is set.
+        """
+        return Follower(self.server, self._clock, stop or threading.Event()).follow(last_event_id, job)
+
+    def decisions(self, *, incident: str | None = None, job: str | None = None) -> Iterator[ListedDecision]:
+        """Yield the newest decisions first."""
+        return self._models(ListedDecision, f"{_API}/decisions", {"incident": incident, "job": job})
+
+    def decision(self, decision_id: str) -> DecisionFile:
+        return self._model(DecisionFile, f"{_API}/decisions/{_part(decision_id)}")
+
+    def approve(self, decision_id: str, why: str = "", *, idempotency_key: str | None = None) -> Order:
+        """Let a decision be carried out; needs a token of scope act."""
+        return self.order(decision_id, "approve", why, idempotency_key=idempotency_key)
+
+    def reject(self, decision_id: str, why: str = "", *, idempotency_key: str | None = None) -> Order:
+        """Keep a decision from being carried out; needs a token of scope act."""
+        return self.order(decision_id, "reject", why, idempotency_key=idempotency_key)
+
+    def undo(self, decision_id: str, why: str = "", *, idempotency_key: str | None = None) -> Order:
+        """Give back what a decision took out of service, for good; needs a token of scope act."""
+        return self.order(decision_id, "undo", why, idempotency_key=idempotency_key)
+
+    def order(self, decision_id: str, kind: OrderKind, why: str = "", *, idempotency_key: str | None = None) -> Order:
+        """Say what is to become of a decision. With the same key again, nothing is ordered twice."""
+        headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
+        path = f"{_API}/decisions/{_part(decision_id)}/{kind}"
+        return self.server.understood(Order, self.server.tell("POST", path, {"why": why}, headers))
+
+    def confirm(self, incident_id: str, was_right: bool, *, part: str | None = None, why: str = "") -> Outcome:
+        """Say what an incident turned out to be, for the scorecard; needs a token of scope act."""
+        told = {"was_right": was_right, "part": part, "why": why}
+        path = f"{_API}/incidents/{_part(incident_id)}/outcome"
+        return self.server.understood(Outcome, self.server.tell("PUT", path, told))
+
+    def isolated(self) -> Iterator[Isolated]:
+        """Yield the nodes that were taken out of service, and how far each is on its way back."""
+        return self._models(Isolated, f"{_API}/isolated")
+
+    def scorecard(self) -> Json:
+        """Return what the advice would have been worth, against confirmed outcomes."""
+        return self.server.get(f"{_API}/scorecard")
+
+    def save_capture(self, job: str, file: Path, *, since_s: int = 600, watch: Watch = lambda _: None) -> None:
+        """Save a job's last seconds as a .tar.zst; the file is there once all of it has come, or not at all."""
+        self._save(f"{_API}/jobs/{_part(job)}/capture", {"since_s": since_s}, file, watch)
+
+    def save_incident(self, incident_id: str, file: Path, *, watch: Watch = lambda _: None) -> None:
+        """Save the telemetry around an incident with its verdict, in the same way: what a ticket needs."""
+        self._save(f"{_API}/incidents/{_part(incident_id)}/capture", {}, file, watch)
+
+    def _save(self, path: str, query: Query, file: Path, watch: Watch) -> None:
+        part, size = file.with_name(f".{file.name}.part"), 0
+        try:
+            with self.server.answered("GET", path, query) as answer, open(part, "wb") as sink:
+                for piece in answer.iter_bytes():
+                    sink.write(piece)
+                    size += len(piece)
+                    watch(size)
+            part.rename(file)
+        finally:
+            part.unlink(missing_ok=True)
+
+    def _model(self, model: type[M], path: str, query: Query | None = None) -> M:
+        return self.server.understood(model, self.server.get(path, query))
+
+    def _models(self, model: type[M], path: str, query: Query | None = None) -> Iterator[M]:
+        return (self.server.understood(model, item) for item in self.items(path, query))
+
+
+def _part(name: str) -> str:
+    """Return a name as one part of a path: schedulers let people name jobs as they like."""
+    return quote(name, safe="")

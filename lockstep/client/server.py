@@ -1,0 +1,117 @@
+"""One Lockstep server over HTTP: its address, a token, and every refusal as one exception with one sentence."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import httpx
+from pydantic import BaseModel, ValidationError
+
+from lockstep.errors import BadInput, ServerAway, ServerRefused
+
+Json = dict[str, Any]  # Any: whatever the route says
+Query = Mapping[str, str | int | None]  # None: not asked for
+M = TypeVar("M", bound=BaseModel)
+
+_TIMEOUT_S = 120.0
+
+
+class Server:
+    """Connections to one server, kept open between questions; safe to share between threads."""
+
+    def __init__(self, url: str, token: str = "", *, timeout_s: float = _TIMEOUT_S) -> None:
+        if not token.isascii():
+            raise BadInput("a token is plain ASCII; this one is not")
+        self.url = url
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        try:
+            self._http = httpx.Client(base_url=url, timeout=timeout_s, headers=headers, trust_env=False)
+        except httpx.InvalidURL as error:
+            raise self._away(error) from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._http.close()
+
+    def get(self, path: str, query: Query | None = None) -> Json:
+        """Return what the server answers to a question."""
+        with self.answered("GET", path, query) as answer:
+            return self._document(answer)
+
+    def tell(self, method: str, path: str, told: Json, headers: Mapping[str, str] | None = None) -> Json:
+        """Tell the server something and return its answer."""
+        with self.answered(method, path, told=told, headers=headers) as answer:
+            return self._document(answer)
+
+    @contextmanager
+    def answered(
+        self,
+        method: str,
+        path: str,
+        query: Query | None = None,
+        *,
+        told: Json | None = None,
+        headers: Mapping[str, str] | None = None,
+        read_timeout_s: float | None = None,
+    ) -> Iterator[httpx.Response]:
+        """Ask and hand over the answer as a stream; raise ServerRefused or ServerAway for anything but success."""
+        asked = {name: value for name, value in (query or {}).items() if value is not None}
+        timeout = httpx.Timeout(self._http.timeout.connect, read=read_timeout_s or self._http.timeout.read)
+        try:
+            with self._http.stream(method, path, params=asked, json=told, headers=headers, timeout=timeout) as answer:
+                if not answer.is_success:
+                    answer.read()
+                    raise self._refusal(answer)
+                yield answer
+        except (httpx.RequestError, httpx.InvalidURL, httpx.StreamError) as error:
+            raise self._away(error) from error
+
+    def understood(self, model: type[M], document: object) -> M:
+        """Return the document as a model; fields that it does not know are left out: a server may be newer."""
+        try:
+            return model.model_validate(document, extra="ignore")
+        except ValidationError as error:
+            raise self._stranger() from error
+
+    def understood_text(self, model: type[M], text: str) -> M:
+        """Return the JSON text as a model, with the same leniency."""
+        try:
+            return model.model_validate_json(text, extra="ignore")
+        except ValidationError as error:
+            raise self._stranger() from error
+
+    def listed(self, page: Json) -> list[Json]:
+        """Return the items of a page."""
+        items = page.get("items")
+        if not isinstance(items, list):
+            raise self._stranger()
+        return items
+
+    def _document(self, answer: httpx.Response) -> Json:
+        answer.read()
+        try:
+            return dict(answer.json())
+        except (ValueError, TypeError) as error:
+            raise self._stranger() from error
+
+    def _stranger(self) -> ServerRefused:
+        return ServerRefused(f"what answers at {self.url} is no Lockstep server of this version", 200)
+
+    def _away(self, error: Exception) -> ServerAway:
+        return ServerAway(f"no Lockstep server answers at {self.url}: {error}")
+
+    def _refusal(self, answer: httpx.Response) -> ServerRefused:
+        try:
+            document: Json = answer.json()
+            detail, kind = str(document["detail"]), str(document.get("type", "about:blank"))
+        except (ValueError, KeyError, TypeError):
+            detail, kind = f"answered {answer.status_code}", "about:blank"
+        return ServerRefused(f"{self.url}: {detail}", answer.status_code, kind=kind, detail=detail)

@@ -1,0 +1,137 @@
+"""What bash and zsh offer after the tab key: commands at once, stories, benches, and jobs where a server answers."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cli.main import _COMMANDS, _words_before_cursor
+from lockstep.store.layout import Layout
+from lockstep.store.migrations import migrate
+from lockstep.store.store import open_store
+from tests.api.build import running_api
+from tests.api.routes.test_captures import store_job
+from tests.cli.answering import unused_address
+from tests.cli.commands import LOCKSTEP, Run, environment_for
+
+
+def typed_in_bash(line: str) -> dict[str, str]:
+    """Return what bash tells of a line with the cursor at its end."""
+    words = line.split(" ")
+    return {"_LOCKSTEP_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
+
+
+def typed_in_zsh(line: str) -> dict[str, str]:
+    return {"_LOCKSTEP_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": line}
+
+
+@pytest.mark.parametrize("typed", [typed_in_bash, typed_in_zsh])
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("lockstep ", []),
+        ("lockstep sto", []),
+        ("lockstep story ", ["story"]),
+        ("lockstep story sh", ["story"]),
+        ("lockstep --config a.toml story show x", ["--config", "a.toml", "story", "show"]),
+    ],
+)
+def test_whole_words_before_the_cursor_say_which_command_it_is(typed: object, line: str, words: list[str]) -> None:
+    assert callable(typed)
+    assert _words_before_cursor(typed(line), []) == words
+
+
+def test_without_a_shell_that_asks_nothing_is_completed() -> None:
+    assert _words_before_cursor({"COMP_WORDS": "lockstep story"}, ["story"]) is None
+
+
+def test_script_of_a_shell_needs_no_command() -> None:
+    assert _words_before_cursor({"_LOCKSTEP_COMPLETE": "source_bash"}, []) == []
+    assert _words_before_cursor({}, ["--install-completion"]) == []
+
+
+def offered(lockstep: Run, line: str, **variables: str) -> list[str]:
+    outcome = lockstep(**typed_in_bash(line), **variables)
+    assert (outcome.code, outcome.err) == (0, "")
+    return outcome.out.split()
+
+
+def test_names_of_commands_are_offered_without_loading_one(lockstep: Run) -> None:
+    before = set(sys.modules)
+    assert offered(lockstep, "lockstep ") == [name for name, _, _ in _COMMANDS]
+    assert offered(lockstep, "lockstep dec") == ["decisions"]
+    assert not {name for name in set(sys.modules) - before if name.startswith(("cli.", "torch", "chdb"))}
+
+
+@pytest.mark.parametrize(
+    ("line", "word"),
+    [
+        ("lockstep story sh", "show"),
+        ("lockstep story show nic-half", "nic-half-speed"),
+        ("lockstep simulate nic-half", "nic-half-speed"),
+        ("lockstep bench acc", "accuracy"),
+        ("lockstep decisions app", "approve"),
+        ("lockstep capture --sin", "--since"),
+    ],
+)
+def test_what_the_command_itself_knows_is_offered(lockstep: Run, line: str, word: str) -> None:
+    assert word in offered(lockstep, line)
+
+
+def test_zsh_gets_names_with_their_meaning(lockstep: Run) -> None:
+    outcome = lockstep(**typed_in_zsh("lockstep story sh"))
+
+    assert outcome.out.startswith('_arguments \'*: :(("show":"Show a story')
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[tuple[str, str]]:
+    with open_store(f"chdb://{tmp_path / 'store'}") as store:
+        migrate(store, Layout(store.database), now_ns=1)
+        with running_api(tmp_path, store) as api:
+            store_job(api, "train-1", host="h0")
+            store_job(api, "other", host="h1")
+            yield str(api.client.base_url), api.make_token("read")
+
+
+def test_jobs_of_a_server_that_answers_are_offered(
+    lockstep: Run, server: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cli.completion._TIMEOUT_S", 60)  # machines are shared: no test fails for being slow
+    url, token = server
+
+    assert offered(lockstep, f"lockstep capture --server {url} --job tr", LOCKSTEP_TOKEN=token) == ["train-1"]
+
+
+def test_server_that_is_away_or_says_no_spoils_nothing(lockstep: Run, server: tuple[str, str]) -> None:
+    assert offered(lockstep, f"lockstep capture --server {unused_address()} --job tr") == []
+    assert offered(lockstep, f"lockstep diagnose --server {server[0]} --job tr", LOCKSTEP_TOKEN="lks_wrong") == []
+
+
+def test_real_bash_completes_with_the_script_that_is_installed(tmp_path: Path) -> None:
+    script = """
+eval "$(_LOCKSTEP_COMPLETE=source_bash lockstep)"
+COMP_WORDS=(lockstep decisions app) COMP_CWORD=2
+_lockstep_completion lockstep
+echo "${COMPREPLY[@]}"
+"""
+    environment = environment_for(tmp_path) | {"PATH": f"{Path(LOCKSTEP).parent}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["bash", "--norc", "-ec", script], env=environment, capture_output=True, text=True, check=False, timeout=120
+    )
+
+    assert (done.stdout, done.stderr) == ("approve\n", "")
+
+
+def test_completion_is_installed_where_the_manual_says(tmp_path: Path) -> None:
+    environment = environment_for(tmp_path) | {
+        "HOME": str(tmp_path),
+        "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1",
+    }
+    for shell, file in (("bash", ".bashrc"), ("zsh", ".zshrc")):
+        command = [LOCKSTEP, "--install-completion", shell]
+        subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=120)
+        assert (tmp_path / file).exists()

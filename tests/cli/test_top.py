@@ -1,0 +1,182 @@
+"""lockstep top shows what is wrong in one picture, says when the server is away, and comes back by itself."""
+
+import io
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console, RenderableType
+
+from cli.top import draw_bars, watch
+from lockstep.client import Client
+from lockstep.clock import ManualClock
+from lockstep.control.decisions import save_decisions
+from lockstep.control.incidents import save_incidents
+from lockstep.errors import ServerRefused
+from lockstep.records import Comm
+from lockstep.store.layout import Layout
+from lockstep.store.migrations import migrate
+from lockstep.store.store import open_store
+from tests.api.build import Api, running_api
+from tests.api.reading.build import heartbeat, put, step, waiting
+from tests.builders import SECOND, make
+from tests.cli.answering import answering, unused_address
+from tests.cli.commands import Run, check_failure
+from tests.http_serving import Quiet, serving
+from tests.lockstep.control.build import decision, incident
+
+EMPTY: dict[str, object] = {"items": [], "next": None}
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    """A server with a job that became slow, an incident, a proposal, and a host that is silent."""
+    folder = tmp_path_factory.mktemp("top")
+    with open_store(f"chdb://{folder / 'store'}") as store:
+        migrate(store, Layout(store.database), now_ns=1)
+        with running_api(folder, store) as running:
+            fill(running)
+            yield running
+
+
+def fill(api: Api) -> None:
+    now_ns = api.parts.clock.now_ns()
+    begun_ns = now_ns - 9000 * SECOND
+    put(api.parts.store, [make(Comm, job="train", nranks=8, init_ns=begun_ns)])
+    put(api.parts.store, [waiting("train", 0, now_ns, state="wire", since_ns=now_ns)])
+    put(
+        api.parts.store,
+        (step("train", n, 0, now_ns - (30 - n) * SECOND, 2.0 if n < 20 else 3.0) for n in range(30)),
+    )
+    put(api.parts.store, [heartbeat("h17", now_ns - 600 * SECOND)])
+    opened = incident("i1", job="train", opened_ns=now_ns - 300 * SECOND)
+    proposed = decision("d1", job="train").model_copy(update={"mode": "propose", "expires_ns": now_ns + 10**15})
+    save_incidents(api.parts.control, [opened], None)
+    save_decisions(api.parts.control, [proposed], None)
+
+
+@pytest.fixture(scope="module")
+def to(api: Api) -> tuple[str, ...]:
+    return ("--server", str(api.client.base_url), "--token", api.make_token("read"))
+
+
+def test_one_picture_has_jobs_incidents_agents_and_what_waits(lockstep: Run, to: tuple[str, ...]) -> None:
+    shown = lockstep("top", "--once", *to)
+
+    assert (shown.code, shown.err) == (0, "")
+    assert "h3's eth1 sends at a tenth of its rate, says Zoë" in shown.out
+    assert "lockstep decisions approve d1" in shown.out
+    assert "1.50x" in shown.out
+    assert "Agents, 1 heard, 1 not well" in shown.out
+    assert "h17" in shown.out
+
+
+def test_json_has_the_same(lockstep: Run, to: tuple[str, ...]) -> None:
+    told = json.loads(lockstep("top", "--json", *to).out)
+
+    assert [one["job"]["job"] for one in told["jobs"]] == ["train"]
+    assert (told["jobs"][0]["job"]["condition"], told["jobs"][0]["ratio"]) == ("slow", 1.5)
+    assert told["incidents"][0]["verdict"]["class"] == "comm_slow"
+    assert [one["id"] for one in told["waiting"]] == ["d1"]
+    assert (told["agents"], told["ailing"][0]["host"]) == (1, "h17")
+
+
+def test_token_may_come_from_the_environment(lockstep: Run, to: tuple[str, ...]) -> None:
+    assert lockstep("top", "--once", *to[:2], LOCKSTEP_TOKEN=to[3]).code == 0
+    check_failure(lockstep("top", "--once", *to[:2]), "this needs a token")
+
+
+def test_decision_that_was_rejected_waits_no_longer(lockstep: Run, api: Api, to: tuple[str, ...]) -> None:
+    with Client(to[1], api.make_token("act")) as client:
+        client.reject("d1", "not now")
+
+    assert json.loads(lockstep("top", "--json", *to).out)["waiting"] == []
+
+
+def test_server_that_is_not_there_is_one_sentence(lockstep: Run) -> None:
+    server = unused_address()
+    check_failure(lockstep("top", "--once", "--server", server), f"no Lockstep server answers at {server}")
+
+
+def watched(url: str, is_enough: Callable[[str], bool]) -> tuple[list[str], ManualClock]:
+    """Watch a server until a picture is enough; return the pictures and the clock that was waited on."""
+    stop, clock, pictures = threading.Event(), ManualClock(), list[str]()
+
+    def show(shown: RenderableType) -> None:
+        console = Console(file=io.StringIO(), width=200, color_system=None)
+        console.print(shown)
+        pictures.append(console.file.getvalue())  # type: ignore[attr-defined] # it is the StringIO above
+        if is_enough(pictures[-1]) or len(pictures) > 50:
+            stop.set()
+
+    with Client(url) as client:
+        watch(client, clock, 2.0, stop, show)
+    return pictures, clock
+
+
+def test_server_that_is_away_is_said_and_shown_again_when_it_is_back() -> None:
+    refusals = [503, 503]
+
+    class Handler(Quiet, BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status = refusals.pop() if refusals else 200
+            body = json.dumps({"version": "9.9"} | EMPTY if status == 200 else {"detail": "the store is away"})
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+    with serving(Handler) as url:
+        pictures, clock = watched(url, lambda text: "Lockstep 9.9" in text)
+
+    assert len(pictures) == 3
+    assert "the store is away; trying again every 2 s" in pictures[0]
+    assert "the store is away" not in pictures[2]
+    assert clock.now_ns() == 4 * SECOND
+
+
+def test_what_was_known_stays_while_the_server_is_away() -> None:
+    class Handler(Quiet, BaseHTTPRequestHandler):
+        answers = 0
+
+        def do_GET(self) -> None:
+            Handler.answers += 1
+            self.send_response(200 if Handler.answers <= 4 else 502)
+            self.end_headers()
+            self.wfile.write(json.dumps({"version": "9.9"} | EMPTY).encode())
+
+    with serving(Handler) as url:
+        pictures, _ = watched(url, lambda text: "answered 502" in text)
+
+    assert "Lockstep 9.9" in pictures[-1]
+    assert "what follows is what was known before" in pictures[-1]
+
+
+def test_nobody_at_the_address_is_waited_for() -> None:
+    pictures, clock = watched(unused_address(), lambda _: False)
+
+    assert all("no Lockstep server answers at" in picture for picture in pictures)
+    assert clock.now_ns() == 50 * 2 * SECOND
+
+
+def test_refusal_that_will_not_pass_ends_it() -> None:
+    with answering(401, b'{"detail": "this token is unknown"}') as url, pytest.raises(ServerRefused, match="unknown"):
+        watched(url, lambda _: True)
+
+
+@settings(max_examples=50)
+@given(st.lists(st.floats(0, 1e6), max_size=40))
+def test_bars_are_as_many_as_values_and_the_longest_is_full(values: list[float]) -> None:
+    drawn = draw_bars(tuple(values))
+    shown = values[-20:]
+
+    assert len(drawn) == (len(shown) if max(shown, default=0) > 0 else 0)
+    assert not drawn or drawn[shown.index(max(shown))] == "█"
+
+
+def test_bad_interval_is_bad_usage(lockstep: Run, tmp_path: Path) -> None:
+    check_failure(lockstep("top", "--every", "0"), "0.2", code=2)

@@ -1,0 +1,218 @@
+"""The client against the real app: every list to its end, every act once, every refusal with its kind."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from api.reading import agents, incidents, jobs, matrix, steps
+from lockstep import __version__
+from lockstep.capture.reading import read_capture
+from lockstep.client import Client
+from lockstep.client.answers import AgentView, Cells, IncidentFile, Job, Matrix, Seat, TrainingStep
+from lockstep.control.decisions import save_decisions
+from lockstep.control.executions import list_orders, list_outcomes
+from lockstep.control.incidents import save_incidents
+from lockstep.errors import ServerAway, ServerRefused
+from lockstep.store.layout import Layout
+from lockstep.store.migrations import migrate
+from lockstep.store.store import open_store
+from tests.api.build import Api, running_api
+from tests.api.reading.build import COMM, NOW, heartbeat, host_of, load_job, put, step
+from tests.api.routes.test_captures import store_job
+from tests.builders import SECOND, T0
+from tests.cli.answering import answering, unused_address
+from tests.lockstep.control.build import decision, incident
+
+JOB = "team/run 1?#%2F"  # schedulers let people name jobs as they like
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    """An app that all tests here share; each has incidents and jobs of its own."""
+    folder = tmp_path_factory.mktemp("api")
+    with open_store(f"chdb://{folder / 'store'}") as store:
+        migrate(store, Layout(store.database), now_ns=1)
+        with running_api(folder, store) as running:
+            yield running
+
+
+@pytest.fixture(scope="module")
+def client(api: Api) -> Iterator[Client]:
+    with Client(str(api.client.base_url), api.make_token("act")) as opened:
+        yield opened
+
+
+def propose(api: Api, name: str) -> tuple[str, str]:
+    """Write down an open incident and a decision on it that does not expire soon; return their ids."""
+    expires_ns = api.parts.clock.now_ns() + 10**15
+    made = decision(f"d-{name}", incident=f"i-{name}", job=name).model_copy(update={"expires_ns": expires_ns})
+    save_incidents(api.parts.control, [incident(made.incident, job=name)], None)
+    save_decisions(api.parts.control, [made], None)
+    return made.incident, made.id
+
+
+def test_incidents_are_read_to_the_last_page(api: Api, client: Client) -> None:
+    made = [incident(f"many{number:03}", job="many", opened_ns=number) for number in range(1, 251)]
+    save_incidents(api.parts.control, made, None)
+
+    assert list(client.incidents(job="many")) == made[::-1]
+
+
+def test_incidents_are_chosen_by_job_and_state(api: Api, client: Client) -> None:
+    closed = incident("i2", job=JOB, state="closed")
+    save_incidents(api.parts.control, [incident("i1", job=JOB), closed, incident("i3")], None)
+
+    assert [one.id for one in client.incidents(job=JOB, state="closed")] == ["i2"]
+    assert list(client.incidents(job="nobody")) == []
+
+
+def test_incident_comes_with_its_verdict_and_decisions(api: Api, client: Client) -> None:
+    about, _ = propose(api, "whole")
+    found = client.incident(about)
+
+    assert found.verdict == incident(about, job="whole").verdict
+    assert [one.action for one in found.decisions] == ["replace"]
+
+
+def test_decisions_come_with_what_was_said_to_them(api: Api, client: Client) -> None:
+    _, made = propose(api, "said")
+    given = client.approve(made, "I know")
+
+    assert (given.kind, given.why, given.who) == ("approve", "I know", "test")
+    assert [(one.id, one.execution) for one in client.decisions(job="said")] == [(made, None)]
+    assert list(client.decisions(job="nobody")) == []
+    assert client.decision(made).orders[0].why == "I know"
+
+
+def test_act_with_the_same_key_is_done_once(api: Api, client: Client) -> None:
+    _, made = propose(api, "once")
+    first = client.undo(made, "wrong node", idempotency_key="k1")
+    again = client.undo(made, "wrong node", idempotency_key="k1")
+    other = client.reject(made, "wrong node")
+
+    assert first == again
+    assert other.kind == "reject"
+    assert [order.kind for order in list_orders(api.parts.control, made)] == ["undo", "reject"]
+
+
+def test_outcome_is_confirmed_and_scored(api: Api, client: Client) -> None:
+    about, _ = propose(api, "confirmed")
+    client.confirm(about, True, part="nic:h3/eth1", why="cable replaced")
+
+    assert list_outcomes(api.parts.control)[about].why == "cable replaced"
+    assert client.scorecard()["right"] == 1
+    assert list(client.isolated()) == []
+
+
+def test_jobs_and_their_steps_are_read(api: Api, client: Client) -> None:
+    load_job(api.parts.store, "steps/a")
+    put(api.parts.store, (step("steps/a", number, 0, T0 + number * SECOND, 0.5) for number in range(120)))
+    (found,) = [job for job in client.jobs() if job.job == "steps/a"]
+
+    assert (found.ranks, found.condition) == (4, "ended")
+    assert [one.step for one in client.steps("steps/a")] == list(range(119, -1, -1))
+
+
+def test_matrix_is_that_of_the_last_closed_window(api: Api, client: Client) -> None:
+    load_job(api.parts.store, "matrix/b")
+    whole, one = client.matrix("matrix/b"), client.matrix("matrix/b", comm=COMM)
+
+    assert (whole.to_ns, whole.unit, whole.cells.ms) == (NOW, "ms/MiB", (1.0, 1.0, 3.0, 1.0))
+    assert [seat.host for seat in whole.ranks] == [host_of(rank, "matrix/b") for rank in range(4)]
+    assert (one.comm, one.cells) == (str(COMM), whole.cells)
+    with pytest.raises(ServerRefused, match="nobody"):
+        client.matrix("nobody")
+
+
+def test_agents_are_read_with_their_lag(api: Api, client: Client) -> None:
+    now_ns = api.parts.clock.now_ns()
+    put(api.parts.store, [heartbeat("late", now_ns, lag_s=30.0, dropped=7)])
+    (found,) = [agent for agent in client.agents() if agent.host == "late"]
+
+    assert (found.lag_s, found.dropped, found.version) == (30.0, 7, "1.0")
+
+
+def test_lists_that_have_no_method_are_read_item_by_item(api: Api, client: Client) -> None:
+    put(api.parts.store, [heartbeat("plain", api.parts.clock.now_ns())])
+
+    assert "plain" in [item["host"] for item in client.items("/api/v1/agents", {"limit": 1})]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (Job, jobs.Job),
+        (TrainingStep, steps.TrainingStep),
+        (AgentView, agents.AgentView),
+        (Matrix, matrix.Matrix),
+        (Seat, matrix.Seat),
+        (Cells, matrix.Cells),
+        (IncidentFile, incidents.IncidentDetail),
+    ],
+)
+def test_answers_have_the_fields_that_the_server_gives(ours: type[BaseModel], theirs: type[BaseModel]) -> None:
+    assert ours.model_fields.keys() <= theirs.model_fields.keys()
+
+
+def test_incident_is_saved_with_its_verdict(api: Api, client: Client, tmp_path: Path) -> None:
+    store_job(api, "exported", host="h2", ended_s_ago=3600)
+    now_ns = api.parts.clock.now_ns()
+    made = incident("i-exported", job="exported", opened_ns=now_ns - 10**10, updated_ns=now_ns)
+    save_incidents(api.parts.control, [made], None)
+    client.save_incident("i-exported", tmp_path / "case.tar.zst")
+
+    assert read_capture(tmp_path / "case.tar.zst").info.job == "exported"
+
+
+def test_capture_is_saved_whole_and_its_progress_told(api: Api, client: Client, tmp_path: Path) -> None:
+    store_job(api, JOB, host="h0")
+    told: list[int] = []
+    client.save_capture(JOB, tmp_path / "case.tar.zst", watch=told.append)
+
+    assert read_capture(tmp_path / "case.tar.zst").info.job == JOB
+    assert told[-1] == (tmp_path / "case.tar.zst").stat().st_size
+
+
+def test_capture_that_is_refused_leaves_nothing(api: Api, client: Client, tmp_path: Path) -> None:
+    with pytest.raises(ServerRefused, match="the store knows no job 'nobody'"):
+        client.save_capture("nobody", tmp_path / "case.tar.zst")
+    assert not list(tmp_path.glob("*case*"))
+
+
+def test_refusals_carry_the_kind_and_the_status_of_the_problem(api: Api, client: Client) -> None:
+    _, made = propose(api, "refused")
+    with pytest.raises(ServerRefused, match="there is no decision 'd9'") as unknown:
+        client.decision("d9")
+    with Client(client.server.url, api.make_token("read")) as reader, pytest.raises(ServerRefused) as forbidden:
+        reader.approve(made)
+    with Client(client.server.url, "lks_nonsense") as stranger, pytest.raises(ServerRefused) as unnamed:
+        next(stranger.incidents())
+
+    found = [(error.value.status, error.value.kind) for error in (unknown, forbidden, unnamed)]
+    kinds = ("not-found", "wrong-scope", "unknown-token")
+    assert found == [
+        (status, f"urn:lockstep:problem:{kind}") for status, kind in zip((404, 403, 401), kinds, strict=True)
+    ]
+    assert not any(error.value.is_passing for error in (unknown, forbidden, unnamed))
+
+
+def test_server_that_is_away_may_come_back() -> None:
+    with Client(unused_address()) as client, pytest.raises(ServerAway) as caught:
+        client.version()
+    assert caught.value.is_passing
+
+
+@pytest.mark.parametrize("body", [b"{}", b'{"items": 3}', b'{"items": [{"id": 1}]}', b'{"items": ["text"]}'])
+def test_list_of_somebody_else_is_not_read(body: bytes) -> None:
+    with (
+        answering(200, body) as url,
+        Client(url) as client,
+        pytest.raises(ServerRefused, match=f"what answers at {url} is no Lockstep server of this version"),
+    ):
+        list(client.incidents())
+
+
+def test_version_is_the_servers(client: Client) -> None:
+    assert client.version() == __version__

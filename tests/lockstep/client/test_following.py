@@ -1,0 +1,120 @@
+"""News come as they happen, and a connection that breaks costs none and repeats none."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from lockstep.client import Client
+from lockstep.clock import ManualClock
+from lockstep.control.decisions import save_decisions
+from lockstep.control.incidents import save_incidents
+from lockstep.errors import ServerRefused
+from lockstep.incident import Incident
+from lockstep.store.store import Store
+from tests.api.build import running_api
+from tests.http_serving import Quiet, serving
+from tests.lockstep.control.build import decision, incident
+
+
+def test_news_of_the_real_app_are_understood(tmp_path: Path, embedded_store: Store) -> None:
+    with (
+        running_api(tmp_path, embedded_store) as api,
+        Client(str(api.client.base_url), api.make_token("read")) as client,
+    ):
+        save_incidents(api.parts.control, [incident("i1")], None)
+        save_decisions(api.parts.control, [decision("d1")], None)
+        stop = threading.Event()
+        news = client.follow("0", stop=stop)
+        first, second = islice(news, 2)
+        save_incidents(api.parts.control, [incident("i1", state="closed", updated_ns=900)], None)
+        third = next(news)
+        stop.set()
+
+    assert [first.kind, second.kind, third.kind] == ["incident.opened", "decision.made", "incident.closed"]
+    assert (first.thing, second.thing) == (incident("i1"), decision("d1"))
+    assert isinstance(third.thing, Incident)
+    assert third.thing.closed_because == "the NIC was replaced"
+
+
+def test_news_of_another_job_are_not_told(tmp_path: Path, embedded_store: Store) -> None:
+    with (
+        running_api(tmp_path, embedded_store) as api,
+        Client(str(api.client.base_url), api.make_token("read")) as client,
+    ):
+        save_incidents(api.parts.control, [incident("i1", job="a"), incident("i2", job="b")], None)
+        assert next(client.follow("0", job="b")).thing.id == "i2"  # type: ignore[union-attr] # it is an incident
+
+
+def event(number: int, kind: str = "incident.opened") -> bytes:
+    return f"id: {number}\nevent: {kind}\ndata: {incident(f'i{number}').model_dump_json(by_alias=True)}\n\n".encode()
+
+
+@contextmanager
+def streaming(answers: Sequence[tuple[int, bytes]]) -> Iterator[tuple[str, list[str | None]]]:
+    """Give the address of a server that gives these answers, one a connection, and after what each was asked for."""
+    waiting, asked = list(answers), list[str | None]()
+
+    class Handler(Quiet, BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.headers["Last-Event-ID"])
+            status, body = waiting.pop(0)
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(body)
+
+    with serving(Handler) as url:
+        yield url, asked
+
+
+def test_broken_connection_goes_on_after_the_last_event() -> None:
+    half = event(3)[:20]
+    answers = [(200, event(1) + event(2) + half), (503, b""), (200, b": still here\n\n" + event(3))]
+    with streaming(answers) as (url, asked), Client(url, clock=ManualClock()) as client:
+        found = [news.id for news in islice(client.follow(), 3)]
+
+    assert found == ["1", "2", "3"]
+    assert asked == [None, "2", "2"]
+
+
+def test_pauses_grow_while_nobody_answers_and_begin_anew_with_news() -> None:
+    clock = ManualClock()
+    answers = [(503, b""), (503, b""), (503, b""), (200, event(1)), (200, event(2))]
+    with streaming(answers) as (url, _), Client(url, clock=clock) as client:
+        news = client.follow()
+        next(news)
+        waited_ns = clock.now_ns()
+        next(news)
+
+    assert waited_ns == 3_500_000_000  # 0.5, 1 and 2 s
+    assert clock.now_ns() - waited_ns == 500_000_000
+
+
+def test_refusal_is_not_waited_for() -> None:
+    refusal = (401, b'{"detail": "this token is unknown or revoked"}')
+    with streaming([refusal]) as (url, _), Client(url) as client, pytest.raises(ServerRefused, match="or revoked"):
+        next(client.follow())
+
+
+def test_kinds_that_only_newer_clients_know_are_passed_over() -> None:
+    with streaming([(200, event(1, "weather.changed") + event(2))]) as (url, _), Client(url) as client:
+        assert next(client.follow()).id == "2"
+
+
+def test_event_that_makes_no_sense_is_told() -> None:
+    nonsense = (200, b"event: incident.opened\ndata: {}\n\n")
+    with streaming([nonsense]) as (url, _), Client(url) as client, pytest.raises(ServerRefused, match="no Lockstep"):
+        next(client.follow())
+
+
+def test_told_to_stop_it_ends() -> None:
+    stop = threading.Event()
+    with streaming([(200, event(1) + event(2))]) as (url, _), Client(url) as client:
+        news = client.follow(stop=stop)
+        assert next(news).id == "1"
+        stop.set()
+        assert list(news) == []

@@ -1,0 +1,93 @@
+"""What is shown at once: the worst first, nothing that has ended, and only what really waits for a word."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lockstep.client.answers import AgentView, Job, ListedDecision
+from lockstep.client.overview import choose_jobs, find_ailing, find_trend, find_waiting
+from lockstep.decision import Mode
+from tests.lockstep.control.build import decision, incident
+
+Condition = Any  # a literal of several words
+
+
+def job(name: str, condition: Condition = "running", attempt: int = 0) -> Job:
+    return Job(job=name, attempt=attempt, condition=condition, ranks=8, hosts=1, first_ns=0, last_ns=1)
+
+
+def agent(host: str, *, is_silent: bool = False, lag_s: float = 0.0, dropped_lately: int = 0) -> AgentView:
+    return AgentView(
+        host=host,
+        version="0.1.0",
+        is_silent=is_silent,
+        heard_ns=1,
+        lag_s=lag_s,
+        dropped=dropped_lately,
+        dropped_lately=dropped_lately,
+        spool_bytes=0,
+    )
+
+
+def listed(name: str = "d1", *, mode: Mode = "propose", **changes: object) -> ListedDecision:
+    made = ListedDecision.model_validate(decision(name).as_json() | {"expires_ns": 1000, "mode": mode})
+    return made.model_copy(update=changes)
+
+
+def test_worst_jobs_come_first_and_ended_ones_not_at_all() -> None:
+    jobs = [job("a"), job("b", "ended"), job("c", "slow"), job("d", "crashed"), job("e", "hung")]
+
+    assert [one.job for one in choose_jobs(jobs)] == ["d", "e", "c", "a"]
+
+
+def test_of_several_attempts_the_newest_counts() -> None:
+    assert choose_jobs([job("a", "ended", attempt=1), job("a", "running", attempt=0)]) == []
+    (shown,) = choose_jobs([job("a", "ended", attempt=0), job("a", "slow", attempt=1)])
+    assert shown.attempt == 1
+
+
+@pytest.mark.parametrize("times", [[], [1.0] * 10, [0.0] * 30])
+def test_without_a_past_there_is_no_trend(times: list[float]) -> None:
+    assert find_trend(times) is None
+
+
+@settings(max_examples=50)
+@given(st.lists(st.floats(0.1, 10), min_size=11, max_size=60), st.floats(0.5, 4))
+def test_trend_knows_no_unit(times: list[float], unit: float) -> None:
+    assert find_trend([one * unit for one in times]) == pytest.approx(find_trend(times))
+
+
+def test_one_long_step_is_no_trend() -> None:
+    assert find_trend([2.0] * 25 + [60.0] + [2.0] * 4) == 1.0
+
+
+def test_decision_waits_while_its_incident_lasts_and_nothing_was_done() -> None:
+    assert [one.id for one in find_waiting([listed()], [incident("i1")], now_ns=500)] == ["d1"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"mode": "observe"}, {"action": "none"}, {"execution": "done"}, {"expires_ns": 400}, {"incident": "i9"}],
+    ids=["only observed", "nothing to do", "done", "expired", "incident is over"],
+)
+def test_decision_that_needs_no_word_is_not_shown(changes: dict[str, object]) -> None:
+    assert find_waiting([listed().model_copy(update=changes)], [incident("i1")], now_ns=500) == []
+
+
+def test_only_the_newest_decision_of_an_incident_counts() -> None:
+    newest_first = [listed("d2", mode="observe"), listed("d1")]
+
+    assert find_waiting(newest_first, [incident("i1")], now_ns=500) == []
+
+
+def test_silent_agents_come_before_losing_ones_and_these_before_late_ones() -> None:
+    agents = [
+        agent("well", lag_s=2),
+        agent("late", lag_s=60),
+        agent("loses", dropped_lately=5),
+        agent("silent", is_silent=True),
+    ]
+
+    assert [one.host for one in find_ailing(agents)] == ["silent", "loses", "late"]
