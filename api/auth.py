@@ -1,31 +1,64 @@
-"""Who may do what: bearer tokens with a scope, those for ingest bound to one host."""
+"""Who may do what: a bearer token, an OIDC token or a browser session, each with a scope; agents have one host.
+
+Every route has exactly one of Reader, Actor, Admin and Agent; tests/api/test_auth.py finds one that has none.
+"""
 
 from typing import Annotated
 
-from fastapi import Depends, Request
+from fastapi import Depends, HTTPException, Request
 
 from api.board import AgentBoard
+from api.oidc import OidcVerifier, Proven
+from api.origins import check_open_reads, check_origin, is_loopback, is_page_visit, login_place
 from api.parts import parts_of
-from lockstep.control.tokens import Token, find_token
+from lockstep.control.sessions import find_session
+from lockstep.control.tokens import Scope, Token, find_token
 from lockstep.errors import NotAllowed
+
+SESSION_COOKIE = "lockstep_session"
+TOKEN_PREFIX = "lks_"  # noqa: S105  # how tokens of our own begin
+_NEVER_NS = 2**63 - 1
+
+# What each scope allows. A collector's token allows nothing else: whoever takes a training host gets no more.
+_ALLOWS: dict[Scope, frozenset[Scope]] = {
+    "ingest": frozenset({"ingest"}),
+    "read": frozenset({"read"}),
+    "act": frozenset({"act", "read"}),
+    "admin": frozenset({"admin", "act", "read"}),
+}
+_DOING: dict[Scope, str] = {
+    "ingest": "sending telemetry",
+    "read": "reading",
+    "act": "acting",
+    "admin": "administering",
+}
 
 
 def require_reader(request: Request) -> None:
     """Let a request through that may read: by its token, or because reads are open."""
-    parts = parts_of(request)
-    if parts.settings.api.open_reads:
-        return
-    token = _known(find_token(parts.control, _secret_of(request)))
-    if token.scope not in ("read", "act", "admin"):
-        raise NotAllowed(f"a token of scope {token.scope} does not allow reading", slug="wrong-scope", status=403)
+    settings = parts_of(request).settings.api
+    if settings.open_reads:
+        check_open_reads(request, settings.listen)
+    else:
+        _require(request, "read")
+
+
+def require_scraper(request: Request) -> None:
+    """Let through who may read, and where that is set, a scraper on this machine; a proxy says whom it stands for."""
+    is_direct = not {"forwarded", "x-forwarded-for"} & set(request.headers)
+    is_here = request.client is not None and is_loopback(request.client.host)
+    if not (parts_of(request).settings.api.open_metrics and is_direct and is_here):
+        require_reader(request)
 
 
 def require_actor(request: Request) -> str:
     """Return the name of whoever may act on decisions; open reads open no acts."""
-    token = _known(find_token(parts_of(request).control, _secret_of(request)))
-    if token.scope not in ("act", "admin"):
-        raise NotAllowed(f"a token of scope {token.scope} does not allow acting", slug="wrong-scope", status=403)
-    return token.name
+    return _require(request, "act").name
+
+
+def require_admin(request: Request) -> str:
+    """Return the name of whoever may change tokens, policies and where alerts go."""
+    return _require(request, "admin").name
 
 
 def require_agent(request: Request) -> Token:
@@ -39,18 +72,69 @@ async def find_agent(request: Request) -> Token:
     return _checked_agent(await board.find_token(_secret_of(request)))
 
 
+def find_caller(request: Request) -> Token | None:
+    """Return who asks, or None where nothing says so; NotAllowed for a token or a session that is worth nothing."""
+    if request.headers.get("Authorization"):
+        return prove(request, _secret_of(request)).token
+    if cookie := request.cookies.get(SESSION_COOKIE):
+        return _of_session(request, cookie)
+    return None
+
+
+def prove(request: Request, secret: str) -> Proven:
+    """Return whom a token of ours or of the OIDC issuer names, and until when; NotAllowed where it names nobody."""
+    oidc: OidcVerifier | None = request.app.state.oidc
+    if oidc is not None and not secret.startswith(TOKEN_PREFIX):
+        return oidc.verify(secret)
+    return Proven(_known(find_token(parts_of(request).control, secret)), _NEVER_NS)
+
+
+def allows(scope: Scope, wanted: Scope) -> bool:
+    """Return whether a token of this scope may do what the other scope stands for."""
+    return wanted in _ALLOWS[scope]
+
+
 Reader = Depends(require_reader)
+Scraper = Depends(require_scraper)
 Actor = Annotated[str, Depends(require_actor)]
+Admin = Annotated[str, Depends(require_admin)]
 Agent = Annotated[Token, Depends(require_agent)]
 
 
-def _checked_agent(token: Token | None) -> Token:
-    token = _known(token)
-    if token.scope != "ingest" or not token.host:
+def _require(request: Request, wanted: Scope) -> Token:
+    try:
+        caller = find_caller(request)
+        if caller is None:
+            raise _no_token()
+    except NotAllowed as refusal:
+        if refusal.status == 401 and is_page_visit(request):
+            raise HTTPException(303, "log in first", {"Location": login_place(request)}) from refusal
+        raise
+    return _checked(caller, wanted)
+
+
+def _checked(token: Token, wanted: Scope) -> Token:
+    if not allows(token.scope, wanted):
         raise NotAllowed(
-            f"a token of scope {token.scope} does not allow sending telemetry", slug="wrong-scope", status=403
+            f"a token of scope {token.scope} does not allow {_DOING[wanted]}", slug="wrong-scope", status=403
         )
     return token
+
+
+def _checked_agent(token: Token | None) -> Token:
+    token = _checked(_known(token), "ingest")
+    if not token.host:
+        raise NotAllowed(f"token {token.id} is bound to no host", slug="wrong-scope", status=403)
+    return token
+
+
+def _of_session(request: Request, cookie: str) -> Token:
+    parts = parts_of(request)
+    found = find_session(parts.control, cookie, parts.clock.now_ns())
+    if found is None:
+        raise NotAllowed("this session is over: log in again", slug="no-session", status=401)
+    check_origin(request)
+    return found
 
 
 def _known(token: Token | None) -> Token:
@@ -61,6 +145,10 @@ def _known(token: Token | None) -> Token:
 
 def _secret_of(request: Request) -> str:
     scheme, _, secret = request.headers.get("Authorization", "").partition(" ")
-    if scheme.lower() != "bearer" or not secret:
-        raise NotAllowed("this needs a token: send Authorization: Bearer <token>", slug="no-token", status=401)
+    if scheme.lower() != "bearer" or not secret.strip():
+        raise _no_token()
     return secret.strip()
+
+
+def _no_token() -> NotAllowed:
+    return NotAllowed("this needs a token: send Authorization: Bearer <token>", slug="no-token", status=401)

@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from lockstep.errors import (
     BadBatch,
     BadInput,
+    ChangedMeanwhile,
     ControlAway,
     GatewayFull,
     LockstepError,
@@ -27,6 +28,7 @@ _RETRY_AFTER_S = 1
 _KINDS: tuple[tuple[type[LockstepError], int, str], ...] = (
     (BadInput, 400, "bad-input"),
     (NotPresent, 404, "not-found"),
+    (ChangedMeanwhile, 412, "changed-meanwhile"),
     (GatewayFull, 503, "busy"),
     (StoreAway, 503, "store-away"),
     (ControlAway, 503, "control-away"),
@@ -54,7 +56,7 @@ def install_problems(app: FastAPI) -> None:
 
     @app.exception_handler(LockstepError)
     async def ours(request: Request, error: LockstepError) -> JSONResponse:
-        status, slug = _classify(error)
+        status, slug = classify(error)
         headers = {"Retry-After": str(_RETRY_AFTER_S)} if status == 503 else {}
         if status == 401:
             headers["WWW-Authenticate"] = "Bearer"
@@ -76,7 +78,8 @@ def install_problems(app: FastAPI) -> None:
         return problem(500, "failed", "this should not have happened; the server's log says more", request)
 
 
-def _classify(error: LockstepError) -> tuple[int, str]:
+def classify(error: LockstepError) -> tuple[int, str]:
+    """Return the status and the slug of one of our errors."""
     if isinstance(error, BadBatch | NotAllowed):
         return error.status, error.slug
     return next((status, slug) for kind, status, slug in _KINDS if isinstance(error, kind))

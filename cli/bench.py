@@ -10,15 +10,18 @@ from rich.text import Text
 from benchmarks.figures import Figure, Note, Report, describe_commit, describe_machine
 from cli.setup import configure_logging, err, out
 
-Name = Literal["store", "plugin", "ingest", "fleet", "sim", "analyze", "accuracy", "paths", "roads", "recovery"]
-_HAS_MORE = ("accuracy",)  # whose measure() knows `full`
+Name = Literal[
+    "store", "plugin", "ingest", "fleet", "sim", "analyze", "accuracy", "paths", "roads", "recovery", "soak", "api"
+]
+_HAS_MORE = ("accuracy", "soak")  # whose measure() knows `full`
 
 
 def command(
     name: Annotated[Name, typer.Argument(help="Which claim to measure.")],
     quick: Annotated[bool, typer.Option("--quick", help="A smaller run that ends within 30 s.")] = False,
     full: Annotated[
-        bool, typer.Option("--full", help="Of accuracy: every variant with every seed; many hours.")
+        bool,
+        typer.Option("--full", help="Of accuracy: every variant with every seed; of soak: a day instead of an hour."),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
 ) -> None:

@@ -2,17 +2,17 @@
 
 import re
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
-from urllib.parse import quote
 
 import typer
 from rich.progress import DownloadColumn, TextColumn
 
-from cli.client import DEFAULT_SERVER, Server, Token, answered
+from cli.client import DEFAULT_SERVER, Server, Token
+from cli.completion import offer_jobs
 from cli.setup import err, progress_bar
 from lockstep.capture.archive import is_archive, unpack
+from lockstep.client import Client
 from lockstep.errors import BadInput
 
 _SINCE = re.compile(r"(\d+)([smh])")
@@ -20,7 +20,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 
 def command(
-    job: Annotated[str, typer.Option(help="Which job.")],
+    job: Annotated[str, typer.Option(help="Which job.", autocompletion=offer_jobs)],
     target: Annotated[Path, typer.Option("--out", help="Capture to write: a directory, or a .tar.zst.")],
     since: Annotated[str, typer.Option(help="How far back: 90s, 10m or 2h.")] = "10m",
     server: Server = DEFAULT_SERVER,
@@ -29,12 +29,12 @@ def command(
     """Save what a running Lockstep knows of a job's last minutes."""
     if target.exists():
         raise BadInput(f"{target} exists already; captures are never overwritten")
-    query = {"since_s": str(parse_since(since))}
+    since_s = parse_since(since)
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:
         archive = Path(folder) / "capture.tar.zst"
-        with answered(server, token, f"/api/v1/jobs/{quote(job, safe='')}/capture", query) as answer:
-            _save(answer.iter_bytes(), archive)
+        with Client(server, token) as lockstep:
+            _save(lockstep, job, since_s, archive)
         unpacked = Path(folder) / "capture"
         unpacked.mkdir()
         unpack(archive, unpacked)  # also where the archive is kept: what answered may be no Lockstep at all
@@ -54,10 +54,7 @@ def parse_since(text: str) -> int:
     return int(match[1]) * _SECONDS[match[2]]
 
 
-def _save(pieces: Iterator[bytes], archive: Path) -> None:
+def _save(lockstep: Client, job: str, since_s: int, archive: Path) -> None:
     with progress_bar(TextColumn("receiving"), DownloadColumn()) as progress:
         task = progress.add_task("receiving", total=None)
-        with open(archive, "wb") as file:
-            for piece in pieces:
-                file.write(piece)
-                progress.advance(task, len(piece))
+        lockstep.save_capture(job, archive, since_s=since_s, watch=lambda size: progress.update(task, completed=size))

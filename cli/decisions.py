@@ -1,19 +1,27 @@
 """lockstep decisions: what is proposed, and a person's word on it."""
 
-from typing import Annotated, Any
-from urllib.parse import quote
+from collections.abc import Iterator
+from itertools import islice
+from typing import Annotated
 
 import typer
 from rich.table import Table as Picture
 
-from cli.client import DEFAULT_SERVER, Server, Token, ask, tell
+from cli.client import DEFAULT_SERVER, Server, Token
+from cli.completion import offer_decisions
 from cli.setup import out
+from lockstep.client import Client
+from lockstep.client.answers import DecisionFile
 from lockstep.clock import rfc3339
+from lockstep.decision import Decision, Option
+from lockstep.execution import OrderKind
 
 app = typer.Typer(no_args_is_help=True, help="What is proposed, done and undone, and what it was worth.")
 
-Json = dict[str, Any]
+Id = Annotated[str, typer.Argument(help="Id of the decision.", autocompletion=offer_decisions)]
 Why = Annotated[str, typer.Option(help="Reason, kept in the audit.")]
+_NEWEST = 100  # decisions that are listed
+
 AsJson = Annotated[bool, typer.Option("--json", help="JSON on standard output.")]
 
 
@@ -25,50 +33,65 @@ def list_of_decisions(
     as_json: AsJson = False,
 ) -> None:
     """List the newest decisions."""
-    found = ask(server, token, "/api/v1/decisions", {"job": job} if job else {})
+    with Client(server, token) as lockstep:
+        found = list(islice(lockstep.decisions(job=job or None), _NEWEST))
     if as_json:
-        out.print_json(data=found)
+        out.print_json(data={"items": [one.as_json() for one in found]})
         return
     picture = Picture("id", "job", "action", "mode", "carried out", "made", "reason", box=None)
-    for item in found["items"]:
-        made = rfc3339(item["created_ns"])
-        done = item["execution"] or ("held" if item["held_because"] else "")
-        picture.add_row(item["id"], item["job"], item["action"], item["mode"], done, made, item["reason"])
+    for one in found:
+        done = one.execution or ("held" if one.held_because else "")
+        picture.add_row(one.id, one.job, one.action, one.mode, done, rfc3339(one.created_ns), one.reason)
     out.print(picture)
 
 
 @app.command("show")
-def show(decision: str, server: Server = DEFAULT_SERVER, token: Token = "", as_json: AsJson = False) -> None:
+def show(decision: Id, server: Server = DEFAULT_SERVER, token: Token = "", as_json: AsJson = False) -> None:
     """Show one decision: its cost, every alternative, and each step that was done."""
-    found = ask(server, token, f"/api/v1/decisions/{quote(decision, safe='')}", {})
+    with Client(server, token) as lockstep:
+        found = lockstep.decision(decision)
     if as_json:
-        out.print_json(data=found)
+        out.print_json(data=found.as_json())
         return
-    out.print(f"{found['action']} for {found['job']}, severity {found['severity']}, mode {found['mode']}")
-    out.print(found["reason"])
-    if found["held_because"]:
-        out.print(f"held: {found['held_because']}")
+    out.print(f"{found.action} for {found.job}, severity {found.severity}, mode {found.mode}")
+    out.print(found.reason)
+    for label, text in _list_remarks(found):
+        out.print(f"{label}: {text}")
     out.print(_picture_options(found))
-    if found["all_jobs"]:
-        out.print(f"over all jobs: {found['all_jobs']['reason']}")
-    for step in (found["execution"] or {}).get("steps", []):
-        out.print(f"{step['state']:8} {step['act']} {step['subject']}  {step['said']}")
+    if found.all_jobs:
+        out.print(f"over all jobs: {found.all_jobs.reason}")
+    for step in found.execution.steps if found.execution else ():
+        out.print(f"{step.state:8} {step.act} {step.subject}  {step.said}")
+
+
+def _list_remarks(found: Decision) -> Iterator[tuple[str, str]]:
+    """Yield what a person should know of a decision before they say yes to it."""
+    if found.held_because:
+        yield "held", found.held_because
+    if found.trigger:
+        yield "because", found.trigger
+    if found.part_of:
+        yield f"part of plan {found.part_of}", f"after {', '.join(found.after) or 'no other'}"
+    if found.waits_until_ns is not None:
+        yield "waits for the next checkpoint, until", rfc3339(found.waits_until_ns)
+    if found.advice:
+        yield "advice", found.advice
 
 
 @app.command()
-def approve(decision: str, why: Why = "", server: Server = DEFAULT_SERVER, token: Token = "") -> None:
+def approve(decision: Id, why: Why = "", server: Server = DEFAULT_SERVER, token: Token = "") -> None:
     """Let a decision be carried out; needs a token of scope act."""
     _order(decision, "approve", why, server, token)
 
 
 @app.command()
-def reject(decision: str, why: Why = "", server: Server = DEFAULT_SERVER, token: Token = "") -> None:
+def reject(decision: Id, why: Why = "", server: Server = DEFAULT_SERVER, token: Token = "") -> None:
     """Keep a decision from being carried out; needs a token of scope act."""
     _order(decision, "reject", why, server, token)
 
 
 @app.command()
-def undo(decision: str, why: Why = "", server: Server = DEFAULT_SERVER, token: Token = "") -> None:
+def undo(decision: Id, why: Why = "", server: Server = DEFAULT_SERVER, token: Token = "") -> None:
     """Give back what a decision took out of service, for good; needs a token of scope act."""
     _order(decision, "undo", why, server, token)
 
@@ -83,28 +106,28 @@ def outcome(
     token: Token = "",
 ) -> None:
     """Say what an incident turned out to be, for the scorecard; needs a token of scope act."""
-    told = {"was_right": was_right, "part": part or None, "why": why}
-    tell(server, token, "PUT", f"/api/v1/incidents/{quote(incident, safe='')}/outcome", told)
+    with Client(server, token) as lockstep:
+        lockstep.confirm(incident, was_right, part=part or None, why=why)
     out.print(f"{incident} is confirmed as {'right' if was_right else 'wrong'}")
 
 
 @app.command()
 def scorecard(server: Server = DEFAULT_SERVER, token: Token = "") -> None:
     """Show what the advice would have been worth, against confirmed outcomes."""
-    out.print_json(data=ask(server, token, "/api/v1/scorecard", {}))
+    with Client(server, token) as lockstep:
+        out.print_json(data=lockstep.scorecard())
 
 
-def _order(decision: str, kind: str, why: str, server: str, token: str) -> None:
-    tell(server, token, "POST", f"/api/v1/decisions/{quote(decision, safe='')}/{kind}", {"why": why})
+def _order(decision: str, kind: OrderKind, why: str, server: str, token: str) -> None:
+    with Client(server, token) as lockstep:
+        lockstep.order(decision, kind, why)
     out.print(f"{kind} {decision}: written down; the planner follows within seconds")
 
 
-def _picture_options(found: Json) -> Picture:
+def _picture_options(found: DecisionFile) -> Picture:
     picture = Picture("action", "standstill s", "speed after", "GPU-hours", "risk", "because", box=None)
-    for option in ({"action": found["action"], "cost": found["cost"], "reason": ""}, *found["alternatives"]):
-        cost = option["cost"]
-        figures = [cost[name] for name in ("downtime_s", "waf_after", "gpu_hours", "risk")]
-        picture.add_row(
-            option["action"], *("" if each is None else f"{each:g}" for each in figures), option["reason"]
-        )
+    for option in (Option(action=found.action, cost=found.cost, reason=""), *found.alternatives):
+        cost = option.cost
+        figures = (cost.downtime_s, cost.waf_after, cost.gpu_hours, cost.risk)
+        picture.add_row(option.action, *("" if each is None else f"{each:g}" for each in figures), option.reason)
     return picture

@@ -3,6 +3,7 @@
 import json
 import sys
 import tempfile
+from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
@@ -10,24 +11,29 @@ import typer
 
 from analyzer.diagnosis import describe
 from analyzer.following import FollowOptions
-from cli.client import DEFAULT_SERVER, Server, Token, answered
+from cli.client import DEFAULT_SERVER, Server, Token
+from cli.completion import offer_jobs
 from cli.report.description import Described, OnlyIncidents
 from cli.report.terminal import print_report
 from cli.setup import configure_logging, err, out, progress_bar
 from lockstep.capture.exchange import load_capture
 from lockstep.capture.reading import read_capture
+from lockstep.client import Client
 from lockstep.clock import SystemClock
-from lockstep.errors import ServerRefused
-from lockstep.incident import Incident
 from lockstep.store.layout import Layout
 from lockstep.store.migrations import migrate
 from lockstep.store.store import open_store
 from lockstep.topology import TopologyIndex
 
+_NEWEST = 100  # incidents of a running job that are told
+
 
 def command(
     capture: Annotated[Path | None, typer.Argument(help="Capture: a directory, or a .tar.zst.")] = None,
-    job: Annotated[str | None, typer.Option(help="Ask the running Lockstep about this job instead.")] = None,
+    job: Annotated[
+        str | None,
+        typer.Option(help="Ask the running Lockstep about this job instead.", autocompletion=offer_jobs),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Verdicts as JSON on standard output.")] = False,
     html: Annotated[
         Path | None, typer.Option(help="Also write a page with pictures, which needs no other file.")
@@ -70,12 +76,8 @@ def _diagnose_capture(path: Path) -> Described:
 
 
 def _ask(server: str, token: str, job: str) -> Described:
-    with answered(server, token, "/api/v1/incidents", {"job": job}) as answer:
-        text = answer.read()
-    try:
-        return OnlyIncidents([Incident.model_validate(item) for item in json.loads(text)["items"]])
-    except (ValueError, KeyError, TypeError):
-        raise ServerRefused(f"what answers at {server} is no Lockstep server of this version", 200) from None
+    with Client(server, token) as lockstep:
+        return OnlyIncidents(list(islice(lockstep.incidents(job=job), _NEWEST)))
 
 
 def _write_page(file: Path, described: Described, name: str) -> None:

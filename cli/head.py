@@ -10,6 +10,7 @@ from analyzer.looks import LookOptions
 from analyzer.numeric.kernels import NumericOptions
 from analyzer.pipeline import AnalyzerOptions
 from analyzer.service import AnalyzerService, Announce, ServiceOptions
+from api.alerts.service import make_alerts
 from api.gateway.gateway import Gateway, GatewayOptions
 from api.parts import Parts
 from cli.opening import layout_of, opened_store, prepare_embedded, unique_holder
@@ -60,6 +61,9 @@ def opened_head(
         works: dict[str, Work] = {"analyzer": analyzer.run_once, "planner": planner.run_once}
         if settings.planner.paths:
             works["paths"] = make_path_service(store, control, topology).run_once
+        alerts = make_alerts(parts)
+        stack.callback(alerts.close)
+        works["alerts"] = alerts.run_once
         yield Head(parts, tuple(make_duty(name, work, settings, control, clock) for name, work in works.items()))
 
 

@@ -1,7 +1,8 @@
 """Where the `lockstep` command begins, and where every error becomes one sentence."""
 
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated
@@ -26,18 +27,26 @@ _COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("topology", "cli.topology", "planner"),
     ("plan", "cli.plan", "planner"),
     ("checkpoints", "cli.checkpoints", "planner"),
-    ("decisions", "cli.decisions", "collector"),
+    ("decisions", "cli.decisions", "client"),
+    ("alerts", "cli.alerts", "client"),
+    ("isolations", "cli.isolations", "client"),
     ("diagnose", "cli.diagnose", "analyzer"),
-    ("capture", "cli.capture", "collector"),
+    ("capture", "cli.capture", "client"),
+    ("top", "cli.top", "client"),
     ("record", "cli.record", "collector"),
+    ("nvrx", "cli.nvrx", "nvrx"),
     ("store", "cli.store", "store"),
     ("token", "cli.token", "store"),
     ("bench", "cli.bench", "dev"),
+    ("screenshots", "cli.screenshots", "dev"),
 )
 
 
-def build(arguments: Sequence[str]) -> typer.Typer:
-    """Return the command line, with the one command that the arguments name, or with all when they name none."""
+def build(arguments: Sequence[str], is_completing: bool = False) -> typer.Typer:
+    """Return the command line, with the one command that the arguments name, or with all when they name none.
+
+    A shell that completes a word must not wait: as long as no command is named, names are all that it gets.
+    """
     app = typer.Typer(
         no_args_is_help=True,
         pretty_exceptions_enable=False,
@@ -46,15 +55,18 @@ def build(arguments: Sequence[str]) -> typer.Typer:
     app.callback()(_options)
     wanted = _wanted(arguments)
     for name, module, extra in _COMMANDS:
-        if wanted in (None, name):
-            _add(app, name, module, extra, needed=wanted is not None)
+        if is_completing and wanted is None:
+            app.command(name)(lambda: None)
+        elif wanted in (None, name):
+            _add(app, name, module, extra, needed=wanted is not None and not is_completing)
     return app
 
 
 def run() -> None:
     """Run the command line: 0 when the command did its work, 2 for bad usage, 1 with a sentence for the rest."""
     try:
-        build(sys.argv[1:])()
+        typed = _words_before_cursor(os.environ, sys.argv[1:])
+        build(sys.argv[1:] if typed is None else typed, is_completing=typed is not None)()
     except LockstepError as error:
         err.print(f"lockstep: {error}", style="red", highlight=False)
         sys.exit(1)
@@ -64,6 +76,23 @@ def run() -> None:
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _words_before_cursor(environment: Mapping[str, str], arguments: Sequence[str]) -> list[str] | None:
+    """Return the whole words before the cursor where a shell asks what could follow; None where none asks.
+
+    Installing the script for that is part of it: it needs no command either.
+    """
+    asked = environment.get("_LOCKSTEP_COMPLETE", "")
+    if asked.startswith("source_") or set(arguments) & {"--install-completion", "--show-completion"}:
+        return []
+    if not asked.startswith("complete_"):
+        return None
+    if "COMP_WORDS" in environment:  # bash
+        return environment["COMP_WORDS"].split()[1 : int(environment["COMP_CWORD"])]
+    line = environment.get("_TYPER_COMPLETE_ARGS", "")  # zsh and fish
+    words = line.split()[1:]
+    return words if line.endswith(" ") else words[:-1]
 
 
 def _wanted(arguments: Sequence[str]) -> str | None:

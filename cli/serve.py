@@ -7,6 +7,7 @@ import structlog
 import typer
 from prometheus_client import CollectorRegistry
 
+from api.alerts.service import make_alerts
 from api.app import create_app
 from api.parts import Parts
 from api.routes.health import health_app
@@ -14,7 +15,7 @@ from cli.head import make_analyzer, make_duty, make_gateway, make_path_service, 
 from cli.opening import layout_of, listen_on, opened_store, prepare_embedded
 from cli.planning import make_planner
 from cli.setup import make_state_dir, settings_of
-from cli.web import serve
+from cli.web import check_exposure, serve
 from lockstep.clock import SystemClock
 from lockstep.control.database import open_control
 from lockstep.control.duty import Duty, Work
@@ -29,8 +30,9 @@ _log = structlog.get_logger("serve")
 
 @app.command("api")
 def serve_api(context: typer.Context) -> None:
-    """Serve the HTTP API and take in what collectors send."""
+    """Serve the HTTP API, take in what collectors send, and send alerts; of several, one sends."""
     settings, clock = settings_of(context), SystemClock()
+    check_exposure(settings.api)
     listener = listen_on(*split_listen(settings.api.listen), "LOCKSTEP_API_LISTEN")
     make_state_dir(settings)
     with ExitStack() as stack:
@@ -46,7 +48,15 @@ def serve_api(context: typer.Context) -> None:
             clock=clock,
             topology=topology_of(settings, control),
         )
-        serve(create_app(parts), listener, lambda: _log.info("api is up", listen=settings.api.listen), lambda: None)
+        alerts = make_alerts(parts)
+        stack.callback(alerts.close)
+        duty = make_duty("alerts", alerts.run_once, settings, control, clock)
+
+        def started() -> None:
+            duty.start()
+            _log.info("api is up", listen=settings.api.listen)
+
+        serve(create_app(parts), listener, started, duty.close, settings.api)
 
 
 @app.command("analyzer")

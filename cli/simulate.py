@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from cli.setup import err, progress_bar
+from cli.story import offer_stories
 from lockstep.capture.contents import CaptureInfo, JobLayout
 from lockstep.capture.writing import CaptureWriter
 from lockstep.clock import NS_PER_S
@@ -20,7 +21,9 @@ _STORY_START_NS = 1_700_000_000 * NS_PER_S
 
 
 def command(
-    story: Annotated[str, typer.Argument(help="Name of the story; see `lockstep story list`.")],
+    story: Annotated[
+        str, typer.Argument(help="Name of the story; see `lockstep story list`.", autocompletion=offer_stories)
+    ],
     target: Annotated[Path, typer.Option("--out", help="Capture to write: a directory, or a .tar.zst.")],
     ranks: Annotated[int | None, typer.Option(min=1, help="Ranks, instead of the story's own number.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of all noise.")] = 1,

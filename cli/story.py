@@ -11,6 +11,11 @@ from lockstep.sim.library import find_story, list_stories
 app = typer.Typer(no_args_is_help=True, help="The fault stories that come with Lockstep.")
 
 
+def offer_stories(incomplete: str) -> list[str]:
+    """Return the stories whose names begin so, for a shell that completes one."""
+    return [story.name for story in list_stories() if story.name.startswith(incomplete)]
+
+
 @app.command("list")
 def story_list(as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False) -> None:
     """List the stories."""
@@ -25,6 +30,8 @@ def story_list(as_json: Annotated[bool, typer.Option("--json", help="JSON on sta
 
 
 @app.command("show")
-def story_show(story: Annotated[str, typer.Argument(help="Name of the story.")]) -> None:
+def story_show(
+    story: Annotated[str, typer.Argument(help="Name of the story.", autocompletion=offer_stories)],
+) -> None:
     """Show a story with its cluster, its timeline and the verdict that is right."""
     out.print_json(data=find_story(story).model_dump(by_alias=True))

@@ -10,7 +10,7 @@ from cli.demo import Demo
 from cli.head import Head, opened_head
 from cli.opening import listen_on, with_listen
 from cli.setup import err, out, settings_of
-from cli.web import serve
+from cli.web import check_exposure, scheme_of, serve
 from lockstep.clock import NS_PER_S, SystemClock, rfc3339
 from lockstep.config import Settings
 from lockstep.incident import Incident
@@ -30,12 +30,15 @@ def command(
     settings = settings_of(context)
     told = find_story(story) if demo else None
     if demo:  # nobody can reach it but from this machine, and the page says that it is open
-        settings = settings.model_copy(update={"api": settings.api.model_copy(update={"open_reads": True})})
+        check_exposure(settings.api, is_demo=True)
+        local = {"open_reads": True, "tls_cert": None, "tls_key": None}  # its collectors know no certificate
+        settings = settings.model_copy(update={"api": settings.api.model_copy(update=local)})
     _run(settings, told)
 
 
 def _run(settings: Settings, story: Story | None) -> None:
     clock = SystemClock()
+    check_exposure(settings.api)
     listener = listen_on(*split_listen(settings.api.listen), "LOCKSTEP_API_LISTEN")
     settings = with_listen(settings, listener)
     topology = build_topology(story.cluster) if story else None
@@ -47,6 +50,7 @@ def _run(settings: Settings, story: Story | None) -> None:
             listener,
             on_started=lambda: _start(head, demo, settings),
             on_leaving=lambda: _leave(head, demo),
+            api=settings.api,
         )
     err.print("stopped; nothing is left running")
 
@@ -57,7 +61,7 @@ def _start(head: Head, demo: Demo | None, settings: Settings) -> None:
     if demo:
         demo.start()
         err.print(f"{head.parts.notice} A verdict follows within half a minute after second 20.")
-    out.print(f"Lockstep is up: http://{settings.api.listen}  (Ctrl-C stops it)")
+    out.print(f"Lockstep is up: {scheme_of(settings.api)}://{settings.api.listen}  (Ctrl-C stops it)")
 
 
 def _leave(head: Head, demo: Demo | None) -> None:

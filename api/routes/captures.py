@@ -1,39 +1,156 @@
-"""A job's last minutes as a capture, for diagnosis elsewhere and for tickets."""
+"""Captures: a job's last minutes or an incident as a case file, case files brought in, and judged anew."""
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 
-from api.auth import Reader
-from api.parts import parts_of
+from api.asking import Identity, JobName
+from api.auth import Actor, Admin, Reader
+from api.captures import CaptureFolder, StoredCapture
+from api.operations import Operation, Operations
+from api.paging import USUAL, Cursor, Limit, Page, add_link, cut_sorted, read_cursor
+from api.parts import Parts, parts_of
+from api.replaying import replay_apart
 from lockstep.capture.exchange import export_capture
 from lockstep.capture.writing import CaptureWriter
 from lockstep.clock import NS_PER_S
+from lockstep.control.audit import record
+from lockstep.control.incidents import get_incident
 
-router = APIRouter(prefix="/api/v1", dependencies=[Reader])
+router = APIRouter(prefix="/api/v1", tags=["captures"])
 
 _CHUNK = 1 << 20
 _DAY_S = 86_400
+_BEFORE_NS = 120 * NS_PER_S  # of an incident: what was usual before it belongs to the case
+_LONGEST_NS = 3600 * NS_PER_S  # of an incident: the fault's last hour shows what its first day did
+_ZSTD = "application/zstd"
+_ARCHIVE = {"content": {_ZSTD: {"schema": {"type": "string", "format": "binary"}}}, "description": "a .tar.zst"}
+_BODY = {"requestBody": {"required": True, "content": {_ZSTD: {"schema": {"type": "string", "format": "binary"}}}}}
 
 
-@router.get("/jobs/{job:path}/capture")  # a job's id may hold slashes
-def capture(request: Request, job: str, since_s: Annotated[int, Query(ge=1, le=_DAY_S)] = 600) -> StreamingResponse:
+class _Archive(StreamingResponse):
+    media_type = _ZSTD
+
+
+@router.get(
+    "/jobs/{job:path}/capture",  # a job's id may hold slashes
+    dependencies=[Reader],
+    summary="Export a job's last minutes",
+    response_class=_Archive,
+    responses={200: _ARCHIVE},
+)
+def job_capture(
+    request: Request, job: JobName, since_s: Annotated[int, Query(ge=1, le=_DAY_S)] = 600
+) -> StreamingResponse:
     """Return what the store knows of the job's last `since_s` seconds as a .tar.zst."""
     parts = parts_of(request)
     now_ns = parts.clock.now_ns()
+    start_ns = now_ns - since_s * NS_PER_S
+    return _stream(lambda writer: export_capture(parts.store, writer, job, start_ns, now_ns, parts.topology))
+
+
+@router.get(
+    "/incidents/{incident_id}/capture",
+    dependencies=[Reader],
+    summary="Export an incident",
+    response_class=_Archive,
+    responses={200: _ARCHIVE},
+)
+def incident_capture(request: Request, incident_id: Identity) -> StreamingResponse:
+    """Return the telemetry around an incident as a .tar.zst with its verdict, for a ticket or to be judged anew."""
+    parts = parts_of(request)
+    found = get_incident(parts.control, incident_id)
+    end_ns = (found.closed_ns or max(found.updated_ns, found.verdict.last_seen_ns)) + NS_PER_S
+    start_ns = max(min(found.verdict.since_ns, found.opened_ns) - _BEFORE_NS, end_ns - _LONGEST_NS, 0)
+
+    def write(writer: CaptureWriter) -> object:
+        return export_capture(parts.store, writer, found.job, start_ns, end_ns, parts.topology, [found.verdict])
+
+    return _stream(write)
+
+
+@router.get("/captures", dependencies=[Reader], summary="List imported captures")
+def captures(
+    request: Request, response: Response, limit: Limit = USUAL, cursor: Cursor = None
+) -> Page[StoredCapture]:
+    """Return the captures that were brought in, by the name of their job."""
+    after = read_cursor(cursor, str)
+    found = _folder(parts_of(request)).list()
+    return add_link(request, response, cut_sorted(found, limit, after, lambda each: (each.job,)))
+
+
+@router.post("/captures", status_code=201, summary="Import a capture", openapi_extra=_BODY)
+async def import_capture(
+    request: Request,
+    admin: Admin,
+    job: Annotated[str, Query(min_length=1, max_length=100, description="what its job is called here; must be new")],
+) -> StoredCapture:
+    """Take a .tar.zst as a new job: its ranks, matrix and lags can be read like those of any other."""
+    parts = parts_of(request)
+    folder = _folder(parts)
+    upload = await run_in_threadpool(folder.new_file)
+    try:
+        with open(upload, "wb") as file:  # opening a local file does not wait
+            async for piece in request.stream():
+                await run_in_threadpool(file.write, piece)
+        return await run_in_threadpool(_take, parts, folder, upload, job, admin)
+    finally:
+        upload.unlink(missing_ok=True)
+
+
+@router.delete("/captures/{job}", status_code=204, summary="Delete an imported capture")
+def delete_capture(request: Request, job: JobName, admin: Admin) -> None:
+    """Forget the archive; the rows of its job end by their retention."""
+    parts = parts_of(request)
+    _folder(parts).delete(job)
+    record(parts.control, who=admin, what="delete_capture", subject=job, why="", now_ns=parts.clock.now_ns())
+
+
+@router.post("/captures/{job}/replay", status_code=202, summary="Judge an imported capture anew")
+def replay(request: Request, response: Response, job: JobName, actor: Actor) -> Operation:
+    """Begin to diagnose a capture with this version; the Location header leads to its verdicts."""
+    archive = _folder(parts_of(request)).find(job)
+    operations: Operations = request.app.state.operations
+    begun = operations.begin(job, partial(replay_apart, archive))
+    response.headers["Location"] = f"{router.prefix}/operations/{begun.id}"
+    return begun
+
+
+@router.get("/operations/{operation_id}", dependencies=[Reader], summary="Read an operation")
+def operation(request: Request, operation_id: Identity) -> Operation:
+    """Return how far something is that was begun with 202, and its result once it is done."""
+    operations: Operations = request.app.state.operations
+    return operations.find(operation_id)
+
+
+def _folder(parts: Parts) -> CaptureFolder:
+    return CaptureFolder(parts.settings.state_dir / "captures")
+
+
+def _take(parts: Parts, folder: CaptureFolder, upload: Path, job: str, who: str) -> StoredCapture:
+    now_ns = parts.clock.now_ns()
+    taken = folder.take(parts.store, upload, job, now_ns)
+    record(parts.control, who=who, what="import_capture", subject=job, why=taken.original_job, now_ns=now_ns)
+    return taken
+
+
+def _stream(write: Callable[[CaptureWriter], object]) -> StreamingResponse:
+    """Return an archive that is written whole before its first byte is sent, and deleted after its last."""
     folder = tempfile.TemporaryDirectory(prefix="lockstep-export-")
     try:
         archive = Path(folder.name) / "capture.tar.zst"
         with CaptureWriter(archive) as writer:
-            export_capture(parts.store, writer, job, now_ns - since_s * NS_PER_S, now_ns, parts.topology)
+            write(writer)
     except BaseException:
         folder.cleanup()
         raise
-    return StreamingResponse(_read_and_delete(archive, folder), media_type="application/zstd")
+    return StreamingResponse(_read_and_delete(archive, folder), media_type=_ZSTD)
 
 
 def _read_and_delete(archive: Path, folder: "tempfile.TemporaryDirectory[str]") -> Iterator[bytes]:

@@ -1,4 +1,4 @@
-"""Decisions: what is proposed, what a person says to it, what was carried out, and what it was worth."""
+"""Decisions: what is proposed, what a person says to it and to isolated nodes, and what it was worth."""
 
 from typing import Annotated, Any, Literal
 
@@ -6,7 +6,7 @@ from fastapi import APIRouter, Query, Request
 from pydantic import Field
 
 from api.auth import Actor, Reader
-from api.parts import parts_of
+from api.parts import Parts, parts_of
 from lockstep.control.database import ControlDatabase
 from lockstep.control.decisions import get_decision, list_decisions
 from lockstep.control.executions import (
@@ -19,9 +19,10 @@ from lockstep.control.executions import (
     save_outcome,
 )
 from lockstep.control.incidents import get_incident, list_incidents
+from lockstep.control.node_orders import find_isolated, give_node_order, list_node_orders
 from lockstep.decision import Decision
-from lockstep.errors import BadInput
-from lockstep.execution import Order, Outcome
+from lockstep.errors import BadInput, StoreAway
+from lockstep.execution import Isolated, NodeOrder, NodeOrderKind, Order, Outcome, PartIdentity
 from lockstep.verdict import Frozen
 from planner.recovery.ledger import find_downtimes
 from planner.recovery.scorecard import score
@@ -30,12 +31,19 @@ router = APIRouter(prefix="/api/v1")
 
 Json = dict[str, Any]
 _MOST = 500  # decisions and incidents that scorecard and ledger look back on
+_UUID = "SELECT argMax(gpu_uuid, ts_ns) AS uuid FROM gpu_health WHERE host = {host:String} AND gpu = {gpu:UInt32}"
 
 
 class Word(Frozen):
     """Why somebody wants something."""
 
     why: str = Field("", max_length=1000)
+
+
+class NodeWord(Word):
+    """What somebody wants of a node, and of an rma: which part was sent back."""
+
+    part: PartIdentity = PartIdentity()
 
 
 class Confirmation(Frozen):
@@ -89,9 +97,9 @@ def _check_approvable(control: ControlDatabase, found: Decision) -> None:
     """Raise BadInput where nothing would follow an approval."""
     if found.action == "none":
         raise BadInput(f"decision {found.id} is to do nothing, so there is nothing to approve")
-    if get_incident(control, found.incident).state == "closed":
+    if not found.part_of and get_incident(control, found.incident).state == "closed":
         raise BadInput(f"incident {found.incident} is over, so decision {found.id} is not carried out any more")
-    newest = list_decisions(control, incident=found.incident, limit=1)[0]
+    newest = list_decisions(control, incident=found.incident, job=found.job, limit=1)[0]
     if newest.id != found.id:
         raise BadInput(f"decision {found.id} was followed by {newest.id}: approve that one")
 
@@ -114,8 +122,44 @@ def confirm(request: Request, incident_id: str, told: Confirmation, actor: Actor
 
 @router.get("/isolated", dependencies=[Reader])
 def isolated(request: Request) -> Json:
-    """Return the nodes that were taken out of service, and how far each is on its way back."""
-    return {"items": [each.model_dump() for each in list_isolated(parts_of(request).control)]}
+    """Return the nodes that were taken out of service, how far each is on its way back, and what persons said."""
+    control = parts_of(request).control
+    return {"items": [each.model_dump() | {"orders": _orders_on(control, each)} for each in list_isolated(control)]}
+
+
+@router.post("/isolated/{node}/{kind}", status_code=202)
+def order_node(request: Request, node: str, kind: NodeOrderKind, word: NodeWord, actor: Actor) -> Json:
+    """Say what is to become of an isolated node: test, return, rma or repaired; the planner follows."""
+    parts = parts_of(request)
+    found = find_isolated(parts.control, node)
+    given = NodeOrder(
+        decision=found.decision,
+        node=node,
+        kind=kind,
+        who=actor,
+        why=word.why,
+        part=_identify(parts, found, word.part) if kind == "rma" else None,
+        ts_ns=parts.clock.now_ns(),
+    )
+    give_node_order(parts.control, given)
+    return given.model_dump(exclude={"number"})
+
+
+def _orders_on(control: ControlDatabase, isolated: Isolated) -> list[Json]:
+    return [order.model_dump() for order in list_node_orders(control, isolated)]
+
+
+def _identify(parts: Parts, isolated: Isolated, told: PartIdentity) -> PartIdentity:
+    """Return the part as it was told, with the UUID that telemetry knows of a GPU where the person gave none."""
+    kind, _, name = isolated.component.partition(":")
+    host, _, index = name.partition("/")
+    if told.uuid or kind != "gpu" or not index.isdecimal():
+        return told
+    try:
+        (row,) = parts.store.query(_UUID, {"host": host, "gpu": int(index)}).to_pylist()
+    except StoreAway:
+        return told  # what a person says must not wait for telemetry
+    return told.model_copy(update={"uuid": row["uuid"] or None})
 
 
 @router.get("/scorecard", dependencies=[Reader])

@@ -1,4 +1,4 @@
-"""Is it alive, can it work, which version, and what does it count: for probes, never behind a token."""
+"""Is it alive, can it work, which version: for probes, without a token. What it counts and can do: with one."""
 
 from collections.abc import Callable
 
@@ -7,6 +7,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from api.auth import Reader, Scraper
 from api.problems import install_problems
 from lockstep import __version__
 from lockstep.errors import LockstepError
@@ -35,9 +36,24 @@ def ready(request: Request) -> Response:
     return JSONResponse({"ready": True})
 
 
-@router.get("/metrics")
+@router.get("/metrics", dependencies=[Scraper], response_class=PlainTextResponse)
 def metrics(request: Request) -> Response:
-    registries: list[CollectorRegistry] = request.app.state.registries
+    """Return all counters and gauges in Prometheus's text format."""
+    return write_metrics(request.app.state.registries)
+
+
+@router.get("/openapi.json", dependencies=[Reader], include_in_schema=False)
+def description(request: Request) -> JSONResponse:
+    """Return what the API can do, for programs that write clients."""
+    return JSONResponse(request.app.openapi())
+
+
+def own_metrics(request: Request) -> Response:
+    """Return the same without a token: a service apart listens on loopback, and counts nothing but itself."""
+    return write_metrics(request.app.state.registries)
+
+
+def write_metrics(registries: list[CollectorRegistry]) -> Response:
     return Response(b"".join(map(generate_latest, registries)), media_type=CONTENT_TYPE_LATEST)
 
 
@@ -47,5 +63,8 @@ def health_app(check_ready: Readiness, registries: list[CollectorRegistry]) -> F
     app.state.check_ready = check_ready
     app.state.registries = registries
     install_problems(app)
-    app.include_router(router)
+    app.get("/healthz", response_class=PlainTextResponse)(alive)
+    app.get("/version")(version)
+    app.get("/readyz")(ready)
+    app.get("/metrics")(own_metrics)
     return app

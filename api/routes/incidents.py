@@ -1,61 +1,98 @@
-"""Incidents and the decisions on them, newest first."""
+"""Incidents, newest first: verdicts and outcomes, what happened, what changed before, what the part did before."""
 
-import base64
-import binascii
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 
+from analyzer.roster import read_roster
+from analyzer.windows import Window
+from api.asking import Identity, Wanted
 from api.auth import Reader
+from api.paging import USUAL, Cursor, Limit, Page, add_link, cut_sorted, read_cursor
 from api.parts import parts_of
-from lockstep.control.decisions import list_decisions
-from lockstep.control.incidents import get_incident, list_incidents
-from lockstep.errors import BadInput
-from lockstep.incident import Incident
+from api.reading.changes import BEFORE_S, Change, find_changes
+from api.reading.changes import place_of as change_place
+from api.reading.incidents import IncidentDetail, IncidentFilter, IncidentPages, IncidentView, find_incident
+from api.reading.ledger import find_part
+from api.reading.matrix import Matrix, read_matrix
+from api.reading.parts import PartHistory
+from api.reading.timeline import Entry, read_timeline
+from api.reading.timeline import place_of as timeline_place
+from lockstep.clock import NS_PER_S
+from lockstep.control.incidents import get_incident
+from lockstep.verdict import FaultClass
 
-router = APIRouter(prefix="/api/v1", dependencies=[Reader])
+router = APIRouter(prefix="/api/v1", dependencies=[Reader], tags=["incidents"])
 
-Json = dict[str, Any]
+_MATRIX_NS = 30 * NS_PER_S  # of an incident: as the fault was last seen
 
 
-@router.get("/incidents")
+@router.get("/incidents", summary="List incidents", response_model=Page[IncidentView])
 def incidents(
     request: Request,
-    response: Response,
-    job: str | None = None,
+    job: Wanted = None,
     state: Literal["open", "closed"] | None = None,
-    limit: Annotated[int, Query(ge=1, le=500)] = 100,
-    cursor: str | None = None,
-) -> Json:
+    fault_class: Annotated[FaultClass | None, Query(alias="class")] = None,
+    component: Wanted = None,
+    limit: Limit = USUAL,
+    cursor: Cursor = None,
+) -> Response:
     """Return incidents with their newest verdicts; `next` and the Link header lead to older ones."""
-    before = _read_cursor(cursor) if cursor else None
-    found = list_incidents(parts_of(request).control, job=job, state=state, limit=limit, before=before)
-    following = _write_cursor(found[-1]) if len(found) == limit else None
-    if following:
-        response.headers["Link"] = f'<{request.url.include_query_params(cursor=following)}>; rel="next"'
-    return {"items": [_as_json(incident) for incident in found], "next": following}
+    after = read_cursor(cursor, int, str)
+    wanted = IncidentFilter(job=job, state=state, fault_class=fault_class, component=component)
+    pages: IncidentPages = request.app.state.incident_pages
+    page = pages.render(wanted, limit, after)
+    answer = Response(page.body, media_type="application/json")
+    add_link(request, answer, Page(items=(), next=page.next))
+    return answer
 
 
-@router.get("/incidents/{incident_id}")
-def incident(request: Request, incident_id: str) -> Json:
-    """Return one incident and the decisions on it."""
-    control = parts_of(request).control
-    found = get_incident(control, incident_id)
-    decisions = [decision.as_json() for decision in list_decisions(control, incident=incident_id)]
-    return _as_json(found) | {"decisions": decisions}
+@router.get("/incidents/{incident_id}", summary="Read an incident")
+def incident(request: Request, incident_id: Identity) -> IncidentDetail:
+    """Return one incident, what it turned out to be, and the decisions on it."""
+    return find_incident(parts_of(request).control, incident_id)
 
 
-def _as_json(incident: Incident) -> Json:
-    return incident.model_dump(by_alias=True)
+@router.get("/incidents/{incident_id}/timeline", summary="Read the timeline of an incident")
+def timeline(
+    request: Request, response: Response, incident_id: Identity, limit: Limit = USUAL, cursor: Cursor = None
+) -> Page[Entry]:
+    """Return who was told, who acted and what was done by itself, oldest first."""
+    after = read_cursor(cursor, int, int, str)
+    found = read_timeline(parts_of(request).control, incident_id)
+    return add_link(request, response, cut_sorted(found, limit, after, timeline_place))
 
 
-def _write_cursor(incident: Incident) -> str:
-    return base64.urlsafe_b64encode(f"{incident.opened_ns}:{incident.id}".encode()).decode().rstrip("=")
+@router.get("/incidents/{incident_id}/changes", summary="Read what changed before an incident")
+def changes(
+    request: Request,
+    response: Response,
+    incident_id: Identity,
+    before_s: Annotated[int, Query(ge=1, le=86_400, description="how far before the fault to look")] = BEFORE_S,
+    limit: Limit = USUAL,
+    cursor: Cursor = None,
+) -> Page[Change]:
+    """Return what was different from shortly before the fault began, the newest first."""
+    parts = parts_of(request)
+    after = read_cursor(cursor, int, str)
+    found = find_changes(parts.store, parts.control, get_incident(parts.control, incident_id), before_s)
+    return add_link(request, response, cut_sorted(found, limit, after, change_place))
 
 
-def _read_cursor(cursor: str) -> tuple[int, str]:
-    try:
-        opened_ns, _, identity = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode().partition(":")
-        return int(opened_ns), identity
-    except (binascii.Error, ValueError):
-        raise BadInput(f"{cursor!r} is not a cursor that this server gave") from None
+@router.get("/incidents/{incident_id}/part", summary="Read what the part of an incident did before")
+def part(request: Request, incident_id: Identity) -> PartHistory:
+    """Return the history of the part that the incident names, the incident itself included."""
+    parts = parts_of(request)
+    named = get_incident(parts.control, incident_id).verdict.component
+    return find_part(parts.store, parts.control, named, parts.clock.now_ns())
+
+
+@router.get("/incidents/{incident_id}/matrix", summary="Read the delay matrix of an incident")
+def matrix(request: Request, incident_id: Identity) -> Matrix:
+    """Return the delay matrix of the job in the last half minute in which the fault was seen."""
+    parts = parts_of(request)
+    found = get_incident(parts.control, incident_id)
+    end_ns = found.verdict.last_seen_ns
+    window = Window(max(end_ns - _MATRIX_NS, 0), end_ns)
+    roster = read_roster(parts.store, found.job, found.attempt)
+    return read_matrix(parts.store, found.job, found.attempt, roster, window)

@@ -1,7 +1,7 @@
 """Captures and stores: load one into the other, export a stretch of time as a capture."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
@@ -12,6 +12,7 @@ from lockstep.errors import NotPresent
 from lockstep.store.store import Parameters, Store
 from lockstep.tables import TABLE_BY_NAME, TABLES, Table, columns_of
 from lockstep.topology import Topology
+from lockstep.verdict import Verdict
 
 _ROWS_PER_INSERT = 500_000  # below the engine's block size, so that each insert is one block
 _SLICE_NS = 60_000_000_000  # a minute at a time bounds the memory of an export
@@ -28,9 +29,18 @@ def load_capture(store: Store, capture: Capture) -> int:
 
 
 def export_capture(
-    store: Store, writer: CaptureWriter, job: str, start_ns: int, end_ns: int, topology: Topology | None
+    store: Store,
+    writer: CaptureWriter,
+    job: str,
+    start_ns: int,
+    end_ns: int,
+    topology: Topology | None,
+    verdicts: Sequence[Verdict] | None = None,
 ) -> CaptureInfo:
-    """Write what the store knows of a job from start to end, end excluded; raise NotPresent when that is nothing."""
+    """Write what the store knows of a job from start to end, end excluded; raise NotPresent when that is nothing.
+
+    Verdicts go with it where they are given, so that an incident can be judged anew and compared.
+    """
     hosts = _hosts_of(store, job, start_ns, end_ns)
     if not hosts:
         raise NotPresent(f"the store knows no job {job!r}")
@@ -38,7 +48,7 @@ def export_capture(
         for rows in _stretch(store, table, job, hosts, start_ns, end_ns):
             writer.write(table, conform(table, rows))
     info = CaptureInfo(job=job, start_ns=start_ns, end_ns=end_ns, hosts=hosts)
-    writer.finish(info, topology)
+    writer.finish(info, topology, verdicts)
     return info
 
 

@@ -19,12 +19,14 @@ from lockstep.batches import (
     NUMBER_HEADER,
     VERSION_HEADER,
 )
+from lockstep.clock import Clock
 from lockstep.config import Settings
 from lockstep.control.database import open_control
 from lockstep.control.tokens import Scope, create_token
 from lockstep.records import RECORDS_VERSION
 from lockstep.store.layout import Layout
 from lockstep.store.store import Store
+from lockstep.topology import Topology
 from tests.api.serving import served
 from tests.builders import T0
 from tests.waiting import HastyClock
@@ -57,9 +59,11 @@ def running_api(
     layout: Layout | None = None,
     gateway_store: Store | None = None,
     notice: str = "",
+    clock: Clock | None = None,
+    topology: Topology | None = None,
 ) -> Iterator[Api]:
     """Give an app on a socket, with a control database and a gateway of its own."""
-    clock = HastyClock()
+    clock = clock or HastyClock()
     with open_control(f"sqlite:///{folder / 'control.db'}") as control:
         parts = Parts(
             settings=settings or Settings(),
@@ -69,8 +73,9 @@ def running_api(
             gateway=Gateway(folder / "gateway", gateway_store or store, clock, GatewayOptions()),
             clock=clock,
             notice=notice,
+            topology=topology,
         )
-        with served(create_app(parts)) as url, httpx.Client(base_url=url, trust_env=False) as client:
+        with served(create_app(parts)) as url, httpx.Client(base_url=url, trust_env=False, timeout=30) as client:
             yield Api(parts, client)
 
 

@@ -21,7 +21,7 @@ from tests.api.build import Api, check_problem
 INCIDENTS = "/api/v1/incidents"
 
 
-@pytest.mark.parametrize("path", ["/nowhere", "/api/v1/nowhere", "/docs", "/redoc", "/api/v1/jobs/j1"])
+@pytest.mark.parametrize("path", ["/nowhere", "/api/v1/nowhere", "/docs", "/redoc"])
 def test_path_that_does_not_exist_is_a_problem(shared_api: Api, path: str) -> None:
     check_problem(shared_api.client.get(path), 404, "not-found")
 
@@ -60,7 +60,7 @@ def test_each_of_our_errors_has_its_status_and_keeps_its_sentence(
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("api.routes.incidents.list_incidents", fail)
+    monkeypatch.setattr("api.reading.incidents.IncidentPages.render", fail)
     answer = shared_api.get(INCIDENTS)
     assert "said" in check_problem(answer, status, slug)
     assert ("Retry-After" in answer.headers) == (status == 503)
@@ -72,7 +72,7 @@ def test_error_that_nobody_foresaw_shows_nothing_and_is_in_the_log(
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("password=correct-horse")
 
-    monkeypatch.setattr("api.routes.incidents.list_incidents", fail)
+    monkeypatch.setattr("api.reading.incidents.IncidentPages.render", fail)
     with capture_logs() as lines:
         answer = shared_api.get(INCIDENTS)
     sentence = check_problem(answer, 500, "failed")

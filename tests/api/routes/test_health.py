@@ -78,7 +78,7 @@ def test_process_whose_batches_pile_up_is_not_ready_until_they_are_taken(tmp_pat
 def test_metrics_are_in_the_text_format_and_count_batches(api: Api) -> None:
     headers = batch_headers(api.make_token("ingest", "metrics"), agent="metrics")
     api.client.post("/api/v1/ingest", content=batch("a", host="metrics"), headers=headers)
-    answer = api.client.get("/metrics")
+    answer = api.get("/metrics")
     assert answer.headers["Content-Type"].startswith("text/plain; version=")
     assert 'lockstep_ingest_batches_total{result="accepted"} 1.0' in answer.text
 

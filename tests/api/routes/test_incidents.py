@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from api.reading.incidents import view_incident
 from lockstep.control.decisions import save_decisions
 from lockstep.control.incidents import save_incidents
 from tests.api.build import Api, bearer, check_problem
@@ -31,7 +32,8 @@ def test_incident_is_shown_with_its_verdict_as_it_is_documented(api: Api) -> Non
     (item,) = api.get(PATH).json()["items"]
     assert item["verdict"]["class"] == "comm_slow"
     assert item["verdict"]["component"] == "nic:h3/eth1"
-    assert item == incident("i1", opened_ns=0).model_dump(mode="json", by_alias=True)
+    shown = view_incident(incident("i1", opened_ns=0), None)
+    assert item == shown.model_dump(mode="json", by_alias=True)
 
 
 def test_incidents_come_newest_first(api: Api) -> None:
@@ -85,7 +87,7 @@ def cursor_of(text: bytes) -> str:
 )
 def test_cursor_that_we_never_gave_is_refused(api: Api, cursor: str) -> None:
     sentence = check_problem(api.get(PATH, {"cursor": cursor}), 400, "bad-input")
-    assert sentence == f"{cursor!r} is not a cursor that this server gave"
+    assert sentence == f"{cursor[:100]!r} is not a cursor that this server gave"
 
 
 def test_cursor_beyond_all_numbers_is_refused(api: Api) -> None:
@@ -110,6 +112,32 @@ def test_one_incident_comes_with_the_decisions_on_it(api: Api) -> None:
 
 def test_incident_that_does_not_exist_is_not_found(api: Api) -> None:
     assert check_problem(api.get(f"{PATH}/i9"), 404, "not-found") == "there is no incident 'i9'"
+
+
+def test_incidents_can_be_chosen_by_class_and_part(api: Api) -> None:
+    save(api, 1)
+    assert ids(api.get(PATH, {"class": "comm_slow", "component": "nic:h3/eth1"}).json()) == ["i1"]
+    assert ids(api.get(PATH, {"class": "crash"}).json()) == []
+    assert ids(api.get(PATH, {"component": "nic:h4/eth1"}).json()) == []
+
+
+def test_timeline_of_an_incident_comes_page_by_page(api: Api) -> None:
+    save(api, 2)
+    save_decisions(api.parts.control, [decision(f"d{n}", incident="i2", created_ns=300 + n) for n in range(3)], None)
+    first = api.get(f"{PATH}/i2/timeline", {"limit": 2})
+    rest = api.get(re.findall(r"^<([^>]+)>", first.headers["Link"])[0]).json()
+    assert [entry["kind"] for entry in first.json()["items"] + rest["items"]] == ["opened", *["decision"] * 3]
+    assert rest["next"] is None
+    check_problem(api.get(f"{PATH}/i9/timeline"), 404, "not-found")
+
+
+def test_what_changed_and_what_the_part_did_before_belong_to_an_incident(api: Api) -> None:
+    save(api, 1)
+    assert api.get(f"{PATH}/i1/changes").json() == {"items": [], "next": None}
+    part = api.get(f"{PATH}/i1/part").json()
+    assert (part["component"], [each["id"] for each in part["history"]]) == ("nic:h3/eth1", ["i1"])
+    matrix = api.get(f"{PATH}/i1/matrix").json()
+    assert (matrix["job"], matrix["ranks"], matrix["to_ns"]) == ("train", [], 200)
 
 
 def test_admin_may_read(api: Api) -> None:

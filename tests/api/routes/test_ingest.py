@@ -95,7 +95,7 @@ def test_wish_that_is_made_meanwhile_comes_with_a_later_reply(light_api: Api) ->
 
 
 def test_way_past_the_router_is_the_route_that_is_documented(light_api: Api) -> None:
-    documented = light_api.client.get("/openapi.json").json()["paths"][PATH]["post"]
+    documented = light_api.get("/openapi.json").json()["paths"][PATH]["post"]
     assert documented["responses"]["200"]["content"]["application/json"]["schema"]["$ref"].endswith("/Receipt")
     check_problem(light_api.client.get(PATH), 405, "method-not-allowed")
 

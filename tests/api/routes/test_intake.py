@@ -272,7 +272,7 @@ def test_events_wait_on_disk_while_the_store_is_away(tmp_path: Path, shared_stor
 
 
 def test_way_in_is_described_with_an_example(light_api: Api) -> None:
-    paths = light_api.client.get("/openapi.json").json()["paths"]
+    paths = light_api.get("/openapi.json").json()["paths"]
     for path in (ALERTS, GPUD):
         operation = paths[path]["post"]
         assert "Authorization" in operation["description"] or "authorization" in operation["description"]
@@ -280,7 +280,7 @@ def test_way_in_is_described_with_an_example(light_api: Api) -> None:
 
 
 def test_example_in_the_description_is_one_that_is_taken(light_api: Api) -> None:
-    paths = light_api.client.get("/openapi.json").json()["paths"]
+    paths = light_api.get("/openapi.json").json()["paths"]
     for path, name in ((ALERTS, "intake:alertmanager"), (GPUD, "h3")):
         example = paths[path]["post"]["requestBody"]["content"]["application/json"]["example"]
         assert post(light_api, path, example, light_api.make_token("ingest", name)).json()["events"] == 1

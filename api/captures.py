@@ -1,0 +1,149 @@
+"""Captures that were brought in: kept as archives to be judged anew, their jobs to be looked at like any other.
+
+Rows about a job go into the store under the name that the job is given here. Rows about hosts stay in the archive: in
+the store they would look like news of the cluster's own hosts, which may even have the same names.
+"""
+
+import re
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from urllib.parse import quote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import Field
+
+from api.reading.moments import show_moment
+from lockstep.capture.archive import unpack
+from lockstep.capture.contents import TABLE_FILES, Capture
+from lockstep.capture.exchange import load_capture
+from lockstep.capture.reading import read_capture
+from lockstep.errors import BadCapture, BadInput, NotPresent
+from lockstep.store.store import Store
+from lockstep.tables import TABLE_BY_NAME
+from lockstep.verdict import Frozen
+
+MOST_BYTES = 4 << 30  # of all tables in memory: what the web process can spare
+_JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,99}")
+_KNOWN = "SELECT count() AS rows FROM {table} WHERE job = {{job:String}}"
+_TOLD_OF_JOBS = ("comms", "steps", "rank_minutes", "operations", "wire_minutes", "progress")
+
+
+class StoredCapture(Frozen):
+    """A capture that was brought in."""
+
+    job: str = Field(description="as it is called here")
+    original_job: str = Field(description="as it was called where it was made")
+    bytes: int = Field(ge=0, description="of the archive")
+    start_ns: int
+    end_ns: int
+    start_at: str | None = None
+    imported_ns: int
+    imported_at: str | None = None
+    hosts: int = Field(ge=0)
+    rows: dict[str, int] = Field(description="by table; those about hosts are only in the archive")
+    has_topology: bool
+
+
+@dataclass(frozen=True)
+class CaptureFolder:
+    """Archives by the name of their job, each with a description beside it."""
+
+    folder: Path
+
+    def new_file(self) -> Path:
+        """Return a name for an upload, in the same file system as the archives."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=self.folder, prefix=".upload-", suffix=".tar.zst", delete=False) as file:
+            return Path(file.name)
+
+    def take(self, store: Store, upload: Path, job: str, now_ns: int) -> StoredCapture:
+        """Keep an upload as the capture of a new job and put the job's rows into the store; raise what is wrong."""
+        self._check_new(store, job)
+        capture = _read(upload)
+        told = _describe(capture, upload, job, now_ns)
+        load_capture(store, _renamed(capture, job))
+        upload.replace(self._archive(job))
+        self._facts(job).write_text(told.model_dump_json(), encoding="utf-8")
+        return told
+
+    def list(self) -> list[StoredCapture]:
+        """Return all captures that were brought in, by job."""
+        files = sorted(self.folder.glob("*.json")) if self.folder.is_dir() else []
+        found = [StoredCapture.model_validate_json(file.read_text(encoding="utf-8")) for file in files]
+        return sorted(found, key=lambda each: each.job)
+
+    def find(self, job: str) -> Path:
+        """Return the archive of a job, or raise NotPresent."""
+        archive = self._archive(job)
+        if not _JOB.fullmatch(job) or not archive.is_file():
+            raise NotPresent(f"no capture was brought in as job {job!r}")
+        return archive
+
+    def delete(self, job: str) -> None:
+        """Forget an archive; the job's rows in the store end by their retention."""
+        archive = self.find(job)
+        self._facts(job).unlink(missing_ok=True)
+        archive.unlink()
+
+    def _check_new(self, store: Store, job: str) -> None:
+        if not _JOB.fullmatch(job):
+            raise BadInput(f"{job[:100]!r} is no name for an imported job: up to 100 letters, digits and . _ : @ -")
+        rows = (store.query(_KNOWN.format(table=table), {"job": job})["rows"][0].as_py() for table in _TOLD_OF_JOBS)
+        if self._archive(job).exists() or any(rows):
+            raise BadInput(f"there is a job {job!r} already, and a capture must not mix with it: choose another name")
+
+    def _archive(self, job: str) -> Path:
+        return self.folder / f"{quote(job, safe='')}.tar.zst"
+
+    def _facts(self, job: str) -> Path:
+        return self.folder / f"{quote(job, safe='')}.json"
+
+
+def _read(upload: Path) -> Capture:
+    """Return a capture from an archive whose tables fit into memory."""
+    with tempfile.TemporaryDirectory(prefix="lockstep-import-") as folder:
+        unpack(upload, Path(folder))
+        size = sum(_size(Path(folder, name)) for name in TABLE_FILES if Path(folder, name).is_file())
+        if size > MOST_BYTES:
+            raise BadInput(f"its tables take {size >> 20} MiB in memory, and {MOST_BYTES >> 20} are the most")
+        return read_capture(Path(folder))
+
+
+def _size(file: Path) -> int:
+    try:
+        with pq.ParquetFile(file) as parquet:
+            groups = range(parquet.metadata.num_row_groups)
+            return sum(parquet.metadata.row_group(number).total_byte_size for number in groups)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise BadCapture(f"is not a whole Parquet file: {str(error)[:300]}", file=file.name) from None
+
+
+def _renamed(capture: Capture, job: str) -> Capture:
+    """Return what is told of the job alone, under its new name."""
+    tables = {}
+    for name, rows in capture.tables.items():
+        if TABLE_BY_NAME[name].has_job:
+            place = rows.column_names.index("job")
+            tables[name] = rows.set_column(
+                place, rows.schema.field(place), pa.array([job] * rows.num_rows, pa.string())
+            )
+    return replace(capture, tables=tables)
+
+
+def _describe(capture: Capture, upload: Path, job: str, now_ns: int) -> StoredCapture:
+    info = capture.info
+    return StoredCapture(
+        job=job,
+        original_job=info.job,
+        bytes=upload.stat().st_size,
+        start_ns=info.start_ns,
+        end_ns=info.end_ns,
+        start_at=show_moment(info.start_ns),
+        imported_ns=now_ns,
+        imported_at=show_moment(now_ns),
+        hosts=len(info.hosts),
+        rows={name: rows.num_rows for name, rows in capture.tables.items()},
+        has_topology=capture.topology is not None,
+    )

@@ -1,0 +1,147 @@
+"""How much one caller may ask, and how large a request may be: refused before anything is read or looked up."""
+
+import hashlib
+import math
+
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from api.buckets import Buckets
+from api.origins import LOGIN
+from api.problems import problem
+from api.security_headers import STATIC
+from lockstep.clock import Clock
+from lockstep.config import Settings
+
+# What agents send has a bound of its own: a host that sends too much must not lock out its readers, nor they it.
+_FROM_AGENTS = ("/api/v1/ingest", "/api/v1/intake/", "/api/v1/paths/hosts/")
+_FROM_PROBES = frozenset({"/healthz", "/readyz", "/version"})  # a probe that is refused restarts a healthy service
+_OPEN = (LOGIN, STATIC)
+_COUNT_THEMSELVES = ("/api/v1/ingest", "/api/v1/intake/")  # while they read, by the gateway's own setting
+_CAPTURES = "/api/v1/captures"
+REFUSED_PER_S = 5.0  # tokens that are worth nothing, by address: nobody guesses 256 bits, but each try is a query
+_REFUSED_BURST_S = 20.0
+
+
+class RateLimit:
+    """Middleware: a token bucket per token, session or address; 429 with Retry-After where it is empty."""
+
+    def __init__(self, app: ASGIApp, *, settings: Settings, clock: Clock) -> None:
+        self._app, self._clock, self._open_reads = app, clock, settings.api.open_reads
+        self._people = Buckets(settings.api.requests_per_s)
+        self._agents = Buckets(settings.api.batches_per_s)
+        self._refused = Buckets(REFUSED_PER_S, _REFUSED_BURST_S)
+        self._known = Buckets(1.0)  # those who were let in lately: a neighbour behind the same address hurts them not
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in _FROM_PROBES:
+            await self._app(scope, receive, send)
+            return
+        address = scope["client"][0] if scope.get("client") else ""
+        caller = address if self._is_open(scope["path"]) else caller_of(scope, address)
+        wait_s = self._wait_s(scope["path"], caller, address)
+        if wait_s:
+            await _too_many(scope, wait_s)(scope, receive, send)
+            return
+
+        async def send_watched(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._note(caller, address, message["status"])
+            await send(message)
+
+        await self._app(scope, receive, send_watched)
+
+    def _is_open(self, path: str) -> bool:
+        """Return whether nobody looks at tokens there: with made-up ones a caller would look like many."""
+        return path.startswith(_OPEN) or (self._open_reads and not path.startswith(_FROM_AGENTS))
+
+    def _wait_s(self, path: str, caller: str, address: str) -> float:
+        """Return after how many seconds the caller may ask again; 0 for now."""
+        now_ns = self._clock.monotonic_ns()
+        if caller not in self._known and self._refused.is_empty(address, now_ns):
+            return 1 / REFUSED_PER_S
+        buckets = self._agents if path.startswith(_FROM_AGENTS) else self._people
+        return buckets.take(caller, now_ns)
+
+    def _note(self, caller: str, address: str, status: int) -> None:
+        now_ns = self._clock.monotonic_ns()
+        if status == 401:
+            self._refused.take(address, now_ns)
+        elif caller != address:
+            self._known.take(caller, now_ns)
+
+
+class BodyLimit:
+    """Middleware: 413 for a body that is too large, by what it says of itself or by what really comes."""
+
+    def __init__(self, app: ASGIApp, *, settings: Settings) -> None:
+        self._app, self._settings = app, settings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"].startswith(_COUNT_THEMSELVES):
+            await self._app(scope, receive, send)
+            return
+        most = most_bytes(scope["path"], self._settings)
+        told = Headers(scope=scope).get("Content-Length", "0")
+        if told.isdecimal() and int(told[:18]) > most:
+            await _too_large(scope, most)(scope, receive, send)
+            return
+        await _Counted(self._app, most).run(scope, receive, send)
+
+
+class _Counted:
+    """One request whose body is counted as it comes."""
+
+    def __init__(self, app: ASGIApp, most: int) -> None:
+        self._app, self._most, self._seen = app, most, 0
+        self._has_begun = False
+
+    async def run(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def counted() -> Message:
+            message = await receive()
+            self._seen += len(message.get("body", b""))
+            # The end of the connection is what every reader of a body knows how to take; the answer is ours anyway.
+            return {"type": "http.disconnect"} if self._is_over else message
+
+        async def answer(message: Message) -> None:
+            if not self._is_over or self._has_begun:
+                self._has_begun = True
+                await send(message)
+
+        try:
+            await self._app(scope, counted, answer)
+        except Exception:
+            if not self._is_over or self._has_begun:
+                raise
+        if self._is_over and not self._has_begun:
+            await _too_large(scope, self._most)(scope, receive, send)
+
+    @property
+    def _is_over(self) -> bool:
+        return self._seen > self._most
+
+
+def caller_of(scope: Scope, address: str) -> str:
+    """Return by what a caller is known before anybody looked at their token: its digest, else their address."""
+    secrets = {name: value for name, value in scope["headers"] if name in (b"authorization", b"cookie")}
+    secret = secrets.get(b"authorization") or secrets.get(b"cookie")
+    return hashlib.blake2b(secret, digest_size=16).hexdigest() if secret else address
+
+
+def most_bytes(path: str, settings: Settings) -> int:
+    """Return how large the body of a request may be."""
+    if path == _CAPTURES:
+        return settings.api.max_capture_mb << 20
+    return settings.api.max_body_kb << 10
+
+
+def _too_many(scope: Scope, wait_s: float) -> ASGIApp:
+    detail = f"too many requests: ask again in {wait_s:.1f} s"
+    return problem(429, "too-many-requests", detail, Request(scope), {"Retry-After": str(math.ceil(wait_s))})
+
+
+def _too_large(scope: Scope, most: int) -> ASGIApp:
+    return problem(
+        413, "too-large", f"a body here may have {most >> 10} KiB", Request(scope), {"Connection": "close"}
+    )

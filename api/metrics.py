@@ -1,0 +1,184 @@
+"""What Prometheus reads of the whole system: incidents, what was done about them, and a gauge or two for each job.
+
+Nothing here has a rank, a sequence number or a size in its labels; jobs are capped, and lose their gauges at the end.
+"""
+
+import threading
+from collections import Counter as Tally
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import structlog
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from api.parts import Parts
+from lockstep import __version__
+from lockstep.clock import NS_PER_S
+from lockstep.control.backlog import count_undelivered
+from lockstep.control.changes import Change
+from lockstep.control.documents import read_document
+from lockstep.control.executions import list_isolated
+from lockstep.control.incidents import get_incident, open_incidents
+from lockstep.decision import Decision
+from lockstep.errors import LockstepError
+from lockstep.execution import OUT_OF_SERVICE, Execution
+from lockstep.incident import Incident
+
+_log = structlog.get_logger("metrics")
+
+FRESH_S = 5.0  # scrapers that come together share one look
+ENDED_S = 300  # a job without a step for this long has ended, hangs, or tells us nothing
+_MOST_REMEMBERED = 2_000  # executions that were counted already
+_SECONDS = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600)
+
+_STEP_TIMES = """
+SELECT job, quantileExact(0.5)(longest) / 1e9 AS step_s, max(last) AS last_ns FROM (
+    SELECT job, max(end_ns - start_ns) AS longest, max(end_ns) AS last FROM steps
+    WHERE start_ns >= {since:Int64} GROUP BY job, attempt, step
+) GROUP BY job ORDER BY last_ns DESC, job LIMIT {most:UInt64}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What was there at one moment."""
+
+    seen_ns: int
+    by_class: Tally[str] = field(default_factory=Tally)
+    by_job: Tally[str] = field(default_factory=Tally)
+    step_s: dict[str, float] = field(default_factory=dict)
+    nodes_out: int = 0
+    outbox: dict[str, int] = field(default_factory=dict)
+    failed: tuple[str, ...] = ()
+
+
+class SystemMetrics(Collector):
+    """Counts what changes as the feed tells it, and looks at what is there when it is asked."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.registry = CollectorRegistry()
+        self._parts = parts
+        self._look: _Look | None = None
+        self._looking = threading.Lock()
+        self._counted: dict[str, None] = {}  # executions in the order in which they ended
+        self._verdicts = Counter(
+            "lockstep_verdicts", "Incidents opened since the start", ["class"], registry=self.registry
+        )
+        self._detection = Histogram(
+            "lockstep_detection_seconds",
+            "From the begin of a fault to its incident",
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self._quarantine = Histogram(
+            "lockstep_quarantine_seconds",
+            "From an incident to its part out of service",
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self._decisions = Counter(
+            "lockstep_decisions", "Decisions made or renewed", ["action", "mode"], registry=self.registry
+        )
+        self._actions = Counter(
+            "lockstep_actions", "Actions carried out, by how they ended", ["action", "result"], registry=self.registry
+        )
+        self.registry.register(self)
+
+    def watch(self, changes: Sequence[Change], known: int) -> None:
+        """Count what is new in these changes; everything up to `known` was counted before."""
+        for change in changes:
+            if change.kind == "incident" and change.first > known:
+                self._count_incident(read_document(Incident, change.document))
+            elif change.kind == "decision":
+                made = read_document(Decision, change.document)
+                self._decisions.labels(made.action, made.mode).inc()
+            elif change.kind == "execution":
+                self._count_execution(read_document(Execution, change.document))
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Give the gauges of this moment; what cannot be read is left out, and said to be."""
+        look = self._current()
+        yield _gauge("lockstep_build_info", "The version that runs", ["version"], [((__version__,), 1)])
+        yield _gauge("lockstep_incidents_open", "Faults that last", ["class"], _by_one(look.by_class))
+        yield _gauge("lockstep_job_incidents", "The same by job", ["job"], _by_one(look.by_job))
+        steps = (((job,), seconds) for job, seconds in sorted(look.step_s.items()))
+        yield _gauge("lockstep_job_step_seconds", "Median training step of the last minutes", ["job"], steps)
+        yield _gauge("lockstep_nodes_out", "Nodes that we took out of service", [], [((), look.nodes_out)])
+        yield _gauge("lockstep_outbox_messages", "Alerts that were not delivered", ["state"], _by_one(look.outbox))
+        unread = [((source,), float(source in look.failed)) for source in ("control", "store")]
+        yield _gauge("lockstep_metrics_unread", "1 where gauges are missing because it was away", ["source"], unread)
+
+    def _count_incident(self, incident: Incident) -> None:
+        self._verdicts.labels(incident.verdict.fault_class).inc()
+        self._detection.observe(max(0, incident.opened_ns - incident.verdict.since_ns) / NS_PER_S)
+
+    def _count_execution(self, run: Execution) -> None:
+        if run.ended_ns is None or run.decision in self._counted:
+            return
+        self._counted[run.decision] = None
+        if len(self._counted) > _MOST_REMEMBERED:
+            del self._counted[next(iter(self._counted))]
+        self._actions.labels(run.action, run.state).inc()
+        isolated = [step.ended_ns for step in run.steps if step.act == "isolate" and step.state == "done"]
+        if ended_ns := max(filter(None, isolated), default=None):
+            opened_ns = get_incident(self._parts.control, run.incident).opened_ns
+            self._quarantine.observe(max(0, ended_ns - opened_ns) / NS_PER_S)
+
+    def _current(self) -> _Look:
+        with self._looking:
+            now_ns = self._parts.clock.monotonic_ns()
+            if self._look is None or now_ns - self._look.seen_ns >= FRESH_S * NS_PER_S:
+                self._look = self._take_look(now_ns)
+            return self._look
+
+    def _take_look(self, seen_ns: int) -> _Look:
+        failed, incidents, step_s, out, outbox = (
+            list[str](),
+            list[Incident](),
+            dict[str, float](),
+            0,
+            dict[str, int](),
+        )
+        try:
+            incidents = open_incidents(self._parts.control)
+            out = sum(each.state in OUT_OF_SERVICE for each in list_isolated(self._parts.control))
+            outbox = count_undelivered(self._parts.control)
+        except LockstepError as error:
+            failed.append("control")
+            _log.warning("metrics are incomplete", reason=str(error))
+        try:
+            step_s = self._read_step_times()
+        except LockstepError as error:
+            failed.append("store")
+            _log.warning("metrics are incomplete", reason=str(error))
+        by_job = Tally(incident.job for incident in incidents)
+        return _Look(
+            seen_ns,
+            Tally(incident.verdict.fault_class for incident in incidents),
+            Tally(dict(by_job.most_common(self._parts.settings.api.metrics_jobs))),
+            step_s,
+            out,
+            outbox,
+            tuple(failed),
+        )
+
+    def _read_step_times(self) -> dict[str, float]:
+        since = max(0, self._parts.clock.now_ns() - ENDED_S * NS_PER_S)
+        asked = {"since": since, "most": self._parts.settings.api.metrics_jobs}
+        rows = self._parts.store.query(_STEP_TIMES, asked).to_pylist()
+        return {row["job"]: row["step_s"] for row in rows}
+
+
+def _by_one(tally: Mapping[str, int]) -> Iterable[tuple[tuple[str, ...], float]]:
+    return (((name,), count) for name, count in sorted(tally.items()))
+
+
+def _gauge(
+    name: str, help_text: str, labels: list[str], values: Iterable[tuple[tuple[str, ...], float]]
+) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(name, help_text, labels=labels)
+    for at, value in values:
+        family.add_metric(at, value)
+    return family

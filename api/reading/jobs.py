@@ -1,0 +1,160 @@
+"""Which jobs there are and how each is: running, slow, hung, crashed or ended, since when, and in which step."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+from pydantic import Field
+
+from api.paging import Place
+from api.reading.moments import show_moment
+from lockstep.clock import NS_PER_S
+from lockstep.control.database import ControlDatabase
+from lockstep.control.incidents import open_incidents
+from lockstep.errors import NotPresent
+from lockstep.incident import Incident
+from lockstep.store.store import Store
+from lockstep.verdict import Frozen
+
+Condition = Literal["running", "slow", "hung", "crashed", "ended"]
+
+_ALIVE_NS = 120 * NS_PER_S  # as long as the analyzer looks back for signs of life
+_DAY_NS = 86_400 * NS_PER_S
+_Key = tuple[str, int]  # job and attempt
+# The first that fits is said: who hangs is not slow any more.
+_CONDITIONS: tuple[tuple[Condition, frozenset[str]], ...] = (
+    ("crashed", frozenset({"crash"})),
+    ("hung", frozenset({"comm_hang", "noncomm_hang"})),
+    ("slow", frozenset({"comm_slow", "noncomm_slow", "global_slow", "software"})),
+)
+
+# Roll-ups outlive raw rows, so an old job is known by them; communicators tell its size.
+_KNOWN = """
+SELECT job, attempt, max(ranks_told) AS ranks, max(hosts_told) AS hosts,
+       coalesce(minIf(first, is_exact), min(first)) AS first_ns, max(last) AS last_ns, max(version) AS nccl_version
+FROM (
+    SELECT job, attempt, greatest(toUInt64(max(nranks)), uniqExact(world_rank)) AS ranks_told,
+           uniqExact(host) AS hosts_told, toNullable(min(init_ns)) AS first, true AS is_exact,
+           max(greatest(init_ns, ifNull(destroy_ns, 0))) AS last, max(nccl_version) AS version
+    FROM comms FINAL WHERE %(whose)s GROUP BY job, attempt
+    UNION ALL
+    SELECT job, attempt, toUInt64(uniqExact(world_rank)), 0, min(start_ns), true, max(end_ns), NULL
+    FROM steps WHERE %(whose)s GROUP BY job, attempt
+    UNION ALL
+    SELECT job, attempt, 0, 0, min(minute) * 60000000000, false, max(minute) * 60000000000, NULL
+    FROM rank_minutes WHERE %(whose)s GROUP BY job, attempt
+    UNION ALL
+    SELECT job, attempt, 0, 0, min(minute) * 60000000000, false, max(minute) * 60000000000, NULL
+    FROM operations WHERE %(whose)s GROUP BY job, attempt
+)
+GROUP BY job, attempt HAVING (job, attempt) > ({after_job:String}, {after_attempt:Int32})
+ORDER BY job, attempt LIMIT {most:UInt64}
+"""
+# Progress is told every second, also of a job that hangs and finishes nothing.
+_ALIVE = """
+SELECT job, attempt, max(last) AS last_ns FROM (
+    SELECT job, attempt, max(ts_ns) AS last FROM progress
+    WHERE job IN {jobs:Array(String)} AND ts_ns >= {since:Int64} AND ts_ns <= {now:Int64} GROUP BY job, attempt
+    UNION ALL
+    SELECT job, attempt, max(ts_ns) AS last FROM op_stats
+    WHERE job IN {jobs:Array(String)} AND ts_ns >= {since:Int64} AND ts_ns <= {now:Int64} GROUP BY job, attempt
+) GROUP BY job, attempt
+"""
+_NEWEST_STEPS = """
+SELECT job, attempt, argMax(step, end_ns) AS step, quantileExact(0.5)(end_ns - start_ns) / 1e9 AS step_s FROM (
+    SELECT job, attempt, step, start_ns, end_ns FROM steps
+    WHERE job IN {jobs:Array(String)} AND start_ns >= {since:Int64} ORDER BY end_ns DESC LIMIT 50 BY job, attempt
+) GROUP BY job, attempt
+"""
+
+
+class Job(Frozen):
+    """One attempt of a job, and how it is."""
+
+    job: str
+    attempt: int = Field(ge=0)
+    condition: Condition
+    because: str = Field("", description="the sentence of the verdict behind the condition; empty: there is none")
+    ranks: int = Field(ge=0, description="of its largest communicator, heard of or not")
+    hosts: int = Field(ge=0)
+    nccl_version: str | None = None
+    first_ns: int = Field(ge=0, description="first sign of life")
+    last_ns: int = Field(ge=0, description="last sign of life; to the minute for a job that has ended")
+    first_at: str | None = None
+    last_at: str | None = None
+    step: int | None = Field(None, description="newest known training step")
+    step_s: float | None = Field(None, ge=0, description="median of its newest steps in seconds")
+    incidents: tuple[str, ...] = Field((), description="ids of its open incidents")
+
+
+def list_jobs(
+    store: Store,
+    control: ControlDatabase,
+    now_ns: int,
+    limit: int,
+    after: Place | None = None,
+    job: str | None = None,
+) -> list[Job]:
+    """Return attempts of jobs by name and number; `after` is (job, attempt) of the last one that is known already."""
+    after_job, after_attempt = after or ("", -1)
+    asked = {"after_job": after_job, "after_attempt": after_attempt, "most": limit, "job": job or ""}
+    rows = store.query(_KNOWN % {"whose": "job = {job:String}" if job is not None else "true"}, asked).to_pylist()
+    if not rows:
+        return []
+    names = sorted({row["job"] for row in rows})
+    alive, steps = _read_alive(store, names, now_ns), _read_steps(store, names, now_ns)
+    faults: dict[_Key, list[Incident]] = {}
+    for incident in open_incidents(control, job):
+        faults.setdefault((incident.job, incident.attempt), []).append(incident)
+    return [_as_job(row, alive, steps, faults) for row in rows]
+
+
+def find_job(store: Store, control: ControlDatabase, job: str, now_ns: int) -> Job:
+    """Return the newest attempt of a job, or raise NotPresent."""
+    attempts = list_jobs(store, control, now_ns, limit=100_000, job=job)
+    if not attempts:
+        raise NotPresent(f"the store knows no job {job!r}")
+    return attempts[-1]
+
+
+def judge_condition(is_alive: bool, faults: Iterable[Incident]) -> tuple[Condition, str]:
+    """Return how a job is, and the sentence that says so."""
+    known = list(faults)
+    for condition, classes in _CONDITIONS:
+        for fault in known:
+            if fault.verdict.fault_class in classes:
+                return condition, fault.verdict.reason
+    return ("running" if is_alive else "ended"), ""
+
+
+def _as_job(
+    row: dict[str, Any],  # Any: columns of several types
+    alive: Mapping[_Key, int],
+    steps: Mapping[_Key, tuple[int, float]],
+    faults: Mapping[_Key, Sequence[Incident]],
+) -> Job:
+    key = (row["job"], row["attempt"])
+    row["last_ns"] = max(row["last_ns"], alive.get(key, 0))
+    condition, because = judge_condition(key in alive, faults.get(key, ()))
+    step, step_s = steps.get(key, (None, None))
+    return Job(
+        **row,
+        condition=condition,
+        because=because,
+        first_at=show_moment(row["first_ns"]),
+        last_at=show_moment(row["last_ns"]),
+        step=step,
+        step_s=step_s,
+        incidents=tuple(incident.id for incident in faults.get(key, ())),
+    )
+
+
+def _read_alive(store: Store, jobs: list[str], now_ns: int) -> dict[_Key, int]:
+    """Return the last sign of life of those that gave one lately."""
+    rows = store.query(_ALIVE, {"jobs": jobs, "since": max(now_ns - _ALIVE_NS, 0), "now": now_ns + NS_PER_S})
+    return {(row["job"], row["attempt"]): row["last_ns"] for row in rows.to_pylist()}
+
+
+def _read_steps(store: Store, jobs: list[str], now_ns: int) -> dict[_Key, tuple[int, float]]:
+    """Return the newest step of each and the median of its newest step times."""
+    rows = store.query(_NEWEST_STEPS, {"jobs": jobs, "since": max(now_ns - _DAY_NS, 0)})
+    return {(row["job"], row["attempt"]): (row["step"], row["step_s"]) for row in rows.to_pylist()}

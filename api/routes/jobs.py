@@ -1,0 +1,138 @@
+"""Jobs: how each is, its ranks, steps and communicators, its delay matrix and who arrives late."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+
+from analyzer.roster import read_roster
+from analyzer.windows import Window
+from api.asking import Attempt, Comm, JobName, Moment, Wanted, read_comm, read_window
+from api.auth import Reader
+from api.paging import USUAL, Cursor, Limit, Page, add_link, cut_page, cut_sorted, read_cursor
+from api.parts import Parts, parts_of
+from api.reading.jobs import Job, find_job, list_jobs
+from api.reading.lags import MOST_COLUMNS, Lags, read_lags
+from api.reading.matrix import Matrix, read_matrix
+from api.reading.ranks import Communicator, Rank, list_communicators, list_ranks, newest_attempt
+from api.reading.shelf import MatrixShelf
+from api.reading.steps import TrainingStep, list_steps
+from api.reading.windows import find_closed
+from lockstep.clock import NS_PER_S
+
+router = APIRouter(prefix="/api/v1", dependencies=[Reader], tags=["jobs"])
+
+_LONGEST_NS = 7 * 86_400 * NS_PER_S  # a matrix of a week comes out of the roll-up by minutes
+_LONGEST_LAGS_NS = 6 * 3600 * NS_PER_S  # lags come out of seconds
+_LAGS_NS = 300 * NS_PER_S  # shown where nothing else is asked for
+
+
+@router.get("/jobs", summary="List jobs")
+def jobs(
+    request: Request, response: Response, job: Wanted = None, limit: Limit = USUAL, cursor: Cursor = None
+) -> Page[Job]:
+    """Return attempts of jobs by name and number, each with its condition, newest step and open incidents."""
+    parts = parts_of(request)
+    after = read_cursor(cursor, str, int)
+    found = list_jobs(parts.store, parts.control, parts.clock.now_ns(), limit + 1, after, job)
+    return add_link(request, response, cut_page(found, limit, lambda each: (each.job, each.attempt)))
+
+
+@router.get("/jobs/{job:path}/steps", summary="List training steps of a job")
+def steps(
+    request: Request, response: Response, job: JobName, limit: Limit = USUAL, cursor: Cursor = None
+) -> Page[TrainingStep]:
+    """Return training steps, the newest first, with the slowest rank of each."""
+    found = list_steps(parts_of(request).store, job, limit + 1, read_cursor(cursor, int, int))
+    return add_link(request, response, cut_page(found, limit, lambda each: (each.attempt, each.step)))
+
+
+@router.get("/jobs/{job:path}/ranks", summary="List ranks of a job")
+def ranks(
+    request: Request,
+    response: Response,
+    job: JobName,
+    attempt: Attempt = None,
+    limit: Limit = USUAL,
+    cursor: Cursor = None,
+) -> Page[Rank]:
+    """Return the ranks of an attempt with host, GPU and what each waits for now."""
+    parts = parts_of(request)
+    after = read_cursor(cursor, int)
+    number = newest_attempt(parts.store, job, attempt)
+    found = list_ranks(parts.store, job, number, parts.clock.now_ns())
+    return add_link(request, response, cut_sorted(found, limit, after, lambda each: (each.rank,)))
+
+
+@router.get("/jobs/{job:path}/communicators", summary="List communicators of a job")
+def communicators(
+    request: Request,
+    response: Response,
+    job: JobName,
+    attempt: Attempt = None,
+    limit: Limit = USUAL,
+    cursor: Cursor = None,
+) -> Page[Communicator]:
+    """Return the communicators of an attempt by id."""
+    parts = parts_of(request)
+    after = read_cursor(cursor, str)
+    number = newest_attempt(parts.store, job, attempt)
+    found = list_communicators(parts.store, job, number, limit + 1, after and (read_comm(str(after[0])) or 0,))
+    return add_link(request, response, cut_page(found, limit, lambda each: (each.comm,)))
+
+
+@router.get("/jobs/{job:path}/matrix", summary="Read the delay matrix of a job", response_model=Matrix)
+def matrix(
+    request: Request,
+    job: JobName,
+    attempt: Attempt = None,
+    comm: Comm = None,
+    from_ns: Moment = None,
+    to_ns: Moment = None,
+) -> Response:
+    """Return what a MiB takes from rank to rank: in the last closed window, or from `from_ns` to `to_ns`.
+
+    The matrix is sparse and columnar: `cells.src` and `cells.dst` are places in `ranks`. The ETag is another one with
+    each window, so that a poll of the same window costs nothing.
+    """
+    parts = parts_of(request)
+    window, number = read_window(from_ns, to_ns, _LONGEST_NS), read_comm(comm)
+    if window is not None:
+        return Response(_past_matrix(parts, job, attempt, number, window), media_type="application/json")
+    shelf: MatrixShelf = request.app.state.matrices
+    shown = shelf.show(job, attempt, number)
+    headers = {"ETag": shown.etag, "Cache-Control": "no-cache"}
+    if request.headers.get("If-None-Match") == shown.etag:
+        return Response(status_code=304, headers=headers)
+    return Response(shown.body, media_type="application/json", headers=headers)
+
+
+@router.get("/jobs/{job:path}/lags", summary="Read who arrives late in a job")
+def lags(
+    request: Request,
+    job: JobName,
+    attempt: Attempt = None,
+    from_ns: Moment = None,
+    to_ns: Moment = None,
+    columns: Annotated[int, Query(ge=1, le=MOST_COLUMNS, description="stretches of time to cut it into")] = 60,
+) -> Lags:
+    """Return by how much each rank came to its collectives after the first; of the last five minutes, or as asked."""
+    parts = parts_of(request)
+    window = read_window(from_ns, to_ns, _LONGEST_LAGS_NS)
+    number = newest_attempt(parts.store, job, attempt)
+    if window is None:
+        closed = find_closed(parts.store, job, number, parts.clock.now_ns())
+        window = Window(max(closed.window.end_ns - _LAGS_NS, 0), closed.window.end_ns)
+    return read_lags(parts.store, job, number, read_roster(parts.store, job, number), window, columns)
+
+
+@router.get("/jobs/{job:path}", summary="Read a job")  # last: a job's id may hold slashes
+def job(request: Request, job: JobName) -> Job:
+    """Return the newest attempt of a job."""
+    parts = parts_of(request)
+    return find_job(parts.store, parts.control, job, parts.clock.now_ns())
+
+
+def _past_matrix(parts: Parts, job: str, attempt: int | None, comm: int | None, window: Window) -> bytes:
+    number = newest_attempt(parts.store, job, attempt)
+    roster = read_roster(parts.store, job, number)
+    return read_matrix(parts.store, job, number, roster, window, comm).model_dump_json().encode()

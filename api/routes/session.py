@@ -1,0 +1,97 @@
+"""The login of a browser: a token in, a cookie out that stands for it until it ends, is revoked, or logs out."""
+
+from typing import Annotated
+from urllib.parse import parse_qs
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from jinja2 import Environment, PackageLoader, select_autoescape
+
+from api.auth import SESSION_COOKIE, allows, prove
+from api.origins import LOGIN, check_origin, safe_next
+from api.parts import Parts, parts_of
+from lockstep.clock import NS_PER_S
+from lockstep.control.sessions import begin_session, end_session
+from lockstep.errors import NotAllowed
+from lockstep.sections import ApiSettings
+
+router = APIRouter(include_in_schema=False)
+
+_pages = Environment(loader=PackageLoader("api"), autoescape=select_autoescape(["html"]))
+_NS_PER_HOUR = 3600 * NS_PER_S
+
+
+async def read_form(request: Request) -> dict[str, str]:
+    """Return the fields of an HTML form; of those given twice, the first."""
+    text = (await request.body()).decode("utf-8", "replace")
+    return {name: values[0] for name, values in parse_qs(text, max_num_fields=10).items()}
+
+
+Form = Annotated[dict[str, str], Depends(read_form)]
+
+
+@router.get(LOGIN, response_class=HTMLResponse)
+def login_page(request: Request, next: str = "/") -> HTMLResponse:  # noqa: A002  # the name in the address
+    """Return the page on which a person pastes a token."""
+    return _page(request, safe_next(next))
+
+
+@router.post(LOGIN, response_class=HTMLResponse)
+async def log_in(request: Request, form: Form) -> Response:
+    """Take a token once and set the cookie, or say on the page why not."""
+    if "Origin" in request.headers or "Sec-Fetch-Site" in request.headers:
+        check_origin(request)  # else a foreign page could log its visitor in under a name of its choice
+    place = safe_next(form.get("next", "/"))
+    try:
+        secret, life_s = await run_in_threadpool(_begin, request, form.get("token", "").strip())
+    except NotAllowed as refusal:
+        return _page(request, place, str(refusal), refusal.status)
+    answer = RedirectResponse(place, status_code=303)
+    settings = parts_of(request).settings.api
+    answer.set_cookie(
+        SESSION_COOKIE, secret, max_age=life_s, httponly=True, samesite="strict", secure=is_secure(settings)
+    )
+    return answer
+
+
+@router.post("/logout")
+def log_out(request: Request) -> Response:
+    """End the session, also for whoever may have copied its cookie."""
+    check_origin(request)
+    parts = parts_of(request)
+    if cookie := request.cookies.get(SESSION_COOKIE):
+        end_session(parts.control, cookie, parts.clock.now_ns())
+    answer = RedirectResponse(LOGIN, status_code=303)
+    answer.delete_cookie(SESSION_COOKIE, httponly=True, samesite="strict", secure=is_secure(parts.settings.api))
+    return answer
+
+
+def is_secure(settings: ApiSettings) -> bool:
+    """Return whether browsers reach us by TLS, so that a cookie must never travel without."""
+    return settings.tls_cert is not None or settings.tls_in_front
+
+
+def _begin(request: Request, token: str) -> tuple[str, int]:
+    """Return the secret of a new session and how many seconds it lasts; NotAllowed for a token that cannot read."""
+    parts = parts_of(request)
+    proven = prove(request, token)
+    if not allows(proven.token.scope, "read"):
+        raise NotAllowed(
+            f"a token of scope {proven.token.scope} does not allow reading", slug="wrong-scope", status=403
+        )
+    now_ns = parts.clock.now_ns()
+    expires_ns = min(proven.expires_ns, now_ns + _lasting_ns(parts))
+    return begin_session(parts.control, proven.token, now_ns, expires_ns), (expires_ns - now_ns) // NS_PER_S
+
+
+def _lasting_ns(parts: Parts) -> int:
+    return int(parts.settings.api.session_hours * _NS_PER_HOUR)
+
+
+def _page(request: Request, place: str, problem: str = "", status: int = 200) -> HTMLResponse:
+    parts = parts_of(request)
+    shown = _pages.get_template("login.html").render(
+        next=place, problem=problem, notice=parts.notice, oidc_issuer=parts.settings.api.oidc_issuer
+    )
+    return HTMLResponse(shown, status)

@@ -1,0 +1,64 @@
+"""Agents, hosts, GPUs and NICs over HTTP, page by page."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lockstep.control.incidents import save_incidents
+from lockstep.store.store import Store
+from tests.api.build import Api, check_problem, running_api
+from tests.api.reading.build import counters, heartbeat, incident_on, put, reading
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory, shared_store: Store) -> Iterator[Api]:
+    folder: Path = tmp_path_factory.mktemp("hosts")
+    with running_api(folder, shared_store) as running:
+        now_ns = running.parts.clock.now_ns()
+        hosts = [f"h{number}" for number in range(3)]
+        put(shared_store, [heartbeat(host, now_ns) for host in hosts])
+        put(shared_store, [reading(host, gpu, f"GPU-{host}-{gpu}", now_ns) for host in hosts for gpu in (0, 1)])
+        put(shared_store, [counters(host, nic, now_ns, tx_bytes=1) for host in hosts for nic in ("eth0", "eth1")])
+        yield running
+
+
+@pytest.mark.parametrize(
+    ("path", "names", "every"),
+    [
+        ("agents", ("host",), [("h0",), ("h1",), ("h2",)]),
+        ("hosts", ("host",), [("h0",), ("h1",), ("h2",)]),
+        ("gpus", ("host", "gpu"), [(host, gpu) for host in ("h0", "h1", "h2") for gpu in (0, 1)]),
+        ("nics", ("host", "nic"), [(host, nic) for host in ("h0", "h1", "h2") for nic in ("eth0", "eth1")]),
+    ],
+)
+def test_every_machine_is_listed_once(
+    api: Api, path: str, names: tuple[str, ...], every: list[tuple[object]]
+) -> None:
+    found, cursor = [], None
+    for _ in range(9):
+        query = {"limit": 1, "since_s": 86_400} | ({"cursor": cursor} if cursor else {})
+        page = api.get(f"/api/v1/{path}", query).json()
+        found += [tuple(item[name] for name in names) for item in page["items"]]
+        cursor = page["next"]
+        if cursor is None:
+            break
+    assert found == every
+
+
+def test_devices_of_one_host_can_be_chosen(api: Api) -> None:
+    gpus = api.get("/api/v1/gpus", {"host": "h1", "since_s": 86_400}).json()["items"]
+    assert [gpu["gpu_uuid"] for gpu in gpus] == ["GPU-h1-0", "GPU-h1-1"]
+    nics = api.get("/api/v1/nics", {"host": "h9", "since_s": 86_400}).json()
+    assert nics == {"items": [], "next": None}
+
+
+def test_host_is_read_with_its_incidents(api: Api) -> None:
+    save_incidents(api.parts.control, [incident_on("gpu:h1/1", "i1")], None)
+    host = api.get("/api/v1/hosts/h1").json()
+    assert (host["host"], host["incidents"], host["jobs"]) == ("h1", ["i1"], [])
+    check_problem(api.get("/api/v1/hosts/h9"), 404, "not-found")
+
+
+def test_hosts_of_one_job_can_be_chosen(api: Api) -> None:
+    assert api.get("/api/v1/hosts", {"job": "none"}).json() == {"items": [], "next": None}

@@ -1,0 +1,196 @@
+"""What Prometheus reads: named as it asks for, bounded in number, and gone when a job is."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from api.metrics import ENDED_S, SystemMetrics
+from lockstep import __version__
+from lockstep.clock import NS_PER_S
+from lockstep.config import Settings
+from lockstep.control.changes import Change
+from lockstep.control.decisions import save_decisions
+from lockstep.control.deliveries import Outgoing, save_round
+from lockstep.control.incidents import save_incidents
+from lockstep.control.leases import take_lease
+from lockstep.execution import Execution
+from lockstep.execution import Step as Act
+from lockstep.incident import Incident
+from lockstep.records import Step
+from lockstep.sections import ApiSettings
+from lockstep.store.store import Store
+from tests.api.alerts.build import news
+from tests.api.build import Api, bearer, check_problem, running_api
+from tests.api.fake_store import FakeStore, away
+from tests.api.reading.build import put
+from tests.lockstep.control.build import decision, incident
+from tests.waiting import HastyClock, eventually
+
+Series = dict[tuple[str, str], float]  # by name and the values of the labels
+
+
+def read(text: str) -> Series:
+    return {
+        (sample.name, ",".join(value for name, value in sorted(sample.labels.items()) if name != "le")): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if not sample.name.endswith("_created")
+    }
+
+
+def scrape(api: Api) -> Series:
+    return read(api.get("/metrics").text)
+
+
+def series_of(metrics: SystemMetrics) -> Series:
+    return read(generate_latest(metrics.registry).decode())
+
+
+@pytest.fixture
+def api(tmp_path: Path, shared_store: Store) -> Iterator[Api]:
+    with running_api(tmp_path, shared_store, settings=Settings(api=ApiSettings(metrics_jobs=3))) as running:
+        yield running
+
+
+@pytest.fixture
+def metrics(api: Api) -> SystemMetrics:
+    return SystemMetrics(api.parts)
+
+
+def told(thing: Incident, number: int = 1, first: int = 1) -> Change:
+    return Change(number, first, "incident", thing.id, thing.model_dump_json(by_alias=True))
+
+
+def ended(decision_id: str, state: str = "done", isolated: str = "done") -> Change:
+    isolate = Act.model_validate({"act": "isolate", "subject": "h3", "state": isolated, "ended_ns": 40 * NS_PER_S})
+    run = Execution.model_validate(
+        {"decision": decision_id, "incident": "i1", "job": "train", "action": "replace", "component": "nic:h3/eth1"}
+        | {"state": state, "generation": 1, "approved_by": "ann", "began_ns": 5, "steps": [isolate]}
+        | {"ended_ns": None if state == "executing" else 50 * NS_PER_S}
+    )
+    return Change(9, 9, "execution", decision_id, run.model_dump_json())
+
+
+def test_version_is_told(metrics: SystemMetrics) -> None:
+    assert series_of(metrics)["lockstep_build_info", __version__] == 1
+
+
+def test_open_incidents_are_counted_by_class_and_by_job(api: Api, metrics: SystemMetrics) -> None:
+    known = [incident("a"), incident("b"), incident("c", job="other"), incident("d", state="closed")]
+    save_incidents(api.parts.control, known, None)
+    series = series_of(metrics)
+    assert series["lockstep_incidents_open", "comm_slow"] == 3
+    assert (series["lockstep_job_incidents", "train"], series["lockstep_job_incidents", "other"]) == (2, 1)
+
+
+def steps(job: str, now_ns: int, *seconds: float) -> Iterator[Step]:
+    """Give the steps of two ranks, of which the second is a little faster."""
+    for number, step_s in enumerate(seconds):
+        for rank in (0, 1):
+            end_ns = now_ns + int(step_s * NS_PER_S) - rank
+            when = {"step": number, "start_ns": now_ns, "end_ns": end_ns}
+            yield Step(host=f"{job}-h{rank}", job=job, attempt=0, world_rank=rank, source="told", **when)
+
+
+def test_step_time_of_a_job_is_there_while_it_makes_steps(api: Api, metrics: SystemMetrics) -> None:
+    clock = api.parts.clock
+    assert isinstance(clock, HastyClock)
+    put(api.parts.store, steps("steps", clock.now_ns(), 2.0, 4.0, 3.0))
+    assert series_of(metrics)["lockstep_job_step_seconds", "steps"] == 3.0
+    clock.skip(ENDED_S + 60)
+    assert ("lockstep_job_step_seconds", "steps") not in series_of(SystemMetrics(api.parts))
+
+
+def test_jobs_with_gauges_are_no_more_than_the_setting_allows(api: Api, metrics: SystemMetrics) -> None:
+    now_ns = api.parts.clock.now_ns()
+    put(api.parts.store, (step for number in range(6) for step in steps(f"many-{number}", now_ns, 1.0)))
+    save_incidents(api.parts.control, [incident(f"i{number}", job=f"many-{number}") for number in range(6)], None)
+    series = series_of(metrics)
+    for name in ("lockstep_job_step_seconds", "lockstep_job_incidents"):
+        assert sum(key[0] == name for key in series) == 3
+    assert series["lockstep_incidents_open", "comm_slow"] == 6
+
+
+def test_no_label_counts_ranks_or_sequences(api: Api) -> None:
+    labels = {
+        label
+        for family in text_string_to_metric_families(api.get("/metrics").text)
+        for sample in family.samples
+        for label in sample.labels
+    }
+    assert labels <= {"version", "class", "job", "action", "mode", "result", "source", "le", "state"}
+
+
+def test_new_incident_counts_once_with_the_time_it_took_to_find(metrics: SystemMetrics) -> None:
+    found = incident("a", opened_ns=100 + 7 * NS_PER_S)
+    metrics.watch([told(found, number=5, first=5)], known=4)
+    metrics.watch([told(found, number=6, first=5)], known=5)
+    series = series_of(metrics)
+    assert series["lockstep_verdicts_total", "comm_slow"] == 1
+    assert (series["lockstep_detection_seconds_count", ""], series["lockstep_detection_seconds_sum", ""]) == (1, 7)
+
+
+def test_action_counts_when_it_has_ended_with_the_time_to_quarantine(api: Api, metrics: SystemMetrics) -> None:
+    save_incidents(api.parts.control, [incident("i1", opened_ns=10 * NS_PER_S)], None)
+    metrics.watch([ended("d1", "executing")], known=0)
+    assert ("lockstep_actions_total", "replace,done") not in series_of(metrics)
+    for _ in range(2):
+        metrics.watch([ended("d1")], known=0)
+    metrics.watch([ended("d2", "failed", isolated="failed")], known=0)
+    series = series_of(metrics)
+    assert (series["lockstep_actions_total", "replace,done"], series["lockstep_actions_total", "replace,failed"]) == (
+        1,
+        1,
+    )
+    assert (series["lockstep_quarantine_seconds_count", ""], series["lockstep_quarantine_seconds_sum", ""]) == (1, 30)
+
+
+def test_running_process_counts_what_others_write(api: Api) -> None:
+    save_incidents(api.parts.control, [incident("i1")], None)
+    eventually(lambda: ("lockstep_verdicts_total", "comm_slow") in scrape(api))
+    save_decisions(api.parts.control, [decision("d1")], None)
+    eventually(lambda: any(name == "lockstep_decisions_total" for name, _ in scrape(api)))
+
+
+def test_store_that_is_away_leaves_its_gauges_out_and_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise away()
+
+    store = FakeStore()
+    monkeypatch.setattr(store, "query", fail)
+    with running_api(tmp_path, store) as api:
+        save_incidents(api.parts.control, [incident("a")], None)
+        series = scrape(api)
+    assert series["lockstep_incidents_open", "comm_slow"] == 1
+    assert (series["lockstep_metrics_unread", "store"], series["lockstep_metrics_unread", "control"]) == (1, 0)
+
+
+def test_alerts_that_nobody_got_are_counted(api: Api, metrics: SystemMetrics) -> None:
+    control = api.parts.control
+    lease = take_lease(control, "alerts", "test", 10**18, api.parts.clock.now_ns())
+    assert lease is not None
+    save_round(control, lease, [Outgoing("ops", news(number=n), replaces=False, is_end=False) for n in range(2)], [])
+    series = series_of(metrics)
+    assert (series["lockstep_outbox_messages", "waiting"], series["lockstep_outbox_messages", "failed"]) == (2, 0)
+
+
+def test_metrics_need_a_reader_s_token(api: Api) -> None:
+    check_problem(api.client.get("/metrics"), 401, "no-token")
+    check_problem(api.client.get("/metrics", headers=bearer(api.make_token("ingest", "h0"))), 403, "wrong-scope")
+
+
+def test_setting_opens_metrics_to_scrapers_on_this_machine_and_to_nobody_behind_a_proxy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running_api(tmp_path, FakeStore(), settings=Settings(api=ApiSettings(open_metrics=True))) as api:
+        monkeypatch.setattr(api.parts.store, "query", lambda *_: pa.table({}))
+        assert "lockstep_build_info" in api.client.get("/metrics").text
+        for headers in ({"X-Forwarded-For": "10.0.0.9"}, {"Forwarded": "for=10.0.0.9"}):
+            check_problem(api.client.get("/metrics", headers=headers), 401, "no-token")
+        check_problem(api.client.get("/api/v1/incidents"), 401, "no-token")

@@ -1,0 +1,250 @@
+"""Tokens of an issuer are taken when everything about them holds; each thing that does not is told apart."""
+
+import base64
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import jwt
+import pytest
+
+from api.issuer_keys import FRESH_S, PAUSE_S, STALE_S, IssuerKeys, fetch_keys
+from api.oidc import OidcVerifier, find_scope, make_verifier
+from lockstep.clock import NS_PER_S, ManualClock
+from lockstep.config import Settings, load_settings
+from lockstep.errors import BadSettings, NotAllowed
+from lockstep.sections import ApiSettings
+from tests.api.build import bearer, check_problem, running_api
+from tests.api.fake_store import FakeStore
+from tests.api.issuer import AUDIENCE, Issuer, running_issuer
+
+NOW_S = 1_700_000_000
+SCOPES = {"sre": "act", "ops": "admin", "dev": "read"}
+
+
+@pytest.fixture(scope="module")
+def shared_issuer() -> Iterator[Issuer]:
+    with running_issuer() as issuer:
+        yield issuer
+
+
+@pytest.fixture
+def issuer(shared_issuer: Issuer) -> Issuer:
+    """The issuer with its first key alone."""
+    shared_issuer.keys = {"k1": shared_issuer.keys["k1"]}
+    shared_issuer.more, shared_issuer.asked, shared_issuer.is_away, shared_issuer.name = [], [], False, ""
+    return shared_issuer
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(NOW_S * NS_PER_S)
+
+
+def settings_for(issuer: Issuer, **more: object) -> ApiSettings:
+    return ApiSettings.model_validate(
+        {"oidc_issuer": issuer.url, "oidc_audience": AUDIENCE, "oidc_scopes": SCOPES, **more}
+    )
+
+
+@pytest.fixture
+def verifier(issuer: Issuer, clock: ManualClock) -> OidcVerifier:
+    made = make_verifier(settings_for(issuer), clock)
+    assert made is not None
+    return made
+
+
+def refusal(verifier: OidcVerifier, token: str, status: int = 401) -> str:
+    with pytest.raises(NotAllowed) as caught:
+        verifier.verify(token)
+    assert caught.value.status == status
+    return str(caught.value)
+
+
+def test_token_of_the_issuer_gives_its_holder_the_scope_of_their_group(
+    issuer: Issuer, verifier: OidcVerifier
+) -> None:
+    proven = verifier.verify(issuer.sign(issuer.claims(NOW_S)))
+    assert (proven.token.id, proven.token.name, proven.token.scope) == ("oidc:u-17", "u-17", "act")
+    assert proven.token.host is None, "a person reports for no host"
+    assert proven.expires_ns == (NOW_S + 600) * NS_PER_S
+
+
+def test_site_chooses_the_claim_that_names_people(issuer: Issuer, clock: ManualClock) -> None:
+    verifier = OidcVerifier(settings_for(issuer, oidc_name="email"), IssuerKeys(issuer.url, clock), clock)
+    assert verifier.verify(issuer.sign(issuer.claims(NOW_S))).token.name == "ann@site"
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"iss": "http://127.0.0.1:1"}, "Invalid issuer"),
+        ({"aud": "grafana"}, "Audience doesn't match"),
+        ({"aud": ["grafana", "kibana"]}, "Audience doesn't match"),
+        ({"exp": NOW_S - 31}, "it has expired"),
+        ({"exp": "soon"}, "'soon' is no moment"),
+        ({"exp": True}, "True is no moment"),
+        ({"exp": 1e300}, "is no moment"),
+        ({"nbf": NOW_S + 31}, "it is not valid yet"),
+        ({"sub": 17}, "Subject must be a string"),
+    ],
+)
+def test_claim_that_does_not_hold_is_named(
+    issuer: Issuer, verifier: OidcVerifier, changed: dict[str, object], reason: str
+) -> None:
+    claims = issuer.claims(NOW_S) | changed
+    token = jwt.api_jws.encode(json.dumps(claims).encode(), issuer.keys["k1"], "RS256", headers={"kid": "k1"})
+    assert reason in refusal(verifier, token)
+
+
+@pytest.mark.parametrize("missing", ["exp", "iss", "aud", "sub"])
+def test_claim_that_is_missing_is_named(issuer: Issuer, verifier: OidcVerifier, missing: str) -> None:
+    claims = {name: value for name, value in issuer.claims(NOW_S).items() if name != missing}
+    assert f'missing the "{missing}" claim' in refusal(verifier, issuer.sign(claims))
+
+
+def test_clocks_may_differ_by_half_a_minute(issuer: Issuer, verifier: OidcVerifier) -> None:
+    assert verifier.verify(issuer.sign(issuer.claims(NOW_S, exp=NOW_S - 29, nbf=NOW_S + 29))).token.scope == "act"
+
+
+def test_signature_of_another_key_is_refused(issuer: Issuer, verifier: OidcVerifier) -> None:
+    issuer.add_key("thief")
+    token = jwt.encode(issuer.claims(NOW_S), issuer.keys.pop("thief"), "RS256", headers={"kid": "k1"})
+    assert "Signature verification failed" in refusal(verifier, token)
+
+
+def test_unsigned_token_is_refused(issuer: Issuer, verifier: OidcVerifier) -> None:
+    token = jwt.encode(issuer.claims(NOW_S), "", "none", headers={"kid": "k1"})
+    assert "alg value is not allowed" in refusal(verifier, token)
+
+
+def test_public_key_is_no_password(issuer: Issuer, verifier: OidcVerifier) -> None:
+    """HS256 with the published key as its secret, which a checker that trusts the header's `alg` would take."""
+    head = _part({"alg": "HS256", "typ": "JWT", "kid": "k1"}) + "." + _part(issuer.claims(NOW_S))
+    signature = jwt.get_algorithm_by_name("HS256").sign(head.encode(), issuer.public_pem("k1"))
+    token = f"{head}.{base64.urlsafe_b64encode(signature).decode().rstrip('=')}"
+    assert "alg value is not allowed" in refusal(verifier, token)
+
+
+def test_symmetric_key_of_an_issuer_is_not_used(issuer: Issuer, verifier: OidcVerifier) -> None:
+    secret = base64.urlsafe_b64encode(b"s" * 32).decode().rstrip("=")
+    issuer.more = [{"kty": "oct", "k": secret, "kid": "shared", "use": "sig", "alg": "HS256"}]
+    token = jwt.encode(issuer.claims(NOW_S), b"s" * 32, "HS256", headers={"kid": "shared"})
+    assert "has no key 'shared'" in refusal(verifier, token)
+
+
+def test_elliptic_keys_work_beside_keys_of_kinds_unknown_to_us(issuer: Issuer, verifier: OidcVerifier) -> None:
+    issuer.more = [{"kty": "XYZ", "kid": "future"}, {"kty": "RSA", "kid": "broken"}]
+    issuer.add_key("e1", "EC")
+    assert verifier.verify(issuer.sign(issuer.claims(NOW_S), "e1", "ES256")).token.scope == "act"
+
+
+@pytest.mark.parametrize("token", ["", "x", "a.b.c", "..", "e30.e30.e30", "é.é.é", "x" * 9000])
+def test_text_that_is_no_token_is_refused(verifier: OidcVerifier, token: str) -> None:
+    assert refusal(verifier, token).startswith("this OIDC token")
+
+
+def test_token_without_a_key_id_is_refused(issuer: Issuer, verifier: OidcVerifier) -> None:
+    token = jwt.encode(issuer.claims(NOW_S), issuer.keys["k1"], "RS256")
+    assert refusal(verifier, token) == "this OIDC token names no key"
+
+
+def test_person_without_a_known_group_may_do_nothing(issuer: Issuer, verifier: OidcVerifier) -> None:
+    reason = refusal(verifier, issuer.sign(issuer.claims(NOW_S, groups=["cooks"])), status=403)
+    assert reason == "nothing in the claim 'groups' of this token gives a scope"
+
+
+@pytest.mark.parametrize(
+    ("groups", "scope"),
+    [(["dev", "ops", "sre"], "admin"), ("dev sre", "act"), ([], None), (None, None), (7, None), ([["sre"], 3], None)],
+)
+def test_highest_scope_of_all_groups_counts(groups: object, scope: str | None) -> None:
+    assert find_scope({"groups": groups}, "groups", ApiSettings(oidc_scopes=SCOPES).oidc_scopes) == scope
+
+
+def test_keys_are_fetched_once_and_kept(issuer: Issuer, verifier: OidcVerifier) -> None:
+    for _ in range(3):
+        verifier.verify(issuer.sign(issuer.claims(NOW_S)))
+    assert issuer.asked == ["/.well-known/openid-configuration", "/keys"]
+
+
+def test_rotated_key_is_found_and_the_old_one_is_worth_nothing_soon_after(
+    issuer: Issuer, verifier: OidcVerifier, clock: ManualClock
+) -> None:
+    old = issuer.sign(issuer.claims(NOW_S, exp=NOW_S + 7200))
+    verifier.verify(old)
+    first = issuer.keys["k1"]
+    issuer.keys = {}
+    issuer.add_key("k2")
+    clock.advance(PAUSE_S)
+    assert verifier.verify(issuer.sign(issuer.claims(NOW_S), "k2")).token.scope == "act"
+    clock.advance(FRESH_S)
+    assert "has no key 'k1'" in refusal(verifier, old)
+    issuer.keys["k1"] = first
+
+
+def test_made_up_keys_do_not_make_us_ask_all_the_time(
+    issuer: Issuer, verifier: OidcVerifier, clock: ManualClock
+) -> None:
+    issuer.keys["made-up"] = issuer.keys["k1"]
+    token = issuer.sign(issuer.claims(NOW_S), "made-up")
+    del issuer.keys["made-up"]
+    for _ in range(5):
+        assert "has no key 'made-up'" in refusal(verifier, token)
+    assert len(issuer.asked) == 2
+    clock.advance(PAUSE_S)
+    refusal(verifier, token)
+    assert len(issuer.asked) == 4
+
+
+def test_issuer_that_is_away_does_not_lock_people_out_for_hours(
+    issuer: Issuer, verifier: OidcVerifier, clock: ManualClock
+) -> None:
+    token = issuer.sign(issuer.claims(NOW_S, exp=NOW_S + 2 * STALE_S))
+    verifier.verify(token)
+    issuer.is_away = True
+    clock.advance(STALE_S - 1)
+    assert verifier.verify(token).token.scope == "act"
+    clock.advance(1)
+    assert refusal(verifier, token, status=503) == "the OIDC issuer does not answer: use a token"
+
+
+def test_issuer_under_another_name_is_not_believed(issuer: Issuer, verifier: OidcVerifier) -> None:
+    issuer.name = "https://elsewhere.example"
+    refusal(verifier, issuer.sign(issuer.claims(NOW_S)), status=503)
+
+
+@pytest.mark.parametrize("issuer_url", ["http://issuer.example", "ftp://127.0.0.1", "file:///etc"])
+def test_keys_are_not_fetched_where_somebody_could_change_them(issuer_url: str) -> None:
+    with pytest.raises(ValueError, match="is not https"):
+        fetch_keys(issuer_url)
+
+
+def test_issuer_without_an_audience_is_refused_at_the_start() -> None:
+    with pytest.raises(BadSettings, match="tokens made for others would be taken"):
+        load_settings({"LOCKSTEP_API_OIDC_ISSUER": "https://issuer.example"})
+
+
+def test_api_takes_tokens_of_both_kinds(tmp_path: Path, issuer: Issuer) -> None:
+    settings = Settings(api=settings_for(issuer))
+    with running_api(tmp_path, FakeStore(), settings=settings) as api:
+        now_s = api.parts.clock.now_ns() // NS_PER_S
+        claims = issuer.claims(now_s, exp=now_s + 10**6)
+        ours, theirs = api.make_token("read"), issuer.sign(claims)
+        for token in (ours, theirs):
+            assert api.client.get("/api/v1/incidents", headers=bearer(token)).status_code == 200
+        answer = api.client.get("/api/v1/tokens", headers=bearer(theirs))
+        assert check_problem(answer, 403, "wrong-scope") == "a token of scope act does not allow administering"
+        answer = api.client.post("/api/v1/ingest", headers=bearer(theirs))
+        check_problem(answer, 401, "unknown-token")
+
+
+def test_issuer_s_tokens_mean_nothing_where_none_is_set(tmp_path: Path, issuer: Issuer) -> None:
+    with running_api(tmp_path, FakeStore()) as api:
+        answer = api.client.get("/api/v1/incidents", headers=bearer(issuer.sign(issuer.claims(NOW_S))))
+        check_problem(answer, 401, "unknown-token")
+        assert issuer.asked == []
+
+
+def _part(content: dict[str, object]) -> str:
+    return base64.urlsafe_b64encode(json.dumps(content).encode()).decode().rstrip("=")
