@@ -39,7 +39,7 @@ class Window:
         return self.page
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def chromium() -> Iterator[Browser]:
     program = shutil.which("chromium")
     if program is None:
@@ -50,7 +50,7 @@ def chromium() -> Iterator[Browser]:
         browser.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     """A web process with a small job, one of 1,024 ranks, an incident, a decision and a fabric."""
     folder = tmp_path_factory.mktemp("browser")
