@@ -1,7 +1,8 @@
 """create_app: where the web process is put together."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
@@ -33,7 +34,8 @@ from api.routes import (
     webhooks,
 )
 from lockstep import __version__
-from lockstep.errors import StoreAway
+from lockstep.clock import NS_PER_S, Clock
+from lockstep.errors import LockstepError, StoreAway
 from lockstep.store.migrations import check_migrated
 
 
@@ -59,7 +61,7 @@ def create_app(parts: Parts) -> FastAPI:
     app.state.parts = parts
     app.state.board = AgentBoard(parts.control, parts.clock)
     app.state.oidc = make_verifier(parts.settings.api, parts.clock)
-    app.state.check_ready = lambda: _check_ready(parts)
+    app.state.check_ready = remembered(lambda: _check_ready(parts), parts.clock)
     metrics = SystemMetrics(parts)
     app.state.feed = ChangeFeed(parts.control, parts.settings.api.max_listeners, metrics.watch)
     app.state.registries = [parts.gateway.metrics.registry, metrics.registry]
@@ -74,6 +76,37 @@ def create_app(parts: Parts) -> FastAPI:
     app.mount("/static", make_static())
     install_openapi(app)
     return app
+
+
+def remembered(check: Callable[[], None], clock: Clock) -> Callable[[], None]:
+    """Return the check with an answer that holds for a second: everybody may ask, and it costs two databases."""
+    asking, told = threading.Lock(), dict[str, tuple[int, LockstepError | None]]()
+
+    def ask() -> LockstepError | None:
+        now_ns = clock.monotonic_ns()
+        if "last" not in told or now_ns - told["last"][0] >= NS_PER_S:
+            told["last"] = (now_ns, _reason(check))
+        return told["last"][1]
+
+    def check_once() -> None:
+        if not asking.acquire(timeout=1):
+            raise StoreAway("whoever asked before still waits for an answer")
+        try:
+            error = ask()
+        finally:
+            asking.release()
+        if error:
+            raise error
+
+    return check_once
+
+
+def _reason(check: Callable[[], None]) -> LockstepError | None:
+    try:
+        check()
+    except LockstepError as error:
+        return error
+    return None
 
 
 def _check_ready(parts: Parts) -> None:

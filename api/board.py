@@ -9,7 +9,8 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fastapi.concurrency import run_in_threadpool
+import anyio
+from anyio import to_thread
 
 from lockstep.clock import NS_PER_S, Clock
 from lockstep.control.database import ControlDatabase
@@ -17,6 +18,7 @@ from lockstep.control.tokens import Token, TokenRows, find_token, ingest_tokens,
 from lockstep.control.wishes import wishes_by_host
 from lockstep.wish import Wish
 
+_THREADS = 4
 LIFE_S = 0.5  # what is written down is obeyed after this time
 
 
@@ -35,12 +37,13 @@ class AgentBoard:
     def __init__(self, control: ControlDatabase, clock: Clock) -> None:
         self._control, self._clock = control, clock
         self._answer: _Answer | None = None
+        self._threads = anyio.CapacityLimiter(_THREADS)  # readers may have taken all of the usual ones
         self._asking = asyncio.Lock()  # one asks, the others wait for the same answer
 
     async def find_token(self, secret: str) -> Token | None:
         """Return the token that this text is; one that is not on the board may be new or of another scope."""
         known = match_token((await self._current()).tokens, secret)
-        return known or await run_in_threadpool(find_token, self._control, secret)
+        return known or await to_thread.run_sync(find_token, self._control, secret, limiter=self._threads)
 
     async def wishes_for(self, host: str) -> list[Wish]:
         """Return the wishes for this host that have not expired, the most pressing first."""
@@ -53,7 +56,7 @@ class AgentBoard:
             async with self._asking:
                 answer = self._answer
                 if answer is None or self._is_old(answer):
-                    answer = self._answer = await run_in_threadpool(self._ask)
+                    answer = self._answer = await to_thread.run_sync(self._ask, limiter=self._threads)
         return answer
 
     def _is_old(self, answer: _Answer) -> bool:

@@ -11,14 +11,17 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import Field
 
+from api.capture_check import check_apart
 from api.reading.moments import show_moment
 from lockstep.capture.archive import unpack
 from lockstep.capture.contents import TABLE_FILES, Capture
 from lockstep.capture.exchange import load_capture
 from lockstep.capture.reading import read_capture
+from lockstep.clock import NS_PER_S
 from lockstep.errors import BadCapture, BadInput, NotPresent
 from lockstep.store.store import Store
 from lockstep.tables import TABLE_BY_NAME
@@ -27,6 +30,8 @@ from lockstep.verdict import Frozen
 MOST_BYTES = 4 << 30  # of all tables in memory: what the web process can spare
 _JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,99}")
 _KNOWN = "SELECT count() AS rows FROM {table} WHERE job = {{job:String}}"
+_ALIVE_NS = 600 * NS_PER_S  # the analyzer follows jobs that gave a sign of life in the last two minutes
+_MOMENTS = ("ts_ns", "start_ns", "end_ns", "enqueue_ns", "first_ns", "last_ns")
 _TOLD_OF_JOBS = ("comms", "steps", "rank_minutes", "operations", "wire_minutes", "progress")
 
 
@@ -62,6 +67,7 @@ class CaptureFolder:
         """Keep an upload as the capture of a new job and put the job's rows into the store; raise what is wrong."""
         self._check_new(store, job)
         capture = _read(upload)
+        _check_past(capture, now_ns)
         told = _describe(capture, upload, job, now_ns)
         load_capture(store, _renamed(capture, job))
         upload.replace(self._archive(job))
@@ -103,12 +109,24 @@ class CaptureFolder:
 
 def _read(upload: Path) -> Capture:
     """Return a capture from an archive whose tables fit into memory."""
+    check_apart(upload, MOST_BYTES)
     with tempfile.TemporaryDirectory(prefix="lockstep-import-") as folder:
         unpack(upload, Path(folder))
         size = sum(_size(Path(folder, name)) for name in TABLE_FILES if Path(folder, name).is_file())
         if size > MOST_BYTES:
             raise BadInput(f"its tables take {size >> 20} MiB in memory, and {MOST_BYTES >> 20} are the most")
         return read_capture(Path(folder))
+
+
+def _check_past(capture: Capture, now_ns: int) -> None:
+    """Raise BadInput for a job that would look alive: nodes of ours could be taken out for what is told of theirs."""
+    for name, rows in capture.tables.items():
+        moments = [column for column in _MOMENTS if TABLE_BY_NAME[name].has_job and column in rows.column_names]
+        last_ns = max((pc.max(rows[column]).as_py() or 0 for column in moments), default=0)
+        if last_ns > now_ns - _ALIVE_NS:
+            raise BadInput(
+                f"{name} tells of {show_moment(last_ns)}, and a capture is taken once it is ten minutes old"
+            )
 
 
 def _size(file: Path) -> int:

@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.auth import SESSION_COOKIE, find_caller
+from api.auth import SESSION_COOKIE, allows, find_caller
 from api.parts import parts_of
 from api.problems import problem
 from lockstep.control.idempotency import Earlier, claim, drop, finish
@@ -148,7 +148,7 @@ def _name_act(request: Request, key: str, body: bytes) -> _Act | None:
         caller = find_caller(request)
     except NotAllowed:
         return None
-    if caller is None:
+    if caller is None or not allows(caller.scope, "act"):  # who may only read must not push out what others keep
         return None
     secret = request.headers.get("Authorization") or request.cookies[SESSION_COOKIE]
     asked = f"{request.method} {request.url.path}?{request.url.query}"

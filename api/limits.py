@@ -7,6 +7,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from api.auth import SESSION_COOKIE
 from api.buckets import Buckets
 from api.origins import LOGIN
 from api.problems import problem
@@ -20,6 +21,7 @@ _FROM_PROBES = frozenset({"/healthz", "/readyz", "/version"})  # a probe that is
 _OPEN = (LOGIN, STATIC)
 _COUNT_THEMSELVES = ("/api/v1/ingest", "/api/v1/intake/")  # while they read, by the gateway's own setting
 _CAPTURES = "/api/v1/captures"
+_LET_IN = frozenset({304, 403})
 REFUSED_PER_S = 5.0  # tokens that are worth nothing, by address: nobody guesses 256 bits, but each try is a query
 _REFUSED_BURST_S = 20.0
 
@@ -65,10 +67,12 @@ class RateLimit:
         return buckets.take(caller, now_ns)
 
     def _note(self, caller: str, address: str, status: int) -> None:
-        now_ns = self._clock.monotonic_ns()
-        if status == 401:
+        now_ns, has_secret = self._clock.monotonic_ns(), caller != address
+        if status == 401 or (status == 303 and has_secret):  # a page sends who has no session on to the login
             self._refused.take(address, now_ns)
-        elif caller != address:
+        elif has_secret and (
+            status < 300 or status in _LET_IN
+        ):  # other answers may come before the token is looked at
             self._known.take(caller, now_ns)
 
 
@@ -124,9 +128,10 @@ class _Counted:
 
 def caller_of(scope: Scope, address: str) -> str:
     """Return by what a caller is known before anybody looked at their token: its digest, else their address."""
-    secrets = {name: value for name, value in scope["headers"] if name in (b"authorization", b"cookie")}
-    secret = secrets.get(b"authorization") or secrets.get(b"cookie")
-    return hashlib.blake2b(secret, digest_size=16).hexdigest() if secret else address
+    told = Headers(scope=scope).get("authorization", "")
+    # The secret alone, as api.auth reads it: with blanks or cookies around it a caller would look like many.
+    secret = told.partition(" ")[2].strip() or told if told else Request(scope).cookies.get(SESSION_COOKIE, "")
+    return hashlib.blake2b(secret.encode("latin-1", "replace"), digest_size=16).hexdigest() if secret else address
 
 
 def most_bytes(path: str, settings: Settings) -> int:

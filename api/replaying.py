@@ -27,6 +27,7 @@ from lockstep.topology import TopologyIndex
 from lockstep.verdict import Frozen, Verdict
 
 LONGEST_S = 1800.0  # the largest captures that can be brought in are judged in a few minutes
+_MOST_VERDICTS = 4 << 20  # bytes: they are kept in the web process, for two hundred operations
 _MOST_TEXT = 500  # characters of a failure that are told
 
 
@@ -77,6 +78,8 @@ def replay(archive: Path) -> Replay:
 def _read_verdicts(file: Path) -> tuple[Verdict, ...] | None:
     if not file.is_file():
         return None
+    if file.stat().st_size > _MOST_VERDICTS:
+        raise BadInput(f"{VERDICTS_FILE} in the capture has more than {_MOST_VERDICTS >> 20} MiB")
     try:
         return tuple(Verdict.model_validate(each) for each in json.loads(file.read_bytes()))
     except (ValueError, TypeError, RecursionError, ValidationError) as error:

@@ -13,6 +13,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from api.origins import is_loopback
+from api.parts import Parts
 from lockstep.errors import BadInput
 from lockstep.sections import ApiSettings, split_listen
 
@@ -21,11 +22,22 @@ _log = structlog.get_logger("web")
 Hook = Callable[[], None]
 
 
+def _is_behind_proxy(app: FastAPI) -> bool:
+    parts: Parts | None = getattr(app.state, "parts", None)  # only the API has parts
+    return parts is not None and parts.settings.api.tls_in_front
+
+
 class WebServer(uvicorn.Server):
     """Runs in the main thread until a signal comes; a second signal does not wait for anything."""
 
     def __init__(self, app: FastAPI, on_started: Hook, on_leaving: Hook, tls: ssl.SSLContext | None = None) -> None:
-        config = uvicorn.Config(app, log_level="warning", lifespan="on", timeout_graceful_shutdown=5)
+        config = uvicorn.Config(
+            app,
+            log_level="warning",
+            lifespan="on",
+            timeout_graceful_shutdown=5,
+            proxy_headers=_is_behind_proxy(app),  # else whoever is on this machine could say to be somebody else
+        )
         super().__init__(config)
         if tls is not None:
             config.load()

@@ -97,9 +97,9 @@ class Target(Section):
 
     @property
     def shown_address(self) -> str:
-        """The URL without what may be a secret: Slack's is one as a whole, and queries often hold tokens."""
+        """The URL without what may be a secret: the path of a webhook often is one, and queries hold tokens."""
         parts = urlsplit(self.address)
-        path = "/…" if self.kind == "slack" else parts.path
+        path = "/…" if self.kind in ("slack", "webhook") and parts.path.strip("/") else parts.path
         return f"{parts.scheme}://{parts.netloc}{path}{'?…' if parts.query else ''}"
 
 

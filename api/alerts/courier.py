@@ -98,7 +98,7 @@ def read_secrets(target: Target) -> tuple[str, ...]:
 def without_secrets(sentence: str, target: Target, secrets: Iterable[str]) -> str:
     """Return a sentence for log and API: a receiver may repeat in its answer what it was sent."""
     parts = urlsplit(target.address)
-    hidden = [*secrets, parts.query, parts.path if target.kind == "slack" else ""]
+    hidden = [*secrets, parts.query, parts.path if target.kind in ("slack", "webhook") else ""]
     for each in hidden:
         if len(each) >= _SHORTEST_SECRET:
             sentence = sentence.replace(each, "***")

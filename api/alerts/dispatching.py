@@ -18,6 +18,7 @@ from lockstep.control.deliveries import (
     begin_try,
     due_deliveries,
     health_of,
+    resume_sending,
     save_health,
     settle_try,
 )
@@ -41,12 +42,14 @@ class Dispatcher:
 
     def send_due(self, targets: Mapping[str, Target], lease: Lease, now_ns: int) -> None:
         """Begin to send what is due to receivers that are not being talked to."""
+        if resumed := resume_sending(self._control, lease, now_ns, self._lanes.busy()):
+            _log.warning("messages are tried again whose outcome was not written", messages=resumed)
         due: dict[str, list[int]] = {}
-        for name, number in due_deliveries(self._control, now_ns):
+        for name, number in due_deliveries(self._control, now_ns, _AT_ONCE):
             due.setdefault(name, []).append(number)
         for name, numbers in due.items():
             if name in targets:
-                self._lanes.offer(name, self._sending(targets[name], numbers[:_AT_ONCE], lease))
+                self._lanes.offer(name, self._sending(targets[name], numbers, lease))
 
     def remind(self, targets: Mapping[str, Target], threads: list[Thread], lease: Lease, now_ns: int) -> None:
         """Tell each Alertmanager from time to time what fires."""

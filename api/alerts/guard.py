@@ -15,6 +15,8 @@ Ip = ipaddress.IPv4Address | ipaddress.IPv6Address
 Lookup = Callable[[str, int], Sequence[str]]
 
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")  # RFC 6052: the last 32 bits are an IPv4 address
+# Inside a site as well, yet global to some versions of Python: RFC 6890 (with Oracle's metadata), 3879, 7526, 9637.
+_INSIDE = tuple(map(ipaddress.ip_network, ("192.0.0.0/24", "fec0::/10", "192.88.99.0/24", "3fff::/20")))
 # Clouds answer here with credentials of the machine. Public by number (Alibaba) or inside a private network (AWS).
 _METADATA = frozenset(map(ipaddress.ip_address, ("100.100.100.200", "168.63.129.16", "fd00:ec2::254")))
 
@@ -74,4 +76,5 @@ def _meant_by(ip: Ip) -> list[Ip]:
 
 
 def _is_public(ip: Ip) -> bool:
-    return ip.is_global and not ip.is_multicast and not ip.is_reserved and ip not in _METADATA
+    is_inside = ip in _METADATA or any(ip in network for network in _INSIDE)
+    return ip.is_global and not ip.is_multicast and not ip.is_reserved and not is_inside

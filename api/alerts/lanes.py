@@ -34,6 +34,10 @@ class Lanes:
         thread = self._threads.get(target)
         return thread is not None and thread.is_alive()
 
+    def busy(self) -> list[str]:
+        """Return the receivers that are being talked to."""
+        return [target for target in self._threads if self.is_busy(target)]
+
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait until all that was begun is done."""
         for thread in list(self._threads.values()):

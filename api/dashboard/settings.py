@@ -1,6 +1,7 @@
 """Settings as they hold, without secrets, and who is told about incidents."""
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -23,6 +24,8 @@ UNSET = "not set"
 HIDDEN = "set, and not shown"
 # What is, or may hold, a secret; receivers are listed by themselves, without theirs.
 _PRIVATE = ("token", "password", "secret", "key", "controller_options", "command", "targets")
+
+_IN_QUERY = re.compile(r"(?<=[?&])([^=&#]*=)[^&#]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,15 +89,28 @@ def _text(key: str, value: object) -> str:
     is_file = key.endswith("_file") or key == "tls_key"  # where a secret lies is no secret
     if not is_file and any(word in key for word in _PRIVATE):
         return HIDDEN
-    return _without_password(value) if isinstance(value, str) else json.dumps(value)
+    shown = _cleaned(value)
+    return shown if isinstance(shown, str) else json.dumps(shown)
+
+
+def _cleaned(value: object) -> object:
+    """Return the value with every URL in it without what may be a password."""
+    if isinstance(value, dict):
+        return {name: _cleaned(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_cleaned(each) for each in value]
+    return _without_password(value) if isinstance(value, str) else value
 
 
 def _without_password(text: str) -> str:
-    """Return a URL without user and password.
+    """Return a URL without user and password, also where they are parameters of it.
 
     >>> _without_password("postgresql://ada:secret@db/lockstep")
     'postgresql://…@db/lockstep'
+    >>> _without_password("postgresql://db/lockstep?user=ada&password=secret")
+    'postgresql://db/lockstep?user=…&password=…'
     """
     scheme, mark, rest = text.partition("://")
     user, at, place = rest.rpartition("@")
-    return f"{scheme}://…@{place}" if mark and at and user else text
+    shown = f"{scheme}://…@{place}" if mark and at and user else text
+    return _IN_QUERY.sub(r"\1…", shown) if mark else text

@@ -1,6 +1,7 @@
 """Captures: a job's last minutes or an incident as a case file, case files brought in, and judged anew."""
 
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -22,10 +23,13 @@ from lockstep.capture.writing import CaptureWriter
 from lockstep.clock import NS_PER_S
 from lockstep.control.audit import record
 from lockstep.control.incidents import get_incident
+from lockstep.errors import GatewayFull
 
 router = APIRouter(prefix="/api/v1", tags=["captures"])
 
 _CHUNK = 1 << 20
+_MOST_EXPORTS = 4  # at once: each holds a thread and a disk for as long as the store takes
+_exports = threading.BoundedSemaphore(_MOST_EXPORTS)
 _DAY_S = 86_400
 _BEFORE_NS = 120 * NS_PER_S  # of an incident: what was usual before it belongs to the case
 _LONGEST_NS = 3600 * NS_PER_S  # of an incident: the fault's last hour shows what its first day did
@@ -142,6 +146,8 @@ def _take(parts: Parts, folder: CaptureFolder, upload: Path, job: str, who: str)
 
 def _stream(write: Callable[[CaptureWriter], object]) -> StreamingResponse:
     """Return an archive that is written whole before its first byte is sent, and deleted after its last."""
+    if not _exports.acquire(blocking=False):
+        raise GatewayFull(f"{_MOST_EXPORTS} captures are being written already: come again later")
     folder = tempfile.TemporaryDirectory(prefix="lockstep-export-")
     try:
         archive = Path(folder.name) / "capture.tar.zst"
@@ -150,6 +156,8 @@ def _stream(write: Callable[[CaptureWriter], object]) -> StreamingResponse:
     except BaseException:
         folder.cleanup()
         raise
+    finally:
+        _exports.release()
     return StreamingResponse(_read_and_delete(archive, folder), media_type=_ZSTD)
 
 

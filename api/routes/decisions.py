@@ -97,7 +97,7 @@ def _check_approvable(control: ControlDatabase, found: Decision) -> None:
     """Raise BadInput where nothing would follow an approval."""
     if found.action == "none":
         raise BadInput(f"decision {found.id} is to do nothing, so there is nothing to approve")
-    if not found.part_of and get_incident(control, found.incident).state == "closed":
+    if found.trigger is None and get_incident(control, found.incident).state == "closed":
         raise BadInput(f"incident {found.incident} is over, so decision {found.id} is not carried out any more")
     newest = list_decisions(control, incident=found.incident, job=found.job, limit=1)[0]
     if newest.id != found.id:

@@ -18,12 +18,12 @@ router = APIRouter()
 
 
 @router.get("/healthz", response_class=PlainTextResponse)
-def alive() -> str:
+async def alive() -> str:  # needs no thread: all may be taken by readers
     return "ok\n"
 
 
 @router.get("/version")
-def version() -> dict[str, str]:
+async def version() -> dict[str, str]:
     return {"version": __version__}
 
 

@@ -13,7 +13,7 @@ from api.origins import LOGIN, check_origin, safe_next
 from api.parts import Parts, parts_of
 from lockstep.clock import NS_PER_S
 from lockstep.control.sessions import begin_session, end_session
-from lockstep.errors import NotAllowed
+from lockstep.errors import BadInput, NotAllowed
 from lockstep.sections import ApiSettings
 
 router = APIRouter(include_in_schema=False)
@@ -25,7 +25,10 @@ _NS_PER_HOUR = 3600 * NS_PER_S
 async def read_form(request: Request) -> dict[str, str]:
     """Return the fields of an HTML form; of those given twice, the first."""
     text = (await request.body()).decode("utf-8", "replace")
-    return {name: values[0] for name, values in parse_qs(text, max_num_fields=10).items()}
+    try:
+        return {name: values[0] for name, values in parse_qs(text, max_num_fields=10).items()}
+    except ValueError:
+        raise BadInput("a form of ours has at most 10 fields") from None
 
 
 Form = Annotated[dict[str, str], Depends(read_form)]

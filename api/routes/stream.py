@@ -1,5 +1,6 @@
 """GET /api/v1/incidents/stream: incidents, decisions and executions as they change, as server-sent events."""
 
+import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
@@ -12,7 +13,7 @@ from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from api.auth import Reader, require_reader
-from api.feed import ChangeFeed
+from api.feed import HEARTBEAT_S, ChangeFeed
 from lockstep.control.changes import Change
 from lockstep.errors import BadInput, NotAllowed
 
@@ -59,10 +60,14 @@ async def stream(
 
 async def _events(request: Request, feed: ChangeFeed, known: int, job: str | None) -> AsyncIterator[str]:
     yield f"retry: {RETRY_MS}\n\n"
+    loop = asyncio.get_running_loop()
+    checked_s = loop.time()
     async for page in feed.follow(known):
-        if not page:
+        if not page or loop.time() - checked_s >= HEARTBEAT_S:  # where something happens all the time, too
             if not await _may_go_on(request):
                 return
+            checked_s = loop.time()
+        if not page:
             yield ": still here\n\n"
         for change in page:
             if text := write_event(change, known, job):

@@ -1,6 +1,7 @@
 """Receivers of alerts: made, changed, tried out and listened to; their secrets go in and never come out."""
 
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import Field, JsonValue, ValidationError
@@ -111,6 +112,8 @@ def change(request: Request, name: Name, changes: dict[str, JsonValue], admin: A
     if changes.get("name", name) != name:
         raise BadInput(f"a target keeps its name: make another one, and delete {name!r}")
     changed = _validated(old.model_dump(mode="json") | changes)
+    if old.secrets and "secrets" not in changes and _place(changed) != _place(old):
+        raise BadInput("its secrets were given for another receiver: give `secrets` anew with its new address")
     change_target(parts.control, changed, who=admin, why=why, now_ns=parts.clock.now_ns())
     return _view(parts, changed, list_health(parts.control).get(name))
 
@@ -195,6 +198,12 @@ def _validated(document: dict[str, Any]) -> Target:  # Any: not yet checked
         raise BadInput(complaints.removeprefix(": ")) from None
     _check_made_here(target)
     return target
+
+
+def _place(target: Target) -> tuple[str, str, str, str]:
+    """Return to whom a target's secrets are shown."""
+    parts = urlsplit(target.address)
+    return target.kind, parts.scheme, parts.netloc.lower(), target.username
 
 
 def _check_made_here(target: Target) -> None:

@@ -79,12 +79,17 @@ def list_threads(db: ControlDatabase, ids: Collection[str], since_ns: int) -> li
         return [read_document(Thread, text) for text in rows]
 
 
-def due_deliveries(db: ControlDatabase, now_ns: int, limit: int = 500) -> list[tuple[str, int]]:
-    """Return target and number of what may be sent now, oldest first: of each thread the first, so order is kept."""
+def due_deliveries(db: ControlDatabase, now_ns: int, limit: int = 20) -> list[tuple[str, int]]:
+    """Return target and number of what may be sent now, oldest first: of each thread the first, so order is kept.
+
+    The limit is for each target: a long queue of one that does not answer must not hide what others are due.
+    """
     first = select(func.min(DELIVERIES.c.number)).where(DELIVERIES.c.state.in_(_UNSENT))
     heads = first.group_by(DELIVERIES.c.target, DELIVERIES.c.thread).scalar_subquery()
     ripe = (DELIVERIES.c.state == "waiting") & (DELIVERIES.c.due_ns <= now_ns) & DELIVERIES.c.number.in_(heads)
-    query = select(DELIVERIES.c.target, DELIVERIES.c.number).where(ripe).order_by(DELIVERIES.c.number).limit(limit)
+    place = func.row_number().over(partition_by=DELIVERIES.c.target, order_by=DELIVERIES.c.number).label("place")
+    ranked = select(DELIVERIES.c.target, DELIVERIES.c.number, place).where(ripe).subquery()
+    query = select(ranked).where(ranked.c.place <= limit).order_by(ranked.c.number)
     with db.read() as connection:
         return [(row.target, row.number) for row in connection.execute(query)]
 
@@ -126,12 +131,19 @@ def health_of(db: ControlDatabase, target: str, now_ns: int) -> Health:
         return read_health(connection, target, now_ns)
 
 
-def resume_sending(db: ControlDatabase, lease: Lease, now_ns: int) -> int:
-    """Let everything be tried again that a process before us had begun; return how many."""
+def resume_sending(db: ControlDatabase, lease: Lease, now_ns: int, busy: Collection[str] = ()) -> int:
+    """Let everything be tried again that was begun and never settled, but for busy targets; return how many.
+
+    A process before us may have died over it, or the database was away when its outcome was to be written.
+    """
+    begun = (DELIVERIES.c.state == "sending", DELIVERIES.c.target.not_in(busy))
+    with db.read() as connection:
+        if connection.scalar(select(DELIVERIES.c.number).where(*begun).limit(1)) is None:
+            return 0
     with db.begin() as connection:
         refuse_stale(connection, lease)
-        begun = update(DELIVERIES).where(DELIVERIES.c.state == "sending")
-        return int(connection.execute(begun.values(state="waiting", due_ns=now_ns)).rowcount)
+        again = update(DELIVERIES).where(*begun).values(state="waiting", due_ns=now_ns)
+        return int(connection.execute(again).rowcount)
 
 
 def list_deliveries(

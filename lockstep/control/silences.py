@@ -29,7 +29,7 @@ class Matchers(Frozen):
     @classmethod
     def _means_something(cls, given: Any) -> Any:  # Any: not yet checked
         names = ("component", "job", "class", "fault_class")
-        if isinstance(given, dict) and all(given.get(name, "*") == "*" for name in names):
+        if isinstance(given, dict) and not any(_says_something(given.get(name)) for name in names):
             raise ValueError("a silence over everything hides what matters: name a component, a job or a class")
         return given
 
@@ -51,6 +51,11 @@ class Silence(Frozen):
     until_ns: int
     who: str
     why: str = ""
+
+
+def _says_something(pattern: object) -> bool:
+    """Return whether a pattern has more in it than wildcards, which fit everything or nearly so."""
+    return isinstance(pattern, str) and bool(pattern.strip("*?"))
 
 
 def create_silence(

@@ -55,8 +55,8 @@ class World:
         assert self.send("POST", "/api/v1/webhooks", json=HOOK | {"name": name}).status_code in (201, 400)
 
     def make_capture(self) -> httpx.Response:
-        store_job(self.api, "audited", "audited-host")
-        archive = self.api.get("/api/v1/jobs/audited/capture").content
+        store_job(self.api, "audited", "audited-host", ended_s_ago=1_000)  # what is younger would look alive
+        archive = self.api.get("/api/v1/jobs/audited/capture", {"since_s": 2_000}).content
         return self.send("POST", "/api/v1/captures?job=audited-copy", content=archive)
 
     def log_in(self) -> httpx.Response:

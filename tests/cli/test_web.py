@@ -6,10 +6,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
 import structlog
+from fastapi import FastAPI, Request
 
 from api.app import create_app
 from api.gateway.gateway import Gateway, GatewayOptions
@@ -132,3 +134,18 @@ def test_server_that_leaves_does_not_wait_for_streams(tmp_path: Path) -> None:
                 assert next(lines) == "retry: 2000"
                 server.should_exit = True
                 assert list(lines) == [""], "the stream ends, and ends well"
+
+
+@pytest.mark.parametrize(("is_behind", "seen"), [(True, "203.0.113.7"), (False, "127.0.0.1")])
+def test_whom_a_proxy_stands_for_is_believed_only_where_one_is_set(is_behind: bool, seen: str) -> None:
+    app = FastAPI()
+    app.state.parts = SimpleNamespace(settings=Settings(api=ApiSettings(tls_in_front=is_behind)))
+
+    @app.get("/who")
+    def who(request: Request) -> str:
+        assert request.client is not None
+        return request.client.host
+
+    with serving(WebServer(app, lambda: None, lambda: None)) as port:
+        told = {"X-Forwarded-For": "203.0.113.7"}
+        assert httpx.get(f"http://127.0.0.1:{port}/who", headers=told, trust_env=False, timeout=20).json() == seen

@@ -86,8 +86,8 @@ def test_each_part_of_a_plan_is_approved_by_itself_also_when_the_incident_is_ove
 ) -> None:
     closed = incident("i1").model_copy(update={"state": "closed", "closed_because": "the node was replaced"})
     save_incidents(api.parts.control, [closed], None)
-    publish(api, "giver", job="small", action="reconfigure", part_of="p1")
-    publish(api, "taker", job="large", action="grow", part_of="p1", after=("giver",))
+    publish(api, "giver", job="small", action="reconfigure", part_of="p1", trigger="node h3 joined")
+    publish(api, "taker", job="large", action="grow", part_of="p1", trigger="node h3 joined", after=("giver",))
     for name in ("giver", "taker"):
         answer = api.client.post(f"/api/v1/decisions/{name}/approve", json={}, headers=actor)
         assert answer.status_code == 202, answer.text

@@ -29,7 +29,7 @@ def test_all_patterns_have_to_fit(matchers: Matchers, fits: bool) -> None:
     assert matchers.fit(MATTER) is fits
 
 
-@pytest.mark.parametrize("given", [{}, {"component": "*", "job": "*", "class": "*"}])
+@pytest.mark.parametrize("given", [{}, {"component": "*", "job": "*", "class": "*"}, {"component": "?*"}])
 def test_silence_over_everything_is_refused(given: dict[str, str]) -> None:
     with pytest.raises(ValidationError, match="hides what matters"):
         Matchers.model_validate(given)

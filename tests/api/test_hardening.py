@@ -1,0 +1,229 @@
+"""What a hostile reader, receiver, upload or neighbour tried, and got nothing by."""
+
+import json
+import sqlite3
+import threading
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+
+import httpx
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from api.alerts.guard import is_allowed
+from api.capture_check import check_apart
+from api.captures import _check_past
+from api.dashboard.settings import show_settings
+from api.replaying import _MOST_VERDICTS, _read_verdicts
+from api.routes import stream
+from lockstep.capture.archive import pack
+from lockstep.capture.contents import Capture, CaptureInfo, dump_info
+from lockstep.clock import SystemClock
+from lockstep.config import Settings
+from lockstep.control import idempotency
+from lockstep.control.database import open_control
+from lockstep.control.deliveries import list_deliveries
+from lockstep.control.incidents import save_incidents
+from lockstep.control.tokens import match_token_id, revoke_token
+from lockstep.errors import BadInput
+from lockstep.records import TransferStat
+from lockstep.sections import ApiSettings
+from tests.api.alerts import build as alerts_build
+from tests.api.alerts.build import alerting, fault, target
+from tests.api.alerts.receivers import Got, answer, receiving
+from tests.api.build import batch_headers, bearer, check_problem, running_api
+from tests.api.fake_store import FakeStore, away
+from tests.api.test_limits import StillClock
+from tests.builders import T0, make, rows
+from tests.lockstep.control.build import incident
+
+
+def test_settings_page_shows_no_password_of_any_url() -> None:
+    held = Settings.model_validate(
+        {
+            "store": {"nodes": ["https://u:hidden@ch1:8123/db"], "cluster": "c"},
+            "control": {"url": "postgresql://u@h/db?password=hidden"},
+        }
+    )
+    shown = {(each.section, each.key): each.value for each in show_settings(held)}
+    assert not [value for value in shown.values() if "hidden" in value]
+    assert json.loads(shown["store", "nodes"]) == ["https://…@ch1:8123/db"]
+    assert shown["control", "url"] == "postgresql://…@h/db?password=…"
+
+
+def test_message_whose_outcome_could_not_be_written_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(alerts_build, "open_control", lambda url: open_control(url, lock_wait_ms=50))
+    with receiving() as receiver, alerting(tmp_path, target(url=receiver.url, events=("incident",))) as alerts:
+        alerts.round()
+        other = sqlite3.connect(tmp_path / "control.db", isolation_level=None, check_same_thread=False)
+
+        def refuse(handler: BaseHTTPRequestHandler, got: Got) -> None:
+            other.execute("BEGIN IMMEDIATE")  # a neighbour is stuck in the middle of a write
+            answer(500)(handler, got)
+
+        receiver.reply = refuse
+        alerts.happen(fault())
+        alerts.round()
+        other.execute("ROLLBACK")
+        assert [each.state for each in list_deliveries(alerts.control, "ops")] == ["sending"]
+        receiver.reply = answer(200)
+        alerts.round(1)
+        assert [each.state for each in list_deliveries(alerts.control, "ops")] == ["delivered"]
+        assert len({got.headers["webhook-id"] for got in receiver.got}) == 1
+        other.close()
+
+
+@pytest.mark.slow
+def test_long_queue_of_one_receiver_hides_nothing_from_another(tmp_path: Path) -> None:
+    only = ("incident",)
+    with (
+        receiving(answer(500)) as dead,
+        receiving() as well,
+        alerting(tmp_path, target("a", url=dead.url, events=only), target("b", url=well.url, events=only)) as alerts,
+    ):
+        alerts.happen(*(fault(f"i{number}", job=f"j{number}") for number in range(520)))
+        for _ in range(27):
+            alerts.round()
+        assert len({got.headers["webhook-id"] for got in well.got}) == 520
+
+
+def test_secret_of_a_receiver_does_not_move_to_another_address(tmp_path: Path) -> None:
+    with running_api(tmp_path, FakeStore()) as api:
+        admin = bearer(api.make_token("admin"))
+        made = {"name": "am", "kind": "alertmanager", "url": "https://am.example", "secrets": ["bearer-1"]}
+        assert api.client.post("/api/v1/webhooks", json=made, headers=admin).status_code == 201
+        for changes in ({"url": "https://evil.example"}, {"url": "http://am.example"}):
+            refused = api.client.patch("/api/v1/webhooks/am", json=changes, headers=admin)
+            assert "give `secrets` anew" in check_problem(refused, 400, "bad-input")
+        both = {"url": "https://new.example", "secrets": ["bearer-2"]}
+        assert api.client.patch("/api/v1/webhooks/am", json=both, headers=admin).status_code == 200
+
+
+def test_stream_of_a_revoked_token_ends_while_much_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "HEARTBEAT_S", 0.0)
+    with running_api(tmp_path, FakeStore()) as api:
+        token = api.make_token("read")
+        with api.client.stream("GET", "/api/v1/incidents/stream", headers=bearer(token)) as answered:
+            lines = answered.iter_lines()
+            assert next(lines).startswith("retry")
+            revoke_token(api.parts.control, match_token_id(token), 1)
+            save_incidents(api.parts.control, [incident("i1")], None)
+            assert not [line for line in lines if line.startswith("data")]
+
+
+@pytest.mark.parametrize("path", ["/nothing-here", "/"])
+def test_made_up_secrets_are_bounded_whatever_they_are_answered(tmp_path: Path, path: str) -> None:
+    with running_api(tmp_path, FakeStore(), clock=StillClock()) as api:
+        for number in range(150):
+            cookie = {"Cookie": f"lockstep_session=x{number}", "Accept": "text/html"}
+            api.client.get(path, headers=cookie)
+        tries = [
+            api.client.get("/api/v1/incidents", headers={"Cookie": f"lockstep_session=x{n}"}) for n in range(150)
+        ]
+        assert sum(each.status_code == 401 for each in tries) <= 100
+
+
+def test_blanks_and_other_cookies_make_no_second_caller(tmp_path: Path) -> None:
+    settings = Settings(api=ApiSettings(requests_per_s=1.5))
+    with running_api(tmp_path, FakeStore(), settings=settings, clock=StillClock()) as api:
+        token = api.make_token("read")
+        padded = [{"Authorization": f"Bearer {' ' * number}{token}"} for number in range(4)]
+        asked = [api.client.get("/api/v1/incidents", headers=each).status_code for each in padded]
+        assert asked == [200, 200, 200, 429]
+
+
+class HangingStore(FakeStore):
+    """Answers nothing until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = threading.Event()
+        self.asked = threading.Semaphore(0)
+
+    def query(self, sql: str, parameters: object = None) -> pa.Table:
+        self.asked.release()
+        self.go.wait(20)
+        raise away()
+
+
+def test_readers_who_take_all_threads_stop_neither_agents_nor_probes(tmp_path: Path) -> None:
+    store = HangingStore()
+    with running_api(tmp_path, store, clock=SystemClock()) as api:
+        reader, agent = bearer(api.make_token("read")), api.make_token("ingest", "h0")
+        url = f"{api.client.base_url}/api/v1/jobs"
+        asking = [
+            threading.Thread(target=httpx.get, args=(url,), kwargs={"headers": reader, "timeout": 30})
+            for _ in range(40)
+        ]
+        for each in asking:
+            each.start()
+        try:
+            for _ in asking:
+                assert store.asked.acquire(timeout=20)
+            assert api.client.get("/healthz").status_code == 200
+            bad = api.client.post("/api/v1/ingest", headers=batch_headers(agent), content=b"x")
+            assert bad.status_code == 400, "it was looked at"
+        finally:
+            store.go.set()
+            for each in asking:
+                each.join()
+
+
+def test_small_archive_that_unpacks_to_gigabytes_is_refused_in_another_process(tmp_path: Path) -> None:
+    folder = tmp_path / "capture"
+    folder.mkdir()
+    (folder / "capture.json").write_text(dump_info(CaptureInfo(job="j", start_ns=0, end_ns=1)))
+    again = pa.DictionaryArray.from_arrays(pa.array([0] * 200_000, pa.int32()), pa.array(["x" * 65_536]))
+    pq.write_table(pa.table({"message": again}), folder / "events.parquet", store_schema=False)
+    pack(folder, tmp_path / "bomb.tar.zst")
+    assert (tmp_path / "bomb.tar.zst").stat().st_size < 10_000
+    with pytest.raises(BadInput, match=r"events\.parquet"):
+        check_apart(tmp_path / "bomb.tar.zst", 64 << 20)
+
+
+def test_verdicts_of_a_capture_are_bounded(tmp_path: Path) -> None:
+    (tmp_path / "verdicts.json").write_bytes(b" " * (_MOST_VERDICTS + 1))
+    with pytest.raises(BadInput, match="more than 4 MiB"):
+        _read_verdicts(tmp_path / "verdicts.json")
+
+
+@pytest.mark.parametrize("address", ["192.0.0.192", "fec0::1", "192.88.99.1", "3fff::1"])
+def test_addresses_that_python_calls_global_and_are_not(address: str) -> None:
+    assert not is_allowed("x", address, ())
+
+
+def test_reader_pushes_out_no_answer_that_others_keep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(idempotency, "MOST", 3)
+    with running_api(tmp_path, FakeStore()) as api:
+        reader, actor = bearer(api.make_token("read")), bearer(api.make_token("act"))
+        body = {"matchers": {"component": "nic:h3/*"}, "lasts_s": 60}
+        first = api.client.post("/api/v1/silences", json=body, headers=actor | {"Idempotency-Key": "k"})
+        for number in range(5):
+            api.client.post("/api/v1/nothing", headers=reader | {"Idempotency-Key": f"r{number}"})
+        second = api.client.post("/api/v1/silences", json=body, headers=actor | {"Idempotency-Key": "k"})
+        assert (second.json(), second.headers["Idempotency-Replayed"]) == (first.json(), "true")
+
+
+def test_form_with_too_many_fields_is_refused(tmp_path: Path) -> None:
+    with running_api(tmp_path, FakeStore()) as api:
+        answered = api.client.post("/login", content="&".join(f"a{number}=1" for number in range(11)))
+        check_problem(answered, 400, "bad-input")
+
+
+def test_path_of_a_webhook_is_shown_to_nobody(tmp_path: Path) -> None:
+    with running_api(tmp_path, FakeStore()) as api:
+        made = {"name": "chat", "kind": "webhook", "url": "https://chat.example/hooks/1/hidden"}
+        admin = bearer(api.make_token("admin"))
+        assert api.client.post("/api/v1/webhooks", json=made, headers=admin).status_code == 201
+        assert api.get("/api/v1/webhooks/chat").json()["url"] == "https://chat.example/…"
+
+
+def test_capture_of_a_job_that_would_look_alive_is_refused() -> None:
+    told = rows(make(TransferStat, job="there", comm=1, rank=0, peer=1, host="h0", ts_ns=T0))
+    capture = Capture(CaptureInfo(job="there", start_ns=0, end_ns=1), None, {"transfer_stats": told})
+    with pytest.raises(BadInput, match="once it is ten minutes old"):
+        _check_past(capture, T0 + 599 * 10**9)
+    _check_past(capture, T0 + 601 * 10**9)
