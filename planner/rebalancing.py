@@ -4,7 +4,7 @@ A look is due when something has happened (triggers.py), when the planner has ju
 has expired. Between them the answers to every single next event are kept at hand (allocation/warm.py).
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -14,7 +14,7 @@ from lockstep.clock import NS_PER_S
 from lockstep.control.database import ControlDatabase
 from lockstep.control.decisions import get_decision, list_decisions, save_decisions
 from lockstep.control.executions import find_execution, list_executions, list_isolated, list_orders, save_execution
-from lockstep.control.incidents import list_incidents, open_incidents
+from lockstep.control.incidents import get_incident, list_incidents, open_incidents
 from lockstep.control.leases import Lease
 from lockstep.decision import Decision
 from lockstep.errors import BadInput
@@ -25,19 +25,20 @@ from planner.recovery.allocation.jobs import Cluster
 from planner.recovery.allocation.planning import Allocation, JobPlan
 from planner.recovery.allocation.warm import WarmAnswers
 from planner.recovery.changes import Cause, Part, decide_parts
+from planner.recovery.components import node_of
 from planner.recovery.facts import ClusterFacts, JobFacts, Resume
 from planner.recovery.free_nodes import FreeNodes
 from planner.recovery.limits import OUT, SHRINKING, Surroundings
-from planner.recovery.lineage import has_moved_on, names_of
+from planner.recovery.lineage import has_moved_on, names_of, newest_name
 from planner.recovery.reading import Overview
-from planner.recovery.renewal import count_restarts, find_approval, is_busy, is_outdated, keep_same
+from planner.recovery.renewal import count_promised, count_restarts, find_approval, is_busy, is_outdated, keep_same
 from planner.recovery.sharing import build_cluster, can_move
 from planner.recovery.steps import begin
 from planner.recovery.triggers import Seen, find_triggers, say
 
 _log = structlog.get_logger("rebalancing")
 _RECENT = 200  # executions and decisions that are looked back on
-_DAY_NS = 86_400 * NS_PER_S
+_RENEW_LOOKS = 3  # after so many a plan that expired is a new one, to which nobody has said anything yet
 
 
 class Surveys(Protocol):
@@ -91,7 +92,9 @@ class Rebalancer:
             who = find_approval(decision, list_orders(self._control, decision.id))
             if who is None or is_outdated(decision, runs) or decision.waits_until_ns is not None:
                 continue
-            if is_busy(decision.job, runs, now_ns, self._options.settle_s):
+            if decision.trigger is None and get_incident(self._control, decision.incident).state == "closed":
+                continue  # nobody needs the lent node any more
+            if self._is_busy(decision.job, runs, now_ns):
                 continue
             if self._must_wait(decision):
                 self._extend(decision, lease, now_ns)
@@ -110,16 +113,32 @@ class Rebalancer:
         """Return the cluster with the nodes that lie idle, and what has happened since the last look."""
         jobs = {job.job: job.nodes for job in view.jobs}
         gone = (self._seen.jobs if self._seen else frozenset()) - set(jobs)
-        over = {job for job in gone if has_moved_on(job, runs) or self._reader.is_over(job)}
-        known = list_isolated(self._control, now_ns - _DAY_NS)
+        over = {job for job in gone if self._has_left(job, jobs, runs)}
+        known = list_isolated(self._control)
         returned = {each.node: each.changed_ns for each in known if each.state == "returned"}
-        free = self.free.update(jobs, gone - over, returned, view.nodes, now_ns)
-        facts = replace(view.cluster, free=free)
-        nodes = frozenset({*free, *facts.spares, *(node for held in jobs.values() for node in held)})
+        free = self.free.update(jobs, gone - over, returned, view.nodes, now_ns, self._find_blamed(view, jobs))
+        taken, spares = count_promised(runs, jobs, now_ns), view.cluster.spares
+        facts = replace(view.cluster, spares=spares[taken:], free=free[max(taken - len(spares), 0) :])
+        nodes = frozenset({*facts.free, *facts.spares, *(node for held in jobs.values() for node in held)})
         seen = Seen(nodes, frozenset(jobs) | (gone - over))
         events = find_triggers(self._seen, seen)
         self._seen = seen
         return facts, events
+
+    def _has_left(self, job: str, jobs: Collection[str], runs: Sequence[Execution]) -> bool:
+        """Return whether a job has left its nodes; one that we started again has them until its next name is seen."""
+        now = newest_name(job, runs)
+        return now in jobs or self._reader.is_over(now)
+
+    def _find_blamed(self, view: Overview, jobs: Mapping[str, Sequence[str]]) -> set[str]:
+        """Return the nodes that an open incident names: nobody gets them, whoever has left them."""
+        hosts = {
+            *view.cluster.hosts,
+            *(node.name for node in view.nodes or ()),
+            *(n for held in jobs.values() for n in held),
+        }
+        parts = [incident.verdict.component for incident in open_incidents(self._control)]
+        return {node for part in parts if (node := node_of(part, frozenset(hosts))) is not None}
 
     def _plan(
         self,
@@ -152,8 +171,15 @@ class Rebalancer:
     def _list_pinned(self, view: Overview, runs: Sequence[Execution], now_ns: int) -> set[str]:
         """Return the jobs that something is being done about, or that a person is asked about."""
         troubled = {incident.job for incident in open_incidents(self._control)}
-        busy = {job.job for job in view.jobs if is_busy(job.job, runs, now_ns, self._options.settle_s)}
-        return (troubled | busy) & {job.job for job in view.jobs if can_move(job)}
+        busy = {job.job for job in view.jobs if self._is_busy(job.job, runs, now_ns)}
+        barred = {node.name for node in view.nodes or () if not node.is_usable}
+        # Started again, a job that still runs on a node that is out of service would lack that one too.
+        short = {job.job for job in view.jobs if barred & set(job.nodes)}
+        return (troubled | busy | short) & {job.job for job in view.jobs if can_move(job)}
+
+    def _is_busy(self, job: str, runs: Sequence[Execution], now_ns: int) -> bool:
+        """Return whether something is being done for a job or was just now, also under the name it had before."""
+        return any(is_busy(name, runs, now_ns, self._options.settle_s) for name in names_of(job, runs))
 
     def _list_parts(self, plan: Allocation, view: Overview, runs: Sequence[Execution], now_ns: int) -> list[Part]:
         """Return what a plan does to each job; nothing at all where one of them cannot be moved after all."""
@@ -167,7 +193,7 @@ class Rebalancer:
                 missing = f"checkpoint that loads on {each.after} nodes" if resume is None else "incident behind it"
                 _log.info("a plan is not written down", job=each.job, why=f"there is no {missing}")
                 return []
-            parts.append(Part(each, jobs[each.job], resume, incident))
+            parts.append(Part(each, jobs[each.job], resume, incident, names_of(each.job, runs)))
         return parts
 
     def _find_scarce(self, plan: JobPlan, runs: Sequence[Execution]) -> str | None:
@@ -194,8 +220,10 @@ class Rebalancer:
 
     def _save(self, made: Sequence[Decision], runs: Sequence[Execution], lease: Lease, now_ns: int) -> int:
         """Write the decisions of a plan, under their old ids where they are the same, and end what is not wanted."""
-        live = {each.job: each for each in self._list_live(now_ns, expired_too=True) if each.trigger}
-        kept = [keep_same(live.get(each.job), each, runs) for each in made]
+        floor_ns = now_ns - int(_RENEW_LOOKS * self._options.look_s * NS_PER_S)
+        before = [each for each in self._list_live(now_ns, expired_too=True) if each.trigger]
+        live = {each.job: each for each in before if each.expires_ns > floor_ns}
+        kept = [keep_same(live.get(each.job), self._act_if_saved(live.get(each.job), each), runs) for each in made]
         ids = {new.id: old.id for new, old in zip(made, kept, strict=True)}
         linked = [each.model_copy(update={"after": tuple(ids[name] for name in each.after)}) for each in kept]
         if linked and not self._due_ns:
@@ -203,6 +231,17 @@ class Rebalancer:
         self._withdraw([each.id for each in linked], lease, now_ns)
         save_decisions(self._control, linked, lease)
         return len(linked)
+
+    def _act_if_saved(self, known: Decision | None, made: Decision) -> Decision:
+        """Return a decision that has waited for a checkpoint and has got it: it waits for no other."""
+        if known is None or known.waits_until_ns is None or made.waits_until_ns is None:
+            return made
+        saved_ns = made.created_ns - int((made.checkpoint_age_s or 0.0) * NS_PER_S)
+        if known.part_of != made.part_of or saved_ns <= (known.weighed_ns or known.created_ns):
+            return made
+        expires_ns = made.created_ns + int(self._options.policy.lifetime_s * NS_PER_S)
+        reason = f"{made.reason}; it has waited for the checkpoint that is there now"
+        return made.model_copy(update={"waits_until_ns": None, "expires_ns": expires_ns, "reason": reason})
 
     def _withdraw(self, wanted: Sequence[str], lease: Lease, now_ns: int) -> None:
         """Let decisions of earlier plans expire that nobody would make any more."""

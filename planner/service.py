@@ -30,7 +30,7 @@ from planner.recovery.lending import Lenders, borrow
 from planner.recovery.limits import OUT, Surroundings
 from planner.recovery.lineage import has_moved_on
 from planner.recovery.reading import Sight
-from planner.recovery.renewal import count_restarts, find_approval, is_busy, is_outdated, keep_same
+from planner.recovery.renewal import count_promised, count_restarts, find_approval, is_busy, is_outdated, keep_same
 from planner.recovery.returning import Returner
 from planner.recovery.sharing import describe, share_nodes
 from planner.recovery.situation import Situation
@@ -145,7 +145,9 @@ class PlannerService:
         job = replace(sight.job, is_over=sight.job.is_over or has_moved_on(incident.job, recent))
         free = self._rebalancer.free.names if self._rebalancer else ()
         fresh = tuple(node for node in free if node not in (*job.nodes, *sight.cluster.spares))
-        spares = (*sight.cluster.spares, *fresh)
+        seen = {other.job for other in sight.others}
+        # Who is about to start with a spare has it, though its first telemetry comes minutes later.
+        spares = (*sight.cluster.spares, *fresh)[count_promised(recent, seen, now_ns) :]
         troubled = {each.job for each in incidents}
         others = [
             replace(other, throughput={})

@@ -41,6 +41,7 @@ class Node:
     is_usable: bool  # new work may start there
     mark: str | None = None  # of the decision that isolated it; None: not isolated, or not by us
     reason: str = ""  # why it is not usable, in the controller's words
+    is_idle: bool | None = None  # no job has it; None: the controller does not say
 
 
 @dataclass(frozen=True, slots=True)

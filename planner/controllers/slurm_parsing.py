@@ -53,7 +53,7 @@ class SlurmNode:
     def as_node(self) -> Node:
         words = "+".join(sorted(self.states))
         reason = "" if self.is_usable else f"{words}: {self.why}" if self.why else words
-        return Node(self.name, self.is_usable, self.mark, reason)
+        return Node(self.name, self.is_usable, self.mark, reason, is_idle="IDLE" in self.states)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,16 @@ from planner.controllers.orders import find_variables
 from planner.controllers.protocol import Report, Restart
 from planner.controllers.slurm_commands import SlurmCommands, SlurmOptions
 from planner.controllers.slurm_parsing import SlurmJob, write_mark
-from planner.controllers.slurm_submission import find_excluded, find_shape, say_over, say_unknown, why_not_requeued
+from planner.controllers.slurm_submission import (
+    EXCLUDED,
+    find_excluded,
+    find_ours,
+    find_shape,
+    say_over,
+    say_unknown,
+    why_not_requeued,
+    without_ours,
+)
 
 _REMARK = "Slurm lets it wait for cred_expire (120 s unless configured) before it starts"
 
@@ -34,9 +43,10 @@ def requeue(slurm: SlurmCommands, notes: Notes, options: SlurmOptions, order: Re
         slurm.requeue_and_hold(job.id)
     if not _wait_until_waiting(slurm, options, job.id):
         return Report("failed", f"job {job.id} is requeued, held, and still ending; ask again to exclude its nodes")
-    slurm.update_job(job.id, _find_changes(job, order))
+    plain = without_ours(job, notes)
+    slurm.update_job(job.id, _find_changes(plain, order, has_list="ExcNodeList" in job.fields))
     slurm.release_job(job.id)
-    notes.write(order.mark, {"job": job.id, "new": job.id})
+    notes.write(order.mark, {"job": job.id, "new": job.id, EXCLUDED: find_ours(plain, order)})
     return Report("done", f"job {job.id} is requeued; {_REMARK}{_lost(order)}", job.id)
 
 
@@ -49,12 +59,12 @@ def _wait_until_waiting(slurm: SlurmCommands, options: SlurmOptions, job: str) -
     return slurm.wait_until(is_waiting, options.grace_s)
 
 
-def _find_changes(job: SlurmJob, order: Restart) -> dict[str, str]:
+def _find_changes(job: SlurmJob, order: Restart, has_list: bool) -> dict[str, str]:
     # A requeued job keeps its environment, so the comment is the only place where its script can find the checkpoint.
     resume = f"resume from {order.checkpoint}" if order.checkpoint is not None else ""
     changes = {"Comment": write_mark(order.mark, resume)}
     excluded = find_excluded(job, order)
-    changes |= {"ExcNodeList": excluded} if excluded else {}
+    changes |= {"ExcNodeList": excluded} if excluded or has_list else {}
     return changes | (find_shape(job, order.nnodes) if order.nnodes else {})
 
 

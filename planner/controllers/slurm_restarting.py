@@ -18,13 +18,16 @@ from planner.controllers.slurm_arrivals import LOOKED, SUBMITTING, judge_arrival
 from planner.controllers.slurm_commands import SlurmCommands, SlurmOptions, own_user, was_never_sent
 from planner.controllers.slurm_parsing import SlurmJob
 from planner.controllers.slurm_submission import (
+    EXCLUDED,
     Submission,
     build_sbatch,
     fill_template,
     find_excluded,
+    find_ours,
     say_over,
     say_unknown,
     why_not_submitted,
+    without_ours,
 )
 
 _CANCELLING = "cancelling_ns"
@@ -52,7 +55,7 @@ class Resubmission:
         known = note.get("new") or self.slurm.find_marked(order.mark)
         if known:
             if note and "new" not in note and not self.options.is_dry_run:  # it outlives the job's own comment
-                self.notes.write(order.mark, {"job": order.job, "new": known})
+                self.notes.write(order.mark, {"job": order.job, "new": known, EXCLUDED: note.get(EXCLUDED, "")})
             return Report("already", f"job {order.job} was submitted again as job {known} under {order.mark}", known)
         if SUBMITTING not in note:
             return None
@@ -100,7 +103,7 @@ class Resubmission:
         why_not = why_not_submitted(found[0])
         if why_not and not self.options.resubmit:
             return Report("refused", why_not)
-        return Submission(found[0], "" if why_not else self.slurm.read_script(job))
+        return Submission(without_ours(found[0], self.notes), "" if why_not else self.slurm.read_script(job))
 
     def _keep(self, note: Note, submission: Submission) -> Note:
         """Write down all that the new attempt needs, and since when the old one is being ended."""
@@ -108,6 +111,7 @@ class Resubmission:
             "job": self.order.job,
             "script": submission.script,
             "fields": json.dumps(dict(submission.job.fields)),
+            EXCLUDED: find_ours(submission.job, self.order),
             _CANCELLING: note.get(_CANCELLING, str(self.clock.now_ns())),
         }
         self.notes.write(self.order.mark, kept)
@@ -149,7 +153,7 @@ class Resubmission:
             if isinstance(failure, ControllerSaidNo) or (was_never_sent(failure) and not self.options.resubmit):
                 self.notes.write(order.mark, kept)
             raise
-        self.notes.write(order.mark, {"job": order.job, "new": new})
+        self.notes.write(order.mark, {"job": order.job, "new": new, EXCLUDED: kept[EXCLUDED]})
         return new
 
     def _submit(self, submission: Submission, order: Restart) -> str:

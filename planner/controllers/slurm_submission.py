@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from planner.controllers.notes import Notes
 from planner.controllers.protocol import Restart
-from planner.controllers.slurm_parsing import SlurmJob, expand_hosts, write_mark
+from planner.controllers.slurm_parsing import SlurmJob, expand_hosts, read_mark, write_mark
 
 # What the batch script does not say when it was said on sbatch's command line, and what `scontrol show job` calls it.
 _CARRIED_OVER = {
@@ -25,6 +26,7 @@ _CARRIED_OVER = {
     "MinMemoryCPU": "--mem-per-cpu",
 }
 _FILES = {"StdOut": "--output", "StdErr": "--error"}
+EXCLUDED = "excluded"  # in a note: the nodes that we kept the new attempt from, beside those of its owner
 TEMPLATE_FIELDS = ("job", "mark", "comment", "script", "exclude", "nnodes", "checkpoint", "name", "user")
 
 
@@ -40,6 +42,24 @@ def find_excluded(job: SlurmJob, order: Restart) -> str:
     """Return the nodes that the new attempt must not use: those of the order, and those of the job's own list."""
     before = expand_hosts(job.fields.get("ExcNodeList", ""))
     return ",".join(dict.fromkeys([*before, *order.exclude]))
+
+
+def find_ours(job: SlurmJob, order: Restart) -> str:
+    """Return the nodes that only we keep the new attempt from, not the job's owner."""
+    owner = expand_hosts(job.fields.get("ExcNodeList", ""))
+    return ",".join(node for node in order.exclude if node not in owner)
+
+
+def without_ours(job: SlurmJob, notes: Notes) -> SlurmJob:
+    """Return a job without the nodes on its list that we excluded at an earlier restart: they may be back by now.
+
+    Those that are still out of service are in the order. What its owner excluded stays excluded.
+    """
+    mark = read_mark(job.fields.get("Comment", ""))
+    ours = set(((notes.read(mark) if mark else None) or {}).get(EXCLUDED, "").split(","))
+    left = [node for node in expand_hosts(job.fields.get("ExcNodeList", "")) if node not in ours]
+    others = {key: value for key, value in job.fields.items() if key != "ExcNodeList"}
+    return replace(job, fields=others | ({"ExcNodeList": ",".join(left)} if left else {}))
 
 
 def find_shape(job: SlurmJob, nnodes: int | None) -> dict[str, str]:
@@ -63,7 +83,7 @@ def build_sbatch(sbatch: str, submission: Submission, order: Restart, own_user: 
     command = [sbatch, "--parsable", f"--comment={write_mark(order.mark)}", "--export=ALL", "--open-mode=append"]
     command += [f"{option}={job.fields[key]}" for key, option in _CARRIED_OVER.items() if key in job.fields]
     command += [f"{option}={_own_file(job, job.fields[key])}" for key, option in _FILES.items() if key in job.fields]
-    command += _find_size(job)
+    command += _find_size(job, int(shape["NumNodes"]))
     command += [f"--nodes={shape['NumNodes']}"]
     command += [f"--ntasks={shape['NumTasks']}"] if "NumTasks" in shape else []
     excluded = find_excluded(job, order)
@@ -72,13 +92,27 @@ def build_sbatch(sbatch: str, submission: Submission, order: Restart, own_user: 
     return command + _arguments(job)
 
 
-def _find_size(job: SlurmJob) -> list[str]:
+def _find_size(job: SlurmJob, nodes: int) -> list[str]:
     """Return what each node gives to the job, where Slurm shows it in other words than sbatch wants it."""
     per_node = job.fields.get("NtasksPerN:B:S:C", "0").partition(":")[0]
     gpus = job.fields.get("TresPerJob", "").replace("gres/", "gres:").removeprefix("gres:gpu:")
     words = [f"--ntasks-per-node={per_node}"] if per_node not in ("0", "*") else []
-    words += [f"--gpus={gpus}"] if gpus and "," not in gpus else []
+    words += (
+        [f"--gpus={_scale(gpus, _least(job.fields.get('NumNodes', '1')), nodes)}"] if gpus and "," not in gpus else []
+    )
     return words + (["--exclusive"] if job.fields.get("OverSubscribe") == "NO" else [])
+
+
+def _scale(gpus: str, before: int, after: int) -> str:
+    """Return the GPUs of a whole job, such as a100:32, for another count of nodes; per node as before.
+
+    >>> _scale("a100:32", 4, 3), _scale("30", 4, 3)
+    ('a100:24', '30')
+    """
+    kind, colon, count = gpus.rpartition(":")
+    if not count.isdecimal() or int(count) % before:
+        return gpus
+    return f"{kind}{colon}{int(count) // before * after}"
 
 
 def fill_template(template: Sequence[str], submission: Submission, order: Restart, script: str) -> list[str]:

@@ -160,14 +160,19 @@ class TorchrunController:
             return Report("already", f"{node} is in service")
         if now.mark != mark:
             return Report("refused", f"{node} was not isolated under {mark} but under {now.mark}: {now.reason}")
-        does_run = bool(agents.find_all(self._options.nodes, self._barred()))
+        running = [agent.node for agent in agents.find_all(self._options.nodes, self._barred())]
+        last = self._notes.read(_LAST) or {"mark": mark, "variables": "{}"}
+        # An attempt that was started for so many nodes grows by a decision of its own, not because a test has passed.
+        is_full = node not in running and len(running) >= int(last.get("nnodes") or len(self._options.nodes))
+        does_run = bool(running) and not is_full
         if self._options.is_dry_run:
             return Report("would", f"would start the agent of {node} again" if does_run else f"would release {node}")
         if does_run and agents.find(node) is None:
-            last = self._notes.read(_LAST) or {"mark": mark, "variables": "{}"}
             agents.launch(node, last["mark"], json.loads(last["variables"]), self._meeting.node)
         self._notes.remove(_of_node(node))
-        return Report("done", f"the agent of {node} runs again" if does_run else f"{node} is in service; no job runs")
+        return Report(
+            "done", f"the agent of {node} runs again" if does_run else f"{node} is in service; {_idle(running)}"
+        )
 
     def _restart(self, agents: Agents, order: Restart) -> Report:
         job, note = order.job, self._notes.read(_of_restart(order.mark)) or {}
@@ -211,7 +216,8 @@ class TorchrunController:
 
     def _start_new(self, agents: Agents, order: Restart, wanted: Sequence[str]) -> None:
         variables = find_variables(order)
-        self._notes.write(_LAST, {"mark": order.mark, "variables": json.dumps(variables)})
+        counted = {"nnodes": str(order.nnodes)} if order.nnodes else {}
+        self._notes.write(_LAST, {"mark": order.mark, "variables": json.dumps(variables)} | counted)
         running = {agent.node for agent in agents.find_all(wanted)}
         missing = [name for name in wanted if name not in running]
         meeting = self._meeting.choose(wanted)
@@ -238,6 +244,10 @@ class TorchrunController:
 
 
 _LAST = "last-restart"
+
+
+def _idle(running: Sequence[str]) -> str:
+    return f"the job runs on the {len(running)} nodes that it was started for" if running else "no job runs"
 
 
 def _of_node(node: str) -> str:

@@ -35,6 +35,7 @@ class Background:
     output: IO[bytes]
     began_ns: int
     timeout_s: float
+    kill_s: float = 5.0  # a process that waits for a dead file server dies only when that answers
 
     def is_over(self, now_ns: int) -> bool:
         """Tell whether it has ended or has run for too long."""
@@ -44,16 +45,26 @@ class Background:
         return now_ns - self.began_ns > self.timeout_s * NS_PER_S
 
     def finish(self) -> Ended:
-        """Return what it came to; one that still runs is ended, and nothing of it is left behind."""
+        """Return what it came to; one that still runs is ended, and what the kernel does not let go of is said."""
         was_over = self.process.poll() is not None
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)  # also what it has started
-        code = self.process.wait()
+        is_gone = self._wait()
         with self.output as output:
             output.seek(0)
             lines = output.read().decode(errors="replace").strip().splitlines()
         said = lines[-1][:_SAID_LETTERS] if lines else "it said nothing"
-        return Ended(code if was_over else None, said)
+        return Ended(
+            self.process.returncode if was_over else None,
+            said if is_gone else f"{said}; process {self.process.pid} is still there {self.kill_s:g} s after SIGKILL",
+        )
+
+    def _wait(self) -> bool:
+        try:
+            self.process.wait(self.kill_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
 
 
 def start_command(

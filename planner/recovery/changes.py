@@ -6,7 +6,7 @@ person approves each of its decisions; a job that gets back what lay idle follow
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lockstep.clock import NS_PER_S
 from lockstep.decision import Action, Cost, Decision, Mode, Option
@@ -27,6 +27,7 @@ class Part:
     job: JobFacts
     resume: Resume  # the newest checkpoint that loads on the new count
     incident: str  # which made nodes scarce
+    names: tuple[str, ...] = ()  # that the job had before
 
     @property
     def gives(self) -> bool:
@@ -41,6 +42,7 @@ class Cause:
     allocation: Allocation
     start_s: float  # of a new attempt, without loading
     price: float | None = None  # of a GPU-hour
+    lost: float = 0.0  # weighted work a second that a fault costs until the plan is carried out
 
 
 def decide_parts(
@@ -52,7 +54,9 @@ def decide_parts(
     made: list[Decision] = []
     for part in sorted(parts, key=lambda part: (not part.gives, part.job.job)):
         givers = tuple(each.id for each in made if not part.gives and each.action != "grow")
-        decision = _decide(part, cause, is_shared, around, policy, now_ns)
+        begun = sum(each.mode == "execute" for each in made)  # by the policy, before this one
+        counted = replace(around, restarts=around.restarts + begun)
+        decision = _decide(part, cause, is_shared, counted, policy, now_ns)
         name = hashlib.sha256(f"{plan}/{part.job.job}/{generation}/{now_ns}".encode()).hexdigest()[:16]
         named = {"id": name, "generation": generation, "part_of": plan, "after": givers}
         made.append(decision.model_copy(update=named))
@@ -68,7 +72,7 @@ def identify(parts: Iterable[Part]) -> str:
 def _decide(part: Part, cause: Cause, is_shared: bool, around: Surroundings, policy: Policy, now_ns: int) -> Decision:
     job, plan = part.job, part.plan
     action: Action = "reconfigure" if part.gives else "grow"
-    moment, hold = _find_moment(part, cause.allocation, now_ns), next(_find_holds(part, action, around, policy), None)
+    moment, hold = _find_moment(part, cause, now_ns), next(_find_holds(part, action, around, policy), None)
     until_ns = moment.until_ns if moment.waits else None
     expires_ns = now_ns + int(policy.lifetime_s * NS_PER_S)
     return Decision(
@@ -106,9 +110,11 @@ def _target(job: JobFacts, nodes: int) -> dict[str, int]:
     return {"nnodes": nodes} | layout
 
 
-def _find_moment(part: Part, allocation: Allocation, now_ns: int) -> Moment:
+def _find_moment(part: Part, cause: Cause, now_ns: int) -> Moment:
     """Return whether the job is moved now or after its next checkpoint; waiting costs what the plan would gain."""
-    next_s, gain = part.job.next_save_s, max(allocation.waf_after - allocation.waf_before, 0.0)
+    allocation = cause.allocation
+    gain = max(allocation.waf_after - (allocation.waf_before - cause.lost), 0.0)
+    next_s = part.job.next_save_s
     work = max(part.plan.waf_before, part.plan.waf_after)
     speed = 1 - min(gain / work, 1.0) if work > 0 else 1.0
     next_ns = None if next_s is None else now_ns + int(next_s * NS_PER_S)
@@ -120,7 +126,7 @@ def _find_holds(part: Part, action: Action, around: Surroundings, policy: Policy
     if around.controller_trouble:
         yield f"the controller does not answer: {around.controller_trouble}"
     for decision in around.undone:
-        if decision.job == part.job.job and decision.action == action:
+        if decision.job in (part.job.job, *part.names) and decision.action == action:
             yield f"a person has undone or rejected decision {decision.id}, which was to {action} {part.job.job}"
     if around.restarts >= (most := policy.limits.restarts_per_hour):
         yield f"{around.restarts} jobs were restarted in the last hour, and {most} is the limit"

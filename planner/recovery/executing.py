@@ -146,12 +146,26 @@ class Executor:
         self, begun: Execution, place: int, decision: Decision, report: Report, lease: Lease, now_ns: int
     ) -> None:
         step, after = begun.steps[place], mark_answered(begun, place, report, now_ns)
-        isolated = _isolated(decision, step, report, after, now_ns)
+        isolated = self._find_isolated(decision, step, report, after, now_ns)
         said = report.what if after.state != "release_failed" else after.steps[place].said
         save_execution(self._control, after, lease, isolated, why=f"{step.act} {step.subject}: {said}")
         self._passing(f"answered {step.act}")
         tell = _log.error if after.state == "release_failed" != begun.state else _log.info
         tell("act answered", act=step.act, subject=step.subject, outcome=report.outcome, said=said)
+
+    def _find_isolated(
+        self, decision: Decision, step: Step, report: Report, after: Execution, now_ns: int
+    ) -> list[Isolated]:
+        """Return what an act has changed for its node."""
+        if report.outcome not in ("done", "already") or step.act not in ("isolate", "release"):
+            return []
+        made = _isolated(decision, step, report, after, now_ns)
+        if step.act == "isolate":
+            return [made]
+        rows = list_isolated(self._control)
+        known = next((row for row in rows if (row.node, row.decision) == (made.node, made.decision)), made)
+        # What persons said of it, what was sent back and when it was repaired stays known.
+        return [known.model_copy(update=made.model_dump(include={"state", "changed_ns", "until_ns", "said"}))]
 
     def _convert(self, execution: Execution, place: int, decision: Decision, lease: Lease, now_ns: int) -> None:
         """Let the checkpoint be converted, over many rounds; who comes after a crash begins it again."""
@@ -221,25 +235,21 @@ def _rest_until_ns(part: Isolation, decision: Decision, now_ns: int) -> int | No
     return now_ns + max(part.until_ns - (decision.weighed_ns or decision.created_ns), 0)
 
 
-def _isolated(decision: Decision, step: Step, report: Report, execution: Execution, now_ns: int) -> list[Isolated]:
-    """Return what an act has changed for its node."""
-    if step.act not in ("isolate", "release") or report.outcome not in ("done", "already"):
-        return []
+def _isolated(decision: Decision, step: Step, report: Report, execution: Execution, now_ns: int) -> Isolated:
+    """Return a node as an act has left it, of which nothing else is known."""
     part = next(part for part in decision.isolate if part.node == step.subject)
     since_ns = next(
         (its.began_ns for its in execution.steps if its.act == "isolate" and its.subject == step.subject), None
     )
-    return [
-        Isolated(
-            node=step.subject,
-            component=part.component,
-            decision=decision.id,
-            job=decision.job,
-            reason=part.reason,
-            state="isolated" if step.act == "isolate" else "returned",
-            since_ns=since_ns or now_ns,
-            changed_ns=now_ns,
-            until_ns=_rest_until_ns(part, decision, now_ns) if step.act == "isolate" else None,
-            said=report.what,
-        )
-    ]
+    return Isolated(
+        node=step.subject,
+        component=part.component,
+        decision=decision.id,
+        job=decision.job,
+        reason=part.reason,
+        state="isolated" if step.act == "isolate" else "returned",
+        since_ns=since_ns or now_ns,
+        changed_ns=now_ns,
+        until_ns=_rest_until_ns(part, decision, now_ns) if step.act == "isolate" else None,
+        said=report.what,
+    )

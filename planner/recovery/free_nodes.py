@@ -33,18 +33,25 @@ class FreeNodes:
         returned: Mapping[str, int],
         nodes: Sequence[Node] | None,
         now_ns: int,
+        blamed: Collection[str] = (),
     ) -> tuple[str, ...]:
         """Return the free nodes after a look.
 
-        `silent` jobs have sent nothing, and still have what they had; `returned` nodes came back at that moment.
+        `silent` jobs have sent nothing, and still have what they had; `returned` nodes came back at that moment;
+        `blamed` ones have an open incident.
         """
         if nodes is None:
             return self._names  # nobody could be asked, or there is nobody to ask
         held = {node: job for job, mine in jobs.items() for node in mine}
         held |= {node: job for node, job in self._held.items() if job in silent and node not in held}
         left = dict.fromkeys(set(self._held) - set(held), now_ns)
-        self._since_ns, self._held = {**returned, **self._since_ns, **left}, held
-        barred = {*held, *(node.name for node in nodes if not node.is_usable)}
+        known = {*returned, *self._since_ns}
+        since = {node: max(returned.get(node, 0), self._since_ns.get(node, 0)) for node in known}
+        self._since_ns, self._held = {**since, **left}, held
+        taken = {node.name for node in nodes if node.is_idle is False}  # by whoever sends us nothing
+        listed, usable = {node.name for node in nodes}, {node.name for node in nodes if node.is_usable}
+        gone = set(self._since_ns) - listed if usable else set()  # NVRx tells of excluded nodes only
+        barred = {*held, *blamed, *gone, *taken, *(listed - usable)}
         floor_ns = now_ns - int(_FREE_S * NS_PER_S)
         self._since_ns = {node: since for node, since in self._since_ns.items() if node not in held}
         self._names = tuple(

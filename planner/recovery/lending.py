@@ -41,12 +41,16 @@ def borrow(
     helped = decide_again(replace(situation, cluster=replace(situation.cluster, spares=(lent,))))
     if helped.action != "replace" or own.action == "replace":
         return [own]
-    cause = Cause(None, plan, situation.durations.start_s, situation.gpu_hour_price)
+    hit = next(each for each in plan.jobs if each.job == situation.job.job)
+    lost = hit.waf_before * (1 - situation.speed_now)
+    cause = Cause(None, plan, situation.durations.start_s, situation.gpu_hour_price, lost)
     givers = decide_parts(parts, cause, around, policy, own.generation, own.created_ns)
     link = {
         "mode": "propose" if helped.mode == "execute" else helped.mode,
         "part_of": givers[0].part_of,
         "after": tuple(each.id for each in givers),
+        # A lender that waits for its checkpoint is decided about again when that is due, and both together.
+        "expires_ns": min(helped.expires_ns, *(each.expires_ns for each in givers)),
         "reason": f"{helped.reason}; {lent} is lent by {parts[0].job.job}: {plan.reason}",
     }
     return [*givers, helped.model_copy(update=link)]

@@ -234,7 +234,7 @@ class FactReader:
 
     def _describe(self, nodes: Sequence[Node] | None, held: Sequence[str], now_ns: int) -> ClusterFacts:
         """Return the cluster with the spares that are usable now and that no job holds."""
-        barred = {*held, *(node.name for node in nodes or () if not node.is_usable)}
+        barred = {*held, *(node.name for node in nodes or () if not node.is_usable or node.is_idle is False)}
         spares = tuple(spare for spare in self._cluster.spares if spare not in barred)
         hosts = self._hosts | frozenset(node.name for node in nodes or ())
         known = replace(self._cluster, spares=spares, hosts=hosts, block_of=self._blocks, leaf_of=self._leaves)

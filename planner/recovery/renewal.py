@@ -1,10 +1,12 @@
 """Whether a decision still holds: who lets it be carried out, what was done to its job, whether it is the same."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from lockstep.clock import NS_PER_S
 from lockstep.decision import Decision
-from lockstep.execution import UNFINISHED, Execution, Order
+from lockstep.execution import UNFINISHED, Execution, Order, Step
+
+_FIRST_SEEN_S = 600.0  # an attempt that sends nothing for longer has no telemetry, or does not run
 
 
 def find_approval(decision: Decision, orders: Sequence[Order]) -> str | None:
@@ -31,11 +33,21 @@ def is_outdated(decision: Decision, runs: Sequence[Execution]) -> bool:
 
 
 def count_restarts(runs: Sequence[Execution], since_ns: int) -> int:
-    """Return how many jobs we have started again since then."""
-    return sum(
-        any(step.act == "restart" and step.state == "done" and (step.ended_ns or 0) >= since_ns for step in run.steps)
-        for run in runs
-    )
+    """Return how many jobs we have started again since then, or are about to."""
+    return sum(any(_is_counted(step, run, since_ns) for step in run.steps if step.act == "restart") for run in runs)
+
+
+def count_promised(runs: Sequence[Execution], seen: Collection[str], now_ns: int) -> int:
+    """Return how many idle nodes are taken by jobs that we start again with one and that were not seen yet."""
+    floor_ns = now_ns - int(_FIRST_SEEN_S * NS_PER_S)
+    taking = [run for run in runs if run.action == "replace" and run.ends_as == "done" and run.state != "failed"]
+    return sum(run.began_ns > floor_ns and (run.new_job or "") not in seen for run in taking)
+
+
+def _is_counted(step: Step, run: Execution, since_ns: int) -> bool:
+    if step.state == "done":
+        return (step.ended_ns or 0) >= since_ns
+    return step.state != "failed" and run.state in UNFINISHED
 
 
 def keep_same(known: Decision | None, made: Decision, runs: Sequence[Execution]) -> Decision:

@@ -10,11 +10,11 @@ from typing import Protocol
 
 from lockstep.clock import NS_PER_S
 from lockstep.control.database import ControlDatabase
-from lockstep.control.executions import list_isolated, save_isolated
+from lockstep.control.executions import find_execution, list_isolated, save_isolated
 from lockstep.control.leases import Lease, check_lease
 from lockstep.control.node_orders import list_node_orders
-from lockstep.errors import BadInput, ControllerDown
-from lockstep.execution import Isolated, IsolationState
+from lockstep.errors import BadInput, ControllerDown, LeaseLost, LockstepError
+from lockstep.execution import UNFINISHED, Isolated, IsolationState
 from planner.controllers.protocol import Controller, Report
 from planner.recovery.background import Background, start_command
 from planner.recovery.way_back import follow_order
@@ -98,9 +98,18 @@ class Returner:
 
     def run_once(self, lease: Lease, now_ns: int) -> None:
         """Take each isolated node one step further on its way back."""
+        troubles = list[LockstepError]()
         for isolated in list_isolated(self._control, since_ns=now_ns):
-            if isolated.state != "returned":
+            if isolated.state == "returned":
+                continue
+            try:
                 self._take_further(self._follow(isolated, lease, now_ns), lease, now_ns)
+            except LeaseLost:
+                raise
+            except LockstepError as error:  # none stops another
+                troubles.append(error)
+        if troubles:
+            raise troubles[0]
 
     def _follow(self, isolated: Isolated, lease: Lease, now_ns: int) -> Isolated:
         for order in list_node_orders(self._control, isolated, after=isolated.heard):
@@ -114,13 +123,19 @@ class Returner:
         if isolated.state == "returning" and self._is_due(isolated, now_ns):
             self._release(isolated, lease, now_ns)
         elif self._tester is not None and (
-            isolated.state == "testing" or (isolated.state == "isolated" and self._is_due(isolated, now_ns))
+            isolated.state == "testing"
+            or (isolated.state == "isolated" and self._is_due(isolated, now_ns) and self._is_left(isolated))
         ):
             self._test(isolated, self._tester, lease, now_ns)
 
     def _is_due(self, isolated: Isolated, now_ns: int) -> bool:
         rest_ns = int(self._options.rest_s * NS_PER_S)
         return now_ns >= (isolated.until_ns if isolated.until_ns is not None else isolated.changed_ns + rest_ns)
+
+    def _is_left(self, isolated: Isolated) -> bool:
+        """Return whether the job has left: it stays while its checkpoint is converted or its restart fails."""
+        run = find_execution(self._control, isolated.decision)
+        return run is None or run.state not in UNFINISHED
 
     def _test(self, isolated: Isolated, tester: Tester, lease: Lease, now_ns: int) -> None:
         if isolated.state != "testing":

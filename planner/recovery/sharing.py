@@ -76,7 +76,7 @@ def describe(plan: Allocation) -> AllJobs:
 
 def _in_one_unit(jobs: Sequence[JobFacts]) -> list[JobFacts]:
     """Return the jobs with tables that compare: where only some are told by the site, all in GPU-equivalents."""
-    if not any(job.is_in_gpus and job.throughput for job in jobs):
+    if not any(job.is_in_gpus or not can_move(job) for job in jobs):  # one that cannot move counts as its GPUs
         return list(jobs)
     return [
         job if job.is_in_gpus else replace(job, throughput=in_gpus(job.throughput, len(job.nodes), job.gpus))

@@ -31,10 +31,10 @@ def test_nodes_are_as_they_were_that_day() -> None:
     seen = [node.as_node() for node in parse_nodes(read("nodes.txt"))]
     ours = "lockstep d-17: NIC eth0 sends at 0.4 of its rate, since = 03:12"
     assert seen == [
-        Node("n1", False, "d-17", f"DRAIN+IDLE: {ours}"),
-        Node("n2", False, None, "ALLOCATED+DRAIN: fan [left] broken, Ticket=4711"),
-        Node("n3", True),
-        Node("n4", False, None, "DOWN: switched off"),
+        Node("n1", False, "d-17", f"DRAIN+IDLE: {ours}", is_idle=True),
+        Node("n2", False, None, "ALLOCATED+DRAIN: fan [left] broken, Ticket=4711", is_idle=False),
+        Node("n3", True, is_idle=False),
+        Node("n4", False, None, "DOWN: switched off", is_idle=False),
     ]
 
 

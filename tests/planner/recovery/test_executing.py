@@ -183,7 +183,7 @@ def test_blast_radius_holds_the_third_node_of_an_hour(tmp_path: Path, control: C
         save_incidents(control, [incident(about, name=f"i{host}")], None)
         planner.run_once(lease, seconds(11 + number))
     (held,) = list_decisions(control, job="job1")
-    assert (held.action, held.mode) == ("replace", "propose")
+    assert (held.action, held.mode) == ("reconfigure", "propose"), "the only spare is promised already"
     assert held.held_because == "2 nodes were isolated in the last hour, and 2 is the limit"
     assert controller.world.nodes["h7"] is None
 
