@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 from fastapi.concurrency import run_in_threadpool
 
+from api.admitted import Admitted
 from api.board import AgentBoard
 from api.dashboard.static_files import make_static
 from api.feed import ChangeFeed
@@ -22,6 +23,7 @@ from api.routes import (
     audit,
     decisions,
     health,
+    incidents,
     ingest,
     intake,
     page,
@@ -60,6 +62,7 @@ def create_app(parts: Parts) -> FastAPI:
     )
     app.state.parts = parts
     app.state.board = AgentBoard(parts.control, parts.clock)
+    app.state.admitted = Admitted(parts.clock)
     app.state.oidc = make_verifier(parts.settings.api, parts.clock)
     app.state.check_ready = remembered(lambda: _check_ready(parts), parts.clock)
     metrics = SystemMetrics(parts)
@@ -67,8 +70,8 @@ def create_app(parts: Parts) -> FastAPI:
     app.state.registries = [parts.gateway.metrics.registry, metrics.registry]
     install_problems(app)
     install_protection(app, parts)
-    # The stream comes before incidents: its path looks like one of theirs.
-    for module in (stream, session, tokens, policies, audit):
+    # The stream comes before incidents: its path looks like one of theirs. Those come early: everybody asks for them.
+    for module in (stream, incidents, session, tokens, policies, audit):
         app.include_router(module.router)
     for module in (ingest, intake, decisions, paths, webhooks, silences, health, page):
         app.include_router(module.router)

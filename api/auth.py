@@ -6,7 +6,9 @@ Every route has exactly one of Reader, Actor, Admin and Agent; tests/api/test_au
 from typing import Annotated
 
 from fastapi import Depends, HTTPException, Request
+from fastapi.concurrency import run_in_threadpool
 
+from api.admitted import Admitted
 from api.board import AgentBoard
 from api.oidc import OidcVerifier, Proven
 from api.origins import check_open_reads, check_origin, is_loopback, is_page_visit, login_place
@@ -41,6 +43,17 @@ def require_reader(request: Request) -> None:
         check_open_reads(request, settings.listen)
     else:
         _require(request, "read")
+
+
+async def admit_reader(request: Request) -> None:
+    """Do the same without asking again who was let in by the same token a moment ago."""
+    told = request.headers.get("Authorization", "")
+    admitted: Admitted = request.app.state.admitted
+    is_open = parts_of(request).settings.api.open_reads  # then it is not the token that lets in
+    if is_open or not admitted.has(told):
+        await run_in_threadpool(require_reader, request)
+        if told and not is_open:
+            admitted.add(told)
 
 
 def require_scraper(request: Request) -> None:
@@ -94,7 +107,7 @@ def allows(scope: Scope, wanted: Scope) -> bool:
     return wanted in _ALLOWS[scope]
 
 
-Reader = Depends(require_reader)
+Reader = Depends(admit_reader)
 Scraper = Depends(require_scraper)
 Actor = Annotated[str, Depends(require_actor)]
 Admin = Annotated[str, Depends(require_admin)]

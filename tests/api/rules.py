@@ -9,14 +9,14 @@ from fastapi.routing import APIRoute
 from starlette.routing import Mount
 
 from api.app import create_app
-from api.auth import require_actor, require_admin, require_agent, require_reader, require_scraper
+from api.auth import admit_reader, require_actor, require_admin, require_agent, require_scraper
 from api.parts import Parts
 from api.routes.paths import require_host_or_reader
 from lockstep.control.tokens import Scope
 
 # Who gets in by each guard.
 GUARDS: dict[Any, frozenset[Scope]] = {  # Any: functions of several signatures
-    require_reader: frozenset({"read", "act", "admin"}),
+    admit_reader: frozenset({"read", "act", "admin"}),
     require_scraper: frozenset({"read", "act", "admin"}),
     require_actor: frozenset({"act", "admin"}),
     require_admin: frozenset({"admin"}),
