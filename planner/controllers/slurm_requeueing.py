@@ -32,21 +32,22 @@ def requeue(slurm: SlurmCommands, notes: Notes, options: SlurmOptions, order: Re
     if why_not:
         return Report("refused", why_not)
     job, restarts = found[0], int(note.get("restarts", found[0].restarts))
+    plain = without_ours(job, notes)
+    ours = {EXCLUDED: find_ours(plain, order)}
     if options.is_dry_run:
         return Report(
-            "would", f"would requeue job {job.id} without {find_excluded(job, order) or 'excluding a node'}"
+            "would", f"would requeue job {job.id} without {find_excluded(plain, order) or 'excluding a node'}"
         )
     if job.restarts > restarts and job.fields["JobState"] == "RUNNING":
         return Report("already", f"job {job.id} was requeued under {order.mark} and runs", job.id)
-    notes.write(order.mark, {"job": job.id, "restarts": str(restarts)})
+    notes.write(order.mark, {"job": job.id, "restarts": str(restarts)} | ours)
     if job.restarts == restarts and job.state != "waiting" and job.fields["JobState"] != "COMPLETING":
         slurm.requeue_and_hold(job.id)
     if not _wait_until_waiting(slurm, options, job.id):
         return Report("failed", f"job {job.id} is requeued, held, and still ending; ask again to exclude its nodes")
-    plain = without_ours(job, notes)
     slurm.update_job(job.id, _find_changes(plain, order, has_list="ExcNodeList" in job.fields))
     slurm.release_job(job.id)
-    notes.write(order.mark, {"job": job.id, "new": job.id, EXCLUDED: find_ours(plain, order)})
+    notes.write(order.mark, {"job": job.id, "new": job.id} | ours)
     return Report("done", f"job {job.id} is requeued; {_REMARK}{_lost(order)}", job.id)
 
 

@@ -9,7 +9,7 @@ from lockstep.control.executions import give_order, save_execution
 from lockstep.control.incidents import save_incidents
 from lockstep.control.leases import Lease
 from lockstep.decision import Decision, Mode
-from lockstep.execution import Execution, Isolated, Order, OrderKind
+from lockstep.execution import Execution, Isolated, Order, OrderKind, Step
 from lockstep.incident import Incident
 from planner.options import PlannerOptions
 from planner.rebalancing import Rebalancer
@@ -99,6 +99,12 @@ class Site:
     def say(self, decision: Decision, kind: OrderKind, at_s: float) -> None:
         give_order(self.control, Order(decision=decision.id, kind=kind, who="ada", ts_ns=seconds(at_s)))
 
+    def run_all(self, from_s: int, to_s: int) -> list[str]:
+        """Run once a second; return what the controller has started again by then, and on which nodes."""
+        for at_s in range(from_s, to_s):
+            self.run(at_s)
+        return [act for act in self.controller.world.acts if act.startswith("restart")]
+
     def bring_back(self, node: str = "h3", at_s: float = 100.0) -> None:
         """Return the isolated node to service."""
         assert self.controller.release(node, "d0").is_good
@@ -135,8 +141,21 @@ def shrunk() -> Execution:
     )
 
 
+def restarted(job: str, new_job: str, at_s: float) -> Execution:
+    """Return that we have started a job again under another name, for a reason of its own."""
+    done = {"state": "done", "began_ns": seconds(at_s - 3), "ended_ns": seconds(at_s)}
+    again = {"decision": f"d-{job}", "job": job, "action": "restart_process", "new_job": new_job}
+    step = Step(act="restart", subject=job, **done)
+    return shrunk().model_copy(update=again | done | {"steps": (step,)})
+
+
 def make_site(
-    tmp_path: Path, control: ControlDatabase, lease: Lease, mode: Mode = "observe", **known: object
+    tmp_path: Path,
+    control: ControlDatabase,
+    lease: Lease,
+    mode: Mode = "observe",
+    surveyor: type[FakeSurveyor] = FakeSurveyor,
+    **known: object,
 ) -> Site:
     controller = make_world(tmp_path / "cluster.json", NODES)
     over = incident(crash()).model_copy(update={"state": "closed", "closed_ns": seconds(30)})
@@ -150,7 +169,7 @@ def make_site(
     }
     controller.save(world)
     save_execution(control, shrunk(), lease, [isolated("isolated", 15)])
-    reader = FakeSurveyor(controller, {"train": LINEAR, "chat": LINEAR}, **known)  # type: ignore[arg-type]
+    reader = surveyor(controller, {"train": LINEAR, "chat": LINEAR}, **known)  # type: ignore[arg-type]
     policy = Policy(modes={"grow": mode, "reconfigure": mode, "replace": mode})
     options = PlannerOptions(policy=policy, look_s=10.0)
     executor = Executor(control, controller)

@@ -1,5 +1,7 @@
 """Every open incident has one decision that has not expired, written by whoever holds the lease."""
 
+from pathlib import Path
+
 import pytest
 
 from lockstep.control.database import ControlDatabase
@@ -10,10 +12,11 @@ from lockstep.errors import LeaseLost
 from lockstep.incident import Incident
 from lockstep.verdict import Impact
 from planner.recovery.facts import ClusterFacts
+from planner.recovery.limits import Limits
 from planner.recovery.reading import FactReader
 from planner.service import PlannerService
 from tests.planner.recovery.build import crash, incident, seconds, verdict
-from tests.planner.recovery.world import lease_of
+from tests.planner.recovery.world import lease_of, planner_of, start
 
 
 @pytest.fixture
@@ -75,3 +78,39 @@ def test_planner_that_lost_its_lease_decides_nothing(
     with pytest.raises(LeaseLost):
         planner.run_once(lease, seconds(12))
     assert list_decisions(control) == []
+
+
+def test_one_spare_is_promised_to_one_job(tmp_path: Path, control: ControlDatabase, lease: Lease) -> None:
+    controller = start(tmp_path, control)
+    world = controller.world
+    world.jobs["chat"] = world.jobs["train"] | {"id": "chat", "nodes": ["h4", "h5"]}
+    controller.save(world)
+    theirs = crash(id="v2", job="chat", component="host:h5", last_seen_ns=seconds(10))
+    save_incidents(control, [incident(theirs, name="i2")], None)
+    planner = planner_of(control, controller)
+    for at_s in range(11, 18):
+        planner.run_once(lease, seconds(at_s))
+    found = {each.action: each.reason for each in list_decisions(control)}
+    assert sorted(found) == ["reconfigure", "replace"]
+    assert "starts again with h8 instead of" in found["replace"]
+    assert "starts again on 7 nodes" in found["reconfigure"]
+
+
+def test_restarts_that_the_same_round_has_begun_count_against_the_limit(
+    tmp_path: Path, control: ControlDatabase, lease: Lease
+) -> None:
+    hangs = [
+        crash(id=f"v{job}", job=job, component=f"job:{job}", fault_class="noncomm_hang", last_seen_ns=seconds(10))
+        for job in ("train", "chat", "code", "draw")
+    ]
+    controller = start(tmp_path, control, incident(hangs[0]))
+    save_incidents(control, [incident(each, name=f"i{each.job}") for each in hangs[1:]], None)
+    world = controller.world
+    world.jobs |= {each.job: world.jobs["train"] | {"id": each.job} for each in hangs}
+    controller.save(world)
+    planner = planner_of(control, controller, limits=Limits(restarts_per_hour=2))
+    for at_s in range(11, 16):
+        planner.run_once(lease, seconds(at_s))
+    held = [each.held_because for each in list_decisions(control) if each.held_because]
+    assert held == ["2 jobs were restarted in the last hour, and 2 is the limit"] * 2
+    assert len(controller.world.acts) == 2

@@ -1,12 +1,14 @@
-"""A fake Kubernetes that is served, and a client of the real library for it."""
+"""A fake Kubernetes that is served, a client of the real library for it, and a fake Slurm with a job."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from planner.controllers.kubernetes_api import quiet_client
 from tests.planner.controllers.fake_kubernetes import FakeKubernetes, fill, serve
+from tests.planner.controllers.fake_slurm import NODES, RUNNING, SCRIPT, FakeSlurm
 
 
 @pytest.fixture
@@ -23,3 +25,15 @@ def api(fake: FakeKubernetes) -> Iterator[Any]:
         made = quiet_client(client.Configuration(host=url))
         yield made
         made.rest_client.close()
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> FakeSlurm:
+    """A Slurm with the four nodes of the recording, in which job 2 runs."""
+    fake = FakeSlurm(tmp_path / "slurm").install()
+    fake.say("scontrol-show-node", "".join(NODES))
+    fake.say("scontrol-show-job", RUNNING)
+    fake.say("scontrol-write-batch_script", SCRIPT)
+    fake.say("scancel", do="sed -i s/JobState=RUNNING/JobState=CANCELLED/ scontrol-show-job.out")
+    fake.say("sbatch", "17\n", do='cat > script; env > environment; echo "17|PENDING|lockstep d-18" > squeue.out')
+    return fake

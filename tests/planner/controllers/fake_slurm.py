@@ -6,6 +6,10 @@ from pathlib import Path
 
 from planner.controllers.slurm_commands import SlurmOptions
 
+_DATA = Path(__file__).parents[2] / "data" / "slurm"
+NODES = (_DATA / "nodes.txt").read_text().splitlines(keepends=True)
+RUNNING = (_DATA / "job_running.txt").read_text()
+SCRIPT = (_DATA / "batch_script.txt").read_text()
 _TOOLS = ("scontrol", "sbatch", "scancel", "squeue")
 _SCRIPT = """\
 #!/bin/sh

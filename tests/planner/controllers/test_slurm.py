@@ -11,13 +11,9 @@ from lockstep.errors import BadInput, ControllerDown, HalfDone
 from planner.controllers.protocol import JobView, Restart
 from planner.controllers.slurm import SlurmController
 from planner.controllers.slurm_commands import SlurmOptions
-from tests.planner.controllers.fake_slurm import FakeSlurm
+from tests.planner.controllers.fake_slurm import NODES, RUNNING, SCRIPT, FakeSlurm
 from tests.planner.controllers.test_running import wait_for_death
 
-DATA = Path(__file__).parents[2] / "data" / "slurm"
-NODES = (DATA / "nodes.txt").read_text().splitlines(keepends=True)
-RUNNING = (DATA / "job_running.txt").read_text()
-SCRIPT = (DATA / "batch_script.txt").read_text()
 DRAINED_AGAIN = (
     NODES[2].replace("State=ALLOCATED", "State=ALLOCATED+DRAIN").rstrip() + " Reason=lockstep d-18: slow\n"
 )
@@ -26,18 +22,6 @@ TIMED_OUT = "sbatch: error: Batch job submission failed: Socket timed out on sen
 SURELY_LOST_S = 20  # twice Slurm's MessageTimeout
 NO_KILL_WAIT = "KillWait                = 0 sec\n"
 ORDER = Restart("d-18", "2", exclude=("n2",), checkpoint="/ckpt/7")
-
-
-@pytest.fixture
-def slurm(tmp_path: Path) -> FakeSlurm:
-    """A Slurm with the four nodes of the recording, in which job 2 runs."""
-    fake = FakeSlurm(tmp_path / "slurm").install()
-    fake.say("scontrol-show-node", "".join(NODES))
-    fake.say("scontrol-show-job", RUNNING)
-    fake.say("scontrol-write-batch_script", SCRIPT)
-    fake.say("scancel", do="sed -i s/JobState=RUNNING/JobState=CANCELLED/ scontrol-show-job.out")
-    fake.say("sbatch", "17\n", do='cat > script; env > environment; echo "17|PENDING|lockstep d-18" > squeue.out')
-    return fake
 
 
 def control(

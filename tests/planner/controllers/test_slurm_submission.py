@@ -88,6 +88,15 @@ def test_fewer_nodes_have_fewer_tasks() -> None:
     assert find_shape(job, None) == {"NumNodes": "4", "NumTasks": "32", "NumCPUs": "128"}
 
 
+def test_fewer_nodes_have_fewer_gpus() -> None:
+    def gpus(told: str) -> str:
+        command = build(with_fields(NumNodes="4", TresPerJob=told), replace(ORDER, nnodes=3))
+        return next(word for word in command if word.startswith("--gpus="))
+
+    assert [gpus(told) for told in ("gres:gpu:32", "gres/gpu:h100:32")] == ["--gpus=24", "--gpus=h100:24"]
+    assert gpus("gres:gpu:30") == "--gpus=30", "nobody knows how many of them a node gives"
+
+
 def test_a_task_count_that_is_no_multiple_is_left_to_the_script() -> None:
     assert find_shape(with_fields(NumNodes="4", NumTasks="6", NumCPUs="2"), None) == {"NumNodes": "4"}
 

@@ -168,6 +168,17 @@ def test_the_rendezvous_moves_to_another_node_and_stays_there(options: TorchrunO
     assert sorted((tmp_path / "met").read_text().splitlines()) == ["n1 at n2", "n2 at n2", "n3 at n2"]
 
 
+def test_a_released_node_joins_no_attempt_that_was_started_without_it(options: TorchrunOptions) -> None:
+    start_all(options)
+    controller = TorchrunController(options)
+    controller.isolate("n3", "d-1", "slow")
+    assert controller.restart(Restart("d-1", "llm-7", exclude=("n3",), nnodes=2)).outcome == "done"
+    report = controller.release("n3", "d-1")
+    assert report.what == "n3 is in service; the job runs on the 2 nodes that it was started for"
+    assert sorted(find_pids(options)) == ["n1", "n2"], "it grows when somebody has decided that"
+    assert all(node.is_usable for node in controller.nodes())
+
+
 def test_a_restart_leaves_the_excluded_and_isolated_out(options: TorchrunOptions) -> None:
     before = start_all(options)
     controller = TorchrunController(options)

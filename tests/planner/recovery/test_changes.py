@@ -100,3 +100,11 @@ def test_those_who_give_come_first_and_nobody_gives_by_policy_alone() -> None:
     assert (give.mode, take.mode, take.after, give.after) == ("propose", "propose", (give.id,), ())
     assert give.part_of == take.part_of
     assert "chat gives h9, 2 -> 1 nodes, -50% of its work" in give.reason
+
+
+def test_restarts_of_one_plan_count_against_the_limit_one_after_the_other() -> None:
+    chat = replace(SHRUNK, job="chat", nodes=("h7",), gpus=8, throughput={1: 8.0, 2: 16.0})
+    first, second = decided(SHRUNK, chat, free=("h8", "h9"), limits=Limits(restarts_per_hour=1))
+    assert (first.action, first.mode, first.held_because) == ("grow", "execute", None)
+    assert (second.action, second.mode) == ("grow", "propose")
+    assert second.held_because == "1 jobs were restarted in the last hour, and 1 is the limit"

@@ -12,7 +12,7 @@ from lockstep.control.executions import find_execution, list_isolated, save_isol
 from lockstep.control.incidents import save_incidents
 from lockstep.control.leases import Lease
 from lockstep.errors import ControllerDown
-from lockstep.execution import IsolationState
+from lockstep.execution import IsolationState, PartIdentity
 from planner.controllers.protocol import Report
 from tests.planner.recovery.build import crash, incident, seconds
 from tests.planner.recovery.fake_controller import FakeController
@@ -115,3 +115,19 @@ def test_isolated_node_rests_from_its_isolation_on_however_long_approval_took(
     say(control, "approve", at_s=310)
     planner.run_once(lease, seconds(311))
     assert list_isolated(control)[0].until_ns == seconds(371)
+
+
+def test_undo_keeps_what_persons_have_said_of_the_node(
+    tmp_path: Path, control: ControlDatabase, lease: Lease
+) -> None:
+    planner = planner_of(control, start(tmp_path, control))
+    for second in range(10, 14):
+        planner.run_once(lease, seconds(second))
+    (row,) = list_isolated(control)
+    told = {"tests": 2, "heard": 7, "part": PartIdentity(serial="132"), "repaired_ns": seconds(15)}
+    told |= {"state": "repair", "until_ns": seconds(600)}
+    save_isolated(control, row.model_copy(update=told), lease)
+    say(control, "undo", at_s=20)
+    planner.run_once(lease, seconds(21))
+    told |= {"state": "returned", "until_ns": None, "changed_ns": seconds(21), "said": "release h3"}
+    assert list_isolated(control) == [row.model_copy(update=told)]

@@ -1,5 +1,7 @@
 """What decisions need is read from telemetry, the controller and hints; what nobody knows stays unknown."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -60,6 +62,19 @@ def test_spares_are_those_that_are_usable_and_not_in_the_job(tmp_path: Path) -> 
     controller = make_world(tmp_path / "cluster.json", NODES)
     controller.isolate("h9", "d0", "bad")
     assert found.read(incident(crash()), seconds(10)).cluster.spares == ("h8",)
+
+
+class TellingController(FakeController):
+    """Says which nodes are idle, as Slurm does: all but h8."""
+
+    def nodes(self) -> Sequence[Node]:
+        return [replace(node, is_idle=node.name != "h8") for node in super().nodes()]
+
+
+def test_spare_on_which_somebody_runs_is_none(tmp_path: Path) -> None:
+    make_world(tmp_path / "cluster.json", NODES)
+    found = reader(tmp_path, controller=TellingController(tmp_path / "cluster.json"))
+    assert found.read(incident(crash()), seconds(10)).cluster.spares == ("h9",)
 
 
 def test_telemetry_says_which_gpus_a_job_has_and_what_happened_on_the_part_s_host(

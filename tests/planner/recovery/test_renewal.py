@@ -4,7 +4,14 @@ import pytest
 
 from lockstep.decision import Decision, Mode
 from lockstep.execution import Execution, Order, OrderKind, Step
-from planner.recovery.renewal import count_restarts, find_approval, is_busy, is_outdated, keep_same
+from planner.recovery.renewal import (
+    count_promised,
+    count_restarts,
+    find_approval,
+    is_busy,
+    is_outdated,
+    keep_same,
+)
 from tests.planner.recovery.build import seconds
 from tests.planner.recovery.test_steps import begun, decision
 
@@ -62,3 +69,17 @@ def test_restarts_that_came_about_of_late_are_counted() -> None:
     failed = done.model_copy(update={"state": "failed"})
     runs = [begun().model_copy(update={"steps": (step,)}) for step in (done, failed)]
     assert [count_restarts(runs, seconds(since)) for since in (5, 11)] == [1, 0]
+
+
+def test_restart_that_is_about_to_come_is_counted_and_one_that_was_given_up_is_not() -> None:
+    assert count_restarts([begun()], seconds(0)) == 1
+    assert count_restarts([begun().model_copy(update={"state": "failed"})], seconds(0)) == 0
+
+
+def test_spare_is_promised_until_the_job_that_takes_it_is_seen() -> None:
+    taken = ended(100).model_copy(update={"new_job": "train+1"})
+    assert count_promised([begun(), taken], {"train"}, seconds(101)) == 2
+    assert count_promised([taken], {"train+1"}, seconds(101)) == 0, "it is seen on it"
+    assert count_promised([taken], {"train"}, seconds(700)) == 0, "who sends nothing for so long does not run"
+    for nothing in ({"state": "failed"}, {"action": "reconfigure"}):
+        assert count_promised([taken.model_copy(update=nothing)], (), seconds(101)) == 0

@@ -1,7 +1,5 @@
 """A node that was taken out is tested and comes back when it is healthy; after three failures it waits for repair."""
 
-import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,20 +7,19 @@ from typing import Any
 import pytest
 
 from lockstep.control.audit import list_audit
-from lockstep.control.database import ControlDatabase, open_control
+from lockstep.control.database import ControlDatabase
 from lockstep.control.decisions import save_decisions
-from lockstep.control.executions import list_isolated, save_isolated
+from lockstep.control.executions import list_isolated, save_execution, save_isolated
 from lockstep.control.incidents import save_incidents
 from lockstep.control.leases import Lease, take_lease
 from lockstep.control.node_orders import give_node_order
 from lockstep.errors import BadInput, LeaseLost, NotPresent
-from lockstep.execution import Isolated, NodeOrder, NodeOrderKind, PartIdentity
+from lockstep.execution import Isolated, NodeOrder, NodeOrderKind, PartIdentity, Step
 from planner.recovery.returning import CommandTester, Finding, Returner, ReturnOptions
 from tests.planner.recovery.build import incident, seconds
 from tests.planner.recovery.fake_controller import FakeController, make_world
-from tests.planner.recovery.test_steps import decision
-from tests.planner.recovery.world import NODES, lease_of
-from tests.waiting import eventually
+from tests.planner.recovery.test_steps import begun, decision
+from tests.planner.recovery.world import NODES
 
 
 @dataclass
@@ -37,17 +34,6 @@ class FakeTester:
 
     def forget(self, node: str) -> None:
         self.forgotten.append(node)
-
-
-@pytest.fixture
-def control(tmp_path: Path) -> Iterator[ControlDatabase]:
-    with open_control(f"sqlite:///{tmp_path / 'control.db'}") as database:
-        yield database
-
-
-@pytest.fixture
-def lease(control: ControlDatabase) -> Lease:
-    return lease_of(control)
 
 
 @pytest.fixture
@@ -258,43 +244,31 @@ def test_planner_that_was_replaced_releases_nothing(
     assert controller.world.nodes["h3"] == "d1"
 
 
-def look_until_over(tester: CommandTester, now_ns: int) -> Finding:
-    found: list[Finding] = []
-
-    def is_over() -> bool:
-        finding = tester.look("h3", now_ns)
-        found.extend([finding] if finding else [])
-        return bool(found)
-
-    eventually(is_over)
-    return found[0]
-
-
-@pytest.mark.parametrize(
-    ("program", "expected"),
-    [
-        ("print('h3 is well')", Finding(True, "the test passed: h3 is well")),
-        ("print('GPU 3 fails'); raise SystemExit(5)", Finding(False, "the test failed with 5: GPU 3 fails")),
-        ("pass", Finding(True, "the test passed: it said nothing")),
-    ],
-)
-def test_command_says_whether_a_node_is_healthy(program: str, expected: Finding) -> None:
-    tester = CommandTester([sys.executable, "-c", program, "{node}"], timeout_s=60)
-    assert look_until_over(tester, seconds(0)) == expected
+def test_node_is_tested_only_when_its_job_has_left_it(
+    control: ControlDatabase, controller: FakeController, lease: Lease
+) -> None:
+    isolate, *rest = begun().steps
+    convert = Step(act="convert", subject="/ckpt/u", state="begun", began_ns=seconds(1), tries=1)
+    steps = (isolate.model_copy(update={"state": "done"}), convert, *rest)
+    run = begun().model_copy(update={"steps": steps})
+    save_execution(control, run, lease)
+    back = returner(control, controller, Finding(True, "all well"))
+    back.run_once(lease, seconds(100))
+    assert states(control) == ["isolated"], "it runs on while its checkpoint is converted"
+    save_execution(control, run.model_copy(update={"state": "done", "ended_ns": seconds(101)}), lease)
+    back.run_once(lease, seconds(102))
+    assert states(control) == ["returned"]
 
 
-def test_command_that_does_not_end_has_failed_and_is_gone() -> None:
-    tester = CommandTester(["sh", "-c", "sleep 1000", "{node}"], timeout_s=5)
-    assert tester.look("h3", seconds(0)) is None
-    assert tester.look("h3", seconds(4)) is None
-    assert tester.look("h3", seconds(6)) == Finding(False, "the test did not end within 5 s; it said nothing")
-
-
-def test_command_without_the_node_is_refused() -> None:
-    with pytest.raises(BadInput, match=r"does not say \{node\}"):
-        CommandTester(["true"], timeout_s=1)
-
-
-def test_command_that_is_not_there_is_said() -> None:
-    with pytest.raises(BadInput, match="cannot be started"):
-        CommandTester(["/no/such/test", "{node}"], timeout_s=1).look("h3", 0)
+def test_node_that_cannot_be_tested_stops_no_other(
+    control: ControlDatabase, controller: FakeController, lease: Lease
+) -> None:
+    (row,) = list_isolated(control)
+    controller.isolate("h4", "d1", "slow")
+    later = {"node": "h4", "component": "nic:h4/eth1", "since_ns": seconds(1)}
+    save_isolated(control, row.model_copy(update=later), lease)
+    say(control, "return", at_s=50, node="h4")
+    back = Returner(control, controller, CommandTester(["/no/such/test", "{node}"], timeout_s=10))
+    with pytest.raises(BadInput, match="the command `/no/such/test` cannot be started"):
+        back.run_once(lease, seconds(100))
+    assert [(each.node, each.state) for each in list_isolated(control)] == [("h3", "testing"), ("h4", "returned")]

@@ -88,3 +88,12 @@ def test_answer_that_was_worked_out_before_is_looked_up_and_says_so() -> None:
     assert anew is not None
     assert found.jobs == anew.jobs
     assert found.reason == f"{anew.reason} (looked up: worked out 5 s before the event)"
+
+
+def test_job_of_unknown_work_is_not_compared_with_what_a_site_counts() -> None:
+    hit = job(nodes=("h0", "h1", "h3"), gpus=24, min_nodes=1)  # without a table it counts as its GPUs
+    told = other(nodes=("h5", "h6"), throughput={1: 0.9, 2: 1.8}, weight=5.0)  # steps a second
+    plan = share_nodes(situation(crash(), hit, cluster(spares=())), [told], WarmAnswers(), 0)
+    assert plan is not None
+    assert {each.job: (each.before, each.after) for each in plan.jobs} == {"chat": (2, 2), "train": (3, 2)}
+    assert "the 1 healthy jobs stay as they are" in plan.reason

@@ -12,6 +12,7 @@ from planner.options import PlannerOptions
 from planner.recovery.decide import Policy
 from planner.recovery.executing import Executor
 from planner.recovery.facts import ClusterFacts, JobFacts, Resume
+from planner.recovery.limits import Limits
 from planner.recovery.reading import Sight
 from planner.recovery.returning import Returner
 from planner.service import PlannerService
@@ -51,10 +52,11 @@ def planner_of(
     executor: Executor | None = None,
     returner: Returner | None = None,
     mode: Mode = "execute",
+    limits: Limits | None = None,
 ) -> PlannerService:
     """Return a planner that does everything by itself, unless told otherwise."""
     modes: dict[str, Mode] = dict.fromkeys(("replace", "reconfigure", "reattempt", "restart_process"), mode)
-    options = PlannerOptions(policy=Policy(modes=modes))  # type: ignore[arg-type]  # keys are actions
+    options = PlannerOptions(policy=Policy(modes=modes, limits=limits or Limits()))  # type: ignore[arg-type]  # keys are actions
     reader = FakeReader(controller, job(), cluster())
     return PlannerService(control, reader, options, executor or Executor(control, controller), returner)
 

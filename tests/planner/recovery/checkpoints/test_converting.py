@@ -4,6 +4,7 @@ The converter here is a small command that copies a real universal checkpoint; D
 test_converting_real.py.
 """
 
+import os
 import shutil
 from pathlib import Path
 
@@ -109,6 +110,28 @@ def test_progress_is_told_by_what_is_written(job: Path) -> None:
     assert converter.look(slow, seconds(11)).said.endswith("about 50 % is done")
     converter.forget(slow)
     assert (names(job), converter.is_running(slow)) == (["global_step3"], False)
+
+
+def test_slice_that_vanishes_while_it_is_measured_fails_nothing(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the converter remove one slice before it is looked at, and one right after."""
+
+    def look_once(path: Path, *, follow_symlinks: bool = True) -> os.stat_result:
+        if path.name == "before":
+            path.unlink()
+        found = os.stat(path, follow_symlinks=follow_symlinks)
+        if path.name == "after":
+            path.unlink()
+        return found
+
+    converter, slow = Converter(), wanted(job, 'mkdir "$4"; touch "$4/before" "$4/after"; sleep 1000')
+    converter.look(slow, seconds(0))
+    eventually(lambda: len(list(job.glob("*.partial/*/*"))) == 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "stat", look_once)
+        progress = converter.look(slow, seconds(11))
+    assert progress == Progress(f"{job}/global_step3 is being converted, about 0 % is done")
+    assert (converter.is_running(slow), list(job.glob("*.partial/*/*"))) == (True, [])
+    converter.forget(slow)
 
 
 def test_unfinished_conversion_of_somebody_else_is_left_to_them(job: Path) -> None:
