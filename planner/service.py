@@ -145,7 +145,7 @@ class PlannerService:
         job = replace(sight.job, is_over=sight.job.is_over or has_moved_on(incident.job, recent))
         free = self._rebalancer.free.names if self._rebalancer else ()
         fresh = tuple(node for node in free if node not in (*job.nodes, *sight.cluster.spares))
-        seen = {other.job for other in sight.others}
+        seen = {incident.job, *(other.job for other in sight.others)}
         # Who is about to start with a spare has it, though its first telemetry comes minutes later.
         spares = (*sight.cluster.spares, *fresh)[count_promised(recent, seen, now_ns) :]
         troubled = {each.job for each in incidents}

@@ -32,7 +32,8 @@ def test_host_is_drained_job_goes_on_without_it_and_people_and_limits_have_the_l
         site.job = max(site.slurm.call("squeue", "--noheader", "--format=%i").split(), key=int)
         wrong = site.tell("i2", told.nodes_after[0])
         held = await_found(lambda: list_decisions(site.control, incident=wrong.id), "there is a second decision")[0]
-        assert (held.action, held.mode) == ("replace", "propose")  # the node that came back is free
+        # The node that came back is no spare while its own incident is open.
+        assert (held.action, held.mode) == ("reconfigure", "propose")
         assert held.held_because == "1 nodes were isolated in the last hour, and 1 is the limit"
         assert find_execution(site.control, held.id) is None
 
