@@ -139,10 +139,10 @@ class Job:
         for rank in self.ranks:
             rank.wait_for_step(step, limit_s)
 
-    def leave(self) -> list[int]:
+    def leave(self, limit_s: float = _END_S) -> list[int]:
         """Have all ranks leave in order; return their exit codes."""
         self._end_lines()
-        return self.wait_until_over()
+        return self.wait_until_over(limit_s)
 
     def wait_until_over(self, limit_s: float = _END_S) -> list[int]:
         """Return the exit codes when all ranks have ended by themselves."""
