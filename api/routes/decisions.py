@@ -117,6 +117,7 @@ def confirm(request: Request, incident_id: str, told: Confirmation, actor: Actor
         ts_ns=parts.clock.now_ns(),
     )
     save_outcome(parts.control, outcome)
+    request.app.state.incident_pages.forget()  # whoever said it sees it
     return outcome.model_dump()
 
 

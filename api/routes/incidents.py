@@ -3,6 +3,7 @@
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request, Response
+from fastapi.concurrency import run_in_threadpool
 
 from analyzer.roster import read_roster
 from analyzer.windows import Window
@@ -28,7 +29,7 @@ _MATRIX_NS = 30 * NS_PER_S  # of an incident: as the fault was last seen
 
 
 @router.get("/incidents", summary="List incidents", response_model=Page[IncidentView])
-def incidents(
+async def incidents(
     request: Request,
     job: Wanted = None,
     state: Literal["open", "closed"] | None = None,
@@ -41,7 +42,8 @@ def incidents(
     after = read_cursor(cursor, int, str)
     wanted = IncidentFilter(job=job, state=state, fault_class=fault_class, component=component)
     pages: IncidentPages = request.app.state.incident_pages
-    page = pages.render(wanted, limit, after)
+    fresh = pages.find_fresh(wanted, limit, after)
+    page = fresh or await run_in_threadpool(pages.render, wanted, limit, after)
     answer = Response(page.body, media_type="application/json")
     add_link(request, answer, Page(items=(), next=page.next))
     return answer

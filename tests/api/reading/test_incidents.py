@@ -102,3 +102,18 @@ def test_one_incident_comes_with_its_decisions(control: ControlDatabase) -> None
     assert [each.id for each in find_incident(control, "i1").decisions] == ["d1"]
     with pytest.raises(NotPresent, match="there is no incident 'i9'"):
         find_incident(control, "i9")
+
+
+def test_page_is_believed_for_a_tenth_of_a_second_unless_something_was_written_here(control: ControlDatabase) -> None:
+    clock = ManualClock(T0)
+    pages = IncidentPages(control, clock)
+    asked = IncidentFilter(), 10, None
+    assert pages.find_fresh(*asked) is None
+    shown = pages.render(*asked)
+    assert pages.find_fresh(*asked) == shown
+    assert pages.find_fresh(IncidentFilter(job="other"), 10, None) is None
+    pages.forget()
+    assert pages.find_fresh(*asked) is None
+    pages.render(*asked)
+    clock.advance(0.1)
+    assert pages.find_fresh(*asked) is None
