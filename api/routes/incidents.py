@@ -42,8 +42,9 @@ async def incidents(
     after = read_cursor(cursor, int, str)
     wanted = IncidentFilter(job=job, state=state, fault_class=fault_class, component=component)
     pages: IncidentPages = request.app.state.incident_pages
-    fresh = pages.find_fresh(wanted, limit, after)
-    page = fresh or await run_in_threadpool(pages.render, wanted, limit, after)
+    page = pages.find_fresh(wanted, limit, after)
+    if page is None:
+        page = await run_in_threadpool(pages.render, wanted, limit, after)
     answer = Response(page.body, media_type="application/json")
     add_link(request, answer, Page(items=(), next=page.next))
     return answer
