@@ -57,7 +57,7 @@ async def _client(
     head = f"HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nAuthorization: Bearer {token}\r\n\r\n"
     number = 0
     try:
-        while time.perf_counter() < until:
+        while not number or time.perf_counter() < until:
             begin = time.perf_counter()
             writer.write(f"GET {paths[number % len(paths)]} {head}".encode())
             status = await read_answer(reader)
