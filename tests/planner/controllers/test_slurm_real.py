@@ -56,7 +56,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalSlurm]:
 
 @pytest.fixture
 def slurm(cluster: LocalSlurm) -> Iterator[LocalSlurm]:
-    """The cluster, idle before and after."""
+    yield from left_idle(cluster)
+
+
+def left_idle(cluster: LocalSlurm) -> Iterator[LocalSlurm]:
+    """Give the cluster, and leave it without jobs and with all nodes in service."""
     yield cluster
     cluster.call("scancel", "--partition=debug")
     wait_until(lambda: not cluster.call("squeue", "--noheader"), "all jobs have ended")

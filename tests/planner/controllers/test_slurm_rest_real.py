@@ -17,6 +17,7 @@ from testbed.slurm import QUICK, LocalSlurm, local_slurm
 from tests.planner.controllers.contract import Rig, check_contract
 from tests.planner.controllers.test_slurm_real import (
     drain_as_somebody_else,
+    left_idle,
     look,
     put_in_service,
     read_output,
@@ -39,11 +40,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalSlurm]:
 
 @pytest.fixture
 def slurm(cluster: LocalSlurm) -> Iterator[LocalSlurm]:
-    """The cluster, idle before and after."""
-    yield cluster
-    cluster.call("scancel", "--partition=debug")
-    wait_until(lambda: not cluster.call("squeue", "--noheader"), "all jobs have ended")
-    put_in_service(cluster)
+    yield from left_idle(cluster)
 
 
 @pytest.fixture
