@@ -34,9 +34,9 @@ def test_new_incident_appears_by_itself(window: Window, site: Api) -> None:
 
 def test_person_logs_in_and_approves_with_a_reason(window_of: Callable[[Scope], Window], site: Api) -> None:
     window = window_of("read")
+    window.page.context.clear_cookies()  # before any page is open: its stream would be refused
     page = window.open("/incidents/i1")
-    page.context.clear_cookies()
-    page.goto(f"{window.url}/login?next=/incidents/i1")
+    expect(page).to_have_url(re.compile("/login"))
     secret = create_token(
         site.parts.control, scope="act", host=None, name="grace", now_ns=site.parts.clock.now_ns(), who="test"
     )

@@ -2,7 +2,8 @@
  *
  * One thread has a ring of its own (number 1); several share number 0. Each word of a record follows from its number, so
  * that a record made of two is seen. After a burst of random length the writer rests a moment, so that the reader now
- * catches up and now is overtaken. FILE is a ring file that is already laid out. Prints how many records were begun. */
+ * catches up and now is overtaken. FILE is a ring file that is already laid out. Prints a line when the ring has been
+ * written twice over, and at the end how many records were begun. */
 #define _GNU_SOURCE
 
 #include "wire.h"
@@ -67,6 +68,12 @@ static uint64_t random_below(uint64_t limit, uint64_t *state)
     return *state % limit;
 }
 
+static void tell_lapped(void)
+{
+    puts("lapped");
+    fflush(stdout);
+}
+
 static void *run(void *seed)
 {
     const struct timespec rest = {.tv_nsec = 100 * 1000};
@@ -77,10 +84,10 @@ static void *run(void *seed)
             left = random_below(longest_burst, &state);
             nanosleep(&rest, NULL);
         }
-        if (is_shared)
-            write_shared(__atomic_fetch_add(&ring->head, 1, __ATOMIC_RELAXED));
-        else
-            write_own(number);
+        const uint64_t taken = is_shared ? __atomic_fetch_add(&ring->head, 1, __ATOMIC_RELAXED) : number;
+        is_shared ? write_shared(taken) : write_own(taken);
+        if (taken == 2 * count)
+            tell_lapped();
     }
     return NULL;
 }
