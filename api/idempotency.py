@@ -8,11 +8,8 @@ import base64
 import hashlib
 import json
 import re
-import secrets
 from dataclasses import dataclass
 
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from fastapi.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
@@ -23,7 +20,8 @@ from api.auth import SESSION_COOKIE, allows, find_caller
 from api.parts import parts_of
 from api.problems import problem
 from lockstep.control.idempotency import Earlier, claim, drop, finish
-from lockstep.errors import NotAllowed
+from lockstep.errors import NotAllowed, SealBroken
+from lockstep.sealing import seal, unseal
 
 HEADER = "Idempotency-Key"
 REPLAYED = "Idempotency-Replayed"
@@ -34,7 +32,6 @@ _CAPTURES = "/api/v1/captures"
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")
 _NOT_DONE = frozenset({401, 403, 408, 409, 425, 429})  # of these a repeat may end differently
 _LARGEST = 1 << 20  # an answer beyond it is no act's
-_NONCE = 12  # bytes, as AES-GCM wants
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +126,7 @@ class _Kept:
     def sealed(self, act: _Act) -> str:
         headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in self.messages[0]["headers"]]
         content = {"headers": headers, "body": base64.b64encode(self.body).decode()}
-        nonce = secrets.token_bytes(_NONCE)
-        return base64.b64encode(nonce + AESGCM(act.seal).encrypt(nonce, json.dumps(content).encode(), None)).decode()
+        return seal(act.seal, json.dumps(content).encode())
 
 
 def _key_of(scope: Scope) -> str | None:
@@ -167,19 +163,15 @@ def _answer_again(earlier: Earlier, act: _Act, request: Request) -> Response:
         return problem(409, "in-progress", detail, request, {"Retry-After": "1"})
     try:
         return _open(earlier.sealed, earlier.status, act)
-    except ValueError:
+    except SealBroken:
         return problem(
             409, "sealed", "this was done; its answer opens only for the token that it was given to", request
         )
 
 
 def _open(sealed: str, status: int, act: _Act) -> Response:
-    """Return the answer that was kept; ValueError where this caller's token does not open it."""
-    raw = base64.b64decode(sealed)
-    try:
-        content = json.loads(AESGCM(act.seal).decrypt(raw[:_NONCE], raw[_NONCE:], None))
-    except InvalidTag as error:
-        raise ValueError("sealed by another token") from error
+    """Return the answer that was kept; SealBroken where this caller's token does not open it."""
+    content = json.loads(unseal(act.seal, sealed))
     answer = Response(base64.b64decode(content["body"]), status)
     answer.raw_headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in content["headers"]]
     MutableHeaders(raw=answer.raw_headers)[REPLAYED] = "true"

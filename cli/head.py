@@ -22,6 +22,7 @@ from lockstep.control.database import ControlDatabase, open_control
 from lockstep.control.duty import Duty, DutyOptions, Work
 from lockstep.control.topologies import find_topology, list_topologies
 from lockstep.errors import BadInput
+from lockstep.sealing import Keyring
 from lockstep.store.store import Store
 from lockstep.topology import Topology, TopologyIndex, load_topology
 from planner.paths.service import PathService
@@ -44,7 +45,7 @@ def opened_head(
     with ExitStack() as stack:
         store = stack.enter_context(opened_store(settings))
         prepare_embedded(store, settings, clock.now_ns())
-        control = stack.enter_context(open_control(settings.control_url))
+        control = stack.enter_context(open_control(settings.control_url, keys=keys_of(settings)))
         topology = topology or topology_of(settings, control)
         parts = Parts(
             settings=settings,
@@ -65,6 +66,12 @@ def opened_head(
         stack.callback(alerts.close)
         works["alerts"] = alerts.run_once
         yield Head(parts, tuple(make_duty(name, work, settings, control, clock) for name, work in works.items()))
+
+
+def keys_of(settings: Settings) -> Keyring:
+    """Return what seals secrets in the control database; a file that was named is not made: it may be mistyped."""
+    named = settings.control.key_file
+    return Keyring(named or settings.state_dir / "secrets.key", is_made=named is None)
 
 
 def make_gateway(settings: Settings, store: Store, clock: Clock) -> Gateway:

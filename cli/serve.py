@@ -11,7 +11,7 @@ from api.alerts.service import make_alerts
 from api.app import create_app
 from api.parts import Parts
 from api.routes.health import health_app
-from cli.head import make_analyzer, make_duty, make_gateway, make_path_service, topology_of
+from cli.head import keys_of, make_analyzer, make_duty, make_gateway, make_path_service, topology_of
 from cli.opening import layout_of, listen_on, opened_store, prepare_embedded
 from cli.planning import make_planner
 from cli.setup import make_state_dir, settings_of
@@ -38,7 +38,7 @@ def serve_api(context: typer.Context) -> None:
     with ExitStack() as stack:
         store = stack.enter_context(opened_store(settings))
         prepare_embedded(store, settings, clock.now_ns())
-        control = stack.enter_context(open_control(settings.control_url))
+        control = stack.enter_context(open_control(settings.control_url, keys=keys_of(settings)))
         parts = Parts(
             settings=settings,
             store=store,

@@ -28,6 +28,7 @@ LockstepError
 │   └── HalfDone             it fell silent in the middle of a restart: the job may be stopped
 ├── DestinationAway          where an agent sends its batches cannot be reached now; they wait
 ├── ReceiverAway             a receiver of alerts does not answer, or not properly; its message waits
+├── SealBroken               what was sealed cannot be opened, or nothing can be sealed: a key is missing
 └── LeaseLost                another process has taken over; stop acting
 """
 
@@ -190,6 +191,10 @@ class DestinationAway(LockstepError):
 
 class ReceiverAway(LockstepError):
     """A receiver of alerts cannot be reached, or did not answer properly; the message is tried again later."""
+
+
+class SealBroken(LockstepError):
+    """What was sealed does not open, or nothing can be sealed: its key is missing, or it was changed."""
 
 
 class LeaseLost(LockstepError):

@@ -58,6 +58,11 @@ class ControlSettings(Section):
     url: str = Field(
         "", description="sqlite:///file or postgresql://user@host/database; empty: <state_dir>/control.db"
     )
+    key_file: Path | None = Field(
+        None,
+        description="keys that seal receivers' secrets in it, the same for all API processes; "
+        "None: <state_dir>/secrets.key, made when it is first needed",
+    )
 
 
 class ApiSettings(Section):
@@ -74,6 +79,9 @@ class ApiSettings(Section):
     batches_per_s: float = Field(200.0, ge=0, description="the same for what one collector sends; 0: no limit")
     max_body_kb: int = Field(1024, ge=1, description="largest body of a request that is no telemetry and no capture")
     max_capture_mb: int = Field(512, ge=1, description="largest capture that may be uploaded")
+    store_reads: int = Field(
+        24, ge=1, le=32, description="most requests that wait for the store at once; 40 threads serve everybody"
+    )
     max_listeners: int = Field(100, ge=1, description="most readers of the incident stream at once")
     metrics_jobs: int = Field(100, ge=0, description="most jobs with gauges of their own in /metrics")
     oidc_issuer: str = Field("", description="URL of an OpenID Connect issuer whose tokens are taken; empty: none")

@@ -8,9 +8,9 @@ from lockstep.control.tables import DELIVERIES
 COUNTED = ("waiting", "sending", "failed")  # those that were delivered are history
 
 
-def count_undelivered(db: ControlDatabase) -> dict[str, int]:
-    """Return how many messages of the outbox are in each state that is not the good end."""
-    query = select(DELIVERIES.c.state, func.count()).where(DELIVERIES.c.state.in_(COUNTED))
+def count_undelivered(db: ControlDatabase) -> dict[tuple[str, str], int]:
+    """Return how many messages of the outbox each receiver has in each state that is not the good end."""
+    place = (DELIVERIES.c.target, DELIVERIES.c.state)
+    query = select(*place, func.count().label("messages")).where(DELIVERIES.c.state.in_(COUNTED)).group_by(*place)
     with db.read() as connection:
-        found = {state: count for state, count in connection.execute(query.group_by(DELIVERIES.c.state))}  # noqa: C416  # rows are no pairs to mypy
-    return {state: found.get(state, 0) for state in COUNTED}
+        return {(row.target, row.state): row.messages for row in connection.execute(query)}

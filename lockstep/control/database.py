@@ -3,7 +3,7 @@
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -20,12 +20,14 @@ from sqlalchemy.exc import (
 )
 from sqlalchemy.exc import TimeoutError as NoFreeConnection
 
+from lockstep.control.keys import Keys, NoKeys
 from lockstep.control.schema import prepare_schema
 from lockstep.errors import BadInput, ControlAway
 
 LOCK_WAIT_MS = 10_000  # our transactions take milliseconds: who waits this long has a stuck neighbour
 CONNECT_WAIT_S = 5  # libpq alone would wait for a silent host until TCP gives up, minutes later
 
+_NO_KEYS = NoKeys()
 _SQLITE_POOL = 40  # as many as Starlette has worker threads
 
 SQLITE_PRAGMAS = (
@@ -38,11 +40,12 @@ SQLITE_PRAGMAS = (
 class ControlDatabase:
     """An open control database; may be shared between threads, not carried across a fork."""
 
-    def __init__(self, engine: Engine, url: URL) -> None:
+    def __init__(self, engine: Engine, url: URL, keys: Keys) -> None:
         self._engine = engine
         self._reading = engine.execution_options(sqlite_begin="BEGIN")
         self._password = str(url.password or url.query.get("password") or "")
         self.name = _name_of(url)
+        self.keys = keys  # of what is sealed in it
 
     @contextmanager
     def begin(self) -> Iterator[Connection]:
@@ -59,6 +62,12 @@ class ControlDatabase:
         """Give a transaction that only reads, and never waits for a writer."""
         with self._say_when_away(), self._reading.begin() as connection:
             yield connection
+
+    def empty_log(self) -> None:
+        """Move what was written from SQLite's write-ahead log into its file, unless others still read there."""
+        if self._engine.dialect.name == "sqlite":
+            with self._say_when_away(), closing(self._engine.raw_connection()) as driver:
+                driver.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def close(self) -> None:
         """Close all connections; call it once nobody uses the database any more."""
@@ -99,14 +108,15 @@ class ControlDatabase:
             raise self._away(error) from error
 
 
-def open_control(url: str, *, lock_wait_ms: int = LOCK_WAIT_MS) -> ControlDatabase:
+def open_control(url: str, *, lock_wait_ms: int = LOCK_WAIT_MS, keys: Keys = _NO_KEYS) -> ControlDatabase:
     """Return the control database at the URL, its schema made or brought up to date.
 
-    The URL is sqlite:///relative/path, sqlite:////absolute/path or postgresql://user:password@host/name.
+    The URL is sqlite:///relative/path, sqlite:////absolute/path or postgresql://user:password@host/name. Only who
+    makes receivers of alerts, or sends to them, needs the keys.
     """
     place = _parse(url)
     make_engine = _sqlite_engine if place.drivername == "sqlite" else _postgres_engine
-    db = ControlDatabase(make_engine(place, lock_wait_ms), place)
+    db = ControlDatabase(make_engine(place, lock_wait_ms), place, keys)
     try:
         if place.drivername == "sqlite":
             _make_sqlite_file(db, Path(str(place.database)))

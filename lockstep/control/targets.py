@@ -1,5 +1,6 @@
 """Receivers of alerts that were made through the API, and how every receiver answers."""
 
+import structlog
 from pydantic import Field
 from sqlalchemy import Connection, delete, func, insert, select, update
 
@@ -7,9 +8,15 @@ from lockstep.alert_settings import MOST_TARGETS, Target
 from lockstep.control.audit import record_within
 from lockstep.control.database import ControlDatabase
 from lockstep.control.documents import insert_into, read_document, write_over
+from lockstep.control.keys import Keys
 from lockstep.control.tables import ALERT_TARGETS, ALERT_THREADS, DELIVERIES, TARGET_HEALTH
-from lockstep.errors import BadInput, NotPresent
+from lockstep.control.target_documents import LostTarget, is_sealed_anew, read_target, write_target
+from lockstep.errors import BadInput, NotPresent, SealBroken
 from lockstep.verdict import Frozen
+
+_log = structlog.get_logger("alerts")
+
+_DOCUMENTS = select(ALERT_TARGETS.c.id, ALERT_TARGETS.c.document).order_by(ALERT_TARGETS.c.id)
 
 
 class Health(Frozen):
@@ -30,7 +37,7 @@ def create_target(db: ControlDatabase, target: Target, *, who: str, why: str, no
             raise BadInput(f"there is a target {target.name!r} already")
         if (connection.scalar(select(func.count()).select_from(ALERT_TARGETS)) or 0) >= MOST_TARGETS:
             raise BadInput(f"there are {MOST_TARGETS} targets already, which is as many as can be")
-        row = {"id": target.name, "created_ns": now_ns, "document": target.model_dump_json()}
+        row = {"id": target.name, "created_ns": now_ns, "document": write_target(db.keys, target)}
         connection.execute(insert(ALERT_TARGETS).values(row))
         record_within(connection, who=who, what="create_target", subject=target.name, why=why, now_ns=now_ns)
 
@@ -39,7 +46,7 @@ def change_target(db: ControlDatabase, target: Target, *, who: str, why: str, no
     """Write over a receiver; NotPresent where there is none of its name."""
     with db.begin() as connection:
         mine = update(ALERT_TARGETS).where(ALERT_TARGETS.c.id == target.name)
-        if not connection.execute(mine.values(document=target.model_dump_json())).rowcount:
+        if not connection.execute(mine.values(document=write_target(db.keys, target))).rowcount:
             raise NotPresent(f"there is no target {target.name!r}")
         record_within(connection, who=who, what="change_target", subject=target.name, why=why, now_ns=now_ns)
 
@@ -56,10 +63,26 @@ def delete_target(db: ControlDatabase, name: str, *, who: str, why: str, now_ns:
 
 
 def list_targets(db: ControlDatabase) -> list[Target]:
-    """Return the receivers that were made through the API, by name."""
+    """Return the receivers that were made through the API, by name; one whose key is missing as a LostTarget."""
     with db.read() as connection:
-        rows = connection.scalars(select(ALERT_TARGETS.c.document).order_by(ALERT_TARGETS.c.id))
-        return [read_document(Target, text) for text in rows]
+        rows = connection.execute(_DOCUMENTS).all()
+    return [read_target(db.keys, name, text) for name, text in rows]
+
+
+def seal_targets(db: ControlDatabase) -> None:
+    """Seal what lies in clear or under an older key, all of it or nothing; what cannot be sealed is said and stays.
+
+    Done at each start, which makes it the way of a new release and of a new key. It changes nothing the second time.
+    """
+    with db.begin() as connection:
+        if connection.dialect.name == "sqlite":
+            connection.exec_driver_sql("PRAGMA secure_delete = ON")  # else the clear text stays in the file's gaps
+        rows = connection.execute(_DOCUMENTS.with_for_update()).all()
+        old = [(name, text) for name, text in rows if not is_sealed_anew(db.keys, name, text)]
+        for name, text in old:
+            _seal(connection, db.keys, name, text)
+    if old:
+        db.empty_log()
 
 
 def list_health(db: ControlDatabase) -> dict[str, Health]:
@@ -95,3 +118,16 @@ def read_health(connection: Connection, name: str, now_ns: int) -> Health:
 def write_health(connection: Connection, name: str, health: Health) -> None:
     row = {"id": name, "since_ns": health.since_ns, "document": health.model_dump_json()}
     write_over(connection, TARGET_HEALTH, [row])
+
+
+def _seal(connection: Connection, keys: Keys, name: str, text: str) -> None:
+    found = read_target(keys, name, text)
+    if isinstance(found, LostTarget):
+        _log.error("nothing is sent to a receiver", target=name, reason=found.lost_because)
+        return
+    try:
+        sealed = write_target(keys, found)
+    except SealBroken as broken:
+        _log.error("secrets of a receiver stay as they are", target=name, reason=str(broken))
+        return
+    connection.execute(update(ALERT_TARGETS).where(ALERT_TARGETS.c.id == name).values(document=sealed))

@@ -67,11 +67,17 @@ def find_token(db: ControlDatabase, secret: str) -> Token | None:
         return match_token({row.id: row for row in found}, secret)
 
 
-def ingest_tokens(db: ControlDatabase) -> TokenRows:
-    """Return all valid tokens of collectors, for who asks for many of them: `match_token` finds one among them."""
+def valid_tokens(db: ControlDatabase) -> TokenRows:
+    """Return all valid tokens, for who asks for many of them: `match_token` finds one among them."""
+    with db.read() as connection:
+        return {row.id: row for row in connection.execute(select(TOKENS).where(TOKENS.c.revoked_ns.is_(None)))}
+
+
+def expects_agents(db: ControlDatabase) -> bool:
+    """Return whether any collector has a valid token."""
     valid = (TOKENS.c.scope == "ingest", TOKENS.c.revoked_ns.is_(None))
     with db.read() as connection:
-        return {row.id: row for row in connection.execute(select(TOKENS).where(*valid))}
+        return connection.execute(select(TOKENS.c.id).where(*valid).limit(1)).first() is not None
 
 
 def match_token(rows: TokenRows, secret: str) -> Token | None:

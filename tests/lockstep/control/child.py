@@ -17,6 +17,7 @@ from lockstep.control.tables import INCIDENTS
 from tests.lockstep.control.build import incident
 
 TTL_NS = 1_000
+PATIENT_MS = 60_000  # one who opens an empty database makes all tables, which takes a busy machine a while
 
 
 @contextmanager
@@ -44,7 +45,7 @@ def heard(process: subprocess.Popen[str]) -> str:
 
 
 def stop_half_way(url: str, _: str) -> None:
-    with open_control(url) as db, db.begin() as connection:
+    with open_control(url, lock_wait_ms=PATIENT_MS) as db, db.begin() as connection:
         row = {"id": "half", "job": "train", "state": "open", "opened_ns": 1, "document": "never complete"}
         write_over(connection, INCIDENTS, [row])
         _say("in mid-transaction")
@@ -52,7 +53,7 @@ def stop_half_way(url: str, _: str) -> None:
 
 
 def save_pairs(url: str, _: str) -> None:
-    with open_control(url) as db:
+    with open_control(url, lock_wait_ms=PATIENT_MS) as db:
         for number in range(1_000_000):
             pair = [incident(f"{side}{number}", opened_ns=number) for side in ("left", "right")]
             save_incidents(db, pair, None)
@@ -60,7 +61,7 @@ def save_pairs(url: str, _: str) -> None:
 
 
 def race_for_leases(url: str, holder: str) -> None:
-    with open_control(url) as db:
+    with open_control(url, lock_wait_ms=PATIENT_MS) as db:
         _say("ready")
         _wait()
         won = [name for name in map(str, range(20)) if take_lease(db, name, holder, TTL_NS, now_ns=0)]
@@ -70,7 +71,7 @@ def race_for_leases(url: str, holder: str) -> None:
 def open_and_sign(url: str, name: str) -> None:
     _say("ready")
     _wait()
-    with open_control(url) as db:
+    with open_control(url, lock_wait_ms=PATIENT_MS) as db:
         record(db, who=name, what="open", subject="db", why="", now_ns=0)
         _say(str(len(list_audit(db, 100))))
 

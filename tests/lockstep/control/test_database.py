@@ -17,7 +17,7 @@ from lockstep.control.incidents import get_incident
 from lockstep.control.tables import DECISIONS, LEASES
 from lockstep.errors import BadInput, ControlAway
 from tests.fixtures.postgres import GUARDED_PASSWORD
-from tests.lockstep.control.child import child, go, heard
+from tests.lockstep.control.child import PATIENT_MS, child, go, heard
 
 
 def leave_a_line(db: ControlDatabase, subject: str) -> None:
@@ -83,7 +83,7 @@ def test_processes_that_open_an_empty_database_at_once_all_succeed(control_url: 
 
 def test_threads_that_open_an_empty_database_at_once_all_succeed(control_url: str) -> None:
     def open_and_sign(name: str) -> None:
-        with open_control(control_url) as db:
+        with open_control(control_url, lock_wait_ms=PATIENT_MS) as db:
             leave_a_line(db, name)
 
     with ThreadPoolExecutor(8) as pool:

@@ -3,12 +3,14 @@
 from collections.abc import Callable
 
 import pytest
+from sqlalchemy import select
 from structlog.testing import capture_logs
 
-from lockstep.clock import NS_PER_S, ManualClock, SystemClock
+from lockstep.clock import NS_PER_S, ManualClock
 from lockstep.control.database import ControlDatabase
 from lockstep.control.duty import Duty, DutyOptions
 from lockstep.control.leases import Lease, take_lease
+from lockstep.control.tables import LEASES
 from lockstep.errors import ControlAway, LeaseLost, StoreAway
 from tests.waiting import HastyClock, eventually
 
@@ -33,15 +35,22 @@ def clock() -> ManualClock:
     return ManualClock()
 
 
-def test_lease_is_renewed_while_the_work_takes_longer_than_it_lasts(db: ControlDatabase) -> None:
-    clock, taken = SystemClock(), list[Lease | None]()
+def test_lease_is_renewed_while_the_work_takes_longer_than_it_lasts(db: ControlDatabase, clock: ManualClock) -> None:
+    taken: list[Lease | None] = []
 
     def work(lease: Lease, now_ns: int) -> None:
-        eventually(lambda: clock.now_ns() - now_ns > 2 * NS_PER_S)
+        for _ in range(3):
+            clock.advance(0.5)
+            eventually(lambda: expiry(db, "planner") == clock.now_ns() + 0.9 * NS_PER_S)
         taken.append(take_lease(db, "planner", "another", NS_PER_S, clock.now_ns()))
 
-    Duty("planner", "me", db, clock, work, DutyOptions(period_s=1.0, lease_s=1.0)).run_once()
+    Duty("planner", "me", db, clock, work, DutyOptions(period_s=1.0, lease_s=0.9)).run_once()
     assert taken == [None]
+
+
+def expiry(db: ControlDatabase, name: str) -> int:
+    with db.read() as connection:
+        return int(connection.execute(select(LEASES.c.expires_ns).where(LEASES.c.name == name)).scalar_one())
 
 
 Make = Callable[[str], tuple[Duty, Worker]]

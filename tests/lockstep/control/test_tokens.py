@@ -11,11 +11,12 @@ from lockstep.control.tables import TOKENS
 from lockstep.control.tokens import (
     Token,
     create_token,
+    expects_agents,
     find_token,
-    ingest_tokens,
     list_tokens,
     match_token,
     revoke_token,
+    valid_tokens,
 )
 from lockstep.errors import BadInput, NotPresent
 
@@ -97,7 +98,18 @@ def test_valid_tokens_of_collectors_come_together_and_each_opens_only_with_its_s
     texts = [create_token(db, scope="ingest", host=f"h{number}", name="n", now_ns=5) for number in range(3)]
     other = create_token(db, scope="read", host=None, name="n", now_ns=5)
     revoke_token(db, texts[2].split("_")[1], now_ns=6)
-    rows = ingest_tokens(db)
-    assert sorted(rows) == sorted(text.split("_")[1] for text in texts[:2])
-    assert [match_token(rows, text) for text in texts[:2]] == [find_token(db, text) for text in texts[:2]]
-    assert [match_token(rows, text) for text in (texts[2], other, texts[0][:-43] + "A" * 43, "")] == [None] * 4
+    rows = valid_tokens(db)
+    assert sorted(rows) == sorted(text.split("_")[1] for text in (*texts[:2], other))
+    assert [match_token(rows, text) for text in (*texts[:2], other)] == [
+        find_token(db, text) for text in (*texts[:2], other)
+    ]
+    assert [match_token(rows, text) for text in (texts[2], texts[0][:-43] + "A" * 43, "")] == [None] * 3
+
+
+def test_agents_are_expected_while_a_collector_has_a_valid_token(db: ControlDatabase) -> None:
+    create_token(db, scope="read", host=None, name="n", now_ns=5)
+    assert not expects_agents(db)
+    text = create_token(db, scope="ingest", host="h0", name="n", now_ns=5)
+    assert expects_agents(db)
+    revoke_token(db, text.split("_")[1], now_ns=6)
+    assert not expects_agents(db)
