@@ -17,6 +17,7 @@ from lockstep.client import Client
 from lockstep.client.overview import JobTrend, Overview, read_overview
 from lockstep.clock import NS_PER_S, Clock, SystemClock, rfc3339
 from lockstep.errors import ServerRefused
+from lockstep.figures import lasting
 
 _BARS = "▁▂▃▄▅▆▇█"
 _STYLES = {"crashed": "bold red", "hung": "bold red", "slow": "yellow", "running": "green"}
@@ -96,7 +97,7 @@ def _picture_incidents(overview: Overview) -> Picture:
         style = "bold red" if verdict.grade == "isolate" else ""
         sure = f"{verdict.confidence:.2f}"
         picture.add_row(
-            show_age(age_s), incident.job, verdict.fault_class, verdict.component, sure, verdict.reason, style=style
+            lasting(age_s), incident.job, verdict.fault_class, verdict.component, sure, verdict.reason, style=style
         )
     return picture
 
@@ -106,7 +107,7 @@ def _picture_waiting(overview: Overview) -> Picture:
     for decision in overview.waiting:
         left_s = max(decision.expires_ns - overview.at_ns, 0) // NS_PER_S
         order = f"lockstep decisions approve {decision.id}"
-        picture.add_row(decision.id, decision.job, decision.action, show_age(left_s), decision.reason, order)
+        picture.add_row(decision.id, decision.job, decision.action, lasting(left_s), decision.reason, order)
     return picture
 
 
@@ -138,18 +139,6 @@ def _picture_agents(overview: Overview) -> Picture:
         waiting = f"{agent.spool_bytes / 1e6:.1f} MB"
         style = "bold red" if agent.is_silent else "yellow"
         picture.add_row(
-            agent.host, agent.version, show_age(heard_s), f"{agent.lag_s:.0f} s", lost, waiting, style=style
+            agent.host, agent.version, lasting(heard_s), f"{agent.lag_s:.0f} s", lost, waiting, style=style
         )
     return picture
-
-
-def show_age(seconds: int) -> str:
-    """Return a length of time as people say it.
-
-    >>> show_age(59), show_age(3599), show_age(86_400), show_age(200_000)
-    ('59 s', '59 min', '24 h', '2 d')
-    """
-    for unit, length_s, most in (("s", 1, 60), ("min", 60, 60), ("h", 3600, 48)):
-        if seconds < most * length_s:
-            return f"{seconds // length_s} {unit}"
-    return f"{seconds // 86_400} d"

@@ -21,7 +21,7 @@ def agents(request: Request, cursor: Cursor = None) -> HTMLResponse:
     """Return the agents that were heard from within a day."""
     parts = parts_of(request)
     after = read_cursor(cursor, str)
-    found = list_agents(parts.store, parts.clock.now_ns(), _ON_A_PAGE + 1, after, since_s=_DAY_S)
+    found = list_agents(parts.store, parts.second_ns(), _ON_A_PAGE + 1, after, since_s=_DAY_S)
     shown = found[:_ON_A_PAGE]
     following = page_of("/agents", cursor=write_cursor((shown[-1].host,))) if len(found) > _ON_A_PAGE else None
     return render(

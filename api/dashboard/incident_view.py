@@ -12,7 +12,8 @@ from analyzer.windows import Window
 from api.dashboard.pictures.heat import Slow, draw_heat, find_slowest
 from api.dashboard.pictures.sparkline import draw_sparkline
 from api.dashboard.viewer import Viewer, find_viewer
-from api.dashboard.words import Proof, lost_per_hour, proof_of
+from api.dashboard.whereabouts import Whereabouts, find_whereabouts
+from api.dashboard.words import Proof, proof_of
 from api.parts import Parts, parts_of
 from api.reading.changes import Change, find_changes
 from api.reading.matrix import Matrix, read_matrix
@@ -28,6 +29,7 @@ from lockstep.errors import LockstepError
 from lockstep.execution import UNFINISHED, Execution, Outcome
 from lockstep.incident import Incident
 from lockstep.verdict import Verdict
+from lockstep.words import lost_per_hour
 
 _Found = TypeVar("_Found")
 _STEPS = 400
@@ -47,6 +49,7 @@ class Traffic:
     slowest: Sequence[Slow] = ()
     first_step: int | None = None  # that was under way when it began
     changes: Sequence[Change] = ()  # shortly before it began
+    place: Whereabouts | None = None  # of the part; None: it is not of one host
     missing: str = ""
 
 
@@ -154,6 +157,7 @@ def _read_traffic(parts: Parts, incident: Incident) -> Traffic:
         slowest=find_slowest(matrix, _SLOWEST) if matrix else (),
         changes=(_try(lambda: find_changes(parts.store, parts.control, incident), missing) or [])[:_CHANGES],
         first_step=next((step.step for step in reversed(steps) if step.end_ns >= verdict.since_ns), None),
+        place=_try(lambda: find_whereabouts(parts, incident), missing),
         missing="; ".join(dict.fromkeys(missing)),
     )
 

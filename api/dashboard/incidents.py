@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from fastapi import Query, Request
 from fastapi.responses import HTMLResponse
 
-from api.dashboard.addresses import call, job_call, page_of
+from api.dashboard.addresses import call, incident_page, job_call, page_of
 from api.dashboard.incident_view import IncidentView, evidence_rows, gather
 from api.dashboard.page_route import page_router
 from api.dashboard.rendering import render
@@ -60,6 +60,7 @@ def incident(request: Request, incident_id: str) -> HTMLResponse:
         title,
         tuple(calls),
         view=view,
+        here=f"{str(request.base_url).rstrip('/')}{incident_page(incident_id)}",
         evidence=evidence_rows(view.verdict),
         capture=job_call(view.incident.job, "capture", since_s=_since_s(view, parts_of(request).clock.now_ns())),
     )

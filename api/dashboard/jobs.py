@@ -51,7 +51,7 @@ class Choice:
 def job(request: Request, job: str) -> HTMLResponse:
     """Return one job: how it is, its steps, its ranks, its incidents."""
     parts = parts_of(request)
-    now_ns = parts.clock.now_ns()
+    now_ns = parts.second_ns()
     found = find_job(parts.store, parts.control, job, now_ns)
     steps = [step for step in list_steps(parts.store, job, _STEPS) if step.attempt == found.attempt]
     try:
@@ -132,7 +132,7 @@ def lags(request: Request, job: str | None = None, from_ns: Moment = None, to_ns
 
 def choose_job(parts: Parts, wanted: str | None) -> Choice:
     """Return the job that is asked for, else the one that spoke last; None where there is none."""
-    known = list_jobs(parts.store, parts.control, parts.clock.now_ns(), limit=_KNOWN_JOBS)
+    known = list_jobs(parts.store, parts.control, parts.second_ns(), limit=_KNOWN_JOBS)
     newest = sorted(known, key=lambda each: (not each.incidents, -each.last_ns))
     names = list(dict.fromkeys(each.job for each in newest))
     job = wanted or (names[0] if names else None)
@@ -143,7 +143,7 @@ def find_shown(parts: Parts, choice: Choice, from_ns: int | None, to_ns: int | N
     """Return the stretch to show: the one asked for, else the last closed window, made so long if the job is."""
     job = choice.job or ""
     attempt = newest_attempt(parts.store, job)
-    closed = find_closed(parts.store, job, attempt, parts.clock.now_ns())
+    closed = find_closed(parts.store, job, attempt, parts.second_ns())
     end_ns = to_ns if to_ns is not None else closed.window.end_ns
     start_ns = (
         from_ns if from_ns is not None else min(closed.window.start_ns, max(end_ns - length_ns, choice.first_ns))

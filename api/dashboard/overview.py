@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 from fastapi import Request
 from fastapi.responses import HTMLResponse
@@ -22,6 +23,8 @@ from lockstep.decision import Decision
 from lockstep.errors import StoreError
 from lockstep.execution import Isolated
 from lockstep.incident import Incident
+from lockstep.verdict import Grade
+from lockstep.words import STANDING
 
 router = page_router()
 
@@ -68,6 +71,11 @@ class Overview:
     isolated: Sequence[Isolated]
     telemetry: Telemetry
 
+    @property
+    def waits_on(self) -> dict[str, Decision]:
+        """Return the decisions that wait for a person, by their incident."""
+        return {decision.incident: decision for decision in self.waiting}
+
 
 @router.get("/")
 def overview(request: Request) -> HTMLResponse:
@@ -82,8 +90,8 @@ def live(request: Request) -> HTMLResponse:
 
 def gather(parts: Parts) -> Overview:
     """Return what the first page shows; a store that is away takes the jobs with it and nothing else."""
-    control, now_ns = parts.control, parts.clock.now_ns()
-    opened = open_incidents(control)
+    control, now_ns = parts.control, parts.second_ns()
+    opened = sorted(open_incidents(control), key=_urgency)
     newest = {incident.id: list_decisions(control, incident=incident.id, limit=1) for incident in opened}
     waiting = [found[0] for found in newest.values() if found and found[0].mode == "propose"]
     return Overview(
@@ -93,6 +101,12 @@ def gather(parts: Parts) -> Overview:
         isolated=[each for each in list_isolated(control) if each.state != "returned"],
         telemetry=_read_telemetry(parts, opened, now_ns),
     )
+
+
+def _urgency(incident: Incident) -> tuple[bool, int, int]:
+    """Return where an incident stands: jobs that stand still first, then what is graded higher, then the newest."""
+    verdict = incident.verdict
+    return verdict.fault_class not in STANDING, get_args(Grade).index(verdict.grade), -incident.opened_ns
 
 
 def _read_telemetry(parts: Parts, incidents: Sequence[Incident], now_ns: int) -> Telemetry:

@@ -23,7 +23,7 @@ def parts(request: Request, component: str | None = None) -> HTMLResponse:
 
 def _all(request: Request) -> HTMLResponse:
     held = parts_of(request)
-    found = list_parts(held.store, held.control, held.clock.now_ns())
+    found = list_parts(held.store, held.control, held.second_ns())
     worst = sorted(found, key=lambda part: (-len(part.flags), -part.confirmed, -part.incidents, -part.severe_events))
     return render(request, "parts.html", "parts", "Parts", (call("/parts"),), parts=worst)
 
@@ -31,7 +31,7 @@ def _all(request: Request) -> HTMLResponse:
 def _one(request: Request, component: str) -> HTMLResponse:
     held = parts_of(request)
     try:
-        found = find_part(held.store, held.control, component, held.clock.now_ns())
+        found = find_part(held.store, held.control, component, held.second_ns())
     except NotPresent:
         found = None  # a part without a history is an answer, not an error
     asked = (call(f"/parts/{quote(component)}"),)

@@ -8,9 +8,10 @@ from fastapi import Request
 from fastapi.responses import HTMLResponse
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
-from api.dashboard import addresses, figures, words
+from api.dashboard import addresses, words
 from api.parts import parts_of
-from lockstep import __version__
+from lockstep import __version__, figures
+from lockstep.words import CLASSES, headline, impact_words
 
 
 def _make_environment() -> Environment:
@@ -23,23 +24,18 @@ def _make_environment() -> Environment:
     )
     for name in ("figure", "share", "lasting", "moment", "clock_time", "money", "size"):
         made.filters[name] = getattr(figures, name)
-    for name in (
-        "state_words",
-        "side_words",
-        "domain_words",
-        "origin_words",
-        "scope_words",
-        "impact_words",
-    ):
+    for name in ("state_words", "side_words", "domain_words", "origin_words", "scope_words"):
         made.filters[name] = getattr(words, name)
+    made.filters |= {"headline": headline, "impact_words": impact_words}
     made.globals |= {
         "menu": addresses.MENU,
         "page_of": addresses.page_of,
         "incident_page": addresses.incident_page,
         "between": figures.between,
-        "classes": words.CLASSES,
+        "classes": CLASSES,
         "actions": words.ACTIONS,
         "grades": words.GRADES,
+        "modes": words.MODES,
         "version": __version__,
         "static": static,
     }

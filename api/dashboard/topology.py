@@ -32,6 +32,7 @@ class TopologyView:
     fabric: FabricView
     picture: Markup
     planned: Markup | None  # connections of the plan in force; None: there is no plan
+    most_planned: int  # connections on one link
     links: Sequence[LinkView]  # the suspects, then the fullest
     plans: Sequence[PathSummary]  # the newest first
     incidents: Sequence[Incident]
@@ -43,13 +44,14 @@ def topology(request: Request) -> HTMLResponse:
     parts = parts_of(request)
     calls = (call("/topology"), call("/paths"), call("/paths/history"))
     try:
-        fabric = read_fabric(parts.store, parts.control, parts.topology, parts.clock.now_ns())
+        fabric = read_fabric(parts.store, parts.control, parts.topology, parts.second_ns())
     except NotPresent as absence:
         return render(request, "no_topology.html", "topology", "Topology", calls, sentence=str(absence))
     view = TopologyView(
         fabric=fabric,
         picture=draw_fabric(fabric, {link.id: link.load for link in fabric.links if link.load is not None}),
         planned=draw_planned(fabric),
+        most_planned=most_planned(fabric),
         links=sorted(fabric.links, key=lambda link: (not link.suspects, link.up, -(link.load or 0)))[:_FULLEST],
         plans=list_path_plans(parts.control, _PLANS),
         incidents=open_incidents(parts.control),
@@ -59,7 +61,12 @@ def topology(request: Request) -> HTMLResponse:
 
 def draw_planned(fabric: FabricView) -> Markup | None:
     """Return the fabric coloured by how many connections the plan leads over each link, against the most."""
-    most = max((link.planned_flows for link in fabric.links), default=0)
+    most = most_planned(fabric)
     if fabric.path_plan is None or not most:
         return None
     return draw_fabric(fabric, {link.id: link.planned_flows / most for link in fabric.links})
+
+
+def most_planned(fabric: FabricView) -> int:
+    """Return the most connections that the plan leads over one link."""
+    return max((link.planned_flows for link in fabric.links), default=0)

@@ -3,7 +3,7 @@
 Nothing is written down and nobody is told: these are the planner's pure functions over what is known of the job.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from fastapi import Query, Request
@@ -11,16 +11,19 @@ from fastapi.responses import HTMLResponse
 
 from api.dashboard.addresses import call, job_call
 from api.dashboard.jobs import choose_job
+from api.dashboard.known import SUPPOSED_AGE_MIN, SUPPOSED_LOAD_S, Known, find_free, read_known
 from api.dashboard.page_route import page_router
 from api.dashboard.rendering import render
-from api.dashboard.words import kind_of
 from api.parts import Parts, parts_of
+from api.reading.hosts import list_hosts
 from api.reading.ranks import list_ranks, newest_attempt
 from lockstep.clock import NS_PER_S
+from lockstep.control.executions import list_isolated
 from lockstep.decision import Action, Option
 from lockstep.errors import BadInput
 from lockstep.planner_settings import JobHints
 from lockstep.verdict import FaultClass, Impact, Verdict
+from lockstep.words import kind_of
 from planner.recovery.decide import Choice, choose, lost_per_hour
 from planner.recovery.facts import ClusterFacts, Durations, JobFacts, Layout, Resume
 from planner.recovery.ladder import RUNGS, Standing
@@ -44,8 +47,8 @@ class Question:
     ratio: float = 1.5  # step time over the usual, while slow
     lasted_min: int = 60
     price: float | None = None
-    checkpoint_min: int | None = 30  # age of the last complete checkpoint; None: there is none
-    load_s: int = 120
+    checkpoint_min: int = SUPPOSED_AGE_MIN  # age of the last complete checkpoint
+    load_s: int = SUPPOSED_LOAD_S
     spares: int = 0
     can_restart: bool = False
     can_shrink: bool = False
@@ -73,8 +76,8 @@ def what_if(
     ratio: Annotated[float, Query(ge=1, le=100)] = 1.5,
     lasted_min: Annotated[int, Query(ge=0, le=10_080)] = 60,
     price: Annotated[float | None, Query(ge=0, le=10_000)] = None,
-    checkpoint_min: Annotated[int, Query(ge=0, le=1_440)] = 30,
-    load_s: Annotated[int, Query(ge=0, le=86_400)] = 120,
+    checkpoint_min: Annotated[int | None, Query(ge=0, le=10_000_000)] = None,
+    load_s: Annotated[int | None, Query(ge=0, le=1_000_000)] = None,
     spares: Annotated[int | None, Query(ge=0, le=1_000)] = None,
     can_restart: bool | None = None,
     can_shrink: bool | None = None,
@@ -86,21 +89,23 @@ def what_if(
     if choice.job is None:
         return render(request, "no_job.html", "whatif", "What if", (call("/jobs"),), what="question to ask")
     planner = parts.settings.planner
-    facts, components = read_job(parts, choice.job, checkpoint_min * 60.0, float(load_s))
+    facts, components = read_job(parts, choice.job)
+    known = know(request, facts)
     question = Question(
         what=what,
         component=component or components[0],
         ratio=ratio,
         lasted_min=lasted_min,
         price=planner.gpu_hour_price if price is None else price,
-        checkpoint_min=checkpoint_min,
-        load_s=load_s,
-        spares=len(planner.spares) if spares is None else spares,
+        checkpoint_min=known.checkpoint_min if checkpoint_min is None else checkpoint_min,
+        load_s=known.load_s if load_s is None else load_s,
+        spares=len(known.spares) if spares is None else spares,
         # An unticked box is not sent, so the defaults hold only until the form was used.
         can_restart=bool(can_restart) if is_asked else planner.controller != "none",
         can_shrink=bool(can_shrink) if is_asked else planner.can_shrink,
     )
-    answer = ask(facts, question, hosts_of(parts), parts.clock.now_ns())
+    facts = with_checkpoint(facts, question, known)
+    answer = ask(facts, question, hosts_of(parts), parts.clock.now_ns(), known.spares)
     return render(
         request,
         "what_if.html",
@@ -111,16 +116,22 @@ def what_if(
         facts=facts,
         components=components,
         question=question,
+        known=known,
         answer=answer,
+        controller=planner.controller,
+        is_priced=planner.gpu_hour_price is not None,
     )
 
 
-def ask(facts: JobFacts, question: Question, hosts: frozenset[str], now_ns: int) -> Answer:
-    """Return what the planner would do about the fault on paper."""
+def ask(
+    facts: JobFacts, question: Question, hosts: frozenset[str], now_ns: int, spares: tuple[str, ...] = ()
+) -> Answer:
+    """Return what the planner would do about the fault on paper; `spares` are those that there are by name."""
     verdict = suppose(facts, question, now_ns)
+    supposed = (f"spare{number}" for number in range(len(spares), question.spares))
     cluster = ClusterFacts(
         hosts=hosts,
-        spares=tuple(f"spare{number}" for number in range(question.spares)),
+        spares=(*spares[: question.spares], *supposed),
         can_restart=question.can_restart,
         can_shrink=question.can_shrink,
     )
@@ -163,22 +174,37 @@ def _class_of(question: Question) -> FaultClass:
     return "comm_slow" if is_network else "noncomm_slow"
 
 
-def read_job(parts: Parts, job: str, checkpoint_s: float, load_s: float) -> tuple[JobFacts, list[str]]:
-    """Return the job as it runs now, with a checkpoint of that age, and its parts that could break."""
+def know(request: Request, facts: JobFacts) -> Known:
+    """Return what the job's checkpoints and the control state say; the controller is not asked."""
+    parts = parts_of(request)
+    now_ns = parts.clock.now_ns()
+    out = {each.node for each in list_isolated(parts.control) if each.state != "returned"}
+    hosts = list_hosts(parts.store, parts.control, parts.topology, now_ns)
+    free = find_free(parts.settings.planner.spares, out, {each.host for each in hosts if each.jobs})
+    return read_known(request.app.state.checkpoints, facts.job, facts.layout, free, now_ns)
+
+
+def with_checkpoint(facts: JobFacts, question: Question, known: Known) -> JobFacts:
+    """Return the job with the checkpoint that is there, or with one as it is supposed, which loads on fewer nodes."""
+    if known.is_this(question.checkpoint_min, question.load_s):
+        return replace(facts, resume=known.resume, resume_smaller=known.resume_smaller, next_save_s=known.next_save_s)
+    supposed = Resume("a checkpoint as supposed", "any", question.checkpoint_min * 60.0, float(question.load_s))
+    return replace(facts, resume=supposed, resume_smaller=supposed)
+
+
+def read_job(parts: Parts, job: str) -> tuple[JobFacts, list[str]]:
+    """Return the job as it runs now, and its parts that could break."""
     ranks = list_ranks(parts.store, job, newest_attempt(parts.store, job), parts.clock.now_ns())
     hosts = tuple(dict.fromkeys(rank.host for rank in ranks))
     gpus = list(dict.fromkeys(f"gpu:{rank.host}/{rank.gpu}" for rank in ranks if rank.gpu is not None))
     hints = parts.settings.planner.jobs
     hint = hints.get(job, hints.get("*", JobHints()))
     layout = Layout(hint.tp, hint.pp, hint.dp, hint.micro_batches)
-    resume = Resume("the last complete checkpoint", "any", checkpoint_s, load_s)
     facts = JobFacts(
         job=job,
         nodes=hosts,
         gpus=len(ranks),
         layout=layout if layout.gpus > 1 else None,
-        resume=resume,
-        resume_smaller=resume,  # supposed to load on fewer nodes too
         weight=hint.weight,
         min_nodes=hint.min_nodes,
         throughput=hint.throughput,

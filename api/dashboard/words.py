@@ -2,22 +2,12 @@
 
 from dataclasses import dataclass
 
-from lockstep.decision import Action
-from lockstep.verdict import FaultClass, Verdict
+from lockstep.decision import Action, Mode
+from lockstep.verdict import Verdict
+from lockstep.words import STANDING, kind_of
 
-STANDING: tuple[FaultClass, ...] = ("comm_hang", "noncomm_hang", "crash")  # the job does not go on at all
-_WORTH_TELLING = 1.005  # of a step's time before: half a percent is what rounding would hide
 _FABRIC = ("nic", "link", "switch")
 
-CLASSES: dict[FaultClass, str] = {
-    "comm_slow": "Slow communication",
-    "noncomm_slow": "Slow outside of communication",
-    "global_slow": "Everybody slower",
-    "comm_hang": "Hung in communication",
-    "noncomm_hang": "Hung outside of communication",
-    "crash": "Crashed",
-    "software": "Software",
-}
 ACTIONS: dict[Action, str] = {
     "none": "Do nothing",
     "reroute": "Route around it",
@@ -28,6 +18,11 @@ ACTIONS: dict[Action, str] = {
     "reconfigure": "Restart on fewer nodes",
     "replace": "Restart with a spare",
     "grow": "Take nodes back in",
+}
+MODES: dict[Mode, str] = {
+    "observe": "advice only",
+    "propose": "waits for a yes",
+    "execute": "done by itself",
 }
 GRADES = {
     "isolate": "would justify draining a node",
@@ -86,11 +81,6 @@ _PROOFS = {
 }
 
 
-def kind_of(component: str) -> str:
-    """Return the kind of a part: "nic" of "nic:h3/eth1"."""
-    return component.partition(":")[0]
-
-
 def proof_of(verdict: Verdict) -> Proof | None:
     """Return how a verdict can be tested; None for a kind of part that we know no test for."""
     return _PROOFS.get(kind_of(verdict.component))
@@ -142,25 +132,3 @@ def scope_words(verdict: Verdict) -> str:
         "job": "The whole job.",
     }
     return scopes.get(kind_of(verdict.component), "One part.")
-
-
-def impact_words(verdict: Verdict) -> str:
-    """Return what the fault does to the job, as far as it is known."""
-    ratio, waiting = verdict.impact.step_time_ratio, verdict.impact.ranks_waiting
-    said = []
-    if verdict.fault_class in STANDING:
-        said.append("the job stands still")
-    elif ratio is not None and ratio >= _WORTH_TELLING:
-        said.append(f"steps take {ratio:.2f} times as long")
-    if waiting:
-        said.append(f"{waiting:,} ranks wait" if waiting > 1 else "1 rank waits")
-    return ", ".join(said) or "what it costs is not known"
-
-
-def lost_per_hour(verdict: Verdict) -> float | None:
-    """Return the GPU-hours that every hour of waiting costs; None where the slowdown is not known."""
-    gpus = verdict.impact.ranks_waiting + 1
-    if verdict.fault_class in STANDING:
-        return float(gpus)
-    ratio = verdict.impact.step_time_ratio
-    return None if ratio is None else gpus * max(1 - 1 / max(ratio, 1.0), 0.0)

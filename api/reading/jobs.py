@@ -1,6 +1,6 @@
 """Which jobs there are and how each is: running, slow, hung, crashed or ended, since when, and in which step."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import Field
@@ -46,17 +46,18 @@ FROM (
     SELECT job, attempt, 0, 0, min(minute) * 60000000000, false, max(minute) * 60000000000, NULL
     FROM operations WHERE %(whose)s GROUP BY job, attempt
 )
-GROUP BY job, attempt HAVING (job, attempt) > ({after_job:String}, {after_attempt:Int32})
+GROUP BY job, attempt HAVING (job, attempt) > ({after_job:String}, {after_attempt:Int32}) AND %(which)s
 ORDER BY job, attempt LIMIT {most:UInt64}
 """
+_LISTED = "arrayExists((a, b) -> a = job AND b = attempt, {jobs:Array(String)}, {attempts:Array(Int32)})"
 # Progress is told every second, also of a job that hangs and finishes nothing.
 _ALIVE = """
 SELECT job, attempt, max(last) AS last_ns FROM (
     SELECT job, attempt, max(ts_ns) AS last FROM progress
-    WHERE job IN {jobs:Array(String)} AND ts_ns >= {since:Int64} AND ts_ns <= {now:Int64} GROUP BY job, attempt
+    WHERE %(whose)s AND ts_ns >= {since:Int64} AND ts_ns <= {now:Int64} GROUP BY job, attempt
     UNION ALL
     SELECT job, attempt, max(ts_ns) AS last FROM op_stats
-    WHERE job IN {jobs:Array(String)} AND ts_ns >= {since:Int64} AND ts_ns <= {now:Int64} GROUP BY job, attempt
+    WHERE %(whose)s AND ts_ns >= {since:Int64} AND ts_ns <= {now:Int64} GROUP BY job, attempt
 ) GROUP BY job, attempt
 """
 _NEWEST_STEPS = """
@@ -93,18 +94,23 @@ def list_jobs(
     limit: int,
     after: Place | None = None,
     job: str | None = None,
+    conditions: Collection[Condition] = (),
 ) -> list[Job]:
-    """Return attempts of jobs by name and number; `after` is (job, attempt) of the last one that is known already."""
-    after_job, after_attempt = after or ("", -1)
-    asked = {"after_job": after_job, "after_attempt": after_attempt, "most": limit, "job": job or ""}
-    rows = store.query(_KNOWN % {"whose": "job = {job:String}" if job is not None else "true"}, asked).to_pylist()
-    if not rows:
-        return []
-    names = sorted({row["job"] for row in rows})
-    alive, steps = _read_alive(store, names, now_ns), _read_steps(store, names, now_ns)
+    """Return attempts of jobs by name and number; `after` is (job, attempt) of the last one that is known already.
+
+    With conditions only those that are so: who lives or has an incident is few, so the store looks up only them.
+    """
     faults: dict[_Key, list[Incident]] = {}
     for incident in open_incidents(control, job):
         faults.setdefault((incident.job, incident.attempt), []).append(incident)
+    alive = _read_alive(store, [job] if job is not None else None, now_ns) if conditions else {}
+    whose, which, asked = _narrow(job, conditions, alive, faults)
+    asked |= {"most": limit, **dict(zip(("after_job", "after_attempt"), after or ("", -1), strict=True))}
+    rows = store.query(_KNOWN % {"whose": whose, "which": which}, asked).to_pylist()
+    if not rows:
+        return []
+    names = sorted({row["job"] for row in rows})
+    alive, steps = alive if conditions else _read_alive(store, names, now_ns), _read_steps(store, names, now_ns)
     return [_as_job(row, alive, steps, faults) for row in rows]
 
 
@@ -124,6 +130,26 @@ def judge_condition(is_alive: bool, faults: Iterable[Incident]) -> tuple[Conditi
             if fault.verdict.fault_class in classes:
                 return condition, fault.verdict.reason
     return ("running" if is_alive else "ended"), ""
+
+
+def _narrow(
+    job: str | None, conditions: Collection[Condition], alive: Collection[_Key], faults: Mapping[_Key, list[Incident]]
+) -> tuple[str, str, dict[str, object]]:
+    """Return which rows to read, which attempts to keep of them, and the values of both.
+
+    Ended is who is neither alive nor in trouble: then the others are left out, else they are all that is looked up.
+    """
+    whose = "job = {job:String}" if job is not None else "true"
+    asked: dict[str, object] = {"job": job or ""}
+    if not conditions:
+        return whose, "true", asked
+    others = {key: judge_condition(key in alive, faults.get(key, ()))[0] for key in {*alive, *faults}}
+    has_ended = "ended" in conditions
+    keys = sorted(key for key, condition in others.items() if (condition in conditions) != has_ended)
+    listed: dict[str, object] = {"jobs": [name for name, _ in keys], "attempts": [number for _, number in keys]}
+    if has_ended:
+        return whose, f"NOT {_LISTED}", asked | listed
+    return f"{whose} AND job IN {{jobs:Array(String)}}", _LISTED, asked | listed
 
 
 def _as_job(
@@ -148,9 +174,11 @@ def _as_job(
     )
 
 
-def _read_alive(store: Store, jobs: list[str], now_ns: int) -> dict[_Key, int]:
-    """Return the last sign of life of those that gave one lately."""
-    rows = store.query(_ALIVE, {"jobs": jobs, "since": max(now_ns - _ALIVE_NS, 0), "now": now_ns + NS_PER_S})
+def _read_alive(store: Store, jobs: list[str] | None, now_ns: int) -> dict[_Key, int]:
+    """Return the last sign of life of those that gave one lately; None asks for all jobs."""
+    whose = "true" if jobs is None else "job IN {jobs:Array(String)}"
+    asked = {"jobs": jobs or [], "since": max(now_ns - _ALIVE_NS, 0), "now": now_ns + NS_PER_S}
+    rows = store.query(_ALIVE % {"whose": whose}, asked)
     return {(row["job"], row["attempt"]): row["last_ns"] for row in rows.to_pylist()}
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from api.reading.moments import show_moment
-from api.reading.part_names import KINDS, check_component, concerns, kind_of, nodes_of
+from api.reading.part_names import KINDS, check_component, concerns, nodes_of
 from api.reading.parts import PartEvent, PartHistory, PartIncident, PartSummary
 from api.reading.returned import Past, find_returned, gpu_hosts, read_past, suspect_uuids
 from api.reading.sightings import Sighting, sightings_at, sightings_of
@@ -16,6 +16,7 @@ from lockstep.errors import NotPresent
 from lockstep.execution import Isolated, Outcome
 from lockstep.incident import Incident
 from lockstep.store.store import Store
+from lockstep.words import kind_of
 
 LOOK_BACK_S = 90 * 86_400  # a part that was fine for a quarter of a year has no history
 _MOST_EVENTS = 100  # of one part

@@ -1,6 +1,7 @@
 """How parts are named, and which names speak of the same piece of hardware."""
 
 from lockstep.errors import BadInput
+from lockstep.words import kind_of
 
 KINDS = frozenset({"host", "gpu", "nic", "link", "switch", "port", "nvlink", "pcie"})
 _LONGEST = 300
@@ -13,11 +14,6 @@ def check_component(component: str) -> str:
         kinds = ", ".join(sorted(KINDS))
         raise BadInput(f"{component[:100]!r} is no name of a part: it is kind:name, and the kinds are {kinds}")
     return component
-
-
-def kind_of(component: str) -> str:
-    """Return the kind of a part, such as nic."""
-    return component.partition(":")[0]
 
 
 def ends_of(component: str) -> tuple[str, ...]:

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from api.reading.moments import show_moment
-from api.reading.part_names import kind_of
 from api.reading.sightings import Sighting, uuids_at
 from lockstep.control.database import ControlDatabase
 from lockstep.control.executions import list_isolated, list_outcomes
@@ -13,6 +12,7 @@ from lockstep.control.incidents import list_incidents
 from lockstep.control.node_orders import list_node_orders
 from lockstep.execution import Isolated, NodeOrder, Outcome
 from lockstep.incident import Incident
+from lockstep.words import kind_of
 
 _MOST_INCIDENTS = 5_000  # that the ledger looks back on
 

@@ -10,6 +10,7 @@
   const most = 30000; // cells that are drawn: the slowest of them, where there are more
   const limits = [1.15, 1.5, 2.5]; // times the usual delay, as in the table of levels on the server
   const labels = 30; // names along an axis that are still read
+  const letter = 5.8; // pixels of a letter of them
   let chart = null;
   let step = stepFor(size); // every which rank is named
 
@@ -41,19 +42,19 @@
   function options(shown) {
     const heat = [1, 2, 3, 4].map((number) => colour(`--heat-${number}`));
     const ink = colour("--soft");
+    const room = Math.min(12 + letter * Math.max(...data.names.map((name) => name.length)), place.clientWidth / 3);
     const axis = {
       type: "category", data: data.names,
       axisLine: { lineStyle: { color: colour("--line") } }, axisTick: { show: false }, splitLine: { show: false },
       axisLabel: { color: ink, fontSize: 10, interval: (index) => index % step === 0 },
-      nameTextStyle: { color: ink, fontSize: 11 }, nameLocation: "middle",
     };
     const zoom = { filterMode: "weakFilter", minValueSpan: Math.min(8, size - 1) };
     return {
       animation: false,
       backgroundColor: "transparent",
-      grid: { left: 96, right: 40, top: 8, bottom: 96, backgroundColor: colour("--heat-0"), show: true, borderWidth: 0 },
-      xAxis: { ...axis, name: "receives", nameGap: 52, axisLabel: { ...axis.axisLabel, rotate: 40 } },
-      yAxis: { ...axis, name: "sends", nameGap: 74, inverse: true },
+      grid: { left: room, right: 40, top: 8, bottom: 30 + room * 0.7, backgroundColor: colour("--heat-0"), show: true, borderWidth: 0 },
+      xAxis: { ...axis, axisLabel: { ...axis.axisLabel, rotate: 40 } },
+      yAxis: { ...axis, inverse: true, axisLabel: { ...axis.axisLabel, width: room - 8, overflow: "truncate" } },
       dataZoom: [
         { ...zoom, type: "inside", xAxisIndex: 0 },
         { ...zoom, type: "inside", yAxisIndex: 0 },

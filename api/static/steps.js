@@ -5,6 +5,7 @@
   const place = document.getElementById("step-chart");
   if (!place) return;
   const data = JSON.parse(document.getElementById("step-data").textContent);
+  const clock = (seconds) => new Date(seconds * 1000).toISOString().slice(11, 19);
   let plot = null;
 
   function shade(drawn) {
@@ -28,9 +29,9 @@
       height: place.clientHeight - 30,
       tzDate: (ts) => uPlot.tzDate(new Date(ts * 1000), "Etc/UTC"),
       scales: { y: { range: (_, least, most) => [0, most * 1.1] } },
-      axes: [axis, { ...axis, size: 60, values: (_, marks) => marks.map((mark) => `${mark} s`) }],
+      axes: [{ ...axis, values: (_, marks) => marks.map(clock) }, { ...axis, size: 60, values: (_, marks) => marks.map((mark) => `${mark} s`) }],
       series: [
-        { label: "time" },
+        { label: "time", value: (_, seconds) => (seconds == null ? "–" : clock(seconds)) },
         { label: "step", stroke: colour("--link"), width: 1.6, points: { show: data.s.length < 60 }, value: (_, value) => (value == null ? "–" : `${value.toFixed(3)} s`) },
       ],
       hooks: { drawClear: [shade] },

@@ -68,7 +68,7 @@
 
   draw();
   document.getElementById("strip-from").textContent = clock(data.s[0]);
-  document.getElementById("strip-to").textContent = `to ${clock(data.s[columns - 1])}`;
+  document.getElementById("strip-to").textContent = clock(data.s[columns - 1]);
   document.getElementById("strip-most").textContent = `${top.toFixed(top < 10 ? 2 : 0)} ms and later`;
   canvas.addEventListener("mousemove", point);
   canvas.addEventListener("keydown", step);

@@ -7,9 +7,11 @@ from jinja2 import Environment, PackageLoader, select_autoescape
 
 from cli.report.description import Described, Span, StepTimes, span_of
 from cli.report.grid import Grid, build_grid, level
-from cli.report.words import NOTHING, coverage_words, figure, impact_words, lasting_words, part_words, seconds_words
+from cli.report.words import NOTHING, cost_words, coverage_words, lasting_words, part_words
 from lockstep import __version__
 from lockstep.clock import NS_PER_S, rfc3339
+from lockstep.figures import figure, lasting
+from lockstep.words import CLASSES, headline
 
 _LARGEST = 64  # cells of the heat map each way: beyond, they are too small to point at
 _CELL = 12  # pixels
@@ -21,8 +23,9 @@ _POINTS = 2_000  # of the curve of step times; more are not seen on any screen
 _pages = Environment(loader=PackageLoader("cli.report", ""), autoescape=select_autoescape(["html"]))
 _pages.filters |= {
     "moment": rfc3339,
+    "headline": headline,
     "part": part_words,
-    "impact": impact_words,
+    "cost": cost_words,
     "lasting": lasting_words,
     "coverage": coverage_words,
 }
@@ -58,6 +61,7 @@ def render_page(described: Described, name: str) -> str:
     return _pages.get_template("page.html").render(
         name=name,
         nothing=NOTHING,
+        classes=CLASSES,
         incidents=described.incidents,
         version=__version__,
         grid=grid,
@@ -67,7 +71,7 @@ def render_page(described: Described, name: str) -> str:
         wide=_WIDE,
         high=_HIGH,
         span=span,
-        length=seconds_words(span.length_ns / NS_PER_S) if span else "",
+        length=lasting(span.length_ns / NS_PER_S) if span else "",
         marks=_marks(span) if span else [],
         curve=_curve(described.step_times, span) if span else "",
         longest=figure(max((seconds for _, seconds in described.step_times), default=0.0)),

@@ -8,10 +8,11 @@ from rich.text import Text
 
 from cli.report.description import Described, StepTimes
 from cli.report.grid import LEVELS, Grid, build_grid, level
-from cli.report.words import NOTHING, coverage_words, figure, impact_words, lasting_words, part_words
+from cli.report.words import NOTHING, cost_words, coverage_words, lasting_words, part_words
 from lockstep.clock import rfc3339
+from lockstep.figures import figure
 from lockstep.incident import Incident
-from lockstep.verdict import Verdict
+from lockstep.words import headline
 
 _SHADES = "·░▒▓█"  # nothing compared, normal, and the three levels above
 _BARS = "▁▂▃▄▅▆▇█"
@@ -32,7 +33,7 @@ def _parts(described: Described) -> Iterator[RenderableType]:
     else:
         yield _table(described.incidents)
         for number, incident in enumerate(described.incidents, 1):
-            yield _sentences(number, incident.verdict)
+            yield _sentences(number, incident)
     grid = build_grid(described.matrix, _LARGEST)
     if grid:
         yield Group("", *_matrix(grid))
@@ -52,14 +53,15 @@ def _table(incidents: Sequence[Incident]) -> Picture:
             verdict.grade,
             rfc3339(verdict.since_ns),
             lasting_words(incident),
-            impact_words(verdict),
+            cost_words(verdict),
         )
     return picture
 
 
-def _sentences(number: int, verdict: Verdict) -> Text:
-    """Return one sentence a person can act on, and below it what limits it."""
-    told = Text.assemble("\n", (f"{number} {part_words(verdict)}", "bold"), f": {verdict.reason}")
+def _sentences(number: int, incident: Incident) -> Text:
+    """Return one sentence that is grasped at once, and below it the reason and what limits it."""
+    verdict = incident.verdict
+    told = Text.assemble("\n", (f"{number} {headline(incident)}", "bold"), f"\n  {verdict.reason}")
     if verdict.ambiguous_with:
         told.append(f"\n  might as well be {', '.join(verdict.ambiguous_with)}")
     for cleared in verdict.ruled_out[:_CLEARED]:

@@ -12,13 +12,15 @@ from lockstep.execution import Execution, ExecutionState, Order, Outcome
 from lockstep.incident import Incident
 from lockstep.verdict import Frozen
 
+Condition = Literal["running", "slow", "hung", "crashed", "ended"]
+
 
 class Job(Frozen):
     """One attempt of a job, and how it is."""
 
     job: str
     attempt: int = 0
-    condition: Literal["running", "slow", "hung", "crashed", "ended"]
+    condition: Condition
     because: str = Field("", description="the sentence of the verdict behind the condition; empty: there is none")
     ranks: int
     hosts: int

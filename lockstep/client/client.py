@@ -17,6 +17,7 @@ from pydantic import BaseModel
 
 from lockstep.client.answers import (
     AgentView,
+    Condition,
     DecisionFile,
     IncidentFile,
     Job,
@@ -73,8 +74,9 @@ class Client:
             if not cursor:
                 return
 
-    def jobs(self) -> Iterator[Job]:
-        return self._models(Job, f"{_API}/jobs", {"limit": _PAGE})
+    def jobs(self, conditions: tuple[Condition, ...] = (), page: int = _PAGE) -> Iterator[Job]:
+        """Yield attempts of jobs by name, only those that are so where conditions are given, so many at a time."""
+        return self._models(Job, f"{_API}/jobs", {"condition": conditions or None, "limit": page})
 
     def steps(self, job: str) -> Iterator[TrainingStep]:
         """Yield the training steps of a job, the newest first."""

@@ -6,7 +6,7 @@ from statistics import median
 
 from pydantic import Field
 
-from lockstep.client.answers import AgentView, Job, ListedDecision
+from lockstep.client.answers import AgentView, Condition, Job, ListedDecision
 from lockstep.client.client import Client
 from lockstep.decision import Decision
 from lockstep.incident import Incident
@@ -18,7 +18,8 @@ _MOST_DECISIONS = 100
 _STEPS = 60  # newest ones of which the trend is made
 _NEWEST = 10  # of these, those that count as now
 _LAG_S = 10.0  # a healthy agent is two seconds behind; verdicts wait for nobody longer than 15
-_ORDER = ("crashed", "hung", "slow", "running")  # the worst first
+_TROUBLED: tuple[Condition, ...] = ("crashed", "hung", "slow")  # the worst first
+_ORDER = (*_TROUBLED, "running")
 
 
 class JobTrend(Frozen):
@@ -50,7 +51,7 @@ def read_overview(client: Client, now_ns: int) -> Overview:
         server=client.server.url,
         version=client.version(),
         at_ns=now_ns,
-        jobs=tuple(_read_trend(client, job) for job in choose_jobs(client.jobs())),
+        jobs=tuple(_read_trend(client, job) for job in choose_jobs(_read_jobs(client))),
         incidents=incidents,
         waiting=tuple(_read_waiting(client, incidents, now_ns)),
         agents=len(agents),
@@ -99,6 +100,13 @@ def find_ailing(agents: Iterable[AgentView]) -> list[AgentView]:
     """Return agents that are silent, behind, or losing rows, the worst first."""
     ailing = [agent for agent in agents if agent.is_silent or agent.lag_s > _LAG_S or agent.dropped_lately]
     return sorted(ailing, key=lambda agent: (not agent.is_silent, -agent.dropped_lately, -agent.lag_s, agent.host))
+
+
+def _read_jobs(client: Client) -> list[Job]:
+    """Return jobs in trouble, and where these leave room running ones: one page of each at most."""
+    troubled = list(islice(client.jobs(_TROUBLED, page=_MOST_JOBS), _MOST_JOBS))
+    left = _MOST_JOBS - len(troubled)
+    return [*troubled, *islice(client.jobs(("running",), page=left), left)] if left else troubled
 
 
 def _read_trend(client: Client, job: Job) -> JobTrend:

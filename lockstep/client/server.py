@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from lockstep.errors import BadInput, ServerAway, ServerRefused
 
 Json = dict[str, Any]  # Any: whatever the route says
-Query = Mapping[str, str | int | None]  # None: not asked for
+Query = Mapping[str, str | int | tuple[str, ...] | None]  # None: not asked for; several are asked for side by side
 M = TypeVar("M", bound=BaseModel)
 
 _TIMEOUT_S = 120.0

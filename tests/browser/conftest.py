@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from api.auth import SESSION_COOKIE
 from lockstep.clock import NS_PER_S, SystemClock
@@ -23,6 +23,8 @@ from tests.api.reading.build import load_job
 from tests.browser.build import load_large_job
 
 _WIDE, _HIGH = 1280, 900
+_PATIENCE_MS = 120_000  # how long a busy machine may take; nothing here waits that long on its own
+expect.set_options(timeout=_PATIENCE_MS)
 
 
 @dataclass
@@ -45,7 +47,7 @@ def chromium() -> Iterator[Browser]:
     if program is None:
         pytest.skip("needs a browser: install the package chromium")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"], timeout=_PATIENCE_MS)
         yield browser
         browser.close()
 
@@ -74,6 +76,7 @@ def window_of(chromium: Browser, site: Api) -> Iterator[Callable[[Scope], Window
 
     def open_window(scope: Scope) -> Window:
         context = chromium.new_context(viewport={"width": _WIDE, "height": _HIGH}, reduced_motion="reduce")
+        context.set_default_timeout(_PATIENCE_MS)
         url = str(site.client.base_url).rstrip("/")
         context.add_cookies([{"name": SESSION_COOKIE, "value": _session(site, scope), "url": url}])
         window = Window(context.new_page(), url)

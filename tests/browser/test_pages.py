@@ -6,6 +6,10 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page
 
+from lockstep.control.decisions import save_decisions
+from lockstep.decision import Cost, Option
+from tests.api.build import Api
+from tests.api.dashboard.build import decision_of
 from tests.browser.conftest import Window
 
 pytestmark = pytest.mark.slow
@@ -60,3 +64,24 @@ def test_report_prints_without_what_is_only_for_screens(window: Window) -> None:
     assert page.locator("header.top").is_hidden()
     assert page.locator("#sentence").is_visible()
     assert page.locator("#decision").is_visible()
+    assert "report on incident i1, as it was known at" in page.locator(".paper").inner_text()
+    page.emulate_media(media="screen")
+    assert page.locator(".paper").is_hidden()
+
+
+def test_ways_that_are_closed_are_printed_though_they_are_folded_on_the_screen(window: Window, site: Api) -> None:
+    closed = Option(action="reroute", cost=Cost(), reason="no path planner runs here")
+    made = decision_of("d9", "i1", "train", site.parts.clock.now_ns(), alternatives=(closed,))
+    save_decisions(site.parts.control, [made], None)
+    page = window.open("/incidents/i1")
+    reason = page.get_by_text("no path planner runs here")
+    assert not reason.is_visible()
+    page.emulate_media(media="print")
+    assert reason.is_visible()
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_page_fits_a_phone(window: Window, path: str) -> None:
+    window.page.set_viewport_size({"width": 390, "height": 800})
+    page = window.open(path)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390

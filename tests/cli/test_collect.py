@@ -53,7 +53,7 @@ def test_agent_sends_until_it_is_told_to_stop(tmp_path: Path, token_file: str, h
         with subprocess.Popen([LOCKSTEP, "collect"], env=environment, stdout=subprocess.PIPE) as agent:
             eventually(lambda: len(gateway.received) >= 1)
             agent.send_signal(how)
-            said, _ = agent.communicate(timeout=30)
+            said, _ = agent.communicate(timeout=60)
     assert (agent.returncode, said) == (0, b"")
     assert {(batch.agent, batch.token) for batch in gateway.received} == {("h7", "Bearer lks_secret")}
     assert len(gateway.received) >= 2, "the end sends what is left"
@@ -61,7 +61,7 @@ def test_agent_sends_until_it_is_told_to_stop(tmp_path: Path, token_file: str, h
 
 def ask(address: Path, question: bytes) -> bytes:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asker:
-        asker.settimeout(5)
+        asker.settimeout(60)
         asker.connect(str(address))
         asker.send(question)
         return asker.recv(1024)
@@ -85,6 +85,6 @@ def test_agent_that_follows_paths_answers_jobs_that_ask_for_ports(tmp_path: Path
             eventually(lambda: (tmp_path / "paths" / "agent").exists())
             assert ask(tmp_path / "paths" / "agent", b"1 10.0.0.1 10.0.0.2 5201") == b"-", "no plan has named it yet"
             agent.send_signal(signal.SIGTERM)
-            _, said = agent.communicate(timeout=30)
+            _, said = agent.communicate(timeout=60)
     assert agent.returncode == 0
     assert b"Traceback" not in said

@@ -2,7 +2,6 @@
 
 import re
 import signal
-import socket
 import subprocess
 from pathlib import Path
 
@@ -13,18 +12,18 @@ from lockstep.control.database import open_control
 from lockstep.control.leases import take_lease
 from lockstep.fabrics import leaf_spine
 from lockstep.topology import dump_topology
+from testbed.services import free_port
 from tests.cli.commands import LOCKSTEP, Run, check_failure, environment_for
 from tests.waiting import eventually
 
 
 def free_address() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return f"127.0.0.1:{taken.getsockname()[1]}"
+    return f"127.0.0.1:{free_port()}"
 
 
 def is_ready(address: str) -> bool:
     try:
-        return httpx.get(f"http://{address}/readyz", trust_env=False).is_success
+        return httpx.get(f"http://{address}/readyz", trust_env=False, timeout=60).is_success
     except httpx.TransportError:
         return False
 
@@ -48,9 +47,9 @@ def test_planner_with_paths_keeps_both_duties_up(tmp_path: Path) -> None:
     with subprocess.Popen(
         [LOCKSTEP, "serve", "planner"], env=environment, stderr=subprocess.PIPE, text=True
     ) as process:
-        eventually(lambda: is_ready(address), limit_s=60)
+        eventually(lambda: is_ready(address), limit_s=120)
         process.send_signal(signal.SIGTERM)
-        _, said = process.communicate(timeout=30)
+        _, said = process.communicate(timeout=60)
     assert process.returncode == 0
     assert re.findall(r'"service": "(\w+)"', said) == ["planner", "paths"]
 
@@ -62,9 +61,9 @@ def test_service_is_ready_until_it_is_told_to_stop_and_lets_go_of_its_role(tmp_p
     with subprocess.Popen(
         [LOCKSTEP, "serve", service], env=environment, stderr=subprocess.PIPE, text=True
     ) as process:
-        eventually(lambda: is_ready(address), limit_s=60)
+        eventually(lambda: is_ready(address), limit_s=120)
         process.send_signal(signal.SIGTERM)
-        _, said = process.communicate(timeout=30)
+        _, said = process.communicate(timeout=60)
     assert process.returncode == 0
     assert re.search(r'"event": "service is up"', said)
     assert "Traceback" not in said

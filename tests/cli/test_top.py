@@ -145,7 +145,7 @@ def test_what_was_known_stays_while_the_server_is_away() -> None:
 
         def do_GET(self) -> None:
             Handler.answers += 1
-            self.send_response(200 if Handler.answers <= 4 else 502)
+            self.send_response(200 if Handler.answers <= 5 else 502)
             self.end_headers()
             self.wfile.write(json.dumps({"version": "9.9"} | EMPTY).encode())
 

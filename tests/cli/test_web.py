@@ -45,7 +45,7 @@ def serving(server: WebServer) -> Iterator[int]:
         yield listener.getsockname()[1]
     finally:
         server.should_exit = True
-        thread.join(20)
+        thread.join(60)
         assert not thread.is_alive(), "the server does not leave"
         listener.close()
 
@@ -55,9 +55,9 @@ def test_server_with_a_certificate_speaks_tls_and_nothing_else(tmp_path: Path) -
     server = WebServer(health_app(lambda: None, []), lambda: None, lambda: None, read_tls(api))
     trust = ssl.create_default_context(cafile=str(api.tls_cert))
     with serving(server) as port:
-        with httpx.Client(verify=trust, trust_env=False, timeout=20) as client:
+        with httpx.Client(verify=trust, trust_env=False, timeout=60) as client:
             assert client.get(f"https://127.0.0.1:{port}/healthz").text == "ok\n"
-        with httpx.Client(trust_env=False, timeout=20) as client, pytest.raises(httpx.TransportError):
+        with httpx.Client(trust_env=False, timeout=60) as client, pytest.raises(httpx.TransportError):
             client.get(f"http://127.0.0.1:{port}/healthz")
     assert scheme_of(api) == "https"
 
@@ -127,7 +127,7 @@ def test_server_that_leaves_does_not_wait_for_streams(tmp_path: Path) -> None:
         parts = Parts(Settings(), store, Layout(store.database), control, gateway, clock)
         token = create_token(control, scope="read", host=None, name="ann", now_ns=1)
         server = WebServer(create_app(parts), lambda: None, lambda: None)
-        with serving(server) as port, httpx.Client(trust_env=False, timeout=20) as client:
+        with serving(server) as port, httpx.Client(trust_env=False, timeout=60) as client:
             url, headers = f"http://127.0.0.1:{port}/api/v1/incidents/stream", {"Authorization": f"Bearer {token}"}
             with client.stream("GET", url, headers=headers) as answer:
                 lines = answer.iter_lines()
@@ -148,4 +148,4 @@ def test_whom_a_proxy_stands_for_is_believed_only_where_one_is_set(is_behind: bo
 
     with serving(WebServer(app, lambda: None, lambda: None)) as port:
         told = {"X-Forwarded-For": "203.0.113.7"}
-        assert httpx.get(f"http://127.0.0.1:{port}/who", headers=told, trust_env=False, timeout=20).json() == seen
+        assert httpx.get(f"http://127.0.0.1:{port}/who", headers=told, trust_env=False, timeout=60).json() == seen

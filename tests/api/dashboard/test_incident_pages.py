@@ -21,9 +21,11 @@ def test_list_can_be_narrowed_and_paged(api: Api) -> None:
     assert "No incident of job other." in browse(api, "/incidents", job="other").text
 
 
-def test_sentence_is_the_headline_and_questions_follow_in_order(acted: Api) -> None:
+def test_short_sentence_is_the_headline_and_questions_follow_in_order(acted: Api) -> None:
     text = browse(acted, "/incidents/i1").text
-    assert '<h1 id="sentence">h3&#39;s eth1 sends at a tenth of its rate, says Zoë</h1>' in text
+    assert '<h1 id="sentence">nic:h3/eth1 slows what it sends since ' in text
+    assert " UTC: steps take 1.42 times as long, 255 ranks wait</h1>" in text
+    assert "h3&#39;s eth1 sends at a tenth of its rate, says Zoë</p>" in text
     order = ["What it is", "What changed", "Why not the others", "What to do", "Evidence", "Step time"]
     order += ["Delay between ranks", "Has it done this before?", "What happened", "Was it right?", "For the ticket"]
     places = [text.index(f">{title}") for title in order]

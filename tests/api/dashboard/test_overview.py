@@ -19,15 +19,27 @@ def test_page_without_incidents_does_not_claim_health(api: Api) -> None:
 
 def test_page_names_the_part_the_reason_and_the_cost(acted: Api) -> None:
     text = browse(acted, "/").text
-    assert '<span class="part">nic:h3/eth1</span>' in text
+    assert '<a href="/incidents/i1">nic:h3/eth1 slows what it sends since ' in text
     assert "h3&#39;s eth1 sends at a tenth of its rate, says Zoë" in text
     assert "steps take 1.42 times as long, 255 ranks wait" in text
     assert 'href="/incidents/i1"' in text
     assert "97 % sure" in text
 
 
-def test_decision_that_waits_for_a_person_is_counted(acted: Api) -> None:
-    assert "<b>1</b><span>decisions wait for you</span>" in browse(acted, "/").text
+def test_decision_that_waits_for_a_person_is_counted_and_led_to(acted: Api) -> None:
+    text = browse(acted, "/").text
+    assert "<b>1</b><span>decisions wait for you</span>" in text
+    assert 'href="/incidents/i1#decision">waits for a yes: restart with a spare</a>' in text
+
+
+def test_job_that_stands_still_comes_before_one_that_is_slow(api: Api) -> None:
+    now_ns = api.parts.clock.now_ns()
+    hung = incident_of("i2", "b", now_ns - 10**10, fault_class="comm_hang", grade="alert", component="nic:h9/eth9")
+    noted = incident_of("i3", "c", now_ns + 10**9, grade="note", component="gpu:h8/1")
+    save_incidents(api.parts.control, [incident_of("i1", "a", now_ns), hung, noted], None)
+    text = browse(api, "/").text
+    places = [text.index(f'<a href="/incidents/{each}">') for each in ("i2", "i1", "i3")]
+    assert places == sorted(places)
 
 
 def test_part_that_changes_comes_without_its_frame(acted: Api) -> None:

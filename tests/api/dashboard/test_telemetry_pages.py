@@ -2,11 +2,17 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
-from tests.api.build import Api
+from lockstep.config import Settings
+from lockstep.planner_settings import PlannerSettings
+from lockstep.store.store import Store
+from tests.api.build import Api, running_api
 from tests.api.dashboard.build import browse
+from tests.api.reading.build import load_job
+from tests.planner.recovery.checkpoints.build import copy_real
 
 
 def embedded(text: str, name: str) -> dict[str, list[object]]:
@@ -87,6 +93,21 @@ def test_what_if_prices_every_way_and_writes_nothing(pages: Api) -> None:
     without = browse(pages, "/what-if", None, **asked, is_asked="true", spares=0).text
     assert "no spare node is idle" in without
     assert [each["id"] for each in pages.get("/api/v1/decisions").json()["items"]] == ["d1"]
+
+
+def test_what_if_begins_with_the_job_s_own_checkpoint_and_says_so(tmp_path: Path, shared_store: Store) -> None:
+    load_job(shared_store, "saves")
+    saved = copy_real("dcp", tmp_path / "saved" / "saves")
+    planner = PlannerSettings(checkpoints=f"{tmp_path}/saved/{{job}}", spares=("s1", "s2"))
+    with running_api(tmp_path, shared_store, settings=Settings(planner=planner)) as api:
+        text = browse(api, "/what-if", job="saves").text
+        assert f"{saved}/step-200, saved " in text
+        assert " ago, the newest that is verified to be complete" in text
+        assert "2 of 2 in planner.spares, none of them out of service or in use" in text
+        assert '<output id="age-shown">30</output>' not in text
+        own = browse(api, "/what-if", job="saves", checkpoint_min=7, spares=1).text
+        assert own.count("as you set it") == 2
+        assert "step-200, saved" not in own
 
 
 def test_what_if_about_nothing_is_refused_in_words(pages: Api) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from api.dashboard import addresses, words
-from lockstep.verdict import FaultClass, Impact
+from lockstep.verdict import FaultClass
 from tests.lockstep.control.build import verdict
 
 
@@ -27,14 +27,6 @@ def test_first_questions_have_an_answer(fault_class: FaultClass, component: str,
 def test_software_is_no_reason_to_take_hardware_away() -> None:
     told = verdict("train").model_copy(update={"fault_class": "software"})
     assert "No reason to take hardware away" in words.origin_words(told)
-
-
-def test_hour_of_waiting_costs_what_is_missing_of_the_speed() -> None:
-    slow = verdict("train").model_copy(update={"impact": Impact(step_time_ratio=2.0, ranks_waiting=63)})
-    assert words.lost_per_hour(slow) == pytest.approx(32.0)
-    assert words.lost_per_hour(slow.model_copy(update={"fault_class": "crash"})) == 64.0
-    unknown = slow.model_copy(update={"impact": Impact(ranks_waiting=63)})
-    assert words.lost_per_hour(unknown) is None
 
 
 def test_command_of_a_closed_server_asks_for_a_token() -> None:

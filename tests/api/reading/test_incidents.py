@@ -1,5 +1,6 @@
 """Incidents are shown with readable times and their outcome; the quick list says the same as the thorough one."""
 
+import asyncio
 import json
 
 import pytest
@@ -104,16 +105,31 @@ def test_one_incident_comes_with_its_decisions(control: ControlDatabase) -> None
         find_incident(control, "i9")
 
 
-def test_page_is_believed_for_a_tenth_of_a_second_unless_something_was_written_here(control: ControlDatabase) -> None:
+def test_page_that_was_up_to_date_a_moment_ago_is_shown_unless_something_was_written_here(
+    control: ControlDatabase,
+) -> None:
     clock = ManualClock(T0)
     pages = IncidentPages(control, clock)
-    asked = IncidentFilter(), 10, None
-    assert pages.find_fresh(*asked) is None
-    shown = pages.render(*asked)
-    assert pages.find_fresh(*asked) == shown
-    assert pages.find_fresh(IncidentFilter(job="other"), 10, None) is None
+
+    def shown() -> bytes:
+        return asyncio.run(pages.find(ALL, 10, None)).body
+
+    assert shown() == b'{"items":[],"next":null}'
+    save_incidents(control, [incident_on("nic:h3/eth1", "i1")], None)
+    assert b"nic:h3/eth1" not in shown()
     pages.forget()
-    assert pages.find_fresh(*asked) is None
-    pages.render(*asked)
-    clock.advance(0.1)
-    assert pages.find_fresh(*asked) is None
+    assert b"nic:h3/eth1" in shown()
+    save_incidents(control, [incident_on("nic:h9/eth1", "i1")], None)
+    clock.advance(0.5)
+    assert b"nic:h9/eth1" in shown()
+
+
+def test_pages_that_nobody_asks_for_again_do_not_fill_the_memory(control: ControlDatabase) -> None:
+    pages = IncidentPages(control, ManualClock(T0))
+
+    async def ask_for_many() -> None:
+        for number in range(200):
+            await pages.find(IncidentFilter(job=f"j{number}"), 1, None)
+
+    asyncio.run(ask_for_many())
+    assert len(pages._pages) <= 64

@@ -2,7 +2,7 @@
 
 import pytest
 
-from api.reading.jobs import find_job, list_jobs
+from api.reading.jobs import Condition, find_job, list_jobs
 from api.reading.ranks import list_communicators, list_ranks, newest_attempt
 from api.reading.steps import list_steps
 from lockstep.control.database import ControlDatabase
@@ -62,6 +62,23 @@ def test_attempts_come_by_job_and_number_and_go_on_after_a_place(store: Store, c
     assert [(job.job, job.attempt) for job in rest] == [("b/c", 1)]
     assert len(list_jobs(store, control, NOW, 2)) == 2
     assert [job.attempt for job in list_jobs(store, control, NOW, 10, job="b/c")] == [0, 1]
+
+
+def test_only_those_that_are_as_asked_are_listed(store: Store, control: ControlDatabase) -> None:
+    save_incidents(control, [incident_on("nic:h3/eth1", "i1", job="b/c", fault_class="comm_hang")], None)
+
+    def listed(
+        *conditions: Condition, job: str | None = None, after: tuple[str, int] | None = None
+    ) -> list[tuple[str, int, str]]:
+        found = list_jobs(store, control, NOW, 10, after, job, conditions)
+        return [(each.job, each.attempt, each.condition) for each in found]
+
+    assert listed("running") == [("a", 0, "running")]
+    assert listed("hung", "slow") == [("b/c", 0, "hung")]
+    assert listed("ended") == [("b/c", 1, "ended")]
+    assert listed("ended", "hung") == [("b/c", 0, "hung"), ("b/c", 1, "ended")]
+    assert listed("running", job="b/c") == listed("crashed") == []
+    assert listed("running", after=("a", 0)) == []
 
 
 def test_newest_attempt_speaks_for_a_job(store: Store, control: ControlDatabase) -> None:

@@ -2,8 +2,9 @@
 
 import pytest
 
-from cli.report.words import coverage_words, impact_words, lasting_words, lost_gpu_hours, part_words
+from cli.report.words import cost_words, coverage_words, lasting_words, part_words
 from lockstep.verdict import FaultClass
+from lockstep.words import lost_gpu_hours
 from tests.cli.report.build import cost, found
 
 
@@ -16,23 +17,23 @@ def test_slow_step_loses_the_share_that_is_waiting() -> None:
 def test_job_that_stands_still_loses_all_of_the_time(fault_class: FaultClass) -> None:
     verdict = found(0, 1_800, fault_class=fault_class, impact=cost(None, 64)).verdict
     assert lost_gpu_hours(verdict) == pytest.approx(32.0)
-    assert impact_words(verdict) == "the job stands still, 64 ranks wait, 32 GPU-hours lost"
+    assert cost_words(verdict) == "the job stands still, 64 ranks wait, 32 GPU-hours lost"
 
 
 def test_cost_that_nobody_knows_is_not_made_up() -> None:
     verdict = found(impact=cost(None, 0)).verdict
-    assert (lost_gpu_hours(verdict), impact_words(verdict)) == (None, "cost not known")
+    assert (lost_gpu_hours(verdict), cost_words(verdict)) == (None, "what it costs is not known")
 
 
 def test_job_that_became_faster_has_lost_nothing() -> None:
     verdict = found(0, 3_600, impact=cost(0.5, 10)).verdict
     assert lost_gpu_hours(verdict) == 0
-    assert impact_words(verdict) == "10 ranks wait"
+    assert cost_words(verdict) == "10 ranks wait"
 
 
 def test_cost_is_step_time_ranks_and_hours() -> None:
     verdict = found(0, 36, impact=cost(2.0, 1)).verdict
-    assert impact_words(verdict) == "steps take 2.00 times as long, 1 rank waits, 0.005 GPU-hours lost"
+    assert cost_words(verdict) == "steps take 2.00 times as long, 1 rank waits, 0.005 GPU-hours lost"
 
 
 def test_part_is_told_with_its_side() -> None:

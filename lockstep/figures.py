@@ -17,12 +17,12 @@ def figure(number: float | None) -> str:
 
 
 def share(part: float | None) -> str:
-    """Return a share in percent.
+    """Return a share in percent; of a small one the digits that count.
 
-    >>> share(0.9349), share(1.0), share(None)
-    ('93 %', '100 %', 'unknown')
+    >>> share(0.9349), share(1.0), share(0.0153), share(None)
+    ('93 %', '100 %', '1.5 %', 'unknown')
     """
-    return UNKNOWN if part is None else f"{100 * part:.0f} %"
+    return UNKNOWN if part is None else f"{figure(100 * part)} %"
 
 
 def lasting(seconds: float | None) -> str:
@@ -53,10 +53,15 @@ def between(start_ns: int, end_ns: int) -> str:
 def moment(ts_ns: int) -> str:
     """Return date and time to the second, in UTC.
 
-    >>> moment(1_794_814_664_500_000_000)
-    '2026-11-16 07:37:44'
+    >>> moment(1_794_814_664_500_000_000), minute(0)
+    ('2026-11-16 07:37:44', '1970-01-01 00:00')
     """
     return rfc3339(ts_ns)[:19].replace("T", " ")
+
+
+def minute(ts_ns: int) -> str:
+    """Return date and time to the minute, in UTC."""
+    return moment(ts_ns)[:16]
 
 
 def clock_time(ts_ns: int) -> str:

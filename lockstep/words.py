@@ -1,0 +1,92 @@
+"""A verdict in words that every place says alike: the dashboard, the report of a diagnosis, and alerts."""
+
+from lockstep.clock import NS_PER_S
+from lockstep.figures import minute
+from lockstep.incident import Incident
+from lockstep.verdict import FaultClass, Verdict
+
+STANDING: tuple[FaultClass, ...] = ("comm_hang", "noncomm_hang", "crash")  # the job does not go on at all
+_WORTH_TELLING = 1.005  # of a step's time before: half a percent is what rounding would hide
+_S_PER_HOUR = 3_600.0
+
+CLASSES: dict[FaultClass, str] = {
+    "comm_slow": "Slow communication",
+    "noncomm_slow": "Slow outside of communication",
+    "global_slow": "Everybody slower",
+    "comm_hang": "Hung in communication",
+    "noncomm_hang": "Hung outside of communication",
+    "crash": "Crashed",
+    "software": "Software",
+}
+_DOES: dict[FaultClass, str] = {
+    "comm_slow": "slows communication",
+    "noncomm_slow": "is slow",
+    "global_slow": "is slower as a whole",
+    "comm_hang": "hangs communication",
+    "noncomm_hang": "hangs",
+    "crash": "crashed",
+    "software": "has a fault in its software",
+}
+_SIDES = {"tx": "sends", "rx": "receives"}
+
+
+def headline(incident: Incident, *, names_job: bool = False) -> str:
+    """Return the sentence that is grasped in five seconds: the part, what it does, since when, what it costs."""
+    verdict = incident.verdict
+    is_job = verdict.component == f"job:{incident.job}"
+    where = f" in job {incident.job}" if names_job and not is_job else ""
+    return f"{verdict.component} {fault_words(verdict)}{where} {_time_words(incident)}: {impact_words(verdict)}"
+
+
+def fault_words(verdict: Verdict) -> str:
+    """Return what the part does, with the direction where a NIC has one at fault."""
+    if kind_of(verdict.component) == "nic" and verdict.side and verdict.fault_class in ("comm_slow", "comm_hang"):
+        return f"{_DOES[verdict.fault_class].partition(' ')[0]} what it {_SIDES[verdict.side]}"
+    return _DOES[verdict.fault_class]
+
+
+def kind_of(component: str) -> str:
+    """Return the kind of a part, such as nic of nic:h3/eth1."""
+    return component.partition(":")[0]
+
+
+def impact_words(verdict: Verdict) -> str:
+    """Return what the fault does to the job, as far as it is known."""
+    ratio, waiting = verdict.impact.step_time_ratio, verdict.impact.ranks_waiting
+    said = []
+    if verdict.fault_class in STANDING:
+        said.append("the job stands still")
+    elif ratio is not None and ratio >= _WORTH_TELLING:
+        said.append(f"steps take {ratio:.2f} times as long")
+    if waiting:
+        said.append(f"{waiting:,} ranks wait" if waiting > 1 else "1 rank waits")
+    return ", ".join(said) or "what it costs is not known"
+
+
+def lost_per_hour(verdict: Verdict) -> float | None:
+    """Return the GPU-hours that every hour of the fault costs those who wait; None where by how much is not known.
+
+    In a hang everybody waits all the time. Of a step that takes r times as long, 1 - 1/r is waiting.
+    """
+    waiting, ratio = verdict.impact.ranks_waiting, verdict.impact.step_time_ratio
+    if verdict.fault_class in STANDING:
+        return float(waiting)
+    return None if ratio is None else waiting * (1 - 1 / max(ratio, 1.0))
+
+
+def lost_gpu_hours(verdict: Verdict) -> float | None:
+    """Return how long GPUs waited in all because of the part; None when it is not known by how much."""
+    hours = max(verdict.last_seen_ns - verdict.since_ns, 0) / NS_PER_S / _S_PER_HOUR
+    lost = lost_per_hour(verdict)
+    return None if lost is None else hours * lost
+
+
+def _time_words(incident: Incident) -> str:
+    """Return since when it lasts, or from when to when it lasted; with the date, as nobody knows when it is read."""
+    began = minute(incident.verdict.since_ns)
+    if incident.verdict.fault_class == "crash":
+        return f"at {began} UTC"
+    if incident.closed_ns is None:
+        return f"since {began} UTC"
+    ended = minute(incident.closed_ns)
+    return f"from {began} to {ended[11:] if ended[:10] == began[:10] else ended} UTC"

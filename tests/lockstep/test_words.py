@@ -1,0 +1,63 @@
+"""A verdict is said alike everywhere: one sentence to grasp at once, and the cost as far as it is known."""
+
+import pytest
+
+from lockstep.clock import NS_PER_S
+from lockstep.incident import Incident
+from lockstep.verdict import FaultClass, Impact
+from lockstep.words import CLASSES, fault_words, headline, lost_gpu_hours, lost_per_hour
+from tests.lockstep.control.build import incident, verdict
+
+T0 = 1_794_814_664 * NS_PER_S  # 2026-11-16 07:37:44
+
+
+def lasting(closed_ns: int | None = None, **changes: object) -> Incident:
+    told = incident("i1", job="train")
+    seen = told.verdict.model_copy(update={"since_ns": T0, **changes})
+    return told.model_copy(update={"verdict": seen, "closed_ns": closed_ns})
+
+
+def test_headline_has_the_part_what_it_does_since_when_and_what_it_costs() -> None:
+    assert headline(lasting()) == (
+        "nic:h3/eth1 slows what it sends since 2026-11-16 07:37 UTC: steps take 1.42 times as long, 255 ranks wait"
+    )
+
+
+def test_headline_that_travels_alone_names_the_job() -> None:
+    hung = lasting(fault_class="noncomm_hang", component="host:h3", impact=Impact(ranks_waiting=1))
+    assert headline(hung, names_job=True) == (
+        "host:h3 hangs in job train since 2026-11-16 07:37 UTC: the job stands still, 1 rank waits"
+    )
+    whole = lasting(fault_class="global_slow", component="job:train", impact=Impact(ranks_waiting=0))
+    assert headline(whole, names_job=True) == (
+        "job:train is slower as a whole since 2026-11-16 07:37 UTC: what it costs is not known"
+    )
+
+
+@pytest.mark.parametrize(
+    ("closed_s", "said"),
+    [(600, "from 2026-11-16 07:37 to 07:47 UTC"), (86_400, "from 2026-11-16 07:37 to 2026-11-17 07:37 UTC")],
+)
+def test_fault_that_is_over_says_from_when_to_when(closed_s: int, said: str) -> None:
+    assert said in headline(lasting(closed_ns=T0 + closed_s * NS_PER_S))
+
+
+def test_crash_is_a_moment_and_no_stretch() -> None:
+    assert "gpu:h3/1 crashed at 2026-11-16 07:37 UTC:" in headline(lasting(fault_class="crash", component="gpu:h3/1"))
+
+
+@pytest.mark.parametrize("fault_class", CLASSES)
+def test_every_class_has_words_whatever_the_side(fault_class: FaultClass) -> None:
+    for side in ("tx", "rx", None):
+        told = verdict("train").model_copy(update={"fault_class": fault_class, "side": side})
+        assert fault_words(told)
+    link = verdict("train").model_copy(update={"fault_class": "comm_hang", "component": "link:a--b", "side": "tx"})
+    assert fault_words(link) == "hangs communication"  # which end sends is not said by a link's side
+
+
+def test_hour_of_waiting_costs_what_is_missing_of_the_speed() -> None:
+    slow = verdict("train").model_copy(update={"impact": Impact(step_time_ratio=2.0, ranks_waiting=64)})
+    assert lost_per_hour(slow) == pytest.approx(32.0)
+    assert lost_per_hour(slow.model_copy(update={"fault_class": "crash"})) == 64.0
+    unknown = slow.model_copy(update={"impact": Impact(ranks_waiting=64)})
+    assert (lost_per_hour(unknown), lost_gpu_hours(unknown)) == (None, None)
