@@ -6,17 +6,17 @@ Nothing here has a rank, a sequence number or a size in its labels; jobs are cap
 import threading
 from collections import Counter as Tally
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from api.alerts.figures import OutboxFigures, read_outbox
 from api.parts import Parts
 from lockstep import __version__
 from lockstep.clock import NS_PER_S
-from lockstep.control.backlog import count_undelivered
 from lockstep.control.changes import Change
 from lockstep.control.documents import read_document
 from lockstep.control.executions import list_isolated
@@ -49,8 +49,8 @@ class _Look:
     by_class: Tally[str] = field(default_factory=Tally)
     by_job: Tally[str] = field(default_factory=Tally)
     step_s: dict[str, float] = field(default_factory=dict)
-    nodes_out: int = 0
-    outbox: dict[str, int] = field(default_factory=dict)
+    nodes_out: int | None = None
+    outbox: OutboxFigures = field(default_factory=OutboxFigures)
     failed: tuple[str, ...] = ()
 
 
@@ -84,6 +84,7 @@ class SystemMetrics(Collector):
         self._actions = Counter(
             "lockstep_actions", "Actions carried out, by how they ended", ["action", "result"], registry=self.registry
         )
+        self.registry.register(parts.delivered.counter)
         self.registry.register(self)
 
     def watch(self, changes: Sequence[Change], known: int) -> None:
@@ -105,8 +106,8 @@ class SystemMetrics(Collector):
         yield _gauge("lockstep_job_incidents", "The same by job", ["job"], _by_one(look.by_job))
         steps = (((job,), seconds) for job, seconds in sorted(look.step_s.items()))
         yield _gauge("lockstep_job_step_seconds", "Median training step of the last minutes", ["job"], steps)
-        yield _gauge("lockstep_nodes_out", "Nodes that we took out of service", [], [((), look.nodes_out)])
-        yield _gauge("lockstep_outbox_messages", "Alerts that were not delivered", ["state"], _by_one(look.outbox))
+        yield _gauge("lockstep_nodes_out", "Nodes that we took out of service", [], _alone(look.nodes_out))
+        yield from _of_outbox(look.outbox)
         unread = [((source,), float(source in look.failed)) for source in ("control", "store")]
         yield _gauge("lockstep_metrics_unread", "1 where gauges are missing because it was away", ["source"], unread)
 
@@ -134,41 +135,50 @@ class SystemMetrics(Collector):
             return self._look
 
     def _take_look(self, seen_ns: int) -> _Look:
-        failed, incidents, step_s, out, outbox = (
-            list[str](),
-            list[Incident](),
-            dict[str, float](),
-            0,
-            dict[str, int](),
-        )
-        try:
-            incidents = open_incidents(self._parts.control)
-            out = sum(each.state in OUT_OF_SERVICE for each in list_isolated(self._parts.control))
-            outbox = count_undelivered(self._parts.control)
-        except LockstepError as error:
-            failed.append("control")
-            _log.warning("metrics are incomplete", reason=str(error))
-        try:
-            step_s = self._read_step_times()
-        except LockstepError as error:
-            failed.append("store")
-            _log.warning("metrics are incomplete", reason=str(error))
+        failed, look = list[str](), _Look(seen_ns)
+        for source, ask in (("control", self._ask_control), ("store", self._ask_store)):
+            try:
+                look = ask(look)
+            except LockstepError as error:
+                failed.append(source)
+                _log.warning("metrics are incomplete", reason=str(error))
+        return replace(look, failed=tuple(failed))
+
+    def _ask_control(self, look: _Look) -> _Look:
+        control, settings = self._parts.control, self._parts.settings
+        incidents = open_incidents(control)
         by_job = Tally(incident.job for incident in incidents)
-        return _Look(
-            seen_ns,
-            Tally(incident.verdict.fault_class for incident in incidents),
-            Tally(dict(by_job.most_common(self._parts.settings.api.metrics_jobs))),
-            step_s,
-            out,
-            outbox,
-            tuple(failed),
+        return replace(
+            look,
+            by_class=Tally(incident.verdict.fault_class for incident in incidents),
+            by_job=Tally(dict(by_job.most_common(settings.api.metrics_jobs))),
+            nodes_out=sum(each.state in OUT_OF_SERVICE for each in list_isolated(control)),
+            outbox=read_outbox(settings.alerts, control, self._parts.clock.now_ns()),
         )
+
+    def _ask_store(self, look: _Look) -> _Look:
+        return replace(look, step_s=self._read_step_times())
 
     def _read_step_times(self) -> dict[str, float]:
         since = max(0, self._parts.clock.now_ns() - ENDED_S * NS_PER_S)
         asked = {"since": since, "most": self._parts.settings.api.metrics_jobs}
         rows = self._parts.store.query(_STEP_TIMES, asked).to_pylist()
         return {row["job"]: row["step_s"] for row in rows}
+
+
+def _of_outbox(outbox: OutboxFigures) -> Iterator[GaugeMetricFamily]:
+    messages = sorted(outbox.messages.items())
+    yield _gauge("lockstep_outbox_messages", "Alerts that were not delivered", ["kind", "state"], messages)
+    yield _gauge("lockstep_outbox_oldest_seconds", "How long one has waited", [], _alone(outbox.oldest_s))
+    failures = [((each.kind, each.name), each.failures) for each in outbox.receivers]
+    yield _gauge("lockstep_receiver_failures", "Tries in vain since the last success", ["kind", "target"], failures)
+    gone = [((each.kind, each.name), each.is_disabled) for each in outbox.receivers]
+    yield _gauge("lockstep_receiver_disabled", "1: it said that it is gone", ["kind", "target"], gone)
+
+
+def _alone(value: float | None) -> Iterable[tuple[tuple[str, ...], float]]:
+    """Return the only value of a gauge, or none where it could not be asked for."""
+    return [] if value is None else [((), value)]
 
 
 def _by_one(tally: Mapping[str, int]) -> Iterable[tuple[tuple[str, ...], float]]:

@@ -34,6 +34,7 @@ class Matter(Frozen):
     grade: Grade
     mark: str = Field(description="what a person must know of it; another one is news")
     since_ns: int
+    slowdown: float | None = Field(None, description="of an incident: step time now over before; None: unknown")
     headline: str
     reason: str
     facts: dict[str, str] = Field(default_factory=dict, description="figures for people, by what they are")

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 import structlog
 
+from api.alerts.counts import DeliveryCounts
 from api.alerts.courier import Courier
 from api.alerts.lanes import Job, Lanes
 from api.alerts.retrying import Said, next_try_ns
@@ -34,9 +35,11 @@ _AT_ONCE = 20  # messages to one receiver before the next round
 class Dispatcher:
     """Hands messages to receivers without ever waiting for one."""
 
-    def __init__(self, resend_s: float, control: ControlDatabase, courier: Courier, clock: Clock) -> None:
+    def __init__(
+        self, resend_s: float, control: ControlDatabase, courier: Courier, clock: Clock, counts: DeliveryCounts
+    ) -> None:
         self._resend_ns = round(resend_s * NS_PER_S)
-        self._control, self._courier, self._clock = control, courier, clock
+        self._control, self._courier, self._clock, self._counts = control, courier, clock, counts
         self._lanes = Lanes()
         self._reminded_ns: dict[str, int] = {}
 
@@ -84,6 +87,7 @@ class Dispatcher:
         state, due_ns = _state_after(sent, said, now_ns)
         outcome = Try(ts_ns=now_ns, status=said.status, said=said.sentence)
         settle_try(self._control, lease, sent, state, due_ns, outcome, self._judge(target, said, now_ns))
+        self._counts.count(target.kind, state)
         return said.result == "delivered"
 
     def _reminding(self, target: Target, firing: list[Thread], lease: Lease) -> Job:

@@ -9,17 +9,9 @@ from lockstep.decision import Decision
 from lockstep.execution import Execution
 from lockstep.incident import Incident
 from lockstep.news import Matter
+from lockstep.words import headline
 
 ACTION_NS = 24 * 3600 * NS_PER_S  # an action that ended longer ago is no news
-_DOES = {
-    "comm_slow": "slows communication",
-    "noncomm_slow": "is slow",
-    "global_slow": "is slower as a whole",
-    "comm_hang": "hangs communication",
-    "noncomm_hang": "hangs",
-    "crash": "crashed",
-    "software": "has a fault in its software",
-}
 
 
 @dataclass(frozen=True)
@@ -32,9 +24,8 @@ class Situation:
 
 
 def incident_matter(incident: Incident) -> Matter:
-    """Return an incident as people are told of it; another class, component or grade is news."""
+    """Return an incident as people are told of it; another class, component, grade or step of impact is news."""
     verdict = incident.verdict
-    where = f" of job {incident.job}" if verdict.component != f"job:{incident.job}" else ""
     return Matter(
         subject=incident.id,
         family="incident",
@@ -44,7 +35,8 @@ def incident_matter(incident: Incident) -> Matter:
         grade=verdict.grade,
         mark=f"{verdict.fault_class} {verdict.component} {verdict.grade}",
         since_ns=verdict.since_ns,
-        headline=f"{verdict.component} {_DOES[verdict.fault_class]}{where}",
+        slowdown=verdict.impact.step_time_ratio,
+        headline=headline(incident, names_job=True),
         reason=(incident.closed_because if incident.state == "closed" else None) or verdict.reason,
         facts=_facts(incident),
         link=_page(incident.id),

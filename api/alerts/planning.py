@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from api.alerts.matters import Situation
+from api.alerts.updating import is_news, patience_ns
 from lockstep.alert_settings import Family, Target
 from lockstep.control.deliveries import Outgoing
 from lockstep.news import Matter, News, NewsKind, Thread
@@ -135,9 +136,9 @@ def _tell_changed(
 ) -> None:
     for subject, thread in known.threads.items():
         matter = situation.matters.get(subject)
-        if thread.is_over or matter is None or matter.mark == thread.matter.mark or is_silenced(matter):
+        if thread.is_over or matter is None or not is_news(thread.matter, matter) or is_silenced(matter):
             continue
-        if situation.now_ns - thread.told_ns < group_ns:
+        if situation.now_ns - thread.told_ns < patience_ns(thread, matter, group_ns):
             continue  # it may change again at once; what it is by then is told
         kind = _ACTIONS.get(matter.mark) if matter.family == "action" else _CHANGED.get(matter.family)
         told = _add(plan, target, thread, thread.key, kind, [matter], situation.now_ns, thread.matter)

@@ -14,7 +14,7 @@ from lockstep.clock import NS_PER_S
 from lockstep.control.database import ControlDatabase
 from lockstep.control.deliveries import oldest_waiting
 from lockstep.control.holders import lease_ends
-from lockstep.control.tokens import ingest_tokens
+from lockstep.control.tokens import expects_agents
 from lockstep.errors import StoreError
 from lockstep.news import Matter
 from lockstep.store.store import Store
@@ -167,7 +167,7 @@ def gather_facts(
         trouble = str(error)
     return Facts(
         agents=agents,
-        expects_agents=bool(ingest_tokens(control)),
+        expects_agents=expects_agents(control),
         store_trouble=trouble or watched.gateway_trouble(),
         store_used=used,
         lease_ends=lease_ends(control),

@@ -5,6 +5,7 @@ from contextlib import suppress
 
 import structlog
 
+from api.alerts.counts import DeliveryCounts
 from api.alerts.courier import Courier, make_courier
 from api.alerts.dispatching import Dispatcher
 from api.alerts.matters import Situation, survey
@@ -20,7 +21,8 @@ from lockstep.control.executions import list_executions, list_orders
 from lockstep.control.incidents import get_incident, open_incidents
 from lockstep.control.leases import Lease
 from lockstep.control.silences import list_silences
-from lockstep.control.targets import Health, list_health, list_targets, meet_targets
+from lockstep.control.target_documents import LostTarget
+from lockstep.control.targets import Health, list_health, list_targets, meet_targets, seal_targets
 from lockstep.errors import NotPresent
 from lockstep.news import Thread
 
@@ -36,12 +38,18 @@ class AlertService:
     """Sees to it that receivers are told; `run_once` does what is due and never waits for a receiver."""
 
     def __init__(
-        self, settings: AlertSettings, control: ControlDatabase, courier: Courier, clock: Clock, watched: Watched
+        self,
+        settings: AlertSettings,
+        control: ControlDatabase,
+        courier: Courier,
+        clock: Clock,
+        watched: Watched,
+        counts: DeliveryCounts | None = None,
     ) -> None:
         self._settings, self._control = settings, control
         patience = Patience(settings.silent_s, settings.full_share, since_ns=clock.now_ns())
         self._self_watch = SelfWatch(watched, control, patience)
-        self._dispatcher = Dispatcher(settings.resend_s, control, courier, clock)
+        self._dispatcher = Dispatcher(settings.resend_s, control, courier, clock, counts or DeliveryCounts())
         self._generation: int | None = None
         self._forgot_ns = 0
 
@@ -54,7 +62,7 @@ class AlertService:
         if new := [name for name in targets if name not in health]:
             meet_targets(self._control, new, now_ns)
             health = list_health(self._control)
-        active = {name: target for name, target in targets.items() if _is_active(target, health[name])}
+        active = {name: target for name, target in targets.items() if is_active(target, health[name])}
         threads = self._notice(active, health, lease, now_ns) if active else []
         self._dispatcher.send_due(active, lease, now_ns)
         self._dispatcher.remind(active, threads, lease, now_ns)
@@ -129,10 +137,11 @@ class AlertService:
 
 
 def make_alerts(parts: Parts) -> AlertService:
-    """Return the service of this process."""
+    """Return the service of this process; what receivers' secrets lie in clear by then is sealed."""
+    seal_targets(parts.control)
     watched = Watched(parts.store, lambda: parts.gateway.trouble)
     courier = make_courier(parts.settings, parts.clock)
-    return AlertService(parts.settings.alerts, parts.control, courier, parts.clock, watched)
+    return AlertService(parts.settings.alerts, parts.control, courier, parts.clock, watched, parts.delivered)
 
 
 def all_targets(settings: AlertSettings, control: ControlDatabase) -> dict[str, Target]:
@@ -141,5 +150,6 @@ def all_targets(settings: AlertSettings, control: ControlDatabase) -> dict[str, 
     return made | {target.name: target for target in settings.targets}
 
 
-def _is_active(target: Target, health: Health) -> bool:
-    return target.enabled and health.disabled_because is None
+def is_active(target: Target, health: Health) -> bool:
+    """Return whether a receiver is sent to: not switched off, not gone by its own word, and its secrets open."""
+    return target.enabled and health.disabled_because is None and not isinstance(target, LostTarget)

@@ -22,6 +22,18 @@ HEIGHTS = {"timeseries": 8, "table": 9, "heatmap": 12, "text": 3}
 CLICKHOUSE = {"type": "grafana-clickhouse-datasource", "uid": "${datasource}"}
 PROMETHEUS = {"type": "prometheus", "uid": "${prometheus}"}
 
+OTHER_BOARDS = {
+    "type": "dashboards",
+    "tags": ["lockstep"],
+    "title": "",
+    "tooltip": "",
+    "icon": "",
+    "asDropdown": False,
+    "keepTime": True,
+    "includeVars": False,
+    "targetBlank": False,
+}
+
 SHORTHANDS = (
     (r"@bucket\((\w+)\)", r"toDateTime(intDiv(\1, 1000000000 * $__interval_s) * $__interval_s)"),
     (
@@ -64,7 +76,7 @@ def make_board(told: Json) -> Json:
         "refresh": "30s",
         "time": {"from": "now-1h", "to": "now"},
         "timezone": "utc",
-        "links": [{"type": "dashboards", "tags": ["lockstep"], "title": "", "asDropdown": False, "keepTime": True}],
+        "links": [OTHER_BOARDS],
         "templating": {"list": [make_source("datasource"), *map(make_variable, told["variables"])]},
         "panels": make_panels(shown + told["panel"]),
     }

@@ -1,6 +1,7 @@
 """What Prometheus reads: named as it asks for, bounded in number, and gone when a job is."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -8,25 +9,29 @@ import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from api.metrics import ENDED_S, SystemMetrics
+from api import metrics as metrics_module
+from api.metrics import ENDED_S, FRESH_S, SystemMetrics
 from lockstep import __version__
-from lockstep.clock import NS_PER_S
+from lockstep.alert_settings import AlertSettings
+from lockstep.clock import NS_PER_S, ManualClock
 from lockstep.config import Settings
 from lockstep.control.changes import Change
 from lockstep.control.decisions import save_decisions
 from lockstep.control.deliveries import Outgoing, save_round
 from lockstep.control.incidents import save_incidents
 from lockstep.control.leases import take_lease
+from lockstep.errors import ControlAway
 from lockstep.execution import Execution
 from lockstep.execution import Step as Act
 from lockstep.incident import Incident
 from lockstep.records import Step
 from lockstep.sections import ApiSettings
 from lockstep.store.store import Store
-from tests.api.alerts.build import news
+from tests.api.alerts.build import news, target
 from tests.api.build import Api, bearer, check_problem, running_api
 from tests.api.fake_store import FakeStore, away
 from tests.api.reading.build import put
+from tests.builders import T0
 from tests.lockstep.control.build import decision, incident
 from tests.waiting import HastyClock, eventually
 
@@ -48,6 +53,13 @@ def scrape(api: Api) -> Series:
 
 def series_of(metrics: SystemMetrics) -> Series:
     return read(generate_latest(metrics.registry).decode())
+
+
+class NoJobs(FakeStore):
+    """A store in which nobody trains."""
+
+    def query(self, sql: str, parameters: Mapping[str, object] | None = None) -> pa.Table:
+        return pa.table({})
 
 
 @pytest.fixture
@@ -122,7 +134,19 @@ def test_no_label_counts_ranks_or_sequences(api: Api) -> None:
         for sample in family.samples
         for label in sample.labels
     }
-    assert labels <= {"version", "class", "job", "action", "mode", "result", "source", "le", "state"}
+    assert labels <= {
+        "version",
+        "class",
+        "job",
+        "action",
+        "mode",
+        "result",
+        "source",
+        "le",
+        "state",
+        "kind",
+        "target",
+    }
 
 
 def test_new_incident_counts_once_with_the_time_it_took_to_find(metrics: SystemMetrics) -> None:
@@ -171,13 +195,62 @@ def test_store_that_is_away_leaves_its_gauges_out_and_is_named(
     assert (series["lockstep_metrics_unread", "store"], series["lockstep_metrics_unread", "control"]) == (1, 0)
 
 
-def test_alerts_that_nobody_got_are_counted(api: Api, metrics: SystemMetrics) -> None:
-    control = api.parts.control
-    lease = take_lease(control, "alerts", "test", 10**18, api.parts.clock.now_ns())
-    assert lease is not None
-    save_round(control, lease, [Outgoing("ops", news(number=n), replaces=False, is_end=False) for n in range(2)], [])
-    series = series_of(metrics)
-    assert (series["lockstep_outbox_messages", "waiting"], series["lockstep_outbox_messages", "failed"]) == (2, 0)
+def test_control_database_that_is_away_leaves_its_gauges_out_rather_than_nought(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running_api(tmp_path, NoJobs()) as api:
+        monkeypatch.setattr(metrics_module, "read_outbox", fail_with(ControlAway("locked")))
+        series = series_of(SystemMetrics(api.parts))
+    assert (series["lockstep_metrics_unread", "control"], series["lockstep_metrics_unread", "store"]) == (1, 0)
+    assert not {name for name, _ in series} & {"lockstep_nodes_out", "lockstep_outbox_oldest_seconds"}
+
+
+def fail_with(error: Exception) -> Callable[..., None]:
+    def fail(*_: object) -> None:
+        raise error
+
+    return fail
+
+
+def test_scrapers_that_come_together_share_one_look_and_the_next_gets_another(tmp_path: Path) -> None:
+    clock = ManualClock(T0)
+    with running_api(tmp_path, NoJobs()) as api:
+        metrics = SystemMetrics(replace(api.parts, clock=clock))
+        assert ("lockstep_incidents_open", "comm_slow") not in series_of(metrics)
+        save_incidents(api.parts.control, [incident("a")], None)
+        clock.advance(FRESH_S - 0.001)
+        assert ("lockstep_incidents_open", "comm_slow") not in series_of(metrics), "it was asked a moment ago"
+        clock.advance(0.001)
+        assert series_of(metrics)["lockstep_incidents_open", "comm_slow"] == 1
+
+
+def test_alerts_that_nobody_got_are_counted_by_kind_with_their_age(tmp_path: Path) -> None:
+    clock = ManualClock(T0)
+    settings = Settings(alerts=AlertSettings(targets=(target("am", "alertmanager"),)))
+    with running_api(tmp_path, NoJobs(), settings=settings) as api:
+        control = api.parts.control
+        metrics = SystemMetrics(replace(api.parts, clock=clock))
+        assert series_of(metrics)["lockstep_outbox_oldest_seconds", ""] == 0
+        lease = take_lease(control, "alerts", "test", 10**18, T0)
+        assert lease is not None
+        for name in ("am", "long-gone"):
+            save_round(
+                control, lease, [Outgoing(name, news(number=n), replaces=False, is_end=False) for n in (1, 2)], []
+            )
+        clock.advance(61)
+        series = series_of(metrics)
+    messages = {where: count for (name, where), count in series.items() if name == "lockstep_outbox_messages"}
+    waiting = {"alertmanager,waiting": 2, "alertmanager,sending": 0, "alertmanager,dead": 0, "removed,waiting": 2}
+    assert messages == waiting
+    assert series["lockstep_outbox_oldest_seconds", ""] == 61
+
+
+def test_every_kind_of_receiver_has_its_counters_from_the_start(metrics: SystemMetrics) -> None:
+    counted = {
+        where: count for (name, where), count in series_of(metrics).items() if name == "lockstep_deliveries_total"
+    }
+    assert len(counted) == 15
+    assert set(counted.values()) == {0}
 
 
 def test_metrics_need_a_reader_s_token(api: Api) -> None:
@@ -185,11 +258,8 @@ def test_metrics_need_a_reader_s_token(api: Api) -> None:
     check_problem(api.client.get("/metrics", headers=bearer(api.make_token("ingest", "h0"))), 403, "wrong-scope")
 
 
-def test_setting_opens_metrics_to_scrapers_on_this_machine_and_to_nobody_behind_a_proxy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with running_api(tmp_path, FakeStore(), settings=Settings(api=ApiSettings(open_metrics=True))) as api:
-        monkeypatch.setattr(api.parts.store, "query", lambda *_: pa.table({}))
+def test_setting_opens_metrics_to_scrapers_on_this_machine_and_to_nobody_behind_a_proxy(tmp_path: Path) -> None:
+    with running_api(tmp_path, NoJobs(), settings=Settings(api=ApiSettings(open_metrics=True))) as api:
         assert "lockstep_build_info" in api.client.get("/metrics").text
         for headers in ({"X-Forwarded-For": "10.0.0.9"}, {"Forwarded": "for=10.0.0.9"}):
             check_problem(api.client.get("/metrics", headers=headers), 401, "no-token")

@@ -11,7 +11,7 @@ from tests.waiting import eventually
 
 LOCKSTEP = str(Path(sys.executable).with_name("lockstep"))
 STOP_S = 15
-_READY_S = 90.0  # three services import at once on a busy machine
+_READY_S = 180.0  # three services import at once on a busy machine
 
 
 class Running:

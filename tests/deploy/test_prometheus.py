@@ -6,45 +6,48 @@ import subprocess
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from api.alerts.sinks.alertmanager import NAMES, TEST, WATCHDOG
 from collector.metrics import serve_metrics
-from lockstep.control.database import ControlDatabase
-from lockstep.control.decisions import save_decisions
-from lockstep.control.executions import save_execution
-from lockstep.control.incidents import save_incidents
-from lockstep.control.leases import take_lease
-from lockstep.records import Step
+from lockstep.alert_settings import AlertSettings
+from lockstep.config import Settings
+from lockstep.intake.alertmanager import OWN_LABEL
 from lockstep.store.layout import Layout
 from lockstep.store.migrations import migrate
 from lockstep.store.store import open_store
 from lockstep.tables import TABLE_BY_NAME
 from lockstep.verdict import FaultClass
 from testbed.services import free_port
+from tests.api.alerts.build import target
 from tests.api.build import running_api
 from tests.builders import rows
 from tests.collector.fake_gateway import FakeGateway
 from tests.collector.test_agent import NumberedSource, running
 from tests.conftest import REPO
+from tests.deploy.alert_rules import (
+    BASE,
+    FILES,
+    FOLDER,
+    README,
+    RULES,
+    Rule,
+    fail_an_action,
+    metrics_in,
+    step_at,
+    told_configuration,
+)
 from tests.deploy.grafana_boards import panels
-from tests.lockstep.control.build import decision, incident
-from tests.lockstep.control.test_executions import execution
 from tests.waiting import HastyClock, eventually
 
-Rule = dict[str, Any]  # Any: YAML
 Labels = dict[str, set[str]]  # of each metric
 
-FOLDER = REPO / "deploy/prometheus"
-README = (FOLDER / "README.md").read_text()
 OPERATIONS = (REPO / "docs/operations.md").read_text()
-BASE = "https://lockstep.example/docs"  # nobody's; the README says how to name one's own
-FILES = sorted(FOLDER.glob("*.rules.yml"))
-GROUPS = [group for file in FILES for group in yaml.safe_load(file.read_text())["groups"]]
-RULES = [pytest.param(rule, id=rule["alert"]) for group in GROUPS for rule in group["rules"]]
+EACH = [pytest.param(rule, id=rule["alert"]) for rule in RULES]
 
 
 @pytest.fixture(scope="module")
@@ -64,28 +67,14 @@ def on_collector() -> Labels:
 def on_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Labels]:
     """The same of a real server."""
     folder = tmp_path_factory.mktemp("server")
+    settings = Settings(alerts=AlertSettings(targets=(target("am", "alertmanager"),)))
     with open_store(f"chdb://{folder / 'store'}") as store:
         migrate(store, Layout(store.database), now_ns=1)
-        with running_api(folder, store) as api:
-            fail_an_action(api.parts.control)
+        with running_api(folder, store, settings=settings) as api:
+            fail_an_action(api.parts.control, ended_ns=10)
             store.insert(TABLE_BY_NAME["steps"], rows(step_at(api.parts.clock.now_ns())), token="test")
             eventually(lambda: "lockstep_actions_total{" in api.get("/metrics").text)
             yield labels_in(api.get("/metrics").text)
-
-
-def fail_an_action(control: ControlDatabase) -> None:
-    """Leave an incident open that was answered in vain, so that everything has a figure."""
-    save_incidents(control, [incident("i1")], None)
-    save_decisions(control, [decision("d1")], None)
-    lease = take_lease(control, "planner", "me", ttl_ns=100, now_ns=0)
-    assert lease is not None
-    save_execution(control, execution("d1", "failed").model_copy(update={"ended_ns": 10}), lease)
-
-
-def step_at(now_ns: int) -> Step:
-    return Step(
-        host="h0", job="j1", attempt=0, world_rank=0, step=1, start_ns=now_ns, end_ns=now_ns + 1, source="told"
-    )
 
 
 @pytest.fixture(scope="module")
@@ -100,10 +89,6 @@ def labels_in(text: str) -> Labels:
     return described | {sample.name: set(sample.labels) for family in families for sample in family.samples}
 
 
-def metrics_in(text: str) -> set[str]:
-    return set(re.findall(r"\blockstep_[a-z_]+", text))
-
-
 def anchors_of(rule: Rule) -> list[str]:
     """Return where the runbook of an alert may be: one place, or one for each class of verdicts."""
     address, _, anchor = str(rule["annotations"]["runbook_url"]).partition("#")
@@ -111,7 +96,7 @@ def anchors_of(rule: Rule) -> list[str]:
     return sorted({anchor.replace("{{ $labels.class }}", name) for name in get_args(FaultClass)})
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", EACH)
 def test_metrics_of_an_alert_exist_with_the_labels_that_it_shows(rule: Rule, labels_of: Labels) -> None:
     named = metrics_in(rule["expr"])
     shown = set(re.findall(r"\$labels\.(\w+)", str(rule["annotations"]))) - {"instance"}
@@ -128,7 +113,7 @@ def test_metrics_of_the_dashboards_exist(on_server: Labels) -> None:
     assert named <= on_server.keys()
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", EACH)
 def test_an_alert_has_all_that_it_takes_and_a_runbook(rule: Rule) -> None:
     assert rule.keys() - {"for"} == {"alert", "expr", "labels", "annotations"}
     assert rule["labels"]["severity"] in {"warning", "critical"}
@@ -138,7 +123,7 @@ def test_an_alert_has_all_that_it_takes_and_a_runbook(rule: Rule) -> None:
     assert f"`{rule['alert']}`" in OPERATIONS
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", EACH)
 def test_counters_are_not_compared_as_they_are(rule: Rule) -> None:
     # But for one that has only just begun: `x > 0 unless x offset 30m`.
     settled = re.sub(r"(\w+_total)(\{[^}]*\})? > 0 unless \1 offset \w+", "", rule["expr"])
@@ -146,13 +131,19 @@ def test_counters_are_not_compared_as_they_are(rule: Rule) -> None:
     assert re.findall(r"(?<!increase\()\blockstep_\w+_total\b", settled) == []
 
 
+def test_no_rule_is_mistaken_for_an_alert_of_our_own_nor_for_evidence_when_it_comes_back() -> None:
+    assert {rule["alert"] for rule in RULES}.isdisjoint({*NAMES.values(), TEST, WATCHDOG})
+    assert {rule["labels"][OWN_LABEL] for rule in RULES} == {"rule"}
+    assert "rule" not in NAMES, "so that routes can tell the two apart by the label, too"
+
+
 def test_every_class_of_incidents_is_told_by_exactly_one_alert() -> None:
-    told = [name for group in GROUPS for rule in group["rules"] for name in _classes_of(rule["expr"])]
+    told = [name for rule in RULES for name in _classes_of(rule["expr"])]
 
     assert sorted(told) == sorted(get_args(FaultClass))
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", EACH)
 def test_every_alert_is_tried_firing_and_silent(rule: Rule) -> None:
     tried = [
         case
@@ -188,7 +179,7 @@ def test_links_become_the_site_s_own_by_the_commands_of_the_manual(tmp_path: Pat
 
 
 def test_scrape_configuration_is_one_and_has_the_names_that_the_rules_know(tmp_path: Path) -> None:
-    (told,) = re.findall(r"^```yaml\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+    told = told_configuration()
     (tmp_path / "prometheus.yml").write_text(told)
     command = ["check", "config", "--syntax-only", str(tmp_path / "prometheus.yml")]
     done = subprocess.run([find_promtool(), *command], capture_output=True, text=True, check=False)
@@ -199,12 +190,16 @@ def test_scrape_configuration_is_one_and_has_the_names_that_the_rules_know(tmp_p
 
 
 def test_every_metric_is_in_the_manual_and_the_manual_names_no_other(on_collector: Labels, on_server: Labels) -> None:
-    # What Python's client counts about the process is explained where it comes from; ours are all in the table.
-    ours = {name for name in on_collector if name.startswith("lockstep_collector_") and "_process_" not in name}
-    listed = set(re.findall(r"^\| `(lockstep_collector_\w+)", OPERATIONS, re.MULTILINE))
+    # What Python's client counts about the process is explained where it comes from; ours are all in the tables.
+    served = {name for name in on_collector.keys() | on_server.keys() if not name.endswith("_created")}
+    there = {re.sub("_(bucket|count|sum)$", "", name) for name in served}
+    ours = {name for name in there if name.startswith("lockstep_") and "_process_" not in name}
+    listed = {
+        name for row in re.findall(r"^\| (`lockstep_[^|]+)\|", OPERATIONS, re.MULTILINE) for name in metrics_in(row)
+    }
 
-    assert ours <= listed
-    assert metrics_in(OPERATIONS) <= on_collector.keys() | on_server.keys()
+    assert sorted(ours - listed) == []
+    assert sorted(metrics_in(OPERATIONS) - there) == []
 
 
 def find_promtool() -> str:

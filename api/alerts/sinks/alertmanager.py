@@ -20,10 +20,11 @@ Alert = dict[str, object]
 
 WATCHDOG = "LockstepWatchdog"
 TEST = "LockstepTest"
-_NAMES = {
+# None is the name of a rule in deploy/prometheus: one Alertmanager may get both, and silences and groups go by name.
+NAMES = {
     "incident": "LockstepIncident",
     "decision": "LockstepProposal",
-    "action": "LockstepActionFailed",
+    "action": "LockstepAction",
     "lockstep": "LockstepTrouble",
 }
 _OF_ONE_HOST = ("nic", "gpu", "host", "nvlink", "pcie")
@@ -72,7 +73,7 @@ def _labels(matter: Matter) -> dict[str, str]:
     kind, _, name = matter.component.partition(":")
     alone = News(id="-", kind="incident.opened", key="-", ts_ns=0, matters=(matter,))
     labels = {
-        "alertname": TEST if matter.fault_class == "test" else _NAMES[matter.family],
+        "alertname": TEST if matter.fault_class == "test" else NAMES[matter.family],
         OWN_LABEL: matter.family,
         "subject": matter.subject,
         "job": matter.job,

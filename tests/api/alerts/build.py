@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from api.alerts.counts import DeliveryCounts
 from api.alerts.courier import Courier
 from api.alerts.matters import incident_matter
 from api.alerts.posting import Outside
@@ -19,6 +20,7 @@ from lockstep.control.incidents import save_incidents
 from lockstep.control.leases import take_lease
 from lockstep.incident import Incident
 from lockstep.news import Matter, News
+from lockstep.sealing import Keyring
 from tests.api.fake_store import FakeStore
 from tests.builders import T0
 from tests.lockstep.control.build import incident
@@ -69,7 +71,7 @@ class QuietStore(FakeStore):
         self.answers.set()
 
     def query(self, sql: str, parameters: Any = None) -> Any:
-        self.answers.wait(30)
+        self.answers.wait(120)
         if self.fault:
             raise self.fault
         return _Rows([{"hosts": 1, "heard_ns": 2**62, "last_host": "h0", "behind_s": 0.0}])
@@ -94,6 +96,7 @@ class Alerts:
     control: ControlDatabase
     clock: ManualClock
     store: QuietStore
+    counts: DeliveryCounts
     holder: str = "test"
 
     def round(self, after_s: float = 0.0) -> None:
@@ -113,19 +116,21 @@ class Alerts:
 
 
 @contextmanager
-def alerting(folder: Path, *targets: Target, timeout_s: float = 15.0, **settings: Any) -> Iterator[Alerts]:
+def alerting(folder: Path, *targets: Target, timeout_s: float = 60.0, **settings: Any) -> Iterator[Alerts]:
     """Give a service with these receivers; what it sends takes real time, what it waits for does not."""
     clock = ManualClock(T0)
     chosen = AlertSettings.model_construct(**{**AlertSettings().model_dump(), **settings, "targets": targets})
     outside = Outside(SystemClock(), LOOPBACK, timeout_s)
-    with open_control(f"sqlite:///{folder / 'control.db'}") as control:
+    with open_control(
+        f"sqlite:///{folder / 'control.db'}", keys=Keyring(folder / "secrets.key", is_made=True)
+    ) as control:
         for service in ("analyzer", "planner"):
             take_lease(control, service, "somebody", _FOR_EVER_NS, T0)
         courier = Courier(chosen, "http://head:8642", outside)
-        store = QuietStore()
-        alerts = AlertService(chosen, control, courier, clock, Watched(store))
+        store, counts = QuietStore(), DeliveryCounts()
+        alerts = AlertService(chosen, control, courier, clock, Watched(store), counts)
         try:
-            yield Alerts(alerts, control, clock, store)
+            yield Alerts(alerts, control, clock, store, counts)
         finally:
             store.answers.set()
             alerts.close()

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from testbed.services import free_port
 from tests.waiting import eventually
 
 PROGRAM = "prometheus-alertmanager"
@@ -26,7 +26,7 @@ class Alertmanager:
 
     def alerts(self) -> list[dict[str, Any]]:
         """Return what fires, oldest first."""
-        found: list[dict[str, Any]] = httpx.get(f"{self.url}/api/v2/alerts", trust_env=False).json()
+        found: list[dict[str, Any]] = httpx.get(f"{self.url}/api/v2/alerts", trust_env=False, timeout=60).json()
         return sorted(found, key=lambda alert: str(alert["labels"]["alertname"] + alert["labels"].get("subject", "")))
 
     def silence(self, label: str, value: str) -> None:
@@ -38,7 +38,7 @@ class Alertmanager:
             "createdBy": "test",
             "comment": "test",
         }
-        httpx.post(f"{self.url}/api/v2/silences", json=body, trust_env=False).raise_for_status()
+        httpx.post(f"{self.url}/api/v2/silences", json=body, trust_env=False, timeout=60).raise_for_status()
 
 
 @contextmanager
@@ -50,8 +50,7 @@ def alertmanager(folder: Path, receiver_url: str) -> Iterator[Alertmanager]:
     route = {"receiver": "hook", "group_by": ["job"], "group_wait": "1s", "group_interval": "1s"}
     receivers = [{"name": "hook", "webhook_configs": [{"url": receiver_url, "send_resolved": True}]}]
     config.write_text(json.dumps({"route": route, "receivers": receivers}))  # JSON is YAML, too
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    port = free_port()
     where = [f"--config.file={config}", f"--storage.path={folder / 'am'}", f"--web.listen-address=127.0.0.1:{port}"]
     log = (folder / "am.log").open("wb")
     process = subprocess.Popen([PROGRAM, *where, "--cluster.listen-address="], stdout=log, stderr=log)

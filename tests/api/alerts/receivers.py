@@ -69,7 +69,7 @@ class Receiver:
     release: threading.Event = field(default_factory=threading.Event)
 
     def hang(self, handler: BaseHTTPRequestHandler, _: Got) -> None:
-        self.release.wait(30)
+        self.release.wait(120)
         handler.close_connection = True
 
     def trickle(self, handler: BaseHTTPRequestHandler, _: Got) -> None:

@@ -15,7 +15,7 @@ from tests.api.alerts.receivers import answer, receiving
 
 @pytest.fixture
 def courier() -> Courier:
-    return Courier(AlertSettings(), "http://head:8642", Outside(SystemClock(), LOOPBACK, 5.0))
+    return Courier(AlertSettings(), "http://head:8642", Outside(SystemClock(), LOOPBACK, 60.0))
 
 
 def test_key_in_a_file_can_be_changed_while_it_is_used(courier: Courier, tmp_path: Path) -> None:

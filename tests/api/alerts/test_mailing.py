@@ -20,7 +20,7 @@ from lockstep.errors import BadInput, ReceiverAway
 from tests.api.alerts.build import LOOPBACK, news, target
 from tests.api.alerts.mail_server import PASSWORD, USER, mail_server, make_certificate
 
-OUTSIDE = Outside(SystemClock(), LOOPBACK, 5.0, lookup=lambda host, port: ["127.0.0.1"])
+OUTSIDE = Outside(SystemClock(), LOOPBACK, 60.0, lookup=lambda host, port: ["127.0.0.1"])
 
 
 def letter(*recipients: str) -> EmailMessage:
@@ -108,7 +108,7 @@ def trickling() -> Iterator[int]:
 
 def test_server_that_trickles_is_left() -> None:
     with trickling() as port, pytest.raises(ReceiverAway, match="did not take the mail"):
-        send_mail(f"smtp-plain://mail.example:{port}", "", "", letter(), replace(OUTSIDE, timeout_s=0.3))
+        send_mail(f"smtp-plain://mail.example:{port}", "", "", letter(), replace(OUTSIDE, timeout_s=1.0))
 
 
 def test_address_inside_is_not_connected_to() -> None:

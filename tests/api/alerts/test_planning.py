@@ -56,6 +56,16 @@ def test_update_waits_until_it_may_be_the_last() -> None:
     assert plan.outgoing[0].news.before == matter()
 
 
+@pytest.mark.parametrize("kind", ["webhook", "alertmanager", "slack", "pagerduty", "email"])
+def test_incident_that_wavers_for_an_hour_is_no_storm_and_what_is_worse_is_told_at_once(kind: str) -> None:
+    told = Told(target(kind=kind))
+    for look in range(1800):
+        told.round(matter(grade="alert", component=f"gpu:h{look % 2}/0"), after_s=2)
+    assert len(told.messages) == 8, "after 30 s, then 1, 2, 4, 8 and 16 minutes, then every 16"
+    told.round(matter(grade="isolate", component="gpu:h1/0"), after_s=31)
+    assert len(told.messages) == 9
+
+
 @pytest.mark.parametrize(("kind", "expected"), [("slack", 0), ("email", 0), ("pagerduty", 1), ("alertmanager", 1)])
 def test_answered_proposal_is_withdrawn_only_where_it_would_stay(kind: str, expected: int) -> None:
     told = Told(target(kind=kind))

@@ -13,7 +13,7 @@ from tests.api.alerts.receivers import Reply, answer, cut_short, garbage, hang_u
 POST = {"Content-Type": "text/plain"}
 
 
-def outside(timeout_s: float = 15.0, **fields: object) -> Outside:
+def outside(timeout_s: float = 60.0, **fields: object) -> Outside:
     return Outside(SystemClock(), ("127.0.0.1/32",), timeout_s, **fields)  # type: ignore[arg-type]  # as tests need
 
 
@@ -46,10 +46,8 @@ def test_endless_answer_is_not_read_to_its_end() -> None:
 
 
 def test_nobody_listening_is_said() -> None:
-    with receiving() as receiver:
-        url = receiver.url
     with pytest.raises(ReceiverAway, match="did not answer properly"):
-        send_post(Post(url, b"", POST), outside())
+        send_post(Post("http://127.0.0.1:1", b"", POST), outside())
 
 
 def test_connection_goes_to_the_checked_address_with_the_name_in_the_request() -> None:

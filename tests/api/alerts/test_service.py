@@ -9,6 +9,7 @@ from lockstep.control.executions import give_order
 from lockstep.control.silences import Matchers, create_silence
 from lockstep.control.targets import create_target
 from lockstep.execution import Order
+from lockstep.verdict import Impact
 from tests.api.alerts.build import after, alerting, fault, target
 from tests.api.alerts.receivers import answer, kinds, receiving
 from tests.api.fake_store import away
@@ -33,6 +34,19 @@ def test_incident_is_told_as_it_begins_changes_and_ends(tmp_path: Path) -> None:
         assert kinds(receiver) == ["incident.opened", "incident.updated", "incident.closed"]
         assert receiver.got[-1].document["data"]["matters"][0]["reason"] == "mended"
         assert len({got.headers["webhook-id"] for got in receiver.got}) == 3
+
+
+def test_looks_of_the_analyzer_are_no_messages_until_the_job_loses_twice_as_much(tmp_path: Path) -> None:
+    with receiving() as receiver, alerting(tmp_path, target(url=receiver.url)) as alerts:
+        for look in range(60):  # every two seconds, with figures that are never the same and a job that gets slower
+            impact = Impact(step_time_ratio=1.42 + 0.007 * look, ranks_waiting=200 + look)
+            alerts.happen(fault(confidence=0.5 + look / 200, reason=f"look {look}", impact=impact))
+            alerts.round(2)
+        assert kinds(receiver) == ["incident.opened"], "1.83 times is not yet twice what 1.42 cost"
+        alerts.happen(fault(impact=Impact(step_time_ratio=1.84, ranks_waiting=255)))
+        alerts.round(2)
+        assert kinds(receiver) == ["incident.opened", "incident.updated"]
+        assert receiver.got[-1].document["data"]["matters"][0]["facts"]["step time"] == "1.84 times what it was"
 
 
 def test_what_comes_and_goes_is_not_told_each_time(tmp_path: Path) -> None:
@@ -125,6 +139,21 @@ def test_new_receiver_is_told_what_is_open(tmp_path: Path) -> None:
         alerts.happen(fault(), fault("i2", state="closed", closed_ns=after(0)))
         alerts.round()
         create_target(alerts.control, target(url=receiver.url), who="ada", why="", now_ns=after(1))
+        alerts.round(1)
+        assert [got.document["subject"] for got in receiver.got] == ["i1"]
+
+
+def test_receiver_whose_key_is_lost_is_sent_nothing_until_it_is_back(tmp_path: Path) -> None:
+    with receiving() as receiver, receiving() as other, alerting(tmp_path, target("b", url=other.url)) as alerts:
+        create_target(alerts.control, target(url=receiver.url), who="ada", why="", now_ns=after(1))
+        file = alerts.control.keys.file
+        assert file is not None
+        held = file.read_text()
+        file.unlink()
+        alerts.happen(fault())
+        alerts.round(1)
+        assert (len(receiver.got), [got.document["subject"] for got in other.got]) == (0, ["i1"])
+        file.write_text(held)
         alerts.round(1)
         assert [got.document["subject"] for got in receiver.got] == ["i1"]
 

@@ -1,0 +1,51 @@
+"""The alert rules of deploy/prometheus as tests see them, and what has to happen before all their metrics exist."""
+
+import re
+from typing import Any
+
+import yaml
+
+from lockstep.control.database import ControlDatabase
+from lockstep.control.decisions import save_decisions
+from lockstep.control.executions import save_execution
+from lockstep.control.incidents import save_incidents
+from lockstep.control.leases import take_lease
+from lockstep.records import Step
+from tests.conftest import REPO
+from tests.lockstep.control.build import decision, incident
+from tests.lockstep.control.test_executions import execution
+
+Rule = dict[str, Any]  # Any: YAML
+
+FOLDER = REPO / "deploy/prometheus"
+README = (FOLDER / "README.md").read_text()
+BASE = "https://lockstep.example/docs"  # nobody's; the README says how to name one's own
+FILES = sorted(FOLDER.glob("*.rules.yml"))
+RULES: list[Rule] = [
+    rule for file in FILES for group in yaml.safe_load(file.read_text())["groups"] for rule in group["rules"]
+]
+
+
+def metrics_in(text: str) -> set[str]:
+    return set(re.findall(r"\blockstep_[a-z_]+", text))
+
+
+def told_configuration() -> str:
+    """Return what the README tells people to write into prometheus.yml."""
+    (told,) = re.findall(r"^```yaml\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+    return str(told)
+
+
+def fail_an_action(control: ControlDatabase, ended_ns: int) -> None:
+    """Leave an incident open that was answered in vain, so that everything has a figure."""
+    save_incidents(control, [incident("i1")], None)
+    save_decisions(control, [decision("d1")], None)
+    lease = take_lease(control, "planner", "me", ttl_ns=100, now_ns=0)
+    assert lease is not None
+    save_execution(control, execution("d1", "failed").model_copy(update={"ended_ns": ended_ns}), lease)
+
+
+def step_at(now_ns: int, host: str = "h0") -> Step:
+    return Step(
+        host=host, job="j1", attempt=0, world_rank=0, step=1, start_ns=now_ns, end_ns=now_ns + 1, source="told"
+    )

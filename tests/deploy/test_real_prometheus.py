@@ -1,0 +1,161 @@
+"""A real Prometheus with our rules watches a real server and collector, and a real Alertmanager hears what it finds.
+
+Rules and configuration are those that people get, with two changes: `for` is cut to a second in a copy of the rules,
+and Prometheus looks every two seconds.
+"""
+
+import json
+import re
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from lockstep.batches import encode_batch
+from lockstep.control.database import open_control
+from lockstep.control.tokens import create_token
+from testbed.services import LOCKSTEP, Service, free_port, own_environment
+from tests.api.alerts.real_alertmanager import Alertmanager, alertmanager
+from tests.api.alerts.receivers import receiving
+from tests.api.build import batch_headers
+from tests.builders import rows
+from tests.conftest import REPO
+from tests.deploy.alert_rules import BASE, README, RULES, fail_an_action, metrics_in, step_at
+from tests.deploy.grafana_boards import panels
+from tests.deploy.real_prometheus import Prometheus, prometheus
+from tests.waiting import eventually
+
+pytestmark = pytest.mark.slow
+
+OPERATIONS = (REPO / "docs/operations.md").read_text()
+MAKE_TOKEN = "token create prometheus --scope read"
+HOST, OTHER_HOST = "h0", "h9"
+LIMIT_S = 120  # far more than any of it takes, also on a busy machine
+
+
+@dataclass(frozen=True)
+class Site:
+    """A head node, a host with a collector that is not started yet, and those who watch them."""
+
+    folder: Path
+    server: Service
+    collector: Service
+    prometheus: Prometheus
+    manager: Alertmanager
+
+    def firing(self) -> dict[str, dict[str, Any]]:
+        return {alert["labels"]["alertname"]: alert for alert in self.manager.alerts()}
+
+    def hears(self, name: str) -> dict[str, Any]:
+        """Wait until an alert has come to Alertmanager, and return it."""
+        eventually(lambda: name in self.firing(), LIMIT_S)
+        return self.firing()[name]
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    server_port, collector_port = free_port(), free_port()
+    collector = collector_of(tmp_path, collector_port, server_port)
+    with receiving() as hook, alertmanager(tmp_path, hook.url) as manager:
+        server = server_of(tmp_path, server_port, manager.url)
+        with server, prometheus(tmp_path, places_of(tmp_path, server_port, collector_port), manager.url) as watcher:
+            yield Site(tmp_path, server, collector, watcher, manager)
+
+
+def server_of(folder: Path, port: int, manager_url: str) -> Service:
+    settings = {
+        "LOCKSTEP_STATE_DIR": str(folder / "head"),
+        "LOCKSTEP_API_LISTEN": f"127.0.0.1:{port}",
+        "LOCKSTEP_ALERTS_ALLOW": '["127.0.0.1/32"]',
+        "LOCKSTEP_ALERTS_TARGETS": json.dumps([{"name": "am", "kind": "alertmanager", "url": manager_url}]),
+    }
+    return Service(("serve", "api"), settings, f"http://127.0.0.1:{port}/healthz", folder / "server.log")
+
+
+def collector_of(folder: Path, port: int, server_port: int) -> Service:
+    settings = {
+        "LOCKSTEP_STATE_DIR": str(folder / "collector"),
+        "LOCKSTEP_COLLECTOR_SERVER": f"http://127.0.0.1:{server_port}",
+        "LOCKSTEP_COLLECTOR_TOKEN_FILE": str(folder / "collector.token"),
+        "LOCKSTEP_COLLECTOR_HOST": HOST,
+        "LOCKSTEP_COLLECTOR_SOURCES": '["nccl_rings"]',
+        "LOCKSTEP_COLLECTOR_RING_DIRS": json.dumps([str(folder)]),
+        "LOCKSTEP_COLLECTOR_LISTEN": f"127.0.0.1:{port}",
+    }
+    return Service(("collect",), settings, f"http://127.0.0.1:{port}/metrics", folder / "collector.log")
+
+
+def places_of(folder: Path, server_port: int, collector_port: int) -> dict[str, str]:
+    """Return what stands here for what the README names; the token is made by its command."""
+    assert f"`lockstep {MAKE_TOKEN}`" in README
+    environment = own_environment({"LOCKSTEP_STATE_DIR": str(folder / "head")})
+    command = [LOCKSTEP, *MAKE_TOKEN.split()]
+    token = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.strip()
+    (folder / "lockstep.token").write_text(token)
+    (folder / "hosts.json").write_text(json.dumps([{"targets": [f"127.0.0.1:{collector_port}"]}]))
+    return {
+        "/etc/prometheus/lockstep.token": str(folder / "lockstep.token"),
+        "head.example:8642": f"127.0.0.1:{server_port}",
+        "/etc/prometheus/lockstep-hosts.json": str(folder / "hosts.json"),
+    }
+
+
+@contextmanager
+def busy(site: Site) -> Iterator[None]:
+    """Let the collector report, a job make steps, and an action against an incident fail."""
+    with open_control(f"sqlite:///{site.folder / 'head' / 'control.db'}") as control:
+        tokens = {
+            host: create_token(control, scope="ingest", host=host, name=host, now_ns=1) for host in (HOST, OTHER_HOST)
+        }
+        fail_an_action(control, time.time_ns())
+    (site.folder / "collector.token").write_text(tokens[HOST])
+    made = encode_batch({"steps": rows(step_at(time.time_ns(), OTHER_HOST))})
+    place, headers = (
+        site.server.probe.replace("/healthz", "/api/v1/ingest"),
+        batch_headers(tokens[OTHER_HOST], agent=OTHER_HOST),
+    )
+    httpx.post(place, content=made, headers=headers, timeout=LIMIT_S, trust_env=False).raise_for_status()
+    with site.collector:
+        yield
+
+
+def test_what_holds_reaches_alertmanager_with_its_runbook_and_ends_with_its_reason(site: Site) -> None:
+    assert site.hears("LockstepNoTelemetry")["annotations"]["runbook_url"] == f"{BASE}/operations.md#no-telemetry"
+    site.hears("LockstepHostSilent")
+
+    with busy(site):
+        check_that_everything_is_there(site.prometheus)
+        eventually(lambda: not {"LockstepNoTelemetry", "LockstepHostSilent"} & site.firing().keys(), LIMIT_S)
+        assert site.hears("LockstepJobSlow")["annotations"]["runbook_url"] == f"{BASE}/operations.md#comm_slow"
+        for name in ("LockstepActionFailed", "LockstepAction", "LockstepIncident"):  # the rule's, and two of our own
+            site.hears(name)
+
+    site.server.kill()
+    site.hears("LockstepServerDown")
+    check_runbooks(site.manager)
+
+
+def check_that_everything_is_there(watcher: Prometheus) -> None:
+    """Wait until both targets are up, and each metric of a rule and each panel that asks Prometheus has a figure."""
+    named = {name for rule in RULES for name in metrics_in(rule["expr"])}
+    eventually(lambda: watcher.health() == {"lockstep-server": "up", "lockstep-collector": "up"}, LIMIT_S)
+    eventually(lambda: [name for name in sorted(named) if not watcher.has(name)] == [], LIMIT_S)
+    asked = [panel.target["expr"] for panel in panels() if "expr" in panel.target]
+    assert asked
+    eventually(lambda: all(watcher.draw(expression) for expression in asked), LIMIT_S)
+
+
+def check_runbooks(manager: Alertmanager) -> None:
+    """Fail unless every alert of a rule that has come has a link to a heading of the manual."""
+    links = [
+        alert["annotations"]["runbook_url"] for alert in manager.alerts() if alert["labels"]["lockstep"] == "rule"
+    ]
+    anchors = [re.fullmatch(rf"{re.escape(BASE)}/operations\.md#([\w-]+)", link) for link in links]
+    assert anchors
+    assert all(found and f'<a id="{found[1]}"></a>' in OPERATIONS for found in anchors), links
