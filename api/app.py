@@ -4,12 +4,12 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 from fastapi import FastAPI
 from fastapi.concurrency import run_in_threadpool
 
-from api.admitted import Admitted
-from api.board import AgentBoard
+from api.board import Board
 from api.dashboard.static_files import make_static
 from api.feed import ChangeFeed
 from api.metrics import SystemMetrics
@@ -35,6 +35,7 @@ from api.routes import (
     tokens,
     webhooks,
 )
+from api.store_slots import GuardedStore
 from lockstep import __version__
 from lockstep.clock import NS_PER_S, Clock
 from lockstep.errors import LockstepError, StoreAway
@@ -60,13 +61,18 @@ def create_app(parts: Parts) -> FastAPI:
     app = FastAPI(
         title="Lockstep", version=__version__, lifespan=life, docs_url=None, redoc_url=None, openapi_url=None
     )
+    parts = replace(parts, store=GuardedStore(parts.store))
     app.state.parts = parts
-    app.state.board = AgentBoard(parts.control, parts.clock)
-    app.state.admitted = Admitted(parts.clock)
+    app.state.board = Board(parts.control, parts.clock)
     app.state.oidc = make_verifier(parts.settings.api, parts.clock)
     app.state.check_ready = remembered(lambda: _check_ready(parts), parts.clock)
     metrics = SystemMetrics(parts)
-    app.state.feed = ChangeFeed(parts.control, parts.settings.api.max_listeners, metrics.watch)
+    app.state.feed = ChangeFeed(
+        parts.control,
+        parts.settings.api.max_listeners,
+        metrics.watch,
+        before_telling=lambda: app.state.incident_pages.forget(),
+    )
     app.state.registries = [parts.gateway.metrics.registry, metrics.registry]
     install_problems(app)
     install_protection(app, parts)

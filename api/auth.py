@@ -8,8 +8,7 @@ from typing import Annotated
 from fastapi import Depends, HTTPException, Request
 from fastapi.concurrency import run_in_threadpool
 
-from api.admitted import Admitted
-from api.board import AgentBoard
+from api.board import Board
 from api.oidc import OidcVerifier, Proven
 from api.origins import check_open_reads, check_origin, is_loopback, is_page_visit, login_place
 from api.parts import parts_of
@@ -46,14 +45,15 @@ def require_reader(request: Request) -> None:
 
 
 async def admit_reader(request: Request) -> None:
-    """Do the same without asking again who was let in by the same token a moment ago."""
-    told = request.headers.get("Authorization", "")
-    admitted: Admitted = request.app.state.admitted
-    is_open = parts_of(request).settings.api.open_reads  # then it is not the token that lets in
-    if is_open or not admitted.has(told):
+    """Do the same by the board for a token that is on it; reads that are open are not opened by a token."""
+    board: Board = request.app.state.board
+    scheme, _, secret = request.headers.get("Authorization", "").partition(" ")
+    is_told = scheme.lower() == "bearer" and not parts_of(request).settings.api.open_reads
+    token = await board.find_known(secret.strip()) if is_told else None
+    if token is None:
         await run_in_threadpool(require_reader, request)
-        if told and not is_open:
-            admitted.add(told)
+    else:
+        _checked(token, "read")
 
 
 def require_scraper(request: Request) -> None:
@@ -81,7 +81,7 @@ def require_agent(request: Request) -> Token:
 
 async def find_agent(request: Request) -> Token:
     """Return the same from the board, which is for the one route that every host calls every second."""
-    board: AgentBoard = request.app.state.board
+    board: Board = request.app.state.board
     return _checked_agent(await board.find_token(_secret_of(request)))
 
 

@@ -30,9 +30,15 @@ class ChangeFeed:
     """Follows the changes for as long as `run` does; for one event loop."""
 
     def __init__(
-        self, control: ControlDatabase, most_listeners: int, watch: Watcher, period_s: float = PERIOD_S
+        self,
+        control: ControlDatabase,
+        most_listeners: int,
+        watch: Watcher,
+        period_s: float = PERIOD_S,
+        before_telling: Callable[[], None] = lambda: None,
     ) -> None:
         self._control, self._most, self._watch, self._period_s = control, most_listeners, watch, period_s
+        self._before_telling = before_telling
         self._recent: deque[Change] = deque(maxlen=KEPT)
         self._floor: int | None = None  # everything after this number is in `recent`; None: not asked yet
         self._news = asyncio.Event()
@@ -97,7 +103,10 @@ class ChangeFeed:
     async def _after(self, known: int) -> list[Change]:
         if self._floor is not None and known >= self._floor:
             return [change for change in self._recent if change.number > known][:PAGE]
-        return await run_in_threadpool(changes_since, self._control, known, PAGE)
+        page = await run_in_threadpool(changes_since, self._control, known, PAGE)
+        if page:
+            self._before_telling()
+        return page
 
     async def _poll(self) -> None:
         if self._floor is None:
@@ -118,6 +127,8 @@ class ChangeFeed:
             self._recent.append(change)
 
     def _tell(self) -> None:
+        """Wake the listeners, after whoever remembers something has been told to ask again: they come at once."""
+        self._before_telling()
         self._news.set()
         self._news = asyncio.Event()
 

@@ -7,8 +7,8 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.auth import SESSION_COOKIE
 from api.buckets import Buckets
+from api.known_callers import ONLY_KNOWN, is_known, secret_of
 from api.origins import LOGIN
 from api.problems import problem
 from api.security_headers import STATIC
@@ -42,7 +42,7 @@ class RateLimit:
             return
         address = scope["client"][0] if scope.get("client") else ""
         caller = address if self._is_open(scope["path"]) else caller_of(scope, address)
-        wait_s = self._wait_s(scope["path"], caller, address)
+        wait_s = await self._wait_s(scope, caller, address)
         if wait_s:
             await _too_many(scope, wait_s)(scope, receive, send)
             return
@@ -58,12 +58,14 @@ class RateLimit:
         """Return whether nobody looks at tokens there: with made-up ones a caller would look like many."""
         return path.startswith(_OPEN) or (self._open_reads and not path.startswith(_FROM_AGENTS))
 
-    def _wait_s(self, path: str, caller: str, address: str) -> float:
+    async def _wait_s(self, scope: Scope, caller: str, address: str) -> float:
         """Return after how many seconds the caller may ask again; 0 for now."""
         now_ns = self._clock.monotonic_ns()
         if caller not in self._known and self._refused.is_empty(address, now_ns):
-            return 1 / REFUSED_PER_S
-        buckets = self._agents if path.startswith(_FROM_AGENTS) else self._people
+            scope[ONLY_KNOWN] = True  # a login brings its token in the body
+            if not await is_known(Request(scope)):
+                return 1 / REFUSED_PER_S
+        buckets = self._agents if scope["path"].startswith(_FROM_AGENTS) else self._people
         return buckets.take(caller, now_ns)
 
     def _note(self, caller: str, address: str, status: int) -> None:
@@ -128,9 +130,7 @@ class _Counted:
 
 def caller_of(scope: Scope, address: str) -> str:
     """Return by what a caller is known before anybody looked at their token: its digest, else their address."""
-    told = Headers(scope=scope).get("authorization", "")
-    # The secret alone, as api.auth reads it: with blanks or cookies around it a caller would look like many.
-    secret = told.partition(" ")[2].strip() or told if told else Request(scope).cookies.get(SESSION_COOKIE, "")
+    secret = secret_of(Request(scope))
     return hashlib.blake2b(secret.encode("latin-1", "replace"), digest_size=16).hexdigest() if secret else address
 
 

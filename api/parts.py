@@ -4,8 +4,9 @@ from dataclasses import dataclass, field
 
 from fastapi import Request
 
+from api.alerts.counts import DeliveryCounts
 from api.gateway.gateway import Gateway
-from lockstep.clock import Clock
+from lockstep.clock import NS_PER_S, Clock
 from lockstep.config import Settings
 from lockstep.control.database import ControlDatabase
 from lockstep.store.layout import Layout
@@ -25,6 +26,11 @@ class Parts:
     clock: Clock
     topology: Topology | None = None
     notice: str = field(default="")  # a sentence for the first page, such as that this is a demo
+    delivered: DeliveryCounts = field(default_factory=DeliveryCounts)  # by the alerts of this process
+
+    def second_ns(self) -> int:
+        """Return now to the second: all who ask the store within it ask the same."""
+        return self.clock.now_ns() // NS_PER_S * NS_PER_S
 
 
 def parts_of(request: Request) -> Parts:

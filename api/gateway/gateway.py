@@ -221,8 +221,8 @@ class Gateway:
             age_s = (self._clock.monotonic_ns() - self._opened_ns) / NS_PER_S
             if force or age_s >= self._options.segment_s or segment.size >= self._options.max_segment_bytes:
                 segment.cut()
+                self._waiting += segment.size  # first: who looks in between sees too much, and never room that is not
                 self._open = None
-                self._waiting += segment.size
 
     def _insert_segments(self) -> None:
         pause_s = _FIRST_PAUSE_S

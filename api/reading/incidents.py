@@ -1,12 +1,15 @@
 """Incidents for readers: the newest verdict, when it was opened and closed, and what it turned out to be."""
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
+import anyio
+from anyio import to_thread
 from pydantic import Field
 
 from api.paging import Place, write_cursor
 from api.reading.moments import show_moment
+from api.refreshed import Refreshed
 from lockstep.clock import NS_PER_S, Clock
 from lockstep.control.database import ControlDatabase
 from lockstep.control.decisions import list_decisions
@@ -18,8 +21,9 @@ from lockstep.execution import Outcome
 from lockstep.incident import Incident
 from lockstep.verdict import FaultClass, Frozen
 
-_BELIEVED_NS = NS_PER_S
-_FRESH_NS = NS_PER_S // 10  # after the database was asked: no person sees the difference
+_KEPT_NS = NS_PER_S
+_ASK_AGAIN_S, _BELIEVED_S = 0.1, 0.5  # after the database was asked: no person sees the difference
+_THREADS = 4
 _MOST_PAGES = 64  # of 200 KB each
 _KEPT = 4_096  # incidents that are remembered as they are shown: about 10 MB
 
@@ -56,6 +60,9 @@ class IncidentFilter(Frozen):
     component: str | None = None
 
 
+_Asked = tuple[IncidentFilter, int, Place | None]
+
+
 def find_incident(control: ControlDatabase, incident: str) -> IncidentDetail:
     """Return one incident with its decisions, or raise NotPresent."""
     found = get_incident(control, incident)
@@ -85,37 +92,42 @@ def _render(document: str, outcome: Outcome | None) -> str:
 
 
 class IncidentPages:
-    """Pages of incidents as they were last rendered; safe to share between threads.
+    """Pages of incidents as they were last rendered.
 
     Every browser of a site asks for the same page again and again. As long as the control database says that nothing
     was written, a page is what it was. A process of the version before does not say so: hence nothing is kept longer
-    than a second. Within a tenth of a second not even that is asked.
+    than a second.
     """
 
     def __init__(self, control: ControlDatabase, clock: Clock) -> None:
         self._control, self._clock = control, clock
         self._kept = _Kept((-1, -1), 0, {})
-        self._fresh_until_ns = 0  # monotonic
+        self._pages: dict[_Asked, Refreshed[RenderedPage]] = {}
+        self._threads = anyio.CapacityLimiter(_THREADS)  # slow readers may have taken all of the usual ones
 
-    def find_fresh(self, wanted: IncidentFilter, limit: int, after: Place | None) -> RenderedPage | None:
-        """Return a page that was up to date a moment ago, without asking anybody; None where there is none."""
-        is_fresh = self._clock.monotonic_ns() < self._fresh_until_ns
-        return self._kept.pages.get((wanted, limit, after)) if is_fresh else None
+    async def find(self, wanted: IncidentFilter, limit: int, after: Place | None) -> RenderedPage:
+        """Return a page that was up to date a moment ago; for the requests of one event loop."""
+        key = (wanted, limit, after)
+        if key not in self._pages and len(self._pages) >= _MOST_PAGES:
+            self._pages = {}
+        if key not in self._pages:
+            ask = partial(to_thread.run_sync, self.render, *key, limiter=self._threads)
+            self._pages[key] = Refreshed(ask, self._clock, again_s=_ASK_AGAIN_S, believed_s=_BELIEVED_S)
+        return await self._pages[key].get()
 
     def forget(self) -> None:
         """Ask at the next request: something was written here."""
-        self._fresh_until_ns = 0
+        self._pages = {}
 
     def render(self, wanted: IncidentFilter, limit: int, after: Place | None) -> RenderedPage:
-        """Return a page as JSON, and the cursor of the following one."""
+        """Return a page as JSON, and the cursor of the following one; safe to call from several threads."""
         state, now_ns = state_of_incidents(self._control), self._clock.monotonic_ns()
         kept = self._kept
-        if kept.state != state or now_ns - kept.since_ns > _BELIEVED_NS or len(kept.pages) >= _MOST_PAGES:
+        if kept.state != state or now_ns - kept.since_ns > _KEPT_NS or len(kept.pages) >= _MOST_PAGES:
             kept = self._kept = _Kept(state, now_ns, {})
         key = (wanted, limit, after)
         if key not in kept.pages:
             kept.pages[key] = render_page(self._control, wanted, limit, after)
-        self._fresh_until_ns = now_ns + _FRESH_NS
         return kept.pages[key]
 
 
@@ -123,7 +135,7 @@ class IncidentPages:
 class _Kept:
     state: tuple[int, int]  # of the incidents when these pages were rendered, or before
     since_ns: int  # monotonic
-    pages: dict[tuple[IncidentFilter, int, Place | None], RenderedPage]
+    pages: dict[_Asked, RenderedPage]
 
 
 def render_page(control: ControlDatabase, wanted: IncidentFilter, limit: int, after: Place | None) -> RenderedPage:

@@ -22,7 +22,7 @@ def agents(
     """Return the collectors that were heard of, by host, with version, lag and what each lost."""
     parts = parts_of(request)
     after = read_cursor(cursor, str)
-    found = list_agents(parts.store, parts.clock.now_ns(), limit + 1, after, since_s)
+    found = list_agents(parts.store, parts.second_ns(), limit + 1, after, since_s)
     return add_link(request, response, cut_page(found, limit, lambda each: (each.host,)))
 
 
@@ -33,7 +33,7 @@ def hosts(
     """Return hosts by name with what runs there, the state of the agent, and open incidents that name them."""
     parts = parts_of(request)
     after = read_cursor(cursor, str)
-    found = list_hosts(parts.store, parts.control, parts.topology, parts.clock.now_ns())
+    found = list_hosts(parts.store, parts.control, parts.topology, parts.second_ns())
     wanted = [each for each in found if job is None or job in each.jobs]
     return add_link(request, response, cut_sorted(wanted, limit, after, lambda each: (each.host,)))
 
@@ -42,7 +42,7 @@ def hosts(
 def host(request: Request, host: HostName) -> HostDetail:
     """Return a host with the last readings of its GPUs and NICs."""
     parts = parts_of(request)
-    return find_host(parts.store, parts.control, parts.topology, host, parts.clock.now_ns())
+    return find_host(parts.store, parts.control, parts.topology, host, parts.second_ns())
 
 
 @router.get("/gpus", summary="List GPUs")
@@ -57,7 +57,7 @@ def gpus(
     """Return GPUs by host and index, each with its last reading."""
     parts = parts_of(request)
     after = read_cursor(cursor, str, int)
-    found = list_gpus(parts.store, parts.clock.now_ns(), limit + 1, after, host, since_s)
+    found = list_gpus(parts.store, parts.second_ns(), limit + 1, after, host, since_s)
     return add_link(request, response, cut_page(found, limit, lambda each: (each.host, each.gpu)))
 
 
@@ -73,5 +73,5 @@ def nics(
     """Return NICs by host and name, each with its last reading and its load over the last minute."""
     parts = parts_of(request)
     after = read_cursor(cursor, str, str)
-    found = list_nics(parts.store, parts.clock.now_ns(), limit + 1, after, host, since_s)
+    found = list_nics(parts.store, parts.second_ns(), limit + 1, after, host, since_s)
     return add_link(request, response, cut_page(found, limit, lambda each: (each.host, each.nic)))

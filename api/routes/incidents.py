@@ -3,7 +3,6 @@
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request, Response
-from fastapi.concurrency import run_in_threadpool
 
 from analyzer.roster import read_roster
 from analyzer.windows import Window
@@ -42,9 +41,7 @@ async def incidents(
     after = read_cursor(cursor, int, str)
     wanted = IncidentFilter(job=job, state=state, fault_class=fault_class, component=component)
     pages: IncidentPages = request.app.state.incident_pages
-    page = pages.find_fresh(wanted, limit, after)
-    if page is None:
-        page = await run_in_threadpool(pages.render, wanted, limit, after)
+    page = await pages.find(wanted, limit, after)
     answer = Response(page.body, media_type="application/json")
     add_link(request, answer, Page(items=(), next=page.next))
     return answer

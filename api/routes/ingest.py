@@ -2,12 +2,13 @@
 
 import asyncio
 import re
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.auth import find_agent
-from api.board import AgentBoard
+from api.board import Board
 from api.gateway.checking import CheckLimits
 from api.gateway.log import Entry
 from api.parts import Parts, parts_of
@@ -32,11 +33,31 @@ _LARGEST_NUMBER = 2**63 - 1
 _DIGITS = re.compile(r"[0-9]{1,19}")  # Python refuses to read numbers of thousands of digits
 
 
-@router.post(PATH)
+_HEADERS: tuple[tuple[str, str, dict[str, object]], ...] = (
+    (AGENT_HEADER, "host that the token is bound to", {"type": "string"}),
+    (BOOT_HEADER, "run of the agent", {"type": "string", "minLength": 1, "maxLength": _LONGEST_NAME}),
+    (NUMBER_HEADER, "of the batch in this run", {"type": "integer", "minimum": 1, "maximum": _LARGEST_NUMBER}),
+    (VERSION_HEADER, "of the records", {"type": "integer", "enum": list(ACCEPTED_VERSIONS)}),
+    ("Content-Encoding", "of the body", {"type": "string", "enum": [ENCODING]}),
+)
+# Read by hand, as the body is; this is how both are described to readers of the API.
+_DESCRIBED: dict[str, Any] = {
+    "parameters": [
+        {"name": name, "in": "header", "required": True, "description": meaning, "schema": schema}
+        for name, meaning, schema in _HEADERS
+    ],
+    "requestBody": {
+        "required": True,
+        "content": {CONTENT_TYPE: {"schema": {"type": "string", "format": "binary"}}},
+    },
+}
+
+
+@router.post(PATH, openapi_extra=_DESCRIBED)
 async def ingest(request: Request) -> Receipt:
     """Take a batch; sending it again, after any failure, has no further effect."""
     parts = parts_of(request)
-    board: AgentBoard = request.app.state.board
+    board: Board = request.app.state.board
     host = str((await find_agent(request)).host)
     agent, boot, number = _identity(request, host)
     body = await _read_body(request, parts.settings.gateway.max_batch_mb << 20)

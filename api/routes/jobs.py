@@ -3,6 +3,7 @@
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
+from fastapi.concurrency import run_in_threadpool
 
 from analyzer.roster import read_roster
 from analyzer.windows import Window
@@ -10,7 +11,7 @@ from api.asking import Attempt, Comm, JobName, Moment, Wanted, read_comm, read_w
 from api.auth import Reader
 from api.paging import USUAL, Cursor, Limit, Page, add_link, cut_page, cut_sorted, read_cursor
 from api.parts import Parts, parts_of
-from api.reading.jobs import Job, find_job, list_jobs
+from api.reading.jobs import Condition, Job, find_job, list_jobs
 from api.reading.lags import MOST_COLUMNS, Lags, read_lags
 from api.reading.matrix import Matrix, read_matrix
 from api.reading.ranks import Communicator, Rank, list_communicators, list_ranks, newest_attempt
@@ -28,12 +29,17 @@ _LAGS_NS = 300 * NS_PER_S  # shown where nothing else is asked for
 
 @router.get("/jobs", summary="List jobs")
 def jobs(
-    request: Request, response: Response, job: Wanted = None, limit: Limit = USUAL, cursor: Cursor = None
+    request: Request,
+    response: Response,
+    job: Wanted = None,
+    condition: Annotated[list[Condition] | None, Query(description="only jobs that are so; may be repeated")] = None,
+    limit: Limit = USUAL,
+    cursor: Cursor = None,
 ) -> Page[Job]:
     """Return attempts of jobs by name and number, each with its condition, newest step and open incidents."""
     parts = parts_of(request)
     after = read_cursor(cursor, str, int)
-    found = list_jobs(parts.store, parts.control, parts.clock.now_ns(), limit + 1, after, job)
+    found = list_jobs(parts.store, parts.control, parts.second_ns(), limit + 1, after, job, condition or ())
     return add_link(request, response, cut_page(found, limit, lambda each: (each.job, each.attempt)))
 
 
@@ -59,7 +65,7 @@ def ranks(
     parts = parts_of(request)
     after = read_cursor(cursor, int)
     number = newest_attempt(parts.store, job, attempt)
-    found = list_ranks(parts.store, job, number, parts.clock.now_ns())
+    found = list_ranks(parts.store, job, number, parts.second_ns())
     return add_link(request, response, cut_sorted(found, limit, after, lambda each: (each.rank,)))
 
 
@@ -81,7 +87,7 @@ def communicators(
 
 
 @router.get("/jobs/{job:path}/matrix", summary="Read the delay matrix of a job", response_model=Matrix)
-def matrix(
+async def matrix(
     request: Request,
     job: JobName,
     attempt: Attempt = None,
@@ -97,9 +103,12 @@ def matrix(
     parts = parts_of(request)
     window, number = read_window(from_ns, to_ns, _LONGEST_NS), read_comm(comm)
     if window is not None:
-        return Response(_past_matrix(parts, job, attempt, number, window), media_type="application/json")
+        past = await run_in_threadpool(_past_matrix, parts, job, attempt, number, window)
+        return Response(past, media_type="application/json")
     shelf: MatrixShelf = request.app.state.matrices
-    shown = shelf.show(job, attempt, number)
+    shown = shelf.find_young(job, attempt, number)
+    if shown is None:
+        shown = await run_in_threadpool(shelf.show, job, attempt, number)
     headers = {"ETag": shown.etag, "Cache-Control": "no-cache"}
     if request.headers.get("If-None-Match") == shown.etag:
         return Response(status_code=304, headers=headers)
@@ -120,7 +129,7 @@ def lags(
     window = read_window(from_ns, to_ns, _LONGEST_LAGS_NS)
     number = newest_attempt(parts.store, job, attempt)
     if window is None:
-        closed = find_closed(parts.store, job, number, parts.clock.now_ns())
+        closed = find_closed(parts.store, job, number, parts.second_ns())
         window = Window(max(closed.window.end_ns - _LAGS_NS, 0), closed.window.end_ns)
     return read_lags(parts.store, job, number, read_roster(parts.store, job, number), window, columns)
 
@@ -129,7 +138,7 @@ def lags(
 def job(request: Request, job: JobName) -> Job:
     """Return the newest attempt of a job."""
     parts = parts_of(request)
-    return find_job(parts.store, parts.control, job, parts.clock.now_ns())
+    return find_job(parts.store, parts.control, job, parts.second_ns())
 
 
 def _past_matrix(parts: Parts, job: str, attempt: int | None, comm: int | None, window: Window) -> bytes:

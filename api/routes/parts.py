@@ -27,7 +27,7 @@ def parts(
     """Return every part that was named, isolated, confirmed or told of with an error in the last 90 days, by name."""
     services = parts_of(request)
     after = read_cursor(cursor, str)
-    found = list_parts(services.store, services.control, services.clock.now_ns(), kind)
+    found = list_parts(services.store, services.control, services.second_ns(), kind)
     wanted = [each for each in found if each.flags or not flagged]
     return add_link(request, response, cut_sorted(wanted, limit, after, lambda each: (each.component,)))
 
@@ -39,4 +39,4 @@ def part(
 ) -> PartHistory:
     """Return the incidents, events, isolations and outcomes of one part; a GPU goes by its place or its UUID."""
     services = parts_of(request)
-    return find_part(services.store, services.control, component, services.clock.now_ns())
+    return find_part(services.store, services.control, component, services.second_ns())

@@ -9,6 +9,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from jinja2 import Environment, PackageLoader, select_autoescape
 
 from api.auth import SESSION_COOKIE, allows, prove
+from api.known_callers import ONLY_KNOWN, is_known_token
 from api.origins import LOGIN, check_origin, safe_next
 from api.parts import Parts, parts_of
 from lockstep.clock import NS_PER_S
@@ -46,8 +47,10 @@ async def log_in(request: Request, form: Form) -> Response:
     if "Origin" in request.headers or "Sec-Fetch-Site" in request.headers:
         check_origin(request)  # else a foreign page could log its visitor in under a name of its choice
     place = safe_next(form.get("next", "/"))
+    token = form.get("token", "").strip()
     try:
-        secret, life_s = await run_in_threadpool(_begin, request, form.get("token", "").strip())
+        await _check_known(request, token)
+        secret, life_s = await run_in_threadpool(_begin, request, token)
     except NotAllowed as refusal:
         return _page(request, place, str(refusal), refusal.status)
     answer = RedirectResponse(place, status_code=303)
@@ -73,6 +76,12 @@ def log_out(request: Request) -> Response:
 def is_secure(settings: ApiSettings) -> bool:
     """Return whether browsers reach us by TLS, so that a cookie must never travel without."""
     return settings.tls_cert is not None or settings.tls_in_front
+
+
+async def _check_known(request: Request, token: str) -> None:
+    """Refuse a token that is not known, where its address has sent too many of those to ask the database again."""
+    if ONLY_KNOWN in request.scope and not await is_known_token(request, token):
+        raise NotAllowed("too many requests: try again in a second", slug="too-many-requests", status=429)
 
 
 def _begin(request: Request, token: str) -> tuple[str, int]:

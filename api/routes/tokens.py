@@ -71,4 +71,4 @@ def revoke(request: Request, token_id: str, admin: Admin, why: Annotated[str, Qu
     """Make a token, and every browser that logged in with it, worth nothing from now on; a second time too."""
     parts = parts_of(request)
     revoke_token(parts.control, token_id, parts.clock.now_ns(), who=admin, why=why)
-    request.app.state.admitted.forget()
+    request.app.state.board.forget()

@@ -13,4 +13,4 @@ router = APIRouter(prefix="/api/v1", dependencies=[Reader], tags=["topology"])
 def topology(request: Request) -> FabricView:
     """Return all nodes and links: rates of the last two minutes, planned flows, and open incidents that name them."""
     parts = parts_of(request)
-    return read_fabric(parts.store, parts.control, parts.topology, parts.clock.now_ns())
+    return read_fabric(parts.store, parts.control, parts.topology, parts.second_ns())

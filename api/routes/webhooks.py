@@ -16,6 +16,7 @@ from api.parts import Parts, parts_of
 from lockstep.alert_settings import Target
 from lockstep.control import audit
 from lockstep.control.deliveries import Delivery, DeliveryState, Try, list_deliveries, replay_delivery
+from lockstep.control.target_documents import LostTarget
 from lockstep.control.targets import (
     Health,
     change_target,
@@ -111,7 +112,7 @@ def change(request: Request, name: Name, changes: dict[str, JsonValue], admin: A
     old = _find_made_here(parts, name)
     if changes.get("name", name) != name:
         raise BadInput(f"a target keeps its name: make another one, and delete {name!r}")
-    changed = _validated(old.model_dump(mode="json") | changes)
+    changed = _validated(_document(old, changes) | changes)
     if old.secrets and "secrets" not in changes and _place(changed) != _place(old):
         raise BadInput("its secrets were given for another receiver: give `secrets` anew with its new address")
     change_target(parts.control, changed, who=admin, why=why, now_ns=parts.clock.now_ns())
@@ -131,7 +132,7 @@ def delete(request: Request, name: Name, admin: Admin, why: Why = "") -> dict[st
 def enable(request: Request, name: Name, admin: Admin, why: Why = "") -> TargetView:
     """Send again to a receiver that was disabled because it said that it is gone."""
     parts = parts_of(request)
-    found = _find(parts, name)
+    found = _find_whole(parts, name)
     enable_target(parts.control, name, who=admin, why=why, now_ns=parts.clock.now_ns())
     return _view(parts, found, list_health(parts.control).get(name))
 
@@ -140,7 +141,7 @@ def enable(request: Request, name: Name, admin: Admin, why: Why = "") -> TargetV
 def test(request: Request, name: Name, admin: Admin) -> Tested:
     """Send a message at once that says it is a test, and return what the receiver said; it is not tried again."""
     parts = parts_of(request)
-    found, now_ns = _find(parts, name), parts.clock.now_ns()
+    found, now_ns = _find_whole(parts, name), parts.clock.now_ns()
     audit.record(parts.control, who=admin, what="test_target", subject=name, why="", now_ns=now_ns)
     said = make_courier(parts.settings, parts.clock).deliver(found, _test_news(admin, now_ns))
     return Tested(delivered=said.result == "delivered", status=said.status, said=said.sentence)
@@ -190,6 +191,21 @@ def _find_made_here(parts: Parts, name: str) -> Target:
     return next(each for each in list_targets(parts.control) if each.name == name)
 
 
+def _find_whole(parts: Parts, name: str) -> Target:
+    """Return a receiver whose address and secrets are known."""
+    found = _find(parts, name)
+    if isinstance(found, LostTarget):
+        raise BadInput(found.lost_because)
+    return found
+
+
+def _document(old: Target, changes: dict[str, JsonValue]) -> dict[str, Any]:  # Any: as pydantic dumps it
+    """Return what is left as it was; of a receiver that was lost, address and secrets must come anew."""
+    if isinstance(old, LostTarget) and not {"url", "secrets"} <= changes.keys():
+        raise BadInput(old.lost_because)
+    return old.model_dump(mode="json", exclude={"lost_because"})
+
+
 def _validated(document: dict[str, Any]) -> Target:  # Any: not yet checked
     try:
         target = Target.model_validate(document)
@@ -220,14 +236,21 @@ def _test_news(who: str, now_ns: int) -> News:
 
 def _view(parts: Parts, target: Target, health: Health | None) -> TargetView:
     is_set = target.name in {each.name for each in parts.settings.alerts.targets}
-    shown: dict[str, Any] = target.model_dump(exclude={"url", "secrets", "secret_files"})
+    shown: dict[str, Any] = target.model_dump(exclude={"url", "secrets", "secret_files", "lost_because"})
     return TargetView(
         **shown,
         url=target.shown_address,
         secrets=len(target.secrets) + len(target.secret_files),
         origin="settings" if is_set else "api",
-        health=health,
+        health=_health_of(target, health),
     )
+
+
+def _health_of(target: Target, health: Health | None) -> Health | None:
+    """Return how a receiver does; that it was lost is over as soon as its key is back, so it is not written down."""
+    if not isinstance(target, LostTarget):
+        return health
+    return (health or Health(since_ns=0)).model_copy(update={"disabled_because": target.lost_because})
 
 
 def _delivery_view(delivery: Delivery) -> DeliveryView:

@@ -32,7 +32,7 @@ SETTINGS: dict[str, Any] = {
 }
 
 _CONNECT_TIMEOUT_S = 5
-_QUERY_TIMEOUT_S = 60
+QUERY_TIMEOUT_S = 60
 _IDLE_THREADS = 8  # kept for the next query; each holds three files open, and the default keeps a thousand
 
 
@@ -75,7 +75,7 @@ def server_clients(address: Server, memory_bytes: int) -> OpenClient:
                 username=address.user,
                 password=address.password,
                 connect_timeout=_CONNECT_TIMEOUT_S,
-                send_receive_timeout=_QUERY_TIMEOUT_S,
+                send_receive_timeout=QUERY_TIMEOUT_S,
                 autogenerate_session_id=False,
                 settings=SETTINGS | {"max_memory_usage": memory_bytes},
             )

@@ -10,11 +10,13 @@ from clickhouse_connect.driver.client import Client
 
 from lockstep.errors import StoreError
 from lockstep.store.address import Address, Embedded, parse_address
-from lockstep.store.engine import EmbeddedEngine, OpenClient, server_clients
+from lockstep.store.engine import QUERY_TIMEOUT_S, EmbeddedEngine, OpenClient, server_clients
 from lockstep.store.failures import translated
 from lockstep.tables import Table
 
 Parameters = Mapping[str, Any]  # Any: whatever a {name:Type} placeholder takes; ClickHouse checks it
+
+_READ_SETTINGS = {"max_execution_time": QUERY_TIMEOUT_S}  # else the store works on for a reader who has given up
 
 
 class Store:
@@ -73,7 +75,9 @@ class Store:
 
     def _select(self, sql: str, parameters: Parameters | None, use_database: bool) -> pa.Table:
         with self._client() as client:
-            content = client.raw_query(sql, dict(parameters or {}), fmt="Arrow", use_database=use_database)
+            content = client.raw_query(
+                sql, dict(parameters or {}), settings=_READ_SETTINGS, fmt="Arrow", use_database=use_database
+            )
         return pa.ipc.open_file(content).read_all()
 
     @contextmanager

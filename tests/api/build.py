@@ -24,12 +24,13 @@ from lockstep.config import Settings
 from lockstep.control.database import open_control
 from lockstep.control.tokens import Scope, create_token
 from lockstep.records import RECORDS_VERSION
+from lockstep.sealing import Keyring
 from lockstep.store.layout import Layout
 from lockstep.store.store import Store
 from lockstep.topology import Topology
 from tests.api.serving import served
 from tests.builders import T0
-from tests.waiting import HastyClock
+from tests.waiting import PunctualClock
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,8 @@ def running_api(
     topology: Topology | None = None,
 ) -> Iterator[Api]:
     """Give an app on a socket, with a control database and a gateway of its own."""
-    clock = clock or HastyClock()
-    with open_control(f"sqlite:///{folder / 'control.db'}") as control:
+    clock = clock or PunctualClock()
+    with open_control(f"sqlite:///{folder / 'control.db'}", keys=keys_in(folder)) as control:
         parts = Parts(
             settings=settings or Settings(),
             store=store,
@@ -75,8 +76,13 @@ def running_api(
             notice=notice,
             topology=topology,
         )
-        with served(create_app(parts)) as url, httpx.Client(base_url=url, trust_env=False, timeout=30) as client:
+        with served(create_app(parts)) as url, httpx.Client(base_url=url, trust_env=False, timeout=120) as client:
             yield Api(parts, client)
+
+
+def keys_in(folder: Path) -> Keyring:
+    """Return keys as a process has them whose state is in the folder."""
+    return Keyring(folder / "secrets.key", is_made=True)
 
 
 def bearer(token: str) -> dict[str, str]:

@@ -10,12 +10,15 @@ from fastapi import FastAPI
 
 from tests.waiting import eventually
 
+_KEPT_S = 3600  # connections: given up after uvicorn's 5 s, one is reset under whoever sends at that very moment
+
 
 @contextmanager
 def served(app: FastAPI) -> Iterator[str]:
     """Give the address of the app, which runs in a thread; at the end it is shut down as a process would be."""
     listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="on", ws="none"))
+    config = uvicorn.Config(app, log_level="critical", lifespan="on", ws="none", timeout_keep_alive=_KEPT_S)
+    server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="served-app")
     thread.start()
     try:

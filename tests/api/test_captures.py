@@ -124,7 +124,7 @@ def test_capture_is_judged_anew_and_its_old_verdict_comes_with_it(api: Api, arch
     answer = api.client.post(f"{PATH}/again/replay", headers=bearer(api.make_token("act")))
     assert (answer.status_code, answer.json()["state"]) == (202, "waiting")
     place = answer.headers["Location"]
-    eventually(lambda: api.get(place).json()["state"] in ("done", "failed"), limit_s=60)
+    eventually(lambda: api.get(place).json()["state"] in ("done", "failed"), limit_s=120)
     done = api.get(place).json()
     assert (done["state"], done["problem"]) == ("done", None)
     assert (done["result"]["verdicts"], done["result"]["rows"]) == ([], 4)
@@ -164,7 +164,7 @@ class Held:
         self.go = threading.Event()
 
     def __call__(self, started: object) -> Replay:
-        self.go.wait(10)
+        self.go.wait(60)
         return Replay(verdicts=(), rows=1)
 
 
@@ -203,7 +203,7 @@ def test_child_that_runs_is_ended_with_the_operations() -> None:
     operations, running = Operations(ManualClock(5)), threading.Event()
 
     def work(started: object) -> Replay:
-        with subprocess.Popen(["sleep", "60"]) as child:
+        with subprocess.Popen(["sleep", "600"]) as child:
             assert callable(started)
             started(child)
             running.set()
@@ -211,7 +211,7 @@ def test_child_that_runs_is_ended_with_the_operations() -> None:
         raise BadInput("it was ended")
 
     begun = operations.begin("a", work)
-    assert running.wait(10)
+    assert running.wait(60)
     operations.close()
     assert operations.find(begun.id).problem == "it was ended"
 

@@ -50,7 +50,7 @@ def save(control: ControlDatabase, *names: str) -> None:
 async def collect(made: ChangeFeed, known: int, count: int) -> list[str]:
     """Return what the next changes are about."""
     heard: list[str] = []
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         async for page in made.follow(known):
             heard += [change.subject for change in page]
             if len(heard) >= count:
@@ -68,6 +68,23 @@ def test_listener_hears_what_happens_from_now_on(control: ControlDatabase) -> No
 
     save(control, "before")
     assert asyncio.run(listen()) == ["a", "b", "c"]
+
+
+def test_what_is_remembered_is_forgotten_before_listeners_come_for_it(control: ControlDatabase) -> None:
+    told: list[str] = []
+
+    async def scene() -> None:
+        made = ChangeFeed(control, 3, lambda *_: None, PERIOD_S, before_telling=lambda: told.append("forget"))
+        task = asyncio.create_task(made.run())
+        known = await made.begin(None)
+        save(control, "i1")
+        assert await collect(made, known, 1) == ["i1"]
+        told.append("heard")
+        made.close()
+        await task
+
+    asyncio.run(scene())
+    assert told[:2] == ["forget", "heard"]
 
 
 def test_listener_that_was_away_hears_each_thing_once_as_it_is_now(control: ControlDatabase) -> None:
@@ -112,7 +129,7 @@ def test_number_from_the_future_begins_now(control: ControlDatabase) -> None:
 
 def test_silence_is_broken_by_heartbeats(control: ControlDatabase) -> None:
     async def first_page() -> list[Change]:
-        async with running(control) as made, asyncio.timeout(20):
+        async with running(control) as made, asyncio.timeout(60):
             return await anext(aiter(made.follow(0, heartbeat_s=0.01)))
 
     assert asyncio.run(first_page()) == []

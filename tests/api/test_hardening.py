@@ -55,7 +55,7 @@ def test_settings_page_shows_no_password_of_any_url() -> None:
 def test_message_whose_outcome_could_not_be_written_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(alerts_build, "open_control", lambda url: open_control(url, lock_wait_ms=50))
+    monkeypatch.setattr(alerts_build, "open_control", lambda url, keys: open_control(url, lock_wait_ms=50, keys=keys))
     with receiving() as receiver, alerting(tmp_path, target(url=receiver.url, events=("incident",))) as alerts:
         alerts.round()
         other = sqlite3.connect(tmp_path / "control.db", isolation_level=None, check_same_thread=False)
@@ -145,24 +145,24 @@ class HangingStore(FakeStore):
 
     def query(self, sql: str, parameters: object = None) -> pa.Table:
         self.asked.release()
-        self.go.wait(20)
+        self.go.wait(120)
         raise away()
 
 
-def test_readers_who_take_all_threads_stop_neither_agents_nor_probes(tmp_path: Path) -> None:
+def test_readers_who_wait_for_the_store_stop_neither_agents_nor_probes(tmp_path: Path) -> None:
     store = HangingStore()
     with running_api(tmp_path, store, clock=SystemClock()) as api:
         reader, agent = bearer(api.make_token("read")), api.make_token("ingest", "h0")
         url = f"{api.client.base_url}/api/v1/jobs"
         asking = [
-            threading.Thread(target=httpx.get, args=(url,), kwargs={"headers": reader, "timeout": 30})
-            for _ in range(40)
+            threading.Thread(target=httpx.get, args=(url,), kwargs={"headers": reader, "timeout": 120})
+            for _ in range(Settings().api.store_reads)
         ]
         for each in asking:
             each.start()
         try:
             for _ in asking:
-                assert store.asked.acquire(timeout=20)
+                assert store.asked.acquire(timeout=60)
             assert api.client.get("/healthz").status_code == 200
             bad = api.client.post("/api/v1/ingest", headers=batch_headers(agent), content=b"x")
             assert bad.status_code == 400, "it was looked at"

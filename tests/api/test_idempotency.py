@@ -102,7 +102,7 @@ def test_two_at_the_same_time_are_one_act(api: Api, admin: str, monkeypatch: pyt
 
     def slow(*_: object, **__: object) -> str:
         begun.set()
-        assert go_on.wait(20)
+        assert go_on.wait(60)
         return "lks_0123456789abcdef_" + "A" * 43
 
     monkeypatch.setattr("api.routes.tokens.create_token", slow)

@@ -12,6 +12,8 @@ from api.buckets import Buckets
 from api.limits import REFUSED_PER_S, most_bytes
 from lockstep.clock import NS_PER_S, ManualClock
 from lockstep.config import Settings
+from lockstep.control.sessions import begin_session
+from lockstep.control.tokens import find_token
 from lockstep.sections import ApiSettings
 from tests.api.build import Api, batch_headers, bearer, check_problem, running_api
 from tests.api.fake_store import FakeStore
@@ -84,6 +86,45 @@ def test_made_up_tokens_are_slowed_down_and_a_neighbour_s_good_one_is_not(still:
     ]
     assert tries == [401] * int(REFUSED_PER_S * 20) + [429] * 10
     assert still.client.get("/api/v1/incidents", headers=good).status_code == 200
+
+
+def fill_with_made_up_tokens(api: Api) -> None:
+    """Send so many worthless tokens from our address that no more are looked at."""
+    tries = [
+        api.client.get("/api/v1/incidents", headers=bearer(f"lks_{number:016x}_{'A' * 43}")).status_code
+        for number in range(110)
+    ]
+    assert tries[-10:] == [429] * 10
+
+
+def test_good_token_that_was_never_seen_is_let_in_from_an_address_that_is_locked_out(still: Api) -> None:
+    reader, agent = bearer(still.make_token("read")), batch_headers(still.make_token("ingest", "h0"))
+    fill_with_made_up_tokens(still)
+    assert still.client.get("/api/v1/incidents", headers=reader).status_code == 200
+    assert still.client.post("/api/v1/ingest", content=b"", headers=agent).status_code == 400, "it was looked at"
+    worse = bearer(still.make_token("read")[:-1] + "!")
+    check_problem(still.client.get("/api/v1/incidents", headers=worse), 429, "too-many-requests")
+
+
+def test_session_is_let_in_from_an_address_that_is_locked_out_and_a_made_up_one_is_not(still: Api) -> None:
+    token = find_token(still.parts.control, still.make_token("read"))
+    assert token is not None
+    now_ns = still.parts.clock.now_ns()
+    cookie = begin_session(still.parts.control, token, now_ns, now_ns + NS_PER_S)
+    fill_with_made_up_tokens(still)
+    good, bad = ({"Cookie": f"lockstep_session={secret}"} for secret in (cookie, "made-up"))
+    assert still.client.get("/api/v1/incidents", headers=good).status_code == 200
+    check_problem(still.client.get("/api/v1/incidents", headers=bad), 429, "too-many-requests")
+
+
+def test_person_logs_in_from_an_address_that_is_locked_out(tmp_path: Path) -> None:
+    with running_api(tmp_path, FakeStore(), clock=StillClock()) as api:
+        token = api.make_token("read")
+        fill_with_made_up_tokens(api)
+        assert api.client.get("/login").status_code == 200
+        assert api.client.get("/", headers={"Accept": "text/html"}).status_code == 303
+        assert api.client.post("/login", data={"token": "lks_guessed"}).status_code == 429
+        assert api.client.post("/login", data={"token": token}).status_code == 303
 
 
 def test_no_limit_is_no_limit(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_each_of_our_errors_has_its_status_and_keeps_its_sentence(
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("api.reading.incidents.IncidentPages.find_fresh", fail)
+    monkeypatch.setattr("api.reading.incidents.IncidentPages.find", fail)
     answer = shared_api.get(INCIDENTS)
     assert "said" in check_problem(answer, status, slug)
     assert ("Retry-After" in answer.headers) == (status == 503)
@@ -72,7 +72,7 @@ def test_error_that_nobody_foresaw_shows_nothing_and_is_in_the_log(
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("password=correct-horse")
 
-    monkeypatch.setattr("api.reading.incidents.IncidentPages.find_fresh", fail)
+    monkeypatch.setattr("api.reading.incidents.IncidentPages.find", fail)
     with capture_logs() as lines:
         answer = shared_api.get(INCIDENTS)
     sentence = check_problem(answer, 500, "failed")

@@ -19,7 +19,8 @@ from tests.api.fake_store import FakeStore, away
 from tests.api.gateway.build import entry, running
 from tests.waiting import HastyClock, eventually
 
-LIMIT_S = 20.0
+LIMIT_S = 60.0
+UNCUT = GatewayOptions(segment_s=60_000.0)  # one segment for all, until the end
 
 
 def acknowledge(gateway: Gateway, *entries: Entry) -> list[int]:
@@ -118,7 +119,7 @@ def test_segment_is_cut_when_it_is_large_enough_whatever_its_age(tmp_path: Path)
 
 def test_close_puts_everything_acknowledged_into_the_store(tmp_path: Path) -> None:
     store = FakeStore()
-    with running(tmp_path, store, GatewayOptions(segment_s=60_000.0)) as gateway:
+    with running(tmp_path, store, UNCUT) as gateway:
         acknowledge(gateway, *(entry(number) for number in range(1, 6)))
         assert messages(store) == []
     assert messages(store) == [f"h0/b1/{number}" for number in range(1, 6)]
@@ -199,7 +200,7 @@ def test_repeated_insert_carries_the_token_of_the_first(tmp_path: Path) -> None:
 
 
 def test_close_does_not_wait_for_a_store_that_is_away_and_the_next_start_goes_on(tmp_path: Path) -> None:
-    with running(tmp_path, FakeStore(fault=away())) as gateway:
+    with running(tmp_path, FakeStore(fault=away()), UNCUT) as gateway:
         acknowledge(gateway, entry(1), entry(2))
     assert len(list_segments(tmp_path)) == 1
     store = FakeStore()
@@ -234,7 +235,7 @@ def test_full_disk_acknowledges_nothing_and_leaves_the_log_as_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = FakeStore()
-    with running(tmp_path, store, GatewayOptions(segment_s=60_000.0)) as gateway:
+    with running(tmp_path, store, UNCUT) as gateway:
         acknowledge(gateway, entry(1))
         (open_file,) = tmp_path.glob("*.open")
         before = open_file.read_bytes()
@@ -277,7 +278,7 @@ def test_segment_that_cannot_be_decoded_is_set_aside_and_does_not_block_the_rest
 
 
 def test_damaged_segment_is_inserted_as_far_as_it_is_whole_and_then_set_aside(tmp_path: Path) -> None:
-    with running(tmp_path, FakeStore(fault=away())) as gateway:
+    with running(tmp_path, FakeStore(fault=away()), UNCUT) as gateway:
         acknowledge(gateway, entry(1), entry(2))
     (path,) = list_segments(tmp_path)
     damaged = bytearray(path.read_bytes())

@@ -27,6 +27,14 @@ def test_jobs_come_page_by_page(api: Api) -> None:
     assert [job["job"] for job in api.get("/api/v1/jobs", {"job": "z"}).json()["items"]] == ["z"]
 
 
+def test_jobs_of_a_condition_are_asked_for_and_paged(api: Api) -> None:
+    assert api.get("/api/v1/jobs", {"condition": "running"}).json()["items"] == []
+    first = api.get("/api/v1/jobs?condition=ended&condition=slow&limit=1")
+    assert "condition=ended&condition=slow" in first.headers["Link"]
+    assert [job["job"] for job in first.json()["items"]] == ["team/run-7"]
+    check_problem(api.get("/api/v1/jobs", {"condition": "tired"}), 422, "bad-request")
+
+
 def test_one_job_is_read_by_its_id(api: Api) -> None:
     job = api.get(JOB).json()
     assert (job["job"], job["ranks"], job["condition"], job["step"]) == ("team/run-7", 4, "ended", None)

@@ -43,7 +43,7 @@ def listening(
     api: Api, after: int | str | None = None, query: str = "", token: str = ""
 ) -> Iterator[Iterator[Heard]]:
     headers = bearer(token or api.make_token("read")) | ({"Last-Event-ID": str(after)} if after is not None else {})
-    with api.client.stream("GET", PATH + query, headers=headers, timeout=20) as answer:
+    with api.client.stream("GET", PATH + query, headers=headers, timeout=60) as answer:
         assert (answer.status_code, answer.headers["Content-Type"]) == (200, "text/event-stream; charset=utf-8")
         lines = answer.iter_lines()
         assert next(lines) == "retry: 2000"

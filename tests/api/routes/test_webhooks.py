@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.alert_settings import AlertSettings
+from lockstep.alert_settings import AlertSettings, Target
 from lockstep.config import Settings
 from lockstep.control.audit import list_audit
 from lockstep.control.deliveries import Outgoing, save_round
@@ -180,3 +180,51 @@ def test_deleted_receiver_leaves_nothing(api: Api, admin: dict[str, str]) -> Non
     assert api.client.delete("/api/v1/webhooks/ops", headers=admin).json() == {"deleted": "ops"}
     for path in ("", "/deliveries"):
         check_problem(api.get(f"/api/v1/webhooks/ops{path}"), 404, "not-found")
+
+
+def lose_key(api: Api) -> str:
+    """Take the key away that seals receivers, and return what its file held."""
+    file = api.parts.control.keys.file
+    assert file is not None
+    held = file.read_text()
+    file.unlink()
+    return held
+
+
+def test_receiver_whose_key_is_lost_says_so_and_the_others_go_on(api: Api, admin: dict[str, str]) -> None:
+    make(api, admin)
+    held = lose_key(api)
+    make(api, admin, name="later")
+    shown = {each["name"]: each for each in api.get("/api/v1/webhooks").json()["items"]}
+    assert (shown["ops"]["kind"], shown["ops"]["url"], shown["ops"]["secrets"]) == ("webhook", "", 0)
+    assert "the address and the secrets of ops cannot be opened: key" in shown["ops"]["health"]["disabled_because"]
+    assert (shown["later"]["health"], shown["fixed"]["health"]) == (None, None)
+    file = api.parts.control.keys.file
+    assert file is not None
+    file.write_text(file.read_text() + held)
+    assert api.get("/api/v1/webhooks/ops").json()["health"] is None
+
+
+def test_lost_receiver_is_neither_tried_nor_enabled_and_comes_back_with_address_and_secrets(
+    api: Api, admin: dict[str, str]
+) -> None:
+    make(api, admin)
+    lose_key(api)
+    for act in ("test", "enable"):
+        answered = api.client.post(f"/api/v1/webhooks/ops/{act}", headers=admin)
+        assert "put the key back" in check_problem(answered, 400, "bad-input")
+    for changes in ({"grades": ["isolate"]}, {"url": HOOK["url"]}, {"secrets": [SECRET]}):
+        answered = api.client.patch("/api/v1/webhooks/ops", json=changes, headers=admin)
+        assert "give `url` and `secrets` anew" in check_problem(answered, 400, "bad-input")
+    whole = {"url": HOOK["url"], "secrets": [SECRET]}
+    assert api.client.patch("/api/v1/webhooks/ops", json=whole, headers=admin).status_code == 200
+    (kept,) = list_targets(api.parts.control)
+    assert (type(kept), kept.url, kept.secrets) == (Target, HOOK["url"], (SECRET,))
+
+
+def test_no_secret_of_a_receiver_is_in_the_database_s_files(api: Api, admin: dict[str, str], tmp_path: Path) -> None:
+    make(api, admin)
+    make(api, admin, name="chat", kind="slack", url="https://hooks.slack.com/services/hidden-path", secrets=[])
+    held = b"".join(file.read_bytes() for file in tmp_path.glob("control.db*"))
+    assert b"hooks.slack.com" not in held
+    assert not [secret for secret in (SECRET, "abcdef", "hidden-path") if secret.encode() in held]
