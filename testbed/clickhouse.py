@@ -13,6 +13,7 @@ from urllib.request import urlopen
 
 from lockstep.errors import LockstepError
 from lockstep.store.orphans import forget_orphans
+from testbed.services import free_port
 
 _START_TIMEOUT_S = 60
 _STOP_TIMEOUT_S = 15  # the engine waits up to 5 s for idle connections, then ends by itself
@@ -20,7 +21,10 @@ _STOP_TIMEOUT_S = 15  # the engine waits up to 5 s for idle connections, then en
 
 @dataclass
 class ClickHouseServer:
-    """One server process over one data directory; the ports stay the same over restarts."""
+    """One server process over one data directory; the ports stay the same over restarts.
+
+    Those that are not given are none of the kernel's, which could give them away while the server is down.
+    """
 
     directory: Path
     user: str = "lockstep"
@@ -50,6 +54,7 @@ class ClickHouseServer:
     def start(self) -> "ClickHouseServer":
         """Start the server as deploy/ does, orphaned tokens forgotten first, and return when it answers."""
         forget_orphans(self.data)
+        self.http_port, self.tcp_port = self.http_port or free_port(), self.tcp_port or free_port()
         run = self.directory / "run"
         run.mkdir(exist_ok=True)
         self._write_config(run)

@@ -16,8 +16,8 @@ import httpx
 
 from lockstep.errors import LockstepError
 
-_START_TIMEOUT_S = 60
-_STOP_TIMEOUT_S = 30
+_START_TIMEOUT_S = 120  # far more than anything here takes, also on a busy machine
+_STOP_TIMEOUT_S = 60
 _POLL_S = 0.02
 _PORTS = range(20_000, 32_768)
 LOCKSTEP = str(Path(sys.executable).with_name("lockstep"))
@@ -86,7 +86,7 @@ class Service:
             last_words = self.log.read_text(errors="replace")[-500:].strip()
             raise LockstepError(f"{' '.join(self.words)} ended with {self._process.returncode}: {last_words}")
         try:
-            return httpx.get(self.probe, timeout=1, trust_env=False).is_success
+            return httpx.get(self.probe, timeout=5, trust_env=False).is_success
         except httpx.TransportError:
             return False
 

@@ -27,7 +27,7 @@ from testbed.services import free_port, wait_until
 _TOOLS = ("munged", "slurmctld", "slurmd", "scontrol", "sbatch", "scancel", "squeue", "sinfo")
 _REST_TOOLS = ("slurmrestd", "setpriv")
 _PARTITION = "debug"
-_START_TIMEOUT_S = 30
+_START_TIMEOUT_S = 120
 _STOP_TIMEOUT_S = 10
 # Requeued jobs wait for this long (120 s unless told), so that no credential of their first attempt is still valid.
 _CRED_EXPIRE_S = 5
@@ -59,7 +59,7 @@ SelectTypeParameters=CR_Core
 SlurmdParameters=config_overrides
 MpiDefault=none
 ReturnToService=2
-KillWait=2
+KillWait={kill_wait_s}
 {extra}
 {nodes}
 PartitionName={partition} Nodes=ALL Default=YES MaxTime=INFINITE State=UP
@@ -88,7 +88,7 @@ class LocalSlurm:
     def call(self, *words: str) -> str:
         """Run one of Slurm's commands and return what it says; LockstepError when it fails."""
         done = subprocess.run(
-            words, env=os.environ | dict(self.environment), capture_output=True, text=True, check=False, timeout=30
+            words, env=os.environ | dict(self.environment), capture_output=True, text=True, check=False, timeout=60
         )
         if done.returncode:
             raise LockstepError(f"{' '.join(words)} ended with {done.returncode}: {done.stderr.strip()}")
@@ -179,7 +179,9 @@ class LocalSlurm:
 
 
 @contextmanager
-def local_slurm(directory: Path, nodes: int = 4, extra: str = "", rest: bool = False) -> Iterator[LocalSlurm]:
+def local_slurm(
+    directory: Path, nodes: int = 4, extra: str = "", rest: bool = False, kill_wait_s: int = 2
+) -> Iterator[LocalSlurm]:
     """Start a Slurm in a directory of its own, and end it; NotPresent where it is not installed.
 
     `extra` are further lines of slurm.conf, such as QUICK; `rest` starts a slurmrestd too, which root alone can do.
@@ -190,7 +192,7 @@ def local_slurm(directory: Path, nodes: int = 4, extra: str = "", rest: bool = F
         # Straight below /tmp: munged insists that every user can reach its socket, whose path has at most 107 bytes.
         door = Path(stack.enter_context(TemporaryDirectory(prefix="lockstep-slurm-", dir="/tmp")))
         slurm = LocalSlurm(directory.resolve(), door, names)
-        _write_home(slurm, extra + (_write_token_key(directory) if rest else ""))
+        _write_home(slurm, extra + (_write_token_key(directory) if rest else ""), kill_wait_s)
         stack.callback(slurm.stop_all)
         _start_munge(slurm)
         slurm.start_controller()
@@ -215,7 +217,7 @@ def _find_idle(slurm: LocalSlurm) -> list[str]:
     return slurm.call("sinfo", "--noheader", "--Node", "--states=idle", "--responding", "--format=%N").split()
 
 
-def _write_home(slurm: LocalSlurm, extra: str) -> None:
+def _write_home(slurm: LocalSlurm, extra: str, kill_wait_s: int) -> None:
     home = slurm.home
     for directory in (home / "state", *(home / "spool" / node for node in slurm.nodes)):
         directory.mkdir(parents=True, exist_ok=True)
@@ -229,6 +231,7 @@ def _write_home(slurm: LocalSlurm, extra: str) -> None:
         user=getpass.getuser(),
         controller_port=free_port(),
         cred_expire_s=_CRED_EXPIRE_S,
+        kill_wait_s=kill_wait_s,
         partition=_PARTITION,
         extra=extra,
         nodes=f"NodeName=n[1-{len(slurm.nodes)}] NodeAddr=127.0.0.1 NodeHostname={host} Port=[{ports}] CPUs=1",

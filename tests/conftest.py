@@ -4,9 +4,10 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-settings.register_profile("lockstep", deadline=None)  # machines are shared: no test fails for being slow
+# Machines are shared: no test fails for being slow.
+settings.register_profile("lockstep", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("lockstep")
 
 pytest_plugins = ["tests.fixtures.plugin", "tests.fixtures.postgres", "tests.fixtures.stores"]

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from lockstep.clock import NS_PER_S
-from tests.waiting import HastyClock, eventually
+from tests.waiting import HastyClock, PunctualClock, eventually
 
 
 def test_waiting_ends_when_it_is_so() -> None:
@@ -34,3 +34,13 @@ def test_skipping_moves_the_time_of_day_only() -> None:
     clock.skip(3600)
     assert clock.now_ns() - before_ns >= 3600 * NS_PER_S
     assert clock.monotonic_ns() < 3600 * NS_PER_S
+
+
+def test_day_passes_no_faster_than_it_does_on_the_punctual_clock() -> None:
+    clock = PunctualClock()
+    waited_ns, before_ns = clock.monotonic_ns(), clock.now_ns()
+    assert clock.wait(threading.Event(), 1.0) is False
+    passed_ns = clock.now_ns() - before_ns
+    assert 0 < passed_ns <= (clock.monotonic_ns() - waited_ns) // PunctualClock.SPEED + 1
+    clock.skip(3600)
+    assert clock.now_ns() - before_ns >= 3600 * NS_PER_S

@@ -2,6 +2,10 @@
 
 from pathlib import Path
 
+import pytest
+
+from collector import agent as agent_module
+from collector import gateway_client
 from collector.agent import CollectorAgent
 from collector.gateway_client import GatewayClient
 from collector.outbox import MemoryOutbox
@@ -11,8 +15,15 @@ from lockstep.store.store import Store
 from lockstep.wish import Wish
 from tests.api.build import running_api
 from tests.collector.sources.test_links import imitate_nic
-from tests.collector.test_agent import NumberedSource
+from tests.collector.test_agent import AGES_S, NumberedSource
 from tests.waiting import HastyClock, eventually
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the end wait for a reading that has begun, and for a server that is busy."""
+    monkeypatch.setattr(agent_module, "_LAST_READ_S", AGES_S)
+    monkeypatch.setattr(gateway_client, "_TIMEOUT_S", 60.0)
 
 
 def test_what_a_host_reads_ends_up_in_the_store_once(tmp_path: Path, embedded_store: Store) -> None:

@@ -15,7 +15,7 @@ from tests.waiting import HastyClock, eventually
 
 
 def scrape(port: int) -> dict[tuple[str, str], float]:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
         families = text_string_to_metric_families(answer.read().decode())
     return {
         (sample.name.removeprefix("lockstep_collector_"), sample.labels.get("source", "")): sample.value
@@ -28,7 +28,7 @@ def test_every_source_and_the_way_out_are_accounted_for() -> None:
     let_go, port, clock = threading.Event(), free_port(), HastyClock()
 
     def hang(_: int) -> None:
-        let_go.wait(20)
+        let_go.wait(60)
 
     sources = [
         NumberedSource("well"),
@@ -39,6 +39,7 @@ def test_every_source_and_the_way_out_are_accounted_for() -> None:
     with FakeGateway() as gateway, running(*sources, server=gateway.url, clock=clock) as agent:
         stop = serve_metrics(agent, f"127.0.0.1:{port}", clock)
         eventually(lambda: sources[0].reads >= 3 and sources[1].reads >= 3 and len(gateway.received) >= 3)
+        eventually(lambda: sources[3].reads and not agent.followers[2].health.is_present)
         found = scrape(port)
         let_go.set()
         stop()

@@ -320,7 +320,7 @@ def test_ranks_on_hosts_of_their_own_reach_each_other_by_eth0_alone() -> None:
     listen = "import socket; s = socket.create_server(('10.77.0.2', 5000)); print(flush=True)"
     listen += "; s.accept()[0].sendall(b'here')"
     connect = (
-        "import socket; s = socket.create_connection(('10.77.0.2', 5000), 10); print(s.recv(9), s.getsockname()[0])"
+        "import socket; s = socket.create_connection(('10.77.0.2', 5000), 60); print(s.recv(9), s.getsockname()[0])"
     )
     with module("namespaces").RankNetwork(2) as network:
         command = [*network.command(1), sys.executable, "-c", listen]

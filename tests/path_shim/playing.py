@@ -12,6 +12,7 @@ from typing import Any
 
 from lockstep.path_file import PathEntry, PathPlan, PathReport, read_reports, write_plan
 from testbed.paths.shim import LIBRARY, ShimFiles
+from testbed.services import free_port
 from tests.path_shim.building import build_shim
 
 LIMIT_S = 60.0
@@ -47,12 +48,11 @@ class Stage:
         return PathEntry("127.0.0.1", ports, dport or self.port, source)
 
     def free_ports(self, count: int) -> list[int]:
-        """Return ports that nobody has now."""
-        taken = [bound_socket() for _ in range(count)]
-        ports = [int(each.getsockname()[1]) for each in taken]
-        for each in taken:
-            each.close()
-        return ports
+        """Return ports that nobody has now, and that the kernel gives to nobody before they are used."""
+        ports: set[int] = set()
+        while len(ports) < count:
+            ports.add(free_port())
+        return list(ports)
 
     def busy_port(self) -> int:
         """Return a port that somebody has until the test ends."""

@@ -6,6 +6,7 @@ import time
 from contextlib import closing
 
 from collector.ranks.end_times import EndTimes
+from tests.descriptors import open_descriptors
 from tests.waiting import eventually
 
 
@@ -41,10 +42,10 @@ def test_of_two_that_end_the_first_is_told_as_the_first() -> None:
 
 
 def test_process_that_is_gone_already_is_never_told_and_nothing_stays_open() -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(open_descriptors())
     with closing(EndTimes()) as ends, subprocess.Popen(["true"]) as process:
         process.wait()
         ends.watch(process.pid)
         ends.watch(os.getpid())
         assert ends.take(process.pid) is None
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(open_descriptors()) == before

@@ -18,6 +18,7 @@ from tests.lockstep.rings.forging import Forged
 
 USUAL = Path("/run/lockstep/rings")
 _CLOCK = SystemClock()
+_PLAY = (sys.executable, "-m", "tests.fixtures.live_job")
 _HOLD = """
 import fcntl, sys
 file = open(sys.argv[1], "r+b")
@@ -109,13 +110,39 @@ def held(path: Path, **claims: bytes | int) -> Iterator[int]:
 @contextmanager
 def recording(library: Path, folder: Path, *before: str, **environment: str) -> Iterator["subprocess.Popen[str]"]:
     """Run a rank that records through the real plugin; `before` stands before its command, such as unshare."""
+    with _rank([*before, *_PLAY, str(library)], folder, environment) as job:
+        yield job
+
+
+@contextmanager
+def resting(library: Path, folder: Path, count: int, **environment: str) -> Iterator["subprocess.Popen[str]"]:
+    """Run a rank that records through the real plugin, so many operations whenever `do_more` says so."""
+    with _rank([*_PLAY, str(library), str(count)], folder, environment) as job:
+        yield job
+
+
+@contextmanager
+def _rank(command: list[str], folder: Path, environment: Mapping[str, str]) -> Iterator["subprocess.Popen[str]"]:
     ours = {name: value for name, value in os.environ.items() if not name.startswith(("LOCKSTEP_", "SLURM_"))}
     told = {"LOCKSTEP_RING_DIR": str(folder), "LOCKSTEP_DETAIL": "transfers", "LOCKSTEP_RING_MIB": "4"}
-    command = [*before, sys.executable, "-m", "tests.fixtures.live_job", str(library)]
     with subprocess.Popen(
-        command, cwd=REPO, env=ours | told | environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        command,
+        cwd=REPO,
+        env={**ours, **told, **environment},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as job:
         assert job.stdout is not None
         assert job.stdout.readline() == "running\n"
         yield job
         job.kill()
+
+
+def do_more(job: "subprocess.Popen[str]") -> None:
+    """Have a rank that rests do its next operations; return when it rests again."""
+    assert job.stdin is not None
+    assert job.stdout is not None
+    job.stdin.write("more\n")
+    job.stdin.flush()
+    assert job.stdout.readline() == "rested\n"

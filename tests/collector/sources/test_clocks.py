@@ -100,18 +100,18 @@ def test_offset_that_nobody_could_write_down_is_no_offset(fabric: ProbeFabric) -
 def test_answer_to_another_question_is_not_taken_for_ours(fabric: ProbeFabric) -> None:
     """As when an old answer is played again."""
     with closing(fabric.run("h0", lambda: open_stamped(8641))) as server, ThreadPoolExecutor(1) as worker:
-        asker = fabric.run("h1", lambda: ClockAsker(WIRE, SystemClock(), timeout_s=10, burst=1))
+        asker = fabric.run("h1", lambda: ClockAsker(WIRE, SystemClock(), timeout_s=60, burst=1))
         with closing(asker):
             asked = worker.submit(fabric.run, "h1", lambda: asker.ask("10.10.0.2"))
-            server.settimeout(20)
+            server.settimeout(60)
             question, sender = server.recvfrom(1_000)
             nonce, now_ns = WIRE.read_question(question), time.time_ns()
             assert nonce is not None
-            for old_or_new, offset_ns in ((nonce ^ 1, 7 * NS_PER_S), (nonce, 5 * NS_PER_S)):
+            for old_or_new, offset_ns in ((nonce ^ 1, 7_000 * NS_PER_S), (nonce, 5_000 * NS_PER_S)):
                 server.sendto(WIRE.write_reply(Reply(old_or_new, now_ns, now_ns, offset_ns, 0)), sender)
-            found = asked.result(timeout=20)
+            found = asked.result(timeout=60)
     assert found is not None
-    assert abs(found.offset_ns - 5 * NS_PER_S) < NS_PER_S
+    assert abs(found.offset_ns - 5_000 * NS_PER_S) <= found.error_ns < 1_000 * NS_PER_S
 
 
 @pytest.mark.needs_root

@@ -18,6 +18,7 @@ from lockstep.topology import Gpu, Nic, Node, Topology
 from tests.builders import SECOND
 from tests.collector.sources.imitated_nccl import REAL_LOG, Host, imitate_process, pair, rank_with_log, tcp
 from tests.collector.sources.imitated_rdma import imitate_port
+from tests.descriptors import open_descriptors
 
 WORLD = 0x4D9619169988DBB4
 HEAD = "n1:417:417 [0] NCCL INFO "
@@ -156,13 +157,13 @@ def test_last_words_of_a_process_that_has_ended_are_told(tmp_path: Path) -> None
 
 def test_source_that_is_closed_holds_no_file(tmp_path: Path) -> None:
     rank_with_log(tmp_path, IB + COMM + SEND)
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(open_descriptors())
     host = Host(tmp_path)
     for _ in range(3):
         host.look()
-    assert len(os.listdir("/proc/self/fd")) == before + 1
+    assert len(open_descriptors()) == before + 1
     host.source.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(open_descriptors()) == before
 
 
 def test_old_warnings_are_history_at_the_start(tmp_path: Path) -> None:

@@ -253,6 +253,7 @@ def test_silent_loss_beyond_the_nic_shows_in_retransmissions_and_nowhere_else(pa
     with closing(Flow(pair)) as flow:
         flow.send(1_000)
         assert watcher.retrans() == 0
+        pair.here.change(keep_neighbours)  # else the host asks for it again one day, in vain
         pair.there.change(lambda route: route.addr("del", index=index_of(route), address="10.9.0.2", prefixlen=24))
         flow.sender.sendall(bytes(1_000))  # nobody has this address any more, and nobody says so
         eventually(lambda: watcher.retrans() >= 2)
@@ -306,6 +307,13 @@ def test_speed_is_asked_once_for_each_carrier(pair: Pair, watcher: Watcher, monk
     pair.there.set_link("eth0", "up")
     pair.here.wait_until_up("eth0")
     assert [watcher.read()["speed_mbps"] for _ in range(2)] == [10_001, 10_001]
+
+
+def keep_neighbours(route: Any) -> None:
+    """Keep the link addresses that are known for ever."""
+    for known in route.get_neighbours(ifindex=index_of(route), family=socket.AF_INET):
+        addresses = {"dst": known.get_attr("NDA_DST"), "lladdr": known.get_attr("NDA_LLADDR")}
+        route.neigh("replace", ifindex=index_of(route), state=0x80, **addresses)  # NUD_PERMANENT
 
 
 def index_of(route: Any) -> int:  # pyroute2 gives no types

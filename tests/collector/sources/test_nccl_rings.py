@@ -21,7 +21,7 @@ from lockstep.rings.ringfile import open_ring
 from lockstep.rings.sampling import WHOLE_SHARE, lot_of
 from lockstep.tables import TABLE_BY_NAME
 from lockstep.wish import Wish
-from tests.collector.sources.imitated_rings import USUAL, Follower, make_root, recording
+from tests.collector.sources.imitated_rings import USUAL, Follower, do_more, make_root, recording, resting
 from tests.lockstep.rings.readings import Array
 from tests.waiting import eventually
 
@@ -142,9 +142,10 @@ def test_rank_that_stands_still_is_looked_at_ten_times_a_second(tmp_path: Path, 
         assert len(follower.rows["progress"]) == before + 1
         assert follower.rows["progress"][-1]["oldest_open_ns"] is not None
         follower.skip(20)  # nothing new is seen by looking so often
+        now_ns = follower.now_ns()
         follower.read()
         assert follower.source.period_s in (CROWDED_S, PERIOD_S)
-        assert follower.watermark_ns >= follower.now_ns() - 3 * 10**9  # what hangs does not hold it
+        assert follower.watermark_ns >= now_ns - 3 * 10**9  # what hangs does not hold it
         os.kill(job.pid, signal.SIGCONT)
 
 
@@ -180,10 +181,13 @@ def test_detail_is_raised_while_it_is_wished_and_put_back(tmp_path: Path, plugin
 
 def test_last_minutes_bring_what_was_not_sent_and_nothing_twice(tmp_path: Path, plugin_library: Path) -> None:
     folder = tmp_path / "rings"
-    with following(folder, budget=Budget(rows=200)) as follower, recording(plugin_library, folder, **RANK) as job:
+    with (
+        following(folder, budget=Budget(rows=200)) as follower,
+        resting(plugin_library, folder, 500, **RANK) as job,
+    ):
         follower.read()
-        for _ in range(3):
-            wait_for_operations(folder, 500)
+        for _ in range(3):  # in all they fit into the ring
+            do_more(job)
             follower.has("op_stats")
         job.kill()
         job.wait()

@@ -12,6 +12,7 @@ import pytest
 from lockstep.errors import BadRing
 from lockstep.rings.opening import MAX_FILE_BYTES, ForeignFile, check_directory
 from lockstep.rings.ringfile import open_ring
+from tests.descriptors import open_descriptors
 from tests.lockstep.rings.forging import Forged, forge
 
 
@@ -59,11 +60,11 @@ def test_device_is_refused() -> None:
 
 def test_refused_file_is_closed_again(tmp_path: Path) -> None:
     bad = forge(tmp_path / "bad.ring", lambda forged: forged.header.__setitem__("tag", 1 << 20))
-    before = os.listdir("/proc/self/fd")
+    before = open_descriptors()
     for path in (tmp_path, bad, tmp_path / "missing"):
         with pytest.raises(BadRing):
             open_ring(path)
-    assert os.listdir("/proc/self/fd") == before
+    assert open_descriptors() == before
 
 
 def test_hostile_name_cannot_break_the_message(tmp_path: Path) -> None:

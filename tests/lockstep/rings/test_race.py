@@ -40,20 +40,23 @@ class Race:
 
 
 def race(writer: Path, path: Path, threads: int, ring_records: int) -> Race:
-    """Read from when the writer has overtaken us once until it has ended, and twice more.
+    """Read from when the writer has overtaken us once, which waits for that, until it has ended, and twice more.
 
     What it had begun is waited for once.
     """
     Forged(Sizes(records=ring_records)).write(path)
     command = [str(writer), str(path), str(WRITTEN), str(threads), str(3 * ring_records)]
-    read = []
-    with open_ring(path) as ring, subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    pipe = subprocess.PIPE
+    with open_ring(path) as ring, subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdin is not None
         assert process.stdout is not None
         assert process.stdout.readline() == "lapped\n"
+        read = [ring.read_records()]
+        process.stdin.close()
         while process.poll() is None:
             read.append(ring.read_records())
         read += [ring.read_records(), ring.read_records()]
-        begun = int(process.communicate()[0])
+        begun = int(process.stdout.read())
     whole = np.concatenate([records.steps for records in read])
     return Race(whole, sum(len(one.steps) > 0 for one in read), sum(one.lost for one in read), begun)
 

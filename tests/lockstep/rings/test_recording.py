@@ -18,15 +18,22 @@ from tests.waiting import eventually
 PLENTY = 64 << 20
 
 
-def _trace_for(seconds: float, processes: list[Recorded], limit: int = PLENTY) -> bool:
+def _trace(processes: list[Recorded], callbacks: int, limit: int = PLENTY) -> bool:
+    """Record until there are so many callbacks, however long a busy machine takes for them."""
+    stop = threading.Event()
+
+    def stop_when_enough(_: float) -> None:
+        if sum(map(len, processes[0].pieces)) >= callbacks:
+            stop.set()
+
     with traced(processes):
         eventually(lambda: processes[0].ring.status()["level"] == wire.TRACE)
-        return record(processes, Limits(seconds, limit), SystemClock(), threading.Event())
+        return record(processes, Limits(60, limit), SystemClock(), stop, stop_when_enough)
 
 
 def test_trace_holds_every_callback_of_the_time(live_rings: Path) -> None:
     with living_processes(live_rings) as processes:
-        assert _trace_for(0.5, processes)
+        assert _trace(processes, 500)
         about, header, *events = map(json.loads, lines_of(processes, "job 7"))
 
     assert (about["run"], about["ranks"], about["lost"]) == ("job 7", 1, 0)
@@ -40,7 +47,7 @@ def test_trace_holds_every_callback_of_the_time(live_rings: Path) -> None:
 
 def test_operations_follow_one_another_without_a_gap(live_rings: Path) -> None:
     with living_processes(live_rings) as processes:
-        _trace_for(0.5, processes)
+        _trace(processes, 500)
         events: list[dict[str, Any]] = [json.loads(line) for line in lines_of(processes, "job")][2:]
 
     numbers = [event["seq"] for event in events if event["type"] == "Coll" and event["ev"] == "start"]
@@ -50,7 +57,7 @@ def test_operations_follow_one_another_without_a_gap(live_rings: Path) -> None:
 
 def test_trace_can_be_read_again(live_rings: Path, tmp_path: Path) -> None:
     with living_processes(live_rings) as processes:
-        _trace_for(0.3, processes)
+        _trace(processes, 300)
         file = tmp_path / "trace.jsonl"
         file.write_text("".join(f"{line}\n" for line in lines_of(processes, "job")))
 
@@ -59,13 +66,13 @@ def test_trace_can_be_read_again(live_rings: Path, tmp_path: Path) -> None:
 
 def test_job_gets_back_the_level_it_had(live_rings: Path) -> None:
     with living_processes(live_rings) as processes:
-        _trace_for(0.1, processes)
+        _trace(processes, 1)
         eventually(lambda: processes[0].ring.status()["level"] == wire.TRANSFERS)
 
 
 def test_recording_ends_when_its_memory_is_full(live_rings: Path) -> None:
     with living_processes(live_rings) as processes:
-        assert not _trace_for(60, processes, limit=10_000)
+        assert not _trace(processes, 1_000_000, limit=10_000)
 
 
 def test_directory_without_a_living_process_is_named(tmp_path: Path) -> None:

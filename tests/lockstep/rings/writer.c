@@ -3,7 +3,7 @@
  * One thread has a ring of its own (number 1); several share number 0. Each word of a record follows from its number, so
  * that a record made of two is seen. After a burst of random length the writer rests a moment, so that the reader now
  * catches up and now is overtaken. FILE is a ring file that is already laid out. Prints a line when the ring has been
- * written twice over, and at the end how many records were begun. */
+ * written twice over, waits there for its input, and prints at the end how many records were begun. */
 #define _GNU_SOURCE
 
 #include "wire.h"
@@ -68,10 +68,12 @@ static uint64_t random_below(uint64_t limit, uint64_t *state)
     return *state % limit;
 }
 
+/* Says so and goes on when the reader has read, so that it is there for the rest. */
 static void tell_lapped(void)
 {
     puts("lapped");
     fflush(stdout);
+    getchar();
 }
 
 static void *run(void *seed)

@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from lockstep.store.store import Store, open_store
 from testbed.clickhouse import ClickHouseServer
 from testbed.tcp_proxy import TcpProxy
 from tests.lockstep.store.writer_child import insert_numbered, miscounted
+from tests.waiting import eventually
 
 ROWS = 5_000
 REPO = Path(__file__).parents[3]
@@ -62,26 +64,37 @@ def seqs(store: Store) -> list[int]:
 def test_a_server_killed_in_mid_insert_loses_and_doubles_nothing(server: ClickHouseServer) -> None:
     seed = 20261115
     print(f"seed {seed}")
-    dice, batches, done = random.Random(seed), 80, threading.Event()
+    dice, taken, is_over = random.Random(seed), list[int](), threading.Event()
 
     def write() -> None:
         with open_store(server.url) as store:
-            for number in range(batches):
-                insert_until_taken(store, number)
-        done.set()
+            while not is_over.is_set():
+                try:
+                    insert_numbered(store, len(taken), ROWS)
+                    taken.append(len(taken))
+                except StoreError:
+                    pause(0.05)
 
     writer = threading.Thread(target=write)
     writer.start()
-    kills = 0
-    while not done.wait(dice.uniform(0.05, 0.4)):
-        server.kill()
-        kills += 1
-        server.start()
-    writer.join()
-    assert kills >= 10, "the writer was done before it was disturbed"
+    try:
+        for _ in range(12):
+            wait_for_more(taken, dice.randint(1, 6))
+            pause(dice.uniform(0, 0.1))  # anywhere in the insert that comes next
+            server.kill()
+            server.start()
+    finally:
+        is_over.set()
+        writer.join()
     with open_store(server.url) as store:
-        assert seqs(store) == list(range(batches))
+        insert_until_taken(store, len(taken))  # perhaps it is in already, and nobody heard so
+        assert seqs(store) == list(range(len(taken) + 1))
         assert miscounted(store, ROWS) == []
+
+
+def wait_for_more(taken: list[int], count: int) -> None:
+    goal = len(taken) + count
+    eventually(lambda: len(taken) >= goal, limit_s=300)
 
 
 @pytest.mark.needs_root
@@ -141,18 +154,26 @@ def test_a_token_without_its_part_is_forgotten_at_the_next_start(server: ClickHo
 def test_an_embedded_store_killed_in_mid_insert_loses_and_doubles_nothing(tmp_path: Path) -> None:
     seed = 7
     print(f"seed {seed}")
-    dice, batches, acknowledged, kills = random.Random(seed), 120, -1, 0
-    while acknowledged < batches - 1:
-        child = start_writer(tmp_path / "store", acknowledged + 1, batches)
-        victim = threading.Timer(dice.uniform(0.8, 2.5), child.kill)
-        victim.start()
-        acknowledged = max([acknowledged, *read_acknowledged(child)])
-        victim.cancel()
-        kills += child.wait() == -9
-    assert kills >= 3, "the writer was done before it was disturbed"
+    dice, acknowledged = random.Random(seed), -1
+    for _ in range(4):
+        acknowledged = write_until_killed(tmp_path / "store", acknowledged, dice)
+    last = acknowledged + 3
+    with start_writer(tmp_path / "store", acknowledged + 1, last + 1) as child:
+        assert read_acknowledged(child)[-1] == last
     with open_store(f"chdb://{tmp_path / 'store'}") as store:
-        assert seqs(store) == list(range(batches))
+        assert seqs(store) == list(range(last + 1))
         assert miscounted(store, ROWS) == []
+
+
+def write_until_killed(path: Path, acknowledged: int, dice: random.Random) -> int:
+    """Have a process go on with the next batch, kill it in a later one, and return the last that it acknowledged."""
+    with start_writer(path, acknowledged + 1, 1_000_000) as child:
+        said = read_acknowledged(child, dice.randint(5, 40))
+        pause(dice.uniform(0, 0.1))
+        child.kill()
+        said += read_acknowledged(child)
+    assert child.returncode == -9
+    return said[-1]
 
 
 def start_writer(path: Path, first: int, end: int) -> "subprocess.Popen[str]":
@@ -160,10 +181,11 @@ def start_writer(path: Path, first: int, end: int) -> "subprocess.Popen[str]":
     return subprocess.Popen(command, cwd=REPO, stdout=subprocess.PIPE, text=True)
 
 
-def read_acknowledged(child: "subprocess.Popen[str]") -> list[int]:
+def read_acknowledged(child: "subprocess.Popen[str]", most: int | None = None) -> list[int]:
+    """Return the numbers of the next batches that the writer says are in, up to its end if `most` is not given."""
     assert child.stdout is not None
-    with child.stdout:
-        return [int(line.split()[1]) for line in child.stdout if line.startswith("in ") and line.endswith("\n")]
+    lines = islice(child.stdout, most)
+    return [int(line.split()[1]) for line in lines if line.startswith("in ") and line.endswith("\n")]
 
 
 def test_a_reply_lost_after_the_commit_leads_to_no_second_copy(server: ClickHouseServer) -> None:

@@ -8,6 +8,7 @@ import pytest
 from lockstep.arrow import conform
 from lockstep.errors import StoreError, StoreRefused
 from lockstep.records import Collective, Comm, NicCounter, OpStat, TransferStat
+from lockstep.store.engine import QUERY_TIMEOUT_S
 from lockstep.store.store import Store, open_store
 from lockstep.tables import TABLE_BY_NAME
 from tests.builders import SECOND, T0, make, rows
@@ -127,6 +128,14 @@ def test_threads_share_a_store_and_every_insert_counts(store: Store) -> None:
         seen = list(pool.map(work, range(8)))
     assert min(seen) >= 10
     assert count(store, "collectives") == 80
+
+
+def test_a_read_has_a_limit_in_time_and_a_statement_has_none(store: Store) -> None:
+    limit = "SELECT toFloat64(getSetting('max_execution_time')) AS s"
+    assert store.query(limit)["s"].to_pylist() == [QUERY_TIMEOUT_S]
+    assert store.query_system(limit)["s"].to_pylist() == [QUERY_TIMEOUT_S]
+    # A backup may take longer.
+    store.command(f"SELECT throwIf(toFloat64(getSetting('max_execution_time')) = {QUERY_TIMEOUT_S})")
 
 
 def test_a_closed_store_says_so(database_url: str) -> None:

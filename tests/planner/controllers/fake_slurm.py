@@ -58,7 +58,7 @@ class FakeSlurm:
         """Return the calls that change something."""
         return [line for line in self.calls() if not line.startswith(("squeue", "scontrol show", "scontrol write"))]
 
-    def options(self, is_dry_run: bool = False, timeout_s: float = 30.0) -> SlurmOptions:
+    def options(self, is_dry_run: bool = False, timeout_s: float = 60.0) -> SlurmOptions:
         return SlurmOptions(
             self.home / "spool",
             is_dry_run=is_dry_run,

@@ -3,7 +3,6 @@
 import os
 import signal
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -11,13 +10,27 @@ import pytest
 from lockstep.clock import ManualClock
 from lockstep.errors import ControllerDown
 from planner.controllers.running import Deadline, make_environment, run_within
+from tests.waiting import eventually
 
 SOON_S = 0.3
-LONG_S = 30.0  # never reached unless a test fails
+LONG_S = 60.0  # never reached unless a test fails
 
 
-def run_shell(script: str, timeout_s: float = LONG_S, stdin: str = "") -> tuple[int, str, str]:
-    done = run_within(["sh", "-c", script], Deadline(timeout_s), os.environ, stdin)
+class SinceWritten(Deadline):
+    """Time that begins when a line is in a file, however long a busy machine takes to get there."""
+
+    def __init__(self, timeout_s: float, note: Path) -> None:
+        super().__init__(timeout_s)
+        self._note = note
+
+    @property
+    def left_s(self) -> float:
+        eventually(lambda: self._note.exists() and self._note.read_text().endswith("\n"))
+        return self.timeout_s
+
+
+def run_shell(script: str, stdin: str = "") -> tuple[int, str, str]:
+    done = run_within(["sh", "-c", script], Deadline(LONG_S), os.environ, stdin)
     return done.code, done.out, done.err
 
 
@@ -45,10 +58,11 @@ def test_a_silent_failure_is_said_to_be_silent() -> None:
 
 def test_a_command_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
     note = tmp_path / "pids"
+    script = f"sleep 600 & echo $! $$ > {note}; wait"
     with pytest.raises(ControllerDown, match=r"sh -c .* did not end within 0\.3 s and was killed"):
-        run_shell(f"sleep 600 & echo $! $$ > {note}; wait", timeout_s=SOON_S)
+        run_within(["sh", "-c", script], SinceWritten(SOON_S, note), os.environ)
     child, shell = (int(word) for word in note.read_text().split())
-    assert not is_alive(shell)
+    wait_for_death(shell)
     wait_for_death(child)
 
 
@@ -100,9 +114,4 @@ def test_waiting_leaves_the_reserve() -> None:
 
 def wait_for_death(pid: int) -> None:
     """Return when a killed process is gone: its new parent may take a moment to notice."""
-    done = threading.Event()
-    for _ in range(500):
-        if not is_alive(pid):
-            return
-        done.wait(0.01)
-    pytest.fail(f"process {pid} still runs")
+    eventually(lambda: not is_alive(pid))

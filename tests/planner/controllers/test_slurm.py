@@ -8,11 +8,12 @@ import pytest
 
 from lockstep.clock import ManualClock
 from lockstep.errors import BadInput, ControllerDown, HalfDone
+from planner.controllers import slurm_commands
 from planner.controllers.protocol import JobView, Restart
 from planner.controllers.slurm import SlurmController
 from planner.controllers.slurm_commands import SlurmOptions
 from tests.planner.controllers.fake_slurm import NODES, RUNNING, SCRIPT, FakeSlurm
-from tests.planner.controllers.test_running import wait_for_death
+from tests.planner.controllers.test_running import SinceWritten, wait_for_death
 
 DRAINED_AGAIN = (
     NODES[2].replace("State=ALLOCATED", "State=ALLOCATED+DRAIN").rstrip() + " Reason=lockstep d-18: slow\n"
@@ -25,7 +26,7 @@ ORDER = Restart("d-18", "2", exclude=("n2",), checkpoint="/ckpt/7")
 
 
 def control(
-    slurm: FakeSlurm, is_dry_run: bool = False, timeout_s: float = 30.0, clock: ManualClock | None = None
+    slurm: FakeSlurm, is_dry_run: bool = False, timeout_s: float = 60.0, clock: ManualClock | None = None
 ) -> SlurmController:
     return SlurmController(slurm.options(is_dry_run, timeout_s), clock)
 
@@ -109,11 +110,15 @@ def test_a_controller_that_is_down_is_raised(slurm: FakeSlurm) -> None:
             act(control(slurm))
 
 
-def test_a_command_that_hangs_is_killed_in_time_with_its_children(slurm: FakeSlurm) -> None:
+def test_a_command_that_hangs_is_killed_in_time_with_its_children(
+    slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = slurm.home / "child"
     slurm.say("scontrol-show-node", do="sleep 600 & echo $! > child; wait")
+    monkeypatch.setattr(slurm_commands, "Deadline", lambda timeout_s: SinceWritten(timeout_s, child))
     with pytest.raises(ControllerDown, match=r"scontrol show node did not end within 0\.3 s and was killed"):
         control(slurm, timeout_s=0.3).isolate("n1", "m", "x")
-    wait_for_death(int((slurm.home / "child").read_text()))
+    wait_for_death(int(child.read_text()))
 
 
 def test_a_job_is_cancelled_and_submitted_without_the_node(slurm: FakeSlurm) -> None:

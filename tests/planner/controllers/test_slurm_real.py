@@ -21,6 +21,8 @@ from tests.planner.controllers.contract import Rig, check_contract
 
 pytestmark = pytest.mark.slow
 
+KILL_WAIT_S = 4
+
 SCRIPT = """\
 #!/bin/sh
 #SBATCH --job-name="train me"
@@ -48,7 +50,7 @@ class Died(BaseException):
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalSlurm]:
     try:
-        with local_slurm(tmp_path_factory.mktemp("slurm"), extra=QUICK) as slurm:
+        with local_slurm(tmp_path_factory.mktemp("slurm"), extra=QUICK, kill_wait_s=KILL_WAIT_S) as slurm:
             yield slurm
     except NotPresent as missing:
         pytest.skip(str(missing))
@@ -229,12 +231,14 @@ def test_a_submission_that_arrives_late_is_found_and_not_made_again(
 
 
 def test_a_job_that_ends_slowly_never_meets_its_next_attempt(
-    slurm: LocalSlurm, options: SlurmOptions, tmp_path: Path
+    slurm: LocalSlurm, options: SlurmOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """KillWait is 2 s here, and this job needs more than that."""
+    """It ends when KillWait is over; who looks once and does not wait sees it before."""
     order = Restart("d-9", start_training(slurm, tmp_path, text=STUBBORN))
-    controller = SlurmController(replace(options, grace_s=0))
-    assert "still ending on n1 (KillWait is 2 s)" in controller.restart(order).what
+    controller = SlurmController(options)
+    with monkeypatch.context() as patch:
+        patch.setattr(SlurmCommands, "wait_until", lambda _, is_so, at_most_s: is_so())
+        assert f"still ending on n1 (KillWait is {KILL_WAIT_S} s)" in controller.restart(order).what
     wait_until(lambda: controller.restart(order).is_good, "the job is started again")
     new = controller.restart(order).job
     assert new is not None
@@ -301,11 +305,11 @@ def test_root_starts_a_users_job_as_that_user(slurm: LocalSlurm, options: SlurmO
 def test_a_controller_that_is_away_is_said_in_time_and_its_state_is_found_again(
     slurm: LocalSlurm, options: SlurmOptions
 ) -> None:
-    controller = SlurmController(replace(options, timeout_s=2.0))
+    controller = SlurmController(options)
     assert controller.isolate("n1", "d-7", "slow").outcome == "done"
     slurm.stop("slurmctld")
     with pytest.raises(ControllerDown, match=r"scontrol show node did not end within 2 s and was killed"):
-        controller.release("n1", "d-7")
+        SlurmController(replace(options, timeout_s=2.0)).release("n1", "d-7")
     slurm.start_controller()
     assert controller.isolate("n1", "d-7", "slow").outcome == "already"
     assert controller.release("n1", "d-7").outcome == "done"

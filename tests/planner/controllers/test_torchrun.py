@@ -5,13 +5,16 @@ import os
 import shlex
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from lockstep.clock import ManualClock
 from lockstep.errors import BadInput, ControllerDown
+from planner.controllers import torchrun
 from planner.controllers.protocol import JobView, Restart
 from planner.controllers.running import Deadline
 from planner.controllers.torchrun import TorchrunController, TorchrunOptions
@@ -22,6 +25,7 @@ from tests.planner.controllers.test_running import is_alive, wait_for_death
 
 FAKE = Path(__file__).with_name("fake_torchrun.py")
 NODES = ("n1", "n2", "n3")
+LIMIT_S = 120  # never reached unless a test fails
 
 
 @pytest.fixture
@@ -29,7 +33,7 @@ def options(tmp_path: Path) -> Iterator[TorchrunOptions]:
     """A job of three nodes, none of which has an agent yet; ends those that it finds at the end."""
     launch = f"{shlex.quote(sys.executable)} {FAKE} --rdzv-id=$job </dev/null >/dev/null 2>&1 & echo $! > $pid_file"
     reach = Reach(str(tmp_path / "{job}-{node}.pid"), launch)
-    options = TorchrunOptions("llm-7", NODES, reach, tmp_path / "state", timeout_s=30)
+    options = TorchrunOptions("llm-7", NODES, reach, tmp_path / "state", timeout_s=LIMIT_S)
     yield options
     agents = look_for(options)
     agents.each(NODES, agents.stop)
@@ -37,7 +41,7 @@ def options(tmp_path: Path) -> Iterator[TorchrunOptions]:
 
 
 def look_for(options: TorchrunOptions) -> Agents:
-    return Agents(options.job, options.reach, Deadline(30))
+    return Agents(options.job, options.reach, Deadline(LIMIT_S))
 
 
 def start_all(options: TorchrunOptions) -> dict[str, int]:
@@ -115,7 +119,7 @@ def test_a_process_that_is_no_agent_of_this_job_is_never_stopped(options: Torchr
         pid_file.write_text(text)
         assert look_for(options).find("n2") is None
     pid_file.write_text(agent)
-    other = Agents("llm-77", options.reach, Deadline(30))
+    other = Agents("llm-77", options.reach, Deadline(LIMIT_S))
     assert other.find("n2") is None
 
 
@@ -266,11 +270,20 @@ def test_a_node_that_does_not_answer_is_a_controller_that_is_down(options: Torch
         controller.job("llm-7")
 
 
-def test_an_agent_that_does_not_end_is_a_failure(options: TorchrunOptions) -> None:
+class LeapingClock(ManualClock):
+    """A clock that is much later after each wait: who gives up does so soon, and commands have all their time."""
+
+    def wait(self, event: threading.Event, timeout_s: float) -> bool:
+        return super().wait(event, 100 * timeout_s)
+
+
+def test_an_agent_that_does_not_end_is_a_failure(options: TorchrunOptions, monkeypatch: pytest.MonkeyPatch) -> None:
     pids = start_all(options)
     os.kill(pids["n2"], signal.SIGSTOP)
+    monkeypatch.setattr(torchrun, "Deadline", lambda timeout_s: Deadline(timeout_s, LeapingClock()))
+    monkeypatch.setattr(torchrun, "_LEFT_S", LIMIT_S / 2)  # what the last question has, too
     try:
-        report = TorchrunController(replace(options, timeout_s=2.0)).isolate("n2", "d-1", "slow")
+        report = TorchrunController(options).isolate("n2", "d-1", "slow")
         assert (report.outcome, report.what) == ("failed", "the agent of n2 was told to end and still runs")
     finally:
         os.kill(pids["n2"], signal.SIGCONT)

@@ -10,6 +10,7 @@ Nic = tuple[str, str]
 _IP_RECVERR = 11  # linux/in.h
 _SO_RCVBUFFORCE = 33  # asm-generic/socket.h
 _ANSWER_S = 10.0
+_AT_ONCE = 50  # packets
 
 
 @contextmanager
@@ -42,9 +43,33 @@ def count_arrivals(fabric: Fabric, src: Nic, dst: Nic, packets: int) -> int:
     with datagrams(fabric, src) as here, datagrams(fabric, dst) as there:
         for sent in range(packets):
             here.sendto(b"x", there.getsockname())
-            if sent % 50 == 49:
+            if sent % _AT_ONCE == _AT_ONCE - 1:
                 arrived += _drain(there, patience_s=0.0)
         return arrived + _drain(there, patience_s=0.5)  # longer than anything is on its way here
+
+
+def count_held_arrivals(fabric: Fabric, src: Nic, dst: Nic, packets: int) -> int:
+    """Return the same where a process holds packets: the next few leave when it has let go of those before."""
+    arrived = 0
+    with datagrams(fabric, src) as here, datagrams(fabric, dst) as there:
+        for begin in range(0, packets, _AT_ONCE):
+            for _ in range(_AT_ONCE):
+                here.sendto(b"x", there.getsockname())
+            arrived += _count_until(f"mark {begin}".encode(), here, there)
+    return arrived
+
+
+def _count_until(mark: bytes, here: socket.socket, there: socket.socket) -> int:
+    """Send a mark until one arrives, as it may be lost, and return how many packets came before it."""
+    arrived = 0
+    there.settimeout(0.2)
+    for _ in range(300):
+        here.sendto(mark, there.getsockname())
+        with suppress(TimeoutError):
+            while (got := there.recv(100)) != mark:
+                arrived += got == b"x"
+            return arrived
+    raise AssertionError(f"{mark!r} does not arrive")
 
 
 def find_answerers(fabric: Fabric, src: Nic, dst: Nic, port: int) -> list[str]:

@@ -20,7 +20,7 @@ Act = Callable[[Worker, Command], Reply]
 
 def plan(folder: Path, kills: tuple[Kill, ...] = (), rejoins: tuple[Rejoin, ...] = ()) -> TrainingPlan:
     schedules = tuple(pack_schedule(plan_schedule(GRID, unit_times(1), failed)) for failed in (set(), {LOST}))
-    return TrainingPlan(folder=folder, steps=6, schedules=schedules, kills=kills, rejoins=rejoins, timeout_s=5)
+    return TrainingPlan(folder=folder, steps=6, schedules=schedules, kills=kills, rejoins=rejoins, timeout_s=60)
 
 
 def obedient(worker: Worker, command: Command) -> Reply:

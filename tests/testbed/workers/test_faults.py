@@ -126,7 +126,7 @@ def test_rank_of_another_size_is_seen_in_what_is_open(built: Path, tmp_path: Pat
 def test_reversed_order_of_two_communicators_is_a_deadlock(built: Path, tmp_path: Path) -> None:
     step = (Compute(2), Collective("world", "AllReduce", MIB), Collective("dp", "AllReduce", MIB))
     folder = tmp_path / "job"
-    with running(plan_job(3, step), built, folder, limit_s=2) as job:
+    with running(plan_job(3, step), built, folder, limit_s=3) as job:
         job.wait_for_step(2)
         job.ranks[ODD].tell("reversed")
 
@@ -155,13 +155,13 @@ def test_ranks_that_are_told_to_leave_in_mid_work_leave_without_complaint(built:
 
 
 def test_job_that_stands_still_ends_at_its_limit(built: Path, tmp_path: Path) -> None:
-    with running(plan_job(3), built, tmp_path / "job", limit_s=1) as job:
+    with running(plan_job(3), built, tmp_path / "job", limit_s=3) as job:
         job.wait_for_step(2)
         job.ranks[ODD].tell("absent")
 
         assert job.wait_until_over() == [3, 3, 3]
-        assert "is not done within 1 s" in job.ranks[0].complaints
-        assert job.ranks[ODD].complaints == "rank 2: absent for 1 s"
+        assert "is not done within 3 s" in job.ranks[0].complaints
+        assert job.ranks[ODD].complaints == "rank 2: absent for 3 s"
         with pytest.raises(LockstepError, match="rank 0 ended with 3: rank 0: step"):
             job.wait_for_step(10_000)
 
