@@ -4,6 +4,7 @@ from fastapi import FastAPI
 
 from api.departures import ClientsLeft, Departures
 from api.idempotency import Idempotency
+from api.incident_door import IncidentDoor
 from api.known_callers import KnownSessions
 from api.limits import BodyLimit, RateLimit
 from api.parts import Parts
@@ -19,6 +20,7 @@ def install_protection(app: FastAPI, parts: Parts) -> None:
     app.state.known_sessions = KnownSessions(parts.control, parts.clock)
     app.add_middleware(StoreSlots, settings=parts.settings)
     app.add_middleware(Idempotency)
+    app.add_middleware(IncidentDoor)
     app.add_middleware(IngestDoor)
     app.add_middleware(BodyLimit, settings=parts.settings)
     app.add_middleware(RateLimit, settings=parts.settings, clock=parts.clock)

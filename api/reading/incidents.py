@@ -24,6 +24,7 @@ from lockstep.verdict import FaultClass, Frozen
 _KEPT_NS = NS_PER_S
 _ASK_AGAIN_S, _BELIEVED_S = 0.1, 0.5  # after the database was asked: no person sees the difference
 _THREADS = 4
+_LONGEST_QUERY = 1_024  # that is remembered
 _MOST_PAGES = 64  # of 200 KB each
 _KEPT = 4_096  # incidents that are remembered as they are shown: about 10 MB
 
@@ -103,6 +104,7 @@ class IncidentPages:
         self._control, self._clock = control, clock
         self._kept = _Kept((-1, -1), 0, {})
         self._pages: dict[_Asked, Refreshed[RenderedPage]] = {}
+        self._meanings: dict[bytes, _Asked] = {}
         self._threads = anyio.CapacityLimiter(_THREADS)  # slow readers may have taken all of the usual ones
 
     async def find(self, wanted: IncidentFilter, limit: int, after: Place | None) -> RenderedPage:
@@ -114,6 +116,17 @@ class IncidentPages:
             ask = partial(to_thread.run_sync, self.render, *key, limiter=self._threads)
             self._pages[key] = Refreshed(ask, self._clock, again_s=_ASK_AGAIN_S, believed_s=_BELIEVED_S)
         return await self._pages[key].get()
+
+    def meaning_of(self, query: bytes) -> _Asked | None:
+        """Return what a query string asks for, where it was read before."""
+        return self._meanings.get(query)
+
+    def learn(self, query: bytes, asked: _Asked) -> None:
+        """Remember what a query string asks for."""
+        if len(self._meanings) >= _MOST_PAGES:
+            self._meanings = {}
+        if len(query) <= _LONGEST_QUERY:
+            self._meanings[query] = asked
 
     def forget(self) -> None:
         """Ask at the next request: something was written here."""

@@ -8,6 +8,7 @@ from analyzer.roster import read_roster
 from analyzer.windows import Window
 from api.asking import Identity, Wanted
 from api.auth import Reader
+from api.incident_door import show_page
 from api.paging import USUAL, Cursor, Limit, Page, add_link, cut_sorted, read_cursor
 from api.parts import parts_of
 from api.reading.changes import BEFORE_S, Change, find_changes
@@ -41,10 +42,8 @@ async def incidents(
     after = read_cursor(cursor, int, str)
     wanted = IncidentFilter(job=job, state=state, fault_class=fault_class, component=component)
     pages: IncidentPages = request.app.state.incident_pages
-    page = await pages.find(wanted, limit, after)
-    answer = Response(page.body, media_type="application/json")
-    add_link(request, answer, Page(items=(), next=page.next))
-    return answer
+    pages.learn(request.scope["query_string"], (wanted, limit, after))
+    return show_page(request, await pages.find(wanted, limit, after))
 
 
 @router.get("/incidents/{incident_id}", summary="Read an incident")

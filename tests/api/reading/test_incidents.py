@@ -133,3 +133,16 @@ def test_pages_that_nobody_asks_for_again_do_not_fill_the_memory(control: Contro
 
     asyncio.run(ask_for_many())
     assert len(pages._pages) <= 64
+
+
+def test_what_a_query_asks_for_is_remembered_of_a_few(control: ControlDatabase) -> None:
+    pages = IncidentPages(control, ManualClock(T0))
+    asked = (ALL, 3, None)
+    pages.learn(b"limit=3", asked)
+    assert pages.meaning_of(b"limit=3") == asked
+    assert pages.meaning_of(b"limit=4") is None
+    pages.learn(b"x" * 2_000, asked)
+    assert pages.meaning_of(b"x" * 2_000) is None
+    for number in range(1_000):
+        pages.learn(b"%d" % number, asked)
+    assert len(pages._meanings) <= 64
