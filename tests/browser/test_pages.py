@@ -7,9 +7,10 @@ import pytest
 from playwright.sync_api import Page
 
 from lockstep.control.decisions import save_decisions
+from lockstep.control.incidents import save_incidents
 from lockstep.decision import Cost, Option
 from tests.api.build import Api
-from tests.api.dashboard.build import decision_of
+from tests.api.dashboard.build import decision_of, incident_of
 from tests.browser.conftest import Window
 
 pytestmark = pytest.mark.slow
@@ -71,9 +72,11 @@ def test_report_prints_without_what_is_only_for_screens(window: Window) -> None:
 
 def test_ways_that_are_closed_are_printed_though_they_are_folded_on_the_screen(window: Window, site: Api) -> None:
     closed = Option(action="reroute", cost=Cost(), reason="no path planner runs here")
-    made = decision_of("d9", "i1", "train", site.parts.clock.now_ns(), alternatives=(closed,))
-    save_decisions(site.parts.control, [made], None)
-    page = window.open("/incidents/i1")
+    now_ns = site.parts.clock.now_ns()
+    over = {"state": "closed", "closed_ns": now_ns, "closed_because": "it is in time again"}
+    save_incidents(site.parts.control, [incident_of("i9", "train", now_ns).model_copy(update=over)], None)
+    save_decisions(site.parts.control, [decision_of("d9", "i9", "train", now_ns, alternatives=(closed,))], None)
+    page = window.open("/incidents/i9")
     reason = page.get_by_text("no path planner runs here")
     assert not reason.is_visible()
     page.emulate_media(media="print")

@@ -8,6 +8,7 @@ from lockstep.control.tokens import Scope
 from lockstep.store.layout import Layout
 from lockstep.store.migrations import migrate
 from lockstep.store.store import open_store
+from testbed.clickhouse import ClickHouseServer
 from tests.api.build import Api, running_api
 from tests.browser.conftest import Window
 from tests.browser.planned import DEAD, StandingClock, load_planned, planned_topology
@@ -20,7 +21,8 @@ pytestmark = pytest.mark.slow
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     """A web process over a fabric whose planner has just led all flows around a dead link."""
     folder = tmp_path_factory.mktemp("planned")
-    with open_store(f"chdb://{folder / 'store'}") as store:
+    # The other site of these tests has this process' one embedded store.
+    with ClickHouseServer(folder / "clickhouse") as server, open_store(server.url) as store:
         migrate(store, Layout(store.database), now_ns=1)
         topology = planned_topology()
         with running_api(folder, store, clock=StandingClock(), topology=topology) as running:
