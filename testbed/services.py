@@ -68,7 +68,11 @@ class Service:
         self._end(signal.SIGTERM)
 
     def __enter__(self) -> "Service":
-        return self.start()
+        try:
+            return self.start()
+        except BaseException:
+            self.__exit__()
+            raise
 
     def __exit__(self, *_: object) -> None:
         if self._process:

@@ -67,6 +67,7 @@ class _Server(smtplib.SMTP):
         self._address = address
         self._context = outside.trust() if scheme == "smtps" else None
         self._raw: socket.socket | None = None
+        self._is_over = False
         super().__init__(timeout=outside.timeout_s)
         self._host = host  # what STARTTLS and smtplib's own class for TLS compare certificates with
 
@@ -74,9 +75,13 @@ class _Server(smtplib.SMTP):
         self._raw = socket.create_connection((self._address, port), timeout)
         if self._context:
             self._raw = self._context.wrap_socket(self._raw, server_hostname=host)
+        if self._is_over:  # before there was a socket to shut
+            self._raw.close()
+            raise TimeoutError("the time was over before the server answered")
         return self._raw
 
     def shut(self) -> None:
+        self._is_over = True
         if self._raw is not None:
             with suppress(OSError):
                 self._raw.shutdown(socket.SHUT_RDWR)

@@ -2,7 +2,7 @@
 
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from email.message import EmailMessage
@@ -109,6 +109,25 @@ def trickling() -> Iterator[int]:
 def test_server_that_trickles_is_left() -> None:
     with trickling() as port, pytest.raises(ReceiverAway, match="did not take the mail"):
         send_mail(f"smtp-plain://mail.example:{port}", "", "", letter(), replace(OUTSIDE, timeout_s=1.0))
+
+
+class OverAtOnce:
+    """A timer whose time is over as soon as it starts, which is before there is a socket to shut."""
+
+    def __init__(self, _: float, act: Callable[[], None]) -> None:
+        self.daemon, self._act = False, act
+
+    def start(self) -> None:
+        self._act()
+
+    def cancel(self) -> None:
+        """Do nothing: it is over."""
+
+
+def test_server_is_left_also_when_the_time_was_over_before_it_was_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading, "Timer", OverAtOnce)
+    with trickling() as port, pytest.raises(ReceiverAway, match="the time was over"):
+        send_mail(f"smtp-plain://mail.example:{port}", "", "", letter(), OUTSIDE)
 
 
 def test_address_inside_is_not_connected_to() -> None:
