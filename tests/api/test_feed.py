@@ -84,7 +84,7 @@ def test_what_is_remembered_is_forgotten_before_listeners_come_for_it(control: C
         await task
 
     asyncio.run(scene())
-    assert told[:2] == ["forget", "heard"]
+    assert "forget" in told[: told.index("heard")]
 
 
 def test_listener_that_was_away_hears_each_thing_once_as_it_is_now(control: ControlDatabase) -> None:

@@ -153,10 +153,10 @@ def test_readers_who_wait_for_the_store_stop_neither_agents_nor_probes(tmp_path:
     store = HangingStore()
     with running_api(tmp_path, store, clock=SystemClock()) as api:
         reader, agent = bearer(api.make_token("read")), api.make_token("ingest", "h0")
-        url = f"{api.client.base_url}/api/v1/jobs"
+        url = f"{api.client.base_url}/api/v1/jobs?job="
         asking = [
-            threading.Thread(target=httpx.get, args=(url,), kwargs={"headers": reader, "timeout": 120})
-            for _ in range(Settings().api.store_reads)
+            threading.Thread(target=httpx.get, args=(f"{url}j{number}",), kwargs={"headers": reader, "timeout": 120})
+            for number in range(Settings().api.store_reads)
         ]
         for each in asking:
             each.start()

@@ -84,7 +84,8 @@ def test_running_job_is_asked_about_by_name(lockstep: Run, tmp_path: Path) -> No
     lines = [line.rstrip() for line in as_text.out.splitlines()]
     assert lines[1].split()[:6] == ["1", "nic:h3/eth1", "tx", "comm_slow", "97", "%"]
     assert lines[3:] == [
-        "1 nic:h3/eth1 tx: h3's eth1 sends at a tenth of its rate, says Zoë",
+        "1 nic:h3/eth1 slows what it sends since 1970-01-01 00:00 UTC: steps take 1.42 times as long, 255 ranks wait",
+        "  h3's eth1 sends at a tenth of its rate, says Zoë",
         "  might as well be link:h3/eth1--leaf1",
         "  not link:leaf1--spine2: others cross it at full rate",
         "  1 % of the job's hosts told nothing",
@@ -101,7 +102,8 @@ def test_reason_is_printed_as_it_is(lockstep: Run, tmp_path: Path) -> None:
         token, server = api.make_token("read"), str(api.client.base_url)
         outcome = lockstep("diagnose", "--job", "a", SERVER, server, "--token", token)
     assert outcome.code == 0
-    assert "1 nic:[/a]/eth1 tx: [/x] [red]:smile:" in outcome.out
+    assert "\n1 nic:[/a]/eth1 slows what it sends" in outcome.out
+    assert "\n  [/x] [red]:smile:" in outcome.out
 
 
 def test_page_is_written_beside_what_is_printed(lockstep: Run, tmp_path: Path) -> None:
