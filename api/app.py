@@ -1,8 +1,7 @@
 """create_app: where the web process is put together."""
 
 import asyncio
-import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -18,6 +17,7 @@ from api.openapi import install_openapi
 from api.parts import Parts
 from api.problems import install_problems
 from api.protection import install_protection
+from api.readiness import RememberedCheck
 from api.reads import install_reads
 from api.routes import (
     audit,
@@ -37,8 +37,7 @@ from api.routes import (
 )
 from api.store_slots import GuardedStore
 from lockstep import __version__
-from lockstep.clock import NS_PER_S, Clock
-from lockstep.errors import LockstepError, StoreAway
+from lockstep.errors import StoreAway
 from lockstep.store.migrations import check_migrated
 
 
@@ -65,7 +64,7 @@ def create_app(parts: Parts) -> FastAPI:
     app.state.parts = parts
     app.state.board = Board(parts.control, parts.clock)
     app.state.oidc = make_verifier(parts.settings.api, parts.clock)
-    app.state.check_ready = remembered(lambda: _check_ready(parts), parts.clock)
+    app.state.check_ready = RememberedCheck(lambda: _check_ready(parts), parts.clock).check
     metrics = SystemMetrics(parts)
     app.state.feed = ChangeFeed(
         parts.control,
@@ -85,37 +84,6 @@ def create_app(parts: Parts) -> FastAPI:
     app.mount("/static", make_static())
     install_openapi(app)
     return app
-
-
-def remembered(check: Callable[[], None], clock: Clock) -> Callable[[], None]:
-    """Return the check with an answer that holds for a second: everybody may ask, and it costs two databases."""
-    asking, told = threading.Lock(), dict[str, tuple[int, LockstepError | None]]()
-
-    def ask() -> LockstepError | None:
-        now_ns = clock.monotonic_ns()
-        if "last" not in told or now_ns - told["last"][0] >= NS_PER_S:
-            told["last"] = (now_ns, _reason(check))
-        return told["last"][1]
-
-    def check_once() -> None:
-        if not asking.acquire(timeout=1):
-            raise StoreAway("whoever asked before still waits for an answer")
-        try:
-            error = ask()
-        finally:
-            asking.release()
-        if error:
-            raise error
-
-    return check_once
-
-
-def _reason(check: Callable[[], None]) -> LockstepError | None:
-    try:
-        check()
-    except LockstepError as error:
-        return error
-    return None
 
 
 def _check_ready(parts: Parts) -> None:
