@@ -36,21 +36,22 @@ class Refreshed(Generic[T]):
         answer = self._answer
         is_known = answer is not None and answer.round == self._round
         age_ns = self._clock.monotonic_ns() - answer.asked_ns if answer is not None and is_known else None
-        if self._asking is None and (age_ns is None or age_ns >= self._again_ns):
-            self._start()
+        asking = self._asking  # once: another thread may forget at any moment
+        if asking is None and (age_ns is None or age_ns >= self._again_ns):
+            asking = self._start()
         if answer is not None and age_ns is not None and age_ns < self._believed_ns:
             return answer.value
-        assert self._asking is not None, "an answer that is too old has been asked for again"
-        return await asyncio.shield(self._asking)  # whoever goes away takes it from nobody
+        return await asyncio.shield(asking or self._start())  # whoever goes away takes it from nobody
 
     def forget(self) -> None:
         """Believe nothing that was asked for before now: something was written here."""
         self._round += 1
         self._asking = None
 
-    def _start(self) -> None:
-        self._asking = asyncio.create_task(self._ask_once())
-        self._asking.add_done_callback(self._ended)
+    def _start(self) -> asyncio.Task[T]:
+        task = self._asking = asyncio.create_task(self._ask_once())
+        task.add_done_callback(self._ended)
+        return task
 
     async def _ask_once(self) -> T:
         number, asked_ns = self._round, self._clock.monotonic_ns()

@@ -109,13 +109,13 @@ class IncidentPages:
 
     async def find(self, wanted: IncidentFilter, limit: int, after: Place | None) -> RenderedPage:
         """Return a page that was up to date a moment ago; for the requests of one event loop."""
-        key = (wanted, limit, after)
-        if key not in self._pages and len(self._pages) >= _MOST_PAGES:
-            self._pages = {}
-        if key not in self._pages:
+        key, pages = (wanted, limit, after), self._pages  # once: another thread may forget at any moment
+        if key not in pages:
+            if len(pages) >= _MOST_PAGES:
+                pages.clear()
             ask = partial(to_thread.run_sync, self.render, *key, limiter=self._threads)
-            self._pages[key] = Refreshed(ask, self._clock, again_s=_ASK_AGAIN_S, believed_s=_BELIEVED_S)
-        return await self._pages[key].get()
+            pages[key] = Refreshed(ask, self._clock, again_s=_ASK_AGAIN_S, believed_s=_BELIEVED_S)
+        return await pages[key].get()
 
     def meaning_of(self, query: bytes) -> _Asked | None:
         """Return what a query string asks for, where it was read before."""
