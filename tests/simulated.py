@@ -6,6 +6,7 @@ from functools import lru_cache
 
 import pyarrow as pa
 
+from lockstep.records import Step
 from lockstep.sim.simulation import Simulation
 from lockstep.sim.story import Story
 from lockstep.sim.telemetry import Identity, Rows, SimulatedTelemetry
@@ -40,3 +41,18 @@ def load(store: Store, deliveries: Iterable[Delivery]) -> None:
             parts.setdefault(name, []).append(rows)
     for name, tables in parts.items():
         store.insert(TABLE_BY_NAME[name], pa.concat_tables(tables), token=f"story/{name}")
+
+
+def told_step(number: int, start_s: float, length_s: float) -> Step:
+    """Return a step of rank 0 that the job itself told."""
+    start_ns = T0 + int(start_s * SECOND)
+    return Step(
+        host="h0",
+        job=JOB,
+        attempt=0,
+        world_rank=0,
+        step=number,
+        start_ns=start_ns,
+        end_ns=start_ns + int(length_s * SECOND),
+        source="told",
+    )

@@ -15,7 +15,7 @@ from lockstep.store.store import Store
 from lockstep.tables import TABLE_BY_NAME
 from lockstep.topology import TopologyIndex
 from tests.builders import SECOND, T0, make, rows
-from tests.simulated import JOB, tell
+from tests.simulated import JOB, tell, told_step
 
 FABRIC = TopologyIndex(leaf_spine(hosts=8, nics_per_host=1, leaves=4, spines=2))
 HUNG = parse_story(
@@ -54,25 +54,11 @@ def said(store: Store, topology: TopologyIndex | None = None) -> list[Incident]:
     return diagnose(store, topology, FollowOptions(), "captured")
 
 
-def step(number: int, start_s: float, length_s: float) -> Step:
-    start_ns = T0 + int(start_s * SECOND)
-    return Step(
-        host="h0",
-        job=JOB,
-        attempt=0,
-        world_rank=0,
-        step=number,
-        start_ns=start_ns,
-        end_ns=start_ns + int(length_s * SECOND),
-        source="told",
-    )
-
-
 def steps(lengths_s: Iterable[float]) -> list[Step]:
     told: list[Step] = []
     for number, length_s in enumerate(lengths_s):
         before_s = (told[-1].end_ns - T0) / SECOND if told else 0.0
-        told.append(step(number, before_s, length_s * (1 + 0.01 * (number % 3 - 1))))
+        told.append(told_step(number, before_s, length_s * (1 + 0.01 * (number % 3 - 1))))
     return told
 
 

@@ -4,7 +4,6 @@ from lockstep.control.database import ControlDatabase
 from lockstep.control.incidents import save_incidents
 from lockstep.control.leases import take_lease
 from lockstep.incident import Incident
-from lockstep.records import Step
 from lockstep.sim.library import parse_story
 from lockstep.sim.simulation import Simulation
 from lockstep.store.store import Store
@@ -13,7 +12,7 @@ from planner.paths.service import PathService
 from tests.api.reading.build import put
 from tests.builders import SECOND, T0
 from tests.lockstep.control.build import incident
-from tests.simulated import JOB, load, tell
+from tests.simulated import JOB, load, tell, told_step
 from tests.waiting import PunctualClock
 
 STORY = parse_story(
@@ -37,7 +36,7 @@ STORY = parse_story(
 )
 DEAD = "leaf0--spine0"
 SECONDS = 48  # of the story, after which a person looks
-_STEP_NS = SECOND // 2
+_STEP_S = 0.5
 
 
 class StandingClock(PunctualClock):
@@ -54,7 +53,7 @@ def planned_topology() -> Topology:
 def load_planned(store: Store, control: ControlDatabase, topology: Topology) -> None:
     """Tell the story, let the planner plan for its flows, break a link, and let it plan again."""
     load(store, tell(STORY, seed=1, every_s=50))
-    put(store, (_step(number) for number in range(2 * SECONDS)))
+    put(store, (told_step(number, number * _STEP_S, _STEP_S) for number in range(2 * SECONDS)))
     service = PathService(store, control, topology)
     for second in (SECONDS - 2, SECONDS - 1):
         now_ns = T0 + second * SECOND
@@ -70,17 +69,3 @@ def _dead_link(now_ns: int) -> Incident:
     times = {"since_ns": now_ns - 5 * SECOND, "last_seen_ns": now_ns}
     said = {"reason": f"nothing passes {DEAD} any more: 6 transfers stand with it for 5 s"}
     return known.model_copy(update={"verdict": known.verdict.model_copy(update=named | times | said)})
-
-
-def _step(number: int) -> Step:
-    begin_ns = T0 + number * _STEP_NS
-    return Step(
-        host="h0",
-        job=JOB,
-        attempt=0,
-        world_rank=0,
-        step=number,
-        start_ns=begin_ns,
-        end_ns=begin_ns + _STEP_NS,
-        source="told",
-    )
