@@ -29,8 +29,8 @@ class Parts:
     delivered: DeliveryCounts = field(default_factory=DeliveryCounts)  # by the alerts of this process
 
     def second_ns(self) -> int:
-        """Return now to the second: all who ask the store within it ask the same."""
-        return self.clock.now_ns() // NS_PER_S * NS_PER_S
+        """Return when this second ends: all who ask within it ask the same, and miss nothing that is there."""
+        return (self.clock.now_ns() // NS_PER_S + 1) * NS_PER_S
 
 
 def parts_of(request: Request) -> Parts:

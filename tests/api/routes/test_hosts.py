@@ -9,12 +9,21 @@ from lockstep.control.incidents import save_incidents
 from lockstep.store.store import Store
 from tests.api.build import Api, check_problem, running_api
 from tests.api.reading.build import counters, heartbeat, incident_on, put, reading
+from tests.builders import SECOND
+from tests.waiting import PunctualClock
+
+
+class BriefClock(PunctualClock):
+    """A clock on which it is always late in the same second: what is new is as new as can be."""
+
+    def now_ns(self) -> int:
+        return self._epoch_ns // SECOND * SECOND + SECOND - 1
 
 
 @pytest.fixture(scope="module")
 def api(tmp_path_factory: pytest.TempPathFactory, shared_store: Store) -> Iterator[Api]:
     folder: Path = tmp_path_factory.mktemp("hosts")
-    with running_api(folder, shared_store) as running:
+    with running_api(folder, shared_store, clock=BriefClock()) as running:
         now_ns = running.parts.clock.now_ns()
         hosts = [f"h{number}" for number in range(3)]
         put(shared_store, [heartbeat(host, now_ns) for host in hosts])
