@@ -103,3 +103,20 @@ def test_a_wrong_password_is_refused_without_showing_it(clickhouse: ClickHouseSe
 def test_a_server_that_is_not_there_is_away(tmp_path: Path) -> None:
     with open_store("http://u@127.0.0.1:1/x") as store, pytest.raises(StoreAway, match="Connection refused"):
         store.query_system("SELECT 1")
+
+
+def test_questions_that_are_asked_once_are_not_remembered_without_end(tmp_path: Path) -> None:
+    child = run_child(
+        f"""
+        from lockstep.store.store import open_store
+        cache = "SELECT sum(value) AS bytes FROM system.metrics WHERE metric = 'QueryConditionCacheBytes'"
+        with open_store("chdb://{tmp_path}/store") as store:
+            store.command("CREATE TABLE t (p UInt16, v UInt32) ENGINE = MergeTree PARTITION BY p ORDER BY p")
+            store.command("INSERT INTO t SELECT number % 200, number FROM numbers(2000)")
+            for number in range(100):
+                store.query_system(f"SELECT count() AS n FROM t WHERE v > {{2000 + number}}")
+            print(store.query_system(cache)["bytes"][0])
+        """,
+        tmp_path,
+    )
+    assert 0 < int(child.stdout) <= 1 << 20, child.stderr
