@@ -27,7 +27,11 @@ class JobTrend(Frozen):
 
     job: Job
     step_times_s: tuple[float, ...] = Field((), description="the newest, in the order of time")
-    ratio: float | None = Field(None, description="step time now over that before; None: too few steps")
+    ratio: float | None = Field(
+        None,
+        description="step time now over that before the fault where an incident tells, else over that of the steps "
+        "before; None: too few steps",
+    )
 
 
 class Overview(Frozen):
@@ -51,7 +55,7 @@ def read_overview(client: Client, now_ns: int) -> Overview:
         server=client.server.url,
         version=client.version(),
         at_ns=now_ns,
-        jobs=tuple(_read_trend(client, job) for job in choose_jobs(_read_jobs(client))),
+        jobs=tuple(_read_trend(client, job, incidents) for job in choose_jobs(_read_jobs(client))),
         incidents=incidents,
         waiting=tuple(_read_waiting(client, incidents, now_ns)),
         agents=len(agents),
@@ -75,6 +79,12 @@ def find_trend(step_times_s: Sequence[float]) -> float | None:
     now, before = step_times_s[-_NEWEST:], step_times_s[:-_NEWEST]
     usual = median(before) if before else 0.0
     return median(now) / usual if usual > 0 else None
+
+
+def find_slowness(job: Job, incidents: Iterable[Incident]) -> float | None:
+    """Return how much longer its steps take by the worst of its incidents; a fault soon makes up all newest steps."""
+    own = (each.verdict.impact for each in incidents if (each.job, each.attempt) == (job.job, job.attempt))
+    return max((impact.step_time_ratio for impact in own if impact.step_time_ratio is not None), default=None)
 
 
 def find_waiting(
@@ -109,10 +119,10 @@ def _read_jobs(client: Client) -> list[Job]:
     return [*troubled, *islice(client.jobs(("running",), page=left), left)] if left else troubled
 
 
-def _read_trend(client: Client, job: Job) -> JobTrend:
+def _read_trend(client: Client, job: Job, incidents: Iterable[Incident]) -> JobTrend:
     steps = [step for step in islice(client.steps(job.job), _STEPS) if step.attempt == job.attempt]
     times_s = tuple(step.step_s for step in reversed(steps))
-    return JobTrend(job=job, step_times_s=times_s, ratio=find_trend(times_s))
+    return JobTrend(job=job, step_times_s=times_s, ratio=find_slowness(job, incidents) or find_trend(times_s))
 
 
 def _read_waiting(client: Client, incidents: Sequence[Incident], now_ns: int) -> Iterable[Decision]:

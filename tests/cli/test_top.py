@@ -71,7 +71,7 @@ def test_one_picture_has_jobs_incidents_agents_and_what_waits(lockstep: Run, to:
     assert (shown.code, shown.err) == (0, "")
     assert "h3's eth1 sends at a tenth of its rate, says Zoë" in shown.out
     assert "lockstep decisions approve d1" in shown.out
-    assert "1.50x" in shown.out
+    assert "1.42x" in shown.out  # as the incident tells: the steps before are slow ones soon
     assert "Agents, 1 heard, 1 not well" in shown.out
     assert "h17" in shown.out
 
@@ -80,7 +80,7 @@ def test_json_has_the_same(lockstep: Run, to: tuple[str, ...]) -> None:
     told = json.loads(lockstep("top", "--json", *to).out)
 
     assert [one["job"]["job"] for one in told["jobs"]] == ["train"]
-    assert (told["jobs"][0]["job"]["condition"], told["jobs"][0]["ratio"]) == ("slow", 1.5)
+    assert (told["jobs"][0]["job"]["condition"], told["jobs"][0]["ratio"]) == ("slow", 1.42)
     assert told["incidents"][0]["verdict"]["class"] == "comm_slow"
     assert [one["id"] for one in told["waiting"]] == ["d1"]
     assert (told["agents"], told["ailing"][0]["host"]) == (1, "h17")

@@ -7,8 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.client.answers import AgentView, Job, ListedDecision
-from lockstep.client.overview import choose_jobs, find_ailing, find_trend, find_waiting
+from lockstep.client.overview import choose_jobs, find_ailing, find_slowness, find_trend, find_waiting
 from lockstep.decision import Mode
+from lockstep.incident import Incident
+from lockstep.verdict import Impact
 from tests.lockstep.control.build import decision, incident
 
 Condition = Any  # a literal of several words
@@ -51,6 +53,19 @@ def test_of_several_attempts_the_newest_counts() -> None:
 @pytest.mark.parametrize("times", [[], [1.0] * 10, [0.0] * 30])
 def test_without_a_past_there_is_no_trend(times: list[float]) -> None:
     assert find_trend(times) is None
+
+
+def slowed(job_name: str, ratio: float | None) -> Incident:
+    told = incident(job=job_name)
+    impact = Impact(step_time_ratio=ratio, ranks_waiting=1)
+    return told.model_copy(update={"verdict": told.verdict.model_copy(update={"impact": impact})})
+
+
+def test_job_is_as_slow_as_the_worst_of_its_own_incidents_tells() -> None:
+    told = [slowed("a", 1.2), slowed("a", None), slowed("a", 1.7), slowed("b", 3.0)]
+    assert find_slowness(job("a", "slow"), told) == 1.7
+    assert find_slowness(job("a", "slow", attempt=1), told) is None
+    assert find_slowness(job("c"), told) is None
 
 
 @settings(max_examples=50)
