@@ -12,6 +12,7 @@ from api.dashboard import addresses, words
 from api.parts import parts_of
 from lockstep import __version__, figures
 from lockstep.words import CLASSES, headline, impact_words
+from planner.recovery.ladder import RUNGS
 
 
 def _make_environment() -> Environment:
@@ -36,6 +37,7 @@ def _make_environment() -> Environment:
         "actions": words.ACTIONS,
         "grades": words.GRADES,
         "modes": words.MODES,
+        "rungs": RUNGS,
         "version": __version__,
         "static": static,
     }

@@ -149,7 +149,8 @@ def _why(best: Option, known: list[Option], situation: Situation) -> str:
     second = next((option for option in known if option.action != best.action), None)
     reason = f"{best.reason}: {best.cost.gpu_hours} GPU-hours are expected to be lost"
     if second is not None:
-        reason += f", and {second.cost.gpu_hours} with the next best, {second.action}"
+        other = "if nothing is done" if second.action == "none" else f"with the next best, {second.action}"
+        reason += f", and {second.cost.gpu_hours} {other}"
     return f"{situation.verdict.component}: {reason}"
 
 

@@ -82,6 +82,8 @@ def _reroute(situation: Situation) -> _Way:
 def _reattempt(situation: Situation) -> _Way:
     if not situation.stands_still:
         return _closed("a slow part is not cured by trying again")
+    if closed := _no_controller(situation):
+        return closed
     risk = _RISK_ON_BAD_HARDWARE if situation.verdict.grade == "isolate" else _RISK_OF_REATTEMPT
     return _Way("the operation is tried again in place", downtime_s=situation.durations.reattempt_s, risk=risk)
 
@@ -89,6 +91,8 @@ def _reattempt(situation: Situation) -> _Way:
 def _restart_process(situation: Situation) -> _Way:
     if not situation.stands_still and not is_alarm(situation.verdict.impact.step_time_ratio):
         return _closed("a slow part is not cured by a new process")
+    if closed := _no_controller(situation):
+        return closed
     if situation.verdict.grade == "isolate" and is_hardware(situation.verdict.component):
         risk = _RISK_ON_BAD_HARDWARE
     else:
@@ -179,10 +183,8 @@ def _replace(situation: Situation) -> _Way:
 
 def _move(situation: Situation, nodes: int, resume: Resume | None, what: str) -> _Way:
     """Return a restart on other nodes from the last complete checkpoint that they can load."""
-    if closed := _no_node(situation):
+    if closed := _no_node(situation) or _no_controller(situation):
         return closed
-    if not situation.cluster.can_restart:
-        return _closed("no job controller is set that could restart it")
     job = situation.job
     if nodes < job.min_nodes:
         return _closed(f"the job needs {job.min_nodes} nodes and {nodes} would be left")
@@ -221,6 +223,11 @@ def _cannot_shrink(situation: Situation) -> _Way | None:
     return (
         None if situation.cluster.can_shrink else _closed("the job has not said that it can go on without a worker")
     )
+
+
+def _no_controller(situation: Situation) -> _Way | None:
+    """Return why nobody can start anything again; None where a controller can."""
+    return None if situation.cluster.can_restart else _closed("no job controller is set that could restart it")
 
 
 def _no_node(situation: Situation) -> _Way | None:

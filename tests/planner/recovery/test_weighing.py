@@ -64,6 +64,8 @@ def test_money_is_shown_where_there_is_a_price() -> None:
         ("reattempt", situation(), "a slow part is not cured by trying again"),
         ("replace", situation(within=cluster(spares=())), "no spare node is idle"),
         ("replace", situation(within=cluster(can_restart=False)), "no job controller is set that could restart it"),
+        ("reattempt", situation(crash(), within=cluster(can_restart=False)), "no job controller is set"),
+        ("restart_process", situation(crash(), within=cluster(can_restart=False)), "no job controller is set"),
         ("reconfigure", situation(of=job(resume=None)), "there is no checkpoint that was verified to be complete"),
         ("reconfigure", situation(of=job(min_nodes=8)), "the job needs 8 nodes and 7 would be left"),
         ("reconfigure", situation(verdict(component="switch:spine1")), "switch:spine1 is not a part of one node"),
