@@ -1,6 +1,8 @@
 """An answer is asked for ahead of time: nobody waits for it who comes while it may be believed."""
 
 import asyncio
+import sys
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -124,3 +126,30 @@ def test_trouble_is_told_to_who_waits_and_the_last_answer_holds_for_its_time() -
         assert await answer.get() == source.asked
 
     play(scene)
+
+
+def test_another_thread_may_forget_at_any_moment() -> None:
+    """Bytecode by bytecode: a reader between two looks at what is being asked finds it gone."""
+    switching_s = sys.getswitchinterval()
+    stop = threading.Event()
+
+    async def scene(answer: Refreshed[int], source: Source, clock: ManualClock) -> None:
+        def forget_always() -> None:
+            while not stop.is_set():
+                answer.forget()
+
+        thread = threading.Thread(target=forget_always)
+        thread.start()
+        try:
+            for _ in range(10_000):
+                clock.advance(2.0)
+                assert await answer.get() <= source.asked
+        finally:
+            stop.set()
+            thread.join()
+
+    sys.setswitchinterval(1e-6)
+    try:
+        play(scene)
+    finally:
+        sys.setswitchinterval(switching_s)
