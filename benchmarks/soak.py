@@ -2,10 +2,11 @@
 
 A real `lockstep up --demo`: embedded store, collectors that send every second, analyzer, planner, alerts. Clients
 walk over every list of the API and every page that the first one links to; one listens to the stream and begins again
-now and then. Memory is the median of each minute; what it grows by is the slope over the second half, when all is
-warm.
+now and then. Memory is the median of each minute, as is what there is at the end; what it grows by is the slope over
+the second half, when all is warm.
 """
 
+import math
 import re
 import tempfile
 import threading
@@ -159,11 +160,19 @@ def growth_mb_per_hour(samples: Sequence[Sample]) -> float:
     return float(theilslopes(medians, sorted(minutes)).slope) * 60
 
 
+def median_of(samples: Sequence[Sample], last_s: float = math.inf) -> Sample:
+    """Return what is usual in the last seconds: a merge at one moment has fifty files open for a moment."""
+    end_s = samples[-1].at_s
+    late = [sample for sample in samples if sample.at_s > end_s - last_s]
+    files, threads = (int(np.median([getattr(one, name) for one in late])) for name in ("files", "threads"))
+    return Sample(end_s, float(np.median([one.memory_mb for one in late])), files, threads)
+
+
 def _figures(samples: Sequence[Sample], tally: Tally, elapsed_s: float, share: float) -> tuple[Figure, ...]:
-    last, p99_ms = samples[-1], float(np.percentile(tally.seconds, 99)) * 1e3
+    last, p99_ms = median_of(samples, _MINUTE_S), float(np.percentile(tally.seconds, 99)) * 1e3
     growth = 100 * growth_mb_per_hour(samples) / last.memory_mb
-    grown_files = last.files - int(np.median([sample.files for sample in samples]))
-    grown_threads = last.threads - int(np.median([sample.threads for sample in samples]))
+    usual = median_of(samples)
+    grown_files, grown_threads = last.files - usual.files, last.threads - usual.threads
     failed = f"first: {tally.failures[0]}" if tally.failures else f"of {len(tally.seconds):,}"
     return (
         Figure("length", elapsed_s / _HOUR_S, "h", 1, 24),

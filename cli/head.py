@@ -22,6 +22,7 @@ from lockstep.control.database import ControlDatabase, open_control
 from lockstep.control.duty import Duty, DutyOptions, Work
 from lockstep.control.topologies import find_topology, list_topologies
 from lockstep.errors import BadInput
+from lockstep.memory import memory_given_back
 from lockstep.sealing import Keyring
 from lockstep.store.store import Store
 from lockstep.topology import Topology, TopologyIndex, load_topology
@@ -45,6 +46,7 @@ def opened_head(
     with ExitStack() as stack:
         store = stack.enter_context(opened_store(settings))
         prepare_embedded(store, settings, clock.now_ns())
+        stack.enter_context(memory_given_back(store, clock))
         control = stack.enter_context(open_control(settings.control_url, keys=keys_of(settings)))
         topology = topology or topology_of(settings, control)
         parts = Parts(

@@ -9,7 +9,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -71,6 +71,8 @@ class Gateway:
         self._stop = threading.Event()
         self._trouble: str | None = None
         self.metrics = GatewayMetrics(lambda: self.backlog_bytes, lambda: self._trouble is not None)
+        # A segment has one insert per table, and most of each is waiting for the store.
+        self._inserters = ThreadPoolExecutor(_INSERTS_AT_ONCE, "gateway-insert")
         self._threads = [
             threading.Thread(target=self._log_batches, name="gateway-log"),
             threading.Thread(target=self._insert_segments, name="gateway-insert"),
@@ -116,6 +118,7 @@ class Gateway:
         for thread in self._threads:
             if thread.is_alive():
                 thread.join()
+        self._inserters.shutdown()
         os.close(self._lock)
 
     def _enqueue(self, bundle: Bundle) -> None:
@@ -276,9 +279,13 @@ class Gateway:
             self._store.insert(TABLE_BY_NAME[part.table], part.rows, token)
             return int(part.rows.num_rows)
 
-        # Several at a time: a segment has one insert per table, and most of each is waiting for the store.
-        with ThreadPoolExecutor(_INSERTS_AT_ONCE, "gateway-insert") as pool:
-            return sum(pool.map(insert, parts_of(pieces)))
+        inserts: list[Future[int]] = []
+        try:
+            for part in parts_of(pieces):
+                inserts.append(self._inserters.submit(insert, part))  # noqa: PERF401  # a list of what was begun
+        finally:
+            wait(inserts)  # whatever fails: the next try must not meet this one
+        return sum(each.result() for each in inserts)
 
     def _report(self, trouble: str | None) -> None:
         """Say it when it changes, not each time round."""

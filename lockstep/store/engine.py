@@ -34,6 +34,7 @@ SETTINGS: dict[str, Any] = {
 _CONNECT_TIMEOUT_S = 5
 QUERY_TIMEOUT_S = 60
 _CONDITION_CACHE_BYTES = 1 << 20  # as the engine counts: an entry takes three times that, and its default is 100 MB
+_PARTS_TO_MERGE = 8
 _IDLE_THREADS = 8  # kept for the next query; each holds three files open, and the default keeps a thousand
 
 
@@ -126,13 +127,18 @@ def _write_config(path: Path, memory_bytes: int) -> Path:
 
     query_condition_cache_size: every part and every WHERE is an entry, and ours name a new second each time.
     old_parts_lifetime: this build keeps merged parts for 0 s, so a crash between merge and sync could lose both.
+    min_parts_to_merge_at_once: a small table that gets rows every second would be written anew every second, and each
+    of its former selves is kept, on disk and in memory, for that long.
     """
     config = path / "engine.xml"
     config.write_text(
         "<clickhouse>"
         f"<max_server_memory_usage>{memory_bytes}</max_server_memory_usage>"
         f"<query_condition_cache_size>{_CONDITION_CACHE_BYTES}</query_condition_cache_size>"
-        "<merge_tree><old_parts_lifetime>480</old_parts_lifetime></merge_tree>"
+        "<merge_tree>"
+        "<old_parts_lifetime>480</old_parts_lifetime>"
+        f"<min_parts_to_merge_at_once>{_PARTS_TO_MERGE}</min_parts_to_merge_at_once>"
+        "</merge_tree>"
         f"<backups><allowed_path>{escape(str(path / 'backups'))}/</allowed_path></backups>"
         "</clickhouse>\n",
         encoding="utf-8",

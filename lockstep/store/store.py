@@ -57,6 +57,11 @@ class Store:
         with self._client() as client:
             client.command(sql, settings=dict(settings or {}), use_database=False)
 
+    def give_memory_back(self) -> None:
+        """Let the embedded engine return what it has freed to the system; a server looks after itself."""
+        if self._engine:
+            self.command("SYSTEM JEMALLOC PURGE")
+
     def close(self) -> None:
         """Close every client that is not at work, then let go of the directory; the store cannot be used again."""
         with self._guard:
