@@ -120,3 +120,17 @@ def test_questions_that_are_asked_once_are_not_remembered_without_end(tmp_path: 
         tmp_path,
     )
     assert 0 < int(child.stdout) <= 1 << 20, child.stderr
+
+
+def test_engine_merges_and_forgets_parts_as_it_is_told(tmp_path: Path) -> None:
+    told = "SELECT name, value FROM system.merge_tree_settings WHERE name IN ('{}') ORDER BY name"
+    names = ("min_parts_to_merge_at_once", "old_parts_lifetime")
+    child = run_child(
+        f"""
+        from lockstep.store.store import open_store
+        with open_store("chdb://{tmp_path}/store") as store:
+            print(store.query_system({told.format("', '".join(names))!r}).to_pydict())
+        """,
+        tmp_path,
+    )
+    assert child.stdout.strip() == str({"name": list(names), "value": ["8", "480"]}), child.stderr
