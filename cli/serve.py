@@ -21,6 +21,7 @@ from lockstep.control.database import open_control
 from lockstep.control.duty import Duty, Work
 from lockstep.errors import LockstepError
 from lockstep.incident import Incident
+from lockstep.memory import memory_given_back
 from lockstep.sections import split_listen
 
 app = typer.Typer(no_args_is_help=True, help="Run one service, for compose and systemd.")
@@ -38,6 +39,7 @@ def serve_api(context: typer.Context) -> None:
     with ExitStack() as stack:
         store = stack.enter_context(opened_store(settings))
         prepare_embedded(store, settings, clock.now_ns())
+        stack.enter_context(memory_given_back(store, clock))
         control = stack.enter_context(open_control(settings.control_url, keys=keys_of(settings)))
         parts = Parts(
             settings=settings,
@@ -67,6 +69,7 @@ def serve_analyzer(context: typer.Context) -> None:
     with ExitStack() as stack:
         store = stack.enter_context(opened_store(settings))
         prepare_embedded(store, settings, clock.now_ns())
+        stack.enter_context(memory_given_back(store, clock))
         control = stack.enter_context(open_control(settings.control_url))
         service = make_analyzer(settings, store, control, topology_of(settings, control), _announce)
         duty = make_duty("analyzer", service.run_once, settings, control, clock)
@@ -85,6 +88,7 @@ def serve_planner(context: typer.Context) -> None:
         store = stack.enter_context(opened_store(settings)) if needs_store else None
         if store is not None:
             prepare_embedded(store, settings, clock.now_ns())
+            stack.enter_context(memory_given_back(store, clock))
         works: dict[str, Work] = {"planner": make_planner(settings, store, control, topology).run_once}
         if store is not None and settings.planner.paths:
             works["paths"] = make_path_service(store, control, topology).run_once
