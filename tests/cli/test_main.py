@@ -1,6 +1,7 @@
 """Every ending of the command is 0, 1 with a sentence, or 2; and a command loads only what it needs."""
 
 import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -137,6 +138,15 @@ def test_command_whose_packages_are_missing_says_which_extra_to_install(
         f"lockstep: `lockstep {command}` needs {missing}, which is not installed here: "
         f"pip install 'lockstep[{extra}]'\n"
     )
+
+
+@pytest.mark.parametrize(("command", "is_service"), [("up", True), ("serve", True), ("simulate", False)])
+def test_services_have_rows_where_freed_memory_can_be_given_back(command: str, is_service: bool) -> None:
+    look = "import pyarrow; print(pyarrow.default_memory_pool().backend_name)"
+    code = f"from cli.main import build; build([{command!r}]); {look}"
+    environment = {name: value for name, value in os.environ.items() if name != "ARROW_DEFAULT_MEMORY_POOL"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, cwd=REPO, capture_output=True, text=True)
+    assert (done.stdout.strip() == "system") is is_service, done.stderr
 
 
 def test_help_without_the_heavy_packages_lists_what_is_left() -> None:
