@@ -1,6 +1,5 @@
 """lockstep collect: the agent on a training host."""
 
-import signal
 import socket
 import threading
 from importlib import import_module
@@ -10,6 +9,7 @@ import structlog
 import typer
 
 from cli.setup import settings_of
+from cli.stopping import StopSignals
 from collector.agent import CollectorAgent
 from collector.gateway_client import GatewayClient
 from collector.lean import leave_out_pandas
@@ -36,9 +36,7 @@ def command(context: typer.Context) -> None:
     settings = settings_of(context)
     leave_out_pandas()
     host = settings.collector.host or socket.gethostname().split(".", 1)[0]
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
+    signals, stop = StopSignals(), threading.Event()
     sources, destination, clock = make_sources(host, settings.collector), _destination(host, settings), SystemClock()
     outbox, checkpoints = _outbox(settings.collector, settings.state_dir / "spool")
     agent = CollectorAgent(host, sources, outbox, destination, clock, checkpoints)
@@ -46,7 +44,8 @@ def command(context: typer.Context) -> None:
     _follow_paths(host, settings.collector, clock, stop)
     stop_metrics = serve_metrics(agent, settings.collector.listen, clock)
     _log.info("collector is up", host=host, server=settings.collector.store_url or settings.collector.server)
-    stop.wait()
+    signals.wait()
+    stop.set()
     stop_metrics()
     agent.close()
 

@@ -3,6 +3,8 @@
 import signal
 import socket
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -41,6 +43,16 @@ def test_address_that_no_gateway_can_have_is_one_sentence(lockstep: Run, token_f
     check_failure(outcome, "'head:8642' is not the address of a gateway; expected http(s)://host:port")
 
 
+@contextmanager
+def collecting(environment: dict[str, str], **streams: int) -> Iterator[subprocess.Popen[bytes]]:
+    """Give an agent in a process of its own, which does not outlive the block, whatever happens in it."""
+    with subprocess.Popen([LOCKSTEP, "collect"], env=environment, **streams) as agent:  # type: ignore[call-overload]
+        try:
+            yield agent
+        finally:
+            agent.kill()
+
+
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
 def test_agent_sends_until_it_is_told_to_stop(tmp_path: Path, token_file: str, how: signal.Signals) -> None:
     with FakeGateway() as gateway:
@@ -50,7 +62,7 @@ def test_agent_sends_until_it_is_told_to_stop(tmp_path: Path, token_file: str, h
             LOCKSTEP_COLLECTOR_SERVER=gateway.url,
             LOCKSTEP_COLLECTOR_HOST="h7",
         )
-        with subprocess.Popen([LOCKSTEP, "collect"], env=environment, stdout=subprocess.PIPE) as agent:
+        with collecting(environment, stdout=subprocess.PIPE) as agent:
             eventually(lambda: len(gateway.received) >= 1)
             agent.send_signal(how)
             said, _ = agent.communicate(timeout=60)
@@ -60,11 +72,13 @@ def test_agent_sends_until_it_is_told_to_stop(tmp_path: Path, token_file: str, h
 
 
 def ask(address: Path, question: bytes) -> bytes:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asker:
+    """Return the agent's answer; nothing where it is not there yet, or where the question came too slowly for it."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asker, suppress(OSError):
         asker.settimeout(60)
         asker.connect(str(address))
         asker.send(question)
         return asker.recv(1024)
+    return b""
 
 
 @pytest.mark.needs_root
@@ -81,9 +95,9 @@ def test_agent_that_follows_paths_answers_jobs_that_ask_for_ports(tmp_path: Path
             LOCKSTEP_COLLECTOR_PATHS_FILE=str(tmp_path / "paths" / "plan"),
             LOCKSTEP_COLLECTOR_PATHS_AGENT=str(tmp_path / "paths" / "agent"),
         )
-        with subprocess.Popen([LOCKSTEP, "collect"], env=environment, stderr=subprocess.PIPE) as agent:
-            eventually(lambda: (tmp_path / "paths" / "agent").exists())
-            assert ask(tmp_path / "paths" / "agent", b"1 10.0.0.1 10.0.0.2 5201") == b"-", "no plan has named it yet"
+        with collecting(environment, stderr=subprocess.PIPE) as agent:
+            question = b"1 10.0.0.1 10.0.0.2 5201"  # no plan has named it yet
+            eventually(lambda: ask(tmp_path / "paths" / "agent", question) == b"-")
             agent.send_signal(signal.SIGTERM)
             _, said = agent.communicate(timeout=60)
     assert agent.returncode == 0
