@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LOCKSTEP = str(Path(sys.executable).with_name("lockstep"))
-_LIMIT_S = 120
+_LIMIT_S = 600
 
 
 @dataclass(frozen=True)
