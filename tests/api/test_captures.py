@@ -90,7 +90,7 @@ def test_upload_that_is_no_capture_is_refused_and_leaves_nothing(api: Api, conte
 
 
 @given(st.data())
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_capture_with_bytes_changed_is_taken_whole_or_refused_with_a_sentence(
     api: Api, archive: Path, data: st.DataObject
 ) -> None:

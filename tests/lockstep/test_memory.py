@@ -10,6 +10,7 @@ from structlog.testing import capture_logs
 from lockstep.errors import StoreAway
 from lockstep.memory import memory_given_back
 from lockstep.store.store import Store
+from tests.conftest import REPO
 from tests.waiting import HastyClock, eventually
 
 
@@ -40,7 +41,7 @@ def test_freed_memory_leaves_the_process(tmp_path: Path) -> None:
             print(before - resident_bytes(os.getpid()))
     """
     child = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=300, cwd=Path.cwd()
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=300, cwd=REPO
     )
     assert int(child.stdout) > 50_000_000, child.stderr
 
