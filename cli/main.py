@@ -95,7 +95,7 @@ def _words_before_cursor(environment: Mapping[str, str], arguments: Sequence[str
     return words if line.endswith(" ") else words[:-1]
 
 
-# Arrow's own allocator keeps what each thread once had at most (80 MB for 2 MB of rows on a head node within an hour).
+# Arrow's own allocator keeps what each thread once had at most (80 MB for 2 MB of rows on a head node in an hour).
 # What the C library has free can be given back (lockstep/memory.py). Arrow looks when it is imported.
 _SERVICES = ("up", "serve")
 _ARROW_POOL = ("ARROW_DEFAULT_MEMORY_POOL", "system")
