@@ -34,7 +34,7 @@ def hold(tun: int, ending: int, delay_ns: int) -> None:
     while True:
         _release(tun, held, time.monotonic_ns())
         wait_s = max(held[0][0] - time.monotonic_ns(), 0) / 1e9 if held else None
-        ready, _, _ = select.select([tun, ending], [], [], wait_s)
+        ready, _, _ = select.select([tun, ending], [], [], wait_s)  # poll() would round to milliseconds
         if ending in ready:
             break
         if tun in ready:

@@ -180,7 +180,9 @@ class Traffic:
     def _read(self, host: str) -> bytes:
         stream = self._workers[host].stdout
         assert stream is not None
-        if not select.select([stream], [], [], _ANSWER_S)[0]:  # nothing is buffered: one question, one line
+        answer = select.poll()
+        answer.register(stream, select.POLLIN)
+        if not answer.poll(int(_ANSWER_S * 1000)):  # nothing is buffered: one question, one line
             raise LockstepError(f"the worker on {host} has said nothing for {_ANSWER_S:.0f} s")
         line: bytes = stream.readline()
         if not line:

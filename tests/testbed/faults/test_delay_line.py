@@ -4,31 +4,36 @@ import array
 import fcntl
 import os
 import socket
+import subprocess
+import sys
 import termios
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from testbed.faults.delay_line import hold
 from tests.waiting import eventually
+
+_HOLD = "import sys; from testbed.faults.delay_line import hold; hold(0, 1, int(sys.argv[1]))"
 
 
 @contextmanager
 def held_for(delay_s: float) -> Iterator[socket.socket]:
-    """A socket whose packets come back after a while; a pair of sockets stands for the tun."""
+    """A socket whose packets come back after a while; a pair of sockets stands for the tun.
+
+    In a process of its own, as in the testbed: select() knows no descriptor above 1023, and a test run may have more.
+    """
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    ending, told = os.pipe()
     there.setblocking(False)
     here.settimeout(20)
-    thread = threading.Thread(target=hold, args=(there.fileno(), ending, int(delay_s * 1e9)))
-    thread.start()
+    ending, told = os.pipe()
+    line = subprocess.Popen(
+        [sys.executable, "-c", _HOLD, str(int(delay_s * 1e9))], stdin=there.fileno(), stdout=ending
+    )
     try:
         yield here
     finally:
         os.write(told, b".")
-        thread.join(20)
-        assert not thread.is_alive()
+        assert line.wait(20) == 0
         here.close()
         there.close()
         os.close(ending)
