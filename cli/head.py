@@ -13,7 +13,7 @@ from analyzer.service import AnalyzerService, Announce, ServiceOptions
 from api.alerts.service import make_alerts
 from api.gateway.gateway import Gateway, GatewayOptions
 from api.parts import Parts
-from cli.opening import layout_of, opened_store, prepare_embedded, unique_holder
+from cli.opening import layout_of, served_store, unique_holder
 from cli.planning import make_planner
 from cli.setup import make_state_dir
 from lockstep.clock import NS_PER_S, Clock
@@ -22,7 +22,6 @@ from lockstep.control.database import ControlDatabase, open_control
 from lockstep.control.duty import Duty, DutyOptions, Work
 from lockstep.control.topologies import find_topology, list_topologies
 from lockstep.errors import BadInput
-from lockstep.memory import memory_given_back
 from lockstep.sealing import Keyring
 from lockstep.store.store import Store
 from lockstep.topology import Topology, TopologyIndex, load_topology
@@ -44,9 +43,7 @@ def opened_head(
     """Open all parts, hand them over, and close them in the opposite order; a given topology goes before others."""
     make_state_dir(settings)
     with ExitStack() as stack:
-        store = stack.enter_context(opened_store(settings))
-        prepare_embedded(store, settings, clock.now_ns())
-        stack.enter_context(memory_given_back(store, clock))
+        store = stack.enter_context(served_store(settings, clock))
         control = stack.enter_context(open_control(settings.control_url, keys=keys_of(settings)))
         topology = topology or topology_of(settings, control)
         parts = Parts(

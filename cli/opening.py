@@ -5,8 +5,10 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from lockstep.clock import Clock
 from lockstep.config import Settings, read_secret
 from lockstep.errors import LockstepError
+from lockstep.memory import memory_given_back
 from lockstep.store.address import Embedded, parse_address
 from lockstep.store.layout import Layout
 from lockstep.store.migrations import check_migrated, migrate
@@ -27,6 +29,15 @@ def opened_store(settings: Settings, url: str | None = None) -> Iterator[Store]:
         url or settings.store_url, password=password, memory_bytes=settings.store.memory_mb << 20
     ) as store:
         yield store
+
+
+@contextmanager
+def served_store(settings: Settings, clock: Clock) -> Iterator[Store]:
+    """Open the store for a service: brought up to date where it is embedded, and never keeping freed memory."""
+    with opened_store(settings) as store:
+        prepare_embedded(store, settings, clock.now_ns())
+        with memory_given_back(store, clock):
+            yield store
 
 
 def node_urls(settings: Settings) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from api.app import create_app
 from api.parts import Parts
 from api.routes.health import health_app
 from cli.head import keys_of, make_analyzer, make_duty, make_gateway, make_path_service, topology_of
-from cli.opening import layout_of, listen_on, opened_store, prepare_embedded
+from cli.opening import layout_of, listen_on, served_store
 from cli.planning import make_planner
 from cli.setup import make_state_dir, settings_of
 from cli.web import check_exposure, serve
@@ -21,7 +21,6 @@ from lockstep.control.database import open_control
 from lockstep.control.duty import Duty, Work
 from lockstep.errors import LockstepError
 from lockstep.incident import Incident
-from lockstep.memory import memory_given_back
 from lockstep.sections import split_listen
 
 app = typer.Typer(no_args_is_help=True, help="Run one service, for compose and systemd.")
@@ -37,9 +36,7 @@ def serve_api(context: typer.Context) -> None:
     listener = listen_on(*split_listen(settings.api.listen), "LOCKSTEP_API_LISTEN")
     make_state_dir(settings)
     with ExitStack() as stack:
-        store = stack.enter_context(opened_store(settings))
-        prepare_embedded(store, settings, clock.now_ns())
-        stack.enter_context(memory_given_back(store, clock))
+        store = stack.enter_context(served_store(settings, clock))
         control = stack.enter_context(open_control(settings.control_url, keys=keys_of(settings)))
         parts = Parts(
             settings=settings,
@@ -67,9 +64,7 @@ def serve_analyzer(context: typer.Context) -> None:
     settings, clock = settings_of(context), SystemClock()
     make_state_dir(settings)
     with ExitStack() as stack:
-        store = stack.enter_context(opened_store(settings))
-        prepare_embedded(store, settings, clock.now_ns())
-        stack.enter_context(memory_given_back(store, clock))
+        store = stack.enter_context(served_store(settings, clock))
         control = stack.enter_context(open_control(settings.control_url))
         service = make_analyzer(settings, store, control, topology_of(settings, control), _announce)
         duty = make_duty("analyzer", service.run_once, settings, control, clock)
@@ -85,10 +80,7 @@ def serve_planner(context: typer.Context) -> None:
         control = stack.enter_context(open_control(settings.control_url))
         topology = topology_of(settings, control)
         needs_store = settings.planner.paths or settings.planner.controller != "none"
-        store = stack.enter_context(opened_store(settings)) if needs_store else None
-        if store is not None:
-            prepare_embedded(store, settings, clock.now_ns())
-            stack.enter_context(memory_given_back(store, clock))
+        store = stack.enter_context(served_store(settings, clock)) if needs_store else None
         works: dict[str, Work] = {"planner": make_planner(settings, store, control, topology).run_once}
         if store is not None and settings.planner.paths:
             works["paths"] = make_path_service(store, control, topology).run_once
