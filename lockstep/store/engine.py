@@ -35,6 +35,7 @@ _CONNECT_TIMEOUT_S = 5
 QUERY_TIMEOUT_S = 60
 _CONDITION_CACHE_BYTES = 1 << 20  # as the engine counts: an entry takes three times that, and its default is 100 MB
 _PARTS_TO_MERGE = 8
+_FORMER_PARTS_S = 60
 _IDLE_THREADS = 8  # kept for the next query; each holds three files open, and the default keeps a thousand
 
 
@@ -126,9 +127,9 @@ def _write_config(path: Path, memory_bytes: int) -> Path:
     """Write the engine's settings; without the file it would take a config.xml from the working directory.
 
     query_condition_cache_size: every part and every WHERE is an entry, and ours name a new second each time.
-    old_parts_lifetime: this build keeps merged parts for 0 s, so a crash between merge and sync could lose both.
-    min_parts_to_merge_at_once: a small table that gets rows every second would be written anew every second, and each
-    of its former selves is kept, on disk and in memory, for that long.
+    min_compressed_bytes_to_fsync_after_merge: what a merge wrote is on disk before what it read may go.
+    old_parts_lifetime: what was merged away is kept this long for readers, on disk and with a few kB each in memory.
+    min_parts_to_merge_at_once: a small table that gets rows every second would be written anew every second.
     """
     config = path / "engine.xml"
     config.write_text(
@@ -136,7 +137,8 @@ def _write_config(path: Path, memory_bytes: int) -> Path:
         f"<max_server_memory_usage>{memory_bytes}</max_server_memory_usage>"
         f"<query_condition_cache_size>{_CONDITION_CACHE_BYTES}</query_condition_cache_size>"
         "<merge_tree>"
-        "<old_parts_lifetime>480</old_parts_lifetime>"
+        "<min_compressed_bytes_to_fsync_after_merge>1</min_compressed_bytes_to_fsync_after_merge>"
+        f"<old_parts_lifetime>{_FORMER_PARTS_S}</old_parts_lifetime>"
         f"<min_parts_to_merge_at_once>{_PARTS_TO_MERGE}</min_parts_to_merge_at_once>"
         "</merge_tree>"
         f"<backups><allowed_path>{escape(str(path / 'backups'))}/</allowed_path></backups>"
