@@ -34,7 +34,6 @@ SETTINGS: dict[str, Any] = {
 _CONNECT_TIMEOUT_S = 5
 QUERY_TIMEOUT_S = 60
 _CONDITION_CACHE_BYTES = 1 << 20  # as the engine counts: an entry takes three times that, and its default is 100 MB
-_PARTS_TO_MERGE = 8
 _FORMER_PARTS_S = 60
 _IDLE_THREADS = 8  # kept for the next query; each holds three files open, and the default keeps a thousand
 
@@ -129,7 +128,6 @@ def _write_config(path: Path, memory_bytes: int) -> Path:
     query_condition_cache_size: every part and every WHERE is an entry, and ours name a new second each time.
     min_compressed_bytes_to_fsync_after_merge: what a merge wrote is on disk before what it read may go.
     old_parts_lifetime: what was merged away is kept this long for readers, on disk and with a few kB each in memory.
-    min_parts_to_merge_at_once: a small table that gets rows every second would be written anew every second.
     """
     config = path / "engine.xml"
     config.write_text(
@@ -139,7 +137,6 @@ def _write_config(path: Path, memory_bytes: int) -> Path:
         "<merge_tree>"
         "<min_compressed_bytes_to_fsync_after_merge>1</min_compressed_bytes_to_fsync_after_merge>"
         f"<old_parts_lifetime>{_FORMER_PARTS_S}</old_parts_lifetime>"
-        f"<min_parts_to_merge_at_once>{_PARTS_TO_MERGE}</min_parts_to_merge_at_once>"
         "</merge_tree>"
         f"<backups><allowed_path>{escape(str(path / 'backups'))}/</allowed_path></backups>"
         "</clickhouse>\n",
