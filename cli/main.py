@@ -11,6 +11,7 @@ import typer
 
 from cli.setup import err, out
 from lockstep import __version__
+from lockstep.allocation import share_memory
 from lockstep.errors import LockstepError, NotPresent
 
 # Command, the module that holds it, and the extra that brings what the module imports. Only the module of the
@@ -95,10 +96,7 @@ def _words_before_cursor(environment: Mapping[str, str], arguments: Sequence[str
     return words if line.endswith(" ") else words[:-1]
 
 
-# Arrow's own allocator keeps what each thread once had at most (80 MB for 2 MB of rows on a head node in an hour).
-# What the C library has free can be given back (lockstep/memory.py). Arrow looks when it is imported.
-_SERVICES = ("up", "serve")
-_ARROW_POOL = ("ARROW_DEFAULT_MEMORY_POOL", "system")
+_SERVICES = ("up", "serve")  # that run for months
 
 
 def _wanted(arguments: Sequence[str]) -> str | None:
@@ -113,7 +111,7 @@ def _wanted(arguments: Sequence[str]) -> str | None:
 
 def _add(app: typer.Typer, name: str, module: str, extra: str, needed: bool) -> None:
     if needed and name in _SERVICES:
-        os.environ.setdefault(*_ARROW_POOL)
+        share_memory()
     try:
         loaded = import_module(module)
     except ModuleNotFoundError as error:

@@ -1,31 +1,26 @@
 """Memory that was freed goes back to the system, so that what a process is seen to have is what it needs.
 
-Allocators keep what they once handed out, a pile for each of many threads. A process that runs for months would grow
-by the sum of all peaks, each of its threads having had its own. Arrow's own would not return what other threads have,
-so services use the C library's (cli/main.py).
+Allocators keep what they once handed out. A process that runs for months would grow by the sum of all peaks.
 """
 
-import ctypes
-import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import structlog
 
+from lockstep.allocation import call_libc
 from lockstep.clock import Clock
 from lockstep.errors import LockstepError
 from lockstep.store.store import Store
 
 _EVERY_S = 60.0
-_M_ARENA_MAX = -8  # of malloc.h; glibc has eight for each core unless told
 _log = structlog.get_logger()
 
 
 @contextmanager
 def memory_given_back(store: Store, clock: Clock) -> Iterator[None]:
-    """Give back once a minute for the length of a block, and have a pile for each core, not for each thread."""
-    _call_libc("mallopt", _M_ARENA_MAX, os.cpu_count() or 1)
+    """Give back once a minute for the length of a block."""
     stop = threading.Event()
     thread = threading.Thread(target=_give_back_always, args=(store, clock, stop), name="memory")
     thread.start()
@@ -39,13 +34,7 @@ def memory_given_back(store: Store, clock: Clock) -> Iterator[None]:
 def give_memory_back(store: Store) -> None:
     """Return free memory of the embedded engine and of the C library, which Arrow uses, to the system."""
     store.give_memory_back()
-    _call_libc("malloc_trim", 0)
-
-
-def _call_libc(name: str, *arguments: int) -> None:
-    """Call what glibc has and other C libraries may not."""
-    if function := getattr(ctypes.CDLL(None), name, None):
-        function(*arguments)
+    call_libc("malloc_trim", 0)
 
 
 def _give_back_always(store: Store, clock: Clock, stop: threading.Event) -> None:

@@ -35,6 +35,7 @@ _CONNECT_TIMEOUT_S = 5
 QUERY_TIMEOUT_S = 60
 _CONDITION_CACHE_BYTES = 1 << 20  # as the engine counts: an entry takes three times that, and its default is 100 MB
 _FORMER_PARTS_S = 60
+_WIDE_PART_BYTES = 128 << 20  # not compressed
 _IDLE_THREADS = 8  # kept for the next query; each holds three files open, and the default keeps a thousand
 
 
@@ -127,7 +128,9 @@ def _write_config(path: Path, memory_bytes: int) -> Path:
 
     query_condition_cache_size: every part and every WHERE is an entry, and ours name a new second each time.
     min_compressed_bytes_to_fsync_after_merge: what a merge wrote is on disk before what it read may go.
-    old_parts_lifetime: what was merged away is kept this long for readers, on disk and with a few kB each in memory.
+    old_parts_lifetime: what was merged away is kept this long, on disk and with 15 kB each in memory; the engine
+    looks for it that often too.
+    min_bytes_for_wide_part: a merge of two parts with a file for each column takes 40 MB, however small they are.
     """
     config = path / "engine.xml"
     config.write_text(
@@ -137,6 +140,8 @@ def _write_config(path: Path, memory_bytes: int) -> Path:
         "<merge_tree>"
         "<min_compressed_bytes_to_fsync_after_merge>1</min_compressed_bytes_to_fsync_after_merge>"
         f"<old_parts_lifetime>{_FORMER_PARTS_S}</old_parts_lifetime>"
+        f"<max_cleanup_delay_period>{_FORMER_PARTS_S}</max_cleanup_delay_period>"
+        f"<min_bytes_for_wide_part>{_WIDE_PART_BYTES}</min_bytes_for_wide_part>"
         "</merge_tree>"
         f"<backups><allowed_path>{escape(str(path / 'backups'))}/</allowed_path></backups>"
         "</clickhouse>\n",

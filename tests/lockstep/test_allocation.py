@@ -1,0 +1,59 @@
+"""A service's threads share few piles of memory, and what is large leaves the process when it is freed."""
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+from tests.conftest import REPO
+
+LIBC = """
+    import ctypes, threading
+    from lockstep.allocation import share_memory
+    share_memory()
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype = libc.fopen.restype = ctypes.c_void_p
+    libc.malloc.argtypes, libc.free.argtypes = [ctypes.c_size_t], [ctypes.c_void_p]
+    libc.malloc_info.argtypes, libc.fclose.argtypes = [ctypes.c_int, ctypes.c_void_p], [ctypes.c_void_p]
+"""
+
+
+def run_child(code: str) -> str:
+    whole = textwrap.dedent(LIBC) + textwrap.dedent(code)
+    child = subprocess.run([sys.executable, "-c", whole], capture_output=True, text=True, timeout=300, cwd=REPO)
+    assert child.returncode == 0, child.stderr
+    return child.stdout
+
+
+def test_threads_share_piles(tmp_path: Path) -> None:
+    told = tmp_path / "piles.xml"
+    run_child(
+        f"""
+        all_live = threading.Barrier(32)
+        def work():
+            libc.malloc(1000)
+            all_live.wait()
+        threads = [threading.Thread(target=work) for _ in range(32)]
+        for thread in threads: thread.start()
+        for thread in threads: thread.join()
+        file = libc.fopen(b"{told}", b"w")
+        libc.malloc_info(0, file)
+        libc.fclose(file)
+        """
+    )
+    assert 1 <= told.read_text().count("<heap nr=") <= 4
+
+
+def test_large_block_is_taken_from_no_pile_after_a_larger_one_was_freed() -> None:
+    freed_at_once = run_child(
+        """
+        class Info(ctypes.Structure):
+            _fields_ = [(name, ctypes.c_size_t) for name in "arena ordblks smblks hblks mapped".split()]
+            _fields_ += [(f"rest{number}", ctypes.c_size_t) for number in range(5)]
+        libc.mallinfo2.restype = Info
+        libc.free(libc.malloc(20 << 20))
+        libc.malloc(10 << 20)
+        print(libc.mallinfo2().mapped)
+        """
+    )
+    assert int(freed_at_once) >= 10 << 20
