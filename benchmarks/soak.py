@@ -3,7 +3,7 @@
 A real `lockstep up --demo`: embedded store, collectors that send every second, analyzer, planner, alerts. Clients
 walk over every list of the API and every page that the first one links to; one listens to the stream and begins again
 now and then. Memory is the median of each minute, as is what there is at the end; what it grows by is the slope over
-the second half, when all is warm.
+the second half, when all is warm: lists look back an hour, so that reads grow for the first one.
 """
 
 import math
@@ -54,8 +54,8 @@ class Sample:
 
 
 def measure(quick: bool, note: Note, full: bool = False) -> tuple[Figure, ...]:
-    """Return memory, files and threads of a head node over 15 s, an hour, or a day."""
-    duration_s = _QUICK_S if quick else _DAY_S if full else _HOUR_S
+    """Return memory, files and threads of a head node over 15 s, two hours, or a day."""
+    duration_s = _QUICK_S if quick else _DAY_S if full else 2 * _HOUR_S
     with tempfile.TemporaryDirectory(prefix="lockstep-soak-") as folder, _head(Path(folder)) as (head, url):
         addresses = find_addresses(url)
         note(f"{_CLIENTS} clients ask for {len(addresses)} addresses in turn, for {duration_s / 60:.0f} min")

@@ -57,3 +57,14 @@ def test_large_block_is_taken_from_no_pile_after_a_larger_one_was_freed() -> Non
         """
     )
     assert int(freed_at_once) >= 10 << 20
+
+
+def test_engine_keeps_freed_pages_for_half_a_second(tmp_path: Path) -> None:
+    told = run_child(
+        f"""
+        from lockstep.store.store import open_store
+        with open_store("chdb://{tmp_path}/store") as store:
+            print(store.query_system("SELECT stats FROM system.jemalloc_stats")["stats"][0])
+        """
+    )
+    assert "opt.dirty_decay_ms: 500 " in told
