@@ -32,7 +32,7 @@ _JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,99}")
 _KNOWN = "SELECT count() AS rows FROM {table} WHERE job = {{job:String}}"
 _ALIVE_NS = 600 * NS_PER_S  # the analyzer follows jobs that gave a sign of life in the last two minutes
 _MOMENTS = ("ts_ns", "start_ns", "end_ns", "enqueue_ns", "first_ns", "last_ns")
-_TOLD_OF_JOBS = ("comms", "steps", "rank_minutes", "operations", "wire_minutes", "progress")
+_TOLD_OF_JOBS = ("attempts", "wire_minutes", "progress")
 
 
 class StoredCapture(Frozen):

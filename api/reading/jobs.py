@@ -27,27 +27,12 @@ _CONDITIONS: tuple[tuple[Condition, frozenset[str]], ...] = (
     ("slow", frozenset({"comm_slow", "noncomm_slow", "global_slow", "software"})),
 )
 
-# Roll-ups outlive raw rows, so an old job is known by them; communicators tell its size.
 _KNOWN = """
-SELECT job, attempt, max(ranks_told) AS ranks, max(hosts_told) AS hosts,
-       coalesce(minIf(first, is_exact), min(first)) AS first_ns, max(last) AS last_ns, max(version) AS nccl_version
-FROM (
-    SELECT job, attempt, greatest(toUInt64(max(nranks)), uniqExact(world_rank)) AS ranks_told,
-           uniqExact(host) AS hosts_told, toNullable(min(init_ns)) AS first, true AS is_exact,
-           max(greatest(init_ns, ifNull(destroy_ns, 0))) AS last, max(nccl_version) AS version
-    FROM comms FINAL WHERE %(whose)s GROUP BY job, attempt
-    UNION ALL
-    SELECT job, attempt, toUInt64(uniqExact(world_rank)), 0, min(start_ns), true, max(end_ns), NULL
-    FROM steps WHERE %(whose)s GROUP BY job, attempt
-    UNION ALL
-    SELECT job, attempt, 0, 0, min(minute) * 60000000000, false, max(minute) * 60000000000, NULL
-    FROM rank_minutes WHERE %(whose)s GROUP BY job, attempt
-    UNION ALL
-    SELECT job, attempt, 0, 0, min(minute) * 60000000000, false, max(minute) * 60000000000, NULL
-    FROM operations WHERE %(whose)s GROUP BY job, attempt
-)
-GROUP BY job, attempt HAVING (job, attempt) > ({after_job:String}, {after_attempt:Int32}) AND %(which)s
-ORDER BY job, attempt LIMIT {most:UInt64}
+SELECT job, attempt, max(attempts.ranks) AS ranks, uniqExactMerge(attempts.hosts) AS hosts,
+       max(attempts.nccl_version) AS nccl_version,
+       min(attempts.first_ns) AS first_ns, max(attempts.last_ns) AS last_ns
+FROM attempts WHERE %(whose)s AND (job, attempt) > ({after_job:String}, {after_attempt:Int32}) AND %(which)s
+GROUP BY job, attempt ORDER BY job, attempt LIMIT {most:UInt64}
 """
 _LISTED = "arrayExists((a, b) -> a = job AND b = attempt, {jobs:Array(String)}, {attempts:Array(Int32)})"
 # Progress is told every second, also of a job that hangs and finishes nothing.
@@ -83,7 +68,7 @@ class Job(Frozen):
     hosts: int = Field(ge=0)
     nccl_version: str | None = None
     first_ns: int = Field(ge=0, description="first sign of life")
-    last_ns: int = Field(ge=0, description="last sign of life; to the minute for a job that has ended")
+    last_ns: int = Field(ge=0, description="last sign of life")
     first_at: str | None = None
     last_at: str | None = None
     step: int | None = Field(None, description="newest known training step")

@@ -32,10 +32,13 @@ DEFAULT_RETENTION_DAYS: dict[str, int] = {
     "operations": 30,
     "rank_minutes": 180,
     "wire_minutes": 180,
+    "attempts": 365,
 }
-_ROLLUPS = ("operations", "rank_minutes", "wire_minutes")
 _NS_PER_S = 1_000_000_000
 _NS_PER_DAY = 86_400 * _NS_PER_S
+_ROLLUP_SECONDS = dict.fromkeys(("operations", "rank_minutes", "wire_minutes"), "minute * 60") | {
+    "attempts": f"intDiv(last_ns, {_NS_PER_S})"
+}
 _FAR_FUTURE_S = 4_000_000_000  # year 2096, below the end of ClickHouse's DateTime
 _TTL_DAYS = re.compile(r"\bTTL\b.*toIntervalDay\((\d+)\)")
 
@@ -82,8 +85,8 @@ def _alter(table: str, days: int, layout: Layout) -> str:
 
 def _moment(table: str) -> str:
     """Return when a row happened as a DateTime; rows that do not say so are kept."""
-    if table in _ROLLUPS:
-        return "toDateTime(minute * 60, 'UTC')"
+    if table in _ROLLUP_SECONDS:
+        return f"toDateTime({_ROLLUP_SECONDS[table]}, 'UTC')"
     record = TABLE_BY_NAME[table]
     if record.time is None:
         raise BadInput(f"rows of {table} carry no time, so they cannot be kept for a number of days")

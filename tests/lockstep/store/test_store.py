@@ -7,7 +7,7 @@ import pytest
 
 from lockstep.arrow import conform
 from lockstep.errors import StoreError, StoreRefused
-from lockstep.records import Collective, Comm, NicCounter, OpStat, TransferStat
+from lockstep.records import Collective, Comm, NicCounter, OpStat, Step, TransferStat
 from lockstep.store.engine import QUERY_TIMEOUT_S
 from lockstep.store.store import Store, open_store
 from lockstep.tables import TABLE_BY_NAME
@@ -96,6 +96,23 @@ def test_ranks_and_wires_are_rolled_up_by_minute(store: Store) -> None:
     assert store.query(f"SELECT sum(n) AS n FROM rank_minutes {minutes}")["n"].to_pylist() == [3, 1]
     longest = store.query(f"SELECT max(wire_max_ns) AS longest FROM wire_minutes {minutes}")
     assert longest["longest"].to_pylist() == [2, 3]
+
+
+def test_an_attempt_is_known_by_every_table_that_tells_of_it(store: Store) -> None:
+    step = Step(host="h0", job="j1", attempt=0, world_rank=0, step=1, start_ns=T0, end_ns=T0 + 20, source="told")
+    told = {
+        "comms": rows(make(Comm, nranks=4, world_rank=5, init_ns=T0 + 9), make(Comm, host="h1", rank=1)),
+        "steps": rows(step),
+        "op_stats": rows(make(OpStat, ts_ns=T0 + 30)),
+        "collectives": rows(make(Collective, enqueue_ns=T0 - 3, start_ns=None, end_ns=None)),
+    }
+    for name in 2 * list(told):
+        store.insert(TABLE_BY_NAME[name], told[name], token="the same")
+    known = store.query(
+        "SELECT max(ranks) AS ranks, uniqExactMerge(hosts) AS hosts, min(first_ns) AS first, max(last_ns) AS last "
+        "FROM attempts GROUP BY job, attempt"
+    ).to_pylist()
+    assert known == [{"ranks": 6, "hosts": 2, "first": T0 - 3, "last": T0 + 30}]
 
 
 def test_the_newest_version_of_a_communicator_wins(store: Store) -> None:
