@@ -32,7 +32,10 @@ ORDER BY severity IN ('critical', 'error') DESC, ts_ns DESC LIMIT {_MOST_EVENTS}
 """
 _STARTS = f"""
 SELECT job, attempt, min(init_ns) AS ts_ns, uniqExact(host) AS hosts, arraySort(groupUniqArray(nccl_version)) AS nccl
-FROM comms FINAL WHERE {OF_HOSTS} GROUP BY job, attempt ORDER BY job, attempt
+FROM comms FINAL WHERE {OF_HOSTS} AND (job, attempt) IN (
+    SELECT job, attempt FROM attempts GROUP BY job, attempt
+    HAVING job = {{job:String}} OR (min(first_ns) <= {{end:Int64}} AND max(last_ns) >= {{start:Int64}})
+) GROUP BY job, attempt ORDER BY job, attempt
 """
 _AGENTS = f"""
 SELECT host, arraySort(groupArray(version)) AS versions, argMax(version, first) AS newest, max(first) AS changed_ns
@@ -62,10 +65,10 @@ def find_changes(
     asked = {"job": incident.job, "attempt": incident.attempt}
     hosts = as_parameter(store.query(_HOSTS, asked)["host"].to_pylist())
     start_ns, end_ns = max(since_ns - before_s * NS_PER_S, 0), since_ns + _AFTER_NS
-    stretch = {"hosts": hosts, "start": start_ns, "end": end_ns}
+    stretch = {"hosts": hosts, "start": start_ns, "end": end_ns, "job": incident.job}
     found = [
         *_of_events(store.query(_EVENTS, stretch).to_pylist()),
-        *_of_starts(store.query(_STARTS, {"hosts": hosts}).to_pylist(), incident),
+        *_of_starts(store.query(_STARTS, stretch).to_pylist(), incident),
         *_of_agents(store.query(_AGENTS, stretch).to_pylist()),
         *_of_versions(control),
     ]

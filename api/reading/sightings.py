@@ -9,16 +9,11 @@ from lockstep.store.store import Store
 from lockstep.topology import gpu_name
 from lockstep.verdict import Frozen
 
-# Jobs tell where they found a GPU; its readings tell it too, and of hosts on which no job runs.
+# Jobs tell where they found a GPU, and lie on other shards than its readings: no shard may be left out for a host.
 _SIGHTINGS = """
-SELECT uuid, host, gpu, min(first) AS first_ns, max(last) AS last_ns FROM (
-    SELECT assumeNotNull(gpu_uuid) AS uuid, host, assumeNotNull(comms.gpu) AS gpu, min(init_ns) AS first,
-           max(greatest(init_ns, ifNull(destroy_ns, 0))) AS last
-    FROM comms WHERE gpu_uuid IS NOT NULL AND comms.gpu IS NOT NULL AND {of_comms} GROUP BY uuid, host, gpu
-    UNION ALL
-    SELECT gpu_uuid AS uuid, host, gpu_health.gpu AS gpu, min(ts_ns) AS first, max(ts_ns) AS last
-    FROM gpu_health WHERE gpu_uuid != '' AND {of_readings} GROUP BY uuid, host, gpu
-) GROUP BY uuid, host, gpu ORDER BY uuid, first_ns, host, gpu
+SELECT gpu_uuid, host, gpu, min(sightings.first_ns) AS first_ns, max(sightings.last_ns) AS last_ns
+FROM sightings WHERE {condition} GROUP BY gpu_uuid, host, gpu ORDER BY gpu_uuid, first_ns, host, gpu
+SETTINGS optimize_skip_unused_shards = 0
 """
 
 
@@ -53,15 +48,14 @@ def uuids_at(sightings: Iterable[Sighting], component: str, moment_ns: int) -> s
 def _read(store: Store, condition: str, wanted: Collection[str]) -> list[Sighting]:
     if not wanted:
         return []
-    sql = _SIGHTINGS.format(of_comms=condition, of_readings=condition)
     return [
         Sighting(
-            gpu_uuid=row["uuid"],
+            gpu_uuid=row["gpu_uuid"],
             component=gpu_name(row["host"], row["gpu"]),
             first_ns=row["first_ns"],
             last_ns=row["last_ns"],
             first_at=show_moment(row["first_ns"]),
             last_at=show_moment(row["last_ns"]),
         )
-        for row in store.query(sql, {"wanted": sorted(wanted)}).to_pylist()
+        for row in store.query(_SIGHTINGS.format(condition=condition), {"wanted": sorted(wanted)}).to_pylist()
     ]

@@ -7,6 +7,7 @@ from pydantic import Field
 
 from api.auth import Actor, Reader
 from api.parts import Parts, parts_of
+from api.reading.sightings import sightings_at
 from lockstep.control.database import ControlDatabase
 from lockstep.control.decisions import get_decision, list_decisions
 from lockstep.control.executions import (
@@ -31,7 +32,6 @@ router = APIRouter(prefix="/api/v1")
 
 Json = dict[str, Any]
 _MOST = 500  # decisions and incidents that scorecard and ledger look back on
-_UUID = "SELECT argMax(gpu_uuid, ts_ns) AS uuid FROM gpu_health WHERE host = {host:String} AND gpu = {gpu:UInt32}"
 
 
 class Word(Frozen):
@@ -153,14 +153,15 @@ def _orders_on(control: ControlDatabase, isolated: Isolated) -> list[Json]:
 def _identify(parts: Parts, isolated: Isolated, told: PartIdentity) -> PartIdentity:
     """Return the part as it was told, with the UUID that telemetry knows of a GPU where the person gave none."""
     kind, _, name = isolated.component.partition(":")
-    host, _, index = name.partition("/")
-    if told.uuid or kind != "gpu" or not index.isdecimal():
+    host, _, slot = name.partition("/")
+    if told.uuid or kind != "gpu" or not slot:
         return told
     try:
-        (row,) = parts.store.query(_UUID, {"host": host, "gpu": int(index)}).to_pylist()
+        there = [seen for seen in sightings_at(parts.store, [host]) if seen.component == isolated.component]
     except StoreAway:
         return told  # what a person says must not wait for telemetry
-    return told.model_copy(update={"uuid": row["uuid"] or None})
+    newest = max(there, key=lambda seen: seen.last_ns, default=None)
+    return told.model_copy(update={"uuid": newest.gpu_uuid}) if newest else told
 
 
 @router.get("/scorecard", dependencies=[Reader])

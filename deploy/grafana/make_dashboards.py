@@ -48,8 +48,9 @@ SHORTHANDS = (
 )
 
 CHOICES = {
-    "job": "SELECT job FROM rank_minutes GROUP BY job ORDER BY max(minute) DESC LIMIT 100",
-    "host": "SELECT host FROM agents GROUP BY host ORDER BY host LIMIT 2000",
+    "job": "SELECT job FROM attempts GROUP BY job ORDER BY max(last_ns) DESC LIMIT 100",
+    "host": "SELECT host FROM agents WHERE ts_ns >= (toUnixTimestamp(now()) - 86400) * 1000000000 "
+    "GROUP BY host ORDER BY host LIMIT 2000",
 }
 
 

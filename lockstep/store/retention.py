@@ -33,12 +33,12 @@ DEFAULT_RETENTION_DAYS: dict[str, int] = {
     "rank_minutes": 180,
     "wire_minutes": 180,
     "attempts": 365,
+    "sightings": 365,
 }
 _NS_PER_S = 1_000_000_000
 _NS_PER_DAY = 86_400 * _NS_PER_S
-_ROLLUP_SECONDS = dict.fromkeys(("operations", "rank_minutes", "wire_minutes"), "minute * 60") | {
-    "attempts": f"intDiv(last_ns, {_NS_PER_S})"
-}
+_ROLLUP_SECONDS = dict.fromkeys(("operations", "rank_minutes", "wire_minutes"), "minute * 60")
+_ROLLUP_SECONDS |= dict.fromkeys(("attempts", "sightings"), f"intDiv(last_ns, {_NS_PER_S})")
 _FAR_FUTURE_S = 4_000_000_000  # year 2096, below the end of ClickHouse's DateTime
 _TTL_DAYS = re.compile(r"\bTTL\b.*toIntervalDay\((\d+)\)")
 

@@ -20,7 +20,7 @@ from lockstep.store.store import Store, open_store
 from lockstep.tables import TABLES
 from tests.builders import SECOND, T0, make, rows
 
-LAYOUT_NAMES = ("job_tables", "host_tables", "rollups", "attempts")
+LAYOUT_NAMES = ("job_tables", "host_tables", "rollups", "attempts", "sightings")
 
 
 def test_files_are_numbered_without_gaps() -> None:
@@ -77,14 +77,17 @@ def test_a_migration_cut_short_is_finished_by_the_next_run(
     assert migrate(embedded_store, layout, now_ns=3) == (mended,)
 
 
-def test_jobs_from_before_there_were_attempts_are_known(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_and_gpus_from_before_their_lists_are_known(
+    store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with open_store(store_url) as store:
         layout = Layout(store.database)
         with monkeypatch.context() as before:
             before.setattr(migrations, "known_migrations", lambda: known_migrations()[:3])
             migrate(store, layout, now_ns=1)
         step = Step(host="h0", job="b", attempt=0, world_rank=0, step=1, start_ns=T0, end_ns=T0 + 20, source="told")
-        for record in (make(Comm, job="a", nranks=8), step, make(OpStat, job="c"), make(Collective, job="d")):
+        comm = make(Comm, job="a", nranks=8, gpu=1, gpu_uuid="GPU-1")
+        for record in (comm, step, make(OpStat, job="c"), make(Collective, job="d")):
             store.insert(next(table for table in TABLES if table.record is type(record)), rows(record), token="x")
         store.command(f"TRUNCATE TABLE {store.database}.op_stats")  # past its days
         migrate(store, layout, now_ns=2)
@@ -94,6 +97,8 @@ def test_jobs_from_before_there_were_attempts_are_known(store_url: str, monkeypa
         assert known["job"].to_pylist() == ["a", "b", "c", "d"]
         assert known["ranks"].to_pylist() == [8, 1, 0, 0]
         assert {abs(at - T0) < 60 * SECOND for at in known["at"].to_pylist()} == {True}
+        seen = store.query("SELECT gpu_uuid, host, gpu, first_ns FROM sightings").to_pylist()
+        assert seen == [{"gpu_uuid": "GPU-1", "host": "h0", "gpu": 1, "first_ns": T0}]
 
 
 def test_two_that_migrate_at_once_both_succeed(database_url: str) -> None:

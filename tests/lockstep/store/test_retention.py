@@ -14,7 +14,7 @@ FRESH = 4_000_000_000_000_000_000  # far in the future, so no TTL reaches it
 
 
 def test_every_table_has_a_default() -> None:
-    assert set(TABLE_BY_NAME) | {"operations", "rank_minutes", "wire_minutes", "attempts"} == set(
+    assert set(TABLE_BY_NAME) | {"operations", "rank_minutes", "wire_minutes", "attempts", "sightings"} == set(
         DEFAULT_RETENTION_DAYS
     )
 

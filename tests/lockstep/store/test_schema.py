@@ -14,10 +14,11 @@ from lockstep.tables import TABLES, Column, Table, columns_of
 PLAIN = Layout("lockstep")
 CLUSTER = Layout("lockstep", cluster="fleet", replicated=True)
 ROLLUPS = {"operations", "rank_minutes", "wire_minutes"}
-BY_SEVERAL_VIEWS = {"attempts"}
+BY_SEVERAL_VIEWS = {"attempts", "sightings"}
 # Made unless it is there; smallest and largest of rows that come twice; a setting that is set again.
 REPEATABLE = (
-    r"CREATE (TABLE|MATERIALIZED VIEW) IF NOT EXISTS |INSERT INTO \w+\.attempts\s|ALTER TABLE \S+ MODIFY SETTING "
+    r"CREATE (TABLE|MATERIALIZED VIEW) IF NOT EXISTS |INSERT INTO \w+\.(attempts|sightings)\s|"
+    r"ALTER TABLE \S+ MODIFY SETTING "
 )
 
 # What ClickHouse may call the type of a column of each kind, once null and low cardinality are taken off.
