@@ -30,10 +30,11 @@ _INCIDENTS = 1_000
 _ROWS, _QUICK_ROWS = 10_000_000, 400_000
 _API = "/api/v1"
 _LIST = f"{_API}/incidents"
+_JOBS = f"{_API}/jobs"
 _MATRIX = f"{_API}/jobs/{JOB}/matrix"
 _MIXED = (
     _LIST,
-    f"{_API}/jobs",
+    _JOBS,
     f"{_API}/hosts",
     f"{_API}/agents",
     f"{_API}/incidents/i7",
@@ -60,20 +61,28 @@ def measure(quick: bool, note: Note) -> tuple[Figure, ...]:
                 listed = ask(head.port, readers, [_LIST], seconds)
                 used_s = cpu_seconds(head.gateway_pid) - used_s
                 matrix, mixed = (ask(head.port, readers, paths, seconds) for paths in ([_MATRIX], _MIXED))
-                paced = ask(head.port, readers, [_LIST], seconds, pause_s=0.5)
-    return _figures(rows, first, listed, matrix, mixed, paced, 1e3 * used_s / max(len(listed.seconds), 1))
+                paced, jobs = (ask(head.port, readers, [path], seconds, pause_s=0.5) for path in (_LIST, _JOBS))
+    return _figures(rows, first, listed, matrix, mixed, paced, jobs, 1e3 * used_s / max(len(listed.seconds), 1))
 
 
 def _figures(
-    rows: int, first: Answers, listed: Answers, matrix: Answers, mixed: Answers, paced: Answers, cpu_ms: float
+    rows: int,
+    first: Answers,
+    listed: Answers,
+    matrix: Answers,
+    mixed: Answers,
+    paced: Answers,
+    jobs: Answers,
+    cpu_ms: float,
 ) -> tuple[Figure, ...]:
     load = f"{rows:,} rows, load {os.getloadavg()[0]:.1f}"
-    refused = sum(answers.refused for answers in (listed, matrix, mixed, paced))
+    refused = sum(answers.refused for answers in (listed, matrix, mixed, paced, jobs))
     return (
         Figure("incident list, 99th percentile", listed.percentile_ms(99), "ms", 200, 50, False, load),
         Figure("incident list, requests", listed.per_s, "1/s", None, None, True, "100 incidents each"),
         Figure("incident list, CPU of the API", cpu_ms, "ms each", None, None, False, "ingest included"),
         Figure("incident list, twice a second, 99th percentile", paced.percentile_ms(99), "ms", None, 50, False),
+        Figure("list of jobs, twice a second, 99th percentile", jobs.percentile_ms(99), "ms", None, None, False),
         Figure("matrix of 1,024 ranks, 99th percentile", matrix.percentile_ms(99), "ms", 1_000, 250, False),
         Figure("matrix of 1,024 ranks, the first that is built", first.percentile_ms(50), "ms", 1_000, 250, False),
         Figure("matrix of 1,024 ranks, requests", matrix.per_s, "1/s"),
