@@ -18,6 +18,17 @@ _ROWS_PER_INSERT = 500_000  # below the engine's block size, so that each insert
 _SLICE_NS = 60_000_000_000  # a minute at a time bounds the memory of an export
 _INVENTORIES = frozenset({"comms", "connections", "paths", "transits"})  # what held, not when it was seen
 
+# The list of jobs is kept by inserts of communicators and statistics, which many captures lack.
+_TELL_ATTEMPTS = """
+INSERT INTO {0}.attempts (job, attempt, ranks, first_ns, last_ns)
+SELECT job, attempt, max(ranks), min(first), max(last) FROM (
+    SELECT job, attempt, toUInt64(world_rank) + 1 AS ranks, start_ns AS first, end_ns AS last
+    FROM {0}.steps WHERE job = {{job:String}}
+    UNION ALL
+    SELECT job, attempt, 0, enqueue_ns, ifNull(end_ns, enqueue_ns) FROM {0}.collectives WHERE job = {{job:String}}
+) GROUP BY job, attempt
+"""
+
 
 def load_capture(store: Store, capture: Capture) -> int:
     """Put all rows of a capture into a store and return how many; the same capture again changes nothing."""
@@ -25,6 +36,7 @@ def load_capture(store: Store, capture: Capture) -> int:
         digest = _digest(rows)
         for number, part in enumerate(_parts(rows)):
             store.insert(TABLE_BY_NAME[name], part, token=f"capture/{name}/{digest}/{number}")
+    store.command(_TELL_ATTEMPTS.format(store.database), parameters={"job": capture.info.job})
     return sum(rows.num_rows for rows in capture.tables.values())
 
 

@@ -52,10 +52,12 @@ class Store:
         """Return the rows of a SELECT that names its databases itself, also before this store's exists."""
         return self._select(sql, parameters, use_database=False)
 
-    def command(self, sql: str, settings: Mapping[str, Any] | None = None) -> None:
+    def command(
+        self, sql: str, settings: Mapping[str, Any] | None = None, parameters: Parameters | None = None
+    ) -> None:
         """Run a statement that returns no rows and names its database itself, which may not exist yet."""
         with self._client() as client:
-            client.command(sql, settings=dict(settings or {}), use_database=False)
+            client.command(sql, dict(parameters or {}), settings=dict(settings or {}), use_database=False)
 
     def give_memory_back(self) -> None:
         """Let the embedded engine return what it has freed to the system; a server looks after itself."""

@@ -1,6 +1,7 @@
 -- One row per attempt of a job: how large it is and when it was heard of first and last. A list of jobs read every
--- step and every minute there ever was; it reads this. Smallest and largest do not mind a row that comes twice, so
--- what is there already is told again below however often this file is run.
+-- step and every minute there ever was; it reads this. Every rank that lives sends op_stats, so that a view over other
+-- tables would cost an insert a second and tell nothing new; captures, which may lack them, are told when they are
+-- loaded. Smallest and largest do not mind a row that comes twice: this file can be run again.
 CREATE TABLE IF NOT EXISTS ${local}.attempts
 (
     job          LowCardinality(String),
@@ -27,19 +28,9 @@ SELECT
 FROM ${local}.comms
 GROUP BY job, attempt;
 
-CREATE MATERIALIZED VIEW IF NOT EXISTS ${local}.attempts_by_steps TO ${local}.attempts AS
-SELECT job, attempt, toUInt64(max(world_rank) + 1) AS ranks, min(start_ns) AS first_ns, max(end_ns) AS last_ns
-FROM ${local}.steps
-GROUP BY job, attempt;
-
 CREATE MATERIALIZED VIEW IF NOT EXISTS ${local}.attempts_by_op_stats TO ${local}.attempts AS
 SELECT job, attempt, min(ts_ns) AS first_ns, max(ts_ns) AS last_ns
 FROM ${local}.op_stats
-GROUP BY job, attempt;
-
-CREATE MATERIALIZED VIEW IF NOT EXISTS ${local}.attempts_by_collectives TO ${local}.attempts AS
-SELECT job, attempt, min(enqueue_ns) AS first_ns, max(ifNull(end_ns, enqueue_ns)) AS last_ns
-FROM ${local}.collectives
 GROUP BY job, attempt;
 
 INSERT INTO ${local}.attempts
@@ -59,9 +50,9 @@ SELECT job, attempt, toUInt64(max(world_rank) + 1), min(start_ns), max(end_ns)
 FROM ${local}.steps
 GROUP BY job, attempt;
 
--- Roll-ups outlive the raw rows that the views read.
+-- Roll-ups outlive the raw rows that the view reads; they know minutes, so that any exact moment goes before theirs.
 INSERT INTO ${local}.attempts (job, attempt, first_ns, last_ns)
-SELECT job, attempt, min(minute) * 60000000000, max(minute) * 60000000000
+SELECT job, attempt, (min(minute) + 1) * 60000000000, greatest(min(minute) + 1, max(minute)) * 60000000000
 FROM (
     SELECT job, attempt, minute FROM ${local}.rank_minutes
     UNION ALL

@@ -5,12 +5,14 @@ import pytest
 from api.reading.jobs import Condition, find_job, list_jobs
 from api.reading.ranks import list_communicators, list_ranks, newest_attempt
 from api.reading.steps import list_steps
+from lockstep.capture.contents import Capture, CaptureInfo
+from lockstep.capture.exchange import load_capture
 from lockstep.control.database import ControlDatabase
 from lockstep.control.incidents import save_incidents
 from lockstep.errors import NotPresent
 from lockstep.store.store import Store
 from tests.api.reading.build import COMM, NOW, incident_on, load_job, put, step, waiting
-from tests.builders import SECOND, T0
+from tests.builders import SECOND, T0, rows
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +149,11 @@ def test_told_step_goes_before_one_found_in_the_traffic(store: Store) -> None:
     assert (only.source, only.step_s, only.start_ns) == ("told", 2.0, T0 + 5)
 
 
-def test_job_that_is_only_known_by_steps_is_listed_with_the_newest(store: Store, control: ControlDatabase) -> None:
-    put(store, (step("only-steps", number, 0, T0 + number * SECOND, 0.25) for number in range(5)))
+def test_job_of_a_capture_with_nothing_but_steps_is_listed_with_the_newest(
+    store: Store, control: ControlDatabase
+) -> None:
+    told = rows(*(step("only-steps", number, 0, T0 + number * SECOND, 0.25) for number in range(5)))
+    info = CaptureInfo(job="only-steps", start_ns=T0, end_ns=NOW, hosts=("only-steps-h0",))
+    load_capture(store, Capture(info, tables={"steps": told}))
     job = find_job(store, control, "only-steps", NOW)
     assert (job.step, job.step_s, job.ranks, job.condition) == (4, 0.25, 1, "ended")

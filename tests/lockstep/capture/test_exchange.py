@@ -62,6 +62,15 @@ def test_loading_twice_is_loading_once(store: Store) -> None:
     assert counts(store) == once == {table.name: 5 for table in TABLES} | {"operations": 1, "rank_minutes": 10}
 
 
+@pytest.mark.parametrize("name", ["comms", "op_stats", "collectives", "steps"])
+def test_a_job_that_came_as_a_capture_is_in_the_list_whatever_tells_of_it(store: Store, name: str) -> None:
+    capture = Capture(INFO, tables={name: sample(TABLE_BY_NAME[name])})
+    load_capture(store, capture)
+    (known,) = store.query("SELECT job, min(first_ns) AS at FROM attempts GROUP BY job").to_pylist()
+    assert known["job"] == INFO.job
+    assert known["at"] in capture.tables[name][TABLE_BY_NAME[name].time].to_pylist()
+
+
 def test_same_capture_from_disk_is_the_same_capture(embedded_store: Store, tmp_path: Path) -> None:
     capture = Capture(INFO, tables={"transfers": sample(TABLE_BY_NAME["transfers"])})
     load_capture(embedded_store, capture)

@@ -77,9 +77,7 @@ def test_a_migration_cut_short_is_finished_by_the_next_run(
     assert migrate(embedded_store, layout, now_ns=3) == (mended,)
 
 
-def test_jobs_and_gpus_from_before_their_lists_are_known(
-    store_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_jobs_and_gpus_from_before_their_lists_are_known(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with open_store(store_url) as store:
         layout = Layout(store.database)
         with monkeypatch.context() as before:
