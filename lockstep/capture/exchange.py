@@ -31,7 +31,10 @@ SELECT job, attempt, max(ranks), min(first), max(last) FROM (
 
 
 def load_capture(store: Store, capture: Capture) -> int:
-    """Put all rows of a capture into a store and return how many; the same capture again changes nothing."""
+    """Put all rows of a capture into a store and return how many.
+
+    The same capture again changes nothing while the store remembers it: for DEDUPLICATION_BLOCKS inserts.
+    """
     for name, rows in capture.tables.items():
         digest = _digest(rows)
         for number, part in enumerate(_parts(rows)):

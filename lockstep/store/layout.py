@@ -8,9 +8,10 @@ difference. Rows of one job live on one shard (host tables: of one host), so joi
 import re
 from dataclasses import dataclass
 
-# Blocks remembered per table. Writers retry in order, one block a second, so the last few would do; the
-# window has room for direct writers too. Replicated tables also forget by age, which a retry must not depend on.
-DEDUPLICATION_BLOCKS = 10_000
+# Blocks remembered per table: an hour of a writer that sends one a second; those that retry in order need the last
+# few. A block takes 210 bytes of memory, which is 17 MB for twenty tables; with 10,000 a head node grew for three
+# hours. Replicated tables also forget by age, which a retry must not depend on.
+DEDUPLICATION_BLOCKS = 4_000
 _TEN_YEARS_S = 315_360_000
 
 _PLACEHOLDER = re.compile(r"\$\{(\w+)(?: ([^}]*))?\}")

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.errors import StoreAway, StoreError
-from lockstep.store.layout import Layout
+from lockstep.store.layout import DEDUPLICATION_BLOCKS, Layout
 from lockstep.store.migrations import migrate
 from lockstep.store.store import Store, open_store
 from testbed.clickhouse import ClickHouseServer
@@ -220,7 +220,7 @@ def test_a_retry_much_later_still_leads_to_no_second_copy(server: ClickHouseServ
             "SELECT engine_full FROM system.tables "
             "WHERE database = 'lockstep' AND name IN ('collectives', 'operations')"
         )["engine_full"].to_pylist()
-        assert all("non_replicated_deduplication_window = 10000" in text for text in full)
+        assert all(f"non_replicated_deduplication_window = {DEDUPLICATION_BLOCKS}" in text for text in full)
 
 
 def test_a_server_that_hangs_is_away_and_comes_back(server: ClickHouseServer) -> None:
