@@ -59,10 +59,12 @@ class GuardedStore(Store):
         _check()
         return self._store.query_system(sql, parameters)
 
-    def command(self, sql: str, settings: Mapping[str, Any] | None = None) -> None:
+    def command(
+        self, sql: str, settings: Mapping[str, Any] | None = None, parameters: Parameters | None = None
+    ) -> None:
         """Run a statement, as the store itself does."""
         _check()
-        self._store.command(sql, settings)
+        self._store.command(sql, settings, parameters)
 
     def close(self) -> None:
         """Do nothing: whoever opened the store closes it."""

@@ -79,7 +79,7 @@ def test_client_asks_again_after_each_answer_and_counts_refusals() -> None:
 
 def test_figures_have_the_floors_and_goals_of_the_claim() -> None:
     quick, slow = Answers([0.01] * 100, 0, 1.0), Answers([2.0] * 100, 3, 1.0)
-    found = {figure.name: figure for figure in _figures(10, quick, quick, slow, quick, quick, 1.0)}
+    found = {figure.name: figure for figure in _figures(10, quick, quick, slow, quick, quick, quick, 1.0)}
     listed, matrix = found["incident list, 99th percentile"], found["matrix of 1,024 ranks, 99th percentile"]
     assert listed.value == pytest.approx(10.0)
     assert (listed.floor, listed.goal, listed.met) == (200, 50, True)
