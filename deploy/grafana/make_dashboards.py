@@ -49,7 +49,7 @@ SHORTHANDS = (
 
 CHOICES = {
     "job": "SELECT job FROM attempts GROUP BY job ORDER BY max(last_ns) DESC LIMIT 100",
-    "host": "SELECT host FROM agents WHERE ts_ns >= (toUnixTimestamp(now()) - 86400) * 1000000000 "
+    "host": "SELECT host FROM agents WHERE ts_ns >= ${__from} * 1000000 AND ts_ns < ${__to} * 1000000 "
     "GROUP BY host ORDER BY host LIMIT 2000",
 }
 

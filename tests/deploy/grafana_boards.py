@@ -64,6 +64,7 @@ def literal(sql: str, later_s: int = 0) -> str:
     """Return a query as ClickHouse gets it, with the time range so much later."""
     end_s = TO_S + later_s
     times = {"$__fromTime": f"toDateTime({end_s - _RANGE_S})", "$__toTime": f"toDateTime({end_s})"}
+    times |= {"${__from}": f"{end_s - _RANGE_S}000", "${__to}": f"{end_s}000"}
     for macro, value in (times | _MACROS).items():
         sql = sql.replace(macro, value)
     assert "$" not in sql, f"a macro or variable that this test does not know: {sql}"

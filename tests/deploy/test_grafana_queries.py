@@ -80,7 +80,7 @@ def test_what_can_be_chosen_is_what_is_there(filled: Store) -> None:
         for one in board["templating"]["list"]
         if one["type"] == "query"
     }
-    found = {name: filled.query(one["query"])[name].to_pylist() for name, one in choices.items()}
+    found = {name: filled.query(literal(one["query"]))[name].to_pylist() for name, one in choices.items()}
 
     assert found == {"job": ["j1"], "host": ["h0"]}
     assert all(one["definition"] == one["query"] for one in choices.values()), (
