@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from api.reading.sightings import sightings_at
 from lockstep.errors import StoreAway
 from lockstep.records import Agent, Collective, Comm
 from lockstep.store.layout import Layout
@@ -95,6 +96,15 @@ def test_host_tables_are_spread_by_host(nodes: list[Store]) -> None:
     shares = [store.query_system("SELECT count() AS n FROM lockstep_local.agents")["n"][0].as_py() for store in nodes]
     assert sum(shares) == 16
     assert min(shares) > 0
+
+
+def test_lists_of_jobs_and_gpus_are_whole_from_either_node(nodes: list[Store]) -> None:
+    found = [make(Comm, job=job, gpu=number, gpu_uuid=f"GPU-{number}") for number, job in enumerate(JOBS)]
+    nodes[0].insert(TABLE_BY_NAME["comms"], rows(*found), token="lists")
+    for store in nodes:
+        known = store.query("SELECT job FROM attempts WHERE job IN {jobs:Array(String)} GROUP BY job", {"jobs": JOBS})
+        assert set(known["job"].to_pylist()) == set(JOBS)
+        assert {seen.gpu_uuid for seen in sightings_at(store, ["h0"])} == {f"GPU-{n}" for n in range(len(JOBS))}
 
 
 def test_tables_of_one_job_are_joined_where_they_lie(nodes: list[Store]) -> None:
