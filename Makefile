@@ -4,22 +4,33 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3
 STAMP := $(VENV)/.installed
-PACKAGES := lockstep collector analyzer planner api cli testbed benchmarks nccl_plugin tests
+DEMO_STAMP := $(VENV)/.installed-demo
+PINNED_BY := pyproject.toml constraints.txt lockstep/__init__.py
+# Whole systems, each of which can use all cores, and whose clocks are real: nothing runs beside them.
+SYSTEMS := tests/e2e tests/deploy tests/planner/controllers tests/testbed_checks
+PACKAGES := lockstep collector importers simulator analyzer planner api cli benchmarks nccl_plugin tests
 export LOCKSTEP_STATE_DIR ?= $(CURDIR)/.lockstep
 
-.PHONY: help install up check check-python check-c test slow-test gpu-test plugin bench clean system-packages
+.PHONY: help install up check check-python check-c test fast-test slow-test long-test gpu-test plugin bench clean system-packages
 
 help:  ## list these words
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
 install: $(STAMP)  ## make the virtual environment and install everything into it
 
-$(STAMP): pyproject.toml constraints.txt lockstep/__init__.py
+# Everything includes what the demo needs; the demo alone needs neither torch nor a browser nor a compiler, nor 155 MB
+# of compiled modules that it never imports.
+$(STAMP): $(PINNED_BY)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $(DEMO_STAMP) $@
+
+$(DEMO_STAMP): $(PINNED_BY)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[api,analyzer,planner,collector,sim]'
 	touch $@
 
-up: install plugin  ## run the demo: a simulated cluster with a slow NIC, on http://127.0.0.1:8642
+up: $(DEMO_STAMP)  ## run the demo: a simulated cluster with a slow NIC, on http://127.0.0.1:8642
 	$(BIN)/lockstep store migrate
 	exec $(BIN)/lockstep up --demo
 
@@ -40,11 +51,20 @@ check-c:
 	$(MAKE) --no-print-directory -C nccl_plugin test
 	$(MAKE) --no-print-directory -C path_shim test
 
-test: install system-packages check  ## check, then all tests but the long ones
+test: install system-packages  ## check, and the fast tests beside it
+	@$(MAKE) --no-print-directory -j3 --output-sync=line check-python check-c fast-test
+
+fast-test:
 	$(BIN)/pytest -m 'not slow' -n 2 --dist loadfile
 
-slow-test: install system-packages  ## the long tests: kills, outages, whole systems
-	$(BIN)/pytest -m slow
+slow-test: install system-packages  ## kills, outages, whole systems
+	$(BIN)/pytest -m 'slow and not long' -n 2 --dist loadfile $(addprefix --ignore=,$(SYSTEMS))
+	$(BIN)/pytest -m 'slow and not long' $(SYSTEMS)
+
+long-test: install system-packages  ## exhaustive variants and many seeds, before a release
+	$(BIN)/pytest -m long -n 2 --dist loadfile $(addprefix --ignore=,$(SYSTEMS))
+	$(BIN)/pytest -m long $(SYSTEMS)
+	$(BIN)/pytest -m 'hypothesis and not slow' -n 2 --dist loadfile --hypothesis-profile=many
 
 gpu-test: plugin  ## tests on a machine with a GPU; GPU_TEST='--help' lists what they can be told
 	$(PYTHON) nccl_plugin/gpu/kit.py $(GPU_TEST)

@@ -5,16 +5,61 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from analyzer.following import Followed, FollowOptions, Outcome, take_look
-from analyzer.jobs import JobSpan, find_activity, find_jobs, find_moments, find_reports
-from analyzer.looks import LookOptions, window_at
-from analyzer.partial import judge_probes, judge_steps
-from analyzer.roster import Roster, read_roster
-from analyzer.windows import HostReport, Window
-from analyzer.wires.matrix import DelayMatrix
-from lockstep.incident import Incident
+from analyzer.delay_matrix.matrix import DelayMatrix
+from analyzer.evidence.probe_routes import read_flows
+from analyzer.evidence.probes import judge_flows
+from analyzer.incidents import GradingOptions, close, open_incident
+from analyzer.pipeline import Followed, FollowOptions, Outcome, evaluate_window
+from analyzer.steps.history import Stretch, find_stretches
+from analyzer.windows.jobs import (
+    HostReport,
+    JobSpan,
+    Roster,
+    find_active_hops,
+    find_activity,
+    find_jobs,
+    find_reports,
+    read_roster,
+)
+from analyzer.windows.window import Context, EvaluationOptions, Window, window_at
 from lockstep.store.store import Store
 from lockstep.topology import TopologyIndex
+from lockstep.verdict import Incident
+
+_STEPS = """
+SELECT world_rank, step, start_ns, end_ns, source FROM steps WHERE job = {job:String} AND attempt = {attempt:UInt16}
+ORDER BY step, world_rank
+"""
+_PROBED = "SELECT count() AS sent, min(ts_ns) AS first_ns, max(ts_ns) AS last_ns FROM probes"
+_RECOVERED = "its steps are as short as before, or changed to another level"
+
+
+def judge_steps(store: Store, span: JobSpan, roster: Roster, options: GradingOptions) -> list[Incident]:
+    """Return an incident for each stretch in which the steps of a job took longer than usual."""
+    rows = store.query(_STEPS, {"job": span.job, "attempt": span.attempt})
+    return [_of_stretch(stretch, span, roster, options) for stretch in find_stretches(rows, span.job)]
+
+
+def judge_probes(store: Store, topology: TopologyIndex, job: str, options: GradingOptions) -> list[Incident]:
+    """Return an incident for each link or switch that loses or delays probes; the job is whose capture it is."""
+    (probed,) = store.query(_PROBED).to_pylist()
+    if not probed["sent"]:
+        return []
+    window = Window(probed["first_ns"], probed["last_ns"] + 1)
+    context = Context(job, 0, window, window.start_ns, Roster.empty(), topology)
+    findings = judge_flows(read_flows(store, window), topology)
+    return [open_incident(finding, window.start_ns, context, None, options) for finding in findings]
+
+
+def _of_stretch(stretch: Stretch, span: JobSpan, roster: Roster, options: GradingOptions) -> Incident:
+    since_ns = stretch.finding.since_ns or span.first_ns
+    window = Window(since_ns, stretch.until_ns)
+    context = Context(span.job, span.attempt, window, since_ns, roster, None)
+    lost = stretch.finding.lost_share
+    ratio = None if lost is None else 1 / max(1 - lost, 1e-9)
+    incident = open_incident(stretch.finding, since_ns, context, ratio, options)
+    return close(incident, stretch.until_ns, _RECOVERED) if stretch.is_over else incident
+
 
 Watch = Callable[[int, int], None]  # looks taken, looks in all
 
@@ -24,7 +69,7 @@ class Description:
     """What a report shows of a capture."""
 
     incidents: tuple[Incident, ...]
-    matrix: DelayMatrix | None = None  # of the look that shows most
+    matrix: DelayMatrix | None = None  # of the evaluation that shows most
     step_times: Sequence[tuple[int, float]] = ()  # end of each step and its seconds
 
 
@@ -54,7 +99,7 @@ def describe(
     )
     matrices = [part.matrix for part in parts if part.matrix]
     step_times = [step for part in parts for step in part.step_times]
-    return Description(tuple(incidents), _hottest(matrices), step_times)
+    return Description(tuple(incidents), _slowest(matrices), step_times)
 
 
 def _describe_job(
@@ -66,19 +111,19 @@ def _describe_job(
     found: dict[str, Incident] = {}
     matrices: list[DelayMatrix] = []
     step_times: list[tuple[int, float]] = []
-    for outcome in _looks(store, span, roster, topology, options, watch):
+    for outcome in _evaluate_windows(store, span, roster, topology, options, watch):
         found |= {incident.id: incident for incident in outcome.changed}
         matrices += [outcome.judgement.matrix] if outcome.judgement.matrix else []
         step_times += outcome.judgement.step_times
-    return Description(tuple(found.values()), _hottest(matrices), step_times)
+    return Description(tuple(found.values()), _slowest(matrices), step_times)
 
 
-def _hottest(matrices: Sequence[DelayMatrix]) -> DelayMatrix | None:
-    """Return the matrix that shows most: the excess of all its slow wires together is the largest."""
-    return max(matrices, key=lambda matrix: float(np.log(matrix.ratio[matrix.hot]).sum()), default=None)
+def _slowest(matrices: Sequence[DelayMatrix]) -> DelayMatrix | None:
+    """Return the matrix that shows most: the excess of all its slow pairs together is the largest."""
+    return max(matrices, key=lambda matrix: float(np.log(matrix.ratio[matrix.slow]).sum()), default=None)
 
 
-def _looks(
+def _evaluate_windows(
     store: Store,
     span: JobSpan,
     roster: Roster,
@@ -87,16 +132,17 @@ def _looks(
     watch: Watch,
 ) -> Iterator[Outcome]:
     reports = find_reports(store, roster.hosts, 0)
-    brief = _brief_windows(store, span, options.looks)
-    ends = [window.end_ns for window in brief] or _plan(store, span, options.looks)
-    options = _for_few_looks(options, 1 if brief else len(ends))
+    brief = _brief_windows(store, span, options.evaluations)
+    hops = [] if brief else find_active_hops(store, span, options.evaluations.hop_ns)
+    ends = [window.end_ns for window in brief] or sorted({min(hop_ns, span.last_ns + 1) for hop_ns in hops})
+    options = _for_few_evaluations(options, 1 if brief else len(ends))
     due = len(ends)
     followed = Followed()
     for number in range(due):
         period_ns = followed.stages.period_ns
-        window = brief[number] if brief else window_at(ends[number], span.first_ns, period_ns, options.looks)
+        window = brief[number] if brief else window_at(ends[number], span.first_ns, period_ns, options.evaluations)
         who = (roster, _silent(roster.hosts, reports, window.end_ns), topology)
-        outcome = take_look(store, span, window, followed, who, options)
+        outcome = evaluate_window(store, span, window, followed, who, options)
         followed = outcome.followed
         watch(number + 1, due)
         yield outcome
@@ -104,14 +150,8 @@ def _looks(
             return  # what else it shows was on the way to it
 
 
-def _plan(store: Store, span: JobSpan, options: LookOptions) -> list[int]:
-    """Return the ends of the looks."""
-    moments = find_moments(store, span, options.hop_ns)
-    return sorted({min(moment, span.last_ns + 1) for moment in moments})
-
-
-def _brief_windows(store: Store, span: JobSpan, options: LookOptions) -> list[Window]:
-    """Return the looks at a capture that one look can hold; none for a longer one.
+def _brief_windows(store: Store, span: JobSpan, options: EvaluationOptions) -> list[Window]:
+    """Return the evaluations of a capture that one evaluation can hold; none for a longer one.
 
     First to its end, for what hangs; then where something was done, and its last third once more: a recording is made
     when something has begun, and over all of it a fault of its last steps is thinned out.
@@ -128,15 +168,12 @@ def _silent(hosts: frozenset[str], reports: Mapping[str, HostReport], end_ns: in
     """Return the hosts whose reports never reached that moment; nobody, where the capture has no heartbeats."""
     latest = max((report.watermark_ns for report in reports.values()), default=0)
     wanted = min(end_ns, latest)
-    return frozenset(host for host in hosts if reports and _watermark(reports, host) < wanted)
+    unknown = HostReport(watermark_ns=0, last_seen_ns=0)
+    return frozenset(host for host in hosts if reports and reports.get(host, unknown).watermark_ns < wanted)
 
 
-def _watermark(reports: Mapping[str, HostReport], host: str) -> int:
-    return reports[host].watermark_ns if host in reports else 0
-
-
-def _for_few_looks(options: FollowOptions, looks: int) -> FollowOptions:
-    """Return options under which one look is enough where a capture has room for few: no second one will come."""
-    if looks > options.tracking.confirm_looks:
+def _for_few_evaluations(options: FollowOptions, evaluations: int) -> FollowOptions:
+    """Return options under which one evaluation is enough where a capture has room for few: no second will come."""
+    if evaluations > options.tracking.confirm_evaluations:
         return options
-    return replace(options, tracking=replace(options.tracking, confirm_looks=1))
+    return replace(options, tracking=replace(options.tracking, confirm_evaluations=1))

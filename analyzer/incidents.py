@@ -1,28 +1,115 @@
-"""Is it new, the same, over, intermittent: findings of single looks become incidents with a beginning and an end.
+"""Is it new, the same, over, intermittent: findings of evaluations become incidents with a beginning and an end.
 
 A finding belongs to what was seen before when its class is akin and it names one of the same parts, as its own or as
-one that it cannot be told from. What is told is the part that the looks so far speak for most; its confidence is the
-mean of their likelihoods, so a fault that looks keep naming otherwise is never sure.
+one that it cannot be told from. Reported is the part that the evaluations so far speak for most; its confidence is
+the mean of their likelihoods, so a fault that evaluations keep naming otherwise is never sure.
 """
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from analyzer.context import Context
-from analyzer.finding import Finding
-from analyzer.verdicts import GradingOptions, finding_of, make_verdict
-from lockstep.incident import Incident
+from analyzer.windows.window import Context, Finding
+from lockstep.clock import NS_PER_S
 from lockstep.topology import split_end
-from lockstep.verdict import FaultClass, Side
+from lockstep.verdict import FaultClass, Grade, Impact, Incident, Side, Verdict
+
+HANGS: frozenset[FaultClass] = frozenset({"comm_hang", "noncomm_hang", "crash"})
+_NS_PER_HOUR = 3_600 * 10**9
+_NEVER_ISOLATED: frozenset[FaultClass] = frozenset({"software", "global_slow"})
+
+
+@dataclass(frozen=True, slots=True)
+class GradingOptions:
+    """What is worth which grade."""
+
+    isolate_confidence: float = 0.95  # a wrong drain costs a restart and a good node: one in twenty at most
+    isolate_coverage: float = 0.75  # with fewer hosts seen, the culprit may be among those that say nothing
+    alert_confidence: float = 0.5  # below, another part is likelier: something to read, not to be woken for
+    retries_ns: int = 30 * NS_PER_S  # a stalled wire may come back until the transport has given up
+    isolate_share: float = 0.05  # a fault that costs less than this is not worth a restart
+
+
+def make_verdict(
+    finding: Finding, since_ns: int, context: Context, step_time_ratio: float | None, options: GradingOptions
+) -> Verdict:
+    """Return the verdict that a finding amounts to; its likelihood is that over all evaluations so far."""
+    finding = replace(finding, likelihood=round(min(finding.likelihood, finding.cap), 3))
+    ratio = None if finding.fault_class in HANGS else step_time_ratio
+    return Verdict(
+        id="",
+        job=context.job,
+        attempt=context.attempt,
+        fault_class=finding.fault_class,
+        component=finding.component,
+        side=finding.side,
+        confidence=finding.likelihood,
+        grade=_grade(finding, context.window.end_ns - since_ns, context, ratio, options),
+        since_ns=since_ns,
+        last_seen_ns=context.window.end_ns,
+        impact=_impact(finding, since_ns, context, ratio),
+        reason=finding.reason,
+        evidence=finding.evidence,
+        ruled_out=finding.ruled_out,
+        ambiguous_with=finding.ambiguous_with,
+        coverage=round(min(context.coverage, 1.0), 4),
+    )
+
+
+def finding_of(verdict: Verdict) -> Finding:
+    """Return the finding that a stored verdict was made of, so that an analyzer that takes over can go on with it."""
+    return Finding(
+        fault_class=verdict.fault_class,
+        component=verdict.component,
+        side=verdict.side,
+        likelihood=verdict.confidence,
+        reason=verdict.reason,
+        evidence=verdict.evidence,
+        ruled_out=verdict.ruled_out,
+        ambiguous_with=verdict.ambiguous_with,
+        ranks_waiting=verdict.impact.ranks_waiting,
+        since_ns=verdict.since_ns,
+        may_isolate=verdict.grade == "isolate",
+    )
+
+
+def _grade(finding: Finding, lasted_ns: int, context: Context, ratio: float | None, options: GradingOptions) -> Grade:
+    if finding.likelihood < options.alert_confidence:
+        return "note"
+    lost = 1.0 if finding.fault_class in HANGS else _lost_share(finding, ratio) or 0.0
+    drains = (
+        finding.may_isolate
+        and finding.fault_class not in _NEVER_ISOLATED
+        and finding.likelihood >= options.isolate_confidence
+        and context.coverage >= options.isolate_coverage
+        and lost >= options.isolate_share
+        and (finding.fault_class != "comm_hang" or lasted_ns >= options.retries_ns)
+    )
+    return "isolate" if drains else "alert"
+
+
+def _impact(finding: Finding, since_ns: int, context: Context, ratio: float | None) -> Impact:
+    lost = 1.0 if finding.fault_class in HANGS else _lost_share(finding, ratio)
+    lasted_ns = max(context.window.end_ns - since_ns, 0)
+    waiting = max(context.roster.ranks - 1, 0) if finding.ranks_waiting is None else finding.ranks_waiting
+    hours = None if lost is None else round(context.roster.ranks * lost * lasted_ns / _NS_PER_HOUR, 4)
+    return Impact(step_time_ratio=ratio, ranks_waiting=waiting, gpu_hours=hours)
+
+
+def _lost_share(finding: Finding, ratio: float | None) -> float | None:
+    """Return the share of the job's time that is lost: as its steps show it, else as the stage reckons."""
+    if ratio:
+        return max(0.0, 1 - 1 / ratio)
+    return finding.lost_share
+
 
 Name = tuple[FaultClass, str, Side | None]
 
 # Classes that one fault can show in turn: a process that is stopped looks hung until the kernel says it died, and a
 # host that is late may be starved or wait for data.
 _KIN: dict[FaultClass, str] = {
-    "comm_slow": "wire",
-    "noncomm_slow": "late",
+    "comm_slow": "pair",
+    "noncomm_slow": "straggler",
     "software": "any",
     "global_slow": "global",
     "comm_hang": "hang",
@@ -35,27 +122,27 @@ _KIN: dict[FaultClass, str] = {
 class TrackingOptions:
     """How long a fault must last to be told, and be gone to be over."""
 
-    confirm_looks: int = 2  # one look can be a burst of somebody else's traffic
+    confirm_evaluations: int = 2  # one evaluation can be a burst of somebody else's traffic
     confirm_scattered: int = 3  # looks that are not in a row: what comes and goes is a fault, too
-    clear_looks: int = 4  # longer than it takes to appear, so that a fault at the edge does not flap
-    pending_looks: int = 15  # what was not seen again for this long was a hiccup
-    flap_looks: int = 150  # what comes back within five minutes is the same fault again
+    clear_evaluations: int = 4  # longer than it takes to appear, so that a fault at the edge does not flap
+    pending_evaluations: int = 15  # what was not seen again for this long was a hiccup
+    flap_evaluations: int = 150  # what comes back within five minutes is the same fault again
     least_confidence: float = 0.3  # below, three parts or more are as likely: silence is better than a guess
-    fade: float = 0.9  # a look counts half as much as one 14 s later, so that a better answer gets through
+    fade: float = 0.9  # an evaluation counts half as much as one 14 s later, so that a better answer gets through
     forget_ns: int = 120_000_000_000  # a job that finished nothing for this long is gone, and so are its incidents
     grading: GradingOptions = field(default_factory=GradingOptions)
 
 
 @dataclass(frozen=True)
 class Sighting:
-    """One fault as it was seen over several looks."""
+    """One fault as it was seen over several evaluations."""
 
     since_ns: int
     findings: Mapping[Name, Finding]  # the newest of each name it was given
     tally: Mapping[Name, float]  # likelihood that each name gathered, fading
-    weight: float = 0.0  # of the looks in which it was seen, fading
+    weight: float = 0.0  # of the evaluations in which it was seen, fading
     streak: int = 0  # looks in a row
-    looks: int = 0  # in which it was seen
+    evaluations: int = 0  # in which it was seen
     absent: int = 0  # looks in a row in which it was not
     incident: Incident | None = None
 
@@ -65,7 +152,7 @@ class Sighting:
 
     @property
     def confidence(self) -> float:
-        """Return the mean likelihood of its best name over the looks in which it was seen."""
+        """Return the mean likelihood of its best name over the evaluations in which it was seen."""
         return min(1.0, self.tally[self.best] / self.weight)
 
     @property
@@ -80,13 +167,13 @@ class Sighting:
 
 @dataclass(frozen=True)
 class JobState:
-    """What is remembered of a job's faults between looks."""
+    """What is remembered of a job's faults between evaluations."""
 
     sightings: tuple[Sighting, ...] = ()
 
-    def names_a_part(self, looks: int) -> bool:
-        """Return whether a part was found at fault in one of the last looks: then it explains why all are slow."""
-        recent = (seen for seen in self.sightings if seen.absent <= looks)
+    def names_a_part(self, evaluations: int) -> bool:
+        """Return whether a part was found at fault of late: then it explains why all are slow."""
+        recent = (seen for seen in self.sightings if seen.absent <= evaluations)
         return any(name[0] != "global_slow" for seen in recent for name in seen.tally)
 
     @property
@@ -96,7 +183,7 @@ class JobState:
 
     @property
     def told(self) -> list[Finding]:
-        """Return what is said of the faults that are open and were seen in the last look."""
+        """Return what is said of the faults that are open and were seen in the last evaluation."""
         return [seen.findings[seen.best] for seen in self.sightings if seen.is_open and not seen.absent]
 
     @property
@@ -116,19 +203,20 @@ def track(
     step_time_ratio: float | None,
     options: TrackingOptions,
 ) -> tuple[JobState, list[Incident]]:
-    """Return the state after one look, and the incidents that were opened, updated or closed by it.
+    """Return the state after one evaluation, and the incidents that were opened, updated or closed by it.
 
-    A look that could not be judged (None) changes nothing.
+    An evaluation that could not be judged (None) says nothing new of a fault, but that nobody confirms it.
     """
     if findings is None:
-        return state, []
+        unjudged = JobState(tuple(_leave_unconfirmed(seen, context) for seen in state.sightings))
+        return unjudged, unjudged.open
     matched, fresh = _match(state.sightings, findings)
     seen = [
         _see_again(known, found, context, options) if found else _miss(known, context)
         for known, found in zip(state.sightings, matched, strict=True)
     ]
     seen += [_see_again(_first(found, context), found, context, options) for found in fresh]
-    told = [_tell(one, context, step_time_ratio, options) for one in seen]
+    told = [_report(one, context, step_time_ratio, options) for one in seen]
     changed = [one.incident for one, before in zip(told, seen, strict=True) if one.incident != before.incident]
     kept = tuple(one for one in told if _is_remembered(one, options))
     return JobState(kept), [incident for incident in changed if incident]
@@ -171,7 +259,7 @@ def _match(
     fresh: list[list[Finding]] = []
     for finding in sorted(findings, key=lambda finding: -finding.likelihood):
         scores = [_likeness(finding, seen.findings.values()) for seen in sightings]
-        best = max(range(len(scores)), key=lambda place: scores[place], default=None)
+        best = max(range(len(scores)), key=lambda index: scores[index], default=None)
         if best is not None and scores[best]:
             matched[best].append(finding)
         elif not any(_is_twin(finding, others) for others in fresh):
@@ -201,10 +289,10 @@ def _is_inside(one: Finding, host: Finding) -> bool:
     return kind == "host" and any(name in _hosts_of(part) for part in _parts(one))
 
 
-def _is_end(one: Finding, wire: Finding) -> bool:
-    """Return whether one finding is about a NIC at an end of the wire that another one is about."""
+def _is_end(one: Finding, pair: Finding) -> bool:
+    """Return whether one finding is about a NIC at an end of the pair that another one is about."""
     kind, _, name = one.component.partition(":")
-    return kind == "nic" and name in wire.component.partition(":")[2].split("--")
+    return kind == "nic" and name in pair.component.partition(":")[2].split("--")
 
 
 def _is_twin(finding: Finding, others: Sequence[Finding]) -> bool:
@@ -233,13 +321,13 @@ def _see_again(known: Sighting, found: Sequence[Finding], context: Context, opti
         tally=tally,
         weight=known.weight * options.fade + 1.0,
         streak=known.streak + 1,
-        looks=known.looks + 1,
+        evaluations=known.evaluations + 1,
         absent=0,
     )
 
 
 def _miss(known: Sighting, context: Context) -> Sighting:
-    """Return a fault that was not seen in this look; where its host says nothing, that is no news."""
+    """Return a fault that was not seen in this evaluation; where its host says nothing, that is no news."""
     if any(host in context.silent for part in known.parts for host in _hosts_of(part)):
         return known
     return replace(known, streak=0, absent=known.absent + 1)
@@ -249,19 +337,26 @@ def _hosts_of(part: str) -> set[str]:
     return {split_end(end)[0] for end in part.partition(":")[2].split("--")}
 
 
-def _tell(seen: Sighting, context: Context, ratio: float | None, options: TrackingOptions) -> Sighting:
+def _report(seen: Sighting, context: Context, ratio: float | None, options: TrackingOptions) -> Sighting:
     if seen.absent == 0:
         return _update(seen, context, ratio, options) if seen.is_open or _is_confirmed(seen, options) else seen
-    if seen.incident and seen.is_open and seen.absent >= options.clear_looks:
+    if seen.incident and seen.is_open and seen.absent >= options.clear_evaluations:
         return replace(seen, incident=close(seen.incident, context.window.end_ns, "the part has been normal again"))
-    return seen
+    return _leave_unconfirmed(seen, context)
+
+
+def _leave_unconfirmed(seen: Sighting, context: Context) -> Sighting:
+    """Return a fault that this evaluation does not confirm: how far that reaches tells how old its verdict is."""
+    if not seen.incident or not seen.is_open:
+        return seen
+    return replace(seen, incident=seen.incident.model_copy(update={"updated_ns": context.window.end_ns}))
 
 
 def _is_confirmed(seen: Sighting, options: TrackingOptions) -> bool:
     if seen.confidence < options.least_confidence:
         return False
     is_certain = seen.findings[seen.best].is_certain
-    return is_certain or seen.streak >= options.confirm_looks or seen.looks >= options.confirm_scattered
+    return is_certain or seen.streak >= options.confirm_evaluations or seen.evaluations >= options.confirm_scattered
 
 
 def _update(seen: Sighting, context: Context, ratio: float | None, options: TrackingOptions) -> Sighting:
@@ -284,7 +379,7 @@ def _update(seen: Sighting, context: Context, ratio: float | None, options: Trac
 def _is_remembered(seen: Sighting, options: TrackingOptions) -> bool:
     if seen.is_open:
         return True
-    return seen.absent <= (options.flap_looks if seen.incident else options.pending_looks)
+    return seen.absent <= (options.flap_evaluations if seen.incident else options.pending_evaluations)
 
 
 def _resumed(incident: Incident) -> Sighting:
@@ -296,12 +391,12 @@ def _resumed(incident: Incident) -> Sighting:
         tally={name: finding.likelihood},
         weight=1.0,
         streak=1,
-        looks=1_000,
+        evaluations=1_000,
         incident=incident,
     )
 
 
 def _identify(finding: Finding, since_ns: int, context: Context) -> str:
-    """Return an id that a second analysis of the same looks gives again."""
+    """Return an id that a second analysis of the same evaluations gives again."""
     text = f"{context.job}/{context.attempt}/{finding.fault_class}/{finding.component}/{since_ns}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,7 +1,7 @@
-"""The questions in their order: one look at a job in, findings and what each stage remembers out.
+"""The questions in their order: one evaluation of a job in, findings and what each stage remembers out.
 
 Steps come first, because everything is measured in them. Hangs come before slowness: while a job stands still nobody
-is slow. Late ranks and slow wires are asked independently, since both may be there at once; what hits everybody is
+is slow. Stragglers and slow pairs are asked independently, since both may be there at once; what hits everybody is
 asked last, and only when nobody in particular was found.
 """
 
@@ -11,26 +11,30 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pyarrow as pa
 
-from analyzer.context import Context
-from analyzer.faults.faults import FaultOptions, find_faults
-from analyzer.finding import Finding
-from analyzer.hangs.facts import HangMemory, HangOptions
-from analyzer.hangs.reading import read_progress
-from analyzer.hangs.stage import find_hangs
-from analyzer.lateness.late import LatenessMemory, LatenessOptions, find_late
-from analyzer.lateness.reading import read_lateness
-from analyzer.signs.reading import read_signs
-from analyzer.signs.signs import NO_SIGNS, Signs
-from analyzer.steps.everybody import GlobalOptions, find_global
-from analyzer.steps.stage import StepMemory, StepOptions, StepReport, find_steps
+from analyzer.delay_matrix.building import build_matrix
+from analyzer.delay_matrix.judging import PairOptions
+from analyzer.delay_matrix.matrix import DelayMatrix, PairMemory
+from analyzer.delay_matrix.reading import read_pairs
+from analyzer.evidence.observations import NO_EVIDENCE, Evidence
+from analyzer.evidence.reading import read_evidence
+from analyzer.hang.facts import HangMemory, HangOptions
+from analyzer.hang.hangs import find_hangs
+from analyzer.hang.reading import read_progress
+from analyzer.incidents import JobState, TrackingOptions, track
+from analyzer.localize.detail_requests import propose_detail_requests
+from analyzer.localize.faults import FaultOptions, find_faults
+from analyzer.steps.history import step_time_ratio
+from analyzer.steps.steps import GlobalOptions, StepMemory, StepOptions, StepReport, find_global, find_steps
 from analyzer.steps.traffic import read_operations
-from analyzer.wires.building import build_matrix
-from analyzer.wires.judging import WireOptions
-from analyzer.wires.matrix import DelayMatrix
-from analyzer.wires.memory import WireMemory
-from analyzer.wires.reading import read_wires
+from analyzer.straggler.reading import read_straggler_facts
+from analyzer.straggler.stragglers import StragglerMemory, StragglerOptions, find_stragglers
+from analyzer.windows.jobs import JobSpan, Roster
+from analyzer.windows.window import Context, EvaluationOptions, Finding, Window
+from lockstep.batches import DetailRequest
 from lockstep.clock import NS_PER_S
 from lockstep.store.store import Store
+from lockstep.topology import TopologyIndex
+from lockstep.verdict import Incident
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,20 +43,20 @@ class AnalyzerOptions:
 
     steps: StepOptions = field(default_factory=StepOptions)
     hangs: HangOptions = field(default_factory=HangOptions)
-    lateness: LatenessOptions = field(default_factory=LatenessOptions)
-    wires: WireOptions = field(default_factory=WireOptions)
+    straggler: StragglerOptions = field(default_factory=StragglerOptions)
+    pairs: PairOptions = field(default_factory=PairOptions)
     faults: FaultOptions = field(default_factory=FaultOptions)
     everybody: GlobalOptions = field(default_factory=GlobalOptions)
 
 
 @dataclass(frozen=True)
 class StageMemory:
-    """What the stages remember of a job between looks."""
+    """What the stages remember of a job between evaluations."""
 
     steps: StepMemory = field(default_factory=StepMemory)
     hangs: HangMemory = field(default_factory=HangMemory)
-    lateness: LatenessMemory = field(default_factory=LatenessMemory)
-    wires: WireMemory = field(default_factory=WireMemory)
+    straggler: StragglerMemory = field(default_factory=StragglerMemory)
+    pairs: PairMemory = field(default_factory=PairMemory)
 
     @property
     def period_ns(self) -> int | None:
@@ -61,12 +65,12 @@ class StageMemory:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What one look says of a job."""
+    """What one evaluation says of a job."""
 
     findings: tuple[Finding, ...] | None  # None: nothing could be judged, not even that a fault is over
     steps: pa.Table  # rows of steps that were found in the traffic
     matrix: DelayMatrix | None = None
-    mute: frozenset[str] = frozenset()  # hosts of which no operation is known, while others did some
+    silent_hosts: frozenset[str] = frozenset()  # hosts of which no operation is known, while others did some
     is_standstill: bool = False  # the job hangs
 
     @property
@@ -84,7 +88,7 @@ class Judgement:
 def judge(
     store: Store, context: Context, memory: StageMemory, options: AnalyzerOptions, *, is_explained: bool = False
 ) -> tuple[Judgement, StageMemory]:
-    """Look once at a job; the same look with the same memory gives the same judgement.
+    """Evaluate a job once; the same evaluation with the same memory gives the same judgement.
 
     A job is explained when looks before this one found a part that makes it slow.
     """
@@ -98,7 +102,7 @@ def judge(
     judgement, memory = _judge_pace(store, context, memory, report, options)
     if judgement.findings or is_explained:
         return judgement, memory
-    unseen = replace(context, silent=context.silent | judgement.mute)
+    unseen = replace(context, silent=context.silent | judgement.silent_hosts)
     slower = find_global(memory.steps, unseen, options.everybody)
     lasting = tuple(finding for finding in slower if _fills(context, finding))
     return replace(judgement, findings=lasting or judgement.findings), memory
@@ -108,46 +112,48 @@ def _judge_pace(
     store: Store, context: Context, memory: StageMemory, report: StepReport, options: AnalyzerOptions
 ) -> tuple[Judgement, StageMemory]:
     """Ask who is slow in a job that moves."""
-    lateness = read_lateness(store, context)
-    late, late_memory = find_late(lateness, memory.lateness, context, options.lateness)
-    wires = read_wires(store, context)
-    matrix, wire_memory = build_matrix(wires, memory.wires, context, options.wires)
-    memory = replace(memory, lateness=late_memory, wires=wire_memory)
-    found = list(late)
+    facts = read_straggler_facts(store, context)
+    stragglers, straggler_memory = find_stragglers(facts, memory.straggler, context, options.straggler)
+    pairs = read_pairs(store, context)
+    matrix, pair_memory = build_matrix(pairs, memory.pairs, context, options.pairs)
+    memory = replace(memory, straggler=straggler_memory, pairs=pair_memory)
+    found = list(stragglers)
     if matrix is not None:
-        matrix = replace(matrix, starved=matrix.starved | _late_hosts(late))
-        found += find_faults(matrix, _read_signs(store, matrix, context), context, options.faults)
-    is_blind = not wires.waits.num_rows and not len(lateness.operations) and not report.rows.num_rows
+        matrix = replace(matrix, starved=matrix.starved | _straggling_hosts(stragglers))
+        found += find_faults(matrix, _read_evidence(store, matrix, context), context, options.faults)
+    is_blind = not pairs.waits.num_rows and not len(facts.operations) and not report.rows.num_rows
     judgement = Judgement(
         findings=None if is_blind and not found else tuple(_once(found)),
         steps=report.rows,
         matrix=matrix,
-        mute=_find_mute(lateness.operations.process, context),
+        silent_hosts=_find_silent_hosts(facts.operations.process, context),
     )
     return judgement, memory
 
 
 def _fills(context: Context, finding: Finding) -> bool:
-    """Return whether all of a look is slow: parts get one such look to show themselves before all are said to be."""
+    """Return whether all of the window is slow: parts get one such to show themselves before all are blamed."""
     return finding.since_ns is None or finding.since_ns <= context.window.start_ns
 
 
-def _read_signs(store: Store, matrix: DelayMatrix, context: Context) -> Signs:
+def _read_evidence(store: Store, matrix: DelayMatrix, context: Context) -> Evidence:
     """Return what else is known of the parts; they tilt a choice, so they are read when there is one to make."""
-    is_hot_inside = matrix.inner is not None and bool(matrix.inner.hot.any())
-    is_needed = bool(matrix.hot.any()) or bool(matrix.starved) or is_hot_inside
-    return read_signs(store, context) if is_needed else NO_SIGNS
+    is_slow_inside = matrix.inner is not None and bool(matrix.inner.slow.any())
+    is_needed = bool(matrix.slow.any()) or bool(matrix.starved) or is_slow_inside
+    return read_evidence(store, context) if is_needed else NO_EVIDENCE
 
 
-def _find_mute(heard: np.ndarray, context: Context) -> frozenset[str]:
+def _find_silent_hosts(process: np.ndarray, context: Context) -> frozenset[str]:
     """Return the hosts of which no operation is known, though their collectors may say that all is told."""
     hosts = context.roster.host_of
-    return context.roster.hosts - set(hosts[np.unique(heard[heard >= 0])].tolist()) if len(heard) else frozenset()
+    return (
+        context.roster.hosts - set(hosts[np.unique(process[process >= 0])].tolist()) if len(process) else frozenset()
+    )
 
 
-def _late_hosts(late: Sequence[Finding]) -> frozenset[str]:
-    """Return the hosts that are late as a whole: their wires look slow because nobody serves them."""
-    names = (finding.component.partition(":") for finding in late)
+def _straggling_hosts(stragglers: Sequence[Finding]) -> frozenset[str]:
+    """Return the hosts that are late as a whole: their pairs look slow because nobody serves them."""
+    names = (finding.component.partition(":") for finding in stragglers)
     return frozenset(name for kind, _, name in names if kind == "host")
 
 
@@ -157,3 +163,71 @@ def _once(found: Sequence[Finding]) -> list[Finding]:
     for finding in sorted(found, key=lambda finding: -finding.likelihood):
         best.setdefault((finding.component, finding.side), finding)
     return list(best.values())
+
+
+Who = tuple[Roster, frozenset[str], TopologyIndex | None]  # takes part, says nothing, is cabled how
+
+
+@dataclass(frozen=True)
+class FollowOptions:
+    """How often to look, what the stages are told, and when findings become incidents."""
+
+    evaluations: EvaluationOptions = field(default_factory=EvaluationOptions)
+    analyzer: AnalyzerOptions = field(default_factory=AnalyzerOptions)
+    tracking: TrackingOptions = field(default_factory=TrackingOptions)
+
+
+@dataclass(frozen=True)
+class Followed:
+    """What is remembered of a job between evaluations."""
+
+    faults: JobState = field(default_factory=JobState)
+    stages: StageMemory = field(default_factory=StageMemory)
+    fresh_ns: int = 0  # up to here looks have judged
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one evaluation gave."""
+
+    followed: Followed
+    changed: list[Incident]
+    judgement: Judgement
+    context: Context
+    requests: tuple[DetailRequest, ...] = ()  # what would settle the doubts in what was told
+
+
+def evaluate_window(
+    store: Store,
+    span: JobSpan,
+    window: Window,
+    known: Followed,
+    who: Who,
+    options: FollowOptions,
+    *,
+    is_told: bool = False,
+) -> Outcome:
+    """Look at a job: read, judge, and follow its incidents.
+
+    An evaluation whose incidents were told before, by another process, only learns from what it sees.
+    """
+    roster, silent, topology = who
+    context = Context(
+        job=span.job,
+        attempt=span.attempt,
+        window=window,
+        fresh_ns=known.fresh_ns if window.start_ns < known.fresh_ns < window.end_ns else window.start_ns,
+        roster=roster,
+        topology=topology,
+        silent=silent,
+        period_ns=known.stages.period_ns,
+    )
+    is_explained = known.faults.names_a_part(options.tracking.clear_evaluations)
+    judgement, stages = judge(store, context, known.stages, options.analyzer, is_explained=is_explained)
+    followed = replace(known, stages=stages, fresh_ns=window.end_ns)
+    if is_told:
+        return Outcome(followed, [], judgement, context)
+    ratio = step_time_ratio(stages.steps.kind.history, known.faults.since_ns)
+    faults, changed = track(known.faults, judgement.findings, context, ratio, options.tracking)
+    requests = tuple(propose_detail_requests(faults.told, context))
+    return Outcome(replace(followed, faults=faults), changed, judgement, context, requests)

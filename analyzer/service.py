@@ -5,22 +5,19 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from analyzer.following import Followed, FollowOptions, Outcome, Who, take_look
 from analyzer.incidents import close_all, resume
-from analyzer.jobs import JobSpan, find_jobs, find_reports
-from analyzer.looks import plan_looks, window_at
-from analyzer.roster import Roster, read_roster
-from analyzer.windows import HostReport, Window, judge_window
+from analyzer.pipeline import Followed, FollowOptions, Outcome, Who, evaluate_window
+from analyzer.windows.jobs import HostReport, JobSpan, Roster, find_jobs, find_reports, read_roster
+from analyzer.windows.window import Window, judge_window, plan_evaluations, window_at
 from lockstep.clock import NS_PER_S
-from lockstep.control.database import ControlDatabase
-from lockstep.control.incidents import list_incidents, open_incidents, save_incidents
-from lockstep.control.leases import Lease
-from lockstep.control.wishes import add_wish
-from lockstep.incident import Incident
-from lockstep.store.address import Embedded
+from lockstep.state.database import ControlDatabase
+from lockstep.state.incidents import add_detail_request, list_incidents, open_incidents, save_incidents
+from lockstep.state.leases import Lease
+from lockstep.store.engine import Embedded
 from lockstep.store.store import Store
 from lockstep.tables import TABLE_BY_NAME
 from lockstep.topology import TopologyIndex
+from lockstep.verdict import Incident
 
 _log = structlog.get_logger("analyzer")
 
@@ -43,7 +40,7 @@ class ServiceOptions:
 @dataclass
 class _Job:
     followed: Followed
-    told_until_ns: int  # up to here the incidents have been told, perhaps by a process before this one
+    reported_until_ns: int  # up to here the incidents have been told, perhaps by a process before this one
     last_ns: int
     done_until_ns: int | None = None  # None: not seen sending yet
 
@@ -68,13 +65,13 @@ class AnalyzerService:
         self._generation: int | None = None
 
     def run_once(self, lease: Lease, now_ns: int) -> int:
-        """Take every look that is due, save what changed under the lease, return the looks taken."""
+        """Take every evaluation that is due, save what changed under the lease, return the evaluations taken."""
         if lease.generation != self._generation:
             self._take_over(lease.generation)
         spans = {(span.job, span.attempt): span for span in find_jobs(self._store, now_ns - _LOOK_BACK_NS)}
-        looks = sum(self._follow(key, span, lease, now_ns) for key, span in spans.items())
+        evaluations = sum(self._follow(key, span, lease, now_ns) for key, span in spans.items())
         self._close_ended([key for key in self._jobs if key not in spans], lease, now_ns)
-        return looks
+        return evaluations
 
     def _take_over(self, generation: int) -> None:
         """Begin from the open incidents: since we last held the lease, somebody else may have changed them."""
@@ -91,12 +88,12 @@ class AnalyzerService:
             self._warn_when_large(span.job, roster.ranks)
         job = self._jobs[key]
         job.last_ns = max(job.last_ns, span.last_ns)
-        reports = self._hear(span, roster, now_ns)
+        reports = self._read_reports(span, roster, now_ns)
         done = 0
         if job.done_until_ns is None:
             job.done_until_ns = max(span.first_ns, now_ns - _LOOK_BACK_NS)
-        for end_ns in plan_looks(job.done_until_ns, now_ns, self._options.follow.looks):
-            window = window_at(end_ns, span.first_ns, job.followed.stages.period_ns, self._options.follow.looks)
+        for end_ns in plan_evaluations(job.done_until_ns, now_ns, self._options.follow.evaluations):
+            window = window_at(end_ns, span.first_ns, job.followed.stages.period_ns, self._options.follow.evaluations)
             closing = judge_window(window, roster.hosts, reports, now_ns, self._options.silence_ns)
             if not closing.closed:
                 break
@@ -105,35 +102,35 @@ class AnalyzerService:
         return done
 
     def _look(self, job: _Job, span: JobSpan, window: Window, who: Who, lease: Lease) -> None:
-        is_told = window.end_ns <= job.told_until_ns
-        outcome = take_look(self._store, span, window, job.followed, who, self._options.follow, is_told=is_told)
+        is_told = window.end_ns <= job.reported_until_ns
+        outcome = evaluate_window(self._store, span, window, job.followed, who, self._options.follow, is_told=is_told)
         self._save(outcome.changed, lease)
         self._write_steps(span, outcome)
-        for wish in outcome.wishes:
-            add_wish(self._control, wish)
-        job.followed = outcome.followed  # only now: had saving failed, the look would be counted twice
+        for request in outcome.requests:
+            add_detail_request(self._control, request, window.end_ns)
+        job.followed = outcome.followed  # only now: had saving failed, the evaluation would be counted twice
         job.done_until_ns = window.end_ns
 
     def _write_steps(self, span: JobSpan, outcome: Outcome) -> None:
         token = f"steps/{span.job}/{span.attempt}/{outcome.context.window.end_ns}"
         self._store.insert(TABLE_BY_NAME["steps"], outcome.judgement.steps, token=token)
 
-    def _hear(self, span: JobSpan, roster: Roster, now_ns: int) -> dict[str, HostReport]:
+    def _read_reports(self, span: JobSpan, roster: Roster, now_ns: int) -> dict[str, HostReport]:
         """Return a report of every host; one that never spoke gets as long as others, from the job's first row."""
-        unheard = HostReport(watermark_ns=0, heard_ns=span.first_ns)
-        return dict.fromkeys(roster.hosts, unheard) | find_reports(self._store, roster.hosts, now_ns - _LOOK_BACK_NS)
+        missing = HostReport(watermark_ns=0, last_seen_ns=span.first_ns)
+        return dict.fromkeys(roster.hosts, missing) | find_reports(self._store, roster.hosts, now_ns - _LOOK_BACK_NS)
 
     def _meet(self, span: JobSpan) -> _Job:
         past = [known for known in list_incidents(self._control, job=span.job) if known.attempt == span.attempt]
-        told_until_ns = max((known.updated_ns for known in past), default=0)
-        return _Job(Followed(), told_until_ns, span.last_ns)
+        reported_until_ns = max((known.updated_ns for known in past), default=0)
+        return _Job(Followed(), reported_until_ns, span.last_ns)
 
     def _warn_when_large(self, job: str, ranks: int) -> None:
         if ranks > EMBEDDED_RANKS and isinstance(self._store.address, Embedded):
             _log.warning("job is too large for the embedded store; use a server", job=job, ranks=ranks)
 
-    def _close_ended(self, unheard: list[_JobKey], lease: Lease, now_ns: int) -> None:
-        for key in unheard:
+    def _close_ended(self, missing: list[_JobKey], lease: Lease, now_ns: int) -> None:
+        for key in missing:
             if now_ns - self._jobs[key].last_ns > self._options.follow.tracking.forget_ns:
                 _, closed = close_all(self._jobs[key].followed.faults, now_ns)
                 self._save(closed, lease)
@@ -149,5 +146,5 @@ class AnalyzerService:
 
 def _adopt(incidents: list[Incident]) -> _Job:
     """Return a job whose open incidents were told before, here or by another process."""
-    told_until_ns = max(incident.updated_ns for incident in incidents)
-    return _Job(Followed(faults=resume(incidents)), told_until_ns, last_ns=told_until_ns)
+    reported_until_ns = max(incident.updated_ns for incident in incidents)
+    return _Job(Followed(faults=resume(incidents)), reported_until_ns, last_ns=reported_until_ns)

@@ -1,44 +1,104 @@
 """create_app: where the web process is put together."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from fastapi import FastAPI
 from fastapi.concurrency import run_in_threadpool
 
-from api.board import Board
-from api.dashboard.static_files import make_static
-from api.feed import ChangeFeed
+from api.cache import TtlCache
+from api.dashboard import cluster as cluster_pages
+from api.dashboard import incidents as incident_pages
+from api.dashboard import jobs as job_pages
+from api.dashboard import overview, settings, what_if
+from api.dashboard.pages import make_static
+from api.idempotency import Idempotency
+from api.limits import BodyLimit, RateLimit
 from api.metrics import SystemMetrics
+from api.middleware import DisconnectCounts, Disconnects, SecurityHeaders
 from api.oidc import make_verifier
-from api.openapi import install_openapi
 from api.parts import Parts
-from api.problems import install_problems
-from api.protection import install_protection
-from api.readiness import RememberedCheck
-from api.reads import install_reads
+from api.problems import install_openapi, install_problems
 from api.routes import (
-    audit,
+    admin,
+    captures,
+    cluster,
     decisions,
     health,
     incidents,
     ingest,
-    intake,
-    page,
+    jobs,
     paths,
-    policies,
     session,
-    silences,
     stream,
-    tokens,
     webhooks,
 )
-from api.store_slots import GuardedStore
+from api.routes.captures import Operations
+from api.routes.incidents import IncidentFastPath
+from api.routes.ingest import IngestFastPath
+from api.routes.stream import ChangeFeed
+from api.store_slots import GuardedStore, StoreSlots
+from api.token_cache import TokenCache
+from api.views.checkpoints import open_folders
+from api.views.incidents import IncidentPages
+from api.views.matrix import MatrixCache
 from lockstep import __version__
-from lockstep.errors import StoreAway
+from lockstep.clock import Clock
+from lockstep.errors import LockstepError, StoreAway
 from lockstep.store.migrations import check_migrated
+
+# The stream comes before incidents: its path looks like one of theirs. Those come early: everybody asks for them.
+# Jobs come last: a job's id may hold slashes, so that its route takes whatever is left.
+ROUTERS = (
+    *(each.router for each in (stream, incidents, session, admin, ingest, decisions, paths, webhooks, health)),
+    *(each.router for each in (overview, incident_pages, job_pages, cluster_pages, what_if, settings)),
+    *(incident_pages.acts, settings.tests),
+    *(each.router for each in (captures, cluster, jobs)),
+)
+
+
+_PATIENCE_S = 1.0
+
+
+def install_protection(app: FastAPI, parts: Parts) -> None:
+    """Add all middleware: the last that is added is met first."""
+    left = DisconnectCounts()
+    app.state.registries.append(left.registry)
+    app.add_middleware(StoreSlots, settings=parts.settings)
+    app.add_middleware(Idempotency)
+    app.add_middleware(IncidentFastPath)
+    app.add_middleware(IngestFastPath)
+    app.add_middleware(BodyLimit, settings=parts.settings)
+    app.add_middleware(RateLimit, settings=parts.settings, clock=parts.clock)
+    app.add_middleware(Disconnects, left=left)
+    app.add_middleware(SecurityHeaders, is_tls=parts.settings.api.tls_cert is not None)
+
+
+def remember_check(check: Callable[[], None], clock: Clock) -> Callable[[], None]:
+    """Return a check whose answer holds for a second, or for five while a busy machine works out the next.
+
+    It costs two databases, and everybody asks.
+    """
+    answers: TtlCache[tuple[LockstepError | None]] = TtlCache(clock, fresh_s=1, stale_s=5, patience_s=_PATIENCE_S)
+
+    def ask() -> tuple[LockstepError | None]:
+        try:
+            check()
+        except LockstepError as error:
+            return (error,)
+        return (None,)
+
+    def checked() -> None:
+        try:
+            (trouble,) = answers.get("ready", ask)
+        except TimeoutError:
+            raise StoreAway("whoever asked before still waits for an answer") from None
+        if trouble:
+            raise trouble
+
+    return checked
 
 
 def create_app(parts: Parts) -> FastAPI:
@@ -62,25 +122,25 @@ def create_app(parts: Parts) -> FastAPI:
     )
     parts = replace(parts, store=GuardedStore(parts.store))
     app.state.parts = parts
-    app.state.board = Board(parts.control, parts.clock)
+    app.state.token_cache = TokenCache(parts.control, parts.clock)
     app.state.oidc = make_verifier(parts.settings.api, parts.clock)
-    app.state.check_ready = RememberedCheck(lambda: _check_ready(parts), parts.clock).check
+    app.state.check_ready = remember_check(lambda: _check_ready(parts), parts.clock)
     metrics = SystemMetrics(parts)
     app.state.feed = ChangeFeed(
         parts.control,
         parts.settings.api.max_listeners,
         metrics.watch,
-        before_telling=lambda: app.state.incident_pages.forget(),
+        before_notify=lambda: app.state.incident_pages.forget(),
     )
     app.state.registries = [parts.gateway.metrics.registry, metrics.registry]
     install_problems(app)
     install_protection(app, parts)
-    # The stream comes before incidents: its path looks like one of theirs. Those come early: everybody asks for them.
-    for module in (stream, incidents, session, tokens, policies, audit):
-        app.include_router(module.router)
-    for module in (ingest, intake, decisions, paths, webhooks, silences, health, page):
-        app.include_router(module.router)
-    install_reads(app, parts)
+    app.state.incident_pages = IncidentPages(parts.control, parts.clock)
+    app.state.matrices = MatrixCache(parts.store, parts.clock)
+    app.state.checkpoints = open_folders(parts.settings.planner)
+    app.state.operations = Operations(parts.clock)
+    for router in ROUTERS:
+        app.include_router(router)
     app.mount("/static", make_static())
     install_openapi(app)
     return app

@@ -3,18 +3,102 @@
 Every route has exactly one of Reader, Actor, Admin and Agent; tests/api/test_auth.py finds one that has none.
 """
 
+import ipaddress
 from typing import Annotated
+from urllib.parse import quote, urlsplit
 
 from fastapi import Depends, HTTPException, Request
 from fastapi.concurrency import run_in_threadpool
 
-from api.board import Board
 from api.oidc import OidcVerifier, Proven
-from api.origins import check_open_reads, check_origin, is_loopback, is_page_visit, login_place
 from api.parts import parts_of
-from lockstep.control.sessions import find_session
-from lockstep.control.tokens import Scope, Token, find_token
+from api.token_cache import TokenCache
 from lockstep.errors import NotAllowed
+from lockstep.sections import split_listen
+from lockstep.state.sessions import find_session
+from lockstep.state.tokens import Scope, Token, find_token
+
+_SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+LOGIN = "/login"
+
+
+def check_origin(request: Request) -> None:
+    """Raise NotAllowed for a change that a browser sends for a page of another site, or that hides where it is from.
+
+    A browser adds its cookie to what any page sends. Sec-Fetch-Site and Origin tell whose page it was; the browser
+    sets them, and no page can change them.
+    """
+    if request.method not in _SAFE and not is_same_origin(request):
+        raise NotAllowed("a session changes things only from our own pages", slug="other-origin", status=403)
+
+
+def is_same_origin(request: Request) -> bool:
+    """Return whether the browser says that one of our own pages asks; False where it says nothing."""
+    site = request.headers.get("Sec-Fetch-Site")
+    if site is not None:
+        return site == "same-origin"
+    # The scheme is not compared: behind a proxy that ends TLS we see http where the browser saw https.
+    place = _netloc(request.headers.get("Origin", ""))
+    return bool(place) and place == request.headers.get("Host", "").lower()
+
+
+def check_open_reads(request: Request, listen: str) -> None:
+    """Raise NotAllowed where reads are open to this machine only, and the browser thinks that we are another.
+
+    A page elsewhere can make its own name point to 127.0.0.1 and would then read what we answer (DNS rebinding).
+    """
+    if is_loopback(split_listen(listen)[0]) and not is_loopback(_hostname(request)):
+        problem = f"reads are open at http://{listen} only, not under the name {_hostname(request)[:80]!r}"
+        raise NotAllowed(problem, slug="other-host", status=401)
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can be meant.
+
+    >>> [is_loopback(host) for host in ("localhost", "127.0.0.9", "::1", "0.0.0.0", "head")]
+    [True, True, True, False, False]
+    """
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def is_page_visit(request: Request) -> bool:
+    """Return whether a person's browser asks for a page, who is better served by the login page than by an error."""
+    wants_page = "text/html" in request.headers.get("Accept", "")
+    return wants_page and request.method == "GET" and "Authorization" not in request.headers
+
+
+def login_place(request: Request) -> str:
+    """Return the address of the login page, which leads back to what was asked for."""
+    asked = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+    return f"{LOGIN}?next={quote(asked, safe='')}"
+
+
+def safe_next(asked: str) -> str:
+    """Return where to go after the login: a place of ours, never another site.
+
+    >>> [safe_next(place) for place in ("/incidents?job=a", "//evil.example", "/\\\\evil.example", "https://x", "")]
+    ['/incidents?job=a', '/', '/', '/', '/']
+    """
+    is_ours = asked.startswith("/") and not asked.startswith("//") and "\\" not in asked and asked.isprintable()
+    return asked if is_ours else "/"
+
+
+def _netloc(origin: str) -> str:
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return ""
+
+
+def _hostname(request: Request) -> str:
+    try:
+        return urlsplit(f"//{request.headers.get('Host', '')}").hostname or ""
+    except ValueError:
+        return ""
+
 
 SESSION_COOKIE = "lockstep_session"
 TOKEN_PREFIX = "lks_"  # noqa: S105  # how tokens of our own begin
@@ -45,11 +129,11 @@ def require_reader(request: Request) -> None:
 
 
 async def admit_reader(request: Request) -> None:
-    """Do the same by the board for a token that is on it; reads that are open are not opened by a token."""
-    board: Board = request.app.state.board
+    """Do the same by the cache for a token that is in it; reads that are open are not opened by a token."""
+    cache: TokenCache = request.app.state.token_cache
     scheme, _, secret = request.headers.get("Authorization", "").partition(" ")
     is_told = scheme.lower() == "bearer" and not parts_of(request).settings.api.open_reads
-    token = await board.find_known(secret.strip()) if is_told else None
+    token = await cache.find_known(secret.strip()) if is_told else None
     if token is None:
         await run_in_threadpool(require_reader, request)
     else:
@@ -80,9 +164,9 @@ def require_agent(request: Request) -> Token:
 
 
 async def find_agent(request: Request) -> Token:
-    """Return the same from the board, which is for the one route that every host calls every second."""
-    board: Board = request.app.state.board
-    return _checked_agent(await board.find_token(_secret_of(request)))
+    """Return the same from the cache, which is for the one route that every host calls every second."""
+    cache: TokenCache = request.app.state.token_cache
+    return _checked_agent(await cache.find_token(_secret_of(request)))
 
 
 def find_caller(request: Request) -> Token | None:
@@ -90,7 +174,12 @@ def find_caller(request: Request) -> Token | None:
     if request.headers.get("Authorization"):
         return prove(request, _secret_of(request)).token
     if cookie := request.cookies.get(SESSION_COOKIE):
-        return _of_session(request, cookie)
+        parts = parts_of(request)
+        found = find_session(parts.control, cookie, parts.clock.now_ns())
+        if found is None:
+            raise NotAllowed("this session is over: log in again", slug="no-session", status=401)
+        check_origin(request)
+        return found
     return None
 
 
@@ -139,15 +228,6 @@ def _checked_agent(token: Token | None) -> Token:
     if not token.host:
         raise NotAllowed(f"token {token.id} is bound to no host", slug="wrong-scope", status=403)
     return token
-
-
-def _of_session(request: Request, cookie: str) -> Token:
-    parts = parts_of(request)
-    found = find_session(parts.control, cookie, parts.clock.now_ns())
-    if found is None:
-        raise NotAllowed("this session is over: log in again", slug="no-session", status=401)
-    check_origin(request)
-    return found
 
 
 def _known(token: Token | None) -> Token:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from lockstep.capture.reading import read_capture
+from lockstep.capture.files import read_capture
 from lockstep.errors import BadInput, LockstepError
 
 LONGEST_S = 600.0

@@ -16,11 +16,9 @@ import pyarrow.parquet as pq
 from pydantic import Field
 
 from api.capture_check import check_apart
-from api.reading.moments import show_moment
-from lockstep.capture.archive import unpack
-from lockstep.capture.contents import TABLE_FILES, Capture
+from api.query import show_timestamp
 from lockstep.capture.exchange import load_capture
-from lockstep.capture.reading import read_capture
+from lockstep.capture.files import TABLE_FILES, Capture, read_capture, unpack
 from lockstep.clock import NS_PER_S
 from lockstep.errors import BadCapture, BadInput, NotPresent
 from lockstep.store.store import Store
@@ -65,7 +63,11 @@ class CaptureFolder:
 
     def take(self, store: Store, upload: Path, job: str, now_ns: int) -> StoredCapture:
         """Keep an upload as the capture of a new job and put the job's rows into the store; raise what is wrong."""
-        self._check_new(store, job)
+        if not _JOB.fullmatch(job):
+            raise BadInput(f"{job[:100]!r} is no name for an imported job: up to 100 letters, digits and . _ : @ -")
+        rows = (store.query(_KNOWN.format(table=table), {"job": job})["rows"][0].as_py() for table in _TOLD_OF_JOBS)
+        if self._archive(job).exists() or any(rows):
+            raise BadInput(f"there is a job {job!r} already, and a capture must not mix with it: choose another name")
         capture = _read(upload)
         _check_past(capture, now_ns)
         told = _describe(capture, upload, job, now_ns)
@@ -93,13 +95,6 @@ class CaptureFolder:
         self._facts(job).unlink(missing_ok=True)
         archive.unlink()
 
-    def _check_new(self, store: Store, job: str) -> None:
-        if not _JOB.fullmatch(job):
-            raise BadInput(f"{job[:100]!r} is no name for an imported job: up to 100 letters, digits and . _ : @ -")
-        rows = (store.query(_KNOWN.format(table=table), {"job": job})["rows"][0].as_py() for table in _TOLD_OF_JOBS)
-        if self._archive(job).exists() or any(rows):
-            raise BadInput(f"there is a job {job!r} already, and a capture must not mix with it: choose another name")
-
     def _archive(self, job: str) -> Path:
         return self.folder / f"{quote(job, safe='')}.tar.zst"
 
@@ -125,7 +120,7 @@ def _check_past(capture: Capture, now_ns: int) -> None:
         last_ns = max((pc.max(rows[column]).as_py() or 0 for column in moments), default=0)
         if last_ns > now_ns - _ALIVE_NS:
             raise BadInput(
-                f"{name} tells of {show_moment(last_ns)}, and a capture is taken once it is ten minutes old"
+                f"{name} tells of {show_timestamp(last_ns)}, and a capture is taken once it is ten minutes old"
             )
 
 
@@ -158,9 +153,9 @@ def _describe(capture: Capture, upload: Path, job: str, now_ns: int) -> StoredCa
         bytes=upload.stat().st_size,
         start_ns=info.start_ns,
         end_ns=info.end_ns,
-        start_at=show_moment(info.start_ns),
+        start_at=show_timestamp(info.start_ns),
         imported_ns=now_ns,
-        imported_at=show_moment(now_ns),
+        imported_at=show_timestamp(now_ns),
         hosts=len(info.hosts),
         rows={name: rows.num_rows for name, rows in capture.tables.items()},
         has_topology=capture.topology is not None,

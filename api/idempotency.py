@@ -19,9 +19,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from api.auth import SESSION_COOKIE, allows, find_caller
 from api.parts import parts_of
 from api.problems import problem
-from lockstep.control.idempotency import Earlier, claim, drop, finish
 from lockstep.errors import NotAllowed, SealBroken
 from lockstep.sealing import seal, unseal
+from lockstep.state.idempotency import Earlier, claim, drop, finish
 
 HEADER = "Idempotency-Key"
 REPLAYED = "Idempotency-Replayed"

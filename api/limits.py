@@ -2,18 +2,117 @@
 
 import hashlib
 import math
+from collections import OrderedDict
+from dataclasses import dataclass
 
+from fastapi.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.buckets import Buckets
-from api.known_callers import ONLY_KNOWN, is_known, secret_of
-from api.origins import LOGIN
+from api.auth import LOGIN, SESSION_COOKIE, TOKEN_PREFIX
+from api.middleware import STATIC
+from api.oidc import OidcVerifier
 from api.problems import problem
-from api.security_headers import STATIC
-from lockstep.clock import Clock
+from api.token_cache import TokenCache
+from lockstep.clock import NS_PER_S, Clock
 from lockstep.config import Settings
+from lockstep.errors import ControlAway, NotAllowed
+
+ONLY_KNOWN = "lockstep.only_known"  # in the scope of a login from such an address
+
+
+def secret_of(request: Request) -> str:
+    """Return the secret that a request carries, of whatever kind; empty where it has none."""
+    told = request.headers.get("authorization", "")
+    # The secret alone, as api.auth reads it: with blanks or cookies around it a caller would look like many.
+    return (told.partition(" ")[2].strip() or told) if told else request.cookies.get(SESSION_COOKIE, "")
+
+
+async def is_known(request: Request) -> bool:
+    """Return whether a request may go on from an address that sent much that was worth nothing.
+
+    One without a secret may: it is refused, or answered, without a question.
+    """
+    secret = secret_of(request)
+    if not secret:
+        return True
+    cache: TokenCache = request.app.state.token_cache
+    is_token = "authorization" in request.headers
+    try:
+        return await (is_known_token(request, secret) if is_token else cache.has_session(secret))
+    except ControlAway:
+        return False  # nobody is let in, then
+
+
+async def is_known_token(request: Request, secret: str) -> bool:
+    """Return whether a text is a token of ours, or one that the OIDC issuer signed."""
+    cache: TokenCache = request.app.state.token_cache
+    oidc: OidcVerifier | None = request.app.state.oidc
+    if oidc is None or secret.startswith(TOKEN_PREFIX):
+        return await cache.find_known(secret) is not None
+    try:
+        await run_in_threadpool(oidc.verify, secret)
+    except NotAllowed as refusal:
+        return refusal.status == 403  # it is signed, and says too little
+    return True
+
+
+MOST_CALLERS = (
+    20_000  # a cluster's hosts and their readers; whoever was silent longest is forgotten, with a full bucket
+)
+BURST_S = 2.0  # a caller may spend this much time's worth at once: a page asks for twenty things
+
+
+@dataclass(slots=True)
+class _Bucket:
+    left: float
+    at_ns: int
+
+
+class Buckets:
+    """One bucket a caller, filled at the same rate; for one event loop, which needs no lock."""
+
+    def __init__(self, per_s: float, burst_s: float = BURST_S, most: int = MOST_CALLERS) -> None:
+        self._per_s, self._size, self._most = per_s, max(1.0, per_s * burst_s), most
+        self._by_caller: OrderedDict[str, _Bucket] = OrderedDict()
+
+    def take(self, caller: str, now_ns: int) -> float:
+        """Take one; return 0, or after how many seconds there will be one to take. A rate of 0 has no limit.
+
+        >>> bucket = Buckets(per_s=1, burst_s=1)
+        >>> bucket.take("h0", 0), bucket.take("h0", 0), bucket.take("h0", 10**9)
+        (0.0, 1.0, 0.0)
+        """
+        if not self._per_s:
+            return 0.0
+        bucket = self._filled(caller, now_ns)
+        if bucket.left < 1:
+            return (1 - bucket.left) / self._per_s
+        bucket.left -= 1
+        return 0.0
+
+    def is_empty(self, caller: str, now_ns: int) -> bool:
+        """Return whether the caller has nothing left, without taking any."""
+        return bool(self._per_s) and caller in self._by_caller and self._filled(caller, now_ns).left < 1
+
+    def __contains__(self, caller: str) -> bool:
+        return caller in self._by_caller
+
+    def __len__(self) -> int:
+        return len(self._by_caller)
+
+    def _filled(self, caller: str, now_ns: int) -> _Bucket:
+        bucket = self._by_caller.get(caller)
+        if bucket is None:
+            bucket = self._by_caller[caller] = _Bucket(self._size, now_ns)
+            if len(self._by_caller) > self._most:
+                self._by_caller.popitem(last=False)
+        self._by_caller.move_to_end(caller)
+        passed_s = max(0, now_ns - bucket.at_ns) / NS_PER_S
+        bucket.left, bucket.at_ns = min(self._size, bucket.left + passed_s * self._per_s), now_ns
+        return bucket
+
 
 # What agents send has a bound of its own: a host that sends too much must not lock out its readers, nor they it.
 _FROM_AGENTS = ("/api/v1/ingest", "/api/v1/intake/", "/api/v1/paths/hosts/")

@@ -3,7 +3,6 @@
 Nothing here has a rank, a sequence number or a size in its labels; jobs are capped, and lose their gauges at the end.
 """
 
-import threading
 from collections import Counter as Tally
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,22 +12,22 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from api.alerts.figures import OutboxFigures, read_outbox
+from api.alerts.service import OutboxFigures, read_outbox
+from api.cache import TtlCache
 from api.parts import Parts
 from lockstep import __version__
 from lockstep.clock import NS_PER_S
-from lockstep.control.changes import Change
-from lockstep.control.documents import read_document
-from lockstep.control.executions import list_isolated
-from lockstep.control.incidents import get_incident, open_incidents
 from lockstep.decision import Decision
 from lockstep.errors import LockstepError
 from lockstep.execution import OUT_OF_SERVICE, Execution
-from lockstep.incident import Incident
+from lockstep.state.decisions import list_isolated
+from lockstep.state.documents import read_document
+from lockstep.state.incidents import Change, get_incident, open_incidents
+from lockstep.verdict import Incident
 
 _log = structlog.get_logger("metrics")
 
-FRESH_S = 5.0  # scrapers that come together share one look
+FRESH_S = 5.0  # scrapers that come together share one reading
 ENDED_S = 300  # a job without a step for this long has ended, hangs, or tells us nothing
 _MOST_REMEMBERED = 2_000  # executions that were counted already
 _SECONDS = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600)
@@ -42,10 +41,9 @@ SELECT job, quantileExact(0.5)(longest) / 1e9 AS step_s, max(last) AS last_ns FR
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
+class _Snapshot:
     """What was there at one moment."""
 
-    seen_ns: int
     by_class: Tally[str] = field(default_factory=Tally)
     by_job: Tally[str] = field(default_factory=Tally)
     step_s: dict[str, float] = field(default_factory=dict)
@@ -60,8 +58,7 @@ class SystemMetrics(Collector):
     def __init__(self, parts: Parts) -> None:
         self.registry = CollectorRegistry()
         self._parts = parts
-        self._look: _Look | None = None
-        self._looking = threading.Lock()
+        self._snapshots: TtlCache[_Snapshot] = TtlCache(parts.clock, fresh_s=FRESH_S)
         self._counted: dict[str, None] = {}  # executions in the order in which they ended
         self._verdicts = Counter(
             "lockstep_verdicts", "Incidents opened since the start", ["class"], registry=self.registry
@@ -100,15 +97,15 @@ class SystemMetrics(Collector):
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Give the gauges of this moment; what cannot be read is left out, and said to be."""
-        look = self._current()
+        snapshot = self._snapshots.get("all", self._read)
         yield _gauge("lockstep_build_info", "The version that runs", ["version"], [((__version__,), 1)])
-        yield _gauge("lockstep_incidents_open", "Faults that last", ["class"], _by_one(look.by_class))
-        yield _gauge("lockstep_job_incidents", "The same by job", ["job"], _by_one(look.by_job))
-        steps = (((job,), seconds) for job, seconds in sorted(look.step_s.items()))
+        yield _gauge("lockstep_incidents_open", "Faults that last", ["class"], _by_one(snapshot.by_class))
+        yield _gauge("lockstep_job_incidents", "The same by job", ["job"], _by_one(snapshot.by_job))
+        steps = (((job,), seconds) for job, seconds in sorted(snapshot.step_s.items()))
         yield _gauge("lockstep_job_step_seconds", "Median training step of the last minutes", ["job"], steps)
-        yield _gauge("lockstep_nodes_out", "Nodes that we took out of service", [], _alone(look.nodes_out))
-        yield from _of_outbox(look.outbox)
-        unread = [((source,), float(source in look.failed)) for source in ("control", "store")]
+        yield _gauge("lockstep_nodes_out", "Nodes that we took out of service", [], _alone(snapshot.nodes_out))
+        yield from _of_outbox(snapshot.outbox)
+        unread = [((source,), float(source in snapshot.failed)) for source in ("control", "store")]
         yield _gauge("lockstep_metrics_unread", "1 where gauges are missing because it was away", ["source"], unread)
 
     def _count_incident(self, incident: Incident) -> None:
@@ -127,37 +124,30 @@ class SystemMetrics(Collector):
             opened_ns = get_incident(self._parts.control, run.incident).opened_ns
             self._quarantine.observe(max(0, ended_ns - opened_ns) / NS_PER_S)
 
-    def _current(self) -> _Look:
-        with self._looking:
-            now_ns = self._parts.clock.monotonic_ns()
-            if self._look is None or now_ns - self._look.seen_ns >= FRESH_S * NS_PER_S:
-                self._look = self._take_look(now_ns)
-            return self._look
-
-    def _take_look(self, seen_ns: int) -> _Look:
-        failed, look = list[str](), _Look(seen_ns)
+    def _read(self) -> _Snapshot:
+        failed, snapshot = list[str](), _Snapshot()
         for source, ask in (("control", self._ask_control), ("store", self._ask_store)):
             try:
-                look = ask(look)
+                snapshot = ask(snapshot)
             except LockstepError as error:
                 failed.append(source)
                 _log.warning("metrics are incomplete", reason=str(error))
-        return replace(look, failed=tuple(failed))
+        return replace(snapshot, failed=tuple(failed))
 
-    def _ask_control(self, look: _Look) -> _Look:
+    def _ask_control(self, snapshot: _Snapshot) -> _Snapshot:
         control, settings = self._parts.control, self._parts.settings
         incidents = open_incidents(control)
         by_job = Tally(incident.job for incident in incidents)
         return replace(
-            look,
+            snapshot,
             by_class=Tally(incident.verdict.fault_class for incident in incidents),
             by_job=Tally(dict(by_job.most_common(settings.api.metrics_jobs))),
             nodes_out=sum(each.state in OUT_OF_SERVICE for each in list_isolated(control)),
             outbox=read_outbox(settings.alerts, control, self._parts.clock.now_ns()),
         )
 
-    def _ask_store(self, look: _Look) -> _Look:
-        return replace(look, step_s=self._read_step_times())
+    def _ask_store(self, snapshot: _Snapshot) -> _Snapshot:
+        return replace(snapshot, step_s=self._read_step_times())
 
     def _read_step_times(self) -> dict[str, float]:
         since = max(0, self._parts.clock.now_ns() - ENDED_S * NS_PER_S)

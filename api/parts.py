@@ -4,12 +4,12 @@ from dataclasses import dataclass, field
 
 from fastapi import Request
 
-from api.alerts.counts import DeliveryCounts
-from api.gateway.gateway import Gateway
+from api.alerts.notifier import DeliveryCounts
+from api.ingest.gateway import Gateway
 from lockstep.clock import NS_PER_S, Clock
 from lockstep.config import Settings
-from lockstep.control.database import ControlDatabase
-from lockstep.store.layout import Layout
+from lockstep.state.database import ControlDatabase
+from lockstep.store.migrations import Layout
 from lockstep.store.store import Store
 from lockstep.topology import Topology
 

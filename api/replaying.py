@@ -13,15 +13,12 @@ from pathlib import Path
 from pydantic import Field, ValidationError
 
 from analyzer.diagnosis import diagnose
-from analyzer.following import FollowOptions
-from lockstep.capture.archive import unpack
-from lockstep.capture.contents import VERDICTS_FILE
+from analyzer.pipeline import FollowOptions
 from lockstep.capture.exchange import load_capture
-from lockstep.capture.reading import read_capture
+from lockstep.capture.files import VERDICTS_FILE, read_capture, unpack
 from lockstep.clock import SystemClock
 from lockstep.errors import BadInput, LockstepError
-from lockstep.store.layout import Layout
-from lockstep.store.migrations import migrate
+from lockstep.store.migrations import Layout, migrate
 from lockstep.store.store import open_store
 from lockstep.topology import TopologyIndex
 from lockstep.verdict import Frozen, Verdict

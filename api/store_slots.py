@@ -15,7 +15,7 @@ import anyio
 import pyarrow as pa
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.joined_queries import JoinedQueries
+from api.cache import SingleFlight
 from lockstep.config import Settings
 from lockstep.errors import StoreAway
 from lockstep.store.store import Parameters, Store
@@ -42,7 +42,8 @@ class GuardedStore(Store):
 
     def __init__(self, store: Store) -> None:
         super().__init__(store.address, _no_client)
-        self._store, self._joined = store, JoinedQueries()
+        self._store = store
+        self._flights: SingleFlight[pa.Table] = SingleFlight()
 
     def insert(self, table: Table, rows: pa.Table, token: str) -> None:
         """Store rows, as the store itself does."""
@@ -52,7 +53,8 @@ class GuardedStore(Store):
     def query(self, sql: str, parameters: Parameters | None = None) -> pa.Table:
         """Return the rows of a SELECT, as the store does; who asks the same as another gets that answer."""
         _check()
-        return self._joined.ask(lambda: self._store.query(sql, parameters), sql, parameters)
+        question = (sql, repr(sorted((parameters or {}).items())))
+        return self._flights.ask(question, lambda: self._store.query(sql, parameters))
 
     def query_system(self, sql: str, parameters: Parameters | None = None) -> pa.Table:
         """Return the rows of a SELECT that names its databases itself, as the store itself does."""
@@ -71,27 +73,24 @@ class GuardedStore(Store):
 
 
 @dataclass(frozen=True)
-class _Door:
+class _Slots:
     """The slots that one kind of request has, and how long it waits for one."""
 
-    slots: anyio.Semaphore
+    free: anyio.Semaphore
     wait_s: float
 
     async def enter(self) -> bool:
         """Take a slot, and return whether there was one."""
         if not self.wait_s:
-            return self._enter_now()
+            try:
+                self.free.acquire_nowait()
+            except anyio.WouldBlock:
+                return False
+            return True
         with anyio.move_on_after(self.wait_s):
-            await self.slots.acquire()
+            await self.free.acquire()
             return True
         return False
-
-    def _enter_now(self) -> bool:
-        try:
-            self.slots.acquire_nowait()
-        except anyio.WouldBlock:
-            return False
-        return True
 
 
 class StoreSlots:
@@ -100,26 +99,26 @@ class StoreSlots:
     def __init__(self, app: ASGIApp, *, settings: Settings) -> None:
         self._app = app
         readers = anyio.Semaphore(settings.api.store_reads)
-        self._telemetry, self._better_with = _Door(readers, WAIT_S), _Door(readers, 0)
-        self._apart = {path: _Door(anyio.Semaphore(_FEW), WAIT_S) for path in _APART}
+        self._telemetry, self._better_with = _Slots(readers, WAIT_S), _Slots(readers, 0)
+        self._apart = {path: _Slots(anyio.Semaphore(_FEW), WAIT_S) for path in _APART}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        door = self._find(scope["path"])
-        has_slot = door is not None and await door.enter()
+        slots = self._find(scope["path"])
+        has_slot = slots is not None and await slots.enter()
         mark = _may_ask.set(has_slot)
         try:
-            if door is not None and has_slot:
-                await self._run(door, scope, receive, send)
+            if slots is not None and has_slot:
+                await self._run(slots, scope, receive, send)
             else:
                 await self._app(scope, receive, send)
         finally:
             _may_ask.reset(mark)
 
-    async def _run(self, door: _Door, scope: Scope, receive: Receive, send: Send) -> None:
-        held = [door.slots]
+    async def _run(self, slots: _Slots, scope: Scope, receive: Receive, send: Send) -> None:
+        held = [slots.free]
 
         async def send_and_leave(message: Message) -> None:
             while held:  # the answer is there: whoever takes long to read it holds up nobody
@@ -132,7 +131,7 @@ class StoreSlots:
             while held:
                 held.pop().release()
 
-    def _find(self, path: str) -> _Door | None:
+    def _find(self, path: str) -> _Slots | None:
         if _TELEMETRY.fullmatch(path):
             return self._telemetry
         return self._better_with if _BETTER_WITH.fullmatch(path) else self._apart.get(path)

@@ -1,11 +1,11 @@
 """The analyzer's claim: it names the part that broke, and is silent when none did.
 
-Every family of stories, simulated with seeds that no threshold was tuned on; truth is what the story breaks. Beside
+Every family of scenarios, simulated with seeds that no threshold was tuned on; truth is what one breaks. Beside
 it, two rules of others on the same rows. Results are kept as they come, one line of JSON a run, in a file named after
 the sources that made them: a run that was interrupted goes on where it was.
 
 python -m benchmarks.accuracy --family nic-tx --seeds 1-5        a few runs, for daily work
-python -m benchmarks.accuracy --captures DIR                     what `lockstep simulate` has written as STORY-SEED
+python -m benchmarks.accuracy --captures DIR                     what `lockstep simulate` has written as SCENARIO-SEED
 """
 
 import argparse
@@ -23,12 +23,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.accuracy_figures import figures_of
-from benchmarks.accuracy_plan import Case, plan_cases
 from benchmarks.accuracy_run import Result, examine
-from benchmarks.accuracy_score import Named, Score, score
+from benchmarks.accuracy_score import Case, Named, Score, plan_cases, score
+from benchmarks.accuracy_table import figures_of
 from benchmarks.figures import Figure, Note
-from lockstep.sim.library import list_stories
+from simulator.scenario import list_scenarios
 
 _QUICK_SEED = 1_001
 _QUICK = ("nic-half-speed", "hang-absent-ib", "healthy")  # a wire, a hang and silence: what half a minute allows
@@ -48,8 +47,8 @@ class Workload:
 def measure(quick: bool, note: Note, full: bool = False) -> tuple[Figure, ...]:
     """Return the figures of the analyzer's accuracy."""
     if quick:
-        stories = {story.name: story for story in list_stories()}
-        cases = [Case(name, stories[name].ranks, _QUICK_SEED) for name in _QUICK]
+        scenarios = {scenario.name: scenario for scenario in list_scenarios()}
+        cases = [Case(name, scenarios[name].ranks, _QUICK_SEED) for name in _QUICK]
     else:
         cases = plan_cases(full)
     return figures_of(run_all(Workload(cases, default_results(), processes=_cores()), note))
@@ -88,7 +87,7 @@ def read_results(file: Path) -> dict[str, Result]:
 def default_results() -> Path:
     """Return where results of these sources are kept: other sources, other results."""
     root = Path(__file__).parent.parent
-    patterns = ("analyzer/**/*.py", "lockstep/**/*.py", "lockstep/sim/stories/*.toml", "benchmarks/accuracy_[pr]*.py")
+    patterns = ("analyzer/**/*.py", "lockstep/**/*.py", "simulator/scenarios/*.toml", "benchmarks/accuracy_[pr]*.py")
     files = sorted({file for pattern in patterns for file in root.glob(pattern)})
     digest = sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
     return Path(tempfile.gettempdir()) / f"lockstep-accuracy-{os.getuid()}" / f"{digest}.jsonl"
@@ -151,12 +150,12 @@ def _cores() -> int:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.accuracy", description="Accuracy on chosen runs.")
-    parser.add_argument("--family", action="append", default=[], help="a family of stories; again for more")
-    parser.add_argument("--story", action="append", default=[], help="a story; again for more")
+    parser.add_argument("--family", action="append", default=[], help="a family of scenarios; again for more")
+    parser.add_argument("--scenario", action="append", default=[], help="a scenario; again for more")
     parser.add_argument("--seeds", default="", help="seeds, such as 1-5 or 1,7")
-    parser.add_argument("--ranks", type=int, help="ranks, instead of the story's own number")
+    parser.add_argument("--ranks", type=int, help="ranks, instead of the scenario's own number")
     parser.add_argument("--full", action="store_true", help="every variant with every seed")
-    parser.add_argument("--captures", type=Path, help="directory with captures STORY-SEED to score instead")
+    parser.add_argument("--captures", type=Path, help="directory with captures SCENARIO-SEED to score instead")
     parser.add_argument("--out", type=Path, help="file for the results, which is gone on with")
     parser.add_argument("--processes", type=int, default=_cores())
     parser.add_argument("--json", action="store_true", help="figures as JSON on standard output")
@@ -174,28 +173,28 @@ def parse_seeds(text: str) -> list[int]:
 
 
 def find_captures(folder: Path) -> list[Case]:
-    """Return the captures in a directory that are named after a story and a seed."""
-    ranks = {story.name: story.ranks for story in list_stories()}
+    """Return the captures in a directory that are named after a scenario and a seed."""
+    ranks = {scenario.name: scenario.ranks for scenario in list_scenarios()}
     named = (re.fullmatch(r"(.+)-(\d+)", entry.name) for entry in sorted(folder.iterdir()))
     found = [(match[1], int(match[2])) for match in named if match and (folder / match[0] / "capture.json").exists()]
-    return [Case(story, ranks[story], seed) for story, seed in found if story in ranks]
+    return [Case(scenario, ranks[scenario], seed) for scenario, seed in found if scenario in ranks]
 
 
 def choose(arguments: argparse.Namespace) -> list[Case]:
     """Return the cases that the arguments ask for."""
-    families = {story.name: story.family for story in list_stories()}
+    families = {scenario.name: scenario.family for scenario in list_scenarios()}
     seeds = parse_seeds(arguments.seeds)
     if arguments.captures:
         cases = [case for case in find_captures(arguments.captures) if not seeds or case.seed in seeds]
-    elif arguments.story:
-        ranks = {story.name: story.ranks for story in list_stories()}
+    elif arguments.scenario:
+        ranks = {scenario.name: scenario.ranks for scenario in list_scenarios()}
         cases = [
-            Case(name, arguments.ranks or ranks[name], seed) for name in arguments.story for seed in seeds or [1]
+            Case(name, arguments.ranks or ranks[name], seed) for name in arguments.scenario for seed in seeds or [1]
         ]
     else:
         cases = plan_cases(arguments.full, arguments.family, seeds)
-    wanted = [case for case in cases if not arguments.family or families[case.story] in arguments.family]
-    return [case for case in wanted if not arguments.story or case.story in arguments.story]
+    wanted = [case for case in cases if not arguments.family or families[case.scenario] in arguments.family]
+    return [case for case in wanted if not arguments.scenario or case.scenario in arguments.scenario]
 
 
 def main() -> None:

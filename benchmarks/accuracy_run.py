@@ -1,10 +1,11 @@
-"""One run of the accuracy benchmark: a story into an embedded store, the analyzer and its peers on the same rows."""
+"""One run of the accuracy benchmark: a scenario in an embedded store, analyzer and peers on the same rows."""
 
 import tempfile
 import time
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -12,24 +13,164 @@ from typing import Any
 import pyarrow as pa
 
 from analyzer.diagnosis import diagnose
-from analyzer.following import FollowOptions
-from benchmarks.accuracy_peers import peer_verdicts
-from benchmarks.accuracy_plan import Case
-from benchmarks.accuracy_score import Named, healthy_until_s, named_of
+from analyzer.pipeline import FollowOptions
+from benchmarks.accuracy_score import Case, Named, healthy_until_s, named_of
 from lockstep.capture.exchange import load_capture
-from lockstep.capture.reading import read_capture
+from lockstep.capture.files import read_capture
 from lockstep.clock import NS_PER_S
-from lockstep.sim.placement import Ints
-from lockstep.sim.rows import Identity
-from lockstep.sim.simulation import Simulation
-from lockstep.sim.story import Story
-from lockstep.sim.telemetry import SimulatedTelemetry
-from lockstep.sim.wires import Times
-from lockstep.store.layout import Layout
-from lockstep.store.migrations import migrate
+from lockstep.store.migrations import Layout, migrate
 from lockstep.store.store import Store, open_store
 from lockstep.tables import TABLE_BY_NAME
 from lockstep.topology import TopologyIndex
+from simulator.pairs import Ints, Times
+from simulator.rows import Identity
+from simulator.scenario import Scenario
+from simulator.simulation import Simulation
+from simulator.telemetry import SimulatedTelemetry
+
+WINDOW_S = 5
+_HOT = 1.5  # times the median cell; the paper gives no number, and this lets the rule see a NIC at two thirds
+_FEWEST_CELLS = 2  # of a row or column: with one cell nobody can tell a row from a column
+_SLOWER = 1.1  # a job is slow when its operations come a tenth more rarely than in its first windows
+_FIRST_WINDOWS = 2
+_MARGIN = 10.0
+
+_Cell = tuple[str, str]
+_Waits = Mapping[int, list[dict[str, Any]]]  # rows of each window; Any: names and numbers
+
+_CELLS = f"""
+WITH sends AS (
+    SELECT comm, rank, peer, channel, host, nic, intDiv(ts_ns, {WINDOW_S * NS_PER_S}) AS window,
+           sum(wire_ns) AS wire, sum(bytes) AS size
+    FROM transfer_stats WHERE direction = 'send' AND wire_ns IS NOT NULL AND peer >= 0
+    GROUP BY comm, rank, peer, channel, host, nic, window
+), receives AS (
+    SELECT comm, rank, peer, channel, any(host) AS recv_host, any(nic) AS recv_nic
+    FROM transfer_stats WHERE direction = 'recv' AND peer >= 0 GROUP BY comm, rank, peer, channel
+)
+SELECT window, concat(host, if(nic IS NULL, '', concat('/', nic))) AS src,
+       concat(recv_host, if(recv_nic IS NULL, '', concat('/', recv_nic))) AS dst,
+       sum(wire) / sum(size) AS latency
+FROM sends INNER JOIN receives ON receives.comm = sends.comm AND receives.rank = sends.peer
+    AND receives.peer = sends.rank AND receives.channel = sends.channel
+WHERE host != recv_host
+GROUP BY window, src, dst HAVING sum(size) > 0 ORDER BY window, src, dst
+"""
+_WAITS = f"""
+WITH members AS (
+    SELECT comm, rank, attempt, any(world_rank) AS world, any(host) AS place, any(gpu) AS device
+    FROM comms FINAL GROUP BY comm, rank, attempt
+)
+SELECT intDiv(ts_ns, {WINDOW_S * NS_PER_S}) AS window, world, any(place) AS host, any(device) AS gpu,
+       sum(dur_sum_ns) AS waited, sum(n) AS operations
+FROM op_stats INNER JOIN members ON members.comm = op_stats.comm AND members.rank = op_stats.rank
+    AND members.attempt = op_stats.attempt
+GROUP BY window, world ORDER BY window, world
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """A part that a rule names in one window."""
+
+    component: str
+    side: str | None = None
+    aliases: tuple[str, ...] = ()
+
+
+def peer_verdicts(store: Store, start_ns: int) -> dict[str, list[Named]]:
+    """Return what each of the peers says about the job in a store."""
+    cells, waits = _cells(store), _waits(store)
+    return {
+        "delay matrix": confirm({window: find_hot(latency) for window, latency in cells.items()}, start_ns),
+        "waits least, 10x": confirm(find_least_waiting(waits, _MARGIN), start_ns),
+        "waits least": confirm(find_least_waiting(waits, 1.0), start_ns),
+    }
+
+
+def find_hot(latency: Mapping[_Cell, float]) -> set[Blame]:
+    """Return the hot rows, columns and cells of a matrix of mean latencies.
+
+    >>> find_hot({("a", "b"): 9.0, ("a", "c"): 9.0, ("b", "c"): 1.0, ("c", "b"): 1.0, ("d", "b"): 1.0})
+    {Blame(component='host:a', side='tx', aliases=())}
+    """
+    if not latency:
+        return set()
+    limit = _HOT * median(latency.values())
+    hot = {cell for cell, value in latency.items() if value > limit}
+    rows = _whole(latency, hot, 0)
+    columns = _whole(latency, hot, 1)
+    lone = {cell for cell in hot if cell[0] not in rows and cell[1] not in columns}
+    return {
+        *(Blame(_part(source), "tx") for source in rows),
+        *(Blame(_part(target), "rx") for target in columns),
+        *(Blame(f"link:{source}--{target}") for source, target in lone),
+    }
+
+
+def _whole(latency: Mapping[_Cell, float], hot: set[_Cell], axis: int) -> set[str]:
+    every, slow = Counter(cell[axis] for cell in latency), Counter(cell[axis] for cell in hot)
+    return {end for end, count in slow.items() if count == every[end] >= _FEWEST_CELLS}
+
+
+def _part(end: str) -> str:
+    return f"nic:{end}" if "/" in end else f"host:{end}"
+
+
+def find_least_waiting(waits: _Waits, margin: float) -> dict[int, set[Blame]]:
+    """Return the rank that waits least in each slow window, when the others wait that many times as long."""
+    pace = {window: sum(row["operations"] for row in rows) for window, rows in waits.items()}
+    usual = median([pace[window] for window in sorted(pace)[1 : 1 + _FIRST_WINDOWS]] or [0.0])
+    return {
+        window: {_blame(min(rows, key=_waited))}
+        if pace[window] * _SLOWER < usual and _is_far(rows, margin)
+        else set()
+        for window, rows in waits.items()
+    }
+
+
+def _is_far(rows: list[dict[str, Any]], margin: float) -> bool:
+    return median(map(_waited, rows)) >= margin * min(map(_waited, rows))
+
+
+def _waited(row: dict[str, Any]) -> int:
+    return int(row["waited"])
+
+
+def _blame(row: dict[str, Any]) -> Blame:
+    """Return the rank of a row; the rule names a rank, so every name of it is right."""
+    return Blame(f"gpu:{row['host']}/{row['gpu']}", None, (f"host:{row['host']}", f"rank:{row['world']}"))
+
+
+def confirm(found: Mapping[int, set[Blame]], start_ns: int) -> list[Named]:
+    """Return what was seen in two windows in succession, once, from the end of the second one on."""
+    told: dict[Blame, Named] = {}
+    for window in sorted(found):
+        for blame in found[window] & found.get(window - 1, set()):
+            end_s = ((window + 1) * WINDOW_S * NS_PER_S - start_ns) / NS_PER_S
+            first = told[blame].opened_s if blame in told else end_s
+            told[blame] = _named(blame, first, end_s)
+    return list(told.values())
+
+
+def _named(blame: Blame, opened_s: float, last_s: float) -> Named:
+    fault_class = "noncomm_slow" if blame.component.startswith("gpu:") else "comm_slow"
+    return Named(blame.component, fault_class, opened_s, last_s, blame.side, aliases=blame.aliases)
+
+
+def _cells(store: Store) -> dict[int, dict[_Cell, float]]:
+    cells: dict[int, dict[_Cell, float]] = defaultdict(dict)
+    for row in store.query(_CELLS).to_pylist():
+        cells[row["window"]][row["src"], row["dst"]] = row["latency"]
+    return cells
+
+
+def _waits(store: Store) -> dict[int, list[dict[str, Any]]]:
+    waits: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    for row in store.query(_WAITS).to_pylist():
+        waits[row["window"]].append(row)
+    return waits
+
 
 START_NS = 1_700_000_000 * NS_PER_S  # as `lockstep simulate` has it, so that captures of a seed are the same rows
 _ROWS_PER_INSERT = 400_000
@@ -41,8 +182,8 @@ Result = dict[str, Any]  # a line of the results: what JSON holds
 class _WatchedSimulation(Simulation):
     """A simulation that also remembers how long its steps took, for the time to detect in steps."""
 
-    def __init__(self, story: Story, seed: int) -> None:
-        super().__init__(story, seed)
+    def __init__(self, scenario: Scenario, seed: int) -> None:
+        super().__init__(scenario, seed)
         self.steps: list[tuple[float, float]] = []  # begin and length in seconds
 
     def take_steps(self) -> list[tuple[int, int, Ints, Times, Times]]:
@@ -55,12 +196,12 @@ class _WatchedSimulation(Simulation):
 def examine(case: Case, captures: Path | None = None) -> Result:
     """Run one case and return what was named; a crash of the analyzer is a result as well."""
     begin = time.process_time()
-    story = case.tell()
+    scenario = case.tell()
     with _embedded_store() as store:
         if captures:
-            topology, step_s = _load(store, captures / f"{case.story}-{case.seed}"), None
+            topology, step_s = _load(store, captures / f"{case.scenario}-{case.seed}"), None
         else:
-            topology, step_s = _simulate(store, story, case.seed)
+            topology, step_s = _simulate(store, scenario, case.seed)
         told_at = time.process_time()
         named, error = _diagnose(store, topology)
         peers = peer_verdicts(store, START_NS)
@@ -96,23 +237,23 @@ def _load(store: Store, folder: Path) -> TopologyIndex | None:
     return TopologyIndex(capture.topology) if capture.topology else None
 
 
-def _simulate(store: Store, story: Story, seed: int) -> tuple[TopologyIndex, float | None]:
-    """Put all rows of a story into a store, and return its topology and the usual length of a step."""
-    simulation = _WatchedSimulation(story, seed)
-    telemetry = SimulatedTelemetry(simulation, Identity(story.name, START_NS), heartbeats=True)
+def _simulate(store: Store, scenario: Scenario, seed: int) -> tuple[TopologyIndex, float | None]:
+    """Put all rows of a scenario into a store, and return its topology and the usual length of a step."""
+    simulation = _WatchedSimulation(scenario, seed)
+    telemetry = SimulatedTelemetry(simulation, Identity(scenario.name, START_NS), heartbeats=True)
     waiting: dict[str, list[pa.Table]] = {}
-    for second in range(1, int(story.duration_s) + 1):
+    for second in range(1, int(scenario.duration_s) + 1):
         for name, rows in telemetry.advance(START_NS + second * NS_PER_S).items():
             waiting.setdefault(name, []).append(rows)
             if sum(table.num_rows for table in waiting[name]) > _ROWS_PER_INSERT:
                 store.insert(TABLE_BY_NAME[name], pa.concat_tables(waiting.pop(name)), f"{name}/{second}")
     for name, tables in waiting.items():
         store.insert(TABLE_BY_NAME[name], pa.concat_tables(tables), f"{name}/rest")
-    return TopologyIndex(simulation.topology), _usual_step_s(simulation.steps, story)
+    return TopologyIndex(simulation.topology), _usual_step_s(simulation.steps, scenario)
 
 
-def _usual_step_s(steps: list[tuple[float, float]], story: Story) -> float | None:
+def _usual_step_s(steps: list[tuple[float, float]], scenario: Scenario) -> float | None:
     """Return the median step before the fault, or of all where the fault was there from the start."""
-    before = [length for begin, length in steps if begin + length <= healthy_until_s(story)][_FIRST_STEPS:]
+    before = [length for begin, length in steps if begin + length <= healthy_until_s(scenario)][_FIRST_STEPS:]
     usual = before or [length for _, length in steps]
     return round(float(median(usual)), 4) if usual else None

@@ -1,12 +1,107 @@
-"""How right an analysis of a story is: what was named against what broke. Pure, and the same for our peers."""
+"""How right an analysis of a scenario is: what was named against what broke. Pure, and the same for our peers."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
-from benchmarks.accuracy_plan import Group, group_of
-from lockstep.incident import Incident
-from lockstep.sim.story import Expectation, Story
-from lockstep.sim.timeline import Turn
+from lockstep.verdict import Incident
+from simulator.faults import Fault
+from simulator.scenario import Expectation, Scenario, find_scenario, list_scenarios, resize_scenario
+
+Group = Literal["single strong", "hard", "silence"]
+
+FIRST_SEED = 1_001  # thresholds are tuned on seeds below 100, so none of those may ever be scored
+SEEDS_OF_SIZE = {64: 20, 512: 5, 4_096: 1}
+_SAMPLED_ABOVE = 1_000  # ranks; complete rows of more would fill the memory of a small machine
+_SAMPLE = 0.1  # of operations with complete rows in such jobs, the statistics of each second stay whole
+_ON_THE_TESTBED = "testbed-"  # sixteen ranks, as many as one machine can really run: not told larger
+_TOLD_ALONE = ("healthy", "nic-half-speed")  # scenarios without variants
+
+# Everything mild is hard as well: an excess that a noisy cluster may show by itself.
+HARD = {
+    "two-faults": "two faults at once, each of which hides a part of the other",
+    "three-faults": "three faults of two kinds at once",
+    "compute-and-wire": "a slow GPU and a slow wire at once: the mixed case that C4D leaves out",
+    "hidden-straggler": "the second fault hides behind the first one, which is worse",
+    "gpu-rare": "in one step of seven only, so that averages hide it",
+    "pause-spread": "senders that are not at fault are held up by pause frames",
+    "clock-skew": "clocks are 10 ms off and drift",
+    "clock-skew-gpu": "clocks are 10 ms off and drift",
+    "late-batches": "rows arrive seconds late and in another order",
+    "culprit-unseen": "the host at fault tells nothing of its operations",
+    "testbed-culprit-unseen": "the host at fault tells nothing",
+    "silent-hosts": "five of sixteen hosts tell nothing",
+    "nic-unknown": "nobody knows which transfer used which NIC",
+}
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Case:
+    """One scenario at one size with one seed."""
+
+    scenario: str
+    ranks: int
+    seed: int
+
+    @property
+    def key(self) -> str:
+        return f"{self.scenario}/{self.ranks}/{self.seed}"
+
+    def tell(self) -> Scenario:
+        """Return the scenario at the size of the case."""
+        told = find_scenario(self.scenario)
+        told = told if told.ranks == self.ranks else resize_scenario(told, self.ranks)
+        if self.ranks < _SAMPLED_ABOVE:
+            return told
+        return told.model_copy(update={"telemetry": told.telemetry.model_copy(update={"sample": _SAMPLE})})
+
+
+def group_of(scenario: Scenario) -> Group:
+    """Return what a scenario is counted under: silence is right, a single strong fault, or a hard case."""
+    if not scenario.expect:
+        return "silence"
+    return "hard" if scenario.family in HARD or "-mild" in scenario.name else "single strong"
+
+
+def family_names() -> list[str]:
+    """Return all families, by name."""
+    return sorted({scenario.family for scenario in list_scenarios()})
+
+
+def plan_cases(full: bool, families: Iterable[str] = (), seeds: Sequence[int] = ()) -> list[Case]:
+    """Return the cases of the table, the small ones first; of each family, or of those that are named.
+
+    A family's variants take turns over its seeds; in full, each variant has all of them. Where seeds are given, they
+    replace those of the smallest size, and there are no others. Seed by seed, so that a run that was interrupted has
+    seen every family.
+    """
+    wanted = sorted(families) or family_names()
+    sizes = {min(SEEDS_OF_SIZE): len(seeds)} if seeds else SEEDS_OF_SIZE
+    planned = []
+    for size, count in sizes.items():
+        those = seeds or range(FIRST_SEED, FIRST_SEED + count)
+        cases = [case for family in wanted for case in _cases(family, size, those, full)]
+        planned += sorted(cases, key=lambda case: case.seed)
+    return planned
+
+
+def _cases(family: str, ranks: int, seeds: Sequence[int], full: bool) -> list[Case]:
+    variants = [scenario for scenario in list_scenarios() if scenario.family == family]
+    small = ranks == min(SEEDS_OF_SIZE)
+    if family.startswith(_ON_THE_TESTBED) and not small:
+        return []
+    if full or family in _TOLD_ALONE:
+        return [_case(scenario, ranks, small, seed) for scenario in variants for seed in seeds]
+    if not small:  # a handful of runs would not get round all variants, and mild ones are judged at 64
+        variants = [scenario for scenario in variants if "-mild" not in scenario.name]
+    # Families begin with different variants: of a few seeds, no kind of variant is left out.
+    first = family_names().index(family)
+    return [_case(variants[turn % len(variants)], ranks, small, seed) for turn, seed in enumerate(seeds, first)]
+
+
+def _case(scenario: Scenario, ranks: int, small: bool, seed: int) -> Case:
+    return Case(scenario.name, scenario.ranks if small else ranks, seed)
+
 
 # A verdict on a part that has been healed is late, not wrong, for as long as three windows may still show the fault.
 _OVER_AFTER_S = 15.0
@@ -15,7 +110,7 @@ _NS_PER_S = 1e9
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """One verdict, with moments counted from the beginning of the story."""
+    """One verdict, with moments counted from the beginning of the scenario."""
 
     component: str
     fault_class: str
@@ -44,7 +139,7 @@ class Hit:
 class Score:
     """One run: which faults were found, which verdicts are wrong, and how long nothing was broken."""
 
-    story: str
+    scenario: str
     family: str
     group: Group
     ranks: int
@@ -69,7 +164,7 @@ class Score:
 
 
 def named_of(incident: Incident, start_ns: int) -> Named:
-    """Return what an incident says, in the time of a story that began at that moment."""
+    """Return what an incident says, in the time of a scenario that began at that moment."""
     verdict = incident.verdict
     return Named(
         component=verdict.component,
@@ -84,61 +179,61 @@ def named_of(incident: Incident, start_ns: int) -> Named:
     )
 
 
-def score(story: Story, seed: int, named: Sequence[Named], step_s: float | None = None) -> Score:
-    """Return how right the verdicts on a story are; each fault takes the best verdict on it, the rest is wrong.
+def score(scenario: Scenario, seed: int, named: Sequence[Named], step_s: float | None = None) -> Score:
+    """Return how right the verdicts on a scenario are; each fault takes the best verdict on it, the rest is wrong.
 
-    A verdict is on a fault when it names the part or another name that the story calls right, and was told neither
+    A verdict is on a fault when it names the part or another name that the scenario calls right, and was told neither
     before the fault nor long after its end.
     """
-    began_s = healthy_until_s(story)
-    hits, missed, left = _assign(story, named)
-    again = [told for told in left if any(_is_on(told, fault, story) for fault in story.expect)]
+    began_s = healthy_until_s(scenario)
+    hits, missed, left = _assign(scenario, named)
+    again = [told for told in left if any(_is_on(told, fault, scenario) for fault in scenario.expect)]
     other = [told for told in left if told not in again]
     wrong = tuple(told for told in other if told.opened_s >= began_s)
     return Score(
-        story=story.name,
-        family=story.family,
-        group=group_of(story),
-        ranks=story.ranks,
+        scenario=scenario.name,
+        family=scenario.family,
+        group=group_of(scenario),
+        ranks=scenario.ranks,
         seed=seed,
         hits=tuple(hits),
         missed=tuple(missed),
         wrong=wrong,
         alarms=tuple(told for told in other if told.opened_s < began_s),
         repeats=len(again),
-        covered=sum(any(_names(fault) & set(told.ambiguous_with) for fault in story.expect) for told in wrong),
-        healthy_s=min(began_s, story.duration_s),
-        fault_classes=tuple(fault.fault_class for fault in story.expect),
+        covered=sum(any(_names(fault) & set(told.ambiguous_with) for fault in scenario.expect) for told in wrong),
+        healthy_s=min(began_s, scenario.duration_s),
+        fault_classes=tuple(fault.fault_class for fault in scenario.expect),
         step_s=step_s,
-        outlasting=sum(hit.named.last_seen_s > _over_s(story.timeline) + _OVER_AFTER_S for hit in hits),
+        outlasting=sum(hit.named.last_seen_s > _over_s(scenario.timeline) + _OVER_AFTER_S for hit in hits),
     )
 
 
-def _assign(story: Story, named: Sequence[Named]) -> tuple[list[Hit], list[str], list[Named]]:
+def _assign(scenario: Scenario, named: Sequence[Named]) -> tuple[list[Hit], list[str], list[Named]]:
     """Return the best verdict on each fault, the parts that have none, and the verdicts that are left over."""
     hits, missed, left = [], [], list(named)
-    for fault in story.expect:
-        on_it = [told for told in left if _is_on(told, fault, story)]
+    for fault in scenario.expect:
+        on_it = [told for told in left if _is_on(told, fault, scenario)]
         if not on_it:
             missed.append(fault.component)
             continue
         best = min(on_it, key=lambda told: _rank(told, fault))
         left.remove(best)
-        hits.append(_hit(best, fault, story))
+        hits.append(_hit(best, fault, scenario))
     return hits, missed, left
 
 
-def healthy_until_s(story: Story) -> float:
+def healthy_until_s(scenario: Scenario) -> float:
     """Return for how long nothing that matters to the job is broken; for ever, where silence is right."""
-    return min((_began_s(fault, story) for fault in story.expect), default=float("inf"))
+    return min((_began_s(fault, scenario) for fault in scenario.expect), default=float("inf"))
 
 
-def _began_s(fault: Expectation, story: Story) -> float:
-    return fault.after_s if fault.after_s is not None else story.breaks_at_s or 0.0
+def _began_s(fault: Expectation, scenario: Scenario) -> float:
+    return fault.after_s if fault.after_s is not None else scenario.breaks_at_s or 0.0
 
 
-def _is_on(named: Named, fault: Expectation, story: Story) -> bool:
-    lasted = _began_s(fault, story) <= named.opened_s <= _over_s(story.timeline) + _OVER_AFTER_S
+def _is_on(named: Named, fault: Expectation, scenario: Scenario) -> bool:
+    lasted = _began_s(fault, scenario) <= named.opened_s <= _over_s(scenario.timeline) + _OVER_AFTER_S
     return lasted and bool({named.component, *named.aliases} & _names(fault))
 
 
@@ -146,10 +241,10 @@ def _names(fault: Expectation) -> set[str]:
     return {fault.component, *fault.also_right}
 
 
-def _over_s(timeline: Sequence[Turn]) -> float:
+def _over_s(timeline: Sequence[Fault]) -> float:
     """Return when the last part that was healed became well, or never when one was not."""
-    heals = [turn for turn in timeline if turn.effect == "heal"]
-    broken = {turn.part for turn in timeline if turn.part and turn.effect not in ("heal", "pause", "restart")}
+    heals = [fault for fault in timeline if fault.effect == "heal"]
+    broken = {fault.part for fault in timeline if fault.part and fault.effect not in ("heal", "pause", "restart")}
     if not heals or not all(any(heal.part in (None, part) for heal in heals) for part in broken):
         return float("inf")
     return max(heal.at_s for heal in heals)
@@ -160,8 +255,8 @@ def _rank(named: Named, fault: Expectation) -> tuple[bool, bool, float]:
     return not _is_class_right(named, fault), _is_side_right(named, fault) is False, named.opened_s
 
 
-def _hit(named: Named, fault: Expectation, story: Story) -> Hit:
-    delay_s = named.opened_s - _began_s(fault, story)
+def _hit(named: Named, fault: Expectation, scenario: Scenario) -> Hit:
+    delay_s = named.opened_s - _began_s(fault, scenario)
     return Hit(
         named, _is_class_right(named, fault), _is_side_right(named, fault), delay_s, in_time=delay_s <= fault.within_s
     )

@@ -7,14 +7,244 @@ core alone, on the GPU as well where there is one.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, fields
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TypeVar
 
-from analyzer.numeric.kernels import Device, find_device
-from benchmarks.analyze_judging import Cost, in_own_process, measure_dumps, measure_scene
-from benchmarks.analyze_numeric import NumericCost, measure_numeric
-from benchmarks.analyze_peer import ABSENT, PeerCost
-from benchmarks.analyze_window import HEALTHY, HUNG, RIGHT, SLOW, Scene
+import numpy as np
+
+from analyzer.diagnosis import diagnose
+from analyzer.incidents import TrackingOptions
+from analyzer.pipeline import Followed, FollowOptions, evaluate_window
+from analyzer.straggler.excess import Excess, measure_excess
+from analyzer.straggler.kernels import Device, Kernels, NumericOptions, choose_kernels, find_device
+from analyzer.straggler.reading import Operations
+from analyzer.windows.jobs import find_jobs, find_reports, read_roster
+from analyzer.windows.window import window_at
+from benchmarks.analyze_window import (
+    ABSENT,
+    HEALTHY,
+    HUNG,
+    RIGHT,
+    SLOW,
+    START_NS,
+    PeerCost,
+    Scene,
+    fill_store,
+    read_dumps,
+    run_their_analyser,
+    scene_topology,
+    write_dumps,
+)
 from benchmarks.figures import Figure, Note
+from lockstep.clock import NS_PER_S
+from lockstep.store.migrations import Layout, migrate
+from lockstep.store.store import Store, open_store
+from lockstep.tables import TABLE_BY_NAME
+from lockstep.topology import TopologyIndex
+
+_Made = TypeVar("_Made")
+_ENGINE_BYTES = 8 << 30  # of memory that the embedded engine may take: a server would have more
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What judging a window took, and what it said."""
+
+    scene: Scene
+    named: tuple[str, ...]
+    cpu_s: float
+    wall_s: float
+    peak_mb: float
+    rows: int
+
+
+def in_own_process(task: Callable[..., _Made], *arguments: object) -> _Made:
+    """Return what a task makes in a fresh process: its CPU time and its memory are its own."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(task, *arguments).result()
+
+
+def judge_window(store: Store, topology: TopologyIndex | None) -> list[str]:
+    """Return the parts that one look names at the job in a store: all that the service does once a window is closed.
+
+    Which jobs there are, who takes part and how far hosts have reported is asked each time, as the service does it;
+    what looks before learnt is not known. One look is enough to tell, since no second one follows.
+    """
+    options = FollowOptions(tracking=TrackingOptions(confirm_evaluations=1))
+    named: list[str] = []
+    for span in find_jobs(store, 0):
+        roster = read_roster(store, span.job, span.attempt)
+        silent = roster.hosts - find_reports(store, roster.hosts, 0).keys()
+        window = window_at(span.last_ns + 1, span.first_ns, None, options.evaluations)
+        outcome = evaluate_window(store, span, window, Followed(), (roster, silent, topology), options)
+        named += [incident.verdict.component for incident in outcome.changed]
+    return named
+
+
+def measure_scene(scene: Scene) -> Cost:
+    """Make the telemetry of a scene, then judge it, each in a fresh process."""
+    with tempfile.TemporaryDirectory(prefix="lockstep-analyze-") as folder:
+        rows = in_own_process(_fill, scene, Path(folder))
+        return in_own_process(_judge, scene, Path(folder), rows)
+
+
+def measure_dumps(ranks: int) -> tuple[Cost, PeerCost]:
+    """Let our analyzer and theirs read the same dumps of a hang."""
+    with tempfile.TemporaryDirectory(prefix="lockstep-dumps-") as dumps:
+        write_dumps(Path(dumps), ranks)
+        return in_own_process(_judge_dumps, Path(dumps), ranks), in_own_process(
+            run_their_analyser, Path(dumps), ranks
+        )
+
+
+def _fill(scene: Scene, folder: Path) -> int:
+    with open_store(f"chdb://{folder}", memory_bytes=_ENGINE_BYTES) as store:
+        migrate(store, Layout(store.database), START_NS)
+        fill_store(store, scene)
+        counted = store.query(
+            "SELECT sum(rows) AS rows FROM system.parts WHERE active AND database = currentDatabase()"
+        )
+        return int(counted["rows"][0].as_py() or 0)
+
+
+def _judge_dumps(dumps: Path, ranks: int) -> Cost:
+    with (
+        tempfile.TemporaryDirectory(prefix="lockstep-analyze-") as folder,
+        open_store(f"chdb://{folder}", memory_bytes=_ENGINE_BYTES) as store,
+    ):
+        migrate(store, Layout(store.database), START_NS)
+        cpu, wall = time.process_time(), time.perf_counter()
+        tables = read_dumps(dumps).tables()
+        for name, rows in tables.items():
+            store.insert(TABLE_BY_NAME[name], rows, name)
+        named = [incident.verdict.component for incident in diagnose(store, None, FollowOptions())]
+        cpu_s, wall_s = time.process_time() - cpu, time.perf_counter() - wall
+    count = sum(rows.num_rows for rows in tables.values())
+    return Cost(Scene(ranks, HUNG), tuple(named), cpu_s, wall_s, _peak_mb(), count)
+
+
+def _judge(scene: Scene, folder: Path, rows: int) -> Cost:
+    fabric = scene_topology(scene)
+    topology = TopologyIndex(fabric) if fabric else None
+    with open_store(f"chdb://{folder}", memory_bytes=_ENGINE_BYTES) as store:
+        judge_window(store, topology)  # a service that runs has its libraries loaded and its files cached
+        cpu, wall = time.process_time(), time.perf_counter()
+        named = judge_window(store, topology)
+        cpu_s, wall_s = time.process_time() - cpu, time.perf_counter() - wall
+    return Cost(scene, tuple(named), cpu_s, wall_s, _peak_mb(), rows)
+
+
+def _peak_mb() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+_GROUP = 8  # ranks of a tensor parallel group
+_SINGLE_TURNS = 15  # operations of each of 65,536 ranks: just below the million rows that are judged one by one
+_SECONDS = 5
+_LATE, _LATE_BY = 27, 0.1  # a rank, and the share of its time that it takes longer
+_SEED = 1
+_AGAIN = 3  # the fastest of so many counts, after one that loads what has to be loaded
+
+
+@dataclass(frozen=True)
+class NumericCost:
+    """What the numeric core took on one device."""
+
+    ranks: int
+    rows: int
+    device: str
+    cpu_s: float
+    wall_s: float  # copies to the device and back included
+    is_same: bool  # whether all figures are those of numpy, bit for bit
+
+
+def measure_numeric(ranks: int, devices: tuple[Device, ...]) -> list[NumericCost]:
+    """Measure late ranks on numpy and on some devices."""
+    are_sums = ranks > 65_536
+    rows = sums_of_seconds(ranks) if are_sums else single_operations(ranks)
+    expected, cost = _timed(rows, are_sums, ranks, "numpy")
+    costs = [NumericCost(ranks, len(rows), "numpy", *cost, is_same=True)]
+    for device in devices:
+        found, cost = _timed(rows, are_sums, ranks, device)
+        costs.append(NumericCost(ranks, len(rows), device, *cost, is_same=is_equal(found, expected)))
+    return costs
+
+
+def is_equal(one: Excess | None, other: Excess | None) -> bool:
+    """Return whether two measurements are the same, bit for bit."""
+    if one is None or other is None:
+        return one is other
+    pairs = ((getattr(one, each.name), getattr(other, each.name)) for each in fields(Excess))
+    return all(np.array_equal(mine, yours, equal_nan=True) for mine, yours in pairs)
+
+
+def single_operations(ranks: int) -> Operations:
+    """Return the operations of a job of tensor parallel groups, one row a rank and operation."""
+    rank, turn = (column.reshape(-1) for column in np.meshgrid(np.arange(ranks), np.arange(_SINGLE_TURNS)))
+    return _as_operations(
+        rank, comm=rank // _GROUP, place=rank % _GROUP, turn=turn, step_ns=NS_PER_S // 3, own_ns=200_000_000
+    )
+
+
+def sums_of_seconds(ranks: int) -> Operations:
+    """Return what each rank of a job did in each of some seconds, one row a rank and second."""
+    rank, second = (column.reshape(-1) for column in np.meshgrid(np.arange(ranks), np.arange(_SECONDS)))
+    return _as_operations(
+        rank, comm=np.zeros_like(rank), place=rank, turn=second, step_ns=NS_PER_S, own_ns=600_000_000
+    )
+
+
+def _as_operations(
+    rank: np.ndarray, comm: np.ndarray, place: np.ndarray, turn: np.ndarray, step_ns: int, own_ns: int
+) -> Operations:
+    noise = np.random.default_rng(_SEED)
+    own = own_ns * (1 + noise.normal(0, 0.005, len(rank)) + np.where(rank == _LATE, _LATE_BY, 0.0))
+    gap_ns = np.rint(own)
+    zeros = np.zeros(len(rank), np.int64)
+    return Operations(
+        process=rank,
+        comm=comm.astype(np.uint64),
+        rank=place,
+        func=zeros.astype(np.uint64),
+        sends=zeros > 0,
+        peer=zeros - 1,
+        turn=turn,
+        replay=zeros,
+        size=zeros + 1,
+        start_ns=turn * step_ns + gap_ns.astype(np.int64),
+        dur_ns=step_ns - gap_ns,
+        gap_ns=gap_ns,
+        gpu_ns=gap_ns * noise.random(len(rank)),
+    )
+
+
+def _timed(rows: Operations, are_sums: bool, ranks: int, device: Device) -> tuple[Excess | None, tuple[float, float]]:
+    kernels: Kernels = choose_kernels(len(rows), NumericOptions(device=device, fewest_rows=0))
+    found, costs = None, []
+    for _ in range(1 + _AGAIN):
+        cpu, wall = time.process_time(), time.perf_counter()
+        found = measure_excess(rows, are_sums, ranks, None, kernels)
+        costs.append((time.process_time() - cpu, time.perf_counter() - wall))
+    return found, min(costs[1:], key=lambda cost: cost[1])
+
+
+def main() -> None:
+    """Print what the numeric core takes on this machine, on the CPU by torch as well."""
+    devices: tuple[Device, ...] = ("cpu", "cuda") if find_device() else ("cpu",)
+    for ranks in (65_536, 1_000_000):
+        for cost in measure_numeric(ranks, devices):
+            same = "same" if cost.is_same else "DIFFERENT"
+            took = f"{cost.cpu_s:.3f} CPU s, {cost.wall_s:.3f} s"
+            sys.stdout.write(f"{cost.ranks:,} ranks, {cost.rows:,} rows on {cost.device}: {took}, {same} figures\n")
+
 
 _SIZES = (1_024, 4_096, 16_384, 65_536)
 _MILLION = 1_000_000
@@ -140,3 +370,7 @@ def _core(costs: Sequence[NumericCost]) -> Iterator[Figure]:
         beside = f"{plain.wall_s / cost.wall_s:.1f} times as fast as numpy, copies included; figures of both "
         beside += "are the same" if cost.is_same else "DIFFER"
         yield Figure(f"{name}: {cost.device}", cost.wall_s, "s", None, None, False, beside)
+
+
+if __name__ == "__main__":
+    main()

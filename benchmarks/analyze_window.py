@@ -7,23 +7,33 @@ hosts, far from the repeated ones. Tensor parallel groups live inside a host; ea
 all hosts.
 """
 
+import contextlib
+import io
+import logging
+import pickle
+import re
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from analyzer.windows import Window
+from analyzer.windows.window import Window
+from importers.traces.flight_recorder import parse_flight_recorder
+from importers.traces.readings import Reading
 from lockstep.clock import NS_PER_S
-from lockstep.sim.rows import Identity
-from lockstep.sim.simulation import Simulation
-from lockstep.sim.story import ClusterShape, Doing, JobShape, Layout, Story, Telling, build_topology
-from lockstep.sim.telemetry import SimulatedTelemetry
-from lockstep.sim.timeline import parse_turn
 from lockstep.store.store import Store
 from lockstep.tables import TABLE_BY_NAME
 from lockstep.topology import Topology
+from simulator.faults import parse_fault
+from simulator.rows import Identity
+from simulator.scenario import ClusterShape, Doing, JobShape, Layout, Scenario, Telemetry, build_topology
+from simulator.simulation import Simulation
+from simulator.telemetry import SimulatedTelemetry
 
 GPUS = 8
 WINDOW_S = 5
@@ -35,7 +45,7 @@ RIGHT = {
     HUNG: {"host:h3", "rank:27", "gpu:h3/3"},
     HEALTHY: set[str](),
 }
-_TURNS = {SLOW: ("at 0 s fail nic:h3/eth3 tx to 25 %",), HUNG: ("at 2 s fail rank:27 absent",), HEALTHY: ()}
+_FAULTS = {SLOW: ("at 0 s fail nic:h3/eth3 tx to 25 %",), HUNG: ("at 2 s fail rank:27 absent",), HEALTHY: ()}
 _SECONDS = {SLOW: 6, HUNG: 9, HEALTHY: 6}  # a window and what comes before it; a hang takes a while to stand out
 _SEED = 1
 _HOSTS, _PERIOD = 24, 8  # simulated; those from _PERIOD on are repeated, as many at a time
@@ -105,16 +115,16 @@ def scene_topology(scene: Scene) -> Topology | None:
 
 def simulate(trouble: str) -> Small:
     """Run the small job and return all its rows."""
-    story = Story(
+    scenario = Scenario(
         name="bench",
         summary="a sharded job",
         duration_s=_SECONDS[trouble],
         cluster=_cluster(_HOSTS),
         job=JobShape(layout=Layout(tp=GPUS), step=_STEP),
-        telling=Telling(sample=0.25),
-        timeline=tuple(parse_turn(turn) for turn in _TURNS[trouble]),
+        telemetry=Telemetry(sample=0.25),
+        timeline=tuple(parse_fault(fault) for fault in _FAULTS[trouble]),
     )
-    telemetry = SimulatedTelemetry(Simulation(story, _SEED), Identity("bench", START_NS), heartbeats=True)
+    telemetry = SimulatedTelemetry(Simulation(scenario, _SEED), Identity("bench", START_NS), heartbeats=True)
     told: dict[str, list[pa.Table]] = {}
     for second in range(1, _SECONDS[trouble] + 1):
         for name, rows in telemetry.advance(START_NS + second * NS_PER_S).items():
@@ -182,3 +192,102 @@ def _cluster(hosts: int) -> ClusterShape:
     return ClusterShape(
         hosts=hosts, gpus_per_host=GPUS, nics_per_host=GPUS, hosts_per_leaf=_PERIOD, spines=8, nic_gbps=400.0
     )
+
+
+PREFIX = "trace_rank_"
+ABSENT = 27
+_STEPS = 10  # before the hang; the recorder's buffer holds 2,000 operations, which would be kinder to us
+_LAYERS = 4
+_WORDS = {"tp": "nccl:all_reduce", "dp": "nccl:_all_gather_base"}
+
+Told = dict[str, Any]  # Any: what a dump holds
+
+
+@dataclass(frozen=True)
+class PeerCost:
+    """What their analyser took for a hang, and the ranks that it calls missing."""
+
+    ranks: int
+    cpu_s: float
+    named: frozenset[int]
+
+
+def write_dumps(folder: Path, ranks: int) -> None:
+    """Write one dump a rank."""
+    for rank in range(ranks):
+        with (folder / f"{PREFIX}{rank}").open("wb") as file:
+            pickle.dump(_dump(rank, ranks), file, protocol=2)
+
+
+def run_their_analyser(folder: Path, ranks: int) -> PeerCost:
+    """Read and analyse the dumps as torchfrtrace does, in this process; importing torch is not counted."""
+    from torch.distributed.flight_recorder import fr_trace  # takes seconds, and only this function needs it
+
+    printed = io.StringIO()
+    logging.getLogger("Flight Recorder").handlers = [logging.StreamHandler(printed)]
+    begin = time.process_time()
+    with contextlib.redirect_stdout(printed):
+        fr_trace.main([str(folder), "--prefix", PREFIX])
+    return PeerCost(ranks, time.process_time() - begin, find_missing(printed.getvalue()))
+
+
+def find_missing(printed: str) -> frozenset[int]:
+    """Return all ranks that their analyser calls missing in some operation.
+
+    >>> sorted(find_missing("missing ranks: {29, 3}, missing ranks: {7}"))
+    [3, 7, 29]
+    """
+    groups = re.findall(r"missing ranks: \{([\d, ]*)\}", printed)
+    return frozenset(int(rank) for group in groups for rank in group.split(",") if rank.strip())
+
+
+def read_dumps(folder: Path) -> Reading:
+    """Return the dumps as rows of ours."""
+    return parse_flight_recorder({file.name: file.read_bytes() for file in sorted(folder.iterdir())}, "bench")
+
+
+def _dump(rank: int, ranks: int) -> Told:
+    groups = {f"tp{rank // GPUS}": _mates(rank), f"dp{rank % GPUS}": range(rank % GPUS, ranks, GPUS)}
+    config = {name: {"name": name, "desc": name, "ranks": str(list(those))} for name, those in groups.items()}
+    entries = list(_entries(rank))
+    told: Told = {"version": "2.10", "nccl_version": "2.27.3", "pg_config": config, "entries": entries}
+    return told | {"pg_status": _status(entries)}
+
+
+def _mates(rank: int) -> range:
+    first = rank // GPUS * GPUS
+    return range(first, first + GPUS)
+
+
+def _entries(rank: int) -> Iterator[Told]:
+    """Yield what a rank has enqueued: whole steps, then as much of the next one as it came to."""
+    counts = {"tp": 0, "dp": 0}
+    step = ["tp"] * _LAYERS + ["dp"] * 2
+    whole = step * _STEPS
+    if rank == ABSENT:
+        last: list[str] = []
+    else:
+        last = step[:1] if rank in _mates(ABSENT) else step[: _LAYERS + 1]
+    for number, kind in enumerate([*whole, *last]):
+        counts[kind] += 1
+        is_open = number == len(whole) + len(last) - 1 and bool(last)
+        yield _entry(rank, number, kind, counts[kind], "started" if is_open else "completed")
+
+
+def _entry(rank: int, number: int, kind: str, seq: int, state: str) -> Told:
+    group = f"tp{rank // GPUS}" if kind == "tp" else f"dp{rank % GPUS}"
+    told: Told = {"record_id": number, "pg_id": 0 if kind == "tp" else 1, "process_group": (group, group)}
+    told |= {"collective_seq_id": seq, "p2p_seq_id": 0, "op_id": seq, "is_p2p": False, "frames": []}
+    told |= {"profiling_name": _WORDS[kind], "time_created_ns": START_NS + 100_000_000 * number, "state": state}
+    told |= {"input_sizes": [[4096, 4096]], "input_dtypes": ["BFloat16"], "timeout_ms": 600_000}
+    return told | {"output_sizes": [[4096, 4096]], "output_dtypes": ["BFloat16"], "retired": state == "completed"}
+
+
+def _status(entries: list[Told]) -> Told:
+    found: Told = {}
+    for entry in entries:
+        status = found.setdefault(str(entry["pg_id"]), {"last_completed_collective": 0})
+        status["last_enqueued_collective"] = status["last_started_collective"] = entry["collective_seq_id"]
+        if entry["state"] == "completed":
+            status["last_completed_collective"] = entry["collective_seq_id"]
+    return found

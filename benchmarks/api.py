@@ -13,17 +13,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.api_load import Answers, ask
-from benchmarks.api_rows import HOSTS, JOB, fill, host_name
+from benchmarks.api_sender import HOSTS, JOB, Answers, ask, fill, host_name
 from benchmarks.figures import Figure, Note
 from benchmarks.fleet_head import Head
 from lockstep.clock import NS_PER_S, SystemClock
-from lockstep.control.database import open_control
-from lockstep.control.incidents import save_incidents
-from lockstep.control.tokens import Scope, create_token
-from lockstep.incident import Incident
-from lockstep.verdict import Impact, RuledOut, Verdict
-from testbed.services import cpu_seconds
+from lockstep.state.database import open_control
+from lockstep.state.incidents import save_incidents
+from lockstep.state.tokens import Scope, create_token
+from lockstep.verdict import Impact, Incident, RuledOut, Verdict
+from tests.testbed.services import cpu_seconds
 
 _CLIENTS = 50
 _INCIDENTS = 1_000

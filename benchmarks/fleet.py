@@ -3,7 +3,7 @@
 Every agent is true to the protocol: own token, host, boot and numbers, one connection, one batch a second at its own
 moment, the next only after a receipt. Gateway (`lockstep serve api`) and ClickHouse are real processes on this
 machine; so are the agents, whose CPU time is reported and not counted. Fleets grow step by step until one is not
-sustained (benchmarks/fleet_judgement.py says what that means); the outage is played at the floor or below it.
+sustained (benchmarks/fleet_run.py says what that means); the outage is played at the floor or below it.
 """
 
 import tempfile
@@ -12,13 +12,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.figures import Figure, Note
-from benchmarks.fleet_counting import Ledger, count_rows, find_differences, repeated_heartbeats
-from benchmarks.fleet_head import Head, wait_until
-from benchmarks.fleet_judgement import Judgement, judge
-from benchmarks.fleet_layout import GPUS_PER_HOST
-from benchmarks.fleet_outage import Outage, OutageOutcome, play_outage
-from benchmarks.fleet_run import RunPlan, run_fleet
-from benchmarks.fleet_store import disk_use, rows_per_core_s, settle
+from benchmarks.fleet_head import GPUS_PER_HOST, Head, wait_until
+from benchmarks.fleet_outage import (
+    Ledger,
+    Outage,
+    OutageOutcome,
+    count_rows,
+    disk_use,
+    find_differences,
+    play_outage,
+    repeated_heartbeats,
+    rows_per_core_s,
+    settle,
+)
+from benchmarks.fleet_run import Judgement, RunPlan, judge, run_fleet
 from lockstep.clock import NS_PER_S, SystemClock
 from lockstep.errors import LockstepError
 

@@ -1,20 +1,122 @@
 """The head node of the fleet: one gateway process and one ClickHouse server process, as they run in production."""
 
 import os
+import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.fleet_layout import host_name
-from lockstep.clock import SystemClock
-from lockstep.control.database import open_control
-from lockstep.control.tokens import create_token
-from lockstep.store.layout import Layout
-from lockstep.store.migrations import migrate
+from lockstep.clock import NS_PER_S, SystemClock
+from lockstep.errors import StoreAway
+from lockstep.state.database import open_control
+from lockstep.state.tokens import create_token
+from lockstep.store.migrations import Layout, migrate
 from lockstep.store.store import Store, open_store
-from testbed.clickhouse import ClickHouseServer
-from testbed.services import Service, free_port
+from tests.testbed.clickhouse import ClickHouseServer
+from tests.testbed.services import Service, cpu_seconds, free_port
+
+GPUS_PER_HOST = 8
+_HOSTS_PER_BLOCK = 8
+_BLOCKS_PER_EXPERT_BLOCK = 10
+_EXPERT_BLOCK = 4  # the fifth of every ten, so that 64 hosts have one
+_BLOCKS_PER_DENSE_JOB = 4
+_DENSE_LAYOUTS = ((8, 4), (8, 1), (4, 2))  # TP, PP; the rest of the 256 ranks is data-parallel
+_EXPERT_REPLICAS = 16  # EP groups of the mixture of experts in a fleet of 1,280
+
+
+@dataclass(frozen=True)
+class Group:
+    """A communicator as one rank of it sees it: where its ranks are, and which peers it exchanges with."""
+
+    comm: int
+    kind: str  # tp, dp, pp, ep
+    rank: int
+    nranks: int
+    gpu: int
+    next_peers: tuple[int, ...]  # on other hosts, that this rank sends to
+    previous_peers: tuple[int, ...]  # on other hosts, that it receives from
+
+
+@dataclass(frozen=True)
+class HostPlan:
+    """What runs on one host."""
+
+    number: int
+    job: str
+    groups: tuple[Group, ...]
+
+    @property
+    def name(self) -> str:
+        return host_name(self.number)
+
+
+def host_name(number: int) -> str:
+    return f"h{number:05}"
+
+
+def plan_host(number: int) -> HostPlan:
+    """Return the job and the communicators of a host."""
+    block, place = divmod(number, _HOSTS_PER_BLOCK)
+    if block % _BLOCKS_PER_EXPERT_BLOCK == _EXPERT_BLOCK:
+        return HostPlan(number, "moe-0", tuple(_expert_groups(block // _BLOCKS_PER_EXPERT_BLOCK, place)))
+    # Blocks of the experts leave no hole in the dense jobs: those before a block are taken out of its number.
+    dense_block = block - (block + _BLOCKS_PER_EXPERT_BLOCK - 1 - _EXPERT_BLOCK) // _BLOCKS_PER_EXPERT_BLOCK
+    job, block_of_job = divmod(dense_block, _BLOCKS_PER_DENSE_JOB)
+    groups = _dense_groups(job, block_of_job * _HOSTS_PER_BLOCK + place)
+    return HostPlan(number, f"dense-{job}", tuple(groups))
+
+
+def _expert_groups(replica: int, place: int) -> Iterator[Group]:
+    for gpu in range(GPUS_PER_HOST):
+        rank = place * GPUS_PER_HOST + gpu
+        others = [peer for peer in range(_HOSTS_PER_BLOCK * GPUS_PER_HOST) if peer // GPUS_PER_HOST != place]
+        yield Group(
+            _comm(900, 0, replica), "ep", rank, _HOSTS_PER_BLOCK * GPUS_PER_HOST, gpu, tuple(others), tuple(others)
+        )
+        yield _ring(_comm(900, 1, rank), "dp", replica, _EXPERT_REPLICAS, gpu, ranks_per_host=1)
+
+
+def _dense_groups(job: int, host_of_job: int) -> Iterator[Group]:
+    tensor, pipeline = _DENSE_LAYOUTS[job % len(_DENSE_LAYOUTS)]
+    world = _BLOCKS_PER_DENSE_JOB * _HOSTS_PER_BLOCK * GPUS_PER_HOST
+    data = world // (tensor * pipeline)
+    for gpu in range(GPUS_PER_HOST):
+        rest, in_tensor = divmod(host_of_job * GPUS_PER_HOST + gpu, tensor)
+        in_pipeline, in_data = divmod(rest, data)
+        yield Group(_comm(job, 0, rest), "tp", in_tensor, tensor, gpu, (), ())
+        yield _ring(
+            _comm(job, 1, in_pipeline * tensor + in_tensor), "dp", in_data, data, gpu, GPUS_PER_HOST // tensor
+        )
+        if pipeline > 1:
+            yield _chain(_comm(job, 2, in_data * tensor + in_tensor), in_pipeline, pipeline, gpu)
+
+
+def _ring(comm: int, kind: str, rank: int, nranks: int, gpu: int, ranks_per_host: int) -> Group:
+    following, preceding = (rank + 1) % nranks, (rank - 1) % nranks
+    own = rank // ranks_per_host
+    return Group(
+        comm,
+        kind,
+        rank,
+        nranks,
+        gpu,
+        tuple(peer for peer in (following,) if peer // ranks_per_host != own),
+        tuple(peer for peer in (preceding,) if peer // ranks_per_host != own),
+    )
+
+
+def _chain(comm: int, stage: int, stages: int, gpu: int) -> Group:
+    """Activations go forward and gradients back, so both neighbours are sent to and received from."""
+    neighbours = tuple(peer for peer in (stage - 1, stage + 1) if 0 <= peer < stages)
+    return Group(comm, "pp", stage, stages, gpu, neighbours, neighbours)
+
+
+def _comm(job: int, kind: int, number: int) -> int:
+    """Return an id that looks like NCCL's, which are hashes: spread over 64 bits, the same on every rank."""
+    return ((job << 24 | kind << 16 | number) * 0x9E3779B97F4A7C15 + 0x632BE59BD9B4E019) % (1 << 64)
+
 
 _LOOK_S = 0.05
 
@@ -119,3 +221,85 @@ def machine_cpu_seconds() -> float:
         int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
     )
     return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+
+
+_PERIOD_S = 0.25
+_LAST_LOOK_S = 10.0
+_MARKERS = 8  # hosts, all in one data-parallel group, so that one small query asks for all of them
+_QUERY = (
+    "SELECT host, max(ts_ns) AS newest_ns FROM transfer_stats WHERE job = {job:String} AND attempt = 0 "
+    "AND comm = {comm:UInt64} AND direction = 'send' AND host IN {hosts:Array(String)} "
+    "AND ts_ns >= {after:Int64} GROUP BY host"
+)
+
+
+@dataclass(frozen=True)
+class Moment:
+    """The head node at one moment; CPU seconds since each process began, None while the store is away."""
+
+    at_ns: int
+    backlog_bytes: int
+    gateway_cpu_s: float
+    store_cpu_s: float | None
+    senders_cpu_s: float
+    machine_cpu_s: float = 0.0  # of everybody on it
+
+
+class Watch:
+    """Looks from `with` on until its end."""
+
+    def __init__(self, head: Head, senders: list[int], hosts: range, first_second: int) -> None:
+        self._head, self._senders = head, senders
+        self._markers = {plan_host(host).name: host for host in hosts[:_MARKERS]}
+        self._next = dict.fromkeys(self._markers.values(), first_second)  # the oldest second not found yet
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._look_on, name="fleet-watch")
+        self.moments: list[Moment] = []
+        self.sighted: dict[tuple[int, int], int] = {}
+
+    def __enter__(self) -> "Watch":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def wait_for_markers(self, end_second: int) -> None:
+        """Look on until the rows of the last batch are found, or for a while where the store fell behind."""
+        deadline_ns = time.monotonic_ns() + int(_LAST_LOOK_S * NS_PER_S)
+        while min(self._next.values()) < end_second and time.monotonic_ns() < deadline_ns:
+            self._stop.wait(_PERIOD_S)
+
+    def _look_on(self) -> None:
+        while not self._stop.wait(_PERIOD_S):
+            with suppress(OSError):  # a process has just ended
+                self.moments.append(self._look())
+            with suppress(StoreAway):  # until it is started again
+                self._find_markers()
+
+    def _look(self) -> Moment:
+        return Moment(
+            time.monotonic_ns(),
+            self._head.backlog_bytes,
+            cpu_seconds(self._head.gateway_pid),
+            cpu_seconds(pid) if (pid := self._head.store_pid) else None,
+            sum(map(cpu_seconds, self._senders)),
+            machine_cpu_seconds(),
+        )
+
+    def _find_markers(self) -> None:
+        first = plan_host(next(iter(self._markers.values())))
+        group = next(group for group in first.groups if group.next_peers)
+        after_ns = min(self._next.values()) * NS_PER_S
+        asked = {"job": first.job, "comm": group.comm, "hosts": list(self._markers), "after": after_ns}
+        found = self._head.store.query(_QUERY, asked).to_pylist()
+        now_ns = time.monotonic_ns()
+        for row in found:
+            self._sight(self._markers[row["host"]], row["newest_ns"] // NS_PER_S, now_ns)
+
+    def _sight(self, host: int, newest_second: int, now_ns: int) -> None:
+        """Batches are stored in order, so with one second all before it are there."""
+        for second in range(self._next[host], newest_second + 1):
+            self.sighted[host, second] = now_ns
+        self._next[host] = max(self._next[host], newest_second + 1)

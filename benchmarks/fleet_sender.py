@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.fleet_layout import plan_host
+from benchmarks.fleet_head import plan_host
 from benchmarks.fleet_rows import HostRows
 from lockstep.batches import (
     AGENT_HEADER,
@@ -26,12 +26,12 @@ from lockstep.batches import (
     ENCODING,
     NUMBER_HEADER,
     VERSION_HEADER,
+    Receipt,
     encode_batch,
 )
 from lockstep.clock import NS_PER_S
 from lockstep.errors import LockstepError
 from lockstep.records import RECORDS_VERSION
-from lockstep.wish import Receipt
 
 _TIMEOUT_S = 10.0  # as the collector's own way to the gateway
 _RETRY_S = 1.0

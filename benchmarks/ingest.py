@@ -16,9 +16,9 @@ import numpy as np
 from benchmarks.figures import Figure, Note
 from lockstep.clock import NS_PER_S
 from lockstep.store.store import Store
-from testbed.pipeline import Pipeline
-from testbed.ranks import Pace, Ranks, build_ranks
-from testbed.services import cpu_seconds, resident_bytes
+from tests.testbed.pipeline import Pipeline
+from tests.testbed.ranks import Pace, Ranks, build_ranks
+from tests.testbed.services import cpu_seconds, resident_bytes
 
 _RANKS, _PER_SECOND = 8, 200
 _WARM_UP_S = 5

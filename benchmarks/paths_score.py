@@ -2,25 +2,152 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
 
 import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, linprog, milp
+from scipy.sparse import coo_array, csr_array, hstack, vstack
 
 from benchmarks.paths_cases import FIRST_SEED, Case, build_case, fabric_links
-from benchmarks.paths_yardsticks import (
-    build_program,
-    choose_greedily,
-    count_variables,
-    draw_at_random,
-    solve_fraction,
-    solve_whole,
-)
+from planner.paths.flow_paths import UNPLACED, FlowPaths, find_use
 from planner.paths.network import without
 from planner.paths.planning import PathPlan, plan_paths, plan_table
-from planner.paths.roads import Roads
+
+_BLOCK = 4096  # flows whose paths are listed at once: all of a large fabric take gigabytes
+
+
+@dataclass(frozen=True)
+class Program:
+    """Shares of pairs of leaves on paths: `sums @ share == demand`, and `links @ share` is what each link carries."""
+
+    demand: np.ndarray  # Gbit/s of each pair
+    sums: csr_array
+    links: csr_array
+    gbps: np.ndarray  # of each directed link that any path uses
+
+    @property
+    def variables(self) -> int:
+        return int(self.sums.shape[1])
+
+
+def count_variables(paths: FlowPaths) -> int:
+    """Return how many paths all pairs of leaves have together, without listing them."""
+    return sum(int(many.sum()) for _, _, many in _list_paths(paths, _find_pairs(paths)[0]))
+
+
+def build_program(paths: FlowPaths) -> Program:
+    """Return the program of all flows that have paths to choose from."""
+    pairs, index, flows = _find_pairs(paths)
+    demand = np.bincount(index, paths.flows.size[flows], minlength=len(pairs))
+    rows, columns, owner = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    made = 0
+    for begin, spines, many in _list_paths(paths, pairs):
+        mine = np.repeat(np.arange(begin, begin + len(many)), many)
+        links = paths.links_of(pairs[mine], spines)
+        rows.append(links.ravel())
+        columns.append(np.repeat(made + np.arange(len(spines)), links.shape[1]))
+        owner.append(mine)
+        made += len(spines)
+    used, row = np.unique(np.concatenate(rows), return_inverse=True)
+    column, pair = np.concatenate(columns), np.concatenate(owner)
+    return Program(
+        demand,
+        csr_array(coo_array((np.ones(made), (pair, np.arange(made))), shape=(len(pairs), made))),
+        csr_array(coo_array((np.ones(len(row)), (row, column)), shape=(len(used), made))),
+        paths.network.gbps[used],
+    )
+
+
+def solve_fraction(program: Program, limit_s: float) -> float | None:
+    """Return the least highest use when flows may be split at will, or None where the time does not suffice."""
+    if not len(program.demand):
+        return 0.0
+    highest = csr_array(-program.gbps[:, None])
+    found = linprog(
+        np.append(np.zeros(program.variables), 1.0),
+        A_ub=hstack([program.links, highest]),
+        b_ub=np.zeros(len(program.gbps)),
+        A_eq=hstack([program.sums, csr_array((len(program.demand), 1))]),
+        b_eq=program.demand,
+        method="highs-ipm",  # many times faster than the simplex method on these: most paths are equally good
+        options={"time_limit": limit_s},
+    )
+    return float(found.fun) if found.status == 0 else None
+
+
+def solve_whole(program: Program, size: float, limit_s: float) -> float | None:
+    """Return the least highest use of whole flows, all of one size, or None where the time does not suffice."""
+    if not len(program.demand):
+        return 0.0
+    inside = hstack([program.links * size, csr_array(-program.gbps[:, None])])
+    shares = hstack([program.sums, csr_array((len(program.demand), 1))])
+    counts = np.round(program.demand / size)
+    found = milp(
+        np.append(np.zeros(program.variables), 1.0),
+        constraints=LinearConstraint(
+            csr_array(vstack([inside, shares])),
+            np.concatenate([np.full(len(program.gbps), -np.inf), counts]),
+            np.concatenate([np.zeros(len(program.gbps)), counts]),
+        ),
+        integrality=np.append(np.ones(program.variables), 0),
+        bounds=Bounds(0.0, np.inf),
+        options={"time_limit": limit_s},
+    )
+    return float(found.fun) if found.status == 0 else None
+
+
+def draw_at_random(paths: FlowPaths, seeds: range) -> list[float]:
+    """Return the highest use when each flow takes any of its shortest paths, as hashing does, once per seed."""
+    draws = [np.random.default_rng(seed).random(len(paths.flows)) for seed in seeds]
+    chosen = [np.full(len(paths.flows), UNPLACED, np.int64) for _ in seeds]
+    flows = np.flatnonzero(paths.height > 0)
+    flows = flows[np.argsort(paths.height[flows], kind="stable")]
+    for begin, spines, many in _list_paths(paths, flows):
+        at, first = flows[begin : begin + len(many)], np.cumsum(many) - many
+        for draw, spine in zip(draws, chosen, strict=True):
+            spine[at] = spines[first + (draw[at] * many).astype(np.int64)]
+    return [highest_use(paths, spine) for spine in chosen]
+
+
+def choose_greedily(paths: FlowPaths) -> float:
+    """Return the highest use when flows, as they come, take the path whose fullest link is then the least full."""
+    spine = np.full(len(paths.flows), UNPLACED, np.int64)
+    use, size, gbps = np.zeros(paths.network.directed_links), paths.flows.size, paths.network.gbps
+    for flow in np.flatnonzero(paths.height > 0).tolist():
+        spines = paths.spines(flow)
+        links = paths.links(flow, spines)
+        best = int(np.argmin((use[links] + size[flow] / gbps[links]).max(axis=1)))
+        use[links[best]] += size[flow] / gbps[links[best]]
+        spine[flow] = spines[best]
+    return highest_use(paths, spine)
+
+
+def highest_use(paths: FlowPaths, spine: np.ndarray) -> float:
+    """Return the highest use of a directed link between switches."""
+    return float(find_use(paths.network, paths.find_loads(spine))[paths.network.fabric].max(initial=0.0))
+
+
+def _find_pairs(paths: FlowPaths) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return one flow for each pair of leaves, by height; then which pair each flow is of, and those flows."""
+    flows, leaves = np.flatnonzero(paths.height > 0), len(paths.network.leaves)
+    key = (paths.height[flows] * leaves + paths.flows.near[flows]) * leaves + paths.flows.far[flows]
+    _, first, index = np.unique(key, return_index=True, return_inverse=True)
+    return flows[first], index.reshape(-1), flows
+
+
+def _list_paths(paths: FlowPaths, flows: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """Yield the spines of flows, sorted by height, in blocks of one height: its begin, spines, how many each."""
+    ends = np.flatnonzero(np.diff(paths.height[flows])) + 1
+    for low, high in zip([0, *ends.tolist()], [*ends.tolist(), len(flows)], strict=True):
+        for begin in range(low, high, _BLOCK):
+            block = flows[begin : min(begin + _BLOCK, high)]
+            usable = paths.usable[int(paths.height[block[0]]) - 1]
+            shared = usable[paths.flows.near[block]] & usable[paths.flows.far[block]]
+            yield begin, np.nonzero(shared)[1], shared.sum(axis=1)
+
 
 Source = Literal["LP", "closed form"]
 Result = TypeVar("Result")
@@ -51,7 +178,7 @@ class Score:
     use: float
     bound: float  # of fractions
     bound_by: Source
-    above: float  # flows on the worst lane above what the whole optimum can have at best
+    above: float  # flows on the worst directed link above what the whole optimum can have at best
     whole: float | None  # the optimum of whole flows by MILP, None where unknown
     ecmp: tuple[float, ...]
     greedy: float
@@ -84,14 +211,14 @@ def score_case(case: Case, milp_always: bool = False) -> Score:
     """Return the score of a case; the MILP is asked where it may finish and something is still to be proven."""
     network, flows = build_case(case)
     plan, effort = with_effort(lambda: plan_paths(network, flows))
-    roads = check_plan(plan)
-    bound, source = find_fraction(roads, plan)
+    paths = check_plan(plan)
+    bound, source = find_fraction(paths, plan)
     above = count_above(plan, bound)
     equal = len(np.unique(plan.flows.size)) == 1
     ask = equal and (milp_always or above >= _CLOSE)
-    whole = _find_whole(roads, float(plan.flows.size[0])) if ask else None
-    ecmp = draw_at_random(roads, range(FIRST_SEED, FIRST_SEED + _DRAWS))
-    greedy, lost = choose_greedily(roads), len(plan.unreachable)
+    whole = _find_whole(paths, float(plan.flows.size[0])) if ask else None
+    ecmp = draw_at_random(paths, range(FIRST_SEED, FIRST_SEED + _DRAWS))
+    greedy, lost = choose_greedily(paths), len(plan.unreachable)
     return Score(case, plan.highest_use, bound, source, above, whole, tuple(ecmp), greedy, effort, lost)
 
 
@@ -115,36 +242,36 @@ def _lose(case: Case, before: PathPlan, link: str) -> Replanned:
     return Replanned(case, end - begin, known - begin, plan.must_move, plan.may_move, above)
 
 
-def check_plan(plan: PathPlan) -> Roads:
-    """Return the roads of a plan, after all of them were seen to exist and to add up to its loads."""
-    roads = Roads(plan.network, plan.flows)
-    if not roads.is_valid(plan.top)[roads.height >= 0].all():
-        raise AssertionError("a plan has a flow without a road, or over a dead one")
-    if not np.allclose(roads.find_loads(plan.top), plan.load):
-        raise AssertionError("a plan's loads are not those of its roads")
-    return roads
+def check_plan(plan: PathPlan) -> FlowPaths:
+    """Return the paths of a plan, after all of them were seen to exist and to add up to its loads."""
+    paths = FlowPaths(plan.network, plan.flows)
+    if not paths.is_valid(plan.spine)[paths.height >= 0].all():
+        raise AssertionError("a plan has a flow without a path, or over a dead one")
+    if not np.allclose(paths.find_loads(plan.spine), plan.load):
+        raise AssertionError("a plan's loads are not those of its paths")
+    return paths
 
 
-def find_fraction(roads: Roads, plan: PathPlan) -> tuple[float, Source]:
+def find_fraction(paths: FlowPaths, plan: PathPlan) -> tuple[float, Source]:
     """Return the LP optimum where it can be had; else, and where the plan reaches it, the closed form."""
     if count_above(plan, plan.bound) < _CLOSE and plan.highest_use <= plan.bound * (1 + _CLOSE):
         return plan.bound, "closed form"  # reached, so it is the optimum
-    if count_variables(roads) <= _MOST_VARIABLES:
-        found = solve_fraction(build_program(roads), _LP_LIMIT_S)
+    if count_variables(paths) <= _MOST_VARIABLES:
+        found = solve_fraction(build_program(paths), _LP_LIMIT_S)
         if found is not None:
             return max(found, plan.bound), "LP"
     return plan.bound, "closed form"
 
 
 def count_above(plan: PathPlan, bound: float) -> float:
-    """Return how many flows the worst lane has above the whole optimum, at best the ceiling of the bound.
+    """Return how many flows the worst directed link has above the whole optimum, at best the ceiling of the bound.
 
     Where links differ, the ceiling is the lowest use at or above the bound that whole flows give on any of them.
-    Where flows differ, there is none: the worst lane's load above the bound is counted in flows of the largest size.
+    Where flows differ, there is none: the worst link's load above the bound is counted in flows of the largest size.
     """
     network, size = plan.network, plan.flows.size
-    lanes = network.fabric & (network.gbps > 0)
-    rates, load = network.gbps[lanes], plan.load[lanes]
+    links = network.fabric & (network.gbps > 0)
+    rates, load = network.gbps[links], plan.load[links]
     if not len(size) or not len(rates):
         return 0.0
     if len(np.unique(size)) > 1:
@@ -172,10 +299,10 @@ def _clocked(call: Callable[[], Result]) -> tuple[Result, float, float]:
     return result, time.perf_counter() - wall, time.process_time() - cpu
 
 
-def _find_whole(roads: Roads, size: float) -> float | None:
-    if count_variables(roads) > _MOST_WHOLE:
+def _find_whole(paths: FlowPaths, size: float) -> float | None:
+    if count_variables(paths) > _MOST_WHOLE:
         return None
-    return solve_whole(build_program(roads), size, _MILP_LIMIT_S)
+    return solve_whole(build_program(paths), size, _MILP_LIMIT_S)
 
 
 def _forget_peak() -> None:

@@ -17,7 +17,7 @@ from statistics import median
 
 from benchmarks.figures import Figure, Note
 from lockstep.errors import NotPresent
-from testbed.ranks import build_ranks
+from tests.testbed.ranks import build_ranks
 
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - only the parent of a directory of our own
 _FLOOR, _GOAL = 4.0, 2.0  # times the limit

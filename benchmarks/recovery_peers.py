@@ -16,12 +16,12 @@ from statistics import pstdev
 from typing import NamedTuple
 
 from benchmarks.figures import Figure, Note
-from planner.recovery.allocation.jobs import Cluster, Job, Node, Ways
-from planner.recovery.allocation.planning import plan_allocation
-from planner.recovery.allocation.throughput import tabulate
-from planner.recovery.recycle.normalising import place_failures, spread_failures
-from planner.recovery.recycle.planning import ScheduleOptions, plan_schedule
-from planner.recovery.recycle.schedule import Shape, unit_times
+from planner.allocation.allocate import plan_allocation
+from planner.allocation.cluster import Cluster, Job, Node, Recovery
+from planner.allocation.throughput import tabulate
+from planner.pipeline.dispatch import ScheduleOptions, plan_schedule
+from planner.pipeline.plans import place_failures, spread_failures
+from planner.pipeline.schedule import Shape, unit_times
 
 NODES, LOSSES = 30, 15
 INTERVALS_S = {"6h": 21_600.0, "3h": 10_800.0, "1h": 3_600.0, "30m": 1_800.0, "10m": 601.2}
@@ -188,7 +188,7 @@ def list_planned(model: Measured, fit: Fit, interval_s: float) -> list[Stretch]:
             missing += 1
         elif plan.change != "replace":
             grid, missing = _grid_of(fit, plan.after), 0
-        made.append(Stretch(plan.waf_after, plan.downtime_s + plan.lost_work_s))
+        made.append(Stretch(plan.throughput_after, plan.downtime_s + plan.lost_work_s))
     return made
 
 
@@ -255,8 +255,8 @@ def _describe(model: Measured, fit: Fit, grid: Grid, missing: int, rate: float) 
     counts = (other.nodes for other in _list_grids(fit.stages, NODES))
     rates = {count: fit.rate(_grid_of(fit, count)) for count in counts} | {held: rate}
     restart_s, save_s, copy_s, further = model.restart_s, model.save_s, model.copy_s, {1: fit.rate(grid, missing + 1)}
-    ways = Ways(restart_s, lost_work_s=save_s, save_s=save_s, peer_s=copy_s, recycle_s=copy_s, recycled=further)
-    return Job(model.name, tabulate(rates), tuple(f"n{at}" for at in range(held)), may_stop=False, ways=ways)
+    ways = Recovery(restart_s, lost_work_s=save_s, save_s=save_s, peer_s=copy_s, recycle_s=copy_s, recycled=further)
+    return Job(model.name, tabulate(rates), tuple(f"n{at}" for at in range(held)), may_stop=False, recovery=ways)
 
 
 def _grid_of(fit: Fit, nodes: int) -> Grid:

@@ -1,6 +1,6 @@
 """What faults that really happened cost under each policy: GPU-hours lost, availability, how many spares it takes.
 
-The histories are other people's (see recovery_replay_history); which nodes a job gets is drawn by seed, and the
+The histories are other people's (see recovery_policies); which nodes a job gets is drawn by seed, and the
 intervals are those of the mean over seeds (95 %, bootstrap). They say how much placement matters, and nothing about
 other histories: there is one of each kind. What is saved is work that gets done on the same nodes, spares included.
 """
@@ -14,12 +14,99 @@ from math import ceil
 import numpy as np
 
 from benchmarks.figures import Figure, Note
-from benchmarks.recovery_replay_history import DATA, History, has_histories, read_servers, read_spot
-from benchmarks.recovery_replay_jobs import FLEET, FLEET_WAYS, SPOT_JOB, SPOT_WAYS, PipelineJob
-from benchmarks.recovery_replay_planned import Planned
-from benchmarks.recovery_replay_policies import Rerouting, Spares, Waiting
-from benchmarks.recovery_replay_run import GPUS, Ledger, MakePolicy, replay
-from planner.recovery.allocation.jobs import Ways
+from benchmarks.recovery_policies import (
+    DATA,
+    FLEET,
+    FLEET_WAYS,
+    SPOT_JOB,
+    SPOT_WAYS,
+    Effect,
+    History,
+    PipelineJob,
+    Planned,
+    Policy,
+    Rerouting,
+    Spares,
+    Waiting,
+    has_histories,
+    read_servers,
+    read_spot,
+)
+from planner.allocation.cluster import Recovery
+
+GPUS = 8  # of a node
+_S_PER_H = 3600.0
+MakePolicy = Callable[[Sequence[PipelineJob], Sequence[str], Recovery], Policy]
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """What came of a replay, in node-hours."""
+
+    asked: float  # what the jobs would have used without faults
+    useful: float  # what they got, in the work of that many nodes
+    running: float  # of `asked`, the time in which their job did any work
+
+    @property
+    def goodput(self) -> float:
+        """Return the work done over that without faults."""
+        return self.useful / self.asked
+
+    @property
+    def availability(self) -> float:
+        """Return the share of time in which jobs did work, each counted by its size."""
+        return self.running / self.asked
+
+    @property
+    def lost_gpu_hours(self) -> float:
+        """Return what the jobs missed."""
+        return (self.asked - self.useful) * GPUS
+
+
+def replay(
+    history: History, jobs: Sequence[PipelineJob], nodes: Sequence[str], ways: Recovery, make: MakePolicy
+) -> Ledger:
+    """Return what a policy makes of a history; of `nodes` the first are the jobs', in their order, the rest spare."""
+    mine = history.among(nodes)
+    policy, up, tally = make(jobs, nodes, ways), set(mine.up), _Tally(jobs)
+    tally.take(0.0, policy.react(0.0, up))
+    for hour, changes in mine.moments():
+        for change in changes:
+            (up.add if change.is_up else up.discard)(change.node)
+        tally.take(hour, policy.react(hour, up))
+    return tally.close(mine.hours)
+
+
+class _Tally:
+    """Adds up from change to change."""
+
+    def __init__(self, jobs: Sequence[PipelineJob]) -> None:
+        self._jobs = jobs
+        self._hour = 0.0
+        self._work, self._paused_until = [0.0] * len(jobs), [0.0] * len(jobs)
+        self._useful, self._running = 0.0, 0.0
+
+    def take(self, hour: float, effects: Sequence[Effect]) -> None:
+        """Add what happened until now, and note what holds from now on."""
+        self._add_until(hour)
+        for place, effect in enumerate(effects):
+            self._work[place] = effect.work
+            until = hour + effect.pause_s / _S_PER_H
+            self._paused_until[place] = max(self._paused_until[place], until)
+
+    def close(self, hour: float) -> Ledger:
+        """Return the sums at the end."""
+        self._add_until(hour)
+        asked = sum(job.nodes for job in self._jobs) * hour
+        return Ledger(asked, self._useful, self._running)
+
+    def _add_until(self, hour: float) -> None:
+        for job, work, paused in zip(self._jobs, self._work, self._paused_until, strict=True):
+            hours = max(0.0, hour - max(self._hour, paused))
+            self._useful += work * hours
+            self._running += job.nodes * hours * (work > 0)
+        self._hour = hour
+
 
 _FIRST_SEED = 2000
 _MANY_SEEDS, _FEW_SEEDS = 20, 5  # a plan after each of some 500 changes takes a while, the other policies do not
@@ -33,26 +120,26 @@ _RESTARTS_ONLY = replace(FLEET_WAYS, peer_s=None, drop_s=None, recycle_s=None)
 
 
 @dataclass(frozen=True, eq=False)
-class Way:
+class FlowPath:
     """A policy as it is replayed."""
 
     name: str
     make: MakePolicy
-    ways: Ways = FLEET_WAYS
+    recovery: Recovery = FLEET_WAYS
     is_slow: bool = False
     jobs: tuple[PipelineJob, ...] = FLEET
     spares: tuple[int, ...] = _SPARES
 
 
-WAITING = Way("restart only, wait for the node", Waiting, spares=(0,))
-SPARES = Way("fixed spares", Spares, spares=_SPARES[1:])
-REROUTING = Way("re-route", Rerouting)
-PLANNED = Way("reconfigure at once", Planned, _WITHOUT_REROUTING, True)
-COSTLY = Way("reconfigure at once, each change a restart", Planned, _RESTARTS_ONLY, True, spares=(0,))
-ALL_WAYS = Way("whatever is best, re-routing too", Planned, FLEET_WAYS, True)
+WAITING = FlowPath("restart only, wait for the node", Waiting, spares=(0,))
+SPARES = FlowPath("fixed spares", Spares, spares=_SPARES[1:])
+REROUTING = FlowPath("re-route", Rerouting)
+PLANNED = FlowPath("reconfigure at once", Planned, _WITHOUT_REROUTING, True)
+COSTLY = FlowPath("reconfigure at once, each change a restart", Planned, _RESTARTS_ONLY, True, spares=(0,))
+ALL_WAYS = FlowPath("whatever is best, re-routing too", Planned, FLEET_WAYS, True)
 # Re-routing lives on the bubbles of a pipeline: with four times the micro-batches there is a quarter of them.
 _LONG = tuple(replace(job, micro_batches=4 * job.micro_batches) for job in FLEET)
-FEW_BUBBLES = Way("re-route, four times the micro-batches", Rerouting, jobs=_LONG, spares=(0,))
+FEW_BUBBLES = FlowPath("re-route, four times the micro-batches", Rerouting, jobs=_LONG, spares=(0,))
 _ALL = (WAITING, SPARES, REROUTING, FEW_BUBBLES, PLANNED, COSTLY, ALL_WAYS)
 
 
@@ -94,11 +181,11 @@ class Servers:
             tried = [spares for spares in self._spares() if self._is_enough(way, spares)]
             yield self._spares_figure(way, min(tried, default=_MOST_SPARES + 1), f"of {self._spares()} tried")
 
-    def _spares_figure(self, way: Way, spares: int, how: str) -> Figure:
+    def _spares_figure(self, way: FlowPath, spares: int, how: str) -> Figure:
         beside = f"{how}; for {sum(job.nodes for job in FLEET)} nodes; {_MOST_SPARES + 1} means more than there are"
         return Figure(f"spares for 99 % of the work: {way.name}", spares, "nodes", None, None, False, beside)
 
-    def _describe(self, way: Way, spares: int) -> Figure:
+    def _describe(self, way: FlowPath, spares: int) -> Figure:
         ledgers = self._ledgers(way, spares)
         low, high = bootstrap([one.goodput for one in ledgers])
         lost = np.mean([one.lost_gpu_hours for one in ledgers])
@@ -110,7 +197,7 @@ class Servers:
         name = f"{self._history.name}, {spares} spares: {way.name}"
         return Figure(name, self._goodput(way, spares), "of the work", None, None, True, beside)
 
-    def _saved(self, against: str, ours: Way, theirs: Way, spares: int) -> Figure:
+    def _saved(self, against: str, ours: FlowPath, theirs: FlowPath, spares: int) -> Figure:
         pairs = zip(self._ledgers(ours, spares), self._ledgers(theirs, spares), strict=False)  # the same placements
         saved = np.array([other.lost_gpu_hours - mine.lost_gpu_hours for mine, other in pairs])
         low, high = bootstrap(saved.tolist())
@@ -122,17 +209,19 @@ class Servers:
         name = f"{self._history.name}, {spares} spares: saved against {against}"
         return Figure(name, float(saved.mean()), "GPU-hours", 0.0, None, True, beside)
 
-    def _is_enough(self, way: Way, spares: int) -> bool:
+    def _is_enough(self, way: FlowPath, spares: int) -> bool:
         return self._goodput(way, spares) >= _ENOUGH
 
-    def _goodput(self, way: Way, spares: int) -> float:
+    def _goodput(self, way: FlowPath, spares: int) -> float:
         return float(np.mean([one.goodput for one in self._ledgers(way, spares)]))
 
-    def _replay(self, way: Way, spares: int) -> tuple[Ledger, ...]:
+    def _replay(self, way: FlowPath, spares: int) -> tuple[Ledger, ...]:
         self._note(f"replaying {self._history.name}: {way.name}, {spares} spares")
         seeds = 2 if self._quick else _FEW_SEEDS if way.is_slow else _MANY_SEEDS
         return tuple(
-            replay(self._history, way.jobs, draw_nodes(self._history, _FIRST_SEED + seed, spares), way.ways, way.make)
+            replay(
+                self._history, way.jobs, draw_nodes(self._history, _FIRST_SEED + seed, spares), way.recovery, way.make
+            )
             for seed in range(seeds)
         )
 
@@ -145,7 +234,7 @@ def measure_spot(note: Note) -> Iterator[Figure]:
     note("replaying spot instances")
     history = read_spot()
     nodes = [*history.up, *sorted({one.node for one in history.changes} - set(history.up))]
-    free = Ways(restart_s=0, lost_work_s=0, save_s=0, peer_s=0, drop_s=0, recycle_s=0)
+    free = Recovery(restart_s=0, lost_work_s=0, save_s=0, peer_s=0, drop_s=0, recycle_s=0)
     limit = replay(history, (SPOT_JOB,), nodes, free, Planned).useful
     size, fixed = max(
         ((d, _fixed_size(history, nodes, d)) for d in range(1, SPOT_JOB.pipelines + 1)), key=lambda x: x[1]

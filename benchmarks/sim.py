@@ -19,10 +19,10 @@ import pyarrow as pa
 
 from benchmarks.figures import Figure, Note
 from lockstep.clock import NS_PER_S
-from lockstep.sim.simulation import Simulation
-from lockstep.sim.story import ClusterShape, Doing, JobShape, Layout, Story, Telling
-from lockstep.sim.telemetry import Identity, SimulatedTelemetry
-from lockstep.sim.timeline import parse_turn
+from simulator.faults import parse_fault
+from simulator.scenario import ClusterShape, Doing, JobShape, Layout, Scenario, Telemetry
+from simulator.simulation import Simulation
+from simulator.telemetry import Identity, SimulatedTelemetry
 
 _START_NS = 1_700_000_000 * NS_PER_S
 _GPUS = 8
@@ -34,7 +34,7 @@ _STEP = (
     Doing(do="AllGather", mb=4, group="dp", times=4),
 )
 _FEW = (*_LAYER * 2, Doing(do="ReduceScatter", mb=4, group="dp"), Doing(do="AllGather", mb=4, group="dp"))
-_LARGE, _LARGE_STORY_S = 16_384, 60
+_LARGE, _LARGE_SCENARIO_S = 16_384, 60
 _HUGE = 100_000
 
 
@@ -43,7 +43,7 @@ class Run:
     """What to simulate."""
 
     ranks: int
-    story_s: int
+    scenario_s: int
     warm_up_s: int = 2  # in which communicators are formed; not measured
     sample: float = 1.0  # share of operations with complete rows
     few_operations: bool = False
@@ -53,7 +53,7 @@ class Run:
 class Cost:
     """What a run took, from its warm-up on."""
 
-    story_s: float
+    scenario_s: float
     cpu_s: float
     setup_s: float
     rows: int
@@ -62,20 +62,20 @@ class Cost:
 
     @property
     def pace(self) -> float:
-        """Seconds of story per second of CPU."""
-        return self.story_s / self.cpu_s
+        """Seconds of scenario per second of CPU."""
+        return self.scenario_s / self.cpu_s
 
 
 def measure(quick: bool, note: Note) -> tuple[Figure, ...]:
     """Return the figures of the simulator."""
     small = [_noted(note, Run(ranks, 4 if quick else 30)) for ranks in (256, 1_024)]
-    large = _noted(note, Run(_LARGE, 2 if quick else _LARGE_STORY_S - 2, sample=0.1))
+    large = _noted(note, Run(_LARGE, 2 if quick else _LARGE_SCENARIO_S - 2, sample=0.1))
     huge = [] if quick else [_noted(note, Run(_HUGE, 3, sample=0.01, few_operations=True))]
     return (*_paces(small), *_minutes(large), *(figure for cost in huge for figure in _huge(cost)))
 
 
 def _noted(note: Note, run: Run) -> Cost:
-    note(f"simulating {run.ranks:,} ranks for {run.warm_up_s + run.story_s} s of their story")
+    note(f"simulating {run.ranks:,} ranks for {run.warm_up_s + run.scenario_s} s of their scenario")
     # A fresh interpreter: the peak of one run would hide that of the next.
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         return pool.submit(simulate, run).result()
@@ -83,27 +83,29 @@ def _noted(note: Note, run: Run) -> Cost:
 
 def _paces(costs: list[Cost]) -> Iterator[Figure]:
     for ranks, cost in zip((256, 1_024), costs, strict=True):
-        beside = f"{cost.pace:.1f} s of story a second, {cost.rows / cost.cpu_s:,.0f} rows/s"
+        beside = f"{cost.pace:.1f} s of scenario a second, {cost.rows / cost.cpu_s:,.0f} rows/s"
         name, goal = f"ranks in real time on one core, at {ranks:,}", 1_024 if ranks == 1_024 else None
         yield Figure(name, ranks * cost.pace, "ranks", 256, goal, True, beside)
 
 
 def _minutes(cost: Cost) -> Iterator[Figure]:
-    minutes = (cost.setup_s + cost.cpu_s * _LARGE_STORY_S / cost.story_s) / 60
-    beside = f"of CPU, by {cost.story_s:.0f} s; {cost.rows / cost.story_s:,.0f} rows a second of story"
-    yield Figure(f"{_LARGE:,} ranks x {_LARGE_STORY_S} s", minutes, "min", 15, 5, False, beside)
+    minutes = (cost.setup_s + cost.cpu_s * _LARGE_SCENARIO_S / cost.scenario_s) / 60
+    beside = f"of CPU, by {cost.scenario_s:.0f} s; {cost.rows / cost.scenario_s:,.0f} rows a second of scenario"
+    yield Figure(f"{_LARGE:,} ranks x {_LARGE_SCENARIO_S} s", minutes, "min", 15, 5, False, beside)
     yield Figure(f"memory at {_LARGE:,} ranks", cost.peak_mb, "MB", None, None, False, "peak, resident")
     yield Figure("its growth in the second half", 100 * cost.growth, "%", 20, 5, False)
 
 
 def _huge(cost: Cost) -> Iterator[Figure]:
     beside = f"setting up {cost.setup_s:.0f} s; 1 % of operations with complete rows"
-    yield Figure(f"{_HUGE:,} ranks, a second of story", cost.cpu_s / cost.story_s, "CPU s", None, None, False, beside)
+    yield Figure(
+        f"{_HUGE:,} ranks, a second of scenario", cost.cpu_s / cost.scenario_s, "CPU s", None, None, False, beside
+    )
     yield Figure(f"memory at {_HUGE:,} ranks", cost.peak_mb, "MB", None, None, False, "peak, resident")
 
 
-def bench_story(run: Run) -> Story:
-    """Return the story of a run: hosts of eight GPUs and NICs, sixteen to a leaf, and a slow NIC after a second."""
+def bench_scenario(run: Run) -> Scenario:
+    """Return the scenario of a run: hosts of eight GPUs and NICs, sixteen to a leaf, a slow NIC after a second."""
     hosts = run.ranks // _GPUS
     shape = ClusterShape(
         hosts=hosts,
@@ -113,30 +115,30 @@ def bench_story(run: Run) -> Story:
         spines=8,
         nic_gbps=400.0,
     )
-    return Story(
+    return Scenario(
         name="bench",
         summary="a sharded job with a slow NIC",
-        duration_s=run.warm_up_s + run.story_s,
+        duration_s=run.warm_up_s + run.scenario_s,
         cluster=shape,
         job=JobShape(layout=Layout(tp=_GPUS), step=_FEW if run.few_operations else _STEP),
-        telling=Telling(sample=run.sample),
-        timeline=(parse_turn("at 1 s fail nic:h1/eth3 tx to 50 %"),),
+        telemetry=Telemetry(sample=run.sample),
+        timeline=(parse_fault("at 1 s fail nic:h1/eth3 tx to 50 %"),),
     )
 
 
 def simulate(run: Run) -> Cost:
-    """Run a story on one core, a second at a time, and return what it took; rows are dropped as they come."""
+    """Run a scenario on one core, a second at a time, and return what it took; rows are dropped as they come."""
     with _one_core():
         begin = time.process_time()
-        telemetry = SimulatedTelemetry(Simulation(bench_story(run), _SEED), Identity("bench", _START_NS))
+        telemetry = SimulatedTelemetry(Simulation(bench_scenario(run), _SEED), Identity("bench", _START_NS))
         _advance(telemetry, 0, run.warm_up_s)
         ready = time.process_time()
-        middle = run.warm_up_s + run.story_s // 2
+        middle = run.warm_up_s + run.scenario_s // 2
         rows = _advance(telemetry, run.warm_up_s, middle)
         halfway = _peak_mb()
-        rows += _advance(telemetry, middle, run.warm_up_s + run.story_s)
+        rows += _advance(telemetry, middle, run.warm_up_s + run.scenario_s)
         peak = _peak_mb()
-    return Cost(run.story_s, time.process_time() - ready, ready - begin, rows, peak, peak / halfway - 1)
+    return Cost(run.scenario_s, time.process_time() - ready, ready - begin, rows, peak, peak / halfway - 1)
 
 
 @contextmanager

@@ -22,7 +22,7 @@ import numpy as np
 from scipy.stats import theilslopes
 
 from benchmarks.figures import Figure, Note
-from testbed.services import Service, cpu_seconds, free_port, resident_bytes
+from tests.testbed.services import Service, cpu_seconds, free_port, resident_bytes
 
 _CLIENTS, _REQUESTS_PER_S = 4, 20.0  # of all clients together
 _QUICK_S, _HOUR_S, _DAY_S = 15.0, 3_600.0, 86_400.0

@@ -15,15 +15,13 @@ from statistics import median
 import numpy as np
 import pyarrow as pa
 
-from analyzer.context import Context
-from analyzer.roster import Roster
-from analyzer.windows import Window
-from analyzer.wires.reading import read_wires
+from analyzer.delay_matrix.reading import read_pairs
+from analyzer.windows.jobs import Roster
+from analyzer.windows.window import Context, Window
 from benchmarks.figures import Figure, Note
 from lockstep.arrow import fill_rows
 from lockstep.clock import NS_PER_S
-from lockstep.store.layout import Layout
-from lockstep.store.migrations import migrate
+from lockstep.store.migrations import Layout, migrate
 from lockstep.store.store import Store, open_store
 from lockstep.tables import TABLE_BY_NAME
 
@@ -101,8 +99,8 @@ def _collectives(batches: int, size: int) -> Iterator[pa.Table]:
         end = start.max(1, keepdims=True) + 3e6 + random.normal(0, 20e3, enqueue.shape)
         seq = np.repeat(np.arange(operations) + number * operations, _RANKS)
         ranks = np.tile(np.arange(_RANKS), operations)
-        moments = {"enqueue_ns": enqueue, "start_ns": start, "end_ns": end}
-        times = {name: value.ravel().astype(np.int64) + _START_NS for name, value in moments.items()}
+        timestamps = {"enqueue_ns": enqueue, "start_ns": start, "end_ns": end}
+        times = {name: value.ravel().astype(np.int64) + _START_NS for name, value in timestamps.items()}
         yield _rows(
             "collectives",
             ranks,
@@ -151,7 +149,7 @@ def _transfer_second(second: int, job: str, side: str) -> pa.Table:
     ranks = np.tile(np.arange(_RANKS), 2)
     channel = np.repeat([0, 1], _RANKS)
     step = np.where(channel == 0, 1, 9) * (1 if side == "send" else -1)
-    wire = random.normal(42e6, 1e6, len(ranks)).astype(np.int64)
+    pair = random.normal(42e6, 1e6, len(ranks)).astype(np.int64)
     return _rows(
         "transfer_stats",
         ranks,
@@ -167,10 +165,10 @@ def _transfer_second(second: int, job: str, side: str) -> pa.Table:
         nic=pa.array([f"eth{gpu}" for gpu in range(_GPUS_PER_HOST)]).take(pa.array(ranks % _GPUS_PER_HOST)),
         n=20,
         bytes=20 << 26,
-        gpu_wait_ns=wire // 3,
-        peer_wait_ns=wire // 5,
-        wire_ns=wire if side == "send" else None,
-        wire_max_ns=wire // 20 if side == "send" else None,
+        gpu_wait_ns=pair // 3,
+        peer_wait_ns=pair // 5,
+        wire_ns=pair if side == "send" else None,
+        wire_max_ns=pair // 20 if side == "send" else None,
     )
 
 
@@ -180,7 +178,7 @@ def _matrix_times(store: Store) -> tuple[float, float]:
     scan = f"SELECT sum(wire_ns), sum(bytes), uniq(rank, peer, channel) FROM transfer_stats WHERE job = '{_JOB}'"
     matrix, bare = [], []
     for _ in range(_QUERIES):
-        matrix.append(_wall_ms(lambda: read_wires(store, context)))
+        matrix.append(_wall_ms(lambda: read_pairs(store, context)))
         bare.append(_wall_ms(lambda: store.query(scan)))
     return median(matrix), median(bare)
 

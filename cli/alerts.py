@@ -1,4 +1,4 @@
-"""lockstep alerts: who is told, whether it arrives, and what nobody wants to hear for a while."""
+"""lockstep alerts: receivers of alerts, and whether notifications arrive."""
 
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -6,13 +6,12 @@ from urllib.parse import quote
 import typer
 from rich.table import Table as Picture
 
-from cli.capture import parse_since
 from cli.client import DEFAULT_SERVER, Server, Token, ask, tell
 from cli.setup import out
 from lockstep.client.server import Server as Connection
 from lockstep.clock import rfc3339
 
-app = typer.Typer(no_args_is_help=True, help="Who is told, whether it arrives, and silences.")
+app = typer.Typer(no_args_is_help=True, help="Receivers of alerts, and whether notifications arrive.")
 
 Json = dict[str, Any]
 Why = Annotated[str, typer.Option(help="Reason, kept in the audit.")]
@@ -32,7 +31,7 @@ def list_of_targets(server: Server = DEFAULT_SERVER, token: Token = "", as_json:
         health = item["health"] or {}
         success = health.get("last_success_ns")
         state = _state(item, health)
-        said = health.get("disabled_because") or health.get("last_said", "")
+        said = health.get("disabled_because") or health.get("last_reply", "")
         picture.add_row(item["name"], item["kind"], item["url"], state, rfc3339(success) if success else "", said)
     out.print(picture)
 
@@ -85,50 +84,6 @@ def replay(
     """Send a message once more under its old id; needs a token of scope admin."""
     _order(server, token, "POST", f"{_path(name)}/deliveries/{quote(message, safe='')}/replay", why)
     out.print(f"{message} is sent to {name} again")
-
-
-@app.command()
-def silence(
-    component: Annotated[str, typer.Option(help="Part, such as nic:h3/* .")] = "*",
-    job: Annotated[str, typer.Option(help="Job, such as llama-* .")] = "*",
-    fault_class: Annotated[str, typer.Option("--class", help="Class of the verdict, such as comm_slow.")] = "*",
-    lasts: Annotated[str, typer.Option("--for", help="How long, such as 90m or 48h.")] = "2h",
-    why: Why = "",
-    server: Server = DEFAULT_SERVER,
-    token: Token = "",
-) -> None:
-    """Tell nobody about what fits, for a while; needs a token of scope act."""
-    matchers = {"component": component, "job": job, "class": fault_class}
-    told = {"matchers": matchers, "lasts_s": parse_since(lasts), "why": why}
-    made = tell(server, token, "POST", "/api/v1/silences", told)
-    out.print(f"silence {made['id']} until {rfc3339(made['until_ns'])}")
-
-
-@app.command()
-def silences(server: Server = DEFAULT_SERVER, token: Token = "", as_json: AsJson = False) -> None:
-    """List silences that last."""
-    found = ask(server, token, "/api/v1/silences", {})
-    if as_json:
-        out.print_json(data=found)
-        return
-    picture = Picture("id", "component", "job", "class", "until", "who", "why", box=None)
-    for item in found["items"]:
-        fits = item["matchers"]
-        until = rfc3339(item["until_ns"])
-        picture.add_row(item["id"], fits["component"], fits["job"], fits["class"], until, item["who"], item["why"])
-    out.print(picture)
-
-
-@app.command()
-def unsilence(
-    silence_id: Annotated[str, typer.Argument(help="Id of the silence, from `lockstep alerts silences`.")],
-    why: Why = "",
-    server: Server = DEFAULT_SERVER,
-    token: Token = "",
-) -> None:
-    """End a silence now; needs a token of scope act."""
-    _order(server, token, "DELETE", f"/api/v1/silences/{quote(silence_id, safe='')}", why)
-    out.print(f"silence {silence_id} is over")
 
 
 def _order(server: str, token: str, method: str, path: str, why: str) -> None:

@@ -11,8 +11,9 @@ from benchmarks.figures import Figure, Note, Report, describe_commit, describe_m
 from cli.setup import configure_logging, err, out
 
 Name = Literal[
-    "store", "plugin", "ingest", "fleet", "sim", "analyze", "accuracy", "paths", "roads", "recovery", "soak", "api"
-]
+    "store", "plugin", "ingest", "fleet", "sim", "analyze", "accuracy", "paths", "live_paths",
+    "recovery", "soak", "api",
+]  # fmt: skip
 _HAS_MORE = ("accuracy", "soak")  # whose measure() knows `full`
 
 

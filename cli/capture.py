@@ -8,10 +8,9 @@ from typing import Annotated
 import typer
 from rich.progress import DownloadColumn, TextColumn
 
-from cli.client import DEFAULT_SERVER, Server, Token
-from cli.completion import offer_jobs
+from cli.client import DEFAULT_SERVER, Server, Token, offer_jobs
 from cli.setup import err, progress_bar
-from lockstep.capture.archive import is_archive, unpack
+from lockstep.capture.files import is_archive, unpack
 from lockstep.client import Client
 from lockstep.errors import BadInput
 

@@ -10,10 +10,10 @@ from rich.table import Table as Picture
 from cli.setup import err, out
 from lockstep.clock import SystemClock
 from lockstep.errors import BadInput
-from planner.recovery.checkpoints.catalogue import read_catalogue
-from planner.recovery.checkpoints.checkpoint import Catalogue, Checkpoint, Layout
-from planner.recovery.checkpoints.choosing import Choice, ChoiceOptions, choose_checkpoint
-from planner.recovery.checkpoints.intervals import (
+from planner.checkpoints.catalogue import read_catalogue
+from planner.checkpoints.checkpoint import Catalogue, Checkpoint, ReadRate, SavedLayout, estimate_load_s
+from planner.checkpoints.choose import Choice, ChoiceOptions, choose_checkpoint
+from planner.checkpoints.intervals import (
     FailureRate,
     IntervalAdvice,
     Saving,
@@ -22,7 +22,6 @@ from planner.recovery.checkpoints.intervals import (
     find_usual_interval_s,
     say_time,
 )
-from planner.recovery.checkpoints.loading import ReadRate, estimate_load_s
 
 
 def command(
@@ -86,12 +85,12 @@ def _advise(catalogue: Catalogue, saving: Saving, rate: FailureRate) -> Interval
     return advise_interval(rate, replace(saving, interval_s=find_usual_interval_s(catalogue)))
 
 
-def _read_layout(text: str) -> Layout:
+def _read_layout(text: str) -> SavedLayout:
     sizes = {part[:2]: part[2:] for part in text.split(",")}
     named = {name: int(size) for name, size in sizes.items() if size.isdecimal() and int(size)}
     if not sizes.keys() == named.keys() <= {"tp", "pp", "dp", "cp", "ep"}:
         raise BadInput(f"--for {text}: expected sizes such as tp8,pp4,dp3, of tp, pp, dp, cp and ep")
-    return Layout.of({"tp": 1, "pp": 1, "dp": 1, **named})
+    return SavedLayout.of({"tp": 1, "pp": 1, "dp": 1, **named})
 
 
 def _all_load_s(catalogue: Catalogue, rates: list[ReadRate]) -> dict[str, float | None]:

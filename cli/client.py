@@ -1,11 +1,15 @@
 """How commands talk to a running Lockstep: the options for it, and lockstep.client for routes it has no word for."""
 
+from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import Annotated
 
 import typer
 
+from lockstep.client import Client
 from lockstep.client.server import Json, Query
 from lockstep.client.server import Server as Connection
+from lockstep.errors import LockstepError
 
 Server = Annotated[str, typer.Option(help="Address of the Lockstep server.")]
 Token = Annotated[str, typer.Option(envvar="LOCKSTEP_TOKEN", help="Token with scope read, unless reads are open.")]
@@ -22,3 +26,28 @@ def tell(server: str, token: str, method: str, path: str, told: Json) -> Json:
     """Tell the server something and return its answer."""
     with Connection(server, token) as connection:
         return connection.tell(method, path, told)
+
+
+_TIMEOUT_S = 0.5  # somebody waits with a finger on the key
+_MOST = 100
+
+Names = Callable[[Client], Iterable[str]]
+
+
+def offer_jobs(context: typer.Context, incomplete: str) -> list[str]:
+    """Return the jobs of a running Lockstep whose names begin so; none where no server answers at once."""
+    return _offer(context, incomplete, lambda client: (job.job for job in client.jobs()))
+
+
+def offer_decisions(context: typer.Context, incomplete: str) -> list[str]:
+    """Return the ids of the newest decisions that begin so, with the same patience."""
+    return _offer(context, incomplete, lambda client: (decision.id for decision in client.decisions()))
+
+
+def _offer(context: typer.Context, incomplete: str, names: Names) -> list[str]:
+    told = context.params
+    try:
+        with Client(told["server"], told["token"] or "", timeout_s=_TIMEOUT_S) as client:
+            return [name for name in dict.fromkeys(islice(names(client), _MOST)) if name.startswith(incomplete)]
+    except LockstepError:
+        return []  # a sentence would land in the middle of what is being typed

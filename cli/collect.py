@@ -1,5 +1,7 @@
 """lockstep collect: the agent on a training host."""
 
+import os
+import signal
 import socket
 import threading
 from importlib import import_module
@@ -9,18 +11,13 @@ import structlog
 import typer
 
 from cli.setup import settings_of
-from cli.stopping import StopSignals
-from collector.agent import CollectorAgent
-from collector.gateway_client import GatewayClient
-from collector.lean import leave_out_pandas
+from collector.agent import CollectorAgent, leave_out_pandas
 from collector.metrics import serve_metrics
-from collector.outbox import MemoryOutbox
-from collector.parcel import Checkpoints, Destination, Outbox
-from collector.paths.agent import AnswerServer, PathAgent, Roads, listen
-from collector.paths.ports import PROBE_WAIT_S, PortFinder, PortProber
-from collector.probing.addresses import AddressBook, addresses_in
-from collector.probing.sockets import RawExchange
+from collector.path_ports import PROBE_WAIT_S, AnswerServer, Choices, PathAgent, PortFinder, PortProber, listen
+from collector.probes.paths import AddressBook, addresses_in
+from collector.probes.sockets import RawExchange
 from collector.registry import make_sources
+from collector.shipping import BatchQueue, Checkpoints, Destination, GatewayClient, MemoryQueue
 from collector.spool import Spool
 from lockstep.clock import Clock, SystemClock
 from lockstep.config import Settings, read_secret
@@ -32,14 +29,14 @@ _log = structlog.get_logger("collect")
 
 
 def command(context: typer.Context) -> None:
-    """Read this host and send what is found to the gateway, until stopped."""
+    """Read this host and send what is found, until stopped."""
     settings = settings_of(context)
     leave_out_pandas()
     host = settings.collector.host or socket.gethostname().split(".", 1)[0]
     signals, stop = StopSignals(), threading.Event()
     sources, destination, clock = make_sources(host, settings.collector), _destination(host, settings), SystemClock()
-    outbox, checkpoints = _outbox(settings.collector, settings.state_dir / "spool")
-    agent = CollectorAgent(host, sources, outbox, destination, clock, checkpoints)
+    queue, checkpoints = _queue(settings.collector, settings.state_dir / "spool")
+    agent = CollectorAgent(host, sources, queue, destination, clock, checkpoints)
     agent.start()
     _follow_paths(host, settings.collector, clock, stop)
     stop_metrics = serve_metrics(agent, settings.collector.listen, clock)
@@ -50,23 +47,44 @@ def command(context: typer.Context) -> None:
     agent.close()
 
 
+class StopSignals:
+    """What SIGINT and SIGTERM say from now on; for the main thread.
+
+    A handler that sets an event is not enough: a signal that comes just before the main thread begins to wait is
+    noted and wakes nobody, and one that comes while it holds the event's lock waits for itself. A byte stays.
+    """
+
+    def __init__(self) -> None:
+        self._told, tell = os.pipe()
+        os.set_blocking(tell, False)
+        signal.set_wakeup_fd(tell)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: None)
+
+    def wait(self) -> None:
+        """Return when one has come, also where it came before."""
+        os.read(self._told, 1)
+
+
 def _follow_paths(host: str, collector: CollectorSettings, clock: Clock, stop: threading.Event) -> None:
     """Keep the plan file of this host up to date, where it is wanted."""
     if collector.paths_file is None:
         return
-    from collector.paths.following import PathFollower, make_client  # brings an HTTP client that others go without
+    from collector.path_follower import PathFollower, make_client  # brings an HTTP client that others go without
 
     client = make_client(collector.server, read_secret(collector.token_file, "the host's token"))
     follower = PathFollower(client, host, collector.paths_file, collector.paths_reports, clock)
     threading.Thread(target=follower.follow, args=(stop,), name=f"{host}-paths", daemon=True).start()
-    _find_ports(host, collector, clock, lambda: follower.roads)
+    _find_ports(host, collector, clock, lambda: follower.choices)
 
 
-def _find_ports(host: str, collector: CollectorSettings, clock: Clock, roads: Roads) -> None:
+def _find_ports(host: str, collector: CollectorSettings, clock: Clock, choices: Choices) -> None:
     """Answer jobs that ask for ports, where this host may probe and knows the fabric."""
     try:
         prober = _make_prober(host, collector.topology, clock)
-        AnswerServer(listen(collector.paths_agent), PathAgent(PortFinder(prober, seed=clock.now_ns()), roads).answer)
+        AnswerServer(
+            listen(collector.paths_agent), PathAgent(PortFinder(prober, seed=clock.now_ns()), choices).answer
+        )
     except (NotPresent, OSError) as error:  # the plan is followed all the same, where it names ports
         _log.warning("jobs that ask for ports get none", reason=str(error))
 
@@ -101,10 +119,10 @@ def _store_client(host: str, url: str, password: str) -> Destination:
     return destination
 
 
-def _outbox(settings: CollectorSettings, directory: Path) -> tuple[Outbox, Checkpoints]:
+def _queue(settings: CollectorSettings, directory: Path) -> tuple[BatchQueue, Checkpoints]:
     """Return where batches wait, and how far an earlier agent had come."""
     memory_bytes = settings.buffer_mb << 20
     if not settings.spool_mb:
-        return MemoryOutbox(memory_bytes), {}
+        return MemoryQueue(memory_bytes), {}
     spool = Spool(directory, settings.spool_mb << 20, memory_bytes)
     return spool, spool.checkpoints

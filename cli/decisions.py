@@ -1,14 +1,14 @@
-"""lockstep decisions: what is proposed, and a person's word on it."""
+"""lockstep decisions and isolations: what is proposed, nodes out of service, and a person's word on both."""
 
 from collections.abc import Iterator
 from itertools import islice
-from typing import Annotated
+from typing import Annotated, Any
+from urllib.parse import quote
 
 import typer
 from rich.table import Table as Picture
 
-from cli.client import DEFAULT_SERVER, Server, Token
-from cli.completion import offer_decisions
+from cli.client import DEFAULT_SERVER, Server, Token, ask, offer_decisions, tell
 from cli.setup import out
 from lockstep.client import Client
 from lockstep.client.answers import DecisionFile
@@ -61,7 +61,7 @@ def show(decision: Id, server: Server = DEFAULT_SERVER, token: Token = "", as_js
     if found.all_jobs:
         out.print(f"over all jobs: {found.all_jobs.reason}")
     for step in found.execution.steps if found.execution else ():
-        out.print(f"{step.state:8} {step.act} {step.subject}  {step.said}")
+        out.print(f"{step.state:8} {step.act} {step.subject}  {step.message}")
 
 
 def _list_remarks(found: Decision) -> Iterator[tuple[str, str]]:
@@ -128,6 +128,83 @@ def _picture_options(found: DecisionFile) -> Picture:
     picture = Picture("action", "standstill s", "speed after", "GPU-hours", "risk", "because", box=None)
     for option in (Option(action=found.action, cost=found.cost, reason=""), *found.alternatives):
         cost = option.cost
-        figures = (cost.downtime_s, cost.waf_after, cost.gpu_hours, cost.risk)
+        figures = (cost.downtime_s, cost.throughput_after, cost.gpu_hours, cost.risk)
         picture.add_row(option.action, *("" if each is None else f"{each:g}" for each in figures), option.reason)
     return picture
+
+
+isolations = typer.Typer(no_args_is_help=True, help="Nodes that are out of service, and their way back.")
+
+Json = dict[str, Any]
+Node = Annotated[str, typer.Argument(help="A node that is out of service.")]
+
+
+@isolations.command("list")
+def list_of_isolations(
+    every: Annotated[bool, typer.Option("--all", help="Also those that are back in service.")] = False,
+    server: Server = DEFAULT_SERVER,
+    token: Token = "",
+    as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
+) -> None:
+    """List the nodes that are out of service, the oldest first."""
+    found = ask(server, token, "/api/v1/isolated", {})["items"]
+    shown = [item for item in found if every or item["state"] != "returned"]
+    if as_json:
+        out.print_json(data={"items": shown})
+        return
+    picture = Picture("node", "state", "part", "since", "next", "failed tests", "last word", box=None)
+    for item in shown:
+        picture.add_row(*_isolation_columns(item))
+    out.print(picture)
+
+
+@isolations.command("test")
+def try_out(node: Node, why: Why = "", server: Server = DEFAULT_SERVER, token: Token = "") -> None:
+    """Test a node now; it returns to service when it passes. Needs a token of scope act."""
+    _order_node(node, "test", {"why": why}, server, token)
+
+
+@isolations.command("return")
+def give_back(node: Node, why: Why = "", server: Server = DEFAULT_SERVER, token: Token = "") -> None:
+    """Return a node to service on your word, without a test. Needs a token of scope act."""
+    _order_node(node, "return", {"why": why}, server, token)
+
+
+@isolations.command()
+def rma(
+    node: Node,
+    uuid: Annotated[str, typer.Option(help="Of the part; that of a GPU is known from telemetry.")] = "",
+    serial: Annotated[str, typer.Option(help="Of the part.")] = "",
+    ticket: Annotated[str, typer.Option(help="Number of the case.")] = "",
+    why: Why = "",
+    server: Server = DEFAULT_SERVER,
+    token: Token = "",
+) -> None:
+    """Say that the part was sent back: the node stays out, and no test returns it. Needs a token of scope act."""
+    told = {"uuid": uuid, "serial": serial, "ticket": ticket}
+    part = {name: value for name, value in told.items() if value}
+    _order_node(node, "rma", {"why": why, "part": part}, server, token)
+
+
+@isolations.command()
+def repaired(node: Node, why: Why = "", server: Server = DEFAULT_SERVER, token: Token = "") -> None:
+    """Say that a new part is in: the node is tested, and its history starts anew. Needs a token of scope act."""
+    _order_node(node, "repaired", {"why": why}, server, token)
+
+
+def _order_node(node: str, kind: str, told: Json, server: str, token: str) -> None:
+    tell(server, token, "POST", f"/api/v1/isolated/{quote(node, safe='')}/{kind}", told)
+    out.print(f"{kind} {node}: written down; the planner follows within seconds")
+
+
+def _isolation_columns(item: Json) -> tuple[str, ...]:
+    sent = " ".join(f"{name} {value}" for name, value in (item["part"] or {}).items() if value)
+    return (
+        item["node"],
+        item["state"],
+        f"{item['component']} {sent}".strip(),
+        rfc3339(item["since_ns"]),
+        rfc3339(item["until_ns"]) if item["until_ns"] else "",
+        str(item["tests"]),
+        item["message"] or item["reason"],
+    )

@@ -10,18 +10,15 @@ from typing import Annotated
 import typer
 
 from analyzer.diagnosis import describe
-from analyzer.following import FollowOptions
-from cli.client import DEFAULT_SERVER, Server, Token
-from cli.completion import offer_jobs
-from cli.report.description import Described, OnlyIncidents
-from cli.report.terminal import print_report
-from cli.setup import configure_logging, err, out, progress_bar
+from analyzer.pipeline import FollowOptions
+from cli.client import DEFAULT_SERVER, Server, Token, offer_jobs
+from cli.report import Described, OnlyIncidents, print_report
+from cli.setup import configure_logging, err, out, progress_of
 from lockstep.capture.exchange import load_capture
-from lockstep.capture.reading import read_capture
+from lockstep.capture.files import read_capture
 from lockstep.client import Client
 from lockstep.clock import SystemClock
-from lockstep.store.layout import Layout
-from lockstep.store.migrations import migrate
+from lockstep.store.migrations import Layout, migrate
 from lockstep.store.store import open_store
 from lockstep.topology import TopologyIndex
 
@@ -41,7 +38,10 @@ def command(
     server: Server = DEFAULT_SERVER,
     token: Token = "",
 ) -> None:
-    """Name the faulty parts; verdicts go to standard output, progress to standard error."""
+    """Name the faulty parts of a capture, or of a running job.
+
+    Verdicts go to standard output, progress to standard error.
+    """
     configure_logging("warning")
     if (capture is None) == (job is None):
         raise typer.BadParameter("give a capture, or --job with the name of a running job")
@@ -62,17 +62,11 @@ def _diagnose_capture(path: Path) -> Described:
     err.print(f"analysing {rows} rows of {len(capture.tables)} tables")
     with tempfile.TemporaryDirectory(prefix="lockstep-diagnose-") as folder, open_store(f"chdb://{folder}") as store:
         migrate(store, Layout(store.database), SystemClock().now_ns())
-        load_capture(store, capture)
+        with progress_of("rows loaded") as loaded:
+            load_capture(store, capture, loaded)
         topology = TopologyIndex(capture.topology) if capture.topology else None
-        with progress_bar() as progress:
-            task = progress.add_task("looking", total=None)
-            return describe(
-                store,
-                topology,
-                FollowOptions(),
-                capture.info.job,
-                watch=lambda done, due: progress.update(task, completed=done, total=due),
-            )
+        with progress_of("windows evaluated") as evaluated:
+            return describe(store, topology, FollowOptions(), capture.info.job, watch=evaluated)
 
 
 def _ask(server: str, token: str, job: str) -> Described:
@@ -81,7 +75,7 @@ def _ask(server: str, token: str, job: str) -> Described:
 
 
 def _write_page(file: Path, described: Described, name: str) -> None:
-    from cli.report.page import write_page  # with the templates, which a report in the terminal does not need
+    from cli.report_page import write_page  # with the templates, which a report in the terminal does not need
 
     write_page(file, described, name)
     err.print(f"wrote {file}")

@@ -8,11 +8,11 @@ from typing import Annotated
 import typer
 
 from cli.setup import err, progress_bar
+from collector.nccl.snapshot import Losses
+from importers.traces.callback_capture import find_plugin, import_callbacks
+from importers.traces.formats import FORMATS, Reader, import_recordings
+from importers.traces.readings import Reading, count_sentences
 from lockstep.errors import BadInput
-from lockstep.intake.callback_capture import find_plugin, import_callbacks
-from lockstep.intake.formats import FORMATS, Reader, import_recordings
-from lockstep.intake.readings import Reading, count_sentences
-from lockstep.rings.folding import Losses
 
 _PLAYED = "nccl-callbacks"  # goes through the plugin; the others are read as they are
 _FORMATS = (_PLAYED, *FORMATS)
@@ -20,7 +20,7 @@ _FORMATS = (_PLAYED, *FORMATS)
 # What a person should know of a capture before trusting it; the names are those of Losses.
 _SENTENCES = {
     "overwritten": "records were overwritten before they were read",
-    "homeless": "operations have no communicator",
+    "unknown_comm": "operations have no communicator",
     "orphans": "parts of operations were recorded without the operation",
     "late": "parts came after the row of their operation was written",
     "stale_kernels": "kernel times cannot be true and were left out",

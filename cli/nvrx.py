@@ -15,10 +15,8 @@ from lockstep.client import Client
 from lockstep.clock import SystemClock
 from lockstep.decision import Decision
 from lockstep.errors import BadInput
-from planner.controllers.nvrx import Exclusion
-from planner.controllers.nvrx_attribution import Attribution
-from planner.controllers.nvrx_attribution_http import serving_attribution
-from planner.controllers.nvrx_health import find_isolated, find_noted, serve_health
+from planner.controllers.nvrx import Exclusion, find_isolated, find_noted, serve_health
+from planner.controllers.nvrx_attribution import Attribution, serving_attribution
 
 app = typer.Typer(no_args_is_help=True, help="What NVIDIA's ft_launcher asks on a training host.")
 

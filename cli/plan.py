@@ -1,4 +1,4 @@
-"""lockstep plan: which road each flow takes, before anybody drives on it."""
+"""lockstep plan: which path each flow takes, before anybody drives on it."""
 
 import json
 from pathlib import Path
@@ -10,20 +10,153 @@ import pyarrow.parquet as pq
 import typer
 from rich.table import Table as Picture
 
-from cli.plan_recovery import plan_of_recovery
-from cli.plan_schedule import plan_of_schedule
 from cli.setup import err, out
 from lockstep.errors import BadInput
 from lockstep.topology import load_topology
+from planner.allocation.allocate import Allocation, plan_allocation
+from planner.allocation.cluster import apply, parse_event
+from planner.allocation.cluster_file import allocation_to_json, read_cluster
 from planner.paths.advice import NcclAdvice, advise_nccl
-from planner.paths.ecmp import choose_by_chance
-from planner.paths.explaining import explain
+from planner.paths.flow_paths import FlowPaths, choose_by_chance, find_use
 from planner.paths.flows import Flow, parse_flows
 from planner.paths.network import Network, build_network, with_rates, without
-from planner.paths.picture import draw_loads
-from planner.paths.plan_file import from_json, to_json
 from planner.paths.planning import PathPlan, PlanOptions, plan_paths
-from planner.paths.roads import Roads, find_use
+from planner.paths.report import draw_loads, explain, from_json, to_json
+from planner.pipeline.comparing import Comparison, compare, draw_schedule
+from planner.pipeline.schedule import Schedule, Shape, Times, Worker, unit_times
+
+
+def plan_of_recovery(
+    cluster: Annotated[
+        Path, typer.Option(help="JSON with nodes, their failure rates, and jobs with throughput tables.")
+    ],
+    event: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KIND:NAME",
+            help="What happens first: node_lost, node_joins, job_ends or job_starts, and to whom.",
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
+) -> None:
+    """Give each job as many nodes as do the most weighted work until the next fault."""
+    state = read_cluster(cluster)
+    made = plan_allocation(apply(state, parse_event(event)) if event else state)
+    if as_json:
+        out.print_json(data=allocation_to_json(made))
+    else:
+        _print_of_plan_recovery(made)
+
+
+def _print_of_plan_recovery(made: Allocation) -> None:
+    out.print(made.reason)
+    out.print()
+    picture = Picture("job", "nodes", "action", "down s", "done again s", "work", "takes", "gives up", box=None)
+    for job in made.jobs:
+        picture.add_row(
+            job.job,
+            f"{job.before} -> {job.after}",
+            job.change,
+            f"{job.downtime_s:g}",
+            f"{job.lost_work_s:g}",
+            f"{job.throughput_before:.4g} -> {job.throughput_after:.4g}",
+            ", ".join(job.placement.taken) or "-",
+            ", ".join(job.placement.given_up) or "-",
+        )
+    out.print(picture)
+    out.print()
+    for other in made.alternatives:
+        out.print(f"instead: {other.name} ({other.reason})")
+    err.print(f"work {made.throughput_before:.4g} -> {made.throughput_after:.4g} each second")
+
+
+def plan_of_schedule(
+    stages: Annotated[int, typer.Option(min=1, help="Stages of a pipeline.")],
+    pipelines: Annotated[int, typer.Option(min=1, help="Pipelines side by side: the data-parallel degree.")],
+    micro_batches: Annotated[int, typer.Option(min=1, help="Micro-batches of one pipeline in a step.")],
+    failed: Annotated[
+        list[str] | None, typer.Option(metavar="PIPELINE,STAGE", help="Worker that has failed; may be repeated.")
+    ] = None,
+    times: Annotated[
+        Path | None, typer.Option(help="JSON {forward, input, weight: a time per stage, transfer}; else equal slots.")
+    ] = None,
+    memory: Annotated[int | None, typer.Option(min=1, help="Micro-batches that a worker can hold at a time.")] = None,
+    svg: Annotated[Path | None, typer.Option(help="Picture of the last schedule to write.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
+) -> None:
+    """Compare schedules around failed workers with each other, with the bound, and with dropping whole pipelines."""
+    gone = frozenset(map(_read_worker, failed or []))
+    spent = _read_times(times) if times else unit_times(stages)
+    made = compare(Shape(stages, pipelines, micro_batches), spent, gone, memory)
+    if svg:
+        _write(svg, draw_schedule(made.staggered, f"A step with {len(gone)} of {stages * pipelines} workers failed"))
+    if as_json:
+        out.print_json(data=_as_json(made))
+    else:
+        _print_of_plan_schedule(made)
+
+
+def _read_worker(text: str) -> Worker:
+    pipeline, _, stage = text.partition(",")
+    try:
+        return Worker(int(pipeline), int(stage))
+    except ValueError:
+        raise BadInput(f"--failed {text}: expected PIPELINE,STAGE, counted from 0, such as 1,2") from None
+
+
+def _read_times(path: Path) -> Times:
+    try:
+        read: Any = json.loads(path.read_text(encoding="utf-8"))
+        forward, back, weight = (tuple(map(float, read[name])) for name in ("forward", "input", "weight"))
+        return Times(forward, back, weight, transfer=float(read.get("transfer", 0.0)))
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise BadInput(f"{path} cannot be read as times of stages: {error!r}") from error
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise BadInput(f"{path} cannot be written: {error.strerror}") from error
+
+
+def _list(made: Comparison) -> dict[str, tuple[float | None, Schedule | None]]:
+    return {
+        "fault-free 1F1B": (made.fault_free, None),
+        "whole pipelines dropped": (made.dropped, None),
+        "re-routed": (made.coupled.makespan, made.coupled),
+        "re-routed, decoupled": (made.decoupled.makespan, made.decoupled),
+        "re-routed, decoupled, staggered": (made.staggered.period, made.staggered),
+    }
+
+
+def _most_held(schedule: Schedule | None) -> int | None:
+    return max(map(schedule.most_held, schedule.ops)) if schedule else None
+
+
+def _as_json(made: Comparison) -> dict[str, Any]:
+    return {
+        "step": {name: length for name, (length, _) in _list(made).items()},
+        "most_held": {name: held for name, (_, one) in _list(made).items() if (held := _most_held(one)) is not None},
+        "bound": {"period": made.bound.period, "makespan": made.bound.makespan},
+        "promised_period": made.promised,
+    }
+
+
+def _print_of_plan_schedule(made: Comparison) -> None:
+    picture = Picture("schedule", "step", "throughput", "micro-batches held", box=None)
+    for name, (length, schedule) in _list(made).items():
+        held = _most_held(schedule)
+        share = "" if length is None else f"{made.fault_free / length:.1%}"
+        picture.add_row(
+            name, "impossible" if length is None else f"{length:g}", share, "" if held is None else str(held)
+        )
+    out.print(picture)
+    bound = made.bound
+    err.print(
+        f"no decoupled schedule can be below {bound.makespan:g}, and none that is staggered below {bound.period:g}"
+    )
+
 
 app = typer.Typer(no_args_is_help=True, help="Plans for traffic and for recovery.")
 
@@ -61,7 +194,7 @@ def plan_of_paths(
     target: Annotated[Path | None, typer.Option("--out", help="File to write the plan to, as JSON.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
 ) -> None:
-    """Give each flow a road so that the fullest link is as empty as it can be."""
+    """Give each flow a path so that the fullest link is as empty as it can be."""
     network = _read_network(topology, without_parts or [], slow or [])
     rows = parse_flows(_read_rows(flows))
     held = from_json(network, rows, _read_json(before)) if before else None
@@ -125,17 +258,17 @@ def _read_json(path: Path) -> Any:
 def _draw(made: PathPlan, held: PathPlan | None) -> str:
     if held:
         return draw_loads(made.network, {"plan before": held.load, "plan now": made.load}, "Link loads")
-    roads = Roads(made.network, made.flows)
-    by_chance = roads.find_loads(choose_by_chance(roads, seed=1))
+    paths = FlowPaths(made.network, made.flows)
+    by_chance = paths.find_loads(choose_by_chance(paths, seed=1))
     return draw_loads(made.network, {"ECMP, one draw": by_chance, "planned": made.load}, "Link loads")
 
 
 def _write_advice(folder: Path, advice: NcclAdvice) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    said = "".join(f"# {note}\n" for note in advice.notes)
+    messages = "".join(f"# {note}\n" for note in advice.notes)
     for name, variables in {"all": advice.variables, **advice.by_host}.items():
         lines = "".join(f"{variable}={value}\n" for variable, value in variables.items())
-        (folder / f"{name}.env").write_text(said + lines, encoding="utf-8")
+        (folder / f"{name}.env").write_text(messages + lines, encoding="utf-8")
     (folder / "hosts").write_text("".join(f"{host}\n" for host in advice.host_order), encoding="utf-8")
 
 
@@ -145,8 +278,8 @@ def _print(made: PathPlan, held: PathPlan | None, rows: list[Flow], says_why: bo
             out.print(sentence)
         out.print()
     picture = Picture("flow", "from", "to", "gbps", "over", box=None)
-    for row, lanes in zip(rows, made.all_lanes(), strict=True):
-        over = ", ".join(made.network.link_of(lane) for lane in lanes) or "no way"
+    for row, links in zip(rows, made.all_directed_links(), strict=True):
+        over = ", ".join(made.network.link_of(link) for link in links) or "no path"
         picture.add_row(row.id, row.src, row.dst, f"{row.gbps:g}", over)
     out.print(picture)
     use = find_use(made.network, made.load)[made.network.fabric].max(initial=0.0)

@@ -13,9 +13,9 @@ import typer
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 
 from cli.setup import err, progress_bar
+from importers.traces.recording import Limits, Recorded, lines_of, living_processes, record, traced
 from lockstep.clock import SystemClock
 from lockstep.errors import BadInput
-from lockstep.rings.recording import Limits, Recorded, lines_of, living_processes, record, traced
 
 DIRECTORIES = (Path("/run/lockstep/rings"), Path("/dev/shm/lockstep"))  # noqa: S108  where the plugin writes by itself
 

@@ -34,7 +34,7 @@ def command(
     ),
     folder: Annotated[Path, typer.Option("--out", help="Where the pictures go.")] = Path("docs/screenshots"),
 ) -> None:
-    """Take the README's pictures of a running demo, once it has found its fault."""
+    """Take the README's pictures of a running demo; it must have found its fault."""
     shots = list(choose_shots(*_find_incident(url)))
     program = shutil.which("chromium")
     if program is None:

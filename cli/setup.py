@@ -4,6 +4,8 @@ import getpass
 import logging
 import os
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import structlog
@@ -12,7 +14,6 @@ from rich.console import Console
 from rich.progress import Progress, ProgressColumn
 
 from lockstep.config import Settings, load_settings
-from lockstep.errors import BadInput
 
 _WIDE = 200  # columns where nobody looks at a terminal: tables in files and pipes are not folded
 
@@ -52,19 +53,28 @@ def progress_bar(*columns: ProgressColumn) -> Progress:
     return Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
 
 
+@contextmanager
+def progress_of(task: str) -> Iterator[Callable[[int, int], None]]:
+    """Yield what takes done and due: a bar on a terminal, a line each quarter elsewhere."""
+    quarters = 0
+
+    def print_quarter(done: int, due: int) -> None:
+        nonlocal quarters
+        if done * 4 // max(due, 1) > quarters:
+            quarters = done * 4 // max(due, 1)
+            err.print(f"{task}: {done:,} of {due:,}", highlight=False)
+
+    if not err.is_terminal:
+        yield print_quarter
+        return
+    with progress_bar() as progress:
+        bar = progress.add_task(task, total=None)
+        yield lambda done, due: progress.update(bar, completed=done, total=due)
+
+
 def who_asks() -> str:
     """Return the name of the user for the audit; a container may run under a number that has none."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):
         return f"uid {os.getuid()}"
-
-
-def make_state_dir(settings: Settings) -> Path:
-    try:
-        settings.state_dir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadInput(
-            f"cannot make the state directory {settings.state_dir} ({error.strerror}); set LOCKSTEP_STATE_DIR"
-        ) from error
-    return settings.state_dir

@@ -1,4 +1,4 @@
-"""lockstep testbed: a fabric of network namespaces on this machine, and stories told on it."""
+"""lockstep testbed: a fabric of network namespaces on this machine, and scenarios told on it."""
 
 import tempfile
 from contextlib import ExitStack
@@ -9,36 +9,37 @@ import typer
 
 from cli.setup import err, out
 from lockstep.errors import LockstepError
-from lockstep.sim.library import find_story
-from lockstep.sim.story import build_topology
-from testbed.commands import bring_up, take_down
-from testbed.paths.loop import LoopOptions, run_loop
-from testbed.paths.timeline import describe
-from testbed.stories.outcome import Outcome, Said
-from testbed.stories.telling import tell
+from simulator.scenario import build_topology, find_scenario
+from tests.testbed.commands import bring_up, take_down
+from tests.testbed.paths.loop import LoopOptions, run_loop
+from tests.testbed.paths.timeline import describe
+from tests.testbed.scenarios.outcome import Outcome, Said
+from tests.testbed.scenarios.telling import tell
 
 app = typer.Typer(no_args_is_help=True, help="A fabric of network namespaces with real ranks; needs root.")
 
 
 @app.command("up")
 def up(
-    story: Annotated[str, typer.Argument(help="Story whose cluster is built.")] = "testbed-host-link-healthy-socket",
+    scenario: Annotated[
+        str, typer.Argument(help="Scenario whose cluster is built.")
+    ] = "testbed-host-link-healthy-socket",
 ) -> None:
-    """Build the fabric of a story and leave it up."""
-    for line in bring_up(build_topology(find_story(story).cluster)):
+    """Build the fabric of a scenario and leave it up."""
+    for line in bring_up(build_topology(find_scenario(scenario).cluster)):
         out.print(line, highlight=False)
 
 
 @app.command("run")
 def run(
-    story: Annotated[str, typer.Argument(help="Story to tell; see `lockstep story list`.")],
+    scenario: Annotated[str, typer.Argument(help="Scenario to tell; see `lockstep scenario list`.")],
     seed: Annotated[int, typer.Option(min=0, help="Seed of all noise.")] = 1,
     keep: Annotated[Path | None, typer.Option(help="New directory for logs, rings and state, which stays.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
 ) -> None:
-    """Tell a story in real time: real ranks, collectors, gateway, store and analyzer; then compare the verdicts."""
-    told = find_story(story)
-    err.print(f"story {told.name}, {told.ranks} ranks, {told.duration_s:g} s, seed {seed}")
+    """Play a scenario in real time: real ranks, collectors, gateway, store and analyzer; compare the verdicts."""
+    told = find_scenario(scenario)
+    err.print(f"scenario {told.name}, {told.ranks} ranks, {told.duration_s:g} s, seed {seed}")
     outcome = tell(told, seed, lambda text: err.print(text, style="dim"), keep)
     _print(outcome, as_json)
     if not outcome.is_right:
@@ -72,7 +73,7 @@ def down(
 
 def _print(outcome: Outcome, as_json: bool) -> None:
     if as_json:
-        told = {"story": outcome.story.name, "steps": outcome.steps, "right": outcome.is_right}
+        told = {"scenario": outcome.scenario.name, "steps": outcome.steps, "right": outcome.is_right}
         out.print_json(data=told | {"heard": _when(outcome), "incidents": list(outcome.incidents)})
         return
     for incident in outcome.incidents:
@@ -101,11 +102,11 @@ def _heard(outcome: Outcome, said: Said) -> dict[str, object]:
         "steps": pace.steps_until(said.at_ns),
         "within_floor": pace.is_within(said.at_ns, 5, 5.0),
         "within_goal": pace.is_within(said.at_ns, 3, 2.0),
-        "right": any(said.is_right(wanted) for wanted in outcome.story.expect),
+        "right": any(said.is_right(wanted) for wanted in outcome.scenario.expect),
     }
 
 
 def _what_went_wrong(outcome: Outcome) -> str:
     missed = [f"{wanted.fault_class} {wanted.component} was not named in time" for wanted in outcome.missed]
     wrong = [f"{incident['verdict']['component']} was named without reason" for incident in outcome.wrong]
-    return f"story {outcome.story.name}: {'; '.join([*missed, *wrong])}"
+    return f"scenario {outcome.scenario.name}: {'; '.join([*missed, *wrong])}"

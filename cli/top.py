@@ -17,7 +17,7 @@ from lockstep.client import Client
 from lockstep.client.overview import JobTrend, Overview, read_overview
 from lockstep.clock import NS_PER_S, Clock, SystemClock, rfc3339
 from lockstep.errors import ServerRefused
-from lockstep.figures import lasting
+from lockstep.words import lasting
 
 _BARS = "▁▂▃▄▅▆▇█"
 _STYLES = {"crashed": "bold red", "hung": "bold red", "slow": "yellow", "running": "green"}
@@ -32,7 +32,7 @@ def command(
     server: Server = DEFAULT_SERVER,
     token: Token = "",
 ) -> None:
-    """Show what happens now: jobs with their step time, incidents, agents, decisions that wait for a word."""
+    """Show what happens now: jobs, incidents, agents, pending approvals."""
     clock = SystemClock()
     with Client(server, token) as lockstep:
         if as_json:
@@ -67,7 +67,7 @@ def picture_overview(overview: Overview) -> RenderableType:
     return Group(
         Text(head, style="bold"),
         _section(f"Incidents, {len(overview.incidents)} open", _picture_incidents(overview)),
-        _section(f"Decisions, {len(overview.waiting)} wait for a word", _picture_waiting(overview)),
+        _section(f"Decisions, {len(overview.waiting)} approvals pending", _picture_waiting(overview)),
         _section(f"Jobs, {len(overview.jobs)} running", _picture_jobs(overview.jobs)),
         _section(f"Agents, {overview.agents} heard, {len(overview.ailing)} not well", _picture_agents(overview)),
     )
@@ -134,11 +134,11 @@ def _picture_jobs(jobs: tuple[JobTrend, ...]) -> Picture:
 def _picture_agents(overview: Overview) -> Picture:
     picture = Picture("host", "release", "last heard", "behind", "rows lost", "waiting", box=None)
     for agent in overview.ailing[:_MOST_AGENTS]:
-        heard_s = max(overview.at_ns - agent.heard_ns, 0) // NS_PER_S
+        seen_s = max(overview.at_ns - agent.last_seen_ns, 0) // NS_PER_S
         lost = f"{agent.dropped} ({agent.dropped_lately} lately)"
         waiting = f"{agent.spool_bytes / 1e6:.1f} MB"
         style = "bold red" if agent.is_silent else "yellow"
         picture.add_row(
-            agent.host, agent.version, lasting(heard_s), f"{agent.lag_s:.0f} s", lost, waiting, style=style
+            agent.host, agent.version, lasting(seen_s), f"{agent.lag_s:.0f} s", lost, waiting, style=style
         )
     return picture

@@ -8,15 +8,15 @@ from typing import Annotated
 import typer
 from rich.table import Table as Picture
 
-from cli.setup import err, make_state_dir, out, settings_of, who_asks
+from cli.setup import err, out, settings_of, who_asks
+from importers.topology.formats import FORMATS, Input, import_topology, known_format, write_topology
+from importers.topology.joining import JoinOptions
+from importers.topology.summary import TopologySummary, find_changes, summarise
 from lockstep.clock import SystemClock, rfc3339
-from lockstep.control.database import open_control
-from lockstep.control.topologies import find_topology, list_topologies, publish_topology
+from lockstep.config import make_state_dir
 from lockstep.errors import BadInput, BadTopology
-from lockstep.intake.topologies.changes import find_changes
-from lockstep.intake.topologies.formats import FORMATS, Input, import_topology, known_format, write_topology
-from lockstep.intake.topologies.joining import JoinOptions
-from lockstep.intake.topologies.summary import TopologySummary, summarise
+from lockstep.state.database import open_control
+from lockstep.state.fabric import find_topology, list_topologies, publish_topology
 from lockstep.topology import Routing, load_topology
 
 app = typer.Typer(no_args_is_help=True, help="What is cabled to what.")

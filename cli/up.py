@@ -1,34 +1,87 @@
 """lockstep up: everything on this machine in one process."""
 
+from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
 from rich.text import Text
 
 from api.app import create_app
-from cli.demo import Demo
-from cli.head import Head, opened_head
-from cli.opening import listen_on, with_listen
+from api.head import opened_head
+from api.web import check_exposure, listen_on, scheme_of, serve, with_listen
 from cli.setup import err, out, settings_of
-from cli.web import check_exposure, scheme_of, serve
-from lockstep.clock import NS_PER_S, SystemClock, rfc3339
+from collector.agent import CollectorAgent
+from collector.shipping import GatewayClient, MemoryQueue
+from collector.sources.simulated import SimulatedCluster, SimulatedSource
+from lockstep.clock import NS_PER_S, Clock, SystemClock, rfc3339
 from lockstep.config import Settings
-from lockstep.incident import Incident
 from lockstep.sections import split_listen
-from lockstep.sim.library import find_story
-from lockstep.sim.story import Story, build_topology
+from lockstep.state.database import ControlDatabase
+from lockstep.state.tokens import create_token, list_tokens, revoke_token
+from lockstep.verdict import Incident
+from simulator.scenario import Scenario, build_topology, find_scenario
+from simulator.simulation import Simulation
+from simulator.telemetry import Identity, SimulatedTelemetry
 
-_DEMO_STORY = "nic-half-speed"
+_TOKEN_NAME = "demo"  # noqa: S105  # the name of tokens, not one of them
+_SEED = 7  # any will do: the fault is found with each
+
+
+class Demo:
+    """The collectors of a scenario's hosts; `start` begins the scenario, `close` ends it."""
+
+    def __init__(self, scenario: Scenario, settings: Settings, control: ControlDatabase, clock: Clock) -> None:
+        self._scenario = scenario
+        self._settings = settings
+        self._control = control
+        self._clock = clock
+        self._agents: list[CollectorAgent] = []
+
+    def start(self) -> None:
+        start_ns = self._clock.now_ns()
+        identity = Identity(job=f"demo-{_compact(start_ns)}", start_ns=start_ns)
+        cluster = SimulatedCluster(SimulatedTelemetry(Simulation(self._scenario, _SEED), identity))
+        self._agents = [self._agent(cluster, host) for host in cluster.hosts]
+        for agent in self._agents:
+            agent.start()
+
+    def close(self) -> None:
+        for agent in self._agents:
+            agent.close()
+        for token in list_tokens(self._control):
+            if token.name == _TOKEN_NAME and token.revoked_ns is None:
+                revoke_token(self._control, token.id, self._clock.now_ns(), who="demo", why="the demo ended")
+
+    def _agent(self, cluster: SimulatedCluster, host: str) -> CollectorAgent:
+        token = create_token(
+            self._control, scope="ingest", host=host, name=_TOKEN_NAME, now_ns=self._clock.now_ns(), who="demo"
+        )
+        return CollectorAgent(
+            host=host,
+            sources=[SimulatedSource(cluster, host)],
+            queue=MemoryQueue(self._settings.collector.buffer_mb << 20),
+            destination=GatewayClient(f"http://{self._settings.api.listen}", token, host),
+            clock=self._clock,
+        )
+
+
+def _compact(moment_ns: int) -> str:
+    return datetime.fromtimestamp(moment_ns // NS_PER_S, UTC).strftime("%Y%m%dT%H%M%S")
+
+
+_DEMO_SCENARIO = "nic-half-speed"
 
 
 def command(
     context: typer.Context,
     demo: Annotated[bool, typer.Option("--demo", help="Add a simulated cluster in which a NIC turns slow.")] = False,
-    story: Annotated[str, typer.Option(help="Which story the demo tells; see `lockstep story list`.")] = _DEMO_STORY,
+    scenario: Annotated[
+        str, typer.Option(help="Which scenario the demo tells; see `lockstep scenario list`.")
+    ] = _DEMO_SCENARIO,
 ) -> None:
-    """Run store, gateway, API, analyzer and planner in one process until Ctrl-C."""
+    """Run everything in one process until Ctrl-C: store, gateway, API, analyzer and planner."""
     settings = settings_of(context)
-    told = find_story(story) if demo else None
+    told = find_scenario(scenario) if demo else None
     if demo:  # nobody can reach it but from this machine, and the page says that it is open
         check_exposure(settings.api, is_demo=True)
         local = {"open_reads": True, "tls_cert": None, "tls_key": None}  # its collectors know no certificate
@@ -36,40 +89,31 @@ def command(
     _run(settings, told)
 
 
-def _run(settings: Settings, story: Story | None) -> None:
+def _run(settings: Settings, scenario: Scenario | None) -> None:
     clock = SystemClock()
     check_exposure(settings.api)
     listener = listen_on(*split_listen(settings.api.listen), "LOCKSTEP_API_LISTEN")
     settings = with_listen(settings, listener)
-    topology = build_topology(story.cluster) if story else None
-    notice = f"Demo: {story.summary}. Reads need no token." if story else ""
-    with opened_head(settings, clock, topology, _announce, notice) as head:
-        demo = Demo(story, settings, head.parts.control, clock) if story else None
-        serve(
-            create_app(head.parts),
-            listener,
-            on_started=lambda: _start(head, demo, settings),
-            on_leaving=lambda: _leave(head, demo),
-            api=settings.api,
-        )
+    topology = build_topology(scenario.cluster) if scenario else None
+    notice = f"Demo: {scenario.summary}. Reads need no token." if scenario else ""
+    with opened_head(settings, clock, topology, _announce, notice) as (parts, duties):
+        demo = Demo(scenario, settings, parts.control, clock) if scenario else None
+
+        def start() -> None:
+            duties.start()
+            if demo:
+                demo.start()
+                err.print(f"{notice} A verdict follows within half a minute after second 20.")
+            out.print(f"Lockstep is up: {scheme_of(settings.api)}://{settings.api.listen}  (Ctrl-C stops it)")
+
+        def leave() -> None:
+            err.print("stopping")
+            if demo:
+                demo.close()
+            duties.close()
+
+        serve(create_app(parts), listener, start, leave, settings.api)
     err.print("stopped; nothing is left running")
-
-
-def _start(head: Head, demo: Demo | None, settings: Settings) -> None:
-    for duty in head.duties:
-        duty.start()
-    if demo:
-        demo.start()
-        err.print(f"{head.parts.notice} A verdict follows within half a minute after second 20.")
-    out.print(f"Lockstep is up: {scheme_of(settings.api)}://{settings.api.listen}  (Ctrl-C stops it)")
-
-
-def _leave(head: Head, demo: Demo | None) -> None:
-    err.print("stopping")
-    if demo:
-        demo.close()
-    for duty in head.duties:
-        duty.close()
 
 
 def _announce(incident: Incident) -> None:

@@ -1,24 +1,240 @@
 """The agent of one host: every source on its own schedule, batches when they are due, sent until acknowledged."""
 
+import ctypes
+import sys
 import threading
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 
 import pyarrow as pa
+import structlog
 
-from collector.following import Follower
-from collector.gathering import Gathering
-from collector.lean import keep_freed_memory
-from collector.parcel import Checkpoints, Destination, Outbox, Parcel
-from collector.shipping import Shipper
-from collector.source import Source
+from collector.shipping import Batch, BatchQueue, Checkpoints, Destination, Shipper
+from collector.sources.source import Reading, Source
 from lockstep import __version__
-from lockstep.arrow import rows_of
-from lockstep.batches import encode_batch
+from lockstep.arrow import rows_of, schema_of
+from lockstep.batches import DetailRequest, encode_batch
 from lockstep.clock import NS_PER_S, Clock
+from lockstep.errors import BadRows, NotPresent
 from lockstep.records import Agent as Heartbeat
 from lockstep.tables import TABLE_BY_NAME
+
+_PATIENCE_S, _PATIENCE_PERIODS = 10.0, 3.0
+# Who is read less often than looks are taken tells of states (connections, clocks) rather than of what happens: if
+# windows waited for it, every fault would be told so many seconds later.
+_LONGEST_PERIOD_S = 2.0
+MOST_ROWS = 200_000  # kept while nobody packs, because a disk hangs: some 30 MB, and minutes of a busy host
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """Rows for one batch, and the state of the sources when they had given exactly these."""
+
+    tables: Mapping[str, pa.Table]
+    checkpoints: Checkpoints
+    # Every source that is read all the time has given all that is older; None: none has said anything yet.
+    watermark_ns: int | None
+
+
+@dataclass(frozen=True)
+class _Watermark:
+    ts_ns: int
+    good_until_ns: int  # monotonic
+
+
+class Gathering:
+    """Rows of all sources, put down by their threads and taken up by the one that packs."""
+
+    def __init__(self, checkpoints: Checkpoints, clock: Clock) -> None:
+        self._clock = clock
+        self._guard = threading.Lock()
+        self._pieces: dict[str, list[pa.Table]] = {}
+        self._rows = 0
+        self._watermarks: dict[str, _Watermark] = {}
+        self._checkpoints = dict(checkpoints)
+        self.dropped_rows = 0
+        self.plugin_cost_ns: int | None = None
+        self.is_due = threading.Event()  # something was put down that somebody waits for
+
+    def put(self, source: str, reading: Reading, period_s: float) -> None:
+        """Add a reading; BadRows when a table of it would spoil the batch for all the others.
+
+        A source that gives nothing for several of its periods, because it fails or hangs, is not waited for: windows
+        of all jobs of the host would stay open for as long as one card does not answer.
+        Nor is one waited for that is read seldom.
+        """
+        for name, rows in reading.tables.items():
+            if rows.schema != schema_of(TABLE_BY_NAME[name]):
+                raise BadRows("has another schema than its table", table=name)
+        count = sum(rows.num_rows for rows in reading.tables.values())
+        with self._guard:
+            if self._rows + count > MOST_ROWS:
+                self.dropped_rows += count
+            else:
+                self._rows += count
+                for name, rows in reading.tables.items():
+                    self._pieces.setdefault(name, []).append(rows)
+            patience_ns = int(max(_PATIENCE_S, _PATIENCE_PERIODS * period_s) * NS_PER_S)
+            if period_s <= _LONGEST_PERIOD_S:
+                good_until_ns = self._clock.monotonic_ns() + patience_ns
+                self._watermarks[source] = _Watermark(reading.watermark_ns, good_until_ns)
+            if reading.checkpoint is not None:
+                self._checkpoints[source] = reading.checkpoint
+            self.dropped_rows += reading.dropped
+            if reading.plugin_cost_ns is not None:
+                self.plugin_cost_ns = (self.plugin_cost_ns or 0) + reading.plugin_cost_ns
+        if reading.is_urgent:
+            self.is_due.set()
+
+    def forget(self, source: str) -> None:
+        """Let a source that rests hold up nobody's watermark."""
+        with self._guard:
+            self._watermarks.pop(source, None)
+
+    def take(self) -> Gathered:
+        """Return everything since the last time."""
+        self.is_due.clear()
+        with self._guard:
+            pieces, self._pieces, self._rows = self._pieces, {}, 0
+            checkpoints, now_ns = dict(self._checkpoints), self._clock.monotonic_ns()
+            current = (mark.ts_ns for mark in self._watermarks.values() if now_ns <= mark.good_until_ns)
+            watermark_ns = min(current, default=None)
+        tables = {name: pa.concat_tables(rows) for name, rows in pieces.items()}
+        return Gathered(tables, checkpoints, watermark_ns)
+
+
+_log = structlog.get_logger("collector")
+
+_LOOK_AGAIN_S = 60.0  # for what was not there: drivers are loaded late, and cards are hot-plugged
+
+
+@dataclass(frozen=True)
+class Health:
+    """How a source has done so far."""
+
+    reads: int = 0
+    failures: int = 0
+    rows: int = 0
+    dropped: int = 0
+    folded: int = 0
+    last_s: float = 0.0  # how long the last read took
+    cpu_s: float = 0.0  # CPU time of all reads, in the source's own thread
+    is_present: bool = True
+    is_well: bool = True
+    reading_since_ns: int | None = None  # monotonic; a read that hangs is seen by it
+
+
+class Follower:
+    """Reads one source until it is stopped; `health` may be looked at from any thread."""
+
+    def __init__(
+        self, source: Source, gathering: Gathering, requests: Callable[[], tuple[DetailRequest, ...]], clock: Clock
+    ) -> None:
+        self.source = source
+        self.health = Health()
+        self._gathering, self._detail_requests, self._clock = gathering, requests, clock
+        self._fault: str | None = None
+
+    def resume(self, checkpoint: bytes) -> None:
+        """Have the source go on where an earlier agent stopped; one of another release may not understand it."""
+        try:
+            self.source.resume(checkpoint)
+        except Exception as error:  # noqa: BLE001  # whatever it makes of it, beginning anew is always possible
+            _log.warning("source begins anew", source=self.source.name, error=f"{type(error).__name__}: {error}")
+
+    def follow(self, stop: threading.Event) -> None:
+        """Read again and again, then let the source go."""
+        while not stop.is_set():
+            begin_ns, begin_cpu_s = self._clock.monotonic_ns(), time.thread_time()
+            self.health = replace(self.health, reading_since_ns=begin_ns)
+            pause_s = self._read_once()
+            spent_s = (self._clock.monotonic_ns() - begin_ns) / NS_PER_S
+            cpu_s = self.health.cpu_s + time.thread_time() - begin_cpu_s
+            self.health = replace(self.health, last_s=spent_s, cpu_s=cpu_s, reading_since_ns=None)
+            self._clock.wait(stop, max(pause_s - spent_s, 0.0))
+        self._close()
+
+    def _read_once(self) -> float:
+        """Read, and return how long to wait before the next time."""
+        try:
+            reading = self._read()
+            self._gathering.put(self.source.name, reading, self.source.period_s)
+        except NotPresent as absence:
+            self._rest(str(absence))
+            return _LOOK_AGAIN_S
+        except Exception as error:  # noqa: BLE001  # whatever a source does, the others go on
+            self._fail(f"{type(error).__name__}: {error}")
+        else:
+            self._succeed(reading)
+        return self.source.period_s
+
+    def _read(self) -> Reading:
+        now_ns = self._clock.now_ns()
+        requests = tuple(request for request in self._detail_requests() if request.expires_ns > now_ns)
+        return self.source.read(now_ns, requests)
+
+    def _succeed(self, reading: Reading) -> None:
+        self._fault = None
+        health = self.health
+        self.health = replace(
+            health,
+            reads=health.reads + 1,
+            rows=health.rows + sum(rows.num_rows for rows in reading.tables.values()),
+            dropped=health.dropped + reading.dropped,
+            folded=health.folded + reading.folded,
+            is_present=True,
+            is_well=True,
+        )
+
+    def _fail(self, fault: str) -> None:
+        """Say it when it changes, not each time round."""
+        if fault != self._fault:
+            _log.warning("source failed", source=self.source.name, error=fault)
+        self._fault = fault
+        health = self.health
+        self.health = replace(health, reads=health.reads + 1, failures=health.failures + 1, is_well=False)
+
+    def _rest(self, reason: str) -> None:
+        if self.health.is_present:
+            _log.info("source has nothing to read here", source=self.source.name, reason=reason)
+        self._gathering.forget(self.source.name)
+        self.health = replace(self.health, is_present=False, is_well=True)
+
+    def _close(self) -> None:
+        try:
+            self.source.close()
+        except Exception as error:  # noqa: BLE001  # it is the end anyway
+            _log.warning("source did not close", source=self.source.name, error=str(error))
+
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # malloc.h of glibc
+_LARGE = 32 << 20  # larger than any array of a reading
+
+
+class _NoPandas(MetaPathFinder):
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name == "pandas":
+            raise ModuleNotFoundError("this process goes without pandas", name=name)
+        return None
+
+
+def leave_out_pandas() -> None:
+    """Have this process believe that there is no pandas; what was imported before stays."""
+    sys.meta_path.insert(0, _NoPandas())
+
+
+def keep_freed_memory() -> None:
+    """Have the C library keep freed memory, in one place for all threads; one that cannot is left as it is."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        for option, value in ((_MMAP_THRESHOLD, _LARGE), (_TRIM_THRESHOLD, _LARGE), (_ARENA_MAX, 1)):
+            mallopt(option, value)
+
 
 # What ranks recorded is packed as soon as it was read, and all else with it; longer than between two such readings.
 _BATCH_PERIOD_S = 2.5
@@ -32,19 +248,21 @@ class CollectorAgent:
         self,
         host: str,
         sources: Sequence[Source],
-        outbox: Outbox,
+        queue: BatchQueue,
         destination: Destination,
         clock: Clock,
         checkpoints: Checkpoints | None = None,
     ) -> None:
         """`checkpoints` are those of the last batch that an earlier agent of this host kept."""
         self._host, self._clock = host, clock
-        self._outbox, self._destination = outbox, destination
+        self._queue, self._destination = queue, destination
         self._boot = uuid.uuid4().hex
         self._number = 0
         self._gathering = Gathering(checkpoints or {}, clock)
-        self.shipper = Shipper(host, outbox, destination, clock)
-        self.followers = [Follower(source, self._gathering, lambda: self.shipper.wishes, clock) for source in sources]
+        self.shipper = Shipper(host, queue, destination, clock)
+        self.followers = [
+            Follower(source, self._gathering, lambda: self.shipper.requests, clock) for source in sources
+        ]
         for follower in self.followers:
             if checkpoints and follower.source.name in checkpoints:
                 follower.resume(checkpoints[follower.source.name])
@@ -63,11 +281,11 @@ class CollectorAgent:
     @property
     def dropped_rows(self) -> int:
         """Rows lost since the start, by sources that could not keep up or because too much waited."""
-        return self._outbox.dropped_rows + self._gathering.dropped_rows
+        return self._queue.dropped_rows + self._gathering.dropped_rows
 
     @property
     def waiting_bytes(self) -> int:
-        return self._outbox.bytes
+        return self._queue.bytes
 
     def start(self) -> None:
         keep_freed_memory()
@@ -87,7 +305,7 @@ class CollectorAgent:
         self._pack_batch()
         self.shipper.empty()
         self._destination.close()
-        self._outbox.close()
+        self._queue.close()
 
     def _pack(self) -> None:
         while not self._stop.is_set():
@@ -96,14 +314,14 @@ class CollectorAgent:
                 self._pack_batch()
 
     def _pack_batch(self) -> None:
-        """Put everything collected so far, and a heartbeat, into the outbox as one batch."""
+        """Put everything collected so far, and a heartbeat, into the queue as one batch."""
         gathered = self._gathering.take()
         now_ns = self._clock.now_ns()
         watermark_ns = now_ns if gathered.watermark_ns is None else gathered.watermark_ns
         tables = dict(gathered.tables) | {"agents": self._heartbeat(now_ns, watermark_ns)}
         self._number += 1
-        body = encode_batch(tables)
-        self._outbox.put(Parcel(self._boot, self._number, body, _count(tables), gathered.checkpoints))
+        body, rows = encode_batch(tables), sum(table.num_rows for table in tables.values())
+        self._queue.put(Batch(self._boot, self._number, body, rows, gathered.checkpoints))
         self.shipper.arrived.set()
 
     def _heartbeat(self, now_ns: int, watermark_ns: int) -> pa.Table:
@@ -118,7 +336,3 @@ class CollectorAgent:
             plugin_cost_ns=self._gathering.plugin_cost_ns,
         )
         return rows_of(TABLE_BY_NAME["agents"], [beat])
-
-
-def _count(tables: Mapping[str, pa.Table]) -> int:
-    return sum(rows.num_rows for rows in tables.values())

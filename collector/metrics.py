@@ -9,8 +9,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, start_http_se
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from collector.agent import CollectorAgent
-from collector.following import Health
+from collector.agent import CollectorAgent, Health
 from lockstep import __version__
 from lockstep.clock import NS_PER_S, Clock
 from lockstep.sections import split_listen

@@ -2,9 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
-from collector.probing.addresses import addresses_in
-from collector.probing.turns import MeshOptions
-from collector.source import Source
+from collector.probes.paths import addresses_in
+from collector.probes.schedule import MeshOptions
 from collector.sources.clocks import ClockOptions, ClocksSource
 from collector.sources.connections import ConnectionsSource
 from collector.sources.fabric import FabricSource
@@ -15,6 +14,7 @@ from collector.sources.nccl_rings import NcclRingsSource
 from collector.sources.probes import ProbeOptions, ProbesSource
 from collector.sources.processes import ProcessesSource
 from collector.sources.rdma import RdmaSource
+from collector.sources.source import Source
 from lockstep.config import read_secret
 from lockstep.errors import BadInput
 from lockstep.sections import CollectorSettings

@@ -1,11 +1,10 @@
 """Straight into ClickHouse, without a gateway: for clusters of up to 50 hosts."""
 
-from collector.parcel import Parcel
-from lockstep.batches import decode_batch
+from collector.shipping import Batch
+from lockstep.batches import Receipt, decode_batch
 from lockstep.errors import DestinationAway, StoreError
 from lockstep.store.store import Store, open_store
 from lockstep.tables import TABLE_BY_NAME
-from lockstep.wish import Receipt
 
 _MOST = 1 << 40  # we packed it ourselves, so nothing has to be guarded against
 
@@ -15,20 +14,20 @@ def open_client(url: str, password: str, agent: str) -> "StoreClient":
 
 
 class StoreClient:
-    """Inserts the batches of one agent. Wishes do not come this way, and nobody checks whose rows these are."""
+    """Inserts the batches of one agent. Detail requests do not come this way, and nobody checks whose rows come."""
 
     def __init__(self, store: Store, agent: str) -> None:
         self._store, self._agent = store, agent
 
-    def send(self, parcel: Parcel) -> Receipt:
+    def send(self, batch: Batch) -> Receipt:
         """Insert table by table; what is repeated after a fault has the same tokens and changes nothing."""
         try:
-            for name, rows in decode_batch(parcel.body, _MOST, _MOST).items():
-                token = f"{self._agent}/{parcel.boot}/{parcel.number}/{name}"
+            for name, rows in decode_batch(batch.body, _MOST, _MOST).items():
+                token = f"{self._agent}/{batch.boot}/{batch.number}/{name}"
                 self._store.insert(TABLE_BY_NAME[name], rows, token)
         except StoreError as error:
             raise DestinationAway(f"the store does not take rows: {error}") from error
-        return Receipt(watermark=parcel.number)
+        return Receipt(watermark=batch.number)
 
     def close(self) -> None:
         self._store.close()

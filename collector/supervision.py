@@ -81,8 +81,8 @@ def _start(command: Sequence[str], mask: set[int | signal.Signals]) -> "subproce
 def _follow(pid: int, watched: set[signal.Signals]) -> int:
     """Pass signals on until the command has ended; return its wait status."""
     while True:
-        told = signal.sigwaitinfo(watched)
-        if told.si_signo == signal.SIGCHLD:
+        reported = signal.sigwaitinfo(watched)
+        if reported.si_signo == signal.SIGCHLD:
             ended, status = os.waitpid(pid, os.WNOHANG | os.WUNTRACED)
             if ended and not os.WIFSTOPPED(status):
                 return status
@@ -90,8 +90,10 @@ def _follow(pid: int, watched: set[signal.Signals]) -> int:
                 # A shell that stops its job waits until we have stopped too. Where nobody could continue us (a group
                 # without a parent in its session) the kernel does not stop the command, and so not us.
                 os.kill(os.getpid(), signal.SIGSTOP)
-        elif told.si_code <= 0 and told.si_pid != pid:  # above 0 is the kernel's, which has told the command too
-            os.kill(pid, told.si_signo)
+        elif (
+            reported.si_code <= 0 and reported.si_pid != pid
+        ):  # above 0 is the kernel's, which has told the command too
+            os.kill(pid, reported.si_signo)
 
 
 def _ending(child: "subprocess.Popen[bytes]", started_ns: int, ended_ns: int, status: int, stderr: bytes) -> Ending:

@@ -10,13 +10,16 @@ import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
+from typing import Any
 
 import pyarrow as pa
+from pydantic import ConfigDict, Field
 
 from lockstep.arrow import conform, schema_of
 from lockstep.errors import BadBatch, BadRows
 from lockstep.records import RECORDS_VERSION
 from lockstep.tables import TABLE_BY_NAME
+from lockstep.verdict import Frozen
 
 CONTENT_TYPE = "application/vnd.apache.arrow.stream"
 ENCODING = "zstd"
@@ -192,3 +195,24 @@ def _field(data: bytes, table: int, index: int) -> int | None:
 
 def _short(error: BaseException) -> str:
     return (str(error) or type(error).__name__).split("\n", 1)[0][:200]
+
+
+class DetailRequest(Frozen):
+    """One thing that a host's collector is asked to do."""
+
+    model_config = ConfigDict(extra="ignore")  # an agent may be older than its server
+
+    id: str
+    host: str
+    kind: str = Field(description="detail, probe or last_minutes; an agent ignores what it does not know")
+    details: dict[str, Any] = Field(description="which ranks, which path, how long; each kind has its own")
+    expires_ns: int = Field(ge=0, description="UNIX time; from then on nobody wants it any more")
+
+
+class Receipt(Frozen):
+    """A batch is on the server's disk, and so is everything of its agent and boot up to the watermark."""
+
+    model_config = ConfigDict(extra="ignore")  # an agent may be older than its server
+
+    watermark: int = Field(ge=0)
+    requests: tuple[DetailRequest, ...] = ()

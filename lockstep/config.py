@@ -6,7 +6,7 @@ tables are given as JSON. Unknown keys and bad values are reported all at once.
 
 import json
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,13 @@ from pydantic import Field, ValidationError
 
 from lockstep.alert_settings import AlertSettings
 from lockstep.errors import BadInput, BadSettings
-from lockstep.planner_settings import PlannerSettings
 from lockstep.sections import (
     AnalyzerSettings,
     ApiSettings,
     CollectorSettings,
     ControlSettings,
     GatewaySettings,
+    PlannerSettings,
     Section,
     StoreSettings,
 )
@@ -98,6 +98,17 @@ def load_settings(environment: Mapping[str, str], file: Path | None = None) -> S
     if complaints or settings is None:
         raise BadSettings(complaints)
     return settings
+
+
+def make_state_dir(settings: Settings) -> Path:
+    """Make the directory for what this machine must keep, where it is not there yet."""
+    try:
+        settings.state_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(
+            f"cannot make the state directory {settings.state_dir} ({error.strerror}); set LOCKSTEP_STATE_DIR"
+        ) from error
+    return settings.state_dir
 
 
 def read_secret(file: Path | None, what: str) -> str:
@@ -203,3 +214,64 @@ def _leaves() -> Iterator[Setting]:
                 yield Setting((name, key), inner.get_default(call_default_factory=True), inner.description or "")
         else:
             yield Setting((name,), field.get_default(call_default_factory=True), field.description or "")
+
+
+_INTRODUCTION = """\
+# Settings
+
+Settings come from a TOML file (`--config FILE`, else `LOCKSTEP_CONFIG`, else `/etc/lockstep/lockstep.toml` where it
+exists) and from variables, which win. Lists and tables in a variable are JSON. A command that finds anything wrong
+says all of it at once and does not start. This page is generated; `lockstep/config.py` is where to change it.
+"""
+_OTHERS = """\
+## Variables that are not settings
+
+| variable | meaning |
+|---|---|
+"""
+
+
+def settings_manual() -> str:
+    """Return the whole page."""
+    settings = list_settings()
+    parts = [_section("", Settings, settings)]
+    parts += [
+        _section(name, field.annotation, settings)
+        for name, field in Settings.model_fields.items()
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section)
+    ]
+    return "\n".join([_INTRODUCTION, *parts, _OTHERS + _rows_of(NOT_SETTINGS)])
+
+
+def _section(name: str, section: type[Section], settings: Sequence[Setting]) -> str:
+    title = f"`[{name}]`" if name else "At the top of the file"
+    mine = [setting for setting in settings if ".".join(setting.place[:-1]) == name]
+    rows = "".join(f"| {' | '.join(_cells(setting))} |\n" for setting in mine)
+    return f"## {title}\n\n{section.__doc__}\n\n| key | variable | default | meaning |\n|---|---|---|---|\n{rows}"
+
+
+def _cells(setting: Setting) -> tuple[str, ...]:
+    key, default = ".".join(setting.place), _as_toml(setting.default)
+    return f"`{key}`", f"`{setting.variable}`", f"`{default}`" if default else "none", _plain(setting.meaning)
+
+
+def _as_toml(value: Any) -> str:  # Any: settings have many types
+    """Return a default as it would stand in the file; empty where there is none."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str | Path):
+        return f'"{value}"'
+    if isinstance(value, tuple):
+        return str(list(value))
+    return str(value)
+
+
+def _rows_of(variables: Mapping[str, str]) -> str:
+    return "".join(f"| `{name}` | {_plain(meaning)} |\n" for name, meaning in variables.items())
+
+
+def _plain(text: str) -> str:
+    """Return text that stays in its cell and is not taken for HTML."""
+    return text.replace("|", "\\|").replace("<", "&lt;")

@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import AliasChoices, Field
 
 from lockstep.verdict import Frozen
 
@@ -36,7 +36,11 @@ class Cost(Frozen):
     """What an action costs; None means that nothing is known to estimate it from."""
 
     downtime_s: float | None = None
-    waf_after: float | None = Field(None, description="weighted throughput afterwards, 1 is full speed")
+    throughput_after: float | None = Field(
+        None,
+        validation_alias=AliasChoices("throughput_after", "waf_after"),  # its name in decisions stored before
+        description="weighted throughput afterwards, 1 is full speed",
+    )
     gpu_hours: float | None = Field(None, description="expected to be lost within the decision's horizon")
     money: float | None = Field(
         None, description="the same in the currency of planner.gpu_hour_price; None: no price"
@@ -65,8 +69,11 @@ class Shift(Frozen):
 class AllJobs(Frozen):
     """The best sharing of nodes among all jobs after the fault; what follows for a job is a decision of its own."""
 
-    waf_before: float = Field(description="weighted work a second, in the unit of the jobs' tables")
-    waf_after: float
+    throughput_before: float = Field(
+        validation_alias=AliasChoices("throughput_before", "waf_before"),
+        description="weighted work a second, in the unit of the jobs' tables",
+    )
+    throughput_after: float = Field(validation_alias=AliasChoices("throughput_after", "waf_after"))
     reason: str
     shifts: tuple[Shift, ...] = ()
 
@@ -106,7 +113,7 @@ class Decision(Frozen):
     checkpoint_age_s: float | None = Field(None, ge=0, description="work that a restart repeats; None: unknown")
     approved_by: str | None = None
     part_of: str | None = Field(
-        None, description="the plan over several jobs that it belongs to; each of its decisions is approved by itself"
+        None, description="the plan over several jobs it belongs to; each of its decisions is approved on its own"
     )
     after: tuple[str, ...] = Field((), description="decisions of the plan that must be carried out before it")
     advice: str | None = Field(None, description="what would make the next fault cheaper; None: nothing is known to")

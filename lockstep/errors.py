@@ -5,7 +5,7 @@ LockstepError
 │   ├── BadSettings          the settings, all complaints at once
 │   ├── BadTopology          a topology that contradicts itself
 │   ├── BadFlows             flows that cannot be planned on a topology
-│   ├── BadStory             a fault story that cannot be told
+│   ├── BadScenario             a fault scenario that cannot be told
 │   ├── BadRows              rows that do not fit their table; names column and row
 │   ├── BadCapture           a case file; names file, column and row
 │   ├── BadRing              a ring file, or its directory, that cannot be trusted or read; names it
@@ -65,8 +65,8 @@ class BadFlows(BadInput):
         self.complaints = complaints
 
 
-class BadStory(BadInput):
-    """A fault story that cannot be told on its cluster."""
+class BadScenario(BadInput):
+    """A fault scenario that cannot be told on its cluster."""
 
 
 class BadRows(BadInput):

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import AliasChoices, Field
 
 from lockstep.verdict import Frozen
 
@@ -16,6 +16,7 @@ IsolationState = Literal["isolated", "testing", "returning", "returned", "repair
 UNFINISHED: tuple[ExecutionState, ...] = ("executing", "undoing")  # its job gets no other decision meanwhile
 # A release that failed again and again is tried on, slowly, while its job is looked after; a person must look.
 PURSUED: tuple[ExecutionState, ...] = (*UNFINISHED, "release_failed")
+_MESSAGE = AliasChoices("message", "said")  # executions and isolations stored before have the second
 OUT_OF_SERVICE: tuple[IsolationState, ...] = ("isolated", "testing", "returning", "repair", "rma")
 
 
@@ -40,7 +41,7 @@ class PartIdentity(Frozen):
 class NodeOrder(Frozen):
     """What a person wants to become of a node that is out of service; orders are only ever added."""
 
-    number: int = Field(0, ge=0, description="given by the database, in the order in which they were said")
+    number: int = Field(0, ge=0, description="given by the database, in the order in which they were given")
     decision: str = Field(description="under which the node was isolated")
     node: str
     kind: NodeOrderKind
@@ -54,7 +55,7 @@ class Failure(Frozen):
     """A try of a step that went wrong."""
 
     ts_ns: int = Field(ge=0)
-    said: str
+    message: str = Field(validation_alias=_MESSAGE)
 
 
 class Step(Frozen):
@@ -66,7 +67,7 @@ class Step(Frozen):
     tries: int = Field(0, ge=0)
     began_ns: int | None = None
     ended_ns: int | None = None
-    said: str = Field("", description="the controller's last sentence")
+    message: str = Field("", validation_alias=_MESSAGE, description="the controller's last sentence")
     not_before_ns: int | None = Field(None, description="after a failure, when it is tried again")
     failures: tuple[Failure, ...] = Field((), description="the last tries that went wrong, the oldest first")
     is_half_done: bool = Field(False, description="a restart that has stopped the job and not yet started it again")
@@ -97,7 +98,7 @@ class Execution(Frozen):
 
 
 class Isolated(Frozen):
-    """A node that we took out of service, and its way back."""
+    """A node that we took out of service, and how far its recovery is."""
 
     node: str
     component: str
@@ -108,12 +109,17 @@ class Isolated(Frozen):
     since_ns: int = Field(ge=0)
     changed_ns: int = Field(ge=0)
     tests: int = Field(0, ge=0)
-    said: str = Field("", description="what the last test said, or who ended it")
+    message: str = Field("", validation_alias=_MESSAGE, description="of the last test, or who ended it")
     until_ns: int | None = Field(
         None, description="when its test or its release is due; None: by the options, or a person ends it"
     )
-    heard: int = Field(0, ge=0, description="number of the last order of a person that was followed")
-    part: PartIdentity | None = Field(None, description="what was sent back; None: nothing, or not told")
+    last_order: int = Field(
+        0,
+        ge=0,
+        validation_alias=AliasChoices("last_order", "heard"),
+        description="number of the last order of a person that was followed",
+    )
+    part: PartIdentity | None = Field(None, description="what was sent back; None: nothing, or not reported")
     repaired_ns: int | None = Field(None, description="when a new part was in: its history begins there")
 
 

@@ -12,7 +12,7 @@ Proto = Literal["tcp", "udp", "roce"]
 
 
 class PathChoice(Frozen):
-    """The road of one connection, and the source ports that lead onto it."""
+    """The path of one connection, and the source ports that lead onto it."""
 
     connection: str = Field(description="id of the flow, the same in every plan")
     nic: str = Field(description="NIC of this host, such as eth1")
@@ -27,11 +27,11 @@ class PathChoice(Frozen):
         (), max_length=MOST_PORTS, description="in order of preference; empty: to be probed"
     )
     plane: int | None = None
-    weight: float = Field(1.0, ge=0, le=1, description="share of its rate that its road can give")
+    weight: float = Field(1.0, ge=0, le=1, description="share of its rate that its path can give")
 
 
 class HostPaths(Frozen):
-    """All roads of one host. A generation that is lower than one seen before is ignored."""
+    """All paths of one host. A generation that is lower than one seen before is ignored."""
 
     host: str
     generation: int = Field(ge=0, description="number of the plan in which this last changed")
@@ -53,12 +53,12 @@ class HostPaths(Frozen):
 
 
 class PathSummary(Frozen):
-    """One plan for the whole cluster, without the roads themselves."""
+    """One plan for the whole cluster, without the paths themselves."""
 
     generation: int = Field(ge=0)
     made_ns: int = Field(ge=0)
     flows: int = Field(ge=0)
-    with_ports: int = Field(ge=0, description="flows for whose road a source port is known")
+    with_ports: int = Field(ge=0, description="flows for whose path a source port is known")
     max_use: float = Field(ge=0, description="load of the fullest link over its rate")
     bound: float = Field(ge=0, description="no plan can be below")
     must_move: int = Field(0, ge=0)

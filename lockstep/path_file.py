@@ -15,7 +15,7 @@ as none.
 GENERATION fences: neither a writer nor a process that reads goes back to a lower one, and one generation is one list
 of entries. LEASE_END (UNIX seconds) is until when the writer may count on being the only one; readers do not ask for
 it. A plan whose planner is away is at worst a random choice of ports, which is what the plain connect makes, and at
-best still right; so the last plan stays in force, and `is_last_plan` tells people that nobody renews it.
+best still right; so the last plan stays in force.
 """
 
 import os
@@ -24,7 +24,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from lockstep.clock import NS_PER_S
 from lockstep.directories import lock_directory
 from lockstep.errors import BadInput, LeaseLost, LockstepError
 
@@ -152,11 +151,6 @@ def replace_file(path: Path, written: bytes) -> None:
         file.flush()
         os.fsync(descriptor)
     new.replace(path)
-
-
-def is_last_plan(plan: PathPlan, now_ns: int) -> bool:
-    """Return whether the writer's lease is over, so that this plan stays only because no later one came."""
-    return now_ns >= plan.lease_end_s * NS_PER_S
 
 
 def read_reports(folder: Path) -> Iterator[PathReport]:

@@ -10,7 +10,7 @@ is text, like the file for sockets (path_file.py), beside which it lies:
     end ENTRIES
 
 One line is one queue pair from an address of this host. Those to one DESTINATION are to be taken in their order, one
-for each that is opened. WEIGHT, 0 to 1, is the share of its rate that the road of this port can give, so that bytes
+for each that is opened. WEIGHT, 0 to 1, is the share of its rate that the path of this port can give, so that bytes
 can be shared out accordingly. CONNECTION is for people (job/communicator/ranks/channel/queue pair), with odd letters
 as %XX. The file is replaced as a whole. A file that does not end with the number of its entries is cut short and
 counts as none; so does one with another version.
@@ -50,7 +50,7 @@ class QueuePairAdvice:
 
 
 def advise_queue_pairs(told: HostPaths) -> QueuePairAdvice:
-    """Return the queue pairs of a host whose ports and addresses are known; none where switches choose the road."""
+    """Return the queue pairs of a host whose ports and addresses are known; none where switches choose the path."""
     pairs = [pair for choice in told.choices if told.is_enforceable for pair in _pairs_of(choice)]
     return QueuePairAdvice(told.generation, told.lease_end_ns // NS_PER_S, tuple(pairs))
 

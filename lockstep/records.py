@@ -338,7 +338,12 @@ class Event(HostRecord):
     kind: Annotated[Text, "what happened, as one word: xid, link_down, oom, process_exit"]
     component: Annotated[Text, "the part it concerns, named as in verdicts"]
     severity: Annotated[Text, "info, warning, error or critical"]
-    message: Annotated[Text, "the original line or a sentence"]
+    message: Annotated[Text, "the original line or a sentence, for people: programs read the other columns"]
+    rank: Annotated[U32 | None, "rank in the whole job of the process it is about"] = None
+    pid: Annotated[U32 | None, "process id, on the host or in the namespace of who told it"] = None
+    signal: Annotated[U8 | None, "number of the signal that ended the process"] = None
+    exit_code: Annotated[I32 | None, "exit code of the process, where no signal ended it"] = None
+    detail: Annotated[Text | None, "what else a program may need, as JSON: blame and code of an XID"] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import count
+from functools import cached_property
 from pathlib import Path
 from reprlib import repr as shorten
 from typing import Any, Literal
@@ -174,14 +174,18 @@ class TopologyIndex:
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
         self._nics = {host.id: host.nics for host in topology.hosts}
-        self._neighbours = _find_neighbours(topology)
+        switches = {switch.id for switch in topology.switches}
         ways = [way for link in topology.links for way in ((link.a, link.b, link), (link.b, link.a, link))]
         plugs = [(near, far, link) for near, far, link in ways if split_end(near)[0] in self._nics]
         far_ends = {split_end(near): split_end(far)[0] for near, far, _ in plugs}
         self._cables = {split_end(near): link for near, _, link in plugs}
-        self._leaves = {nic: far for nic, far in far_ends.items() if far in self._neighbours}
+        self._leaves = {nic: far for nic, far in far_ends.items() if far in switches}
         self._hops: dict[str, dict[str, int]] = {}  # from a leaf to each switch that it can reach
         self._ways: dict[tuple[str, str], frozenset[Link] | None] = {}  # per two leaves; None: no way
+
+    @cached_property
+    def _switches(self) -> Any:
+        return join_switches(self.topology)
 
     def nics_of(self, host: str) -> tuple[Nic, ...]:
         """Return the NICs of a host, in the order of the topology."""
@@ -219,45 +223,62 @@ class TopologyIndex:
             return None
         src, dst = sorted((src, dst))  # links work both ways, so both orders share an answer
         if src not in self._hops:
-            self._hops[src] = _count_hops(self._neighbours, src)
+            self._hops[src] = count_hops(self._switches, src)
         if (src, dst) not in self._ways:
             hops = self._hops[src]
-            self._ways[src, dst] = _walk_back(self._neighbours, hops, dst) if dst in hops else None
+            self._ways[src, dst] = _find_links(self._switches, hops, dst) if dst in hops else None
         return self._ways[src, dst]
 
 
-_Neighbours = Mapping[str, list[tuple[str, Link]]]
+def join_nodes(pairs: Iterable[tuple[str, str]], nodes: Iterable[str] = ()) -> Any:  # Any: an untyped networkx.Graph
+    """Return a graph of nodes, some of which are cabled to each other: what the questions below are asked of."""
+    import networkx  # takes a fifth of a second, which a command that asks nothing of the kind should not
+
+    graph = networkx.Graph()
+    graph.add_nodes_from(nodes)
+    graph.add_edges_from(pairs)
+    return graph
 
 
-def _find_neighbours(topology: Topology) -> _Neighbours:
-    """Return, per switch, the switches that it reaches over a link that is up, with that link."""
-    neighbours: dict[str, list[tuple[str, Link]]] = {switch.id: [] for switch in topology.switches}
+def join_switches(topology: Topology, is_intact: bool = False) -> Any:
+    """Return the graph of switches, with the `links` of each edge; those that are down only where `is_intact`."""
+    switches = {switch.id: None for switch in topology.switches}
+    links: dict[tuple[str, str], list[Link]] = defaultdict(list)
     for link in topology.links:
-        a, b = split_end(link.a)[0], split_end(link.b)[0]
-        if link.up and a in neighbours and b in neighbours:
-            neighbours[a].append((b, link))
-            neighbours[b].append((a, link))
-    return neighbours
+        a, b = sorted((split_end(link.a)[0], split_end(link.b)[0]))
+        if (link.up or is_intact) and a in switches and b in switches:
+            links[a, b].append(link)
+    graph = join_nodes(links, switches)
+    for ends, joined in links.items():
+        graph.edges[ends]["links"] = joined
+    return graph
 
 
-def _count_hops(neighbours: _Neighbours, src: str) -> dict[str, int]:
-    """Return the distance of each switch that can be reached, by breadth-first search."""
-    hops, front = {src: 0}, {src}
-    for distance in count(1):
-        front = {far for near in front for far, _ in neighbours[near]} - hops.keys()
-        if not front:
-            break
-        hops |= dict.fromkeys(front, distance)
-    return hops
+def count_hops(graph: Any, *starts: str) -> dict[str, int]:
+    """Return how far each node is from the nearest of some, for those that can be reached. Cost: O(nodes + edges).
+
+    >>> count_hops(join_nodes([("leaf0", "spine0"), ("leaf1", "spine0")], ["leaf2"]), "leaf0")
+    {'leaf0': 0, 'spine0': 1, 'leaf1': 2}
+    """
+    from networkx import bfs_layers
+
+    return {node: hops for hops, layer in enumerate(bfs_layers(graph, starts)) for node in layer}
 
 
-def _walk_back(neighbours: _Neighbours, hops: dict[str, int], dst: str) -> frozenset[Link]:
+def find_parts(graph: Any) -> list[set[str]]:
+    """Return the nodes that can be reached from each other, part by part, in the order of their first nodes."""
+    from networkx import connected_components
+
+    return list(connected_components(graph))
+
+
+def _find_links(graph: Any, hops: Mapping[str, int], dst: str) -> frozenset[Link]:
     """Return the links on shortest ways, walking from dst to ever fewer hops."""
     found: set[Link] = set()
     front = {dst}
     while front:
-        closer = [(near, link) for far in front for near, link in neighbours[far] if hops[near] < hops[far]]
-        found.update(link for _, link in closer)
+        closer = [(near, far) for far in front for near in graph[far] if hops[near] < hops[far]]
+        found.update(link for ends in closer for link in graph.edges[ends]["links"])
         front = {near for near, _ in closer}
     return frozenset(found)
 

@@ -53,3 +53,18 @@ class Verdict(Frozen):
     def as_json(self) -> dict[str, Any]:
         """Return the verdict as it appears in the API, in captures and on standard output."""
         return self.model_dump(by_alias=True)
+
+
+class Incident(Frozen):
+    """One fault of one job from its first verdict to its end."""
+
+    id: str
+    job: str
+    attempt: int = Field(0, ge=0)
+    state: Literal["open", "closed"]
+    opened_ns: int = Field(ge=0)
+    updated_ns: int = Field(ge=0)  # end of the newest window in which its job was evaluated
+    closed_ns: int | None = Field(None, ge=0)
+    closed_because: str | None = None
+    flaps: int = Field(0, ge=0, description="times it went away and came back")
+    verdict: Verdict = Field(description="the newest one")

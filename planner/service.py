@@ -1,7 +1,7 @@
 """The shell around the recovery planner: open incidents in, decisions out, and what is approved is carried out.
 
 One planner at a time, under a lease. A round reads what persons ordered, decides what is undecided, begins what may
-begin, looks at all jobs (rebalancing.py), takes each execution one act further, and looks after nodes on their way
+begin, looks at all jobs (rebalance.py), takes each execution one act further, and looks after nodes on their way
 back.
 """
 
@@ -10,41 +10,51 @@ from dataclasses import replace
 from typing import Protocol
 
 from lockstep.clock import NS_PER_S
-from lockstep.control.database import ControlDatabase
-from lockstep.control.decisions import get_decision, list_decisions, save_decisions
-from lockstep.control.executions import find_execution, list_executions, list_isolated, list_orders, save_execution
-from lockstep.control.incidents import open_incidents
-from lockstep.control.leases import Lease
 from lockstep.decision import Decision
 from lockstep.errors import LeaseLost, LockstepError
 from lockstep.execution import Execution, Isolated
-from lockstep.incident import Incident
-from planner.options import PlannerOptions
-from planner.rebalancing import Rebalancer
-from planner.recovery.allocation.warm import WarmAnswers
-from planner.recovery.decide import decide
-from planner.recovery.executing import Executor
-from planner.recovery.facts import JobFacts, Resume
-from planner.recovery.ladder import find_standing
-from planner.recovery.lending import Lenders, borrow
-from planner.recovery.limits import OUT, Surroundings
-from planner.recovery.lineage import has_moved_on
-from planner.recovery.reading import Sight
-from planner.recovery.renewal import count_promised, count_restarts, find_approval, is_busy, is_outdated, keep_same
-from planner.recovery.returning import Returner
-from planner.recovery.sharing import describe, share_nodes
-from planner.recovery.situation import Situation
-from planner.recovery.steps import begin
-from planner.recovery.taxonomy import severity_of
-from planner.recovery.way_back import forget_repaired
+from lockstep.state.database import ControlDatabase
+from lockstep.state.decisions import (
+    find_execution,
+    get_decision,
+    list_decisions,
+    list_executions,
+    list_isolated,
+    list_orders,
+    save_decisions,
+    save_execution,
+)
+from lockstep.state.incidents import open_incidents
+from lockstep.state.leases import Lease
+from lockstep.verdict import Incident
+from planner.allocation.allocate import WarmAnswers
+from planner.context import Context, JobFacts, Resume
+from planner.decide import PlannerOptions, decide
+from planner.escalation import find_level, severity_of
+from planner.execute import Executor
+from planner.limits import OUT, Constraints
+from planner.multi_job import Lenders, borrow, describe, share_nodes
+from planner.node_return import Returner, forget_repaired
+from planner.rebalance import Rebalancer
+from planner.snapshot import Snapshot
+from planner.steps import (
+    begin,
+    count_promised,
+    count_restarts,
+    find_approval,
+    has_moved_on,
+    is_busy,
+    is_outdated,
+    keep_same,
+)
 
-_RECENT = 200  # executions that the ladder and undo look back on
+_RECENT = 200  # executions that the escalation and undo look back on
 
 
 class Reads(Protocol):
     """Knows the job of an incident and what is around it."""
 
-    def read(self, incident: Incident, now_ns: int) -> Sight: ...
+    def read(self, incident: Incident, now_ns: int) -> Snapshot: ...
 
     def resume_on(self, job: JobFacts, nodes: int, now_ns: int) -> Resume | None: ...
 
@@ -71,7 +81,7 @@ class PlannerService:
             self._executor.undo_ordered(lease, now_ns)
         incidents, troubles = open_incidents(self._control), list[LockstepError]()
         made = sum(self._attend(incident, incidents, lease, now_ns, troubles) for incident in incidents)
-        made += self._look_at_all(lease, now_ns, troubles)
+        made += self._rebalance(lease, now_ns, troubles)
         if self._executor:
             self._executor.run_once(lease, now_ns)
         if self._returner:
@@ -101,12 +111,12 @@ class PlannerService:
             return False
         return made
 
-    def _look_at_all(self, lease: Lease, now_ns: int, troubles: list[LockstepError]) -> int:
+    def _rebalance(self, lease: Lease, now_ns: int, troubles: list[LockstepError]) -> int:
         """Share nodes anew where something has changed, and begin what is approved of plans."""
         if self._rebalancer is None:
             return 0
         try:
-            made = self._rebalancer.look(lease, now_ns)
+            made = self._rebalancer.evaluate(lease, now_ns)
             if self._executor:
                 self._rebalancer.begin_ready(lease, now_ns)
         except LeaseLost:
@@ -129,8 +139,8 @@ class PlannerService:
         is_live = known is not None and known.expires_ns > now_ns and not is_outdated(known, recent)
         if is_live or is_busy(incident.job, recent, now_ns, self._options.settle_s):
             return False
-        sight = self._see(incident, incidents, recent, now_ns)
-        made = self._decide(incident, incidents, sight, recent, lease, now_ns)
+        snapshot = self._see(incident, incidents, recent, now_ns)
+        made = self._decide(incident, incidents, snapshot, recent, lease, now_ns)
         kept = [keep_same(self._newest_of(incident, each.job), each, recent) for each in made]
         ids = {new.id: old.id for new, old in zip(made, kept, strict=True)}
         linked = [each.model_copy(update={"after": tuple(ids[name] for name in each.after)}) for each in kept]
@@ -139,72 +149,72 @@ class PlannerService:
 
     def _see(
         self, incident: Incident, incidents: Sequence[Incident], recent: Sequence[Execution], now_ns: int
-    ) -> Sight:
+    ) -> Snapshot:
         """Return what is known, with the nodes that were left idle among the spares; jobs in trouble give nothing."""
-        sight = self._reader.read(incident, now_ns)
-        job = replace(sight.job, is_over=sight.job.is_over or has_moved_on(incident.job, recent))
+        snapshot = self._reader.read(incident, now_ns)
+        job = replace(snapshot.job, is_over=snapshot.job.is_over or has_moved_on(incident.job, recent))
         free = self._rebalancer.free.names if self._rebalancer else ()
-        fresh = tuple(node for node in free if node not in (*job.nodes, *sight.cluster.spares))
-        seen = {incident.job, *(other.job for other in sight.others)}
+        fresh = tuple(node for node in free if node not in (*job.nodes, *snapshot.cluster.spares))
+        seen = {incident.job, *(other.job for other in snapshot.others)}
         # Who is about to start with a spare has it, though its first telemetry comes minutes later.
-        spares = (*sight.cluster.spares, *fresh)[count_promised(recent, seen, now_ns) :]
+        spares = (*snapshot.cluster.spares, *fresh)[count_promised(recent, seen, now_ns) :]
         troubled = {each.job for each in incidents}
         others = [
             replace(other, throughput={})
             if other.job in troubled or is_busy(other.job, recent, now_ns, self._options.settle_s)
             else other
-            for other in sight.others
+            for other in snapshot.others
             if not has_moved_on(other.job, recent)
         ]
-        return replace(sight, job=job, others=others, cluster=replace(sight.cluster, spares=spares, free=free))
+        return replace(snapshot, job=job, others=others, cluster=replace(snapshot.cluster, spares=spares, free=free))
 
     def _decide(
         self,
         incident: Incident,
         incidents: Sequence[Incident],
-        sight: Sight,
+        snapshot: Snapshot,
         recent: Sequence[Execution],
         lease: Lease,
         now_ns: int,
     ) -> list[Decision]:
         """Return the answer to an incident, with those of other jobs where they should lend it a node."""
         options, verdict = self._options, incident.verdict
-        situation = Situation(verdict, sight.job, sight.cluster, options.durations, options.gpu_hour_price)
-        severity, why = severity_of(verdict, sight.events)
+        context = Context(verdict, snapshot.job, snapshot.cluster, options.durations, options.gpu_hour_price)
+        severity, why = severity_of(verdict, snapshot.events)
         tried = forget_repaired(recent, list_isolated(self._control))
-        standing = find_standing(severity, why, verdict.component, tried, now_ns, options.ladder)
-        around = replace(
-            self._look_around(incident, incidents, sight, now_ns),
-            is_raised=standing.is_raised,
+        level = find_level(severity, why, verdict.component, tried, now_ns, options.escalation)
+        constraints = replace(
+            self._find_constraints(incident, incidents, snapshot, now_ns),
+            is_raised=level.is_raised,
             restarts=count_restarts(recent, now_ns - 3600 * NS_PER_S),
         )
 
-        def decide_in(given: Situation) -> Decision:
-            return decide(incident, given, standing, around, options.policy, lease.generation, now_ns)
+        def decide_in(given: Context) -> Decision:
+            return decide(incident, given, level, constraints, options.policy, lease.generation, now_ns)
 
-        made = decide_in(situation)
-        if not made.isolate and not (situation.stands_still and made.action == "none"):
+        made = decide_in(context)
+        if not made.isolate and not (context.stands_still and made.action == "none"):
             return [made]
         warm = self._rebalancer.warm if self._rebalancer else WarmAnswers()
-        if (plan := share_nodes(situation, sight.others, warm, now_ns)) is None:
+        if (plan := share_nodes(context, snapshot.others, warm, now_ns)) is None:
             return [made]
         parts = [made]
         if self._rebalancer is not None:  # who else would begin what several jobs must do one after the other?
-            lenders = Lenders(sight.others, lambda job, nodes: self._reader.resume_on(job, nodes, now_ns))
-            parts = borrow(made, situation, plan, lenders, decide_in, around, options.policy)
+            lenders = Lenders(snapshot.others, lambda job, nodes: self._reader.resume_on(job, nodes, now_ns))
+            parts = borrow(made, context, plan, lenders, decide_in, constraints, options.policy)
         return [each.model_copy(update={"all_jobs": describe(plan)}) for each in parts]
 
-    def _look_around(
-        self, incident: Incident, incidents: Sequence[Incident], sight: Sight, now_ns: int
-    ) -> Surroundings:
+    def _find_constraints(
+        self, incident: Incident, incidents: Sequence[Incident], snapshot: Snapshot, now_ns: int
+    ) -> Constraints:
         orders = list_orders(self._control, since_ns=now_ns - int(self._options.policy.limits.undo_s * NS_PER_S))
         undone = {order.decision for order in orders if order.kind in ("undo", "reject")}
-        return Surroundings(
+        return Constraints(
             isolated=[*list_isolated(self._control, now_ns - 3600 * NS_PER_S), *self._about_to_be_isolated(now_ns)],
             undone=[get_decision(self._control, name) for name in sorted(undone)],
             others=[other for other in incidents if other.job == incident.job],
-            nodes=sight.nodes,
-            controller_trouble=sight.trouble,
+            nodes=snapshot.nodes,
+            controller_trouble=snapshot.trouble,
         )
 
     def _about_to_be_isolated(self, now_ns: int) -> list[Isolated]:

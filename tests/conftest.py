@@ -6,14 +6,18 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.tiers import may_hold
+
 # Machines are shared: no test fails for being slow. CI draws the same examples each time, so that a change lands or
-# not for what it changes; everybody else's runs go on looking for new ones.
+# not for what it changes; everybody else's runs go on looking for new ones, and `make long-test` for many.
 settings.register_profile(
     "lockstep",
     deadline=None,
+    max_examples=30,
     suppress_health_check=[HealthCheck.too_slow],
     derandomize=bool(os.environ.get("LOCKSTEP_CI")),
 )
+settings.register_profile("many", settings.get_profile("lockstep"), max_examples=500)
 settings.load_profile("lockstep")
 
 pytest_plugins = ["tests.fixtures.plugin", "tests.fixtures.postgres", "tests.fixtures.stores"]
@@ -28,6 +32,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture
 def update_golden(request: pytest.FixtureRequest) -> bool:
     return bool(request.config.getoption("--update-golden"))
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    is_tests = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
+    return True if is_tests and not may_hold(collection_path.read_text(), config.option.markexpr) else None
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -1,4 +1,4 @@
-"""Stories told once and kept: the rows that the hosts of a simulated cluster send, one delivery after the other."""
+"""Scenarios told once and kept: the rows that the hosts of a simulated cluster send, one delivery after the other."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -7,11 +7,11 @@ from functools import lru_cache
 import pyarrow as pa
 
 from lockstep.records import Step
-from lockstep.sim.simulation import Simulation
-from lockstep.sim.story import Story
-from lockstep.sim.telemetry import Identity, Rows, SimulatedTelemetry
 from lockstep.store.store import Store
 from lockstep.tables import TABLE_BY_NAME
+from simulator.scenario import Scenario
+from simulator.simulation import Simulation
+from simulator.telemetry import Identity, Rows, SimulatedTelemetry
 from tests.builders import SECOND, T0
 
 JOB = "train"
@@ -25,11 +25,11 @@ class Delivery:
     watermark_ns: int
 
 
-@lru_cache(maxsize=8)  # small stories are told many times; a large one takes tens of megabytes
-def tell(story: Story, seed: int, every_s: int) -> tuple[Delivery, ...]:
-    """Return a story that begins at T0, to its end, in deliveries of so many seconds; it is simulated once."""
-    telemetry = SimulatedTelemetry(Simulation(story, seed), Identity(JOB, T0))
-    moments = range(T0 + every_s * SECOND, T0 + int(story.duration_s) * SECOND + 1, every_s * SECOND)
+@lru_cache(maxsize=8)  # small scenarios are told many times; a large one takes tens of megabytes
+def tell(scenario: Scenario, seed: int, every_s: int) -> tuple[Delivery, ...]:
+    """Return a scenario that begins at T0, to its end, in deliveries of so many seconds; it is simulated once."""
+    telemetry = SimulatedTelemetry(Simulation(scenario, seed), Identity(JOB, T0))
+    moments = range(T0 + every_s * SECOND, T0 + int(scenario.duration_s) * SECOND + 1, every_s * SECOND)
     return tuple(Delivery(telemetry.advance(moment), telemetry.watermark_ns) for moment in moments)
 
 
@@ -40,7 +40,7 @@ def load(store: Store, deliveries: Iterable[Delivery]) -> None:
         for name, rows in delivery.rows.items():
             parts.setdefault(name, []).append(rows)
     for name, tables in parts.items():
-        store.insert(TABLE_BY_NAME[name], pa.concat_tables(tables), token=f"story/{name}")
+        store.insert(TABLE_BY_NAME[name], pa.concat_tables(tables), token=f"scenario/{name}")
 
 
 def told_step(number: int, start_s: float, length_s: float) -> Step:

@@ -81,9 +81,6 @@ class _Sorted:
         half = len(self.ordered) // 2
         return self.ordered[half] if len(self.ordered) % 2 else (self.ordered[half - 1] + self.ordered[half]) / 2
 
-    def copy(self) -> "_Sorted":
-        return _Sorted(self.most, deque(self.recent), list(self.ordered))
-
 
 class StepClock:
     """Follows the step times of one job."""
@@ -102,16 +99,6 @@ class StepClock:
         self._deviation = self.options.least_noise
         self._bursts: deque[tuple[int, int, float]] = deque()  # changes that came and went: step, length and size
         self._least = math.log1p(self.options.least_change)
-
-    def copy(self) -> "StepClock":
-        """Return a clock that goes on from here by itself."""
-        other = StepClock(self.options)
-        other.steps, other.change = self.steps, self.change
-        other._level, other._noise, other._above = self._level.copy(), self._noise.copy(), self._above.copy()
-        other._held, other._back = list(self._held), self._back
-        other._centre, other._deviation, other._floor = self._centre, self._deviation, self._floor
-        other._bursts = deque(self._bursts)
-        return other
 
     @property
     def level(self) -> float | None:

@@ -1,7 +1,7 @@
 """The operations of a few ranks, in the order in which each of them began, and what tells one from another."""
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from analyzer.context import Context
-from analyzer.roster import Roster
+from analyzer.windows.jobs import Roster
+from analyzer.windows.window import Context
 from lockstep.clock import NS_PER_S
 from lockstep.store.store import Store
 
@@ -72,7 +72,7 @@ class Witness:
 
     @cached_property
     def words(self) -> np.ndarray:
-        """Return a number for each kind of operation, the same in every look.
+        """Return a number for each kind of operation, the same in every evaluation.
 
         Sends and receives are told apart by their peer and not by their size: what is sent to an expert differs
         in each step.
@@ -87,16 +87,16 @@ class Witness:
 
     @cached_property
     def _func_numbers(self) -> np.ndarray:
-        """Return a number for each function that is the same in every look."""
-        names, place = np.unique(self.func, return_inverse=True)
-        numbers: np.ndarray = np.array([zlib.crc32(name.encode()) for name in names.tolist()], np.uint64)[place]
+        """Return a number for each function that is the same in every evaluation."""
+        names, index = np.unique(self.func, return_inverse=True)
+        numbers: np.ndarray = np.array([zlib.crc32(name.encode()) for name in names.tolist()], np.uint64)[index]
         return numbers
 
     @cached_property
     def gap_ns(self) -> np.ndarray:
         """Return how long before each operation the rank had nothing under way.
 
-        That time is the rank's own; the time inside an operation also holds the lateness of others.
+        That time is the rank's own; the time inside an operation also holds the delay of others.
         """
         busy_until = np.maximum.accumulate(self.end_ns)
         gaps = np.zeros(len(self), np.int64)
@@ -125,17 +125,17 @@ class Witness:
             seen += len(np.unique(numbers))
         return seen < 0.95 * wanted  # single rows get lost without anybody having sampled
 
-    def since(self, place: int) -> "Witness":
+    def since(self, index: int) -> "Witness":
         """Return the operations from that place on."""
-        return self._pick(slice(place, None))
+        return self._pick(slice(index, None))
 
     def without_light(self) -> "Witness":
         """Return the operations that move a good part of what most do; a logged loss comes now and then."""
         return self._pick(self.bytes >= _LIGHT * np.quantile(self.bytes, 0.9)) if len(self) else self
 
-    def _pick(self, places: slice | np.ndarray) -> "Witness":
+    def _pick(self, indexes: slice | np.ndarray) -> "Witness":
         columns = ("comm", "func", "peer", "seq", "counts", "bytes", "enqueue_ns", "start_ns", "end_ns")
-        return Witness(self.process, *(getattr(self, name)[places] for name in columns))
+        return Witness(self.process, *(getattr(self, name)[indexes] for name in columns))
 
     def streams(self) -> Iterator[tuple[int, np.ndarray]]:
         """Yield a number and the operations of each stream in which `seq` counts."""
@@ -151,7 +151,7 @@ class Witness:
 
 @dataclass(frozen=True)
 class StepFacts:
-    """What is known of the steps of a job at one look."""
+    """What is known of the steps of a job at one evaluation."""
 
     witnesses: tuple[Witness, ...] = ()
     seconds: pa.Table | None = None  # operations by kind, where no single ones are known
@@ -175,7 +175,7 @@ def read_operations(store: Store, context: Context) -> StepFacts:
 
 def _span(context: Context, back_ns: int) -> dict[str, Any]:  # Any: parameters of a query
     begin = max(min(context.window.start_ns, context.window.end_ns - back_ns), 0)
-    return {"job": context.job, "attempt": context.attempt, "start": begin, "end": context.window.end_ns}
+    return context.parameters | {"start": begin}
 
 
 def _read_witnesses(store: Store, context: Context, asked: dict[str, Any]) -> tuple[Witness, ...]:
@@ -194,9 +194,9 @@ def _ask(context: Context) -> dict[str, Any]:
 def choose_witnesses(roster: Roster, silent: frozenset[str]) -> list[int]:
     """Return a few processes, spread over the job, that are not on silent hosts."""
     wanted = np.unique(np.linspace(0, max(len(roster) - 1, 0), 4 * WITNESSES).astype(int))
-    heard = [number for number in wanted.tolist() if number < len(roster) and roster.host_of[number] not in silent]
-    spread = np.unique(np.linspace(0, max(len(heard) - 1, 0), WITNESSES).astype(int))
-    return [heard[place] for place in spread.tolist() if place < len(heard)]
+    present = [number for number in wanted.tolist() if number < len(roster) and roster.host_of[number] not in silent]
+    spread = np.unique(np.linspace(0, max(len(present) - 1, 0), WITNESSES).astype(int))
+    return [present[index] for index in spread.tolist() if index < len(present)]
 
 
 def sort_witnesses(rows: pa.Table, roster: Roster) -> Iterator[Witness]:
@@ -223,3 +223,96 @@ def _column(rows: pa.Table, name: str) -> np.ndarray:
     values = rows[name].combine_chunks()
     numbers: np.ndarray = np.asarray(pc.fill_null(values.cast(pa.int64(), safe=False), -1)).astype(np.int64)
     return numbers
+
+
+_FEWEST = 4  # operations of a stream: their numbers say how many there were, so few give a rate
+_COVER = 0.7  # of the time that a stream has to span: what stopped or began meanwhile is no part of each step
+_MOST_PER_STEP = 16  # of the rarest operation
+_CLEARLY = 0.4  # times the spread at the neighbouring lags: then the lag is a step
+_FEWEST_PAIRS = 6  # of operations at a distance; fewer give no spread
+_SURE_LAGS = 8  # distances at which there have to be enough: a step that does more of its rarest operation is rare
+_AGREE = 0.1  # of the length: ranks of one job have the same steps
+_OFTEN = 1.5  # times as often: another number of operations per step, and not the jitter of two rates
+
+
+@dataclass(frozen=True)
+class _Stream:
+    """One stream of a rank: numbers and times of the operations that were kept, both rising."""
+
+    numbers: np.ndarray
+    times_ns: np.ndarray
+
+    @property
+    def rate(self) -> float:
+        """Return its operations per nanosecond, kept or not."""
+        return float(self.numbers[-1] - self.numbers[0]) / max(float(self.times_ns[-1] - self.times_ns[0]), 1.0)
+
+
+def find_period_in_samples(witnesses: Sequence[Witness]) -> int | None:
+    """Return the length of a step that ranks agree on of which only some operations are known."""
+    found = sorted(length for witness in witnesses if (length := _estimate(witness)))
+    if 2 * len(found) <= len(witnesses):
+        return None
+    middle = found[len(found) // 2]
+    agreeing = [length for length in found if abs(length - middle) <= _AGREE * middle]
+    return int(middle) if 2 * len(agreeing) > len(found) else None
+
+
+def _estimate(witness: Witness) -> float | None:
+    streams = _list_streams(witness)
+    if not streams:
+        return None
+    rarest = min(streams, key=lambda stream: stream.rate)
+    per_step = _count_per_step(rarest)
+    if per_step is None:  # it stands for a step where others come more often: one of each kind would be odd
+        per_step = 1 if any(stream.rate > _OFTEN * rarest.rate for stream in streams) else None
+    return per_step / rarest.rate if per_step else None
+
+
+def find_period_in_seconds(seconds: pa.Table) -> int | None:
+    """Return the length of a step from counts per second: a step does its rarest kind of operation once."""
+    counts = np.asarray(seconds["n"].combine_chunks()).astype(np.float64)
+    first, last = (np.asarray(seconds[name].combine_chunks()).astype(np.int64) for name in ("first_ns", "last_ns"))
+    if not len(counts):
+        return None
+    span = last - first + NS_PER_S
+    known = (counts >= 2 * _FEWEST) & (span >= _COVER * span.max())
+    return int((span / counts)[known].max()) if known.any() else None
+
+
+def _list_streams(witness: Witness) -> list[_Stream]:
+    whole = float(witness.start_ns.max() - witness.start_ns.min()) if len(witness) else 0.0
+    found = []
+    for _, indexes in witness.streams():
+        numbers, firsts = np.unique(witness.seq[indexes], return_index=True)
+        times = np.maximum.accumulate(witness.start_ns[indexes][firsts])
+        if len(numbers) >= _FEWEST and times[-1] - times[0] >= _COVER * whole:
+            found.append(_Stream(numbers, times))
+    return found
+
+
+def _count_per_step(stream: _Stream) -> int | None:
+    """Return how many operations of a stream a step does: the first distance at which times hardly spread.
+
+    None where too few operations at small distances from each other were kept to tell.
+    """
+    spreads = [_spread(stream, lag) for lag in range(1, _MOST_PER_STEP + 2)]
+    if not np.isfinite(spreads[:_SURE_LAGS]).all():
+        return None
+    for lag in range(2, _MOST_PER_STEP + 1):
+        before, here, after = spreads[lag - 2 : lag + 1]
+        if here < _CLEARLY * min(before, after):
+            return lag
+    return 1
+
+
+def _spread(stream: _Stream, lag: int) -> float:
+    """Return how much the time from an operation to the `lag`-th next differs; unknown is endless."""
+    index = np.searchsorted(stream.numbers, stream.numbers + lag)
+    found = index < len(stream.numbers)
+    found[found] = stream.numbers[index[found]] == stream.numbers[found] + lag
+    if np.count_nonzero(found) < _FEWEST_PAIRS:
+        return np.inf
+    apart = stream.times_ns[index[found]] - stream.times_ns[found]
+    usual = np.minimum(apart, 3 * np.median(apart) + apart.min())  # one checkpoint is no spread
+    return float(np.std(usual))

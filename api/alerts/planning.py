@@ -1,41 +1,89 @@
-"""What one receiver is told now: each matter once as it begins, changes and ends, and never a storm.
+"""What one receiver is told now: each alert once as it begins, changes and ends, and never a storm.
 
 After a message about a job, what else begins in the same job waits for `group_s` and comes in one message with a
 list, at receivers that people read. Alertmanager groups by itself, and programs behind a webhook want every event.
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
-from api.alerts.matters import Situation
-from api.alerts.updating import is_news, patience_ns
+from api.alerts.active import ActiveAlerts
 from lockstep.alert_settings import Family, Target
-from lockstep.control.deliveries import Outgoing
-from lockstep.news import Matter, News, NewsKind, Thread
+from lockstep.notification import Alert, Notification, NotificationKind, Thread
+from lockstep.state.deliveries import Outgoing
 
-IsSilenced = Callable[[Matter], bool]
+IMPACT_STEP = 2.0  # times what the job loses: from 1.2 to 1.4 times its step time
+LEAST_IMPACT = 0.2  # smaller differences are no reason to write to anybody, twice the loss or not
+MOST_DOUBLINGS = 5  # 30 s become 16 minutes
+_GRADES = ("note", "alert", "isolate")
+_STOPPED = ("comm_hang", "noncomm_hang", "crash")
 
-_GATHERING = ("slack", "email", "pagerduty")
+
+def is_notable(told: Alert, now: Alert) -> bool:
+    """Return whether a receiver that was told the one would want to know the other."""
+    return told.mark != now.mark or _impact_rose(told, now) or _impact_fell(told, now)
+
+
+def patience_ns(thread: Thread, now: Alert, group_ns: int) -> int:
+    """Return for how long after the last message an update waits, for it may change again at once.
+
+    An incident that wavers between two components or grades would be told of for ever: each update that does not say
+    that it is worse waits twice as long as the one before it. What is worse never waits for longer than `group_ns`,
+    and what wavers cannot be worse twice without an update in between that it is not.
+    """
+    if now.family != "incident" or _is_worse(thread.alert, now):
+        return group_ns
+    return group_ns << min(max(thread.number - 1, 0), MOST_DOUBLINGS)
+
+
+def _is_worse(told: Alert, now: Alert) -> bool:
+    stops = now.fault_class in _STOPPED and told.fault_class not in _STOPPED
+    return stops or _GRADES.index(now.grade) > _GRADES.index(told.grade) or _impact_rose(told, now)
+
+
+def _impact_rose(told: Alert, now: Alert) -> bool:
+    return now.slowdown is not None and _is_step(told.slowdown or 1.0, now.slowdown)
+
+
+def _impact_fell(told: Alert, now: Alert) -> bool:
+    return told.slowdown is not None and now.slowdown is not None and _is_step(now.slowdown, told.slowdown)
+
+
+def _is_step(lower: float, higher: float) -> bool:
+    """Return whether what the job loses in the higher case is more by a step.
+
+    >>> _is_step(1.2, 1.4), _is_step(1.2, 1.3), _is_step(1.02, 1.1)
+    (True, False, False)
+    """
+    gained = round(higher - lower, 6)  # 1.4 - 1.2 is a little less than 0.2
+    return gained >= LEAST_IMPACT and round(higher - 1, 6) >= round(IMPACT_STEP * (lower - 1), 6)
+
+
+_GROUPING = ("slack", "email", "pagerduty")
 _HOLDING_STATE = ("alertmanager", "pagerduty")  # what they show lasts until it is resolved
 _PROGRAMS = ("webhook",)  # they get every event in its order
-_OPENED: dict[Family, NewsKind] = {
+_OPENED: dict[Family, NotificationKind] = {
     "incident": "incident.opened",
     "decision": "decision.proposed",
     "lockstep": "lockstep.troubled",
 }
-_CHANGED: dict[Family, NewsKind] = {"incident": "incident.updated", "decision": "decision.proposed"}
-_CLOSED: dict[Family, NewsKind] = {
+_CHANGED: dict[Family, NotificationKind] = {"incident": "incident.updated", "decision": "decision.proposed"}
+_CLOSED: dict[Family, NotificationKind] = {
     "incident": "incident.closed",
     "decision": "decision.settled",
     "action": "action.settled",
     "lockstep": "lockstep.recovered",
 }
-_ACTIONS: dict[str, NewsKind] = {"done": "action.executed", "failed": "action.failed", "undone": "action.undone"}
+_ACTIONS: dict[str, NotificationKind] = {
+    "done": "action.executed",
+    "failed": "action.failed",
+    "undone": "action.undone",
+}
 # What only those need who hold a state, and what is none that lasts.
-_ONLY_FOR_STATE: tuple[NewsKind, ...] = ("decision.settled", "action.settled")
-_NOT_FOR_STATE: tuple[NewsKind, ...] = ("action.executed", "action.undone")
+_ONLY_FOR_STATE: tuple[NotificationKind, ...] = ("decision.settled", "action.settled")
+_NOT_FOR_STATE: tuple[NotificationKind, ...] = ("action.executed", "action.undone")
 
 
 @dataclass(frozen=True)
@@ -54,123 +102,118 @@ class Known:
     since_ns: int
 
 
-def plan_news(target: Target, known: Known, situation: Situation, is_silenced: IsSilenced, group_ns: int) -> Plan:
+def plan_notifications(target: Target, known: Known, active: ActiveAlerts, group_ns: int) -> Plan:
     """Return what this receiver is told now; the same input gives the same messages with the same ids."""
     plan = Plan()
-    _tell_ended(plan, target, known, situation)
-    _tell_changed(plan, target, known, situation, is_silenced, group_ns)
-    back = _back_in_their_group(known, situation)
+    _report_ended(plan, target, known, active)
+    _report_changed(plan, target, known, active, group_ns)
+    back = _back_in_their_group(known, active)
     plan.threads.extend(thread.model_copy(update={"is_over": False}) for thread in back.values())
     fresh = [
-        matter
-        for matter in situation.matters.values()
-        if _is_fresh(known, matter)
-        and matter.subject not in back
-        and wants(target, matter)
-        and not is_silenced(matter)
+        alert
+        for alert in active.alerts.values()
+        if _is_new(known, alert) and alert.subject not in back and wants(target, alert)
     ]
-    for matters in _gathered(target, known, fresh, situation.now_ns, group_ns):
-        _tell_fresh(plan, target, known, matters, situation.now_ns)
+    for alerts in _grouped(target, known, fresh, active.now_ns, group_ns):
+        _report_new(plan, target, known, alerts, active.now_ns)
     return plan
 
 
-def wants(target: Target, matter: Matter) -> bool:
-    """Return whether the receiver asked for such news; grades are for incidents, jobs for what belongs to one."""
-    if matter.family not in target.events:
+def wants(target: Target, alert: Alert) -> bool:
+    """Return whether the receiver asked for such alerts; grades are for incidents, jobs for what belongs to one."""
+    if alert.family not in target.events:
         return False
-    if matter.family == "incident" and matter.grade not in target.grades:
+    if alert.family == "incident" and alert.grade not in target.grades:
         return False
-    return not target.jobs or not matter.job or any(fnmatchcase(matter.job, pattern) for pattern in target.jobs)
+    return not target.jobs or not alert.job or any(fnmatchcase(alert.job, pattern) for pattern in target.jobs)
 
 
-def _back_in_their_group(known: Known, situation: Situation) -> dict[str, Thread]:
+def _back_in_their_group(known: Known, active: ActiveAlerts) -> dict[str, Thread]:
     """Return what came back while others of the same message last: nobody was told that it had gone."""
     lasting = {
-        thread.key for thread in known.threads.values() if not thread.is_over and thread.subject in situation.matters
+        thread.key for thread in known.threads.values() if not thread.is_over and thread.subject in active.alerts
     }
     return {
         subject: thread
         for subject, thread in known.threads.items()
-        if thread.is_over and thread.key in lasting and subject in situation.matters
+        if thread.is_over and thread.key in lasting and subject in active.alerts
     }
 
 
-def _is_fresh(known: Known, matter: Matter) -> bool:
-    thread = known.threads.get(matter.subject)
-    if matter.family == "action":  # it lies in the past already: told once, to those who were there
-        return thread is None and matter.since_ns >= known.since_ns
+def _is_new(known: Known, alert: Alert) -> bool:
+    thread = known.threads.get(alert.subject)
+    if alert.family == "action":  # it lies in the past already: told once, to those who were there
+        return thread is None and alert.since_ns >= known.since_ns
     return thread is None or thread.is_over
 
 
-def _gathered(
-    target: Target, known: Known, fresh: Sequence[Matter], now_ns: int, group_ns: int
-) -> Iterable[list[Matter]]:
+def _grouped(
+    target: Target, known: Known, fresh: Sequence[Alert], now_ns: int, group_ns: int
+) -> Iterable[list[Alert]]:
     """Return what goes into one message each; what has to wait is left out, and found again next time."""
-    ordered = sorted(fresh, key=lambda matter: (matter.since_ns, matter.subject))
-    if target.kind not in _GATHERING:
-        return [[matter] for matter in ordered]
-    groups: dict[tuple[str, str, str], list[Matter]] = {}
-    for matter in ordered:
-        kind = matter.mark if matter.family == "action" else ""
-        groups.setdefault((matter.family, matter.job, kind), []).append(matter)
-    return [group for group in groups.values() if not _was_just_told(known, group[0], now_ns, group_ns)]
+    ordered = sorted(fresh, key=lambda alert: (alert.since_ns, alert.subject))
+    if target.kind not in _GROUPING:
+        return [[alert] for alert in ordered]
+    groups: dict[tuple[str, str, str], list[Alert]] = {}
+    for alert in ordered:
+        kind = alert.mark if alert.family == "action" else ""
+        groups.setdefault((alert.family, alert.job, kind), []).append(alert)
+    return [group for group in groups.values() if not _was_just_reported(known, group[0], now_ns, group_ns)]
 
 
-def _was_just_told(known: Known, matter: Matter, now_ns: int, group_ns: int) -> bool:
-    kin = (t for t in known.threads.values() if (t.matter.family, t.matter.job) == (matter.family, matter.job))
-    return any(now_ns - thread.told_ns < group_ns for thread in kin)
+def _was_just_reported(known: Known, alert: Alert, now_ns: int, group_ns: int) -> bool:
+    kin = (t for t in known.threads.values() if (t.alert.family, t.alert.job) == (alert.family, alert.job))
+    return any(now_ns - thread.reported_ns < group_ns for thread in kin)
 
 
-def _tell_fresh(plan: Plan, target: Target, known: Known, matters: list[Matter], now_ns: int) -> None:
-    key = matters[0].subject
-    kind = _ACTIONS.get(matters[0].mark) if matters[0].family == "action" else _OPENED[matters[0].family]
-    told = _add(plan, target, known.threads.get(key), key, kind, matters, now_ns)
-    for matter in matters:
-        before = known.threads.get(matter.subject)
+def _report_new(plan: Plan, target: Target, known: Known, alerts: list[Alert], now_ns: int) -> None:
+    key = alerts[0].subject
+    kind = _ACTIONS.get(alerts[0].mark) if alerts[0].family == "action" else _OPENED[alerts[0].family]
+    told = _add(plan, target, known.threads.get(key), key, kind, alerts, now_ns)
+    for alert in alerts:
+        before = known.threads.get(alert.subject)
         number = (before.number if before else 0) + told
-        plan.threads.append(_thread(target, key, number, now_ns, matter))
+        plan.threads.append(_thread(target, key, number, now_ns, alert))
 
 
-def _tell_changed(
-    plan: Plan, target: Target, known: Known, situation: Situation, is_silenced: IsSilenced, group_ns: int
-) -> None:
+def _report_changed(plan: Plan, target: Target, known: Known, active: ActiveAlerts, group_ns: int) -> None:
     for subject, thread in known.threads.items():
-        matter = situation.matters.get(subject)
-        if thread.is_over or matter is None or not is_news(thread.matter, matter) or is_silenced(matter):
+        alert = active.alerts.get(subject)
+        if thread.is_over or alert is None or not is_notable(thread.alert, alert):
             continue
-        if situation.now_ns - thread.told_ns < patience_ns(thread, matter, group_ns):
+        if active.now_ns - thread.reported_ns < patience_ns(thread, alert, group_ns):
             continue  # it may change again at once; what it is by then is told
-        kind = _ACTIONS.get(matter.mark) if matter.family == "action" else _CHANGED.get(matter.family)
-        told = _add(plan, target, thread, thread.key, kind, [matter], situation.now_ns, thread.matter)
-        plan.threads.append(_thread(target, thread.key, thread.number + told, situation.now_ns, matter))
+        kind = _ACTIONS.get(alert.mark) if alert.family == "action" else _CHANGED.get(alert.family)
+        told = _add(plan, target, thread, thread.key, kind, [alert], active.now_ns, thread.alert)
+        plan.threads.append(_thread(target, thread.key, thread.number + told, active.now_ns, alert))
 
 
-def _tell_ended(plan: Plan, target: Target, known: Known, situation: Situation) -> None:
-    """Tell what is over, once the last of a message's matters is; only what was told before."""
+def _report_ended(plan: Plan, target: Target, known: Known, active: ActiveAlerts) -> None:
+    """Tell what is over, once the last of a message's alerts is; only what was told before."""
     open_threads = [thread for thread in known.threads.values() if not thread.is_over]
-    ended = {thread.subject: thread for thread in open_threads if thread.subject not in situation.matters}
+    ended = {thread.subject: thread for thread in open_threads if thread.subject not in active.alerts}
     lasting = {thread.key for thread in open_threads if thread.subject not in ended}
     groups: dict[str, list[Thread]] = {}
     for thread in ended.values():
         groups.setdefault(thread.key, []).append(thread)
     for key, threads in groups.items():
-        matters = [situation.over.get(thread.subject, thread.matter) for thread in threads]
-        told = 0 if key in lasting else _end(plan, target, key, threads, matters, situation.now_ns)
+        alerts = [active.over.get(thread.subject, thread.alert) for thread in threads]
+        told = 0 if key in lasting else _end(plan, target, key, threads, alerts, active.now_ns)
         plan.threads.extend(
-            thread.model_copy(update={"is_over": True, "number": thread.number + told, "told_ns": situation.now_ns})
+            thread.model_copy(update={"is_over": True, "number": thread.number + told, "reported_ns": active.now_ns})
             for thread in threads
         )
 
 
-def _end(plan: Plan, target: Target, key: str, threads: list[Thread], matters: list[Matter], now_ns: int) -> int:
+def _end(plan: Plan, target: Target, key: str, threads: list[Thread], alerts: list[Alert], now_ns: int) -> int:
     """Add the message that something is over; the labels are those that were told, the reason is the newest."""
     if not any(thread.number for thread in threads):
         return 0
     told = [
-        thread.matter.model_copy(update={"reason": matter.reason})
-        for thread, matter in zip(threads, matters, strict=True)
+        thread.alert.model_copy(update={"reason": alert.reason})
+        for thread, alert in zip(threads, alerts, strict=True)
     ]
-    return _add(plan, target, threads[0], key, _CLOSED[threads[0].matter.family], told, now_ns, is_end=True)
+    return _add(plan, target, threads[0], key, _CLOSED[threads[0].alert.family], told, now_ns, is_end=True)
 
 
 def _add(
@@ -178,10 +221,10 @@ def _add(
     target: Target,
     thread: Thread | None,
     key: str,
-    kind: NewsKind | None,
-    matters: list[Matter],
+    kind: NotificationKind | None,
+    alerts: list[Alert],
     now_ns: int,
-    before: Matter | None = None,
+    before: Alert | None = None,
     is_end: bool = False,
 ) -> int:
     """Add one message, unless it is not for this kind of receiver; return how many were added."""
@@ -189,11 +232,13 @@ def _add(
     if kind is None or kind in (_NOT_FOR_STATE if holds_state else _ONLY_FOR_STATE):
         return 0
     number = thread.number if thread else 0
-    name = hashlib.sha256(f"{target.name}|{matters[0].subject}|{number}|{kind}".encode()).hexdigest()
-    news = News(id=f"evt_{name[:26]}", kind=kind, key=key, ts_ns=now_ns, matters=tuple(matters), before=before)
-    plan.outgoing.append(Outgoing(target.name, news, replaces=target.kind not in _PROGRAMS, is_end=is_end))
+    name = hashlib.sha256(f"{target.name}|{alerts[0].subject}|{number}|{kind}".encode()).hexdigest()
+    notification = Notification(
+        id=f"evt_{name[:26]}", kind=kind, key=key, ts_ns=now_ns, alerts=tuple(alerts), before=before
+    )
+    plan.outgoing.append(Outgoing(target.name, notification, replaces=target.kind not in _PROGRAMS, is_end=is_end))
     return 1
 
 
-def _thread(target: Target, key: str, number: int, now_ns: int, matter: Matter) -> Thread:
-    return Thread(target=target.name, subject=matter.subject, key=key, number=number, told_ns=now_ns, matter=matter)
+def _thread(target: Target, key: str, number: int, now_ns: int, alert: Alert) -> Thread:
+    return Thread(target=target.name, subject=alert.subject, key=key, number=number, reported_ns=now_ns, alert=alert)

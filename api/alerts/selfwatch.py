@@ -9,14 +9,13 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from api.alerts.matters import trouble_matter
+from api.alerts.active import trouble_alert
 from lockstep.clock import NS_PER_S
-from lockstep.control.database import ControlDatabase
-from lockstep.control.deliveries import oldest_waiting
-from lockstep.control.holders import lease_ends
-from lockstep.control.tokens import expects_agents
 from lockstep.errors import StoreError
-from lockstep.news import Matter
+from lockstep.notification import Alert
+from lockstep.state.database import ControlDatabase, lease_ends
+from lockstep.state.deliveries import oldest_waiting
+from lockstep.state.tokens import expects_agents
 from lockstep.store.store import Store
 
 _log = structlog.get_logger("alerts")
@@ -38,10 +37,10 @@ class Watched:
 
 @dataclass(frozen=True, slots=True)
 class Agents:
-    """Hosts that were heard of lately: how many, the newest word, and the one whose data is furthest behind."""
+    """Hosts that were last_seen of lately: how many, the newest word, and the one whose data is furthest behind."""
 
     hosts: int
-    heard_ns: int
+    last_seen_ns: int
     last_host: str = ""
     behind_s: float = 0.0  # of last_host: from its newest heartbeat back to its watermark
 
@@ -51,7 +50,7 @@ class Facts:
     """What was found out about Lockstep; None: it could not be asked."""
 
     agents: Agents | None
-    expects_agents: bool  # a collector has a token, or was heard of before
+    expects_agents: bool  # a collector has a token, or was last_seen of before
     store_trouble: str | None
     store_used: float | None  # share of its disk
     lease_ends: Mapping[str, int]
@@ -72,12 +71,12 @@ class SelfWatch:
 
     def __init__(self, watched: Watched, control: ControlDatabase, patience: Patience) -> None:
         self._watched, self._control, self._patience = watched, control, patience
-        self._troubles: dict[str, Matter] = {}  # replaced as a whole
+        self._troubles: dict[str, Alert] = {}  # replaced as a whole
         self._had_agents = False
         self._checked_ns = 0
         self._checking: threading.Thread | None = None
 
-    def look(self, told: Mapping[str, Matter], targets: Collection[str], now_ns: int) -> dict[str, Matter]:
+    def evaluate(self, told: Mapping[str, Alert], targets: Collection[str], now_ns: int) -> dict[str, Alert]:
         """Return what is wrong; while we have not watched for long enough, what was told before still is."""
         is_checking = self._checking is not None and self._checking.is_alive()
         if not is_checking and now_ns - self._checked_ns >= _CHECK_NS:
@@ -85,17 +84,17 @@ class SelfWatch:
         troubles = self._troubles
         if is_checking and now_ns - self._checked_ns >= _HANGING_NS:
             hanging = f"the store is away: it has not answered for {_HANGING_NS // NS_PER_S} s"
-            troubles = {"lockstep:store": trouble_matter("store", hanging, self._checked_ns), **troubles}
+            troubles = {"lockstep:store": trouble_alert("store", hanging, self._checked_ns), **troubles}
         if now_ns - self._patience.since_ns >= self._patience.silent_s * NS_PER_S + _HANGING_NS:
             return troubles
         return {**told, **troubles}
 
     def wait(self) -> None:
-        """Wait for the look that is under way."""
+        """Wait for the evaluate that is under way."""
         if self._checking:
             self._checking.join()
 
-    def _begin(self, told: Mapping[str, Matter], targets: Collection[str], now_ns: int) -> None:
+    def _begin(self, told: Mapping[str, Alert], targets: Collection[str], now_ns: int) -> None:
         self._had_agents |= "lockstep:agents" in told
         self._checked_ns = now_ns
         self._checking = threading.Thread(target=self._check, args=(targets, now_ns), name="self-watch", daemon=True)
@@ -106,13 +105,13 @@ class SelfWatch:
             since_ns = now_ns - round(_LOOK_BACK * self._patience.silent_s * NS_PER_S)
             facts = gather_facts(self._watched, self._control, targets, since_ns, now_ns)
         except Exception as error:  # noqa: BLE001  # alerts go on without it; nobody would see a thread that died
-            _log.error("cannot look at ourselves", exc_info=error)
+            _log.error("cannot evaluate at ourselves", exc_info=error)
             return
         self._had_agents |= bool(facts.agents and facts.agents.hosts)
         facts = replace(facts, expects_agents=facts.expects_agents or self._had_agents)
         found = find_troubles(facts, self._patience, now_ns)
-        now = [trouble_matter(name, sentence, now_ns) for name, sentence in found.items()]
-        self._troubles = {matter.subject: self._troubles.get(matter.subject, matter) for matter in now}
+        now = [trouble_alert(name, sentence, now_ns) for name, sentence in found.items()]
+        self._troubles = {alert.subject: self._troubles.get(alert.subject, alert) for alert in now}
 
 
 def find_troubles(facts: Facts, patience: Patience, now_ns: int) -> dict[str, str]:
@@ -130,10 +129,10 @@ def find_troubles(facts: Facts, patience: Patience, now_ns: int) -> dict[str, st
 
 
 def _of_agents(agents: Agents, expects: bool, patience: Patience, now_ns: int) -> dict[str, str]:
-    silent_s = (now_ns - agents.heard_ns) / NS_PER_S
+    silent_s = (now_ns - agents.last_seen_ns) / NS_PER_S
     if (agents.hosts or expects) and silent_s > patience.silent_s:
         last = f"the last of {agents.hosts} hosts spoke {silent_s:.0f} s ago"
-        none = f"none was heard in the last {_LOOK_BACK * patience.silent_s:.0f} s"
+        none = f"no telemetry in the last {_LOOK_BACK * patience.silent_s:.0f} s"
         return {"agents": f"no agent reports: {last if agents.hosts else none}"}
     if agents.behind_s > patience.silent_s:
         return {
@@ -177,13 +176,14 @@ def gather_facts(
 
 def _ask_agents(store: Store, since_ns: int, now_ns: int) -> Agents:
     row = store.query(
-        "SELECT count() AS hosts, max(heard) AS heard_ns, argMax(host, lag) AS last_host, max(lag) / 1e9 AS behind_s "
-        "FROM (SELECT host, toInt64(max(ts_ns)) AS heard, toInt64(max(watermark_ns)) AS mark, "
-        "if(heard >= {live:Int64}, heard - mark, 0) AS lag "  # windows do not wait for hosts that fell silent
+        "SELECT count() AS hosts, max(last_seen) AS last_seen_ns, argMax(host, lag) AS last_host, "
+        "max(lag) / 1e9 AS behind_s "
+        "FROM (SELECT host, toInt64(max(ts_ns)) AS last_seen, toInt64(max(watermark_ns)) AS mark, "
+        "if(last_seen >= {live:Int64}, last_seen - mark, 0) AS lag "  # windows do not wait for hosts that fell silent
         "FROM agents WHERE ts_ns >= {since:Int64} GROUP BY host)",
         {"since": since_ns, "live": now_ns - _LIVE_NS},
     ).to_pylist()[0]
-    return Agents(row["hosts"], row["heard_ns"], row["last_host"], row["behind_s"])
+    return Agents(row["hosts"], row["last_seen_ns"], row["last_host"], row["behind_s"])
 
 
 def _ask_disk(store: Store) -> float | None:

@@ -1,35 +1,32 @@
-"""The shell around the alerts: finds news, writes them into the outbox, sends what is due, one process at a time."""
+"""The shell around the alerts: writes notifications into the outbox and sends what is due, one process at a time."""
 
+from collections import Counter as Tally
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 
 import structlog
 
-from api.alerts.counts import DeliveryCounts
-from api.alerts.courier import Courier, make_courier
-from api.alerts.dispatching import Dispatcher
-from api.alerts.matters import Situation, survey
-from api.alerts.planning import Known, Plan, plan_news
+from api.alerts.active import ActiveAlerts, find_active
+from api.alerts.notifier import DeliveryCounts, Dispatcher, Notifier, make_notifier
+from api.alerts.planning import Known, plan_notifications
 from api.alerts.selfwatch import Patience, SelfWatch, Watched
 from api.parts import Parts
 from lockstep.alert_settings import AlertSettings, Target
 from lockstep.clock import NS_PER_S, Clock
-from lockstep.control.database import ControlDatabase
-from lockstep.control.decisions import list_decisions
-from lockstep.control.deliveries import forget_deliveries, list_threads, resume_sending, save_round
-from lockstep.control.executions import list_executions, list_orders
-from lockstep.control.incidents import get_incident, open_incidents
-from lockstep.control.leases import Lease
-from lockstep.control.silences import list_silences
-from lockstep.control.target_documents import LostTarget
-from lockstep.control.targets import Health, list_health, list_targets, meet_targets, seal_targets
 from lockstep.errors import NotPresent
-from lockstep.news import Thread
+from lockstep.notification import Thread
+from lockstep.state.database import ControlDatabase, count_undelivered
+from lockstep.state.decisions import list_decisions, list_executions, list_orders
+from lockstep.state.deliveries import forget_deliveries, list_threads, oldest_waiting, resume_sending, save_round
+from lockstep.state.incidents import get_incident, open_incidents
+from lockstep.state.leases import Lease
+from lockstep.state.target_documents import LostTarget
+from lockstep.state.targets import Health, list_health, list_targets, meet_targets, seal_targets
 
 _log = structlog.get_logger("alerts")
 
 _LATEST = 200  # decisions and executions that are looked at: far more than a second or a restart brings
-_SILENCES = 1000
 _ORDERS_NS = 24 * 3600 * NS_PER_S  # decisions expire long before
 _FORGET_NS = 3600 * NS_PER_S
 
@@ -41,7 +38,7 @@ class AlertService:
         self,
         settings: AlertSettings,
         control: ControlDatabase,
-        courier: Courier,
+        notifier: Notifier,
         clock: Clock,
         watched: Watched,
         counts: DeliveryCounts | None = None,
@@ -49,14 +46,16 @@ class AlertService:
         self._settings, self._control = settings, control
         patience = Patience(settings.silent_s, settings.full_share, since_ns=clock.now_ns())
         self._self_watch = SelfWatch(watched, control, patience)
-        self._dispatcher = Dispatcher(settings.resend_s, control, courier, clock, counts or DeliveryCounts())
+        self._dispatcher = Dispatcher(settings.resend_s, control, notifier, clock, counts or DeliveryCounts())
         self._generation: int | None = None
         self._forgot_ns = 0
 
     def run_once(self, lease: Lease, now_ns: int) -> None:
         """Write what is new into the outbox and begin to send what is due."""
         if lease.generation != self._generation:
-            self._take_over(lease, now_ns)
+            if resumed := resume_sending(self._control, lease, now_ns):
+                _log.info("messages are sent again that were under way", messages=resumed)
+            self._generation = lease.generation
         health = list_health(self._control)
         targets = all_targets(self._settings, self._control)
         if new := [name for name in targets if name not in health]:
@@ -66,7 +65,9 @@ class AlertService:
         threads = self._notice(active, health, lease, now_ns) if active else []
         self._dispatcher.send_due(active, lease, now_ns)
         self._dispatcher.remind(active, threads, lease, now_ns)
-        self._forget(lease, now_ns)
+        if now_ns - self._forgot_ns >= _FORGET_NS:
+            forget_deliveries(self._control, lease, now_ns - self._settings.keep_days * 24 * 3600 * NS_PER_S)
+            self._forgot_ns = now_ns
 
     def close(self) -> None:
         """End what is under way; what was not finished is sent again by whoever comes next."""
@@ -77,48 +78,38 @@ class AlertService:
         self._dispatcher.wait()
         self._self_watch.wait()
 
-    def _take_over(self, lease: Lease, now_ns: int) -> None:
-        if resumed := resume_sending(self._control, lease, now_ns):
-            _log.info("messages are sent again that were under way", messages=resumed)
-        self._generation = lease.generation
-
     def _notice(
         self, targets: Mapping[str, Target], health: Mapping[str, Health], lease: Lease, now_ns: int
     ) -> list[Thread]:
         """Write down what is new for each receiver, and return what all of them know."""
         group_ns = round(self._settings.group_s * NS_PER_S)
         unfinished = list_threads(self._control, (), now_ns)
-        situation = self._survey(unfinished, targets, now_ns)
-        ids = [f"{name}/{subject}" for name in targets for subject in situation.matters]
+        active = self._find_active(unfinished, targets, now_ns)
+        ids = [f"{name}/{subject}" for name in targets for subject in active.alerts]
         known = list_threads(self._control, ids, now_ns - group_ns)
-        silences = list_silences(self._control, since_ns=now_ns, limit=_SILENCES)
         plans = [
-            plan_news(
+            plan_notifications(
                 target,
                 Known({thread.subject: thread for thread in known if thread.target == name}, health[name].since_ns),
-                situation,
-                lambda matter: any(silence.matchers.fit(matter) for silence in silences),
+                active,
                 group_ns,
             )
             for name, target in targets.items()
         ]
-        self._write(plans, lease)
-        changed = {thread.id: thread for plan in plans for thread in plan.threads}
-        return list(({thread.id: thread for thread in known} | changed).values())
-
-    def _write(self, plans: list[Plan], lease: Lease) -> None:
         outgoing = [message for plan in plans for message in plan.outgoing]
         threads = [thread for plan in plans for thread in plan.threads]
         if outgoing or threads:
             save_round(self._control, lease, outgoing, threads)
+        changed = {thread.id: thread for plan in plans for thread in plan.threads}
+        return list(({thread.id: thread for thread in known} | changed).values())
 
-    def _survey(self, unfinished: list[Thread], targets: Mapping[str, Target], now_ns: int) -> Situation:
+    def _find_active(self, unfinished: list[Thread], targets: Mapping[str, Target], now_ns: int) -> ActiveAlerts:
         incidents = {incident.id: incident for incident in open_incidents(self._control)}
-        told = {thread.subject for thread in unfinished if thread.matter.family == "incident"}
+        told = {thread.subject for thread in unfinished if thread.alert.family == "incident"}
         for subject in told - incidents.keys():
             with suppress(NotPresent):
                 incidents[subject] = get_incident(self._control, subject)
-        found = survey(
+        found = find_active(
             incidents.values(),
             list_decisions(self._control, limit=_LATEST),
             {order.decision for order in list_orders(self._control, since_ns=now_ns - _ORDERS_NS)},
@@ -126,22 +117,17 @@ class AlertService:
             now_ns,
             round(self._settings.settle_s * NS_PER_S),
         )
-        told_of_us = {thread.subject: thread.matter for thread in unfinished if thread.matter.family == "lockstep"}
-        troubles = self._self_watch.look(told_of_us, list(targets), now_ns)
-        return Situation(now_ns, {**found.matters, **troubles}, found.over)
-
-    def _forget(self, lease: Lease, now_ns: int) -> None:
-        if now_ns - self._forgot_ns >= _FORGET_NS:
-            forget_deliveries(self._control, lease, now_ns - self._settings.keep_days * 24 * 3600 * NS_PER_S)
-            self._forgot_ns = now_ns
+        told_of_us = {thread.subject: thread.alert for thread in unfinished if thread.alert.family == "lockstep"}
+        troubles = self._self_watch.evaluate(told_of_us, list(targets), now_ns)
+        return ActiveAlerts(now_ns, {**found.alerts, **troubles}, found.over)
 
 
 def make_alerts(parts: Parts) -> AlertService:
     """Return the service of this process; what receivers' secrets lie in clear by then is sealed."""
     seal_targets(parts.control)
     watched = Watched(parts.store, lambda: parts.gateway.trouble)
-    courier = make_courier(parts.settings, parts.clock)
-    return AlertService(parts.settings.alerts, parts.control, courier, parts.clock, watched, parts.delivered)
+    notifier = make_notifier(parts.settings, parts.clock)
+    return AlertService(parts.settings.alerts, parts.control, notifier, parts.clock, watched, parts.delivered)
 
 
 def all_targets(settings: AlertSettings, control: ControlDatabase) -> dict[str, Target]:
@@ -153,3 +139,61 @@ def all_targets(settings: AlertSettings, control: ControlDatabase) -> dict[str, 
 def is_active(target: Target, health: Health) -> bool:
     """Return whether a receiver is sent to: not switched off, not gone by its own word, and its secrets open."""
     return target.enabled and health.disabled_because is None and not isinstance(target, LostTarget)
+
+
+MOST_NAMED = 20  # receivers with a series of their own, the worst first; there may be 128 of them
+_REMOVED = "removed"  # of a message whose receiver is no longer in the settings
+_STATES = {"waiting": "waiting", "sending": "sending", "failed": "dead"}
+
+
+@dataclass(frozen=True, slots=True)
+class Receiver:
+    """How one receiver answers."""
+
+    name: str
+    kind: str
+    failures: int  # since it last took something
+    is_disabled: bool  # because it said that it is gone
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxFigures:
+    """The outbox as it is; the age is None where nobody could be asked."""
+
+    messages: Mapping[tuple[str, str], int] = field(default_factory=dict)  # by the receiver's kind and state
+    oldest_s: float | None = None
+    receivers: tuple[Receiver, ...] = ()
+
+
+def read_outbox(settings: AlertSettings, control: ControlDatabase, now_ns: int) -> OutboxFigures:
+    """Return the figures of this moment; messages for receivers that are switched off or gone have no age."""
+    targets, health = all_targets(settings, control), list_health(control)
+    known = {name: health.get(name, Health(since_ns=now_ns)) for name in targets}
+    active = [name for name, target in targets.items() if is_active(target, known[name])]
+    oldest = oldest_waiting(control, active)
+    return OutboxFigures(
+        _by_kind(count_undelivered(control), targets),
+        max(0, now_ns - oldest[1]) / NS_PER_S if oldest else 0.0,
+        _worst(targets, known),
+    )
+
+
+def _by_kind(found: Mapping[tuple[str, str], int], targets: Mapping[str, Target]) -> dict[tuple[str, str], int]:
+    """Return messages by kind and state, with a nought for what does well."""
+    kinds = {target.kind for target in targets.values()}
+    counted: Tally[tuple[str, str]] = Tally({(kind, state): 0 for kind in kinds for state in _STATES.values()})
+    for (name, state), count in found.items():
+        counted[targets[name].kind if name in targets else _REMOVED, _STATES[state]] += count
+    return dict(counted)
+
+
+def _worst(targets: Mapping[str, Target], health: Mapping[str, Health]) -> tuple[Receiver, ...]:
+    """Return receivers that are wanted, the worst first, no more than may be named."""
+    wanted = [
+        Receiver(
+            name, target.kind, health[name].failures_in_row, is_disabled=health[name].disabled_because is not None
+        )
+        for name, target in targets.items()
+        if target.enabled
+    ]
+    return tuple(sorted(wanted, key=lambda each: (not each.is_disabled, -each.failures, each.name))[:MOST_NAMED])

@@ -6,23 +6,17 @@ from typing import Annotated
 from fastapi import Query, Request
 from fastapi.responses import HTMLResponse
 
-from analyzer.windows import Window
-from api.dashboard.addresses import call, job_call
-from api.dashboard.page_route import page_router
-from api.dashboard.pictures.heat import find_slowest
-from api.dashboard.pictures.late import find_latest
-from api.dashboard.rendering import render
+from analyzer.windows.window import Window
+from api.dashboard.pages import call, job_call, page_router, render
+from api.dashboard.pictures import find_latest, find_slowest
 from api.parts import Parts, parts_of
-from api.reading.jobs import find_job, list_jobs
-from api.reading.lags import Lags, read_lags
-from api.reading.matrix import Matrix, read_matrix
-from api.reading.moments import check_stretch
-from api.reading.ranks import list_communicators, list_ranks, newest_attempt
-from api.reading.steps import list_steps
-from api.reading.windows import Closed, find_closed
+from api.query import check_range
+from api.views.jobs import find_job, list_jobs, list_steps
+from api.views.matrix import Lags, Matrix, read_lags, read_matrix
+from api.views.ranks import Closed, find_closed, list_communicators, list_ranks, newest_attempt
 from lockstep.clock import NS_PER_S
-from lockstep.control.incidents import list_incidents
 from lockstep.errors import NotPresent
+from lockstep.state.incidents import list_incidents
 
 router = page_router()
 
@@ -35,7 +29,7 @@ _KNOWN_JOBS = 5_000
 _STRIP_NS = 300 * NS_PER_S  # of arrivals, where no time is asked for
 _LONGEST_NS = 86_400 * NS_PER_S
 
-Moment = Annotated[int | None, Query(ge=0, description="nanoseconds, UNIX time")]
+Timestamp = Annotated[int | None, Query(ge=0, description="nanoseconds, UNIX time")]
 
 
 @dataclass(frozen=True)
@@ -81,7 +75,11 @@ def job(request: Request, job: str) -> HTMLResponse:
 
 @router.get("/matrix")
 def matrix(
-    request: Request, job: str | None = None, comm: str | None = None, from_ns: Moment = None, to_ns: Moment = None
+    request: Request,
+    job: str | None = None,
+    comm: str | None = None,
+    from_ns: Timestamp = None,
+    to_ns: Timestamp = None,
 ) -> HTMLResponse:
     """Return the delay matrix of a job's last closed window, or of the time that is asked for."""
     parts = parts_of(request)
@@ -108,7 +106,9 @@ def matrix(
 
 
 @router.get("/lags")
-def lags(request: Request, job: str | None = None, from_ns: Moment = None, to_ns: Moment = None) -> HTMLResponse:
+def lags(
+    request: Request, job: str | None = None, from_ns: Timestamp = None, to_ns: Timestamp = None
+) -> HTMLResponse:
     """Return how late each rank came to its collectives, over the last minutes or the time that is asked for."""
     parts = parts_of(request)
     choice = choose_job(parts, job)
@@ -148,7 +148,7 @@ def find_shown(parts: Parts, choice: Choice, from_ns: int | None, to_ns: int | N
     start_ns = (
         from_ns if from_ns is not None else min(closed.window.start_ns, max(end_ns - length_ns, choice.first_ns))
     )
-    check_stretch(start_ns, end_ns, _LONGEST_NS)
+    check_range(start_ns, end_ns, _LONGEST_NS)
     return Closed(job, attempt, Window(start_ns, end_ns), closed.roster, closed.silent)
 
 

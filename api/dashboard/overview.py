@@ -8,22 +8,17 @@ from fastapi import Request
 from fastapi.responses import HTMLResponse
 from markupsafe import Markup
 
-from api.dashboard.addresses import call
-from api.dashboard.page_route import page_router
-from api.dashboard.pictures.sparkline import draw_sparkline
-from api.dashboard.rendering import render
+from api.dashboard.pages import call, page_router, render
+from api.dashboard.pictures import draw_sparkline
 from api.parts import Parts, parts_of
-from api.reading.agents import AgentView, list_agents
-from api.reading.jobs import Job, list_jobs
-from api.reading.steps import list_steps
-from lockstep.control.decisions import list_decisions
-from lockstep.control.executions import list_isolated
-from lockstep.control.incidents import list_incidents, open_incidents
+from api.views.hosts import AgentView, list_agents
+from api.views.jobs import Job, list_jobs, list_steps
 from lockstep.decision import Decision
 from lockstep.errors import StoreError
 from lockstep.execution import Isolated
-from lockstep.incident import Incident
-from lockstep.verdict import Grade
+from lockstep.state.decisions import list_decisions, list_isolated
+from lockstep.state.incidents import list_incidents, open_incidents
+from lockstep.verdict import Grade, Incident
 from lockstep.words import STANDING
 
 router = page_router()

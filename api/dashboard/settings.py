@@ -9,10 +9,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
 from api.auth import Admin
-from api.dashboard.addresses import call
-from api.dashboard.page_route import PageRoute, page_router
-from api.dashboard.rendering import render
-from api.dashboard.viewer import find_viewer
+from api.dashboard.pages import PageRoute, call, find_viewer, page_router, render
 from api.parts import parts_of
 from api.routes import webhooks
 from lockstep.config import Settings, list_settings

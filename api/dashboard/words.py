@@ -19,16 +19,8 @@ ACTIONS: dict[Action, str] = {
     "replace": "Restart with a spare",
     "grow": "Take nodes back in",
 }
-MODES: dict[Mode, str] = {
-    "observe": "advice only",
-    "propose": "waits for a yes",
-    "execute": "done by itself",
-}
-GRADES = {
-    "isolate": "would justify draining a node",
-    "alert": "a person should look",
-    "note": "worth knowing",
-}
+MODES: dict[Mode, str] = {"observe": "advice only", "propose": "approval pending", "execute": "automatic"}
+GRADES = {"isolate": "would justify draining a node", "alert": "a person should look", "note": "worth knowing"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +63,7 @@ _PROOFS = {
         "the GPU is as slow in work that does not cross PCIe",
     ),
     "rank": Proof(
-        "Take the stack of this rank.",
-        "the rank entered the collective after all, and another one did not",
+        "Take the stack of this rank.", "the rank entered the collective after all, and another one did not"
     ),
     "job": Proof(
         "Compare the stacks of a few ranks, and ask what changed in code, data or file system.",

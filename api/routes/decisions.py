@@ -7,26 +7,28 @@ from pydantic import Field
 
 from api.auth import Actor, Reader
 from api.parts import Parts, parts_of
-from api.reading.sightings import sightings_at
-from lockstep.control.database import ControlDatabase
-from lockstep.control.decisions import get_decision, list_decisions
-from lockstep.control.executions import (
+from api.views.returned import sightings_at
+from lockstep.decision import Decision
+from lockstep.errors import BadInput, StoreAway
+from lockstep.execution import Isolated, NodeOrder, NodeOrderKind, Order, Outcome, PartIdentity
+from lockstep.state.database import ControlDatabase
+from lockstep.state.decisions import (
     find_execution,
+    find_isolated,
+    get_decision,
+    give_node_order,
     give_order,
+    list_decisions,
     list_executions,
     list_isolated,
+    list_node_orders,
     list_orders,
     list_outcomes,
     save_outcome,
 )
-from lockstep.control.incidents import get_incident, list_incidents
-from lockstep.control.node_orders import find_isolated, give_node_order, list_node_orders
-from lockstep.decision import Decision
-from lockstep.errors import BadInput, StoreAway
-from lockstep.execution import Isolated, NodeOrder, NodeOrderKind, Order, Outcome, PartIdentity
+from lockstep.state.incidents import get_incident, list_incidents
 from lockstep.verdict import Frozen
-from planner.recovery.ledger import find_downtimes
-from planner.recovery.scorecard import score
+from planner.scorecard import find_downtimes, score
 
 router = APIRouter(prefix="/api/v1")
 
@@ -125,7 +127,12 @@ def confirm(request: Request, incident_id: str, told: Confirmation, actor: Actor
 def isolated(request: Request) -> Json:
     """Return the nodes that were taken out of service, how far each is on its way back, and what persons said."""
     control = parts_of(request).control
-    return {"items": [each.model_dump() | {"orders": _orders_on(control, each)} for each in list_isolated(control)]}
+    return {
+        "items": [
+            each.model_dump() | {"orders": ([order.model_dump() for order in list_node_orders(control, each)])}
+            for each in list_isolated(control)
+        ]
+    }
 
 
 @router.post("/isolated/{node}/{kind}", status_code=202)
@@ -144,10 +151,6 @@ def order_node(request: Request, node: str, kind: NodeOrderKind, word: NodeWord,
     )
     give_node_order(parts.control, given)
     return given.model_dump(exclude={"number"})
-
-
-def _orders_on(control: ControlDatabase, isolated: Isolated) -> list[Json]:
-    return [order.model_dump() for order in list_node_orders(control, isolated)]
 
 
 def _identify(parts: Parts, isolated: Isolated, told: PartIdentity) -> PartIdentity:

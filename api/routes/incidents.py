@@ -2,26 +2,63 @@
 
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, HTTPException, Query, Request, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from analyzer.roster import read_roster
-from analyzer.windows import Window
-from api.asking import Identity, Wanted
-from api.auth import Reader
-from api.incident_door import show_page
-from api.paging import USUAL, Cursor, Limit, Page, add_link, cut_sorted, read_cursor
+from analyzer.windows.jobs import read_roster
+from analyzer.windows.window import Window
+from api.auth import Reader, admit_reader
 from api.parts import parts_of
-from api.reading.changes import BEFORE_S, Change, find_changes
-from api.reading.changes import place_of as change_place
-from api.reading.incidents import IncidentDetail, IncidentFilter, IncidentPages, IncidentView, find_incident
-from api.reading.ledger import find_part
-from api.reading.matrix import Matrix, read_matrix
-from api.reading.parts import PartHistory
-from api.reading.timeline import Entry, read_timeline
-from api.reading.timeline import place_of as timeline_place
+from api.query import USUAL, Cursor, Identity, Limit, Page, Paged, Wanted, add_link, read_cursor
+from api.views.incidents import (
+    IncidentDetail,
+    IncidentFilter,
+    IncidentPages,
+    IncidentView,
+    RenderedPage,
+    find_incident,
+)
+from api.views.ledger import PartHistory, find_part
+from api.views.matrix import Matrix, read_matrix
+from api.views.timeline import BEFORE_S, Change, Entry, change_key, find_changes, read_timeline, timeline_key
 from lockstep.clock import NS_PER_S
-from lockstep.control.incidents import get_incident
+from lockstep.errors import LockstepError
+from lockstep.state.incidents import get_incident
 from lockstep.verdict import FaultClass
+
+PATH = "/api/v1/incidents"
+
+
+class IncidentFastPath:
+    """Middleware; whatever is not a list that can be shown goes on to the route, which says why."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_list = scope["type"] == "http" and scope["path"] == PATH and scope["method"] == "GET"
+        answer = await _answer(Request(scope, receive)) if is_list else None
+        await (answer or self._app)(scope, receive, send)
+
+
+async def _answer(request: Request) -> Response | None:
+    pages: IncidentPages = request.app.state.incident_pages
+    asked = pages.meaning_of(request.scope["query_string"])
+    if asked is None:
+        return None
+    try:
+        await admit_reader(request)
+        return show_page(request, await pages.find(*asked))
+    except (LockstepError, HTTPException):
+        return None
+
+
+def show_page(request: Request, page: RenderedPage) -> Response:
+    """Return a page as it is answered, with the link to the next one."""
+    answer = Response(page.body, media_type="application/json")
+    add_link(request, answer, Page(items=(), next=page.next))
+    return answer
+
 
 router = APIRouter(prefix="/api/v1", dependencies=[Reader], tags=["incidents"])
 
@@ -53,29 +90,25 @@ def incident(request: Request, incident_id: Identity) -> IncidentDetail:
 
 
 @router.get("/incidents/{incident_id}/timeline", summary="Read the timeline of an incident")
-def timeline(
-    request: Request, response: Response, incident_id: Identity, limit: Limit = USUAL, cursor: Cursor = None
-) -> Page[Entry]:
-    """Return who was told, who acted and what was done by itself, oldest first."""
-    after = read_cursor(cursor, int, int, str)
+def timeline(request: Request, page: Paged, incident_id: Identity) -> Page[Entry]:
+    """Return who was notified, who acted and what was automatic, oldest first."""
+    after = page.after(int, int, str)
     found = read_timeline(parts_of(request).control, incident_id)
-    return add_link(request, response, cut_sorted(found, limit, after, timeline_place))
+    return page.cut_sorted(found, after, timeline_key)
 
 
 @router.get("/incidents/{incident_id}/changes", summary="Read what changed before an incident")
 def changes(
     request: Request,
-    response: Response,
+    page: Paged,
     incident_id: Identity,
     before_s: Annotated[int, Query(ge=1, le=86_400, description="how far before the fault to look")] = BEFORE_S,
-    limit: Limit = USUAL,
-    cursor: Cursor = None,
 ) -> Page[Change]:
     """Return what was different from shortly before the fault began, the newest first."""
     parts = parts_of(request)
-    after = read_cursor(cursor, int, str)
+    after = page.after(int, str)
     found = find_changes(parts.store, parts.control, get_incident(parts.control, incident_id), before_s)
-    return add_link(request, response, cut_sorted(found, limit, after, change_place))
+    return page.cut_sorted(found, after, change_key)
 
 
 @router.get("/incidents/{incident_id}/part", summary="Read what the part of an incident did before")

@@ -5,19 +5,14 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
-from analyzer.roster import read_roster
-from analyzer.windows import Window
-from api.asking import Attempt, Comm, JobName, Moment, Wanted, read_comm, read_window
+from analyzer.windows.jobs import read_roster
+from analyzer.windows.window import Window
 from api.auth import Reader
-from api.paging import USUAL, Cursor, Limit, Page, add_link, cut_page, cut_sorted, read_cursor
 from api.parts import Parts, parts_of
-from api.reading.jobs import Condition, Job, find_job, list_jobs
-from api.reading.lags import MOST_COLUMNS, Lags, read_lags
-from api.reading.matrix import Matrix, read_matrix
-from api.reading.ranks import Communicator, Rank, list_communicators, list_ranks, newest_attempt
-from api.reading.shelf import MatrixShelf
-from api.reading.steps import TrainingStep, list_steps
-from api.reading.windows import find_closed
+from api.query import Attempt, Comm, JobName, Page, Paged, Timestamp, Wanted, read_comm, read_window
+from api.views.jobs import Condition, Job, TrainingStep, find_job, list_jobs, list_steps
+from api.views.matrix import MOST_COLUMNS, Lags, Matrix, MatrixCache, read_lags, read_matrix
+from api.views.ranks import Communicator, Rank, find_closed, list_communicators, list_ranks, newest_attempt
 from lockstep.clock import NS_PER_S
 
 router = APIRouter(prefix="/api/v1", dependencies=[Reader], tags=["jobs"])
@@ -30,60 +25,42 @@ _LAGS_NS = 300 * NS_PER_S  # shown where nothing else is asked for
 @router.get("/jobs", summary="List jobs")
 def jobs(
     request: Request,
-    response: Response,
+    page: Paged,
     job: Wanted = None,
     condition: Annotated[list[Condition] | None, Query(description="only jobs that are so; may be repeated")] = None,
-    limit: Limit = USUAL,
-    cursor: Cursor = None,
 ) -> Page[Job]:
     """Return attempts of jobs by name and number, each with its condition, newest step and open incidents."""
     parts = parts_of(request)
-    after = read_cursor(cursor, str, int)
-    found = list_jobs(parts.store, parts.control, parts.second_ns(), limit + 1, after, job, condition or ())
-    return add_link(request, response, cut_page(found, limit, lambda each: (each.job, each.attempt)))
+    after = page.after(str, int)
+    found = list_jobs(parts.store, parts.control, parts.second_ns(), page.limit + 1, after, job, condition or ())
+    return page.cut(found, lambda each: (each.job, each.attempt))
 
 
 @router.get("/jobs/{job:path}/steps", summary="List training steps of a job")
-def steps(
-    request: Request, response: Response, job: JobName, limit: Limit = USUAL, cursor: Cursor = None
-) -> Page[TrainingStep]:
+def steps(request: Request, page: Paged, job: JobName) -> Page[TrainingStep]:
     """Return training steps, the newest first, with the slowest rank of each."""
-    found = list_steps(parts_of(request).store, job, limit + 1, read_cursor(cursor, int, int))
-    return add_link(request, response, cut_page(found, limit, lambda each: (each.attempt, each.step)))
+    found = list_steps(parts_of(request).store, job, page.limit + 1, page.after(int, int))
+    return page.cut(found, lambda each: (each.attempt, each.step))
 
 
 @router.get("/jobs/{job:path}/ranks", summary="List ranks of a job")
-def ranks(
-    request: Request,
-    response: Response,
-    job: JobName,
-    attempt: Attempt = None,
-    limit: Limit = USUAL,
-    cursor: Cursor = None,
-) -> Page[Rank]:
+def ranks(request: Request, page: Paged, job: JobName, attempt: Attempt = None) -> Page[Rank]:
     """Return the ranks of an attempt with host, GPU and what each waits for now."""
     parts = parts_of(request)
-    after = read_cursor(cursor, int)
+    after = page.after(int)
     number = newest_attempt(parts.store, job, attempt)
     found = list_ranks(parts.store, job, number, parts.second_ns())
-    return add_link(request, response, cut_sorted(found, limit, after, lambda each: (each.rank,)))
+    return page.cut_sorted(found, after, lambda each: (each.rank,))
 
 
 @router.get("/jobs/{job:path}/communicators", summary="List communicators of a job")
-def communicators(
-    request: Request,
-    response: Response,
-    job: JobName,
-    attempt: Attempt = None,
-    limit: Limit = USUAL,
-    cursor: Cursor = None,
-) -> Page[Communicator]:
+def communicators(request: Request, page: Paged, job: JobName, attempt: Attempt = None) -> Page[Communicator]:
     """Return the communicators of an attempt by id."""
     parts = parts_of(request)
-    after = read_cursor(cursor, str)
+    after = page.after(str)
     number = newest_attempt(parts.store, job, attempt)
-    found = list_communicators(parts.store, job, number, limit + 1, after and (read_comm(str(after[0])) or 0,))
-    return add_link(request, response, cut_page(found, limit, lambda each: (each.comm,)))
+    found = list_communicators(parts.store, job, number, page.limit + 1, after and (read_comm(str(after[0])) or 0,))
+    return page.cut(found, lambda each: (each.comm,))
 
 
 @router.get("/jobs/{job:path}/matrix", summary="Read the delay matrix of a job", response_model=Matrix)
@@ -92,8 +69,8 @@ async def matrix(
     job: JobName,
     attempt: Attempt = None,
     comm: Comm = None,
-    from_ns: Moment = None,
-    to_ns: Moment = None,
+    from_ns: Timestamp = None,
+    to_ns: Timestamp = None,
 ) -> Response:
     """Return what a MiB takes from rank to rank: in the last closed window, or from `from_ns` to `to_ns`.
 
@@ -105,10 +82,10 @@ async def matrix(
     if window is not None:
         past = await run_in_threadpool(_past_matrix, parts, job, attempt, number, window)
         return Response(past, media_type="application/json")
-    shelf: MatrixShelf = request.app.state.matrices
-    shown = shelf.find_young(job, attempt, number)
+    cache: MatrixCache = request.app.state.matrices
+    shown = cache.find_fresh(job, attempt, number)
     if shown is None:
-        shown = await run_in_threadpool(shelf.show, job, attempt, number)
+        shown = await run_in_threadpool(cache.show, job, attempt, number)
     headers = {"ETag": shown.etag, "Cache-Control": "no-cache"}
     if request.headers.get("If-None-Match") == shown.etag:
         return Response(status_code=304, headers=headers)
@@ -120,8 +97,8 @@ def lags(
     request: Request,
     job: JobName,
     attempt: Attempt = None,
-    from_ns: Moment = None,
-    to_ns: Moment = None,
+    from_ns: Timestamp = None,
+    to_ns: Timestamp = None,
     columns: Annotated[int, Query(ge=1, le=MOST_COLUMNS, description="stretches of time to cut it into")] = 60,
 ) -> Lags:
     """Return by how much each rank came to its collectives after the first; of the last five minutes, or as asked."""

@@ -1,4 +1,4 @@
-"""The path service: which road each connection of a host takes, and how many connections keep to theirs."""
+"""The path service: which path each connection of a host takes, and how many connections keep to theirs."""
 
 from typing import Annotated, Any, Literal
 
@@ -7,11 +7,11 @@ from fastapi.responses import PlainTextResponse
 
 from api.auth import Agent, Reader, require_agent, require_reader
 from api.parts import parts_of
-from lockstep.control.path_plans import list_path_counts, list_path_plans, newest_path_plan, paths_of_host
-from lockstep.control.path_plans import save_path_count as save_count
 from lockstep.errors import NotAllowed, NotPresent
 from lockstep.host_paths import HostPaths, PathCount
 from lockstep.path_file import dump_plan
+from lockstep.state.fabric import list_path_counts, list_path_plans, newest_path_plan, paths_of_host
+from lockstep.state.fabric import save_path_count as save_count
 
 router = APIRouter(prefix="/api/v1/paths")
 
@@ -52,7 +52,7 @@ def history(request: Request, limit: Annotated[int, Query(ge=1, le=500)] = 100) 
 
 @router.get("/hosts/{host}", dependencies=[Depends(require_host_or_reader)], response_model=HostPaths)
 def host_paths(request: Request, host: str, form: Annotated[Literal["json", "file"], Query()] = "json") -> Response:
-    """Return the roads of one host; `form=file` is what path_shim reads. The ETag is the number of the plan."""
+    """Return the paths of one host; `form=file` is what path_shim reads. The ETag is the number of the plan."""
     found = paths_of_host(parts_of(request).control, host)
     tag = f'"{found.generation}"'
     headers = {"ETag": tag, "Cache-Control": "no-cache"}

@@ -8,14 +8,13 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from jinja2 import Environment, PackageLoader, select_autoescape
 
-from api.auth import SESSION_COOKIE, allows, prove
-from api.known_callers import ONLY_KNOWN, is_known_token
-from api.origins import LOGIN, check_origin, safe_next
-from api.parts import Parts, parts_of
+from api.auth import LOGIN, SESSION_COOKIE, allows, check_origin, prove, safe_next
+from api.limits import ONLY_KNOWN, is_known_token
+from api.parts import parts_of
 from lockstep.clock import NS_PER_S
-from lockstep.control.sessions import begin_session, end_session
 from lockstep.errors import BadInput, NotAllowed
 from lockstep.sections import ApiSettings
+from lockstep.state.sessions import begin_session, end_session
 
 router = APIRouter(include_in_schema=False)
 
@@ -93,12 +92,8 @@ def _begin(request: Request, token: str) -> tuple[str, int]:
             f"a token of scope {proven.token.scope} does not allow reading", slug="wrong-scope", status=403
         )
     now_ns = parts.clock.now_ns()
-    expires_ns = min(proven.expires_ns, now_ns + _lasting_ns(parts))
+    expires_ns = min(proven.expires_ns, now_ns + (int(parts.settings.api.session_hours * _NS_PER_HOUR)))
     return begin_session(parts.control, proven.token, now_ns, expires_ns), (expires_ns - now_ns) // NS_PER_S
-
-
-def _lasting_ns(parts: Parts) -> int:
-    return int(parts.settings.api.session_hours * _NS_PER_HOUR)
 
 
 def _page(request: Request, place: str, problem: str = "", status: int = 200) -> HTMLResponse:

@@ -6,18 +6,20 @@ from urllib.parse import urlsplit
 from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import Field, JsonValue, ValidationError
 
-from api.alerts.courier import make_courier
-from api.alerts.matters import trouble_matter
+from api.alerts.active import trouble_alert
+from api.alerts.formats import headline
+from api.alerts.notifier import make_notifier
 from api.alerts.service import all_targets
-from api.alerts.wording import headline
 from api.auth import Admin, Reader
-from api.paging import Cursor, Limit, Page, add_link, cut_page, read_cursor
 from api.parts import Parts, parts_of
+from api.query import Cursor, Limit, Page, add_link, cut_page, read_cursor
 from lockstep.alert_settings import Target
-from lockstep.control import audit
-from lockstep.control.deliveries import Delivery, DeliveryState, Try, list_deliveries, replay_delivery
-from lockstep.control.target_documents import LostTarget
-from lockstep.control.targets import (
+from lockstep.errors import BadInput, NotPresent
+from lockstep.notification import Notification
+from lockstep.state.deliveries import Delivery, DeliveryState, Try, list_deliveries, replay_delivery
+from lockstep.state.documents import record
+from lockstep.state.target_documents import LostTarget
+from lockstep.state.targets import (
     Health,
     change_target,
     create_target,
@@ -26,8 +28,6 @@ from lockstep.control.targets import (
     list_health,
     list_targets,
 )
-from lockstep.errors import BadInput, NotPresent
-from lockstep.news import News
 from lockstep.verdict import Frozen
 
 router = APIRouter(prefix="/api/v1/webhooks", tags=["alerts"])
@@ -142,8 +142,8 @@ def test(request: Request, name: Name, admin: Admin) -> Tested:
     """Send a message at once that says it is a test, and return what the receiver said; it is not tried again."""
     parts = parts_of(request)
     found, now_ns = _find_whole(parts, name), parts.clock.now_ns()
-    audit.record(parts.control, who=admin, what="test_target", subject=name, why="", now_ns=now_ns)
-    said = make_courier(parts.settings, parts.clock).deliver(found, _test_news(admin, now_ns))
+    record(parts.control, who=admin, what="test_target", subject=name, why="", now_ns=now_ns)
+    said = make_notifier(parts.settings, parts.clock).deliver(found, _test_notification(admin, now_ns))
     return Tested(delivered=said.result == "delivered", status=said.status, said=said.sentence)
 
 
@@ -227,11 +227,13 @@ def _check_made_here(target: Target) -> None:
         raise BadInput("secret_files are for the settings file; give `secrets`")
 
 
-def _test_news(who: str, now_ns: int) -> News:
-    matter = trouble_matter("test", f"a test that {who} asked for: nothing is wrong", now_ns)
+def _test_notification(who: str, now_ns: int) -> Notification:
+    alert = trouble_alert("test", f"a test that {who} asked for: nothing is wrong", now_ns)
     said = {"fault_class": "test", "grade": "note", "headline": f"asked for by {who}"}
-    calm = matter.model_copy(update=said)
-    return News(id=f"evt_{now_ns:026x}", kind="lockstep.test", key="lockstep:test", ts_ns=now_ns, matters=(calm,))
+    calm = alert.model_copy(update=said)
+    return Notification(
+        id=f"evt_{now_ns:026x}", kind="lockstep.test", key="lockstep:test", ts_ns=now_ns, alerts=(calm,)
+    )
 
 
 def _view(parts: Parts, target: Target, health: Health | None) -> TargetView:
@@ -254,12 +256,12 @@ def _health_of(target: Target, health: Health | None) -> Health | None:
 
 
 def _delivery_view(delivery: Delivery) -> DeliveryView:
-    news = delivery.tries.news
+    notification = delivery.tries.notification
     return DeliveryView(
         id=delivery.event,
-        kind=news.kind,
-        key=news.key,
-        title=headline(news),
+        kind=notification.kind,
+        key=notification.key,
+        title=headline(notification),
         state=delivery.state,
         created_ns=delivery.created_ns,
         due_ns=delivery.due_ns,

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from collector.rdma_ports.sysfs import find_ports
+from collector.kernel.rdma import find_ports
 from lockstep.records import Transport
 from lockstep.topology import Node, Topology
 

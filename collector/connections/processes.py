@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from collector.ranks.proc_stat import RingHolders, read_stat
-from collector.rings.ownership import attempt_of, job_of, read_environment, read_group
+from collector.kernel.process import RingHolders, list_pids, read_environment, read_link, read_stat
+from collector.nccl.ownership import attempt_of, job_of, read_group
 from lockstep.errors import NotPresent
 from lockstep.supervision import Membership, membership
 
@@ -37,7 +37,7 @@ class NcclProcess:
     namespace_pid: int  # its number as it sees it itself
     hostnames: tuple[str, ...]  # as it may see them itself, likeliest first
     member: Membership
-    told_job: str  # what its environment says; empty where it says nothing
+    environment_job: str  # what its environment says; empty where it says nothing
     attempt: int
     files: Mapping[str, str]  # what NCCL was told to write to, by variable
     holds_ring: bool
@@ -62,7 +62,7 @@ class NcclProcesses:
 
     def look(self) -> list[NcclProcess]:
         """Return those there are now; NotPresent where there is no /proc."""
-        pids = self._pids()
+        pids = list_pids(self._proc)
         self._looks += 1
         self._others = self._others & pids if self._looks % _FORGET_AFTER else set()
         holders = self._holders()
@@ -72,12 +72,6 @@ class NcclProcesses:
         found = list(islice((process for process in judged if process), _MOST_PROCESSES))
         self._known = {process.pid: process for process in found}
         return found
-
-    def _pids(self) -> set[int]:
-        try:
-            return {int(name) for name in os.listdir(self._proc) if name.isascii() and name.isdecimal()}
-        except OSError as error:
-            raise NotPresent(f"no processes in {self._proc}: {error.strerror}") from None
 
     def _holders(self) -> set[int]:
         try:
@@ -120,7 +114,7 @@ class NcclProcesses:
             namespace_pid,
             hostnames=tuple(_hostnames(self._root, folder, environment)),
             member=member,
-            told_job=job_of(environment),
+            environment_job=job_of(environment),
             attempt=attempt_of(environment),
             files={name: value for name in _FILES if 0 < len(value := environment.get(name, "")) <= _PATH_LETTERS},
             holds_ring=holds_ring,
@@ -130,7 +124,7 @@ class NcclProcesses:
 def find_job(proc: Path, process: NcclProcess) -> str:
     """Return the job of a process: its scheduler's control group, its environment, its container, or its user."""
     group = read_group(proc, process.pid)
-    return group.job or process.told_job or group.container or f"uid-{process.uid}"
+    return group.job or process.environment_job or group.container or f"uid-{process.uid}"
 
 
 def socket_inodes(proc: Path, pid: int) -> set[int]:
@@ -139,7 +133,7 @@ def socket_inodes(proc: Path, pid: int) -> set[int]:
     inodes: set[int] = set()
     try:
         for name in os.listdir(folder)[:_MOST_FILES]:
-            target = _target(f"{folder}/{name}")
+            target = read_link(f"{folder}/{name}")
             if target.startswith("socket:[") and target[8:-1].isdecimal():
                 inodes.add(int(target[8:-1]))
     except OSError:
@@ -149,14 +143,7 @@ def socket_inodes(proc: Path, pid: int) -> set[int]:
 
 def network_namespace(proc: Path, pid: int | str) -> str:
     """Return what tells the network namespace of a process from others; empty where the kernel does not say."""
-    return _target(f"{proc}/{pid}/ns/net")
-
-
-def _target(link: str) -> str:
-    try:
-        return os.readlink(link)
-    except OSError:
-        return ""
+    return read_link(f"{proc}/{pid}/ns/net")
 
 
 def _has_nccl(folder: Path) -> bool:

@@ -9,12 +9,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from collector.connections.log_files import DeviceUse
+from collector.connections.log_report import LoggedConnection
 from collector.connections.nics import HostNics
-from collector.nccl_log.story import LoggedConnection
 from lockstep.records import Connection, Direction, Transport
 
 Key = tuple[object, ...]  # begins with pid and start of the process
-Place = tuple[Direction, str]  # direction and NIC
+NicDirection = tuple[Direction, str]  # direction and NIC
 
 Worth = tuple[float, int]
 
@@ -56,7 +57,7 @@ class LogRows:
     """Rows of the log, and which of them share a NIC and a direction."""
 
     rows: Mapping[Key, Connection]
-    places: Mapping[Place, Sequence[Key]]  # a key once for each of its connections
+    by_nic: Mapping[NicDirection, Sequence[Key]]  # a key once for each of its connections
     unknown_networks: frozenset[str]  # that no row could be made of
 
 
@@ -65,7 +66,7 @@ def rows_of_log(
 ) -> LogRows:
     """Return a row for each connection that the log names."""
     rows: dict[Key, Connection] = {}
-    places: dict[Place, list[Key]] = defaultdict(list)
+    by_nic: dict[NicDirection, list[Key]] = defaultdict(list)
     unknown: set[str] = set()
     names: dict[tuple[Transport, tuple[str, ...]], str | None] = {}
     for logged in connections:
@@ -79,17 +80,17 @@ def rows_of_log(
         row = _row_of_log(owner, logged, transport, names[used])
         key = (*owner.key, "log", row.comm, row.rank, row.peer, row.channel, row.direction, row.nic)
         rows[key] = row
-        if logged.way == "NET" and row.proxy_rank is None:  # a proxy of another process has the socket
+        if logged.via == "NET" and row.proxy_rank is None:  # a proxy of another process has the socket
             for nic in (row.nic or "").split(","):
-                places[row.direction, nic].append(key)
-    return LogRows(rows, places, frozenset(unknown))
+                by_nic[row.direction, nic].append(key)
+    return LogRows(rows, by_nic, frozenset(unknown))
 
 
 def transport_of(logged: LoggedConnection, networks: Mapping[str, Transport]) -> Transport | None:
     """Return what carries a connection; None for a network that nobody has told us of."""
-    ways: dict[str, Transport] = {"P2P": "p2p", "SHM": "shm", "COLLNET": "collnet"}
-    if logged.way in ways:
-        return ways[logged.way]
+    direct: dict[str, Transport] = {"P2P": "p2p", "SHM": "shm", "COLLNET": "collnet"}
+    if logged.via in direct:
+        return direct[logged.via]
     return network_transport(logged.network, networks)
 
 
@@ -100,7 +101,7 @@ def network_transport(network: str, networks: Mapping[str, Transport]) -> Transp
 
 
 def _row_of_log(owner: Owner, logged: LoggedConnection, transport: Transport, nic: str | None) -> Connection:
-    is_incomplete = logged.way == "NET" and nic is None
+    is_incomplete = logged.via == "NET" and nic is None
     return Connection(
         host=owner.host,
         job=owner.job,
@@ -127,11 +128,11 @@ def _row_of_log(owner: Owner, logged: LoggedConnection, transport: Transport, ni
 def join_flows(owner: Owner, log: LogRows, flows: Iterable[Flow]) -> dict[Key, Connection]:
     """Return the rows of the log with what the flows add, and a row for each flow that is not surely one of them."""
     rows = dict(log.rows)
-    by_place: dict[Place, list[Flow]] = defaultdict(list)
+    flows_by_nic: dict[NicDirection, list[Flow]] = defaultdict(list)
     for flow in flows:
-        by_place[flow.direction, flow.nic or ""].append(flow)
-    for place, here in by_place.items():
-        keys = log.places.get(place, ())
+        flows_by_nic[flow.direction, flow.nic or ""].append(flow)
+    for nic_direction, here in flows_by_nic.items():
+        keys = log.by_nic.get(nic_direction, ())
         if len(keys) == len(here) == 1 and here[0].may_join:
             rows[keys[0]] = _filled(rows[keys[0]], here[0])
             continue
@@ -233,10 +234,50 @@ class SentRows:
 
 def worth_of(row: Connection) -> Worth:
     """Return the confidence of a row, and which of its fields are known, as bits."""
-    known = sum(1 << place for place, name in enumerate(_KNOWABLE) if getattr(row, name) not in (None, ""))
+    known = sum(1 << bit for bit, name in enumerate(_KNOWABLE) if getattr(row, name) not in (None, ""))
     return row.confidence, known
 
 
 def is_better(worth: Worth, sent: Worth) -> bool:
     """Tell whether a row says something that the sent one did not, or says it with more confidence."""
     return worth[0] > sent[0] or (worth[0] == sent[0] and bool(worth[1] & ~sent[1]))
+
+
+_GRAPH = 0.6  # the communicator that was made last has written it; others may differ
+_TOPOLOGY = 0.5  # what was meant to be
+_ONLY_NIC = 0.5  # that NCCL uses it, and not only what is inside of the host, is not known
+
+_BOTH: tuple[Direction, ...] = ("send", "recv")
+
+
+def rows_of_graph(
+    owner: Owner, uses: Iterable[DeviceUse], names: Mapping[int, str], nics: HostNics, transport: Transport | None
+) -> dict[Key, Connection]:
+    """Return a row for each channel and direction whose device has a name; `transport` is the log's, if any."""
+    rows: dict[Key, Connection] = {}
+    for use in uses:
+        name = names.get(use.device)
+        if name is None:
+            continue
+        nic = nics.name_interface(name) if name not in nics.ports else nics.name_port(name)
+        key = (*owner.key, "graph", use.channel, use.direction)
+        flow = Flow(key, use.direction, transport or nics.transport_of(nic), nic, "graph", _GRAPH)
+        rows[key] = row_of_nic(owner, flow, use.channel)
+    return rows
+
+
+def rows_of_nic(
+    owner: Owner, gpus: Iterable[int | None], nics: HostNics, transport: Transport | None
+) -> dict[Key, Connection]:
+    """Return which NIC the topology gives to the GPUs of a process, else the only one that the host has."""
+    found = {nics.nic_of_gpu(gpu) for gpu in gpus} - {None}
+    nic = found.pop() if len(found) == 1 else None
+    source, confidence = ("topology", _TOPOLOGY) if nic else ("only_nic", _ONLY_NIC)
+    nic = nic or nics.only_nic()
+    if nic is None:
+        return {}
+    flows = [
+        Flow((*owner.key, "nic", direction), direction, transport or nics.transport_of(nic), nic, source, confidence)
+        for direction in _BOTH
+    ]
+    return {flow.key: row_of_nic(owner, flow) for flow in flows}

@@ -12,20 +12,24 @@ from typing import Literal
 
 import structlog
 
-from collector.probing.addresses import AddressBook
-from collector.source import PlainSource, Reading
-from collector.timing.asker import ClockAsker
-from collector.timing.estimate import EXACT, Estimate, choose_elders
-from collector.timing.kernel import KernelClock, find_steering, has_hardware_clock, read_kernel_clock
-from collector.timing.responder import CLOCK_PORT, ClockResponder
-from collector.timing.wire import ClockWire
-from lockstep.arrow import rows_of
+from collector.kernel.change_log import ChangeLog
+from collector.probes.paths import AddressBook
+from collector.sources.clock_estimate import (
+    EXACT,
+    Estimate,
+    KernelClock,
+    choose_elders,
+    find_steering,
+    has_hardware_clock,
+    read_kernel_clock,
+)
+from collector.sources.clock_exchange import CLOCK_PORT, ClockAsker, ClockResponder, ClockWire
+from collector.sources.source import EventReporter, PlainSource, Reading, tables_of
+from lockstep.batches import DetailRequest
 from lockstep.clock import NS_PER_S, Clock, SystemClock
 from lockstep.errors import NotPresent
 from lockstep.records import ClockQuality, Event, HostRecord
-from lockstep.tables import TABLE_BY_NAME
 from lockstep.topology import Topology, host_name
-from lockstep.wish import Wish
 
 _log = structlog.get_logger("clocks")
 
@@ -70,9 +74,10 @@ class ClocksSource(PlainSource):
         if topology is not None and not self._absence:
             self._comparing = _Comparing(host, topology, addresses, options, self._clock)
         self._was_synchronised: bool | None = None
-        self._told: dict[str, str] = {}
+        self._problems = ChangeLog(_log, "info")
+        self._reporter = EventReporter(host, self.name, host_name(host))
 
-    def read(self, now_ns: int, wishes: Sequence[Wish]) -> Reading:
+    def read(self, now_ns: int, requests: Sequence[DetailRequest]) -> Reading:
         """Return one row per way to know the clock; none is no row. Takes eight time-outs at worst."""
         rows: list[HostRecord] = []
         events: list[HostRecord] = []
@@ -81,14 +86,13 @@ class ClocksSource(PlainSource):
         except NotPresent as absence:
             if not self._comparing:
                 raise NotPresent(f"{absence}; {self._absence}") from absence
-            self._say("the kernel tells nothing of its clock", str(absence))
+            self._problems.note("the kernel tells nothing of its clock", str(absence), "reason")
         else:
             rows += self._kernel_row(kernel, now_ns)
             events += self._watch(kernel, now_ns)
         rows += self._compare(now_ns)
         made = {"clocks": rows, "events": events}
-        tables = {name: rows_of(TABLE_BY_NAME[name], found) for name, found in made.items() if found}
-        return Reading(tables, watermark_ns=now_ns)
+        return Reading(tables_of(**{name: found for name, found in made.items() if found}), watermark_ns=now_ns)
 
     def close(self) -> None:
         """End the responder and close the sockets."""
@@ -99,15 +103,15 @@ class ClocksSource(PlainSource):
         if not kernel.is_synchronised:
             return []
         if not has_hardware_clock(self._root):
-            self._say("no NIC of this host has a PTP clock", "there is no /dev/ptp*")
+            self._problems.note("no NIC of this host has a PTP clock", "there is no /dev/ptp*", "reason")
         return [self._row(now_ns, kernel.estimate, find_steering(self._root))]
 
     def _compare(self, now_ns: int) -> list[ClockQuality]:
         if not self._comparing:
-            self._say("clocks of other hosts are not compared", self._absence)
+            self._problems.note("clocks of other hosts are not compared", self._absence, "reason")
             return []
         known = self._comparing.ask(now_ns)
-        self._say("clocks cannot be compared in full", self._comparing.fault)
+        self._problems.note("clocks cannot be compared in full", self._comparing.fault, "reason")
         return [self._row(now_ns, known, "probe")] if known else []
 
     def _watch(self, kernel: KernelClock, now_ns: int) -> list[Event]:
@@ -120,17 +124,7 @@ class ClocksSource(PlainSource):
             if kernel.is_synchronised
             else ("clock_unsynchronised", "warning", "no time daemon keeps the clock of this host")
         )
-        return [
-            Event(
-                host=self._host,
-                ts_ns=now_ns,
-                source=self.name,
-                kind=kind,
-                component=host_name(self._host),
-                severity=severity,
-                message=message,
-            )
-        ]
+        return [self._reporter.report(now_ns, kind, severity, message)]
 
     def _row(self, now_ns: int, known: Estimate, source: Literal["ptp", "ntp", "probe"]) -> ClockQuality:
         return ClockQuality(
@@ -140,12 +134,6 @@ class ClocksSource(PlainSource):
             error_ns=known.error_ns,
             source=source,
         )
-
-    def _say(self, what: str, reason: str) -> None:
-        """Say it when it changes, not each time round."""
-        if reason and reason != self._told.get(what):
-            _log.info(what, reason=reason)
-        self._told[what] = reason
 
 
 class _Comparing:

@@ -12,21 +12,33 @@ from pathlib import Path
 
 import structlog
 
-from collector.connections.events import EventMaker
-from collector.connections.flows import flows_of_queue_pairs, flows_of_sockets, may_use_sockets
-from collector.connections.guesses import rows_of_graph, rows_of_nic
-from collector.connections.kernel import Kernel, KernelView, OpenSockets
-from collector.connections.logs import Inode, NewTroubles, ProcessFiles
+from collector.connections.flows import (
+    Kernel,
+    KernelView,
+    OpenSockets,
+    flows_of_queue_pairs,
+    flows_of_sockets,
+    may_use_sockets,
+)
+from collector.connections.log_files import Inode, NewTroubles, ProcessFiles
 from collector.connections.nics import HostNics, read_nics
 from collector.connections.processes import NcclProcess, NcclProcesses, find_job
-from collector.connections.rows import Flow, Key, Owner, SentRows, join_flows, network_transport, rows_of_log
-from collector.nccl_log.warnings import load_words
-from collector.source import Reading
-from lockstep.arrow import rows_of
+from collector.connections.rows import (
+    Flow,
+    Key,
+    Owner,
+    SentRows,
+    join_flows,
+    network_transport,
+    rows_of_graph,
+    rows_of_log,
+    rows_of_nic,
+)
+from collector.connections.warnings import EventMaker, load_words
+from collector.sources.source import Reading, tables_of
+from lockstep.batches import DetailRequest
 from lockstep.records import Connection
-from lockstep.tables import TABLE_BY_NAME
 from lockstep.topology import Topology
-from lockstep.wish import Wish
 
 _log = structlog.get_logger("connections")
 
@@ -59,10 +71,10 @@ class ConnectionsSource:
         self._complaints: dict[tuple[ProcessKey, str], str] = {}
         self._sent = SentRows()
         self._settled: dict[ProcessKey, object] = {}  # of what all rows were sent, until something changes
-        self._told: dict[Inode, int] = {}  # up to where the warnings of a log were told before we were started
+        self._reported: dict[Inode, int] = {}  # up to where the warnings of a log were told before we were started
         self._turn = 0
 
-    def read(self, now_ns: int, wishes: Sequence[Wish]) -> Reading:
+    def read(self, now_ns: int, requests: Sequence[DetailRequest]) -> Reading:
         processes = self._processes.look()
         self._turn += 1
         troubles = [*self._part(processes), *self._read_logs(self._meet(processes))]
@@ -74,12 +86,9 @@ class ConnectionsSource:
         ]
         self._events.finish(now_ns)
         chosen = self._gather(now_ns, processes, nics)
-        lost = self._sent.pop_lost() + sum(files.story.pop_lost() for files in self._files.values())
+        lost = self._sent.pop_lost() + sum(files.report.pop_lost() for files in self._files.values())
         return Reading(
-            {
-                "connections": rows_of(TABLE_BY_NAME["connections"], list(chosen)),
-                "events": rows_of(TABLE_BY_NAME["events"], list(events[:_MOST_EVENTS])),
-            },
+            tables_of(connections=chosen, events=events[:_MOST_EVENTS]),
             watermark_ns=now_ns,
             dropped=lost + max(len(events) - _MOST_EVENTS, 0),
             checkpoint=self._checkpoint(),
@@ -87,7 +96,7 @@ class ConnectionsSource:
 
     def resume(self, checkpoint: bytes) -> None:
         """Take up to where warnings were told: logs are read again for their connections, but told only once."""
-        self._told = {(device, inode): offset for device, inode, offset in json.loads(checkpoint)["logs"]}
+        self._reported = {(device, inode): offset for device, inode, offset in json.loads(checkpoint)["logs"]}
 
     def close(self) -> None:
         """Let go of the logs."""
@@ -114,21 +123,21 @@ class ConnectionsSource:
             key = _key(process)
             self._looks[key] = self._looks.get(key, 0) + 1
             if key not in self._files:
-                self._files[key] = ProcessFiles(self._root / "proc", process, self._told)
+                self._files[key] = ProcessFiles(self._root / "proc", process, self._reported)
         return processes
 
     def _read_logs(self, processes: Sequence[NcclProcess]) -> list[tuple[ProcessFiles, NewTroubles]]:
         """Return what is new in the logs."""
         troubles: list[tuple[ProcessFiles, NewTroubles]] = []
-        busy, size = 0, sum(files.story.size for files in self._files.values())
+        busy, size = 0, sum(files.report.size for files in self._files.values())
         for process in self._in_turn(processes):
             files = self._files[_key(process)]
             if size >= _MOST_FACTS:
                 self._complain(process, "size", f"the logs of this host say more than {_MOST_FACTS} things")
                 continue
-            before, size = files.position, size - files.story.size
+            before, size = files.position, size - files.report.size
             troubles.append((files, files.read_log()))
-            busy, size = busy + (files.position != before), size + files.story.size
+            busy, size = busy + (files.position != before), size + files.report.size
             self._complain(process, "file", files.problem)
             if busy >= _MOST_FILES_AT_ONCE:
                 break
@@ -140,7 +149,7 @@ class ConnectionsSource:
         chosen: list[Connection] = []
         for process in self._in_turn(processes):
             key = _key(process)
-            state = (self._files[key].story.revision, flows[key], nics)
+            state = (self._files[key].report.revision, flows[key], nics)
             if self._settled.get(key) == state:
                 continue
             rows, is_settled = self._rows_of(self._owner(now_ns, process), process, flows[key], nics)
@@ -153,28 +162,29 @@ class ConnectionsSource:
 
     def _find_flows(self, processes: Sequence[NcclProcess], nics: HostNics) -> dict[ProcessKey, list[Flow]]:
         """Return the sockets and queue pairs of each process."""
-        stories = {_key(process): self._files[_key(process)].story for process in processes}
+        reports = {_key(process): self._files[_key(process)].report for process in processes}
         networks = self._words.networks
         sockets = self._kernel.sockets_of(
-            [process for process in processes if may_use_sockets(stories[_key(process)], networks)]
+            [process for process in processes if may_use_sockets(reports[_key(process)], networks)]
         )
         pairs = self._kernel.pairs_by_pid() if nics.ports else {}
         flows: dict[ProcessKey, list[Flow]] = {}
-        for key, story in stories.items():
+        for key, report in reports.items():
             mine = sockets.get(key[0], OpenSockets())
             flows[key] = [
-                *flows_of_sockets(key, mine.bulk, mine.addresses, story, nics, networks),
-                *flows_of_queue_pairs(key, pairs.get(key[0], ()), story, nics),
+                *flows_of_sockets(key, mine.bulk, mine.addresses, report, nics, networks),
+                *flows_of_queue_pairs(key, pairs.get(key[0], ()), report, nics),
             ]
         # Where a process drives a NIC for others (PXN), its flows are not all of its own connections.
-        is_foreign = any(story.uses_proxies for story in stories.values())
-        return {key: [_guarded(flow, is_foreign) for flow in each] for key, each in flows.items()}
+        if not any(report.uses_proxies for report in reports.values()):
+            return flows
+        return {key: [replace(flow, may_join=False) for flow in each] for key, each in flows.items()}
 
     def _rows_of(
         self, owner: Owner, process: NcclProcess, flows: list[Flow], nics: HostNics
     ) -> tuple[dict[Key, Connection], bool]:
         """Return all rows of a process, and whether only its log and its flows can change them."""
-        log = rows_of_log(owner, self._files[owner.key].story.connections.values(), nics, self._words.networks)
+        log = rows_of_log(owner, self._files[owner.key].report.connections.values(), nics, self._words.networks)
         unknown = ", ".join(sorted(log.unknown_networks))
         self._complain(process, "network", f"networks that are not known: {unknown}" if unknown else "")
         rows = join_flows(owner, log, flows)
@@ -190,10 +200,10 @@ class ConnectionsSource:
         """Return what the graph says; else, for a process that surely uses NCCL, what the host itself suggests."""
         files = self._files[owner.key]
         uses = files.read_graph()
-        carriers = {network_transport(network, self._words.networks) for network, _ in files.story.used}
+        carriers = {network_transport(network, self._words.networks) for network, _ in files.report.used}
         transport = carriers.pop() if len(carriers) == 1 else None
         rows = rows_of_graph(owner, uses, files.read_device_names(), nics, transport) if uses else {}
-        comms = files.story.comms.comms
+        comms = files.report.comms.comms
         is_sure = process.holds_ring or bool(comms)
         if rows or not may_guess or not is_sure or self._looks[owner.key] < _PATIENCE:
             return rows
@@ -211,7 +221,7 @@ class ConnectionsSource:
     def _used_nics(self, files: ProcessFiles, nics: HostNics) -> set[str]:
         """Return the NICs through which a process sends or receives by RDMA, as its log says."""
         networks = self._words.networks
-        used = [names for network, names in files.story.used if network_transport(network, networks) == "ib"]
+        used = [names for network, names in files.report.used if network_transport(network, networks) == "ib"]
         names = [nics.name_devices(names, "ib") for names in used]
         return {name for name in names if name}
 
@@ -221,10 +231,6 @@ class ConnectionsSource:
         if problem and problem != self._complaints.get(key):
             _log.warning("NCCL's own words on its connections cannot be used", pid=process.pid, problem=problem)
         self._complaints[key] = problem
-
-
-def _guarded(flow: Flow, is_foreign: bool) -> Flow:
-    return replace(flow, may_join=False) if is_foreign else flow
 
 
 def _key(process: NcclProcess) -> ProcessKey:

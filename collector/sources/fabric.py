@@ -15,17 +15,13 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from collector.source import PlainSource, Reading
-from collector.switches.ports import PortKey, PortScan, parse, rows_of_scan, scan_ports
-from collector.switches.profiles import Profile
-from collector.switches.scrape import scrape
-from collector.switches.targets import Target, load_targets
-from lockstep.arrow import rows_of
+from collector.sources.fabric_ports import PortKey, PortScan, parse, rows_of_scan, scan_ports, scrape
+from collector.sources.fabric_targets import Profile, Target, load_targets
+from collector.sources.source import PlainSource, Reading, tables_of
+from lockstep.batches import DetailRequest
 from lockstep.clock import NS_PER_S, Clock, SystemClock
 from lockstep.errors import LockstepError, NotPresent
 from lockstep.records import FabricCounter
-from lockstep.tables import TABLE_BY_NAME
-from lockstep.wish import Wish
 
 if TYPE_CHECKING:
     import httpx
@@ -37,7 +33,7 @@ _LAST_ANSWER_S = 2.0  # how long the end waits for requests under way; their thr
 
 
 class FabricSource(PlainSource):
-    """Scrapes the exporters that `targets_file` names (switches/targets.py explains its form).
+    """Scrapes the exporters that `targets_file` names (fabric_targets.py explains its form).
 
     Threads: one per target, at most 256. Memory: per target the ports it serves, at most 20,000, and four answers.
     """
@@ -56,7 +52,7 @@ class FabricSource(PlainSource):
         """How often asking failed, by target."""
         return Counter({scraper.url: scraper.failures for scraper in self._scrapers})
 
-    def read(self, now_ns: int, wishes: Sequence[Wish]) -> Reading:
+    def read(self, now_ns: int, requests: Sequence[DetailRequest]) -> Reading:
         if not self._scrapers:
             raise NotPresent("no exporter of a switch is named in the settings")
         for scraper in self._scrapers:
@@ -67,8 +63,7 @@ class FabricSource(PlainSource):
             answers, lost = scraper.take()
             rows += (row for answer in answers for row in answer)
             dropped += lost
-        table = rows_of(TABLE_BY_NAME["fabric_counters"], list(rows))
-        return Reading({"fabric_counters": table}, watermark_ns=now_ns, dropped=dropped)
+        return Reading(tables_of(fabric_counters=rows), watermark_ns=now_ns, dropped=dropped)
 
     def close(self) -> None:
         self._stop.set()

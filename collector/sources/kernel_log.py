@@ -9,21 +9,77 @@ boot) goes into the checkpoint: neither a device that had to be opened again nor
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import structlog
 
-from collector.kernel.floods import FloodGate
-from collector.kernel.lines import Part, Record, Sight, load_xids, parse_records, read_line
-from collector.source import Reading
+from collector.sources.kernel_lines import Finding, Part, Record, load_xids, parse_records, read_line
+from collector.sources.source import Reading
 from lockstep.arrow import rows_of
+from lockstep.batches import DetailRequest
 from lockstep.clock import NS_PER_S
 from lockstep.errors import NotPresent
 from lockstep.records import Event, HostRecord
 from lockstep.tables import TABLE_BY_NAME
 from lockstep.topology import host_name, nic_name
-from lockstep.wish import Wish
+
+# A host may send 2,000 rows a second in all; what repeats more often than this says nothing new.
+MAX_ALIKE = 5  # events of one kind, code and part in a second
+MAX_EVENTS = 100  # events in a second, counts not included
+
+_SEVERITIES = ("info", "warning", "error", "critical")
+
+
+class FloodGate:
+    """Lets events through, second by second; `second` never goes back.
+
+    Kinds alone would be too coarse: a program that page-faults in a loop (XID 31) must not hide that the same GPU, or
+    another one, fell off the bus (XID 79) in that second.
+    """
+
+    def __init__(self) -> None:
+        self._second = -1
+        self._passed: Counter[tuple[str, str, str]] = Counter()
+        self._folded: dict[str, Event] = {}  # by kind: the event that will tell of them
+        self._counts: Counter[str] = Counter()
+
+    @property
+    def oldest_held_ns(self) -> int | None:
+        """Return the time of the oldest count that has not been told yet."""
+        return min((event.ts_ns for event in self._folded.values()), default=None)
+
+    def admit(self, event: Event, code: str, second: int) -> list[Event]:
+        """Return what is to be sent now: counts of an earlier second, and the event unless it is folded."""
+        counts = self.close() if second > self._second else []
+        self._second = max(second, self._second)
+        key = (event.kind, code, event.component)
+        if self._passed[key] < MAX_ALIKE and self._passed.total() < MAX_EVENTS:
+            self._passed[key] += 1
+            return [*counts, event]
+        self._fold(event)
+        return counts
+
+    def close(self) -> list[Event]:
+        """Return one count for each kind that was folded, and begin anew."""
+        counts = [_reported(event, self._counts[kind]) for kind, event in self._folded.items()]
+        self._passed, self._folded, self._counts = Counter(), {}, Counter()
+        return counts
+
+    def _fold(self, event: Event) -> None:
+        """Count the event; of all that are folded the earliest time, the worst severity and the last line stay."""
+        before = self._folded.get(event.kind, event)
+        worst = max(before.severity, event.severity, key=_SEVERITIES.index)
+        self._folded[event.kind] = replace(event, ts_ns=min(before.ts_ns, event.ts_ns), severity=worst)
+        self._counts[event.kind] += 1
+
+
+def _reported(event: Event, count: int) -> Event:
+    message = f"{count} more {event.kind} lines in one second, the last of them: {event.message}"
+    return replace(event, kind="folded", component=host_name(event.host), message=message)
+
 
 _log = structlog.get_logger("kernel_log")
 
@@ -54,7 +110,7 @@ class KernelLogSource:
         self._caught_up = False  # whether the log of before the first read has been read
         self._trouble: str | None = None
 
-    def read(self, now_ns: int, wishes: Sequence[Wish]) -> Reading:
+    def read(self, now_ns: int, requests: Sequence[DetailRequest]) -> Reading:
         self._timeline.begin(now_ns)
         records = self._try_read()
         events: list[HostRecord] = [event for record in records for event in self._take(record)]
@@ -117,26 +173,27 @@ class KernelLogSource:
             return
         self._last_seq = record.seq
         since_boot_ns = self._timeline.place(record.since_boot_ns)
-        for sight in self._look(record, lost=record.seq - expected_seq):
-            event = self._event_of(sight, self._timeline.unix_ns(since_boot_ns))
-            yield from self._gate.admit(event, sight.code, since_boot_ns // NS_PER_S)
+        for finding in self._look(record, lost=record.seq - expected_seq):
+            event = self._event_of(finding, self._timeline.unix_ns(since_boot_ns))
+            yield from self._gate.admit(event, finding.code, since_boot_ns // NS_PER_S)
 
-    def _look(self, record: Record, lost: int) -> Iterator[Sight]:
+    def _look(self, record: Record, lost: int) -> Iterator[Finding]:
         if lost:
             self.lost_records += lost
-            yield _tell_loss(lost)
-        if sight := read_line(record, load_xids()):
-            yield sight
+            yield _describe_loss(lost)
+        if finding := read_line(record, load_xids()):
+            yield finding
 
-    def _event_of(self, sight: Sight, ts_ns: int) -> Event:
+    def _event_of(self, finding: Finding, ts_ns: int) -> Event:
         return Event(
             host=self._host,
             ts_ns=ts_ns,
             source=self.name,
-            kind=sight.kind,
-            component=self._component_of(sight.part),
-            severity=sight.severity,
-            message=sight.message if self._caught_up else _BEFORE + sight.message,
+            kind=finding.kind,
+            component=self._component_of(finding.part),
+            severity=finding.severity,
+            message=finding.message if self._caught_up else _BEFORE + finding.message,
+            detail=finding.detail,
         )
 
     def _component_of(self, part: Part) -> str:
@@ -236,6 +293,6 @@ class _Device:
         return lines + end
 
 
-def _tell_loss(lost: int) -> Sight:
+def _describe_loss(lost: int) -> Finding:
     message = f"{lost} records of the kernel's log were overwritten before they were read"
-    return Sight("log_lost", Part("host"), "warning", message)
+    return Finding("log_lost", Part("host"), "warning", message)

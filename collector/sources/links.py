@@ -2,31 +2,127 @@
 
 By netlink, in the network namespace of this process; from /sys where the kernel refuses netlink or where `root` is a
 folder. An event carries the time at which the kernel told the change; one that it did not tell, that of the reading
-that saw it. What the counters of TCP mean is in links/tcp_flows.py.
+that saw it. What the counters of TCP mean is in kernel/tcp_flows.py.
 """
 
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import structlog
 
-from collector.inet_diag import SENDING_STATES, TcpTable, read_tcp_table
-from collector.links.events import LinkWatch
-from collector.links.kernel import KernelLinks
-from collector.links.readings import REQUIRED, Link, Look, Queue
-from collector.links.sysfs import look_at_files, read_speed
-from collector.links.tcp_flows import FlowWatch, NicFlows
-from collector.source import PlainSource, Reading
-from lockstep.arrow import rows_of
-from lockstep.clock import Clock, SystemClock
+from collector.kernel.change_log import ChangeLog
+from collector.kernel.inet_diag import SENDING_STATES, TcpTable, read_tcp_table
+from collector.kernel.link_reader import KernelLinks, read_files, read_speed
+from collector.kernel.links import REQUIRED, Link, LinkSnapshot, Queue
+from collector.kernel.tcp_flows import FlowWatch, NicFlows
+from collector.sources.source import EventReporter, PlainSource, Reading, tables_of
+from lockstep.batches import DetailRequest
+from lockstep.clock import NS_PER_S, Clock, SystemClock
 from lockstep.errors import NotPresent
-from lockstep.records import Event, HostRecord, NicCounter
-from lockstep.tables import TABLE_BY_NAME
-from lockstep.wish import Wish
+from lockstep.records import Event, NicCounter
+
+# A cable that is moved or a switch that boots gives one loss, or two while the speed is negotiated.
+FLAPPING_DOWNS = 3
+FLAPPING_NS = 600 * NS_PER_S
+
+
+class LinkWatch:
+    """Remembers what one interface was like; the first sight of it is where it begins and no event.
+
+    Sights come in order from notifications and readings. The kernel's count of lost carriers tells what neither
+    showed: notifications are merged when changes follow each other closely, and lost when there are too many.
+    """
+
+    def __init__(self, host: str, nic: str) -> None:
+        self._nic = nic
+        self._reporter = EventReporter(host, "links", f"nic:{host}/{nic}")
+        self._was: Link | None = None
+        self._is_gone = False
+        self._downs: deque[tuple[int, int]] = deque(maxlen=FLAPPING_DOWNS)  # when, and how many
+        self._is_flapping = False
+
+    def observe(self, now_ns: int, link: Link, is_notice: bool = False) -> list[Event]:
+        """Take a sight of the interface and return what happened since the one before."""
+        was, was_gone = self._was, self._is_gone
+        if was is not None and (_is_older(link, was) or (is_notice and _is_unsettled(link, was))):
+            return []
+        self._was, self._is_gone = link, False
+        if was_gone and link.is_up:
+            return [self._reporter.report(now_ns, "link_up", "info", f"{self._nic} is there again and up")]
+        if was is None or was_gone:
+            return []
+        return self._changes(now_ns, was, link)
+
+    def lose(self, now_ns: int) -> list[Event]:
+        """Note that the interface is not listed any more; tell it once."""
+        if self._is_gone or self._was is None:
+            return []
+        self._is_gone = True
+        before = "up" if self._was.is_up else "down"
+        return [
+            self._reporter.report(
+                now_ns, "nic_gone", "error", f"{self._nic} is no longer there; before it was {before}"
+            )
+        ]
+
+    def _changes(self, now_ns: int, was: Link, link: Link) -> list[Event]:
+        events = []
+        downs = max(_counted_downs(was, link), int(was.is_up and not link.is_up))
+        if downs:
+            events.append(self._reporter.report(now_ns, "link_down", "error", self._describe_down(link, downs)))
+        if link.is_up and (downs or not was.is_up):
+            events.append(self._reporter.report(now_ns, "link_up", "info", f"{self._nic} has its carrier"))
+        return events + self._judge_flapping(now_ns, downs)
+
+    def _describe_down(self, link: Link, downs: int) -> str:
+        times = f" {downs} times since the last reading" if downs > 1 else ""
+        if link.is_up:
+            return f"{self._nic} lost its carrier{times} and had it again before it was read"
+        cause = f"its state is {link.operstate}" if link.is_enabled else "it was taken down on this host"
+        return f"{self._nic} went down{times}: {cause}"
+
+    def _judge_flapping(self, now_ns: int, downs: int) -> list[Event]:
+        """Tell once that the interface flaps, and again only after it was quiet."""
+        if downs:
+            self._downs.append((now_ns, downs))
+        while self._downs and now_ns - self._downs[0][0] > FLAPPING_NS:
+            self._downs.popleft()
+        count = sum(each for _, each in self._downs)
+        was_flapping, self._is_flapping = self._is_flapping, count >= FLAPPING_DOWNS
+        if was_flapping or not self._is_flapping:
+            return []
+        minutes = FLAPPING_NS // (60 * NS_PER_S)
+        message = f"{self._nic} went down {count} times within {minutes} minutes"
+        return [self._reporter.report(now_ns, "link_flapping", "error", message)]
+
+
+def _counted_downs(was: Link, link: Link) -> int:
+    if link.index != was.index or link.carrier_downs is None or was.carrier_downs is None:
+        return 0
+    return max(0, link.carrier_downs - was.carrier_downs)
+
+
+def _is_older(link: Link, was: Link) -> bool:
+    """Return whether a notification tells of a moment before one already seen."""
+    return link.index == was.index and _carrier_changes(link) < _carrier_changes(was)
+
+
+def _is_unsettled(link: Link, was: Link) -> bool:
+    """Return whether a notification says down only because the kernel corrects the state after the carrier."""
+    is_same_carrier = link.index == was.index and _carrier_changes(link) == _carrier_changes(was) != (0, 0)
+    return is_same_carrier and link.is_enabled and not link.is_up
+
+
+def _carrier_changes(link: Link) -> tuple[int, int]:
+    return link.carrier_downs or 0, link.carrier_ups or 0
+
 
 _log = structlog.get_logger("links")
 
+_NO_NETLINK = "the kernel refuses netlink, files are read instead"
+_NO_RETRANS = "retransmissions are not counted"
 _MAX_WATCHES = 1024  # interfaces remembered; beyond it those that are gone are forgotten
 
 
@@ -66,24 +162,18 @@ class LinksSource(PlainSource):
         self._kernel: KernelLinks | None = None
         self._flows = FlowWatch()
         self._watches: dict[str, LinkWatch] = {}
-        self._complaints: dict[tuple[str, str], str] = {}
+        self._problems = ChangeLog(_log)
         self._last_ns = 0  # when it was read; nothing older is told any more
 
-    def read(self, now_ns: int, wishes: Sequence[Wish]) -> Reading:
+    def read(self, now_ns: int, requests: Sequence[DetailRequest]) -> Reading:
         look = self._look()
         nics = sorted((link for link in look.links if self._is_nic(link)), key=lambda link: link.name)
         if not nics and not look.broken and not self._watches:
             raise NotPresent(f"no NIC with a device in {self._net}")
         flows = self._watch_flows(look)
-        tables: dict[str, Sequence[HostRecord]] = {
-            "nic_counters": [self._row(now_ns, nic, look, flows.get(nic.name)) for nic in nics],
-            "events": self._events(now_ns, look, nics),
-        }
-        return Reading(
-            {name: rows_of(TABLE_BY_NAME[name], list(records)) for name, records in tables.items()},
-            watermark_ns=now_ns,
-            is_urgent=bool(tables["events"]),
-        )
+        rows = [self._row(now_ns, nic, look, flows.get(nic.name)) for nic in nics]
+        events = self._events(now_ns, look, nics)
+        return Reading(tables_of(nic_counters=rows, events=events), watermark_ns=now_ns, is_urgent=bool(events))
 
     def close(self) -> None:
         """End the subscription to changes."""
@@ -91,39 +181,40 @@ class LinksSource(PlainSource):
             self._kernel.close()
         self._kernel = None
 
-    def _look(self) -> Look:
+    def _look(self) -> LinkSnapshot:
         """Return what the kernel tells, or what the files do while it refuses."""
-        look = self._ask_kernel() if self._use_netlink else look_at_files(self._net)
+        look = self._ask_kernel() if self._use_netlink else read_files(self._net)
         for name in {*look.broken, *(link.name for link in look.links)}:
-            self._complain("NIC cannot be read and is left out", name, look.broken.get(name, ""))
+            self._problems.note("NIC cannot be read and is left out", look.broken.get(name, ""), "error", nic=name)
         return look
 
-    def _ask_kernel(self) -> Look:
+    def _ask_kernel(self) -> LinkSnapshot:
         try:
             self._kernel = self._kernel or self._open_kernel(self._net, self._clock)
             look = self._kernel.look()
         except OSError as error:
             self.close()
-            self._complain("the kernel refuses netlink, files are read instead", "", error.strerror or str(error))
+            self._problems.note(_NO_NETLINK, error.strerror or str(error), "error")
             # The files may be those of another namespace: what they do not list need not be gone.
-            return replace(look_at_files(self._net), is_whole=False)
-        self._complain("the kernel refuses netlink, files are read instead", "", "")
+            return replace(read_files(self._net), is_whole=False)
+        self._problems.note(_NO_NETLINK, "")
         lost = self._kernel.overruns
-        self._complain("too many changes of links at once, some were lost", "", f"{lost} times" if lost else "")
+        problem = f"{lost} times" if lost else ""
+        self._problems.note("too many changes of links at once, some were lost", problem, "error")
         return look
 
     def _is_nic(self, link: Link) -> bool:
         return link.has_device or link.kind in self._virtual_kinds or link.name in self._named
 
-    def _watch_flows(self, look: Look) -> Mapping[str, NicFlows]:
+    def _watch_flows(self, look: LinkSnapshot) -> Mapping[str, NicFlows]:
         if look.addresses is None:
             return {}
         try:
             table = self._read_flows()
         except NotPresent as absence:
-            self._complain("retransmissions are not counted", "", str(absence))
+            self._problems.note(_NO_RETRANS, str(absence), "error")
             return {}
-        self._complain("retransmissions are not counted", "", "only of a part of the flows" if table.is_cut else "")
+        self._problems.note(_NO_RETRANS, "only of a part of the flows" if table.is_cut else "", "error")
         return self._flows.observe(table, self._names_by_index(look.links), look.addresses)
 
     def _names_by_index(self, links: Iterable[Link]) -> dict[int, str]:
@@ -131,14 +222,14 @@ class LinksSource(PlainSource):
         names = {link.index: link.name for link in links if self._is_nic(link)}
         return {link.index: names[link.lower] for link in links if link.lower in names} | names
 
-    def _row(self, now_ns: int, nic: Link, look: Look, flows: NicFlows | None) -> NicCounter:
+    def _row(self, now_ns: int, nic: Link, look: LinkSnapshot, flows: NicFlows | None) -> NicCounter:
         statistics = nic.statistics
         return NicCounter(
             host=self._host,
             ts_ns=now_ns,
             nic=nic.name,
             up=nic.is_up,
-            speed_mbps=self._speed(nic),
+            speed_mbps=self._kernel.read_speed(nic) if self._kernel else read_speed(self._net, nic.name),
             rx_bytes=statistics["rx_bytes"],
             tx_bytes=statistics["tx_bytes"],
             rx_errors=statistics["rx_errors"],
@@ -149,10 +240,7 @@ class LinksSource(PlainSource):
             extra=_extra(nic, look.queues.get(nic.index), flows),
         )
 
-    def _speed(self, nic: Link) -> int | None:
-        return self._kernel.read_speed(nic) if self._kernel else read_speed(self._net, nic.name)
-
-    def _events(self, now_ns: int, look: Look, nics: Sequence[Link]) -> list[Event]:
+    def _events(self, now_ns: int, look: LinkSnapshot, nics: Sequence[Link]) -> list[Event]:
         """Return what happened: first what was told since the last reading, then what this one shows."""
         events = []
         known = {nic.name for nic in nics}
@@ -176,15 +264,6 @@ class LinksSource(PlainSource):
         for nic in gone[: max(0, len(self._watches) - _MAX_WATCHES)]:
             del self._watches[nic]
         return events
-
-    def _complain(self, complaint: str, nic: str, problem: str) -> None:
-        """Say it when it changes, not each time round; an empty problem means that all is well."""
-        if problem and self._complaints.get((complaint, nic)) != problem:
-            _log.warning(complaint, **({"nic": nic} if nic else {}), error=problem)
-        if problem:
-            self._complaints[complaint, nic] = problem
-        else:
-            self._complaints.pop((complaint, nic), None)
 
 
 def _extra(nic: Link, queue: Queue | None, flows: NicFlows | None) -> dict[str, int]:

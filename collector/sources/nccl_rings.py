@@ -8,35 +8,28 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from collector.rings.budget import Allowance, Budget, grant, spend
-from collector.rings.checkpoint import Checkpoint, decode, encode, file_key
-from collector.rings.detail import KeptDetail, Replay
-from collector.rings.foreign import ForeignJoiner
-from collector.rings.intake import RingIntake
-from collector.rings.overdue import mean_times
-from collector.rings.pace import CROWDED_S, PERIOD_S, URGENT_S, will_crowd
-from collector.rings.process import FILE_FAULTS, LOST_ROWS, FollowedProcess
-from collector.rings.wishes import MinutesWishes, read_details
-from collector.source import Reading
+from collector.nccl.aggregator import Aggregator, ForeignJoiner
+from collector.nccl.budget import CROWDED_S, PERIOD_S, URGENT_S, Allowance, Budget, grant, spend, will_crowd
+from collector.nccl.checkpoint import Checkpoint, decode, encode, file_key
+from collector.nccl.detail import KeptDetail, MinutesRequests, Replay, read_details
+from collector.nccl.host_aggregator import DELAY_NS, HostAggregator
+from collector.nccl.ledger import Ledger
+from collector.nccl.processes import FILE_FAULTS, LOST_ROWS, FollowedProcess, RingIntake
+from collector.nccl.progress import mean_times, progress_rows
+from collector.nccl.snapshot import AggregatorState, Snapshot
+from collector.nccl.snapshot import Reading as RingReading
+from collector.sources.source import EventReporter, Reading, tables_of
 from lockstep import wire
-from lockstep.arrow import rows_of
+from lockstep.batches import DetailRequest
 from lockstep.clock import NS_PER_S
 from lockstep.errors import NotPresent, RingNotReady
-from lockstep.records import Event, HostRecord
-from lockstep.rings.folding import LATENESS_NS, Folder, FolderMemory, HostFolder
-from lockstep.rings.folding import Reading as RingReading
-from lockstep.rings.ledger import Ledger
-from lockstep.rings.members import Turn
-from lockstep.rings.progress import progress_rows
 from lockstep.supervision import REPORT_DIRECTORIES
-from lockstep.tables import TABLE_BY_NAME
-from lockstep.wish import Wish
 
 KEPT_BYTES = 32 << 20  # of the last minutes, packed; with Arrow and the rest the collector stays below 150 MB
 # Operations that take longer, or are overdue, do not hold back the watermark: what is still open shows in `progress`.
 HOLD_NS = 10 * NS_PER_S
 _SOONEST_NS = int(0.9 * NS_PER_S)  # after a reading; what is asked for earlier is a look at what is overdue
-_REPLAY_PART = 0.5  # of the budget for wishes, while there are any
+_REPLAY_PART = 0.5  # of the budget for detail requests, while there are any
 
 
 class NcclRingsSource:
@@ -57,12 +50,12 @@ class NcclRingsSource:
     ) -> None:
         self._host, self._proc = host, root / "proc"
         self._ledger = Ledger()
-        self._folder = HostFolder(self._ledger)
+        self._aggregator = HostAggregator(self._ledger)
         self._intake = RingIntake(host, root, directories)
         self._processes: list[FollowedProcess] = []
         self._allowance = Allowance(budget)
         self._kept = KeptDetail(kept_bytes)
-        self._minutes, self._replays = MinutesWishes(), list[Replay]()
+        self._minutes, self._replays = MinutesRequests(), list[Replay]()
         self._joiner = ForeignJoiner()
         self._read_ns: int | None = None
         self._watermark_ns = 0
@@ -80,7 +73,7 @@ class NcclRingsSource:
             return URGENT_S
         return CROWDED_S if self._is_crowded else PERIOD_S
 
-    def read(self, now_ns: int, wishes: Sequence[Wish]) -> Reading:
+    def read(self, now_ns: int, requests: Sequence[DetailRequest]) -> Reading:
         if not self._proc.is_dir():
             raise NotPresent(f"no processes in {self._proc}")
         self._tables = defaultdict(list)
@@ -92,7 +85,7 @@ class NcclRingsSource:
             return Reading(self._gathered(), self._watermark_ns, plugin_cost_ns=cost_ns, checkpoint=self._checkpoint)
         elapsed_ns = min(now_ns - self._read_ns, 60 * NS_PER_S) if self._read_ns else NS_PER_S
         self._read_ns = now_ns
-        dropped, folded, cost_ns = self._read_all(now_ns, wishes, max(elapsed_ns, 0))
+        dropped, folded, cost_ns = self._read_all(now_ns, requests, max(elapsed_ns, 0))
         self._advance_watermark(now_ns)
         self._checkpoint = self._remember(now_ns)
         self._is_crowded = will_crowd((process.ring.fullness for process in self._processes), elapsed_ns)
@@ -122,16 +115,18 @@ class NcclRingsSource:
         self._processes = []
         self._intake.close()
 
-    def _read_all(self, now_ns: int, wishes: Sequence[Wish], elapsed_ns: int) -> tuple[int, int, int | None]:
+    def _read_all(
+        self, now_ns: int, requests: Sequence[DetailRequest], elapsed_ns: int
+    ) -> tuple[int, int, int | None]:
         """Read, fold and count; return what was lost, what was only counted, and what the plugins cost."""
-        self._processes += self._intake.look(now_ns, self._processes, self._folder)
+        self._processes += self._intake.look(now_ns, self._processes, self._aggregator)
         self._refuse(self._intake.refusals, now_ns)
-        self._ask(wishes, now_ns)
+        self._ask(requests, now_ns)
         readings = [(process, reading) for process in list(self._processes) if (reading := self._of(process, now_ns))]
         self._allowance = grant(self._allowance, now_ns, sum(_complete_rows(reading) for _, reading in readings))
         self._fold(readings, now_ns)
         self._allowance = spend(self._allowance, self._rows())
-        self._replay(wishes, now_ns)
+        self._replay(requests, now_ns)
         costs = [process.growth(elapsed_ns) for process in self._processes]
         self._let_go(now_ns)
         return self._lost(), self._left_out(), sum(costs) if costs else None
@@ -143,28 +138,34 @@ class NcclRingsSource:
 
     def _fold(self, readings: Sequence[tuple[FollowedProcess, RingReading]], now_ns: int) -> None:
         share = self._allowance.share
-        turns = [(process, turn) for process, reading in readings if (turn := self._turn(process, reading, now_ns))]
-        self._fold_together(turns, now_ns, share)
-        usual, shown = mean_times(self._folder.written), list[Turn]()
-        for process, turn in turns:
+        snapshots = [
+            (process, snapshot)
+            for process, reading in readings
+            if (snapshot := self._snapshot(process, reading, now_ns))
+        ]
+        self._fold_together(snapshots, now_ns, share)
+        usual, shown = mean_times(self._aggregator.written), list[Snapshot]()
+        for process, snapshot in snapshots:
             with self._watching(process, now_ns):
-                process.usual_times.learn(usual.get(turn.member.origin, ()))
-                shown.append(process.show(turn.reading, now_ns))
-                self._kept.keep(process.kept, turn.reading, now_ns, share, process.is_over)
-        folders = [(process.folder, process.ring.identity) for process, _ in turns if process in self._processes]
-        self._joiner.join([self._folder], folders, now_ns)
-        self._tell_progress(shown, now_ns)
+                process.usual_times.learn(usual.get(snapshot.member.origin, ()))
+                shown.append(process.show(snapshot.reading, now_ns))
+                self._kept.keep(process.kept, snapshot.reading, now_ns, share, process.is_over)
+        aggregators = [
+            (process.aggregator, process.ring.identity) for process, _ in snapshots if process in self._processes
+        ]
+        self._joiner.join([self._aggregator], aggregators, now_ns)
+        self._report_progress(shown, now_ns)
         self._take(self._ledger.rows())
-        self._take(self._ledger.seconds.close(now_ns - LATENESS_NS - NS_PER_S))
+        self._take(self._ledger.seconds.close(now_ns - DELAY_NS - NS_PER_S))
 
-    def _fold_together(self, turns: Sequence[tuple[FollowedProcess, Turn]], now_ns: int, share: int) -> None:
+    def _fold_together(self, snapshots: Sequence[tuple[FollowedProcess, Snapshot]], now_ns: int, share: int) -> None:
         """Fold, or find out who cannot be folded and begin again without: what all have in common is half done."""
         try:
-            self._folder.fold([turn for _, turn in turns], now_ns, share)
+            self._aggregator.fold([snapshot for _, snapshot in snapshots], now_ns, share)
         except FILE_FAULTS:
-            for process, turn in turns:
+            for process, snapshot in snapshots:
                 with self._watching(process, now_ns):
-                    Folder(process.origin).fold(turn.reading, now_ns)
+                    Aggregator(process.origin).fold(snapshot.reading, now_ns)
             self._unsent = self._tables.pop("events", [])
             self._begin_again()
             raise
@@ -174,20 +175,20 @@ class NcclRingsSource:
         for process in self._processes:
             process.close()
         self._processes, self._ledger = [], Ledger()
-        self._folder = HostFolder(self._ledger)
+        self._aggregator = HostAggregator(self._ledger)
         self._counted, self._folded = self._joiner.lost, 0
         self.resume(self._checkpoint or b"")
 
-    def _turn(self, process: FollowedProcess, reading: RingReading, now_ns: int) -> Turn | None:
+    def _snapshot(self, process: FollowedProcess, reading: RingReading, now_ns: int) -> Snapshot | None:
         with self._watching(process, now_ns):
-            turn, comms = process.turn(reading)
+            snapshot, comms = process.snapshot(reading)
             self._take({"comms": comms})
-            return turn
+            return snapshot
         return None
 
-    def _tell_progress(self, shown: Sequence[Turn], now_ns: int) -> None:
+    def _report_progress(self, shown: Sequence[Snapshot], now_ns: int) -> None:
         if shown:
-            self._take({"progress": progress_rows(self._folder.look(shown, now_ns), self._ledger.origins)})
+            self._take({"progress": progress_rows(self._aggregator.look(shown, now_ns), self._ledger.origins)})
 
     @contextmanager
     def _watching(self, process: FollowedProcess, now_ns: int) -> Iterator[None]:
@@ -208,15 +209,15 @@ class NcclRingsSource:
                 self._take({"progress": progress_rows(process.look(now_ns), self._ledger.origins)})
         self._allowance = spend(self._allowance, self._rows())
 
-    def _ask(self, wishes: Sequence[Wish], now_ns: int) -> None:
-        details = read_details(wishes, now_ns)
+    def _ask(self, requests: Sequence[DetailRequest], now_ns: int) -> None:
+        details = read_details(requests, now_ns)
         for process in self._processes:
             process.ask(details)
 
-    def _replay(self, wishes: Sequence[Wish], now_ns: int) -> None:
-        """Send a part of what was wished for: half of a second's budget, and less after a second that took more."""
-        for wish in self._minutes.new(wishes, now_ns):
-            self._replays.append(self._kept.replay(wish, now_ns))
+    def _replay(self, requests: Sequence[DetailRequest], now_ns: int) -> None:
+        """Send a part of what was requested: half of a second's budget, and less after a second that took more."""
+        for request in self._minutes.new(requests, now_ns):
+            self._replays.append(self._kept.replay(request, now_ns))
         self._replays = [each for each in self._replays if each.pieces and each.expires_ns > now_ns]
         if self._replays:
             before = self._rows()
@@ -235,7 +236,7 @@ class NcclRingsSource:
     def _lost(self) -> int:
         """Return how much is neither in rows nor in statistics, since the last time."""
         folded, besides = (
-            self._folder.lost,
+            self._aggregator.lost,
             self._joiner.lost + self._ledger.seconds.forgotten + self._ledger.sizeless,
         )
         before, self._counted = self._counted, sum(folded[name] for name in LOST_ROWS) + besides
@@ -248,39 +249,27 @@ class NcclRingsSource:
     def _advance_watermark(self, now_ns: int) -> None:
         """Promise that nothing older comes: neither seconds that are open nor operations, unless they take long."""
         is_overdue = any(process.overdue.rows for process in self._processes)
-        pending = None if is_overdue else self._folder.oldest_pending_ns
-        settled_ns = min(now_ns - LATENESS_NS - NS_PER_S, self._ledger.seconds.since_ns or now_ns)
+        pending = None if is_overdue else self._aggregator.oldest_pending_ns
+        settled_ns = min(now_ns - DELAY_NS - NS_PER_S, self._ledger.seconds.since_ns or now_ns)
         settled_ns = settled_ns if pending is None else min(settled_ns, pending)
         before_ns = self._watermark_ns if self._watermark_ns <= now_ns else 0  # unless the clock was set back
         self._watermark_ns = max(settled_ns, now_ns - HOLD_NS, before_ns, 0)
 
     def _remember(self, now_ns: int) -> bytes:
         share = self._allowance.share
-        known = self._folder.memories(now_ns, share)
-        nothing = FolderMemory(now_ns, share, *(np.empty(0, np.uint64),) * 2)
+        known = self._aggregator.memories(now_ns, share)
+        nothing = AggregatorState(now_ns, share, *(np.empty(0, np.uint64),) * 2)
         files = {
             file_key(each.ring.inode, each.ring.identity.created_ns): each.memory(
-                known.get(each.folder.member.origin, nothing)
+                known.get(each.aggregator.member.origin, nothing)
             )
             for each in self._processes
         }
         return encode(Checkpoint(self._ledger.seconds.since_ns, share, files))
 
     def _refuse(self, sentences: Sequence[str], now_ns: int) -> None:
-        events: list[HostRecord] = [
-            Event(
-                host=self._host,
-                ts_ns=now_ns,
-                source=self.name,
-                kind="ring_refused",
-                component=f"host:{self._host}",
-                severity="warning",
-                message=sentence,
-            )
-            for sentence in sentences
-        ]
-        if events:
-            self._take({"events": rows_of(TABLE_BY_NAME["events"], events)})
+        reporter = EventReporter(self._host, self.name, f"host:{self._host}")
+        self._take(tables_of(events=[reporter.report(now_ns, "ring_refused", "warning", each) for each in sentences]))
 
     def _take(self, tables: Mapping[str, pa.Table]) -> None:
         for name, rows in tables.items():

@@ -1,7 +1,7 @@
 """Round trip and loss of every path between hosts, and which path a source port leads over.
 
 A row in `probes` is a packet that was sent through one flow and what became of it; `rtt_ns` is that of the host for
-TCP, and of the last switch before the host for RoCE and UDP (probing/packets.py says why). Its `hops` were seen now
+TCP, and of the last switch before the host for RoCE and UDP (probes/packets.py says why). Its `hops` were seen now
 or when the flow was last traced. A row in `paths` is written when a flow was traced in full: each time its way was
 unknown, has grown old, has lost a packet, or another flow was found to have moved.
 
@@ -10,6 +10,7 @@ its name, looks the same. It is said once, as an event, and no row is written.
 """
 
 import random
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,24 +18,135 @@ from typing import Protocol
 
 import structlog
 
-from collector.probing.addresses import AddressBook
-from collector.probing.answers import Arrival
-from collector.probing.ledger import Entry, ProbeLedger
-from collector.probing.packets import Shot
-from collector.probing.paths import Atlas, PathCatalogue, WayFinder
-from collector.probing.rounds import read_outcomes, shots_of
-from collector.probing.sockets import RawExchange
-from collector.probing.turns import DEFAULT_MESH, MeshOptions, Turns
-from collector.probing.wishes import ProbeOrders
-from collector.source import PlainSource, Reading
-from lockstep.arrow import rows_of
+from collector.kernel.change_log import ChangeLog
+from collector.probes.packets import Arrival, Flow, Shot
+from collector.probes.paths import SILENT, AddressBook, Atlas, FlowPath, PathCatalogue, PathFinder, Remembered
+from collector.probes.schedule import (
+    DEFAULT_MESH,
+    MeshOptions,
+    Outcome,
+    ProbeOrders,
+    Round,
+    Schedule,
+    read_outcomes,
+    shots_of,
+)
+from collector.probes.sockets import RawExchange
+from collector.sources.source import EventReporter, PlainSource, Reading, tables_of
+from lockstep.batches import DetailRequest
 from lockstep.clock import Clock, SystemClock
 from lockstep.errors import NotPresent
 from lockstep.probing import Mesh
-from lockstep.records import Event, HostRecord
-from lockstep.tables import TABLE_BY_NAME
-from lockstep.topology import Topology, nic_name
-from lockstep.wish import Wish
+from lockstep.records import HostRecord, Probe
+from lockstep.records import Path as PathRow
+from lockstep.topology import Topology, nic_name, split_end
+
+_SILENCES = 3  # rounds without any answer after which somebody is called silent
+_ANSWERS = -1
+_MOST_ANSWERERS = 16_384  # remembered, about 300 bytes each
+_MOST_STRANGERS = 1_024  # addresses of switches that nobody named
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What one look gives to write down."""
+
+    probe: Probe | None = None
+    path: PathRow | None = None
+    silence: str = ""  # said once about somebody who has never answered
+
+
+class ProbeLedger:
+    """Judges looks one after the other; remembers ways and who answers."""
+
+    def __init__(self, atlas: Atlas) -> None:
+        self._atlas = atlas
+        self._silences: OrderedDict[tuple[str, str, str, bool], int] = OrderedDict()
+        self.strangers: set[str] = set()  # addresses that answered and that the settings do not name
+
+    def write(self, each: Round, outcome: Outcome, now_ns: int) -> Entry:
+        """Return what one look gives; silence of somebody who never answered gives no row, for it may be no loss."""
+        is_answered = outcome.rtt_ns is not None
+        silences = self._count_silence(each, is_answered)
+        path = self._atlas.paths.resolve(each.flow, self._name(outcome.responders))
+        known = self._learn(each, path, now_ns) if is_answered or outcome.responders else None
+        if not is_answered:
+            self._atlas.catalogue.suspect(each.flow)
+        return Entry(
+            None if silences > 0 else self._probe_row(each.flow, outcome, path),
+            self._path_row(each.flow, known) if known else None,
+            _describe_silence(each) if silences == _SILENCES else "",
+        )
+
+    def _learn(self, each: Round, path: FlowPath | None, now_ns: int) -> Remembered | None:
+        if path is None or not path.is_complete or not each.is_traced:
+            return None
+        return self._atlas.catalogue.learn(each.flow, path, now_ns)
+
+    def _name(self, responders: Sequence[str]) -> list[str]:
+        """Return the switches behind addresses; strangers are noted and left out."""
+        ends = [self._atlas.book.end_at(address) for address in responders]
+        unknown = {address for address, end in zip(responders, ends, strict=True) if end is None}
+        if len(self.strangers) < _MOST_STRANGERS:
+            self.strangers |= unknown
+        return [end for end in ends if end is not None]
+
+    def _count_silence(self, each: Round, is_answered: bool) -> int:
+        """Return how often somebody has been silent who never answered; `_ANSWERS` when he did, now or before."""
+        who = (each.flow.dst, each.flow.dst_nic, each.flow.proto, each.ends_at_host)
+        before = self._silences.pop(who, 0)
+        count = _ANSWERS if is_answered or before == _ANSWERS else min(before + 1, _SILENCES + 1)
+        self._silences[who] = count
+        if len(self._silences) > _MOST_ANSWERERS:
+            self._silences.popitem(last=False)
+        return count
+
+    def _probe_row(self, flow: Flow, outcome: Outcome, path: FlowPath | None) -> Probe:
+        hops = list(path.hops) if path else [split_end(end)[0] for end in self._name(outcome.responders)]
+        known = self._atlas.catalogue.recall(flow)
+        if path and known and _agrees(path.hops, known.path.hops):
+            hops = list(known.path.hops)
+        return Probe(
+            host=self._atlas.host,
+            ts_ns=outcome.sent_ns,
+            src_nic=flow.src_nic,
+            dst=flow.dst,
+            dst_nic=flow.dst_nic,
+            proto=flow.proto,
+            sport=flow.sport,
+            dport=flow.dport,
+            rtt_ns=outcome.rtt_ns,
+            hops=hops,
+        )
+
+    def _path_row(self, flow: Flow, known: Remembered) -> PathRow:
+        return PathRow(
+            host=self._atlas.host,
+            src_nic=flow.src_nic,
+            dst=flow.dst,
+            dst_nic=flow.dst_nic,
+            proto=flow.proto,
+            sport=flow.sport,
+            dport=flow.dport,
+            links=list(known.path.links),
+            seen_ns=known.seen_ns,
+            confidence=known.confidence,
+        )
+
+
+def _agrees(seen: Sequence[str], known: Sequence[str]) -> bool:
+    """Return whether nothing that was seen now contradicts what is remembered."""
+    return len(seen) == len(known) and all(s in (SILENT, k) for s, k in zip(seen, known, strict=True))
+
+
+def _describe_silence(each: Round) -> str:
+    flow = each.flow
+    if each.ends_at_host:
+        return (
+            f"{flow.dst}/{flow.dst_nic} has never answered a {flow.proto} probe; its silence is not counted as loss"
+        )
+    return f"the switch before {flow.dst}/{flow.dst_nic} has never answered; its silence is not counted as loss"
+
 
 _log = structlog.get_logger("probes")
 
@@ -75,14 +187,14 @@ class _Parts:
     """What a host that may probe works with."""
 
     orders: ProbeOrders
-    turns: Turns
+    schedule: Schedule
     ledger: ProbeLedger
 
 
 class ProbesSource(PlainSource):
     """Probes the fabric from one host; `addresses` are those of NICs (`h3/eth1`) and switches (`spine0`).
 
-    Memory: at most 16,384 paths and as many answerers (about 20 MB), 10,000 waiting wishes, and scapy.
+    Memory: at most 16,384 paths and as many answerers (about 20 MB), 10,000 waiting detail requests, and scapy.
     """
 
     name = "probes"
@@ -101,32 +213,31 @@ class ProbesSource(PlainSource):
         self._host, self._topology, self._addresses, self._options = host, topology, addresses, options
         self._exchange = exchange or RawExchange(clock or SystemClock(), options.timeout_s, root)
         self._token = random.randrange(_TOKENS)  # noqa: S311  # tells our packets from those of an earlier life
-        self._complaints: dict[str, str] = {}
+        self._problems = ChangeLog(_log)
         self._parts: _Parts | None = None
 
-    def read(self, now_ns: int, wishes: Sequence[Wish]) -> Reading:
+    def read(self, now_ns: int, requests: Sequence[DetailRequest]) -> Reading:
         parts = self._parts = self._parts or self._prepare()
-        refusals = parts.orders.take_in(wishes)
+        refusals = parts.orders.take_in(requests)
         events = [
-            self._event(now_ns, "probe_refused", "warning", each.component, f"wish {each.wish}: {each.reason}")
+            EventReporter(self._host, self.name, each.component).report(
+                now_ns, "probe_refused", "warning", f"detail request {each.request}: {each.reason}"
+            )
             for each in refusals
         ]
         entries = self._probe(parts, now_ns)
         events += [
-            self._event(now_ns, "probe_silent", "info", component, entry.silence)
+            EventReporter(self._host, self.name, component).report(now_ns, "probe_silent", "info", entry.silence)
             for component, entry in entries
             if entry.silence
         ]
-        self._complain(
-            "answers come from addresses that the settings do not name", sorted(parts.ledger.strangers)[:5]
-        )
+        self._note("answers come from addresses that the settings do not name", sorted(parts.ledger.strangers)[:5])
         made: dict[str, list[HostRecord]] = {
             "probes": [entry.probe for _, entry in entries if entry.probe],
             "paths": [entry.path for _, entry in entries if entry.path],
             "events": [*events],
         }
-        tables = {name: rows_of(TABLE_BY_NAME[name], rows) for name, rows in made.items() if rows}
-        return Reading(tables, watermark_ns=now_ns)
+        return Reading(tables_of(**{name: rows for name, rows in made.items() if rows}), watermark_ns=now_ns)
 
     def close(self) -> None:
         """Close the sockets."""
@@ -140,44 +251,29 @@ class ProbesSource(PlainSource):
         if topology is None:
             raise NotPresent("probes need a topology, and none is set")
         book = AddressBook(topology, self._addresses)
-        self._complain("addresses that are left out", book.complaints)
+        self._note("addresses that are left out", book.complaints)
         if not book.addresses_of(host):
             raise NotPresent(f"probes need the address of a NIC of this host, and none is set for {host}")
         self._exchange.check()
-        atlas = Atlas(host, WayFinder(topology, host), book, PathCatalogue(self._options.fresh_s))
+        atlas = Atlas(host, PathFinder(topology, host), book, PathCatalogue(self._options.fresh_s))
         orders = ProbeOrders(host, topology, book)
-        turns = Turns(atlas, Mesh(topology, host, self._options.seed), orders, self._options.mesh)
-        _log.info("probes are on", packets_per_s=self._options.mesh.packets_per_s, lap_s=round(turns.lap_s))
-        return _Parts(orders, turns, ProbeLedger(atlas))
+        schedule = Schedule(atlas, Mesh(topology, host, self._options.seed), orders, self._options.mesh)
+        _log.info("probes are on", packets_per_s=self._options.mesh.packets_per_s, lap_s=round(schedule.lap_s))
+        return _Parts(orders, schedule, ProbeLedger(atlas))
 
     def _probe(self, parts: _Parts, now_ns: int) -> list[tuple[str, Entry]]:
         """Carry out whose turn it is; return what to write, each with the NIC that it is about."""
-        rounds = parts.turns.choose(now_ns)
+        rounds = parts.schedule.choose(now_ns)
         if not rounds:
             return []
         shots = shots_of(rounds, self._token)
         self._token = (self._token + len(shots)) % _TOKENS
         arrivals = self._exchange.run(shots)
-        self._complain("packets cannot be sent", [self._exchange.fault] if self._exchange.fault else [])
+        self._note("packets cannot be sent", [self._exchange.fault] if self._exchange.fault else [])
         return [
             (nic_name(each.flow.dst, each.flow.dst_nic), parts.ledger.write(each, outcome, now_ns))
             for each, outcome in read_outcomes(rounds, arrivals)
         ]
 
-    def _complain(self, what: str, details: Sequence[str]) -> None:
-        """Say it when it changes, not each time round."""
-        complaint = "; ".join(details)
-        if complaint and complaint != self._complaints.get(what):
-            _log.warning("probes are incomplete", problem=what, details=complaint)
-        self._complaints[what] = complaint
-
-    def _event(self, now_ns: int, kind: str, severity: str, component: str, message: str) -> Event:
-        return Event(
-            host=self._host,
-            ts_ns=now_ns,
-            source=self.name,
-            kind=kind,
-            component=component,
-            severity=severity,
-            message=message,
-        )
+    def _note(self, problem: str, details: Sequence[str]) -> None:
+        self._problems.note("probes are incomplete", "; ".join(details), "details", problem=problem)

@@ -9,18 +9,17 @@ from typing import Protocol
 
 import structlog
 
-from collector.ranks.end_times import EndTimes
-from collector.ranks.proc_connector import Exit, ProcConnector, describe_end
-from collector.ranks.proc_stat import ProcessStat, RingHolders, read_membership, read_stat, read_waiting_place
-from collector.ranks.run_reports import FoundReport, RunReports
-from collector.source import PlainSource, Reading
+from collector.kernel.exits import EndTimes, Exit, ProcConnector, describe_end
+from collector.kernel.process import ProcessStat, RingHolders, read_membership, read_stat, read_waiting_place
+from collector.kernel.run_reports import FoundReport, RunReports
+from collector.sources.source import PlainSource, Reading
 from lockstep.arrow import rows_of
+from lockstep.batches import DetailRequest
 from lockstep.clock import NS_PER_S
 from lockstep.errors import LockstepError, NotPresent
 from lockstep.records import Event, HostRecord
 from lockstep.supervision import REPORT_DIRECTORIES, Membership
 from lockstep.tables import TABLE_BY_NAME
-from lockstep.wish import Wish
 
 _log = structlog.get_logger("processes")
 
@@ -80,7 +79,7 @@ class ProcessesSource(PlainSource):
         self._ranks: dict[int, Watched] = {}
         self._last_ns: int | None = None  # when it was read; nothing older is told any more
 
-    def read(self, now_ns: int, wishes: Sequence[Wish]) -> Reading:
+    def read(self, now_ns: int, requests: Sequence[DetailRequest]) -> Reading:
         if not self._proc.is_dir():
             raise NotPresent(f"no processes in {self._proc}")
         if not self._is_subscribed:
@@ -111,11 +110,16 @@ class ProcessesSource(PlainSource):
         ended = self._exits.read() if self._exits else []
         boot_ns = now_ns - time.monotonic_ns()
         return [
-            self._event(
-                self._time(boot_ns + end.monotonic_ns, now_ns),
-                "process_exit",
-                _severity(end.exit_code, end.signal),
-                f"{self._ranks.pop(end.pid)} {_describe(end)}",
+            replace(
+                self._event_of(
+                    self._ranks.pop(end.pid),
+                    self._time(boot_ns + end.monotonic_ns, now_ns),
+                    "process_exit",
+                    _severity(end.exit_code, end.signal),
+                    _describe(end),
+                ),
+                exit_code=end.exit_code,
+                signal=end.signal,
             )
             for end in ended
             if end.pid in self._ranks
@@ -132,7 +136,8 @@ class ProcessesSource(PlainSource):
             self._ranks[pid] = after = judge(before, now)
             if change := describe_change(before, after):
                 where = read_waiting_place(self._proc, pid) if after.trouble == "process_stuck" else ""
-                events.append(self._event(now_ns, *change[:2], change[2] + (f" in {where}" if where else "")))
+                kind, severity, what = change
+                events.append(self._event_of(after, now_ns, kind, severity, what + (f" in {where}" if where else "")))
         return events
 
     def _miss(self, rank: Watched, now_ns: int) -> list[Event]:
@@ -143,7 +148,7 @@ class ProcessesSource(PlainSource):
         del self._ranks[rank.stat.pid]
         ended_ns = self._end_times.take(rank.stat.pid) if self._end_times else None
         told_ns = now_ns if ended_ns is None else self._time(now_ns - time.monotonic_ns() + ended_ns, now_ns)
-        return [self._event(told_ns, "process_gone", "error", f"{rank} is gone; how it ended is unknown")]
+        return [self._event_of(rank, told_ns, "process_gone", "error", "is gone; how it ended is unknown")]
 
     def _find_new(self) -> None:
         for pid in set(self._found()) - self._ranks.keys():
@@ -175,11 +180,17 @@ class ProcessesSource(PlainSource):
 
     def _read_reports(self, now_ns: int) -> list[Event]:
         return [
-            self._event(
-                self._time(found.report.ended_ns, now_ns),
-                "python_exception" if found.report.exception else "run_exit",
-                _severity(found.report.exit_code, found.report.signal),
-                describe_report(found),
+            replace(
+                self._event(
+                    self._time(found.report.ended_ns, now_ns),
+                    "python_exception" if found.report.exception else "run_exit",
+                    _severity(found.report.exit_code, found.report.signal),
+                    describe_report(found),
+                ),
+                rank=found.report.member.rank,
+                pid=found.report.pid,
+                exit_code=found.report.exit_code,
+                signal=found.report.signal,
             )
             for found in self._reports.read()
         ]
@@ -188,6 +199,10 @@ class ProcessesSource(PlainSource):
         """Return a moment that others told us, kept between the last read and now, as the watermark promises."""
         earliest_ns = max(now_ns - _OLDEST_NS, 0) if self._last_ns is None else min(self._last_ns, now_ns)
         return min(max(told_ns, earliest_ns), now_ns)
+
+    def _event_of(self, rank: Watched, ts_ns: int, kind: str, severity: str, what: str) -> Event:
+        event = self._event(ts_ns, kind, severity, f"{rank} {what}")
+        return replace(event, rank=rank.member.rank, pid=rank.stat.pid)
 
     def _event(self, ts_ns: int, kind: str, severity: str, message: str) -> Event:
         return Event(
@@ -211,15 +226,15 @@ def judge(before: Watched, now: ProcessStat) -> Watched:
 
 
 def describe_change(before: Watched, after: Watched) -> tuple[str, str, str] | None:
-    """Return kind, severity and sentence when something began or ended between two looks."""
+    """Return kind, severity and what happened when something began or ended between two looks."""
     if before.trouble == after.trouble:
         return None
     if after.trouble == "process_stopped":
         by = "a debugger" if after.stat.state == "t" else "a signal"
-        return after.trouble, "warning", f"{after} was stopped by {by}"
+        return after.trouble, "warning", f"was stopped by {by}"
     if after.trouble == "process_stuck":
-        return after.trouble, "warning", f"{after} waits in the kernel and cannot be interrupted"
-    return "process_continued", "info", f"{after} goes on"
+        return after.trouble, "warning", "waits in the kernel and cannot be interrupted"
+    return "process_continued", "info", "goes on"
 
 
 def describe_report(found: FoundReport) -> str:

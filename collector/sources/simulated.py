@@ -1,4 +1,4 @@
-"""Hosts that exist only in a story: the same seam as real ones, so nothing behind it can tell."""
+"""Hosts that exist only in a scenario: the same seam as real ones, so nothing behind it can tell."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from collector.source import PlainSource, Reading
+from collector.sources.source import PlainSource, Reading
+from lockstep.batches import DetailRequest
 from lockstep.clock import NS_PER_S
-from lockstep.sim.telemetry import SimulatedTelemetry
-from lockstep.wish import Wish
+from simulator.telemetry import SimulatedTelemetry
 
 
 @dataclass(frozen=True)
@@ -23,15 +23,15 @@ class _Batch:
 
 
 class SimulatedCluster:
-    """One running story, shared by the sources of all its hosts; whoever reads first moves it on."""
+    """One running scenario, shared by the sources of all its hosts; whoever reads first moves it on."""
 
     def __init__(self, telemetry: SimulatedTelemetry) -> None:
-        story = telemetry.simulation.story
+        scenario = telemetry.simulation.scenario
         self._telemetry = telemetry
-        self._late_ns = story.telling.late_s * NS_PER_S
+        self._late_ns = scenario.telemetry.late_s * NS_PER_S
         self._random = np.random.default_rng(telemetry.simulation.seed)
         self._guard = threading.Lock()
-        self._waiting: dict[str, list[_Batch]] = {f"h{number}": [] for number in range(story.cluster.all_hosts)}
+        self._waiting: dict[str, list[_Batch]] = {f"h{number}": [] for number in range(scenario.cluster.all_hosts)}
 
     @property
     def hosts(self) -> list[str]:
@@ -71,7 +71,7 @@ def _split(table: pa.Table) -> Iterator[tuple[str, pa.Table]]:
 
 
 class SimulatedSource(PlainSource):
-    """One host of a story."""
+    """One host of a scenario."""
 
     name = "simulated"
     period_s = 1.0
@@ -80,5 +80,5 @@ class SimulatedSource(PlainSource):
         self._cluster = cluster
         self._host = host
 
-    def read(self, now_ns: int, wishes: Sequence[Wish]) -> Reading:
+    def read(self, now_ns: int, requests: Sequence[DetailRequest]) -> Reading:
         return self._cluster.read_host(self._host, now_ns)

@@ -1,13 +1,12 @@
 """Captures and stores: load one into the other, export a stretch of time as a capture."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pyarrow as pa
 
 from lockstep.arrow import conform
-from lockstep.capture.contents import Capture, CaptureInfo
-from lockstep.capture.writing import CaptureWriter
+from lockstep.capture.files import Capture, CaptureInfo, CaptureWriter
 from lockstep.errors import NotPresent
 from lockstep.store.store import Parameters, Store
 from lockstep.tables import TABLE_BY_NAME, TABLES, Table, columns_of
@@ -30,17 +29,21 @@ SELECT job, attempt, max(ranks), min(first), max(last) FROM (
 """
 
 
-def load_capture(store: Store, capture: Capture) -> int:
-    """Put all rows of a capture into a store and return how many.
+def load_capture(store: Store, capture: Capture, watch: Callable[[int, int], None] = lambda done, due: None) -> int:
+    """Put all rows of a capture into a store and return how many; `watch` is called with rows done and rows in all.
 
     The same capture again changes nothing while the store remembers it: for DEDUPLICATION_BLOCKS inserts.
     """
+    due: int = sum(rows.num_rows for rows in capture.tables.values())
+    done = 0
     for name, rows in capture.tables.items():
         digest = _digest(rows)
         for number, part in enumerate(_parts(rows)):
             store.insert(TABLE_BY_NAME[name], part, token=f"capture/{name}/{digest}/{number}")
+            done += part.num_rows
+            watch(done, due)
     store.command(_TELL_ATTEMPTS.format(store.database), parameters={"job": capture.info.job})
-    return sum(rows.num_rows for rows in capture.tables.values())
+    return due
 
 
 def export_capture(

@@ -9,8 +9,7 @@ from pydantic import Field
 
 from lockstep.decision import Decision
 from lockstep.execution import Execution, ExecutionState, Order, Outcome
-from lockstep.incident import Incident
-from lockstep.verdict import Frozen
+from lockstep.verdict import Frozen, Incident
 
 Condition = Literal["running", "slow", "hung", "crashed", "ended"]
 
@@ -48,7 +47,7 @@ class AgentView(Frozen):
     host: str
     version: str
     is_silent: bool
-    heard_ns: int
+    last_seen_ns: int
     lag_s: float = Field(description="how far what it has sent is behind its last heartbeat")
     dropped: int = Field(description="rows lost since its start")
     dropped_lately: int = Field(0, description="of these, in the last five minutes")

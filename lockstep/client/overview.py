@@ -9,8 +9,7 @@ from pydantic import Field
 from lockstep.client.answers import AgentView, Condition, Job, ListedDecision
 from lockstep.client.client import Client
 from lockstep.decision import Decision
-from lockstep.incident import Incident
-from lockstep.verdict import Frozen
+from lockstep.verdict import Frozen, Incident
 
 _MOST_JOBS = 20  # whose steps are asked for: each is a request
 _MOST_INCIDENTS = 50

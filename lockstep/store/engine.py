@@ -1,20 +1,180 @@
 """How a client of either kind is opened: the embedded engine with its guards, or a server over HTTP."""
 
+import logging
 import os
+import re
+import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
+from urllib.parse import SplitResult, unquote, urlsplit
 from xml.sax.saxutils import escape
 
+import structlog
 from clickhouse_connect import get_client
 from clickhouse_connect.driver.client import Client
+from clickhouse_connect.driver.exceptions import ClickHouseError, DatabaseError
 
 from lockstep.directories import lock_directory
-from lockstep.errors import StoreBusy
-from lockstep.store.address import Embedded, Server
-from lockstep.store.failures import translated
-from lockstep.store.orphans import forget_orphans
+from lockstep.errors import BadInput, StoreAway, StoreBusy, StoreError, StoreRefused
+
+DEFAULT_DATABASE = "lockstep"
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+
+
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """A store in a directory, opened by one process at a time."""
+
+    path: Path
+    database: str = DEFAULT_DATABASE
+
+    def __str__(self) -> str:
+        return f"chdb://{self.path}"
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A ClickHouse server, or one node of a cluster."""
+
+    host: str
+    port: int
+    user: str
+    password: str = field(repr=False)
+    database: str = DEFAULT_DATABASE
+    secure: bool = False
+
+    def __str__(self) -> str:
+        scheme = "https" if self.secure else "http"
+        return f"{scheme}://{self.user}@{self.host}:{self.port}/{self.database}"
+
+
+Address = Embedded | Server
+
+
+def parse_address(url: str, password: str = "") -> Address:
+    """Return the place a URL names, or raise BadInput with what is wrong about it.
+
+    A password inside the URL wins over the one given beside it; neither ever appears in a message.
+    """
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise BadInput(f"the store's address is not a URL: {error}") from None
+    if parts.scheme == "chdb":
+        return _embedded(parts)
+    if parts.scheme in ("http", "https"):
+        return _server(parts, port, password)
+    raise BadInput(f"a store is chdb:///directory or http(s)://user@host:port/database, not {parts.scheme or url!r}")
+
+
+def _embedded(parts: SplitResult) -> Embedded:
+    if parts.netloc or not parts.path.strip("/"):
+        raise BadInput("an embedded store is chdb:// and an absolute directory: chdb:///var/lib/lockstep/store")
+    return Embedded(Path(unquote(parts.path)))
+
+
+def _server(parts: SplitResult, port: int | None, password: str) -> Server:
+    if not parts.hostname:
+        raise BadInput("the store's address names no host")
+    secure = parts.scheme == "https"
+    return Server(
+        host=parts.hostname,
+        port=port or (8443 if secure else 8123),
+        user=unquote(parts.username or "default"),
+        password=unquote(parts.password) if parts.password else password,
+        database=_database(parts.path.strip("/") or DEFAULT_DATABASE),
+        secure=secure,
+    )
+
+
+def _database(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise BadInput(f"{name!r} cannot be a database name: letters, digits and _ only")
+    return name
+
+
+# Numbers from ClickHouse's list of error codes; each of these can be over in a while without anybody changing
+# what is sent: time-outs, load, memory, full disks, a server that is starting or a shard that is away.
+_PASSING = {
+    159: "TIMEOUT_EXCEEDED",
+    198: "DNS_ERROR",
+    202: "TOO_MANY_SIMULTANEOUS_QUERIES",
+    203: "NO_FREE_CONNECTION",
+    209: "SOCKET_TIMEOUT",
+    210: "NETWORK_ERROR",
+    241: "MEMORY_LIMIT_EXCEEDED",
+    242: "TABLE_IS_READ_ONLY",
+    243: "NOT_ENOUGH_SPACE",
+    252: "TOO_MANY_PARTS",
+    279: "ALL_CONNECTION_TRIES_FAILED",
+    285: "TOO_FEW_LIVE_REPLICAS",
+    319: "UNKNOWN_STATUS_OF_INSERT",
+    425: "SYSTEM_ERROR",
+    594: "CANNOT_FSYNC",
+    74: "CANNOT_READ_FROM_FILE_DESCRIPTOR",
+    75: "CANNOT_WRITE_TO_FILE_DESCRIPTOR",
+    999: "KEEPER_EXCEPTION",
+}
+# The driver logs what it also raises; the one who catches it decides whether that is worth a line.
+logging.getLogger("clickhouse_connect").addHandler(logging.NullHandler())
+
+_WRONG_PASSWORD = 516
+_DISK_FULL_WORDS = ("No space left on device", "not enough space")
+
+
+@contextmanager
+def translated(place: str) -> Iterator[None]:
+    """Turn the driver's exceptions into ours; `place` is the store's address without its password."""
+    try:
+        yield
+    except ClickHouseError as error:
+        raise _classify(error, place) from error
+
+
+def _classify(error: ClickHouseError, place: str) -> StoreError:
+    code = getattr(error, "code", None)
+    text = _first_line(str(error))
+    if code == _WRONG_PASSWORD:
+        return StoreRefused(f"the store at {place} refuses this user or password", code)
+    if code in _PASSING or any(words in str(error) for words in _DISK_FULL_WORDS):
+        return StoreAway(f"the store at {place} cannot do it now: {text}")
+    if isinstance(error, DatabaseError) and code:
+        return StoreRefused(f"the store at {place} refuses: {text}", code)
+    return StoreAway(f"the store at {place} does not answer: {_root_cause(error)}")
+
+
+def _root_cause(error: BaseException) -> str:
+    """Return the innermost reason; the driver's own text repeats the whole request."""
+    while (inner := getattr(error, "reason", None) or error.__cause__ or error.__context__) and inner is not error:
+        if not isinstance(inner, BaseException):
+            break
+        error = inner
+    return _first_line(str(error)) or type(error).__name__
+
+
+def _first_line(text: str) -> str:
+    line = text.strip().split("\n", 1)[0]
+    return line if len(line) <= 400 else line[:400] + " …"
+
+
+_log = structlog.get_logger("store")
+
+
+def forget_orphans(data: Path) -> None:
+    """Make a retry of what a kill cut short count; the engine of this data directory must not be running."""
+    with as_file(files("lockstep.store") / "forget_orphans.sh") as script:
+        done = subprocess.run(["sh", str(script), str(data)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise StoreError(f"cannot check the store in {data} after its last end: {done.stderr.strip()}")
+    for line in done.stderr.splitlines():
+        _log.info("the engine had been killed in mid-insert", found=line)
+
 
 OpenClient = Callable[[], Client]
 

@@ -9,9 +9,16 @@ import pyarrow as pa
 from clickhouse_connect.driver.client import Client
 
 from lockstep.errors import StoreError
-from lockstep.store.address import Address, Embedded, parse_address
-from lockstep.store.engine import QUERY_TIMEOUT_S, EmbeddedEngine, OpenClient, server_clients
-from lockstep.store.failures import translated
+from lockstep.store.engine import (
+    QUERY_TIMEOUT_S,
+    Address,
+    Embedded,
+    EmbeddedEngine,
+    OpenClient,
+    parse_address,
+    server_clients,
+    translated,
+)
 from lockstep.tables import Table
 
 Parameters = Mapping[str, Any]  # Any: whatever a {name:Type} placeholder takes; ClickHouse checks it

@@ -18,8 +18,8 @@ from elftools.dwarf.die import DIE
 from elftools.dwarf.dwarfinfo import DWARFInfo
 from elftools.elf.elffile import ELFFile
 
+from importers.traces.nccl_abi.layouts import RELEASES, ReleaseFacts, StructureFacts, VersionFacts, facts_file
 from lockstep.errors import BadInput
-from lockstep.intake.nccl_abi.layouts import RELEASES, ReleaseFacts, StructureFacts, VersionFacts, facts_file
 from nccl_plugin.abi import names
 from nccl_plugin.abi.wheels import downloaded_library
 

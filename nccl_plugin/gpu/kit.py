@@ -20,7 +20,7 @@ from pathlib import Path
 from lab import Lab, LabError, SharedGpu, build_rank, find_library
 from load import cases_of, describe, run_case
 from overhead import Experiment, Samples, measure, plan_beside, plan_levels, table_of
-from traces import STORIES, record, write_trace
+from traces import SCENARIOS, record, write_trace
 
 PARTS = ("load", "beside", "levels", "traces")
 TOLERATED = 3  # crashes, as long as other people's plugins are in the process
@@ -119,15 +119,15 @@ class Kit:
         )
 
     def _traces(self) -> None:
-        for story in STORIES:
-            if not self._has_time(story.name):
+        for scenario in SCENARIOS:
+            if not self._has_time(scenario.name):
                 continue
-            outcome = record(self._lab, self._libraries[0], story)
+            outcome = record(self._lab, self._libraries[0], scenario)
             if outcome.succeeded:
-                print(write_trace(story, outcome, self._arguments.out), flush=True)
+                print(write_trace(scenario, outcome, self._arguments.out), flush=True)
             else:
                 self.failures += 1
-                print(f"{story.name}: FAILED with {outcome.codes}: {outcome.errors}", flush=True)
+                print(f"{scenario.name}: FAILED with {outcome.codes}: {outcome.errors}", flush=True)
             shutil.rmtree(outcome.folder, ignore_errors=True)
 
 

@@ -11,7 +11,7 @@ from rings import CALLBACK_KIND, Ring
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # lockstep is not installed where there is a GPU
 
-from lockstep.intake.callback_trace import Event, RankRecording, RecordedComm, cut_events, events_of, trace_lines
+from importers.traces.callback_trace import Event, RankRecording, RecordedComm, cut_events, events_of, trace_lines
 
 RANKS, TP, STEPS, ONSET = 8, 2, 56, 40  # the first steps of a job are uneven
 TP_BYTES, DP_BYTES, COMPUTE_US = 16 << 10, 512 << 10, 4000
@@ -22,7 +22,7 @@ WHAT_RUNS = "8 ranks, tp2 x dp4: per step 2x(compute, TP AllReduce 16 KiB), DP A
 
 
 @dataclass(frozen=True)
-class Story:
+class Scenario:
     """A run with at most one fault, and who is to blame."""
 
     name: str
@@ -37,62 +37,62 @@ class Story:
     live: bool = False
 
 
-STORIES = (
-    Story("gpu_healthy", "none"),
-    Story(
+SCENARIOS = (
+    Scenario("gpu_healthy", "none"),
+    Scenario(
         "gpu_sleep_r2", "rank 2 sleeps 20 ms before every step from the onset on", f"fault=sleep:2:{ONSET}:20000", 2,
         ("noncomm_slow",), "host:h2", ("rank:2",), ("gpu:h2/0",),
     ),
-    Story(
+    Scenario(
         "gpu_spin_r5", "rank 5 computes 15 ms longer per step from the onset on", f"fault=spin:5:{ONSET}:15000", 5,
         ("noncomm_slow",), "gpu:h5/0", ("host:h5", "rank:5"),
     ),
-    Story(
+    Scenario(
         "gpu_stop_r6_live", "rank 6 is stopped at the onset; its job hangs", f"fault=stop:6:{ONSET}:0", 6,
         ("noncomm_hang",), "host:h6", ("rank:6", "gpu:h6/0"), live=True,
     ),
-    Story(
+    Scenario(
         "gpu_slow_nic_r4", "host h4 sends at most 20 MB/s from the onset on", f"fault=notice:4:{ONSET}:0", 4,
         ("comm_slow",), "nic:h4/eth0", (), ("host:h4", "link:h4/eth0--h5/eth0", "link:h4/eth0--h6/eth0"), "tx",
     ),
 )  # fmt: skip
 
 
-def record(lab: Lab, library: str, story: Story) -> Outcome:
-    """Runs the story with every callback recorded."""
+def record(lab: Lab, library: str, scenario: Scenario) -> Outcome:
+    """Runs the scenario with every callback recorded."""
 
     def words(rank: int, folder: Path) -> list[str]:
         settings = {
             "LOCKSTEP_DETAIL": "trace",
             "LOCKSTEP_BUDGET": "0",
             "LOCKSTEP_KERNEL": "on",
-            "LOCKSTEP_JOB": story.name,
+            "LOCKSTEP_JOB": scenario.name,
         }
         train = f"train={STEPS}:{TP}:{TP_BYTES}:{DP_BYTES}:{COMPUTE_US}"
         return [
             lockstep_side("plugin", library, folder, rank, settings),
-            *([story.word] if story.word else []),
+            *([scenario.word] if scenario.word else []),
             train,
         ]
 
-    is_slow_link = story.classes == ("comm_slow",)
-    limit = (story.rank, LIMIT_BYTES_PER_S) if is_slow_link else None
-    run = Run(story.name, RANKS, words, environment=ENVIRONMENT, namespaces=True, timeout_s=40, limit=limit)
+    is_slow_link = scenario.classes == ("comm_slow",)
+    limit = (scenario.rank, LIMIT_BYTES_PER_S) if is_slow_link else None
+    run = Run(scenario.name, RANKS, words, environment=ENVIRONMENT, namespaces=True, timeout_s=40, limit=limit)
     return lab.run(run)
 
 
-def write_trace(story: Story, outcome: Outcome, place: Path) -> str:
+def write_trace(scenario: Scenario, outcome: Outcome, place: Path) -> str:
     """Writes the cut around the onset, and says in one line what became of it."""
-    rings = outcome.rings(copied=story.live)
+    rings = outcome.rings(copied=scenario.live)
     epoch_ns = min(ring.unix_ns(comm.init_ticks) for ring in rings for comm in ring.comms()) - 1_000_000_000
     recordings = [recording_of(rank, ring) for rank, ring in enumerate(rings)]
     events: list[Event] = []
     for rank, recording in enumerate(recordings):
         began = _steps_of(outcome, rank)
-        last_ns = sys.maxsize if story.live else began[FIRST_KEPT + KEPT_STEPS] - epoch_ns
+        last_ns = sys.maxsize if scenario.live else began[FIRST_KEPT + KEPT_STEPS] - epoch_ns
         events += cut_events(list(events_of(recording, epoch_ns)), began[FIRST_KEPT] - epoch_ns, last_ns)
-    lines = list(trace_lines(about(story, outcome, rings, epoch_ns), recordings, events, epoch_ns))
-    path = place / f"{story.name}.jsonl.xz"
+    lines = list(trace_lines(about(scenario, outcome, rings, epoch_ns), recordings, events, epoch_ns))
+    path = place / f"{scenario.name}.jsonl.xz"
     path.write_bytes(lzma.compress("".join(line + "\n" for line in lines).encode(), preset=9))
     lost = sum(ring.overwritten_records() for ring in rings)
     return f"{path.name}: {len(lines)} lines, {path.stat().st_size} bytes, {lost} records overwritten"
@@ -111,15 +111,15 @@ def recording_of(rank: int, ring: Ring) -> RankRecording:
     return RankRecording(rank, ring.pid, ring.host, ring.api_version, comms, records, ring.unix_ns)
 
 
-def about(story: Story, outcome: Outcome, rings: Sequence[Ring], epoch_ns: int) -> dict[str, object]:
+def about(scenario: Scenario, outcome: Outcome, rings: Sequence[Ring], epoch_ns: int) -> dict[str, object]:
     """The first line: what ran, what was done to it, and what an analysis should find."""
     version = rings[0].nccl_version
     line: dict[str, object] = {
-        "run": story.name,
+        "run": scenario.name,
         "nccl": f"{version // 10000}.{version // 100 % 100}.{version % 100}",
         "ranks": RANKS,
         "op": WHAT_RUNS,
-        "fault": story.fault,
+        "fault": scenario.fault,
         "hosts": {str(rank): f"h{rank}" for rank in range(RANKS)},
         "nic": "eth0",
         "layout": {
@@ -129,26 +129,30 @@ def about(story: Story, outcome: Outcome, rings: Sequence[Ring], epoch_ns: int) 
             "rank_order": "tp fastest, then dp",
             "comms": layout_of(rings),
         },
-        "truth": truth_of(story, outcome, epoch_ns),
-        "cut": {"first_step": FIRST_KEPT, "end_step": None if story.live else FIRST_KEPT + KEPT_STEPS, "of": STEPS},
-        "live": story.live,
+        "truth": truth_of(scenario, outcome, epoch_ns),
+        "cut": {
+            "first_step": FIRST_KEPT,
+            "end_step": None if scenario.live else FIRST_KEPT + KEPT_STEPS,
+            "of": STEPS,
+        },
+        "live": scenario.live,
         "mask": hex(rings[0].status()["mask"]),
         "clock": "one clock for all hosts; no skew added",
         "env": ENVIRONMENT,
     }
-    return line | ({"snapshot_mono_ns": outcome.acted_ns - epoch_ns} if story.live else {})
+    return line | ({"snapshot_mono_ns": outcome.acted_ns - epoch_ns} if scenario.live else {})
 
 
-def truth_of(story: Story, outcome: Outcome, epoch_ns: int) -> list[dict[str, object]]:
+def truth_of(scenario: Scenario, outcome: Outcome, epoch_ns: int) -> list[dict[str, object]]:
     """What is wrong from when on; empty when nothing is."""
-    if not story.component:
+    if not scenario.component:
         return []
-    limited = story.classes == ("comm_slow",)
-    onset_ns = outcome.acted_ns if limited else _steps_of(outcome, story.rank)[ONSET]
-    truth: dict[str, object] = {"class": list(story.classes), "component": story.component}
-    truth |= {"accept": list(story.accept), "partial": list(story.partial), "ranks": [story.rank]}
+    limited = scenario.classes == ("comm_slow",)
+    onset_ns = outcome.acted_ns if limited else _steps_of(outcome, scenario.rank)[ONSET]
+    truth: dict[str, object] = {"class": list(scenario.classes), "component": scenario.component}
+    truth |= {"accept": list(scenario.accept), "partial": list(scenario.partial), "ranks": [scenario.rank]}
     truth |= {"onset_step": ONSET, "onset_mono_ns": onset_ns - epoch_ns, "onset_unix_ns": onset_ns}
-    return [truth | ({"side": story.side} if story.side else {})]
+    return [truth | ({"side": scenario.side} if scenario.side else {})]
 
 
 def layout_of(rings: Sequence[Ring]) -> list[dict[str, object]]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from lockstep.intake.nccl_abi.layouts import ReleaseFacts, StructureFacts
+from importers.traces.nccl_abi.layouts import ReleaseFacts, StructureFacts
 
 
 class Place(NamedTuple):

@@ -17,7 +17,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { PATIENCE_S = 120 }; /* a scenario that takes longer hangs */
 
 #if defined(__SANITIZE_ADDRESS__) && !defined(__x86_64__)
 enum { LEAKS_EVERY = 20 }; /* gcc's leak check walks 2^28 regions there, which takes 4 s a process */
@@ -45,7 +44,7 @@ static void live(const struct scenario *scenario, int version, const char *direc
     setenv("LOCKSTEP_SAMPLE", "1", 1);
     setenv("LOCKSTEP_RING_MIB", "6", 1); /* seven rings, one of them shared, and quicker to touch than the usual 18 */
     setenv("LOCKSTEP_BUDGET", "0", 1); /* what is seen shall not depend on how fast this machine is */
-    alarm(PATIENCE_S);
+    alarm(HANGS_AFTER_S);
     scenario->play(version);
     if (talkative)
         printf("ok: %s, v%d: %lu checks\n", scenario->name, version, checks_made());

@@ -20,6 +20,7 @@ enum {
     NEWEST_VERSION = 7,
     COMM_ID = 0xabcdef,
     PATH_BYTES = 512,
+    HANGS_AFTER_S = 1800, /* far more than any scenario takes under a sanitizer on a busy machine */
 };
 
 /* --- check.c --- */

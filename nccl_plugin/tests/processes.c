@@ -139,7 +139,7 @@ static void live_alone(const struct comm *comm)
     unsigned char descriptor[128 + 8];
     void *handle = NULL;
 
-    alarm(60); /* a lock that nobody gives back would hang us */
+    alarm(HANGS_AFTER_S); /* a lock that nobody gives back would hang us */
     write_descriptor(comm->nccl->version, descriptor, comm, &(struct event){.type = ABI_COLL, .func = "AllReduce"});
     EQUAL(comm->nccl->table->start(comm->context, &handle, descriptor), LOCKSTEP_SUCCESS);
     CHECK(handle == NULL);

@@ -4,26 +4,111 @@ A JobSet's affinity cannot be changed while it lives, so a node is kept from a r
 `restart` refuses while an excluded node still takes work. A JobSet that is recreated gets the affinity besides.
 """
 
+import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from lockstep.clock import Clock
 from lockstep.errors import BadInput, ControllerDown, HalfDone
 from planner.controllers.kubernetes_api import Answer, Calls, Object
 from planner.controllers.kubernetes_jobsets import (
+    Restarting,
     choose_way,
     count_nodes,
     find_objection,
     is_restarted,
+    jobset_path,
     read_mark,
     view_jobset,
 )
-from planner.controllers.kubernetes_nodes import Effect, isolate_patch, read_isolation, release_patch, view_node
-from planner.controllers.kubernetes_restart import Restarting, jobset_path
-from planner.controllers.orders import check_order
-from planner.controllers.protocol import JobView, Node, Outcome, Report, Restart
+from planner.controllers.protocol import JobView, Node, Outcome, Report, Restart, check_order
+
+ISOLATED = "lockstep.dev/isolated"  # the key of the taint and of the annotation
+Effect = Literal["NoSchedule", "NoExecute"]
+
+
+@dataclass(frozen=True, slots=True)
+class Isolated:
+    """What our annotation on a node says."""
+
+    mark: str
+    reason: str
+    is_cordon_ours: bool
+
+
+def view_node(node: Object) -> Node:
+    """Return a node as a controller sees it. Foreign taints do not count: jobs on GPU nodes tolerate them."""
+    isolated = read_isolation(node)
+    complaint = _complaint(node, isolated)
+    return Node(node["metadata"]["name"], complaint == "", isolated.mark if isolated else None, complaint)
+
+
+def read_isolation(node: Object) -> Isolated | None:
+    """Return how we isolated this node; None when we did not, or somebody has taken our taint away since.
+
+    Without the taint a cordon may be anybody's, also where our annotation was left behind.
+    """
+    written = node["metadata"].get("annotations", {}).get(ISOLATED)
+    marks = [str(taint.get("value")) for taint in _taints(node) if taint.get("key") == ISOLATED]
+    if written is None or not marks:
+        return None
+    message = _read_json(written)
+    mark = message.get("mark") or marks[0]
+    return Isolated(str(mark), str(message.get("reason", "")), bool(message.get("cordon")))
+
+
+def isolate_patch(node: Object, mark: str, reason: str, effect: Effect) -> Object:
+    """Return the merge patch that isolates a node; lists travel whole, so it carries the version it was made from."""
+    is_cordon_ours = not node.get("spec", {}).get("unschedulable", False)
+    note = json.dumps({"mark": mark, "reason": reason, "cordon": is_cordon_ours})
+    taint = {"key": ISOLATED, "value": mark, "effect": effect}
+    return {
+        "metadata": _version(node) | {"annotations": {ISOLATED: note}},
+        "spec": {"unschedulable": True, "taints": [*_foreign_taints(node), taint]},
+    }
+
+
+def release_patch(node: Object, isolated: Isolated) -> Object:
+    """Return the merge patch that takes away what we set, and nothing else."""
+    spec: Object = {"taints": _foreign_taints(node)}
+    if isolated.is_cordon_ours:
+        spec["unschedulable"] = None
+    return {"metadata": _version(node) | {"annotations": {ISOLATED: None}}, "spec": spec}
+
+
+def _complaint(node: Object, isolated: Isolated | None) -> str:
+    """Return why no new work starts on a node; empty when it may."""
+    if isolated:
+        return isolated.reason or f"isolated under {isolated.mark}"
+    if node.get("spec", {}).get("unschedulable"):
+        return "cordoned, but not by Lockstep"
+    ready = [one for one in node.get("status", {}).get("conditions", []) if one.get("type") == "Ready"]
+    if not ready or ready[0].get("status") != "True":
+        return "not ready: " + (ready[0].get("message", "no message") if ready else "its kubelet has not reported")
+    return ""
+
+
+def _taints(node: Object) -> list[Object]:
+    return list(node.get("spec", {}).get("taints") or [])
+
+
+def _foreign_taints(node: Object) -> list[Object]:
+    return [taint for taint in _taints(node) if taint.get("key") != ISOLATED]
+
+
+def _version(node: Object) -> Object:
+    return {"resourceVersion": node["metadata"]["resourceVersion"]}
+
+
+def _read_json(text: str) -> dict[str, Any]:
+    try:
+        message = json.loads(text)
+    except ValueError:
+        return {}
+    return message if isinstance(message, dict) else {}
+
 
 _LABEL_VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")  # a taint's value is one
 _NOT_FOUND, _CONFLICT = 404, 409
@@ -72,7 +157,7 @@ class KubernetesController:
         if answer.status == _NOT_FOUND:
             return None
         if not answer.is_good:
-            raise ControllerDown(f"the Kubernetes API does not tell about JobSet {job}: {answer.said}")
+            raise ControllerDown(f"the Kubernetes API does not tell about JobSet {job}: {answer.message}")
         label = {"labelSelector": f"jobset.sigs.k8s.io/jobset-name={name}"}
         return view_jobset(answer.body, calls.list(f"/api/v1/namespaces/{namespace}/pods", label), job)
 
@@ -112,7 +197,12 @@ class KubernetesController:
         if objection:
             return Report("refused", f"JobSet {order.job} is not restarted: {objection}")
         if self._options.dry_run and not (begun is None and is_restarted(seen.body, order.mark)):
-            return _foresee(order, seen.body, is_ours, self._options.workers)
+            if is_ours:
+                return Report(
+                    "would", f"the restart of JobSet {order.job} under {order.mark} was begun: it would be ended"
+                )
+            way, why = choose_way(seen.body, order, self._options.workers)
+            return Report("would", f"JobSet {order.job} would be restarted ({way}): {why}", order.job)
         if begun is not None:
             return act.replace(begun)
         if is_ours:
@@ -184,19 +274,12 @@ def _release(seen: Object, mark: str) -> Report | Change:
     )
 
 
-def _foresee(order: Restart, jobset: Object, is_begun: bool, workers: str | None) -> Report:
-    if is_begun:
-        return Report("would", f"the restart of JobSet {order.job} under {order.mark} was begun: it would be ended")
-    way, why = choose_way(jobset, order, workers)
-    return Report("would", f"JobSet {order.job} would be restarted ({way}): {why}", order.job)
-
-
 def _refusal(what: str, answer: Answer) -> Report:
     """Return what a status that is not good means: a conflict may pass by itself, a refusal does not."""
     if answer.status == _NOT_FOUND:
         return Report("refused", f"there is no {what}")
     outcome: Outcome = "failed" if answer.status in _MAY_PASS else "refused"
-    return Report(outcome, f"the Kubernetes API did not let us act on {what}: {answer.said}")
+    return Report(outcome, f"the Kubernetes API did not let us act on {what}: {answer.message}")
 
 
 def _check_mark(mark: str) -> None:

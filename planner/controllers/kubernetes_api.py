@@ -33,7 +33,7 @@ class Answer:
         return 200 <= self.status < 300
 
     @property
-    def said(self) -> str:
+    def message(self) -> str:
         """The server's own sentence, with its status."""
         return f"{self.body.get('message') or self.body.get('reason') or 'no message'} (HTTP {self.status})"
 
@@ -68,7 +68,7 @@ class Calls:
         while True:
             answer = self.get(path, page)
             if not answer.is_good:
-                raise ControllerDown(f"the Kubernetes API does not list {path}: {answer.said}")
+                raise ControllerDown(f"the Kubernetes API does not list {path}: {answer.message}")
             found += answer.body.get("items") or []
             after = answer.body.get("metadata", {}).get("continue")
             if not after:
@@ -103,7 +103,7 @@ class Calls:
         except (ApiException, HTTPError, OSError) as error:
             raise ControllerDown(f"the Kubernetes API does not answer: {error}") from error
         if answer.status >= 500 or answer.status in _BUSY:
-            raise ControllerDown(f"the Kubernetes API cannot answer now: {answer.said}")
+            raise ControllerDown(f"the Kubernetes API cannot answer now: {answer.message}")
         return answer
 
     def _read(self, raw: Any) -> bytes:

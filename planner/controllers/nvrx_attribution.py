@@ -7,9 +7,14 @@ that is being carried out and that the launcher cannot bring about by restarting
 it (nvrx_attribution_http.py).
 """
 
-from collections.abc import Callable, Mapping
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal
+from urllib.parse import parse_qs, urlsplit
 
 from lockstep.clock import NS_PER_S, Clock
 from lockstep.decision import Decision
@@ -41,9 +46,9 @@ class Attribution:
         self._find, self._clock, self._job, self._settle_s = find, clock, job, settle_s
         self._questions: dict[str, Question] = {}
 
-    def submit(self, told: Mapping[str, Any]) -> Json:
+    def submit(self, reported: Mapping[str, Any]) -> Json:
         """Return the answer to POST /logs: taken. The log itself is not read; verdicts rest on telemetry."""
-        log_path, job = told.get("log_path"), self._job or told.get("job_id")
+        log_path, job = reported.get("log_path"), self._job or reported.get("job_id")
         if not isinstance(log_path, str) or not log_path:
             raise BadInput("a submission needs log_path")
         if not isinstance(job, str) or not job:
@@ -94,3 +99,67 @@ def recommend(decision: Decision | None) -> tuple[Recommendation, str]:
     if decision.action in _NEEDS_NEW_LAYOUT and is_under_way:
         return "STOP", f"the job is started again with another layout: {decision.reason}"
     return "RESTART", decision.reason
+
+
+_MOST_BYTES = 64 * 1024  # a submission is a path and a few names
+_PATIENCE_S = 10.0  # with a client that sends nothing
+
+
+@contextmanager
+def serving_attribution(attribution: Attribution, host: str, port: int) -> Iterator[str]:
+    """Give the address at which the launcher's questions are answered."""
+
+    class Handler(_Handler):
+        asked = attribution
+
+    server = ThreadingHTTPServer((host, port), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, name="attribution", daemon=True)
+    thread.start()
+    try:
+        yield f"http://{host}:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    asked: Attribution
+    timeout = _PATIENCE_S
+
+    def do_POST(self) -> None:
+        self._answer(lambda: self.asked.submit(self._read()) if self.path == "/logs" else None)
+
+    def do_GET(self) -> None:
+        where = urlsplit(self.path)
+        if where.path == "/healthz":
+            self._answer(lambda: {"status": "ok"})
+            return
+        paths = parse_qs(where.query).get("log_path", [])
+        self._answer(lambda: self.asked.result(paths[0]) if where.path == "/logs" and paths else None)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing: the launcher asks every few seconds."""
+
+    def _read(self) -> Json:
+        size = int(self.headers.get("Content-Length") or "0")
+        if size > _MOST_BYTES:
+            raise BadInput(f"a submission has at most {_MOST_BYTES} bytes, not {size}")
+        reported = json.loads(self.rfile.read(size))
+        if not isinstance(reported, dict):
+            raise BadInput("a submission is a JSON object")
+        return reported
+
+    def _answer(self, find: Callable[[], Json | None]) -> None:
+        try:
+            found = find()
+            status, body = (200, found) if found is not None else (404, {"detail": f"there is no {self.path[:100]}"})
+        except (BadInput, ValueError) as nonsense:
+            status, body = 400, {"detail": str(nonsense)[:300]}
+        text = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)

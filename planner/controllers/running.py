@@ -1,5 +1,6 @@
 """One command run to its end, or to the end of its time: what the controllers' own tools are called with."""
 
+import json
 import os
 import signal
 import subprocess
@@ -7,7 +8,10 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO
+
+import httpx
 
 from lockstep.clock import NS_PER_S, Clock, SystemClock
 from lockstep.errors import ControllerDown
@@ -31,8 +35,8 @@ class Finished:
     @property
     def complaint(self) -> str:
         """Return why it failed, in its own words, as one line."""
-        said = self.err.strip() or self.out.strip() or "it said nothing"
-        return f"{os.path.basename(self.command[0])} ended with {self.code}: {' '.join(said.split())[:500]}"
+        message = self.err.strip() or self.out.strip() or "it said nothing"
+        return f"{os.path.basename(self.command[0])} ended with {self.code}: {' '.join(message.split())[:500]}"
 
 
 class Deadline:
@@ -108,3 +112,72 @@ def _kill_group(child: "subprocess.Popen[bytes]") -> None:
 def _read(file: IO[bytes]) -> str:
     file.seek(0)
     return file.read(_MOST_OUTPUT_BYTES).decode(errors="replace")
+
+
+def read_within(response: httpx.Response, deadline: Deadline, most_bytes: int) -> str:
+    """Return the text of an answer that is being streamed; ControllerDown when it is too late or too much."""
+    body = bytearray()
+    for piece in response.iter_bytes():
+        body += piece
+        if len(body) > most_bytes:
+            raise ControllerDown(f"{response.url} answered with more than {most_bytes} bytes")
+        if not deadline.left_s:
+            raise ControllerDown(f"{response.url} did not end its answer within {deadline.timeout_s:g} s")
+    return body.decode(errors="replace")
+
+
+class Notes:
+    """Small JSON objects by name in a directory, each written whole or not at all."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def read(self, name: str) -> dict[str, str] | None:
+        """Return a note; None when there is none."""
+        try:
+            text = self._path(name).read_text()
+        except FileNotFoundError:
+            return None
+        except OSError as failure:
+            raise ControllerDown(f"{self._path(name)} cannot be read: {failure.strerror}") from None
+        try:
+            return {str(key): str(value) for key, value in json.loads(text).items()}
+        except (ValueError, AttributeError):
+            raise ControllerDown(f"{self._path(name)} is damaged: look at it, then remove it") from None
+
+    def write(self, name: str, note: Mapping[str, str]) -> None:
+        """Write a note so that it is on the disk, whole, before this returns."""
+        path = self._path(name)
+        draft = path.with_suffix(".draft")
+        try:
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # batch scripts may hold secrets
+            with open(draft, "w", opener=_open_private) as file:
+                json.dump(dict(note), file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(draft, path)
+            _sync_directory(self._directory)
+        except OSError as failure:
+            raise ControllerDown(f"{path} cannot be written: {failure.strerror}") from None
+
+    def remove(self, name: str) -> None:
+        """Remove a note if it is there."""
+        try:
+            self._path(name).unlink(missing_ok=True)
+        except OSError as failure:
+            raise ControllerDown(f"{self._path(name)} cannot be removed: {failure.strerror}") from None
+
+    def _path(self, name: str) -> Path:
+        return self._directory / f"{name}.json"
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _sync_directory(directory: Path) -> None:
+    number = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Literal, NoReturn
 
 from lockstep.errors import BadInput, ControllerDown, ControllerSaidNo
-from planner.controllers.orders import check_template
-from planner.controllers.protocol import Restart
+from planner.controllers.protocol import Restart, check_template
 from planner.controllers.running import Deadline, Finished, make_environment, run_within
 from planner.controllers.slurm_parsing import (
     SlurmJob,
@@ -67,7 +66,7 @@ class SlurmOptions:
 
     spool: Path  # batch scripts are kept here before their job is cancelled; it must outlive the planner
     timeout_s: float = 20.0  # for each call; Slurm's commands need 9 s to find out that slurmctld is down
-    is_dry_run: bool = False
+    dry_run: bool = False
     way: Literal["submit", "requeue"] = "submit"  # a requeued job first waits cred_expire, 120 s unless configured
     resubmit: tuple[str, ...] = ()  # a site's own command instead of sbatch; prints the new job's number last
     grace_s: float = 5.0  # after KillWait, then nodes that are taken out keep the new job waiting no longer
@@ -202,11 +201,11 @@ def own_user() -> str:
     return pwd.getpwuid(os.geteuid()).pw_name
 
 
-def raise_refusal(said: str, complaint: str, user: str) -> NoReturn:
+def raise_refusal(message: str, complaint: str, user: str) -> NoReturn:
     """Raise what Slurm said as ControllerDown when slurmctld did not answer, else as ControllerSaidNo."""
-    if any(words in said for words in _NOBODY_ANSWERS):
+    if any(words in message for words in _NOBODY_ANSWERS):
         raise ControllerDown(f"Slurm does not answer: {complaint}")
-    if any(words in said for words in _NOT_ALLOWED):
+    if any(words in message for words in _NOT_ALLOWED):
         raise ControllerSaidNo(f"Slurm does not allow it to {user}, who must be an operator: {complaint}")
     raise ControllerSaidNo(complaint)
 
@@ -216,9 +215,9 @@ def was_never_sent(failure: ControllerDown) -> bool:
     return any(words in str(failure) for words in _NEVER_SENT)
 
 
-def is_unknown(said: str) -> bool:
+def is_unknown(message: str) -> bool:
     """Return whether Slurm says that it has no such node or job."""
-    return any(words in said for words in _UNKNOWN)
+    return any(words in message for words in _UNKNOWN)
 
 
 def _refuse(done: Finished) -> NoReturn:

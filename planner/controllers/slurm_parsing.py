@@ -1,11 +1,11 @@
 """What Slurm's commands print, as values: nodes, jobs, host lists, and the marks that we left in them."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from lockstep.errors import BadInput
+from lockstep.hostlists import expand_hostlist
 from planner.controllers.protocol import JobView, Node
 
 JobState = Literal["waiting", "running", "ended", "failed"]
@@ -24,7 +24,6 @@ _KEY = re.compile(r"(?:^|\s)([A-Z][A-Za-z:/_]*)=")
 _REASON = re.compile(r"\sReason=(?P<why>.*?)(?: \[(?P<who>[^\s@\]]+)@(?P<when>[^\]]*)\])?\s*$")
 _MARKED = re.compile(r"lockstep (?P<mark>[\w.-]+)(?:: (?P<why>.*))?")
 _TIMES = re.compile(r"^(KillWait|MinJobAge|MessageTimeout)\s*=\s*(\d+) sec", re.MULTILINE)
-_MOST_HOSTS = 100_000  # of one expression: more is a slip of the keyboard
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +65,7 @@ class SlurmJob:
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        return expand_hosts(self.fields.get("NodeList", ""))
+        return tuple(expand_hostlist(self.fields.get("NodeList", "")))
 
     @property
     def restarts(self) -> int:
@@ -134,25 +133,13 @@ def parse_times(config: str) -> SlurmTimes:
     return SlurmTimes(**{names[key]: float(value) for key, value in _TIMES.findall(config)})
 
 
-def expand_hosts(expression: str) -> tuple[str, ...]:
-    """Return the hosts of a list as Slurm writes them.
-
-    >>> expand_hosts("login,n[1-3,07-08]-ib")
-    ('login', 'n1-ib', 'n2-ib', 'n3-ib', 'n07-ib', 'n08-ib')
-    """
-    hosts: list[str] = []
-    for part in _split_outside(expression):
-        hosts.extend(_expand_part(part, _MOST_HOSTS - len(hosts)))
-    return tuple(hosts)
-
-
 def _parse_node(line: str) -> SlurmNode:
     reason = _REASON.search(line)
     fields = _parse_fields(line[: reason.start()] if reason else line)
     # An asterisk after the state is the short form of NOT_RESPONDING.
     words = fields.get("State", "UNKNOWN").replace("*", "+NOT_RESPONDING").split("+")
-    told = {name: text or "" for name, text in reason.groupdict().items()} if reason else {}
-    return SlurmNode(fields["NodeName"], frozenset(words), **told)
+    reported = {name: text or "" for name, text in reason.groupdict().items()} if reason else {}
+    return SlurmNode(fields["NodeName"], frozenset(words), **reported)
 
 
 def _parse_job(line: str) -> SlurmJob:
@@ -177,34 +164,3 @@ def _parse_fields(line: str) -> dict[str, str]:
     ends = [key.start() for key in keys[1:]] + [len(line)]
     pairs = [(key[1], line[key.end() : end].strip()) for key, end in zip(keys, ends, strict=True)]
     return dict(reversed(pairs))
-
-
-def _split_outside(expression: str) -> Iterator[str]:
-    """Yield what commas separate, where they stand outside of brackets."""
-    parts = re.findall(r"(?:[^,\[\]]|\[[^\[\]]*\])+", expression)
-    if ",".join(parts) != expression:
-        raise BadInput(f"{expression!r} is no list of hosts: brackets or commas do not fit")
-    yield from parts
-
-
-def _expand_part(part: str, most: int) -> list[str]:
-    before, bracket, rest = part.partition("[")
-    if not bracket:
-        return [part]
-    inside, _, after = rest.partition("]")
-    numbers = [number for span in inside.split(",") for number in _expand_span(span, part, most)]
-    tails = _expand_part(after, most) if after else [""]
-    if len(numbers) * len(tails) > most:
-        raise BadInput(f"{part!r} stands for more than {_MOST_HOSTS} hosts")
-    return [f"{before}{number}{tail}" for number in numbers for tail in tails]
-
-
-def _expand_span(span: str, part: str, most: int) -> Iterator[str]:
-    """Yield the numbers of `7` or `07-12`, with the leading zeros of the first."""
-    found = re.fullmatch(r"(\d+)(?:-(\d+))?", span)
-    first, last = (found[1], found[2] or found[1]) if found else ("1", "0")
-    if int(last) < int(first):
-        raise BadInput(f"{part!r} is no list of hosts: {span!r} is no number and no range")
-    if int(last) - int(first) >= most:
-        raise BadInput(f"{part!r} stands for more than {_MOST_HOSTS} hosts")
-    yield from (f"{number:0{len(first)}d}" for number in range(int(first), int(last) + 1))

@@ -8,27 +8,69 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from tempfile import NamedTemporaryFile
+from typing import Literal
 
 from lockstep.clock import NS_PER_S, Clock
 from lockstep.errors import ControllerDown, ControllerSaidNo
-from planner.controllers.notes import Notes
-from planner.controllers.orders import find_variables
-from planner.controllers.protocol import Report, Restart
-from planner.controllers.slurm_arrivals import LOOKED, SUBMITTING, judge_arrival
+from planner.controllers.protocol import Report, Restart, find_variables
+from planner.controllers.running import Notes
 from planner.controllers.slurm_commands import SlurmCommands, SlurmOptions, own_user, was_never_sent
-from planner.controllers.slurm_parsing import SlurmJob
+from planner.controllers.slurm_parsing import SlurmJob, SlurmTimes, write_mark
 from planner.controllers.slurm_submission import (
     EXCLUDED,
     Submission,
     build_sbatch,
+    explain_over,
+    explain_unknown,
     fill_template,
     find_excluded,
     find_ours,
-    say_over,
-    say_unknown,
     why_not_submitted,
     without_ours,
 )
+
+SUBMITTING, LOOKED = "submitting_ns", "looked_ns"  # in a note: when sbatch was called, when we last looked in vain
+# MessageTimeout once for the command, which gives up then, and once for slurmctld to work off what it has taken.
+_ANSWER_TIMES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """Where a lost submission is: it never came, it may still come, or nobody can tell any more."""
+
+    state: Literal["absent", "open", "unknowable"]
+    what: str = ""
+
+
+def judge_arrival(note: Mapping[str, str], mark: str, times: SlurmTimes, now_ns: int) -> Arrival:
+    """Return what it means that no job carries the mark of a note, looked for just now."""
+    if SUBMITTING not in note:
+        return Arrival("absent")
+    called_ns = int(note[SUBMITTING])
+    since_call_s = (now_ns - called_ns) / NS_PER_S
+    since_look_s = (now_ns - int(note.get(LOOKED, called_ns))) / NS_PER_S
+    if times.memory_s and since_look_s >= times.memory_s:
+        return Arrival("unknowable", _explain_unknowable(note["job"], mark, since_look_s, times.memory_s))
+    wait_s = _ANSWER_TIMES * times.answer_s
+    if since_call_s < wait_s:
+        return Arrival("open", _explain_open(note["job"], mark, since_call_s, wait_s))
+    return Arrival("absent")
+
+
+def _explain_unknowable(job: str, mark: str, since_look_s: float, memory_s: float) -> str:
+    return (
+        f"this needs a person: sbatch was called for job {job}, its answer is lost, and nobody has looked for "
+        f"{since_look_s:.0f} s, while Slurm forgets an ended job after {memory_s:g} s (MinJobAge); see whether a job "
+        f'with the comment "{write_mark(mark)}" has run, and submit job {job} by hand if none has'
+    )
+
+
+def _explain_open(job: str, mark: str, since_call_s: float, wait_s: float) -> str:
+    return (
+        f"sbatch was called for job {job} {since_call_s:.0f} s ago and its answer is lost: it is called again when "
+        f'no job with the comment "{write_mark(mark)}" has come after {wait_s:g} s'
+    )
+
 
 _CANCELLING = "cancelling_ns"
 Note = Mapping[str, str]
@@ -54,7 +96,7 @@ class Resubmission:
         order, before_ns = self.order, self.clock.now_ns()
         known = note.get("new") or self.slurm.find_marked(order.mark)
         if known:
-            if note and "new" not in note and not self.options.is_dry_run:  # it outlives the job's own comment
+            if note and "new" not in note and not self.options.dry_run:  # it outlives the job's own comment
                 self.notes.write(order.mark, {"job": order.job, "new": known, EXCLUDED: note.get(EXCLUDED, "")})
             return Report("already", f"job {order.job} was submitted again as job {known} under {order.mark}", known)
         if SUBMITTING not in note:
@@ -62,7 +104,7 @@ class Resubmission:
         arrival = judge_arrival(note, order.mark, self.slurm.read_times(), self.clock.now_ns())
         if arrival.state == "unknowable":
             return Report("refused", arrival.what)
-        if not self.options.is_dry_run:
+        if not self.options.dry_run:
             self.notes.write(order.mark, {**note, LOOKED: str(before_ns)})
         return Report("failed", arrival.what) if arrival.state == "open" else None
 
@@ -77,7 +119,7 @@ class Resubmission:
         why_never = self.slurm.why_never(command, submission.script, submission.job.user) if is_ours_to_try else None
         if why_never:
             return Report("refused", f"job {order.job} is left as it is, as it could not start again: {why_never}")
-        if self.options.is_dry_run:
+        if self.options.dry_run:
             return Report("would", f"would cancel job {order.job} and run {' '.join(command)}")
         kept = self._keep(note, submission)
         remark = self._end_old(kept, order)
@@ -95,11 +137,11 @@ class Resubmission:
             return Submission(SlurmJob(job, "ended", json.loads(note["fields"])), note["script"])
         found = self.slurm.show_jobs(job)
         if not found:
-            return Report("refused", say_unknown(job))
+            return Report("refused", explain_unknown(job))
         if not found[0].user:  # also a site's own command must not guess
             return Report("refused", f"job {job} has no owner, or two: its name or comment looks like a UserId")
         if found[0].state == "ended":  # not by us: we keep a note before we cancel
-            return Report("refused", say_over(found[0]))
+            return Report("refused", explain_over(found[0]))
         why_not = why_not_submitted(found[0])
         if why_not and not self.options.resubmit:
             return Report("refused", why_not)

@@ -4,9 +4,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from planner.controllers.notes import Notes
+from lockstep.hostlists import expand_hostlist
 from planner.controllers.protocol import Restart
-from planner.controllers.slurm_parsing import SlurmJob, expand_hosts, read_mark, write_mark
+from planner.controllers.running import Notes
+from planner.controllers.slurm_parsing import SlurmJob, read_mark, write_mark
 
 # What the batch script does not say when it was said on sbatch's command line, and what `scontrol show job` calls it.
 _CARRIED_OVER = {
@@ -40,13 +41,13 @@ class Submission:
 
 def find_excluded(job: SlurmJob, order: Restart) -> str:
     """Return the nodes that the new attempt must not use: those of the order, and those of the job's own list."""
-    before = expand_hosts(job.fields.get("ExcNodeList", ""))
+    before = expand_hostlist(job.fields.get("ExcNodeList", ""))
     return ",".join(dict.fromkeys([*before, *order.exclude]))
 
 
 def find_ours(job: SlurmJob, order: Restart) -> str:
     """Return the nodes that only we keep the new attempt from, not the job's owner."""
-    owner = expand_hosts(job.fields.get("ExcNodeList", ""))
+    owner = expand_hostlist(job.fields.get("ExcNodeList", ""))
     return ",".join(node for node in order.exclude if node not in owner)
 
 
@@ -57,7 +58,7 @@ def without_ours(job: SlurmJob, notes: Notes) -> SlurmJob:
     """
     mark = read_mark(job.fields.get("Comment", ""))
     ours = set(((notes.read(mark) if mark else None) or {}).get(EXCLUDED, "").split(","))
-    left = [node for node in expand_hosts(job.fields.get("ExcNodeList", "")) if node not in ours]
+    left = [node for node in expand_hostlist(job.fields.get("ExcNodeList", "")) if node not in ours]
     others = {key: value for key, value in job.fields.items() if key != "ExcNodeList"}
     return replace(job, fields=others | ({"ExcNodeList": ",".join(left)} if left else {}))
 
@@ -152,12 +153,12 @@ def why_not_requeued(job: SlurmJob) -> str | None:
     return None
 
 
-def say_unknown(job: str) -> str:
+def explain_unknown(job: str) -> str:
     """Return the sentence about a job that Slurm does not know."""
     return f"Slurm knows no job {job}: it never was, or it ended and is forgotten"
 
 
-def say_over(job: SlurmJob) -> str:
+def explain_over(job: SlurmJob) -> str:
     """Return the sentence about a job that nobody wants to run any more."""
     return (
         f"job {job.id} is over ({job.fields['JobState']}), by itself or by somebody's will: it is not started again"

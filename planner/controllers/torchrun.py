@@ -11,12 +11,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lockstep.errors import BadInput, ControllerDown, ControllerSaidNo, HalfDone
-from planner.controllers.notes import Notes
-from planner.controllers.orders import check_mark, check_name, check_order, find_variables
-from planner.controllers.protocol import JobView, Node, Report, Restart
-from planner.controllers.running import Deadline
-from planner.controllers.torchrun_agents import Agents, Reach
-from planner.controllers.torchrun_meeting import Meeting
+from planner.controllers.protocol import (
+    JobView,
+    Node,
+    Report,
+    Restart,
+    check_mark,
+    check_name,
+    check_order,
+    find_variables,
+)
+from planner.controllers.running import Deadline, Notes
+from planner.controllers.torchrun_agents import Agents, Meeting, Reach
 
 _LEFT_S = 1.0  # of a call's time, when an agent that does not end is given up
 
@@ -32,7 +38,7 @@ class TorchrunOptions:
     min_nodes: int = 1  # the MIN of --nnodes MIN:MAX
     rendezvous_node: str | None = None  # hosts the c10d store at first; None: a service of its own does
     timeout_s: float = 60.0  # for each call; an agent gives its workers 30 s to end
-    is_dry_run: bool = False
+    dry_run: bool = False
 
     def __post_init__(self) -> None:
         check_name(self.job, "job")
@@ -130,7 +136,7 @@ class TorchrunController:
         why_not = self._why_needed(node) if now.mark is None else None
         if why_not:
             return Report("refused", why_not)
-        if self._options.is_dry_run:
+        if self._options.dry_run:
             return Report(
                 "would", f"would leave {node} out of the next start" if hosts else f"would stop the agent of {node}"
             )
@@ -165,7 +171,7 @@ class TorchrunController:
         # An attempt that was started for so many nodes grows by a decision of its own, not because a test has passed.
         is_full = node not in running and len(running) >= int(last.get("nnodes") or len(self._options.nodes))
         does_run = bool(running) and not is_full
-        if self._options.is_dry_run:
+        if self._options.dry_run:
             return Report("would", f"would start the agent of {node} again" if does_run else f"would release {node}")
         if does_run and agents.find(node) is None:
             agents.launch(node, last["mark"], json.loads(last["variables"]), self._meeting.node)
@@ -185,7 +191,7 @@ class TorchrunController:
         meeting = self._meeting.node
         if meeting and meeting not in wanted and (why_stuck := self._meeting.why_stuck(meeting, job)):
             return Report("refused", why_stuck)
-        if self._options.is_dry_run:
+        if self._options.dry_run:
             return Report("would", f"would stop all agents of job {job} and start them on {', '.join(wanted)}")
         self._notes.write(_of_restart(order.mark), {"nodes": " ".join(wanted)})
         if not self._stop_old(agents, order):
@@ -236,7 +242,7 @@ class TorchrunController:
         if worker.restarts >= worker.most_restarts:
             return Report("refused", f"job {job} has used up its {worker.most_restarts} restarts")
         what = f"process {worker.pid} on {worker.node}, so that job {job} starts its workers again in place"
-        if self._options.is_dry_run:
+        if self._options.dry_run:
             return Report("would", f"would kill {what}")
         self._notes.write(_of_reattempt(mark), {"restarts": str(worker.restarts)})
         agents.kill_worker(worker)

@@ -4,6 +4,7 @@ What is to be done on a node is a shell script handed to `sh -s` on its standard
 way, so the same script runs here and behind `ssh NODE`.
 """
 
+import re
 import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from lockstep.errors import ControllerSaidNo
-from planner.controllers.orders import check_template
-from planner.controllers.running import Deadline, Finished, make_environment, run_within
+from planner.controllers.protocol import check_template
+from planner.controllers.running import Deadline, Finished, Notes, make_environment, run_within
 
 MARK_VARIABLE = "LOCKSTEP_RESTART_MARK"  # in the environment of an agent: the mark it was started under
 # Agents (of torch 2.13) keep the address of rank 0's store from their first meeting and tell it to nobody who joins
@@ -156,3 +157,39 @@ class Agents:
         if done.code:
             raise ControllerSaidNo(f"on {node}: {done.complaint}")
         return done
+
+
+_NOTE = "rendezvous"
+_ASKED_FOR = re.compile(r"\$\{?rendezvous\b")
+
+
+class Meeting:
+    """The node where agents meet; none where the store is a service of its own, such as etcd."""
+
+    def __init__(self, first: str | None, launch: str, notes: Notes) -> None:
+        self._first, self._notes = first, notes
+        self.can_move = bool(_ASKED_FOR.search(launch))
+
+    @property
+    def node(self) -> str | None:
+        """Return the node that hosts the store now."""
+        return (self._notes.read(_NOTE) or {}).get("node", self._first) if self._first else None
+
+    def choose(self, wanted: Sequence[str]) -> str | None:
+        """Return the node of the next meeting: the one of now, or the first of those that take part."""
+        now = self.node
+        return wanted[0] if now and wanted and now not in wanted else now
+
+    def move(self, node: str | None) -> None:
+        """Write down where agents meet from now on."""
+        if node != self.node and node is not None:
+            self._notes.write(_NOTE, {"node": node})
+
+    def why_stuck(self, node: str, job: str) -> str | None:
+        """Return why the job cannot go on without a node; None: it can, as far as the meeting goes."""
+        if node != self.node or self.can_move:
+            return None
+        return (
+            f"this needs a person: {node} hosts the rendezvous of job {job}, and the launch command names it for "
+            "good; with $rendezvous in its place the job could be started again at another"
+        )

@@ -1,1 +1,1 @@
-"""Which road each large flow takes: the least loaded ones, around what is broken."""
+"""Which path each large flow takes: the least loaded ones, around what is broken."""

@@ -29,8 +29,8 @@ class NcclAdvice:
 def advise_nccl(network: Network, hosts: Sequence[str], rdma_names: bool = True) -> NcclAdvice:
     """Return what to set for a job on these hosts; `rdma_names`: NICs are named as the RDMA devices are."""
     order = order_hosts(network, hosts)
-    tops = max((len(climbs.tops) for climbs in network.climbs), default=0)
-    several = min(_MOST_QUEUE_PAIRS, tops)
+    spines = max((len(up_paths.spines) for up_paths in network.up_paths), default=0)
+    several = min(_MOST_QUEUE_PAIRS, spines)
     variables = {"NCCL_CROSS_NIC": "0"}  # a ring uses the same NIC on all hosts: left to left, rail to rail
     if network.topology.routing == "ecmp" and several > 1:
         variables |= {"NCCL_IB_QPS_PER_CONNECTION": str(several), "NCCL_IB_SPLIT_DATA_ON_QPS": "1"}
@@ -43,10 +43,10 @@ def advise_nccl(network: Network, hosts: Sequence[str], rdma_names: bool = True)
 
 def order_hosts(network: Network, hosts: Sequence[str]) -> list[str]:
     """Return hosts so that those under one leaf, and then those of one pod, follow each other."""
-    pods = network.climbs[0].joined if network.climbs else np.zeros(len(network.leaves), np.int64)
+    pods = network.up_paths[0].joined if network.up_paths else np.zeros(len(network.leaves), np.int64)
     leaves = _leaves_of(network)
-    places = {host: leaves.get(host, -1) for host in hosts}  # those that the topology does not know come first
-    return sorted(hosts, key=lambda host: (_pod(pods, places[host]), places[host]))
+    leaf_of = {host: leaves.get(host, -1) for host in hosts}  # those that the topology does not know come first
+    return sorted(hosts, key=lambda host: (pods[leaf_of[host]] if leaf_of[host] >= 0 else -1, leaf_of[host]))
 
 
 def count_crossings(network: Network, hosts: Sequence[str]) -> int:
@@ -59,9 +59,9 @@ def count_crossings(network: Network, hosts: Sequence[str]) -> int:
 def _choose_nics(network: Network, hosts: Iterable[str]) -> Iterable[tuple[str, dict[str, str]]]:
     """Yield for each host the NICs whose cables carry something, where that is not all of them."""
     nics: dict[str, list[tuple[str, bool]]] = {}
-    for name, (lane, _) in network.ports.items():
+    for name, (link, _) in network.ports.items():
         host, _, nic = name.partition("/")
-        nics.setdefault(host, []).append((nic, bool(network.gbps[lane] > 0)))
+        nics.setdefault(host, []).append((nic, bool(network.gbps[link] > 0)))
     for host in hosts:
         alive = [nic for nic, is_alive in nics.get(host, ()) if is_alive]
         if 0 < len(alive) < len(nics[host]):
@@ -77,12 +77,8 @@ def _leaves_of(network: Network) -> dict[str, int]:
     return leaves
 
 
-def _pod(pods: np.ndarray, leaf: int) -> int:
-    return int(pods[leaf]) if leaf >= 0 else -1
-
-
 def _note(crossings: tuple[int, int], by_host: dict[str, dict[str, str]]) -> Iterable[str]:
-    yield "this is advice: NCCL takes no source port over RoCE and InfiniBand, so no road of the plan is enforced"
+    yield "this is advice: NCCL takes no source port over RoCE and InfiniBand, so no path of the plan is enforced"
     if crossings[1] < crossings[0]:
         yield f"in this order of hosts {crossings[1]} hops of a ring leave a leaf instead of {crossings[0]}"
     for host, variables in by_host.items():

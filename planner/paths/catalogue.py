@@ -3,10 +3,10 @@
 An entry is good for one pair of NICs and one protocol, because switches hash addresses and ports together: what a
 server under a leaf finds tells its neighbours which links live, not which port leads over them. Confidence follows
 the rule of succession over probes that agreed in a row, halves with age, and is shared among parallel cables that a
-probe cannot tell apart. Entries leave when their probes are lost, when a later probe went another way, and when a
+probe cannot tell apart. Entries leave when their probes are lost, when a later probe took another path, and when a
 link between their leaves changed: a switch that loses a next hop also moves flows that did not use it.
 
-Cost: a loop over entries; probes were folded before (routes.py).
+Cost: a loop over entries; probes are folded by the store (reading.py).
 """
 
 from collections import Counter, defaultdict
@@ -20,9 +20,50 @@ from scipy.special import bdtrc
 
 from lockstep.clock import NS_PER_S
 from lockstep.records import Path
-from lockstep.topology import Link, Topology, split_end
-from planner.paths.changes import Changes
-from planner.paths.routes import KEY
+from lockstep.topology import Link, Topology, TopologyIndex, count_hops, join_switches, split_end
+
+
+class Changes:
+    """Which entries a changed link makes doubtful: all between leaves that it lies between, whether they use it."""
+
+    def __init__(self, topology: Topology, changed_ns: Mapping[str, int]) -> None:
+        links = {link.id: tuple(split_end(end)[0] for end in (link.a, link.b)) for link in topology.links}
+        self._index = TopologyIndex(topology)
+        self._switches = join_switches(topology, is_intact=True)
+        self._hops: dict[str, dict[str, int]] = {}
+        self._between: dict[tuple[str | None, str | None], set[str]] = {}
+        known = ((ts_ns, link, links[link]) for link, ts_ns in changed_ns.items() if link in links)
+        self._changed = sorted(known, reverse=True)
+
+    def since(self, path: Path) -> str:
+        """Return a link that changed after an entry was seen, or nothing."""
+        if not self._changed or self._changed[0][0] < path.seen_ns:
+            return ""
+        leaves = self._index.leaf_of(path.host, path.src_nic), self._index.leaf_of(str(path.dst), path.dst_nic)
+        if leaves not in self._between:
+            self._between[leaves] = {link for _, link, ends in self._changed if self._is_between(*leaves, *ends)}
+        suspects = (link for ts_ns, link, _ in self._changed if ts_ns >= path.seen_ns)
+        return next((link for link in suspects if link in self._between[leaves] or link in path.links), "")
+
+    def _is_between(self, near: str | None, far: str | None, a: str, b: str) -> bool:
+        """Return whether a link between two switches is on a shortest path between two leaves."""
+        if near is None or far is None or not self._switches.has_edge(a, b):
+            return False
+        hops, from_a, from_b = (self._count_hops(node) for node in (near, a, b))
+        paths = ((from_a.get(near), from_b.get(far)), (from_b.get(near), from_a.get(far)))
+        return any(x is not None and y is not None and x + 1 + y == hops.get(far) for x, y in paths)
+
+    def _count_hops(self, start: str) -> dict[str, int]:
+        """Return the distance of each switch from one, found once."""
+        if start not in self._hops:
+            self._hops[start] = count_hops(self._switches, start)
+        return self._hops[start]
+
+
+KEY = ("host", "src_nic", "dst", "dst_nic", "proto", "sport", "dport")
+FOLDED = (*KEY, "route", "agreed", "differing", "returned", "lost", "lost_since", "seen_ns", "tried_ns")
+SILENT = "*"  # a hop that did not answer, as the collector writes it
+
 
 Why = Literal["dead", "lossy", "changed", "old", "unclear", "elsewhere"]
 Key = tuple[str, str, str, str, str, int, int]  # values of KEY
@@ -63,15 +104,15 @@ class Catalogue:
         by_reason: dict[str, int] = defaultdict(int)
         for each in self.left_out:
             by_reason[each.why] += 1
-        return [f"{count} ports are left out: {_SAID[why]}" for why, count in sorted(by_reason.items())]
+        return [f"{count} ports are left out: {_MESSAGES[why]}" for why, count in sorted(by_reason.items())]
 
 
-_SAID: Mapping[str, str] = {
+_MESSAGES: Mapping[str, str] = {
     "dead": "their last probes were lost, or a link of theirs is down",
     "lossy": "more of their probes were lost than chance explains",
     "changed": "a link between their leaves changed since they were probed",
     "old": "they were not probed for too long",
-    "unclear": "not every switch on their way answered",
+    "unclear": "not every switch on their path answered",
     "elsewhere": "their hops are not joined in this topology",
 }
 
@@ -88,39 +129,39 @@ class Circumstances:
 
 def recall_catalogue(rows: pa.Table, now: Circumstances) -> Catalogue:
     """Return what rows of `paths` are worth now; of one port the newest counts."""
-    ways, changes = _Ways(now.topology), Changes(now.topology, now.changed_ns)
+    cables, changes = _Cables(now.topology), Changes(now.topology, now.changed_ns)
     newest = {key_of(path): path for path in map(_recall, rows.sort_by("seen_ns").to_pylist())}
     aged = [replace(path, confidence=path.confidence * _age(path.seen_ns, now)) for path in newest.values()]
-    return _sort_out((path, _judge_path(path, ways, changes, now), path.seen_ns) for path in aged)
+    return _sort_out((path, _judge_path(path, cables, changes, now), path.seen_ns) for path in aged)
 
 
-def build_catalogue(folded: pa.Table, now: Circumstances, told: Catalogue | None = None) -> Catalogue:
+def build_catalogue(folded: pa.Table, now: Circumstances, reported: Catalogue | None = None) -> Catalogue:
     """Return what folded probes are worth now, beside what was told of other ports.
 
     Where parallel cables join two hops and what was told of the port names one of them, it is that one.
     """
-    ways, changes = _Ways(now.topology), Changes(now.topology, now.changed_ns)
-    known = {key_of(path): path for path in (told.paths if told else ())}
+    cables, changes = _Cables(now.topology), Changes(now.topology, now.changed_ns)
+    known = {key_of(path): path for path in (reported.paths if reported else ())}
     entries: list[tuple[dict[str, Any], Path]] = []
     for row in folded.to_pylist():
         before = known.pop(_key(row), None)
-        links, certainty = ways.find(row, before.links if before else ())
+        links, certainty = cables.find(row, before.links if before else ())
         entries.append((row, _as_path(row, links, _believe(row) * certainty * _age(row["seen_ns"], now))))
     lossy = _find_lossy(entries, now.options)
     judges = ((_judge_probes(row, path, lossy, now.options), row, path) for row, path in entries)
     found = _sort_out(
-        (path, why or _judge_path(path, ways, changes, now), row["tried_ns"]) for why, row, path in judges
+        (path, why or _judge_path(path, cables, changes, now), row["tried_ns"]) for why, row, path in judges
     )
     probed = {key_of(path) for _, path in entries}
-    left = [each for each in (told.left_out if told else ()) if key_of(each.path) not in probed]
+    left = [each for each in (reported.left_out if reported else ()) if key_of(each.path) not in probed]
     paths = sorted((*found.paths, *known.values()), key=key_of)
     return Catalogue(tuple(paths), (*found.left_out, *left))
 
 
 def doubt_changed(catalogue: Catalogue, now: Circumstances) -> Catalogue:
     """Return a catalogue without what changed links have made doubtful since it was built."""
-    ways, changes = _Ways(now.topology), Changes(now.topology, now.changed_ns)
-    again = _sort_out((path, _judge_path(path, ways, changes, now), path.seen_ns) for path in catalogue.paths)
+    cables, changes = _Cables(now.topology), Changes(now.topology, now.changed_ns)
+    again = _sort_out((path, _judge_path(path, cables, changes, now), path.seen_ns) for path in catalogue.paths)
     return Catalogue(again.paths, (*catalogue.left_out, *again.left_out))
 
 
@@ -144,7 +185,7 @@ def _sort_out(judged: Iterable[tuple[Path, _Judged, int]]) -> Catalogue:
 
 
 def _believe(row: Mapping[str, Any]) -> float:
-    """Return how likely the next packet takes this way, by the rule of succession."""
+    """Return how likely the next packet takes this path, by the rule of succession."""
     against = min(row["differing"], row["returned"])  # it came back after others: it moves, or packets are sprayed
     return float((row["agreed"] + 1) / (row["agreed"] + against + 2))
 
@@ -157,24 +198,24 @@ def _age(seen_ns: int, now: Circumstances) -> float:
 def _find_lossy(
     entries: Sequence[tuple[Mapping[str, Any], Path]], options: CatalogueOptions
 ) -> dict[tuple[str, ...], str]:
-    """Return the ways between leaves that lose more probes than chance explains, all of their ports together.
+    """Return the paths between leaves that lose more probes than chance explains, all of their ports together.
 
-    A port is probed rarely, its way by many; what is lost at a host spreads over all ways to it.
+    A port is probed rarely, its path by many; what is lost at a host spreads over all paths to it.
     """
     lost, sent = Counter[tuple[str, ...]](), Counter[tuple[str, ...]]()
     for row, path in entries:
-        way = _way_of(path)
-        lost[way] += row["lost"]
-        sent[way] += row["lost"] + row["agreed"]
+        path_links = _fabric_links(path)
+        lost[path_links] += row["lost"]
+        sent[path_links] += row["lost"] + row["agreed"]
     return {
-        way: f"{lost[way]} of {sent[way]} probes were lost on its way"
-        for way in lost
-        if sent[way] >= options.least_probes
-        and bdtrc(lost[way] - 1, sent[way], options.allowed_loss) < options.least_doubt
+        path_links: f"{lost[path_links]} of {sent[path_links]} probes were lost on its path"
+        for path_links in lost
+        if sent[path_links] >= options.least_probes
+        and bdtrc(lost[path_links] - 1, sent[path_links], options.allowed_loss) < options.least_doubt
     }
 
 
-def _way_of(path: Path) -> tuple[str, ...]:
+def _fabric_links(path: Path) -> tuple[str, ...]:
     """Return the links between the leaves, inside one leaf the cables of the hosts."""
     return tuple(path.links[1:-1] or path.links)
 
@@ -184,19 +225,19 @@ def _judge_probes(
 ) -> _Judged:
     """Return why probes speak against an entry, or None."""
     if not row["route"]:
-        return "unclear", "not every switch on its way answered"
+        return "unclear", "not every switch on its path answered"
     if row["lost_since"] >= options.dead_losses or not row["agreed"]:
         return "dead", f"its last {row['lost_since']} probes were lost"
-    if reason := lossy.get(_way_of(path)):
+    if reason := lossy.get(_fabric_links(path)):
         return "lossy", reason
     return None
 
 
-def _judge_path(path: Path, ways: "_Ways", changes: Changes, now: Circumstances) -> _Judged:
+def _judge_path(path: Path, cables: "_Cables", changes: Changes, now: Circumstances) -> _Judged:
     """Return why the fabric or the time speaks against an entry, or None."""
-    if not ways.knows(path.links):
+    if not cables.knows(path.links):
         return "elsewhere", "its hops are not joined in this topology"
-    if down := [link for link in path.links if not ways.is_up(link)]:
+    if down := [link for link in path.links if not cables.is_up(link)]:
         return "dead", f"{down[0]} is down"
     if link := changes.since(path):
         return "changed", f"{link} changed after it was probed"
@@ -217,7 +258,7 @@ def _recall(row: Mapping[str, Any]) -> Path:
     return Path(**{**row, **ends})
 
 
-class _Ways:
+class _Cables:
     """The links that join the hops of routes."""
 
     def __init__(self, topology: Topology) -> None:
@@ -235,7 +276,7 @@ class _Ways:
     def is_up(self, link: str) -> bool:
         return self._up[link]
 
-    def find(self, row: Mapping[str, Any], told: Sequence[str]) -> tuple[list[Link], float]:
+    def find(self, row: Mapping[str, Any], reported: Sequence[str]) -> tuple[list[Link], float]:
         """Return the links of a route and how certain that is; none where two of its hops are not joined.
 
         Of parallel cables, all that are up are equally likely, and the first one stands for them.
@@ -246,7 +287,7 @@ class _Ways:
             cables = self._joined.get(joint, [])
             if len(cables) > 1:
                 alive = [cable for cable in cables if cable.up] or cables
-                cables = [cable for cable in cables if cable.id in told] or alive
+                cables = [cable for cable in cables if cable.id in reported] or alive
             if not cables:
                 return [], 0.0
             links.append(cables[0])

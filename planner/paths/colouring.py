@@ -65,8 +65,8 @@ def _pair(keys: Keys) -> np.ndarray:
         values = key[left]
         begins = np.flatnonzero(np.concatenate([[True], values[1:] != values[:-1]])) if len(left) else left
         sizes = np.diff(np.concatenate([begins, [len(left)]]))
-        place = np.arange(len(left)) - np.repeat(begins, sizes)
-        is_odd_one = (place == np.repeat(sizes, sizes) - 1) & (place % 2 == 0)
+        index = np.arange(len(left)) - np.repeat(begins, sizes)
+        is_odd_one = (index == np.repeat(sizes, sizes) - 1) & (index % 2 == 0)
         paired = left[~is_odd_one]
         partner[paired[0::2]], partner[paired[1::2]] = paired[1::2], paired[0::2]
         left = left[is_odd_one]
@@ -111,7 +111,7 @@ def _cut(vertex: np.ndarray, colours: int) -> np.ndarray:
     """Return the copy of its vertex that each edge belongs to: the first `colours` edges, the next, and so on."""
     order = np.argsort(vertex, kind="stable")
     ordered = vertex[order]
-    place = np.arange(len(vertex)) - np.searchsorted(ordered, ordered)
+    index = np.arange(len(vertex)) - np.searchsorted(ordered, ordered)
     copy = np.empty(len(vertex), np.int64)
-    _, copy[order] = np.unique(ordered * (len(vertex) + 1) + place // colours, return_inverse=True)
+    _, copy[order] = np.unique(ordered * (len(vertex) + 1) + index // colours, return_inverse=True)
     return copy

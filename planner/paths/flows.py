@@ -32,7 +32,7 @@ def parse_flows(rows: Any) -> list[Flow]:  # Any: JSON of any shape
     try:
         flows = _ROWS.validate_python(rows)
     except ValidationError as error:
-        raise BadFlows([_say(problem) for problem in error.errors(include_url=False)]) from None
+        raise BadFlows([_describe(problem) for problem in error.errors(include_url=False)]) from None
     seen: set[str] = set()
     twice = [flow.id for flow in flows if flow.id in seen or seen.add(flow.id)]  # type: ignore[func-returns-value]
     if twice:
@@ -40,10 +40,10 @@ def parse_flows(rows: Any) -> list[Flow]:  # Any: JSON of any shape
     return flows
 
 
-def _say(problem: Any) -> str:  # Any: what pydantic reports
+def _describe(problem: Any) -> str:  # Any: what pydantic reports
     where = [str(step) for step in problem["loc"]]
-    place = f"row {where[0]}" + (f", {where[1]}" if len(where) > 1 else "") if where else "the rows"
-    return f"{place}: {problem['msg']}"
+    row = f"row {where[0]}" + (f", {where[1]}" if len(where) > 1 else "") if where else "the rows"
+    return f"{row}: {problem['msg']}"
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class FlowTable:
     size: np.ndarray  # Gbit/s on average
     near: np.ndarray  # number of the leaf where each enters
     far: np.ndarray  # and where it leaves
-    ends: np.ndarray  # [flow, 2] lanes of its hosts: into the fabric and out of it
+    ends: np.ndarray  # [flow, 2] directed links of its hosts: into the fabric and out of it
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -75,10 +75,10 @@ def find_unfit(network: Network, flows: Sequence[Flow]) -> dict[str, str]:
     """Return why flows cannot be planned, by id: ends without a port, flows to themselves and between planes."""
     planes = _planes(network)
     known = {port.partition("/")[0] for port in network.ports} | network.ports.keys()
-    return {flow.id: why for flow in flows if (why := _say_unfit(flow, known, planes))}
+    return {flow.id: why for flow in flows if (why := _explain_unfit(flow, known, planes))}
 
 
-def _say_unfit(flow: Flow, known: Set[str], planes: Mapping[str, int | None]) -> str:
+def _explain_unfit(flow: Flow, known: Set[str], planes: Mapping[str, int | None]) -> str:
     strange = [end for end in (flow.src, flow.dst) if end not in known]
     if strange:
         return f"flow {flow.id}: {' and '.join(strange)} is no host or NIC with a cable to a leaf"
@@ -99,15 +99,15 @@ def _choose_ports(network: Network, flows: Sequence[Flow]) -> list[tuple[str, st
     nics = _nics_by_host(network)
     chosen = [(flow.src, flow.dst) for flow in flows]
     groups: dict[int, list[int]] = {}
-    for place, flow in enumerate(flows):
+    for index, flow in enumerate(flows):
         if flow.src in nics and flow.dst in nics:
-            groups.setdefault(min(len(nics[flow.src]), len(nics[flow.dst])), []).append(place)
+            groups.setdefault(min(len(nics[flow.src]), len(nics[flow.dst])), []).append(index)
         else:
-            chosen[place] = _choose_like(flow, nics, network)
-    for count, places in groups.items():
-        near, far = (_number([getattr(flows[place], side) for place in places]) for side in ("src", "dst"))
-        for place, turn in zip(places, colour_evenly([near], [far], count).tolist(), strict=True):
-            chosen[place] = (nics[flows[place].src][turn], nics[flows[place].dst][turn])
+            chosen[index] = _choose_like(flow, nics, network)
+    for count, indices in groups.items():
+        near, far = (_number([getattr(flows[index], side) for index in indices]) for side in ("src", "dst"))
+        for index, turn in zip(indices, colour_evenly([near], [far], count).tolist(), strict=True):
+            chosen[index] = (nics[flows[index].src][turn], nics[flows[index].dst][turn])
     return chosen
 
 

@@ -1,9 +1,9 @@
-"""A topology as arrays: directed lanes with their rates, and the ways up from each leaf to each switch above it.
+"""A topology as arrays: directed links with their rates, and the paths up from each leaf to each switch above it.
 
-A cable is two lanes, 2i from a to b and 2i+1 back, so `lane ^ 1` is the other direction. In a Clos fabric the
-shortest way between two leaves climbs to a switch above both and descends again, so it is told by that switch, its
-*top*, alone: ways are not searched but composed of two climbs. Where two switches share several cables, each is a top
-of its own.
+A cable is two directed links, 2i from a to b and 2i+1 back, so `link ^ 1` is the other direction. In a Clos fabric
+the shortest path between two leaves goes up to a switch above both, here called its *spine* whatever its tier, and
+down again, so it is known by that switch alone: paths are not searched but composed of two up paths. Where two
+switches share several cables, each is a spine of its own.
 """
 
 from collections import defaultdict
@@ -16,32 +16,34 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 
 from lockstep.errors import BadInput
-from lockstep.topology import Topology, link_name, split_end
+from lockstep.topology import Topology, count_hops, join_nodes, link_name, split_end
 
 _HEIGHT = {"leaf": 1, "spine": 2, "core": 3}
 NONE = -1
 
 
 @dataclass(frozen=True)
-class Climbs:
-    """All climbs of one height: from each leaf to each top, the lanes in order, NONE where there is no way."""
+class UpPaths:
+    """All up paths of one height: from each leaf to each spine, the links in order, NONE where there is no path."""
 
-    tops: tuple[str, ...]  # names, such as spine2, or spine2#1 for its second cable
-    lanes: np.ndarray  # [leaf, top, step]
-    bundles: tuple[tuple[int, ...], ...] = ()  # tops that are one switch, reached over several cables
+    spines: tuple[str, ...]  # names, such as spine2, or spine2#1 for its second cable
+    links: np.ndarray  # [leaf, spine, step]
+    bundles: tuple[tuple[int, ...], ...] = ()  # spines that are one switch, reached over several cables
 
     @cached_property
     def exists(self) -> np.ndarray:
-        """Return which leaf is cabled to which top, whether the cables are up or not."""
-        there: np.ndarray = self.lanes[:, :, 0] != NONE
+        """Return which leaf is cabled to which spine, whether the cables are up or not."""
+        there: np.ndarray = self.links[:, :, 0] != NONE
         return there
 
     @cached_property
     def joined(self) -> np.ndarray:
-        """Return a number for each leaf, equal where these climbs join them."""
-        leaves, tops = self.exists.shape
+        """Return a number for each leaf, equal where these up paths join them."""
+        leaves, spines = self.exists.shape
         near, far = np.nonzero(self.exists)
-        edges = csr_array((np.ones(len(near), np.int8), (near, far + leaves)), shape=(leaves + tops, leaves + tops))
+        edges = csr_array(
+            (np.ones(len(near), np.int8), (near, far + leaves)), shape=(leaves + spines, leaves + spines)
+        )
         numbers = connected_components(edges, directed=False)[1][:leaves]
         together: np.ndarray = np.unique(numbers, return_inverse=True)[1]
         return together
@@ -52,26 +54,26 @@ class Network:
     """A fabric to plan on."""
 
     topology: Topology
-    gbps: np.ndarray  # of each lane; 0: it carries nothing
-    ports: Mapping[str, tuple[int, int]]  # host/nic: its lane into the fabric and the number of its leaf
+    gbps: np.ndarray  # of each directed link; 0: it carries nothing
+    ports: Mapping[str, tuple[int, int]]  # host/nic: its directed link into the fabric and the number of its leaf
     leaves: tuple[str, ...]
-    climbs: tuple[Climbs, ...]  # by height, the lowest first
-    fabric: np.ndarray  # bool, which lanes are between switches: only among those there is a choice
-    parts: Mapping[str, list[int]]  # lanes of each link, switch, NIC and host, by id and by name
+    up_paths: tuple[UpPaths, ...]  # by height, the lowest first
+    fabric: np.ndarray  # bool, which directed links are between switches: only among those there is a choice
+    parts: Mapping[str, list[int]]  # directed links of each link, switch, NIC and host, by id and by name
 
     @property
-    def lanes(self) -> int:
+    def directed_links(self) -> int:
         return len(self.gbps)
 
-    def name_lane(self, lane: int) -> str:
-        """Return a lane as people read it, such as leaf0 -> spine1."""
-        link = self.topology.links[lane // 2]
-        ends = (link.a, link.b) if lane % 2 == 0 else (link.b, link.a)
+    def name_directed_link(self, directed_link: int) -> str:
+        """Return a directed link as people read it, such as leaf0 -> spine1."""
+        link = self.topology.links[directed_link // 2]
+        ends = (link.a, link.b) if directed_link % 2 == 0 else (link.b, link.a)
         return " -> ".join(ends)
 
-    def link_of(self, lane: int) -> str:
-        """Return the id of a lane's cable."""
-        return self.topology.links[lane // 2].id
+    def link_of(self, link: int) -> str:
+        """Return the id of a directed link's cable."""
+        return self.topology.links[link // 2].id
 
 
 def build_network(topology: Topology) -> Network:
@@ -86,18 +88,18 @@ def build_intact(topology: Topology) -> Network:
     rates = np.repeat([link.gbps for link in topology.links], 2)
     switches = [name for name in height if height[name]]
     leaves = tuple(name for name in switches if height[name] == 1)
-    number = {leaf: place for place, leaf in enumerate(leaves)}
-    upward, ports = _sort_lanes(topology, height, number)
+    number = {leaf: index for index, leaf in enumerate(leaves)}
+    upward, ports = _sort_directed_links(topology, height, number)
     inside = np.ones(len(rates), bool)
-    ends = np.array([lane for lane, _ in ports.values()], np.int64)
+    ends = np.array([directed_link for directed_link, _ in ports.values()], np.int64)
     inside[ends] = inside[ends ^ 1] = False
-    climbs = tuple(_climb(leaves, upward))
-    return Network(topology, rates, ports, leaves, climbs, fabric=inside, parts=_name_parts(topology))
+    up_paths = tuple(_find_up_paths(leaves, upward))
+    return Network(topology, rates, ports, leaves, up_paths, fabric=inside, parts=_name_parts(topology))
 
 
 def without(network: Network, names: Iterable[str]) -> Network:
     """Return the network in which some parts carry nothing: link ids, or names as verdicts give them."""
-    dead = find_lanes(network, names)
+    dead = find_directed_links(network, names)
     gbps = network.gbps.copy()
     gbps[dead] = 0.0
     return with_gbps(network, gbps)
@@ -107,118 +109,112 @@ def with_rates(network: Network, rates: Mapping[str, float]) -> Network:
     """Return the network in which some parts, by name, carry only a share of their rate, 0 to 1."""
     gbps = network.gbps.copy()
     for name, share in rates.items():
-        gbps[find_lanes(network, [name])] *= share
+        gbps[find_directed_links(network, [name])] *= share
     return with_gbps(network, gbps)
 
 
 def with_gbps(network: Network, gbps: np.ndarray) -> Network:
-    """Return the network with other rates of its lanes.
+    """Return the network with other rates of its directed links.
 
-    A leaf that lost one of several cables to a switch uses the others in its place: the way down from that switch
+    A leaf that lost one of several cables to a switch uses the others in its place: the path down from that switch
     need not be over the cable of the same number.
     """
-    return replace(network, gbps=gbps, climbs=tuple(_reseat(climbs, gbps > 0) for climbs in network.climbs))
+    return replace(network, gbps=gbps, up_paths=tuple(_reseat(up_paths, gbps > 0) for up_paths in network.up_paths))
 
 
-def _reseat(climbs: Climbs, alive: np.ndarray) -> Climbs:
-    if not climbs.bundles:
-        return climbs
-    lanes = climbs.lanes.copy()
-    for bundle in climbs.bundles:
+def _reseat(up_paths: UpPaths, alive: np.ndarray) -> UpPaths:
+    if not up_paths.bundles:
+        return up_paths
+    links = up_paths.links.copy()
+    for bundle in up_paths.bundles:
         works = (
-            alive[lanes[:, bundle]].all(axis=2) & alive[lanes[:, bundle] ^ 1].all(axis=2) & climbs.exists[:, bundle]
+            alive[links[:, bundle]].all(axis=2) & alive[links[:, bundle] ^ 1].all(axis=2) & up_paths.exists[:, bundle]
         )
         for leaf in np.flatnonzero(works.any(axis=1) & ~works.all(axis=1)).tolist():
-            rest = climbs.lanes[leaf, np.array(bundle)[works[leaf]]]
+            rest = up_paths.links[leaf, np.array(bundle)[works[leaf]]]
             for turn, seat in enumerate(np.array(bundle)[~works[leaf]].tolist()):
-                lanes[leaf, seat] = rest[turn % len(rest)]
-    return replace(climbs, lanes=lanes)
+                links[leaf, seat] = rest[turn % len(rest)]
+    return replace(up_paths, links=links)
 
 
-def find_lanes(network: Network, names: Iterable[str]) -> np.ndarray:
-    """Return the lanes of links, switches, NICs and hosts, or raise BadInput with all names that are unknown."""
+def find_directed_links(network: Network, names: Iterable[str]) -> np.ndarray:
+    """Return the links of links, switches, NICs and hosts, or raise BadInput with all names that are unknown."""
     wanted = list(names)
     if unknown := [name for name in wanted if name not in network.parts]:
         raise BadInput(f"this topology has no part named {', '.join(unknown)}")
-    return np.array(sorted({lane for name in wanted for lane in network.parts[name]}), np.int64)
+    return np.array(sorted({link for name in wanted for link in network.parts[name]}), np.int64)
 
 
 def _name_parts(topology: Topology) -> dict[str, list[int]]:
     kinds = {node.id: node.kind for node in topology.nodes}
     known: dict[str, list[int]] = defaultdict(list)
-    for place, link in enumerate(topology.links):
+    for index, link in enumerate(topology.links):
         names = {link.id, link_name(link), f"link:{link.id}"}
         for end in (link.a, link.b):
             node, _ = split_end(end)
             names |= {node, f"{kinds[node]}:{node}", end, f"nic:{end}"}
         for name in names:
-            known[name] += [2 * place, 2 * place + 1]
+            known[name] += [2 * index, 2 * index + 1]
     return known
 
 
 def _find_heights(topology: Topology) -> dict[str, int]:
     """Return how high each node is: hosts 0, leaves 1, and so on, as told or by the distance from hosts."""
-    height = {node.id: 0 if node.kind == "host" else _HEIGHT.get(node.tier or "") for node in topology.nodes}
-    neighbours: dict[str, list[str]] = defaultdict(list)
-    for link in topology.links:
-        a, b = split_end(link.a)[0], split_end(link.b)[0]
-        neighbours[a].append(b)
-        neighbours[b].append(a)
-    front, level = [name for name, known in height.items() if known == 0], 0
-    while front:
-        level += 1
-        front = [far for near in front for far in neighbours[near] if height[far] is None]
-        height |= dict.fromkeys(front, level)
-    return {name: known for name, known in height.items() if known is not None}
+    reported = {node.id: 0 if node.kind == "host" else _HEIGHT.get(node.tier or "") for node in topology.nodes}
+    pairs = ((split_end(link.a)[0], split_end(link.b)[0]) for link in topology.links)
+    # What is told is not searched: a switch of unknown tier is as high as it is far from hosts over others like it.
+    unknown = join_nodes(pairs, reported).subgraph([name for name, height in reported.items() if not height])
+    found = count_hops(unknown, *(name for name, height in reported.items() if height == 0))
+    return {name: height for name in reported if (height := reported[name] or found.get(name)) is not None}
 
 
-def _sort_lanes(
+def _sort_directed_links(
     topology: Topology, height: Mapping[str, int], leaf_number: Mapping[str, int]
 ) -> tuple[dict[str, list[tuple[str, int]]], dict[str, tuple[int, int]]]:
-    """Return the lanes that go up, by the switch where they begin, and the ports of hosts."""
+    """Return the directed links that go up, by the switch where they begin, and the ports of hosts."""
     upward: dict[str, list[tuple[str, int]]] = defaultdict(list)
     ports: dict[str, tuple[int, int]] = {}
-    for place, link in enumerate(topology.links):
-        for near, far, lane in ((link.a, link.b, 2 * place), (link.b, link.a, 2 * place + 1)):
+    for index, link in enumerate(topology.links):
+        for near, far, directed_link in ((link.a, link.b, 2 * index), (link.b, link.a, 2 * index + 1)):
             low, high = split_end(near)[0], split_end(far)[0]
             if height.get(low) == 0 and high in leaf_number:
-                ports[near] = lane, leaf_number[high]
+                ports[near] = directed_link, leaf_number[high]
             elif 0 < height.get(low, 0) < height.get(high, 0):
-                upward[low].append((high, lane))
+                upward[low].append((high, directed_link))
     return upward, ports
 
 
-def _climb(leaves: tuple[str, ...], upward: Mapping[str, list[tuple[str, int]]]) -> Iterable[Climbs]:
-    """Yield the climbs of ever greater height, while there is anything higher."""
+def _find_up_paths(leaves: tuple[str, ...], upward: Mapping[str, list[tuple[str, int]]]) -> Iterable[UpPaths]:
+    """Yield the up paths of ever greater height, while there is anything higher."""
     reached: list[list[tuple[str, tuple[int, ...]]]] = [[(leaf, ())] for leaf in leaves]
     while True:
         reached = [
-            [(high, (*lanes, lane)) for top, lanes in climbs for high, lane in upward.get(top, ())]
-            for climbs in reached
+            [(high, (*links, link)) for spine, links in up_paths for high, link in upward.get(spine, ())]
+            for up_paths in reached
         ]
         if not any(reached):
             return
         yield _tabulate(reached)
 
 
-def _tabulate(reached: list[list[tuple[str, tuple[int, ...]]]]) -> Climbs:
-    """Return climbs as a table; a leaf with fewer cables to a switch than others uses them by turns."""
-    by_top: list[dict[str, list[tuple[int, ...]]]] = []
-    for climbs in reached:
+def _tabulate(reached: list[list[tuple[str, tuple[int, ...]]]]) -> UpPaths:
+    """Return up paths as a table; a leaf with fewer cables to a switch than others uses them by turns."""
+    by_spine: list[dict[str, list[tuple[int, ...]]]] = []
+    for up_paths in reached:
         mine: dict[str, list[tuple[int, ...]]] = defaultdict(list)
-        for top, lanes in climbs:
-            mine[top].append(lanes)
-        by_top.append(mine)
-    names = list(dict.fromkeys(top for mine in by_top for top in mine))
-    times = {top: max(len(mine.get(top, ())) for mine in by_top) for top in names}
-    seats = [(top, turn) for top in names for turn in range(times[top])]
-    steps = len(next(lanes for climbs in reached for _, lanes in climbs))
+        for spine, links in up_paths:
+            mine[spine].append(links)
+        by_spine.append(mine)
+    names = list(dict.fromkeys(spine for mine in by_spine for spine in mine))
+    times = {spine: max(len(mine.get(spine, ())) for mine in by_spine) for spine in names}
+    seats = [(spine, turn) for spine in names for turn in range(times[spine])]
+    steps = len(next(links for up_paths in reached for _, links in up_paths))
     table = np.full((len(reached), len(seats), steps), NONE, np.int64)
-    for leaf, mine in enumerate(by_top):
-        for seat, (top, turn) in enumerate(seats):
-            if ways := mine.get(top):
-                table[leaf, seat] = ways[turn % len(ways)]
+    for leaf, mine in enumerate(by_spine):
+        for seat, (spine, turn) in enumerate(seats):
+            if paths := mine.get(spine):
+                table[leaf, seat] = paths[turn % len(paths)]
     bundles = tuple(
-        tuple(seat for seat, (name, _) in enumerate(seats) if name == top) for top in names if times[top] > 1
+        tuple(seat for seat, (name, _) in enumerate(seats) if name == spine) for spine in names if times[spine] > 1
     )
-    return Climbs(tuple(top if times[top] == 1 else f"{top}#{turn}" for top, turn in seats), table, bundles)
+    return UpPaths(tuple(spine if times[spine] == 1 else f"{spine}#{turn}" for spine, turn in seats), table, bundles)

@@ -1,7 +1,7 @@
-"""One road for each flow: the highest use of any link as low as it can be, around what is broken, moving little.
+"""One path for each flow: the highest use of any link as low as it can be, around what is broken, moving little.
 
-The plan starts from the one before, where there is one, or from an even spread; flows without a road, and those whose
-road is gone, get the emptiest; then the highest use is lowered step by step towards the bound that no plan can beat.
+The plan starts from the one before, where there is one, or from an even spread; flows without a path, and those whose
+path is gone, get the emptiest; then the highest use is lowered step by step towards the bound that no plan can beat.
 """
 
 from collections.abc import Sequence
@@ -9,12 +9,126 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from planner.paths.bounds import find_bound
+from planner.paths.colouring import colour_evenly
+from planner.paths.flow_paths import UNPLACED, FlowPaths, find_bound, find_use
 from planner.paths.flows import Flow, FlowTable, place_flows
-from planner.paths.network import Network
+from planner.paths.network import NONE, Network, UpPaths
 from planner.paths.repairing import Repair, RepairOptions
-from planner.paths.roads import UNPLACED, Roads, find_use
-from planner.paths.spreading import spread_evenly
+
+_MOST_SIZES = 16  # classes of flows that are shared one by one; with more, each would have too few to be even
+_FINEST_SHARE = 8  # rates are taken as whole shares up to this many: 100 and 400 Gbit/s are 1 to 4
+
+
+@dataclass(frozen=True)
+class _Plane:
+    """Leaves that are joined, and what is above them."""
+
+    spines: np.ndarray
+    groups: np.ndarray  # of each spine
+    colours: np.ndarray  # the group that each colour stands for; a group of fast directed links has several
+
+
+def spread_evenly(paths: FlowPaths) -> np.ndarray:
+    """Return a spine for each flow, UNPLACED where there is none to choose or the fabric is of another kind."""
+    spine = np.full(len(paths.flows), UNPLACED, np.int64)
+    network = paths.network
+    if not network.up_paths:
+        return spine
+    highest = network.up_paths[-1]
+    plane_of = highest.joined
+    # A pod is what is joined without going all the way up.
+    pod_of = network.up_paths[-2].joined if len(network.up_paths) > 1 else np.arange(len(network.leaves))
+    class_of = _sort_by_size(paths.flows.size)
+    for number in range(int(plane_of.max(initial=-1)) + 1):
+        plane = _describe(network, np.flatnonzero(plane_of == number), highest)
+        for kind in range(int(class_of.max(initial=-1)) + 1):
+            inside = (class_of == kind) & (plane_of[paths.flows.near] == number) & (paths.height > 0)
+            if inside.any() and len(plane.spines):
+                _share(paths, np.flatnonzero(inside), plane, pod_of, spine)
+    return spine
+
+
+def _sort_by_size(size: np.ndarray) -> np.ndarray:
+    """Return the class of each flow: one per size, or where there are many, classes of about equal volume."""
+    sizes, class_of = np.unique(size, return_inverse=True)
+    if len(sizes) <= _MOST_SIZES:
+        return class_of.reshape(-1)
+    volume = np.cumsum(np.bincount(class_of.reshape(-1), size))
+    coarse = np.minimum(volume / volume[-1] * _MOST_SIZES, _MOST_SIZES - 1).astype(np.int64)
+    grouped: np.ndarray = coarse[class_of.reshape(-1)]
+    return grouped
+
+
+def _describe(network: Network, leaves: np.ndarray, up_paths: UpPaths) -> _Plane:
+    spines = np.flatnonzero(up_paths.exists[leaves].any(axis=0))
+    first = up_paths.links[np.ix_(leaves, spines)][:, :, 0]
+    groups = np.unique(first, axis=1, return_inverse=True)[1].reshape(-1) if len(spines) else spines
+    rates = np.array(
+        [_middle(network, first[:, groups == group]) for group in range(int(groups.max(initial=-1)) + 1)]
+    )
+    return _Plane(spines, groups, np.repeat(np.arange(len(rates)), _whole_shares(rates)))
+
+
+def _middle(network: Network, links: np.ndarray) -> float:
+    rates = network.gbps[links[links != NONE]]
+    return float(np.median(rates[rates > 0])) if (rates > 0).any() else 0.0
+
+
+def _whole_shares(rates: np.ndarray) -> np.ndarray:
+    """Return small whole numbers that are to each other as the rates are, as nearly as such numbers can be.
+
+    >>> _whole_shares(np.array([400.0, 100.0, 400.0, 0.0])).tolist()
+    [4, 1, 4, 0]
+    """
+    if not len(rates) or rates.max() <= 0:
+        return np.ones(len(rates), np.int64)
+    parts = rates / rates.max()
+    errors = [float(np.abs(parts * whole - np.round(parts * whole)).max()) for whole in range(1, _FINEST_SHARE + 1)]
+    best = 1 + next(index for index, error in enumerate(errors) if error <= min(errors) + 0.01)
+    return np.where(rates > 0, np.maximum(np.round(parts * best), 1), 0).astype(np.int64)
+
+
+def _share(paths: FlowPaths, flows: np.ndarray, plane: _Plane, pod_of: np.ndarray, spine: np.ndarray) -> None:
+    """Choose spines for flows of one plane and one size."""
+    near, far, height = paths.flows.near[flows], paths.flows.far[flows], paths.height[flows]
+    highest = len(paths.network.up_paths)
+    is_high = height == highest
+    # Flows inside a pod load its leaves but not what is above it: they are no part of the pod's share.
+    beyond = int(pod_of.max()) + 1
+    keys = [[ends, np.where(is_high, pod_of[ends], beyond + pod_of[ends])] for ends in (near, far)]
+    group = plane.colours[colour_evenly(keys[0], keys[1], len(plane.colours))]
+    _choose_highest(flows[is_high], group[is_high], plane, (pod_of[near[is_high]], pod_of[far[is_high]]), spine)
+    for level in range(1, highest):
+        at = height == level
+        spine[flows[at]] = _find_lower(paths, level, near[at], plane, group[at])
+
+
+def _choose_highest(
+    flows: np.ndarray, group: np.ndarray, plane: _Plane, pods: tuple[np.ndarray, np.ndarray], spine: np.ndarray
+) -> None:
+    """Share the flows of each group of spines among the spines of that group."""
+    members = [plane.spines[plane.groups == number] for number in range(int(plane.groups.max()) + 1)]
+    counts = np.array([len(spines) for spines in members])
+    for count in np.unique(counts).tolist():
+        at = np.flatnonzero(counts[group] == count)
+        keys = [[group[at] * (int(ends.max(initial=0)) + 1) + ends[at]] for ends in pods]
+        turn = colour_evenly(keys[0], keys[1], count)
+        table = np.array([spines if len(spines) == count else np.zeros(count, np.int64) for spines in members])
+        spine[flows[at]] = table[group[at], turn]
+
+
+def _find_lower(paths: FlowPaths, level: int, near: np.ndarray, plane: _Plane, group: np.ndarray) -> np.ndarray:
+    """Return the spines at a lower height that are reached over the first directed link of a group."""
+    highest, lower = paths.network.up_paths[-1].links, paths.network.up_paths[level - 1].links
+    example = np.array(
+        [plane.spines[np.argmax(plane.groups == number)] for number in range(int(plane.groups.max()) + 1)]
+    )
+    spine_over = np.full(paths.network.directed_links + 1, UNPLACED, np.int64)
+    leaf, index = np.nonzero(lower[:, :, 0] != NONE)
+    spine_over[lower[leaf, index, 0]] = index
+    found: np.ndarray = spine_over[highest[near, example[group], 0]]
+    return found
+
 
 _STEPS = 256  # between the bound and what was reached, where flows are of many sizes; eight halvings find the best
 _FIRST_ONES = 2  # targets that are tried one by one: plans are mostly at the bound, or one flow above it
@@ -33,46 +147,46 @@ class PlanOptions:
 
 @dataclass(frozen=True)
 class PathPlan:
-    """A road for each flow, with what it costs and what could be had at best."""
+    """A path for each flow, with what it costs and what could be had at best."""
 
     network: Network
     flows: FlowTable
-    height: np.ndarray  # how far up each flow goes: 0 inside a leaf, -1 where there is no way
-    top: np.ndarray  # over which switch of that height, UNPLACED where there is none
-    load: np.ndarray  # Gbit/s of each lane
+    height: np.ndarray  # how far up each flow goes: 0 inside a leaf, -1 where there is no path
+    spine: np.ndarray  # over which switch of that height, UNPLACED where there is none
+    load: np.ndarray  # Gbit/s of each directed link
     bound: float  # no plan has a lower highest use
-    must_move: int = 0  # flows whose road was gone
+    must_move: int = 0  # flows whose path was gone
     may_move: int = 0  # flows that moved to make room
 
     @property
     def highest_use(self) -> float:
-        """Return the highest use of a lane between switches."""
+        """Return the highest use of a directed link between switches."""
         return float(find_use(self.network, self.load)[self.network.fabric].max(initial=0.0))
 
     @property
     def unreachable(self) -> list[str]:
-        """Return the flows for which there is no way."""
-        return [self.flows.ids[place] for place in np.flatnonzero(self.height < 0).tolist()]
+        """Return the flows for which there is no path."""
+        return [self.flows.ids[index] for index in np.flatnonzero(self.height < 0).tolist()]
 
-    def all_lanes(self) -> list[list[int]]:
-        """Return the lanes that each flow takes, from its source on; none where there is no way."""
-        roads = Roads(self.network, self.flows)
+    def all_directed_links(self) -> list[list[int]]:
+        """Return the directed links that each flow takes, from its source on; none where there is no path."""
+        paths = FlowPaths(self.network, self.flows)
         inner: list[list[int]] = [[] for _ in range(len(self.flows))]
-        for level in range(1, len(self.network.climbs) + 1):
-            at = np.flatnonzero((self.height == level) & (self.top != UNPLACED))
-            for flow, lanes in zip(
-                at.tolist(), roads.lanes_of(at, self.top[at]).tolist() if len(at) else (), strict=True
+        for level in range(1, len(self.network.up_paths) + 1):
+            at = np.flatnonzero((self.height == level) & (self.spine != UNPLACED))
+            for flow, links in zip(
+                at.tolist(), paths.links_of(at, self.spine[at]).tolist() if len(at) else (), strict=True
             ):
-                inner[flow] = lanes
+                inner[flow] = links
         ends = self.flows.ends.tolist()
-        has_way = ((self.height == 0) | (self.top != UNPLACED)).tolist()
-        return [[ends[flow][0], *inner[flow], ends[flow][1]] if has_way[flow] else [] for flow in range(len(ends))]
+        has_path = ((self.height == 0) | (self.spine != UNPLACED)).tolist()
+        return [[ends[flow][0], *inner[flow], ends[flow][1]] if has_path[flow] else [] for flow in range(len(ends))]
 
 
 def plan_paths(
     network: Network, flows: Sequence[Flow], before: PathPlan | None = None, options: PlanOptions | None = None
 ) -> PathPlan:
-    """Return a road for each flow; with a plan `before`, one that moves few of those that were in it."""
+    """Return a path for each flow; with a plan `before`, one that moves few of those that were in it."""
     table = place_flows(network, flows)
     return plan_table(network, table, before, options)
 
@@ -80,82 +194,71 @@ def plan_paths(
 def plan_table(
     network: Network, flows: FlowTable, before: PathPlan | None = None, options: PlanOptions | None = None
 ) -> PathPlan:
-    """Return a road for each flow of a table."""
+    """Return a path for each flow of a table."""
     options = options or PlanOptions()
     if before and before.network.topology is not network.topology and before.network.topology != network.topology:
-        before = None  # its lanes are others
-    roads = Roads(network, flows)
-    bound = find_bound(roads)
+        before = None  # its directed links are others
+    paths = FlowPaths(network, flows)
+    bound = find_bound(paths)
     if before is None:
-        repair = _plan_afresh(roads, bound, options)
-        return PathPlan(network, flows, roads.height, repair.top, repair.load, bound)
-    top, had_road = _carry_over(roads, before)
-    top[~roads.is_valid(top)] = UNPLACED
-    must_move = had_road - int((top != UNPLACED).sum())
-    repair = _put_right(Repair(roads, top, _bound_moves(options, len(flows))), bound, options.least_gain)
-    return PathPlan(
-        network,
-        flows,
-        roads.height,
-        repair.top,
-        repair.load,
-        bound,
-        must_move=must_move,
-        may_move=len(repair.moved),
-    )
+        repair = _plan_afresh(paths, bound, options)
+        return PathPlan(network, flows, paths.height, repair.spine, repair.load, bound)
+    spine, had_path = _carry_over(paths, before)
+    spine[~paths.is_valid(spine)] = UNPLACED
+    must_move = had_path - int((spine != UNPLACED).sum())
+    most_moves = min(int(options.most_moved * len(flows)), options.repair.most_moves)
+    repair = Repair(paths, spine, replace(options.repair, most_moves=most_moves))
+    _put_right(repair, bound, options.least_gain)
+    return PathPlan(network, flows, paths.height, repair.spine, repair.load, bound, must_move, len(repair.moved))
 
 
-def _plan_afresh(roads: Roads, bound: float, options: PlanOptions) -> Repair:
+def _plan_afresh(paths: FlowPaths, bound: float, options: PlanOptions) -> Repair:
     """Return the better of two plans: from an even spread, and where that is not the best there is, flow by flow."""
-    top = spread_evenly(roads)
-    top[~roads.is_valid(top)] = UNPLACED
-    spread = _put_right(Repair(roads, top, options.repair), bound)
-    if len(roads.flows) > options.most_tried_twice or not len(_find_targets(spread, bound, spread.find_highest())):
+    spine = spread_evenly(paths)
+    spine[~paths.is_valid(spine)] = UNPLACED
+    spread = _put_right(Repair(paths, spine, options.repair), bound)
+    if len(paths.flows) > options.most_tried_twice or not len(_find_targets(spread, bound, spread.find_highest())):
         return spread
-    one_by_one = _put_right(Repair(roads, np.full(len(top), UNPLACED), options.repair), bound)
+    one_by_one = _put_right(Repair(paths, np.full(len(spine), UNPLACED), options.repair), bound)
     return min(spread, one_by_one, key=Repair.find_highest)
 
 
 def _put_right(repair: Repair, bound: float, least_gain: float = 0.0) -> Repair:
-    """Give every flow a road, and lower the highest use."""
-    repair.place(np.flatnonzero((repair.roads.height > 0) & (repair.top == UNPLACED)))
+    """Give every flow a path, and lower the highest use."""
+    repair.place(np.flatnonzero((repair.paths.height > 0) & (repair.spine == UNPLACED)))
     _lower(repair, bound, least_gain)
     return repair
 
 
-def _bound_moves(options: PlanOptions, flows: int) -> RepairOptions:
-    return replace(options.repair, most_moves=min(int(options.most_moved * flows), options.repair.most_moves))
-
-
-def _carry_over(roads: Roads, before: PathPlan) -> tuple[np.ndarray, int]:
-    """Return the tops of the plan before, UNPLACED for flows that go elsewhere now, and how many flows had one."""
-    top = np.full(len(roads.flows), UNPLACED, np.int64)
-    if roads.flows.ids == before.flows.ids:
-        mine = theirs = np.arange(len(top))
+def _carry_over(paths: FlowPaths, before: PathPlan) -> tuple[np.ndarray, int]:
+    """Return the spines of the plan before, UNPLACED for flows that go elsewhere now, and how many flows had one."""
+    spine = np.full(len(paths.flows), UNPLACED, np.int64)
+    if paths.flows.ids == before.flows.ids:
+        mine = theirs = np.arange(len(spine))
     else:
-        known = {name: place for place, name in enumerate(before.flows.ids)}
-        found = np.array([known.get(name, -1) for name in roads.flows.ids], np.int64)
+        known = {name: index for index, name in enumerate(before.flows.ids)}
+        found = np.array([known.get(name, -1) for name in paths.flows.ids], np.int64)
         mine = np.flatnonzero(found >= 0)
         theirs = found[mine]
-    same = (roads.flows.ends[mine] == before.flows.ends[theirs]).all(axis=1)
-    same &= roads.height[mine] == before.height[theirs]
-    top[mine[same]] = before.top[theirs[same]]
-    had_road = int((before.top[theirs] != UNPLACED).sum())
-    return _keep_same_roads(roads, before.network, top), had_road
+    same = (paths.flows.ends[mine] == before.flows.ends[theirs]).all(axis=1)
+    same &= paths.height[mine] == before.height[theirs]
+    spine[mine[same]] = before.spine[theirs[same]]
+    had_path = int((before.spine[theirs] != UNPLACED).sum())
+    return _keep_same_paths(paths, before.network, spine), had_path
 
 
-def _keep_same_roads(roads: Roads, before: Network, top: np.ndarray) -> np.ndarray:
-    """Return the tops that still stand for the same lanes: one of several cables may stand in for another now."""
-    for level, (old, new) in enumerate(zip(before.climbs, roads.network.climbs, strict=True), start=1):
-        if old.lanes is new.lanes:
+def _keep_same_paths(paths: FlowPaths, before: Network, spine: np.ndarray) -> np.ndarray:
+    """Return the spines that still stand for the same links: one of several cables may stand in for another now."""
+    for level, (old, new) in enumerate(zip(before.up_paths, paths.network.up_paths, strict=True), start=1):
+        if old.links is new.links:
             continue
-        at = np.flatnonzero((roads.height == level) & (top != UNPLACED))
-        ends = (roads.flows.near[at], roads.flows.far[at])
+        at = np.flatnonzero((paths.height == level) & (spine != UNPLACED))
+        ends = (paths.flows.near[at], paths.flows.far[at])
         is_same = np.all(
-            [(old.lanes[leaf, top[at]] == new.lanes[leaf, top[at]]).all(axis=1) for leaf in ends], axis=0
+            [(old.links[leaf, spine[at]] == new.links[leaf, spine[at]]).all(axis=1) for leaf in ends], axis=0
         )
-        top[at[~is_same]] = UNPLACED
-    return top
+        spine[at[~is_same]] = UNPLACED
+    return spine
 
 
 def _lower(repair: Repair, bound: float, least_gain: float) -> None:
@@ -172,7 +275,7 @@ def _lower(repair: Repair, bound: float, least_gain: float) -> None:
 
 def _find_targets(repair: Repair, bound: float, highest: float) -> np.ndarray:
     """Return uses between the bound and what was reached, upwards: of equal flows, those that whole ones can give."""
-    network, sizes = repair.roads.network, np.unique(repair.roads.flows.size)
+    network, sizes = repair.paths.network, np.unique(repair.paths.flows.size)
     rates = np.unique(network.gbps[network.fabric & (network.gbps > 0)])
     if highest <= bound * (1 + _EXACT) or not len(rates):
         return np.zeros(0)

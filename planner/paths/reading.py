@@ -1,16 +1,15 @@
-"""Reads what the path planner needs from the store: who sends how much, what probes found, how ports are.
+"""Reads what the path planner needs from the store: who sends how much, and what probes found.
 
-Sums are the store's work: what leaves it is a row per connection, per probed port, or per port of a NIC or switch.
+Sums are the store's work: what leaves it is a row per connection or per probed port.
 """
 
 import pyarrow as pa
 
 from lockstep.store.store import Store
 from lockstep.topology import TopologyIndex
-from planner.paths.catalogue import Catalogue, Circumstances, build_catalogue, recall_catalogue
-from planner.paths.routes import FOLDED, KEY, SILENT
-from planner.paths.wiring import KEY as CONNECTION
-from planner.paths.wiring import SUMS, DemandFacts
+from planner.paths.catalogue import FOLDED, KEY, SILENT, Catalogue, Circumstances, build_catalogue, recall_catalogue
+from planner.paths.demand import KEY as CONNECTION
+from planner.paths.demand import SUMS, DemandFacts
 
 MOST_SENDS = 1_000_000  # ends of connections: an all-to-all of 700 ranks; about 200 MB while flows are made of them
 MOST_PORTS = 1_000_000  # probed ports: 2,000 for each of 500 pairs of leaves; about as much
@@ -70,17 +69,6 @@ SELECT host, src_nic, if(dst IS NULL OR dst = '', splitByChar('/', dst_nic)[1], 
 FROM paths WHERE seen_ns >= {start:Int64} AND seen_ns < {end:Int64}
 GROUP BY host, src_nic, far, far_nic, proto, sport, dport ORDER BY last_ns DESC LIMIT {most:UInt64}
 """
-_PORTS = f"""
-SELECT host AS node, nic AS port, max(ts_ns) AS last_ns, argMax(up, ts_ns) AS is_up,
-       argMax(toNullable(speed_mbps), ts_ns) AS mbps, max(rx_bytes) - min(rx_bytes) AS moved,
-       toNullable(max(rx_errors) - min(rx_errors)) AS broken
-FROM nic_counters WHERE {_INSIDE} GROUP BY host, nic
-UNION ALL
-SELECT switch AS node, port, max(ts_ns) AS last_ns, argMax(up, ts_ns) AS is_up,
-       argMax(toNullable(speed_mbps), ts_ns) AS mbps, max(rx_bytes) - min(rx_bytes) AS moved,
-       max(errors) - min(errors) AS broken
-FROM fabric_counters WHERE {_INSIDE} GROUP BY switch, port
-"""
 
 
 def read_demand(store: Store, topology: TopologyIndex, start_ns: int, end_ns: int) -> DemandFacts:
@@ -95,12 +83,21 @@ def read_demand(store: Store, topology: TopologyIndex, start_ns: int, end_ns: in
         start_ns=start_ns,
         end_ns=end_ns,
         topology=topology,
-        notes=_complain(sums, MOST_SENDS, "ends of connections sent or received; only the largest are looked at"),
+        notes=(
+            (f"more than {MOST_SENDS} ends of connections sent or received; only the largest are looked at",)
+            if sums.num_rows > MOST_SENDS
+            else ()
+        ),
     )
 
 
 def read_probes(store: Store, start_ns: int, end_ns: int) -> pa.Table:
-    """Return the probes of a time folded by port, as `fold_probes` does; of too many ports those tried last."""
+    """Return one row per port: its newest route, and how the probes of a time bear it out.
+
+    `agreed` probes took it since one last took another, of which there were `differing`; before that `returned` took
+    it already. Of the probes since the first that agreed `lost` were lost, `lost_since` at the end. A port that never
+    answered has the route that its lost probes seem to have taken. Of too many ports those tried last are kept.
+    """
     rows = store.query(_FOLDED, {"start": start_ns, "end": end_ns, "most": MOST_PORTS})
     return rows.rename_columns(list(FOLDED))
 
@@ -114,15 +111,5 @@ def read_paths(store: Store, start_ns: int, end_ns: int) -> pa.Table:
 def read_catalogue(store: Store, now: Circumstances) -> Catalogue:
     """Return the catalogue as it is now, from all that was seen while entries are believed."""
     start_ns = now.now_ns - int(now.options.most_age_s * 1e9)
-    told = recall_catalogue(read_paths(store, start_ns, now.now_ns), now)
-    return build_catalogue(read_probes(store, start_ns, now.now_ns), now, told)
-
-
-def read_ports(store: Store, start_ns: int, end_ns: int) -> pa.Table:
-    """Return the state of all ports of NICs and switches, and what they received meanwhile."""
-    rows = store.query(_PORTS, {"start": start_ns, "end": end_ns})
-    return rows.rename_columns(["node", "port", "ts_ns", "up", "speed_mbps", "bytes", "errors"])
-
-
-def _complain(rows: pa.Table, most: int, what: str) -> tuple[str, ...]:
-    return (f"more than {most} {what}",) if rows.num_rows > most else ()
+    reported = recall_catalogue(read_paths(store, start_ns, now.now_ns), now)
+    return build_catalogue(read_probes(store, start_ns, now.now_ns), now, reported)

@@ -8,30 +8,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from lockstep.arrow import rows_of
+from lockstep.batches import DetailRequest
 from lockstep.clock import NS_PER_S
-from lockstep.control.database import ControlDatabase
-from lockstep.control.incidents import open_incidents
-from lockstep.control.leases import Lease
-from lockstep.control.path_plans import list_host_paths, save_path_plan, score_path_plan
-from lockstep.control.wishes import add_wish
 from lockstep.host_paths import PathChoice, PathSummary
+from lockstep.state.database import ControlDatabase
+from lockstep.state.fabric import find_topology, list_host_paths, list_topologies, save_path_plan, score_path_plan
+from lockstep.state.incidents import add_detail_request, open_incidents
+from lockstep.state.leases import Lease
 from lockstep.store.store import Store
 from lockstep.tables import TABLE_BY_NAME
 from lockstep.topology import Topology, TopologyIndex
 from lockstep.verdict import Verdict
-from lockstep.wish import Wish
 from planner.paths.catalogue import Catalogue, Circumstances, doubt_changed, key_of
 from planner.paths.demand import Demand, find_demand
-from planner.paths.explaining import explain
 from planner.paths.flows import find_unfit
-from planner.paths.health import Change, Evidence, LinkHealth, Parts, judge_ports, judge_verdict
-from planner.paths.network import Network, build_network, with_rates
-from planner.paths.plan_file import from_json
+from planner.paths.forecast import Pace, compare_paces, predict_paces, read_paces
+from planner.paths.health import Change, Evidence, LinkHealth, Parts, judge_topology, judge_verdict
+from planner.paths.network import Network, build_intact, find_directed_links, with_rates
 from planner.paths.planning import PathPlan, plan_paths
-from planner.paths.ports import PortChoice, choose_ports, explain_ports, wish_probes
-from planner.paths.reading import read_catalogue, read_demand, read_ports
-from planner.paths.scoring import Pace, compare_paces, predict_paces, read_paces
-from planner.paths.telling import describe_choices
+from planner.paths.ports import PortChoice, choose_ports, explain_ports, request_probes
+from planner.paths.reading import read_catalogue, read_demand
+from planner.paths.report import describe_choices, explain, from_json
 from planner.paths.traffic import Expected, TrafficJudge, expect_loads, read_traffic
 
 _PATHS = TABLE_BY_NAME["paths"]
@@ -44,14 +41,13 @@ class PathServiceOptions:
     demand_s: float = 10.0  # flows come and go with jobs
     window_s: float = 30.0  # what was sent in this time is what is planned for: some steps of most jobs
     lag_s: float = 5.0  # rows of the last seconds are still under way
-    ports_s: float = 10.0  # over which errors of ports are counted
     untried_s: float = 300.0  # after which a link is tried again that looks well only because nobody crosses it
     traffic_s: float = 45.0  # over which rates of switch ports are compared: four readings where each takes 10 s
     catalogue_s: float = 30.0  # new ports are learned by probes, some dozens a second
     other_size: float = 0.2  # by which the sum of all flows must differ to be worth a plan by itself
     settle_s: float = 5.0  # after a plan, before the steps that are held against its forecast
-    wish_s: float = 60.0  # for which probes are wished
-    most_wishes: int = 50  # in one round: the rest comes in the next
+    detail_request_s: float = 60.0  # for which probes are requested
+    most_detail_requests: int = 50  # in one round: the rest comes in the next
 
 
 @dataclass
@@ -83,9 +79,10 @@ class PathService:
     ) -> None:
         self._store, self._control = store, control
         self._topology, self._index, self._parts = topology, TopologyIndex(topology), Parts(topology)
-        self._network = build_network(topology)
+        self._version: int | None = None  # of the topology that was the newest at the last look
+        self._network = build_intact(topology)  # what is down is known by its weight
         self._options = options or PathServiceOptions()
-        self._health = LinkHealth()
+        self._health, _ = LinkHealth().observe(judge_topology(topology, topology, 0), 0)
         self._traffic = TrafficJudge(self._network)
         self._expected: Expected | None = None  # of the plan in force
         self._seen = _Seen()
@@ -96,8 +93,8 @@ class PathService:
     def run_once(self, lease: Lease, now_ns: int) -> int | None:
         """Look at links, flows and ports, and plan anew where it is worth it; return the number of a new plan."""
         self._score(lease, now_ns)
-        changes = self._look_at_links(now_ns)
-        is_other = self._look_at_flows(now_ns)
+        changes = self._evaluate_links(now_ns)
+        is_other = self._read_flows(now_ns)
         learned = self._learn_ports(now_ns, bool(changes))
         if not self._seen.demand.flows and self._plan is None:
             return None
@@ -111,16 +108,15 @@ class PathService:
     def _recall(self, network: Network) -> PathPlan | None:
         """Return the plan of an earlier planner, so that taking over moves nothing; None where there was none."""
         held = [choice for host in list_host_paths(self._control) for choice in host.choices]
-        roads = {choice.connection: list(choice.links) for choice in held}
-        return from_json(network, self._seen.demand.flows, {"flows": roads}) if roads else None
+        paths = {choice.connection: list(choice.links) for choice in held}
+        return from_json(network, self._seen.demand.flows, {"flows": paths}) if paths else None
 
-    def _look_at_links(self, now_ns: int) -> list[Change]:
-        """Take in what incidents, ports and traffic say of links."""
-        readings = read_ports(self._store, now_ns - int(self._options.ports_s * NS_PER_S), now_ns)
+    def _evaluate_links(self, now_ns: int) -> list[Change]:
+        """Take in what incidents, the published topology and traffic say of links."""
         evidence = [
-            *self._look_at_verdicts(now_ns),
-            *judge_ports(readings, self._parts, self._health),
-            *self._look_at_traffic(now_ns),
+            *self._judge_verdicts(now_ns),
+            *self._judge_topology(now_ns),
+            *self._judge_traffic(now_ns),
         ]
         self._health, changes = self._health.observe(evidence, now_ns)
         # A link that is only slower is still hashed upon: the ports of others stay where they are.
@@ -128,30 +124,41 @@ class PathService:
         self._seen.changed_ns |= flipped
         return changes
 
-    def _look_at_verdicts(self, now_ns: int) -> list[Evidence]:
+    def _judge_verdicts(self, now_ns: int) -> list[Evidence]:
         """Return what open incidents say of links, and that those are well of which they say nothing any more."""
         verdicts = {incident.id: incident.verdict for incident in open_incidents(self._control)}
-        told = [each for verdict in verdicts.values() for each in judge_verdict(verdict, self._parts)]
-        named = {(each.source, each.link) for each in told}
+        reported = [each for verdict in verdicts.values() for each in judge_verdict(verdict, self._parts)]
+        named = {(each.source, each.link) for each in reported}
         before = self._seen.verdicts.values()
         healed = [each for verdict in before for each in judge_verdict(verdict, self._parts, healed_ns=now_ns)]
         self._seen.verdicts = verdicts
-        return told + [self._doubt(each) for each in healed if (each.source, each.link) not in named]
+        return reported + [self._doubt(each) for each in healed if (each.source, each.link) not in named]
+
+    def _judge_topology(self, now_ns: int) -> list[Evidence]:
+        """Return which links a topology that was published since has down or up; other cables need a restart."""
+        number = next((version.number for version in list_topologies(self._control, limit=1)), 0)
+        before, known, self._version = self._topology, self._version, number
+        if known is None or number == known:
+            return []
+        published = find_topology(self._control, number)[1]
+        if {link.id for link in published.links} != {link.id for link in before.links}:
+            return []
+        self._topology = published
+        return judge_topology(published, before, now_ns)
 
     def _doubt(self, healed: Evidence) -> Evidence:
         """Return the evidence with a longer time to prove itself where no flow crosses the link: it shows nothing."""
-        places = [place for place, link in enumerate(self._topology.links) if link.id == healed.link]
-        is_used = self._plan is not None and any(self._plan.load[2 * place : 2 * place + 2].any() for place in places)
+        is_used = self._plan is not None and self._plan.load[find_directed_links(self._network, [healed.link])].any()
         return healed if is_used else replace(healed, hold_s=self._options.untried_s)
 
-    def _look_at_traffic(self, now_ns: int) -> list[Evidence]:
+    def _judge_traffic(self, now_ns: int) -> list[Evidence]:
         """Return what links carry that is not ours; nothing before there is a plan, when nobody knows what is."""
         if self._expected is None:
             return []
         rates = read_traffic(self._store, now_ns - int(self._options.traffic_s * NS_PER_S), now_ns)
         return self._traffic.judge(rates, self._expected, self._health, now_ns)
 
-    def _look_at_flows(self, now_ns: int) -> bool:
+    def _read_flows(self, now_ns: int) -> bool:
         """Read which flows there are, where it is time to; return whether they are others than those of the plan."""
         if now_ns - self._seen.demand_ns < self._options.demand_s * NS_PER_S:
             return False
@@ -169,9 +176,9 @@ class PathService:
         if not unfit:
             return demand
         first = next(iter(unfit.values()))
-        said = f"{len(unfit)} flows do not fit the topology and are left out; {first}"
+        message = f"{len(unfit)} flows do not fit the topology and are left out; {first}"
         kept = [flow for flow in demand.flows if flow.id not in unfit]
-        return replace(demand, flows=kept, left_out=(*demand.left_out, said))
+        return replace(demand, flows=kept, left_out=(*demand.left_out, message))
 
     def _learn_ports(self, now_ns: int, is_changed: bool) -> bool:
         """Read which ports lead where, when it is time, or doubt those near a change; return whether that differs."""
@@ -196,7 +203,7 @@ class PathService:
             return None
         ports = choose_ports(self._plan, self._seen.catalogue, held=self._held_ports())
         choices = describe_choices(self._plan, ports, self._seen.demand, self._topology, self._health.weights)
-        self._wish(ports, now_ns)
+        self._detail_request(ports, now_ns)
         if choices == self._choices and not changes:
             return None
         paces = self._read_paces(now_ns)
@@ -226,31 +233,35 @@ class PathService:
         wired = self._seen.demand.wiring.items()
         return {flow: wiring.sport for flow, wiring in wired if wiring.sport is not None}
 
-    def _wish(self, ports: Sequence[PortChoice], now_ns: int) -> None:
+    def _detail_request(self, ports: Sequence[PortChoice], now_ns: int) -> None:
         """Ask hosts to probe for ports that are missing."""
         if self._plan is None:
             return
-        for wish in wish_probes(self._plan, ports, self._seen.catalogue)[: self._options.most_wishes]:
-            name = f"paths/{wish.src}/{wish.src_nic}/{wish.dst}/{wish.dst_nic}/{wish.sport}"
-            expires_ns = now_ns + int(self._options.wish_s * NS_PER_S)
-            add_wish(
-                self._control, Wish(id=name, host=wish.src, kind="probe", details=wish.details, expires_ns=expires_ns)
+        for request in request_probes(self._plan, ports, self._seen.catalogue)[: self._options.most_detail_requests]:
+            name = f"paths/{request.src}/{request.src_nic}/{request.dst}/{request.dst_nic}/{request.sport}"
+            expires_ns = now_ns + int(self._options.detail_request_s * NS_PER_S)
+            add_detail_request(
+                self._control,
+                DetailRequest(
+                    id=name, host=request.src, kind="probe", details=request.details, expires_ns=expires_ns
+                ),
+                now_ns,
             )
 
     def _summarise(self, now_ns: int, ports: Sequence[PortChoice], changes: Sequence[Change]) -> PathSummary:
         assert self._plan is not None
-        said = [f"{change.link} counts {change.after:.0%} of its rate: {change.reason}" for change in changes]
+        messages = [f"{change.link} counts {change.after:.0%} of its rate: {change.reason}" for change in changes]
         return PathSummary(
             generation=0,
             made_ns=now_ns,
             flows=len(self._plan.flows),
-            with_ports=sum(bool(choice.ports) for choice in ports),
+            with_ports=sum(choice.port is not None for choice in ports),
             max_use=min(self._plan.highest_use, 1e9),  # what JSON can hold, also where nothing is left
             bound=min(self._plan.bound, 1e9),
             must_move=self._plan.must_move,
             may_move=self._plan.may_move,
             weights=self._health.weights,
-            reasons=(*said, *explain(self._plan), *explain_ports(ports), *self._seen.demand.left_out),
+            reasons=(*messages, *explain(self._plan), *explain_ports(ports), *self._seen.demand.left_out),
         )
 
 

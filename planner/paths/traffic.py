@@ -3,10 +3,10 @@
 Three things look like strangers and are our own. Steps come in bursts: so what a link carries at this moment is held
 against what it carried at most a while ago, and only what it carries at every moment since then against the average
 of its flows. A flow that has not moved yet, or never will (advice), is on another link than planned: so no link has
-more strangers than cross the border of its leaf or pod, where all roads meet. And a new job is in no plan yet: its
+more strangers than cross the border of its leaf or pod, where all paths meet. And a new job is in no plan yet: its
 flows are known some seconds later, so until then only a link that is full counts.
 
-Cost: array operations over lanes; the rates of a port are the store's work.
+Cost: array operations over directed links; the rates of a port are the store's work.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,21 +18,21 @@ import pyarrow as pa
 from lockstep.clock import NS_PER_S
 from lockstep.store.store import Store
 from lockstep.topology import Topology, split_end
+from planner.paths.flow_paths import FlowPaths
 from planner.paths.flows import Flow
-from planner.paths.health import BELOW_SHARE, FRAME_BYTES, RESENT, UNKNOWN_SHARE, Evidence, LinkHealth
+from planner.paths.health import Evidence, LinkHealth
 from planner.paths.network import NONE, Network
 from planner.paths.planning import PathPlan
-from planner.paths.roads import Roads
 
 _LEAST_LEFT = 0.1  # of a congested link: it works, and other traffic gives way when ours comes
-_PAUSE_GBIT = 65_535 * 512e-9  # that a pause frame holds back at most: quanta of 512 bits (IEEE 802.3, annex 31B)
+_FULL = 0.9  # of its rate: beyond, a link is full, and below, what others leave is worth a plan
 
 # Readings of one asker, oldest first; two readings of one moment count as a millisecond apart. The rates between them
 # are those of lately, after `turn`, and those of before; -1: there are none.
 _READ = """
-SELECT switch, port, tx_now, tx_least, tx_before, rx_now, rx_least, rx_before, dropped, paused FROM (
+SELECT switch, port, tx_now, tx_least, tx_before, rx_now, rx_least, rx_before FROM (
 SELECT switch, port,
-       arraySort(groupUniqArray((ts_ns, tx_bytes, rx_bytes, ifNull(drops, 0), ifNull(pause_rx, 0)))) AS told,
+       arraySort(groupUniqArray((ts_ns, tx_bytes, rx_bytes))) AS told,
        told[-1].1 - {lasting:Int64} AS turn, arrayPopBack(told) AS old, arrayPopFront(told) AS new,
        arrayMap((a, b) -> greatest(b.1 - a.1, 1000000), old, new) AS steps,
        arrayMap((a, b, ns) -> greatest(b.2 - a.2, 0) * 8 / ns, old, new, steps) AS tx,
@@ -41,14 +41,12 @@ SELECT switch, port,
        rx[-1] AS rx_now, arrayMin(arrayFilter((rate, b) -> b.1 > turn, rx, new)) AS rx_lately,
        if(told[1].1 <= turn, tx_lately, -1) AS tx_least, if(told[1].1 <= turn, rx_lately, -1) AS rx_least,
        arrayMax(arrayPushFront(arrayFilter((rate, b) -> b.1 <= turn, tx, new), -1)) AS tx_before,
-       arrayMax(arrayPushFront(arrayFilter((rate, b) -> b.1 <= turn, rx, new), -1)) AS rx_before,
-       greatest(told[-1].4 - told[-2].4, 0) / steps[-1] * 1e9 AS dropped,
-       greatest(told[-1].5 - told[-2].5, 0) / steps[-1] * 1e9 AS paused
+       arrayMax(arrayPushFront(arrayFilter((rate, b) -> b.1 <= turn, rx, new), -1)) AS rx_before
 FROM fabric_counters WHERE ts_ns >= {start:Int64} AND ts_ns < {end:Int64}
 GROUP BY switch, port, host HAVING uniqExact(ts_ns) > 1)
 """
 _SIDES = ("now", "least", "before")
-_RATES = (*(f"{side}_{when}" for side in ("tx", "rx") for when in _SIDES), "drops_per_s", "pauses_per_s")
+_RATES = tuple(f"{side}_{when}" for side in ("tx", "rx") for when in _SIDES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +59,7 @@ class TrafficOptions:
 
 @dataclass(frozen=True)
 class Expected:
-    """What each lane carries by the plan, in Gbit/s."""
+    """What each directed link carries by the plan, in Gbit/s."""
 
     mean: np.ndarray
     peak: np.ndarray  # when all of its flows send at once, at most its rate
@@ -69,13 +67,11 @@ class Expected:
 
 @dataclass(frozen=True)
 class Carried:
-    """What each lane was seen to carry, in Gbit/s; -1 where nobody has counted."""
+    """What each directed link was seen to carry, in Gbit/s; -1 where nobody has counted."""
 
     now: np.ndarray  # between the last two readings
     least: np.ndarray  # at any time lately
     before: np.ndarray  # at most, earlier than that
-    drops: np.ndarray  # share of the frames that were dropped
-    paused: np.ndarray  # share of the time at most in which the far end stopped it
 
 
 def read_traffic(store: Store, start_ns: int, end_ns: int, options: TrafficOptions | None = None) -> pa.Table:
@@ -86,43 +82,41 @@ def read_traffic(store: Store, start_ns: int, end_ns: int, options: TrafficOptio
 
 
 def expect_loads(plan: PathPlan, flows: Sequence[Flow]) -> Expected:
-    """Return what the lanes of a plan carry on average and at most; `flows` as they were planned."""
+    """Return what the directed links of a plan carry on average and at most; `flows` as they were planned."""
     at_once = replace(plan.flows, size=np.array([flow.gbps for flow in flows], np.float64))
-    peak = Roads(plan.network, at_once).find_loads(plan.top)
+    peak = FlowPaths(plan.network, at_once).find_loads(plan.spine)
     return Expected(plan.load, peak)
 
 
 class TrafficJudge:
-    """Knows which lane a port sends over, and which lanes share a border."""
+    """Knows which directed link a port sends over, and which directed links share a border."""
 
     def __init__(self, network: Network, options: TrafficOptions | None = None) -> None:
         self._network, self._options = network, options or TrafficOptions()
-        self._lanes = _find_ends(network.topology)
+        self._links = _find_ends(network.topology)
         self._rates = np.repeat([link.gbps for link in network.topology.links], 2)
         self._borders = _find_borders(network)
 
     def judge(self, readings: pa.Table, planned: Expected, health: LinkHealth, now_ns: int) -> list[Evidence]:
-        """Return what strangers, drops and pauses leave: of all links that suffer, and of those known to be ill."""
-        carried = gather(readings, self._lanes, self._rates)
+        """Return what strangers leave: of all links that they fill, and of those known to be ill."""
+        carried = gather(readings, self._links, len(self._rates))
         strange = self.find_strangers(carried, planned)
-        own = planned.peak >= BELOW_SHARE * self._rates  # a lane that we fill ourselves may well drop and pause
-        hurt = np.where(own, 1.0, np.maximum(1 - carried.paused, UNKNOWN_SHARE) / (1 + RESENT * carried.drops))
-        left = np.minimum(np.maximum(1 - strange / self._rates, _LEAST_LEFT), hurt)
+        left = np.maximum(1 - strange / self._rates, _LEAST_LEFT)
         left[~self._network.fabric] = 1.0
         return [
-            Evidence(now_ns, link.id, "traffic", share, _say(link.id, share, float(gbps)))
+            Evidence(now_ns, link.id, "traffic", share, _describe(link.id, share, float(gbps)))
             for link, share, gbps in zip(
                 self._network.topology.links,
                 left.reshape(-1, 2).min(axis=1).tolist(),
                 strange.reshape(-1, 2).max(axis=1).tolist(),
                 strict=True,
             )
-            if share < BELOW_SHARE or link.id in health.links
+            if share < _FULL or link.id in health.links
         ]
 
     def find_strangers(self, carried: Carried, planned: Expected) -> np.ndarray:
-        """Return the Gbit/s of each lane that cannot be ours."""
-        is_full = carried.now >= BELOW_SHARE * self._rates
+        """Return the Gbit/s of each directed link that cannot be ours."""
+        is_full = carried.now >= _FULL * self._rates
         peak = np.minimum(planned.peak, self._rates)
         usual = np.where(carried.before < 0, peak, np.clip(carried.before, planned.mean, peak))
         at_once = self._find_excess(carried.now, usual)
@@ -132,9 +126,9 @@ class TrafficJudge:
         return strange
 
     def _find_excess(self, carried: np.ndarray, planned: np.ndarray) -> np.ndarray:
-        """Return what lanes carry beyond what is ours, none of them more than its border does.
+        """Return what directed links carry beyond what is ours, none of them more than its border does.
 
-        A lane that nobody counts carries nothing here: so the unseen accuses no other.
+        A directed link that nobody counts carries nothing here: so the unseen accuses no other.
         """
         carried, inside, excess = np.maximum(carried, 0.0), self._borders != NONE, np.zeros(len(carried))
         at = self._borders[inside]
@@ -148,48 +142,42 @@ class TrafficJudge:
         return beyond
 
 
-def gather(readings: pa.Table, lanes: Mapping[tuple[str, str], int], rates: np.ndarray) -> Carried:
-    """Return what each lane carries by the ports at its ends: an end that counts nothing hides nothing."""
+def gather(readings: pa.Table, links: Mapping[tuple[str, str], int], count: int) -> Carried:
+    """Return what each directed link carries by the ports at its ends: an end that counts nothing hides nothing."""
     ends = zip(readings["switch"].to_pylist(), readings["port"].to_pylist(), strict=True)
-    out = np.array([lanes.get(end, NONE) for end in ends], np.int64)
+    out = np.array([links.get(end, NONE) for end in ends], np.int64)
     known, out = out != NONE, out[out != NONE]
     column = {name: np.asarray(readings[name]).astype(np.float64)[known] for name in _RATES}
-    seen = {when: np.full(len(rates), -1.0) for when in _SIDES}
+    seen = {when: np.full(count, -1.0) for when in _SIDES}
     for when, most in seen.items():
         np.maximum.at(most, out, column[f"tx_{when}"])
         np.maximum.at(most, out ^ 1, column[f"rx_{when}"])
-    drops, paused = np.zeros(len(rates)), np.zeros(len(rates))
-    frames_per_s = np.maximum(column["tx_now"] * 1e9 / 8 / FRAME_BYTES, 1.0)
-    np.maximum.at(drops, out, np.minimum(column["drops_per_s"] / frames_per_s, 1.0))
-    np.maximum.at(paused, out, np.minimum(column["pauses_per_s"] * _PAUSE_GBIT / rates[out], 1.0))
-    return Carried(**seen, drops=drops, paused=paused)
+    return Carried(**seen)
 
 
 def _find_ends(topology: Topology) -> dict[tuple[str, str], int]:
-    """Return the lane out of each port; where no port is named, it goes by what it leads to."""
+    """Return the directed link out of each port; where no port is named, it goes by what it leads to."""
     ends: dict[tuple[str, str], int] = {}
-    for place, link in enumerate(topology.links):
-        for near, far, lane in ((link.a, link.b, 2 * place), (link.b, link.a, 2 * place + 1)):
+    for index, link in enumerate(topology.links):
+        for near, far, directed_link in ((link.a, link.b, 2 * index), (link.b, link.a, 2 * index + 1)):
             node, port = split_end(near)
-            ends[node, port or far] = lane
+            ends[node, port or far] = directed_link
     return ends
 
 
 def _find_borders(network: Network) -> np.ndarray:
-    """Return a number for each lane, equal where lanes lead out of, or into, the same leaf or pod."""
-    borders, count = np.full(network.lanes, NONE), 0
-    for level, climbs in enumerate(network.climbs):
-        part = network.climbs[level - 1].joined if level else np.arange(len(network.leaves))
-        leaf, top = np.nonzero(climbs.exists)
-        upward = climbs.lanes[leaf, top, level]
+    """Return a number for each link, equal where links lead out of, or into, the same leaf or pod."""
+    borders, count = np.full(network.directed_links, NONE), 0
+    for level, up_paths in enumerate(network.up_paths):
+        part = network.up_paths[level - 1].joined if level else np.arange(len(network.leaves))
+        leaf, spine = np.nonzero(up_paths.exists)
+        upward = up_paths.links[leaf, spine, level]
         borders[upward], borders[upward ^ 1] = count + 2 * part[leaf], count + 2 * part[leaf] + 1
         count += 2 * (int(part.max(initial=-1)) + 1)
     return borders
 
 
-def _say(link: str, left: float, strange_gbps: float) -> str:
+def _describe(link: str, left: float, strange_gbps: float) -> str:
     if left == 1.0:
         return f"{link} carries nothing but what is planned"
-    if strange_gbps > 0:
-        return f"{link} carries {strange_gbps:g} Gbit/s that no plan knows"
-    return f"{link} drops frames or is told to pause, with room to spare by the plan"
+    return f"{link} carries {strange_gbps:g} Gbit/s that no plan knows"

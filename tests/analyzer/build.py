@@ -1,6 +1,6 @@
 """Fabrics made by hand: who sends to whom through which NICs."""
 
-from analyzer.context import End
+from analyzer.windows.window import End
 from lockstep.fabrics import leaf_spine
 from lockstep.topology import TopologyIndex
 from tests.builders import SECOND

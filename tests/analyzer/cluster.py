@@ -6,28 +6,29 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from analyzer.following import FollowOptions
 from analyzer.incidents import TrackingOptions
-from analyzer.looks import LookOptions
+from analyzer.pipeline import FollowOptions
 from analyzer.service import AnalyzerService, ServiceOptions
+from analyzer.windows.window import EvaluationOptions
 from lockstep.clock import NS_PER_S, ManualClock
-from lockstep.control.database import ControlDatabase
-from lockstep.control.incidents import open_incidents
-from lockstep.control.leases import Lease, take_lease
-from lockstep.incident import Incident
 from lockstep.records import Agent
-from lockstep.sim.story import Story, build_topology
+from lockstep.state.database import ControlDatabase
+from lockstep.state.incidents import open_incidents
+from lockstep.state.leases import Lease, take_lease
 from lockstep.store.store import Store
 from lockstep.tables import TABLE_BY_NAME
 from lockstep.topology import TopologyIndex
+from lockstep.verdict import Incident
+from simulator.scenario import Scenario, build_topology
 from tests.builders import T0, make, rows
 from tests.simulated import Delivery, tell
 
 SEED = 21
-# A look every five seconds at the last five, so that deliveries, looks and faults begin and end together.
+# An evaluation every five seconds at the last five, so that deliveries, looks and faults begin and end together.
 OPTIONS = ServiceOptions(
     follow=FollowOptions(
-        looks=LookOptions(hop_ns=5 * NS_PER_S, shortest_ns=5 * NS_PER_S), tracking=TrackingOptions(clear_looks=3)
+        evaluations=EvaluationOptions(hop_ns=5 * NS_PER_S, shortest_ns=5 * NS_PER_S),
+        tracking=TrackingOptions(clear_evaluations=3),
     )
 )
 _tokens = itertools.count()  # over all clusters: a store remembers tokens longer than rows
@@ -35,11 +36,11 @@ _tokens = itertools.count()  # over all clusters: a store remembers tokens longe
 
 @dataclass
 class Cluster:
-    """A story under observation: its hosts send rows and heartbeats, then the service runs, and so on."""
+    """A scenario under observation: its hosts send rows and heartbeats, then the service runs, and so on."""
 
     store: Store
     control: ControlDatabase
-    story: Story
+    scenario: Scenario
     every_s: int = 5
     holder: str = "first"
     silent: set[str] = field(default_factory=set)  # hosts that send nothing any more
@@ -49,13 +50,13 @@ class Cluster:
 
     def __post_init__(self) -> None:
         self.clock = ManualClock(T0)
-        self._deliveries = iter(tell(self.story, SEED, self.every_s))
-        self._marks = dict.fromkeys((f"h{number}" for number in range(self.story.cluster.hosts)), T0)
+        self._deliveries = iter(tell(self.scenario, SEED, self.every_s))
+        self._marks = dict.fromkeys((f"h{number}" for number in range(self.scenario.cluster.hosts)), T0)
         self.restart()
 
     def restart(self) -> None:
         """Replace the service by a new one, which remembers nothing."""
-        topology = TopologyIndex(build_topology(self.story.cluster))
+        topology = TopologyIndex(build_topology(self.scenario.cluster))
         self.service = AnalyzerService(self.store, self.control, topology, OPTIONS, self.told.append)
 
     @property
@@ -80,14 +81,14 @@ class Cluster:
         """Let time pass and send what became complete meanwhile."""
         self.clock.advance(self.every_s)
         delivery = next(self._deliveries)
-        mute = pa.array(sorted(self.silent | self.lagging), pa.string())
+        silent_hosts = pa.array(sorted(self.silent | self.lagging), pa.string())
         for name, table in delivery.rows.items():
-            self._insert(name, table.filter(pc.invert(pc.is_in(table["host"], mute))))
+            self._insert(name, table.filter(pc.invert(pc.is_in(table["host"], silent_hosts))))
         self.beat(delivery)
 
     def introduce(self) -> None:
         """Send the communicators of all hosts, also of those that send nothing else."""
-        self._insert("comms", tell(self.story, SEED, self.every_s)[0].rows["comms"])
+        self._insert("comms", tell(self.scenario, SEED, self.every_s)[0].rows["comms"])
 
     def wait(self, seconds: int) -> None:
         """Let time pass in which the job sends nothing, while its hosts go on sending heartbeats."""

@@ -4,10 +4,8 @@ from collections.abc import Iterable
 
 import pyarrow as pa
 
-from analyzer.context import Context
-from analyzer.finding import Finding
-from analyzer.roster import Roster, build_roster
-from analyzer.windows import Window
+from analyzer.windows.jobs import Roster, build_roster
+from analyzer.windows.window import Context, Finding, Window
 from lockstep.verdict import FaultClass, Side
 from tests.builders import SECOND, T0
 
@@ -55,12 +53,12 @@ ROSTER = world()
 
 
 def end_of(number: int) -> int:
-    """Return when the look with that number ends."""
+    """Return when the evaluation with that number ends."""
     return T0 + WINDOW_NS + number * HOP_NS
 
 
 def look(number: int = 0, *, silent: Iterable[str] = (), roster: Roster = ROSTER, attempt: int = 0) -> Context:
-    """Return the look with that number; each begins a hop after the one before."""
+    """Return the evaluation with that number; each begins a hop after the one before."""
     return Context(
         job="train",
         attempt=attempt,

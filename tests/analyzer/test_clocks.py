@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from analyzer.clocks import HostClocks, clocks_from, widen_errors
+from analyzer.delay_matrix.clocks import HostClocks, clocks_from, widen_errors
 from tests.builders import SECOND, T0
 
 MS = 1_000_000

@@ -5,20 +5,19 @@ from collections.abc import Iterable
 import pytest
 
 from analyzer.diagnosis import describe, diagnose
-from analyzer.following import FollowOptions
+from analyzer.pipeline import FollowOptions
 from lockstep.fabrics import leaf_spine
-from lockstep.incident import Incident
 from lockstep.records import Collective, Comm, HostRecord, OpStat, Probe, Step, Transfer
-from lockstep.sim.library import parse_story
-from lockstep.sim.story import build_topology
 from lockstep.store.store import Store
 from lockstep.tables import TABLE_BY_NAME
 from lockstep.topology import TopologyIndex
+from lockstep.verdict import Incident
+from simulator.scenario import build_topology, parse_scenario
 from tests.builders import SECOND, T0, make, rows
 from tests.simulated import JOB, tell, told_step
 
 FABRIC = TopologyIndex(leaf_spine(hosts=8, nics_per_host=1, leaves=4, spines=2))
-HUNG = parse_story(
+HUNG = parse_scenario(
     """
     summary = "16 ranks on 4 hosts; one never comes back"
     duration_s = 30
@@ -44,7 +43,7 @@ def put(store: Store, table: str, records: Iterable[HostRecord]) -> None:
     store.insert(TABLE_BY_NAME[table], rows(*records), token=f"test/{table}")
 
 
-def put_story(store: Store, *tables: str) -> None:
+def put_scenario(store: Store, *tables: str) -> None:
     (delivery,) = tell(HUNG, 31, every_s=30)
     for table in tables:
         store.insert(TABLE_BY_NAME[table], delivery.rows[table], token=f"test/{table}")
@@ -108,13 +107,13 @@ def is_bad(src: int, number: int) -> bool:
 
 
 def test_with_only_progress_the_answer_is_who_hangs(embedded_store: Store) -> None:
-    put_story(embedded_store, "comms", "progress")
+    put_scenario(embedded_store, "comms", "progress")
     (incident,) = said(embedded_store)
     assert (incident.verdict.fault_class, incident.verdict.component) == ("noncomm_hang", "host:h1")
 
 
 def test_report_shows_matrix_and_step_times(embedded_store: Store) -> None:
-    put_story(embedded_store, "comms", "collectives", "transfer_stats", "op_stats", "connections")
+    put_scenario(embedded_store, "comms", "collectives", "transfer_stats", "op_stats", "connections")
     described = describe(embedded_store, TopologyIndex(build_topology(HUNG.cluster)), FollowOptions())
     assert described.matrix is not None
     assert len(described.step_times) > 10
@@ -122,7 +121,7 @@ def test_report_shows_matrix_and_step_times(embedded_store: Store) -> None:
 
 
 def test_progress_of_a_long_analysis_is_told(embedded_store: Store) -> None:
-    put_story(embedded_store, "comms", "op_stats")
+    put_scenario(embedded_store, "comms", "op_stats")
     told: list[tuple[int, int]] = []
     describe(embedded_store, None, FollowOptions(), watch=lambda done, due: told.append((done, due)))
     assert told[-1][0] == told[-1][1] == len(told) > 3

@@ -1,34 +1,34 @@
-"""Findings of single looks become incidents that open when confirmed, keep their name, and end with a reason."""
+"""Findings of evaluations become incidents that open when confirmed, keep their name, and end with a reason."""
 
 from collections.abc import Iterable, Sequence
 
 import pytest
 
-from analyzer.finding import Finding
 from analyzer.incidents import JobState, TrackingOptions, close_all, resume, track
-from lockstep.incident import Incident
+from analyzer.windows.window import Finding
+from lockstep.verdict import Incident
 from tests.analyzer.looking import HOP_NS, end_of, found, look
 from tests.builders import T0
 
 OPTIONS = TrackingOptions()
-CLEAR = OPTIONS.clear_looks
+CLEAR = OPTIONS.clear_evaluations
 NIC, OTHER, WIRE = "nic:h3/eth1", "nic:h5/eth0", "link:h3/eth1--h4/eth1"
 Told = list[list[Incident]]
 
 
 def play(
-    looks: Iterable[Sequence[Finding | str] | None],
+    evaluations: Iterable[Sequence[Finding | str] | None],
     state: JobState | None = None,
     *,
     first: int = 0,
     silent: Iterable[str] = (),
 ) -> tuple[JobState, Told]:
-    """Track one look after the other, each given by what was found in it, and return what each changed."""
+    """Track one evaluation after the other, each given by what it found, and return what each confirmed or closed."""
     state, told = state or JobState(), []
-    for number, parts in enumerate(looks, first):
+    for number, parts in enumerate(evaluations, first):
         findings = None if parts is None else [found(part) if isinstance(part, str) else part for part in parts]
         state, changed = track(state, findings, look(number, silent=silent), 1.2, OPTIONS)
-        told.append(changed)
+        told.append([one for one in changed if one.state == "closed" or one.verdict.last_seen_ns == one.updated_ns])
     return state, told
 
 
@@ -89,7 +89,7 @@ def test_few_clear_looks_in_between_do_not_close_it() -> None:
     _, told = play([[NIC], [NIC], *([[]] * (CLEAR - 1)), [NIC], *([[]] * (CLEAR - 1))])
     again = told[1 + CLEAR][0]
     assert (again.id, again.state, again.flaps) == (told[1][0].id, "open", 0)
-    assert not any(told[2 + CLEAR :]), "clear looks are counted from the last time it was seen"
+    assert not any(told[2 + CLEAR :]), "clear evaluations are counted from the last time it was seen"
 
 
 def test_fault_that_returns_after_it_was_over_is_the_same_one_that_flaps() -> None:
@@ -100,7 +100,7 @@ def test_fault_that_returns_after_it_was_over_is_the_same_one_that_flaps() -> No
 
 
 def test_fault_that_returns_much_later_is_a_new_incident() -> None:
-    pause: list[Sequence[str]] = [[]] * (OPTIONS.flap_looks + 1)
+    pause: list[Sequence[str]] = [[]] * (OPTIONS.flap_evaluations + 1)
     _, told = play([[NIC], [NIC], *pause, [NIC], [NIC]])
     (again,) = told[-1]
     assert again.id != told[1][0].id
@@ -172,14 +172,20 @@ def test_only_what_is_open_and_was_just_seen_is_told() -> None:
 
 
 def test_second_analysis_of_the_same_looks_gives_the_same_ids() -> None:
-    looks = [[NIC], [NIC, OTHER], [NIC, OTHER]]
-    assert play(looks) == play(looks)
+    evaluations = [[NIC], [NIC, OTHER], [NIC, OTHER]]
+    assert play(evaluations) == play(evaluations)
 
 
-def test_look_that_cannot_be_judged_changes_nothing() -> None:
+def test_incident_tells_how_far_its_job_was_evaluated_since_it_was_confirmed() -> None:
+    state, _ = play([[NIC], [NIC], [], None])
+    (incident,) = state.open
+    assert (incident.verdict.last_seen_ns, incident.updated_ns) == (end_of(1), end_of(3))
+
+
+def test_look_that_cannot_be_judged_confirms_and_closes_nothing() -> None:
     before, _ = play([[NIC], [NIC], *([[]] * (CLEAR - 1))])
     after, changed = play([None] * 10, before, first=10)
-    assert after == before
+    assert [incident.verdict for incident in after.open] == [incident.verdict for incident in before.open]
     assert not any(changed)
     _, told = play([[]], after, first=20)
     assert [incident.state for incident in told[0]] == ["closed"], "the last clear look, after the gap"

@@ -2,20 +2,19 @@
 
 import pytest
 
-from analyzer.looks import LookOptions, plan_looks, window_at
-from analyzer.windows import Window
+from analyzer.windows.window import EvaluationOptions, Window, plan_evaluations, window_at
 from tests.builders import SECOND, T0
 
-OPTIONS = LookOptions()
+OPTIONS = EvaluationOptions()
 
 
 def test_looks_are_due_every_hop_and_the_same_ones_on_a_second_run() -> None:
-    assert plan_looks(T0, T0 + 5 * SECOND, OPTIONS) == [T0 + 2 * SECOND, T0 + 4 * SECOND]
-    assert plan_looks(T0 + 1, T0 + 4 * SECOND, OPTIONS) == [T0 + 2 * SECOND, T0 + 4 * SECOND]
+    assert plan_evaluations(T0, T0 + 5 * SECOND, OPTIONS) == [T0 + 2 * SECOND, T0 + 4 * SECOND]
+    assert plan_evaluations(T0 + 1, T0 + 4 * SECOND, OPTIONS) == [T0 + 2 * SECOND, T0 + 4 * SECOND]
 
 
 def test_nothing_is_due_before_the_next_hop() -> None:
-    assert plan_looks(T0, T0 + SECOND, OPTIONS) == []
+    assert plan_evaluations(T0, T0 + SECOND, OPTIONS) == []
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from analyzer.roles import Roles, find_roles
+from analyzer.straggler.excess import Roles, find_roles
 
 Row = tuple[int, int, int, int, bool]  # process, communicator, rank, peer, whether it sends
 
@@ -22,7 +22,7 @@ def moved(comm: int, members: list[int], src: int, dst: int) -> list[Row]:
 
 def chain(comm: int, members: list[int]) -> list[Row]:
     """Return what goes down a pipeline and back up, eight times."""
-    ways = [(place, place + 1) for place in range(len(members) - 1)]
+    ways = [(index, index + 1) for index in range(len(members) - 1)]
     once = [row for src, dst in ways for row in moved(comm, members, src, dst) + moved(comm, members, dst, src)]
     return once * 8
 
@@ -35,7 +35,7 @@ def test_stages_of_several_pipelines_have_a_role_each() -> None:
 
 def test_a_ring_and_an_exchange_make_no_stages() -> None:
     members = [0, 1, 2, 3]
-    ring = [row for place in members for row in moved(1, members, place, (place + 1) % 4)]
+    ring = [row for index in members for row in moved(1, members, index, (index + 1) % 4)]
     exchange = [row for src in members for dst in members if src != dst for row in moved(1, members, src, dst)]
     assert set(roles(ring * 8, 4).role_of.tolist()) == {0}
     assert set(roles(exchange * 8, 4).role_of.tolist()) == {0}
@@ -44,7 +44,7 @@ def test_a_ring_and_an_exchange_make_no_stages() -> None:
 def test_a_ring_that_one_place_feeds_less_is_a_pipeline() -> None:
     # The last stage of an interleaved pipeline hands over to the first one, but seldom.
     members = [0, 1, 2, 3]
-    rows = [row for place in range(3) for row in moved(1, members, place, place + 1)] * 16
+    rows = [row for index in range(3) for row in moved(1, members, index, index + 1)] * 16
     assert len(set(roles(rows + moved(1, members, 3, 0) * 4, 4).role_of.tolist())) == 4
 
 

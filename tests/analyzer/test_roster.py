@@ -3,7 +3,7 @@
 import numpy as np
 import pyarrow as pa
 
-from analyzer.roster import NOBODY, Roster, build_roster
+from analyzer.windows.jobs import NOBODY, Roster, build_roster
 from tests.analyzer.looking import MEMBER
 
 WORLD, PAIR = 2**63 + 5, 7

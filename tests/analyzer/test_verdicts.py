@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from analyzer.finding import Finding
-from analyzer.verdicts import GradingOptions, finding_of, make_verdict
+from analyzer.incidents import GradingOptions, finding_of, make_verdict
+from analyzer.windows.window import Finding
 from lockstep.verdict import Verdict
 from tests.analyzer.looking import end_of, found, look, world
 from tests.builders import SECOND

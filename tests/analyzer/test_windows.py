@@ -1,18 +1,14 @@
 """A window closes when everybody has spoken about it, or is known to say nothing."""
 
-from itertools import pairwise
-
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from analyzer.windows import Closing, HostReport, Window, judge_window, split_windows
+from analyzer.windows.jobs import HostReport
+from analyzer.windows.window import Closing, Window, judge_window
 
 WINDOW = Window(0, 10)
 HOSTS = frozenset({"h0", "h1"})
 NOW, SILENCE = 100, 50
-COMPLETE = HostReport(watermark_ns=10, heard_ns=NOW)
-LAGGING = HostReport(watermark_ns=9, heard_ns=NOW - SILENCE)
-SILENT = HostReport(watermark_ns=9, heard_ns=NOW - SILENCE - 1)
+COMPLETE = HostReport(watermark_ns=10, last_seen_ns=NOW)
+LAGGING = HostReport(watermark_ns=9, last_seen_ns=NOW - SILENCE)
+SILENT = HostReport(watermark_ns=9, last_seen_ns=NOW - SILENCE - 1)
 
 
 def judge(**reports: HostReport) -> Closing:
@@ -36,7 +32,7 @@ def test_host_without_a_report_is_silent() -> None:
 
 
 def test_silent_host_that_had_sent_everything_before_is_complete() -> None:
-    long_ago = HostReport(watermark_ns=10, heard_ns=0)
+    long_ago = HostReport(watermark_ns=10, last_seen_ns=0)
     assert judge(h0=COMPLETE, h1=long_ago) == Closing(closed=True, silent=frozenset())
 
 
@@ -55,40 +51,6 @@ def test_hosts_of_other_jobs_do_not_matter() -> None:
 
 def test_job_without_hosts_has_no_closed_window() -> None:
     assert not judge_window(WINDOW, frozenset(), {"h0": COMPLETE}, NOW, SILENCE).closed
-
-
-QUICK = settings(max_examples=100, deadline=None)  # no deadline: machines that run tests differ
-moments = st.integers(0, 2**62)
-lengths = st.integers(1, 10**12)
-
-
-@QUICK
-@given(start_ns=moments, length_ns=lengths, count=st.integers(0, 20), rest_ns=st.integers(0, 10**12))
-def test_windows_are_whole_aligned_to_the_epoch_and_leave_no_gap(
-    start_ns: int, length_ns: int, count: int, rest_ns: int
-) -> None:
-    end_ns = start_ns + count * length_ns + rest_ns % length_ns
-    windows = split_windows(start_ns, end_ns, length_ns)
-    assert all(window.end_ns - window.start_ns == length_ns for window in windows)
-    assert all(window.start_ns % length_ns == 0 for window in windows)
-    assert all(before.end_ns == after.start_ns for before, after in pairwise(windows))
-    if windows:
-        assert start_ns <= windows[0].start_ns < start_ns + length_ns
-        assert end_ns - length_ns < windows[-1].end_ns <= end_ns
-    else:
-        assert -(-start_ns // length_ns) * length_ns + length_ns > end_ns
-
-
-@QUICK
-@given(start_ns=moments, length_ns=lengths, first=st.integers(0, 10), second=st.integers(0, 10))
-def test_going_on_where_one_stopped_gives_the_same_windows(
-    start_ns: int, length_ns: int, first: int, second: int
-) -> None:
-    middle_ns = start_ns + first * length_ns
-    end_ns = middle_ns + second * length_ns
-    before = split_windows(start_ns, middle_ns, length_ns)
-    done_until_ns = before[-1].end_ns if before else start_ns
-    assert before + split_windows(done_until_ns, end_ns, length_ns) == split_windows(start_ns, end_ns, length_ns)
 
 
 def test_length_of_a_window_is_told_in_seconds() -> None:

@@ -9,23 +9,16 @@ from typing import Any
 import httpx
 
 from api.app import create_app
-from api.gateway.gateway import Gateway, GatewayOptions
+from api.ingest.gateway import Gateway, GatewayOptions
 from api.parts import Parts
-from lockstep.batches import (
-    AGENT_HEADER,
-    BOOT_HEADER,
-    CONTENT_TYPE,
-    ENCODING,
-    NUMBER_HEADER,
-    VERSION_HEADER,
-)
+from lockstep.batches import AGENT_HEADER, BOOT_HEADER, CONTENT_TYPE, ENCODING, NUMBER_HEADER, VERSION_HEADER
 from lockstep.clock import Clock
 from lockstep.config import Settings
-from lockstep.control.database import open_control
-from lockstep.control.tokens import Scope, create_token
 from lockstep.records import RECORDS_VERSION
 from lockstep.sealing import Keyring
-from lockstep.store.layout import Layout
+from lockstep.state.database import open_control
+from lockstep.state.tokens import Scope, create_token
+from lockstep.store.migrations import Layout
 from lockstep.store.store import Store
 from lockstep.topology import Topology
 from tests.api.serving import served

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.store.layout import Layout
-from lockstep.store.migrations import migrate
+from lockstep.store.migrations import Layout, migrate
 from lockstep.store.store import Store, open_store
 from tests.api.build import Api, running_api
 

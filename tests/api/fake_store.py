@@ -6,7 +6,7 @@ from typing import NoReturn
 import pyarrow as pa
 
 from lockstep.errors import StoreAway
-from lockstep.store.address import Embedded
+from lockstep.store.engine import Embedded
 from lockstep.store.store import Store
 from lockstep.tables import Table
 

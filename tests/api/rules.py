@@ -12,7 +12,7 @@ from api.app import create_app
 from api.auth import admit_reader, require_actor, require_admin, require_agent, require_scraper
 from api.parts import Parts
 from api.routes.paths import require_host_or_reader
-from lockstep.control.tokens import Scope
+from lockstep.state.tokens import Scope
 
 # Who gets in by each guard.
 GUARDS: dict[Any, frozenset[Scope]] = {  # Any: functions of several signatures

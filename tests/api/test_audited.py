@@ -10,20 +10,19 @@ import pytest
 from api.auth import SESSION_COOKIE
 from lockstep.alert_settings import AlertSettings
 from lockstep.config import Settings
-from lockstep.control.audit import list_audit
-from lockstep.control.decisions import save_decisions
-from lockstep.control.deliveries import Outgoing, save_round
-from lockstep.control.executions import save_isolated
-from lockstep.control.incidents import save_incidents
-from lockstep.control.leases import Lease, take_lease
-from lockstep.control.policies import policy_of
 from lockstep.execution import Isolated
+from lockstep.state.decisions import save_decisions, save_isolated
+from lockstep.state.deliveries import Outgoing, save_round
+from lockstep.state.documents import list_audit
+from lockstep.state.incidents import save_incidents
+from lockstep.state.leases import Lease, take_lease
+from lockstep.state.policies import policy_of
 from lockstep.store.store import Store
-from tests.api.alerts.build import SECRET, news
+from tests.api.alerts.build import SECRET, make_notification
 from tests.api.build import Api, bearer, running_api
 from tests.api.routes.test_captures import store_job
 from tests.api.rules import rules_of
-from tests.lockstep.control.build import decision, incident
+from tests.lockstep.state.build import decision, incident
 
 HOOK = {"name": "ops", "kind": "webhook", "url": "http://127.0.0.1:9/hook", "secrets": [SECRET]}
 
@@ -66,14 +65,6 @@ class World:
         return answer
 
 
-def make_silence(world: World) -> httpx.Response:
-    return world.send("POST", "/api/v1/silences", json={"matchers": {"job": "train"}, "lasts_s": 60, "why": "repair"})
-
-
-def end_silence(world: World) -> httpx.Response:
-    return world.send("DELETE", f"/api/v1/silences/{make_silence(world).json()['id']}")
-
-
 def change_policy(world: World) -> httpx.Response:
     world.admin["If-Match"] = world.api.get("/api/v1/policies/planner").headers["ETag"]
     policy = policy_of(world.api.parts.settings.planner).model_dump(mode="json")
@@ -106,8 +97,6 @@ ACTS: dict[tuple[str, str], Callable[[World], httpx.Response]] = {
     ),
     ("POST", "/api/v1/isolated/{node}/{kind}"): lambda world: world.send("POST", "/api/v1/isolated/h3/test", json={}),
     ("PUT", "/api/v1/policies/{name}"): change_policy,
-    ("POST", "/api/v1/silences"): make_silence,
-    ("DELETE", "/api/v1/silences/{silence}"): end_silence,
     ("POST", "/api/v1/tokens"): lambda world: world.send("POST", "/api/v1/tokens", json={"name": "x"}),
     ("DELETE", "/api/v1/tokens/{token_id}"): revoke,
     ("POST", "/api/v1/webhooks"): lambda world: world.send("POST", "/api/v1/webhooks", json=HOOK | {"name": "new"}),
@@ -117,7 +106,7 @@ ACTS: dict[tuple[str, str], Callable[[World], httpx.Response]] = {
     ("POST", "/api/v1/webhooks/{name}/enable"): lambda world: world.send("POST", "/api/v1/webhooks/ops/enable"),
     ("POST", "/api/v1/webhooks/{name}/test"): lambda world: world.send("POST", "/api/v1/webhooks/ops/test"),
     ("POST", "/api/v1/webhooks/{name}/deliveries/{event}/replay"): lambda world: world.send(
-        "POST", f"/api/v1/webhooks/ops/deliveries/{news().id}/replay"
+        "POST", f"/api/v1/webhooks/ops/deliveries/{make_notification().id}/replay"
     ),
     ("POST", "/settings/receivers/{name}/test"): lambda world: world.send("POST", "/settings/receivers/ops/test"),
     ("DELETE", "/api/v1/webhooks/{name}"): lambda world: world.send("DELETE", "/api/v1/webhooks/ops"),
@@ -143,7 +132,9 @@ def world(tmp_path_factory: pytest.TempPathFactory, shared_store: Store) -> Iter
         isolated = Isolated.model_validate(out | {"state": "isolated", "since_ns": now_ns, "changed_ns": now_ns})
         save_isolated(control, isolated, made.lease("planner"))
         made.make_hook()
-        save_round(control, made.lease("alerts"), [Outgoing("ops", news(), replaces=False, is_end=False)], [])
+        save_round(
+            control, made.lease("alerts"), [Outgoing("ops", make_notification(), replaces=False, is_end=False)], []
+        )
         yield made
 
 

@@ -4,14 +4,14 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from api.auth import SESSION_COOKIE
-from api.security_headers import SECURITY_HEADERS
+from api.middleware import SECURITY_HEADERS
 from lockstep.config import Settings
-from lockstep.control.tokens import Scope, create_token, revoke_token
 from lockstep.sections import ApiSettings
+from lockstep.state.tokens import Scope, create_token, revoke_token
 from lockstep.store.store import Store
 from tests.api.build import Api, bearer, check_problem, running_api
 from tests.api.rules import BY_HAND, OPEN, Rule, mounts_of, rules_of
@@ -128,7 +128,6 @@ def test_header_that_is_no_token_is_refused(shared_api: Api, sent: str) -> None:
     assert answer.status_code == 401
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     st.dictionaries(
         st.sampled_from(

@@ -17,18 +17,17 @@ from api.captures import _check_past
 from api.dashboard.settings import show_settings
 from api.replaying import _MOST_VERDICTS, _read_verdicts
 from api.routes import stream
-from lockstep.capture.archive import pack
-from lockstep.capture.contents import Capture, CaptureInfo, dump_info
+from lockstep.capture.files import Capture, CaptureInfo, dump_info, pack
 from lockstep.clock import SystemClock
 from lockstep.config import Settings
-from lockstep.control import idempotency
-from lockstep.control.database import open_control
-from lockstep.control.deliveries import list_deliveries
-from lockstep.control.incidents import save_incidents
-from lockstep.control.tokens import match_token_id, revoke_token
 from lockstep.errors import BadInput
 from lockstep.records import TransferStat
 from lockstep.sections import ApiSettings
+from lockstep.state import idempotency
+from lockstep.state.database import open_control
+from lockstep.state.deliveries import list_deliveries
+from lockstep.state.incidents import save_incidents
+from lockstep.state.tokens import match_token_id, revoke_token
 from tests.api.alerts import build as alerts_build
 from tests.api.alerts.build import alerting, fault, target
 from tests.api.alerts.receivers import Got, answer, receiving
@@ -36,7 +35,7 @@ from tests.api.build import batch_headers, bearer, check_problem, running_api
 from tests.api.fake_store import FakeStore, away
 from tests.api.test_limits import StillClock
 from tests.builders import T0, make, rows
-from tests.lockstep.control.build import incident
+from tests.lockstep.state.build import incident
 
 
 def test_settings_page_shows_no_password_of_any_url() -> None:
@@ -199,11 +198,15 @@ def test_reader_pushes_out_no_answer_that_others_keep(tmp_path: Path, monkeypatc
     monkeypatch.setattr(idempotency, "MOST", 3)
     with running_api(tmp_path, FakeStore()) as api:
         reader, actor = bearer(api.make_token("read")), bearer(api.make_token("act"))
-        body = {"matchers": {"component": "nic:h3/*"}, "lasts_s": 60}
-        first = api.client.post("/api/v1/silences", json=body, headers=actor | {"Idempotency-Key": "k"})
+        save_incidents(api.parts.control, [incident()], None)
+        first = api.client.put(
+            "/api/v1/incidents/i1/outcome", json={"was_right": True}, headers=actor | {"Idempotency-Key": "k"}
+        )
         for number in range(5):
             api.client.post("/api/v1/nothing", headers=reader | {"Idempotency-Key": f"r{number}"})
-        second = api.client.post("/api/v1/silences", json=body, headers=actor | {"Idempotency-Key": "k"})
+        second = api.client.put(
+            "/api/v1/incidents/i1/outcome", json={"was_right": True}, headers=actor | {"Idempotency-Key": "k"}
+        )
         assert (second.json(), second.headers["Idempotency-Replayed"]) == (first.json(), "true")
 
 

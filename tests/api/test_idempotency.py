@@ -9,13 +9,13 @@ import pytest
 
 from api.auth import SESSION_COOKIE
 from lockstep.clock import NS_PER_S
-from lockstep.control.idempotency import KEPT_NS, STUCK_NS
-from lockstep.control.tokens import list_tokens, revoke_token
+from lockstep.state.idempotency import KEPT_NS, STUCK_NS
+from lockstep.state.tokens import list_tokens, revoke_token
 from tests.api.build import Api, bearer, check_problem, running_api
 from tests.api.fake_store import FakeStore
 from tests.waiting import HastyClock, eventually
 
-WISH = {"name": "for a reader", "scope": "read"}
+DETAIL_REQUEST = {"name": "for a reader", "scope": "read"}
 
 
 @pytest.fixture
@@ -29,17 +29,17 @@ def admin(api: Api) -> str:
     return api.make_token("admin")
 
 
-def create(api: Api, admin: str, key: str | None = "k-1", **wish: object) -> httpx.Response:
+def create_token_here(api: Api, admin: str, key: str | None = "k-1", **detail_request: object) -> httpx.Response:
     headers = bearer(admin) | ({"Idempotency-Key": key} if key is not None else {})
-    return api.client.post("/api/v1/tokens", json={**WISH, **wish}, headers=headers)
+    return api.client.post("/api/v1/tokens", json={**DETAIL_REQUEST, **detail_request}, headers=headers)
 
 
 def made(api: Api) -> int:
-    return sum(token.name == WISH["name"] for token in list_tokens(api.parts.control))
+    return sum(token.name == DETAIL_REQUEST["name"] for token in list_tokens(api.parts.control))
 
 
 def test_repeated_act_is_done_once_and_answered_alike(api: Api, admin: str) -> None:
-    first, again = create(api, admin), create(api, admin)
+    first, again = create_token_here(api, admin), create_token_here(api, admin)
     assert (first.status_code, again.status_code) == (201, 201)
     assert again.content == first.content, "the secret too, which nothing else can show again"
     assert (first.headers.get("Idempotency-Replayed"), again.headers["Idempotency-Replayed"]) == (None, "true")
@@ -49,14 +49,14 @@ def test_repeated_act_is_done_once_and_answered_alike(api: Api, admin: str) -> N
 
 
 def test_without_a_key_each_is_an_act(api: Api, admin: str) -> None:
-    create(api, admin, key=None)
-    create(api, admin, key=None)
+    create_token_here(api, admin, key=None)
+    create_token_here(api, admin, key=None)
     assert made(api) == 2
 
 
 def test_key_of_another_request_is_refused(api: Api, admin: str) -> None:
-    create(api, admin)
-    answer = create(api, admin, scope="act")
+    create_token_here(api, admin)
+    answer = create_token_here(api, admin, scope="act")
     assert check_problem(answer, 422, "key-reused") == "this Idempotency-Key was used for another request"
     token = list_tokens(api.parts.control)[0].id
     headers = bearer(admin) | {"Idempotency-Key": "k-1"}
@@ -64,21 +64,21 @@ def test_key_of_another_request_is_refused(api: Api, admin: str) -> None:
 
 
 def test_same_key_of_somebody_else_is_another_act(api: Api, admin: str) -> None:
-    first, other = create(api, admin), create(api, api.make_token("admin"))
+    first, other = create_token_here(api, admin), create_token_here(api, api.make_token("admin"))
     assert first.json()["secret"] != other.json()["secret"]
     assert made(api) == 2
 
 
 def test_who_is_refused_gets_no_kept_answer(api: Api, admin: str) -> None:
-    create(api, admin)
+    create_token_here(api, admin)
     revoke_token(api.parts.control, admin.split("_")[1], 1)
-    check_problem(create(api, admin), 401, "unknown-token")
-    check_problem(create(api, api.make_token("read")), 403, "wrong-scope")
+    check_problem(create_token_here(api, admin), 401, "unknown-token")
+    check_problem(create_token_here(api, api.make_token("read")), 403, "wrong-scope")
     assert made(api) == 1
 
 
 def test_mistake_is_answered_alike_and_not_tried_again(api: Api, admin: str) -> None:
-    first, again = create(api, admin, scope="ingest"), create(api, admin, scope="ingest")
+    first, again = create_token_here(api, admin, scope="ingest"), create_token_here(api, admin, scope="ingest")
     check_problem(first, 400, "bad-input")
     assert again.content == first.content
     assert again.headers["Idempotency-Replayed"] == "true"
@@ -91,10 +91,10 @@ def test_failure_of_ours_may_be_tried_again_with_the_same_key(
         raise ZeroDivisionError
 
     with monkeypatch.context() as patch:
-        patch.setattr("api.routes.tokens.create_token", fail)
+        patch.setattr("api.routes.admin.create_token", fail)
         patch.setattr("api.problems._log.error", lambda *_, **__: None)
-        check_problem(create(api, admin), 500, "failed")
-    assert create(api, admin).status_code == 201
+        check_problem(create_token_here(api, admin), 500, "failed")
+    assert create_token_here(api, admin).status_code == 201
 
 
 def test_two_at_the_same_time_are_one_act(api: Api, admin: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,36 +105,36 @@ def test_two_at_the_same_time_are_one_act(api: Api, admin: str, monkeypatch: pyt
         assert go_on.wait(60)
         return "lks_0123456789abcdef_" + "A" * 43
 
-    monkeypatch.setattr("api.routes.tokens.create_token", slow)
+    monkeypatch.setattr("api.routes.admin.create_token", slow)
     with ThreadPoolExecutor(1) as other:
-        first = other.submit(create, api, admin)
+        first = other.submit(create_token_here, api, admin)
         eventually(begun.is_set)
-        answer = create(api, admin)
+        answer = create_token_here(api, admin)
         go_on.set()
         assert check_problem(answer, 409, "in-progress") == "the first request with this key is still at work"
         assert answer.headers["Retry-After"] == "1"
         assert first.result().status_code == 201
-    assert create(api, admin).content == first.result().content
+    assert create_token_here(api, admin).content == first.result().content
 
 
 def test_answers_are_kept_for_a_day(api: Api, admin: str) -> None:
     clock = api.parts.clock
     assert isinstance(clock, HastyClock)
-    create(api, admin)
+    create_token_here(api, admin)
     clock.skip(KEPT_NS / NS_PER_S - 3600)
-    assert create(api, admin).headers["Idempotency-Replayed"] == "true"
+    assert create_token_here(api, admin).headers["Idempotency-Replayed"] == "true"
     clock.skip(3600)
-    assert "Idempotency-Replayed" not in create(api, admin).headers
+    assert "Idempotency-Replayed" not in create_token_here(api, admin).headers
     assert STUCK_NS < KEPT_NS
 
 
 def test_stolen_database_shows_no_secret(api: Api, admin: str) -> None:
-    secret = create(api, admin).json()["secret"]
+    secret = create_token_here(api, admin).json()["secret"]
     with api.parts.control.read() as connection:
         rows = connection.exec_driver_sql("SELECT * FROM idempotency").fetchall()
     assert len(rows) == 1
     assert secret.split("_", 2)[2] not in str(rows)
-    assert WISH["name"] not in str(rows)
+    assert DETAIL_REQUEST["name"] not in str(rows)
     assert "k-1" not in str(rows)
 
 
@@ -143,18 +143,19 @@ def test_session_s_acts_are_done_once_too(api: Api, admin: str) -> None:
     headers = {"Cookie": f"{SESSION_COOKIE}={login.cookies[SESSION_COOKIE]}", "Sec-Fetch-Site": "same-origin"}
     api.client.cookies.clear()
     first, again = (
-        api.client.post("/api/v1/tokens", json=WISH, headers=headers | {"Idempotency-Key": "s-1"}) for _ in range(2)
+        api.client.post("/api/v1/tokens", json=DETAIL_REQUEST, headers=headers | {"Idempotency-Key": "s-1"})
+        for _ in range(2)
     )
     assert first.status_code == 201
     assert again.content == first.content
     # The same person by their token: the act is known as theirs, its answer opens only for the session.
-    check_problem(create(api, admin, key="s-1"), 409, "sealed")
+    check_problem(create_token_here(api, admin, key="s-1"), 409, "sealed")
     assert made(api) == 1
 
 
 @pytest.mark.parametrize("key", ["a b", "x" * 256, "tab\there"])
 def test_key_that_is_none_is_refused(api: Api, admin: str, key: str) -> None:
-    assert "1 to 255 printable characters" in check_problem(create(api, admin, key=key), 400, "bad-key")
+    assert "1 to 255 printable characters" in check_problem(create_token_here(api, admin, key=key), 400, "bad-key")
 
 
 def test_every_act_of_the_api_knows_the_key(api: Api, admin: str) -> None:

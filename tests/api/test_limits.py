@@ -5,16 +5,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from api.buckets import Buckets
-from api.limits import REFUSED_PER_S, most_bytes
+from api.limits import REFUSED_PER_S, Buckets, most_bytes
 from lockstep.clock import NS_PER_S, ManualClock
 from lockstep.config import Settings
-from lockstep.control.sessions import begin_session
-from lockstep.control.tokens import find_token
 from lockstep.sections import ApiSettings
+from lockstep.state.sessions import begin_session
+from lockstep.state.tokens import find_token
 from tests.api.build import Api, batch_headers, bearer, check_problem, running_api
 from tests.api.fake_store import FakeStore
 from tests.api.rules import rules_of
@@ -173,7 +172,6 @@ def test_captures_may_be_larger_than_everything_else(path: str, expected: int) -
     assert most_bytes(path, Settings()) == expected
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     st.floats(0.1, 50, allow_nan=False),
     st.lists(st.tuples(st.sampled_from("abc"), st.floats(0, 2, allow_nan=False)), max_size=80),

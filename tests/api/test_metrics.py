@@ -15,24 +15,23 @@ from lockstep import __version__
 from lockstep.alert_settings import AlertSettings
 from lockstep.clock import NS_PER_S, ManualClock
 from lockstep.config import Settings
-from lockstep.control.changes import Change
-from lockstep.control.decisions import save_decisions
-from lockstep.control.deliveries import Outgoing, save_round
-from lockstep.control.incidents import save_incidents
-from lockstep.control.leases import take_lease
 from lockstep.errors import ControlAway
 from lockstep.execution import Execution
 from lockstep.execution import Step as Act
-from lockstep.incident import Incident
 from lockstep.records import Step
 from lockstep.sections import ApiSettings
+from lockstep.state.decisions import save_decisions
+from lockstep.state.deliveries import Outgoing, save_round
+from lockstep.state.incidents import Change, save_incidents
+from lockstep.state.leases import take_lease
 from lockstep.store.store import Store
-from tests.api.alerts.build import news, target
+from lockstep.verdict import Incident
+from tests.api.alerts.build import make_notification, target
 from tests.api.build import Api, bearer, check_problem, running_api
 from tests.api.fake_store import FakeStore, away
-from tests.api.reading.build import put
+from tests.api.views.build import put
 from tests.builders import T0
-from tests.lockstep.control.build import decision, incident
+from tests.lockstep.state.build import decision, incident
 from tests.waiting import HastyClock, eventually
 
 Series = dict[tuple[str, str], float]  # by name and the values of the labels
@@ -235,7 +234,10 @@ def test_alerts_that_nobody_got_are_counted_by_kind_with_their_age(tmp_path: Pat
         assert lease is not None
         for name in ("am", "long-gone"):
             save_round(
-                control, lease, [Outgoing(name, news(number=n), replaces=False, is_end=False) for n in (1, 2)], []
+                control,
+                lease,
+                [Outgoing(name, make_notification(number=n), replaces=False, is_end=False) for n in (1, 2)],
+                [],
             )
         clock.advance(61)
         series = series_of(metrics)

@@ -8,8 +8,7 @@ from pathlib import Path
 import jwt
 import pytest
 
-from api.issuer_keys import FRESH_S, PAUSE_S, STALE_S, IssuerKeys, fetch_keys
-from api.oidc import OidcVerifier, find_scope, make_verifier
+from api.oidc import FRESH_S, PAUSE_S, STALE_S, IssuerKeys, OidcVerifier, fetch_keys, find_scope, make_verifier
 from lockstep.clock import NS_PER_S, ManualClock
 from lockstep.config import Settings, load_settings
 from lockstep.errors import BadSettings, NotAllowed

@@ -16,30 +16,29 @@ from hypothesis import strategies as st
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.core.result import Ok
-from schemathesis.schemas import APIOperation
 from schemathesis.specs.openapi.checks import response_schema_conformance
 
 from api.routes.ingest import PATH as INGEST
 from lockstep.batches import CONTENT_TYPE, encode_batch
-from lockstep.capture.archive import pack
-from lockstep.capture.contents import CaptureInfo, dump_info
+from lockstep.capture.files import CaptureInfo, dump_info, pack
 from lockstep.config import Settings
-from lockstep.control.decisions import save_decisions
-from lockstep.control.incidents import save_incidents
 from lockstep.records import Event
 from lockstep.sections import ApiSettings
+from lockstep.state.decisions import save_decisions
+from lockstep.state.incidents import save_incidents
 from lockstep.store.store import Store
 from tests.api.build import Api, batch_headers, bearer, running_api
-from tests.api.reading.build import load_job
+from tests.api.views.build import load_job
 from tests.builders import make, rows
-from tests.lockstep.control.build import decision, incident
+from tests.lockstep.state.build import decision, incident
+from tests.tiers import long_except
 
 pytestmark = pytest.mark.slow
 
-Operation = APIOperation[Any, Any, Any, Any]  # Any: of whatever kind of description
+Operation = Any  # mypy does not read schemathesis
 
-_EXAMPLES = 5  # of each operation and kind; there are more than sixty operations
-_FEW = {"/api/v1/captures": 2}  # each archive is looked at in a process of its own
+_ONE, _MORE = 1, 8  # examples of each operation and kind; there are more than sixty operations
+_MOST = {"/api/v1/captures": 2}  # each archive is looked at in a process of its own
 _BENT = 40  # of each kind of news, which need no new processes
 _DOCUMENT = json.loads((Path(__file__).parents[2] / "docs" / "openapi.json").read_text(encoding="utf-8"))
 _LEFT_OUT = r"^/api/v1/incidents/stream$"  # it does not end
@@ -119,10 +118,11 @@ def test_description_can_be_read_whole() -> None:
     assert len(OPERATIONS) == operations > 40
 
 
+@pytest.mark.parametrize("count", long_except([_ONE], [_ONE, _MORE]))
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=["within", "against"])
 @pytest.mark.parametrize("operation", OPERATIONS, ids=[operation.label for operation in OPERATIONS])
 def test_every_operation_answers_as_it_is_described(
-    fuzzed: Fuzzed, operation: Operation, mode: GenerationMode
+    fuzzed: Fuzzed, operation: Operation, mode: GenerationMode, count: int
 ) -> None:
     headers = fuzzed.headers(operation.path)
     if operation.path == INGEST and mode is GenerationMode.POSITIVE:  # within it, so that the body is looked at
@@ -130,7 +130,7 @@ def test_every_operation_answers_as_it_is_described(
 
     @given(case=operation.as_strategy(generation_mode=mode))
     @examples(
-        max_examples=_FEW.get(operation.path, _EXAMPLES),
+        max_examples=min(count, _MOST.get(operation.path, count)),
         deadline=None,
         derandomize=True,
         database=None,

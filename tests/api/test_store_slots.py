@@ -13,16 +13,15 @@ import pytest
 from api import store_slots
 from lockstep.clock import SystemClock
 from lockstep.config import Settings
-from lockstep.control.decisions import save_decisions
-from lockstep.control.executions import save_isolated
-from lockstep.control.incidents import save_incidents
-from lockstep.control.leases import take_lease
 from lockstep.sections import ApiSettings
+from lockstep.state.decisions import save_decisions, save_isolated
+from lockstep.state.incidents import save_incidents
+from lockstep.state.leases import take_lease
 from tests.api.build import Api, bearer, check_problem, running_api
 from tests.api.fake_store import FakeStore, away
 from tests.api.rules import rules_of
-from tests.lockstep.control.build import decision, incident
-from tests.lockstep.control.test_executions import isolated
+from tests.lockstep.state.build import decision, incident
+from tests.lockstep.state.test_executions import isolated
 from tests.waiting import eventually
 
 HUNG = 60

@@ -9,8 +9,8 @@ import typer
 
 import benchmarks.accuracy
 from benchmarks.accuracy import Workload, choose, default_results, find_captures, read_results, run_all
-from benchmarks.accuracy_plan import Case
 from benchmarks.accuracy_run import Result, examine
+from benchmarks.accuracy_score import Case
 from cli.bench import command
 
 NIC = Case("nic-half-speed", 64, 1)
@@ -25,7 +25,7 @@ def result(case: Case, *components: str, error: str = "") -> Result:
         | {"confidence": 0.9, "grade": "alert", "ambiguous_with": [], "reason": "", "aliases": []}
         for component in components
     ]
-    told = {"story": case.story, "ranks": case.ranks, "seed": case.seed}
+    told = {"scenario": case.scenario, "ranks": case.ranks, "seed": case.seed}
     return {
         "key": case.key,
         "case": told,
@@ -90,12 +90,12 @@ def test_other_sources_have_other_results(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def arguments(**told: object) -> argparse.Namespace:
-    usual: dict[str, object] = {"family": [], "story": [], "seeds": "", "ranks": None, "full": False}
+    usual: dict[str, object] = {"family": [], "scenario": [], "seeds": "", "ranks": None, "full": False}
     return argparse.Namespace(**{"captures": None} | usual | told)
 
 
-def test_captures_are_found_by_story_and_seed(tmp_path: Path) -> None:
-    for name in ("nic-tx-strong-ib-3", "healthy-12", "no-story-1", "healthy", "nic-tx-strong-ib-4"):
+def test_captures_are_found_by_scenario_and_seed(tmp_path: Path) -> None:
+    for name in ("nic-tx-strong-ib-3", "healthy-12", "no-scenario-1", "healthy", "nic-tx-strong-ib-4"):
         (tmp_path / name).mkdir()
         if not name.endswith("-4"):
             (tmp_path / name / "capture.json").touch()
@@ -104,10 +104,10 @@ def test_captures_are_found_by_story_and_seed(tmp_path: Path) -> None:
     assert choose(arguments(captures=tmp_path, seeds="1-5")) == [Case("nic-tx-strong-ib", 64, 3)]
 
 
-def test_story_family_and_seeds_choose_runs() -> None:
-    assert choose(arguments(story=["healthy"], seeds="2,4-5")) == [Case("healthy", 64, seed) for seed in (2, 4, 5)]
-    assert choose(arguments(story=["healthy"], ranks=128)) == [Case("healthy", 128, 1)]
-    assert {case.story for case in choose(arguments(family=["healthy"]))} == {"healthy"}
+def test_scenario_family_and_seeds_choose_runs() -> None:
+    assert choose(arguments(scenario=["healthy"], seeds="2,4-5")) == [Case("healthy", 64, seed) for seed in (2, 4, 5)]
+    assert choose(arguments(scenario=["healthy"], ranks=128)) == [Case("healthy", 128, 1)]
+    assert {case.scenario for case in choose(arguments(family=["healthy"]))} == {"healthy"}
 
 
 @pytest.mark.parametrize(("name", "quick"), [("sim", False), ("accuracy", True)])
@@ -121,5 +121,5 @@ def test_real_run_names_the_slow_nic_and_knows_the_length_of_a_step() -> None:
     found = examine(NIC)
     assert [named["component"] for named in found["named"]] == ["nic:h3/eth1"]
     assert found["error"] == ""
-    assert 0.3 < found["step_s"] < 1.0, "a step of this story computes for 0.3 s and sums 256 MB"
+    assert 0.3 < found["step_s"] < 1.0, "a step of this scenario computes for 0.3 s and sums 256 MB"
     assert set(found["peers"]) == {"delay matrix", "waits least", "waits least, 10x"}

@@ -4,9 +4,8 @@ import math
 
 import pytest
 
-from benchmarks.accuracy_figures import figures_of
 from benchmarks.accuracy_score import Hit, Named, Score
-from benchmarks.accuracy_table import Tally, calibrate, quantile, right_at, upper_bound
+from benchmarks.accuracy_table import Tally, calibrate, figures_of, quantile, right_at, upper_bound
 from benchmarks.figures import Figure
 
 
@@ -20,7 +19,7 @@ def hit(delay_s: float = 8.0, *, confidence: float = 0.95, class_right: bool = T
 
 def scored(*hits: Hit, **words: object) -> Score:
     """A run of 64 ranks with one strong fault, 20 s of health, and steps of 2 s."""
-    told = {"story": "s", "family": "f", "group": "single strong", "ranks": 64, "seed": 1, "healthy_s": 20.0}
+    told = {"scenario": "s", "family": "f", "group": "single strong", "ranks": 64, "seed": 1, "healthy_s": 20.0}
     return Score(**{**told, "hits": hits, "step_s": 2.0, **words})  # type: ignore[arg-type]  # words are fields
 
 
@@ -87,7 +86,7 @@ def test_one_false_alarm_breaks_the_floor_and_raises_the_bound() -> None:
 
 
 def test_crash_breaks_its_floor() -> None:
-    figure = by_name(scored(hit()), scored(crashed=True, story="nic-tx-mild-ib"))[
+    figure = by_name(scored(hit()), scored(crashed=True, scenario="nic-tx-mild-ib"))[
         "runs in which the analyzer crashed"
     ]
     assert (figure.value, figure.met, figure.reference) == (1, False, "nic-tx-mild-ib")

@@ -3,12 +3,21 @@
 import pytest
 
 import benchmarks.analyze
-from analyzer.numeric.kernels import Device
-from benchmarks.analyze import growth_exponent, is_right, measure
-from benchmarks.analyze_judging import Cost, measure_scene
-from benchmarks.analyze_numeric import NumericCost
-from benchmarks.analyze_peer import PeerCost
-from benchmarks.analyze_window import HEALTHY, HUNG, SLOW, Scene
+from analyzer.straggler.excess import measure_excess
+from analyzer.straggler.kernels import Device
+from benchmarks.analyze import (
+    Cost,
+    NumericCost,
+    growth_exponent,
+    is_equal,
+    is_right,
+    measure,
+    measure_numeric,
+    measure_scene,
+    single_operations,
+    sums_of_seconds,
+)
+from benchmarks.analyze_window import HEALTHY, HUNG, SLOW, PeerCost, Scene
 from benchmarks.figures import Figure
 
 
@@ -118,3 +127,27 @@ def test_real_windows_are_judged_right() -> None:
     assert is_right(healthy), healthy.named
     assert slow.rows > 512 * 50
     assert slow.peak_mb > 50
+
+
+@pytest.mark.parametrize("are_sums", [False, True])
+def test_late_rank_is_the_one_that_stands_out(are_sums: bool) -> None:
+    rows = sums_of_seconds(64) if are_sums else single_operations(64)
+    excess = measure_excess(rows, are_sums, 64, None)
+    assert excess is not None
+    assert int(excess.lasting.argmax()) == 27
+    assert excess.lasting[27] > 5 * abs(excess.lasting[26])
+
+
+def test_core_is_the_same_on_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(benchmarks.analyze, "_AGAIN", 1)
+    plain, torch = measure_numeric(64, ("cpu",))
+    assert (plain.device, torch.device) == ("numpy", "cpu")
+    assert torch.is_same
+    assert plain.rows == torch.rows == 64 * 15
+
+
+def test_other_figures_are_not_the_same() -> None:
+    one, other = (measure_excess(single_operations(ranks), False, ranks, None) for ranks in (64, 128))
+    assert is_equal(one, one)
+    assert not is_equal(one, other)
+    assert not is_equal(one, None)

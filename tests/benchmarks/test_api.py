@@ -6,8 +6,7 @@ import threading
 import pytest
 
 from benchmarks.api import _figures, _incident
-from benchmarks.api_load import Answers, ask
-from benchmarks.api_rows import GPUS_PER_HOST, HOSTS, JOB, fill, host_name, host_second
+from benchmarks.api_sender import GPUS_PER_HOST, HOSTS, JOB, Answers, ask, fill, host_name, host_second
 from lockstep.arrow import schema_of
 from lockstep.clock import NS_PER_S
 from lockstep.tables import TABLE_BY_NAME

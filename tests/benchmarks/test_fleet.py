@@ -9,10 +9,9 @@ import pytest
 
 from benchmarks.fleet import FleetResult, Options, figures_of, find_largest, measure_fleet
 from benchmarks.fleet_head import machine_cpu_seconds
-from benchmarks.fleet_judgement import Cores, Judgement, Quantiles
 from benchmarks.fleet_outage import Outage, OutageOutcome
-from benchmarks.fleet_run import RunOutcome, RunPlan
-from testbed.services import cpu_seconds
+from benchmarks.fleet_run import Cores, Judgement, Quantiles, RunOutcome, RunPlan
+from tests.testbed.services import cpu_seconds
 
 QUICK = Quantiles(0.01, 0.2)
 FINE = Judgement(256, 150_000.0, 5e6, QUICK, QUICK, Quantiles(1.2, 1.9), 0.0, Cores(0.8, 0.4, 0.2, 0.1), ())

@@ -5,7 +5,19 @@ from itertools import product
 import pytest
 
 import benchmarks.paths
-from benchmarks.paths import large_cases, measure, quick_cases, replan_cases, small_cases
+from benchmarks.paths import (
+    claim_optimum,
+    claim_replanning,
+    claim_seconds,
+    describe,
+    large_cases,
+    list_cases,
+    list_groups,
+    measure,
+    quick_cases,
+    replan_cases,
+    small_cases,
+)
 from benchmarks.paths_cases import DAMAGES, FIRST_SEED, LARGE, NAMESAKES, ONE_WAY, SMALL, TRAFFIC, Case
 from benchmarks.paths_score import Effort, Replanned, Score
 
@@ -48,8 +60,8 @@ def test_no_seed_is_one_that_options_were_chosen_on() -> None:
 
 @pytest.mark.usefixtures("pretended")
 def test_a_quick_run_tells_the_claims_first() -> None:
-    said: list[str] = []
-    figures = measure(True, said.append)
+    messages: list[str] = []
+    figures = measure(True, messages.append)
     assert [figure.name for figure in figures[:4]] == [
         "worst plan, flows above the integer optimum",
         "plans at the integer optimum",
@@ -58,16 +70,88 @@ def test_a_quick_run_tells_the_claims_first() -> None:
     ]
     assert figures[0].met
     assert "a link lost: k=16, intact, rings, 8,192 flows" in [figure.name for figure in figures]
-    assert said[0] == "planning k=16, intact, rings, 8,192 flows"
+    assert messages[0] == "planning k=16, intact, rings, 8,192 flows"
 
 
 @pytest.mark.usefixtures("pretended")
 @pytest.mark.parametrize("is_there", [True, False])
 def test_the_lingjun_topology_is_planned_where_it_is_there(is_there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(benchmarks.paths, "has_public_data", lambda: is_there)
-    said: list[str] = []
-    names = [figure.name for figure in measure(False, said.append)]
+    messages: list[str] = []
+    names = [figure.name for figure in measure(False, messages.append)]
     assert any(name.startswith(ONE_WAY) for name in names) == is_there
     assert any(name.startswith(NAMESAKES) for name in names) == is_there
     left_out = "the Lingjun topology is left out: set LOCKSTEP_PUBLIC_DATA to the folder of third-party data"
-    assert (left_out in said) != is_there
+    assert (left_out in messages) != is_there
+
+
+def score(
+    above: float = 0.0,
+    whole: float | None = None,
+    traffic: str = "rings",
+    flows: int = 8_192,
+    wall_s: float = 0.1,
+    fabric: str = "k=16",
+    unreachable: int = 0,
+) -> Score:
+    case = Case(fabric, "intact", traffic, flows, seed=100)
+    effort = Effort(wall_s, wall_s, 20.0)
+    return Score(case, 0.6, 0.5, "LP", above, whole, (1.0, 2.0, 1.5), 0.75, effort, unreachable)
+
+
+def test_the_worst_plan_is_named_and_more_than_one_flow_above_breaks_the_floor() -> None:
+    figure = next(claim_optimum([score(), score(above=2.0, fabric="k=6"), score(above=1.0)]))
+    assert (figure.value, figure.met) == (2.0, False)
+    assert figure.reference == "k=6, intact, rings, 8,192 flows, seed 100; 1 plans above by more than 1"
+    assert next(claim_optimum([score(above=1.0)])).met
+
+
+def test_plans_that_the_milp_cannot_beat_are_optimal_too() -> None:
+    scores = [score(), score(above=1.0, whole=0.6), score(above=1.0, whole=0.55), score(above=1.0)]
+    _, share = claim_optimum(scores)
+    assert share.value == 0.5
+    assert share.reference == "4 plans of equal flows; 1 at the ceiling of the bound, 1 more by MILP"
+
+
+def test_unequal_flows_are_told_apart_from_the_share_at_the_optimum() -> None:
+    worst, share, unequal = claim_optimum([score(), score(above=1.4, traffic="any sizes")])
+    assert (worst.value, share.value) == (0.0, 1.0)
+    assert (unequal.value, unequal.met) == (1.4, False)
+
+
+def test_the_slowest_plan_of_each_number_of_flows_is_told() -> None:
+    figures = list(claim_seconds([score(wall_s=0.5), score(wall_s=2.5), score(flows=65_536, wall_s=4.0)]))
+    assert [(figure.value, figure.met, figure.goal) for figure in figures if figure.unit == "s"] == [
+        (2.5, False, None),
+        (4.0, None, 5.0),
+    ]
+    assert [figure.value for figure in figures if figure.unit == "MB"] == [20.0, 20.0]
+
+
+def test_replanning_tells_how_many_flows_moved() -> None:
+    case = Case("k=16", "intact", "rings", 8_192, 100)
+    lost = [Replanned(case, 0.05, 0.01, 12, 0, 0.0), Replanned(case, 0.07, 0.01, 16, 5, 1.0)]
+    (figure,) = claim_replanning(lost)
+    assert (figure.value, figure.goal) == (0.07, 0.1)
+    assert "2 links, median 0.060 s" in figure.reference
+    assert figure.reference.endswith("must move 12 to 16, moved besides 0 to 5, above the optimum by at most 1")
+
+
+def test_a_case_is_told_with_all_that_it_is_held_against() -> None:
+    (figure,) = list_cases([score(whole=0.6, unreachable=3)])
+    assert figure.value == pytest.approx(1.2)
+    assert figure.reference == (
+        "+0 flows; ECMP 3.00 (worst 4.00), greedy 1.50, MILP 1.200; 0.10 s, CPU 0.10 s, 20 MB; "
+        "bound 0.500 by LP, 3 without a path"
+    )
+    assert describe(score(above=0.25, traffic="four sizes")).startswith("+0.25 of the largest; ")
+
+
+def test_small_cases_are_told_in_groups() -> None:
+    figures = list(list_groups([score(), score(above=1.0, whole=0.5), score(fabric="k=6", traffic="jobs")]))
+    assert [(figure.name, figure.value) for figure in figures] == [
+        ("k=16, intact: at the optimum", 0.5),
+        ("k=6, intact: at the optimum", 1.0),
+    ]
+    assert "2 plans, worst +1" in figures[0].reference
+    assert figures[0].reference.endswith("MILP finished 1, as good as that 0")

@@ -2,27 +2,36 @@
 
 import os
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from benchmarks.paths_cases import (
+    CUT,
     DAMAGES,
+    EXPERIMENTS,
     LARGE,
     NAMESAKES,
+    NVLINK_GBPS,
     ONE_WAY,
     SMALL,
     TRAFFIC,
     Case,
+    Experiment,
+    build,
     build_case,
     fabric_links,
     has_public_data,
     merge_namesakes,
+    run_after_cut,
+    run_by_chance,
+    run_planned,
 )
 from lockstep.topology import Link, Nic, Node, Topology
+from planner.paths.flow_paths import FlowPaths
 from planner.paths.flows import place_flows
-from planner.paths.network import build_network
-from planner.paths.roads import Roads
+from planner.paths.network import build_network, without
 
 
 def case(fabric: str = "leaves 16 x 8", damage: str = "intact", traffic: str = "rings", flows: int = 128) -> Case:
@@ -43,7 +52,7 @@ def test_each_case_is_the_same_each_time_and_has_its_flows(damage: str, traffic:
 @pytest.mark.parametrize("fabric", [*SMALL, *(name for name in LARGE if name != "k=32")])
 def test_each_fabric_can_carry_flows(fabric: str) -> None:
     network, flows = build_case(case(fabric))
-    assert (Roads(network, place_flows(network, flows)).height >= 0).all()
+    assert (FlowPaths(network, place_flows(network, flows)).height >= 0).all()
 
 
 @pytest.mark.parametrize(
@@ -59,8 +68,8 @@ def test_each_fabric_can_carry_flows(fabric: str) -> None:
 def test_damage_is_done_to_as_many_links_as_it_says(damage: str, rates: dict[float, int]) -> None:
     network, _ = build_case(case(damage=damage))
     between = set(fabric_links(network.topology))
-    lanes = [2 * at for at, link in enumerate(network.topology.links) if link.id in between]
-    assert Counter(network.gbps[lanes].tolist()) == rates
+    directed_links = [2 * at for at, link in enumerate(network.topology.links) if link.id in between]
+    assert Counter(network.gbps[directed_links].tolist()) == rates
 
 
 def test_rings_are_even_and_random_pairs_are_not() -> None:
@@ -115,7 +124,7 @@ def test_leaves_of_one_number_become_one_switch_with_the_links_of_all() -> None:
     )
     network = build_network(merge_namesakes(tree))
     assert network.leaves == ("S1", "S2")
-    assert network.climbs[0].exists.tolist() == [[True, True], [False, True]]
+    assert network.up_paths[0].exists.tolist() == [[True, True], [False, True]]
 
 
 def test_public_data_is_missing_where_no_folder_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,10 +135,35 @@ def test_public_data_is_missing_where_no_folder_is_named(monkeypatch: pytest.Mon
 def test_lingjun_has_one_way_between_hosts_as_it_reads_and_up_to_three_if_names_are_switches() -> None:
     if "LOCKSTEP_PUBLIC_DATA" not in os.environ:
         pytest.skip("needs LOCKSTEP_PUBLIC_DATA, the folder of third-party data")
-    ways = {}
+    counts = {}
     for fabric in (ONE_WAY, NAMESAKES):
         network, flows = build_case(case(fabric))
-        roads = Roads(network, place_flows(network, flows))
-        ways[fabric] = np.array([len(roads.tops(flow)) for flow in np.flatnonzero(roads.height > 0).tolist()])
-    assert set(ways[ONE_WAY].tolist()) == {1}
-    assert ways[NAMESAKES].max() == 3
+        paths = FlowPaths(network, place_flows(network, flows))
+        counts[fabric] = np.array([len(paths.spines(flow)) for flow in np.flatnonzero(paths.height > 0).tolist()])
+    assert set(counts[ONE_WAY].tolist()) == {1}
+    assert counts[NAMESAKES].max() == 3
+
+
+NETWORK = build()
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda experiment: experiment.name)
+def test_a_plan_is_half_as_fast_again_as_chance_at_least(experiment: Experiment) -> None:
+    network = without(NETWORK, experiment.dead)
+    chance = np.median(
+        [run_by_chance(network, replace(experiment, queue_pairs=8), seed).slowest for seed in range(5)]
+    )
+    assert run_planned(network, replace(experiment, queue_pairs=8)).slowest > 1.4 * chance
+
+
+def test_all_jobs_get_the_same_with_a_plan_and_not_by_chance() -> None:
+    planned, chance = run_planned(NETWORK, EXPERIMENTS[1]), run_by_chance(NETWORK, EXPERIMENTS[1], seed=1)
+    assert planned.slowest == planned.fastest == NVLINK_GBPS
+    assert chance.fastest > chance.slowest
+
+
+def test_a_dynamic_plan_loses_less_than_a_static_one_to_a_cut() -> None:
+    link = NETWORK.link_of(int(np.flatnonzero(NETWORK.fabric)[0]))
+    static, dynamic = (run_after_cut(NETWORK, CUT, link, 1, is_dynamic).slowest for is_dynamic in (False, True))
+    assert static <= 200.0
+    assert dynamic >= 1.4 * static

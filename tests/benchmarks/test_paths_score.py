@@ -7,12 +7,26 @@ import pytest
 
 import benchmarks.paths_score
 from benchmarks.paths_cases import Case, build_case
-from benchmarks.paths_score import check_plan, count_above, replan_case, score_case, with_effort
-from lockstep.fabrics import leaf_spine
-from planner.paths.flows import Flow
+from benchmarks.paths_score import (
+    build_program,
+    check_plan,
+    choose_greedily,
+    count_above,
+    count_variables,
+    draw_at_random,
+    highest_use,
+    replan_case,
+    score_case,
+    solve_fraction,
+    solve_whole,
+    with_effort,
+)
+from lockstep.fabrics import dual_plane, fat_tree, leaf_spine, rail_optimised
+from lockstep.topology import Topology
+from planner.paths.flow_paths import UNPLACED, FlowPaths, find_bound
+from planner.paths.flows import Flow, place_flows
 from planner.paths.network import build_network, with_rates, without
 from planner.paths.planning import PathPlan, plan_paths
-from planner.paths.roads import UNPLACED, Roads
 
 SMALL = Case("leaves 12 x 7", "4 % of links missing", "rings", 200, 1)
 
@@ -24,31 +38,31 @@ def plan(sizes: list[float], slow: dict[str, float] | None = None) -> PathPlan:
     return plan_paths(network, flows)
 
 
-def over_spines(made: PathPlan, tops: list[int]) -> PathPlan:
-    """Return the plan with these tops and the loads that they give."""
-    top = np.array(tops)
-    return replace(made, top=top, load=Roads(made.network, made.flows).find_loads(top))
+def over_spines(made: PathPlan, spines: list[int]) -> PathPlan:
+    """Return the plan with these spines and the loads that they give."""
+    spine = np.array(spines)
+    return replace(made, spine=spine, load=FlowPaths(made.network, made.flows).find_loads(spine))
 
 
-@pytest.mark.parametrize(("tops", "above"), [([0, 0, 1, 1, 1], 0), ([0, 0, 0, 0, 1], 1), ([0, 0, 0, 0, 0], 2)])
-def test_equal_flows_are_counted_above_the_ceiling_of_the_bound(tops: list[int], above: int) -> None:
+@pytest.mark.parametrize(("spines", "above"), [([0, 0, 1, 1, 1], 0), ([0, 0, 0, 0, 1], 1), ([0, 0, 0, 0, 0], 2)])
+def test_equal_flows_are_counted_above_the_ceiling_of_the_bound(spines: list[int], above: int) -> None:
     made = plan([100.0] * 5)
     assert made.bound == 2.5 * 100 / 400
-    assert count_above(over_spines(made, tops), made.bound) == above
+    assert count_above(over_spines(made, spines), made.bound) == above
 
 
-@pytest.mark.parametrize(("tops", "above"), [([0, 1, 1, 1, 1], 0), ([1, 1, 1, 1, 1], 1), ([0, 0, 1, 1, 1], 1)])
-def test_a_slow_link_has_a_ceiling_of_its_own(tops: list[int], above: int) -> None:
+@pytest.mark.parametrize(("spines", "above"), [([0, 1, 1, 1, 1], 0), ([1, 1, 1, 1, 1], 1), ([0, 0, 1, 1, 1], 1)])
+def test_a_slow_link_has_a_ceiling_of_its_own(spines: list[int], above: int) -> None:
     made = plan([100.0] * 5, slow={"leaf0--spine0": 0.25, "leaf1--spine0": 0.25})
     assert made.bound == 1.0
-    assert count_above(over_spines(made, tops), made.bound) == above
+    assert count_above(over_spines(made, spines), made.bound) == above
 
 
-@pytest.mark.parametrize(("tops", "above"), [([0, 1, 1, 1], 0), ([0, 0, 1, 1], 1), ([1, 1, 1, 1], 1)])
-def test_the_ceiling_is_the_lowest_use_that_whole_flows_give_on_any_link(tops: list[int], above: int) -> None:
+@pytest.mark.parametrize(("spines", "above"), [([0, 1, 1, 1], 0), ([0, 0, 1, 1], 1), ([1, 1, 1, 1], 1)])
+def test_the_ceiling_is_the_lowest_use_that_whole_flows_give_on_any_link(spines: list[int], above: int) -> None:
     made = plan([100.0] * 4, slow={"leaf0--spine0": 0.5, "leaf1--spine0": 0.5})
     assert made.bound == pytest.approx(400 / 600)  # so three flows of four fit on the fast link, and one on the slow
-    assert count_above(over_spines(made, tops), made.bound) == above
+    assert count_above(over_spines(made, spines), made.bound) == above
 
 
 def test_unequal_flows_are_counted_in_the_largest() -> None:
@@ -61,18 +75,18 @@ def test_nothing_is_above_anything_where_nothing_flows() -> None:
     assert count_above(plan([]), 0.0) == 0.0
 
 
-def test_a_plan_over_a_dead_link_or_without_a_road_is_refused() -> None:
+def test_a_plan_over_a_dead_link_or_without_a_path_is_refused() -> None:
     made = plan([100.0, 100.0])
     check_plan(made)
-    with pytest.raises(AssertionError, match="without a road, or over a dead one"):
+    with pytest.raises(AssertionError, match="without a path, or over a dead one"):
         check_plan(replace(made, network=without(made.network, ["leaf0--spine0"])))
-    with pytest.raises(AssertionError, match="without a road, or over a dead one"):
-        check_plan(replace(made, top=np.array([UNPLACED, 0])))
+    with pytest.raises(AssertionError, match="without a path, or over a dead one"):
+        check_plan(replace(made, spine=np.array([UNPLACED, 0])))
 
 
 def test_a_plan_with_loads_of_its_own_is_refused() -> None:
     made = plan([100.0, 100.0])
-    with pytest.raises(AssertionError, match="loads are not those of its roads"):
+    with pytest.raises(AssertionError, match="loads are not those of its paths"):
         check_plan(replace(made, load=made.load * 2))
 
 
@@ -95,7 +109,7 @@ def test_unequal_flows_have_no_whole_optimum() -> None:
     assert score.whole is None
 
 
-def test_flows_without_a_way_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flows_without_a_path_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     network, flows = build_case(SMALL)
     cut_off = {f"h{number}/eth0" for number in range(4)}
     lost = [flow for flow in flows if (flow.src in cut_off) != (flow.dst in cut_off)]
@@ -125,3 +139,146 @@ def test_of_several_times_the_quickest_counts(monkeypatch: pytest.MonkeyPatch) -
     result, effort = with_effort(lambda: "unused", times=3)
     assert result == "first"
     assert (effort.wall_s, effort.cpu_s) == (2.0, 1.0)
+
+
+LIMIT_S = 60.0
+
+
+def paths_of(case: Case) -> FlowPaths:
+    network, flows = build_case(case)
+    return FlowPaths(network, place_flows(network, flows))
+
+
+def two_leaves(flows: int, spines: int = 2, slow: dict[str, float] | None = None) -> FlowPaths:
+    """Return flows of 100 Gbit/s from one leaf to another."""
+    network = build_network(leaf_spine(hosts=2, nics_per_host=1, leaves=2, spines=spines))
+    sent = [Flow(id=str(number), src="h0", dst="h1", gbps=100.0) for number in range(flows)]
+    return FlowPaths(with_rates(network, slow or {}), place_flows(network, sent))
+
+
+def random_flows(topology: Topology, seed: int) -> FlowPaths:
+    print(f"seed {seed}")
+    rng, network = np.random.default_rng(seed), build_network(topology)
+    hosts = [host.id for host in topology.hosts]
+    pairs = [rng.choice(len(hosts), 2, replace=False) for _ in range(100)]
+    flows = [
+        Flow(id=str(n), src=hosts[a], dst=hosts[b], gbps=float(rng.integers(1, 9))) for n, (a, b) in enumerate(pairs)
+    ]
+    return FlowPaths(network, place_flows(network, flows))
+
+
+@pytest.mark.parametrize(
+    "topology",
+    [
+        leaf_spine(hosts=16, nics_per_host=1, leaves=8, spines=5),
+        rail_optimised(hosts=8, rails=3, spines=4, pods=2),
+        dual_plane(hosts=12, leaves_per_plane=4, spines_per_plane=3),
+        fat_tree(4),
+        fat_tree(6),
+    ],
+    ids=["leaf-spine", "rails", "planes", "k=4", "k=6"],
+)
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_closed_form_is_the_fractional_optimum_of_intact_fabrics(topology: Topology, seed: int) -> None:
+    paths = random_flows(topology, seed)
+    assert solve_fraction(build_program(paths), LIMIT_S) == pytest.approx(find_bound(paths), rel=1e-6)
+
+
+@pytest.mark.parametrize("fabric", ["k=6", "leaves 12 x 7", "rails 16 x 6"])
+@pytest.mark.parametrize("damage", ["4 % of links missing", "4 % of links slow", "three spines missing"])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_fractional_optimum_of_broken_fabrics_is_never_below_the_closed_form(
+    fabric: str, damage: str, seed: int
+) -> None:
+    paths = paths_of(Case(fabric, damage, "random", 200, seed))
+    found = solve_fraction(build_program(paths), LIMIT_S)
+    assert found is not None
+    assert found >= find_bound(paths) * (1 - 1e-6)
+
+
+def test_closed_form_may_be_below_the_fractional_optimum_of_a_broken_fabric() -> None:
+    # h0 and h1 reach h2 only over spine0, each alone within its own share of it, together not.
+    network = build_network(leaf_spine(hosts=3, nics_per_host=1, leaves=3, spines=3))
+    broken = without(network, ["leaf0--spine1", "leaf1--spine2", "leaf2--spine1", "leaf2--spine2"])
+    links = [Flow(id=name, src=name, dst="h2", gbps=100.0) for name in ("h0", "h1")]
+    across = [Flow(id="across", src="h0", dst="h1", gbps=300.0)]
+    paths = FlowPaths(broken, place_flows(broken, links + across))
+    assert find_bound(paths) <= 0.75
+    assert solve_fraction(build_program(paths), LIMIT_S) == pytest.approx(1.0)
+
+
+def test_whole_flows_cannot_be_halved() -> None:
+    program = build_program(two_leaves(flows=3))
+    assert solve_fraction(program, LIMIT_S) == pytest.approx(150 / 400)
+    assert solve_whole(program, 100.0, LIMIT_S) == pytest.approx(200 / 400)
+
+
+def test_whole_optimum_uses_a_slow_link_for_what_it_can_carry() -> None:
+    program = build_program(two_leaves(flows=5, slow={"leaf0--spine0": 0.25}))
+    assert solve_fraction(program, LIMIT_S) == pytest.approx(1.0)
+    assert solve_whole(program, 100.0, LIMIT_S) == pytest.approx(1.0)
+    assert solve_whole(
+        build_program(two_leaves(flows=4, slow={"leaf0--spine0": 0.25})), 100.0, LIMIT_S
+    ) == pytest.approx(1.0)
+
+
+def test_programs_without_flows_to_choose_for_have_no_use() -> None:
+    program = build_program(two_leaves(flows=0))
+    assert solve_fraction(program, LIMIT_S) == solve_whole(program, 100.0, LIMIT_S) == 0.0
+
+
+def test_time_that_does_not_suffice_gives_no_optimum() -> None:
+    program = build_program(paths_of(Case("k=8", "4 % of links missing", "rings", 512, 1)))
+    assert solve_fraction(program, 1e-6) is None
+    assert solve_whole(program, 50.0, 1e-6) is None
+
+
+@pytest.mark.parametrize("damage", ["intact", "4 % of links missing"])
+@pytest.mark.parametrize("fabric", ["leaves 12 x 7", "k=6"])
+def test_programs_have_as_many_paths_as_matrices_of_links_count(fabric: str, damage: str) -> None:
+    paths = paths_of(Case(fabric, damage, "random", 60, 3))
+    to_spines = links_that_carry(paths, "leaf", "spine")
+    to_cores = to_spines @ links_that_carry(paths, "spine", "core")
+    over_spines, over_cores = to_spines @ to_spines.T, to_cores @ to_cores.T
+    counts = np.where(over_spines > 0, over_spines, over_cores)
+    apart = {(near, far) for near, far in zip(paths.flows.near, paths.flows.far, strict=True) if near != far}
+    assert build_program(paths).variables == count_variables(paths) == sum(counts[near, far] for near, far in apart)
+
+
+def links_that_carry(paths: FlowPaths, low: str, high: str) -> np.ndarray:
+    """Return how many links that are up join each switch of a tier to each of the one above it."""
+    topology, rates = paths.network.topology, paths.network.gbps
+    lower, upper = ([switch.id for switch in topology.switches if switch.tier == tier] for tier in (low, high))
+    joined = np.zeros((len(lower), len(upper)), np.int64)
+    for at, link in enumerate(topology.links):
+        if link.a in lower and link.b in upper and rates[2 * at] > 0:
+            joined[lower.index(link.a), upper.index(link.b)] += 1
+    return joined
+
+
+def test_random_choice_takes_all_paths_equally_often() -> None:
+    paths = two_leaves(flows=4_000, spines=4)
+    uses = draw_at_random(paths, range(100, 105))
+    even = highest_use(paths, np.arange(4_000) % 4)
+    assert all(even < use < 1.1 * even for use in uses)
+    assert len(set(uses)) > 1
+
+
+def test_random_choice_is_repeatable_and_keeps_off_dead_links() -> None:
+    paths = paths_of(Case("k=6", "three spines missing", "rings", 200, 1))
+    uses = draw_at_random(paths, range(100, 103))
+    assert uses == draw_at_random(paths, range(100, 103))
+    assert np.isfinite(uses).all()
+
+
+def test_all_choices_are_the_same_where_there_is_one_road() -> None:
+    paths = two_leaves(flows=4, spines=1)
+    assert draw_at_random(paths, range(100, 102)) == [1.0, 1.0]
+    assert choose_greedily(paths) == 1.0
+    assert solve_whole(build_program(paths), 100.0, LIMIT_S) == pytest.approx(1.0)
+
+
+def test_greedy_choice_fills_a_slow_link_last() -> None:
+    assert choose_greedily(two_leaves(flows=4)) == 0.5
+    assert choose_greedily(two_leaves(flows=1, slow={"leaf0--spine0": 0.25})) == 0.25
+    assert choose_greedily(two_leaves(flows=5, slow={"leaf0--spine0": 0.25})) == 1.0

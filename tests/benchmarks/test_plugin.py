@@ -7,7 +7,7 @@ import pytest
 from benchmarks import plugin
 from benchmarks.figures import Figure
 from lockstep.errors import NotPresent
-from testbed import ranks
+from tests.testbed import ranks
 
 KINDS = ["operation", "transfer", "unsampled-step", "sampled-step", "kernel-channel", "all-reduce"]
 
@@ -66,13 +66,13 @@ def test_figures_are_medians_with_floor_and_goal_as_multiples_of_the_limit(monke
 
 
 def test_machine_without_a_compiler_is_told_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("testbed.ranks.shutil.which", lambda tool: None)
+    monkeypatch.setattr("tests.testbed.ranks.shutil.which", lambda tool: None)
     with pytest.raises(NotPresent, match="without make and cc"):
         ranks.build_ranks(tmp_path)
 
 
 def test_installation_without_the_sources_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("testbed.ranks.shutil.which", lambda tool: f"/bin/{tool}")
+    monkeypatch.setattr("tests.testbed.ranks.shutil.which", lambda tool: f"/bin/{tool}")
     monkeypatch.setattr(ranks, "PLUGIN_SOURCES", tmp_path)
     with pytest.raises(NotPresent, match="only a checkout has"):
         ranks.build_ranks(tmp_path)

@@ -4,9 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.recovery_fleet import compare
-from benchmarks.recovery_fleet_run import draw_faults, simulate, start_cluster
-from benchmarks.recovery_systems import (
+from benchmarks.recovery_fleet import (
     ABLATION,
     HOT_SPARES,
     IN_JOB,
@@ -16,6 +14,10 @@ from benchmarks.recovery_systems import (
     TRACE_B,
     Faults,
     System,
+    compare,
+    draw_faults,
+    simulate,
+    start_cluster,
 )
 
 SHORT = replace(TRACE_B, days=2.0)

@@ -6,21 +6,39 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import given
-from hypothesis import settings as bounds
 from hypothesis import strategies as some
 
-from benchmarks.recovery_replay import bootstrap, draw_nodes, find_least, measure_replay, shorten
-from benchmarks.recovery_replay_history import Change, History, merge_faults, read_servers, read_spot
-from benchmarks.recovery_replay_jobs import FLEET, FLEET_WAYS, SPOT_JOB, PipelineJob
-from benchmarks.recovery_replay_planned import Planned
-from benchmarks.recovery_replay_policies import Rerouting, Spares, Waiting
-from benchmarks.recovery_replay_run import Ledger, MakePolicy, replay
+from benchmarks.recovery_policies import (
+    FLEET,
+    FLEET_WAYS,
+    SPOT_JOB,
+    Change,
+    History,
+    PipelineJob,
+    Planned,
+    Rerouting,
+    Spares,
+    Waiting,
+    merge_faults,
+    read_servers,
+    read_spot,
+)
+from benchmarks.recovery_replay import (
+    Ledger,
+    MakePolicy,
+    bootstrap,
+    draw_nodes,
+    find_least,
+    measure_replay,
+    replay,
+    shorten,
+)
 from lockstep.errors import BadInput
-from planner.recovery.allocation.jobs import Ways
+from planner.allocation.cluster import Recovery
 
 JOB = PipelineJob("j", 2, 2, 4)  # four nodes
-WAYS = Ways(restart_s=1_800, lost_work_s=1_800, save_s=0, peer_s=360, drop_s=360, recycle_s=36)
-FREE = Ways(restart_s=0, lost_work_s=0, save_s=0, peer_s=0, drop_s=0, recycle_s=0)
+WAYS = Recovery(restart_s=1_800, lost_work_s=1_800, save_s=0, peer_s=360, drop_s=360, recycle_s=36)
+FREE = Recovery(restart_s=0, lost_work_s=0, save_s=0, peer_s=0, drop_s=0, recycle_s=0)
 ALL: tuple[MakePolicy, ...] = (Waiting, Spares, Rerouting, Planned)
 
 
@@ -28,7 +46,7 @@ def history(*changes: tuple[float, str, bool], hours: float = 100.0, nodes: str 
     return History("told", hours, tuple(nodes), tuple(Change(*one) for one in changes))
 
 
-def run(make: MakePolicy, told: History, nodes: Sequence[str], ways: Ways = WAYS) -> Ledger:
+def run(make: MakePolicy, told: History, nodes: Sequence[str], ways: Recovery = WAYS) -> Ledger:
     return replay(told, (JOB,), nodes, ways, make)
 
 
@@ -120,7 +138,6 @@ def histories(draw: some.DrawFn) -> History:
     return History("drawn", hour + 10.0, tuple("abcdef"), tuple(changes))
 
 
-@bounds(max_examples=60, deadline=None)
 @given(histories(), some.sampled_from(ALL), some.sampled_from(["abcd", "abcde", "abcdef"]))
 def test_nobody_does_more_than_without_faults_nor_less_than_nothing(
     told: History, make: MakePolicy, nodes: str
@@ -131,7 +148,6 @@ def test_nobody_does_more_than_without_faults_nor_less_than_nothing(
     assert ledger.running <= ledger.asked + 1e-9
 
 
-@bounds(max_examples=60, deadline=None)
 @given(histories(), some.sampled_from(["abcd", "abcde"]))
 def test_where_changes_are_free_the_plan_is_never_behind_waiting_or_spares(told: History, nodes: str) -> None:
     planned = run(Planned, told, nodes, FREE).useful

@@ -1,18 +1,18 @@
-"""The simulator's benchmark runs the story it says, on one core, and holds its figures against the claims."""
+"""The simulator's benchmark runs the scenario it says, on one core, and holds its figures against the claims."""
 
 import os
 
 import pytest
 
 import benchmarks.sim
-from benchmarks.sim import Cost, Run, bench_story, measure, simulate
-from lockstep.sim.story import check_story
+from benchmarks.sim import Cost, Run, bench_scenario, measure, simulate
+from simulator.scenario import check_scenario
 
 
 @pytest.mark.parametrize("ranks", [16, 256, 1_024, 16_384])
-def test_story_of_every_size_can_be_built(ranks: int) -> None:
-    told = bench_story(Run(ranks, 10))
-    check_story(told)
+def test_scenario_of_every_size_can_be_built(ranks: int) -> None:
+    told = bench_scenario(Run(ranks, 10))
+    check_scenario(told)
     assert told.ranks == ranks
 
 
@@ -20,11 +20,11 @@ def test_run_counts_the_rows_after_its_warm_up_and_gives_the_cores_back() -> Non
     cores = os.sched_getaffinity(0)
     cost = simulate(Run(32, 3, warm_up_s=1))
     assert os.sched_getaffinity(0) == cores
-    assert cost.story_s == 3
+    assert cost.scenario_s == 3
     assert cost.rows > 32 * 3
     assert cost.cpu_s > 0
     assert cost.peak_mb > 10
-    assert cost.pace == cost.story_s / cost.cpu_s
+    assert cost.pace == cost.scenario_s / cost.cpu_s
 
 
 def test_sampled_run_has_fewer_rows() -> None:
@@ -37,7 +37,7 @@ def test_figures_are_held_against_the_claims(cpu_s: float, is_met: bool, monkeyp
 
     def pretend(_note: object, run: Run) -> Cost:
         told.append(run)
-        return Cost(run.story_s, cpu_s, 1.0, 1_000, 500.0, 0.0)
+        return Cost(run.scenario_s, cpu_s, 1.0, 1_000, 500.0, 0.0)
 
     monkeypatch.setattr(benchmarks.sim, "_noted", pretend)
     figures = {figure.name: figure for figure in measure(quick=False, note=lambda _: None)}

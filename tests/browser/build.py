@@ -2,7 +2,7 @@
 
 from lockstep.records import Agent, Comm, TransferStat
 from lockstep.store.store import Store
-from tests.api.reading.build import heartbeat, put
+from tests.api.views.build import heartbeat, put
 from tests.builders import SECOND, make
 
 PEERS = (1, 2, 4, 8, 16, 32, 64, 128)  # ranks that each sends to, as in trees and exchanges

@@ -9,17 +9,16 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_play
 
 from api.auth import SESSION_COOKIE
 from lockstep.clock import NS_PER_S, SystemClock
-from lockstep.control.decisions import save_decisions
-from lockstep.control.incidents import save_incidents
-from lockstep.control.sessions import begin_session
-from lockstep.control.tokens import Scope, Token
 from lockstep.fabrics import leaf_spine
-from lockstep.store.layout import Layout
-from lockstep.store.migrations import migrate
+from lockstep.state.decisions import save_decisions
+from lockstep.state.incidents import save_incidents
+from lockstep.state.sessions import begin_session
+from lockstep.state.tokens import Scope, Token
+from lockstep.store.migrations import Layout, migrate
 from lockstep.store.store import open_store
 from tests.api.build import Api, running_api
 from tests.api.dashboard.build import decision_of, incident_of
-from tests.api.reading.build import load_job
+from tests.api.views.build import load_job
 from tests.browser.build import load_large_job
 
 _WIDE, _HIGH = 1280, 900

@@ -1,21 +1,21 @@
 """A job whose flows the path planner spreads, and which it then leads around a dead link: real plans, real loads."""
 
-from lockstep.control.database import ControlDatabase
-from lockstep.control.incidents import save_incidents
-from lockstep.control.leases import take_lease
-from lockstep.incident import Incident
-from lockstep.sim.library import parse_story
-from lockstep.sim.simulation import Simulation
+from lockstep.state.database import ControlDatabase
+from lockstep.state.incidents import save_incidents
+from lockstep.state.leases import take_lease
 from lockstep.store.store import Store
 from lockstep.topology import Topology
+from lockstep.verdict import Incident
 from planner.paths.service import PathService
-from tests.api.reading.build import put
+from simulator.scenario import parse_scenario
+from simulator.simulation import Simulation
+from tests.api.views.build import put
 from tests.builders import SECOND, T0
-from tests.lockstep.control.build import incident
+from tests.lockstep.state.build import incident
 from tests.simulated import JOB, load, tell, told_step
 from tests.waiting import PunctualClock
 
-STORY = parse_story(
+SCENARIO = parse_scenario(
     """
     summary = "64 ranks on 8 hosts"
     duration_s = 50
@@ -35,24 +35,24 @@ STORY = parse_story(
     "planned",
 )
 DEAD = "leaf0--spine0"
-SECONDS = 48  # of the story, after which a person looks
+SECONDS = 48  # of the scenario, after which a person looks
 _STEP_S = 0.5
 
 
 class StandingClock(PunctualClock):
-    """A clock on which the story is always just over: loads of the last two minutes stay those of the story."""
+    """A clock on which the scenario is always just over: loads of the last two minutes stay those of the scenario."""
 
     def now_ns(self) -> int:
         return T0 + SECONDS * SECOND
 
 
 def planned_topology() -> Topology:
-    return Simulation(STORY, 1).topology
+    return Simulation(SCENARIO, 1).topology
 
 
 def load_planned(store: Store, control: ControlDatabase, topology: Topology) -> None:
-    """Tell the story, let the planner plan for its flows, break a link, and let it plan again."""
-    load(store, tell(STORY, seed=1, every_s=50))
+    """Tell the scenario, let the planner plan for its flows, break a link, and let it plan again."""
+    load(store, tell(SCENARIO, seed=1, every_s=50))
     put(store, (told_step(number, number * _STEP_S, _STEP_S) for number in range(2 * SECONDS)))
     service = PathService(store, control, topology)
     for second in (SECONDS - 2, SECONDS - 1):
@@ -67,5 +67,5 @@ def _dead_link(now_ns: int) -> Incident:
     known = incident("i1", job=JOB, opened_ns=now_ns, updated_ns=now_ns)
     named = {"component": f"link:{DEAD}", "ambiguous_with": (), "side": None, "fault_class": "comm_hang"}
     times = {"since_ns": now_ns - 5 * SECOND, "last_seen_ns": now_ns}
-    said = {"reason": f"nothing passes {DEAD} any more: 6 transfers stand with it for 5 s"}
-    return known.model_copy(update={"verdict": known.verdict.model_copy(update=named | times | said)})
+    messages = {"reason": f"nothing passes {DEAD} any more: 6 transfers stand with it for 5 s"}
+    return known.model_copy(update={"verdict": known.verdict.model_copy(update=named | times | messages)})

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page
 
-from lockstep.control.decisions import save_decisions
-from lockstep.control.incidents import save_incidents
 from lockstep.decision import Cost, Option
+from lockstep.state.decisions import save_decisions
+from lockstep.state.incidents import save_incidents
 from tests.api.build import Api
 from tests.api.dashboard.build import decision_of, incident_of
 from tests.browser.conftest import Window

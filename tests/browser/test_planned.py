@@ -4,15 +4,14 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from lockstep.control.tokens import Scope
-from lockstep.store.layout import Layout
-from lockstep.store.migrations import migrate
+from lockstep.state.tokens import Scope
+from lockstep.store.migrations import Layout, migrate
 from lockstep.store.store import open_store
-from testbed.clickhouse import ClickHouseServer
 from tests.api.build import Api, running_api
 from tests.browser.conftest import Window
 from tests.browser.planned import DEAD, StandingClock, load_planned, planned_topology
 from tests.browser.test_pages import find_barriers
+from tests.testbed.clickhouse import ClickHouseServer
 
 pytestmark = pytest.mark.slow
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import expect
 
-from lockstep.control.executions import list_orders
-from lockstep.control.incidents import save_incidents
-from lockstep.control.tokens import Scope, create_token
+from lockstep.state.decisions import list_orders
+from lockstep.state.incidents import save_incidents
+from lockstep.state.tokens import Scope, create_token
 from tests.api.build import Api
 from tests.api.dashboard.build import incident_of
 from tests.browser.build import PEERS

@@ -1,4 +1,4 @@
-"""Receivers, their messages and silences from the command line."""
+"""Receivers and their notifications from the command line."""
 
 import json
 from collections.abc import Iterator
@@ -8,13 +8,12 @@ import pytest
 
 from lockstep.alert_settings import AlertSettings
 from lockstep.config import Settings
-from lockstep.control.audit import list_audit
-from lockstep.control.deliveries import Outgoing, list_deliveries, save_round
-from lockstep.control.leases import take_lease
-from lockstep.control.silences import list_silences
-from lockstep.control.targets import Health, list_health, write_health
+from lockstep.state.deliveries import Outgoing, list_deliveries, save_round
+from lockstep.state.documents import list_audit
+from lockstep.state.leases import take_lease
+from lockstep.state.targets import Health, list_health, write_health
 from lockstep.store.store import Store
-from tests.api.alerts.build import news, target
+from tests.api.alerts.build import make_notification, target
 from tests.api.alerts.receivers import Receiver, answer, receiving
 from tests.api.build import Api, running_api
 from tests.cli.commands import Run, check_failure
@@ -33,7 +32,9 @@ def api(tmp_path: Path, embedded_store: Store, receiver: Receiver) -> Iterator[A
     with running_api(tmp_path, embedded_store, settings=Settings(alerts=alerts)) as running:
         lease = take_lease(running.parts.control, "alerts", "test", 10**12, running.parts.clock.now_ns())
         assert lease is not None
-        save_round(running.parts.control, lease, [Outgoing("ops", news(), replaces=False, is_end=False)], [])
+        save_round(
+            running.parts.control, lease, [Outgoing("ops", make_notification(), replaces=False, is_end=False)], []
+        )
         with running.parts.control.begin() as connection:
             write_health(connection, "ops", Health(since_ns=1, failures_in_row=2, disabled_because="HTTP 410: gone"))
         yield running
@@ -65,24 +66,12 @@ def test_test_message_tells_by_its_exit_code(lockstep: Run, receiver: Receiver, 
 
 def test_messages_are_listed_and_replayed(lockstep: Run, api: Api, to: tuple[str, ...]) -> None:
     listed = lockstep("alerts", "deliveries", "ops", "--state", "waiting", *to)
-    assert news().id in listed.out
+    assert make_notification().id in listed.out
     assert json.loads(lockstep("alerts", "deliveries", "ops", "--json", *to).out)["items"][0]["state"] == "waiting"
-    assert lockstep("alerts", "replay", "ops", news().id, "--why", "they lost it", *to).code == 0
+    assert lockstep("alerts", "replay", "ops", make_notification().id, "--why", "they lost it", *to).code == 0
     assert list_audit(api.parts.control, 1)[0].why == "they lost it"
     assert [each.state for each in list_deliveries(api.parts.control, "ops")] == ["waiting"]
 
 
-def test_silence_is_made_listed_and_ended(lockstep: Run, api: Api, to: tuple[str, ...]) -> None:
-    made = lockstep("alerts", "silence", "--component", "nic:h3/*", "--for", "90m", "--why", "cable", *to)
-    assert (made.code, made.err) == (0, "")
-    (silence,) = list_silences(api.parts.control)
-    assert silence.until_ns - silence.made_ns == 5400 * 10**9
-    assert "nic:h3/*" in lockstep("alerts", "silences", *to).out
-    assert lockstep("alerts", "unsilence", silence.id, *to).code == 0
-    assert list_silences(api.parts.control, since_ns=api.parts.clock.now_ns()) == []
-
-
 def test_refusal_of_the_server_is_one_sentence(lockstep: Run, to: tuple[str, ...]) -> None:
     check_failure(lockstep("alerts", "test", "nobody", *to), "there is no target 'nobody'")
-    check_failure(lockstep("alerts", "silence", *to), "name a component, a job or a class")
-    check_failure(lockstep("alerts", "silence", "--job", "x", "--for", "soon", *to), "is no length of time")

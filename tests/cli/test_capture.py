@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from cli.capture import parse_since
-from lockstep.capture.reading import read_capture
+from lockstep.capture.files import read_capture
 from lockstep.errors import BadInput
 from lockstep.store.store import Store
 from tests.api.build import running_api

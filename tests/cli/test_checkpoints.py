@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.commands import Run, check_failure
-from tests.planner.recovery.checkpoints.build import copy_real
+from tests.planner.checkpoints.build import copy_real
 
 
 @pytest.fixture

@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.control.decisions import save_decisions
-from lockstep.control.executions import list_orders, list_outcomes
-from lockstep.control.incidents import save_incidents
+from lockstep.state.decisions import list_orders, list_outcomes, save_decisions
+from lockstep.state.incidents import save_incidents
 from lockstep.store.store import Store
 from tests.api.build import Api, running_api
 from tests.cli.commands import Run, check_failure
-from tests.lockstep.control.build import decision, incident
+from tests.lockstep.state.build import decision, incident
 
 
 @pytest.fixture

@@ -1,27 +1,26 @@
-"""The verdict on a packaged story is right, alone on standard output; whatever else happens is one sentence."""
+"""The verdict on a packaged scenario is right, alone on standard output; whatever else happens is one sentence."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from lockstep.capture.contents import CaptureInfo
-from lockstep.capture.writing import CaptureWriter
-from lockstep.control.incidents import save_incidents
+from lockstep.capture.files import CaptureInfo, CaptureWriter
 from lockstep.fabrics import leaf_spine
+from lockstep.state.incidents import save_incidents
 from tests.api.build import running_api
 from tests.api.fake_store import FakeStore
 from tests.cli.answering import answering, unused_address
 from tests.cli.commands import Outcome, Run, check_failure, run_process
-from tests.lockstep.control.build import incident
+from tests.lockstep.state.build import incident
 
 SERVER = "--server"
 
 
-def simulate_and_diagnose(story: str, folder: Path, *options: str) -> Outcome:
-    """Tell a story on half of its hosts, which halves the time, and return what diagnosis says about it."""
-    target = folder / f"{story}.tar.zst"
-    told = run_process("simulate", story, "--out", str(target), "--ranks", "32", state=folder)
+def simulate_and_diagnose(scenario: str, folder: Path, *options: str) -> Outcome:
+    """Tell a scenario on half of its hosts, which halves the time, and return what diagnosis says about it."""
+    target = folder / f"{scenario}.tar.zst"
+    told = run_process("simulate", scenario, "--out", str(target), "--ranks", "32", state=folder)
     assert (told.code, told.out) == (0, "")
     return run_process("diagnose", str(target), *options, state=folder)
 
@@ -41,7 +40,14 @@ def test_slow_nic_is_the_one_verdict(slow_nic: Outcome) -> None:
 
 
 def test_progress_is_on_standard_error(slow_nic: Outcome) -> None:
-    assert [line.split()[0] for line in slow_nic.err.splitlines()] == ["reading", "analysing"]
+    lines = slow_nic.err.splitlines()
+    assert [line.split()[0] for line in lines[:2]] == ["reading", "analysing"]
+    loaded, evaluated = (
+        [line for line in lines if line.startswith(what)] for what in ("rows loaded: ", "windows evaluated: ")
+    )
+    assert 1 <= len(loaded) <= 4
+    assert len(evaluated) == 4, "a line each quarter, where nobody looks at a terminal"
+    assert len({part.split(" of ")[1] for part in evaluated}) == 1
 
 
 @pytest.mark.slow

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from lockstep.capture.reading import read_capture
+from lockstep.capture.files import read_capture
 from tests.cli.commands import Run, check_failure
-from tests.lockstep.intake.traces import TRACES, read_lines, write_lines
+from tests.importers.traces.traces import TRACES, read_lines, write_lines
 
 TOGGLE = TRACES / "K_toggle_n232.jsonl.xz"
 

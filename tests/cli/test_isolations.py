@@ -6,17 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.control.decisions import save_decisions
-from lockstep.control.executions import save_isolated
-from lockstep.control.incidents import save_incidents
-from lockstep.control.leases import take_lease
-from lockstep.control.node_orders import list_node_orders
 from lockstep.execution import PartIdentity
+from lockstep.state.decisions import list_node_orders, save_decisions, save_isolated
+from lockstep.state.incidents import save_incidents
+from lockstep.state.leases import take_lease
 from lockstep.store.store import Store
 from tests.api.build import Api, running_api
 from tests.cli.commands import Run, check_failure
-from tests.lockstep.control.build import decision, incident
-from tests.lockstep.control.test_executions import isolated
+from tests.lockstep.state.build import decision, incident
+from tests.lockstep.state.test_executions import isolated
 
 
 @pytest.fixture
@@ -27,7 +25,7 @@ def api(tmp_path: Path, embedded_store: Store) -> Iterator[Api]:
         save_decisions(control, [decision("d1"), decision("d2")], None)
         lease = take_lease(control, "planner", "test", 10**12, running.parts.clock.now_ns())
         assert lease is not None
-        save_isolated(control, isolated(said="ECC errors", tests=2), lease)
+        save_isolated(control, isolated(message="ECC errors", tests=2), lease)
         save_isolated(control, isolated(decision="d2", node="h5", state="returned"), lease)
         yield running
 

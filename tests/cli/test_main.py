@@ -15,7 +15,8 @@ from lockstep.errors import LockstepError
 from tests.cli.commands import Run, check_failure, run_process
 from tests.conftest import REPO
 
-COMMANDS = [name for name, _, _ in main._COMMANDS]
+COMMANDS = [command.name for command in main.COMMANDS]
+SLOW_TO_IMPORT = {"rich", "structlog", "pydantic", "pyarrow", "numpy", "httpx"}  # each 0.1 s or more
 HEAVY = ("torch", "fastapi", "sqlalchemy", "chdb", "clickhouse_connect")
 
 
@@ -51,7 +52,7 @@ def test_unknown_command_is_bad_usage(lockstep: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--no-such"], ["story", "dance"], ["story", "list", "--no-such"], ["capture"]]
+    "arguments", [["--no-such"], ["scenario", "dance"], ["scenario", "list", "--no-such"], ["capture"]]
 )
 def test_unknown_option_or_missing_argument_is_bad_usage(lockstep: Run, arguments: list[str]) -> None:
     outcome = lockstep(*arguments)
@@ -62,7 +63,7 @@ def test_unknown_option_or_missing_argument_is_bad_usage(lockstep: Run, argument
 def test_installed_command_ends_like_the_one_in_this_process(tmp_path: Path) -> None:
     assert run_process("--version", state=tmp_path).out == f"{__version__}\n"
     check_failure(run_process("dance", state=tmp_path), "No such command 'dance'", code=2)
-    check_failure(run_process("story", "show", "dance", state=tmp_path), "there is no story 'dance'")
+    check_failure(run_process("scenario", "show", "dance", state=tmp_path), "there is no scenario 'dance'")
 
 
 def fail_with(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,18 +100,20 @@ def test_error_of_the_system_is_one_sentence(
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--config", "up", "story"], ["--config=up", "story"], ["story", "up"], ["story"]]
+    "arguments", [["--config", "up", "scenario"], ["--config=up", "scenario"], ["scenario", "up"], ["scenario"]]
 )
 def test_command_at_hand_is_the_first_word_that_is_no_option(arguments: list[str]) -> None:
-    assert main._wanted(arguments) == "story"
+    wanted = main._wanted(arguments)
+    assert wanted is not None
+    assert wanted.name == "scenario"
 
 
-@pytest.mark.parametrize("arguments", [[], ["--help"], ["dance"], ["--config", "story"]])
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["dance"], ["--config", "scenario"]])
 def test_without_a_command_all_are_offered(arguments: list[str]) -> None:
     assert main._wanted(arguments) is None
 
 
-@pytest.mark.parametrize("command", ["collect", "simulate", "capture", "story"])
+@pytest.mark.parametrize("command", ["collect", "simulate", "capture", "scenario"])
 def test_command_of_a_training_host_needs_nothing_heavy(command: str) -> None:
     done = run_without(HEAVY, command, "--help")
     assert (done.returncode, done.stderr) == (0, "")
@@ -149,11 +152,47 @@ def test_services_have_rows_where_freed_memory_can_be_given_back(command: str, i
     assert (done.stdout.strip() == "system") is is_service, done.stderr
 
 
-def test_help_without_the_heavy_packages_lists_what_is_left() -> None:
-    done = run_without(HEAVY, "--help")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert " collect " in done.stdout
-    assert " token " not in done.stdout
+@pytest.mark.parametrize(
+    "variables", [{}, {"_LOCKSTEP_COMPLETE": "complete_bash", "COMP_WORDS": "lockstep ", "COMP_CWORD": "1"}]
+)
+@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_help_version_and_completion_import_nothing_that_takes_long(variables: dict[str, str], option: str) -> None:
+    script = f"""
+import atexit, sys
+atexit.register(lambda: print(*sorted({{name.split(".")[0] for name in sys.modules}}), file=sys.stderr))
+sys.argv = ["lockstep", {option!r}]
+from cli.main import run
+run()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=REPO,
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    ours = {"lockstep", "cli"}
+    packages = {*ours, "collector", "importers", "simulator", "analyzer", "planner", "api"}
+    assert set(done.stderr.split()) & {*packages, *SLOW_TO_IMPORT, *HEAVY} == ours
+
+
+@pytest.mark.parametrize("command", main.COMMANDS, ids=lambda command: command.name)
+def test_summary_in_the_list_is_how_the_command_s_own_help_begins(command: main.Command) -> None:
+    loaded = command.load()
+    own = loaded.info.help if isinstance(loaded, typer.Typer) else loaded.__doc__
+    assert isinstance(own, str)
+    assert own.startswith(command.summary.rstrip("."))
+
+
+@pytest.mark.parametrize(("command", "package"), [("bench", "benchmarks"), ("testbed", "tests")])
+def test_command_that_needs_a_clone_says_so(command: str, package: str) -> None:
+    done = run_without((package,), command, "--help")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        f"lockstep: `lockstep {command}` needs {package}/, which is not part of the installed package: "
+        "clone the repository, run `make install` there, and use its .venv/bin/lockstep\n"
+    )
 
 
 def test_bare_command_shows_help(lockstep: Run) -> None:

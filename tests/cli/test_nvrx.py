@@ -10,17 +10,15 @@ from pathlib import Path
 import httpx
 import pytest
 
-from lockstep.control.decisions import save_decisions
-from lockstep.control.executions import save_isolated
-from lockstep.control.incidents import save_incidents
-from lockstep.control.leases import take_lease
+from lockstep.state.decisions import save_decisions, save_isolated
+from lockstep.state.incidents import save_incidents
+from lockstep.state.leases import take_lease
 from lockstep.store.store import Store
-from planner.controllers.nvrx import NvrxController, NvrxOptions
-from planner.controllers.nvrx_health import METHOD, SERVICE
+from planner.controllers.nvrx import METHOD, SERVICE, NvrxController, NvrxOptions
 from tests.api.build import Api, running_api
 from tests.cli.commands import LOCKSTEP, Run, check_failure, environment_for
-from tests.lockstep.control.build import decision, incident
-from tests.lockstep.control.test_executions import isolated
+from tests.lockstep.state.build import decision, incident
+from tests.lockstep.state.test_executions import isolated
 from tests.planner.controllers.test_nvrx import decode
 
 

@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from cli.opening import layout_of, listen_on, node_urls, opened_store, prepare_embedded, unique_holder
+from api.web import listen_on
 from lockstep.config import Settings
 from lockstep.errors import LockstepError
 from lockstep.sections import StoreSettings
-from lockstep.store.layout import Layout
-from lockstep.store.migrations import check_migrated
+from lockstep.state.leases import unique_holder
+from lockstep.store.migrations import Layout, check_migrated
+from lockstep.store.opening import layout_of, node_urls, opened_store, prepare_embedded
 from tests.cli.commands import Run, check_failure
 
 

@@ -8,7 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from cli.plan_recovery import plan_of_recovery
+from cli.plan import plan_of_recovery
 from lockstep.errors import BadInput
 
 EXAMPLE = Path(__file__).parents[1] / "data" / "recovery" / "cluster.json"

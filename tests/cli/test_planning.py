@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from cli.planning import controller_of, make_planner, options_of
 from lockstep.config import Settings
-from lockstep.control.database import ControlDatabase, open_control
-from lockstep.control.leases import take_lease
 from lockstep.errors import BadInput
+from lockstep.state.database import ControlDatabase, open_control
+from lockstep.state.leases import take_lease
+from planner.assembly import controller_of, make_planner, options_of
 
 
 @pytest.fixture

@@ -5,18 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from cli.planning import make_planner
-from cli.policy import with_policy
 from lockstep.clock import NS_PER_S
 from lockstep.config import Settings
-from lockstep.control.database import ControlDatabase, open_control
-from lockstep.control.decisions import list_decisions
-from lockstep.control.incidents import save_incidents
-from lockstep.control.leases import Lease, take_lease
-from lockstep.control.policies import PLANNER, PlannerPolicy, policy_of, save_policy
 from lockstep.decision import Decision
-from lockstep.planner_settings import PlannerSettings
-from tests.lockstep.control.build import incident
+from lockstep.sections import PlannerSettings
+from lockstep.state.database import ControlDatabase, open_control
+from lockstep.state.decisions import list_decisions
+from lockstep.state.incidents import save_incidents
+from lockstep.state.leases import Lease, take_lease
+from lockstep.state.policies import PLANNER, PlannerPolicy, policy_of, save_policy
+from planner.assembly import make_planner, with_policy
+from tests.lockstep.state.build import incident
 
 NOW = 1_700_000_000 * NS_PER_S
 ACTIONS = (

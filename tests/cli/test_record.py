@@ -3,7 +3,7 @@
 import lzma
 from pathlib import Path
 
-from lockstep.intake.nccl_callbacks import Trace, read_events
+from importers.traces.nccl_callbacks import Trace, read_events
 from tests.cli.commands import Run, check_failure
 
 

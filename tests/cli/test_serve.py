@@ -8,12 +8,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from lockstep.control.database import open_control
-from lockstep.control.leases import take_lease
 from lockstep.fabrics import leaf_spine
+from lockstep.state.database import open_control
+from lockstep.state.leases import take_lease
 from lockstep.topology import dump_topology
-from testbed.services import free_port
 from tests.cli.commands import LOCKSTEP, Run, check_failure, environment_for
+from tests.testbed.services import free_port
 from tests.waiting import eventually
 
 
@@ -47,11 +47,11 @@ def test_planner_with_paths_keeps_both_duties_up(tmp_path: Path) -> None:
     with subprocess.Popen(
         [LOCKSTEP, "serve", "planner"], env=environment, stderr=subprocess.PIPE, text=True
     ) as process:
-        eventually(lambda: is_ready(address), limit_s=120)
+        eventually(lambda: is_ready(address))
         process.send_signal(signal.SIGTERM)
-        _, said = process.communicate(timeout=60)
+        _, messages = process.communicate(timeout=60)
     assert process.returncode == 0
-    assert re.findall(r'"service": "(\w+)"', said) == ["planner", "paths"]
+    assert re.findall(r'"service": "(\w+)"', messages) == ["planner", "paths"]
 
 
 @pytest.mark.parametrize("service", ["planner", "analyzer"])
@@ -61,12 +61,12 @@ def test_service_is_ready_until_it_is_told_to_stop_and_lets_go_of_its_role(tmp_p
     with subprocess.Popen(
         [LOCKSTEP, "serve", service], env=environment, stderr=subprocess.PIPE, text=True
     ) as process:
-        eventually(lambda: is_ready(address), limit_s=120)
+        eventually(lambda: is_ready(address))
         process.send_signal(signal.SIGTERM)
-        _, said = process.communicate(timeout=60)
+        _, messages = process.communicate(timeout=60)
     assert process.returncode == 0
-    assert re.search(r'"event": "service is up"', said)
-    assert "Traceback" not in said
+    assert re.search(r'"event": "service is up"', messages)
+    assert "Traceback" not in messages
     with open_control(f"sqlite:///{tmp_path}/control.db") as control:
         successor = take_lease(control, service, "another", 1, now_ns=1)
     assert successor is not None

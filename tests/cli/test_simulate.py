@@ -1,33 +1,32 @@
-"""A story becomes a capture, the same one for the same seed, or nothing at all."""
+"""A scenario becomes a capture, the same one for the same seed, or nothing at all."""
 
 from pathlib import Path
 
 import pytest
 
 import cli.simulate
-from lockstep.capture.reading import read_capture
-from lockstep.sim.library import find_story
-from lockstep.sim.story import Story
+from lockstep.capture.files import read_capture
+from simulator.scenario import Scenario, find_scenario
 from tests.cli.commands import Run, check_failure
 
 SMALL = ("--ranks", "16")
 
 
 @pytest.fixture(autouse=True)
-def _short_stories(monkeypatch: pytest.MonkeyPatch) -> None:
-    """End every story after three seconds; whole ones are told where they are diagnosed."""
+def _short_scenarios(monkeypatch: pytest.MonkeyPatch) -> None:
+    """End every scenario after three seconds; whole ones are told where they are diagnosed."""
 
-    def shortened(name: str) -> Story:
-        return find_story(name).model_copy(update={"duration_s": 3.0})
+    def shortened(name: str) -> Scenario:
+        return find_scenario(name).model_copy(update={"duration_s": 3.0})
 
-    monkeypatch.setattr(cli.simulate, "find_story", shortened)
+    monkeypatch.setattr(cli.simulate, "find_scenario", shortened)
 
 
-def test_capture_holds_the_story_and_nothing_is_on_standard_output(lockstep: Run, tmp_path: Path) -> None:
+def test_capture_holds_the_scenario_and_nothing_is_on_standard_output(lockstep: Run, tmp_path: Path) -> None:
     outcome = lockstep("simulate", "healthy", "--out", tmp_path / "a", *SMALL)
     assert (outcome.code, outcome.out) == (0, "")
     assert outcome.err.splitlines() == [
-        "story healthy, 16 ranks, 3 s, seed 1",
+        "scenario healthy, 16 ranks, 3 s, seed 1",
         f"wrote {tmp_path}/a",
     ]
     capture = read_capture(tmp_path / "a")
@@ -44,8 +43,8 @@ def test_same_seed_gives_the_identical_file_and_another_seed_another(lockstep: R
     assert first != other
 
 
-def test_unknown_story_is_one_sentence(lockstep: Run, tmp_path: Path) -> None:
-    check_failure(lockstep("simulate", "dance", "--out", tmp_path / "a"), "there is no story 'dance'")
+def test_unknown_scenario_is_one_sentence(lockstep: Run, tmp_path: Path) -> None:
+    check_failure(lockstep("simulate", "dance", "--out", tmp_path / "a"), "there is no scenario 'dance'")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -60,7 +59,7 @@ def test_capture_that_exists_is_never_overwritten(lockstep: Run, tmp_path: Path)
 @pytest.mark.parametrize("ranks", ["7", "8", "12"])
 def test_number_of_ranks_that_fills_no_hosts_is_one_sentence(lockstep: Run, tmp_path: Path, ranks: str) -> None:
     outcome = lockstep("simulate", "healthy", "--out", tmp_path / "a", "--ranks", ranks)
-    check_failure(outcome, "story healthy has 8 GPUs a host: give a multiple of that, two hosts at least")
+    check_failure(outcome, "scenario healthy has 8 GPUs a host: give a multiple of that, two hosts at least")
 
 
 def test_cluster_too_small_for_what_breaks_in_it_is_one_sentence(lockstep: Run, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from tests.conftest import REPO
 def test_signal_that_came_before_the_wait_ends_it(number: signal.Signals) -> None:
     code = f"""
 import os
-from cli.stopping import StopSignals
+from cli.collect import StopSignals
 signals = StopSignals()
 os.kill(os.getpid(), {int(number)})
 signals.wait()

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.capture.contents import Capture, CaptureInfo
-from lockstep.capture.writing import write_capture
+from lockstep.capture.files import Capture, CaptureInfo, write_capture
 from lockstep.clock import SystemClock
 from lockstep.records import Event
 from tests.builders import make, rows

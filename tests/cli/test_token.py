@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from lockstep.control.audit import list_audit
-from lockstep.control.database import open_control
-from lockstep.control.tokens import find_token
+from lockstep.state.database import open_control
+from lockstep.state.documents import list_audit
+from lockstep.state.tokens import find_token
 from tests.cli.commands import Run, check_failure
 
 

@@ -8,27 +8,26 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
 from cli.top import draw_bars, watch
 from lockstep.client import Client
 from lockstep.clock import ManualClock
-from lockstep.control.decisions import save_decisions
-from lockstep.control.incidents import save_incidents
 from lockstep.errors import ServerRefused
 from lockstep.records import Comm
-from lockstep.store.layout import Layout
-from lockstep.store.migrations import migrate
+from lockstep.state.decisions import save_decisions
+from lockstep.state.incidents import save_incidents
+from lockstep.store.migrations import Layout, migrate
 from lockstep.store.store import open_store
 from tests.api.build import Api, running_api
-from tests.api.reading.build import heartbeat, put, step, waiting
+from tests.api.views.build import heartbeat, put, step, waiting
 from tests.builders import SECOND, make
 from tests.cli.answering import answering, unused_address
 from tests.cli.commands import Run, check_failure
 from tests.http_serving import Quiet, serving
-from tests.lockstep.control.build import decision, incident
+from tests.lockstep.state.build import decision, incident
 
 EMPTY: dict[str, object] = {"items": [], "next": None}
 
@@ -168,7 +167,6 @@ def test_refusal_that_will_not_pass_ends_it() -> None:
         watched(url, lambda _: True)
 
 
-@settings(max_examples=50)
 @given(st.lists(st.floats(0, 1e6), max_size=40))
 def test_bars_are_as_many_as_values_and_the_longest_is_full(values: list[float]) -> None:
     drawn = draw_bars(tuple(values))

@@ -34,7 +34,7 @@ def test_import_writes_the_topology_and_says_what_was_assumed(lockstep: Run, tmp
     outcome = lockstep("topology", "import", "slurm", DATA / "topology.conf", "--out", target, "--gbps", "200")
     assert (outcome.code, outcome.out) == (0, "")
     assert outcome.err.startswith("assumed:\n")
-    assert "  - the rate of 6 links is not told: 200 Gbit/s is assumed for each\n" in outcome.err
+    assert "  - the rate of 6 links is unknown: 200 Gbit/s is assumed for each\n" in outcome.err
     assert outcome.err.endswith(f"wrote {target}: 4 hosts, 3 switches, 6 links\n")
     assert {link.gbps for link in load_topology(target).links} == {200}
 

@@ -3,9 +3,9 @@
 import pytest
 
 from cli.up import _announce
-from lockstep.incident import Incident
+from lockstep.verdict import Incident
 from tests.builders import SECOND, T0
-from tests.lockstep.control.build import incident
+from tests.lockstep.state.build import incident
 
 
 def told(**changes: object) -> Incident:

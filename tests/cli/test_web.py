@@ -14,16 +14,16 @@ import structlog
 from fastapi import FastAPI, Request
 
 from api.app import create_app
-from api.gateway.gateway import Gateway, GatewayOptions
+from api.ingest.gateway import Gateway, GatewayOptions
 from api.parts import Parts
 from api.routes.health import health_app
-from cli.web import WebServer, check_exposure, read_tls, scheme_of
+from api.web import WebServer, check_exposure, read_tls, scheme_of
 from lockstep.config import Settings, load_settings
-from lockstep.control.database import open_control
-from lockstep.control.tokens import create_token
 from lockstep.errors import BadInput, BadSettings
 from lockstep.sections import ApiSettings
-from lockstep.store.layout import Layout
+from lockstep.state.database import open_control
+from lockstep.state.tokens import create_token
+from lockstep.store.migrations import Layout
 from tests.api.fake_store import FakeStore
 from tests.cli.certificates import write_certificate
 from tests.waiting import HastyClock, eventually

@@ -8,8 +8,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from lockstep.batches import AGENT_HEADER, BOOT_HEADER, NUMBER_HEADER, decode_batch
-from lockstep.wish import Receipt, Wish
+from lockstep.batches import AGENT_HEADER, BOOT_HEADER, NUMBER_HEADER, DetailRequest, Receipt, decode_batch
 
 # A status with a problem document, a whole body with status 200, or a connection that ends without an answer.
 Answer = int | bytes | Literal["lost"]
@@ -37,7 +36,7 @@ class FakeGateway:
     def __init__(self) -> None:
         self.received: list[Received] = []
         self.answers: deque[Answer] = deque()
-        self.wishes: tuple[Wish, ...] = ()
+        self.requests: tuple[DetailRequest, ...] = ()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler_for(self))
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
 
@@ -62,7 +61,7 @@ class FakeGateway:
         try:
             return self.answers.popleft()
         except IndexError:
-            return Receipt(watermark=batch.number, wishes=self.wishes).model_dump_json().encode()
+            return Receipt(watermark=batch.number, requests=self.requests).model_dump_json().encode()
 
     def __enter__(self) -> "FakeGateway":
         self._thread.start()

@@ -11,19 +11,17 @@ import pytest
 from structlog.testing import capture_logs
 
 from collector import agent as agent_module
-from collector import following
 from collector.agent import CollectorAgent
-from collector.gateway_client import GatewayClient
-from collector.outbox import MemoryOutbox
-from collector.source import PlainSource, Reading, Source
+from collector.shipping import GatewayClient, MemoryQueue
+from collector.sources.source import PlainSource, Reading, Source
 from collector.spool import Spool
+from lockstep.batches import DetailRequest
 from lockstep.clock import NS_PER_S
 from lockstep.errors import NotPresent
 from lockstep.records import Event
-from lockstep.wish import Wish
-from testbed.tcp_proxy import TcpProxy
 from tests.builders import T0, make, rows
 from tests.collector.fake_gateway import Answer, FakeGateway
+from tests.testbed.tcp_proxy import TcpProxy
 from tests.waiting import HastyClock, eventually
 
 FAR_NS = 2**62
@@ -55,12 +53,12 @@ class NumberedSource(PlainSource):
     ) -> None:
         self.name, self._is_urgent = name, is_urgent
         self.reads = 0
-        self.wishes: Sequence[Wish] = ()
+        self.requests: Sequence[DetailRequest] = ()
         self._before = before
 
-    def read(self, now_ns: int, wishes: Sequence[Wish]) -> Reading:
+    def read(self, now_ns: int, requests: Sequence[DetailRequest]) -> Reading:
         number, self.reads = self.reads, self.reads + 1
-        self.wishes = wishes
+        self.requests = requests
         self._before(number)
         event = make(Event, source=self.name, message=str(number), ts_ns=now_ns)
         return Reading({"events": rows(event)}, watermark_ns=now_ns, is_urgent=self._is_urgent)
@@ -82,7 +80,7 @@ def make_agent(
     *sources: Source, server: str, buffer_bytes: int = PLENTY, clock: HastyClock | None = None
 ) -> CollectorAgent:
     destination = GatewayClient(server, "token", "h0")
-    return CollectorAgent("h0", sources, MemoryOutbox(buffer_bytes), destination, clock or HastyClock())
+    return CollectorAgent("h0", sources, MemoryQueue(buffer_bytes), destination, clock or HastyClock())
 
 
 @contextmanager
@@ -97,7 +95,7 @@ def running(
         agent.close()
 
 
-def told_by(source: NumberedSource, gateway: FakeGateway) -> list[int]:
+def reported_by(source: NumberedSource, gateway: FakeGateway) -> list[int]:
     """Return the numbers of the events of a source that arrived, in the order they came."""
     events = zip(gateway.all_of("events", "source"), gateway.all_of("events", "message"), strict=True)
     return [int(message) for name, message in events if name == source.name]
@@ -129,7 +127,7 @@ def test_everything_read_arrives_once_and_the_end_sends_what_is_left(gateway: Fa
     source = NumberedSource("a")
     with running(source, server=gateway.url):
         eventually(lambda: source.reads >= 5)
-    assert told_by(source, gateway) == list(range(source.reads))
+    assert reported_by(source, gateway) == list(range(source.reads))
 
 
 def test_agent_that_never_started_still_says_that_it_was_there(gateway: FakeGateway) -> None:
@@ -147,8 +145,8 @@ def test_every_batch_has_one_heartbeat(gateway: FakeGateway) -> None:
 
 def test_host_s_watermark_is_that_of_its_slowest_source(gateway: FakeGateway) -> None:
     class Slow(NumberedSource):
-        def read(self, now_ns: int, wishes: Sequence[Wish]) -> Reading:
-            return Reading(super().read(now_ns, wishes).tables, watermark_ns=T0)
+        def read(self, now_ns: int, requests: Sequence[DetailRequest]) -> Reading:
+            return Reading(super().read(now_ns, requests).tables, watermark_ns=T0)
 
     slow, quick = Slow("slow"), NumberedSource("quick")
     with running(slow, quick, server=gateway.url, clock=StandingClock()):  # so that none is given up
@@ -219,10 +217,10 @@ def test_batches_wait_while_nobody_answers_and_arrive_in_order_afterwards(gatewa
             proxy.behaviour = "forward"
             eventually(lambda: len(gateway.received) >= 8)
     assert gateway.numbers == list(range(1, len(gateway.numbers) + 1))
-    assert told_by(source, gateway) == list(range(source.reads))
+    assert reported_by(source, gateway) == list(range(source.reads))
 
 
-def test_trouble_with_the_gateway_is_told_once_and_its_end_too(gateway: FakeGateway) -> None:
+def test_trouble_with_the_gateway_is_reported_once_and_its_end_too(gateway: FakeGateway) -> None:
     gateway.answers += [503, 503, 503]
     with capture_logs() as lines, running(server=gateway.url):
         eventually(lambda: len(gateway.received) >= 5)
@@ -240,7 +238,7 @@ def test_full_buffer_drops_the_oldest_and_says_how_many_rows(gateway: FakeGatewa
             eventually(lambda: agent.dropped_rows > 0)
             proxy.behaviour = "forward"
             eventually(lambda: len(gateway.received) >= 3)
-    arrived = told_by(source, gateway)
+    arrived = reported_by(source, gateway)
     assert gateway.numbers[0] > 1
     assert gateway.all_of("agents", "dropped")[-1] > 0
     assert arrived[0] > 0
@@ -273,27 +271,29 @@ def test_end_does_not_wait_for_a_gateway_that_is_gone() -> None:
             eventually(lambda: source.reads >= 3)
 
 
-def test_wishes_reach_the_sources(gateway: FakeGateway) -> None:
-    wish = Wish(id="w1", host="h0", kind="detail", details={"ranks": [1]}, expires_ns=FAR_NS)
-    gateway.wishes = (wish,)
+def test_detail_requests_reach_the_sources(gateway: FakeGateway) -> None:
+    request = DetailRequest(id="w1", host="h0", kind="detail", details={"ranks": [1]}, expires_ns=FAR_NS)
+    gateway.requests = (request,)
     source = NumberedSource("a")
     with running(source, server=gateway.url):
-        eventually(lambda: source.wishes == (wish,))
-        gateway.wishes = ()
-        eventually(lambda: source.wishes == ())
+        eventually(lambda: source.requests == (request,))
+        gateway.requests = ()
+        eventually(lambda: source.requests == ())
 
 
-def test_wish_that_has_expired_reaches_nobody_even_when_the_gateway_is_gone(gateway: FakeGateway) -> None:
+def test_detail_request_that_has_expired_reaches_nobody_even_when_the_gateway_is_gone(gateway: FakeGateway) -> None:
     clock = HastyClock()
-    short = Wish(id="short", host="h0", kind="probe", details={}, expires_ns=clock.now_ns() + 86_400 * NS_PER_S)
-    long = Wish(id="long", host="h0", kind="probe", details={}, expires_ns=FAR_NS)
-    gateway.wishes = (short, long)
+    short = DetailRequest(
+        id="short", host="h0", kind="probe", details={}, expires_ns=clock.now_ns() + 86_400 * NS_PER_S
+    )
+    long = DetailRequest(id="long", host="h0", kind="probe", details={}, expires_ns=FAR_NS)
+    gateway.requests = (short, long)
     source = NumberedSource("a")
     with running(source, server=gateway.url, clock=clock):
-        eventually(lambda: source.wishes == (short, long))
+        eventually(lambda: source.requests == (short, long))
         gateway.answers += [503] * 10_000
         clock.skip(86_400)
-        eventually(lambda: source.wishes == (long,))
+        eventually(lambda: source.requests == (long,))
         gateway.answers.clear()
 
 
@@ -304,13 +304,13 @@ def test_source_that_fails_is_read_again_and_does_not_disturb_the_others(
     failing, healthy = NumberedSource("failing", before=fail(error)), NumberedSource("healthy")
     with capture_logs() as lines, running(failing, healthy, server=gateway.url):
         eventually(lambda: failing.reads >= 3 and healthy.reads >= 3)
-    assert told_by(healthy, gateway) == list(range(healthy.reads))
-    assert told_by(failing, gateway) == []
+    assert reported_by(healthy, gateway) == list(range(healthy.reads))
+    assert reported_by(failing, gateway) == []
     failures = [line["error"] for line in lines if line["event"] == "source failed"]
     assert failures == [f"{type(error).__name__}: {error}"]
 
 
-def test_source_that_recovers_is_heard_again(gateway: FakeGateway) -> None:
+def test_source_that_recovers_is_seen_again(gateway: FakeGateway) -> None:
     def fail_twice(number: int) -> None:
         if number < 2:
             raise OSError("not yet")
@@ -318,12 +318,12 @@ def test_source_that_recovers_is_heard_again(gateway: FakeGateway) -> None:
     source = NumberedSource("a", before=fail_twice)
     with running(source, server=gateway.url):
         eventually(lambda: source.reads >= 4)
-    assert told_by(source, gateway) == list(range(2, source.reads))
+    assert reported_by(source, gateway) == list(range(2, source.reads))
 
 
 def test_source_with_rows_of_a_wrong_kind_does_not_spoil_the_batch(gateway: FakeGateway) -> None:
     class Confused(NumberedSource):
-        def read(self, now_ns: int, wishes: Sequence[Wish]) -> Reading:
+        def read(self, now_ns: int, requests: Sequence[DetailRequest]) -> Reading:
             self.reads += 1
             wrong = {"events": pa.table({"x": [1]})} if self.reads % 2 else {"no_such_table": pa.table({"x": [1]})}
             return Reading(wrong, watermark_ns=now_ns)
@@ -331,7 +331,7 @@ def test_source_with_rows_of_a_wrong_kind_does_not_spoil_the_batch(gateway: Fake
     confused, healthy = Confused("confused"), NumberedSource("healthy")
     with running(confused, healthy, server=gateway.url):
         eventually(lambda: confused.reads >= 4 and healthy.reads >= 4)
-    assert told_by(healthy, gateway) == list(range(healthy.reads))
+    assert reported_by(healthy, gateway) == list(range(healthy.reads))
 
 
 def test_source_that_hangs_delays_neither_the_others_nor_the_end(
@@ -346,15 +346,15 @@ def test_source_that_hangs_delays_neither_the_others_nor_the_end(
     hanging, healthy = NumberedSource("hanging", before=hang), NumberedSource("healthy")
     with running(hanging, healthy, server=gateway.url):
         eventually(lambda: hanging.reads and healthy.reads >= 5)
-    told = told_by(healthy, gateway)
+    reported = reported_by(healthy, gateway)
     assert hanging.reads == 1
-    assert told == list(range(len(told)))
-    assert len(told) >= 4  # the fifth reading had only begun, and the end does not wait
+    assert reported == list(range(len(reported)))
+    assert len(reported) >= 4  # the fifth reading had only begun, and the end does not wait
     let_go.set()
 
 
 def test_source_with_nothing_to_read_here_rests(gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(following, "_LOOK_AGAIN_S", AGES_S)
+    monkeypatch.setattr(agent_module, "_LOOK_AGAIN_S", AGES_S)
     absent, healthy = NumberedSource("absent", before=fail(NotPresent("no NIC"))), NumberedSource("healthy")
     with capture_logs() as lines, running(absent, healthy, server=gateway.url):
         eventually(lambda: absent.reads and healthy.reads >= 4)
@@ -372,7 +372,7 @@ def test_source_whose_hardware_comes_later_is_read_then(gateway: FakeGateway) ->
     late = NumberedSource("late", before=come_late)
     with running(late, server=gateway.url):
         eventually(lambda: late.reads >= 4)
-    assert told_by(late, gateway) == list(range(2, late.reads))
+    assert reported_by(late, gateway) == list(range(2, late.reads))
 
 
 def test_sources_are_closed_at_the_end_also_when_one_refuses(gateway: FakeGateway) -> None:
@@ -392,7 +392,7 @@ def test_sources_are_closed_at_the_end_also_when_one_refuses(gateway: FakeGatewa
 def test_source_that_comes_to_rest_no_longer_holds_the_watermark(
     gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(following, "_LOOK_AGAIN_S", AGES_S)
+    monkeypatch.setattr(agent_module, "_LOOK_AGAIN_S", AGES_S)
 
     def vanish(number: int) -> None:
         if number == 1:
@@ -410,8 +410,8 @@ def test_source_that_comes_to_rest_no_longer_holds_the_watermark(
 class CountingOn(NumberedSource):
     """Goes on counting from its checkpoint."""
 
-    def read(self, now_ns: int, wishes: Sequence[Wish]) -> Reading:
-        reading = super().read(now_ns, wishes)
+    def read(self, now_ns: int, requests: Sequence[DetailRequest]) -> Reading:
+        reading = super().read(now_ns, requests)
         return replace(reading, checkpoint=str(self.reads).encode())
 
     def resume(self, checkpoint: bytes) -> None:
@@ -437,17 +437,17 @@ def test_agent_goes_on_behind_the_last_batch_that_an_earlier_one_kept(gateway: F
             gateway.answers.clear()  # so that the end sends all that is left
         agent.close()
     receipts = list({(batch.boot, batch.number): batch for batch in gateway.received}.values())
-    told = [int(message) for batch in receipts for message in batch.column("events", "message")]
-    assert len(told) >= 15
-    assert told == list(range(len(told)))
+    reported = [int(message) for batch in receipts for message in batch.column("events", "message")]
+    assert len(reported) >= 15
+    assert reported == list(range(len(reported)))
     assert len({batch.boot for batch in gateway.received}) == 3
 
 
 def test_checkpoint_that_a_source_does_not_understand_lets_it_begin_anew(gateway: FakeGateway) -> None:
     source = CountingOn("a")
-    outbox, destination = MemoryOutbox(PLENTY), GatewayClient(gateway.url, "token", "h0")
-    agent = CollectorAgent("h0", [source], outbox, destination, HastyClock(), {"a": b"from another release"})
+    queue, destination = MemoryQueue(PLENTY), GatewayClient(gateway.url, "token", "h0")
+    agent = CollectorAgent("h0", [source], queue, destination, HastyClock(), {"a": b"from another release"})
     agent.start()
     eventually(lambda: source.reads >= 2)
     agent.close()
-    assert told_by(source, gateway)[:2] == [0, 1]
+    assert reported_by(source, gateway)[:2] == [0, 1]

@@ -4,12 +4,10 @@ import re
 
 import pytest
 
-from collector.gateway_client import GatewayClient
-from collector.parcel import Parcel
-from lockstep.batches import encode_batch
+from collector.shipping import Batch, GatewayClient
+from lockstep.batches import DetailRequest, encode_batch
 from lockstep.errors import BadInput, DestinationAway, ServerRefused
 from lockstep.records import Event
-from lockstep.wish import Wish
 from tests.builders import T0, make, rows
 from tests.collector.fake_gateway import Answer, FakeGateway
 
@@ -19,7 +17,7 @@ BODY = encode_batch({"events": rows(make(Event))})
 def send(gateway: FakeGateway, number: int = 1) -> None:
     client = GatewayClient(gateway.url, "lks_secret", agent="h0")
     try:
-        client.send(Parcel("b1", number, BODY, rows=1))
+        client.send(Batch("b1", number, BODY, rows=1))
     finally:
         client.close()
 
@@ -32,14 +30,14 @@ def test_batch_carries_agent_boot_number_and_token() -> None:
     assert batch.body == BODY
 
 
-def test_receipt_brings_watermark_and_wishes() -> None:
-    wish = Wish(id="w1", host="h0", kind="probe", details={"dst": "h1"}, expires_ns=T0)
+def test_receipt_brings_watermark_and_detail_requests() -> None:
+    request = DetailRequest(id="w1", host="h0", kind="probe", details={"dst": "h1"}, expires_ns=T0)
     with FakeGateway() as gateway:
-        gateway.wishes = (wish,)
+        gateway.requests = (request,)
         client = GatewayClient(gateway.url, "t", agent="h0")
-        receipt = client.send(Parcel("b1", 3, BODY, rows=1))
+        receipt = client.send(Batch("b1", 3, BODY, rows=1))
         client.close()
-    assert (receipt.watermark, receipt.wishes) == (3, (wish,))
+    assert (receipt.watermark, receipt.requests) == (3, (request,))
 
 
 @pytest.mark.parametrize("status", [400, 401, 413, 500, 503])
@@ -62,8 +60,8 @@ def test_answer_that_is_no_receipt_is_a_refusal(answer: Answer) -> None:
 
 def test_receipt_of_a_newer_server_may_hold_more_than_we_know() -> None:
     with FakeGateway() as gateway:
-        wish = '{"id": "w", "host": "h0", "kind": "probe", "details": {}, "expires_ns": 1, "priority": 1}'
-        gateway.answers.append(f'{{"watermark": 1, "wishes": [{wish}], "shard": "a"}}'.encode())
+        request = '{"id": "w", "host": "h0", "kind": "probe", "details": {}, "expires_ns": 1, "priority": 1}'
+        gateway.answers.append(f'{{"watermark": 1, "requests": [{request}], "shard": "a"}}'.encode())
         send(gateway)
 
 

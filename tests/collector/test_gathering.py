@@ -2,9 +2,9 @@
 
 import pytest
 
-from collector import gathering as gathering_module
-from collector.gathering import Gathering
-from collector.source import Reading
+from collector import agent as gathering_module
+from collector.agent import Gathering
+from collector.sources.source import Reading
 from lockstep.clock import ManualClock
 from lockstep.records import Event
 from tests.builders import SECOND, T0, make, rows

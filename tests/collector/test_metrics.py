@@ -8,9 +8,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from collector.metrics import serve_metrics
 from lockstep.errors import NotPresent
-from testbed.services import free_port
 from tests.collector.fake_gateway import FakeGateway
 from tests.collector.test_agent import NumberedSource, fail, running
+from tests.testbed.services import free_port
 from tests.waiting import HastyClock, eventually
 
 
@@ -24,7 +24,7 @@ def scrape(port: int) -> dict[tuple[str, str], float]:
     }
 
 
-def test_every_source_and_the_way_out_are_accounted_for() -> None:
+def test_every_source_and_the_path_out_are_accounted_for() -> None:
     let_go, port, clock = threading.Event(), free_port(), HastyClock()
 
     def hang(_: int) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from collector.ranks.proc_stat import RingHolders, read_stat
+from collector.kernel.process import RingHolders, read_stat
 from collector.registry import SOURCES, make_sources
 from lockstep.errors import BadInput
 from lockstep.sections import CollectorSettings
@@ -49,6 +49,6 @@ def test_processes_are_watched_that_record_where_the_settings_say(
         source.read(T0, ())
         os.kill(pid, signal.SIGSTOP)
         eventually(lambda: read_stat(Path("/proc"), pid).state == "T")
-        told = source.read(T0 + SECOND, ()).tables
+        reported = source.read(T0 + SECOND, ()).tables
         os.kill(pid, signal.SIGCONT)
-    assert [row["kind"] for table in told.values() for row in table.to_pylist()] == kinds
+    assert [row["kind"] for table in reported.values() for row in table.to_pylist()] == kinds

@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from collector.parcel import Parcel
+from collector.shipping import Batch
 from collector.spool import Spool
 from lockstep.errors import BadInput
 
@@ -18,8 +18,8 @@ PLENTY = 1 << 20
 BOOT, LATER = "a" * 32, "0" * 32  # a later boot need not have a later name
 
 
-def parcel(number: int, size: int = 10, rows: int = 1, boot: str = BOOT) -> Parcel:
-    return Parcel(boot, number, os.urandom(size), rows, {"kernel_log": str(number).encode()})
+def batch(number: int, size: int = 10, rows: int = 1, boot: str = BOOT) -> Batch:
+    return Batch(boot, number, os.urandom(size), rows, {"kernel_log": str(number).encode()})
 
 
 @contextmanager
@@ -31,7 +31,7 @@ def opened(directory: Path, max_bytes: int = PLENTY, memory_bytes: int = PLENTY)
         spool.close()
 
 
-def drain(spool: Spool) -> list[Parcel]:
+def drain(spool: Spool) -> list[Batch]:
     """Return what waits, acknowledging each."""
     taken = []
     while first := spool.first():
@@ -41,12 +41,12 @@ def drain(spool: Spool) -> list[Parcel]:
 
 
 def test_what_was_packed_before_a_kill_is_sent_after_it_in_order(tmp_path: Path) -> None:
-    before = [parcel(number) for number in range(1, 4)]
+    before = [batch(number) for number in range(1, 4)]
     with opened(tmp_path) as spool:
         for one in before:
             spool.put(one)
         spool.remove(before[0])
-    after = [parcel(number, boot=LATER) for number in range(1, 3)]
+    after = [batch(number, boot=LATER) for number in range(1, 3)]
     with opened(tmp_path) as spool:
         for one in after:
             spool.put(one)
@@ -58,14 +58,14 @@ def test_sources_go_on_behind_the_last_batch_that_was_packed_sent_or_not(tmp_pat
     with opened(tmp_path) as spool:
         assert spool.checkpoints == {}
         for number in (1, 2):
-            spool.put(parcel(number))
+            spool.put(batch(number))
     with opened(tmp_path) as spool:
         assert spool.checkpoints == {"kernel_log": b"2"}
         drain(spool)
     with opened(tmp_path) as spool:
         assert spool.checkpoints == {"kernel_log": b"2"}
         assert spool.first() is None
-        spool.put(parcel(1, boot=LATER))
+        spool.put(batch(1, boot=LATER))
     with opened(tmp_path) as spool:
         assert spool.checkpoints == {"kernel_log": b"1"}, "the later start counts, whatever its boot is called"
 
@@ -74,7 +74,7 @@ def test_spool_leaves_one_file_when_everything_was_acknowledged(tmp_path: Path) 
     for boot in (BOOT, LATER):
         with opened(tmp_path) as spool:
             for number in range(1, 5):
-                spool.put(parcel(number, boot=boot))
+                spool.put(batch(number, boot=boot))
             drain(spool)
     assert len(list(tmp_path.glob("*.batch"))) == 0
     assert len(list(tmp_path.glob("*.sent"))) == 1
@@ -83,25 +83,25 @@ def test_spool_leaves_one_file_when_everything_was_acknowledged(tmp_path: Path) 
 def test_full_spool_drops_the_oldest_and_counts_its_rows(tmp_path: Path) -> None:
     with opened(tmp_path, max_bytes=5_000) as spool:
         for number in range(1, 11):
-            spool.put(parcel(number, size=1_000, rows=3))
+            spool.put(batch(number, size=1_000, rows=3))
         left = [one.number for one in drain(spool)]
         assert left == list(range(11 - len(left), 11))
         assert 0 < len(left) < 5
         assert spool.dropped_rows == 3 * (10 - len(left))
 
 
-def test_parcel_dropped_while_it_is_sent_is_not_mistaken_for_another(tmp_path: Path) -> None:
+def test_batch_dropped_while_it_is_sent_is_not_mistaken_for_another(tmp_path: Path) -> None:
     with opened(tmp_path, max_bytes=1_500) as spool:
-        slow, next_one = parcel(1, size=1_000), parcel(2, size=1_000)
+        slow, next_one = batch(1, size=1_000), batch(2, size=1_000)
         spool.put(slow)
         spool.put(next_one)
         spool.remove(slow)
         assert spool.first() == next_one
 
 
-def test_refused_parcel_is_gone_and_counted(tmp_path: Path) -> None:
+def test_refused_batch_is_gone_and_counted(tmp_path: Path) -> None:
     with opened(tmp_path) as spool:
-        refused, kept = parcel(1, rows=4), parcel(2)
+        refused, kept = batch(1, rows=4), batch(2)
         spool.put(refused)
         spool.put(kept)
         spool.refuse(refused)
@@ -109,11 +109,10 @@ def test_refused_parcel_is_gone_and_counted(tmp_path: Path) -> None:
         assert drain(spool) == [kept]
 
 
-@settings(max_examples=40, deadline=None)
 @given(cut=st.integers(0, 400), flip=st.integers(0, 399))
 def test_torn_file_is_lost_alone(tmp_path_factory: pytest.TempPathFactory, cut: int, flip: int) -> None:
     directory = tmp_path_factory.mktemp("spool")
-    whole = [parcel(1, size=300), parcel(2, size=300), parcel(3, size=300)]
+    whole = [batch(1, size=300), batch(2, size=300), batch(3, size=300)]
     with opened(directory) as spool:
         for one in whole:
             spool.put(one)
@@ -156,15 +155,15 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.needs_root
-def test_full_disk_sends_parcels_to_memory_and_back_when_there_is_room(small_disk: Path) -> None:
+def test_full_disk_sends_batches_to_memory_and_back_when_there_is_room(small_disk: Path) -> None:
     sizes = 200_000
     with opened(small_disk, memory_bytes=2 * PLENTY) as spool:
-        packed = [parcel(number, size=sizes) for number in range(1, 9)]
+        packed = [batch(number, size=sizes) for number in range(1, 9)]
         for one in packed:
             spool.put(one)
         assert len(list(small_disk.glob("*.batch"))) < len(packed)
         assert drain(spool) == packed
-        spool.put(parcel(9, size=sizes))
+        spool.put(batch(9, size=sizes))
         assert len(list(small_disk.glob("*.batch"))) == 1
 
 
@@ -174,7 +173,7 @@ def test_full_disk_does_not_make_sources_read_again_what_may_be_acknowledged(sma
         (small_disk / "ballast").write_bytes(b"")
         fill(small_disk / "ballast")
         for number in (1, 2, 3):
-            spool.put(parcel(number))
+            spool.put(batch(number))
         first = spool.first()
         assert first is not None
         spool.remove(first)
@@ -188,12 +187,12 @@ def test_full_disk_does_not_make_sources_read_again_what_may_be_acknowledged(sma
 def test_nothing_goes_to_disk_before_what_waits_in_memory(small_disk: Path) -> None:
     """A kill must lose the end of what was packed, which is read again, and never something in the middle."""
     with opened(small_disk) as spool:
-        spool.put(parcel(1))
+        spool.put(batch(1))
         fill(small_disk / "ballast")
         for number in (2, 3):
-            spool.put(parcel(number))
+            spool.put(batch(number))
         (small_disk / "ballast").unlink()
-        spool.put(parcel(4))
+        spool.put(batch(4))
     with opened(small_disk) as spool:
         assert [one.number for one in drain(spool)] == [1, 2, 3, 4]
 
@@ -212,6 +211,6 @@ def test_memory_is_bounded_too(small_disk: Path) -> None:
     with opened(small_disk, memory_bytes=1_000) as spool:
         fill(small_disk / "ballast")
         for number in range(1, 21):
-            spool.put(parcel(number, size=100))
+            spool.put(batch(number, size=100))
         assert spool.dropped_rows == 10
         assert [one.number for one in drain(spool)] == list(range(11, 21))

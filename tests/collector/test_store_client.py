@@ -2,7 +2,7 @@
 
 import pytest
 
-from collector.parcel import Parcel
+from collector.shipping import Batch
 from collector.store_client import StoreClient, open_client
 from lockstep.batches import encode_batch
 from lockstep.errors import DestinationAway
@@ -15,7 +15,7 @@ def test_batch_sent_twice_is_there_once_in_every_table(embedded_store: Store) ->
     tables = {"events": rows(make(Event, message="a")), "nic_counters": rows(make(NicCounter, nic="eth0"))}
     client = StoreClient(embedded_store, "h0")
     for number in (1, 1, 2, 1):
-        assert client.send(Parcel("b1", number, encode_batch(tables), rows=2)).watermark == number
+        assert client.send(Batch("b1", number, encode_batch(tables), rows=2)).watermark == number
     for table in tables:
         assert embedded_store.query(f"SELECT count() AS n FROM {table}")["n"].to_pylist() == [2], table
 
@@ -23,5 +23,5 @@ def test_batch_sent_twice_is_there_once_in_every_table(embedded_store: Store) ->
 def test_store_that_is_away_leaves_the_batch_where_it_is() -> None:
     client = open_client("http://user@127.0.0.1:1/lockstep", "", "h0")
     with pytest.raises(DestinationAway, match="the store does not take rows"):
-        client.send(Parcel("b1", 1, encode_batch({"events": rows(make(Event))}), rows=1))
+        client.send(Batch("b1", 1, encode_batch({"events": rows(make(Event))}), rows=1))
     client.close()

@@ -5,15 +5,14 @@ from typing import Any
 
 import yaml
 
-from lockstep.control.database import ControlDatabase
-from lockstep.control.decisions import save_decisions
-from lockstep.control.executions import save_execution
-from lockstep.control.incidents import save_incidents
-from lockstep.control.leases import take_lease
 from lockstep.records import Step
+from lockstep.state.database import ControlDatabase
+from lockstep.state.decisions import save_decisions, save_execution
+from lockstep.state.incidents import save_incidents
+from lockstep.state.leases import take_lease
 from tests.conftest import REPO
-from tests.lockstep.control.build import decision, incident
-from tests.lockstep.control.test_executions import execution
+from tests.lockstep.state.build import decision, incident
+from tests.lockstep.state.test_executions import execution
 
 Rule = dict[str, Any]  # Any: YAML
 

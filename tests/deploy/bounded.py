@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 
-from collector.ranks.proc_connector import ProcConnector
-from collector.ranks.proc_stat import RingHolders, read_membership
+from collector.kernel.exits import ProcConnector
+from collector.kernel.foreign_file import ForeignFile
+from collector.kernel.process import RingHolders, read_membership
 from collector.sources.kernel_log import KernelLogSource
-from lockstep.rings.opening import ForeignFile
 
 NUMBERS = {
     "CAP_DAC_OVERRIDE": 1,

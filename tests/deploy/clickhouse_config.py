@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
-from testbed.clickhouse import ClickHouseServer
 from tests.conftest import REPO
 from tests.deploy.compose_file import Compose
+from tests.testbed.clickhouse import ClickHouseServer
 
 SERVER_FILE = REPO / "deploy/clickhouse/server.xml"
 USERS_FILE = REPO / "deploy/clickhouse/users.xml"

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from subprocess import CompletedProcess
 
-from testbed.clickhouse import ClickHouseServer
-from testbed.services import free_port
 from tests.deploy.compose_file import Compose, Service
 from tests.deploy.processes import LOCKSTEP, Running, run_to_end
+from tests.testbed.clickhouse import ClickHouseServer
+from tests.testbed.services import free_port
 
 # Everything is read-only but the directories given before `--`, as in a container with `read_only: true`.
 READ_ONLY_ROOT = """

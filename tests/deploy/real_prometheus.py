@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from testbed.services import free_port, wait_until
 from tests.deploy.alert_rules import FILES, told_configuration
+from tests.testbed.services import free_port, wait_until
 
 PROGRAM = "prometheus"
 _OFTEN = "global: {scrape_interval: 2s, scrape_timeout: 2s, evaluation_interval: 1s}\n"

@@ -7,18 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.control.database import open_control
-from lockstep.control.incidents import list_incidents, save_incidents
-from lockstep.control.tokens import create_token
 from lockstep.records import Agent
-from lockstep.store.layout import Layout
-from lockstep.store.migrations import migrate
+from lockstep.state.database import open_control
+from lockstep.state.incidents import list_incidents, save_incidents
+from lockstep.state.tokens import create_token
+from lockstep.store.migrations import Layout, migrate
 from lockstep.store.store import open_store
 from lockstep.tables import TABLE_BY_NAME
 from tests.builders import make, rows
 from tests.cli.commands import LOCKSTEP, environment_for
 from tests.conftest import REPO
-from tests.lockstep.control.build import incident
+from tests.lockstep.state.build import incident
 
 pytestmark = pytest.mark.slow  # five processes, each of which opens the store or the control database
 

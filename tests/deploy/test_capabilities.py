@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from testbed.services import free_port
 from tests.collector.fake_gateway import FakeGateway
 from tests.conftest import REPO
 from tests.deploy.bounded import QUESTIONS
 from tests.deploy.processes import LOCKSTEP, Running
 from tests.deploy.unit_file import read_unit
+from tests.testbed.services import free_port
 
 pytestmark = pytest.mark.needs_root
 

@@ -14,14 +14,11 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from collector.gateway_client import GatewayClient
-from collector.parcel import Parcel
+from collector.shipping import Batch, GatewayClient
 from lockstep.batches import encode_batch
-from lockstep.control.tokens import TOKEN
 from lockstep.records import Agent, NicCounter
+from lockstep.state.tokens import TOKEN
 from lockstep.store.store import open_store
-from testbed.clickhouse import ClickHouseServer
-from testbed.services import free_port
 from tests.builders import make, rows
 from tests.deploy.clickhouse_config import served
 from tests.deploy.compose_file import load_compose
@@ -29,6 +26,8 @@ from tests.deploy.local_compose import LocalCompose
 from tests.deploy.local_units import LocalUnits
 from tests.deploy.processes import Running
 from tests.deploy.unit_file import read_unit
+from tests.testbed.clickhouse import ClickHouseServer
+from tests.testbed.services import free_port
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.slow
@@ -94,7 +93,7 @@ def test_the_whole_file_starts_takes_a_batch_and_stops(local: LocalCompose, secr
     heartbeat = make(Agent, host=HOST, version="0.0.9", ts_ns=now_ns)
 
     receipt = client.send(
-        Parcel("test", 1, encode_batch({"nic_counters": rows(counters), "agents": rows(heartbeat)}), rows=2)
+        Batch("test", 1, encode_batch({"nic_counters": rows(counters), "agents": rows(heartbeat)}), rows=2)
     )
 
     client.close()

@@ -8,7 +8,7 @@ from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
-from cli.main import _COMMANDS
+from cli.main import COMMANDS
 from tests.conftest import REPO
 from tests.deploy.compose_file import load_compose
 
@@ -96,7 +96,7 @@ def test_the_base_is_pinned_slim_and_new_enough() -> None:
 
 def test_the_role_is_what_serve_needs() -> None:
     (role,) = [arg.partition("=")[2] for arg in BUILDER.all("ARG") if arg.startswith("ROLE=")]
-    needed = next(extra for command, _, extra in _COMMANDS if command == "serve")
+    needed = next(command.extra for command in COMMANDS if command.name == "serve")
 
     assert set(role.split(",")) == set(needed.split(","))
     assert set(role.split(",")) <= PROJECT["project"]["optional-dependencies"].keys()

@@ -4,7 +4,7 @@ import pytest
 
 from lockstep.records import Agent, HostRecord, NicCounter, OpStat, TransferStat
 from lockstep.store.store import Store
-from tests.api.reading.build import put, step
+from tests.api.views.build import put, step
 from tests.builders import SECOND, T0, make
 from tests.deploy.grafana_boards import TO_S, boards, sql_of
 from tests.deploy.telemetry_rows import gpu, progress

@@ -15,11 +15,10 @@ from lockstep.records import (
     Transfer,
     TransferStat,
 )
-from lockstep.store.layout import Layout
-from lockstep.store.migrations import migrate
+from lockstep.store.migrations import Layout, migrate
 from lockstep.store.store import Store, open_store
 from lockstep.tables import TABLES
-from tests.api.reading.build import step
+from tests.api.views.build import step
 from tests.builders import SECOND, T0, make, rows
 from tests.deploy.grafana_boards import Panel, boards, literal, panels
 from tests.deploy.telemetry_rows import clock, gpu, port, probe, progress

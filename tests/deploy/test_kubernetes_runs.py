@@ -6,11 +6,11 @@ from urllib.request import urlopen
 
 import pytest
 
-from testbed.services import free_port
 from tests.collector.fake_gateway import FakeGateway
 from tests.deploy.local_compose import READ_ONLY_ROOT
 from tests.deploy.pod import Pod, make_pod
 from tests.deploy.processes import LOCKSTEP, Running
+from tests.testbed.services import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.needs_root]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from lockstep.clock import SystemClock
-from lockstep.control.database import open_control
-from lockstep.control.tokens import find_token, list_tokens, revoke_token
+from lockstep.state.database import open_control
+from lockstep.state.tokens import find_token, list_tokens, revoke_token
 from tests.conftest import REPO
 from tests.deploy.processes import LOCKSTEP
 

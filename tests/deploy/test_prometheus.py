@@ -12,17 +12,15 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from api.alerts.sinks.alertmanager import NAMES, TEST, WATCHDOG
+from api.alerts.alertmanager import NAMES, TEST, WATCHDOG
 from collector.metrics import serve_metrics
+from importers.traces.alertmanager import OWN_LABEL
 from lockstep.alert_settings import AlertSettings
 from lockstep.config import Settings
-from lockstep.intake.alertmanager import OWN_LABEL
-from lockstep.store.layout import Layout
-from lockstep.store.migrations import migrate
+from lockstep.store.migrations import Layout, migrate
 from lockstep.store.store import open_store
 from lockstep.tables import TABLE_BY_NAME
 from lockstep.verdict import FaultClass
-from testbed.services import free_port
 from tests.api.alerts.build import target
 from tests.api.build import running_api
 from tests.builders import rows
@@ -42,6 +40,7 @@ from tests.deploy.alert_rules import (
     told_configuration,
 )
 from tests.deploy.grafana_boards import panels
+from tests.testbed.services import free_port
 from tests.waiting import HastyClock, eventually
 
 Labels = dict[str, set[str]]  # of each metric

@@ -18,9 +18,8 @@ import httpx
 import pytest
 
 from lockstep.batches import encode_batch
-from lockstep.control.database import open_control
-from lockstep.control.tokens import create_token
-from testbed.services import LOCKSTEP, Service, free_port, own_environment
+from lockstep.state.database import open_control
+from lockstep.state.tokens import create_token
 from tests.api.alerts.real_alertmanager import Alertmanager, alertmanager
 from tests.api.alerts.receivers import receiving
 from tests.api.build import batch_headers
@@ -29,6 +28,7 @@ from tests.conftest import REPO
 from tests.deploy.alert_rules import BASE, README, RULES, fail_an_action, metrics_in, step_at
 from tests.deploy.grafana_boards import panels
 from tests.deploy.real_prometheus import Prometheus, prometheus
+from tests.testbed.services import LOCKSTEP, Service, free_port, own_environment
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.slow

@@ -7,8 +7,7 @@ from typing import Any, get_args
 
 import pytest
 
-from lockstep.store.layout import Layout
-from lockstep.store.migrations import migrate
+from lockstep.store.migrations import Layout, migrate
 from lockstep.store.store import open_store
 from lockstep.verdict import FaultClass
 from tests.api.build import Api, running_api

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from collector import agent, gateway_client
+from collector import agent, shipping
 from tests.deploy.commands import check_command
 from tests.deploy.unit_file import DIRECTORY, Unit, read_unit
 
@@ -138,7 +138,7 @@ def test_the_collector_has_memory_for_itself_and_its_buffer_twice() -> None:
 
 
 def test_the_collector_is_given_the_time_that_its_end_may_take() -> None:
-    assert int(COLLECTOR.only("TimeoutStopSec")) > agent._LAST_READ_S + 2 * gateway_client._TIMEOUT_S
+    assert int(COLLECTOR.only("TimeoutStopSec")) > agent._LAST_READ_S + 2 * shipping._TIMEOUT_S
 
 
 def test_the_head_node_has_memory_for_its_engine_twice() -> None:

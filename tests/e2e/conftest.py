@@ -3,7 +3,7 @@
 import pytest
 
 from lockstep.errors import NotPresent
-from testbed.slurm import check_installed
+from tests.testbed.slurm import check_installed
 
 
 @pytest.fixture(scope="session")

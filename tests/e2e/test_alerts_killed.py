@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from lockstep.clock import SystemClock
-from lockstep.control.database import open_control
-from lockstep.control.deliveries import list_deliveries
-from lockstep.control.incidents import save_incidents
+from lockstep.state.database import open_control
+from lockstep.state.deliveries import list_deliveries
+from lockstep.state.incidents import save_incidents
 from tests.api.alerts.receivers import Got, Receiver, answer, receiving
 from tests.cli.commands import LOCKSTEP, environment_for
-from tests.lockstep.control.build import incident
+from tests.lockstep.state.build import incident
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.slow

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from testbed.frozen_host import freeze, watched_site
 from tests.e2e.test_recovery import check_losses_go_on
+from tests.testbed.frozen_host import freeze, watched_site
 
 pytestmark = [pytest.mark.slow, pytest.mark.needs_root, pytest.mark.usefixtures("slurm_is_installed")]
 

@@ -13,16 +13,14 @@ from typing import Any
 import httpx
 import pytest
 
-from lockstep.capture.reading import read_capture
-from lockstep.store.layout import Layout
-from lockstep.store.migrations import check_migrated
+from lockstep.capture.files import read_capture
+from lockstep.store.migrations import Layout, check_migrated
 from lockstep.store.store import open_store
-from testbed.services import free_port
-from tests.waiting import eventually
+from tests.testbed.services import free_port
+from tests.waiting import LIMIT_S, eventually
 
 LOCKSTEP = str(Path(sys.executable).with_name("lockstep"))
 FAULT_AT_S = 20
-LIMIT_S = 120.0  # how long a busy machine may take for what takes a second
 
 
 class Running:
@@ -129,7 +127,7 @@ def wait_for_decision(running: Running, incident: str) -> list[Any]:
         decisions[:] = running.get(f"/api/v1/incidents/{incident}")["decisions"]
         return bool(decisions)
 
-    eventually(is_decided, LIMIT_S)
+    eventually(is_decided)
     return decisions
 
 
@@ -160,13 +158,13 @@ def wait_for_rows(running: Running) -> None:
         ]
         return bool(counted) and counted[0] > 1_000
 
-    eventually(are_there, LIMIT_S)
+    eventually(are_there)
 
 
 @pytest.mark.slow
 def test_up_without_the_demo_answers_and_stops_on_sigterm(tmp_path: Path) -> None:
     running = Running(tmp_path / "state")
-    eventually(lambda: is_ready(running), LIMIT_S)
+    eventually(lambda: is_ready(running))
     refused = httpx.get(running.url + "/api/v1/incidents", trust_env=False, timeout=LIMIT_S)
     assert refused.status_code == 401, "reads need a token"
     running.process.send_signal(signal.SIGTERM)

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from lockstep.config import DEFAULT_FILE, NOT_SETTINGS, Settings, list_settings, load_settings, read_secret
-from lockstep.control.database import open_control
 from lockstep.errors import BadInput, BadSettings
 from lockstep.sections import split_listen
-from lockstep.store.address import Embedded, parse_address
+from lockstep.state.database import open_control
+from lockstep.store.engine import Embedded, parse_address
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from structlog.testing import capture_logs
 
 from lockstep.errors import StoreAway
-from lockstep.memory import memory_given_back
+from lockstep.store.opening import memory_given_back
 from lockstep.store.store import Store
 from tests.conftest import REPO
 from tests.waiting import HastyClock, eventually
@@ -27,9 +27,9 @@ class Ailing:
 
 def test_freed_memory_leaves_the_process(tmp_path: Path) -> None:
     code = f"""
-        from testbed.services import resident_bytes
+        from tests.testbed.services import resident_bytes
         import os
-        from lockstep.memory import give_memory_back
+        from lockstep.store.opening import give_memory_back
         from lockstep.store.store import open_store
 
         with open_store("chdb://{tmp_path}/store") as store:

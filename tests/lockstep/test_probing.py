@@ -4,7 +4,7 @@ from collections import Counter
 from itertools import product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.fabrics import dual_plane, fat_tree, leaf_spine, rail_optimised
@@ -36,7 +36,6 @@ def test_each_nic_of_all_other_hosts_is_probed_from_each_own_nic_within_a_lap(to
 
 
 @given(st.integers(0, 5), st.lists(st.integers(1, 4), min_size=1, max_size=5))
-@settings(max_examples=60, deadline=None)
 def test_leaves_of_unequal_size_are_covered_too(seed: int, sizes: list[int]) -> None:
     hosts = [(f"h{leaf}-{number}", f"leaf{leaf}") for leaf, size in enumerate(sizes) for number in range(size)]
     nodes = [Node(id=host, kind="host", nics=(Nic(id="eth0"),)) for host, _ in hosts]

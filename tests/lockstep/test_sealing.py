@@ -5,7 +5,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.errors import SealBroken
@@ -19,7 +19,6 @@ def write_keys(file: Path, *keys: bytes) -> Keyring:
     return Keyring(file)
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.binary(max_size=200), st.text(max_size=20), st.data())
 def test_seal_opens_unchanged_and_nothing_else_does(content: bytes, about: str, data: st.DataObject) -> None:
     sealed = seal(KEY, content, about)

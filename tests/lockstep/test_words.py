@@ -3,10 +3,9 @@
 import pytest
 
 from lockstep.clock import NS_PER_S
-from lockstep.incident import Incident
-from lockstep.verdict import FaultClass, Impact
+from lockstep.verdict import FaultClass, Impact, Incident
 from lockstep.words import CLASSES, fault_words, headline, lost_gpu_hours, lost_per_hour
-from tests.lockstep.control.build import incident, verdict
+from tests.lockstep.state.build import incident, verdict
 
 T0 = 1_794_814_664 * NS_PER_S  # 2026-11-16 07:37:44
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from elftools.elf.elffile import ELFFile
 
+from importers.traces.nccl_abi import arguments_layout, layout
+from importers.traces.nccl_abi.layouts import RELEASES, ReleaseFacts, StructureFacts, facts_file, release_facts
 from lockstep.errors import BadInput, NotPresent
-from lockstep.intake.nccl_abi import arguments_layout, layout
-from lockstep.intake.nccl_abi.layouts import RELEASES, ReleaseFacts, StructureFacts, facts_file, release_facts
 from nccl_plugin.abi import names
 from nccl_plugin.abi.read_dwarf import as_text, by, find_type, structure_facts, top_level_types, versions_of
 from nccl_plugin.tests.abi_probe import Place, differences, parse_answers, places, probe_source

@@ -12,8 +12,8 @@ from types import ModuleType
 
 import pytest
 
+from importers.traces.callback_trace import ALGOS, DTYPES, FUNCS, PROTOS, RECORD, Event, cut_events, events_of
 from lockstep import wire
-from lockstep.intake.callback_trace import ALGOS, DTYPES, FUNCS, PROTOS, RECORD, Event, cut_events, events_of
 
 REPO = Path(__file__).resolve().parents[2]
 KIT = REPO / "nccl_plugin" / "gpu"
@@ -72,7 +72,11 @@ def test_every_word_of_the_plans_is_one_that_the_rank_program_plays(tmp_path: Pa
     overhead, load, traces = module("overhead"), module("load"), module("traces")
     experiment = experiment_of(["none"])
     planned = overhead.words_of(experiment, {"none": Path("libnccl.so.2")}, 0, tmp_path, turn=0, rounds=1)
-    planned += [*load.MIXED_WORDS, *(story.word for story in traces.STORIES if story.word), "train=1:2:3:4:5"]
+    planned += [
+        *load.MIXED_WORDS,
+        *(scenario.word for scenario in traces.SCENARIOS if scenario.word),
+        "train=1:2:3:4:5",
+    ]
 
     known = set(re.findall(r'"(\w+)"', (KIT / "rank.c").read_text()))
     assert {word.partition("=")[0] for word in planned} - known == set()

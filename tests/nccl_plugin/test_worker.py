@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from testbed.ranks import PLUGIN_SOURCES
-from testbed.workers.job import start_job
-from testbed.workers.loopback import Loopback
-from testbed.workers.plan import Collective, Compute, Hop, JobPlan, Layout
+from tests.testbed.ranks import PLUGIN_SOURCES
+from tests.testbed.workers.job import start_job
+from tests.testbed.workers.loopback import Loopback
+from tests.testbed.workers.plan import Collective, Compute, Hop, JobPlan, Layout
 
 ALONE = """\
 # a job of one rank, which computes and has nobody to talk to

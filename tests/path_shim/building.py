@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.errors import NotPresent
-from testbed.paths.shim import build
+from tests.testbed.paths.shim import build
 
 
 @cache

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.path_file import PathEntry, PathPlan, PathReport, read_reports, write_plan
-from testbed.paths.shim import LIBRARY, ShimFiles
-from testbed.services import free_port
 from tests.path_shim.building import build_shim
+from tests.testbed.paths.shim import LIBRARY, ShimFiles
+from tests.testbed.services import free_port
+from tests.waiting import LIMIT_S
 
-LIMIT_S = 60.0
 PROLOGUE = """
 import json, os, socket, sys
 def connect(port, address="127.0.0.1", source=None, family=socket.AF_INET):

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from testbed.paths.shim import LIBRARY
 from tests.path_shim.building import build_shim
+from tests.testbed.paths.shim import LIBRARY
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.control.database import ControlDatabase, open_control
-from lockstep.control.leases import Lease
-from tests.planner.recovery.world import lease_of
+from lockstep.state.database import ControlDatabase, open_control
+from lockstep.state.leases import Lease
+from tests.planner.world import lease_of
 
 
 @pytest.fixture

@@ -3,23 +3,21 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lockstep.control.database import ControlDatabase
-from lockstep.control.decisions import list_decisions
-from lockstep.control.executions import give_order, save_execution
-from lockstep.control.incidents import save_incidents
-from lockstep.control.leases import Lease
 from lockstep.decision import Decision, Mode
 from lockstep.execution import Execution, Isolated, Order, OrderKind, Step
-from lockstep.incident import Incident
-from planner.options import PlannerOptions
-from planner.rebalancing import Rebalancer
-from planner.recovery.decide import Policy
-from planner.recovery.executing import Executor
-from planner.recovery.facts import ClusterFacts, JobFacts, Resume
-from planner.recovery.reading import Overview, Sight
+from lockstep.state.database import ControlDatabase
+from lockstep.state.decisions import give_order, list_decisions, save_execution
+from lockstep.state.incidents import save_incidents
+from lockstep.state.leases import Lease
+from lockstep.verdict import Incident
+from planner.context import ClusterFacts, JobFacts, Resume
+from planner.decide import PlannerOptions, Policy
+from planner.execute import Executor
+from planner.rebalance import Rebalancer
 from planner.service import PlannerService
-from tests.planner.recovery.build import SAVED, crash, incident, seconds
-from tests.planner.recovery.fake_controller import FakeController, make_world
+from planner.snapshot import Overview, Snapshot
+from tests.planner.build import SAVED, crash, incident, seconds
+from tests.planner.fake_controller import FakeController, make_world
 
 NODES = [f"h{number}" for number in range(10)]
 
@@ -63,11 +61,11 @@ class FakeSurveyor:
             measured=frozenset({7, 8}),
         )
 
-    def read(self, incident: Incident, now_ns: int) -> Sight:
+    def read(self, incident: Incident, now_ns: int) -> Snapshot:
         view = self.survey(now_ns)
         mine = [job for job in view.jobs if job.job == incident.job]
         others = [job for job in view.jobs if job.job != incident.job]
-        return Sight(mine[0], view.cluster, others, nodes=view.nodes)
+        return Snapshot(mine[0], view.cluster, others, nodes=view.nodes)
 
     def resume_on(self, job: JobFacts, nodes: int, now_ns: int) -> Resume | None:
         return self.resume
@@ -171,7 +169,7 @@ def make_site(
     save_execution(control, shrunk(), lease, [isolated("isolated", 15)])
     reader = surveyor(controller, {"train": LINEAR, "chat": LINEAR}, **known)  # type: ignore[arg-type]
     policy = Policy(modes={"grow": mode, "reconfigure": mode, "replace": mode})
-    options = PlannerOptions(policy=policy, look_s=10.0)
+    options = PlannerOptions(policy=policy, survey_s=10.0)
     executor = Executor(control, controller)
     rebalancer = Rebalancer(control, reader, options)
     return Site(

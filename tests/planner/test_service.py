@@ -4,19 +4,18 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.control.database import ControlDatabase
-from lockstep.control.decisions import list_decisions
-from lockstep.control.incidents import save_incidents
-from lockstep.control.leases import Lease, release_lease
 from lockstep.errors import LeaseLost
-from lockstep.incident import Incident
-from lockstep.verdict import Impact
-from planner.recovery.facts import ClusterFacts
-from planner.recovery.limits import Limits
-from planner.recovery.reading import FactReader
+from lockstep.state.database import ControlDatabase
+from lockstep.state.decisions import list_decisions
+from lockstep.state.incidents import save_incidents
+from lockstep.state.leases import Lease, release_lease
+from lockstep.verdict import Impact, Incident
+from planner.context import ClusterFacts
+from planner.limits import Limits
 from planner.service import PlannerService
-from tests.planner.recovery.build import crash, incident, seconds, verdict
-from tests.planner.recovery.world import lease_of, planner_of, start
+from planner.snapshot import FactReader
+from tests.planner.build import crash, incident, seconds, verdict
+from tests.planner.world import lease_of, planner_of, start
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 
 from tests.conftest import REPO
 
-PACKAGES = ("lockstep", "collector", "analyzer", "planner", "api", "cli")
+PACKAGES = ("lockstep", "collector", "importers", "simulator", "analyzer", "planner", "api", "cli")
 
 
 def modules_with_examples() -> list[str]:
@@ -25,4 +25,4 @@ def test_examples_give_what_they_say(name: str) -> None:
 
 
 def test_examples_are_found() -> None:
-    assert {"lockstep.tables", "lockstep.sim.collectives", "cli.capture"} <= set(modules_with_examples())
+    assert {"lockstep.tables", "simulator.collectives", "cli.capture"} <= set(modules_with_examples())

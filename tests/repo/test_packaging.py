@@ -16,11 +16,11 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from cli.main import _COMMANDS
+from cli.main import COMMANDS, Command
 from tests.conftest import REPO
 from tests.repo.files import python_files, repository_files
 
-PACKAGES = ["lockstep", "collector", "analyzer", "planner", "api", "cli", "testbed", "benchmarks"]
+PACKAGES = ["lockstep", "collector", "importers", "simulator", "analyzer", "planner", "api", "cli"]
 PROJECT = tomllib.loads((REPO / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 THIS_FILE = Path(__file__).resolve()
 
@@ -89,7 +89,7 @@ def test_wheel_has_every_file_of_every_package(wheel: zipfile.ZipFile) -> None:
     ours = {str(path.relative_to(REPO)) for path in repository_files()}
     wanted = {name for name in ours if name.split("/")[0] in PACKAGES}
     assert wanted - set(wheel.namelist()) == set()
-    kinds = ("lockstep/store/schema/.*[.]sql", "lockstep/sim/stories/.*[.]toml", "api/templates/.*[.]html")
+    kinds = ("lockstep/store/schema/.*[.]sql", "simulator/scenarios/.*[.]toml", "api/templates/.*[.]html")
     for kind in (*kinds, *(f"{package}/py[.]typed" for package in PACKAGES)):
         assert [name for name in wheel.namelist() if re.fullmatch(kind, name)], kind
 
@@ -127,22 +127,25 @@ def imports() -> grimp.ImportGraph:
     return grimp.build_graph(*PACKAGES, include_external_packages=True, cache_dir=None)
 
 
-# Imported when a site names the controller; whoever lacks it is told in a sentence which extra brings it.
-BY_CHOICE = {"kubernetes"}
+# Imported where a site names the controller, or has a GPU; whoever lacks it is told which extra brings it.
+BY_CHOICE = {"grpc", "kubernetes", "torch"}
 
 
-@pytest.mark.parametrize(("command", "module", "extras"), _COMMANDS)
-def test_extra_that_a_command_names_brings_all_that_it_imports(
-    imports: grimp.ImportGraph, command: str, module: str, extras: str
-) -> None:
-    reached = imports.find_upstream_modules(module) | {module}
-    foreign = {name.split(".")[0] for name in reached} - {*PACKAGES, *sys.stdlib_module_names}
+def test_torch_comes_with_its_own_extra_alone() -> None:
+    extras = PROJECT["optional-dependencies"].keys() - {"dev"}
+    assert [extra for extra in extras if "torch" in brought_by([extra])] == ["analyzer-gpu"]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_extra_that_a_command_names_brings_all_that_it_imports(imports: grimp.ImportGraph, command: Command) -> None:
+    reached = imports.find_upstream_modules(command.module) | {command.module}
+    foreign = {name.split(".")[0] for name in reached} - {*PACKAGES, "benchmarks", "tests", *sys.stdlib_module_names}
     owners = metadata.packages_distributions()
-    brought = brought_by(extras.split(","))
+    brought = brought_by(command.extra.split(","))
     missing = {
         name for name in foreign - BY_CHOICE if not brought & {canonicalize_name(owner) for owner in owners[name]}
     }
-    assert missing == set(), f"lockstep {command} cannot run after pip install 'lockstep[{extras}]'"
+    assert missing == set(), f"lockstep {command.name} cannot run after pip install 'lockstep[{command.extra}]'"
 
 
 # Everybody brings their own mirror and their own home directory; both come from the environment.

@@ -3,15 +3,17 @@
 import subprocess
 import sys
 from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-import analyzer.numeric.kernels
-from analyzer.numeric.kernels import Device, Kernels, NumericOptions, choose_kernels, find_device
-from analyzer.numeric.on_numpy import NumpyKernels
+import analyzer.straggler.kernels
+from analyzer.straggler.kernels import Device, Kernels, NumericOptions, NumpyKernels, choose_kernels, find_device
+from lockstep.errors import NotPresent
 
 # A machine without a GPU has one device less to agree with numpy; nothing is skipped.
 DEVICES: list[Device] = ["cpu", "cuda"] if find_device() else ["cpu"]
@@ -77,7 +79,6 @@ def test_sums_and_extremes_are_those_of_each_group(told: list[tuple[int, int]]) 
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@settings(max_examples=60)
 @given(told=rows)
 def test_numbers_are_the_same_on_every_device(device: Device, told: list[tuple[int, int, int]]) -> None:
     expected, count = NUMPY.number(*columns(told))
@@ -86,7 +87,6 @@ def test_numbers_are_the_same_on_every_device(device: Device, told: list[tuple[i
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@settings(max_examples=60)
 @given(told=timed, upper=st.booleans())
 def test_medians_are_the_same_on_every_device(device: Device, told: list[tuple[float, int]], upper: bool) -> None:
     values, group, count = groups(told)
@@ -95,7 +95,6 @@ def test_medians_are_the_same_on_every_device(device: Device, told: list[tuple[f
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@settings(max_examples=60)
 @given(told=st.lists(st.tuples(whole, st.integers(0, 6)), min_size=1))
 def test_sums_and_extremes_are_the_same_on_every_device(device: Device, told: list[tuple[int, int]]) -> None:
     values, group = (np.array(column) for column in zip(*told, strict=True))
@@ -116,13 +115,38 @@ def test_few_rows_stay_on_numpy_whatever_there_is() -> None:
 
 
 def test_many_rows_go_to_the_gpu_where_there_is_one_and_else_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(analyzer.numeric.kernels, "find_device", lambda: None)
+    monkeypatch.setattr(analyzer.straggler.kernels, "find_device", lambda: None)
     assert isinstance(choose_kernels(10**7, NumericOptions()), NumpyKernels)
-    monkeypatch.setattr(analyzer.numeric.kernels, "find_device", lambda: "cpu")
+    monkeypatch.setattr(analyzer.straggler.kernels, "find_device", lambda: "cpu")
     assert not isinstance(choose_kernels(10**7, NumericOptions()), NumpyKernels)
 
 
 def test_torch_is_not_loaded_for_a_small_job() -> None:
-    asked = "import sys; from analyzer.lateness import late; from analyzer.numeric.kernels import *; "
+    asked = "import sys; from analyzer.straggler import stragglers; from analyzer.straggler.kernels import *; "
     asked += "choose_kernels(99_999, NumericOptions()); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", asked], check=False).returncode == 0
+
+
+@pytest.fixture
+def _without_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(sys.modules, "analyzer.straggler.torch_kernels", raising=False)
+    monkeypatch.setattr(analyzer.straggler.kernels, "_DRIVER", tmp_path)  # there is a GPU
+    for cached in (find_device, analyzer.straggler.kernels._torch_kernels):
+        cached.cache_clear()
+    yield
+    find_device.cache_clear()
+
+
+@pytest.mark.usefixtures("_without_torch")
+def test_gpu_without_torch_leaves_the_work_to_numpy() -> None:
+    assert isinstance(choose_kernels(10**7, NumericOptions()), NumpyKernels)
+
+
+@pytest.mark.usefixtures("_without_torch")
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_device_that_needs_torch_says_which_extra_to_install(device: Device) -> None:
+    with pytest.raises(
+        NotPresent, match=rf"analyzer.device is {device}, which needs torch: .*lockstep\[analyzer-gpu\]"
+    ):
+        choose_kernels(10**7, NumericOptions(device=device))

@@ -2,9 +2,8 @@
 
 import pyarrow as pa
 
-from analyzer.context import Context
-from analyzer.roster import Roster, build_roster
-from analyzer.windows import Window
+from analyzer.windows.jobs import Roster, build_roster
+from analyzer.windows.window import Context, Window
 from lockstep.records import Comm
 from tests.analyzer.steps.traffic import T0
 from tests.builders import SECOND, make, rows
@@ -24,7 +23,7 @@ def roster(ranks: int = 2) -> Roster:
 def look_at(
     end_ns: int = T0 + 60 * SECOND, attempt: int = 0, ranks: int = 2, period_ns: int | None = None
 ) -> Context:
-    """Return a look at the five seconds before a moment."""
+    """Return an evaluation at the five seconds before a moment."""
     return Context(
         job="j1",
         attempt=attempt,

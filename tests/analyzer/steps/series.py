@@ -48,10 +48,10 @@ def make_series(shape: Shape, seed: int) -> Series:
 
 def _draw_levels(shape: Shape, random: np.random.Generator) -> tuple[np.ndarray, list[int]]:
     parts, changes = [np.ones(int(random.integers(*shape.usual)))], []
-    for place, level in enumerate(shape.levels):
+    for index, level in enumerate(shape.levels):
         changes.append(sum(map(len, parts)))
         parts.append(_reach(parts[-1][-1], level, int(random.integers(*shape.slow)), shape.ramp))
-        follows = place + 1 < len(shape.levels) and random.random() < 0.3 and shape.levels[place + 1] != level
+        follows = index + 1 < len(shape.levels) and random.random() < 0.3 and shape.levels[index + 1] != level
         if not follows:
             changes.append(sum(map(len, parts)))
             parts.append(_reach(level, 1.0, int(random.integers(*shape.usual)), shape.ramp))
@@ -69,9 +69,9 @@ def draw_shape(seed: int) -> Shape:
     noise = float(np.exp(random.uniform(np.log(0.003), np.log(0.08))))
     least = max(0.1, 3 * noise)
     levels = [1 + float(np.exp(random.uniform(np.log(least), np.log(3)))) for _ in range(int(random.integers(3, 10)))]
-    for place in range(1, len(levels)):
-        while abs(levels[place] / levels[place - 1] - 1) < least + 0.05:
-            levels[place] = 1 + float(np.exp(random.uniform(np.log(least), np.log(3))))
+    for index in range(1, len(levels)):
+        while abs(levels[index] / levels[index - 1] - 1) < least + 0.05:
+            levels[index] = 1 + float(np.exp(random.uniform(np.log(least), np.log(3))))
     return Shape(
         noise=noise,
         tail=float(random.choice([3.0, 4.0, 30.0])),

@@ -87,17 +87,6 @@ def test_unit_does_not_matter() -> None:
     assert [change.step for change in listen(series.times)] == [change.step for change in listen(series.times * 1e9)]
 
 
-def test_copy_goes_on_by_itself() -> None:
-    clock = StepClock()
-    for _ in range(20):
-        clock.hear(1.0)
-    other = clock.copy()
-    told = [other.hear(2.0) for _ in range(3)]
-    assert told[-1]
-    assert clock.level == pytest.approx(1.0)
-    assert clock.steps == 20
-
-
 def test_changes_of_real_looking_series_are_found_and_little_else() -> None:
     found = score([draw_shape(seed) for seed in SCORING], SCORING)
     assert found.true > 1500

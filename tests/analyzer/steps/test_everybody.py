@@ -3,11 +3,10 @@
 import numpy as np
 import pytest
 
-from analyzer.finding import Finding
 from analyzer.steps.clock import ClockOptions
-from analyzer.steps.everybody import find_global
-from analyzer.steps.history import StepHistory, hear_steps
-from analyzer.steps.stage import Kind, StepMemory
+from analyzer.steps.history import StepHistory, add_steps
+from analyzer.steps.steps import Kind, StepMemory, find_global
+from analyzer.windows.window import Finding
 from tests.analyzer.steps.jobs import look_at
 from tests.builders import SECOND, T0
 
@@ -20,7 +19,7 @@ def remember(*levels: tuple[float, int, int]) -> StepMemory:
         lengths = (seconds * SECOND * (1 + 0.01 * random.standard_normal(steps))).astype(np.int64)
         starts = now + np.append(0, np.cumsum(lengths)[:-1])
         now += int(lengths.sum())
-        history = hear_steps(history, starts, lengths, np.full(steps, size), ClockOptions())
+        history = add_steps(history, starts, lengths, np.full(steps, size), ClockOptions())
     return StepMemory(attempt=0, kind=Kind(history=history))
 
 

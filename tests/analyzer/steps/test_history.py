@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from analyzer.steps.clock import ClockOptions
-from analyzer.steps.history import MOST_STEPS, StepHistory, find_usual, hear_steps, step_time_ratio
+from analyzer.steps.history import MOST_STEPS, StepHistory, add_steps, find_usual, step_time_ratio
 
 
 def hear(history: StepHistory, *levels: tuple[int, int]) -> StepHistory:
@@ -13,7 +13,7 @@ def hear(history: StepHistory, *levels: tuple[int, int]) -> StepHistory:
         wobble = np.arange(steps) % 3
         sizes = np.zeros(steps, np.int64)
         start_ns = len(history) + np.arange(steps)
-        history = hear_steps(history, start_ns, length + wobble, sizes, ClockOptions())
+        history = add_steps(history, start_ns, length + wobble, sizes, ClockOptions())
     return history
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from analyzer.steps.rates import find_period_in_samples, find_period_in_seconds
+from analyzer.steps.traffic import find_period_in_samples, find_period_in_seconds
 from lockstep.clock import NS_PER_S
 from tests.analyzer.steps.traffic import DDP, MEGATRON, MS, Op, Rank
 

@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from analyzer.steps.slowdowns import find_slowdowns, find_stretches, reduce_rows
+from analyzer.steps.history import find_slowdowns, find_stretches, reduce_rows
 from lockstep.arrow import fill_rows
 from lockstep.tables import TABLE_BY_NAME
 from tests.builders import SECOND, T0

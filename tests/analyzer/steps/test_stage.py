@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from analyzer.steps.history import step_time_ratio
-from analyzer.steps.stage import StepMemory, StepReport, find_steps
+from analyzer.steps.steps import StepMemory, StepReport, find_steps
 from analyzer.steps.traffic import StepFacts, Witness
 from tests.analyzer.steps.jobs import look_at
 from tests.analyzer.steps.traffic import DDP, MEGATRON, MS, T0, Op, Rank
@@ -16,7 +16,7 @@ OTHER = (Op(300, func="ReduceScatter"), Op(func="AllGather"), Op(func="Broadcast
 
 
 def between(witness: Witness, begin_s: float, end_s: float) -> Witness:
-    """Return what a look from one moment to another would read."""
+    """Return what an evaluation from one moment to another would read."""
     inside = (witness.enqueue_ns >= T0 + begin_s * 1e9) & (witness.end_ns < T0 + end_s * 1e9)
     columns = ("comm", "func", "peer", "seq", "counts", "bytes", "enqueue_ns", "start_ns", "end_ns")
     return Witness(witness.process, *(getattr(witness, name)[inside] for name in columns))

@@ -1,12 +1,12 @@
-"""What is read of the traffic: a few ranks, what they did up to the end of the look, each operation once."""
+"""What is read of the traffic: a few ranks, what they did up to the end of the evaluation, each operation once."""
 
 import itertools
 from dataclasses import replace
 
 import pytest
 
-from analyzer.roster import build_roster
 from analyzer.steps.traffic import WITNESSES, choose_witnesses, read_operations, sort_witnesses
+from analyzer.windows.jobs import build_roster
 from lockstep.records import Collective, Comm, HostRecord, OpStat, Step
 from lockstep.store.store import Store
 from lockstep.tables import TABLES
@@ -127,6 +127,6 @@ def test_job_of_which_nobody_is_known_is_read_as_nothing(embedded_store: Store) 
 
 def test_operations_asked_for_at_once_have_the_same_order_however_rows_come() -> None:
     sends = [operation(0, 0, 50.0, func="Send", peer=peer) for peer in range(6)]
-    mixed = [sends[place] for place in (4, 0, 5, 2, 1, 3)]
+    mixed = [sends[index] for index in (4, 0, 5, 2, 1, 3)]
     (one,), (other,) = (sort_witnesses(rows(*some), roster(2)) for some in (sends, mixed))
     assert one.peer.tolist() == other.peer.tolist()

@@ -1,4 +1,4 @@
-"""News, targets and a whole alert service for tests, over a real control database."""
+"""Notification, targets and a whole alert service for tests, over a real control database."""
 
 import threading
 from collections.abc import Iterator
@@ -7,23 +7,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from api.alerts.counts import DeliveryCounts
-from api.alerts.courier import Courier
-from api.alerts.matters import incident_matter
-from api.alerts.posting import Outside
+from api.alerts.active import incident_alert
+from api.alerts.notifier import DeliveryCounts, Notifier
 from api.alerts.selfwatch import Watched
 from api.alerts.service import AlertService
+from api.alerts.transport import Outside
 from lockstep.alert_settings import AlertSettings, Target
 from lockstep.clock import NS_PER_S, ManualClock, SystemClock
-from lockstep.control.database import ControlDatabase, open_control
-from lockstep.control.incidents import save_incidents
-from lockstep.control.leases import take_lease
-from lockstep.incident import Incident
-from lockstep.news import Matter, News
+from lockstep.notification import Alert, Notification
 from lockstep.sealing import Keyring
+from lockstep.state.database import ControlDatabase, open_control
+from lockstep.state.incidents import save_incidents
+from lockstep.state.leases import take_lease
+from lockstep.verdict import Incident
 from tests.api.fake_store import FakeStore
 from tests.builders import T0
-from tests.lockstep.control.build import incident
+from tests.lockstep.state.build import incident
 
 LOOPBACK = ("127.0.0.1/32",)
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
@@ -41,13 +40,15 @@ def fault(name: str = "i1", **changes: Any) -> Incident:
     return made.model_copy(update={"verdict": verdict, **state})
 
 
-def matter(name: str = "i1", **changes: Any) -> Matter:
-    return incident_matter(fault(name, **changes))
+def make_alert(name: str = "i1", **changes: Any) -> Alert:
+    return incident_alert(fault(name, **changes))
 
 
-def news(*matters: Matter, kind: Any = "incident.opened", number: int = 1, before: Matter | None = None) -> News:
-    told = matters or (matter(),)
-    return News(id=f"evt_{number:026x}", kind=kind, key=told[0].subject, ts_ns=T0, matters=told, before=before)
+def make_notification(
+    *alerts: Alert, kind: Any = "incident.opened", number: int = 1, before: Alert | None = None
+) -> Notification:
+    told = alerts or (make_alert(),)
+    return Notification(id=f"evt_{number:026x}", kind=kind, key=told[0].subject, ts_ns=T0, alerts=told, before=before)
 
 
 def target(name: str = "ops", kind: Any = "webhook", **fields: Any) -> Target:
@@ -74,7 +75,7 @@ class QuietStore(FakeStore):
         self.answers.wait(120)
         if self.fault:
             raise self.fault
-        return _Rows([{"hosts": 1, "heard_ns": 2**62, "last_host": "h0", "behind_s": 0.0}])
+        return _Rows([{"hosts": 1, "last_seen_ns": 2**62, "last_host": "h0", "behind_s": 0.0}])
 
     def query_system(self, sql: str, parameters: Any = None) -> Any:
         return _Rows([{"total": 100, "free": 90}])
@@ -126,9 +127,9 @@ def alerting(folder: Path, *targets: Target, timeout_s: float = 60.0, **settings
     ) as control:
         for service in ("analyzer", "planner"):
             take_lease(control, service, "somebody", _FOR_EVER_NS, T0)
-        courier = Courier(chosen, "http://head:8642", outside)
+        notifier = Notifier(chosen, "http://head:8642", outside)
         store, counts = QuietStore(), DeliveryCounts()
-        alerts = AlertService(chosen, control, courier, clock, Watched(store), counts)
+        alerts = AlertService(chosen, control, notifier, clock, Watched(store), counts)
         try:
             yield Alerts(alerts, control, clock, store, counts)
         finally:

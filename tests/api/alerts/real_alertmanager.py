@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from testbed.services import free_port
+from tests.testbed.services import free_port
 from tests.waiting import eventually
 
 PROGRAM = "prometheus-alertmanager"
@@ -56,7 +56,7 @@ def alertmanager(folder: Path, receiver_url: str) -> Iterator[Alertmanager]:
     process = subprocess.Popen([PROGRAM, *where, "--cluster.listen-address="], stdout=log, stderr=log)
     running = Alertmanager(f"http://127.0.0.1:{port}")
     try:
-        eventually(lambda: _is_ready(running.url), limit_s=60)
+        eventually(lambda: _is_ready(running.url))
         yield running
     finally:
         process.terminate()

@@ -26,10 +26,10 @@ class Got:
         return json.loads(self.body)
 
 
-Reply = Callable[[BaseHTTPRequestHandler, Got], None]
+Behaviour = Callable[[BaseHTTPRequestHandler, Got], None]
 
 
-def answer(status: int, body: bytes = b"", **headers: str) -> Reply:
+def answer(status: int, body: bytes = b"", **headers: str) -> Behaviour:
     """Return a reply with this status and body."""
 
     def reply(handler: BaseHTTPRequestHandler, _: Got) -> None:
@@ -65,7 +65,7 @@ class Receiver:
 
     url: str = ""
     got: list[Got] = field(default_factory=list)
-    reply: Reply = field(default_factory=lambda: answer(200, b"ok"))
+    reply: Behaviour = field(default_factory=lambda: answer(200, b"ok"))
     release: threading.Event = field(default_factory=threading.Event)
 
     def hang(self, handler: BaseHTTPRequestHandler, _: Got) -> None:
@@ -81,7 +81,7 @@ class Receiver:
 
 
 @contextmanager
-def receiving(reply: Reply | None = None, certificate: Path | None = None) -> Iterator[Receiver]:
+def receiving(reply: Behaviour | None = None, certificate: Path | None = None) -> Iterator[Receiver]:
     """Give a receiver on loopback; with a certificate it speaks TLS."""
     receiver = Receiver()
     if reply:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from lockstep.control.targets import list_health
-from lockstep.intake.alertmanager import check_notification, statements_of
+from importers.traces.alertmanager import check_notification, statements_of
+from lockstep.state.targets import list_health
 from tests.api.alerts.build import Alerts, after, alerting, fault, target
 from tests.api.alerts.real_alertmanager import Alertmanager, alertmanager
 from tests.api.alerts.receivers import Receiver, receiving

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from api.alerts.selfwatch import Agents, Facts, Patience, Watched, find_troubles, gather_facts
-from lockstep.control.database import ControlDatabase, open_control
-from lockstep.control.leases import take_lease
-from lockstep.control.tokens import create_token
 from lockstep.records import Agent
+from lockstep.state.database import ControlDatabase, open_control
+from lockstep.state.leases import take_lease
+from lockstep.state.tokens import create_token
 from lockstep.store.store import Store
 from lockstep.tables import TABLE_BY_NAME
 from tests.api.alerts.build import after
@@ -21,7 +21,7 @@ PATIENCE = Patience(silent_s=300, full_share=0.9, since_ns=T0)
 
 def facts(**changes: Any) -> Facts:
     well: dict[str, Any] = {
-        "agents": Agents(hosts=4, heard_ns=NOW_NS, last_host="h1", behind_s=5.0),
+        "agents": Agents(hosts=4, last_seen_ns=NOW_NS, last_host="h1", behind_s=5.0),
         "expects_agents": True,
         "store_trouble": None,
         "store_used": 0.5,
@@ -39,7 +39,7 @@ def test_nothing_is_said_while_all_is_well() -> None:
     ("changes", "name", "sentence"),
     [
         ({"agents": Agents(4, after(600))}, "agents", "no agent reports: the last of 4 hosts spoke 400 s ago"),
-        ({"agents": Agents(0, 0)}, "agents", "no agent reports: none was heard in the last 600 s"),
+        ({"agents": Agents(0, 0)}, "agents", "no agent reports: no telemetry in the last 600 s"),
         (
             {"agents": Agents(4, NOW_NS, "h1", 301.0)},
             "windows",
@@ -83,7 +83,7 @@ def test_facts_come_from_a_real_store(embedded_store: Store, control: ControlDat
     take_lease(control, "analyzer", "me", ttl_ns=5, now_ns=T0)
     create_token(control, scope="ingest", host="h1", name="h1", now_ns=T0)
     found = gather_facts(Watched(embedded_store, lambda: "batches wait"), control, [], after(-700), after(21))
-    assert found.agents == Agents(hosts=3, heard_ns=after(20), last_host="h2", behind_s=15.0)
+    assert found.agents == Agents(hosts=3, last_seen_ns=after(20), last_host="h2", behind_s=15.0)
     assert (found.expects_agents, found.store_trouble, found.oldest_message) == (True, "batches wait", None)
     assert found.store_used is not None
     assert 0 < found.store_used < 1
@@ -92,7 +92,7 @@ def test_facts_come_from_a_real_store(embedded_store: Store, control: ControlDat
 
 def test_empty_store_knows_no_agents(embedded_store: Store, control: ControlDatabase) -> None:
     found = gather_facts(Watched(embedded_store), control, [], 0, after(21))
-    assert found.agents == Agents(hosts=0, heard_ns=0, last_host="", behind_s=0.0)
+    assert found.agents == Agents(hosts=0, last_seen_ns=0, last_host="", behind_s=0.0)
     assert not found.expects_agents
 
 

@@ -4,16 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.control.decisions import save_decisions
-from lockstep.control.executions import give_order
-from lockstep.control.silences import Matchers, create_silence
-from lockstep.control.targets import create_target
+from api.alerts.notifier import DeliveryCounts
+from api.alerts.service import MOST_NAMED, OutboxFigures, Receiver, read_outbox
+from lockstep.alert_settings import AlertSettings
 from lockstep.execution import Order
+from lockstep.state.decisions import give_order, save_decisions
+from lockstep.state.targets import create_target
 from lockstep.verdict import Impact
-from tests.api.alerts.build import after, alerting, fault, target
+from tests.api.alerts.build import Alerts, after, alerting, fault, target
 from tests.api.alerts.receivers import answer, kinds, receiving
 from tests.api.fake_store import away
-from tests.lockstep.control.build import decision
+from tests.lockstep.state.build import decision
 
 
 def test_incident_is_told_as_it_begins_changes_and_ends(tmp_path: Path) -> None:
@@ -27,12 +28,12 @@ def test_incident_is_told_as_it_begins_changes_and_ends(tmp_path: Path) -> None:
         assert kinds(receiver) == ["incident.opened"], "nobody is told of another confidence"
         alerts.happen(fault(component="nic:h4/eth0"))
         alerts.round(1)
-        assert receiver.got[-1].document["data"]["matters"][0]["component"] == "nic:h4/eth0"
+        assert receiver.got[-1].document["data"]["items"][0]["component"] == "nic:h4/eth0"
         alerts.happen(fault(component="nic:h4/eth0", state="closed", closed_ns=after(61), closed_because="mended"))
         alerts.round(1)
         alerts.round(60)
         assert kinds(receiver) == ["incident.opened", "incident.updated", "incident.closed"]
-        assert receiver.got[-1].document["data"]["matters"][0]["reason"] == "mended"
+        assert receiver.got[-1].document["data"]["items"][0]["reason"] == "mended"
         assert len({got.headers["webhook-id"] for got in receiver.got}) == 3
 
 
@@ -46,7 +47,7 @@ def test_looks_of_the_analyzer_are_no_messages_until_the_job_loses_twice_as_much
         alerts.happen(fault(impact=Impact(step_time_ratio=1.84, ranks_waiting=255)))
         alerts.round(2)
         assert kinds(receiver) == ["incident.opened", "incident.updated"]
-        assert receiver.got[-1].document["data"]["matters"][0]["facts"]["step time"] == "1.84 times what it was"
+        assert receiver.got[-1].document["data"]["items"][0]["facts"]["step time"] == "1.84 times what it was"
 
 
 def test_what_comes_and_goes_is_not_told_each_time(tmp_path: Path) -> None:
@@ -98,30 +99,6 @@ def test_programs_get_every_incident_of_a_storm(tmp_path: Path) -> None:
     assert sorted(got.document["subject"] for got in receiver.got) == sorted(f"i{number}" for number in range(30))
 
 
-def test_silenced_incident_is_told_when_the_silence_is_over(tmp_path: Path) -> None:
-    with receiving() as receiver, alerting(tmp_path, target(url=receiver.url)) as alerts:
-        create_silence(
-            alerts.control, Matchers(component="nic:h3/*"), until_ns=after(100), who="ada", why="", now_ns=after(0)
-        )
-        alerts.happen(fault(), fault("i2", component="gpu:h1/0"))
-        alerts.round()
-        assert [got.document["subject"] for got in receiver.got] == ["i2"]
-        alerts.round(101)
-        assert [got.document["subject"] for got in receiver.got] == ["i2", "i1"]
-
-
-def test_what_was_told_before_a_silence_is_still_resolved(tmp_path: Path) -> None:
-    with receiving() as receiver, alerting(tmp_path, target(url=receiver.url), settle_s=0) as alerts:
-        alerts.happen(fault())
-        alerts.round()
-        create_silence(
-            alerts.control, Matchers(job="train"), until_ns=after(1000), who="ada", why="", now_ns=after(0)
-        )
-        alerts.happen(fault(state="closed", closed_ns=after(1)))
-        alerts.round(5)
-        assert kinds(receiver) == ["incident.opened", "incident.closed"]
-
-
 @pytest.mark.parametrize("kind", ["slack", "pagerduty"])
 def test_person_is_not_told_of_what_began_and_ended_before_anything_was_sent(tmp_path: Path, kind: str) -> None:
     with receiving() as receiver:
@@ -164,9 +141,9 @@ def test_trouble_of_our_own_is_told_and_so_is_its_end(tmp_path: Path) -> None:
         alerts.round()
         alerts.round(1)
         assert kinds(receiver) == ["lockstep.troubled"]
-        (matter,) = receiver.got[0].document["data"]["matters"]
-        assert (matter["class"], matter["component"]) == ("lockstep", "lockstep:store")
-        assert matter["reason"] == "the store is away: the store at nowhere does not answer"
+        (alert,) = receiver.got[0].document["data"]["items"]
+        assert (alert["class"], alert["component"]) == ("lockstep", "lockstep:store")
+        assert alert["reason"] == "the store is away: the store at nowhere does not answer"
         alerts.store.fault = None
         for _ in range(8):
             alerts.round(60)
@@ -204,3 +181,68 @@ def test_proposal_is_told_until_somebody_answers(tmp_path: Path) -> None:
         alerts.round(2)
     told = [(got.document["event_action"], got.document["dedup_key"]) for got in receiver.got]
     assert told == [("trigger", "proposal:i1"), ("resolve", "proposal:i1")]
+
+
+def figures_of(alerts: Alerts, *targets: object) -> OutboxFigures:
+    chosen = AlertSettings.model_construct(**{**AlertSettings().model_dump(), "targets": targets})
+    return read_outbox(chosen, alerts.control, alerts.clock.now_ns())
+
+
+def counted(counts: DeliveryCounts) -> dict[tuple[str, str], float]:
+    (family,) = counts.counter.collect()
+    return {
+        (sample.labels["kind"], sample.labels["result"]): sample.value
+        for sample in family.samples
+        if sample.name.endswith("_total") and sample.value
+    }
+
+
+@pytest.mark.parametrize(
+    ("status", "result", "messages", "oldest_s", "is_disabled"),
+    [
+        (200, "delivered", {}, 0.0, False),
+        (500, "failed", {"waiting": 1}, 20.0, False),
+        (410, "failed", {"waiting": 1}, 0.0, True),
+    ],
+)
+def test_try_is_counted_and_what_it_left_behind_is_seen(
+    tmp_path: Path, status: int, result: str, messages: dict[str, int], oldest_s: float, is_disabled: bool
+) -> None:
+    with receiving(answer(status)) as receiver:
+        hook = target(url=receiver.url)
+        with alerting(tmp_path, hook) as alerts:
+            alerts.happen(fault())
+            alerts.round()
+            alerts.clock.advance(20)
+            found = figures_of(alerts, hook)
+    assert counted(alerts.counts) == {("webhook", result): 1}
+    left = {state: messages.get(state, 0) for state in ("waiting", "sending", "dead")}
+    assert found.messages == {("webhook", state): count for state, count in left.items()}
+    assert found.oldest_s == oldest_s, "what waits for a receiver that is gone has no age: nobody tries"
+    assert found.receivers == (Receiver("ops", "webhook", int(status != 200), is_disabled=is_disabled),)
+
+
+def test_message_that_is_refused_for_good_is_dead(tmp_path: Path) -> None:
+    with receiving(answer(400, b"no")) as receiver:
+        pager = target(kind="pagerduty", url=receiver.url)
+        with alerting(tmp_path, pager) as alerts:
+            alerts.happen(fault())
+            alerts.round()
+            found = figures_of(alerts, pager)
+    assert counted(alerts.counts) == {("pagerduty", "dead"): 1}
+    assert found.messages["pagerduty", "dead"] == 1
+    assert found.oldest_s == 0, "nothing waits: only the count tells"
+
+
+def test_of_many_receivers_the_worst_are_named(tmp_path: Path) -> None:
+    with receiving(answer(500)) as receiver:
+        ill = target("zz-ill", url=receiver.url)
+        others = [target(f"r{number:02}", url=receiver.url, events=()) for number in range(MOST_NAMED + 5)]
+        off = target("off", url=receiver.url, enabled=False)
+        with alerting(tmp_path, ill, *others, off) as alerts:
+            alerts.happen(fault())
+            alerts.round()
+            found = figures_of(alerts, ill, *others, off)
+    assert len(found.receivers) == MOST_NAMED
+    assert (found.receivers[0].name, found.receivers[1].name) == ("zz-ill", "r00")
+    assert "off" not in {each.name for each in found.receivers}

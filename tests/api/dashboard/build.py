@@ -6,10 +6,10 @@ import httpx
 
 from lockstep.clock import NS_PER_S
 from lockstep.decision import Decision
-from lockstep.incident import Incident
+from lockstep.verdict import Incident
 from tests.api.build import Api, bearer
 from tests.api.fake_store import FakeStore, away
-from tests.lockstep.control.build import decision, incident
+from tests.lockstep.state.build import decision, incident
 
 ATTACK = "<script>alert('x')</script>\"&"
 SHOWN = "&lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt;&#34;&amp;"

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.control.decisions import save_decisions
-from lockstep.control.incidents import save_incidents
 from lockstep.fabrics import leaf_spine
+from lockstep.state.decisions import save_decisions
+from lockstep.state.incidents import save_incidents
 from lockstep.store.store import Store
 from tests.api.build import Api, running_api
 from tests.api.dashboard.build import AwayStore, decision_of, incident_of
-from tests.api.reading.build import load_job
+from tests.api.views.build import load_job
 
 
 @pytest.fixture

@@ -2,11 +2,16 @@
 
 import pytest
 
-from lockstep.control.executions import list_orders, list_outcomes
-from lockstep.control.incidents import save_incidents
-from lockstep.verdict import RuledOut
+from api.dashboard import pages, words
+from api.dashboard.location import Location, choose_ranks, find_cables, say_ranks
+from api.views.ranks import Rank
+from lockstep.fabrics import leaf_spine
+from lockstep.state.decisions import list_orders, list_outcomes
+from lockstep.state.incidents import save_incidents
+from lockstep.verdict import FaultClass, RuledOut
 from tests.api.build import Api
 from tests.api.dashboard.build import ATTACK, SHOWN, browse, incident_of, send
+from tests.lockstep.state.build import verdict
 
 
 def test_list_can_be_narrowed_and_paged(api: Api) -> None:
@@ -143,3 +148,54 @@ def test_bad_filter_is_a_page_too(acted: Api) -> None:
     assert answer.status_code == 422
     assert "state: Input should be" in answer.text
     assert browse(acted, "/incidents", cursor="x").status_code == 400
+
+
+def test_ranks_of_the_host_are_meant_or_those_of_its_gpu() -> None:
+    ranks = [Rank(rank=number, host=f"h{number // 4}", gpu=number % 4) for number in range(8)]
+    assert choose_ranks("nic:h1/eth0", "h1", ranks) == [4, 5, 6, 7]
+    assert choose_ranks("gpu:h1/2", "h1", ranks) == [6]
+
+
+def test_nic_is_told_with_what_it_is_plugged_into() -> None:
+    topology = leaf_spine(hosts=4, nics_per_host=2, leaves=2, spines=1)
+    assert find_cables("nic:h1/eth1", topology) == ["plugged into leaf0"]
+    assert find_cables("host:h1", topology) == []
+    assert find_cables("nic:h1/eth1", None) == []
+
+
+def test_place_is_one_line() -> None:
+    place = Location("h3", "r7", (24, 25, 26), ("plugged into leaf1/12",), ("train",))
+    assert str(place) == "host h3, rack r7, ranks 24 to 26; plugged into leaf1/12"
+
+
+def test_many_ranks_that_are_no_row_are_cut_short() -> None:
+    assert say_ranks(range(0, 40, 2)) == "ranks 0, 2, 4, 6, 8, 10, 12, 14 and 12 more"
+    assert say_ranks([]) == ""
+
+
+@pytest.mark.parametrize(
+    ("fault_class", "component", "state", "domain"),
+    [
+        ("comm_slow", "nic:h3/eth1", "slow", "Communication. The network team is needed."),
+        ("comm_hang", "nvlink:h3/1", "hung", "Communication, inside of the host. The network team is not needed."),
+        ("noncomm_hang", "host:h3", "hung", "Not communication. The network team is not needed."),
+        ("crash", "gpu:h3/1", "crashed", "Not communication. The network team is not needed."),
+        ("global_slow", "job:train", "slow", "Not known: everybody is slower, and nobody stands out."),
+    ],
+)
+def test_first_questions_have_an_answer(fault_class: FaultClass, component: str, state: str, domain: str) -> None:
+    told = verdict("train").model_copy(update={"fault_class": fault_class, "component": component})
+    assert words.state_words(told) == state
+    assert words.domain_words(told) == domain
+    assert words.proof_of(told) is not None
+
+
+def test_software_is_no_reason_to_take_hardware_away() -> None:
+    told = verdict("train").model_copy(update={"fault_class": "software"})
+    assert "No reason to take hardware away" in words.origin_words(told)
+
+
+def test_command_of_a_closed_server_asks_for_a_token() -> None:
+    command = pages.curl_of("https://head/", pages.job_call("it's/7", "matrix"), is_open=False)
+    assert command.startswith('curl -sS -H "Authorization: Bearer $LOCKSTEP_TOKEN" ')
+    assert command.endswith("https://head/api/v1/jobs/it%27s/7/matrix")

@@ -2,12 +2,14 @@
 
 from pathlib import Path
 
-from lockstep.control.incidents import save_incidents
+from api.dashboard.settings import HIDDEN, show_settings
+from lockstep.config import load_settings
+from lockstep.state.incidents import save_incidents
 from tests.api.build import Api, batch_headers, check_problem, running_api
-from tests.api.dashboard.build import ATTACK, SHOWN, AwayStore, browse, incident_of
+from tests.api.dashboard.build import ATTACK, SHOWN, AwayStore, browse, incident_of, send
 from tests.api.fake_store import away
-from tests.api.gateway.build import batch
-from tests.lockstep.control.build import incident
+from tests.api.ingest.build import batch
+from tests.lockstep.state.build import incident
 from tests.waiting import eventually
 
 
@@ -28,8 +30,8 @@ def test_page_names_the_part_the_reason_and_the_cost(acted: Api) -> None:
 
 def test_decision_that_waits_for_a_person_is_counted_and_led_to(acted: Api) -> None:
     text = browse(acted, "/").text
-    assert "<b>1</b><span>decisions wait for you</span>" in text
-    assert 'href="/incidents/i1#decision">waits for a yes: restart with a spare</a>' in text
+    assert "<b>1</b><span>approvals pending</span>" in text
+    assert 'href="/incidents/i1#decision">approval pending: restart with a spare</a>' in text
 
 
 def test_job_that_stands_still_comes_before_one_that_is_slow(api: Api) -> None:
@@ -87,3 +89,31 @@ def test_browser_without_a_session_is_led_to_the_login(api: Api) -> None:
     answer = api.client.get("/incidents?state=open", headers={"Accept": "text/html"}, follow_redirects=False)
     assert answer.status_code == 303
     assert answer.headers["Location"].startswith("/login?next=")
+
+
+def test_secrets_are_named_and_not_shown(tmp_path: Path) -> None:
+    environment = {
+        "LOCKSTEP_CONTROL_URL": "postgresql://ada:hunter2@db/lockstep",
+        "LOCKSTEP_PLANNER_CONTROLLER_OPTIONS": '{"password": "hunter2"}',
+        "LOCKSTEP_API_LISTEN": "127.0.0.1:9",
+    }
+    file = tmp_path / "lockstep.toml"
+    file.write_text("")
+    shown = {(each.section, each.key): each for each in show_settings(load_settings(environment, file))}
+    assert shown["control", "url"].value == "postgresql://…@db/lockstep"
+    assert shown["planner", "controller_options"].value == HIDDEN
+    assert (shown["api", "listen"].value, shown["api", "listen"].is_default) == ("127.0.0.1:9", False)
+    assert "hunter2" not in "".join(each.value for each in shown.values())
+
+
+def test_every_setting_is_on_the_page_with_its_meaning(api: Api) -> None:
+    text = browse(api, "/settings").text
+    assert "gpu_hour_price" in text
+    assert "no receiver of alerts is set" in text
+    assert text.count("<tr data-row>") == len(show_settings(api.parts.settings))
+
+
+def test_unknown_receiver_cannot_be_tried(api: Api) -> None:
+    answer = send(api, "/settings/receivers/pager/test", api.make_token("admin"))
+    assert (answer.status_code, "pager" in answer.text) == (404, True)
+    assert send(api, "/settings/receivers/pager/test", api.make_token("act")).status_code == 403

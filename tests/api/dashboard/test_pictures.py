@@ -2,16 +2,12 @@
 
 from itertools import pairwise
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as some
 
-from api.dashboard.pictures.fabric import draw_fabric
-from api.dashboard.pictures.heat import draw_heat, find_slowest
-from api.dashboard.pictures.late import find_latest
-from api.dashboard.pictures.sparkline import draw_sparkline
-from api.reading.fabric import FabricView, LinkView, NodeView
-from api.reading.lags import Lags
-from api.reading.matrix import Cells, Matrix, Seat
+from api.dashboard.pictures import draw_fabric, draw_heat, draw_sparkline, find_latest, find_slowest
+from api.views.fabric import FabricView, LinkView, NodeView
+from api.views.matrix import Cells, Lags, Matrix, Seat
 from tests.api.dashboard.build import ATTACK, SHOWN
 
 
@@ -43,7 +39,6 @@ def test_single_point_is_no_curve() -> None:
 
 
 @given(some.lists(some.floats(0, 1e6), min_size=2, max_size=300))
-@settings(max_examples=50, deadline=None)
 def test_curve_stays_inside_of_its_picture(seconds: list[float]) -> None:
     drawn = str(draw_sparkline(list(enumerate(seconds)), [], "steps"))
     places = [tuple(map(float, place.split(","))) for place in drawn.partition('d="M')[2].partition('"')[0].split()]

@@ -6,13 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from api.dashboard.what_if import SUPPOSED_AGE_MIN, find_free, read_known
+from api.views.checkpoints import open_folders
 from lockstep.config import Settings
-from lockstep.planner_settings import PlannerSettings
+from lockstep.sections import PlannerSettings
 from lockstep.store.store import Store
+from lockstep.words import lasting
 from tests.api.build import Api, running_api
 from tests.api.dashboard.build import browse
-from tests.api.reading.build import load_job
-from tests.planner.recovery.checkpoints.build import copy_real
+from tests.api.views.build import load_job
+from tests.planner.checkpoints.build import NOW_NS, OLD_NS, copy_real
 
 
 def embedded(text: str, name: str) -> dict[str, list[object]]:
@@ -122,7 +125,7 @@ def test_part_has_its_history(pages: Api) -> None:
     assert "nic:h3/eth1" in browse(pages, "/parts").text
     one = browse(pages, "/parts", component="nic:h3/eth1").text
     assert 'href="/incidents/i1"' in one
-    assert "Nothing was told of nic:h9/eth9" in browse(pages, "/parts", component="nic:h9/eth9").text
+    assert "No events for nic:h9/eth9" in browse(pages, "/parts", component="nic:h9/eth9").text
 
 
 def test_scorecard_counts_only_what_is_confirmed(pages: Api) -> None:
@@ -132,7 +135,7 @@ def test_scorecard_counts_only_what_is_confirmed(pages: Api) -> None:
 
 
 def test_agents_page_without_agents_says_what_to_do(pages: Api) -> None:
-    assert "No agent was heard from." in browse(pages, "/agents").text
+    assert "No agent has reported." in browse(pages, "/agents").text
 
 
 def test_fabric_is_drawn_with_the_suspect_lit(fabric_pages: Api) -> None:
@@ -145,3 +148,38 @@ def test_fabric_is_drawn_with_the_suspect_lit(fabric_pages: Api) -> None:
 
 def test_missing_topology_is_said(pages: Api) -> None:
     assert "Without one, verdicts stop at NICs and hosts." in browse(pages, "/topology").text
+
+
+NO_SPARES = find_free((), (), ())
+
+
+def test_age_of_the_newest_complete_checkpoint_is_the_default(tmp_path: Path) -> None:
+    saved = copy_real("dcp", tmp_path / "train")
+    folders = open_folders(PlannerSettings(checkpoints=f"{tmp_path}/{{job}}"))
+    known = read_known(folders, "train", None, NO_SPARES, NOW_NS)
+    assert known.checkpoint_min == round((NOW_NS - OLD_NS) / 60e9)
+    age = lasting((NOW_NS - OLD_NS) / 1e9)
+    assert known.checkpoint_from == (f"{saved}/step-200, saved {age} ago, the newest that is verified to be complete")
+    assert known.is_this(known.checkpoint_min, known.load_s)
+    assert not known.is_this(known.checkpoint_min + 1, known.load_s)
+
+
+def test_where_no_checkpoint_is_known_one_is_supposed_and_it_is_said_why(tmp_path: Path) -> None:
+    unset = read_known(None, "train", None, NO_SPARES, NOW_NS)
+    assert (unset.checkpoint_min, unset.checkpoint_from) == (
+        SUPPOSED_AGE_MIN,
+        "supposed: planner.checkpoints is not set",
+    )
+    folders = open_folders(PlannerSettings(checkpoints=f"{tmp_path}/{{job}}"))
+    empty = read_known(folders, "train", None, NO_SPARES, NOW_NS)
+    assert empty.checkpoint_from == f"supposed: no checkpoint in {tmp_path}/train is verified to be complete"
+    assert not empty.is_this(empty.checkpoint_min, empty.load_s)
+
+
+def test_spares_that_are_out_or_in_use_are_not_free() -> None:
+    assert find_free(("a", "b", "c"), {"a"}, {"b"}) == (
+        ("c",),
+        "1 of 3 in planner.spares: a is out of service, b runs a job",
+    )
+    assert find_free(("a",), (), ())[1] == "1 of 1 in planner.spares, none of them out of service or in use"
+    assert NO_SPARES == ((), "planner.spares names none")

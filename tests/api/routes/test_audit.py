@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.control.audit import record
+from lockstep.state.documents import record
 from tests.api.build import Api, check_problem, running_api
 from tests.api.fake_store import FakeStore
 

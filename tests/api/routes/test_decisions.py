@@ -4,19 +4,18 @@ from typing import Any
 
 import pytest
 
-from lockstep.control.audit import list_audit
-from lockstep.control.decisions import save_decisions
-from lockstep.control.executions import list_orders, save_execution, save_isolated
-from lockstep.control.incidents import save_incidents
-from lockstep.control.leases import Lease, take_lease
-from lockstep.control.tokens import create_token
 from lockstep.decision import Decision
 from lockstep.records import GpuHealth
+from lockstep.state.decisions import list_orders, save_decisions, save_execution, save_isolated
+from lockstep.state.documents import list_audit
+from lockstep.state.incidents import save_incidents
+from lockstep.state.leases import Lease, take_lease
+from lockstep.state.tokens import create_token
 from lockstep.tables import TABLE_BY_NAME
 from tests.api.build import Api, bearer, check_problem
 from tests.builders import T0, rows
-from tests.lockstep.control.build import decision, incident
-from tests.lockstep.control.test_executions import execution, isolated
+from tests.lockstep.state.build import decision, incident
+from tests.lockstep.state.test_executions import execution, isolated
 
 
 @pytest.fixture

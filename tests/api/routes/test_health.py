@@ -11,11 +11,11 @@ from prometheus_client import CollectorRegistry, Counter
 from api.routes.health import health_app
 from lockstep import __version__
 from lockstep.errors import ControlAway, LockstepError
-from lockstep.store.layout import Layout
+from lockstep.store.migrations import Layout
 from lockstep.store.store import Store
 from tests.api.build import Api, batch_headers, check_problem, running_api
 from tests.api.fake_store import FakeStore, away
-from tests.api.gateway.build import batch
+from tests.api.ingest.build import batch
 from tests.api.serving import served
 from tests.waiting import eventually
 

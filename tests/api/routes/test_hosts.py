@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.control.incidents import save_incidents
+from lockstep.state.incidents import save_incidents
 from lockstep.store.store import Store
 from tests.api.build import Api, check_problem, running_api
-from tests.api.reading.build import counters, heartbeat, incident_on, put, reading
+from tests.api.views.build import counters, heartbeat, incident_on, put, reading
 from tests.builders import SECOND
 from tests.waiting import PunctualClock
 

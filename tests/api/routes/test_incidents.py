@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from api.reading.incidents import view_incident
-from lockstep.control.decisions import save_decisions
-from lockstep.control.incidents import save_incidents
+from api.views.incidents import view_incident
+from lockstep.state.decisions import save_decisions
+from lockstep.state.incidents import save_incidents
 from tests.api.build import Api, bearer, check_problem
-from tests.lockstep.control.build import decision, incident
+from tests.lockstep.state.build import decision, incident
 
 PATH = "/api/v1/incidents"
 
@@ -107,7 +107,7 @@ def test_one_incident_comes_with_the_decisions_on_it(api: Api) -> None:
     assert document["id"] == "i1"
     assert [found["id"] for found in document["decisions"]] == ["d1"]
     cost = document["decisions"][0]["cost"]
-    assert cost == {"downtime_s": 90.5, "waf_after": 1.0, "gpu_hours": None, "money": None, "risk": None}
+    assert cost == {"downtime_s": 90.5, "throughput_after": 1.0, "gpu_hours": None, "money": None, "risk": None}
 
 
 def test_incident_that_does_not_exist_is_not_found(api: Api) -> None:

@@ -10,18 +10,17 @@ import httpx
 import pyarrow as pa
 import pytest
 
-from lockstep.batches import BOOT_HEADER, NUMBER_HEADER, VERSION_HEADER, encode_batch
+from lockstep.batches import BOOT_HEADER, NUMBER_HEADER, VERSION_HEADER, DetailRequest, Receipt, encode_batch
 from lockstep.config import Settings
-from lockstep.control.tokens import list_tokens, revoke_token
-from lockstep.control.wishes import add_wish
 from lockstep.errors import GatewayFull
 from lockstep.records import RECORDS_VERSION, Event
 from lockstep.sections import GatewaySettings
+from lockstep.state.incidents import add_detail_request
+from lockstep.state.tokens import list_tokens, revoke_token
 from lockstep.store.store import Store
-from lockstep.wish import Receipt, Wish
 from tests.api.build import Api, batch_headers, check_problem, running_api
 from tests.api.fake_store import FakeStore
-from tests.api.gateway.build import batch
+from tests.api.ingest.build import batch
 from tests.builders import T0, make, rows
 from tests.waiting import eventually
 
@@ -57,7 +56,7 @@ def light_api(tmp_path: Path) -> Iterator[Api]:
 def test_good_batch_is_acknowledged_and_can_be_queried(api: Api) -> None:
     body = encode_batch({"events": rows(*(make(Event, host="good", message=str(n)) for n in range(3)))})
     answer = post(api, body, good_headers(api, "good"))
-    assert (answer.status_code, answer.json()) == (200, {"watermark": 1, "wishes": []})
+    assert (answer.status_code, answer.json()) == (200, {"watermark": 1, "requests": []})
 
     def arrived() -> list[str]:
         found = api.parts.store.query("SELECT message FROM events WHERE host = 'good' ORDER BY message")
@@ -76,23 +75,27 @@ def test_same_batch_again_is_acknowledged_again_and_stored_once(api: Api) -> Non
     assert api.parts.store.query(count)["n"].to_pylist() == [1]
 
 
-def test_reply_carries_the_watermark_and_the_host_s_wishes(light_api: Api) -> None:
-    mine = Wish(id="w1", host="h0", kind="probe", details={"dst": "h1"}, expires_ns=FAR_NS)
-    add_wish(light_api.parts.control, mine)
-    add_wish(light_api.parts.control, Wish(id="w2", host="h1", kind="detail", details={}, expires_ns=FAR_NS))
-    add_wish(light_api.parts.control, Wish(id="w3", host="h0", kind="detail", details={}, expires_ns=T0))
+def test_reply_carries_the_watermark_and_the_host_s_detail_requests(light_api: Api) -> None:
+    mine = DetailRequest(id="w1", host="h0", kind="probe", details={"dst": "h1"}, expires_ns=FAR_NS)
+    add_detail_request(light_api.parts.control, mine)
+    add_detail_request(
+        light_api.parts.control, DetailRequest(id="w2", host="h1", kind="detail", details={}, expires_ns=FAR_NS)
+    )
+    add_detail_request(
+        light_api.parts.control, DetailRequest(id="w3", host="h0", kind="detail", details={}, expires_ns=T0)
+    )
     headers = good_headers(light_api)
     post(light_api, batch("a"), headers)
     answer = post(light_api, batch("b"), headers | {NUMBER_HEADER: "2"})
-    assert Receipt.model_validate_json(answer.content) == Receipt(watermark=2, wishes=(mine,))
+    assert Receipt.model_validate_json(answer.content) == Receipt(watermark=2, requests=(mine,))
 
 
-def test_wish_that_is_made_meanwhile_comes_with_a_later_reply(light_api: Api) -> None:
+def test_detail_request_that_is_made_meanwhile_comes_with_a_later_reply(light_api: Api) -> None:
     headers = good_headers(light_api)
-    assert post(light_api, batch("a"), headers).json()["wishes"] == []
-    wish = Wish(id="w1", host="h0", kind="probe", details={"dst": "h1"}, expires_ns=FAR_NS)
-    add_wish(light_api.parts.control, wish)
-    eventually(lambda: post(light_api, batch("a"), headers).json()["wishes"] == [wish.model_dump()])
+    assert post(light_api, batch("a"), headers).json()["requests"] == []
+    detail_request = DetailRequest(id="w1", host="h0", kind="probe", details={"dst": "h1"}, expires_ns=FAR_NS)
+    add_detail_request(light_api.parts.control, detail_request)
+    eventually(lambda: post(light_api, batch("a"), headers).json()["requests"] == [detail_request.model_dump()])
 
 
 def test_way_past_the_router_is_the_route_that_is_documented(light_api: Api) -> None:

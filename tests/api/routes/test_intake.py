@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from api.gateway.log import Entry
+from api.ingest.log import Entry
 from lockstep.clock import NS_PER_S, rfc3339
 from lockstep.config import Settings
 from lockstep.errors import GatewayFull
@@ -190,7 +190,7 @@ def test_garbage_is_refused_with_its_place(light_api: Api, body: bytes, sentence
 @pytest.mark.parametrize("path", [ALERTS, GPUD])
 def test_large_body_is_refused(light_api: Api, path: str) -> None:
     answer = post(light_api, path, b" " * ((1 << 20) + 1), light_api.make_token("ingest", "h3"))
-    assert check_problem(answer, 413, "too-large") == "a request may have 1 MiB"
+    assert check_problem(answer, 413, "too-large") == "a batch may have 1 MiB"
 
 
 def test_full_gateway_asks_to_come_again(light_api: Api, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from lockstep.store.store import Store
 from tests.api.build import Api, check_problem
-from tests.api.reading.build import COMM, NOW, load_job, put, step
+from tests.api.views.build import COMM, NOW, load_job, put, step
 from tests.builders import SECOND, T0
 
 JOB = "/api/v1/jobs/team/run-7"

@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 
 from lockstep.config import Settings
-from lockstep.control.incidents import save_incidents
-from lockstep.control.topologies import publish_topology
 from lockstep.fabrics import leaf_spine
-from lockstep.planner_settings import PlannerSettings
+from lockstep.sections import PlannerSettings
+from lockstep.state.fabric import publish_topology
+from lockstep.state.incidents import save_incidents
 from lockstep.store.store import Store
 from tests.api.build import Api, check_problem, running_api
-from tests.api.reading.build import incident_on
-from tests.planner.recovery.checkpoints.build import copy_real
+from tests.api.views.build import incident_on
+from tests.planner.checkpoints.build import copy_real
 
 
 def test_parts_come_page_by_page_and_by_kind(api: Api) -> None:

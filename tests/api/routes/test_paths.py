@@ -1,9 +1,9 @@
-"""Hosts ask for their roads and tell how many connections keep to them; people see the whole."""
+"""Hosts ask for their paths and tell how many connections keep to them; people see the whole."""
 
-from lockstep.control.leases import take_lease
-from lockstep.control.path_plans import save_path_plan
 from lockstep.host_paths import PathChoice, PathSummary
 from lockstep.path_file import parse_plan
+from lockstep.state.fabric import save_path_plan
+from lockstep.state.leases import take_lease
 from tests.api.build import Api, bearer, check_problem
 
 

@@ -7,9 +7,9 @@ import httpx
 import pytest
 
 from lockstep.config import Settings
-from lockstep.control.audit import list_audit
-from lockstep.control.policies import current_policy
-from lockstep.planner_settings import PlannerSettings
+from lockstep.sections import PlannerSettings
+from lockstep.state.documents import list_audit
+from lockstep.state.policies import current_policy
 from tests.api.build import Api, bearer, check_problem, running_api
 from tests.api.fake_store import FakeStore
 

@@ -8,9 +8,9 @@ import pytest
 
 from api.auth import SESSION_COOKIE
 from lockstep.config import Settings
-from lockstep.control.audit import list_audit
-from lockstep.control.tokens import Scope, revoke_token
 from lockstep.sections import ApiSettings
+from lockstep.state.documents import list_audit
+from lockstep.state.tokens import Scope, revoke_token
 from tests.api.build import Api, bearer, check_problem, running_api
 from tests.api.fake_store import FakeStore
 from tests.waiting import HastyClock

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from lockstep.control.audit import list_audit
-from lockstep.control.tokens import Scope, find_token
+from lockstep.state.documents import list_audit
+from lockstep.state.tokens import Scope, find_token
 from tests.api.build import Api, batch_headers, bearer, check_problem, running_api
 from tests.api.fake_store import FakeStore
 
@@ -82,7 +82,7 @@ def test_token_that_never_was_cannot_be_revoked(api: Api, admin: dict[str, str])
 
 
 @pytest.mark.parametrize(
-    ("wish", "status", "reason"),
+    ("detail_request", "status", "reason"),
     [
         ({"name": "h7", "scope": "ingest"}, 400, "needs the host that may send with it"),
         ({"name": ""}, 422, "name"),
@@ -93,9 +93,9 @@ def test_token_that_never_was_cannot_be_revoked(api: Api, admin: dict[str, str])
         ([], 422, "body"),
     ],
 )
-def test_wish_that_makes_no_sense_is_refused(
-    api: Api, admin: dict[str, str], wish: object, status: int, reason: str
+def test_detail_request_that_makes_no_sense_is_refused(
+    api: Api, admin: dict[str, str], detail_request: object, status: int, reason: str
 ) -> None:
-    answer = api.client.post(PATH, json=wish, headers=admin)
+    answer = api.client.post(PATH, json=detail_request, headers=admin)
     assert reason in check_problem(answer, status, "bad-input" if status == 400 else "bad-request")
     assert len(api.client.get(PATH, headers=admin).json()["items"]) == 1

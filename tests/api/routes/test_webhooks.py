@@ -9,12 +9,12 @@ import pytest
 
 from lockstep.alert_settings import AlertSettings, Target
 from lockstep.config import Settings
-from lockstep.control.audit import list_audit
-from lockstep.control.deliveries import Outgoing, save_round
-from lockstep.control.leases import take_lease
-from lockstep.control.targets import list_health, list_targets, meet_targets, read_health, write_health
+from lockstep.state.deliveries import Outgoing, save_round
+from lockstep.state.documents import list_audit
+from lockstep.state.leases import take_lease
+from lockstep.state.targets import list_health, list_targets, meet_targets, read_health, write_health
 from lockstep.store.store import Store
-from tests.api.alerts.build import SECRET, news, target
+from tests.api.alerts.build import SECRET, make_notification, target
 from tests.api.alerts.receivers import answer, receiving
 from tests.api.build import Api, bearer, check_problem, running_api
 
@@ -42,7 +42,9 @@ def make(api: Api, admin: dict[str, str], **changes: Any) -> Any:
 def fill_outbox(api: Api, count: int = 1) -> None:
     lease = take_lease(api.parts.control, "alerts", "test", 10**12, api.parts.clock.now_ns())
     assert lease is not None
-    messages = [Outgoing("ops", news(number=number), replaces=False, is_end=False) for number in range(count)]
+    messages = [
+        Outgoing("ops", make_notification(number=number), replaces=False, is_end=False) for number in range(count)
+    ]
     save_round(api.parts.control, lease, messages, [])
 
 
@@ -120,7 +122,7 @@ def test_only_an_administrator_changes_receivers(api: Api, admin: dict[str, str]
         ("DELETE", "/ops", None),
         ("POST", "/ops/test", None),
         ("POST", "/ops/enable", None),
-        ("POST", f"/ops/deliveries/{news(number=0).id}/replay", None),
+        ("POST", f"/ops/deliveries/{make_notification(number=0).id}/replay", None),
     ]
     for method, path, body in wanted:
         url = f"/api/v1/webhooks{path}"
@@ -157,7 +159,7 @@ def test_deliveries_are_paged_and_replayed(api: Api, admin: dict[str, str]) -> N
     cursor = first.json()["next"]
     rest = api.get("/api/v1/webhooks/ops/deliveries", {"limit": 3, "cursor": cursor}).json()
     ids = [item["id"] for item in (*first.json()["items"], *rest["items"])]
-    assert (ids, rest["next"]) == ([news(number=number).id for number in (4, 3, 2, 1, 0)], None)
+    assert (ids, rest["next"]) == ([make_notification(number=number).id for number in (4, 3, 2, 1, 0)], None)
     again = api.client.post(f"/api/v1/webhooks/ops/deliveries/{ids[0]}/replay", headers=admin)
     assert (again.status_code, again.json()["state"]) == (202, "waiting")
     check_problem(api.get("/api/v1/webhooks/ops/deliveries", {"cursor": "rubbish!"}), 400, "bad-input")

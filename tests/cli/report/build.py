@@ -4,13 +4,12 @@ from typing import Any
 
 import numpy as np
 
-from analyzer.context import End
-from analyzer.wires.matrix import DelayMatrix, Wire
-from cli.report.description import OnlyIncidents, StepTimes
+from analyzer.delay_matrix.matrix import DelayMatrix, Pair
+from analyzer.windows.window import End
+from cli.report import OnlyIncidents, StepTimes
 from lockstep.clock import NS_PER_S
-from lockstep.incident import Incident
-from lockstep.verdict import Impact
-from tests.lockstep.control.build import incident
+from lockstep.verdict import Impact, Incident
+from tests.lockstep.state.build import incident
 
 T0 = 1_700_000_000 * NS_PER_S
 
@@ -32,11 +31,11 @@ def cost(ratio: float | None, waiting: int) -> Impact:
 def matrix(hosts: int = 8, nics: int = 4, slow: tuple[int, int] | None = (3, 1)) -> DelayMatrix:
     """Every NIC sends to the same NIC of the next host; one, when told, at four times the normal delay."""
     ends = [(host, nic) for host in range(hosts) for nic in range(nics)]
-    wires = tuple(
-        Wire(End(f"h{host}", f"eth{nic}"), End(f"h{(host + 1) % hosts}", f"eth{nic}")) for host, nic in ends
+    pairs = tuple(
+        Pair(End(f"h{host}", f"eth{nic}"), End(f"h{(host + 1) % hosts}", f"eth{nic}")) for host, nic in ends
     )
     ratio = np.array([4.0 if end == slow else 1.0 for end in ends])
-    return DelayMatrix(wires, frozenset({"ib"}), ratio, (ratio - 1) / 0.05, ratio > 2, 0.02 * ratio)
+    return DelayMatrix(pairs, frozenset({"ib"}), ratio, (ratio - 1) / 0.05, ratio > 2, 0.02 * ratio)
 
 
 def steps(*lengths: float) -> StepTimes:

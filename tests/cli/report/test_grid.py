@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cli.report.grid import build_grid, level
+from cli.report import build_grid, level
 from tests.cli.report.build import matrix
 
 

@@ -7,8 +7,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from cli.report.description import Described
-from cli.report.page import render_page, write_page
+from cli.report import Described
+from cli.report_page import render_page, write_page
 from tests.cli.report.build import T0, described, found, matrix, steps
 
 WHOLE = described(found(), of=matrix(), step_times=steps(1.0, 1.0, 2.0, 2.0))

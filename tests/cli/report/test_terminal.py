@@ -4,8 +4,7 @@ import io
 
 from rich.console import Console
 
-from cli.report.description import Described
-from cli.report.terminal import print_report
+from cli.report import Described, print_report
 from lockstep.verdict import RuledOut
 from tests.cli.report.build import cost, described, found, matrix, steps
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cli.report.words import cost_words, coverage_words, lasting_words, part_words
+from cli.report import cost_words, coverage_words, lasting_words, part_words
 from lockstep.verdict import FaultClass
 from lockstep.words import lost_gpu_hours
 from tests.cli.report.build import cost, found

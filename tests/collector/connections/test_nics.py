@@ -45,7 +45,7 @@ def test_joined_devices_are_listed_and_none_is_no_name() -> None:
     assert NICS.name_devices((), "ib") is None
 
 
-def test_only_nic_is_told_by_topology_then_rdma_then_interfaces() -> None:
+def test_only_nic_is_reported_by_topology_then_rdma_then_interfaces() -> None:
     assert NICS.only_nic() is None
     assert HostNics({"mlx5_0": ("eth0",)}, ("eth0", "eth1")).only_nic() == "mlx5_0"
     assert HostNics({}, ("eth0",)).only_nic() == "eth0"

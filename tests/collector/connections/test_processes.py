@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from collector.connections.addresses import decode_address, decode_link
 from collector.connections.processes import NcclProcesses, find_job, socket_inodes
 from lockstep.errors import NotPresent
 from tests.collector.sources.imitated_nccl import imitate_process
@@ -35,7 +34,7 @@ def test_process_that_loads_nccl_late_is_found_after_a_while(tmp_path: Path) -> 
     assert (found[0], found[-1]) == (0, 1)
 
 
-def test_process_tells_its_own_number_user_and_names(tmp_path: Path) -> None:
+def test_process_reports_its_own_number_user_and_names(tmp_path: Path) -> None:
     folder = imitate_process(tmp_path, 300, {"NCCL_DEBUG_FILE": "x", "HOSTNAME": "pod-1"}, namespace_pid=7)
     (folder / "root/etc").mkdir()
     (folder / "root/etc/hostname").write_text("pod-2\n")
@@ -90,11 +89,3 @@ def test_sockets_of_a_process_are_those_among_its_open_files(tmp_path: Path) -> 
 def test_host_without_proc_says_so(tmp_path: Path) -> None:
     with pytest.raises(NotPresent, match=f"no processes in {tmp_path}/proc"):
         NcclProcesses(tmp_path).look()
-
-
-@pytest.mark.parametrize(
-    "payload", [b"", b"\0" * 5, b"\x02" + b"\0" * 7, b"\x02" + b"\0" * 7 + b"\x06\0\x02\0ab", b"\xff" * 99]
-)
-def test_messages_that_are_no_addresses_give_none(payload: bytes) -> None:
-    assert decode_address(payload) is None
-    assert decode_link(payload) is None

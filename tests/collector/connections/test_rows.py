@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from collector.connections.log_report import LoggedConnection
 from collector.connections.nics import HostNics
 from collector.connections.rows import (
     Key,
@@ -12,8 +13,7 @@ from collector.connections.rows import (
     rows_of_log,
     worth_of,
 )
-from collector.nccl_log.story import LoggedConnection
-from collector.nccl_log.warnings import load_words
+from collector.connections.warnings import load_words
 from lockstep.records import Connection
 
 OWNER = Owner((42, 7), "h0", "job", 0, 1)
@@ -23,7 +23,7 @@ LOGGED = LoggedConnection(
     peer=1,
     channel=0,
     direction="send",
-    way="NET",
+    via="NET",
     network="IB",
     devices=("mlx5_0:1",),
     address="",
@@ -68,7 +68,7 @@ def test_rows_beyond_the_limit_come_the_next_time() -> None:
     assert sent.choose(rows, 3) == []
 
 
-def test_rows_without_room_are_counted_once_and_told_when_others_are_gone() -> None:
+def test_rows_without_room_are_counted_once_and_reported_when_others_are_gone() -> None:
     sent = SentRows()
     sent.MOST_ROWS = 2
     mine: dict[Key, Connection] = {(1, 1, number): row_of() for number in range(2)}

@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 
-from collector.paths.ports import PortProber, Send
-from collector.probing.addresses import AddressBook, addresses_in
-from collector.probing.answers import Arrival
-from collector.probing.packets import Shot
+from collector.path_ports import PortProber, Send
+from collector.probes.packets import Arrival, Shot
+from collector.probes.paths import AddressBook, addresses_in
 from lockstep.fabrics import leaf_spine
 from lockstep.topology import Topology
 

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from collector.connections.kernel import Kernel
-from collector.inet_diag import TcpSocket
-from collector.rdma_ports.netlink import QueuePair
+from collector.connections.flows import Kernel
+from collector.kernel.inet_diag import TcpSocket
+from collector.kernel.rdma import QueuePair
 from collector.sources.connections import ConnectionsSource
 from lockstep.errors import NotPresent
 from tests.builders import SECOND, T0

@@ -11,10 +11,10 @@ from typing import Any
 import pyarrow as pa
 
 from collector.sources.nccl_rings import NcclRingsSource
+from lockstep.batches import DetailRequest
 from lockstep.clock import SystemClock
-from lockstep.wish import Wish
+from tests.collector.nccl.forging import Forged
 from tests.conftest import REPO
-from tests.lockstep.rings.forging import Forged
 
 USUAL = Path("/run/lockstep/rings")
 _CLOCK = SystemClock()
@@ -44,8 +44,8 @@ class Follower:
     def now_ns(self) -> int:
         return _CLOCK.now_ns() + self.skipped_ns
 
-    def read(self, *wishes: Wish) -> Mapping[str, pa.Table]:
-        reading = self.source.read(self.now_ns(), wishes)
+    def read(self, *requests: DetailRequest) -> Mapping[str, pa.Table]:
+        reading = self.source.read(self.now_ns(), requests)
         for name, table in reading.tables.items():
             self.rows.setdefault(name, []).extend(table.to_pylist())
         self.dropped, self.folded = self.dropped + reading.dropped, self.folded + reading.folded
@@ -124,11 +124,11 @@ def resting(library: Path, folder: Path, count: int, **environment: str) -> Iter
 @contextmanager
 def _rank(command: list[str], folder: Path, environment: Mapping[str, str]) -> Iterator["subprocess.Popen[str]"]:
     ours = {name: value for name, value in os.environ.items() if not name.startswith(("LOCKSTEP_", "SLURM_"))}
-    told = {"LOCKSTEP_RING_DIR": str(folder), "LOCKSTEP_DETAIL": "transfers", "LOCKSTEP_RING_MIB": "4"}
+    reported = {"LOCKSTEP_RING_DIR": str(folder), "LOCKSTEP_DETAIL": "transfers", "LOCKSTEP_RING_MIB": "4"}
     with subprocess.Popen(
         command,
         cwd=REPO,
-        env={**ours, **told, **environment},
+        env={**ours, **reported, **environment},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

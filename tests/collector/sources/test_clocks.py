@@ -11,13 +11,10 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from collector.probing.addresses import AddressBook
+from collector.probes.paths import AddressBook
+from collector.sources.clock_estimate import EXACT, Estimate, KernelClock
+from collector.sources.clock_exchange import MOST_APART_NS, ClockAsker, ClockResponder, ClockWire, Reply, open_stamped
 from collector.sources.clocks import ClockOptions, ClocksSource
-from collector.timing.asker import ClockAsker
-from collector.timing.estimate import EXACT, Estimate
-from collector.timing.kernel import KernelClock
-from collector.timing.responder import ClockResponder, open_stamped
-from collector.timing.wire import MOST_APART_NS, ClockWire, Reply
 from lockstep.arrow import schema_of
 from lockstep.clock import NS_PER_S, SystemClock
 from lockstep.errors import NotPresent
@@ -145,7 +142,7 @@ def test_host_that_knows_nothing_yet_says_nothing(fabric: ProbeFabric) -> None:
 
 
 @pytest.mark.needs_root
-def test_port_that_is_taken_is_told_and_used_as_soon_as_it_is_free(fabric: ProbeFabric) -> None:
+def test_port_that_is_taken_is_reported_and_used_as_soon_as_it_is_free(fabric: ProbeFabric) -> None:
     with closing(source("h0")) as reference, closing(source("h1")) as other, capture_logs() as lines:
         with closing(respond(fabric)):
             read(fabric, "h0", reference)
@@ -190,12 +187,12 @@ def test_clocks_that_are_not_compared_say_why_once(made: ClocksSource, reason: s
     with closing(made), capture_logs() as lines:
         made.read(T0, ())
         made.read(T0 + 1, ())
-    told = [line["reason"] for line in lines if line["event"] == "clocks of other hosts are not compared"]
-    assert len(told) == 1
-    assert reason in told[0]
+    reported = [line["reason"] for line in lines if line["event"] == "clocks of other hosts are not compared"]
+    assert len(reported) == 1
+    assert reason in reported[0]
 
 
-def test_host_that_can_neither_ask_its_kernel_nor_others_has_no_clock_to_tell_of() -> None:
+def test_host_that_can_neither_ask_its_kernel_nor_others_has_no_clock_to_report_of() -> None:
     def refuse() -> KernelClock:
         raise NotPresent("no adjtimex")
 

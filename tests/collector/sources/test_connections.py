@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from collector.connections import logs as connection_logs
+from collector.connections import log_files as connection_logs
 from collector.sources.connections import ConnectionsSource
 from lockstep.arrow import schema_of
 from lockstep.errors import NotPresent
@@ -51,7 +51,9 @@ def test_real_log_gives_each_connection_with_its_communicator_and_nic(tmp_path: 
     host = Host(tmp_path)
     rows = host.rows()
     found = {summary(row, "comm", "rank", "peer", "channel", "direction") for row in rows}
-    both_ways = {(peer, channel, way) for peer in (0, 2, 3) for channel in (0, 1) for way in ("send", "recv")}
+    both_ways = {
+        (peer, channel, direction) for peer in (0, 2, 3) for channel in (0, 1) for direction in ("send", "recv")
+    }
     assert {key[2:] for key in found if key[0] == WORLD} == both_ways
     splits = {key[:3] for key in found if key[0] != WORLD}
     assert splits == {(0xB4D731B2EF05C336, 1, 0), (0x7067C70C1E5921B1, 0, 1)}
@@ -61,7 +63,7 @@ def test_real_log_gives_each_connection_with_its_communicator_and_nic(tmp_path: 
     assert len(rows) == len(found) == 20
 
 
-def test_nothing_is_told_twice(tmp_path: Path) -> None:
+def test_nothing_is_reported_twice(tmp_path: Path) -> None:
     rank_with_log(tmp_path, REAL_LOG.read_bytes())
     host = Host(tmp_path)
     assert [len(part) for part in host.look()] == [20, 2]
@@ -78,7 +80,7 @@ def test_reading_has_the_tables_schemas_and_is_complete_up_to_now(tmp_path: Path
     assert host.reading.watermark_ns == host.now_ns
 
 
-def test_connection_that_comes_later_is_told_then(tmp_path: Path) -> None:
+def test_connection_that_comes_later_is_reported_then(tmp_path: Path) -> None:
     log = rank_with_log(tmp_path, IB + COMM)
     host = Host(tmp_path)
     assert host.rows() == []
@@ -110,7 +112,7 @@ def test_connections_inside_a_host_have_no_nic(tmp_path: Path) -> None:
     assert summary(row, "transport", "nic", "direction") == ("p2p", None, "send")
 
 
-def test_failed_completion_is_an_event_of_its_nic_told_once(tmp_path: Path) -> None:
+def test_failed_completion_is_an_event_of_its_nic_reported_once(tmp_path: Path) -> None:
     log = rank_with_log(tmp_path, IB + COMM + SEND)
     host = Host(tmp_path)
     host.look()
@@ -143,7 +145,7 @@ def test_completion_that_names_no_nic_is_of_the_only_one_in_use_or_of_the_host(
     assert event["component"] == component
 
 
-def test_last_words_of_a_process_that_has_ended_are_told(tmp_path: Path) -> None:
+def test_last_words_of_a_process_that_has_ended_are_reported(tmp_path: Path) -> None:
     log = rank_with_log(tmp_path, IB + COMM + SEND)
     host = Host(tmp_path)
     host.look()
@@ -166,7 +168,7 @@ def test_source_that_is_closed_holds_no_file(tmp_path: Path) -> None:
     assert len(open_descriptors()) == before
 
 
-def test_old_warnings_are_history_at_the_start(tmp_path: Path) -> None:
+def test_old_warnings_are_hireport_at_the_start(tmp_path: Path) -> None:
     log = rank_with_log(tmp_path, IB + COMM + SEND + ERROR)
     host = Host(tmp_path)
     os.utime(log, ns=(host.now_ns - 2 * 3_600 * SECOND,) * 2)
@@ -181,7 +183,7 @@ def test_flood_of_warnings_is_cut_and_counted(tmp_path: Path) -> None:
     assert host.reading.dropped == 300 - 64
 
 
-def test_collector_that_starts_again_tells_connections_and_not_the_same_warnings(tmp_path: Path) -> None:
+def test_collector_that_starts_again_reports_connections_and_not_the_same_warnings(tmp_path: Path) -> None:
     log = rank_with_log(tmp_path, IB + COMM + SEND + ERROR)
     before = Host(tmp_path)
     os.utime(log, ns=(before.now_ns, before.now_ns))
@@ -198,19 +200,19 @@ def test_collector_that_starts_again_tells_connections_and_not_the_same_warnings
     assert [event["component"] for _, events in looks for event in events] == ["nic:h0/mlx5_0"]
 
 
-def test_collector_that_starts_again_twice_does_not_fall_back_behind_what_was_told(
+def test_collector_that_starts_again_twice_does_not_fall_back_behind_what_was_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = rank_with_log(tmp_path, IB + COMM + SEND + ERROR)
-    told = f'{{"logs": [[{log.stat().st_dev}, {log.stat().st_ino}, {log.stat().st_size}]]}}'.encode()
+    reported = f'{{"logs": [[{log.stat().st_dev}, {log.stat().st_ino}, {log.stat().st_size}]]}}'.encode()
     monkeypatch.setattr(connection_logs, "READ_BYTES", 300)  # so that the log takes some looks
     host = Host(tmp_path)
-    host.source.resume(told)
+    host.source.resume(reported)
     assert host.events() == []
-    assert host.reading.checkpoint == told
+    assert host.reading.checkpoint == reported
 
 
-def test_log_that_was_cut_since_it_was_told_is_told_from_its_beginning(tmp_path: Path) -> None:
+def test_log_that_was_cut_since_it_was_reported_is_reported_from_its_beginning(tmp_path: Path) -> None:
     log = rank_with_log(tmp_path, IB + COMM + SEND + ERROR)
     host = Host(tmp_path)
     host.source.resume(f'{{"logs": [[{log.stat().st_dev}, {log.stat().st_ino}, {1 << 20}]]}}'.encode())
@@ -277,7 +279,7 @@ def test_other_sockets_of_a_rank_are_no_connections_of_nccl(tmp_path: Path, abou
     assert host.rows() == []
 
 
-def test_sockets_of_a_job_without_a_log_are_told_with_less_confidence(tmp_path: Path) -> None:
+def test_sockets_of_a_job_without_a_log_are_reported_with_less_confidence(tmp_path: Path) -> None:
     imitate_process(tmp_path, environ={"RANK": "0"}, maps="7f00 r-xp /lib/libnccl.so.2\n", sockets=[9])
     host = Host(tmp_path)
     host.sockets = [tcp(9)]
@@ -435,7 +437,7 @@ def test_network_that_nobody_knows_gives_no_row_and_is_said_once(tmp_path: Path)
     assert [line["problem"] for line in lines] == ["networks that are not known: Carrier Pigeon"]
 
 
-def test_kernel_that_tells_nothing_is_said_once_and_the_log_still_counts(tmp_path: Path) -> None:
+def test_kernel_that_reports_nothing_is_said_once_and_the_log_still_counts(tmp_path: Path) -> None:
     imitate_port(tmp_path, "mlx5_1")
     rank_with_log(tmp_path, COMM + SOCKETS)
     host = Host(tmp_path)
@@ -459,7 +461,7 @@ def test_host_without_processes_says_so(tmp_path: Path) -> None:
         ConnectionsSource("h0", tmp_path).read(1, ())
 
 
-def test_host_without_nccl_has_nothing_to_tell(tmp_path: Path) -> None:
+def test_host_without_nccl_has_nothing_to_report(tmp_path: Path) -> None:
     imitate_process(tmp_path, 1, {"PATH": "/bin"})
     assert Host(tmp_path).look() == ([], [])
 

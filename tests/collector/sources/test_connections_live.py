@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import pytest
 
-from collector.connections.addresses import list_addresses
+from collector.connections.flows import list_addresses
 from collector.sources.connections import ConnectionsSource
 from lockstep.errors import NotPresent
 from tests.builders import SECOND

@@ -12,15 +12,15 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 from structlog.testing import capture_logs
 
+from collector.sources import fabric_ports as fabric_scrape
 from collector.sources.fabric import FabricSource
-from collector.switches import scrape as fabric_scrape
 from lockstep.arrow import schema_of
 from lockstep.clock import Clock
 from lockstep.errors import NotPresent
 from lockstep.tables import TABLE_BY_NAME
 from tests.builders import T0
 from tests.collector.sources.exporting import TEXT, drips, exporter, hangs, says
-from tests.collector.switches.test_ports import SNMP, UFM
+from tests.collector.sources.test_fabric_ports import SNMP, UFM
 from tests.waiting import HastyClock, eventually
 
 Row = dict[str, Any]  # Any: what a row holds

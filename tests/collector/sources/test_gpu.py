@@ -4,8 +4,8 @@ from typing import Any, cast
 
 import pytest
 
-from collector.gpus.readings import GpuIdentity, Quantity, Readings, throttle_words
-from collector.sources.gpu import GpuSource
+from collector.sources.gpu import GpuSource, throttle_words
+from collector.sources.nvml import GpuIdentity, Quantity, Readings
 from lockstep.arrow import schema_of
 from lockstep.errors import NotPresent
 from lockstep.tables import TABLE_BY_NAME
@@ -186,18 +186,18 @@ def test_gpu_that_was_exchanged_is_introduced_with_the_one_before() -> None:
     assert message.startswith("GPU 0 is GPU-0, serial 77, PCI 0000:01:00.0; before it was GPU-0, serial 1650")
 
 
-def test_gpu_that_falls_off_the_bus_is_told_once_and_leaves_the_others() -> None:
+def test_gpu_that_falls_off_the_bus_is_reported_once_and_leaves_the_others() -> None:
     nvml = FakeNvml(3)
     host = Host(nvml)
     host.events()
     nvml.lost[1] = "GPU is lost"
-    told = "GPU 1 (GPU-1, serial 1651, PCI 0000:02:00.0) cannot be read: GPU is lost"
-    assert host.events() == [("gpu_lost", "gpu:h0/1", told)]
+    reported = "GPU 1 (GPU-1, serial 1651, PCI 0000:02:00.0) cannot be read: GPU is lost"
+    assert host.events() == [("gpu_lost", "gpu:h0/1", reported)]
     assert host.events() == []
     assert [row["gpu"] for row in host.read("gpu_health")] == [0, 2]
 
 
-def test_gpu_that_can_be_read_again_is_told_once() -> None:
+def test_gpu_that_can_be_read_again_is_reported_once() -> None:
     nvml = FakeNvml()
     host = Host(nvml)
     host.events()
@@ -207,7 +207,7 @@ def test_gpu_that_can_be_read_again_is_told_once() -> None:
     assert [host.kinds(), host.kinds()] == [["gpu_back"], []]
 
 
-def test_gpu_that_is_lost_from_the_beginning_is_told_and_introduced_later() -> None:
+def test_gpu_that_is_lost_from_the_beginning_is_reported_and_introduced_later() -> None:
     nvml = FakeNvml()
     nvml.lost[0] = "Unknown Error"
     host = Host(nvml)
@@ -235,18 +235,18 @@ def test_driver_that_is_unloaded_loses_all_gpus_once_and_gives_them_back() -> No
     assert (nvml.opened, nvml.closed) == (2, 1)
 
 
-def test_pending_row_remapping_is_told_when_it_begins_and_again_after_it_was_done() -> None:
+def test_pending_row_remapping_is_reported_when_it_begins_and_again_after_it_was_done() -> None:
     nvml = FakeNvml()
     host = Host(nvml)
     host.events()
-    told = []
+    reported = []
     for pending in (1, 1, 0, 1):
         nvml.gpus[0]["rows_pending"] = pending
-        told.append(host.kinds())
-    assert told == [["row_remap_pending"], [], [], ["row_remap_pending"]]
+        reported.append(host.kinds())
+    assert reported == [["row_remap_pending"], [], [], ["row_remap_pending"]]
 
 
-def test_pending_row_remapping_is_told_even_when_it_was_there_before_us() -> None:
+def test_pending_row_remapping_is_reported_even_when_it_was_there_before_us() -> None:
     nvml = FakeNvml()
     nvml.gpus[0]["rows_pending"] = 1
     assert Host(nvml).kinds() == ["gpu_seen", "row_remap_pending"]
@@ -261,7 +261,7 @@ def test_pending_row_remapping_of_an_exchanged_gpu_is_its_own() -> None:
     assert host.kinds() == ["gpu_seen", "row_remap_pending"]
 
 
-def test_row_remapping_that_was_not_answered_once_is_not_told_twice() -> None:
+def test_row_remapping_that_was_not_answered_once_is_not_reported_twice() -> None:
     nvml = FakeNvml()
     nvml.gpus[0]["rows_pending"] = 1
     host = Host(nvml)

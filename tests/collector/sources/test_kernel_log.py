@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from collector.kernel.floods import MAX_ALIKE
-from collector.sources.kernel_log import KernelLogSource
+from collector.sources.kernel_log import MAX_ALIKE, KernelLogSource
 from lockstep.arrow import schema_of
 from lockstep.clock import SystemClock
 from lockstep.errors import NotPresent
@@ -97,6 +96,11 @@ def test_new_line_becomes_an_event_at_its_time(host: Host) -> None:
         "component": "gpu:h0/0000:41:00.0",
         "severity": "critical",
         "message": XID + " [XID 79: GPU fell off the bus; RESTART_BM; blame hardware]",
+        "rank": None,
+        "pid": None,
+        "signal": None,
+        "exit_code": None,
+        "detail": '{"xid": 79, "blame": "hardware"}',
     }
 
 
@@ -160,7 +164,7 @@ def test_nic_gets_the_name_that_the_host_knows_it_by(tmp_path: Path) -> None:
     assert components == ["nic:h0/eth2", "nic:h0/mlx5_1", "nic:h0/0000:5e:00.0"]
 
 
-def test_overwritten_records_are_counted_and_told(host: Host) -> None:
+def test_overwritten_records_are_counted_and_reported(host: Host) -> None:
     host.say(record(1, 1_000, "quiet"))
     host.read()
     host.say(record(42, 1_000.5))
@@ -313,6 +317,6 @@ def test_new_agent_goes_on_where_the_last_one_stopped_unless_the_host_was_booted
     imitate_boot(tmp_path, boot)
     after = KernelLogSource("h0", tmp_path, lambda: UPTIME)
     after.resume(checkpoint)
-    told = after.read(T0, ()).tables["events"]["message"].to_pylist()
+    reported = after.read(T0, ()).tables["events"]["message"].to_pylist()
     after.close()
-    assert [seq for seq in texts if any(texts[seq] in message for message in told)] == expected
+    assert [seq for seq in texts if any(texts[seq] in message for message in reported)] == expected

@@ -10,16 +10,16 @@ from typing import Any, cast
 import pytest
 from structlog.testing import capture_logs
 
-from collector.inet_diag import TcpTable
-from collector.links.kernel import KernelLinks
-from collector.links.readings import REQUIRED, Link, Look
+from collector.kernel.inet_diag import TcpTable
+from collector.kernel.link_reader import KernelLinks
+from collector.kernel.links import REQUIRED, Link, LinkSnapshot
 from collector.sources.links import LinksSource
 from lockstep.arrow import schema_of
 from lockstep.clock import Clock
 from lockstep.errors import NotPresent
 from lockstep.tables import TABLE_BY_NAME
 from tests.builders import T0
-from tests.collector.links.test_tcp_flows import flow, table
+from tests.collector.kernel.test_tcp_flows import flow, table
 
 COUNTERS = {
     "rx_bytes": 2**64 - 1,
@@ -66,11 +66,11 @@ class FakeKernelLinks:
 
     overruns = 0
 
-    def __init__(self, answers: list[OSError | Look] | list[Look]) -> None:
+    def __init__(self, answers: list[OSError | LinkSnapshot] | list[LinkSnapshot]) -> None:
         self._answers = answers
         self.is_closed = False
 
-    def look(self) -> Look:
+    def look(self) -> LinkSnapshot:
         answer = self._answers.pop(0)
         if isinstance(answer, OSError):
             raise answer
@@ -174,7 +174,7 @@ def test_nic_that_answers_nonsense_is_left_out_and_the_others_are_read(tmp_path:
     assert [(line["event"], line["nic"]) for line in lines] == [("NIC cannot be read and is left out", "eth0")]
 
 
-def test_nic_that_answers_nonsense_is_told_once_and_again_after_it_was_well(tmp_path: Path) -> None:
+def test_nic_that_answers_nonsense_is_reported_once_and_again_after_it_was_well(tmp_path: Path) -> None:
     counter = imitate_nic(tmp_path, "eth0") / "statistics/rx_errors"
     source = LinksSource("h0", tmp_path)
     with capture_logs() as lines:
@@ -202,7 +202,7 @@ def test_carriers_lost_between_two_readings_are_seen_in_the_driver_s_count(tmp_p
     assert dict(row["extra"])["carrier_downs"] == 4
 
 
-def test_port_that_goes_down_somebody_took_down_or_vanishes_is_told(tmp_path: Path) -> None:
+def test_port_that_goes_down_somebody_took_down_or_vanishes_is_reported(tmp_path: Path) -> None:
     nic = imitate_nic(tmp_path, "eth0", flags="0x1003")
     source = LinksSource("h0", tmp_path)
     assert events(source) == []
@@ -226,7 +226,7 @@ def test_nic_that_cannot_be_read_for_a_while_is_not_gone(tmp_path: Path) -> None
         assert events(source) == []
 
 
-def test_files_are_read_while_the_kernel_refuses_netlink_and_that_is_told_once(tmp_path: Path) -> None:
+def test_files_are_read_while_the_kernel_refuses_netlink_and_that_is_reported_once(tmp_path: Path) -> None:
     imitate_nic(tmp_path, "eth0")
 
     def refuse(net: Path, clock: Clock) -> KernelLinks:
@@ -246,7 +246,7 @@ def test_files_are_read_while_the_kernel_refuses_netlink_and_that_is_told_once(t
 
 def test_kernel_that_answers_again_is_asked_again(tmp_path: Path) -> None:
     imitate_nic(tmp_path, "eth0")
-    answers: list[OSError | Look] = [TimeoutError("timed out"), Look(links=[a_link(rx_errors=77)])]
+    answers: list[OSError | LinkSnapshot] = [TimeoutError("timed out"), LinkSnapshot(links=[a_link(rx_errors=77)])]
     kernels: list[FakeKernelLinks] = []
 
     def open_kernel(net: Path, clock: Clock) -> KernelLinks:
@@ -260,17 +260,19 @@ def test_kernel_that_answers_again_is_asked_again(tmp_path: Path) -> None:
 
 
 def test_list_that_may_lack_a_nic_makes_none_gone(tmp_path: Path) -> None:
-    whole, part = Look(links=[a_link()]), Look(links=[], is_whole=False)
-    kernel = cast(KernelLinks, FakeKernelLinks([whole, part, Look(links=[])]))
+    whole, part = LinkSnapshot(links=[a_link()]), LinkSnapshot(links=[], is_whole=False)
+    kernel = cast(KernelLinks, FakeKernelLinks([whole, part, LinkSnapshot(links=[])]))
     with closing(LinksSource("h0", tmp_path, use_netlink=True, open_kernel=lambda *_: kernel)) as source:
         assert [events(source) for _ in range(3)] == [[], [], ["nic_gone"]]
 
 
-def test_flows_that_the_kernel_does_not_list_leave_retransmissions_unknown_and_are_told_once(tmp_path: Path) -> None:
+def test_flows_that_the_kernel_does_not_list_leave_retransmissions_unknown_and_are_reported_once(
+    tmp_path: Path,
+) -> None:
     def refuse() -> TcpTable:
         raise NotPresent("the kernel does not list TCP sockets: Operation not permitted")
 
-    kernel = cast(KernelLinks, FakeKernelLinks([Look(links=[a_link()], addresses={})] * 2))
+    kernel = cast(KernelLinks, FakeKernelLinks([LinkSnapshot(links=[a_link()], addresses={})] * 2))
     source = LinksSource("h0", tmp_path, use_netlink=True, open_kernel=lambda *_: kernel, read_flows=refuse)
     with capture_logs() as lines:
         assert [source.read(T0, ()).tables["nic_counters"]["retrans"].to_pylist() for _ in range(2)] == [[None]] * 2
@@ -280,7 +282,7 @@ def test_flows_that_the_kernel_does_not_list_leave_retransmissions_unknown_and_a
 def test_flows_of_a_vlan_are_those_of_the_nic_below(tmp_path: Path) -> None:
     vlan = replace(a_link(), name="eth0.7", index=9, has_device=False, kind="vlan", lower=2)
     here = socket.inet_pton(socket.AF_INET6, "::ffff:10.0.0.1")
-    kernel = cast(KernelLinks, FakeKernelLinks([Look(links=[vlan, a_link()], addresses={here: 9})]))
+    kernel = cast(KernelLinks, FakeKernelLinks([LinkSnapshot(links=[vlan, a_link()], addresses={here: 9})]))
     source = LinksSource(
         "h0",
         tmp_path,

@@ -12,9 +12,9 @@ from unittest.mock import Mock
 import pytest
 from structlog.testing import capture_logs
 
-from collector.links.changes import LinkChanges
-from collector.links.kernel import KernelLinks
-from collector.netlink import NetlinkSocket
+from collector.kernel.link_reader import KernelLinks
+from collector.kernel.links import LinkChanges
+from collector.kernel.netlink import NetlinkSocket
 from collector.sources.links import LinksSource
 from lockstep.clock import Clock, ManualClock
 from lockstep.errors import NotPresent
@@ -56,7 +56,7 @@ class Watcher:
         assert kernel._changes
         return kernel._changes
 
-    def has_heard(self, count: int) -> bool:
+    def has_seen(self, count: int) -> bool:
         return self.changes.waiting >= count
 
     def kinds(self) -> list[str]:
@@ -117,7 +117,7 @@ def test_interfaces_that_are_no_nics_give_no_rows(pair: Pair) -> None:
         pair.here.run(source.read, T0, ())
 
 
-def test_carrier_that_was_lost_and_found_between_two_readings_is_told(pair: Pair, watcher: Watcher) -> None:
+def test_carrier_that_was_lost_and_found_between_two_readings_is_reported(pair: Pair, watcher: Watcher) -> None:
     pair.there.set_link("eth0", "down")
     pair.there.set_link("eth0", "up")
     pair.here.wait_until_up("eth0")
@@ -133,22 +133,22 @@ def test_event_has_the_time_of_the_change_and_not_that_of_the_reading(pair: Pair
         watcher.clock.advance(0.1)
         times_ns.append(watcher.clock.now_ns())
         pair.there.set_link("eth0", state)
-        eventually(partial(watcher.has_heard, known + 1))
+        eventually(partial(watcher.has_seen, known + 1))
     assert watcher.kinds() == ["link_down", "link_up"]
     assert watcher.times_ns == times_ns
 
 
-def test_change_that_comes_late_is_not_told_for_a_time_already_complete(pair: Pair, watcher: Watcher) -> None:
+def test_change_that_comes_late_is_not_reported_for_a_time_already_complete(pair: Pair, watcher: Watcher) -> None:
     watcher.ahead_ns = 10 * SECOND
     watcher.read()
     read_ns = watcher.clock.now_ns() + watcher.ahead_ns
     pair.there.set_link("eth0", "down")
-    eventually(partial(watcher.has_heard, 1))
+    eventually(partial(watcher.has_seen, 1))
     assert watcher.kinds() == ["link_down"]
     assert watcher.times_ns == [read_ns]
 
 
-def test_listener_that_fails_is_told_and_opened_again_and_no_nic_is_gone(
+def test_listener_that_fails_is_reported_and_opened_again_and_no_nic_is_gone(
     pair: Pair, watcher: Watcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failing = watcher.changes
@@ -169,8 +169,8 @@ def test_subscription_ends_with_the_source(watcher: Watcher) -> None:
     changes.close()  # once more does no harm
 
 
-def test_without_notifications_the_kernel_s_count_tells_the_same(pair: Pair) -> None:
-    with closing(Watcher(pair, lambda net, clock: KernelLinks(net, clock, hear_changes=False))) as watcher:
+def test_without_notifications_the_kernel_s_count_reports_the_same(pair: Pair) -> None:
+    with closing(Watcher(pair, lambda net, clock: KernelLinks(net, clock, with_changes=False))) as watcher:
         pair.there.set_link("eth0", "down")
         pair.there.set_link("eth0", "up")
         pair.here.wait_until_up("eth0")
@@ -204,7 +204,7 @@ def test_nic_that_loses_its_carrier_again_and_again_flaps(pair: Pair, watcher: W
     assert kinds.count("link_flapping") == 1
 
 
-def test_nic_that_is_removed_is_gone_and_its_return_is_told(pair: Pair, watcher: Watcher) -> None:
+def test_nic_that_is_removed_is_gone_and_its_return_is_reported(pair: Pair, watcher: Watcher) -> None:
     pair.here.remove_link("eth0")
     assert watcher.kinds() == ["nic_gone"]
     assert watcher.kinds() == []
@@ -212,7 +212,7 @@ def test_nic_that_is_removed_is_gone_and_its_return_is_told(pair: Pair, watcher:
     assert watcher.kinds() == ["link_up"]
 
 
-def test_change_of_another_interface_is_not_told(pair: Pair, watcher: Watcher) -> None:
+def test_change_of_another_interface_is_not_reported(pair: Pair, watcher: Watcher) -> None:
     pair.here.set_link("lo", "down")
     assert watcher.kinds() == []
 
@@ -275,7 +275,7 @@ def test_forged_notification_changes_nothing(pair: Pair, watcher: Watcher) -> No
     assert watcher.kinds() == []
 
 
-def test_nics_that_come_and_go_are_told_when_they_go(pair: Pair, watcher: Watcher) -> None:
+def test_nics_that_come_and_go_are_reported_when_they_go(pair: Pair, watcher: Watcher) -> None:
     for _ in range(3):
         pair.here.change(lambda route: route.link("add", ifname="eth9", kind="veth", peer={"ifname": "peer9"}))
         assert watcher.kinds() == []

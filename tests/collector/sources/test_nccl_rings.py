@@ -10,19 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from collector.rings.budget import Budget
-from collector.rings.overdue import FLOOR_NS
-from collector.rings.pace import CROWDED_S, PERIOD_S
+from collector.nccl.budget import CROWDED_S, PERIOD_S, WHOLE_SHARE, Budget, lot_of
+from collector.nccl.progress import FLOOR_NS
+from collector.nccl.ringfile import open_ring
 from collector.sources.nccl_rings import NcclRingsSource
 from lockstep import wire
 from lockstep.arrow import schema_of
+from lockstep.batches import DetailRequest
 from lockstep.errors import NotPresent
-from lockstep.rings.ringfile import open_ring
-from lockstep.rings.sampling import WHOLE_SHARE, lot_of
 from lockstep.tables import TABLE_BY_NAME
-from lockstep.wish import Wish
+from tests.collector.nccl.readings import Array
 from tests.collector.sources.imitated_rings import USUAL, Follower, do_more, make_root, recording, resting
-from tests.lockstep.rings.readings import Array
 from tests.waiting import eventually
 
 RANK = {"LOCKSTEP_JOB": "job 7", "RANK": "3", "LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": "4,5"}
@@ -36,8 +34,8 @@ def following(folder: Path, **options: object) -> Iterator[Follower]:
         yield Follower(source)
 
 
-def wish(kind: str, name: str = "w", **details: object) -> Wish:
-    return Wish(id=name, host="h0", kind=kind, details={"job": "job 7"} | details, expires_ns=FOREVER_NS)
+def request(kind: str, name: str = "w", **details: object) -> DetailRequest:
+    return DetailRequest(id=name, host="h0", kind=kind, details={"job": "job 7"} | details, expires_ns=FOREVER_NS)
 
 
 def count_ended(follower: Follower) -> int:
@@ -158,7 +156,7 @@ def _stop_inside_an_operation(pid: int, folder: Path) -> None:
         assert (ring.live().operations["open"] > 0).any()
 
 
-def test_detail_is_raised_while_it_is_wished_and_put_back(tmp_path: Path, plugin_library: Path) -> None:
+def test_detail_is_raised_while_it_is_requested_and_put_back(tmp_path: Path, plugin_library: Path) -> None:
     folder = tmp_path / "rings"
     with following(folder) as follower, recording(plugin_library, folder, **RANK):
         eventually(lambda: follower.has("comms"))
@@ -166,13 +164,13 @@ def test_detail_is_raised_while_it_is_wished_and_put_back(tmp_path: Path, plugin
         with open_ring(path) as ring:
             before = int(ring.status()["level"]), int(ring.status()["share"])
 
-            def is_in_force(level: int, share: int, *wishes: Wish) -> bool:
+            def is_in_force(level: int, share: int, *requests: DetailRequest) -> bool:
                 follower.skip(1)
-                follower.read(*wishes)
+                follower.read(*requests)
                 return (int(ring.status()["level"]), int(ring.status()["share"])) == (level, share)
 
-            raised = wish("detail", level="steps", share=1.0, ranks=[3])
-            others = wish("detail", level="steps", share=1.0, ranks=[4])
+            raised = request("detail", level="steps", share=1.0, ranks=[3])
+            others = request("detail", level="steps", share=1.0, ranks=[4])
             eventually(lambda: is_in_force(wire.STEPS, WHOLE_SHARE, raised))
             eventually(lambda: bool(follower.has("step_samples")) or is_in_force(0, 0, raised))
             eventually(lambda: is_in_force(*before, others))
@@ -193,10 +191,12 @@ def test_last_minutes_bring_what_was_not_sent_and_nothing_twice(tmp_path: Path, 
         job.wait()
         for _ in range(6):
             follower.has("op_stats")
-        wanted = wish("last_minutes", minutes=10, ranks=[3])
+        wanted = request("last_minutes", minutes=10, ranks=[3])
         for _ in range(120):
             follower.skip(1)
-            follower.read(wanted, wish("last_minutes", "again", minutes=10), wish("last_minutes", "x", minutes=11))
+            follower.read(
+                wanted, request("last_minutes", "again", minutes=10), request("last_minutes", "x", minutes=11)
+            )
     counted = sum(row["n"] for row in follower.rows["op_stats"])
     numbers = [row["seq"] for row in follower.rows["collectives"]]
     assert len(numbers) == len(set(numbers))
@@ -247,7 +247,7 @@ def test_file_that_cannot_be_learnt_again_is_refused_and_the_source_goes_on(
     with recording(plugin_library, folder, **RANK), following(folder) as first, following(folder) as second:
         eventually(lambda: first.has("collectives"))
         second.source.resume(first.checkpoint or b"")
-        monkeypatch.setattr("collector.rings.process.FollowedProcess.resume", stumble)
+        monkeypatch.setattr("collector.nccl.processes.FollowedProcess.resume", stumble)
         second.read()
         second.skip(1)
         second.read()
@@ -270,7 +270,7 @@ def test_process_that_cannot_be_folded_with_the_others_is_refused_and_they_lose_
     ):
         eventually(lambda: follower.has("op_stats") and len({row["job"] for row in follower.rows["op_stats"]}) == 2)
         tag = tag_of_job(folder, "job 7")
-        monkeypatch.setattr("lockstep.rings.host_folding.lot_of", stumble)
+        monkeypatch.setattr("collector.nccl.host_aggregator.lot_of", stumble)
         follower.skip(1)
         with pytest.raises(OverflowError):
             follower.read()
@@ -311,7 +311,7 @@ def test_broken_checkpoint_is_a_new_beginning(tmp_path: Path, content: bytes) ->
         assert json.loads(follower.checkpoint or b"")["files"] == []
 
 
-def test_host_without_jobs_has_nothing_to_tell_and_goes_on(tmp_path: Path) -> None:
+def test_host_without_jobs_has_nothing_to_report_and_goes_on(tmp_path: Path) -> None:
     make_root(tmp_path)
     with closing(NcclRingsSource("h0", tmp_path, (USUAL,))) as source:
         reading = source.read(10**18, ())

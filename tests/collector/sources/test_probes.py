@@ -1,4 +1,4 @@
-"""Probes on a real fabric of namespaces: ports take their own spine, loss stays on its path, wishes are obeyed."""
+"""Probes on a real fabric of namespaces: ports take their own spine, loss stays on its path, requests are obeyed."""
 
 import socket
 import subprocess
@@ -13,16 +13,15 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from collector.probing.answers import Arrival
-from collector.probing.packets import Shot
-from collector.probing.sockets import find_interface
-from collector.probing.turns import MeshOptions
-from collector.source import Reading
+from collector.probes.packets import Arrival, Shot
+from collector.probes.schedule import MeshOptions
+from collector.probes.sockets import find_interface
 from collector.sources.probes import ProbeOptions, ProbesSource
+from collector.sources.source import Reading
 from lockstep.arrow import schema_of
+from lockstep.batches import DetailRequest
 from lockstep.errors import NotPresent
 from lockstep.tables import TABLE_BY_NAME
-from lockstep.wish import Wish
 from tests.builders import SECOND, T0
 from tests.collector.sources.probe_fabric import ADDRESSES, TOPOLOGY, ProbeFabric, probe_fabric
 
@@ -39,17 +38,19 @@ class Prober:
     def __init__(self, fabric: ProbeFabric, options: ProbeOptions = ON) -> None:
         self._fabric = fabric
         self.source = ProbesSource("h0", TOPOLOGY, ADDRESSES, options)
-        self._wishes = 0
+        self._detail_requests = 0
 
-    def wish(self, **details: Any) -> Mapping[str, list[Row]]:
-        """Return the rows of one wish, by table."""
-        self._wishes += 1
+    def request(self, **details: Any) -> Mapping[str, list[Row]]:
+        """Return the rows of one detail request, by table."""
+        self._detail_requests += 1
         details = {"dst": "h1", "dst_nic": "eth0", "proto": "tcp", "sport": PORTS[0], "ports": len(PORTS)} | details
-        wished = Wish(id=str(self._wishes), host="h0", kind="probe", details=details, expires_ns=1 << 62)
-        return self.read([wished])
+        requested = DetailRequest(
+            id=str(self._detail_requests), host="h0", kind="probe", details=details, expires_ns=1 << 62
+        )
+        return self.read([requested])
 
-    def read(self, wishes: Sequence[Wish] = ()) -> Mapping[str, list[Row]]:
-        reading = self._fabric.run("h0", lambda: self.source.read(time.time_ns(), wishes))
+    def read(self, requests: Sequence[DetailRequest] = ()) -> Mapping[str, list[Row]]:
+        reading = self._fabric.run("h0", lambda: self.source.read(time.time_ns(), requests))
         for name, rows in reading.tables.items():
             assert rows.schema == schema_of(TABLE_BY_NAME[name])
         return {name: rows.to_pylist() for name, rows in reading.tables.items()}
@@ -76,7 +77,7 @@ def spine_of(rows: Sequence[Row]) -> dict[int, str]:
 @pytest.mark.needs_root
 @pytest.mark.parametrize("proto", ["tcp", "roce", "udp"])
 def test_ports_spread_over_the_spines_and_each_keeps_its_own(prober: Prober, proto: str) -> None:
-    first, again = (prober.wish(proto=proto)["probes"] for _ in range(2))
+    first, again = (prober.request(proto=proto)["probes"] for _ in range(2))
     assert spine_of(first) == spine_of(again)
     assert set(spine_of(first).values()) == {"spine0", "spine1"}
     assert {row["hops"][0] + row["hops"][2] for row in first} == {"leaf0leaf1"}
@@ -84,18 +85,18 @@ def test_ports_spread_over_the_spines_and_each_keeps_its_own(prober: Prober, pro
 
 
 @pytest.mark.needs_root
-def test_protocols_of_the_same_ports_take_their_own_ways(prober: Prober) -> None:
-    ways = [spine_of(prober.wish(proto=proto)["probes"]) for proto in ("tcp", "roce")]
-    assert ways[0] != ways[1]
+def test_protocols_of_the_same_ports_take_their_own_paths(prober: Prober) -> None:
+    paths = [spine_of(prober.request(proto=proto)["probes"]) for proto in ("tcp", "roce")]
+    assert paths[0] != paths[1]
 
 
 @pytest.mark.needs_root
 def test_what_probes_say_is_what_the_spines_carry(healthy: ProbeFabric, prober: Prober) -> None:
-    ways = spine_of(prober.wish(proto="roce")["probes"])
+    paths = spine_of(prober.request(proto="roce")["probes"])
     for spine, other in (("spine0", "spine1"), ("spine1", "spine0")):
-        port = next(sport for sport, way in ways.items() if way == spine)
+        port = next(sport for sport, path in paths.items() if path == spine)
         before = [healthy.run(each, read_arrived_from_leaf0) for each in (spine, other)]
-        prober.wish(
+        prober.request(
             proto="roce", sport=port, ports=1, count=100
         )  # its way is known: one packet each, to the far leaf
         after = [healthy.run(each, read_arrived_from_leaf0) for each in (spine, other)]
@@ -109,7 +110,7 @@ def test_live_connection_goes_where_its_probe_went_and_is_not_disturbed(healthy:
     """Three connections: that all follow their probes by chance is one case in eight."""
     for _ in range(3):
         with Connection(healthy) as live:
-            (row,) = prober.wish(sport=live.sport, dport=live.dport, ports=1)["probes"]
+            (row,) = prober.request(sport=live.sport, dport=live.dport, ports=1)["probes"]
             before = {spine: healthy.run(spine, read_arrived_from_leaf0) for spine in ("spine0", "spine1")}
             live.exchange(100)
             carried = {spine: healthy.run(spine, read_arrived_from_leaf0) - count for spine, count in before.items()}
@@ -122,7 +123,7 @@ def test_live_connection_goes_where_its_probe_went_and_is_not_disturbed(healthy:
 def test_path_is_catalogued_with_its_links_once_and_confirmed_when_it_has_grown_old(healthy: ProbeFabric) -> None:
     prober = Prober(healthy, ProbeOptions(is_on=True, mesh=ON.mesh, fresh_s=0))
     with closing(prober.source):
-        first, again = (prober.wish(ports=1)["paths"] for _ in range(2))
+        first, again = (prober.request(ports=1)["paths"] for _ in range(2))
     (spine,) = {link.rpartition("-")[2] for link in first[0]["links"][1:3]}
     assert first[0]["links"] == ["h0/eth0--leaf0", f"leaf0--{spine}", f"leaf1--{spine}", "h1/eth0--leaf1"]
     assert again[0]["links"] == first[0]["links"]
@@ -130,35 +131,35 @@ def test_path_is_catalogued_with_its_links_once_and_confirmed_when_it_has_grown_
 
 
 @pytest.mark.needs_root
-def test_loss_on_one_spine_is_lost_for_its_ports_only_and_its_way_stays_known() -> None:
+def test_loss_on_one_spine_is_lost_for_its_ports_only_and_its_path_stays_known() -> None:
     with probe_fabric() as fabric, closing((prober := Prober(fabric)).source):
-        ways = spine_of(prober.wish()["probes"])
+        paths = spine_of(prober.request()["probes"])
         fabric.swallow("spine1")
-        lossy = prober.wish()["probes"]
+        lossy = prober.request()["probes"]
         fabric.heal("spine1")
-        healed = prober.wish()["probes"]
+        healed = prober.request()["probes"]
     lost = {row["sport"] for row in lossy if row["rtt_ns"] is None}
-    assert lost == {sport for sport, spine in ways.items() if spine == "spine1"}
-    assert spine_of(lossy) == ways
+    assert lost == {sport for sport, spine in paths.items() if spine == "spine1"}
+    assert spine_of(lossy) == paths
     assert [row for row in healed if row["rtt_ns"] is None] == []
 
 
 @pytest.mark.needs_root
 def test_loss_shows_for_roce_before_the_last_switch() -> None:
     with probe_fabric() as fabric, closing((prober := Prober(fabric)).source):
-        ways = spine_of(prober.wish(proto="roce")["probes"])
+        paths = spine_of(prober.request(proto="roce")["probes"])
         fabric.swallow("spine0")
-        lossy = prober.wish(proto="roce")["probes"]
-    assert {row["sport"] for row in lossy if row["rtt_ns"] is None} == {p for p, s in ways.items() if s == "spine0"}
+        lossy = prober.request(proto="roce")["probes"]
+    assert {row["sport"] for row in lossy if row["rtt_ns"] is None} == {p for p, s in paths.items() if s == "spine0"}
 
 
 @pytest.mark.needs_root
-def test_flows_that_were_moved_are_found_on_their_new_way() -> None:
+def test_flows_that_were_moved_are_found_on_their_new_path() -> None:
     always = ProbeOptions(is_on=True, mesh=ON.mesh, fresh_s=0)
     with probe_fabric() as fabric, closing((prober := Prober(fabric, always)).source):
-        assert set(spine_of(prober.wish()["probes"]).values()) == {"spine0", "spine1"}
+        assert set(spine_of(prober.request()["probes"]).values()) == {"spine0", "spine1"}
         fabric.withdraw("spine0")
-        moved = prober.wish()
+        moved = prober.request()
     assert set(spine_of(moved["probes"]).values()) == {"spine1"}
     assert {row["links"][1] for row in moved["paths"]} == {"leaf0--spine1"}
 
@@ -174,8 +175,8 @@ def test_mesh_probes_the_other_host_by_itself(healthy: ProbeFabric) -> None:
 
 
 @pytest.mark.needs_root
-def test_wish_beyond_the_topology_is_refused_with_an_event_and_nothing_is_sent(prober: Prober) -> None:
-    tables = prober.wish(dst="192.0.2.7")
+def test_detail_request_beyond_the_topology_is_refused_with_an_event_and_nothing_is_sent(prober: Prober) -> None:
+    tables = prober.request(dst="192.0.2.7")
     assert list(tables) == ["events"]
     (event,) = tables["events"]
     assert (event["kind"], event["source"], event["severity"]) == ("probe_refused", "probes", "warning")
@@ -186,7 +187,7 @@ def test_wish_beyond_the_topology_is_refused_with_an_event_and_nothing_is_sent(p
 def test_host_behind_which_there_is_nobody_is_silent_and_not_lossy(healthy: ProbeFabric) -> None:
     addresses = ADDRESSES | {"h1/eth0": "10.11.0.77"}
     source = ProbesSource("h0", TOPOLOGY, addresses, ProbeOptions(is_on=True, mesh=ON.mesh, timeout_s=0.1))
-    wished = Wish(
+    requested = DetailRequest(
         id="1",
         host="h0",
         kind="probe",
@@ -194,14 +195,14 @@ def test_host_behind_which_there_is_nobody_is_silent_and_not_lossy(healthy: Prob
         expires_ns=1 << 62,
     )
     with closing(source):
-        tables = healthy.run("h0", lambda: source.read(time.time_ns(), [wished])).tables
+        tables = healthy.run("h0", lambda: source.read(time.time_ns(), [requested])).tables
     assert "probes" not in tables
     (event,) = tables["events"].to_pylist()
     assert (event["kind"], event["component"]) == ("probe_silent", "nic:h1/eth0")
 
 
 @pytest.mark.needs_root
-def test_nic_that_is_gone_is_told_once_and_gives_no_row(healthy: ProbeFabric) -> None:
+def test_nic_that_is_gone_is_reported_once_and_gives_no_row(healthy: ProbeFabric) -> None:
     prober = Prober(healthy)
     with closing(prober.source), capture_logs() as lines:
         tables = [healthy.run("spine0", partial(read_elsewhere, prober.source, number)) for number in range(2)]
@@ -210,12 +211,12 @@ def test_nic_that_is_gone_is_told_once_and_gives_no_row(healthy: ProbeFabric) ->
 
 
 @pytest.mark.needs_root
-def test_address_that_this_host_does_not_have_is_told(healthy: ProbeFabric) -> None:
+def test_address_that_this_host_does_not_have_is_reported(healthy: ProbeFabric) -> None:
     source = ProbesSource("h0", TOPOLOGY, ADDRESSES | {"h0/eth0": "10.10.0.99"}, ON)
     with closing(source), capture_logs() as lines:
         assert healthy.run("h0", partial(read_elsewhere, source, 1)).tables == {}
-    (told,) = [line["details"] for line in lines if line["log_level"] == "warning"]
-    assert "Cannot assign requested address" in told
+    (reported,) = [line["details"] for line in lines if line["log_level"] == "warning"]
+    assert "Cannot assign requested address" in reported
 
 
 class Connection:
@@ -246,8 +247,8 @@ class Connection:
 def read_elsewhere(source: ProbesSource, number: int) -> Reading:
     """Read where there is no eth0."""
     details = {"dst": "h1", "dst_nic": "eth0", "proto": "tcp", "sport": 50_000}
-    wished = Wish(id=str(number), host="h0", kind="probe", details=details, expires_ns=1 << 62)
-    return source.read(time.time_ns(), [wished])
+    requested = DetailRequest(id=str(number), host="h0", kind="probe", details=details, expires_ns=1 << 62)
+    return source.read(time.time_ns(), [requested])
 
 
 def read_arrived_from_leaf0() -> int:
@@ -284,7 +285,7 @@ def test_probes_that_are_off_or_lack_something_say_what() -> None:
 
 
 @pytest.mark.needs_root
-def test_process_that_may_not_open_raw_sockets_is_told_which_right_it_lacks() -> None:
+def test_process_that_may_not_open_raw_sockets_is_reported_which_right_it_lacks() -> None:
     ask = """
 import os
 from collector.sources.probes import ProbeOptions, ProbesSource
@@ -296,13 +297,13 @@ ProbesSource("h0", TOPOLOGY, ADDRESSES, ProbeOptions(is_on=True)).read(0, ())
     assert "NotPresent: probes need raw sockets (capability CAP_NET_RAW)" in done.stderr
 
 
-def test_addresses_that_make_no_sense_are_told_and_the_others_used() -> None:
+def test_addresses_that_make_no_sense_are_reported_and_the_others_used() -> None:
     source = ProbesSource("h0", TOPOLOGY, ADDRESSES | {"h7/eth0": "10.0.0.7"}, ON, exchange=Nowhere())
     with capture_logs() as lines:
         assert source.read(T0, ()).watermark_ns == T0
         source.read(T0 + SECOND, ())
-    told = [line["details"] for line in lines if line["log_level"] == "warning"]
-    assert told == ["h7/eth0 is no NIC and no switch of the topology"]
+    reported = [line["details"] for line in lines if line["log_level"] == "warning"]
+    assert reported == ["h7/eth0 is no NIC and no switch of the topology"]
 
 
 def test_rdma_device_is_probed_through_its_interface(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from collector.ranks.proc_connector import Exit, ProcConnector
-from collector.ranks.run_reports import RunReports
+from collector.kernel.exits import Exit, ProcConnector
+from collector.kernel.run_reports import RunReports
 from collector.sources.processes import STUCK_READS, Exits, ProcessesSource
 from lockstep.arrow import schema_of
 from lockstep.errors import BadRing, NotPresent
@@ -93,7 +93,7 @@ def imitate(root: Path, pid: int, state: str = "S", start: int = 100, name: str 
         (folder / file).write_text(text)
 
 
-def test_rank_that_is_stopped_and_goes_on_is_told_once_each() -> None:
+def test_rank_that_is_stopped_and_goes_on_is_reported_once_each() -> None:
     with rank() as process:
         reader = Reader(source_of(process.pid))
         process.send_signal(signal.SIGSTOP)
@@ -111,10 +111,15 @@ def test_rank_that_is_stopped_and_goes_on_is_told_once_each() -> None:
         "component": "host:h0",
         "severity": "warning",
         "message": f"rank 3 of job 4711 (pid {process.pid}, sleep) was stopped by a signal",
+        "rank": 3,
+        "pid": process.pid,
+        "signal": None,
+        "exit_code": None,
+        "detail": None,
     }
 
 
-def test_rank_that_hangs_in_the_kernel_is_told_after_some_looks() -> None:
+def test_rank_that_hangs_in_the_kernel_is_reported_after_some_looks() -> None:
     # The parent of a vfork waits in state D until the child has ended.
     hang = f"import ctypes; ctypes.CDLL(None).syscall({CLONE[platform.machine()]}, {CLONE_VFORK | 17}, 0, 0, 0, 0)"
     forever = (
@@ -127,16 +132,20 @@ def test_rank_that_hangs_in_the_kernel_is_told_after_some_looks() -> None:
         try:
             eventually(has_state(process.pid, "D"))
             reader = Reader(source_of(process.pid))
-            told = [reader.read() for _ in range(STUCK_READS + 2)]
+            reported = [reader.read() for _ in range(STUCK_READS + 2)]
         finally:
             os.kill(child, signal.SIGKILL)
         eventually(has_state(process.pid, "S"))
         assert reader.kinds() == ["process_continued"]
-    assert [[row["kind"] for row in rows] for rows in told] == [[]] * (STUCK_READS - 1) + [["process_stuck"], [], []]
-    assert "cannot be interrupted" in told[STUCK_READS - 1][0]["message"]
+    assert [[row["kind"] for row in rows] for rows in reported] == [[]] * (STUCK_READS - 1) + [
+        ["process_stuck"],
+        [],
+        [],
+    ]
+    assert "cannot be interrupted" in reported[STUCK_READS - 1][0]["message"]
 
 
-def test_place_in_the_kernel_is_named_where_it_is_known(tmp_path: Path) -> None:
+def test_index_in_the_kernel_is_named_where_it_is_known(tmp_path: Path) -> None:
     imitate(tmp_path, 42, "D", wchan="nfs_wait_bit_killable")
     reader = Reader(source_of(42, root=tmp_path))
     rows = [row for _ in range(STUCK_READS) for row in reader.read()]
@@ -145,7 +154,7 @@ def test_place_in_the_kernel_is_named_where_it_is_known(tmp_path: Path) -> None:
     ]
 
 
-def test_disk_that_is_only_busy_is_not_told(tmp_path: Path) -> None:
+def test_disk_that_is_only_busy_is_not_reported(tmp_path: Path) -> None:
     imitate(tmp_path, 42)
     reader = Reader(source_of(42, root=tmp_path))
     for _ in range(3):
@@ -162,7 +171,7 @@ def test_rank_that_is_traced_is_stopped_by_a_debugger(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_reaped", [True, False])
-def test_rank_that_is_gone_is_told_without_a_code_where_the_kernel_does_not_tell_it(is_reaped: bool) -> None:
+def test_rank_that_is_gone_is_reported_without_a_code_where_the_kernel_does_not_report_it(is_reaped: bool) -> None:
     with rank() as process:
         reader = Reader(source_of(process.pid))
         process.kill()
@@ -200,13 +209,15 @@ def test_other_process_with_the_same_number_is_not_the_rank(tmp_path: Path) -> N
         ("exec sleep 1000", signal.SIGRTMIN + 3, "error", "was killed by signal 37"),
     ],
 )
-def test_end_of_a_rank_is_told_by_the_kernel(command: str, number: int | None, severity: str, words: str) -> None:
+def test_end_of_a_rank_is_reported_by_the_kernel(command: str, number: int | None, severity: str, words: str) -> None:
     with rank("sh", "-c", command) as process, closing(source_of(process.pid, open_exits=ProcConnector)) as source:
         reader = Reader(source)
         end(process, number)
         (row,) = reader.read()
     assert (row["kind"], row["severity"]) == ("process_exit", severity)
     assert row["message"].endswith(words)
+    code = int(words.rpartition(" ")[2]) if number is None else None
+    assert (row["rank"], row["pid"], row["signal"], row["exit_code"]) == (3, process.pid, number, code)
     assert reader.now_ns - SECOND <= row["ts_ns"] < reader.now_ns
 
 
@@ -282,7 +293,7 @@ def test_known_ranks_are_watched_while_new_ones_cannot_be_found(tmp_path: Path) 
     assert [line["event"] for line in lines] == ["new ranks cannot be found"]
 
 
-def test_refused_subscription_is_told_once_with_its_reason(tmp_path: Path) -> None:
+def test_refused_subscription_is_reported_once_with_its_reason(tmp_path: Path) -> None:
     imitate(tmp_path, 42)
     with capture_logs() as lines:
         Reader(source_of(42, root=tmp_path)).read()

@@ -110,7 +110,7 @@ def test_host_without_rdma_says_so_and_where_it_looked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["garbage", "", "-5", "1.5", "18446744073709551616"])
-def test_counter_that_is_nonsense_is_left_out_and_told_once(tmp_path: Path, text: str) -> None:
+def test_counter_that_is_nonsense_is_left_out_and_reported_once(tmp_path: Path, text: str) -> None:
     port = imitate_port(tmp_path)
     (port / "counters/symbol_error").write_text(text)
     source = RdmaSource("h0", tmp_path)
@@ -146,7 +146,7 @@ def test_retransmissions_are_unknown_when_a_part_of_them_is(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("state", ["", "garbage", ": ", "x: ACTIVE"])
-def test_port_without_a_state_is_left_out_told_once_and_no_event(tmp_path: Path, state: str) -> None:
+def test_port_without_a_state_is_left_out_reported_once_and_no_event(tmp_path: Path, state: str) -> None:
     imitate_port(tmp_path, "mlx5_0")
     broken = imitate_port(tmp_path, "mlx5_1")
     host = Host(tmp_path)

@@ -1,4 +1,4 @@
-"""A story's hosts get their own rows, all of them, each once, whoever asks first."""
+"""A scenario's hosts get their own rows, all of them, each once, whoever asks first."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -6,12 +6,12 @@ import pyarrow as pa
 import pytest
 
 from collector.sources.simulated import SimulatedCluster, SimulatedSource
-from lockstep.sim.simulation import Simulation
-from lockstep.sim.story import ClusterShape, JobShape, Story
-from lockstep.sim.telemetry import Identity, SimulatedTelemetry
+from simulator.scenario import ClusterShape, JobShape, Scenario
+from simulator.simulation import Simulation
+from simulator.telemetry import Identity, SimulatedTelemetry
 from tests.builders import SECOND, T0
 
-STORY = Story(
+SCENARIO = Scenario(
     name="small",
     summary="four hosts, nothing breaks",
     duration_s=5,
@@ -24,7 +24,7 @@ SEED = 3
 
 
 def telemetry() -> SimulatedTelemetry:
-    return SimulatedTelemetry(Simulation(STORY, SEED), Identity(job="j1", start_ns=T0))
+    return SimulatedTelemetry(Simulation(SCENARIO, SEED), Identity(job="j1", start_ns=T0))
 
 
 def all_rows(until_ns: int) -> dict[str, pa.Table]:
@@ -43,7 +43,7 @@ def gather(readings: list[dict[str, pa.Table]]) -> dict[str, pa.Table]:
     }
 
 
-def test_hosts_are_those_of_the_story() -> None:
+def test_hosts_are_those_of_the_scenario() -> None:
     assert SimulatedCluster(telemetry()).hosts == ["h0", "h1", "h2", "h3"]
 
 
@@ -96,6 +96,6 @@ def test_threads_that_ask_at_once_share_the_rows_without_loss() -> None:
         return [dict(cluster.read_host(host, T0 + tenth * SECOND // 10).tables) for tenth in range(1, 21)]
 
     with ThreadPoolExecutor(len(cluster.hosts)) as pool:
-        readings = [tables for told in pool.map(follow, cluster.hosts) for tables in told]
+        readings = [tables for reported in pool.map(follow, cluster.hosts) for tables in reported]
     readings += [dict(cluster.read_host(host, T0 + 2 * SECOND).tables) for host in cluster.hosts]
     assert gather(readings) == gather([all_rows(T0 + 2 * SECOND)])

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lockstep.arrow import schema_of
-from lockstep.capture.contents import INFO_FILE, Capture, CaptureInfo, dump_info
+from lockstep.capture.files import INFO_FILE, Capture, CaptureInfo, dump_info
 from lockstep.fabrics import leaf_spine
 from lockstep.tables import TABLES, Column, Table, columns_of
 from tests.builders import SECOND, T0

@@ -6,13 +6,11 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.capture import archive as archives
-from lockstep.capture.archive import is_archive, unpack
-from lockstep.capture.contents import KNOWN_FILES, dump_info
-from lockstep.capture.writing import write_capture
+from lockstep.capture import files as archives
+from lockstep.capture.files import KNOWN_FILES, dump_info, is_archive, unpack, write_capture
 from lockstep.errors import BadCapture
 from tests.lockstep.capture.build import INFO, INFO_MEMBER, member, read_tar, tar_of, whole_capture, write_archive
 
@@ -200,7 +198,6 @@ SMALL = tar_of(
 FIELDS = st.sampled_from([0, 5, 100, 124, 130, 135, 156, 157, 257, 345, 512, 520])  # where a header's fields begin
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, len(SMALL) // 512 - 3), FIELDS, st.integers(0, 255)), min_size=1, max_size=4)
 )

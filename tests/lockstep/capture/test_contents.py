@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.capture.contents import CAPTURE_VERSION, CaptureInfo, JobLayout, dump_info, parse_info
+from lockstep.capture.files import CAPTURE_VERSION, CaptureInfo, JobLayout, dump_info, parse_info
 from lockstep.errors import BadCapture
 
 SOUND = {"version": 1, "job": "j1", "start_ns": 5, "end_ns": 9}

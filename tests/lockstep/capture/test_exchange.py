@@ -10,14 +10,11 @@ import pyarrow as pa
 import pytest
 
 from lockstep.capture import exchange
-from lockstep.capture.contents import Capture, CaptureInfo
 from lockstep.capture.exchange import export_capture, load_capture
-from lockstep.capture.reading import read_capture
-from lockstep.capture.writing import CaptureWriter, write_capture
+from lockstep.capture.files import Capture, CaptureInfo, CaptureWriter, read_capture, write_capture
 from lockstep.errors import BadCapture, NotPresent
 from lockstep.records import Agent, Collective, Comm, Event, HostRecord
-from lockstep.store.layout import Layout
-from lockstep.store.migrations import migrate
+from lockstep.store.migrations import Layout, migrate
 from lockstep.store.store import Store, open_store
 from lockstep.tables import TABLE_BY_NAME, TABLES
 from tests.builders import SECOND, T0, make, rows

@@ -14,10 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.capture import reading
-from lockstep.capture.contents import TOPOLOGY_FILE, dump_info
-from lockstep.capture.reading import read_capture
-from lockstep.capture.writing import write_capture
+from lockstep.capture import files
+from lockstep.capture.files import TOPOLOGY_FILE, dump_info, read_capture, write_capture
 from lockstep.errors import BadCapture
 from lockstep.records import Collective, Comm, NicCounter, Transfer
 from lockstep.tables import TABLE_BY_NAME, TABLES
@@ -154,7 +152,7 @@ def test_text_that_would_fill_the_memory_is_refused(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (write_directory(tmp_path / "case", {}) / name).write_text(" " * 2_000 + dump_info(INFO))
-    monkeypatch.setattr(reading, "MAX_TEXT_BYTES", 1_000)
+    monkeypatch.setattr(files, "MAX_TEXT_BYTES", 1_000)
     assert (refusal(tmp_path / "case").file, refusal(tmp_path / "case").problem) == (name, "has more than 0 MiB")
 
 
@@ -251,11 +249,10 @@ def test_parquet_cut_short_anywhere_is_refused(tmp_path: Path) -> None:
 
 def test_parquet_larger_than_the_limit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     case = write_directory(tmp_path / "case", {"collectives": COLLECTIVES})
-    monkeypatch.setattr(reading, "MAX_UNPACKED_BYTES", 100)
+    monkeypatch.setattr(files, "MAX_UNPACKED_BYTES", 100)
     assert refusal(case).problem.startswith("unpacks to ")
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), min_size=1, max_size=3))
 def test_damaged_parquet_gives_sound_rows_or_a_refusal(
     tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[int, int]]

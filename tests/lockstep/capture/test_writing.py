@@ -6,9 +6,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from lockstep.capture.archive import pack
-from lockstep.capture.reading import read_capture
-from lockstep.capture.writing import CaptureWriter, write_capture
+from lockstep.capture.files import CaptureWriter, pack, read_capture, write_capture
 from lockstep.errors import BadInput
 from lockstep.tables import TABLE_BY_NAME, TABLES
 from lockstep.verdict import Impact, Verdict
@@ -142,7 +140,7 @@ def test_archive_that_cannot_be_completed_leaves_nothing_behind(
     def fail(_: Path) -> None:
         raise Mishap("the disk is gone")
 
-    monkeypatch.setattr("lockstep.capture.archive._sync", fail)
+    monkeypatch.setattr("lockstep.capture.files._sync", fail)
     with pytest.raises(Mishap):
         write_capture(tmp_path / "case.tar.zst", whole_capture())
     assert list(tmp_path.iterdir()) == []

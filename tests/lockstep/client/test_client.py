@@ -6,24 +6,22 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from api.reading import agents, incidents, jobs, matrix, steps
+from api.views import hosts, incidents, jobs, matrix
 from lockstep import __version__
-from lockstep.capture.reading import read_capture
+from lockstep.capture.files import read_capture
 from lockstep.client import Client
 from lockstep.client.answers import AgentView, Cells, IncidentFile, Job, Matrix, Seat, TrainingStep
-from lockstep.control.decisions import save_decisions
-from lockstep.control.executions import list_orders, list_outcomes
-from lockstep.control.incidents import save_incidents
 from lockstep.errors import ServerAway, ServerRefused
-from lockstep.store.layout import Layout
-from lockstep.store.migrations import migrate
+from lockstep.state.decisions import list_orders, list_outcomes, save_decisions
+from lockstep.state.incidents import save_incidents
+from lockstep.store.migrations import Layout, migrate
 from lockstep.store.store import open_store
 from tests.api.build import Api, running_api
-from tests.api.reading.build import COMM, NOW, heartbeat, host_of, load_job, put, step
 from tests.api.routes.test_captures import store_job
+from tests.api.views.build import COMM, NOW, heartbeat, host_of, load_job, put, step
 from tests.builders import SECOND, T0
 from tests.cli.answering import answering, unused_address
-from tests.lockstep.control.build import decision, incident
+from tests.lockstep.state.build import decision, incident
 
 JOB = "team/run 1?#%2F"  # schedulers let people name jobs as they like
 
@@ -144,8 +142,8 @@ def test_lists_that_have_no_method_are_read_item_by_item(api: Api, client: Clien
     ("ours", "theirs"),
     [
         (Job, jobs.Job),
-        (TrainingStep, steps.TrainingStep),
-        (AgentView, agents.AgentView),
+        (TrainingStep, jobs.TrainingStep),
+        (AgentView, hosts.AgentView),
         (Matrix, matrix.Matrix),
         (Seat, matrix.Seat),
         (Cells, matrix.Cells),

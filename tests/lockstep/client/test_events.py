@@ -1,10 +1,10 @@
 """Events of a stream are told apart as the HTML standard says, however the stream was cut."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.client.events import Event, parse_events
+from lockstep.client.server import Event, parse_events
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,6 @@ def test_lines_become_events(text: str, events: list[Event]) -> None:
 _WORD = st.text(st.characters(codec="utf-8", exclude_characters="\n\r\0"), max_size=8)
 
 
-@settings(max_examples=100)
 @given(st.lists(st.tuples(_WORD.filter(bool), _WORD.filter(bool), st.lists(_WORD, min_size=1, max_size=3))))
 def test_what_was_written_is_read(told: list[tuple[str, str, list[str]]]) -> None:
     lines = [

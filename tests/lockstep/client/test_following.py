@@ -1,4 +1,4 @@
-"""News come as they happen, and a connection that breaks costs none and repeats none."""
+"""Notification come as they happen, and a connection that breaks costs none and repeats none."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -11,14 +11,14 @@ import pytest
 
 from lockstep.client import Client
 from lockstep.clock import ManualClock
-from lockstep.control.decisions import save_decisions
-from lockstep.control.incidents import save_incidents
 from lockstep.errors import ServerRefused
-from lockstep.incident import Incident
+from lockstep.state.decisions import save_decisions
+from lockstep.state.incidents import save_incidents
 from lockstep.store.store import Store
+from lockstep.verdict import Incident
 from tests.api.build import running_api
 from tests.http_serving import Quiet, serving
-from tests.lockstep.control.build import decision, incident
+from tests.lockstep.state.build import decision, incident
 
 
 def test_news_of_the_real_app_are_understood(tmp_path: Path, embedded_store: Store) -> None:

@@ -3,15 +3,14 @@
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.client.answers import AgentView, Job, ListedDecision
 from lockstep.client.overview import choose_jobs, find_ailing, find_slowness, find_trend, find_waiting
 from lockstep.decision import Mode
-from lockstep.incident import Incident
-from lockstep.verdict import Impact
-from tests.lockstep.control.build import decision, incident
+from lockstep.verdict import Impact, Incident
+from tests.lockstep.state.build import decision, incident
 
 Condition = Any  # a literal of several words
 
@@ -25,7 +24,7 @@ def agent(host: str, *, is_silent: bool = False, lag_s: float = 0.0, dropped_lat
         host=host,
         version="0.1.0",
         is_silent=is_silent,
-        heard_ns=1,
+        last_seen_ns=1,
         lag_s=lag_s,
         dropped=dropped_lately,
         dropped_lately=dropped_lately,
@@ -68,7 +67,6 @@ def test_job_is_as_slow_as_the_worst_of_its_own_incidents_tells() -> None:
     assert find_slowness(job("c"), told) is None
 
 
-@settings(max_examples=50)
 @given(st.lists(st.floats(0.1, 10), min_size=11, max_size=60), st.floats(0.5, 4))
 def test_trend_knows_no_unit(times: list[float], unit: float) -> None:
     assert find_trend([one * unit for one in times]) == pytest.approx(find_trend(times))

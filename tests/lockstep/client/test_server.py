@@ -4,9 +4,9 @@ import pytest
 
 from lockstep.client.server import Json, Server
 from lockstep.errors import BadInput, LockstepError, ServerAway, ServerRefused
-from lockstep.incident import Incident
+from lockstep.verdict import Incident
 from tests.cli.answering import answering, unused_address
-from tests.lockstep.control.build import incident
+from tests.lockstep.state.build import incident
 
 
 def ask(url: str, token: str = "") -> Json:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.errors import BadInput
-from lockstep.store.address import Embedded, Server, parse_address
+from lockstep.store.engine import Embedded, Server, parse_address
 
 
 def test_a_directory_is_an_embedded_store() -> None:

@@ -4,10 +4,8 @@ import pytest
 
 from lockstep.errors import BadInput, StoreError, StoreVersionMismatch
 from lockstep.records import Collective
-from lockstep.store.backup import backup, restore
-from lockstep.store.inventory import take_inventory
-from lockstep.store.layout import Layout
-from lockstep.store.migrations import check_migrated
+from lockstep.store.maintenance import backup, restore, take_inventory
+from lockstep.store.migrations import Layout, check_migrated
 from lockstep.store.store import Store, open_store
 from lockstep.tables import TABLE_BY_NAME
 from tests.builders import make, rows

@@ -5,17 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from api.reading.sightings import sightings_at
+from api.views.returned import sightings_at
 from lockstep.errors import StoreAway
 from lockstep.records import Agent, Collective, Comm
-from lockstep.store.layout import Layout
-from lockstep.store.migrations import check_migrated, migrate
-from lockstep.store.retention import DEFAULT_RETENTION_DAYS, apply_retention
+from lockstep.store.maintenance import DEFAULT_RETENTION_DAYS, apply_retention
+from lockstep.store.migrations import Layout, check_migrated, migrate
 from lockstep.store.store import Store, open_store
 from lockstep.tables import TABLE_BY_NAME, TABLES
-from testbed.clickhouse import ClickHouseServer
-from testbed.services import free_port
 from tests.builders import T0, make, rows
+from tests.testbed.clickhouse import ClickHouseServer
+from tests.testbed.services import free_port
 
 LAYOUT = Layout("lockstep", cluster="pair")
 JOBS = [f"job{number}" for number in range(16)]

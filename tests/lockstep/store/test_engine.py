@@ -10,7 +10,7 @@ import pytest
 
 from lockstep.errors import StoreAway, StoreBusy, StoreRefused
 from lockstep.store.store import open_store
-from testbed.clickhouse import ClickHouseServer
+from tests.testbed.clickhouse import ClickHouseServer
 
 
 def run_child(code: str, cwd: Path) -> subprocess.CompletedProcess[str]:

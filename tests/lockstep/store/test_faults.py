@@ -19,12 +19,11 @@ from pathlib import Path
 import pytest
 
 from lockstep.errors import StoreAway, StoreError
-from lockstep.store.layout import DEDUPLICATION_BLOCKS, Layout
-from lockstep.store.migrations import migrate
+from lockstep.store.migrations import DEDUPLICATION_BLOCKS, Layout, migrate
 from lockstep.store.store import Store, open_store
-from testbed.clickhouse import ClickHouseServer
-from testbed.tcp_proxy import TcpProxy
 from tests.lockstep.store.writer_child import insert_numbered, miscounted
+from tests.testbed.clickhouse import ClickHouseServer
+from tests.testbed.tcp_proxy import TcpProxy
 from tests.waiting import eventually
 
 ROWS = 5_000
@@ -94,7 +93,7 @@ def test_a_server_killed_in_mid_insert_loses_and_doubles_nothing(server: ClickHo
 
 def wait_for_more(taken: list[int], count: int) -> None:
     goal = len(taken) + count
-    eventually(lambda: len(taken) >= goal, limit_s=300)
+    eventually(lambda: len(taken) >= goal)
 
 
 @pytest.mark.needs_root

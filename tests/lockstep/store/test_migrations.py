@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from lockstep.errors import StoreRefused, StoreVersionMismatch
-from lockstep.records import Collective, Comm, OpStat, Step
+from lockstep.records import Collective, Comm, Event, OpStat, Step
 from lockstep.store import migrations
-from lockstep.store.layout import Layout
 from lockstep.store.migrations import (
+    Layout,
     Migration,
     applied_migrations,
     check_migrated,
@@ -17,10 +17,10 @@ from lockstep.store.migrations import (
     pending_migrations,
 )
 from lockstep.store.store import Store, open_store
-from lockstep.tables import TABLES
+from lockstep.tables import TABLE_BY_NAME, TABLES
 from tests.builders import SECOND, T0, make, rows
 
-LAYOUT_NAMES = ("job_tables", "host_tables", "rollups", "attempts", "sightings")
+LAYOUT_NAMES = ("job_tables", "host_tables", "rollups", "attempts", "sightings", "event_columns")
 
 
 def test_files_are_numbered_without_gaps() -> None:
@@ -97,6 +97,22 @@ def test_jobs_and_gpus_from_before_their_lists_are_known(store_url: str, monkeyp
         assert {abs(at - T0) < 60 * SECOND for at in known["at"].to_pylist()} == {True}
         seen = store.query("SELECT gpu_uuid, host, gpu, first_ns FROM sightings").to_pylist()
         assert seen == [{"gpu_uuid": "GPU-1", "host": "h0", "gpu": 1, "first_ns": T0}]
+
+
+def test_events_from_before_their_columns_are_kept(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_store(store_url) as store:
+        layout = Layout(store.database)
+        with monkeypatch.context() as before:
+            before.setattr(migrations, "known_migrations", lambda: known_migrations()[:5])
+            migrate(store, layout, now_ns=1)
+        columns = "host, ts_ns, source, kind, component, severity, message"
+        row = f"'h0', {T0}, 'processes', 'process_exit', 'host:h0', 'error', 'rank 3 was killed'"
+        store.command(f"INSERT INTO {store.database}.events ({columns}) VALUES ({row})")
+        migrate(store, layout, now_ns=2)
+        store.insert(TABLE_BY_NAME["events"], rows(make(Event, ts_ns=T0 + 1, rank=3, signal=9)), token="new")
+        kept = store.query("SELECT message, rank, signal, detail FROM events ORDER BY ts_ns").to_pylist()
+        assert kept[0] == {"message": "rank 3 was killed", "rank": None, "signal": None, "detail": None}
+        assert (kept[1]["rank"], kept[1]["signal"]) == (3, 9)
 
 
 def test_two_that_migrate_at_once_both_succeed(database_url: str) -> None:

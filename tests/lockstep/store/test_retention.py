@@ -4,8 +4,8 @@ import pytest
 
 from lockstep.errors import BadInput
 from lockstep.records import Collective, Connection, Event
-from lockstep.store.layout import Layout
-from lockstep.store.retention import DEFAULT_RETENTION_DAYS, apply_retention, past_retention
+from lockstep.store.maintenance import DEFAULT_RETENTION_DAYS, apply_retention, past_retention
+from lockstep.store.migrations import Layout
 from lockstep.store.store import Store
 from lockstep.tables import TABLE_BY_NAME
 from tests.builders import T0, make, rows

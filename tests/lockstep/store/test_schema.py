@@ -5,9 +5,8 @@ from itertools import pairwise
 
 import pytest
 
-from lockstep.store.layout import DEDUPLICATION_BLOCKS, Layout, distributed_table, render
-from lockstep.store.migrations import known_migrations
-from lockstep.store.retention import DEFAULT_RETENTION_DAYS
+from lockstep.store.maintenance import DEFAULT_RETENTION_DAYS
+from lockstep.store.migrations import DEDUPLICATION_BLOCKS, Layout, distributed_table, known_migrations, render
 from lockstep.store.store import Store
 from lockstep.tables import TABLES, Column, Table, columns_of
 
@@ -15,10 +14,10 @@ PLAIN = Layout("lockstep")
 CLUSTER = Layout("lockstep", cluster="fleet", replicated=True)
 ROLLUPS = {"operations", "rank_minutes", "wire_minutes"}
 BY_SEVERAL_VIEWS = {"attempts", "sightings"}
-# Made unless it is there; smallest and largest of rows that come twice; a setting that is set again.
+# Made or added unless it is there; smallest and largest of rows that come twice; a setting that is set again.
 REPEATABLE = (
     r"CREATE (TABLE|MATERIALIZED VIEW) IF NOT EXISTS |INSERT INTO \w+\.(attempts|sightings)\s|"
-    r"ALTER TABLE \S+ MODIFY SETTING "
+    r"ALTER TABLE \S+\s+(MODIFY SETTING|ADD COLUMN IF NOT EXISTS) "
 )
 
 # What ClickHouse may call the type of a column of each kind, once null and low cardinality are taken off.
@@ -54,6 +53,14 @@ def created_tables(layout: Layout) -> dict[str, str]:
     return {match[1]: match[2] for match in found if match}
 
 
+def added_columns(table: Table) -> dict[str, str]:
+    """Return the columns that later migrations add to a table, with their types."""
+    later = [each for each in statements(PLAIN) if each.startswith(f"ALTER TABLE {PLAIN.local}.{table.name}\n")]
+    return {
+        match[1]: match[2] for each in later for match in re.finditer(r"ADD COLUMN IF NOT EXISTS (\w+) (\S+\))", each)
+    }
+
+
 def columns_in(body: str) -> dict[str, str]:
     """Return the columns of a CREATE TABLE with their types, those that are computed left out."""
     lines = body[body.index("(\n") + 2 : body.index("\n)\n")].split("\n")
@@ -70,7 +77,7 @@ def fits(column: Column, given: str) -> bool:
 
 @every_table
 def test_sql_has_exactly_the_columns_of_the_record(table: Table) -> None:
-    columns = columns_in(created_tables(PLAIN)[table.name])
+    columns = columns_in(created_tables(PLAIN)[table.name]) | added_columns(table)
     assert list(columns) == list(columns_of(table))
     misfits = {name: given for name, given in columns.items() if not fits(columns_of(table)[name], given)}
     assert misfits == {}

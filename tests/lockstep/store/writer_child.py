@@ -7,8 +7,7 @@ import pyarrow as pa
 
 from lockstep.errors import StoreAway
 from lockstep.records import Collective
-from lockstep.store.layout import Layout
-from lockstep.store.migrations import migrate
+from lockstep.store.migrations import Layout, migrate
 from lockstep.store.store import Store, open_store
 from lockstep.tables import TABLE_BY_NAME
 from tests.builders import T0, make, rows

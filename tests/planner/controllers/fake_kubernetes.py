@@ -192,8 +192,8 @@ def serve(fake: FakeKubernetes) -> Iterator[str]:
             length = int(self.headers.get("Content-Length") or 0)
             body = json.loads(self.rfile.read(length)) if length else {}
             with fake.lock:
-                status, said = fake.answer(self.command, self.path, body)
-            data = json.dumps(said).encode()
+                status, message = fake.answer(self.command, self.path, body)
+            data = json.dumps(message).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(data)))

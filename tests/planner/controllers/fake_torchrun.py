@@ -18,11 +18,11 @@ WORKER = (
 def main() -> None:
     signal.signal(signal.SIGTERM, end)
     for restarts in range(MOST_RESTARTS + 1):
-        told = {"LOCAL_RANK": "0", "TORCHELASTIC_RESTART_COUNT": str(restarts)}
-        told["TORCHELASTIC_MAX_RESTARTS"] = str(MOST_RESTARTS)
-        told["TORCHELASTIC_RUN_ID"] = sys.argv[1].removeprefix("--rdzv-id=")
+        reported = {"LOCAL_RANK": "0", "TORCHELASTIC_RESTART_COUNT": str(restarts)}
+        reported["TORCHELASTIC_MAX_RESTARTS"] = str(MOST_RESTARTS)
+        reported["TORCHELASTIC_RUN_ID"] = sys.argv[1].removeprefix("--rdzv-id=")
         global worker
-        worker = subprocess.Popen([sys.executable, "-c", WORKER], env=os.environ | told)
+        worker = subprocess.Popen([sys.executable, "-c", WORKER], env=os.environ | reported)
         worker.wait()
 
 

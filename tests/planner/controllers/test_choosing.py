@@ -31,18 +31,18 @@ def test_a_cure_in_place_is_told_from_a_new_start_of_the_job() -> None:
     whole = {name: make_controller(name, OPTIONS[name], dry_run=False).restarts_whole_job for name in OPTIONS}
     assert whole == {"command": True, "nvrx": False, "slurm": True, "torchrun": False, "webhook": True}
     for name in ("command", "webhook"):
-        told = OPTIONS[name] | {"restarts_whole_job": False}
-        assert not make_controller(name, told, dry_run=False).restarts_whole_job
+        reported = OPTIONS[name] | {"restarts_whole_job": False}
+        assert not make_controller(name, reported, dry_run=False).restarts_whole_job
 
 
 def test_slurm_is_reached_through_slurmrestd_by_option() -> None:
-    told = OPTIONS["slurm"] | {
+    reported = OPTIONS["slurm"] | {
         "rest": "unix:///run/slurmrestd.socket",
         "rest_token_file": "/etc/lockstep/slurm.token",
     }
-    assert make_controller("slurm", told, dry_run=False).name == "slurm"
+    assert make_controller("slurm", reported, dry_run=False).name == "slurm"
     with pytest.raises(BadInput, match="is no unix:///path"):
-        make_controller("slurm", told | {"rest": "slurm:6820"}, dry_run=False)
+        make_controller("slurm", reported | {"rest": "slurm:6820"}, dry_run=False)
 
 
 def test_dry_run_is_handed_on() -> None:

@@ -8,9 +8,8 @@ import pytest
 
 from lockstep.clock import ManualClock
 from lockstep.errors import BadInput, ControllerDown
-from planner.controllers.kubernetes import KubernetesController, KubernetesOptions
+from planner.controllers.kubernetes import ISOLATED, KubernetesController, KubernetesOptions
 from planner.controllers.kubernetes_api import connect, quiet_client
-from planner.controllers.kubernetes_nodes import ISOLATED
 from planner.controllers.protocol import Restart
 from tests.planner.controllers.contract import Rig, check_contract
 from tests.planner.controllers.fake_kubernetes import NODES, FakeKubernetes, Object, expect, fill, make, serve

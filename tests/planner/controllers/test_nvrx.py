@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 from hypothesis import given
-from hypothesis import settings as bounds
 from hypothesis import strategies as some
 
 from lockstep.errors import BadInput, ControllerDown, ServerAway
 from lockstep.execution import Isolated, IsolationState
-from planner.controllers.nvrx import Exclusion, NvrxController, NvrxOptions
-from planner.controllers.nvrx_health import (
+from planner.controllers.nvrx import (
     METHOD,
     SERVICE,
+    Exclusion,
+    NvrxController,
+    NvrxOptions,
     check_host,
     encode_answer,
     find_isolated,
@@ -109,7 +110,6 @@ def decode(message: bytes) -> dict[int, Any]:
     return fields
 
 
-@bounds(max_examples=50, deadline=None)
 @given(some.text(max_size=300))
 def test_any_reason_survives_the_encoding(reason: str) -> None:
     fields = decode(encode_answer(Exclusion("h1", "mark-1", reason)))
@@ -179,9 +179,9 @@ def test_real_client_is_told_of_the_exclusion_and_of_its_end(tmp_path: Path) -> 
             request = b"\x0a\x0a--no-slurm"  # HealthCheckRequest(args=["--no-slurm"]), as the launcher sends it
             assert decode(ask(request, timeout=20)) == {1: 1, 3: '{"fail_count": 0}'}
             controller.isolate("h1", "mark-1", "xid 79 on GPU 3")
-            told = decode(ask(request, timeout=20))
-            assert (told.get(1, 0), told[2], told[4]) == (0, 1, "xid 79 on GPU 3")
-            assert json.loads(told[3])["fail_count"] == 1
+            reported = decode(ask(request, timeout=20))
+            assert (reported.get(1, 0), reported[2], reported[4]) == (0, 1, "xid 79 on GPU 3")
+            assert json.loads(reported[3])["fail_count"] == 1
             controller.release("h1", "mark-1")
             assert decode(ask(request, timeout=20))[1] == 1
     finally:

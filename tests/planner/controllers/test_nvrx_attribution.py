@@ -1,11 +1,14 @@
 """The launcher is told to go on unless a decision is being carried out that it cannot bring about by itself."""
 
+from collections.abc import Iterator
+
+import httpx
 import pytest
 
 from lockstep.clock import ManualClock
 from lockstep.decision import Action, Cost, Decision, Mode
 from lockstep.errors import BadInput, ServerAway
-from planner.controllers.nvrx_attribution import Attribution, answer_logs
+from planner.controllers.nvrx_attribution import Attribution, answer_logs, serving_attribution
 
 ASKED_NS = 1_000_000_000_000
 
@@ -111,11 +114,11 @@ def test_job_that_was_named_goes_before_the_launchers(server: Server, clock: Man
 
 
 @pytest.mark.parametrize(
-    "told", [{}, {"log_path": ""}, {"log_path": 7}, {"log_path": "/a"}, {"log_path": "/a", "job_id": 7}]
+    "reported", [{}, {"log_path": ""}, {"log_path": 7}, {"log_path": "/a"}, {"log_path": "/a", "job_id": 7}]
 )
-def test_submission_that_says_too_little_is_bad_input(attribution: Attribution, told: dict[str, object]) -> None:
+def test_submission_that_says_too_little_is_bad_input(attribution: Attribution, reported: dict[str, object]) -> None:
     with pytest.raises(BadInput, match=r"log_path|--job"):
-        attribution.submit(told)
+        attribution.submit(reported)
 
 
 def test_only_so_many_logs_are_remembered(attribution: Attribution, server: Server) -> None:
@@ -125,3 +128,38 @@ def test_only_so_many_logs_are_remembered(attribution: Attribution, server: Serv
     assert server.asked == [], "the oldest is forgotten"
     attribution.result("/logs/n0.log")
     assert server.asked == ["17"]
+
+
+@pytest.fixture
+def client() -> Iterator[httpx.Client]:
+    server = Server()
+    server.newest = decision("reconfigure", expires_ns=10**19)
+    asked = Attribution(server.find, ManualClock(1))
+    with serving_attribution(asked, "127.0.0.1", 0) as url, httpx.Client(base_url=url, trust_env=False) as client:
+        yield client
+
+
+def test_cycle_is_posted_and_its_answer_fetched(client: httpx.Client) -> None:
+    reported = {"log_path": "/logs/c 0.log", "user": "ada", "job_id": "17", "analysis_intent": "terminal"}
+    posted = client.post("/logs", json=reported, headers={"accept": "application/json"})
+    assert (posted.status_code, posted.json()["submitted"]) == (200, True)
+    answer = client.get("/logs", params={"log_path": "/logs/c 0.log", "wait": False}).json()
+    assert (answer["status"], answer["recommendation"]["action"]) == ("completed", "STOP")
+    assert client.get("/healthz").json() == {"status": "ok"}
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"{}", b"\xff"])
+def test_nonsense_is_refused_with_a_sentence(client: httpx.Client, body: bytes) -> None:
+    answer = client.post("/logs", content=body)
+    assert answer.status_code == 400
+    assert answer.json()["detail"]
+
+
+def test_submission_beyond_measure_is_not_read(client: httpx.Client) -> None:
+    answer = client.post("/logs", content=b" " * 70_000)
+    assert (answer.status_code, "at most 65536 bytes" in answer.json()["detail"]) == (400, True)
+
+
+@pytest.mark.parametrize(("method", "path"), [("GET", "/"), ("GET", "/logs"), ("POST", "/other")])
+def test_other_questions_have_no_answer(client: httpx.Client, method: str, path: str) -> None:
+    assert client.request(method, path).status_code == 404

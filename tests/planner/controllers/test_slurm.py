@@ -26,9 +26,9 @@ ORDER = Restart("d-18", "2", exclude=("n2",), checkpoint="/ckpt/7")
 
 
 def control(
-    slurm: FakeSlurm, is_dry_run: bool = False, timeout_s: float = 60.0, clock: ManualClock | None = None
+    slurm: FakeSlurm, dry_run: bool = False, timeout_s: float = 60.0, clock: ManualClock | None = None
 ) -> SlurmController:
-    return SlurmController(slurm.options(is_dry_run, timeout_s), clock)
+    return SlurmController(slurm.options(dry_run, timeout_s), clock)
 
 
 def test_nodes_and_jobs_are_seen(slurm: FakeSlurm) -> None:
@@ -299,9 +299,9 @@ def test_a_dry_run_in_the_middle_leaves_the_note_as_it_is(slurm: FakeSlurm) -> N
         control(slurm, clock=clock).restart(ORDER)
     note = slurm.home / "spool" / "d-18.json"
     before = note.read_text()
-    assert control(slurm, is_dry_run=True, clock=clock).restart(ORDER).outcome == "failed"
+    assert control(slurm, dry_run=True, clock=clock).restart(ORDER).outcome == "failed"
     slurm.say("squeue", "17|RUNNING|lockstep d-18\n")
-    assert control(slurm, is_dry_run=True, clock=clock).restart(ORDER).outcome == "already"
+    assert control(slurm, dry_run=True, clock=clock).restart(ORDER).outcome == "already"
     assert note.read_text() == before
 
 
@@ -345,12 +345,12 @@ def test_without_its_script_a_job_is_not_cancelled(slurm: FakeSlurm) -> None:
 
 
 def test_a_dry_run_says_what_it_would_do(slurm: FakeSlurm) -> None:
-    dry = control(slurm, is_dry_run=True)
+    dry = control(slurm, dry_run=True)
     assert dry.isolate("n3", "m", "slow").what == 'would drain n3 with the reason "lockstep m: slow"'
     assert dry.release("n1", "d-17").what == "would undrain n1"
     assert "would cancel job 2 and run " in dry.restart(ORDER).what
     assert "--exclude=n1,n2" in dry.restart(ORDER).what
-    requeued = SlurmController(replace(slurm.options(is_dry_run=True), way="requeue")).restart(ORDER)
+    requeued = SlurmController(replace(slurm.options(dry_run=True), way="requeue")).restart(ORDER)
     assert (requeued.outcome, requeued.what) == ("would", "would requeue job 2 without n1,n2")
     assert slurm.changes() == []
     assert not (slurm.home / "spool").exists()

@@ -3,14 +3,12 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.errors import BadInput
 from planner.controllers.protocol import JobView, Node
 from planner.controllers.slurm_parsing import (
     SlurmTimes,
-    expand_hosts,
     find_marked,
     parse_jobs,
     parse_nodes,
@@ -132,48 +130,8 @@ def test_words_of_others_are_no_mark(text: str) -> None:
 MARKS = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,30}", fullmatch=True)
 
 
-@settings(max_examples=100)
 @given(MARKS, st.text(st.characters(codec="utf-8", exclude_categories=["C"]), max_size=60))
 def test_a_mark_survives_whatever_the_reason_says(mark: str, reason: str) -> None:
     words = write_mark(mark, reason)
     (node,) = parse_nodes(f"NodeName=n1 State=IDLE+DRAIN Reason={words} [ada@2026-11-16T03:32:24]")
     assert (node.mark, node.who) == (mark, "ada")
-
-
-@pytest.mark.parametrize(
-    ("expression", "hosts"),
-    [
-        ("", ()),
-        ("n1", ("n1",)),
-        ("n[1-3,7]", ("n1", "n2", "n3", "n7")),
-        ("n[08-11]", ("n08", "n09", "n10", "n11")),
-        ("a,b[1,3],c", ("a", "b1", "b3", "c")),
-        ("r[1-2]n[1-2]", ("r1n1", "r1n2", "r2n1", "r2n2")),
-    ],
-)
-def test_host_lists_are_expanded(expression: str, hosts: tuple[str, ...]) -> None:
-    assert expand_hosts(expression) == hosts
-
-
-@pytest.mark.parametrize("expression", ["n[1-4", "n1]", "n[]", "n[4-1]", "n[a-b]", "n1,,n2", ",", "n[1-99999999]"])
-def test_what_is_no_host_list_is_refused(expression: str) -> None:
-    with pytest.raises(BadInput, match=r"no list of hosts|more than"):
-        expand_hosts(expression)
-
-
-def test_a_small_expression_cannot_stand_for_too_many_hosts() -> None:
-    with pytest.raises(BadInput, match="more than 100000 hosts"):
-        expand_hosts("n[1-999]x[1-999]")
-
-
-@settings(max_examples=100)
-@given(
-    st.lists(
-        st.tuples(st.sampled_from(["n", "gpu-", "r1c"]), st.integers(0, 500), st.integers(0, 30), st.integers(1, 4)),
-        max_size=5,
-    )
-)
-def test_an_expression_means_what_it_was_made_from(spans: list[tuple[str, int, int, int]]) -> None:
-    written = ",".join(f"{name}[{first:0{width}d}-{first + more:0{width}d}]" for name, first, more, width in spans)
-    meant = [f"{name}{first + i:0{width}d}" for name, first, more, width in spans for i in range(more + 1)]
-    assert list(expand_hosts(written)) == meant

@@ -15,9 +15,9 @@ from planner.controllers.running import Deadline
 from planner.controllers.slurm import SlurmController
 from planner.controllers.slurm_commands import SlurmCommands, SlurmOptions
 from planner.controllers.slurm_parsing import SlurmNode, parse_jobs, parse_nodes
-from testbed.services import wait_until
-from testbed.slurm import QUICK, LocalSlurm, local_slurm
 from tests.planner.controllers.contract import Rig, check_contract
+from tests.testbed.services import wait_until
+from tests.testbed.slurm import QUICK, LocalSlurm, local_slurm
 
 pytestmark = pytest.mark.slow
 
@@ -117,7 +117,7 @@ def see(options: SlurmOptions, job: str) -> JobView:
 def test_a_real_slurm_keeps_the_contract(slurm: LocalSlurm, options: SlurmOptions) -> None:
     check_contract(
         Rig(
-            make=lambda is_dry_run: SlurmController(replace(options, is_dry_run=is_dry_run)),
+            make=lambda dry_run: SlurmController(replace(options, dry_run=dry_run)),
             look=lambda: look(slurm),
             node="n1",
             other="n2",

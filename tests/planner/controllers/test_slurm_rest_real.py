@@ -12,8 +12,6 @@ from planner.controllers.slurm import SlurmController
 from planner.controllers.slurm_commands import SlurmCommands, SlurmOptions
 from planner.controllers.slurm_parsing import SlurmNode
 from planner.controllers.slurm_rest import SlurmRest, Slurmrestd
-from testbed.services import wait_until
-from testbed.slurm import QUICK, LocalSlurm, local_slurm
 from tests.planner.controllers.contract import Rig, check_contract
 from tests.planner.controllers.test_slurm_real import (
     drain_as_somebody_else,
@@ -23,6 +21,8 @@ from tests.planner.controllers.test_slurm_real import (
     read_output,
     start_training,
 )
+from tests.testbed.services import wait_until
+from tests.testbed.slurm import QUICK, LocalSlurm, local_slurm
 
 # slurmrestd refuses to run as root or as SlurmUser: only root can start it as somebody else.
 pytestmark = [pytest.mark.slow, pytest.mark.needs_root]
@@ -63,7 +63,7 @@ def without_when(nodes: list[SlurmNode]) -> list[SlurmNode]:
 def test_slurmrestd_keeps_the_contract(slurm: LocalSlurm, options: SlurmOptions) -> None:
     check_contract(
         Rig(
-            make=lambda is_dry_run: SlurmController(replace(options, is_dry_run=is_dry_run)),
+            make=lambda dry_run: SlurmController(replace(options, dry_run=dry_run)),
             look=lambda: look(slurm),
             node="n1",
             other="n2",

@@ -3,20 +3,28 @@
 from dataclasses import replace
 from pathlib import Path
 
-from planner.controllers.orders import find_variables
-from planner.controllers.protocol import Restart
+import pytest
+
+from lockstep.errors import ControllerDown
+from planner.controllers.protocol import Restart, find_variables
+from planner.controllers.running import Notes
+from planner.controllers.slurm import SlurmController
 from planner.controllers.slurm_parsing import SlurmJob, parse_jobs
 from planner.controllers.slurm_submission import (
+    EXCLUDED,
     Submission,
     build_sbatch,
     fill_template,
+    find_ours,
     find_shape,
     why_not_requeued,
     why_not_submitted,
 )
+from tests.planner.controllers.fake_slurm import RUNNING, FakeSlurm
+from tests.planner.controllers.test_slurm import ORDER, TIMED_OUT, control
 
 DATA = Path(__file__).parents[2] / "data" / "slurm"
-ORDER = Restart("d-18", "2", exclude=("n2",), checkpoint="/ckpt/step,7", environment={"LOCKSTEP_TP": "2"})
+RESTART = Restart("d-18", "2", exclude=("n2",), checkpoint="/ckpt/step,7", environment={"LOCKSTEP_TP": "2"})
 
 
 def read_job(name: str = "job_running.txt") -> SlurmJob:
@@ -28,7 +36,7 @@ def with_fields(**fields: str) -> SlurmJob:
     return replace(job, fields=dict(job.fields) | fields)
 
 
-def build(job: SlurmJob | None = None, order: Restart = ORDER, own_user: str = "root") -> list[str]:
+def build(job: SlurmJob | None = None, order: Restart = RESTART, own_user: str = "root") -> list[str]:
     return build_sbatch("sbatch", Submission(job or read_job(), "#!/bin/sh\n"), order, own_user)
 
 
@@ -57,7 +65,7 @@ def test_the_whole_command() -> None:
 
 
 def test_a_value_with_a_comma_travels_in_the_environment() -> None:
-    assert find_variables(ORDER) == {"LOCKSTEP_TP": "2", "LOCKSTEP_RESUME_FROM": "/ckpt/step,7"}
+    assert find_variables(RESTART) == {"LOCKSTEP_TP": "2", "LOCKSTEP_RESUME_FROM": "/ckpt/step,7"}
     assert "step,7" not in " ".join(build())
 
 
@@ -76,8 +84,8 @@ def test_gpus_account_and_reservation_are_kept() -> None:
 
 
 def test_memory_processors_and_gpus_of_the_command_line_are_kept() -> None:
-    said = {"CPUs/Task": "16", "MinMemoryNode": "64G", "NtasksPerN:B:S:C": "8:0:*:*", "OverSubscribe": "NO"}
-    command = build(with_fields(**said, TresPerJob="gres:gpu:h100:16"))
+    message = {"CPUs/Task": "16", "MinMemoryNode": "64G", "NtasksPerN:B:S:C": "8:0:*:*", "OverSubscribe": "NO"}
+    command = build(with_fields(**message, TresPerJob="gres:gpu:h100:16"))
     wanted = {"--cpus-per-task=16", "--mem=64G", "--ntasks-per-node=8", "--exclusive", "--gpus=h100:16"}
     assert wanted <= set(command)
 
@@ -89,11 +97,11 @@ def test_fewer_nodes_have_fewer_tasks() -> None:
 
 
 def test_fewer_nodes_have_fewer_gpus() -> None:
-    def gpus(told: str) -> str:
-        command = build(with_fields(NumNodes="4", TresPerJob=told), replace(ORDER, nnodes=3))
+    def gpus(reported: str) -> str:
+        command = build(with_fields(NumNodes="4", TresPerJob=reported), replace(RESTART, nnodes=3))
         return next(word for word in command if word.startswith("--gpus="))
 
-    assert [gpus(told) for told in ("gres:gpu:32", "gres/gpu:h100:32")] == ["--gpus=24", "--gpus=h100:24"]
+    assert [gpus(reported) for reported in ("gres:gpu:32", "gres/gpu:h100:32")] == ["--gpus=24", "--gpus=h100:24"]
     assert gpus("gres:gpu:30") == "--gpus=30", "nobody knows how many of them a node gives"
 
 
@@ -129,7 +137,7 @@ def test_a_sites_own_command_is_filled() -> None:
         "{script}",
         "{user}",
     )
-    assert fill_template(template, Submission(read_job(), ""), ORDER, "/spool/x.sh") == [
+    assert fill_template(template, Submission(read_job(), ""), RESTART, "/spool/x.sh") == [
         *("submit", "--like=2", "--not-on=n1,n2", "-N2", "--note=lockstep d-18", "/spool/x.sh", "root")
     ]
 
@@ -145,3 +153,85 @@ def test_what_slurm_would_not_requeue_is_known_before() -> None:
     assert why_not_requeued(read_job()) is None
     assert why_not_requeued(with_fields(Requeue="0")) == "job 2 was submitted with --no-requeue"
     assert "batch jobs only" in str(why_not_requeued(with_fields(BatchFlag="0")))
+
+
+GROW = Restart("d-19", "17", nnodes=3)  # in which n2 is excluded no more
+
+REQUEUED = "sed -i -e s/JobState=RUNNING/JobState=PENDING/ -e s/Restarts=0/Restarts=1/ scontrol-show-job.out"
+
+
+def show_next(slurm: FakeSlurm, job: str = "17", excluded: str = "n1,n2") -> None:
+    """Let the attempt run that was started without n2, as we said, and without n1, as its owner had said."""
+    running = RUNNING.replace("JobId=2 ", f"JobId={job} ").replace("lockstep d-17", "lockstep d-18")
+    slurm.say("scontrol-show-job", running.replace("ExcNodeList=n1", f"ExcNodeList={excluded}"))
+    slurm.say("squeue", f"{job}|RUNNING|lockstep d-18\n")
+
+
+def find_excluded(slurm: FakeSlurm) -> list[str]:
+    """Return the lists that requeued jobs were given."""
+    return [call.split("ExcNodeList=")[1].split(" ")[0] for call in slurm.calls("scontrol update")]
+
+
+def read_ours(slurm: FakeSlurm, mark: str) -> str:
+    return (Notes(slurm.options().spool).read(mark) or {})[EXCLUDED]
+
+
+def test_node_that_is_back_is_open_to_the_next_submission(slurm: FakeSlurm) -> None:
+    assert control(slurm).restart(ORDER).job == "17"
+    assert "--exclude=n1,n2 " in slurm.calls("sbatch")[-1]
+    show_next(slurm)
+    control(slurm).restart(GROW)
+    assert "--exclude=n1 " in slurm.calls("sbatch")[-1]
+
+
+def test_node_that_is_still_out_stays_excluded_and_is_ours_again(slurm: FakeSlurm) -> None:
+    control(slurm).restart(ORDER)
+    show_next(slurm)
+    control(slurm).restart(replace(GROW, exclude=("n2",)))
+    assert "--exclude=n1,n2 " in slurm.calls("sbatch")[-1]
+    assert read_ours(slurm, "d-19") == "n2"
+
+
+def test_node_that_is_back_is_open_to_a_requeued_job(slurm: FakeSlurm) -> None:
+    slurm.say("scontrol-requeuehold", do=REQUEUED)
+    controller = SlurmController(replace(slurm.options(), way="requeue"))
+    assert controller.restart(ORDER).outcome == "done"
+    show_next(slurm, job="2")
+    assert controller.restart(replace(GROW, job="2")).outcome == "done"
+    assert find_excluded(slurm) == ["n1,n2", "n1"]
+
+
+def test_list_of_a_requeued_job_that_held_only_our_nodes_is_emptied(slurm: FakeSlurm) -> None:
+    slurm.say("scontrol-requeuehold", do=REQUEUED)
+    slurm.say("scontrol-show-job", RUNNING.replace("ExcNodeList=n1 ", ""))
+    controller = SlurmController(replace(slurm.options(), way="requeue"))
+    assert controller.restart(ORDER).outcome == "done"
+    show_next(slurm, job="2", excluded="n2")
+    assert controller.restart(replace(GROW, job="2")).outcome == "done"
+    assert find_excluded(slurm) == ["n2", ""]
+
+
+def test_death_in_the_middle_of_a_requeue_does_not_make_our_node_the_owners(slurm: FakeSlurm) -> None:
+    slurm.say("scontrol-requeuehold", do=REQUEUED)
+    changed = "-e 's/ExcNodeList=n1 /ExcNodeList=n1,n2 /' -e 's/lockstep d-17/lockstep d-18/'"
+    slurm.say("scontrol-update", do=f"sed -i {changed} scontrol-show-job.out")
+    slurm.say("scontrol-release", err="slurm_update error: Unable to contact slurm controller\n", code=1)
+    controller = SlurmController(replace(slurm.options(), way="requeue"))
+    with pytest.raises(ControllerDown):
+        controller.restart(ORDER)
+    slurm.say("scontrol-release")
+    assert controller.restart(ORDER).outcome == "done"
+    assert read_ours(slurm, "d-18") == "n2"
+
+
+def test_submission_whose_answer_was_lost_remembers_which_node_is_ours(slurm: FakeSlurm) -> None:
+    slurm.say("sbatch", err=TIMED_OUT, code=1, do='echo "17|RUNNING|lockstep d-18" > squeue.out')
+    with pytest.raises(ControllerDown):
+        control(slurm).restart(ORDER)
+    assert control(slurm).restart(ORDER).outcome == "already"
+    assert read_ours(slurm, "d-18") == "n2"
+
+
+def test_node_that_the_owner_excluded_is_never_ours() -> None:
+    job = SlurmJob("2", "running", {"ExcNodeList": "n[1-2]"})
+    assert find_ours(job, Restart("d-18", "2", exclude=("n2", "n3"))) == "n3"

@@ -19,9 +19,9 @@ from planner.controllers.protocol import JobView, Restart
 from planner.controllers.running import Deadline
 from planner.controllers.torchrun import TorchrunController, TorchrunOptions
 from planner.controllers.torchrun_agents import Agents, Reach
-from testbed.services import wait_until
 from tests.planner.controllers.contract import Rig, check_contract
 from tests.planner.controllers.test_running import is_alive, wait_for_death
+from tests.testbed.services import wait_until
 
 FAKE = Path(__file__).with_name("fake_torchrun.py")
 NODES = ("n1", "n2", "n3")
@@ -67,7 +67,7 @@ def test_the_contract_is_kept(options: TorchrunOptions) -> None:
 
     check_contract(
         Rig(
-            make=lambda is_dry_run: TorchrunController(replace(options, is_dry_run=is_dry_run)),
+            make=lambda dry_run: TorchrunController(replace(options, dry_run=dry_run)),
             look=lambda: (list(TorchrunController(options).nodes()), sorted(find_pids(options))),
             node="n2",
             other="n3",
@@ -194,8 +194,8 @@ def test_a_restart_leaves_the_excluded_and_isolated_out(options: TorchrunOptions
     after = find_pids(options)
     assert list(after) == ["n2"]
     assert after["n2"] != before["n2"]
-    told = Path(f"/proc/{after['n2']}/environ").read_bytes().split(b"\0")
-    assert {b"LOCKSTEP_RESUME_FROM=/ckpt/it's 7", b"LOCKSTEP_TP=2", b"LOCKSTEP_RESTART_MARK=d-2"} <= set(told)
+    reported = Path(f"/proc/{after['n2']}/environ").read_bytes().split(b"\0")
+    assert {b"LOCKSTEP_RESUME_FROM=/ckpt/it's 7", b"LOCKSTEP_TP=2", b"LOCKSTEP_RESTART_MARK=d-2"} <= set(reported)
     assert controller.restart(order).outcome == "already"
     assert find_pids(options) == after
 
@@ -251,7 +251,7 @@ def test_what_is_not_this_job_is_refused(options: TorchrunOptions) -> None:
 
 def test_a_dry_run_says_what_it_would_do(options: TorchrunOptions) -> None:
     before = start_all(options)
-    dry = TorchrunController(replace(options, is_dry_run=True))
+    dry = TorchrunController(replace(options, dry_run=True))
     assert dry.isolate("n2", "m", "slow").what == "would stop the agent of n2"
     assert dry.restart(Restart("m", "llm-7", nnodes=2)).what == (
         "would stop all agents of job llm-7 and start them on n1, n2"

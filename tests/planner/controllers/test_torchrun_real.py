@@ -13,7 +13,7 @@ from planner.controllers.protocol import Restart
 from planner.controllers.running import Deadline
 from planner.controllers.torchrun import TorchrunController, TorchrunOptions
 from planner.controllers.torchrun_agents import Agents, Reach
-from testbed.services import free_port, wait_until
+from tests.testbed.services import free_port, wait_until
 
 pytestmark = pytest.mark.slow
 

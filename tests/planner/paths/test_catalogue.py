@@ -1,4 +1,4 @@
-"""The catalogue keeps the ports whose way is known and good, says how sure it is, and why others are not in it."""
+"""The catalogue keeps the ports whose path is known and good, says how sure it is, and why others are not in it."""
 
 from typing import Any
 
@@ -7,29 +7,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.arrow import rows_of
-from lockstep.fabrics import leaf_spine
+from lockstep.fabrics import fat_tree, leaf_spine
 from lockstep.records import Path, Probe
 from lockstep.tables import TABLE_BY_NAME
-from lockstep.topology import Link, Topology, checked
+from lockstep.topology import Link, Topology, TopologyIndex, checked
 from planner.paths.catalogue import (
     Catalogue,
     CatalogueOptions,
+    Changes,
     Circumstances,
     build_catalogue,
     doubt_changed,
     recall_catalogue,
 )
-from planner.paths.routes import fold_probes
 from tests.builders import SECOND, T0
-from tests.planner.paths.probed import PORT, entry, lost, packets, probe
+from tests.planner.paths.build import PORT, entry, fold_probes, lost, probe
 
 FABRIC = leaf_spine(hosts=4, nics_per_host=1, leaves=2, spines=2)
 WAY = ["h0/eth0--leaf0", "leaf0--spine0", "leaf1--spine0", "h2/eth0--leaf1"]
 
 
-def learn(*probes: Probe, at_s: float = 0, told: Catalogue | None = None, **fields: Any) -> Catalogue:
+def learn(*probes: Probe, at_s: float = 0, reported: Catalogue | None = None, **fields: Any) -> Catalogue:
     now = Circumstances(**{"topology": FABRIC, "now_ns": T0 + int(at_s * SECOND), **fields})
-    return build_catalogue(fold_probes(packets(*probes)), now, told)
+    return build_catalogue(fold_probes(*probes), now, reported)
 
 
 def why(found: Catalogue) -> tuple[str, str]:
@@ -58,7 +58,7 @@ def test_hops_become_links_in_order() -> None:
     )  # fmt: skip
 
 
-def test_a_way_inside_a_leaf_is_two_cables() -> None:
+def test_a_path_inside_a_leaf_is_two_cables() -> None:
     (path,) = learn(probe(dst="h1", hops=["leaf0"])).paths
     assert path.links == ["h0/eth0--leaf0", "h1/eth0--leaf0"]
 
@@ -92,8 +92,8 @@ def test_parallel_cables_share_the_confidence() -> None:
 
 
 def test_of_parallel_cables_the_one_that_was_told_is_taken() -> None:
-    told = Catalogue((entry(links=[WAY[0], "second", *WAY[2:]]),))
-    (path,) = learn(probe(), topology=doubled(), told=told).paths
+    reported = Catalogue((entry(links=[WAY[0], "second", *WAY[2:]]),))
+    (path,) = learn(probe(), topology=doubled(), reported=reported).paths
     assert path.links[1] == "second"
     assert path.confidence == pytest.approx(2 / 3)
 
@@ -106,7 +106,7 @@ def test_of_parallel_cables_one_that_is_down_is_out_of_question() -> None:
 
 def test_ports_that_no_probe_tried_are_as_they_were_told() -> None:
     other = entry(sport=PORT + 1)
-    found = learn(probe(), told=Catalogue((entry(confidence=0.1), other)))
+    found = learn(probe(), reported=Catalogue((entry(confidence=0.1), other)))
     assert [(path.sport, path.confidence) for path in found.paths] == [(PORT, pytest.approx(2 / 3)), (PORT + 1, 0.9)]
 
 
@@ -123,16 +123,16 @@ def test_a_lossy_port_leaves_once_chance_does_not_explain_it() -> None:
     few = [probe(second) if second != 50 else lost(second) for second in range(100)]
     assert len(learn(*few).paths) == 1
     many = [lost(second) if second % 20 == 5 else probe(second) for second in range(100)]
-    assert why(learn(*many)) == ("lossy", "5 of 100 probes were lost on its way")
+    assert why(learn(*many)) == ("lossy", "5 of 100 probes were lost on its path")
 
 
-def test_a_way_that_loses_one_probe_of_each_of_its_ports_is_lossy() -> None:
+def test_a_path_that_loses_one_probe_of_each_of_its_ports_is_lossy() -> None:
     ports = range(PORT, PORT + 8)
     ill = [each for port in ports for each in (probe(0, sport=port), lost(1, sport=port))]
     well = [probe(second, "spine1", sport=port + 100) for port in ports for second in (0, 1)]
     found = learn(*ill, *well)
     assert {path.links[1] for path in found.paths} == {"leaf0--spine1"}
-    assert {(each.why, each.reason) for each in found.left_out} == {("lossy", "8 of 16 probes were lost on its way")}
+    assert {(each.why, each.reason) for each in found.left_out} == {("lossy", "8 of 16 probes were lost on its path")}
 
 
 def test_losses_before_the_route_moved_do_not_count_against_the_new_one() -> None:
@@ -140,7 +140,7 @@ def test_losses_before_the_route_moved_do_not_count_against_the_new_one() -> Non
     assert path.links[1] == "leaf0--spine1"
 
 
-def test_a_way_over_a_link_that_is_down_is_dead() -> None:
+def test_a_path_over_a_link_that_is_down_is_dead() -> None:
     found = learn(probe(), topology=changed("leaf1--spine0", up=False))
     assert why(found) == ("dead", "leaf1--spine0 is down")
 
@@ -172,14 +172,14 @@ def test_a_link_that_changed_elsewhere_changes_nothing() -> None:
 
 
 def test_hops_that_nobody_knows_or_joins_are_left_out_with_the_reason() -> None:
-    assert why(learn(probe(via="*"))) == ("unclear", "not every switch on its way answered")
+    assert why(learn(probe(via="*"))) == ("unclear", "not every switch on its path answered")
     assert why(learn(probe(via="spine9")))[0] == "elsewhere"
     assert why(learn(probe(hops=["leaf0", "leaf1"])))[0] == "elsewhere"
 
 
 def test_reasons_are_counted_in_sentences() -> None:
     found = learn(probe(via="*"), probe(via="*", sport=PORT + 1), probe(sport=PORT + 2))
-    assert found.remarks == ["2 ports are left out: not every switch on their way answered"]
+    assert found.remarks == ["2 ports are left out: not every switch on their path answered"]
 
 
 def test_rows_of_paths_are_recalled_with_their_age_and_the_newest_wins() -> None:
@@ -220,3 +220,42 @@ def test_every_probed_port_is_in_the_catalogue_once_with_a_confidence_or_a_reaso
 
 
 _WAYS = [[WAY[0], f"leaf0--{spine}", f"leaf1--{spine}", WAY[3]] for spine in ("spine0", "spine1")]
+
+
+TREE = fat_tree(4)
+INDEX = TopologyIndex(TREE)
+HOSTS = [host.id for host in TREE.hosts]
+
+
+def seen_port(src: str, dst: str, seen_ns: int = T0) -> Path:
+    return entry(host=src, dst=dst, links=[], seen_ns=seen_ns)
+
+
+@given(st.sampled_from(HOSTS), st.sampled_from(HOSTS), st.sampled_from(TREE.links))
+def test_links_between_are_those_that_the_topology_finds_by_search(src: str, dst: str, link: object) -> None:
+    name = getattr(link, "id", "")
+    between = {each.id for each in INDEX.links_between(src, "eth0", dst, "eth0")} - {
+        cable.id for host in (src, dst) if (cable := INDEX.host_link(host, "eth0"))
+    }
+    assert Changes(TREE, {name: T0 + 1}).since(seen_port(src, dst)) == (name if name in between else "")
+
+
+def test_a_link_that_is_down_lies_where_it_lay() -> None:
+    links = tuple(each.model_copy(update={"up": each.id != "pod0-leaf0--pod0-spine0"}) for each in TREE.links)
+    changes = Changes(TREE.model_copy(update={"links": links}), {"pod0-leaf0--pod0-spine0": T0})
+    assert changes.since(seen_port("h0", "h15")) == "pod0-leaf0--pod0-spine0"
+
+
+def test_what_was_seen_since_is_not_in_doubt() -> None:
+    changes = Changes(TREE, {"pod0-leaf0--pod0-spine0": T0, "pod0-leaf0--pod0-spine1": T0 + 5})
+    assert changes.since(seen_port("h0", "h15", T0 + 6)) == ""
+    assert changes.since(seen_port("h0", "h15", T0 + 1)) == "pod0-leaf0--pod0-spine1"
+
+
+def test_a_later_change_elsewhere_does_not_bring_up_an_earlier_one() -> None:
+    changes = Changes(TREE, {"pod0-leaf0--pod0-spine0": T0, "pod1-leaf0--pod1-spine0": T0 + 5})
+    assert changes.since(seen_port("h0", "h15", T0 + 1)) == ""
+
+
+def test_links_that_are_not_in_the_topology_say_nothing() -> None:
+    assert Changes(TREE, {"gone": T0}).since(seen_port("h0", "h15", 0)) == ""

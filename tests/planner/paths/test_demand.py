@@ -9,20 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.arrow import schema_of
-from lockstep.fabrics import leaf_spine
+from lockstep.fabrics import dual_plane, leaf_spine
 from lockstep.records import Comm, Connection, HostRecord, TransferStat
-from lockstep.sim.library import find_story
-from lockstep.sim.operations import Operation
-from lockstep.sim.simulation import Simulation
-from lockstep.sim.story import Story, build_topology
-from lockstep.sim.telemetry import Identity, Rows, SimulatedTelemetry
 from lockstep.tables import TABLE_BY_NAME, TABLES
-from lockstep.topology import TopologyIndex
-from planner.paths.demand import Demand, DemandOptions, find_demand, find_flows
+from lockstep.topology import Nic, Topology, TopologyIndex
+from planner.paths.demand import Demand, DemandFacts, DemandOptions, WiringBook, find_demand
 from planner.paths.flows import place_flows
 from planner.paths.network import build_network
-from planner.paths.wiring import DemandFacts, sum_stats
+from simulator.operations import Operation
+from simulator.scenario import Scenario, build_topology, find_scenario
+from simulator.simulation import Simulation
+from simulator.telemetry import Identity, Rows, SimulatedTelemetry
 from tests.builders import SECOND, T0, make, rows
+from tests.planner.paths.build import sum_stats
 
 GBIT = 125_000_000  # bytes
 WINDOW_S = 10
@@ -38,8 +37,8 @@ def table_of(kind: type[HostRecord], records: list[HostRecord]) -> pa.Table:
 def facts_of(*records: HostRecord, topology: TopologyIndex = FABRIC) -> DemandFacts:
     end_ns = T0 + WINDOW_S * SECOND
     sums = sum_stats(table_of(TransferStat, list(records)), T0, end_ns)
-    told = list(records)
-    return DemandFacts(table_of(Comm, told), table_of(Connection, told), sums, T0, end_ns, topology)
+    reported = list(records)
+    return DemandFacts(table_of(Comm, reported), table_of(Connection, reported), sums, T0, end_ns, topology)
 
 
 def demand_of(*records: HostRecord) -> Demand:
@@ -66,31 +65,31 @@ MEMBERS = [member(rank) for rank in range(4)]
 
 def test_a_ring_is_found_from_its_transfers_alone() -> None:
     ring = [row for rank in range(4) for row in sends(rank, (rank + 1) % 4)]
-    flows = find_flows(facts_of(*MEMBERS, *ring))
+    flows = find_demand(facts_of(*MEMBERS, *ring)).flows
     assert [(flow.src, flow.dst) for flow in flows] == [("h0", "h1"), ("h1", "h2"), ("h2", "h3"), ("h3", "h0")]
     assert all(flow.gbps == pytest.approx(40.0) and flow.duty == 1.0 and flow.job == "j1" for flow in flows)
 
 
 def test_what_is_sent_in_few_seconds_counts_by_its_duty() -> None:
-    (flow,) = find_flows(facts_of(*MEMBERS, *sends(0, 1, gbps=100.0, seconds=2)))
+    (flow,) = find_demand(facts_of(*MEMBERS, *sends(0, 1, gbps=100.0, seconds=2))).flows
     assert (flow.gbps, flow.duty) == pytest.approx((100.0, 0.2))
 
 
 def test_acknowledged_wire_time_tells_the_duty_within_a_second() -> None:
-    (flow,) = find_flows(facts_of(*MEMBERS, *sends(0, 1, gbps=100.0, transport="ib", wire_ns=SECOND // 2)))
+    (flow,) = find_demand(facts_of(*MEMBERS, *sends(0, 1, gbps=100.0, transport="ib", wire_ns=SECOND // 2))).flows
     assert (flow.gbps, flow.duty) == pytest.approx((200.0, 0.5))
 
 
 def test_no_flow_is_faster_than_its_nic() -> None:
     rows_of_it = sends(0, 1, gbps=300.0, nic="eth0", transport="ib", wire_ns=SECOND // 10)
-    (flow,) = find_flows(facts_of(*MEMBERS, *rows_of_it))
+    (flow,) = find_demand(facts_of(*MEMBERS, *rows_of_it)).flows
     assert (flow.gbps, flow.duty) == pytest.approx((400.0, 0.75))
 
 
 def test_a_young_communicator_is_measured_over_its_own_life() -> None:
     young = [member(rank, init_ns=T0 + 8 * SECOND) for rank in range(2)]
     late = [make(TransferStat, host="h0", peer=1, bytes=50 * GBIT, ts_ns=T0 + s * SECOND) for s in (8, 9)]
-    (flow,) = find_flows(facts_of(*young, *late))
+    (flow,) = find_demand(facts_of(*young, *late)).flows
     assert flow.gbps * flow.duty == pytest.approx(50.0)
 
 
@@ -104,8 +103,8 @@ def test_each_queue_pair_is_a_flow_with_its_share() -> None:
 
 def test_ids_stay_when_rates_and_restarts_of_the_reader_do_not() -> None:
     pairs = [wire(0, 1, lqpn=7), wire(0, 1, lqpn=8)]
-    first = find_flows(facts_of(*MEMBERS, *sends(0, 1, gbps=10), *pairs))
-    second = find_flows(facts_of(*reversed(MEMBERS), *sends(0, 1, gbps=300), *reversed(pairs)))
+    first = find_demand(facts_of(*MEMBERS, *sends(0, 1, gbps=10), *pairs)).flows
+    second = find_demand(facts_of(*reversed(MEMBERS), *sends(0, 1, gbps=300), *reversed(pairs))).flows
     assert [flow.id for flow in first] == [flow.id for flow in second]
 
 
@@ -117,7 +116,9 @@ def test_a_trickle_is_no_flow_and_is_counted() -> None:
 
 def test_small_sends_that_are_much_together_are_flows() -> None:
     many = [row for channel in range(8) for row in sends(0, 1, gbps=1.0, channel=channel)]
-    assert len(find_flows(facts_of(*MEMBERS, *many), DemandOptions(trickle_share=0.005))) == 6  # 2 of 400 Gbit/s
+    assert (
+        len(find_demand(facts_of(*MEMBERS, *many), DemandOptions(trickle_share=0.005)).flows) == 6
+    )  # 2 of 400 Gbit/s
 
 
 def test_what_stays_inside_a_host_is_no_flow() -> None:
@@ -143,7 +144,7 @@ def test_a_host_that_the_topology_does_not_have_is_left_out_and_counted() -> Non
 
 def test_of_a_restarted_job_only_the_newest_attempt_counts() -> None:
     again = [member(rank, attempt=1, comm=8) for rank in range(2)]
-    found = find_flows(facts_of(*MEMBERS, *again, *sends(0, 1), *sends(0, 1, attempt=1, comm=8)))
+    found = find_demand(facts_of(*MEMBERS, *again, *sends(0, 1), *sends(0, 1, attempt=1, comm=8))).flows
     assert [flow.id for flow in found] == ["j1/8/r0-r1/c0/q0"]
 
 
@@ -157,14 +158,14 @@ def test_nothing_sent_is_no_flow_and_no_complaint() -> None:
         max_size=12,
     )
 )
-def test_whatever_was_told_can_be_planned(told: list[tuple[int, int, float, str | None]]) -> None:
+def test_whatever_was_told_can_be_planned(reported: list[tuple[int, int, float, str | None]]) -> None:
     stats = [
         row
-        for channel, (rank, peer, gbps, nic) in enumerate(told)
+        for channel, (rank, peer, gbps, nic) in enumerate(reported)
         for row in sends(rank, peer, gbps, seconds=1 + channel % 3, nic=nic, channel=channel)
     ]
     facts = facts_of(*MEMBERS, *stats)
-    flows = find_flows(facts, DemandOptions(trickle_share=0.0))
+    flows = find_demand(facts, DemandOptions(trickle_share=0.0)).flows
     place_flows(build_network(FABRIC.topology), flows)
     sent = sum(
         row.bytes for row in stats if isinstance(row, TransferStat) and 0 <= row.peer < 4 and row.peer != row.rank
@@ -173,40 +174,40 @@ def test_whatever_was_told_can_be_planned(told: list[tuple[int, int, float, str 
 
 
 @lru_cache(maxsize=8)
-def tell_beginning(story: Story, seconds: int) -> tuple[Rows, int]:
-    """Return what the hosts of a story tell of its first seconds, and until when that is all."""
-    telemetry = SimulatedTelemetry(Simulation(story, seed=3), Identity("train", T0))
+def tell_beginning(scenario: Scenario, seconds: int) -> tuple[Rows, int]:
+    """Return what the hosts of a scenario tell of its first seconds, and until when that is all."""
+    telemetry = SimulatedTelemetry(Simulation(scenario, seed=3), Identity("train", T0))
     return telemetry.advance(T0 + seconds * SECOND), telemetry.watermark_ns
 
 
-def simulate(story: Story, seconds: int, without: str = "") -> DemandFacts:
-    """Return the facts of the first seconds of a story, also without one of the tables."""
-    told, end_ns = tell_beginning(story, seconds)
+def simulate(scenario: Scenario, seconds: int, without: str = "") -> DemandFacts:
+    """Return the facts of the first seconds of a scenario, also without one of the tables."""
+    reported, end_ns = tell_beginning(scenario, seconds)
     tables = {
-        name: told[name] if name in told and name != without else schema_of(TABLE_BY_NAME[name]).empty_table()
+        name: reported[name] if name in reported and name != without else schema_of(TABLE_BY_NAME[name]).empty_table()
         for name in ("comms", "connections", "transfer_stats")
     }
-    topology = TopologyIndex(build_topology(story.cluster))
+    topology = TopologyIndex(build_topology(scenario.cluster))
     sums = sum_stats(tables["transfer_stats"], T0, end_ns)
     return DemandFacts(tables["comms"], tables["connections"], sums, T0, end_ns, topology)
 
 
 @lru_cache(maxsize=8)
-def find_truth(story: Story, seconds: int) -> set[tuple[str, str, str]]:
+def find_truth(scenario: Scenario, seconds: int) -> set[tuple[str, str, str]]:
     """Return connection, source and destination NIC of all that the simulator itself moved between hosts."""
-    operations = Simulation(story, seed=3).run_until(seconds * SECOND)
-    return {edge for operation in operations if "send" in operation.sides for edge in edges(operation, story)}
+    operations = Simulation(scenario, seed=3).run_until(seconds * SECOND)
+    return {edge for operation in operations if "send" in operation.sides for edge in edges(operation, scenario)}
 
 
-def edges(operation: Operation, story: Story) -> set[tuple[str, str, str]]:
-    moved, nics = operation.transfers, story.cluster.nics_per_host
+def edges(operation: Operation, scenario: Scenario) -> set[tuple[str, str, str]]:
+    moved, nics = operation.transfers, scenario.cluster.nics_per_host
     if moved is None:
         return set()
     near, far = moved.seen_from("send"), moved.seen_from("recv")
     host_of = operation.comms.placement.host_of
     src = [f"h{host}/eth{nic % nics}" for host, nic in zip(host_of[near.rank], near.nic, strict=True)]
     dst = [f"h{host}/eth{nic % nics}" for host, nic in zip(host_of[far.rank], far.nic, strict=True)]
-    ids = zip(operation.comms.ids[moved.group], near.place, near.peer, moved.channel, strict=True)
+    ids = zip(operation.comms.ids[moved.group], near.index, near.peer, moved.channel, strict=True)
     names = [f"train/{int(comm):x}/r{rank}-r{peer}/c{channel}/q0" for comm, rank, peer, channel in ids]
     return set(zip(names, src, dst, strict=True))
 
@@ -214,13 +215,113 @@ def edges(operation: Operation, story: Story) -> set[tuple[str, str, str]]:
 @pytest.mark.parametrize("name", ["healthy", "nic-both-healthy-socket", "uneven-stages-mild-ib", "moe-mild-ib"])
 @pytest.mark.parametrize("without", ["", "connections"])
 def test_the_flows_of_a_simulated_job_are_found_and_none_is_made_up(name: str, without: str) -> None:
-    story = find_story(name)
-    found = find_demand(simulate(story, 6, without))
-    assert {(flow.id, flow.src, flow.dst) for flow in found.flows} == find_truth(story, 6)
+    scenario = find_scenario(name)
+    found = find_demand(simulate(scenario, 6, without))
+    assert {(flow.id, flow.src, flow.dst) for flow in found.flows} == find_truth(scenario, 6)
     assert found.left_out == ()
 
 
 def test_without_any_source_for_nics_the_flows_are_those_of_the_hosts() -> None:
-    story = find_story("nic-unknown-healthy-ib")
-    found = {(flow.id, flow.src, flow.dst) for flow in find_flows(simulate(story, 6))}
-    assert found == {(name, src.split("/")[0], dst.split("/")[0]) for name, src, dst in find_truth(story, 6)}
+    scenario = find_scenario("nic-unknown-healthy-ib")
+    found = {(flow.id, flow.src, flow.dst) for flow in find_demand(simulate(scenario, 6)).flows}
+    assert found == {(name, src.split("/")[0], dst.split("/")[0]) for name, src, dst in find_truth(scenario, 6)}
+
+
+KEY = ("j1", 0, 7, 0, 1, 0)  # rank 0 to rank 1 over channel 0
+BOTH = (member(0), member(1))
+PLANES = TopologyIndex(dual_plane(hosts=2, leaves_per_plane=1, spines_per_plane=1))
+
+
+def book(*records: HostRecord, topology: TopologyIndex = FABRIC) -> WiringBook:
+    return WiringBook(facts_of(*records, topology=topology))
+
+
+def ends(*records: HostRecord, topology: TopologyIndex = FABRIC, nic: str | None = None) -> list[tuple[str, str]]:
+    wires, why = book(*records, topology=topology).wire(KEY, "h0", nic, None)
+    assert why == ""
+    return [(each.src, each.dst) for each in wires]
+
+
+def back(**fields: Any) -> Connection:
+    return wire(1, 0, direction="recv", **fields)
+
+
+def with_addresses(topology: Topology) -> TopologyIndex:
+    """Return the fabric with the address 10.<host>.0.<nic> for each NIC."""
+    nodes = []
+    for number, node in enumerate(topology.nodes):
+        nics = tuple(Nic(id=nic.id, address=f"10.{number}.0.{index}") for index, nic in enumerate(node.nics))
+        nodes.append(node.model_copy(update={"nics": nics}))
+    return TopologyIndex(topology.model_copy(update={"nodes": tuple(nodes)}))
+
+
+ADDRESSED = with_addresses(leaf_spine(hosts=2, nics_per_host=2, leaves=2, spines=1))
+
+
+def test_the_peers_own_row_names_the_far_nic() -> None:
+    assert ends(*BOTH, wire(0, 1, nic="eth1"), back(nic="eth0")) == [("h0/eth1", "h1/eth0")]
+
+
+def test_transfers_name_nics_where_connections_do_not() -> None:
+    received = sends(1, 0, direction="recv", nic="eth1")
+    assert ends(*BOTH, *received, nic="eth0") == [("h0/eth0", "h1/eth1")]
+
+
+def test_an_address_names_host_and_nic() -> None:
+    reported = wire(0, 1, nic=None, local="10.0.0.1", remote="10.1.0.0<49152>")
+    assert ends(member(0), reported, topology=ADDRESSED) == [("h0/eth1", "h1/eth0")]
+
+
+def test_without_any_source_the_hosts_are_the_ends() -> None:
+    assert ends(*BOTH) == [("h0", "h1")]
+
+
+def test_a_nic_that_the_topology_lacks_leaves_the_host_and_is_counted() -> None:
+    known = book(*BOTH, wire(0, 1, nic="mlx5_0"))
+    (only,), _ = known.wire(KEY, "h0", None, None)
+    assert only.src == "h0"
+    assert list(known.remarks.values()) == [1]
+
+
+def test_the_other_queue_pair_is_told_by_its_number() -> None:
+    mine = [wire(0, 1, nic="eth0", lqpn=1, rqpn=22), wire(0, 1, nic="eth1", lqpn=2, rqpn=21)]
+    theirs = [back(nic="eth0", lqpn=21), back(nic="eth1", lqpn=22)]
+    assert ends(*BOTH, *mine, *theirs) == [("h0/eth0", "h1/eth1"), ("h0/eth1", "h1/eth0")]
+
+
+def test_a_fused_nic_has_a_flow_on_each_of_its_ports_left_to_left() -> None:
+    reported = wire(0, 1, nic="eth0,eth1"), back(nic="eth0,eth1")
+    assert ends(*BOTH, *reported, topology=PLANES) == [("h0/eth0", "h1/eth0"), ("h0/eth1", "h1/eth1")]
+
+
+def test_nics_on_planes_that_never_meet_are_not_believed() -> None:
+    known = book(*BOTH, wire(0, 1, nic="eth0"), back(nic="eth1"), topology=PLANES)
+    (only,), _ = known.wire(KEY, "h0", None, None)
+    assert (only.src, only.dst) == ("h0/eth0", "h1")
+    assert "planes that never meet" in next(iter(known.remarks))
+
+
+@pytest.mark.parametrize("exact", [{"sport": 50_000}, {"lqpn": 9}, {"lqpn": 9, "sport": 50_000}])
+def test_a_connection_told_again_with_more_is_still_one(exact: dict[str, int]) -> None:
+    first, later = wire(0, 1), wire(0, 1, seen_ns=T0 + 1, **exact)
+    assert len(ends(*BOTH, first, later)) == 1
+    assert len(ends(*BOTH, first, wire(0, 1, lqpn=9), later)) == (1 if "lqpn" in exact else 2)
+
+
+def test_a_socket_whose_queue_pair_is_told_later_is_that_queue_pair() -> None:
+    assert len(ends(*BOTH, wire(0, 1, sport=50_000), wire(0, 1, sport=50_000, lqpn=9))) == 1
+    assert len(ends(*BOTH, wire(0, 1, sport=50_000), wire(0, 1, sport=50_001))) == 2
+
+
+def test_connections_that_do_not_say_whose_they_are_are_counted() -> None:
+    assert book(*BOTH, wire(0, 1, channel=None)).remarks == {"connections do not say whose they are": 1}
+
+
+def test_a_rank_that_moved_is_where_it_last_sent() -> None:
+    moved = sends(1, 0, host="h3", direction="recv")
+    assert ends(*BOTH, *moved) == [("h0", "h3")]
+
+
+def test_the_newest_row_of_a_communicator_wins() -> None:
+    again = make(Comm, host="h2", rank=1, init_ns=T0 + 5)
+    assert ends(again, *BOTH) == [("h0", "h2")]

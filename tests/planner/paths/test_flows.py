@@ -8,7 +8,7 @@ from lockstep.errors import BadFlows
 from lockstep.fabrics import dual_plane, leaf_spine, rail_optimised
 from planner.paths.flows import Flow, parse_flows, place_flows
 from planner.paths.network import build_network
-from tests.planner.paths.fabrics import flows_between
+from tests.planner.paths.build import flows_between
 
 
 def test_rows_become_flows() -> None:
@@ -52,14 +52,14 @@ def test_ends_that_have_no_port_and_flows_between_planes_are_named() -> None:
 def test_hosts_with_several_nics_use_all_of_them_equally() -> None:
     network = build_network(rail_optimised(hosts=4, rails=4, spines=2))
     table = place_flows(network, flows_between([("h0", "h1"), ("h0", "h2")] * 8))
-    out = [network.name_lane(lane).split(" -> ")[0] for lane in table.ends[:, 0].tolist()]
+    out = [network.name_directed_link(link).split(" -> ")[0] for link in table.ends[:, 0].tolist()]
     assert {name: out.count(name) for name in sorted(set(out))} == {f"h0/eth{rail}": 4 for rail in range(4)}
 
 
 def test_the_other_end_of_a_given_nic_is_on_its_plane() -> None:
     network = build_network(dual_plane(hosts=2, leaves_per_plane=1, spines_per_plane=1, nics_per_host=4))
     table = place_flows(network, flows_between([("h0/eth3", "h1"), ("h1", "h0/eth2")]))
-    names = [[network.name_lane(lane) for lane in ends] for ends in table.ends.tolist()]
+    names = [[network.name_directed_link(link) for link in ends] for ends in table.ends.tolist()]
     assert names[0][1].endswith("h1/eth3")
     assert names[1][0].startswith("h1/eth2")
 

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +15,7 @@ from planner.paths.health import (
     HealthOptions,
     LinkHealth,
     Parts,
-    judge_ports,
+    judge_topology,
     judge_verdict,
 )
 from planner.paths.network import build_network, with_rates
@@ -28,7 +27,7 @@ LINK = "leaf0--spine0"
 HOLD_S = 10
 
 
-def said(second: float, weight: float, source: str = "port", link: str = LINK) -> Evidence:
+def messages(second: float, weight: float, source: str = "port", link: str = LINK) -> Evidence:
     return Evidence(int(second * SECOND), link, source, weight, f"{source} says {weight:g} at {second:g}")
 
 
@@ -48,51 +47,53 @@ def steps(changes: list[Change]) -> list[tuple[float, float]]:
 
 
 def test_a_link_that_is_down_carries_nothing_at_once() -> None:
-    (change,) = watch(said(3, 0.0))
+    (change,) = watch(messages(3, 0.0))
     assert (change.ts_ns, change.before, change.after) == (3 * SECOND, 1.0, 0.0)
     assert change.reason == "port says 0 at 3"
 
 
 def test_a_slow_link_carries_its_share() -> None:
-    assert steps(watch(said(1, 0.25))) == [(1, 0.25)]
+    assert steps(watch(messages(1, 0.25))) == [(1, 0.25)]
 
 
 def test_the_worst_source_decides() -> None:
-    assert steps(watch(said(1, 0.5, "verdict"), said(1, 0.0, "port"), said(2, 1.0, "other"))) == [(1, 0.0)]
+    assert steps(watch(messages(1, 0.5, "verdict"), messages(1, 0.0, "port"), messages(2, 1.0, "other"))) == [
+        (1, 0.0)
+    ]
 
 
 def test_small_changes_are_not_worth_a_plan() -> None:
-    assert watch(said(1, 0.95)) == []
-    assert steps(watch(said(1, 0.5), said(2, 0.45), said(3, 0.55))) == [(1, 0.5)]
+    assert watch(messages(1, 0.95)) == []
+    assert steps(watch(messages(1, 0.5), messages(2, 0.45), messages(3, 0.55))) == [(1, 0.5)]
 
 
 def test_the_last_bit_of_a_link_that_dies_is_worth_one() -> None:
-    assert steps(watch(said(1, 0.05), said(2, 0.0))) == [(1, 0.05), (2, 0.0)]
+    assert steps(watch(messages(1, 0.05), messages(2, 0.0))) == [(1, 0.05), (2, 0.0)]
 
 
 def test_a_healed_link_returns_after_the_hold_time() -> None:
-    changes = watch(said(1, 0.0), said(5, 1.0), until_s=60)
+    changes = watch(messages(1, 0.0), messages(5, 1.0), until_s=60)
     assert steps(changes) == [(1, 0.0), (5 + HOLD_S, 1.0)]
     assert changes[-1].reason == "better for 10 s: port says 1 at 5"
 
 
 def test_a_link_that_is_well_again_leaves_no_weight() -> None:
-    health, _ = LinkHealth().observe([said(1, 0.0)], SECOND)
+    health, _ = LinkHealth().observe([messages(1, 0.0)], SECOND)
     assert health.weights == {LINK: 0.0}
-    health, _ = health.observe([said(2, 1.0)], 2 * SECOND)
+    health, _ = health.observe([messages(2, 1.0)], 2 * SECOND)
     assert health.weights == {LINK: 0.0}
     health, _ = health.observe([], (2 + HOLD_S) * SECOND)
     assert health.weights == {}
 
 
 def test_the_hold_time_begins_anew_with_each_bad_word() -> None:
-    changes = watch(said(1, 0.0), said(5, 1.0), said(12, 0.0), said(13, 1.0), until_s=60)
+    changes = watch(messages(1, 0.0), messages(5, 1.0), messages(12, 0.0), messages(13, 1.0), until_s=60)
     assert steps(changes) == [(1, 0.0), (13 + HOLD_S, 1.0)]
 
 
 def flap(*times_s: int) -> list[Evidence]:
     """Return a link that goes down at some moments, each time for a second."""
-    return [each for at_s in times_s for each in (said(at_s, 0.0), said(at_s + 1, 1.0))]
+    return [each for at_s in times_s for each in (messages(at_s, 0.0), messages(at_s + 1, 1.0))]
 
 
 def test_the_hold_time_doubles_with_each_relapse() -> None:
@@ -108,35 +109,37 @@ def test_the_hold_time_has_a_bound() -> None:
 
 def test_relapses_are_forgiven_after_long_health() -> None:
     options = HealthOptions(hold_s=10, most_hold_s=50)
-    changes = watch(said(0, 0.0), said(1, 1.0), said(70, 0.0), said(71, 1.0), until_s=99, options=options)
+    changes = watch(
+        messages(0, 0.0), messages(1, 1.0), messages(70, 0.0), messages(71, 1.0), until_s=99, options=options
+    )
     assert steps(changes) == [(0, 0.0), (11, 1.0), (70, 0.0), (81, 1.0)]
 
 
 def test_relapses_are_forgiven_also_when_nobody_looked_meanwhile() -> None:
     options = HealthOptions(hold_s=10, most_hold_s=50)
     health = LinkHealth(options)
-    for evidence, now_s in (([said(0, 0.0)], 0), ([said(1, 1.0)], 1), ([], 11), (flap(70), 71), ([], 81)):
+    for evidence, now_s in (([messages(0, 0.0)], 0), ([messages(1, 1.0)], 1), ([], 11), (flap(70), 71), ([], 81)):
         health, changes = health.observe(evidence, now_s * SECOND)
     assert steps(changes) == [(81, 1.0)]
 
 
 def test_a_link_that_is_nearly_well_gets_all_of_its_weight_back() -> None:
-    changes = watch(said(0, 0.5), said(1, 0.95), said(20, 1.0), until_s=60)
+    changes = watch(messages(0, 0.5), messages(1, 0.95), messages(20, 1.0), until_s=60)
     assert steps(changes) == [(0, 0.5), (11, 0.95), (30, 1.0)]
 
 
 def test_what_nobody_complains_of_is_not_remembered() -> None:
-    health, changes = LinkHealth().observe([said(1, 1.0)], SECOND)
+    health, changes = LinkHealth().observe([messages(1, 1.0)], SECOND)
     assert (dict(health.links), changes) == ({}, [])
 
 
 def test_a_share_that_is_no_number_is_refused_in_a_sentence() -> None:
     with pytest.raises(BadInput, match="port says of leaf0--spine0 that it carries a share of NaN"):
-        LinkHealth().observe([said(1, float("nan"))], SECOND)
+        LinkHealth().observe([messages(1, float("nan"))], SECOND)
 
 
 EVIDENCE = st.builds(
-    said,
+    messages,
     st.integers(0, 200),
     st.floats(-1, 2),
     st.sampled_from(["port", "verdict"]),
@@ -161,7 +164,9 @@ def test_the_order_of_evidence_does_not_matter(evidence: list[Evidence], chance:
     assert LinkHealth().observe(evidence, 300 * SECOND) == LinkHealth().observe(shuffled, 300 * SECOND)
 
 
-@given(st.lists(st.builds(said, st.just(7), st.floats(0, 1), st.sampled_from("abc")), max_size=8), st.integers(0, 8))
+@given(
+    st.lists(st.builds(messages, st.just(7), st.floats(0, 1), st.sampled_from("abc")), max_size=8), st.integers(0, 8)
+)
 def test_evidence_of_one_moment_may_come_in_two_parts(evidence: list[Evidence], cut: int) -> None:
     now_ns = 7 * SECOND
     whole, _ = LinkHealth(HealthOptions(least_step=0.0)).observe(evidence, now_ns)
@@ -178,7 +183,7 @@ def test_a_flapping_link_costs_a_number_of_changes_that_grows_with_the_logarithm
     health, count, now_s = LinkHealth(options), 0, 0
     for down_s, up_s in flaps:
         for weight, lasts_s in ((0.0, down_s), (1.0, up_s)):
-            health, changes = health.observe([said(now_s, weight)], now_s * SECOND)
+            health, changes = health.observe([messages(now_s, weight)], now_s * SECOND)
             now_s += lasts_s
             health, more = health.observe([], now_s * SECOND - 1)
             count += len(changes) + len(more)
@@ -191,7 +196,7 @@ def test_a_link_that_wavers_costs_little_more(said_after_s: list[tuple[int, floa
     options = HealthOptions(hold_s=1.0, most_hold_s=1e9)
     health, count, now_s = LinkHealth(options), 0, 0
     for lasts_s, weight in said_after_s:
-        health, changes = health.observe([said(now_s, weight)], now_s * SECOND)
+        health, changes = health.observe([messages(now_s, weight)], now_s * SECOND)
         now_s += lasts_s
         health, more = health.observe([], now_s * SECOND - 1)
         count += len(changes) + len(more)
@@ -215,7 +220,7 @@ def judged(component: str, **fields: Any) -> dict[str, float]:
 
 
 def test_a_slow_link_has_the_share_that_its_wire_times_tell() -> None:
-    matrix = {"kind": "delay_matrix", "slow_wires": [{"ratio": 4.0}, {"ratio": 4.0}, {"ratio": 5.0}]}
+    matrix = {"kind": "delay_matrix", "slow_pairs": [{"ratio": 4.0}, {"ratio": 4.0}, {"ratio": 5.0}]}
     assert judged("link:leaf0--spine0", evidence=(matrix,)) == {LINK: 0.25}
 
 
@@ -260,14 +265,16 @@ def test_parts_that_cannot_be_told_from_the_ill_one_lose_half_as_much() -> None:
         "h0/eth0--leaf0": 0.5,
     }
     (_, rival) = judge_verdict(verdict("link:leaf0--spine0", ambiguous_with=("link:leaf0--spine1",)), PARTS)
-    assert (rival.weight, rival.reason) == (0.75, "it could as well be link:leaf0--spine1: r")
+    assert (rival.weight, rival.reason) == (0.75, "link:leaf0--spine1 cannot be told apart from it: r")
     healed = judge_verdict(verdict("link:leaf0--spine0", ambiguous_with=rivals), PARTS, healed_ns=9)
     assert {each.weight for each in healed} == {1.0}
 
 
 def test_a_link_that_is_named_and_may_be_another_is_as_ill_as_named() -> None:
-    told = judge_verdict(verdict("switch:spine1", fault_class="crash", ambiguous_with=("link:leaf0--spine1",)), PARTS)
-    assert LinkHealth().observe(told, 5)[0].weights == {"leaf0--spine1": 0.0, "leaf1--spine1": 0.0}
+    reported = judge_verdict(
+        verdict("switch:spine1", fault_class="crash", ambiguous_with=("link:leaf0--spine1",)), PARTS
+    )
+    assert LinkHealth().observe(reported, 5)[0].weights == {"leaf0--spine1": 0.0, "leaf1--spine1": 0.0}
 
 
 def test_weights_are_what_the_network_takes() -> None:
@@ -276,32 +283,10 @@ def test_weights_are_what_the_network_takes() -> None:
     assert sorted(rates.tolist()) == [200.0] * 4 + [400.0] * 12
 
 
-def reading(node: str, port: str, **fields: Any) -> dict[str, Any]:
-    usual = {"ts_ns": 5, "up": True, "speed_mbps": 400_000, "bytes": 4096 * 1280, "errors": 0}
-    return {"node": node, "port": port, **usual, **fields}
-
-
-def read(*readings: dict[str, Any], health: LinkHealth | None = None) -> list[Evidence]:
-    return judge_ports(pa.Table.from_pylist(list(readings)), PARTS, health or LinkHealth())
-
-
-def test_ports_tell_that_a_link_is_down_slow_or_breaks_frames() -> None:
-    told = read(
-        reading("h0", "eth0", up=False, speed_mbps=None),
-        reading("leaf0", "spine0", speed_mbps=100_000),
-        reading("leaf1", "spine1", errors=10),
-        reading("leaf1", "spine0"),
-        reading("leaf9", "spine0", up=False),
-    )
-    assert {each.link: each.weight for each in told} == {
-        "h0/eth0--leaf0": 0.0,
-        "leaf0--spine0": 0.25,
-        "leaf1--spine1": 0.5,
-    }
-    assert told[0].reason == "h0/eth0 has no carrier"
-
-
-def test_a_port_that_is_well_says_so_of_a_link_that_is_known_to_be_ill() -> None:
-    health, _ = LinkHealth().observe([said(0, 0.0)], 0)
-    (well,) = read(reading("leaf0", "spine0"), reading("leaf0", "spine1"), health=health)
-    assert (well.link, well.weight, well.reason) == (LINK, 1.0, "leaf0/spine0 is well")
+def test_a_published_topology_says_which_links_are_down_and_which_are_up_again() -> None:
+    down = FABRIC.links[-1].model_copy(update={"up": False})
+    poorer = FABRIC.model_copy(update={"links": (*FABRIC.links[:-1], down)})
+    assert judge_topology(FABRIC, FABRIC, 0) == []
+    (ill,), (well,) = judge_topology(poorer, FABRIC, 5), judge_topology(FABRIC, poorer, 7)
+    assert (ill.link, ill.weight, ill.reason) == (down.id, 0.0, "the topology has it down")
+    assert (well.link, well.weight, well.reason) == (down.id, 1.0, "the topology has it up")

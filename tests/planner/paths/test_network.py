@@ -1,4 +1,4 @@
-"""A topology's ways are composed, not searched, and agree with those that a search finds."""
+"""A topology's paths are composed, not searched, and agree with those that a search finds."""
 
 from itertools import pairwise
 
@@ -8,34 +8,34 @@ import pytest
 from lockstep.errors import BadInput
 from lockstep.fabrics import fat_tree, leaf_spine
 from lockstep.topology import Link, Node, Topology, TopologyIndex
-from planner.paths.network import build_network, find_lanes, with_rates, without
+from planner.paths.flow_paths import FlowPaths
+from planner.paths.network import build_network, find_directed_links, with_rates, without
 from planner.paths.planning import plan_paths
-from planner.paths.roads import Roads
-from tests.planner.paths.fabrics import flows_between
+from tests.planner.paths.build import flows_between
 
 
-def test_ways_of_a_fat_tree_are_those_that_a_search_finds() -> None:
+def test_paths_of_a_fat_tree_are_those_that_a_search_finds() -> None:
     topology = fat_tree(4)
     network, index = build_network(topology), TopologyIndex(topology)
     for src, dst in (("h0", "h1"), ("h0", "h2"), ("h0", "h15")):
         plan = plan_paths(network, flows_between([(f"{src}/eth0", f"{dst}/eth0")]))
-        roads = Roads(network, plan.flows)
-        lanes = roads.lanes(0, roads.tops(0)).ravel().tolist() if roads.height[0] else []
-        found = {network.link_of(lane) for lane in [*lanes, *plan.flows.ends[0].tolist()]}
+        paths = FlowPaths(network, plan.flows)
+        directed_links = paths.links(0, paths.spines(0)).ravel().tolist() if paths.height[0] else []
+        found = {network.link_of(directed_link) for directed_link in [*directed_links, *plan.flows.ends[0].tolist()]}
         assert found == {link.id for link in index.links_between(src, "eth0", dst, "eth0")}
 
 
-def test_a_road_is_a_walk_from_the_source_to_the_destination() -> None:
+def test_a_path_is_a_walk_from_the_source_to_the_destination() -> None:
     network = build_network(fat_tree(4))
     plan = plan_paths(network, flows_between([("h0/eth0", "h15/eth0"), ("h3/eth0", "h2/eth0")]))
-    for lanes, (src, dst) in zip(plan.all_lanes(), (("h0", "h15"), ("h3", "h2")), strict=True):
-        ends = [network.name_lane(lane).split(" -> ") for lane in lanes]
+    for links, (src, dst) in zip(plan.all_directed_links(), (("h0", "h15"), ("h3", "h2")), strict=True):
+        ends = [network.name_directed_link(link).split(" -> ") for link in links]
         assert ends[0][0] == f"{src}/eth0"
         assert ends[-1][1] == f"{dst}/eth0"
         assert all(before[1] == after[0] for before, after in pairwise(ends))
 
 
-def test_each_cable_between_two_switches_is_a_way_of_its_own() -> None:
+def test_each_cable_between_two_switches_is_a_path_of_its_own() -> None:
     hosts = tuple(
         Node.model_validate({"id": name, "kind": "host", "nics": ({"id": "eth0"},)}) for name in ("h0", "h1")
     )
@@ -59,22 +59,29 @@ def test_each_cable_between_two_switches_is_a_way_of_its_own() -> None:
     poorer = without(network, ["0-0", "1-1"])  # another cable up than down is left
     rest = plan_paths(poorer, flows, plan)
     assert (rest.unreachable, rest.highest_use, rest.must_move) == ([], 4.0, 4)
-    assert all({"0-1", "1-0"} < {network.link_of(lane) for lane in lanes} for lanes in rest.all_lanes())
+    assert all(
+        {"0-1", "1-0"} < {network.link_of(directed_link) for directed_link in directed_links}
+        for directed_links in rest.all_directed_links()
+    )
 
 
 def test_tiers_that_nobody_told_are_found_by_the_distance_from_hosts() -> None:
-    told = fat_tree(4)
-    untold = told.model_copy(update={"nodes": tuple(node.model_copy(update={"tier": None}) for node in told.nodes)})
-    assert build_network(untold).leaves == build_network(told).leaves
+    reported = fat_tree(4)
+    untold = reported.model_copy(
+        update={"nodes": tuple(node.model_copy(update={"tier": None}) for node in reported.nodes)}
+    )
+    assert build_network(untold).leaves == build_network(reported).leaves
 
 
 def test_parts_are_known_by_id_and_by_the_names_of_verdicts() -> None:
     network = build_network(leaf_spine(hosts=2, nics_per_host=1, leaves=2, spines=2))
-    assert (find_lanes(network, ["leaf0--spine1"]) == find_lanes(network, ["link:leaf0--spine1"])).all()
-    assert len(find_lanes(network, ["switch:spine1"])) == 4
-    assert len(find_lanes(network, ["nic:h0/eth0"])) == len(find_lanes(network, ["host:h0"])) == 2
+    assert (
+        find_directed_links(network, ["leaf0--spine1"]) == find_directed_links(network, ["link:leaf0--spine1"])
+    ).all()
+    assert len(find_directed_links(network, ["switch:spine1"])) == 4
+    assert len(find_directed_links(network, ["nic:h0/eth0"])) == len(find_directed_links(network, ["host:h0"])) == 2
     with pytest.raises(BadInput, match="no part named spine9, leaf7"):
-        find_lanes(network, ["spine9", "spine0", "leaf7"])
+        find_directed_links(network, ["spine9", "spine0", "leaf7"])
 
 
 def test_dead_and_slow_parts_leave_the_network_they_came_from_as_it_is() -> None:

@@ -7,35 +7,35 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.paths_yardsticks import build_program, solve_fraction
+from benchmarks.paths_score import build_program, solve_fraction
 from lockstep.fabrics import FabricOptions, dual_plane, fat_tree, leaf_spine
+from planner.paths.flow_paths import UNPLACED, FlowPaths
 from planner.paths.flows import Flow
 from planner.paths.network import Network, build_network, with_rates, without
 from planner.paths.planning import PathPlan, PlanOptions, plan_paths
-from planner.paths.roads import UNPLACED, Roads
-from tests.planner.paths.fabrics import broken, flows_between, networks, some_flows
+from tests.planner.paths.build import broken, flows_between, networks, some_flows
 
 REPEATABLE = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 
 
 def loads_by_hand(plan: PathPlan) -> np.ndarray:
-    """Return the load of each lane, added up road by road."""
-    load = np.zeros(plan.network.lanes)
-    for lanes, size in zip(plan.all_lanes(), plan.flows.size.tolist(), strict=True):
-        load[lanes] += size
+    """Return the load of each directed link, added up path by path."""
+    load = np.zeros(plan.network.directed_links)
+    for links, size in zip(plan.all_directed_links(), plan.flows.size.tolist(), strict=True):
+        load[links] += size
     return load
 
 
 @REPEATABLE
 @given(networks(), st.integers(0, 60), st.integers(0, 999))
-def test_loads_are_those_of_the_roads_and_nothing_goes_over_a_dead_link(
+def test_loads_are_those_of_the_paths_and_nothing_goes_over_a_dead_link(
     network: Network, count: int, seed: int
 ) -> None:
     many = len(network.ports) > 1
     plan = plan_paths(network, some_flows(network, count if many else 0, seed, (100.0, 25.0)))
     assert np.allclose(plan.load, loads_by_hand(plan))
     assert not plan.load[network.gbps <= 0].any()
-    has_road = (plan.height == 0) | (plan.top != UNPLACED)
+    has_road = (plan.height == 0) | (plan.spine != UNPLACED)
     assert has_road.tolist() == (plan.height >= 0).tolist()
 
 
@@ -48,7 +48,9 @@ def test_equal_flows_are_at_most_one_above_what_whole_flows_need_at_least(
     slowest = network.gbps[network.fabric & (network.gbps > 0)].min(initial=np.inf)
     assert plan.bound <= plan.highest_use * (1 + 1e-9)
     # The closed form may lie far below where links are missing: what leads nowhere counts as room there.
-    fraction = solve_fraction(build_program(Roads(network, plan.flows)), limit_s=60.0) if plan.highest_use else 0.0
+    fraction = (
+        solve_fraction(build_program(FlowPaths(network, plan.flows)), limit_s=60.0) if plan.highest_use else 0.0
+    )
     assert fraction is not None
     assert plan.highest_use <= max(plan.bound, fraction) + 2 * 100.0 / slowest  # rounded up, and one more
 
@@ -58,7 +60,7 @@ def test_equal_flows_are_at_most_one_above_what_whole_flows_need_at_least(
 def test_a_plan_is_the_same_each_time(network: Network, count: int, seed: int) -> None:
     flows = some_flows(network, count if len(network.ports) > 1 else 0, seed)
     first, second = plan_paths(network, flows), plan_paths(network, flows)
-    assert np.array_equal(first.top, second.top)
+    assert np.array_equal(first.spine, second.spine)
 
 
 @REPEATABLE
@@ -69,7 +71,7 @@ def test_what_need_not_move_stays_up_to_the_bound(seed: int, link: int, most_mov
     after = plan_paths(
         broken(network, 1, 1, link), some_flows(network, 120, seed), before, PlanOptions(most_moved=most_moved)
     )
-    moved = int((before.top != after.top).sum())
+    moved = int((before.spine != after.spine).sum())
     assert after.may_move <= int(most_moved * 120)
     assert moved <= after.must_move + after.may_move
     if not most_moved:
@@ -81,7 +83,7 @@ def test_nothing_moves_when_nothing_changed() -> None:
     flows = some_flows(network, 100, seed=1)
     before = plan_paths(network, flows)
     after = plan_paths(network, flows, before)
-    assert np.array_equal(before.top, after.top)
+    assert np.array_equal(before.spine, after.spine)
     assert (after.must_move, after.may_move) == (0, 0)
 
 
@@ -90,7 +92,7 @@ def test_flows_that_came_and_went_do_not_move_the_others() -> None:
     flows = flows_between([(f"h{i}", f"h{i + 4}") for i in range(4)])
     before = plan_paths(network, flows)
     after = plan_paths(network, [*flows[1:], Flow(id="new", src="h4", dst="h0", gbps=100.0)], before)
-    assert after.top[:3].tolist() == before.top[1:].tolist()
+    assert after.spine[:3].tolist() == before.spine[1:].tolist()
     assert after.highest_use == 0.25
 
 
@@ -120,14 +122,17 @@ def test_rings_around_missing_and_slow_links_are_within_one_flow_of_the_bound(
 def test_left_goes_to_left_and_right_to_right() -> None:
     network = build_network(dual_plane(hosts=8, leaves_per_plane=2, spines_per_plane=2))
     plan = plan_paths(network, flows_between([("h0", "h4")] * 8))
-    ends = [network.name_lane(lanes[0])[:7] + network.name_lane(lanes[-1])[-5:] for lanes in plan.all_lanes()]
+    ends = [
+        network.name_directed_link(links[0])[:7] + network.name_directed_link(links[-1])[-5:]
+        for links in plan.all_directed_links()
+    ]
     assert sorted(ends) == ["h0/eth0/eth0"] * 4 + ["h0/eth1/eth1"] * 4
 
 
 def test_a_spine_of_half_the_rate_gets_half_the_flows() -> None:
     network = build_network(leaf_spine(8, 1, 2, 3, FabricOptions(gbps=400, uplink_gbps=400)))
     plan = plan_paths(with_rates(network, {"spine2": 0.5}), flows_between([("h0", "h4")] * 10))
-    assert np.bincount(plan.top).tolist() == [4, 4, 2]
+    assert np.bincount(plan.spine).tolist() == [4, 4, 2]
     assert plan.highest_use == plan.bound == 1.0
 
 
@@ -144,13 +149,13 @@ def test_a_job_that_sends_half_of_the_time_counts_half() -> None:
     assert plan.highest_use == 0.25
 
 
-def test_a_leaf_without_a_way_up_has_no_plan_and_the_others_have() -> None:
+def test_a_leaf_without_a_path_up_has_no_plan_and_the_others_have() -> None:
     network = build_network(leaf_spine(hosts=3, nics_per_host=1, leaves=3, spines=2))
     cut = without(network, ["leaf0--spine0", "leaf0--spine1"])
     plan = plan_paths(cut, flows_between([("h0", "h1"), ("h1", "h2")]))
     assert plan.unreachable == ["f0"]
-    assert plan.all_lanes()[0] == []
-    assert len(plan.all_lanes()[1]) == 4
+    assert plan.all_directed_links()[0] == []
+    assert len(plan.all_directed_links()[1]) == 4
 
 
 def test_no_flow_is_no_load() -> None:
@@ -158,8 +163,8 @@ def test_no_flow_is_no_load() -> None:
     assert (plan.highest_use, plan.bound) == (0.0, 0.0)
 
 
-def test_roads_of_a_longer_list_of_switches_are_not_taken_for_those_of_a_shorter_one() -> None:
-    """A flow inside a pod and one beyond it count their tops apart; a plan is not carried over between the two."""
+def test_live_paths_of_a_longer_list_of_switches_are_not_taken_for_those_of_a_shorter_one() -> None:
+    """A flow inside a pod and one beyond it count their spines apart; a plan is not carried over between the two."""
     network = build_network(fat_tree(4))
     before = plan_paths(network, flows_between([("h0", "h15")]))
     moved = replace(before, height=np.array([1]))

@@ -1,31 +1,31 @@
-"""A flow gets the port that leads over its planned links, nobody else's, or a reason and a wish."""
+"""A flow gets the port that leads over its planned links, nobody else's, or a reason and a detail request."""
 
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.fabrics import leaf_spine
+from lockstep.fabrics import fat_tree, leaf_spine
 from lockstep.records import Path
+from lockstep.topology import Link
 from planner.paths.catalogue import Catalogue, Circumstances, LeftOut, build_catalogue
 from planner.paths.health import Evidence, LinkHealth
 from planner.paths.network import Network, build_network, with_rates, without
-from planner.paths.plan_file import all_links
 from planner.paths.planning import PathPlan, plan_paths
 from planner.paths.ports import (
     PortChoice,
-    PortOptions,
+    SweepOptions,
     choose_ports,
+    count_paths,
+    count_ports,
     explain_ports,
-    share_with_port,
-    wish_probes,
+    request_probes,
 )
-from planner.paths.routes import fold_probes
-from planner.paths.sweeps import SweepOptions, count_ports
+from planner.paths.report import all_links
 from tests.builders import T0
-from tests.planner.paths.fabrics import flows_between, networks, some_flows
-from tests.planner.paths.probed import PORT, answer, entry, packets
+from tests.planner.paths.build import PORT, answer, entry, flows_between, fold_probes, networks, some_flows
 
 FABRIC = build_network(leaf_spine(hosts=4, nics_per_host=1, leaves=2, spines=2))
 
@@ -43,25 +43,29 @@ def choose(paths: list[Path], of: PathPlan = ONE, **fields: Any) -> list[PortCho
     return choose_ports(of, Catalogue(tuple(paths)), **fields)
 
 
+def has_all_ports(choices: list[PortChoice]) -> bool:
+    return all(choice.port for choice in choices if choice.is_needed)
+
+
 def left_out(why: str) -> Catalogue:
     return Catalogue(left_out=(LeftOut(entry(SPINE), why, f"it is {why}", T0),))  # type: ignore[arg-type]  # a parameter
 
 
 def test_the_port_that_leads_over_the_planned_links_is_chosen() -> None:
     (choice,) = choose([entry(OTHER), entry(SPINE, sport=PORT + 1)])
-    assert (choice.flow, choice.ports, choice.confidence, choice.why) == ("f0", (PORT + 1,), 0.9, "")
+    assert (choice.flow, choice.port, choice.confidence, choice.why) == ("f0", PORT + 1, 0.9, "")
     assert choice.links == tuple(all_links(ONE)[0])
-    assert choice.reason == "port 49153 was seen to take this road"
+    assert choice.reason == "port 49153 was seen to take this path"
 
 
 def test_the_likeliest_port_is_chosen() -> None:
     (choice,) = choose([entry(SPINE, confidence=0.6), entry(SPINE, sport=PORT + 1, confidence=0.8)])
-    assert choice.ports == (PORT + 1,)
+    assert choice.port == PORT + 1
 
 
 def test_two_flows_never_share_a_port() -> None:
-    both = [entry(spine, sport=PORT + place) for place, spine in enumerate(("spine0", "spine1"))]
-    assert sorted(choice.ports for choice in choose(both, TWO)) == [(PORT,), (PORT + 1,)]
+    both = [entry(spine, sport=PORT + index) for index, spine in enumerate(("spine0", "spine1"))]
+    assert sorted(choice.port or 0 for choice in choose(both, TWO)) == [PORT, PORT + 1]
     four = plan(*[("h0", "h2")] * 4)
     assert [choice.why for choice in choose(both, four)].count("taken") == 2
 
@@ -69,34 +73,28 @@ def test_two_flows_never_share_a_port() -> None:
 def test_a_flow_keeps_a_port_that_leads_over_its_links() -> None:
     known = [entry(SPINE, confidence=0.99), entry(SPINE, sport=PORT + 1)]
     (choice,) = choose(known, held={"f0": PORT + 1})
-    assert choice.ports == (PORT + 1,)
+    assert choice.port == PORT + 1
 
 
 def test_a_flow_keeps_its_port_although_others_chose_before() -> None:
-    known = [entry(spine, sport=PORT + place) for spine in ("spine0", "spine1") for place in range(2)]
+    known = [entry(spine, sport=PORT + index) for spine in ("spine0", "spine1") for index in range(2)]
     four = plan(*[("h0", "h2")] * 4)
-    held = {choice.flow: choice.ports[0] for choice in choose(known, four) if choice.ports}
+    held = {choice.flow: choice.port for choice in choose(known, four) if choice.port}
     last = {flow: held[flow] for flow in sorted(held)[-1:]}
-    kept = {choice.flow: choice.ports for choice in choose(known, four, held=last)}
-    assert all(kept[flow] == (sport,) for flow, sport in last.items())
+    kept = {choice.flow: choice.port for choice in choose(known, four, held=last)}
+    assert all(kept[flow] == sport for flow, sport in last.items())
 
 
 def test_a_port_that_another_flow_holds_is_not_given_away() -> None:
     known = [entry(spine, sport=port) for spine in ("spine0", "spine1") for port in (PORT, PORT + 1)]
     first, second = choose(known, TWO, held={"f1": PORT})
-    assert (first.ports, second.ports) == ((PORT + 1,), (PORT,))
+    assert (first.port, second.port) == (PORT + 1, PORT)
 
 
 def test_a_port_that_two_protocols_know_is_one_port() -> None:
     known = [entry(SPINE, proto=proto) for proto in ("udp", "roce")]
     choices = choose(known, plan(*[("h0", "h2")] * 4))
-    assert sum(bool(choice.ports) for choice in choices) == 1
-
-
-def test_spare_ports_come_after_everybody_has_one() -> None:
-    known = [entry(SPINE, sport=PORT + place, confidence=0.9 - place / 10) for place in range(3)]
-    (choice,) = choose(known, options=PortOptions(most_ports=2))
-    assert choice.ports == (PORT, PORT + 1)
+    assert sum(choice.port is not None for choice in choices) == 1
 
 
 @pytest.mark.parametrize(
@@ -111,90 +109,77 @@ def test_spare_ports_come_after_everybody_has_one() -> None:
 )
 def test_ports_that_do_not_fit_are_not_chosen(fields: dict[str, Any], why: str) -> None:
     (choice,) = choose([entry(SPINE, **fields)])
-    assert (choice.ports, choice.why) == ((), why)
+    assert (choice.port, choice.why) == (None, why)
 
 
 def test_udp_to_the_port_of_roce_is_hashed_as_roce() -> None:
-    assert choose([entry(SPINE, proto="udp")])[0].ports == (PORT,)
-
-
-def test_a_flow_may_go_to_another_port() -> None:
-    options = PortOptions(proto="tcp")
-    (choice,) = choose([entry(SPINE, proto="tcp", dport=7000, sport=40_000)], options=options, dports={"f0": 7000})
-    assert (choice.ports, choice.dport) == ((40_000,), 7000)
+    assert choose([entry(SPINE, proto="udp")])[0].port == PORT
 
 
 @pytest.mark.parametrize("why", ["dead", "lossy", "changed", "old"])
-def test_a_road_whose_ports_left_the_catalogue_is_told_with_their_reason(why: str) -> None:
+def test_a_path_whose_ports_left_the_catalogue_is_told_with_their_reason(why: str) -> None:
     (choice,) = choose_ports(ONE, left_out(why))
-    assert (choice.ports, choice.why, choice.reason) == ((), why, f"it is {why}")
+    assert (choice.port, choice.why, choice.reason) == (None, why, f"it is {why}")
 
 
 def test_inside_a_leaf_no_port_is_needed() -> None:
     (choice,) = choose([], plan(("h0", "h1")))
     assert (choice.why, choice.is_needed) == ("any", False)
-    assert share_with_port([choice]) == 1.0
 
 
-def test_without_a_way_no_port_is_needed() -> None:
+def test_without_a_path_no_port_is_needed() -> None:
     cut = without(FABRIC, ["leaf0--spine0", "leaf0--spine1"])
     (choice,) = choose_ports(plan_paths(cut, flows_between([("h0", "h2")])), Catalogue())
-    assert choice.why == "no way"
+    assert choice.why == "no path"
 
 
 def test_the_share_of_flows_with_a_port_is_told_with_the_reasons() -> None:
     both = [entry("spine0"), entry("spine1", sport=PORT + 1)]
-    assert share_with_port(choose(both, plan(("h0", "h2"), ("h1", "h3"), ("h0", "h1")))) == 0.5
+    assert explain_ports(choose(both, plan(("h0", "h2"), ("h1", "h3"), ("h0", "h1"))))[0].startswith("1 of 2 flows")
     lines = explain_ports(choose(both, TWO))
-    assert lines == ["2 of 2 flows have a port for their planned road"]
+    assert lines == ["2 of 2 flows have a port for their planned path"]
     assert explain_ports(choose([], TWO))[1] == "2 flows have none: their NICs have not been probed yet"
 
 
-def test_flows_without_a_port_become_wishes_for_probes() -> None:
-    (wish,) = wish_probes(TWO, choose([], TWO), Catalogue())
-    assert (wish.src, wish.dst, wish.sport) == ("h0", "h2", PORT)
-    assert wish.ports == count_ports(2)
+def test_flows_without_a_port_become_detail_requests_for_probes() -> None:
+    (request,) = request_probes(TWO, choose([], TWO), Catalogue())
+    assert (request.src, request.dst, request.sport) == ("h0", "h2", PORT)
+    assert request.ports == count_ports(2)
 
 
-def test_more_flows_than_ways_need_more_ports() -> None:
+def test_more_flows_than_paths_need_more_ports() -> None:
     four = plan(*[("h0", "h2")] * 4)
-    (wish,) = wish_probes(four, choose([], four), Catalogue())
-    assert wish.ports == 2 * count_ports(2)
+    (request,) = request_probes(four, choose([], four), Catalogue())
+    assert request.ports == 2 * count_ports(2)
 
 
-def test_a_doubtful_road_is_probed_again_at_the_same_port() -> None:
+def test_a_doubtful_path_is_probed_again_at_the_same_port() -> None:
     known = left_out("changed")
-    (wish,) = wish_probes(ONE, choose_ports(ONE, known), known)
-    assert (wish.sport, wish.ports) == (PORT, 1)
+    (request,) = request_probes(ONE, choose_ports(ONE, known), known)
+    assert (request.sport, request.ports) == (PORT, 1)
 
 
-def test_wishes_are_bounded_and_begin_with_what_was_never_probed() -> None:
+def test_detail_requests_are_bounded_and_begin_with_what_was_never_probed() -> None:
     known = Catalogue((entry("spine0", sport=PORT), entry("spine1", sport=PORT + 1)))
     wanted = plan(*[("h0", "h2")] * 4, ("h1", "h3"))
-    wishes = wish_probes(wanted, choose_ports(wanted, known), known, SweepOptions(most_probes=11))
-    assert [(wish.src, wish.ports) for wish in wishes] == [("h1", count_ports(2)), ("h0", 3)]
+    requests = request_probes(wanted, choose_ports(wanted, known), known, SweepOptions(most_probes=11))
+    assert [(request.src, request.ports) for request in requests] == [("h1", count_ports(2)), ("h0", 3)]
 
 
-def test_wishes_go_to_the_port_that_the_flow_goes_to() -> None:
-    choices = choose([], TWO, dports={"f0": 7000, "f1": 7001}, options=PortOptions(proto="tcp"))
-    wishes = wish_probes(TWO, choices, Catalogue(), SweepOptions(proto="tcp"))
-    assert [(wish.proto, wish.dport, wish.sport) for wish in wishes] == [("tcp", 7000, 32_768), ("tcp", 7001, 32_768)]
-
-
-def test_flows_with_a_port_wish_for_nothing() -> None:
+def test_flows_with_a_port_detail_request_for_nothing() -> None:
     known = Catalogue((entry(SPINE),))
-    assert wish_probes(ONE, choose_ports(ONE, known), known) == []
+    assert request_probes(ONE, choose_ports(ONE, known), known) == []
 
 
-def test_wishes_that_come_true_give_every_flow_its_road() -> None:
+def test_detail_requests_that_come_true_give_every_flow_its_road() -> None:
     network = build_network(leaf_spine(hosts=8, nics_per_host=2, leaves=4, spines=4))
     wanted = plan_paths(network, some_flows(network, 40, seed=2))
     probes, known = answer([], network, T0), Catalogue()
     for turn in range(3):
         choices = choose_ports(wanted, known)
-        probes += answer(wish_probes(wanted, choices, known, SweepOptions(coverage=0.999)), network, T0 + turn)
-        known = build_catalogue(fold_probes(packets(*probes)), Circumstances(network.topology, T0 + turn))
-    assert share_with_port(choose_ports(wanted, known)) == 1.0
+        probes += answer(request_probes(wanted, choices, known, SweepOptions(coverage=0.999)), network, T0 + turn)
+        known = build_catalogue(fold_probes(*probes), Circumstances(network.topology, T0 + turn))
+    assert has_all_ports(choose_ports(wanted, known))
 
 
 @given(networks(), st.integers(0, 9))
@@ -202,7 +187,7 @@ def test_links_are_those_of_the_plan_on_any_fabric(network: Network, seed: int) 
     wanted = plan_paths(network, some_flows(network, 12, seed))
     choices = choose_ports(wanted, Catalogue())
     assert [list(choice.links) for choice in choices] == all_links(wanted)
-    assert {choice.flow for choice in choices if choice.why == "no way"} == set(wanted.unreachable)
+    assert {choice.flow for choice in choices if choice.why == "no path"} == set(wanted.unreachable)
     assert all(choice.src in network.ports and choice.dst in network.ports for choice in choices)
 
 
@@ -210,9 +195,9 @@ def test_after_a_link_died_every_flow_has_a_port_around_it() -> None:
     network = build_network(leaf_spine(hosts=8, nics_per_host=2, leaves=4, spines=4))
     flows = some_flows(network, 40, seed=2)
     before = plan_paths(network, flows)
-    sweep = wish_probes(before, choose_ports(before, Catalogue()), Catalogue(), SweepOptions(coverage=0.999999))
-    known = build_catalogue(fold_probes(packets(*answer(sweep, network, T0))), Circumstances(network.topology, T0))
-    held = {choice.flow: choice.ports[0] for choice in choose_ports(before, known) if choice.ports}
+    sweep = request_probes(before, choose_ports(before, Catalogue()), Catalogue(), SweepOptions(coverage=0.999999))
+    known = build_catalogue(fold_probes(*answer(sweep, network, T0)), Circumstances(network.topology, T0))
+    held = {choice.flow: choice.port for choice in choose_ports(before, known) if choice.port}
 
     died = Evidence(T0, "leaf0--spine0", "port leaf0/spine0", 0.0, "no carrier")
     health, (change,) = LinkHealth().observe([died], T0)
@@ -220,8 +205,68 @@ def test_after_a_link_died_every_flow_has_a_port_around_it() -> None:
     choices = choose_ports(after, known, held=held)
 
     assert change.link == "leaf0--spine0"
-    assert share_with_port(choices) == 1.0
+    assert has_all_ports(choices)
     assert all("leaf0--spine0" not in choice.links for choice in choices)
     stayed = [choice for choice, links in zip(choices, all_links(before), strict=True) if list(choice.links) == links]
     assert len(stayed) > len(flows) / 2
-    assert all(choice.ports == (held[choice.flow],) for choice in stayed if choice.is_needed)
+    assert all(choice.port == held[choice.flow] for choice in stayed if choice.is_needed)
+
+
+FOUR_LEAVES = build_network(leaf_spine(hosts=8, nics_per_host=1, leaves=4, spines=4))
+
+
+@pytest.mark.parametrize("paths", [2, 4, 16])
+def test_so_many_ports_meet_all_paths_as_often_as_promised(paths: int) -> None:
+    ports = count_ports(paths, coverage=0.99)
+    rng = np.random.default_rng(5)
+    trials = [len(np.unique(rng.integers(0, paths, ports))) == paths for _ in range(5000)]
+    fewer = [len(np.unique(rng.integers(0, paths, ports * 2 // 3))) == paths for _ in range(5000)]
+    assert np.mean(trials) > 0.985
+    assert np.mean(fewer) < 0.98
+
+
+@pytest.mark.parametrize(("known", "first"), [(PORT + 4, PORT + 5), (0xFFFF, PORT)])
+def test_a_sweep_goes_on_behind_the_ports_that_are_known_and_begins_anew_at_their_end(known: int, first: int) -> None:
+    seen = Catalogue((entry(OTHER, sport=known),))
+    (request,) = request_probes(ONE, choose_ports(ONE, seen), seen)
+    assert request.sport == first
+
+
+def test_doubtful_ports_that_follow_each_other_are_probed_together() -> None:
+    doubtful = (LeftOut(entry(SPINE, sport=PORT + each), "changed", "r", T0) for each in (0, 1, 2, 9))
+    known = Catalogue(left_out=tuple(doubtful))
+    requests = request_probes(ONE, choose_ports(ONE, known), known)
+    assert [(request.sport, request.ports) for request in requests] == [(PORT, 3), (PORT + 9, 1)]
+
+
+def test_paths_are_counted_over_links_that_carry() -> None:
+    tree = build_network(fat_tree(4))
+    assert sorted(np.unique(count_paths(tree)).tolist()) == [2, 4]
+    cut = count_paths(without(FOUR_LEAVES, ["leaf0--spine0"]))
+    assert (cut[0, 1], cut[1, 2]) == (3, 4)
+
+
+def doubled() -> Network:
+    """Return two leaves under two spines, with a second cable from leaf0 to spine0 and from leaf1 to spine0."""
+    topology = leaf_spine(hosts=4, nics_per_host=1, leaves=2, spines=2)
+    more = (Link(id=f"more{leaf}", a=f"leaf{leaf}", b="spine0", gbps=400) for leaf in (0, 1))
+    return build_network(topology.model_copy(update={"links": (*topology.links, *more)}))
+
+
+def test_switches_may_take_any_of_parallel_cables_up_and_down() -> None:
+    assert count_paths(doubled())[0, 1] == 2 * 2 + 1
+    assert count_paths(without(doubled(), ["more1"]))[0, 1] == 2 * 1 + 1
+
+
+def test_details_are_what_a_collector_reads() -> None:
+    (request,) = request_probes(ONE, choose([]), Catalogue())
+    named = {"src_nic": "eth0", "dst": "h2", "dst_nic": "eth0", "proto": "roce", "dport": 4791}
+    assert request.details == {**named, "sport": PORT, "ports": count_ports(2)}
+
+
+@given(st.integers(1, 400))
+def test_no_round_is_larger_than_it_may_be(most: int) -> None:
+    wanted = plan(("h0", "h2"), ("h1", "h3"), ("h2", "h0"))
+    requests = request_probes(wanted, choose([], wanted), Catalogue(), SweepOptions(most_probes=most))
+    assert sum(request.ports for request in requests) == min(most, 3 * count_ports(2))
+    assert all(request.sport + request.ports <= 0x10000 for request in requests)

@@ -1,6 +1,7 @@
 """What the store adds up is what the pure functions make of the same rows."""
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,24 +9,20 @@ import pyarrow as pa
 import pytest
 
 from lockstep.fabrics import leaf_spine
-from lockstep.records import FabricCounter, HostRecord, NicCounter, Path, Probe
-from lockstep.sim.library import find_story
-from lockstep.sim.simulation import Simulation
-from lockstep.sim.story import build_topology
-from lockstep.sim.telemetry import Identity, SimulatedTelemetry
+from lockstep.records import HostRecord, Path, Probe
 from lockstep.store.store import Store
 from lockstep.tables import TABLE_BY_NAME, TABLES
 from lockstep.topology import TopologyIndex
 from planner.paths import reading
 from planner.paths.catalogue import Circumstances
-from planner.paths.demand import find_demand
-from planner.paths.health import LinkHealth, Parts, judge_ports
-from planner.paths.reading import read_catalogue, read_demand, read_paths, read_ports, read_probes
-from planner.paths.routes import fold_probes
-from planner.paths.wiring import KEY as CONNECTION
-from planner.paths.wiring import SUMS, sum_stats
-from tests.builders import SECOND, T0, make, rows
-from tests.planner.paths.probed import PORT, entry, lost, packets, probe
+from planner.paths.demand import KEY as CONNECTION
+from planner.paths.demand import SUMS, find_demand
+from planner.paths.reading import read_catalogue, read_demand, read_paths, read_probes
+from simulator.scenario import build_topology, find_scenario
+from simulator.simulation import Simulation
+from simulator.telemetry import Identity, SimulatedTelemetry
+from tests.builders import SECOND, T0, rows
+from tests.planner.paths.build import PORT, entry, fold_probes, lost, probe, sum_stats
 from tests.planner.paths.test_demand import FABRIC, MEMBERS, facts_of, sends, wire
 
 END = T0 + 10 * SECOND
@@ -44,7 +41,7 @@ def in_order(table: pa.Table) -> list[dict[str, Any]]:
 
 
 def test_flows_from_the_store_are_those_of_the_same_rows(store: Store) -> None:
-    told = [
+    reported = [
         *MEMBERS,
         *sends(0, 1, gbps=30, nic="eth0", transport="ib", wire_ns=SECOND // 4),
         *sends(0, 1, gbps=10, nic="eth0", transport="ib", wire_ns=SECOND // 4, func="Broadcast"),
@@ -58,9 +55,9 @@ def test_flows_from_the_store_are_those_of_the_same_rows(store: Store) -> None:
         wire(0, 1, nic="eth0", lqpn=5, sport=50_001),
         wire(1, 0, nic="eth1", direction="recv"),
     ]
-    insert(store, *told)
+    insert(store, *reported)
     found = find_demand(read_demand(store, FABRIC, T0, END))
-    assert found == find_demand(facts_of(*told))
+    assert found == find_demand(facts_of(*reported))
     assert [(flow.src, flow.dst) for flow in found.flows] == [
         ("h0/eth0", "h1/eth1"),
         ("h0/eth0", "h1/eth1"),
@@ -94,25 +91,27 @@ def test_with_too_many_sends_the_largest_are_kept_and_it_is_said(
 
 
 def test_a_simulated_job_is_found_through_the_store(embedded_store: Store) -> None:
-    story = find_story("nic-both-healthy-ib")
-    telemetry = SimulatedTelemetry(Simulation(story, seed=3), Identity("train", T0))
-    told = telemetry.advance(T0 + 5 * SECOND)
+    scenario = find_scenario("nic-both-healthy-ib")
+    telemetry = SimulatedTelemetry(Simulation(scenario, seed=3), Identity("train", T0))
+    reported = telemetry.advance(T0 + 5 * SECOND)
     for name in ("comms", "connections", "transfer_stats"):
-        embedded_store.insert(TABLE_BY_NAME[name], told[name], token=f"paths/{next(_tokens)}")
+        embedded_store.insert(TABLE_BY_NAME[name], reported[name], token=f"paths/{next(_tokens)}")
     end_ns = telemetry.watermark_ns
-    facts = read_demand(embedded_store, TopologyIndex(build_topology(story.cluster)), T0, end_ns)
+    facts = read_demand(embedded_store, TopologyIndex(build_topology(scenario.cluster)), T0, end_ns)
     names = [*CONNECTION, *SUMS]
-    assert in_order(facts.sums.select(names)) == in_order(sum_stats(told["transfer_stats"], T0, end_ns).select(names))
-    assert len(find_demand(facts).flows) == told["connections"].num_rows // 2
+    assert in_order(facts.sums.select(names)) == in_order(
+        sum_stats(reported["transfer_stats"], T0, end_ns).select(names)
+    )
+    assert len(find_demand(facts).flows) == reported["connections"].num_rows // 2
 
 
 def some_probes(seed: int) -> list[Probe]:
     """Return probes of a few ports that are lost, move, come back and fall silent, all at different moments."""
     rng = np.random.default_rng(seed)
-    ways = ["spine0", "spine0", "spine0", "spine1", "*"]
+    paths = ["spine0", "spine0", "spine0", "spine1", "*"]
     return [
-        probe(place / 7, str(rng.choice(ways)), sport=PORT + int(rng.integers(6)), rtt_ns=rtt_ns)
-        for place, rtt_ns in enumerate(int(value) if value > 30 else None for value in rng.integers(0, 100, 60))
+        probe(index / 7, str(rng.choice(paths)), sport=PORT + int(rng.integers(6)), rtt_ns=rtt_ns)
+        for index, rtt_ns in enumerate(int(value) if value > 30 else None for value in rng.integers(0, 100, 60))
     ]
 
 
@@ -120,7 +119,55 @@ def some_probes(seed: int) -> list[Probe]:
 def test_probes_fold_in_the_store_as_they_do_outside(embedded_store: Store, seed: int) -> None:
     probes = some_probes(seed)
     insert(embedded_store, *probes)
-    assert in_order(read_probes(embedded_store, T0, END)) == in_order(fold_probes(packets(*probes)))
+    assert in_order(read_probes(embedded_store, T0, END)) == in_order(fold_probes(*probes))
+
+
+_WAY = ["leaf0", "spine0", "leaf1"]
+_FOLDS: dict[str, tuple[list[Probe], dict[str, Any]]] = {
+    "probes that agree are counted": (
+        [probe(second) for second in range(5)],
+        {"route": _WAY, "agreed": 5, "differing": 0, "returned": 0, "lost": 0, "lost_since": 0}
+        | {"seen_ns": T0 + 4 * SECOND, "tried_ns": T0 + 4 * SECOND},
+    ),
+    "a later probe contradicts all before": (
+        [probe(3, "spine1"), probe(1), probe(0)],
+        {"route": ["leaf0", "spine1", "leaf1"], "agreed": 1, "differing": 2},
+    ),
+    "losses before the route was taken do not count against it": (
+        [probe(0), lost(1), lost(2), probe(3, "spine1"), lost(4), probe(5, "spine1")],
+        {"agreed": 2, "lost": 1, "lost_since": 0},
+    ),
+    "a route that came back is told from a new one": (
+        [probe(0), probe(1), probe(2, "spine1"), probe(3)],
+        {"agreed": 1, "differing": 1, "returned": 2},
+    ),
+    "losses at the end are counted apart": (
+        [lost(0), probe(1), lost(2), lost(3)],
+        {"lost": 2, "lost_since": 2, "agreed": 1, "seen_ns": T0 + SECOND, "tried_ns": T0 + 3 * SECOND},
+    ),
+    "routes with silent hops are no routes": (
+        [probe(0, "*"), probe(1, hops=[])],
+        {"route": [], "agreed": 0, "seen_ns": 0, "lost_since": 0},
+    ),
+    "a port that never answered has the route that was lost": (
+        [lost(0), lost(1)],
+        {"route": _WAY, "agreed": 0, "lost": 2, "lost_since": 2, "seen_ns": 0, "tried_ns": T0 + SECOND},
+    ),
+    "an answer tells more of the route than a later loss": ([probe(0), lost(1, via="spine1")], {"route": _WAY}),
+}
+
+
+def test_probes_of_a_port_fold_into_its_newest_route_and_how_well_that_is_borne_out(embedded_store: Store) -> None:
+    for number, (probes, _) in enumerate(_FOLDS.values()):
+        insert(embedded_store, *(replace(each, sport=PORT + number) for each in probes))
+    folded = {row["sport"] - PORT: row for row in read_probes(embedded_store, T0, END).to_pylist()}
+    for number, (name, (_, expected)) in enumerate(_FOLDS.items()):
+        assert {key: folded[number][key] for key in expected} == expected, name
+
+
+def test_ports_destinations_and_protocols_are_kept_apart(embedded_store: Store) -> None:
+    insert(embedded_store, probe(), probe(sport=PORT + 1), probe(proto="tcp"), probe(dst="h3"), probe(1))
+    assert sorted(read_probes(embedded_store, T0, END)["agreed"].to_pylist()) == [1, 1, 1, 2]
 
 
 def test_probes_outside_the_window_are_not_read(embedded_store: Store) -> None:
@@ -139,7 +186,7 @@ def test_the_newest_row_of_a_path_is_read(embedded_store: Store) -> None:
 def test_the_catalogue_is_made_of_paths_and_probes(embedded_store: Store) -> None:
     topology = leaf_spine(hosts=4, nics_per_host=1, leaves=2, spines=2)
     insert(embedded_store, entry(), entry(sport=PORT + 1), probe(1, "spine1"), probe(2, sport=PORT + 2))
-    insert(embedded_store, *(lost(3 + place, sport=PORT + 2) for place in range(3)))
+    insert(embedded_store, *(lost(3 + index, sport=PORT + 2) for index in range(3)))
     found = read_catalogue(embedded_store, Circumstances(topology, END))
     assert [(path.sport, path.links[1]) for path in found.paths] == [
         (PORT, "leaf0--spine1"),
@@ -152,35 +199,3 @@ def test_an_empty_store_gives_an_empty_catalogue(embedded_store: Store) -> None:
     topology = leaf_spine(hosts=4, nics_per_host=1, leaves=2, spines=2)
     found = read_catalogue(embedded_store, Circumstances(topology, END))
     assert (found.paths, found.left_out) == ((), ())
-
-
-def port(switch: str, name: str, **fields: Any) -> FabricCounter:
-    usual: dict[str, Any] = {
-        "host": "h0",
-        "ts_ns": T0,
-        "up": True,
-        "speed_mbps": 400_000,
-        "rx_bytes": 0,
-        "tx_bytes": 0,
-    }
-    usual |= dict.fromkeys(("errors", "drops", "pause_rx", "pause_tx", "fec_uncorrected")) | {"extra": {}}
-    return FabricCounter(**{**usual, "switch": switch, "port": name, **fields})
-
-
-def test_ports_are_read_with_their_state_and_what_they_received(embedded_store: Store) -> None:
-    later: dict[str, Any] = {"ts_ns": T0 + SECOND}
-    insert(
-        embedded_store,
-        make(NicCounter, nic="eth0"),
-        make(NicCounter, nic="eth0", up=False, speed_mbps=None, **later),
-        port("leaf0", "spine0", errors=5),
-        port("leaf0", "spine0", errors=15, rx_bytes=1280 * 4096, **later),
-        port("leaf0", "spine1"),
-    )
-    ports = read_ports(embedded_store, T0, END)
-    topology = leaf_spine(hosts=4, nics_per_host=1, leaves=2, spines=2)
-    told = judge_ports(ports, Parts(topology), LinkHealth())
-    assert {each.link: (each.weight, each.ts_ns) for each in told} == {
-        "h0/eth0--leaf0": (0.0, T0 + SECOND),
-        "leaf0--spine0": (0.5, T0 + SECOND),
-    }

@@ -5,27 +5,26 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.control.database import ControlDatabase, open_control
-from lockstep.control.incidents import save_incidents
-from lockstep.control.leases import take_lease
-from lockstep.control.path_plans import list_path_plans, newest_path_plan, paths_of_host
-from lockstep.control.wishes import wishes_by_host
 from lockstep.errors import LeaseLost, NotPresent
-from lockstep.incident import Incident
 from lockstep.records import FabricCounter, Step
-from lockstep.sim.library import parse_story
-from lockstep.sim.simulation import Simulation
+from lockstep.state.database import ControlDatabase, open_control
+from lockstep.state.fabric import list_path_plans, newest_path_plan, paths_of_host, publish_topology
+from lockstep.state.incidents import detail_requests_by_host, save_incidents
+from lockstep.state.leases import take_lease
 from lockstep.store.store import Store
 from lockstep.tables import TABLE_BY_NAME
 from lockstep.topology import Topology
+from lockstep.verdict import Incident
 from planner.paths.service import PathService, PathServiceOptions
+from simulator.scenario import parse_scenario
+from simulator.simulation import Simulation
 from tests.builders import SECOND, T0, rows
-from tests.lockstep.control.build import incident
+from tests.lockstep.state.build import incident
 from tests.simulated import JOB, load, tell
 
 UNTRIED_S = 20  # a link that nobody crosses is tried again after this; in use it is minutes
 
-STORY = parse_story(
+SCENARIO = parse_scenario(
     """
     summary = "16 ranks on 4 hosts"
     duration_s = 50
@@ -48,7 +47,7 @@ LINK = "leaf0--spine0"
 
 
 class Planner:
-    """A service on a store that holds the story, looked at second by second."""
+    """A service on a store that holds the scenario, looked at second by second."""
 
     def __init__(self, store: Store, control: ControlDatabase, topology: Topology) -> None:
         self.store, self.control, self.second = store, control, 45
@@ -56,7 +55,7 @@ class Planner:
         self.service = PathService(store, control, topology, PathServiceOptions(untried_s=UNTRIED_S))
 
     def hurry(self) -> None:
-        """Begin again with a service that looks at shorter times: the story is not long."""
+        """Begin again with a service that looks at shorter times: the scenario is not long."""
         self.service = PathService(
             self.store, self.control, self.topology, PathServiceOptions(window_s=10.0, settle_s=2.0)
         )
@@ -79,9 +78,9 @@ class Planner:
 
 @pytest.fixture
 def planner(embedded_store: Store, tmp_path: Path) -> Iterator[Planner]:
-    load(embedded_store, tell(STORY, seed=1, every_s=50))
+    load(embedded_store, tell(SCENARIO, seed=1, every_s=50))
     with open_control(f"sqlite:///{tmp_path / 'control.db'}") as control:
-        yield Planner(embedded_store, control, Simulation(STORY, 1).topology)
+        yield Planner(embedded_store, control, Simulation(SCENARIO, 1).topology)
 
 
 def dead_link(state: str = "open", *rivals: str, seen_s: int = 46) -> Incident:
@@ -95,31 +94,31 @@ def dead_link(state: str = "open", *rivals: str, seen_s: int = 46) -> Incident:
 
 def store_steps(store: Store, before_ms: int, after_ms: int, turn_s: int) -> None:
     """Put steps of the job into the store that take another time from a second on."""
-    begin_ns, told = T0 + SECOND, list[Step]()
+    begin_ns, reported = T0 + SECOND, list[Step]()
     while begin_ns < T0 + 95 * SECOND:
         length_ns = (before_ms if begin_ns < T0 + turn_s * SECOND else after_ms) * 1_000_000
-        told.append(
+        reported.append(
             Step(
                 host="h0",
                 job=JOB,
                 attempt=0,
                 world_rank=0,
-                step=len(told),
+                step=len(reported),
                 start_ns=begin_ns,
                 end_ns=begin_ns + length_ns,
                 source="period",
             )
         )
         begin_ns += length_ns
-    store.insert(TABLE_BY_NAME["steps"], rows(*told), token="steps")
+    store.insert(TABLE_BY_NAME["steps"], rows(*reported), token="steps")
 
 
 def store_rates(store: Store, switch: str, port: str, gbps: dict[int, float]) -> None:
     """Put readings of a switch port into the store that sends so much in the second before each."""
-    sent, told = 0, list[FabricCounter]()
+    sent, reported = 0, list[FabricCounter]()
     for second, rate in sorted(gbps.items()):
         sent += int(rate * 125_000_000)
-        told.append(
+        reported.append(
             FabricCounter(
                 host="h9",
                 ts_ns=T0 + second * SECOND - 1,
@@ -137,10 +136,10 @@ def store_rates(store: Store, switch: str, port: str, gbps: dict[int, float]) ->
                 extra={},
             )
         )
-    store.insert(TABLE_BY_NAME["fabric_counters"], rows(*told), token=f"{switch}/{port}")
+    store.insert(TABLE_BY_NAME["fabric_counters"], rows(*reported), token=f"{switch}/{port}")
 
 
-def test_flows_of_the_job_get_roads_and_hosts_read_them(planner: Planner) -> None:
+def test_flows_of_the_job_get_paths_and_hosts_read_them(planner: Planner) -> None:
     (number,) = planner.look()
     plan = newest_path_plan(planner.control)
     assert plan is not None
@@ -168,6 +167,29 @@ def test_a_dead_link_is_left_within_one_look_and_taken_again_after_a_while(plann
     assert planner.look(UNTRIED_S - 1) == [], "a link that nobody crosses looks well whatever it is"
     assert len(planner.look(3)) == 1
     assert LINK in planner.links_in_use()
+
+
+def test_a_link_that_a_published_topology_has_down_is_left_until_one_has_it_up_again(
+    planner: Planner,
+) -> None:
+    planner.look()
+    links = [each.model_copy(update={"up": each.id != LINK}) for each in planner.topology.links]
+    for topology in (planner.topology.model_copy(update={"links": tuple(links)}), planner.topology):
+        publish_topology(planner.control, topology, source="test", now_ns=T0 + planner.second * SECOND)
+        assert len(planner.look(12)) == 1, "and up only after it has been so for a while"
+        is_up = topology is planner.topology
+        assert (LINK in planner.links_in_use()) == is_up
+        assert weights_of(planner).get(LINK, 1.0) == pytest.approx(float(is_up), abs=0.05)
+
+
+def test_a_link_that_is_down_from_the_beginning_is_not_used(planner: Planner) -> None:
+    links = [each.model_copy(update={"up": each.id != LINK}) for each in planner.topology.links]
+    planner.service = PathService(
+        planner.store, planner.control, planner.topology.model_copy(update={"links": tuple(links)})
+    )
+    planner.look()
+    assert weights_of(planner) == {LINK: 0.0}
+    assert LINK not in planner.links_in_use()
 
 
 def test_a_part_that_is_suspected_no_longer_returns_while_the_incident_goes_on(planner: Planner) -> None:
@@ -227,11 +249,11 @@ def test_what_a_plan_was_expected_to_bring_is_held_against_what_came(planner: Pl
     assert scored.forecast == made.forecast
 
 
-def test_ports_that_nobody_knows_are_wished_for(planner: Planner) -> None:
+def test_ports_that_nobody_knows_are_requested(planner: Planner) -> None:
     planner.look()
-    wishes = wishes_by_host(planner.control, T0 + 47 * SECOND)
-    assert wishes
-    assert {wish.kind for host in wishes.values() for wish in host} == {"probe"}
+    requests = detail_requests_by_host(planner.control, T0 + 47 * SECOND)
+    assert requests
+    assert {request.kind for host in requests.values() for request in host} == {"probe"}
 
 
 def test_flows_that_the_topology_does_not_know_are_left_out_and_said(planner: Planner) -> None:

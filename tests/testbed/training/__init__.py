@@ -1,1 +1,1 @@
-"""Tests of the training jobs on the testbed."""
+"""Small real training jobs: a pipeline that outlives its workers, and one that resumes on another number of ranks."""

@@ -1,0 +1,301 @@
+"""Which pair is slow: the delay matrix of one evaluation of a job, and what is remembered for the next.
+
+    facts = read_pairs(store, context)
+    matrix, memory = build_matrix(facts, memory, context, PairOptions())
+
+Each sort of delay (`measuring`) is judged by itself (`judging`); a pair is slow when any of them says so.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from analyzer.delay_matrix.clocks import HostClocks
+from analyzer.delay_matrix.ends import Ends, as_floats, find_ends, is_equal, keys_of, kinds_of
+from analyzer.delay_matrix.judging import (
+    Delays,
+    PairOptions,
+    Score,
+    as_they_are,
+    find_disputed,
+    judge_delays,
+    judge_inner,
+    keep_leading,
+)
+from analyzer.delay_matrix.matrix import DelayMatrix, PairMemory
+from analyzer.delay_matrix.reading import ACKNOWLEDGED, CONNECTION, SLACKS_NS, PairFacts, needs_transits
+from analyzer.windows.window import Context
+
+_SIZED = (*CONNECTION, "size_class")
+_Sort = Literal["busy", "lag"]
+_NAMING = (*_SIZED, "func", "src_host", "dst_host", "src_nic", "dst_nic", "sport")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The pairs of an evaluation and their delays: by waits, where these do not tell by busy times and lags too."""
+
+    ends: Ends
+    waits: Delays
+    transits: tuple[Delays, ...]
+
+
+def measure(facts: PairFacts, context: Context, options: PairOptions) -> Measured:
+    """Return the delays of all pairs that an evaluation saw."""
+    waits = _measured(facts.waits)
+    moved: dict[_Sort, pa.Table] = {}
+    if needs_transits(facts.waits):
+        moved = {"busy": facts.steps, "lag": _without_watched_groups(facts.lags, facts.steps)}
+    tables = [_plain(rows) for rows in (waits, *moved.values())]
+    ends = find_ends(pa.concat_tables(tables), facts.paths, context)
+    masks = _masks(tables)
+    by_wait = _wait_delays(waits, ends, next(masks), _absences(waits, facts.lags))
+    transits = tuple(
+        _transit_delays(rows, ends, next(masks), sort, _took(sort, rows, facts.clocks, context, options))
+        for sort, rows in moved.items()
+    )
+    return Measured(ends, by_wait, transits)
+
+
+def _without_watched_groups(lags: pa.Table, steps: pa.Table) -> pa.Table:
+    """Return the lags without those of grouped receives whose steps were watched.
+
+    Receives from several ranks that one channel makes at once end together, with the last of them: whose bytes came
+    late, their ends do not tell, and steps do.
+    """
+    if not lags.num_rows or not steps.num_rows:
+        return lags
+    receiver = kinds_of(lags, ("comm", "channel", "dst_rank"))
+    connection, watched = (keys_of(rows, "connection", CONNECTION) for rows in (lags, steps))
+    senders = np.bincount(receiver[np.unique(connection, return_index=True)[1]], minlength=int(receiver.max()) + 1)
+    is_grouped = is_equal(lags["func"], "Send") & (senders[receiver] > 1)
+    return lags.filter(pa.array(~(is_grouped & np.isin(connection, watched))))
+
+
+def _masks(tables: list[pa.Table]) -> Iterator[np.ndarray]:
+    """Yield for each table which of all rows are its own."""
+    owner = np.repeat(np.arange(len(tables)), [table.num_rows for table in tables])
+    return (owner == number for number in range(len(tables)))
+
+
+def _measured(waits: pa.Table) -> pa.Table:
+    """Return the rows that tell a delay.
+
+    Zero shows a coarse clock, not a fast wire. Where bytes wait in a kernel's buffer, a receiver that says nothing
+    may be what they wait for.
+    """
+    told = (as_floats(waits["bytes"]) > 0) & (as_floats(waits["wire_ns"]) > 0)
+    present = np.asarray(waits["recv_gpu_ns"].is_valid())
+    return waits.filter(pa.array(told & (present | is_equal(waits["transport"], ACKNOWLEDGED))))
+
+
+def _absences(waits: pa.Table, lags: pa.Table) -> np.ndarray:
+    """Return for how long each row's receiver had not yet begun what its sender had, where transfers tell it."""
+    if not lags.num_rows:
+        return np.zeros(waits.num_rows)
+    keys, known = (keys_of(rows, "absent", CONNECTION) for rows in (waits, lags))
+    order = np.lexsort((as_floats(lags["absent_ns"]), known))
+    index = np.searchsorted(known[order], keys, side="right") - 1  # the longest of a connection
+    found = (index >= 0) & (known[order][np.maximum(index, 0)] == keys)
+    absent = as_floats(lags["absent_ns"])[order][np.maximum(index, 0)]
+    result: np.ndarray = np.where(found, absent * as_floats(waits["n"]), 0.0)
+    return result
+
+
+def _plain(rows: pa.Table) -> pa.Table:
+    """Return the columns that name a pair, in types that do not depend on where they came from."""
+    texts = {"func", "src_host", "dst_host", "src_nic", "dst_nic"}
+    columns = {
+        name: rows[name].cast(pa.string() if name in texts else pa.uint64() if name == "comm" else pa.int64())
+        for name in _NAMING
+    }
+    return pa.table(columns)
+
+
+def _wait_delays(waits: pa.Table, ends: Ends, mine: np.ndarray, absent_ns: np.ndarray) -> Delays:
+    rows = waits.filter(pa.array(ends.known[mine]))
+    size, pair = as_floats(rows["bytes"]), as_floats(rows["wire_ns"])
+    follows = ~is_equal(rows["transport"], ACKNOWLEDGED)
+    held = np.where(follows, as_floats(rows["recv_gpu_ns"]) + absent_ns[ends.known[mine]], 0.0)
+    index, ring = ends.indexes[mine[ends.known]], kinds_of(rows, ("comm", "channel"))
+    return Delays(
+        index=index,
+        kind=kinds_of(rows, ("transport", "func", "size_class")),
+        key=keys_of(rows, "wait", _SIZED),
+        bytes=size,
+        n=as_floats(rows["n"]),
+        ns_per_byte=np.maximum(pair - held, 0.0) / size,
+        least=ends.least_ns_per_byte[index],
+        sharers=ends.sharers[index],
+        ring=ring,
+        rivals=ring,
+        follows=follows,
+        raw_ns_per_byte=pair / size,
+        is_net=follows,
+        decides=np.zeros(rows.num_rows, bool),
+    )
+
+
+@dataclass(frozen=True)
+class _Took:
+    """How long bytes took by both sides' word; arrays are parallel."""
+
+    took_ns: np.ndarray  # per transfer
+    noise_ns: np.ndarray  # of that may be the hosts' doing
+    times: np.ndarray  # transfers that were measured
+    decides: np.ndarray  # whether both ends watched every step in this evaluation, by clocks that are good enough
+
+
+def _transit_delays(moved: pa.Table, ends: Ends, mine: np.ndarray, sort: _Sort, took: _Took) -> Delays:
+    known = ends.known[mine]
+    rows, index = moved.filter(pa.array(known)), ends.indexes[mine[ends.known]]
+    size = np.maximum(as_floats(rows["bytes"]), 1.0)
+    ns_per_byte = np.maximum(took.took_ns[known], 0.0) / size
+    return Delays(
+        index=index,
+        kind=kinds_of(rows, ("func", "size_class")),
+        key=keys_of(rows, sort, _SIZED),
+        bytes=size * took.times[known],
+        n=as_floats(rows["n"]),
+        ns_per_byte=ns_per_byte,
+        least=ends.least_ns_per_byte[index] + took.noise_ns[known] / size,
+        sharers=ends.sharers[index],
+        ring=kinds_of(rows, ("comm", "channel")),
+        rivals=kinds_of(rows, ("comm", "channel", "func", "size_class")),  # a byte of each costs something else
+        follows=np.ones(rows.num_rows, bool),
+        raw_ns_per_byte=ns_per_byte,
+        is_net=np.zeros(rows.num_rows, bool),
+        decides=took.decides[known],
+    )
+
+
+def _took(sort: _Sort, rows: pa.Table, clocks: HostClocks, context: Context, options: PairOptions) -> _Took:
+    n, steps = as_floats(rows["n"]), as_floats(rows["steps"])
+    errors = _clock_errors(rows, clocks, options)
+    if sort == "lag":
+        lag = as_floats(rows["transit_ns"]) - errors
+        return _Took(lag, options.step_noise_ns * steps, n, np.zeros(rows.num_rows, bool))
+    times = n / np.maximum(steps, 1.0)
+    hiccups = np.where(times < options.few_operations, options.few_operations, 1)
+    noise = options.step_noise_ns * hiccups + options.poll_ns * steps
+    is_new = rows["newest_ns"].to_numpy().astype(np.int64) >= context.window.start_ns
+    decides = is_new & (errors <= options.step_noise_ns) & (times >= options.few_operations)
+    return _Took(_busy_ns(rows, errors), noise, times, decides)
+
+
+def _busy_ns(rows: pa.Table, errors: np.ndarray) -> np.ndarray:
+    """Return the busy time that is left when every step left as much later than told as clocks allow."""
+    sums = np.asarray(pc.list_flatten(rows["busy_ns"]).cast(pa.float64())).reshape(-1, len(SLACKS_NS))
+    sums = np.column_stack([sums, np.zeros(len(sums))])
+    slack = np.searchsorted(np.array(SLACKS_NS, np.float64), errors)
+    busy: np.ndarray = sums[np.arange(len(sums)), slack]
+    return busy
+
+
+def _clock_errors(steps: pa.Table, clocks: HostClocks, options: PairOptions) -> np.ndarray:
+    """Return by how much clocks may lengthen each transit.
+
+    Either the hosts know their clocks, or the transits show it: were clocks apart, shortest transits would scatter by
+    as much, and some would be negative.
+    """
+    least = as_floats(steps["least_ns"])
+    if not len(least):
+        return least
+    src, dst = (np.array(steps[name].to_pylist(), dtype=object) for name in ("src_host", "dst_host"))
+    told = clocks.errors_of(src) + clocks.errors_of(dst)
+    told = told + _refuted(src, dst, np.nan_to_num(-least - told, neginf=0.0))
+    scatter = float(np.median(np.abs(least - np.median(least)))) + max(float(-least.min()), 0.0)
+    errors: np.ndarray = np.minimum(told, options.clock_margin * scatter)
+    return errors
+
+
+def _refuted(src: np.ndarray, dst: np.ndarray, beyond_ns: np.ndarray) -> np.ndarray:
+    """Return what to add to the errors of each row's clocks where some rows arrive before they left: one jumped."""
+    hosts, index = np.unique(np.concatenate([src, dst]).astype(str), return_inverse=True)
+    more = np.zeros(len(hosts))
+    np.maximum.at(more, index.reshape(-1), np.tile(np.maximum(beyond_ns, 0.0), 2))
+    both = more[index.reshape(2, -1)]
+    largest: np.ndarray = 2 * both.max(axis=0)  # the jump and what the bound already hid of it
+    return largest
+
+
+def build_matrix(
+    facts: PairFacts, memory: PairMemory, context: Context, options: PairOptions
+) -> tuple[DelayMatrix | None, PairMemory]:
+    """Return the delay matrix, none when too few pairs can be compared, and what is remembered of it."""
+    measured = measure(facts, context, options)
+    inner, memory = judge_inner(facts.inner, memory, context, options)
+    pairs = len(measured.ends.pairs)
+    if pairs < options.min_pairs and inner is None:
+        return None, memory
+    window_ns = context.window.end_ns - context.window.start_ns
+    if measured.transits and not memory.has_past:
+        # Pairs over sockets differ by nature, and nothing yet tells by how much: only what nobody can miss.
+        options = replace(options, slow_ratio=options.few_ratio)
+    scores = []
+    # Waits are all that the wire took, so what they cost the window is known; transits are samples.
+    for delays, span_ns in [(measured.waits, window_ns), *((delays, 0) for delays in measured.transits)]:
+        score, memory = _judge(delays, memory, pairs, span_ns, options)
+        scores.append(score)
+    for delays, score in zip(measured.transits, scores[1:], strict=True):
+        disputed = find_disputed(measured.waits, delays, score, options)
+        scores = [replace(each, slow=each.slow & ~disputed) for each in scores]
+    return replace(_join(measured.ends, facts, scores, options), inner=inner), memory
+
+
+def _judge(
+    delays: Delays, memory: PairMemory, pairs: int, span_ns: int, options: PairOptions
+) -> tuple[Score, PairMemory]:
+    """Return how slow each pair is by one sort of delays, and the memory with what was usual in them."""
+    score = judge_delays(delays, memory.recall(delays.key), pairs, span_ns, options)
+    memory = _learn(memory, delays, score)
+    if not delays.is_net.any():
+        return replace(score, slow=keep_leading(delays, score.slow, options)), memory
+    # What is taken off is uncertain, so waits must be long as they are, too.
+    raw = as_they_are(delays)
+    checked = judge_delays(raw, memory.recall(raw.key), pairs, span_ns, options)
+    leading = keep_leading(delays, score.slow & checked.large, options)
+    is_long = ~(checked.sigmas < options.raw_sigmas)
+    return replace(score, slow=leading & is_long), _learn(memory, raw, checked)
+
+
+def find_starved(flushes: pa.Table, options: PairOptions) -> frozenset[str]:
+    """Return the hosts whose proxy threads do not keep up: they see late what the network has long done."""
+    if flushes.num_rows < 2:
+        return frozenset()
+    waits = flushes["step_flush_ns"].to_numpy().astype(np.float64)
+    usual = float(np.quantile(waits, 0.5, method="lower"))
+    slow = waits > max(options.starved_ns, options.starved_ratio * usual)
+    return frozenset(np.array(flushes["host"].to_pylist(), dtype=object)[slow].tolist())
+
+
+def _learn(memory: PairMemory, delays: Delays, score: Score) -> PairMemory:
+    """Return the memory with this evaluation's usual delays; what looks slow is not usual."""
+    told = delays.ns_per_byte > np.where(delays.follows, delays.least, 0.0)  # else it is only known to be short
+    calm = ~score.wary[delays.index] & told
+    return memory.learn(delays.key[calm], np.log(np.maximum(delays.ns_per_byte, delays.least)[calm]))
+
+
+def _join(ends: Ends, facts: PairFacts, scores: Sequence[Score], options: PairOptions) -> DelayMatrix:
+    """Return the matrix of all sorts of delays: for a pair speaks the first that calls it slow, else the first."""
+    ratio, sigmas, per_byte = (
+        np.stack([getattr(score, name) for score in scores]) for name in ("ratio", "sigmas", "ns_per_byte")
+    )
+    slow = np.stack([score.slow for score in scores])
+    is_slow: np.ndarray = np.logical_or.reduce(slow, axis=0)
+    known = np.isfinite(ratio)
+    speaker = np.where(is_slow, slow.argmax(axis=0), known.argmax(axis=0))
+    pair = np.arange(len(ends.pairs))
+    return DelayMatrix(
+        pairs=ends.pairs,
+        transports=frozenset(facts.waits["transport"].to_pylist()),
+        ratio=np.nan_to_num(ratio[speaker, pair], nan=1.0),
+        sigmas=np.nan_to_num(sigmas[speaker, pair], nan=0.0),
+        slow=is_slow,
+        ns_per_byte=np.nan_to_num(per_byte[speaker, pair], nan=0.0),
+        starved=find_starved(facts.flushes, options),
+    )

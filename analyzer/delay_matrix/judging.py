@@ -1,0 +1,293 @@
+"""How slow each pair is: against its peers, and against what it needed itself before.
+
+Traffic of one kind is homogeneous, so pairs that carry the same function and size class over the same transport need
+about the same time per byte; the median of a kind stands for it as long as fewer than half of its pairs are slow. A
+pair's ratio is the time that it took over the time that its bytes take at the medians of their kinds:
+
+    ratio = sum(bytes * delay) / sum(bytes * max(median of kind, least))
+
+so that what costs the job most counts most, and no pair is slow that needs no longer than its link allows. Where
+pairs are unequal by nature (colliding paths, trees, experts) the past decides: the same ratio against the pair's own
+usual delays, divided by how much all others changed. Slow is what stands out both ways.
+
+Cost: O(rows log rows). Reference: the delay matrix of C4D (HPCA'25).
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+
+from analyzer.delay_matrix.ends import as_floats, keys_of, kinds_of
+from analyzer.delay_matrix.matrix import InnerGroup, InnerMatrix, PairMemory, Past
+from analyzer.windows.window import Context
+from lockstep.store.store import Store
+
+_MAD_TO_SIGMA = 1.4826  # for normally distributed excesses
+_MEAN_TO_SIGMA = 1.2533  # likewise, from the mean absolute deviation
+_RAW = np.uint64(0x5BF0_3635_9C1D_7A11)  # any pattern of bits: tells keys of raw delays from those of others
+_ABOVE, _ABOVE_SIGMAS = 0.65, 0.385  # a quantile above the median, and where it lies when excesses are normal
+
+
+@dataclass(frozen=True, slots=True)
+class PairOptions:
+    """When a pair counts as slow."""
+
+    min_pairs: int = 2  # alone, a pair has nobody to be held against
+    few_pairs: int = 8  # fewer, and a single slow one moves the spread that it is judged by
+    slow_ratio: float = 1.25  # below, a job loses less than restarting it costs, and congestion looks the same
+    few_transfers: int = 8  # fewer on one pair, and a single hiccup is what was measured
+    few_ratio: float = 2.0  # with few pairs or transfers only what nobody can miss
+    slow_sigmas: float = 6.0  # one false wire in 10^9 if excesses were normal; they are not, hence the ratio too
+    raw_sigmas: float = 3.0  # of waits as they are: with those of what is left, enough; receivers make them swing
+    min_spread: float = 0.02  # a cluster quieter than 2 % would make every hiccup many sigmas
+    min_lost_share: float = 0.005  # of the window; what costs half a percent of the time is not worth a word
+    min_part: float = 0.25  # of the excess of its ring's slowest wire: less costs nothing while that one is there
+    min_raw_part: float = (
+        0.6  # likewise, of waits as they are: behind a slow pair bursts wait too, but less than half
+    )
+    step_noise_ns: float = 300e3  # to wake a thread on a busy host; nothing shorter is the wire's
+    poll_ns: float = 10e3  # per step: a proxy looks at all its connections in turn
+    min_watched: float = 0.5  # of a pair's bytes step by step by both ends, for that to count more than its waits
+    few_operations: int = 3  # fewer that were watched, and their median is what as many wake-ups made of it
+    clock_margin: float = 3.0  # how many times the scatter of clocks a transit must exceed
+    starved_ratio: float = 5.0  # of a host's flush wait over what others need
+    starved_ns: float = 200e3  # per step; a healthy flush takes microseconds, a starved proxy a scheduler's slice
+
+
+@dataclass(frozen=True)
+class Delays:
+    """Delays of one sort; arrays are parallel, one entry per row."""
+
+    index: np.ndarray  # number of its pair
+    kind: np.ndarray  # rows of one number are comparable
+    key: np.ndarray  # u64, what its past is remembered by
+    bytes: np.ndarray
+    n: np.ndarray  # transfers, or operations, that were measured
+    ns_per_byte: np.ndarray
+    least: np.ndarray  # nanoseconds per byte below which it is never slow
+    sharers: np.ndarray  # pairs that share its most crowded link
+    ring: np.ndarray  # rows of one number belong to one channel of one communicator
+    rivals: np.ndarray  # of rows of one number, the slowest leads
+    follows: np.ndarray  # whether its delay also shows what happens to others of its ring
+    raw_ns_per_byte: np.ndarray  # before what the receiver held up was taken off
+    is_net: np.ndarray  # whether anything could be taken off, which is uncertain
+    decides: np.ndarray  # whether it is all that the wire took: where it is short, the wire is not slow
+
+
+@dataclass(frozen=True)
+class Score:
+    """How slow each pair is; arrays are by number of the pair, NaN where it has no row of this sort."""
+
+    ratio: np.ndarray
+    sigmas: np.ndarray
+    slow: np.ndarray
+    ns_per_byte: np.ndarray
+    wary: np.ndarray  # slow enough not to be learnt as usual
+    large: np.ndarray  # slow enough to matter, if only it is no noise
+
+
+def judge_delays(delays: Delays, past: Past, pairs: int, window_ns: int, options: PairOptions) -> Score:
+    """Return how slow each pair is, held against its peers and its past."""
+    taken = np.maximum(delays.ns_per_byte, delays.least)
+    expected = _expect(delays, taken)
+    weight = delays.bytes
+    total = _sum(taken * weight, delays.index, pairs)
+    normal = _sum(expected * weight, delays.index, pairs)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        ratio = total / normal
+        lost = (total - normal) / max(window_ns, 1)
+        per_byte = _sum(delays.ns_per_byte * weight, delays.index, pairs) / _sum(weight, delays.index, pairs)
+    changed = _change(delays, taken, past.log_delay, pairs)
+    is_few = np.isfinite(ratio).sum() < options.few_pairs
+    spread_peers = _spread(np.log(ratio), options.min_spread * (5 if is_few else 1))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        swing = _sum(past.swing * weight, delays.index, pairs) / _sum(weight, delays.index, pairs)
+    spread_past = np.maximum(_spread(np.log(changed), options.min_spread), _MEAN_TO_SIGMA * swing)
+    has_past = np.isfinite(changed)
+    is_brief = _sum(delays.n, delays.index, pairs) < options.few_transfers
+    slow_ratio = np.where(is_few | is_brief, options.few_ratio, options.slow_ratio)
+    with np.errstate(invalid="ignore"):
+        sigmas = np.where(has_past, np.log(changed) / spread_past, np.log(ratio) / spread_peers)
+        least_ratio = np.where(has_past, np.minimum(ratio, changed), ratio)
+        large = (least_ratio >= slow_ratio) & (lost >= options.min_lost_share)
+        slow = large & (sigmas >= options.slow_sigmas)
+        wary = (ratio >= options.slow_ratio) & (least_ratio > 1 + (slow_ratio - 1) / 2)
+    return Score(ratio, sigmas, slow, per_byte, wary, large)
+
+
+def as_they_are(delays: Delays) -> Delays:
+    """Return the delays before anything was taken off, with a past of their own."""
+    return replace(delays, ns_per_byte=delays.raw_ns_per_byte, key=delays.key ^ _RAW)
+
+
+def find_disputed(waits: Delays, watched: Delays, score: Score, options: PairOptions) -> np.ndarray:
+    """Return the pairs that were watched for most of what they carried and are not slow by that.
+
+    While a sender waits for the wire, bytes are on it. Waits of which this is not true are the host's, or those of a
+    receiver that does not read; acknowledgements that come late over a slow pair of the other direction do that.
+    """
+    pairs = len(score.slow)
+    carried = _sum(waits.bytes, waits.index, pairs)
+    seen = _sum(np.where(watched.decides, watched.bytes, 0.0), watched.index, pairs)
+    result: np.ndarray = (seen > 0) & (seen >= options.min_watched * carried) & ~score.large
+    return result
+
+
+def keep_leading(delays: Delays, slow: np.ndarray, options: PairOptions) -> np.ndarray:
+    """Return which slow pairs remain when those are left out that only follow a slower one of the same ring.
+
+    On sockets a slow pair feeds the rest of its ring in bursts and its acknowledgements share a NIC with other data,
+    so others look slow too, but by less; and those before it wait for a receiver that does not consume.
+    """
+    if not (slow.any() and delays.follows.any()):
+        return slow
+    weight = np.where(slow[delays.index], delays.bytes, 0.0)
+    leads = _is_large(delays.ns_per_byte, delays, weight > 0, options.min_part)
+    if delays.is_net.any():
+        leads &= _is_large(delays.raw_ns_per_byte, delays, weight > 0, options.min_raw_part)
+    total, leading = (_sum(part, delays.index, len(slow)) for part in (weight, np.where(leads, weight, 0.0)))
+    is_own = _sum(np.where(delays.follows, 0.0, weight), delays.index, len(slow)) > 0.5 * total
+    return slow & ((leading >= 0.5 * total) | is_own)
+
+
+def _is_large(values: np.ndarray, delays: Delays, of: np.ndarray, part: float) -> np.ndarray:
+    """Return which values exceed the usual by at least this part of what any of their rivals does, among those."""
+    excess = values - np.maximum(_usual(values, delays), delays.least)
+    largest = np.zeros(int(delays.rivals.max(initial=-1)) + 1)
+    np.maximum.at(largest, delays.rivals[of], excess[of])
+    result: np.ndarray = excess >= part * largest[delays.rivals]
+    return result
+
+
+def _expect(delays: Delays, taken: np.ndarray) -> np.ndarray:
+    """Return the usual delay of each row's kind and ring, longer where more pairs than usual share a link."""
+    crowd = np.maximum(delays.sharers / np.maximum(median_of(delays.sharers, delays.kind), 1.0), 1.0)
+    expected: np.ndarray = np.maximum(_usual(taken, delays), delays.least) * crowd
+    return expected
+
+
+def _usual(values: np.ndarray, delays: Delays) -> np.ndarray:
+    """Return the median of each row's kind, and where a ring slows down as a whole, that of its ring."""
+    usual = median_of(values, delays.kind)
+    return np.where(delays.follows, np.maximum(usual, median_of(values, delays.ring)), usual)
+
+
+def _change(delays: Delays, taken: np.ndarray, past: np.ndarray, pairs: int) -> np.ndarray:
+    """Return each pair's delay over its own usual one, relative to how all others changed; NaN without a past."""
+    known = np.isfinite(past)
+    if not known.any():
+        return np.full(pairs, np.nan)
+    usual = np.maximum(np.exp(np.where(known, past, 0.0)), delays.least)
+    changed = taken[known] / usual[known]
+    everywhere = float(np.quantile(changed, 0.5, method="lower"))
+    around = np.where(delays.follows[known], median_of(changed, delays.ring[known]), everywhere)
+    index, weight = delays.index[known], delays.bytes[known]
+    now = _sum(taken[known] * weight, index, pairs)
+    before = _sum(usual[known] * np.maximum(around, everywhere) * weight, index, pairs)
+    enough = _sum(weight, index, pairs) >= 0.5 * _sum(delays.bytes, delays.index, pairs)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(enough & (before > 0), now / before, np.nan)
+
+
+def _spread(excess: np.ndarray, least: float) -> float:
+    """Return a standard deviation that outliers do not move, nor pairs that are faster than usual.
+
+    The median absolute deviation stands while slow pairs are few; just above the median one still sees noise alone
+    when a third of them is slow, or when others got faster because the slow ones hold up the traffic.
+    """
+    seen = excess[np.isfinite(excess)]
+    if not len(seen):
+        return least
+    middle, above = np.quantile(seen, [0.5, _ABOVE], method="lower")
+    deviation = float(np.quantile(np.abs(seen - middle), 0.5, method="lower")) * _MAD_TO_SIGMA
+    return max(min(deviation, float(above - middle) / _ABOVE_SIGMAS), least)
+
+
+def _sum(values: np.ndarray, index: np.ndarray, pairs: int) -> np.ndarray:
+    return np.bincount(index, weights=values, minlength=pairs)
+
+
+def median_of(values: np.ndarray, group: np.ndarray) -> np.ndarray:
+    """Return for each value the lower median of its group.
+
+    >>> median_of(np.array([3.0, 1.0, 2.0, 9.0]), np.array([0, 0, 0, 1])).tolist()
+    [2.0, 2.0, 2.0, 9.0]
+    """
+    if not len(values):
+        return values
+    order = np.lexsort((values, group))
+    ranked, first, count = np.unique(group[order], return_index=True, return_counts=True)
+    middle = values[order][first + (count - 1) // 2]
+    result: np.ndarray = middle[np.searchsorted(ranked, group)]
+    return result
+
+
+_WHOSE = "job = {job:String} AND attempt = {attempt:UInt16}"
+_DURATIONS = f"""
+WITH inner_comms AS (
+    SELECT comm, any(host) AS on_host, count() AS members, any(nranks) AS size FROM comms FINAL WHERE {_WHOSE}
+    GROUP BY comm HAVING uniqExact(host) = 1 AND members > 1 AND members = size
+), operations AS (
+    SELECT comm, func, seq, replay, count() AS seen, any(bytes) AS moved,
+           min(toInt64(end_ns) - toInt64(start_ns)) AS fastest
+    FROM collectives
+    WHERE {_WHOSE} AND comm IN (SELECT comm FROM inner_comms) AND peer < 0 AND algo NOT LIKE 'NVLS%'
+        AND start_ns IS NOT NULL AND end_ns >= {{start:Int64}} AND end_ns < {{end:Int64}}
+        AND enqueue_ns >= {{start:Int64}} - {{longest:Int64}}
+    GROUP BY comm, func, seq, replay
+)
+SELECT comm, func, toUInt8(log2(greatest(moved, 1))) AS size_class, any(on_host) AS host, any(size) AS ranks,
+       count() AS n, avg(moved) AS bytes, quantileExact(0.5)(fastest) AS fastest_ns
+FROM operations INNER JOIN inner_comms USING (comm)
+WHERE seen = size AND fastest > 0 AND moved > 0
+GROUP BY comm, func, size_class
+ORDER BY comm, func, size_class
+"""
+# Operations are stored by when they were enqueued; what takes longer than this before it ends is a hang's affair.
+_LONGEST_NS = 60_000_000_000
+
+
+def read_inner(store: Store, context: Context) -> pa.Table:
+    """Return how long the fastest rank of each host-internal communicator took per operation, by kind."""
+    return store.query(_DURATIONS, context.parameters | {"longest": _LONGEST_NS})
+
+
+def judge_inner(
+    rows: pa.Table, memory: PairMemory, context: Context, options: PairOptions
+) -> tuple[InnerMatrix | None, PairMemory]:
+    """Return how slow each group inside a host is, None when there is nothing to compare, and what is remembered."""
+    comm = rows["comm"].to_numpy().astype(np.uint64)
+    if len(np.unique(comm)) < options.min_pairs:
+        return None, memory
+    comms, index = np.unique(comm, return_inverse=True)
+    size, times = as_floats(rows["bytes"]), as_floats(rows["n"])
+    duration, nowhere = as_floats(rows["fastest_ns"]) / size, np.zeros(rows.num_rows, bool)
+    delays = Delays(
+        index=index.reshape(-1),
+        kind=kinds_of(rows, ("func", "size_class", "ranks")),
+        key=keys_of(rows, "inner", ("comm", "size_class")),
+        bytes=size * times,
+        n=times,
+        ns_per_byte=duration,
+        least=np.zeros(rows.num_rows),
+        sharers=np.ones(rows.num_rows),
+        ring=index.reshape(-1),
+        rivals=index.reshape(-1),
+        follows=nowhere,
+        raw_ns_per_byte=duration,
+        is_net=nowhere,
+        decides=nowhere,
+    )
+    window_ns = context.window.end_ns - context.window.start_ns
+    score = judge_delays(delays, memory.recall(delays.key), len(comms), window_ns, options)
+    calm = ~score.wary[delays.index]
+    memory = memory.learn(delays.key[calm], np.log(delays.ns_per_byte[calm]))
+    hosts = rows["host"].take(pa.array(np.unique(comm, return_index=True)[1])).to_pylist()
+    groups = tuple(InnerGroup(host, _gpus(int(number), context)) for number, host in zip(comms, hosts, strict=True))
+    return InnerMatrix(groups, score.ratio, score.sigmas, score.slow), memory
+
+
+def _gpus(comm: int, context: Context) -> tuple[int, ...]:
+    gpus = context.roster.gpu_of[context.roster.members(comm)]
+    return tuple(sorted({int(gpu) for gpu in gpus if gpu >= 0}))

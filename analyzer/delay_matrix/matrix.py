@@ -1,0 +1,239 @@
+"""The delay matrix: one cell per pair that was compared, and how much slower than its kind it is."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+
+from analyzer.windows.window import End
+from lockstep.topology import Link, TopologyIndex, count_hops, join_nodes, link_name, split_end
+from lockstep.verdict import Side
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Pair:
+    """One way that bytes take from a GPU of a host to a GPU of another, as exactly as it is known."""
+
+    src: End
+    dst: End
+    src_gpu: int | None = None  # NVML index, on the sending host
+    dst_gpu: int | None = None
+    path: tuple[str, ...] | None = None  # ids of the links in order of travel; None: not known which way it takes
+
+    def __str__(self) -> str:
+        return f"{self.src}--{self.dst}"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class InnerGroup:
+    """GPUs of one host that a communicator joins."""
+
+    host: str
+    gpus: tuple[int, ...]  # NVML indices, as far as they are known
+
+
+@dataclass(frozen=True)
+class InnerMatrix:
+    """How slow the links inside hosts are; arrays are parallel to `groups`."""
+
+    groups: tuple[InnerGroup, ...]
+    ratio: np.ndarray  # duration of the fastest rank over what is normal for groups of its kind; 1 is normal
+    sigmas: np.ndarray  # excess in units of the spread between groups
+    slow: np.ndarray  # whether it is slow
+
+
+@dataclass(frozen=True)
+class DelayMatrix:
+    """The delay of every pair that was compared; arrays are parallel to `pairs`."""
+
+    pairs: tuple[Pair, ...]
+    transports: frozenset[str | None]
+    ratio: np.ndarray  # delay over what is normal for its kind; 1 is normal
+    sigmas: np.ndarray  # excess in units of the spread between pairs
+    slow: np.ndarray  # whether it is slow
+    ns_per_byte: np.ndarray
+    starved: frozenset[str] = frozenset()  # hosts whose proxy threads do not keep up: their pairs look slow
+    inner: InnerMatrix | None = None  # NVLink and PCIe inside hosts; None: no communicators there to compare
+
+
+# Looks over five seconds that begin two seconds apart: three of them span nine seconds, several training steps.
+MIN_EVALUATIONS = 3
+# First a plain mean, so that the past is known after a few evaluations; later it forgets slowly, over some minutes,
+# so that a pair that gets worse little by little does not take its past with it.
+MOST_EVALUATIONS = 60
+# A row that was not seen for this many evaluations is forgotten: its communicator is gone, or its size of operation.
+FORGOTTEN_AFTER = 300
+
+
+@dataclass(frozen=True)
+class Past:
+    """What is remembered of some rows."""
+
+    log_delay: np.ndarray  # NaN where too little is known
+    swing: np.ndarray  # mean difference from evaluation to evaluation, 0 where unknown
+
+
+@dataclass(frozen=True)
+class PairMemory:
+    """The usual delay of every row of the matrix, by key; arrays are parallel and sorted by key."""
+
+    keys: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint64))
+    log_delay: np.ndarray = field(default_factory=lambda: np.zeros(0))  # of nanoseconds per byte
+    swing: np.ndarray = field(
+        default_factory=lambda: np.zeros(0)
+    )  # by how much that differs from evaluation to evaluation
+    evaluations: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # that it was learnt from
+    unseen: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # looks since
+
+    @property
+    def has_past(self) -> bool:
+        """Return whether anything is known well enough to be held against."""
+        return bool((self.evaluations >= MIN_EVALUATIONS).any())
+
+    def recall(self, keys: np.ndarray) -> "Past":
+        """Return the usual delay of each row, NaN where too little is known of it."""
+        if not len(self.keys):
+            return Past(np.full(len(keys), np.nan), np.zeros(len(keys)))
+        index = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
+        known = (self.keys[index] == keys) & (self.evaluations[index] >= MIN_EVALUATIONS)
+        return Past(np.where(known, self.log_delay[index], np.nan), np.where(known, self.swing[index], 0.0))
+
+    def learn(self, keys: np.ndarray, log_delay: np.ndarray) -> "PairMemory":
+        """Return the memory after one more look at these rows; of rows with one key, the last counts."""
+        keys, first = np.unique(keys[::-1], return_index=True)
+        log_delay = log_delay[::-1][first]
+        index = np.minimum(np.searchsorted(self.keys, keys), max(len(self.keys) - 1, 0))
+        known = self.keys[index] == keys if len(self.keys) else np.zeros(len(keys), bool)
+        past, swing, evaluations, unseen = (
+            self.log_delay.copy(),
+            self.swing.copy(),
+            self.evaluations.copy(),
+            self.unseen + 1,
+        )
+        into = index[known]
+        evaluations[into] = np.minimum(evaluations[into] + 1, MOST_EVALUATIONS)
+        swing[into] += (np.abs(log_delay[known] - past[into]) - swing[into]) / (evaluations[into] - 1)
+        past[into] += (log_delay[known] - past[into]) / evaluations[into]
+        unseen[into] = 0
+        kept = unseen <= FORGOTTEN_AFTER
+        fresh = ~known
+        merged = np.concatenate([self.keys[kept], keys[fresh]])
+        order = np.argsort(merged, kind="stable")
+        return PairMemory(
+            keys=merged[order],
+            log_delay=np.concatenate([past[kept], log_delay[fresh]])[order],
+            swing=np.concatenate([swing[kept], np.zeros(int(fresh.sum()))])[order],
+            evaluations=np.concatenate([evaluations[kept], np.ones(int(fresh.sum()), np.int64)])[order],
+            unseen=np.concatenate([unseen[kept], np.zeros(int(fresh.sum()), np.int64)])[order],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """A link between switches in the direction of travel, or a switch (then without a side), that a pair may use."""
+
+    name: str  # as in verdicts for a link, the id of a switch
+    side: Side | None
+    share: float  # probability that a pair runs over it
+
+
+# What pairs share that run over the same links: two hosts and a path, or two leaves between which none is known.
+PathKey = tuple[str, str, tuple[str, ...]] | tuple[str | None, str | None]
+
+
+class Paths:
+    """Answers for one topology; unknown links, hosts and NICs lead nowhere."""
+
+    def __init__(self, topology: TopologyIndex) -> None:
+        self._topology = topology
+        self._links = {link.id: link for link in topology.topology.links}
+        self._switches = frozenset(node.id for node in topology.topology.switches)
+        self._spread: dict[tuple[str | None, str | None], tuple[Hop, ...]] = {}
+
+    def hops(self, pair: Pair) -> tuple[Hop, ...]:
+        """Return the links between switches and the switches that a pair runs over, each with its probability."""
+        if pair.path:
+            return tuple(self._walk(pair.src.host, pair.path))
+        near, far = self.leaf_of(pair.src), self.leaf_of(pair.dst)
+        if (near, far) not in self._spread:
+            self._spread[near, far] = tuple(self._spread_over(near, far, pair))
+        return self._spread[near, far]
+
+    def path_of(self, pair: Pair) -> PathKey:
+        """Return what a pair has in common with all that run over the same links."""
+        if pair.path:
+            return pair.src.host, pair.dst.host, pair.path
+        return self.leaf_of(pair.src), self.leaf_of(pair.dst)
+
+    def leaf_of(self, end: End) -> str | None:
+        """Return the leaf of a NIC; where the NIC is unknown, the one leaf that all NICs of the host are on."""
+        if end.nic:
+            return self._topology.leaf_of(end.host, end.nic)
+        leaves = {self._topology.leaf_of(end.host, each.id) for each in self._topology.nics_of(end.host)}
+        return leaves.pop() if len(leaves) == 1 else None
+
+    def _spread_over(self, near: str | None, far: str | None, pair: Pair) -> Iterable[Hop]:
+        if near is None or far is None:
+            return (Hop(leaf, None, 1.0) for leaf in (near, far) if leaf)
+        return _spread(near, far, self._between(pair))
+
+    def _between(self, pair: Pair) -> list[Link]:
+        src_nic, dst_nic = self._some_nic(pair.src.host, pair.src.nic), self._some_nic(pair.dst.host, pair.dst.nic)
+        links = self._topology.links_between(pair.src.host, src_nic, pair.dst.host, dst_nic)
+        return [link for link in links if all(split_end(end)[0] in self._switches for end in (link.a, link.b))]
+
+    def _some_nic(self, host: str, nic: str | None) -> str:
+        return nic or self._topology.nics_of(host)[0].id  # it has one, or it would have no leaf
+
+    def _walk(self, here: str, path: Iterable[str]) -> Iterator[Hop]:
+        """Yield what a path leads over; what follows a link that is unknown or does not join on is left out."""
+        for number in path:
+            link = self._links.get(number)
+            ends = [split_end(end)[0] for end in (link.a, link.b)] if link else []
+            if link is None or here not in ends:
+                return
+            there = ends[1] if here == ends[0] else ends[0]
+            if here in self._switches and there in self._switches:
+                yield Hop(link_name(link), "tx" if here == ends[0] else "rx", 1.0)
+            if there in self._switches:
+                yield Hop(there, None, 1.0)
+            here = there
+
+
+@lru_cache(maxsize=1)
+def paths_through(topology: TopologyIndex) -> Paths:
+    """Return the paths of a topology, kept: there are a thousand times as many pairs."""
+    return Paths(topology)
+
+
+def _spread(near: str, far: str, links: list[Link]) -> Iterator[Hop]:
+    """Yield the links and switches between two leaves with the share of flows that ECMP would send over each."""
+    exits = _exits(far, links)
+    shares = {near: 1.0}
+    while shares:
+        passed: dict[str, float] = defaultdict(float)
+        for switch, share in shares.items():
+            yield Hop(switch, None, share)
+            onward = exits.get(switch, []) if switch != far else []
+            for there, link in onward:
+                side: Side = "tx" if split_end(link.a)[0] == switch else "rx"
+                yield Hop(link_name(link), side, share / len(onward))
+                passed[there] += share / len(onward)
+        shares = passed
+
+
+def _exits(far: str, links: list[Link]) -> dict[str, list[tuple[str, Link]]]:
+    """Return, per switch, the links that lead closer to the far leaf, with the switch at their other end."""
+    around: dict[str, list[tuple[str, Link]]] = defaultdict(list)
+    for link in sorted(links, key=lambda each: each.id):
+        a, b = split_end(link.a)[0], split_end(link.b)[0]
+        around[a].append((b, link))
+        around[b].append((a, link))
+    hops = count_hops(join_nodes(((here, there) for here in around for there, _ in around[here]), [far]), far)
+    return {
+        here: [(there, link) for there, link in around[here] if hops[there] < hops[here]]
+        for here in hops
+        if here != far
+    }

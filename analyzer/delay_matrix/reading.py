@@ -1,0 +1,293 @@
+"""What the store knows of pairs: waits of both ends, both sides of single steps, and how far clocks are apart.
+
+A connection has two ends, each told of by its own host. The sender knows how long it waited for the wire, the
+receiver how long its GPU kept the buffer occupied; what is known of connections names NIC and source port of each
+end, and the path catalogue the links that a source port leads over. CollNet and NVLS have no peer and never enter,
+nor does what stays inside a host.
+
+Cost: one row per communicator, function, size class, channel and pair of ranks leaves the store; the sums over
+seconds and steps are its work.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from analyzer.delay_matrix.clocks import HostClocks, read_clocks
+from analyzer.delay_matrix.ends import keys_of
+from analyzer.delay_matrix.judging import read_inner
+from analyzer.windows.jobs import OF_HOSTS
+from analyzer.windows.window import Context
+from lockstep.clock import NS_PER_S
+from lockstep.store.store import Store
+
+# Transfers are stored by their beginning, so without this bound a window would read all that a job ever sent. What
+# takes longer than an hour ends by NCCL's watchdog, not by itself.
+LONGEST_NS = 3_600 * NS_PER_S
+# Steps are recorded of one operation in many (64 by default): an evaluation of a few seconds often holds none; this
+# far back they are still about now. Longer, and a verdict would outlive the fault by more than it is worth.
+_STEPS_BACK_NS = 30 * NS_PER_S
+_STALL_NS = NS_PER_S // 2  # beyond TCP's first retransmissions and any scheduler
+_STALLED_FOR_NS = 60 * NS_PER_S  # after which it is a hang's affair
+
+_WHOSE = "job = {job:String} AND attempt = {attempt:UInt16}"
+
+# How much later than told a step may have left: sums cannot be corrected afterwards, so they are made for each of
+# these, in steps of about two, and the one that clocks allow is read off. Beyond, clocks say nothing about a step.
+SLACKS_NS = tuple(round(value * 1e3) for value in (0, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4))
+
+# For how long the wire was busy with one operation: while a step had been handed over, its buffer was posted and the
+# step before it had come in and been read, but it had not arrived. What a late GPU or host does moves those moments,
+# too, so it does not count, whoever waits for whom. A queue that paces and TCP's large segments let steps arrive in
+# clumps, so only their sum is the pair's time; while the wire never runs dry, that is of the receiver's clock alone.
+# Both clocks are put right by what is known of them. A thread that has to be woken first delays some operations,
+# hence what two thirds of those of the window keep below: slow in more than a third is a pair that comes and goes.
+# Where there are none in the window, the newest one before it.
+_STEPS = f"""
+WITH told AS (
+    SELECT comm, if(func = 'Recv', 'Send', func) AS what, seq, replay, epoch, rank, peer, channel, direction, step,
+           host, nic, sport, bytes,
+           transform(host, {{hosts:Array(String)}}, {{offsets:Array(Int64)}}, toInt64(0)) AS ahead,
+           toInt64(posted_ns) - ahead AS posted, toInt64(wire_ns) - ahead AS moved, toInt64(done_ns) - ahead AS done
+    FROM step_samples WHERE {_WHOSE} AND peer >= 0
+        AND done_ns >= {{start:Int64}} AND done_ns < {{end:Int64}}
+), arrivals AS (
+    SELECT *, greatest(posted, lagInFrame(moved, 1, toInt64(0)) OVER steps,
+                       lagInFrame(done, 1, toInt64(0)) OVER steps) AS ready
+    FROM told WHERE direction = 'recv'
+    WINDOW steps AS (PARTITION BY comm, what, seq, replay, epoch, rank, peer, channel ORDER BY step
+                     ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)
+)
+SELECT comm, func, toUInt8(log2(moved_bytes)) AS size_class, src_rank, dst_rank, channel,
+       argMax(sender, newest) AS src_host,
+       argMax(receiver, newest) AS dst_host, max(sender_nic) AS src_nic, max(receiver_nic) AS dst_nic,
+       max(port) AS sport, argMax(counted, newest) AS steps, argMax(moved_bytes, newest) AS bytes,
+       if(countIf(newest >= {{fresh:Int64}}) > 0, sumIf(counted, newest >= {{fresh:Int64}}), steps) AS n,
+       if(countIf(newest >= {{fresh:Int64}}) > 0, quantileExactForEachIf(0.65)(busy, newest >= {{fresh:Int64}}),
+          argMax(busy, newest)) AS busy_ns, argMax(least, newest) AS least_ns, max(newest) AS newest_ns
+FROM (
+    SELECT comm, what AS func, departures.rank AS src_rank, departures.peer AS dst_rank, channel,
+           any(departures.host) AS sender, any(arrivals.host) AS receiver,
+           max(departures.nic) AS sender_nic, max(arrivals.nic) AS receiver_nic, max(departures.sport) AS port,
+           count() AS counted, sum(departures.bytes) AS moved_bytes,
+           sumForEach(arrayMap(slack -> greatest(arrivals.moved - greatest(departures.moved + slack, ready), 0),
+                               {{slacks:Array(Int64)}})) AS busy,
+           min(arrivals.moved - departures.moved) AS least, max(arrivals.moved) AS newest
+    FROM (SELECT * FROM told WHERE direction = 'send') AS departures
+    INNER JOIN arrivals USING (comm, what, seq, replay, epoch, channel, step)
+    WHERE arrivals.rank = departures.peer AND arrivals.peer = departures.rank
+    GROUP BY comm, what, seq, replay, epoch, departures.rank, departures.peer, channel
+    HAVING moved_bytes > 0
+)
+GROUP BY comm, func, size_class, src_rank, dst_rank, channel
+ORDER BY comm, func, size_class, src_rank, dst_rank, channel
+"""
+
+# What is still under way when the sender has handed over the last of a transfer: on sockets all transfers tell it,
+# where steps are recorded of few. Not the pair's is what the receiver's GPU held up, nor can it be more than the
+# receiver waited for data. NCCL keeps at most eight steps under way, so that many bytes may rightly be. One transfer
+# that stalls counts as much as it cost, however many others do not.
+_LAGS = f"""
+WITH told AS (
+    SELECT comm, if(func = 'Recv', 'Send', func) AS what, seq, replay, epoch, rank, peer, channel, direction, host,
+           nic, sport, bytes, gpu_wait_ns, peer_wait_ns, toInt64(first_ns) - toInt64(last_ns) + last AS first,
+           least(greatest(steps, 1), 8) AS open, bytes / greatest(steps, 1) * open AS under_way,
+           toInt64(last_ns) - transform(host, {{hosts:Array(String)}}, {{offsets:Array(Int64)}}, toInt64(0)) AS last
+    FROM transfers
+    WHERE {_WHOSE} AND peer >= 0 AND (transport IS NULL OR transport = 'socket')
+        AND last_ns >= {{start:Int64}} - if(direction = 'send', {_STALLED_FOR_NS}, 0) AND last_ns < {{end:Int64}}
+        AND first_ns >= {{start:Int64}} - {LONGEST_NS}
+), matched AS (
+    SELECT comm, what, channel, departures.rank AS src_rank, departures.peer AS dst_rank,
+           departures.host AS sender, arrivals.host AS receiver, departures.nic AS sender_nic,
+           arrivals.nic AS receiver_nic, departures.sport AS port, departures.bytes AS moved,
+           departures.open AS open, departures.under_way AS under_way, arrivals.last AS arrived,
+           arrivals.last - departures.last AS after,
+           least(after - arrivals.gpu_wait_ns, arrivals.peer_wait_ns) AS lag,
+           greatest(arrivals.first - departures.first, 0) AS absent
+    FROM (SELECT * FROM told WHERE direction = 'send') AS departures
+    INNER JOIN (SELECT * FROM told WHERE direction = 'recv' AND gpu_wait_ns IS NOT NULL AND peer_wait_ns IS NOT NULL)
+        AS arrivals USING (comm, what, seq, replay, epoch, channel)
+    WHERE arrivals.rank = departures.peer AND arrivals.peer = departures.rank
+)
+SELECT comm, what AS func, toUInt8(log2(greatest(moved, 1))) AS size_class, src_rank, dst_rank, channel,
+       any(sender) AS src_host, any(receiver) AS dst_host, max(sender_nic) AS src_nic, max(receiver_nic) AS dst_nic,
+       max(port) AS sport, count() AS n, max(open) AS steps, avg(under_way) AS bytes,
+       greatest(quantileExact(0.5)(lag), toInt64(sumIf(lag, lag > {_STALL_NS}) / count())) AS transit_ns,
+       min(after) AS least_ns, avg(absent) AS absent_ns, max(arrived) AS newest_ns
+FROM matched
+GROUP BY comm, what, size_class, src_rank, dst_rank, channel
+ORDER BY comm, func, size_class, src_rank, dst_rank, channel
+"""
+
+
+def read_steps(store: Store, context: Context, clocks: HostClocks) -> pa.Table:
+    """Return how long sampled operations kept wires busy, per communicator, function, size, channel and ranks."""
+    window = context.window
+    back_ns = max(_STEPS_BACK_NS, window.end_ns - window.start_ns)
+    timestamps = {"fresh": window.start_ns, "start": window.end_ns - back_ns, "slacks": list(SLACKS_NS)}
+    return store.query(_STEPS, _parameters(context, clocks) | timestamps)
+
+
+def read_lags(store: Store, context: Context, clocks: HostClocks) -> pa.Table:
+    """Return what was under way at the ends of transfers over sockets, in rows of the same shape."""
+    return store.query(_LAGS, _parameters(context, clocks))
+
+
+def _parameters(context: Context, clocks: HostClocks) -> dict[str, object]:
+    return context.parameters | {"hosts": list(clocks.hosts), "offsets": clocks.offset_ns.tolist()}
+
+
+_STATS = (
+    "SELECT comm, func, rank, peer, channel, direction, size_class, host, nic, transport, n, bytes, gpu_wait_ns, "
+    "wire_ns, wire_max_ns, CAST(NULL AS Nullable(Int64)) AS flush_ns, ts_ns AS moment "
+    f"FROM transfer_stats WHERE {_WHOSE} AND peer >= 0 "
+    "AND ts_ns >= {start:Int64} AND ts_ns < {end:Int64}"
+)
+_TRANSFERS = (
+    "SELECT comm, func, rank, peer, channel, direction, toUInt8(log2(greatest(bytes, 1))) AS size_class, host, nic, "
+    "transport, 1 AS n, bytes, gpu_wait_ns, wire_ns, wire_ns AS wire_max_ns, flush_ns, last_ns AS moment "
+    f"FROM transfers WHERE {_WHOSE} AND peer >= 0 "
+    f"AND last_ns >= {{start:Int64}} AND last_ns < {{end:Int64}} AND first_ns >= {{start:Int64}} - {LONGEST_NS}"
+)
+
+# One row for both sides; Send on one is Recv on the other, and the sender's part decides whether there is a row. Of a
+# rank that moved to another host there are rows from both: the newest host counts.
+_WAITS = """
+SELECT comm, if(func = 'Recv', 'Send', func) AS what, size_class,
+       if(sends, toInt64(rank), toInt64(peer)) AS src_rank, if(sends, toInt64(peer), toInt64(rank)) AS dst_rank,
+       channel, argMaxIf(host, moment, sends) AS src_host, nullIf(argMaxIf(host, moment, NOT sends), '') AS dst_host,
+       maxIf(nic, sends) AS told_src_nic, maxIf(nic, NOT sends) AS told_dst_nic, maxIf(transport, sends) AS carrier,
+       sumIf(n, sends) AS transfers, sumIf(bytes, sends) AS moved, sumIf(wire_ns, sends) AS wire,
+       maxIf(wire_max_ns, sends) AS wire_max, sumIf(gpu_wait_ns, NOT sends) AS recv_gpu_ns,
+       sumIf(flush_ns, NOT sends) AS flush, sumIf(n, NOT sends) AS received
+FROM (SELECT *, direction = 'send' AS sends FROM (%(rows)s))
+WHERE NOT sends OR (wire_ns IS NOT NULL
+    AND (transport IS NULL OR transport NOT IN ('p2p', 'shm', 'collnet', 'nvls')))
+GROUP BY comm, what, size_class, src_rank, dst_rank, channel HAVING moved > 0
+ORDER BY comm, what, size_class, src_rank, dst_rank, channel
+"""
+_KNOWN = f"""
+SELECT host AS side_host, assumeNotNull(comm) AS comm, toInt64(assumeNotNull(rank)) AS near,
+       toInt64(assumeNotNull(peer)) AS far, assumeNotNull(channel) AS channel, direction,
+       argMax(nic, (confidence, seen_ns)) AS known_nic,
+       argMax(sport, (confidence, seen_ns)) AS known_port,
+       argMax(toNullable(connections.transport), (confidence, seen_ns)) AS known_carrier
+FROM connections
+WHERE {_WHOSE} AND comm IS NOT NULL AND rank IS NOT NULL AND peer IS NOT NULL AND channel IS NOT NULL
+GROUP BY side_host, comm, near, far, channel, direction
+"""
+_STARVING = f"""
+SELECT host, sum(flush_ns) / greatest(sum(steps), 1) AS step_flush_ns, sum(steps) AS flushed
+FROM transfers
+WHERE {_WHOSE} AND direction = 'recv' AND flush_ns IS NOT NULL
+    AND last_ns >= {{start:Int64}} AND last_ns < {{end:Int64}} AND first_ns >= {{start:Int64}} - {LONGEST_NS}
+GROUP BY host ORDER BY host
+"""
+_PATHS = f"""
+SELECT host AS src_host, src_nic,
+       if(dst IS NULL OR dst = '', splitByChar('/', dst_nic)[1], assumeNotNull(dst)) AS dst_host,
+       if(position(dst_nic, '/') > 0, splitByChar('/', dst_nic)[2], dst_nic) AS far_nic, sport,
+       argMax(links, (seen_ns < {{then:Int64}}, if(seen_ns < {{then:Int64}}, seen_ns, -seen_ns), confidence)) AS route
+FROM paths WHERE {OF_HOSTS}
+GROUP BY src_host, src_nic, dst_host, far_nic, sport
+ORDER BY src_host, src_nic, dst_host, far_nic, sport
+"""
+
+
+# Columns by what they are called from here on, where that differs: in SQL such a name would be taken for the column
+# that it is made of.
+_NAMES = {
+    "what": "func",
+    "transfers": "n",
+    "moved": "bytes",
+    "wire": "wire_ns",
+    "wire_max": "wire_max_ns",
+    "flush": "flush_ns",
+    "known_port": "sport",
+}
+_ORDER = ("comm", "what", "size_class", "src_rank", "dst_rank", "channel")
+CONNECTION = ("comm", "src_rank", "dst_rank", "channel")
+_ENDS = ("src_nic", "dst_nic", "sport")
+_NOTHING = pa.table({})
+ACKNOWLEDGED = "ib"  # the transport whose wire time ends when the other side has the bytes
+
+
+@dataclass(frozen=True)
+class PairFacts:
+    """What the store knows of a job's wires in a window."""
+
+    waits: pa.Table  # a row per communicator, function, size class, channel and pair of ranks
+    steps: pa.Table  # likewise, from both sides of single steps, out of a longer time
+    lags: pa.Table  # likewise, from the ends of whole transfers
+    flushes: pa.Table  # host, step_flush_ns, flushed steps
+    paths: pa.Table  # src_host, src_nic, dst_host, far_nic, sport, route
+    inner: pa.Table  # durations of communicators inside one host
+    clocks: HostClocks
+
+
+def read_pairs(store: Store, context: Context) -> PairFacts:
+    """Return what the store knows of a job's wires; statistics where there are any, else complete transfers."""
+    parameters, window = context.parameters, context.window
+    told = store.query(_WAITS % {"rows": _STATS}, parameters)
+    if told.num_rows == 0:
+        told = store.query(_WAITS % {"rows": _TRANSFERS}, parameters)
+    waits = add_known(told, store.query(_KNOWN, parameters))
+    clocks, steps, lags = HostClocks(), _NOTHING, _NOTHING
+    if needs_transits(waits):
+        clocks = read_clocks(store, context)
+        steps = name_ends(read_steps(store, context, clocks), waits)
+        lags = name_ends(read_lags(store, context, clocks), waits)
+    return PairFacts(
+        waits=waits,
+        steps=steps,
+        lags=lags,
+        flushes=store.query(_STARVING, parameters),
+        # A connection that was moved since was elsewhere in the middle of the window.
+        paths=store.query(_PATHS, {"hosts": context.host_list, "then": (window.start_ns + window.end_ns) // 2}),
+        inner=read_inner(store, context),
+        clocks=clocks,
+    )
+
+
+def needs_transits(waits: pa.Table) -> bool:
+    """Return whether some pair's own waits do not tell how long it takes."""
+    return set(waits["transport"].to_pylist()) != {ACKNOWLEDGED}
+
+
+def add_known(told: pa.Table, known: pa.Table) -> pa.Table:
+    """Return the waits with NICs, ports and transport: as their rows tell them, else as is known of connections."""
+    sends, receives = (known.filter(pc.equal(known["direction"], way)) for way in ("send", "recv"))
+    waits = told.join(
+        sends.drop_columns(["direction"]),
+        ["comm", "src_rank", "dst_rank", "channel", "src_host"],
+        ["comm", "near", "far", "channel", "side_host"],
+    ).join(
+        receives.select(["comm", "near", "far", "channel", "side_host", "known_nic"]),
+        ["comm", "dst_rank", "src_rank", "channel", "dst_host"],
+        ["comm", "near", "far", "channel", "side_host"],
+        right_suffix="_there",
+    )
+    waits = waits.append_column("src_nic", pc.coalesce(waits["told_src_nic"], waits["known_nic"]))
+    waits = waits.append_column("dst_nic", pc.coalesce(waits["told_dst_nic"], waits["known_nic_there"]))
+    waits = waits.append_column("transport", pc.coalesce(waits["carrier"], waits["known_carrier"]))
+    waits = waits.sort_by([(name, "ascending") for name in _ORDER])
+    return waits.rename_columns([_NAMES.get(name, name) for name in waits.column_names])
+
+
+def name_ends(rows: pa.Table, waits: pa.Table) -> pa.Table:
+    """Return the rows with NICs and ports, where they tell none, as the waits of the same connections have them.
+
+    Else a connection would be two pairs: one between NICs and one between hosts.
+    """
+    keys, of = (keys_of(table, "connection", CONNECTION) for table in (waits, rows))
+    known, first = np.unique(keys, return_index=True)
+    index = np.minimum(np.searchsorted(known, of), max(len(known) - 1, 0))
+    is_known = known[index] == of if len(known) else np.zeros(len(of), bool)
+    wanted = pa.array(first[index] if len(known) else index, mask=~is_known)
+    for name in _ENDS:
+        better = waits[name].take(wanted).cast(rows[name].type)
+        rows = rows.set_column(rows.column_names.index(name), name, pc.coalesce(rows[name], better))
+    return rows

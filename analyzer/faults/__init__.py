@@ -1,1 +1,0 @@
-"""Which set of faults explains the slow wires."""

@@ -1,0 +1,245 @@
+"""What the store tells about a standstill: how far every rank has come, what happened meanwhile, who is connected."""
+
+from collections.abc import Set
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from analyzer.windows.window import End, Finding
+from lockstep.clock import NS_PER_S
+
+PAIRED = ("Send", "Recv")  # counted per peer: the k-th Send to a rank is the k-th Recv there
+# All ranks have entered these before the first one is through, so that nobody can end the next one alone.
+TOGETHER = ("AllReduce", "AllGather", "ReduceScatter", "AlltoAll", "")  # "": a dump that counts all functions as one
+
+
+@dataclass(frozen=True, slots=True)
+class HangOptions:
+    """When a standstill is a hang, and when a part is surely the one."""
+
+    # A job that does the same every step is two steps late before anybody is told; one late step is a straggler.
+    periods: float = 2.0
+    # Where an event tells of a part that ended, was stopped or lost its carrier, one late step is enough to see that
+    # the job stands with it.
+    event_periods: float = 1.0
+    # Garbage collection and a slow write hold one rank up for about a second, however short the steps are.
+    pause_ns: int = NS_PER_S
+    # Without any learnt period (nothing came round three times) the first step may still be compiling.
+    unlearnt_ns: int = 60 * NS_PER_S
+    # Rows of progress come every second; three in a row missing are not delay of the collector.
+    quiet_ns: int = 3 * NS_PER_S
+    # An event belongs to a standstill that began at most so long after it: buffers and retries hide the begin.
+    before_ns: int = 10 * NS_PER_S
+    # A rank takes the others with it when it ends, rows of progress are a second apart, and five reads in a row say
+    # that a process is stuck; whoever ends or is stopped later than that was so by a watchdog or a person.
+    after_ns: int = 7 * NS_PER_S
+    # What hosts' clocks may differ by, and what a process needs to notice that another one ended and to end itself.
+    together_ns: int = NS_PER_S // 50
+    # NCCL retries on IB seven times for 4.3 s each; a Linux TCP connection sends again for about a minute before
+    # anybody would call it dead. Until then a stalled wire may come back by itself.
+    ib_retry_ns: int = 30 * NS_PER_S
+    tcp_retry_ns: int = 60 * NS_PER_S
+
+    def patience_ns(self, period_ns: int | None, interval_ns: int, has_event: bool = False) -> int:
+        """Return for how long counters must stand before anything is said; `interval_ns` is between two rows.
+
+        It is shorter where an event tells why they stand.
+        """
+        if period_ns is None:
+            return self.unlearnt_ns
+        if has_event:
+            return max(round(self.event_periods * period_ns), interval_ns)
+        return round(self.periods * period_ns) + self.pause_ns + interval_ns
+
+
+@dataclass(frozen=True)
+class Lines:
+    """How far ranks have come: parallel arrays, one element per (communicator, rank, function, peer)."""
+
+    process: np.ndarray  # number of the process
+    comm: np.ndarray  # u64
+    rank: np.ndarray  # inside the communicator
+    func: np.ndarray  # str
+    peer: np.ndarray  # -1 but for Send and Recv
+    enqueued: np.ndarray
+    started: np.ndarray
+    done: np.ndarray
+    since_ns: np.ndarray  # first row, as far as was looked back, in which nothing had begun or ended since
+    seen_ns: np.ndarray  # newest row
+    state: np.ndarray  # str, what the oldest open step waits for
+    head_peer: np.ndarray  # -1: unknown
+    head_channel: np.ndarray  # -1: unknown
+    open_bytes: np.ndarray  # of the oldest open operation, -1: unknown
+    open_dtype: np.ndarray  # str, empty: unknown
+    open_algo: np.ndarray  # str, empty: unknown
+    open_ns: np.ndarray  # when its host enqueued the oldest open operation, -1: nothing is open or nobody knows
+
+    def __len__(self) -> int:
+        return len(self.process)
+
+    @classmethod
+    def none(cls) -> "Lines":
+        """Return no lines."""
+        return cls(**{name: np.zeros(0, np.int64) for name in cls.__dataclass_fields__})
+
+    def pick(self, which: np.ndarray) -> "Lines":
+        """Return some of the lines."""
+        return Lines(**{name: getattr(self, name)[which] for name in self.__dataclass_fields__})
+
+
+@dataclass(frozen=True)
+class People:
+    """All processes of the job, by number; those that no communicator told of come after the others."""
+
+    host_of: np.ndarray  # str
+    gpu_of: np.ndarray  # -1: unknown
+    world_rank_of: np.ndarray  # its rank in the job, or in its communicator where that is unknown
+
+    def __len__(self) -> int:
+        return len(self.host_of)
+
+
+@dataclass(frozen=True, slots=True)
+class HostEvent:
+    """An event on a host of the job."""
+
+    host: str
+    ts_ns: int
+    kind: str
+    component: str
+    message: str  # for people
+    rank: int | None = None  # in the job, of the process it is about
+    signal: int | None = None  # that ended the process
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A connection between two processes; a side that told nothing is None."""
+
+    src: End | None
+    dst: End | None
+    transport: str | None
+
+
+@dataclass(frozen=True)
+class StepCounts:
+    """Network steps that ended, in the operations that somebody is inside of and the two before: parallel arrays."""
+
+    comm: np.ndarray  # u64, sorted
+    func: np.ndarray  # str
+    seq: np.ndarray
+    rank: np.ndarray  # inside the communicator
+    channel: np.ndarray
+    peer: np.ndarray
+    sends: np.ndarray  # bool: what it sent, or what it received
+    steps: np.ndarray
+    last_ns: np.ndarray  # when the newest of them ended
+
+    def __len__(self) -> int:
+        return len(self.comm)
+
+
+_NONE = np.zeros(0, np.int64)
+NO_STEPS = StepCounts(
+    _NONE.astype(np.uint64), _NONE.astype(object), _NONE, _NONE, _NONE, _NONE, _NONE.astype(bool), _NONE, _NONE
+)
+
+
+PairKey = tuple[int, int, int, int]  # communicator, sending rank, receiving rank, channel
+
+
+@dataclass(frozen=True)
+class ProgressFacts:
+    """One evaluation: all lines, and what is needed about the standstill where there is one."""
+
+    lines: Lines
+    people: People
+    now_ns: int  # newest row
+    period_ns: int | None  # as far as it is known or could be learnt
+    interval_ns: int  # between two rows of one line; 0: rows were written on change
+    all_move: bool = False  # everybody was seen to move, so nothing else was read
+    is_dump: bool = False  # made by a watchdog that gave up: no starts, and the time of the dump is unknown
+    events: tuple[HostEvent, ...] = ()
+    down_since_ns: dict[End, int] = field(default_factory=dict)  # NICs that lost their carrier
+    last_seen_ns: dict[str, int] = field(
+        default_factory=dict
+    )  # how far the collector of each host says it has told all
+    last_row_ns: dict[str, int] = field(default_factory=dict)  # newest row of hosts whose collector says nothing
+    pairs: dict[PairKey, Pair] = field(default_factory=dict)
+    only_nic: dict[str, str] = field(default_factory=dict)  # of hosts whose ranks use one and the same
+    steps: StepCounts = NO_STEPS
+
+
+@dataclass(frozen=True)
+class HangMemory:
+    """What one evaluation leaves for the next: since when the job stands still, and why."""
+
+    since_ns: int | None = None
+    findings: tuple[Finding, ...] = ()
+    lines: int = 0  # of which anything was heard then
+
+
+@dataclass(frozen=True)
+class Standstill:
+    """Who is heard, who has not moved for too long, and which lines somebody is inside of meanwhile."""
+
+    present: np.ndarray  # by process: its rows reach up to the end of the evaluation
+    still: np.ndarray  # by process: heard, and nothing began or ended
+    inside: np.ndarray  # by line: an operation has begun and does not end
+    unsettled: np.ndarray  # by line: is inside one, too, but its newest row is too old to tell that it stands there
+    since_ns: int  # when the last of those who are inside moved for the last time
+
+    @property
+    def is_hang(self) -> bool:
+        """Return whether anybody waits at all."""
+        return bool(self.inside.any())
+
+
+def find_standstill(
+    facts: ProgressFacts, silent: frozenset[str], options: HangOptions, has_event: bool = False
+) -> Standstill:
+    """Return who stands still at the end of an evaluation; sooner where events tell why. Cost: O(lines)."""
+    lines, people = facts.lines, facts.people
+    seen_ns, moved_ns = _latest(lines.process, lines.seen_ns, len(people)), _moved(facts)
+    fresh = facts.now_ns - options.quiet_ns
+    present = (seen_ns >= fresh) | _hosts_present(facts, fresh)
+    present &= (seen_ns >= 0) & ~_is_on(people, silent)
+    patience = 0 if facts.is_dump else options.patience_ns(facts.period_ns, facts.interval_ns, has_event)
+    still = present & (facts.now_ns - moved_ns >= patience)
+    begun = lines.enqueued if facts.is_dump else lines.started
+    inside = (begun > lines.done) & still[lines.process]
+    unsettled = (begun > lines.done) & (present & ~still)[lines.process] & (lines.seen_ns - lines.since_ns < patience)
+    since_ns = int(moved_ns[lines.process[inside]].max(initial=0))
+    return Standstill(present, still, inside, unsettled & (facts.interval_ns > 0), since_ns)
+
+
+def drop_unknown(lines: Lines) -> Lines:
+    """Return the lines without those of which nobody ever heard a start: what is open there, nobody knows."""
+    return lines.pick((lines.started > 0) | (lines.state != "unknown"))
+
+
+def _moved(facts: ProgressFacts) -> np.ndarray:
+    """Return when each process moved for the last time, on the clock of the newest row of all."""
+    lines = facts.lines
+    # How long it stands is a difference on its own host's clock; only then is it put on the common one.
+    own_seen = _latest(lines.process, lines.seen_ns, len(facts.people))
+    moved_ns: np.ndarray = facts.now_ns - (own_seen - _latest(lines.process, lines.since_ns, len(facts.people)))
+    return moved_ns
+
+
+def _latest(process: np.ndarray, timestamps_ns: np.ndarray, count: int) -> np.ndarray:
+    latest = np.full(count, -1, np.int64)
+    np.maximum.at(latest, process, timestamps_ns)
+    return latest
+
+
+def _hosts_present(facts: ProgressFacts, fresh_ns: int) -> np.ndarray:
+    """Return for each process whether its host has sent everything up to a moment, and had nothing new to tell."""
+    return _is_on(
+        facts.people, {host for host, last_seen_ns in facts.last_seen_ns.items() if last_seen_ns >= fresh_ns}
+    )
+
+
+def _is_on(people: People, hosts: Set[str]) -> np.ndarray:
+    """Return for each process whether it runs on one of some hosts."""
+    return np.array([host in hosts for host in people.host_of.tolist()], bool)

@@ -1,0 +1,331 @@
+"""Who never arrived: one evaluation of a job, from how far everybody has come to the part that keeps them."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from analyzer.hang.facts import PAIRED, TOGETHER, HangMemory, HangOptions, ProgressFacts, Standstill, find_standstill
+from analyzer.hang.flow import Edge, date_by_steps, find_lost, find_lost_pairs, owes, pair_leads
+from analyzer.hang.pairs import StuckPair, find_stuck_pairs, name_down_nics, name_pairs, pair_of
+from analyzer.hang.processes import (
+    Scene,
+    find_stopped,
+    finding_of,
+    name_first_ended,
+    name_missing,
+    name_processes,
+    was_ended_by_request,
+)
+from analyzer.hang.waits import StuckOperation, trace_waits
+from analyzer.windows.window import Context, Finding
+from lockstep.clock import NS_PER_S
+from lockstep.topology import TopologyIndex, host_name
+
+_MOST_LOST = 256  # a NIC that is gone loses fewer; more than that are missing from the records, not on wires
+_RINGS = ("RING", "")  # how far a rank runs ahead is the same for all only here; unknown ones are told by their shape
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """What was sent and did not arrive, and who of those it was sent to has not sent what he could."""
+
+    pairs: tuple[StuckPair, ...] = ()
+    debtors: frozenset[int] = frozenset()  # processes
+
+
+def trace_delivery(scene: Scene, stuck: tuple[StuckOperation, ...]) -> Delivery:
+    """Return how far the data of all stuck operations got. Cost: O(members of the stuck operations)."""
+    lines = scene.waits.lines
+    paired = [each for each in stuck if str(lines.func[each.members[0]]) in PAIRED]
+    parts = [_of_paired(scene, paired)] if paired else []
+    parts += [_of_collective(scene, each) for each in stuck if str(lines.func[each.members[0]]) in TOGETHER]
+    return Delivery(
+        tuple(pair for part in parts for pair in part.pairs),
+        frozenset(process for part in parts for process in part.debtors),
+    )
+
+
+def find_idle(scene: Scene, operation: StuckOperation) -> list[int]:
+    """Return the only process of an operation of which no step has ended, if all others have ended some."""
+    lines, rows = scene.waits.lines, operation.members
+    active = _active_ranks(scene, operation)
+    idle = lines.process[rows[~np.isin(lines.rank[rows], active)]].tolist()
+    is_together = str(lines.func[rows[0]]) in TOGETHER
+    return idle if is_together and len(idle) == 1 and len(active) > 1 else []
+
+
+def _active_ranks(scene: Scene, operation: StuckOperation) -> np.ndarray:
+    """Return the ranks that have ended any step of an operation."""
+    lines, row, steps = scene.waits.lines, operation.members[0], scene.facts.steps
+    low, high = (int(np.searchsorted(steps.comm, lines.comm[row], side)) for side in ("left", "right"))
+    here = (steps.func[low:high] == lines.func[row]) & (steps.seq[low:high] == operation.number - 1)
+    return np.unique(steps.rank[low:high][here])
+
+
+def _of_paired(scene: Scene, paired: list[StuckOperation]) -> Delivery:
+    lines = scene.waits.lines
+    inside = np.zeros(len(lines), bool)
+    inside[np.concatenate([each.members for each in paired])] = True
+    pairs: list[StuckPair] = []
+    debtors: set[int] = set()
+    for row in find_lost_pairs(lines, inside):
+        edge = Edge(*(int(column[row]) for column in (lines.comm, lines.peer, lines.rank, lines.head_channel)))
+        pairs += _pair(scene, edge)
+        if owes(pair_leads(lines, edge.comm), edge.dst, edge.src):
+            debtors.add(int(lines.process[row]))
+    return Delivery(tuple(pairs), frozenset(debtors))
+
+
+def _of_collective(scene: Scene, operation: StuckOperation) -> Delivery:
+    lines, row = scene.waits.lines, int(operation.members[0])
+    comm = int(lines.comm[row])
+    lost, leads = find_lost(scene.facts.steps, comm, str(lines.func[row]), operation.number - 1)
+    if not 0 < len(lost) <= _MOST_LOST:
+        return Delivery()
+    if lines.open_algo[row] not in _RINGS:
+        leads = {}
+    if not leads and not _is_plain(lost, np.isin(lines.rank[operation.members], _active_ranks(scene, operation))):
+        return Delivery()
+    debtors = {edge.dst for edge in lost for ranks in leads.values() if _owes(ranks, edge)}
+    processes = [process for rank in debtors if (process := _process(scene, comm, rank)) is not None]
+    return Delivery(tuple(pair for edge in lost for pair in _pair(scene, edge)), frozenset(processes))
+
+
+def _is_plain(lost: list[Edge], is_active: np.ndarray) -> bool:
+    """Return whether what is lost in a tree tells of a pair or a NIC.
+
+    There a rank takes nothing from one child while it waits for another, so that much looks lost around a rank that
+    does nothing. A single pair is believed where everybody has done something; several where one rank neither gets
+    nor gets rid of anything.
+    """
+    if len({(edge.src, edge.dst) for edge in lost}) < 2:
+        return bool(is_active.all())
+    sources, targets = {edge.src for edge in lost}, {edge.dst for edge in lost}
+    return any(all(rank in (edge.src, edge.dst) for edge in lost) for rank in sources & targets)
+
+
+def _owes(leads: dict[int, int], edge: Edge) -> bool:
+    """Return whether the receiver of a lost step owes one; of two ranks the one that has done nothing."""
+    return owes(leads, edge.dst, edge.src) or (leads.keys() == {edge.src})
+
+
+def _pair(scene: Scene, edge: Edge) -> list[StuckPair]:
+    sender, receiver = (_process(scene, edge.comm, rank) for rank in (edge.src, edge.dst))
+    if sender is None or receiver is None or receiver in scene.waits.missing:  # what it got, nobody tells
+        return []
+    key = (edge.comm, edge.src, edge.dst, edge.channel)
+    return [pair_of(scene, key, sender, receiver, is_counted=True)]
+
+
+def _process(scene: Scene, comm: int, rank: int) -> int | None:
+    lines = scene.waits.lines
+    found = np.flatnonzero((lines.comm == comm) & (lines.rank == rank))
+    return int(lines.process[found[0]]) if len(found) else None
+
+
+_MOST_NAMED = 16
+
+
+def name_operations(scene: Scene, job: str, topology: TopologyIndex | None) -> list[Finding]:
+    """Return what the stuck operations are stuck on; the first kind of cause that explains any of them is told."""
+    stuck = scene.waits.stuck
+    if mismatched := [each for each in stuck if _differs(scene, each)]:
+        return [_mismatch(scene, mismatched[0], job)]
+    if len(stopped := find_stopped(scene, scene.involved)):
+        return name_processes(scene, stopped)
+    if down := name_down_nics(scene, topology):
+        return down
+    delivery = trace_delivery(scene, stuck)
+    pairs = [*(pair for each in stuck for pair in find_stuck_pairs(scene, each)), *delivery.pairs]
+    debtor = _find_debtor(pairs, delivery)
+    if debtor is not None:
+        return [_holder(scene, [debtor])]
+    if pairs:
+        return name_pairs(scene, _once(pairs), topology)
+    holders = [process for each in stuck for process in _find_holders(scene, each)]
+    holders = holders or [process for each in stuck for process in find_idle(scene, each)]
+    return [_holder(scene, holders)] if len({scene.host_of(process) for process in holders}) == 1 else []
+
+
+def name_circle(scene: Scene, job: str) -> Finding:
+    """Return that ranks wait for each other in a circle, which no hardware does."""
+    ranks = [scene.rank_of(process) for process in scene.waits.circling.tolist()]
+    lines = scene.waits.lines
+    comms = np.unique(lines.comm[np.isin(lines.process, scene.waits.circling) & scene.waits.behind])
+    return finding_of(
+        scene,
+        scene.waits.circling.tolist(),
+        fault_class="software",
+        component=f"job:{job}",
+        likelihood=0.95,
+        reason=f"{len(ranks)} ranks wait for each other in {len(comms)} communicators, entered in different "
+        "orders or with different functions",
+        evidence=({"kind": "circle", "ranks": ranks[:_MOST_NAMED], "comms": [f"{comm:016x}" for comm in comms[:8]]},),
+    )
+
+
+def _differs(scene: Scene, operation: StuckOperation) -> bool:
+    """Return whether those inside the same operation were called with different arguments."""
+    lines, rows = scene.waits.lines, operation.members
+    if scene.facts.is_dump:  # counts of dumps are of all functions together, and all-to-all may be uneven
+        return False
+    sizes, dtypes = lines.open_bytes[rows], lines.open_dtype[rows]
+    return len(np.unique(sizes[sizes >= 0])) > 1 or len({*dtypes.tolist()} - {""}) > 1
+
+
+def _mismatch(scene: Scene, operation: StuckOperation, job: str) -> Finding:
+    lines, rows = scene.waits.lines, operation.members
+    calls = list(zip(lines.open_bytes[rows].tolist(), lines.open_dtype[rows].tolist(), strict=True))
+    usual = max(sorted(set(calls)), key=calls.count)
+    odd = [row for row, call in zip(rows.tolist(), calls, strict=True) if call != usual]
+    ranks = [scene.rank_of(int(lines.process[row])) for row in odd]
+    evidence: dict[str, Any] = {
+        "kind": "mismatch",
+        "ranks": ranks[:_MOST_NAMED],
+        "bytes": lines.open_bytes[odd[0]].item(),
+    }
+    evidence |= {"dtype": str(lines.open_dtype[odd[0]]), "usual_bytes": usual[0], "usual_dtype": usual[1]}
+    func, number = str(lines.func[rows[0]]), operation.number
+    who = f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks ({ranks[0]} and others)"
+    return finding_of(
+        scene,
+        lines.process[odd].tolist(),
+        fault_class="software",
+        component=f"job:{job}",
+        likelihood=0.97,
+        reason=f"{who} called {func} number {number} with {evidence['bytes']} bytes of {evidence['dtype']}, the "
+        f"others with {usual[0]} of {usual[1]}",
+        evidence=(evidence,),
+    )
+
+
+def _once(pairs: list[StuckPair]) -> list[StuckPair]:
+    """Return each pair once, as counts tell it where they do."""
+    best: dict[tuple[int, int], StuckPair] = {}
+    for pair in sorted(pairs, key=lambda pair: not pair.is_counted):
+        best.setdefault((pair.sender, pair.receiver), pair)
+    return list(best.values())
+
+
+def _find_debtor(pairs: list[StuckPair], delivery: Delivery) -> int | None:
+    """Return the process to which all goes that does not arrive, if it owes something itself."""
+    receivers = {pair.receiver for pair in pairs}
+    return receivers.pop() if len(receivers) == 1 and receivers <= delivery.debtors else None
+
+
+def _find_holders(scene: Scene, operation: StuckOperation) -> list[int]:
+    """Return the processes inside an operation that do not do their part of it, as the states of the others show.
+
+    In a collective they hold data which they do not take, while the next rank waits for what they send: the buffers
+    before them are full, and those behind them are empty. Between two ranks it is the one that waits for its own GPU.
+    """
+    lines, rows = scene.waits.lines, operation.members
+    is_pair = str(lines.func[rows[0]]) in PAIRED
+    if is_pair:  # who waits to receive something that it enqueued before cannot come to this
+        rows = rows[scene.awaits_ns[lines.process[rows]] >= lines.open_ns[rows]]
+    awaited = set(lines.head_peer[rows][lines.state[rows] == "recv_wait"].tolist())
+    keeps = {"recv_gpu_wait", "gpu_wait"} if is_pair and len(operation.members) == 2 else {"recv_gpu_wait"}
+    holds = [row for row in rows.tolist() if lines.state[row] in keeps]
+    holds = [row for row in holds if is_pair or int(lines.rank[row]) in awaited]
+    return [int(lines.process[row]) for row in holds]
+
+
+def _gpu_stands(scene: Scene, process: int) -> bool:
+    """Return whether a process waits for its GPU in an operation in which it sends and receives.
+
+    If it did not run, it would mostly wait to receive: it would not have noticed what arrived for it meanwhile.
+    """
+    lines, stuck = scene.waits.lines, scene.waits.stuck
+    rows = np.concatenate([each.members for each in stuck])
+    mine = rows[(lines.process[rows] == process) & ~np.isin(lines.func[rows].astype(str), PAIRED)]
+    return bool((lines.state[mine] == "gpu_wait").any())
+
+
+def _holder(scene: Scene, processes: list[int]) -> Finding:
+    """Return who holds an operation up: the GPU, where a collector would have told of a stopped process."""
+    process = processes[0]
+    rank, host, gpu = scene.rank_of(process), scene.host_of(process), scene.gpu_of(process)
+    is_gpu = gpu is not None and len(set(processes)) == 1
+    is_gpu &= host in scene.facts.last_seen_ns or _gpu_stands(scene, process)
+    return finding_of(
+        scene,
+        sorted(set(processes)),
+        fault_class="noncomm_hang",
+        component=str(gpu) if is_gpu else host_name(host),
+        likelihood=0.85 if not is_gpu or host in scene.facts.last_seen_ns else 0.7,
+        reason=f"rank {rank} on {host} has done nothing in an operation {scene.how_long} while its neighbours "
+        f"wait for it: {'its GPU stands' if is_gpu else 'its process or its GPU stands'}",
+        ambiguous_with=(host_name(host) if is_gpu else gpu,) if gpu else (),
+    )
+
+
+# If more than half of a job keeps the others waiting, nobody in particular does: it loads, saves or compiles.
+_MOST_ORIGINS = 0.5
+
+
+def find_hangs(
+    facts: ProgressFacts, memory: HangMemory, context: Context, options: HangOptions
+) -> tuple[list[Finding], HangMemory]:
+    """Return the parts that a standstill comes from; nothing while the job moves, or pauses as a whole.
+
+    Assumes that counts of one function in one communicator mean the same on all its ranks; groups in which they
+    cannot are left out. Cost: O(lines log lines).
+    """
+    if facts.all_move:
+        return [], HangMemory()
+    if len(facts.lines) == 0:
+        return list(memory.findings), memory
+    facts = _as_told_live(date_by_steps(facts))
+    standstill = find_standstill(facts, context.silent, options)
+    is_sure = standstill.is_hang
+    if not is_sure:
+        standstill = find_standstill(facts, context.silent, options, has_event=True)
+    if not standstill.is_hang:
+        # A job of which hardly anything is heard any more has not moved.
+        return (list(memory.findings), memory) if 2 * len(facts.lines) < memory.lines else ([], HangMemory())
+    since_ns = _begin(standstill, memory)
+    scene = Scene(facts, trace_waits(facts, standstill, context.roster), since_ns, options)
+    named = _name(scene, context, int(standstill.present.sum())) if is_sure else _name_by_events(scene, context)
+    return named, _remember(since_ns, named, memory, facts) if is_sure or named else HangMemory()
+
+
+def _remember(since_ns: int, named: list[Finding], memory: HangMemory, facts: ProgressFacts) -> HangMemory:
+    return HangMemory(since_ns, tuple(named), max(memory.lines, len(facts.lines)))
+
+
+def _as_told_live(facts: ProgressFacts) -> ProgressFacts:
+    """Return the facts with the rhythm of a collector where there is one, though few of its rows came."""
+    is_slow = facts.last_seen_ns and not facts.is_dump
+    return replace(facts, interval_ns=max(facts.interval_ns, NS_PER_S)) if is_slow else facts
+
+
+def _begin(standstill: Standstill, memory: HangMemory) -> int:
+    """Return when it began: the evaluation before knows better, as long as it is the same standstill."""
+    return standstill.since_ns if memory.since_ns is None else min(memory.since_ns, standstill.since_ns)
+
+
+def _name(scene: Scene, context: Context, present: int) -> list[Finding]:
+    waits = scene.waits
+    if was_ended_by_request(scene):
+        return []
+    if crashed := name_first_ended(scene):
+        return crashed
+    if len(waits.origins) > _MOST_ORIGINS * max(present, 2):
+        return []
+    findings = name_processes(scene, waits.origins) + name_missing(scene, is_new=True)
+    if not findings and waits.stuck:  # who died or fell silent leaves operations behind that look stuck by themselves
+        findings += name_operations(scene, context.job, context.topology)
+    if not findings and len(waits.circling):
+        findings.append(name_circle(scene, context.job))
+    return findings or name_missing(scene, is_new=False)
+
+
+def _name_by_events(scene: Scene, context: Context) -> list[Finding]:
+    """Return what events tell of a standstill that is too short to be told by itself."""
+    if was_ended_by_request(scene):
+        return []
+    if crashed := name_first_ended(scene):
+        return crashed
+    stopped = find_stopped(scene, scene.involved)
+    return name_processes(scene, stopped) if len(stopped) else name_down_nics(scene, context.topology)

@@ -1,0 +1,279 @@
+"""Where the facts of a standstill come from; an evaluation of a job that moves costs one query over its window."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from analyzer.hang.facts import (
+    HangOptions,
+    HostEvent,
+    Lines,
+    Pair,
+    PairKey,
+    People,
+    ProgressFacts,
+    drop_unknown,
+    find_standstill,
+)
+from analyzer.hang.flow import read_steps
+from analyzer.windows.jobs import NOBODY, OF_HOSTS, Roster, list_hosts
+from analyzer.windows.window import Context, End
+from lockstep.clock import NS_PER_S
+from lockstep.store.store import Parameters, Store
+
+# In a job of thousands everybody waits to receive; their connections would be all there are.
+_MOST_READERS = 1024
+_LOOK_BACK_NS = 600 * NS_PER_S  # NCCL's own watchdog ends a hang after ten minutes
+_WHEN_AND_WHERE = f"ts_ns >= {{start:Int64}} AND ts_ns < {{end:Int64}} AND {OF_HOSTS}"
+_EVENTS = f"""
+SELECT host, ts_ns, kind, component, message, rank, signal FROM events
+WHERE {_WHEN_AND_WHERE} AND (severity != 'info' OR kind IN ('link_up', 'process_continued'))
+ORDER BY ts_ns, host, kind, component, message
+"""
+_LAST_SEEN = f"SELECT host, max(watermark_ns) AS last_seen_ns FROM agents WHERE {_WHEN_AND_WHERE} GROUP BY host"
+_LAST_ROWS = f"""
+SELECT host, max(ts_ns) AS last_ns FROM progress
+WHERE job = {{job:String}} AND attempt = {{attempt:UInt16}} AND {_WHEN_AND_WHERE} GROUP BY host
+"""
+# A NIC that was up before and has no carrier now; those that nobody ever plugged in do not count.
+_DOWN = f"""
+SELECT host, nic, maxIf(ts_ns, up) AS since_ns FROM nic_counters WHERE {_WHEN_AND_WHERE}
+GROUP BY host, nic HAVING argMax(up, ts_ns) = 0 AND max(up) = 1
+"""
+_PAIRS = """
+SELECT comm AS comm_, rank AS rank_, peer AS peer_, channel AS channel_, direction, host AS host_,
+       argMax(nic, (confidence, seen_ns)) AS nic_, any(transport) AS transport_
+FROM connections
+WHERE job = {job:String} AND attempt = {attempt:UInt16} AND comm IN {comms:Array(UInt64)}
+    AND (rank IN {ranks:Array(UInt32)} OR peer IN {ranks:Array(UInt32)}) AND channel IS NOT NULL
+    AND (seen_ns IS NULL OR seen_ns < {end:Int64})
+GROUP BY comm, rank, peer, channel, direction, host
+"""
+# Not every source of connections tells channels; a host that uses a single NIC for all of them needs none.
+_ONLY_NICS = """
+SELECT host, any(nic) AS only FROM connections
+WHERE job = {job:String} AND attempt = {attempt:UInt16} AND nic IS NOT NULL AND transport IN ('ib', 'socket', 'ofi')
+    AND (seen_ns IS NULL OR seen_ns < {end:Int64})
+GROUP BY host HAVING uniqExact(nic) = 1
+"""
+
+
+def add_circumstances(store: Store, facts: ProgressFacts, context: Context) -> ProgressFacts:
+    """Return the facts together with everything that helps to explain a standstill."""
+    end_ns = context.window.end_ns
+    hosts = set(facts.people.host_of.tolist())
+    span = context.parameters | {"start": end_ns - _LOOK_BACK_NS, "hosts": list_hosts(hosts)}
+    down, present = store.query(_DOWN, span).to_pylist(), store.query(_LAST_SEEN, span).to_pylist()
+    last_seen_ns = {row["host"]: row["last_seen_ns"] for row in present}
+    unseen = list_hosts(hosts - last_seen_ns.keys())
+    last_rows = store.query(_LAST_ROWS, span | {"hosts": unseen}).to_pylist() if unseen else []
+    only_nics = store.query(_ONLY_NICS, context.parameters).to_pylist()
+    return replace(
+        facts,
+        events=tuple(HostEvent(**row) for row in store.query(_EVENTS, span).to_pylist()),
+        down_since_ns={End(row["host"], row["nic"]): row["since_ns"] for row in down},
+        last_seen_ns=last_seen_ns,
+        last_row_ns={row["host"]: row["last_ns"] for row in last_rows},
+        pairs=_read_pairs(store, facts, context),
+        only_nic={row["host"]: row["only"] for row in only_nics},
+        steps=read_steps(store, facts.lines, context),
+    )
+
+
+def _read_pairs(store: Store, facts: ProgressFacts, context: Context) -> dict[PairKey, Pair]:
+    """Return the connections of the ranks whose oldest step waits for the network."""
+    lines = facts.lines
+    waits = (lines.state == "wire") & (lines.head_peer >= 0)
+    reads = np.isin(lines.state.astype(str), ("recv_wait", "recv_gpu_wait", "gpu_wait")) & (lines.head_peer >= 0)
+    waits |= reads & (reads.sum() <= _MOST_READERS)
+    if not waits.any():
+        return {}
+    comms, ranks = np.unique(lines.comm[waits]).tolist(), np.unique(lines.rank[waits]).tolist()
+    return join_sides(store.query(_PAIRS, context.parameters | {"comms": comms, "ranks": ranks}).to_pylist())
+
+
+def join_sides(rows: list[dict[str, Any]]) -> dict[PairKey, Pair]:
+    """Return connections from what each of their sides told."""
+    pairs: dict[PairKey, Pair] = {}
+    for row in rows:
+        end, is_send = End(row["host_"], row["nic_"]), row["direction"] == "send"
+        src, dst = (row["rank_"], row["peer_"]) if is_send else (row["peer_"], row["rank_"])
+        key = (row["comm_"], src, dst, row["channel_"])
+        known = pairs.get(key, Pair(None, None, row["transport_"]))
+        pairs[key] = replace(known, src=end) if is_send else replace(known, dst=end)
+    return pairs
+
+
+_ENDS = """
+SELECT comm, rank, func, peer, toInt64(max(seq)) AS last_seq,
+       argMax(ifNull(end_ns, enqueue_ns), seq) AS ended_ns
+FROM collectives
+WHERE job = {job:String} AND attempt = {attempt:UInt16} AND seq_valid
+    AND enqueue_ns >= {start:Int64} AND enqueue_ns < {end:Int64}
+GROUP BY comm, rank, func, peer
+"""
+_KEYS = ["comm", "rank", "func", "peer"]
+
+
+def date_ends(store: Store, lines: Lines, whose: Parameters) -> Lines:
+    """Return the lines, standing since their last operation ended where its row is there. Cost: O(lines)."""
+    ends = store.query(_ENDS, whose)
+    seq, end_ns = _match(lines, ends)
+    told = (seq + 1 == lines.done) & (end_ns > 0)
+    moved_ns = np.maximum(end_ns, lines.open_ns)  # what is open was begun after it
+    return replace(lines, since_ns=np.where(told, np.minimum(lines.since_ns, moved_ns), lines.since_ns))
+
+
+def _match(lines: Lines, ends: pa.Table) -> tuple[np.ndarray, np.ndarray]:
+    """Return number and end of the newest finished operation of each line, -2 and -1 where there is none."""
+    columns = {"comm": lines.comm, "rank": lines.rank, "func": lines.func.astype(str), "peer": lines.peer}
+    asked = pa.table({**columns, "index": np.arange(len(lines))})
+    known = pa.table(
+        {name: ends[name].cast(asked.schema.field(name).type) for name in _KEYS}
+        | {name: ends[name].cast(pa.int64()) for name in ("last_seq", "ended_ns")}
+    )
+    joined = asked.join(known, _KEYS, join_type="left outer").sort_by("index")
+    return np.asarray(pc.fill_null(joined["last_seq"], -2)), np.asarray(pc.fill_null(joined["ended_ns"], -1))
+
+
+_LEARN_NS = 120 * NS_PER_S  # how far back the pace of a job is learnt from, when nobody told it
+_FEW_ROWS = 3  # a recording has a row or two at its beginning and one at its end; they tell of no rhythm
+_WHOSE = "job = {job:String} AND attempt = {attempt:UInt16}"
+
+# Nothing begins or ends while a rank stands still, though its host may enqueue more: those two counts make a state.
+_LINES = f"""
+SELECT comm, rank, func, peer, argMax(host_, last) AS host, argMax(enqueued_, last) AS enqueued,
+       argMax(started, last) AS started, argMax(done, last) AS done, argMax(first, last) AS since_ns,
+       max(last) AS seen_ns, min(first) AS first_ns, sum(reads) AS n, argMax(reads, last) AS same,
+       argMax(state_, last) AS state,
+       argMax(head_peer_, last) AS head_peer, argMax(head_channel_, last) AS head_channel,
+       argMax(open_bytes_, last) AS open_bytes, argMax(open_dtype_, last) AS open_dtype,
+       argMax(open_algo_, last) AS open_algo, argMax(open_ns, last) AS open_ns
+FROM (
+    SELECT comm, rank, func, peer, started, done, min(ts_ns) AS first, max(ts_ns) AS last, uniqExact(ts_ns) AS reads,
+           argMax(host, ts_ns) AS host_, max(enqueued) AS enqueued_, argMax(head_state, ts_ns) AS state_,
+           argMax(ifNull(head_peer, -1), ts_ns) AS head_peer_,
+           argMax(ifNull(toInt32(head_channel), -1), ts_ns) AS head_channel_,
+           argMax(ifNull(toInt64(open_bytes), -1), ts_ns) AS open_bytes_,
+           argMax(ifNull(toString(open_dtype), ''), ts_ns) AS open_dtype_,
+           argMax(ifNull(toString(open_algo), ''), ts_ns) AS open_algo_,
+           argMax(ifNull(oldest_open_ns, -1), ts_ns) AS open_ns
+    FROM progress WHERE {_WHOSE} AND ts_ns >= {{start:Int64}} AND ts_ns < {{end:Int64}}
+    GROUP BY comm, rank, func, peer, started, done
+) GROUP BY comm, rank, func, peer ORDER BY comm, rank, func, peer
+"""
+# Asked first in jobs of so many ranks: nearly always all of them move, and the lines cost far more.
+_MANY = 1024
+_MOVED = f"""
+SELECT comm, rank, max(started) > min(started) OR max(done) > min(done) AS has_moved
+FROM progress WHERE {_WHOSE} AND ts_ns >= {{start:Int64}} AND ts_ns < {{end:Int64}} GROUP BY comm, rank, func, peer
+"""
+_COUNT_EVENTS = f"""
+SELECT count() AS n FROM events
+WHERE {OF_HOSTS} AND ts_ns >= {{start:Int64}} AND ts_ns < {{end:Int64}} AND severity != 'info'
+"""
+# One rank stands for its communicator: all do the same. A line that comes round rarely gives the longer period.
+_PACE = f"""
+SELECT max(gap) AS period FROM (
+    SELECT (max(enqueue_ns) - min(enqueue_ns)) / greatest(count() - 1, toInt64(max(seq)) - toInt64(min(seq))) AS gap
+    FROM collectives WHERE {_WHOSE} AND rank = 0 AND enqueue_ns >= {{start:Int64}} AND enqueue_ns < {{end:Int64}}
+    GROUP BY comm, func, peer HAVING count() > 3
+    UNION ALL
+    SELECT (max(first) - min(first)) / toInt64(max(done) - min(done)) AS gap FROM (
+        SELECT comm, func, peer, done, min(ts_ns) AS first
+        FROM progress WHERE {_WHOSE} AND rank = 0 AND ts_ns >= {{start:Int64}} AND ts_ns < {{end:Int64}}
+        GROUP BY comm, func, peer, done
+    ) GROUP BY comm, func, peer HAVING max(done) - min(done) > 3
+)
+"""
+
+
+def read_progress(store: Store, context: Context, options: HangOptions | None = None) -> ProgressFacts:
+    """Return how far everybody has come and, where somebody stands still, what is known about it."""
+    options = options or HangOptions()
+    end_ns = context.window.end_ns
+    period_ns = context.period_ns or _learn_period(store, context)
+    reach_ns = options.patience_ns(period_ns, NS_PER_S) + options.quiet_ns
+    start_ns = min(context.window.start_ns, end_ns - reach_ns)
+    if _all_move(store, context, end_ns - options.patience_ns(period_ns, NS_PER_S)):
+        nobody = People(*(np.zeros(0, np.int64) for _ in range(3)))
+        return ProgressFacts(Lines.none(), nobody, end_ns, period_ns, 0, all_move=True)
+    asked = context.parameters | {"start": start_ns}
+    rows = store.query(_LINES, asked)
+    facts = replace(_build(rows, context.roster), period_ns=period_ns)
+    if len(facts.lines) == 0:
+        return facts
+    facts = replace(facts, is_dump=context.roster.is_dump)
+    if facts.interval_ns == 0 and not facts.is_dump:
+        facts = replace(facts, lines=date_ends(store, facts.lines, asked))
+    if not find_standstill(facts, context.silent, options, has_event=True).is_hang:
+        return facts
+    return add_circumstances(store, facts, context)
+
+
+def _all_move(store: Store, context: Context, since_ns: int) -> bool:
+    """Return whether every rank of a large job moved in this time, and no event asks for a closer look.
+
+    Rows must come at a rhythm for that: a recording that has two, at its ends, would tell that everybody moved.
+    """
+    roster = context.roster
+    if len(roster) < _MANY or roster.is_dump:
+        return False
+    asked = context.parameters | {"start": since_ns}
+    rows = store.query(_MOVED, asked)
+    process = roster.find(_column(rows, "comm", np.uint64), _column(rows, "rank", np.int64))
+    if rows.num_rows == 0 or (process == NOBODY).any():
+        return False
+    moves = np.zeros(len(roster), bool)
+    moves[process[_column(rows, "has_moved", np.int64) > 0]] = True
+    if not moves.all():
+        return False
+    return int(store.query(_COUNT_EVENTS, asked | {"hosts": context.host_list})["n"][0].as_py()) == 0
+
+
+def _learn_period(store: Store, context: Context) -> int | None:
+    asked = context.parameters | {"start": context.window.end_ns - _LEARN_NS}
+    found = store.query(_PACE, asked)["period"][0].as_py()
+    return round(found) if found else None  # no group at all is a maximum of 0
+
+
+def _build(rows: pa.Table, roster: Roster) -> ProgressFacts:
+    comm, rank = _column(rows, "comm", np.uint64), _column(rows, "rank", np.int64)
+    process, people = _number(comm, rank, rows["host"], roster)
+    texts = {name: np.array(rows[name].to_pylist(), object) for name in ("func", "state", "open_dtype", "open_algo")}
+    names = ("peer", "enqueued", "started", "done", "since_ns", "seen_ns", "head_peer", "head_channel", "open_bytes")
+    numbers = {name: _column(rows, name, np.int64) for name in (*names, "open_ns")}
+    n, first_ns = _column(rows, "n", np.int64), _column(rows, "first_ns", np.int64)
+    many = n > _FEW_ROWS
+    gaps = (numbers["seen_ns"][many] - first_ns[many]) / (n[many] - 1)
+    interval_ns = int(min(np.median(gaps), NS_PER_S)) if len(gaps) else 0  # rows come every second, or more often
+    if interval_ns == 0:
+        # A row or two cannot tell for how long; the operation that they show open can.
+        once = (_column(rows, "same", np.int64) == 1) & (numbers["open_ns"] > 0)
+        numbers["since_ns"] = np.where(once, np.minimum(numbers["open_ns"], numbers["since_ns"]), numbers["since_ns"])
+    lines = Lines(process=process, comm=comm, rank=rank, **numbers, **texts)
+    now_ns = int(numbers["seen_ns"].max(initial=0))
+    return ProgressFacts(drop_unknown(lines), people, now_ns, None, interval_ns)
+
+
+def _number(comm: np.ndarray, rank: np.ndarray, host: pa.ChunkedArray, roster: Roster) -> tuple[np.ndarray, People]:
+    """Return the process of each line; a rank of which no communicator tells is a process of its own."""
+    process = roster.find(comm, rank) if len(roster) else np.full(len(comm), NOBODY)
+    strange = np.flatnonzero(process == NOBODY)
+    members = np.stack([comm[strange].astype(np.int64), rank[strange]], axis=1)
+    _, firsts, numbers = np.unique(members, axis=0, return_index=True, return_inverse=True)
+    process[strange] = len(roster) + numbers.reshape(-1)
+    hosts = np.array(host.take(pa.array(strange[firsts])).to_pylist(), object)
+    world_rank = np.where(roster.world_rank_of >= 0, roster.world_rank_of, np.arange(len(roster)))
+    return process, People(
+        host_of=np.concatenate([roster.host_of, hosts]),
+        gpu_of=np.concatenate([roster.gpu_of, np.full(len(hosts), -1)]),
+        world_rank_of=np.concatenate([world_rank, rank[strange[firsts]]]),
+    )
+
+
+def _column(rows: pa.Table, name: str, kind: type[np.generic]) -> np.ndarray:
+    return np.asarray(pc.fill_null(rows[name], 0)).astype(kind)

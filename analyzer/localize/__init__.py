@@ -1,0 +1,1 @@
+"""Which set of faults explains the slow pairs."""

@@ -1,1 +1,0 @@
-"""Which links lose or delay probes, from probes and a topology alone."""

@@ -1,0 +1,339 @@
+"""Which steps a job has done since the last evaluation, on which period, and how long they take against the usual."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
+
+import numpy as np
+import pyarrow as pa
+
+from analyzer.steps.clock import ClockOptions
+from analyzer.steps.history import StepHistory, add_steps, find_newest, judge_levels
+from analyzer.steps.periods import OFF_PERIOD, Signature, Steps, cut, find_period, learn_signature, still_holds
+from analyzer.steps.traffic import StepFacts, Witness, find_period_in_samples, find_period_in_seconds
+from analyzer.windows.window import Context, Finding
+from lockstep.arrow import fill_rows, schema_of
+from lockstep.clock import NS_PER_S
+from lockstep.tables import TABLE_BY_NAME
+from lockstep.topology import host_name
+from lockstep.verdict import RuledOut
+
+_STEPS = TABLE_BY_NAME["steps"]
+_YOUNG_NS = 15 * NS_PER_S  # of steps seen: some evaluations, within which a period found too early shows
+_FIRST_TRY = 6000  # of the newest operations in which a period is looked for before all are; it is found sooner
+
+
+@dataclass(frozen=True, slots=True)
+class StepOptions:
+    """What the stage is told."""
+
+    clock: ClockOptions = field(default_factory=ClockOptions)
+    same_step: float = 0.5  # of a period between the ends of one step on two ranks: their clocks may differ by that
+    fewest_other: int = 3  # steps' worth of operations that fit no step before another kind of step is looked for
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of step: what each rank does in it, and how long it has taken so far."""
+
+    signatures: Mapping[int, Signature] = field(default_factory=dict)  # by process
+    history: StepHistory = field(default_factory=StepHistory)
+
+
+@dataclass(frozen=True)
+class StepMemory:
+    """What is known of a job's steps from the evaluations before."""
+
+    attempt: int = -1
+    kind: Kind = field(default_factory=Kind)
+    before: Kind | None = None  # the kind of step that was done before; an evaluation ends, and it comes back
+    reference: int = -1  # the process whose steps are counted
+    next_step: int = 0
+    last_end_ns: int = 0  # of the newest step counted
+    reported_until: int = -1  # number of the newest step that the job told of
+    period_ns: int | None = None
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What one evaluation found."""
+
+    period_ns: int | None = None
+    rows: pa.Table = field(default_factory=lambda: schema_of(_STEPS).empty_table())  # of new steps only
+    off_period: tuple[tuple[int, int], ...] = ()  # begin and end of what was no step, on the reference's clock
+    operations: int | None = None  # in a step of the reference; None where the period is an estimate
+
+
+def find_steps(
+    facts: StepFacts, memory: StepMemory, context: Context, options: StepOptions | None = None
+) -> tuple[StepReport, StepMemory]:
+    """Return the new steps of a few ranks, which stand for all, and the memory to go on with."""
+    options = options or StepOptions()
+    if memory.attempt != context.attempt:
+        memory = StepMemory(attempt=context.attempt)
+    memory = _recognise(facts.witnesses, memory, options)
+    cuts = [steps for witness in facts.witnesses if (steps := _cut(witness, memory)) and steps.period_ns]
+    memory = _add_reported(facts.told, memory, options)
+    steps = _choose_reference(cuts, memory.reference)
+    if steps is None:
+        period_ns = _estimate(facts) or memory.period_ns
+        return StepReport(period_ns), replace(memory, period_ns=period_ns)
+    return _count(steps, cuts, memory, context, options)
+
+
+def _estimate(facts: StepFacts) -> int | None:
+    """Return the period where single steps cannot be told."""
+    if facts.seconds is not None:
+        return find_period_in_seconds(facts.seconds)
+    return find_period_in_samples([witness for witness in facts.witnesses if witness.is_sampled])
+
+
+def _recognise(witnesses: Sequence[Witness], memory: StepMemory, options: StepOptions) -> StepMemory:
+    """Return the memory with the kind of step that the ranks do now."""
+    whole = [witness.without_light() for witness in witnesses if not witness.is_sampled]
+    known = [witness for witness in whole if witness.process in memory.kind.signatures]
+    left = [
+        witness.since(len(witness) - cut(witness, memory.kind.signatures[witness.process]).rest) for witness in known
+    ]
+    astray = [
+        rest for rest in left if len(rest) > options.fewest_other * len(memory.kind.signatures[rest.process].words)
+    ]
+    if known and 2 * len(astray) > len(known):
+        return _change_kind(astray, memory)
+    memory = _unlearn(known, memory)
+    fresh = _learn([witness for witness in whole if witness.process not in memory.kind.signatures])
+    return replace(memory, kind=replace(memory.kind, signatures={**memory.kind.signatures, **fresh}))
+
+
+def _unlearn(known: Sequence[Witness], memory: StepMemory) -> StepMemory:
+    """Return the memory without a period that was none: the first evaluation may have seen a part of one step only.
+
+    Later ones do not ask: a fault may make pauses uneven, and what is known of the steps before it is needed then.
+    """
+    if _lasted_ns(memory.kind.history) > _YOUNG_NS:
+        return memory
+    signatures = memory.kind.signatures
+    wrong = [
+        witness
+        for witness in known
+        if not still_holds(witness.words, witness.gap_ns, witness.span_ns, len(signatures[witness.process].words))
+    ]
+    if 2 * len(wrong) <= len(known):
+        return memory
+    better = _learn(wrong)
+    if any(len(better[process].words) == len(signatures[process].words) for process in better):
+        return memory  # it is the best there is: pauses of this job differ from step to step
+    return replace(memory, kind=Kind(better), period_ns=None)
+
+
+def _lasted_ns(history: StepHistory) -> int:
+    """Return how long steps of this kind have been seen."""
+    return int(history.start_ns[-1] + history.length_ns[-1] - history.start_ns[0]) if len(history) else 0
+
+
+def _change_kind(astray: Sequence[Witness], memory: StepMemory) -> StepMemory:
+    """Return the memory with the kind of step that fits operations which the one so far does not fit."""
+    before = memory.before or Kind()
+    if any(
+        len(cut(rest, before.signatures[rest.process])) > 1 for rest in astray if rest.process in before.signatures
+    ):
+        return replace(memory, kind=before, before=memory.kind, period_ns=None)
+    signatures = _learn(astray)
+    return replace(memory, kind=Kind(signatures), before=memory.kind, period_ns=None) if signatures else memory
+
+
+def _learn(witnesses: Sequence[Witness]) -> dict[int, Signature]:
+    found = ((witness.process, _learn_one(witness)) for witness in witnesses)
+    return {process: signature for process, signature in found if signature}
+
+
+def _learn_one(witness: Witness) -> Signature | None:
+    for part in (witness.since(max(len(witness) - _FIRST_TRY, 0)), witness):
+        if not len(part):
+            return None
+        if period := find_period(part.words, part.gap_ns, part.span_ns):
+            return learn_signature(part, period)
+    return None
+
+
+def _cut(witness: Witness, memory: StepMemory) -> Steps | None:
+    if witness.is_sampled:
+        return None
+    signature = memory.kind.signatures.get(witness.process)
+    return cut(witness.without_light(), signature, memory.period_ns) if signature else None
+
+
+def _choose_reference(cuts: Sequence[Steps], reference: int) -> Steps | None:
+    """Return the steps of the rank that was followed before, else of one whose period most others share."""
+    followed = next((steps for steps in cuts if steps.process == reference), None)
+    if followed or not cuts:
+        return followed
+    usual = float(np.median([steps.period_ns or 0 for steps in cuts]))
+    return min(cuts, key=lambda steps: abs((steps.period_ns or 0) - usual))
+
+
+def _add_reported(told: pa.Table | None, memory: StepMemory, options: StepOptions) -> StepMemory:
+    """Return the memory with the steps that the job told of itself; their times are the better ones."""
+    if told is None or not told.num_rows:
+        return memory
+    step, start, length = (np.asarray(told[name].combine_chunks()).astype(np.int64) for name in told.column_names)
+    is_new = step > memory.reported_until
+    past = memory.kind.history if memory.reported_until >= 0 else StepHistory()
+    history = add_steps(past, start[is_new], length[is_new], np.zeros(int(is_new.sum()), np.int64), options.clock)
+    return replace(memory, kind=replace(memory.kind, history=history), reported_until=int(step.max(initial=-1)))
+
+
+def _count(
+    steps: Steps, cuts: Sequence[Steps], memory: StepMemory, context: Context, options: StepOptions
+) -> tuple[StepReport, StepMemory]:
+    """Number the new steps of the reference, and those of other ranks like them."""
+    length = steps.end_ns - steps.start_ns
+    is_new = steps.end_ns > memory.last_end_ns + 0.3 * length  # one that was counted ends where it ended before
+    period_ns = steps.period_ns or 0
+    numbers = memory.next_step + np.cumsum(is_new) - 1
+    rows = [
+        _rows(each, numbers[is_new], steps.end_ns[is_new], options.same_step * period_ns, context) for each in cuts
+    ]
+    kind = memory.kind
+    if memory.reported_until < 0:
+        history = add_steps(kind.history, steps.start_ns[is_new], length[is_new], steps.bytes[is_new], options.clock)
+        kind = replace(kind, history=history)
+    signature = kind.signatures.get(steps.process)
+    report = StepReport(
+        period_ns=period_ns,
+        rows=pa.concat_tables(rows),
+        off_period=_find_off_period(steps, steps.start_ns[is_new], memory.last_end_ns),
+        operations=len(signature.words) if signature else None,
+    )
+    return report, replace(
+        memory,
+        kind=kind,
+        reference=steps.process,
+        next_step=memory.next_step + int(is_new.sum()),
+        last_end_ns=int(steps.end_ns[is_new].max(initial=memory.last_end_ns)),
+        period_ns=period_ns,
+    )
+
+
+def _find_off_period(steps: Steps, new_start_ns: np.ndarray, last_end_ns: int) -> tuple[tuple[int, int], ...]:
+    """Return what was no step, with what lies between the evaluation before and this one."""
+    known = tuple(stretch for stretch in steps.off_period if stretch[1] > last_end_ns)
+    if not last_end_ns or not len(new_start_ns):
+        return known
+    begin, worth = int(new_start_ns[0]), OFF_PERIOD * (steps.period_ns or 0)
+    is_told = any(end == begin for _, end in known)
+    return known if is_told or begin - last_end_ns <= worth else ((last_end_ns, begin), *known)
+
+
+def _rows(steps: Steps, numbers: np.ndarray, end_ns: np.ndarray, tolerance_ns: float, context: Context) -> pa.Table:
+    """Return rows of the steps of one rank that ended when the numbered ones did."""
+    mine, theirs = _match(steps.end_ns, end_ns, tolerance_ns)
+    roster = context.roster
+    world_rank = int(roster.world_rank_of[steps.process])
+    return fill_rows(
+        _STEPS,
+        len(mine),
+        {
+            "host": str(roster.host_of[steps.process]),
+            "job": context.job,
+            "attempt": context.attempt,
+            "world_rank": world_rank if world_rank >= 0 else steps.process,
+            "step": numbers[theirs],
+            "start_ns": np.maximum(steps.start_ns[mine], 0),
+            "end_ns": steps.end_ns[mine],
+            "source": "period",
+        },
+    )
+
+
+def _match(mine_ns: np.ndarray, theirs_ns: np.ndarray, tolerance_ns: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return which moments are each other's nearest, as places in both lists, which are in order."""
+    if not len(mine_ns) or not len(theirs_ns):
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    mine = _find_nearest(theirs_ns, mine_ns)
+    theirs = np.arange(len(theirs_ns))
+    mutual = _find_nearest(mine_ns, theirs_ns)[mine] == theirs
+    near = mutual & (np.abs(mine_ns[mine] - theirs_ns) <= tolerance_ns)
+    return mine[near], theirs[near]
+
+
+def _find_nearest(wanted_ns: np.ndarray, timestamps_ns: np.ndarray) -> np.ndarray:
+    """Return the place of the moment nearest to each wanted one."""
+    after = np.clip(np.searchsorted(timestamps_ns, wanted_ns), 1, max(len(timestamps_ns) - 1, 1))
+    before = after - 1
+    after = np.minimum(after, len(timestamps_ns) - 1)
+    nearer: np.ndarray = np.where(
+        np.abs(timestamps_ns[before] - wanted_ns) <= np.abs(timestamps_ns[after] - wanted_ns), before, after
+    )
+    return nearer
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalOptions:
+    """When a slowdown of everybody is worth a word."""
+
+    least_ratio: float = 1.10  # step time now over the usual: below that, nobody pays for looking into it
+    fewest_steps: int = 3  # on the new level, as many as it takes to be told from outliers
+    same_bytes: float = 0.05  # share by which bytes per step may differ before the job itself has changed
+    likelihood: float = 0.9  # that a lasting change of level without a part at fault is the fabric's or the power's
+    half_blind: float = 0.45  # the same where some hosts say nothing: the part may well be one of theirs
+
+
+def find_global(memory: StepMemory, context: Context, options: GlobalOptions | None = None) -> list[Finding]:
+    """Return a finding when the job is slower than usual; to be asked where no part was found that explains it."""
+    options = options or GlobalOptions()
+    history = memory.kind.history
+    # The newest levels that are slower than usual without one at usual speed between them.
+    newest_first = takewhile(lambda level: level.is_slow, reversed(judge_levels(history, options.least_ratio)))
+    slow = list(newest_first)[::-1]
+    if not slow or find_newest(history) < options.least_ratio * slow[-1].usual_ns:
+        return []
+    since = slow[0].begin
+    if not since or len(history) - since < options.fewest_steps or _moves_more(history, since, options):
+        return []
+    return [_say(history, since, slow[-1].usual_ns, context, options)]
+
+
+def _moves_more(history: StepHistory, since: int, options: GlobalOptions) -> bool:
+    before, after = (float(np.median(part)) for part in (history.bytes[:since], history.bytes[since:]))
+    return abs(after - before) > options.same_bytes * before
+
+
+def _say(history: StepHistory, since: int, usual: float, context: Context, options: GlobalOptions) -> Finding:
+    now = find_newest(history)
+    now_s, usual_s = now / NS_PER_S, usual / NS_PER_S
+    return Finding(
+        fault_class="global_slow",
+        component=f"job:{context.job}",
+        likelihood=options.likelihood if context.coverage >= 1 else options.half_blind,
+        reason=(
+            f"all ranks became slower together: a step takes {now_s:.3g} s instead of {usual_s:.3g} s with the same "
+            f"operations, and no part stands out; {_advise(context)}"
+        ),
+        evidence=(
+            {
+                "kind": "step_times",
+                "usual_s": round(usual_s, 6),
+                "now_s": round(now_s, 6),
+                "ratio": round(now / usual, 3),
+                "steps": len(history) - since,
+                "bytes_per_step_before": int(np.median(history.bytes[:since])),
+                "bytes_per_step_now": int(np.median(history.bytes[since:])),
+            },
+        ),
+        ruled_out=(
+            RuledOut(component=f"job:{context.job}", because="its steps do the same operations of the same sizes"),
+        ),
+        ambiguous_with=tuple(host_name(host) for host in sorted(context.silent)),
+        ranks_waiting=0,
+        lost_share=1 - usual / now,
+        since_ns=int(history.start_ns[since]),
+    )
+
+
+def _advise(context: Context) -> str:
+    if context.coverage < 1:
+        return (
+            f"{1 - context.coverage:.0%} of its hosts say nothing, and the part may be one of theirs: ask them first"
+        )
+    return "look at what the job shares with others: fabric, power, storage"

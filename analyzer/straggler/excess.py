@@ -1,0 +1,313 @@
+"""How much longer each rank took for itself than ranks that do the same work, operation by operation.
+
+Before an operation a rank computes, loads data or does nothing: the gap since its operation before. It is measured
+on one clock and holds no waiting for others, so a rank that is late only because another was has a usual gap. What
+it is held against is the (lower) median gap before the same operation on ranks of the same role.
+
+A straggler is waited for: it spends the least time in the operation. Its waits are how much less than the (upper)
+median of those in the same operation; between sender and receiver, less than the other one.
+
+Both are summed in stretches of time, so that what lasts can be told from what happened once.
+
+What is summed is rounded to whole nanoseconds first, so that the sums do not depend on the order of rows, nor on what
+computes them.
+
+Cost: O(rows log rows).
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from analyzer.straggler.kernels import Kernels, NumpyKernels, mix
+
+_UNEVEN = 1.5  # more often than that to the same neighbour as others is another place in a pipeline
+_EDGE = 2  # operations that one rank may have more in a window than another, only because it is cut there
+
+
+@dataclass(frozen=True)
+class Roles:
+    """A number for each row's family of communicators, and for each process its role."""
+
+    family_of: np.ndarray  # of each row
+    is_chain: np.ndarray  # of each row: whether it is a send or receive in a pipeline
+    role_of: np.ndarray  # of each process; equal numbers do the same work
+
+
+def find_roles(
+    process: np.ndarray, comm: np.ndarray, rank: np.ndarray, peer: np.ndarray, sends: np.ndarray, processes: int
+) -> Roles:
+    """Return families and roles as rows of operations tell them; a peer of -1 is no send or receive."""
+    comms, index = np.unique(comm, return_inverse=True)
+    index = index.reshape(-1)
+    pairwise = np.flatnonzero(peer >= 0)
+    chains = _find_chains(index[pairwise], rank[pairwise], peer[pairwise], sends[pairwise], len(comms))
+    is_chain = np.zeros(len(index), bool)
+    is_chain[pairwise] = chains[index[pairwise]]
+    role = np.zeros(processes, np.uint64)
+    seat = np.unique(mix(index[is_chain], rank[is_chain]), return_index=True)[1]  # each place in each chain once
+    np.add.at(role, process[is_chain][seat], mix(rank[is_chain][seat] + 1))
+    return Roles(_find_families(process, index, len(comms), processes)[index], is_chain, role)
+
+
+def _find_families(process: np.ndarray, index: np.ndarray, comms: int, processes: int) -> np.ndarray:
+    """Return a number per communicator, the same for those whose members lie alike."""
+    families = np.zeros(comms, np.uint64)
+    if comms == 1:  # it is alike to itself, whoever is in it
+        return families
+    where, who = np.divmod(np.unique(index * processes + process), processes)
+    order = np.arange(len(who)) - np.searchsorted(where, np.arange(comms))[where]
+    apart = np.where(order > 0, who - np.roll(who, 1), 0)
+    np.add.at(families, where, mix(order + 1, apart))
+    return families
+
+
+def _find_chains(index: np.ndarray, rank: np.ndarray, peer: np.ndarray, sends: np.ndarray, comms: int) -> np.ndarray:
+    """Say of each communicator whether its sends and receives look different from different places."""
+    chains = np.zeros(comms, bool)
+    if len(index) == 0:
+        return chains
+    size = np.zeros(comms, np.int64)
+    np.maximum.at(size, index, np.maximum(rank, peer) + 1)
+    # Places, ways and ranks become whole numbers that fit into 64 bits: sorting those is far faster than rows.
+    span = int(size.max())
+    actors = np.bincount(np.unique(index * span + rank) // span, minlength=comms)
+    direction = (index * span + (peer - rank) % size[index]) * 2 + sends
+    directions, number = np.unique(direction, return_inverse=True)
+    seats, counts = np.unique(number.reshape(-1) * span + rank, return_counts=True)
+    begins = np.searchsorted(seats, np.arange(len(directions)) * span)
+    ranks = np.diff(np.append(begins, len(seats)))
+    most, least = np.maximum.reduceat(counts, begins), np.minimum.reduceat(counts, begins)
+    whose = directions // 2 // span
+    # Of two ranks each is the other's only neighbour: what they do cannot tell a chain from an exchange.
+    uneven = (ranks < actors[whose]) | (most > _UNEVEN * least + _EDGE) | (size[whose] <= 2)
+    chains[whose[uneven]] = True
+    return chains
+
+
+if TYPE_CHECKING:  # only their shape matters here: no store is needed to measure
+    from analyzer.straggler.reading import Operations
+
+_MOST_STRETCHES = 8
+_FEWEST_STRETCHES = 3  # of fewer, leaving one out leaves no second one to agree with the first
+_APART_US = 10**6  # no clock that is looked after is wrong by as much: such operations do not belong together
+_MOST_APART_US = 10**9  # a clock that is years off says no more than one that is off by a quarter of an hour
+_PARTS = 2.0**20  # of the time looked at, in which excesses are counted that get squared: whole numbers stay exact
+
+
+@dataclass(frozen=True)
+class Excess:
+    """What each process took beyond its peers, as shares of the time looked at; negative where it took less."""
+
+    processes: np.ndarray  # numbers of those that could be compared
+    peers: np.ndarray  # with how many others each of them was compared, in the mean
+    own: np.ndarray  # rows: processes, columns: stretches; own time beyond that of its peers
+    gpu: np.ndarray  # the part of it in which the operation was enqueued already
+    knows_gpu: np.ndarray  # of each process, whether that part is known
+    waits: np.ndarray  # the part of it for which others waited in the same operation
+    spread_over: np.ndarray  # over how many operations the excess of each is spread
+    operations: np.ndarray  # of each process that were compared
+    worst_ns: np.ndarray  # the largest excess before one operation, of each process
+    worst_gpu_ns: np.ndarray  # the part of it in which that operation was enqueued already
+    worst_at_ns: np.ndarray  # when that was
+    begin_ns: np.ndarray  # of each stretch
+    span_ns: float  # the time looked at
+
+    @property
+    def lasting(self) -> np.ndarray:
+        """Return the own share of each process over all stretches but its worst one: a pause is no fault."""
+        return without_worst(self.own)
+
+
+def without_worst(shares: np.ndarray) -> np.ndarray:
+    """Return sums over stretches, each without its largest, scaled to all of them.
+
+    >>> without_worst(np.array([[0.1, 0.1, 0.1], [0.0, 0.9, 0.0]])).round(3).tolist()
+    [0.3, 0.0]
+    """
+    count = shares.shape[1]
+    if count < _FEWEST_STRETCHES:
+        return np.zeros(len(shares))
+    rest: np.ndarray = (shares.sum(axis=1) - shares.max(axis=1)) * count / (count - 1)
+    return rest
+
+
+def measure_excess(
+    rows: "Operations", are_sums: bool, processes: int, period_ns: int | None, kernels: Kernels | None = None
+) -> Excess | None:
+    """Return how much longer each process took, or None where nobody can be compared."""
+    kernels = kernels or NumpyKernels()
+    rows = _known(rows)
+    if len(rows) == 0:
+        return None
+    roles = find_roles(rows.process, rows.comm, rows.rank, rows.peer, rows.sends, processes)
+    waits = None if are_sums else _waits(rows, kernels)
+    cells = _compare(rows, waits, _same_operation(rows, roles, kernels), kernels)
+    if len(cells.process) == 0:
+        return None
+    waited = cells.own if are_sums else cells.waits  # in sums own time is what was not waited: both are the same
+    waits_for_it = np.fmin(np.maximum(cells.own, 0.0), waited)  # others wait for what it was late, not for more
+    return _collect(cells, waits_for_it, _span(rows, processes, kernels), period_ns, kernels)
+
+
+@dataclass(frozen=True)
+class _Cells:
+    """One entry per process and operation that others of its role did too."""
+
+    process: np.ndarray
+    others: np.ndarray
+    own: np.ndarray
+    gpu: np.ndarray
+    waits: np.ndarray
+    operation: np.ndarray  # number of the operation
+    timestamps_ns: np.ndarray  # of each operation, when the first of those began it who are in a cell
+
+
+def _known(rows: "Operations") -> "Operations":
+    """Return the rows of known processes, with times that can be."""
+    fine = (rows.process >= 0) & np.isfinite(rows.gap_ns) & np.isfinite(rows.dur_ns)
+    return rows if fine.all() else rows.take(fine)
+
+
+def _waits(rows: "Operations", kernels: Kernels) -> np.ndarray:
+    """Return by how much each row's rank was in its operation for less time than others; NaN without others."""
+    pairwise, sends = rows.peer >= 0, rows.sends
+    source = np.where(pairwise, np.where(sends, rows.rank, rows.peer), -1)
+    target = np.where(pairwise, np.where(sends, rows.peer, rows.rank), -1)
+    kind = np.where(pairwise, np.uint64(0), rows.func)
+    group, groups = kernels.number(rows.comm, kind, source, target, rows.turn, rows.replay)
+    usual = kernels.median_by(rows.dur_ns, group, groups, upper=True)
+    usual = np.where(np.bincount(group, minlength=groups) > 1, usual, np.nan)
+    less: np.ndarray = np.maximum(usual[group] - rows.dur_ns, 0.0)  # NaN stays
+    return less
+
+
+def _same_operation(rows: "Operations", roles: Roles, kernels: Kernels) -> tuple[np.ndarray, int]:
+    """Return a number per row, the same for operations of one kind and number on ranks of one role, and how many."""
+    pairwise = rows.peer >= 0
+    # In a pipeline it matters to whom; in a ring or an exchange all that a rank does at once is one thing to do.
+    direction = np.where(roles.is_chain, mix(rows.func, rows.peer - rows.rank), np.uint64(0))
+    kind = np.where(pairwise, direction, mix(rows.func + np.uint64(1), rows.size))
+    group, groups = kernels.number(roles.family_of, roles.role_of[rows.process], kind, rows.turn, rows.replay)
+    apart = _counts_apart(rows, group, groups, kernels)
+    return kernels.number(group, np.where(apart, rows.comm, np.uint64(0))) if apart.any() else (group, groups)
+
+
+def _counts_apart(rows: "Operations", group: np.ndarray, groups: int, kernels: Kernels) -> np.ndarray:
+    """Say of each row whether its communicator counts differently: its operations of one number are elsewhere."""
+    timestamps = kernels.median_by(rows.start_ns, group, groups)
+    index, indexes = kernels.number(rows.comm)
+    off_us = np.minimum(np.abs(rows.start_ns - timestamps[group]) // 1_000, _MOST_APART_US)
+    apart = kernels.sum_by(off_us, index, indexes) > _APART_US * np.bincount(index, minlength=indexes)
+    of_row: np.ndarray = apart[index]
+    return of_row
+
+
+def _compare(
+    rows: "Operations", waits: np.ndarray | None, operations: tuple[np.ndarray, int], kernels: Kernels
+) -> _Cells:
+    """Return each process's gap before an operation against the lower median of all that did the same."""
+    of, count = operations
+    cell, cells = kernels.number(of, rows.process)
+    chosen = _longest(rows.gap_ns, cell, cells, kernels)  # the longest gap stands for all begun at once
+    group, process = of[chosen], rows.process[chosen]
+    others = np.bincount(group, minlength=count)[group] - 1
+    gap, gpu = rows.gap_ns[chosen], rows.gpu_ns[chosen]
+    kept = others > 0
+    return _Cells(
+        process=process[kept],
+        others=others[kept],
+        own=(gap - kernels.median_by(gap, group, count)[group])[kept],
+        gpu=(gpu - kernels.median_by(gpu, group, count)[group])[kept],
+        waits=_longest_wait(waits, cell, cells, kernels)[cell[chosen]][kept],
+        operation=group[kept],
+        timestamps_ns=kernels.min_by(rows.start_ns[chosen], group, count, np.iinfo(np.int64).max),
+    )
+
+
+def _longest(values: np.ndarray, cell: np.ndarray, cells: int, kernels: Kernels) -> np.ndarray:
+    """Return the row with the largest value of each cell, the first of equal ones."""
+    if cells == len(cell):
+        return np.arange(cells)
+    largest = kernels.max_by(values, cell, cells, -np.inf)
+    rows = np.flatnonzero(values == largest[cell])
+    return kernels.min_by(rows, cell[rows], cells, len(cell))
+
+
+def _longest_wait(waits: np.ndarray | None, cell: np.ndarray, cells: int, kernels: Kernels) -> np.ndarray:
+    """Return the longest known wait of each cell, NaN where none is known."""
+    if waits is None:
+        return np.full(cells, np.nan)
+    longest = kernels.max_by(np.nan_to_num(waits, nan=-1.0), cell, cells, -1.0)
+    return np.where(longest < 0, np.nan, longest)
+
+
+def _collect(cells: _Cells, waits: np.ndarray, span_ns: float, period_ns: int | None, kernels: Kernels) -> Excess:
+    processes, row = _number_present(cells.process)
+    stretches, begin_ns = _stretches(cells, span_ns, period_ns)
+    count, shape = len(processes), (len(processes), len(begin_ns))
+
+    def table(values: np.ndarray) -> np.ndarray:
+        whole = np.rint(np.nan_to_num(values, nan=0.0))
+        return kernels.sum_by(whole, row * shape[1] + stretches, shape[0] * shape[1]).reshape(shape) / span_ns
+
+    longer = np.rint(np.clip(cells.own / span_ns, 0.0, 1.0) * _PARTS)
+    sums, squares = (kernels.sum_by(weights, row, count) for weights in (longer, longer**2))
+    compared = np.bincount(row, minlength=count)
+    worst = _longest(cells.own, row, count, kernels)
+    return Excess(
+        processes=processes,
+        peers=kernels.sum_by(cells.others, row, count) / compared,
+        own=table(cells.own),
+        gpu=table(cells.gpu),
+        knows_gpu=np.bincount(row[np.isfinite(cells.gpu)], minlength=count) > 0,
+        waits=table(waits),
+        spread_over=np.divide(sums**2, squares, out=np.zeros(count), where=squares > 0),
+        operations=compared,
+        worst_ns=cells.own[worst],
+        worst_gpu_ns=cells.gpu[worst],
+        worst_at_ns=cells.timestamps_ns[cells.operation[worst]],
+        begin_ns=begin_ns,
+        span_ns=span_ns,
+    )
+
+
+def _number_present(process: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the processes that occur, in order, and the place among them of each entry."""
+    is_there = np.bincount(process) > 0
+    return np.flatnonzero(is_there), (np.cumsum(is_there) - 1)[process]
+
+
+def _stretches(cells: _Cells, span_ns: float, period_ns: int | None) -> tuple[np.ndarray, np.ndarray]:
+    """Return the stretch of each cell and when stretches begin: about a step each, where steps are known."""
+    wanted = int(span_ns / period_ns) if period_ns else _FEWEST_STRETCHES
+    count = int(np.clip(wanted, _FEWEST_STRETCHES, _MOST_STRETCHES))
+    timestamps = np.unique(cells.timestamps_ns[np.bincount(cells.operation, minlength=len(cells.timestamps_ns)) > 0])
+    first, last = int(timestamps[0]), int(timestamps[-1])
+    if len(timestamps) < count:
+        return np.zeros(len(cells.operation), np.int64), np.array([first])
+    length = (last - first) / count
+    numbers = np.minimum((cells.timestamps_ns - first) / max(length, 1.0), count - 1).astype(np.int64)
+    return numbers[cells.operation], first + (np.arange(count) * length).astype(np.int64)
+
+
+def _span(rows: "Operations", processes: int, kernels: Kernels) -> float:
+    """Return how much time the rows of a process cover, in the median of all, each on its own clock."""
+    begun, ended = rows.start_ns - np.maximum(rows.gap_ns, 0.0), rows.start_ns + rows.dur_ns
+    first = kernels.min_by(begun, rows.process, processes, np.inf)
+    last = kernels.max_by(ended, rows.process, processes, -np.inf)
+    covered = (last - first)[np.isfinite(first)]
+    return max(float(np.median(covered)), 1.0)
+
+
+_MAD_TO_SIGMA = 1.4826  # for normally distributed values
+
+
+def spread_of(values: np.ndarray) -> float:
+    """Return the standard deviation that the middle of the values suggests.
+
+    >>> round(spread_of(np.array([1.0, 2.0, 3.0, 4.0, 900.0])), 2)
+    1.48
+    """
+    return _MAD_TO_SIGMA * float(np.median(np.abs(values - np.median(values))))

@@ -1,0 +1,243 @@
+"""Who was late: ranks that take longer for themselves than their peers do, and for whom others wait.
+
+A rank stands out when what it takes beyond its peers lasts, costs the job something, and is far outside of what its
+peers differ among each other. What comes and goes on changing ranks (experts, sequence lengths, garbage collection)
+widens that spread or does not last, and stays unnamed. A GPU that is slow only now and then is named when the same
+one comes again.
+
+Many who are late at once are no set of faults but a property of the job, and left to those who look at all of it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from analyzer.straggler.culprits import Culprit, GroupingOptions, are_too_many, group_stragglers, tell
+from analyzer.straggler.excess import Excess, measure_excess, spread_of, without_worst
+from analyzer.straggler.kernels import NumericOptions, choose_kernels
+from analyzer.straggler.reading import Flushes, StragglerFacts
+from analyzer.windows.window import Context, Finding
+from lockstep.clock import NS_PER_S
+from lockstep.topology import host_name
+
+
+@dataclass(frozen=True, slots=True)
+class StarvingOptions:
+    """When a host's proxy threads count as starved."""
+
+    min_share: float = 0.03  # of the time of its receives: less holds nobody up
+    ratio: float = 5.0  # over the usual flush: a starved thread of our recordings took 25 times as long
+    min_steps: int = 32  # fewer, and a single interrupt makes the mean
+    min_hosts: int = 2  # with one there is nobody to compare it with
+    floor_ns: float = 50_000.0  # a flush over a busy PCIe takes less; a thread that lacks its core loses a time slice
+
+
+def find_starving(flushes: Flushes, context: Context, options: StarvingOptions) -> list[Finding]:
+    """Return the hosts whose flushes take far longer than those of the others."""
+    enough = flushes.steps >= options.min_steps
+    if int(enough.sum()) < options.min_hosts:
+        return []
+    per_step = np.divide(flushes.flush_ns, flushes.steps, out=np.zeros(len(enough)), where=enough)
+    share = np.divide(flushes.flush_ns, flushes.busy_ns, out=np.zeros(len(enough)), where=flushes.busy_ns > 0)
+    ordered = np.sort(per_step[enough])
+    usual = max(float(ordered[(len(ordered) - 1) // 2]), options.floor_ns)
+    slow = np.flatnonzero(enough & (share >= options.min_share) & (per_step >= options.ratio * usual))
+    if len(slow) > max(1, int(enough.sum()) // 4):
+        return []  # that many at once share a cause that is no host's own
+    return [
+        _report_starving(flushes.hosts[row], float(per_step[row]), usual, float(share[row]), context) for row in slow
+    ]
+
+
+def _report_starving(host: str, per_step_ns: float, usual_ns: float, share: float, context: Context) -> Finding:
+    return Finding(
+        fault_class="noncomm_slow",
+        component=host_name(host),
+        likelihood=0.93,
+        reason=(
+            f"the NCCL proxy threads of {host} come {per_step_ns / 1e3:.0f} us late to each chunk that has arrived, "
+            f"those of others {usual_ns / 1e3:.0f} us at most: not the network, they get no CPU; look for other "
+            f"processes, pinning and cgroup limits on {host}"
+        ),
+        evidence=(
+            {
+                "kind": "flush",
+                "host": host,
+                "flush_us_per_step": round(per_step_ns / 1e3, 1),
+                "usual_us_per_step": round(usual_ns / 1e3, 1),
+                "share_of_receives": round(share, 3),
+            },
+        ),
+        ranks_waiting=max(context.roster.ranks - 1, 0),
+        lost_share=min(share, 1.0),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class StragglerOptions:
+    """When a rank counts as late."""
+
+    min_share: float = 0.03  # of the time: steps of healthy jobs differ by as much, and nobody would act on less
+    sigmas: float = 6.0  # one false rank in 10^9, if what peers differ by were normal; it is not, hence the share too
+    min_spread: float = 0.004  # of the time: a quiet window must not turn jitter of the clocks into outliers
+    noisy_spread: float = 0.015  # of the time: where work differs so much, two long steps in a row are chance,
+    # and who is late must be late in a second evaluation that shares no step with the first
+    few: int = 8  # with fewer to compare, a single one moves the spread that it is judged by
+    few_share: float = 0.10  # so among few the effect itself must be large,
+    few_ratio: float = 3.0  # and stand apart from all others
+    waited_share: float = 0.5  # of its delay; what others need not wait for is slack, not a cost
+    rare_events: int = 3  # slow steps of one GPU: two can be chance
+    rare_look_back_ns: int = 90 * NS_PER_S  # a GPU slow in one of fifteen steps comes again three times in that
+    grouping: GroupingOptions = field(default_factory=GroupingOptions)
+    starving: StarvingOptions = field(default_factory=StarvingOptions)
+    numeric: NumericOptions = field(default_factory=NumericOptions)
+
+
+@dataclass(frozen=True, slots=True)
+class SlowStep:
+    """One operation before which a GPU took far longer than all others."""
+
+    process: int
+    at_ns: int
+    lost_ns: float
+
+
+@dataclass(frozen=True, slots=True)
+class StragglerSince:
+    """When a process was found late first, and when that had begun."""
+
+    found_ns: int  # end of the evaluation
+    begun_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class StragglerMemory:
+    """What is kept from evaluation to evaluation."""
+
+    slow_steps: tuple[SlowStep, ...] = ()  # that came alone
+    begun_ns: int | None = None  # since when we look
+    straggling_since: Mapping[int, StragglerSince] = field(
+        default_factory=dict
+    )  # by process, of those late in the last evaluation
+
+
+def find_stragglers(
+    facts: StragglerFacts, memory: StragglerMemory, context: Context, options: StragglerOptions
+) -> tuple[list[Finding], StragglerMemory]:
+    """Return the GPUs and hosts that hold the others up, and what to remember for the next evaluation."""
+    findings = find_starving(facts.flushes, context, options.starving)
+    kernels = choose_kernels(len(facts.operations), options.numeric)
+    excess = measure_excess(facts.operations, facts.are_sums, len(context.roster), context.period_ns, kernels)
+    if excess is None:
+        return findings, memory
+    stragglers = _find_lasting(excess, options)
+    if are_too_many(excess.processes[stragglers], context, options.grouping):
+        return findings, replace(memory, straggling_since={})
+    memory = _remember(memory, excess, stragglers, context, options)
+    culprits = [
+        replace(culprit, since_ns=min(memory.straggling_since[number].begun_ns for number in culprit.processes))
+        for culprit in group_stragglers(
+            excess, _confirm(excess, stragglers, memory, context, options), context, options.grouping
+        )
+    ]
+    known = {number for culprit in culprits for number in culprit.processes}
+    culprits += [rare for rare in _find_rare(memory, context, options) if not known & set(rare.processes)]
+    if len(culprits) > options.grouping.limit(context):
+        return findings, memory
+    blamed = {finding.component for finding in findings}
+    told = [tell(culprit, facts.throttled, context) for culprit in culprits]
+    return findings + [finding for finding in told if finding.component not in blamed], memory
+
+
+def _find_lasting(excess: Excess, options: StragglerOptions) -> np.ndarray:
+    """Return the rows of processes that were late throughout, for whom others waited."""
+    lasting, waited = excess.lasting, without_worst(excess.waits)
+    costly = (lasting >= options.min_share) & (waited >= options.waited_share * lasting)
+    if len(lasting) < options.few:
+        return np.flatnonzero(costly & _is_apart(lasting, options))
+    spread = max(spread_of(lasting), options.min_spread)
+    return np.flatnonzero(costly & (lasting - np.median(lasting) >= options.sigmas * spread))
+
+
+def _confirm(
+    excess: Excess, stragglers: np.ndarray, memory: StragglerMemory, context: Context, options: StragglerOptions
+) -> np.ndarray:
+    """Return those who were late for longer than one evaluation, where ranks differ much by themselves."""
+    if spread_of(excess.lasting) <= options.noisy_spread or len(excess.lasting) < options.few:
+        return stragglers
+    since = np.array([memory.straggling_since[int(excess.processes[row])].found_ns for row in stragglers], np.int64)
+    confirmed: np.ndarray = stragglers[since <= context.window.start_ns]
+    return confirmed
+
+
+def _is_apart(lasting: np.ndarray, options: StragglerOptions) -> np.ndarray:
+    """Say of each of a few whether it is late by far more than those differ who are not."""
+    stragglers = lasting >= options.few_share
+    rest = np.abs(lasting[~stragglers])
+    # Of two, the other one is what this one is measured by: it says nothing about what is usual.
+    usual = float(rest.max()) if len(rest) > 1 else 0.0
+    apart: np.ndarray = stragglers & (lasting >= options.few_ratio * usual)
+    return apart
+
+
+def _remember(
+    memory: StragglerMemory, excess: Excess, stragglers: np.ndarray, context: Context, options: StragglerOptions
+) -> StragglerMemory:
+    """Keep single slow steps of GPUs, each once, for as long as they count."""
+    oldest = context.window.end_ns - options.rare_look_back_ns
+    kept = [step for step in memory.slow_steps if step.at_ns >= oldest]
+    apart_ns = max((context.period_ns or 0) // 2, NS_PER_S // 2)
+    for step in _slow_steps(excess, stragglers, options):
+        if all(step.process != other.process or abs(step.at_ns - other.at_ns) > apart_ns for other in kept):
+            kept.append(step)
+    begun = context.window.start_ns if memory.begun_ns is None else memory.begun_ns
+    since = {
+        int(excess.processes[row]): memory.straggling_since.get(
+            int(excess.processes[row]), StragglerSince(context.window.end_ns, _onset(excess, row))
+        )
+        for row in stragglers
+    }
+    return StragglerMemory(tuple(kept), begun, since)
+
+
+def _onset(excess: Excess, row: int) -> int:
+    """Return when the first stretch began in which a process lost at least half of what it lost in its worst."""
+    own = excess.own[row]
+    return int(excess.begin_ns[int((own >= own.max() / 2).argmax())])
+
+
+def _slow_steps(excess: Excess, stragglers: np.ndarray, options: StragglerOptions) -> list[SlowStep]:
+    """Return the processes whose worst operation is far beyond the worst of the others, by their GPU's doing."""
+    worst = excess.worst_ns
+    if len(worst) < options.few:
+        return []
+    usual = float(np.median(worst))
+    floor = max(options.min_share * excess.span_ns, options.few_ratio * usual)
+    far = worst >= max(floor, usual + options.sigmas * spread_of(worst))
+    far &= excess.worst_gpu_ns >= options.waited_share * worst
+    far[stragglers] = False
+    rows = np.flatnonzero(far)
+    if len(rows) > options.grouping.most_culprits:
+        return []  # that many at once have one cause, and it is not theirs
+    return [SlowStep(int(excess.processes[row]), int(excess.worst_at_ns[row]), float(worst[row])) for row in rows]
+
+
+def _find_rare(memory: StragglerMemory, context: Context, options: StragglerOptions) -> list[Culprit]:
+    by_process: dict[int, list[SlowStep]] = {}
+    for step in memory.slow_steps:
+        by_process.setdefault(step.process, []).append(step)
+    looked_ns = max(min(context.window.end_ns - (memory.begun_ns or 0), options.rare_look_back_ns), 1)
+    return [
+        Culprit(
+            kind="gpu",
+            processes=(process,),
+            share=sum(step.lost_ns for step in steps) / looked_ns,
+            sigmas=options.sigmas,
+            peers=len(context.roster) - 1,
+            slow_steps=len(steps),
+            since_ns=min(step.at_ns for step in steps),
+        )
+        for process, steps in by_process.items()
+        if len(steps) >= options.rare_events
+    ]

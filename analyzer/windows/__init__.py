@@ -1,0 +1,1 @@
+"""What every question is asked about: jobs, their processes, and the windows that are evaluated."""

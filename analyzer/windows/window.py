@@ -1,0 +1,140 @@
+"""What one evaluation of a job is: its window, when it is due and closed, who takes part, and what it finds."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from analyzer.windows.jobs import HostReport, Roster, list_hosts
+from lockstep.clock import NS_PER_S
+from lockstep.topology import TopologyIndex
+from lockstep.verdict import FaultClass, RuledOut, Side
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A stretch of time, end excluded."""
+
+    start_ns: int
+    end_ns: int
+
+    @property
+    def seconds(self) -> float:
+        return (self.end_ns - self.start_ns) / NS_PER_S
+
+
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """Whether a window can be analysed, and who says nothing about it."""
+
+    closed: bool
+    silent: frozenset[str]
+
+
+def judge_window(
+    window: Window, hosts: frozenset[str], reports: Mapping[str, HostReport], now_ns: int, silence_ns: int
+) -> Closing:
+    """Return whether the window is closed for a job on these hosts.
+
+    A host that was not seen for `silence_ns` is silent: its rows are missing, not healthy, and nobody
+    waits for it. One that speaks but lags holds the window open.
+
+    >>> reports = {"h0": HostReport(watermark_ns=20, last_seen_ns=100), "h1": HostReport(5, last_seen_ns=30)}
+    >>> judge_window(Window(0, 10), frozenset({"h0", "h1"}), reports, now_ns=100, silence_ns=50)
+    Closing(closed=True, silent=frozenset({'h1'}))
+    """
+    behind = {host for host in hosts if host not in reports or reports[host].watermark_ns < window.end_ns}
+    silent = {host for host in behind if host not in reports or now_ns - reports[host].last_seen_ns > silence_ns}
+    return Closing(closed=behind == silent and silent != hosts, silent=frozenset(silent))
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationOptions:
+    """The rhythm of the analyzer."""
+
+    hop_ns: int = 2 * NS_PER_S  # statistics are per second: more often would see little that is new
+    shortest_ns: int = 6 * NS_PER_S  # ten steps of a fast job; whole seconds on both sides
+    longest_ns: int = 120 * NS_PER_S  # beyond, memory and time to detect count for more than one more step
+    periods: int = 3  # fewer steps, and a single odd one decides
+
+
+def plan_evaluations(done_until_ns: int, until_ns: int, options: EvaluationOptions) -> list[int]:
+    """Return the ends of the evaluations that are due, aligned so that a second run has the same ones.
+
+    >>> plan_evaluations(3, 10, EvaluationOptions(hop_ns=4))
+    [4, 8]
+    """
+    first = (done_until_ns // options.hop_ns + 1) * options.hop_ns
+    return list(range(first, until_ns + 1, options.hop_ns))
+
+
+def window_at(end_ns: int, first_ns: int, period_ns: int | None, options: EvaluationOptions) -> Window:
+    """Return what an evaluation at this time covers: some periods, once known, and never before the job began.
+
+    Statistics are per second, so it begins with one, unless it is meant to be shorter than that.
+    """
+    wanted_ns = options.periods * (period_ns or 0)
+    length_ns = min(max(wanted_ns, options.shortest_ns), options.longest_ns)
+    grain_ns = NS_PER_S if length_ns >= NS_PER_S else 1
+    whole_ns = -(-length_ns // grain_ns) * grain_ns
+    start_ns = (end_ns - whole_ns) // grain_ns * grain_ns
+    return Window(max(start_ns, min(first_ns, end_ns - 1)), end_ns)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class End:
+    """One end of a connection; the NIC is None when nothing told which one it is."""
+
+    host: str
+    nic: str | None
+
+    def __str__(self) -> str:
+        return f"{self.host}/{self.nic}" if self.nic else self.host
+
+
+@dataclass(frozen=True)
+class Context:
+    """One evaluation: which job, which stretch of time, who takes part, and who said nothing."""
+
+    job: str
+    attempt: int
+    window: Window  # what is judged; all hosts that are not silent have sent everything up to its end
+    fresh_ns: int  # what is later than this is new since the evaluation before
+    roster: Roster
+    topology: TopologyIndex | None
+    silent: frozenset[str] = frozenset()  # hosts of the job that say nothing: their rows are missing, not healthy
+    period_ns: int | None = None  # length of a training step, as far as it has been learnt
+
+    @property
+    def parameters(self) -> dict[str, Any]:  # Any: parameters of a query
+        """Return what queries about this job and window ask for."""
+        return {"job": self.job, "attempt": self.attempt, "start": self.window.start_ns, "end": self.window.end_ns}
+
+    @property
+    def host_list(self) -> str:
+        """Return the parameter `hosts` of a query that asks `OF_HOSTS`."""
+        return list_hosts(self.roster.hosts)
+
+    @property
+    def coverage(self) -> float:
+        """Return the share of the job's hosts that was seen."""
+        return len(self.roster.hosts - self.silent) / max(len(self.roster.hosts), self.roster.nodes, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One suspected fault in one evaluation; incidents are made of findings that come again."""
+
+    fault_class: FaultClass
+    component: str
+    side: Side | None = None
+    likelihood: float  # of this part among all that could explain the same evidence, 0 to 1
+    reason: str  # one sentence a person can act on
+    evidence: tuple[dict[str, Any], ...] = ()  # Any: each kind of evidence has its own figures
+    ruled_out: tuple[RuledOut, ...] = ()
+    ambiguous_with: tuple[str, ...] = ()
+    ranks_waiting: int | None = None  # held up by the part; None: everybody else
+    lost_share: float | None = None  # of the job's time, 0 to 1; None: the stage cannot tell
+    since_ns: int | None = None  # when it began, where the stage knows better than the evaluation
+    cap: float = 1.0  # no verdict is surer than this: a transport or algorithm on which the method was never proven
+    is_certain: bool = False  # true of a hang or an error: needs no second evaluation to be told
+    may_isolate: bool = False  # would justify draining a node, were it sure enough

@@ -1,1 +1,0 @@
-"""Which wire is slow: delays per byte between NICs, held against what others need."""

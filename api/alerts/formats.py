@@ -1,0 +1,283 @@
+"""Payloads of notifications: a signed webhook, Slack, PagerDuty and mail, and the words that they share."""
+
+import base64
+import hashlib
+import hmac
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.message import EmailMessage
+from email.utils import format_datetime
+
+from api.alerts.transport import Answer, Post, Reply, judge
+from lockstep.alert_settings import Target, decode_key
+from lockstep.clock import NS_PER_S, rfc3339
+from lockstep.errors import BadInput
+from lockstep.notification import Alert, Notification
+
+MOST_LISTED = 20  # alerts that a message lists; the page has the others
+_LONGEST = 1500  # characters of a reason: Slack cuts a block at 3,000, and a webhook's body stays below 20 KB
+_OVER = ("incident.closed", "decision.settled", "action.settled", "lockstep.recovered")
+_BEGINNINGS = {
+    "incident.updated": "Changed: ",
+    "decision.proposed": "Needs approval: ",
+    "action.failed": "Failed: ",
+    "lockstep.test": "Test: ",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """What a message needs besides the notification: when it is sent, where pages are, and the receiver's secrets."""
+
+    now_ns: int
+    link: str
+    secrets: tuple[str, ...] = ()
+    firing_s: float = 300.0  # how long Alertmanager believes that an alert fires without hearing of it again
+
+    def page(self, alert: Alert) -> str:
+        return self.link.rstrip("/") + alert.link
+
+
+def is_over(notification: Notification) -> bool:
+    return notification.kind in _OVER
+
+
+def headline(notification: Notification) -> str:
+    """Return one line that says what fires, or what is over."""
+    beginning = "Over: " if is_over(notification) else _BEGINNINGS.get(notification.kind, "")
+    first, *others = notification.alerts
+    if not others:
+        return beginning + first.headline
+    place = f" in job {first.job}" if first.job else ""
+    parts = ", ".join(dict.fromkeys(alert.component for alert in notification.alerts[:3]))
+    more = " and others" if len(notification.alerts) > 3 else ""
+    return f"{beginning}{len(notification.alerts)} {first.family}s{place}: {parts}{more}"
+
+
+def paragraphs(notification: Notification) -> list[str]:
+    """Return what a person should read, most important first."""
+    if len(notification.alerts) == 1:
+        return [cut(notification.alerts[0].reason)]
+    lines = [f"{alert.component}: {cut(alert.reason, 300)}" for alert in notification.alerts[:MOST_LISTED]]
+    left = len(notification.alerts) - MOST_LISTED
+    return [*lines, f"… and {left} more"] if left > 0 else lines
+
+
+def figures(notification: Notification) -> dict[str, str]:
+    """Return what is known in figures of a single alert, and when it began."""
+    first = notification.alerts[0]
+    began = {"since": rfc3339(min(alert.since_ns for alert in notification.alerts))}
+    where = {"job": first.job} if first.job else {}
+    return where | began | (first.facts if len(notification.alerts) == 1 else {})
+
+
+def severity(notification: Notification) -> str:
+    """Return how loud it is: critical for what justifies draining a node, or a Lockstep that does not watch."""
+    grades = {alert.grade for alert in notification.alerts}
+    if notification.kind == "lockstep.test":
+        return "info"
+    if "isolate" in grades or notification.kind in ("action.failed", "lockstep.troubled"):
+        return "critical"
+    return "warning" if "alert" in grades else "info"
+
+
+def cut(text: str, longest: int = _LONGEST) -> str:
+    return text if len(text) <= longest else text[: longest - 1] + "…"
+
+
+def sign(event: str, now_s: int, body: bytes, secrets: Iterable[str]) -> dict[str, str]:
+    """Return the headers that say which message this is, when it was sent, and that it is ours.
+
+    >>> secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+    >>> sign("msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330, b'{"test": 2432232314}', [secret])["webhook-signature"]
+    'v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE='
+    """
+    headers = {"webhook-id": event, "webhook-timestamp": str(now_s)}
+    signed = f"{event}.{now_s}.".encode() + body
+    try:
+        signatures = [_signature(decode_key(secret), signed) for secret in secrets]
+    except ValueError as error:
+        raise BadInput(str(error)) from None
+    return headers | {"webhook-signature": " ".join(signatures)} if signatures else headers
+
+
+def _signature(key: bytes, signed: bytes) -> str:
+    return "v1," + base64.b64encode(hmac.digest(key, signed, hashlib.sha256)).decode()
+
+
+_TYPE = "dev.lockstep."
+
+
+def render_webhook(target: Target, notification: Notification, sending: Sending) -> Post:
+    """Return the message; the same notification gives the same body at each try, and a fresh signature."""
+    body = json.dumps(envelope(notification, sending), ensure_ascii=False).encode()
+    signed = sign(notification.id, sending.now_ns // NS_PER_S, body, sending.secrets)
+    return Post(target.address, body, {"Content-Type": "application/cloudevents+json; charset=utf-8", **signed})
+
+
+def envelope(notification: Notification, sending: Sending) -> dict[str, object]:
+    """Return the event as CloudEvents' JSON format has it."""
+    items = [_item(alert, sending) for alert in notification.alerts[:MOST_LISTED]]
+    return {
+        "specversion": "1.0",
+        "id": notification.id,
+        "source": sending.link,
+        "type": _TYPE + notification.kind,
+        "subject": notification.key,
+        "time": rfc3339(notification.ts_ns),
+        "datacontenttype": "application/json",
+        "data": {
+            "title": headline(notification),
+            "severity": severity(notification),
+            "key": notification.key,
+            "count": len(notification.alerts),
+            "items": items,
+        },
+    }
+
+
+def _item(alert: Alert, sending: Sending) -> dict[str, object]:
+    return {
+        "subject": alert.subject,
+        "job": alert.job,
+        "class": alert.fault_class,
+        "component": alert.component,
+        "grade": alert.grade,
+        "since": rfc3339(alert.since_ns),
+        "since_ns": alert.since_ns,
+        "reason": cut(alert.reason),
+        "facts": alert.facts,
+        "url": sending.page(alert),
+    }
+
+
+Block = dict[str, object]
+
+_SIGNS = {"critical": "🔴", "warning": "🟠", "info": "🔵"}
+_OVER_SIGN = "🟢"
+_HEADER = 150  # characters that Slack shows of a header
+_SECTION = 2900  # of a section: Slack's limit is 3,000
+_FIELDS = 10  # of a section
+
+
+def render_slack(target: Target, notification: Notification, sending: Sending) -> Post:
+    """Return the message; `text` is what a notification on a telephone shows."""
+    line = f"{_OVER_SIGN if is_over(notification) else _SIGNS[severity(notification)]} {headline(notification)}"
+    message = {"text": cut(escape(line), 500), "blocks": _blocks(notification, line, sending)}
+    return Post(target.address, json.dumps(message).encode(), {"Content-Type": "application/json"})
+
+
+def judge_slack(answer: Answer, now_ns: int) -> Reply:
+    """Return what the answer means: Slack says `ok`, so another 200 is from somebody else."""
+    said = judge(answer, now_ns)
+    if said.result == "delivered" and answer.body.strip() != b"ok":
+        return Reply("failed", f"HTTP {answer.status} without Slack's ok: {answer.text}", answer.status)
+    return said
+
+
+def escape(text: str) -> str:
+    """Return text in which nothing is taken for a link or a mention.
+
+    >>> escape("<!channel> & co")
+    '&lt;!channel&gt; &amp; co'
+    """
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _blocks(notification: Notification, line: str, sending: Sending) -> list[Block]:
+    fields = [_mrkdwn(f"*{name}*\n{escape(value)}") for name, value in list(figures(notification).items())[:_FIELDS]]
+    link = f"<{sending.page(notification.alerts[0])}|Open in Lockstep>"
+    return [
+        {"type": "header", "text": {"type": "plain_text", "text": cut(line, _HEADER), "emoji": True}},
+        {"type": "section", "text": _mrkdwn(cut(escape("\n".join(paragraphs(notification))), _SECTION))},
+        {"type": "section", "fields": fields},
+        {"type": "context", "elements": [_mrkdwn(link)]},
+    ]
+
+
+def _mrkdwn(text: str) -> Block:
+    return {"type": "mrkdwn", "text": text}
+
+
+_SUMMARY = 1024  # characters, PagerDuty's limit
+_KEY = 255
+
+
+def render_pagerduty(target: Target, notification: Notification, sending: Sending) -> Post:
+    """Return the event: triggered, or resolved where it is over."""
+    if not sending.secrets:
+        raise BadInput(f"target {target.name} has no routing key")
+    event: dict[str, object] = {
+        "routing_key": sending.secrets[0],
+        "event_action": "resolve" if is_over(notification) else "trigger",
+        "dedup_key": notification.key[:_KEY],
+    }
+    if not is_over(notification):
+        event |= {"payload": _payload(notification), "client": "Lockstep", "links": _links(notification, sending)}
+    return Post(target.address, json.dumps(event).encode(), {"Content-Type": "application/json"})
+
+
+def judge_pagerduty(answer: Answer, now_ns: int) -> Reply:
+    """Return what the answer means: 202 with a status is theirs, and 400 would be 400 again."""
+    if answer.status == 400:
+        return Reply("refused", f"PagerDuty does not understand it: {answer.text}", 400)
+    said = judge(answer, now_ns)
+    if said.result == "delivered" and not _is_theirs(answer):
+        return Reply("failed", f"HTTP {answer.status} without PagerDuty's words: {answer.text}", answer.status)
+    return said
+
+
+def _payload(notification: Notification) -> dict[str, object]:
+    first = notification.alerts[0]
+    return {
+        "summary": cut(headline(notification), _SUMMARY),
+        "source": first.component or "lockstep",
+        "severity": severity(notification),
+        "timestamp": rfc3339(notification.ts_ns),
+        "component": first.component,
+        "group": first.job,
+        "class": first.fault_class,
+        "custom_details": {"reason": "\n".join(paragraphs(notification)), **figures(notification)},
+    }
+
+
+def _links(notification: Notification, sending: Sending) -> list[dict[str, str]]:
+    return [{"href": sending.page(notification.alerts[0]), "text": "Open in Lockstep"}]
+
+
+def _is_theirs(answer: Answer) -> bool:
+    try:
+        document = json.loads(answer.body)
+    except ValueError:
+        return False
+    return isinstance(document, dict) and document.get("status") == "success"
+
+
+_SUBJECT = 200
+
+
+def render_mail(target: Target, notification: Notification, sending: Sending) -> EmailMessage:
+    """Return the mail; Message-ID is made of the message's id, so that a second delivery is seen as the same."""
+    sender = str(target.sender)
+    domain = sender.rpartition("@")[2]
+    mail = EmailMessage()
+    mail["Subject"] = f"[Lockstep] {cut(' '.join(headline(notification).split()), _SUBJECT)}"
+    mail["From"] = sender
+    mail["To"] = ", ".join(target.recipients)
+    mail["Date"] = format_datetime(datetime.fromtimestamp(notification.ts_ns // NS_PER_S, UTC))
+    mail["Message-ID"] = f"<{notification.id}@{domain}>"
+    mail["References"] = f"<{_plain(notification.key)}@{domain}>"
+    mail["Auto-Submitted"] = "auto-generated"  # RFC 3834: nobody's holiday notice answers it
+    mail.set_content(_text(notification, sending))
+    return mail
+
+
+def _text(notification: Notification, sending: Sending) -> str:
+    told = [f"{name}: {value}" for name, value in figures(notification).items()]
+    return "\n".join([*paragraphs(notification), "", *told, "", sending.page(notification.alerts[0])]) + "\n"
+
+
+def _plain(key: str) -> str:
+    return "".join(each if each.isalnum() or each in "._-" else "-" for each in key)

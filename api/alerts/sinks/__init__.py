@@ -1,1 +1,0 @@
-"""One module per kind of receiver: what it is sent, and what its answer means."""

@@ -1,1 +1,0 @@
-"""Pictures as SVG, drawn on the server: they print, scale, and need no script."""

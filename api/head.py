@@ -1,0 +1,150 @@
+"""The services as the settings say: each of them for a process of its own, or all of them as one head node."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+from analyzer.pipeline import AnalyzerOptions, FollowOptions
+from analyzer.service import AnalyzerService, Announce, ServiceOptions
+from analyzer.straggler.kernels import NumericOptions
+from analyzer.straggler.stragglers import StragglerOptions
+from analyzer.windows.window import EvaluationOptions
+from api.alerts.service import make_alerts
+from api.ingest.gateway import Gateway, GatewayOptions
+from api.parts import Parts
+from lockstep.clock import NS_PER_S, Clock
+from lockstep.config import Settings, make_state_dir
+from lockstep.errors import BadInput
+from lockstep.sealing import Keyring
+from lockstep.state.database import ControlDatabase, open_control
+from lockstep.state.fabric import find_topology, list_topologies
+from lockstep.state.leases import Duty, DutyOptions, Work, unique_holder
+from lockstep.store.opening import layout_of, served_store
+from lockstep.store.store import Store
+from lockstep.topology import Topology, TopologyIndex, load_topology
+from planner.assembly import make_planner
+from planner.paths.service import PathService
+
+
+@dataclass(frozen=True)
+class Duties:
+    """What one process does under leases."""
+
+    all: tuple[Duty, ...]
+
+    def start(self) -> None:
+        for duty in self.all:
+            duty.start()
+
+    def close(self) -> None:
+        for duty in self.all:
+            duty.close()
+
+
+@contextmanager
+def opened_head(
+    settings: Settings, clock: Clock, topology: Topology | None, announce: Announce, notice: str = ""
+) -> Iterator[tuple[Parts, Duties]]:
+    """Open all services and close them in the opposite order at the end; a given topology goes before others."""
+    with opened_api(settings, clock, topology, notice) as (parts, alerts):
+        analyzer = make_analyzer(settings, parts.store, parts.control, parts.topology, announce)
+        works = {
+            "analyzer": analyzer.run_once,
+            **_planner_works(settings, parts.store, parts.control, parts.topology),
+        }
+        yield parts, Duties((*_duties(works, settings, parts.control, clock).all, *alerts.all))
+
+
+@contextmanager
+def opened_api(
+    settings: Settings, clock: Clock, topology: Topology | None = None, notice: str = ""
+) -> Iterator[tuple[Parts, Duties]]:
+    """Open what the API and the gateway need, and the duty that sends alerts."""
+    make_state_dir(settings)
+    with ExitStack() as stack:
+        store = stack.enter_context(served_store(settings, clock))
+        control = stack.enter_context(open_control(settings.control_url, keys=keys_of(settings)))
+        parts = Parts(
+            settings=settings,
+            store=store,
+            layout=layout_of(settings),
+            control=control,
+            gateway=make_gateway(settings, store, clock),
+            clock=clock,
+            topology=topology or topology_of(settings, control),
+            notice=notice,
+        )
+        alerts = make_alerts(parts)
+        stack.callback(alerts.close)
+        yield parts, _duties({"alerts": alerts.run_once}, settings, control, clock)
+
+
+@contextmanager
+def opened_analyzer(settings: Settings, clock: Clock, announce: Announce) -> Iterator[Duties]:
+    """Open what turns closed windows into incidents."""
+    make_state_dir(settings)
+    with served_store(settings, clock) as store, open_control(settings.control_url) as control:
+        service = make_analyzer(settings, store, control, topology_of(settings, control), announce)
+        yield _duties({"analyzer": service.run_once}, settings, control, clock)
+
+
+@contextmanager
+def opened_planner(settings: Settings, clock: Clock) -> Iterator[Duties]:
+    """Open what turns incidents into decisions; the store only where its telemetry is looked at."""
+    make_state_dir(settings)
+    with ExitStack() as stack:
+        control = stack.enter_context(open_control(settings.control_url))
+        needs_store = settings.planner.paths or settings.planner.controller != "none"
+        store = stack.enter_context(served_store(settings, clock)) if needs_store else None
+        works = _planner_works(settings, store, control, topology_of(settings, control))
+        yield _duties(works, settings, control, clock)
+
+
+def keys_of(settings: Settings) -> Keyring:
+    """Return what seals secrets in the control database; a file that was named is not made: it may be mistyped."""
+    named = settings.control.key_file
+    return Keyring(named or settings.state_dir / "secrets.key", is_made=named is None)
+
+
+def make_gateway(settings: Settings, store: Store, clock: Clock) -> Gateway:
+    options = GatewayOptions(
+        segment_s=settings.gateway.segment_s, max_backlog_bytes=settings.gateway.max_backlog_mb << 20
+    )
+    return Gateway(settings.state_dir / "gateway", store, clock, options)
+
+
+def make_analyzer(
+    settings: Settings, store: Store, control: ControlDatabase, topology: Topology | None, announce: Announce
+) -> AnalyzerService:
+    evaluations = EvaluationOptions(
+        hop_ns=settings.analyzer.look_s * NS_PER_S, shortest_ns=settings.analyzer.window_s * NS_PER_S
+    )
+    straggler = StragglerOptions(numeric=NumericOptions(device=settings.analyzer.device))
+    follow = FollowOptions(analyzer=AnalyzerOptions(straggler=straggler), evaluations=evaluations)
+    options = ServiceOptions(int(settings.analyzer.silence_s * NS_PER_S), follow)
+    return AnalyzerService(store, control, TopologyIndex(topology) if topology else None, options, announce)
+
+
+def topology_of(settings: Settings, control: ControlDatabase) -> Topology | None:
+    """Return the topology in the file that is set, else the one published last; None without either."""
+    if settings.analyzer.topology:
+        return load_topology(settings.analyzer.topology)
+    return find_topology(control)[1] if list_topologies(control, limit=1) else None
+
+
+def _planner_works(
+    settings: Settings, store: Store | None, control: ControlDatabase, topology: Topology | None
+) -> dict[str, Work]:
+    works: dict[str, Work] = {"planner": make_planner(settings, store, control, topology).run_once}
+    if store is not None and settings.planner.paths:
+        if topology is None:
+            raise BadInput(
+                "planner.paths needs to know the fabric: set analyzer.topology, or `lockstep topology publish` it"
+            )
+        works["paths"] = PathService(store, control, topology).run_once
+    return works
+
+
+def _duties(works: dict[str, Work], settings: Settings, control: ControlDatabase, clock: Clock) -> Duties:
+    options = DutyOptions(lease_s=settings.lease_s)
+    return Duties(tuple(Duty(name, unique_holder(), control, clock, work, options) for name, work in works.items()))

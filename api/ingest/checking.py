@@ -1,0 +1,210 @@
+"""Looks at batches before they are logged: many at a time, because looking costs per column and not per row.
+
+One thread does it. More would not be faster, as each of the hundreds of small steps takes the interpreter's lock
+again, and forty of them waiting for it make each other slow.
+"""
+
+import queue
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from api.ingest.log import Entry
+from lockstep.arrow import schema_of
+from lockstep.batches import Pieces, Shape, check_rows, join, read_batch
+from lockstep.errors import BadBatch, GatewayFull
+from lockstep.tables import TABLE_BY_NAME
+
+_GROUP = 64  # batches looked at together at most
+_GATHER_S, _LOOKS = 0.02, 5  # for how long, and how often while more come: agents send once a second and do not mind
+_GROUP_BYTES = 4 << 20  # as they came; unpacked they may take sixteen times that
+
+Rows = Mapping[Shape, pa.Table]  # checked, each in its table's exact schema
+
+
+@dataclass(frozen=True)
+class CheckLimits:
+    """How large a batch may be, unpacked."""
+
+    max_bytes: int
+    max_rows: int
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A batch that waits to be looked at; its rows may only be of its agent. The future ends when it is on disk."""
+
+    entry: Entry
+    limits: CheckLimits
+    future: "Future[int]" = field(default_factory=Future)
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """Batches that go into the log together, who waits for each, and their rows where these have been looked at."""
+
+    entries: Sequence[Entry]
+    futures: Sequence["Future[int]"]
+    rows: Rows | None = None
+
+
+class BatchChecker:
+    """Takes arrivals from many threads and hands on what is sound, in order; `start` and `close` frame its life."""
+
+    def __init__(self, hand_on: Callable[[Bundle], None]) -> None:
+        self._hand_on = hand_on
+        self._queue: queue.SimpleQueue[Arrival | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._check, name="gateway-check")
+        self._queue_lock = threading.Lock()  # nothing enters the queue behind its end
+        self._closing = threading.Event()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def submit(self, arrival: Arrival) -> None:
+        """Look at a batch; its future has BadBatch if it is bad, else it goes on."""
+        arrival.future.set_running_or_notify_cancel()  # a request that gives up cannot cancel it under the thread
+        with self._queue_lock:
+            if self._closing.is_set():
+                arrival.future.set_exception(GatewayFull("the gateway is closing"))
+            else:
+                self._queue.put(arrival)
+
+    def close(self) -> None:
+        """Finish what came in and end the thread."""
+        with self._queue_lock:
+            self._closing.set()
+            self._queue.put(None)
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _check(self) -> None:
+        running = True
+        while running:
+            group, running = self._take_group()
+            try:
+                verdicts, rows = check_group(group)
+            except Exception as error:  # noqa: BLE001  # a dead thread would leave every agent waiting
+                self._answer(group, [error] * len(group), {})
+            else:
+                self._answer(group, verdicts, rows)
+
+    def _answer(self, group: Sequence[Arrival], verdicts: Sequence[Exception | None], rows: Rows) -> None:
+        sound: list[Arrival] = []
+        for arrival, verdict in zip(group, verdicts, strict=True):
+            if verdict is None:
+                sound.append(arrival)
+            else:
+                arrival.future.set_exception(verdict)
+        if sound:
+            self._hand_on(Bundle([one.entry for one in sound], [one.future for one in sound], rows))
+
+    def _take_group(self) -> tuple[list[Arrival], bool]:
+        """Return what waits, at least one and at most a group, and whether to go on after it."""
+        group: list[Arrival] = []
+        item, size = self._queue.get(), 0
+        self._wait_for_more()
+        while item is not None:
+            group.append(item)
+            size += len(item.entry.body)
+            if len(group) == _GROUP or size > _GROUP_BYTES or self._queue.empty():
+                return group, True
+            item = self._queue.get()
+        return group, False
+
+    def _wait_for_more(self) -> None:
+        """Wait while more come, a tenth of a second at most: a group of 30 costs a third of three groups of ten."""
+        for _ in range(_LOOKS):
+            waiting = self._queue.qsize()
+            if self._closing.wait(_GATHER_S) or not waiting < self._queue.qsize() < _GROUP:
+                return
+
+
+def check_group(group: Sequence[Arrival]) -> tuple[list[BadBatch | None], Rows]:
+    """Return for each batch what is wrong about it, or None, and the rows of those that are sound."""
+    verdicts: list[BadBatch | None] = [None] * len(group)
+    read: dict[int, Pieces] = {}
+    for place, arrival in enumerate(group):
+        try:
+            read[place] = read_batch(arrival.entry.body, arrival.limits.max_bytes, arrival.limits.max_rows)
+        except BadBatch as error:
+            verdicts[place] = error
+    hosts = {place: group[place].entry.agent for place in read}
+    try:
+        return verdicts, _check_together(read, hosts)
+    except BadBatch:  # of one of them or of several: each is looked at alone
+        for place, pieces in read.items():
+            verdicts[place] = _find_fault(pieces, hosts[place])
+    return verdicts, _check_together({place: read[place] for place in read if verdicts[place] is None}, hosts)
+
+
+def join_rows(batches: Iterable[Pieces]) -> dict[Shape, pa.Table]:
+    """Return the rows of many batches, by table and columns: agents of several releases may send."""
+    pieces: Pieces = {}
+    for batch in batches:
+        for shape, rows in batch.items():
+            pieces.setdefault(shape, []).extend(rows)
+    return {shape: join(shape, rows) for shape, rows in pieces.items()}
+
+
+def check_joined(shape: Shape, rows: pa.Table) -> pa.Table:
+    """Return the rows of many batches in their table's exact schema, in one piece of their own, or raise BadBatch.
+
+    In one piece they are looked at twice as fast. Copying them before is safe: `read_batch` has seen to it that
+    columns begin and end inside of their buffers, and an offset between that leads astray still does so in the copy.
+    """
+    if shape.schema.equals(schema_of(TABLE_BY_NAME[shape.table])):
+        checked = check_rows(shape.table, rows.combine_chunks())
+    else:
+        checked = check_rows(shape.table, rows).combine_chunks()
+    return checked if rows.column(0).num_chunks > 1 else _copy(checked)
+
+
+def _copy(rows: pa.Table) -> pa.Table:
+    """Return rows that were in one piece before, and so still hold on to all of the body they came in."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as stream:
+        stream.write_table(rows)
+    return pa.ipc.open_stream(sink.getvalue()).read_all()
+
+
+def _check_together(read: Mapping[int, Pieces], hosts: Mapping[int, str]) -> Rows:
+    """Return the rows of all batches, or raise BadBatch when one of them is bad."""
+    rows = {shape: check_joined(shape, joined) for shape, joined in join_rows(read.values()).items()}
+    for shape, table in rows.items():
+        sent = [(hosts[place], sum(map(len, pieces.get(shape, [])))) for place, pieces in read.items()]
+        if pc.any(pc.not_equal(table["host"].combine_chunks(), _repeat(sent))).as_py():
+            raise BadBatch("a row is of another host")
+    return rows
+
+
+def _repeat(sent: Iterable[tuple[str, int]]) -> pa.Array:
+    """Return each text so many times."""
+    some = [(text, times) for text, times in sent if times]
+    ends = pa.array(accumulate(times for _, times in some), pa.int32())
+    return pc.run_end_decode(
+        pa.RunEndEncodedArray.from_arrays(ends, pa.array([text for text, _ in some], pa.string()))
+    )
+
+
+def _find_fault(pieces: Pieces, host: str) -> BadBatch | None:
+    """Return what is wrong about one batch, with the table and the row."""
+    try:
+        for shape, rows in pieces.items():
+            _check_host(shape.table, check_rows(shape.table, join(shape, rows)), host)
+    except BadBatch as error:
+        return error
+    return None
+
+
+def _check_host(name: str, rows: pa.Table, host: str) -> None:
+    """Refuse rows that claim to be of another host than the one whose token came with them."""
+    foreign = pc.index(pc.not_equal(rows["host"], host), True).as_py()
+    if foreign >= 0:
+        problem = f"{name}, row {foreign}: this token is for {host}, the row is from {rows['host'][foreign]}"
+        raise BadBatch(problem, slug="wrong-host", status=403)

@@ -1,0 +1,335 @@
+"""The gateway itself: one thread logs and acknowledges, another inserts segments into the store, in order.
+
+A batch is acknowledged when it is on disk. A segment is deleted when all its rows are in the store and the
+watermarks that it carried are written down. Whatever is repeated in between carries the same token, so the store
+keeps it once. Nothing depends on how long an outage lasts.
+"""
+
+import os
+import queue
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import structlog
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from api.ingest.checking import Arrival, BatchChecker, Bundle, CheckLimits
+from api.ingest.log import (
+    Entry,
+    OpenSegment,
+    Watermarks,
+    identify,
+    list_segments,
+    read_backlog,
+    read_segment,
+    recover,
+    segment_number,
+)
+from api.ingest.segments import Insert, KeptRows, Piece, inserts_of
+from lockstep.clock import NS_PER_S, Clock
+from lockstep.directories import lock_directory
+from lockstep.errors import BadInput, GatewayFull, LockstepError
+from lockstep.store.store import Store
+from lockstep.tables import TABLE_BY_NAME
+
+
+class GatewayMetrics:
+    """Counters of one gateway, in a registry of their own so that several can live in one process."""
+
+    def __init__(self, backlog_bytes: Callable[[], float], is_stuck: Callable[[], bool]) -> None:
+        self.registry = CollectorRegistry()
+        self._batches = Counter(
+            "lockstep_ingest_batches", "Batches by what became of them", ["result"], registry=self.registry
+        )
+        self._rows = Counter("lockstep_ingest_rows", "Rows that reached the store", registry=self.registry)
+        backlog = Gauge("lockstep_ingest_backlog_bytes", "Acknowledged, not in the store yet", registry=self.registry)
+        backlog.set_function(backlog_bytes)
+        stuck = Gauge("lockstep_ingest_stuck", "1 while the store takes nothing", registry=self.registry)
+        stuck.set_function(lambda: float(is_stuck()))
+
+    def accepted(self, fresh: int, repeated: int) -> None:
+        self._batches.labels("accepted").inc(fresh)
+        self._batches.labels("repeated").inc(repeated)
+
+    def refused(self, count: int) -> None:
+        self._batches.labels("refused").inc(count)
+
+    def inserted(self, rows: int) -> None:
+        self._rows.inc(rows)
+
+    def set_aside(self) -> None:
+        self._batches.labels("set_aside").inc()
+
+
+_log = structlog.get_logger("gateway")
+
+_INSERTS_AT_ONCE = 4
+_GROUP = 256  # batches that share one sync at most
+_AHEAD = 4  # bundles whose rows may wait for a slow disk; those of later ones are read again
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 10.0
+_IDLE_S = 0.2
+
+
+@dataclass(frozen=True)
+class GatewayOptions:
+    """Limits of the log."""
+
+    segment_s: float = 1.0
+    max_segment_bytes: int = 64 << 20
+    max_backlog_bytes: int = 4 << 30
+    max_kept_bytes: int = 256 << 20  # of rows in memory that wait for the store; a host sends 100 KB a second
+
+
+class Gateway:
+    """Takes batches from many threads; `start` and `close` frame its life."""
+
+    def __init__(self, directory: Path, store: Store, clock: Clock, options: GatewayOptions) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self._lock = _lock(directory)
+        recover(directory)
+        self._directory = directory
+        self._store = store
+        self._clock = clock
+        self._options = options
+        self._identity = identify(directory)
+        self._watermarks = Watermarks(directory / "watermarks.json")
+        self._waiting = read_backlog(directory, self._watermarks)
+        self._kept = KeptRows(options.max_kept_bytes)
+        self._queue: queue.SimpleQueue[Bundle | None] = queue.SimpleQueue()
+        self._guard = threading.Lock()  # over watermarks, the open segment, what waits and what is kept
+        self._queue_lock = threading.Lock()  # nothing enters the queue behind its end
+        self._open: OpenSegment | None = None
+        self._opened_ns = 0
+        self._checker = BatchChecker(self._enqueue)
+        self._stop = threading.Event()
+        self._trouble: str | None = None
+        self.metrics = GatewayMetrics(lambda: self.backlog_bytes, lambda: self._trouble is not None)
+        # A segment has one insert per table, and most of each is waiting for the store.
+        self._inserters = ThreadPoolExecutor(_INSERTS_AT_ONCE, "gateway-insert")
+        self._threads = [
+            threading.Thread(target=self._log_batches, name="gateway-log"),
+            threading.Thread(target=self._insert_segments, name="gateway-insert"),
+        ]
+
+    @property
+    def trouble(self) -> str | None:
+        """Why nothing reaches the store at the moment, or None."""
+        return self._trouble
+
+    @property
+    def backlog_bytes(self) -> int:
+        segment = self._open  # another thread may cut it between two looks
+        return self._waiting + (segment.size if segment else 0)
+
+    def start(self) -> None:
+        self._checker.start()
+        for thread in self._threads:
+            thread.start()
+
+    def take(self, entry: Entry, limits: CheckLimits) -> "Future[int]":
+        """Return the future watermark of an agent; it is there once the batch was found sound and is safe on disk."""
+        arrival = Arrival(entry, limits)
+        if (error := self._fullness()) is None:
+            self._checker.submit(arrival)
+        else:
+            arrival.future.set_exception(error)
+        return arrival.future
+
+    def submit(self, entry: Entry) -> "Future[int]":
+        """Return the same for a batch that is of our own making."""
+        future: Future[int] = Future()
+        future.set_running_or_notify_cancel()  # a request that gives up cannot cancel it under the log's thread
+        self._enqueue(Bundle([entry], [future]))
+        return future
+
+    def close(self) -> None:
+        """Finish what was acknowledged as far as the store takes it, cut the log, and end the threads."""
+        self._checker.close()
+        with self._queue_lock:
+            self._stop.set()
+            self._queue.put(None)
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join()
+        self._inserters.shutdown()
+        os.close(self._lock)
+
+    def _enqueue(self, bundle: Bundle) -> None:
+        with self._queue_lock:
+            error = GatewayFull("the gateway is closing") if self._stop.is_set() else self._fullness()
+            if error is None:
+                self._queue.put(bundle if self._queue.qsize() < _AHEAD else replace(bundle, rows=None))
+                return
+        for future in bundle.futures:
+            future.set_exception(error)
+
+    def _fullness(self) -> GatewayFull | None:
+        if self.backlog_bytes <= self._options.max_backlog_bytes:
+            return None
+        return GatewayFull(f"{self.backlog_bytes >> 20} MiB wait for the store already")
+
+    def _log_batches(self) -> None:
+        running = True
+        while running:
+            group, running = self._take_group()
+            if group:
+                self._commit(group)
+            try:
+                self._cut_when_due(force=not running)
+            except OSError as error:  # the file stays open, and is cut at the next round or found at the next start
+                _log.error("segment cannot be cut", directory=str(self._directory), error=str(error))
+
+    def _take_group(self) -> tuple[list[Bundle], bool]:
+        """Return all batches that wait, about a group of them at most, and whether to go on after them."""
+        group: list[Bundle] = []
+        count = 0
+        try:
+            item = self._queue.get(timeout=_IDLE_S)
+            while item is not None:
+                group.append(item)
+                count += len(item.entries)
+                if count >= _GROUP:
+                    return group, True
+                item = self._queue.get_nowait()
+        except queue.Empty:
+            return group, True
+        return group, False
+
+    def _commit(self, group: list[Bundle]) -> None:
+        total = sum(len(bundle.entries) for bundle in group)
+        with self._guard:
+            fresh = self._choose_new(group)
+            try:
+                self._append(group, fresh)
+            except OSError as error:
+                self._refuse(group, total, error)
+                return
+        taken = sum(map(len, fresh))
+        self.metrics.accepted(taken, total - taken)
+        for bundle in group:
+            for entry, future in zip(bundle.entries, bundle.futures, strict=True):
+                future.set_result(self._watermarks.get(entry.agent, entry.boot))
+
+    def _choose_new(self, group: list[Bundle]) -> list[list[Entry]]:
+        """Return of each bundle the batches that were not acknowledged before, each once, in the order they came."""
+        seen: set[tuple[str, str, int]] = set()
+
+        def is_first(entry: Entry) -> bool:
+            name = (entry.agent, entry.boot, entry.number)
+            is_known = name in seen
+            seen.add(name)
+            return not is_known
+
+        return [[one for one in bundle.entries if self._watermarks.is_new(one) and is_first(one)] for bundle in group]
+
+    def _append(self, group: list[Bundle], fresh: list[list[Entry]]) -> None:
+        """Write what is new into the open segment, and keep the rows of bundles that are all new."""
+        entries = [entry for new in fresh for entry in new]
+        if not entries:
+            return
+        if self._open is None:
+            self._watermarks.last_segment += 1
+            self._open = OpenSegment(self._directory, self._watermarks.last_segment)
+            self._opened_ns = self._clock.monotonic_ns()
+        segment = self._open
+        segment.append(entries)
+        for bundle, new in zip(group, fresh, strict=True):
+            is_all = len(new) == len(bundle.entries)
+            self._kept.add(segment.number, bundle.rows if bundle.rows is not None and is_all else new)
+        for entry in entries:
+            self._watermarks.advance(entry)
+
+    def _refuse(self, group: list[Bundle], total: int, error: OSError) -> None:
+        self.metrics.refused(total)
+        _log.error("log cannot be written", directory=str(self._directory), error=str(error))
+        for bundle in group:
+            for future in bundle.futures:
+                future.set_exception(GatewayFull(f"the gateway's log cannot be written: {error.strerror}"))
+
+    def _cut_when_due(self, force: bool) -> None:
+        with self._guard:
+            segment = self._open
+            if segment is None:
+                return
+            age_s = (self._clock.monotonic_ns() - self._opened_ns) / NS_PER_S
+            if force or age_s >= self._options.segment_s or segment.size >= self._options.max_segment_bytes:
+                segment.cut()
+                self._waiting += segment.size  # first: who looks in between sees too much, and never room that is not
+                self._open = None
+
+    def _insert_segments(self) -> None:
+        pause_s = _FIRST_PAUSE_S
+        while not (
+            self._stop.is_set() and (not self._threads[0].is_alive()) and (not list_segments(self._directory))
+        ):
+            try:
+                for path in list_segments(self._directory):
+                    self._insert_or_set_aside(path)
+                self._report(None)
+                pause_s = _FIRST_PAUSE_S
+                self._clock.wait(self._stop, _IDLE_S)
+            except Exception as error:  # noqa: BLE001  # whatever it is must be seen: a dead thread looks healthy
+                self._report(str(error) or repr(error))
+                if self._stop.is_set():
+                    return  # the segments wait on disk for the next start
+                self._clock.wait(self._stop, pause_s)
+                pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+
+    def _insert_or_set_aside(self, path: Path) -> None:
+        """Insert a segment; one that cannot be read is kept for a person to look at and does not block the rest."""
+        size = path.stat().st_size
+        try:
+            self.metrics.inserted(self._insert_segment(path))
+            finished: Callable[[], object] = path.unlink
+        except BadInput as error:
+            _log.error("segment cannot be read and is set aside", segment=path.name, reason=str(error))
+            self.metrics.set_aside()
+            finished = partial(path.rename, path.with_suffix(".bad"))
+        with self._guard:
+            self._watermarks.save(self._clock.now_ns())
+            finished()
+            self._waiting -= size
+            self._kept.forget(segment_number(path))
+
+    def _insert_segment(self, path: Path) -> int:
+        kept = self._kept.get(segment_number(path))
+        if kept is not None:
+            return self._insert_pieces(kept, segment_number(path))
+        segment = read_segment(path)
+        rows = self._insert_pieces([segment.entries], segment_number(path))
+        if segment.damaged_at is not None:
+            raise BadInput(f"damaged at byte {segment.damaged_at}; what stands before it is in the store")
+        return rows
+
+    def _insert_pieces(self, pieces: Iterable[Piece], number: int) -> int:
+        def insert(part: Insert) -> int:
+            token = f"{self._identity}/{number}/{part.table}/{part.number}"
+            self._store.insert(TABLE_BY_NAME[part.table], part.rows, token)
+            return int(part.rows.num_rows)
+
+        inserts: list[Future[int]] = []
+        try:
+            for part in inserts_of(pieces):
+                inserts.append(self._inserters.submit(insert, part))  # noqa: PERF401  # a list of what was begun
+        finally:
+            wait(inserts)  # whatever fails: the next try must not meet this one
+        return sum(each.result() for each in inserts)
+
+    def _report(self, trouble: str | None) -> None:
+        """Say it when it changes, not each time round."""
+        if trouble and not self._trouble:
+            _log.warning("store takes nothing, batches wait on disk", reason=trouble)
+        if self._trouble and not trouble:
+            _log.info("store takes batches again")
+        self._trouble = trouble
+
+
+def _lock(directory: Path) -> int:
+    try:
+        return lock_directory(directory)
+    except BlockingIOError:
+        raise LockstepError(f"another gateway uses the log in {directory}") from None

@@ -1,0 +1,264 @@
+"""What a report is made of, whoever found it."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from rich.console import Console, Group, RenderableType
+from rich.table import Table as Picture
+from rich.text import Text
+
+from analyzer.delay_matrix.matrix import DelayMatrix
+from lockstep.clock import NS_PER_S, rfc3339
+from lockstep.verdict import Incident, Verdict
+from lockstep.words import figure, headline, impact_words, lasting, lost_gpu_hours
+
+StepTimes = Sequence[tuple[int, float]]  # moment in nanoseconds, seconds that the step took
+
+
+class Described(Protocol):
+    """All that is known of what happened; the analyzer's description fits."""
+
+    @property
+    def incidents(self) -> Sequence[Incident]: ...
+
+    @property
+    def matrix(self) -> DelayMatrix | None: ...
+
+    @property
+    def step_times(self) -> StepTimes: ...
+
+
+@dataclass(frozen=True)
+class OnlyIncidents:
+    """What a running Lockstep tells: incidents, without the data they were found in."""
+
+    incidents: Sequence[Incident]
+    matrix: DelayMatrix | None = None
+    step_times: StepTimes = ()
+
+
+@dataclass(frozen=True)
+class Span:
+    """From when to when a report tells."""
+
+    begin_ns: int
+    end_ns: int
+
+    @property
+    def length_ns(self) -> int:
+        return max(self.end_ns - self.begin_ns, 1)
+
+    def share(self, moment_ns: int) -> float:
+        """Return where a moment lies, 0 at the beginning and 1 at the end."""
+        return min(max((moment_ns - self.begin_ns) / self.length_ns, 0.0), 1.0)
+
+
+def span_of(described: Described) -> Span | None:
+    """Return the stretch of time that incidents and steps cover; None when there are neither."""
+    moments = [moment for moment, _ in described.step_times]
+    for incident in described.incidents:
+        moments += [incident.verdict.since_ns, incident.verdict.last_seen_ns]
+    return Span(min(moments), max(moments)) if moments else None
+
+
+NOTHING = "no verdict: nothing stands out in what was recorded, which is silence, not proof of health"
+
+
+def part_words(verdict: Verdict) -> str:
+    """Return the part with the direction at fault."""
+    return f"{verdict.component} {verdict.side}" if verdict.side else verdict.component
+
+
+def cost_words(verdict: Verdict) -> str:
+    """Return what the fault does to the job, and the GPU-hours it has cost where they are known."""
+    lost = lost_gpu_hours(verdict)
+    return f"{impact_words(verdict)}, {figure(lost)} GPU-hours lost" if lost else impact_words(verdict)
+
+
+def lasting_words(incident: Incident) -> str:
+    """Return how long a fault was seen, and how often it came back."""
+    verdict = incident.verdict
+    said = lasting((verdict.last_seen_ns - verdict.since_ns) / NS_PER_S)
+    return f"{said}, came back {incident.flaps} times" if incident.flaps else said
+
+
+def coverage_words(verdict: Verdict) -> str:
+    """Return what share of the job was seen, where it was not all of it."""
+    unseen = 1 - verdict.coverage
+    return "" if unseen < 0.005 else f"{100 * unseen:.0f} % of the job's hosts told nothing"
+
+
+LEVELS = (1.15, 1.5, 2.5)  # times the normal delay, from which a cell is drawn darker
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Delay over normal delay, the worst of each cell; not a number where nothing was compared."""
+
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    ratio: np.ndarray
+    hot: np.ndarray
+    ends_per_cell: int
+    wires: int  # that were compared
+    hottest: "Hottest | None"
+
+
+@dataclass(frozen=True)
+class Hottest:
+    """The slowest wire of those that are slow, and the cell it is in."""
+
+    row: int
+    column: int
+    source: str
+    target: str
+    ratio: float
+
+
+def build_grid(matrix: DelayMatrix | None, largest: int) -> Grid | None:
+    """Return the picture of a matrix, at most so many cells wide and high; None when there is nothing to show."""
+    if matrix is None or not matrix.pairs:
+        return None
+    sources = _ends([str(wire.src) for wire in matrix.pairs])
+    targets = _ends([str(wire.dst) for wire in matrix.pairs])
+    bin_size = -(-max(len(sources), len(targets)) // largest)
+    row = np.array([sources[str(wire.src)] // bin_size for wire in matrix.pairs])
+    column = np.array([targets[str(wire.dst)] // bin_size for wire in matrix.pairs])
+    rows, columns = _labels(sources, bin_size), _labels(targets, bin_size)
+    worst = np.full((len(rows), len(columns)), -np.inf)
+    hot = np.zeros(worst.shape, bool)
+    known = np.isfinite(matrix.ratio)
+    np.maximum.at(worst, (row[known], column[known]), matrix.ratio[known])
+    np.logical_or.at(hot, (row, column), matrix.slow)
+    ratio = np.where(np.isfinite(worst), worst, np.nan)
+    hottest = _hottest(matrix, row, column)
+    return Grid(rows, columns, ratio, hot & np.isfinite(ratio), bin_size, len(matrix.pairs), hottest)
+
+
+def level(ratio: float) -> int:
+    """Return how dark a cell is, 1 to 4; 0 when it is empty."""
+    return 0 if np.isnan(ratio) else 1 + sum(ratio >= limit for limit in LEVELS)
+
+
+def _hottest(matrix: DelayMatrix, row: np.ndarray, column: np.ndarray) -> Hottest | None:
+    slow = np.where(matrix.slow & np.isfinite(matrix.ratio), matrix.ratio, -np.inf)
+    place = int(np.argmax(slow))
+    if not np.isfinite(slow[place]):
+        return None
+    wire = matrix.pairs[place]
+    return Hottest(int(row[place]), int(column[place]), str(wire.src), str(wire.dst), float(slow[place]))
+
+
+def _ends(names: list[str]) -> dict[str, int]:
+    """Return the place of each end; names that end in a number are in the order of the number."""
+    return {name: place for place, name in enumerate(sorted(set(names), key=_in_order))}
+
+
+def _in_order(name: str) -> tuple[tuple[int, str], ...]:
+    """Return what orders h2 before h10."""
+    parts, digits = [], ""
+    for letter in name + "/":
+        if letter.isascii() and letter.isdigit():
+            digits += letter
+            continue
+        if digits:
+            parts.append((int(digits), ""))
+            digits = ""
+        parts.append((-1, letter))
+    return tuple(parts)
+
+
+def _labels(ends: dict[str, int], bin_size: int) -> tuple[str, ...]:
+    names = list(ends)
+    groups = [names[first : first + bin_size] for first in range(0, len(names), bin_size)]
+    return tuple(group[0] if len(group) == 1 else f"{group[0]} … {group[-1]}" for group in groups)
+
+
+_SHADES = "·░▒▓█"  # nothing compared, normal, and the three levels above
+_BARS = "▁▂▃▄▅▆▇█"
+_LARGEST = 24  # cells each way: two columns a cell and a label fit into 80, and all of it onto a screen
+_BARS_WIDE = 50
+_CLEARED = 3  # parts that were ruled out; a report is read in ten seconds, --json has all
+
+
+def print_report(console: Console, described: Described) -> None:
+    """Print what happened, or that nothing stands out."""
+    for part in _parts(described):
+        console.print(part, highlight=False)
+
+
+def _parts(described: Described) -> Iterator[RenderableType]:
+    if not described.incidents:
+        yield NOTHING
+    else:
+        yield _table(described.incidents)
+        for number, incident in enumerate(described.incidents, 1):
+            yield _sentences(number, incident)
+    grid = build_grid(described.matrix, _LARGEST)
+    if grid:
+        yield Group("", *_matrix(grid))
+    if described.step_times:
+        yield Group("", _steps(described.step_times))
+
+
+def _table(incidents: Sequence[Incident]) -> Picture:
+    picture = Picture("", "part", "fault", "sure", "grade", "since", "lasted", "cost", box=None, pad_edge=False)
+    for number, incident in enumerate(incidents, 1):
+        verdict = incident.verdict
+        picture.add_row(
+            str(number),
+            Text(part_words(verdict), style="bold red" if verdict.grade == "isolate" else "bold"),
+            verdict.fault_class,
+            f"{100 * verdict.confidence:.0f} %",
+            verdict.grade,
+            rfc3339(verdict.since_ns),
+            lasting_words(incident),
+            cost_words(verdict),
+        )
+    return picture
+
+
+def _sentences(number: int, incident: Incident) -> Text:
+    """Return one sentence that is grasped at once, and below it the reason and what limits it."""
+    verdict = incident.verdict
+    told = Text.assemble("\n", (f"{number} {headline(incident)}", "bold"), f"\n  {verdict.reason}")
+    if verdict.ambiguous_with:
+        told.append(f"\n  might as well be {', '.join(verdict.ambiguous_with)}")
+    for cleared in verdict.ruled_out[:_CLEARED]:
+        told.append(f"\n  not {cleared.component}: {cleared.because}", style="dim")
+    if len(verdict.ruled_out) > _CLEARED:
+        told.append(f"\n  and {len(verdict.ruled_out) - _CLEARED} others ruled out", style="dim")
+    if coverage_words(verdict):
+        told.append(f"\n  {coverage_words(verdict)}", style="yellow")
+    return told
+
+
+def _matrix(grid: Grid) -> Iterator[RenderableType]:
+    binned = f", {grid.ends_per_cell} NICs a cell" if grid.ends_per_cell > 1 else ""
+    yield Text(f"delay by sender (down) and receiver (across){binned}", style="bold")
+    if grid.hottest is None:
+        yield f"no wire stands out among {grid.wires:,} that were compared"
+        return
+    hottest, wide = grid.hottest, max(map(len, grid.rows))
+    yield Text(" " * (wide + 1 + 2 * hottest.column) + f"▼ {hottest.target}", style="red")
+    for number, name in enumerate(grid.rows):
+        line = Text(name.rjust(wide) + " ", style="bold red" if number == hottest.row else "dim")
+        for ratio, is_hot in zip(grid.ratio[number], grid.hot[number], strict=True):
+            line.append(_SHADES[level(ratio)] * 2, style="red" if is_hot else "dim" if level(ratio) < 2 else "")
+        if number == hottest.row:
+            line.append(f" ◀ {hottest.source}: {hottest.ratio:.1f} times the normal delay", style="red")
+        yield line
+    limits = (f"{_SHADES[2 + place]} {limit:g} times normal and more" for place, limit in enumerate(LEVELS))
+    yield Text(f"{_SHADES[0]} nothing compared  {_SHADES[1]} normal  {'  '.join(limits)}", style="dim")
+
+
+def _steps(step_times: StepTimes) -> Text:
+    """Return step times as bars, the longest of each stretch, with the shortest and longest beside."""
+    lengths = [seconds for _, seconds in step_times]
+    size = -(-len(lengths) // _BARS_WIDE)
+    longest = [max(lengths[first : first + size]) for first in range(0, len(lengths), size)]
+    top = max(longest) or 1.0
+    bars = "".join(_BARS[min(int(length / top * len(_BARS)), len(_BARS) - 1)] for length in longest)
+    return Text.assemble(("step time ", "bold"), bars, f" {figure(min(lengths))} to {figure(max(lengths))} s")

@@ -1,1 +1,0 @@
-"""Network interfaces and the TCP flows over them."""

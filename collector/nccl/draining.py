@@ -1,0 +1,245 @@
+"""Which records are new since the last time, without a torn one among them and with a count of those that are gone.
+
+Record i of a ring stands in slot i % count with stamp i // count + 1, and `head` counts the records that were begun
+(shared ring) or written (all others). We copy slots, look at `head` once more, and drop what the writer may have
+reached meanwhile. Cost: the bytes of the new records, and a handful of array operations per ring.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collector.kernel.foreign_file import ForeignFile
+from collector.nccl.header import Layout
+from lockstep import wire
+from lockstep.wire import Table
+
+_CODES = {"func": len(wire.FUNCS), "dtype": len(wire.DTYPES), "algo": len(wire.ALGOS), "proto": len(wire.PROTOS)}
+_AMOUNTS = ("seq", "bytes", "gpu_start_ns", "gpu_stop_ns", "enqueued", "started", "done")
+_MOST = np.uint64((1 << 63) - 1)
+_WAIT_SHIFT = np.uint64(56)
+
+
+def bound(table: Table, most_comms: int | NDArray[np.int64], most_rows: int = 0) -> Table:
+    """Return the same array, changed in place; a file has so many communicators (or each element's has) and rows."""
+    names = set(table.dtype.names or ())
+    for name in names & _CODES.keys():
+        table[name][table[name] >= _CODES[name]] = 0
+    for name in names.intersection(_AMOUNTS):
+        np.minimum(table[name], _MOST, out=table[name])
+    if "comm" in names:
+        table["comm"][table["comm"] >= most_comms] = wire.NO_COMM
+    if "row" in names:
+        table["row"][table["row"] >= most_rows] = wire.BUSY
+    return table
+
+
+def bound_transfers(transfers: Table, layout: Layout) -> Table:
+    """Do the same for open transfers, which also say what they wait for."""
+    packed, steps = transfers["wait"], transfers["ahead"]
+    unknown = (packed >> _WAIT_SHIFT) >= len(wire.WAITS)
+    packed[unknown] &= (np.uint64(1) << _WAIT_SHIFT) - np.uint64(1)
+    steps["wait"][steps["wait"] >= len(wire.WAITS)] = wire.WAIT_UNKNOWN
+    steps["state"][steps["state"] > 2] = 0
+    return bound(transfers, layout.comms.count, layout.rows.count)
+
+
+def has_index(rows: Table, layout: Layout) -> NDArray[np.bool_]:
+    """Return which rows are in use and speak of a communicator and a function that can exist."""
+    comm, func, _ = wire.row_place(rows["key"])
+    found: NDArray[np.bool_] = (rows["key"] != 0) & (comm < layout.comms.count) & (func < len(wire.FUNCS))
+    return found
+
+
+SLACK = 64  # a weakly ordered processor may show a store before the `head` that announces it; far fewer than this
+_HEAD_BYTES = 8
+
+Slots = NDArray[np.uint8]  # one row of 64 bytes per record
+
+
+@dataclass(frozen=True)
+class Sorted:
+    """Records by kind, in the order of each ring, with every number inside of what readers may use it for."""
+
+    enqueued: Table
+    transfers: Table
+    kernels: Table
+    steps: Table
+    callbacks: Table
+    counts: dict[str, list[int]]  # of each kind, by file
+
+
+@dataclass(frozen=True)
+class Records:
+    """Whole records as they stood in the file; sorted when somebody asks."""
+
+    slots: Slots
+    missed: int = 0  # those that nobody will see
+    most_comms: int = wire.NO_COMM  # as many communicators the file has room for
+
+    @property
+    def lost(self) -> int:
+        """How many nobody will see, or nobody understands."""
+        return self.missed + len(self.slots) - sum(sum(counts) for counts in self._sorted.counts.values())
+
+    @property
+    def enqueued(self) -> Table:
+        return self._sorted.enqueued
+
+    @property
+    def transfers(self) -> Table:
+        return self._sorted.transfers
+
+    @property
+    def kernels(self) -> Table:
+        return self._sorted.kernels
+
+    @property
+    def steps(self) -> Table:
+        return self._sorted.steps
+
+    @property
+    def callbacks(self) -> Table:
+        return self._sorted.callbacks
+
+    @cached_property
+    def _sorted(self) -> Sorted:
+        return sort_records([self])
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """How far a ring has been read."""
+
+    following: int = 0  # number of the first record that was neither handed out nor counted as lost
+    waited: int = 0  # records before this one were begun when we looked last
+
+
+@dataclass(frozen=True)
+class _Drained:
+    slots: Slots
+    cursor: Cursor
+    lost: int
+
+
+def drain(file: ForeignFile, layout: Layout, rings: Table, cursors: list[Cursor]) -> tuple[Records, list[Cursor]]:
+    """Return what is new in all rings, of which the table was just read, and where to go on."""
+    heads = rings["head"].tolist()
+    following, pieces, lost = list(cursors), [np.empty((0, wire.RECORD.itemsize), np.uint8)], 0
+    for number, head in enumerate(heads):
+        if head != cursors[number].following:
+            drained = _drain_ring(_Ring(file, layout, number), head, cursors[number])
+            following[number] = drained.cursor
+            pieces.append(drained.slots)
+            lost += drained.lost
+    slots = pieces[1] if len(pieces) == 2 else np.concatenate(pieces)
+    return Records(slots, lost, layout.comms.count), following
+
+
+def look_back(file: ForeignFile, layout: Layout, cursors: list[Cursor]) -> Records:
+    """Return what stands before the cursors and has not been overwritten; nothing of it counts as lost."""
+    count, pieces = layout.ring_records, [np.empty((0, wire.RECORD.itemsize), np.uint8)]
+    for number, cursor in enumerate(cursors):
+        ring = _Ring(file, layout, number)
+        first = max(_first_untouched(ring, 0), 0)
+        if first < cursor.following <= first + count:
+            slots = ring.copy(first, cursor.following)
+            safe = min(max(first, _first_untouched(ring, 0)), cursor.following)
+            pieces.append(_select(slots[safe - first :], safe, count, cursor.following)[0])
+    return Records(np.concatenate(pieces), 0, layout.comms.count)
+
+
+@dataclass(frozen=True)
+class _Ring:
+    file: ForeignFile
+    layout: Layout
+    number: int
+
+    def head_again(self) -> int:
+        rings = self.layout.rings
+        raw = self.file.read_at(rings.offset + self.number * rings.stride, _HEAD_BYTES)
+        return int(raw.view("<u8")[0])
+
+    def copy(self, first: int, end: int) -> Slots:
+        """Return the slots of these records, in at most two pieces."""
+        count = self.layout.ring_records
+        slot, length = first % count, end - first
+        before_the_edge = min(length, count - slot)
+        start = self.number * count
+        first_piece = self._raw(start + slot, before_the_edge)
+        if length == before_the_edge:
+            return first_piece
+        return np.concatenate([first_piece, self._raw(start, length - before_the_edge)])
+
+    def _raw(self, first: int, count: int) -> Slots:
+        records = self.layout.records
+        return records.read(self.file, first, count).view(np.uint8).reshape(count, records.element.itemsize)
+
+
+def _drain_ring(ring: _Ring, head: int, cursor: Cursor) -> _Drained:
+    count = ring.layout.ring_records
+    _check_head(ring, head)
+    if head <= cursor.following:  # nothing new, or a head that went back, which only a forged one does
+        return _Drained(ring.copy(0, 0), cursor, lost=int(head < cursor.following))
+    first = max(cursor.following, head - count)
+    slots = ring.copy(first, head)
+    safe = min(max(first, _first_untouched(ring, head)), head)
+    kept, passed = _select(slots[safe - first :], safe, count, cursor.waited)
+    lost = safe - cursor.following + passed - len(kept)
+    return _Drained(kept, Cursor(safe + passed, waited=head), lost)
+
+
+def _check_head(ring: _Ring, head: int) -> None:
+    """Refuse what would not fit into a stamp: no writer lives that long, and our sums stay small."""
+    if head // ring.layout.ring_records + 1 >= wire.BUSY:
+        raise ring.file.bad(f"says that ring {ring.number} has seen {head} records")
+
+
+def _first_untouched(ring: _Ring, head: int) -> int:
+    """Return the first record that the writer had not reached when the copy was complete."""
+    return max(ring.head_again(), head) - ring.layout.ring_records + SLACK + 1
+
+
+def _select(slots: Slots, first: int, count: int, waited: int) -> tuple[Slots, int]:
+    """Return the whole records, and how many we are done with, whole or not.
+
+    A record that was begun but is not there yet (another thread holds its slot in the shared ring) stops us once, so
+    that it keeps its place in the order; if it is not there at the next look either, it counts as lost.
+    """
+    stamps = slots.view(wire.RECORD)["stamp"].reshape(-1).astype(np.int64)
+    edge = count - first % count  # from there on a new round
+    if (stamps[:edge] == first // count + 1).all() and (stamps[edge:] == first // count + 2).all():
+        return slots, len(slots)
+    numbers = np.arange(first, first + len(slots))
+    is_whole = stamps == numbers // count + 1
+    is_late = ((stamps == wire.BUSY) | (stamps <= numbers // count)) & (numbers >= waited)
+    passed = int(np.argmax(is_late)) if is_late.any() else len(slots)
+    return slots[:passed][is_whole[:passed]], passed
+
+
+def sort_records(files: Sequence[Records]) -> Sorted:
+    """Return the records of several files together, one file after the other."""
+    slots = np.concatenate([records.slots for records in files])
+    sizes, limits = [len(records.slots) for records in files], [records.most_comms for records in files]
+    kinds = np.ascontiguousarray(slots.view(wire.RECORD)["kind"].reshape(-1))
+    whole = slots.reshape(-1).view(np.dtype((np.void, wire.RECORD.itemsize)))  # moved as they are, not byte by byte
+    tables, counts = {}, {}
+    for name, (kind, element) in _KINDS.items():
+        indices = np.flatnonzero(kinds == kind)
+        ends = np.searchsorted(indices, np.cumsum(sizes))
+        counts[name] = np.diff(ends, prepend=0).tolist()
+        most = limits[0] if len(set(limits)) == 1 else np.repeat(np.array(limits), counts[name])
+        tables[name] = bound(whole[indices].view(element), most)
+    return Sorted(**tables, counts=counts)
+
+
+_KINDS = {
+    "enqueued": (wire.KIND_ENQUEUED, wire.ENQUEUED),
+    "transfers": (wire.KIND_TRANSFER_CLOSED, wire.TRANSFER_CLOSED),
+    "kernels": (wire.KIND_KERNEL_CLOSED, wire.KERNEL_CLOSED),
+    "steps": (wire.KIND_STEP_CLOSED, wire.STEP_CLOSED),
+    "callbacks": (wire.KIND_CALLBACK, wire.CALLBACK),
+}

@@ -1,1 +1,0 @@
-"""NCCL's own log: files, lines, and the story they tell."""

@@ -1,1 +1,0 @@
-"""The ranks' processes: state, end, reports."""

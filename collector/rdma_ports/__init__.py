@@ -1,1 +1,0 @@
-"""RDMA ports: files, rules, netlink."""

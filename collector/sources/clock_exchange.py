@@ -1,0 +1,244 @@
+"""Asks another collector for the time, some questions in a row, and waits a bounded time for the answers."""
+
+import hashlib
+import hmac
+import secrets
+import select
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice
+
+from collector.probes.paths import AddressBook
+from collector.probes.schedule import PacketBudget
+from collector.probes.sockets import SO_TIMESTAMPNS, arrival_ns, receive_stamped
+from collector.sources.clock_estimate import Estimate, Exchange, estimate_offset
+from lockstep.clock import NS_PER_S, Clock
+
+_MAGIC, _VERSION = b"LSCK", 1
+_QUESTION, _ANSWER = 1, 2
+_BODY = struct.Struct("!4sBBxxQ8sqqqq")  # magic, version, kind, nonce, reference, t2, t3, offset, error
+_CODE_BYTES = 16  # of HMAC-SHA256; half of it leaves a forger 2^128 tries
+MESSAGE_BYTES = _BODY.size + _CODE_BYTES
+_LAST_NS = 1 << 62  # the year 2116; with these two, sums of a time and an offset still fit into 64 bits
+MOST_APART_NS = 1 << 61  # 73 years
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a responder says."""
+
+    nonce: int
+    received_ns: int  # on the responder's clock
+    sent_ns: int
+    offset_ns: int  # the responder's clock minus the reference
+    error_ns: int  # bound on the error of that
+
+
+class ClockWire:
+    """Reads and writes messages of one cluster: those that share key and reference clock."""
+
+    def __init__(self, key: bytes, reference: str) -> None:
+        self._key = key
+        self._reference = hashlib.sha256(reference.encode()).digest()[:8]
+
+    def write_question(self, nonce: int) -> bytes:
+        return self._seal(_QUESTION, nonce, 0, 0, 0, 0)
+
+    def read_question(self, message: bytes) -> int | None:
+        """Return the nonce of a question that is meant for us, or None."""
+        fields = self._unseal(_QUESTION, message)
+        return fields[0] if fields else None
+
+    def write_reply(self, reply: Reply) -> bytes:
+        times = (reply.received_ns, reply.sent_ns, reply.offset_ns, reply.error_ns)
+        return self._seal(_ANSWER, reply.nonce, *times)
+
+    def read_reply(self, message: bytes) -> Reply | None:
+        """Return an answer that is meant for us and makes sense, or None."""
+        fields = self._unseal(_ANSWER, message)
+        if fields is None:
+            return None
+        reply = Reply(*fields)
+        are_times = 0 <= reply.received_ns <= reply.sent_ns <= _LAST_NS
+        is_offset = abs(reply.offset_ns) <= MOST_APART_NS and 0 <= reply.error_ns <= MOST_APART_NS
+        return reply if are_times and is_offset else None
+
+    def _seal(self, kind: int, *fields: int) -> bytes:
+        nonce, *times = fields
+        body = _BODY.pack(_MAGIC, _VERSION, kind, nonce, self._reference, *times)
+        return body + self._code(body)
+
+    def _unseal(self, kind: int, message: bytes) -> tuple[int, int, int, int, int] | None:
+        if len(message) != MESSAGE_BYTES:
+            return None
+        body, code = message[: _BODY.size], message[_BODY.size :]
+        if not hmac.compare_digest(code, self._code(body)):
+            return None
+        magic, version, found, nonce, reference, *times = _BODY.unpack(body)
+        if (magic, version, found, reference) != (_MAGIC, _VERSION, kind, self._reference):
+            return None
+        received_ns, sent_ns, offset_ns, error_ns = times
+        return nonce, received_ns, sent_ns, offset_ns, error_ns
+
+    def _code(self, body: bytes) -> bytes:
+        return hmac.digest(self._key, body, "sha256")[:_CODE_BYTES]
+
+
+CLOCK_PORT = 8641
+_PER_S, _PER_HOST_S = 4_000.0, 32.0  # 1,000 hosts that each ask for a burst of eight at once wait no two seconds
+_LOOK_S = 0.2  # between two looks whether to end
+
+
+class ClockGuard:
+    """Decides what a question gets: a pure part, apart from its memory of who asked how much (one entry a host)."""
+
+    def __init__(self, wire: ClockWire, book: AddressBook) -> None:
+        self._wire, self._book = wire, book
+        self._all = PacketBudget(_PER_S)
+        self._each: dict[str, PacketBudget] = {}
+        self.refused = 0  # questions that got no answer
+
+    def admit(self, message: bytes, address: str, now_ns: int) -> int | None:
+        """Return the nonce of a question that deserves an answer, or None."""
+        host = self._book.host_at(address)
+        nonce = self._wire.read_question(message) if host and len(message) == MESSAGE_BYTES else None
+        if host is None or nonce is None or not self._may_ask(host, now_ns):
+            self.refused += 1
+            return None
+        return nonce
+
+    def _may_ask(self, host: str, now_ns: int) -> bool:
+        budget = self._each.setdefault(host, PacketBudget(_PER_HOST_S))
+        budget.refill(now_ns)
+        self._all.refill(now_ns)
+        return budget.take() and self._all.take()
+
+
+class ClockResponder:
+    """Runs until it is closed; `knowledge` says what is known of this clock, None while nothing is.
+
+    `shift_ns` sets its clock wrong on purpose, for tests.
+    """
+
+    def __init__(
+        self,
+        wire: ClockWire,
+        book: AddressBook,
+        clock: Clock,
+        knowledge: Callable[[], Estimate | None],
+        port: int = CLOCK_PORT,
+        shift_ns: int = 0,
+    ) -> None:
+        self._wire, self._clock, self._knowledge, self._shift_ns = wire, clock, knowledge, shift_ns
+        self._guard = ClockGuard(wire, book)
+        self._socket = open_stamped(port)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="clock-responder", daemon=True)
+        self._thread.start()
+
+    @property
+    def port(self) -> int:
+        return int(self._socket.getsockname()[1])
+
+    @property
+    def refused(self) -> int:
+        return self._guard.refused
+
+    def close(self) -> None:
+        """End the thread and close the socket."""
+        self._stop.set()
+        self._thread.join()
+        self._socket.close()
+
+    def _serve(self) -> None:
+        self._socket.settimeout(_LOOK_S)
+        while not self._stop.is_set():
+            try:
+                # One byte more than a question has, so that a longer one is seen to be longer.
+                message, notes, _, sender = self._socket.recvmsg(MESSAGE_BYTES + 1, 64)
+                self._answer(message, arrival_ns(notes) or self._clock.now_ns(), sender)
+            except OSError:  # nobody asked, or an error that an earlier answer caused
+                continue
+
+    def _answer(self, message: bytes, received_ns: int, sender: tuple[str, int]) -> None:
+        nonce = self._guard.admit(message, sender[0], self._clock.now_ns())
+        known = self._knowledge()
+        if nonce is None or known is None:
+            return
+        shift_ns = self._shift_ns
+        sent_ns = max(self._clock.now_ns(), received_ns)
+        reply = Reply(nonce, received_ns + shift_ns, sent_ns + shift_ns, known.offset_ns, known.error_ns)
+        self._socket.sendto(self._wire.write_reply(reply), sender)
+
+
+def open_stamped(port: int = 0) -> socket.socket:
+    """Return a UDP socket whose packets carry the kernel's time of arrival."""
+    opened = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    try:
+        opened.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+        opened.bind(("0.0.0.0", port))  # noqa: S104  # a host has a NIC per rail; strangers get no answer
+    except OSError:
+        opened.close()
+        raise
+    return opened
+
+
+_BURST = 8
+_MOST_STRAYS = 64  # packets of strangers looked at while waiting
+
+
+class ClockAsker:
+    """Compares this host's clock with that of others."""
+
+    def __init__(
+        self, wire: ClockWire, clock: Clock, port: int = CLOCK_PORT, timeout_s: float = 0.2, burst: int = _BURST
+    ) -> None:
+        self._wire, self._clock, self._port, self._burst = wire, clock, port, burst
+        self._timeout_ns = int(timeout_s * NS_PER_S)
+        self._socket = open_stamped()
+        self._socket.setblocking(False)
+        self._answer = select.poll()  # select() refuses descriptors above 1,024, which a busy agent may have
+        self._answer.register(self._socket, select.POLLIN)
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def ask(self, address: str) -> Estimate | None:
+        """Return our clock minus the reference, by way of the one asked; None when it does not answer.
+
+        A host that does not answer costs one time-out, not one for each question.
+        """
+        answers: list[tuple[Exchange, Reply]] = []
+        for _ in range(self._burst):
+            answer = self._ask_once(address)
+            if answer is None:
+                break
+            answers.append(answer)
+        apart = estimate_offset(exchange for exchange, _ in answers)
+        if apart is None:
+            return None
+        last = answers[-1][1]
+        found = apart.plus(Estimate(last.offset_ns, last.error_ns))
+        # Whoever has the key can still talk nonsense; what nobody could pass on is not kept.
+        return found if max(abs(found.offset_ns), found.error_ns) <= MOST_APART_NS else None
+
+    def _ask_once(self, address: str) -> tuple[Exchange, Reply] | None:
+        nonce = secrets.randbits(64)
+        question = self._wire.write_question(nonce)
+        asked_ns = self._clock.now_ns()
+        try:
+            self._socket.sendto(question, (address, self._port))
+        except OSError:
+            return None
+        deadline_ns = self._clock.monotonic_ns() + self._timeout_ns
+        while (left_ns := deadline_ns - self._clock.monotonic_ns()) > 0:
+            if not self._answer.poll(left_ns / 1e6):
+                return None
+            for message, returned_ns in islice(receive_stamped(self._socket, self._clock), _MOST_STRAYS):
+                reply = self._wire.read_reply(message)
+                if reply and reply.nonce == nonce:
+                    return Exchange(asked_ns, reply.received_ns, reply.sent_ns, returned_ns), reply
+        return None

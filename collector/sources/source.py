@@ -1,0 +1,84 @@
+"""What a source is: something on this host that can be read again and again; and how it reports events."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import pyarrow as pa
+
+from lockstep.arrow import rows_of
+from lockstep.batches import DetailRequest
+from lockstep.records import Event, HostRecord
+from lockstep.tables import TABLE_BY_NAME
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What one read gave: rows by table, each with its exact schema."""
+
+    tables: Mapping[str, pa.Table]
+    watermark_ns: int  # rows older than this will not come any more
+    dropped: int = 0  # rows that this source knows were lost since its last reading
+    folded: int = 0  # rows that were folded into statistics rather than sent, since the last reading
+    plugin_cost_ns: int | None = None  # what the plugin has cost the host's jobs since the last reading
+    is_urgent: bool = False  # somebody waits for it: the batch is packed at once, not when it is time
+    checkpoint: bytes | None = None  # what `resume` needs to go on behind this reading; saved with its rows
+
+
+class Source(Protocol):
+    """Reads one kind of thing. A source that finds nothing to read on this host raises NotPresent and rests."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def period_s(self) -> float:
+        """How long to wait between two reads."""
+        ...
+
+    def read(self, now_ns: int, requests: Sequence[DetailRequest]) -> Reading:
+        """Return what is new; `detail requests` are the server's, not yet expired."""
+        ...
+
+    def resume(self, checkpoint: bytes) -> None:
+        """Go on behind the reading that carried this, which is the last one whose rows were kept; called first."""
+        ...
+
+    def close(self) -> None:
+        """Let go of sockets, files and threads; the last call, from the thread that reads."""
+        ...
+
+
+class PlainSource:
+    """Base of sources that have nothing to go on from and nothing to let go of."""
+
+    def resume(self, checkpoint: bytes) -> None:
+        """Begin anew, whatever was saved."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+@dataclass(frozen=True)
+class EventReporter:
+    """Makes the events of one source about one component."""
+
+    host: str
+    source: str
+    component: str  # as verdicts name it: nic:h3/eth1, gpu:h3/0
+
+    def report(self, now_ns: int, kind: str, severity: str, message: str) -> Event:
+        return Event(
+            host=self.host,
+            ts_ns=now_ns,
+            source=self.source,
+            kind=kind,
+            component=self.component,
+            severity=severity,
+            message=message,
+        )
+
+
+def tables_of(**rows: Sequence[HostRecord]) -> dict[str, pa.Table]:
+    """Return rows as tables, each with its exact schema."""
+    return {name: rows_of(TABLE_BY_NAME[name], list(found)) for name, found in rows.items()}

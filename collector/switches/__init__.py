@@ -1,1 +1,0 @@
-"""Ports of switches as exporters tell of them."""

@@ -1,1 +1,0 @@
-"""Clocks: the kernel's opinion, and questions between hosts."""

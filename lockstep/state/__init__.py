@@ -1,0 +1,1 @@
+"""The small state that changes: leases, incidents, decisions, tokens, detail requests and the audit trail."""

@@ -1,0 +1,249 @@
+"""Decisions as the planner left them: written whole, read by id, by incident, by job and newest first."""
+
+from collections.abc import Sequence
+
+from sqlalchemy import Connection, insert, select
+
+from lockstep.decision import Decision
+from lockstep.errors import BadInput, NotPresent
+from lockstep.execution import OUT_OF_SERVICE, PURSUED, Execution, Isolated, NodeOrder, Order, Outcome
+from lockstep.state.database import ControlDatabase
+from lockstep.state.documents import Row, newest_first, read_document, record_within, write_over
+from lockstep.state.incidents import note_changes
+from lockstep.state.leases import Lease, refuse_stale
+from lockstep.state.tables import DECISIONS, EXECUTIONS, INCIDENTS, ISOLATIONS, NODE_ORDERS, ORDERS, OUTCOMES
+
+
+def save_decisions(db: ControlDatabase, decisions: Sequence[Decision], lease: Lease | None) -> None:
+    """Write all decisions or none, each replacing the one with its id; their incidents must be saved already.
+
+    With a lease, LeaseLost is raised and nothing written once another holder has taken it.
+    """
+    with db.begin() as connection:
+        if lease is not None:
+            refuse_stale(connection, lease)
+        _check_incidents(connection, decisions)
+        write_over(connection, DECISIONS, map(_row, decisions))
+        note_changes(connection, "decision", (decision.id for decision in decisions))
+
+
+def list_decisions(
+    db: ControlDatabase,
+    *,
+    incident: str | None = None,
+    job: str | None = None,
+    limit: int = 100,
+    before: tuple[int, str] | None = None,
+) -> list[Decision]:
+    """Return the newest decisions first; `before` is (created_ns, id) of the last one of the page above."""
+    query = select(DECISIONS.c.document)
+    if incident is not None:
+        query = query.where(DECISIONS.c.incident == incident)
+    if job is not None:
+        query = query.where(DECISIONS.c.job == job)
+    query = newest_first(query, DECISIONS.c.created_ns, DECISIONS.c.id, limit, before)
+    with db.read() as connection:
+        return [read_document(Decision, text) for text in connection.scalars(query)]
+
+
+def get_decision(db: ControlDatabase, decision_id: str) -> Decision:
+    """Return the decision with this id, or raise NotPresent."""
+    with db.read() as connection:
+        text = connection.scalar(select(DECISIONS.c.document).where(DECISIONS.c.id == decision_id))
+    if text is None:
+        raise NotPresent(f"there is no decision {decision_id!r}")
+    return read_document(Decision, text)
+
+
+def _check_incidents(connection: Connection, decisions: Sequence[Decision]) -> None:
+    wanted = {decision.incident for decision in decisions}
+    known = set(connection.scalars(select(INCIDENTS.c.id).where(INCIDENTS.c.id.in_(wanted))))
+    for decision in decisions:
+        if decision.incident not in known:
+            raise NotPresent(f"decision {decision.id!r} answers incident {decision.incident!r}, which is not here")
+
+
+def _row(decision: Decision) -> Row:
+    return {
+        "id": decision.id,
+        "incident": decision.incident,
+        "job": decision.job,
+        "created_ns": decision.created_ns,
+        "document": decision.model_dump_json(by_alias=True),
+    }
+
+
+_PLANNER = "planner"  # who stands in the audit for what is done under the lease
+
+
+def give_order(db: ControlDatabase, order: Order) -> None:
+    """Write down, with a line in the audit, what somebody wants of a decision; NotPresent where there is none."""
+    with db.begin() as connection:
+        if connection.scalar(select(DECISIONS.c.id).where(DECISIONS.c.id == order.decision)) is None:
+            raise NotPresent(f"there is no decision {order.decision!r}")
+        _add_order(connection, order)
+
+
+def list_orders(db: ControlDatabase, decision: str | None = None, since_ns: int = 0) -> list[Order]:
+    """Return orders, oldest first: all of them, or those on one decision."""
+    query = select(ORDERS.c.document).where(ORDERS.c.ts_ns >= since_ns).order_by(ORDERS.c.id)
+    if decision is not None:
+        query = query.where(ORDERS.c.decision == decision)
+    with db.read() as connection:
+        return [read_document(Order, text) for text in connection.scalars(query)]
+
+
+def save_execution(
+    db: ControlDatabase, execution: Execution, lease: Lease, isolated: Sequence[Isolated] = (), why: str = ""
+) -> None:
+    """Write an execution and what it did to nodes, with a line in the audit where `why` says what happened."""
+    with db.begin() as connection:
+        refuse_stale(connection, lease)
+        write_over(connection, EXECUTIONS, [_execution_row(execution)])
+        note_changes(connection, "execution", [execution.decision])
+        write_over(connection, ISOLATIONS, map(_isolation_row, isolated))
+        if why:
+            _audit(connection, f"execution_{execution.state}", execution.decision, why, _newest_ns(execution))
+
+
+def find_execution(db: ControlDatabase, decision: str) -> Execution | None:
+    """Return how far a decision has come; None where nothing was begun."""
+    with db.read() as connection:
+        text = connection.scalar(select(EXECUTIONS.c.document).where(EXECUTIONS.c.id == decision))
+    return None if text is None else read_document(Execution, text)
+
+
+def unfinished_executions(db: ControlDatabase) -> list[Execution]:
+    """Return what is still to be carried out or undone, releases that were set aside included, oldest first."""
+    query = select(EXECUTIONS.c.document).where(EXECUTIONS.c.state.in_(PURSUED))
+    with db.read() as connection:
+        rows = connection.scalars(query.order_by(EXECUTIONS.c.began_ns, EXECUTIONS.c.id))
+        return [read_document(Execution, text) for text in rows]
+
+
+def list_executions(
+    db: ControlDatabase, *, job: str | None = None, limit: int = 100, before: tuple[int, str] | None = None
+) -> list[Execution]:
+    """Return the newest first; `before` is (began_ns, decision) of the last one of the page above."""
+    query = select(EXECUTIONS.c.document)
+    if job is not None:
+        query = query.where(EXECUTIONS.c.job == job)
+    query = newest_first(query, EXECUTIONS.c.began_ns, EXECUTIONS.c.id, limit, before)
+    with db.read() as connection:
+        return [read_document(Execution, text) for text in connection.scalars(query)]
+
+
+def save_isolated(db: ControlDatabase, isolated: Isolated, lease: Lease, why: str = "") -> None:
+    """Write where a node is on its way back."""
+    with db.begin() as connection:
+        refuse_stale(connection, lease)
+        write_over(connection, ISOLATIONS, [_isolation_row(isolated)])
+        if why:
+            _audit(connection, f"node_{isolated.state}", isolated.node, why, isolated.changed_ns)
+
+
+def list_isolated(db: ControlDatabase, since_ns: int = 0) -> list[Isolated]:
+    """Return nodes that were taken out of service since then, or still are, oldest first."""
+    wanted = (ISOLATIONS.c.since_ns >= since_ns) | (ISOLATIONS.c.state != "returned")
+    query = select(ISOLATIONS.c.document).where(wanted)
+    with db.read() as connection:
+        rows = connection.scalars(query.order_by(ISOLATIONS.c.since_ns, ISOLATIONS.c.id))
+        return [read_document(Isolated, text) for text in rows]
+
+
+def save_outcome(db: ControlDatabase, outcome: Outcome) -> None:
+    """Write down what an incident turned out to be; the last word counts. NotPresent for an unknown incident."""
+    with db.begin() as connection:
+        if connection.scalar(select(INCIDENTS.c.id).where(INCIDENTS.c.id == outcome.incident)) is None:
+            raise NotPresent(f"there is no incident {outcome.incident!r}")
+        row = {"id": outcome.incident, "ts_ns": outcome.ts_ns, "document": outcome.model_dump_json()}
+        write_over(connection, OUTCOMES, [row])
+        word = "right" if outcome.was_right else "wrong"
+        subject, why = outcome.incident, f"{word}: {outcome.why}".rstrip(": ")
+        record_within(
+            connection, who=outcome.who, what="confirm_outcome", subject=subject, why=why, now_ns=outcome.ts_ns
+        )
+
+
+def list_outcomes(db: ControlDatabase, since_ns: int = 0) -> dict[str, Outcome]:
+    """Return outcomes by incident."""
+    query = select(OUTCOMES.c.id, OUTCOMES.c.document).where(OUTCOMES.c.ts_ns >= since_ns).order_by(OUTCOMES.c.id)
+    with db.read() as connection:
+        return {incident: read_document(Outcome, text) for incident, text in connection.execute(query)}
+
+
+def _add_order(connection: Connection, order: Order) -> None:
+    row = {"decision": order.decision, "ts_ns": order.ts_ns, "document": order.model_dump_json()}
+    connection.execute(insert(ORDERS).values(row))
+    what = f"{order.kind}_decision"
+    record_within(connection, who=order.who, what=what, subject=order.decision, why=order.why, now_ns=order.ts_ns)
+
+
+def _newest_ns(execution: Execution) -> int:
+    """Return when something last happened to an execution."""
+    moments = [step.ended_ns or step.began_ns or 0 for step in execution.steps]
+    return max(execution.ended_ns or 0, execution.began_ns, *moments)
+
+
+def _audit(connection: Connection, what: str, subject: str, why: str, now_ns: int) -> None:
+    record_within(connection, who=_PLANNER, what=what, subject=subject, why=why, now_ns=now_ns)
+
+
+def _execution_row(execution: Execution) -> Row:
+    return {
+        "id": execution.decision,
+        "job": execution.job,
+        "state": execution.state,
+        "began_ns": execution.began_ns,
+        "document": execution.model_dump_json(),
+    }
+
+
+def _isolation_row(isolated: Isolated) -> Row:
+    return {
+        "id": f"{isolated.decision}/{isolated.node}",
+        "node": isolated.node,
+        "state": isolated.state,
+        "since_ns": isolated.since_ns,
+        "document": isolated.model_dump_json(),
+    }
+
+
+def find_isolated(db: ControlDatabase, node: str) -> Isolated:
+    """Return the isolation that keeps a node out of service, or raise NotPresent."""
+    query = select(ISOLATIONS.c.document).where(ISOLATIONS.c.node == node, ISOLATIONS.c.state.in_(OUT_OF_SERVICE))
+    with db.read() as connection:
+        text = connection.scalar(query.order_by(ISOLATIONS.c.since_ns.desc(), ISOLATIONS.c.id.desc()).limit(1))
+    if text is None:
+        raise NotPresent(f"Lockstep keeps no node {node!r} out of service")
+    return read_document(Isolated, text)
+
+
+def give_node_order(db: ControlDatabase, order: NodeOrder) -> None:
+    """Write down, with a line in the audit, what somebody wants of a node; the planner follows.
+
+    NotPresent where the node is not out of service, BadInput where the order makes no sense now.
+    """
+    isolated = find_isolated(db, order.node)
+    if isolated.state == "rma" and order.kind == "test":
+        raise BadInput(f"{order.node} was sent back, and no test returns it: say `repaired` once a new part is in")
+    row = {"decision": order.decision, "node": order.node, "ts_ns": order.ts_ns, "document": order.model_dump_json()}
+    with db.begin() as connection:
+        connection.execute(insert(NODE_ORDERS).values(row))
+        what = f"{order.kind}_node"
+        why = "; ".join(filter(None, (order.why, _name_part(order))))
+        record_within(connection, who=order.who, what=what, subject=order.node, why=why, now_ns=order.ts_ns)
+
+
+def list_node_orders(db: ControlDatabase, isolated: Isolated, after: int = 0) -> list[NodeOrder]:
+    """Return what was said of one isolation, oldest first, each with its number; only numbers above `after`."""
+    its = (NODE_ORDERS.c.decision == isolated.decision, NODE_ORDERS.c.node == isolated.node)
+    query = select(NODE_ORDERS.c.id, NODE_ORDERS.c.document).where(*its, NODE_ORDERS.c.id > after)
+    with db.read() as connection:
+        rows = connection.execute(query.order_by(NODE_ORDERS.c.id)).all()
+    return [read_document(NodeOrder, text).model_copy(update={"number": number}) for number, text in rows]
+
+
+def _name_part(order: NodeOrder) -> str:
+    told = order.part.model_dump(exclude_none=True) if order.part else {}
+    return ", ".join(f"{name} {value}" for name, value in told.items())

@@ -1,0 +1,108 @@
+"""Whole values as JSON beside the columns that queries need: written over, read back, paged through."""
+
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, Field, ValidationError
+from sqlalchemy import Column, Connection, Select, Table, insert, select, tuple_
+from sqlalchemy.dialects import postgresql, sqlite
+
+from lockstep.errors import BadInput, StoreVersionMismatch
+from lockstep.state.database import ControlDatabase
+from lockstep.state.tables import AUDIT
+from lockstep.verdict import Frozen
+
+Document = TypeVar("Document", bound=BaseModel)
+Row = dict[str, Any]  # Any: a row's values have the types of its table's columns
+
+
+def insert_into(connection: Connection, table: Table) -> postgresql.Insert | sqlite.Insert:
+    """Return an insert that can say what happens on conflict; each database has its own class for it."""
+    if connection.dialect.name == "postgresql":
+        return postgresql.insert(table)
+    return sqlite.insert(table)
+
+
+def write_over(connection: Connection, table: Table, rows: Iterable[Row]) -> None:
+    """Write rows by their id, replacing what is there; of two rows with one id the later stays."""
+    newest = {row["id"]: row for row in rows}
+    if not newest:
+        return
+    insert = insert_into(connection, table)
+    replaced = {column.name: insert.excluded[column.name] for column in table.c if column.name != "id"}
+    # In the order of ids, so that two writers lock rows in the same order and never wait for each other.
+    connection.execute(
+        insert.on_conflict_do_update(index_elements=["id"], set_=replaced),
+        [newest[key] for key in sorted(newest)],
+    )
+
+
+def read_document(model: type[Document], text: str) -> Document:
+    """Return the value that was stored, or raise StoreVersionMismatch when this code cannot read it."""
+    try:
+        return model.model_validate_json(text)
+    except ValidationError as error:
+        raise StoreVersionMismatch(
+            f"the control database holds {model.__name__} that this version cannot read: "
+            f"{error.errors()[0]['msg']} at {error.errors()[0]['loc']} in {text[:200]}"
+        ) from error
+
+
+def newest_first(
+    query: Select[Any],  # Any: works for whatever the query selects
+    moment: Column[int],
+    key: Column[str],
+    limit: int,
+    before: tuple[int, str] | None,
+) -> Select[Any]:
+    """Return one page of the query; `before` is (moment, key) of the last row of the page above."""
+    if limit < 1:
+        raise BadInput(f"limit is {limit}, and a page has at least 1 row")
+    if before is not None:
+        query = query.where(tuple_(moment, key) < before)
+    return query.order_by(moment.desc(), key.desc()).limit(limit)
+
+
+class AuditLine(Frozen):
+    """One thing that was done."""
+
+    id: int = Field(description="goes up with each line; a gap means that a line was removed")
+    ts_ns: int = Field(description="when, UNIX time")
+    who: str = Field(description="a person, a token's name or a service")
+    what: str = Field(description="the act, such as create_token")
+    subject: str = Field(description="what it was done to")
+    why: str = Field(description="the reason that was given, empty when none was")
+
+
+def record(db: ControlDatabase, *, who: str, what: str, subject: str, why: str, now_ns: int) -> None:
+    """Write one line in a transaction of its own."""
+    with db.begin() as connection:
+        record_within(connection, who=who, what=what, subject=subject, why=why, now_ns=now_ns)
+
+
+def record_within(connection: Connection, *, who: str, what: str, subject: str, why: str, now_ns: int) -> None:
+    """Write one line in the transaction of the act itself: both happen or neither."""
+    line = {"ts_ns": now_ns, "who": who, "what": what, "subject": subject, "why": why}
+    connection.execute(insert(AUDIT).values(line))
+
+
+def list_audit(
+    db: ControlDatabase,
+    limit: int,
+    *,
+    before: int | None = None,
+    who: str | None = None,
+    what: str | None = None,
+    subject: str | None = None,
+) -> list[AuditLine]:
+    """Return the newest lines first; `before` is the id of the last one of the page above."""
+    if limit < 1:
+        raise BadInput(f"limit is {limit}, and a page has at least 1 row")
+    query = select(AUDIT).order_by(AUDIT.c.id.desc()).limit(limit)
+    if before is not None:
+        query = query.where(AUDIT.c.id < before)
+    for column, wanted in ((AUDIT.c.who, who), (AUDIT.c.what, what), (AUDIT.c.subject, subject)):
+        if wanted is not None:
+            query = query.where(column == wanted)
+    with db.read() as connection:
+        return [AuditLine.model_validate(dict(row._mapping)) for row in connection.execute(query)]

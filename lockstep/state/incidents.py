@@ -1,0 +1,333 @@
+"""Incidents as the analyzer left them: written whole, read by id, by state and newest first."""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from pydantic import Field
+from sqlalchemy import (
+    JSON,
+    ColumnElement,
+    Connection,
+    Select,
+    Table,
+    cast,
+    delete,
+    func,
+    insert,
+    or_,
+    select,
+    type_coerce,
+)
+
+from lockstep.batches import DetailRequest
+from lockstep.errors import NotPresent
+from lockstep.execution import Outcome
+from lockstep.state.database import ControlDatabase
+from lockstep.state.deliveries import Delivery, Tries
+from lockstep.state.documents import Row, insert_into, newest_first, read_document, write_over
+from lockstep.state.leases import Lease, refuse_stale
+from lockstep.state.tables import (
+    AUDIT,
+    CHANGES,
+    DECISIONS,
+    DELIVERIES,
+    DETAIL_REQUESTS,
+    EXECUTIONS,
+    INCIDENTS,
+    OUTCOMES,
+    VERDICT_CHANGES,
+)
+from lockstep.verdict import FaultClass, Frozen, Grade, Incident, Side
+
+Kind = Literal["incident", "decision", "execution"]
+
+_TABLES: dict[Kind, Table] = {"incident": INCIDENTS, "decision": DECISIONS, "execution": EXECUTIONS}
+_NUMBERING_LOCK = 0x10C4_57EA  # any number will do, as long as every version of Lockstep takes the same
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One thing that changed, as it is now."""
+
+    number: int
+    first: int  # number of its first change: a reader that knows less than this has never heard of it
+    kind: Kind
+    subject: str
+    document: str  # JSON, as the thing is stored
+
+
+def note_changes(connection: Connection, kind: Kind, subjects: Iterable[str]) -> None:
+    """Number the changes of these things in the transaction that makes them."""
+    wanted = sorted(set(subjects))
+    if not wanted:
+        return
+    if connection.dialect.name == "postgresql":  # SQLite has one writer at a time anyway
+        connection.execute(select(func.pg_advisory_xact_lock(_NUMBERING_LOCK)))
+    newest = _newest(connection)
+    rows = [
+        {"kind": kind, "subject": subject, "first": number, "number": number}
+        for number, subject in enumerate(wanted, start=newest + 1)
+    ]
+    insert = insert_into(connection, CHANGES)
+    replaced = {"number": insert.excluded["number"]}
+    connection.execute(insert.on_conflict_do_update(index_elements=["kind", "subject"], set_=replaced), rows)
+
+
+def newest_change(db: ControlDatabase) -> int:
+    """Return the number of the last change, 0 before the first."""
+    with db.read() as connection:
+        return _newest(connection)
+
+
+def changes_since(db: ControlDatabase, number: int, limit: int) -> list[Change]:
+    """Return what changed after this number, the oldest change first."""
+    query = select(CHANGES).where(CHANGES.c.number > number).order_by(CHANGES.c.number).limit(limit)
+    with db.read() as connection:
+        rows = connection.execute(query).all()
+        documents = {
+            kind: _documents(connection, table, [row.subject for row in rows if row.kind == kind])
+            for kind, table in _TABLES.items()
+        }
+    return [
+        Change(row.number, row.first, row.kind, row.subject, documents[row.kind][row.subject])
+        for row in rows
+        if row.kind in documents and row.subject in documents[row.kind]
+    ]
+
+
+def _documents(connection: Connection, table: Table, subjects: list[str]) -> dict[str, str]:
+    if not subjects:
+        return {}
+    found = connection.execute(select(table.c.id, table.c.document).where(table.c.id.in_(subjects)))
+    return {row.id: row.document for row in found}
+
+
+def _newest(connection: Connection) -> int:
+    return connection.scalar(select(func.max(CHANGES.c.number))) or 0
+
+
+class VerdictChange(Frozen):
+    """What an incident was taken for from a moment on."""
+
+    incident: str
+    ts_ns: int = Field(ge=0)
+    state: Literal["open", "closed"]
+    fault_class: FaultClass = Field(alias="class")
+    component: str
+    side: Side | None = None
+    grade: Grade
+    confidence: float = Field(ge=0, le=1)
+    reason: str = Field(description="of the verdict; of a closed incident, why it was closed")
+
+    @property
+    def mark(self) -> tuple[str | None, ...]:
+        """Return what makes another one news: figures alone do not."""
+        return self.state, self.fault_class, self.component, self.side, self.grade
+
+
+def note_verdicts(connection: Connection, incidents: Iterable[Incident]) -> None:
+    """Add a line for each incident of which something else is said than before, in the writer's transaction."""
+    changes = [_change(incident) for incident in incidents]
+    before = _newest_of_incidents(connection, {change.incident for change in changes})
+    for change in changes:
+        if change.incident not in before or before[change.incident].mark != change.mark:
+            row = {"incident": change.incident, "document": change.model_dump_json(by_alias=True)}
+            connection.execute(insert(VERDICT_CHANGES).values(row))
+            before[change.incident] = change
+
+
+def list_verdict_changes(db: ControlDatabase, incident: str) -> list[VerdictChange]:
+    """Return what was said of an incident, in the order in which it was written."""
+    query = select(VERDICT_CHANGES.c.document).where(VERDICT_CHANGES.c.incident == incident)
+    with db.read() as connection:
+        rows = connection.scalars(query.order_by(VERDICT_CHANGES.c.id))
+        return [read_document(VerdictChange, text) for text in rows]
+
+
+def _newest_of_incidents(connection: Connection, incidents: set[str]) -> dict[str, VerdictChange]:
+    lines = VERDICT_CHANGES
+    last = select(func.max(lines.c.id)).where(lines.c.incident.in_(incidents)).group_by(lines.c.incident)
+    rows = connection.execute(select(lines.c.incident, lines.c.document).where(lines.c.id.in_(last)))
+    return {incident: read_document(VerdictChange, text) for incident, text in rows}
+
+
+def _change(incident: Incident) -> VerdictChange:
+    verdict = incident.verdict
+    is_closed = incident.state == "closed"
+    return VerdictChange(
+        incident=incident.id,
+        ts_ns=incident.updated_ns,
+        state=incident.state,
+        fault_class=verdict.fault_class,
+        component=verdict.component,
+        side=verdict.side,
+        grade=verdict.grade,
+        confidence=verdict.confidence,
+        reason=(incident.closed_because or "") if is_closed else verdict.reason,
+    )
+
+
+State = Literal["open", "closed"]
+
+
+def save_incidents(db: ControlDatabase, incidents: Iterable[Incident], lease: Lease | None) -> None:
+    """Write all incidents or none, each replacing the one with its id.
+
+    With a lease, LeaseLost is raised and nothing written once another holder has taken it.
+    """
+    with db.begin() as connection:
+        if lease is not None:
+            refuse_stale(connection, lease)
+        told = list(incidents)
+        write_over(connection, INCIDENTS, map(_row, told))
+        note_changes(connection, "incident", (incident.id for incident in told))
+        note_verdicts(connection, told)
+
+
+def list_incidents(
+    db: ControlDatabase,
+    *,
+    job: str | None = None,
+    state: State | None = None,
+    limit: int = 100,
+    before: tuple[int, str] | None = None,
+) -> list[Incident]:
+    """Return the newest incidents first; `before` is (opened_ns, id) of the last one of the page above."""
+    query = newest_first(_query(job, state), INCIDENTS.c.opened_ns, INCIDENTS.c.id, limit, before)
+    with db.read() as connection:
+        return [read_document(Incident, text) for text in connection.scalars(query)]
+
+
+def open_incidents(db: ControlDatabase, job: str | None = None) -> list[Incident]:
+    """Return every incident that is still open, newest first."""
+    query = _query(job, "open").order_by(INCIDENTS.c.opened_ns.desc(), INCIDENTS.c.id.desc())
+    with db.read() as connection:
+        return [read_document(Incident, text) for text in connection.scalars(query)]
+
+
+def get_incident(db: ControlDatabase, incident_id: str) -> Incident:
+    """Return the incident with this id, or raise NotPresent."""
+    with db.read() as connection:
+        text = connection.scalar(select(INCIDENTS.c.document).where(INCIDENTS.c.id == incident_id))
+    if text is None:
+        raise NotPresent(f"there is no incident {incident_id!r}")
+    return read_document(Incident, text)
+
+
+def _query(job: str | None, state: State | None) -> Select[Any]:
+    query = select(INCIDENTS.c.document)
+    if job is not None:
+        query = query.where(INCIDENTS.c.job == job)
+    if state is not None:
+        query = query.where(INCIDENTS.c.state == state)
+    return query
+
+
+def _row(incident: Incident) -> Row:
+    return {
+        "id": incident.id,
+        "job": incident.job,
+        "state": incident.state,
+        "opened_ns": incident.opened_ns,
+        "document": incident.model_dump_json(by_alias=True),
+    }
+
+
+def add_detail_request(db: ControlDatabase, request: DetailRequest, now_ns: int = 0) -> None:
+    """Write the detail request, replacing the one with its id, which prolongs it; what has expired is deleted."""
+    row = {
+        "id": request.id,
+        "host": request.host,
+        "expires_ns": request.expires_ns,
+        "document": request.model_dump_json(),
+    }
+    with db.begin() as connection:
+        connection.execute(delete(DETAIL_REQUESTS).where(DETAIL_REQUESTS.c.expires_ns <= now_ns))
+        write_over(connection, DETAIL_REQUESTS, [row])
+
+
+def detail_requests_by_host(db: ControlDatabase, now_ns: int) -> dict[str, list[DetailRequest]]:
+    """Return the detail requests for all hosts that have not expired, the most pressing first."""
+    query = select(DETAIL_REQUESTS.c.document).where(DETAIL_REQUESTS.c.expires_ns > now_ns)
+    found: dict[str, list[DetailRequest]] = {}
+    with db.read() as connection:
+        for text in connection.scalars(query.order_by(DETAIL_REQUESTS.c.expires_ns, DETAIL_REQUESTS.c.id)):
+            request = read_document(DetailRequest, text)
+            found.setdefault(request.host, []).append(request)
+    return found
+
+
+_MOST_DELIVERIES = 1_000  # that one incident is shown with: what it would take to tell a thousand receivers
+
+
+# An outcome is written with a line in the audit.
+_STATE = select(select(func.max(CHANGES.c.number)).scalar_subquery(), select(func.max(AUDIT.c.id)).scalar_subquery())
+
+
+class StoredIncident(NamedTuple):
+    """An incident as its row has it: whoever shows many of them need not read all documents anew."""
+
+    opened_ns: int
+    id: str
+    document: str
+
+
+def page_incidents(
+    db: ControlDatabase,
+    *,
+    job: str | None = None,
+    state: str | None = None,
+    fault_class: str | None = None,
+    component: str | None = None,
+    limit: int = 100,
+    before: tuple[int, str] | None = None,
+) -> list[StoredIncident]:
+    """Return stored incidents, the newest first; `before` is (opened_ns, id) of the last one of the page above."""
+    query = select(INCIDENTS.c.opened_ns, INCIDENTS.c.id, INCIDENTS.c.document)
+    for column, value in ((INCIDENTS.c.job, job), (INCIDENTS.c.state, state)):
+        query = query if value is None else query.where(column == value)
+    page = newest_first(query, INCIDENTS.c.opened_ns, INCIDENTS.c.id, limit, before)
+    with db.read() as connection:
+        for name, value in (("class", fault_class), ("component", component)):
+            page = page if value is None else page.where(_said(connection, name) == value)
+        return [StoredIncident(*row) for row in connection.execute(page)]
+
+
+def state_of_incidents(db: ControlDatabase) -> tuple[int, int]:
+    """Return two numbers, of which one grows whenever an incident is written or an outcome confirmed."""
+    with db.read() as connection:
+        row = connection.execute(_STATE).one()
+    return row[0] or 0, row[1] or 0
+
+
+def outcomes_of(db: ControlDatabase, incidents: Collection[str]) -> dict[str, Outcome]:
+    """Return what these incidents turned out to be, by their ids; those nobody confirmed are left out."""
+    if not incidents:
+        return {}
+    query = select(OUTCOMES.c.id, OUTCOMES.c.document).where(OUTCOMES.c.id.in_(incidents))
+    with db.read() as connection:
+        return {incident: read_document(Outcome, text) for incident, text in connection.execute(query)}
+
+
+def deliveries_about(db: ControlDatabase, incident: str) -> list[Delivery]:
+    """Return the messages that told somebody of an incident, oldest first, also those that told of others with it."""
+    named = DELIVERIES.c.document.contains(f'"subject":"{incident}"', autoescape=True)
+    query = select(DELIVERIES).where(or_(DELIVERIES.c.thread == incident, named))
+    with db.read() as connection:
+        rows = connection.execute(query.order_by(DELIVERIES.c.number).limit(_MOST_DELIVERIES)).mappings().all()
+    return [
+        Delivery(
+            **{name: value for name, value in row.items() if name != "document"},
+            tries=read_document(Tries, row["document"]),
+        )
+        for row in rows
+    ]
+
+
+def _said(connection: Connection, name: str) -> ColumnElement[str]:
+    """Return a field of the verdict in an incident's document; each database reads JSON text in its own way."""
+    text = INCIDENTS.c.document
+    document = cast(text, JSON) if connection.dialect.name == "postgresql" else type_coerce(text, JSON)
+    field: ColumnElement[str] = document["verdict", name].as_string()
+    return field

@@ -1,0 +1,131 @@
+"""Receivers of alerts that were made through the API, and how every receiver answers."""
+
+import structlog
+from pydantic import Field
+from sqlalchemy import Connection, delete, func, insert, select, update
+
+from lockstep.alert_settings import MOST_TARGETS, Target
+from lockstep.errors import BadInput, NotPresent, SealBroken
+from lockstep.state.database import ControlDatabase, Keys
+from lockstep.state.documents import insert_into, read_document, record_within, write_over
+from lockstep.state.tables import ALERT_TARGETS, ALERT_THREADS, DELIVERIES, TARGET_HEALTH
+from lockstep.state.target_documents import LostTarget, is_sealed_anew, read_target, write_target
+from lockstep.verdict import Frozen
+
+_log = structlog.get_logger("alerts")
+
+_DOCUMENTS = select(ALERT_TARGETS.c.id, ALERT_TARGETS.c.document).order_by(ALERT_TARGETS.c.id)
+
+
+class Health(Frozen):
+    """How a receiver answers."""
+
+    since_ns: int = Field(description="since when it is known; what ended before is not told to it")
+    last_success_ns: int | None = None
+    last_failure_ns: int | None = None
+    failures_in_row: int = 0
+    last_reply: str = Field("", description="what became of the last try")
+    disabled_because: str | None = Field(None, description="why nothing is sent until somebody enables it again")
+
+
+def create_target(db: ControlDatabase, target: Target, *, who: str, why: str, now_ns: int) -> None:
+    """Write a new receiver; BadInput where the name is taken or there are too many."""
+    with db.begin() as connection:
+        if connection.scalar(select(ALERT_TARGETS.c.id).where(ALERT_TARGETS.c.id == target.name)):
+            raise BadInput(f"there is a target {target.name!r} already")
+        if (connection.scalar(select(func.count()).select_from(ALERT_TARGETS)) or 0) >= MOST_TARGETS:
+            raise BadInput(f"there are {MOST_TARGETS} targets already, which is as many as can be")
+        row = {"id": target.name, "created_ns": now_ns, "document": write_target(db.keys, target)}
+        connection.execute(insert(ALERT_TARGETS).values(row))
+        record_within(connection, who=who, what="create_target", subject=target.name, why=why, now_ns=now_ns)
+
+
+def change_target(db: ControlDatabase, target: Target, *, who: str, why: str, now_ns: int) -> None:
+    """Write over a receiver; NotPresent where there is none of its name."""
+    with db.begin() as connection:
+        mine = update(ALERT_TARGETS).where(ALERT_TARGETS.c.id == target.name)
+        if not connection.execute(mine.values(document=write_target(db.keys, target))).rowcount:
+            raise NotPresent(f"there is no target {target.name!r}")
+        record_within(connection, who=who, what="change_target", subject=target.name, why=why, now_ns=now_ns)
+
+
+def delete_target(db: ControlDatabase, name: str, *, who: str, why: str, now_ns: int) -> None:
+    """Forget a receiver, what it was told and what it was about to be told."""
+    with db.begin() as connection:
+        if not connection.execute(delete(ALERT_TARGETS).where(ALERT_TARGETS.c.id == name)).rowcount:
+            raise NotPresent(f"there is no target {name!r}")
+        connection.execute(delete(TARGET_HEALTH).where(TARGET_HEALTH.c.id == name))
+        connection.execute(delete(ALERT_THREADS).where(ALERT_THREADS.c.target == name))
+        connection.execute(delete(DELIVERIES).where(DELIVERIES.c.target == name))
+        record_within(connection, who=who, what="delete_target", subject=name, why=why, now_ns=now_ns)
+
+
+def list_targets(db: ControlDatabase) -> list[Target]:
+    """Return the receivers that were made through the API, by name; one whose key is missing as a LostTarget."""
+    with db.read() as connection:
+        rows = connection.execute(_DOCUMENTS).all()
+    return [read_target(db.keys, name, text) for name, text in rows]
+
+
+def seal_targets(db: ControlDatabase) -> None:
+    """Seal what lies in clear or under an older key, all of it or nothing; what cannot be sealed is said and stays.
+
+    Done at each start, which makes it the way of a new release and of a new key. It changes nothing the second time.
+    """
+    with db.begin() as connection:
+        if connection.dialect.name == "sqlite":
+            connection.exec_driver_sql("PRAGMA secure_delete = ON")  # else the clear text stays in the file's gaps
+        rows = connection.execute(_DOCUMENTS.with_for_update()).all()
+        old = [(name, text) for name, text in rows if not is_sealed_anew(db.keys, name, text)]
+        for name, text in old:
+            _seal(connection, db.keys, name, text)
+    if old:
+        db.empty_log()
+
+
+def list_health(db: ControlDatabase) -> dict[str, Health]:
+    """Return how receivers answer, by name."""
+    with db.read() as connection:
+        rows = connection.execute(select(TARGET_HEALTH.c.id, TARGET_HEALTH.c.document))
+        return {name: read_document(Health, text) for name, text in rows}
+
+
+def meet_targets(db: ControlDatabase, names: list[str], now_ns: int) -> None:
+    """Write down since when receivers are known, for those that were not."""
+    health = Health(since_ns=now_ns).model_dump_json()
+    rows = [{"id": name, "since_ns": now_ns, "document": health} for name in sorted(names)]
+    if rows:
+        with db.begin() as connection:
+            connection.execute(insert_into(connection, TARGET_HEALTH).on_conflict_do_nothing(), rows)
+
+
+def enable_target(db: ControlDatabase, name: str, *, who: str, why: str, now_ns: int) -> None:
+    """Send to a receiver again that was disabled."""
+    with db.begin() as connection:
+        health = read_health(connection, name, now_ns)
+        write_health(connection, name, health.model_copy(update={"disabled_because": None, "failures_in_row": 0}))
+        record_within(connection, who=who, what="enable_target", subject=name, why=why, now_ns=now_ns)
+
+
+def read_health(connection: Connection, name: str, now_ns: int) -> Health:
+    """Return how a receiver answers, within a transaction."""
+    text = connection.scalar(select(TARGET_HEALTH.c.document).where(TARGET_HEALTH.c.id == name))
+    return Health(since_ns=now_ns) if text is None else read_document(Health, text)
+
+
+def write_health(connection: Connection, name: str, health: Health) -> None:
+    row = {"id": name, "since_ns": health.since_ns, "document": health.model_dump_json()}
+    write_over(connection, TARGET_HEALTH, [row])
+
+
+def _seal(connection: Connection, keys: Keys, name: str, text: str) -> None:
+    found = read_target(keys, name, text)
+    if isinstance(found, LostTarget):
+        _log.error("nothing is sent to a receiver", target=name, reason=found.lost_because)
+        return
+    try:
+        sealed = write_target(keys, found)
+    except SealBroken as broken:
+        _log.error("secrets of a receiver stay as they are", target=name, reason=str(broken))
+        return
+    connection.execute(update(ALERT_TARGETS).where(ALERT_TARGETS.c.id == name).values(document=sealed))

@@ -1,0 +1,123 @@
+"""Bearer tokens: what a caller may do; only a digest is kept, so a stolen database opens no door."""
+
+import hashlib
+import hmac
+import re
+import secrets
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, Literal
+
+from pydantic import Field
+from sqlalchemy import Row, insert, select, update
+
+from lockstep.errors import BadInput, NotPresent
+from lockstep.state.database import ControlDatabase
+from lockstep.state.documents import record_within
+from lockstep.state.tables import TOKENS
+from lockstep.verdict import Frozen
+
+Scope = Literal["ingest", "read", "act", "admin"]
+TokenRows = Mapping[str, Row[Any]]  # by id; Any: as the database gives them, with the digest
+
+SECRET_BYTES = 32  # 256 random bits need no slow hash: nobody guesses them, with or without the digest
+_REMEMBERED = 4096  # tokens made from rows: a collector's is asked for every second, and a row never means another
+TOKEN = re.compile(r"lks_(?P<id>[0-9a-f]{16})_(?P<secret>[A-Za-z0-9_-]{43})")
+
+
+class Token(Frozen):
+    """What is known about a token; its secret is known only to whoever was given it."""
+
+    id: str
+    scope: Scope
+    host: str | None = Field(description="the only host that may send with it; None: not bound to one")
+    name: str = Field(description="what a person calls it")
+    created_ns: int
+    revoked_ns: int | None = Field(None, description="since when it is worth nothing; None: it is valid")
+
+
+def create_token(
+    db: ControlDatabase,
+    *,
+    scope: Scope,
+    host: str | None,
+    name: str,
+    now_ns: int,
+    who: str = "unknown",
+    why: str = "",
+) -> str:
+    """Return a new token, `lks_<id>_<secret>`; this is the one time that it can be seen."""
+    if scope == "ingest" and not host:
+        raise BadInput(f"token {name!r} is for ingest, so it needs the host that may send with it")
+    token_id, secret = secrets.token_hex(8), secrets.token_urlsafe(SECRET_BYTES)
+    row = {"id": token_id, "digest": _digest(secret), "scope": scope, "host": host, "name": name}
+    with db.begin() as connection:
+        connection.execute(insert(TOKENS).values(row | {"created_ns": now_ns}))
+        record_within(connection, who=who, what="create_token", subject=token_id, why=why, now_ns=now_ns)
+    return f"lks_{token_id}_{secret}"
+
+
+def find_token(db: ControlDatabase, secret: str) -> Token | None:
+    """Return the token that this text is, or None when it is unknown or revoked."""
+    parts = TOKEN.fullmatch(secret)
+    if parts is None:
+        return None
+    with db.read() as connection:
+        found = connection.execute(select(TOKENS).where(TOKENS.c.id == parts["id"], TOKENS.c.revoked_ns.is_(None)))
+        return match_token({row.id: row for row in found}, secret)
+
+
+def valid_tokens(db: ControlDatabase) -> TokenRows:
+    """Return all valid tokens, for who asks for many of them: `match_token` finds one among them."""
+    with db.read() as connection:
+        return {row.id: row for row in connection.execute(select(TOKENS).where(TOKENS.c.revoked_ns.is_(None)))}
+
+
+def expects_agents(db: ControlDatabase) -> bool:
+    """Return whether any collector has a valid token."""
+    valid = (TOKENS.c.scope == "ingest", TOKENS.c.revoked_ns.is_(None))
+    with db.read() as connection:
+        return connection.execute(select(TOKENS.c.id).where(*valid).limit(1)).first() is not None
+
+
+def match_token(rows: TokenRows, secret: str) -> Token | None:
+    """Return which of these tokens this text is, or None."""
+    parts = TOKEN.fullmatch(secret)
+    row = rows.get(parts["id"]) if parts else None
+    if parts is None or row is None or not hmac.compare_digest(row.digest, _digest(parts["secret"])):
+        return None
+    return _token(row)
+
+
+def match_token_id(secret: str) -> str:
+    """Return the id in a token's text, which is no secret."""
+    parts = TOKEN.fullmatch(secret)
+    if parts is None:
+        raise BadInput("this text is not a token")
+    return parts["id"]
+
+
+def revoke_token(db: ControlDatabase, token_id: str, now_ns: int, *, who: str = "unknown", why: str = "") -> None:
+    """Make the token worthless from now on, or raise NotPresent; a second time changes nothing."""
+    valid = (TOKENS.c.id == token_id, TOKENS.c.revoked_ns.is_(None))
+    with db.begin() as connection:
+        if connection.execute(update(TOKENS).where(*valid).values(revoked_ns=now_ns)).rowcount:
+            record_within(connection, who=who, what="revoke_token", subject=token_id, why=why, now_ns=now_ns)
+        elif connection.scalar(select(TOKENS.c.id).where(TOKENS.c.id == token_id)) is None:
+            raise NotPresent(f"there is no token {token_id!r}")
+
+
+def list_tokens(db: ControlDatabase) -> list[Token]:
+    """Return all tokens, revoked ones too, the oldest first."""
+    with db.read() as connection:
+        rows = connection.execute(select(TOKENS).order_by(TOKENS.c.created_ns, TOKENS.c.id))
+        return [_token(row) for row in rows]
+
+
+@lru_cache(_REMEMBERED)
+def _token(row: Row[Any]) -> Token:
+    return Token.model_validate({column: value for column, value in row._mapping.items() if column != "digest"})
+
+
+def _digest(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()

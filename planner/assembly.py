@@ -1,0 +1,152 @@
+"""Puts the recovery planner together as the settings say, and by the policy in force."""
+
+from collections.abc import Callable
+
+from lockstep.config import Settings
+from lockstep.errors import BadInput
+from lockstep.sections import JobHints
+from lockstep.state.database import ControlDatabase
+from lockstep.state.decisions import list_executions
+from lockstep.state.leases import Lease
+from lockstep.state.policies import PlannerPolicy, current_policy
+from lockstep.store.store import Store
+from lockstep.topology import Topology
+from planner.allocation.calibration import PaceReader
+from planner.allocation.throughput import Transformer
+from planner.checkpoints.choose import CheckpointFolders
+from planner.checkpoints.convert import Converter
+from planner.context import ClusterFacts, Durations, Layout
+from planner.controllers.choosing import make_controller
+from planner.controllers.protocol import Controller
+from planner.decide import PlannerOptions, Policy
+from planner.execute import Executor
+from planner.limits import Limits
+from planner.node_return import CommandTester, Returner, ReturnOptions
+from planner.rebalance import Rebalancer
+from planner.service import PlannerService
+from planner.snapshot import EvidenceReader, FactReader, JobHint
+from planner.steps import names_of
+
+OptionsOf = Callable[[Settings], PlannerOptions]
+
+
+class PolicyPlanner(PlannerService):
+    """Looks at the policy before each round; what was decided or begun before a change stays as it is."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        options_of: OptionsOf,
+        control: ControlDatabase,
+        reader: FactReader,
+        executor: Executor | None,
+        returner: Returner | None,
+    ) -> None:
+        options = options_of(settings)
+        rebalancer = Rebalancer(control, reader, options)
+        super().__init__(control, reader, options, executor, returner, rebalancer)
+        self._settings, self._options_of = settings, options_of
+        self._facts, self._sharing = reader, rebalancer
+        self._followed: PlannerPolicy | None = None
+
+    def run_once(self, lease: Lease, now_ns: int) -> int:
+        """Do one round under the lease by the policy of this moment."""
+        policy = current_policy(self._control)
+        if policy != self._followed:
+            self._follow(policy)
+        return super().run_once(lease, now_ns)
+
+    def _follow(self, policy: PlannerPolicy | None) -> None:
+        wanted = with_policy(self._settings, policy)
+        self._options = self._options_of(wanted)
+        self._sharing.use(self._options)
+        self._facts.use_spares(wanted.planner.spares)
+        self._followed = policy
+
+
+def with_policy(settings: Settings, policy: PlannerPolicy | None) -> Settings:
+    """Return the settings as the policy changes them."""
+    if policy is None:
+        return settings
+    changed = {name: getattr(policy, name) for name in PlannerPolicy.model_fields}
+    return settings.model_copy(update={"planner": settings.planner.model_copy(update=changed)})
+
+
+_RECENT = 200  # executions by which the earlier names of a job are known
+
+
+def make_planner(
+    settings: Settings, store: Store | None, control: ControlDatabase, topology: Topology | None
+) -> PlannerService:
+    """Return the planner; without a controller it decides and carries nothing out."""
+    wanted = settings.planner
+    controller = controller_of(settings)
+    folders = CheckpointFolders(wanted.checkpoints, wanted.read_mb_per_s, wanted.checkpoint_quiet_s, wanted.converter)
+    checkpoints = folders if wanted.checkpoints else None
+    cluster = ClusterFacts(
+        spares=wanted.spares,
+        can_reroute=wanted.paths and topology is not None and topology.routing == "ecmp",
+        can_restart=controller is not None,
+        restarts_whole_job=controller is None or controller.restarts_whole_job,
+        can_shrink=wanted.can_shrink,
+    )
+    hints = {name: _hint(hint) for name, hint in wanted.jobs.items()}
+    reader = FactReader(
+        store,
+        controller,
+        checkpoints,
+        topology,
+        cluster,
+        hints,
+        PaceReader(store, control),
+        EvidenceReader(store, control).read,
+        lambda job: names_of(job, list_executions(control, limit=_RECENT)),
+    )
+    converter = Converter(wanted.convert_timeout_s)
+    executor = Executor(control, controller, converter=converter) if controller else None
+    returner = _returner(settings, control, controller)
+    return PolicyPlanner(settings, options_of, control, reader, executor, returner)
+
+
+def controller_of(settings: Settings) -> Controller | None:
+    """Return the controller that the settings name; None where decisions are only written down."""
+    if settings.planner.controller == "none":
+        if any(mode == "execute" for mode in settings.planner.modes.values()):
+            raise BadInput("planner.modes says execute, and planner.controller names nobody who would")
+        return None
+    return make_controller(settings.planner.controller, settings.planner.controller_options, dry_run=False)
+
+
+def options_of(settings: Settings) -> PlannerOptions:
+    """Return how this site decides."""
+    wanted = settings.planner
+    limits = Limits(
+        nodes_per_hour=wanted.nodes_per_hour,
+        restarts_per_hour=wanted.restarts_per_hour,
+        nodes_out=wanted.nodes_out,
+        share_of_block=wanted.share_of_block,
+    )
+    return PlannerOptions(
+        policy=Policy(
+            modes=wanted.modes,
+            limits=limits,
+            test_after_s=wanted.test_after_s if wanted.test_command else None,
+        ),
+        durations=Durations(start_s=wanted.start_s),
+        gpu_hour_price=wanted.gpu_hour_price,
+    )
+
+
+def _returner(settings: Settings, control: ControlDatabase, controller: Controller | None) -> Returner | None:
+    wanted = settings.planner
+    if controller is None:
+        return None
+    tester = CommandTester(wanted.test_command, wanted.test_timeout_s) if wanted.test_command else None
+    return Returner(control, controller, tester, ReturnOptions(rest_s=wanted.test_after_s))
+
+
+def _hint(hint: JobHints) -> JobHint:
+    layout = Layout(hint.tp, hint.pp, hint.dp, hint.micro_batches)
+    transformer = Transformer(**hint.model.model_dump()) if hint.model else None
+    known = layout if layout.gpus > 1 else None
+    return JobHint(known, hint.weight, hint.min_nodes, hint.throughput, transformer)

@@ -1,0 +1,262 @@
+"""Which checkpoint to restart from on a layout: the newest that is verified complete and that the layout can load.
+
+What is newer and was passed over is named with the reason, and so is the next older one that would do.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from lockstep.clock import NS_PER_S
+from lockstep.errors import BadInput
+from lockstep.verdict import Frozen
+from planner.checkpoints.catalogue import ReadOptions, read_catalogue
+from planner.checkpoints.checkpoint import (
+    Catalogue,
+    Checkpoint,
+    ReadRate,
+    SavedLayout,
+    estimate_convert_s,
+    estimate_load_s,
+    newest_first,
+)
+from planner.checkpoints.convert import find_obstacle
+from planner.checkpoints.intervals import expect_next_save, find_usual_interval_s
+from planner.context import Layout, Resume
+
+# With a python of the job's environment: there DeepSpeed is installed.
+CONVERTER = ("python", "-m", "deepspeed.checkpoint.ds_to_universal")
+_CONVERT_LIMITS = (
+    "the model of the new layout must have the same parameter names",
+    "only states of Adam-like optimizers are converted",
+    "the folder needs room for about twice the bytes of the checkpoint while it runs, and for once afterwards",
+    'the job then loads with {"checkpoint": {"load_universal": true}} in its DeepSpeed settings',
+    "its exit code is its only signal: the result has to be verified before it is loaded",
+)
+
+
+class PassedOver(Frozen):
+    """A checkpoint that is not restarted from, and why."""
+
+    path: str
+    because: str
+
+
+class Choice(Frozen):
+    """What to restart from; without a checkpoint, `reason` says why there is none."""
+
+    checkpoint: Checkpoint | None = None
+    load_from: str | None = None  # the folder to load: the checkpoint's own, or the one that the command makes
+    convert: tuple[str, ...] = ()  # the command to run before; empty: none is needed
+    limits: tuple[str, ...] = ()  # what the command does not do
+    convert_s: float | None = None  # None: not known, or nothing to convert
+    load_s: float | None = None  # None: not known
+    passed_over: tuple[PassedOver, ...] = ()  # newer ones, the newest first
+    older: str | None = None  # the next older one that would do
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceOptions:
+    """What costs are estimated from, and how the converter is started."""
+
+    rates: Sequence[ReadRate] = ()
+    converter: tuple[str, ...] = CONVERTER  # gets --input_folder and --output_folder
+    may_convert: bool = True
+
+
+def choose_checkpoint(catalogue: Catalogue, target: SavedLayout, options: ChoiceOptions | None = None) -> Choice:
+    """Return the newest checkpoint that is verified complete and can be loaded on the target layout."""
+    options = options or ChoiceOptions()
+    passed, fitting = list[PassedOver](), list[Checkpoint]()
+    for each in sorted(catalogue.checkpoints, key=lambda each: _prefer(each, target)):
+        refusal = find_refusal(each, target, options)
+        if refusal is None:
+            fitting.append(each)
+        elif not fitting:
+            passed.append(PassedOver(path=each.path, because=refusal))
+    if not fitting:
+        return Choice(passed_over=tuple(passed), reason=_say_none(catalogue, target, passed))
+    return _describe(fitting, passed, catalogue, target, options)
+
+
+def find_refusal(checkpoint: Checkpoint, target: SavedLayout, options: ChoiceOptions) -> str | None:
+    """Return why a checkpoint cannot be restarted from on a layout, or None where it can."""
+    if checkpoint.state != "complete":
+        return f"it is {checkpoint.state}: {checkpoint.reason}"
+    if is_same_grid(checkpoint.layout, target):
+        return None
+    where = f"it was saved on {checkpoint.layout} and not on {target}"
+    if checkpoint.moves == "never" or (
+        checkpoint.moves == "dp" and not _differs_in_dp_only(checkpoint.layout, target)
+    ):
+        return f"{where}, and {checkpoint.moves_because}"
+    if checkpoint.moves == "convert" and not options.may_convert:
+        return f"{where}, and nothing may be converted"
+    if checkpoint.experts and target.ep and checkpoint.experts % target.ep:
+        return f"{where}, and its {checkpoint.experts} experts cannot be shared evenly by ep{target.ep}"
+    return None
+
+
+def is_same_grid(saved: SavedLayout, target: SavedLayout) -> bool:
+    """Tell whether ranks hold the same shards: what one of the two does not say is not the same."""
+    return bool(_replicas(saved)) and _replicas(saved) == _replicas(target) and _differs_in_dp_only(saved, target)
+
+
+def build_convert_command(
+    source: str, destination: str, converter: Sequence[str], flags: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """Return DeepSpeed's converter as a list of arguments; it writes `latest_universal` beside the destination."""
+    return (*converter, "--input_folder", source, "--output_folder", destination, *flags)
+
+
+def _differs_in_dp_only(saved: SavedLayout, target: SavedLayout) -> bool:
+    same = [getattr(saved, name) == getattr(target, name) is not None for name in ("tp", "pp")]
+    return all(same) and (saved.ep or 1) == (target.ep or 1)
+
+
+def _replicas(layout: SavedLayout) -> int | None:
+    """Return over how many ranks optimizer states are cut: those that share a sequence count as replicas here."""
+    return layout.dp * (layout.cp or 1) if layout.dp else None
+
+
+def _prefer(checkpoint: Checkpoint, target: SavedLayout) -> tuple[object, ...]:
+    """Return a key: the newest step first, and of one step what need not be converted."""
+    no_step, step, *rest = newest_first(checkpoint)
+    needs = checkpoint.moves == "convert" and not is_same_grid(checkpoint.layout, target)
+    return no_step, step, needs, *rest
+
+
+def _describe(
+    fitting: list[Checkpoint],
+    passed: list[PassedOver],
+    catalogue: Catalogue,
+    target: SavedLayout,
+    options: ChoiceOptions,
+) -> Choice:
+    chosen = fitting[0]
+    needs = chosen.moves == "convert" and not is_same_grid(chosen.layout, target)
+    path = _name_destination(chosen.path, catalogue) if needs else chosen.path
+    return Choice(
+        checkpoint=chosen,
+        load_from=path,
+        convert=build_convert_command(chosen.path, path, options.converter, chosen.convert_flags) if needs else (),
+        limits=_CONVERT_LIMITS if needs else (),
+        convert_s=estimate_convert_s(chosen, options.rates) if needs else None,
+        load_s=estimate_load_s(chosen, options.rates),
+        passed_over=tuple(passed),
+        older=fitting[1].path if len(fitting) > 1 else None,
+        reason=_say_chosen(chosen, target, needs, passed),
+    )
+
+
+def _name_destination(path: str, catalogue: Catalogue) -> str:
+    """Return a folder that is not there yet: the converter would mix its files with what lies in it."""
+    taken = {each.path for each in catalogue.checkpoints}
+    number, name = 1, f"{path}_universal"
+    while name in taken:
+        number += 1
+        name = f"{path}_universal_{number}"
+    return name
+
+
+def _say_chosen(chosen: Checkpoint, target: SavedLayout, needs: bool, passed: list[PassedOver]) -> str:
+    step = "of no known step" if chosen.step is None else f"of step {chosen.step}"
+    how = f"after converting it from {chosen.layout} to {target}" if needs else f"on {target}"
+    message = f"{chosen.path} {step} is the newest that is complete and loads {how}: {chosen.reason}"
+    return f"{message}; {len(passed)} newer passed over: {passed[0].because}" if passed else message
+
+
+def _say_none(catalogue: Catalogue, target: SavedLayout, passed: list[PassedOver]) -> str:
+    if not passed:
+        return f"{catalogue.folder} holds no checkpoint"
+    first = passed[0]
+    none = f"none of {len(passed)} checkpoints can be restarted from on {target}"
+    return f"{none}; the newest is {first.path}, and {first.because}"
+
+
+_REFRESH_S = 5.0  # between two looks at a folder: network file systems bear few
+
+
+class CheckpointFolders:
+    """Answers from the folder that a pattern such as /checkpoints/{job} names."""
+
+    def __init__(
+        self,
+        pattern: str,
+        read_mb_per_s: float,
+        quiet_s: float = ReadOptions().quiet_s,
+        converter: tuple[str, ...] = CONVERTER,  # empty: nothing is converted here
+    ) -> None:
+        self._pattern, self._reading = pattern, ReadOptions(quiet_s=quiet_s)
+        rate = ReadRate(source="remote", bytes_per_s=read_mb_per_s * 1e6)
+        self._options = ChoiceOptions(rates=(rate,), converter=converter)
+        self._seen: dict[str, Catalogue] = {}
+
+    def newest(self, job: str, layout: Layout | None, now_ns: int, is_resized: bool = False) -> Resume | None:
+        """Return the newest checkpoint that is verified complete and loads on a layout; None: there is none.
+
+        Without a layout a job starts again as it was; where it is resized, nothing is known of its layout then, and
+        only a checkpoint will do that loads on any.
+        """
+        catalogue = self._refresh(job, now_ns)
+        saved = next((each.layout for each in catalogue.complete), SavedLayout())
+        told = SavedLayout.of(layout.as_target()) if layout else None
+        target = told or (SavedLayout() if is_resized else saved)
+        choice = self._choose(catalogue, target)
+        found = choice.checkpoint
+        if found is None or choice.load_from is None:
+            return None
+        return Resume(
+            path=choice.load_from,
+            form="universal" if choice.convert else found.format,
+            age_s=max(found.age_s(now_ns), 0.0),
+            load_s=choice.load_s or 0.0,
+            convert=choice.convert,
+            convert_s=choice.convert_s or 0.0,
+            bytes=found.bytes,
+            obstacle=self._find_obstacle(choice),
+        )
+
+    def save_every_s(self, job: str, now_ns: int) -> float | None:
+        """Return the usual time from one checkpoint to the next; None: too few are there."""
+        return find_usual_interval_s(self._refresh(job, now_ns))
+
+    def catalogue(self, job: str, now_ns: int) -> Catalogue:
+        """Return all checkpoints of a job that are there, with what is known of each."""
+        return self._refresh(job, now_ns)
+
+    def next_save_s(self, job: str, now_ns: int) -> float | None:
+        """Return when the next one is expected, by the gaps between those that are there."""
+        expected_ns = expect_next_save(self._refresh(job, now_ns), now_ns)
+        return None if expected_ns is None else (expected_ns - now_ns) / NS_PER_S
+
+    def _choose(self, catalogue: Catalogue, target: SavedLayout) -> Choice:
+        """Return the choice; where its conversion cannot be done from here, the best that needs none, if there is."""
+        choice = choose_checkpoint(catalogue, target, self._options)
+        if self._find_obstacle(choice) is None:
+            return choice
+        older = choose_checkpoint(catalogue, target, replace(self._options, may_convert=False))
+        return older if older.checkpoint else choice
+
+    def _find_obstacle(self, choice: Choice) -> str | None:
+        found, made = choice.checkpoint, choice.load_from
+        if not choice.convert or found is None or made is None:
+            return None
+        if not self._options.converter:
+            return f"{found.path} must be converted for the new layout, and planner.converter is not set"
+        return find_obstacle(found.path, made)
+
+    def _refresh(self, job: str, now_ns: int) -> Catalogue:
+        before = self._seen.get(job)
+        if before is None or now_ns - before.seen_ns >= _REFRESH_S * NS_PER_S:
+            # A job's name comes from telemetry: it must not lead out of the folder.
+            folder = Path(self._pattern.replace("{job}", job.replace("/", "_").strip(".") or "_"))
+            self._seen[job] = before = self._read(folder, job, now_ns, before)
+        return before
+
+    def _read(self, folder: Path, job: str, now_ns: int, before: Catalogue | None) -> Catalogue:
+        try:
+            return read_catalogue(folder, now_ns, job=job, before=before, options=self._reading)
+        except BadInput as absent:
+            return Catalogue(job=job, folder=str(folder), seen_ns=now_ns, remarks=(str(absent),))

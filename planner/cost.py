@@ -1,0 +1,266 @@
+"""Every recovery option with what it costs: seconds of standstill, speed afterwards, GPU-hours, money, risk.
+
+A cost counts what is lost until the horizon: the standstill, the work since the checkpoint that is done again, and
+the speed that is missing afterwards. What does not help has cost its time and is followed by the next level of the
+escalation, so a risky cure is charged with what would follow; after the last level a person is called.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from lockstep.decision import Action, Cost, Option
+from planner.context import Context, JobFacts, Resume, horizon_s, is_hardware, is_in_the_fabric
+from planner.escalation import is_alarm, level_of
+from planner.micro_batches import share_micro_batches, speed_rerouted, speed_without_replica
+
+MOVES: tuple[Action, ...] = ("reconfigure", "replace")  # start the job again elsewhere, from a checkpoint
+
+# How often a cure does not help, where nothing better is known: ByteRobust resolved 22.7 % of its faults by trying
+# again and 32.5 % by taking machines away; a part that the analyzer would isolate is seldom cured by a new process.
+_RISK_OF_REATTEMPT = 0.77
+_RISK_OF_NEW_PROCESS = 0.5
+_RISK_ON_BAD_HARDWARE = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class _Recovery:
+    """How to recover, or why that is unavailable."""
+
+    reason: str
+    is_available: bool = True
+    downtime_s: float = 0.0
+    again_s: float = 0.0  # of work that is done again
+    speed: float = 1.0  # afterwards, if it helps
+    risk: float = 0.0
+
+
+def weigh(context: Context) -> list[Option]:
+    """Return every option with its cost, the cheapest first; unavailable ones come last, without a cost."""
+    recoveries = {action: recovery(context) for action, recovery in _RECOVERIES.items()}
+    lost = _expect_losses(recoveries, context)
+    options = [_as_option(action, recovery, lost.get(action), context) for action, recovery in recoveries.items()]
+    return sorted(options, key=lambda option: math.inf if option.cost.gpu_hours is None else option.cost.gpu_hours)
+
+
+def price_of_acting(option: Option, job: JobFacts) -> float:
+    """Return what an act costs at once, in GPU-hours: what a slow job must have lost before it is worth it."""
+    resume = resume_for(option.action, job)
+    again_s = resume.age_s if resume and option.action in MOVES else 0.0
+    return job.gpus * ((option.cost.downtime_s or 0.0) + again_s) / 3600
+
+
+def resume_for(action: Action, job: JobFacts) -> Resume | None:
+    """Return the checkpoint that an action starts from: one that the layout afterwards can load."""
+    if action == "reconfigure":
+        return job.resume_smaller
+    return job.resume if action in ("replace", "restart_process") else None
+
+
+def _none(context: Context) -> _Recovery:
+    if context.stands_still:
+        return _Recovery("the job stands still until somebody acts", speed=0.0)
+    return _Recovery(f"the job goes on at {context.speed_now:.0%} of its speed", speed=context.speed_now)
+
+
+def _reroute(context: Context) -> _Recovery:
+    if not is_in_the_fabric(context.verdict.component, context.hosts):
+        return _unavailable(f"no path leads around {context.verdict.component}")
+    if not context.cluster.can_reroute:
+        return _unavailable("no path planner runs here")
+    return _Recovery(
+        f"flows go around {context.verdict.component}, and the job goes on",
+        risk=1 - context.verdict.confidence,
+    )
+
+
+def _reattempt(context: Context) -> _Recovery:
+    if not context.stands_still:
+        return _unavailable("a slow part is not cured by trying again")
+    if unavailable := _no_controller(context):
+        return unavailable
+    risk = _RISK_ON_BAD_HARDWARE if context.verdict.grade == "isolate" else _RISK_OF_REATTEMPT
+    return _Recovery("the operation is tried again in place", downtime_s=context.durations.reattempt_s, risk=risk)
+
+
+def _restart_process(context: Context) -> _Recovery:
+    if not context.stands_still and not is_alarm(context.verdict.impact.step_time_ratio):
+        return _unavailable("a slow part is not cured by a new process")
+    if unavailable := _no_controller(context):
+        return unavailable
+    if context.verdict.grade == "isolate" and is_hardware(context.verdict.component):
+        risk = _RISK_ON_BAD_HARDWARE
+    else:
+        risk = _RISK_OF_NEW_PROCESS
+    if context.cluster.restarts_whole_job:
+        return _restart_all(context, risk)
+    sources = _list_sources(context)
+    if not sources:
+        return _unavailable("no replica and no verified checkpoint to take the state from")
+    load_s, again_s, name = min(sources, key=lambda source: source[0] + source[1])
+    return _Recovery(
+        f"the process starts again on its node, with its state from {name}",
+        downtime_s=context.durations.restart_process_s + load_s,
+        again_s=again_s,
+        risk=risk,
+    )
+
+
+def _restart_all(context: Context, risk: float) -> _Recovery:
+    """Return what a new process costs where the controller knows only whole jobs: a new attempt on the same nodes."""
+    resume = context.job.resume
+    if resume is None:
+        return _unavailable("the controller restarts whole jobs, and no checkpoint is verified complete")
+    return _Recovery(
+        f"the controller restarts the whole job on its nodes, from the checkpoint of {resume.age_s:.0f} s ago",
+        downtime_s=context.durations.start_s + resume.back_s,
+        again_s=resume.age_s,
+        risk=risk,
+    )
+
+
+def _list_sources(context: Context) -> list[tuple[float, float, str]]:
+    """Return where one process gets its state from: seconds to load, seconds of work done again, and what it is."""
+    job, sources = context.job, list[tuple[float, float, str]]()
+    if job.layout and job.layout.replicas > 1:  # a replica of this very step
+        per_node = job.resume.bytes / max(len(job.nodes), 1) if job.resume else 0.0
+        sources.append((per_node / context.durations.peer_bytes_per_s, 0.0, "a replica"))
+    if job.resume:
+        sources.append((job.resume.back_s, job.resume.age_s, "the last checkpoint"))
+    return sources
+
+
+def _recycle(context: Context) -> _Recovery:
+    layout = context.job.layout
+    if (unavailable := _cannot_shrink(context)) or layout is None or layout.stages < 2 or layout.replicas < 2:
+        return unavailable or _unavailable("only pipelines with replicas can hand their micro-batches to a peer")
+    share = share_micro_batches(layout)
+    return _Recovery(
+        f"peers of the lost worker take over its micro-batches: {share.reason}",
+        downtime_s=context.durations.rebuild_s,
+        speed=speed_rerouted(layout, share),
+        risk=1 - context.verdict.confidence,
+    )
+
+
+def _drop_replica(context: Context) -> _Recovery:
+    layout = context.job.layout
+    if (unavailable := _cannot_shrink(context)) or layout is None or layout.replicas < 2:
+        return unavailable or _unavailable("there is no second replica to go on with")
+    share = share_micro_batches(layout)
+    return _Recovery(
+        f"the replica is left out, and the others do its share of the batch: {share.reason}",
+        downtime_s=context.durations.rebuild_s,
+        speed=speed_without_replica(layout, share),
+        risk=1 - context.verdict.confidence,
+    )
+
+
+def _reconfigure(context: Context) -> _Recovery:
+    job, left = context.job, len(context.job.nodes) - 1
+    return _move(context, left, job.resume_smaller, f"the job starts again on {left} nodes {job.say_speed_on(left)}")
+
+
+def _replace(context: Context) -> _Recovery:
+    if not context.cluster.spares:
+        return _unavailable("no spare node is idle")
+    spare = context.cluster.spares[0]
+    job = context.job
+    return _move(context, len(job.nodes), job.resume, f"the job starts again with {spare} instead of {context.node}")
+
+
+def _move(context: Context, nodes: int, resume: Resume | None, what: str) -> _Recovery:
+    """Return a restart on other nodes from the last complete checkpoint that they can load."""
+    if unavailable := _no_node(context) or _no_controller(context):
+        return unavailable
+    job = context.job
+    if nodes < job.min_nodes:
+        return _unavailable(f"the job needs {job.min_nodes} nodes and {nodes} would be left")
+    if resume is None:
+        return _unavailable(f"there is no checkpoint that was verified to be complete and loads on {nodes} nodes")
+    converted = f", converted first in {resume.convert_s:.0f} s" if resume.convert else ""
+    return _Recovery(
+        f"{what}, from the checkpoint of {resume.age_s:.0f} s ago{converted}",
+        downtime_s=context.durations.start_s + resume.back_s,
+        again_s=resume.age_s,
+        speed=job.speed_on(nodes),
+        risk=1 - context.verdict.confidence,
+    )
+
+
+_RECOVERIES: dict[Action, Callable[[Context], _Recovery]] = {
+    "none": _none,
+    "reroute": _reroute,
+    "reattempt": _reattempt,
+    "restart_process": _restart_process,
+    "recycle": _recycle,
+    "drop_replica": _drop_replica,
+    "reconfigure": _reconfigure,
+    "replace": _replace,
+}
+
+
+def _unavailable(why: str) -> _Recovery:
+    return _Recovery(f"unavailable: {why}", is_available=False)
+
+
+def _cannot_shrink(context: Context) -> _Recovery | None:
+    """Return why the job cannot go on without one of its nodes; None where it can."""
+    if unavailable := _no_node(context):
+        return unavailable
+    return (
+        None
+        if context.cluster.can_shrink
+        else _unavailable("the job has not said that it can go on without a worker")
+    )
+
+
+def _no_controller(context: Context) -> _Recovery | None:
+    """Return why nobody can start anything again; None where a controller can."""
+    return None if context.cluster.can_restart else _unavailable("no job controller is set that could restart it")
+
+
+def _no_node(context: Context) -> _Recovery | None:
+    """Return why no node can be taken away; None where one can."""
+    verdict = context.verdict
+    if verdict.fault_class == "software":
+        return _unavailable("software is no reason to take hardware away")
+    if context.node is None:
+        return _unavailable(f"{verdict.component} is not a part of one node")
+    return None
+
+
+def _as_option(action: Action, recovery: _Recovery, lost: float | None, context: Context) -> Option:
+    if not recovery.is_available:
+        return Option(action=action, cost=Cost(), reason=recovery.reason)
+    if lost is None:
+        return Option(action=action, cost=Cost(downtime_s=0.0), reason="what it costs is not known yet")
+    price = context.gpu_hour_price
+    cost = Cost(
+        downtime_s=recovery.downtime_s,
+        throughput_after=round(recovery.speed, 4),
+        gpu_hours=round(lost, 2),
+        money=None if price is None else round(lost * price, 2),
+        risk=round(recovery.risk, 4),
+    )
+    return Option(action=action, cost=cost, reason=recovery.reason)
+
+
+def _expect_losses(recoveries: Mapping[Action, _Recovery], context: Context) -> dict[Action, float]:
+    """Return by action the GPU-hours that are expected to be lost until the horizon."""
+    horizon_h = horizon_s(context.job, context.cluster) / 3600
+    called_h = (1 - context.speed_now) * min(context.durations.person_s / 3600, horizon_h)
+    lost: dict[Action, float] = {}
+    # From the last level down, because each is charged with what follows it.
+    for action, recovery in sorted(recoveries.items(), key=lambda each: level_of(each[0])):
+        follows = [hours for above, hours in lost.items() if above != "none" and level_of(above) < level_of(action)]
+        if recovery.is_available and (action != "none" or context.is_cost_known):
+            lost[action] = _lost_hours(recovery, horizon_h, min(follows, default=called_h))
+    return {action: context.job.gpus * hours for action, hours in lost.items()}
+
+
+def _lost_hours(recovery: _Recovery, horizon_h: float, follows_h: float) -> float:
+    """Return hours of the whole job that are lost: at once, then by missing speed, or by what follows."""
+    at_once_h = (recovery.downtime_s + recovery.again_s) / 3600
+    missing_h = (1 - recovery.speed) * max(horizon_h - at_once_h, 0.0)
+    return at_once_h + (1 - recovery.risk) * missing_h + recovery.risk * follows_h

@@ -1,0 +1,269 @@
+"""One decision per incident: the cheapest recovery that its severity allows, its price, and what every other costs.
+
+A job that stands still is answered at once. A slow one is answered once waiting has cost as much as the answer would
+(break_even), and its restart waits for the next checkpoint where that is cheaper. What must not be done without a
+person is proposed, with the reason (limits.py).
+"""
+
+import hashlib
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from lockstep.clock import NS_PER_S
+from lockstep.decision import Action, Cost, Decision, Isolation, Mode, Option
+from lockstep.verdict import Incident
+from planner.checkpoints.intervals import Saving, Slowness, Timing, advise_interval, choose_timing, say_time
+from planner.context import ClusterFacts, Context, Durations, JobFacts, horizon_s
+from planner.cost import MOVES, price_of_acting, resume_for, weigh
+from planner.escalation import LEVELS, EscalationOptions, Level
+from planner.limits import SHRINKING, Constraints, Limits, find_hold
+from planner.micro_batches import share_micro_batches
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Whether it is time, and when it will be."""
+
+    is_over: bool
+    lost_gpu_hours: float  # so far, by waiting
+    due_ns: int | None  # when it will be over at this rate of loss; None: never, or it is already
+
+
+def find_break_even(since_ns: int, now_ns: int, lost_per_hour: float, price_gpu_hours: float) -> Wait:
+    """Return whether the loss since the fault began has reached the price of acting.
+
+    Nobody knows how long a slow part stays slow. Whoever acts when the loss so far equals the price of acting never
+    pays more than twice what somebody who knew would have paid, and cheap cures come before dear ones by themselves.
+
+    >>> find_break_even(0, 1800 * NS_PER_S, lost_per_hour=10.0, price_gpu_hours=4.0).is_over
+    True
+    """
+    lost = max(now_ns - since_ns, 0) / NS_PER_S / 3600 * lost_per_hour
+    if lost >= price_gpu_hours:
+        return Wait(True, lost, None)
+    if lost_per_hour <= 0:
+        return Wait(False, lost, None)
+    return Wait(False, lost, since_ns + int(price_gpu_hours / lost_per_hour * 3600 * NS_PER_S))
+
+
+_FAR = 2.0  # times beyond what the doubt about the rate leaves open: Young's optimum is flat around its bottom
+_WORTH_IT = 0.01  # of the time; less is not worth a change of a job's settings
+
+
+def advise_saving(job: JobFacts, cluster: ClusterFacts) -> str | None:
+    """Return how often a job should save, where it saves far too seldom or too often; None: it does well, or unknown.
+
+    How long a save holds the job up is not in the telemetry: it is taken to last as long as loading one.
+    """
+    rate, every_s, resume = cluster.failure_rate, job.save_every_s, job.resume
+    if rate is None or every_s is None or resume is None or resume.load_s <= 0 or not job.nodes:
+        return None
+    best = advise_interval(rate, Saving(len(job.nodes), resume.load_s, interval_s=every_s))
+    is_far = every_s * _FAR < best.low_s or (best.high_s is not None and every_s > best.high_s * _FAR)
+    if not is_far or (best.lost_share_now or 0.0) - best.lost_share < _WORTH_IT:
+        return None
+    return f"{job.job} saves every {say_time(every_s)}: {best.reason} (if a save lasts as long as loading one)"
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What a site lets Lockstep do automatically."""
+
+    modes: Mapping[Action, Mode] = field(default_factory=dict)  # what is not named is only observed
+    limits: Limits = field(default_factory=Limits)
+    lifetime_s: float = 600.0  # an old decision rests on an old verdict
+    test_after_s: float | None = None  # that an isolated node rests before its test; None: nobody tests it
+    recheck_s: float = 10.0  # after deciding to do nothing; a fifth of it where the job stands still
+
+    def mode_of(self, action: Action) -> Mode:
+        """Return whether an action is observed, proposed or carried out."""
+        return self.modes.get(action, "observe")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """An option and the reason that bound."""
+
+    option: Option
+    reason: str
+    until_ns: int | None = None  # when the answer will be another one, if nothing else changes; None: it stays
+
+
+def decide(
+    incident: Incident,
+    context: Context,
+    level: Level,
+    constraints: Constraints,
+    policy: Policy,
+    generation: int,
+    now_ns: int,
+) -> Decision:
+    """Return what to do about an incident, and why."""
+    options = weigh(context)
+    choice = choose(options, context, level, now_ns)
+    action = choice.option.action
+    wait_s = policy.recheck_s / 5 if context.stands_still else policy.recheck_s
+    lifetime_s = wait_s if action == "none" else policy.lifetime_s
+    expires_ns = min(now_ns + int(lifetime_s * NS_PER_S), choice.until_ns or sys.maxsize)
+    mode, hold = policy.mode_of(action), find_hold(incident, action, context, constraints, policy.limits, now_ns)
+    job = context.job
+    return Decision(
+        id=_identify(incident, generation, now_ns),
+        job=incident.job,
+        attempt=incident.attempt,
+        incident=incident.id,
+        generation=generation,
+        created_ns=now_ns,
+        weighed_ns=now_ns,
+        expires_ns=expires_ns,
+        horizon_s=horizon_s(job, context.cluster),
+        severity=level.severity,
+        mode="propose" if hold and mode == "execute" else mode,
+        action=action,
+        isolate=_isolations(action, context, policy, now_ns),
+        target=_target(action, context),
+        resume=_resume(action, context),
+        cost=choice.option.cost,
+        alternatives=tuple(option for option in options if option.action != action),
+        verdicts=(context.verdict.id,),
+        reason=choice.reason,
+        held_because=hold,
+        advice=advise_saving(job, context.cluster),
+        checkpoint_age_s=resume.age_s if (resume := resume_for(action, job) or job.resume) else None,
+    )
+
+
+def choose(options: list[Option], context: Context, level: Level, now_ns: int) -> Choice:
+    """Return the cheapest option that the severity allows and whose time has come."""
+    nothing = next(option for option in options if option.action == "none")
+    if context.job.is_over:
+        return Choice(nothing, f"{context.job.job} is over: there is nothing to bring back")
+    if level.is_exhausted:
+        return Choice(nothing, f"a person is needed: {level.reason}, and nothing is left to try")
+    allowed = [option for option in options if option.action in LEVELS[level.severity]]
+    known = [option for option in allowed if option.cost.gpu_hours is not None]
+    if nothing not in known:
+        return Choice(nothing, f"{context.verdict.component} is watched; what it costs the job is not known yet")
+    best = known[0]
+    if best is nothing:
+        return Choice(nothing, _why_nothing(allowed, context))
+    if context.stands_still:
+        return Choice(best, _why(best, known, context))
+    return _choose_timing(best, nothing, known, context, now_ns)
+
+
+def _choose_timing(best: Option, nothing: Option, known: list[Option], context: Context, now_ns: int) -> Choice:
+    """Return the cure of a slow job when its time has come, else to wait for it."""
+    per_hour = lost_per_hour(context)
+    price = price_of_acting(best, context.job)
+    wait = find_break_even(context.verdict.since_ns, now_ns, per_hour, price)
+    if not wait.is_over:
+        left_s = ((wait.due_ns or now_ns) - now_ns) / NS_PER_S
+        message = (
+            f"{best.action} costs {price:.1f} GPU-hours at once and waiting has cost {wait.lost_gpu_hours:.1f} so far"
+        )
+        return Choice(nothing, f"{message}: it is time in {left_s:.0f} s, if the fault lasts", wait.due_ns)
+    timing = _find_timing(best, context, now_ns)
+    if timing is not None and timing.waits:
+        message = timing.reason.removeprefix("wait: ")
+        return Choice(nothing, f"{best.action} waits for the next checkpoint: {message}", timing.until_ns)
+    return Choice(best, _why(best, known, context))
+
+
+def lost_per_hour(context: Context) -> float:
+    """Return the GPU-hours that every hour of waiting costs."""
+    return context.job.gpus * (1 - context.speed_now)
+
+
+def _find_timing(best: Option, context: Context, now_ns: int) -> Timing | None:
+    """Return whether a restart elsewhere is best made now or after the next checkpoint; None: it is no such cure."""
+    job, resume = context.job, resume_for(best.action, context.job)
+    if best.action not in MOVES or resume is None:
+        return None
+    next_ns = None if job.next_save_s is None else now_ns + int(job.next_save_s * NS_PER_S)
+    per_s = len(job.nodes) * context.cluster.failures_per_node_day / 86_400
+    slowness = Slowness(context.verdict.fault_class, context.speed_now, resume.age_s, next_ns, per_s)
+    return choose_timing(slowness, now_ns)
+
+
+def _why(best: Option, known: list[Option], context: Context) -> str:
+    second = next((option for option in known if option.action != best.action), None)
+    reason = f"{best.reason}: {best.cost.gpu_hours} GPU-hours are expected to be lost"
+    if second is not None:
+        other = "if nothing is done" if second.action == "none" else f"with the next best, {second.action}"
+        reason += f", and {second.cost.gpu_hours} {other}"
+    return f"{context.verdict.component}: {reason}"
+
+
+def _why_nothing(allowed: list[Option], context: Context) -> str:
+    unavailable = [option for option in allowed if option.cost.gpu_hours is None]
+    message = (
+        f"{context.verdict.component} is watched; waiting costs {lost_per_hour(context):.1f} GPU-hours every hour"
+    )
+    if not context.stands_still or not unavailable:
+        return message
+    reasons = [f"{option.action} ({option.reason.removeprefix('unavailable: ')})" for option in unavailable]
+    return f"{message}; options unavailable: {', '.join(reasons)}"
+
+
+def _isolations(action: Action, context: Context, policy: Policy, now_ns: int) -> tuple[Isolation, ...]:
+    if action not in SHRINKING:
+        return ()
+    verdict = context.verdict
+    part = Isolation(
+        component=verdict.component,
+        node=context.node,
+        reason=verdict.reason,
+        evidence=(verdict.id,),
+        until_ns=None if policy.test_after_s is None else now_ns + int(policy.test_after_s * NS_PER_S),
+    )
+    return (part,)
+
+
+def _target(action: Action, context: Context) -> dict[str, int] | None:
+    """Return what the job looks like afterwards, as far as the layout is known; the global batch stays."""
+    if action not in SHRINKING:
+        return None
+    job = context.job
+    nodes = len(job.nodes) - (0 if action == "replace" else 1)
+    target = {"nnodes": nodes}
+    if job.layout is None:
+        return target
+    if action not in ("drop_replica", "reconfigure"):
+        return target | job.layout.as_target()
+    left = job.layout.on(job.gpus * nodes // max(len(job.nodes), 1))
+    layout = replace(job.layout, replicas=max(min(left.replicas, job.layout.replicas - 1), 1))
+    # Where micro-batches are not known, neither is how many a replica has to do from now on.
+    is_exact = action == "drop_replica" and job.layout.micro_batches is not None
+    more = {"grad_accum": share_micro_batches(job.layout).most} if is_exact else {}
+    return target | layout.as_target() | more
+
+
+def _resume(action: Action, context: Context) -> dict[str, str] | None:
+    resume = resume_for(action, context.job)
+    return resume.as_document() if resume else None
+
+
+def _identify(incident: Incident, generation: int, now_ns: int) -> str:
+    """Return an id of its own for every decision, so that none is written over by the one that follows it."""
+    return hashlib.sha256(f"{incident.id}/{generation}/{now_ns}".encode()).hexdigest()[:16]
+
+
+def cost_of_nothing(decision: Decision) -> Cost:
+    """Return what doing nothing would have cost."""
+    if decision.action == "none":
+        return decision.cost
+    return next((option.cost for option in decision.alternatives if option.action == "none"), Cost())
+
+
+@dataclass(frozen=True, slots=True)
+class PlannerOptions:
+    """How this site decides."""
+
+    policy: Policy = field(default_factory=Policy)
+    durations: Durations = field(default_factory=Durations)
+    escalation: EscalationOptions = field(default_factory=EscalationOptions)
+    gpu_hour_price: float | None = None
+    settle_s: float = 60.0  # after an execution has ended, before its job gets another decision
+    survey_s: float = 30.0  # between two looks at all jobs, at their nodes and their checkpoints

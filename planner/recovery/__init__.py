@@ -1,1 +1,0 @@
-"""What to do about a fault, and what every alternative would cost."""

@@ -1,0 +1,317 @@
+"""Reads what decisions need to know of jobs and the cluster: from telemetry, the controller and the settings."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from lockstep.clock import NS_PER_S
+from lockstep.errors import BadInput, ControllerDown
+from lockstep.records import Event
+from lockstep.state.database import ControlDatabase
+from lockstep.state.incidents import list_incidents
+from lockstep.store.store import Store
+from lockstep.topology import Topology
+from lockstep.verdict import Incident
+from planner.allocation.calibration import Known, Rates
+from planner.allocation.cluster import estimate_failure_rates, place_nodes
+from planner.allocation.throughput import Transformer
+from planner.checkpoints.intervals import FailureRate, find_failure_rate
+from planner.context import STANDSTILL, ClusterFacts, JobFacts, Layout, Resume, node_of
+from planner.controllers.protocol import Controller, JobView, Node
+
+# One look a day is enough to tell for how many days a host was watched, and spares reading a month of heartbeats.
+_WATCHED = """
+SELECT host, uniqExact(intDiv({end:Int64} - ts_ns, {day:Int64})) AS days FROM agents WHERE WINDOWS
+GROUP BY host ORDER BY host
+"""
+_DAYS = 30
+_DAY_NS = 86_400 * NS_PER_S
+_SAMPLE_NS = 120 * NS_PER_S  # of each day
+_KEEP_S = 3600.0  # rates of rare events change slowly
+_LEAST_NODE_DAYS = 30.0  # fewer, and one failure more or less would change everything
+_MOST_INCIDENTS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What was seen of failures; nothing where nodes were not watched for long enough."""
+
+    rate: FailureRate | None = None
+    by_node: Mapping[str, float] = field(default_factory=dict)  # a day
+
+
+class EvidenceReader:
+    """Answers with how often nodes fail, read again once an hour."""
+
+    def __init__(self, store: Store | None, control: ControlDatabase) -> None:
+        self._store, self._control = store, control
+        self._kept, self._read_ns = Evidence(), 0
+
+    def read(self, now_ns: int) -> Evidence:
+        """Return the failures of the last month."""
+        if self._store is not None and now_ns - self._read_ns >= _KEEP_S * NS_PER_S:
+            days = _read_days(self._store, now_ns)
+            self._kept, self._read_ns = find_evidence(self._count(days, now_ns - _DAYS * _DAY_NS), days), now_ns
+        return self._kept
+
+    def _count(self, days: Mapping[str, float], since_ns: int) -> Counter[str]:
+        found = list_incidents(self._control, limit=_MOST_INCIDENTS)
+        verdicts = [each.verdict for each in found if each.opened_ns >= since_ns]
+        stopped = [each.component for each in verdicts if each.fault_class in STANDSTILL]
+        hosts = frozenset(days)
+        return Counter(node for part in stopped if (node := node_of(part, hosts)) in hosts)
+
+
+def _read_days(store: Store, now_ns: int) -> dict[str, float]:
+    """Return for how many of the last days each host was watched."""
+    ends = [now_ns - day * _DAY_NS for day in range(_DAYS)]
+    windows = " OR ".join(f"(ts_ns > {end - _SAMPLE_NS} AND ts_ns <= {end})" for end in ends)
+    rows = store.query(_WATCHED.replace("WINDOWS", windows), {"end": now_ns, "day": _DAY_NS}).to_pylist()
+    return {str(row["host"]): float(row["days"]) for row in rows}
+
+
+def find_evidence(failures: Mapping[str, int], days: Mapping[str, float]) -> Evidence:
+    """Return the rates of nodes that were watched for so many days each."""
+    watched = sum(days.values())
+    if watched < _LEAST_NODE_DAYS:
+        return Evidence()
+    return Evidence(find_failure_rate(sum(failures.values()), watched), estimate_failure_rates(failures, days))
+
+
+_RANKS = """
+SELECT host, uniqExact(gpu) AS gpus FROM comms WHERE job = {job:String} AND attempt = {attempt:UInt16}
+GROUP BY host ORDER BY host
+"""
+_EVENTS = """
+SELECT host, ts_ns, source, kind, component, severity, message FROM events
+WHERE ts_ns >= {start:Int64} AND ts_ns < {end:Int64} AND host IN {hosts:Array(String)}
+    AND severity IN ('error', 'critical')
+ORDER BY ts_ns DESC LIMIT 100
+"""
+_JOBS = """
+SELECT job, attempt, host, uniqExact(gpu) AS gpus FROM comms
+WHERE (job, attempt) IN (SELECT job, attempt FROM op_stats WHERE ts_ns >= {start:Int64}) AND job != {job:String}
+GROUP BY job, attempt, host ORDER BY job, attempt, host
+"""
+_BACK_S = 60.0  # an error may be told before the job stands still
+
+
+class Checkpoints(Protocol):
+    """Knows the checkpoints of jobs."""
+
+    def newest(self, job: str, layout: Layout | None, now_ns: int, is_resized: bool = False) -> Resume | None:
+        """Return the newest one that is verified to be complete and loads on the layout; None: there is none."""
+        ...
+
+    def save_every_s(self, job: str, now_ns: int) -> float | None:
+        """Return the usual time from one to the next; None: unknown."""
+        ...
+
+    def next_save_s(self, job: str, now_ns: int) -> float | None:
+        """Return when the next one is expected to be complete; None: unknown."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class JobHint:
+    """What a site says of a job beforehand; telemetry does not carry it."""
+
+    layout: Layout | None = None
+    weight: float = 1.0
+    min_nodes: int = 1
+    throughput: Mapping[int, float] = field(default_factory=dict)
+    transformer: Transformer | None = None
+
+    @property
+    def known(self) -> Known:
+        """Return what its work by nodes follows from."""
+        return Known(self.throughput, self.layout, self.transformer)
+
+
+class Paces(Protocol):
+    """Knows how fast jobs went on the nodes that they had."""
+
+    def rates_of(self, names: Sequence[str], known: Known, held: int, gpus: int, now_ns: int) -> Rates: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """All jobs that are at work, and what they run on."""
+
+    jobs: Sequence[JobFacts]
+    cluster: ClusterFacts
+    nodes: Sequence[Node] | None = None
+    trouble: str | None = None  # why the controller could not be asked
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All that is known at one moment."""
+
+    job: JobFacts
+    cluster: ClusterFacts
+    others: Sequence[JobFacts] = ()  # jobs that run beside it
+    events: Sequence[Event] = ()
+    nodes: Sequence[Node] | None = None
+    trouble: str | None = None  # why the controller could not be asked
+
+
+class FactReader:
+    """Puts together what is known; what a missing source would have said stays unknown."""
+
+    def __init__(
+        self,
+        store: Store | None,
+        controller: Controller | None,
+        checkpoints: Checkpoints | None,
+        topology: Topology | None,
+        cluster: ClusterFacts,
+        hints: Mapping[str, JobHint],
+        paces: Paces | None = None,
+        evidence: Callable[[int], Evidence] = lambda now_ns: Evidence(),
+        names_of: Callable[[str], Sequence[str]] = lambda job: (job,),
+    ) -> None:
+        self._store, self._controller, self._checkpoints = store, controller, checkpoints
+        self._cluster, self._hints, self._paces, self._names_of = cluster, hints, paces, names_of
+        self._evidence = evidence
+        self._hosts = frozenset(host.id for host in topology.hosts) if topology else frozenset()
+        self._blocks = _find_blocks(topology) if topology else {}
+        placed = place_nodes(topology, {}) if topology else ()
+        self._leaves = {node.name: node.leaf for node in placed if node.leaf}
+
+    def use_spares(self, spares: tuple[str, ...]) -> None:
+        """Count these nodes as spares from now on, best first."""
+        self._cluster = replace(self._cluster, spares=spares)
+
+    def read(self, incident: Incident, now_ns: int) -> Snapshot:
+        """Return what is known about an incident's job, and what is around it."""
+        nodes, trouble = self._ask_for_nodes()
+        job = self._read_job(incident, now_ns, trouble is None)
+        cluster = self._describe(nodes, job.nodes, now_ns)
+        events = self._read_events(job.nodes, incident, now_ns)
+        return Snapshot(job, cluster, self._read_others(incident.job, now_ns), events, nodes, trouble)
+
+    def survey(self, now_ns: int) -> Overview:
+        """Return all jobs that were at work in the last minute, and the cluster around them."""
+        nodes, trouble = self._ask_for_nodes()
+        jobs = self._read_others("", now_ns)
+        held = [node for job in jobs for node in job.nodes]
+        return Overview(jobs, self._describe(nodes, held, now_ns), nodes, trouble)
+
+    def resume_on(self, job: JobFacts, nodes: int, now_ns: int) -> Resume | None:
+        """Return the newest checkpoint that a job can start from on so many nodes."""
+        if self._checkpoints is None:
+            return None
+        origin, held = self._names_of(job.job)[-1], len(job.nodes)
+        is_resized = nodes != held
+        layout = job.layout.on(job.gpus // held * nodes) if job.layout and held and is_resized else job.layout
+        return self._checkpoints.newest(origin, layout, now_ns, is_resized)
+
+    def is_over(self, job: str) -> bool:
+        """Return whether the controller says that a job has ended; one that it does not know may still run."""
+        view = self._ask_for_job(job)
+        return view is not None and view.state in ("ended", "failed")
+
+    def _ask_for_nodes(self) -> tuple[Sequence[Node] | None, str | None]:
+        if self._controller is None:
+            return None, None
+        try:
+            return self._controller.nodes() or None, None
+        except ControllerDown as down:
+            return None, str(down)
+
+    def _read_job(self, incident: Incident, now_ns: int, is_answering: bool) -> JobFacts:
+        name = incident.job
+        ranks = self._read_ranks(incident)
+        view = self._ask_for_job(name) if is_answering else None
+        nodes = tuple(ranks) or (view.nodes if view else ())
+        gpus = sum(ranks.values()) or incident.verdict.impact.ranks_waiting + 1
+        known = self._know(JobFacts(name, incident.attempt, nodes, gpus), now_ns)
+        return replace(known, is_over=view is not None and view.state == "ended")
+
+    def _know(self, job: JobFacts, now_ns: int) -> JobFacts:
+        """Return a job with what hints, checkpoints and its own past say of it; all go by its first name."""
+        names, held = self._names_of(job.job), len(job.nodes)
+        hint = self._hints.get(names[-1], self._hints.get("*", JobHint()))
+        rates = self._paces.rates_of(names, hint.known, held, job.gpus, now_ns) if self._paces else None
+        known = replace(
+            job,
+            layout=hint.layout,
+            weight=hint.weight,
+            min_nodes=hint.min_nodes,
+            throughput=rates.by_nodes if rates else hint.throughput,
+            measured=rates.seen if rates else frozenset(),
+            is_in_gpus=rates is not None and not rates.is_configured,
+            throughput_from=rates.reason if rates else "",
+        )
+        if self._checkpoints is None:
+            return known
+        return replace(
+            known,
+            resume=self.resume_on(known, held, now_ns),
+            resume_smaller=self.resume_on(known, held - 1, now_ns),
+            next_save_s=self._checkpoints.next_save_s(names[-1], now_ns),
+            save_every_s=self._checkpoints.save_every_s(names[-1], now_ns),
+        )
+
+    def _ask_for_job(self, job: str) -> JobView | None:
+        try:
+            return self._controller.job(job) if self._controller else None
+        except (ControllerDown, BadInput):
+            return None
+
+    def _read_others(self, job: str, now_ns: int) -> list[JobFacts]:
+        """Return the other jobs that were at work in the last minute, with their newest attempt."""
+        if self._store is None:
+            return []
+        window = {"job": job, "start": now_ns - int(_BACK_S * NS_PER_S)}
+        gpus: dict[tuple[str, int], dict[str, int]] = {}
+        for row in self._store.query(_JOBS, window).to_pylist():
+            gpus.setdefault((row["job"], row["attempt"]), {})[row["host"]] = int(row["gpus"])
+        newest = {name: (attempt, hosts) for (name, attempt), hosts in sorted(gpus.items())}
+        found = [
+            JobFacts(name, attempt, tuple(hosts), sum(hosts.values())) for name, (attempt, hosts) in newest.items()
+        ]
+        return [self._know(each, now_ns) for each in found]
+
+    def _read_ranks(self, incident: Incident) -> dict[str, int]:
+        """Return the GPUs that the job uses on each of its hosts."""
+        if self._store is None:
+            return {}
+        rows = self._store.query(_RANKS, {"job": incident.job, "attempt": incident.attempt}).to_pylist()
+        return {row["host"]: int(row["gpus"]) for row in rows}
+
+    def _read_events(self, hosts: Sequence[str], incident: Incident, now_ns: int) -> list[Event]:
+        """Return errors on the part's own host since shortly before the fault; on all hosts where it has none."""
+        if self._store is None or not hosts:
+            return []
+        own = [host for host in hosts if f":{host}" in incident.verdict.component]
+        start_ns = incident.verdict.since_ns - int(_BACK_S * NS_PER_S)
+        window = {"start": start_ns, "end": now_ns, "hosts": own or list(hosts)}
+        return [Event(**row) for row in self._store.query(_EVENTS, window).to_pylist()]
+
+    def _describe(self, nodes: Sequence[Node] | None, held: Sequence[str], now_ns: int) -> ClusterFacts:
+        """Return the cluster with the spares that are usable now and that no job holds."""
+        barred = {*held, *(node.name for node in nodes or () if not node.is_usable or node.is_idle is False)}
+        spares = tuple(spare for spare in self._cluster.spares if spare not in barred)
+        hosts = self._hosts | frozenset(node.name for node in nodes or ())
+        known = replace(self._cluster, spares=spares, hosts=hosts, block_of=self._blocks, leaf_of=self._leaves)
+        seen = self._evidence(now_ns)
+        if seen.rate is None:
+            return known
+        return replace(
+            known, failure_rate=seen.rate, failures_of=seen.by_node, failures_per_node_day=seen.rate.planned
+        )
+
+
+def _find_blocks(topology: Topology) -> dict[str, str]:
+    """Return by host the rack it stands in, else the first leaf that one of its links leads to."""
+    switches = {node.id for node in topology.switches}
+    blocks = {host.id: host.rack for host in topology.hosts if host.rack}
+    for link in topology.links:
+        a, b = link.a.partition("/")[0], link.b.partition("/")[0]
+        for host, leaf in ((a, b), (b, a)):
+            if host not in switches and leaf in switches:
+                blocks.setdefault(host, leaf)
+    return blocks

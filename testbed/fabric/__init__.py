@@ -1,1 +1,0 @@
-"""A fabric of network namespaces: hosts, leaves and spines of a topology, with shaped links and Linux ECMP."""

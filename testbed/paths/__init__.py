@@ -1,1 +1,0 @@
-"""Planned paths on the testbed: ports are probed, the shim enforces them, and real flows show what that is worth."""

@@ -1,0 +1,279 @@
+"""Looks at wires made by hand: waits and steps between ranks of a small job, with chosen slow pairs."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from analyzer.delay_matrix.building import build_matrix
+from analyzer.delay_matrix.clocks import HostClocks
+from analyzer.delay_matrix.judging import PairOptions
+from analyzer.delay_matrix.matrix import DelayMatrix, PairMemory
+from analyzer.delay_matrix.reading import SLACKS_NS, PairFacts
+from analyzer.windows.jobs import Roster, build_roster
+from analyzer.windows.window import Context, Window
+from lockstep.fabrics import leaf_spine
+from lockstep.topology import TopologyIndex
+from tests.builders import SECOND, T0
+
+COMM = 77
+HOSTS = 8
+MS = 1_000_000
+NS_PER_BYTE = 0.08  # 100 Gb/s
+STEP_BYTES = 250_000
+Hop = tuple[int, int]  # ranks of sender and receiver
+Scale = Callable[[Hop], float]
+
+_TEXT, _INT, _UINT = pa.string(), pa.int64(), pa.uint64()
+_NAMING = [
+    ("comm", _UINT),
+    ("func", _TEXT),
+    ("size_class", pa.uint8()),
+    ("src_rank", pa.uint32()),
+    ("dst_rank", pa.int32()),
+    ("channel", pa.uint16()),
+    ("src_host", _TEXT),
+    ("dst_host", _TEXT),
+    ("src_nic", _TEXT),
+    ("dst_nic", _TEXT),
+    ("sport", pa.uint16()),
+    ("n", _UINT),
+]
+WAITS = pa.schema(
+    [
+        *_NAMING,
+        ("transport", _TEXT),
+        ("bytes", _UINT),
+        ("wire_ns", _INT),
+        ("wire_max_ns", _INT),
+        ("recv_gpu_ns", _INT),
+    ]
+)
+STEPS = pa.schema(
+    [
+        *_NAMING,
+        ("steps", _UINT),
+        ("bytes", pa.float64()),
+        ("busy_ns", pa.list_(_INT)),
+        ("least_ns", _INT),
+        ("newest_ns", _INT),
+    ]
+)
+LAGS = pa.schema(
+    [
+        *_NAMING,
+        ("steps", _UINT),
+        ("bytes", pa.float64()),
+        ("transit_ns", _INT),
+        ("least_ns", _INT),
+        ("absent_ns", _INT),
+        ("newest_ns", _INT),
+    ]
+)
+FLUSHES = pa.schema([("host", _TEXT), ("step_flush_ns", pa.float64()), ("flushed", _UINT)])
+PATHS = pa.schema(
+    [
+        ("src_host", _TEXT),
+        ("src_nic", _TEXT),
+        ("dst_host", _TEXT),
+        ("far_nic", _TEXT),
+        ("sport", pa.uint16()),
+        ("route", pa.list_(_TEXT)),
+    ]
+)
+INNER = pa.schema(
+    [
+        ("comm", _UINT),
+        ("func", _TEXT),
+        ("size_class", pa.uint8()),
+        ("host", _TEXT),
+        ("ranks", pa.uint32()),
+        ("n", _UINT),
+        ("bytes", pa.float64()),
+        ("fastest_ns", _INT),
+    ]
+)
+
+
+def ring(hosts: int = HOSTS) -> list[Hop]:
+    """Return a ring of one rank per host."""
+    return [(host, (host + 1) % hosts) for host in range(hosts)]
+
+
+def mesh(hosts: int = HOSTS) -> list[Hop]:
+    """Return every rank sending to every other one."""
+    return [(src, dst) for src in range(hosts) for dst in range(hosts) if src != dst]
+
+
+def usual(hop: Hop) -> float:
+    """Return the delay of a healthy wire over its link's own, with a little noise that is always the same."""
+    return 1.02 + 0.01 * ((7 * hop[0] + 3 * hop[1]) % 5)
+
+
+def slow(culprits: Iterable[Hop], times: float) -> Scale:
+    """Return the delays of a job in which these pairs take so many times as long."""
+    chosen = set(culprits)
+    return lambda hop: usual(hop) * (times if hop in chosen else 1.0)
+
+
+def wait(hop: Hop, times: float = 1.0, **fields: Any) -> dict[str, Any]:
+    """Return one pair's waits in an evaluation: a hundred operations of ten megabytes."""
+    size = 1_000_000_000
+    return {
+        **_names(hop),
+        "n": 100,
+        "transport": "ib",
+        "bytes": size,
+        "wire_ns": round(size * NS_PER_BYTE * times),
+        "wire_max_ns": MS,
+        "recv_gpu_ns": 0,
+        **fields,
+    }
+
+
+def waits(hops: Iterable[Hop], scale: Scale = usual, **fields: Any) -> list[dict[str, Any]]:
+    """Return the waits of these pairs on four channels, each of which has its own NIC."""
+    channels = [{"channel": channel, "src_nic": f"eth{channel}", "dst_nic": f"eth{channel}"} for channel in range(4)]
+    return [wait(hop, scale(hop), **{**channel, **fields}) for hop in hops for channel in channels]
+
+
+def step(hop: Hop, transit_ns: float, **fields: Any) -> dict[str, Any]:
+    """Return what both ends of one pair tell of thirty operations of a step each, or of their ends."""
+    return {
+        **_names(hop),
+        "n": 30,
+        "steps": 1,
+        "bytes": STEP_BYTES,
+        "transit_ns": round(transit_ns),
+        "busy_ns": [max(round(transit_ns) - slack_ns, 0) for slack_ns in SLACKS_NS],
+        "least_ns": round(transit_ns),
+        "absent_ns": 0,
+        "newest_ns": T0,
+        **fields,
+    }
+
+
+def inner(host: int, fastest_ns: float, **fields: Any) -> dict[str, Any]:
+    """Return how long a communicator inside a host takes."""
+    return {
+        "comm": 1000 + host,
+        "func": "AllReduce",
+        "size_class": 26,
+        "host": f"h{host}",
+        "ranks": 8,
+        "n": 40,
+        "bytes": 1e8,
+        "fastest_ns": round(fastest_ns),
+        **fields,
+    }
+
+
+def facts(
+    waits: Iterable[dict[str, Any]] = (),
+    steps: Iterable[dict[str, Any]] = (),
+    lags: Iterable[dict[str, Any]] = (),
+    flushes: Iterable[dict[str, Any]] = (),
+    paths: Iterable[dict[str, Any]] = (),
+    inner: Iterable[dict[str, Any]] = (),
+    clock_error_ns: float | None = None,
+) -> PairFacts:
+    """Return what an evaluation at these rows reads; clocks tell nothing of themselves unless a bound is given."""
+    names = tuple(sorted(f"h{host}" for host in range(HOSTS)))
+    told = HostClocks(names, np.zeros(HOSTS, np.int64), np.full(HOSTS, clock_error_ns or 0.0))
+    return PairFacts(
+        waits=pa.Table.from_pylist(list(waits), schema=WAITS),
+        steps=pa.Table.from_pylist(list(steps), schema=STEPS),
+        lags=pa.Table.from_pylist(list(lags), schema=LAGS),
+        flushes=pa.Table.from_pylist(list(flushes), schema=FLUSHES),
+        paths=pa.Table.from_pylist(list(paths), schema=PATHS),
+        inner=pa.Table.from_pylist(list(inner), schema=INNER),
+        clocks=HostClocks() if clock_error_ns is None else told,
+    )
+
+
+def context(topology: TopologyIndex | None = None, look: int = 0) -> Context:
+    """Return one evaluation of five seconds at a job of a rank per host; looks begin two seconds apart."""
+    begin = T0 + 2 * look * SECOND
+    return Context(
+        job="j1",
+        attempt=0,
+        window=Window(begin, begin + 5 * SECOND),
+        fresh_ns=begin + 3 * SECOND,
+        roster=roster(),
+        topology=topology,
+    )
+
+
+def fabric() -> TopologyIndex:
+    return TopologyIndex(leaf_spine(hosts=HOSTS, nics_per_host=4, leaves=HOSTS // 2, spines=2))
+
+
+def roster() -> Roster:
+    members = [
+        {
+            "comm": COMM,
+            "rank": rank,
+            "nranks": HOSTS,
+            "nnodes": HOSTS,
+            "host": f"h{rank}",
+            "pid": 100,
+            "gpu": 3,
+            "world_rank": rank,
+            "init_ns": 1,
+            "plugin_version": "1",
+        }
+        for rank in range(HOSTS)
+    ]
+    schema = pa.schema(
+        [
+            ("comm", _UINT),
+            ("rank", pa.uint32()),
+            ("nranks", pa.uint32()),
+            ("nnodes", pa.uint32()),
+            ("host", _TEXT),
+            ("pid", pa.uint32()),
+            ("gpu", pa.uint16()),
+            ("world_rank", pa.uint32()),
+            ("init_ns", _INT),
+            ("plugin_version", _TEXT),
+        ]
+    )
+    return build_roster(pa.Table.from_pylist(members, schema=schema))
+
+
+def look_at(seen: PairFacts, memory: PairMemory | None = None) -> DelayMatrix | None:
+    """Return the matrix of a single evaluation."""
+    return build_matrix(seen, memory or PairMemory(), context(), PairOptions())[0]
+
+
+def remember(seen: PairFacts, evaluations: int = 5) -> PairMemory:
+    """Return what is remembered after that many evaluations that were all the same."""
+    memory = PairMemory()
+    for look in range(evaluations):
+        _, memory = build_matrix(seen, memory, context(look=look), PairOptions())
+    return memory
+
+
+def hot_hosts(matrix: DelayMatrix | None) -> set[Hop]:
+    """Return the slow pairs by the numbers of their hosts."""
+    if matrix is None:
+        return set()
+    slow_wires = [matrix.pairs[index] for index in np.flatnonzero(matrix.slow)]
+    return {(int(pair.src.host[1:]), int(pair.dst.host[1:])) for pair in slow_wires}
+
+
+def _names(hop: Hop) -> dict[str, Any]:
+    return {
+        "comm": COMM,
+        "func": "AllReduce",
+        "size_class": 23,
+        "src_rank": hop[0],
+        "dst_rank": hop[1],
+        "channel": 0,
+        "src_host": f"h{hop[0]}",
+        "dst_host": f"h{hop[1]}",
+        "src_nic": "eth0",
+        "dst_nic": "eth0",
+        "sport": None,
+    }

@@ -1,0 +1,126 @@
+"""Medians and spreads hold against what a third of all pairs may do."""
+
+import numpy as np
+import pytest
+
+from analyzer.delay_matrix.judging import Delays, PairOptions, Score, judge_delays, judge_inner, median_of
+from analyzer.delay_matrix.matrix import InnerMatrix, PairMemory, Past
+from tests.analyzer.delay_matrix.build import HOSTS, MS, context, facts, inner, look_at, ring, waits
+
+
+def judged(ns_per_byte: np.ndarray, past: np.ndarray | None = None, swing: float = 0.0) -> Score:
+    """Return the judgement of one row per wire, all of one kind on InfiniBand."""
+    count = len(ns_per_byte)
+    delays = Delays(
+        index=np.arange(count),
+        kind=np.zeros(count, np.int64),
+        key=np.arange(count).astype(np.uint64),
+        n=np.full(len(ns_per_byte), 100.0),
+        bytes=np.full(count, 1e9),
+        ns_per_byte=ns_per_byte,
+        least=np.zeros(count),
+        sharers=np.ones(count),
+        ring=np.zeros(count, np.int64),
+        rivals=np.zeros(count, np.int64),
+        follows=np.zeros(count, bool),
+        raw_ns_per_byte=ns_per_byte,
+        is_net=np.zeros(count, bool),
+        decides=np.zeros(count, bool),
+    )
+    known = Past(np.full(count, np.nan) if past is None else np.log(past), np.full(count, swing))
+    return judge_delays(delays, known, count, 5_000_000_000, PairOptions())
+
+
+def noisy(count: int, spread: float) -> np.ndarray:
+    result: np.ndarray = np.exp(np.random.default_rng(5).normal(0, spread, count))
+    return result
+
+
+@pytest.mark.parametrize("spread", [0.01, 0.05, 0.2, 0.5])
+def test_noise_alone_is_never_slow(spread: float) -> None:
+    assert not judged(noisy(4096, spread)).slow.any()
+
+
+def test_noise_against_a_quiet_past_is_not_slow_either() -> None:
+    assert not judged(noisy(4096, 0.1), past=np.ones(4096)).slow.any()
+
+
+def test_third_of_all_wires_may_be_slow() -> None:
+    delay = noisy(300, 0.03)
+    delay[:100] *= 2
+    assert judged(delay).slow.nonzero()[0].tolist() == list(range(100))
+
+
+def test_wires_that_got_faster_do_not_widen_the_spread() -> None:
+    delay = noisy(300, 0.03)
+    delay[:40] *= 2
+    delay[200:] *= np.linspace(0.1, 0.9, 100)
+    assert set(range(40)) <= set(judged(delay).slow.nonzero()[0].tolist())
+
+
+def test_wire_that_was_fast_and_became_usual_is_not_slow() -> None:
+    past = np.ones(64)
+    past[7] = 0.4
+    assert not judged(noisy(64, 0.02), past=past).slow.any()
+
+
+def test_wire_that_swings_from_look_to_look_must_exceed_its_swing() -> None:
+    delay = np.ones(64)
+    delay[7] = 1.6
+    assert judged(delay, past=np.ones(64)).slow.nonzero()[0].tolist() == [7]
+    assert not judged(delay, past=np.ones(64), swing=0.1).slow.any()
+
+
+def test_wires_without_rows_are_unknown() -> None:
+    score = judged(np.ones(8))
+    assert np.isfinite(score.ratio).all()
+    assert not judged(np.zeros(0)).slow.any()
+
+
+def test_lower_median_is_taken_per_group() -> None:
+    assert median_of(np.array([1.0, 9.0, 5.0, 7.0]), np.array([4, 4, 2, 2])).tolist() == [1.0, 1.0, 5.0, 5.0]
+
+
+def judge(*slow: int, times: float = 5.0, hosts: int = HOSTS) -> InnerMatrix | None:
+    rows = [inner(host, (2 + 0.01 * (host % 3)) * MS * (times if host in slow else 1.0)) for host in range(hosts)]
+    return judge_inner(facts(inner=rows).inner, PairMemory(), context(), PairOptions())[0]
+
+
+def test_group_that_takes_longer_than_others_is_slow() -> None:
+    matrix = judge(5)
+    assert matrix is not None
+    assert [matrix.groups[index].host for index in np.flatnonzero(matrix.slow)] == ["h5"]
+    assert matrix.ratio[5] > 4.5
+
+
+def test_groups_that_are_alike_are_not() -> None:
+    matrix = judge()
+    assert matrix is not None
+    assert not matrix.slow.any()
+
+
+def test_single_host_has_nobody_to_be_held_against() -> None:
+    assert judge(hosts=1) is None
+
+
+def test_groups_of_other_sizes_are_not_compared() -> None:
+    rows = [inner(host, 2 * MS) for host in range(HOSTS)] + [inner(20, 9 * MS, ranks=4)]
+    matrix, _ = judge_inner(facts(inner=rows).inner, PairMemory(), context(), PairOptions())
+    assert matrix is not None
+    assert not matrix.slow.any()
+
+
+def test_matrix_carries_what_is_inside_hosts() -> None:
+    rows = [inner(host, (10 if host == 3 else 2) * MS) for host in range(HOSTS)]
+    matrix = look_at(facts(waits(ring()), inner=rows))
+    assert matrix is not None
+    assert matrix.inner is not None
+    assert matrix.inner.slow.tolist() == [host == 3 for host in range(HOSTS)]
+
+
+def test_job_without_wires_still_has_its_inside() -> None:
+    rows = [inner(host, (10 if host == 3 else 2) * MS) for host in range(HOSTS)]
+    matrix = look_at(facts(inner=rows))
+    assert matrix is not None
+    assert matrix.pairs == ()
+    assert matrix.inner is not None

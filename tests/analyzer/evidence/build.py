@@ -1,0 +1,124 @@
+"""Readings of hosts, switches and GPUs over two minutes, in which some counters grow."""
+
+import itertools
+from collections.abc import Iterable
+from typing import Any
+
+from analyzer.evidence.observations import Evidence
+from analyzer.evidence.reading import read_evidence
+from analyzer.windows.jobs import Roster, build_roster
+from analyzer.windows.window import Context, Window
+from lockstep.fabrics import leaf_spine
+from lockstep.records import Comm, Event, FabricCounter, GpuHealth, HostRecord, NicCounter, Probe
+from lockstep.store.store import Store
+from lockstep.tables import TABLES
+from lockstep.topology import TopologyIndex
+from tests.builders import SECOND, T0, make, rows
+
+HOSTS = 8
+FABRIC = TopologyIndex(leaf_spine(hosts=HOSTS, nics_per_host=1, leaves=4, spines=2))
+BEGIN, ONSET, END = 0, 80, 100  # seconds after T0: readings begin, something grows, the evaluation ends
+_tokens = itertools.count()
+
+
+def insert(store: Store, records: Iterable[HostRecord]) -> None:
+    """Insert records of any kinds, each kind into its table."""
+    every = list(records)
+    for table in TABLES:
+        if mine := [record for record in every if type(record) is table.record]:
+            store.insert(table, rows(*mine), token=f"signs/{next(_tokens)}")
+
+
+def look(store: Store, *records: HostRecord, topology: TopologyIndex | None = FABRIC) -> Evidence:
+    """Return the evidence of an evaluation at the last five seconds of what the records tell."""
+    insert(store, records)
+    window = Window(T0 + (END - 5) * SECOND, T0 + END * SECOND)
+    return read_evidence(store, Context("j1", 0, window, window.start_ns, roster(), topology))
+
+
+def roster() -> Roster:
+    return build_roster(rows(*(make(Comm, host=f"h{n}", rank=n, nranks=HOSTS, world_rank=n) for n in range(HOSTS))))
+
+
+def grown(second: int, by: float, since: int = ONSET) -> int:
+    """Return what a counter shows that grows by so much per second from some moment on."""
+    return int(max(second - since, 0) * by)
+
+
+def nics(host: str, since: int = ONSET, **per_second: float) -> list[NicCounter]:
+    """Return the readings of all hosts' NICs, on one of which counters grow from some moment on."""
+    return [
+        make(
+            NicCounter,
+            host=f"h{n}",
+            ts_ns=T0 + second * SECOND,
+            **{
+                "retrans": 0,
+                "speed_mbps": 400_000,
+                **({name: grown(second, by, since) for name, by in per_second.items()} if f"h{n}" == host else {}),
+            },
+        )
+        for n in range(HOSTS)
+        for second in range(BEGIN, END, 5)
+    ]
+
+
+def ports(switch: str, port: str, **per_second: float) -> list[FabricCounter]:
+    """Return the readings of all switch ports, on one of which counters grow after the onset."""
+    ends = [pair for link in FABRIC.topology.links for pair in ((link.a, link.b), (link.b, link.a))]
+    usual = {"errors": 0, "drops": 0, "pause_rx": 0, "pause_tx": 0, "fec_uncorrected": 0}
+    return [
+        FabricCounter(
+            host="h0",
+            ts_ns=T0 + second * SECOND,
+            switch=near,
+            port=far,
+            up=True,
+            speed_mbps=400_000,
+            rx_bytes=0,
+            tx_bytes=0,
+            extra={},
+            **usual
+            | ({name: grown(second, by) for name, by in per_second.items()} if (near, far) == (switch, port) else {}),
+        )
+        for near, far in ends
+        if "/" not in near
+        for second in range(BEGIN, END, 10)
+    ]
+
+
+def gpus(host: str, **fields: Any) -> list[GpuHealth]:
+    """Return the readings of one GPU of each host, of which one reads as told from the onset on."""
+    usual: dict[str, Any] = {"sm_mhz": 1980, "throttle": "", "ecc_sbe": 0, "ecc_dbe": 0}
+    usual |= {"nvlink_errors": 0, "pcie_replays": 0, "temp_c": 60.0, "power_w": 500.0, "util": 1.0}
+    return [
+        GpuHealth(
+            host=f"h{n}",
+            ts_ns=T0 + second * SECOND,
+            gpu=0,
+            gpu_uuid=f"GPU-{n}",
+            **usual | (fields if f"h{n}" == host and second >= ONSET else {}),
+        )
+        for n in range(HOSTS)
+        for second in range(BEGIN, END, 5)
+    ]
+
+
+def event(kind: str, component: str, severity: str = "error", at: int = END - 10, detail: str | None = None) -> Event:
+    fields = {"kind": kind, "component": component, "severity": severity, "message": "m", "detail": detail}
+    return make(Event, host=component.partition(":")[2].split("/")[0], ts_ns=T0 + at * SECOND, **fields)
+
+
+def probe(src: str, dst: str, hops: list[str], at: int, rtt_ns: int | None) -> Probe:
+    return Probe(
+        host=src,
+        ts_ns=T0 + at * SECOND,
+        src_nic="eth0",
+        dst=dst,
+        dst_nic="eth0",
+        proto="udp",
+        sport=33_000,
+        dport=4791,
+        rtt_ns=rtt_ns,
+        hops=hops,
+    )

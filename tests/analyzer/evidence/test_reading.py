@@ -1,0 +1,145 @@
+"""What counters, health, events and probes say of parts: bounded weights, and facts that need none."""
+
+import pytest
+
+from analyzer.evidence.observations import MOST, NO_EVIDENCE, Evidence, Observation, gather_evidence
+from lockstep.store.store import Store
+from lockstep.verdict import Side
+from tests.analyzer.evidence.build import BEGIN, END, HOSTS, ONSET, event, gpus, look, nics, ports, probe
+
+
+def weighty(evidence: Evidence) -> set[str]:
+    return {name for name in evidence.by_component if evidence.log_odds(name) > 0}
+
+
+def test_without_readings_there_are_no_signs(store: Store) -> None:
+    assert look(store) == NO_EVIDENCE
+
+
+def test_calm_readings_are_no_signs(store: Store) -> None:
+    assert look(store, *nics("h3"), *ports("leaf1", "h3/eth0"), *gpus("h3")) == NO_EVIDENCE
+
+
+@pytest.mark.parametrize(
+    ("counter", "side", "first"),
+    [
+        ("tx_errors", "tx", "nic:h3/eth0"),
+        ("tx_drops", "tx", "nic:h3/eth0"),
+        ("rx_drops", "rx", "nic:h3/eth0"),
+        ("rx_errors", "rx", "link:h3/eth0--leaf1"),
+    ],
+)
+def test_counter_of_a_nic_speaks_for_the_side_it_counts(
+    embedded_store: Store, counter: str, side: Side, first: str
+) -> None:
+    evidence = look(embedded_store, *nics("h3", ONSET, **{counter: 100.0}))
+    assert weighty(evidence) <= {"nic:h3/eth0", "link:h3/eth0--leaf1"}
+    assert max(weighty(evidence), key=lambda name: evidence.log_odds(name, side)) == first
+    assert evidence.log_odds("nic:h3/eth0", side) >= 1
+    assert evidence.log_odds("nic:h3/eth0", "rx" if side == "tx" else "tx") == 0
+    assert evidence.describe("nic:h3/eth0", side)[0]["counter"] == counter
+
+
+@pytest.mark.parametrize(("since", "weight"), [(ONSET, 2.5), (BEGIN, 1.25)])
+def test_counter_that_always_ran_speaks_half_as_loud(embedded_store: Store, since: int, weight: float) -> None:
+    evidence = look(embedded_store, *nics("h3", since=since, tx_errors=100.0))
+    assert evidence.log_odds("nic:h3/eth0", "tx") == weight
+
+
+def test_counter_that_runs_on_all_nics_says_nothing(embedded_store: Store) -> None:
+    everywhere = [row for n in range(HOSTS) for row in nics(f"h{n}", tx_drops=50.0) if row.host == f"h{n}"]
+    assert look(embedded_store, *everywhere) == NO_EVIDENCE
+
+
+def test_nic_at_half_its_rate_is_suspected_both_ways(embedded_store: Store) -> None:
+    evidence = look(embedded_store, *nics("h3", speed_mbps=10_000.0))
+    assert evidence.log_odds("nic:h3/eth0", "tx") == evidence.log_odds("nic:h3/eth0", "rx") == MOST
+    assert "of 400 Gb/s" in evidence.describe("nic:h3/eth0")[0]["what"]
+
+
+def test_nic_that_tells_its_switch_to_pause_receives_slowly(embedded_store: Store) -> None:
+    evidence = look(embedded_store, *ports("leaf1", "h3/eth0", pause_rx=100.0))
+    assert evidence.log_odds("nic:h3/eth0", "rx") > 1
+    assert evidence.log_odds("nic:h3/eth0", "tx") == 0
+
+
+def test_nic_that_is_told_to_pause_does_not_send_slowly(embedded_store: Store) -> None:
+    assert look(embedded_store, *ports("leaf1", "h3/eth0", pause_tx=100.0)).log_odds("nic:h3/eth0", "tx") < 0
+
+
+@pytest.mark.parametrize(("switch", "port", "side"), [("leaf1", "spine0", "rx"), ("spine0", "leaf1", "tx")])
+def test_broken_frames_speak_for_the_link_in_their_direction(
+    embedded_store: Store, switch: str, port: str, side: Side
+) -> None:
+    evidence = look(embedded_store, *ports(switch, port, errors=100.0, fec_uncorrected=100.0))
+    assert weighty(evidence) == {"link:leaf1--spine0"}
+    assert evidence.log_odds("link:leaf1--spine0", side) == MOST
+    assert evidence.log_odds("link:leaf1--spine0", "rx" if side == "tx" else "tx") == 0
+
+
+def test_readings_of_switches_mean_nothing_without_a_topology(embedded_store: Store) -> None:
+    assert look(embedded_store, *ports("leaf1", "spine0", errors=100.0), topology=None) == NO_EVIDENCE
+
+
+@pytest.mark.parametrize(
+    ("fields", "component"),
+    [
+        ({"throttle": "hw_thermal_slowdown"}, "gpu:h3/0"),
+        ({"sm_mhz": 1200}, "gpu:h3/0"),
+        ({"nvlink_errors": 500}, "nvlink:h3/0"),
+        ({"pcie_replays": 500}, "pcie:h3/0"),
+    ],
+)
+def test_health_of_a_gpu_speaks_for_the_part_in_question(
+    embedded_store: Store, fields: dict[str, int | str], component: str
+) -> None:
+    evidence = look(embedded_store, *gpus("h3", **fields))
+    assert weighty(evidence) == {component}
+    assert evidence.log_odds(component) >= 2
+
+
+def test_idle_gpu_is_not_slow(embedded_store: Store) -> None:
+    assert look(embedded_store, *gpus("h3", throttle="gpu_idle", sm_mhz=345)) == NO_EVIDENCE
+
+
+def test_gpu_that_fell_off_the_bus_is_accused(embedded_store: Store) -> None:
+    evidence = look(embedded_store, event("xid", "gpu:h3/0", "critical", detail='{"xid": 79, "blame": "hardware"}'))
+    assert evidence.log_odds("gpu:h3/0") > 0
+
+
+def test_xid_of_a_program_accuses_no_hardware(embedded_store: Store) -> None:
+    program = event("xid", "gpu:h3/0", "warning", detail='{"xid": 31, "blame": "application"}')
+    assert look(embedded_store, program) == NO_EVIDENCE
+
+
+def test_lost_carrier_is_as_much_as_signs_can_be(embedded_store: Store) -> None:
+    evidence = look(embedded_store, event("link_down", "nic:h3/eth0"))
+    assert evidence.log_odds("nic:h3/eth0") == MOST
+
+
+def test_event_of_long_ago_is_forgotten(embedded_store: Store) -> None:
+    assert look(embedded_store, event("link_down", "nic:h3/eth0", at=END - 90)) == NO_EVIDENCE
+
+
+def test_link_that_delays_probes_is_suspected(embedded_store: Store) -> None:
+    ways = [(a, b, spine) for a in range(HOSTS) for b in range(HOSTS) for spine in (0, 1) if a // 2 != b // 2]
+    told = [
+        probe(
+            f"h{a}",
+            f"h{b}",
+            [f"leaf{a // 2}", f"spine{spine}", f"leaf{b // 2}"],
+            END - 10 + n % 9,
+            90_000 if (a // 2, spine) == (1, 1) else 10_000 + n,
+        )
+        for n, (a, b, spine) in enumerate(ways)
+    ]
+    evidence = look(embedded_store, *told)
+    assert weighty(evidence) == {"link:leaf1--spine1"}
+    assert evidence.log_odds("link:leaf1--spine1", "tx") == MOST
+
+
+def test_all_signs_together_are_bounded() -> None:
+    evidence = gather_evidence(Observation("nic:h0/eth0", 2.0, {"number": number}) for number in range(5))
+    assert evidence.log_odds("nic:h0/eth0") == MOST
+    assert len(evidence.describe("nic:h0/eth0")) == 5
+    assert evidence.log_odds("nic:h1/eth0") == 0

@@ -1,0 +1,153 @@
+"""What a rank did between its operations, as both kinds of store reduce it."""
+
+import itertools
+from typing import Any
+
+import numpy as np
+
+from analyzer.straggler.reading import StragglerFacts, read_straggler_facts
+from analyzer.windows.jobs import read_roster
+from analyzer.windows.window import Context, Window
+from lockstep.records import Collective, Comm, GpuHealth, HostRecord, OpStat, Transfer
+from lockstep.store.store import Store
+from lockstep.tables import TABLES
+from tests.builders import SECOND, T0, make, rows
+
+WINDOW = Window(T0 + 10 * SECOND, T0 + 15 * SECOND)
+TENSOR, DATA = 5, 9
+MS = SECOND // 1000
+_tokens = itertools.count()
+
+
+def insert(store: Store, *records: HostRecord) -> None:
+    """Insert records of any kinds, each kind into its table."""
+    for table in TABLES:
+        mine = [record for record in records if type(record) is table.record]
+        if mine:
+            store.insert(table, rows(*mine), token=f"lateness/{next(_tokens)}")
+
+
+def read(store: Store, *records: HostRecord) -> StragglerFacts:
+    """Return the facts of a job of two ranks, both in two communicators, and these records."""
+    members = [
+        make(Comm, host=f"h{rank}", comm=comm, rank=rank, nranks=2, world_rank=rank)
+        for comm in (TENSOR, DATA)
+        for rank in (0, 1)
+    ]
+    insert(store, *members, *records)
+    roster = read_roster(store, "j1", 0)
+    return read_straggler_facts(store, Context("j1", 0, WINDOW, WINDOW.start_ns, roster, None))
+
+
+def op(start_ms: int, end_ms: int | None, enqueue_ms: int | None = None, **fields: Any) -> Collective:
+    """Return an operation of rank 0, in milliseconds of the window."""
+    begin = WINDOW.start_ns + start_ms * MS
+    end = None if end_ms is None else WINDOW.start_ns + end_ms * MS
+    enqueued = begin if enqueue_ms is None else WINDOW.start_ns + enqueue_ms * MS
+    usual = {"host": "h0", "rank": 0, "comm": DATA, "start_ns": begin, "end_ns": end, "enqueue_ns": enqueued}
+    return make(Collective, **{**usual, **fields})
+
+
+def gaps(facts: StragglerFacts) -> dict[tuple[int, int], tuple[int, int]]:
+    """Return gap and the GPU's part of it in milliseconds, by communicator and number."""
+    found = facts.operations
+    keys = zip(found.comm.tolist(), found.turn.tolist(), strict=True)
+    values = zip(
+        (found.gap_ns / MS).round().astype(int).tolist(),
+        (found.gpu_ns / MS).round().astype(int).tolist(),
+        strict=True,
+    )
+    return dict(zip(keys, values, strict=True))
+
+
+def test_a_gap_runs_from_the_end_of_the_last_operation_of_any_communicator(store: Store) -> None:
+    facts = read(store, op(-50, 100, seq=1), op(110, 150, comm=TENSOR, seq=1), op(180, 200, seq=2))
+    assert gaps(facts) == {(TENSOR, 1): (10, 0), (DATA, 2): (30, 0)}
+    assert (facts.operations.process.tolist(), facts.are_sums) == ([0, 0], False)
+
+
+def test_the_gpus_part_is_the_time_in_which_the_operation_was_enqueued(store: Store) -> None:
+    facts = read(store, op(0, 100, seq=1), op(180, 200, enqueue_ms=120, seq=2), op(300, 320, enqueue_ms=10, seq=3))
+    assert gaps(facts) == {(DATA, 2): (80, 60), (DATA, 3): (100, 100)}
+
+
+def test_operations_that_overlap_have_no_gap_and_those_begun_together_the_same(store: Store) -> None:
+    facts = read(
+        store,
+        op(0, 100, seq=1),
+        op(50, 120, comm=TENSOR, seq=1),
+        op(150, 160, seq=2),
+        op(150, 170, comm=TENSOR, seq=2),
+    )
+    assert gaps(facts) == {(TENSOR, 1): (0, 0), (DATA, 2): (30, 0), (TENSOR, 2): (30, 0)}
+
+
+def test_rows_that_came_twice_count_once_and_what_never_ran_not_at_all(store: Store) -> None:
+    twice = [op(180, 200, seq=2)] * 2
+    odd = [op(210, None, seq=3), op(230, 220, seq=4), op(240, 250, seq=5, seq_valid=False)]
+    assert gaps(read(store, op(0, 100, seq=1), *twice, *odd)) == {(DATA, 2): (80, 0)}
+
+
+def test_row_that_says_1970_does_not_disturb_the_others(store: Store) -> None:
+    ancient = op(120, 130, seq=7, rank=1, host="h1", start_ns=1)
+    facts = read(store, op(0, 100, seq=1), op(180, 200, seq=2), ancient, op(300, 310, seq=8, rank=1, host="h1"))
+    assert gaps(facts) == {(DATA, 2): (80, 0), (DATA, 8): (170, 0)}
+
+
+def test_other_jobs_attempts_and_times_are_left_out(store: Store) -> None:
+    others = [op(50, 60, seq=7, job="j2"), op(50, 60, seq=8, attempt=1), op(5_100, 5_200, seq=9)]
+    assert gaps(read(store, op(0, 100, seq=1), op(180, 200, seq=2), *others)) == {(DATA, 2): (80, 0)}
+
+
+def second(number: int, **fields: Any) -> OpStat:
+    return make(
+        OpStat, **{"ts_ns": WINDOW.start_ns + number * SECOND, "host": "h0", "rank": 0, "comm": DATA, **fields}
+    )
+
+
+def test_where_operations_are_sampled_own_time_is_what_seconds_leave(store: Store) -> None:
+    sums = [
+        second(0, n=3, dur_sum_ns=300 * MS),
+        second(0, n=2, dur_sum_ns=200 * MS, comm=TENSOR),
+        second(0, n=5, dur_sum_ns=900 * MS, rank=1, host="h1"),
+    ]
+    facts = read(store, *sums, op(180, 200, enqueue_ms=130, seq=2))
+    found = facts.operations
+    assert facts.are_sums
+    assert (found.process.tolist(), found.size.tolist()) == ([0, 1], [5, 5])
+    assert found.gap_ns.tolist() == [500 * MS, 100 * MS]
+    assert found.gpu_ns[0] == 5 * 50 * MS
+    assert np.isnan(found.gpu_ns[1])
+
+
+def test_seconds_with_sends_are_left_out_as_they_do_not_add_up(store: Store) -> None:
+    facts = read(store, second(0, n=3), second(1, n=3, func="Send"))
+    assert (facts.are_sums, len(facts.operations)) == (True, 0)
+
+
+def test_flushes_are_summed_by_host(store: Store) -> None:
+    usual = {"direction": "recv", "steps": 4, "first_ns": WINDOW.start_ns, "last_ns": WINDOW.start_ns + 100}
+    facts = read(
+        store,
+        make(Transfer, **{**usual, "host": "h0", "flush_ns": 10}),
+        make(Transfer, **{**usual, "host": "h0", "flush_ns": 20, "channel": 1}),
+        make(Transfer, **{**usual, "host": "h1", "flush_ns": None}),
+    )
+    assert facts.flushes.hosts == ("h0",)
+    assert [facts.flushes.steps[0], facts.flushes.flush_ns[0], facts.flushes.busy_ns[0]] == [8, 30, 200]
+
+
+def test_reasons_for_low_clocks_are_known_by_gpu_and_idling_is_none(store: Store) -> None:
+    def reading(gpu: int, throttle: str) -> GpuHealth:
+        unknown = dict.fromkeys(("temp_c", "power_w", "ecc_sbe", "ecc_dbe", "nvlink_errors", "pcie_replays", "util"))
+        return GpuHealth(
+            host="h1", ts_ns=WINDOW.start_ns, gpu=gpu, gpu_uuid="", sm_mhz=900, throttle=throttle, **unknown
+        )
+
+    facts = read(store, reading(0, ""), reading(1, "gpu_idle"), reading(2, "hw_thermal_slowdown"))
+    assert facts.throttled == {("h1", 2): "hw_thermal_slowdown"}
+
+
+def test_an_empty_store_is_silent(store: Store) -> None:
+    facts = read(store)
+    assert (len(facts.operations), facts.flushes.hosts, facts.throttled) == (0, (), {})

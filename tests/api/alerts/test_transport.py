@@ -1,0 +1,267 @@
+"""When a message is tried again, and what answers mean."""
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from email.message import EmailMessage
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from api.alerts.formats import Sending, render_mail
+from api.alerts.transport import (
+    DELAYS_S,
+    JITTER,
+    Answer,
+    Outside,
+    Post,
+    Reply,
+    judge,
+    next_try_ns,
+    parse_retry_after,
+    send_mail,
+    send_post,
+)
+from lockstep.clock import NS_PER_S, SystemClock
+from lockstep.errors import BadInput, ReceiverAway
+from tests.api.alerts.build import LOOPBACK, make_notification, target
+from tests.api.alerts.mail_server import PASSWORD, USER, mail_server, make_certificate
+from tests.api.alerts.receivers import Behaviour, answer, cut_short, garbage, hang_up, receiving
+
+
+def test_schedule_is_that_of_standard_webhooks() -> None:
+    assert list(DELAYS_S[:4]) == [0, 5, 300, 1800]
+    assert [delay / 3600 for delay in DELAYS_S[4:]] == [2, 5, 10, 14, 20, 24]
+    assert next_try_ns("evt", len(DELAYS_S), 0) is None
+
+
+@given(st.text(max_size=20), st.integers(1, len(DELAYS_S) - 1), st.floats(0, 10**6))
+def test_nobody_is_tried_earlier_than_the_schedule_or_the_receiver_says(
+    event: str, tries: int, wait_s: float
+) -> None:
+    due_ns = next_try_ns(event, tries, 0, wait_s)
+    assert due_ns is not None
+    asked_s = min(wait_s, 24 * 3600)
+    assert due_ns / NS_PER_S >= max(DELAYS_S[tries], asked_s) - 1e-6
+    assert due_ns / NS_PER_S <= max(DELAYS_S[tries] * (1 + JITTER), asked_s) + 1e-6
+    assert due_ns == next_try_ns(event, tries, 0, wait_s), "a restart computes the same"
+
+
+def test_messages_that_failed_together_do_not_come_back_together() -> None:
+    assert len({next_try_ns(f"evt_{number}", 2, 0) for number in range(20)}) == 20
+
+
+@pytest.mark.parametrize(
+    ("status", "result"),
+    [(200, "delivered"), (204, "delivered"), (301, "failed"), (307, "failed"), (404, "failed"), (410, "gone")],
+)
+def test_status_decides(status: int, result: str) -> None:
+    assert judge(Answer(status, {}, b""), 0).result == result
+
+
+def test_receivers_words_are_in_the_sentence_and_cut() -> None:
+    said = judge(Answer(500, {"retry-after": "7"}, b"x" * 10_000), 0)
+    assert (said.wait_s, len(said.sentence)) == (7.0, len("HTTP 500 ") + 200)
+
+
+@pytest.mark.parametrize("value", ["", "-5", "soon", "1e3", "٣", "Thu, 99 Jan 1970 00:00:00 GMT"])
+def test_unreadable_detail_request_for_patience_is_none(value: str) -> None:
+    assert parse_retry_after(value, 0) is None
+
+
+def test_date_in_the_past_is_now_and_no_number_is_too_long() -> None:
+    assert parse_retry_after("Thu, 01 Jan 1970 00:00:10 GMT", 20 * NS_PER_S) == 0.0
+    assert parse_retry_after("9" * 400, 0) == 999_999_999.0
+
+
+POST = {"Content-Type": "text/plain"}
+
+
+def outside(timeout_s: float = 60.0, **fields: object) -> Outside:
+    return Outside(SystemClock(), ("127.0.0.1/32",), timeout_s, **fields)  # type: ignore[arg-type]  # as tests need
+
+
+def test_answer_comes_back_with_status_headers_and_body() -> None:
+    with receiving(answer(418, b"teapot", X_Kind="short")) as receiver:
+        got = send_post(Post(f"{receiver.url}/a?b=c", b"hello", POST), outside())
+    assert (got.status, got.headers["x-kind"], got.body) == (418, "short", b"teapot")
+    assert (receiver.got[0].path, receiver.got[0].body) == ("/a?b=c", b"hello")
+
+
+@pytest.mark.parametrize("reply", [cut_short, hang_up, garbage])
+def test_liar_is_a_receiver_that_did_not_answer_properly(reply: Behaviour) -> None:
+    with receiving(reply) as receiver, pytest.raises(ReceiverAway, match=r"127\.0\.0\.1 did not answer properly"):
+        send_post(Post(receiver.url, b"", POST), outside())
+
+
+@pytest.mark.parametrize("way", ["hang", "trickle"])
+def test_receiver_that_takes_its_time_is_left(way: str) -> None:
+    with receiving() as receiver:
+        receiver.reply = getattr(receiver, way)
+        with pytest.raises(ReceiverAway, match=r"did not answer in full within 0\.3 s"):
+            send_post(Post(receiver.url, b"", POST), outside(0.3))
+
+
+def test_endless_answer_is_not_read_to_its_end() -> None:
+    with receiving(answer(200, b"x" * (1 << 20))) as receiver:
+        got = send_post(Post(receiver.url, b"", POST), outside())
+    assert got.status == 200
+    assert len(got.body) < 1 << 18
+
+
+def test_nobody_listening_is_said() -> None:
+    with pytest.raises(ReceiverAway, match="did not answer properly"):
+        send_post(Post("http://127.0.0.1:1", b"", POST), outside())
+
+
+def test_connection_goes_to_the_checked_address_with_the_name_in_the_request() -> None:
+    with receiving() as receiver:
+        port = receiver.url.rpartition(":")[2]
+        way = outside(lookup=lambda host, port: ["127.0.0.1"])
+        send_post(Post(f"http://receiver.example:{port}/", b"", POST), way)
+    assert receiver.got[0].headers["host"] == f"receiver.example:{port}"
+
+
+def test_address_inside_is_not_connected_to() -> None:
+    with receiving() as receiver, pytest.raises(BadInput, match=r"alerts\.allow"):
+        send_post(Post(receiver.url, b"", POST), Outside(SystemClock()))
+    assert receiver.got == []
+
+
+def test_certificate_is_checked_against_the_name_and_not_the_address(tmp_path: Path) -> None:
+    certificate = make_certificate(tmp_path, "receiver.example")
+    way = outside(lookup=lambda host, port: ["127.0.0.1"], ca_file=certificate)
+    with receiving(certificate=certificate) as receiver:
+        port = receiver.url.rpartition(":")[2]
+        assert send_post(Post(f"https://receiver.example:{port}/", b"hello", POST), way).status == 200
+        for url, trusted in ((f"https://other.example:{port}/", way), (receiver.url, outside())):
+            with pytest.raises(ReceiverAway, match="CERTIFICATE_VERIFY_FAILED"):
+                send_post(Post(url, b"", POST), trusted)
+    assert [got.body for got in receiver.got] == [b"hello"]
+
+
+def test_receiver_without_tls_is_not_taken_for_one_that_has_it(tmp_path: Path) -> None:
+    with receiving() as receiver, pytest.raises(ReceiverAway, match="did not answer properly"):
+        send_post(Post(receiver.url.replace("http:", "https:"), b"", POST), outside())
+    with pytest.raises(BadInput, match=r"alerts\.ca_file"):
+        outside(ca_file=tmp_path / "none.pem").trust()
+
+
+OUTSIDE = Outside(SystemClock(), LOOPBACK, 60.0, lookup=lambda host, port: ["127.0.0.1"])
+
+
+def letter(*recipients: str) -> EmailMessage:
+    receiver = target(kind="email", recipients=recipients or ("b@example.com",))
+    return render_mail(receiver, make_notification(), Sending(0, "http://head"))
+
+
+def test_mail_is_handed_over_encrypted_with_a_login(tmp_path: Path) -> None:
+    certificate = make_certificate(tmp_path, "mail.example")
+    outside = replace(OUTSIDE, ca_file=certificate)
+    with mail_server(certificate) as (box, port):
+        said = send_mail(f"smtp://mail.example:{port}", USER, PASSWORD, letter(), outside)
+        refused = send_mail(f"smtp://mail.example:{port}", USER, "wrong", letter(), outside)
+    assert said == Reply("delivered", "the server took it", 250)
+    assert (refused.result, refused.status) == ("failed", 535)
+    assert PASSWORD not in refused.sentence
+    assert (len(box.mails), box.logins) == (1, [USER])
+    assert box.mails[0]["Message-ID"] == f"<{make_notification().id}@example.com>"
+
+
+def test_mail_is_handed_over_encrypted_from_the_start(tmp_path: Path) -> None:
+    certificate = make_certificate(tmp_path, "mail.example")
+    with mail_server(certificate, from_the_start=True) as (box, port):
+        url = f"smtps://mail.example:{port}"
+        said = send_mail(url, USER, PASSWORD, letter(), replace(OUTSIDE, ca_file=certificate))
+        with pytest.raises(ReceiverAway, match="CERTIFICATE_VERIFY_FAILED"):
+            send_mail(url, USER, PASSWORD, letter(), OUTSIDE)
+    assert (said.result, box.logins) == ("delivered", [USER])
+
+
+@pytest.mark.parametrize("name", ["other.example", "mail.example"])
+def test_server_that_is_not_who_it_should_be_gets_nothing(tmp_path: Path, name: str) -> None:
+    certificate = make_certificate(tmp_path, name)
+    trusted = replace(OUTSIDE, ca_file=certificate if name == "other.example" else None)
+    with mail_server(certificate) as (box, port), pytest.raises(ReceiverAway, match="CERTIFICATE_VERIFY_FAILED"):
+        send_mail(f"smtp://mail.example:{port}", USER, PASSWORD, letter(), trusted)
+    assert (box.mails, box.logins) == ([], [])
+
+
+def test_server_without_encryption_is_used_only_when_told_and_never_with_a_password() -> None:
+    with mail_server() as (box, port):
+        with pytest.raises(ReceiverAway, match="STARTTLS"):
+            send_mail(f"smtp://mail.example:{port}", "", "", letter(), OUTSIDE)
+        with pytest.raises(BadInput, match=r"no password is sent to mail\.example in the open"):
+            send_mail(f"smtp-plain://mail.example:{port}", USER, PASSWORD, letter(), OUTSIDE)
+        assert send_mail(f"smtp-plain://mail.example:{port}", "", "", letter(), OUTSIDE).result == "delivered"
+    assert len(box.mails) == 1
+
+
+def test_what_the_server_says_decides() -> None:
+    with mail_server() as (box, port):
+        url = f"smtp-plain://mail.example:{port}"
+        box.reply = "451 try again later"
+        said = send_mail(url, "", "", letter(), OUTSIDE)
+        assert (said.result, said.status, said.sentence) == ("failed", 451, "mail.example said 451 try again later")
+        box.reply, box.refused = "250 OK", "b@example.com"
+        assert send_mail(url, "", "", letter(), OUTSIDE).sentence == "mail.example refuses b@example.com"
+        said = send_mail(url, "", "", letter("b@example.com", "c@example.com"), OUTSIDE)
+        assert (said.result, said.sentence) == ("delivered", "mail.example refuses b@example.com, the others have it")
+
+
+@contextmanager
+def trickling() -> Iterator[int]:
+    """Give the port of a server that greets one byte at a time and never ends."""
+    over = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def greet() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                while not over.wait(0.02):
+                    try:
+                        connection.sendall(b"2")
+                    except OSError:
+                        return
+
+        thread = threading.Thread(target=greet)
+        thread.start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            over.set()
+            thread.join()
+
+
+def test_server_that_trickles_is_left() -> None:
+    with trickling() as port, pytest.raises(ReceiverAway, match="did not take the mail"):
+        send_mail(f"smtp-plain://mail.example:{port}", "", "", letter(), replace(OUTSIDE, timeout_s=1.0))
+
+
+class OverAtOnce:
+    """A timer whose time is over as soon as it starts, which is before there is a socket to shut."""
+
+    def __init__(self, _: float, act: Callable[[], None]) -> None:
+        self.daemon, self._act = False, act
+
+    def start(self) -> None:
+        self._act()
+
+    def cancel(self) -> None:
+        """Do nothing: it is over."""
+
+
+def test_server_is_left_also_when_the_time_was_over_before_it_was_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading, "Timer", OverAtOnce)
+    with trickling() as port, pytest.raises(ReceiverAway, match="the time was over"):
+        send_mail(f"smtp-plain://mail.example:{port}", "", "", letter(), OUTSIDE)
+
+
+def test_mail_server_inside_is_not_connected_to() -> None:
+    with mail_server() as (box, port), pytest.raises(BadInput, match=r"alerts\.allow"):
+        send_mail(f"smtp-plain://mail.example:{port}", "", "", letter(), replace(OUTSIDE, allow=()))
+    assert box.mails == []

@@ -1,0 +1,37 @@
+"""Batches, entries and gateways for tests."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from api.ingest.gateway import Gateway, GatewayOptions
+from api.ingest.log import Entry
+from lockstep.batches import encode_batch
+from lockstep.records import Event
+from lockstep.store.store import Store
+from tests.builders import make, rows
+from tests.waiting import HastyClock
+
+NOW_NS = HastyClock().now_ns()  # agents that were silent for a month are forgotten, so batches come today
+
+
+def batch(*messages: str, host: str = "h0") -> bytes:
+    """Return the body of a batch with one event a message."""
+    return encode_batch({"events": rows(*(make(Event, host=host, message=message) for message in messages))})
+
+
+def entry(number: int, *messages: str, agent: str = "h0", boot: str = "b1", body: bytes | None = None) -> Entry:
+    """Return a batch of an agent as the gateway logs it; by default its one event says whose and which it is."""
+    told = messages or (f"{agent}/{boot}/{number}",)
+    return Entry(agent, boot, number, NOW_NS, batch(*told, host=agent) if body is None else body)
+
+
+@contextmanager
+def running(directory: Path, store: Store, options: GatewayOptions | None = None) -> Iterator[Gateway]:
+    """Give a started gateway and close it at the end of the block."""
+    gateway = Gateway(directory, store, HastyClock(), options or GatewayOptions())
+    gateway.start()
+    try:
+        yield gateway
+    finally:
+        gateway.close()

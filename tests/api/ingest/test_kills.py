@@ -1,0 +1,246 @@
+"""The whole way in, as real processes over real sockets, killed at any point: nothing lost, nothing doubled."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+import httpx
+import pyarrow as pa
+import pytest
+
+from collector.shipping import Batch, GatewayClient
+from lockstep.batches import encode_batch
+from lockstep.errors import DestinationAway, ServerRefused
+from lockstep.records import Agent, Collective
+from lockstep.state.database import open_control
+from lockstep.state.tokens import create_token
+from lockstep.store.migrations import Layout, migrate
+from lockstep.store.store import open_store
+from tests.builders import T0, make, rows
+from tests.testbed.clickhouse import ClickHouseServer
+from tests.testbed.services import free_port
+
+HOSTS = ("h0", "h1", "h2", "h3")
+ROWS = 200
+AWAY_S = 30  # pauses between two tries have their full 10 s by then
+
+
+@dataclass
+class ApiProcess:
+    """`lockstep serve api` as a process that can be killed and started again."""
+
+    environment: dict[str, str]
+    port: int
+    process: "subprocess.Popen[bytes] | None" = None
+
+    def start(self) -> None:
+        command = [str(Path(sys.executable).with_name("lockstep")), "serve", "api"]
+        self.process = subprocess.Popen(command, env=self.environment, stderr=subprocess.DEVNULL)
+        wait_until(self.is_alive, "the api answers")
+
+    def is_alive(self) -> bool:
+        try:
+            return httpx.get(f"http://127.0.0.1:{self.port}/healthz", timeout=5, trust_env=False).is_success
+        except httpx.TransportError:
+            return False
+
+    def stop(self, how: signal.Signals) -> int:
+        assert self.process is not None
+        self.process.send_signal(how)
+        return self.process.wait(60)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ClickHouseServer]:
+    with ClickHouseServer(tmp_path / "clickhouse") as running:
+        with open_store(running.url) as store:
+            migrate(store, Layout(store.database), now_ns=1)
+        yield running
+
+
+@pytest.fixture
+def api(server: ClickHouseServer, tmp_path: Path) -> Iterator[ApiProcess]:
+    port = free_port()
+    settings = {
+        "LOCKSTEP_STATE_DIR": str(tmp_path / "state"),
+        "LOCKSTEP_STORE_URL": server.url,
+        "LOCKSTEP_API_LISTEN": f"127.0.0.1:{port}",
+        "LOCKSTEP_LOG_LEVEL": "error",
+    }
+    process = ApiProcess({**os.environ, **settings}, port)
+    process.start()
+    try:
+        yield process
+    finally:
+        process.stop(signal.SIGKILL)
+
+
+def wait_until(is_true: Callable[[], bool], what: str, timeout_s: float = 120) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not is_true():
+        assert time.monotonic() < deadline, f"waited {timeout_s} s in vain until {what}"
+        time.sleep(0.05)
+
+
+class Goal:
+    """How many batches each host sends: so many, or as many as any has begun when all has happened that is to."""
+
+    def __init__(self, batches: int | None) -> None:
+        self._last, self._begun = batches, 0
+        self.pause_s = 0.05 if batches is None else 0.0  # who sends without an end must not fill the store
+        self._lock = threading.Lock()
+
+    def begin(self, number: int) -> bool:
+        """Return whether the batch of this number is one of them."""
+        with self._lock:
+            if self._last is None:
+                self._begun = max(self._begun, number)
+            return self._last is None or number <= self._last
+
+    def settle(self) -> int:
+        """Return how many it is, from now on for everybody."""
+        with self._lock:
+            self._last = self._begun if self._last is None else self._last
+            return self._last
+
+
+class Sender(threading.Thread):
+    """A collector reduced to its promise: numbered batches, one at a time, each repeated until acknowledged."""
+
+    def __init__(self, host: str, token: str, port: int, goal: Goal) -> None:
+        super().__init__(daemon=True)  # where the test fails, there is nobody left who would acknowledge
+        self._host, self._goal = host, goal
+        self._client = GatewayClient(f"http://127.0.0.1:{port}", token, agent=host)
+        self.acknowledged = 0
+        self.repeated = 0
+
+    def run(self) -> None:
+        for number in count(1):
+            if not self._goal.begin(number):
+                break
+            body = encode_batch({"collectives": self._rows(number), "agents": rows(make(Agent, host=self._host))})
+            while not self._send(number, body):
+                self.repeated += 1
+                threading.Event().wait(0.02)
+            self.acknowledged = number
+            threading.Event().wait(self._goal.pause_s)
+        self._client.close()
+
+    def _send(self, number: int, body: bytes) -> bool:
+        try:
+            return self._client.send(Batch("only", number, body, ROWS)).watermark >= number
+        except (DestinationAway, ServerRefused):
+            return False
+
+    def _rows(self, number: int) -> pa.Table:
+        return rows(
+            *(
+                make(Collective, host=self._host, seq=number, rank=rank, enqueue_ns=T0 + number)
+                for rank in range(ROWS)
+            )
+        )
+
+
+@contextmanager
+def senders(api: ApiProcess, tmp_path: Path, goal: Goal) -> Iterator[list[Sender]]:
+    """Let every host send for the length of the block, and then until the goal is reached."""
+    with open_control(f"sqlite:///{tmp_path / 'state' / 'control.db'}") as control:
+        tokens = {h: create_token(control, scope="ingest", host=h, name="t", now_ns=1) for h in HOSTS}
+    threads = [Sender(host, tokens[host], api.port, goal) for host in HOSTS]
+    for thread in threads:
+        thread.start()
+    yield threads
+    goal.settle()
+    for thread in threads:
+        thread.join()
+
+
+def check_exactly_once(server: ClickHouseServer, batches: int) -> None:
+    """Every batch of every host is there once, in the raw table, in the roll-up, and in the heartbeats."""
+    with open_store(server.url) as store:
+
+        def is_drained() -> bool:
+            found = store.query("SELECT uniqExact(host, seq) AS n FROM collectives")
+            return bool(found["n"][0].as_py() == batches * len(HOSTS))
+
+        wait_until(is_drained, "all batches are in the store")
+        odd = store.query(f"SELECT host, seq, count() AS n FROM collectives GROUP BY host, seq HAVING n != {ROWS}")
+        assert odd.to_pylist() == []
+        rolled = store.query(f"SELECT seq, sum(n) AS n FROM operations GROUP BY seq HAVING n != {ROWS * len(HOSTS)}")
+        assert rolled.to_pylist() == []
+        beats = store.query("SELECT host, count() AS n FROM agents GROUP BY host ORDER BY host")
+        assert beats.to_pylist() == [{"host": host, "n": batches} for host in HOSTS]
+
+
+@pytest.mark.slow
+def test_a_gateway_killed_at_random_moments_loses_and_doubles_nothing(
+    server: ClickHouseServer, api: ApiProcess, tmp_path: Path
+) -> None:
+    seed, kills, goal = 4711, 15, Goal(None)
+    print(f"seed {seed}")
+    dice = random.Random(seed)
+    with senders(api, tmp_path, goal) as threads:
+        for _ in range(kills):
+            threading.Event().wait(dice.uniform(0.1, 1.5))
+            api.stop(signal.SIGKILL)
+            api.start()
+    assert sum(thread.repeated for thread in threads) > 0
+    check_exactly_once(server, goal.settle())
+
+
+@pytest.mark.slow
+def test_gateway_and_store_killed_in_turns_lose_and_double_nothing(
+    server: ClickHouseServer, api: ApiProcess, tmp_path: Path
+) -> None:
+    seed, rounds, goal = 815, 8, Goal(None)
+    print(f"seed {seed}")
+    dice = random.Random(seed)
+    with senders(api, tmp_path, goal):
+        for _ in range(rounds):
+            threading.Event().wait(dice.uniform(0.1, 1.0))
+            server.kill()
+            threading.Event().wait(dice.uniform(0.0, 0.5))
+            api.stop(signal.SIGKILL)
+            server.start()
+            api.start()
+    check_exactly_once(server, goal.settle())
+
+
+@pytest.mark.slow
+def test_a_store_that_is_away_for_long_costs_nothing_but_time(
+    server: ClickHouseServer, api: ApiProcess, tmp_path: Path
+) -> None:
+    batches = 200
+    server.kill()
+    began = time.monotonic()
+    with senders(api, tmp_path, Goal(batches)) as threads:
+        pass
+    assert [thread.acknowledged for thread in threads] == [batches] * len(HOSTS), "acknowledged without the store"
+    reason = httpx.get(f"http://127.0.0.1:{api.port}/readyz", trust_env=False, timeout=60)
+    assert reason.status_code == 503
+    threading.Event().wait(max(0.0, AWAY_S - (time.monotonic() - began)))
+    server.start()
+    check_exactly_once(server, batches)
+    ready = f"http://127.0.0.1:{api.port}/readyz"
+    wait_until(lambda: httpx.get(ready, trust_env=False, timeout=60).is_success, "the api is ready again")
+
+
+@pytest.mark.slow
+def test_a_gateway_that_is_asked_to_stop_leaves_only_whole_files(
+    server: ClickHouseServer, api: ApiProcess, tmp_path: Path
+) -> None:
+    with senders(api, tmp_path, Goal(20)):
+        pass
+    assert api.stop(signal.SIGTERM) == 0
+    left = sorted(path.name for path in (tmp_path / "state" / "gateway").iterdir())
+    assert left == ["identity", "watermarks.json"]
+    check_exactly_once(server, 20)

@@ -1,0 +1,246 @@
+"""The log holds exactly what was appended, whole again after any tear, and says where it is damaged."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from api.ingest.log import (
+    Entry,
+    OpenSegment,
+    Segment,
+    Watermarks,
+    list_segments,
+    read_segment,
+    recover,
+    segment_number,
+)
+from api.ingest.log import write_atomically as write_whole
+from tests.builders import SECOND, T0
+
+ENTRIES = [Entry("h0", "b1", 1, T0, b"first"), Entry("h1", "b2", 7, T0 + 1, b""), Entry("h0", "b1", 2, T0, b"third")]
+
+
+def written(directory: Path, entries: list[Entry]) -> Path:
+    """Return an open segment with these entries, left behind as by a crash."""
+    segment = OpenSegment(directory, 1)
+    segment.append(entries)
+    segment._file.close()
+    return segment.path
+
+
+def test_entries_come_back_in_order_after_the_cut(tmp_path: Path) -> None:
+    segment = OpenSegment(tmp_path, 12)
+    segment.append(ENTRIES[:2])
+    segment.append(ENTRIES[2:])
+    path = segment.cut()
+    assert path.name == "000000000012.segment"
+    assert segment_number(path) == 12
+    assert read_segment(path) == Segment(ENTRIES)
+    assert path.stat().st_size == segment.size
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+
+
+def test_segments_are_listed_oldest_first_and_open_ones_not_at_all(tmp_path: Path) -> None:
+    for number in (10, 9, 100):
+        OpenSegment(tmp_path, number).cut()
+    OpenSegment(tmp_path, 101)._file.close()
+    assert [segment_number(path) for path in list_segments(tmp_path)] == [9, 10, 100]
+
+
+def test_segment_is_never_opened_under_a_number_that_is_taken(tmp_path: Path) -> None:
+    OpenSegment(tmp_path, 1)._file.close()
+    with pytest.raises(FileExistsError):
+        OpenSegment(tmp_path, 1)
+
+
+def test_open_segment_that_is_whole_is_cut_by_recovery(tmp_path: Path) -> None:
+    written(tmp_path, ENTRIES)
+    recover(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["000000000001.segment"]
+    assert read_segment(tmp_path / "000000000001.segment") == Segment(ENTRIES)
+
+
+def test_recovery_drops_a_torn_tail_wherever_it_is_torn(tmp_path: Path) -> None:
+    whole = written(tmp_path, ENTRIES).read_bytes()
+    (tmp_path / "000000000001.open").unlink()
+    kept = written(tmp_path, ENTRIES[:2]).read_bytes()
+    (tmp_path / "000000000001.open").unlink()
+    for length in range(len(kept), len(whole)):
+        folder = tmp_path / str(length)
+        folder.mkdir()
+        (folder / "000000000001.open").write_bytes(whole[:length])
+        recover(folder)
+        assert read_segment(folder / "000000000001.segment") == Segment(ENTRIES[:2]), length
+        assert (folder / "000000000001.segment").read_bytes() == kept
+
+
+def test_recovery_drops_a_tail_of_zeros_as_a_full_disk_or_a_power_cut_leaves_it(tmp_path: Path) -> None:
+    path = written(tmp_path, ENTRIES)
+    path.write_bytes(path.read_bytes() + bytes(4096))
+    recover(tmp_path)
+    assert read_segment(tmp_path / "000000000001.segment") == Segment(ENTRIES)
+
+
+@pytest.mark.parametrize("data", [b"", b"LKS", b"LKS1" + bytes(100), b"\xff" * 64])
+def test_open_segment_without_a_whole_entry_leaves_nothing(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "000000000001.open").write_bytes(data)
+    recover(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_recovery_leaves_cut_segments_and_other_files_alone(tmp_path: Path) -> None:
+    (tmp_path / "000000000001.segment").write_bytes(b"damaged")
+    (tmp_path / "identity").write_bytes(b"me")
+    recover(tmp_path)
+    assert (tmp_path / "000000000001.segment").read_bytes() == b"damaged"
+    assert (tmp_path / "identity").read_bytes() == b"me"
+
+
+def test_flipped_bit_anywhere_is_noticed_and_what_stands_before_it_is_kept(tmp_path: Path) -> None:
+    whole = written(tmp_path, ENTRIES).read_bytes()
+    begins = [0]
+    for entry in ENTRIES:
+        begins.append(begins[-1] + len(written_alone(tmp_path / f"alone{len(begins)}", entry)))
+    for place in range(len(whole)):
+        damaged = bytearray(whole)
+        damaged[place] ^= 0x10
+        path = tmp_path / "damaged.segment"
+        path.write_bytes(damaged)
+        hit = max(index for index, begin in enumerate(begins) if begin <= place)
+        assert read_segment(path) == Segment(ENTRIES[:hit], damaged_at=begins[hit]), place
+
+
+def written_alone(directory: Path, entry: Entry) -> bytes:
+    directory.mkdir()
+    return written(directory, [entry]).read_bytes()
+
+
+@given(body=st.binary(max_size=300), agent=st.text(max_size=20), number=st.integers(1, 2**63 - 1))
+def test_whatever_an_entry_holds_comes_back(
+    tmp_path_factory: pytest.TempPathFactory, body: bytes, agent: str, number: int
+) -> None:
+    entry = Entry(agent, "b", number, T0, body)
+    path = written(tmp_path_factory.mktemp("log"), [entry])
+    assert read_segment(path) == Segment([entry])
+
+
+@pytest.mark.parametrize("failing", ["write", "fsync"])
+def test_append_that_fails_leaves_the_file_as_before_and_the_next_one_is_fine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    segment = OpenSegment(tmp_path, 1)
+    segment.append(ENTRIES[:1])
+    before, write = segment.path.read_bytes(), os.write
+    tries = iter([True, False])
+
+    def half_then_full(descriptor: int, data: bytes) -> int:
+        if next(tries):
+            return write(descriptor, bytes(data)[:10])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def fail(descriptor: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, failing, half_then_full if failing == "write" else fail)
+        with pytest.raises(OSError, match=r"No space left|Input/output error"):
+            segment.append(ENTRIES[1:2])
+        assert segment.path.read_bytes() == before
+    segment.append(ENTRIES[2:])
+    assert read_segment(segment.cut()) == Segment([ENTRIES[0], ENTRIES[2]])
+
+
+def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, bytes(data)[:3]))
+    segment = OpenSegment(tmp_path, 1)
+    segment.append(ENTRIES)
+    assert read_segment(segment.cut()) == Segment(ENTRIES)
+
+
+def test_small_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "watermarks.json"
+    write_whole(file, b"old")
+    with monkeypatch.context() as patch:
+
+        def fail(descriptor: int) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        patch.setattr(os, "fsync", fail)
+        with pytest.raises(OSError, match="No space left"):
+            write_whole(file, b"new")
+    assert file.read_bytes() == b"old"
+    write_whole(file, b"newer")
+    assert file.read_bytes() == b"newer"
+    assert [path.name for path in tmp_path.iterdir()] == ["watermarks.json"]
+
+
+DAY_NS = 86_400 * SECOND
+
+
+def entry(agent: str, boot: str, number: int, received_ns: int = T0) -> Entry:
+    return Entry(agent, boot, number, received_ns, b"")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "watermarks.json"
+
+
+def test_agent_that_was_never_heard_of_stands_at_zero(file: Path) -> None:
+    marks = Watermarks(file)
+    assert marks.get("h0", "b1") == 0
+    assert marks.is_new(entry("h0", "b1", 1))
+    assert marks.last_segment == 0
+
+
+def test_batch_is_new_once(file: Path) -> None:
+    marks = Watermarks(file)
+    marks.advance(entry("h0", "b1", 1))
+    assert not marks.is_new(entry("h0", "b1", 1))
+    assert marks.is_new(entry("h0", "b1", 2))
+
+
+def test_agents_and_boots_are_counted_apart(file: Path) -> None:
+    marks = Watermarks(file)
+    marks.advance(entry("h0", "b1", 5))
+    assert (marks.get("h0", "b1"), marks.get("h0", "b2"), marks.get("h1", "b1")) == (5, 0, 0)
+
+
+def test_older_batch_never_moves_the_mark_back(file: Path) -> None:
+    marks = Watermarks(file)
+    marks.advance(entry("h0", "b1", 5))
+    marks.advance(entry("h0", "b1", 3))
+    assert marks.get("h0", "b1") == 5
+
+
+def test_marks_and_the_last_segment_survive_a_restart(file: Path) -> None:
+    marks = Watermarks(file)
+    marks.advance(entry("h0", "b1", 5))
+    marks.advance(entry("hôte/ü", "b\n2", 7))
+    marks.last_segment = 42
+    marks.save(T0)
+    again = Watermarks(file)
+    assert (again.get("h0", "b1"), again.get("hôte/ü", "b\n2"), again.last_segment) == (5, 7, 42)
+
+
+def test_what_was_not_saved_is_not_remembered(file: Path) -> None:
+    marks = Watermarks(file)
+    marks.save(T0)
+    marks.advance(entry("h0", "b1", 5))
+    assert Watermarks(file).get("h0", "b1") == 0
+
+
+def test_boot_that_was_silent_for_a_month_is_forgotten_and_the_others_stay(file: Path) -> None:
+    marks = Watermarks(file)
+    marks.advance(entry("h0", "old", 5, received_ns=T0))
+    marks.advance(entry("h0", "new", 3, received_ns=T0 + DAY_NS))
+    marks.save(T0 + 30 * DAY_NS - 1)
+    assert Watermarks(file).get("h0", "old") == 5
+    marks.save(T0 + 30 * DAY_NS)
+    assert (marks.get("h0", "old"), marks.get("h0", "new")) == (0, 3)
+    assert (Watermarks(file).get("h0", "old"), Watermarks(file).get("h0", "new")) == (0, 3)

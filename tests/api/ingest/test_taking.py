@@ -1,0 +1,222 @@
+"""A batch that was checked is inserted from memory or from the log, and nobody can tell which it was."""
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from api.ingest import gateway as gateway_module
+from api.ingest import segments
+from api.ingest.checking import Arrival, Bundle, CheckLimits, check_group
+from api.ingest.gateway import Gateway, GatewayOptions
+from api.ingest.log import Entry, OpenSegment, Segment, list_segments, read_segment
+from api.ingest.segments import Piece, inserts_of
+from lockstep.batches import encode_batch
+from lockstep.errors import BadBatch, GatewayFull
+from lockstep.records import Agent, Event
+from tests.api.fake_store import FakeStore, away
+from tests.api.ingest.build import NOW_NS, entry, running
+from tests.builders import make, rows
+from tests.waiting import HastyClock, eventually
+
+LIMIT_S = 60.0
+LIMITS = CheckLimits(max_bytes=1 << 20, max_rows=1000)
+
+
+def take(gateway: Gateway, *entries: Entry) -> list[int]:
+    """Hand over entries and return their watermarks, once all are acknowledged; the first may go ahead alone."""
+    return [future.result(LIMIT_S) for future in [gateway.take(one, LIMITS) for one in entries]]
+
+
+def messages(store: FakeStore) -> list[object]:
+    return store.column("events", "message")
+
+
+def newer(number: int) -> Entry:
+    """Return a batch of a release that has a column more than ours."""
+    events = rows(make(Event, host="h0", message=f"h0/b1/{number}")).append_column("novelty", pa.array([1]))
+    sink = pa.BufferOutputStream()
+    named = events.replace_schema_metadata({"table": "events"})
+    with pa.CompressedOutputStream(sink, "zstd") as packed, pa.ipc.new_stream(packed, named.schema) as stream:
+        stream.write_table(named)
+    return Entry("h0", "b1", number, NOW_NS, bytes(sink.getvalue()))
+
+
+def two_tables(number: int) -> Entry:
+    body = encode_batch({"agents": rows(make(Agent, host="h0")), "events": rows(make(Event, host="h0", message="x"))})
+    return Entry("h0", "b1", number, NOW_NS, body)
+
+
+@pytest.fixture
+def segments_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the names of the segments that are read from the log, from now on."""
+    read: list[str] = []
+
+    def watched(path: Path) -> Segment:
+        read.append(path.name)
+        return read_segment(path)
+
+    monkeypatch.setattr(gateway_module, "read_segment", watched)
+    return read
+
+
+def test_a_checked_batch_reaches_the_store_without_being_read_again(tmp_path: Path, segments_read: list[str]) -> None:
+    store = FakeStore()
+    with running(tmp_path, store) as gateway:
+        assert take(gateway, entry(1), entry(2), entry(1, agent="h1"))[1:] == [2, 1]
+    assert sorted(map(str, messages(store))) == ["h0/b1/1", "h0/b1/2", "h1/b1/1"]
+    assert segments_read == []
+
+
+def test_a_bad_batch_is_refused_and_nothing_of_it_is_taken(tmp_path: Path) -> None:
+    store = FakeStore()
+    with running(tmp_path, store) as gateway:
+        bad, good = gateway.take(entry(1, body=b"nothing"), LIMITS), gateway.take(entry(1, agent="h1"), LIMITS)
+        assert isinstance(bad.exception(LIMIT_S), BadBatch)
+        assert good.result(LIMIT_S) == 1
+        assert take(gateway, entry(1)) == [1]
+    assert messages(store) == ["h1/b1/1", "h0/b1/1"]
+
+
+def test_rows_that_memory_has_no_room_for_are_read_from_the_log(tmp_path: Path, segments_read: list[str]) -> None:
+    store = FakeStore()
+    with running(tmp_path, store, GatewayOptions(segment_s=60_000.0, max_kept_bytes=0)) as gateway:
+        take(gateway, entry(1), entry(2))
+    assert messages(store) == ["h0/b1/1", "h0/b1/2"]
+    assert segments_read == ["000000000001.segment"]
+
+
+def test_memory_stays_within_its_bound_while_the_store_is_away(tmp_path: Path, segments_read: list[str]) -> None:
+    store, bound = FakeStore(fault=away()), 500
+    options = GatewayOptions(segment_s=60_000.0, max_segment_bytes=1, max_kept_bytes=bound)
+    with running(tmp_path, store, options) as gateway:
+        for number in range(1, 13):
+            take(gateway, entry(number))
+            assert gateway._kept.size <= bound
+        assert gateway._kept.size > 0
+        store.fault = None
+        eventually(lambda: gateway.backlog_bytes == gateway._kept.size == 0)
+    assert messages(store) == [f"h0/b1/{number}" for number in range(1, 13)]
+    assert 0 < len(segments_read) < 12
+
+
+def test_a_batch_that_comes_again_beside_new_ones_is_stored_once(tmp_path: Path) -> None:
+    store = FakeStore()
+    with running(tmp_path, store, GatewayOptions(segment_s=60_000.0)) as gateway:
+        take(gateway, entry(1))
+        assert take(gateway, entry(1), entry(2), entry(1, agent="h1"))[1:] == [2, 1]
+        assert take(gateway, entry(2), entry(2)) == [2, 2]
+    assert sorted(map(str, messages(store))) == ["h0/b1/1", "h0/b1/2", "h1/b1/1"]
+
+
+def test_what_was_only_in_memory_and_in_the_log_survives_a_restart(tmp_path: Path) -> None:
+    with running(tmp_path, FakeStore(fault=away())) as gateway:
+        take(gateway, entry(1), newer(2), entry(3))
+    assert list_segments(tmp_path) != []
+    store = FakeStore()
+    with running(tmp_path, store) as gateway:
+        assert take(gateway, entry(3), entry(4))[1:] == [4]
+    assert sorted(map(str, messages(store))) == [f"h0/b1/{number}" for number in range(1, 5)]
+
+
+def test_open_segment_of_a_gateway_that_died_is_taken_up(tmp_path: Path) -> None:
+    dead = Gateway(tmp_path / "dead", FakeStore(), HastyClock(), GatewayOptions(segment_s=60_000.0))
+    dead.start()
+    take(dead, entry(1), entry(2))
+    alive = tmp_path / "alive"  # as the disk looked at that moment
+    alive.mkdir()
+    for path in (tmp_path / "dead").iterdir():
+        (alive / path.name).write_bytes(path.read_bytes())
+    assert [path.suffix for path in alive.glob("0*")] == [".open"]
+    dead.close()
+    store = FakeStore()
+    with running(alive, store) as gateway:
+        assert take(gateway, entry(2)) == [2]
+    assert messages(store) == ["h0/b1/1", "h0/b1/2"]
+
+
+def test_full_backlog_refuses_before_it_looks(tmp_path: Path) -> None:
+    store = FakeStore(fault=away())
+    with running(tmp_path, store, GatewayOptions(max_backlog_bytes=10)) as gateway:
+        take(gateway, entry(1))
+        with pytest.raises(GatewayFull, match="0 MiB wait for the store already"):
+            gateway.take(entry(2, body=b"nothing"), LIMITS).result(LIMIT_S)
+
+
+def test_batches_of_our_own_making_leave_the_others_rows_where_they_are(
+    tmp_path: Path, segments_read: list[str]
+) -> None:
+    store = FakeStore()
+    with running(tmp_path, store, GatewayOptions(segment_s=60_000.0)) as gateway:
+        take(gateway, entry(1))
+        assert gateway.submit(entry(2)).result(LIMIT_S) == 2
+        take(gateway, entry(3))
+    assert messages(store) == ["h0/b1/1", "h0/b1/2", "h0/b1/3"]
+    assert segments_read == []
+
+
+def test_rows_do_not_pile_up_before_a_disk_that_does_not_keep_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, ready = FakeStore(), threading.Event()
+    append = OpenSegment.append
+
+    def slow(segment: OpenSegment, entries: list[Entry]) -> None:
+        assert ready.wait(LIMIT_S)
+        append(segment, entries)
+
+    bundles: list[Bundle] = []
+    plain = Gateway._take_group
+
+    def watched(gateway: Gateway) -> tuple[list[Bundle], bool]:
+        group, running = plain(gateway)
+        bundles.extend(group)
+        return group, running
+
+    monkeypatch.setattr(OpenSegment, "append", slow)
+    monkeypatch.setattr(Gateway, "_take_group", watched)
+    with running(tmp_path, store) as gateway:
+        futures = []
+        for number in range(1, 13):
+            futures.append(gateway.take(entry(number), LIMITS))
+            eventually(
+                lambda: gateway._checker._queue.empty() and gateway._queue.qsize() + len(bundles) == len(futures)
+            )
+        ready.set()
+        assert [future.result(LIMIT_S) for future in futures][-1] == 12
+    assert len(bundles) == 12
+    assert 0 < sum(bundle.rows is not None for bundle in bundles) < 12
+    assert messages(store) == [f"h0/b1/{number}" for number in range(1, 13)]
+
+
+def test_the_very_same_entry_twice_is_stored_once(tmp_path: Path) -> None:
+    store, one = FakeStore(), entry(1)
+    gateway = Gateway(tmp_path, store, HastyClock(), GatewayOptions())
+    futures = [gateway.submit(one), gateway.submit(one)]
+    gateway.start()
+    assert [future.result(LIMIT_S) for future in futures] == [1, 1]
+    gateway.close()
+    assert messages(store) == ["h0/b1/1"]
+
+
+@pytest.mark.parametrize("groups", [(8,), (1,) * 8, (3, 3, 2), (1, 6, 1)])
+@pytest.mark.parametrize("unread", [(), (0,), (1, 2)])
+def test_parts_are_the_same_from_memory_and_from_the_log(
+    groups: Sequence[int], unread: Sequence[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their tokens are the same too: other rows under one of them would be lost or doubled."""
+    monkeypatch.setattr(segments, "_ROWS_PER_INSERT", 3)
+    makers = (entry, entry, newer, two_tables, entry, newer, entry, two_tables)
+    entries = [maker(number) for number, maker in enumerate(makers, start=1)]
+    pieces: list[Piece] = []
+    for place, count in enumerate(groups):
+        group, entries = entries[:count], [*entries[count:], *entries[:count]]
+        pieces.append(group if place in unread else check_group([Arrival(one, LIMITS) for one in group])[1])
+    from_memory = [(table, number, rows.to_pylist()) for table, number, rows in inserts_of(pieces)]
+    from_log = [(table, number, rows.to_pylist()) for table, number, rows in inserts_of([entries])]
+    assert from_memory == from_log
+    assert [(table, number) for table, number, _ in from_log] == [
+        ("agents", 0), ("events", 0), ("events", 1), ("events", 2)
+    ]  # fmt: skip

@@ -1,0 +1,134 @@
+"""Whether all is there is asked once a second, and a busy machine is not called broken while it works that out."""
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from api import app as app_module
+from api.app import remember_check
+from lockstep.clock import ManualClock
+from lockstep.errors import StoreAway
+from lockstep.state.incidents import save_incidents
+from lockstep.state.tokens import create_token
+from tests.api.build import Api, bearer, check_problem
+from tests.builders import T0
+from tests.lockstep.state.build import incident
+
+PATIENCE_S = 60
+
+
+class Check:
+    """Says what it is told to say, when it is let go."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.trouble: StoreAway | None = None
+        self.began, self.go = threading.Event(), threading.Event()
+        self.go.set()
+
+    def __call__(self) -> None:
+        self.asked += 1
+        self.began.set()
+        assert self.go.wait(PATIENCE_S)
+        if self.trouble is not None:
+            raise self.trouble
+
+
+def while_somebody_asks(check: Check, ready: Callable[[], None], act: Callable[[], None]) -> None:
+    """Do something while another thread waits for what the check says."""
+    check.began.clear()
+    check.go.clear()
+    other = threading.Thread(target=ready)
+    other.start()
+    try:
+        assert check.began.wait(PATIENCE_S)
+        act()
+    finally:
+        check.go.set()
+        other.join()
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app_module, "_PATIENCE_S", 0.01)
+
+
+def test_answer_holds_for_a_second() -> None:
+    clock, check = ManualClock(T0), Check()
+    ready = remember_check(check, clock)
+    ready()
+    ready()
+    assert check.asked == 1
+    check.trouble = StoreAway("the store is away")
+    clock.advance(1.0)
+    for _ in range(2):
+        with pytest.raises(StoreAway, match="the store is away"):
+            ready()
+    assert check.asked == 2
+
+
+def test_last_word_that_all_is_well_holds_while_the_next_is_worked_out() -> None:
+    clock, check = ManualClock(T0), Check()
+    ready = remember_check(check, clock)
+    ready()
+    clock.advance(4.0)
+    while_somebody_asks(check, ready, ready)
+
+
+def test_nobody_is_told_that_all_is_well_who_cannot_know() -> None:
+    def refused(ready: Callable[[], None]) -> None:
+        with pytest.raises(StoreAway, match="still waits for an answer"):
+            ready()
+
+    clock, check = ManualClock(T0), Check()
+    ready = remember_check(check, clock)
+    while_somebody_asks(check, ready, lambda: refused(ready))
+    clock.advance(5.0)
+    while_somebody_asks(check, ready, lambda: refused(ready))
+
+
+LIST = "/api/v1/incidents"
+_OF_EACH = ("date", "x-request-id")
+
+
+def test_token_that_is_revoked_over_the_api_is_worth_nothing_at_once(api: Api) -> None:
+    control = api.parts.control
+    secret = create_token(control, scope="read", host=None, name="r", now_ns=T0)
+    admin = bearer(create_token(control, scope="admin", host=None, name="a", now_ns=T0))
+    assert api.client.get(LIST, headers=bearer(secret)).status_code == 200
+    assert api.client.delete(f"/api/v1/tokens/{secret.split('_')[1]}", headers=admin).status_code < 300
+    check_problem(api.client.get(LIST, headers=bearer(secret)), 401, "unknown-token")
+
+
+def test_who_may_not_read_is_asked_each_time(api: Api) -> None:
+    secret = create_token(api.parts.control, scope="ingest", host="h0", name="agent", now_ns=T0)
+    for _ in range(2):
+        check_problem(api.client.get(LIST, headers=bearer(secret)), 403, "wrong-scope")
+
+
+@pytest.mark.parametrize("query", ["", "?limit=1", "?state=open&limit=2", "?job=nobody"])
+def test_second_answer_is_as_the_first(api: Api, query: str) -> None:
+    save_incidents(api.parts.control, [incident(f"i{number}") for number in range(3)], None)
+    first, second = (api.get(LIST + query) for _ in range(2))
+    assert first.status_code == second.status_code == 200
+    assert second.json() == first.json()
+    shown = [
+        {name: value for name, value in each.headers.items() if name not in _OF_EACH} for each in (first, second)
+    ]
+    assert shown[0] == shown[1]
+
+
+def test_list_that_others_have_asked_for_is_refused_to_strangers(api: Api) -> None:
+    assert api.get(LIST).status_code == 200
+    check_problem(api.client.get(LIST), 401, "no-token")
+    check_problem(api.client.get(LIST, headers=bearer("lks_nothing")), 401, "unknown-token")
+    agent = create_token(api.parts.control, scope="ingest", host="h0", name="agent", now_ns=T0)
+    check_problem(api.client.get(LIST, headers=bearer(agent)), 403, "wrong-scope")
+    page = api.client.get(LIST, headers={"Accept": "text/html"})
+    assert page.status_code in (303, 401)
+
+
+def test_bad_query_is_refused_each_time(api: Api) -> None:
+    for _ in range(2):
+        assert api.get(LIST + "?limit=nothing").status_code == 422

@@ -1,0 +1,286 @@
+"""Each line of NCCL's log is read as its release writes it, and anything else gives nothing."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from collector.connections.log_lines import (
+    LINE_BYTES,
+    ChannelLine,
+    CommBegins,
+    CommEnds,
+    CommReady,
+    Fact,
+    FailedCompletion,
+    JoinedDevice,
+    LogLine,
+    NetDevices,
+    ProxyAnswered,
+    ProxyAsked,
+    ProxyThread,
+    QueuePairLine,
+    Release,
+    Warned,
+    read_line,
+    understand,
+)
+from tests.collector.sources.imitated_nccl import REAL_LOG, REAL_PID
+
+# As they stand in public issues of NVIDIA/nccl and in own runs; where no such line was found, as the release's source
+# writes them. The release is the one that the line comes from.
+LINES: list[tuple[str, str, Fact]] = [
+    ("2.28", "NCCL version 2.28.9+cuda13.0", Release(2, 28)),
+    (
+        "2.19",
+        "comm 0x557fe785f7a0 rank 36 nranks 64 cudaDev 4 nvmlDev 4 busId 9b000 commId 0x5ae77eb5ea4ec1e - Init START",
+        CommBegins(0x557FE785F7A0, 36, 64, 4, 0x5AE77EB5EA4EC1E),
+    ),
+    (
+        "2.21",
+        (
+            "ncclCommSplit comm 0x1f rank 1 nranks 2 cudaDev 0 nvmlDev 3 busId 60 parent 0xab color 5 key 1 commId "
+            "0x9f - Init START"
+        ),
+        CommBegins(0x1F, 1, 2, 3, 0x9F, parent=0xAB, color=5),
+    ),
+    (
+        "2.23",
+        (
+            "ncclCommInitRank comm 0x8ec0ac0 rank 6 nranks 16 cudaDev 6 nvmlDev 6 busId c8000 commId "
+            "0x49bbd7790311d5eb - Init COMPLETE"
+        ),
+        CommReady(0x8EC0AC0),
+    ),
+    (
+        "2.28",
+        (
+            "ncclCommSplit comm 0x1836be80 rank 1 nranks 2 cudaDev 0 nvmlDev 0 busId 60 parent 0x100329b0 splitCount "
+            "1 color 2130503744 key 1- Init START"
+        ),
+        CommBegins(0x1836BE80, 1, 2, 0, None, parent=0x100329B0, child_number=1, color=2130503744),
+    ),
+    (
+        "2.30",
+        "[Rank 3] ncclCommInitRank comm 0x1f rank 3 nranks 4 cudaDev 0 nvmlDev 1 busId 60 commId 0x2a - Init START",
+        CommBegins(0x1F, 3, 4, 1, 0x2A),
+    ),
+    ("2.28", "comm 0x1f rank 3 nranks 4 cudaDev 0 busId 60 - Destroy COMPLETE", CommEnds(0x1F)),
+    ("2.28", "comm 0x1f rank 3 nranks 4 cudaDev 0 busId 60 - Abort COMPLETE", CommEnds(0x1F)),
+    ("2.28", "[Proxy Service] Device 0 CPU core 4", ProxyThread()),
+    ("2.19", "New proxy send connection 2 from local rank 0, transport 2", ProxyAsked()),
+    ("2.28", "Connected to proxy localRank 0 -> connection 0x7f8c18005060", ProxyAnswered()),
+    (
+        "2.10",
+        "NET/IB : Using [0]hfi1_0:1/IB [1]hfi1_1:1/IB ; OOB ib0:10.148.7.175<0>",
+        NetDevices("IB", (("hfi1_0:1",), ("hfi1_1:1",))),
+    ),
+    (
+        "2.21",
+        "NET/IB : Using [0]={[0] mlx5_0:1/RoCE, [1] mlx5_1:1/RoCE} [2]mlx5_2:1/RoCE [RO]; OOB eth0:10.0.0.1<0>",
+        NetDevices("IB", (("mlx5_0:1", "mlx5_1:1"), ("mlx5_2:1",))),
+    ),
+    (
+        "2.30",
+        "NET/IB : Using [0]mlx5_0:1:4:0/IB [1]mlx5_1:2::1/IB [RO]; OOB eth0:10.0.0.1<0>",
+        NetDevices("IB", (("mlx5_0:1",), ("mlx5_1:2",))),
+    ),
+    (
+        "2.28",
+        "NET/Socket : Using [0]eth0:10.0.0.1<0> [1]bond0.7:fd00::2<0>",
+        NetDevices("Socket", (("eth0",), ("bond0.7",)), ("10.0.0.1", "fd00::2")),
+    ),
+    (
+        "2.28",
+        "NET/IB : Made virtual device [4] name=mlx5_0+mlx5_1 speed=800000 ndevs=2",
+        JoinedDevice(4, ("mlx5_0", "mlx5_1")),
+    ),
+    ("2.19", "NET/IB: Dev 3 Port 1 qpn 4711 mtu 5 LID 12", QueuePairLine(3, 1, 4711)),
+    (
+        "2.28",
+        "NET/IB: NCCL Dev 2 IbDev 5 Port 1 qpn 4711 mtu 5 GID 3 (0/A0000) fifoRkey=0x1 fifoLkey=0x2",
+        QueuePairLine(5, 1, 4711),
+    ),
+    (
+        "2.10",
+        "Channel 00 : 31[cb000] -> 0[7000] [receive] via NET/IB/1",
+        ChannelLine(0, 0, 0, 31, "recv", "NET", "IB", 1),
+    ),
+    (
+        "2.28",
+        "Channel 01/1 : 1[0] -> 3[0] [send] via NET/Socket/0/Shared",
+        ChannelLine(1, 1, 1, 3, "send", "NET", "Socket", 0),
+    ),
+    (
+        "2.21",
+        "Channel 03/0 : 8[0] -> 16[0] [send] via NET/IB/2(11)/GDRDMA",
+        ChannelLine(3, 0, 8, 16, "send", "NET", "IB", 2, 11),
+    ),
+    (
+        "2.26",
+        "Channel 03/0 : 8[0] -> 16[0] [send] via NET/AWS Libfabric/5/GDRDMA(PCI)/Shared",
+        ChannelLine(3, 0, 8, 16, "send", "NET", "AWS Libfabric", 5),
+    ),
+    ("2.22", "Channel 04/0 : 0[0] -> 7[7] via P2P/CUMEM", ChannelLine(4, 0, 0, 7, "send", "P2P")),
+    ("2.30", "Channel 04 : 0[0] -> 7[7] via SHM/direct/direct", ChannelLine(4, 0, 0, 7, "send", "SHM")),
+    (
+        "2.28",
+        "CollNet 02/0 : 5 [receive] via COLLNET/SHARP/1/GDRDMA",
+        ChannelLine(2, 0, 5, -1, "recv", "COLLNET", "SHARP", 1),
+    ),
+]
+
+
+@pytest.mark.parametrize(("release", "text", "fact"), LINES)
+def test_line_of_a_release_is_understood(release: str, text: str, fact: Fact) -> None:
+    line = read_line(f"n1:417:530 [0] NCCL INFO {text}".encode())
+    assert line == LogLine(417, 530, False, text)
+    assert understand(line) == fact
+
+
+WARNINGS = [
+    (
+        "2.19: no status word",
+        (
+            b"n1:417:530 [3] transport/net_ib.cc:1295 NCCL WARN NET/IB : Got completion from peer 10.0.0.9<55921> "
+            b"with error 12, opcode 32, len 0, vendor err 129 (Send)"
+        ),
+        (12, 129, None, "10.0.0.9<55921>"),
+    ),
+    (
+        "2.21: with GIDs, from an issue",
+        (
+            b"kp-ddp-worker-0:417:3905 [4] ib_plugin.c:1615 NCCL WARN NET/IB : Got completion from peer "
+            b"10.216.210.236<54862> with status=12 opcode=0 len=0 vendor err 129 (Recv) localGid fd00:1148::ff22 "
+            b"remoteGidsfd00:1148::ff1f"
+        ),
+        (12, 129, None, "10.216.210.236<54862>"),
+    ),
+    (
+        "the plugin's own, from an issue",
+        (
+            b"n1:417:530 [0] p2p.c:1 NCCL WARN NET/IBP:Got completion from peer 7.6.13.83<36315> with status=12 "
+            b"opcode=32698 len=32696 vendor err 129 (Send)"
+        ),
+        (12, 129, None, "7.6.13.83<36315>"),
+    ),
+    (
+        "2.26: with the adapter and a time",
+        (
+            b"[2026-11-15 08:57:50] n1:417:530 [0] transport/net_ib.cc:2210 NCCL WARN NET/IB: Got completion from "
+            b"peer 10.0.0.9<1> with status=5 opcode=0 len=0 vendor err 244 (Recv) localGid ::ffff:10.0.0.1 "
+            b"remoteGids::ffff:10.0.0.9 hca mlx5_3"
+        ),
+        (5, 244, "mlx5_3", "10.0.0.9<1>"),
+    ),
+    (
+        "2.28: words for numbers",
+        (
+            b"[2026-11-15 08:57:50] n1:417:530 [0] transport/net_ib.cc:2543 NCCL WARN NET/IB: Got completion from "
+            b"peer 10.0.0.9<1> with status=IBV_WC_RETRY_EXC_ERR(12) opcode=IBV_WC_SEND(0) reqSize=8 vendor_err=129 "
+            b"req_type=Send localGid ::ffff:10.0.0.1 remoteGids::ffff:10.0.0.9 hca mlx5_bond_0"
+        ),
+        (12, 129, "mlx5_bond_0", "10.0.0.9<1>"),
+    ),
+    (
+        "2.28: started by the GPU",
+        (
+            b"n1:417:530 [0] g.cc:1 NCCL WARN NET/IB/GIN: Got completion from peer 10.0.0.9<1> with status=13 "
+            b"opcode=0 len=4 vendor err 7 (Send) hca mlx5_0"
+        ),
+        (13, 7, "mlx5_0", "10.0.0.9<1>"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("raw", "found"), [(raw, found) for _, raw, found in WARNINGS], ids=[w[0] for w in WARNINGS])
+def test_failed_completion_is_read_in_all_its_forms(raw: bytes, found: tuple[int, int, str | None, str]) -> None:
+    line = read_line(raw)
+    assert line is not None
+    fact = understand(line)
+    assert isinstance(fact, FailedCompletion)
+    assert (fact.status, fact.vendor_error, fact.hca, fact.peer) == found
+    assert fact.sentence == line.text
+
+
+def test_other_warning_is_kept_as_a_sentence() -> None:
+    line = read_line(b"n1:1:2 [0] misc/socket.cc:72 NCCL WARN socketProgress: Connection closed by remote peer n2<4>")
+    assert line is not None
+    assert understand(line) == Warned("socketProgress: Connection closed by remote peer n2<4>")
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"NCCL INFO Channel 00",
+        b"n1:417 [0] NCCL INFO Using network IB",
+        b"n1:x:530 [0] NCCL INFO Using network IB",
+        b"n1:417:99999999999 [0] NCCL INFO Using network IB",
+        "n1:417:³ [0] NCCL INFO Using network IB".encode(),
+        b"step 3 loss 0.1",
+    ],
+)
+def test_line_that_nobody_of_nccl_wrote_is_none(raw: bytes) -> None:
+    assert read_line(raw) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Channel 00/02 :    0   1   2   3",
+        "Channel 00/0 : 0[0] -> 1[0] via NET/IB/0",
+        "Channel 00/0 : 0[0] -> 1[0] [send] via P2P/IPC",
+        "Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/x",
+        "Channel 00/0 : 999999999999[0] -> 1[0] [send] via NET/IB/0",
+        "NET/IB : Using ; OOB eth0",
+        "NET/Socket : Using [0]eth0",
+        "NET/Plugin: Loaded net plugin",
+        "comm 0xzz rank 1 nranks 2 cudaDev 0 nvmlDev 0 busId 0 commId 0x1 - Init START",
+    ],
+)
+def test_line_that_only_looks_like_one_says_nothing(text: str) -> None:
+    assert understand(LogLine(1, 1, False, text)) is None
+
+
+def test_real_log_has_the_facts_of_all_its_connections() -> None:
+    lines = [line for raw in REAL_LOG.read_bytes().splitlines() if (line := read_line(raw))]
+    facts = [understand(line) for line in lines]
+    kinds = [type(fact) for fact in facts]
+    assert {line.pid for line in lines} == {REAL_PID}
+    assert [kinds.count(kind) for kind in (CommBegins, CommReady, ProxyThread)] == [3, 3, 3]
+    assert [kinds.count(kind) for kind in (ChannelLine, ProxyAsked, ProxyAnswered, Warned)] == [24, 24, 24, 2]
+
+
+_WORDS = st.sampled_from(
+    [
+        *(text for _, text, _ in LINES),
+        "Channel ",
+        "NET/IB : Using ",
+        "[0]={",
+        "[0]mlx5_0:1/IB",
+        "comm 0x",
+        "[",
+        "(",
+        ":",
+    ]
+)
+
+
+@given(st.lists(_WORDS | st.text(max_size=20), max_size=40), st.booleans())
+def test_whatever_stands_in_a_line_never_raises(parts: list[str], is_warning: bool) -> None:
+    understand(LogLine(1, 1, is_warning, "".join(parts)))
+
+
+@given(st.binary(max_size=300), st.sampled_from([b" NCCL INFO ", b" NCCL WARN ", b""]), st.binary(max_size=300))
+def test_whatever_bytes_come_never_raise(head: bytes, mark: bytes, tail: bytes) -> None:
+    line = read_line(head + mark + tail)
+    assert line is None or understand(line) is not None or not line.is_warning
+
+
+@pytest.mark.parametrize("unit", ["[0]", "[0]={", "mlx5_0:1", "a ", " hca ", "([", "1(", "/", "status=a "])
+def test_longest_line_of_one_repeated_piece_is_read_once_over(unit: str) -> None:
+    for beginning in ("NET/IB : Using ", "Channel ", "NET/IB: Got completion from peer a with status=", ""):
+        text = (beginning + unit * LINE_BYTES)[:LINE_BYTES]
+        for is_warning in (False, True):
+            for _ in range(20):  # a pattern that went back and forth would not end here
+                understand(LogLine(1, 1, is_warning, text))

@@ -1,0 +1,102 @@
+"""The kernel tells every exit of a process once, nobody else can, and where it does not tell the reason is said."""
+
+import os
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from collector.kernel import netlink
+from collector.kernel.exits import Exit, ProcConnector, decode_exit
+
+REPO = Path(__file__).resolve().parents[3]
+MESSAGE = struct.Struct("=IHHII IIIIHH IIQ iiIIii")  # netlink, connector, event, exit with its parent
+
+
+def exit_message(*, what: int = 0x8000_0000, thread: int = 42, process: int = 42, status: int = 9) -> bytes:
+    """Return what the kernel sends when a process ends."""
+    return MESSAGE.pack(76, 3, 0, 0, 0, 1, 1, 0, 0, 40, 0, what, 0, 77, thread, process, status, 17, 1, 1)
+
+
+@pytest.fixture
+def connector() -> Iterator[ProcConnector]:
+    with closing(ProcConnector()) as opened:
+        yield opened
+
+
+def test_exit_is_decoded_with_its_time() -> None:
+    assert decode_exit(exit_message()) == Exit(pid=42, monotonic_ns=77, status=9)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [exit_message(thread=43), exit_message(what=1), exit_message(what=0), exit_message()[:51], b"", b"\xff" * 40],
+    ids=["thread", "fork", "answer", "cut", "nothing", "garbage"],
+)
+def test_everything_else_is_no_exit(message: bytes) -> None:
+    assert decode_exit(message) is None
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "signal", "dumped"),
+    [(0, 0, None, False), (0x300, 3, None, False), (9, None, 9, False), (0x80 | 11, None, 11, True)],
+)
+def test_status_says_code_or_signal(status: int, code: int | None, signal: int | None, dumped: bool) -> None:
+    end = Exit(42, 0, status)
+    assert (end.exit_code, end.signal, end.dumped_core) == (code, signal, dumped)
+
+
+@pytest.mark.needs_root
+def test_real_exits_are_reported_once_and_threads_are_not(connector: ProcConnector) -> None:
+    threads = "import threading; [threading.Thread(target=int).start() for _ in range(20)]; raise SystemExit(5)"
+    killed = subprocess.Popen(["sleep", "1000"])
+    killed.kill()
+    killed.wait()
+    threaded = subprocess.Popen([sys.executable, "-c", threads])
+    threaded.wait()
+    reported = [(end.pid, end.status) for end in connector.read() if end.pid in (killed.pid, threaded.pid)]
+    assert reported == [(killed.pid, 9), (threaded.pid, 5 << 8)]
+    assert not [end for end in connector.read() if end.pid in (killed.pid, threaded.pid)]
+
+
+@pytest.mark.needs_root
+def test_too_many_exits_between_two_reads_are_counted_as_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(netlink, "_NOTICE_BYTES", 1)  # the kernel makes the smallest of it
+    with closing(ProcConnector()) as connector:
+        subprocess.run(["sh", "-c", "i=0; while [ $i -lt 100 ]; do (exit 1); i=$((i+1)); done"], check=True)
+        assert 0 < len(connector.read()) < 100
+        assert connector.overruns > 0
+        assert subprocess.run(["true"]).returncode == 0
+        assert connector.read()  # and it goes on
+
+
+@pytest.mark.needs_root
+def test_exit_that_another_process_sends_is_not_believed(connector: ProcConnector) -> None:
+    port = connector._netlink._socket.getsockname()[0]
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, 11) as forger:
+        forger.bind((0, 0))
+        forger.sendto(exit_message(process=os.getpid(), thread=os.getpid()), (port, 0))
+    assert os.getpid() not in [end.pid for end in connector.read()]
+
+
+@pytest.mark.needs_root
+@pytest.mark.parametrize("namespace", [["--net"], ["--pid", "--fork"]], ids=["network", "processes"])
+def test_container_with_its_own_namespace_gets_a_reason(namespace: list[str]) -> None:
+    ask = "from collector.kernel.exits import ProcConnector; ProcConnector()"
+    done = subprocess.run(
+        ["unshare", *namespace, sys.executable, "-c", ask], cwd=REPO, capture_output=True, text=True, timeout=60
+    )
+    assert "NotPresent: the kernel does not report exits to us" in done.stderr
+
+
+@pytest.mark.needs_root
+def test_closing_twice_does_no_harm() -> None:
+    connector = ProcConnector()
+    connector.close()
+    connector.close()
+    assert connector._netlink.fileno() == -1

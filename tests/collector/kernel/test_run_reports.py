@@ -1,0 +1,253 @@
+"""What `lockstep run` leaves behind becomes one event each; what others leave there harms nobody."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from collector.kernel.run_reports import RunReports
+from collector.sources.processes import ProcessesSource
+from lockstep.clock import NS_PER_S
+from lockstep.errors import NotPresent
+from tests.builders import SECOND, T0
+
+REPO = Path(__file__).resolve().parents[3]
+SAID: dict[str, Any] = {
+    "version": 1,
+    "pid": 42,
+    "program": "python3",
+    "member": {"rank": 3, "job": "4711"},
+    "started_ns": T0 - 60 * SECOND,
+    "ended_ns": T0 - SECOND // 2,
+    "exit_code": 1,
+    "signal": None,
+    "exception": {"name": "ValueError", "message": "no loss"},
+    "stderr_tail": ["step 7", "ValueError: no loss"],
+}
+
+
+def leave(folder: Path, name: str = "run-42.json", **changes: object) -> Path:
+    """Leave a report as `lockstep run` does, with these changes."""
+    return leave_text(folder, name, json.dumps(SAID | changes))
+
+
+def leave_text(folder: Path, name: str, text: str) -> Path:
+    file = folder / name
+    file.write_text(text)
+    file.chmod(0o600)
+    return file
+
+
+def source_of(folder: Path) -> ProcessesSource:
+    def no_exits() -> Any:  # Any: it never returns
+        raise NotPresent("not here")
+
+    return ProcessesSource("h0", Path("/"), lambda: (), no_exits, RunReports(Path("/"), (folder,)))
+
+
+def read(source: ProcessesSource, now_ns: int = T0) -> list[dict[str, Any]]:
+    tables = source.read(now_ns, ()).tables
+    rows: list[dict[str, Any]] = tables["events"].to_pylist() if tables else []
+    return rows
+
+
+def test_report_becomes_one_event_and_is_taken_away(tmp_path: Path) -> None:
+    file, source = leave(tmp_path), source_of(tmp_path)
+    (row,) = read(source)
+    assert row == {
+        "host": "h0",
+        "ts_ns": T0 - SECOND // 2,
+        "source": "processes",
+        "kind": "python_exception",
+        "component": "host:h0",
+        "severity": "error",
+        "message": f"rank 3 of job 4711 (python3, pid 42 in its namespace, uid {os.getuid()}) exited with code 1 "
+        "by ValueError: no loss; last lines: step 7 | ValueError: no loss",
+        "rank": 3,
+        "pid": 42,
+        "signal": None,
+        "exit_code": 1,
+        "detail": None,
+    }
+    assert not file.exists()
+    assert read(source) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "severity", "words"),
+    [
+        ({"exit_code": 0}, "info", "exited with code 0"),
+        ({"exit_code": 2}, "error", "exited with code 2; last lines: step 7 | ValueError: no loss"),
+        (
+            {"exit_code": None, "signal": 15},
+            "warning",
+            "was killed by SIGTERM; last lines: step 7 | ValueError: no loss",
+        ),
+        ({"exit_code": None, "signal": 9, "stderr_tail": []}, "error", "was killed by SIGKILL"),
+    ],
+)
+def test_end_without_an_exception_is_reported_by_code_or_signal(
+    tmp_path: Path, changes: dict[str, Any], severity: str, words: str
+) -> None:
+    leave(tmp_path, exception=None, **changes)
+    (row,) = read(source_of(tmp_path))
+    assert (row["kind"], row["severity"]) == ("run_exit", severity)
+    assert row["message"].endswith(f") {words}")
+    assert (row["exit_code"], row["signal"]) == (changes["exit_code"], changes.get("signal"))
+
+
+def test_what_lockstep_run_writes_is_read(tmp_path: Path) -> None:
+    start = "import typer; from cli.run import command; app = typer.Typer(); app.command()(command); app()"
+    fail = "raise LookupError('no rank answers')"
+    subprocess.run(
+        [sys.executable, "-c", start, "--", sys.executable, "-c", fail],
+        cwd=REPO,
+        env=os.environ | {"LOCKSTEP_RING_DIR": str(tmp_path), "RANK": "5", "LOCKSTEP_JOB": "j1"},
+        stderr=subprocess.DEVNULL,
+        timeout=60,
+    )
+    (row,) = read(source_of(tmp_path))
+    assert row["message"].startswith("rank 5 of job j1 (python")
+    assert "exited with code 1 by LookupError: no rank answers; last lines: Traceback" in row["message"]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("ended_ns", "first_ns", "later_ns"),
+    [
+        (T0 - 60 * SECOND, T0 - 60 * SECOND, T0),  # ended while no collector ran
+        (0, T0 - 3_600 * NS_PER_S, T0),
+        (1 << 62, T0, T0 + SECOND),
+    ],
+)
+def test_time_of_a_report_stays_between_the_reads(
+    tmp_path: Path, ended_ns: int, first_ns: int, later_ns: int
+) -> None:
+    source = source_of(tmp_path)
+    for now_ns, reported_ns in ((T0, first_ns), (T0 + SECOND, later_ns)):
+        leave(tmp_path, ended_ns=ended_ns)
+        assert [row["ts_ns"] for row in read(source, now_ns)] == [reported_ns]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "garbage",
+        "[]",
+        "null",
+        '{"version": 1}',
+        "[" * 60_000,
+        json.dumps(SAID | {"version": 2}),
+        json.dumps(SAID | {"pid": "42"}),
+        json.dumps(SAID | {"pid": True}),
+        json.dumps(SAID | {"ended_ns": -1}),
+        json.dumps(SAID | {"ended_ns": 1 << 70}),
+        json.dumps(SAID | {"exit_code": None}),
+        json.dumps(SAID | {"signal": 9}),
+        json.dumps(SAID | {"signal": 65, "exit_code": None}),
+        json.dumps(SAID | {"member": [3]}),
+        json.dumps(SAID | {"exception": "boom"}),
+        json.dumps(SAID | {"stderr_tail": [1]}),
+        json.dumps(SAID | {"stderr_tail": "lines"}),
+        json.dumps(SAID | {"program": "x" * 70_000}),
+    ],
+    ids=range(19),
+)
+def test_file_that_is_no_report_is_reported_once_and_stays(tmp_path: Path, text: str) -> None:
+    file, source = leave_text(tmp_path, "run-1.json", text), source_of(tmp_path)
+    with capture_logs() as lines:
+        assert read(source) == []
+        assert read(source) == []
+    assert [line["event"] for line in lines if line["log_level"] == "warning"] == [
+        "files are no run reports and stay"
+    ]
+    assert file.read_text() == text
+
+
+@pytest.mark.parametrize("kind", ["symbolic link", "hard link", "pipe", "folder", "writable by others"])
+def test_what_is_not_a_plain_file_of_its_owner_is_not_read(tmp_path: Path, kind: str) -> None:
+    folder = tmp_path / "rings"
+    folder.mkdir()
+    true, file = leave(tmp_path), folder / "run-1.json"
+    if kind == "symbolic link":
+        file.symlink_to(true)
+    elif kind == "hard link":
+        os.link(true, file)
+    elif kind == "pipe":
+        os.mkfifo(file, 0o600)
+    elif kind == "folder":
+        file.mkdir()
+    else:
+        leave(folder, "run-1.json").chmod(0o666)
+    assert read(source_of(folder)) == []
+    assert os.path.lexists(file)
+    assert true.exists()
+
+
+def test_other_files_are_left_alone(tmp_path: Path) -> None:
+    names = ("7-100.ring", "run-1.txt", ".run-1.json.42", "report.json")
+    for name in names:
+        leave(tmp_path, name)
+    assert read(source_of(tmp_path)) == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
+
+
+def test_directory_in_which_others_can_replace_files_is_not_read(tmp_path: Path) -> None:
+    leave(tmp_path)
+    tmp_path.chmod(0o777)
+    source = source_of(tmp_path)
+    with capture_logs() as lines:
+        assert [read(source), read(source)] == [[], []]
+    assert [line["event"] for line in lines if line["log_level"] == "warning"] == [
+        "directory of run reports is not read"
+    ]
+    tmp_path.chmod(0o1777)
+    assert len(read(source)) == 1
+
+
+def test_report_that_cannot_be_taken_away_is_reported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError(1, "Operation not permitted", str(path))
+
+    leave(tmp_path)
+    monkeypatch.setattr(Path, "unlink", refuse)  # root may remove everything, so the refusal is a fake
+    source = source_of(tmp_path)
+    assert [len(read(source)), len(read(source))] == [1, 0]
+    leave(tmp_path, "run-43.json")
+    assert len(read(source)) == 1
+
+
+def test_flood_of_reports_is_spread_over_reads(tmp_path: Path) -> None:
+    for number in range(100):
+        leave(tmp_path, f"run-{number}.json", pid=number + 1)
+    source = source_of(tmp_path)
+    assert [len(read(source)) for _ in range(3)] == [64, 36, 0]
+
+
+def test_texts_in_a_report_are_cut_and_cleaned(tmp_path: Path) -> None:
+    hostile = "\x1b[2J\n" + "x" * 5_000
+    leave(
+        tmp_path,
+        program=hostile,
+        member={"rank": 3, "job": hostile},
+        exception={"name": hostile, "message": hostile},
+        stderr_tail=[hostile] * 4,
+    )
+    (row,) = read(source_of(tmp_path))
+    assert row["message"].isprintable()
+    assert len(row["message"]) < 3_000
+
+
+def test_large_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    file = leave(tmp_path)
+    os.truncate(file, 1 << 29)  # a hole, which costs nothing to make and much memory to read
+    with capture_logs() as lines:
+        assert read(source_of(tmp_path)) == []
+    (line,) = [line for line in lines if line["log_level"] == "warning"]
+    assert line["first"] == f"{file}: has {1 << 29} bytes, and a report 65536 at most"

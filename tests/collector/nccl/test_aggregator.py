@@ -1,0 +1,214 @@
+"""Records become rows: each once, when it is over, with what is known and nothing that is not."""
+
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from collector.nccl.aggregator import Aggregator
+from collector.nccl.host_aggregator import DELAY_NS, PATIENCE_NS
+from collector.nccl.ledger import Ledger
+from collector.nccl.snapshot import Losses
+from lockstep import wire
+from tests.builders import SECOND, T0
+from tests.collector.nccl.readings import (
+    IDENTITY,
+    MS,
+    ORIGIN,
+    communicator,
+    enqueued,
+    handle,
+    kernel,
+    moving,
+    reading,
+    row,
+    running,
+    step,
+    transfer,
+)
+
+SOON = T0 + 10 * MS
+LATER = T0 + 10 * MS + DELAY_NS
+CLOSED = DELAY_NS + SECOND  # how long after its begin a second is told
+
+
+def rows(tables: dict[str, pa.Table], name: str = "collectives") -> list[dict[str, Any]]:
+    return list(tables[name].to_pylist())
+
+
+def only(tables: dict[str, pa.Table], name: str = "collectives") -> dict[str, Any]:
+    (one,) = rows(tables, name)
+    return one
+
+
+def test_operation_has_its_row_once_and_only_after_the_bound_on_lateness() -> None:
+    aggregator = Aggregator(ORIGIN)
+    assert rows(aggregator.fold(reading(enqueued(), transfer(), kernel()), SOON)) == []
+    written = only(aggregator.fold(reading(), LATER))
+    assert rows(aggregator.fold(reading(), LATER + SECOND)) == []
+    assert rows(aggregator.finish(reading(), LATER + SECOND, died=True)) == []
+    expected = {"host": "h0", "job": "j1", "attempt": 0, "comm": 7, "func": "AllReduce", "peer": -1, "seq": 1}
+    expected |= {"replay": 0, "seq_valid": True, "captured": False, "epoch": 1, "rank": 0, "algo": "RING"}
+    expected |= {"proto": "SIMPLE", "dtype": "ncclFloat32", "bytes": 1 << 20, "channels": 2, "clock": "gpu"}
+    assert written.items() >= expected.items()
+    assert written["enqueue_ns"] == T0 + MS
+    assert written["start_ns"] == pytest.approx(T0 + 2 * MS, abs=1_100)  # heard 1 us late, and by drift
+    assert written["end_ns"] == pytest.approx(T0 + 6 * MS, abs=1_100)
+
+
+def test_operation_with_an_open_part_waits_for_it() -> None:
+    aggregator = Aggregator(ORIGIN)
+    assert rows(aggregator.fold(reading(enqueued(), transfer(), live=[running()]), LATER)) == []
+    tables = aggregator.fold(reading(transfer(channel=1, duration=9 * MS)), LATER + DELAY_NS)
+    assert (only(tables)["start_ns"], only(tables)["end_ns"]) == (T0 + 2 * MS, T0 + 11 * MS)
+    assert aggregator.losses == Losses()
+
+
+def test_open_operation_has_a_row_only_if_its_process_died_and_then_no_end() -> None:
+    last = reading(enqueued(), transfer(), live=[running()])
+    assert rows(Aggregator(ORIGIN).finish(last, SOON, died=False)) == []
+    written = only(Aggregator(ORIGIN).finish(last, SOON, died=True))
+    assert (written["start_ns"], written["end_ns"], written["clock"]) == (T0 + 2 * MS, None, "proxy")
+
+
+def test_operation_of_which_nothing_was_seen_has_no_times() -> None:
+    quiet = replace(IDENTITY, kernel_channels=False)
+    written = only(Aggregator(ORIGIN).fold(reading(enqueued(), identity=quiet), LATER))
+    assert (written["start_ns"], written["end_ns"], written["clock"]) == (None, None, "none")
+
+
+def test_kernel_that_has_not_begun_is_waited_for_with_patience() -> None:
+    aggregator = Aggregator(ORIGIN)
+    not_begun = [running(open=0, began=0)]
+    assert rows(aggregator.fold(reading(enqueued(), live=not_begun), LATER)) == []
+    assert rows(aggregator.fold(reading(live=not_begun), T0 + PATIENCE_NS)) == []
+    assert only(aggregator.fold(reading(live=not_begun), T0 + MS + PATIENCE_NS))["clock"] == "none"
+
+
+def test_times_are_the_transfers_where_one_kernel_time_cannot_be_true() -> None:
+    stale = kernel(start=-50 * MS, stop=-46 * MS, channel=1, start_ticks=3 * MS, stop_ticks=7 * MS)
+    aggregator = Aggregator(ORIGIN)
+    written = only(aggregator.fold(reading(enqueued(), transfer(), kernel(), stale), LATER))
+    assert (written["start_ns"], written["end_ns"], written["clock"]) == (T0 + 2 * MS, T0 + 5 * MS, "proxy")
+    assert aggregator.losses == Losses(stale_kernels=1)
+
+
+def test_part_that_comes_too_late_is_counted_and_has_its_row() -> None:
+    aggregator = Aggregator(ORIGIN)
+    aggregator.fold(reading(enqueued(), transfer()), LATER)
+    tables = aggregator.fold(reading(transfer(channel=1)), LATER + SECOND)
+    assert only(tables, "transfers")["channel"] == 1
+    assert rows(tables) == []
+    assert aggregator.losses == Losses(late=1)
+
+
+def test_part_waits_for_its_operation_and_then_is_given_up() -> None:
+    aggregator = Aggregator(ORIGIN)
+    assert rows(aggregator.fold(reading(transfer(1), step(2)), SOON), "transfers") == []
+    tables = aggregator.fold(reading(enqueued(1)), SOON + SECOND)
+    assert only(tables, "transfers")["seq"] == 1
+    aggregator.fold(reading(), SOON + DELAY_NS)
+    assert rows(aggregator.fold(reading(enqueued(2)), LATER + SECOND), "step_samples") == []
+    assert aggregator.losses == Losses(orphans=1)
+
+
+def test_operation_of_an_unknown_communicator_is_counted() -> None:
+    aggregator = Aggregator(ORIGIN)
+    aggregator.fold(reading(enqueued(comm=3), enqueued(2, comm=wire.NO_COMM), lost=5), LATER)
+    assert aggregator.losses == Losses(unknown_comm=2, overwritten=5)
+
+
+def test_index_of_a_communicator_may_serve_another_one_later() -> None:
+    aggregator = Aggregator(ORIGIN)
+    aggregator.fold(reading(comms=[communicator(init_ticks=0)]), SOON)
+    second = communicator(incarnation=2, id=8, rank=3, init_ticks=5 * MS)
+    aggregator.fold(reading(enqueued(1, ticks=4 * MS), enqueued(2, ticks=5 * MS), comms=[second]), SOON)
+    written = rows(aggregator.finish(reading(comms=[second]), SOON, died=False))
+    assert {(one["seq"], one["comm"], one["rank"]) for one in written} == {(1, 7, 0), (2, 8, 3)}
+
+
+def test_communicator_has_a_row_when_it_is_new_and_when_it_is_destroyed() -> None:
+    aggregator = Aggregator(replace(ORIGIN, gpu=3, pid=99))
+    made = only(aggregator.fold(reading(), SOON), "comms")
+    assert rows(aggregator.fold(reading(), SOON), "comms") == []
+    gone = only(aggregator.fold(reading(comms=[communicator(destroy_ticks=9 * MS)]), SOON), "comms")
+    assert (made["name"], made["nranks"], made["gpu"], made["pid"], made["destroy_ns"]) == ("world", 4, 3, 99, None)
+    assert gone == made | {"destroy_ns": T0 + 9 * MS}
+
+
+def test_communicator_of_unknown_size_has_no_row() -> None:
+    assert rows(Aggregator(ORIGIN).fold(reading(comms=[communicator(nranks=0)]), SOON), "comms") == []
+
+
+def test_only_a_share_of_operations_has_complete_rows_and_all_are_counted() -> None:
+    operations = [enqueued(number) for number in range(1, 101)]
+    transfers = [transfer(number) for number in range(1, 101)]
+    ledgers = Ledger(), Ledger()
+    aggregators = Aggregator(ORIGIN, ledgers[0]), Aggregator(ORIGIN, ledgers[1], keeps_rest=True)
+    for aggregator in aggregators:
+        aggregator.finish(reading(*operations, *transfers), SOON, died=False, share=1 << 14)
+    both = [ledger.rows() | ledger.seconds.close(T0 + 9 * SECOND) for ledger in ledgers]
+    kept, others = ([one["seq"] for one in rows(tables)] for tables in both)
+    assert 10 < len(kept) < 40
+    assert sorted(kept + others) == list(range(1, 101))
+    assert [one["seq"] for one in rows(both[0], "transfers")] == kept
+    assert [ledger.left_out for ledger in ledgers] == [2 * len(others), 2 * len(kept)]
+    assert all(only(tables, "op_stats")["n"] == only(tables, "transfer_stats")["n"] == 100 for tables in both)
+
+
+def test_seconds_are_reported_once_and_what_is_late_counts_in_the_next() -> None:
+    aggregator = Aggregator(ORIGIN)
+    first = aggregator.fold(reading(enqueued(1), transfer(1)), T0 + 2 * SECOND + CLOSED)
+    assert only(first, "op_stats").items() >= {"n": 1, "late_n": 0, "ts_ns": T0, "dur_sum_ns": 3 * MS}.items()
+    late = enqueued(2, ticks=20 * MS), transfer(2, first_ticks=21 * MS)
+    on_time = enqueued(3, ticks=3 * SECOND), transfer(3, first_ticks=3 * SECOND)
+    second = aggregator.fold(reading(*late, *on_time), T0 + 5 * SECOND + CLOSED)
+    reported = {one["ts_ns"] - T0: (one["n"], one["late_n"], one["bytes"]) for one in rows(second, "op_stats")}
+    assert reported == {2 * SECOND: (1, 1, 1 << 20), 3 * SECOND: (1, 0, 1 << 20)}
+    assert sum(one["n"] for one in rows(second, "transfer_stats")) == 2
+
+
+def test_gap_is_measured_from_the_operation_before_also_across_readings() -> None:
+    aggregator = Aggregator(ORIGIN)
+    aggregator.fold(reading(enqueued(1), transfer(1)), T0 + 2 * SECOND + CLOSED)
+    later = enqueued(2, ticks=4 * SECOND), transfer(2, first_ticks=4 * SECOND)
+    aggregator.fold(reading(*later), T0 + 4 * SECOND + CLOSED)
+    reported = only(aggregator.fold(reading(), T0 + 6 * SECOND + CLOSED), "op_stats")
+    assert reported["gap_sum_ns"] == 4 * SECOND - 5 * MS
+
+
+def test_late_operation_joins_what_its_new_second_has_already() -> None:
+    aggregator = Aggregator(ORIGIN)
+    aggregator.fold(reading(), T0 + 2 * SECOND + CLOSED)
+    late = enqueued(1), transfer(1)
+    on_time = enqueued(2, ticks=2 * SECOND), transfer(2, first_ticks=2 * SECOND, duration=5 * MS)
+    reported = only(aggregator.fold(reading(*late, *on_time), T0 + 4 * SECOND + CLOSED), "op_stats")
+    assert (reported["ts_ns"], reported["n"], reported["late_n"]) == (T0 + 2 * SECOND, 2, 1)
+    assert (reported["dur_sum_ns"], reported["dur_max_ns"]) == (8 * MS, 5 * MS)
+
+
+def test_memory_is_bounded_and_what_is_dropped_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("collector.nccl.host_aggregator._MOST_OPERATIONS", 2)
+    aggregator = Aggregator(ORIGIN)
+    aggregator.fold(reading(*(enqueued(number) for number in range(1, 6))), SOON)
+    assert aggregator.losses == Losses(forgotten=3)
+    assert {one["seq"] for one in rows(aggregator.finish(reading(), SOON, died=False))} == {4, 5}
+
+
+def test_parts_of_other_processes_are_shown_and_not_counted_as_lost() -> None:
+    aggregator = Aggregator(ORIGIN)
+    theirs = transfer(operation=handle(1, tag=0xCD), pid=7)
+    aggregator.fold(reading(theirs, step(operation=handle(1, tag=0xCD))), LATER)
+    assert aggregator.foreign is not None
+    assert aggregator.foreign.transfers["pid"].tolist() == [7]
+    assert len(aggregator.foreign.steps) == 1
+    assert aggregator.losses == Losses()
+
+
+def test_progress_after_a_reading_knows_its_communicators() -> None:
+    aggregator = Aggregator(ORIGIN)
+    shown = reading(live=[row(), running(), moving()])
+    aggregator.fold(shown, SOON)
+    reported = only({"progress": aggregator.progress(shown, SOON)}, "progress")
+    assert (reported["comm"], reported["rank"], reported["head_state"], reported["ts_ns"]) == (7, 0, "wire", SOON)

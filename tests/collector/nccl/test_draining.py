@@ -1,0 +1,256 @@
+"""Every record comes once, in order and whole, or is counted as lost."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from collector.kernel.foreign_file import ForeignFile
+from collector.nccl import draining
+from collector.nccl.draining import Records
+from collector.nccl.ringfile import RingFile, open_ring
+from lockstep import wire
+from lockstep.errors import BadRing
+from tests.collector.nccl.forging import RECORDS, Forged
+
+KEPT = RECORDS - draining.SLACK - 1  # of a ring that is full
+BYTES_AT = 24  # in an enqueued record
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "a.ring"
+
+
+def numbers(records: Records) -> list[int]:
+    seen: list[int] = records.enqueued["seq"].tolist()
+    return seen
+
+
+def test_records_come_once_and_in_order(path: Path) -> None:
+    forged = Forged()
+    forged.append(1, 5)
+    with open_ring(forged.write(path)) as ring:
+        assert numbers(ring.read_records()) == [0, 1, 2, 3, 4]
+        assert numbers(ring.read_records()) == []
+        forged.append(1, 2)
+        forged.write(path)
+        assert numbers(ring.read_records()) == [5, 6]
+
+
+def test_rings_come_one_after_the_other_each_in_its_order(path: Path) -> None:
+    forged = Forged()
+    forged.append(1, 3)
+    forged.append(0, 2)
+    with open_ring(forged.write(path)) as ring:
+        records = ring.read_records()
+    assert (numbers(records), records.lost) == ([0, 1, 0, 1, 2], 0)
+
+
+def test_records_over_the_edge_of_the_ring_stay_in_order(path: Path) -> None:
+    forged = Forged()
+    forged.append(1, RECORDS - 3)
+    with open_ring(forged.write(path)) as ring:
+        ring.read_records()
+        forged.append(1, 6)
+        forged.write(path)
+        records = ring.read_records()
+    assert (numbers(records), records.lost) == (list(range(RECORDS - 3, RECORDS + 3)), 0)
+
+
+@pytest.mark.parametrize("written", [RECORDS, RECORDS + 1, 2 * RECORDS - 1, 1000])
+def test_overwritten_records_are_counted(path: Path, written: int) -> None:
+    forged = Forged()
+    forged.append(1, written)
+    with open_ring(forged.write(path)) as ring:
+        records = ring.read_records()
+        assert numbers(records) == list(range(written - KEPT, written))
+        assert records.lost == written - KEPT
+        assert ring.read_records().lost == 0
+
+
+def test_records_are_distinguished_by_kind(path: Path) -> None:
+    forged = Forged()
+    kinds = [wire.KIND_STEP_CLOSED, wire.KIND_ENQUEUED, wire.KIND_CALLBACK, wire.KIND_KERNEL_CLOSED]
+    for kind in [*kinds, wire.KIND_TRANSFER_CLOSED, wire.KIND_STEP_CLOSED]:
+        forged.append(1, 1, kind)
+    with open_ring(forged.write(path)) as ring:
+        records = ring.read_records()
+    tables = (records.enqueued, records.transfers, records.kernels, records.steps, records.callbacks)
+    assert [len(table) for table in tables] == [1, 1, 1, 2, 1]
+    assert [table.dtype for table in tables] == [
+        wire.ENQUEUED,
+        wire.TRANSFER_CLOSED,
+        wire.KERNEL_CLOSED,
+        wire.STEP_CLOSED,
+        wire.CALLBACK,
+    ]
+    assert [table["kind"].tolist() for table in tables] == [[1], [2], [3], [4, 4], [5]]
+
+
+def test_kind_that_nobody_knows_is_lost(path: Path) -> None:
+    forged = Forged()
+    forged.append(1, 2, kind=99)
+    forged.append(1, 1)
+    with open_ring(forged.write(path)) as ring:
+        records = ring.read_records()
+    assert (numbers(records), records.lost) == ([2], 2)
+
+
+def test_codes_and_places_that_do_not_exist_are_unknown(path: Path) -> None:
+    forged = Forged()
+    forged.append(1, 1)
+    slot = forged.table("records", wire.ENQUEUED)[RECORDS : RECORDS + 1]
+    slot["func"], slot["dtype"], slot["algo"], slot["proto"], slot["comm"] = 255, 13, 8, 4, 8
+    slot["bytes"], slot["seq"] = (1 << 64) - 1, 1 << 63
+    with open_ring(forged.write(path)) as ring:
+        (record,) = ring.read_records().enqueued
+    assert [int(record[name]) for name in ("func", "dtype", "algo", "proto")] == [0, 0, 0, 0]
+    assert int(record["comm"]) == wire.NO_COMM
+    assert (int(record["bytes"]), int(record["seq"])) == ((1 << 63) - 1, (1 << 63) - 1)
+
+
+@pytest.mark.parametrize("stamp", [wire.BUSY, 0])
+@pytest.mark.parametrize("ring_number", [0, 1])
+def test_record_that_is_being_written_is_waited_for_in_its_index(path: Path, ring_number: int, stamp: int) -> None:
+    forged = Forged()
+    forged.append(ring_number, 5)
+    forged.put(ring_number, 2, stamp=stamp)
+    with open_ring(forged.write(path)) as ring:
+        assert numbers(ring.read_records()) == [0, 1]
+        forged.put(ring_number, 2)
+        forged.write(path)
+        records = ring.read_records()
+    assert (numbers(records), records.lost) == ([2, 3, 4], 0)
+
+
+def test_records_that_never_come_are_given_up_at_the_second_look_all_at_once(path: Path) -> None:
+    forged = Forged()
+    forged.append(0, 9)
+    for number in (2, 4, 5):
+        forged.put(0, number, stamp=wire.BUSY)
+    with open_ring(forged.write(path)) as ring:
+        assert numbers(ring.read_records()) == [0, 1]
+        forged.append(0, 3)
+        forged.put(0, 10, stamp=wire.BUSY)  # begun since: it has its turn to be waited for
+        forged.write(path)
+        records = ring.read_records()
+        assert (numbers(records), records.lost) == ([3, 6, 7, 8, 9], 3)
+        records = ring.read_records()
+    assert (numbers(records), records.lost) == ([11], 1)
+
+
+def test_record_that_a_later_one_has_replaced_is_lost_at_once(path: Path) -> None:
+    forged = Forged()
+    forged.append(1, 5)
+    forged.put(1, 2, stamp=7)
+    with open_ring(forged.write(path)) as ring:
+        records = ring.read_records()
+    assert (numbers(records), records.lost) == ([0, 1, 3, 4], 1)
+
+
+def test_head_that_goes_back_gives_no_record_twice_and_is_counted(path: Path) -> None:
+    forged = Forged()
+    forged.append(1, 9)
+    with open_ring(forged.write(path)) as ring:
+        ring.read_records()
+        forged.table("rings")["head"][1] = 4
+        forged.write(path)
+        records = ring.read_records()
+        assert (numbers(records), records.lost) == ([], 1)
+        forged.table("rings")["head"][1] = 9
+        forged.append(1, 1)
+        forged.write(path)
+        assert numbers(ring.read_records()) == [9]
+
+
+@pytest.mark.parametrize("head", [(1 << 64) - 1, 1 << 63, 0xFFFFFFFE * RECORDS])
+def test_head_that_no_writer_can_reach_is_refused(path: Path, head: int) -> None:
+    forged = Forged()
+    forged.table("rings")["head"][1] = head
+    with open_ring(forged.write(path)) as ring, pytest.raises(BadRing, match="ring 1 has seen"):
+        ring.read_records()
+
+
+def test_forged_head_gives_nothing_and_a_count_that_can_be_added_up(path: Path) -> None:
+    forged = Forged()
+    forged.table("rings")["head"][1] = 0xFFFFFFFE * RECORDS - 1
+    with open_ring(forged.write(path)) as ring:
+        lost = [ring.read_records().lost for _ in range(3)]
+    assert sum(lost) == 0xFFFFFFFE * RECORDS - 1
+
+
+def test_failed_read_loses_nothing(path: Path) -> None:
+    forged = Forged()
+    forged.append(0, 3)
+    forged.append(1, 3)
+    with open_ring(forged.write(path)) as ring:
+        content = path.read_bytes()
+        path.write_bytes(content[: int(forged.header["records"]["offset"]) + RECORDS * 64 + 100])
+        with pytest.raises(BadRing, match="was cut"):
+            ring.read_records()
+        path.write_bytes(content)
+        assert numbers(ring.read_records()) == [0, 1, 2, 0, 1, 2]
+
+
+class InterruptedFile(ForeignFile):
+    """A file in which the writer goes on while a copy of the records is half done."""
+
+    def __init__(self, path: Path, at: int, go_on: Callable[[], object]) -> None:
+        super().__init__(path)
+        self.at, self.go_on = at, go_on
+
+    def read_at(self, offset: int, size: int) -> NDArray[np.uint8]:
+        if not offset < self.at < offset + size:
+            return super().read_at(offset, size)
+        before = super().read_at(offset, self.at - offset)
+        self.go_on()
+        return np.concatenate([before, super().read_at(self.at, offset + size - self.at)])
+
+
+def read_while_written(path: Path, more: int) -> Records:
+    """Read a full ring while the writer overtakes the copy in the middle of record 100, between seq and bytes."""
+    forged = Forged()
+    forged.append(1, RECORDS)
+    forged.write(path)
+
+    def go_on() -> None:
+        forged.append(1, more)
+        forged.write(path)
+
+    at = int(forged.header["records"]["offset"]) + (RECORDS + 100) * 64 + BYTES_AT
+    with RingFile(InterruptedFile(path, at, go_on)) as ring:
+        return ring.read_records()
+
+
+def torn(records: Records) -> list[int]:
+    found: list[int] = records.enqueued["seq"][records.enqueued["bytes"] != records.enqueued["seq"] * 3].tolist()
+    return found
+
+
+@pytest.mark.parametrize("more", [1, 100, 101, 102, 165, 200, RECORDS, RECORDS + 101, 1000])
+def test_record_that_changes_while_it_is_copied_is_dropped(path: Path, more: int) -> None:
+    records = read_while_written(path, more)
+    first = min(more + draining.SLACK + 1, RECORDS)
+    assert torn(records) == []
+    assert (numbers(records), records.lost) == (list(range(first, RECORDS)), first)
+
+
+def test_without_the_second_look_the_same_reader_gives_a_torn_record(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(draining, "_first_untouched", lambda ring, head: head - RECORDS)
+    assert torn(read_while_written(path, 101)) == [100]
+
+
+def test_record_that_is_announced_late_is_dropped_too(path: Path) -> None:
+    """A weakly ordered processor: the writer is ahead of the head that we see, by less than the slack."""
+    forged = Forged()
+    forged.append(1, RECORDS)
+    for ahead in range(RECORDS, RECORDS + draining.SLACK):
+        forged.put(1, ahead)
+    with open_ring(forged.write(path)) as ring:
+        records = ring.read_records()
+    assert (torn(records), numbers(records)) == ([], list(range(draining.SLACK + 1, RECORDS)))

@@ -1,0 +1,76 @@
+"""What a process did for another one is given to that one, by process and handle."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from collector.nccl.aggregator import Aggregator
+from collector.nccl.ledger import Ledger
+from collector.nccl.transfers import ForeignParts
+from tests.builders import SECOND, T0
+from tests.collector.nccl.readings import (
+    IDENTITY,
+    MS,
+    ORIGIN,
+    communicator,
+    enqueued,
+    handle,
+    reading,
+    step,
+    transfer,
+)
+
+HELPER, OWNER = replace(IDENTITY, pid=1, tag=0x11), replace(IDENTITY, pid=2, tag=0x22, kernel_channels=False)
+
+
+def their(number: int) -> int:
+    return handle(number, OWNER.tag)
+
+
+def made_for_others() -> ForeignParts:
+    """Return what a process did for operations 1 to 3 of another, and for a process that nobody knows."""
+    helper = Aggregator(ORIGIN)
+    parts = [
+        transfer(operation=their(1), pid=2),
+        transfer(operation=their(3), pid=2),
+        transfer(operation=their(1), pid=5),
+    ]
+    helper.fold(reading(*parts, step(operation=their(2)), identity=HELPER), T0 + 10 * MS)
+    assert helper.foreign is not None
+    return helper.foreign
+
+
+def owner_of(*numbers: int, ledger: Ledger | None = None) -> Aggregator:
+    owner = Aggregator(replace(ORIGIN, host="h9"), ledger)
+    mine = [enqueued(number, operation=their(number)) for number in numbers]
+    owner.fold(reading(*mine, comms=[communicator(rank=3)], identity=OWNER), T0 + 10 * MS)
+    return owner
+
+
+def test_transfer_and_step_get_the_rank_and_operation_of_their_owner() -> None:
+    ledger = Ledger()
+    rest = owner_of(1, 2, ledger=ledger).take_foreign(made_for_others(), OWNER)
+    tables = ledger.rows()
+    (moved,), (stepped,) = tables["transfers"].to_pylist(), tables["step_samples"].to_pylist()
+    assert (moved["host"], moved["rank"], moved["seq"], moved["first_ns"]) == ("h9", 3, 1, T0 + 2 * MS)
+    assert (stepped["rank"], stepped["seq"]) == (3, 2)
+    assert (rest.transfers["operation"].tolist(), rest.transfers["pid"].tolist()) == ([their(3), their(1)], [2, 5])
+    assert len(rest.steps) == 0
+
+
+def test_what_finds_no_owner_is_left() -> None:
+    parts, ledger = made_for_others(), Ledger()
+    rest = owner_of(ledger=ledger).take_foreign(parts, OWNER)
+    assert [table.num_rows for table in ledger.rows().values()] == [0, 0, 0]
+    assert np.array_equal(rest.transfers, parts.transfers)
+    assert np.array_equal(rest.steps, parts.steps)
+
+
+def test_operation_has_its_times_and_statistics_from_what_others_did_for_it() -> None:
+    owner = owner_of(1)
+    owner.take_foreign(made_for_others(), OWNER)
+    tables = owner.fold(reading(comms=[communicator(rank=3)], identity=OWNER), T0 + 5 * SECOND)
+    (written,) = tables["collectives"].to_pylist()
+    assert (written["clock"], written["start_ns"], written["end_ns"]) == ("proxy", T0 + 2 * MS, T0 + 5 * MS)
+    (reported,) = tables["transfer_stats"].to_pylist()
+    assert (reported["n"], reported["rank"], reported["bytes"]) == (1, 3, 786_432)

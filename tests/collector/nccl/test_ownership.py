@@ -1,0 +1,188 @@
+"""Whose a ring is comes from the kernel; what a file claims beyond that is refused with a sentence, once."""
+
+import os
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from collector.nccl.ownership import Claim, Group, attempt_of, group_of, job_of, judge_job, read_uids
+from collector.sources.nccl_rings import NcclRingsSource
+from tests.collector.nccl.forging import forge
+from tests.collector.sources.imitated_rings import USUAL, Follower, held, make_root, show_process
+
+POD = "0e5ad5b1-8c3f-4b34-9a0c-0123456789ab"
+SLURM = "0::/system.slice/slurmstepd.scope/job_4711/step_0/user/task_0\n"
+
+
+@contextmanager
+def following(root: Path) -> Iterator[Follower]:
+    with closing(NcclRingsSource("h0", root, (USUAL,))) as source:
+        yield Follower(source)
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "expected"),
+    [
+        ("0::/user.slice/user-0.slice/session-1.scope\n", Group()),
+        (SLURM, Group(job="4711")),
+        ("5:memory:/slurm/uid_1000/job_12/step_batch/task_0\n0::/\n", Group(job="12")),
+        ("4:cpu:/slurm_node7/uid_5/job_8\n", Group(job="8")),
+        ("0::/srv/job_5/x\n", Group()),
+        (f"0::/kubepods/burstable/pod{POD}/abc\n", Group(container=f"pod-{POD}")),
+        (
+            f"0::/kubepods.slice/kubepods-pod{POD.replace('-', '_')}.slice/cri-containerd-1.scope\n",
+            Group(container=f"pod-{POD}"),
+        ),
+        (f"0::/system.slice/docker-{'ab' * 32}.scope\n", Group(container="docker-abababababab")),
+        (f"3:cpu:/docker/{'cd' * 32}\n", Group(container="docker-cdcdcdcdcdcd")),
+        ("", Group()),
+    ],
+)
+def test_control_group_names_the_job_or_the_container(cgroup: str, expected: Group) -> None:
+    assert group_of(cgroup) == expected
+
+
+@given(st.text())
+def test_no_control_group_breaks_the_reader(cgroup: str) -> None:
+    assert isinstance(group_of(cgroup), Group)
+
+
+@pytest.mark.parametrize(
+    ("claimed", "environment", "group", "job", "problem"),
+    [
+        ("7", {"SLURM_JOB_ID": "7"}, Group("7"), "7", ""),
+        ("run-a", {"LOCKSTEP_JOB": "run-a", "SLURM_JOB_ID": "7"}, Group("7"), "7", ""),
+        ("8", {"LOCKSTEP_JOB": "8"}, Group("7"), "7", "claims job 8, and its process is in job 7"),
+        ("run-b", {"LOCKSTEP_JOB": "run-a"}, Group(), "run-a", "claims job run-b, and its process is in job run-a"),
+        ("run-b", {}, Group(), "uid-5", "claims job run-b, and its process is in job none"),
+        ("", {}, Group(container="pod-1"), "pod-1", ""),
+        ("", {}, Group(), "uid-5", ""),
+    ],
+)
+def test_job_is_the_kernels_and_another_claim_is_a_problem(
+    claimed: str, environment: dict[str, str], group: Group, job: str, problem: str
+) -> None:
+    assert judge_job(Claim("a.ring", 5, claimed), environment, group) == (job, problem)
+
+
+def test_job_is_read_as_the_plugin_reads_it() -> None:
+    assert job_of({"LOCKSTEP_JOB": "", "SLURM_JOB_ID": "9", "TORCHELASTIC_RUN_ID": "x"}) == "9"
+    assert job_of({"LOCKSTEP_JOB": "a\x1b" + "é" * 60}) == "a" + "é" * 38 + "\ufffd"  # 79 bytes, cut inside a letter
+
+
+@pytest.mark.parametrize(
+    ("environment", "attempt"),
+    [({}, 0), ({"SLURM_RESTART_COUNT": "3"}, 3), ({"SLURM_RESTART_COUNT": "-1"}, 0)]
+    + [({"TORCHELASTIC_RESTART_COUNT": "99999999999", "SLURM_RESTART_COUNT": "3"}, 65_535)],
+)
+def test_attempt_is_a_small_number(environment: dict[str, str], attempt: int) -> None:
+    assert attempt_of(environment) == attempt
+
+
+def test_users_of_a_process_are_read_or_nobody(tmp_path: Path) -> None:
+    show_process(tmp_path, 5, uid=1000)
+    (tmp_path / "proc/6").mkdir()
+    (tmp_path / "proc/6/status").write_text("Uid: many\n")
+    assert [read_uids(tmp_path / "proc", pid) for pid in (5, 6, 7)] == [{1000}, set(), set()]
+
+
+def test_ring_of_its_own_job_is_followed(tmp_path: Path) -> None:
+    rings = make_root(tmp_path)
+    with following(tmp_path) as follower, held(rings / "1-1.ring", job=b"4711") as pid:
+        show_process(tmp_path, pid, os.geteuid(), "SLURM_JOB_ID=4711\0SLURM_RESTART_COUNT=1\0", SLURM)
+        follower.read()
+        (process,) = follower.source._processes
+        assert (process.origin.job, process.origin.attempt, process.origin.pid) == ("4711", 1, pid)
+        assert follower.refusals() == []
+
+
+def test_ring_that_claims_another_job_is_refused_once(tmp_path: Path) -> None:
+    rings = make_root(tmp_path)
+    with following(tmp_path) as follower, held(rings / "1-1.ring", job=b"4712") as pid:
+        show_process(tmp_path, pid, os.geteuid(), "LOCKSTEP_JOB=4712\0", SLURM)
+        for _ in range(3):
+            follower.has("comms")
+    (event,) = follower.rows["events"]
+    assert event["message"] == f"{rings}/1-1.ring: claims job 4712, and its process is in job 4711"
+    assert (event["source"], event["kind"], event["component"]) == ("nccl_rings", "ring_refused", "host:h0")
+    assert (event["severity"], event["host"]) == ("warning", "h0")
+    assert set(follower.rows) == {"events"}
+
+
+def test_ring_held_by_another_user_is_refused(tmp_path: Path) -> None:
+    rings = make_root(tmp_path)
+    with following(tmp_path) as follower, held(rings / "1-1.ring") as pid:
+        show_process(tmp_path, pid, os.geteuid() + 1, "LOCKSTEP_JOB=train\0")
+        follower.read()
+    (refusal,) = follower.refusals()
+    assert f"is held by process {pid} of uid {os.geteuid() + 1}" in refusal
+
+
+def test_ring_that_nobody_holds_is_refused_and_removed_in_the_end(tmp_path: Path) -> None:
+    ring = forge(make_root(tmp_path) / "1-1.ring")
+    with following(tmp_path) as follower:
+        for _ in range(3):
+            follower.has("comms")
+        assert "nobody holds it" in follower.refusals()[0]
+        assert len(follower.refusals()) == 1
+        assert ring.exists()
+        follower.skip(601)
+        follower.read()
+    assert not ring.exists()
+
+
+def test_ring_whose_process_is_not_for_us_to_look_at_is_refused(tmp_path: Path) -> None:
+    rings = make_root(tmp_path)
+    with following(tmp_path) as follower, held(rings / "1-1.ring") as pid:
+        (show_process(tmp_path, pid, os.geteuid()) / "environ").unlink()
+        follower.read()
+    assert "CAP_SYS_PTRACE" in follower.refusals()[0]
+
+
+def test_garbage_is_refused_once_and_does_not_hide_the_rest(tmp_path: Path) -> None:
+    rings = make_root(tmp_path)
+    (rings / "a.ring").write_bytes(b"x" * 10_000)
+    (rings / "a.ring").chmod(0o600)
+    (rings / "b.ring").symlink_to("/etc/passwd")
+    os.mkfifo(rings / "c.ring", 0o600)
+    (rings / "d.ring").touch(0o600)  # its writer has only begun
+    with following(tmp_path) as follower, held(rings / "1-1.ring", job=b"train") as pid:
+        show_process(tmp_path, pid, os.geteuid(), "LOCKSTEP_JOB=train\0")
+        for _ in range(3):
+            follower.has("comms")
+        assert len(follower.source._processes) == 1
+    problems = sorted(refusal.rpartition(": ")[2] for refusal in follower.refusals())
+    assert problems == ["Too many levels of symbolic links", "is no regular file", "is no ring file"]
+
+
+def test_file_that_turns_bad_is_reported_once_and_the_others_go_on(tmp_path: Path) -> None:
+    rings = make_root(tmp_path)
+    with (
+        following(tmp_path) as follower,
+        held(rings / "1-1.ring", job=b"train") as one,
+        held(rings / "2-2.ring", job=b"train") as other,
+    ):
+        for pid in (one, other):
+            show_process(tmp_path, pid, os.geteuid(), "LOCKSTEP_JOB=train\0")
+        follower.read()
+        os.truncate(rings / "1-1.ring", 5_000)
+        for _ in range(3):
+            follower.has("comms")
+        assert [process.owner.pid for process in follower.source._processes] == [other]
+    assert len(follower.refusals()) == 1
+    assert "was cut" in follower.refusals()[0]
+
+
+def test_directory_into_which_others_may_write_is_refused_once(tmp_path: Path) -> None:
+    rings = make_root(tmp_path)
+    forge(rings / "1-1.ring")
+    rings.chmod(0o777)
+    with following(tmp_path) as follower:
+        for _ in range(8):
+            follower.has("comms")
+    (refusal,) = follower.refusals()
+    assert refusal.startswith(f"{rings}: others may write into it")

@@ -1,0 +1,96 @@
+"""Progress shows what is open, since when, and what holds it up."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from collector.nccl.communicators import CommunicatorHistory, HostCommunicators, Origins
+from collector.nccl.progress import progress_of, progress_rows, show
+from lockstep import wire
+from tests.builders import SECOND, T0
+from tests.collector.nccl.readings import (
+    CLOCKS,
+    MS,
+    ORIGIN,
+    Array,
+    communicator,
+    handle,
+    moving,
+    reading,
+    row,
+    running,
+)
+
+NOW = T0 + SECOND
+
+
+def reported(*live: Array, reports_kernels: bool = True) -> list[dict[str, Any]]:
+    history = CommunicatorHistory()
+    history.update(communicator(rank=3))
+    shown = show([reading(live=list(live)).live])
+    found = progress_of(shown, CLOCKS, HostCommunicators([history]), [(0, reports_kernels)], NOW)
+    return list(progress_rows(found, Origins(ORIGIN)).to_pylist())
+
+
+def test_nothing_open_is_idle() -> None:
+    (found,) = reported(row(done=2))
+    assert (found["comm"], found["rank"], found["func"], found["peer"]) == (7, 3, "AllReduce", -1)
+    assert (found["enqueued"], found["started"], found["done"], found["ts_ns"]) == (2, 2, 2, NOW)
+    assert found["head_state"] == "idle"
+    assert {found[name] for name in found if name.startswith(("open", "oldest", "head_p", "head_c"))} == {None}
+
+
+@pytest.mark.parametrize(
+    ("code", "state"),
+    [
+        (wire.WAIT_GPU, "gpu_wait"),
+        (wire.WAIT_PEER, "peer_wait"),
+        (wire.WAIT_WIRE, "wire"),
+        (wire.WAIT_RECV, "recv_wait"),
+        (wire.WAIT_FLUSH, "flush"),
+        (wire.WAIT_RECV_GPU, "recv_gpu_wait"),
+        (wire.WAIT_UNKNOWN, "unknown"),
+    ],
+)
+def test_open_operation_is_described_and_its_head_waits_for_what_the_table_says(code: int, state: str) -> None:
+    (found,) = reported(row(), running(), moving(wait=code))
+    assert (found["open_bytes"], found["open_dtype"], found["open_algo"]) == (1 << 20, "ncclFloat32", "RING")
+    assert (found["oldest_open_ns"], found["head_state"]) == (T0 + MS, state)
+    assert found["head_peer"] == (None if code == wire.WAIT_UNKNOWN else 1)
+
+
+def test_transfer_that_has_waited_longest_holds_the_oldest_operation_up() -> None:
+    newer = running(2, enqueue_ticks=9 * MS, bytes=5)
+    transfers = [moving(1, wire.WAIT_WIRE, 4 * MS, peer=1), moving(1, wire.WAIT_RECV, 3 * MS, peer=2, channel=6)]
+    other = moving(2, wire.WAIT_GPU, 2 * MS, peer=3)
+    (found,) = reported(row(), newer, running(1), *transfers, other)
+    assert (found["open_bytes"], found["oldest_open_ns"]) == (1 << 20, T0 + MS)
+    assert (found["head_state"], found["head_peer"], found["head_channel"]) == ("recv_wait", 2, 6)
+
+
+def test_channel_of_a_kernel_is_no_transfer() -> None:
+    (found,) = reported(row(), running(), moving(flags=wire.FLAG_KERNEL))
+    assert found["head_state"] == "unknown"
+
+
+def test_rows_of_other_peers_and_functions_are_not_mixed_up() -> None:
+    send = running(5, func=wire.SEND, peer=2, handle=handle(5))
+    rows = reported(row(), row(wire.SEND, 1, done=2), row(wire.SEND, 2), send, moving(5))
+    assert {(one["func"], one["peer"]): one["head_state"] for one in rows} == {
+        ("AllReduce", -1): "idle",
+        ("Send", 1): "idle",
+        ("Send", 2): "wire",
+    }
+
+
+def test_operation_that_has_not_begun_is_open_where_kernels_are_seen_of() -> None:
+    waiting = running(open=0, began=0)
+    (seen,) = reported(row(started=0, done=0), waiting)
+    assert (seen["oldest_open_ns"], seen["head_state"]) == (T0 + MS, "unknown")
+    (unseen,) = reported(row(started=0, done=0), waiting, reports_kernels=False)
+    assert (unseen["oldest_open_ns"], unseen["head_state"]) == (None, "unknown")
+
+
+def test_row_of_a_communicator_that_is_not_in_the_table_is_left_out() -> None:
+    assert reported(row(key=np.uint64(9 << 40 | wire.ALL_REDUCE << 32))) == []

@@ -1,0 +1,84 @@
+"""Recording a live job: every callback for a while, and the job as it was afterwards."""
+
+import json
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from importers.traces.nccl_callbacks import Trace, read_events
+from importers.traces.recording import Limits, Recorded, lines_of, living_processes, record, traced
+from lockstep import wire
+from lockstep.clock import SystemClock
+from lockstep.errors import BadInput
+from tests.waiting import eventually
+
+PLENTY = 64 << 20
+
+
+def _trace(processes: list[Recorded], callbacks: int, limit: int = PLENTY) -> bool:
+    """Record until there are so many callbacks, however long a busy machine takes for them."""
+    stop = threading.Event()
+
+    def stop_when_enough(_: float) -> None:
+        if sum(map(len, processes[0].pieces)) >= callbacks:
+            stop.set()
+
+    with traced(processes):
+        eventually(lambda: processes[0].ring.status()["level"] == wire.TRACE)
+        return record(processes, Limits(60, limit), SystemClock(), stop, stop_when_enough)
+
+
+def test_trace_holds_every_callback_of_the_time(live_rings: Path) -> None:
+    with living_processes(live_rings) as processes:
+        assert _trace(processes, 500)
+        about, header, *events = map(json.loads, lines_of(processes, "job 7"))
+
+    assert (about["run"], about["ranks"], about["lost"]) == ("job 7", 1, 0)
+    assert header["rank"] == 3
+    assert [comm["id"] for comm in header["header"]["comms"]] == ["a72e744e3e8dda49"]
+    starts = Counter(event["type"] for event in events if event["ev"] == "start")
+    assert starts["Coll"] > 20
+    assert max(starts.values()) - min(starts.values()) <= 1  # one of each per operation; the last may be cut
+    assert set(starts) == {"CollApi", "Coll", "ProxyOp", "ProxyStep"}
+
+
+def test_operations_follow_one_another_without_a_gap(live_rings: Path) -> None:
+    with living_processes(live_rings) as processes:
+        _trace(processes, 500)
+        events: list[dict[str, Any]] = [json.loads(line) for line in lines_of(processes, "job")][2:]
+
+    numbers = [event["seq"] for event in events if event["type"] == "Coll" and event["ev"] == "start"]
+    assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+    assert [event["ts"] for event in events] == sorted(event["ts"] for event in events)
+
+
+def test_trace_can_be_read_again(live_rings: Path, tmp_path: Path) -> None:
+    with living_processes(live_rings) as processes:
+        _trace(processes, 300)
+        file = tmp_path / "trace.jsonl"
+        file.write_text("".join(f"{line}\n" for line in lines_of(processes, "job")))
+
+    assert len(list(read_events(Trace(file)))) == len(file.read_text().splitlines()) - 2
+
+
+def test_job_gets_back_the_level_it_had(live_rings: Path) -> None:
+    with living_processes(live_rings) as processes:
+        _trace(processes, 1)
+        eventually(lambda: processes[0].ring.status()["level"] == wire.TRANSFERS)
+
+
+def test_recording_ends_when_its_memory_is_full(live_rings: Path) -> None:
+    with living_processes(live_rings) as processes:
+        assert not _trace(processes, 1_000_000, limit=10_000)
+
+
+def test_directory_without_a_living_process_is_named(tmp_path: Path) -> None:
+    (tmp_path / "1-2.ring").write_bytes(b"no ring")
+    with (
+        pytest.raises(BadInput, match=f"no process on this host records into {tmp_path}"),
+        living_processes(tmp_path),
+    ):
+        pass

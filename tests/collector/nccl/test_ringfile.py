@@ -1,0 +1,205 @@
+"""The control page, and what no forged file can do: raise anything but BadRing, or make us read without end."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from collector.nccl.ringfile import RingFile, open_ring
+from lockstep import wire
+from lockstep.errors import BadRing
+from tests.collector.nccl.forging import Forged, forge
+
+
+def request_in(path: Path, forged: Forged) -> tuple[int, ...]:
+    offset = int(forged.header["requests"]["offset"])
+    content = path.read_bytes()[offset : offset + wire.REQUEST.itemsize]
+    return tuple(np.frombuffer(content, wire.REQUEST)[0].tolist())
+
+
+def test_status_is_as_the_plugin_wrote_it(tmp_path: Path) -> None:
+    forged = Forged()
+    status = forged.table("status")
+    status["level"], status["paid_ppm"], status["stale"] = wire.STEPS, -12, 5
+    with open_ring(forged.write(tmp_path / "a.ring")) as ring:
+        found = ring.status()
+    assert (int(found["level"]), int(found["paid_ppm"]), int(found["stale"])) == (wire.STEPS, -12, 5)
+
+
+@pytest.mark.parametrize(("field", "value"), [("level", 5), ("lowered", 3)])
+def test_status_that_cannot_be_is_refused(tmp_path: Path, field: str, value: int) -> None:
+    forged = Forged()
+    forged.table("status")[field] = value
+    with open_ring(forged.write(tmp_path / "a.ring")) as ring, pytest.raises(BadRing, match="has level"):
+        ring.status()
+
+
+def test_request_has_a_new_stamp_each_time(tmp_path: Path) -> None:
+    forged = Forged()
+    path = forged.write(tmp_path / "a.ring")
+    with open_ring(path) as ring:
+        ring.request(wire.STEPS, 655, 5_000)
+        assert request_in(path, forged) == (1, wire.STEPS, 655, 5_000)
+        ring.request(wire.OFF, 0, 0)
+        assert request_in(path, forged) == (2, wire.OFF, 0, 0)
+
+
+def test_stamp_of_a_request_is_never_zero(tmp_path: Path) -> None:
+    forged = Forged()
+    forged.table("requests")["stamp"] = 0xFFFFFFFF
+    path = forged.write(tmp_path / "a.ring")
+    with open_ring(path) as ring:
+        ring.request(wire.TRACE, 65_536, 1)
+    assert request_in(path, forged) == (1, wire.TRACE, 65_536, 1)
+
+
+def test_fields_of_a_request_are_written_before_its_stamp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forged = Forged()
+    offset = int(forged.header["requests"]["offset"])
+    written: list[int] = []
+    monkeypatch.setattr(os, "pwrite", lambda _, content, at: written.extend(range(at, at + len(content))))
+    with open_ring(forged.write(tmp_path / "a.ring")) as ring:
+        ring.request(wire.OFF, 0, 0)
+    assert written == [*range(offset + 4, offset + 16), *range(offset, offset + 4)]
+
+
+@pytest.mark.parametrize("wrong", [(5, 0, 0), (-1, 0, 0), (1, 65_537, 0), (1, -1, 0), (1, 0, -1), (1, 0, 1_000_001)])
+def test_request_that_makes_no_sense_is_not_written(tmp_path: Path, wrong: tuple[int, int, int]) -> None:
+    forged = Forged()
+    path = forged.write(tmp_path / "a.ring")
+    with open_ring(path) as ring, pytest.raises(ValueError, match="no level, share or budget"):
+        ring.request(*wrong)
+    assert request_in(path, forged) == (0, 0, 0, 0)
+
+
+def test_request_never_goes_into_a_file_that_took_the_place_of_ours(tmp_path: Path) -> None:
+    forged = Forged()
+    path = forged.write(tmp_path / "a.ring")
+    with open_ring(path) as ring:
+        other = forge(tmp_path / "other")
+        before = other.read_bytes()
+        other.rename(path)
+        with pytest.raises(BadRing, match="was replaced"):
+            ring.request(wire.OFF, 0, 0)
+        assert path.read_bytes() == before
+        path.unlink()
+        path.symlink_to(forge(tmp_path / "third"))
+        with pytest.raises(BadRing, match="symbolic links"):
+            ring.request(wire.OFF, 0, 0)
+
+
+def test_request_does_not_make_a_file_grow_again_that_was_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forged = Forged()
+    path = forged.write(tmp_path / "a.ring")
+    pwrite = os.pwrite
+
+    def cut_and_write(descriptor: int, content: bytes, at: int) -> int:
+        pwrite(descriptor, content, at)
+        os.truncate(path, 100)
+        return len(content)
+
+    monkeypatch.setattr(os, "pwrite", cut_and_write)
+    with open_ring(path) as ring, pytest.raises(BadRing, match="was cut"):
+        ring.request(wire.OFF, 0, 0)
+    assert path.stat().st_size == 100
+
+
+def read_everything(ring: RingFile) -> int:
+    """Use all that a reader offers; return how many of the calls gave an answer."""
+    answers = 0
+    for ask in (
+        ring.read_records,
+        ring.clock,
+        ring.communicators,
+        ring.live,
+        ring.status,
+        ring.owner,
+        ring.read_records,
+    ):
+        try:
+            ask()
+            answers += 1
+        except BadRing:
+            pass
+    return answers
+
+
+@pytest.mark.parametrize("kept", [0, 100, 4096, 5000, 30_000])
+def test_file_that_is_cut_after_it_was_opened_is_a_bad_ring(tmp_path: Path, kept: int) -> None:
+    forged = Forged()
+    forged.append(0, 20)
+    path = forged.write(tmp_path / "a.ring")
+    with open_ring(path) as ring:
+        assert read_everything(ring) == 7
+        os.truncate(path, kept)
+        assert read_everything(ring) < 7
+
+
+def test_file_that_is_removed_can_still_be_read(tmp_path: Path) -> None:
+    forged = Forged()
+    forged.append(0, 20)
+    path = forged.write(tmp_path / "a.ring")
+    with open_ring(path) as ring:
+        path.unlink()
+        assert len(ring.read_records().enqueued) == 20
+
+
+def try_to_read(path: Path, content: bytes) -> None:
+    path.touch(0o600)
+    path.write_bytes(content)
+    try:
+        ring = open_ring(path)
+    except BadRing:
+        return
+    with ring:
+        read_everything(ring)
+
+
+def well_filled() -> Forged:
+    forged = Forged()
+    forged.header["clock_kind"] = wire.CLOCK_TSC
+    forged.set_clock([(number * 2_000, 10**18 + number * 1_000) for number in range(70)])
+    for kind in range(1, 6):
+        forged.append(0, 60, kind)
+        forged.append(1, 30, kind)
+    forged.table("transfers")["handle"] = 7
+    forged.table("operations")["handle"] = 9
+    forged.table("comms")["incarnation"] = 1
+    forged.table("rows")["key"] = 2 << 40 | 1 << 32
+    return forged
+
+
+NUMBERS = st.sampled_from([0, 1, 2, 7, 0x7F, 0x80, 0xFF])
+
+
+@given(changes=st.lists(st.tuples(st.integers(0, wire.HEADER.itemsize - 1), NUMBERS), max_size=6))
+def test_no_header_does_harm(tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[int, int]]) -> None:
+    forged = well_filled()
+    for index, value in changes:
+        forged.content[index] = value
+    try_to_read(tmp_path_factory.getbasetemp() / "header.ring", bytes(forged.content))
+
+
+@given(seed=st.integers(0, 2**32 - 1), share=st.sampled_from([1e-4, 1e-2, 0.5, 1.0]), keep_header=st.booleans())
+def test_no_corruption_does_harm(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, share: float, keep_header: bool
+) -> None:
+    content = np.frombuffer(well_filled().content, np.uint8).copy()
+    random = np.random.default_rng(seed)
+    is_hit = random.random(len(content)) < share
+    is_hit[: wire.PAGE] &= not keep_header
+    content[is_hit] = random.integers(0, 256, int(is_hit.sum()))
+    try_to_read(tmp_path_factory.getbasetemp() / "corrupt.ring", content.tobytes())
+
+
+@given(content=st.binary(max_size=2 * wire.PAGE), begins_right=st.booleans())
+def test_no_other_file_does_harm(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes, begins_right: bool
+) -> None:
+    head = bytes(well_filled().content[:16]) if begins_right else b""
+    try_to_read(tmp_path_factory.getbasetemp() / "other.ring", head + content)

@@ -1,0 +1,185 @@
+"""Packets are byte for byte those of scapy, each with its own port, TTL and token; answers find their packet."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scapy.contrib.roce import BTH
+from scapy.layers.inet import ICMP, IP, TCP, UDP, IPerror, TCPerror, UDPerror
+from scapy.packet import Raw
+
+from collector.probes.packets import (
+    Answer,
+    Arrival,
+    Batch,
+    Flow,
+    Shot,
+    build_packets,
+    fit_token,
+    read_icmp,
+    read_reset,
+)
+
+REPO = Path(__file__).resolve().parents[3]
+SOURCE, TARGET, SWITCH = "10.1.0.1", "10.2.0.9", "10.9.9.9"
+
+
+def shot(proto: str = "tcp", *, sport: int = 50_000, dport: int = 4791, ttl: int = 2, token: int = 7) -> Shot:
+    return Shot(Flow("eth0", "h1", "eth0", proto, sport, dport), SOURCE, TARGET, ttl, token)
+
+
+def by_scapy(each: Shot) -> bytes:
+    """Return the same packet built by scapy alone."""
+    flow = each.flow
+    ip = IP(src=SOURCE, dst=TARGET, ttl=each.ttl, id=each.token & 0xFFFF, chksum=0)
+    udp = UDP(sport=flow.sport, dport=flow.dport, chksum=0)
+    behind = {
+        "tcp": TCP(sport=flow.sport, dport=flow.dport, flags="A", seq=each.token, ack=each.token, window=0),
+        "udp": udp / Raw(b"lockstep"),
+        "roce": udp / BTH(opcode=4, dqpn=0xFFFFFF),
+    }
+    return bytes(ip / behind[flow.proto])
+
+
+def without_ip_checksum(packet: bytes) -> bytes:
+    return packet[:10] + b"\0\0" + packet[12:]  # the kernel writes it
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["tcp", "udp", "roce"]),
+            st.integers(1, 65_535),
+            st.integers(1, 65_535),
+            st.integers(1, 255),
+            st.integers(0, 1 << 33),
+        ),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_every_packet_is_the_one_that_scapy_builds(drawn: list[tuple[str, int, int, int, int]]) -> None:
+    shots = [
+        shot(proto, sport=sport, dport=dport, ttl=ttl, token=fit_token(proto, number))
+        for proto, sport, dport, ttl, number in drawn
+    ]
+    made = [without_ip_checksum(packet) for packet in build_packets(shots)]
+    assert made == [by_scapy(each) for each in shots]
+
+
+def test_tokens_that_follow_each_other_differ_and_never_leave_the_identification_empty() -> None:
+    for proto, wrap in (("udp", 0xFFFF), ("tcp", 0xFFFF), ("tcp", 1 << 32)):
+        tokens = [fit_token(proto, number) for number in range(wrap - 500, wrap + 500)]
+        assert len(set(tokens)) == len(tokens)
+        assert all(token & 0xFFFF for token in tokens)
+
+
+def test_batches_of_any_length_are_built() -> None:
+    assert build_packets([]) == []
+    assert len(build_packets([shot(token=number + 1) for number in range(5_000)])) == 5_000
+
+
+@pytest.mark.parametrize(("proto", "token"), [("tcp", 0xDEADBEEF), ("udp", 77), ("roce", 77)])
+@pytest.mark.parametrize("quoted", [28, 1500], ids=["shortest quote", "whole quote"])
+def test_time_exceeded_of_a_switch_names_switch_and_packet(proto: str, token: int, quoted: int) -> None:
+    each = shot(proto, token=token)
+    error = bytes(IP(src=SWITCH, dst=SOURCE) / ICMP(type=11, code=0)) + build_packets([each])[0][:quoted]
+    assert read_icmp(error) == Answer(each.key, SWITCH, "expired")
+
+
+def test_icmp_error_that_scapy_builds_is_read_too() -> None:
+    each = shot(token=5)
+    quote = IPerror(src=SOURCE, dst=TARGET, id=5) / TCPerror(sport=50_000, dport=4791, seq=5)
+    assert read_icmp(bytes(IP(src=SWITCH, dst=SOURCE) / ICMP(type=11) / quote)) == Answer(each.key, SWITCH, "expired")
+    other = IPerror(src=SOURCE, dst=TARGET, id=5) / UDPerror(sport=50_000, dport=4791)
+    packet = bytes(IP(src=SWITCH, dst=SOURCE) / ICMP(type=11) / other)
+    assert read_icmp(packet) == Answer(shot("udp", token=5).key, SWITCH, "expired")
+
+
+@pytest.mark.parametrize(
+    ("responder", "code", "kind"), [(TARGET, 3, "reached"), (SWITCH, 3, "refused"), (TARGET, 13, "refused")]
+)
+def test_only_the_destination_s_closed_port_means_that_it_was_reached(responder: str, code: int, kind: str) -> None:
+    each = shot("udp")
+    answer = read_icmp(bytes(IP(src=responder, dst=SOURCE) / ICMP(type=3, code=code)) + build_packets([each])[0])
+    assert answer == Answer(each.key, responder, kind)  # type: ignore[arg-type]  # a parameter has no literal type
+
+
+def test_reset_repeats_the_token() -> None:
+    each = shot(token=0xCAFEF00D)
+    reset = bytes(IP(src=TARGET, dst=SOURCE) / TCP(sport=4791, dport=50_000, flags="R", seq=0xCAFEF00D))
+    assert read_reset(reset) == Answer(each.key, TARGET, "reached")
+
+
+def test_other_segments_and_messages_are_no_answers() -> None:
+    assert read_reset(bytes(IP(src=TARGET, dst=SOURCE) / TCP(sport=4791, dport=50_000, flags="A"))) is None
+    assert read_icmp(bytes(IP(src=SWITCH, dst=SOURCE) / ICMP(type=8) / IPerror(dst=TARGET) / UDPerror())) is None
+    assert read_icmp(bytes(IP(src=SWITCH, dst=SOURCE) / ICMP(type=11) / IPerror(dst=TARGET, proto=1))) is None
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=120))
+def test_garbage_is_never_an_error(noise: bytes) -> None:
+    read_icmp(noise)
+    read_reset(noise)
+    whole = bytes(IP(src=SWITCH, dst=SOURCE) / ICMP(type=11)) + build_packets([shot()])[0]
+    cut = whole[: len(noise)]
+    assert read_icmp(cut) is None or len(cut) >= 56
+    read_icmp(whole[:28] + noise)
+
+
+def answer(each: Shot, responder: str = SWITCH) -> Answer:
+    return Answer(each.key, responder, "expired")
+
+
+def test_answer_is_matched_once_and_timed() -> None:
+    shots = [shot(token=1), shot(token=2)]
+    batch = Batch(shots, timeout_ns=1_000)
+    batch.note_sent(0, 100)
+    batch.note_sent(1, 200)
+    batch.take([(answer(shots[1]), 250), (answer(shots[1], "10.6.6.6"), 260)])
+    assert batch.arrivals == [Arrival(100), Arrival(200, 50, SWITCH, "expired")]
+    assert not batch.is_complete
+
+
+def test_answer_to_what_we_never_sent_changes_nothing() -> None:
+    batch = Batch([shot(token=1)], timeout_ns=1_000)
+    batch.take([(answer(shot(token=1)), 5)])  # it came before we sent anything
+    batch.note_sent(0, 100)
+    batch.take(
+        [(answer(shot(token=2)), 110), (answer(shot(sport=3, token=1)), 110), (answer(shot("udp", token=1)), 1)]
+    )
+    assert batch.arrivals == [Arrival(100)]
+
+
+@pytest.mark.parametrize(("at_ns", "rtt_ns"), [(50, 0), (10**18, 1_000)], ids=["set back", "set ahead"])
+def test_clock_that_is_set_meanwhile_gives_no_impossible_round_trip(at_ns: int, rtt_ns: int) -> None:
+    batch = Batch([shot()], timeout_ns=1_000)
+    batch.note_sent(0, 100)
+    batch.take([(answer(shot()), at_ns)])
+    assert batch.arrivals[0] == replace(Arrival(100, 0, SWITCH, "expired"), rtt_ns=rtt_ns)
+
+
+def test_packet_that_could_not_be_sent_is_not_waited_for() -> None:
+    batch = Batch([shot()], timeout_ns=1_000)
+    batch.note_sent(0, 100)
+    batch.note_unsent(0)
+    assert batch.is_complete
+    assert batch.arrivals == [None]
+
+
+def test_scapy_is_loaded_by_the_first_packet_and_not_before() -> None:
+    watch = """
+import sys
+import collector.registry, collector.sources.probes, collector.sources.clocks
+from collector.probes.packets import Flow, Shot, build_packets
+assert not [name for name in sys.modules if name.partition(".")[0] == "scapy"]
+build_packets([Shot(Flow("eth0", "h1", "eth0", "tcp", 1, 2), "10.0.0.1", "10.0.0.2", 1, 1)])
+assert "scapy" in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", watch], cwd=REPO, check=True, timeout=60)

@@ -1,0 +1,179 @@
+"""The budget bounds what a host sends, requests come first, and a round takes only the packets that it needs."""
+
+import socket
+from contextlib import closing
+
+import pytest
+
+from collector.probes.packets import Arrival, Flow
+from collector.probes.paths import AddressBook, Atlas, FlowPath, PathCatalogue, PathFinder
+from collector.probes.schedule import (
+    MeshOptions,
+    Outcome,
+    PacketBudget,
+    ProbeOrders,
+    Round,
+    Schedule,
+    plan_round,
+    read_outcomes,
+    shots_of,
+)
+from lockstep.fabrics import leaf_spine
+from lockstep.probing import Mesh
+from lockstep.topology import Topology
+from tests.builders import SECOND, T0
+from tests.collector.probes.test_detail_requests import every_address, request
+
+FABRIC = leaf_spine(hosts=4, nics_per_host=1, leaves=2, spines=2)
+
+
+class Host:
+    """h0 with all that it chooses its turns from."""
+
+    def __init__(self, options: MeshOptions, topology: Topology = FABRIC, address: str = "127.0.0.1") -> None:
+        book = AddressBook(topology, every_address(topology) | {"h0/eth0": address})
+        self.orders = ProbeOrders("h0", topology, book)
+        self.catalogue = PathCatalogue(fresh_s=600)
+        atlas = Atlas("h0", PathFinder(topology, "h0"), book, self.catalogue)
+        self.schedule = Schedule(atlas, Mesh(topology, "h0"), self.orders, options)
+
+
+def test_budget_lets_the_rate_through_and_saves_up_one_burst() -> None:
+    budget = PacketBudget(per_s=10, burst=20)
+    budget.refill(T0)
+    assert [budget.take(20), budget.take()] == [True, False]
+    budget.refill(T0 + SECOND)
+    assert [budget.take(10), budget.take()] == [True, False]
+    budget.refill(T0 + 3600 * SECOND)
+    assert [budget.take(20), budget.take()] == [True, False]
+
+
+def test_budget_gives_nothing_for_a_clock_that_is_set_back() -> None:
+    budget = PacketBudget(per_s=10, burst=10)
+    budget.refill(T0)
+    assert budget.take(10)
+    budget.refill(T0 - 3600 * SECOND)
+    assert not budget.take()
+    budget.refill(T0 - 3599 * SECOND)
+    assert budget.take(10)
+
+
+def test_more_than_a_burst_passes_when_the_bucket_is_full_and_is_paid_back() -> None:
+    budget = PacketBudget(per_s=10, burst=10)
+    budget.refill(T0)
+    assert budget.take(30)
+    budget.refill(T0 + 2 * SECOND)
+    assert not budget.take()
+    budget.refill(T0 + 3 * SECOND)
+    assert budget.take(10)
+
+
+def test_mesh_stays_within_the_rate_and_leaves_no_pair_out() -> None:
+    host = Host(MeshOptions(packets_per_s=20, ports=2))
+    seen, packets = set(), 0
+    seconds = round(host.schedule.lap_s) + 1
+    for second in range(seconds):
+        rounds = host.schedule.choose(T0 + second * SECOND)
+        packets += sum(each.packets for each in rounds)
+        seen |= {each.flow.dst for each in rounds}
+    assert seen == {"h1", "h2", "h3"}
+    assert packets <= 20 * seconds + 40
+
+
+def test_step_is_long_enough_to_trace_every_flow_of_a_pair() -> None:
+    # Two ports of two protocols, each with one packet to the end and one to the spine that may be either.
+    host = Host(MeshOptions(packets_per_s=20, ports=2, protos=("roce", "tcp")))
+    assert host.schedule.step_ns == 8 * SECOND // 20
+
+
+def test_thousand_hosts_are_all_probed_in_seven_minutes_at_twenty_packets_a_second() -> None:
+    topology = leaf_spine(hosts=1_000, nics_per_host=1, leaves=40, spines=8)
+    host = Host(MeshOptions(packets_per_s=20), topology)
+    assert host.schedule.lap_s == 390.0
+
+
+def test_ports_change_from_lap_to_lap() -> None:
+    host = Host(MeshOptions(packets_per_s=1000, ports=2), leaf_spine(hosts=2, nics_per_host=1, leaves=1, spines=1))
+    laps = [host.schedule.choose(T0 + number * host.schedule.step_ns) for number in range(3)]
+    ports = [[each.flow.sport for each in rounds] for rounds in laps]
+    assert len({tuple(pair) for pair in ports}) == 3
+    assert all(0xC000 <= sport < 0xC000 + 128 for pair in ports for sport in pair)
+
+
+def test_detail_requests_come_first_and_within_the_same_budget() -> None:
+    host = Host(MeshOptions(packets_per_s=10, is_on=False), address="127.0.0.1")
+    host.orders.take_in([request(dst="h1", proto="roce", count=50)])
+    first = host.schedule.choose(T0)
+    second = host.schedule.choose(T0 + SECOND // 2)
+    assert [len(first), len(second)] == [20, 5]  # one burst, then the rate; h1 is on the same leaf: one packet each
+
+
+def test_pause_is_not_made_up_for_with_a_flood() -> None:
+    host = Host(MeshOptions(packets_per_s=10))
+    host.schedule.choose(T0)
+    assert sum(each.packets for each in host.schedule.choose(T0 + 86_400 * SECOND)) <= 20
+
+
+def test_path_that_is_fresh_is_not_asked_for_again() -> None:
+    host = Host(MeshOptions(packets_per_s=100, is_on=False))
+    path = FlowPath(("leaf0", "spine1", "leaf1"), ("a", "b", "c", "d"))
+    host.orders.take_in([request("1", dst="h2", proto="roce")])
+    (unknown,) = host.schedule.choose(T0)
+    host.catalogue.learn(unknown.flow, path, T0)
+    host.orders.take_in([request("2", dst="h2", proto="roce")])
+    (known,) = host.schedule.choose(T0)
+    assert (unknown.asked, known.asked) == ((2,), ())
+
+
+def test_probe_with_the_port_of_a_live_socket_does_not_go_to_the_host() -> None:
+    host = Host(MeshOptions(packets_per_s=100, is_on=False))
+    with closing(socket.create_server(("127.0.0.1", 0))) as live:
+        port = live.getsockname()[1]
+        host.orders.take_in([request(dst="h2", sport=port)])
+        (held,) = host.schedule.choose(T0)
+    host.orders.take_in([request("free", dst="h2", sport=port)])
+    (free,) = host.schedule.choose(T0)
+    assert (held.ends_at_host, held.end_ttl, free.ends_at_host) == (False, 3, True)
+
+
+@pytest.mark.parametrize(("proto", "end_ttl"), [("tcp", 64), ("udp", 3), ("roce", 3)])
+def test_only_tcp_reaches_the_host(proto: str, end_ttl: int) -> None:
+    layers = PathFinder(FABRIC, "h0").layers("eth0", "h2", "eth0")
+    assert layers is not None
+    flow = Flow("eth0", "h2", "eth0", proto, 1, 2)
+    planned = plan_round(flow, "10.0.0.1", "10.0.0.3", layers, is_traced=True, is_live=False)
+    assert (planned.end_ttl, planned.asked, planned.packets) == (end_ttl, (2,), 2)
+
+
+def round_of(proto: str = "tcp", end_ttl: int = 64, asked: tuple[int, ...] = (2,)) -> Round:
+    return Round(Flow("eth0", "h2", "eth0", proto, 1, 2), "10.0.0.1", "10.0.0.3", end_ttl, True, asked)
+
+
+def test_each_packet_of_a_batch_has_a_token_of_its_own() -> None:
+    shots = shots_of([round_of(), round_of("roce", 3), round_of(asked=(2, 3, 4))], first_token=0xFFFF - 2)
+    assert [shot.ttl for shot in shots] == [64, 2, 3, 2, 64, 2, 3, 4]
+    assert len({shot.key for shot in shots}) == 8
+
+
+@pytest.mark.parametrize(
+    ("each", "end", "expected"),
+    [
+        (round_of(), Arrival(T0, 50, "10.0.0.3", "reached"), 50),
+        (round_of(), Arrival(T0, 50, "10.7.7.7", "refused"), None),
+        (round_of(), Arrival(T0, 50, "10.7.7.7", "expired"), None),
+        (round_of("roce", 3), Arrival(T0, 50, "10.7.7.7", "expired"), 50),
+        (round_of("roce", 3), Arrival(T0, 50, "10.0.0.3", "reached"), 50),
+        (round_of(), Arrival(T0), None),
+    ],
+    ids=["reset", "refused on the way", "lost in a loop", "last switch", "host after all", "nothing"],
+)
+def test_first_packet_decides_the_round_trip(each: Round, end: Arrival, expected: int | None) -> None:
+    ((_, outcome),) = read_outcomes([each], [end, None])
+    assert outcome.rtt_ns == expected
+
+
+def test_packets_that_ran_out_name_the_switches_in_order_and_rounds_not_sent_are_left_out() -> None:
+    rounds = [round_of(), round_of("roce", 3)]
+    spine, leaf = Arrival(T0, 5, "10.7.7.7", "expired"), Arrival(T0 + 1, 9, "10.8.8.8", "expired")
+    outcomes = list(read_outcomes(rounds, [None, spine, leaf, spine]))
+    assert outcomes == [(rounds[1], Outcome(T0 + 1, 9, ("10.7.7.7", "10.8.8.8")))]

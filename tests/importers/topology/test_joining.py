@@ -1,0 +1,262 @@
+"""Several sources make one topology: each adds what it knows, and where two disagree everybody hears of it."""
+
+import json
+
+import pytest
+
+from importers.topology.formats import parse_native
+from importers.topology.joining import JoinOptions, infer_planes, infer_rails, infer_tiers, join_surveys
+from importers.topology.survey import End, SeenCable, SeenNic, SeenNode, Source, Survey
+from lockstep.errors import BadTopology
+from lockstep.fabrics import dual_plane, leaf_spine, rail_optimised
+from lockstep.topology import Topology, dump_topology
+from tests.importers.topology.build import (
+    Given,
+    changed,
+    complaints,
+    join,
+    links_of,
+    said,
+    source,
+    stored,
+    stored_folder,
+    tiers_of,
+)
+
+HOSTS: Given = ("nccl-xml", stored_folder("nccl"))
+
+
+def ib(text: str | None = None) -> Given:
+    return "ibnetdiscover", [source(text or stored("ibnetdiscover.txt"), "ib.txt")]
+
+
+def slurm(text: str | None = None) -> Given:
+    return "slurm", [source(text or stored("topology.conf"), "topology.conf")]
+
+
+def rebuilt(topology: Topology) -> Topology:
+    """Return the topology after a way through a survey that knows neither planes, rails nor tiers."""
+    survey = parse_native(Source("x", "x", dump_topology(topology).encode()))
+    bare = [
+        SeenNode(node.id, "x", node.kind, gpus=node.gpus, nics=tuple(type(nic)(nic.id) for nic in node.nics))
+        for node in survey.nodes
+    ]
+    survey.nodes = bare
+    return join_surveys([survey], JoinOptions()).topology
+
+
+def test_fabric_and_hosts_from_two_tools_are_one_topology() -> None:
+    topology = join(ib(), HOSTS).topology
+    assert links_of(topology) == links_of(join(ib()).topology)
+    assert [len(host.gpus) for host in topology.hosts] == [2, 2, 2, 2]
+    assert topology.hosts[0].gpus[0].nics == ("mlx5_0",)
+
+
+def test_nic_with_another_name_is_known_by_its_guid() -> None:
+    imported = join(ib(stored("ibnetdiscover.txt").replace("n1 mlx5_0", "n1 HCA-1")), HOSTS)
+    assert "n1/mlx5_0--leaf1/1" in links_of(imported.topology)
+    assert [nic.id for nic in imported.topology.hosts[0].nics] == ["mlx5_0"]
+    assert said(imported, "NICs with the same GUID are one: n1/HCA-1 is mlx5_0")
+
+
+def test_nic_with_another_name_and_no_guid_stays_apart_and_that_is_said() -> None:
+    imported = join(("lldp", stored_folder("lldp")), HOSTS)
+    assert {nic.id for nic in imported.topology.hosts[0].nics} == {"eth0", "mlx5_0"}
+    assert said(imported, "no cable is known for 4 NICs: n1/mlx5_0")
+
+
+def test_rate_of_a_nic_that_its_cable_contradicts_is_reported() -> None:
+    hosts = changed(HOSTS[1], "n1", 'speed="200000"', 'speed="100000"')
+    assert "the rate in Gbit/s of NIC n1/mlx5_0 is 200 as ib.txt says and 100 as n1.xml says" in complaints(
+        ib(), ("nccl-xml", hosts)
+    )
+
+
+def test_rate_of_a_nic_is_that_of_a_cable_for_which_none_is_told() -> None:
+    rates = {link.id: link.gbps for link in join(slurm(), HOSTS).topology.links}
+    assert rates == {
+        "n1/mlx5_0--leaf1": 200,
+        "n2/mlx5_0--leaf1": 200,
+        "n3/mlx5_0--leaf2": 200,
+        "n4/mlx5_0--leaf2": 200,
+        "leaf1--spine1": 400,
+        "leaf2--spine1": 400,
+    }
+
+
+def test_all_nics_of_a_host_go_to_the_one_leaf_that_is_told() -> None:
+    two = HOSTS[1][0].data.replace(b'<net name="mlx5_0"', b'<net name="mlx5_9" speed="200000"/><net name="mlx5_0"')
+    imported = join(slurm(), ("nccl-xml", [Source("n1.xml", "n1", two)]))
+    assert {"n1/mlx5_0--leaf1", "n1/mlx5_9--leaf1"} < links_of(imported.topology)
+    assert said(imported, "which NICs of n1 go to leaf1 is unknown: all 2 are taken to")
+
+
+def tree_of_two_leaves() -> Survey:
+    cables = [SeenCable(End("h"), End(leaf), "tree") for leaf in ("l1", "l2")]
+    nodes = [SeenNode("h", "tree", "host"), *(SeenNode(leaf, "tree", "switch") for leaf in ("l1", "l2"))]
+    return Survey("tree", nodes, cables)
+
+
+def host_with(nics: int) -> Survey:
+    return Survey("xml", [SeenNode("h", "xml", "host", nics=tuple(SeenNic(f"e{number}") for number in range(nics)))])
+
+
+def test_as_many_nics_as_cables_are_taken_in_order_and_that_is_said() -> None:
+    imported = join_surveys([tree_of_two_leaves(), host_with(nics=2)], JoinOptions())
+    assert links_of(imported.topology) == {"h/e0--l1", "h/e1--l2"}
+    assert said(imported, "which NIC of h has which cable is unknown: taken in order")
+
+
+def test_switch_that_reaches_no_host_has_no_tier_and_that_is_said() -> None:
+    lonely = Survey("x", [SeenNode("s1", "x", "switch"), SeenNode("s2", "x", "switch")])
+    imported = join_surveys([lonely], JoinOptions())
+    assert tiers_of(imported.topology) == {"s1": None, "s2": None}
+    assert said(imported, "no host can be reached from s1, s2: the tier is unknown")
+
+
+def test_nics_and_cables_of_different_number_are_not_guessed() -> None:
+    with pytest.raises(BadTopology, match="h has 3 NICs without a cable and 2 cables without a NIC"):
+        join_surveys([tree_of_two_leaves(), host_with(nics=3)], JoinOptions())
+
+
+def test_tree_and_cables_of_one_fabric_agree() -> None:
+    imported = join(slurm(), ib())
+    assert links_of(imported.topology) == links_of(join(ib()).topology)
+
+
+def test_tree_that_the_cables_contradict_is_reported() -> None:
+    swapped = slurm(
+        "SwitchName=leaf1 Nodes=n[2-3]\nSwitchName=leaf2 Nodes=n[1,4]\nSwitchName=spine1 Switches=leaf[1-2]"
+    )
+    assert complaints(swapped, ib()) == [
+        "n3 and leaf1 are joined as topology.conf says, but no cable goes from one to the other as ib.txt says",
+        "n1 and leaf2 are joined as topology.conf says, but no cable goes from one to the other as ib.txt says",
+    ]
+
+
+def test_tree_with_other_names_for_the_leaves_does_not_add_cables_to_hosts() -> None:
+    (complaint,) = complaints(slurm("SwitchName=rack1 Nodes=n1"), ib())
+    assert complaint.startswith("n1 and rack1 are joined as topology.conf says, but no cable goes")
+
+
+def test_tree_adds_what_is_above_the_cables_that_are_known() -> None:
+    hosts_only = [one for one in stored_folder("lldp") if one.node.startswith("n")]
+    topology = join(slurm(), ("lldp", hosts_only)).topology
+    assert {"n1/eth0--leaf1/swp1", "leaf1--spine1", "leaf2--spine1"} < links_of(topology)
+
+
+def test_new_nic_gets_a_name_that_is_free() -> None:
+    cables = [SeenCable(End("h", "nic0"), End("l1", "p1"), "a"), SeenCable(End("l2", "p2"), End("h"), "a")]
+    nodes = [SeenNode("h", "a", "host"), SeenNode("l1", "a", "switch"), SeenNode("l2", "a", "switch")]
+    topology = join_surveys([Survey("a", nodes, cables)], JoinOptions()).topology
+    assert links_of(topology) == {"h/nic0--l1/p1", "h/nic1--l2/p2"}
+
+
+def test_two_descriptions_of_one_host_must_agree() -> None:
+    other = Source("again.xml", "n1", HOSTS[1][0].data.replace(b'dev="1"', b'dev="7"'))
+    (complaint,) = complaints(("nccl-xml", [*HOSTS[1], other]))
+    assert complaint.startswith("sources disagree on the GPUs of n1: ")
+    assert "as n1.xml says" in complaint
+    assert "as again.xml says" in complaint
+
+
+def test_host_that_forwards_is_still_a_host_where_its_gpus_are_known() -> None:
+    bridging = [
+        Source(one.name, one.node, one.data.replace(b'"Station"', b'"Router"')) for one in stored_folder("lldp")
+    ]
+    assert join(("lldp", bridging)).topology.hosts == ()
+    imported = join(("lldp", bridging), HOSTS)
+    assert [host.id for host in imported.topology.hosts] == ["n1", "n2", "n3", "n4"]
+    assert said(imported, "n1 forwards like a switch, but is a host as n1.xml says: kept as that")
+
+
+def test_names_that_cannot_be_held_are_changed_and_that_is_said() -> None:
+    imported = join(slurm("SwitchName=rack/1 Nodes=gke--a"))
+    assert links_of(imported.topology) == {"gke-a/nic0--rack.1"}
+    assert said(imported, "'gke--a' is called gke-a")
+
+
+def test_names_that_would_become_one_are_refused() -> None:
+    assert complaints(slurm("SwitchName=l Nodes=a--b,a-b")) == ["nodes 'a--b' and 'a-b' would both be called a-b"]
+
+
+def test_planes_are_found_where_switches_never_meet() -> None:
+    topology = dual_plane(hosts=2, leaves_per_plane=2, spines_per_plane=1)
+    again = rebuilt(topology)
+    assert [[nic.plane for nic in host.nics] for host in again.hosts] == [[0, 1], [0, 1]]
+    assert tiers_of(again) == tiers_of(topology)
+
+
+def test_rails_are_found_where_leaves_have_nics_of_one_name() -> None:
+    topology = rail_optimised(hosts=4, rails=3, spines=2, pods=2)
+    assert [[nic.rail for nic in host.nics] for host in rebuilt(topology).hosts] == [[0, 1, 2]] * 4
+
+
+def test_nics_of_one_leaf_are_no_rails() -> None:
+    topology = rebuilt(leaf_spine(hosts=4, nics_per_host=2, leaves=2, spines=2))
+    assert {nic.rail for host in topology.hosts for nic in host.nics} == {None}
+
+
+def test_routing_that_is_told_wins_over_what_the_files_say() -> None:
+    assert join(ib(), options=JoinOptions(routing="adaptive")).topology.routing == "adaptive"
+    assert not said(join(ib()), "ecmp is assumed")
+
+
+def test_files_that_tell_two_routings_need_a_word() -> None:
+    ours = ("lockstep", [source(dump_topology(leaf_spine(2, 1, 1, 1)), "ours.json")])
+    assert complaints(ib(), ours) == ["routing is static and ecmp: --routing says which"]
+    assert join(ib(), ours, options=JoinOptions(routing="ecmp")).topology.routing == "ecmp"
+
+
+def test_our_own_topology_keeps_everything_when_another_is_added() -> None:
+    topology = dual_plane(hosts=2, leaves_per_plane=1, spines_per_plane=2)
+    down = topology.links[0].model_copy(update={"up": False})
+    topology = topology.model_copy(update={"links": (down, *topology.links[1:])})
+    text = json.loads(dump_topology(topology))
+    assert join(("lockstep", [source(json.dumps(text)), source(json.dumps(text), "again")])).topology == topology
+
+
+def test_no_more_complaints_than_anybody_reads() -> None:
+    text = "\n".join(f"SwitchName=s{number} Nodes=n[" for number in range(500))
+    found = complaints(slurm(text))
+    assert len(found) == 101
+    assert found[-1] == "and 400 more"
+
+
+def test_join_is_the_same_whatever_the_order() -> None:
+    one, two = join(ib(), HOSTS).topology, join(HOSTS, ib()).topology
+    assert {node.id: node for node in one.nodes} == {node.id: node for node in two.nodes}
+    assert set(one.links) == set(two.links)
+
+
+def test_tier_is_the_distance_to_the_nearest_host() -> None:
+    neighbours = {"l": {"s"}, "s": {"l", "c"}, "c": {"s", "d"}, "d": {"c"}}
+    assert infer_tiers(["l"], neighbours) == {"l": "leaf", "s": "spine", "c": "core", "d": "core"}
+
+
+def test_switch_with_a_host_is_a_leaf_whatever_else_it_joins() -> None:
+    assert infer_tiers(["l", "s"], {"l": {"s"}, "s": {"l"}}) == {"l": "leaf", "s": "leaf"}
+
+
+def test_switch_that_reaches_no_host_has_no_tier() -> None:
+    assert infer_tiers(["l"], {"l": set(), "x": set()}) == {"l": "leaf"}
+
+
+def test_planes_need_a_host_on_both() -> None:
+    apart = {"a": set[str](), "b": set[str]()}
+    assert infer_planes({("h", "e0"): "a", ("h", "e1"): "b"}, apart) == {("h", "e0"): 0, ("h", "e1"): 1}
+    assert infer_planes({("h", "e0"): "a", ("g", "e0"): "b"}, apart) == {}
+
+
+def test_switches_that_meet_are_one_plane() -> None:
+    joined = {"a": {"s"}, "b": {"s"}, "s": {"a", "b"}}
+    assert infer_planes({("h", "e0"): "a", ("h", "e1"): "b"}, joined) == {}
+
+
+def test_rails_are_numbered_in_the_order_of_the_names() -> None:
+    plugs = {(host, f"e{nic}"): f"leaf{nic}" for host in ("g", "h") for nic in range(11)}
+    assert {nic: rail for (_, nic), rail in infer_rails(plugs).items()} == {f"e{nic}": nic for nic in range(11)}
+
+
+def test_one_host_proves_no_rails() -> None:
+    assert infer_rails({("h", "e0"): "a", ("h", "e1"): "b"}) == {}

@@ -1,0 +1,336 @@
+"""Dumps of PyTorch's Flight Recorder become rows, or one sentence, and never run code."""
+
+import ast
+import json
+import os
+import pickle
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from importers.traces.flight_recorder import parse_flight_recorder
+from importers.traces.readings import Reading
+from lockstep.arrow import conform, find_duplicate
+from lockstep.errors import BadInput
+from lockstep.tables import TABLE_BY_NAME
+
+Told = dict[str, Any]  # Any: what a dump holds
+
+T0 = 1_700_000_000_000_000_000
+
+
+def entry(**told: object) -> Told:
+    """A finished all-reduce of 4 KiB in the process group of all ranks."""
+    whole: Told = {"record_id": 0, "pg_id": 0, "process_group": ("0", "default_pg"), "collective_seq_id": 7}
+    whole |= {"p2p_seq_id": 0, "op_id": 7, "is_p2p": False, "profiling_name": "nccl:all_reduce"}
+    whole |= {"time_created_ns": T0, "input_sizes": [[32, 32]], "input_dtypes": ["Float"], "state": "completed"}
+    whole |= {"output_sizes": [[32, 32]], "output_dtypes": ["Float"], "retired": True, "timeout_ms": 600_000}
+    return whole | told
+
+
+def dump(*entries: Told, **told: object) -> Told:
+    """A dump of any of four ranks."""
+    group = {"name": "0", "desc": "default_pg", "ranks": "[0, 1, 2, 3]"}
+    status = {"last_enqueued_collective": 7, "last_started_collective": -1, "last_completed_collective": 7}
+    whole: Told = {"version": "2.9", "nccl_version": "2.27.3", "pg_config": {"0": group}, "pg_status": {"0": status}}
+    return whole | {"entries": list(entries)} | told
+
+
+def read(*dumps: Told) -> Reading:
+    """Read dumps of the ranks 0, 1 and so on, and check that their rows fit their tables."""
+    files = {f"trace_rank_{rank}": pickle.dumps(told, protocol=2) for rank, told in enumerate(dumps)}
+    reading = parse_flight_recorder(files, "j")
+    for name, rows in reading.tables().items():
+        table = TABLE_BY_NAME[name]
+        conform(table, rows)
+        assert find_duplicate(table, rows) is None
+    return reading
+
+
+def refusal(data: bytes, name: str = "trace_rank_0") -> str:
+    with pytest.raises(BadInput) as refused:
+        parse_flight_recorder({name: data}, "j")
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+def refusal_of(told: object) -> str:
+    return refusal(pickle.dumps(told))
+
+
+def test_finished_operation_has_its_number_and_size_and_no_time_that_only_a_watchdog_noticed() -> None:
+    noticed = {"time_discovered_started_ns": T0 + 5, "time_discovered_completed_ns": T0 + 9}
+    row = read(dump(entry(**noticed))).tables()["collectives"].to_pylist()[0]
+    assert (row["func"], row["seq"], row["seq_valid"], row["bytes"]) == ("AllReduce", 7, True, 4096)
+    assert (row["dtype"], row["enqueue_ns"]) == ("ncclFloat32", T0)
+    assert (row["start_ns"], row["end_ns"], row["clock"]) == (None, None, "none")
+
+
+def test_communicator_has_one_id_on_all_ranks_and_another_where_other_ranks_are_in_it() -> None:
+    other = {"name": "0", "desc": "default_pg", "ranks": [2, 1]}
+    rows = read(dump(entry()), dump(entry()), dump(entry(), pg_config={"0": other})).tables()["comms"].to_pylist()
+    assert rows[0]["comm"] == rows[1]["comm"] != rows[2]["comm"]
+    assert [(row["host"], row["rank"], row["world_rank"], row["nranks"]) for row in rows] == [
+        ("rank-0", 0, 0, 4),
+        ("rank-1", 1, 1, 4),
+        ("rank-2", 0, 2, 2),
+    ]
+
+
+def test_what_a_dump_does_not_tell_is_null() -> None:
+    tables = read(dump(entry())).tables()
+    comm, operation = tables["comms"].to_pylist()[0], tables["collectives"].to_pylist()[0]
+    assert (comm["gpu_pci"], comm["gpu_uuid"], comm["destroy_ns"]) == (None, None, None)
+    assert (comm["gpu"], comm["pid"], comm["nnodes"]) == (None, None, None)
+    assert (operation["channels"], operation["algo"], operation["proto"]) == (None, "", "")
+
+
+@pytest.mark.parametrize(
+    ("word", "sizes", "func", "size"),
+    [
+        ("nccl:_all_gather_base", ([[8]], [[32]]), "AllGather", 32),
+        ("nccl:_reduce_scatter_base", ([[32]], [[8]]), "ReduceScatter", 32),
+        ("nccl:all_to_all", ([[8], [4]], [[8], [4]]), "AlltoAll", 48),
+        ("nccl:brand_new", ([[2]], [[2]]), "brand_new", 8),
+    ],
+)
+def test_operations_are_counted_as_nccl_counts_them(
+    word: str, sizes: tuple[object, object], func: str, size: int
+) -> None:
+    told = entry(profiling_name=word, input_sizes=sizes[0], output_sizes=sizes[1])
+    row = read(dump(told)).tables()["collectives"].to_pylist()[0]
+    assert (row["func"], row["bytes"]) == (func, size)
+
+
+def test_send_has_its_peer_and_a_number_that_must_not_be_compared() -> None:
+    told = entry(profiling_name="nccl:send 0->3", is_p2p=True, p2p_seq_id=12)
+    row = read(dump(told)).tables()["collectives"].to_pylist()[0]
+    assert (row["func"], row["peer"], row["seq"], row["seq_valid"]) == ("Send", 3, 12, False)
+
+
+def test_operation_that_has_not_ended_is_progress_and_not_a_finished_operation() -> None:
+    status = {"last_enqueued_collective": 9, "last_started_collective": -1, "last_completed_collective": 7}
+    waiting = [entry(collective_seq_id=n, state="scheduled", time_created_ns=T0 + n) for n in (9, 8)]
+    reading = read(dump(entry(), *waiting, pg_status={"0": status}))
+    row = reading.tables()["progress"].to_pylist()[0]
+    assert (row["enqueued"], row["started"], row["done"]) == (9, 7, 7)
+    assert (row["oldest_open_ns"], row["open_bytes"], row["open_dtype"]) == (T0 + 8, 4096, "ncclFloat32")
+    assert (row["head_state"], row["head_peer"], row["ts_ns"]) == ("unknown", None, T0 + 9)
+    assert reading.tables()["collectives"]["seq"].to_pylist() == [7]
+    assert list(reading.unread.values()) == [2]
+
+
+def test_operation_that_began_counts_as_begun_where_nobody_asked_for_timing() -> None:
+    status = {"last_enqueued_collective": 9, "last_started_collective": -1, "last_completed_collective": 7}
+    begun = entry(collective_seq_id=8, state="started")
+    row = read(dump(begun, pg_status={"0": status})).tables()["progress"].to_pylist()[0]
+    assert (row["enqueued"], row["started"], row["done"]) == (9, 8, 7)
+
+
+def test_rank_without_entries_is_idle_at_the_moment_that_the_others_know() -> None:
+    rows = read(dump(entry(time_created_ns=T0 + 4)), dump()).tables()["progress"].to_pylist()
+    assert [(row["rank"], row["ts_ns"], row["head_state"]) for row in rows] == [
+        (0, T0 + 4, "idle"),
+        (1, T0 + 4, "idle"),
+    ]
+
+
+def groups_of(*names: str) -> Told:
+    return {name: {"name": name, "desc": f"group {name}", "ranks": "[0, 1]"} for name in names}
+
+
+def statuses_of(**enqueued: int) -> Told:
+    others = {"last_started_collective": -1, "last_completed_collective": 0}
+    return {number.strip("_"): {"last_enqueued_collective": count} | others for number, count in enqueued.items()}
+
+
+def test_counts_belong_to_the_group_that_entries_or_the_order_of_groups_tell() -> None:
+    told = entry(pg_id=5, process_group=("72", "group 72"))
+    reading = read(dump(told, pg_config=groups_of("0", "72", "108"), pg_status=statuses_of(_0=1, _5=2, _16=3)))
+    names = {row["comm"]: row["name"] for row in reading.tables()["comms"].to_pylist()}
+    counts = {names[row["comm"]]: row["enqueued"] for row in reading.tables()["progress"].to_pylist()}
+    assert counts == {"group 0": 1, "group 72": 2, "group 108": 3}
+
+
+def test_counts_whose_group_nothing_tells_are_left_out_and_counted() -> None:
+    told = entry(pg_id=5, process_group=("72", "group 72"))
+    reading = read(dump(told, pg_config=groups_of("0", "72", "108"), pg_status=statuses_of(_5=2, _16=3)))
+    assert reading.tables()["progress"]["enqueued"].to_pylist() == [2]
+    assert reading.unread == {"counts were left out, because nothing tells which process group they are of": 1}
+
+
+def test_order_that_an_entry_contradicts_tells_nothing() -> None:
+    told = entry(pg_id=5, process_group=("108", "group 108"))
+    reading = read(dump(told, pg_config=groups_of("72", "108"), pg_status=statuses_of(_5=2, _16=3)))
+    assert reading.tables()["progress"]["enqueued"].to_pylist() == [2]
+
+
+@pytest.mark.parametrize("sizes", [{"input_sizes": []}, {"input_dtypes": ["Quaternion"]}, {"input_sizes": [[-1]]}])
+def test_operation_of_unknown_size_is_left_out_and_counted(sizes: Told) -> None:
+    reading = read(dump(entry(**sizes)))
+    assert "collectives" not in reading.rows
+    assert reading.unread == {"operations were left out, because nobody can say how much they moved": 1}
+
+
+def test_coalesced_operations_that_share_a_number_are_one_row_and_a_count() -> None:
+    reading = read(dump(entry(), entry()))
+    assert reading.tables()["collectives"].num_rows == 1
+    assert reading.unread == {"operations were left out, because others of the same group have their number": 1}
+
+
+def test_json_tells_the_same_as_a_pickle() -> None:
+    whole = dump(entry(time_discovered_started_ns=0, time_discovered_completed_ns=T0))
+    as_json = parse_flight_recorder({"trace_rank_0.json": json.dumps(whole).encode()}, "j")
+    assert as_json.tables() == read(whole).tables()
+
+
+def test_json_leaves_entries_out_where_there_are_none() -> None:
+    silent = {name: value for name, value in dump().items() if name != "entries"}
+    files = {"r0": json.dumps(dump(entry())).encode(), "r1": json.dumps(silent).encode()}
+    assert parse_flight_recorder(files, "j").tables()["progress"].num_rows == 2
+
+
+class Hostile:
+    """An object that makes a directory wherever somebody unpickles it."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, (str(self.target),)
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_pickle_that_would_run_code_is_refused_and_runs_nothing(tmp_path: Path, protocol: int) -> None:
+    bomb = pickle.dumps(dump(entry(), extra=Hostile(tmp_path / "ran")), protocol=protocol)
+    assert refusal(bomb) == (
+        f"trace_rank_0: cannot be read as a pickle: asks for {os.mkdir.__module__}.mkdir, and only plain data is read"
+    )
+    assert not (tmp_path / "ran").exists()
+    pickle.loads(bomb)
+    assert (tmp_path / "ran").exists(), "the pickle was harmless, and the test proves nothing"
+
+
+def test_damaged_pickle_is_one_sentence_wherever_it_is_damaged() -> None:
+    whole, seed = pickle.dumps(dump(entry(), entry(state="started")), protocol=2), 20260815
+    print("seed", seed)
+    choose, sentences = random.Random(seed), []
+    for _ in range(500):
+        damaged = bytearray(whole)
+        damaged[choose.randrange(len(whole))] = choose.randrange(256)
+        try:
+            parse_flight_recorder({"rank_0": bytes(damaged)}, "j").tables()
+        except BadInput as error:
+            sentences.append(str(error))
+    assert len(sentences) > 100
+    assert [said for said in sentences if not said.startswith("rank_0: ") or "\n" in said] == []
+
+
+@pytest.mark.parametrize("length", [0, 1, 100])
+def test_pickle_that_was_cut_off_is_one_sentence(length: int) -> None:
+    assert refusal(pickle.dumps(dump(entry()))[:length]).startswith("trace_rank_0: cannot be read as a pickle: ")
+
+
+def test_json_that_is_broken_is_one_sentence() -> None:
+    assert refusal(b'{"version": ').startswith("trace_rank_0: is not JSON: ")
+
+
+@pytest.mark.parametrize(
+    ("told", "sentence"),
+    [
+        ([1], "trace_rank_0: Input should be a valid dictionary"),
+        (dump(version="3.0"), "trace_rank_0: version: String should match"),
+        (dump(entry(), entry(state="odd")), "trace_rank_0: entries.1.state: Input should be 'scheduled'"),
+        (dump(entry(time_created_ns=-1)), "trace_rank_0: entries.0.time_created_ns: "),
+        (dump(entry(process_group=("9", ""))), "trace_rank_0: entries.0: rank 0 is not in process group '9'"),
+        (dump(entry(profiling_name="\ud800")), "trace_rank_0: entries.0.profiling_name: Value error, "),
+        (dump(pg_config={"0": {"name": "0", "ranks": "[1,"}}), "trace_rank_0: pg_config.0.ranks: "),
+        (dump(pg_config={"0": {"name": "0", "ranks": [1]}}), "trace_rank_0: pg_config: no process group has rank 0"),
+        (dump(), "trace_rank_0: no dump has an entry"),
+    ],
+)
+def test_what_is_wrong_is_said_with_file_and_field(told: object, sentence: str) -> None:
+    assert refusal_of(told).startswith(sentence)
+
+
+def test_file_whose_name_tells_no_rank_is_refused() -> None:
+    assert refusal(b"", "trace").startswith("trace: the name does not end in the number of a rank")
+
+
+def test_two_files_of_one_rank_are_refused_with_both_names() -> None:
+    data = pickle.dumps(dump(entry()))
+    with pytest.raises(BadInput, match=r"^b/rank_1: is of rank 1, and so is a/rank_1$"):
+        parse_flight_recorder({"a/rank_1": data, "b/rank_1": data}, "j")
+
+
+def send(**told: object) -> Told:
+    return entry(is_p2p=True, p2p_seq_id=7, profiling_name="nccl:send 0->1", state="scheduled", **told)
+
+
+def test_counts_of_sends_in_a_larger_group_are_left_out_because_every_rank_counts_its_own() -> None:
+    reading = read(dump(send()), dump())
+    assert "progress" not in reading.tables()
+    words = "counts were left out, because each rank counts other sends and receives"
+    assert reading.unread[words] == 2, "of the rank that sent nothing too: its count is of something else"
+
+
+def test_counts_of_sends_between_two_ranks_that_do_nothing_else_are_told() -> None:
+    pair = {"0": {"name": "0", "desc": "", "ranks": "[0, 1]"}}
+    assert read(dump(send(), pg_config=pair), dump(pg_config=pair)).tables()["progress"].num_rows == 2
+    mixed = read(dump(send(), entry(), pg_config=pair), dump(pg_config=pair))
+    assert "progress" not in mixed.tables(), "collectives and sends share the place of their counts"
+
+
+def test_groups_are_told_apart_although_ranks_share_what_they_tell_alike() -> None:
+    first = {"0": {"name": "0", "desc": "all", "ranks": "[0, 1]"}, "1": {"name": "1", "desc": "", "ranks": "[0]"}}
+    second = {"0": {"name": "0", "desc": "all", "ranks": "[0, 1]"}, "1": {"name": "1", "ranks": "[1]"}}
+    third = {"0": {"name": "0", "desc": "other", "ranks": "[0, 1, 2]"}, "1": {"name": "1", "ranks": [2, 1]}}
+    read_dumps = read(*(dump(entry(), pg_config=config) for config in (first, second, third)))
+    rows = read_dumps.tables()["comms"].to_pylist()
+    assert [(row["name"], row["world_rank"], row["rank"], row["nranks"]) for row in rows] == [
+        *[("all", 0, 0, 2), ("1", 0, 0, 1)],
+        *[("all", 1, 1, 2), ("1", 1, 0, 1)],
+        *[("other", 2, 2, 3), ("1", 2, 0, 2)],
+    ]
+    assert len({row["comm"] for row in rows}) == 5, "only the first two ranks share a group"
+
+
+@pytest.mark.parametrize("group", [{"name": ["0"], "ranks": "[0]"}, {"name": "0", "ranks": {}}, "0", None])
+def test_group_that_is_told_in_no_texts_is_one_sentence(group: object) -> None:
+    assert refusal_of(dump(entry(), pg_config={"0": group})).startswith("trace_rank_0: pg_config.0")
+
+
+def test_groups_whose_ranks_are_listed_as_numbers_are_told_apart_too() -> None:
+    configs = [{"0": {"name": "0", "ranks": ranks}} for ranks in ([0, 1], [1, 0, 2])]
+    rows = read(*(dump(entry(), pg_config=config) for config in configs)).tables()["comms"].to_pylist()
+    assert [(row["world_rank"], row["rank"], row["nranks"]) for row in rows] == [(0, 0, 2), (1, 0, 3)]
+
+
+def test_group_that_is_wrong_in_two_dumps_is_refused_in_the_first() -> None:
+    wrong = pickle.dumps(dump(entry(), pg_config={"0": {"name": "0", "ranks": "[-1]"}}))
+    with pytest.raises(BadInput, match=r"^rank_0: pg_config\.0\.ranks\.0: "):
+        parse_flight_recorder({"rank_0": wrong, "rank_1": wrong}, "j")
+
+
+def test_rank_that_a_group_names_twice_has_its_first_place() -> None:
+    twice = {"0": {"name": "0", "ranks": "[3, 0, 0]"}}
+    (row,) = read(dump(entry(), pg_config=twice)).tables()["comms"].to_pylist()
+    assert (row["rank"], row["nranks"]) == (1, 3)
+
+
+@pytest.mark.parametrize("case", ["gpu_error_2nd", "lock_gil_1st"])
+def test_ranks_that_broke_a_real_job_are_the_ones_behind_in_their_expert_group(case: str) -> None:
+    folder = os.environ.get("LOCKSTEP_PUBLIC_DATA")
+    if not folder:
+        pytest.skip("needs LOCKSTEP_PUBLIC_DATA, the folder of third-party data")
+    files = {path.name: path.read_bytes() for path in (Path(folder) / "fr_nvrx" / case).iterdir()}
+    tables = parse_flight_recorder(files, case).tables()
+    experts = {r["comm"] for r in tables["comms"].to_pylist() if r["name"] == "EXPERT_MODEL_PARALLEL_GROUP"}
+    rows = [row for row in tables["progress"].to_pylist() if row["comm"] in experts]
+    furthest = {comm: max(row["enqueued"] for row in rows if row["comm"] == comm) for comm in experts}
+    behind = {row["host"] for row in rows if row["enqueued"] < furthest[row["comm"]]}
+    label = (Path(folder) / "fr_nvrx" / "labels" / f"{case}.fault_injection.log").read_text().splitlines()[0]
+    assert behind == {f"rank-{rank}" for rank in ast.literal_eval(label.partition(": ")[2])}
+    assert (len(rows), len(files)) == (16, 16)

@@ -1,0 +1,168 @@
+"""Lines of NCCL Inspector become communicators and operations, or one sentence with file and line."""
+
+import json
+from typing import Any
+
+import pytest
+
+from importers.traces.inspector import parse_inspector
+from importers.traces.readings import Reading
+from lockstep.arrow import conform, find_duplicate
+from lockstep.errors import BadInput
+from lockstep.tables import TABLE_BY_NAME
+
+Told = dict[str, Any]  # Any: what a line holds
+
+T0_US = 1_700_000_000_000_000
+UNTIMED = "execution times were left out, because nothing tells when they began"
+
+
+def line(perf: Told | None = None, header: Told | None = None, **metadata: object) -> Told:
+    """A line about an all-reduce of rank 2 of 8; `perf`, `header` and the rest say what is different."""
+    whole = {"id": "0x7f8c496ae9f661", "rank": 2, "n_ranks": 8, "nnodes": 2}
+    about: Told = {"inspector_output_format_version": "v4.0", "git_rev": "", "rec_mechanism": "profiler_plugin"}
+    about |= {"dump_timestamp_us": T0_US + 900, "hostname": "a1", "pid": 4711}
+    coll: Told = {"coll": "AllReduce", "coll_sn": 14, "coll_msg_size_bytes": 65536, "coll_exec_time_us": 250}
+    coll |= {"coll_timing_source": "kernel_gpu", "coll_algobw_gbs": 1.0, "coll_busbw_gbs": 2.0}
+    return {"header": whole | (header or {}), "metadata": about | metadata, "coll_perf": coll | (perf or {})}
+
+
+def verbose(*channels: tuple[int, int], start: int = T0_US) -> Told:
+    """What a verbose line adds: start and stop of each channel, in microseconds."""
+    events = [
+        {"channel_id": n, "kernel_start_ts": begin, "kernel_stop_ts": end, "kernel_record_ts": end}
+        for n, (begin, end) in enumerate(channels)
+    ]
+    return {"event_trace_ts": {"coll_start_ts": start, "coll_stop_ts": start + 5, "kernel_events": events}}
+
+
+def read(*lines: Told) -> Reading:
+    """Read the lines of one file, and check that the rows fit their tables."""
+    reading = parse_inspector([("a1.log", [json.dumps(told).encode() + b"\n" for told in lines])], "j")
+    for name, rows in reading.tables().items():
+        conform(TABLE_BY_NAME[name], rows)
+        assert find_duplicate(TABLE_BY_NAME[name], rows) is None
+    return reading
+
+
+def operation(told: Told) -> Told:
+    row: Told = read(told).tables()["collectives"].to_pylist()[0]
+    return row
+
+
+def refusal(*lines: bytes) -> str:
+    with pytest.raises(BadInput) as refused:
+        parse_inspector([("a1.log", lines)], "j")
+    return str(refused.value)
+
+
+def test_operation_has_its_communicator_number_and_size() -> None:
+    row = operation(line())
+    assert (row["host"], row["job"], row["comm"], row["rank"]) == ("a1", "j", 0x7F8C496AE9F661, 2)
+    assert (row["func"], row["peer"], row["seq"], row["seq_valid"]) == ("AllReduce", -1, 14, True)
+    assert (row["bytes"], row["algo"], row["dtype"]) == (65536, "", "")
+
+
+def test_plain_line_leaves_start_and_end_unknown_and_counts_the_execution_time() -> None:
+    reading = read(line())
+    row = reading.tables()["collectives"].to_pylist()[0]
+    assert (row["start_ns"], row["end_ns"], row["clock"], row["channels"]) == (None, None, "none", None)
+    assert row["enqueue_ns"] == (T0_US + 900 - 250) * 1000
+    assert reading.unread == {UNTIMED: 1}
+
+
+def test_verbose_line_tells_when_the_first_channel_began_and_the_last_ended() -> None:
+    reading = read(line(verbose((T0_US + 20, T0_US + 270), (T0_US + 10, T0_US + 260))))
+    row = reading.tables()["collectives"].to_pylist()[0]
+    assert (row["enqueue_ns"], row["channels"], row["clock"]) == (T0_US * 1000, 2, "proxy")
+    assert (row["start_ns"], row["end_ns"]) == ((T0_US + 10) * 1000, (T0_US + 270) * 1000)
+    assert not reading.unread
+
+
+@pytest.mark.parametrize("channels", [[(T0_US, T0_US + 5), (T0_US, 0)], [(0, T0_US)], [(T0_US, T0_US - 1)], []])
+def test_channel_without_begin_or_end_leaves_both_unknown(channels: list[tuple[int, int]]) -> None:
+    row = operation(line(verbose(*channels)))
+    assert (row["start_ns"], row["end_ns"], row["clock"]) == (None, None, "none")
+
+
+def test_verbose_line_without_a_start_is_no_older_than_its_dump_says() -> None:
+    assert operation(line(verbose(start=0)))["enqueue_ns"] == (T0_US + 650) * 1000
+
+
+def test_newer_lines_tell_algorithm_and_protocol() -> None:
+    row = operation(line({"coll_algo": "RING", "coll_proto": "LL"}, inspector_output_format_version="v4.2"))
+    assert (row["algo"], row["proto"]) == ("RING", "LL")
+
+
+def test_send_has_its_peer_and_a_number_that_must_not_be_compared() -> None:
+    told = line()
+    perf = {name.replace("coll", "p2p"): value for name, value in told.pop("coll_perf").items()}
+    trace = {"p2p_start_ts": T0_US, "kernel_events": [{"kernel_start_ts": T0_US + 1, "kernel_stop_ts": T0_US + 2}]}
+    row = operation(told | {"p2p_perf": perf | {"p2p": "Send", "p2p_peer": 5, "event_trace_ts": trace}})
+    assert (row["func"], row["peer"], row["seq"], row["seq_valid"]) == ("Send", 5, 14, False)
+    assert (row["enqueue_ns"], row["end_ns"]) == (T0_US * 1000, (T0_US + 2) * 1000)
+
+
+def test_communicator_is_one_row_per_rank_known_from_its_first_operation() -> None:
+    later = line({"coll_sn": 15, **verbose(start=T0_US + 7)})
+    first = line({"coll_sn": 13, **verbose(start=T0_US)})
+    other = line({"coll_sn": 13}, {"rank": 3, "comm_name": "DP"}, pid=4712)
+    rows = read(later, first, other).tables()["comms"].to_pylist()
+    assert [(r["rank"], r["nranks"], r["nnodes"], r["pid"], r["name"]) for r in rows] == [
+        (2, 8, 2, 4711, ""),
+        (3, 8, 2, 4712, "DP"),
+    ]
+    assert rows[0]["init_ns"] == T0_US * 1000
+    assert (rows[0]["gpu"], rows[0]["gpu_uuid"], rows[0]["nccl_version"]) == (None, None, None)
+    assert rows[0]["plugin_version"] == "inspector v4.0"
+
+
+def test_operation_that_comes_again_is_counted_also_from_another_file() -> None:
+    text = json.dumps(line()).encode()
+    reading = parse_inspector([("a.log", [text]), ("b.log", [text])], "j")
+    assert reading.tables()["collectives"].num_rows == 1
+    assert reading.unread["operations were left out, because they came again under the same number"] == 1
+
+
+def test_line_about_something_else_is_counted() -> None:
+    told = line()
+    told["dump_stats"] = told.pop("coll_perf")
+    reading = read(told, line())
+    assert reading.unread["lines were left out, because they tell of no operation"] == 1
+    assert reading.tables()["collectives"].num_rows == 1
+
+
+def test_last_line_whose_writer_was_killed_is_counted_and_the_others_stand() -> None:
+    whole = json.dumps(line()).encode() + b"\n"
+    reading = parse_inspector([("a1.log", [whole, b"\n", whole[:90]])], "j")
+    assert reading.tables()["collectives"].num_rows == 1
+    assert reading.unread["last lines of files were cut off in the middle and left out"] == 1
+
+
+def test_line_in_the_middle_that_is_not_json_is_named() -> None:
+    whole = json.dumps(line()).encode() + b"\n"
+    assert refusal(whole, whole[:90] + b"\n", whole).startswith("a1.log, line 2: is not JSON: ")
+
+
+@pytest.mark.parametrize(
+    ("told", "sentence"),
+    [
+        ([1], "is not a JSON object"),
+        (line({"coll_sn": -1}), "perf.sn: Input should be greater than or equal to 0"),
+        (line({"coll_msg_size_bytes": None}), "perf.msg_size_bytes: Input should be a valid integer"),
+        (line({"coll": None}), "perf.func: Input should be a valid string"),
+        (line(header={"id": "zebra"}), "header.id: String should match"),
+        (line(header={"rank": -1}), "header.rank: Input should be greater"),
+        (line(hostname="a b"), "metadata.hostname: "),
+        (line(inspector_output_format_version="v9.0"), "metadata.inspector_output_format_version: String should"),
+        (line() | {"coll_perf": 7}, "perf: Input should be a valid dictionary"),
+        (line(verbose((-1, 5))), "perf.event_trace_ts.kernel_events.0.kernel_start_ts: "),
+    ],
+)
+def test_what_is_wrong_is_said_with_file_line_and_field(told: object, sentence: str) -> None:
+    lines = [json.dumps(line()).encode() + b"\n", json.dumps(told).encode() + b"\n"]
+    assert refusal(*lines).startswith(f"a1.log, line 2: {sentence}")
+
+
+def test_line_longer_than_any_inspector_writes_is_refused() -> None:
+    assert refusal(b" " * (2 << 20)) == "a1.log, line 1: is longer than 1 MiB"

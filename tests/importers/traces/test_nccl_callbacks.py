@@ -1,0 +1,213 @@
+"""A trace is read line by line, and what is wrong with it is one sentence that names file and line."""
+
+import lzma
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from importers.traces.nccl_callbacks import Trace, read_events, spool_traces
+from lockstep.errors import BadInput
+from tests.importers.traces.traces import TRACES, Event, read_lines, write_lines
+
+ABOUT: Event = {"run": "r", "nccl": "2.28.9", "ranks": 1}
+COMM: Event = {"id": "ab", "nNodes": 2, "nRanks": 2, "rank": 0, "ts_init": 5, "ts_fini": 90, "name": ""}
+HEADER: Event = {"rank": 0, "header": {"pid": 7, "host": "a", "api": 5, "mono0": 3, "real0": 1003, "comms": [COMM]}}
+COLL: Event = {"r": 0, "ts": 10, "ev": "start", "type": "Coll", "h": 1, "tid": 1, "comm": 0, "seq": 4}
+COLL |= {"func": "AllReduce", "count": 8, "dtype": "ncclFloat32"}
+STOP: Event = {"r": 0, "ts": 11, "ev": "stop", "type": "Coll", "h": 1, "tid": 1}
+
+
+def refuse(path: Path, sentence: str) -> None:
+    """Check that the file is refused with this sentence after its name."""
+    with pytest.raises(BadInput) as refused:
+        list(read_events(Trace(path)))
+    assert str(refused.value) == f"{path}, {sentence}"
+
+
+def test_whole_trace_gives_its_headers_and_every_callback(tmp_path: Path) -> None:
+    trace = Trace(write_lines(tmp_path / "t.jsonl", [ABOUT, HEADER, COLL, STOP]))
+    assert list(read_events(trace)) == [(0, COLL), (0, STOP)]
+    assert (trace.about.run, trace.about.nccl, trace.about.live) == ("r", "2.28.9", False)
+    assert trace.ranks[0].unix_ns(10) == 1010
+    assert trace.ranks[0].comms[0].nranks == 2
+
+
+def test_moment_of_a_snapshot_is_taken_from_older_recorders_too(tmp_path: Path) -> None:
+    trace = Trace(write_lines(tmp_path / "t.jsonl", [ABOUT | {"t_snap_ns": 77}, HEADER, COLL]))
+    list(read_events(trace))
+    assert (trace.about.live, trace.about.snapshot_mono_ns) == (True, 77)
+
+
+def test_file_without_a_line_about_the_run_is_of_the_rank_in_its_first_communicator(tmp_path: Path) -> None:
+    header = {"header": HEADER["header"] | {"comms": [COMM | {"rank": 1}]}}
+    event = {name: value for name, value in COLL.items() if name != "r"}
+    trace = Trace(write_lines(tmp_path / "t.jsonl", [header, event]))
+    assert list(read_events(trace)) == [(1, event)]
+
+
+def test_compressed_and_plain_are_the_same_whatever_their_names(tmp_path: Path) -> None:
+    packed = TRACES / "K_toggle_n232.jsonl.xz"
+    (tmp_path / "renamed.jsonl").write_bytes(packed.read_bytes())
+    plain = write_lines(tmp_path / "plain.xz", read_lines(packed))
+    assert list(read_events(Trace(tmp_path / "renamed.jsonl"))) == list(read_events(Trace(plain)))
+
+
+def test_compressed_file_that_ends_in_the_middle_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "t.xz").write_bytes((TRACES / "f_base.jsonl.xz").read_bytes()[:-20_000])
+    with pytest.raises(BadInput, match=r"t\.xz, line \d+: the compressed file ends in the middle$"):
+        list(read_events(Trace(tmp_path / "t.xz")))
+
+
+def test_compressed_file_that_is_damaged_is_refused(tmp_path: Path) -> None:
+    whole = bytearray((TRACES / "f_base.jsonl.xz").read_bytes())
+    whole[30_000:30_100] = bytes(100)
+    (tmp_path / "t.xz").write_bytes(whole)
+    with pytest.raises(BadInput, match=r"t\.xz, line \d+: "):
+        list(read_events(Trace(tmp_path / "t.xz")))
+
+
+def test_plain_file_that_ends_in_the_middle_is_refused(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "t", [ABOUT, HEADER, COLL])
+    path.write_bytes(path.read_bytes()[:-10])
+    with pytest.raises(BadInput, match="line 3: is not JSON: "):
+        list(read_events(Trace(path)))
+
+
+@pytest.mark.parametrize("text", [b"\xff\xfe", b"[1, 2]", b"12", b'{"a": 1e999999}{', b"[" * 100_000])
+def test_line_that_is_no_object_is_refused(tmp_path: Path, text: bytes) -> None:
+    path = write_lines(tmp_path / "t", [ABOUT, HEADER])
+    path.write_bytes(path.read_bytes() + text + b"\n")
+    with pytest.raises(BadInput, match="t, line 3: is not "):
+        list(read_events(Trace(path)))
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"type": "Kernel"}, "there is no event type 'Kernel'"),
+        ({"type": None}, "there is no event type None"),
+        ({"ev": "begin"}, "'begin' is none of start, stop, state"),
+        ({"ts": "10"}, "ts is '10', not a number"),
+        ({"ts": -1}, "ts is -1, not a number"),
+        ({"h": None}, "h is None, not a number"),
+        ({"h": 1 << 70}, f"h is {1 << 70}, not a number"),
+        ({"r": 3}, "rank 3 has no header above"),
+        ({"r": "0"}, "rank '0' has no header above"),
+        ({"comm": 1}, "comm is 1, but the rank has 1 communicators"),
+        ({"count": "many"}, "count is 'many', not a number"),
+        ({"func": ["AllReduce"]}, "func is ['AllReduce'], neither a name nor a number"),
+        ({"stream": "0xzz"}, "stream is '0xzz', not an address"),
+        ({"type": "ProxyOp"}, "ProxyOp lacks peer, ch, send, nSteps, pid"),
+        ({"ev": "state"}, "there is no state None"),
+        ({"ev": "state", "state": "Dancing"}, "there is no state 'Dancing'"),
+    ],
+)
+def test_callback_that_makes_no_sense_is_refused(tmp_path: Path, changed: dict[str, Any], sentence: str) -> None:
+    path = write_lines(tmp_path / "t", [ABOUT, HEADER, COLL | changed])
+    refuse(path, f"line 3: {sentence}")
+
+
+def test_time_that_goes_backwards_is_refused(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "t", [ABOUT, HEADER, COLL, STOP | {"ts": 9}])
+    refuse(path, "line 4: time goes backwards, from 10 to 9")
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"host": "a/b"}, "host: Value error, 'a/b' cannot be the name of a host or a NIC"),
+        ({"api": 8}, "api: Input should be less than or equal to 7"),
+        ({"comms": [COMM | {"id": "xyz"}]}, "comms.0.id: String should match pattern '^[0-9a-fA-F]{1,16}$'"),
+    ],
+)
+def test_header_that_makes_no_sense_is_refused(tmp_path: Path, changed: dict[str, Any], sentence: str) -> None:
+    path = write_lines(tmp_path / "t", [ABOUT, {"rank": 0, "header": HEADER["header"] | changed}])
+    refuse(path, f"line 2: {sentence}")
+
+
+def test_second_header_of_a_rank_is_refused(tmp_path: Path) -> None:
+    refuse(write_lines(tmp_path / "t", [ABOUT, HEADER, HEADER]), "line 3: a second header of rank 0, or no number")
+
+
+def test_line_of_another_kind_is_refused(tmp_path: Path) -> None:
+    refuse(write_lines(tmp_path / "t", [ABOUT, HEADER, {"note": "x"}]), "line 3: is neither a header nor a callback")
+
+
+def test_version_that_is_none_is_refused(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "t", [ABOUT | {"nccl": "newest"}])
+    with pytest.raises(BadInput, match="line 1: nccl: "):
+        list(read_events(Trace(path)))
+
+
+def test_bomb_is_refused_before_it_fills_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importers.traces.nccl_callbacks._MOST_LINE_BYTES", 1 << 20)
+    (tmp_path / "t.xz").write_bytes(lzma.compress(b" " * (8 << 20)))
+    refuse(tmp_path / "t.xz", "line 1: is longer than 1 MiB")
+
+
+def header(rank: int, host: str = "a", nodes: int = 2) -> Event:
+    return {
+        "rank": rank,
+        "header": HEADER["header"] | {"host": host, "comms": [COMM | {"rank": rank, "nNodes": nodes}]},
+    }
+
+
+def trace(path: Path, *ranks: Event, about: Event = ABOUT) -> Path:
+    events = [COLL | {"r": line["rank"]} for line in ranks] + [STOP | {"r": line["rank"]} for line in ranks]
+    return write_lines(path, [about, *ranks, *events])
+
+
+def hosts_of(path: Path, folder: Path) -> list[tuple[str, int | None]]:
+    return [(one.origin.host, one.origin.gpu) for one in spool_traces([path], folder).recordings]
+
+
+def test_ranks_of_one_machine_that_nccl_took_for_hosts_are_hosts(tmp_path: Path) -> None:
+    path = trace(tmp_path / "t", header(0), header(1))
+    assert hosts_of(path, tmp_path) == [("h0", 0), ("h1", 0)]
+
+
+def test_ranks_inside_one_host_are_its_gpus(tmp_path: Path) -> None:
+    path = trace(tmp_path / "t", header(0, nodes=1), header(1, nodes=1))
+    assert hosts_of(path, tmp_path) == [("a", 0), ("a", 1)]
+
+
+def test_hosts_that_differ_keep_their_names(tmp_path: Path) -> None:
+    path = trace(tmp_path / "t", header(0, "a"), header(1, "b"), header(2, "a"))
+    assert hosts_of(path, tmp_path) == [("a", 0), ("b", 0), ("a", 1)]
+
+
+def test_line_1_knows_the_hosts_best(tmp_path: Path) -> None:
+    path = trace(tmp_path / "t", header(0), header(1), about=ABOUT | {"hosts": {"0": "x", "1": "y"}})
+    assert hosts_of(path, tmp_path) == [("x", 0), ("y", 0)]
+
+
+def test_several_files_are_parts_of_one_run(tmp_path: Path) -> None:
+    files = [trace(tmp_path / "a", header(0, "a")), trace(tmp_path / "b", header(1, "b"))]
+    spooled = spool_traces(files, tmp_path)
+    assert [one.rank for one in spooled.recordings] == [0, 1]
+    assert read_lines(spooled.recordings[1].file)[1:] == [COLL | {"r": 1}, STOP | {"r": 1}]
+    assert (spooled.start_ns, spooled.end_ns) == (1010, 1012)
+
+
+def test_files_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
+    one, other = trace(tmp_path / "a", header(0)), trace(tmp_path / "b", header(0))
+    with pytest.raises(BadInput, match="b: rank 0 is in another of the files too"):
+        spool_traces([one, other], tmp_path)
+    third = trace(tmp_path / "c", header(1), about=ABOUT | {"run": "q"})
+    (tmp_path / "more").mkdir()
+    with pytest.raises(BadInput, match="c: is of run 'q', not 'r' as the first file"):
+        spool_traces([one, third], tmp_path / "more")
+
+
+def test_trace_without_callbacks_is_refused(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "t", [ABOUT, header(0)])
+    with pytest.raises(BadInput, match="t: there is no callback in it"):
+        spool_traces([path], tmp_path)
+
+
+def test_all_ranks_of_a_hang_are_looked_at_when_the_recorder_did(tmp_path: Path) -> None:
+    path = trace(tmp_path / "t", header(0), header(1), about=ABOUT | {"live": True, "snapshot_mono_ns": 5_000})
+    spooled = spool_traces([path], tmp_path)
+    assert [one.snapshot_ns for one in spooled.recordings] == [6_000, 6_000]
+    assert spooled.end_ns == 6_001

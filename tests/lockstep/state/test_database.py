@@ -1,0 +1,235 @@
+"""The control database opens from a URL, keeps transactions apart, and says plainly what is wrong with it."""
+
+import sqlite3
+import traceback
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import psycopg
+import pytest
+from sqlalchemy import func, insert, make_url, select, text, update
+from sqlalchemy.exc import IntegrityError
+
+from lockstep.errors import BadInput, ControlAway
+from lockstep.state.database import LOCK_WAIT_MS, ControlDatabase, _directory_lock, open_control
+from lockstep.state.documents import list_audit, record
+from lockstep.state.incidents import get_incident
+from lockstep.state.tables import DECISIONS, LEASES
+from tests.fixtures.postgres import GUARDED_PASSWORD
+from tests.lockstep.state.child import PATIENT_MS, child, go, heard
+
+
+def leave_a_line(db: ControlDatabase, subject: str) -> None:
+    record(db, who="ada", what="look", subject=subject, why="", now_ns=1)
+
+
+def count_leases(db: ControlDatabase) -> int:
+    with db.read() as connection:
+        return connection.execute(select(func.count()).select_from(LEASES)).scalar_one()
+
+
+def test_sqlite_file_is_durable_and_readable_while_written(tmp_path: Path) -> None:
+    with open_control(f"sqlite:///{tmp_path}/deep/down/control.db") as db, db.read() as connection:
+        settings = ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")
+        found = [connection.execute(text(f"PRAGMA {name}")).scalar_one() for name in settings]
+    assert found == ["wal", 2, 1, 10_000]
+
+
+def test_block_that_raises_is_undone(db: ControlDatabase) -> None:
+    def write_and_fail() -> None:
+        with db.begin() as connection:
+            connection.execute(insert(LEASES).values(name="x", generation=1, expires_ns=1))
+            raise KeyError("x")
+
+    with pytest.raises(KeyError):
+        write_and_fail()
+    assert count_leases(db) == 0
+
+
+def test_reader_does_not_wait_for_a_writer(db: ControlDatabase) -> None:
+    with db.begin() as writer:
+        writer.execute(insert(LEASES).values(name="x", generation=1, expires_ns=1))
+        assert list_audit(db, 1) == []
+
+
+def test_threads_that_read_and_then_write_lose_no_update(db: ControlDatabase) -> None:
+    with db.begin() as connection:
+        connection.execute(insert(LEASES).values(name="x", generation=0, expires_ns=0))
+
+    def count_up(_: int) -> None:
+        with db.begin() as connection:
+            seen = connection.execute(select(LEASES.c.generation).with_for_update()).scalar_one()
+            connection.execute(update(LEASES).values(generation=seen + 1))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(count_up, range(40)))
+    with db.read() as connection:
+        assert connection.scalar(select(LEASES.c.generation)) == 40
+
+
+def test_processes_that_open_an_empty_database_at_once_all_succeed(control_url: str) -> None:
+    names = ("a", "b", "c")
+    with ExitStack() as stack:
+        openers = [stack.enter_context(child("open_and_sign", control_url, name)) for name in names]
+        assert [heard(opener) for opener in openers] == ["ready"] * 3
+        for opener in openers:
+            go(opener)
+        counts = [int(heard(opener)) for opener in openers]
+    assert max(counts) == 3
+    with open_control(control_url) as db:
+        assert {line.who for line in list_audit(db, 10)} == set(names)
+
+
+def test_threads_that_open_an_empty_database_at_once_all_succeed(control_url: str) -> None:
+    def open_and_sign(name: str) -> None:
+        with open_control(control_url, lock_wait_ms=PATIENT_MS) as db:
+            leave_a_line(db, name)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(open_and_sign, "abcdefgh"))
+    with open_control(control_url) as db:
+        assert len(list_audit(db, 100)) == 8
+
+
+def test_second_opener_of_a_sqlite_file_waits_while_the_first_prepares_it(tmp_path: Path) -> None:
+    path = tmp_path / "control.db"
+    with ThreadPoolExecutor(1) as pool:
+        # As the first opener stands in mid-switch; without its directory lock SQLite would refuse the second at once.
+        with _directory_lock(tmp_path), closing(sqlite3.connect(path, isolation_level=None)) as first:
+            first.execute("BEGIN IMMEDIATE")
+            second = pool.submit(open_control, f"sqlite:///{path}")
+            with pytest.raises(TimeoutError):
+                second.result(timeout=0.3)
+        second.result().close()
+
+
+def test_sqlite_file_that_a_stranger_keeps_locked_is_away(tmp_path: Path) -> None:
+    path = tmp_path / "control.db"
+    with closing(sqlite3.connect(path, isolation_level=None)) as stranger:
+        stranger.execute("BEGIN EXCLUSIVE")
+        assert f"{path} cannot be used: database is locked" in away_message(f"sqlite:///{path}", lock_wait_ms=1)
+
+
+def test_database_checks_references(db: ControlDatabase) -> None:
+    orphan = {"id": "d1", "incident": "nowhere", "job": "j", "created_ns": 1, "document": "{}"}
+    with pytest.raises(IntegrityError), db.begin() as connection:
+        connection.execute(insert(DECISIONS).values(orphan))
+
+
+def test_value_that_does_not_fit_is_the_callers_fault(db: ControlDatabase) -> None:
+    with pytest.raises(BadInput, match="cannot hold this value"), db.begin() as connection:
+        connection.execute(insert(LEASES).values(name="x", generation=2**70, expires_ns=1))
+
+
+def test_name_with_a_zero_byte_is_the_callers_fault(postgres_database: str) -> None:
+    with open_control(postgres_database) as db, pytest.raises(BadInput, match="cannot hold this value"):
+        get_incident(db, "a\x00b")
+
+
+def test_lost_connection_is_replaced(postgres_database: str) -> None:
+    with open_control(postgres_database) as db:
+        leave_a_line(db, "before")
+        with psycopg.connect(postgres_database, autocommit=True) as killer:
+            killer.execute(
+                "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
+                " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+        leave_a_line(db, "after")
+        assert [line.subject for line in list_audit(db, 10)] == ["after", "before"]
+
+
+def test_connection_lost_in_mid_transaction_is_away_and_undone(postgres_database: str) -> None:
+    with open_control(postgres_database) as db:
+
+        def write_and_lose_the_server() -> None:
+            with db.begin() as connection:
+                connection.execute(insert(LEASES).values(name="x", generation=1, expires_ns=1))
+                connection.execute(text("SELECT pg_terminate_backend(pg_backend_pid())"))
+
+        with pytest.raises(ControlAway, match="terminating connection"):
+            write_and_lose_the_server()
+        assert count_leases(db) == 0
+
+
+def test_wrong_password_is_away_and_not_repeated(guarded_database: str) -> None:
+    with open_control(guarded_database) as db:
+        leave_a_line(db, "the right password works")
+    message = away_message(guarded_database.replace(GUARDED_PASSWORD, "hunter2"))
+    assert "password authentication failed" in message
+    assert "hunter2" not in message
+
+
+def test_missing_grant_is_away_and_named(guarded_database: str, postgres_database: str) -> None:
+    own, foreign = (make_url(url).database for url in (guarded_database, postgres_database))
+    assert "permission denied" in away_message(guarded_database.replace(f"/{own}?", f"/{foreign}?"))
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://ada:hunter2@/lockstep?host=/nowhere",
+        "postgresql://ada:hunter2@127.0.0.1:1/lockstep",
+        "postgresql://ada@/lockstep?host=/nowhere&password=hunter2",
+        "postgresql://ada:hunter2@/lockstep?host=/nowhere&no_such_option=hunter2",
+    ],
+)
+def test_absent_server_is_away_and_the_password_is_not_repeated(url: str) -> None:
+    message = away_message(url)
+    assert "the control database lockstep at" in message
+    assert "hunter2" not in message
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "mysql://ada:hunter2@db/lockstep",
+        "postgresql://ada:p@hunter2@db/lockstep",
+        "postgresql://ada:hunter2@db:port/lockstep",
+        "hunter2",
+        "sqlite://",
+        "sqlite:///:memory:",
+    ],
+)
+def test_url_that_cannot_be_used_is_refused_without_repeating_it(url: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        open_control(url)
+    assert "hunter2" not in "".join(traceback.format_exception(caught.value))
+
+
+def test_file_that_is_no_database_is_called_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "control.db"
+    path.write_bytes(b"not a database at all" * 500)
+    message = away_message(f"sqlite:///{path}")
+    assert f"{path} cannot be used: file is not a database; it is damaged, restore it from a backup" in message
+
+
+def test_damage_in_the_middle_of_a_file_is_called_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "control.db"
+    with open_control(f"sqlite:///{path}") as db:
+        leave_a_line(db, "before")
+    with path.open("r+b") as file:
+        file.seek(4096)
+        file.write(b"\xff" * (path.stat().st_size - 4096))
+    assert "malformed; it is damaged, restore it from a backup" in away_message(f"sqlite:///{path}")
+
+
+def test_place_where_no_file_can_be_is_away(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert "cannot be used" in away_message(f"sqlite:///{tmp_path}/file/control.db")
+    assert "cannot be used" in away_message(f"sqlite:///{tmp_path}")
+
+
+def test_writer_that_waits_too_long_is_away(control_url: str) -> None:
+    row = {"name": "x", "generation": 1, "expires_ns": 1}
+    with open_control(control_url, lock_wait_ms=1) as db, db.begin() as first:
+        first.execute(insert(LEASES).values(row))
+        with pytest.raises(ControlAway, match="lock"), db.begin() as second:
+            second.execute(insert(LEASES).values(row))
+
+
+def away_message(url: str, lock_wait_ms: int = LOCK_WAIT_MS) -> str:
+    """Return all that a log would show when the database cannot be opened."""
+    with pytest.raises(ControlAway) as caught:
+        open_control(url, lock_wait_ms=lock_wait_ms)
+    return "".join(traceback.format_exception(caught.value))

@@ -1,0 +1,148 @@
+"""Orders are only added, executions are written under the lease, and every change leaves a line in the audit."""
+
+import pytest
+
+from lockstep.decision import AllJobs, Cost
+from lockstep.errors import LeaseLost, NotPresent
+from lockstep.execution import Execution, ExecutionState, Isolated, Order, Outcome, Step
+from lockstep.state.database import ControlDatabase
+from lockstep.state.decisions import (
+    find_execution,
+    give_order,
+    list_executions,
+    list_isolated,
+    list_orders,
+    list_outcomes,
+    save_decisions,
+    save_execution,
+    save_isolated,
+    save_outcome,
+    unfinished_executions,
+)
+from lockstep.state.documents import list_audit
+from lockstep.state.incidents import save_incidents
+from lockstep.state.leases import Lease, take_lease
+from tests.lockstep.state.build import decision, incident
+
+
+@pytest.fixture
+def lease(db: ControlDatabase) -> Lease:
+    save_incidents(db, [incident("i1")], None)
+    save_decisions(db, [decision("d1"), decision("d2")], None)
+    taken = take_lease(db, "planner", "me", ttl_ns=100, now_ns=0)
+    assert taken is not None
+    return taken
+
+
+def execution(name: str = "d1", state: ExecutionState = "executing", began_ns: int = 5) -> Execution:
+    return Execution(
+        decision=name,
+        incident="i1",
+        job="train",
+        action="replace",
+        component="nic:h3/eth1",
+        state=state,
+        generation=1,
+        approved_by="ada",
+        began_ns=began_ns,
+        steps=(Step(act="isolate", subject="h3", state="done", ended_ns=9),),
+    )
+
+
+def isolated(**changes: object) -> Isolated:
+    whole = Isolated(
+        node="h3",
+        component="nic:h3/eth1",
+        decision="d1",
+        job="train",
+        reason="slow",
+        state="isolated",
+        since_ns=7,
+        changed_ns=7,
+    )
+    return whole.model_copy(update=changes)
+
+
+def test_orders_come_back_in_the_order_in_which_they_were_given(db: ControlDatabase, lease: Lease) -> None:
+    given = [
+        Order(decision="d1", kind="approve", who="ada", why="go", ts_ns=3),
+        Order(decision="d2", kind="reject", who="ada", ts_ns=4),
+        Order(decision="d1", kind="undo", who="bob", why="wrong node", ts_ns=5),
+    ]
+    for order in given:
+        give_order(db, order)
+    assert list_orders(db) == given
+    assert list_orders(db, "d1") == [given[0], given[2]]
+    assert list_orders(db, since_ns=4) == given[1:]
+    line = list_audit(db, 1)[0]
+    assert (line.who, line.what, line.subject, line.why) == ("bob", "undo_decision", "d1", "wrong node")
+
+
+def test_order_on_an_unknown_decision_is_refused(db: ControlDatabase, lease: Lease) -> None:
+    with pytest.raises(NotPresent, match="there is no decision 'd9'"):
+        give_order(db, Order(decision="d9", kind="approve", who="ada", ts_ns=1))
+    assert list_orders(db) == []
+
+
+def test_execution_is_found_by_its_decision_and_by_what_is_left_to_do(db: ControlDatabase, lease: Lease) -> None:
+    save_execution(db, execution("d1"), lease)
+    save_execution(db, execution("d2", "done", began_ns=6), lease)
+    assert find_execution(db, "d1") == execution("d1")
+    assert find_execution(db, "d9") is None
+    assert unfinished_executions(db) == [execution("d1")]
+    assert [run.decision for run in list_executions(db)] == ["d2", "d1"]
+    assert list_executions(db, job="other") == []
+
+
+def test_execution_its_node_and_its_line_are_written_together_or_not_at_all(
+    db: ControlDatabase, lease: Lease
+) -> None:
+    save_execution(db, execution(), lease, [isolated()], why="isolate h3: drained")
+    line = list_audit(db, 1)[0]
+    assert (line.who, line.what, line.subject) == ("planner", "execution_executing", "d1")
+    assert (line.why, line.ts_ns) == ("isolate h3: drained", 9)
+    assert list_isolated(db) == [isolated()]
+
+
+def test_planner_that_lost_its_lease_writes_nothing(db: ControlDatabase, lease: Lease) -> None:
+    take_lease(db, "planner", "another", ttl_ns=100, now_ns=200)
+    with pytest.raises(LeaseLost):
+        save_execution(db, execution(), lease, [isolated()], why="isolate h3")
+    with pytest.raises(LeaseLost):
+        save_isolated(db, isolated(), lease, why="tested")
+    assert (list_executions(db), list_isolated(db), list_audit(db, 10)) == ([], [], [])
+
+
+def test_node_is_written_over_on_its_way_back_and_kept_per_decision(db: ControlDatabase, lease: Lease) -> None:
+    save_isolated(db, isolated(), lease)
+    save_isolated(db, isolated(state="returned", changed_ns=20), lease, why="its test passed")
+    save_isolated(db, isolated(decision="d2", since_ns=30), lease)
+    assert [(each.decision, each.state) for each in list_isolated(db)] == [("d1", "returned"), ("d2", "isolated")]
+    assert [each.decision for each in list_isolated(db, since_ns=30)] == ["d2"]
+    assert list_audit(db, 1)[0].what == "node_returned"
+
+
+def test_last_word_on_an_incident_counts(db: ControlDatabase, lease: Lease) -> None:
+    first = Outcome(incident="i1", was_right=True, who="ada", ts_ns=3)
+    second = Outcome(incident="i1", was_right=False, part="gpu:h3/0", who="bob", why="the GPU was hot", ts_ns=4)
+    save_outcome(db, first)
+    save_outcome(db, second)
+    assert list_outcomes(db) == {"i1": second}
+    assert list_audit(db, 1)[0].why == "wrong: the GPU was hot"
+
+
+def test_outcome_of_an_unknown_incident_is_refused(db: ControlDatabase) -> None:
+    with pytest.raises(NotPresent, match="there is no incident 'i9'"):
+        save_outcome(db, Outcome(incident="i9", was_right=True, who="ada", ts_ns=3))
+
+
+def test_documents_of_the_version_before_are_read() -> None:
+    step = {"act": "isolate", "subject": "h3", "said": "drained", "failures": [{"ts_ns": 1, "said": "no answer"}]}
+    read = Step.model_validate(step)
+    assert (read.message, read.failures[0].message) == ("drained", "no answer")
+    stored = isolated().model_dump() | {"message": "healthy", "last_order": 4}
+    before = {{"message": "said", "last_order": "heard"}.get(name, name): value for name, value in stored.items()}
+    assert Isolated.model_validate(before) == Isolated.model_validate(stored)
+    assert Cost.model_validate({"waf_after": 0.7}) == Cost(throughput_after=0.7)
+    shared = AllJobs.model_validate({"waf_before": 8.0, "waf_after": 7.0, "reason": "one node less"})
+    assert (shared.throughput_before, shared.throughput_after) == (8.0, 7.0)

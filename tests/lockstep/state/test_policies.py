@@ -1,0 +1,91 @@
+"""A stored policy wins over the settings, has a version, and is never overwritten by who saw an older one."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from lockstep.errors import ChangedMeanwhile
+from lockstep.sections import PlannerSettings
+from lockstep.state import policies
+from lockstep.state.database import ControlDatabase
+from lockstep.state.documents import list_audit
+from lockstep.state.policies import (
+    PLANNER,
+    PlannerPolicy,
+    PolicyVersion,
+    current_policy,
+    find_policy,
+    list_policy_versions,
+    policy_of,
+    save_policy,
+)
+
+USUAL = policy_of(PlannerSettings())
+
+
+def save(db: ControlDatabase, after: int, **changed: object) -> PolicyVersion:
+    policy = PlannerPolicy.model_validate(USUAL.model_dump() | changed)
+    return save_policy(db, PLANNER, policy, after=after, who="ann", why="told so", now_ns=5 + after)
+
+
+def test_policy_of_the_settings_has_their_values() -> None:
+    wanted = PlannerSettings(nodes_out=5, spares=("s1",), modes={"replace": "propose"}, gpu_hour_price=2.0)
+    policy = policy_of(wanted)
+    assert (policy.nodes_out, policy.spares, policy.modes) == (5, ("s1",), {"replace": "propose"})
+    assert (policy.gpu_hour_price, policy.share_of_block) == (2.0, wanted.share_of_block)
+
+
+def test_settings_hold_until_a_policy_is_stored(db: ControlDatabase) -> None:
+    assert current_policy(db) is None
+    assert find_policy(db, PLANNER) is None
+    save(db, 0, nodes_out=1)
+    stored = current_policy(db)
+    assert stored is not None
+    assert stored.nodes_out == 1
+
+
+def test_versions_follow_each_other(db: ControlDatabase) -> None:
+    made = [save(db, after, nodes_out=after) for after in range(3)]
+    assert list_policy_versions(db, PLANNER, 10) == made[::-1]
+    assert find_policy(db, PLANNER) == made[-1]
+    assert (made[-1].version, made[-1].who, made[-1].why, made[-1].changed_ns) == (3, "ann", "told so", 7)
+
+
+@pytest.mark.parametrize("after", [0, 2, 7])
+def test_change_of_another_version_is_refused(db: ControlDatabase, after: int) -> None:
+    save(db, 0, nodes_out=1)
+    with pytest.raises(ChangedMeanwhile, match=f"at version 1 by now, not {after}: read it again"):
+        save(db, after, nodes_out=9)
+    assert len(list_policy_versions(db, PLANNER, 10)) == 1
+
+
+def test_of_two_at_once_one_wins(db: ControlDatabase) -> None:
+    def try_to(nodes_out: int) -> bool:
+        try:
+            save(db, 0, nodes_out=nodes_out)
+        except ChangedMeanwhile:
+            return False
+        return True
+
+    with ThreadPoolExecutor(4) as threads:
+        won = list(threads.map(try_to, range(4)))
+    assert sum(won) == 1
+    stored = current_policy(db)
+    assert stored is not None
+    assert won[stored.nodes_out]
+
+
+def test_audit_says_what_changed(db: ControlDatabase) -> None:
+    save(db, 0)
+    save(db, 1, nodes_out=1, spares=("s1",))
+    save(db, 2, nodes_out=1, spares=("s1",))
+    reasons = [line.why for line in list_audit(db, 3)]
+    assert reasons[:2] == ["told so: nothing changed", 'told so: nodes_out is now 1; spares is now ["s1"]']
+    assert "share_of_block is now 0.25" in reasons[2]
+
+
+def test_versions_are_bounded(db: ControlDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policies, "MOST_VERSIONS", 2)
+    for after in range(4):
+        save(db, after)
+    assert [version.version for version in list_policy_versions(db, PLANNER, 10)] == [4, 3]

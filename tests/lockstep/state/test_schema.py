@@ -1,0 +1,94 @@
+"""The schema is made once, goes forward step by step, and never back."""
+
+import pytest
+from sqlalchemy import delete, inspect, select, text, update
+from sqlalchemy.exc import DBAPIError
+
+from lockstep.errors import ControlAway, LockstepError, StoreVersionMismatch
+from lockstep.state.database import ControlDatabase, open_control
+from lockstep.state.schema import STEPS, Step, prepare_schema
+from lockstep.state.tables import METADATA, SCHEMA
+
+NEWEST = 1 + len(STEPS)
+OF_THE_FIRST_VERSION = {"control_schema", "leases", "incidents", "decisions", "tokens", "audit"}
+ADD_A_COLUMN = Step(NEWEST + 1, (text("ALTER TABLE detail_requests ADD COLUMN asked_by VARCHAR"),))
+ADD_AN_INDEX = Step(NEWEST + 2, (text("CREATE INDEX detail_requests_by_asker ON detail_requests (asked_by)"),))
+
+
+def version_of(db: ControlDatabase) -> int:
+    with db.read() as connection:
+        return int(connection.execute(select(SCHEMA.c.version)).scalar_one())
+
+
+def test_empty_database_gets_all_tables_and_the_newest_version(db: ControlDatabase) -> None:
+    with db.read() as connection:
+        assert set(inspect(connection).get_table_names()) == set(METADATA.tables)
+    assert version_of(db) == NEWEST
+
+
+def test_steps_are_numbered_without_a_gap() -> None:
+    assert [step.version for step in STEPS] == list(range(2, 2 + len(STEPS)))
+
+
+def test_opening_again_changes_nothing(db: ControlDatabase, control_url: str) -> None:
+    with open_control(control_url) as again:
+        assert version_of(again) == version_of(db)
+
+
+def test_older_database_walks_through_the_steps_it_has_not_seen(db: ControlDatabase) -> None:
+    for steps in ((ADD_A_COLUMN,), (ADD_A_COLUMN, ADD_AN_INDEX)):
+        with db.begin() as connection:
+            prepare_schema(connection, steps)
+        assert version_of(db) == steps[-1].version
+    with db.read() as connection:
+        assert "asked_by" in {column["name"] for column in inspect(connection).get_columns("detail_requests")}
+        assert "detail_requests_by_asker" in {
+            index["name"] for index in inspect(connection).get_indexes("detail_requests")
+        }
+
+
+def test_database_of_the_first_version_gets_what_came_since(db: ControlDatabase, control_url: str) -> None:
+    with db.begin() as connection:
+        for table in reversed(METADATA.sorted_tables):
+            if table.name not in OF_THE_FIRST_VERSION:
+                table.drop(connection)
+        connection.execute(text("CREATE TABLE wishes (id VARCHAR PRIMARY KEY)"))
+        connection.execute(update(SCHEMA).values(version=1))
+    with open_control(control_url) as upgraded, upgraded.read() as connection:
+        assert set(inspect(connection).get_table_names()) == {*METADATA.tables, "wishes"}
+        for table in METADATA.sorted_tables:
+            columns = {column["name"] for column in inspect(connection).get_columns(table.name)}
+            indexes = {index["name"] for index in inspect(connection).get_indexes(table.name)}
+            assert columns == set(table.c.keys())
+            assert indexes >= {index.name for index in table.indexes}
+        assert version_of(upgraded) == NEWEST
+
+
+def test_step_that_fails_leaves_the_older_schema_whole(db: ControlDatabase) -> None:
+    broken = Step(NEWEST + 2, (text("ALTER TABLE nowhere ADD COLUMN x INTEGER"),))
+    with pytest.raises((LockstepError, DBAPIError), match="nowhere"), db.begin() as connection:
+        prepare_schema(connection, (ADD_A_COLUMN, broken))
+    assert version_of(db) == NEWEST
+    with db.read() as connection:
+        assert "asked_by" not in {column["name"] for column in inspect(connection).get_columns("detail_requests")}
+
+
+def test_newer_database_is_refused(db: ControlDatabase, control_url: str) -> None:
+    with db.begin() as connection:
+        connection.execute(update(SCHEMA).values(version=99))
+    with pytest.raises(StoreVersionMismatch, match="has schema version 99, and this Lockstep knows versions up to"):
+        open_control(control_url)
+
+
+def test_database_that_lost_its_version_is_refused(db: ControlDatabase, control_url: str) -> None:
+    with db.begin() as connection:
+        connection.execute(delete(SCHEMA))
+    with pytest.raises(StoreVersionMismatch, match="does not say which schema version it has"):
+        open_control(control_url)
+
+
+def test_tables_of_somebody_else_are_not_taken_for_ours(db: ControlDatabase, control_url: str) -> None:
+    with db.begin() as connection:
+        SCHEMA.drop(connection)
+    with pytest.raises(ControlAway, match="already exists"):
+        open_control(control_url)

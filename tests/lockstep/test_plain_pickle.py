@@ -1,0 +1,166 @@
+"""Pickles give plain data or one sentence; they neither run code nor take more memory and work than their size."""
+
+import pickle
+import random
+import tracemalloc
+from collections.abc import Callable
+
+import pytest
+
+from lockstep.errors import BadInput
+from lockstep.plain_pickle import load_plain
+
+PROTOCOLS = range(pickle.HIGHEST_PROTOCOL + 1)
+FAR = b"Nr\xff\xff\xff\xff"  # None, put to the highest place there is: 64 GiB would be reserved
+LOOKS_FAR = "Nr\xff\xff\xff\xff."
+
+# One of each kind and length that the check steps over in its own way.
+VALUES = [
+    *[None, True, False, 0, 255, 256, 65_535, 65_536, -1, 1 << 31, 1 << 62, -(1 << 62), 1 << 70, 1 << 3000, 2.5],
+    *["", "r", "x" * 47, "x" * 48, "x" * 255, "x" * 256, "x" * 70_000, "é" * 30, LOOKS_FAR],
+    *[[], [1], [1, 2], (), (1,), (1, 2), (1, 2, 3), (1, 2, 3, 4), {}, {"a": 1}, {"a": 1, "b": 2}, {1: {(2, 3): 4}}],
+    *[list(range(300)), [str(number) for number in range(300)], [["shared"] * 2] * 2],
+]
+BYTES = [b"", b"r", b"x" * 255, b"x" * 256, FAR]  # as they are from protocol 3 on; before, they ask for a function
+
+
+def refusal(data: bytes) -> str:
+    with pytest.raises(BadInput) as refused:
+        load_plain("f", data)
+    said = str(refused.value)
+    assert said.startswith("f: cannot be read as a pickle: ")
+    assert "\n" not in said
+    return said
+
+
+def pickles(protocol: int) -> list[bytes]:
+    values = VALUES + BYTES + [set("abc"), frozenset("abc")] if protocol > 3 else VALUES
+    return [pickle.dumps(value, protocol=protocol) for value in values]
+
+
+def random_value(choose: random.Random, depth: int = 0) -> object:
+    kind = choose.randrange(6)
+    if kind > 2 or depth > 4:
+        return choose.choice(VALUES)
+    parts = [random_value(choose, depth + 1) for _ in range(choose.randrange(5))]
+    return {str(place): part for place, part in enumerate(parts)} if kind else tuple(parts)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_plain_data_of_all_kinds_is_read(protocol: int) -> None:
+    for data in pickles(protocol):
+        assert load_plain("f", data) == pickle.loads(data)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_place_that_reserves_memory_without_end_is_refused_behind_every_kind_of_value(protocol: int) -> None:
+    for data in pickles(protocol):
+        assert "names place 4294967295 in a memo" in refusal(data.removesuffix(b".") + FAR + b".")
+
+
+def test_place_that_reserves_memory_without_end_is_refused_behind_any_nesting_of_values() -> None:
+    seed = 20261115
+    print("seed", seed)
+    choose = random.Random(seed)
+    for _ in range(100):
+        value = random_value(choose)
+        data = pickle.dumps(value, protocol=choose.choice(PROTOCOLS))
+        assert load_plain("f", data) == value
+        assert "names place 4294967295 in a memo" in refusal(data.removesuffix(b".") + FAR + b".")
+
+
+def test_place_told_in_digits_is_checked_too() -> None:
+    assert "byte 1 names place 999999999999 in a memo" in refusal(b"Np999999999999\n.")
+
+
+def test_place_is_harmless_only_where_a_file_of_its_length_could_have_filled_all_before_it() -> None:
+    assert "byte 1 names place 65536 in a memo of 7 bytes" in refusal(b"Nr\x00\x00\x01\x00.")
+    long_enough = b"B" + (65_536).to_bytes(4, "little") + bytes(65_536)
+    assert load_plain("f", b"\x80\x03" + long_enough + b"r\x00\x00\x01\x00.") == bytes(65_536)
+
+
+def test_memory_for_the_memo_stays_small_in_small_files() -> None:
+    data = b"\x80\x02Nr\xff\xff\x00\x00."  # the highest place that no file is asked about
+    tracemalloc.start()
+    try:
+        assert load_plain("f", data) is None
+        assert tracemalloc.get_traced_memory()[1] < 3 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_text_that_only_looks_like_a_far_place_is_read() -> None:
+    told = {LOOKS_FAR: [LOOKS_FAR * 20, ("p999999999999\n", "é" + LOOKS_FAR)]}
+    assert load_plain("f", pickle.dumps(told, protocol=2)) == told
+
+
+@pytest.mark.parametrize("padding", [0, 200_000])  # the unpickler reads ahead up to 128 KiB by itself
+def test_frame_that_ends_inside_of_an_argument_hides_nothing(padding: int) -> None:
+    """An unpickler that is fed frame by frame forgets half of the argument and reads all that follows shifted."""
+    inside = b"]X" + padding.to_bytes(4, "little") + b"x" * padding + b"0" + b"(M\x01"
+    data = b"\x80\x04\x95" + len(inside).to_bytes(8, "little") + inside + b"\x02e."
+    assert load_plain("f", data) == [0x201]
+
+
+@pytest.mark.parametrize("opcode", [b"X\xff\xff\xff\xff", b"B\xff\xff\xff\x7f", b"\x8c\xff", b"C\xff"])
+def test_length_beyond_the_end_is_refused(opcode: bytes) -> None:
+    assert "but only 2 remain" in refusal(b"\x80\x04" + opcode + b"x.")
+
+
+@pytest.mark.parametrize("opcode", [b"\x8d", b"\x8e", b"\x95", b"\x96"])
+def test_length_of_many_gigabytes_is_refused(opcode: bytes) -> None:
+    refusal(b"\x80\x05" + opcode + (1 << 40).to_bytes(8, "little") + b"x.")
+    refusal(b"\x80\x05" + opcode + b"\xff" * 8 + b"x.")
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_every_class_and_function_is_refused(protocol: int) -> None:
+    for thing in (print, random.Random, 3j, range(3)):
+        assert "and only plain data is read" in refusal(pickle.dumps([thing], protocol=protocol))
+
+
+def test_object_kept_elsewhere_is_refused() -> None:
+    assert "kept elsewhere" in refusal(b"\x80\x02X\x01\x00\x00\x00aQ.")
+
+
+def test_list_that_holds_itself_is_refused() -> None:
+    endless: list[object] = []
+    endless.extend([endless, endless])
+    assert "unfolds to more than" in refusal(pickle.dumps(endless))
+
+
+@pytest.mark.parametrize(
+    "fold", [lambda part: [part, part], lambda part: (part, part), lambda part: {1: part, 2: part}]
+)
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_small_file_that_unfolds_without_end_is_refused(protocol: int, fold: Callable[[object], object]) -> None:
+    folded: object = ["x"]
+    for _ in range(40):
+        folded = fold(folded)
+    assert "unfolds to more than" in refusal(pickle.dumps(folded, protocol=protocol))
+
+
+def test_wide_list_that_is_named_in_a_wide_list_is_refused_before_it_is_unfolded() -> None:
+    wide = [["x"] * 3_000] * 3_000
+    data = pickle.dumps(wide, protocol=2)
+    tracemalloc.start()
+    try:
+        assert "unfolds to more than" in refusal(data)
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20, "unfolded, it takes 72 MB"
+    finally:
+        tracemalloc.stop()
+
+
+def test_deep_nesting_is_read() -> None:
+    data = b"\x80\x02" + b"]" * 50_000 + b"a" * 49_999 + b"."
+    value = load_plain("f", data)
+    for _ in range(49_999):
+        assert isinstance(value, list)
+        (value,) = value
+    assert value == []
+
+
+def test_list_that_is_shared_a_few_times_is_read() -> None:
+    shared = ["frame"] * 3
+    value = {str(place): shared for place in range(5)}
+    assert load_plain("f", pickle.dumps(value)) == value

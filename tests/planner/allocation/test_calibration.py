@@ -1,0 +1,226 @@
+"""Hints win, what was seen comes next, and a model that goes through it fills the rest; each figure says which."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lockstep.arrow import rows_of
+from lockstep.clock import NS_PER_S
+from lockstep.records import Comm, OpStat, Step
+from lockstep.state.database import ControlDatabase
+from lockstep.state.incidents import save_incidents
+from lockstep.store.store import Store
+from lockstep.tables import TABLE_BY_NAME
+from planner.allocation.calibration import Known, PaceReader, Run, find_pace, find_rates, in_gpus, read_runs
+from planner.allocation.throughput import Transformer
+from planner.context import Layout
+from tests.builders import make
+from tests.planner.build import T0, incident, seconds, verdict
+
+S = 1_000_000_000
+
+
+def run(nodes: int, *per_s: float, since_s: int = 0, gpus_each: int = 8) -> Run:
+    """Return an attempt with pieces of one second each."""
+    begin_ns = (since_s + np.arange(len(per_s))) * S
+    return Run(nodes, nodes * gpus_each, begin_ns, begin_ns + S, np.array(per_s))
+
+
+def test_most_nodes_on_which_a_job_was_seen_are_worth_its_gpus() -> None:
+    found = find_rates([run(8, 2.0, 2.0, 9.0), run(6, 1.6, 1.6, 1.6)], [], Known(), held=6, gpus=48)
+    assert found.by_nodes[8] == 64.0
+    assert found.by_nodes[6] == pytest.approx(64 * 0.8)
+    assert found.seen == {6, 8}
+    assert not found.is_configured
+
+
+def test_counts_that_were_not_seen_follow_the_model_through_those_that_were() -> None:
+    found = find_rates([run(8, 2.0, 2.0, 2.0), run(4, 1.2, 1.2, 1.2)], [], Known(), held=8, gpus=64)
+    assert found.by_nodes[4] == pytest.approx(64 * 0.6)
+    assert found.by_nodes[2] == pytest.approx(64 * 0.3), "in proportion to the nearest that was seen"
+    assert found.by_nodes[4] < found.by_nodes[6] < found.by_nodes[8]
+    assert found.reason == (
+        "measured on 4, 8 nodes, proportion to the nodes for 1-3, 5-7 nodes, bent to go through it"
+    )
+
+
+def test_hints_win_and_stay_in_their_unit() -> None:
+    found = find_rates([run(8, 2.0, 2.0, 2.0)], [], Known({8: 100.0, 7: 90.0}), held=8, gpus=64)
+    assert (found.by_nodes, found.is_configured) == ({8: 100.0, 7: 90.0}, True)
+    assert found.reason == "told by the settings for 7, 8 nodes"
+
+
+def test_steps_within_an_incident_say_nothing() -> None:
+    slow = run(8, 2.0, 2.0, 0.5, 0.5, 2.0, since_s=10)
+    assert [sample.per_s for sample in find_pace(slow, [(12 * S, 14 * S)])] == [2.0, 2.0, 2.0]
+    only_sick = find_rates([slow], [(0, 100 * S)], Known(), held=8, gpus=64)
+    assert only_sick.by_nodes == {}
+    assert only_sick.reason == "nothing is known of its work by nodes"
+
+
+def test_layout_gives_whole_replicas_and_their_bubble() -> None:
+    layout = Layout(tensor=8, stages=2, replicas=4, micro_batches=8)
+    found = find_rates([run(8, 1.0, 1.0, 1.0)], [], Known(layout=layout), held=8, gpus=64)
+    assert found.by_nodes[6] == pytest.approx(64 * 9 / 12), "32 micro-batches over 3 replicas: 11 and the bubble of 1"
+    assert found.by_nodes[7] == found.by_nodes[6], "half a replica does nothing"
+    assert 1 not in found.by_nodes
+    assert "the shape of a pipeline of 2 stages for 2-7 nodes" in found.reason
+
+
+def test_without_anything_seen_a_model_of_the_job_stands_alone() -> None:
+    layout = Layout(tensor=8, replicas=4, micro_batches=4)
+    found = find_rates([], [], Known(layout=layout), held=4, gpus=32)
+    assert found.by_nodes[4] == 32.0
+    assert found.seen == frozenset()
+    assert found.reason.startswith("nothing was seen of its pace: the shape of a pipeline of 1 stages for 1-4 nodes")
+
+
+def test_transformer_of_known_size_is_modelled_and_bent_to_what_was_seen() -> None:
+    seven_b = Transformer(parameters=7e9, layers=32, hidden=4096, sequence=4096, global_batch=256)
+    found = find_rates([run(4, 0.5, 0.5, 0.5)], [], Known(transformer=seven_b), held=4, gpus=32)
+    assert found.by_nodes[4] == 32.0
+    assert 16.0 < found.by_nodes[2] < 20.0, "less than half of the communication"
+    assert "the model of a transformer of its size" in found.reason
+
+
+def test_job_of_which_nothing_is_known_has_no_table() -> None:
+    assert find_rates([], [], Known(), held=8, gpus=64).by_nodes == {}
+
+
+def test_table_of_another_unit_is_brought_to_gpus() -> None:
+    assert in_gpus({2: 3.0, 4: 5.0}, held=4, gpus=32) == {2: 19.2, 4: 32.0}
+    assert in_gpus({2: 3.0}, held=4, gpus=32) == {2: 3.0}, (
+        "what it holds is not in its table: nothing to compare with"
+    )
+
+
+@given(st.integers(2, 12), st.floats(0.01, 100.0), st.integers(1, 8))
+def test_unit_of_the_steps_does_not_matter(most: int, pace: float, gpus_each: int) -> None:
+    seen = [run(most, *[pace] * 3, gpus_each=gpus_each), run(1, *[pace / most] * 3, gpus_each=gpus_each)]
+    found = find_rates(seen, [], Known(), held=most, gpus=most * gpus_each)
+    assert found.by_nodes[most] == pytest.approx(most * gpus_each)
+    assert found.by_nodes[1] == pytest.approx(gpus_each)
+
+
+def put(store: Store, table: str, *rows: object) -> None:
+    """Store rows under a token of their own."""
+    found = TABLE_BY_NAME[table]
+    store.insert(found, rows_of(found, list(rows)), token=f"{table}{hash(repr(rows))}")  # type: ignore[arg-type]
+
+
+def put_attempt(store: Store, job: str, attempt: int, nodes: int, period_s: float, since_s: float = 0.0) -> None:
+    """Store an attempt of 20 steps on so many nodes of two GPUs."""
+    members = [
+        make(Comm, job=job, attempt=attempt, host=f"h{node}", rank=2 * node + gpu, gpu=gpu)
+        for node in range(nodes)
+        for gpu in range(2)
+    ]
+    steps = [
+        Step(
+            host="h0",
+            job=job,
+            attempt=attempt,
+            world_rank=0,
+            step=number,
+            start_ns=seconds(since_s) + int(number * period_s * NS_PER_S),
+            end_ns=seconds(since_s) + int((number + 1) * period_s * NS_PER_S),
+            source="period",
+        )
+        for number in range(20)
+    ]
+    put(store, "comms", *members)
+    put(store, "steps", *steps)
+
+
+def test_attempts_under_all_names_are_points_of_one_table(embedded_store: Store, control: ControlDatabase) -> None:
+    put_attempt(embedded_store, "train", 0, nodes=4, period_s=0.5)
+    put_attempt(embedded_store, "train+1", 0, nodes=3, period_s=0.75, since_s=100)
+    found = PaceReader(embedded_store, control).rates_of(["train+1", "train"], Known(), 3, 6, seconds(200))
+    assert found.by_nodes[4] == pytest.approx(8.0)
+    assert found.by_nodes[3] == pytest.approx(8.0 * 2 / 3)
+    assert found.seen == {3, 4}
+
+
+def test_steps_within_an_incident_are_left_out(embedded_store: Store, control: ControlDatabase) -> None:
+    put_attempt(embedded_store, "train", 0, nodes=4, period_s=0.5)
+    put_attempt(embedded_store, "train", 1, nodes=3, period_s=5.0, since_s=100)
+    save_incidents(control, [incident(verdict(since_ns=seconds(90)), opened_s=95)], None)
+    found = PaceReader(embedded_store, control).rates_of(["train"], Known(), 3, 6, seconds(300))
+    assert found.seen == {4}
+
+
+def test_told_steps_go_before_found_ones(embedded_store: Store) -> None:
+    put_attempt(embedded_store, "train", 0, nodes=1, period_s=0.5)
+    told = [
+        Step(
+            host="h0",
+            job="train",
+            attempt=0,
+            world_rank=0,
+            step=number,
+            start_ns=seconds(number),
+            end_ns=seconds(number + 1),
+            source="told",
+        )
+        for number in range(5)
+    ]
+    put(embedded_store, "steps", *told)
+    (run,) = read_runs(embedded_store, ["train"], seconds(60))
+    assert run.per_s.tolist() == [1.0] * 4
+
+
+def test_without_steps_the_traffic_that_moves_most_tells_the_pace(embedded_store: Store) -> None:
+    for attempt, nodes, each in ((0, 2, 8), (1, 1, 5)):
+        put(
+            embedded_store,
+            "comms",
+            *[make(Comm, job="train", attempt=attempt, host=f"h{node}", rank=node) for node in range(nodes)],
+        )
+        stats = [
+            make(
+                OpStat,
+                host=f"h{rank}",
+                job="train",
+                attempt=attempt,
+                func=func,
+                size_class=20,
+                rank=rank,
+                ts_ns=T0 + second * NS_PER_S,
+                n=n,
+                bytes=moved,
+            )
+            for second in range(5)
+            for rank in range(nodes)
+            for func, n, moved in (("AllReduce", each, 1 << 30), ("AllGather", 100, 1 << 10))
+        ]
+        put(embedded_store, "op_stats", *stats)
+    runs = read_runs(embedded_store, ["train"], seconds(60))
+    assert {run.nodes: run.per_s.tolist() for run in runs} == {2: [8.0] * 5, 1: [5.0] * 5}
+
+
+def test_table_is_kept_for_a_minute(embedded_store: Store, control: ControlDatabase) -> None:
+    reader = PaceReader(embedded_store, control)
+    assert reader.rates_of(["train"], Known(), 4, 8, seconds(100)).by_nodes == {}
+    put_attempt(embedded_store, "train", 0, nodes=4, period_s=0.5)
+    assert reader.rates_of(["train"], Known(), 4, 8, seconds(130)).by_nodes == {}
+    assert reader.rates_of(["train"], Known(), 4, 8, seconds(161)).by_nodes[4] == pytest.approx(8.0)
+
+
+def test_table_stays_the_same_while_its_figures_are_nearly_so(
+    embedded_store: Store, control: ControlDatabase
+) -> None:
+    reader = PaceReader(embedded_store, control)
+    put_attempt(embedded_store, "train", 0, nodes=4, period_s=0.5)
+    put_attempt(embedded_store, "train", 1, nodes=2, period_s=0.8, since_s=20)
+    first = reader.rates_of(["train"], Known(), 2, 4, seconds(50))
+    put_attempt(embedded_store, "train", 2, nodes=2, period_s=0.81, since_s=100)
+    assert reader.rates_of(["train"], Known(), 2, 4, seconds(150)) is first
+    put_attempt(embedded_store, "train", 3, nodes=2, period_s=1.2, since_s=200)
+    put_attempt(embedded_store, "train", 4, nodes=2, period_s=1.2, since_s=300)
+    assert reader.rates_of(["train"], Known(), 2, 4, seconds(400)).by_nodes[2] < first.by_nodes[2]
+
+
+def test_without_a_store_only_hints_and_models_speak(control: ControlDatabase) -> None:
+    found = PaceReader(None, control).rates_of(["train"], Known({4: 1.0}), 4, 8, seconds(10))
+    assert found.is_configured

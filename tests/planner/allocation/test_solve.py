@@ -1,0 +1,136 @@
+"""The optimum is the optimum: against brute force where that can be done, and against the whole programme."""
+
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lockstep.errors import BadInput
+from planner.allocation.solve import NOBODY, Menu, Row, add_all, add_job, go_back, solve
+
+REPEATABLE = settings(max_examples=100, deadline=None)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Choices written down."""
+
+    counts: np.ndarray
+    gains: np.ndarray
+
+
+def table(choices: dict[int, float]) -> Table:
+    counts = sorted(choices)
+    return Table(np.array(counts), np.array([choices[count] for count in counts], float))
+
+
+def menus(most: int = 7) -> st.SearchStrategy[list[dict[int, float]]]:
+    gain = st.floats(-100, 100) | st.integers(-3, 3).map(float)
+    return st.lists(st.dictionaries(st.integers(0, most), gain, min_size=1, max_size=most), max_size=4)
+
+
+def best_by_force(choices: list[dict[int, float]], capacity: int) -> float | None:
+    """Return the highest sum of gains of any combination that fits."""
+    sums = [
+        sum(menu[count] for menu, count in zip(choices, counts, strict=True))
+        for counts in product(*choices)
+        if sum(counts) <= capacity
+    ]
+    return max(sums, default=None)
+
+
+@REPEATABLE
+@given(menus(), st.integers(0, 20), st.booleans())
+def test_no_combination_beats_the_optimum(choices: list[dict[int, float]], capacity: int, prune: bool) -> None:
+    best = best_by_force(choices, capacity)
+    if best is None:
+        with pytest.raises(BadInput, match=f"and {capacity} can be used"):
+            solve([table(menu) for menu in choices], capacity, prune)
+        return
+    found = solve([table(menu) for menu in choices], capacity, prune)
+    assert found.value == pytest.approx(best, abs=1e-9)
+    assert found.counts.sum() <= capacity
+    assert found.value == pytest.approx(sum(menu[int(k)] for menu, k in zip(choices, found.counts, strict=True)))
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("noise", [0.0, 0.3])
+def test_leaving_out_choices_leaves_the_optimum(seed: int, noise: float) -> None:
+    rng = np.random.default_rng(seed)
+    counts = np.arange(0, 97)
+    offers = [
+        Table(counts, rng.uniform(0.5, 2) * counts ** rng.uniform(0.7, 1.2) * rng.uniform(1 - noise, 1, len(counts)))
+        for _ in range(12)
+    ]
+    pruned, whole = solve(offers, 96), solve(offers, 96, prune=False)
+    assert pruned.value == pytest.approx(whole.value, rel=1e-12)
+    assert pruned.counts.sum() <= 96
+
+
+def test_tables_that_favour_all_or_nothing_are_solved_too() -> None:
+    convex = table({count: float(count**2) for count in range(11)})
+    assert solve([convex, convex, convex], 25).counts.tolist().count(10) == 2
+    assert solve([convex, convex, convex], 25).value == 225.0
+
+
+def test_a_job_stays_within_its_window() -> None:
+    found = solve([table({4: 1.0, 5: 2.0}), table({0: 0.0, 9: 100.0})], 12)
+    assert found.counts.tolist() == [5, 0]
+    assert found.value == 2.0
+
+
+def test_of_equal_plans_the_same_is_taken_each_time() -> None:
+    offers = [table({0: 0.0, 1: 1.0, 2: 2.0}) for _ in range(5)]
+    first = solve(offers, 6)
+    assert all(np.array_equal(first.counts, solve(offers, 6).counts) for _ in range(3))
+
+
+def test_without_jobs_nothing_is_gained() -> None:
+    assert solve([], 8).value == 0.0
+
+
+def test_jobs_that_need_more_than_there_is_are_refused_in_a_sentence() -> None:
+    with pytest.raises(BadInput, match="need at least 9 nodes together, and 8 can be used"):
+        solve([table({4: 1.0}), table({5: 1.0, 6: 2.0})], 8)
+
+
+def menu(choices: dict[int, float]) -> Menu:
+    return Menu(np.array(sorted(choices)), np.array([choices[count] for count in sorted(choices)]))
+
+
+TWO = [menu({0: 3.0, 2: 0.0}), menu({1: 1.0, 4: 0.0})]
+
+
+def test_a_row_holds_the_least_loss_of_each_total() -> None:
+    row = add_all(TWO, 6)[-1]
+    assert row.first == 1
+    assert row.loss.tolist() == [4.0, np.inf, 1.0, 3.0, np.inf, 0.0]
+
+
+def test_totals_above_the_capacity_are_not_kept() -> None:
+    assert add_all(TWO, 4)[-1].last == 4
+    assert not len(add_all(TWO, 0)[-1].loss)
+
+
+def test_ends_that_lose_too_much_are_cut_off() -> None:
+    row = add_job(NOBODY, menu({0: 9.0, 1: 1.0, 2: 0.0, 3: 7.0}), 9, worst=2.0)
+    assert (row.first, row.loss.tolist()) == (1, [1.0, 0.0])
+
+
+def test_at_most_never_gets_worse_with_more_nodes() -> None:
+    assert add_all(TWO, 6)[-1].at_most(7).tolist() == [np.inf, 4.0, 4.0, 1.0, 1.0, 1.0, 0.0, 0.0]
+
+
+def test_outside_of_a_row_there_is_nothing() -> None:
+    asked = np.array([-1, 0, 1])
+    assert Row(0, np.array([5.0])).at(asked).tolist() == [np.inf, 5.0, np.inf]
+    assert np.isinf(Row(0, np.zeros(0)).at(asked)).all()
+
+
+def test_the_way_back_finds_the_choices_of_each_total() -> None:
+    rows = add_all(TWO, 6, to_the_end=False)
+    picks = go_back(rows, TWO, np.array([2, 2, 1]), np.array([3, 6, 2]))
+    assert picks.tolist() == [[1, 0], [1, 1], [1, 0]]

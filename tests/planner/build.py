@@ -1,0 +1,100 @@
+"""Situations for tests of decisions, each with a value for everything that a test does not care about."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from lockstep.clock import NS_PER_S
+from lockstep.records import Event
+from lockstep.verdict import Impact, Incident, Verdict
+from planner.context import ClusterFacts, Context, JobFacts, Layout, Resume
+
+T0 = 1_700_000_000 * NS_PER_S
+SAVED = Resume(path="/ckpt/train/400", form="dcp", age_s=600.0, load_s=30.0)
+HOSTS = tuple(f"h{number}" for number in range(8))
+
+
+def seconds(count: float) -> int:
+    """Return the moment that many seconds after T0."""
+    return T0 + int(count * NS_PER_S)
+
+
+def verdict(**changes: Any) -> Verdict:  # Any: whatever field a test cares about
+    """Return a sure verdict on a slow NIC of h3 that halves the job's speed."""
+    fields: dict[str, Any] = {
+        "id": "v1",
+        "job": "train",
+        "fault_class": "comm_slow",
+        "component": "nic:h3/eth1",
+        "confidence": 1.0,
+        "grade": "isolate",
+        "since_ns": T0,
+        "last_seen_ns": T0,
+        "impact": Impact(step_time_ratio=2.0, ranks_waiting=63),
+        "reason": "h3's eth1 sends at half of its rate",
+        "coverage": 1.0,
+    }
+    return Verdict(**(fields | changes))
+
+
+def crash(**changes: Any) -> Verdict:  # Any: as above
+    """Return a verdict on a host that is gone."""
+    fields = {"fault_class": "crash", "component": "host:h3", "reason": "h3 is gone"}
+    return verdict(**(fields | {"impact": Impact(ranks_waiting=63)} | changes))
+
+
+def incident(about: Verdict | None = None, name: str = "i1", opened_s: float = 5.0) -> Incident:
+    """Return an open incident."""
+    found = about or verdict()
+    at_ns = seconds(opened_s)
+    return Incident(id=name, job=found.job, state="open", opened_ns=at_ns, updated_ns=at_ns, verdict=found)
+
+
+def job(**changes: Any) -> JobFacts:  # Any: as above
+    """Return a job of 8 hosts and 64 GPUs that saved a checkpoint ten minutes ago."""
+    fields: dict[str, Any] = {
+        "job": "train",
+        "nodes": HOSTS,
+        "gpus": 64,
+        "resume": SAVED,
+        "resume_smaller": changes.get("resume", SAVED),
+    }
+    return JobFacts(**(fields | changes))
+
+
+def cluster(**changes: Any) -> ClusterFacts:  # Any: as above
+    """Return a cluster of ten hosts on two leaves, with a controller and one spare."""
+    hosts = [*HOSTS, "h8", "h9"]
+    fields: dict[str, Any] = {
+        "hosts": frozenset(hosts),
+        "spares": ("h8",),
+        "block_of": {host: f"leaf{number // 5}" for number, host in enumerate(hosts)},
+        "can_restart": True,
+        "restarts_whole_job": False,
+    }
+    return ClusterFacts(**(fields | changes))
+
+
+def context(
+    about: Verdict | None = None, of: JobFacts | None = None, within: ClusterFacts | None = None, **more: Any
+) -> Context:  # Any: as above
+    """Return what a decision is made from."""
+    return Context(about or verdict(), of or job(), within or cluster(), **more)
+
+
+def pipeline(**changes: int) -> Layout:
+    """Return the layout of a job with 4 stages and 8 replicas."""
+    return Layout(**({"tensor": 2, "stages": 4, "replicas": 8, "micro_batches": 32} | changes))
+
+
+def event(kind: str, message: str = "", **changes: Any) -> Event:  # Any: as above
+    """Return something that a collector told of h3."""
+    fields: Mapping[str, Any] = {
+        "host": "h3",
+        "ts_ns": T0,
+        "source": "kernel_log",
+        "kind": kind,
+        "component": "host:h3",
+        "severity": "error",
+        "message": message,
+    }
+    return Event(**(dict(fields) | changes))

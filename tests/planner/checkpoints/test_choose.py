@@ -1,0 +1,206 @@
+"""A restart is planned from the newest checkpoint that is verified complete and fits, and from nothing else."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner.checkpoints.checkpoint import Checkpoint, ReadRate, SavedLayout
+from planner.checkpoints.choose import CONVERTER, CheckpointFolders, Choice, ChoiceOptions, choose_checkpoint
+from planner.context import Layout
+from tests.planner.build import seconds
+from tests.planner.checkpoints.build import NOW_NS, OLD_NS, catalogue, checkpoint, copy_real, zero
+
+SAME, OTHER = SavedLayout(tp=2, pp=1, dp=4), SavedLayout(tp=2, pp=1, dp=3)
+RATES = (ReadRate(source="remote", bytes_per_s=1e9),)
+
+
+def choose(*checkpoints: Checkpoint, target: SavedLayout = SAME, **options: Any) -> Choice:
+    return choose_checkpoint(catalogue(*checkpoints), target, ChoiceOptions(rates=RATES, **options))
+
+
+@pytest.mark.parametrize("state", ["writing", "incomplete", "unverified"])
+def test_newest_that_is_not_complete_is_passed_over_with_its_reason(state: str) -> None:
+    choice = choose(checkpoint(300, state=state, reason="has no .metadata"), checkpoint(200), checkpoint(100))
+    assert choice.load_from == "/c/step-200"
+    assert choice.older == "/c/step-100"
+    assert [each.because for each in choice.passed_over] == [f"it is {state}: has no .metadata"]
+    assert choice.reason == (
+        "/c/step-200 of step 200 is the newest that is complete and loads on tp2 pp1 dp4: all files are there; "
+        f"1 newer passed over: it is {state}: has no .metadata"
+    )
+
+
+def test_nothing_complete_is_refused_in_a_sentence() -> None:
+    choice = choose(checkpoint(300, state="writing", reason="its newest file changed 1 s ago"))
+    assert (choice.checkpoint, choice.load_from, choice.convert) == (None, None, ())
+    assert choice.reason == (
+        "none of 1 checkpoints can be restarted from on tp2 pp1 dp4; the newest is /c/step-300, "
+        "and it is writing: its newest file changed 1 s ago"
+    )
+    assert choose().reason == "/c holds no checkpoint"
+
+
+@pytest.mark.parametrize("kind", ["dcp", "torch_dist", "universal"])
+def test_formats_that_cut_anew_load_on_any_layout_without_a_command(kind: str) -> None:
+    choice = choose(checkpoint(format=kind), target=SavedLayout(tp=1, pp=8, dp=2))
+    assert (choice.load_from, choice.convert, choice.load_s) == ("/c/step-100", (), 8.0)
+
+
+def test_zero_on_its_own_layout_loads_as_it_is() -> None:
+    choice = choose(zero())
+    assert (choice.load_from, choice.convert, choice.convert_s, choice.limits) == ("/c/global_step100", (), None, ())
+
+
+def test_zero_on_another_layout_is_converted_by_deepspeeds_own_command() -> None:
+    converter = ("srun", "/env/bin/python", *CONVERTER[1:])
+    choice = choose(zero(convert_flags=("--inject_missing_state",)), target=OTHER, converter=converter)
+    assert list(choice.convert) == [
+        "srun",
+        "/env/bin/python",
+        "-m",
+        "deepspeed.checkpoint.ds_to_universal",
+        "--input_folder",
+        "/c/global_step100",
+        "--output_folder",
+        "/c/global_step100_universal",
+        "--inject_missing_state",
+    ]
+    assert choice.load_from == "/c/global_step100_universal"
+    assert choice.load_s == 8.0
+    assert choice.convert_s == pytest.approx(8.6 + 32.0)
+    assert "the model of the new layout must have the same parameter names" in choice.limits
+    assert "after converting it from tp2 pp1 dp4 to tp2 pp1 dp3" in choice.reason
+
+
+def test_converter_never_writes_into_a_folder_that_is_there() -> None:
+    broken = checkpoint(100, path="/c/global_step100_universal", format="universal", state="incomplete")
+    assert choose(zero(), broken, target=OTHER).load_from == "/c/global_step100_universal_2"
+
+
+def test_of_one_step_what_was_converted_before_is_taken() -> None:
+    universal = checkpoint(100, path="/c/global_step100_universal", format="universal")
+    assert choose(zero(), universal, target=OTHER).load_from == "/c/global_step100_universal"
+    assert choose(zero(), universal, target=SAME).convert == ()
+
+
+def test_older_one_is_taken_where_the_newest_cannot_move() -> None:
+    newest = zero(300, moves="never", moves_because="the converter leaves out native experts")
+    choice = choose(newest, checkpoint(200), target=OTHER)
+    assert choice.load_from == "/c/step-200"
+    assert choice.passed_over[0].because == (
+        "it was saved on tp2 pp1 dp4 and not on tp2 pp1 dp3, and the converter leaves out native experts"
+    )
+    assert choose(newest, checkpoint(200), target=SAME).load_from == "/c/global_step300"
+
+
+@pytest.mark.parametrize(
+    ("target", "fits"),
+    [(OTHER, True), (SavedLayout(tp=1, pp=1, dp=4), False), (SavedLayout(tp=2, pp=1, dp=4, ep=2), False)],
+)
+def test_what_only_moves_in_replicas_keeps_its_other_sizes(target: SavedLayout, fits: bool) -> None:
+    bound = zero(format="torch_dist", moves="dp", moves_because="its optimizer was saved as dp_reshardable")
+    assert (choose(bound, target=target).checkpoint is not None) is fits
+
+
+def test_experts_that_cannot_be_shared_evenly_are_refused() -> None:
+    choice = choose(zero(experts=8), target=SavedLayout(tp=2, pp=1, dp=3, ep=3))
+    assert choice.checkpoint is None
+    assert "its 8 experts cannot be shared evenly by ep3" in choice.reason
+
+
+def test_nothing_is_converted_where_that_is_not_allowed() -> None:
+    choice = choose(zero(300), checkpoint(200), target=OTHER, may_convert=False)
+    assert (choice.load_from, choice.convert) == ("/c/step-200", ())
+
+
+def test_ranks_that_share_a_sequence_count_as_replicas() -> None:
+    assert choose(zero(), target=SavedLayout(tp=2, pp=1, dp=2, cp=2)).convert == ()
+
+
+def test_layout_that_is_not_known_is_not_taken_for_the_same() -> None:
+    assert choose(zero(layout=SavedLayout(world=8)), target=SAME).convert != ()
+
+
+STATES = st.sampled_from(["complete", "writing", "incomplete", "unverified"])
+MOVES = st.sampled_from(["any", "dp", "convert", "never"])
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), STATES, MOVES, st.integers(1, 4)), max_size=8))
+def test_what_is_chosen_is_complete_and_no_newer_one_would_do(held: list[tuple[int, str, str, int]]) -> None:
+    every = [
+        zero(step, state=state, moves=moves, path=f"/c/{number}", layout=SavedLayout(tp=2, pp=1, dp=dp))
+        for number, (step, state, moves, dp) in enumerate(held)
+    ]
+    choice = choose(*every)
+    usable = [each for each in every if each.state == "complete" and (each.moves != "never" or each.layout.dp == 4)]
+    if not usable:
+        assert choice.checkpoint is None
+        return
+    assert choice.checkpoint in usable
+    assert choice.checkpoint is not None
+    assert choice.checkpoint.step == max(each.step or 0 for each in usable)
+    assert bool(choice.convert) == (choice.checkpoint.moves == "convert" and choice.checkpoint.layout.dp != 4)
+
+
+def test_job_without_a_folder_has_no_checkpoint(tmp_path: Path) -> None:
+    folders = CheckpointFolders(f"{tmp_path}/{{job}}", read_mb_per_s=100.0)
+    assert folders.newest("nobody", None, seconds(0)) is None
+    assert folders.next_save_s("nobody", seconds(0)) is None
+
+
+def test_name_of_a_job_does_not_lead_elsewhere(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (tmp_path / "jobs").mkdir()
+    folders = CheckpointFolders(f"{tmp_path}/jobs/{{job}}", read_mb_per_s=100.0)
+    assert folders.newest("../outside", None, seconds(0)) is None
+
+
+def test_newest_complete_checkpoint_is_found_with_its_age_and_the_time_to_load_it(tmp_path: Path) -> None:
+    saved = copy_real("dcp", tmp_path / "train")
+    folders = CheckpointFolders(f"{tmp_path}/{{job}}", read_mb_per_s=100.0)
+    found = folders.newest("train", Layout(replicas=3), NOW_NS)
+    assert found is not None
+    assert (found.path, found.form, found.convert) == (f"{saved}/step-200", "dcp", ())
+    assert found.age_s == (NOW_NS - OLD_NS) / 1e9
+    assert found.load_s > 0
+
+
+def test_folder_is_looked_at_again_after_some_seconds(tmp_path: Path) -> None:
+    folders = CheckpointFolders(f"{tmp_path}/{{job}}", read_mb_per_s=100.0)
+    assert folders.newest("train", None, NOW_NS) is None
+    copy_real("dcp", tmp_path / "train" / "step-100")
+    assert folders.newest("train", None, NOW_NS + 10**9) is None
+    assert folders.newest("train", None, NOW_NS + 6 * 10**9) is not None
+
+
+def test_zero_is_converted_where_the_layout_changes(tmp_path: Path) -> None:
+    saved = copy_real("zero_1/global_step3", tmp_path / "train" / "global_step3")
+    folders = CheckpointFolders(f"{tmp_path}/{{job}}", read_mb_per_s=100.0)
+    same = folders.newest("train", None, NOW_NS)
+    other = folders.newest("train", Layout(replicas=3), NOW_NS)
+    assert same is not None
+    assert other is not None
+    assert (same.path, same.form, same.convert, same.obstacle) == (str(saved), "ds_zero", (), None)
+    assert (other.path, other.form, other.obstacle) == (f"{saved}_universal", "universal", None)
+    assert other.convert[3:7] == ("--input_folder", str(saved), "--output_folder", f"{saved}_universal")
+
+
+def test_planner_without_a_converter_says_what_a_person_has_to_do(tmp_path: Path) -> None:
+    saved = copy_real("zero_1/global_step3", tmp_path / "train" / "global_step3")
+    folders = CheckpointFolders(f"{tmp_path}/{{job}}", read_mb_per_s=100.0, converter=())
+    found = folders.newest("train", Layout(replicas=3), NOW_NS)
+    assert found is not None
+    assert found.obstacle == f"{saved} must be converted for the new layout, and planner.converter is not set"
+
+
+def test_older_checkpoint_that_needs_no_conversion_is_taken_where_none_can_be_done(tmp_path: Path) -> None:
+    copy_real("zero_1/global_step3", tmp_path / "train" / "global_step3")
+    older = copy_real("zero_3/global_step3_universal", tmp_path / "train" / "global_step2_universal")
+    folders = CheckpointFolders(f"{tmp_path}/{{job}}", read_mb_per_s=100.0, converter=())
+    found = folders.newest("train", Layout(replicas=3), NOW_NS)
+    assert found is not None
+    assert (found.path, found.convert, found.obstacle) == (str(older), (), None)

@@ -1,0 +1,194 @@
+"""The advised interval loses least, its doubt is stated, and no failure seen is not taken for no failures."""
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.special import pdtr, pdtrc
+
+from lockstep.errors import BadInput
+from planner.checkpoints.intervals import (
+    Saving,
+    Slowness,
+    Timing,
+    advise_interval,
+    choose_timing,
+    expect_next_save,
+    find_failure_rate,
+    find_lost_share,
+    say_time,
+)
+from tests.planner.checkpoints.build import catalogue, checkpoint
+
+RSC_1 = find_failure_rate(65, 10_000)  # 6.50 failures in 1,000 node-days, as Meta counted on RSC-1
+
+
+def test_rate_of_rsc_1_gives_its_published_time_between_failures() -> None:
+    """16,384 GPUs on hosts of eight: Meta projected 1.8 h."""
+    assert 24 / (16_384 / 8 * RSC_1.per_node_day) == pytest.approx(1.8, abs=0.01)
+
+
+def test_advice_is_youngs_interval_in_the_form_of_rsc() -> None:
+    advice = advise_interval(RSC_1, Saving(nodes=128, save_s=20.0))
+    assert advice.interval_s == pytest.approx(math.sqrt(2 * 20.0 / (128 * 6.5e-3 / 86_400)))
+    assert advice.low_s < advice.interval_s < (advice.high_s or 0)
+
+
+def test_advice_is_a_sentence_with_its_figures() -> None:
+    advice = advise_interval(RSC_1, Saving(nodes=2048, save_s=60.0, interval_s=3600.0))
+    assert advice.reason == (
+        "save every 15 minutes: a save holds 2048 nodes up for 60 s, and one of them fails every 1.8 hours "
+        "(65 failures in 10,000 node-days: 6.5 in 1,000, and with 95 % between 5.02 and 8.28), so that 13.6% of "
+        "the time is lost to saves and to work done twice, and 29.4% at the 60 minutes of today; with the doubt "
+        "about the rate, 13 minutes to 17 minutes is right"
+    )
+
+
+def test_no_failure_seen_takes_the_upper_bound_and_says_so() -> None:
+    rate = find_failure_rate(0, 1000.0)
+    assert rate.planned == rate.high == pytest.approx(-math.log(0.05) / 1000)
+    advice = advise_interval(rate, Saving(nodes=100, save_s=30.0))
+    assert advice.high_s is None
+    assert "no failure was seen in 1,000 node-days, so this is the upper bound with 95 %" in advice.reason
+    assert advice.reason.endswith("or more is right")
+
+
+def test_interval_is_not_shorter_than_a_save() -> None:
+    often = find_failure_rate(100, 1.0)
+    advice = advise_interval(often, Saving(nodes=1000, save_s=60.0, background_s=30.0))
+    assert (advice.interval_s, advice.lost_share) == (90.0, 1.0)
+
+
+@given(st.integers(1, 500), st.floats(1, 1e6), st.integers(1, 5000), st.floats(0.1, 3600), st.floats(0.2, 5))
+def test_no_other_interval_loses_less(failures: int, days: float, nodes: int, save_s: float, factor: float) -> None:
+    rate = find_failure_rate(failures, days)
+    advice = advise_interval(rate, Saving(nodes, save_s))
+    mttf_s = 86_400 / (nodes * rate.per_node_day)
+    other_s = max(advice.interval_s * factor, save_s)
+    assert advice.lost_share <= find_lost_share(other_s, save_s, mttf_s) + 1e-9
+
+
+@given(st.integers(0, 300), st.floats(0.5, 1e5))
+def test_bounds_are_where_the_count_is_just_unlikely(failures: int, days: float) -> None:
+    """The exact bounds: at the upper one so few failures have 2.5 %, at the lower one so many have."""
+    rate = find_failure_rate(failures, days)
+    tail = 0.025 if failures else 0.05
+    assert pdtr(failures, rate.high * days) == pytest.approx(tail, rel=1e-6)
+    if failures:
+        assert pdtrc(failures - 1, rate.low * days) == pytest.approx(tail, rel=1e-6)
+    assert rate.low <= rate.per_node_day < rate.high
+
+
+@pytest.mark.parametrize(("failures", "days"), [(-1, 10.0), (1, 0.0), (1, -3.0), (1, math.inf), (1, math.nan)])
+def test_what_is_no_rate_is_refused(failures: int, days: float) -> None:
+    with pytest.raises(BadInput, match="are no rate"):
+        find_failure_rate(failures, days)
+
+
+@pytest.mark.parametrize("saving", [Saving(0, 10.0), Saving(1, 0.0), Saving(1, math.nan), Saving(1, 1.0, -1.0)])
+def test_saving_that_cannot_be_is_refused(saving: Saving) -> None:
+    with pytest.raises(BadInput, match="it takes a node and a save that lasts"):
+        advise_interval(RSC_1, saving)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "message"),
+    [(0.25, "0.25 s"), (89, "89 s"), (1080, "18 minutes"), (9000, "2.5 hours"), (2e6, "23.1 days")],
+)
+def test_times_are_said_in_the_unit_of_people(seconds: float, message: str) -> None:
+    assert say_time(seconds) == message
+
+
+S = 1_000_000_000
+NOW_NS = 10_000 * S
+
+
+def timing(wait_s: float | None = 100.0, **changed: Any) -> Timing:
+    usual: dict[str, Any] = {"fault_class": "comm_slow", "speed": 0.5, "lost_s": 300.0}
+    next_ns = None if wait_s is None else NOW_NS + int(wait_s * S)
+    return choose_timing(Slowness(**(usual | {"next_save_ns": next_ns} | changed)), NOW_NS)
+
+
+def test_near_checkpoint_is_waited_for() -> None:
+    decided = timing(100.0)
+    assert (decided.waits, decided.until_ns) == (True, NOW_NS + 100 * S)
+    assert (decided.now_cost_s, decided.wait_cost_s) == (300.0, 50.0)
+    assert decided.reason == (
+        "wait: the next checkpoint is 2 minutes away and waiting costs 50 s of healthy work, "
+        "acting now does 5 minutes of work again"
+    )
+
+
+def test_far_checkpoint_is_not_waited_for() -> None:
+    decided = timing(1000.0)
+    assert (decided.waits, decided.until_ns, decided.wait_cost_s) == (False, NOW_NS, 500.0)
+    assert decided.reason == (
+        "act now: acting now does 5 minutes of work again, "
+        "the next checkpoint is 17 minutes away and waiting costs 8 minutes of healthy work"
+    )
+
+
+@pytest.mark.parametrize("fault_class", ["comm_hang", "noncomm_hang", "crash", "software"])
+def test_what_stands_still_never_waits(fault_class: str) -> None:
+    decided = timing(0.001, fault_class=fault_class, lost_s=1e6)
+    assert not decided.waits
+    assert decided.reason.startswith(f"act now: a {fault_class} does not wait")
+
+
+def test_part_that_may_die_is_waited_for_less() -> None:
+    assert timing(500.0).waits
+    decided = timing(500.0, failures_per_s=1 / 1000)
+    assert not decided.waits
+    assert decided.wait_cost_s == pytest.approx(250 + 0.5 * (300 + 125))
+
+
+def test_checkpoint_that_nobody_announced_is_not_waited_for() -> None:
+    assert timing(None).reason == (
+        "act now: nothing says when the next checkpoint will be there, and 5 minutes of work is done again"
+    )
+    assert not timing(-5.0).waits
+
+
+def test_job_without_any_checkpoint_waits_for_its_first() -> None:
+    decided = timing(1000.0, lost_s=None)
+    assert (decided.waits, decided.now_cost_s) == (True, None)
+    assert decided.reason.endswith("and without it there is none to go back to")
+    unknown = timing(None, lost_s=None)
+    assert (unknown.waits, unknown.until_ns) == (True, None)
+    assert unknown.reason.endswith("and without one all work would be lost")
+
+
+def test_job_that_is_not_slower_loses_nothing_by_waiting() -> None:
+    assert timing(5000.0, speed=1.1).wait_cost_s == 0.0
+
+
+@pytest.mark.parametrize("speed", [-1.0, float("nan")])
+def test_speed_that_is_none_is_refused(speed: float) -> None:
+    with pytest.raises(BadInput, match="expected a share of 0 or more"):
+        timing(speed=speed)
+
+
+def test_job_that_only_could_be_faster_waits_like_a_slow_one() -> None:
+    assert timing(100.0, fault_class=None).waits
+    assert not timing(1000.0, fault_class=None).waits
+
+
+@given(st.floats(1.0, 10.0), st.integers(0, 10_000), st.floats(0, 10_000))
+def test_choice_is_the_cheaper_of_two_replayed_runs(slow: float, lost_steps: int, wait_s: float) -> None:
+    """An hour of wall time after the wait, restart left out: the run that has more steps done is the one chosen."""
+    end_s = wait_s + 3600.0
+    acted = -lost_steps + end_s / 1.0
+    waited = wait_s / slow + 3600.0 / 1.0
+    decided = timing(wait_s, speed=1 / slow, lost_s=float(lost_steps))
+    if abs(acted - waited) > 1e-3:
+        assert decided.waits == (waited > acted)
+
+
+def test_next_checkpoint_is_expected_by_the_usual_gap() -> None:
+    saved = [checkpoint(step, saved_ns=NOW_NS - ago * S) for step, ago in ((4, 50), (3, 150), (2, 250), (1, 900))]
+    assert expect_next_save(catalogue(*saved), NOW_NS) == NOW_NS + 50 * S
+    assert expect_next_save(catalogue(*saved), NOW_NS + 80 * S) == NOW_NS + 80 * S
+    assert expect_next_save(catalogue(*saved), NOW_NS + 120 * S) is None
+    assert expect_next_save(catalogue(*saved[:2]), NOW_NS) is None

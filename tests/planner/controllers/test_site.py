@@ -1,0 +1,391 @@
+"""The command controller with real commands: a small script that keeps its state in a folder."""
+
+import base64
+import hashlib
+import hmac
+import json
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from lockstep.clock import NS_PER_S, ManualClock
+from lockstep.errors import BadInput, ControllerDown
+from planner.controllers.protocol import Restart
+from planner.controllers.site import CommandController, CommandOptions, WebhookController, WebhookOptions, fill
+from tests.http_serving import Quiet, serving
+from tests.planner.controllers.contract import Rig, check_contract
+
+SCRIPT = r"""#!/bin/sh
+# A site's own tool. Called as: tool STATE_DIR isolate|release NODE MARK [REASON]
+state=$1 act=$2 node=$3 mark=$4 reason=$5 file=$1/$3
+held=$(cat "$file.mark" 2>/dev/null)
+if [ -e "$file.mark" ] && [ "$held" != "$mark" ]; then echo "$node is held by ${held:-others}"; exit 4; fi
+case $act in
+isolate)
+    if [ -e "$file.mark" ]; then echo "$node is isolated"; exit 3; fi
+    printf '%s' "$reason" > "$file.reason"; printf '%s' "$mark" > "$file.mark" ;;
+release)
+    if [ ! -e "$file.mark" ]; then echo "$node is in service"; exit 3; fi
+    rm "$file.mark" "$file.reason" ;;
+esac
+echo "looking at $node"
+echo "$act of $node is done"
+"""
+
+
+def write_tool(folder: Path, text: str = SCRIPT) -> str:
+    tool = folder / "tool"
+    tool.write_text(text)
+    tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
+    return str(tool)
+
+
+def test_commands_keep_the_contract_of_controllers(tmp_path: Path) -> None:
+    tool, state = write_tool(tmp_path), tmp_path / "state"
+    state.mkdir()
+    isolate = (tool, str(state), "isolate", "{node}", "{mark}", "{reason}")
+    release = (tool, str(state), "release", "{node}", "{mark}")
+
+    def reset() -> None:
+        for path in state.iterdir():
+            path.unlink()
+
+    check_contract(
+        Rig(
+            make=lambda dry: CommandController(CommandOptions(isolate, release, dry_run=dry)),
+            look=lambda: {path.name: path.read_text() for path in state.iterdir()},
+            node="h1",
+            other="h2",
+            reset=reset,
+            occupy=lambda node: (state / f"{node}.mark").write_text(""),
+        )
+    )
+
+
+def test_last_line_is_the_sentence(tmp_path: Path) -> None:
+    tool = write_tool(tmp_path)
+    controller = CommandController(CommandOptions(isolate=(tool, str(tmp_path), "isolate", "{node}", "{mark}")))
+    assert controller.isolate("h1", "mark-1", "xid 79").what == "isolate of h1 is done"
+
+
+@pytest.mark.parametrize(
+    ("code", "outcome"), [(0, "done"), (3, "already"), (4, "refused"), (1, "failed"), (9, "failed")]
+)
+def test_exit_code_is_the_outcome(code: int, outcome: str) -> None:
+    controller = CommandController(CommandOptions(release=("sh", "-c", f"echo so; exit {code}")))
+    report = controller.release("h1", "mark-1")
+    assert report.outcome == outcome
+    assert "so" in report.what
+
+
+def test_reason_stays_one_argument_and_is_no_shell(tmp_path: Path) -> None:
+    write_tool(tmp_path, '#!/bin/sh\nprintf "%s|" "$@"\n')
+    reason = "two words; $(touch /nowhere) 'and' \"quotes\" {node}"
+    controller = CommandController(
+        CommandOptions(isolate=(str(tmp_path / "tool"), "{node}", "why={reason}", "{mark}"))
+    )
+    assert controller.isolate("h1", "mark-1", reason).what == f"h1|why={reason}|mark-1|"
+
+
+def test_restart_fills_in_the_order_and_hands_variables_on(tmp_path: Path) -> None:
+    write_tool(tmp_path, '#!/bin/sh\necho "$* TP=$TP from=$LOCKSTEP_RESUME_FROM job=llm-2"\n')
+    restart = (str(tmp_path / "tool"), "{job}", "-x{exclude}", "-N{nnodes}", "-c{checkpoint}", "{mark}")
+    order = Restart("mark-1", "llm", ("h1", "h3"), 2, "/c/step-400", {"TP": "2"})
+    report = CommandController(CommandOptions(restart=restart)).restart(order)
+    assert report.what == "llm -xh1,h3 -N2 -c/c/step-400 mark-1 TP=2 from=/c/step-400 job=llm-2"
+    assert report.job == "llm-2"
+    again = CommandController(CommandOptions(restart=("true",))).restart(Restart("mark-1", "llm"))
+    assert again.job == "llm"
+
+
+def test_act_without_a_command_is_refused() -> None:
+    controller = CommandController(CommandOptions())
+    assert controller.isolate("h1", "mark-1", "xid 79").what == "no command is configured to isolate"
+    assert controller.reattempt("llm", "mark-1").outcome == "refused"
+    assert list(controller.nodes()) == []
+    assert controller.job("llm") is None
+
+
+def test_nodes_and_jobs_are_read_from_what_commands_print() -> None:
+    reported = json.dumps({"nodes": [{"name": "h1", "is_usable": False, "mark": "mark-1", "reason": "xid 79"}]})
+    job = ("sh", "-c", 'test "$0" = llm && echo \'{"id": "llm", "state": "failed"}\' || echo "{}"', "{job}")
+    controller = CommandController(CommandOptions(nodes=("echo", reported), job=job))
+    assert controller.nodes()[0].mark == "mark-1"
+    view = controller.job("llm")
+    assert view is not None
+    assert view.state == "failed"
+    assert controller.job("gone") is None
+
+
+def test_command_that_does_not_end_is_killed() -> None:
+    controller = CommandController(CommandOptions(isolate=("sleep", "600"), timeout_s=0.05))
+    with pytest.raises(ControllerDown, match=r"did not end within 0\.05 s"):
+        controller.isolate("h1", "mark-1", "xid 79")
+
+
+@pytest.mark.parametrize("nodes", [("false",), ("/no/such/tool",), ("echo", "nonsense")])
+def test_look_that_fails_is_a_controller_that_is_down(nodes: tuple[str, ...]) -> None:
+    with pytest.raises(ControllerDown):
+        CommandController(CommandOptions(nodes=nodes)).nodes()
+
+
+@pytest.mark.parametrize(
+    ("templates", "complaint"),
+    [
+        (CommandOptions(release=("tool", "{reason}")), r"for release has \{reason\} in it; it can have: mark, node"),
+        (CommandOptions(nodes=("tool", "{node}")), "it can have: none"),
+        (CommandOptions(isolate=("{node}",)), "must be named, not filled in"),
+    ],
+)
+def test_template_that_cannot_be_filled_in_stops_the_start(templates: CommandOptions, complaint: str) -> None:
+    with pytest.raises(BadInput, match=complaint):
+        CommandController(templates)
+
+
+@pytest.mark.parametrize("reason", ["--force", "a\0b"])
+def test_value_that_would_be_an_option_is_bad_input(reason: str) -> None:
+    controller = CommandController(CommandOptions(isolate=("echo", "{reason}")))
+    with pytest.raises(BadInput, match="reason would be taken for an option"):
+        controller.isolate("h1", "mark-1", reason)
+
+
+@pytest.mark.parametrize("node", ["", "--all", "h1 h2", "h[1-4]"])
+def test_name_that_is_not_one_node_is_bad_input(node: str) -> None:
+    with pytest.raises(BadInput, match="is no name of a node"):
+        CommandController(CommandOptions(isolate=("echo", "{node}"))).isolate(node, "mark-1", "xid 79")
+
+
+@pytest.mark.parametrize("environment", [{"A=B": "1"}, {"": "1"}, {"A": "\0"}])
+def test_variable_that_no_process_can_have_is_bad_input(environment: dict[str, str]) -> None:
+    controller = CommandController(CommandOptions(restart=("true",)))
+    with pytest.raises(BadInput, match="is no name of a variable"):
+        controller.restart(Restart("mark-1", "llm", environment=environment))
+
+
+@given(
+    some.text().filter(lambda text: not text.startswith("-") and "\0" not in text),
+    some.lists(some.text(max_size=9), max_size=5),
+)
+def test_filling_in_never_changes_the_number_of_arguments(reason: str, rest: list[str]) -> None:
+    plain = tuple(argument.replace("{", "").replace("}", "") for argument in rest)
+    template = ("tool", "{reason}", *plain)
+    assert fill(template, {"reason": reason}) == ("tool", reason, *plain)
+
+
+SECRET = "whsec_" + base64.b64encode(b"a secret of thirty-two bytes ....").decode()
+
+
+class Receiver:
+    """A site's own service: it keeps which node is isolated under which mark."""
+
+    def __init__(self) -> None:
+        self.isolated: dict[str, dict[str, str | None]] = {}
+        self.seen: list[tuple[dict[str, str], dict[str, Any]]] = []
+
+    def act(self, envelope: dict[str, Any]) -> dict[str, Any]:
+        act, data = envelope["type"].removeprefix("dev.lockstep."), envelope["data"]
+        if act == "restart":
+            return {"outcome": "done", "what": "started", "job": data["job"] + "-2"}
+        node, mark = data["node"], data["mark"]
+        held = self.isolated.get(node)
+        if held and held["mark"] != mark:
+            return {"outcome": "refused", "what": f"{node} is held by {held['mark']}"}
+        if (held is not None) == (act == "isolate"):
+            return {"outcome": "already", "what": f"{node}: nothing to do"}
+        if act == "isolate":
+            self.isolated[node] = {"mark": mark, "reason": data["reason"]}
+        else:
+            del self.isolated[node]
+        return {"outcome": "done", "what": f"{act} {node}"}
+
+    def nodes(self) -> list[dict[str, Any]]:
+        free = [{"name": name, "is_usable": True} for name in ("h1", "h2") if name not in self.isolated]
+        return free + [{"name": name, "is_usable": False, **held} for name, held in self.isolated.items()]
+
+
+@contextmanager
+def listen(receiver: Receiver) -> Iterator[str]:
+    class Handler(Quiet, BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            receiver.seen.append((dict(self.headers), body))
+            self._say(200, receiver.act(body))
+
+        def do_GET(self) -> None:
+            if self.path == "/nodes":
+                self._say(200, {"nodes": receiver.nodes()})
+            elif self.path == "/jobs/team%2Fllm":
+                self._say(200, {"id": "team/llm", "state": "running", "nodes": ["h1", "h2"]})
+            else:
+                self._say(404, {})
+
+        def _say(self, status: int, message: dict[str, Any]) -> None:
+            data = json.dumps(message).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+    with serving(Handler) as url:
+        yield url
+
+
+def answering(answer: Callable[[httpx.Request], httpx.Response], **options: Any) -> WebhookController:
+    """Return a controller whose receiver is a function."""
+    made = WebhookOptions("http://receiver/hook", **options)
+    return WebhookController(made, ManualClock(1_700_000_000 * NS_PER_S), httpx.MockTransport(answer))
+
+
+def saying(status: int = 200, **body: Any) -> Callable[[httpx.Request], httpx.Response]:
+    return lambda _request: httpx.Response(status, json=body)
+
+
+def test_the_webhook_keeps_the_contract_of_controllers() -> None:
+    receiver = Receiver()
+    with listen(receiver) as url:
+        options = WebhookOptions(url, SECRET, f"{url}/nodes", url + "/jobs/{job}")
+        check_contract(
+            Rig(
+                make=lambda dry: WebhookController(replace(options, dry_run=dry)),
+                look=lambda: dict(receiver.isolated),
+                node="h1",
+                other="h2",
+                reset=receiver.isolated.clear,
+                occupy=lambda node: receiver.isolated.update({node: {"mark": None, "reason": "burn-in"}}),
+            )
+        )
+
+
+def test_order_is_signed_so_that_the_receiver_can_check_it() -> None:
+    receiver = Receiver()
+    with listen(receiver) as url:
+        clock = ManualClock(1_700_000_000 * NS_PER_S)
+        WebhookController(WebhookOptions(url, secret=SECRET), clock).isolate("h1", "mark-1", "xid 79")
+    headers, body = receiver.seen[0]
+    named = {key.lower(): value for key, value in headers.items()}
+    assert named["webhook-id"] == body["id"] == "mark-1/isolate/h1"
+    assert named["webhook-timestamp"] == "1700000000"
+    text = f"mark-1/isolate/h1.1700000000.{json.dumps(body)}"
+    expected = hmac.new(b"a secret of thirty-two bytes ....", text.encode(), hashlib.sha256).digest()
+    assert named["webhook-signature"] == "v1," + base64.b64encode(expected).decode()
+
+
+def test_same_act_has_the_same_id_and_no_secret_means_no_signature() -> None:
+    seen: list[httpx.Request] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return httpx.Response(200, json={"outcome": "done", "what": "so"})
+
+    for _ in range(2):
+        answering(answer).isolate("h1", "mark-1", "xid 79")
+    assert {request.headers["webhook-id"] for request in seen} == {"mark-1/isolate/h1"}
+    assert "webhook-signature" not in seen[0].headers
+
+
+def test_restart_carries_the_whole_order_and_brings_the_new_job_back() -> None:
+    receiver = Receiver()
+    order = Restart("mark-1", "llm", ("h1",), 3, "/c/step-400", {"TP": "2"})
+    with listen(receiver) as url:
+        report = WebhookController(WebhookOptions(url)).restart(order)
+    assert (report.outcome, report.job) == ("done", "llm-2")
+    assert receiver.seen[0][1]["data"] == {
+        "mark": "mark-1", "job": "llm", "exclude": ["h1"], "nnodes": 3, "checkpoint": "/c/step-400",
+        "environment": {"TP": "2"},
+    }  # fmt: skip
+
+
+def test_job_is_asked_for_by_its_name_whatever_is_in_it() -> None:
+    with listen(Receiver()) as url:
+        controller = WebhookController(WebhookOptions(url, job_url=url + "/jobs/{job}"))
+        view = controller.job("team/llm")
+        assert view is not None
+        assert (view.state, view.nodes) == ("running", ("h1", "h2"))
+        assert controller.job("gone") is None
+
+
+def test_receiver_that_tells_nothing_is_down_not_empty() -> None:
+    controller = answering(saying(401), nodes_url="http://receiver/nodes", job_url="http://receiver/{job}")
+    with pytest.raises(ControllerDown, match="does not tell about job llm: HTTP 401"):
+        controller.job("llm")
+    with pytest.raises(ControllerDown, match="does not tell its nodes: HTTP 401"):
+        controller.nodes()
+
+
+def test_without_addresses_to_look_at_nothing_is_known() -> None:
+    controller = answering(saying())
+    assert list(controller.nodes()) == []
+    assert controller.job("llm") is None
+
+
+def test_redirect_is_refused() -> None:
+    moved = answering(lambda _: httpx.Response(307, headers={"Location": "http://elsewhere/"}))
+    report = moved.isolate("h1", "mark-1", "xid 79")
+    assert report.outcome == "refused"
+    assert "HTTP 307" in report.what
+
+
+@pytest.mark.parametrize("status", [408, 429, 500, 503])
+def test_receiver_in_trouble_is_down(status: int) -> None:
+    with pytest.raises(ControllerDown, match=f"HTTP {status}"):
+        answering(saying(status)).isolate("h1", "mark-1", "xid 79")
+
+
+def test_receiver_that_times_out_is_down() -> None:
+    def hang(request: httpx.Request) -> httpx.Response:
+        raise httpx.ReadTimeout("timed out", request=request)
+
+    with pytest.raises(ControllerDown, match="does not answer: timed out"):
+        answering(hang).isolate("h1", "mark-1", "xid 79")
+
+
+class Endless(httpx.SyncByteStream):
+    """An answer that goes on, a piece at a time, each taking a second."""
+
+    def __init__(self, clock: ManualClock, size: int) -> None:
+        self._clock, self._size = clock, size
+
+    def __iter__(self) -> Iterator[bytes]:
+        while True:
+            self._clock.advance(1)
+            yield b" " * self._size
+
+
+@pytest.mark.parametrize(
+    ("size", "complaint"), [(1, "did not end its answer"), (5 << 20, "more than 16777216 bytes")]
+)
+def test_answer_without_end_is_cut_off(size: int, complaint: str) -> None:
+    clock = ManualClock()
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, stream=Endless(clock, size)))
+    with pytest.raises(ControllerDown, match=complaint):
+        WebhookController(WebhookOptions("http://receiver"), clock, transport).isolate("h1", "mark-1", "xid 79")
+
+
+@pytest.mark.parametrize(
+    "body", ["", "[]", "{}", '{"outcome": "maybe", "what": "x"}', '{"outcome": "done"}', "<html>"]
+)
+def test_answer_that_makes_no_sense_is_a_failure(body: str) -> None:
+    report = answering(lambda _: httpx.Response(200, text=body)).isolate("h1", "mark-1", "xid 79")
+    assert report.outcome == "failed"
+    assert "cannot be understood" in report.what
+
+
+@pytest.mark.parametrize("reported", [{}, {"nodes": [{"name": "h1"}]}, {"nodes": 3}])
+def test_nodes_that_make_no_sense_are_a_controller_that_is_down(reported: dict[str, Any]) -> None:
+    controller = answering(saying(**reported), nodes_url="http://receiver/nodes")
+    with pytest.raises(ControllerDown, match="cannot be understood"):
+        controller.nodes()
+
+
+def test_secret_that_is_not_base64_is_bad_input() -> None:
+    with pytest.raises(BadInput, match="not base64"):
+        answering(saying(), secret="whsec_!!!")

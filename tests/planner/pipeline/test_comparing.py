@@ -1,0 +1,48 @@
+"""Pictures of schedules are whole SVG, say in words what they show, and mark what has failed."""
+
+from xml.etree import ElementTree
+
+from planner.pipeline.comparing import describe, draw_schedule
+from planner.pipeline.dispatch import ScheduleOptions, plan_schedule
+from tests.planner.pipeline.grids import EXAMPLE, ONE_GONE, SLOTS
+
+SVG = "{http://www.w3.org/2000/svg}"
+MADE = plan_schedule(EXAMPLE, SLOTS, ONE_GONE)
+
+
+def drawn(title: str = "A step") -> ElementTree.Element:
+    return ElementTree.fromstring(draw_schedule(MADE, title))
+
+
+def titles() -> list[str]:
+    return [str(rect.findtext(f"{SVG}title")) for rect in drawn().iter(f"{SVG}rect") if len(rect)]
+
+
+def test_every_piece_of_work_has_a_box_that_says_what_it_is() -> None:
+    assert len([title for title in titles() if "of micro-batch" in title]) == 3 * 4 * 3 * 6
+    assert "forward of micro-batch 0 of pipeline 0, 0 to 1" in titles()
+
+
+def test_the_failed_worker_is_hatched() -> None:
+    assert titles().count("failed") == 1
+
+
+def test_guests_have_an_edge() -> None:
+    edged = [rect for rect in drawn().iter(f"{SVG}rect") if rect.get("stroke") and len(rect)]
+    assert len(edged) == 6 * 3
+
+
+def test_the_picture_is_described_in_words() -> None:
+    root = drawn("Ours & theirs <1>")
+    assert (root.get("role"), root.findtext(f"{SVG}title")) == ("img", "Ours & theirs <1>")
+    assert root.findtext(f"{SVG}desc") == describe(MADE)
+    assert "failed workers: pipeline 1 stage 2" in describe(MADE)
+    assert "the longest stage is at work for 27" in describe(MADE)
+
+
+def test_the_legend_names_only_what_is_there() -> None:
+    whole = plan_schedule(EXAMPLE, SLOTS, (), ScheduleOptions(is_decoupled=False, is_staggered=False))
+    message = [text.text for text in ElementTree.fromstring(draw_schedule(whole, "1F1B")).iter(f"{SVG}text")]
+    assert "B: backward in one piece" in message
+    assert "W: backward for the weights" not in message
+    assert "failed workers: none" in describe(whole)

@@ -1,0 +1,155 @@
+"""Schedules around failed workers are right, are as short as the worked example, and keep to their memory."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lockstep.errors import BadInput
+from planner.pipeline.checking import find_bound, find_faults
+from planner.pipeline.dispatch import ScheduleOptions, plan_schedule
+from planner.pipeline.schedule import Shape, Times, Worker, unit_times
+from tests.planner.pipeline.grids import (
+    EXAMPLE,
+    ONE_GONE,
+    SLOTS,
+    failures_for,
+    shapes,
+    spread,
+    times_for,
+)
+from tests.tiers import long_except
+
+IN_1F1B = ScheduleOptions(is_decoupled=False, is_staggered=False, keeps_order=True)
+ONE_OPTIMIZER = ScheduleOptions(is_staggered=False)
+
+
+def test_the_worked_example_takes_27_36_29_and_27_slots() -> None:
+    fault_free = plan_schedule(EXAMPLE, SLOTS, (), IN_1F1B)
+    coupled = plan_schedule(EXAMPLE, SLOTS, ONE_GONE, IN_1F1B)
+    decoupled = plan_schedule(EXAMPLE, SLOTS, ONE_GONE, ONE_OPTIMIZER)
+    staggered = plan_schedule(EXAMPLE, SLOTS, ONE_GONE)
+    found = (fault_free.makespan, coupled.makespan, decoupled.makespan, staggered.period)
+    assert found == (27.0, 36.0, 29.0, 27.0)
+    assert not any(map(find_faults, (fault_free, coupled, decoupled, staggered)))
+
+
+def test_coupled_backwards_are_at_their_bound_when_forwards_may_run_ahead() -> None:
+    ahead = plan_schedule(EXAMPLE, SLOTS, ONE_GONE, ScheduleOptions(is_decoupled=False, is_staggered=False))
+    assert ahead.makespan == find_bound(EXAMPLE, SLOTS, ONE_GONE, is_decoupled=False).makespan == 33.0
+    assert not find_faults(ahead)
+
+
+def test_without_failures_it_is_1f1b_with_its_memory() -> None:
+    made = plan_schedule(EXAMPLE, SLOTS, (), IN_1F1B)
+    assert [made.most_held(Worker(0, stage)) for stage in range(4)] == [4, 3, 2, 1]
+    first = [op.kind for op in made.ops[Worker(0, 2)]]
+    assert first == ["forward", *["forward", "both"] * 5, "both"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "staggered", "one_optimizer"),
+    [((2, 16, 32), 105, 106), ((4, 8, 32), 111, 114), ((8, 4, 32), 129, 136)],
+)
+def test_one_failure_in_the_last_stage_costs_what_its_work_costs(
+    shape: tuple[int, int, int], staggered: int, one_optimizer: int
+) -> None:
+    grid = Shape(*shape)
+    slots = unit_times(grid.stages)
+    assert plan_schedule(grid, slots, spread(grid, 1)).period == staggered
+    assert plan_schedule(grid, slots, spread(grid, 1), ONE_OPTIMIZER).makespan == one_optimizer
+
+
+@pytest.mark.parametrize("failures", [2, 3, 4])
+@pytest.mark.parametrize("shape", [(2, 16, 32), (4, 8, 32)])
+def test_several_failures_are_at_the_bound(shape: tuple[int, int, int], failures: int) -> None:
+    grid = Shape(*shape)
+    slots, failed = unit_times(grid.stages), spread(grid, failures)
+    made = plan_schedule(grid, slots, failed)
+    assert not find_faults(made)
+    assert made.period == find_bound(grid, slots, failed, is_decoupled=True).period
+
+
+@given(st.data())
+def test_every_schedule_can_be_run_and_is_not_below_the_bound(data: st.DataObject) -> None:
+    shape = data.draw(shapes())
+    times, failed = data.draw(times_for(shape)), data.draw(failures_for(shape))
+    memory = data.draw(st.none() | st.integers(1, 5))
+    options = ScheduleOptions(data.draw(st.booleans()), data.draw(st.booleans()), memory, data.draw(st.booleans()))
+    made = plan_schedule(shape, times, failed, options)
+    assert find_faults(made, memory) == []
+    loads = [len([op for op in made.ops[worker] if op.kind == "forward"]) for worker in made.ops]
+    held = None if memory is None else [min(memory, max(loads))] * shape.stages
+    bound = find_bound(shape, times, failed, options.is_decoupled, held)
+    assert made.period >= bound.period * (1 - 1e-9)
+    assert made.makespan >= bound.makespan * (1 - 1e-9)
+
+
+@given(st.data())
+def test_guests_are_spread_evenly_over_the_peers(data: st.DataObject) -> None:
+    shape = data.draw(shapes())
+    made = plan_schedule(shape, unit_times(shape.stages), data.draw(failures_for(shape)))
+    for stage in range(shape.stages):
+        loads = [len(ops) for worker, ops in made.ops.items() if worker.stage == stage]
+        assert max(loads) - min(loads) <= 3  # one micro-batch: forward, input and weight
+
+
+def test_less_memory_makes_longer_steps() -> None:
+    periods = [plan_schedule(EXAMPLE, SLOTS, ONE_GONE, ScheduleOptions(memory=room)).period for room in (1, 3, 7)]
+    assert periods == sorted(periods, reverse=True)
+    assert periods[-1] == 27.0 < periods[0]
+
+
+def test_memory_may_differ_between_stages() -> None:
+    made = plan_schedule(EXAMPLE, SLOTS, ONE_GONE, ScheduleOptions(memory=(6, 5, 4, 2)))
+    assert find_faults(made, (6, 5, 4, 2)) == []
+
+
+@pytest.mark.parametrize(
+    ("failed", "options", "sentence"),
+    [
+        ({Worker(0, 1), Worker(1, 1), Worker(2, 1)}, ScheduleOptions(), "stage 1 has lost all 3 copies"),
+        ({Worker(3, 0)}, ScheduleOptions(), "not on a grid"),
+        (set(), ScheduleOptions(memory=0), "at least one micro-batch"),
+        (set(), ScheduleOptions(memory=(1, 1)), "2 stages, the grid has 4"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused(failed: set[Worker], options: ScheduleOptions, sentence: str) -> None:
+    with pytest.raises(BadInput, match=sentence):
+        plan_schedule(EXAMPLE, SLOTS, failed, options)
+
+
+@pytest.mark.parametrize(
+    ("times", "sentence"),
+    [
+        (unit_times(3), "forward times are given for 3 stages"),
+        (Times((1.0, 0.0, 1.0, 1.0), (1.0,) * 4, (1.0,) * 4), "above zero"),
+        (Times((1.0,) * 4, (1.0,) * 4, (1.0,) * 4, transfer=-1.0), "cannot take -1.0"),
+    ],
+)
+def test_times_that_do_not_fit_are_refused(times: Times, sentence: str) -> None:
+    with pytest.raises(BadInput, match=sentence):
+        plan_schedule(EXAMPLE, times, ())
+
+
+def test_a_grid_without_work_is_refused() -> None:
+    with pytest.raises(BadInput, match="at least one"):
+        plan_schedule(Shape(4, 3, 0), SLOTS, ())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("failures", long_except([3], [1, 2, 3, 4]))
+@pytest.mark.parametrize("shape", long_except([(8, 4, 32)], [(8, 4, 32), (8, 4, 64)]))
+def test_deep_pipelines_are_at_the_bound(shape: tuple[int, int, int], failures: int) -> None:
+    grid = Shape(*shape)
+    slots, failed = unit_times(grid.stages), spread(grid, failures)
+    bound = find_bound(grid, slots, failed, is_decoupled=True)
+    staggered = plan_schedule(grid, slots, failed)
+    one_optimizer = plan_schedule(grid, slots, failed, ScheduleOptions(is_staggered=False))
+    assert find_faults(staggered) == find_faults(one_optimizer) == []
+    assert (staggered.period, one_optimizer.makespan) == (bound.period, bound.makespan)
+
+
+@pytest.mark.slow
+def test_one_failure_of_a_deep_pipeline_costs_what_its_work_costs() -> None:
+    shape = Shape(8, 4, 64)
+    assert plan_schedule(shape, unit_times(8), spread(shape, 1)).period == 258

@@ -1,0 +1,189 @@
+"""Every way is listed with its cost, or with the sentence why it is closed."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lockstep.decision import Action, Option
+from lockstep.verdict import Impact
+from planner.context import Context, Durations, Resume
+from planner.cost import price_of_acting, weigh
+from tests.planner.build import cluster, context, crash, job, pipeline, verdict
+
+ALL = {"none", "reroute", "reattempt", "restart_process", "recycle", "drop_replica", "reconfigure", "replace"}
+
+
+def option(action: Action, of: Context) -> Option:
+    return next(each for each in weigh(of) if each.action == action)
+
+
+def test_every_way_is_there_whatever_happened() -> None:
+    assert {each.action for each in weigh(context())} == ALL
+    assert {each.action for each in weigh(context(crash()))} == ALL
+
+
+def test_slow_job_that_waits_loses_its_missing_speed_until_the_horizon() -> None:
+    waiting = option("none", context(within=cluster(repair_s=7200.0, failures_per_node_day=0.0)))
+    assert waiting.cost.throughput_after == 0.5
+    assert waiting.cost.gpu_hours == 64 * 0.5 * 2
+
+
+def test_job_that_stands_still_loses_everything() -> None:
+    waiting = option("none", context(crash(), within=cluster(repair_s=7200.0, failures_per_node_day=0.0)))
+    assert (waiting.cost.throughput_after, waiting.cost.gpu_hours) == (0.0, 128.0)
+
+
+def test_restart_costs_its_standstill_the_work_done_again_and_the_speed_that_is_missing() -> None:
+    constraints = cluster(repair_s=3600.0, failures_per_node_day=0.0)
+    moved = option("reconfigure", context(crash(), within=constraints, durations=Durations(start_s=90.0)))
+    at_once_h = (90 + 30 + 600) / 3600
+    assert moved.cost.downtime_s == 120.0
+    assert moved.cost.throughput_after == 0.875  # 7 of 8 nodes
+    assert moved.cost.gpu_hours == pytest.approx(64 * (at_once_h + 0.125 * (1 - at_once_h)), abs=0.01)
+
+
+def test_spare_keeps_the_speed() -> None:
+    replaced = option("replace", context(crash()))
+    assert replaced.cost.throughput_after == 1.0
+    assert replaced.reason.startswith("the job starts again with h8 instead of h3")
+
+
+def test_money_is_shown_where_there_is_a_price() -> None:
+    priced = option("replace", context(crash(), gpu_hour_price=2.0))
+    assert priced.cost.gpu_hours is not None
+    assert priced.cost.money == pytest.approx(priced.cost.gpu_hours * 2.0, abs=0.02)
+    assert option("replace", context(crash())).cost.money is None
+
+
+@pytest.mark.parametrize(
+    ("action", "of", "because"),
+    [
+        ("reroute", context(), "no path leads around nic:h3/eth1"),
+        ("reroute", context(verdict(component="link:leaf0--spine1")), "no path planner runs here"),
+        ("reattempt", context(), "a slow part is not cured by trying again"),
+        ("replace", context(within=cluster(spares=())), "no spare node is idle"),
+        ("replace", context(within=cluster(can_restart=False)), "no job controller is set that could restart it"),
+        ("reattempt", context(crash(), within=cluster(can_restart=False)), "no job controller is set"),
+        ("restart_process", context(crash(), within=cluster(can_restart=False)), "no job controller is set"),
+        ("reconfigure", context(of=job(resume=None)), "there is no checkpoint that was verified to be complete"),
+        ("reconfigure", context(of=job(min_nodes=8)), "the job needs 8 nodes and 7 would be left"),
+        ("reconfigure", context(verdict(component="switch:spine1")), "switch:spine1 is not a part of one node"),
+        ("replace", context(verdict(fault_class="software")), "software is no reason to take hardware away"),
+        ("recycle", context(of=job(layout=pipeline())), "the job has not said that it can go on without a worker"),
+        ("recycle", context(within=cluster(can_shrink=True)), "only pipelines with replicas can hand their"),
+        ("drop_replica", context(within=cluster(can_shrink=True)), "there is no second replica to go on with"),
+        ("restart_process", context(crash(), job(resume=None)), "no replica and no verified checkpoint"),
+    ],
+)
+def test_closed_way_says_why_and_has_no_cost(action: Action, of: Context, because: str) -> None:
+    found = option(action, of)
+    assert found.reason.startswith(f"unavailable: {because}")
+    assert found.cost.gpu_hours is None
+
+
+def test_pipeline_loses_less_by_handing_over_micro_batches_than_by_dropping_the_replica() -> None:
+    constraints = context(crash(), job(layout=pipeline()), cluster(can_shrink=True))
+    assert option("recycle", constraints).cost.throughput_after == pytest.approx(0.946, abs=0.001)  # 105 of 111 slots
+    assert option("drop_replica", constraints).cost.throughput_after == pytest.approx(0.875, abs=0.001)  # 105 of 120
+
+
+def test_link_between_switches_is_gone_around_for_nothing() -> None:
+    constraints = context(verdict(component="link:leaf0--spine1"), within=cluster(can_reroute=True))
+    assert weigh(constraints)[0].action == "reroute"
+    assert weigh(constraints)[0].cost.gpu_hours == 0.0
+
+
+def test_new_process_takes_its_state_from_a_replica_and_repeats_nothing() -> None:
+    with_peer = option("restart_process", context(crash(grade="alert"), job(layout=pipeline())))
+    alone = option("restart_process", context(crash(grade="alert")))
+    assert with_peer.cost.downtime_s == 30.0
+    assert alone.cost.downtime_s == 60.0
+    assert "from a replica" in with_peer.reason
+    assert "from the last checkpoint" in alone.reason
+
+
+def test_controller_that_knows_only_whole_jobs_makes_a_new_process_cost_a_whole_restart() -> None:
+    whole = cluster(restarts_whole_job=True)
+    hang = crash(grade="alert", fault_class="noncomm_hang")
+    found = option("restart_process", context(hang, job(layout=pipeline()), whole))
+    in_place = option("restart_process", context(hang, job(layout=pipeline())))
+    assert found.cost.downtime_s == 150.0
+    assert found.reason == "the controller restarts the whole job on its nodes, from the checkpoint of 600 s ago"
+    assert (found.cost.gpu_hours or 0.0) > (in_place.cost.gpu_hours or 0.0)
+    closed = option("restart_process", context(hang, job(layout=pipeline(), resume=None), whole))
+    assert closed.reason.startswith("unavailable: the controller restarts whole jobs, and no checkpoint")
+
+
+def test_state_from_a_replica_takes_the_time_of_its_bytes() -> None:
+    large = Resume("/c", "dcp", 600.0, 300.0, bytes=8 * 125_000_000_000)
+    found = option("restart_process", context(crash(grade="alert"), job(layout=pipeline(), resume=large)))
+    assert found.cost.downtime_s == 40.0, "30 s for the process and 10 s for 125 GB from a peer"
+
+
+def test_job_on_fewer_nodes_starts_from_a_checkpoint_that_they_can_load() -> None:
+    older = Resume("/ckpt/train/300", "dcp", 1200.0, 30.0)
+    found = option("reconfigure", context(crash(), job(resume_smaller=older)))
+    assert found.reason == (
+        "the job starts again on 7 nodes at 88% of its speed (in proportion to the nodes), "
+        "from the checkpoint of 1200 s ago"
+    )
+    nothing = option("reconfigure", context(crash(), job(resume_smaller=None)))
+    assert nothing.reason.endswith("verified to be complete and loads on 7 nodes")
+
+
+@pytest.mark.parametrize(
+    ("known", "expected"),
+    [
+        ({"is_in_gpus": True, "measured": frozenset({7, 8})}, "at 75% of its speed (measured)"),
+        ({"is_in_gpus": True, "measured": frozenset({8})}, "at 75% of its speed (by a model)"),
+        ({}, "at 75% of its speed (told by the settings)"),
+    ],
+)
+def test_speed_on_fewer_nodes_says_where_it_is_from(known: dict[str, object], expected: str) -> None:
+    found = option("reconfigure", context(crash(), job(throughput={7: 48.0, 8: 64.0}, **known)))
+    assert expected in found.reason
+    assert found.cost.throughput_after == 0.75
+
+
+def test_those_who_take_over_micro_batches_are_told_how_many() -> None:
+    constraints = context(crash(), job(layout=pipeline()), cluster(can_shrink=True))
+    for action in ("recycle", "drop_replica"):
+        assert option(action, constraints).reason.endswith(
+            "32 micro-batches of each step go to 7 replicas: 4 do 37 and 3 do 36"
+        )
+
+
+def test_doubt_makes_a_cure_dearer() -> None:
+    sure, doubtful = (option("replace", context(crash(confidence=each))) for each in (1.0, 0.6))
+    assert (sure.cost.gpu_hours or 0.0) < (doubtful.cost.gpu_hours or 0.0)
+    assert doubtful.cost.risk == pytest.approx(0.4)
+
+
+def test_what_nobody_has_measured_has_no_cost() -> None:
+    unknown = verdict(impact=Impact(step_time_ratio=None, ranks_waiting=3))
+    assert option("none", context(unknown)).cost.gpu_hours is None
+
+
+def test_conversion_of_a_checkpoint_counts_as_standstill() -> None:
+    plain = Resume("/c", "zero", 600.0, 30.0)
+    converted = Resume("/c", "zero", 600.0, 30.0, convert=("python", "-m", "x"), convert_s=45.0)
+    costs = [option("reconfigure", context(crash(), job(resume=each))).cost.downtime_s for each in (plain, converted)]
+    assert costs[1] == (costs[0] or 0.0) + 45.0
+
+
+def test_price_of_acting_counts_the_work_that_is_done_again() -> None:
+    found = context(crash())
+    assert price_of_acting(option("replace", found), found.job) == pytest.approx(64 * (120 + 30 + 600) / 3600)
+
+
+@given(st.floats(1.0, 50.0), st.floats(0.0, 1.0), st.floats(60.0, 1e6), st.floats(0.0, 0.1))
+def test_costs_are_never_negative_and_cheapest_comes_first(
+    ratio: float, confidence: float, repair_s: float, rate: float
+) -> None:
+    about = verdict(confidence=confidence, impact=Impact(step_time_ratio=ratio, ranks_waiting=63))
+    constraints = cluster(repair_s=repair_s, failures_per_node_day=rate, can_shrink=True, can_reroute=True)
+    hours = [each.cost.gpu_hours for each in weigh(context(about, job(layout=pipeline()), constraints))]
+    known = [each for each in hours if each is not None]
+    assert known == sorted(known)
+    assert all(each >= 0 for each in known)
+    assert hours[: len(known)] == known

@@ -1,0 +1,316 @@
+"""A decision is the cheapest way that its severity allows, at the right moment, with its price and its reason."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lockstep.clock import NS_PER_S
+from lockstep.decision import Decision, Mode
+from lockstep.verdict import Impact, Verdict
+from planner.checkpoints.intervals import find_failure_rate
+from planner.context import Context, JobFacts, Layout, Resume
+from planner.decide import Policy, advise_saving, cost_of_nothing, decide, find_break_even
+from planner.escalation import Level, severity_of
+from planner.limits import Constraints
+from planner.micro_batches import share_micro_batches, speed_rerouted, speed_without_replica
+from tests.planner.build import cluster, context, crash, incident, job, pipeline, seconds, verdict
+
+
+def decided(
+    of: Context | None = None,
+    *,
+    at_s: float = 10.0,
+    level: Level | None = None,
+    mode: Mode = "execute",
+    constraints: Constraints | None = None,
+    **policy: Any,
+) -> Decision:  # Any: whatever field of the policy a test cares about
+    found = of or context()
+    seen = found.verdict.model_copy(update={"last_seen_ns": seconds(at_s)})
+    found = Context(seen, found.job, found.cluster, found.durations, found.gpu_hour_price)
+    modes: dict[Any, Mode] = dict.fromkeys(
+        ("reroute", "reattempt", "restart_process", "reconfigure", "replace", "recycle"), mode
+    )
+    return decide(
+        incident(seen),
+        found,
+        level or Level(*severity_of(seen)),
+        constraints or Constraints(),
+        Policy(modes=modes, **policy),
+        generation=3,
+        now_ns=seconds(at_s),
+    )
+
+
+def test_dead_host_is_replaced_at_once() -> None:
+    decision = decided(context(crash()))
+    assert (decision.action, decision.mode, decision.severity) == ("replace", "execute", 1)
+    assert [part.node for part in decision.isolate] == ["h3"]
+    assert decision.target == {"nnodes": 8}
+    assert decision.resume == {"source": "remote", "checkpoint": "/ckpt/train/400", "format": "dcp"}
+    assert decision.reason.startswith("host:h3: the job starts again with h8 instead of h3")
+
+
+def test_decision_names_job_incident_verdict_generation_and_checkpoint() -> None:
+    decision = decided(context(crash()))
+    assert (decision.job, decision.incident, decision.verdicts) == ("train", "i1", ("v1",))
+    assert (decision.generation, decision.checkpoint_age_s) == (3, 600.0)
+
+
+def test_without_a_spare_the_job_goes_on_with_what_is_left_and_its_layout_shrinks_by_whole_replicas() -> None:
+    decision = decided(context(crash(), job(layout=pipeline(tensor=1, stages=2, replicas=32)), cluster(spares=())))
+    assert decision.action == "reconfigure"
+    assert decision.target == {"nnodes": 7, "tp": 1, "pp": 2, "dp": 28}
+
+
+def test_what_the_policy_does_not_name_is_only_observed() -> None:
+    assert decided(context(crash()), mode="observe").mode == "observe"
+
+
+def test_slow_part_waits_until_waiting_has_cost_as_much_as_the_cure() -> None:
+    early, late = decided(at_s=60), decided(at_s=3600)
+    assert early.action == "none"
+    assert "costs 13.3 GPU-hours at once and waiting has cost 0.5 so far: it is time in 1440 s" in early.reason
+    assert early.expires_ns <= seconds(60) + 10 * NS_PER_S
+    assert late.action == "replace"
+
+
+def test_decision_to_wait_ends_when_its_time_has_come() -> None:
+    assert decided(at_s=1495).expires_ns == seconds(1500)
+
+
+def test_cure_that_costs_nothing_is_not_waited_for() -> None:
+    link = context(verdict(component="link:leaf0--spine1"), within=cluster(can_reroute=True))
+    assert decided(link, at_s=1).action == "reroute"
+
+
+def test_restart_of_a_slow_job_waits_for_the_next_checkpoint_where_that_is_cheaper() -> None:
+    soon, far = (context(of=job(next_save_s=each)) for each in (100.0, 3000.0))
+    assert decided(soon, at_s=3600).action == "none"
+    assert decided(soon, at_s=3600).reason == (
+        "replace waits for the next checkpoint: the next checkpoint is 2 minutes away and waiting costs 50 s of "
+        "healthy work, acting now does 10 minutes of work again"
+    )
+    assert decided(far, at_s=3600).action == "replace"
+
+
+def test_replica_that_is_left_out_gives_the_others_exactly_as_much_more() -> None:
+    constraints = context(crash(), job(layout=pipeline()), cluster(can_shrink=True, spares=(), can_restart=False))
+    decision = decided(context(crash(), job(layout=pipeline(stages=1, tensor=8)), constraints.cluster))
+    assert decision.action == "drop_replica"
+    assert decision.target == {"nnodes": 7, "tp": 8, "pp": 1, "dp": 7, "grad_accum": 37}
+
+
+def test_checkpoint_of_the_new_layout_is_named_with_its_conversion() -> None:
+    converted = Resume("/c_universal", "universal", 600.0, 30.0, ("python", "-m", "x y"), 45.0)
+    decision = decided(context(crash(), job(resume_smaller=converted), cluster(spares=())))
+    assert decision.action == "reconfigure"
+    assert decision.resume == {
+        "source": "remote",
+        "checkpoint": "/c_universal",
+        "format": "universal",
+        "convert": "python -m 'x y'",
+    }
+
+
+def test_checkpoint_that_nobody_here_can_convert_needs_a_person() -> None:
+    blocked = Resume("/c_universal", "universal", 600.0, 30.0, ("python",), 45.0, obstacle="no converter is set")
+    decision = decided(context(crash(), job(resume_smaller=blocked), cluster(spares=())))
+    assert (decision.mode, decision.held_because) == ("propose", "no converter is set")
+
+
+def test_job_that_saves_far_too_seldom_is_told_so() -> None:
+    rare = context(crash(), job(save_every_s=86_400.0), cluster(failure_rate=find_failure_rate(30, 1000.0)))
+    assert (decided(rare).advice or "").startswith("train saves every 24.0 hours: save every 77 minutes")
+    assert decided(context(crash())).advice is None
+
+
+def test_job_that_stands_still_never_waits_for_a_checkpoint() -> None:
+    assert decided(context(crash(), job(next_save_s=1.0))).action == "replace"
+
+
+def test_small_errors_are_tried_again_before_anything_is_taken_away() -> None:
+    hang = context(crash(fault_class="comm_hang", component="nic:h3/eth1", grade="alert"))
+    assert decided(hang, level=Level(3, "")).action == "reattempt"
+    assert decided(hang, level=Level(2, "")).action == "restart_process"
+    assert decided(hang, level=Level(1, "")).action == "replace"
+    assert decided(hang, level=Level(3, "")).isolate == ()
+
+
+def test_where_everything_was_tried_a_person_is_called() -> None:
+    decision = decided(context(crash()), level=Level(1, "replace did not cure host:h3", is_exhausted=True))
+    assert decision.action == "none"
+    assert decision.reason == "a person is needed: replace did not cure host:h3, and nothing is left to try"
+
+
+def test_job_that_is_over_is_left_alone() -> None:
+    decision = decided(context(crash(), job(is_over=True)))
+    assert (decision.action, decision.reason) == ("none", "train is over: there is nothing to bring back")
+
+
+def test_no_restart_without_a_verified_checkpoint() -> None:
+    decision = decided(context(crash(), job(resume=None)))
+    assert decision.action == "none"
+    assert "; options unavailable: " in decision.reason
+    assert "replace (there is no checkpoint that was verified to be complete" in decision.reason
+
+
+def test_software_takes_no_hardware_out_of_service() -> None:
+    decision = decided(context(crash(fault_class="software", component="job:train")))
+    assert decision.isolate == ()
+
+
+def test_unknown_cost_is_said_and_looked_at_again_soon() -> None:
+    decision = decided(context(verdict(impact=Impact(step_time_ratio=None, ranks_waiting=3))))
+    assert decision.reason == "nic:h3/eth1 is watched; what it costs the job is not known yet"
+    assert decision.expires_ns == seconds(10) + 10 * NS_PER_S
+
+
+def test_what_is_held_is_proposed_to_a_person() -> None:
+    decision = decided(context(crash(confidence=0.5)))
+    assert (decision.action, decision.mode) == ("replace", "propose")
+    assert decision.held_because == "the verdict is 50% sure, and automatic action needs 90%"
+
+
+def test_every_alternative_is_listed_doing_nothing_included() -> None:
+    decision = decided(context(crash()))
+    assert {option.action for option in decision.alternatives} == {
+        "none",
+        "reroute",
+        "reattempt",
+        "restart_process",
+        "recycle",
+        "drop_replica",
+        "reconfigure",
+    }
+    assert (cost_of_nothing(decision).gpu_hours or 0.0) > (decision.cost.gpu_hours or 0.0)
+
+
+def test_two_decisions_on_one_incident_have_different_ids() -> None:
+    assert decided(at_s=1).id != decided(at_s=2).id
+
+
+ANY_VERDICT = st.builds(
+    lambda fault_class, component, ratio, confidence, grade: verdict(
+        fault_class=fault_class,
+        component=component,
+        confidence=confidence,
+        grade=grade,
+        impact=Impact(step_time_ratio=ratio, ranks_waiting=7),
+    ),
+    st.sampled_from(["comm_slow", "noncomm_slow", "global_slow", "comm_hang", "noncomm_hang", "crash", "software"]),
+    st.sampled_from(["nic:h3/eth1", "gpu:h3/0", "host:h3", "link:h3/eth1--leaf0", "link:leaf0--spine1", "job:train"]),
+    st.none() | st.floats(0.5, 20),
+    st.floats(0, 1),
+    st.sampled_from(["isolate", "alert", "note"]),
+)
+ANY_JOB = st.builds(
+    lambda resume, min_nodes, layout: job(resume=resume, min_nodes=min_nodes, layout=layout),
+    st.none() | st.builds(Resume, st.just("/c"), st.just("dcp"), st.floats(0, 1e5), st.floats(0, 1e4)),
+    st.integers(1, 9),
+    st.none() | st.just(pipeline()),
+)
+
+
+@given(ANY_VERDICT, ANY_JOB, st.floats(0, 1e5), st.booleans())
+def test_whatever_happens_the_rules_hold(about: Verdict, of: JobFacts, at_s: float, can_shrink: bool) -> None:
+    decision = decided(context(about, of, cluster(can_shrink=can_shrink, can_reroute=True)), at_s=at_s)
+    assert decision.reason
+    if decision.action in ("reconfigure", "replace"):
+        assert of.resume is not None, "never without a verified checkpoint"
+        assert (decision.target or {})["nnodes"] >= of.min_nodes
+    if about.fault_class == "software":
+        assert decision.isolate == ()
+    if decision.held_because:
+        assert decision.mode != "execute"
+    if decision.action != "none":
+        assert (decision.cost.gpu_hours or 0.0) <= (cost_of_nothing(decision).gpu_hours or 0.0)
+
+
+@pytest.mark.parametrize("field", ["downtime_s", "throughput_after", "gpu_hours", "risk"])
+def test_choice_and_doing_nothing_carry_every_figure(field: str) -> None:
+    decision = decided(context(crash()))
+    assert getattr(decision.cost, field) is not None
+    assert getattr(cost_of_nothing(decision), field) is not None
+
+
+def test_time_comes_when_the_loss_reaches_the_price() -> None:
+    wait = find_break_even(0, 1800 * NS_PER_S, lost_per_hour=4.0, price_gpu_hours=10.0)
+    assert not wait.is_over
+    assert wait.lost_gpu_hours == pytest.approx(2.0)
+    assert wait.due_ns == 9000 * NS_PER_S
+    assert find_break_even(0, 9000 * NS_PER_S, 4.0, 10.0).is_over
+
+
+def test_what_costs_nothing_is_done_at_once() -> None:
+    assert find_break_even(0, 0, lost_per_hour=4.0, price_gpu_hours=0.0).is_over
+
+
+def test_what_loses_nothing_is_never_due() -> None:
+    wait = find_break_even(0, 10**18, lost_per_hour=0.0, price_gpu_hours=1.0)
+    assert (wait.is_over, wait.due_ns) == (False, None)
+
+
+@given(st.floats(0.1, 1000), st.floats(0.1, 1000), st.floats(0.0, 1e5))
+def test_it_never_costs_more_than_twice_what_somebody_who_knew_would_pay(
+    per_hour: float, price: float, lasts_h: float
+) -> None:
+    due_ns = find_break_even(0, 0, per_hour, price).due_ns
+    assert due_ns is not None
+    acts_after_h = due_ns / NS_PER_S / 3600
+    paid = per_hour * lasts_h if lasts_h < acts_after_h else per_hour * acts_after_h + price
+    assert paid <= 2 * min(per_hour * lasts_h, price) * (1 + 1e-9)
+
+
+SEEN = find_failure_rate(30, 1000.0)  # one node of eight fails every four days
+
+
+def saves(every_s: float | None) -> JobFacts:
+    return job(save_every_s=every_s)
+
+
+def test_job_that_saves_once_a_day_is_told_to_save_more_often() -> None:
+    message = advise_saving(saves(86_400.0), cluster(failure_rate=SEEN))
+    assert message is not None
+    assert message.startswith("train saves every 24.0 hours: save every 77 minutes: a save holds 8 nodes up for 30 s")
+    assert message.endswith("(if a save lasts as long as loading one)")
+
+
+def test_job_that_saves_all_the_time_is_told_to_save_less_often() -> None:
+    message = advise_saving(saves(300.0), cluster(failure_rate=SEEN))
+    assert message is not None
+    assert "10.0% at the 5 minutes of today" in message
+
+
+@pytest.mark.parametrize("every_s", [3600.0, 5400.0])
+def test_job_that_saves_about_right_is_left_in_peace(every_s: float) -> None:
+    assert advise_saving(saves(every_s), cluster(failure_rate=SEEN)) is None
+
+
+def test_what_is_not_known_is_not_advised_on() -> None:
+    assert advise_saving(saves(86_400.0), cluster()) is None
+    assert advise_saving(saves(None), cluster(failure_rate=SEEN)) is None
+    assert advise_saving(job(save_every_s=86_400.0, resume=None), cluster(failure_rate=SEEN)) is None
+    assert advise_saving(job(save_every_s=86_400.0, nodes=()), cluster(failure_rate=SEEN)) is None
+
+
+def test_everybody_who_is_left_is_told_how_many_he_does() -> None:
+    share = share_micro_batches(Layout(stages=4, replicas=3, micro_batches=5))
+    assert (share.each, share.most) == (5, 8)
+    assert share.reason == "5 micro-batches of each step go to 2 replicas: 1 do 8 and 1 do 7"
+
+
+def test_unknown_number_is_guessed_and_said_to_be() -> None:
+    assert share_micro_batches(Layout(stages=2, replicas=2)).reason == (
+        "8 micro-batches of each step go to 1 replicas: 1 do 16, if there are four for each stage"
+    )
+
+
+@given(st.integers(1, 8), st.integers(2, 16), st.integers(1, 64))
+def test_pace_is_never_better_than_the_work_that_is_left_allows(stages: int, replicas: int, each: int) -> None:
+    layout = Layout(stages=stages, replicas=replicas, micro_batches=each)
+    share = share_micro_batches(layout)
+    assert (replicas - 1) * share.most >= replicas * each > (replicas - 1) * (share.most - 1)
+    assert 0 < speed_without_replica(layout, share) <= speed_rerouted(layout, share) <= 1

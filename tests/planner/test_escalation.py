@@ -1,0 +1,151 @@
+"""A cure that did not hold raises the severity of the same part, for an hour, and of no other."""
+
+import pytest
+
+from lockstep.execution import Execution, ExecutionState
+from lockstep.verdict import Impact
+from planner.cost import weigh
+from planner.escalation import (
+    EscalationOptions,
+    Level,
+    Severity,
+    classify,
+    find_level,
+    is_alarm,
+    level_of,
+    severity_of,
+)
+from tests.planner.build import context, crash, event, seconds, verdict
+
+PART = "nic:h3/eth1"
+
+
+def tried(action: str, *, at_s: float = 0.0, state: ExecutionState = "done", component: str = PART) -> Execution:
+    return Execution(
+        decision=f"d{at_s}",
+        incident="i1",
+        job="train",
+        action=action,
+        component=component,
+        state=state,
+        generation=1,
+        approved_by="policy",
+        began_ns=seconds(at_s),
+        ended_ns=seconds(at_s + 1),
+    )
+
+
+def level(base: Severity, *runs: Execution, now_s: float = 100.0) -> Level:
+    return find_level(base, "as told", PART, runs, seconds(now_s), EscalationOptions(memory_s=3600))
+
+
+def test_what_was_never_tried_stands_where_its_error_puts_it() -> None:
+    assert level(3) == Level(3, "as told")
+
+
+def test_each_failure_raises_the_severity() -> None:
+    assert level(3, tried("reattempt")).severity == 2
+    assert level(3, tried("reattempt"), tried("restart_process", at_s=10)) == Level(
+        1, f"restart_process did not cure {PART}", is_raised=True
+    )
+
+
+def test_order_of_what_is_read_does_not_matter() -> None:
+    runs = [tried("reattempt"), tried("restart_process", at_s=10)]
+    assert level(3, *runs) == level(3, *reversed(runs))
+
+
+def test_cure_below_the_severity_of_the_error_lowers_nothing() -> None:
+    assert level(1, tried("reattempt")).severity == 1
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        tried("reattempt", component="nic:h4/eth1"),
+        tried("reattempt", state="undone"),
+        tried("reattempt", at_s=-4000),
+    ],
+)
+def test_other_parts_undone_cures_and_old_ones_do_not_count(run: Execution) -> None:
+    assert level(3, run) == Level(3, "as told")
+
+
+def test_where_taking_the_node_away_did_not_help_a_person_is_needed() -> None:
+    assert level(1, tried("replace")).is_exhausted
+    assert not level(1, tried("replace", state="failed")).is_exhausted
+
+
+def test_every_action_that_takes_a_node_away_is_on_the_last_rung() -> None:
+    assert [level_of(action) for action in ("reattempt", "restart_process", "replace", "recycle")] == [3, 2, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "severity", "name"),
+    [
+        ("gpu_lost", "GPU 0000:3b:00 has fallen off the bus", 1, "GPU lost"),
+        ("xid", "Xid 79 [XID 79: blame hardware]", 1, "XID of the hardware"),
+        ("xid", "Xid 31 [XID 31: blame application]", 2, "error of the application on the GPU"),
+        ("python_exception", "RuntimeError: CUDA error: uncorrectable ECC error encountered", 1, "ECC error"),
+        ("python_exception", "RuntimeError: NVLink error on device 3", 1, "NVLink error"),
+        ("python_exception", "RuntimeError: invalid DMA mapping", 1, "invalid DMA mapping"),
+        ("python_exception", "DistBackendError: Connection reset by peer", 3, "connection broke"),
+        ("python_exception", "DistBackendError: ncclRemoteError: A call failed", 3, "network error"),
+        ("python_exception", "Watchdog caught collective operation timeout", 3, "NCCL timeout"),
+        ("python_exception", "torch.OutOfMemoryError: CUDA out of memory", 2, "out of memory"),
+        ("python_exception", "RuntimeError: CUDA error: an illegal memory access", 2, "CUDA error"),
+        ("python_exception", "KeyError: 'tokens'", 2, "other error of the software"),
+        ("process_exit", "rank 3 of job train was killed by SIGKILL", 2, "process ended abnormally"),
+        ("link_flapping", "eth1 went down 4 times in 60 s", 3, "link down or flapping"),
+        ("nic_health", "mlx5_0 is unhealthy", 3, "NIC error"),
+    ],
+)
+def test_error_is_found_in_the_table(kind: str, message: str, severity: int, name: str) -> None:
+    row = classify(event(kind, message))
+    assert row is not None
+    assert (row.severity, row.name) == (severity, name)
+
+
+def test_what_is_no_error_has_no_row() -> None:
+    assert classify(event("link_up", "eth1 is up")) is None
+
+
+def test_the_worst_event_about_a_crash_counts() -> None:
+    told = [event("process_exit", "rank 3 ended"), event("xid", "Xid 79 [XID 79: blame hardware]")]
+    severity, why = severity_of(crash(component="rank:3"), told)
+    assert severity == 1
+    assert why == "XID of the hardware: Xid 79 [XID 79: blame hardware]"
+
+
+def test_slow_part_that_would_be_drained_is_as_bad_as_a_dead_one_whatever_else_was_told() -> None:
+    severity, why = severity_of(verdict(), [event("link_flapping", "eth1 flaps")])
+    assert (severity, why) == (1, "the part stays slow whatever is done to the process")
+
+
+@pytest.mark.parametrize(
+    ("fault_class", "component", "severity"),
+    [
+        ("crash", "host:h3", 1),
+        ("crash", "rank:3", 2),
+        ("comm_hang", "nic:h3/eth1", 3),
+        ("noncomm_hang", "host:h3", 2),
+        ("software", "job:train", 2),
+        ("global_slow", "job:train", 3),
+    ],
+)
+def test_verdict_without_events_has_the_severity_of_its_class(
+    fault_class: str, component: str, severity: int
+) -> None:
+    assert severity_of(verdict(fault_class=fault_class, component=component, grade="alert"))[0] == severity
+
+
+def test_job_at_a_third_of_its_speed_is_restarted_where_nobody_is_to_blame() -> None:
+    slow = verdict(fault_class="global_slow", grade="alert", impact=Impact(step_time_ratio=3.5, ranks_waiting=63))
+    assert severity_of(slow) == (2, "steps take 3.5 times as long as usual")
+    restart = next(each for each in weigh(context(slow)) if each.action == "restart_process")
+    assert restart.cost.gpu_hours is not None
+
+
+@pytest.mark.parametrize(("ratio", "is_one"), [(None, False), (1.1, False), (2.99, False), (3.0, True)])
+def test_three_times_the_usual_step_is_an_alarm(ratio: float | None, is_one: bool) -> None:
+    assert is_alarm(ratio) is is_one

@@ -1,0 +1,107 @@
+"""Advice is scored by what incidents turned out to be, and time is booked where it went."""
+
+import pytest
+
+from lockstep.decision import Action, Cost, Decision, Option
+from lockstep.execution import Execution, Outcome, Step
+from planner.scorecard import find_downtimes, score
+from tests.planner.build import crash, incident, seconds
+from tests.planner.test_steps import decision
+
+
+def advice(about: str, action: Action = "replace", *, saves: float = 90.0, at_s: float = 10.0) -> Decision:
+    nothing = Option(action="none", cost=Cost(gpu_hours=100.0), reason="")
+    cost = Cost(gpu_hours=100.0 - saves, downtime_s=180.0)
+    changes = {"id": f"d-{about}-{at_s}", "incident": about, "cost": cost, "alternatives": (nothing,)}
+    return decision(action).model_copy(update=changes | {"created_ns": seconds(at_s), "checkpoint_age_s": 100.0})
+
+
+def outcome(about: str, was_right: bool) -> Outcome:
+    return Outcome(incident=about, was_right=was_right, who="ada", ts_ns=seconds(1000))
+
+
+def test_right_advice_saves_and_wrong_advice_drains_healthy_nodes() -> None:
+    outcomes = {"i1": outcome("i1", True), "i2": outcome("i2", False)}
+    card = score([advice("i1"), advice("i2"), advice("i3")], outcomes, {"train": 64})
+    assert (card.advised, card.confirmed, card.right, card.wrong, card.precision) == (3, 2, 1, 1, 0.5)
+    assert (card.saved_gpu_hours, card.wasted_gpu_hours) == (90.0, 64 * 180 / 3600)
+    assert card.wrongly_drained == ("h3",)
+
+
+def test_newest_advice_on_an_incident_counts_and_doing_nothing_is_none() -> None:
+    given = [advice("i1", saves=10.0, at_s=5), advice("i1", saves=50.0, at_s=9), advice("i2", "none")]
+    card = score(given, {"i1": outcome("i1", True)}, {})
+    assert (card.advised, card.saved_gpu_hours) == (1, 50.0)
+
+
+def test_what_follows_for_other_jobs_is_no_advice_on_the_incident() -> None:
+    part = advice("i1", "grow", saves=1.0, at_s=20).model_copy(update={"part_of": "p1", "isolate": ()})
+    card = score([advice("i1"), part], {"i1": outcome("i1", True)}, {})
+    assert (card.advised, card.saved_gpu_hours) == (1, 90.0)
+
+
+def test_without_outcomes_there_is_no_precision() -> None:
+    assert score([advice("i1")], {}, {}).precision is None
+
+
+def run(**changes: object) -> Execution:
+    steps = (Step(act="isolate", subject="h3", state="done"), Step(act="restart", subject="train", state="done"))
+    whole = Execution(
+        decision="d1",
+        incident="i1",
+        job="train",
+        action="replace",
+        component="host:h3",
+        state="done",
+        generation=1,
+        approved_by="policy",
+        began_ns=seconds(12),
+        ended_ns=seconds(52),
+        steps=steps,
+    )
+    return whole.model_copy(update=changes)
+
+
+def test_time_of_a_fault_goes_into_four_rows() -> None:
+    # The fault began at 0 s, the incident was opened at 5 s.
+    made = advice("i1", at_s=10.0).model_copy(update={"weighed_ns": seconds(10)})
+    (row,) = find_downtimes([run()], {"d1": made}, {"i1": incident(crash())})
+    assert (row.post_checkpoint_s, row.detection_s, row.diagnosis_s, row.reinitialisation_s) == (90, 5, 7, 40)
+    assert row.total_s == 142
+
+
+@pytest.mark.parametrize(
+    ("weighed_s", "age_s", "expected_s"),
+    [
+        (10, 100, 90),  # weighed when it was made: the checkpoint is from 90 s before the fault
+        (310, 400, 90),  # the same answer was given again 5 min later, and then approved
+        (310, 200, 0),  # saved meanwhile: nothing from before the fault is done again
+        (None, 402, 90),  # of an older version: its figures are not newer than its beginning, at 312 s
+    ],
+)
+def test_work_done_again_is_the_same_however_often_the_answer_was_repeated(
+    weighed_s: float | None, age_s: float, expected_s: float
+) -> None:
+    weighed_ns = None if weighed_s is None else seconds(weighed_s)
+    made = advice("i1", at_s=10.0).model_copy(update={"weighed_ns": weighed_ns, "checkpoint_age_s": age_s})
+    begun = run(began_ns=seconds(312), ended_ns=seconds(352))
+    (row,) = find_downtimes([begun], {"d1": made}, {"i1": incident(crash())})
+    assert row.post_checkpoint_s == expected_s
+    assert (row.detection_s, row.diagnosis_s, row.reinitialisation_s) == (5, 307, 40)
+
+
+def test_what_did_not_restart_a_job_is_no_downtime() -> None:
+    watched = run(steps=(Step(act="watch", subject="train", state="done"),))
+    known = {"d1": advice("i1")}, {"i1": incident(crash())}
+    assert find_downtimes([watched, run(state="failed")], *known) == []
+
+
+def test_job_that_only_gets_nodes_back_was_not_down_by_the_fault() -> None:
+    shared = advice("i1").model_copy(update={"part_of": "p1", "isolate": ()})
+    assert find_downtimes([run()], {"d1": shared}, {"i1": incident(crash())}) == []
+
+
+def test_unknown_checkpoint_leaves_its_row_open() -> None:
+    made = advice("i1").model_copy(update={"checkpoint_age_s": None})
+    (row,) = find_downtimes([run()], {"d1": made}, {"i1": incident(crash())})
+    assert (row.post_checkpoint_s, row.total_s) == (None, 52)

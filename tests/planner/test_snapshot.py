@@ -1,0 +1,217 @@
+"""What decisions need is read from telemetry, the controller and hints; what nobody knows stays unknown."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lockstep.arrow import rows_of
+from lockstep.clock import NS_PER_S
+from lockstep.errors import ControllerDown
+from lockstep.fabrics import rail_optimised
+from lockstep.records import Agent, Comm, OpStat
+from lockstep.state.database import ControlDatabase
+from lockstep.state.incidents import save_incidents
+from lockstep.store.store import Store
+from lockstep.tables import TABLE_BY_NAME
+from lockstep.topology import Link, Topology
+from lockstep.topology import Node as Place
+from planner.context import ClusterFacts, Layout, Resume
+from planner.controllers.protocol import Node
+from planner.snapshot import Evidence, EvidenceReader, FactReader, JobHint, find_evidence
+from tests.builders import make
+from tests.planner.build import T0, crash, event, incident, seconds, verdict
+from tests.planner.fake_controller import FakeController, make_world
+from tests.planner.world import NODES
+
+COMMS, EVENTS = TABLE_BY_NAME["comms"], TABLE_BY_NAME["events"]
+
+
+class FakeCheckpoints:
+    """One checkpoint for everybody."""
+
+    def newest(self, job: str, layout: Layout | None, now_ns: int, is_resized: bool = False) -> Resume | None:
+        return Resume(f"/ckpt/{job}", "dcp" if not is_resized else f"dcp on {layout}", 60.0, 5.0)
+
+    def save_every_s(self, job: str, now_ns: int) -> float | None:
+        return 600.0
+
+    def next_save_s(self, job: str, now_ns: int) -> float | None:
+        return 30.0
+
+
+def reader(tmp_path: Path, store: Store | None = None, **changes: object) -> FactReader:
+    parts: dict[str, object] = {
+        "controller": make_world(tmp_path / "cluster.json", NODES),
+        "checkpoints": FakeCheckpoints(),
+        "topology": None,
+        "cluster": ClusterFacts(spares=("h3", "h8", "h9"), can_restart=True),
+        "hints": {"*": JobHint(min_nodes=4)},
+    }
+    return FactReader(store, **(parts | changes))  # type: ignore[arg-type]  # whatever a test replaces
+
+
+def test_job_of_the_controller_has_its_nodes_checkpoint_and_hints(tmp_path: Path) -> None:
+    snapshot = reader(tmp_path).read(incident(crash()), seconds(10))
+    assert snapshot.job.nodes == tuple(NODES[:8])
+    assert (snapshot.job.gpus, snapshot.job.min_nodes, snapshot.job.next_save_s) == (64, 4, 30.0)
+    assert snapshot.job.resume == Resume("/ckpt/train", "dcp", 60.0, 5.0)
+
+
+def test_spares_are_those_that_are_usable_and_not_in_the_job(tmp_path: Path) -> None:
+    found = reader(tmp_path)
+    controller = make_world(tmp_path / "cluster.json", NODES)
+    controller.isolate("h9", "d0", "bad")
+    assert found.read(incident(crash()), seconds(10)).cluster.spares == ("h8",)
+
+
+class TellingController(FakeController):
+    """Says which nodes are idle, as Slurm does: all but h8."""
+
+    def nodes(self) -> Sequence[Node]:
+        return [replace(node, is_idle=node.name != "h8") for node in super().nodes()]
+
+
+def test_spare_on_which_somebody_runs_is_none(tmp_path: Path) -> None:
+    make_world(tmp_path / "cluster.json", NODES)
+    found = reader(tmp_path, controller=TellingController(tmp_path / "cluster.json"))
+    assert found.read(incident(crash()), seconds(10)).cluster.spares == ("h9",)
+
+
+def test_telemetry_says_which_gpus_a_job_has_and_what_happened_on_the_part_s_host(
+    tmp_path: Path, embedded_store: Store
+) -> None:
+    members = [
+        make(Comm, job="train", attempt=0, host=host, rank=rank, gpu=rank % 2)
+        for rank, host in enumerate(["h3", "h3", "h5"])
+    ]
+    told = [event("xid", "Xid 79", host="h3"), event("xid", "Xid 31", host="h5"), event("link_up", severity="info")]
+    for name, rows in (("comms", rows_of(COMMS, list(members))), ("events", rows_of(EVENTS, list(told)))):
+        embedded_store.insert(TABLE_BY_NAME[name], rows, token=name)
+    snapshot = reader(tmp_path, embedded_store).read(incident(crash()), seconds(10))
+    assert (snapshot.job.nodes, snapshot.job.gpus) == (("h3", "h5"), 3)
+    assert [found.message for found in snapshot.events] == ["Xid 79"]
+
+
+def test_controller_that_is_down_is_said_and_the_rest_is_read(tmp_path: Path) -> None:
+    found = reader(tmp_path)
+    controller = FakeController(tmp_path / "cluster.json")
+    world = controller.world
+    world.is_down = True
+    controller.save(world)
+    with pytest.raises(ControllerDown):
+        controller.nodes()
+    snapshot = found.read(incident(crash()), seconds(10))
+    assert (snapshot.trouble, snapshot.nodes) == ("the fake controller does not answer", None)
+    assert snapshot.job.resume is not None
+
+
+def test_without_any_source_only_the_verdict_is_known() -> None:
+    snapshot = FactReader(None, None, None, None, ClusterFacts(), {}).read(incident(crash()), seconds(10))
+    assert (snapshot.job.nodes, snapshot.job.gpus, snapshot.job.resume, snapshot.nodes) == ((), 64, None, None)
+
+
+def test_blocks_are_racks_or_else_leaves(tmp_path: Path) -> None:
+    indices = [Place(id="h0", kind="host", rack="r1"), Place(id="h1", kind="host"), Place(id="leaf1", kind="switch")]
+    links = [Link(id=f"l{n}", a=f"h{n}/eth0", b="leaf1", gbps=100.0) for n in range(2)]
+    topology = Topology(routing="ecmp", nodes=tuple(indices), links=tuple(links))
+    snapshot = reader(tmp_path, topology=topology).read(incident(crash()), seconds(10))
+    assert dict(snapshot.cluster.block_of) == {"h0": "r1", "h1": "leaf1"}
+    assert snapshot.cluster.hosts >= {"h0", "h1", "h9"}
+    assert isinstance(snapshot.nodes, list)
+    assert isinstance(snapshot.nodes[0], Node)
+
+
+def test_checkpoint_is_asked_for_on_the_layout_that_the_job_will_have(tmp_path: Path) -> None:
+    hints = {"*": JobHint(layout=Layout(tensor=8, replicas=8))}
+    snapshot = reader(tmp_path, hints=hints).read(incident(crash()), seconds(10))
+    assert snapshot.job.resume_smaller is not None
+    assert snapshot.job.resume_smaller.form == f"dcp on {Layout(tensor=8, replicas=7)}"
+    assert snapshot.job.save_every_s == 600.0
+
+
+def test_hints_and_checkpoints_go_by_the_first_name_of_a_job(tmp_path: Path) -> None:
+    hints = {"first": JobHint(weight=3.0)}
+    found = reader(tmp_path, hints=hints, names_of=lambda job: (job, "first"))
+    snapshot = found.read(incident(crash()), seconds(10))
+    assert (snapshot.job.weight, snapshot.job.resume) == (3.0, Resume("/ckpt/first", "dcp", 60.0, 5.0))
+
+
+def test_survey_knows_all_jobs_at_work_and_their_tables(tmp_path: Path, embedded_store: Store) -> None:
+    table = TABLE_BY_NAME["op_stats"]
+    for name, host in (("train", "h0"), ("chat", "h8")):
+        members = [make(Comm, job=name, host=host, rank=rank, gpu=rank) for rank in range(2)]
+        stats = [make(OpStat, job=name, host=host, rank=0, ts_ns=seconds(5))]
+        embedded_store.insert(COMMS, rows_of(COMMS, list(members)), token=f"c{name}")
+        embedded_store.insert(table, rows_of(table, list(stats)), token=f"o{name}")
+    hints = {"chat": JobHint(throughput={1: 7.0}), "*": JobHint()}
+    view = reader(tmp_path, embedded_store, hints=hints).survey(seconds(10))
+    assert [(job.job, job.nodes, job.gpus) for job in view.jobs] == [("chat", ("h8",), 2), ("train", ("h0",), 2)]
+    assert dict(view.jobs[0].throughput) == {1: 7.0}
+    assert view.cluster.spares == ("h3", "h9"), "h8 is held"
+
+
+def test_job_is_over_when_the_controller_says_so_and_not_when_it_has_never_heard_of_it(tmp_path: Path) -> None:
+    found = reader(tmp_path)
+    assert not found.is_over("train")
+    assert not found.is_over("nobody")
+    controller = FakeController(tmp_path / "cluster.json")
+    world = controller.world
+    world.jobs["train"]["state"] = "ended"
+    controller.save(world)
+    assert found.is_over("train")
+
+
+def test_failures_that_were_seen_replace_those_of_the_fleet(tmp_path: Path) -> None:
+    seen = find_evidence({"h3": 3}, dict.fromkeys(NODES, 30.0))
+    snapshot = reader(tmp_path, evidence=lambda now_ns: seen).read(incident(crash()), seconds(10))
+    assert snapshot.cluster.failures_per_node_day == pytest.approx(0.01)
+    assert snapshot.cluster.failures_of["h3"] > snapshot.cluster.failures_of["h4"]
+    assert snapshot.cluster.failure_rate == seen.rate
+
+
+def test_nodes_on_the_leaves_of_the_same_rails_are_close(tmp_path: Path) -> None:
+    topology = rail_optimised(hosts=8, rails=2, spines=2, pods=2)
+    leaf_of = reader(tmp_path, topology=topology).survey(seconds(10)).cluster.leaf_of
+    assert leaf_of["h0"] == leaf_of["h1"] != leaf_of["h7"]
+
+
+DAY_NS = 86_400 * NS_PER_S
+
+
+def test_little_watching_tells_nothing() -> None:
+    assert find_evidence({"h3": 1}, {"h3": 20.0, "h4": 9.0}) == Evidence()
+
+
+def test_node_that_failed_more_often_is_expected_to_fail_again() -> None:
+    found = find_evidence({"h3": 3}, dict.fromkeys(("h3", "h4", "h5"), 25.0))
+    assert found.rate is not None
+    assert (found.rate.failures, found.rate.node_days) == (3, 75.0)
+    assert found.by_node["h3"] == pytest.approx(4 * found.by_node["h4"])
+
+
+def test_only_what_stopped_a_job_on_a_watched_host_counts(embedded_store: Store, control: ControlDatabase) -> None:
+    beats = [
+        make(Agent, host=host, ts_ns=T0 + day * DAY_NS - beat * NS_PER_S)
+        for host in ("h3", "h4")
+        for day in range(1, 21)
+        for beat in (5, 65)
+    ]
+    table = TABLE_BY_NAME["agents"]
+    embedded_store.insert(table, rows_of(table, list(beats)), token="agents")
+    faults = [
+        incident(crash(), name="i1"),
+        incident(crash(component="gpu:h3/1", fault_class="noncomm_hang"), name="i2"),
+        incident(verdict(), name="i3"),  # slow: the job went on
+        incident(crash(component="host:elsewhere"), name="i4"),
+    ]
+    save_incidents(control, faults, None)
+    found = EvidenceReader(embedded_store, control).read(T0 + 20 * DAY_NS)
+    assert found.rate is not None
+    assert (found.rate.failures, found.rate.node_days) == (2, 40.0)
+    assert found.by_node["h3"] > found.by_node["h4"]
+
+
+def test_without_a_store_nothing_is_known(control: ControlDatabase) -> None:
+    assert EvidenceReader(None, control).read(T0) == Evidence()

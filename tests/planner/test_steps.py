@@ -1,0 +1,360 @@
+"""An execution isolates before it restarts, and goes back when the restart does not come about."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lockstep.clock import NS_PER_S
+from lockstep.decision import Action, Cost, Decision, Isolation, Mode
+from lockstep.execution import Execution, Order, OrderKind, Step
+from planner.controllers.protocol import Outcome, Report
+from planner.steps import (
+    MOST_TRIES,
+    begin,
+    count_promised,
+    count_restarts,
+    due_step,
+    find_approval,
+    has_moved_on,
+    is_busy,
+    is_outdated,
+    isolated_by,
+    keep_same,
+    mark_answered,
+    mark_begun,
+    names_of,
+    newest_name,
+    next_step,
+    restart_order,
+    undo,
+)
+from tests.planner.build import seconds
+
+
+def decision(action: Action = "replace", nodes: tuple[str, ...] = ("h3",)) -> Decision:
+    return Decision(
+        id="d1",
+        job="train",
+        incident="i1",
+        generation=1,
+        created_ns=seconds(0),
+        expires_ns=seconds(600),
+        severity=1,
+        action=action,
+        isolate=tuple(Isolation(component=f"host:{node}", node=node, reason="gone") for node in nodes),
+        target={"nnodes": 8, "dp": 4} if nodes else None,
+        resume={"checkpoint": "/ckpt/400"},
+        cost=Cost(),
+        verdicts=("v1",),
+        reason="it is cheapest",
+    )
+
+
+def begun(action: Action = "replace", nodes: tuple[str, ...] = ("h3",)) -> Execution:
+    return begin(decision(action, nodes), "host:h3", "policy", 1, seconds(0))
+
+
+def answer(run: Execution, outcome: Outcome, at_s: float = 1.0) -> Execution:
+    """Return the execution with its next step begun and answered."""
+    index = next_step(run)
+    assert index is not None
+    job = "train+1" if run.steps[index].act == "restart" and outcome != "failed" else None
+    return mark_answered(
+        mark_begun(run, index, seconds(at_s)), index, Report(outcome, f"said {outcome}", job), seconds(at_s)
+    )
+
+
+def acts(run: Execution) -> list[tuple[str, str]]:
+    return [(step.act, step.state) for step in run.steps]
+
+
+def test_nodes_are_isolated_before_the_job_is_restarted() -> None:
+    assert [step.act for step in begun().steps] == ["isolate", "restart", "watch"]
+
+
+@pytest.mark.parametrize(
+    ("action", "expected"),
+    [("reroute", ["watch"]), ("reattempt", ["reattempt", "watch"]), ("restart_process", ["restart", "watch"])],
+)
+def test_what_takes_no_node_away_isolates_nothing(action: Action, expected: list[str]) -> None:
+    assert [step.act for step in begun(action, nodes=()).steps] == expected
+
+
+def converted() -> Decision:
+    told = {
+        "checkpoint": "/ckpt/u",
+        "format": "ds_zero",
+        "convert": "python c --input_folder /ckpt/z --output_folder /ckpt/u",
+    }
+    return decision().model_copy(update={"resume": told})
+
+
+def test_checkpoint_is_converted_before_the_job_is_stopped_for_its_restart() -> None:
+    run = begin(converted(), "host:h3", "policy", 1, seconds(0))
+    assert [step.act for step in run.steps] == ["isolate", "convert", "restart", "watch"]
+    assert run.steps[1].subject == "/ckpt/u"
+    order = restart_order(converted(), exclude=[])
+    assert (order.checkpoint, order.environment["LOCKSTEP_RESUME_FORMAT"]) == ("/ckpt/u", "universal")
+
+
+def test_what_restarts_nothing_converts_nothing() -> None:
+    reattempt = converted().model_copy(update={"action": "reattempt", "isolate": ()})
+    assert [step.act for step in begin(reattempt, "host:h3", "policy", 1, 0).steps] == ["reattempt", "watch"]
+
+
+def test_execution_is_done_after_its_last_step() -> None:
+    run = answer(answer(answer(begun(), "done"), "already"), "done", at_s=9)
+    assert (run.state, run.ended_ns, run.new_job) == ("done", seconds(9), "train+1")
+
+
+def test_refused_restart_gives_back_what_was_isolated() -> None:
+    run = answer(answer(begun(), "done"), "refused")
+    assert (run.state, run.reason) == ("undoing", "said refused")
+    assert acts(run) == [("isolate", "done"), ("restart", "failed"), ("release", "waiting")]
+    assert answer(run, "done").state == "failed"
+
+
+def test_failure_is_tried_again_after_longer_and_longer_waits_and_then_given_up() -> None:
+    run, at_s, waits = answer(begun(), "done", at_s=0.0), 0.0, []
+    for _ in range(MOST_TRIES - 1):
+        run = answer(run, "failed", at_s)
+        assert (run.state, due_step(run, seconds(at_s))) == ("executing", None)
+        waits.append(((run.steps[1].not_before_ns or 0) - seconds(at_s)) / NS_PER_S)
+        at_s += waits[-1]
+        assert due_step(run, seconds(at_s)) == 1
+    assert waits == [5, 10, 20, 40, 60]
+    run = answer(run, "failed", at_s)
+    assert (run.state, run.steps[1].state, run.reason) == ("undoing", "failed", "said failed")
+    kept = run.steps[1].failures
+    assert [(each.ts_ns - seconds(0)) // NS_PER_S for each in kept] == [0, 5, 15, 35, 75, 135]
+    assert {each.message for each in kept} == {"said failed"}
+
+
+def test_try_whose_answer_was_lost_is_asked_for_again_at_once() -> None:
+    run = mark_begun(answer(answer(begun(), "done"), "failed", at_s=1), 1, seconds(6))
+    assert due_step(run, seconds(6)) == 1
+    assert (run.steps[1].tries, run.steps[1].message, len(run.steps[1].failures)) == (2, "", 1)
+
+
+def test_job_that_was_started_elsewhere_keeps_its_bad_node_isolated_when_it_does_not_run() -> None:
+    run = answer(answer(answer(begun(), "done"), "done"), "refused")
+    assert (run.state, isolated_by(run)) == ("failed", ["h3"])
+
+
+def test_refused_isolation_is_released_all_the_same_because_an_earlier_answer_may_have_been_lost() -> None:
+    run = answer(begun(), "refused")
+    assert acts(run) == [("isolate", "failed"), ("release", "waiting")]
+    assert answer(run, "already").state == "failed"
+
+
+def test_undo_releases_also_what_was_asked_for_and_never_answered() -> None:
+    asked = mark_begun(begun(), 0, seconds(1))
+    turned = undo(asked, "ada: wrong node", seconds(2))
+    assert acts(turned) == [("isolate", "done"), ("release", "waiting")]
+    assert answer(turned, "done").state == "undone"
+
+
+def test_undo_of_what_is_done_releases_it_once() -> None:
+    run = answer(answer(answer(begun(), "done"), "done"), "done")
+    turned = answer(undo(run, "ada", seconds(3)), "done")
+    assert turned.state == "undone"
+    assert undo(turned, "ada again", seconds(4)) == turned
+
+
+def test_release_is_tried_until_it_is_answered() -> None:
+    run = undo(answer(begun(), "done"), "ada", seconds(2))
+    for count in range(20):
+        run = answer(run, "failed", at_s=count)
+    assert answer(run, "refused").state == "undone"
+    assert len(run.steps[-1].failures) == 10
+
+
+def test_release_that_fails_for_ever_is_set_aside_and_tried_slowly() -> None:
+    run = undo(answer(begun(), "done"), "ada", seconds(2))
+    for count in range(MOST_TRIES - 1):
+        run = answer(run, "failed", at_s=count)
+        assert run.state == "undoing"
+    run = answer(run, "failed", at_s=99)
+    assert (run.state, run.outcome, run.ended_ns) == ("release_failed", "undone", seconds(99))
+    assert run.steps[-1].message == "release failed 6 times, a person must look: said failed"
+    run = answer(run, "failed", at_s=100)
+    assert due_step(run, seconds(100)) is None
+    for count in range(5):
+        run = answer(run, "failed", at_s=200 + count)
+    assert due_step(run, seconds(204 + 599)) is None
+    assert due_step(run, seconds(204 + 600)) is not None
+    late = answer(run, "done", at_s=900)
+    assert (late.state, late.ended_ns) == ("undone", seconds(99))  # as far as its job goes, it was over before
+
+
+def test_release_that_fails_does_not_hold_up_the_restart_of_a_stopped_job() -> None:
+    run = answer(begun(), "done")
+    run = mark_answered(mark_begun(run, 1, 1), 1, Report("failed", "no", is_half_done=True), seconds(1))
+    run = undo(run, "ada", seconds(20))
+    for count in range(MOST_TRIES):
+        index = next(index for index, step in enumerate(run.steps) if step.act == "release")
+        stuck = mark_begun(run, index, seconds(20 + count))
+        run = mark_answered(stuck, index, Report("failed", "no"), seconds(20 + count))
+    assert run.state == "undoing"  # its job is not up again: nobody else may look after it
+    due = due_step(run, seconds(26))
+    assert due is not None
+    assert run.steps[due].act == "restart"
+    started = mark_answered(mark_begun(run, due, seconds(26)), due, Report("done", "up", "train+1"), seconds(26))
+    assert started.new_job == "train+1"
+
+
+def test_restart_is_told_where_not_to_run_and_where_to_resume() -> None:
+    order = restart_order(decision(), exclude=["h7"])
+    assert (order.mark, order.job, order.exclude, order.nnodes) == ("d1", "train", ("h3", "h7"), 8)
+    assert order.checkpoint == "/ckpt/400"
+    assert order.environment == {"LOCKSTEP_ACTION": "replace", "LOCKSTEP_TARGET": '{"nnodes": 8, "dp": 4}'}
+
+
+ANSWERS = st.lists(st.sampled_from(["done", "already", "refused", "failed", "undo", "crash"]), max_size=40)
+
+
+@given(ANSWERS, st.sampled_from(["replace", "reattempt", "restart_process"]), st.integers(1, 3))
+def test_whatever_the_controller_answers_no_node_is_left_isolated_that_the_job_has_not_left(
+    answers: list[str], action: Action, count: int
+) -> None:
+    """The oracle keeps the isolated nodes as a controller would; a crash forgets all but what is written."""
+    run = begun(action, nodes=tuple(f"h{n}" for n in range(count)) if action == "replace" else ())
+    out: set[str] = set()
+    for told in [*answers, *["done"] * 10]:
+        index = next_step(run)
+        if run.ended_ns is not None or index is None:
+            break
+        if told == "undo":
+            run = undo(run, "ada", seconds(1))
+            continue
+        step = run.steps[index]
+        run = mark_begun(run, index, seconds(1))
+        if told in ("done", "already", "crash"):
+            out = out | {step.subject} if step.act == "isolate" else out
+            out = out - {step.subject} if step.act == "release" else out
+        if told != "crash":
+            outcome: Outcome = "done" if told == "done" else "already" if told == "already" else "failed"
+            run = mark_answered(run, index, Report(outcome if told != "refused" else "refused", told), seconds(1))
+    has_left = any(step.act == "restart" and step.state == "done" for step in run.steps)
+    assert run.ended_ns is not None
+    if run.state == "undone" or (run.state == "failed" and not has_left):
+        refused = {step.subject for step in run.steps if step.act == "release" and step.state == "failed"}
+        assert out <= refused
+
+
+def test_restart_that_has_stopped_its_job_is_never_given_up_and_ends_also_after_an_undo() -> None:
+    run = answer(begun(), "done")
+    for _ in range(5):
+        index = next_step(run)
+        assert index is not None
+        run = mark_answered(mark_begun(run, index, 1), index, Report("failed", "no", is_half_done=True), 2)
+    assert run.state == "executing"
+    undone = undo(run, "I know", 3)
+    assert [(step.act, step.state) for step in undone.steps[-2:]] == [("release", "waiting"), ("restart", "begun")]
+    assert answer(answer(undone, "done"), "done").state == "undone"
+
+
+@pytest.mark.parametrize(
+    ("mode", "held", "words", "expected"),
+    [
+        ("execute", None, [], "policy"),
+        ("execute", "it is stale", [], None),
+        ("propose", None, [], None),
+        ("propose", "it is stale", ["approve"], "ada"),
+        ("observe", None, ["approve"], "ada"),
+        ("execute", None, ["reject"], None),
+        ("execute", None, ["approve", "undo"], None),
+        ("propose", None, ["reject", "approve"], "ada"),
+    ],
+)
+def test_the_last_word_of_a_person_counts_and_else_the_policy(
+    mode: Mode, held: str | None, words: list[OrderKind], expected: str | None
+) -> None:
+    about: Decision = decision().model_copy(update={"mode": mode, "held_because": held})
+    orders = [Order(decision="d1", kind=kind, who="ada", ts_ns=index) for index, kind in enumerate(words)]
+    assert find_approval(about, orders) == expected
+
+
+def ended(at_s: float) -> Execution:
+    return begun().model_copy(update={"state": "done", "began_ns": seconds(at_s - 1), "ended_ns": seconds(at_s)})
+
+
+def test_job_is_busy_while_something_is_done_for_it_and_for_a_while_afterwards() -> None:
+    assert is_busy("train", [begun()], seconds(1), settle_s=60.0)
+    assert is_busy("train", [ended(100)], seconds(159), settle_s=60.0)
+    assert not is_busy("train", [ended(100)], seconds(161), settle_s=60.0)
+    assert not is_busy("chat", [begun()], seconds(1), settle_s=60.0)
+
+
+def test_decision_is_outdated_once_something_was_done_to_its_job() -> None:
+    assert is_outdated(decision(), [ended(5)])
+    assert not is_outdated(decision().model_copy(update={"created_ns": seconds(6)}), [ended(5)])
+    assert not is_outdated(decision(), [ended(5).model_copy(update={"job": "chat"})])
+
+
+def test_same_answer_keeps_its_id_and_another_does_not() -> None:
+    known = decision()
+    fresh = known.model_copy(update={"id": "d2", "created_ns": seconds(50), "reason": "said differently"})
+    assert keep_same(known, fresh, []).id == "d1"
+    assert keep_same(known, fresh.model_copy(update={"part_of": "p1"}), []).id == "d2"
+    assert keep_same(known, fresh.model_copy(update={"target": {"nnodes": 7}}), []).id == "d2"
+    assert keep_same(known, fresh, [ended(5)]).id == "d2"
+    assert keep_same(None, fresh, []) is fresh
+
+
+def test_restarts_that_came_about_of_late_are_counted() -> None:
+    done = Step(act="restart", subject="train", state="done", ended_ns=seconds(10))
+    failed = done.model_copy(update={"state": "failed"})
+    runs = [begun().model_copy(update={"steps": (step,)}) for step in (done, failed)]
+    assert [count_restarts(runs, seconds(since)) for since in (5, 11)] == [1, 0]
+
+
+def test_restart_that_is_about_to_come_is_counted_and_one_that_was_given_up_is_not() -> None:
+    assert count_restarts([begun()], seconds(0)) == 1
+    assert count_restarts([begun().model_copy(update={"state": "failed"})], seconds(0)) == 0
+
+
+def test_spare_is_promised_until_the_job_that_takes_it_is_seen() -> None:
+    taken = ended(100).model_copy(update={"new_job": "train+1"})
+    assert count_promised([begun(), taken], {"train"}, seconds(101)) == 2
+    assert count_promised([taken], {"train+1"}, seconds(101)) == 0, "it is seen on it"
+    assert count_promised([taken], {"train"}, seconds(700)) == 0, "who sends nothing for so long does not run"
+    for nothing in ({"state": "failed"}, {"action": "reconfigure"}):
+        assert count_promised([taken.model_copy(update=nothing)], (), seconds(101)) == 0
+
+
+def run(job: str, new_job: str | None) -> Execution:
+    return Execution(
+        decision=f"d-{job}",
+        incident="i1",
+        job=job,
+        action="replace",
+        component="host:h3",
+        state="done",
+        generation=1,
+        approved_by="policy",
+        began_ns=0,
+        new_job=new_job,
+    )
+
+
+def test_names_go_back_to_the_first() -> None:
+    runs = [run("102", "103"), run("101", "102"), run("7", "8")]
+    assert names_of("103", runs) == ("103", "102", "101")
+    assert names_of("9", runs) == ("9",)
+
+
+def test_names_go_on_to_the_newest() -> None:
+    runs = [run("102", "103"), run("101", "102"), run("7", None)]
+    assert [newest_name(job, runs) for job in ("101", "103", "7")] == ["103", "103", "7"]
+
+
+def test_job_that_keeps_its_name_and_rings_of_names_end() -> None:
+    assert names_of("101", [run("101", "101")]) == ("101",)
+    assert names_of("a", [run("a", "b"), run("b", "a")]) == ("a", "b")
+    assert newest_name("a", [run("a", "b"), run("b", "a")]) == "b"
+
+
+def test_job_that_was_started_under_another_name_has_moved_on() -> None:
+    assert has_moved_on("101", [run("101", "102")])
+    assert not has_moved_on("101", [run("101", "101"), run("101", None)])

@@ -1,0 +1,38 @@
+"""Words that the field does not use stay gone: no name in the code has one as a part."""
+
+import io
+import re
+import tokenize
+from pathlib import Path
+
+from lockstep.tables import REPLACED
+from tests.conftest import REPO
+
+PACKAGES = ("lockstep", "collector", "importers", "simulator", "analyzer", "planner", "api", "cli", "benchmarks")
+PLURALS = {plural for word in REPLACED for plural in (f"{word}s", f"{word}es", f"{word[:-1]}ies")}
+
+
+def parts_of(source: str) -> set[str]:
+    """Return the lower-case words that the names of a module are made of.
+
+    >>> sorted(parts_of("class FabricRoad: find_story = 1"))
+    ['class', 'fabric', 'find', 'road', 'story']
+    """
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    names = {token.string for token in tokens if token.type == tokenize.NAME}
+    return {part.lower() for name in names for part in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", name)}
+
+
+def test_no_name_is_made_of_a_word_that_was_replaced() -> None:
+    refused = REPLACED.keys() | PLURALS
+    files = [file for package in PACKAGES for file in (REPO / package).rglob("*.py")]
+    assert len(files) > len(PACKAGES)
+    assert {str(file): words for file in files if (words := refused & parts_of(_read(file)))} == {}
+
+
+def _read(file: Path) -> str:
+    return file.read_text(encoding="utf-8")
+
+
+def test_a_name_that_has_one_is_seen() -> None:
+    assert parts_of("class FabricRoad: find_story = 1") >= {"road", "story"}

@@ -1,0 +1,129 @@
+"""Small clusters and scenarios for tests of the simulator; without noise unless a test asks for it."""
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from lockstep.clock import NS_PER_S
+from simulator.collectives import Kernels, run_ring
+from simulator.devices import DeviceTelemetry
+from simulator.faults import Fault, parse_fault
+from simulator.operations import Operation
+from simulator.pairs import Edges
+from simulator.scenario import ClusterShape, Doing, JobShape, Layout, Noise, Scenario
+from simulator.simulation import Simulation
+from tests.builders import T0
+
+SILENCE = Noise(compute=0.0, transfer=0.0, enqueue_us=0.0)
+
+
+def cluster(**fields: Any) -> ClusterShape:
+    """Return four hosts with four GPUs and two NICs each, on two leaves, unless told otherwise."""
+    usual = {"hosts": 4, "gpus_per_host": 4, "nics_per_host": 2, "hosts_per_leaf": 2, "spines": 2, "nic_gbps": 100.0}
+    return ClusterShape.model_validate(usual | fields)
+
+
+def scenario(*timeline: Fault | str, noise: Noise = SILENCE, **fields: Any) -> Scenario:
+    """Return a scenario on the usual cluster: 50 ms of compute, then two all-reduces; lines are parsed."""
+    usual = {
+        "name": "test",
+        "summary": "for a test",
+        "duration_s": 10.0,
+        "cluster": cluster(),
+        "job": JobShape(compute_ms=50.0, allreduce_mb=(64, 32)),
+    }
+    faults = tuple(parse_fault(fault) if isinstance(fault, str) else fault for fault in timeline)
+    return Scenario(**usual | {"timeline": faults, "noise": noise} | fields)
+
+
+def slow(part: str, rate: float, at_s: float = 0.0, **fields: Any) -> Fault:
+    """Return a fault after which a part has a share of its rate."""
+    return Fault(at_s=at_s, effect="rate", part=part, amount=rate, **fields)
+
+
+Tables = dict[str, pa.Table]
+Row = dict[str, Any]
+
+
+def follow(told: Scenario, seconds: int, seed: int = 1) -> Tables:
+    """Return all rows of a scenario's first seconds."""
+    return follow_all(told, seconds, seed)[0]
+
+
+def follow_all(told: Scenario, seconds: int, seed: int = 1) -> tuple[Tables, list[Operation]]:
+    """Return all rows of a scenario's first seconds, and the operations that they come from."""
+    simulation = Simulation(told, seed)
+    devices = DeviceTelemetry(simulation, T0)
+    operations: list[Operation] = []
+    pieces: list[Tables] = []
+    for second in range(seconds + 1):
+        for operation in simulation.run_until(second * NS_PER_S):
+            devices.note(operation)
+            operations.append(operation)
+        pieces.append(devices.until(second * NS_PER_S))
+    names = dict.fromkeys(name for piece in pieces for name in piece)
+    return {name: pa.concat_tables([piece[name] for piece in pieces if name in piece]) for name in names}, operations
+
+
+def rows_at(tables: Tables, name: str, second: int) -> list[Row]:
+    """Return the rows of a reading; maps become dictionaries."""
+    rows = [row for row in tables[name].to_pylist() if row["ts_ns"] == T0 + second * NS_PER_S]
+    return [row | {"extra": dict(row["extra"])} if "extra" in row else row for row in rows]
+
+
+def nics_with(tables: Tables, column: str, second: int) -> dict[str, int]:
+    """Return the NICs that have counted something in a column, or under a name of `extra`, and how much."""
+    found = {}
+    for row in rows_at(tables, "nic_counters", second):
+        count = row[column] if column in row else row["extra"].get(column, 0)
+        if count:
+            found[f"{row['host']}/{row['nic']}"] = count
+    return found
+
+
+def ports_with(tables: Tables, column: str, second: int) -> dict[str, int]:
+    """Return the ports of switches that have counted something in a column, and how much."""
+    rows = rows_at(tables, "fabric_counters", second)
+    return {f"{row['switch']}:{row['port']}": row[column] for row in rows if row[column]}
+
+
+def moved_bytes(operations: list[Operation], until_s: float) -> int:
+    """Return the bytes of all transfers between hosts that ended before a moment."""
+    moved = [operation.transfers for operation in operations if "send" in operation.sides]
+    return int(sum(np.sum(each.bytes[each.send_last < until_s * NS_PER_S]) for each in moved if each is not None))
+
+
+CHUNK_NS = 100.0
+LINE = cluster(hosts=8, gpus_per_host=1, nics_per_host=1, hosts_per_leaf=4)  # a ring of eight hosts
+TENSOR_THEN_DATA = JobShape(
+    layout=Layout(tp=4),
+    step=(
+        Doing(do="compute", ms=50.0),
+        Doing(do="AllReduce", mb=8, group="tp"),
+        Doing(do="ReduceScatter", mb=8, group="dp"),
+    ),
+)
+
+
+def uniform(indices: int, has_credits: bool = True, socket_steps: int = 0, **slow: float) -> Edges:
+    """Return a ring in which every wire takes 100 ns a step, or longer by index: `at_3=400`."""
+    step = np.full((1, indices), CHUNK_NS)
+    for name, value in slow.items():
+        step[0, int(name.removeprefix("at_"))] = value
+    zero = np.zeros_like(step)
+    return Edges(step, zero + 1.0, zero, zero, has_credits, socket_steps)
+
+
+def started(edges: Edges) -> Kernels:
+    return Kernels(np.zeros_like(edges.step_ns))
+
+
+def head_states(edges: Edges, kernels: Kernels, steps: int) -> tuple[list[int], list[int]]:
+    """Return in which state each index's sending and receiving side stands for good; 0: it does not."""
+    pairs, _ = run_ring(edges, kernels, steps)
+    return pairs.send_state[0].tolist(), np.roll(pairs.recv_state[0], 1).tolist()
+
+
+def replaced(edges: Edges, **fields: object) -> Edges:
+    return Edges(**vars(edges) | fields)

@@ -1,0 +1,252 @@
+"""Flows share links max-min fairly, take paths that exist, and no link ever carries more than it can."""
+
+from fractions import Fraction
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose
+
+from lockstep.errors import BadScenario
+from lockstep.topology import split_end
+from simulator.job import place_ranks
+from simulator.network import BYTES_PER_NS, Communicators, Network, fair_rates, flow_key
+from simulator.pairs import Floats, Ints
+from simulator.scenario import ClusterShape, GroupKind, JobShape, Layout, Scenario, build_topology
+from tests.simulator.build import cluster, scenario
+
+
+@st.composite
+def loads(draw: st.DrawFn) -> tuple[list[list[int]], list[int]]:
+    """Draw the links of some flows, each a set, and what the links carry."""
+    links = draw(st.integers(1, 6))
+    path = st.lists(st.integers(0, links - 1), min_size=1, max_size=4, unique=True)
+    return (
+        draw(st.lists(path, min_size=1, max_size=9)),
+        draw(st.lists(st.integers(1, 100), min_size=links, max_size=links)),
+    )
+
+
+def padded(flows: list[list[int]], capacities: list[int]) -> tuple[Ints, Floats]:
+    nowhere = len(capacities)
+    paths = np.array([(flow + [nowhere] * 4)[:4] for flow in flows])
+    return paths, np.append(np.array(capacities, float), np.inf)
+
+
+def fill(flows: list[list[int]], capacities: list[int]) -> list[Fraction]:
+    """Raise all flows together, and fix those through a link as it fills up: exact, and slow."""
+    rates, growing = [Fraction(0)] * len(flows), set(range(len(flows)))
+    while growing:
+        room = {}
+        for link, capacity in enumerate(capacities):
+            through = [flow for flow in range(len(flows)) if link in flows[flow]]
+            more = sum(flow in growing for flow in through)
+            if more:
+                room[link] = (capacity - sum((rates[flow] for flow in through), Fraction(0))) / more
+        least = min(room.values())
+        for flow in growing:
+            rates[flow] += least
+        full = {link for link, left in room.items() if left == least}
+        growing -= {flow for flow in growing if full & set(flows[flow])}
+    return rates
+
+
+@given(loads())
+def test_rates_are_those_of_filling_all_flows_together(load: tuple[list[list[int]], list[int]]) -> None:
+    assert_allclose(fair_rates(*padded(*load)), [float(rate) for rate in fill(*load)], rtol=1e-6)
+
+
+@given(loads())
+def test_nobody_can_get_more_without_somebody_with_less_losing(load: tuple[list[list[int]], list[int]]) -> None:
+    """Max-min fair means: every flow crosses a full link on which nobody has more than it."""
+    flows, capacities = load
+    rates = fair_rates(*padded(flows, capacities))
+    used = [sum(rates[n] for n, flow in enumerate(flows) if link in flow) for link in range(len(capacities))]
+    assert all(carried <= capacity * (1 + 1e-6) for carried, capacity in zip(used, capacities, strict=True))
+    for number, flow in enumerate(flows):
+        full = [link for link in flow if used[link] >= capacities[link] * (1 - 1e-6)]
+        most = [max(rates[n] for n, other in enumerate(flows) if link in other) for link in full]
+        assert any(rates[number] >= rate * (1 - 1e-6) for rate in most)
+
+
+def test_flow_alone_has_its_narrowest_link() -> None:
+    assert fair_rates(np.array([[0, 1, 3, 3]]), np.array([5.0, 2.0, 1.0, np.inf])).tolist() == [2.0]
+
+
+def test_no_flows_have_no_rates() -> None:
+    assert fair_rates(np.zeros((0, 4), int), np.array([1.0])).tolist() == []
+
+
+SHAPES = {
+    "leaf_spine": cluster(hosts=8, hosts_per_leaf=2, spines=3),
+    "rails": cluster(hosts=8, gpus_per_host=4, nics_per_host=4, hosts_per_leaf=4, fabric="rails"),
+    "dual_plane": cluster(hosts=8, hosts_per_leaf=2, fabric="dual_plane"),
+}
+
+
+def network_of(shape: ClusterShape) -> Network:
+    return Network(build_topology(shape), shape.nics_per_host)
+
+
+@pytest.mark.parametrize("fabric", list(SHAPES))
+def test_path_leads_link_by_link_from_nic_to_nic(fabric: str) -> None:
+    shape = SHAPES[fabric]
+    network = network_of(shape)
+    nics = shape.hosts * shape.nics_per_host
+    src, dst = np.nonzero(~np.eye(nics, dtype=bool))
+    if fabric == "dual_plane":
+        src, dst = src[src % 2 == dst % 2], dst[src % 2 == dst % 2]
+    paths = network.choose_paths(src, dst, np.arange(len(src)))
+    for start, end, path in zip(src.tolist(), dst.tolist(), paths.tolist(), strict=True):
+        ends = [_ends(network, link) for link in path if link != network.nowhere]
+        assert ends[0][0] == f"h{start // shape.nics_per_host}/eth{start % shape.nics_per_host}"
+        assert ends[-1][1] == f"h{end // shape.nics_per_host}/eth{end % shape.nics_per_host}"
+        assert all(split_end(one[1])[0] == split_end(two[0])[0] for one, two in pairwise(ends))
+
+
+def _ends(network: Network, link: int) -> tuple[str, str]:
+    wire = network.links[link // 2]
+    return (wire.a, wire.b) if link % 2 == 0 else (wire.b, wire.a)
+
+
+def test_flows_under_one_leaf_stay_there() -> None:
+    network = network_of(SHAPES["leaf_spine"])
+    path = network.choose_paths(np.array([0]), np.array([2]), np.array([7]))[0].tolist()
+    assert [link for link in path if link != network.nowhere] == [path[0], path[3]]
+
+
+def test_planes_are_never_joined() -> None:
+    network = network_of(SHAPES["dual_plane"])
+    with pytest.raises(BadScenario, match="no way to each other"):
+        network.choose_paths(np.array([0]), np.array([15]), np.array([0]))
+
+
+def test_planned_flows_spread_evenly_and_hashed_ones_do_not() -> None:
+    network = network_of(SHAPES["leaf_spine"])
+    src, dst = np.array([0, 1, 2, 3, 0, 1]), np.array([8, 9, 10, 11, 12, 13])
+    planned = network.choose_paths(src, dst, network.in_turn(src, dst))[:, 1]
+    assert np.bincount(planned).max() == 2
+    hashed = network.choose_paths(src, dst, np.array([flow_key("x", n) for n in range(6)]))[:, 1]
+    assert np.bincount(hashed).max() > 2
+
+
+def test_no_link_is_asked_for_more_than_it_carries() -> None:
+    shape = SHAPES["leaf_spine"]
+    network = network_of(shape)
+    random = np.random.default_rng(1)
+    src, dst = random.integers(0, 8, 60), random.integers(8, 16, 60)
+    paths = network.choose_paths(src, dst, random.integers(0, 1_000, 60))
+    rates = fair_rates(paths, network.capacity)
+    used = np.bincount(paths.ravel(), np.repeat(rates, 4), len(network.capacity))
+    assert (used[:-1] <= network.capacity[:-1] * (1 + 1e-9)).all()
+    assert rates.max() <= shape.nic_gbps * BYTES_PER_NS
+
+
+def test_links_are_found_by_what_verdicts_call_them() -> None:
+    network = network_of(SHAPES["leaf_spine"])
+    there, back = network.links_of("leaf1--spine2")
+    assert _ends(network, there) == ("leaf1", "spine2")
+    assert _ends(network, back) == ("spine2", "leaf1")
+    assert len(network.links_at("leaf0")) == 2 * (2 * 2 + 3)
+    assert len(network.links_between_switches()) == 2 * 4 * 3
+    up, down = network.links_of_nic(3)
+    assert (_ends(network, up)[0], _ends(network, down)[1]) == ("h1/eth1", "h1/eth1")
+
+
+SHARDED = scenario(job=JobShape(layout=Layout(tp=4)))
+
+
+def comms_of(told: Scenario, kind: GroupKind, attempt: int = 0) -> Communicators:
+    return Communicators(
+        kind, place_ranks(told), Network(build_topology(told.cluster), told.cluster.nics_per_host), attempt
+    )
+
+
+def test_every_communicator_has_its_own_id_in_every_attempt() -> None:
+    ids = [comms_of(SHARDED, kind, attempt).ids for kind in ("tp", "dp", "world") for attempt in (0, 1)]
+    assert len(np.unique(np.concatenate(ids))) == 2 * (4 + 4 + 1)
+    assert (comms_of(SHARDED, "dp").ids == comms_of(SHARDED, "dp").ids).all()
+
+
+def test_whole_hosts_have_a_channel_per_nic_and_others_two() -> None:
+    assert comms_of(scenario(cluster=cluster(gpus_per_host=4, nics_per_host=4)), "world").channels == 4
+    assert comms_of(SHARDED, "tp").channels == 2
+    assert comms_of(SHARDED, "dp").channels == 2
+
+
+def test_groups_inside_a_host_have_no_connections_between_hosts() -> None:
+    assert not comms_of(SHARDED, "tp").ring_flows(np.arange(4)).crosses.any()
+    assert comms_of(SHARDED, "dp").ring_flows(np.arange(4)).crosses.all()
+
+
+def test_ring_edges_lead_from_each_place_to_the_next() -> None:
+    comms = comms_of(SHARDED, "dp")
+    flows = comms.ring_flows(np.array([1, 3]))
+    assert flows.src.shape == (4, 4)  # two groups on two channels
+    assert (flows.dst == np.roll(flows.src, -1, axis=1)).all()
+    assert (comms.members[flows.group, flows.src_index] == flows.src).all()
+    assert (comms.members[flows.group, flows.dst_index] == flows.dst).all()
+    assert set(flows.group.ravel().tolist()) == {1, 3}
+
+
+def test_tree_edges_join_children_and_parents_both_ways() -> None:
+    comms = comms_of(scenario(), "world")
+    tree = comms.tree(np.arange(1))
+    up, down = (comms.tree_flows(np.arange(1), tree, is_up) for is_up in (True, False))
+    assert (up.src == down.dst).all()
+    assert (up.dst == down.src).all()
+    assert len(up.src) == comms.channels * 15
+
+
+def test_connection_keeps_its_port_and_way_and_another_attempt_has_others() -> None:
+    told = scenario(cluster=cluster(routing="ecmp", hosts=8, spines=4))
+    one, same, other = (comms_of(told, "world", attempt).ring_flows(np.arange(1)) for attempt in (0, 0, 1))
+    assert (one.sport == same.sport).all()
+    assert (one.paths == same.paths).all()
+    assert (one.sport != other.sport).any()
+    assert ((one.sport[one.crosses] >= 49152) & (one.sport[one.crosses] < 65536)).all()
+    assert (one.sport[~one.crosses] == 0).all()
+
+
+def test_planned_ways_share_links_evenly_where_hashed_ones_collide() -> None:
+    def slowest(routing: str) -> float:
+        shape = cluster(hosts=8, gpus_per_host=4, nics_per_host=4, hosts_per_leaf=1, spines=4, routing=routing)
+        told = scenario(cluster=shape)
+        comms = comms_of(told, "world")
+        flows = comms.ring_flows(np.arange(1))
+        capacity = Network(build_topology(shape), 4).capacity
+        return float(flows.rates(capacity, nvlink=300.0)[flows.crosses].min()) / (100.0 * BYTES_PER_NS)
+
+    assert slowest("planned") == pytest.approx(1.0)
+    assert slowest("ecmp") <= 0.5
+
+
+def test_groups_that_share_a_nic_share_its_rate() -> None:
+    """Four data-parallel groups on two NICs a host, two channels each: four connections through every NIC."""
+    comms = comms_of(SHARDED, "dp")
+    flows = comms.ring_flows(np.arange(4))
+    capacity = Network(build_topology(SHARDED.cluster), 2).capacity
+    assert flows.rates(capacity, 300.0).max() == pytest.approx(100.0 * BYTES_PER_NS / 4)
+    alone = comms.ring_flows(np.arange(1))
+    assert alone.rates(capacity, 300.0).max() == pytest.approx(100.0 * BYTES_PER_NS / 2)
+
+
+def test_trees_and_pairs_stay_on_their_plane_and_use_both() -> None:
+    told = scenario(cluster=cluster(fabric="dual_plane"))
+    comms = comms_of(told, "world")
+    src, dst = np.nonzero(~np.eye(16, dtype=bool))
+    tree = comms.tree(np.arange(1))
+    for flows in (comms.pair_flows(np.zeros_like(src), src, dst), comms.tree_flows(np.arange(1), tree, up=True)):
+        assert (flows.tx_nic % 2 == flows.rx_nic % 2).all()
+        assert set((flows.tx_nic[flows.crosses] % 2).tolist()) == {0, 1}
+
+
+def test_pairs_are_as_they_were_asked_for() -> None:
+    comms = comms_of(SHARDED, "dp")
+    flows = comms.pair_flows(np.array([0, 2]), np.array([0, 1]), np.array([3, 2]))
+    assert flows.src.tolist() == [0, 6]
+    assert flows.dst.tolist() == [12, 10]
+    back = comms.pair_flows(np.array([0, 2]), np.array([0, 1]), np.array([1, 0]))
+    assert back.dst.tolist() == [4, 2]

@@ -1,0 +1,316 @@
+"""A connection's waits add up to its time, follow the rules of buffers and credits, and come out of back-pressure."""
+
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose
+
+from simulator.collectives import Kernels, run_ring
+from simulator.pairs import (
+    BUFFERS,
+    FLUSH,
+    GPU_WAIT,
+    NEVER,
+    PEER_WAIT,
+    RECV_GPU_WAIT,
+    RECV_WAIT,
+    WIRE,
+    Edges,
+    Outage,
+    Pairs,
+)
+from tests.simulator.build import head_states, replaced, started, uniform
+
+NANOSECONDS = st.integers(0, 500).map(float)
+
+
+@dataclass(frozen=True)
+class Ring:
+    """What a ring is made of, index by index."""
+
+    step: list[float]
+    latency: list[float]
+    enqueue: list[float]
+    lag: list[float]  # of the kernel's start behind the enqueueing
+    proxy: list[float]
+    kernel: float
+    has_credits: bool
+    socket_steps: int
+    copy: float
+
+    def edges(self) -> Edges:
+        enqueue, proxy = np.array([self.enqueue]), np.array([self.proxy])
+        return Edges(
+            step_ns=np.array([self.step]),
+            latency_ns=np.array([self.latency]),
+            send_from=enqueue,
+            recv_from=np.roll(enqueue, -1, axis=1),
+            has_credits=self.has_credits,
+            socket_steps=0 if self.has_credits else self.socket_steps,
+            copy_ns=self.copy,
+            send_proxy_ns=proxy,
+            recv_proxy_ns=np.roll(proxy, -1, axis=1),
+        )
+
+    def kernels(self) -> Kernels:
+        return Kernels(np.array([self.enqueue]) + np.array([self.lag]), self.kernel)
+
+
+@st.composite
+def rings(draw: st.DrawFn) -> Ring:
+    indices = draw(st.integers(2, 5))
+    values = st.lists(NANOSECONDS, min_size=indices, max_size=indices)
+    return Ring(
+        step=draw(values),
+        latency=draw(values),
+        enqueue=draw(values),
+        lag=draw(values),
+        proxy=draw(values),
+        kernel=draw(NANOSECONDS),
+        has_credits=draw(st.booleans()),
+        socket_steps=draw(st.integers(0, 12)),
+        copy=draw(NANOSECONDS),
+    )
+
+
+@given(rings(), st.integers(1, 30))
+def test_waits_of_a_side_add_up_to_the_time_from_its_first_to_its_last_mark(ring: Ring, steps: int) -> None:
+    pairs, _ = run_ring(ring.edges(), ring.kernels(), steps)
+    edges = pairs.edges
+    assert_allclose(pairs.gpu_wait + pairs.peer_wait + pairs.wire, pairs.sent - edges.send_from, atol=1e-6)
+    assert_allclose(pairs.recv_wait + pairs.flush + pairs.recv_gpu_wait, pairs.taken - edges.recv_from, atol=1e-6)
+    waits = (pairs.gpu_wait, pairs.peer_wait, pairs.wire, pairs.recv_wait, pairs.flush, pairs.recv_gpu_wait)
+    assert min(wait.min() for wait in waits) >= 0
+
+
+@given(rings(), st.integers(1, 25))
+def test_moments_are_those_of_the_rules_worked_out_one_by_one(ring: Ring, steps: int) -> None:
+    """The oracle asks for one moment after the other, as the module's docstring tells them."""
+    indices = len(ring.step)
+
+    @cache
+    def filled(index: int, step: int) -> float:
+        if step < 0:
+            return -NEVER
+        moments = [sent(index, step - BUFFERS), readable((index - 1) % indices, step - 1), filled(index, step - 1)]
+        return max(*moments, ring.enqueue[index] + ring.lag[index]) + ring.kernel
+
+    def credit(index: int, step: int) -> float:
+        receiver = (index + 1) % indices
+        return max(ring.enqueue[receiver], taken(index, step - BUFFERS))
+
+    def handed(index: int, step: int) -> float:
+        ready = filled(index, step) + ring.proxy[index]
+        return max(ready, credit(index, step)) if ring.has_credits else ready
+
+    @cache
+    def left(index: int, step: int) -> float:
+        if step < 0:
+            return -NEVER
+        held = BUFFERS + ring.socket_steps
+        room = -NEVER if ring.has_credits else taken(index, step - held)
+        return max(handed(index, step), left(index, step - 1), room) + ring.step[index]
+
+    def readable(index: int, step: int) -> float:
+        if step < 0:
+            return -NEVER
+        arrived = max(left(index, step) + ring.latency[index], credit(index, step))
+        return arrived + ring.proxy[(index + 1) % indices]
+
+    @cache
+    def sent(index: int, step: int) -> float:
+        if step < 0:
+            return ring.enqueue[index] if step == -1 else -NEVER
+        if ring.has_credits:
+            done = left(index, step) + 2 * ring.latency[index]
+        elif ring.socket_steps:
+            room = left(index, step - ring.socket_steps) if step >= ring.socket_steps else -NEVER
+            done = max(handed(index, step), room) + ring.copy
+        else:
+            done = left(index, step)
+        return max(done + ring.proxy[index], handed(index, step), sent(index, step - 1))
+
+    @cache
+    def taken(index: int, step: int) -> float:
+        receiver = (index + 1) % indices
+        if step < 0:
+            return -NEVER
+        last = max(readable(index, step), filled(receiver, step), ring.enqueue[receiver] + ring.lag[receiver])
+        moment = filled(receiver, step + 1) if step < steps - 1 else last + ring.kernel
+        return max(moment, readable(index, step), ring.enqueue[receiver], taken(index, step - 1))
+
+    pairs, _ = run_ring(ring.edges(), ring.kernels(), steps)
+    assert_allclose(pairs.sent[0], [sent(index, steps - 1) for index in range(indices)])
+    assert_allclose(pairs.taken[0], [taken(index, steps - 1) for index in range(indices)])
+
+
+@pytest.mark.parametrize("has_credits", [True, False])
+def test_slow_wire_takes_its_time_and_no_other_wire_does(has_credits: bool) -> None:
+    """In a ring that is short enough for its buffers."""
+    edges = uniform(4, has_credits, at_2=400.0)
+    pairs, _ = run_ring(edges, started(edges), 10)
+    assert pairs.wire[0].argmax() == 2
+    assert pairs.wire[0, 2] == pytest.approx(10 * 400.0, rel=0.01)
+    assert pairs.wire[0, [0, 1, 3]].max() < 0.3 * pairs.wire[0, 2]
+
+
+def test_places_behind_a_slow_edge_wait_for_credits_and_their_receivers_for_their_gpus_on_ib() -> None:
+    """More indices than buffers: what the slow edge does not take stays with the indices before it."""
+    edges = uniform(16, at_8=400.0)
+    pairs, _ = run_ring(edges, started(edges), 60)
+    # Of the edge into the slow sender: it cannot read, because its own buffers are full.
+    assert pairs.peer_wait[0, 7] > 0.5 * pairs.sent[0, 7]
+    assert pairs.recv_gpu_wait[0, 7] > 0.5 * pairs.taken[0, 7]
+    # After the slow edge everybody waits for data.
+    assert pairs.peer_wait[0, 9:].max() == 0.0
+    assert (pairs.recv_wait[0, 8:] > 0.5 * pairs.taken[0, 8:]).all()
+    assert (pairs.gpu_wait[0, 9:] > 0.4 * pairs.sent[0, 9:]).all()
+    # The slow sender itself waits for neither.
+    assert pairs.wire[0, 8] > 0.95 * pairs.sent[0, 8]
+
+
+def test_short_operation_fits_into_the_buffers_and_nobody_waits_for_credits() -> None:
+    edges = uniform(16, at_8=400.0)
+    assert run_ring(edges, started(edges), BUFFERS)[0].peer_wait.max() == 0.0
+
+
+def test_places_behind_a_slow_edge_stand_in_the_wire_of_a_socket() -> None:
+    edges = uniform(16, has_credits=False, socket_steps=1, at_8=400.0)
+    pairs, _ = run_ring(edges, started(edges), 60)
+    assert pairs.peer_wait.max() == 0.0
+    assert pairs.wire[0, 7] > 0.5 * pairs.sent[0, 7]
+    assert pairs.recv_gpu_wait[0, 7] > 0.5 * pairs.taken[0, 7]
+    assert pairs.wire[0, 9:].max() == 0.0
+
+
+@pytest.mark.parametrize(("socket_steps", "shows"), [(8, False), (1, True)], ids=["4 MiB", "32 MiB"])
+def test_slow_wire_hides_in_the_kernel_unless_the_message_is_large(socket_steps: int, shows: bool) -> None:
+    """Four ranks on two channels: an all-reduce of 4 MiB has chunks of 512 KiB, one of 32 MiB chunks of 4 MiB."""
+    edges = uniform(4, has_credits=False, socket_steps=socket_steps, at_2=2_000.0)
+    pairs, _ = run_ring(edges, started(edges), 6)
+    if shows:
+        assert pairs.wire[0].argmax() == 2
+        assert pairs.wire[0, 2] > 0.8 * pairs.sent[0, 2]
+    else:
+        assert pairs.wire.max() == 0.0
+        assert (pairs.recv_wait[0] > 0.5 * pairs.taken[0]).all()
+    assert pairs.recv_wait[0, 2] > 0.8 * pairs.taken[0, 2]
+
+
+@pytest.mark.parametrize("has_credits", [True, False])
+def test_starved_proxy_shows_in_flush_and_wire_and_never_as_waiting_for_a_peer(has_credits: bool) -> None:
+    """As measured: RecvFlushWait and SendWait of the starved rank grow, while SendPeerWait of a socket stays 0."""
+    proxy = np.zeros((1, 6))
+    proxy[0, 3] = 30.0
+    edges = replaced(
+        uniform(6, has_credits), send_proxy_ns=proxy, recv_proxy_ns=np.roll(proxy, -1, axis=1), socket_steps=8
+    )
+    pairs, _ = run_ring(edges, started(edges), 10)
+    assert pairs.peer_wait.max() == 0.0
+    assert pairs.flush[0].argmax() == 2  # the edge into the starved index
+    assert pairs.flush[0, 2] == pytest.approx(300.0)
+    assert pairs.wire[0].argmax() == 3
+
+
+def test_steps_are_traced_where_somebody_asks() -> None:
+    edges = uniform(4)
+    pairs, _ = run_ring(edges, started(edges), 6, trace=True)
+    assert pairs.steps is not None
+    assert len(pairs.steps.sent) == len(pairs.steps.taken) == 6
+    for step in range(6):
+        posted, handed, sent = pairs.steps.posted[step], pairs.steps.handed[step], pairs.steps.sent[step]
+        assert (posted <= handed).all()
+        assert (handed < sent).all()
+        assert (pairs.steps.arrived[step] <= pairs.steps.taken[step]).all()
+    assert run_ring(edges, started(edges), 6)[0].steps is None
+
+
+def test_flush_is_counted_on_its_own() -> None:
+    edges = replaced(uniform(4), flush_ns=7.0)
+    pairs, _ = run_ring(edges, started(edges), 6)
+    assert_allclose(pairs.flush, 42.0)
+    out = Outage(np.full((1, 4), NEVER), np.full((1, 4), NEVER))
+    out.begin[0, 0] = 105.0  # the first step is there at 101 and flushed at 108: never seen
+    stopped = Pairs(replaced(edges, recv_proxy_out=out))
+    came = stopped.send(0, np.zeros((1, 4)))
+    stopped.read(0, came)
+    assert stopped.recv_state[0].tolist() == [FLUSH, 0, 0, 0]
+
+
+@pytest.mark.parametrize(("has_credits", "held"), [(True, PEER_WAIT), (False, WIRE)])
+def test_dead_wire_stands_in_wire_and_those_after_it_wait_for_data(has_credits: bool, held: int) -> None:
+    edges = uniform(6, has_credits)
+    out = Outage(np.full((1, 6), NEVER), np.full((1, 6), NEVER))
+    out.begin[0, 2] = 250.0
+    send, recv = head_states(replaced(edges, wire_out=out), started(edges), 10)
+    assert (send[2], recv[3]) == (WIRE, RECV_WAIT)  # the link itself
+    assert (send[1], recv[2]) == (held, RECV_GPU_WAIT)  # the sender does not read any more: look further on
+    assert [(send[index], recv[index]) for index in (4, 5, 0)] == [(GPU_WAIT, RECV_WAIT)] * 3
+
+
+@pytest.mark.parametrize("has_credits", [True, False])
+def test_stuck_gpu_is_the_only_place_that_waits_for_itself_on_both_sides(has_credits: bool) -> None:
+    edges = uniform(6, has_credits)
+    out = Outage(np.full((1, 6), NEVER), np.full((1, 6), NEVER))
+    out.begin[0, 3] = 250.0
+    kernels = Kernels(np.zeros((1, 6)), 1.0, out)
+    send, recv = head_states(edges, kernels, 10)
+    both = [index for index in range(6) if send[index] == GPU_WAIT and recv[index] == RECV_GPU_WAIT]
+    assert both == [3]
+    assert [recv[index] for index in (4, 5, 0)] == [RECV_WAIT] * 3
+
+
+def test_place_before_one_that_never_comes_waits_for_its_credit_on_ib_and_not_on_a_socket() -> None:
+    never = np.zeros((1, 6))
+    never[0, 3] = NEVER
+    for has_credits, expected in ((True, PEER_WAIT), (False, GPU_WAIT)):
+        edges = replaced(
+            uniform(6, has_credits, 0 if has_credits else 8), send_from=never, recv_from=np.roll(never, -1, axis=1)
+        )
+        send, recv = head_states(edges, Kernels(never), 10)
+        assert send[2] == expected
+        assert (send[3], recv[3]) == (0, 0)  # it has no step at all
+        assert recv[4] == RECV_WAIT
+
+
+@pytest.mark.parametrize("has_credits", [True, False])
+def test_stopped_process_stays_in_the_state_in_which_it_was_stopped(has_credits: bool) -> None:
+    """Its GPU goes on, but nobody marks what it does; with a kernel that takes long to read, that is RecvGPUWait."""
+    edges = uniform(6, has_credits)
+    kernels = Kernels(np.zeros((1, 6)), 50.0)
+    for moment, expected in ((160.0, RECV_GPU_WAIT), (230.0, RECV_WAIT)):
+        out = Outage(np.full((1, 6), NEVER), np.full((1, 6), NEVER))
+        out.begin[0, 3] = moment
+        stopped = replaced(
+            edges,
+            send_proxy_out=out,
+            recv_proxy_out=Outage(np.roll(out.begin, -1, axis=1), np.roll(out.end, -1, axis=1)),
+        )
+        _, recv = head_states(stopped, kernels, 10)
+        assert recv[3] == expected
+        assert [recv[index] for index in (4, 5, 0)] == [RECV_WAIT] * 3
+
+
+def test_since_when_a_side_stands_is_when_it_entered_its_state() -> None:
+    edges = uniform(6)
+    out = Outage(np.full((1, 6), NEVER), np.full((1, 6), NEVER))
+    out.begin[0, 2] = 60.0  # in the middle of the first step, which was filled and handed over at 50
+    pairs, _ = run_ring(replaced(edges, wire_out=out), Kernels(np.full((1, 6), 50.0)), 10)
+    assert pairs.stuck_since[0, 0, 2] == 50.0
+    assert pairs.stuck_since[0, 0, 3] == pytest.approx(152.0)  # acknowledged, and nothing came to be sent
+
+
+def test_wire_that_comes_back_sends_again_what_was_under_way() -> None:
+    edges = uniform(4)
+    out = Outage(np.full((1, 4), NEVER), np.full((1, 4), NEVER))
+    out.begin[0, 1], out.end[0, 1] = 150.0, 1_000.0
+    _, whole = run_ring(edges, started(edges), 6)
+    flapped, late = run_ring(replaced(edges, wire_out=out), started(edges), 6)
+    assert late.max() == pytest.approx(whole.max() + 1_000.0 - 101.0)  # its second step began at 101 and is repeated
+    assert flapped.wire[0, 1] > 1_000.0 - 101.0
+    assert (np.delete(flapped.wire[0], 1) < 700.0).all()
+    assert flapped.send_state.max() == 0

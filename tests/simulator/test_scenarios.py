@@ -1,0 +1,349 @@
+"""The scenarios that come with Lockstep cover what it claims to find, and what they call right can be right."""
+
+from collections.abc import Iterator
+from functools import lru_cache
+from importlib import resources
+
+import pytest
+
+from lockstep.clock import NS_PER_S
+from lockstep.topology import gpu_name, host_name, link_name, nic_name, switch_name
+from simulator.faults import Fault
+from simulator.scenario import BENIGN, Expectation, Scenario, build_topology, list_scenarios, parse_family
+from simulator.simulation import Simulation
+from tests.tiers import long_except
+
+SCENARIOS = list_scenarios()
+FAMILIES = {
+    name: [scenario for scenario in SCENARIOS if scenario.family == name]
+    for name in sorted({s.family for s in SCENARIOS})
+}
+SINGLE = {"healthy", "nic-half-speed"}
+
+SLOW = {
+    "nic-tx": "NIC tx",
+    "nic-rx": "NIC rx",
+    "nic-both": "both",
+    "host-link": "host link",
+    "spine-link": "leaf-spine link",
+    "switch": "switch",
+    "lossy-path": "one ECMP path lossy, on IB",
+    "lossy-path-tcp": "one ECMP path lossy, on sockets",
+    "pcie": "PCIe of one GPU",
+    "nvlink": "NVLink of one GPU",
+    "gpu-straggler": "GPU straggler, constant",
+    "gpu-thermal": "GPU straggler, thermal",
+    "gpu-rare": "GPU straggler, rare",
+    "host-cpu": "host CPU starving the proxy thread",
+    "data-loader": "data loader of one host",
+    "noisy-neighbour": "noisy neighbour job on shared links",
+}
+HANG = {
+    "hang-absent": "rank never enqueues",
+    "hang-stopped": "process stopped",
+    "hang-killed": "process killed",
+    "host-gone": "host gone with its telemetry",
+    "link-down": "link down",
+    "nic-dead": "NIC dead",
+    "port-failover": "port failover, on IB",
+    "gpu-stuck": "GPU kernel stuck",
+    "mismatched": "mismatched collectives",
+    "deadlock": "deadlock between communicators",
+}
+HARD = {
+    "two-faults": "two faults at once",
+    "three-faults": "three faults at once",
+    "compute-and-wire": "compute-slow and comm-slow together",
+    "hidden-straggler": "a slow rank hidden by a slower one",
+    "cascade": "cascade over TP/PP/DP",
+    "flap": "flap of 2 s every minute",
+    "ramp": "ramps",
+    "large-messages": "only large messages slow",
+    "from-the-start": "fault present from the first step",
+    "spare-joins": "fault on a spare that joins",
+    "culprit-unseen": "culprit's records missing",
+    "silent-hosts": "30 % of hosts silent",
+    "clock-skew": "10 ms clock skew and 50 ppm drift",
+    "late-batches": "late and reordered batches",
+    "nic-unknown": "NIC of a transfer unknown",
+}
+QUIET = {
+    "moe": "MoE imbalance",
+    "sequences": "variable sequence length",
+    "uneven-stages": "uneven first/last pipeline stage",
+    "pauses": "checkpoint and evaluation pauses",
+    "garbage-collection": "garbage collection",
+    "autotune": "first-iteration autotune",
+    "restart": "restart",
+    "rescale": "elastic rescale",
+    "second-mix": "a different collective mix after step N",
+    "collector-gone": "telemetry of one host ends, its ranks go on",
+}
+ON_THE_TESTBED = ("nic-tx", "nic-rx", "spine-link", "hang-stopped", "hang-absent", "host-cpu", "data-loader")
+ONE_TRANSPORT = {
+    "lossy-path",
+    "lossy-path-tcp",
+    "pause-spread",
+    "port-failover",
+}  # what they tell is different, or not there, on others
+
+# Which parts a class can blame: the table of verdicts in docs/methods.md.
+BLAMED = {
+    "comm_slow": {"nic", "link", "switch", "nvlink", "pcie", "host"},
+    "noncomm_slow": {"gpu", "host"},
+    "global_slow": {"job"},
+    "comm_hang": {"link", "nic"},
+    "noncomm_hang": {"host", "gpu"},
+    "crash": {"gpu", "host", "rank"},
+    "software": {"host", "job"},
+}
+
+
+def names_of(family: str) -> set[str]:
+    return {scenario.name for scenario in FAMILIES[family]}
+
+
+def transports_of(family: str) -> set[str]:
+    return {scenario.cluster.transport for scenario in FAMILIES[family]}
+
+
+def failures(scenario: Scenario) -> list[Fault]:
+    """Return what breaks the job; a host that only falls silent does not."""
+    return [fault for fault in scenario.timeline if fault.effect not in (*BENIGN, "silent")]
+
+
+def right_names(right: Expectation) -> set[str]:
+    return {right.component, *right.also_right}
+
+
+def parts_of(scenario: Scenario) -> set[str]:
+    """Return all names that a verdict on the scenario could blame, pairs between NICs of different hosts apart."""
+    topology = build_topology(scenario.cluster)
+    hosts = topology.hosts
+    gpus = [gpu_name(host.id, gpu.index) for host in hosts for gpu in host.gpus]
+    return {
+        f"job:{scenario.name}",
+        *(f"rank:{rank}" for rank in range(scenario.ranks)),
+        *(host_name(host.id) for host in hosts),
+        *(nic_name(host.id, nic.id) for host in hosts for nic in host.nics),
+        *(kind + gpu.removeprefix("gpu") for gpu in gpus for kind in ("gpu", "pcie", "nvlink")),
+        *(switch_name(switch.id) for switch in topology.switches),
+        *(link_name(link) for link in topology.links),
+    }
+
+
+def wire_ends(name: str) -> tuple[str, str] | None:
+    """Return the NICs at the ends of a wire whose path is unknown, the sender first; None for anything else."""
+    sender, _, receiver = name.removeprefix("link:").partition("--")
+    is_wire = name.startswith("link:") and "/" in sender and "/" in receiver
+    return (f"nic:{sender}", f"nic:{receiver}") if is_wire else None
+
+
+# What there is.
+
+
+def test_fault_is_on_ib_and_on_sockets_with_a_healthy_twin_each() -> None:
+    for family in [*SLOW, *HANG, *HARD]:
+        transports = transports_of(family)
+        assert family in ONE_TRANSPORT or transports == {"ib", "socket"}
+        assert {f"{family}-healthy-{transport}" for transport in transports} <= names_of(family)
+
+
+def test_lossy_paths_are_on_both_transports_too() -> None:
+    assert transports_of("lossy-path") | transports_of("lossy-path-tcp") == {"ib", "socket"}
+
+
+def test_slow_fault_is_mild_and_strong() -> None:
+    for family in [*SLOW, *HARD]:
+        for transport in transports_of(family):
+            assert {f"{family}-mild-{transport}", f"{family}-strong-{transport}"} <= names_of(family)
+
+
+def test_benign_scenario_is_on_ib_and_on_sockets_and_expects_silence() -> None:
+    for family in QUIET:
+        assert transports_of(family) == {"ib", "socket"}
+        assert not any(scenario.expect or failures(scenario) for scenario in FAMILIES[family])
+
+
+def test_scenario_is_there_at_a_size_that_the_testbed_can_carry() -> None:
+    carried = [(name, scenario) for name in ON_THE_TESTBED for scenario in FAMILIES[f"testbed-{name}"]]
+    for family, scenario in carried:
+        shape = scenario.cluster
+        assert (shape.transport, shape.fabric, scenario.ranks, shape.nics_per_host) == ("socket", "leaf_spine", 16, 2)
+        assert shape.hosts * shape.nics_per_host * shape.nic_gbps <= 1.6
+        original = {fault.effect for other in FAMILIES[family] for fault in failures(other)}
+        assert {fault.effect for fault in failures(scenario)} <= original
+
+
+def test_no_name_is_told_twice() -> None:
+    folder = resources.files("simulator").joinpath("scenarios")
+    files = [file for file in folder.iterdir() if file.name.endswith(".toml") and file.name != "shapes.toml"]
+    names = [
+        scenario.name
+        for file in files
+        for scenario in parse_family(file.read_text("utf-8"), file.name.removesuffix(".toml"))
+    ]
+    assert sorted(names) == [scenario.name for scenario in SCENARIOS]
+
+
+# What they tell.
+
+
+def test_nothing_is_left_to_fill_in() -> None:
+    for scenario in SCENARIOS:
+        assert "{" not in scenario.summary
+        assert not [name for right in scenario.expect for name in right_names(right) if "{" in name]
+
+
+def test_scenario_is_long_enough_and_quick_to_simulate() -> None:
+    for scenario in SCENARIOS:
+        assert 60 <= scenario.duration_s <= 120
+        assert scenario.ranks <= 64
+        assert all(fault.at_s < scenario.duration_s for fault in scenario.timeline)
+
+
+def test_fault_comes_after_a_baseline_or_is_there_from_the_start() -> None:
+    for scenario in SCENARIOS:
+        from_the_start = scenario.family in ("from-the-start", "spare-joins")
+        assert all(fault.at_s >= 20 or (from_the_start and fault.at_s == 0) for fault in failures(scenario))
+
+
+def test_faulty_scenario_has_a_healthy_twin_that_is_no_shorter() -> None:
+    for scenario in SCENARIOS:
+        if scenario.expect:
+            assert any(is_twin(other, scenario) for other in SCENARIOS)
+
+
+def is_twin(other: Scenario, scenario: Scenario) -> bool:
+    def devices(one: Scenario) -> tuple[object, ...]:
+        return one.cluster, one.job, one.noise, one.clocks, one.telemetry
+
+    silent = not other.expect and not failures(other)
+    return silent and devices(other) == devices(scenario) and other.duration_s >= scenario.duration_s
+
+
+def harm(scenario: Scenario) -> Iterator[float]:
+    """Yield figures of a scenario that grow with its strength, always in the same order."""
+    for fault in scenario.timeline:
+        amount = fault.amount or 0.0
+        yield 1 - amount if fault.effect in ("rate", "starved") else amount
+        yield from (fault.share, fault.stall_s, fault.lasting_s or 0.0, -(fault.every_s or 0.0))
+    job = scenario.job
+    yield from (job.experts, job.sequences, job.first_steps_slower)
+    yield from (doing.first_ms + doing.last_ms for doing in job.steps)
+
+
+def test_mild_is_milder_than_strong_and_otherwise_the_same() -> None:
+    by_name = {scenario.name: scenario for scenario in SCENARIOS}
+    for mild in (scenario for scenario in SCENARIOS if "-mild" in scenario.name):
+        strong = by_name[mild.name.replace("-mild", "-strong")]
+        pairs = list(zip(harm(mild), harm(strong), strict=True))
+        assert all(less <= more for less, more in pairs)
+        assert any(less < more for less, more in pairs)
+        assert (mild.cluster, mild.clocks, mild.telemetry) == (strong.cluster, strong.clocks, strong.telemetry)
+        assert [(fault.at_s, fault.part) for fault in mild.timeline] == [
+            (fault.at_s, fault.part) for fault in strong.timeline
+        ]
+
+
+# Which verdicts are right.
+
+
+def test_verdict_is_expected_exactly_when_something_breaks() -> None:
+    for scenario in SCENARIOS:
+        assert bool(scenario.expect) == bool(failures(scenario))
+
+
+def test_every_fault_is_what_some_right_verdict_names() -> None:
+    for scenario in SCENARIOS:
+        named = {name for right in scenario.expect for name in right_names(right)}
+        for fault in failures(scenario):
+            is_software = fault.effect in ("mismatched", "deadlocked") or fault.part == "fabric"
+            assert (f"job:{scenario.name}" if is_software else fault.part) in named
+
+
+def test_expected_parts_are_there() -> None:
+    for scenario in SCENARIOS:
+        parts = parts_of(scenario)
+        for name in {name for right in scenario.expect for name in right_names(right)}:
+            ends = wire_ends(name)
+            assert set(ends or (name,)) <= parts
+
+
+def test_expected_class_can_blame_the_expected_part() -> None:
+    for right in (right for scenario in SCENARIOS for right in scenario.expect):
+        assert right.component.partition(":")[0] in BLAMED[right.fault_class]
+
+
+def test_wire_in_place_of_a_nic_has_that_nic_at_the_slow_end() -> None:
+    for right in (right for scenario in SCENARIOS for right in scenario.expect):
+        for sender, receiver in filter(None, map(wire_ends, right.also_right)):
+            assert right.component == {"tx": sender, "rx": receiver}[right.side or "tx"]
+            assert sender.split("/")[0] != receiver.split("/")[0]
+
+
+def test_expected_side_is_the_one_that_broke() -> None:
+    for scenario in SCENARIOS:
+        for right in scenario.expect:
+            sides = {fault.side for fault in failures(scenario) if fault.part in right_names(right)}
+            assert sides <= {right.side}
+
+
+def test_expected_verdict_can_come_before_the_fault_heals_and_the_scenario_ends() -> None:
+    for scenario in SCENARIOS:
+        heals = [fault.at_s for fault in scenario.timeline if fault.effect == "heal"]
+        for right in scenario.expect:
+            begin = right.after_s if right.after_s is not None else scenario.breaks_at_s
+            assert begin is not None
+            assert begin + right.within_s <= min([scenario.duration_s, *heals])
+
+
+def test_hang_is_to_be_named_long_before_any_timeout() -> None:
+    for right in (right for scenario in SCENARIOS for right in scenario.expect):
+        if right.fault_class in ("comm_hang", "noncomm_hang", "crash"):
+            assert right.within_s <= 15  # IB gives up after some 30 s, NCCL's watchdog after minutes
+
+
+# What the simulator makes of them.
+
+
+@lru_cache(maxsize=64)
+def steps_done(scenario: Scenario, until_s: float) -> int:
+    simulation = Simulation(scenario, seed=1)
+    for _ in simulation.run_until(until_s * NS_PER_S):
+        pass
+    return simulation.step
+
+
+def plain(scenario: Scenario, timeline: tuple[Fault, ...]) -> Scenario:
+    """Return what matters to the simulation alone, so that families with the same cluster and job share a twin."""
+    return Scenario(
+        summary="plain",
+        duration_s=1,
+        cluster=scenario.cluster,
+        job=scenario.job,
+        noise=scenario.noise,
+        timeline=timeline,
+    )
+
+
+FAULTY = [scenario for scenarios in FAMILIES.values() for scenario in scenarios if scenario.expect]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",  # the mild one of each family, on IB where it is told there
+    long_except(
+        ("hang-absent-ib", "host-cpu-mild-ib", "spine-link-mild-ib"),
+        [
+            next(scenario.name for scenario in FAULTY if scenario.family == family)
+            for family in sorted({s.family for s in FAULTY})
+        ],
+    ),
+)
+def test_fault_costs_the_job_steps_before_it_has_to_be_named(name: str) -> None:
+    scenario = next(scenario for scenario in FAULTY if scenario.name == name)
+    moments = [(right.after_s or scenario.breaks_at_s or 0.0) + right.within_s for right in scenario.expect]
+    calm = tuple(fault for fault in scenario.timeline if fault.effect in BENIGN and fault.effect != "heal")
+    faulty, healthy = (steps_done(plain(scenario, timeline), max(moments)) for timeline in (scenario.timeline, calm))
+    assert faulty < healthy

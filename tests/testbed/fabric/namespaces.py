@@ -1,0 +1,140 @@
+"""Named network namespaces, each the home of a thread of ours: what is done there is done by that thread.
+
+A process that such a thread starts begins its life in the namespace, and sees the namespace's own /sys. That needs
+neither `ip netns exec` nor code between fork and exec, and works while other threads run.
+"""
+
+import os
+import subprocess
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pyroute2 import IPRoute
+
+from tests.testbed.fabric import kernel
+
+FOLDER = Path("/run/netns")  # where iproute2 keeps the names of namespaces
+_SYSFS, _CGROUPS = "/sys", "/sys/fs/cgroup"
+_LIMIT_S = 600.0  # for anything done in a namespace; the longest takes milliseconds
+
+_Result = TypeVar("_Result")
+
+
+class Home:
+    """A thread that lives in a network namespace, or in ours where `name` is None."""
+
+    def __init__(self, name: str | None, is_new: bool = False, has_own_sysfs: bool = False) -> None:
+        self.name = name
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name or "root")
+        self._netlink: Any = None  # Any: pyroute2 gives no types
+        try:
+            self.fd: int = self.run(lambda: _move_in(name, is_new, has_own_sysfs))
+        except OSError:
+            self._thread.shutdown()
+            raise
+
+    def run(self, work: Callable[[], _Result]) -> _Result:
+        """Return what `work` gives inside the namespace; sockets made there stay there."""
+        return self._thread.submit(work).result(_LIMIT_S)
+
+    def change(self, command: Callable[[Any], _Result]) -> _Result:
+        """Ask or change something over netlink: the command gets pyroute2's IPRoute of this namespace."""
+        return self.run(lambda: command(self._route()))
+
+    def start(self, command: Sequence[str], env: Mapping[str, str] | None, **files: Any) -> "subprocess.Popen[bytes]":
+        """Start a process here; `files` are Popen's stdin, stdout, stderr and cwd."""
+        return self.run(lambda: subprocess.Popen(list(command), env=env, **files))
+
+    def write_settings(self, settings: Mapping[str, int], optional: tuple[str, ...] = ()) -> None:
+        """Write below /proc/sys/net, which shows each thread its own namespace; what is optional may not be there."""
+
+        def write() -> None:
+            for name, value in settings.items():
+                setting = Path("/proc/sys/net", name)
+                if setting.exists() or not name.startswith(optional):
+                    setting.write_text(str(value))
+
+        self.run(write)
+
+    def close(self) -> None:
+        """Leave; the namespace stays as long as it has a name or processes."""
+        self.run(self._shut)
+        self._thread.shutdown()
+
+    def _route(self) -> Any:
+        if self._netlink is None:
+            self._netlink = IPRoute()
+        return self._netlink
+
+    def _shut(self) -> None:
+        os.close(self.fd)
+        if self._netlink is not None:
+            self._netlink.close()
+
+
+def list_names() -> list[str]:
+    """Return the names of all network namespaces of this machine."""
+    return sorted(os.listdir(FOLDER)) if FOLDER.is_dir() else []
+
+
+def identify(name: str) -> int | None:
+    """Return the number by which /proc tells a namespace; None when it is gone."""
+    with suppress(OSError):
+        return os.stat(FOLDER / name).st_ino
+    return None
+
+
+def forget(name: str) -> None:
+    """Take a namespace's name away; with its last process it is gone, and its interfaces with it."""
+    with suppress(OSError):  # somebody else sweeps too, or its builder died before the mount
+        kernel.unmount(str(FOLDER / name))
+    (FOLDER / name).unlink(missing_ok=True)
+
+
+def _move_in(name: str | None, is_new: bool, has_own_sysfs: bool) -> int:
+    """Bring this thread into the namespace and return a descriptor of it."""
+    if name and is_new:
+        _make(name)
+    elif name:
+        with open(FOLDER / name) as namespace:
+            kernel.enter_network(namespace.fileno())
+    if has_own_sysfs:
+        _mount_own_sysfs()
+    return os.open(_own_network(), os.O_RDONLY)
+
+
+def _make(name: str) -> None:
+    _share_folder()
+    os.close(os.open(FOLDER / name, os.O_CREAT | os.O_EXCL | os.O_RDONLY, 0))
+    kernel.unshare(kernel.CLONE_NEWNET)
+    kernel.mount(_own_network(), str(FOLDER / name), None, kernel.MS_BIND)
+
+
+def _share_folder() -> None:
+    """Make the folder a shared mount, as iproute2 does: else copies in other processes keep namespaces alive."""
+    FOLDER.mkdir(mode=0o755, exist_ok=True)
+    flags = kernel.MS_SHARED | kernel.MS_REC
+    try:
+        kernel.mount("", str(FOLDER), None, flags)
+    except OSError:  # not a mount yet
+        kernel.mount(str(FOLDER), str(FOLDER), None, kernel.MS_BIND | kernel.MS_REC)
+        kernel.mount("", str(FOLDER), None, flags)
+
+
+def _mount_own_sysfs() -> None:
+    """Show this thread and its children the interfaces of their namespace below /sys, and cgroups as before."""
+    kernel.unshare(kernel.CLONE_NEWNS)
+    kernel.mount("", "/", None, kernel.MS_SLAVE | kernel.MS_REC)  # what is unmounted outside goes here, too
+    cgroups = os.open(_CGROUPS, os.O_PATH) if os.path.isdir(_CGROUPS) else None
+    kernel.mount("sysfs", _SYSFS, "sysfs", 0)
+    if cgroups is not None:
+        kernel.mount(f"/proc/thread-self/fd/{cgroups}", _CGROUPS, None, kernel.MS_BIND | kernel.MS_REC)
+        os.close(cgroups)
+
+
+def _own_network() -> str:
+    return f"/proc/self/task/{threading.get_native_id()}/ns/net"

@@ -1,0 +1,175 @@
+"""Which cable has which interfaces and addresses: the whole fabric on paper, before anything is built.
+
+A NIC that is the k-th on the l-th switch with hosts is 10.(1+l).k.2 and its port on the switch 10.(1+l).k.1, so that
+one route leads to a switch and all its hosts. Cables between switches have four addresses each from 10.200.0.0 on.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from ipaddress import IPv4Address, IPv4Network
+
+from lockstep.errors import BadTopology
+from lockstep.topology import Link, Node, Topology, split_end
+from tests.testbed.fabric.options import ShapeOptions, scale_of
+
+_MOST_LEAVES, _MOST_NICS, _MOST_HOSTS = 199, 256, 250
+_TRUNKS = IPv4Address("10.200.0.0")
+_PREFIX_BITS = 30
+_IFNAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,14}")  # 15 characters at most, linux/if.h
+_RESERVED = frozenset({"lo", "mgmt"})
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """An end of a cable: an interface in a node's namespace, with its address."""
+
+    node: str
+    name: str
+    address: str
+    prefix_bits: int = _PREFIX_BITS
+
+
+@dataclass(frozen=True, slots=True)
+class Cable:
+    """A link with its ends in the order of the topology, and the rate it really has."""
+
+    link: Link
+    a: Port
+    b: Port
+    rate_mbps: float
+
+    @property
+    def ends(self) -> tuple[Port, Port]:
+        return self.a, self.b
+
+    def far_end(self, port: Port) -> Port:
+        return self.b if port == self.a else self.a
+
+
+@dataclass(frozen=True)
+class FabricPlan:
+    """The fabric on paper; `topology` has the addresses of all NICs and switches and the rates as they really are."""
+
+    topology: Topology
+    cables: tuple[Cable, ...]
+    prefixes: Mapping[str, str]  # of each switch with hosts: all its NICs
+
+    @cached_property
+    def hosts(self) -> tuple[str, ...]:
+        return tuple(host.id for host in self.topology.hosts)
+
+    @cached_property
+    def switches(self) -> tuple[str, ...]:
+        return tuple(switch.id for switch in self.topology.switches)
+
+    @cached_property
+    def cable_by_port(self) -> Mapping[tuple[str, str], tuple[Cable, Port]]:
+        return {(end.node, end.name): (cable, end) for cable in self.cables for end in cable.ends}
+
+    def cables_of(self, node: str) -> tuple[tuple[Cable, Port], ...]:
+        """Return the cables of a node, each with the end that is there."""
+        return tuple((cable, end) for cable in self.cables for end in cable.ends if end.node == node)
+
+
+def plan_fabric(topology: Topology, options: ShapeOptions) -> FabricPlan:
+    """Return the fabric on paper, or raise BadTopology with all that cannot be built."""
+    if complaints := list(_find_complaints(topology)):
+        raise BadTopology(complaints)
+    scale = scale_of(topology, options)
+    hosts = {host.id for host in topology.hosts}
+    prefixes = _number_leaves(topology, hosts)
+    cables = tuple(_lay_cables(topology, hosts, prefixes, scale))
+    return FabricPlan(_with_addresses(topology, cables), cables, prefixes)
+
+
+def _find_complaints(topology: Topology) -> Iterator[str]:
+    hosts = {host.id for host in topology.hosts}
+    if len(hosts) > _MOST_HOSTS:
+        yield f"there are {len(hosts)} hosts, but the testbed has room for {_MOST_HOSTS}"
+    for host in topology.hosts:
+        for nic in host.nics:
+            if not _IFNAME.fullmatch(nic.id) or nic.id in _RESERVED:
+                yield f"NIC {nic.id!r} of {host.id} cannot be the name of an interface"
+    for link in topology.links:
+        if {split_end(end)[0] for end in (link.a, link.b)} <= hosts:
+            yield f"link {link.id} joins two hosts, but the testbed cables NICs to switches"
+    yield from _find_crowds(topology, hosts)
+
+
+def _find_crowds(topology: Topology, hosts: set[str]) -> Iterator[str]:
+    nics: dict[str, int] = defaultdict(int)
+    for link in topology.links:
+        switch_end = _switch_end(link, hosts)
+        if switch_end is not None:
+            nics[switch_end] += 1
+    if len(nics) > _MOST_LEAVES:
+        yield f"{len(nics)} switches have hosts, but the testbed has room for {_MOST_LEAVES}"
+    yield from (
+        f"switch {name} has {n} NICs, but there is room for {_MOST_NICS}"
+        for name, n in nics.items()
+        if n > _MOST_NICS
+    )
+
+
+def _switch_end(link: Link, hosts: set[str]) -> str | None:
+    """Return the switch of a link to a host; None for a link between switches."""
+    a, b = split_end(link.a)[0], split_end(link.b)[0]
+    return b if a in hosts else a if b in hosts else None
+
+
+def _number_leaves(topology: Topology, hosts: set[str]) -> dict[str, str]:
+    with_hosts = {_switch_end(link, hosts) for link in topology.links}
+    leaves = [switch.id for switch in topology.switches if switch.id in with_hosts]
+    return {leaf: f"10.{1 + number}.0.0/16" for number, leaf in enumerate(leaves)}
+
+
+def _lay_cables(topology: Topology, hosts: set[str], prefixes: Mapping[str, str], scale: float) -> Iterator[Cable]:
+    names = _PortNames(topology)
+    nics: dict[str, int] = defaultdict(int)
+    trunks = 0
+    for link in topology.links:
+        leaf = _switch_end(link, hosts)
+        if leaf is None:
+            net, trunks = _TRUNKS + 4 * trunks, trunks + 1
+        else:
+            net, nics[leaf] = IPv4Network(prefixes[leaf])[256 * nics[leaf]], nics[leaf] + 1
+        a_is_first = split_end(link.a)[0] not in hosts  # the switch has the first address, the host the second
+        a, b = (
+            Port(split_end(end)[0], names.of(end, other), str(net + (1 if is_first else 2)))
+            for end, other, is_first in ((link.a, link.b, a_is_first), (link.b, link.a, not a_is_first))
+        )
+        rate_mbps = link.gbps * scale
+        yield Cable(link.model_copy(update={"gbps": rate_mbps / 1000}), a, b, rate_mbps)
+
+
+class _PortNames:
+    """Names interfaces: a NIC by its id, a port of a switch by its own name or by what is at the other end."""
+
+    def __init__(self, topology: Topology) -> None:
+        self._taken: dict[str, set[str]] = {node.id: set(_RESERVED) for node in topology.nodes}
+
+    def of(self, end: str, other: str) -> str:
+        node, port = split_end(end)
+        wanted = port if port is not None else other.replace("/", "-")
+        taken = self._taken[node]
+        is_free = _IFNAME.fullmatch(wanted) and wanted not in taken
+        name = wanted if is_free else next(f"p{n}" for n in range(len(taken) + 1) if f"p{n}" not in taken)
+        taken.add(name)
+        return name
+
+
+def _with_addresses(topology: Topology, cables: Sequence[Cable]) -> Topology:
+    ports = [port for cable in cables for port in cable.ends]
+    nodes = tuple(_with_own(node, [port for port in ports if port.node == node.id]) for node in topology.nodes)
+    return topology.model_copy(update={"nodes": nodes, "links": tuple(cable.link for cable in cables)})
+
+
+def _with_own(node: Node, ports: Sequence[Port]) -> Node:
+    if node.kind == "switch":
+        return node.model_copy(update={"addresses": tuple(port.address for port in ports)})
+    address_by_nic = {port.name: port.address for port in ports}
+    nics = tuple(nic.model_copy(update={"address": address_by_nic.get(nic.id)}) for nic in node.nics)
+    return node.model_copy(update={"nics": nics})

@@ -1,0 +1,141 @@
+"""Breaks a running fabric as the faults of a scenario say, and heals it: all of it, when the block ends."""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+from lockstep.errors import BadScenario, NotPresent
+from simulator.faults import Fault, active_faults
+from tests.testbed.fabric.fabric import Fabric
+from tests.testbed.fabric.management import find_interface
+from tests.testbed.faults.conditions import WIRE_EFFECTS, Failure, conditions, senders_of, silent_hosts
+from tests.testbed.faults.processes import Undo, kill, kill_host, list_processes, starve, stop
+from tests.testbed.faults.wires import Wires
+
+Key = tuple[str, str | None, str | None]
+_INSIDE_HOSTS = ("gpu", "pcie", "nvlink")
+_PROCESS_EFFECTS = ("stopped", "killed", "starved", "gone")
+
+
+def why_not(fault: Fault) -> str | None:
+    """Return why a fabric and its processes cannot be broken like that; None when they can.
+
+    What is left to the ranks themselves (lateness, missing and mismatched operations, pauses) is such a reason.
+    """
+    if fault.kind in _INSIDE_HOSTS:
+        return f"{fault.part} is inside a host, and hosts of the testbed have no GPUs"
+    if fault.effect not in (*WIRE_EFFECTS, *_PROCESS_EFFECTS, "silent"):
+        return f"{fault.effect} is what ranks do themselves"
+    if fault.above_bytes:
+        return "a wire does not know how large an operation is"
+    if fault.share < 1:
+        return "a wire does not know steps"
+    return None
+
+
+class Breaker:
+    """What is broken now; `pids_of` tells the processes of a rank or a host, by the names of the timeline.
+
+    Without it no rank is known, and all processes in a host's namespace are the host's.
+    """
+
+    def __init__(self, fabric: Fabric, pids_of: Callable[[str], Sequence[int]] | None = None) -> None:
+        self._fabric, self._pids_of = fabric, pids_of
+        self._wires = Wires(fabric)
+        self._failures: dict[Key, Failure] = {}
+        self._undo: dict[Key, Undo] = {}
+        self._silent: set[str] = set()
+
+    def __enter__(self) -> "Breaker":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.heal()
+
+    @property
+    def broken(self) -> tuple[Fault, ...]:
+        """What is broken now."""
+        return tuple(failure.fault for failure in self._failures.values())
+
+    def apply(self, fault: Fault) -> None:
+        """Let a fault happen in full, whatever its moment: a failure besides those that are there, or a healing.
+
+        NotPresent for what the fabric cannot do, BadScenario for a part that it does not have; then nothing changes.
+        """
+        if fault.effect == "heal":
+            return self.heal(fault.part)
+        self._set({**self._failures, _key(fault): Failure(fault)})
+        return None
+
+    def heal(self, part: str | None = None) -> None:
+        """Heal a part, or everything; who was killed stays dead."""
+        self._set({key: old for key, old in self._failures.items() if part not in (None, old.fault.part)})
+
+    def follow(self, timeline: tuple[Fault, ...], now_s: float) -> None:
+        """Have broken exactly what a timeline says for a moment, flaps and ramps too; called again and again.
+
+        What only ranks can do is left to them.
+        """
+        there = [fault for fault in active_faults(timeline, now_s) if why_not(fault) is None]
+        self._set({_key(fault): Failure(fault, _step(fault, fault.level(now_s))) for fault in there})
+
+    def _set(self, failures: dict[Key, Failure]) -> None:
+        for key in failures.keys() - self._failures.keys():
+            self._check(failures[key].fault)
+        self._wires.bring_into(conditions(self._fabric.plan, failures.values()))
+        self._silence(silent_hosts(failures.values()))
+        for key in [key for key in self._undo if failures.get(key) != self._failures.get(key)]:
+            self._undo.pop(key)()
+        self._failures, before = failures, self._failures
+        for key, failure in failures.items():
+            if failure != before.get(key) and failure.fault.effect in _PROCESS_EFFECTS:
+                self._undo[key] = self._hurt(failure)
+
+    def _check(self, fault: Fault) -> None:
+        if reason := why_not(fault):
+            raise NotPresent(f"the testbed cannot do this to {fault.part or 'the job'}: {reason}")
+        if fault.effect in WIRE_EFFECTS:
+            senders_of(self._fabric.plan, fault)
+        elif fault.kind == "host" and fault.name not in self._fabric.plan.hosts:
+            raise BadScenario(f"there is no {fault.part} in this fabric")
+        elif fault.kind == "rank" and not self._pids(fault):
+            raise BadScenario(f"there is no process of {fault.part} in this fabric")
+
+    def _hurt(self, failure: Failure) -> Undo:
+        fault, level = failure
+        match fault.effect:
+            case "stopped":
+                return stop(self._pids(fault))
+            case "killed":
+                return kill(self._pids(fault))
+            case "gone":
+                return kill_host(self._fabric, fault.name)
+            case _:
+                return starve(self._fabric, fault.name, self._pids(fault), 1 - level * (1 - (fault.amount or 0.0)))
+
+    def _pids(self, fault: Fault) -> Sequence[int]:
+        if self._pids_of is not None:
+            return self._pids_of(fault.part or "")
+        return list_processes(self._fabric, fault.name) if fault.kind == "host" else ()
+
+    def _silence(self, hosts: Iterable[str]) -> None:
+        """Cut these hosts off the management network, and let all others back."""
+        wanted = set(hosts)
+        for state, changed in (("down", wanted - self._silent), ("up", self._silent - wanted)):
+            for host in changed:
+                name = self._fabric.management.port_of(host)
+                self._fabric.root.change(partial(_set_state, name=name, state=state))
+        self._silent = wanted
+
+
+def _step(fault: Fault, level: float) -> float:
+    """Return how much of a failure is made: those that must be begun anew for a change grow in ten steps."""
+    return level if fault.effect == "rate" else round(level, 1)
+
+
+def _key(fault: Fault) -> Key:
+    return fault.effect, fault.part, fault.side
+
+
+def _set_state(route: Any, name: str, state: str) -> None:
+    route.link("set", index=find_interface(route, name), state=state)

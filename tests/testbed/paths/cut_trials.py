@@ -1,0 +1,156 @@
+"""A link is cut while all flows send: what a plan is worth that nobody changes, and one that follows."""
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from statistics import median
+
+from lockstep.errors import LockstepError
+from lockstep.topology import Topology
+from tests.testbed.fabric.counters import read_ports
+from tests.testbed.paths.bench import BenchOptions, PathBench
+from tests.testbed.paths.cutting import LinkCut
+from tests.testbed.paths.flows import (
+    PlannedFlow,
+    Planner,
+    Ways,
+    ideal_round_s,
+    scale_uplinks,
+    shift_by_a_leaf,
+    without,
+)
+from tests.testbed.paths.results import CutTrial, Round
+from tests.testbed.paths.trials import TrialOptions, measure_single, open_bench
+
+LANES = 3  # flows of one pair of NICs, as queue pairs: on 4 spines 3 flows a link, and 4 where 3 spines are left
+_ROUND_S = 0.5  # of an ideal round before the cut: far above the round trip, so that beginnings and ends do not count
+# All that flows may have on their way fits in one queue: nothing is dropped, as in a fabric with flow control.
+# With drops a round of TCP ends with time-outs of 0.2 s and more, which have nothing to do with paths.
+_LOSSLESS = BenchOptions(most_mbps=800.0, queue_ms=300.0, send_buffer=48 << 10)
+_LOOK_S = 0.05  # between two looks at the links; a real agent is told by netlink at once
+
+
+@dataclass(frozen=True, slots=True)
+class CutOptions:
+    """How long to look, and how soon the other switches know."""
+
+    trial: TrialOptions
+    rounds_before: int = 5
+    watch_s: float = 6.0  # after the cut
+    withdraw_s: float = 0.2
+
+
+def run_cuts(
+    topology: Topology, planner: Planner, links: Sequence[str], options: CutOptions
+) -> list[tuple[CutTrial, CutTrial]]:
+    """Return, for each link, what happened under a plan that stays and under one that follows; about 20 s a link.
+
+    Up-links have half the rate of NICs, and carry data in one direction. So a link is busy as long as one of its
+    flows has something to send, however unevenly TCP shares it, and a round takes as long as the link with most
+    flows; acknowledgements that wait behind data would leave links idle under any plan.
+    """
+    topology = scale_uplinks(topology, 0.5)
+    flows = shift_by_a_leaf(topology, LANES, is_one_way=True)
+    with open_bench(topology, flows, replace(_LOSSLESS, seed=options.trial.seed)) as bench:
+        single = measure_single(bench, options.trial)
+        trials = [
+            tuple(_Cut(bench, planner, link, single, options).run(is_dynamic) for is_dynamic in (False, True))
+            for link in links
+        ]
+    return [(static, dynamic) for static, dynamic in trials]
+
+
+class _Cut:
+    """One cut of one link."""
+
+    def __init__(
+        self, bench: PathBench, planner: Planner, link: str, single_mbps: float, options: CutOptions
+    ) -> None:
+        self._bench, self._planner, self._link, self._options = bench, planner, link, options
+        topology, flows = bench.fabric.topology, bench.flows
+        self._ways: Ways = planner(topology, flows, {})
+        self._length = int(single_mbps * 1e6 / 8 * _ROUND_S / LANES)  # LANES flows a link
+        self._ideal_before_s = ideal_round_s(self._length, topology, flows, single_mbps)
+        self._ideal_after_s = ideal_round_s(self._length, without(topology, [link]), flows, single_mbps)
+
+    def run(self, is_dynamic: bool) -> CutTrial:
+        bench = self._bench
+        bench.plan(self._ways)
+        bench.traffic.open(bench.flows)
+        try:
+            bench.traffic.wait_until_open()
+            times = [bench.traffic.run_round(self._length) for _ in range(self._options.rounds_before)]
+            before = self._ideal_before_s / median(times[1:])
+            with LinkCut(bench.fabric, self._link, self._options.withdraw_s) as cut:
+                trial = self._watch(cut, is_dynamic)
+        finally:
+            bench.traffic.close()
+        return replace(trial, before=before)
+
+    def _watch(self, cut: LinkCut, is_dynamic: bool) -> CutTrial:
+        follower = _Follower(self._bench, self._planner, self._link, self._ways)
+        rounds: list[Round] = []
+        with _in_background(cut, follower if is_dynamic else None) as began:
+            while not rounds or rounds[-1].end_s < self._options.watch_s:
+                took_s = self._bench.traffic.run_round(self._length)
+                rounds.append(Round(time.monotonic() - began, took_s, self._ideal_after_s / took_s))
+        decided_s = follower.decided - began if follower.decided else None
+        return CutTrial(self._link, is_dynamic, 0.0, tuple(rounds), len(follower.moved), decided_s)
+
+
+class _Follower:
+    """Watches a link as an agent would; once it is down, keeps all flows on the ways of a new plan."""
+
+    def __init__(self, bench: PathBench, planner: Planner, link: str, ways: Ways) -> None:
+        self._bench, self._planner, self._ways, self._link = bench, planner, ways, link
+        self._cable = next(cable for cable in bench.fabric.plan.cables if cable.link.id == link)
+        self.moved: set[PlannedFlow] = set()
+        self.decided: float | None = None
+
+    def follow(self, is_over: threading.Event) -> None:
+        """Work until it is over. Routes change for some time after a cut, so that flows are looked at again."""
+        while not is_over.wait(_LOOK_S):
+            if not self._is_down():
+                continue
+            if self.decided is None:
+                topology = without(self._bench.fabric.topology, [self._link])
+                self._ways = self._planner(topology, self._bench.flows, self._ways)
+            self._bring_back()
+
+    def _is_down(self) -> bool:
+        port = self._cable.a
+        return not self._bench.fabric.homes[port.node].change(read_ports)[port.name].is_up
+
+    def _bring_back(self) -> None:
+        """Move what is not on its planned way."""
+        off = self._bench.flows_off(self._ways)
+        if not off:
+            return
+        try:
+            self._bench.plan({flow: self._ways[flow] for flow in off})
+        except LockstepError:  # routes still lead to the dead link: the next look will find ports
+            return
+        self._bench.traffic.open(off)
+        self.moved |= set(off)
+        self.decided = time.monotonic()
+
+
+@contextmanager
+def _in_background(cut: LinkCut, follower: _Follower | None) -> Iterator[float]:
+    """Cut now, withdraw a little later, and follow until the end of the block; give the moment of the cut."""
+    is_over = threading.Event()
+    threads = [threading.Thread(target=cut.withdraw)]
+    if follower:
+        threads.append(threading.Thread(target=follower.follow, args=(is_over,)))
+    cut.cut()
+    began = time.monotonic()
+    for thread in threads:
+        thread.start()
+    try:
+        yield began
+    finally:
+        is_over.set()
+        for thread in threads:
+            thread.join()

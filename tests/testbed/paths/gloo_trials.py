@@ -1,0 +1,137 @@
+"""A real framework with and without planned paths: all-reduces of torch over gloo, whose ports nobody told it."""
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from statistics import median
+
+from lockstep.errors import LockstepError
+from lockstep.path_file import PathEntry, PathPlan, read_reports, write_plan
+from tests.testbed.fabric.building import build_fabric
+from tests.testbed.fabric.fabric import Fabric
+from tests.testbed.fabric.options import ShapeOptions
+from tests.testbed.gloo_job import GlooPlan, GlooRank, read_steps, start_gloo_job
+from tests.testbed.paths.agent import PathAgent
+from tests.testbed.paths.flows import Nic, PlannedFlow, Planner, Ways
+from tests.testbed.paths.ports import PortFinder
+from tests.testbed.paths.probing import PathProber
+from tests.testbed.paths.shim import ShimFiles, build
+from tests.testbed.paths.trials import eight_hosts
+from tests.waiting import LIMIT_S
+
+MOST_MBPS = 800.0  # of all hosts together
+_LEASE_S = 600
+_MEETING_PORT = 29_500
+
+
+@dataclass(frozen=True, slots=True)
+class GlooOptions:
+    """What the job does."""
+
+    steps: int = 12
+    skipped: int = 3  # steps at the start that do not count
+    bytes: int = 4 << 20
+    runs: int = 3  # of each kind
+    seed: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class GlooRun:
+    """One job; the time of a step is the median over ranks and steps."""
+
+    is_planned: bool
+    step_ms: float
+    enforced: int = 0  # connections that the shim gave a planned port
+    refused: int = 0  # connections of planned pairs that it did not
+    answer_ms: float = 0.0  # median of the agents
+
+
+def ring_across(hosts: Sequence[str]) -> list[str]:
+    """Return the hosts of two leaves in an order in which every neighbour is on the other leaf.
+
+    >>> ring_across(["h0", "h1", "h2", "h3"])
+    ['h0', 'h2', 'h1', 'h3']
+    """
+    half = len(hosts) // 2
+    return [host for pair in zip(hosts[:half], hosts[half:], strict=True) for host in pair]
+
+
+def ring_flows(ring: Sequence[Nic]) -> list[PlannedFlow]:
+    """Return the heavy flows of gloo's ring, in which rank r sends to rank r-1."""
+    return [PlannedFlow(nic, ring[number - 1]) for number, nic in enumerate(ring)]
+
+
+def run_gloo(planner: Planner, folder: Path, options: GlooOptions) -> list[GlooRun]:
+    """Return the runs of both kinds in a shuffled order, each on a fabric of its own; about 20 s each."""
+    kinds = [False, True] * options.runs
+    Random(options.seed).shuffle(kinds)  # an order, no secret
+    library = build(folder)
+    runs = []
+    for number, is_planned in enumerate(kinds):
+        files = ShimFiles(library, folder / f"run{number}")
+        with build_fabric(eight_hosts(), ShapeOptions(most_mbps=MOST_MBPS)) as fabric:
+            runs.append(_run(fabric, planner if is_planned else None, files, options))
+    return runs
+
+
+def _run(fabric: Fabric, planner: Planner | None, files: ShimFiles, options: GlooOptions) -> GlooRun:
+    nics = [(host, "eth0") for host in ring_across(fabric.plan.hosts)]
+    with ExitStack() as stack:
+        agents = start_agents(stack, fabric, planner, nics, files, options.seed)[0] if planner else []
+        times = _run_job(fabric, nics, files, options)
+        told = list(read_reports(files.reports))
+        answers = [asked.took_s * 1e3 for agent in agents for asked in agent.asked]
+    enforced = sum(report.is_enforced for report in told)
+    return GlooRun(bool(planner), median(times), enforced, len(told) - enforced, median(answers) if answers else 0.0)
+
+
+def start_agents(
+    stack: ExitStack, fabric: Fabric, planner: Planner, nics: Sequence[Nic], files: ShimFiles, seed: int
+) -> tuple[list[PathAgent], Ways, PortFinder]:
+    """Plan the ring, tell the shim to ask for its pairs in both directions, and have an agent on every host."""
+    flows = ring_flows(nics)
+    planned = planner(fabric.topology, flows, {})
+    ways = {(flow.src, flow.dst): way for flow, way in planned.items()}
+    prober = PathProber(fabric)
+    stack.callback(prober.close)
+    finder = PortFinder(prober, seed)
+    finder.find(
+        flows[0].src, flows[0].dst, _MEETING_PORT, next(iter(ways.values()))
+    )  # loads what probing needs before somebody waits
+    pairs = [pair for src, dst in ways for pair in ((src, dst), (dst, src))]
+    write_plan(files.plan, PathPlan(1, int(time.time()) + _LEASE_S, _ask_for(fabric, pairs)))
+    agents = [stack.enter_context(PathAgent(fabric, host, finder, ways)) for host in fabric.plan.hosts]
+    return agents, planned, finder
+
+
+def _ask_for(fabric: Fabric, pairs: Sequence[tuple[Nic, Nic]]) -> tuple[PathEntry, ...]:
+    ends = dict.fromkeys((fabric.address_of(*src), fabric.address_of(*dst)) for src, dst in pairs)
+    return tuple(PathEntry(destination, source=source) for source, destination in ends)
+
+
+def _run_job(fabric: Fabric, nics: Sequence[Nic], files: ShimFiles, options: GlooOptions) -> list[float]:
+    """Return the times of all ranks' steps that count."""
+    environment: Mapping[str, str] = files.environment()
+    log = files.folder / "gloo.log"
+    with start_gloo_job(ring_job(fabric, nics, options), log, environment) as process:
+        try:
+            code = process.wait(LIMIT_S)
+        finally:
+            process.kill()
+    if code:
+        raise LockstepError(f"the gloo job ended with {code}: {log.read_text(errors='replace')[-1000:]}")
+    return [step.ms for step in read_steps(log) if step.step >= options.skipped]
+
+
+def ring_job(fabric: Fabric, nics: Sequence[Nic], options: GlooOptions) -> GlooPlan:
+    """Return a job with a rank on each NIC."""
+    return GlooPlan(
+        ranks=tuple(GlooRank(interface=nic, namespace=fabric.namespace_of(host)) for host, nic in nics),
+        address=fabric.address_of(*nics[0]),
+        port=_MEETING_PORT,
+        steps=options.steps,
+        bytes=options.bytes,
+    )

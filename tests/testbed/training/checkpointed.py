@@ -1,0 +1,168 @@
+"""A job that resumes on another number of ranks: `python -m tests.testbed.training.checkpointed --dir CKPTS ...`.
+
+Each process is a rank, numbered by Slurm (SLURM_PROCID, SLURM_NTASKS) or torchrun (RANK, WORLD_SIZE); ranks meet
+through a file in --rendezvous, or at MASTER_ADDR and MASTER_PORT. With --ranks N one process forks all of them on
+loopback. The global batch is the same on any number of ranks, so the losses go on where the checkpoint ends.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from lockstep.errors import BadInput, LockstepError
+from lockstep.verdict import Frozen
+from tests.testbed.training.checkpoints import find_checkpoint, load, save
+from tests.testbed.training.forking import fork_child
+from tests.testbed.training.meeting import Seat, files_at, find_seat, meet, part
+
+if TYPE_CHECKING:  # torch comes with it
+    from tests.testbed.training.sharded import Sharded
+
+
+class LoggedStep(Frozen):
+    """One line of the log; after a restart steps may come again, and the last line of a step counts."""
+
+    step: int = Field(ge=1)
+    loss: float
+    ranks: int
+    layout: str = Field(description="replicas x tensor-parallel ranks")
+    resumed_from: int = Field(description="step of the checkpoint with which this run began; 0: none")
+    time_ns: int = Field(description="end of the step")
+
+
+@dataclass(frozen=True, slots=True)
+class JobOptions:
+    """What the job does."""
+
+    folder: Path  # of its checkpoints
+    steps: int  # in all, those before the checkpoint included
+    step_s: float = 0.0  # shortest time of a step
+    every: int = 5  # steps from checkpoint to checkpoint
+    log: Path | None = None
+    layout: tuple[int, int] | None = None  # replicas and tensor-parallel ranks; None: replicas only
+    timeout_s: float = 60.0  # of meeting, and of every collective
+
+
+def read_log(log: Path) -> dict[int, LoggedStep]:
+    """Return what was told last of each step."""
+    lines = log.read_text().splitlines() if log.exists() else []
+    told = [LoggedStep.model_validate_json(line) for line in lines if line.endswith("}")]
+    return {line.step: line for line in told}
+
+
+def parse_layout(text: str) -> tuple[int, int]:
+    """Return replicas and tensor-parallel ranks of a text such as 2x4."""
+    replicas, _, tensor_parallel = text.partition("x")
+    if not (replicas.isdigit() and tensor_parallel.isdigit() and int(replicas) and int(tensor_parallel)):
+        raise BadInput(f"a layout is replicas x tensor-parallel ranks, such as 4x2, not {text}")
+    return int(replicas), int(tensor_parallel)
+
+
+def run_rank(seat: Seat, options: JobOptions) -> None:
+    """Be a rank from the newest checkpoint to the last step."""
+    import torch
+
+    from tests.testbed.training.sharded import build_sharded
+
+    replicas, tensor_parallel = options.layout or (seat.ranks, 1)
+    if replicas * tensor_parallel != seat.ranks:
+        raise BadInput(f"a layout of {replicas}x{tensor_parallel} does not fit {seat.ranks} ranks")
+    found = find_checkpoint(options.folder, os.environ)
+    torch.set_num_threads(1)
+    meet(seat, options.timeout_s)
+    sharded = build_sharded(replicas, tensor_parallel)
+    _train(sharded, load(found, sharded) if found else 0, options)
+    part()
+
+
+def run_ranks(ranks: int, options: JobOptions) -> None:
+    """Fork all ranks on loopback and wait for them; LockstepError with those that failed."""
+    # What every rank would otherwise import for itself; AdamW does so with dynamo.
+    from torch import _dynamo  # noqa: F401
+    from torch.distributed.checkpoint import state_dict  # noqa: F401
+
+    import tests.testbed.training.sharded  # noqa: F401
+
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    with tempfile.TemporaryDirectory() as folder:
+        seats = [Seat(rank, ranks, files_at(Path(folder, "meeting"))) for rank in range(ranks)]
+        pids = {fork_child(partial(run_rank, seat, options)): seat.rank for seat in seats}
+        ended = dict(os.wait() for _ in pids)
+    failed = {pids[pid]: os.waitstatus_to_exitcode(status) for pid, status in ended.items() if status}
+    if failed:
+        names = ", ".join(f"{rank} with {code}" for rank, code in sorted(failed.items()))
+        raise LockstepError(f"ranks of the training job have failed: {names}")
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Be one rank, or all of them."""
+    given = _parser().parse_args(arguments)
+    try:
+        options = JobOptions(
+            folder=given.dir,
+            steps=given.steps,
+            step_s=given.step_s,
+            every=given.every,
+            log=given.log,
+            layout=parse_layout(given.layout) if given.layout else None,
+            timeout_s=given.timeout_s,
+        )
+        if given.ranks:
+            run_ranks(given.ranks, options)
+        else:
+            run_rank(find_seat(os.environ, given.rendezvous), options)
+    except LockstepError as error:
+        raise SystemExit(str(error)) from None
+
+
+def _train(sharded: "Sharded", resumed_from: int, options: JobOptions) -> None:
+    """Do the steps that are left, each with its line and some with a checkpoint."""
+    from torch import distributed
+
+    from tests.testbed.training.sharded import train_step
+
+    replicas, tensor_parallel = sharded.mesh.shape
+    for step in range(resumed_from + 1, options.steps + 1):
+        begin = time.monotonic()
+        loss = train_step(sharded, step)
+        time.sleep(max(0.0, options.step_s - (time.monotonic() - begin)))
+        if distributed.get_rank() == 0 and options.log:
+            line = LoggedStep(
+                step=step,
+                loss=loss,
+                ranks=distributed.get_world_size(),
+                layout=f"{replicas}x{tensor_parallel}",
+                resumed_from=resumed_from,
+                time_ns=time.time_ns(),
+            )
+            with open(options.log, "a") as log:
+                log.write(f"{line.model_dump_json()}\n")
+        if step % options.every == 0:
+            save(options.folder, step, sharded)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tests.testbed.training.checkpointed")
+    parser.add_argument("--dir", type=Path, required=True, help="folder of the checkpoints")
+    parser.add_argument("--steps", type=int, required=True, help="in all, those before the checkpoint included")
+    parser.add_argument("--step-s", type=float, default=0.0, help="shortest time of a step")
+    parser.add_argument("--every", type=int, default=5, help="steps from checkpoint to checkpoint")
+    parser.add_argument("--layout", help="replicas x tensor-parallel ranks, such as 2x2")
+    parser.add_argument("--log", type=Path, help="file that gets a line of JSON for each step")
+    parser.add_argument("--rendezvous", type=Path, help="folder that all ranks see, in which they meet")
+    parser.add_argument("--ranks", type=int, help="fork so many ranks here")
+    parser.add_argument("--timeout-s", type=float, default=60.0, help="of meeting, and of every collective")
+    return parser
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,234 @@
+"""A job that runs: one process a rank, wherever there are hosts; told of faults by lines, to leave by their end."""
+
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from lockstep.errors import LockstepError
+from tests.testbed.services import wait_until
+from tests.testbed.workers.job_file import write_job
+from tests.testbed.workers.plan import JobPlan
+
+_LIMIT_S = 600
+_END_S = 120.0
+
+
+class Place(Protocol):
+    """Where hosts are: a fabric of namespaces, or this machine's loopback addresses."""
+
+    def address_of(self, host: str, nic: str) -> str: ...
+
+    def run_in(self, host: str, command: Sequence[str], env: Mapping[str, str]) -> "subprocess.Popen[bytes]": ...
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """When a rank was in a step; UNIX time of its clock."""
+
+    step: int
+    begin_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True)
+class SendingSocket:
+    """A connection over the network that sends; rank and peer count in the communicator."""
+
+    comm: int
+    channel: int
+    rank: int
+    peer: int
+    nic: str
+    sport: int
+    dport: int
+
+
+@dataclass(frozen=True)
+class RankProcess:
+    """A rank's process, the pipe by which it is told things, and its files."""
+
+    rank: int
+    host: str
+    process: "subprocess.Popen[bytes]"
+    control: int  # the only writing end: when we are gone, it ends
+    folder: Path
+
+    @property
+    def lines(self) -> list[str]:
+        """What it has said so far."""
+        with suppress(FileNotFoundError):  # it has just begun
+            return (self.folder / f"rank{self.rank}.out").read_text().splitlines()
+        return []
+
+    @property
+    def complaints(self) -> str:
+        """What it has complained of."""
+        with suppress(FileNotFoundError):
+            return (self.folder / f"rank{self.rank}.err").read_text().strip()
+        return ""
+
+    @property
+    def steps(self) -> list[StepTime]:
+        """The steps it has done."""
+        return [StepTime(*map(int, line.split()[1:])) for line in self.lines if line.startswith("step ")]
+
+    @property
+    def sockets(self) -> list[SendingSocket]:
+        """The connections by which it sends."""
+        return [_read_socket(line.split()) for line in self.lines if line.startswith("connection ")]
+
+    def tell(self, line: str) -> None:
+        """Write a control line (nccl_plugin/tests/worker_control.c has them all)."""
+        os.write(self.control, f"{line}\n".encode())
+
+    def wait_for(self, word: str, limit_s: float = _LIMIT_S) -> None:
+        """Return when it has said this line; LockstepError when it has ended instead."""
+        wait_until(lambda: word in self._lines_of_living(), f"rank {self.rank} says {word!r}", limit_s)
+
+    def wait_for_step(self, step: int, limit_s: float = _LIMIT_S) -> None:
+        """Return when it has done this step."""
+        mark = f"step {step} "
+        wait_until(
+            lambda: any(line.startswith(mark) for line in self._lines_of_living()),
+            f"rank {self.rank} has done step {step}",
+            limit_s,
+        )
+
+    def _lines_of_living(self) -> list[str]:
+        is_over, lines = self.process.poll() is not None, self.lines
+        if is_over:
+            raise LockstepError(f"rank {self.rank} ended with {self.process.returncode}: {self.complaints}")
+        return lines
+
+
+class Job:
+    """The ranks of a job; the block's end ends them."""
+
+    def __init__(self, ranks: Sequence[RankProcess]) -> None:
+        self.ranks = tuple(ranks)
+        self._is_told = False
+
+    def __enter__(self) -> "Job":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for rank in self.ranks:
+            rank.process.kill()
+            rank.process.wait(_END_S)
+        self._end_lines()
+
+    def on_host(self, host: str) -> list[RankProcess]:
+        return [rank for rank in self.ranks if rank.host == host]
+
+    def tell(self, line: str) -> None:
+        """Tell every rank the same."""
+        for rank in self.ranks:
+            rank.tell(line)
+
+    def wait_for(self, word: str, limit_s: float = _LIMIT_S) -> None:
+        """Return when every rank has said it: `ready`, `done`; LockstepError when one has ended instead."""
+        for rank in self.ranks:
+            rank.wait_for(word, limit_s)
+
+    def wait_for_step(self, step: int, limit_s: float = _LIMIT_S) -> None:
+        """Return when every rank has done this step."""
+        for rank in self.ranks:
+            rank.wait_for_step(step, limit_s)
+
+    def leave(self, limit_s: float = _END_S) -> list[int]:
+        """Have all ranks leave in order; return their exit codes."""
+        self._end_lines()
+        return self.wait_until_over(limit_s)
+
+    def wait_until_over(self, limit_s: float = _END_S) -> list[int]:
+        """Return the exit codes when all ranks have ended by themselves."""
+        return [rank.process.wait(limit_s) for rank in self.ranks]
+
+    def _end_lines(self) -> None:
+        if not self._is_told:
+            self._is_told = True
+            for rank in self.ranks:
+                os.close(rank.control)
+
+
+def start_job(
+    place: Place,
+    plan: JobPlan,
+    built: Path,
+    folder: Path,
+    limit_s: int = _LIMIT_S,
+    environment: Mapping[str, str] | None = None,
+) -> Job:
+    """Start all ranks; `built` has worker and plugin (testbed.ranks.build_ranks), `folder` is new and the job's own.
+
+    Rings are in `folder`/rings/HOST, NCCL's logs beside the rest. A rank ends when no step is done within the limit.
+    """
+    folder.mkdir(parents=True)
+    for host in dict.fromkeys(plan.hosts):
+        rings = rings_of(folder, host)
+        rings.mkdir(parents=True)
+        rings.chmod(0o1777)
+    command = [str(built / "worker"), str(built / "liblockstep-nccl.so"), str(folder)]
+    with ExitStack() as started:
+        ranks = []
+        for rank in range(plan.layout.ranks):
+            words = [*command, str(rank), "--limit-s", str(limit_s)]
+            ranks.append(_start_rank(place, plan, rank, folder, words, environment or {}))
+            started.push(Job(ranks[-1:]))
+        started.pop_all()
+    return Job(ranks)
+
+
+def rings_of(folder: Path, host: str) -> Path:
+    """Return where the ranks of a host record."""
+    return folder / "rings" / host
+
+
+def environment_of(plan: JobPlan, rank: int, folder: Path) -> dict[str, str]:
+    """Return what a launcher and Lockstep's injection tell a rank."""
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(plan.layout.ranks),
+        "LOCAL_RANK": str(plan.local_rank(rank)),
+        "TORCHELASTIC_RESTART_COUNT": str(plan.attempt),
+        "LOCKSTEP_HOST": plan.hosts[rank],
+        "LOCKSTEP_JOB": plan.job,
+        "LOCKSTEP_RING_DIR": str(rings_of(folder, plan.hosts[rank])),
+        "LOCKSTEP_SAMPLE": "1",  # a testbed's job is small: steps of all operations
+        "LOCKSTEP_BUDGET": "0",  # else the plugin leaves detail out at times, to learn what it costs
+        "NCCL_DEBUG": "INFO",
+        "NCCL_DEBUG_FILE": str(folder / "nccl.%p.log"),
+    }
+
+
+def _start_rank(
+    place: Place,
+    plan: JobPlan,
+    rank: int,
+    folder: Path,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+) -> RankProcess:
+    host = plan.hosts[rank]
+    addresses = [place.address_of(host, nic) for nic in plan.nics]
+    (folder / f"rank{rank}.job").write_text(write_job(plan, rank, addresses))
+    pipe = folder / f"rank{rank}.control"
+    os.mkfifo(pipe)
+    control = os.open(pipe, os.O_RDWR | os.O_CLOEXEC)  # reading, too: else opening waits for the rank
+    ours = {name: value for name, value in os.environ.items() if not name.startswith(("LOCKSTEP_", "NCCL_"))}
+    env = ours | environment_of(plan, rank, folder) | dict(environment)
+    try:
+        process = place.run_in(host, command, env)
+    except BaseException:
+        os.close(control)
+        raise
+    return RankProcess(rank, host, process, control, folder)
+
+
+def _read_socket(words: Sequence[str]) -> SendingSocket:
+    _, comm, channel, rank, peer, nic, sport, dport = words
+    return SendingSocket(int(comm, 16), int(channel), int(rank), int(peer), nic, int(sport), int(dport))
