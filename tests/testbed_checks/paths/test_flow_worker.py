@@ -1,7 +1,6 @@
 """The worker of a host, on loopback: it sends what it is told, counts what arrived, and begins anew when told."""
 
 import json
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -106,14 +105,3 @@ def test_worker_ends_with_its_commands(play: Play) -> None:
     play._process.stdin.close()
 
     assert play._process.wait(20) == 0
-
-
-def test_ports_are_free_again_at_once(play: Play) -> None:
-    play.open("a")
-    eventually(lambda: "a" in play.count()["sports"])
-    port = play.count()["sports"]["a"]
-    play.tell(end=True)
-    play.count()
-
-    with socket.socket() as taker:
-        taker.bind(("127.0.0.1", port))
