@@ -1,9 +1,10 @@
 """The agent sends everything once, in order and with a heartbeat, whatever its sources and its gateway do."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,15 +12,15 @@ import pytest
 from structlog.testing import capture_logs
 
 from collector import agent as agent_module
-from collector.agent import CollectorAgent
+from collector.agent import CollectorAgent, Gathering
 from collector.shipping import GatewayClient, MemoryQueue
 from collector.sources.source import PlainSource, Reading, Source
 from collector.spool import Spool
 from lockstep.batches import DetailRequest
-from lockstep.clock import NS_PER_S
+from lockstep.clock import NS_PER_S, ManualClock
 from lockstep.errors import NotPresent
 from lockstep.records import Event
-from tests.builders import T0, make, rows
+from tests.builders import SECOND, T0, make, rows
 from tests.collector.fake_gateway import Answer, FakeGateway
 from tests.testbed.tcp_proxy import TcpProxy
 from tests.waiting import HastyClock, eventually
@@ -51,10 +52,9 @@ class NumberedSource(PlainSource):
     def __init__(
         self, name: str, before: Callable[[int], None] = lambda number: None, is_urgent: bool = False
     ) -> None:
-        self.name, self._is_urgent = name, is_urgent
+        self.name, self._before, self._is_urgent = name, before, is_urgent
         self.reads = 0
         self.requests: Sequence[DetailRequest] = ()
-        self._before = before
 
     def read(self, now_ns: int, requests: Sequence[DetailRequest]) -> Reading:
         number, self.reads = self.reads, self.reads + 1
@@ -76,18 +76,16 @@ def gateway() -> Iterator[FakeGateway]:
         yield serving
 
 
-def make_agent(
-    *sources: Source, server: str, buffer_bytes: int = PLENTY, clock: HastyClock | None = None
-) -> CollectorAgent:
-    destination = GatewayClient(server, "token", "h0")
-    return CollectorAgent("h0", sources, MemoryQueue(buffer_bytes), destination, clock or HastyClock())
-
-
 @contextmanager
 def running(
-    *sources: Source, server: str, buffer_bytes: int = PLENTY, clock: HastyClock | None = None
+    *sources: Source,
+    server: str,
+    buffer_bytes: int = PLENTY,
+    clock: HastyClock | None = None,
+    checkpoints: Mapping[str, bytes] | None = None,
 ) -> Iterator[CollectorAgent]:
-    agent = make_agent(*sources, server=server, buffer_bytes=buffer_bytes, clock=clock)
+    destination, queue = GatewayClient(server, "token", "h0"), MemoryQueue(buffer_bytes)
+    agent = CollectorAgent("h0", sources, queue, destination, clock or HastyClock(), checkpoints or {})
     agent.start()
     try:
         yield agent
@@ -101,46 +99,36 @@ def reported_by(source: NumberedSource, gateway: FakeGateway) -> list[int]:
     return [int(message) for name, message in events if name == source.name]
 
 
-def fail(error: Exception) -> Callable[[int], None]:
-    def raise_it(_: int) -> None:
-        raise error
+def fail(error: Exception, times: int = 1 << 30) -> Callable[[int], None]:
+    """Return what raises at the first so many reads."""
+
+    def raise_it(number: int) -> None:
+        if number < times:
+            raise error
 
     return raise_it
 
 
-def test_batches_are_numbered_from_one_without_a_gap(gateway: FakeGateway) -> None:
-    with running(NumberedSource("a"), server=gateway.url):
-        eventually(lambda: len(gateway.received) >= 4)
-    assert gateway.numbers == list(range(1, len(gateway.numbers) + 1))
-    assert {batch.agent for batch in gateway.received} == {"h0"}
-
-
-def test_every_start_is_another_boot(gateway: FakeGateway) -> None:
-    for _ in range(2):
-        with running(server=gateway.url):
-            pass
-    first, second = dict.fromkeys(batch.boot for batch in gateway.received)
-    assert first != second
-
-
-def test_everything_read_arrives_once_and_the_end_sends_what_is_left(gateway: FakeGateway) -> None:
+def test_everything_read_arrives_once_in_numbered_batches_with_a_heartbeat_each(gateway: FakeGateway) -> None:
     source = NumberedSource("a")
     with running(source, server=gateway.url):
-        eventually(lambda: source.reads >= 5)
-    assert reported_by(source, gateway) == list(range(source.reads))
-
-
-def test_agent_that_never_started_still_says_that_it_was_there(gateway: FakeGateway) -> None:
-    make_agent(NumberedSource("a"), server=gateway.url).close()
-    assert gateway.numbers == [1]
-    assert gateway.all_of("agents", "host") == ["h0"]
-
-
-def test_every_batch_has_one_heartbeat(gateway: FakeGateway) -> None:
-    with running(NumberedSource("a"), server=gateway.url):
-        eventually(lambda: len(gateway.received) >= 3)
+        eventually(lambda: source.reads >= 5 and len(gateway.received) >= 4)
+    assert reported_by(source, gateway) == list(range(source.reads)), "the end sends what is left"
+    assert gateway.numbers == list(range(1, len(gateway.numbers) + 1))
+    assert {batch.agent for batch in gateway.received} == {"h0"}
     assert all(len(batch.column("agents", "host")) == 1 for batch in gateway.received)
     assert set(gateway.all_of("agents", "dropped")) == {0}
+
+
+def test_every_start_is_another_boot_and_an_agent_that_never_started_says_that_it_was_there(
+    gateway: FakeGateway,
+) -> None:
+    destination = GatewayClient(gateway.url, "token", "h0")
+    CollectorAgent("h0", [NumberedSource("a")], MemoryQueue(PLENTY), destination, HastyClock()).close()
+    assert (gateway.numbers, gateway.all_of("agents", "host")) == ([1], ["h0"])
+    with running(server=gateway.url):
+        pass
+    assert len({batch.boot for batch in gateway.received}) == 2
 
 
 def test_host_s_watermark_is_that_of_its_slowest_source(gateway: FakeGateway) -> None:
@@ -177,14 +165,15 @@ def test_source_that_stops_giving_is_waited_for_a_while_and_not_for_ever(gateway
         let_go.set()
 
 
-def test_batch_whose_reply_was_lost_is_sent_again_under_its_number(gateway: FakeGateway) -> None:
-    gateway.answers += ["lost", "lost"]
-    source = NumberedSource("a")
-    with running(source, server=gateway.url):
+@pytest.mark.parametrize("answer", ["lost", 401, 403, 404, 408, 429, 500, 502, 503, b"<html>please log in</html>"])
+def test_batch_without_a_receipt_is_sent_again_under_its_number(gateway: FakeGateway, answer: Answer) -> None:
+    gateway.answers += [answer, answer]
+    with running(NumberedSource("a"), server=gateway.url):
         eventually(lambda: len(gateway.received) >= 4)
     assert gateway.numbers[:4] == [1, 1, 1, 2]
     assert len({batch.body for batch in gateway.received[:3]}) == 1
     assert len({batch.boot for batch in gateway.received}) == 1
+    assert gateway.all_of("agents", "dropped")[-1] == 0
 
 
 @pytest.mark.parametrize("status", [400, 413, 415, 422])
@@ -195,16 +184,6 @@ def test_batch_that_the_gateway_will_never_take_is_dropped_and_counted(gateway: 
     assert gateway.numbers == list(range(1, len(gateway.numbers) + 1))
     lost_rows = sum(table.num_rows for table in gateway.received[0].tables.values())
     assert gateway.all_of("agents", "dropped")[-1] == lost_rows
-
-
-@pytest.mark.parametrize("answer", [401, 403, 404, 408, 429, 500, 502, 503, b"<html>please log in</html>"])
-def test_batch_is_kept_while_the_refusal_may_pass(gateway: FakeGateway, answer: Answer) -> None:
-    gateway.answers += [answer, answer]
-    source = NumberedSource("a")
-    with running(source, server=gateway.url):
-        eventually(lambda: len(gateway.received) >= 4)
-    assert gateway.numbers[:4] == [1, 1, 1, 2]
-    assert gateway.all_of("agents", "dropped")[-1] == 0
 
 
 def test_batches_wait_while_nobody_answers_and_arrive_in_order_afterwards(gateway: FakeGateway) -> None:
@@ -271,26 +250,19 @@ def test_end_does_not_wait_for_a_gateway_that_is_gone() -> None:
             eventually(lambda: source.reads >= 3)
 
 
-def test_detail_requests_reach_the_sources(gateway: FakeGateway) -> None:
-    request = DetailRequest(id="w1", host="h0", kind="detail", details={"ranks": [1]}, expires_ns=FAR_NS)
-    gateway.requests = (request,)
-    source = NumberedSource("a")
-    with running(source, server=gateway.url):
-        eventually(lambda: source.requests == (request,))
-        gateway.requests = ()
-        eventually(lambda: source.requests == ())
-
-
-def test_detail_request_that_has_expired_reaches_nobody_even_when_the_gateway_is_gone(gateway: FakeGateway) -> None:
-    clock = HastyClock()
-    short = DetailRequest(
-        id="short", host="h0", kind="probe", details={}, expires_ns=clock.now_ns() + 86_400 * NS_PER_S
+def test_detail_requests_reach_the_sources_until_they_expire_even_when_the_gateway_is_gone(
+    gateway: FakeGateway,
+) -> None:
+    clock, source = HastyClock(), NumberedSource("a")
+    ends = {"short": clock.now_ns() + 86_400 * NS_PER_S, "long": FAR_NS}
+    short, long = (
+        DetailRequest(id=name, host="h0", kind="probe", details={"ranks": [1]}, expires_ns=end_ns)
+        for name, end_ns in ends.items()
     )
-    long = DetailRequest(id="long", host="h0", kind="probe", details={}, expires_ns=FAR_NS)
-    gateway.requests = (short, long)
-    source = NumberedSource("a")
     with running(source, server=gateway.url, clock=clock):
-        eventually(lambda: source.requests == (short, long))
+        for requests in ((short,), (), (short, long)):
+            gateway.requests = requests
+            eventually(lambda: source.requests == gateway.requests)
         gateway.answers += [503] * 10_000
         clock.skip(86_400)
         eventually(lambda: source.requests == (long,))
@@ -310,12 +282,11 @@ def test_source_that_fails_is_read_again_and_does_not_disturb_the_others(
     assert failures == [f"{type(error).__name__}: {error}"]
 
 
-def test_source_that_recovers_is_seen_again(gateway: FakeGateway) -> None:
-    def fail_twice(number: int) -> None:
-        if number < 2:
-            raise OSError("not yet")
-
-    source = NumberedSource("a", before=fail_twice)
+@pytest.mark.parametrize("error", [OSError("not yet"), NotPresent("no NIC yet")])
+def test_source_that_recovers_or_whose_hardware_comes_later_is_read_then(
+    gateway: FakeGateway, error: Exception
+) -> None:
+    source = NumberedSource("a", before=fail(error, times=2))
     with running(source, server=gateway.url):
         eventually(lambda: source.reads >= 4)
     assert reported_by(source, gateway) == list(range(2, source.reads))
@@ -364,17 +335,6 @@ def test_source_with_nothing_to_read_here_rests(gateway: FakeGateway, monkeypatc
     ]
 
 
-def test_source_whose_hardware_comes_later_is_read_then(gateway: FakeGateway) -> None:
-    def come_late(number: int) -> None:
-        if number < 2:
-            raise NotPresent("no NIC yet")
-
-    late = NumberedSource("late", before=come_late)
-    with running(late, server=gateway.url):
-        eventually(lambda: late.reads >= 4)
-    assert reported_by(late, gateway) == list(range(2, late.reads))
-
-
 def test_sources_are_closed_at_the_end_also_when_one_refuses(gateway: FakeGateway) -> None:
     class Closing(NumberedSource):
         is_closed = False
@@ -418,21 +378,15 @@ class CountingOn(NumberedSource):
         self.reads = int(checkpoint)
 
 
-def boot_for_five_readings(gateway: FakeGateway, folder: Path) -> CollectorAgent:
-    """Return an agent with a spool there, whose source has been read five times since it began."""
-    spool, source = Spool(folder, PLENTY, PLENTY), CountingOn("a")
-    destination = GatewayClient(gateway.url, "token", "h0")
-    agent = CollectorAgent("h0", [source], spool, destination, HastyClock(), spool.checkpoints)
-    goal = source.reads + 5
-    agent.start()
-    eventually(lambda: source.reads >= goal)
-    return agent
-
-
 def test_agent_goes_on_behind_the_last_batch_that_an_earlier_one_kept(gateway: FakeGateway, tmp_path: Path) -> None:
     for refusals in (3, 3, 0):
         gateway.answers += [503] * refusals
-        agent = boot_for_five_readings(gateway, tmp_path)
+        spool, source = Spool(tmp_path, PLENTY, PLENTY), CountingOn("a")
+        destination = GatewayClient(gateway.url, "token", "h0")
+        agent = CollectorAgent("h0", [source], spool, destination, HastyClock(), spool.checkpoints)
+        goal = source.reads + 5
+        agent.start()
+        eventually(partial(has_read, source, goal))
         if not refusals:
             gateway.answers.clear()  # so that the end sends all that is left
         agent.close()
@@ -443,11 +397,34 @@ def test_agent_goes_on_behind_the_last_batch_that_an_earlier_one_kept(gateway: F
     assert len({batch.boot for batch in gateway.received}) == 3
 
 
+def has_read(source: NumberedSource, goal: int) -> bool:
+    return source.reads >= goal
+
+
 def test_checkpoint_that_a_source_does_not_understand_lets_it_begin_anew(gateway: FakeGateway) -> None:
     source = CountingOn("a")
-    queue, destination = MemoryQueue(PLENTY), GatewayClient(gateway.url, "token", "h0")
-    agent = CollectorAgent("h0", [source], queue, destination, HastyClock(), {"a": b"from another release"})
-    agent.start()
-    eventually(lambda: source.reads >= 2)
-    agent.close()
+    with running(source, server=gateway.url, checkpoints={"a": b"from another release"}):
+        eventually(lambda: source.reads >= 2)
     assert reported_by(source, gateway)[:2] == [0, 1]
+
+
+def test_rows_beyond_the_bound_are_dropped_and_counted_until_somebody_packs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_module, "MOST_ROWS", 5)
+    gathering = Gathering({}, ManualClock(T0))
+    reading = Reading({"events": rows(make(Event), make(Event))}, watermark_ns=T0)
+    for _ in range(4):
+        gathering.put("a", reading, period_s=1.0)
+    assert gathering.take().tables["events"].num_rows == 4
+    assert gathering.dropped_rows == 4
+    gathering.put("a", reading, period_s=1.0)
+    assert gathering.take().tables["events"].num_rows == 2
+    assert gathering.dropped_rows == 4
+
+
+def test_source_that_is_read_seldom_holds_back_nobodys_watermark() -> None:
+    gathering = Gathering({}, ManualClock(T0))
+    gathering.put("connections", Reading({}, watermark_ns=T0 - 9 * SECOND), period_s=10.0)
+    assert gathering.take().watermark_ns is None
+    gathering.put("gpu", Reading({}, watermark_ns=T0 - SECOND), period_s=2.0)
+    gathering.put("links", Reading({}, watermark_ns=T0), period_s=1.0)
+    assert gathering.take().watermark_ns == T0 - SECOND

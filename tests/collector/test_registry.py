@@ -14,27 +14,15 @@ from lockstep.sections import CollectorSettings
 from tests.builders import SECOND, T0
 from tests.waiting import eventually
 
-SETTINGS = CollectorSettings()
 
-
-def test_sources_have_the_names_they_are_registered_under() -> None:
+def test_sources_are_made_under_their_names_and_settings_may_choose_among_them() -> None:
     names = [name for name, _ in SOURCES]
-    assert [make("h0", SETTINGS).name for _, make in SOURCES] == names
+    made = make_sources("h0", CollectorSettings())
+    assert [source.name for source in made] == names
     assert len(set(names)) == len(names)
-    assert "links" in names
-
-
-def test_sources_say_how_often_to_read_them() -> None:
-    assert [name for name, make in SOURCES if make("h0", SETTINGS).period_s <= 0] == []
-
-
-def test_settings_may_choose_among_the_sources() -> None:
+    assert all(source.period_s > 0 for source in made)
     chosen = CollectorSettings(sources=("rdma", "links"))
     assert {source.name for source in make_sources("h0", chosen)} == {"links", "rdma"}
-    assert len(make_sources("h0", SETTINGS)) == len(SOURCES)
-
-
-def test_source_that_does_not_exist_is_refused_with_the_names_that_do() -> None:
     with pytest.raises(BadInput, match=r"there is no source lynx; there are .*links, rdma"):
         make_sources("h0", CollectorSettings(sources=("lynx",)))
 

@@ -1,9 +1,20 @@
 """The queue is bounded, keeps its order, and counts what it had to drop."""
 
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from collector.shipping import Batch, MemoryQueue
+from collector.shipping import Batch, GatewayClient, MemoryQueue
+from collector.store_client import StoreClient, open_client
+from lockstep.batches import DetailRequest, Receipt, encode_batch
+from lockstep.errors import BadInput, DestinationAway, ServerRefused
+from lockstep.records import Event, NicCounter
+from lockstep.store.store import Store
+from tests.builders import T0, make, rows
+from tests.collector.fake_gateway import Answer, FakeGateway
 
 LIMIT = 100
 
@@ -12,56 +23,22 @@ def batch(number: int, size: int = 10, rows: int = 1) -> Batch:
     return Batch("boot", number, b"x" * size, rows)
 
 
-def test_empty_queue_has_no_first() -> None:
-    assert MemoryQueue(LIMIT).first() is None
-
-
-def test_first_is_the_oldest_and_stays_until_it_is_removed() -> None:
-    queue, oldest, newer = MemoryQueue(LIMIT), batch(1), batch(2)
-    queue.put(oldest)
-    queue.put(newer)
-    assert queue.first() is oldest
-    assert queue.first() is oldest
-    queue.remove(oldest)
-    assert queue.first() is newer
-    assert (queue.bytes, queue.dropped_rows) == (10, 0)
-
-
 def test_full_queue_drops_the_oldest_and_counts_its_rows() -> None:
-    queue = MemoryQueue(LIMIT)
+    queue, large = MemoryQueue(LIMIT), batch(12, size=LIMIT + 1, rows=7)
+    assert queue.first() is None
     for number in range(1, 12):
         queue.put(batch(number, size=10, rows=3))
     first = queue.first()
     assert first is not None
-    assert first.number == 2
-    assert (queue.bytes, queue.dropped_rows) == (100, 3)
-
-
-def test_batch_larger_than_the_queue_drops_all_others_and_stays() -> None:
-    queue, large = MemoryQueue(LIMIT), batch(3, size=LIMIT + 1, rows=7)
-    queue.put(batch(1, rows=2))
-    queue.put(batch(2, rows=3))
+    assert (first.number, queue.bytes, queue.dropped_rows) == (2, 100, 3)
     queue.put(large)
+    assert queue.first() is large, "larger than the queue: all others go, and it stays"
+    assert (queue.bytes, queue.dropped_rows) == (LIMIT + 1, 33)
+    queue.remove(first)  # it was dropped meanwhile
     assert queue.first() is large
-    assert (queue.bytes, queue.dropped_rows) == (LIMIT + 1, 5)
-
-
-def test_receipt_for_a_batch_that_was_dropped_meanwhile_removes_nothing() -> None:
-    queue, lost, kept = MemoryQueue(LIMIT), batch(1, size=60), batch(2, size=60)
-    queue.put(lost)
-    queue.put(kept)
-    queue.remove(lost)
-    assert queue.first() is kept
-    assert queue.bytes == 60
-
-
-def test_refused_batch_is_gone_and_its_rows_are_counted_as_lost() -> None:
-    queue, refused = MemoryQueue(LIMIT), batch(1, rows=4)
-    queue.put(refused)
-    queue.refuse(refused)
-    queue.refuse(refused)
-    assert queue.first() is None
-    assert (queue.bytes, queue.dropped_rows) == (0, 4)
+    queue.refuse(large)
+    queue.refuse(large)
+    assert (queue.first(), queue.bytes, queue.dropped_rows) == (None, 0, 40)
 
 
 class QueueAgainstAList(RuleBasedStateMachine):
@@ -108,3 +85,98 @@ class QueueAgainstAList(RuleBasedStateMachine):
 
 
 TestQueueAgainstAList = QueueAgainstAList.TestCase
+
+
+BODY = encode_batch({"events": rows(make(Event))})
+
+
+@pytest.fixture(scope="module")
+def serving() -> Iterator[FakeGateway]:
+    with FakeGateway() as gateway:
+        yield gateway
+
+
+@pytest.fixture
+def gateway(serving: FakeGateway) -> FakeGateway:
+    """The same gateway for all, empty for each."""
+    serving.received.clear()
+    serving.answers.clear()
+    serving.requests = ()
+    return serving
+
+
+def send(gateway: FakeGateway, number: int = 1) -> Receipt:
+    with closing(GatewayClient(gateway.url, "lks_secret", agent="h0")) as client:
+        return client.send(Batch("b1", number, BODY, rows=1))
+
+
+def test_batch_carries_agent_boot_number_and_token_and_brings_watermark_and_requests(gateway: FakeGateway) -> None:
+    gateway.requests = (DetailRequest(id="w1", host="h0", kind="probe", details={"dst": "h1"}, expires_ns=T0),)
+    receipt = send(gateway, number=7)
+    (batch,) = gateway.received
+    assert (batch.agent, batch.boot, batch.number, batch.token) == ("h0", "b1", 7, "Bearer lks_secret")
+    assert batch.body == BODY
+    assert (receipt.watermark, receipt.requests) == (7, gateway.requests)
+
+
+def test_receipt_of_a_newer_server_may_hold_more_than_we_know(gateway: FakeGateway) -> None:
+    request = '{"id": "w", "host": "h0", "kind": "probe", "details": {}, "expires_ns": 1, "priority": 1}'
+    gateway.answers.append(f'{{"watermark": 1, "requests": [{request}], "shard": "a"}}'.encode())
+    assert [request.id for request in send(gateway).requests] == ["w"]
+
+
+NONSENSE = "the server's receipt makes no sense"
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "sentence"),
+    [(status, status, "told to say no") for status in (400, 401, 413, 500, 503)]
+    + [(body, 200, NONSENSE) for body in (b"<html>please log in</html>", b"{}", b'{"watermark": -1}', b"")],
+)
+def test_refusal_carries_the_status_and_the_server_s_sentence(
+    gateway: FakeGateway, answer: Answer, status: int, sentence: str
+) -> None:
+    gateway.answers.append(answer)
+    with pytest.raises(ServerRefused, match=sentence) as caught:
+        send(gateway)
+    assert caught.value.status == status
+
+
+def test_lost_reply_is_an_error_of_the_transport(gateway: FakeGateway) -> None:
+    gateway.answers.append("lost")
+    with pytest.raises(DestinationAway, match="does not answer"):
+        send(gateway)
+
+
+@pytest.mark.parametrize(
+    ("server", "token", "host", "complaint"),
+    [
+        ("http://h:1", *pair, f"the host, {pair[1]!r}, must be plain ASCII")
+        for pair in (("lks_ü", "h0"), ("t", "hôte"))
+    ]
+    + [
+        (server, "t", "h0", f"{server!r} is not the address of a gateway.*; expected http")
+        for server in ("", "head", "head:8642", "ftp://head", "http://", "http://head:port")
+    ],
+)
+def test_header_or_address_that_cannot_be_is_refused_at_once(
+    server: str, token: str, host: str, complaint: str
+) -> None:
+    with pytest.raises(BadInput, match=complaint):
+        GatewayClient(server, token, agent=host)
+
+
+def test_batch_sent_twice_is_there_once_in_every_table(embedded_store: Store) -> None:
+    tables = {"events": rows(make(Event, message="a")), "nic_counters": rows(make(NicCounter, nic="eth0"))}
+    client = StoreClient(embedded_store, "h0")
+    for number in (1, 1, 2, 1):
+        assert client.send(Batch("b1", number, encode_batch(tables), rows=2)).watermark == number
+    for table in tables:
+        assert embedded_store.query(f"SELECT count() AS n FROM {table}")["n"].to_pylist() == [2], table
+
+
+def test_store_that_is_away_leaves_the_batch_where_it_is() -> None:
+    client = open_client("http://user@127.0.0.1:1/lockstep", "", "h0")
+    with pytest.raises(DestinationAway, match="the store does not take rows"):
+        client.send(Batch("b1", 1, encode_batch({"events": rows(make(Event))}), rows=1))
+    client.close()

@@ -63,21 +63,12 @@ def test_sources_go_on_behind_the_last_batch_that_was_packed_sent_or_not(tmp_pat
         assert spool.checkpoints == {"kernel_log": b"2"}
         drain(spool)
     with opened(tmp_path) as spool:
-        assert spool.checkpoints == {"kernel_log": b"2"}
-        assert spool.first() is None
+        assert (spool.checkpoints, spool.first()) == ({"kernel_log": b"2"}, None)
         spool.put(batch(1, boot=LATER))
     with opened(tmp_path) as spool:
         assert spool.checkpoints == {"kernel_log": b"1"}, "the later start counts, whatever its boot is called"
-
-
-def test_spool_leaves_one_file_when_everything_was_acknowledged(tmp_path: Path) -> None:
-    for boot in (BOOT, LATER):
-        with opened(tmp_path) as spool:
-            for number in range(1, 5):
-                spool.put(batch(number, boot=boot))
-            drain(spool)
-    assert len(list(tmp_path.glob("*.batch"))) == 0
-    assert len(list(tmp_path.glob("*.sent"))) == 1
+        drain(spool)
+    assert [len(list(tmp_path.glob(kind))) for kind in ("*.batch", "*.sent")] == [0, 1]
 
 
 def test_full_spool_drops_the_oldest_and_counts_its_rows(tmp_path: Path) -> None:
@@ -90,22 +81,18 @@ def test_full_spool_drops_the_oldest_and_counts_its_rows(tmp_path: Path) -> None
         assert spool.dropped_rows == 3 * (10 - len(left))
 
 
-def test_batch_dropped_while_it_is_sent_is_not_mistaken_for_another(tmp_path: Path) -> None:
+def test_batch_dropped_while_it_is_sent_is_not_mistaken_for_another_and_a_refused_one_is_counted(
+    tmp_path: Path,
+) -> None:
     with opened(tmp_path, max_bytes=1_500) as spool:
-        slow, next_one = batch(1, size=1_000), batch(2, size=1_000)
+        slow, refused, kept = batch(1, size=1_000), batch(2, size=1_000, rows=4), batch(3)
         spool.put(slow)
-        spool.put(next_one)
-        spool.remove(slow)
-        assert spool.first() == next_one
-
-
-def test_refused_batch_is_gone_and_counted(tmp_path: Path) -> None:
-    with opened(tmp_path) as spool:
-        refused, kept = batch(1, rows=4), batch(2)
         spool.put(refused)
+        spool.remove(slow)
+        assert spool.first() == refused
         spool.put(kept)
         spool.refuse(refused)
-        assert spool.dropped_rows == 4
+        assert spool.dropped_rows == 1 + 4
         assert drain(spool) == [kept]
 
 
@@ -124,23 +111,16 @@ def test_torn_file_is_lost_alone(tmp_path_factory: pytest.TempPathFactory, cut: 
         assert drain(spool) == [whole[0], whole[2]]
 
 
-def test_unfinished_file_and_strangers_are_no_batches(tmp_path: Path) -> None:
+def test_unfinished_file_and_strangers_are_no_batches_and_a_spool_has_one_agent(tmp_path: Path) -> None:
     (tmp_path / f"00000001-{BOOT}-000000000001.batch.tmp").write_bytes(b"half")
     (tmp_path / "notes.txt").write_text("mine")
     with opened(tmp_path) as spool:
         assert spool.first() is None
+        with pytest.raises(BadInput, match="another agent uses the spool in"):
+            Spool(tmp_path, PLENTY, PLENTY)
     assert {file.name for file in tmp_path.iterdir()} == {"notes.txt", "checkpoint"}
-
-
-def test_two_agents_do_not_share_a_spool(tmp_path: Path) -> None:
-    with opened(tmp_path), pytest.raises(BadInput, match="another agent uses the spool in"):
-        Spool(tmp_path, PLENTY, PLENTY)
-
-
-def test_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(BadInput, match=r"cannot use .*/file/spool as a spool"):
-        Spool(tmp_path / "file/spool", PLENTY, PLENTY)
+    with pytest.raises(BadInput, match=r"cannot use .*/notes.txt/spool as a spool"):
+        Spool(tmp_path / "notes.txt/spool", PLENTY, PLENTY)
 
 
 @pytest.fixture

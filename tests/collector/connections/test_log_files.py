@@ -1,6 +1,5 @@
 """A log is found where its process would find it, never outside, and read on where it was left."""
 
-import contextlib
 import os
 from pathlib import Path
 
@@ -8,9 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collector.connections.log_files import LogTail, expand_name, open_log
+from collector.connections.log_files import (
+    GRAPH_BYTES,
+    DeviceUse,
+    LogTail,
+    expand_name,
+    open_log,
+    parse_device_names,
+    parse_graph,
+)
 from collector.connections.log_lines import LINE_BYTES
 from lockstep.errors import BadInput
+from tests.collector.sources.imitated_nccl import REAL_LOG
 from tests.descriptors import open_descriptors
 
 ME = os.getuid()
@@ -50,61 +58,36 @@ def test_name_is_made_as_nccl_makes_it(pattern: str, name: str) -> None:
     assert expand_name(pattern, "n1.cluster.local", 42) == name
 
 
-def test_file_is_found_below_the_root_of_its_process(own_root: Path) -> None:
-    assert content(own_root, "/tmp/nccl.log") == b"inside"
-    assert content(own_root, "logs/own.log") == b"at home"
-
-
-@pytest.mark.parametrize("target", ["/tmp/nccl.log", "../tmp/nccl.log"])
-def test_link_leads_to_the_same_place_as_for_the_process_or_nowhere(own_root: Path, target: str) -> None:
-    (own_root / "data/link.log").symlink_to(target)
-    if target.startswith("/"):
-        assert content(own_root, "/data/link.log") == b"inside"
-    else:
-        with pytest.raises(BadInput, match="goes up again"):
-            content(own_root, "/data/link.log")
-
-
-def test_link_to_a_directory_is_followed_inside(own_root: Path) -> None:
+def test_file_is_found_below_the_root_of_its_process_also_through_links(own_root: Path) -> None:
+    (own_root / "data/link.log").symlink_to("/tmp/nccl.log")
     (own_root / "scratch").symlink_to("/tmp")
-    assert content(own_root, "/scratch/nccl.log") == b"inside"
+    assert content(own_root, "logs/own.log") == b"at home"
+    for name in ("/tmp/nccl.log", "/data/link.log", "/scratch/nccl.log"):
+        assert content(own_root, name) == b"inside"
 
 
-def test_link_never_leads_out(own_root: Path, tmp_path: Path) -> None:
-    (own_root / "tmp/out.log").symlink_to(tmp_path / "secret")
-    with pytest.raises(FileNotFoundError):
-        content(own_root, "/tmp/out.log")
-
-
-def test_links_in_a_circle_are_given_up(own_root: Path) -> None:
+def test_nothing_leads_out_or_to_what_is_no_file_of_its_user_and_no_descriptor_stays_open(
+    own_root: Path, tmp_path: Path
+) -> None:
     (own_root / "tmp/a").symlink_to("/tmp/b")
     (own_root / "tmp/b").symlink_to("/tmp/a")
-    with pytest.raises(BadInput, match="directories and links away"):
-        content(own_root, "/tmp/a")
-
-
-def test_name_that_goes_up_is_refused(own_root: Path) -> None:
-    with pytest.raises(BadInput, match="goes up again"):
-        content(own_root, "/tmp/../../secret")
-
-
-def test_file_of_another_user_is_refused(own_root: Path) -> None:
+    (own_root / "tmp/up").symlink_to("../tmp/nccl.log")
+    (own_root / "tmp/out.log").symlink_to(tmp_path / "secret")
+    os.mkfifo(own_root / "tmp/pipe")
+    before = len(open_descriptors())
+    refused = {
+        "/tmp/a": "directories and links away",
+        "/tmp/../../secret": "goes up again",
+        "/tmp/up": "goes up again",
+    }
+    for name, problem in (refused | dict.fromkeys(("/tmp/pipe", "/tmp", "/"), "no regular file")).items():
+        with pytest.raises(BadInput, match=problem):
+            content(own_root, name)
     with pytest.raises(BadInput, match=f"belongs to uid {ME}, and its process to uid {ME + 1}"):
         content(own_root, "/tmp/nccl.log", ME + 1)
-
-
-def test_pipe_and_directory_are_no_logs_and_nobody_waits_for_them(own_root: Path) -> None:
-    os.mkfifo(own_root / "tmp/pipe")
-    for name in ("/tmp/pipe", "/tmp", "/"):
-        with pytest.raises(BadInput, match="no regular file"):
-            content(own_root, name)
-
-
-def test_no_descriptor_stays_open(own_root: Path) -> None:
-    before = len(open_descriptors())
-    for name in ("/tmp/nccl.log", "/none", "/tmp", "/tmp/../x", "logs/own.log"):
-        with contextlib.suppress(OSError, BadInput):
-            content(own_root, name)
+    for missing in ("/tmp/out.log", "/none"):
+        with pytest.raises(FileNotFoundError):
+            content(own_root, missing)
     assert len(open_descriptors()) == before
 
 
@@ -122,18 +105,12 @@ class Tail:
             os.close(descriptor)
 
 
-def test_only_whole_new_lines_are_read(tmp_path: Path) -> None:
+def test_only_whole_new_lines_are_read_and_a_log_that_was_cut_or_replaced_from_its_beginning(tmp_path: Path) -> None:
     tail = Tail(tmp_path / "log")
     tail.file.write_bytes(b"one\ntw")
     assert [tail.read(), tail.read()] == [[b"one"], []]
     tail.file.write_bytes(b"one\ntwo\nthree\n")
     assert tail.read() == [b"two", b"three"]
-
-
-def test_log_that_was_cut_or_replaced_is_read_from_its_beginning(tmp_path: Path) -> None:
-    tail = Tail(tmp_path / "log")
-    tail.file.write_bytes(b"one\ntwo\n")
-    tail.read()
     tail.file.write_bytes(b"new\n")
     assert tail.read() == [b"new"]
     (tmp_path / "next").write_bytes(b"another\nfile\n")
@@ -168,3 +145,53 @@ def test_line_without_an_end_is_passed_over_and_the_next_is_read(times: int, mor
     assert lines[0] == b"first"
     assert lines[-1] == b"last"
     assert all(len(line) <= LINE_BYTES for line in lines)
+
+
+CHANNELS = b"""<graphs version="1"><graph id="1"><channel><net dev="9"/><gpu dev="0"/><net dev="9"/></channel></graph>
+<graph id="0" nchannels="2"><channel><net dev="0"/><gpu dev="0"/><gpu dev="1"/><net dev="1"/></channel>
+<channel><net dev="1"/><gpu dev="1"/><gpu dev="0"/><net dev="0"/></channel></graph></graphs>"""
+
+
+def test_data_comes_in_at_the_first_device_of_a_ring_and_goes_out_at_the_last() -> None:
+    folder = REAL_LOG.parent
+    assert parse_graph((folder / "graph.xml").read_bytes()) == [DeviceUse(0, "recv", 0), DeviceUse(0, "send", 0)]
+    assert parse_device_names((folder / "topo.xml").read_bytes()) == {0: "lo"}
+    uses = [(0, "recv", 0), (0, "send", 1), (1, "recv", 1), (1, "send", 0)]
+    assert [(use.channel, use.direction, use.device) for use in parse_graph(CHANNELS)] == uses
+
+
+@pytest.mark.parametrize(
+    "channel",
+    [
+        b"",
+        b'<channel><gpu dev="0"/><gpu dev="1"/></channel>',
+        b'<channel><net dev="-1"/><gpu dev="0"/><net dev="x"/></channel>',
+        b'<channel><net/><gpu/><net dev="99999999999"/></channel>',
+    ],
+)
+def test_graph_without_networks_says_nothing(channel: bytes) -> None:
+    assert parse_graph(b'<graphs><graph id="0">' + channel + b"</graph></graphs>") == []
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (b"", "no XML"),
+        (b"<graphs", "no XML"),
+        (b"\xff\xfe", "no XML"),
+        (b'<!DOCTYPE a [<!ENTITY b "bb">]><graphs>&b;</graphs>', "declaration"),
+        (b" " * (GRAPH_BYTES + 1), "more than"),
+    ],
+)
+def test_file_that_is_no_graph_is_refused(content: bytes, complaint: str) -> None:
+    with pytest.raises(BadInput, match=complaint):
+        parse_graph(content)
+
+
+@given(st.binary(max_size=200) | st.lists(st.sampled_from(CHANNELS.split(b"<")), max_size=20).map(b"<".join))
+def test_whatever_a_file_holds_only_bad_input_comes_out(content: bytes) -> None:
+    for parse in (parse_graph, parse_device_names):
+        try:
+            parse(content)
+        except BadInput:
+            continue

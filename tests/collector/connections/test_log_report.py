@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collector.connections import log_report as nccl_log_story
-from collector.connections.log_lines import Warned
-from collector.connections.log_report import LogReport
+from collector.connections import log_report
+from collector.connections.log_lines import ChannelLine, CommBegins, Warned
+from collector.connections.log_report import LIKELY, MOST_COMMS, SURE, UNKNOWN, CommBook, LogReport, child_id
 from collector.connections.warnings import load_words
 from tests.collector.sources.imitated_nccl import REAL_LOG, REAL_PID
 
@@ -15,16 +15,14 @@ CHANNEL = HEAD + b"Channel %d/0 : 0[0] -> 1[0] [send] via NET/IB/0"
 REAL_LINES = REAL_LOG.read_bytes().splitlines()
 
 
-def test_lines_of_other_processes_in_the_same_file_are_passed_over() -> None:
-    report = LogReport(1)
+def test_lines_of_other_processes_are_passed_over_and_connections_beyond_the_limit_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(log_report, "MOST_CONNECTIONS", 3)
+    other, report = LogReport(1), LogReport(REAL_PID)
     for line in REAL_LINES:
-        report.take(line)
-    assert (report.connections, report.networks, report.pop_troubles(), report.revision) == ({}, {}, [], 0)
-
-
-def test_connections_beyond_the_limit_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nccl_log_story, "MOST_CONNECTIONS", 3)
-    report = LogReport(REAL_PID)
+        other.take(line)
+    assert (other.connections, other.networks, other.pop_troubles(), other.revision) == ({}, {}, [], 0)
     for number in (0, 1, 2, 3, 4, 0):
         report.take(CHANNEL % number)
     assert (len(report.connections), report.pop_lost(), report.pop_lost()) == (3, 2, 0)
@@ -61,3 +59,89 @@ def test_real_lines_in_any_order_and_cut_anywhere_never_raise(lines: list[bytes]
 def test_warning_has_a_kind_where_it_concerns_a_connection(sentence: str, kind: str | None, port: str | None) -> None:
     trouble = load_words().describe(Warned(sentence))
     assert (trouble.kind, trouble.port, trouble.message) == (kind, port, sentence) if trouble else kind is None
+
+
+WORLD, SPLIT = 0xA0, 0xB0
+MAIN, PROXY, OTHER_PROXY = 1, 20, 30
+
+
+def channel(rank: int = 1, peer: int = 0) -> ChannelLine:
+    return ChannelLine(0, 0, rank, peer, "send", "NET", "IB", 0)
+
+
+def book_of(release: tuple[int, int] | None = (2, 28)) -> CommBook:
+    """A process with a world of four ranks and a split of two, rank 1 of both."""
+    book = CommBook()
+    book.release = release
+    book.begin(MAIN, CommBegins(WORLD, 1, 4, 0, 0x53025406BC896DD3))
+    book.add_proxy(PROXY)
+    book.finish(WORLD)
+    book.begin(MAIN, CommBegins(SPLIT, 1, 2, 0, None, WORLD, 1, 2130503744))
+    book.add_proxy(OTHER_PROXY)
+    return book
+
+
+def find(book: CommBook, line: ChannelLine, tid: int = MAIN) -> tuple[int | None, float]:
+    comm, confidence = book.find(tid, line)
+    return (comm.pointer if comm else None), confidence
+
+
+def test_channel_written_while_a_communicator_is_made_is_its_own() -> None:
+    assert find(book_of(), channel()) == (SPLIT, SURE)
+
+
+@pytest.mark.parametrize(("proxy", "pointer"), [(PROXY, WORLD), (OTHER_PROXY, SPLIT)])
+def test_later_channel_belongs_to_the_communicator_whose_proxy_was_asked(proxy: int, pointer: int) -> None:
+    book = book_of()
+    book.finish(SPLIT)
+    book.ask_proxy(proxy)
+    book.answer_proxy(MAIN)
+    assert find(book, channel()) == (pointer, SURE)
+    assert find(book, channel()) == (None, UNKNOWN)  # the answer was for one channel
+
+
+def test_channel_is_likely_of_the_only_communicator_it_fits_and_left_open_between_several() -> None:
+    book = book_of()
+    book.finish(SPLIT)
+    assert find(book, channel(peer=3)) == (WORLD, LIKELY)
+    assert find(book, channel()) == (None, UNKNOWN)
+    assert find(book, channel(rank=3)) == (None, UNKNOWN)
+    book.end(SPLIT)
+    assert find(book, channel()) == (WORLD, LIKELY)
+
+
+def test_child_without_a_proxy_of_its_own_shares_its_parent_s() -> None:
+    book = book_of()
+    book.end(SPLIT)
+    book.begin(MAIN, CommBegins(SPLIT, 0, 2, 0, None, WORLD, 2, 5))
+    book.finish(SPLIT)
+    book.ask_proxy(PROXY)
+    book.answer_proxy(MAIN)
+    assert find(book, channel(rank=0, peer=1)) == (SPLIT, SURE)
+
+
+def test_proxy_that_begins_while_two_are_made_belongs_to_nobody() -> None:
+    book = CommBook()
+    for tid, pointer in ((1, WORLD), (2, SPLIT)):
+        book.begin(tid, CommBegins(pointer, 1, 4, 0, 7))
+    book.add_proxy(PROXY)
+    assert [comm.proxy_tid for comm in book.comms] == [None, None]
+
+
+def test_endless_communicators_do_not_fill_the_memory() -> None:
+    book = CommBook()
+    for pointer in range(MOST_COMMS + 10):
+        book.begin(MAIN, CommBegins(pointer, 0, 2, 0, 1))
+    assert [book.comms[0].pointer, len(book.comms)] == [10, MOST_COMMS]
+
+
+@pytest.mark.parametrize("release", [(2, 26), (2, 25), (2, 19), None])
+def test_id_is_the_profiler_s_from_the_release_in_which_both_are_the_same(release: tuple[int, int] | None) -> None:
+    known = [0x53025406BC896DD3, 0xE9BF466C3E5EEA0D] if release == (2, 26) else [None, None]
+    assert [comm.id for comm in book_of(release).comms] == known
+
+
+def test_id_of_a_split_is_the_one_that_ras_reported_on_a_real_job() -> None:
+    colors = (2130503744, 1121016176, 1684518034, 1984952676)
+    ids = [child_id(0x53025406BC896DD3, number, color) for number, color in enumerate(colors, 1)]
+    assert ids == [0xE9BF466C3E5EEA0D, 0x8529115817769D70, 0x61432D88D0FBAF0D, 0x4D1CA9F10452B067]

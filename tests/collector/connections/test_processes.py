@@ -5,9 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from collector.connections.nics import HostNics, read_nics
 from collector.connections.processes import NcclProcesses, find_job, socket_inodes
 from lockstep.errors import NotPresent
+from lockstep.topology import Gpu, Nic, Node, Topology
 from tests.collector.sources.imitated_nccl import imitate_process
+from tests.collector.sources.imitated_rdma import imitate_port
 
 LIBRARY = "7f00 r-xp 00000000 00:1b 10 /usr/lib/libnccl.so.2\n"
 
@@ -34,21 +37,18 @@ def test_process_that_loads_nccl_late_is_found_after_a_while(tmp_path: Path) -> 
     assert (found[0], found[-1]) == (0, 1)
 
 
-def test_process_reports_its_own_number_user_and_names(tmp_path: Path) -> None:
+def test_process_reports_its_own_number_user_and_names_and_none_through_a_link(tmp_path: Path) -> None:
     folder = imitate_process(tmp_path, 300, {"NCCL_DEBUG_FILE": "x", "HOSTNAME": "pod-1"}, namespace_pid=7)
-    (folder / "root/etc").mkdir()
-    (folder / "root/etc/hostname").write_text("pod-2\n")
+    name = folder / "root/etc/hostname"
+    name.parent.mkdir()
+    name.write_text("pod-2\n")
     (process,) = NcclProcesses(tmp_path, lambda: ()).look()
     assert (process.namespace_pid, process.uid, process.hostnames) == (7, os.getuid(), ("pod-1", "pod-2"))
-
-
-def test_name_of_a_container_is_not_read_through_a_link(tmp_path: Path) -> None:
-    folder = imitate_process(tmp_path, 300, {"NCCL_DEBUG_FILE": "x"})
-    (folder / "root/etc").mkdir()
     (tmp_path / "secret").write_text("secret")
-    (folder / "root/etc/hostname").symlink_to(tmp_path / "secret")
+    name.unlink()
+    name.symlink_to(tmp_path / "secret")
     (process,) = NcclProcesses(tmp_path, lambda: ()).look()
-    assert process.hostnames == ()
+    assert process.hostnames == ("pod-1",)
 
 
 def test_process_on_another_host_that_this_machine_plays_is_left_out(tmp_path: Path) -> None:
@@ -62,10 +62,11 @@ def test_process_on_another_host_that_this_machine_plays_is_left_out(tmp_path: P
     assert [process.pid for process in NcclProcesses(tmp_path, lambda: (), host="h0").look()] == [4, 5]
 
 
-@pytest.mark.parametrize("broken", ["stat", "status", "environ"])
-def test_process_of_which_the_kernel_says_nonsense_is_passed_over(tmp_path: Path, broken: str) -> None:
-    folder = imitate_process(tmp_path, 3, {"NCCL_DEBUG_FILE": "x"})
-    (folder / broken).write_text("nonsense")
+def test_process_of_which_the_kernel_says_nonsense_is_passed_over(tmp_path: Path) -> None:
+    with pytest.raises(NotPresent, match=f"no processes in {tmp_path}/proc"):
+        NcclProcesses(tmp_path).look()
+    for pid, broken in enumerate(("stat", "status", "environ"), 1):
+        (imitate_process(tmp_path, pid, {"NCCL_DEBUG_FILE": "x"}) / broken).write_text("nonsense")
     imitate_process(tmp_path, 4, {"NCCL_DEBUG_FILE": "x"})
     assert pids(tmp_path) == [4]
 
@@ -86,6 +87,42 @@ def test_sockets_of_a_process_are_those_among_its_open_files(tmp_path: Path) -> 
     assert socket_inodes(tmp_path / "proc", 4) == set()
 
 
-def test_host_without_proc_says_so(tmp_path: Path) -> None:
-    with pytest.raises(NotPresent, match=f"no processes in {tmp_path}/proc"):
-        NcclProcesses(tmp_path).look()
+NODE = Node(
+    id="h0",
+    kind="host",
+    nics=(Nic(id="eth0"), Nic(id="mlx5_1")),
+    gpus=(Gpu(id="a", index=0, nics=("eth0",)), Gpu(id="b", index=1, nics=("eth0", "mlx5_1"))),
+)
+NICS = HostNics({"mlx5_0": ("eth0",), "mlx5_1": ("eth1",), "mlx4_0:1": (), "mlx4_0:2": ()}, ("eth0", "eth1"), NODE)
+
+
+def test_nic_is_named_as_in_the_topology_or_as_its_counters() -> None:
+    ports = {
+        "mlx5_0:1": "eth0",
+        "mlx5_1:1": "mlx5_1",
+        "mlx4_0:2": "mlx4_0:2",
+        "mlx5_9:1": "mlx5_9",
+        "mlx5_9": "mlx5_9",
+    }
+    assert {port: NICS.name_port(port) for port in ports} == ports
+    interfaces = {"eth0": "eth0", "eth1": "mlx5_1", "eth9": "eth9"}
+    assert {interface: NICS.name_interface(interface) for interface in interfaces} == interfaces
+    assert NICS.name_devices(("mlx5_0:1", "mlx5_1:1"), "ib") == "eth0,mlx5_1"
+    assert NICS.name_devices((), "ib") is None
+
+
+def test_gpu_and_host_have_a_nic_where_there_is_only_one() -> None:
+    assert [NICS.nic_of_gpu(gpu) for gpu in (0, 1, 2, None)] == ["eth0", None, None, None]
+    assert NICS.only_nic() is None
+    assert HostNics({"mlx5_0": ("eth0",)}, ("eth0", "eth1")).only_nic() == "mlx5_0"
+    assert HostNics({}, ("eth0",)).only_nic() == "eth0"
+    assert HostNics().only_nic() is None
+
+
+def test_nics_are_read_from_sysfs_without_those_that_are_software(tmp_path: Path) -> None:
+    imitate_port(tmp_path, "mlx5_0", netdev="eth0")
+    (tmp_path / "sys/class/net/eth0/device").mkdir(parents=True)
+    (tmp_path / "sys/class/net/docker0").mkdir()
+    topology = Topology(routing="ecmp", nodes=(NODE,), links=())
+    assert read_nics(tmp_path, "h0", topology) == HostNics({"mlx5_0": ("eth0",)}, ("eth0",), NODE)
+    assert read_nics(tmp_path / "none", "h9", topology) == HostNics()

@@ -17,20 +17,7 @@ from collector.connections.warnings import load_words
 from lockstep.records import Connection
 
 OWNER = Owner((42, 7), "h0", "job", 0, 1)
-LOGGED = LoggedConnection(
-    comm=1,
-    rank=0,
-    peer=1,
-    channel=0,
-    direction="send",
-    via="NET",
-    network="IB",
-    devices=("mlx5_0:1",),
-    address="",
-    proxy_rank=None,
-    gpu=0,
-    confidence=0.9,
-)
+LOGGED = LoggedConnection(1, 0, 1, 0, "send", "NET", "IB", ("mlx5_0:1",), "", None, gpu=0, confidence=0.9)
 
 
 def row_of(logged: LoggedConnection = LOGGED) -> Connection:
@@ -42,22 +29,15 @@ def better(row: Connection, sent: Connection) -> bool:
     return is_better(worth_of(row), worth_of(sent))
 
 
-def test_row_with_more_confidence_is_better_whatever_it_lacks() -> None:
+def test_row_with_more_confidence_or_another_field_is_better_and_one_seen_later_is_not() -> None:
     row = row_of()
     assert better(replace(row, confidence=0.95), replace(row, sport=1))
     assert not better(replace(row, confidence=0.5, sport=1), row)
-
-
-def test_row_that_knows_another_field_is_better_and_one_seen_later_is_not() -> None:
-    row = row_of()
     assert better(replace(row, sport=1), row)
     assert not better(row, replace(row, sport=1))
     assert not better(replace(row, seen_ns=9), row)
-
-
-def test_device_without_a_name_halves_the_confidence() -> None:
-    row = row_of(replace(LOGGED, devices=()))
-    assert (row.nic, row.confidence) == (None, 0.45)
+    nameless = row_of(replace(LOGGED, devices=()))
+    assert (nameless.nic, nameless.confidence) == (None, 0.45)
 
 
 def test_rows_beyond_the_limit_come_the_next_time() -> None:

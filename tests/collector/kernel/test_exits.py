@@ -5,6 +5,7 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -12,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from collector.kernel import netlink
-from collector.kernel.exits import Exit, ProcConnector, decode_exit
+from collector.kernel.exits import EndTimes, Exit, ProcConnector, decode_exit
+from tests.descriptors import open_descriptors
+from tests.waiting import eventually
 
 REPO = Path(__file__).resolve().parents[3]
 MESSAGE = struct.Struct("=IHHII IIIIHH IIQ iiIIii")  # netlink, connector, event, exit with its parent
@@ -29,17 +32,19 @@ def connector() -> Iterator[ProcConnector]:
         yield opened
 
 
-def test_exit_is_decoded_with_its_time() -> None:
+NO_EXITS = [
+    exit_message(thread=43),
+    exit_message(what=1),
+    exit_message(what=0),
+    exit_message()[:51],
+    b"",
+    b"\xff" * 40,
+]
+
+
+def test_exit_is_decoded_with_its_time_and_everything_else_is_none() -> None:
     assert decode_exit(exit_message()) == Exit(pid=42, monotonic_ns=77, status=9)
-
-
-@pytest.mark.parametrize(
-    "message",
-    [exit_message(thread=43), exit_message(what=1), exit_message(what=0), exit_message()[:51], b"", b"\xff" * 40],
-    ids=["thread", "fork", "answer", "cut", "nothing", "garbage"],
-)
-def test_everything_else_is_no_exit(message: bytes) -> None:
-    assert decode_exit(message) is None
+    assert [decode_exit(message) for message in NO_EXITS] == [None] * 6
 
 
 @pytest.mark.parametrize(
@@ -62,6 +67,7 @@ def test_real_exits_are_reported_once_and_threads_are_not(connector: ProcConnect
     reported = [(end.pid, end.status) for end in connector.read() if end.pid in (killed.pid, threaded.pid)]
     assert reported == [(killed.pid, 9), (threaded.pid, 5 << 8)]
     assert not [end for end in connector.read() if end.pid in (killed.pid, threaded.pid)]
+    connector.close()  # and the fixture again
 
 
 @pytest.mark.needs_root
@@ -94,9 +100,36 @@ def test_container_with_its_own_namespace_gets_a_reason(namespace: list[str]) ->
     assert "NotPresent: the kernel does not report exits to us" in done.stderr
 
 
-@pytest.mark.needs_root
-def test_closing_twice_does_no_harm() -> None:
-    connector = ProcConnector()
-    connector.close()
-    connector.close()
-    assert connector._netlink.fileno() == -1
+def end(process: "subprocess.Popen[bytes]", ends: EndTimes) -> int:
+    """Kill a process and return when that was noticed."""
+    process.kill()
+    process.wait()
+    noticed: list[int] = []
+
+    def is_noticed() -> bool:
+        noticed.extend(ended_ns for ended_ns in [ends.take(process.pid)] if ended_ns)
+        return bool(noticed)
+
+    eventually(is_noticed)
+    return noticed[0]
+
+
+def test_ends_are_timed_when_they_happen_and_reported_once() -> None:
+    with closing(EndTimes()) as ends:
+        first, second = (subprocess.Popen(["sleep", "1000"]) for _ in range(2))
+        for process in (second, first):
+            ends.watch(process.pid)
+        assert ends.take(first.pid) is None
+        before_ns = time.monotonic_ns()
+        assert before_ns <= end(first, ends) < end(second, ends) <= time.monotonic_ns()
+        assert ends.take(first.pid) is None
+
+
+def test_process_that_is_gone_already_is_never_reported_and_nothing_stays_open() -> None:
+    before = len(open_descriptors())
+    with closing(EndTimes()) as ends, subprocess.Popen(["true"]) as process:
+        process.wait()
+        ends.watch(process.pid)
+        ends.watch(os.getpid())
+        assert ends.take(process.pid) is None
+    assert len(open_descriptors()) == before

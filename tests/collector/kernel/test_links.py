@@ -15,7 +15,7 @@ from collector.kernel.netlink import pack_attribute
 # linux/if_link.h, linux/if_addr.h, linux/rtnetlink.h
 IFNAME, LINK, OPERSTATE, LINKINFO, STATS64, CARRIER, UP_COUNT, DOWN_COUNT, PARENT = 3, 5, 16, 18, 23, 33, 47, 48, 56
 ADDRESS, LOCAL = 1, 2
-OPER_UP, OPER_DOWN, OPER_UNKNOWN = 6, 2, 0
+OPER_UP, OPER_DOWN, OPER_UNKNOWN, DORMANT = 6, 2, 0, 5
 ROOT, INGRESS = 0xFFFF_FFFF, 0xFFFF_FFF1
 
 
@@ -33,16 +33,10 @@ def link_message(
     counters: int = 24,
 ) -> bytes:
     """Return what RTM_GETLINK answers for an interface."""
-    return (
-        struct.pack("=BxHiII", family, 1, 7, flags, 0)
-        + pack_attribute(IFNAME, b"eth0\0")
-        + number(OPERSTATE, operstate, "=B")
-        + number(CARRIER, carrier, "=B")
-        + number(UP_COUNT, 4)
-        + number(DOWN_COUNT, 3)
-        + pack_attribute(STATS64, struct.pack(f"={counters}Q", *range(100, 100 + counters)))
-        + more
-    )
+    states = number(OPERSTATE, operstate, "=B") + number(CARRIER, carrier, "=B")
+    counts = pack_attribute(STATS64, struct.pack(f"={counters}Q", *range(100, 100 + counters)))
+    head = struct.pack("=BxHiII", family, 1, 7, flags, 0) + pack_attribute(IFNAME, b"eth0\0")
+    return head + states + number(UP_COUNT, 4) + number(DOWN_COUNT, 3) + counts + more
 
 
 def decoded(**options: Any) -> Link:
@@ -60,31 +54,15 @@ def queue_message(parent: int = ROOT, statistics: bytes = struct.pack("=5I", 2, 
 
 def test_interface_is_decoded_with_its_counters() -> None:
     link = decoded(more=pack_attribute(PARENT, b"0000:17:00.0\0"))
-    assert link == Link(
-        name="eth0",
-        index=7,
-        is_up=True,
-        is_enabled=True,
-        operstate="up",
-        has_device=True,
-        statistics={name: 100 + place for place, name in enumerate(STATISTICS)},
-        carrier_downs=3,
-        carrier_ups=4,
-    )
+    counters = {name: 100 + index for index, name in enumerate(STATISTICS)}
+    assert link == Link("eth0", 7, True, True, "up", True, statistics=counters, carrier_downs=3, carrier_ups=4)
 
 
 @pytest.mark.parametrize(
     ("operstate", "carrier", "flags", "up"),
-    [
-        (OPER_UP, 1, 1, True),
-        (OPER_UNKNOWN, 1, 1, True),
-        (OPER_UNKNOWN, 0, 1, False),
-        (OPER_UP, 0, 1, False),  # the kernel has not corrected its state yet
-        (OPER_DOWN, 1, 1, False),
-        (OPER_UP, 1, 0, False),
-        (5, 1, 1, False),  # dormant
-        (99, 1, 1, True),  # a state we do not know
-    ],
+    [(OPER_UP, 1, 1, True), (OPER_UNKNOWN, 1, 1, True), (OPER_UNKNOWN, 0, 1, False)]
+    + [(OPER_UP, 0, 1, False)]  # the kernel has not corrected its state yet
+    + [(OPER_DOWN, 1, 1, False), (OPER_UP, 1, 0, False), (DORMANT, 1, 1, False), (99, 1, 1, True)],
 )
 def test_interface_is_up_with_carrier_and_no_state_against_it(
     operstate: int, carrier: int, flags: int, up: bool
@@ -92,19 +70,16 @@ def test_interface_is_up_with_carrier_and_no_state_against_it(
     assert decoded(operstate=operstate, carrier=carrier, flags=flags).is_up is up
 
 
-def test_interface_of_an_older_kernel_has_fewer_counters_and_no_device_known() -> None:
+def test_older_kernel_reports_less_and_what_a_bridge_reports_of_its_port_is_not_the_interface() -> None:
     link = decoded(counters=8)
     assert (len(link.statistics), link.has_device) == (8, False)
+    assert links.decode_link(link_message(family=7)) is None
 
 
 def test_vlan_names_the_interface_below_and_a_pair_does_not_name_its_peer() -> None:
     for kind, lower in (("vlan", 3), ("veth", None)):
         link = decoded(more=number(LINK, 3) + pack_attribute(LINKINFO, pack_attribute(1, kind.encode() + b"\0")))
         assert (link.kind, link.lower) == (kind, lower)
-
-
-def test_what_a_bridge_reports_of_its_port_is_not_the_interface() -> None:
-    assert links.decode_link(link_message(family=7)) is None
 
 
 def test_root_queue_is_decoded_and_others_are_not() -> None:
@@ -114,14 +89,11 @@ def test_root_queue_is_decoded_and_others_are_not() -> None:
     assert links.decode_root_queue(queue_message(statistics=b"")) is None
 
 
-def test_own_address_is_the_local_one_of_two_ends() -> None:
+def test_own_address_is_the_local_one_of_two_ends_and_that_of_ipv6_is_itself() -> None:
     ours, other = socket.inet_aton("10.0.0.1"), socket.inet_aton("10.0.0.2")
     head = struct.pack("=BBBBI", socket.AF_INET, 24, 0, 0, 7)
     both = head + pack_attribute(ADDRESS, other) + pack_attribute(LOCAL, ours)
     assert links.decode_address(both) == (socket.inet_pton(socket.AF_INET6, "::ffff:10.0.0.1"), 7)
-
-
-def test_address_of_ipv6_is_itself() -> None:
     address = socket.inet_pton(socket.AF_INET6, "fd00::1")
     head = struct.pack("=BBBBI", socket.AF_INET6, 64, 0, 0, 7)
     assert links.decode_address(head + pack_attribute(ADDRESS, address)) == (address, 7)
@@ -133,21 +105,14 @@ def test_speed_is_unknown_while_there_is_none(speed: int, expected: int | None) 
     assert links.decode_speed(bytes(4) + number(5, speed)) == expected
 
 
-@given(st.binary(max_size=400))
-def test_garbage_never_raises(garbage: bytes) -> None:
-    for decode in (
-        links.decode_link,
-        links.decode_root_queue,
-        links.decode_address,
-        links.decode_speed,
-        links.decode_family,
-    ):
+DECODERS = [links.decode_link, links.decode_root_queue, links.decode_address, links.decode_speed, links.decode_family]
+
+
+@given(st.binary(max_size=400), st.integers(0, 400))
+def test_garbage_and_cut_messages_never_raise_and_give_no_counters_of_their_own(garbage: bytes, length: int) -> None:
+    for decode in DECODERS:
         decode(garbage)
     links.decode_link(link_message()[:40] + garbage)
     links.decode_root_queue(queue_message()[:28] + garbage)
-
-
-@given(st.integers(0, 400))
-def test_message_that_is_cut_never_raises_and_never_has_counters_of_its_own_making(length: int) -> None:
     link = links.decode_link(link_message()[:length])
     assert link is None or link.statistics in ({}, decoded().statistics)

@@ -42,23 +42,12 @@ def reported(changes: NetlinkSocket) -> list[Link]:
     return [link for payload in payloads if (link := decode_link(payload))]
 
 
-def test_attributes_are_read_as_they_were_packed() -> None:
+def test_attributes_numbers_and_names_are_read_as_they_were_packed() -> None:
     packed = pack_attribute(3, b"eth0\0") + pack_attribute(0x8000 | 7, b"\1\0")
     assert list(walk_attributes(packed)) == [(3, b"eth0\0"), (7, b"\1\0")]
     assert attributes_of(b"head" + packed, 4) == {3: b"eth0\0", 7: b"\1\0"}
-
-
-def test_numbers_of_other_widths_than_the_kernel_has_are_none() -> None:
-    assert [to_number(value) for value in (None, b"", b"\1", bytes(3), struct.pack("=Q", 2**40))] == [
-        None,
-        None,
-        1,
-        None,
-        2**40,
-    ]
-
-
-def test_name_ends_at_its_zero_byte() -> None:
+    numbers = {None: None, b"": None, b"\1": 1, bytes(3): None, struct.pack("=Q", 2**40): 2**40}
+    assert {value: to_number(value) for value in numbers} == numbers
     assert (to_text(b"eth0\0junk"), to_text(None), to_text(b"\xff")) == ("eth0", "", "�")
 
 
@@ -68,33 +57,21 @@ def test_garbage_is_walked_to_its_end_and_never_beyond(garbage: bytes) -> None:
     assert sum(4 + len(value) for _, value in walk_attributes(garbage)) <= len(garbage)
 
 
-def test_all_interfaces_of_this_namespace_are_listed_again_and_again() -> None:
+def test_interfaces_are_listed_also_after_a_refusal_and_after_an_answer_that_nobody_read() -> None:
     with closing(NetlinkSocket(NETLINK_ROUTE)) as route:
         assert names(route) == names(route)
-        assert "lo" in names(route)
-
-
-def test_refusal_carries_the_kernel_s_error() -> None:
-    with closing(NetlinkSocket(NETLINK_ROUTE)) as route:
         with pytest.raises(OSError, match="No such device") as refusal:
             route.ask(GET_LINK, struct.pack("=BxHiII", 0, 0, 2**30, 0, 0))
         assert refusal.value.errno == errno.ENODEV
-        assert "lo" in names(route)  # and it can be asked again
-
-
-def test_answer_that_came_too_late_does_not_mix_with_the_next() -> None:
-    with closing(NetlinkSocket(NETLINK_ROUTE)) as route:
+        assert "lo" in names(route)
         route._send(GET_LINK, 0, struct.pack("=BxHiII", 0, 0, 1, 0, 0))  # lo, and nobody reads the answer
         assert names(route).count("lo") == 1
 
 
-def test_protocol_that_the_kernel_does_not_have_is_an_error_with_its_number() -> None:
+def test_unknown_protocol_and_a_file_that_is_no_namespace_are_refused() -> None:
     with pytest.raises(OSError, match="Protocol not supported") as refusal:
         NetlinkSocket(31)
     assert refusal.value.errno == errno.EPROTONOSUPPORT
-
-
-def test_file_that_is_no_namespace_is_refused() -> None:
     with open(os.devnull) as file, pytest.raises(OSError, match="no such network namespace"):
         NetlinkSocket(NETLINK_ROUTE, namespace_fd=file.fileno())
 

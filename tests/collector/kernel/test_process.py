@@ -74,18 +74,19 @@ def test_usual_directories_are_looked_at_and_a_removed_file_counts(tmp_path: Pat
     assert RingHolders(tmp_path)() == {41, 42}
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "1: FLOCK  ADVISORY  WRITE 42 00:1a:7 0 EOF",
-        "1: POSIX  ADVISORY  READ 42 00:1a:7 0 EOF",
-        "1: POSIX  ADVISORY  WRITE 42 00:1a:7 10 20",
-        "1: -> POSIX  ADVISORY  WRITE 42 00:1a:7 0 EOF",
-        "1: POSIX  ADVISORY  WRITE -1 00:1a:7 0 EOF",
-        "garbage \x00 \x1b",
-        "",
-    ],
-)
+OTHER_LOCKS = [
+    "1: FLOCK  ADVISORY  WRITE 42 00:1a:7 0 EOF",
+    "1: POSIX  ADVISORY  READ 42 00:1a:7 0 EOF",
+    "1: POSIX  ADVISORY  WRITE 42 00:1a:7 10 20",
+    "1: -> POSIX  ADVISORY  WRITE 42 00:1a:7 0 EOF",
+    "1: POSIX  ADVISORY  WRITE -1 00:1a:7 0 EOF",
+    "1: POSIX  ADVISORY  WRITE 43 00:1a:7 0 EOF",  # it ended while we looked
+    "garbage \x00 \x1b",
+    "",
+]
+
+
+@pytest.mark.parametrize("line", OTHER_LOCKS)
 def test_other_locks_and_garbage_name_nobody(tmp_path: Path, line: str) -> None:
     imitate_locks(tmp_path, line)
     imitate_open(tmp_path, 42, "/dev/shm/lockstep/1-2.ring")
@@ -93,15 +94,12 @@ def test_other_locks_and_garbage_name_nobody(tmp_path: Path, line: str) -> None:
 
 
 def test_every_process_is_looked_at_where_there_is_no_list_of_locks(tmp_path: Path) -> None:
+    with pytest.raises(NotPresent, match=f"no processes in {tmp_path}/proc"):
+        RingHolders(tmp_path)()
     imitate_open(tmp_path, 42, "/dev/shm/lockstep/1-2.ring")
     imitate_open(tmp_path, 43, "/dev/null")
     (tmp_path / "proc/self").mkdir()
     assert RingHolders(tmp_path)() == {42}
-
-
-def test_process_that_ends_while_it_is_looked_at_is_no_rank(tmp_path: Path) -> None:
-    imitate_locks(tmp_path, "1: POSIX  ADVISORY  WRITE 42 00:1a:7 0 EOF")
-    assert RingHolders(tmp_path)() == set()
 
 
 def test_rank_that_was_found_is_not_looked_at_again_while_it_holds_its_lock(tmp_path: Path) -> None:
@@ -113,17 +111,6 @@ def test_rank_that_was_found_is_not_looked_at_again_while_it_holds_its_lock(tmp_
     assert holders() == {42}
     imitate_locks(tmp_path)
     assert holders() == set()
-
-
-def test_host_without_proc_says_so(tmp_path: Path) -> None:
-    with pytest.raises(NotPresent, match=f"no processes in {tmp_path}/proc"):
-        RingHolders(tmp_path)()
-
-
-def test_stat_of_a_real_process_is_read() -> None:
-    stat = read_stat(Path("/proc"), os.getpid())
-    assert (stat.pid, stat.state) == (os.getpid(), "R")
-    assert stat.start_ticks > 0
 
 
 @pytest.mark.parametrize(
@@ -147,3 +134,6 @@ def test_environment_says_rank_and_job(tmp_path: Path, environ: str, member: Mem
 def test_rank_that_records_with_the_real_plugin_is_found(live_rings: Path) -> None:
     (pid,) = RingHolders(Path("/"), [live_rings])()
     assert read_membership(Path("/proc"), pid) == Membership(3, "job 7")
+    stat = read_stat(Path("/proc"), os.getpid())
+    assert (stat.pid, stat.state) == (os.getpid(), "R")
+    assert stat.start_ticks > 0

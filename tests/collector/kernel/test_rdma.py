@@ -16,18 +16,8 @@ from lockstep.errors import NotPresent
 # rdma/rdma_netlink.h
 GET, RES_QP_GET = (5 << 10) + 1, (5 << 10) + 10
 DEV_INDEX, DEV_NAME, PORT_INDEX = 1, 2, 3
-RES_QP, RES_QP_ENTRY, LQPN, RQPN, RQ_PSN, TYPE, STATE, PID, KERN_NAME, SUBTYPE = (
-    19,
-    20,
-    21,
-    22,
-    23,
-    26,
-    27,
-    28,
-    29,
-    98,
-)
+RES_QP, RES_QP_ENTRY, LQPN, RQPN, RQ_PSN = range(19, 24)
+TYPE, STATE, PID, KERN_NAME, SUBTYPE = 26, 27, 28, 29, 98
 NESTED = 0x8000
 RC, RTS = 2, 3
 
@@ -80,73 +70,52 @@ class FakeKernel:
         self.is_closed = True
 
 
-def test_queue_pair_of_a_process_is_decoded_with_both_numbers() -> None:
-    found = decode_queue_pairs(message(entry(more=u32(RQPN, 511) + u32(RQ_PSN, 7) + u32(PID, 4242))))
-    assert found == [QueuePair(device="mlx5_0", port=1, lqpn=300, rqpn=511, pid=4242, state="RTS", type="RC")]
-
-
-def test_queue_pair_of_the_kernel_has_no_process_and_one_without_a_peer_no_remote_number() -> None:
-    (pair,) = decode_queue_pairs(message(entry(1, text(KERN_NAME, "ib_core"), kind=1, state=3)))
-    assert (pair.pid, pair.rqpn, pair.type) == (None, None, "GSI")
-
-
-def test_queue_pair_of_a_driver_has_its_name() -> None:
-    (pair,) = decode_queue_pairs(message(entry(more=text(SUBTYPE, "DCI"), kind=255)))
-    assert pair.type == "DRIVER/DCI"
-
-
-def test_queue_pair_without_a_port_and_with_values_of_a_later_kernel_is_still_one() -> None:
-    later = u32(LQPN, 9) + u8(TYPE, 77) + u8(STATE, 88) + u32(4000, 1)
-    (pair,) = decode_queue_pairs(message(pack_attribute(RES_QP_ENTRY, later)))
-    assert (pair.port, pair.state, pair.type) == (0, "state 88", "type 77")
+LATER = u32(LQPN, 9) + u8(TYPE, 77) + u8(STATE, 88) + u32(4000, 1)
 
 
 @pytest.mark.parametrize(
-    "payload",
+    ("written", "pair"),
     [
-        b"",
-        device(),
-        message(),
-        message(entry(), head=u32(DEV_INDEX, 0)),
-        message(pack_attribute(RES_QP_ENTRY, u8(TYPE, 2))),
+        (entry(300, u32(RQPN, 511) + u32(RQ_PSN, 7) + u32(PID, 4242)), ("RTS", "RC", 1, 300, 511, 4242)),
+        (entry(1, text(KERN_NAME, "ib_core"), kind=1), ("RTS", "GSI", 1, 1, None, None)),
+        (entry(2, text(SUBTYPE, "DCI"), kind=255), ("RTS", "DRIVER/DCI", 1, 2, None, None)),
+        (pack_attribute(RES_QP_ENTRY, LATER), ("state 88", "type 77", 0, 9, None, None)),
     ],
-    ids=["nothing", "no table", "empty table", "no device", "no number"],
+    ids=["process", "kernel", "driver", "later kernel, no port"],
 )
+def test_queue_pair_is_decoded(written: bytes, pair: tuple[object, ...]) -> None:
+    (found,) = decode_queue_pairs(message(written))
+    assert (found.state, found.type, found.port, found.lqpn, found.rqpn, found.pid) == pair
+    assert found.device == "mlx5_0"
+
+
+NO_NUMBER = message(pack_attribute(RES_QP_ENTRY, u8(TYPE, 2)))
+
+
+@pytest.mark.parametrize("payload", [b"", device(), message(), message(entry(), head=u32(DEV_INDEX, 0)), NO_NUMBER])
 def test_message_without_a_queue_pair_gives_none(payload: bytes) -> None:
     assert decode_queue_pairs(payload) == []
 
 
-@given(st.binary(max_size=300))
-def test_garbage_never_raises(garbage: bytes) -> None:
+@given(st.binary(max_size=300), st.integers(0, 200))
+def test_garbage_never_raises_and_a_cut_message_gives_what_came_whole(garbage: bytes, length: int) -> None:
     assert all(isinstance(pair, QueuePair) for pair in decode_queue_pairs(message(entry())[:20] + garbage))
     assert decode_device(garbage) is None or decode_device(garbage)
-
-
-@given(st.integers(0, 200))
-def test_message_that_is_cut_gives_what_came_whole(length: int) -> None:
     whole = message(entry(1), entry(2))
-    found = decode_queue_pairs(whole[:length])
-    assert [pair.lqpn for pair in found] == ([1, 2] if length >= len(whole) else [])
+    assert [pair.lqpn for pair in decode_queue_pairs(whole[:length])] == ([1, 2] if length >= len(whole) else [])
 
 
-def test_all_devices_are_asked_and_the_socket_closed() -> None:
-    kernel = FakeKernel({0: [message(entry(1), entry(2))], 1: [message(entry(3), head=device(1, "mlx5_1"))]})
-    assert [(pair.device, pair.lqpn) for pair in list_queue_pairs(lambda: kernel)] == [
-        ("mlx5_0", 1),
-        ("mlx5_0", 2),
-        ("mlx5_1", 3),
-    ]
+def test_all_devices_are_asked_although_one_refuses_and_no_more_is_kept_than_the_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers = {0: [message(entry(1), entry(2))], 1: [message(entry(3), entry(4), head=device(1, "mlx5_1"))]}
+    kernel = FakeKernel(answers)
+    found = [(pair.device, pair.lqpn) for pair in list_queue_pairs(lambda: kernel)]
+    assert found == [("mlx5_0", 1), ("mlx5_0", 2), ("mlx5_1", 3), ("mlx5_1", 4)]
     assert kernel.is_closed
-
-
-def test_device_that_refuses_does_not_hide_the_others() -> None:
-    kernel = FakeKernel({0: [], 1: [message(entry(3), head=device(1, "mlx5_1"))]}, refusing=frozenset({0}))
-    assert [pair.lqpn for pair in list_queue_pairs(lambda: kernel)] == [3]
-
-
-def test_more_queue_pairs_than_are_kept_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    refusing = FakeKernel(answers, refusing=frozenset({0}))
+    assert [pair.lqpn for pair in list_queue_pairs(lambda: refusing)] == [3, 4]
     monkeypatch.setattr(rdma_netlink, "MOST_QUEUE_PAIRS", 3)
-    kernel = FakeKernel({0: [message(entry(1), entry(2))], 1: [message(entry(3), entry(4), head=device(1))]})
     assert [pair.lqpn for pair in list_queue_pairs(lambda: kernel)] == [1, 2, 3]
 
 

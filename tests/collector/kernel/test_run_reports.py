@@ -17,18 +17,9 @@ from lockstep.errors import NotPresent
 from tests.builders import SECOND, T0
 
 REPO = Path(__file__).resolve().parents[3]
-SAID: dict[str, Any] = {
-    "version": 1,
-    "pid": 42,
-    "program": "python3",
-    "member": {"rank": 3, "job": "4711"},
-    "started_ns": T0 - 60 * SECOND,
-    "ended_ns": T0 - SECOND // 2,
-    "exit_code": 1,
-    "signal": None,
-    "exception": {"name": "ValueError", "message": "no loss"},
-    "stderr_tail": ["step 7", "ValueError: no loss"],
-}
+SAID: dict[str, Any] = {"version": 1, "pid": 42, "program": "python3", "member": {"rank": 3, "job": "4711"}}
+SAID |= {"started_ns": T0 - 60 * SECOND, "ended_ns": T0 - SECOND // 2, "exit_code": 1, "signal": None}
+SAID |= {"exception": {"name": "ValueError", "message": "no loss"}, "stderr_tail": ["step 7", "ValueError: no loss"]}
 
 
 def leave(folder: Path, name: str = "run-42.json", **changes: object) -> Path:
@@ -59,35 +50,24 @@ def read(source: ProcessesSource, now_ns: int = T0) -> list[dict[str, Any]]:
 def test_report_becomes_one_event_and_is_taken_away(tmp_path: Path) -> None:
     file, source = leave(tmp_path), source_of(tmp_path)
     (row,) = read(source)
-    assert row == {
-        "host": "h0",
-        "ts_ns": T0 - SECOND // 2,
-        "source": "processes",
-        "kind": "python_exception",
-        "component": "host:h0",
-        "severity": "error",
-        "message": f"rank 3 of job 4711 (python3, pid 42 in its namespace, uid {os.getuid()}) exited with code 1 "
-        "by ValueError: no loss; last lines: step 7 | ValueError: no loss",
-        "rank": 3,
-        "pid": 42,
-        "signal": None,
-        "exit_code": 1,
-        "detail": None,
-    }
+    message = f"rank 3 of job 4711 (python3, pid 42 in its namespace, uid {os.getuid()}) exited with code 1 "
+    message += "by ValueError: no loss; last lines: step 7 | ValueError: no loss"
+    expected = {"host": "h0", "ts_ns": T0 - SECOND // 2, "source": "processes", "kind": "python_exception"}
+    expected |= {"component": "host:h0", "severity": "error", "message": message, "rank": 3, "pid": 42}
+    assert row == expected | {"signal": None, "exit_code": 1, "detail": None}
     assert not file.exists()
     assert read(source) == []
+
+
+TAIL = "; last lines: step 7 | ValueError: no loss"
 
 
 @pytest.mark.parametrize(
     ("changes", "severity", "words"),
     [
         ({"exit_code": 0}, "info", "exited with code 0"),
-        ({"exit_code": 2}, "error", "exited with code 2; last lines: step 7 | ValueError: no loss"),
-        (
-            {"exit_code": None, "signal": 15},
-            "warning",
-            "was killed by SIGTERM; last lines: step 7 | ValueError: no loss",
-        ),
+        ({"exit_code": 2}, "error", f"exited with code 2{TAIL}"),
+        ({"exit_code": None, "signal": 15}, "warning", f"was killed by SIGTERM{TAIL}"),
         ({"exit_code": None, "signal": 9, "stderr_tail": []}, "error", "was killed by SIGKILL"),
     ],
 )
@@ -134,79 +114,53 @@ def test_time_of_a_report_stays_between_the_reads(
         assert [row["ts_ns"] for row in read(source, now_ns)] == [reported_ns]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "garbage",
-        "[]",
-        "null",
-        '{"version": 1}',
-        "[" * 60_000,
-        json.dumps(SAID | {"version": 2}),
-        json.dumps(SAID | {"pid": "42"}),
-        json.dumps(SAID | {"pid": True}),
-        json.dumps(SAID | {"ended_ns": -1}),
-        json.dumps(SAID | {"ended_ns": 1 << 70}),
-        json.dumps(SAID | {"exit_code": None}),
-        json.dumps(SAID | {"signal": 9}),
-        json.dumps(SAID | {"signal": 65, "exit_code": None}),
-        json.dumps(SAID | {"member": [3]}),
-        json.dumps(SAID | {"exception": "boom"}),
-        json.dumps(SAID | {"stderr_tail": [1]}),
-        json.dumps(SAID | {"stderr_tail": "lines"}),
-        json.dumps(SAID | {"program": "x" * 70_000}),
-    ],
-    ids=range(19),
-)
+WRONG: list[dict[str, Any]] = [
+    {"version": 2},
+    *({"pid": pid} for pid in ("42", True)),
+    *({"ended_ns": ended_ns} for ended_ns in (-1, 1 << 70)),
+    *({"exit_code": None, "signal": 65}, {"exit_code": None}, {"signal": 9}),
+    *({"member": [3]}, {"exception": "boom"}, {"program": "x" * 70_000}),
+    *({"stderr_tail": tail} for tail in ([1], "lines")),
+]
+NO_REPORTS = ["", "garbage", "[]", "null", '{"version": 1}', "[" * 60_000]
+
+
+@pytest.mark.parametrize("text", NO_REPORTS + [json.dumps(SAID | changes) for changes in WRONG], ids=range(19))
 def test_file_that_is_no_report_is_reported_once_and_stays(tmp_path: Path, text: str) -> None:
     file, source = leave_text(tmp_path, "run-1.json", text), source_of(tmp_path)
-    with capture_logs() as lines:
-        assert read(source) == []
-        assert read(source) == []
-    assert [line["event"] for line in lines if line["log_level"] == "warning"] == [
-        "files are no run reports and stay"
-    ]
+    assert warnings_of(source) == ["files are no run reports and stay"]
     assert file.read_text() == text
 
 
-@pytest.mark.parametrize("kind", ["symbolic link", "hard link", "pipe", "folder", "writable by others"])
-def test_what_is_not_a_plain_file_of_its_owner_is_not_read(tmp_path: Path, kind: str) -> None:
+def warnings_of(source: ProcessesSource) -> list[str]:
+    """Read twice, without an event; return the warnings."""
+    with capture_logs() as lines:
+        assert [read(source), read(source)] == [[], []]
+    return [line["event"] for line in lines if line["log_level"] == "warning"]
+
+
+def test_only_plain_files_of_their_owner_with_the_name_of_a_report_are_read(tmp_path: Path) -> None:
     folder = tmp_path / "rings"
     folder.mkdir()
-    true, file = leave(tmp_path), folder / "run-1.json"
-    if kind == "symbolic link":
-        file.symlink_to(true)
-    elif kind == "hard link":
-        os.link(true, file)
-    elif kind == "pipe":
-        os.mkfifo(file, 0o600)
-    elif kind == "folder":
-        file.mkdir()
-    else:
-        leave(folder, "run-1.json").chmod(0o666)
+    true = leave(tmp_path)
+    (folder / "run-1.json").symlink_to(true)
+    os.link(true, folder / "run-2.json")
+    os.mkfifo(folder / "run-3.json", 0o600)
+    (folder / "run-4.json").mkdir()
+    leave(folder, "run-5.json").chmod(0o666)
+    for name in ("7-100.ring", "run-1.txt", ".run-1.json.42", "report.json"):
+        leave(folder, name)
+    before = sorted(folder.iterdir())
     assert read(source_of(folder)) == []
-    assert os.path.lexists(file)
+    assert sorted(folder.iterdir()) == before
     assert true.exists()
-
-
-def test_other_files_are_left_alone(tmp_path: Path) -> None:
-    names = ("7-100.ring", "run-1.txt", ".run-1.json.42", "report.json")
-    for name in names:
-        leave(tmp_path, name)
-    assert read(source_of(tmp_path)) == []
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
 
 
 def test_directory_in_which_others_can_replace_files_is_not_read(tmp_path: Path) -> None:
     leave(tmp_path)
     tmp_path.chmod(0o777)
     source = source_of(tmp_path)
-    with capture_logs() as lines:
-        assert [read(source), read(source)] == [[], []]
-    assert [line["event"] for line in lines if line["log_level"] == "warning"] == [
-        "directory of run reports is not read"
-    ]
+    assert warnings_of(source) == ["directory of run reports is not read"]
     tmp_path.chmod(0o1777)
     assert len(read(source)) == 1
 

@@ -61,40 +61,36 @@ def test_flows_are_counted_for_the_nic_with_their_local_address() -> None:
     assert found["eth0"].counters["tcp_flows"] == 2
 
 
-def test_flow_bound_to_an_interface_is_counted_there() -> None:
-    assert Host().observe(flow(1, 5, interface=3))["eth1"].retrans == 5
+@pytest.mark.parametrize(
+    ("ends", "counted"),
+    [
+        ({"interface": 3}, (0, 5)),  # it is bound to it
+        ({"local": f"::ffff:{HERE}", "remote": f"::ffff:{THERE}"}, (5, 0)),
+        *(({"remote": inside}, (0, 0)) for inside in (HERE, OTHER_NIC, "127.0.0.1")),
+        *(({"local": no_nic}, (0, 0)) for no_nic in ("127.0.0.1", "10.7.7.7")),
+    ],
+)
+def test_flow_is_counted_where_it_leaves_the_host(ends: dict[str, Any], counted: tuple[int, int]) -> None:
+    found = Host().observe(flow(1, 5, **ends))
+    assert (found["eth0"].retrans, found["eth1"].retrans) == counted
+    assert found["eth0"].counters["tcp_flows"] == bool(counted[0])
 
 
-def test_ipv4_in_a_socket_of_ipv6_is_the_same_address() -> None:
-    assert Host().retrans(flow(1, 5, local=f"::ffff:{HERE}", remote=f"::ffff:{THERE}")) == 5
-
-
-@pytest.mark.parametrize("remote", [HERE, OTHER_NIC, "127.0.0.1"])
-def test_flow_between_two_addresses_of_the_host_uses_no_nic(remote: str) -> None:
-    found = Host().observe(flow(1, 5, remote=remote))
-    assert (found["eth0"].retrans, found["eth0"].counters["tcp_flows"]) == (0, 0)
-
-
-def test_flow_of_an_interface_that_is_no_nic_is_not_counted() -> None:
-    assert {flows.retrans for flows in Host().observe(flow(1, 5, local="127.0.0.1")).values()} == {0}
-    assert {flows.retrans for flows in Host().observe(flow(1, 5, local="10.7.7.7")).values()} == {0}
-
-
-def test_total_rises_by_what_each_flow_has_sent_again_since() -> None:
+@pytest.mark.parametrize(
+    ("readings", "totals"),
+    [
+        ([(flow(1, 5), flow(2, 0)), (flow(1, 8), flow(2, 1)), (flow(2, 1), flow(1, 8))], [5, 9, 9]),
+        ([(flow(1, 5),), (), (flow(2, 0),), (flow(2, 3),), ()], [5, 5, 5, 8, 8]),
+        ([(flow(1, 5),), (), (), (flow(1, 6),)], [5, 5, 5, 6]),
+        ([(flow(1, total),) for total in (5, 4, 6)], [5, 5, 7]),
+    ],
+    ids=["rises", "flows end and begin", "a dump skips one", "a count falls"],
+)
+def test_total_rises_by_what_was_sent_again_and_never_falls(
+    readings: list[tuple[dict[str, Any], ...]], totals: list[int]
+) -> None:
     host = Host()
-    readings = [(flow(1, 5), flow(2, 0)), (flow(1, 8), flow(2, 1)), (flow(2, 1), flow(1, 8))]
-    assert [host.retrans(*flows) for flows in readings] == [5, 9, 9]
-
-
-def test_total_never_falls_when_flows_end_and_new_ones_begin_at_zero() -> None:
-    host = Host()
-    readings = [(flow(1, 5),), (), (flow(2, 0),), (flow(2, 3),), ()]
-    assert [host.retrans(*flows) for flows in readings] == [5, 5, 5, 8, 8]
-
-
-def test_flow_that_a_dump_skipped_is_not_counted_twice() -> None:
-    host = Host()
-    assert [host.retrans(*flows) for flows in [(flow(1, 5),), (), (), (flow(1, 6),)]] == [5, 5, 5, 6]
+    assert [host.retrans(*flows) for flows in readings] == totals
 
 
 def test_flow_that_is_long_gone_is_forgotten() -> None:
@@ -105,26 +101,14 @@ def test_flow_that_is_long_gone_is_forgotten() -> None:
     assert len(host.watch._cookies) == 0
 
 
-def test_flow_that_a_dump_lists_twice_is_counted_once() -> None:
+def test_flow_listed_twice_counts_once_and_one_that_is_new_in_a_cut_table_from_where_it_is_seen() -> None:
     found = Host().observe(flow(1, 5), flow(1, 5))["eth0"]
     assert (found.retrans, found.counters["tcp_flows"]) == (5, 1)
-
-
-def test_flow_that_is_new_in_a_cut_table_counts_from_where_it_is_seen() -> None:
     host = Host()
-    assert host.retrans(flow(1, 1_000), is_cut=True) == 0
-    assert host.retrans(flow(1, 1_003), is_cut=True) == 3
-
-
-def test_count_that_falls_adds_nothing() -> None:
-    host = Host()
-    assert [host.retrans(flow(1, total)) for total in (5, 4, 6)] == [5, 5, 7]
-
-
-def test_kernel_that_does_not_say_adds_nothing() -> None:
-    found = Host().observe(flow(1, 5), info_bytes=0)["eth0"]
-    assert found.retrans == 0
-    assert found.counters == {"tcp_flows": 1, "tcp_flows_sending": 0, "tcp_lost": 0, "tcp_unacked": 0}
+    assert [host.retrans(flow(1, total), is_cut=True) for total in (1_000, 1_003)] == [0, 3]
+    unknown = Host().observe(flow(1, 5), info_bytes=0)["eth0"]
+    assert unknown.retrans == 0
+    assert unknown.counters == {"tcp_flows": 1, "tcp_flows_sending": 0, "tcp_lost": 0, "tcp_unacked": 0}
 
 
 def test_worst_flow_is_named_by_its_ports() -> None:
@@ -135,20 +119,11 @@ def test_worst_flow_is_named_by_its_ports() -> None:
         flow(2, 101, rtt_us=100, min_rtt_us=40, lport=1002, rport=502, lost=1, unacked=4),
         flow(3, 0, rtt_us=200, lport=1003, rport=503),
     )["eth0"].counters
-    assert counters == {
-        "tcp_flows": 3,
-        "tcp_flows_sending": 3,
-        "tcp_lost": 3,
-        "tcp_unacked": 7,
-        "tcp_rtt_median_us": 200,
-        "tcp_rtt_max_us": 900,
-        "tcp_rtt_max_lport": 1001,
-        "tcp_rtt_max_rport": 501,
-        "tcp_rtt_floor_us": 40,
-        "tcp_retrans_max": 4,
-        "tcp_retrans_max_lport": 1001,
-        "tcp_retrans_max_rport": 501,
-    }
+    round_trip = {"median_us": 200, "max_us": 900, "max_lport": 1001, "max_rport": 501, "floor_us": 40}
+    expected = {"flows": 3, "flows_sending": 3, "lost": 3, "unacked": 7, "retrans_max": 4}
+    expected |= {"retrans_max_lport": 1001, "retrans_max_rport": 501}
+    expected |= {f"rtt_{name}": value for name, value in round_trip.items()}
+    assert counters == {f"tcp_{name}": value for name, value in expected.items()}
     assert counters.keys() == TCP_COUNTERS.keys()
 
 
@@ -157,21 +132,11 @@ def test_round_trip_of_a_flow_that_rests_is_too_old_to_count() -> None:
     assert (counters["tcp_rtt_max_us"], counters["tcp_flows_sending"], counters["tcp_flows"]) == (100, 1, 2)
 
 
-def test_nic_without_an_address_is_not_reported_of() -> None:
-    assert FlowWatch().observe(table(), NICS, {address(HERE): 2}).keys() == {"eth0"}
-
-
-def test_nics_that_are_gone_are_forgotten_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_nics_with_an_address_are_reported_and_gone_ones_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tcp_flows, "_MOST_NICS", 3)
     watch = FlowWatch()
+    assert watch.observe(table(), NICS, {address(HERE): 2}).keys() == {"eth0"}
     for number in range(10):
         found = watch.observe(table(), {2: f"eth{number}"}, {address(HERE): 2})
     assert len(found) <= 4
     assert "eth9" in found
-
-
-def test_thousands_of_flows_are_added_up_exactly() -> None:
-    host = Host()
-    flows = [flow(1 + cookie, cookie % 7) for cookie in range(3_000)]
-    assert host.retrans(*flows) == sum(cookie % 7 for cookie in range(3_000))
-    assert host.retrans(*reversed(flows)) == sum(cookie % 7 for cookie in range(3_000))

@@ -34,13 +34,8 @@ class Forged:
         """Lay out the tables; `stretch` makes each element longer, as a later version may."""
         self.sizes = sizes or Sizes()
         per_ring = {"records": wire.RECORD, "operations": wire.OPERATION, "transfers": wire.TRANSFER}
-        self.elements = {
-            "requests": wire.REQUEST,
-            "status": wire.STATUS,
-            "clocks": wire.CLOCK_PAIR,
-            "comms": wire.COMM,
-        }
-        self.elements |= {"rows": wire.ROW, "rings": wire.RING} | per_ring
+        self.elements = {"requests": wire.REQUEST, "status": wire.STATUS, "clocks": wire.CLOCK_PAIR}
+        self.elements |= {"comms": wire.COMM, "rows": wire.ROW, "rings": wire.RING} | per_ring
         end = wire.PAGE
         indices = {}
         for name, element in self.elements.items():

@@ -75,29 +75,15 @@ def enqueued(number: int = 1, **fields: Any) -> Array:
 
 
 def transfer(number: int = 1, channel: int = 0, **fields: Any) -> Array:
-    usual: dict[str, Any] = {
-        "operation": handle(number),
-        "first_ticks": 2 * MS,
-        "duration": 3 * MS,
-        "bytes": 786_432,
-        "peer": 1,
-    }
-    usual |= {
-        "flags": wire.FLAG_SEND | wire.FLAG_STEPS,
-        "channel_steps": channel << 24 | 12,
-        "waits": [10, 20, 30, 40],
-    }
+    usual: dict[str, Any] = {"operation": handle(number), "first_ticks": 2 * MS, "duration": 3 * MS, "bytes": 786_432}
+    usual |= {"flags": wire.FLAG_SEND | wire.FLAG_STEPS, "channel_steps": channel << 24 | 12}
+    usual |= {"waits": [10, 20, 30, 40], "peer": 1}
     return element(wire.TRANSFER_CLOSED, **usual | fields)
 
 
 def step(number: int = 1, **fields: Any) -> Array:
-    usual: dict[str, Any] = {
-        "operation": handle(number),
-        "posted_ticks": 2 * MS,
-        "bytes": 65_536,
-        "marks": [100, 200, 300],
-    }
-    usual |= {"step": 3, "peer": 1, "channel": 1, "flags": wire.FLAG_SEND | wire.FLAG_STEPS}
+    usual: dict[str, Any] = {"operation": handle(number), "posted_ticks": 2 * MS, "bytes": 65_536, "step": 3}
+    usual |= {"marks": [100, 200, 300], "peer": 1, "channel": 1, "flags": wire.FLAG_SEND | wire.FLAG_STEPS}
     return element(wire.STEP_CLOSED, **usual | fields)
 
 
@@ -109,15 +95,7 @@ def kernel(number: int = 1, start: int = 2 * MS, stop: int = 6 * MS, **fields: A
 
 
 def communicator(**fields: Any) -> Array:
-    usual: dict[str, Any] = {
-        "incarnation": 1,
-        "id": 7,
-        "rank": 0,
-        "nranks": 4,
-        "nnodes": 4,
-        "name": b"world",
-        "index": 0,
-    }
+    usual = {"incarnation": 1, "id": 7, "rank": 0, "nranks": 4, "nnodes": 4, "name": b"world", "index": 0}
     return element(INDEXED_COMM, **usual | fields)
 
 

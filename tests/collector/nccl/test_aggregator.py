@@ -57,24 +57,17 @@ def test_operation_has_its_row_once_and_only_after_the_bound_on_lateness() -> No
     assert written["end_ns"] == pytest.approx(T0 + 6 * MS, abs=1_100)
 
 
-def test_operation_with_an_open_part_waits_for_it() -> None:
-    aggregator = Aggregator(ORIGIN)
-    assert rows(aggregator.fold(reading(enqueued(), transfer(), live=[running()]), LATER)) == []
+def test_operation_with_an_open_part_waits_for_it_or_has_no_end_if_its_process_died() -> None:
+    aggregator, last = Aggregator(ORIGIN), reading(enqueued(), transfer(), live=[running()])
+    assert rows(aggregator.fold(last, LATER)) == []
     tables = aggregator.fold(reading(transfer(channel=1, duration=9 * MS)), LATER + DELAY_NS)
     assert (only(tables)["start_ns"], only(tables)["end_ns"]) == (T0 + 2 * MS, T0 + 11 * MS)
     assert aggregator.losses == Losses()
-
-
-def test_open_operation_has_a_row_only_if_its_process_died_and_then_no_end() -> None:
-    last = reading(enqueued(), transfer(), live=[running()])
     assert rows(Aggregator(ORIGIN).finish(last, SOON, died=False)) == []
     written = only(Aggregator(ORIGIN).finish(last, SOON, died=True))
     assert (written["start_ns"], written["end_ns"], written["clock"]) == (T0 + 2 * MS, None, "proxy")
-
-
-def test_operation_of_which_nothing_was_seen_has_no_times() -> None:
-    quiet = replace(IDENTITY, kernel_channels=False)
-    written = only(Aggregator(ORIGIN).fold(reading(enqueued(), identity=quiet), LATER))
+    quiet = reading(enqueued(), identity=replace(IDENTITY, kernel_channels=False))  # of which nothing was seen
+    written = only(Aggregator(ORIGIN).fold(quiet, LATER))
     assert (written["start_ns"], written["end_ns"], written["clock"]) == (None, None, "none")
 
 
@@ -94,16 +87,7 @@ def test_times_are_the_transfers_where_one_kernel_time_cannot_be_true() -> None:
     assert aggregator.losses == Losses(stale_kernels=1)
 
 
-def test_part_that_comes_too_late_is_counted_and_has_its_row() -> None:
-    aggregator = Aggregator(ORIGIN)
-    aggregator.fold(reading(enqueued(), transfer()), LATER)
-    tables = aggregator.fold(reading(transfer(channel=1)), LATER + SECOND)
-    assert only(tables, "transfers")["channel"] == 1
-    assert rows(tables) == []
-    assert aggregator.losses == Losses(late=1)
-
-
-def test_part_waits_for_its_operation_and_then_is_given_up() -> None:
+def test_part_waits_for_its_operation_is_given_up_then_and_has_its_row_when_it_comes_too_late() -> None:
     aggregator = Aggregator(ORIGIN)
     assert rows(aggregator.fold(reading(transfer(1), step(2)), SOON), "transfers") == []
     tables = aggregator.fold(reading(enqueued(1)), SOON + SECOND)
@@ -111,12 +95,13 @@ def test_part_waits_for_its_operation_and_then_is_given_up() -> None:
     aggregator.fold(reading(), SOON + DELAY_NS)
     assert rows(aggregator.fold(reading(enqueued(2)), LATER + SECOND), "step_samples") == []
     assert aggregator.losses == Losses(orphans=1)
-
-
-def test_operation_of_an_unknown_communicator_is_counted() -> None:
-    aggregator = Aggregator(ORIGIN)
-    aggregator.fold(reading(enqueued(comm=3), enqueued(2, comm=wire.NO_COMM), lost=5), LATER)
-    assert aggregator.losses == Losses(unknown_comm=2, overwritten=5)
+    tables = aggregator.fold(reading(transfer(channel=1)), LATER + 2 * SECOND)
+    assert only(tables, "transfers")["channel"] == 1
+    assert rows(tables) == []
+    assert aggregator.losses == Losses(orphans=1, late=1)
+    strangers = Aggregator(ORIGIN)
+    strangers.fold(reading(enqueued(comm=3), enqueued(2, comm=wire.NO_COMM), lost=5), LATER)
+    assert strangers.losses == Losses(unknown_comm=2, overwritten=5)
 
 
 def test_index_of_a_communicator_may_serve_another_one_later() -> None:
@@ -128,16 +113,13 @@ def test_index_of_a_communicator_may_serve_another_one_later() -> None:
     assert {(one["seq"], one["comm"], one["rank"]) for one in written} == {(1, 7, 0), (2, 8, 3)}
 
 
-def test_communicator_has_a_row_when_it_is_new_and_when_it_is_destroyed() -> None:
+def test_communicator_has_a_row_when_it_is_new_and_when_it_is_destroyed_unless_its_size_is_unknown() -> None:
     aggregator = Aggregator(replace(ORIGIN, gpu=3, pid=99))
     made = only(aggregator.fold(reading(), SOON), "comms")
     assert rows(aggregator.fold(reading(), SOON), "comms") == []
     gone = only(aggregator.fold(reading(comms=[communicator(destroy_ticks=9 * MS)]), SOON), "comms")
     assert (made["name"], made["nranks"], made["gpu"], made["pid"], made["destroy_ns"]) == ("world", 4, 3, 99, None)
     assert gone == made | {"destroy_ns": T0 + 9 * MS}
-
-
-def test_communicator_of_unknown_size_has_no_row() -> None:
     assert rows(Aggregator(ORIGIN).fold(reading(comms=[communicator(nranks=0)]), SOON), "comms") == []
 
 
@@ -169,16 +151,7 @@ def test_seconds_are_reported_once_and_what_is_late_counts_in_the_next() -> None
     assert sum(one["n"] for one in rows(second, "transfer_stats")) == 2
 
 
-def test_gap_is_measured_from_the_operation_before_also_across_readings() -> None:
-    aggregator = Aggregator(ORIGIN)
-    aggregator.fold(reading(enqueued(1), transfer(1)), T0 + 2 * SECOND + CLOSED)
-    later = enqueued(2, ticks=4 * SECOND), transfer(2, first_ticks=4 * SECOND)
-    aggregator.fold(reading(*later), T0 + 4 * SECOND + CLOSED)
-    reported = only(aggregator.fold(reading(), T0 + 6 * SECOND + CLOSED), "op_stats")
-    assert reported["gap_sum_ns"] == 4 * SECOND - 5 * MS
-
-
-def test_late_operation_joins_what_its_new_second_has_already() -> None:
+def test_late_operation_joins_what_its_new_second_has_and_gaps_count_across_readings() -> None:
     aggregator = Aggregator(ORIGIN)
     aggregator.fold(reading(), T0 + 2 * SECOND + CLOSED)
     late = enqueued(1), transfer(1)
@@ -186,6 +159,10 @@ def test_late_operation_joins_what_its_new_second_has_already() -> None:
     reported = only(aggregator.fold(reading(*late, *on_time), T0 + 4 * SECOND + CLOSED), "op_stats")
     assert (reported["ts_ns"], reported["n"], reported["late_n"]) == (T0 + 2 * SECOND, 2, 1)
     assert (reported["dur_sum_ns"], reported["dur_max_ns"]) == (8 * MS, 5 * MS)
+    later = enqueued(3, ticks=5 * SECOND), transfer(3, first_ticks=5 * SECOND)
+    aggregator.fold(reading(*later), T0 + 5 * SECOND + CLOSED)
+    reported = only(aggregator.fold(reading(), T0 + 7 * SECOND + CLOSED), "op_stats")
+    assert reported["gap_sum_ns"] == 3 * SECOND - 5 * MS
 
 
 def test_memory_is_bounded_and_what_is_dropped_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,19 +173,14 @@ def test_memory_is_bounded_and_what_is_dropped_is_counted(monkeypatch: pytest.Mo
     assert {one["seq"] for one in rows(aggregator.finish(reading(), SOON, died=False))} == {4, 5}
 
 
-def test_parts_of_other_processes_are_shown_and_not_counted_as_lost() -> None:
+def test_progress_after_a_reading_knows_its_communicators_and_parts_of_others_are_not_lost() -> None:
     aggregator = Aggregator(ORIGIN)
-    theirs = transfer(operation=handle(1, tag=0xCD), pid=7)
-    aggregator.fold(reading(theirs, step(operation=handle(1, tag=0xCD))), LATER)
+    theirs = transfer(operation=handle(1, tag=0xCD), pid=7), step(operation=handle(1, tag=0xCD))
+    shown = reading(*theirs, live=[row(), running(), moving()])
+    aggregator.fold(shown, SOON)
+    reported = only({"progress": aggregator.progress(shown, SOON)}, "progress")
+    assert (reported["comm"], reported["rank"], reported["head_state"], reported["ts_ns"]) == (7, 0, "wire", SOON)
     assert aggregator.foreign is not None
     assert aggregator.foreign.transfers["pid"].tolist() == [7]
     assert len(aggregator.foreign.steps) == 1
     assert aggregator.losses == Losses()
-
-
-def test_progress_after_a_reading_knows_its_communicators() -> None:
-    aggregator = Aggregator(ORIGIN)
-    shown = reading(live=[row(), running(), moving()])
-    aggregator.fold(shown, SOON)
-    reported = only({"progress": aggregator.progress(shown, SOON)}, "progress")
-    assert (reported["comm"], reported["rank"], reported["head_state"], reported["ts_ns"]) == (7, 0, "wire", SOON)

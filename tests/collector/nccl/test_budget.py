@@ -5,7 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collector.nccl.budget import WHOLE_SHARE, Allowance, Budget, grant, largest_share, lot_of, spend
+from collector.nccl.checkpoint import Checkpoint, FileMemory, decode, encode
+from collector.nccl.communicators import Origin
+from collector.nccl.draining import Cursor
 from collector.nccl.operations import KNOWN
+from collector.nccl.snapshot import AggregatorState
 from lockstep import wire
 from lockstep.clock import NS_PER_S
 
@@ -19,32 +23,20 @@ def run(seconds: int, rows_per_s: int, allowance: Allowance, begin: int = 0) -> 
     return allowance
 
 
-def test_small_job_keeps_everything() -> None:
+def test_share_fits_the_budget_and_grows_back_by_steps_and_only_after_a_while() -> None:
     assert run(60, 900, Allowance(BUDGET)).share == WHOLE_SHARE
-
-
-def test_job_that_is_too_large_keeps_a_share_that_fits() -> None:
-    assert run(20, 7_000, Allowance(BUDGET)).share == WHOLE_SHARE // 8
-
-
-def test_share_grows_back_by_steps_and_only_after_a_while() -> None:
     busy = run(20, 7_000, Allowance(BUDGET))
+    assert busy.share == WHOLE_SHARE // 8
     assert run(8, 100, busy, 20).share == busy.share
     assert run(15, 100, busy, 20).share == 2 * busy.share
     assert run(120, 100, busy, 20).share == WHOLE_SHARE
-
-
-def test_bytes_count_too() -> None:
     assert Budget(rows=1_000, bytes=2_500).rows_per_s == 100
 
 
-def test_what_was_sent_too_much_is_saved_later() -> None:
+def test_what_was_sent_too_much_is_saved_later_and_a_clock_that_was_set_back_gives_nothing() -> None:
     overdrawn = spend(grant(Allowance(BUDGET), 0, 0), 6_000)
     assert grant(overdrawn, NS_PER_S, 100).share == 1
     assert grant(overdrawn, 5 * NS_PER_S, 100).share == WHOLE_SHARE
-
-
-def test_clock_that_was_set_back_gives_nothing_for_nothing() -> None:
     before = grant(Allowance(BUDGET), 100 * NS_PER_S, 0)
     assert grant(before, 0, 0).rows == before.rows
 
@@ -77,3 +69,26 @@ def test_lots_are_spread_evenly() -> None:
     lots = lot_of(operations(comm=0xA72E744E3E8DDA49, func=1, peer=-1))
     for share in (WHOLE_SHARE // 2, WHOLE_SHARE // 4, WHOLE_SHARE // 16):
         assert abs(np.count_nonzero(lots < share) / 4_096 - share / WHOLE_SHARE) < 0.04
+
+
+HANDLES = np.array([1, (1 << 64) - 1], np.uint64)
+ORIGIN = Origin("h0", "job 7", attempt=2, pid=5, gpu=None)
+MEMORY = FileMemory(1000, ORIGIN, [Cursor(), Cursor(9, 12)], AggregatorState(3, 4096, HANDLES, HANDLES[:0]))
+
+
+def test_checkpoint_comes_back_as_it_was_and_that_of_another_version_is_nothing() -> None:
+    given_back = decode(encode(Checkpoint(7, 4096, {(1, 2, 3): MEMORY})))
+    assert (given_back.since_ns, given_back.share) == (7, 4096)
+    memory = given_back.files[1, 2, 3]
+    assert (memory.uid, memory.origin, memory.position) == (MEMORY.uid, MEMORY.origin, MEMORY.position)
+    assert (memory.aggregator.now_ns, memory.aggregator.share) == (3, 4096)
+    assert np.array_equal(memory.aggregator.pending, HANDLES)
+    assert len(memory.aggregator.written) == 0
+    assert decode(encode(Checkpoint(7)).replace(b'"version":1', b'"version":2')) == Checkpoint()
+
+
+@given(st.binary(max_size=200), st.integers(0, 400))
+def test_broken_checkpoint_is_nothing(noise: bytes, index: int) -> None:
+    whole = encode(Checkpoint(7, 4096, {(1, 2, 3): MEMORY}))
+    assert decode(noise) == Checkpoint()
+    assert isinstance(decode(whole[:index] + noise + whole[index + len(noise) :]), Checkpoint)

@@ -43,15 +43,28 @@ def test_time_is_exact_to_a_microsecond_over_hours(tmp_path: Path, count: int) -
     assert abs(int(clock.duration_ns(ticks_at(UNIX_NS + HOUR_NS) - ticks_at(UNIX_NS))) - HOUR_NS) < 1_000
 
 
-def test_time_before_the_first_pair_is_reported_too(tmp_path: Path) -> None:
-    clock = clock_of(tmp_path, [(ticks_at(UNIX_NS), UNIX_NS), (ticks_at(UNIX_NS + HOUR_NS), UNIX_NS + HOUR_NS)])
-    assert abs(int(clock.to_unix_ns(ticks_at(UNIX_NS - 10**9))) - (UNIX_NS - 10**9)) < 1_000
-
-
-def test_slewed_clock_is_followed_from_pair_to_pair(tmp_path: Path) -> None:
-    pairs = [(0, UNIX_NS), (10**9, UNIX_NS + 10**9), (2 * 10**9, UNIX_NS + 2 * 10**9 + 400_000)]
-    clock = clock_of(tmp_path, pairs, wire.CLOCK_MONOTONIC)
-    assert (clock.to_unix_ns([5 * 10**8, 15 * 10**8]) - UNIX_NS).tolist() == [5 * 10**8, 15 * 10**8 + 200_000]
+@pytest.mark.parametrize(
+    ("kind", "pairs", "times"),
+    [
+        (
+            wire.CLOCK_MONOTONIC,
+            [(0, 0), (10**9, 10**9), (2 * 10**9, 2 * 10**9 + 400_000)],
+            {15 * 10**8: 1_500_200_000},
+        ),
+        (wire.CLOCK_MONOTONIC, [(1_000, 0)], {1_000: 0, 1_500: 500, 0: -1_000}),
+        (wire.CLOCK_REPLAY, [(1_000, 0)], {1_000: 0, 1_500: 500, 0: -1_000}),
+        (wire.CLOCK_REPLAY, [(0, 0), (0, 0), (70, 70)], {0: 0, 35: 35, 100: 100}),
+        (wire.CLOCK_TSC, [(2 * 10**9, 0), (4 * 10**9, 10**9)], {0: -(10**9), 3 * 10**9: 5 * 10**8}),
+    ],
+    ids=["slewed", "one pair of nanoseconds", "one pair of a replay", "stands still", "before the first pair"],
+)
+def test_clock_is_followed_from_pair_to_pair(
+    tmp_path: Path, kind: int, pairs: list[tuple[int, int]], times: dict[int, int]
+) -> None:
+    clock = clock_of(tmp_path, [(ticks, UNIX_NS + passed_ns) for ticks, passed_ns in pairs], kind)
+    assert (clock.to_unix_ns(list(times)) - UNIX_NS).tolist() == list(times.values())
+    if kind != wire.CLOCK_TSC:
+        assert clock.duration_ns([0, 123]).tolist() == [0, 123]
 
 
 @pytest.mark.parametrize("step_ns", [5 * 10**9, -5 * 10**9])
@@ -64,27 +77,11 @@ def test_clock_that_was_set_changes_times_and_no_durations(tmp_path: Path, step_
     assert clock.duration_ns([7]).tolist() == [4]  # half a nanosecond each, to the even one
 
 
-@pytest.mark.parametrize("kind", [wire.CLOCK_MONOTONIC, wire.CLOCK_REPLAY])
-def test_nanoseconds_need_one_pair(tmp_path: Path, kind: int) -> None:
-    clock = clock_of(tmp_path, [(1_000, UNIX_NS)], kind)
-    assert clock.to_unix_ns([1_000, 1_500, 0]).tolist() == [UNIX_NS, UNIX_NS + 500, UNIX_NS - 1_000]
-    assert clock.duration_ns([0, 123]).tolist() == [0, 123]
-
-
 @pytest.mark.parametrize("kind", [wire.CLOCK_TSC, wire.CLOCK_CNTVCT])
 def test_counter_needs_two_pairs_and_says_so(tmp_path: Path, kind: int) -> None:
-    with pytest.raises(RingNotReady, match="one clock pair"):
-        clock_of(tmp_path, [(1_000, UNIX_NS)], kind)
-
-
-def test_file_without_a_pair_may_be_asked_again(tmp_path: Path) -> None:
-    with pytest.raises(RingNotReady, match="no clock pair"):
-        clock_of(tmp_path, [])
-
-
-def test_replayed_clock_may_stand_still(tmp_path: Path) -> None:
-    clock = clock_of(tmp_path, [(0, UNIX_NS), (0, UNIX_NS), (70, UNIX_NS + 70)], wire.CLOCK_REPLAY)
-    assert clock.to_unix_ns([0, 35, 100]).tolist() == [UNIX_NS, UNIX_NS + 35, UNIX_NS + 100]
+    for pairs, problem in (([], "no clock pair"), ([(1_000, UNIX_NS)], "one clock pair")):
+        with pytest.raises(RingNotReady, match=problem):
+            clock_of(tmp_path, pairs, kind)
 
 
 def test_first_two_pairs_close_together_may_be_uncertain(tmp_path: Path) -> None:
@@ -107,17 +104,14 @@ def test_first_two_pairs_close_together_may_be_uncertain(tmp_path: Path) -> None
         [(2 * 10**9, UNIX_NS), (10**9, UNIX_NS + 10**9)],
     ],
 )
-@pytest.mark.parametrize("kind", [wire.CLOCK_TSC, wire.CLOCK_MONOTONIC])
-def test_pairs_that_cannot_be_are_refused(tmp_path: Path, pairs: list[tuple[int, int]], kind: int) -> None:
-    with pytest.raises(BadRing) as caught:
-        clock_of(tmp_path, pairs, kind)
-    assert not isinstance(caught.value, RingNotReady)
-
-
-@pytest.mark.parametrize("unix_ns", [0, 1 << 62, (1 << 64) - 1])
-def test_time_that_cannot_be_is_refused_also_alone(tmp_path: Path, unix_ns: int) -> None:
-    with pytest.raises(BadRing, match="at a time that cannot be"):
-        clock_of(tmp_path, [(0, unix_ns)], wire.CLOCK_MONOTONIC)
+def test_pairs_that_cannot_be_are_refused(tmp_path: Path, pairs: list[tuple[int, int]]) -> None:
+    for kind in (wire.CLOCK_TSC, wire.CLOCK_MONOTONIC):
+        with pytest.raises(BadRing) as caught:
+            clock_of(tmp_path, pairs, kind)
+        assert not isinstance(caught.value, RingNotReady)
+    for unix_ns in (0, 1 << 62, (1 << 64) - 1):
+        with pytest.raises(BadRing, match="at a time that cannot be"):
+            clock_of(tmp_path, [(0, unix_ns)], wire.CLOCK_MONOTONIC)
 
 
 def test_any_ticks_are_a_time_and_a_duration_also_of_a_slow_counter(tmp_path: Path) -> None:
@@ -137,21 +131,15 @@ def test_pair_that_changes_between_two_looks_does_not_count(tmp_path: Path) -> N
         assert ring.clock().ticks.tolist() == [0, 20]
 
 
-def test_pair_that_is_being_written_does_not_count(tmp_path: Path) -> None:
+def test_pair_that_is_being_written_or_stands_at_the_wrong_index_does_not_count(tmp_path: Path) -> None:
     pairs = [(number * 10**9, UNIX_NS + number * 10**9) for number in range(64)]
-    forged = Forged()
-    forged.set_clock(pairs)
-    torn = forged.table("clocks")[:1]
-    torn["ticks"] = 64 * 10**9  # its UNIX time is still the old one, and so is its stamp
-    with open_ring(forged.write(tmp_path / "a.ring")) as ring:
-        assert ring.clock().ticks.tolist() == [ticks for ticks, _ in pairs[1:]]
-
-
-def test_pair_at_the_wrong_place_does_not_count(tmp_path: Path) -> None:
-    forged = Forged()
-    forged.table("clocks")[5] = (77, UNIX_NS, 0, 3)
-    with open_ring(forged.write(tmp_path / "a.ring")) as ring:
-        assert ring.clock().ticks.tolist() == [1_000]
+    torn, misplaced = Forged(), Forged()
+    torn.set_clock(pairs)
+    torn.table("clocks")[:1]["ticks"] = 64 * 10**9  # its UNIX time is still the old one, and so is its stamp
+    misplaced.table("clocks")[5] = (77, UNIX_NS, 0, 3)
+    for forged, ticks in ((torn, [ticks for ticks, _ in pairs[1:]]), (misplaced, [1_000])):
+        with open_ring(forged.write(tmp_path / f"{len(ticks)}.ring")) as ring:
+            assert ring.clock().ticks.tolist() == ticks
 
 
 NUMBER = (

@@ -2,14 +2,27 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 
 from collector.nccl.communicators import Origin
-from collector.nccl.detail import KEPT_NS, KeptDetail, KeptProcess, MinutesRequest, Target
+from collector.nccl.detail import (
+    KEPT_NS,
+    Detail,
+    KeptDetail,
+    KeptProcess,
+    MinutesRequest,
+    MinutesRequests,
+    Target,
+    read_details,
+    wanted_detail,
+)
 from collector.nccl.ringfile import open_ring
 from collector.nccl.snapshot import Reading, take_reading
 from lockstep import wire
+from lockstep.batches import DetailRequest
 from tests.builders import SECOND, T0
 from tests.collector.nccl.forging import Forged
 
@@ -44,7 +57,7 @@ def test_records_come_back_as_rows_that_were_not_sent(tmp_path: Path) -> None:
     assert not kept.replay(EVERYTHING, T0 + 11 * SECOND).pieces  # all of it was sent
 
 
-def test_oldest_goes_first_when_the_limit_is_reached_and_is_counted(tmp_path: Path) -> None:
+def test_oldest_goes_first_when_the_limit_is_reached_and_is_counted_unless_it_is_too_old(tmp_path: Path) -> None:
     process, reading = recorded(tmp_path)
     kept = KeptDetail(20_000)
     for second in range(60):
@@ -53,15 +66,11 @@ def test_oldest_goes_first_when_the_limit_is_reached_and_is_counted(tmp_path: Pa
     left = len(kept.replay(EVERYTHING, T0 + 60 * SECOND).pieces)
     assert 0 < left < 60
     assert kept.dropped == (60 - left) * 100
-
-
-def test_what_is_too_old_goes_without_being_counted(tmp_path: Path) -> None:
-    process, reading = recorded(tmp_path)
-    kept = KeptDetail(1 << 20)
-    kept.keep(process, reading, T0, share=1)
-    kept.keep(process, reading, T0 + KEPT_NS + 1, share=1)
-    assert len(kept.replay(EVERYTHING, T0 + KEPT_NS).pieces) == 1
-    assert kept.dropped == 0
+    aged = KeptDetail(1 << 20)
+    aged.keep(process, reading, T0, share=1)
+    aged.keep(process, reading, T0 + KEPT_NS + 1, share=1)
+    assert len(aged.replay(EVERYTHING, T0 + KEPT_NS).pieces) == 1
+    assert aged.dropped == 0
 
 
 def test_only_what_is_meant_is_selected(tmp_path: Path) -> None:
@@ -84,3 +93,44 @@ def test_what_a_process_did_last_is_there_as_soon_as_it_has_ended(tmp_path: Path
         rows = [row for tables in kept.replay(EVERYTHING, T0).take(1e9) for row in tables["collectives"].to_pylist()]
         assert len(rows) == 100 * is_last
         process.ring.close()
+
+
+USUAL = Detail(wire.TRANSFERS, 655)
+
+
+def request(kind: str, name: str = "w", expires_ns: int = 100, **details: Any) -> DetailRequest:
+    return DetailRequest(id=name, host="h0", kind=kind, details=details, expires_ns=expires_ns)
+
+
+def wanted(*requests: DetailRequest, job: str = "j", rank: int | None = 3) -> Detail:
+    return wanted_detail(read_details(requests, 50), USUAL, job, rank)
+
+
+def test_detail_is_the_most_that_is_requested() -> None:
+    steps = request("detail", job="j", level="steps", share=0.5)
+    more = request("detail", job="j", level="transfers", share=1.0, ranks=[3])
+    assert wanted(steps, more) == Detail(wire.STEPS, 65_536)
+    assert wanted(steps, more, rank=4) == Detail(wire.STEPS, 32_768)
+    assert wanted(steps, more, job="other") == USUAL
+    assert wanted(request("detail", job="j", level="operations", share=0)) == USUAL
+    assert wanted(more, rank=None) == USUAL
+
+
+WRONG: list[dict[str, Any]] = [{}, {"job": 7, "level": "steps"}, {"job": "j", "level": "trace"}]
+WRONG += [{"job": "j", "level": "steps"} | wrong for wrong in ({"share": 2}, {"share": "all"}, {"ranks": "3"})]
+WRONG += [{"job": "j", "level": ["steps"]}, {"expires_ns": 50, "job": "j", "level": "steps"}]
+
+
+@pytest.mark.parametrize("details", WRONG)
+def test_detail_that_makes_no_sense_or_has_expired_is_not_requested(details: dict[str, Any]) -> None:
+    assert wanted(request("detail", **details)) == USUAL
+
+
+def test_last_minutes_are_requested_once_by_each_name_and_only_those_that_are_kept() -> None:
+    requests = MinutesRequests()
+    one, other = request("last_minutes", "a", job="j", minutes=2), request("last_minutes", "b", job="j")
+    assert [each.duration_ns // 10**9 for each in requests.new([one, other], 50)] == [120, 600]
+    assert requests.new([one, other], 60) == []
+    assert requests.new([one], 100) == []  # expired
+    wrong = [request("last_minutes", str(minutes), job="j", minutes=minutes) for minutes in (0, 11, "2", True, None)]
+    assert requests.new(wrong, 0) == []

@@ -58,20 +58,18 @@ def test_files_of_the_host_and_of_containers_are_found(host: Path, directories: 
     assert files(directories) == sorted([ours, theirs / "7-1.ring"])
 
 
-def test_directory_that_is_mounted_into_a_container_counts_once(host: Path, directories: RingDirectories) -> None:
+def test_directory_mounted_into_a_container_counts_once_and_a_link_inside_is_not_followed(
+    host: Path, directories: RingDirectories
+) -> None:
     ours = forge(host / USUAL.relative_to("/") / "1-1.ring")
     inside = contain(host)
     shutil.rmtree(inside.parents[2])
     (host / "proc/50/root").symlink_to(host)  # the same directory by another way
-    assert files(directories) == [ours]
-
-
-def test_link_inside_of_a_container_is_not_followed(host: Path, directories: RingDirectories) -> None:
-    inside = contain(host)
+    linked = contain(host, 51, 3)
     away = host / "elsewhere"
-    shutil.move(inside.parent, away)
-    inside.parent.symlink_to(away)
-    assert files(directories) == []
+    shutil.move(linked.parent, away)
+    linked.parent.symlink_to(away)
+    assert files(directories) == [ours]
 
 
 def test_directory_comes_and_goes_with_its_container(host: Path, directories: RingDirectories) -> None:

@@ -1,47 +1,93 @@
-"""What one process did for another reaches it, in whichever order the rings are read, or is counted as lost."""
+"""What a process did for another one is given to that one, by process and handle."""
 
 from dataclasses import replace
 
+import numpy as np
+
 from collector.nccl.aggregator import FOREIGN_PATIENCE_NS, Aggregator, ForeignJoiner
 from collector.nccl.ledger import Ledger
+from collector.nccl.transfers import ForeignParts
 from tests.builders import SECOND, T0
-from tests.collector.nccl.readings import IDENTITY, ORIGIN, enqueued, handle, reading, transfer
+from tests.collector.nccl.readings import (
+    IDENTITY,
+    MS,
+    ORIGIN,
+    communicator,
+    enqueued,
+    handle,
+    reading,
+    step,
+    transfer,
+)
 
-MAKER, OWNER = replace(IDENTITY, pid=1, tag=0x11), replace(IDENTITY, pid=2, tag=0x22)
-THEIRS = handle(1, OWNER.tag)
-
-
-def host() -> tuple[Ledger, Aggregator, Aggregator]:
-    """Return a ledger, a process that made a transfer for another, and that other, of which nothing is read yet."""
-    ledger = Ledger()
-    maker, owner = Aggregator(ORIGIN, ledger), Aggregator(replace(ORIGIN, job="j2"), ledger)
-    maker.fold(reading(transfer(operation=THEIRS, pid=2), identity=MAKER), T0)
-    return ledger, maker, owner
-
-
-def test_transfer_waits_for_its_owner_to_be_read() -> None:
-    ledger, maker, owner = host()
-    joiner = ForeignJoiner()
-    owners = [(maker, MAKER), (owner, OWNER)]
-    joiner.join([maker], owners, T0)
-    assert ledger.rows()["transfers"].num_rows == 0
-    owner.fold(reading(enqueued(operation=THEIRS), identity=OWNER), T0 + SECOND)
-    joiner.join([], owners, T0 + SECOND)
-    (moved,) = ledger.rows()["transfers"].to_pylist()
-    assert (moved["job"], moved["seq"]) == ("j2", 1)
-    joiner.join([], owners, T0 + 2 * SECOND)
-    assert ledger.rows()["transfers"].num_rows == 0  # once
-    assert joiner.lost == 0
+MAKER, OWNER = replace(IDENTITY, pid=1, tag=0x11), replace(IDENTITY, pid=2, tag=0x22, kernel_channels=False)
 
 
-def test_transfer_whose_owner_never_comes_is_lost_after_a_while() -> None:
-    _, maker, owner = host()
-    joiner = ForeignJoiner()
-    owners = [(maker, MAKER), (owner, OWNER)]
-    joiner.join([maker], owners, T0)
-    joiner.join([], owners, T0 + FOREIGN_PATIENCE_NS - 1)
-    assert joiner.lost == 0
-    joiner.join([], owners, T0 + FOREIGN_PATIENCE_NS)
-    assert joiner.lost == 1
-    joiner.join([], owners, T0 + 2 * FOREIGN_PATIENCE_NS)
-    assert joiner.lost == 1
+def their(number: int) -> int:
+    return handle(number, OWNER.tag)
+
+
+def made_for_others() -> ForeignParts:
+    """Return what a process did for operations 1 to 3 of another, and for a process that nobody knows."""
+    helper = Aggregator(ORIGIN)
+    parts = [
+        transfer(operation=their(1), pid=2),
+        transfer(operation=their(3), pid=2),
+        transfer(operation=their(1), pid=5),
+    ]
+    helper.fold(reading(*parts, step(operation=their(2)), identity=MAKER), T0 + 10 * MS)
+    assert helper.foreign is not None
+    return helper.foreign
+
+
+def owner_of(*numbers: int, ledger: Ledger | None = None) -> Aggregator:
+    owner = Aggregator(replace(ORIGIN, host="h9"), ledger)
+    mine = [enqueued(number, operation=their(number)) for number in numbers]
+    owner.fold(reading(*mine, comms=[communicator(rank=3)], identity=OWNER), T0 + 10 * MS)
+    return owner
+
+
+def test_transfer_and_step_get_the_rank_and_operation_of_their_owner_and_the_rest_is_left() -> None:
+    ledger, parts = Ledger(), made_for_others()
+    rest = owner_of(ledger=ledger).take_foreign(parts, OWNER)
+    assert [table.num_rows for table in ledger.rows().values()] == [0, 0, 0]
+    assert np.array_equal(rest.transfers, parts.transfers)
+    assert np.array_equal(rest.steps, parts.steps)
+    rest = owner_of(1, 2, ledger=ledger).take_foreign(parts, OWNER)
+    tables = ledger.rows()
+    (moved,), (stepped,) = tables["transfers"].to_pylist(), tables["step_samples"].to_pylist()
+    assert (moved["host"], moved["rank"], moved["seq"], moved["first_ns"]) == ("h9", 3, 1, T0 + 2 * MS)
+    assert (stepped["rank"], stepped["seq"]) == (3, 2)
+    assert (rest.transfers["operation"].tolist(), rest.transfers["pid"].tolist()) == ([their(3), their(1)], [2, 5])
+    assert len(rest.steps) == 0
+
+
+def test_operation_has_its_times_and_statistics_from_what_others_did_for_it() -> None:
+    owner = owner_of(1)
+    owner.take_foreign(made_for_others(), OWNER)
+    tables = owner.fold(reading(comms=[communicator(rank=3)], identity=OWNER), T0 + 5 * SECOND)
+    (written,) = tables["collectives"].to_pylist()
+    assert (written["clock"], written["start_ns"], written["end_ns"]) == ("proxy", T0 + 2 * MS, T0 + 5 * MS)
+    (reported,) = tables["transfer_stats"].to_pylist()
+    assert (reported["n"], reported["rank"], reported["bytes"]) == (1, 3, 786_432)
+
+
+def test_transfer_waits_for_its_owner_to_be_read_and_is_lost_when_that_never_comes() -> None:
+    for is_read in (True, False):
+        ledger, joiner = Ledger(), ForeignJoiner()
+        maker, owner = Aggregator(ORIGIN, ledger), Aggregator(replace(ORIGIN, job="j2"), ledger)
+        maker.fold(reading(transfer(operation=their(1), pid=2), identity=MAKER), T0)
+        owners = [(maker, MAKER), (owner, OWNER)]
+        joiner.join([maker], owners, T0)
+        assert ledger.rows()["transfers"].num_rows == 0
+        if is_read:
+            owner.fold(reading(enqueued(operation=their(1)), identity=OWNER), T0 + SECOND)
+        moved = []
+        for at_ns in (T0 + SECOND, T0 + FOREIGN_PATIENCE_NS - 1):
+            joiner.join([], owners, at_ns)
+            moved += ledger.rows()["transfers"].to_pylist()
+        assert [(row["job"], row["seq"]) for row in moved] == [("j2", 1)] * is_read
+        assert joiner.lost == 0
+        for at_ns in (T0 + FOREIGN_PATIENCE_NS, T0 + 2 * FOREIGN_PATIENCE_NS):
+            joiner.join([], owners, at_ns)
+            assert joiner.lost == (not is_read)

@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from collector.nccl.clock import ENQUEUE_TOLERANCE_NS, GpuClock, KernelTimes, time_kernels
+from collector.nccl.clock import ENQUEUE_TOLERANCE_NS, GpuClock, Interval, JudgedKernels, KernelTimes, time_kernels
+from collector.nccl.operations import add_kernels, add_transfers, times_of
 from collector.nccl.ringfile import INDEXED_COMM
 from lockstep import wire
 from tests.builders import SECOND, T0
@@ -60,14 +61,11 @@ def test_kernel_that_begins_before_the_last_good_one_of_its_channel_is_refused()
     assert judge(times, operations(MS), kernel(start=9 * MS, stop=13 * MS, channel=1)) == [True]
 
 
-def test_operations_fused_into_one_kernel_share_their_times() -> None:
+def test_operations_fused_into_one_kernel_share_their_times_also_when_the_clocks_are_known_better() -> None:
     assert judge(KernelTimes(), operations(MS, MS), kernel(), kernel()) == [True, True]
-
-
-def test_better_knowledge_of_the_clocks_does_not_make_a_fused_kernel_older() -> None:
-    """The second operation is heard of sooner after its end, so the distance of the clocks shrinks by 400 ns."""
     times = KernelTimes()
     assert judge(times, operations(MS), kernel()) == [True]
+    # The second is seen sooner after its end, so the distance of the clocks shrinks by 400 ns.
     assert judge(times, operations(MS), kernel(start_ticks=6 * MS + 500, stop_ticks=6 * MS + 600)) == [True]
 
 
@@ -99,3 +97,26 @@ def test_clock_follows_a_drift_and_does_not_follow_a_jump() -> None:
     assert np.abs(offsets - (seen - drifting)).max() < 1_000
     jumped = clock.offsets_ns(np.array([101 * SECOND]), np.array([101 * SECOND - 6 * SECOND]))
     assert jumped[0] < 5 * SECOND + 1_000_000
+
+
+HERE = np.array([0])
+
+
+def end_of(*, kernel_ms: float, read_ms: float | None = None, sent_ms: float | None = None) -> float:
+    """Return when an operation ends, given when its kernel and its transfers did; all in milliseconds."""
+    operation = known(enqueued())
+    times = Interval(np.array([T0]), np.array([T0 + int(kernel_ms * MS)]))
+    add_kernels(operation, HERE, JudgedKernels(times, times.last_ns, np.array([True])))
+    for ended_ms, sends in ((read_ms, False), (sent_ms, True)):
+        if ended_ms is not None:
+            interval = Interval(np.array([T0]), np.array([T0 + int(ended_ms * MS)]))
+            add_transfers(operation, HERE, interval, np.array([sends]))
+    return float(times_of(operation).last_ns[0] - T0) / MS
+
+
+def test_kernel_says_when_an_operation_ends_unless_data_came_in_long_after_it() -> None:
+    assert end_of(kernel_ms=3.0) == end_of(kernel_ms=3.0, read_ms=2.9, sent_ms=2.0) == 3.0
+    # In trees and grouped sends and receives one warp stamps the end while others still read.
+    assert end_of(kernel_ms=0.2, read_ms=3.7) == pytest.approx(3.7)
+    assert end_of(kernel_ms=3.0, read_ms=3.05) == 3.0, "the proxy looks a little late"
+    assert end_of(kernel_ms=3.0, sent_ms=9.0) == 3.0, "what is still being sent does not hold the GPU"

@@ -1,6 +1,7 @@
 """An operation is overdue when it is open much longer than others of its kind were, and never below a second."""
 
 import numpy as np
+import pytest
 
 from collector.nccl.operations import KNOWN
 from collector.nccl.progress import FLOOR_NS, PATIENCE, URGENT_NS, UsualTimes, mean_times
@@ -26,31 +27,33 @@ def is_late(usual: UsualTimes, open_ns: int, operations: np.ndarray | None = Non
     return bool(usual.judge(shown, np.array([T0]), T0 + open_ns).rows)
 
 
-def test_fast_operations_are_given_a_second() -> None:
+def usual_after(*lasted_ns: int) -> UsualTimes:
     usual = UsualTimes()
-    usual.learn(mean_times(written(1_000))[0])
-    assert not is_late(usual, FLOOR_NS)
-    assert is_late(usual, FLOOR_NS + 1)
+    for one_ns in lasted_ns:
+        usual.learn(mean_times(written(one_ns))[0])
+    return usual
 
 
-def test_slow_operations_are_given_some_times_their_usual() -> None:
-    usual = UsualTimes()
-    usual.learn(mean_times(written(SECOND))[0])
-    assert not is_late(usual, PATIENCE * SECOND)
-    assert is_late(usual, PATIENCE * SECOND + 1)
-    assert is_late(usual, 2 * SECOND, running(func=wire.BROADCAST))  # another kind, of which nothing is known
+@pytest.mark.parametrize(
+    ("lasted_ns", "in_time_ns", "late_ns"),
+    [
+        ((1_000,), FLOOR_NS, FLOOR_NS + 1),
+        ((SECOND,), PATIENCE * SECOND, PATIENCE * SECOND + 1),
+        ((SECOND, 2 * SECOND), round(PATIENCE * 1.15 * SECOND), round(PATIENCE * 1.25 * SECOND)),
+    ],
+    ids=["fast ones have a second", "slow ones some times their usual", "the usual follows slowly"],
+)
+def test_operation_is_overdue_beyond_its_usual_time(
+    lasted_ns: tuple[int, ...], in_time_ns: int, late_ns: int
+) -> None:
+    usual = usual_after(*lasted_ns)
+    assert not is_late(usual, in_time_ns)
+    assert is_late(usual, late_ns)
 
 
-def test_what_is_usual_follows_slowly() -> None:
-    usual = UsualTimes()
-    usual.learn(mean_times(written(SECOND))[0])
-    usual.learn(mean_times(written(2 * SECOND))[0])
-    assert not is_late(usual, round(PATIENCE * 1.15 * SECOND))
-    assert is_late(usual, round(PATIENCE * 1.25 * SECOND))
-
-
-def test_operation_that_has_not_begun_or_is_of_nobody_is_not_overdue() -> None:
-    usual = UsualTimes()
+def test_kind_of_which_nothing_is_known_has_a_second_and_what_has_not_begun_or_is_of_nobody_all_time() -> None:
+    usual = usual_after(SECOND)
+    assert is_late(usual, 2 * SECOND, running(func=wire.BROADCAST))
     assert not is_late(usual, 100 * SECOND, running(begun=0))
     assert not is_late(usual, 100 * SECOND, running(comm=wire.NO_COMM))
 

@@ -24,24 +24,23 @@ def following(root: Path) -> Iterator[Follower]:
         yield Follower(source)
 
 
-@pytest.mark.parametrize(
-    ("cgroup", "expected"),
-    [
-        ("0::/user.slice/user-0.slice/session-1.scope\n", Group()),
-        (SLURM, Group(job="4711")),
-        ("5:memory:/slurm/uid_1000/job_12/step_batch/task_0\n0::/\n", Group(job="12")),
-        ("4:cpu:/slurm_node7/uid_5/job_8\n", Group(job="8")),
-        ("0::/srv/job_5/x\n", Group()),
-        (f"0::/kubepods/burstable/pod{POD}/abc\n", Group(container=f"pod-{POD}")),
-        (
-            f"0::/kubepods.slice/kubepods-pod{POD.replace('-', '_')}.slice/cri-containerd-1.scope\n",
-            Group(container=f"pod-{POD}"),
-        ),
-        (f"0::/system.slice/docker-{'ab' * 32}.scope\n", Group(container="docker-abababababab")),
-        (f"3:cpu:/docker/{'cd' * 32}\n", Group(container="docker-cdcdcdcdcdcd")),
-        ("", Group()),
-    ],
-)
+GROUPS = {
+    "0::/user.slice/user-0.slice/session-1.scope\n": Group(),
+    SLURM: Group(job="4711"),
+    "5:memory:/slurm/uid_1000/job_12/step_batch/task_0\n0::/\n": Group(job="12"),
+    "4:cpu:/slurm_node7/uid_5/job_8\n": Group(job="8"),
+    "0::/srv/job_5/x\n": Group(),
+    f"0::/kubepods/burstable/pod{POD}/abc\n": Group(container=f"pod-{POD}"),
+    f"0::/kubepods.slice/kubepods-pod{POD.replace('-', '_')}.slice/cri-containerd-1.scope\n": Group(
+        None, f"pod-{POD}"
+    ),
+    f"0::/system.slice/docker-{'ab' * 32}.scope\n": Group(container="docker-abababababab"),
+    f"3:cpu:/docker/{'cd' * 32}\n": Group(container="docker-cdcdcdcdcdcd"),
+    "": Group(),
+}
+
+
+@pytest.mark.parametrize(("cgroup", "expected"), GROUPS.items())
 def test_control_group_names_the_job_or_the_container(cgroup: str, expected: Group) -> None:
     assert group_of(cgroup) == expected
 
@@ -69,21 +68,12 @@ def test_job_is_the_kernels_and_another_claim_is_a_problem(
     assert judge_job(Claim("a.ring", 5, claimed), environment, group) == (job, problem)
 
 
-def test_job_is_read_as_the_plugin_reads_it() -> None:
+def test_job_and_attempt_are_read_as_the_plugin_reads_them_and_users_as_the_kernel_shows(tmp_path: Path) -> None:
     assert job_of({"LOCKSTEP_JOB": "", "SLURM_JOB_ID": "9", "TORCHELASTIC_RUN_ID": "x"}) == "9"
     assert job_of({"LOCKSTEP_JOB": "a\x1b" + "é" * 60}) == "a" + "é" * 38 + "\ufffd"  # 79 bytes, cut inside a letter
-
-
-@pytest.mark.parametrize(
-    ("environment", "attempt"),
-    [({}, 0), ({"SLURM_RESTART_COUNT": "3"}, 3), ({"SLURM_RESTART_COUNT": "-1"}, 0)]
-    + [({"TORCHELASTIC_RESTART_COUNT": "99999999999", "SLURM_RESTART_COUNT": "3"}, 65_535)],
-)
-def test_attempt_is_a_small_number(environment: dict[str, str], attempt: int) -> None:
-    assert attempt_of(environment) == attempt
-
-
-def test_users_of_a_process_are_read_or_nobody(tmp_path: Path) -> None:
+    slurm = [attempt_of({"SLURM_RESTART_COUNT": count}) for count in ("3", "-1")]
+    assert (attempt_of({}), slurm) == (0, [3, 0])
+    assert attempt_of({"TORCHELASTIC_RESTART_COUNT": "99999999999", "SLURM_RESTART_COUNT": "3"}) == 65_535
     show_process(tmp_path, 5, uid=1000)
     (tmp_path / "proc/6").mkdir()
     (tmp_path / "proc/6/status").write_text("Uid: many\n")
@@ -113,13 +103,19 @@ def test_ring_that_claims_another_job_is_refused_once(tmp_path: Path) -> None:
     assert set(follower.rows) == {"events"}
 
 
-def test_ring_held_by_another_user_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_ours", [False, True])
+def test_ring_held_by_another_user_or_a_process_not_for_us_to_look_at_is_refused(
+    tmp_path: Path, is_ours: bool
+) -> None:
     rings = make_root(tmp_path)
+    uid = os.geteuid() + (not is_ours)
     with following(tmp_path) as follower, held(rings / "1-1.ring") as pid:
-        show_process(tmp_path, pid, os.geteuid() + 1, "LOCKSTEP_JOB=train\0")
+        folder = show_process(tmp_path, pid, uid, "LOCKSTEP_JOB=train\0")
+        if is_ours:
+            (folder / "environ").unlink()
         follower.read()
     (refusal,) = follower.refusals()
-    assert f"is held by process {pid} of uid {os.geteuid() + 1}" in refusal
+    assert ("CAP_SYS_PTRACE" if is_ours else f"is held by process {pid} of uid {uid}") in refusal
 
 
 def test_ring_that_nobody_holds_is_refused_and_removed_in_the_end(tmp_path: Path) -> None:
@@ -133,14 +129,6 @@ def test_ring_that_nobody_holds_is_refused_and_removed_in_the_end(tmp_path: Path
         follower.skip(601)
         follower.read()
     assert not ring.exists()
-
-
-def test_ring_whose_process_is_not_for_us_to_look_at_is_refused(tmp_path: Path) -> None:
-    rings = make_root(tmp_path)
-    with following(tmp_path) as follower, held(rings / "1-1.ring") as pid:
-        (show_process(tmp_path, pid, os.geteuid()) / "environ").unlink()
-        follower.read()
-    assert "CAP_SYS_PTRACE" in follower.refusals()[0]
 
 
 def test_garbage_is_refused_once_and_does_not_hide_the_rest(tmp_path: Path) -> None:

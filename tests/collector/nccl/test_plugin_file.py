@@ -63,8 +63,8 @@ def job(program: list[str], tmp_path: Path) -> Iterator[Job]:
         process.kill()
 
 
-def test_file_says_whose_it_is_and_the_kernel_says_who_holds_it(job: Job) -> None:
-    job.enqueue(1)
+def test_file_says_whose_it_is_the_kernel_who_holds_it_and_it_can_be_read_after_a_kill(job: Job) -> None:
+    job.enqueue(10)
     with job.open_ring() as ring:
         identity = ring.identity
         assert (identity.pid, identity.job, identity.host) == (job.process.pid, "train", "node-7")
@@ -73,6 +73,8 @@ def test_file_says_whose_it_is_and_the_kernel_says_who_holds_it(job: Job) -> Non
         job.process.kill()
         job.process.wait()
         assert ring.owner() is None
+        assert len(ring.read_records().enqueued) == 10
+        assert len(ring.live().transfers) == 1
 
 
 def test_every_operation_and_transfer_is_read_and_the_last_is_open(job: Job) -> None:
@@ -113,15 +115,6 @@ def test_reader_beside_the_plugin_counts_all_that_it_missed(job: Job) -> None:
     assert seen[-1] == total - 1
     assert len(seen) + transfers + lost == 2 * total - 1
     assert lost > 0  # 12,000 records at a time do not fit into the ring
-
-
-def test_dead_process_can_still_be_read(job: Job) -> None:
-    job.enqueue(10)
-    job.process.kill()
-    job.process.wait()
-    with job.open_ring() as ring:
-        assert len(ring.read_records().enqueued) == 10
-        assert len(ring.live().transfers) == 1
 
 
 def test_request_is_obeyed_at_the_next_operation(job: Job) -> None:

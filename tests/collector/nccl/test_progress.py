@@ -41,18 +41,11 @@ def test_nothing_open_is_idle() -> None:
     assert {found[name] for name in found if name.startswith(("open", "oldest", "head_p", "head_c"))} == {None}
 
 
-@pytest.mark.parametrize(
-    ("code", "state"),
-    [
-        (wire.WAIT_GPU, "gpu_wait"),
-        (wire.WAIT_PEER, "peer_wait"),
-        (wire.WAIT_WIRE, "wire"),
-        (wire.WAIT_RECV, "recv_wait"),
-        (wire.WAIT_FLUSH, "flush"),
-        (wire.WAIT_RECV_GPU, "recv_gpu_wait"),
-        (wire.WAIT_UNKNOWN, "unknown"),
-    ],
-)
+STATES = {wire.WAIT_GPU: "gpu_wait", wire.WAIT_PEER: "peer_wait", wire.WAIT_WIRE: "wire", wire.WAIT_RECV: "recv_wait"}
+STATES |= {wire.WAIT_FLUSH: "flush", wire.WAIT_RECV_GPU: "recv_gpu_wait", wire.WAIT_UNKNOWN: "unknown"}
+
+
+@pytest.mark.parametrize(("code", "state"), STATES.items())
 def test_open_operation_is_described_and_its_head_waits_for_what_the_table_says(code: int, state: str) -> None:
     (found,) = reported(row(), running(), moving(wait=code))
     assert (found["open_bytes"], found["open_dtype"], found["open_algo"]) == (1 << 20, "ncclFloat32", "RING")
@@ -69,19 +62,14 @@ def test_transfer_that_has_waited_longest_holds_the_oldest_operation_up() -> Non
     assert (found["head_state"], found["head_peer"], found["head_channel"]) == ("recv_wait", 2, 6)
 
 
-def test_channel_of_a_kernel_is_no_transfer() -> None:
+def test_rows_of_other_peers_and_functions_are_not_mixed_up_and_the_channel_of_a_kernel_is_no_transfer() -> None:
+    send = running(5, func=wire.SEND, peer=2, handle=handle(5))
+    stranger = row(key=np.uint64(9 << 40 | wire.ALL_REDUCE << 32))  # of a communicator that is not in the table
+    rows = reported(row(), row(wire.SEND, 1, done=2), row(wire.SEND, 2), stranger, send, moving(5))
+    states = {(one["func"], one["peer"]): one["head_state"] for one in rows}
+    assert states == {("AllReduce", -1): "idle", ("Send", 1): "idle", ("Send", 2): "wire"}
     (found,) = reported(row(), running(), moving(flags=wire.FLAG_KERNEL))
     assert found["head_state"] == "unknown"
-
-
-def test_rows_of_other_peers_and_functions_are_not_mixed_up() -> None:
-    send = running(5, func=wire.SEND, peer=2, handle=handle(5))
-    rows = reported(row(), row(wire.SEND, 1, done=2), row(wire.SEND, 2), send, moving(5))
-    assert {(one["func"], one["peer"]): one["head_state"] for one in rows} == {
-        ("AllReduce", -1): "idle",
-        ("Send", 1): "idle",
-        ("Send", 2): "wire",
-    }
 
 
 def test_operation_that_has_not_begun_is_open_where_kernels_are_seen_of() -> None:
@@ -90,7 +78,3 @@ def test_operation_that_has_not_begun_is_open_where_kernels_are_seen_of() -> Non
     assert (seen["oldest_open_ns"], seen["head_state"]) == (T0 + MS, "unknown")
     (unseen,) = reported(row(started=0, done=0), waiting, reports_kernels=False)
     assert (unseen["oldest_open_ns"], unseen["head_state"]) == (None, "unknown")
-
-
-def test_row_of_a_communicator_that_is_not_in_the_table_is_left_out() -> None:
-    assert reported(row(key=np.uint64(9 << 40 | wire.ALL_REDUCE << 32))) == []

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from collector.path_ports import AnswerServer, PathAgent, PortFinder, listen
+from collector.path_ports import PORTS, WANTED, AnswerServer, PathAgent, PortFinder, listen
+from lockstep.errors import NotPresent
 from lockstep.host_paths import PathChoice
 from tests.collector.paths.switches import addressed_fabric, prober, spine_of
 
@@ -45,46 +46,59 @@ def test_connections_between_two_nics_take_their_paths_by_turns(agent: PathAgent
 def test_a_new_plan_counts_for_the_next_question(agent: PathAgent, choices: list[PathChoice]) -> None:
     choices[:] = [choice(2)]
     assert spines(agent.answer(b"1 10.0.0.1 10.0.0.3 5201")) == {"spine2"}
+    for no_path in ({"proto": "roce"}, {"dst": "h9"}):  # for queue pairs, and one that cannot be probed
+        choices[:] = [choice(1).model_copy(update=no_path)]
+        assert agent.answer(b"1 10.0.0.1 10.0.0.3 5201") == b"-"
 
 
 @pytest.mark.parametrize(
-    "question",
-    [
-        b"",
-        b"\xff\xfe",
-        b"2 10.0.0.1 10.0.0.3 5201",
-        b"1 10.0.0.1 10.0.0.9 5201",
-        b"1 10.0.0.1 10.0.0.3 x",
-        b"1 10.0.0.1 10.0.0.3 0",
-        b"1 10.0.0.1 10.0.0.3 70000",
-        b"1 10.0.0.1 10.0.0.3 5201 more",
-    ],
+    "end", [b"10.0.0.9 5201", b"10.0.0.3 x", b"10.0.0.3 0", b"10.0.0.3 70000", b"10.0.0.3 1 more"]
 )
-def test_what_is_no_question_about_a_path_gets_none(agent: PathAgent, question: bytes) -> None:
-    assert agent.answer(question) == b"-"
-    assert agent.refused == 1
+def test_what_is_no_question_about_a_path_gets_none(agent: PathAgent, end: bytes) -> None:
+    questions = [b"1 10.0.0.1 " + end, b"", b"\xff\xfe", b"2 10.0.0.1 10.0.0.3 5201"]
+    assert [agent.answer(question) for question in questions] == [b"-"] * 4
+    assert agent.refused == 4
 
 
-def test_ports_of_queue_pairs_are_not_those_of_sockets(agent: PathAgent, choices: list[PathChoice]) -> None:
-    choices[:] = [choice(1).model_copy(update={"proto": "roce"})]
-    assert agent.answer(b"1 10.0.0.1 10.0.0.3 5201") == b"-"
-
-
-def test_a_path_that_cannot_be_probed_gets_none(agent: PathAgent, choices: list[PathChoice]) -> None:
-    choices[:] = [choice(1).model_copy(update={"dst": "h9"})]
-    assert agent.answer(b"1 10.0.0.1 10.0.0.3 5201") == b"-"
-
-
-def test_it_is_asked_over_a_socket_that_all_users_may_open(agent: PathAgent, tmp_path: Path) -> None:
+def test_it_is_asked_over_a_socket_that_all_users_may_open_and_goes_on_when_one_hangs_up(
+    agent: PathAgent, tmp_path: Path
+) -> None:
     assert (tmp_path / "agent").stat().st_mode & 0o777 == 0o666
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asker:
-        asker.settimeout(60)
-        asker.connect(str(tmp_path / "agent"))
-        asker.send(b"1 10.0.0.1 10.0.0.3 5201")
-        assert spines(asker.recv(1024)) == {"spine1"}
+    for is_asking in (False, True):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asker:
+            asker.settimeout(60)
+            asker.connect(str(tmp_path / "agent"))
+            if is_asking:
+                asker.send(b"1 10.0.0.1 10.0.0.3 5201")
+                assert spines(asker.recv(1024)) == {"spine1"}
 
 
-def test_somebody_who_hangs_up_does_not_end_it(agent: PathAgent, tmp_path: Path) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asker:
-        asker.connect(str(tmp_path / "agent"))
-    test_it_is_asked_over_a_socket_that_all_users_may_open(agent, tmp_path)
+def test_the_path_of_each_port_is_the_one_that_switches_report() -> None:
+    ports = [(port, 5201) for port in range(40_000, 40_020)]
+    paths = prober(FABRIC).find_paths("eth0", "h2", "eth0", ports)
+    assert set(paths) == set(ports)
+    for (sport, dport), links in paths.items():
+        spine = spine_of(sport, dport)
+        assert links == ("h0/eth0--leaf0", f"leaf0--{spine}", f"leaf1--{spine}", "h2/eth0--leaf1")
+
+
+@pytest.mark.parametrize("lost", [0, 5])
+@pytest.mark.parametrize("spine", range(4))
+def test_ports_lead_over_the_planned_links(spine: int, lost: int) -> None:
+    finder = PortFinder(prober(FABRIC, lost), seed=1)
+    found = finder.find("eth0", "h2", "eth0", 5201, [f"leaf0--spine{spine}"])
+    assert len(found) == WANTED
+    assert {spine_of(port, 5201) for port in found} == {f"spine{spine}"}
+    assert all(port in PORTS for port in found)
+
+
+def test_no_port_is_given_twice() -> None:
+    finder = PortFinder(prober(FABRIC), seed=1, ports=range(40_000, 41_000))
+    given = [port for _ in range(20) for port in finder.find("eth0", "h2", "eth0", 5201, ["leaf0--spine0"])]
+    assert len(given) == len(set(given)) == 20 * WANTED
+
+
+def test_a_path_that_does_not_exist_has_no_port_and_what_is_not_joined_is_a_sentence() -> None:
+    assert PortFinder(prober(FABRIC), seed=1).find("eth0", "h2", "eth0", 5201, ["leaf0--spine9"]) == ()
+    with pytest.raises(NotPresent, match="there is no way over switches from h0/eth0 to h9/eth0"):
+        prober(FABRIC).find_paths("eth0", "h9", "eth0", [(1, 2)])

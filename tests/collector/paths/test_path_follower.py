@@ -1,17 +1,19 @@
 """A host's plan file follows the server, survives its absence, and the server learns who kept to it."""
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import httpx
 import pytest
 
-from collector.path_follower import PathFollower, make_client
+from collector.path_follower import PathFollower, PathReports, make_client
 from lockstep.clock import SystemClock
 from lockstep.errors import BadInput
-from lockstep.host_paths import HostPaths, PathChoice
+from lockstep.host_paths import HostPaths, PathChoice, PathCount
 from lockstep.path_file import read_plan
 from lockstep.queue_pair_file import QueuePair, QueuePairAdvice, parse_queue_pairs
+from tests.builders import SECOND
 from tests.collector.paths.choices import choice, paths
 
 Answer = Callable[[httpx.Request], httpx.Response]
@@ -37,25 +39,17 @@ def serving(held: list[HostPaths], reported: list[bytes]) -> Answer:
     return answer
 
 
-def test_the_file_follows_the_server(tmp_path: Path) -> None:
-    held, reported = [paths(1)], list[bytes]()
-    follows = follower(tmp_path, serving(held, reported))
-    follows.follow_once()
-    assert read_plan(tmp_path / "plan") == paths(1).as_file()
-    held.append(paths(2, choice(sports=(4001,))))
-    follows.follow_once()
-    assert read_plan(tmp_path / "plan") == paths(2, choice(sports=(4001,))).as_file()
-
-
-def test_an_older_plan_is_left_where_it_is(tmp_path: Path) -> None:
-    held = [paths(5)]
+def test_the_file_follows_the_server_and_an_older_plan_is_left_where_it_is(tmp_path: Path) -> None:
+    held = [paths(1)]
     follows = follower(tmp_path, serving(held, []))
     follows.follow_once()
-    held.append(paths(4, choice(sports=(1,))))
-    follows.follow_once()
-    assert read_plan(tmp_path / "plan") == paths(5).as_file()
-    assert follows.choices == paths(5).choices
-    assert follows.trouble is None
+    assert read_plan(tmp_path / "plan") == paths(1).as_file()
+    newer = paths(5, choice(sports=(4001,)))
+    for plan in (newer, paths(4, choice(sports=(1,)))):
+        held.append(plan)
+        follows.follow_once()
+        assert read_plan(tmp_path / "plan") == newer.as_file()
+        assert (follows.choices, follows.trouble) == (newer.choices, None)
 
 
 def test_paths_are_known_before_the_file_that_has_programs_ask_for_them(
@@ -79,30 +73,34 @@ def test_plan_that_cannot_be_written_is_fetched_again(tmp_path: Path) -> None:
     assert follows.choices == paths(1).choices
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [lambda _: httpx.Response(500), lambda _: httpx.Response(200, content=b"x"), "away"],
-    ids=["error", "nonsense", "away"],
-)
-def test_the_last_plan_stays_while_the_server_is_of_no_use(tmp_path: Path, answer: Answer | str) -> None:
+@pytest.mark.parametrize("answer", [httpx.Response(500), httpx.Response(200, content=b"x"), None])
+def test_the_last_plan_stays_and_is_known_while_the_server_is_of_no_use(
+    tmp_path: Path, answer: httpx.Response | None
+) -> None:
     follower(tmp_path, serving([paths(1)], [])).follow_once()
 
     def fail(request: httpx.Request) -> httpx.Response:
-        if isinstance(answer, str):
+        if answer is None:
             raise httpx.ConnectError("connection refused")
-        return answer(request)
+        return answer
 
     follows = follower(tmp_path, fail)
     follows.follow_once()
     assert read_plan(tmp_path / "plan") == paths(1).as_file()
     assert follows.trouble
+    assert follows.choices == (choice(),)
 
 
-def test_a_host_without_a_plan_has_no_file_and_no_trouble(tmp_path: Path) -> None:
+def test_a_host_without_a_plan_has_no_file_and_no_trouble_and_advice_is_no_path(tmp_path: Path) -> None:
     follows = follower(tmp_path, lambda _: httpx.Response(404))
     follows.follow_once()
     assert not (tmp_path / "plan").exists()
     assert follows.trouble is None
+    advised = follower(tmp_path, serving([paths(3).model_copy(update={"is_enforceable": False})], []))
+    advised.follow_once()
+    assert advised.choices == ()
+    with pytest.raises(BadInput, match="is not the address of a server"):
+        make_client("head:8642", "t")
 
 
 def test_the_server_is_reported_once_how_many_kept_to_the_plan(tmp_path: Path) -> None:
@@ -114,25 +112,6 @@ def test_the_server_is_reported_once_how_many_kept_to_the_plan(tmp_path: Path) -
     follows.follow_once()
     follows.follow_once()
     assert reported == [b'{"generation":1,"planned":2,"enforced":1,"reasons":{"busy":1}}']
-
-
-def test_what_is_no_address_is_refused() -> None:
-    with pytest.raises(BadInput, match="is not the address of a server"):
-        make_client("head:8642", "t")
-
-
-def test_an_agent_that_starts_while_the_server_is_away_knows_the_paths(tmp_path: Path) -> None:
-    follower(tmp_path, serving([paths(3)], [])).follow_once()
-    again = follower(tmp_path, lambda _: httpx.Response(500))
-    again.follow_once()
-    assert again.choices == (choice(),)
-
-
-def test_advice_is_no_path(tmp_path: Path) -> None:
-    advice = paths(3).model_copy(update={"is_enforceable": False})
-    follows = follower(tmp_path, serving([advice], []))
-    follows.follow_once()
-    assert follows.choices == ()
 
 
 def test_ports_of_queue_pairs_lie_beside_the_file(tmp_path: Path) -> None:
@@ -149,3 +128,108 @@ def test_ports_of_queue_pairs_lie_beside_the_file(tmp_path: Path) -> None:
 
 def read_advice(folder: Path) -> QueuePairAdvice:
     return parse_queue_pairs((folder / "plan.queue-pairs").read_bytes())
+
+
+DAY_S = 86_400
+
+
+def line(outcome: str = "enforced", generation: int = 1) -> str:
+    return f"5 77 10.0.0.1 4000 10.0.0.2 80 {generation} {outcome}\n"
+
+
+class Host:
+    """A folder of reports, and the processes that live."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.proc = folder / "reports", folder / "proc"
+        self.folder.mkdir()
+        self.proc.mkdir()
+        self.reports = PathReports(self.folder, self.proc)
+
+    def tell(self, pid: int, *lines: str) -> Path:
+        with open(self.folder / str(pid), "a") as file:
+            file.writelines(lines)
+        return self.folder / str(pid)
+
+    def live(self, pid: int) -> None:
+        (self.proc / str(pid)).mkdir()
+
+    def tidy(self, after_s: float, of: Path) -> int:
+        """Tidy up so many seconds after a file was last written."""
+        return self.reports.tidy(os.lstat(of).st_ctime_ns + int(after_s * SECOND))
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return Host(tmp_path)
+
+
+def counts(enforced: int, generation: int = 1, **reasons: int) -> PathCount:
+    planned = enforced + sum(reasons.values())
+    return PathCount(generation=generation, planned=planned, enforced=enforced, reasons=reasons)
+
+
+def test_a_file_goes_when_its_process_has_and_counts_all_the_same(host: Host) -> None:
+    file = host.tell(77, line(), line("busy"))
+    assert host.reports.count(1) == counts(1, busy=1)
+    assert host.tidy(61, file) == 1
+    assert not file.exists()
+    assert host.reports.count(1) == counts(1, busy=1)
+    host.tell(77, line())
+    assert host.reports.count(1) == counts(2, busy=1)
+    assert host.reports.count(1) == counts(2, busy=1), "counted once"
+
+
+def test_the_file_of_a_process_that_lives_stays_for_a_day_and_one_written_just_now_for_a_minute(host: Host) -> None:
+    host.live(77)
+    file, other = host.tell(77, line()), host.tell(78, line())
+    host.reports.count(1)
+    assert [host.tidy(after_s, other) for after_s in (59, 61)] == [0, 1]
+    assert [host.tidy(after_s, file) for after_s in (DAY_S - 1, DAY_S)] == [0, 1]
+
+
+def test_what_was_reported_after_the_count_is_counted_before_the_file_goes(host: Host) -> None:
+    file = host.tell(77, line())
+    host.reports.count(1)
+    host.tell(77, line())
+    assert host.tidy(61, file) == 0
+    assert host.reports.count(1) == counts(2)
+    assert host.tidy(61, file) == 1
+
+
+def test_connections_of_a_plan_to_come_are_counted_when_it_has_come(host: Host) -> None:
+    host.tell(77, *(line(generation=generation) for generation in (1, 2, 3)))
+    assert host.reports.count(2) == counts(2, generation=2)
+    assert host.reports.count(3) == counts(3, generation=3)
+
+
+def test_words_that_the_shim_does_not_know_and_files_too_large_are_no_outcomes(host: Host) -> None:
+    host.tell(77, line("curious"), "² 77 a 1 b 2 3 enforced\n", f"{'9' * 5000} 77 a 1 b 2 3 enforced\n", line())
+    host.tell(78, line() * 50_000)
+    assert host.reports.count(1) == counts(1)
+    missing = PathReports(host.folder / "none")
+    assert (missing.count(1), missing.tidy(10**18)) == (counts(0), 0)
+
+
+def test_what_is_no_plain_file_of_a_process_is_neither_read_nor_removed(host: Host, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text(line())
+    (host.folder / "1").symlink_to(secret)
+    os.link(secret, host.folder / "2")
+    os.mkfifo(host.folder / "3")
+    (host.folder / "4").mkdir()
+    (host.folder / "notes").write_text(line())
+    open_to_all = host.tell(5, line())
+    open_to_all.chmod(0o666)
+    assert host.reports.count(1) == counts(0)
+    assert host.tidy(2 * DAY_S, open_to_all) == 0
+    assert len(list(host.folder.iterdir())) == 6
+
+
+def test_a_directory_that_others_may_change_is_not_read(host: Host) -> None:
+    file = host.tell(77, line())
+    host.folder.chmod(0o777)
+    assert host.reports.count(1) == counts(0)
+    assert host.tidy(61, file) == 0
+    host.folder.chmod(0o1777)
+    assert host.reports.count(1) == counts(1)

@@ -38,33 +38,19 @@ def take_all(waiting: ProbeOrders, now_ns: int = T0) -> list[Flow]:
     return taken
 
 
-def test_detail_request_becomes_probes_of_its_ports_as_often_as_it_says() -> None:
-    waiting = orders()
-    assert waiting.take_in([request(ports=2, count=3, dport=80)]) == []
-    flows = [Flow("eth0", "h1", "eth0", "tcp", sport, 80) for sport in (50_000, 50_001)]
-    assert take_all(waiting) == flows * 3
-
-
-def test_detail_request_is_carried_out_once_however_often_it_comes() -> None:
-    waiting = orders()
-    for _ in range(3):
-        waiting.take_in([request()])
-    assert len(take_all(waiting)) == 1
-    waiting.take_in([request()])
-    assert take_all(waiting) == []
-
-
-def test_detail_request_that_expires_while_it_waits_is_dropped() -> None:
-    waiting = orders()
-    waiting.take_in([request(count=5)])
-    assert waiting.next(T0) is not None
-    assert waiting.next(T0 + SECOND) is None
-
-
-def test_detail_requests_of_other_kinds_and_for_other_hosts_are_left_alone() -> None:
+def test_detail_request_becomes_probes_of_its_ports_as_often_as_it_says_and_once() -> None:
     waiting = orders()
     assert waiting.take_in([request("a", kind="detail"), request("b", host="h1")]) == []
     assert take_all(waiting) == []
+    flows = [Flow("eth0", "h1", "eth0", "tcp", sport, 80) for sport in (50_000, 50_001)]
+    for _ in range(3):
+        assert waiting.take_in([request(ports=2, count=3, dport=80)]) == []
+    assert take_all(waiting) == flows * 3
+    waiting.take_in([request(ports=2, count=3, dport=80)])
+    assert take_all(waiting) == []
+    waiting.take_in([request("w2", count=5)])
+    assert waiting.next(T0) is not None
+    assert waiting.next(T0 + SECOND) is None, "it has expired"
 
 
 @pytest.mark.parametrize(
@@ -113,18 +99,9 @@ def test_probe_leaves_through_the_nic_of_the_same_rail_or_plane() -> None:
 
 
 def test_address_book_takes_what_the_topology_names_and_complains_about_the_rest() -> None:
-    book = AddressBook(
-        FABRIC,
-        {
-            "h0/eth0": "10.0.0.1",
-            "leaf0": ["10.0.1.1", "10.0.1.2"],
-            "spine0/swp1": "10.0.2.1",
-            "h9/eth0": "10.0.0.9",
-            "h1/eth9": "10.0.0.8",
-            "h1/eth0": "10.0.0.1",
-            "h2/eth0": "fe80::1",
-        },
-    )
+    addresses = {"h0/eth0": "10.0.0.1", "leaf0": ["10.0.1.1", "10.0.1.2"], "spine0/swp1": "10.0.2.1"}
+    wrong = {"h9/eth0": "10.0.0.9", "h1/eth9": "10.0.0.8", "h1/eth0": "10.0.0.1", "h2/eth0": "fe80::1"}
+    book = AddressBook(FABRIC, {**addresses, **wrong})
     assert book.address_of("h0", "eth0") == "10.0.0.1"
     assert (book.end_at("10.0.1.2"), book.end_at("10.0.2.1")) == ("leaf0", "spine0/swp1")
     assert (book.host_at("10.0.0.1"), book.host_at("10.0.1.1"), book.host_at("1.1.1.1")) == ("h0", None, None)

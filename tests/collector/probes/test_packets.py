@@ -49,20 +49,12 @@ def without_ip_checksum(packet: bytes) -> bytes:
     return packet[:10] + b"\0\0" + packet[12:]  # the kernel writes it
 
 
+PORT = st.integers(1, 65_535)
+SHOT = st.tuples(st.sampled_from(["tcp", "udp", "roce"]), PORT, PORT, st.integers(1, 255), st.integers(0, 1 << 33))
+
+
 @settings(deadline=None)
-@given(
-    st.lists(
-        st.tuples(
-            st.sampled_from(["tcp", "udp", "roce"]),
-            st.integers(1, 65_535),
-            st.integers(1, 65_535),
-            st.integers(1, 255),
-            st.integers(0, 1 << 33),
-        ),
-        min_size=1,
-        max_size=8,
-    )
-)
+@given(st.lists(SHOT, max_size=8))
 def test_every_packet_is_the_one_that_scapy_builds(drawn: list[tuple[str, int, int, int, int]]) -> None:
     shots = [
         shot(proto, sport=sport, dport=dport, ttl=ttl, token=fit_token(proto, number))
@@ -77,11 +69,6 @@ def test_tokens_that_follow_each_other_differ_and_never_leave_the_identification
         tokens = [fit_token(proto, number) for number in range(wrap - 500, wrap + 500)]
         assert len(set(tokens)) == len(tokens)
         assert all(token & 0xFFFF for token in tokens)
-
-
-def test_batches_of_any_length_are_built() -> None:
-    assert build_packets([]) == []
-    assert len(build_packets([shot(token=number + 1) for number in range(5_000)])) == 5_000
 
 
 @pytest.mark.parametrize(("proto", "token"), [("tcp", 0xDEADBEEF), ("udp", 77), ("roce", 77)])
@@ -110,13 +97,10 @@ def test_only_the_destination_s_closed_port_means_that_it_was_reached(responder:
     assert answer == Answer(each.key, responder, kind)  # type: ignore[arg-type]  # a parameter has no literal type
 
 
-def test_reset_repeats_the_token() -> None:
+def test_reset_repeats_the_token_and_other_segments_and_messages_are_no_answers() -> None:
     each = shot(token=0xCAFEF00D)
     reset = bytes(IP(src=TARGET, dst=SOURCE) / TCP(sport=4791, dport=50_000, flags="R", seq=0xCAFEF00D))
     assert read_reset(reset) == Answer(each.key, TARGET, "reached")
-
-
-def test_other_segments_and_messages_are_no_answers() -> None:
     assert read_reset(bytes(IP(src=TARGET, dst=SOURCE) / TCP(sport=4791, dport=50_000, flags="A"))) is None
     assert read_icmp(bytes(IP(src=SWITCH, dst=SOURCE) / ICMP(type=8) / IPerror(dst=TARGET) / UDPerror())) is None
     assert read_icmp(bytes(IP(src=SWITCH, dst=SOURCE) / ICMP(type=11) / IPerror(dst=TARGET, proto=1))) is None
@@ -137,24 +121,20 @@ def answer(each: Shot, responder: str = SWITCH) -> Answer:
     return Answer(each.key, responder, "expired")
 
 
-def test_answer_is_matched_once_and_timed() -> None:
-    shots = [shot(token=1), shot(token=2)]
+def test_answer_is_matched_once_and_timed_and_one_to_what_we_never_sent_changes_nothing() -> None:
+    shots = [shot(token=1), shot(token=2), shot(token=3)]
     batch = Batch(shots, timeout_ns=1_000)
-    batch.note_sent(0, 100)
-    batch.note_sent(1, 200)
+    batch.take([(answer(shots[0]), 5)])  # it came before we sent anything
+    for number, sent_ns in enumerate((100, 200, 300)):
+        batch.note_sent(number, sent_ns)
+    batch.note_unsent(2)
     batch.take([(answer(shots[1]), 250), (answer(shots[1], "10.6.6.6"), 260)])
-    assert batch.arrivals == [Arrival(100), Arrival(200, 50, SWITCH, "expired")]
+    strangers = (shot(token=4), shot(sport=3, token=1), shot("udp", token=1))
+    batch.take([(answer(stranger), 110) for stranger in strangers])
+    assert batch.arrivals == [Arrival(100), Arrival(200, 50, SWITCH, "expired"), None]
     assert not batch.is_complete
-
-
-def test_answer_to_what_we_never_sent_changes_nothing() -> None:
-    batch = Batch([shot(token=1)], timeout_ns=1_000)
-    batch.take([(answer(shot(token=1)), 5)])  # it came before we sent anything
-    batch.note_sent(0, 100)
-    batch.take(
-        [(answer(shot(token=2)), 110), (answer(shot(sport=3, token=1)), 110), (answer(shot("udp", token=1)), 1)]
-    )
-    assert batch.arrivals == [Arrival(100)]
+    batch.note_unsent(0)
+    assert batch.is_complete, "what could not be sent is not waited for"
 
 
 @pytest.mark.parametrize(("at_ns", "rtt_ns"), [(50, 0), (10**18, 1_000)], ids=["set back", "set ahead"])
@@ -163,14 +143,6 @@ def test_clock_that_is_set_meanwhile_gives_no_impossible_round_trip(at_ns: int, 
     batch.note_sent(0, 100)
     batch.take([(answer(shot()), at_ns)])
     assert batch.arrivals[0] == replace(Arrival(100, 0, SWITCH, "expired"), rtt_ns=rtt_ns)
-
-
-def test_packet_that_could_not_be_sent_is_not_waited_for() -> None:
-    batch = Batch([shot()], timeout_ns=1_000)
-    batch.note_sent(0, 100)
-    batch.note_unsent(0)
-    assert batch.is_complete
-    assert batch.arrivals == [None]
 
 
 def test_scapy_is_loaded_by_the_first_packet_and_not_before() -> None:

@@ -38,34 +38,20 @@ class Host:
         self.schedule = Schedule(atlas, Mesh(topology, "h0"), self.orders, options)
 
 
-def test_budget_lets_the_rate_through_and_saves_up_one_burst() -> None:
-    budget = PacketBudget(per_s=10, burst=20)
-    budget.refill(T0)
-    assert [budget.take(20), budget.take()] == [True, False]
-    budget.refill(T0 + SECOND)
-    assert [budget.take(10), budget.take()] == [True, False]
-    budget.refill(T0 + 3600 * SECOND)
-    assert [budget.take(20), budget.take()] == [True, False]
-
-
-def test_budget_gives_nothing_for_a_clock_that_is_set_back() -> None:
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [(0, 10, True), (0, 1, False), (0.5, 5, True), (0.5, 1, False), (3600, 10, True), (3600, 1, False)],
+        [(0, 10, True), (-3600, 1, False), (-3599, 10, True)],
+        [(0, 30, True), (2, 1, False), (3, 10, True)],
+    ],
+    ids=["the rate, and one burst saved up", "a clock that is set back", "more than a burst is paid back"],
+)
+def test_budget_lets_the_rate_through(steps: list[tuple[float, int, bool]]) -> None:
     budget = PacketBudget(per_s=10, burst=10)
-    budget.refill(T0)
-    assert budget.take(10)
-    budget.refill(T0 - 3600 * SECOND)
-    assert not budget.take()
-    budget.refill(T0 - 3599 * SECOND)
-    assert budget.take(10)
-
-
-def test_more_than_a_burst_passes_when_the_bucket_is_full_and_is_paid_back() -> None:
-    budget = PacketBudget(per_s=10, burst=10)
-    budget.refill(T0)
-    assert budget.take(30)
-    budget.refill(T0 + 2 * SECOND)
-    assert not budget.take()
-    budget.refill(T0 + 3 * SECOND)
-    assert budget.take(10)
+    for at_s, packets, is_granted in steps:
+        budget.refill(T0 + round(at_s * SECOND))
+        assert budget.take(packets) == is_granted
 
 
 def test_mesh_stays_within_the_rate_and_leaves_no_pair_out() -> None:
@@ -80,16 +66,12 @@ def test_mesh_stays_within_the_rate_and_leaves_no_pair_out() -> None:
     assert packets <= 20 * seconds + 40
 
 
-def test_step_is_long_enough_to_trace_every_flow_of_a_pair() -> None:
+def test_step_is_long_enough_to_trace_every_flow_of_a_pair_and_a_thousand_hosts_take_seven_minutes() -> None:
     # Two ports of two protocols, each with one packet to the end and one to the spine that may be either.
     host = Host(MeshOptions(packets_per_s=20, ports=2, protos=("roce", "tcp")))
     assert host.schedule.step_ns == 8 * SECOND // 20
-
-
-def test_thousand_hosts_are_all_probed_in_seven_minutes_at_twenty_packets_a_second() -> None:
     topology = leaf_spine(hosts=1_000, nics_per_host=1, leaves=40, spines=8)
-    host = Host(MeshOptions(packets_per_s=20), topology)
-    assert host.schedule.lap_s == 390.0
+    assert Host(MeshOptions(packets_per_s=20), topology).schedule.lap_s == 390.0
 
 
 def test_ports_change_from_lap_to_lap() -> None:
@@ -100,18 +82,15 @@ def test_ports_change_from_lap_to_lap() -> None:
     assert all(0xC000 <= sport < 0xC000 + 128 for pair in ports for sport in pair)
 
 
-def test_detail_requests_come_first_and_within_the_same_budget() -> None:
+def test_detail_requests_come_first_within_the_same_budget_and_a_pause_is_not_made_up_for() -> None:
     host = Host(MeshOptions(packets_per_s=10, is_on=False), address="127.0.0.1")
     host.orders.take_in([request(dst="h1", proto="roce", count=50)])
     first = host.schedule.choose(T0)
     second = host.schedule.choose(T0 + SECOND // 2)
     assert [len(first), len(second)] == [20, 5]  # one burst, then the rate; h1 is on the same leaf: one packet each
-
-
-def test_pause_is_not_made_up_for_with_a_flood() -> None:
-    host = Host(MeshOptions(packets_per_s=10))
-    host.schedule.choose(T0)
-    assert sum(each.packets for each in host.schedule.choose(T0 + 86_400 * SECOND)) <= 20
+    meshed = Host(MeshOptions(packets_per_s=10))
+    meshed.schedule.choose(T0)
+    assert sum(each.packets for each in meshed.schedule.choose(T0 + 86_400 * SECOND)) <= 20
 
 
 def test_path_that_is_fresh_is_not_asked_for_again() -> None:

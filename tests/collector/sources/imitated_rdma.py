@@ -6,28 +6,10 @@ from typing import Any
 from collector.sources.rdma import RdmaSource
 from tests.builders import SECOND, T0
 
-HEALTHY = {
-    "state": "4: ACTIVE",
-    "phys_state": "5: LinkUp",
-    "rate": "400 Gb/sec (4X NDR)",
-    "link_layer": "InfiniBand",
-}
-COUNTERS = {
-    "port_rcv_data": 1_000,
-    "port_xmit_data": 2_000,
-    "port_rcv_errors": 1,
-    "port_xmit_constraint_errors": 2,
-    "port_xmit_discards": 3,
-    "VL15_dropped": 9,
-    "symbol_error": 0,
-    "link_downed": 0,
-}
-HW_COUNTERS = {
-    "out_of_buffer": 4,
-    "local_ack_timeout_err": 5,
-    "packet_seq_err": 6,
-    "implied_nak_seq_err": 7,
-}
+HEALTHY = {"state": "4: ACTIVE", "phys_state": "5: LinkUp", "rate": "400 Gb/sec (4X NDR)", "link_layer": "InfiniBand"}
+COUNTERS = {"port_rcv_data": 1_000, "port_xmit_data": 2_000, "port_rcv_errors": 1, "port_xmit_constraint_errors": 2}
+COUNTERS |= {"port_xmit_discards": 3, "VL15_dropped": 9, "symbol_error": 0, "link_downed": 0}
+HW_COUNTERS = {"out_of_buffer": 4, "local_ack_timeout_err": 5, "packet_seq_err": 6, "implied_nak_seq_err": 7}
 
 
 def imitate_port(root: Path, device: str = "mlx5_0", port: str = "1", netdev: str = "", **files: str) -> Path:
@@ -57,12 +39,12 @@ class Host:
     """A host that is read second by second."""
 
     def __init__(self, root: Path) -> None:
-        self._source = RdmaSource("h0", root)
+        self.source = RdmaSource("h0", root)
         self._now_ns = T0
 
     def events(self) -> list[tuple[str, str, str]]:
         self._now_ns += SECOND
-        return [(row["kind"], row["severity"], row["message"]) for row in rows(self._source, "events", self._now_ns)]
+        return [(row["kind"], row["severity"], row["message"]) for row in rows(self.source, "events", self._now_ns)]
 
     def kinds(self) -> list[str]:
         return [kind for kind, _, _ in self.events()]

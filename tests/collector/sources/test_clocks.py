@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,26 +72,17 @@ def test_clock_that_is_wrong_is_found_wrong_by_that_much(fabric: ProbeFabric, sh
 
 
 @pytest.mark.needs_root
-def test_what_the_other_knows_of_itself_is_added(fabric: ProbeFabric) -> None:
-    known = Estimate(7 * NS_PER_S, 2 * NS_PER_S)
-    with (
-        closing(respond(fabric, known=known)),
-        closing(fabric.run("h1", lambda: ClockAsker(WIRE, SystemClock(), timeout_s=10))) as h1,
-    ):
-        found = fabric.run("h1", lambda: h1.ask("10.10.0.2"))
-    assert found is not None
-    assert abs(found.offset_ns - known.offset_ns) <= found.error_ns
-    assert found.error_ns >= known.error_ns
-
-
-@pytest.mark.needs_root
-def test_offset_that_nobody_could_write_down_is_no_offset(fabric: ProbeFabric) -> None:
-    known = Estimate(MOST_APART_NS, MOST_APART_NS)
-    with (
-        closing(respond(fabric, known=known)),
-        closing(fabric.run("h1", lambda: ClockAsker(WIRE, SystemClock(), timeout_s=10))) as h1,
-    ):
-        assert fabric.run("h1", lambda: h1.ask("10.10.0.2")) is None
+def test_what_the_other_knows_of_itself_is_added_unless_nobody_could_write_it_down(fabric: ProbeFabric) -> None:
+    found = []
+    for known in (Estimate(7 * NS_PER_S, 2 * NS_PER_S), Estimate(MOST_APART_NS, MOST_APART_NS)):
+        asker = fabric.run("h1", lambda: ClockAsker(WIRE, SystemClock(), timeout_s=10))
+        with closing(respond(fabric, known=known)), closing(asker) as h1:
+            found.append(fabric.run("h1", partial(h1.ask, "10.10.0.2")))
+    near, far = found
+    assert near is not None
+    assert abs(near.offset_ns - 7 * NS_PER_S) <= near.error_ns
+    assert near.error_ns >= 2 * NS_PER_S
+    assert far is None
 
 
 @pytest.mark.needs_root
@@ -152,25 +144,19 @@ def test_port_that_is_taken_is_reported_and_used_as_soon_as_it_is_free(fabric: P
     assert "UDP port 8641" in reason
 
 
-def test_kernel_s_word_is_written_while_it_is_synchronised(tmp_path: Path) -> None:
+def test_kernel_s_word_is_written_while_it_is_synchronised_and_each_change_is_an_event(tmp_path: Path) -> None:
     (tmp_path / "dev").mkdir()
-    made = ClocksSource("h0", None, {}, root=tmp_path, read_kernel=lambda: SYNCHRONISED)
+    states = iter([SYNCHRONISED, SYNCHRONISED, FREE, FREE, SYNCHRONISED, FREE])
+    made = ClocksSource("h0", None, {}, root=tmp_path, read_kernel=lambda: next(states))
     with closing(made), capture_logs() as lines:
-        tables = [made.read(T0 + n, ()).tables for n in range(2)]
-    assert tables[0]["clocks"].to_pylist() == [
-        {"host": "h0", "ts_ns": T0, "offset_ns": 1_500, "error_ns": 16_000, "source": "ntp"}
-    ]
-    assert "events" not in tables[0]
+        tables = [made.read(T0 + n, ()).tables for n in range(6)]
+    row = {"host": "h0", "ts_ns": T0, "offset_ns": 1_500, "error_ns": 16_000, "source": "ntp"}
+    assert tables[0]["clocks"].to_pylist() == [row]
     assert [line["reason"] for line in lines] == ["there is no /dev/ptp*", "comparing clocks is off"]
-
-
-def test_clock_without_a_daemon_gives_an_event_when_it_begins_and_ends_and_no_row(tmp_path: Path) -> None:
-    states = iter([FREE, FREE, SYNCHRONISED, FREE])
-    with closing(ClocksSource("h0", None, {}, root=tmp_path, read_kernel=lambda: next(states))) as made:
-        tables = [made.read(T0 + n, ()).tables for n in range(4)]
-    kinds = [[row["kind"] for row in table["events"].to_pylist()] if "events" in table else [] for table in tables]
-    assert kinds == [["clock_unsynchronised"], [], ["clock_synchronised"], ["clock_unsynchronised"]]
-    assert ["clocks" in table for table in tables] == [False, False, True, False]
+    kinds = [table["events"]["kind"].to_pylist() if "events" in table else [] for table in tables]
+    lost, found = ["clock_unsynchronised"], ["clock_synchronised"]
+    assert kinds == [[], [], lost, [], found, lost]
+    assert ["clocks" in table for table in tables] == [True, True, False, False, True, False]
 
 
 @pytest.mark.parametrize(

@@ -23,10 +23,9 @@ from tests.descriptors import open_descriptors
 WORLD = 0x4D9619169988DBB4
 HEAD = "n1:417:417 [0] NCCL INFO "
 IB = f"{HEAD}NET/IB : Using [0]mlx5_0:1/RoCE [1]mlx5_1:1/RoCE [RO]; OOB eth0:10.0.0.1<0>\n"
-COMM = (
-    f"{HEAD}NCCL version 2.28.9+cuda13.0\n"
-    f"{HEAD}ncclCommInitRank comm 0xaa rank 1 nranks 4 cudaDev 0 nvmlDev 3 busId 60 commId 0x2a - Init START\n"
-)
+COMM = f"""{HEAD}NCCL version 2.28.9+cuda13.0
+{HEAD}ncclCommInitRank comm 0xaa rank 1 nranks 4 cudaDev 0 nvmlDev 3 busId 60 commId 0x2a - Init START
+"""
 SEND = f"{HEAD}Channel 00/0 : 1[0] -> 2[0] [send] via NET/IB/1/GDRDMA\n"
 ERROR = (
     "\n[2026-11-15 08:57:50] n1:417:530 [0] transport/net_ib.cc:1 NCCL WARN NET/IB: Got completion from peer "
@@ -36,8 +35,15 @@ ERROR_WITHOUT_HCA = ERROR.replace(" hca mlx5_1", "")
 SOCKETS = f"{HEAD}NET/Socket : Using [0]lo:127.0.0.1<0>\n{HEAD}Channel 00/0 : 1[0] -> 2[0] [send] via NET/Socket/0\n"
 
 
-def summary(row: dict[str, Any], *names: str) -> tuple[Any, ...]:
-    return tuple(row[name] for name in names)
+def summary(row: dict[str, Any], names: str) -> tuple[Any, ...]:
+    return tuple(row[name] for name in names.split())
+
+
+def logged(tmp_path: Path, text: str, **about: Any) -> tuple[Path, Host]:
+    """Return the log of a rank, written just now, and its host."""
+    log, host = rank_with_log(tmp_path, text, **about), Host(tmp_path)
+    os.utime(log, ns=(host.now_ns, host.now_ns))
+    return log, host
 
 
 def topology(*gpu_nics: str) -> Topology:
@@ -46,86 +52,66 @@ def topology(*gpu_nics: str) -> Topology:
     return Topology(routing="ecmp", nodes=(node,), links=())
 
 
-def test_real_log_gives_each_connection_with_its_communicator_and_nic(tmp_path: Path) -> None:
+def test_real_log_gives_each_connection_once_with_its_communicator_and_nic(tmp_path: Path) -> None:
     rank_with_log(tmp_path, REAL_LOG.read_bytes())
     host = Host(tmp_path)
-    rows = host.rows()
-    found = {summary(row, "comm", "rank", "peer", "channel", "direction") for row in rows}
-    both_ways = {
-        (peer, channel, direction) for peer in (0, 2, 3) for channel in (0, 1) for direction in ("send", "recv")
-    }
+    rows, events = host.look()
+    found = {summary(row, "comm rank peer channel direction") for row in rows}
+    both_ways = {(peer, channel, way) for peer in (0, 2, 3) for channel in (0, 1) for way in ("send", "recv")}
     assert {key[2:] for key in found if key[0] == WORLD} == both_ways
     splits = {key[:3] for key in found if key[0] != WORLD}
     assert splits == {(0xB4D731B2EF05C336, 1, 0), (0x7067C70C1E5921B1, 0, 1)}
-    assert {summary(row, "nic", "transport", "source", "confidence", "job") for row in rows} == {
-        ("lo", "socket", "nccl_log", 0.95, "7")
-    }
-    assert len(rows) == len(found) == 20
-
-
-def test_nothing_is_reported_twice(tmp_path: Path) -> None:
-    rank_with_log(tmp_path, REAL_LOG.read_bytes())
-    host = Host(tmp_path)
-    assert [len(part) for part in host.look()] == [20, 2]
+    about = {summary(row, "nic transport source confidence job") for row in rows}
+    assert about == {("lo", "socket", "nccl_log", 0.95, "7")}
+    assert (len(rows), len(found), len(events)) == (20, 20, 2)
     assert host.look() == ([], [])
 
 
-def test_reading_has_the_tables_schemas_and_is_complete_up_to_now(tmp_path: Path) -> None:
-    rank_with_log(tmp_path, IB + COMM + SEND)
-    host = Host(tmp_path)
-    host.look()
-    assert {name: rows.schema for name, rows in host.reading.tables.items()} == {
-        name: schema_of(TABLE_BY_NAME[name]) for name in ("connections", "events")
-    }
-    assert host.reading.watermark_ns == host.now_ns
-
-
 def test_connection_that_comes_later_is_reported_then(tmp_path: Path) -> None:
-    log = rank_with_log(tmp_path, IB + COMM)
-    host = Host(tmp_path)
+    log, host = logged(tmp_path, IB + COMM)
     assert host.rows() == []
     with log.open("a") as file:
         file.write(SEND)
     (row,) = host.rows()
-    assert summary(row, "comm", "rank", "peer", "nic", "transport") == (0x2A, 1, 2, "mlx5_1", "ib")
-    assert row["seen_ns"] == host.now_ns
+    assert summary(row, "comm rank peer nic transport") == (0x2A, 1, 2, "mlx5_1", "ib")
+    assert row["seen_ns"] == host.reading.watermark_ns == host.now_ns
+    schemas = {name: schema_of(TABLE_BY_NAME[name]) for name in ("connections", "events")}
+    assert {name: rows.schema for name, rows in host.reading.tables.items()} == schemas
 
 
-def test_rank_behind_another_s_proxy_and_joined_nics_are_named(tmp_path: Path) -> None:
-    joined = f"{HEAD}NET/IB : Made virtual device [2] name=mlx5_0+mlx5_1 speed=800000 ndevs=2\n"
-    line = f"{HEAD}Channel 05/0 : 1[0] -> 2[0] [send] via NET/IB/2(3)/GDRDMA\n"
-    rank_with_log(tmp_path, IB + COMM + joined + line)
-    (row,) = Host(tmp_path).rows()
-    assert summary(row, "nic", "proxy_rank", "channel") == ("mlx5_0,mlx5_1", 3, 5)
+JOINED = f"{HEAD}NET/IB : Made virtual device [2] name=mlx5_0+mlx5_1 speed=800000 ndevs=2\n"
 
 
-def test_nic_has_the_name_of_the_topology_where_that_knows_its_interface(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "is_named", "expected"),
+    [
+        (
+            IB + COMM + JOINED + SEND.replace("IB/1", "IB/2(3)").replace("00/0", "05/0"),
+            False,
+            ("mlx5_0,mlx5_1", "ib", 3, 5),
+        ),
+        (IB + COMM + SEND, True, ("eth1", "ib", None, 0)),
+        (COMM + f"{HEAD}Channel 00/0 : 1[0] -> 0[0] via P2P/CUMEM\n", False, (None, "p2p", None, 0)),
+    ],
+    ids=["joined NICs behind a proxy", "named by the topology", "inside the host"],
+)
+def test_connection_has_its_nics_and_the_rank_of_its_proxy(
+    tmp_path: Path, text: str, is_named: bool, expected: tuple[Any, ...]
+) -> None:
     imitate_port(tmp_path, "mlx5_1", netdev="eth1")
-    rank_with_log(tmp_path, IB + COMM + SEND)
-    (row,) = Host(tmp_path, topology=topology("eth1")).rows()
-    assert row["nic"] == "eth1"
-
-
-def test_connections_inside_a_host_have_no_nic(tmp_path: Path) -> None:
-    rank_with_log(tmp_path, COMM + f"{HEAD}Channel 00/0 : 1[0] -> 0[0] via P2P/CUMEM\n")
-    (row,) = Host(tmp_path).rows()
-    assert summary(row, "transport", "nic", "direction") == ("p2p", None, "send")
+    rank_with_log(tmp_path, text)
+    (row,) = Host(tmp_path, topology=topology("eth1") if is_named else None).rows()
+    assert summary(row, "nic transport proxy_rank channel") == expected
 
 
 def test_failed_completion_is_an_event_of_its_nic_reported_once(tmp_path: Path) -> None:
-    log = rank_with_log(tmp_path, IB + COMM + SEND)
-    host = Host(tmp_path)
+    log, host = logged(tmp_path, IB + COMM + SEND)
     host.look()
     log.write_text(IB + COMM + SEND + ERROR)
     os.utime(log, ns=(host.now_ns + SECOND,) * 2)
     (event,) = host.events()
-    assert summary(event, "source", "kind", "component", "severity") == (
-        "connections",
-        "ib_completion_error",
-        "nic:h0/mlx5_1",
-        "error",
-    )
-    assert event["ts_ns"] == host.now_ns - 4 * SECOND
+    assert summary(event, "source kind") == ("connections", "ib_completion_error")
+    assert summary(event, "component severity ts_ns") == ("nic:h0/mlx5_1", "error", host.now_ns - 4 * SECOND)
     assert event["message"].startswith("rank 1 of job 7 (pid 417): NET/IB: Got completion from peer 10.0.0.9<1>")
     assert event["message"].endswith("(status 12: the other side did not acknowledge, and all retries are used up)")
     assert host.events() == []
@@ -138,58 +124,41 @@ def test_failed_completion_is_an_event_of_its_nic_reported_once(tmp_path: Path) 
 def test_completion_that_names_no_nic_is_of_the_only_one_in_use_or_of_the_host(
     tmp_path: Path, sends: str, component: str
 ) -> None:
-    log = rank_with_log(tmp_path, IB + COMM + sends + ERROR_WITHOUT_HCA)
-    host = Host(tmp_path)
-    os.utime(log, ns=(host.now_ns, host.now_ns))
-    (event,) = host.events()
-    assert event["component"] == component
+    _, host = logged(tmp_path, IB + COMM + sends + ERROR_WITHOUT_HCA)
+    assert [event["component"] for event in host.events()] == [component]
 
 
-def test_last_words_of_a_process_that_has_ended_are_reported(tmp_path: Path) -> None:
-    log = rank_with_log(tmp_path, IB + COMM + SEND)
-    host = Host(tmp_path)
-    host.look()
+def test_last_words_of_a_process_that_has_ended_are_reported_and_no_file_stays_open(tmp_path: Path) -> None:
+    before = len(open_descriptors())
+    log, host = logged(tmp_path, IB + COMM + SEND)
+    for _ in range(3):
+        host.look()
+    assert len(open_descriptors()) == before + 1
     with log.open("a") as file:
         file.write(ERROR_WITHOUT_HCA)
     shutil.rmtree(tmp_path / "proc/417")  # with its root, as when a container ends
     (event,) = host.events()
-    assert summary(event, "kind", "component") == ("ib_completion_error", "nic:h0/mlx5_1")
+    assert summary(event, "kind component") == ("ib_completion_error", "nic:h0/mlx5_1")
     assert host.events() == []
-
-
-def test_source_that_is_closed_holds_no_file(tmp_path: Path) -> None:
-    rank_with_log(tmp_path, IB + COMM + SEND)
-    before = len(open_descriptors())
-    host = Host(tmp_path)
-    for _ in range(3):
-        host.look()
-    assert len(open_descriptors()) == before + 1
     host.source.close()
     assert len(open_descriptors()) == before
 
 
-def test_old_warnings_are_hireport_at_the_start(tmp_path: Path) -> None:
-    log = rank_with_log(tmp_path, IB + COMM + SEND + ERROR)
-    host = Host(tmp_path)
-    os.utime(log, ns=(host.now_ns - 2 * 3_600 * SECOND,) * 2)
-    assert host.events() == []
-
-
-def test_flood_of_warnings_is_cut_and_counted(tmp_path: Path) -> None:
-    log = rank_with_log(tmp_path, IB + COMM + ERROR * 300)
-    host = Host(tmp_path)
-    os.utime(log, ns=(host.now_ns, host.now_ns))
+def test_old_warnings_are_left_out_and_a_flood_is_cut_and_counted(tmp_path: Path) -> None:
+    log, host = logged(tmp_path, IB + COMM + ERROR * 300)
     assert len(host.events()) == 64
     assert host.reading.dropped == 300 - 64
+    os.utime(log, ns=(host.now_ns - 2 * 3_600 * SECOND,) * 2)
+    assert Host(tmp_path).events() == []
 
 
-def test_collector_that_starts_again_reports_connections_and_not_the_same_warnings(tmp_path: Path) -> None:
-    log = rank_with_log(tmp_path, IB + COMM + SEND + ERROR)
-    before = Host(tmp_path)
-    os.utime(log, ns=(before.now_ns, before.now_ns))
+def test_collector_that_starts_again_reports_connections_and_not_the_same_warnings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, before = logged(tmp_path, IB + COMM + SEND + ERROR)
     assert len(before.events()) == 1
-    checkpoint = before.reading.checkpoint
-    assert checkpoint is not None
+    checkpoint, found = before.reading.checkpoint or b"", log.stat()
+    assert json.loads(checkpoint) == {"logs": [[found.st_dev, found.st_ino, found.st_size]]}
     with log.open("a") as file:
         file.write(ERROR.replace("mlx5_1", "mlx5_0"))
     after = Host(tmp_path)
@@ -198,67 +167,39 @@ def test_collector_that_starts_again_reports_connections_and_not_the_same_warnin
     looks = [after.look(), after.look()]
     assert [row["nic"] for rows, _ in looks for row in rows] == ["mlx5_1"]
     assert [event["component"] for _, events in looks for event in events] == ["nic:h0/mlx5_0"]
-
-
-def test_collector_that_starts_again_twice_does_not_fall_back_behind_what_was_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log = rank_with_log(tmp_path, IB + COMM + SEND + ERROR)
-    reported = f'{{"logs": [[{log.stat().st_dev}, {log.stat().st_ino}, {log.stat().st_size}]]}}'.encode()
     monkeypatch.setattr(connection_logs, "READ_BYTES", 300)  # so that the log takes some looks
-    host = Host(tmp_path)
-    host.source.resume(reported)
-    assert host.events() == []
-    assert host.reading.checkpoint == reported
+    again = Host(tmp_path)
+    again.source.resume(after.reading.checkpoint or b"")
+    assert again.events() == []
+    assert again.reading.checkpoint == after.reading.checkpoint, "it does not fall back behind what was reported"
 
 
 def test_log_that_was_cut_since_it_was_reported_is_reported_from_its_beginning(tmp_path: Path) -> None:
-    log = rank_with_log(tmp_path, IB + COMM + SEND + ERROR)
-    host = Host(tmp_path)
+    log, host = logged(tmp_path, IB + COMM + SEND + ERROR)
     host.source.resume(f'{{"logs": [[{log.stat().st_dev}, {log.stat().st_ino}, {1 << 20}]]}}'.encode())
     assert len(host.events()) == 1
 
 
-def test_checkpoint_is_small_and_plain(tmp_path: Path) -> None:
-    log = rank_with_log(tmp_path, IB)
-    host = Host(tmp_path)
-    host.look()
-    found = log.stat()
-    assert json.loads(host.reading.checkpoint or b"") == {"logs": [[found.st_dev, found.st_ino, found.st_size]]}
-
-
 def test_socket_that_sends_bulk_data_gives_the_connection_its_port(tmp_path: Path) -> None:
-    rank_with_log(tmp_path, COMM + SOCKETS, sockets=[9])
-    host = Host(tmp_path)
+    _, host = logged(tmp_path, COMM + SOCKETS, sockets=[9])
     host.sockets = [tcp(9, bytes_sent=0), tcp(10, bytes_sent=0)]
-    (row,) = host.rows()
-    assert row["sport"] is None
+    assert [row["sport"] for row in host.rows()] == [None]
     host.sockets = [tcp(9, bytes_sent=1 << 20, lport=45_001), tcp(10, bytes_sent=1 << 20)]
     (row,) = host.rows()
-    assert summary(row, "comm", "peer", "channel", "nic", "sport", "remote", "source") == (
-        0x2A,
-        2,
-        0,
-        "lo",
-        45_001,
-        "127.0.0.1",
-        "nccl_log",
-    )
+    assert summary(row, "comm peer channel nic sport") == (0x2A, 2, 0, "lo", 45_001)
+    assert summary(row, "remote source") == ("127.0.0.1", "nccl_log")
     assert host.rows() == []
 
 
 def test_sockets_that_could_be_several_channels_know_only_what_these_share(tmp_path: Path) -> None:
     more = f"{HEAD}Channel 01/0 : 1[0] -> 2[0] [send] via NET/Socket/0\n"
-    rank_with_log(tmp_path, COMM + SOCKETS + more, sockets=[8, 9])
-    host = Host(tmp_path)
+    _, host = logged(tmp_path, COMM + SOCKETS + more, sockets=[8, 9])
     host.sockets = [tcp(8), tcp(9)]
     assert len(host.rows()) == 2
-    host.sockets = [tcp(8, bytes_sent=1 << 20, lport=45_001), tcp(9, bytes_sent=1 << 20, lport=45_002)]
-    rows = host.rows()
-    assert [summary(row, "comm", "rank", "peer", "channel", "sport", "source") for row in rows] == [
-        (0x2A, 1, 2, None, 45_001, "inet_diag"),
-        (0x2A, 1, 2, None, 45_002, "inet_diag"),
-    ]
+    ports = {8: 45_001, 9: 45_002}
+    host.sockets = [tcp(inode, bytes_sent=1 << 20, lport=port) for inode, port in ports.items()]
+    found = [summary(row, "comm rank peer channel sport source") for row in host.rows()]
+    assert found == [(0x2A, 1, 2, None, port, "inet_diag") for port in ports.values()]
 
 
 @pytest.mark.parametrize(
@@ -271,8 +212,7 @@ def test_sockets_that_could_be_several_channels_know_only_what_these_share(tmp_p
     ],
 )
 def test_other_sockets_of_a_rank_are_no_connections_of_nccl(tmp_path: Path, about: dict[str, Any]) -> None:
-    rank_with_log(tmp_path, COMM + SOCKETS, sockets=[9])
-    host = Host(tmp_path)
+    _, host = logged(tmp_path, COMM + SOCKETS, sockets=[9])
     host.sockets = [tcp(9, **(about | {"bytes_sent": 0}))]
     host.look()
     host.sockets = [tcp(9, **about)]
@@ -286,14 +226,8 @@ def test_sockets_of_a_job_without_a_log_are_reported_with_less_confidence(tmp_pa
     assert host.rows() == []
     host.sockets = [tcp(9, bytes_sent=1 << 20)]
     (row,) = host.rows()
-    assert summary(row, "nic", "sport", "comm", "job", "source", "confidence") == (
-        "lo",
-        40_000,
-        None,
-        f"uid-{os.getuid()}",
-        "inet_diag",
-        0.5,
-    )
+    assert summary(row, "nic sport comm source confidence") == ("lo", 40_000, None, "inet_diag", 0.5)
+    assert row["job"] == f"uid-{os.getuid()}"
 
 
 def test_socket_that_a_worker_has_inherited_is_the_rank_s(tmp_path: Path) -> None:
@@ -311,8 +245,7 @@ def test_queue_pairs_are_joined_with_those_of_the_log(tmp_path: Path) -> None:
     imitate_port(tmp_path, "mlx5_0")
     imitate_port(tmp_path, "mlx5_1")
     qpn = f"{HEAD}NET/IB: NCCL Dev 1 IbDev 1 Port 1 qpn 500 mtu 5 LID 4 subnet-prefix 1  FLID 0 fifoRkey=0x1\n"
-    rank_with_log(tmp_path, IB + COMM + SEND + qpn)
-    host = Host(tmp_path)
+    log, host = logged(tmp_path, IB + COMM + SEND + qpn)
     host.pairs = [
         pair(500, 900, device="mlx5_1"),
         pair(501, 901, device="mlx5_0"),  # not in the log, which names those that send
@@ -321,11 +254,16 @@ def test_queue_pairs_are_joined_with_those_of_the_log(tmp_path: Path) -> None:
         pair(504, 905, device="mlx5_1", state="INIT"),
         pair(505, 906, device="mlx5_1", pid=1),
     ]
-    rows = host.rows()
-    assert [summary(row, "direction", "nic", "channel", "lqpn", "rqpn", "source") for row in rows] == [
+    assert [summary(row, "direction nic channel lqpn rqpn source") for row in host.rows()] == [
         ("send", "mlx5_1", 0, 500, 900, "nccl_log"),
         ("recv", "mlx5_0", None, 501, 901, "rdma"),
     ]
+    behind = SEND.replace("IB/1/", "IB/1(3)/").replace("00/0", "01/0")
+    log.write_text(IB + COMM + SEND + behind + qpn)
+    again = Host(tmp_path)
+    again.pairs = host.pairs[:1]
+    found = [summary(row, "channel lqpn") for row in again.rows()]
+    assert found == [(0, None), (1, None), (None, 500)], "with proxies for others it is nobody's in particular"
 
 
 def test_queue_pair_without_a_log_has_both_directions_and_less_confidence(tmp_path: Path) -> None:
@@ -333,118 +271,74 @@ def test_queue_pair_without_a_log_has_both_directions_and_less_confidence(tmp_pa
     imitate_process(tmp_path, environ={"RANK": "0"}, maps="7f00 rw-s /dev/shm/nccl-VFhmaC (deleted)\n")
     host = Host(tmp_path)
     host.pairs = [pair(500, 900)]
-    rows = host.rows()
-    assert {summary(row, "direction", "nic", "lqpn", "rqpn", "source", "confidence") for row in rows} == {
-        ("send", "mlx5_0", 500, 900, "rdma", 0.5),
-        ("recv", "mlx5_0", 500, 900, "rdma", 0.5),
-    }
-
-
-def test_flow_of_a_host_with_proxies_for_others_is_nobody_s_in_particular(tmp_path: Path) -> None:
-    imitate_port(tmp_path, "mlx5_1")
-    behind = SEND.replace("IB/1/", "IB/1(3)/").replace("00/0", "01/0")
-    qpn = f"{HEAD}NET/IB: Dev 1 Port 1 qpn 500 mtu 5 LID 4\n"
-    rank_with_log(tmp_path, IB + COMM + SEND + behind + qpn)
-    host = Host(tmp_path)
-    host.pairs = [pair(500, 900, device="mlx5_1")]
-    assert [summary(row, "channel", "lqpn") for row in host.rows()] == [(0, None), (1, None), (None, 500)]
+    found = {summary(row, "direction nic lqpn rqpn source confidence") for row in host.rows()}
+    assert found == {(way, "mlx5_0", 500, 900, "rdma", 0.5) for way in ("send", "recv")}
 
 
 def test_graph_says_which_nic_a_channel_uses_where_there_is_no_log(tmp_path: Path) -> None:
-    folder = imitate_process(
-        tmp_path,
-        environ={
-            "RANK": "0",
-            "NCCL_DEBUG_FILE": "/tmp/none",
-            "NCCL_GRAPH_DUMP_FILE": "/tmp/graph.xml",
-            "NCCL_TOPO_DUMP_FILE": "/tmp/topo.xml",
-        },
-    )
+    environ = {"RANK": "0", "NCCL_DEBUG_FILE": "/tmp/none", "NCCL_GRAPH_DUMP_FILE": "/tmp/graph.xml"}
+    folder = imitate_process(tmp_path, environ=environ | {"NCCL_TOPO_DUMP_FILE": "/tmp/topo.xml"})
     for name in ("graph.xml", "topo.xml"):
         (folder / "root/tmp" / name).write_bytes((REAL_LOG.parent / name).read_bytes())
     host = Host(tmp_path)
-    assert {summary(row, "channel", "direction", "nic", "source", "confidence") for row in host.rows()} == {
-        (0, "recv", "lo", "graph", 0.6),
-        (0, "send", "lo", "graph", 0.6),
-    }
+    found = {summary(row, "channel direction nic source confidence") for row in host.rows()}
+    assert found == {(0, way, "lo", "graph", 0.6) for way in ("recv", "send")}
     assert host.rows() == []
 
 
-@pytest.mark.parametrize(
-    ("nics", "source", "nic"),
-    [(("eth1",), "topology", "eth1"), (("eth0", "eth1"), None, None), ((), None, None)],
-)
-def test_topology_knows_the_nic_of_a_gpu_once_nothing_better_came(
-    tmp_path: Path, nics: tuple[str, ...], source: str | None, nic: str | None
-) -> None:
+@pytest.mark.parametrize("nics", [("eth1",), ("eth0", "eth1"), ()])
+def test_topology_knows_the_nic_of_a_gpu_once_nothing_better_came(tmp_path: Path, nics: tuple[str, ...]) -> None:
     rank_with_log(tmp_path, COMM)
     host = Host(tmp_path, topology=topology(*nics))
     assert [host.rows(), host.rows()] == [[], []]
-    rows = host.rows()
-    assert {summary(row, "source", "nic") for row in rows} == ({(source, nic)} if source else set())
-    assert [row["direction"] for row in rows] == (["send", "recv"] if source else [])
+    guess = [("topology", "eth1", "send"), ("topology", "eth1", "recv")]
+    assert [summary(row, "source nic direction") for row in host.rows()] == (guess if len(nics) == 1 else [])
 
 
 def test_only_nic_of_a_host_is_the_last_resort_and_gives_way_to_better(tmp_path: Path) -> None:
     (tmp_path / "sys/class/net/eth0/device").mkdir(parents=True)
     (tmp_path / "sys/class/net/lo").mkdir()
-    log = rank_with_log(tmp_path, COMM)
-    host = Host(tmp_path)
-    rows = [row for _ in range(4) for row in host.rows()]
-    assert [summary(row, "source", "nic", "transport", "direction", "comm") for row in rows] == [
-        ("only_nic", "eth0", "socket", "send", None),
-        ("only_nic", "eth0", "socket", "recv", None),
-    ]
+    log, host = logged(tmp_path, COMM)
+    imitate_process(tmp_path, 500, {"NCCL_DEBUG_FILE": "/tmp/nccl.%p.log", "RANK": "0"})  # a launcher gets no guess
+    found = [summary(row, "source nic transport direction comm") for _ in range(4) for row in host.rows()]
+    assert found == [("only_nic", "eth0", "socket", way, None) for way in ("send", "recv")]
     log.write_text(COMM + IB + SEND)
-    assert [summary(row, "source", "nic", "comm") for row in host.rows()] == [("nccl_log", "mlx5_1", 0x2A)]
+    assert [summary(row, "source nic comm") for row in host.rows()] == [("nccl_log", "mlx5_1", 0x2A)]
 
 
-def test_network_whose_devices_the_log_does_not_name_gets_the_nic_of_its_gpu_and_keeps_its_transport(
-    tmp_path: Path,
-) -> None:
+def test_network_without_named_devices_gets_the_nic_of_its_gpu_and_keeps_its_transport(tmp_path: Path) -> None:
     rank_with_log(tmp_path, COMM + f"{HEAD}Channel 00/0 : 1[0] -> 2[0] [send] via NET/AWS Libfabric/5/GDRDMA\n")
     host = Host(tmp_path, topology=topology("eth1"))
-    rows = [row for _ in range(4) for row in host.rows()]
-    assert [summary(row, "source", "transport", "nic", "peer") for row in rows] == [
-        ("nccl_log", "ofi", None, 2),
-        ("topology", "ofi", "eth1", None),
-        ("topology", "ofi", "eth1", None),
-    ]
+    found = [summary(row, "source transport nic peer") for _ in range(4) for row in host.rows()]
+    assert found == [("nccl_log", "ofi", None, 2), *[("topology", "ofi", "eth1", None)] * 2]
 
 
-def test_launcher_with_the_environment_of_its_ranks_gets_no_guess(tmp_path: Path) -> None:
-    (tmp_path / "sys/class/net/eth0/device").mkdir(parents=True)
-    imitate_process(tmp_path, environ={"NCCL_DEBUG_FILE": "/tmp/nccl.%p.log", "RANK": "0"})
-    host = Host(tmp_path)
-    assert [host.rows() for _ in range(5)] == [[]] * 5
-
-
-def test_log_that_must_not_be_read_is_said_once_and_hides_nobody_else(tmp_path: Path) -> None:
-    rank_with_log(tmp_path, IB + COMM + SEND)
-    folder = imitate_process(tmp_path, 500, {"NCCL_DEBUG_FILE": "/tmp"})
-    assert (folder / "root/tmp").is_dir()
-    host = Host(tmp_path)
-    with capture_logs() as lines:
-        assert [len(host.rows()), len(host.rows())] == [1, 0]
-    assert [(line["pid"], line["problem"]) for line in lines] == [(500, "NCCL_DEBUG_FILE is no regular file")]
-
-
-def test_network_that_nobody_knows_gives_no_row_and_is_said_once(tmp_path: Path) -> None:
-    rank_with_log(tmp_path, COMM + f"{HEAD}Channel 00/0 : 1[0] -> 2[0] [send] via NET/Carrier Pigeon/0\n")
-    host = Host(tmp_path)
-    with capture_logs() as lines:
-        assert [host.rows(), host.rows()] == [[], []]
-    assert [line["problem"] for line in lines] == ["networks that are not known: Carrier Pigeon"]
-
-
-def test_kernel_that_reports_nothing_is_said_once_and_the_log_still_counts(tmp_path: Path) -> None:
+def test_problems_are_reported_once_and_hide_nobody_else(tmp_path: Path) -> None:
     imitate_port(tmp_path, "mlx5_1")
-    rank_with_log(tmp_path, COMM + SOCKETS)
-    host = Host(tmp_path)
+    odd = f"{HEAD}Channel 01/0 : 1[0] -> 2[0] [send] via NET/Carrier Pigeon/0\n"
+    _, host = logged(tmp_path, COMM + SOCKETS + odd)
+    imitate_process(tmp_path, 500, {"NCCL_DEBUG_FILE": "/tmp"})
     host.sockets, host.pairs = NotPresent("no sockets here"), NotPresent("no pairs here")
     with capture_logs() as lines:
         assert [len(host.rows()), len(host.rows())] == [1, 0]
-    assert [line["reason"] for line in lines] == ["no sockets here", "no pairs here"]
+    assert {(line.get("pid"), line.get("problem") or line["reason"]) for line in lines} == {
+        (500, "NCCL_DEBUG_FILE is no regular file"),
+        (417, "networks that are not known: Carrier Pigeon"),
+        (None, "no sockets here"),
+        (None, "no pairs here"),
+    }
+    assert len(lines) == 4
+
+
+def test_source_that_is_closed_holds_no_file(tmp_path: Path) -> None:
+    rank_with_log(tmp_path, IB + COMM + SEND)
+    before = len(open_descriptors())
+    host = Host(tmp_path)
+    for _ in range(3):
+        host.look()
+    assert len(open_descriptors()) == before + 1
+    host.source.close()
+    assert len(open_descriptors()) == before
 
 
 def test_process_that_ended_is_forgotten_and_its_number_may_come_again(tmp_path: Path) -> None:
@@ -456,12 +350,9 @@ def test_process_that_ended_is_forgotten_and_its_number_may_come_again(tmp_path:
     assert len(host.rows()) == 1
 
 
-def test_host_without_processes_says_so(tmp_path: Path) -> None:
+def test_host_without_nccl_has_nothing_to_report_and_one_without_processes_says_so(tmp_path: Path) -> None:
     with pytest.raises(NotPresent, match=f"no processes in {tmp_path}/proc"):
         ConnectionsSource("h0", tmp_path).read(1, ())
-
-
-def test_host_without_nccl_has_nothing_to_report(tmp_path: Path) -> None:
     imitate_process(tmp_path, 1, {"PATH": "/bin"})
     assert Host(tmp_path).look() == ([], [])
 

@@ -11,9 +11,7 @@ from uuid import uuid4
 
 import pytest
 
-from collector.connections.flows import list_addresses
 from collector.sources.connections import ConnectionsSource
-from lockstep.errors import NotPresent
 from tests.builders import SECOND
 from tests.waiting import eventually
 
@@ -67,13 +65,12 @@ class LiveRank:
 def live_rank(log: Path, where: str = "here") -> Iterator[LiveRank]:
     job = f"live-{uuid4().hex[:8]}"
     environment = os.environ | {"NCCL_DEBUG_FILE": str(log), "RANK": "0", "LOCKSTEP_JOB": job}
-    command = [sys.executable, "-c", RANK, where]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment, text=True) as process:
-        try:
-            yield LiveRank(process, job)
-        finally:
-            process.kill()
+    with subprocess.Popen(
+        [sys.executable, "-c", RANK, where], stdin=pipe, stdout=pipe, env=environment, text=True
+    ) as process:
+        yield LiveRank(process, job)
+        process.kill()
 
 
 class Looks:
@@ -96,7 +93,9 @@ def sees_port(looks: Looks, rank: LiveRank) -> bool:
     return any(row["sport"] == rank.port for row in looks.look())
 
 
-def check_rank(tmp_path: Path, where: str) -> None:
+@pytest.mark.needs_root
+@pytest.mark.parametrize("where", ["here", "apart"])
+def test_connection_of_a_real_process_is_found_also_in_a_namespace_of_its_own(tmp_path: Path, where: str) -> None:
     with live_rank(tmp_path / "nccl.%p.log", where) as rank:
         (tmp_path / f"nccl.{rank.pid}.log").write_text(LINES.format(pid=rank.pid))
         looks = Looks(rank.job)
@@ -104,23 +103,8 @@ def check_rank(tmp_path: Path, where: str) -> None:
         assert (row["comm"], row["rank"], row["peer"], row["nic"], row["sport"]) == (0x2A, 0, 1, "lo", None)
         eventually(lambda: sees_port(looks, rank))
         (row,) = looks.rows
-        assert (row["comm"], row["channel"], row["nic"], row["local"], row["remote"], row["source"]) == (
-            0x2A,
-            0,
-            "lo",
-            "127.0.0.1",
-            "127.0.0.1",
-            "nccl_log",
-        )
-
-
-def test_connection_of_a_real_process_is_found_by_its_log_and_its_open_sockets(tmp_path: Path) -> None:
-    check_rank(tmp_path, "here")
-
-
-@pytest.mark.needs_root
-def test_connection_of_a_process_in_a_network_namespace_of_its_own_is_found(tmp_path: Path) -> None:
-    check_rank(tmp_path, "apart")
+        assert (row["comm"], row["channel"], row["nic"], row["source"]) == (0x2A, 0, "lo", "nccl_log")
+        assert (row["local"], row["remote"]) == ("127.0.0.1", "127.0.0.1")
 
 
 def test_real_process_without_a_log_is_known_by_its_sockets_alone(tmp_path: Path) -> None:
@@ -130,10 +114,3 @@ def test_real_process_without_a_log_is_known_by_its_sockets_alone(tmp_path: Path
         eventually(lambda: sees_port(looks, rank))
         (row,) = looks.rows
         assert (row["nic"], row["source"], row["confidence"], row["comm"]) == ("lo", "inet_diag", 0.5, None)
-
-
-def test_addresses_of_this_host_have_their_interfaces() -> None:
-    try:
-        assert list_addresses()["127.0.0.1"] == "lo"
-    except NotPresent as absence:
-        pytest.fail(str(absence))

@@ -1,14 +1,16 @@
 """Samples of exporters become ports: each profile on the form that its exporter serves, and the site's own."""
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.samples import Sample
 
 from collector.sources.fabric_ports import MOST_PORTS, Exposition, PortScan, parse, rows_of_scan, scan_ports
-from collector.sources.fabric_targets import Profile, Renaming, Target, load_profiles
+from collector.sources.fabric_targets import MOST_TARGETS, Profile, Renaming, Target, load_profiles, load_targets
 from lockstep.arrow import conform, rows_of
-from lockstep.errors import BadInput
+from lockstep.errors import BadInput, BadSettings
 from lockstep.records import FabricCounter
 from lockstep.tables import TABLE_BY_NAME
 from tests.builders import T0
@@ -93,51 +95,50 @@ def only_row(text: str, profile: str | Profile, **settings: object) -> FabricCou
     return row
 
 
-def test_if_table_of_snmp_exporter() -> None:
-    row = only_row(SNMP, "snmp_if_mib", switch="leaf1")
-    assert (row.host, row.ts_ns, row.switch, row.port) == ("head", T0, "leaf1", "Eth1/1")
-    assert (row.up, row.speed_mbps, row.rx_bytes, row.tx_bytes) == (True, 400_000, 1_500_000_000_000, 200)
-    assert (row.errors, row.drops, row.pause_rx, row.fec_uncorrected) == (9, 3, None, None)
+@pytest.mark.parametrize(
+    ("text", "profile", "settings", "expected"),
+    [
+        (SNMP, "snmp_if_mib", {"switch": "leaf1"}, ("leaf1", "Eth1/1", True, 400_000, 1_500_000_000_000, 200)),
+        (
+            GNMIC,  # behind any prefix
+            "gnmic_openconfig",
+            {"switch_names": [{"pattern": r"(.+):\d+", "to": r"\1"}]},
+            ("10.0.0.7", "e1", True, None, 10, 20),
+        ),
+        (SONIC, "sonic_exporter", {"switch": "leaf2"}, ("leaf2", "Ethernet0", True, 400_000, 100, 200)),
+        (CUMULUS, "cumulus_otlp", {}, ("leaf3", "swp1", True, 800_000, 1, 2)),
+        (
+            UFM,  # in words of four bytes
+            "ufm_telemetry",
+            {"switch_names": [{"pattern": "2c90300f172a0", "to": "leaf1"}]},
+            ("leaf1", "2", True, None, 144, 288),
+        ),
+        (INFINIBAND, "infiniband_exporter", {}, ("leaf-a", "35", True, 100_000, 178762341961629, 13 * 10**12)),
+    ],
+)
+def test_port_is_read_as_its_exporter_serves_it(
+    text: str, profile: str, settings: dict[str, object], expected: tuple[object, ...]
+) -> None:
+    row = only_row(text, profile, **settings)
+    assert (row.switch, row.port, row.up, row.speed_mbps, row.rx_bytes, row.tx_bytes) == expected
+    assert (row.host, row.ts_ns) == ("head", T0)
 
 
-def test_openconfig_paths_of_gnmic_behind_any_prefix() -> None:
-    row = only_row(GNMIC, "gnmic_openconfig", switch_names=[{"pattern": r"(.+):\d+", "to": r"\1"}])
-    assert (row.switch, row.port, row.up) == ("10.0.0.7", "e1", True)
-    assert (row.rx_bytes, row.tx_bytes, row.pause_rx, row.speed_mbps) == (10, 20, 7, None)
+def test_errors_drops_and_pauses_are_added_by_label_and_priority() -> None:
+    snmp, sonic = only_row(SNMP, "snmp_if_mib", switch="s"), only_row(SONIC, "sonic_exporter", switch="s")
+    assert (snmp.errors, snmp.drops, snmp.pause_rx, snmp.fec_uncorrected) == (9, 3, None, None)
+    assert (sonic.errors, sonic.drops, sonic.pause_rx, sonic.pause_tx) == (11, 2, 3, 30)
+    assert only_row(GNMIC, "gnmic_openconfig").pause_rx == 7
+    assert only_row(CUMULUS, "cumulus_otlp").pause_rx == 543
+    assert only_row(UFM, "ufm_telemetry").fec_uncorrected == 9
+    assert only_row(INFINIBAND, "infiniband_exporter").extra == {"symbol_error": 6}
 
 
-@pytest.mark.parametrize("texts", [("UP", "DOWN"), ("DOWN", "UP")])
-def test_port_whose_state_has_two_series_is_down(texts: tuple[str, str]) -> None:
-    """gnmic keeps the series of the former text for a while."""
+def test_port_whose_state_has_two_series_or_is_served_as_down_is_down() -> None:
     state = next(line for line in GNMIC.splitlines() if "oper_status=" in line)
-    text = GNMIC.replace(state, "\n".join(state.replace("UP", word) for word in texts))
-    assert only_row(text, "gnmic_openconfig").up is False
-
-
-def test_sonic_exporter_reports_errors_drops_and_pauses_by_label() -> None:
-    row = only_row(SONIC, "sonic_exporter", switch="leaf2")
-    assert (row.speed_mbps, row.rx_bytes, row.tx_bytes) == (400_000, 100, 200)
-    assert (row.errors, row.drops, row.pause_rx, row.pause_tx) == (11, 2, 3, 30)
-
-
-def test_pauses_of_all_priorities_are_added() -> None:
-    row = only_row(CUMULUS, "cumulus_otlp")
-    assert (row.switch, row.port, row.speed_mbps, row.pause_rx) == ("leaf3", "swp1", 800_000, 543)
-
-
-def test_data_of_ufm_is_in_words_of_four_bytes() -> None:
-    row = only_row(UFM, "ufm_telemetry", switch_names=[{"pattern": "2c90300f172a0", "to": "leaf1"}])
-    assert (row.switch, row.port, row.up, row.tx_bytes, row.rx_bytes) == ("leaf1", "2", True, 288, 144)
-    assert row.fec_uncorrected == 9
-
-
-def test_switch_is_named_as_another_metric_says() -> None:
-    row = only_row(INFINIBAND, "infiniband_exporter")
-    assert (row.switch, row.port, row.speed_mbps) == ("leaf-a", "35", 100_000)
-    assert (row.rx_bytes, row.extra) == (178762341961629, {"symbol_error": 6})
-
-
-def test_state_holds_against_the_rule_that_served_ports_are_up() -> None:
+    for texts in (("UP", "DOWN"), ("DOWN", "UP")):  # gnmic keeps the series of the former text for a while
+        text = GNMIC.replace(state, "\n".join(state.replace("UP", word) for word in texts))
+        assert only_row(text, "gnmic_openconfig").up is False
     down = INFINIBAND + 'infiniband_switch_port_state{guid="0x506b4b03005c2740",port="35"} 0\n'
     row = only_row(down, "infiniband_exporter")
     assert (row.up, row.speed_mbps) == (False, None)
@@ -158,27 +159,30 @@ def test_site_may_name_its_own_metrics() -> None:
     assert (row.up, row.rx_bytes, row.tx_bytes, row.fec_uncorrected, row.extra) == (True, 2048, 3, 4, {"my_other": 5})
 
 
-def test_empty_name_leaves_the_port_out() -> None:
-    names = [{"pattern": "leaf.*", "to": "leaf"}, {"pattern": ".*", "to": ""}]
-    found = scan(UFM, "ufm_telemetry", switch_names=names)
+def test_first_renaming_that_fits_the_whole_name_decides_and_an_empty_name_leaves_out() -> None:
+    names = (Renaming(pattern="a", to="short"), Renaming(pattern="a(.)", to=r"\1"))
+    row = only_row(SNMP.replace("Eth1/1", "ab"), "snmp_if_mib", switch="s", port_names=names)
+    assert row.port == "b"
+    empty = [{"pattern": "leaf.*", "to": "leaf"}, {"pattern": ".*", "to": ""}]
+    found = scan(UFM, "ufm_telemetry", switch_names=empty)
     assert (found.ports, found.nameless) == ({}, 0)
 
 
-def test_port_that_lacks_what_a_row_must_have_gives_none_and_is_reported() -> None:
-    found = scan('ifHCInOctets{ifName="a"} 1\n', "snmp_if_mib", switch="s")
+LACKING = "1 ports give no row, because nothing tells "
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ('ifHCInOctets{ifName="a"} 1\n', f"{LACKING}up, tx_bytes"),
+        *((SNMP.replace("1.5e+12", value), f"{LACKING}rx_bytes") for value in ("NaN", "+Inf", "-1", "1e300")),
+        ("node_load1 3\n", "it serves nothing that the profile knows"),
+    ],
+)
+def test_port_that_lacks_what_a_row_must_have_gives_none_and_is_reported(text: str, complaint: str) -> None:
+    found = scan(text, "snmp_if_mib", switch="s")
     assert rows_of_scan(found, "head", T0) == {}
-    assert found.complaint(0) == "1 ports give no row, because nothing tells up, tx_bytes"
-
-
-@pytest.mark.parametrize("value", ["NaN", "+Inf", "-1", "1e300"])
-def test_value_that_is_no_count_counts_nothing(value: str) -> None:
-    text = SNMP.replace("1.5e+12", value)
-    assert "nothing tells rx_bytes" in scan(text, "snmp_if_mib", switch="s").complaint(0)
-
-
-def test_answer_about_something_else_is_reported() -> None:
-    found = scan("node_load1 3\n", "snmp_if_mib", switch="s")
-    assert found.complaint(0) == "it serves nothing that the profile knows"
+    assert found.complaint(0) == complaint
 
 
 @pytest.mark.parametrize("label", ['{ifName=""}', "{}", '{ifName="' + "x" * 201 + '"}'])
@@ -194,12 +198,6 @@ def test_ports_are_bounded() -> None:
     assert "more than 20000 ports" in found.complaint(0)
 
 
-def test_first_renaming_that_fits_the_whole_name_decides() -> None:
-    names = (Renaming(pattern="a", to="short"), Renaming(pattern="a(.)", to=r"\1"))
-    row = only_row(SNMP.replace("Eth1/1", "ab"), "snmp_if_mib", switch="s", port_names=names)
-    assert row.port == "b"
-
-
 @given(st.text(max_size=300), st.booleans())
 def test_whatever_an_exporter_writes_gives_ports_or_a_sentence(text: str, is_openmetrics: bool) -> None:
     whole = SNMP + text
@@ -210,3 +208,83 @@ def test_whatever_an_exporter_writes_gives_ports_or_a_sentence(text: str, is_ope
     except BadInput:
         return
     rows_of(TABLE_BY_NAME["fabric_counters"], list(rows_of_scan(found, "head", T0).values()))
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "fabric.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def target(url: str = "http://a", profile: str = "ufm_telemetry", more: str = "") -> str:
+    return f'[[target]]\nurl = "{url}"\nprofile = "{profile}"\n{more}\n'
+
+
+def complaints(folder: Path, text: str) -> list[str]:
+    with pytest.raises(BadSettings) as refused:
+        load_targets(write(folder, text))
+    return refused.value.complaints
+
+
+OWN_PROFILE = """[[profile]]
+name = "sonic_exporter"
+switch = ["node"]
+port = ["device"]
+metric = [{ metric = "a", column = "rx_bytes" }]
+"""
+
+
+def test_target_comes_with_its_profile_and_that_of_the_site_replaces_ours(tmp_path: Path) -> None:
+    file = write(tmp_path, target() + target(profile="sonic_exporter") + OWN_PROFILE)
+    (usual, ours), (_, own) = load_targets(file)
+    assert (usual.every_s, usual.timeout_s, usual.authorization_file) == (15.0, 10.0, None)
+    assert ours == load_profiles()["ufm_telemetry"]
+    assert own.switch == ("node",)
+
+
+def test_all_that_is_wrong_with_targets_is_said_at_once(tmp_path: Path) -> None:
+    odd = 'switch_names = [{ pattern = "(", to = "" }]\ncolour = "red"'
+    first, second, third = complaints(tmp_path, target("ftp://a") + target(more=odd))
+    assert first.startswith("target 1: url: ")
+    assert second.startswith("target 2: switch_names.0: ")
+    assert "'('" in second
+    assert third.startswith("target 2: colour: ")
+
+
+UNNAMED = "http://a: profile snmp_if_mib does not tell the switch, so the target must"
+NO_UP = '[[profile]]\nname = "p"\nport = ["p"]\nmetric = [{ metric = "a", column = "up" }]\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "beginning", "words"),
+    [
+        *(
+            (target(url), "target 1: url: ", "")
+            for url in ("http://user:secret@ufm/metrics", "https://", "ufm:9100", "http://a b")
+        ),
+        (target(more='port_names = [{pattern = "a", to = "\\\\1"}]'), "target 1: ", "invalid group reference"),
+        (target(profile="tea"), "http://a: there is no profile 'tea'; known: snmp_if_mib, ", ""),
+        (target(profile="snmp_if_mib"), UNNAMED, ""),
+        (NO_UP, "profile 1: metric.0: ", "belong to column up"),
+        *(
+            (text, "", "fabric.toml")
+            for text in ("target = 3", "[target]\nurl = 'http://a'", "[[targets]]", "garbage")
+        ),
+        (target() * (MOST_TARGETS + 1), "257 targets are more than 256", ""),
+    ],
+)
+def test_file_that_makes_no_sense_is_refused(tmp_path: Path, text: str, beginning: str, words: str) -> None:
+    complaint, *_ = complaints(tmp_path, text)
+    assert complaint.startswith(beginning)
+    assert words in complaint
+
+
+def test_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadSettings, match="No such file"):
+        load_targets(tmp_path / "no.toml")
+
+
+def test_every_profile_of_ours_fills_what_a_row_must_have() -> None:
+    for profile in load_profiles().values():
+        columns = {rule.column for rule in profile.metric} | ({"up"} if profile.linked_only else set())
+        assert columns >= {"up", "rx_bytes", "tx_bytes"}, profile.name

@@ -11,21 +11,9 @@ from lockstep.errors import NotPresent
 from lockstep.tables import TABLE_BY_NAME
 from tests.builders import SECOND, T0
 
-HEALTHY: dict[Quantity, int] = {
-    "sm_mhz": 1_980,
-    "temp_c": 41,
-    "power_mw": 312_500,
-    "throttle_bits": 0,
-    "ecc_corrected": 3,
-    "ecc_uncorrected": 0,
-    "nvlink_errors": 2,
-    "pcie_replays": 1,
-    "util_percent": 97,
-    "rows_corrected": 0,
-    "rows_uncorrected": 1,
-    "rows_pending": 0,
-    "rows_failed": 0,
-}
+HEALTHY: dict[Quantity, int] = {"sm_mhz": 1_980, "temp_c": 41, "power_mw": 312_500, "throttle_bits": 0}
+HEALTHY |= {"ecc_corrected": 3, "ecc_uncorrected": 0, "nvlink_errors": 2, "pcie_replays": 1, "util_percent": 97}
+HEALTHY |= {"rows_corrected": 0, "rows_uncorrected": 1, "rows_pending": 0, "rows_failed": 0}
 
 
 class FakeNvml:
@@ -84,109 +72,61 @@ class Host:
 
 
 def test_healthy_gpu_is_read_in_full() -> None:
-    (row,) = Host(FakeNvml()).read("gpu_health")
-    assert row == {
-        "host": "h0",
-        "ts_ns": T0 + SECOND,
-        "gpu": 0,
-        "gpu_uuid": "GPU-0",
-        "sm_mhz": 1_980,
-        "temp_c": 41.0,
-        "power_w": 312.5,
-        "throttle": "",
-        "ecc_sbe": 3,
-        "ecc_dbe": 0,
-        "nvlink_errors": 2,
-        "pcie_replays": 1,
-        "util": 0.97,
-    }
-
-
-def test_reading_has_the_tables_schemas_and_is_complete_up_to_now() -> None:
     reading = GpuSource("h0", FakeNvml().open).read(T0, ())
-    assert {name: rows.schema for name, rows in reading.tables.items()} == {
-        name: schema_of(TABLE_BY_NAME[name]) for name in ("gpu_health", "events")
-    }
+    (row,) = reading.tables["gpu_health"].to_pylist()
+    expected = {"host": "h0", "ts_ns": T0, "gpu": 0, "gpu_uuid": "GPU-0", "sm_mhz": 1_980, "temp_c": 41.0}
+    expected |= {"power_w": 312.5, "throttle": "", "ecc_sbe": 3, "ecc_dbe": 0, "nvlink_errors": 2}
+    assert row == expected | {"pcie_replays": 1, "util": 0.97}
+    schemas = {name: schema_of(TABLE_BY_NAME[name]) for name in ("gpu_health", "events")}
+    assert {name: rows.schema for name, rows in reading.tables.items()} == schemas
     assert reading.watermark_ns == T0
 
 
-def test_what_a_gpu_does_not_report_is_unknown_and_not_zero() -> None:
-    nvml = FakeNvml()
-    nvml.gpus[0] = {"sm_mhz": 1_980}
-    (row,) = Host(nvml).read("gpu_health")
-    known = {name for name, value in row.items() if value is not None}
+def test_what_a_gpu_does_not_report_is_unknown_and_a_zero_that_it_reports_is_zero() -> None:
+    nvml = FakeNvml(2)
+    nvml.gpus[:] = {"sm_mhz": 1_980}, dict.fromkeys(HEALTHY, 0)
+    unknown, zero = Host(nvml).read("gpu_health")
+    known = {name for name, value in unknown.items() if value is not None}
     assert known == {"host", "ts_ns", "gpu", "gpu_uuid", "sm_mhz", "throttle"}
+    assert (zero["temp_c"], zero["power_w"], zero["util"], zero["ecc_sbe"]) == (0.0, 0.0, 0.0, 0)
 
 
-def test_zero_that_a_gpu_reports_is_zero() -> None:
-    nvml = FakeNvml()
-    nvml.gpus[0] = dict.fromkeys(HEALTHY, 0)
-    (row,) = Host(nvml).read("gpu_health")
-    assert (row["temp_c"], row["power_w"], row["util"], row["ecc_sbe"]) == (0.0, 0.0, 0.0, 0)
+def test_reasons_for_a_low_clock_are_words() -> None:
+    words = {0: "", 0x1: "gpu_idle", 0x4 | 0x40: "sw_power_cap,hw_thermal_slowdown"}
+    words |= {0x400: "reliability", 0x8 | 1 << 20: "hw_slowdown,bit_20"}
+    assert {bits: throttle_words(bits) for bits in words} == words
 
 
-@pytest.mark.parametrize(
-    ("bits", "words"),
-    [
-        (0, ""),
-        (0x1, "gpu_idle"),
-        (0x4 | 0x40, "sw_power_cap,hw_thermal_slowdown"),
-        (0x400, "reliability"),
-        (0x8 | 1 << 20, "hw_slowdown,bit_20"),
-    ],
-)
-def test_reasons_for_a_low_clock_are_words(bits: int, words: str) -> None:
-    assert throttle_words(bits) == words
+def test_host_without_nvml_or_gpus_says_why_and_nvml_that_fails_is_an_error() -> None:
+    def fail() -> FakeNvml:
+        raise OSError("version mismatch")
 
-
-def test_host_without_nvml_says_why() -> None:
     nvml = FakeNvml()
     nvml.is_away = True
     with pytest.raises(NotPresent, match="Driver Not Loaded"):
         Host(nvml).events()
-
-
-def test_host_whose_nvml_lists_no_gpu_has_none() -> None:
     with pytest.raises(NotPresent, match="lists no GPU"):
         Host(FakeNvml(0)).events()
-
-
-def test_nvml_that_fails_to_start_is_an_error_and_not_absence() -> None:
-    def fail() -> FakeNvml:
-        raise OSError("version mismatch")
-
     with pytest.raises(OSError, match="version mismatch"):
         GpuSource("h0", fail).read(T0, ())
 
 
-def test_nvml_is_opened_once() -> None:
-    nvml = FakeNvml()
+def test_gpu_is_introduced_once_and_an_exchanged_one_with_the_one_before() -> None:
+    nvml = FakeNvml(2)
     host = Host(nvml)
-    host.events()
-    host.events()
-    assert (nvml.opened, nvml.closed) == (1, 0)
-
-
-def test_gpu_is_introduced_once_with_serial_and_address() -> None:
-    host = Host(FakeNvml(2))
     assert host.events() == [
         ("gpu_seen", "gpu:h0/0", "GPU 0 is GPU-0, serial 1650, PCI 0000:01:00.0"),
         ("gpu_seen", "gpu:h0/1", "GPU 1 is GPU-1, serial 1651, PCI 0000:02:00.0"),
     ]
     assert host.events() == []
-
-
-def test_gpu_that_was_exchanged_is_introduced_with_the_one_before() -> None:
-    nvml = FakeNvml()
-    host = Host(nvml)
-    host.events()
     nvml.serials[0] = "77"
     ((kind, _, message),) = host.events()
     assert kind == "gpu_seen"
     assert message.startswith("GPU 0 is GPU-0, serial 77, PCI 0000:01:00.0; before it was GPU-0, serial 1650")
+    assert (nvml.opened, nvml.closed) == (1, 0)
 
 
-def test_gpu_that_falls_off_the_bus_is_reported_once_and_leaves_the_others() -> None:
+def test_gpu_that_falls_off_the_bus_and_comes_back_is_reported_once_each_and_leaves_the_others() -> None:
     nvml = FakeNvml(3)
     host = Host(nvml)
     host.events()
@@ -195,16 +135,10 @@ def test_gpu_that_falls_off_the_bus_is_reported_once_and_leaves_the_others() -> 
     assert host.events() == [("gpu_lost", "gpu:h0/1", reported)]
     assert host.events() == []
     assert [row["gpu"] for row in host.read("gpu_health")] == [0, 2]
-
-
-def test_gpu_that_can_be_read_again_is_reported_once() -> None:
-    nvml = FakeNvml()
-    host = Host(nvml)
-    host.events()
-    nvml.lost[0] = "GPU is lost"
-    host.events()
     nvml.lost.clear()
     assert [host.kinds(), host.kinds()] == [["gpu_back"], []]
+    nvml.gpus.pop()
+    assert [host.kinds(), host.kinds()] == [["gpu_lost"], []], "it is not listed any more"
 
 
 def test_gpu_that_is_lost_from_the_beginning_is_reported_and_introduced_later() -> None:
@@ -214,14 +148,6 @@ def test_gpu_that_is_lost_from_the_beginning_is_reported_and_introduced_later() 
     assert host.events() == [("gpu_lost", "gpu:h0/0", "GPU 0 (never read) cannot be read: Unknown Error")]
     nvml.lost.clear()
     assert host.kinds() == ["gpu_seen"]
-
-
-def test_gpu_that_is_not_listed_any_more_is_lost() -> None:
-    nvml = FakeNvml(2)
-    host = Host(nvml)
-    host.events()
-    nvml.gpus.pop()
-    assert [host.kinds(), host.kinds()] == [["gpu_lost"], []]
 
 
 def test_driver_that_is_unloaded_loses_all_gpus_once_and_gives_them_back() -> None:
@@ -237,54 +163,26 @@ def test_driver_that_is_unloaded_loses_all_gpus_once_and_gives_them_back() -> No
 
 def test_pending_row_remapping_is_reported_when_it_begins_and_again_after_it_was_done() -> None:
     nvml = FakeNvml()
+    nvml.gpus[0]["rows_pending"] = 1
     host = Host(nvml)
-    host.events()
-    reported = []
+    assert host.kinds() == ["gpu_seen", "row_remap_pending"], "also when it was there before us"
+    del nvml.gpus[0]["rows_pending"]  # it is not answered once
+    reported = [host.kinds()]
     for pending in (1, 1, 0, 1):
         nvml.gpus[0]["rows_pending"] = pending
         reported.append(host.kinds())
-    assert reported == [["row_remap_pending"], [], [], ["row_remap_pending"]]
-
-
-def test_pending_row_remapping_is_reported_even_when_it_was_there_before_us() -> None:
-    nvml = FakeNvml()
-    nvml.gpus[0]["rows_pending"] = 1
-    assert Host(nvml).kinds() == ["gpu_seen", "row_remap_pending"]
-
-
-def test_pending_row_remapping_of_an_exchanged_gpu_is_its_own() -> None:
-    nvml = FakeNvml()
-    nvml.gpus[0]["rows_pending"] = 1
-    host = Host(nvml)
-    host.events()
+    assert reported == [[], [], [], [], ["row_remap_pending"]]
     nvml.serials[0] = "77"
-    assert host.kinds() == ["gpu_seen", "row_remap_pending"]
+    assert host.kinds() == ["gpu_seen", "row_remap_pending"], "that of another GPU"
 
 
-def test_row_remapping_that_was_not_answered_once_is_not_reported_twice() -> None:
-    nvml = FakeNvml()
-    nvml.gpus[0]["rows_pending"] = 1
-    host = Host(nvml)
-    host.events()
-    del nvml.gpus[0]["rows_pending"]
-    assert host.kinds() == []
-    nvml.gpus[0]["rows_pending"] = 1
-    assert host.kinds() == []
-
-
-def test_failed_row_remapping_is_an_error() -> None:
-    nvml = FakeNvml()
-    host = Host(nvml)
-    host.events()
-    nvml.gpus[0]["rows_failed"] = 1
-    (event,) = host.read("events")
-    assert (event["source"], event["kind"], event["severity"]) == ("gpu", "row_remap_failed", "error")
-
-
-def test_rows_that_were_remapped_before_us_are_no_event_and_new_ones_are() -> None:
+def test_rows_that_were_remapped_before_us_are_no_event_and_new_or_failed_ones_are() -> None:
     nvml = FakeNvml()
     host = Host(nvml)
     assert host.kinds() == ["gpu_seen"]
     nvml.gpus[0]["rows_uncorrected"] = 2
     ((kind, _, message),) = host.events()
     assert (kind, message) == ("row_remapped", "GPU 0: 2 memory rows are remapped after uncorrectable errors")
+    nvml.gpus[0]["rows_failed"] = 1
+    (event,) = host.read("events")
+    assert (event["source"], event["kind"], event["severity"]) == ("gpu", "row_remap_failed", "error")

@@ -2,12 +2,16 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from collector.sources.kernel_lines import Finding, Part, Record, load_xids, parse_records, read_line
+from collector.sources.kernel_log import MAX_ALIKE, MAX_EVENTS, FloodGate
+from lockstep.records import Event
+from tests.builders import T0, make
 
 GPU = Part("gpu", "0000:41:00.0")
 NIC = Part("nic", "0000:5c:00.0")
@@ -26,67 +30,40 @@ def look(text: str, *, from_kernel: bool = True) -> Finding | None:
     return read_line(Record(seq=1, since_boot_ns=0, from_kernel=from_kernel, text=text), load_xids())
 
 
-def see(text: str) -> tuple[str, Part, str]:
-    finding = look(text)
-    assert finding is not None, f"not recognized: {text}"
-    return finding.kind, finding.part, finding.severity
-
-
-def test_record_has_its_number_its_time_and_its_text() -> None:
-    assert parse_records(b"4,1234,5000001,-;NVRM: all is well; really\n") == [
-        Record(1234, 5_000_001_000, True, "NVRM: all is well; really")
-    ]
-
-
-def test_lines_that_continue_a_record_are_no_records() -> None:
-    chunk = b"3,1,10,-;mlx5_core: x\n SUBSYSTEM=pci\n DEVICE=+pci:0000:5c:00.0\n6,2,11,-;next\n"
-    assert [record.seq for record in parse_records(chunk)] == [1, 2]
-
-
-def test_flags_and_fields_that_later_kernels_add_are_passed_over() -> None:
-    assert [record.text for record in parse_records(b"6,1,10,c,caller=T123;hello\n")] == ["hello"]
-
-
-@pytest.mark.parametrize(("priority", "from_kernel"), [(0, True), (7, True), (8, False), (14, False)])
-def test_facility_reports_the_kernel_from_programs(priority: int, from_kernel: bool) -> None:
-    (record,) = parse_records(b"%d,1,10,-;text\n" % priority)
-    assert record.from_kernel is from_kernel
-
-
-@pytest.mark.parametrize(
-    "chunk",
-    [
-        b"",
-        b"\n",
-        b"no record",
-        b"6,1,10,-",
-        b"6,1;text",
-        b"-6,1,10,-;text",
-        b"6,x,10,-;text",
-        b"6,99999999999999999999,10,-;text",
-        b"6,1,18446744073709551615,-;text",
-        "6,\u0661,10,-;text".encode(),
-        b"\xff\xfe\x00",
-    ],
-)
-def test_what_is_no_record_is_left_out(chunk: bytes) -> None:
-    assert parse_records(chunk) == []
-
-
-def test_bytes_that_are_no_text_are_replaced_and_long_text_is_cut() -> None:
+def test_record_has_its_number_its_time_its_text_and_says_who_wrote_it() -> None:
+    (whole,) = parse_records(b"4,1234,5000001,-;NVRM: all is well; really\n")
+    assert whole == Record(1234, 5_000_001_000, True, "NVRM: all is well; really")
+    chunk = b"3,1,10,-;mlx5_core: x\n SUBSYSTEM=pci\n DEVICE=+pci:0000:5c:00.0\n6,2,11,c,caller=T123;hello\n"
+    assert [(record.seq, record.text) for record in parse_records(chunk)] == [(1, "mlx5_core: x"), (2, "hello")]
+    writers = {priority: parse_records(b"%d,1,10,-;text\n" % priority)[0].from_kernel for priority in (0, 7, 8, 14)}
+    assert writers == {0: True, 7: True, 8: False, 14: False}
     (record,) = parse_records(b"6,1,10,-;\xff" + b"x" * 5_000 + b"\n")
     assert record.text.startswith("\ufffdx")
     assert len(record.text) == 1024
 
 
-@given(st.binary(max_size=300))
-def test_no_bytes_make_it_fail(chunk: bytes) -> None:
+NO_RECORDS = [
+    b"",
+    b"\n",
+    b"no record",
+    b"6,1,10,-",
+    b"6,1;text",
+    b"-6,1,10,-;text",
+    b"6,x,10,-;text",
+    b"\xff\xfe\x00",
+]
+NO_RECORDS += [b"6,99999999999999999999,10,-;text", b"6,1,18446744073709551615,-;text", "6,\u0661,10,-;text".encode()]
+
+
+@pytest.mark.parametrize("chunk", NO_RECORDS)
+def test_what_is_no_record_is_left_out(chunk: bytes) -> None:
+    assert parse_records(chunk) == []
+
+
+@given(st.binary(max_size=300), st.lists(st.sampled_from(MARKERS) | st.text(max_size=20), max_size=6).map("".join))
+def test_no_bytes_and_no_mixture_of_known_pieces_make_it_fail(chunk: bytes, text: str) -> None:
     for record in parse_records(b"6,1,10,-;" + chunk):
         look(record.text)
-
-
-@given(st.lists(st.one_of(st.sampled_from(MARKERS), st.text(max_size=20)), max_size=6).map("".join))
-def test_no_mixture_of_known_pieces_makes_it_fail(text: str) -> None:
     look(text)
 
 
@@ -109,87 +86,94 @@ def test_xid_names_its_gpu_and_is_as_bad_as_the_table_says(text: str, part: Part
     assert (finding.kind, finding.part, finding.severity, finding.code) == ("xid", part, severity, code)
 
 
-def test_xid_carries_its_line_the_action_and_whom_to_blame() -> None:
-    line = "NVRM: Xid (PCI:0000:41:00): 31, pid=7, name=python, MMU Fault"
-    finding = look(line)
-    assert finding is not None
-    assert finding.message == line + " [XID 31: memory page fault; RESTART_APP; blame application]"
-
-
-def test_xid_without_an_entry_or_without_an_action_says_so() -> None:
-    unknown, without = look("NVRM: Xid (PCI:0000:41:00): 999, x"), look("NVRM: Xid (PCI:0000:41:00): 167, x")
-    assert unknown is not None
-    assert unknown.message.endswith("[XID 999: not in our table]")
-    assert without is not None
-    assert without.message.endswith("[XID 167: PCIe fatal time-out; no action named; blame hardware]")
-
-
 @pytest.mark.parametrize(
-    ("text", "seen"),
+    ("number", "about"),
     [
-        ("NVRM: GPU 0000:41:00.0: GPU has fallen off the bus.", ("gpu_lost", GPU, "critical")),
-        ("nvidia-nvswitch0: SXid (PCI:0000:c2:00.0): 20034, Fatal, Link 28 LTSSM", ("sxid", HOST, "critical")),
-        ("nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 12028, Non-fatal, Link 32", ("sxid", HOST, "warning")),
-        ("mlx5_core 0000:5c:00.0 eth2: Link down", ("link_down", ETH2, "warning")),
-        ("mlx5_core 0000:5c:00.0 eth2: Link up", ("link_up", ETH2, "info")),
-        ("mlx5_core 0000:5c:00.0: Port: 1 Link DOWN", ("link_down", NIC, "warning")),
-        ("mlx5_core 0000:5c:00.0: Port: 1 Link ACTIVE", ("link_up", NIC, "info")),
-        ("e1000e 0000:00:1f.6 eth2: NIC Link is Down", ("link_down", ETH2, "warning")),
-        ("igb 0000:01:00.0 eth2: igb: eth2 NIC Link is Up 1000 Mbps Full Duplex", ("link_up", ETH2, "info")),
-        ("ixgbe 0000:5c:00.0: NIC Link is Up 10 Gbps", ("link_up", NIC, "info")),
-        ("bnxt_en 0000:5c:00.0 eth2: NIC Link is Down", ("link_down", ETH2, "warning")),
-        ("virtio_net virtio0 eth2: link is down", ("link_down", ETH2, "warning")),
-        (
-            "mlx5_core 0000:5c:00.0: poll_health:834:(pid 0): device's health compromised - reached miss count",
-            ("nic_health", NIC, "critical"),
-        ),
-        ("mlx5_core 0000:5c:00.0: mlx5_health_try_recover: Fatal error 3 detected", ("nic_health", NIC, "critical")),
-        ("mlx5_core 0000:5c:00.0: mlx5_enter_error_state:190:(pid 1): start", ("nic_health", NIC, "critical")),
-        (
-            "mlx5_core 0000:5c:00.0: wait_func:1132:(pid 9): CREATE_DCT(0x710) timeout. Will cause a leak",
-            ("nic_timeout", NIC, "error"),
-        ),
-        ("mlx5_core 0000:5c:00.0 eth2: TX timeout detected", ("nic_timeout", ETH2, "error")),
-        ("NETDEV WATCHDOG: eth2 (mlx5_core): transmit queue 3 timed out", ("nic_timeout", ETH2, "error")),
-        (
-            "mlx5_core 0000:5c:00.0 eth2: NETDEV WATCHDOG: CPU: 3: transmit queue 0 timed out 5088 ms",
-            ("nic_timeout", ETH2, "error"),
-        ),
-        (
-            "mlx5_core 0000:5c:00.0: mlx5_port_module_event:1131:(pid 0): Port module event[error]: module 0",
-            ("nic_module", NIC, "error"),
-        ),
-        ("mlx5_core 0000:5c:00.0: Port module event: module 0, Cable unplugged", ("nic_module", NIC, "warning")),
-        (
-            "mlx5_core 0000:5c:00.0: mlx5_pcie_event:299: Detected insufficient power on the PCIe slot (27W)",
-            ("nic_power", NIC, "warning"),
-        ),
-        ("mlx5_core 0000:5c:00.0 eth2: Error cqe on cqn 0x46e, ci 0x1c", ("nic_error", ETH2, "error")),
-        (
-            "nvidia 0000:41:00.0: PCIe Bus Error: severity=Corrected, type=Data Link Layer, (Transmitter ID)",
-            ("pcie_aer", GPU, "warning"),
-        ),
-        (
-            "mlx5_core 0000:5c:00.0: PCIe Bus Error: severity=Uncorrected (Non-Fatal), type=Transaction Layer",
-            ("pcie_aer", NIC, "error"),
-        ),
-        (
-            "nvidia 0000:41:00.0: AER: PCIe Bus Error: severity=Uncorrectable (Fatal), type=Inaccessible",
-            ("pcie_aer", GPU, "critical"),
-        ),
-        (
-            "pcieport 0000:03:04.0: PCIe Bus Error: severity=Correctable, type=Physical Layer, (Receiver ID)",
-            ("pcie_aer", HOST, "warning"),
-        ),
-        ("pcieport 0000:03:04.0: AER: device recovery failed", ("pcie_aer", HOST, "critical")),
-        ("pcieport 0000:00:01.0: pciehp: Slot(6): Link Down", ("pcie_lost", HOST, "error")),
-        ("Out of memory: Killed process 2222 (python) total-vm:1kB", ("oom", HOST, "error")),
-        ("Memory cgroup out of memory: Killed process 19636 (python)", ("oom", HOST, "error")),
-        ("Out of memory: Kill process 13536 (python) score 1000 or sacrifice child", ("oom", HOST, "error")),
+        (31, "XID 31: memory page fault; RESTART_APP; blame application"),
+        (999, "XID 999: not in our table"),
+        (167, "XID 167: PCIe fatal time-out; no action named; blame hardware"),
     ],
 )
+def test_xid_carries_its_line_the_action_and_whom_to_blame(number: int, about: str) -> None:
+    line = f"NVRM: Xid (PCI:0000:41:00): {number}, pid=7, name=python, x"
+    finding = look(line)
+    assert finding is not None
+    assert finding.message == f"{line} [{about}]"
+
+
+def test_line_that_a_program_wrote_is_distinguished() -> None:
+    finding = look("Out of memory: Killed process 1 (drill)", from_kernel=False)
+    assert finding is not None
+    assert finding.message == "(written by a program) Out of memory: Killed process 1 (drill)"
+
+
+RECOGNIZED = {
+    ("gpu_lost", GPU, "critical"): ["NVRM: GPU 0000:41:00.0: GPU has fallen off the bus."],
+    ("sxid", HOST, "critical"): ["nvidia-nvswitch0: SXid (PCI:0000:c2:00.0): 20034, Fatal, Link 28 LTSSM"],
+    ("sxid", HOST, "warning"): ["nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 12028, Non-fatal, Link 32"],
+    ("link_down", ETH2, "warning"): [
+        "mlx5_core 0000:5c:00.0 eth2: Link down",
+        "e1000e 0000:00:1f.6 eth2: NIC Link is Down",
+        "bnxt_en 0000:5c:00.0 eth2: NIC Link is Down",
+        "virtio_net virtio0 eth2: link is down",
+    ],
+    ("link_up", ETH2, "info"): [
+        "mlx5_core 0000:5c:00.0 eth2: Link up",
+        "igb 0000:01:00.0 eth2: igb: eth2 NIC Link is Up 1000 Mbps Full Duplex",
+    ],
+    ("link_down", NIC, "warning"): ["mlx5_core 0000:5c:00.0: Port: 1 Link DOWN"],
+    ("link_up", NIC, "info"): [
+        "mlx5_core 0000:5c:00.0: Port: 1 Link ACTIVE",
+        "ixgbe 0000:5c:00.0: NIC Link is Up 10 Gbps",
+    ],
+    ("nic_health", NIC, "critical"): [
+        "mlx5_core 0000:5c:00.0: poll_health:834:(pid 0): device's health compromised - reached miss count",
+        "mlx5_core 0000:5c:00.0: mlx5_health_try_recover: Fatal error 3 detected",
+        "mlx5_core 0000:5c:00.0: mlx5_enter_error_state:190:(pid 1): start",
+    ],
+    ("nic_timeout", NIC, "error"): [
+        "mlx5_core 0000:5c:00.0: wait_func:1132:(pid 9): CREATE_DCT(0x710) timeout. Will cause a leak"
+    ],
+    ("nic_timeout", ETH2, "error"): [
+        "mlx5_core 0000:5c:00.0 eth2: TX timeout detected",
+        "NETDEV WATCHDOG: eth2 (mlx5_core): transmit queue 3 timed out",
+        "mlx5_core 0000:5c:00.0 eth2: NETDEV WATCHDOG: CPU: 3: transmit queue 0 timed out 5088 ms",
+    ],
+    ("nic_module", NIC, "error"): [
+        "mlx5_core 0000:5c:00.0: mlx5_port_module_event:1131:(pid 0): Port module event[error]: module 0"
+    ],
+    ("nic_module", NIC, "warning"): ["mlx5_core 0000:5c:00.0: Port module event: module 0, Cable unplugged"],
+    ("nic_power", NIC, "warning"): [
+        "mlx5_core 0000:5c:00.0: mlx5_pcie_event:299: Detected insufficient power on the PCIe slot (27W)"
+    ],
+    ("nic_error", ETH2, "error"): ["mlx5_core 0000:5c:00.0 eth2: Error cqe on cqn 0x46e, ci 0x1c"],
+    ("pcie_aer", GPU, "warning"): [
+        "nvidia 0000:41:00.0: PCIe Bus Error: severity=Corrected, type=Data Link Layer, (Transmitter ID)"
+    ],
+    ("pcie_aer", NIC, "error"): [
+        "mlx5_core 0000:5c:00.0: PCIe Bus Error: severity=Uncorrected (Non-Fatal), type=Transaction Layer"
+    ],
+    ("pcie_aer", GPU, "critical"): [
+        "nvidia 0000:41:00.0: AER: PCIe Bus Error: severity=Uncorrectable (Fatal), type=Inaccessible"
+    ],
+    ("pcie_aer", HOST, "warning"): [
+        "pcieport 0000:03:04.0: PCIe Bus Error: severity=Correctable, type=Physical Layer, (Receiver ID)"
+    ],
+    ("pcie_aer", HOST, "critical"): ["pcieport 0000:03:04.0: AER: device recovery failed"],
+    ("pcie_lost", HOST, "error"): ["pcieport 0000:00:01.0: pciehp: Slot(6): Link Down"],
+    ("oom", HOST, "error"): [
+        "Out of memory: Killed process 2222 (python) total-vm:1kB",
+        "Memory cgroup out of memory: Killed process 19636 (python)",
+        "Out of memory: Kill process 13536 (python) score 1000 or sacrifice child",
+    ],
+}
+
+
+@pytest.mark.parametrize(("text", "seen"), [(text, seen) for seen, texts in RECOGNIZED.items() for text in texts])
 def test_line_is_recognized_with_its_part_and_severity(text: str, seen: tuple[str, Part, str]) -> None:
-    assert see(text) == seen
+    finding = look(text)
+    assert finding is not None
+    assert (finding.kind, finding.part, finding.severity) == seen
 
 
 @pytest.mark.parametrize(
@@ -215,54 +199,92 @@ def test_line_that_says_nothing_of_ours_or_says_it_twice_is_no_event(text: str) 
     assert look(text) is None
 
 
-def test_line_that_a_program_wrote_is_distinguished() -> None:
-    finding = look("Out of memory: Killed process 1 (drill)", from_kernel=False)
-    assert finding is not None
-    assert finding.message == "(written by a program) Out of memory: Killed process 1 (drill)"
-
-
-def test_application_errors_are_listed_and_never_worse_than_a_warning() -> None:
-    application = {number: xid for number, xid in load_xids().items() if xid.blame == "application"}
+def test_table_has_nvidia_s_actions_and_application_errors_are_never_worse_than_a_warning() -> None:
+    xids = load_xids()
+    application = {number: xid for number, xid in xids.items() if xid.blame == "application"}
     assert sorted(application) == [11, 13, 25, 31, 43, 45, 68, 69]
     assert {xid.severity for xid in application.values()} == {"warning"}
+    actions = {13: "RESTART_APP", 43: "IGNORE", 79: "RESTART_BM", 95: "RESET_GPU", 119: "RESET_GPU"}
+    assert {number: xids[number].action for number in actions} == actions
 
 
-@pytest.mark.parametrize(
-    ("number", "action"),
-    [(13, "RESTART_APP"), (43, "IGNORE"), (79, "RESTART_BM"), (95, "RESET_GPU"), (119, "RESET_GPU")],
-)
-def test_table_has_nvidia_s_action(number: int, action: str) -> None:
-    assert load_xids()[number].action == action
-
-
-def test_every_entry_of_the_table_uses_our_words() -> None:
+def test_every_entry_of_the_table_uses_our_words_and_stands_there_once() -> None:
     for number, xid in load_xids().items():
         assert xid.severity in ("info", "warning", "error", "critical"), number
         assert xid.nonfatal_severity in (None, "info", "warning"), number
         assert xid.blame in ("application", "hardware", "unclear"), number
         assert xid.name, number
         assert xid.meaning, number
-
-
-def test_every_number_stands_in_the_table_once() -> None:
     text = (Path(__file__).parents[3] / "collector/data/xid.toml").read_text()
-    listed = [
-        line.removeprefix("numbers = [").rstrip("]") for line in text.splitlines() if line.startswith("numbers")
-    ]
+    listed = [line.partition("[")[2].rstrip("]") for line in text.splitlines() if line.startswith("numbers")]
     numbers = [int(number) for line in listed for number in line.split(",")]
     assert len(numbers) == len(set(numbers)) == len(load_xids())
 
 
-@pytest.fixture
-def dmesg() -> list[str]:
+def test_real_log_of_a_hanging_gsp_is_five_xids_of_one_gpu_and_nothing_else() -> None:
     if "LOCKSTEP_PUBLIC_DATA" not in os.environ:
         pytest.skip("no public data here: set LOCKSTEP_PUBLIC_DATA to the folder that holds it")
     text = Path(os.environ["LOCKSTEP_PUBLIC_DATA"], "host_health_gpud/dmesg-with-xid-119.log").read_text()
-    return [line.split("] ", 1)[-1] for line in text.splitlines()]
+    findings = [finding for line in text.splitlines() if (finding := look(line.split("] ", 1)[-1]))]
+    assert [(found.kind, found.code, found.part.id) for found in findings] == [("xid", "119", "0000:9b:00.0")] * 5
 
 
-def test_real_log_of_a_hanging_gsp_is_five_xids_of_one_gpu_and_nothing_else(dmesg: list[str]) -> None:
-    findings = [finding for line in dmesg if (finding := look(line))]
-    assert [(finding.kind, finding.code, finding.part.id) for finding in findings] == [
-        ("xid", "119", "0000:9b:00.0")
-    ] * 5
+def event(kind: str = "xid", component: str = "gpu:h0/a", severity: str = "warning", ts_ns: int = T0) -> Event:
+    about = {"kind": kind, "component": component, "severity": severity}
+    return make(Event, host="h0", ts_ns=ts_ns, source="s", message=f"m{ts_ns - T0}", **about)
+
+
+def flooded(count: int = 1_000, **about: Any) -> FloodGate:
+    """Return a gate that has had so many events alike, each a nanosecond after the other, in second 1."""
+    gate = FloodGate()
+    for number in range(count):
+        gate.admit(event(ts_ns=T0 + number, **about), "31", second=1)
+    return gate
+
+
+def test_few_events_pass_unchanged_and_nothing_is_counted() -> None:
+    gate = FloodGate()
+    sent = [gate.admit(event(ts_ns=T0 + number), "31", second=1) for number in range(MAX_ALIKE)]
+    assert sent == [[event(ts_ns=T0 + number)] for number in range(MAX_ALIKE)]
+    assert gate.oldest_held_ns is None
+    assert gate.close() == []
+
+
+def test_more_of_the_same_in_a_second_becomes_one_count_with_the_last_line() -> None:
+    gate = flooded()
+    assert gate.oldest_held_ns == T0 + MAX_ALIKE
+    (count,) = gate.close()
+    assert (count.kind, count.component, count.ts_ns) == ("folded", "host:h0", T0 + MAX_ALIKE)
+    assert count.message == f"{1_000 - MAX_ALIKE} more xid lines in one second, the last of them: m999"
+    assert gate.oldest_held_ns is None
+
+
+def test_flood_hides_neither_another_xid_nor_another_gpu_and_ends_with_its_second() -> None:
+    gate = flooded()
+    fallen, other = event(severity="critical"), event(component="gpu:h0/b")
+    assert gate.admit(fallen, "79", second=1) == [fallen]
+    assert gate.admit(other, "31", second=1) == [other]
+    assert [row.kind for row in gate.admit(event(), "31", second=2)] == ["folded", "xid"]
+    assert gate.close() == []
+
+
+def test_flood_of_different_things_is_bounded_too_and_its_count_is_as_bad_as_its_worst() -> None:
+    gate = FloodGate()
+    sent = [row for number in range(5_000) for row in gate.admit(event(component=f"gpu:h0/{number}"), "31", second=1)]
+    gate.admit(event(severity="critical"), "79", second=1)
+    gate.admit(event(severity="info"), "63", second=1)
+    assert len(sent) == MAX_EVENTS
+    (count,) = gate.close()
+    assert count.severity == "critical"
+    assert count.message.startswith(f"{5_000 - MAX_EVENTS + 2} more xid lines")
+
+
+def test_each_kind_is_counted_for_itself() -> None:
+    gate = FloodGate()
+    for kind in ("xid", "oom"):
+        for _ in range(MAX_ALIKE + 2):
+            gate.admit(event(kind=kind), "", second=1)
+    assert [count.message.split(",")[0] for count in gate.close()] == [
+        "2 more xid lines in one second",
+        "2 more oom lines in one second",
+    ]

@@ -1,7 +1,6 @@
 """NICs are watched over real netlink in namespaces of their own: real carriers, queues that overflow, real TCP."""
 
 import socket
-import struct
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
@@ -14,7 +13,6 @@ from structlog.testing import capture_logs
 
 from collector.kernel.link_reader import KernelLinks
 from collector.kernel.links import LinkChanges
-from collector.kernel.netlink import NetlinkSocket
 from collector.sources.links import LinksSource
 from lockstep.clock import Clock, ManualClock
 from lockstep.errors import NotPresent
@@ -96,20 +94,10 @@ def test_nic_is_read_with_speed_counters_and_carriers(pair: Pair, watcher: Watch
     assert watcher.extra["tcp_rtt_max_us"] >= watcher.extra["tcp_rtt_floor_us"] > 0
 
 
-@pytest.mark.parametrize(("named", "nics"), [(("eth0", "eth7"), ["eth0"]), ((), [])])
-def test_interface_without_a_device_is_a_nic_where_the_topology_names_it(
-    pair: Pair, named: tuple[str, ...], nics: list[str]
-) -> None:
-    source = LinksSource("h0", Path("/no/such/root"), use_netlink=True, named=named)
-    try:
-        rows = pair.here.run(source.read, T0, ()).tables["nic_counters"].to_pylist()
-    except NotPresent:
-        rows = []
-    pair.here.run(source.close)
-    assert [row["nic"] for row in rows] == nics
-
-
-def test_interfaces_that_are_no_nics_give_no_rows(pair: Pair) -> None:
+def test_interface_without_a_device_is_a_nic_only_where_the_topology_names_it(pair: Pair) -> None:
+    with closing(LinksSource("h0", Path("/no/such/root"), use_netlink=True, named=("eth0", "eth7"))) as source:
+        rows = pair.here.run(source.read, T0, ()).tables["nic_counters"]
+    assert rows["nic"].to_pylist() == ["eth0"]
     with (
         closing(LinksSource("h0", Path("/no/such/root"), use_netlink=True)) as source,
         pytest.raises(NotPresent, match="no NIC with a device"),
@@ -117,13 +105,27 @@ def test_interfaces_that_are_no_nics_give_no_rows(pair: Pair) -> None:
         pair.here.run(source.read, T0, ())
 
 
-def test_carrier_that_was_lost_and_found_between_two_readings_is_reported(pair: Pair, watcher: Watcher) -> None:
+def test_carrier_lost_and_found_between_two_readings_is_reported_has_its_speed_asked_and_may_flap(
+    pair: Pair, watcher: Watcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = iter((10_001, 10_002, 10_003))
+    monkeypatch.setattr(KernelLinks, "_ask_speed", lambda *_: next(answers))
+    assert [watcher.read()["speed_mbps"] for _ in range(2)] == [10_000, 10_000]
+    kinds = []
+    for speed in (10_001, 10_002, 10_003):
+        blink(pair)
+        kinds.append(watcher.kinds())
+        assert (watcher.row["up"], watcher.row["speed_mbps"]) == (True, speed), "it is asked once for each carrier"
+        assert watcher.kinds() == []
+        assert watcher.row["speed_mbps"] == speed
+    assert kinds == [["link_down", "link_up"]] * 2 + [["link_down", "link_up", "link_flapping"]]
+
+
+def blink(pair: Pair) -> None:
+    """Let the carrier go and come again."""
     pair.there.set_link("eth0", "down")
     pair.there.set_link("eth0", "up")
     pair.here.wait_until_up("eth0")
-    assert watcher.kinds() == ["link_down", "link_up"]
-    assert (watcher.row["up"], watcher.row["speed_mbps"]) == (True, 10_000)
-    assert watcher.kinds() == []
 
 
 def test_event_has_the_time_of_the_change_and_not_that_of_the_reading(pair: Pair, watcher: Watcher) -> None:
@@ -171,13 +173,15 @@ def test_subscription_ends_with_the_source(watcher: Watcher) -> None:
 
 def test_without_notifications_the_kernel_s_count_reports_the_same(pair: Pair) -> None:
     with closing(Watcher(pair, lambda net, clock: KernelLinks(net, clock, with_changes=False))) as watcher:
-        pair.there.set_link("eth0", "down")
-        pair.there.set_link("eth0", "up")
-        pair.here.wait_until_up("eth0")
+        blink(pair)
         assert watcher.kinds() == ["link_down", "link_up"]
 
 
-def test_nic_that_stays_without_carrier_is_down_and_its_speed_unknown(pair: Pair, watcher: Watcher) -> None:
+def test_nic_that_goes_down_is_taken_down_or_removed_is_reported_once_and_others_are_not(
+    pair: Pair, watcher: Watcher
+) -> None:
+    pair.here.set_link("lo", "down")
+    assert watcher.kinds() == []
     pair.there.set_link("eth0", "down")
     assert watcher.kinds() == ["link_down"]
     assert (watcher.row["up"], watcher.row["speed_mbps"]) == (False, None)
@@ -185,36 +189,13 @@ def test_nic_that_stays_without_carrier_is_down_and_its_speed_unknown(pair: Pair
     pair.there.set_link("eth0", "up")
     pair.here.wait_until_up("eth0")
     assert watcher.kinds() == ["link_up"]
-
-
-def test_nic_that_somebody_takes_down_says_so(pair: Pair, watcher: Watcher) -> None:
     pair.here.set_link("eth0", "down")
     watcher.read()
     assert watcher.events == [("link_down", "eth0 went down: it was taken down on this host")]
-
-
-def test_nic_that_loses_its_carrier_again_and_again_flaps(pair: Pair, watcher: Watcher) -> None:
-    kinds = []
-    for _ in range(4):
-        pair.there.set_link("eth0", "down")
-        pair.there.set_link("eth0", "up")
-        pair.here.wait_until_up("eth0")
-        kinds += watcher.kinds()
-    assert kinds.count("link_down") == kinds.count("link_up") == 4
-    assert kinds.count("link_flapping") == 1
-
-
-def test_nic_that_is_removed_is_gone_and_its_return_is_reported(pair: Pair, watcher: Watcher) -> None:
     pair.here.remove_link("eth0")
-    assert watcher.kinds() == ["nic_gone"]
-    assert watcher.kinds() == []
+    assert [watcher.kinds(), watcher.kinds()] == [["nic_gone"], []]
     join(pair.here, pair.there)
     assert watcher.kinds() == ["link_up"]
-
-
-def test_change_of_another_interface_is_not_reported(pair: Pair, watcher: Watcher) -> None:
-    pair.here.set_link("lo", "down")
-    assert watcher.kinds() == []
 
 
 def test_queue_that_overflows_shows_its_backlog_and_drops(pair: Pair, watcher: Watcher) -> None:
@@ -261,28 +242,6 @@ def test_silent_loss_beyond_the_nic_shows_in_retransmissions_and_nowhere_else(pa
         assert (watcher.row["tx_drops"], watcher.extra["qdisc_drops"], watcher.row["up"]) == (0, 0, True)
 
 
-def test_flow_between_addresses_of_the_host_itself_is_not_the_nic_s(pair: Pair, watcher: Watcher) -> None:
-    with pair.here.listen("10.9.0.1") as listener, pair.here.connect(listener.getsockname()):
-        watcher.read()
-        assert watcher.extra["tcp_flows"] == 0
-
-
-def test_forged_notification_changes_nothing(pair: Pair, watcher: Watcher) -> None:
-    port = watcher.changes._socket._socket.getsockname()[0]
-    forged = struct.pack("=BxHiII", 0, 1, 2, 0, 0) + struct.pack("=HH", 9, 3) + b"eth0\0\0\0\0"
-    with closing(NetlinkSocket(0, namespace_fd=pair.here.fd)) as forger:
-        forger._socket.sendto(struct.pack("=IHHII", 16 + len(forged), 16, 0, 0, 0) + forged, (port, 0))
-    assert watcher.kinds() == []
-
-
-def test_nics_that_come_and_go_are_reported_when_they_go(pair: Pair, watcher: Watcher) -> None:
-    for _ in range(3):
-        pair.here.change(lambda route: route.link("add", ifname="eth9", kind="veth", peer={"ifname": "peer9"}))
-        assert watcher.kinds() == []
-        pair.here.remove_link("eth9")
-        assert watcher.kinds() == ["nic_gone", "nic_gone"]
-
-
 def test_kernel_that_does_not_say_what_a_nic_is_and_has_no_ethtool_is_helped_by_files(
     pair: Pair, tmp_path: Path
 ) -> None:
@@ -297,16 +256,6 @@ def test_kernel_that_does_not_say_what_a_nic_is_and_has_no_ethtool_is_helped_by_
         (row,) = pair.here.run(source.read, T0, ()).tables["nic_counters"].to_pylist()
     assert (row["nic"], row["speed_mbps"]) == ("eth0", 25_000)
     assert row["rx_bytes"] < 2**64 - 1  # which the file says
-
-
-def test_speed_is_asked_once_for_each_carrier(pair: Pair, watcher: Watcher, monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = iter((10_001, 10_002))
-    monkeypatch.setattr(KernelLinks, "_ask_speed", lambda *_: next(answers))
-    assert [watcher.read()["speed_mbps"] for _ in range(2)] == [10_000, 10_000]
-    pair.there.set_link("eth0", "down")
-    pair.there.set_link("eth0", "up")
-    pair.here.wait_until_up("eth0")
-    assert [watcher.read()["speed_mbps"] for _ in range(2)] == [10_001, 10_001]
 
 
 def keep_neighbours(route: Any) -> None:

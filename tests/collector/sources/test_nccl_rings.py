@@ -25,11 +25,17 @@ from tests.waiting import eventually
 
 RANK = {"LOCKSTEP_JOB": "job 7", "RANK": "3", "LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": "4,5"}
 FOREVER_NS = 1 << 62
+UNLIMITED = Budget(1 << 30, 1 << 40)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "rings").mkdir()
+    return tmp_path / "rings"
 
 
 @contextmanager
 def following(folder: Path, **options: object) -> Iterator[Follower]:
-    folder.mkdir(exist_ok=True)
     with closing(NcclRingsSource("h0", directories=(folder,), **options)) as source:  # type: ignore[arg-type]  # any
         yield Follower(source)
 
@@ -51,8 +57,8 @@ def wait_for_operations(folder: Path, count: int) -> None:
         eventually(lambda: int(ring.live().rows["enqueued"].max(initial=0)) >= begin + count)
 
 
-def test_live_rank_is_folded_and_its_rows_carry_what_the_kernel_says(tmp_path: Path, plugin_library: Path) -> None:
-    folder = tmp_path / "rings"
+def test_live_rank_is_folded_and_its_rows_carry_what_the_kernel_says(folder: Path, plugin_library: Path) -> None:
+
     with (
         following(folder) as follower,
         recording(plugin_library, folder, **RANK, TORCHELASTIC_RESTART_COUNT="2") as job,
@@ -73,9 +79,9 @@ def test_live_rank_is_folded_and_its_rows_carry_what_the_kernel_says(tmp_path: P
         assert progress["enqueued"] >= progress["done"] > 0
 
 
-def test_every_operation_is_sent_once_and_counted_once(tmp_path: Path, plugin_library: Path) -> None:
-    folder = tmp_path / "rings"
-    with following(folder, budget=Budget(1 << 30, 1 << 40)) as follower:
+def test_every_operation_is_sent_once_and_counted_once(folder: Path, plugin_library: Path) -> None:
+
+    with following(folder, budget=UNLIMITED) as follower:
         with recording(plugin_library, folder, **RANK) as job:
             eventually(lambda: follower.has("collectives") and len(follower.rows["collectives"]) > 300)
             job.kill()
@@ -90,8 +96,8 @@ def test_every_operation_is_sent_once_and_counted_once(tmp_path: Path, plugin_li
     assert (follower.dropped, follower.folded) == (0, 0)
 
 
-def test_rows_beyond_the_budget_are_only_counted(tmp_path: Path, plugin_library: Path) -> None:
-    folder = tmp_path / "rings"
+def test_rows_beyond_the_budget_are_only_counted(folder: Path, plugin_library: Path) -> None:
+
     with following(folder, budget=Budget(rows=40)) as follower, recording(plugin_library, folder, **RANK):
         follower.read()
         for _ in range(3):
@@ -104,8 +110,8 @@ def test_rows_beyond_the_budget_are_only_counted(tmp_path: Path, plugin_library:
     assert {row["seq"] for row in follower.rows["transfers"]} >= {row["seq"] for row in follower.rows["collectives"]}
 
 
-def test_ring_of_a_dead_process_is_drained_forgotten_and_removed(tmp_path: Path, plugin_library: Path) -> None:
-    folder = tmp_path / "rings"
+def test_ring_of_a_dead_process_is_drained_forgotten_and_removed(folder: Path, plugin_library: Path) -> None:
+
     with following(folder) as follower:
         with recording(plugin_library, folder, **RANK) as job:
             eventually(lambda: follower.has("comms"))
@@ -125,8 +131,8 @@ def test_ring_of_a_dead_process_is_drained_forgotten_and_removed(tmp_path: Path,
 
 
 @pytest.mark.slow
-def test_rank_that_stands_still_is_looked_at_ten_times_a_second(tmp_path: Path, plugin_library: Path) -> None:
-    folder = tmp_path / "rings"
+def test_rank_that_stands_still_is_looked_at_ten_times_a_second(folder: Path, plugin_library: Path) -> None:
+
     with following(folder) as follower, recording(plugin_library, folder, **RANK) as job:
         eventually(lambda: follower.has("op_stats"))
         assert follower.source.period_s in (CROWDED_S, PERIOD_S)
@@ -156,8 +162,8 @@ def _stop_inside_an_operation(pid: int, folder: Path) -> None:
         assert (ring.live().operations["open"] > 0).any()
 
 
-def test_detail_is_raised_while_it_is_requested_and_put_back(tmp_path: Path, plugin_library: Path) -> None:
-    folder = tmp_path / "rings"
+def test_detail_is_raised_while_it_is_requested_and_put_back(folder: Path, plugin_library: Path) -> None:
+
     with following(folder) as follower, recording(plugin_library, folder, **RANK):
         eventually(lambda: follower.has("comms"))
         (path,) = folder.glob("*.ring")
@@ -177,8 +183,8 @@ def test_detail_is_raised_while_it_is_requested_and_put_back(tmp_path: Path, plu
         assert before[0] == wire.TRANSFERS
 
 
-def test_last_minutes_bring_what_was_not_sent_and_nothing_twice(tmp_path: Path, plugin_library: Path) -> None:
-    folder = tmp_path / "rings"
+def test_last_minutes_bring_what_was_not_sent_and_nothing_twice(folder: Path, plugin_library: Path) -> None:
+
     with (
         following(folder, budget=Budget(rows=200)) as follower,
         resting(plugin_library, folder, 500, **RANK) as job,
@@ -207,15 +213,14 @@ def test_last_minutes_bring_what_was_not_sent_and_nothing_twice(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_killed_collector_goes_on_where_it_was(tmp_path: Path, plugin_library: Path, ranks: int) -> None:
-    folder = folder_of(tmp_path / "rings")
-    unlimited = Budget(1 << 30, 1 << 40)
+def test_killed_collector_goes_on_where_it_was(folder: Path, plugin_library: Path, ranks: int) -> None:
+
     with ExitStack() as stack:
         jobs = [stack.enter_context(recording(plugin_library, folder, **RANK)) for _ in range(ranks)]
-        first = Follower(NcclRingsSource("h0", directories=(folder,), budget=unlimited))
+        first = Follower(NcclRingsSource("h0", directories=(folder,), budget=UNLIMITED))
         eventually(lambda: first.has("collectives") and len(first.rows["collectives"]) > 300 * ranks)
         assert first.checkpoint is not None
-        second = Follower(NcclRingsSource("h0", directories=(folder,), budget=unlimited))
+        second = Follower(NcclRingsSource("h0", directories=(folder,), budget=UNLIMITED))
         second.skipped_ns = first.skipped_ns
         second.source.resume(first.checkpoint)
         for job in jobs:
@@ -238,12 +243,11 @@ def test_killed_collector_goes_on_where_it_was(tmp_path: Path, plugin_library: P
 
 
 def test_file_that_cannot_be_learnt_again_is_refused_and_the_source_goes_on(
-    tmp_path: Path, plugin_library: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, plugin_library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stumble(*_: object) -> None:
         raise OverflowError("a number that no writer writes")
 
-    folder = folder_of(tmp_path / "rings")
     with recording(plugin_library, folder, **RANK), following(folder) as first, following(folder) as second:
         eventually(lambda: first.has("collectives"))
         second.source.resume(first.checkpoint or b"")
@@ -255,16 +259,15 @@ def test_file_that_cannot_be_learnt_again_is_refused_and_the_source_goes_on(
 
 
 def test_process_that_cannot_be_folded_with_the_others_is_refused_and_they_lose_nothing(
-    tmp_path: Path, plugin_library: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, plugin_library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stumble(known: Array) -> Array:
         if (wire.tag_of(known["handle"]) == tag).any():
             raise OverflowError("a number that no writer writes")
         return lot_of(known)
 
-    folder, unlimited = folder_of(tmp_path / "rings"), Budget(1 << 30, 1 << 40)
     with (
-        following(folder, budget=unlimited) as follower,
+        following(folder, budget=UNLIMITED) as follower,
         recording(plugin_library, folder, **RANK),
         recording(plugin_library, folder, **RANK | {"LOCKSTEP_JOB": "job 8"}) as other,
     ):
@@ -296,28 +299,20 @@ def tag_of_job(folder: Path, job: str) -> int:
     return next(identity.tag for identity in identities if identity.job == job)
 
 
-def folder_of(path: Path) -> Path:
-    path.mkdir()
-    return path
-
-
-@pytest.mark.parametrize(
-    "content", [b"", b"{}", b"[1]", b'{"version":1,"since_ns":0,"share":1,"files":[{}]}', b"\xff"]
-)
-def test_broken_checkpoint_is_a_new_beginning(tmp_path: Path, content: bytes) -> None:
-    with following(tmp_path / "rings") as follower:
-        follower.source.resume(content)
-        assert follower.read() == {}
-        assert json.loads(follower.checkpoint or b"")["files"] == []
-
-
-def test_host_without_jobs_has_nothing_to_report_and_goes_on(tmp_path: Path) -> None:
+def test_host_without_jobs_has_nothing_to_report_and_one_without_processes_is_not_present(tmp_path: Path) -> None:
+    with closing(NcclRingsSource("h0", tmp_path)) as source, pytest.raises(NotPresent):
+        source.read(0, ())
     make_root(tmp_path)
     with closing(NcclRingsSource("h0", tmp_path, (USUAL,))) as source:
         reading = source.read(10**18, ())
     assert (reading.tables, reading.dropped, reading.plugin_cost_ns) == ({}, 0, None)
 
 
-def test_host_without_processes_is_not_present(tmp_path: Path) -> None:
-    with closing(NcclRingsSource("h0", tmp_path)) as source, pytest.raises(NotPresent):
-        source.read(0, ())
+@pytest.mark.parametrize(
+    "content", [b"", b"{}", b"[1]", b'{"version":1,"since_ns":0,"share":1,"files":[{}]}', b"\xff"]
+)
+def test_broken_checkpoint_is_a_new_beginning(folder: Path, content: bytes) -> None:
+    with following(folder) as follower:
+        follower.source.resume(content)
+        assert follower.read() == {}
+        assert json.loads(follower.checkpoint or b"")["files"] == []

@@ -1,7 +1,4 @@
-"""The real binding of NVML is asked the right questions, and its refusals are told apart.
-
-There is no GPU where tests run, so that a fake driver stands below nvidia-ml-py, in the place of the C functions.
-"""
+"""The real binding of NVML asks the right questions; without a GPU a fake stands in the place of its C functions."""
 
 import sys
 from collections.abc import Callable
@@ -80,108 +77,82 @@ def nvml(driver: FakeDriver) -> NvmlLibrary:
     return open_nvml()
 
 
-def test_host_without_the_binding_has_no_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_without_binding_library_or_driver_has_no_nvml_and_one_that_does_not_fit_is_an_error(
+    driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    driver.refuses("nvmlInitWithFlags", pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
+    with pytest.raises(OSError, match=r"NVML does not start: .*mismatch"):
+        open_nvml()
+    driver.refuses("nvmlInitWithFlags", pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+    with pytest.raises(NotPresent, match="Driver Not Loaded"):
+        open_nvml()
+    monkeypatch.setattr(pynvml, "_LoadNvmlLibrary", refuse)
+    with pytest.raises(NotPresent, match="Shared Library Not Found"):
+        open_nvml()
     monkeypatch.setitem(sys.modules, "pynvml", None)
     with pytest.raises(NotPresent, match="nvidia-ml-py is not installed"):
         open_nvml()
 
 
-def test_host_without_the_library_has_no_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse() -> None:
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+def writes(**fields: int) -> Callable[[object, Any], int]:
+    """Return a function that writes these members of the struct that it is given."""
 
-    monkeypatch.setattr(pynvml, "_LoadNvmlLibrary", refuse)
-    with pytest.raises(NotPresent, match="Shared Library Not Found"):
-        open_nvml()
+    def function(_: object, reference: Any) -> int:
+        for name, value in fields.items():
+            setattr(reference._obj, name, value)
+        return int(pynvml.NVML_SUCCESS)
 
-
-def test_host_without_a_loaded_driver_has_no_nvml(driver: FakeDriver) -> None:
-    driver.refuses("nvmlInitWithFlags", pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
-    with pytest.raises(NotPresent, match="Driver Not Loaded"):
-        open_nvml()
-
-
-def test_driver_and_library_that_do_not_fit_are_an_error_and_not_absence(driver: FakeDriver) -> None:
-    driver.refuses("nvmlInitWithFlags", pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
-    with pytest.raises(OSError, match=r"NVML does not start: .*mismatch"):
-        open_nvml()
+    return function
 
 
 def test_readings_are_taken_from_the_functions_that_give_them(driver: FakeDriver, nvml: NvmlLibrary) -> None:
+    def count(_: object, kind: Any, since: Any, reference: Any) -> int:
+        reference._obj.value = 100 * (kind.value + 1) + since.value
+        return int(pynvml.NVML_SUCCESS)
+
     driver.gives("nvmlDeviceGetClockInfo", 1_980)
     driver.gives("nvmlDeviceGetTemperature", 41)  # a driver that does not know nvmlDeviceGetTemperatureV
     driver.gives("nvmlDeviceGetPowerUsage", 312_500)
     driver.gives("nvmlDeviceGetCurrentClocksThrottleReasons", 0x4)
     driver.gives("nvmlDeviceGetPcieReplayCounter", 6)
     driver.gives("nvmlDeviceGetRemappedRows", 1, 2, 1, 0)
-    assert nvml.measure(0) == {
-        "sm_mhz": 1_980,
-        "temp_c": 41,
-        "power_mw": 312_500,
-        "throttle_bits": 0x4,
-        "pcie_replays": 6,
-        "rows_corrected": 1,
-        "rows_uncorrected": 2,
-        "rows_pending": 1,
-        "rows_failed": 0,
-    }
-
-
-def test_corrected_and_uncorrected_errors_since_the_driver_was_loaded_are_distinguished(
-    driver: FakeDriver, nvml: NvmlLibrary
-) -> None:
-    def count(_: object, kind: Any, since: Any, reference: Any) -> int:
-        reference._obj.value = 100 * (kind.value + 1) + since.value
-        return int(pynvml.NVML_SUCCESS)
-
     driver.functions["nvmlDeviceGetTotalEccErrors"] = count
-    assert nvml.measure(0) == {"ecc_corrected": 100, "ecc_uncorrected": 200}
+    driver.functions["nvmlDeviceGetUtilizationRates"] = writes(gpu=97, memory=12)
+    expected = {"sm_mhz": 1_980, "temp_c": 41, "power_mw": 312_500, "throttle_bits": 0x4, "pcie_replays": 6}
+    expected |= {"rows_corrected": 1, "rows_uncorrected": 2, "rows_pending": 1, "rows_failed": 0}
+    expected |= {"ecc_corrected": 100, "ecc_uncorrected": 200, "util_percent": 97}
+    assert nvml.measure(0) == expected
+    driver.functions["nvmlDeviceGetTemperatureV"] = writes(temperature=55)
+    assert nvml.measure(0) == expected | {"temp_c": 55}, "the newer question is preferred"
 
 
-def test_utilisation_is_that_of_the_gpu_and_not_of_its_memory(driver: FakeDriver, nvml: NvmlLibrary) -> None:
-    def utilisation(_: object, reference: Any) -> int:
-        reference._obj.gpu, reference._obj.memory = 97, 12
-        return int(pynvml.NVML_SUCCESS)
-
-    driver.functions["nvmlDeviceGetUtilizationRates"] = utilisation
-    assert nvml.measure(0) == {"util_percent": 97}
+REPLAY = pynvml.NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL
+CRC = pynvml.NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL
+OF_LINK = pynvml.NVML_FI_DEV_NVLINK_COUNT_RCV_ERRORS
 
 
-def test_newer_question_about_the_temperature_is_preferred(driver: FakeDriver, nvml: NvmlLibrary) -> None:
-    def temperature(_: object, reference: Any) -> int:
-        reference._obj.temperature = 55
-        return int(pynvml.NVML_SUCCESS)
-
-    driver.functions["nvmlDeviceGetTemperatureV"] = temperature
-    driver.gives("nvmlDeviceGetTemperature", 41)
-    assert nvml.measure(0) == {"temp_c": 55}
-
-
-def test_nvlink_errors_are_the_totals_of_all_kinds(driver: FakeDriver, nvml: NvmlLibrary) -> None:
-    replay = pynvml.NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL
-    crc = pynvml.NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL
-    driver.gives_fields({(replay, 0): ("uiVal", 3), (crc, 0): ("ullVal", 2**40)})
-    assert nvml.measure(0) == {"nvlink_errors": 2**40 + 3}
-
-
-def test_nvlink_errors_of_each_link_are_added_where_there_are_no_totals(
-    driver: FakeDriver, nvml: NvmlLibrary
+@pytest.mark.parametrize(
+    ("fields", "errors"),
+    [
+        ({(REPLAY, 0): ("uiVal", 3), (CRC, 0): ("ullVal", 2**40)}, {"nvlink_errors": 2**40 + 3}),
+        ({(OF_LINK, 0): ("ullVal", 1), (OF_LINK, 17): ("ullVal", 20)}, {"nvlink_errors": 21}),
+        ({}, {}),
+    ],
+    ids=["totals", "of each link", "no NVLink"],
+)
+def test_nvlink_errors_are_added_and_what_a_gpu_does_not_support_is_unknown_and_no_news(
+    driver: FakeDriver,
+    nvml: NvmlLibrary,
+    fields: dict[tuple[int, int], tuple[str, int]],
+    errors: dict[str, int],
 ) -> None:
-    errors = pynvml.NVML_FI_DEV_NVLINK_COUNT_RCV_ERRORS
-    driver.gives_fields({(errors, 0): ("ullVal", 1), (errors, 17): ("ullVal", 20)})
-    assert nvml.measure(0) == {"nvlink_errors": 21}
-
-
-def test_gpu_without_nvlink_has_unknown_errors_and_not_zero(driver: FakeDriver, nvml: NvmlLibrary) -> None:
-    driver.gives_fields({})
-    driver.gives("nvmlDeviceGetPowerUsage", 1)
-    assert nvml.measure(0) == {"power_mw": 1}
-
-
-def test_readings_that_a_gpu_does_not_support_are_no_news(driver: FakeDriver, nvml: NvmlLibrary) -> None:
+    driver.gives_fields(fields)
     driver.gives("nvmlDeviceGetPowerUsage", 1)
     with capture_logs() as lines:
-        nvml.measure(0)
+        assert nvml.measure(0) == {"power_mw": 1} | errors
     assert lines == []
 
 
@@ -203,12 +174,11 @@ def test_gpu_that_fell_off_the_bus_is_lost_wherever_it_shows(
         (nvml.identify(0), nvml.measure(0))
 
 
-def test_gpu_that_answers_nothing_is_lost(nvml: NvmlLibrary) -> None:
+def test_gpu_that_answers_nothing_is_lost_and_an_unloaded_driver_is_not_present_and_can_be_closed(
+    driver: FakeDriver, nvml: NvmlLibrary
+) -> None:
     with pytest.raises(NotPresent, match="no reading at all"):
         nvml.measure(0)
-
-
-def test_driver_that_is_unloaded_is_not_present_and_can_be_closed(driver: FakeDriver, nvml: NvmlLibrary) -> None:
     for function in ("nvmlDeviceGetCount_v2", "nvmlShutdown"):
         driver.refuses(function, pynvml.NVML_ERROR_UNINITIALIZED)
     with pytest.raises(NotPresent, match="does not answer any more"):
@@ -216,7 +186,9 @@ def test_driver_that_is_unloaded_is_not_present_and_can_be_closed(driver: FakeDr
     nvml.close()
 
 
-def test_gpu_is_identified_as_far_as_it_says(driver: FakeDriver, nvml: NvmlLibrary) -> None:
+def test_gpu_is_identified_as_far_as_it_says_and_the_source_reads_through_the_binding(
+    driver: FakeDriver, nvml: NvmlLibrary
+) -> None:
     assert str(nvml.identify(0)) == "GPU-1, serial unknown, PCI unknown"
 
     def pci(_: object, reference: Any) -> int:
@@ -226,11 +198,6 @@ def test_gpu_is_identified_as_far_as_it_says(driver: FakeDriver, nvml: NvmlLibra
     driver.functions["nvmlDeviceGetPciInfo_v3"] = pci
     driver.functions["nvmlDeviceGetSerial"] = lambda _, text, __: _write(text, b"1650")
     assert str(nvml.identify(0)) == "GPU-1, serial 1650, PCI 00000000:1B:00.0"
-
-
-def test_source_reads_through_the_binding(driver: FakeDriver) -> None:
     driver.gives("nvmlDeviceGetPowerUsage", 300_000)
-    reading = GpuSource("h0").read(T0, ())
-    assert [(row["gpu_uuid"], row["power_w"]) for row in reading.tables["gpu_health"].to_pylist()] == [
-        ("GPU-1", 300.0)
-    ]
+    (row,) = GpuSource("h0").read(T0, ()).tables["gpu_health"].to_pylist()
+    assert (row["gpu_uuid"], row["power_w"]) == ("GPU-1", 300.0)

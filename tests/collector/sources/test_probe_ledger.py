@@ -1,10 +1,15 @@
 """Loss is written only about those who are known to answer, and a lost packet keeps the way that is remembered."""
 
+from typing import Any
+
+import pytest
+
 from collector.probes.packets import Flow
 from collector.probes.paths import AddressBook, Atlas, PathCatalogue, PathFinder
 from collector.probes.schedule import Outcome, Round
 from collector.sources.probes import Entry, ProbeLedger
 from lockstep.fabrics import leaf_spine
+from lockstep.records import Path, Probe
 from tests.builders import SECOND, T0
 
 FABRIC = leaf_spine(hosts=4, nics_per_host=1, leaves=2, spines=2)
@@ -30,43 +35,28 @@ class Ledger:
         each = Round(flow, "10.0.0.1", "10.0.0.3", 64 if proto == "tcp" else 3, is_traced, (2,) if is_traced else ())
         return self.ledger.write(each, Outcome(self.now_ns, rtt_ns, responders), self.now_ns)
 
-
-def test_traced_flow_gives_a_probe_with_its_hops_and_a_path_with_its_links() -> None:
-    entry = Ledger().look(SPINE1)
-    assert entry.probe is not None
-    assert entry.path is not None
-    assert (entry.probe.rtt_ns, entry.probe.hops) == (5, ["leaf0", "spine1", "leaf1"])
-    assert entry.path.links == ["h0/eth0--leaf0", "leaf0--spine1", "leaf1--spine1", "h2/eth0--leaf1"]
-    assert (entry.path.dst, entry.path.seen_ns) == ("h2", T0 + SECOND)
+    def written(self, *responders: str, **about: Any) -> tuple[Probe, Path | None]:
+        entry = self.look(*responders, **about)
+        assert entry.probe is not None
+        return entry.probe, entry.path
 
 
-def test_flow_whose_path_is_fresh_keeps_its_hops_and_repeats_no_path() -> None:
+def test_traced_flow_keeps_its_hops_when_a_packet_is_lost_until_it_is_seen_elsewhere() -> None:
     ledger = Ledger()
-    ledger.look(SPINE1)
-    entry = ledger.look()
-    assert entry.probe is not None
-    assert (entry.probe.hops, entry.path) == (["leaf0", "spine1", "leaf1"], None)
-
-
-def test_lost_packet_of_a_known_flow_is_a_loss_on_its_path_and_has_it_traced_again() -> None:
-    ledger = Ledger()
-    ledger.look(SPINE1)
-    lost = ledger.look(rtt_ns=None)
-    assert lost.probe is not None
-    assert (lost.probe.rtt_ns, lost.probe.hops) == (None, ["leaf0", "spine1", "leaf1"])
-    again = ledger.look(SPINE1, rtt_ns=None)
-    assert again.path is not None  # the spine still answers, which confirms the way on which packets are lost
-
-
-def test_flow_that_moved_has_the_hops_seen_now_and_not_those_remembered() -> None:
-    ledger = Ledger()
-    ledger.look(SPINE1)
+    probe, path = ledger.written(SPINE1)
+    assert (probe.rtt_ns, probe.hops, probe.dst) == (5, ["leaf0", "spine1", "leaf1"], "h2")
+    assert path is not None
+    assert path.links == ["h0/eth0--leaf0", "leaf0--spine1", "leaf1--spine1", "h2/eth0--leaf1"]
+    assert (path.dst, path.seen_ns) == ("h2", T0 + SECOND)
+    fresh, no_path = ledger.written()
+    assert (fresh.hops, no_path) == (probe.hops, None)
+    lost, _ = ledger.written(rtt_ns=None)
+    assert (lost.rtt_ns, lost.hops) == (None, probe.hops)
+    assert ledger.look(SPINE1, rtt_ns=None).path is not None, "the spine still answers, which confirms the path"
     ledger.look(rtt_ns=None)
-    moved = ledger.look(SPINE0)
-    assert moved.probe is not None
-    assert moved.path is not None
-    assert moved.probe.hops == ["leaf0", "spine0", "leaf1"]
-    assert moved.path.links[1] == "leaf0--spine0"
+    moved, path = ledger.written(SPINE0)
+    assert path is not None
+    assert (moved.hops, path.links[1]) == (["leaf0", "spine0", "leaf1"], "leaf0--spine0")
 
 
 def test_silence_of_a_host_that_never_answered_is_reported_once_and_is_no_loss() -> None:
@@ -79,37 +69,27 @@ def test_silence_of_a_host_that_never_answered_is_reported_once_and_is_no_loss()
     assert entries[0].path is not None  # the way is known all the same
 
 
-def test_silence_of_one_protocol_says_nothing_about_another() -> None:
-    ledger = Ledger()
-    ledger.look(SPINE1)
-    assert ledger.look(rtt_ns=None, proto="roce").probe is None
-    assert ledger.look(rtt_ns=None).probe is not None
-
-
-def test_black_hole_from_the_first_packet_on_is_a_loss_where_other_ports_get_through() -> None:
+def test_silence_of_one_protocol_says_nothing_about_another_and_other_ports_show_a_black_hole() -> None:
     ledger = Ledger()
     ledger.look(SPINE1, sport=1)
-    lost = ledger.look(SPINE0, rtt_ns=None, sport=2)
-    assert lost.probe is not None
-    assert (lost.probe.rtt_ns, lost.probe.hops) == (None, ["leaf0", "spine0", "leaf1"])
+    assert ledger.look(rtt_ns=None, proto="roce").probe is None
+    assert ledger.look(rtt_ns=None).probe is not None
+    lost, _ = ledger.written(SPINE0, rtt_ns=None, sport=2)
+    assert (lost.rtt_ns, lost.hops) == (None, ["leaf0", "spine0", "leaf1"])
 
 
-def test_spine_that_does_not_answer_leaves_its_place_open() -> None:
+@pytest.mark.parametrize(
+    ("responders", "hops", "strangers"),
+    [
+        ((), ["leaf0", "*", "leaf1"], set()),
+        ((STRANGER,), ["leaf0", "*", "leaf1"], {STRANGER}),
+        ((SPINE0, SPINE1), ["spine0", "spine1"], set()),
+    ],
+    ids=["a spine that does not answer", "an address that nobody named", "against the topology"],
+)
+def test_answers_that_settle_nothing_are_written_as_they_came_without_a_path(
+    responders: tuple[str, ...], hops: list[str], strangers: set[str]
+) -> None:
     ledger = Ledger()
-    entry = ledger.look()
-    assert entry.probe is not None
-    assert (entry.probe.hops, entry.path) == (["leaf0", "*", "leaf1"], None)
-
-
-def test_address_that_nobody_named_is_noted_and_settles_nothing() -> None:
-    ledger = Ledger()
-    entry = ledger.look(STRANGER)
-    assert entry.probe is not None
-    assert (entry.probe.hops, entry.path) == (["leaf0", "*", "leaf1"], None)
-    assert ledger.ledger.strangers == {STRANGER}
-
-
-def test_answers_that_contradict_the_topology_are_written_as_they_came_without_a_path() -> None:
-    entry = Ledger().look(SPINE0, SPINE1)
-    assert entry.probe is not None
-    assert (entry.probe.hops, entry.path) == (["spine0", "spine1"], None)
+    probe, path = ledger.written(*responders)
+    assert (probe.hops, path, ledger.ledger.strangers) == (hops, None, strangers)

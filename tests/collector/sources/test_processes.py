@@ -25,6 +25,7 @@ from tests.waiting import eventually
 RANK = {"RANK": "3", "SLURM_JOB_ID": "4711"}
 CLONE = {"x86_64": 56, "aarch64": 220}  # number of the system call
 CLONE_VFORK = 0x4000  # linux/sched.h
+STUCK = "(pid 42, python3) waits in the kernel and cannot be interrupted"
 
 
 def no_exits() -> Exits:
@@ -47,8 +48,12 @@ class Reader:
 
     def read(self) -> list[dict[str, Any]]:
         self.now_ns += SECOND
-        tables = self.source.read(self.now_ns, ()).tables
-        rows: list[dict[str, Any]] = tables["events"].to_pylist() if tables else []
+        reading = self.source.read(self.now_ns, ())
+        assert reading.watermark_ns == self.now_ns
+        if not reading.tables:
+            return []
+        assert reading.tables["events"].schema == schema_of(TABLE_BY_NAME["events"])
+        rows: list[dict[str, Any]] = reading.tables["events"].to_pylist()
         return rows
 
     def kinds(self) -> list[str]:
@@ -83,13 +88,8 @@ def imitate(root: Path, pid: int, state: str = "S", start: int = 100, name: str 
     """Make a process as the kernel shows it below `root`."""
     folder = root / "proc" / str(pid)
     folder.mkdir(parents=True, exist_ok=True)
-    zeros = " 0" * 18
-    texts = {
-        "stat": f"{pid} ({name}) {state}{zeros} {start} 0 0\n",
-        "environ": "RANK=3\0SLURM_JOB_ID=4711\0",
-        **files,
-    }
-    for file, text in texts.items():
+    usual = {"stat": f"{pid} ({name}) {state}{' 0' * 18} {start} 0 0\n", "environ": "RANK=3\0SLURM_JOB_ID=4711\0"}
+    for file, text in (usual | files).items():
         (folder / file).write_text(text)
 
 
@@ -103,28 +103,17 @@ def test_rank_that_is_stopped_and_goes_on_is_reported_once_each() -> None:
         process.send_signal(signal.SIGCONT)
         eventually(has_state(process.pid, "S"))
         assert [reader.kinds(), reader.kinds()] == [["process_continued"], []]
-    assert stopped == {
-        "host": "h0",
-        "ts_ns": T0 + 2 * SECOND,
-        "source": "processes",
-        "kind": "process_stopped",
-        "component": "host:h0",
-        "severity": "warning",
-        "message": f"rank 3 of job 4711 (pid {process.pid}, sleep) was stopped by a signal",
-        "rank": 3,
-        "pid": process.pid,
-        "signal": None,
-        "exit_code": None,
-        "detail": None,
-    }
+    message = f"rank 3 of job 4711 (pid {process.pid}, sleep) was stopped by a signal"
+    expected = {"host": "h0", "ts_ns": T0 + 2 * SECOND, "source": "processes", "kind": "process_stopped"}
+    expected |= {"component": "host:h0", "severity": "warning", "message": message, "rank": 3, "pid": process.pid}
+    assert stopped == dict.fromkeys(("signal", "exit_code", "detail")) | expected
 
 
 def test_rank_that_hangs_in_the_kernel_is_reported_after_some_looks() -> None:
     # The parent of a vfork waits in state D until the child has ended.
-    hang = f"import ctypes; ctypes.CDLL(None).syscall({CLONE[platform.machine()]}, {CLONE_VFORK | 17}, 0, 0, 0, 0)"
-    forever = (
-        f"import os, time; print(os.getpid(), flush=True); {hang}; print(os.getpid(), flush=True); time.sleep(1000)"
-    )
+    hang = f"ctypes.CDLL(None).syscall({CLONE[platform.machine()]}, {CLONE_VFORK | 17}, 0, 0, 0, 0)"
+    show = "print(os.getpid(), flush=True)"
+    forever = f"import ctypes, os, time; {show}; {hang}; {show}; time.sleep(1000)"
     with rank(sys.executable, "-c", forever) as process:
         assert process.stdout is not None
         assert int(process.stdout.readline()) == process.pid
@@ -137,21 +126,31 @@ def test_rank_that_hangs_in_the_kernel_is_reported_after_some_looks() -> None:
             os.kill(child, signal.SIGKILL)
         eventually(has_state(process.pid, "S"))
         assert reader.kinds() == ["process_continued"]
-    assert [[row["kind"] for row in rows] for rows in reported] == [[]] * (STUCK_READS - 1) + [
-        ["process_stuck"],
-        [],
-        [],
-    ]
+    kinds = [[row["kind"] for row in rows] for rows in reported]
+    assert kinds == [[]] * (STUCK_READS - 1) + [["process_stuck"], [], []]
     assert "cannot be interrupted" in reported[STUCK_READS - 1][0]["message"]
 
 
-def test_index_in_the_kernel_is_named_where_it_is_known(tmp_path: Path) -> None:
-    imitate(tmp_path, 42, "D", wchan="nfs_wait_bit_killable")
+@pytest.mark.parametrize(
+    ("state", "files", "message"),
+    [
+        (
+            "D",
+            {"wchan": "nfs_wait_bit_killable"},
+            f"rank 3 of job 4711 {STUCK} in nfs_wait_bit_killable",
+        ),
+        ("t", {"environ": ""}, "(pid 42, python3) was stopped by a debugger"),
+        (
+            "T",  # its name and its environment cannot forge a message
+            {"name": "a) R (\x1b[2Jb\n", "environ": "RANK=-1\0SLURM_JOB_ID=" + "x\x1b" * 500 + "\0no pair"},
+            f"job {'x' * 64} (pid 42, a) R ([2Jb) was stopped by a signal",
+        ),
+    ],
+)
+def test_message_says_what_is_known(tmp_path: Path, state: str, files: dict[str, str], message: str) -> None:
+    imitate(tmp_path, 42, state, **files)  # type: ignore[arg-type]  # none of them is a number
     reader = Reader(source_of(42, root=tmp_path))
-    rows = [row for _ in range(STUCK_READS) for row in reader.read()]
-    assert [row["message"] for row in rows] == [
-        "rank 3 of job 4711 (pid 42, python3) waits in the kernel and cannot be interrupted in nfs_wait_bit_killable"
-    ]
+    assert [row["message"] for _ in range(STUCK_READS) for row in reader.read()] == [message]
 
 
 def test_disk_that_is_only_busy_is_not_reported(tmp_path: Path) -> None:
@@ -161,13 +160,6 @@ def test_disk_that_is_only_busy_is_not_reported(tmp_path: Path) -> None:
         for state in "D" * (STUCK_READS - 1) + "R":
             imitate(tmp_path, 42, state)
             assert reader.read() == []
-
-
-def test_rank_that_is_traced_is_stopped_by_a_debugger(tmp_path: Path) -> None:
-    imitate(tmp_path, 42, "t")
-    (tmp_path / "proc/42/environ").unlink()  # it is not for us to read, so that rank and job are unknown
-    (row,) = Reader(source_of(42, root=tmp_path)).read()
-    assert row["message"] == "(pid 42, python3) was stopped by a debugger"
 
 
 @pytest.mark.parametrize("is_reaped", [True, False])
@@ -234,27 +226,24 @@ class FakeExits:
         self._reads = []
 
 
-def test_report_of_the_kernel_that_comes_a_read_late_is_waited_for(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("reads", "kinds"),
+    [
+        (((), (), [Exit(42, 0, 9)]), [[], ["process_exit"], []]),
+        ((), [[], ["process_gone"], []]),
+        (((), [Exit(41, 0, 9), Exit(43, 0, 256)]), [[], ["process_gone"], []]),
+    ],
+    ids=["comes a read late", "never comes", "of others"],
+)
+def test_report_of_the_kernel_is_waited_for_once(
+    tmp_path: Path, reads: tuple[Sequence[Exit], ...], kinds: list[list[str]]
+) -> None:
     imitate(tmp_path, 42)
-    exits = FakeExits((), (), [Exit(42, 0, 9)])
-    reader = Reader(source_of(42, root=tmp_path, open_exits=lambda: exits))
+    reader = Reader(source_of(42, root=tmp_path, open_exits=lambda: FakeExits(*reads)))
     (tmp_path / "proc/42/stat").unlink()
-    assert reader.read() == []
-    (row,) = reader.read()
-    assert (row["kind"], row["ts_ns"]) == ("process_exit", reader.now_ns - SECOND)  # never before the last read
-
-
-def test_report_of_the_kernel_that_never_comes_is_waited_for_once(tmp_path: Path) -> None:
-    imitate(tmp_path, 42)
-    reader = Reader(source_of(42, root=tmp_path, open_exits=FakeExits))
-    (tmp_path / "proc/42/stat").unlink()
-    assert [reader.kinds(), reader.kinds(), reader.kinds()] == [[], ["process_gone"], []]
-
-
-def test_ends_of_processes_that_are_no_ranks_are_nobody_s_business(tmp_path: Path) -> None:
-    imitate(tmp_path, 42)
-    exits = FakeExits((), [Exit(41, 0, 9), Exit(43, 0, 256)])
-    assert Reader(source_of(42, root=tmp_path, open_exits=lambda: exits)).read() == []
+    found = [reader.read() for _ in range(3)]
+    assert [[row["kind"] for row in rows] for rows in found] == kinds
+    assert found[1][0]["ts_ns"] >= T0 + 2 * SECOND, "never before the last read"
 
 
 @pytest.mark.parametrize(
@@ -263,20 +252,12 @@ def test_ends_of_processes_that_are_no_ranks_are_nobody_s_business(tmp_path: Pat
 def test_process_that_the_kernel_shows_as_nonsense_is_not_watched(tmp_path: Path, text: str) -> None:
     imitate(tmp_path, 42, stat=text)
     imitate(tmp_path, 43, "T")
-    assert [row["message"].partition("pid ")[2][:2] for row in Reader(source_of(42, 43, root=tmp_path)).read()] == [
-        "43"
-    ]
-
-
-def test_name_and_environment_of_a_process_cannot_forge_a_message(tmp_path: Path) -> None:
-    imitate(
-        tmp_path, 42, "T", name="a) R (\x1b[2Jb\n", environ="RANK=-1\0SLURM_JOB_ID=" + "x\x1b" * 500 + "\0no pair"
-    )
-    (row,) = Reader(source_of(42, root=tmp_path)).read()
-    assert row["message"] == f"job {'x' * 64} (pid 42, a) R ([2Jb) was stopped by a signal"
+    assert [row["pid"] for row in Reader(source_of(42, 43, root=tmp_path)).read()] == [43]
 
 
 def test_known_ranks_are_watched_while_new_ones_cannot_be_found(tmp_path: Path) -> None:
+    with pytest.raises(NotPresent, match=f"no processes in {tmp_path}/proc"):
+        ProcessesSource("h0", tmp_path).read(T0, ())
     imitate(tmp_path, 42)
     answers: list[Sequence[int]] = [(42,)]
 
@@ -285,30 +266,12 @@ def test_known_ranks_are_watched_while_new_ones_cannot_be_found(tmp_path: Path) 
             raise BadRing("is no ring file", file="x")
         return answers.pop()
 
-    reader = Reader(ProcessesSource("h0", tmp_path, find, no_exits, RunReports(tmp_path)))
     with capture_logs() as lines:
+        reader = Reader(ProcessesSource("h0", tmp_path, find, no_exits, RunReports(tmp_path)))
         assert reader.read() == []
         imitate(tmp_path, 42, "T")
         assert reader.kinds() == ["process_stopped"]
-    assert [line["event"] for line in lines] == ["new ranks cannot be found"]
-
-
-def test_refused_subscription_is_reported_once_with_its_reason(tmp_path: Path) -> None:
-    imitate(tmp_path, 42)
-    with capture_logs() as lines:
-        Reader(source_of(42, root=tmp_path)).read()
-    assert [line["reason"] for line in lines] == ["not on this host"]
-
-
-def test_reading_has_the_table_s_schema_and_is_complete_up_to_now(tmp_path: Path) -> None:
-    imitate(tmp_path, 42, "T")
-    source = source_of(42, root=tmp_path)
-    assert source.read(T0, ()).tables == {}
-    reading = source.read(T0 + SECOND, ())
-    assert reading.tables["events"].schema == schema_of(TABLE_BY_NAME["events"])
-    assert reading.watermark_ns == T0 + SECOND
-
-
-def test_host_without_proc_says_so(tmp_path: Path) -> None:
-    with pytest.raises(NotPresent, match=f"no processes in {tmp_path}/proc"):
-        ProcessesSource("h0", tmp_path).read(T0, ())
+    assert [line.get("reason") or line["event"] for line in lines] == [
+        "not on this host",
+        "new ranks cannot be found",
+    ]
