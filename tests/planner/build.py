@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from lockstep.clock import NS_PER_S
+from lockstep.decision import Action, Cost, Decision, Isolation
+from lockstep.execution import Execution, Isolated
 from lockstep.records import Event
 from lockstep.verdict import Impact, Incident, Verdict
 from planner.context import ClusterFacts, Context, JobFacts, Layout, Resume
@@ -14,7 +16,6 @@ HOSTS = tuple(f"h{number}" for number in range(8))
 
 
 def seconds(count: float) -> int:
-    """Return the moment that many seconds after T0."""
     return T0 + int(count * NS_PER_S)
 
 
@@ -84,6 +85,60 @@ def context(
 def pipeline(**changes: int) -> Layout:
     """Return the layout of a job with 4 stages and 8 replicas."""
     return Layout(**({"tensor": 2, "stages": 4, "replicas": 8, "micro_batches": 32} | changes))
+
+
+def decision(
+    action: Action = "replace", nodes: tuple[str, ...] = ("h3",), **changes: Any
+) -> Decision:  # Any: as above
+    """Return that h3 is gone and what is to be done about it."""
+    fields: dict[str, Any] = {
+        "id": "d1",
+        "job": "train",
+        "incident": "i1",
+        "generation": 1,
+        "created_ns": T0,
+        "expires_ns": seconds(600),
+        "severity": 1,
+        "action": action,
+        "isolate": tuple(Isolation(component=f"host:{node}", node=node, reason="gone") for node in nodes),
+        "target": {"nnodes": 8, "dp": 4} if nodes else None,
+        "resume": {"checkpoint": "/ckpt/400"},
+        "cost": Cost(),
+        "verdicts": ("v1",),
+        "reason": "it is cheapest",
+    }
+    return Decision(**(fields | changes))
+
+
+def execution(**changes: Any) -> Execution:  # Any: as above
+    """Return that h3 was replaced, by policy."""
+    fields: dict[str, Any] = {
+        "decision": "d1",
+        "incident": "i1",
+        "job": "train",
+        "action": "replace",
+        "component": "host:h3",
+        "state": "done",
+        "generation": 1,
+        "approved_by": "policy",
+        "began_ns": T0,
+    }
+    return Execution(**(fields | changes))
+
+
+def isolated(node: str = "h3", *, at_s: float = 0.0, **changes: Any) -> Isolated:  # Any: as above
+    """Return that a node was taken out of service."""
+    fields: dict[str, Any] = {
+        "node": node,
+        "component": f"host:{node}",
+        "decision": "d1",
+        "job": "train",
+        "reason": "slow",
+        "state": "isolated",
+        "since_ns": seconds(at_s),
+        "changed_ns": seconds(at_s),
+    }
+    return Isolated(**(fields | changes))
 
 
 def event(kind: str, message: str = "", **changes: Any) -> Event:  # Any: as above

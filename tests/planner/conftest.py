@@ -1,4 +1,4 @@
-"""A control database and its lease, for tests of whole rounds."""
+"""A control database, its lease and a planner over both, for tests of whole rounds."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,7 +7,8 @@ import pytest
 
 from lockstep.state.database import ControlDatabase, open_control
 from lockstep.state.leases import Lease
-from tests.planner.world import lease_of
+from tests.planner.site import SiteMaker
+from tests.planner.world import Harness, lease_of, planner_of, start
 
 
 @pytest.fixture
@@ -19,3 +20,15 @@ def control(tmp_path: Path) -> Iterator[ControlDatabase]:
 @pytest.fixture
 def lease(control: ControlDatabase) -> Lease:
     return lease_of(control)
+
+
+@pytest.fixture
+def harness(tmp_path: Path, control: ControlDatabase, lease: Lease) -> Harness:
+    """A planner that acts by itself, where h3 of a job of eight nodes has just been named."""
+    controller = start(tmp_path, control)
+    return Harness(control, controller, lease, planner_of(control, controller))
+
+
+@pytest.fixture
+def sites(tmp_path: Path, control: ControlDatabase, lease: Lease) -> SiteMaker:
+    return SiteMaker(tmp_path, control, lease)

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,19 @@ class FakeController:
         fresh = self._file.with_suffix(".new")
         fresh.write_text(json.dumps(asdict(world)))
         fresh.rename(self._file)
+
+    def change(self, **fields: Any) -> None:  # Any: of the world
+        self.save(replace(self.world, **fields))
+
+    def mark(self, **marks: str | None) -> None:
+        """Let somebody else isolate nodes or give them back."""
+        self.change(nodes=self.world.nodes | marks)
+
+    def run_job(self, name: str, nodes: Sequence[str] | None = None) -> None:
+        """Let another job run, where train runs unless nodes are given."""
+        jobs = self.world.jobs
+        on = jobs["train"]["nodes"] if nodes is None else list(nodes)
+        self.change(jobs=jobs | {name: asdict(JobView(name, "running", tuple(on)))})
 
     def nodes(self) -> Sequence[Node]:
         world = self._open("nodes")

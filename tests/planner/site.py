@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lockstep.decision import Decision, Mode
-from lockstep.execution import Execution, Isolated, Order, OrderKind, Step
+from lockstep.execution import Execution, Order, OrderKind, Step
 from lockstep.state.database import ControlDatabase
-from lockstep.state.decisions import give_order, list_decisions, save_execution
+from lockstep.state.decisions import find_execution, give_order, list_decisions, save_execution
 from lockstep.state.incidents import save_incidents
 from lockstep.state.leases import Lease
 from lockstep.verdict import Incident
@@ -16,7 +16,7 @@ from planner.execute import Executor
 from planner.rebalance import Rebalancer
 from planner.service import PlannerService
 from planner.snapshot import Overview, Snapshot
-from tests.planner.build import SAVED, crash, incident, seconds
+from tests.planner.build import SAVED, crash, execution, incident, isolated, seconds
 from tests.planner.fake_controller import FakeController, make_world
 
 NODES = [f"h{number}" for number in range(10)]
@@ -91,11 +91,26 @@ class Site:
     def run(self, at_s: float) -> int:
         return self.planner.run_once(self.lease, seconds(at_s))
 
+    def end_job(self, name: str) -> None:
+        jobs = self.controller.world.jobs
+        self.controller.change(jobs=jobs | {name: jobs[name] | {"state": "ended"}})
+
+    def grow(self, at_s: float = 111) -> Decision:
+        """Return what is decided when h3 is back."""
+        self.run(100)
+        self.bring_back()
+        self.run(at_s)
+        (found,) = self.plans()
+        return found
+
     def plans(self) -> list[Decision]:
         return [each for each in list_decisions(self.control) if each.part_of]
 
     def say(self, decision: Decision, kind: OrderKind, at_s: float) -> None:
         give_order(self.control, Order(decision=decision.id, kind=kind, who="ada", ts_ns=seconds(at_s)))
+
+    def find_run(self, decision: Decision) -> Execution | None:
+        return find_execution(self.control, decision.id)
 
     def run_all(self, from_s: int, to_s: int) -> list[str]:
         """Run once a second; return what the controller has started again by then, and on which nodes."""
@@ -106,91 +121,47 @@ class Site:
     def bring_back(self, node: str = "h3", at_s: float = 100.0) -> None:
         """Return the isolated node to service."""
         assert self.controller.release(node, "d0").is_good
-        save_execution(self.control, shrunk(), self.lease, [isolated("returned", at_s)])
+        row = isolated(decision="d0", state="returned", since_ns=seconds(10), changed_ns=seconds(at_s))
+        save_execution(self.control, shrunk(), self.lease, [row])
 
 
-def isolated(state: str, at_s: float) -> Isolated:
-    return Isolated(
-        node="h3",
-        component="host:h3",
-        decision="d0",
-        job="train",
-        reason="h3 is gone",
-        state=state,
-        since_ns=seconds(10),
-        changed_ns=seconds(at_s),
-    )
-
-
-def shrunk() -> Execution:
+def shrunk(**changes: object) -> Execution:
     """Return what was done when h3 was lost."""
-    return Execution(
-        decision="d0",
-        incident="i1",
-        job="train",
-        action="reconfigure",
-        component="host:h3",
-        state="done",
-        generation=1,
-        approved_by="policy",
-        began_ns=seconds(10),
-        ended_ns=seconds(20),
-        new_job="train+1",
-    )
+    fields = {"decision": "d0", "action": "reconfigure", "began_ns": seconds(10), "ended_ns": seconds(20)}
+    return execution(**(fields | {"new_job": "train+1"} | changes))
 
 
 def restarted(job: str, new_job: str, at_s: float) -> Execution:
     """Return that we have started a job again under another name, for a reason of its own."""
     done = {"state": "done", "began_ns": seconds(at_s - 3), "ended_ns": seconds(at_s)}
-    again = {"decision": f"d-{job}", "job": job, "action": "restart_process", "new_job": new_job}
     step = Step(act="restart", subject=job, **done)
-    return shrunk().model_copy(update=again | done | {"steps": (step,)})
+    return shrunk(decision=f"d-{job}", job=job, action="restart_process", new_job=new_job, steps=(step,), **done)
 
 
-def make_site(
-    tmp_path: Path,
-    control: ControlDatabase,
-    lease: Lease,
-    mode: Mode = "observe",
-    surveyor: type[FakeSurveyor] = FakeSurveyor,
-    **known: object,
-) -> Site:
-    controller = make_world(tmp_path / "cluster.json", NODES)
-    over = incident(crash()).model_copy(update={"state": "closed", "closed_ns": seconds(30)})
-    save_incidents(control, [over], None)
-    world = controller.world
-    world.nodes["h3"] = "d0"
-    seven = [node for node in NODES[:8] if node != "h3"]
-    world.jobs = {
-        "train": world.jobs["train"] | {"state": "ended"},
-        "train+1": world.jobs["train"] | {"id": "train+1", "nodes": seven},
-    }
-    controller.save(world)
-    save_execution(control, shrunk(), lease, [isolated("isolated", 15)])
-    reader = surveyor(controller, {"train": LINEAR, "chat": LINEAR}, **known)  # type: ignore[arg-type]
-    policy = Policy(modes={"grow": mode, "reconfigure": mode, "replace": mode})
-    options = PlannerOptions(policy=policy, survey_s=10.0)
-    executor = Executor(control, controller)
-    rebalancer = Rebalancer(control, reader, options)
-    return Site(
-        control, controller, reader, PlannerService(control, reader, options, executor, None, rebalancer), lease
-    )
+@dataclass
+class SiteMaker:
+    folder: Path
+    control: ControlDatabase
+    lease: Lease
 
+    def make(self, mode: Mode = "observe", surveyor: type[FakeSurveyor] = FakeSurveyor, **known: object) -> Site:
+        control, controller = self.control, make_world(self.folder / "cluster.json", NODES)
+        over = incident(crash()).model_copy(update={"state": "closed", "closed_ns": seconds(30)})
+        save_incidents(control, [over], None)
+        controller.mark(h3="d0")
+        controller.run_job("train+1", [node for node in NODES[:8] if node != "h3"])
+        save_execution(control, shrunk(), self.lease, [isolated(decision="d0", at_s=10)])
+        reader = surveyor(controller, {"train": LINEAR, "chat": LINEAR}, **known)  # type: ignore[arg-type]
+        policy = Policy(modes={"grow": mode, "reconfigure": mode, "replace": mode})
+        options = PlannerOptions(policy=policy, survey_s=10.0)
+        rebalancer = Rebalancer(control, reader, options)
+        planner = PlannerService(control, reader, options, Executor(control, controller), None, rebalancer)
+        site = Site(control, controller, reader, planner, self.lease)
+        site.end_job("train")
+        return site
 
-def add_job(site: Site, name: str, nodes: list[str]) -> None:
-    world = site.controller.world
-    world.jobs[name] = {"id": name, "state": "running", "nodes": nodes, "restarts": 0, "mark": None}
-    site.controller.save(world)
-
-
-def end_job(site: Site, name: str) -> None:
-    world = site.controller.world
-    world.jobs[name]["state"] = "ended"
-    site.controller.save(world)
-
-
-def make_unequal(tmp_path: Path, control: ControlDatabase, lease: Lease, mode: Mode = "execute") -> Site:
-    """Return a site in which train is worth ten times as much as chat, which has two nodes and needs one."""
-    site = make_site(tmp_path, control, lease, mode, weights={"train": 10.0})
-    add_job(site, "chat", ["h8", "h9"])
-    return site
+    def make_unequal(self, mode: Mode = "execute") -> Site:
+        """Return a site in which train is worth ten times as much as chat, which has two nodes and needs one."""
+        site = self.make(mode, weights={"train": 10.0})
+        site.controller.run_job("chat", ["h8", "h9"])
+        return site

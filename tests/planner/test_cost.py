@@ -17,20 +17,16 @@ def option(action: Action, of: Context) -> Option:
     return next(each for each in weigh(of) if each.action == action)
 
 
-def test_every_way_is_there_whatever_happened() -> None:
+def test_every_way_is_there_and_waiting_loses_what_is_missing_until_the_horizon() -> None:
     assert {each.action for each in weigh(context())} == ALL
     assert {each.action for each in weigh(context(crash()))} == ALL
-
-
-def test_slow_job_that_waits_loses_its_missing_speed_until_the_horizon() -> None:
     waiting = option("none", context(within=cluster(repair_s=7200.0, failures_per_node_day=0.0)))
     assert waiting.cost.throughput_after == 0.5
     assert waiting.cost.gpu_hours == 64 * 0.5 * 2
-
-
-def test_job_that_stands_still_loses_everything() -> None:
     waiting = option("none", context(crash(), within=cluster(repair_s=7200.0, failures_per_node_day=0.0)))
     assert (waiting.cost.throughput_after, waiting.cost.gpu_hours) == (0.0, 128.0)
+    unknown = verdict(impact=Impact(step_time_ratio=None, ranks_waiting=3))
+    assert option("none", context(unknown)).cost.gpu_hours is None
 
 
 def test_restart_costs_its_standstill_the_work_done_again_and_the_speed_that_is_missing() -> None:
@@ -42,17 +38,19 @@ def test_restart_costs_its_standstill_the_work_done_again_and_the_speed_that_is_
     assert moved.cost.gpu_hours == pytest.approx(64 * (at_once_h + 0.125 * (1 - at_once_h)), abs=0.01)
 
 
-def test_spare_keeps_the_speed() -> None:
+def test_spare_keeps_the_speed_and_money_is_shown_where_there_is_a_price() -> None:
     replaced = option("replace", context(crash()))
     assert replaced.cost.throughput_after == 1.0
     assert replaced.reason.startswith("the job starts again with h8 instead of h3")
-
-
-def test_money_is_shown_where_there_is_a_price() -> None:
     priced = option("replace", context(crash(), gpu_hour_price=2.0))
     assert priced.cost.gpu_hours is not None
     assert priced.cost.money == pytest.approx(priced.cost.gpu_hours * 2.0, abs=0.02)
     assert option("replace", context(crash())).cost.money is None
+    sure, doubtful = (option("replace", context(crash(confidence=each))) for each in (1.0, 0.6))
+    assert (sure.cost.gpu_hours or 0.0) < (doubtful.cost.gpu_hours or 0.0)
+    assert doubtful.cost.risk == pytest.approx(0.4)
+    found = context(crash())
+    assert price_of_acting(option("replace", found), found.job) == pytest.approx(64 * (120 + 30 + 600) / 3600)
 
 
 @pytest.mark.parametrize(
@@ -85,6 +83,10 @@ def test_pipeline_loses_less_by_handing_over_micro_batches_than_by_dropping_the_
     constraints = context(crash(), job(layout=pipeline()), cluster(can_shrink=True))
     assert option("recycle", constraints).cost.throughput_after == pytest.approx(0.946, abs=0.001)  # 105 of 111 slots
     assert option("drop_replica", constraints).cost.throughput_after == pytest.approx(0.875, abs=0.001)  # 105 of 120
+    for action in ("recycle", "drop_replica"):
+        assert option(action, constraints).reason.endswith(
+            "32 micro-batches of each step go to 7 replicas: 4 do 37 and 3 do 36"
+        )
 
 
 def test_link_between_switches_is_gone_around_for_nothing() -> None:
@@ -93,13 +95,16 @@ def test_link_between_switches_is_gone_around_for_nothing() -> None:
     assert weigh(constraints)[0].cost.gpu_hours == 0.0
 
 
-def test_new_process_takes_its_state_from_a_replica_and_repeats_nothing() -> None:
+def test_new_process_takes_its_state_from_a_replica_in_the_time_of_its_bytes() -> None:
     with_peer = option("restart_process", context(crash(grade="alert"), job(layout=pipeline())))
     alone = option("restart_process", context(crash(grade="alert")))
     assert with_peer.cost.downtime_s == 30.0
     assert alone.cost.downtime_s == 60.0
     assert "from a replica" in with_peer.reason
     assert "from the last checkpoint" in alone.reason
+    large = Resume("/c", "dcp", 600.0, 300.0, bytes=8 * 125_000_000_000)
+    found = option("restart_process", context(crash(grade="alert"), job(layout=pipeline(), resume=large)))
+    assert found.cost.downtime_s == 40.0, "30 s for the process and 10 s for 125 GB from a peer"
 
 
 def test_controller_that_knows_only_whole_jobs_makes_a_new_process_cost_a_whole_restart() -> None:
@@ -112,12 +117,6 @@ def test_controller_that_knows_only_whole_jobs_makes_a_new_process_cost_a_whole_
     assert (found.cost.gpu_hours or 0.0) > (in_place.cost.gpu_hours or 0.0)
     closed = option("restart_process", context(hang, job(layout=pipeline(), resume=None), whole))
     assert closed.reason.startswith("unavailable: the controller restarts whole jobs, and no checkpoint")
-
-
-def test_state_from_a_replica_takes_the_time_of_its_bytes() -> None:
-    large = Resume("/c", "dcp", 600.0, 300.0, bytes=8 * 125_000_000_000)
-    found = option("restart_process", context(crash(grade="alert"), job(layout=pipeline(), resume=large)))
-    assert found.cost.downtime_s == 40.0, "30 s for the process and 10 s for 125 GB from a peer"
 
 
 def test_job_on_fewer_nodes_starts_from_a_checkpoint_that_they_can_load() -> None:
@@ -145,35 +144,11 @@ def test_speed_on_fewer_nodes_says_where_it_is_from(known: dict[str, object], ex
     assert found.cost.throughput_after == 0.75
 
 
-def test_those_who_take_over_micro_batches_are_told_how_many() -> None:
-    constraints = context(crash(), job(layout=pipeline()), cluster(can_shrink=True))
-    for action in ("recycle", "drop_replica"):
-        assert option(action, constraints).reason.endswith(
-            "32 micro-batches of each step go to 7 replicas: 4 do 37 and 3 do 36"
-        )
-
-
-def test_doubt_makes_a_cure_dearer() -> None:
-    sure, doubtful = (option("replace", context(crash(confidence=each))) for each in (1.0, 0.6))
-    assert (sure.cost.gpu_hours or 0.0) < (doubtful.cost.gpu_hours or 0.0)
-    assert doubtful.cost.risk == pytest.approx(0.4)
-
-
-def test_what_nobody_has_measured_has_no_cost() -> None:
-    unknown = verdict(impact=Impact(step_time_ratio=None, ranks_waiting=3))
-    assert option("none", context(unknown)).cost.gpu_hours is None
-
-
 def test_conversion_of_a_checkpoint_counts_as_standstill() -> None:
     plain = Resume("/c", "zero", 600.0, 30.0)
     converted = Resume("/c", "zero", 600.0, 30.0, convert=("python", "-m", "x"), convert_s=45.0)
     costs = [option("reconfigure", context(crash(), job(resume=each))).cost.downtime_s for each in (plain, converted)]
     assert costs[1] == (costs[0] or 0.0) + 45.0
-
-
-def test_price_of_acting_counts_the_work_that_is_done_again() -> None:
-    found = context(crash())
-    assert price_of_acting(option("replace", found), found.job) == pytest.approx(64 * (120 + 30 + 600) / 3600)
 
 
 @given(st.floats(1.0, 50.0), st.floats(0.0, 1.0), st.floats(60.0, 1e6), st.floats(0.0, 0.1))

@@ -10,7 +10,7 @@ from lockstep.clock import NS_PER_S
 from lockstep.decision import Decision, Mode
 from lockstep.verdict import Impact, Verdict
 from planner.checkpoints.intervals import find_failure_rate
-from planner.context import Context, JobFacts, Layout, Resume
+from planner.context import ClusterFacts, Context, JobFacts, Layout, Resume
 from planner.decide import Policy, advise_saving, cost_of_nothing, decide, find_break_even
 from planner.escalation import Level, severity_of
 from planner.limits import Constraints
@@ -44,29 +44,40 @@ def decided(
     )
 
 
-def test_dead_host_is_replaced_at_once() -> None:
+def test_dead_host_is_replaced_at_once_with_every_figure_and_every_alternative() -> None:
     decision = decided(context(crash()))
     assert (decision.action, decision.mode, decision.severity) == ("replace", "execute", 1)
     assert [part.node for part in decision.isolate] == ["h3"]
     assert decision.target == {"nnodes": 8}
     assert decision.resume == {"source": "remote", "checkpoint": "/ckpt/train/400", "format": "dcp"}
     assert decision.reason.startswith("host:h3: the job starts again with h8 instead of h3")
-
-
-def test_decision_names_job_incident_verdict_generation_and_checkpoint() -> None:
-    decision = decided(context(crash()))
     assert (decision.job, decision.incident, decision.verdicts) == ("train", "i1", ("v1",))
     assert (decision.generation, decision.checkpoint_age_s) == (3, 600.0)
+    assert {option.action for option in decision.alternatives} == {
+        "none",
+        "reroute",
+        "reattempt",
+        "restart_process",
+        "recycle",
+        "drop_replica",
+        "reconfigure",
+    }
+    nothing = cost_of_nothing(decision)
+    assert (nothing.gpu_hours or 0.0) > (decision.cost.gpu_hours or 0.0)
+    for field in ("downtime_s", "throughput_after", "gpu_hours", "risk"):
+        assert getattr(decision.cost, field) is not None
+        assert getattr(nothing, field) is not None
+    assert decided(context(crash()), mode="observe").mode == "observe"
 
 
-def test_without_a_spare_the_job_goes_on_with_what_is_left_and_its_layout_shrinks_by_whole_replicas() -> None:
+def test_layout_shrinks_by_whole_replicas_and_the_others_get_exactly_as_much_more() -> None:
     decision = decided(context(crash(), job(layout=pipeline(tensor=1, stages=2, replicas=32)), cluster(spares=())))
     assert decision.action == "reconfigure"
     assert decision.target == {"nnodes": 7, "tp": 1, "pp": 2, "dp": 28}
-
-
-def test_what_the_policy_does_not_name_is_only_observed() -> None:
-    assert decided(context(crash()), mode="observe").mode == "observe"
+    within = cluster(can_shrink=True, spares=(), can_restart=False)
+    decision = decided(context(crash(), job(layout=pipeline(stages=1, tensor=8)), within))
+    assert decision.action == "drop_replica"
+    assert decision.target == {"nnodes": 7, "tp": 8, "pp": 1, "dp": 7, "grad_accum": 37}
 
 
 def test_slow_part_waits_until_waiting_has_cost_as_much_as_the_cure() -> None:
@@ -75,18 +86,13 @@ def test_slow_part_waits_until_waiting_has_cost_as_much_as_the_cure() -> None:
     assert "costs 13.3 GPU-hours at once and waiting has cost 0.5 so far: it is time in 1440 s" in early.reason
     assert early.expires_ns <= seconds(60) + 10 * NS_PER_S
     assert late.action == "replace"
-
-
-def test_decision_to_wait_ends_when_its_time_has_come() -> None:
     assert decided(at_s=1495).expires_ns == seconds(1500)
-
-
-def test_cure_that_costs_nothing_is_not_waited_for() -> None:
     link = context(verdict(component="link:leaf0--spine1"), within=cluster(can_reroute=True))
     assert decided(link, at_s=1).action == "reroute"
+    assert decided(at_s=1).id != decided(at_s=2).id
 
 
-def test_restart_of_a_slow_job_waits_for_the_next_checkpoint_where_that_is_cheaper() -> None:
+def test_restart_waits_for_the_next_checkpoint_where_that_is_cheaper_and_the_job_does_not_stand_still() -> None:
     soon, far = (context(of=job(next_save_s=each)) for each in (100.0, 3000.0))
     assert decided(soon, at_s=3600).action == "none"
     assert decided(soon, at_s=3600).reason == (
@@ -94,16 +100,10 @@ def test_restart_of_a_slow_job_waits_for_the_next_checkpoint_where_that_is_cheap
         "healthy work, acting now does 10 minutes of work again"
     )
     assert decided(far, at_s=3600).action == "replace"
+    assert decided(context(crash(), job(next_save_s=1.0))).action == "replace"
 
 
-def test_replica_that_is_left_out_gives_the_others_exactly_as_much_more() -> None:
-    constraints = context(crash(), job(layout=pipeline()), cluster(can_shrink=True, spares=(), can_restart=False))
-    decision = decided(context(crash(), job(layout=pipeline(stages=1, tensor=8)), constraints.cluster))
-    assert decision.action == "drop_replica"
-    assert decision.target == {"nnodes": 7, "tp": 8, "pp": 1, "dp": 7, "grad_accum": 37}
-
-
-def test_checkpoint_of_the_new_layout_is_named_with_its_conversion() -> None:
+def test_checkpoint_of_the_new_layout_is_named_with_its_conversion_or_needs_a_person() -> None:
     converted = Resume("/c_universal", "universal", 600.0, 30.0, ("python", "-m", "x y"), 45.0)
     decision = decided(context(crash(), job(resume_smaller=converted), cluster(spares=())))
     assert decision.action == "reconfigure"
@@ -113,22 +113,9 @@ def test_checkpoint_of_the_new_layout_is_named_with_its_conversion() -> None:
         "format": "universal",
         "convert": "python -m 'x y'",
     }
-
-
-def test_checkpoint_that_nobody_here_can_convert_needs_a_person() -> None:
     blocked = Resume("/c_universal", "universal", 600.0, 30.0, ("python",), 45.0, obstacle="no converter is set")
     decision = decided(context(crash(), job(resume_smaller=blocked), cluster(spares=())))
     assert (decision.mode, decision.held_because) == ("propose", "no converter is set")
-
-
-def test_job_that_saves_far_too_seldom_is_told_so() -> None:
-    rare = context(crash(), job(save_every_s=86_400.0), cluster(failure_rate=find_failure_rate(30, 1000.0)))
-    assert (decided(rare).advice or "").startswith("train saves every 24.0 hours: save every 77 minutes")
-    assert decided(context(crash())).advice is None
-
-
-def test_job_that_stands_still_never_waits_for_a_checkpoint() -> None:
-    assert decided(context(crash(), job(next_save_s=1.0))).action == "replace"
 
 
 def test_small_errors_are_tried_again_before_anything_is_taken_away() -> None:
@@ -139,57 +126,22 @@ def test_small_errors_are_tried_again_before_anything_is_taken_away() -> None:
     assert decided(hang, level=Level(3, "")).isolate == ()
 
 
-def test_where_everything_was_tried_a_person_is_called() -> None:
+def test_what_is_not_done_by_itself_says_why() -> None:
     decision = decided(context(crash()), level=Level(1, "replace did not cure host:h3", is_exhausted=True))
     assert decision.action == "none"
     assert decision.reason == "a person is needed: replace did not cure host:h3, and nothing is left to try"
-
-
-def test_job_that_is_over_is_left_alone() -> None:
     decision = decided(context(crash(), job(is_over=True)))
     assert (decision.action, decision.reason) == ("none", "train is over: there is nothing to bring back")
-
-
-def test_no_restart_without_a_verified_checkpoint() -> None:
     decision = decided(context(crash(), job(resume=None)))
     assert decision.action == "none"
     assert "; options unavailable: " in decision.reason
     assert "replace (there is no checkpoint that was verified to be complete" in decision.reason
-
-
-def test_software_takes_no_hardware_out_of_service() -> None:
-    decision = decided(context(crash(fault_class="software", component="job:train")))
-    assert decision.isolate == ()
-
-
-def test_unknown_cost_is_said_and_looked_at_again_soon() -> None:
     decision = decided(context(verdict(impact=Impact(step_time_ratio=None, ranks_waiting=3))))
     assert decision.reason == "nic:h3/eth1 is watched; what it costs the job is not known yet"
     assert decision.expires_ns == seconds(10) + 10 * NS_PER_S
-
-
-def test_what_is_held_is_proposed_to_a_person() -> None:
     decision = decided(context(crash(confidence=0.5)))
     assert (decision.action, decision.mode) == ("replace", "propose")
     assert decision.held_because == "the verdict is 50% sure, and automatic action needs 90%"
-
-
-def test_every_alternative_is_listed_doing_nothing_included() -> None:
-    decision = decided(context(crash()))
-    assert {option.action for option in decision.alternatives} == {
-        "none",
-        "reroute",
-        "reattempt",
-        "restart_process",
-        "recycle",
-        "drop_replica",
-        "reconfigure",
-    }
-    assert (cost_of_nothing(decision).gpu_hours or 0.0) > (decision.cost.gpu_hours or 0.0)
-
-
-def test_two_decisions_on_one_incident_have_different_ids() -> None:
-    assert decided(at_s=1).id != decided(at_s=2).id
 
 
 ANY_VERDICT = st.builds(
@@ -229,26 +181,13 @@ def test_whatever_happens_the_rules_hold(about: Verdict, of: JobFacts, at_s: flo
         assert (decision.cost.gpu_hours or 0.0) <= (cost_of_nothing(decision).gpu_hours or 0.0)
 
 
-@pytest.mark.parametrize("field", ["downtime_s", "throughput_after", "gpu_hours", "risk"])
-def test_choice_and_doing_nothing_carry_every_figure(field: str) -> None:
-    decision = decided(context(crash()))
-    assert getattr(decision.cost, field) is not None
-    assert getattr(cost_of_nothing(decision), field) is not None
-
-
 def test_time_comes_when_the_loss_reaches_the_price() -> None:
     wait = find_break_even(0, 1800 * NS_PER_S, lost_per_hour=4.0, price_gpu_hours=10.0)
     assert not wait.is_over
     assert wait.lost_gpu_hours == pytest.approx(2.0)
     assert wait.due_ns == 9000 * NS_PER_S
     assert find_break_even(0, 9000 * NS_PER_S, 4.0, 10.0).is_over
-
-
-def test_what_costs_nothing_is_done_at_once() -> None:
     assert find_break_even(0, 0, lost_per_hour=4.0, price_gpu_hours=0.0).is_over
-
-
-def test_what_loses_nothing_is_never_due() -> None:
     wait = find_break_even(0, 10**18, lost_per_hour=0.0, price_gpu_hours=1.0)
     assert (wait.is_over, wait.due_ns) == (False, None)
 
@@ -267,42 +206,40 @@ def test_it_never_costs_more_than_twice_what_somebody_who_knew_would_pay(
 SEEN = find_failure_rate(30, 1000.0)  # one node of eight fails every four days
 
 
-def saves(every_s: float | None) -> JobFacts:
-    return job(save_every_s=every_s)
+@pytest.mark.parametrize(
+    ("known", "within", "parts"),
+    [
+        (
+            {"save_every_s": 86_400.0},
+            cluster(failure_rate=SEEN),
+            [
+                "train saves every 24.0 hours: save every 77 minutes: a save holds 8 nodes up for 30 s",
+                "(if a save lasts as long as loading one)",
+            ],
+        ),
+        ({"save_every_s": 300.0}, cluster(failure_rate=SEEN), ["10.0% at the 5 minutes of today"]),
+        ({"save_every_s": 3600.0}, cluster(failure_rate=SEEN), []),
+        ({"save_every_s": 5400.0}, cluster(failure_rate=SEEN), []),
+        ({"save_every_s": 86_400.0}, cluster(), []),
+        ({"save_every_s": None}, cluster(failure_rate=SEEN), []),
+        ({"save_every_s": 86_400.0, "resume": None}, cluster(failure_rate=SEEN), []),
+        ({"save_every_s": 86_400.0, "nodes": ()}, cluster(failure_rate=SEEN), []),
+    ],
+)
+def test_job_that_saves_too_seldom_or_too_often_is_advised_and_no_other(
+    known: dict[str, Any], within: ClusterFacts, parts: list[str]
+) -> None:
+    advice = advise_saving(job(**known), within)
+    assert (advice is None) == (not parts)
+    assert all(part in (advice or "") for part in parts)
+    if known.get("nodes") is None and known.get("resume", "") is not None:
+        assert decided(context(crash(), job(**known), within)).advice == advice
 
 
-def test_job_that_saves_once_a_day_is_told_to_save_more_often() -> None:
-    message = advise_saving(saves(86_400.0), cluster(failure_rate=SEEN))
-    assert message is not None
-    assert message.startswith("train saves every 24.0 hours: save every 77 minutes: a save holds 8 nodes up for 30 s")
-    assert message.endswith("(if a save lasts as long as loading one)")
-
-
-def test_job_that_saves_all_the_time_is_told_to_save_less_often() -> None:
-    message = advise_saving(saves(300.0), cluster(failure_rate=SEEN))
-    assert message is not None
-    assert "10.0% at the 5 minutes of today" in message
-
-
-@pytest.mark.parametrize("every_s", [3600.0, 5400.0])
-def test_job_that_saves_about_right_is_left_in_peace(every_s: float) -> None:
-    assert advise_saving(saves(every_s), cluster(failure_rate=SEEN)) is None
-
-
-def test_what_is_not_known_is_not_advised_on() -> None:
-    assert advise_saving(saves(86_400.0), cluster()) is None
-    assert advise_saving(saves(None), cluster(failure_rate=SEEN)) is None
-    assert advise_saving(job(save_every_s=86_400.0, resume=None), cluster(failure_rate=SEEN)) is None
-    assert advise_saving(job(save_every_s=86_400.0, nodes=()), cluster(failure_rate=SEEN)) is None
-
-
-def test_everybody_who_is_left_is_told_how_many_he_does() -> None:
+def test_everybody_who_is_left_is_told_how_many_he_does_by_a_guess_where_the_number_is_unknown() -> None:
     share = share_micro_batches(Layout(stages=4, replicas=3, micro_batches=5))
     assert (share.each, share.most) == (5, 8)
     assert share.reason == "5 micro-batches of each step go to 2 replicas: 1 do 8 and 1 do 7"
-
-
-def test_unknown_number_is_guessed_and_said_to_be() -> None:
     assert share_micro_batches(Layout(stages=2, replicas=2)).reason == (
         "8 micro-batches of each step go to 1 replicas: 1 do 16, if there are four for each stage"
     )

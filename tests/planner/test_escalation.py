@@ -15,68 +15,44 @@ from planner.escalation import (
     level_of,
     severity_of,
 )
-from tests.planner.build import context, crash, event, seconds, verdict
+from tests.planner.build import context, crash, event, execution, seconds, verdict
 
 PART = "nic:h3/eth1"
 
 
 def tried(action: str, *, at_s: float = 0.0, state: ExecutionState = "done", component: str = PART) -> Execution:
-    return Execution(
-        decision=f"d{at_s}",
-        incident="i1",
-        job="train",
-        action=action,
-        component=component,
-        state=state,
-        generation=1,
-        approved_by="policy",
-        began_ns=seconds(at_s),
-        ended_ns=seconds(at_s + 1),
-    )
+    when = {"decision": f"d{at_s}", "began_ns": seconds(at_s), "ended_ns": seconds(at_s + 1)}
+    return execution(action=action, component=component, state=state, **when)
 
 
 def level(base: Severity, *runs: Execution, now_s: float = 100.0) -> Level:
     return find_level(base, "as told", PART, runs, seconds(now_s), EscalationOptions(memory_s=3600))
 
 
-def test_what_was_never_tried_stands_where_its_error_puts_it() -> None:
-    assert level(3) == Level(3, "as told")
-
-
-def test_each_failure_raises_the_severity() -> None:
-    assert level(3, tried("reattempt")).severity == 2
-    assert level(3, tried("reattempt"), tried("restart_process", at_s=10)) == Level(
-        1, f"restart_process did not cure {PART}", is_raised=True
-    )
-
-
-def test_order_of_what_is_read_does_not_matter() -> None:
+def test_each_failure_raises_the_severity_in_whatever_order_it_is_read_and_none_lowers_it() -> None:
     runs = [tried("reattempt"), tried("restart_process", at_s=10)]
-    assert level(3, *runs) == level(3, *reversed(runs))
-
-
-def test_cure_below_the_severity_of_the_error_lowers_nothing() -> None:
+    assert level(3, runs[0]).severity == 2
+    raised = Level(1, f"restart_process did not cure {PART}", is_raised=True)
+    assert level(3, *runs) == level(3, *reversed(runs)) == raised
     assert level(1, tried("reattempt")).severity == 1
 
 
 @pytest.mark.parametrize(
-    "run",
+    "runs",
     [
-        tried("reattempt", component="nic:h4/eth1"),
-        tried("reattempt", state="undone"),
-        tried("reattempt", at_s=-4000),
+        [],
+        [tried("reattempt", component="nic:h4/eth1")],
+        [tried("reattempt", state="undone")],
+        [tried("reattempt", at_s=-4000)],
     ],
 )
-def test_other_parts_undone_cures_and_old_ones_do_not_count(run: Execution) -> None:
-    assert level(3, run) == Level(3, "as told")
+def test_other_parts_undone_cures_and_old_ones_do_not_count(runs: list[Execution]) -> None:
+    assert level(3, *runs) == Level(3, "as told")
 
 
 def test_where_taking_the_node_away_did_not_help_a_person_is_needed() -> None:
     assert level(1, tried("replace")).is_exhausted
     assert not level(1, tried("replace", state="failed")).is_exhausted
-
-
-def test_every_action_that_takes_a_node_away_is_on_the_last_rung() -> None:
     assert [level_of(action) for action in ("reattempt", "restart_process", "replace", "recycle")] == [3, 2, 1, 1]
 
 
@@ -101,23 +77,17 @@ def test_every_action_that_takes_a_node_away_is_on_the_last_rung() -> None:
     ],
 )
 def test_error_is_found_in_the_table(kind: str, message: str, severity: int, name: str) -> None:
+    assert classify(event("link_up", "eth1 is up")) is None
     row = classify(event(kind, message))
     assert row is not None
     assert (row.severity, row.name) == (severity, name)
 
 
-def test_what_is_no_error_has_no_row() -> None:
-    assert classify(event("link_up", "eth1 is up")) is None
-
-
-def test_the_worst_event_about_a_crash_counts() -> None:
+def test_the_worst_event_about_a_crash_counts_and_a_slow_part_is_as_bad_as_a_dead_one() -> None:
     told = [event("process_exit", "rank 3 ended"), event("xid", "Xid 79 [XID 79: blame hardware]")]
     severity, why = severity_of(crash(component="rank:3"), told)
     assert severity == 1
     assert why == "XID of the hardware: Xid 79 [XID 79: blame hardware]"
-
-
-def test_slow_part_that_would_be_drained_is_as_bad_as_a_dead_one_whatever_else_was_told() -> None:
     severity, why = severity_of(verdict(), [event("link_flapping", "eth1 flaps")])
     assert (severity, why) == (1, "the part stays slow whatever is done to the process")
 
@@ -146,6 +116,5 @@ def test_job_at_a_third_of_its_speed_is_restarted_where_nobody_is_to_blame() -> 
     assert restart.cost.gpu_hours is not None
 
 
-@pytest.mark.parametrize(("ratio", "is_one"), [(None, False), (1.1, False), (2.99, False), (3.0, True)])
-def test_three_times_the_usual_step_is_an_alarm(ratio: float | None, is_one: bool) -> None:
-    assert is_alarm(ratio) is is_one
+def test_three_times_the_usual_step_is_an_alarm() -> None:
+    assert [is_alarm(ratio) for ratio in (None, 1.1, 2.99, 3.0)] == [False, False, False, True]

@@ -1,25 +1,21 @@
 """Each job that a plan touches gets one decision: priced, held where something speaks against it, and linked."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lockstep.decision import AllJobs, Decision, Mode
-from lockstep.state.database import ControlDatabase
 from lockstep.state.decisions import list_decisions
 from lockstep.state.incidents import list_incidents, save_incidents
-from lockstep.state.leases import Lease
 from planner.allocation.allocate import Allocation, WarmAnswers, plan_allocation
 from planner.allocation.cluster import Cluster
 from planner.context import Durations, JobFacts, Layout, Resume
 from planner.decide import Policy
 from planner.limits import Constraints, Limits
 from planner.multi_job import Cause, Part, build_cluster, decide_parts, describe, identify, share_nodes
-from tests.planner.build import SAVED, cluster, context, crash, incident, job, seconds
-from tests.planner.site import LINEAR, Site, make_unequal
-from tests.planner.test_steps import decision
+from tests.planner.build import SAVED, cluster, context, crash, decision, incident, job, seconds
+from tests.planner.site import LINEAR, Site, SiteMaker
 
 SHRUNK = job(nodes=tuple(f"h{number}" for number in range(7)), gpus=56, throughput=LINEAR)
 
@@ -45,7 +41,7 @@ def decided(
     return decide_parts(parts, cause, constraints or Constraints(), modes, generation=4, now_ns=seconds(10))
 
 
-def test_growing_onto_an_idle_node_is_priced_against_staying() -> None:
+def test_growing_is_priced_against_staying_by_whole_replicas_and_waits_for_a_near_checkpoint() -> None:
     (grow,) = decided(SHRUNK, price=2.0)
     (stay,) = grow.alternatives
     assert (grow.mode, grow.generation, grow.severity, grow.after) == ("execute", 4, 3, ())
@@ -53,14 +49,8 @@ def test_growing_onto_an_idle_node_is_priced_against_staying() -> None:
     assert grow.cost.gpu_hours == pytest.approx(64 * 750 / 3600, abs=0.01)
     assert grow.cost.money == pytest.approx(2 * 64 * 750 / 3600, abs=0.01)
     assert (stay.cost.gpu_hours or 0.0) > (grow.cost.gpu_hours or 0.0)
-
-
-def test_layout_grows_by_whole_replicas() -> None:
     (grow,) = decided(replace(SHRUNK, layout=Layout(tensor=8, replicas=7)))
     assert grow.target == {"nnodes": 8, "tp": 8, "pp": 1, "dp": 8}
-
-
-def test_job_that_expects_its_next_checkpoint_waits_and_repeats_nothing() -> None:
     (grow,) = decided(replace(SHRUNK, next_save_s=120.0))
     assert grow.waits_until_ns == seconds(130)
     assert grow.expires_ns == seconds(160), "then it is looked at again, from the new checkpoint"
@@ -114,14 +104,14 @@ def test_restarts_of_one_plan_count_against_the_limit_one_after_the_other() -> N
     assert second.held_because == "1 jobs were restarted in the last hour, and 1 is the limit"
 
 
-def make_hit(tmp_path: Path, control: ControlDatabase, lease: Lease, mode: Mode) -> Site:
+def make_hit(sites: SiteMaker, mode: Mode = "execute") -> Site:
     """Return a site in which train+1 needs its seven nodes and has just lost h5, while chat could give one."""
-    site = make_unequal(tmp_path, control, lease, mode)
+    site = sites.make_unequal(mode)
     site.reader.tables = {"train": {7: 56.0, 8: 64.0}, "chat": {1: 8.0, 2: 16.0}}
     site.reader.least = {"train": 7}
     site.run(100)
     fault = crash(job="train+1", component="host:h5", last_seen_ns=seconds(110), since_ns=seconds(105))
-    save_incidents(control, [incident(fault, name="i2", opened_s=106)], None)
+    save_incidents(site.control, [incident(fault, name="i2", opened_s=106)], None)
     return site
 
 
@@ -130,13 +120,11 @@ def approve_all(site: Site) -> None:
         site.say(each, "approve", 112)
 
 
-def test_job_that_cannot_go_on_borrows_a_node_of_one_that_is_worth_less(
-    tmp_path: Path, control: ControlDatabase, lease: Lease
-) -> None:
-    site = make_hit(tmp_path, control, lease, "execute")
+def test_job_that_cannot_go_on_borrows_a_node_of_one_that_is_worth_less(sites: SiteMaker) -> None:
+    site = make_hit(sites)
     site.run(111)
     give, take = (
-        next(each for each in list_decisions(control, incident="i2") if each.job == job)
+        next(each for each in list_decisions(site.control, incident="i2") if each.job == job)
         for job in ("chat", "train+1")
     )
     assert (give.action, give.target, give.mode) == ("reconfigure", {"nnodes": 1}, "propose")
@@ -145,64 +133,51 @@ def test_job_that_cannot_go_on_borrows_a_node_of_one_that_is_worth_less(
     assert take.part_of == give.part_of is not None
     assert [part.node for part in take.isolate] == ["h5"]
     assert "is lent by chat" in take.reason
+    assert "(looked up: worked out 11 s before the event)" in take.reason
     assert take.all_jobs is not None
     approve_all(site)
-    for at in range(112, 140):
-        site.run(at)
+    site.run_all(112, 140)
     acts = [act.split(" on ")[0] for act in site.controller.world.acts]
     assert acts == ["restart chat", "isolate h5", "restart train+1"]
 
 
-def test_job_with_an_answer_of_its_own_does_not_wait_for_others(
-    tmp_path: Path, control: ControlDatabase, lease: Lease
-) -> None:
-    site = make_hit(tmp_path, control, lease, "execute")
+def test_job_with_an_answer_of_its_own_does_not_wait_for_others(sites: SiteMaker) -> None:
+    site = make_hit(sites)
     site.reader.tables["train"] = LINEAR
     site.reader.least = {}
     site.run(111)
-    (own,) = list_decisions(control, incident="i2")
+    (own,) = list_decisions(site.control, incident="i2")
     assert (own.job, own.action, own.mode, own.part_of) == ("train+1", "reconfigure", "execute", None)
 
 
-def test_decision_about_a_fault_says_when_its_plan_was_looked_up(
-    tmp_path: Path, control: ControlDatabase, lease: Lease
-) -> None:
-    site = make_hit(tmp_path, control, lease, "observe")
-    site.run(111)
-    found = list_decisions(control, incident="i2")
-    assert all("(looked up: worked out 11 s before the event)" in each.reason for each in found)
-
-
-def test_job_in_trouble_gives_nothing(tmp_path: Path, control: ControlDatabase, lease: Lease) -> None:
-    site = make_hit(tmp_path, control, lease, "execute")
+def test_job_in_trouble_gives_nothing(sites: SiteMaker) -> None:
+    site = make_hit(sites)
     theirs = crash(job="chat", component="host:h9", last_seen_ns=seconds(110), since_ns=seconds(105))
-    save_incidents(control, [incident(theirs, name="i3", opened_s=106)], None)
+    save_incidents(site.control, [incident(theirs, name="i3", opened_s=106)], None)
     site.run(111)
-    assert {each.job for each in list_decisions(control, incident="i2")} == {"train+1"}
+    assert {each.job for each in list_decisions(site.control, incident="i2")} == {"train+1"}
 
 
-def test_lender_gives_once_it_has_saved_the_checkpoint_that_it_waits_for(
-    tmp_path: Path, control: ControlDatabase, lease: Lease
-) -> None:
-    site = make_hit(tmp_path, control, lease, "execute")
+def test_lender_gives_once_it_has_saved_the_checkpoint_that_it_waits_for(sites: SiteMaker) -> None:
+    site = make_hit(sites)
     site.reader.next_save_s = 300.0
     site.run(111)
-    waits = {each.job: (each.waits_until_ns, each.expires_ns) for each in list_decisions(control, incident="i2")}
+    waits = {each.job: (each.waits_until_ns, each.expires_ns) for each in list_decisions(site.control, incident="i2")}
     assert waits == {"chat": (seconds(411), seconds(441)), "train+1": (None, seconds(441))}
     approve_all(site)
     site.reader.resume, site.reader.next_save_s = replace(SAVED, age_s=30.0), 570.0
     assert [act.split(" on ")[0] for act in site.run_all(441, 480)] == ["restart chat", "restart train+1"]
-    give = next(each for each in list_decisions(control, incident="i2") if each.job == "chat")
+    give = next(each for each in list_decisions(site.control, incident="i2") if each.job == "chat")
     assert "act now: acting now does 30 s of work again" in give.reason, "the other job stands still meanwhile"
 
 
-def test_nobody_lends_to_a_job_whose_incident_is_over(tmp_path: Path, control: ControlDatabase, lease: Lease) -> None:
-    site = make_hit(tmp_path, control, lease, "execute")
+def test_nobody_lends_to_a_job_whose_incident_is_over(sites: SiteMaker) -> None:
+    site = make_hit(sites)
     site.run(111)
     approve_all(site)
-    (hit,) = [each for each in list_incidents(control) if each.id == "i2"]
+    (hit,) = [each for each in list_incidents(site.control) if each.id == "i2"]
     healed = {"state": "closed", "closed_ns": seconds(112), "closed_because": "it healed"}
-    save_incidents(control, [hit.model_copy(update=healed)], None)
+    save_incidents(site.control, [hit.model_copy(update=healed)], None)
     assert site.run_all(113, 140) == []
 
 
@@ -221,41 +196,31 @@ def other(**changes: object) -> JobFacts:
     return JobFacts(**(fields | changes))  # type: ignore[arg-type]  # whatever a test replaces
 
 
-def test_without_tables_there_is_no_advice() -> None:
-    assert shared(job()) is None
-
-
-def test_lost_node_is_replaced_by_an_idle_one() -> None:
+def test_lost_node_is_replaced_by_an_idle_one_that_is_known_to_be_free() -> None:
     found = shared(job(throughput=TENS, min_nodes=2))
     assert found is not None
     (shift,) = found.shifts
     assert (shift.job, shift.nodes_before, shift.nodes_after) == ("train", 8, 9)
     assert found.throughput_after == 90.0
+    found = shared(job(throughput=TENS, min_nodes=2), spares=0)
+    assert found is not None
+    assert [(shift.nodes_before, shift.nodes_after) for shift in found.shifts] == [(8, 7)]
+    assert shared(job()) is None
+    assert shared(job(throughput=TENS), other(nodes=("h7", "h8"))) is None, "h7 is held twice"
 
 
-def test_job_that_is_worth_more_gets_nodes_of_one_that_is_worth_less() -> None:
+def test_job_that_is_worth_more_gets_nodes_of_one_that_is_worth_less_unless_that_is_pinned() -> None:
     light = other(weight=0.1, min_nodes=1)
     found = shared(job(throughput=TENS), light)
     assert found is not None
     assert {shift.job: shift.nodes_after for shift in found.shifts} == {"train": 8, "chat": 1}
     assert found.reason
-
-
-def test_job_without_a_table_or_a_checkpoint_keeps_its_nodes() -> None:
     for pinned in (other(throughput={}, weight=0.1), other(resume=None, weight=0.1)):
         found = shared(job(throughput=TENS), pinned)
         assert found is not None
         assert [shift.job for shift in found.shifts] == ["train"]
-
-
-def test_contradictions_give_no_advice() -> None:
-    assert shared(job(throughput=TENS), other(nodes=("h7", "h8"))) is None, "h7 is held twice"
-
-
-def test_host_that_nobody_is_known_to_have_freed_is_left_alone() -> None:
-    found = shared(job(throughput=TENS, min_nodes=2), spares=0)
-    assert found is not None
-    assert [(shift.nodes_before, shift.nodes_after) for shift in found.shifts] == [(8, 7)]
+    (train,) = build_cluster([job(throughput=TENS)], cluster(), Durations(), pinned=["train"]).jobs
+    assert train.throughput.counts == (8,)
 
 
 def test_tables_of_two_units_are_brought_to_one() -> None:
@@ -264,11 +229,6 @@ def test_tables_of_two_units_are_brought_to_one() -> None:
     chat, train = planned.jobs
     assert (chat.id, chat.throughput.at(2), chat.throughput.measured) == ("chat", 16.0, frozenset({2}))
     assert train.throughput.at(8) == 64.0, "80 of the site's units are what its 64 GPUs do"
-
-
-def test_job_that_is_pinned_keeps_its_nodes() -> None:
-    (train,) = build_cluster([job(throughput=TENS)], cluster(), Durations(), pinned=["train"]).jobs
-    assert train.throughput.counts == (8,)
 
 
 def test_planned_move_costs_the_work_since_the_checkpoint_unless_the_next_is_near() -> None:

@@ -16,9 +16,9 @@ from lockstep.state.incidents import save_incidents
 from lockstep.state.leases import Lease, take_lease
 from planner.escalation import EscalationOptions, find_level
 from planner.node_return import CommandTester, Finding, Returner, ReturnOptions, follow_order, forget_repaired
-from tests.planner.build import incident, seconds
+from tests.planner.build import decision, execution, incident, isolated, seconds
 from tests.planner.fake_controller import FakeController, make_world
-from tests.planner.test_steps import begun, decision
+from tests.planner.test_steps import begun
 from tests.planner.world import NODES
 from tests.waiting import eventually
 
@@ -37,254 +37,193 @@ class FakeTester:
         self.forgotten.append(node)
 
 
-@pytest.fixture
-def controller(tmp_path: Path, control: ControlDatabase, lease: Lease) -> FakeController:
+@dataclass
+class Out:
     """A cluster in which h3 has been isolated at second 0."""
+
+    control: ControlDatabase
+    controller: FakeController
+    lease: Lease
+    returner: Returner
+
+    def answer(self, *findings: Finding | None) -> None:
+        options = ReturnOptions(rest_s=60, tests=3, again_s=600)
+        self.returner = Returner(self.control, self.controller, FakeTester(list(findings)), options)
+
+    def run(self, *at_s: float) -> None:
+        for second in at_s:
+            self.returner.run_once(self.lease, seconds(second))
+
+    @property
+    def row(self) -> Isolated:
+        (only,) = list_isolated(self.control)
+        return only
+
+    @property
+    def state(self) -> tuple[str, str | None]:
+        """What h3 is for us, and who keeps it isolated at the controller."""
+        return self.row.state, self.controller.world.nodes["h3"]
+
+    def say(self, kind: NodeOrderKind, at_s: float = 1.0, **more: Any) -> None:  # Any: of an order
+        given = {"decision": "d1", "node": "h3", "kind": kind, "who": "ada", "ts_ns": seconds(at_s)}
+        give_node_order(self.control, NodeOrder(**(given | more)))
+
+
+@pytest.fixture
+def out(tmp_path: Path, control: ControlDatabase, lease: Lease) -> Out:
     fake = make_world(tmp_path / "cluster.json", NODES)
     save_incidents(control, [incident()], None)
     save_decisions(control, [decision()], None)
     fake.isolate("h3", "d1", "slow")
-    isolated = Isolated(
-        node="h3",
-        component="nic:h3/eth1",
-        decision="d1",
-        job="train",
-        reason="slow",
-        state="isolated",
-        since_ns=seconds(0),
-        changed_ns=seconds(0),
-    )
-    save_isolated(control, isolated, lease)
-    return fake
+    save_isolated(control, isolated(component="nic:h3/eth1"), lease)
+    return Out(control, fake, lease, Returner(control, fake, None))
 
 
-def states(control: ControlDatabase) -> list[str]:
-    return [each.state for each in list_isolated(control)]
+def test_node_rests_then_is_tested_and_returns_to_service_when_healthy(out: Out) -> None:
+    out.answer(None, Finding(True, "all well"))
+    out.run(59)
+    assert out.state == ("isolated", "d1")
+    out.run(60)
+    assert out.state == ("testing", "d1")
+    out.run(61)
+    assert (out.state, out.row.message) == (("returned", None), "all well; release h3")
 
 
-def returner(control: ControlDatabase, controller: FakeController, *findings: Finding | None) -> Returner:
-    return Returner(control, controller, FakeTester(list(findings)), ReturnOptions(rest_s=60, tests=3, again_s=600))
+def test_node_that_fails_its_tests_is_left_for_repair_until_a_person_returns_it(out: Out) -> None:
+    out.answer(*[Finding(False, "ECC errors")] * 3)
+    out.run(60, 61, 660, 1260, 5000)
+    assert (out.state, out.row.tests) == (("repair", "d1"), 3)
+    out.say("return", at_s=5001, why="the test is wrong")
+    out.run(5002)
+    assert out.state == ("returned", None)
+    assert out.row.message == "h3 is good, says ada: the test is wrong; release h3"
 
 
-def test_node_rests_before_its_test(control: ControlDatabase, controller: FakeController, lease: Lease) -> None:
-    returner(control, controller).run_once(lease, seconds(59))
-    assert states(control) == ["isolated"]
+def test_node_that_somebody_else_isolated_meanwhile_is_not_released(out: Out) -> None:
+    out.controller.mark(h3="somebody")
+    out.answer(Finding(True, "all well"))
+    out.run(60)
+    assert out.state == ("repair", "somebody")
 
 
-def test_healthy_node_returns_to_service(control: ControlDatabase, controller: FakeController, lease: Lease) -> None:
-    back = returner(control, controller, None, Finding(True, "all well"))
-    back.run_once(lease, seconds(60))
-    assert (states(control), controller.world.nodes["h3"]) == (["testing"], "d1")
-    back.run_once(lease, seconds(61))
-    assert (states(control), controller.world.nodes["h3"]) == (["returned"], None)
-    assert list_isolated(control)[0].message == "all well; release h3"
+def test_release_is_asked_for_again_where_the_controller_is_down(out: Out) -> None:
+    out.controller.change(is_down=True)
+    out.answer(Finding(True, "all well"))  # one test is enough
+    out.run(60)
+    assert (out.row.state, out.row.message) == ("returning", "not released: the fake controller does not answer")
+    out.controller.change(is_down=False)
+    out.run(61)
+    assert out.row.state == "returning"  # not once a second
+    out.run(120)
+    assert out.state == ("returned", None)
 
 
-def test_node_that_fails_its_tests_is_left_for_repair(
-    control: ControlDatabase, controller: FakeController, lease: Lease
-) -> None:
-    back = returner(control, controller, *[Finding(False, "ECC errors")] * 3)
-    for at_s in (60, 61, 660, 1260, 5000):
-        back.run_once(lease, seconds(at_s))
-    assert (states(control), controller.world.nodes["h3"]) == (["repair"], "d1")
-    assert list_isolated(control)[0].tests == 3
+def test_node_is_tested_when_the_decision_said(out: Out) -> None:
+    save_isolated(out.control, out.row.model_copy(update={"until_ns": seconds(300)}), out.lease)
+    out.answer(None)
+    out.run(299)
+    assert out.row.state == "isolated"
+    out.run(300)
+    assert out.row.state == "testing"
 
 
-def test_node_that_somebody_else_isolated_meanwhile_is_not_released(
-    control: ControlDatabase, controller: FakeController, lease: Lease
-) -> None:
-    world = controller.world
-    world.nodes["h3"] = "somebody"
-    controller.save(world)
-    returner(control, controller, Finding(True, "all well")).run_once(lease, seconds(60))
-    assert (states(control), controller.world.nodes["h3"]) == (["repair"], "somebody")
-
-
-def test_release_is_asked_for_again_where_the_controller_is_down(
-    control: ControlDatabase, controller: FakeController, lease: Lease
-) -> None:
-    world = controller.world
-    world.is_down = True
-    controller.save(world)
-    back = returner(control, controller, Finding(True, "all well"))  # one test is enough
-    back.run_once(lease, seconds(60))
-    (row,) = list_isolated(control)
-    assert (row.state, row.message) == ("returning", "not released: the fake controller does not answer")
-    world.is_down = False
-    controller.save(world)
-    back.run_once(lease, seconds(61))
-    assert states(control) == ["returning"]  # not once a second
-    back.run_once(lease, seconds(120))
-    assert (states(control), controller.world.nodes["h3"]) == (["returned"], None)
-
-
-def test_node_is_tested_when_the_decision_said(
-    control: ControlDatabase, controller: FakeController, lease: Lease
-) -> None:
-    (row,) = list_isolated(control)
-    save_isolated(control, row.model_copy(update={"until_ns": seconds(300)}), lease)
-    back = returner(control, controller, None)
-    back.run_once(lease, seconds(299))
-    assert states(control) == ["isolated"]
-    back.run_once(lease, seconds(300))
-    assert states(control) == ["testing"]
-
-
-def say(control: ControlDatabase, kind: NodeOrderKind, at_s: float = 1.0, **more: Any) -> None:  # Any: of an order
-    """Let ada say something of h3."""
-    given = {"decision": "d1", "node": "h3", "kind": kind, "who": "ada", "ts_ns": seconds(at_s)}
-    give_node_order(control, NodeOrder(**(given | more)))
-
-
-def test_person_has_a_node_tested_at_once(control: ControlDatabase, controller: FakeController, lease: Lease) -> None:
-    say(control, "test", why="cable reseated")
-    returner(control, controller, Finding(True, "all well")).run_once(lease, seconds(2))
-    assert (states(control), controller.world.nodes["h3"]) == (["returned"], None)
-    message = [line.why for line in list_audit(control, 3)]
+def test_person_has_a_node_tested_at_once(out: Out) -> None:
+    out.say("test", why="cable reseated")
+    out.answer(Finding(True, "all well"))
+    out.run(2)
+    assert out.state == ("returned", None)
+    message = [line.why for line in list_audit(out.control, 3)]
     assert message == ["all well; release h3", "h3 is to be tested, says ada: cable reseated", "cable reseated"]
 
 
-def test_person_returns_a_node_that_waits_for_repair_without_a_test(
-    control: ControlDatabase, controller: FakeController, lease: Lease
-) -> None:
-    back = returner(control, controller, *[Finding(False, "ECC errors")] * 3)
-    for at_s in (60, 660, 1260):
-        back.run_once(lease, seconds(at_s))
-    assert states(control) == ["repair"]
-    say(control, "return", at_s=1300, why="the test is wrong")
-    back.run_once(lease, seconds(1301))
-    assert (states(control), controller.world.nodes["h3"]) == (["returned"], None)
-    assert list_isolated(control)[0].message == "h3 is good, says ada: the test is wrong; release h3"
+def test_return_is_tried_again_where_the_controller_is_down_and_said_once(out: Out) -> None:
+    out.controller.change(is_down=True)
+    out.say("return")
+    out.answer()
+    out.run(2, 3, 30, 61)
+    assert [line.what for line in list_audit(out.control, 9)] == ["node_returning", "node_returning", "return_node"]
+    out.controller.change(is_down=False)
+    out.answer()
+    out.run(62)  # the planner that comes after knows it as well
+    assert out.state == ("returned", None)
 
 
-def test_return_is_tried_again_where_the_controller_is_down_and_said_once(
-    control: ControlDatabase, controller: FakeController, lease: Lease
-) -> None:
-    world = controller.world
-    world.is_down = True
-    controller.save(world)
-    say(control, "return")
-    back = returner(control, controller)
-    for at_s in (2, 3, 30, 61):
-        back.run_once(lease, seconds(at_s))
-    assert [line.what for line in list_audit(control, 9)] == ["node_returning", "node_returning", "return_node"]
-    world.is_down = False
-    controller.save(world)
-    returner(control, controller).run_once(lease, seconds(62))  # the planner that comes after knows it as well
-    assert (states(control), controller.world.nodes["h3"]) == (["returned"], None)
-
-
-def test_part_that_was_sent_back_is_recorded_and_no_test_returns_its_node(
-    control: ControlDatabase, controller: FakeController, lease: Lease
-) -> None:
-    back = returner(control, controller, None)
-    back.run_once(lease, seconds(60))
+def test_part_that_was_sent_back_is_recorded_and_no_test_returns_its_node(out: Out) -> None:
+    out.answer(None)
+    out.run(60)
     sent = PartIdentity(uuid="GPU-42", serial="132", ticket="RMA-7")
-    say(control, "rma", at_s=61, part=sent)
-    for at_s in (62, 1000, 9_000):
-        back.run_once(lease, seconds(at_s))
-    (row,) = list_isolated(control)
-    assert (row.state, row.part, controller.world.nodes["h3"]) == ("rma", sent, "d1")
-    line = next(line for line in list_audit(control, 9) if line.what == "rma_node")
+    out.say("rma", at_s=61, part=sent)
+    out.run(62, 1000, 9_000)
+    assert (out.state, out.row.part) == (("rma", "d1"), sent)
+    line = next(line for line in list_audit(out.control, 9) if line.what == "rma_node")
     assert (line.who, line.subject, line.why) == ("ada", "h3", "uuid GPU-42, serial 132, ticket RMA-7")
     with pytest.raises(BadInput, match="h3 was sent back, and no test returns it"):
-        say(control, "test", at_s=70)
-
-
-def test_repaired_node_is_tested_afresh_and_its_tests_count_from_nought(
-    control: ControlDatabase, controller: FakeController, lease: Lease
-) -> None:
-    say(control, "rma", part=PartIdentity(serial="132"))
-    back = returner(control, controller, Finding(False, "not seated"), Finding(True, "all well"))
-    back.run_once(lease, seconds(2))
-    say(control, "repaired", at_s=8_000)
-    back.run_once(lease, seconds(8_001))
-    (row,) = list_isolated(control)
-    assert (row.state, row.tests, row.part, row.repaired_ns) == ("isolated", 1, None, seconds(8_001))
-    back.run_once(lease, seconds(8_001 + 600))
-    assert (states(control), controller.world.nodes["h3"]) == (["returned"], None)
-
-
-def test_without_a_test_command_a_persons_word_is_the_test(
-    control: ControlDatabase, controller: FakeController, lease: Lease
-) -> None:
-    back = Returner(control, controller, None)
-    say(control, "test")
-    back.run_once(lease, seconds(9_000))
-    (row,) = list_isolated(control)
-    assert row.state == "isolated"
-    assert row.message == "h3 is to be tested, says ada; planner.test_command is not set, so nothing is tested"
-    say(control, "repaired")
-    back.run_once(lease, seconds(9_001))
-    assert (states(control), controller.world.nodes["h3"]) == (["returned"], None)
-
-
-def test_result_of_a_test_from_before_a_persons_word_is_thrown_away(
-    control: ControlDatabase, controller: FakeController, lease: Lease
-) -> None:
-    tester = FakeTester([None, None])
-    back = Returner(control, controller, tester)
-    back.run_once(lease, seconds(60))
-    say(control, "test", at_s=61)
-    back.run_once(lease, seconds(62))
-    assert (tester.forgotten, states(control)) == (["h3"], ["testing"])
-
-
-def test_order_on_a_node_that_is_in_service_is_refused(control: ControlDatabase, controller: FakeController) -> None:
+        out.say("test", at_s=70)
     with pytest.raises(NotPresent, match="Lockstep keeps no node 'h5' out of service"):
-        say(control, "return", node="h5")
+        out.say("return", node="h5")
 
 
-def test_planner_that_was_replaced_releases_nothing(
-    control: ControlDatabase, controller: FakeController, lease: Lease
-) -> None:
-    say(control, "return")
-    take_lease(control, "planner", "another", ttl_ns=10**9, now_ns=lease.expires_ns + 1)
+def test_repaired_node_is_tested_afresh_and_its_tests_count_from_nought(out: Out) -> None:
+    out.say("rma", part=PartIdentity(serial="132"))
+    out.answer(Finding(False, "not seated"), Finding(True, "all well"))
+    out.run(2)
+    out.say("repaired", at_s=8_000)
+    out.run(8_001)
+    row = out.row
+    assert (row.state, row.tests, row.part, row.repaired_ns) == ("isolated", 1, None, seconds(8_001))
+    out.run(8_001 + 600)
+    assert out.state == ("returned", None)
+
+
+def test_without_a_test_command_a_persons_word_is_the_test(out: Out) -> None:
+    out.say("test")
+    out.run(9_000)
+    assert out.row.state == "isolated"
+    assert out.row.message == "h3 is to be tested, says ada; planner.test_command is not set, so nothing is tested"
+    out.say("repaired")
+    out.run(9_001)
+    assert out.state == ("returned", None)
+
+
+def test_result_of_a_test_from_before_a_persons_word_is_thrown_away(out: Out) -> None:
+    tester = FakeTester([None, None])
+    out.returner = Returner(out.control, out.controller, tester)
+    out.run(60)
+    out.say("test", at_s=61)
+    out.run(62)
+    assert (tester.forgotten, out.row.state) == (["h3"], "testing")
+
+
+def test_planner_that_was_replaced_releases_nothing(out: Out) -> None:
+    out.say("return")
+    take_lease(out.control, "planner", "another", ttl_ns=10**9, now_ns=out.lease.expires_ns + 1)
     with pytest.raises(LeaseLost):
-        returner(control, controller).run_once(lease, seconds(2))
-    assert controller.world.nodes["h3"] == "d1"
+        out.run(2)
+    assert out.controller.world.nodes["h3"] == "d1"
 
 
-def test_node_is_tested_only_when_its_job_has_left_it(
-    control: ControlDatabase, controller: FakeController, lease: Lease
-) -> None:
+def test_node_is_tested_only_when_its_job_has_left_it(out: Out) -> None:
     isolate, *rest = begun().steps
     convert = Step(act="convert", subject="/ckpt/u", state="begun", began_ns=seconds(1), tries=1)
     steps = (isolate.model_copy(update={"state": "done"}), convert, *rest)
     run = begun().model_copy(update={"steps": steps})
-    save_execution(control, run, lease)
-    back = returner(control, controller, Finding(True, "all well"))
-    back.run_once(lease, seconds(100))
-    assert states(control) == ["isolated"], "it runs on while its checkpoint is converted"
-    save_execution(control, run.model_copy(update={"state": "done", "ended_ns": seconds(101)}), lease)
-    back.run_once(lease, seconds(102))
-    assert states(control) == ["returned"]
+    save_execution(out.control, run, out.lease)
+    out.answer(Finding(True, "all well"))
+    out.run(100)
+    assert out.row.state == "isolated", "it runs on while its checkpoint is converted"
+    save_execution(out.control, run.model_copy(update={"state": "done", "ended_ns": seconds(101)}), out.lease)
+    out.run(102)
+    assert out.row.state == "returned"
 
 
-def test_node_that_cannot_be_tested_stops_no_other(
-    control: ControlDatabase, controller: FakeController, lease: Lease
-) -> None:
-    (row,) = list_isolated(control)
-    controller.isolate("h4", "d1", "slow")
-    later = {"node": "h4", "component": "nic:h4/eth1", "since_ns": seconds(1)}
-    save_isolated(control, row.model_copy(update=later), lease)
-    say(control, "return", at_s=50, node="h4")
-    back = Returner(control, controller, CommandTester(["/no/such/test", "{node}"], timeout_s=10))
+def test_node_that_cannot_be_tested_stops_no_other(out: Out) -> None:
+    out.controller.isolate("h4", "d1", "slow")
+    save_isolated(out.control, isolated("h4", since_ns=seconds(1)), out.lease)
+    out.say("return", at_s=50, node="h4")
+    out.returner = Returner(out.control, out.controller, CommandTester(["/no/such/test", "{node}"], timeout_s=10))
     with pytest.raises(BadInput, match="the command `/no/such/test` cannot be started"):
-        back.run_once(lease, seconds(100))
-    assert [(each.node, each.state) for each in list_isolated(control)] == [("h3", "testing"), ("h4", "returned")]
-
-
-def poll_until_over(tester: CommandTester, now_ns: int) -> Finding:
-    found: list[Finding] = []
-
-    def is_over() -> bool:
-        finding = tester.poll("h3", now_ns)
-        found.extend([finding] if finding else [])
-        return bool(found)
-
-    eventually(is_over)
-    return found[0]
+        out.run(100)
+    assert [(each.node, each.state) for each in list_isolated(out.control)] == [("h3", "testing"), ("h4", "returned")]
 
 
 @pytest.mark.parametrize(
@@ -297,7 +236,14 @@ def poll_until_over(tester: CommandTester, now_ns: int) -> Finding:
 )
 def test_command_says_whether_a_node_is_healthy(program: str, expected: Finding) -> None:
     tester = CommandTester([sys.executable, "-c", program, "{node}"], timeout_s=60)
-    assert poll_until_over(tester, seconds(0)) == expected
+    found: list[Finding | None] = []
+
+    def is_over() -> bool:
+        found.append(tester.poll("h3", seconds(0)))
+        return found[-1] is not None
+
+    eventually(is_over)
+    assert found[-1] == expected
 
 
 def test_command_that_does_not_end_has_failed_and_is_gone() -> None:
@@ -312,25 +258,8 @@ def test_command_without_the_node_is_refused() -> None:
         CommandTester(["true"], timeout_s=1)
 
 
-def test_command_that_is_not_there_is_said() -> None:
-    with pytest.raises(BadInput, match="cannot be started"):
-        CommandTester(["/no/such/test", "{node}"], timeout_s=1).poll("h3", 0)
-
-
-def isolated(state: IsolationState = "isolated", **changes: object) -> Isolated:
-    whole = Isolated(
-        node="h3",
-        component="gpu:h3/0",
-        decision="d1",
-        job="train",
-        reason="slow",
-        state=state,
-        since_ns=seconds(0),
-        changed_ns=seconds(0),
-        tests=2,
-        until_ns=seconds(600),
-    )
-    return whole.model_copy(update=changes)
+def gpu(state: IsolationState = "isolated", **changes: object) -> Isolated:
+    return isolated(component="gpu:h3/0", state=state, tests=2, until_ns=seconds(600), **changes)
 
 
 def order(kind: NodeOrderKind) -> NodeOrder:
@@ -354,42 +283,28 @@ def order(kind: NodeOrderKind) -> NodeOrder:
 def test_word_moves_a_node_from_one_state_to_another(
     state: IsolationState, kind: NodeOrderKind, expected: IsolationState
 ) -> None:
-    after = follow_order(isolated(state), order(kind), can_test=True, now_ns=seconds(9))
+    after = follow_order(gpu(state), order(kind), can_test=True, now_ns=seconds(9))
     assert (after.state, after.last_order, after.changed_ns) == (expected, 7, seconds(9))
     assert "says ada: so" in after.message
 
 
 def test_repair_starts_the_tests_anew_and_forgets_the_old_part() -> None:
-    sent = follow_order(isolated(), order("rma"), can_test=True, now_ns=seconds(9))
+    sent = follow_order(gpu(), order("rma"), can_test=True, now_ns=seconds(9))
     assert sent.part == PartIdentity(uuid="GPU-1")
     back = follow_order(sent, order("repaired"), can_test=True, now_ns=seconds(10))
     assert (back.tests, back.part, back.repaired_ns) == (0, None, seconds(10))
 
 
 def run(ended_s: float, component: str = "gpu:h3/0") -> Execution:
-    return Execution(
-        decision=f"d{ended_s}",
-        incident="i1",
-        job="train",
-        action="replace",
-        component=component,
-        state="done",
-        generation=1,
-        approved_by="policy",
-        began_ns=seconds(ended_s - 1),
-        ended_ns=seconds(ended_s),
-    )
+    return execution(component=component, began_ns=seconds(ended_s - 1), ended_ns=seconds(ended_s))
 
 
-def test_history_of_a_part_begins_with_its_repair() -> None:
-    runs, repaired = [run(10), run(30), run(10, "gpu:h4/0")], isolated("returned", repaired_ns=seconds(20))
-    assert forget_repaired(runs, [repaired, isolated()]) == runs[1:]
-    assert forget_repaired(runs, [isolated()]) == runs
-
-
-def test_new_part_stands_on_the_first_rung_again() -> None:
+def test_history_of_a_part_begins_with_its_repair_and_a_new_part_stands_on_the_first_rung() -> None:
+    runs, repaired = [run(10), run(30), run(10, "gpu:h4/0")], gpu("returned", repaired_ns=seconds(20))
+    assert forget_repaired(runs, [repaired, gpu()]) == runs[1:]
+    assert forget_repaired(runs, [gpu()]) == runs
     tried = [run(10)]
     old = find_level(2, "crash", "gpu:h3/0", tried, seconds(60), EscalationOptions())
-    after = forget_repaired(tried, [isolated("returned", repaired_ns=seconds(20))])
+    after = forget_repaired(tried, [gpu("returned", repaired_ns=seconds(20))])
     new = find_level(2, "crash", "gpu:h3/0", after, seconds(60), EscalationOptions())
     assert (old.is_exhausted, new.is_exhausted, new.severity) == (True, False, 2)

@@ -5,8 +5,7 @@ import pytest
 from lockstep.decision import Action, Cost, Decision, Option
 from lockstep.execution import Execution, Outcome, Step
 from planner.scorecard import find_downtimes, score
-from tests.planner.build import crash, incident, seconds
-from tests.planner.test_steps import decision
+from tests.planner.build import crash, decision, execution, incident, seconds
 
 
 def advice(about: str, action: Action = "replace", *, saves: float = 90.0, at_s: float = 10.0) -> Decision:
@@ -14,6 +13,11 @@ def advice(about: str, action: Action = "replace", *, saves: float = 90.0, at_s:
     cost = Cost(gpu_hours=100.0 - saves, downtime_s=180.0)
     changes = {"id": f"d-{about}-{at_s}", "incident": about, "cost": cost, "alternatives": (nothing,)}
     return decision(action).model_copy(update=changes | {"created_ns": seconds(at_s), "checkpoint_age_s": 100.0})
+
+
+def shared(made: Decision) -> Decision:
+    """Return a decision as one that only follows for another job."""
+    return made.model_copy(update={"part_of": "p1", "isolate": ()})
 
 
 def outcome(about: str, was_right: bool) -> Outcome:
@@ -28,46 +32,35 @@ def test_right_advice_saves_and_wrong_advice_drains_healthy_nodes() -> None:
     assert card.wrongly_drained == ("h3",)
 
 
-def test_newest_advice_on_an_incident_counts_and_doing_nothing_is_none() -> None:
-    given = [advice("i1", saves=10.0, at_s=5), advice("i1", saves=50.0, at_s=9), advice("i2", "none")]
+@pytest.mark.parametrize(
+    ("given", "saved"),
+    [
+        ([advice("i1", saves=10.0, at_s=5), advice("i1", saves=50.0, at_s=9), advice("i2", "none")], 50.0),
+        ([advice("i1"), shared(advice("i1", "grow", saves=1.0, at_s=20))], 90.0),
+    ],
+)
+def test_newest_advice_on_an_incident_counts_and_neither_none_nor_what_follows_for_others(
+    given: list[Decision], saved: float
+) -> None:
     card = score(given, {"i1": outcome("i1", True)}, {})
-    assert (card.advised, card.saved_gpu_hours) == (1, 50.0)
-
-
-def test_what_follows_for_other_jobs_is_no_advice_on_the_incident() -> None:
-    part = advice("i1", "grow", saves=1.0, at_s=20).model_copy(update={"part_of": "p1", "isolate": ()})
-    card = score([advice("i1"), part], {"i1": outcome("i1", True)}, {})
-    assert (card.advised, card.saved_gpu_hours) == (1, 90.0)
-
-
-def test_without_outcomes_there_is_no_precision() -> None:
+    assert (card.advised, card.saved_gpu_hours) == (1, saved)
     assert score([advice("i1")], {}, {}).precision is None
 
 
 def run(**changes: object) -> Execution:
     steps = (Step(act="isolate", subject="h3", state="done"), Step(act="restart", subject="train", state="done"))
-    whole = Execution(
-        decision="d1",
-        incident="i1",
-        job="train",
-        action="replace",
-        component="host:h3",
-        state="done",
-        generation=1,
-        approved_by="policy",
-        began_ns=seconds(12),
-        ended_ns=seconds(52),
-        steps=steps,
-    )
-    return whole.model_copy(update=changes)
+    return execution(**({"began_ns": seconds(12), "ended_ns": seconds(52), "steps": steps} | changes))
 
 
-def test_time_of_a_fault_goes_into_four_rows() -> None:
+def test_time_of_a_fault_goes_into_four_rows_of_which_one_may_be_open() -> None:
     # The fault began at 0 s, the incident was opened at 5 s.
     made = advice("i1", at_s=10.0).model_copy(update={"weighed_ns": seconds(10)})
     (row,) = find_downtimes([run()], {"d1": made}, {"i1": incident(crash())})
     assert (row.post_checkpoint_s, row.detection_s, row.diagnosis_s, row.reinitialisation_s) == (90, 5, 7, 40)
     assert row.total_s == 142
+    made = advice("i1").model_copy(update={"checkpoint_age_s": None})
+    (row,) = find_downtimes([run()], {"d1": made}, {"i1": incident(crash())})
+    assert (row.post_checkpoint_s, row.total_s) == (None, 52)
 
 
 @pytest.mark.parametrize(
@@ -90,18 +83,8 @@ def test_work_done_again_is_the_same_however_often_the_answer_was_repeated(
     assert (row.detection_s, row.diagnosis_s, row.reinitialisation_s) == (5, 307, 40)
 
 
-def test_what_did_not_restart_a_job_is_no_downtime() -> None:
+def test_what_restarted_no_job_or_only_gave_nodes_back_is_no_downtime() -> None:
     watched = run(steps=(Step(act="watch", subject="train", state="done"),))
-    known = {"d1": advice("i1")}, {"i1": incident(crash())}
-    assert find_downtimes([watched, run(state="failed")], *known) == []
-
-
-def test_job_that_only_gets_nodes_back_was_not_down_by_the_fault() -> None:
-    shared = advice("i1").model_copy(update={"part_of": "p1", "isolate": ()})
-    assert find_downtimes([run()], {"d1": shared}, {"i1": incident(crash())}) == []
-
-
-def test_unknown_checkpoint_leaves_its_row_open() -> None:
-    made = advice("i1").model_copy(update={"checkpoint_age_s": None})
-    (row,) = find_downtimes([run()], {"d1": made}, {"i1": incident(crash())})
-    assert (row.post_checkpoint_s, row.total_s) == (None, 52)
+    found = {"i1": incident(crash())}
+    assert find_downtimes([watched, run(state="failed")], {"d1": advice("i1")}, found) == []
+    assert find_downtimes([run()], {"d1": shared(advice("i1"))}, found) == []

@@ -1,7 +1,5 @@
 """Every open incident has one decision that has not expired, written by whoever holds the lease."""
 
-from pathlib import Path
-
 import pytest
 
 from lockstep.errors import LeaseLost
@@ -9,13 +7,13 @@ from lockstep.state.database import ControlDatabase
 from lockstep.state.decisions import list_decisions
 from lockstep.state.incidents import save_incidents
 from lockstep.state.leases import Lease, release_lease
-from lockstep.verdict import Impact, Incident
+from lockstep.verdict import Impact
 from planner.context import ClusterFacts
 from planner.limits import Limits
 from planner.service import PlannerService
 from planner.snapshot import FactReader
 from tests.planner.build import crash, incident, seconds, verdict
-from tests.planner.world import lease_of, planner_of, start
+from tests.planner.world import Harness, lease_of, planner_of
 
 
 @pytest.fixture
@@ -24,16 +22,11 @@ def planner(control: ControlDatabase) -> PlannerService:
     return PlannerService(control, FactReader(None, None, None, None, ClusterFacts(), {}))
 
 
-def closed(found: Incident) -> Incident:
-    return found.model_copy(update={"state": "closed", "closed_ns": found.updated_ns, "closed_because": "it healed"})
-
-
-def test_without_incidents_nothing_is_decided(planner: PlannerService, lease: Lease) -> None:
+def test_every_open_incident_gets_a_decision(planner: PlannerService, lease: Lease, control: ControlDatabase) -> None:
     assert planner.run_once(lease, seconds(10)) == 0
-
-
-def test_every_open_incident_gets_a_decision(planner: PlannerService, control: ControlDatabase, lease: Lease) -> None:
-    save_incidents(control, [incident(name="i1"), incident(name="i2"), closed(incident(name="i3"))], None)
+    over = {"state": "closed", "closed_ns": seconds(5), "closed_because": "it healed"}
+    closed = incident(name="i3").model_copy(update=over)
+    save_incidents(control, [incident(name="i1"), incident(name="i2"), closed], None)
     assert planner.run_once(lease, seconds(10)) == 2
     assert {found.incident for found in list_decisions(control)} == {"i1", "i2"}
     assert {found.generation for found in list_decisions(control)} == {lease.generation}
@@ -49,19 +42,11 @@ def test_where_nothing_is_known_but_the_verdict_the_decision_observes_and_says_w
     assert found.reason == "nic:h3/eth1 is watched; waiting costs 51.2 GPU-hours every hour"
 
 
-def test_incident_that_is_decided_is_left_alone_until_the_decision_expires(
+def test_incident_is_decided_again_when_its_decision_expires_and_another_answer_stands_beside_the_first(
     planner: PlannerService, control: ControlDatabase, lease: Lease
 ) -> None:
     save_incidents(control, [incident()], None)
     assert [planner.run_once(lease, seconds(at)) for at in (10, 19.9, 20, 20)] == [1, 0, 1, 0]
-
-
-def test_same_answer_keeps_its_decision_and_another_stands_beside_it(
-    planner: PlannerService, control: ControlDatabase, lease: Lease
-) -> None:
-    save_incidents(control, [incident()], None)
-    planner.run_once(lease, seconds(10))
-    planner.run_once(lease, seconds(100))
     assert [found.created_ns for found in list_decisions(control)] == [seconds(10)]
     save_incidents(control, [incident(crash(fault_class="comm_hang", grade="alert"))], None)
     planner.run_once(lease, seconds(200))
@@ -79,37 +64,26 @@ def test_planner_that_lost_its_lease_decides_nothing(
     assert list_decisions(control) == []
 
 
-def test_one_spare_is_promised_to_one_job(tmp_path: Path, control: ControlDatabase, lease: Lease) -> None:
-    controller = start(tmp_path, control)
-    world = controller.world
-    world.jobs["chat"] = world.jobs["train"] | {"id": "chat", "nodes": ["h4", "h5"]}
-    controller.save(world)
+def test_one_spare_is_promised_to_one_job(harness: Harness) -> None:
+    harness.controller.run_job("chat", ["h4", "h5"])
     theirs = crash(id="v2", job="chat", component="host:h5", last_seen_ns=seconds(10))
-    save_incidents(control, [incident(theirs, name="i2")], None)
-    planner = planner_of(control, controller)
-    for at_s in range(11, 18):
-        planner.run_once(lease, seconds(at_s))
-    found = {each.action: each.reason for each in list_decisions(control)}
+    save_incidents(harness.control, [incident(theirs, name="i2")], None)
+    harness.run(*range(11, 18))
+    found = {each.action: each.reason for each in list_decisions(harness.control)}
     assert sorted(found) == ["reconfigure", "replace"]
     assert "starts again with h8 instead of" in found["replace"]
     assert "starts again on 7 nodes" in found["reconfigure"]
 
 
-def test_restarts_that_the_same_round_has_begun_count_against_the_limit(
-    tmp_path: Path, control: ControlDatabase, lease: Lease
-) -> None:
-    hangs = [
-        crash(id=f"v{job}", job=job, component=f"job:{job}", fault_class="noncomm_hang", last_seen_ns=seconds(10))
-        for job in ("train", "chat", "code", "draw")
-    ]
-    controller = start(tmp_path, control, incident(hangs[0]))
-    save_incidents(control, [incident(each, name=f"i{each.job}") for each in hangs[1:]], None)
-    world = controller.world
-    world.jobs |= {each.job: world.jobs["train"] | {"id": each.job} for each in hangs}
-    controller.save(world)
-    planner = planner_of(control, controller, limits=Limits(restarts_per_hour=2))
-    for at_s in range(11, 16):
-        planner.run_once(lease, seconds(at_s))
-    held = [each.held_because for each in list_decisions(control) if each.held_because]
+def test_restarts_that_the_same_round_has_begun_count_against_the_limit(harness: Harness) -> None:
+    for job in ("train", "chat", "code", "draw"):
+        hang = crash(
+            id=f"v{job}", job=job, component=f"job:{job}", fault_class="noncomm_hang", last_seen_ns=seconds(10)
+        )
+        save_incidents(harness.control, [incident(hang, name="i1" if job == "train" else f"i{job}")], None)
+        harness.controller.run_job(job)
+    harness.planner = planner_of(harness.control, harness.controller, limits=Limits(restarts_per_hour=2))
+    harness.run(*range(11, 16))
+    held = [each.held_because for each in list_decisions(harness.control) if each.held_because]
     assert held == ["2 jobs were restarted in the last hour, and 2 is the limit"] * 2
-    assert len(controller.world.acts) == 2
+    assert len(harness.controller.world.acts) == 2

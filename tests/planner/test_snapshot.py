@@ -8,7 +8,6 @@ import pytest
 
 from lockstep.arrow import rows_of
 from lockstep.clock import NS_PER_S
-from lockstep.errors import ControllerDown
 from lockstep.fabrics import rail_optimised
 from lockstep.records import Agent, Comm, OpStat
 from lockstep.state.database import ControlDatabase
@@ -52,18 +51,28 @@ def reader(tmp_path: Path, store: Store | None = None, **changes: object) -> Fac
     return FactReader(store, **(parts | changes))  # type: ignore[arg-type]  # whatever a test replaces
 
 
-def test_job_of_the_controller_has_its_nodes_checkpoint_and_hints(tmp_path: Path) -> None:
-    snapshot = reader(tmp_path).read(incident(crash()), seconds(10))
+def test_what_is_known_of_a_job_is_read_and_a_controller_that_is_down_is_said(tmp_path: Path) -> None:
+    found = reader(tmp_path)
+    snapshot = found.read(incident(crash()), seconds(10))
     assert snapshot.job.nodes == tuple(NODES[:8])
     assert (snapshot.job.gpus, snapshot.job.min_nodes, snapshot.job.next_save_s) == (64, 4, 30.0)
     assert snapshot.job.resume == Resume("/ckpt/train", "dcp", 60.0, 5.0)
+    FakeController(tmp_path / "cluster.json").change(is_down=True)
+    snapshot = found.read(incident(crash()), seconds(10))
+    assert (snapshot.trouble, snapshot.nodes) == ("the fake controller does not answer", None)
+    assert snapshot.job.resume is not None
+    snapshot = FactReader(None, None, None, None, ClusterFacts(), {}).read(incident(crash()), seconds(10))
+    assert (snapshot.job.nodes, snapshot.job.gpus, snapshot.job.resume, snapshot.nodes) == ((), 64, None, None)
 
 
-def test_spares_are_those_that_are_usable_and_not_in_the_job(tmp_path: Path) -> None:
+def test_spares_are_those_that_are_usable_and_on_which_nobody_runs(tmp_path: Path) -> None:
     found = reader(tmp_path)
     controller = make_world(tmp_path / "cluster.json", NODES)
     controller.isolate("h9", "d0", "bad")
     assert found.read(incident(crash()), seconds(10)).cluster.spares == ("h8",)
+    make_world(tmp_path / "cluster.json", NODES)
+    found = reader(tmp_path, controller=TellingController(tmp_path / "cluster.json"))
+    assert found.read(incident(crash()), seconds(10)).cluster.spares == ("h9",)
 
 
 class TellingController(FakeController):
@@ -71,12 +80,6 @@ class TellingController(FakeController):
 
     def nodes(self) -> Sequence[Node]:
         return [replace(node, is_idle=node.name != "h8") for node in super().nodes()]
-
-
-def test_spare_on_which_somebody_runs_is_none(tmp_path: Path) -> None:
-    make_world(tmp_path / "cluster.json", NODES)
-    found = reader(tmp_path, controller=TellingController(tmp_path / "cluster.json"))
-    assert found.read(incident(crash()), seconds(10)).cluster.spares == ("h9",)
 
 
 def test_telemetry_says_which_gpus_a_job_has_and_what_happened_on_the_part_s_host(
@@ -94,46 +97,25 @@ def test_telemetry_says_which_gpus_a_job_has_and_what_happened_on_the_part_s_hos
     assert [found.message for found in snapshot.events] == ["Xid 79"]
 
 
-def test_controller_that_is_down_is_said_and_the_rest_is_read(tmp_path: Path) -> None:
-    found = reader(tmp_path)
-    controller = FakeController(tmp_path / "cluster.json")
-    world = controller.world
-    world.is_down = True
-    controller.save(world)
-    with pytest.raises(ControllerDown):
-        controller.nodes()
-    snapshot = found.read(incident(crash()), seconds(10))
-    assert (snapshot.trouble, snapshot.nodes) == ("the fake controller does not answer", None)
-    assert snapshot.job.resume is not None
-
-
-def test_without_any_source_only_the_verdict_is_known() -> None:
-    snapshot = FactReader(None, None, None, None, ClusterFacts(), {}).read(incident(crash()), seconds(10))
-    assert (snapshot.job.nodes, snapshot.job.gpus, snapshot.job.resume, snapshot.nodes) == ((), 64, None, None)
-
-
-def test_blocks_are_racks_or_else_leaves(tmp_path: Path) -> None:
+def test_blocks_are_racks_or_else_leaves_and_nodes_on_the_same_rails_are_close(tmp_path: Path) -> None:
     indices = [Place(id="h0", kind="host", rack="r1"), Place(id="h1", kind="host"), Place(id="leaf1", kind="switch")]
     links = [Link(id=f"l{n}", a=f"h{n}/eth0", b="leaf1", gbps=100.0) for n in range(2)]
     topology = Topology(routing="ecmp", nodes=tuple(indices), links=tuple(links))
     snapshot = reader(tmp_path, topology=topology).read(incident(crash()), seconds(10))
     assert dict(snapshot.cluster.block_of) == {"h0": "r1", "h1": "leaf1"}
     assert snapshot.cluster.hosts >= {"h0", "h1", "h9"}
-    assert isinstance(snapshot.nodes, list)
-    assert isinstance(snapshot.nodes[0], Node)
+    rails = rail_optimised(hosts=8, rails=2, spines=2, pods=2)
+    leaf_of = reader(tmp_path, topology=rails).survey(seconds(10)).cluster.leaf_of
+    assert leaf_of["h0"] == leaf_of["h1"] != leaf_of["h7"]
 
 
-def test_checkpoint_is_asked_for_on_the_layout_that_the_job_will_have(tmp_path: Path) -> None:
+def test_checkpoint_is_asked_for_on_the_layout_that_the_job_will_have_by_its_first_name(tmp_path: Path) -> None:
     hints = {"*": JobHint(layout=Layout(tensor=8, replicas=8))}
     snapshot = reader(tmp_path, hints=hints).read(incident(crash()), seconds(10))
     assert snapshot.job.resume_smaller is not None
     assert snapshot.job.resume_smaller.form == f"dcp on {Layout(tensor=8, replicas=7)}"
     assert snapshot.job.save_every_s == 600.0
-
-
-def test_hints_and_checkpoints_go_by_the_first_name_of_a_job(tmp_path: Path) -> None:
-    hints = {"first": JobHint(weight=3.0)}
-    found = reader(tmp_path, hints=hints, names_of=lambda job: (job, "first"))
+    found = reader(tmp_path, hints={"first": JobHint(weight=3.0)}, names_of=lambda job: (job, "first"))
     snapshot = found.read(incident(crash()), seconds(10))
     assert (snapshot.job.weight, snapshot.job.resume) == (3.0, Resume("/ckpt/first", "dcp", 60.0, 5.0))
 
@@ -157,38 +139,22 @@ def test_job_is_over_when_the_controller_says_so_and_not_when_it_has_never_heard
     assert not found.is_over("train")
     assert not found.is_over("nobody")
     controller = FakeController(tmp_path / "cluster.json")
-    world = controller.world
-    world.jobs["train"]["state"] = "ended"
-    controller.save(world)
+    controller.change(jobs={"train": controller.world.jobs["train"] | {"state": "ended"}})
     assert found.is_over("train")
 
 
-def test_failures_that_were_seen_replace_those_of_the_fleet(tmp_path: Path) -> None:
+def test_failures_that_were_seen_replace_those_of_the_fleet_unless_little_was_watched(tmp_path: Path) -> None:
     seen = find_evidence({"h3": 3}, dict.fromkeys(NODES, 30.0))
     snapshot = reader(tmp_path, evidence=lambda now_ns: seen).read(incident(crash()), seconds(10))
     assert snapshot.cluster.failures_per_node_day == pytest.approx(0.01)
     assert snapshot.cluster.failures_of["h3"] > snapshot.cluster.failures_of["h4"]
     assert snapshot.cluster.failure_rate == seen.rate
-
-
-def test_nodes_on_the_leaves_of_the_same_rails_are_close(tmp_path: Path) -> None:
-    topology = rail_optimised(hosts=8, rails=2, spines=2, pods=2)
-    leaf_of = reader(tmp_path, topology=topology).survey(seconds(10)).cluster.leaf_of
-    assert leaf_of["h0"] == leaf_of["h1"] != leaf_of["h7"]
+    assert find_evidence({"h3": 1}, {"h3": 20.0, "h4": 9.0}) == Evidence()
+    found = find_evidence({"h3": 3}, dict.fromkeys(("h3", "h4", "h5"), 25.0))
+    assert found.by_node["h3"] == pytest.approx(4 * found.by_node["h4"])
 
 
 DAY_NS = 86_400 * NS_PER_S
-
-
-def test_little_watching_tells_nothing() -> None:
-    assert find_evidence({"h3": 1}, {"h3": 20.0, "h4": 9.0}) == Evidence()
-
-
-def test_node_that_failed_more_often_is_expected_to_fail_again() -> None:
-    found = find_evidence({"h3": 3}, dict.fromkeys(("h3", "h4", "h5"), 25.0))
-    assert found.rate is not None
-    assert (found.rate.failures, found.rate.node_days) == (3, 75.0)
-    assert found.by_node["h3"] == pytest.approx(4 * found.by_node["h4"])
 
 
 def test_only_what_stopped_a_job_on_a_watched_host_counts(embedded_store: Store, control: ControlDatabase) -> None:
@@ -211,7 +177,4 @@ def test_only_what_stopped_a_job_on_a_watched_host_counts(embedded_store: Store,
     assert found.rate is not None
     assert (found.rate.failures, found.rate.node_days) == (2, 40.0)
     assert found.by_node["h3"] > found.by_node["h4"]
-
-
-def test_without_a_store_nothing_is_known(control: ControlDatabase) -> None:
     assert EvidenceReader(None, control).read(T0) == Evidence()

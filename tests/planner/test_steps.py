@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.clock import NS_PER_S
-from lockstep.decision import Action, Cost, Decision, Isolation, Mode
+from lockstep.decision import Action, Decision, Mode
 from lockstep.execution import Execution, Order, OrderKind, Step
 from planner.controllers.protocol import Outcome, Report
 from planner.steps import (
@@ -28,26 +28,7 @@ from planner.steps import (
     restart_order,
     undo,
 )
-from tests.planner.build import seconds
-
-
-def decision(action: Action = "replace", nodes: tuple[str, ...] = ("h3",)) -> Decision:
-    return Decision(
-        id="d1",
-        job="train",
-        incident="i1",
-        generation=1,
-        created_ns=seconds(0),
-        expires_ns=seconds(600),
-        severity=1,
-        action=action,
-        isolate=tuple(Isolation(component=f"host:{node}", node=node, reason="gone") for node in nodes),
-        target={"nnodes": 8, "dp": 4} if nodes else None,
-        resume={"checkpoint": "/ckpt/400"},
-        cost=Cost(),
-        verdicts=("v1",),
-        reason="it is cheapest",
-    )
+from tests.planner.build import decision, execution, seconds
 
 
 def begun(action: Action = "replace", nodes: tuple[str, ...] = ("h3",)) -> Execution:
@@ -68,50 +49,50 @@ def acts(run: Execution) -> list[tuple[str, str]]:
     return [(step.act, step.state) for step in run.steps]
 
 
-def test_nodes_are_isolated_before_the_job_is_restarted() -> None:
-    assert [step.act for step in begun().steps] == ["isolate", "restart", "watch"]
+CONVERT = {
+    "checkpoint": "/ckpt/u",
+    "format": "ds_zero",
+    "convert": "python c --input_folder /ckpt/z --output_folder /ckpt/u",
+}
 
 
 @pytest.mark.parametrize(
-    ("action", "expected"),
-    [("reroute", ["watch"]), ("reattempt", ["reattempt", "watch"]), ("restart_process", ["restart", "watch"])],
+    ("about", "expected"),
+    [
+        (decision(), ["isolate", "restart", "watch"]),
+        (decision("reroute", ()), ["watch"]),
+        (decision("reattempt", ()), ["reattempt", "watch"]),
+        (decision("restart_process", ()), ["restart", "watch"]),
+        (decision(resume=CONVERT), ["isolate", "convert", "restart", "watch"]),
+        (decision("reattempt", (), resume=CONVERT), ["reattempt", "watch"]),
+    ],
 )
-def test_what_takes_no_node_away_isolates_nothing(action: Action, expected: list[str]) -> None:
-    assert [step.act for step in begun(action, nodes=()).steps] == expected
+def test_nodes_are_isolated_and_checkpoints_converted_before_a_restart(about: Decision, expected: list[str]) -> None:
+    assert [step.act for step in begin(about, "host:h3", "policy", 1, seconds(0)).steps] == expected
 
 
-def converted() -> Decision:
-    told = {
-        "checkpoint": "/ckpt/u",
-        "format": "ds_zero",
-        "convert": "python c --input_folder /ckpt/z --output_folder /ckpt/u",
-    }
-    return decision().model_copy(update={"resume": told})
-
-
-def test_checkpoint_is_converted_before_the_job_is_stopped_for_its_restart() -> None:
-    run = begin(converted(), "host:h3", "policy", 1, seconds(0))
-    assert [step.act for step in run.steps] == ["isolate", "convert", "restart", "watch"]
-    assert run.steps[1].subject == "/ckpt/u"
-    order = restart_order(converted(), exclude=[])
-    assert (order.checkpoint, order.environment["LOCKSTEP_RESUME_FORMAT"]) == ("/ckpt/u", "universal")
-
-
-def test_what_restarts_nothing_converts_nothing() -> None:
-    reattempt = converted().model_copy(update={"action": "reattempt", "isolate": ()})
-    assert [step.act for step in begin(reattempt, "host:h3", "policy", 1, 0).steps] == ["reattempt", "watch"]
-
-
-def test_execution_is_done_after_its_last_step() -> None:
+def test_execution_is_done_after_its_last_step_and_its_undo_releases_once() -> None:
     run = answer(answer(answer(begun(), "done"), "already"), "done", at_s=9)
     assert (run.state, run.ended_ns, run.new_job) == ("done", seconds(9), "train+1")
+    turned = answer(undo(run, "ada", seconds(3)), "done")
+    assert turned.state == "undone"
+    assert undo(turned, "ada again", seconds(4)) == turned
 
 
-def test_refused_restart_gives_back_what_was_isolated() -> None:
+def test_refused_step_gives_back_what_was_or_may_have_been_isolated() -> None:
     run = answer(answer(begun(), "done"), "refused")
     assert (run.state, run.reason) == ("undoing", "said refused")
     assert acts(run) == [("isolate", "done"), ("restart", "failed"), ("release", "waiting")]
     assert answer(run, "done").state == "failed"
+    run = answer(begun(), "refused")  # an earlier answer may have been lost
+    assert acts(run) == [("isolate", "failed"), ("release", "waiting")]
+    assert answer(run, "already").state == "failed"
+    asked = mark_begun(begun(), 0, seconds(1))
+    turned = undo(asked, "ada: wrong node", seconds(2))
+    assert acts(turned) == [("isolate", "done"), ("release", "waiting")]
+    assert answer(turned, "done").state == "undone"
+    run = answer(answer(answer(begun(), "done"), "done"), "refused")
+    assert (run.state, isolated_by(run)) == ("failed", ["h3"])
 
 
 def test_failure_is_tried_again_after_longer_and_longer_waits_and_then_given_up() -> None:
@@ -136,39 +117,6 @@ def test_try_whose_answer_was_lost_is_asked_for_again_at_once() -> None:
     assert (run.steps[1].tries, run.steps[1].message, len(run.steps[1].failures)) == (2, "", 1)
 
 
-def test_job_that_was_started_elsewhere_keeps_its_bad_node_isolated_when_it_does_not_run() -> None:
-    run = answer(answer(answer(begun(), "done"), "done"), "refused")
-    assert (run.state, isolated_by(run)) == ("failed", ["h3"])
-
-
-def test_refused_isolation_is_released_all_the_same_because_an_earlier_answer_may_have_been_lost() -> None:
-    run = answer(begun(), "refused")
-    assert acts(run) == [("isolate", "failed"), ("release", "waiting")]
-    assert answer(run, "already").state == "failed"
-
-
-def test_undo_releases_also_what_was_asked_for_and_never_answered() -> None:
-    asked = mark_begun(begun(), 0, seconds(1))
-    turned = undo(asked, "ada: wrong node", seconds(2))
-    assert acts(turned) == [("isolate", "done"), ("release", "waiting")]
-    assert answer(turned, "done").state == "undone"
-
-
-def test_undo_of_what_is_done_releases_it_once() -> None:
-    run = answer(answer(answer(begun(), "done"), "done"), "done")
-    turned = answer(undo(run, "ada", seconds(3)), "done")
-    assert turned.state == "undone"
-    assert undo(turned, "ada again", seconds(4)) == turned
-
-
-def test_release_is_tried_until_it_is_answered() -> None:
-    run = undo(answer(begun(), "done"), "ada", seconds(2))
-    for count in range(20):
-        run = answer(run, "failed", at_s=count)
-    assert answer(run, "refused").state == "undone"
-    assert len(run.steps[-1].failures) == 10
-
-
 def test_release_that_fails_for_ever_is_set_aside_and_tried_slowly() -> None:
     run = undo(answer(begun(), "done"), "ada", seconds(2))
     for count in range(MOST_TRIES - 1):
@@ -183,6 +131,8 @@ def test_release_that_fails_for_ever_is_set_aside_and_tried_slowly() -> None:
         run = answer(run, "failed", at_s=200 + count)
     assert due_step(run, seconds(204 + 599)) is None
     assert due_step(run, seconds(204 + 600)) is not None
+    assert len(run.steps[-1].failures) == 10
+    assert answer(run, "refused").state == "undone"
     late = answer(run, "done", at_s=900)
     assert (late.state, late.ended_ns) == ("undone", seconds(99))  # as far as its job goes, it was over before
 
@@ -208,6 +158,8 @@ def test_restart_is_told_where_not_to_run_and_where_to_resume() -> None:
     assert (order.mark, order.job, order.exclude, order.nnodes) == ("d1", "train", ("h3", "h7"), 8)
     assert order.checkpoint == "/ckpt/400"
     assert order.environment == {"LOCKSTEP_ACTION": "replace", "LOCKSTEP_TARGET": '{"nnodes": 8, "dp": 4}'}
+    order = restart_order(decision(resume=CONVERT), exclude=[])
+    assert (order.checkpoint, order.environment["LOCKSTEP_RESUME_FORMAT"]) == ("/ckpt/u", "universal")
 
 
 ANSWERS = st.lists(st.sampled_from(["done", "already", "refused", "failed", "undo", "crash"]), max_size=40)
@@ -279,20 +231,14 @@ def ended(at_s: float) -> Execution:
     return begun().model_copy(update={"state": "done", "began_ns": seconds(at_s - 1), "ended_ns": seconds(at_s)})
 
 
-def test_job_is_busy_while_something_is_done_for_it_and_for_a_while_afterwards() -> None:
+def test_job_is_busy_and_its_decision_outdated_once_something_was_done() -> None:
     assert is_busy("train", [begun()], seconds(1), settle_s=60.0)
     assert is_busy("train", [ended(100)], seconds(159), settle_s=60.0)
     assert not is_busy("train", [ended(100)], seconds(161), settle_s=60.0)
     assert not is_busy("chat", [begun()], seconds(1), settle_s=60.0)
-
-
-def test_decision_is_outdated_once_something_was_done_to_its_job() -> None:
     assert is_outdated(decision(), [ended(5)])
-    assert not is_outdated(decision().model_copy(update={"created_ns": seconds(6)}), [ended(5)])
+    assert not is_outdated(decision(created_ns=seconds(6)), [ended(5)])
     assert not is_outdated(decision(), [ended(5).model_copy(update={"job": "chat"})])
-
-
-def test_same_answer_keeps_its_id_and_another_does_not() -> None:
     known = decision()
     fresh = known.model_copy(update={"id": "d2", "created_ns": seconds(50), "reason": "said differently"})
     assert keep_same(known, fresh, []).id == "d1"
@@ -302,14 +248,11 @@ def test_same_answer_keeps_its_id_and_another_does_not() -> None:
     assert keep_same(None, fresh, []) is fresh
 
 
-def test_restarts_that_came_about_of_late_are_counted() -> None:
+def test_restarts_that_came_about_of_late_or_are_about_to_come_are_counted() -> None:
     done = Step(act="restart", subject="train", state="done", ended_ns=seconds(10))
     failed = done.model_copy(update={"state": "failed"})
     runs = [begun().model_copy(update={"steps": (step,)}) for step in (done, failed)]
     assert [count_restarts(runs, seconds(since)) for since in (5, 11)] == [1, 0]
-
-
-def test_restart_that_is_about_to_come_is_counted_and_one_that_was_given_up_is_not() -> None:
     assert count_restarts([begun()], seconds(0)) == 1
     assert count_restarts([begun().model_copy(update={"state": "failed"})], seconds(0)) == 0
 
@@ -324,37 +267,16 @@ def test_spare_is_promised_until_the_job_that_takes_it_is_seen() -> None:
 
 
 def run(job: str, new_job: str | None) -> Execution:
-    return Execution(
-        decision=f"d-{job}",
-        incident="i1",
-        job=job,
-        action="replace",
-        component="host:h3",
-        state="done",
-        generation=1,
-        approved_by="policy",
-        began_ns=0,
-        new_job=new_job,
-    )
+    return execution(decision=f"d-{job}", job=job, new_job=new_job)
 
 
-def test_names_go_back_to_the_first() -> None:
-    runs = [run("102", "103"), run("101", "102"), run("7", "8")]
+def test_names_go_back_to_the_first_and_on_to_the_newest_also_in_rings() -> None:
+    runs = [run("102", "103"), run("101", "102"), run("7", "8"), run("6", None)]
     assert names_of("103", runs) == ("103", "102", "101")
     assert names_of("9", runs) == ("9",)
-
-
-def test_names_go_on_to_the_newest() -> None:
-    runs = [run("102", "103"), run("101", "102"), run("7", None)]
-    assert [newest_name(job, runs) for job in ("101", "103", "7")] == ["103", "103", "7"]
-
-
-def test_job_that_keeps_its_name_and_rings_of_names_end() -> None:
+    assert [newest_name(job, runs) for job in ("101", "103", "6")] == ["103", "103", "6"]
     assert names_of("101", [run("101", "101")]) == ("101",)
     assert names_of("a", [run("a", "b"), run("b", "a")]) == ("a", "b")
     assert newest_name("a", [run("a", "b"), run("b", "a")]) == "b"
-
-
-def test_job_that_was_started_under_another_name_has_moved_on() -> None:
     assert has_moved_on("101", [run("101", "102")])
     assert not has_moved_on("101", [run("101", "101"), run("101", None)])

@@ -3,8 +3,10 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from lockstep.decision import Mode
+from lockstep.decision import Decision, Mode
+from lockstep.execution import Execution, Order, OrderKind
 from lockstep.state.database import ControlDatabase
+from lockstep.state.decisions import give_order, list_decisions, list_executions
 from lockstep.state.incidents import save_incidents
 from lockstep.state.leases import Lease, take_lease
 from lockstep.verdict import Incident
@@ -58,6 +60,36 @@ def planner_of(
     options = PlannerOptions(policy=Policy(modes=modes, limits=limits or Limits()))  # type: ignore[arg-type]  # keys are actions
     reader = FakeReader(controller, job(), cluster())
     return PlannerService(control, reader, options, executor or Executor(control, controller), returner)
+
+
+@dataclass
+class Harness:
+    """A planner at work, round by round."""
+
+    control: ControlDatabase
+    controller: FakeController
+    lease: Lease
+    planner: PlannerService
+
+    def run(self, *at_s: float) -> None:
+        for second in at_s:
+            self.planner.run_once(self.lease, seconds(second))
+
+    def use_mode(self, mode: Mode) -> None:
+        self.planner = planner_of(self.control, self.controller, mode=mode)
+
+    @property
+    def decision(self) -> Decision:
+        return list_decisions(self.control)[0]
+
+    @property
+    def execution(self) -> Execution:
+        (only,) = list_executions(self.control)
+        return only
+
+    def order(self, kind: OrderKind, at_s: float) -> None:
+        given = Order(decision=self.decision.id, kind=kind, who="ada", why="I know", ts_ns=seconds(at_s))
+        give_order(self.control, given)
 
 
 def lease_of(control: ControlDatabase, holder: str = "planner-1", at_s: float = 10.0) -> Lease:

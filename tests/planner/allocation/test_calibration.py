@@ -27,15 +27,12 @@ def run(nodes: int, *per_s: float, since_s: int = 0, gpus_each: int = 8) -> Run:
     return Run(nodes, nodes * gpus_each, begin_ns, begin_ns + S, np.array(per_s))
 
 
-def test_most_nodes_on_which_a_job_was_seen_are_worth_its_gpus() -> None:
+def test_most_nodes_on_which_a_job_was_seen_are_worth_its_gpus_and_the_model_goes_through_them() -> None:
     found = find_rates([run(8, 2.0, 2.0, 9.0), run(6, 1.6, 1.6, 1.6)], [], Known(), held=6, gpus=48)
     assert found.by_nodes[8] == 64.0
     assert found.by_nodes[6] == pytest.approx(64 * 0.8)
     assert found.seen == {6, 8}
     assert not found.is_configured
-
-
-def test_counts_that_were_not_seen_follow_the_model_through_those_that_were() -> None:
     found = find_rates([run(8, 2.0, 2.0, 2.0), run(4, 1.2, 1.2, 1.2)], [], Known(), held=8, gpus=64)
     assert found.by_nodes[4] == pytest.approx(64 * 0.6)
     assert found.by_nodes[2] == pytest.approx(64 * 0.3), "in proportion to the nearest that was seen"
@@ -74,6 +71,7 @@ def test_without_anything_seen_a_model_of_the_job_stands_alone() -> None:
     assert found.by_nodes[4] == 32.0
     assert found.seen == frozenset()
     assert found.reason.startswith("nothing was seen of its pace: the shape of a pipeline of 1 stages for 1-4 nodes")
+    assert find_rates([], [], Known(), held=8, gpus=64).by_nodes == {}
 
 
 def test_transformer_of_known_size_is_modelled_and_bent_to_what_was_seen() -> None:
@@ -82,10 +80,6 @@ def test_transformer_of_known_size_is_modelled_and_bent_to_what_was_seen() -> No
     assert found.by_nodes[4] == 32.0
     assert 16.0 < found.by_nodes[2] < 20.0, "less than half of the communication"
     assert "the model of a transformer of its size" in found.reason
-
-
-def test_job_of_which_nothing_is_known_has_no_table() -> None:
-    assert find_rates([], [], Known(), held=8, gpus=64).by_nodes == {}
 
 
 def test_table_of_another_unit_is_brought_to_gpus() -> None:
@@ -109,6 +103,12 @@ def put(store: Store, table: str, *rows: object) -> None:
     store.insert(found, rows_of(found, list(rows)), token=f"{table}{hash(repr(rows))}")  # type: ignore[arg-type]
 
 
+def step(number: int, start_s: float, period_s: float, **changes: object) -> Step:
+    ends = {"start_ns": seconds(start_s), "end_ns": seconds(start_s + period_s)}
+    fields = {"host": "h0", "job": "train", "attempt": 0, "world_rank": 0, "step": number, "source": "period"}
+    return Step(**(fields | ends | changes))
+
+
 def put_attempt(store: Store, job: str, attempt: int, nodes: int, period_s: float, since_s: float = 0.0) -> None:
     """Store an attempt of 20 steps on so many nodes of two GPUs."""
     members = [
@@ -116,24 +116,14 @@ def put_attempt(store: Store, job: str, attempt: int, nodes: int, period_s: floa
         for node in range(nodes)
         for gpu in range(2)
     ]
-    steps = [
-        Step(
-            host="h0",
-            job=job,
-            attempt=attempt,
-            world_rank=0,
-            step=number,
-            start_ns=seconds(since_s) + int(number * period_s * NS_PER_S),
-            end_ns=seconds(since_s) + int((number + 1) * period_s * NS_PER_S),
-            source="period",
-        )
-        for number in range(20)
-    ]
+    steps = [step(number, since_s + number * period_s, period_s, job=job, attempt=attempt) for number in range(20)]
     put(store, "comms", *members)
     put(store, "steps", *steps)
 
 
-def test_attempts_under_all_names_are_points_of_one_table(embedded_store: Store, control: ControlDatabase) -> None:
+def test_attempts_under_all_names_are_points_of_one_table_without_steps_within_an_incident(
+    embedded_store: Store, control: ControlDatabase
+) -> None:
     put_attempt(embedded_store, "train", 0, nodes=4, period_s=0.5)
     put_attempt(embedded_store, "train+1", 0, nodes=3, period_s=0.75, since_s=100)
     found = PaceReader(embedded_store, control).rates_of(["train+1", "train"], Known(), 3, 6, seconds(200))
@@ -152,46 +142,19 @@ def test_steps_within_an_incident_are_left_out(embedded_store: Store, control: C
 
 def test_told_steps_go_before_found_ones(embedded_store: Store) -> None:
     put_attempt(embedded_store, "train", 0, nodes=1, period_s=0.5)
-    told = [
-        Step(
-            host="h0",
-            job="train",
-            attempt=0,
-            world_rank=0,
-            step=number,
-            start_ns=seconds(number),
-            end_ns=seconds(number + 1),
-            source="told",
-        )
-        for number in range(5)
-    ]
-    put(embedded_store, "steps", *told)
+    put(embedded_store, "steps", *(step(number, number, 1.0, source="told") for number in range(5)))
     (run,) = read_runs(embedded_store, ["train"], seconds(60))
     assert run.per_s.tolist() == [1.0] * 4
 
 
 def test_without_steps_the_traffic_that_moves_most_tells_the_pace(embedded_store: Store) -> None:
     for attempt, nodes, each in ((0, 2, 8), (1, 1, 5)):
-        put(
-            embedded_store,
-            "comms",
-            *[make(Comm, job="train", attempt=attempt, host=f"h{node}", rank=node) for node in range(nodes)],
-        )
+        named = [{"job": "train", "attempt": attempt, "host": f"h{rank}", "rank": rank} for rank in range(nodes)]
+        put(embedded_store, "comms", *[make(Comm, **fields) for fields in named])
         stats = [
-            make(
-                OpStat,
-                host=f"h{rank}",
-                job="train",
-                attempt=attempt,
-                func=func,
-                size_class=20,
-                rank=rank,
-                ts_ns=T0 + second * NS_PER_S,
-                n=n,
-                bytes=moved,
-            )
+            make(OpStat, **fields, func=func, size_class=20, ts_ns=T0 + second * NS_PER_S, n=n, bytes=moved)
             for second in range(5)
-            for rank in range(nodes)
+            for fields in named
             for func, n, moved in (("AllReduce", each, 1 << 30), ("AllGather", 100, 1 << 10))
         ]
         put(embedded_store, "op_stats", *stats)

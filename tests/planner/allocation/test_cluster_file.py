@@ -23,9 +23,6 @@ def test_the_example_is_a_cluster_of_three_jobs_and_one_that_waits() -> None:
     assert [one.id for one in cluster.waiting] == ["tiny"]
     assert cluster.job("chat").recovery.recycled == {1: 2600.0}
     assert cluster.job("chat").throughput.measured == {8}
-
-
-def test_only_valid_counts_are_in_the_table() -> None:
     assert parse_cluster(SMALL).job("a").throughput.counts == (1, 2)
 
 

@@ -34,20 +34,18 @@ def test_every_entry_equals_solving_anew(cluster: Cluster) -> None:
         assert [one.state for one in seen.choices] == [one.state for one in anew.choices]
 
 
-def test_equal_losses_share_an_answer() -> None:
+def test_equal_losses_share_an_answer_and_others_have_their_own() -> None:
     table = foresee(CLUSTER)
     losses = {table.cases[Event("node_lost", node.name)] for node in CLUSTER.nodes}
     assert len(losses) == 3  # of a, of b, of nobody
     assert table.look_up(Event("node_lost", "h0")) is table.look_up(Event("node_lost", "h4"))
-
-
-def test_a_node_that_nobody_knows_is_answered_like_any_that_joins() -> None:
-    table = foresee(CLUSTER)
-    event = Event("node_joins", "h99")
-    seen, anew = table.look_up(event).solution, solve_now(apply(CLUSTER, event)).solution
-    assert seen is not None
-    assert anew is not None
-    assert seen.value == pytest.approx(anew.value)
+    bad = tuple(replace(node, failures_per_day=5.0) if node.name == "h0" else node for node in CLUSTER.nodes)
+    table = foresee(replace(CLUSTER, nodes=bad))
+    assert table.look_up(Event("node_lost", "h0")).running_s > table.look_up(Event("node_lost", "h1")).running_s
+    broken = Cluster(without(nodes(6), "h0"), (job("a", 0, 6, nodes_per_replica=2),))
+    table = foresee(broken)
+    same, other = (table.look_up(Event("node_lost", name)).choices[0].state for name in ("h1", "h2"))
+    assert (same, other) == (JobState(6, 2, 1, True), JobState(6, 2, 2, True))
 
 
 def test_an_answer_becomes_the_same_plan_with_nodes_and_reasons() -> None:
@@ -59,28 +57,12 @@ def test_an_answer_becomes_the_same_plan_with_nodes_and_reasons() -> None:
     assert [one.placement for one in seen.jobs] == [one.placement for one in anew.jobs]
 
 
-def test_jobs_that_could_not_go_on_are_foreseen_too() -> None:
+def test_jobs_that_could_not_go_on_and_events_that_cannot_happen_are_refused() -> None:
     tight = Cluster(nodes(6), (job("a", 0, 6, least=6, may_stop=False),))
     seen = foresee(tight).look_up(Event("node_lost", "h2"))
     assert seen.solution is None
     with pytest.raises(BadInput, match="more than the 5 nodes that can be used"):
         finish(apply(tight, Event("node_lost", "h2")), seen)
-
-
-def test_a_node_that_fails_most_often_has_a_horizon_of_its_own() -> None:
-    bad = tuple(replace(node, failures_per_day=5.0) if node.name == "h0" else node for node in CLUSTER.nodes)
-    table = foresee(replace(CLUSTER, nodes=bad))
-    assert table.look_up(Event("node_lost", "h0")).running_s > table.look_up(Event("node_lost", "h1")).running_s
-
-
-def test_a_second_loss_in_a_replica_is_another_case_than_one_elsewhere() -> None:
-    broken = Cluster(without(nodes(6), "h0"), (job("a", 0, 6, nodes_per_replica=2),))
-    table = foresee(broken)
-    same, other = (table.look_up(Event("node_lost", name)).choices[0].state for name in ("h1", "h2"))
-    assert (same, other) == (JobState(6, 2, 1, True), JobState(6, 2, 2, True))
-
-
-def test_what_cannot_happen_next_is_refused() -> None:
     table = foresee(replace(CLUSTER, nodes=without(CLUSTER.nodes, "h11")))
     with pytest.raises(BadInput, match="node_lost:h11 cannot be the next event"):
         table.look_up(Event("node_lost", "h11"))

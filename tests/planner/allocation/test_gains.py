@@ -1,5 +1,7 @@
 """What a change costs depends on the way: nothing for the untouched, little from a peer, much from a checkpoint."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -25,56 +27,44 @@ def at(those: Choices, count: int) -> tuple[str, float, float]:
     return those.change_at(pick), float(those.downtime_s[pick]), float(those.lost_work_s[pick])
 
 
-def test_untouched_job_pays_nothing() -> None:
+def test_gain_is_the_work_of_an_hour_less_the_standstill() -> None:
     one = job("a", 0, 8, weight=2.0)
-    those = choices(one)
-    assert at(those, 8) == ("none", 0.0, 0.0)
-    assert those.gains[8] == pytest.approx(2.0 * one.throughput.at(8) * HOUR_S)
+    assert at(choices(one), 8) == ("none", 0.0, 0.0)
+    assert choices(one).gains[8] == pytest.approx(2.0 * one.throughput.at(8) * HOUR_S)
+    assert choices(HELD, "h3").gains[8] == pytest.approx(HELD.work_on(8) * (HOUR_S - 20))
+    assert choices(job("a")).gains[4] == pytest.approx(linear(16).at(4) * HOUR_S), "one that waits loses nothing"
 
 
-def test_a_job_that_was_hit_pays_also_when_it_keeps_its_count() -> None:
-    one = job("a", 0, 8, recovery=WAYS)
-    those = choices(one, "h3")
-    assert at(those, 8) == ("replace", 20.0, 0.0)
-    assert those.gains[8] == pytest.approx(one.work_on(8) * (HOUR_S - 20))
+HIT, HELD = job("a", 0, 8, recovery=WAYS, was_hit=True), job("a", 0, 8, recovery=WAYS)
+WHOLE, PAIRS, FOURS = (replace(HELD, nodes_per_replica=count) for count in (8, 2, 4))
 
 
-def test_without_a_live_replica_the_checkpoint_must_do() -> None:
-    one = job("a", 0, 8, recovery=WAYS, nodes_per_replica=8)
-    assert at(choices(one, "h3"), 8) == ("replace", 300.0, 600.0)
-    assert at(choices(one, "h3"), 16) == ("reconfigure", 300.0, 600.0)
-
-
-def test_processes_that_failed_start_again_where_they_were() -> None:
-    assert at(choices(job("a", 0, 8, recovery=WAYS, was_hit=True)), 8) == ("restart_process", 20.0, 0.0)
-
-
-def test_a_planned_change_saves_first_and_loses_no_work() -> None:
-    assert at(choices(job("a", 0, 8, recovery=Recovery(restart_s=300, save_s=30))), 6) == ("reconfigure", 330.0, 0.0)
-
-
-def test_a_forced_change_does_the_work_since_the_checkpoint_again() -> None:
-    assert at(choices(job("a", 0, 8, recovery=Recovery(300, 600)), "h3"), 6) == ("reconfigure", 300.0, 600.0)
-
-
-def test_a_job_that_is_stopped_owes_the_restart() -> None:
-    assert at(choices(job("a", 0, 8, recovery=WAYS)), 0) == ("stop", 330.0, 0.0)
-    assert at(choices(job("a", 0, 8, recovery=WAYS), "h3"), 0) == ("stop", 300.0, 600.0)
-
-
-def test_only_whole_replicas_are_dropped_and_those_that_were_hit_first() -> None:
-    one = job("a", 0, 8, recovery=WAYS, nodes_per_replica=2)
-    assert at(choices(one, "h3"), 6) == ("drop_replica", 5.0, 0.0)
-    assert at(choices(one, "h3"), 7)[0] == "reconfigure"
-    assert at(choices(one, "h2", "h3"), 6)[0] == "drop_replica"
-    assert at(choices(one, "h1", "h3"), 6)[0] == "reconfigure"
-    assert at(choices(one, "h1", "h3"), 4)[0] == "drop_replica"
-
-
-def test_growth_by_whole_replicas_gets_its_state_from_peers() -> None:
-    one = job("a", 0, 8, recovery=WAYS, nodes_per_replica=4)
-    assert at(choices(one), 12) == ("grow", 20.0, 0.0)
-    assert at(choices(one), 11)[0] == "reconfigure"
+@pytest.mark.parametrize(
+    ("one", "lost", "count", "expected"),
+    [
+        (HELD, ["h3"], 8, ("replace", 20.0, 0.0)),
+        (WHOLE, ["h3"], 8, ("replace", 300.0, 600.0)),  # without a live replica the checkpoint must do
+        (WHOLE, ["h3"], 16, ("reconfigure", 300.0, 600.0)),
+        (HIT, [], 8, ("restart_process", 20.0, 0.0)),  # processes start again where they were
+        (HELD, [], 6, ("reconfigure", 330.0, 0.0)),  # a planned change saves first and loses no work
+        (WHOLE, ["h3"], 6, ("reconfigure", 300.0, 600.0)),  # a forced one does it again
+        (HELD, [], 0, ("stop", 330.0, 0.0)),  # one that is stopped owes the restart
+        (HELD, ["h3"], 0, ("stop", 300.0, 600.0)),
+        (PAIRS, ["h3"], 6, ("drop_replica", 5.0, 0.0)),  # whole replicas, and those that were hit first
+        (PAIRS, ["h3"], 7, ("reconfigure",)),
+        (PAIRS, ["h2", "h3"], 6, ("drop_replica",)),
+        (PAIRS, ["h1", "h3"], 6, ("reconfigure",)),
+        (PAIRS, ["h1", "h3"], 4, ("drop_replica",)),
+        (FOURS, [], 12, ("grow", 20.0, 0.0)),  # by whole replicas it gets its state from peers
+        (FOURS, [], 11, ("reconfigure",)),
+        (job("a"), [], 4, ("start",)),
+        (job("a"), [], 0, ("none",)),
+    ],
+)
+def test_a_change_costs_what_its_way_costs(
+    one: Job, lost: list[str], count: int, expected: tuple[object, ...]
+) -> None:
+    assert at(choices(one, *lost), count)[: len(expected)] == expected
 
 
 def test_peers_that_take_over_need_no_valid_count() -> None:
@@ -86,23 +76,13 @@ def test_peers_that_take_over_need_no_valid_count() -> None:
     assert those.work[2] == 650.0
 
 
-def test_a_count_that_is_not_valid_or_below_the_minimum_does_no_work() -> None:
+def test_bounds_capacity_and_valid_counts_limit_what_may_be_chosen() -> None:
     one = job("a", 0, 8, tabulate({2: 100.0, 4: 200.0}), minimum=3)
     assert [one.work_on(count) for count in (2, 3, 4, 5)] == [0.0, 0.0, 200.0, 0.0]
     assert choices(one).counts.tolist() == [0, 4]
-
-
-def test_bounds_and_capacity_limit_what_may_be_chosen() -> None:
     assert choices(job("a", least=3, most=5)).counts.tolist() == [0, 3, 4, 5]
     assert choices(job("a", table=linear(8)), capacity=3).counts.tolist() == [0, 1, 2, 3]
     assert choices(job("a", table=linear(5), least=4, may_stop=False), capacity=3).counts.tolist() == [4, 5]
-
-
-def test_a_job_that_waits_starts_at_no_cost_to_what_it_does_not_do_yet() -> None:
-    those = choices(job("a"))
-    assert at(those, 4)[0] == "start"
-    assert at(those, 0)[0] == "none"
-    assert those.gains[4] == pytest.approx(linear(16).at(4) * HOUR_S)
 
 
 @given(clusters(), st.floats(1, 1e6))

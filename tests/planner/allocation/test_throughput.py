@@ -24,50 +24,29 @@ def seen(nodes: int, *per_s: float) -> list[Sample]:
     return [Sample(nodes, value) for value in per_s]
 
 
-def test_a_count_that_was_seen_has_its_median_and_is_marked() -> None:
+def test_counts_that_were_seen_have_their_median_and_others_the_shape_of_the_model() -> None:
     table = calibrate(seen(4, 1.4, 1.5, 9.0), work_each=200.0, model=MODEL)
     assert table.at(4) == 300.0
     assert table.measured == {4}
-
-
-def test_other_counts_keep_the_shape_of_the_model() -> None:
     table = calibrate(seen(4, 1.8, 1.8, 1.8), work_each=100.0, model=MODEL)
     assert [table.at(count) for count in MODEL.counts] == pytest.approx([50.0, 95.0, 180.0, 320.0])
-
-
-def test_between_two_counts_that_were_seen_the_model_is_bent() -> None:
     table = calibrate([*seen(1, 1, 1, 1), *seen(4, 1.8, 1.8, 1.8)], work_each=100.0, model=MODEL)
     assert table.at(2) == pytest.approx(190.0 * 0.75)
     assert table.at(8) == pytest.approx(320.0)
-
-
-def test_too_few_samples_say_nothing() -> None:
-    assert calibrate(seen(4, 1.8, 1.8), work_each=100.0, model=MODEL) == MODEL
-
-
-def test_a_count_the_model_held_impossible_counts_once_it_was_seen() -> None:
     table = calibrate(seen(3, 2.0, 2.0, 2.0), work_each=100.0, model=MODEL)
     assert (table.at(3), table.at(4)) == (200.0, 360.0)
     assert table.measured == {3}
-
-
-def test_a_count_that_is_not_in_the_table_does_no_work() -> None:
+    assert calibrate(seen(4, 1.8, 1.8), work_each=100.0, model=MODEL) == MODEL
     assert [MODEL.at(count) for count in (0, 3, 9)] == [0.0, 0.0, 0.0]
 
 
-@pytest.mark.parametrize(
-    ("counts", "rates"),
-    [((2, 1), (1.0, 2.0)), ((1,), ()), ((0, 1), (0.0, 1.0)), ((1, 1), (1.0, 1.0))],
-)
-def test_a_table_out_of_order_is_refused(counts: tuple[int, ...], rates: tuple[float, ...]) -> None:
-    with pytest.raises(BadInput, match="one rate for each count, counts upwards from 1"):
-        Throughput(counts, rates)
-
-
-@pytest.mark.parametrize("rate", [-1.0, float("nan"), float("inf")])
-def test_a_rate_that_is_no_rate_is_refused(rate: float) -> None:
-    with pytest.raises(BadInput, match="rates that are no numbers of 0 or more"):
-        tabulate({1: rate})
+def test_a_table_out_of_order_or_without_rates_is_refused() -> None:
+    for counts, rates in (((2, 1), (1.0, 2.0)), ((1,), ()), ((0, 1), (0.0, 1.0)), ((1, 1), (1.0, 1.0))):
+        with pytest.raises(BadInput, match="one rate for each count, counts upwards from 1"):
+            Throughput(counts, rates)
+    for rate in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(BadInput, match="rates that are no numbers of 0 or more"):
+            tabulate({1: rate})
 
 
 SEVEN_B = Transformer(parameters=6.7e9, layers=32, hidden=4096, sequence=2048, global_batch=512)
@@ -75,27 +54,18 @@ LARGE = Transformer(parameters=175e9, layers=96, hidden=12288, sequence=2048, gl
 MACHINE = Machine()
 
 
-def test_a_small_model_runs_on_one_node_and_a_large_one_needs_many() -> None:
+def test_a_model_needs_its_nodes_and_does_more_but_less_each_with_more() -> None:
     assert best_layout(SEVEN_B, MACHINE, 1) is not None
     assert best_layout(LARGE, MACHINE, 2) is None
     assert best_layout(LARGE, MACHINE, 16) is not None
-
-
-def test_counts_that_divide_nothing_are_left_out() -> None:
     table = model_throughput(SEVEN_B, MACHINE, range(1, 17))
     assert set(table.counts) >= {1, 2, 4, 8, 16}
     assert not {7, 11, 13} & set(table.counts)
     assert table.measured == frozenset()
-
-
-def test_more_nodes_do_more_but_less_each() -> None:
     table = model_throughput(SEVEN_B, MACHINE, [1, 2, 4, 8, 16, 32])
     each = [rate / count for count, rate in zip(table.counts, table.rates, strict=True)]
     assert list(table.rates) == sorted(table.rates)
     assert each == sorted(each, reverse=True)
-
-
-def test_no_rate_is_above_what_the_machine_can_do() -> None:
     table = model_throughput(LARGE, MACHINE, [16, 32, 48, 64])
     for count, rate in zip(table.counts, table.rates, strict=True):
         assert 0.2 < rate / (count * MACHINE.gpus * MACHINE.flops) < MACHINE.efficiency

@@ -50,12 +50,7 @@ def save_like_torch(path: Path, value: object) -> None:
 def fake_zero(folder: Path, *, tp: int = 1, pp: int = 1, dp: int = 2, layers: int = 0, **more: object) -> Path:
     """Write a fake of a ZeRO checkpoint: the names and the model states that count, without tensors."""
     shapes = OrderedDict({f"{layer}.w": (2, 2) for layer in range(layers)} or {"w": (2, 2)})
-    state = {
-        "dp_world_size": dp,
-        "mp_world_size": tp * pp,
-        "global_steps": 7,
-        "param_shapes": [shapes],
-    }
+    state = {"dp_world_size": dp, "mp_world_size": tp * pp, "global_steps": 7, "param_shapes": [shapes]}
     for part in range(tp * pp):
         save_like_torch(folder / f"mp_rank_{part:02d}_model_states.pt", state | more)
         for replica in range(dp):

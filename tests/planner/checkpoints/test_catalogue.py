@@ -8,15 +8,7 @@ import pytest
 
 from lockstep.errors import BadInput
 from planner.checkpoints.catalogue import find_step
-from tests.planner.checkpoints.build import (
-    NOW_NS,
-    OLD_NS,
-    copy_real,
-    fake_zero,
-    make_old,
-    read,
-    read_one,
-)
+from tests.planner.checkpoints.build import NOW_NS, OLD_NS, copy_real, fake_zero, make_old, read, read_one
 
 S = 1_000_000_000
 DCP = "dcp/step-200"
@@ -40,6 +32,7 @@ def test_all_checkpoints_are_listed_newest_first(job: Path) -> None:
     ]
     assert [each.step for each in found.complete] == [200, 100]
     assert found.remarks == ()
+    assert read_one(job / "step-200").step == 200
 
 
 def test_every_real_format_below_one_folder_is_found(tmp_path: Path) -> None:
@@ -51,22 +44,15 @@ def test_every_real_format_below_one_folder_is_found(tmp_path: Path) -> None:
     assert found.remarks == ()
 
 
-def test_folder_that_is_a_checkpoint_itself_is_the_catalogue(job: Path) -> None:
-    assert read_one(job / "step-200").step == 200
-
-
-def test_checkpoint_that_changed_a_moment_ago_is_being_written(job: Path) -> None:
+def test_checkpoint_that_changed_a_moment_ago_or_of_a_clock_ahead_is_being_written(job: Path) -> None:
     os.utime(job / "step-200" / "__3_0.distcp", ns=(NOW_NS - 4 * S, NOW_NS - 4 * S))
     found = {each.step: each for each in read(job).checkpoints}
     assert (found[200].state, found[200].reason) == ("writing", "its newest file changed 4 s ago")
     assert found[100].state == "complete"
     assert {each.step: each.state for each in read(job, NOW_NS + 7 * S).checkpoints}[200] == "complete"
-
-
-def test_checkpoint_of_a_clock_ahead_is_being_written(job: Path) -> None:
     os.utime(job / "step-200" / "__3_0.distcp", ns=(NOW_NS + 90 * S, NOW_NS + 90 * S))
-    found = read(job).checkpoints[1]
-    assert (found.state, found.reason) == ("writing", "its newest file is of 90 s ahead of this host's clock")
+    ahead = read(job).checkpoints[1]
+    assert (ahead.state, ahead.reason) == ("writing", "its newest file is of 90 s ahead of this host's clock")
 
 
 def test_checkpoint_that_grew_between_two_readings_is_being_written(job: Path) -> None:
@@ -80,18 +66,13 @@ def test_checkpoint_that_grew_between_two_readings_is_being_written(job: Path) -
     assert again.state == "complete"
 
 
-def test_what_was_verified_and_has_not_changed_is_not_opened_again(job: Path) -> None:
-    """Its metadata is spoilt under the same size and time, which only opening it would show."""
+def test_what_was_verified_is_opened_again_only_when_it_has_changed(job: Path) -> None:
     before = read(job)
     metadata = job / "step-200" / ".metadata"
     metadata.write_bytes(bytes(metadata.stat().st_size))
     make_old(job)
     assert read(job, before=before).checkpoints[1] == before.checkpoints[1]
     assert read(job).checkpoints[1].state == "incomplete"
-
-
-def test_what_was_verified_and_lost_a_file_is_verified_again(job: Path) -> None:
-    before = read(job)
     (job / "step-200" / "__0_0.distcp").unlink()
     assert read(job, before=before).checkpoints[1].state == "incomplete"
 
@@ -114,13 +95,13 @@ def test_temporary_file_means_that_the_writer_has_not_ended(job: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["step-400.part", "step-400.tmp", "step-400-tmp"])
-def test_folder_that_is_renamed_when_it_is_whole_is_not_complete_before(job: Path, name: str) -> None:
-    shutil.copytree(job / "step-200", job / name)
-    make_old(job)
-    found = read(job).checkpoints[0]
-    assert (found.step, found.state) == (400, "incomplete")
-    assert found.reason == f"its writer has not ended: {name} has not got its last name yet"
+def test_folder_that_is_renamed_when_it_is_whole_is_not_complete_before(job: Path) -> None:
+    for number, name in enumerate(("step-400.part", "step-401.tmp", "step-402-tmp")):
+        shutil.copytree(job / "step-200", job / name)
+        make_old(job)
+        found = read(job).checkpoints[0]
+        assert (found.step, found.state) == (400 + number, "incomplete")
+        assert found.reason == f"its writer has not ended: {name} has not got its last name yet"
 
 
 def test_links_in_a_circle_and_to_nowhere_end(job: Path) -> None:
@@ -159,7 +140,8 @@ def test_folder_that_may_not_be_read_is_a_sentence(job: Path, shown: bool, monke
             read(job)
 
 
-def test_folder_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
+def test_folder_that_is_not_there_is_one_sentence_and_an_empty_one_has_no_checkpoints(tmp_path: Path) -> None:
+    assert read(tmp_path).checkpoints == ()
     with pytest.raises(BadInput, match=f"^{tmp_path}/gone cannot be read: No such file or directory$"):
         read(tmp_path / "gone")
     (tmp_path / "file").write_text("x")
@@ -167,25 +149,13 @@ def test_folder_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
         read(tmp_path / "file")
 
 
-def test_empty_folder_has_no_checkpoints(tmp_path: Path) -> None:
-    assert read(tmp_path).checkpoints == ()
-
-
-def test_folder_that_was_begun_is_remarked(job: Path) -> None:
-    (job / "step-400").mkdir()
-    assert read(job).remarks == ("step-400 holds no file of a format that is known here",)
-
-
-def test_more_folders_than_are_looked_at_is_said(tmp_path: Path) -> None:
-    for number in range(20):
-        (tmp_path / f"run{number}").mkdir()
-    assert read(tmp_path, most_folders=10).remarks == (f"only 10 folders below {tmp_path} were looked at",)
-
-
-def test_folders_below_the_depth_are_not_entered(tmp_path: Path) -> None:
+def test_no_more_folders_are_looked_at_than_may_be_and_none_below_the_depth(tmp_path: Path) -> None:
     copy_real(DCP, tmp_path / "a" / "b" / "step-200")
     assert len(read(tmp_path, most_depth=3).checkpoints) == 1
     assert read(tmp_path, most_depth=2).checkpoints == ()
+    for number in range(20):
+        (tmp_path / f"run{number}").mkdir()
+    assert read(tmp_path, most_folders=10).remarks == (f"only 10 folders below {tmp_path} were looked at",)
 
 
 def test_pointer_to_what_is_not_complete_is_remarked(tmp_path: Path) -> None:
@@ -203,24 +173,23 @@ def test_pointer_to_what_is_not_complete_is_remarked(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("data", [b"\xff\xfe", b"a" * 5000, b"", b"../../etc", b"a\x1b[31m"])
-def test_pointer_with_nonsense_names_nothing(job: Path, data: bytes) -> None:
-    (job / "latest").write_bytes(data)
-    assert read(job).remarks == ()
+def test_pointer_with_nonsense_names_nothing_and_a_folder_that_was_begun_is_remarked(job: Path) -> None:
+    for data in (b"\xff\xfe", b"a" * 5000, b"", b"../../etc", b"a\x1b[31m"):
+        (job / "latest").write_bytes(data)
+        assert read(job).remarks == ()
+    (job / "step-400").mkdir()
+    assert read(job).remarks == ("step-400 holds no file of a format that is known here",)
 
 
-@pytest.mark.parametrize(
-    ("path", "step"),
-    [
-        ("run/step-1000", 1000),
-        ("run/iter_0000123", 123),
-        ("run/global_step10", 10),
-        ("run/model--val=1.2-step=500-last/weights", 500),
-        ("run/checkpoint-42", 42),
-        ("run/0000900", 900),
-        ("run12/weights", None),
-        ("run/step-99999999999999999999", None),
-    ],
-)
-def test_step_stands_in_the_name(path: str, step: int | None) -> None:
-    assert find_step(Path("/top") / path, Path("/top")) == step
+def test_step_stands_in_the_name() -> None:
+    steps = {
+        "run/step-1000": 1000,
+        "run/iter_0000123": 123,
+        "run/global_step10": 10,
+        "run/model--val=1.2-step=500-last/weights": 500,
+        "run/checkpoint-42": 42,
+        "run/0000900": 900,
+        "run12/weights": None,
+        "run/step-99999999999999999999": None,
+    }
+    assert {path: find_step(Path("/top") / path, Path("/top")) for path in steps} == steps

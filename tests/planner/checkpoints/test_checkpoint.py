@@ -40,18 +40,11 @@ def test_what_a_job_tells_is_checked(change: dict[str, object]) -> None:
         Checkpoint.model_validate(checkpoint().model_dump() | change)
 
 
-def test_layout_is_taken_from_a_decisions_target() -> None:
-    assert SavedLayout.of({"nnodes": 3, "tp": 8, "pp": 4, "dp": 3, "global_batch": 1536}) == SavedLayout(
-        tp=8, pp=4, dp=3
-    )
-
-
-def test_layout_reads_as_people_write_it() -> None:
-    assert [str(each) for each in (SavedLayout(tp=8, dp=3), SavedLayout(world=4), SavedLayout())] == [
-        "tp8 dp3",
-        "4 ranks",
-        "unknown",
-    ]
+def test_layout_is_taken_from_a_decisions_target_and_reads_as_people_write_it() -> None:
+    target = {"nnodes": 3, "tp": 8, "pp": 4, "dp": 3, "global_batch": 1536}
+    assert SavedLayout.of(target) == SavedLayout(tp=8, pp=4, dp=3)
+    layouts = (SavedLayout(tp=8, dp=3), SavedLayout(world=4), SavedLayout())
+    assert [str(each) for each in layouts] == ["tp8 dp3", "4 ranks", "unknown"]
 
 
 def test_checkpoints_without_a_step_come_last() -> None:
@@ -62,12 +55,9 @@ def test_checkpoints_without_a_step_come_last() -> None:
 GIVEN = ReadRate(source="remote", bytes_per_s=1e9)
 
 
-def test_load_time_is_that_of_the_source() -> None:
+def test_loading_takes_the_time_of_the_source_and_converting_reads_and_writes_twice() -> None:
     assert estimate_load_s(checkpoint(bytes=8_000_000_000), [GIVEN]) == pytest.approx(8.0)
     assert estimate_load_s(checkpoint(source="peer"), [GIVEN]) is None
-
-
-def test_converting_reads_and_writes_twice() -> None:
     assert estimate_convert_s(zero(bytes=10_000_000_000), [GIVEN]) == pytest.approx(8.6 + 40.0)
     assert estimate_convert_s(zero(), []) is None
 
@@ -90,18 +80,15 @@ def test_file_cut_anywhere_is_damaged(tmp_path_factory: pytest.TempPathFactory, 
     assert find_damage(path, length) == "is cut short or no file of torch: its zip has no end"
 
 
-@pytest.mark.parametrize(
-    ("data", "message"), [(b"", "is empty"), (b"x" * 5000, "is cut short"), (b"PK\x03\x04" * 50, "cut")]
-)
-def test_what_is_no_file_of_torch_is_damaged(tmp_path: Path, data: bytes, message: str) -> None:
-    (tmp_path / "a.pt").write_bytes(data)
-    assert message in (find_damage(tmp_path / "a.pt", len(data)) or "")
-
-
-def test_file_that_went_away_is_a_sentence(tmp_path: Path) -> None:
-    assert find_damage(tmp_path / "gone.pt", 10) == "cannot be read: No such file or directory"
-    with pytest.raises(BadInput, match=r"gone\.pt cannot be read"):
-        read_saved(tmp_path / "gone.pt", 10)
+def test_what_is_no_file_of_torch_is_damaged_and_one_that_went_away_a_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "a.pt"
+    for data, message in ((b"", "is empty"), (b"x" * 5000, "is cut short"), (b"PK\x03\x04" * 50, "cut")):
+        path.write_bytes(data)
+        assert message in (find_damage(path, len(data)) or "")
+    path.unlink()
+    assert find_damage(path, 10) == "cannot be read: No such file or directory"
+    with pytest.raises(BadInput, match=r"a\.pt cannot be read"):
+        read_saved(path, 10)
 
 
 def test_directory_of_a_file_above_4_gib_is_found(tmp_path: Path) -> None:
@@ -117,15 +104,12 @@ def test_directory_of_a_file_above_4_gib_is_found(tmp_path: Path) -> None:
     assert find_damage(tmp_path / "b.pt", len(whole) - len(end_64)) is not None
 
 
-def test_compressed_state_is_refused_since_it_may_unfold_to_anything(tmp_path: Path) -> None:
+def test_state_that_is_compressed_or_no_dictionary_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "bomb.pt"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("bomb/data.pkl", bytes(1 << 20))
     with pytest.raises(BadInput, match=r"bomb\.pt has no data\.pkl as torch writes it"):
         read_saved(path, path.stat().st_size)
-
-
-def test_state_that_is_no_dictionary_is_refused(tmp_path: Path) -> None:
     save_like_torch(tmp_path / "a.pt", [1, 2])
     with pytest.raises(BadInput, match=r"a\.pt does not hold a dictionary"):
         read_saved(tmp_path / "a.pt", (tmp_path / "a.pt").stat().st_size)

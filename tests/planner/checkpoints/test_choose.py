@@ -43,31 +43,23 @@ def test_nothing_complete_is_refused_in_a_sentence() -> None:
     assert choose().reason == "/c holds no checkpoint"
 
 
-@pytest.mark.parametrize("kind", ["dcp", "torch_dist", "universal"])
-def test_formats_that_cut_anew_load_on_any_layout_without_a_command(kind: str) -> None:
-    choice = choose(checkpoint(format=kind), target=SavedLayout(tp=1, pp=8, dp=2))
-    assert (choice.load_from, choice.convert, choice.load_s) == ("/c/step-100", (), 8.0)
-
-
-def test_zero_on_its_own_layout_loads_as_it_is() -> None:
+def test_formats_that_cut_anew_load_on_any_layout_and_zero_on_its_own_without_a_command() -> None:
+    for kind in ("dcp", "torch_dist", "universal"):
+        choice = choose(checkpoint(format=kind), target=SavedLayout(tp=1, pp=8, dp=2))
+        assert (choice.load_from, choice.convert, choice.load_s) == ("/c/step-100", (), 8.0)
     choice = choose(zero())
     assert (choice.load_from, choice.convert, choice.convert_s, choice.limits) == ("/c/global_step100", (), None, ())
+    shared = SavedLayout(tp=2, pp=1, dp=2, cp=2)  # ranks that share a sequence count as replicas
+    assert choose(zero(), target=shared).convert == ()
+    assert choose(zero(layout=SavedLayout(world=8)), target=SAME).convert != (), "it is not known to be the same"
 
 
 def test_zero_on_another_layout_is_converted_by_deepspeeds_own_command() -> None:
     converter = ("srun", "/env/bin/python", *CONVERTER[1:])
     choice = choose(zero(convert_flags=("--inject_missing_state",)), target=OTHER, converter=converter)
-    assert list(choice.convert) == [
-        "srun",
-        "/env/bin/python",
-        "-m",
-        "deepspeed.checkpoint.ds_to_universal",
-        "--input_folder",
-        "/c/global_step100",
-        "--output_folder",
-        "/c/global_step100_universal",
-        "--inject_missing_state",
-    ]
+    folders = "--input_folder /c/global_step100 --output_folder /c/global_step100_universal"
+    program = "srun /env/bin/python -m deepspeed.checkpoint.ds_to_universal"
+    assert " ".join(choice.convert) == f"{program} {folders} --inject_missing_state"
     assert choice.load_from == "/c/global_step100_universal"
     assert choice.load_s == 8.0
     assert choice.convert_s == pytest.approx(8.6 + 32.0)
@@ -75,18 +67,15 @@ def test_zero_on_another_layout_is_converted_by_deepspeeds_own_command() -> None
     assert "after converting it from tp2 pp1 dp4 to tp2 pp1 dp3" in choice.reason
 
 
-def test_converter_never_writes_into_a_folder_that_is_there() -> None:
+def test_converter_never_writes_into_a_folder_that_is_there_and_what_was_converted_is_taken() -> None:
     broken = checkpoint(100, path="/c/global_step100_universal", format="universal", state="incomplete")
     assert choose(zero(), broken, target=OTHER).load_from == "/c/global_step100_universal_2"
-
-
-def test_of_one_step_what_was_converted_before_is_taken() -> None:
     universal = checkpoint(100, path="/c/global_step100_universal", format="universal")
     assert choose(zero(), universal, target=OTHER).load_from == "/c/global_step100_universal"
     assert choose(zero(), universal, target=SAME).convert == ()
 
 
-def test_older_one_is_taken_where_the_newest_cannot_move() -> None:
+def test_older_one_is_taken_where_the_newest_cannot_move_or_may_not_be_converted() -> None:
     newest = zero(300, moves="never", moves_because="the converter leaves out native experts")
     choice = choose(newest, checkpoint(200), target=OTHER)
     assert choice.load_from == "/c/step-200"
@@ -94,34 +83,17 @@ def test_older_one_is_taken_where_the_newest_cannot_move() -> None:
         "it was saved on tp2 pp1 dp4 and not on tp2 pp1 dp3, and the converter leaves out native experts"
     )
     assert choose(newest, checkpoint(200), target=SAME).load_from == "/c/global_step300"
-
-
-@pytest.mark.parametrize(
-    ("target", "fits"),
-    [(OTHER, True), (SavedLayout(tp=1, pp=1, dp=4), False), (SavedLayout(tp=2, pp=1, dp=4, ep=2), False)],
-)
-def test_what_only_moves_in_replicas_keeps_its_other_sizes(target: SavedLayout, fits: bool) -> None:
-    bound = zero(format="torch_dist", moves="dp", moves_because="its optimizer was saved as dp_reshardable")
-    assert (choose(bound, target=target).checkpoint is not None) is fits
-
-
-def test_experts_that_cannot_be_shared_evenly_are_refused() -> None:
-    choice = choose(zero(experts=8), target=SavedLayout(tp=2, pp=1, dp=3, ep=3))
-    assert choice.checkpoint is None
-    assert "its 8 experts cannot be shared evenly by ep3" in choice.reason
-
-
-def test_nothing_is_converted_where_that_is_not_allowed() -> None:
     choice = choose(zero(300), checkpoint(200), target=OTHER, may_convert=False)
     assert (choice.load_from, choice.convert) == ("/c/step-200", ())
 
 
-def test_ranks_that_share_a_sequence_count_as_replicas() -> None:
-    assert choose(zero(), target=SavedLayout(tp=2, pp=1, dp=2, cp=2)).convert == ()
-
-
-def test_layout_that_is_not_known_is_not_taken_for_the_same() -> None:
-    assert choose(zero(layout=SavedLayout(world=8)), target=SAME).convert != ()
+def test_what_only_moves_in_replicas_keeps_its_other_sizes_and_experts_are_shared_evenly() -> None:
+    bound = zero(format="torch_dist", moves="dp", moves_because="its optimizer was saved as dp_reshardable")
+    smaller, shared = SavedLayout(tp=1, pp=1, dp=4), SavedLayout(tp=2, pp=1, dp=4, ep=2)
+    assert [choose(bound, target=target).checkpoint for target in (OTHER, smaller, shared)] == [bound, None, None]
+    choice = choose(zero(experts=8), target=SavedLayout(tp=2, pp=1, dp=3, ep=3))
+    assert choice.checkpoint is None
+    assert "its 8 experts cannot be shared evenly by ep3" in choice.reason
 
 
 STATES = st.sampled_from(["complete", "writing", "incomplete", "unverified"])
@@ -145,21 +117,19 @@ def test_what_is_chosen_is_complete_and_no_newer_one_would_do(held: list[tuple[i
     assert bool(choice.convert) == (choice.checkpoint.moves == "convert" and choice.checkpoint.layout.dp != 4)
 
 
-def test_job_without_a_folder_has_no_checkpoint(tmp_path: Path) -> None:
+def test_job_without_a_folder_of_its_name_has_no_checkpoint(tmp_path: Path) -> None:
     folders = CheckpointFolders(f"{tmp_path}/{{job}}", read_mb_per_s=100.0)
     assert folders.newest("nobody", None, seconds(0)) is None
     assert folders.next_save_s("nobody", seconds(0)) is None
-
-
-def test_name_of_a_job_does_not_lead_elsewhere(tmp_path: Path) -> None:
-    outside = tmp_path / "outside"
-    outside.mkdir()
     (tmp_path / "jobs").mkdir()
+    copy_real("dcp", tmp_path / "outside")
     folders = CheckpointFolders(f"{tmp_path}/jobs/{{job}}", read_mb_per_s=100.0)
-    assert folders.newest("../outside", None, seconds(0)) is None
+    assert folders.newest("../outside", None, NOW_NS) is None
 
 
-def test_newest_complete_checkpoint_is_found_with_its_age_and_the_time_to_load_it(tmp_path: Path) -> None:
+def test_newest_complete_checkpoint_is_found_again_after_some_seconds_with_its_age_and_load_time(
+    tmp_path: Path,
+) -> None:
     saved = copy_real("dcp", tmp_path / "train")
     folders = CheckpointFolders(f"{tmp_path}/{{job}}", read_mb_per_s=100.0)
     found = folders.newest("train", Layout(replicas=3), NOW_NS)
@@ -167,14 +137,10 @@ def test_newest_complete_checkpoint_is_found_with_its_age_and_the_time_to_load_i
     assert (found.path, found.form, found.convert) == (f"{saved}/step-200", "dcp", ())
     assert found.age_s == (NOW_NS - OLD_NS) / 1e9
     assert found.load_s > 0
-
-
-def test_folder_is_looked_at_again_after_some_seconds(tmp_path: Path) -> None:
-    folders = CheckpointFolders(f"{tmp_path}/{{job}}", read_mb_per_s=100.0)
-    assert folders.newest("train", None, NOW_NS) is None
-    copy_real("dcp", tmp_path / "train" / "step-100")
-    assert folders.newest("train", None, NOW_NS + 10**9) is None
-    assert folders.newest("train", None, NOW_NS + 6 * 10**9) is not None
+    assert folders.newest("chat", None, NOW_NS) is None
+    copy_real("dcp", tmp_path / "chat" / "step-100")
+    assert folders.newest("chat", None, NOW_NS + 10**9) is None
+    assert folders.newest("chat", None, NOW_NS + 6 * 10**9) is not None
 
 
 def test_zero_is_converted_where_the_layout_changes(tmp_path: Path) -> None:
@@ -189,16 +155,12 @@ def test_zero_is_converted_where_the_layout_changes(tmp_path: Path) -> None:
     assert other.convert[3:7] == ("--input_folder", str(saved), "--output_folder", f"{saved}_universal")
 
 
-def test_planner_without_a_converter_says_what_a_person_has_to_do(tmp_path: Path) -> None:
+def test_planner_without_a_converter_says_what_a_person_has_to_do_or_takes_an_older_one(tmp_path: Path) -> None:
     saved = copy_real("zero_1/global_step3", tmp_path / "train" / "global_step3")
     folders = CheckpointFolders(f"{tmp_path}/{{job}}", read_mb_per_s=100.0, converter=())
     found = folders.newest("train", Layout(replicas=3), NOW_NS)
     assert found is not None
     assert found.obstacle == f"{saved} must be converted for the new layout, and planner.converter is not set"
-
-
-def test_older_checkpoint_that_needs_no_conversion_is_taken_where_none_can_be_done(tmp_path: Path) -> None:
-    copy_real("zero_1/global_step3", tmp_path / "train" / "global_step3")
     older = copy_real("zero_3/global_step3_universal", tmp_path / "train" / "global_step2_universal")
     folders = CheckpointFolders(f"{tmp_path}/{{job}}", read_mb_per_s=100.0, converter=())
     found = folders.newest("train", Layout(replicas=3), NOW_NS)

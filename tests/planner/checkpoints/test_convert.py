@@ -1,8 +1,4 @@
-"""A conversion is made once, beside the checkpoint, and gets its name only when it is verified complete.
-
-The converter here is a small command that copies a real universal checkpoint; DeepSpeed's own runs in
-test_converting_real.py.
-"""
+"""A conversion is made once, beside the checkpoint, and gets its name only when it is verified complete."""
 
 import importlib.util
 import os
@@ -17,13 +13,12 @@ from planner.checkpoints.checkpoint import SavedLayout
 from planner.checkpoints.choose import CONVERTER, ChoiceOptions, choose_checkpoint
 from planner.checkpoints.convert import Conversion, Converter, Progress, find_conversion, find_obstacle
 from planner.controllers.protocol import Report
-from tests.planner.build import seconds
+from tests.planner.build import decision, seconds
 from tests.planner.checkpoints.build import DATA, copy_real, make_old, read
-from tests.planner.test_steps import decision
 from tests.waiting import eventually
 
 UNIVERSAL = DATA / "zero_1" / "global_step3_universal"
-# $4 is the value of --output_folder.
+# Copies a real universal checkpoint; $4 is the value of --output_folder.
 COPY = f'cp -r {UNIVERSAL} "$4" && basename "$4" | tr -d "\\n" > "$(dirname "$4")/latest_universal"'
 
 
@@ -55,13 +50,6 @@ def names(job: Path) -> list[str]:
     return sorted(path.name for path in job.iterdir())
 
 
-def test_verified_result_gets_its_name_and_nothing_else_is_left(job: Path) -> None:
-    report = poll_until_over(Converter(), wanted(job))
-    assert (report.outcome, names(job)) == ("done", ["global_step3", "global_step3_universal", "latest_universal"])
-    assert report.what.endswith("all 4 parameters that the model states name are there, and each file has its end")
-    assert (job / "latest_universal").read_text() == "global_step3_universal"
-
-
 def test_finished_conversion_is_used_again(job: Path) -> None:
     copy_real("zero_1/global_step3_universal", job / "global_step3_universal")
     progress = Converter().poll(wanted(job, "exit 9"), seconds(0))
@@ -71,12 +59,15 @@ def test_finished_conversion_is_used_again(job: Path) -> None:
     assert (progress.report.outcome, progress.message) == ("already", message)
 
 
-def test_what_a_planner_that_died_left_half_done_is_thrown_away(job: Path) -> None:
+def test_verified_result_gets_its_name_and_nothing_else_is_left(job: Path) -> None:
+    # A planner that died has left one half done.
     half = job / "global_step3_universal.abc.partial" / "global_step3_universal" / "zero"
     half.mkdir(parents=True)
     assert [each.path for each in read(job).checkpoints] == [str(job / "global_step3")]  # nor is it ever loaded
-    assert poll_until_over(Converter(), wanted(job)).outcome == "done"
-    assert names(job) == ["global_step3", "global_step3_universal", "latest_universal"]
+    report = poll_until_over(Converter(), wanted(job))
+    assert (report.outcome, names(job)) == ("done", ["global_step3", "global_step3_universal", "latest_universal"])
+    assert report.what.endswith("all 4 parameters that the model states name are there, and each file has its end")
+    assert (job / "latest_universal").read_text() == "global_step3_universal"
 
 
 @pytest.mark.parametrize(
@@ -146,19 +137,15 @@ def test_unfinished_conversion_of_somebody_else_is_left_to_them(job: Path) -> No
     assert theirs.exists()
 
 
-def test_planner_that_does_not_see_the_checkpoint_says_so(tmp_path: Path) -> None:
+def test_planner_that_cannot_see_the_checkpoint_or_write_beside_it_says_so(tmp_path: Path, job: Path) -> None:
     nowhere = wanted(tmp_path / "nowhere")
     message = f"the planner cannot see {tmp_path}/nowhere/global_step3, so it cannot convert it"
     assert Converter().poll(nowhere, seconds(0)).report == Report("refused", message)
     assert find_obstacle(nowhere.source, nowhere.destination) == message
-
-
-def test_planner_that_may_not_write_beside_the_checkpoint_says_so(job: Path) -> None:
     source = f"{job}/global_step3"
     message = f"the planner may not write to {job}/mounted, so it cannot convert {source}"
-    assert (
-        find_obstacle(source, f"{job}/mounted/global_step3_universal") == message
-    )  # root may write to all that is there
+    made = f"{job}/mounted/global_step3_universal"  # root may write to all that is there
+    assert find_obstacle(source, made) == message
 
 
 def test_command_that_is_not_there_or_not_set_is_refused(job: Path) -> None:
@@ -173,13 +160,12 @@ def test_command_that_is_not_there_or_not_set_is_refused(job: Path) -> None:
 
 
 def test_conversion_is_read_from_the_decision_and_nonsense_is_refused() -> None:
-    told = decision().model_copy(update={"resume": {"convert": "'/a b/python' --input_folder /z --output_folder /u"}})
-    assert find_conversion(told) == Conversion(
-        ("/a b/python", "--input_folder", "/z", "--output_folder", "/u"), "/z", "/u"
-    )
+    made = decision(resume={"convert": "'/a b/python' --input_folder /z --output_folder /u"})
+    command = ("/a b/python", "--input_folder", "/z", "--output_folder", "/u")
+    assert find_conversion(made) == Conversion(command, "/z", "/u")
     assert find_conversion(decision()) is None
     with pytest.raises(BadInput, match="has no --output_folder"):
-        find_conversion(decision().model_copy(update={"resume": {"convert": "python --input_folder /z"}}))
+        find_conversion(decision(resume={"convert": "python --input_folder /z"}))
 
 
 TARGET = SavedLayout(tp=1, pp=1, dp=4)

@@ -25,18 +25,11 @@ from tests.planner.checkpoints.build import catalogue, checkpoint
 RSC_1 = find_failure_rate(65, 10_000)  # 6.50 failures in 1,000 node-days, as Meta counted on RSC-1
 
 
-def test_rate_of_rsc_1_gives_its_published_time_between_failures() -> None:
-    """16,384 GPUs on hosts of eight: Meta projected 1.8 h."""
+def test_advice_is_youngs_interval_in_the_form_of_rsc_in_a_sentence_with_its_figures() -> None:
     assert 24 / (16_384 / 8 * RSC_1.per_node_day) == pytest.approx(1.8, abs=0.01)
-
-
-def test_advice_is_youngs_interval_in_the_form_of_rsc() -> None:
     advice = advise_interval(RSC_1, Saving(nodes=128, save_s=20.0))
     assert advice.interval_s == pytest.approx(math.sqrt(2 * 20.0 / (128 * 6.5e-3 / 86_400)))
     assert advice.low_s < advice.interval_s < (advice.high_s or 0)
-
-
-def test_advice_is_a_sentence_with_its_figures() -> None:
     advice = advise_interval(RSC_1, Saving(nodes=2048, save_s=60.0, interval_s=3600.0))
     assert advice.reason == (
         "save every 15 minutes: a save holds 2048 nodes up for 60 s, and one of them fails every 1.8 hours "
@@ -81,24 +74,21 @@ def test_bounds_are_where_the_count_is_just_unlikely(failures: int, days: float)
     assert rate.low <= rate.per_node_day < rate.high
 
 
-@pytest.mark.parametrize(("failures", "days"), [(-1, 10.0), (1, 0.0), (1, -3.0), (1, math.inf), (1, math.nan)])
-def test_what_is_no_rate_is_refused(failures: int, days: float) -> None:
-    with pytest.raises(BadInput, match="are no rate"):
-        find_failure_rate(failures, days)
+def test_rates_savings_and_speeds_that_cannot_be_are_refused() -> None:
+    for failures, days in ((-1, 10.0), (1, 0.0), (1, -3.0), (1, math.inf), (1, math.nan)):
+        with pytest.raises(BadInput, match="are no rate"):
+            find_failure_rate(failures, days)
+    for saving in (Saving(0, 10.0), Saving(1, 0.0), Saving(1, math.nan), Saving(1, 1.0, -1.0)):
+        with pytest.raises(BadInput, match="it takes a node and a save that lasts"):
+            advise_interval(RSC_1, saving)
+    for speed in (-1.0, math.nan):
+        with pytest.raises(BadInput, match="expected a share of 0 or more"):
+            timing(speed=speed)
 
 
-@pytest.mark.parametrize("saving", [Saving(0, 10.0), Saving(1, 0.0), Saving(1, math.nan), Saving(1, 1.0, -1.0)])
-def test_saving_that_cannot_be_is_refused(saving: Saving) -> None:
-    with pytest.raises(BadInput, match="it takes a node and a save that lasts"):
-        advise_interval(RSC_1, saving)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "message"),
-    [(0.25, "0.25 s"), (89, "89 s"), (1080, "18 minutes"), (9000, "2.5 hours"), (2e6, "23.1 days")],
-)
-def test_times_are_said_in_the_unit_of_people(seconds: float, message: str) -> None:
-    assert say_time(seconds) == message
+def test_times_are_said_in_the_unit_of_people() -> None:
+    message = [say_time(seconds) for seconds in (0.25, 89, 1080, 9000, 2e6)]
+    assert message == ["0.25 s", "89 s", "18 minutes", "2.5 hours", "23.1 days"]
 
 
 S = 1_000_000_000
@@ -111,7 +101,7 @@ def timing(wait_s: float | None = 100.0, **changed: Any) -> Timing:
     return choose_timing(Slowness(**(usual | {"next_save_ns": next_ns} | changed)), NOW_NS)
 
 
-def test_near_checkpoint_is_waited_for() -> None:
+def test_near_checkpoint_is_waited_for_and_a_far_one_not() -> None:
     decided = timing(100.0)
     assert (decided.waits, decided.until_ns) == (True, NOW_NS + 100 * S)
     assert (decided.now_cost_s, decided.wait_cost_s) == (300.0, 50.0)
@@ -119,29 +109,26 @@ def test_near_checkpoint_is_waited_for() -> None:
         "wait: the next checkpoint is 2 minutes away and waiting costs 50 s of healthy work, "
         "acting now does 5 minutes of work again"
     )
-
-
-def test_far_checkpoint_is_not_waited_for() -> None:
     decided = timing(1000.0)
     assert (decided.waits, decided.until_ns, decided.wait_cost_s) == (False, NOW_NS, 500.0)
     assert decided.reason == (
         "act now: acting now does 5 minutes of work again, "
         "the next checkpoint is 17 minutes away and waiting costs 8 minutes of healthy work"
     )
-
-
-@pytest.mark.parametrize("fault_class", ["comm_hang", "noncomm_hang", "crash", "software"])
-def test_what_stands_still_never_waits(fault_class: str) -> None:
-    decided = timing(0.001, fault_class=fault_class, lost_s=1e6)
-    assert not decided.waits
-    assert decided.reason.startswith(f"act now: a {fault_class} does not wait")
-
-
-def test_part_that_may_die_is_waited_for_less() -> None:
+    assert timing(100.0, fault_class=None).waits
+    assert not timing(1000.0, fault_class=None).waits
+    assert timing(5000.0, speed=1.1).wait_cost_s == 0.0
     assert timing(500.0).waits
     decided = timing(500.0, failures_per_s=1 / 1000)
     assert not decided.waits
     assert decided.wait_cost_s == pytest.approx(250 + 0.5 * (300 + 125))
+
+
+def test_what_stands_still_never_waits() -> None:
+    for fault_class in ("comm_hang", "noncomm_hang", "crash", "software"):
+        decided = timing(0.001, fault_class=fault_class, lost_s=1e6)
+        assert not decided.waits
+        assert decided.reason.startswith(f"act now: a {fault_class} does not wait")
 
 
 def test_checkpoint_that_nobody_announced_is_not_waited_for() -> None:
@@ -158,21 +145,6 @@ def test_job_without_any_checkpoint_waits_for_its_first() -> None:
     unknown = timing(None, lost_s=None)
     assert (unknown.waits, unknown.until_ns) == (True, None)
     assert unknown.reason.endswith("and without one all work would be lost")
-
-
-def test_job_that_is_not_slower_loses_nothing_by_waiting() -> None:
-    assert timing(5000.0, speed=1.1).wait_cost_s == 0.0
-
-
-@pytest.mark.parametrize("speed", [-1.0, float("nan")])
-def test_speed_that_is_none_is_refused(speed: float) -> None:
-    with pytest.raises(BadInput, match="expected a share of 0 or more"):
-        timing(speed=speed)
-
-
-def test_job_that_only_could_be_faster_waits_like_a_slow_one() -> None:
-    assert timing(100.0, fault_class=None).waits
-    assert not timing(1000.0, fault_class=None).waits
 
 
 @given(st.floats(1.0, 10.0), st.integers(0, 10_000), st.floats(0, 10_000))

@@ -19,26 +19,20 @@ def test_real_checkpoint_is_complete_and_needs_the_converter_elsewhere(real: Pat
     assert (found.format, found.state, found.step, found.moves) == ("ds_zero", "complete", 3, "convert")
     assert found.layout == SavedLayout(tp=1, pp=1, dp=2, world=2)
     assert found.reason == f"all {len(list(real.iterdir()))} files of 2 ranks are there, and each has its end"
-
-
-def test_stages_1_and_2_without_patterns_need_them_made_up_and_stage_3_does_not(real: Path) -> None:
     is_stage_3 = (real / "zero_pp_rank_0_mp_rank_00_model_states.pt").exists()
-    assert read_one(real).convert_flags == (() if is_stage_3 else ("--inject_missing_state",))
-
-
-def test_patterns_in_the_states_are_used_as_they_are(tmp_path: Path) -> None:
-    folder = fake_zero(tmp_path / "global_step7", universal_checkpoint_info={"universal_checkpoint_version": 0.4})
-    assert read_one(folder).convert_flags == ()
+    # Stages 1 and 2 need patterns made up where they have none.
+    assert found.convert_flags == (() if is_stage_3 else ("--inject_missing_state",))
 
 
 def test_tensors_cut_by_tp_are_not_converted_without_patterns(tmp_path: Path) -> None:
-    """The converter would join replicated parameters as if they were cut, and end with success."""
     found = read_one(fake_zero(tmp_path / "without" / "global_step7", tp=2))
     assert (found.state, found.moves) == ("complete", "never")
     assert found.moves_because == "it has no universal_checkpoint_info, which says how tensors were cut by tp"
     patterns = {"tp_replicated_parameter_patterns": ["norm"]}
     folder = fake_zero(tmp_path / "with" / "global_step7", tp=2, universal_checkpoint_info=patterns)
     assert read_one(folder).moves == "convert"
+    folder = fake_zero(tmp_path / "global_step7", universal_checkpoint_info={"universal_checkpoint_version": 0.4})
+    assert read_one(folder).convert_flags == ()
 
 
 def test_last_rank_that_is_missing_is_found_though_no_name_tells(real: Path) -> None:
@@ -77,13 +71,10 @@ def test_grid_of_an_older_version_is_told_by_its_layers(tmp_path: Path) -> None:
     assert found.layout == SavedLayout(tp=2, pp=3, dp=2, world=12)
 
 
-def test_layer_that_is_missing_on_all_ranks_is_named_by_the_states(tmp_path: Path) -> None:
-    folder = fake_zero(tmp_path / "global_step7", layers=4)
+def test_layer_that_is_missing_is_named_by_the_states(tmp_path: Path) -> None:
+    folder = fake_zero(tmp_path / "all" / "global_step7", layers=4)
     (folder / "layer_03-model_00-model_states.pt").unlink()
     assert read_one(folder).reason == "2 ranks saved, and layer_03-model_00-model_states.pt is not there"
-
-
-def test_layer_of_one_rank_that_is_missing_is_named(tmp_path: Path) -> None:
     folder = fake_zero(tmp_path / "global_step7", tp=2, pp=2, layers=4)
     (folder / "layer_02-model_01-model_states.pt").unlink()
     found = read_one(folder)
@@ -121,25 +112,18 @@ def test_states_without_zero_hold_the_optimizer_themselves(tmp_path: Path) -> No
     assert (found.state, found.moves) == ("complete", "dp")
 
 
-def test_states_that_do_not_tell_the_grid_are_not_verified(tmp_path: Path) -> None:
+def test_states_that_do_not_tell_the_grid_are_not_verified_or_complete(tmp_path: Path) -> None:
     found = read_one(fake_zero(tmp_path / "global_step7", dp_world_size="two"))
     assert found.state == "unverified"
     assert found.reason == "mp_rank_00_model_states.pt does not say how many ranks there should be"
-
-
-def test_states_that_cannot_be_read_are_not_verified(tmp_path: Path) -> None:
-    folder = fake_zero(tmp_path / "global_step7")
-    save_like_torch(folder / "mp_rank_00_model_states.pt", [1])
-    make_old(folder)
-    found = read_one(folder)
+    states = tmp_path / "global_step7" / "mp_rank_00_model_states.pt"
+    save_like_torch(states, [1])
+    make_old(states.parent)
+    found = read_one(states.parent)
     assert found.state == "unverified"
     assert found.reason.startswith("nothing says how many ranks there should be: ")
-
-
-def test_optimizer_states_alone_are_not_complete(tmp_path: Path) -> None:
-    folder = fake_zero(tmp_path / "global_step7")
-    (folder / "mp_rank_00_model_states.pt").unlink()
-    assert read_one(folder).reason == "has no model states of any rank"
+    states.unlink()
+    assert read_one(states.parent).reason == "has no model states of any rank"
 
 
 @pytest.fixture(params=[1, 3])
@@ -147,33 +131,24 @@ def universal(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return copy_real(f"zero_{request.param}/global_step3_universal", tmp_path / "global_step3_universal")
 
 
-def test_what_the_converter_wrote_is_complete_and_loads_anywhere(universal: Path) -> None:
+def test_what_the_converter_wrote_is_complete_and_what_is_missing_or_cut_is_named(universal: Path) -> None:
     found = read_one(universal)
     assert (found.format, found.state, found.step, found.moves) == ("universal", "complete", 3, "any")
     assert found.reason == "all 4 parameters that the model states name are there, and each file has its end"
     assert found.files == sum(path.is_file() for path in universal.rglob("*"))
-
-
-def test_parameter_that_is_missing_is_named(universal: Path) -> None:
-    shutil.rmtree(universal / "zero" / "2.weight")
-    found = read_one(universal)
-    assert (found.state, found.reason) == ("incomplete", "zero lacks 2.weight")
-
-
-def test_moment_that_is_missing_is_named_and_a_parameter_without_any_is_right(universal: Path) -> None:
     (universal / "zero" / "0.bias" / "exp_avg.pt").unlink()
     assert read_one(universal).reason == "zero/0.bias has no exp_avg.pt, and it has the other moment"
     (universal / "zero" / "0.bias" / "exp_avg_sq.pt").unlink()
     assert read_one(universal).state == "complete"
-
-
-def test_value_that_is_missing_or_cut_is_named(universal: Path) -> None:
     value = universal / "zero" / "0.weight" / "fp32.pt"
     value.write_bytes(value.read_bytes()[:500])
     make_old(universal)
     assert read_one(universal).reason == "zero/0.weight/fp32.pt is cut short or no file of torch: its zip has no end"
     value.unlink()
     assert read_one(universal).reason == "zero/0.weight has no fp32.pt"
+    shutil.rmtree(universal / "zero" / "2.weight")
+    found = read_one(universal)
+    assert (found.state, found.reason) == ("incomplete", "zero lacks 2.weight")
 
 
 def test_converter_that_was_killed_leaves_an_incomplete_one(universal: Path) -> None:
@@ -182,7 +157,5 @@ def test_converter_that_was_killed_leaves_an_incomplete_one(universal: Path) -> 
     assert read_one(universal).reason == "the converter has not ended: its folder tmp is still there"
     (universal / "tmp").rmdir()
     (universal / "zero" / "optimizer_state.pt").unlink()
-    assert (
-        read_one(universal).reason
-        == "has no zero/optimizer_state.pt, which the converter writes after the parameters"
-    )
+    message = "has no zero/optimizer_state.pt, which the converter writes after the parameters"
+    assert read_one(universal).reason == message

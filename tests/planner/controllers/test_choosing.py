@@ -22,13 +22,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIONS)
-def test_controller_comes_by_its_name(name: str) -> None:
-    assert make_controller(name, OPTIONS[name], dry_run=False).name == name
-
-
-def test_a_cure_in_place_is_told_from_a_new_start_of_the_job() -> None:
-    whole = {name: make_controller(name, OPTIONS[name], dry_run=False).restarts_whole_job for name in OPTIONS}
+def test_controllers_come_by_name_and_tell_a_cure_in_place_from_a_new_start_of_the_job() -> None:
+    assert set(OPTIONS) | {"kubernetes"} == set(CONTROLLERS), "every one is tried here"
+    made = {name: make_controller(name, OPTIONS[name], dry_run=False) for name in OPTIONS}
+    assert all(controller.name == name for name, controller in made.items())
+    whole = {name: controller.restarts_whole_job for name, controller in made.items()}
     assert whole == {"command": True, "nvrx": False, "slurm": True, "torchrun": False, "webhook": True}
     for name in ("command", "webhook"):
         reported = OPTIONS[name] | {"restarts_whole_job": False}
@@ -45,35 +43,24 @@ def test_slurm_is_reached_through_slurmrestd_by_option() -> None:
         make_controller("slurm", reported | {"rest": "slurm:6820"}, dry_run=False)
 
 
-def test_dry_run_is_handed_on() -> None:
+@pytest.mark.parametrize("is_option", [False, True])
+def test_dry_run_is_handed_on_and_that_of_the_options_counts(is_option: bool) -> None:
     for name in ("command", "nvrx", "webhook"):
-        report = make_controller(name, OPTIONS[name], dry_run=True).isolate("h1", "mark-1", "xid 79")
-        assert report.outcome == "would", report
+        controller = make_controller(name, OPTIONS[name] | {"dry_run": is_option}, dry_run=not is_option)
+        assert controller.isolate("h1", "mark-1", "xid 79").outcome == "would"
 
 
-@pytest.mark.parametrize("name", ["command", "nvrx", "webhook"])
-def test_dry_run_of_the_options_counts(name: str) -> None:
-    report = make_controller(name, OPTIONS[name] | {"dry_run": True}, dry_run=False).isolate("h1", "mark-1", "xid 79")
-    assert report.outcome == "would", report
-
-
-def test_secret_in_the_options_is_not_passed_over() -> None:
-    with pytest.raises(BadInput, match="secret_file"):
-        make_controller("webhook", {"url": "http://h", "secret": "whsec_c2VjcmV0"}, dry_run=False)
-
-
-def test_every_controller_is_tried_here() -> None:
-    assert set(OPTIONS) | {"kubernetes"} == set(CONTROLLERS)
-
-
-def test_unknown_controller_is_bad_input() -> None:
-    with pytest.raises(BadInput, match="there is no controller 'nomad'; there are command, kubernetes"):
-        make_controller("nomad", {}, dry_run=False)
-
-
-def test_all_complaints_come_at_once() -> None:
-    with pytest.raises(BadInput, match=r"controller nvrx .* colour is not known; directory: Field required"):
-        make_controller("nvrx", {"colour": "red"}, dry_run=False)
+@pytest.mark.parametrize(
+    ("name", "options", "why"),
+    [
+        ("nomad", {}, "there is no controller 'nomad'; there are command, kubernetes"),
+        ("nvrx", {"colour": "red"}, r"controller nvrx .* colour is not known; directory: Field required"),
+        ("webhook", {"url": "http://h", "secret": "whsec_c2VjcmV0"}, "secret_file"),
+    ],
+)
+def test_options_that_make_no_sense_are_bad_input(name: str, options: dict[str, Any], why: str) -> None:
+    with pytest.raises(BadInput, match=why):
+        make_controller(name, options, dry_run=False)
 
 
 def test_secret_comes_from_a_file(tmp_path: Path) -> None:

@@ -49,43 +49,42 @@ def test_it_keeps_the_contract_of_controllers(fake: FakeKubernetes, api: Any) ->
     check_contract(rig)
 
 
-def test_isolated_node_is_cordoned_and_tainted_beside_foreign_taints(fake: FakeKubernetes, api: Any) -> None:
+def test_isolated_node_is_cordoned_and_tainted_beside_foreign_taints_and_evicts_only_when_told_so(
+    fake: FakeKubernetes, api: Any
+) -> None:
     make(api).isolate("gpu-1", "mark-1", "xid 79")
     spec = fake.objects[NODES]["gpu-1"]["spec"]
     assert spec["unschedulable"] is True
     assert [taint["key"] for taint in spec["taints"]] == ["nvidia.com/gpu", ISOLATED]
     assert spec["taints"][1] == {"key": ISOLATED, "value": "mark-1", "effect": "NoSchedule"}
     assert spec["podCIDR"] == "10.244.1.0/24"
+    make(api, effect="NoExecute").isolate("gpu-2", "mark-1", "xid 79")
+    assert fake.objects[NODES]["gpu-2"]["spec"]["taints"][-1]["effect"] == "NoExecute"
 
 
-def test_taint_evicts_only_when_told_so(fake: FakeKubernetes, api: Any) -> None:
-    make(api, effect="NoExecute").isolate("gpu-1", "mark-1", "xid 79")
-    assert fake.objects[NODES]["gpu-1"]["spec"]["taints"][1]["effect"] == "NoExecute"
-
-
-def test_cordon_that_was_there_before_stays(fake: FakeKubernetes, api: Any) -> None:
+def test_cordon_of_a_person_stays(fake: FakeKubernetes, api: Any) -> None:
     fake.objects[NODES]["gpu-1"]["spec"]["unschedulable"] = True
     expect(make(api).isolate("gpu-1", "mark-1", "xid 79"), "done")
     expect(make(api).release("gpu-1", "mark-1"), "done", "cordoned before us")
     assert fake.objects[NODES]["gpu-1"]["spec"]["unschedulable"] is True
     assert make(api).nodes()[0].reason == "cordoned, but not by Lockstep"
+    make(api).isolate("gpu-2", "mark-1", "xid 79")
+    spec = fake.objects[NODES]["gpu-2"]["spec"]
+    spec["taints"] = [taint for taint in spec["taints"] if taint["key"] != ISOLATED]  # given back, cordoned later
+    expect(make(api).release("gpu-2", "mark-1"), "refused", "was not isolated by us")
+    assert fake.objects[NODES]["gpu-2"]["spec"]["unschedulable"] is True
 
 
-def test_cordon_of_a_person_is_not_lifted_for_an_annotation_that_was_left_behind(
+def test_node_that_is_not_ready_is_not_usable_and_large_clusters_come_page_by_page(
     fake: FakeKubernetes, api: Any
 ) -> None:
-    make(api).isolate("gpu-1", "mark-1", "xid 79")
-    spec = fake.objects[NODES]["gpu-1"]["spec"]
-    spec["taints"] = [taint for taint in spec["taints"] if taint["key"] != ISOLATED]  # given back, cordoned later
-    expect(make(api).release("gpu-1", "mark-1"), "refused", "was not isolated by us")
-    assert fake.objects[NODES]["gpu-1"]["spec"]["unschedulable"] is True
-
-
-def test_node_that_is_not_ready_is_not_usable(fake: FakeKubernetes, api: Any) -> None:
     ready = fake.objects[NODES]["gpu-1"]["status"]["conditions"][1]
     ready |= {"status": "Unknown", "message": "Kubelet stopped posting node status."}
     node = make(api).nodes()[0]
     assert (node.is_usable, node.reason) == (False, "not ready: Kubelet stopped posting node status.")
+    fake.page_size = 2
+    assert [node.name for node in make(api).nodes()] == ["gpu-1", "gpu-2", "gpu-3"]
+    assert fake.requests[1:] == [f"GET {NODES}"] * 2
 
 
 def test_conflict_is_tried_once_more(fake: FakeKubernetes, api: Any) -> None:
@@ -95,10 +94,10 @@ def test_conflict_is_tried_once_more(fake: FakeKubernetes, api: Any) -> None:
     expect(make(api).isolate("gpu-2", "mark-1", "xid 79"), "failed", "has been modified", "409")
 
 
-@pytest.mark.parametrize("method", ["GET", "PATCH"])
-def test_missing_right_is_refused_with_the_servers_sentence(fake: FakeKubernetes, api: Any, method: str) -> None:
-    fake.faults[method] = [403]
-    expect(make(api).isolate("gpu-1", "mark-1", "xid 79"), "refused", "told to fail", "403")
+def test_missing_right_is_refused_with_the_servers_sentence(fake: FakeKubernetes, api: Any) -> None:
+    for method in ("GET", "PATCH"):
+        fake.faults[method] = [403]
+        expect(make(api).isolate("gpu-1", "mark-1", "xid 79"), "refused", "told to fail", "403")
 
 
 def test_unknown_node_and_job_are_refused(api: Any) -> None:
@@ -107,14 +106,14 @@ def test_unknown_node_and_job_are_refused(api: Any) -> None:
     assert make(api).job("train/gone") is None
 
 
-@pytest.mark.parametrize("status", [429, 500, 503])
-def test_server_in_trouble_is_down(fake: FakeKubernetes, api: Any, status: int) -> None:
-    fake.faults["GET"] = [status]
-    with pytest.raises(ControllerDown, match=f"cannot answer now: told to fail .HTTP {status}"):
-        make(api).nodes()
-
-
-def test_server_that_hangs_is_down(fake: FakeKubernetes, api: Any) -> None:
+def test_server_that_is_in_trouble_hangs_or_is_gone_is_down(fake: FakeKubernetes, api: Any) -> None:
+    for status in (429, 500, 503):
+        fake.faults["GET"] = [status]
+        with pytest.raises(ControllerDown, match=f"cannot answer now: told to fail .HTTP {status}"):
+            make(api).nodes()
+    nobody = quiet_client(client.Configuration(host="http://127.0.0.1:9"))
+    with pytest.raises(ControllerDown, match="does not answer"):
+        make(nobody).nodes()
     fake.hang.set()
     with pytest.raises(ControllerDown, match="does not answer"):
         make(api, timeout_s=0.05).isolate("gpu-1", "mark-1", "xid 79")
@@ -128,38 +127,20 @@ def test_server_that_trickles_is_down(fake: FakeKubernetes, api: Any) -> None:
         KubernetesController(api, KubernetesOptions(), clock).nodes()
 
 
-def test_server_that_is_gone_is_down() -> None:
-    nobody = quiet_client(client.Configuration(host="http://127.0.0.1:9"))
-    with pytest.raises(ControllerDown, match="does not answer"):
-        make(nobody).nodes()
-
-
-@pytest.mark.parametrize("name", ["", "a/b/../c", "UPPER", "x" * 300, "gpu-1?watch=1"])
-def test_name_that_no_object_can_have_is_bad_input(fake: FakeKubernetes, api: Any, name: str) -> None:
-    with pytest.raises(BadInput, match="cannot be the name"):
-        make(api).isolate(name, "mark-1", "xid 79")
+def test_name_or_mark_that_no_object_can_have_is_bad_input(fake: FakeKubernetes, api: Any) -> None:
+    for name in ("", "a/b/../c", "UPPER", "x" * 300, "gpu-1?watch=1"):
+        with pytest.raises(BadInput, match="cannot be the name"):
+            make(api).isolate(name, "mark-1", "xid 79")
     assert fake.requests == []
-
-
-def test_mark_that_no_taint_can_carry_is_bad_input(api: Any) -> None:
     with pytest.raises(BadInput, match="value of a taint"):
         make(api).isolate("gpu-1", "a mark with spaces", "xid 79")
 
 
-def test_large_clusters_come_page_by_page(fake: FakeKubernetes, api: Any) -> None:
-    fake.page_size = 2
-    assert [node.name for node in make(api).nodes()] == ["gpu-1", "gpu-2", "gpu-3"]
-    assert fake.requests == [f"GET {NODES}"] * 2
-
-
-def test_token_of_the_kubeconfig_is_sent(fake: FakeKubernetes, tmp_path: Path) -> None:
+def test_token_of_the_kubeconfig_is_sent_and_none_is_bad_input(fake: FakeKubernetes, tmp_path: Path) -> None:
     config = tmp_path / "config"
     with serve(fake) as url:
         config.write_text(KUBECONFIG.replace("URL", url))
         make(connect(kubeconfig=str(config))).nodes()
     assert fake.tokens == {"Bearer secret-token"}
-
-
-def test_no_configured_cluster_is_bad_input(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="no Kubernetes cluster is configured"):
         connect(kubeconfig=str(tmp_path / "none"))

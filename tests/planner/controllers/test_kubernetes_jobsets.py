@@ -22,70 +22,43 @@ ORDER = Restart("mark-1", "train/llm")
 NOTE = '{"mark": "mark-1", "reason": "xid 79", "cordon": true}'
 
 
-def jobset(**spec: Any) -> Object:
+def test_conditions_tell_the_state() -> None:
     made = load("jobset")
-    made["spec"] |= spec
-    return made
-
-
-def with_launcher() -> Object:
-    made = load("jobset")
-    launcher = load("jobset")["spec"]["replicatedJobs"][0] | {"name": "launcher"}
-    made["spec"]["replicatedJobs"].append(launcher)
-    return made
-
-
-def one_job_per_node(replicas: int) -> Object:
-    made = load("jobset")
-    replicated = made["spec"]["replicatedJobs"][0]
-    replicated["replicas"] = replicas
-    replicated["template"]["spec"] |= {"parallelism": 1, "completions": 1}
-    return made
-
-
-@pytest.mark.parametrize(
-    ("kind", "state"), [("Completed", "ended"), ("Failed", "failed"), ("RestartingJobSet", "running")]
-)
-def test_conditions_tell_the_state(kind: str, state: str) -> None:
-    made = load("jobset")
-    made["status"]["conditions"].append({"type": kind, "status": "True"})
-    assert read_state(made) == state
-
-
-def test_jobset_without_status_waits() -> None:
-    made = load("jobset")
+    for kind, state in (("RestartingJobSet", "running"), ("Failed", "failed")):
+        made["status"]["conditions"].append({"type": kind, "status": "True"})
+        assert read_state(made) == state
+    made["status"]["conditions"][-1]["type"] = "Completed"
+    assert read_state(made) == "ended"
     del made["status"]
     assert read_state(made) == "waiting"
 
 
-def test_queued_jobset_is_recreated_because_kueue_resumes_it() -> None:
-    made = jobset(suspend=True)
+def test_jobset_is_recreated_where_suspending_is_not_enough_and_left_alone_where_it_is_managed_elsewhere() -> None:
+    made = load("jobset")
+    assert choose_way(made, Restart("mark-1", "llm", nnodes=2), None)[0] == "suspend"
+    assert choose_way(made, Restart("mark-1", "llm", nnodes=3), None)[0] == "recreate"
     made["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "gpus"
+    made["spec"]["suspend"] = True
     assert find_objection(made) is None
     assert choose_way(made, ORDER, None) == ("recreate", "Kueue owns its suspension")
-
-
-def test_same_number_of_nodes_needs_no_new_jobset() -> None:
-    assert choose_way(load("jobset"), Restart("mark-1", "llm", nnodes=2), None)[0] == "suspend"
-    assert choose_way(load("jobset"), Restart("mark-1", "llm", nnodes=3), None)[0] == "recreate"
-
-
-def test_jobset_managed_from_elsewhere_is_left_alone() -> None:
-    assert find_objection(jobset(managedBy="kueue.x-k8s.io/multikueue")) == (
-        "it is managed by kueue.x-k8s.io/multikueue, from another cluster"
-    )
+    made["spec"]["managedBy"] = "kueue.x-k8s.io/multikueue"
+    assert find_objection(made) == "it is managed by kueue.x-k8s.io/multikueue, from another cluster"
 
 
 def test_nodes_are_counted_only_where_it_is_clear_whose_pods_they_are() -> None:
-    assert count_nodes(load("jobset"), None) == 2
-    assert count_nodes(with_launcher(), None) is None
-    assert count_nodes(with_launcher(), "workers") == 2
-    assert count_nodes(with_launcher(), "nobody") is None
+    made = load("jobset")
+    assert count_nodes(made, None) == 2
+    made["spec"]["replicatedJobs"].append(made["spec"]["replicatedJobs"][0] | {"name": "launcher"})
+    assert [count_nodes(made, name) for name in (None, "workers", "nobody")] == [None, 2, None]
 
 
 def test_job_per_node_changes_its_replicas() -> None:
-    made = recreate(one_job_per_node(4), Restart("mark-1", "llm", nnodes=3), None)["spec"]["replicatedJobs"][0]
-    assert (made["replicas"], made["template"]["spec"]["parallelism"]) == (3, 1)
+    made = load("jobset")
+    replicated = made["spec"]["replicatedJobs"][0]
+    replicated["replicas"] = 4
+    replicated["template"]["spec"] |= {"parallelism": 1, "completions": 1}
+    again = recreate(made, Restart("mark-1", "llm", nnodes=3), None)["spec"]["replicatedJobs"][0]
+    assert (again["replicas"], again["template"]["spec"]["parallelism"]) == (3, 1)
 
 
 def test_every_alternative_of_an_affinity_avoids_the_node() -> None:
@@ -102,44 +75,30 @@ def test_every_alternative_of_an_affinity_avoids_the_node() -> None:
     ]] == [[zone[0], rule], [zone[1], rule]]  # fmt: skip
 
 
-def test_recreated_jobset_carries_nothing_that_the_server_made() -> None:
+def test_recreated_jobset_carries_nothing_that_the_server_made_and_leaves_the_old_one_alone() -> None:
     made = recreate(load("jobset"), ORDER, None)
     assert "status" not in made
     assert set(made["metadata"]) == {"name", "namespace", "labels", "annotations"}
     assert made["metadata"]["annotations"] == {"lockstep.dev/mark": "mark-1"}
     assert "suspend" not in made["spec"]
-
-
-def test_patch_leaves_the_jobset_it_was_made_from_alone() -> None:
     before = load("jobset")
     suspend_patch(before, Restart("mark-1", "llm", checkpoint="/c"))
     recreate(before, Restart("mark-1", "llm", exclude=("gpu-1",), nnodes=1, checkpoint="/c"), None)
     assert before == load("jobset")
 
 
-def test_annotation_alone_is_no_isolation() -> None:
-    """A person has taken taint and cordon away: what they did holds."""
+def test_isolation_is_ours_with_our_taint_alone() -> None:
     node = load("node")
     node["metadata"]["annotations"][ISOLATED] = NOTE
-    assert read_isolation(node) is None
+    assert read_isolation(node) is None, "a person has taken taint and cordon away: what they did holds"
     assert view_node(node).is_usable
-
-
-def test_cordon_without_our_taint_is_somebody_elses_though_our_note_was_left() -> None:
-    node = load("node")
-    node["metadata"]["annotations"][ISOLATED] = NOTE
     node["spec"]["unschedulable"] = True
-    assert read_isolation(node) is None
+    assert read_isolation(node) is None, "the cordon is somebody else's"
     node["spec"]["taints"].append({"key": ISOLATED, "value": "mark-1", "effect": "NoSchedule"})
     isolated = read_isolation(node)
     assert isolated == Isolated("mark-1", "xid 79", is_cordon_ours=True)
     assert release_patch(node, isolated)["spec"]["unschedulable"] is None
-
-
-def test_taint_with_an_annotation_nobody_can_read_is_still_ours() -> None:
-    node = load("node")
     node["metadata"]["annotations"][ISOLATED] = "{"
-    node["spec"]["taints"].append({"key": ISOLATED, "value": "mark-1", "effect": "NoSchedule"})
     isolated = read_isolation(node)
     assert isolated is not None
     assert (isolated.mark, isolated.is_cordon_ours) == ("mark-1", False)
@@ -161,11 +120,14 @@ def test_order_that_makes_no_sense_is_bad_input(fake: FakeKubernetes, api: Any, 
     assert fake.requests == []
 
 
-def test_job_is_seen_with_its_nodes_and_restarts(api: Any) -> None:
+def test_job_is_seen_with_its_nodes_and_restarts_or_the_missing_right_to_look(api: Any, fake: FakeKubernetes) -> None:
     view = make(api).job("train/llm")
     assert view is not None
     assert (view.id, view.state, view.nodes, view.restarts) == ("train/llm", "running", ("gpu-1", "gpu-2"), 1)
     assert make(api, namespace="train").job("llm") is not None
+    fake.faults["GET"] = [403]
+    with pytest.raises(ControllerDown, match="does not tell about JobSet train/llm: told to fail"):
+        make(api).job("train/llm")
 
 
 def test_restart_suspends_and_resumes_with_the_checkpoint_in_annotations(fake: FakeKubernetes, api: Any) -> None:
@@ -179,10 +141,6 @@ def test_restart_suspends_and_resumes_with_the_checkpoint_in_annotations(fake: F
     assert template["metadata"]["annotations"] == {"lockstep.dev/LOCKSTEP_RESUME_FROM": "/c/step-400"}
     expect(make(api).restart(RESTART), "already")
     assert [one for one in fake.requests if one.startswith("PATCH")] == [f"PATCH {JOBSETS}/llm"] * 2
-
-
-def test_checkpoint_of_an_earlier_restart_is_emptied(fake: FakeKubernetes, api: Any) -> None:
-    make(api).restart(RESTART)
     expect(make(api).restart(Restart("mark-2", "train/llm")), "done")
     template = fake.objects[JOBSETS]["llm"]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
     assert template["metadata"]["annotations"] == {"lockstep.dev/LOCKSTEP_RESUME_FROM": ""}
@@ -205,7 +163,7 @@ def test_restart_tries_once_more_after_a_conflict(fake: FakeKubernetes, api: Any
 
 
 def test_failed_jobset_is_created_again(fake: FakeKubernetes, api: Any) -> None:
-    fake.objects[JOBSETS]["llm"]["status"]["conditions"].append({"type": "Failed", "status": "True"})
+    fail(fake)
     before = fake.objects[JOBSETS]["llm"]["metadata"]["uid"]
     expect(make(api).restart(RESTART), "done", "deleted and created again")
     made = fake.objects[JOBSETS]["llm"]
@@ -233,7 +191,7 @@ def test_other_number_of_nodes_is_created_again_away_from_excluded_ones(fake: Fa
 @pytest.mark.parametrize("dies_at", range(1, 10))
 def test_planner_that_dies_while_recreating_loses_nothing(fake: FakeKubernetes, api: Any, dies_at: int) -> None:
     """Whichever request is its last, the next planner ends what was begun, and creates one JobSet."""
-    fake.objects[JOBSETS]["llm"]["status"]["conditions"].append({"type": "Failed", "status": "True"})
+    fail(fake)
     die_after(fake, dies_at)
     with contextlib.suppress(ControllerDown):
         make(api).restart(RESTART)
@@ -244,6 +202,10 @@ def test_planner_that_dies_while_recreating_loses_nothing(fake: FakeKubernetes, 
     assert fake.objects[KEEPERS] == {}
     created = [one for one in fake.requests if one == f"POST {JOBSETS}"]
     assert len(created) == 1
+
+
+def fail(fake: FakeKubernetes, kind: str = "Failed") -> None:
+    fake.objects[JOBSETS]["llm"]["status"]["conditions"].append({"type": kind, "status": "True"})
 
 
 def die_after(fake: FakeKubernetes, requests: int) -> None:
@@ -262,26 +224,18 @@ def revive(fake: FakeKubernetes) -> None:
     fake.__dict__.pop("answer", None)
 
 
-def test_excluded_node_that_takes_work_is_refused(fake: FakeKubernetes, api: Any) -> None:
+def test_restart_that_would_do_harm_is_refused(fake: FakeKubernetes, api: Any) -> None:
     order = Restart("mark-1", "train/llm", exclude=("gpu-2",))
     expect(make(api).restart(order), "refused", "node gpu-2 is excluded but still takes new work")
-    assert all(one.startswith("GET") for one in fake.requests)
-
-
-def test_jobset_of_somebody_else_is_refused(fake: FakeKubernetes, api: Any) -> None:
-    metadata = fake.objects[JOBSETS]["llm"]["metadata"]
-    metadata["ownerReferences"] = [{"kind": "TrainJob", "name": "llm", "controller": True}]
-    expect(make(api).restart(RESTART), "refused", "belongs to TrainJob llm")
-
-
-def test_jobset_that_has_ended_is_not_begun_anew(fake: FakeKubernetes, api: Any) -> None:
-    fake.objects[JOBSETS]["llm"]["status"]["conditions"].append({"type": "Completed", "status": "True"})
-    expect(make(api).restart(RESTART), "refused", "it has ended by itself")
-
-
-def test_jobset_that_somebody_suspended_is_refused(fake: FakeKubernetes, api: Any) -> None:
-    fake.objects[JOBSETS]["llm"]["spec"]["suspend"] = True
+    jobset = fake.objects[JOBSETS]["llm"]
+    jobset["spec"]["suspend"] = True
     expect(make(api).restart(RESTART), "refused", "somebody has suspended it")
+    fail(fake, "Completed")
+    expect(make(api).restart(RESTART), "refused", "it has ended by itself")
+    jobset["metadata"]["ownerReferences"] = [{"kind": "TrainJob", "name": "llm", "controller": True}]
+    expect(make(api).restart(RESTART), "refused", "belongs to TrainJob llm")
+    expect(make(api).reattempt("train/llm", "mark-1"), "refused", "restart it instead")
+    assert all(one.startswith("GET") for one in fake.requests)
 
 
 def test_dry_restart_says_the_way_and_changes_nothing(fake: FakeKubernetes, api: Any) -> None:
@@ -305,7 +259,7 @@ def test_jobset_that_vanishes_while_it_stops_is_a_failure(fake: FakeKubernetes, 
 
 
 def test_damaged_note_is_left_for_a_person(fake: FakeKubernetes, api: Any) -> None:
-    fake.objects[JOBSETS]["llm"]["status"]["conditions"].append({"type": "Failed", "status": "True"})
+    fail(fake)
     die_after(fake, 3)
     with contextlib.suppress(ControllerDown):
         make(api).restart(RESTART)
@@ -314,13 +268,3 @@ def test_damaged_note_is_left_for_a_person(fake: FakeKubernetes, api: Any) -> No
     kept["data"] = {}
     with pytest.raises(ControllerDown, match="is damaged: look at it, then delete it"):
         make(api).restart(RESTART)
-
-
-def test_missing_right_to_look_is_no_missing_job(fake: FakeKubernetes, api: Any) -> None:
-    fake.faults["GET"] = [403]
-    with pytest.raises(ControllerDown, match="does not tell about JobSet train/llm: told to fail"):
-        make(api).job("train/llm")
-
-
-def test_reattempt_is_refused(api: Any) -> None:
-    expect(make(api).reattempt("train/llm", "mark-1"), "refused", "restart it instead")

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from lockstep.errors import BadInput, ControllerDown, ServerAway
-from lockstep.execution import Isolated, IsolationState
 from planner.controllers.nvrx import (
     METHOD,
     SERVICE,
@@ -24,11 +23,8 @@ from planner.controllers.nvrx import (
     serve_health,
 )
 from planner.controllers.protocol import Restart
+from tests.planner.build import isolated
 from tests.planner.controllers.contract import Rig, check_contract
-
-
-def look(directory: Path) -> dict[str, str]:
-    return {path.name: path.read_text() for path in directory.iterdir()}
 
 
 def test_it_keeps_the_contract_of_controllers(tmp_path: Path) -> None:
@@ -39,7 +35,7 @@ def test_it_keeps_the_contract_of_controllers(tmp_path: Path) -> None:
     check_contract(
         Rig(
             make=lambda dry: NvrxController(NvrxOptions(tmp_path, dry)),
-            look=lambda: look(tmp_path),
+            look=lambda: {path.name: path.read_text() for path in tmp_path.iterdir()},
             node="h1",
             other="h2",
             reset=reset,
@@ -58,22 +54,16 @@ def test_restart_is_left_to_the_launcher(tmp_path: Path) -> None:
     assert controller.job("llm") is None
 
 
-def test_directory_that_is_not_there_yet_excludes_nobody(tmp_path: Path) -> None:
+def test_directory_may_come_later_but_must_be_one(tmp_path: Path) -> None:
     controller = NvrxController(NvrxOptions(tmp_path / "later"))
     assert controller.nodes() == []
     assert controller.isolate("h1", "mark-1", "xid 79").outcome == "done"
-
-
-def test_directory_that_cannot_be_written_is_down(tmp_path: Path) -> None:
+    for node in ("../h1", "", "h1/h2", "h1,h2"):
+        with pytest.raises(BadInput, match="no name of a node"):
+            controller.isolate(node, "mark-1", "xid 79")
     (tmp_path / "file").write_text("")
     with pytest.raises(ControllerDown, match="Not a directory"):
         NvrxController(NvrxOptions(tmp_path / "file")).isolate("h1", "mark-1", "xid 79")
-
-
-@pytest.mark.parametrize("node", ["../h1", "", "h1/h2", "h1,h2"])
-def test_name_that_leads_elsewhere_is_bad_input(tmp_path: Path, node: str) -> None:
-    with pytest.raises(BadInput, match="no name of a node"):
-        NvrxController(NvrxOptions(tmp_path)).isolate(node, "mark-1", "xid 79")
 
 
 def test_note_that_nobody_understands_excludes_and_is_not_ours(tmp_path: Path) -> None:
@@ -118,45 +108,24 @@ def test_any_reason_survives_the_encoding(reason: str) -> None:
     assert 1 not in fields, "success is left out, and so false"
 
 
-def test_host_is_known_by_any_of_its_names(tmp_path: Path) -> None:
+def test_host_is_known_by_any_of_its_names_and_takes_part_when_it_is_back(tmp_path: Path) -> None:
     NvrxController(NvrxOptions(tmp_path)).isolate("h1", "mark-1", "xid 79")
     assert find_noted(tmp_path, ["h1.cluster.local", "h1"]) == Exclusion("h1", "mark-1", "xid 79")
     assert find_noted(tmp_path, ["h11"]) is None
-
-
-def out_of_service(node: str, state: IsolationState) -> Isolated:
-    """Return a node that a decision took out, as the control database keeps it."""
-    return Isolated(
-        node=node, component=f"gpu:{node}/3", decision="d1", job="llm", reason="xid 79", state=state, since_ns=1,
-        changed_ns=1,
-    )  # fmt: skip
-
-
-def test_host_that_is_back_takes_part() -> None:
-    listed = [out_of_service("h1", "returned"), out_of_service("h2", "testing")]
+    listed = [isolated("h1", state="returned"), isolated("h2", state="testing")]
     assert find_isolated(listed, ["h1"]) is None
-    assert find_isolated(listed, ["h2", "h2.cluster.local"]) == Exclusion("h2", "d1", "xid 79")
+    assert find_isolated(listed, ["h2", "h2.cluster.local"]) == Exclusion("h2", "d1", "slow")
 
 
-def test_host_that_cannot_read_is_healthy_and_says_why(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    fields = decode(check_host(lambda: find_noted(tmp_path / "file", ["h1"])))
-    assert (fields[1], json.loads(fields[3])["fail_count"]) == (1, 0)
-    assert "Not a directory" in fields[4]
-
-
-def test_host_whose_server_is_away_is_healthy_and_says_why() -> None:
+def test_host_that_cannot_ask_is_healthy_and_says_why(tmp_path: Path) -> None:
     def find() -> Exclusion | None:
         raise ServerAway("no Lockstep server answers at http://head")
 
-    fields = decode(check_host(find))
-    assert (fields[1], fields[4]) == (1, "no Lockstep server answers at http://head")
-
-
-def leave_behind(path: Path) -> None:
-    """Leave the socket of a service that died."""
-    with socketlib.socket(socketlib.AF_UNIX) as dead:
-        dead.bind(str(path))
+    (tmp_path / "file").write_text("")
+    for ask, why in ((find, "at http://head"), (lambda: find_noted(tmp_path / "file", ["h1"]), "Not a directory")):
+        fields = decode(check_host(ask))
+        assert (fields[1], json.loads(fields[3])["fail_count"]) == (1, 0)
+        assert why in fields[4]
 
 
 def test_file_in_the_way_of_the_socket_is_left_alone(tmp_path: Path) -> None:
@@ -170,7 +139,8 @@ def test_file_in_the_way_of_the_socket_is_left_alone(tmp_path: Path) -> None:
 def test_real_client_is_told_of_the_exclusion_and_of_its_end(tmp_path: Path) -> None:
     grpc = pytest.importorskip("grpc", reason="needs the extra lockstep[nvrx]")
     socket, directory = tmp_path / "nvhcd.sock", tmp_path / "excluded"
-    leave_behind(socket)
+    with socketlib.socket(socketlib.AF_UNIX) as dead:  # of a service that died
+        dead.bind(str(socket))
     controller = NvrxController(NvrxOptions(directory))
     server = serve_health(lambda: find_noted(directory, ["h1"]), socket)
     try:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 
@@ -22,6 +23,7 @@ DOWN = "slurm_load_node error: Unable to contact slurm controller (connect failu
 TIMED_OUT = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation\n"
 SURELY_LOST_S = 20  # twice Slurm's MessageTimeout
 NO_KILL_WAIT = "KillWait                = 0 sec\n"
+REQUEUED = "sed -i -e s/JobState=RUNNING/JobState=PENDING/ -e s/Restarts=0/Restarts=1/ scontrol-show-job.out"
 ORDER = Restart("d-18", "2", exclude=("n2",), checkpoint="/ckpt/7")
 
 
@@ -31,6 +33,15 @@ def control(
     return SlurmController(slurm.options(dry_run, timeout_s), clock)
 
 
+def lose_answer(slurm: FakeSlurm) -> ManualClock:
+    """Submit a job again and hear nothing; return the time by which that was."""
+    clock = ManualClock()
+    slurm.say("sbatch", err=TIMED_OUT, code=1)
+    with pytest.raises(HalfDone, match="Socket timed out"):
+        control(slurm, clock=clock).restart(ORDER)
+    return clock
+
+
 def test_nodes_and_jobs_are_seen(slurm: FakeSlurm) -> None:
     assert [(node.name, node.mark) for node in control(slurm).nodes()] == [
         *(("n1", "d-17"), ("n2", None), ("n3", None), ("n4", None))
@@ -38,27 +49,20 @@ def test_nodes_and_jobs_are_seen(slurm: FakeSlurm) -> None:
     assert control(slurm).job("2") == JobView("2", "running", ("n2", "n3"), mark="d-17")
 
 
-def test_isolating_drains_and_looks_whether_it_holds(slurm: FakeSlurm) -> None:
+def test_isolating_drains_and_a_drain_that_did_not_take_is_a_failure(slurm: FakeSlurm) -> None:
+    report = control(slurm).isolate("n3", "d-18", "slow")
+    assert (report.outcome, report.what) == ("failed", "n3 was to be drained and is ALLOCATED")
     slurm.say("scontrol-update", do=f"echo '{DRAINED_AGAIN.strip()}' > scontrol-show-node.out")
     report = control(slurm).isolate("n3", "d-18", "slow\n NIC")
     assert (report.outcome, report.what) == ("done", 'n3 is drained with the reason "lockstep d-18: slow NIC"')
-    assert slurm.changes() == ["scontrol update NodeName=n3 State=DRAIN Reason=lockstep d-18: slow NIC"]
+    assert slurm.changes()[1:] == ["scontrol update NodeName=n3 State=DRAIN Reason=lockstep d-18: slow NIC"]
 
 
-def test_a_drain_that_did_not_take_is_a_failure(slurm: FakeSlurm) -> None:
-    report = control(slurm).isolate("n3", "d-18", "slow")
-    assert (report.outcome, report.what) == ("failed", "n3 was to be drained and is ALLOCATED")
-
-
-def test_a_node_that_a_person_drained_is_left_alone(slurm: FakeSlurm) -> None:
+def test_a_node_that_a_person_or_another_mark_drained_is_left_alone(slurm: FakeSlurm) -> None:
     report = control(slurm).isolate("n2", "d-18", "slow")
     assert report.outcome == "refused"
     assert 'drained by root since 2026-11-16T03:32:24 with the reason "fan [left] broken, Ticket=4711"' in report.what
     assert control(slurm).release("n2", "d-18").outcome == "refused"
-    assert slurm.changes() == []
-
-
-def test_a_mark_is_isolated_once_and_another_mark_not_at_all(slurm: FakeSlurm) -> None:
     assert control(slurm).isolate("n1", "d-17", "slow").outcome == "already"
     assert control(slurm).isolate("n1", "d-18", "slow").outcome == "refused"
     assert "was not drained under d-18" in control(slurm).release("n1", "d-18").what
@@ -73,19 +77,17 @@ def test_a_release_undrains_and_never_brings_up_what_is_down(slurm: FakeSlurm) -
     assert slurm.changes() == ["scontrol update NodeName=n1 State=UNDRAIN"]
 
 
-def test_an_unknown_node_is_refused_even_where_scontrol_knows_it_as_all(slurm: FakeSlurm) -> None:
+def test_an_unknown_node_is_refused_even_where_scontrol_knows_it_as_all_and_a_list_makes_no_sense(
+    slurm: FakeSlurm,
+) -> None:
     for node in ("n9", "ALL"):
         assert control(slurm).isolate(node, "m", "x").what == f"Slurm knows no node {node}"
         assert control(slurm).release(node, "m").outcome == "refused"
     slurm.say("scontrol-show-node", "Node n9 not found\n", code=1)
     assert control(slurm).isolate("n9", "m", "x").what == "Slurm knows no node n9"
     assert slurm.changes() == []
-
-
-def test_a_list_of_nodes_makes_no_sense(slurm: FakeSlurm) -> None:
     with pytest.raises(BadInput, match="is no name of a node"):
         control(slurm).isolate("n[1-4]", "m", "x")
-    assert slurm.calls() == []
 
 
 def test_no_permission_is_said(slurm: FakeSlurm) -> None:
@@ -121,23 +123,17 @@ def test_a_command_that_hangs_is_killed_in_time_with_its_children(
     wait_for_death(int(child.read_text()))
 
 
-def test_a_job_is_cancelled_and_submitted_without_the_node(slurm: FakeSlurm) -> None:
+def test_a_job_is_cancelled_and_submitted_once_without_the_node_and_sees_nothing_of_our_environment(
+    slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PGPASSWORD", "hunter2")
     report = control(slurm).restart(ORDER)
     assert (report.outcome, report.job) == ("done", "17")
     assert report.what == "job 2 is cancelled and submitted again as job 17, to run without n1,n2"
     assert [call.split()[0] for call in slurm.changes()] == ["scancel", "sbatch"]
     assert (slurm.home / "script").read_text() == SCRIPT
     assert "LOCKSTEP_RESUME_FROM=/ckpt/7" in (slurm.home / "environment").read_text()
-
-
-def test_a_job_sees_nothing_of_our_environment(slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PGPASSWORD", "hunter2")
-    control(slurm).restart(ORDER)
     assert "hunter2" not in (slurm.home / "environment").read_text()
-
-
-def test_a_mark_is_submitted_once_also_when_slurm_has_forgotten_the_job(slurm: FakeSlurm) -> None:
-    control(slurm).restart(ORDER)
     slurm.say("squeue")
     report = control(slurm).restart(ORDER)
     assert (report.outcome, report.job) == ("already", "17")
@@ -158,15 +154,6 @@ def test_death_between_scancel_and_sbatch_loses_nothing(slurm: FakeSlurm) -> Non
     assert "--exclude=n1,n2" in slurm.calls("sbatch")[-1]
 
 
-def test_a_restart_that_has_cancelled_its_job_says_so(slurm: FakeSlurm) -> None:
-    slurm.say("sbatch", err="sbatch: error: Invalid qos specification\n", code=1)
-    report = control(slurm).restart(ORDER)
-    assert (report.outcome, report.is_half_done) == ("failed", True)
-    slurm.say("squeue", err=DOWN, code=1)
-    with pytest.raises(HalfDone):
-        control(slurm).restart(ORDER)
-
-
 def test_death_after_sbatch_is_seen_in_the_queue(slurm: FakeSlurm) -> None:
     slurm.say("sbatch", err="Socket timed out\n", code=1, do='echo "17|RUNNING|lockstep d-18" > squeue.out')
     with pytest.raises(ControllerDown):
@@ -179,51 +166,47 @@ def test_death_after_sbatch_is_seen_in_the_queue(slurm: FakeSlurm) -> None:
 def test_a_refused_submission_may_be_asked_for_again(slurm: FakeSlurm) -> None:
     slurm.say("sbatch", err="sbatch: error: Requested node configuration is not available\n", code=1)
     report = control(slurm).restart(ORDER)
-    assert (report.outcome, report.job) == ("failed", None)
+    assert (report.outcome, report.job, report.is_half_done) == ("failed", None, True)
     assert "Requested node configuration is not available" in report.what
+    slurm.say("sbatch", "thank you\n")
+    assert "printed no job number: 'thank you'" in control(slurm).restart(ORDER).what
+    slurm.say("squeue", err=DOWN, code=1)
+    with pytest.raises(HalfDone):
+        control(slurm).restart(ORDER)
+    slurm.say("squeue")
     slurm.say("sbatch", "17;cluster\n")
     assert control(slurm).restart(ORDER).job == "17"
 
 
+NOT_AVAILABLE = "allocation failure: Requested node configuration is not available"
+
+
 def test_a_job_that_could_never_start_again_is_not_cancelled(slurm: FakeSlurm) -> None:
-    slurm.say("sbatch-test", err="allocation failure: Requested node configuration is not available\n", code=1)
+    refusals = ("sbatch: error: --uid only permitted by root user", "sbatch: error: Invalid account or partition")
+    for why in (NOT_AVAILABLE, *refusals):
+        slurm.say("sbatch-test", err=f"{why}\n", code=1)
+        report = control(slurm).restart(ORDER)
+        assert report.outcome == "refused"
+        assert "job 2 is left as it is, as it could not start again: sbatch ended with 1" in report.what
+        assert why in report.what
+    slurm.say("scontrol-write-batch_script", err="job script retrieval failed: Invalid user id\n")
     report = control(slurm).restart(ORDER)
-    assert report.outcome == "refused"
-    assert "job 2 is left as it is, as it could not start again: sbatch ended with 1" in report.what
-    assert slurm.changes() == []
-
-
-@pytest.mark.parametrize("why", ["--uid only permitted by root user", "Invalid account or account/partition"])
-def test_a_job_that_sbatch_would_not_take_is_not_cancelled(slurm: FakeSlurm, why: str) -> None:
-    slurm.say("sbatch-test", err=f"sbatch: error: {why}\n", code=1)
-    assert why in control(slurm).restart(ORDER).what
+    assert (report.outcome, "the batch script of job 2 cannot be had" in report.what) == ("failed", True)
     assert slurm.changes() == []
 
 
 def test_a_job_that_is_cancelled_already_is_not_called_left_alone(slurm: FakeSlurm) -> None:
-    clock = ManualClock()
-    slurm.say("sbatch", err=TIMED_OUT, code=1)
-    with pytest.raises(ControllerDown):
-        control(slurm, clock=clock).restart(ORDER)
-    slurm.say("sbatch-test", err="allocation failure: Requested node configuration is not available\n", code=1)
+    clock = lose_answer(slurm)
+    slurm.say("sbatch-test", err=NOT_AVAILABLE, code=1)
     slurm.say("sbatch", "17\n")
     clock.advance(SURELY_LOST_S)
     assert control(slurm, clock=clock).restart(ORDER).outcome == "done"
 
 
-def test_a_node_that_slurm_has_forgotten_is_not_excluded(slurm: FakeSlurm) -> None:
+def test_neither_a_limit_of_the_moment_nor_a_forgotten_node_keeps_a_job_from_starting_again(slurm: FakeSlurm) -> None:
+    slurm.say("sbatch-test", err="allocation failure: Job violates accounting/QOS policy\n", code=1)
     assert control(slurm).restart(replace(ORDER, exclude=("n2", "scrapped"))).outcome == "done"
     assert "--exclude=n1,n2 " in slurm.calls("sbatch")[0]
-
-
-def test_a_limit_of_the_moment_does_not_keep_a_job_from_starting_again(slurm: FakeSlurm) -> None:
-    slurm.say("sbatch-test", err="allocation failure: Job violates accounting/QOS policy\n", code=1)
-    assert control(slurm).restart(ORDER).outcome == "done"
-
-
-def test_a_submission_without_a_number_is_a_failure(slurm: FakeSlurm) -> None:
-    slurm.say("sbatch", "thank you\n")
-    assert "printed no job number: 'thank you'" in control(slurm).restart(ORDER).what
 
 
 ENDING = (
@@ -260,10 +243,7 @@ def test_a_dead_node_that_is_taken_out_keeps_nobody_waiting(slurm: FakeSlurm) ->
 
 
 def test_a_submission_whose_answer_is_lost_is_looked_for_before_it_is_made_again(slurm: FakeSlurm) -> None:
-    clock = ManualClock()
-    slurm.say("sbatch", err=TIMED_OUT, code=1)
-    with pytest.raises(HalfDone, match="Socket timed out"):
-        control(slurm, clock=clock).restart(ORDER)
+    clock = lose_answer(slurm)
     clock.advance(SURELY_LOST_S - 1)
     report = control(slurm, clock=clock).restart(ORDER)
     assert (report.outcome, report.is_half_done) == ("failed", True)
@@ -280,10 +260,7 @@ def test_a_submission_whose_answer_is_lost_is_looked_for_before_it_is_made_again
 
 
 def test_a_planner_that_looks_too_late_asks_a_person(slurm: FakeSlurm) -> None:
-    clock = ManualClock()
-    slurm.say("sbatch", err=TIMED_OUT, code=1)
-    with pytest.raises(HalfDone):
-        control(slurm, clock=clock).restart(ORDER)
+    clock = lose_answer(slurm)
     clock.advance(300)
     report = control(slurm, clock=clock).restart(ORDER)
     assert report.outcome == "refused"
@@ -293,10 +270,7 @@ def test_a_planner_that_looks_too_late_asks_a_person(slurm: FakeSlurm) -> None:
 
 
 def test_a_dry_run_in_the_middle_leaves_the_note_as_it_is(slurm: FakeSlurm) -> None:
-    clock = ManualClock()
-    slurm.say("sbatch", err=TIMED_OUT, code=1)
-    with pytest.raises(HalfDone):
-        control(slurm, clock=clock).restart(ORDER)
+    clock = lose_answer(slurm)
     note = slurm.home / "spool" / "d-18.json"
     before = note.read_text()
     assert control(slurm, dry_run=True, clock=clock).restart(ORDER).outcome == "failed"
@@ -305,42 +279,27 @@ def test_a_dry_run_in_the_middle_leaves_the_note_as_it_is(slurm: FakeSlurm) -> N
     assert note.read_text() == before
 
 
-@pytest.mark.parametrize("way", ["submit", "requeue"])
-def test_a_job_that_is_gone_is_refused(slurm: FakeSlurm, way: str) -> None:
+WAYS: tuple[Literal["submit", "requeue"], ...] = ("submit", "requeue")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_job_that_is_over_gone_or_claims_an_owner_is_left_alone(
+    slurm: FakeSlurm, way: Literal["submit", "requeue"]
+) -> None:
+    controller = SlurmController(replace(slurm.options(), way=way))
+    for state in ("COMPLETED", "CANCELLED"):
+        slurm.say("scontrol-show-job", RUNNING.replace("JobState=RUNNING", f"JobState={state}"))
+        report = controller.restart(ORDER)
+        assert (report.outcome, f"job 2 is over ({state})" in report.what) == ("refused", True)
+    if way == "submit":
+        forged = RUNNING.replace("JobName=train me UserId=root(0)", "JobName=x UserId=root(0) y UserId=mallory(1000)")
+        slurm.say("scontrol-show-job", forged)
+        assert "has no owner, or two" in controller.restart(ORDER).what
     slurm.say("scontrol-show-job", err="slurm_load_jobs error: Invalid job id specified\n", code=1)
-    options = replace(slurm.options(), way="submit" if way == "submit" else "requeue")
-    report = SlurmController(options).restart(Restart("m", "99"))
-    assert (report.outcome, report.what) == (
-        "refused",
-        "Slurm knows no job 99: it never was, or it ended and is forgotten",
-    )
+    report = controller.restart(Restart("m", "99"))
+    assert report.outcome == "refused"
+    assert report.what == "Slurm knows no job 99: it never was, or it ended and is forgotten"
     assert control(slurm).job("99") is None
-    assert slurm.changes() == []
-
-
-def test_a_job_whose_name_claims_an_owner_is_left_alone(slurm: FakeSlurm) -> None:
-    forged = RUNNING.replace("JobName=train me UserId=root(0)", "JobName=x UserId=root(0) y UserId=mallory(1000)")
-    slurm.say("scontrol-show-job", forged)
-    report = control(slurm).restart(ORDER)
-    assert (report.outcome, slurm.changes()) == ("refused", [])
-    assert "has no owner, or two" in report.what
-
-
-@pytest.mark.parametrize("state", ["COMPLETED", "CANCELLED"])
-@pytest.mark.parametrize("way", ["submit", "requeue"])
-def test_a_job_that_is_over_is_not_started_again(slurm: FakeSlurm, state: str, way: str) -> None:
-    slurm.say("scontrol-show-job", RUNNING.replace("JobState=RUNNING", f"JobState={state}"))
-    options = replace(slurm.options(), way="submit" if way == "submit" else "requeue")
-    report = SlurmController(options).restart(ORDER)
-    assert (report.outcome, slurm.changes()) == ("refused", [])
-    assert f"job 2 is over ({state})" in report.what
-
-
-def test_without_its_script_a_job_is_not_cancelled(slurm: FakeSlurm) -> None:
-    slurm.say("scontrol-write-batch_script", err="job script retrieval failed: Invalid user id\n")
-    report = control(slurm).restart(ORDER)
-    assert report.outcome == "failed"
-    assert "the batch script of job 2 cannot be had" in report.what
     assert slurm.changes() == []
 
 
@@ -352,6 +311,7 @@ def test_a_dry_run_says_what_it_would_do(slurm: FakeSlurm) -> None:
     assert "--exclude=n1,n2" in dry.restart(ORDER).what
     requeued = SlurmController(replace(slurm.options(dry_run=True), way="requeue")).restart(ORDER)
     assert (requeued.outcome, requeued.what) == ("would", "would requeue job 2 without n1,n2")
+    assert dry.reattempt("2", "m").what.startswith("Slurm cannot let job 2 try again in place: restart it")
     assert slurm.changes() == []
     assert not (slurm.home / "spool").exists()
 
@@ -369,8 +329,7 @@ def test_a_sites_own_command_submits(slurm: FakeSlurm) -> None:
 
 
 def test_a_requeued_job_is_held_until_its_nodes_are_excluded(slurm: FakeSlurm) -> None:
-    again = "sed -i -e s/JobState=RUNNING/JobState=PENDING/ -e s/Restarts=0/Restarts=1/ scontrol-show-job.out"
-    slurm.say("scontrol-requeuehold", do=again)
+    slurm.say("scontrol-requeuehold", do=REQUEUED)
     controller = SlurmController(replace(slurm.options(), way="requeue"))
     report = controller.restart(replace(ORDER, nnodes=1))
     assert (report.outcome, report.job) == ("done", "2")
@@ -386,8 +345,7 @@ def test_a_requeued_job_is_held_until_its_nodes_are_excluded(slurm: FakeSlurm) -
 
 
 def test_death_in_the_middle_of_a_requeue_does_not_requeue_twice(slurm: FakeSlurm) -> None:
-    again = "sed -i -e s/JobState=RUNNING/JobState=PENDING/ -e s/Restarts=0/Restarts=1/ scontrol-show-job.out"
-    slurm.say("scontrol-requeuehold", do=again)
+    slurm.say("scontrol-requeuehold", do=REQUEUED)
     slurm.say("scontrol-update", err="slurm_update error: Unable to contact slurm controller\n", code=1)
     controller = SlurmController(replace(slurm.options(), way="requeue"))
     with pytest.raises(ControllerDown):
@@ -406,20 +364,15 @@ def test_a_requeued_job_that_is_still_ending_stays_held(slurm: FakeSlurm) -> Non
     assert slurm.changes() == ["scontrol requeuehold 2"]
 
 
-def test_reattempt_is_refused_with_a_way_out(slurm: FakeSlurm) -> None:
-    report = control(slurm).reattempt("2", "m")
-    assert (report.outcome, report.what) == (
-        "refused",
-        "Slurm cannot let job 2 try again in place: restart it, or let its launcher do it",
-    )
-
-
-def test_options_that_make_no_sense_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="timeout_s=0"):
-        SlurmOptions(tmp_path, timeout_s=0)
-    with pytest.raises(BadInput, match="unknown fields"):
-        SlurmOptions(tmp_path, resubmit=("submit", "{host}"))
-    with pytest.raises(BadInput, match=r"must set the job's \{comment\}"):
-        SlurmOptions(tmp_path, resubmit=("submit", "{script}"))
-    with pytest.raises(BadInput, match="is no unix:///path and no http://host:port"):
-        SlurmOptions(tmp_path, rest="slurm:6820")
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"timeout_s": 0}, "timeout_s=0"),
+        ({"resubmit": ("submit", "{host}")}, "unknown fields"),
+        ({"resubmit": ("submit", "{script}")}, r"must set the job's \{comment\}"),
+        ({"rest": "slurm:6820"}, "is no unix:///path and no http://host:port"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(tmp_path: Path, options: dict[str, Any], why: str) -> None:
+    with pytest.raises(BadInput, match=why):
+        SlurmOptions(tmp_path, **options)

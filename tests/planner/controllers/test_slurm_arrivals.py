@@ -19,17 +19,11 @@ def judge(reported: dict[str, str], now_s: float, times: SlurmTimes = TIMES) -> 
     return judge_arrival(reported, "d-1", times, round(now_s * NS_PER_S)).state
 
 
-def test_what_was_never_called_never_came() -> None:
+def test_an_answer_is_waited_for_twice_the_time_a_command_waits_by_looks_closer_than_slurms_memory() -> None:
     assert judge({"job": "2"}, 1000) == "absent"
-
-
-def test_an_answer_is_waited_for_twice_the_time_a_command_waits() -> None:
     assert judge(note(100), 119) == "open"
     assert judge(note(100), 120) == "absent"
     assert judge(note(100), 139, SlurmTimes(answer_s=20)) == "open"
-
-
-def test_looks_must_be_closer_than_slurms_memory() -> None:
     assert judge(note(100), 400) == "unknowable"
     assert judge(note(100, looked_s=399), 698) == "absent"
     assert judge(note(100), 100_000, SlurmTimes(memory_s=0)) == "absent", "this Slurm never forgets"

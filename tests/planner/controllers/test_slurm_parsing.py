@@ -25,7 +25,7 @@ def read(name: str) -> str:
     return (DATA / name).read_text()
 
 
-def test_nodes_are_as_they_were_that_day() -> None:
+def test_nodes_are_as_they_were_that_day_with_who_drained_them() -> None:
     seen = [node.as_node() for node in parse_nodes(read("nodes.txt"))]
     ours = "lockstep d-17: NIC eth0 sends at 0.4 of its rate, since = 03:12"
     assert seen == [
@@ -34,17 +34,14 @@ def test_nodes_are_as_they_were_that_day() -> None:
         Node("n3", True, is_idle=False),
         Node("n4", False, None, "DOWN: switched off", is_idle=False),
     ]
+    other = parse_nodes(read("nodes.txt"))[1]
+    assert (other.who, other.when) == ("root", "2026-11-16T03:32:24")
 
 
 def test_times_are_as_configured_and_else_as_slurm_has_them() -> None:
     assert parse_times(read("config.txt")) == SlurmTimes(kill_wait_s=2, memory_s=300, answer_s=10)
     assert parse_times("MinJobAge = 0 sec\n") == SlurmTimes(30, 0, 10)
     assert parse_times("") == SlurmTimes(30, 300, 10)
-
-
-def test_who_drained_a_node_is_known() -> None:
-    other = parse_nodes(read("nodes.txt"))[1]
-    assert (other.who, other.when) == ("root", "2026-11-16T03:32:24")
 
 
 @pytest.mark.parametrize(
@@ -66,65 +63,44 @@ def test_a_node_is_usable_when_new_work_may_start(state: str, is_usable: bool) -
     assert node.is_usable is is_usable
 
 
-def test_a_reason_that_outlived_its_drain_is_no_mark() -> None:
-    (node,) = parse_nodes("NodeName=n1 State=DOWN Reason=lockstep d-17: slow [root@2026-11-16T03:32:24]")
-    assert node.mark is None
-    assert node.why == "lockstep d-17: slow"
-
-
-def test_a_running_job_is_read() -> None:
+def test_jobs_are_as_they_were_that_day() -> None:
     (job,) = parse_jobs(read("job_running.txt"))
     assert job.as_view() == JobView("2", "running", ("n2", "n3"), restarts=0, mark="d-17")
     assert job.user == "root"
     assert job.fields["JobName"] == "train me"
     assert "QOS" not in job.fields, "(null) is no value"
-
-
-def test_a_cancelled_job_has_ended_and_remembers_its_restarts() -> None:
     (job,) = parse_jobs(read("job_cancelled.txt"))
     assert job.as_view() == JobView("1", "ended", ("n2", "n3"), restarts=2, mark="d1")
-
-
-def test_each_task_of_an_array_is_a_job() -> None:
     assert [(job.id, job.state) for job in parse_jobs(read("job_array.txt"))] == [("4", "running"), ("3", "waiting")]
 
 
-@pytest.mark.parametrize(
-    ("word", "state"),
-    [
-        ("PENDING", "waiting"),
-        ("COMPLETING", "running"),
-        ("TIMEOUT", "failed"),
-        ("REQUEUED", "waiting"),
-        ("", "waiting"),
-    ],
-)
-def test_a_state_of_slurm_is_one_of_four(word: str, state: str) -> None:
-    assert read_state(word) == state
+def test_a_state_of_slurm_is_one_of_four() -> None:
+    states = {
+        "PENDING": "waiting",
+        "COMPLETING": "running",
+        "TIMEOUT": "failed",
+        "REQUEUED": "waiting",
+        "": "waiting",
+    }
+    assert {word: read_state(word) for word in states} == states
+    for word in ("COMPLETING", "CONFIGURING"):  # one that ends or boots is not seen to run
+        (job,) = parse_jobs(read("job_running.txt").replace("JobState=RUNNING", f"JobState={word}"))
+        assert (job.state, job.as_view().state) == ("running", "waiting")
 
 
-@pytest.mark.parametrize("word", ["COMPLETING", "CONFIGURING"])
-def test_a_job_that_ends_or_boots_is_not_seen_to_run(word: str) -> None:
-    (job,) = parse_jobs(read("job_running.txt").replace("JobState=RUNNING", f"JobState={word}"))
-    assert (job.state, job.as_view().state) == ("running", "waiting")
-
-
-def test_a_marked_job_is_found_in_the_queue() -> None:
+def test_newest_job_with_the_mark_is_found_in_the_queue() -> None:
     assert find_marked(read("queue.txt"), "d-17") == "2"
     assert find_marked(read("queue.txt"), "d-1") is None
-
-
-def test_of_two_jobs_with_a_mark_the_newest_counts() -> None:
     assert find_marked("9|CANCELLED|lockstep m\n10|RUNNING|lockstep m\n", "m") == "10"
-
-
-def test_a_comment_may_hold_bars_and_the_checkpoint() -> None:
     assert find_marked("9|RUNNING|lockstep m: resume from /a|b\n", "m") == "9"
 
 
-@pytest.mark.parametrize("text", ["", "lockstep", "bad fan", "lockstepd-17: x", "by lockstep d-17", "lockstep a b"])
-def test_words_of_others_are_no_mark(text: str) -> None:
-    assert read_mark(text) is None
+def test_words_of_others_and_a_reason_that_outlived_its_drain_are_no_mark() -> None:
+    for text in ("", "lockstep", "bad fan", "lockstepd-17: x", "by lockstep d-17", "lockstep a b"):
+        assert read_mark(text) is None
+    (node,) = parse_nodes("NodeName=n1 State=DOWN Reason=lockstep d-17: slow [root@2026-11-16T03:32:24]")
+    assert node.mark is None
+    assert node.why == "lockstep d-17: slow"
 
 
 MARKS = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,30}", fullmatch=True)

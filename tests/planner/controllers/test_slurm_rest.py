@@ -114,18 +114,17 @@ def test_a_job_under_the_mark_is_found(options: SlurmOptions, slurm: FakeSlurm) 
     assert slurm.calls() == []
 
 
-def test_what_slurm_does_not_allow_is_said(options: SlurmOptions, server: FakeSlurmrestd) -> None:
-    server.say(f"DELETE {ROOT}/job/2", recorded("cancel_denied"), 500)
-    report = SlurmController(options).restart(ORDER)
-    assert report.outcome == "failed"
-    assert "Slurm does not allow it to planner, who must be an operator" in report.what
-
-
-def test_a_token_that_is_not_taken_is_said(options: SlurmOptions, server: FakeSlurmrestd) -> None:
+def test_what_slurm_does_not_allow_and_a_token_that_is_not_taken_is_said(
+    options: SlurmOptions, server: FakeSlurmrestd
+) -> None:
     server.say(f"GET {ROOT}/node/n3", "Authentication failure", 401)
     report = SlurmController(options).isolate("n3", "d-18", "slow")
     assert report.outcome == "failed"
     assert "does not take planner: HTTP 401 Authentication failure" in report.what
+    server.say(f"DELETE {ROOT}/job/2", recorded("cancel_denied"), 500)
+    report = SlurmController(options).restart(ORDER)
+    assert report.outcome == "failed"
+    assert "Slurm does not allow it to planner, who must be an operator" in report.what
 
 
 def test_a_controller_that_is_down_is_raised(options: SlurmOptions, server: FakeSlurmrestd) -> None:
@@ -142,18 +141,14 @@ def test_a_controller_that_is_down_is_raised(options: SlurmOptions, server: Fake
             act(SlurmController(options))
 
 
-@pytest.mark.parametrize("address", ["unix:///nowhere/slurmrestd.socket", "http://127.0.0.1:9"])
-def test_a_slurmrestd_that_is_away_is_raised(options: SlurmOptions, address: str) -> None:
-    with pytest.raises(ControllerDown, match=f"slurmrestd at {address} does not answer"):
-        SlurmController(replace(options, rest=address)).nodes()
-
-
-def test_a_token_that_cannot_be_read_is_raised(options: SlurmOptions, tmp_path: Path) -> None:
+def test_a_slurmrestd_that_is_away_or_talks_nonsense_is_raised(
+    options: SlurmOptions, server: FakeSlurmrestd, tmp_path: Path
+) -> None:
+    for address in ("unix:///nowhere/slurmrestd.socket", "http://127.0.0.1:9"):
+        with pytest.raises(ControllerDown, match=f"slurmrestd at {address} does not answer"):
+            SlurmController(replace(options, rest=address)).nodes()
     with pytest.raises(ControllerDown, match="the token for slurmrestd cannot be read"):
         SlurmController(replace(options, rest_token_file=tmp_path / "none")).nodes()
-
-
-def test_an_answer_that_is_no_json_is_raised(options: SlurmOptions, server: FakeSlurmrestd) -> None:
     server.say(f"GET {ROOT}/nodes", "<html>proxy</html>", 502)
     with pytest.raises(ControllerDown, match="answers HTTP 502"):
         SlurmController(options).nodes()
@@ -171,37 +166,23 @@ def test_after_an_upgrade_it_is_asked_anew(options: SlurmOptions, server: FakeSl
     assert len(controller.nodes()) == 4
 
 
-READS: dict[str, Any] = {"nodes": {"get": {}}, "node/{node_name}": {"get": {}}, "jobs": {"get": {}}}
-
-
-def document(*versions: str, **more: dict[str, Any]) -> dict[str, Any]:
+def document(*versions: str) -> dict[str, Any]:
     """Return an OpenAPI document in which each version reads nodes and jobs."""
-    calls = READS | {"job/{job_id}": {"get": {}}} | more
-    return {
-        "paths": {f"/slurm/{version}/{path}/": methods for version in versions for path, methods in calls.items()}
-    }
+    reads = ("nodes", "node/{node_name}", "jobs", "job/{job_id}")
+    return {"paths": {f"/slurm/{version}/{path}/": {"get": {}} for version in versions for path in reads}}
 
 
-def test_the_newest_version_is_taken_and_what_it_lacks_is_seen() -> None:
+def test_the_newest_version_that_reads_is_taken_and_what_it_lacks_is_seen() -> None:
     offer = find_offer(recorded("openapi"))
     assert offer.root == "/slurm/v0.0.38"
     assert ("delete", "job/{job_id}") in offer.calls
     assert ("post", "node/{node_name}") not in offer.calls, "22.05 cannot drain"
-
-
-def test_versions_are_compared_as_numbers() -> None:
     assert find_offer(document("v0.0.9", "v0.0.40", "v0.0.39")).root == "/slurm/v0.0.40"
-
-
-def test_a_newer_version_that_lacks_what_we_need_is_passed_over() -> None:
     paths = document("v0.0.38")["paths"] | {"/slurm/v0.0.41/ping/": {"get": {}}}
     assert find_offer({"paths": paths}).root == "/slurm/v0.0.38"
-
-
-@pytest.mark.parametrize("paths", [{}, {"/slurm/v0.0.38/ping": {"get": {}}}, {"/slurmdb/v0.0.38/jobs": {"get": {}}}])
-def test_without_a_version_that_reads_there_is_no_offer(paths: dict[str, Any]) -> None:
-    with pytest.raises(ControllerSaidNo, match="offers no API that reads nodes and jobs"):
-        find_offer({"paths": paths})
+    for paths in ({}, {"/slurm/v0.0.38/ping": {"get": {}}}, {"/slurmdb/v0.0.38/jobs": {"get": {}}}):
+        with pytest.raises(ControllerSaidNo, match="offers no API that reads nodes and jobs"):
+            find_offer({"paths": paths})
 
 
 def test_nodes_are_read_with_who_drained_them() -> None:
@@ -213,18 +194,12 @@ def test_nodes_are_read_with_who_drained_them() -> None:
     assert nodes["n3"] == SlurmNode("n3", frozenset({"ALLOCATED"}))
 
 
-def test_a_job_is_seen_as_scontrol_shows_it() -> None:
+def test_jobs_are_seen_as_scontrol_shows_them() -> None:
     (job,) = read_jobs(recorded("job_running"))
     assert job.as_view() == JobView("2", "running", ("n2", "n3"), mark="d-17")
     assert job.user == "root"
-
-
-def test_a_job_that_is_ending_has_not_ended() -> None:
     (job,) = read_jobs(recorded("job_completing"))
     assert (job.state, job.as_view().state) == ("running", "waiting")
-
-
-def test_all_tasks_of_an_array_are_seen() -> None:
     assert [(job.id, job.state) for job in read_jobs(recorded("job_array"))] == [("3", "waiting"), ("4", "running")]
 
 
@@ -239,21 +214,15 @@ def test_newer_shapes_mean_the_same() -> None:
     assert read_jobs({"jobs": [job | {"job_state": ["CANCELLED"]}]})[0].state == "ended"
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("job_running", ""),
-        ("node_unknown", "Invalid node name specified"),
-        ("job_unknown", "Invalid job id specified: Unable to find JobId=4711"),
-        ("cancel_denied", "unable to kill JobId=2 with signal 9: Access/permission denied"),
-        ("down", NOBODY_BEHIND),
-    ],
-)
-def test_complaints_are_told(name: str, message: str) -> None:
-    assert read_errors(recorded(name)) == message
-
-
-@pytest.mark.parametrize("answer", [{}, {"nodes": None}, {"nodes": [{"name": "n1"}]}, {"nodes": [{"state": "idle"}]}])
-def test_an_answer_that_makes_no_sense_is_said(answer: dict[str, Any]) -> None:
-    with pytest.raises(ControllerSaidNo, match="cannot be understood: nodes"):
-        read_nodes(answer)
+def test_complaints_are_told() -> None:
+    messages = {
+        "job_running": "",
+        "node_unknown": "Invalid node name specified",
+        "job_unknown": "Invalid job id specified: Unable to find JobId=4711",
+        "cancel_denied": "unable to kill JobId=2 with signal 9: Access/permission denied",
+        "down": NOBODY_BEHIND,
+    }
+    assert {name: read_errors(recorded(name)) for name in messages} == messages
+    for answer in ({}, {"nodes": None}, {"nodes": [{"name": "n1"}]}, {"nodes": [{"state": "idle"}]}):
+        with pytest.raises(ControllerSaidNo, match="cannot be understood: nodes"):
+            read_nodes(answer)

@@ -21,7 +21,7 @@ from planner.controllers.slurm_submission import (
     why_not_submitted,
 )
 from tests.planner.controllers.fake_slurm import RUNNING, FakeSlurm
-from tests.planner.controllers.test_slurm import ORDER, TIMED_OUT, control
+from tests.planner.controllers.test_slurm import ORDER, REQUEUED, TIMED_OUT, control
 
 DATA = Path(__file__).parents[2] / "data" / "slurm"
 RESTART = Restart("d-18", "2", exclude=("n2",), checkpoint="/ckpt/step,7", environment={"LOCKSTEP_TP": "2"})
@@ -67,36 +67,45 @@ def test_the_whole_command() -> None:
 def test_a_value_with_a_comma_travels_in_the_environment() -> None:
     assert find_variables(RESTART) == {"LOCKSTEP_TP": "2", "LOCKSTEP_RESUME_FROM": "/ckpt/step,7"}
     assert "step,7" not in " ".join(build())
-
-
-def test_without_a_checkpoint_nothing_is_resumed() -> None:
     assert find_variables(Restart("m", "2")) == {}
 
 
-def test_root_submits_as_the_jobs_owner() -> None:
-    assert "--uid=ada" in build(with_fields(UserId="ada(1000)"))
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"UserId": "ada(1000)"}, {"--uid=ada"}),
+        (
+            {"TresPerNode": "gres:gpu:8", "Account": "llm", "Reservation": "night"},
+            {"--gres=gres:gpu:8", "--account=llm", "--reservation=night"},
+        ),
+        (
+            {"CPUs/Task": "16", "MinMemoryNode": "64G", "NtasksPerN:B:S:C": "8:0:*:*"},
+            {"--cpus-per-task=16", "--mem=64G", "--ntasks-per-node=8"},
+        ),
+        ({"OverSubscribe": "NO", "TresPerJob": "gres:gpu:h100:16"}, {"--exclusive", "--gpus=h100:16"}),
+        (
+            {"StdOut": "/logs/2/train-12.log", "StdErr": "/logs/2/err-2x"},  # only the file's name follows the job
+            {"--output=/logs/2/train-12.log", "--error=/logs/2/err-%jx"},
+        ),
+    ],
+)
+def test_what_slurm_knows_of_the_job_is_kept(fields: dict[str, str], expected: set[str]) -> None:
+    assert expected <= set(build(with_fields(**fields)))
+
+
+def test_owner_submits_as_himself_and_a_job_without_arguments_has_only_its_script() -> None:
     assert "--uid=ada" not in build(with_fields(UserId="ada(1000)"), own_user="ada")
+    assert build(with_fields(Command="/srv/ada/train.sh"))[-1] == "--exclude=n1,n2"
 
 
-def test_gpus_account_and_reservation_are_kept() -> None:
-    command = build(with_fields(TresPerNode="gres:gpu:8", Account="llm", Reservation="night"))
-    assert {"--gres=gres:gpu:8", "--account=llm", "--reservation=night"} <= set(command)
-
-
-def test_memory_processors_and_gpus_of_the_command_line_are_kept() -> None:
-    message = {"CPUs/Task": "16", "MinMemoryNode": "64G", "NtasksPerN:B:S:C": "8:0:*:*", "OverSubscribe": "NO"}
-    command = build(with_fields(**message, TresPerJob="gres:gpu:h100:16"))
-    wanted = {"--cpus-per-task=16", "--mem=64G", "--ntasks-per-node=8", "--exclusive", "--gpus=h100:16"}
-    assert wanted <= set(command)
-
-
-def test_fewer_nodes_have_fewer_tasks() -> None:
+def test_fewer_nodes_have_fewer_tasks_and_gpus() -> None:
     job = with_fields(NumNodes="4", NumTasks="32", NumCPUs="128")
     assert find_shape(job, 3) == {"NumNodes": "3", "NumTasks": "24", "NumCPUs": "96"}
     assert find_shape(job, None) == {"NumNodes": "4", "NumTasks": "32", "NumCPUs": "128"}
+    assert find_shape(with_fields(NumNodes="4", NumTasks="6", NumCPUs="2"), None) == {"NumNodes": "4"}
+    waiting = with_fields(NumNodes="2-4", NumTasks="2", NumCPUs="2-4")
+    assert find_shape(waiting, 1) == dict.fromkeys(("NumNodes", "NumTasks", "NumCPUs"), "1")
 
-
-def test_fewer_nodes_have_fewer_gpus() -> None:
     def gpus(reported: str) -> str:
         command = build(with_fields(NumNodes="4", TresPerJob=reported), replace(RESTART, nnodes=3))
         return next(word for word in command if word.startswith("--gpus="))
@@ -105,59 +114,23 @@ def test_fewer_nodes_have_fewer_gpus() -> None:
     assert gpus("gres:gpu:30") == "--gpus=30", "nobody knows how many of them a node gives"
 
 
-def test_a_task_count_that_is_no_multiple_is_left_to_the_script() -> None:
-    assert find_shape(with_fields(NumNodes="4", NumTasks="6", NumCPUs="2"), None) == {"NumNodes": "4"}
-
-
-def test_a_job_that_waits_has_a_range_of_nodes() -> None:
-    assert find_shape(with_fields(NumNodes="2-4", NumTasks="2", NumCPUs="2-4"), 1) == {
-        "NumNodes": "1",
-        "NumTasks": "1",
-        "NumCPUs": "1",
-    }
-
-
-def test_of_an_output_file_only_the_name_follows_the_job() -> None:
-    command = build(with_fields(StdOut="/logs/2/train-12.log", StdErr="/logs/2/err-2x"))
-    assert "--output=/logs/2/train-12.log" in command
-    assert "--error=/logs/2/err-%jx" in command
-
-
-def test_a_job_without_arguments_has_only_its_script() -> None:
-    assert build(with_fields(Command="/srv/ada/train.sh"))[-1] == "--exclude=n1,n2"
-
-
 def test_a_sites_own_command_is_filled() -> None:
-    template = (
-        "submit",
-        "--like={job}",
-        "--not-on={exclude}",
-        "-N{nnodes}",
-        "--note={comment}",
-        "{script}",
-        "{user}",
-    )
-    assert fill_template(template, Submission(read_job(), ""), RESTART, "/spool/x.sh") == [
-        *("submit", "--like=2", "--not-on=n1,n2", "-N2", "--note=lockstep d-18", "/spool/x.sh", "root")
-    ]
+    template = ("submit", "--like={job}", "--not={exclude}", "-N{nnodes}", "--note={comment}", "{script}", "{user}")
+    filled = fill_template(template, Submission(read_job(), ""), RESTART, "/spool/x.sh")
+    assert "|".join(filled) == "submit|--like=2|--not=n1,n2|-N2|--note=lockstep d-18|/spool/x.sh|root"
 
 
-def test_what_has_no_batch_script_of_its_own_cannot_be_submitted() -> None:
+def test_what_cannot_be_submitted_or_requeued_is_known_before() -> None:
     assert why_not_submitted(read_job()) is None
     assert "job 4 is a task of array 3" in str(why_not_submitted(read_job("job_array.txt")))
     assert "started by srun or salloc" in str(why_not_submitted(with_fields(BatchFlag="0")))
     assert "heterogeneous job 7" in str(why_not_submitted(with_fields(HetJobId="7")))
-
-
-def test_what_slurm_would_not_requeue_is_known_before() -> None:
     assert why_not_requeued(read_job()) is None
     assert why_not_requeued(with_fields(Requeue="0")) == "job 2 was submitted with --no-requeue"
     assert "batch jobs only" in str(why_not_requeued(with_fields(BatchFlag="0")))
 
 
 GROW = Restart("d-19", "17", nnodes=3)  # in which n2 is excluded no more
-
-REQUEUED = "sed -i -e s/JobState=RUNNING/JobState=PENDING/ -e s/Restarts=0/Restarts=1/ scontrol-show-job.out"
 
 
 def show_next(slurm: FakeSlurm, job: str = "17", excluded: str = "n1,n2") -> None:
@@ -176,39 +149,27 @@ def read_ours(slurm: FakeSlurm, mark: str) -> str:
     return (Notes(slurm.options().spool).read(mark) or {})[EXCLUDED]
 
 
-def test_node_that_is_back_is_open_to_the_next_submission(slurm: FakeSlurm) -> None:
+@pytest.mark.parametrize(("still_out", "excluded", "ours"), [((), "n1", ""), (("n2",), "n1,n2", "n2")])
+def test_node_that_is_back_is_open_to_the_next_submission_and_one_that_is_out_ours_again(
+    slurm: FakeSlurm, still_out: tuple[str, ...], excluded: str, ours: str
+) -> None:
     assert control(slurm).restart(ORDER).job == "17"
     assert "--exclude=n1,n2 " in slurm.calls("sbatch")[-1]
     show_next(slurm)
-    control(slurm).restart(GROW)
-    assert "--exclude=n1 " in slurm.calls("sbatch")[-1]
+    control(slurm).restart(replace(GROW, exclude=still_out))
+    assert f"--exclude={excluded} " in slurm.calls("sbatch")[-1]
+    assert read_ours(slurm, "d-19") == ours
 
 
-def test_node_that_is_still_out_stays_excluded_and_is_ours_again(slurm: FakeSlurm) -> None:
-    control(slurm).restart(ORDER)
-    show_next(slurm)
-    control(slurm).restart(replace(GROW, exclude=("n2",)))
-    assert "--exclude=n1,n2 " in slurm.calls("sbatch")[-1]
-    assert read_ours(slurm, "d-19") == "n2"
-
-
-def test_node_that_is_back_is_open_to_a_requeued_job(slurm: FakeSlurm) -> None:
+@pytest.mark.parametrize(("owners", "expected"), [("n1", ["n1,n2", "n1"]), ("", ["n2", ""])])
+def test_node_that_is_back_is_open_to_a_requeued_job(slurm: FakeSlurm, owners: str, expected: list[str]) -> None:
     slurm.say("scontrol-requeuehold", do=REQUEUED)
+    slurm.say("scontrol-show-job", RUNNING if owners else RUNNING.replace("ExcNodeList=n1 ", ""))
     controller = SlurmController(replace(slurm.options(), way="requeue"))
     assert controller.restart(ORDER).outcome == "done"
-    show_next(slurm, job="2")
+    show_next(slurm, job="2", excluded=expected[0])
     assert controller.restart(replace(GROW, job="2")).outcome == "done"
-    assert find_excluded(slurm) == ["n1,n2", "n1"]
-
-
-def test_list_of_a_requeued_job_that_held_only_our_nodes_is_emptied(slurm: FakeSlurm) -> None:
-    slurm.say("scontrol-requeuehold", do=REQUEUED)
-    slurm.say("scontrol-show-job", RUNNING.replace("ExcNodeList=n1 ", ""))
-    controller = SlurmController(replace(slurm.options(), way="requeue"))
-    assert controller.restart(ORDER).outcome == "done"
-    show_next(slurm, job="2", excluded="n2")
-    assert controller.restart(replace(GROW, job="2")).outcome == "done"
-    assert find_excluded(slurm) == ["n2", ""]
+    assert find_excluded(slurm) == expected
 
 
 def test_death_in_the_middle_of_a_requeue_does_not_make_our_node_the_owners(slurm: FakeSlurm) -> None:

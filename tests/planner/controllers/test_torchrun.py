@@ -76,8 +76,10 @@ def test_the_contract_is_kept(options: TorchrunOptions) -> None:
     )
 
 
-def test_isolating_ends_one_agent_and_no_other(options: TorchrunOptions) -> None:
+def test_isolating_ends_one_agent_and_no_other_also_after_a_planner_died_before_it(options: TorchrunOptions) -> None:
     before = start_all(options)
+    options.state.mkdir()
+    (options.state / "node-n2.json").write_text(json.dumps({"mark": "d-1", "reason": "slow"}))
     report = TorchrunController(options).isolate("n2", "d-1", "NIC is slow")
     assert (report.outcome, report.what) == ("done", "the agent of n2 is stopped: NIC is slow")
     assert find_pids(options) == {"n1": before["n1"], "n3": before["n3"]}
@@ -99,14 +101,6 @@ def test_workers_that_an_agent_leaves_behind_are_ended(options: TorchrunOptions,
         controller.restart(Restart("d-2", "llm-7"))
     for pid in others:
         wait_for_death(pid)
-
-
-def test_a_planner_that_died_before_it_stopped_the_agent_stops_it_now(options: TorchrunOptions) -> None:
-    start_all(options)
-    options.state.mkdir()
-    (options.state / "node-n2.json").write_text(json.dumps({"mark": "d-1", "reason": "slow"}))
-    assert TorchrunController(options).isolate("n2", "d-1", "slow").outcome == "done"
-    assert list(find_pids(options)) == ["n1", "n3"]
 
 
 def test_a_process_that_is_no_agent_of_this_job_is_never_stopped(options: TorchrunOptions) -> None:
@@ -138,7 +132,7 @@ def test_a_dead_host_is_left_behind(options: TorchrunOptions) -> None:
     assert (view.state, view.nodes) == ("running", ("n1", "n3"))
 
 
-def test_a_node_that_the_rest_needs_is_not_taken(options: TorchrunOptions) -> None:
+def test_a_node_that_the_rest_or_the_rendezvous_needs_is_not_taken(options: TorchrunOptions) -> None:
     controller = TorchrunController(replace(options, min_nodes=3, rendezvous_node="n1"))
     assert controller.isolate("n1", "d-1", "slow").what == (
         "this needs a person: n1 hosts the rendezvous of job llm-7, and the launch command names it for good; "
@@ -146,9 +140,6 @@ def test_a_node_that_the_rest_needs_is_not_taken(options: TorchrunOptions) -> No
     )
     assert controller.isolate("n2", "d-1", "slow").what == "job llm-7 would have 2 nodes left and needs 3"
     assert all(node.is_usable for node in controller.nodes())
-
-
-def test_a_rendezvous_that_cannot_move_is_never_left_behind(options: TorchrunOptions) -> None:
     before = start_all(options)
     controller = TorchrunController(replace(options, rendezvous_node="n1"))
     report = controller.restart(Restart("d-1", "llm-7", exclude=("n1",)))
@@ -183,9 +174,14 @@ def test_a_released_node_joins_no_attempt_that_was_started_without_it(options: T
     assert all(node.is_usable for node in controller.nodes())
 
 
-def test_a_restart_leaves_the_excluded_and_isolated_out(options: TorchrunOptions) -> None:
+def test_a_restart_leaves_the_excluded_and_isolated_out_and_stops_nothing_without_enough_nodes(
+    options: TorchrunOptions,
+) -> None:
     before = start_all(options)
     controller = TorchrunController(options)
+    report = controller.restart(Restart("d-2", "llm-7", exclude=("n1",), nnodes=3))
+    assert (report.outcome, report.what) == ("refused", "job llm-7 needs 3 nodes and only 2 are in service")
+    assert find_pids(options) == before
     controller.isolate("n3", "d-1", "slow")
     order = Restart("d-2", "llm-7", exclude=("n1",), checkpoint="/ckpt/it's 7", environment={"LOCKSTEP_TP": "2"})
     report = controller.restart(order)
@@ -216,13 +212,6 @@ def test_death_in_the_middle_of_a_restart_starts_nothing_twice(options: Torchrun
     assert after["n2"] == before["n2"]
 
 
-def test_without_enough_nodes_nothing_is_stopped(options: TorchrunOptions) -> None:
-    before = start_all(options)
-    report = TorchrunController(options).restart(Restart("d-2", "llm-7", exclude=("n1",), nnodes=3))
-    assert (report.outcome, report.what) == ("refused", "job llm-7 needs 3 nodes and only 2 are in service")
-    assert find_pids(options) == before
-
-
 def test_reattempt_kills_one_worker_once_and_only_while_restarts_are_left(options: TorchrunOptions) -> None:
     before = start_all(options)
     controller = TorchrunController(options)
@@ -235,14 +224,10 @@ def test_reattempt_kills_one_worker_once_and_only_while_restarts_are_left(option
     assert find_pids(options) == before
 
 
-def test_a_job_without_agents_has_ended(options: TorchrunOptions) -> None:
+def test_a_job_without_agents_has_ended_and_what_is_not_this_job_is_refused(options: TorchrunOptions) -> None:
     controller = TorchrunController(options)
     assert controller.job("llm-7") == JobView("llm-7", "ended")
     assert controller.reattempt("llm-7", "d-3").what == "no worker of job llm-7 runs"
-
-
-def test_what_is_not_this_job_is_refused(options: TorchrunOptions) -> None:
-    controller = TorchrunController(options)
     assert controller.job("llm-8") is None
     assert controller.isolate("n9", "m", "slow").what == "job llm-7 has no node n9"
     assert controller.restart(Restart("m", "llm-8")).what == "this controller knows job llm-7 only, not llm-8"
@@ -262,7 +247,6 @@ def test_a_dry_run_says_what_it_would_do(options: TorchrunOptions) -> None:
 
 
 def test_a_node_that_does_not_answer_is_a_controller_that_is_down(options: TorchrunOptions) -> None:
-
     controller = TorchrunController(
         replace(options, reach=replace(options.reach, on_node=("sh", "-c", "sleep 600")), timeout_s=0.3)
     )

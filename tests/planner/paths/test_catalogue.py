@@ -56,49 +56,36 @@ def test_hops_become_links_in_order() -> None:
         host="h0", src_nic="eth0", dst="h2", dst_nic="eth0", proto="roce", sport=PORT, dport=4791, links=WAY,
         seen_ns=T0, confidence=pytest.approx(2 / 3),  # type: ignore[arg-type]  # compares like a float
     )  # fmt: skip
-
-
-def test_a_path_inside_a_leaf_is_two_cables() -> None:
     (path,) = learn(probe(dst="h1", hops=["leaf0"])).paths
     assert path.links == ["h0/eth0--leaf0", "h1/eth0--leaf0"]
 
 
-def test_confidence_grows_with_probes_that_agree() -> None:
+def test_confidence_grows_with_probes_that_agree_and_halves_with_age_until_the_entry_leaves() -> None:
     (path,) = learn(*(probe(second) for second in range(8)), at_s=7).paths
     assert path.confidence == pytest.approx(0.9)
-
-
-def test_confidence_halves_with_age_until_the_entry_leaves() -> None:
     half_s = CatalogueOptions().half_life_s
     (path,) = learn(probe(), at_s=half_s).paths
     assert path.confidence == pytest.approx(1 / 3)
     assert why(learn(probe(), at_s=CatalogueOptions().most_age_s + 1)) == ("old", "it was last seen 21601 s ago")
 
 
-def test_a_later_probe_that_went_elsewhere_replaces_the_entry() -> None:
+def test_a_later_probe_that_went_elsewhere_replaces_the_entry_and_its_losses() -> None:
     (path,) = learn(probe(0), probe(1), probe(2, "spine1"), at_s=2).paths
     assert path.links[1] == "leaf0--spine1"
     assert path.confidence == pytest.approx(2 / 3)
-
-
-def test_a_fabric_that_sprays_earns_no_confidence() -> None:
+    (path,) = learn(probe(0), *(lost(second) for second in range(1, 8)), probe(8, "spine1"), at_s=8).paths
+    assert path.links[1] == "leaf0--spine1"
     sprayed = learn(*(probe(second, f"spine{second % 2}") for second in range(40)), at_s=39)
     assert sprayed.paths[0].confidence < 0.1
 
 
-def test_parallel_cables_share_the_confidence() -> None:
+def test_parallel_cables_share_the_confidence_unless_one_was_told_or_is_down() -> None:
     (path,) = learn(probe(), topology=doubled()).paths
     assert path.confidence == pytest.approx(1 / 3)
-
-
-def test_of_parallel_cables_the_one_that_was_told_is_taken() -> None:
     reported = Catalogue((entry(links=[WAY[0], "second", *WAY[2:]]),))
     (path,) = learn(probe(), topology=doubled(), reported=reported).paths
     assert path.links[1] == "second"
     assert path.confidence == pytest.approx(2 / 3)
-
-
-def test_of_parallel_cables_one_that_is_down_is_out_of_question() -> None:
     links = tuple(link.model_copy(update={"up": link.id != "second"}) for link in doubled().links)
     (path,) = learn(probe(), topology=doubled().model_copy(update={"links": links})).paths
     assert path.confidence == pytest.approx(2 / 3)
@@ -110,23 +97,19 @@ def test_ports_that_no_probe_tried_are_as_they_were_told() -> None:
     assert [(path.sport, path.confidence) for path in found.paths] == [(PORT, pytest.approx(2 / 3)), (PORT + 1, 0.9)]
 
 
-def test_a_dead_port_leaves() -> None:
+def test_a_port_that_does_not_answer_or_whose_link_is_down_is_dead() -> None:
     assert why(learn(probe(0), lost(1), lost(2), lost(3))) == ("dead", "its last 3 probes were lost")
     assert learn(probe(0), lost(1), lost(2)).paths
-
-
-def test_a_port_that_never_answered_is_dead() -> None:
     assert why(learn(lost(0))) == ("dead", "its last 1 probes were lost")
+    found = learn(probe(), topology=changed("leaf1--spine0", up=False))
+    assert why(found) == ("dead", "leaf1--spine0 is down")
 
 
-def test_a_lossy_port_leaves_once_chance_does_not_explain_it() -> None:
+def test_a_lossy_port_or_path_leaves_once_chance_does_not_explain_it() -> None:
     few = [probe(second) if second != 50 else lost(second) for second in range(100)]
     assert len(learn(*few).paths) == 1
     many = [lost(second) if second % 20 == 5 else probe(second) for second in range(100)]
     assert why(learn(*many)) == ("lossy", "5 of 100 probes were lost on its path")
-
-
-def test_a_path_that_loses_one_probe_of_each_of_its_ports_is_lossy() -> None:
     ports = range(PORT, PORT + 8)
     ill = [each for port in ports for each in (probe(0, sport=port), lost(1, sport=port))]
     well = [probe(second, "spine1", sport=port + 100) for port in ports for second in (0, 1)]
@@ -135,21 +118,13 @@ def test_a_path_that_loses_one_probe_of_each_of_its_ports_is_lossy() -> None:
     assert {(each.why, each.reason) for each in found.left_out} == {("lossy", "8 of 16 probes were lost on its path")}
 
 
-def test_losses_before_the_route_moved_do_not_count_against_the_new_one() -> None:
-    (path,) = learn(probe(0), *(lost(second) for second in range(1, 8)), probe(8, "spine1"), at_s=8).paths
-    assert path.links[1] == "leaf0--spine1"
-
-
-def test_a_path_over_a_link_that_is_down_is_dead() -> None:
-    found = learn(probe(), topology=changed("leaf1--spine0", up=False))
-    assert why(found) == ("dead", "leaf1--spine0 is down")
-
-
-@pytest.mark.parametrize("link", ["leaf0--spine0", "leaf0--spine1", "leaf1--spine1"])
-def test_a_changed_link_makes_all_ports_between_its_leaves_doubtful(link: str) -> None:
-    found = learn(probe(), changed_ns={link: T0 + 1})
-    assert why(found) == ("changed", f"{link} changed after it was probed")
-    assert learn(probe(1), changed_ns={link: T0}).paths
+def test_a_changed_link_makes_all_ports_between_its_leaves_doubtful_and_no_others() -> None:
+    for link in ("leaf0--spine0", "leaf0--spine1", "leaf1--spine1", "h0/eth0--leaf0"):
+        assert why(learn(probe(), changed_ns={link: T0 + 1})) == ("changed", f"{link} changed after it was probed")
+        assert learn(probe(1), changed_ns={link: T0}).paths
+    assert learn(probe(), changed_ns={"h1/eth0--leaf0": T0 + 1}).paths
+    larger = leaf_spine(hosts=6, nics_per_host=1, leaves=3, spines=2)
+    assert len(learn(probe(), topology=larger, changed_ns={"leaf2--spine0": T0 + 1}).paths) == 1
 
 
 def test_a_change_makes_doubtful_what_was_known_before_it_without_new_probes() -> None:
@@ -160,29 +135,15 @@ def test_a_change_makes_doubtful_what_was_known_before_it_without_new_probes() -
     assert [(each.path.sport, each.why) for each in later.left_out] == [(PORT + 2, "unclear"), (PORT, "changed")]
 
 
-def test_another_hosts_cable_changes_nothing() -> None:
-    assert learn(probe(), changed_ns={"h1/eth0--leaf0": T0 + 1}).paths
-    assert why(learn(probe(), changed_ns={"h0/eth0--leaf0": T0 + 1}))[0] == "changed"
-
-
-def test_a_link_that_changed_elsewhere_changes_nothing() -> None:
-    larger = leaf_spine(hosts=6, nics_per_host=1, leaves=3, spines=2)
-    found = learn(probe(), topology=larger, changed_ns={"leaf2--spine0": T0 + 1})
-    assert len(found.paths) == 1
-
-
-def test_hops_that_nobody_knows_or_joins_are_left_out_with_the_reason() -> None:
+def test_hops_that_nobody_knows_or_joins_are_left_out_with_the_reason_and_counted() -> None:
     assert why(learn(probe(via="*"))) == ("unclear", "not every switch on its path answered")
     assert why(learn(probe(via="spine9")))[0] == "elsewhere"
     assert why(learn(probe(hops=["leaf0", "leaf1"])))[0] == "elsewhere"
-
-
-def test_reasons_are_counted_in_sentences() -> None:
     found = learn(probe(via="*"), probe(via="*", sport=PORT + 1), probe(sport=PORT + 2))
     assert found.remarks == ["2 ports are left out: not every switch on their path answered"]
 
 
-def test_rows_of_paths_are_recalled_with_their_age_and_the_newest_wins() -> None:
+def test_rows_of_paths_are_recalled_with_their_age_where_their_links_are_there() -> None:
     half = CatalogueOptions().half_life_s
     rows = rows_of(
         TABLE_BY_NAME["paths"], [entry("spine1", seen_ns=T0 - 1), entry(), entry(dst=None, dst_nic="h3/eth0")]
@@ -193,9 +154,6 @@ def test_rows_of_paths_are_recalled_with_their_age_and_the_newest_wins() -> None
         ("h3", "eth0", "leaf0--spine0"),
     ]
     assert found.paths[0].confidence == pytest.approx(0.45)
-
-
-def test_recalled_paths_over_links_that_are_gone_are_left_out() -> None:
     rows = rows_of(TABLE_BY_NAME["paths"], [entry(links=["x"]), entry("spine1", sport=PORT + 1)])
     found = recall_catalogue(rows, Circumstances(changed("leaf0--spine1", up=False), T0))
     assert [each.why for each in found.left_out] == ["elsewhere", "dead"]
@@ -240,22 +198,15 @@ def test_links_between_are_those_that_the_topology_finds_by_search(src: str, dst
     assert Changes(TREE, {name: T0 + 1}).since(seen_port(src, dst)) == (name if name in between else "")
 
 
-def test_a_link_that_is_down_lies_where_it_lay() -> None:
-    links = tuple(each.model_copy(update={"up": each.id != "pod0-leaf0--pod0-spine0"}) for each in TREE.links)
-    changes = Changes(TREE.model_copy(update={"links": links}), {"pod0-leaf0--pod0-spine0": T0})
-    assert changes.since(seen_port("h0", "h15")) == "pod0-leaf0--pod0-spine0"
-
-
-def test_what_was_seen_since_is_not_in_doubt() -> None:
-    changes = Changes(TREE, {"pod0-leaf0--pod0-spine0": T0, "pod0-leaf0--pod0-spine1": T0 + 5})
-    assert changes.since(seen_port("h0", "h15", T0 + 6)) == ""
-    assert changes.since(seen_port("h0", "h15", T0 + 1)) == "pod0-leaf0--pod0-spine1"
-
-
-def test_a_later_change_elsewhere_does_not_bring_up_an_earlier_one() -> None:
-    changes = Changes(TREE, {"pod0-leaf0--pod0-spine0": T0, "pod1-leaf0--pod1-spine0": T0 + 5})
-    assert changes.since(seen_port("h0", "h15", T0 + 1)) == ""
-
-
-def test_links_that_are_not_in_the_topology_say_nothing() -> None:
-    assert Changes(TREE, {"gone": T0}).since(seen_port("h0", "h15", 0)) == ""
+def test_what_changed_since_is_the_last_change_between_the_ends() -> None:
+    first, second, elsewhere = "pod0-leaf0--pod0-spine0", "pod0-leaf0--pod0-spine1", "pod1-leaf0--pod1-spine0"
+    links = tuple(each.model_copy(update={"up": each.id != first}) for each in TREE.links)
+    down = TREE.model_copy(update={"links": links})
+    for topology, changed_ns, seen_ns, expected in (
+        (down, {first: T0}, T0, first),  # a link that is down lies where it lay
+        (TREE, {first: T0, second: T0 + 5}, T0 + 6, ""),
+        (TREE, {first: T0, second: T0 + 5}, T0 + 1, second),
+        (TREE, {first: T0, elsewhere: T0 + 5}, T0 + 1, ""),
+        (TREE, {"gone": T0}, 0, ""),
+    ):
+        assert Changes(topology, changed_ns).since(seen_port("h0", "h15", seen_ns)) == expected

@@ -41,8 +41,8 @@ def facts_of(*records: HostRecord, topology: TopologyIndex = FABRIC) -> DemandFa
     return DemandFacts(table_of(Comm, reported), table_of(Connection, reported), sums, T0, end_ns, topology)
 
 
-def demand_of(*records: HostRecord) -> Demand:
-    return find_demand(facts_of(*records))
+def find(*records: HostRecord, **options: float) -> Demand:
+    return find_demand(facts_of(*records), DemandOptions(**options))
 
 
 def member(rank: int, **fields: Any) -> Comm:
@@ -65,37 +65,38 @@ MEMBERS = [member(rank) for rank in range(4)]
 
 def test_a_ring_is_found_from_its_transfers_alone() -> None:
     ring = [row for rank in range(4) for row in sends(rank, (rank + 1) % 4)]
-    flows = find_demand(facts_of(*MEMBERS, *ring)).flows
+    flows = find(*MEMBERS, *ring).flows
     assert [(flow.src, flow.dst) for flow in flows] == [("h0", "h1"), ("h1", "h2"), ("h2", "h3"), ("h3", "h0")]
     assert all(flow.gbps == pytest.approx(40.0) and flow.duty == 1.0 and flow.job == "j1" for flow in flows)
 
 
-def test_what_is_sent_in_few_seconds_counts_by_its_duty() -> None:
-    (flow,) = find_demand(facts_of(*MEMBERS, *sends(0, 1, gbps=100.0, seconds=2))).flows
-    assert (flow.gbps, flow.duty) == pytest.approx((100.0, 0.2))
-
-
-def test_acknowledged_wire_time_tells_the_duty_within_a_second() -> None:
-    (flow,) = find_demand(facts_of(*MEMBERS, *sends(0, 1, gbps=100.0, transport="ib", wire_ns=SECOND // 2))).flows
-    assert (flow.gbps, flow.duty) == pytest.approx((200.0, 0.5))
-
-
-def test_no_flow_is_faster_than_its_nic() -> None:
-    rows_of_it = sends(0, 1, gbps=300.0, nic="eth0", transport="ib", wire_ns=SECOND // 10)
-    (flow,) = find_demand(facts_of(*MEMBERS, *rows_of_it)).flows
-    assert (flow.gbps, flow.duty) == pytest.approx((400.0, 0.75))
+@pytest.mark.parametrize(
+    ("sent", "gbps", "duty"),
+    [
+        ({"gbps": 100.0, "seconds": 2}, 100.0, 0.2),
+        ({"gbps": 100.0, "transport": "ib", "wire_ns": SECOND // 2}, 200.0, 0.5),  # acknowledged wire time tells more
+        (
+            {"gbps": 300.0, "nic": "eth0", "transport": "ib", "wire_ns": SECOND // 10},
+            400.0,
+            0.75,
+        ),  # as fast as its NIC
+    ],
+)
+def test_a_flow_has_the_rate_of_the_time_in_which_it_sends(sent: dict[str, Any], gbps: float, duty: float) -> None:
+    (flow,) = find(*MEMBERS, *sends(0, 1, **sent)).flows
+    assert (flow.gbps, flow.duty) == pytest.approx((gbps, duty))
 
 
 def test_a_young_communicator_is_measured_over_its_own_life() -> None:
     young = [member(rank, init_ns=T0 + 8 * SECOND) for rank in range(2)]
     late = [make(TransferStat, host="h0", peer=1, bytes=50 * GBIT, ts_ns=T0 + s * SECOND) for s in (8, 9)]
-    (flow,) = find_demand(facts_of(*young, *late)).flows
+    (flow,) = find(*young, *late).flows
     assert flow.gbps * flow.duty == pytest.approx(50.0)
 
 
 def test_each_queue_pair_is_a_flow_with_its_share() -> None:
     pairs = [wire(0, 1, nic="eth1", lqpn=7 + number, sport=50_000 + number) for number in range(4)]
-    found = demand_of(*MEMBERS, *sends(0, 1), *pairs)
+    found = find(*MEMBERS, *sends(0, 1), *pairs)
     assert [flow.id for flow in found.flows] == [f"j1/7/r0-r1/c0/q{number}" for number in range(4)]
     assert {(flow.src, flow.dst, flow.gbps * flow.duty) for flow in found.flows} == {("h0/eth1", "h1", 10.0)}
     assert [found.wiring[flow.id].sport for flow in found.flows] == [50_000, 50_001, 50_002, 50_003]
@@ -103,53 +104,41 @@ def test_each_queue_pair_is_a_flow_with_its_share() -> None:
 
 def test_ids_stay_when_rates_and_restarts_of_the_reader_do_not() -> None:
     pairs = [wire(0, 1, lqpn=7), wire(0, 1, lqpn=8)]
-    first = find_demand(facts_of(*MEMBERS, *sends(0, 1, gbps=10), *pairs)).flows
-    second = find_demand(facts_of(*reversed(MEMBERS), *sends(0, 1, gbps=300), *reversed(pairs))).flows
+    first = find(*MEMBERS, *sends(0, 1, gbps=10), *pairs).flows
+    second = find(*reversed(MEMBERS), *sends(0, 1, gbps=300), *reversed(pairs)).flows
     assert [flow.id for flow in first] == [flow.id for flow in second]
 
 
-def test_a_trickle_is_no_flow_and_is_counted() -> None:
-    found = demand_of(*MEMBERS, *sends(0, 1), *sends(0, 2, gbps=1.0), *sends(0, 3, gbps=1.0))
+def test_a_trickle_is_no_flow_and_is_counted_but_small_sends_that_are_much_together_are() -> None:
+    found = find(*MEMBERS, *sends(0, 1), *sends(0, 2, gbps=1.0), *sends(0, 3, gbps=1.0))
     assert [flow.dst for flow in found.flows] == ["h1"]
     assert found.left_out == ("2 sends are no flows: together they are a trickle on their NIC",)
-
-
-def test_small_sends_that_are_much_together_are_flows() -> None:
     many = [row for channel in range(8) for row in sends(0, 1, gbps=1.0, channel=channel)]
-    assert (
-        len(find_demand(facts_of(*MEMBERS, *many), DemandOptions(trickle_share=0.005)).flows) == 6
-    )  # 2 of 400 Gbit/s
+    assert len(find(*MEMBERS, *many, trickle_share=0.005).flows) == 6  # 2 of 400 Gbit/s
 
 
-def test_what_stays_inside_a_host_is_no_flow() -> None:
-    inside = [member(0), member(1, host="h0")]
-    found = demand_of(*inside, *sends(0, 1), *sends(0, 2, transport="nvls"))
-    assert found.flows == []
-    assert found.left_out == (
-        "1 sends are no flows: nvls has no peers to plan for",
-        "1 sends are no flows: they stay inside a host",
-    )
-
-
-def test_a_peer_of_whom_nobody_told_is_left_out_and_counted() -> None:
-    found = demand_of(member(0), *sends(0, 1))
-    assert (found.flows, found.left_out) == ([], ("1 sends are no flows: nobody told on which host their peer is",))
-
-
-def test_a_host_that_the_topology_does_not_have_is_left_out_and_counted() -> None:
-    found = demand_of(member(0), member(1, host="stranger"), *sends(0, 1))
-    assert found.flows == []
-    assert "the topology does not have one of their hosts" in found.left_out[0]
+@pytest.mark.parametrize(
+    ("reported", "reasons"),
+    [
+        (
+            [member(0), member(1, host="h0"), *sends(0, 1), *sends(0, 2, transport="nvls")],
+            ("nvls has no peers to plan for", "they stay inside a host"),
+        ),
+        ([member(0), *sends(0, 1)], ("nobody told on which host their peer is",)),
+        ([member(0), member(1, host="stranger"), *sends(0, 1)], ("the topology does not have one of their hosts",)),
+        ([*MEMBERS, wire(0, 1)], ()),
+    ],
+)
+def test_what_is_no_flow_is_left_out_and_counted(reported: list[HostRecord], reasons: tuple[str, ...]) -> None:
+    found = find(*reported)
+    assert (found.flows, found.wiring) == ([], {})
+    assert found.left_out == tuple(f"1 sends are no flows: {reason}" for reason in reasons)
 
 
 def test_of_a_restarted_job_only_the_newest_attempt_counts() -> None:
     again = [member(rank, attempt=1, comm=8) for rank in range(2)]
-    found = find_demand(facts_of(*MEMBERS, *again, *sends(0, 1), *sends(0, 1, attempt=1, comm=8))).flows
+    found = find(*MEMBERS, *again, *sends(0, 1), *sends(0, 1, attempt=1, comm=8)).flows
     assert [flow.id for flow in found] == ["j1/8/r0-r1/c0/q0"]
-
-
-def test_nothing_sent_is_no_flow_and_no_complaint() -> None:
-    assert demand_of(*MEMBERS, wire(0, 1)) == Demand([], {}, ())
 
 
 @given(
@@ -213,12 +202,12 @@ def edges(operation: Operation, scenario: Scenario) -> set[tuple[str, str, str]]
 
 
 @pytest.mark.parametrize("name", ["healthy", "nic-both-healthy-socket", "uneven-stages-mild-ib", "moe-mild-ib"])
-@pytest.mark.parametrize("without", ["", "connections"])
-def test_the_flows_of_a_simulated_job_are_found_and_none_is_made_up(name: str, without: str) -> None:
+def test_the_flows_of_a_simulated_job_are_found_and_none_is_made_up(name: str) -> None:
     scenario = find_scenario(name)
-    found = find_demand(simulate(scenario, 6, without))
-    assert {(flow.id, flow.src, flow.dst) for flow in found.flows} == find_truth(scenario, 6)
-    assert found.left_out == ()
+    for without in ("", "connections"):
+        found = find_demand(simulate(scenario, 6, without))
+        assert {(flow.id, flow.src, flow.dst) for flow in found.flows} == find_truth(scenario, 6)
+        assert found.left_out == ()
 
 
 def test_without_any_source_for_nics_the_flows_are_those_of_the_hosts() -> None:
@@ -258,47 +247,56 @@ def with_addresses(topology: Topology) -> TopologyIndex:
 ADDRESSED = with_addresses(leaf_spine(hosts=2, nics_per_host=2, leaves=2, spines=1))
 
 
-def test_the_peers_own_row_names_the_far_nic() -> None:
-    assert ends(*BOTH, wire(0, 1, nic="eth1"), back(nic="eth0")) == [("h0/eth1", "h1/eth0")]
+@pytest.mark.parametrize(
+    ("reported", "topology", "nic", "expected"),
+    [
+        ([*BOTH, wire(0, 1, nic="eth1"), back(nic="eth0")], FABRIC, None, [("h0/eth1", "h1/eth0")]),
+        ([*BOTH, *sends(1, 0, direction="recv", nic="eth1")], FABRIC, "eth0", [("h0/eth0", "h1/eth1")]),
+        (
+            [member(0), wire(0, 1, nic=None, local="10.0.0.1", remote="10.1.0.0<49152>")],
+            ADDRESSED,
+            None,
+            [("h0/eth1", "h1/eth0")],
+        ),
+        ([*BOTH], FABRIC, None, [("h0", "h1")]),
+        (  # the other queue pair is told by its number
+            [
+                *BOTH,
+                wire(0, 1, nic="eth0", lqpn=1, rqpn=22),
+                wire(0, 1, nic="eth1", lqpn=2, rqpn=21),
+                back(nic="eth0", lqpn=21),
+                back(nic="eth1", lqpn=22),
+            ],
+            FABRIC,
+            None,
+            [("h0/eth0", "h1/eth1"), ("h0/eth1", "h1/eth0")],
+        ),
+        (  # a fused NIC has a flow on each of its ports, left to left
+            [*BOTH, wire(0, 1, nic="eth0,eth1"), back(nic="eth0,eth1")],
+            PLANES,
+            None,
+            [("h0/eth0", "h1/eth0"), ("h0/eth1", "h1/eth1")],
+        ),
+        ([*BOTH, *sends(1, 0, host="h3", direction="recv")], FABRIC, None, [("h0", "h3")]),  # where it last sent
+        ([make(Comm, host="h2", rank=1, init_ns=T0 + 5), *BOTH], FABRIC, None, [("h0", "h2")]),  # the newest row
+    ],
+)
+def test_ends_are_what_the_best_source_names(
+    reported: list[HostRecord], topology: TopologyIndex, nic: str | None, expected: list[tuple[str, str]]
+) -> None:
+    assert ends(*reported, topology=topology, nic=nic) == expected
 
 
-def test_transfers_name_nics_where_connections_do_not() -> None:
-    received = sends(1, 0, direction="recv", nic="eth1")
-    assert ends(*BOTH, *received, nic="eth0") == [("h0/eth0", "h1/eth1")]
-
-
-def test_an_address_names_host_and_nic() -> None:
-    reported = wire(0, 1, nic=None, local="10.0.0.1", remote="10.1.0.0<49152>")
-    assert ends(member(0), reported, topology=ADDRESSED) == [("h0/eth1", "h1/eth0")]
-
-
-def test_without_any_source_the_hosts_are_the_ends() -> None:
-    assert ends(*BOTH) == [("h0", "h1")]
-
-
-def test_a_nic_that_the_topology_lacks_leaves_the_host_and_is_counted() -> None:
+def test_what_is_not_believed_is_counted() -> None:
     known = book(*BOTH, wire(0, 1, nic="mlx5_0"))
     (only,), _ = known.wire(KEY, "h0", None, None)
     assert only.src == "h0"
     assert list(known.remarks.values()) == [1]
-
-
-def test_the_other_queue_pair_is_told_by_its_number() -> None:
-    mine = [wire(0, 1, nic="eth0", lqpn=1, rqpn=22), wire(0, 1, nic="eth1", lqpn=2, rqpn=21)]
-    theirs = [back(nic="eth0", lqpn=21), back(nic="eth1", lqpn=22)]
-    assert ends(*BOTH, *mine, *theirs) == [("h0/eth0", "h1/eth1"), ("h0/eth1", "h1/eth0")]
-
-
-def test_a_fused_nic_has_a_flow_on_each_of_its_ports_left_to_left() -> None:
-    reported = wire(0, 1, nic="eth0,eth1"), back(nic="eth0,eth1")
-    assert ends(*BOTH, *reported, topology=PLANES) == [("h0/eth0", "h1/eth0"), ("h0/eth1", "h1/eth1")]
-
-
-def test_nics_on_planes_that_never_meet_are_not_believed() -> None:
     known = book(*BOTH, wire(0, 1, nic="eth0"), back(nic="eth1"), topology=PLANES)
     (only,), _ = known.wire(KEY, "h0", None, None)
     assert (only.src, only.dst) == ("h0/eth0", "h1")
     assert "planes that never meet" in next(iter(known.remarks))
+    assert book(*BOTH, wire(0, 1, channel=None)).remarks == {"connections do not say whose they are": 1}
 
 
 @pytest.mark.parametrize("exact", [{"sport": 50_000}, {"lqpn": 9}, {"lqpn": 9, "sport": 50_000}])
@@ -306,22 +304,6 @@ def test_a_connection_told_again_with_more_is_still_one(exact: dict[str, int]) -
     first, later = wire(0, 1), wire(0, 1, seen_ns=T0 + 1, **exact)
     assert len(ends(*BOTH, first, later)) == 1
     assert len(ends(*BOTH, first, wire(0, 1, lqpn=9), later)) == (1 if "lqpn" in exact else 2)
-
-
-def test_a_socket_whose_queue_pair_is_told_later_is_that_queue_pair() -> None:
-    assert len(ends(*BOTH, wire(0, 1, sport=50_000), wire(0, 1, sport=50_000, lqpn=9))) == 1
-    assert len(ends(*BOTH, wire(0, 1, sport=50_000), wire(0, 1, sport=50_001))) == 2
-
-
-def test_connections_that_do_not_say_whose_they_are_are_counted() -> None:
-    assert book(*BOTH, wire(0, 1, channel=None)).remarks == {"connections do not say whose they are": 1}
-
-
-def test_a_rank_that_moved_is_where_it_last_sent() -> None:
-    moved = sends(1, 0, host="h3", direction="recv")
-    assert ends(*BOTH, *moved) == [("h0", "h3")]
-
-
-def test_the_newest_row_of_a_communicator_wins() -> None:
-    again = make(Comm, host="h2", rank=1, init_ns=T0 + 5)
-    assert ends(again, *BOTH) == [("h0", "h2")]
+    if "sport" in exact:
+        assert len(ends(*BOTH, wire(0, 1, sport=50_000), wire(0, 1, sport=50_000, lqpn=9))) == 1
+        assert len(ends(*BOTH, wire(0, 1, sport=50_000), wire(0, 1, sport=50_001))) == 2

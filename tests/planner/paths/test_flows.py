@@ -11,19 +11,13 @@ from planner.paths.network import build_network
 from tests.planner.paths.build import flows_between
 
 
-def test_rows_become_flows() -> None:
+def test_rows_become_flows_and_all_complaints_come_at_once() -> None:
     flows = parse_flows([{"id": "a", "src": "h0/eth0", "dst": "h1", "gbps": 200, "duty": 0.5, "job": "j"}])
     assert flows == [Flow(id="a", src="h0/eth0", dst="h1", gbps=200.0, duty=0.5, job="j")]
-
-
-def test_all_complaints_about_rows_come_at_once() -> None:
     with pytest.raises(BadFlows) as caught:
         parse_flows([{"id": "a", "src": "h0", "dst": "h1", "gbps": -1}, {"id": "b", "src": "h0", "gbps": "x"}])
     assert len(caught.value.complaints) == 3
     assert caught.value.complaints[0].startswith("row 0, gbps")
-
-
-def test_a_flow_that_is_there_twice_is_refused() -> None:
     row = {"id": "a", "src": "h0", "dst": "h1", "gbps": 1}
     with pytest.raises(BadFlows, match="flow a is there more than once"):
         parse_flows([row, row, row])
@@ -49,22 +43,16 @@ def test_ends_that_have_no_port_and_flows_between_planes_are_named() -> None:
     ]
 
 
-def test_hosts_with_several_nics_use_all_of_them_equally() -> None:
+def test_ends_are_on_one_plane_and_spread_over_all_nics() -> None:
     network = build_network(rail_optimised(hosts=4, rails=4, spines=2))
     table = place_flows(network, flows_between([("h0", "h1"), ("h0", "h2")] * 8))
     out = [network.name_directed_link(link).split(" -> ")[0] for link in table.ends[:, 0].tolist()]
     assert {name: out.count(name) for name in sorted(set(out))} == {f"h0/eth{rail}": 4 for rail in range(4)}
-
-
-def test_the_other_end_of_a_given_nic_is_on_its_plane() -> None:
     network = build_network(dual_plane(hosts=2, leaves_per_plane=1, spines_per_plane=1, nics_per_host=4))
     table = place_flows(network, flows_between([("h0/eth3", "h1"), ("h1", "h0/eth2")]))
     names = [[network.name_directed_link(link) for link in ends] for ends in table.ends.tolist()]
     assert names[0][1].endswith("h1/eth3")
     assert names[1][0].startswith("h1/eth2")
-
-
-def test_a_link_that_is_down_is_still_a_cable() -> None:
     topology = leaf_spine(hosts=2, nics_per_host=1, leaves=1, spines=1)
     links = tuple(link.model_copy(update={"up": False}) for link in topology.links)
     network = build_network(topology.model_copy(update={"links": links}))

@@ -20,6 +20,7 @@ from planner.paths.health import (
 )
 from planner.paths.network import build_network, with_rates
 from tests.builders import SECOND
+from tests.planner import build
 
 FABRIC = leaf_spine(hosts=4, nics_per_host=1, leaves=2, spines=2)  # 400 Gbit/s
 PARTS = Parts(FABRIC)
@@ -46,91 +47,66 @@ def steps(changes: list[Change]) -> list[tuple[float, float]]:
     return [(change.ts_ns / SECOND, change.after) for change in changes]
 
 
-def test_a_link_that_is_down_carries_nothing_at_once() -> None:
-    (change,) = watch(messages(3, 0.0))
-    assert (change.ts_ns, change.before, change.after) == (3 * SECOND, 1.0, 0.0)
-    assert change.reason == "port says 0 at 3"
-
-
-def test_a_slow_link_carries_its_share() -> None:
-    assert steps(watch(messages(1, 0.25))) == [(1, 0.25)]
-
-
-def test_the_worst_source_decides() -> None:
-    assert steps(watch(messages(1, 0.5, "verdict"), messages(1, 0.0, "port"), messages(2, 1.0, "other"))) == [
-        (1, 0.0)
-    ]
-
-
-def test_small_changes_are_not_worth_a_plan() -> None:
-    assert watch(messages(1, 0.95)) == []
-    assert steps(watch(messages(1, 0.5), messages(2, 0.45), messages(3, 0.55))) == [(1, 0.5)]
-
-
-def test_the_last_bit_of_a_link_that_dies_is_worth_one() -> None:
-    assert steps(watch(messages(1, 0.05), messages(2, 0.0))) == [(1, 0.05), (2, 0.0)]
-
-
-def test_a_healed_link_returns_after_the_hold_time() -> None:
-    changes = watch(messages(1, 0.0), messages(5, 1.0), until_s=60)
-    assert steps(changes) == [(1, 0.0), (5 + HOLD_S, 1.0)]
-    assert changes[-1].reason == "better for 10 s: port says 1 at 5"
-
-
-def test_a_link_that_is_well_again_leaves_no_weight() -> None:
-    health, _ = LinkHealth().observe([messages(1, 0.0)], SECOND)
-    assert health.weights == {LINK: 0.0}
-    health, _ = health.observe([messages(2, 1.0)], 2 * SECOND)
-    assert health.weights == {LINK: 0.0}
-    health, _ = health.observe([], (2 + HOLD_S) * SECOND)
-    assert health.weights == {}
-
-
-def test_the_hold_time_begins_anew_with_each_bad_word() -> None:
-    changes = watch(messages(1, 0.0), messages(5, 1.0), messages(12, 0.0), messages(13, 1.0), until_s=60)
-    assert steps(changes) == [(1, 0.0), (13 + HOLD_S, 1.0)]
-
-
 def flap(*times_s: int) -> list[Evidence]:
-    """Return a link that goes down at some moments, each time for a second."""
+    """Return a link that goes down at some times, each time for a second."""
     return [each for at_s in times_s for each in (messages(at_s, 0.0), messages(at_s + 1, 1.0))]
 
 
-def test_the_hold_time_doubles_with_each_relapse() -> None:
+@pytest.mark.parametrize(
+    ("evidence", "options", "expected"),
+    [
+        ([messages(3, 0.0)], {}, [(3, 0.0)]),
+        ([messages(1, 0.25)], {}, [(1, 0.25)]),
+        ([messages(1, 0.5, "verdict"), messages(1, 0.0), messages(2, 1.0, "other")], {}, [(1, 0.0)]),  # the worst
+        ([messages(1, 0.95)], {}, []),  # small changes are not worth a plan
+        ([messages(1, 0.5), messages(2, 0.45), messages(3, 0.55)], {}, [(1, 0.5)]),
+        ([messages(1, 0.05), messages(2, 0.0)], {}, [(1, 0.05), (2, 0.0)]),  # but the last bit is
+        ([messages(1, 0.0), messages(5, 1.0)], {}, [(1, 0.0), (5 + HOLD_S, 1.0)]),
+        (  # the hold time begins anew with each bad word
+            [messages(1, 0.0), messages(5, 1.0), messages(12, 0.0), messages(13, 1.0)],
+            {},
+            [(1, 0.0), (13 + HOLD_S, 1.0)],
+        ),
+        (flap(0, 100, 200), {}, [(0, 0.0), (11, 1.0), (100, 0.0), (121, 1.0), (200, 0.0), (241, 1.0)]),  # it doubles
+        (
+            flap(0, 20, 50),
+            {"hold_s": 10, "most_hold_s": 25},
+            [(0, 0.0), (11, 1.0), (20, 0.0), (41, 1.0), (50, 0.0), (76, 1.0)],
+        ),
+        (flap(0, 70), {"hold_s": 10, "most_hold_s": 50}, [(0, 0.0), (11, 1.0), (70, 0.0), (81, 1.0)]),  # forgiven
+        ([messages(0, 0.5), messages(1, 0.95), messages(20, 1.0)], {}, [(0, 0.5), (11, 0.95), (30, 1.0)]),
+    ],
+)
+def test_a_link_loses_weight_at_once_and_gets_it_back_after_the_hold_time(
+    evidence: list[Evidence], options: dict[str, float], expected: list[tuple[float, float]]
+) -> None:
+    assert steps(watch(*evidence, until_s=299, options=HealthOptions(**options))) == expected
+
+
+def test_changes_say_why() -> None:
     changes = watch(*flap(0, 100, 200), until_s=299)
-    assert steps(changes) == [(0, 0.0), (11, 1.0), (100, 0.0), (121, 1.0), (200, 0.0), (241, 1.0)]
+    assert (changes[0].before, changes[0].reason) == (1.0, "port says 0 at 0")
+    assert changes[1].reason == "better for 10 s: port says 1 at 1"
     assert changes[-1].reason == "better for 40 s, after 2 relapses: port says 1 at 201"
 
 
-def test_the_hold_time_has_a_bound() -> None:
-    changes = watch(*flap(0, 20, 50), until_s=99, options=HealthOptions(hold_s=10, most_hold_s=25))
-    assert steps(changes) == [(0, 0.0), (11, 1.0), (20, 0.0), (41, 1.0), (50, 0.0), (76, 1.0)]
-
-
-def test_relapses_are_forgiven_after_long_health() -> None:
-    options = HealthOptions(hold_s=10, most_hold_s=50)
-    changes = watch(
-        messages(0, 0.0), messages(1, 1.0), messages(70, 0.0), messages(71, 1.0), until_s=99, options=options
-    )
-    assert steps(changes) == [(0, 0.0), (11, 1.0), (70, 0.0), (81, 1.0)]
+def test_a_link_that_is_well_again_or_that_nobody_complains_of_is_not_remembered() -> None:
+    health, changes = LinkHealth().observe([messages(1, 1.0)], SECOND)
+    assert (dict(health.links), changes) == ({}, [])
+    for evidence, at_s, expected in (
+        ([messages(1, 0.0)], 1, {LINK: 0.0}),
+        ([messages(2, 1.0)], 2, {LINK: 0.0}),
+        ([], 2 + HOLD_S, {}),
+    ):
+        health, _ = health.observe(evidence, at_s * SECOND)
+        assert health.weights == expected
 
 
 def test_relapses_are_forgiven_also_when_nobody_looked_meanwhile() -> None:
-    options = HealthOptions(hold_s=10, most_hold_s=50)
-    health = LinkHealth(options)
+    health = LinkHealth(HealthOptions(hold_s=10, most_hold_s=50))
     for evidence, now_s in (([messages(0, 0.0)], 0), ([messages(1, 1.0)], 1), ([], 11), (flap(70), 71), ([], 81)):
         health, changes = health.observe(evidence, now_s * SECOND)
     assert steps(changes) == [(81, 1.0)]
-
-
-def test_a_link_that_is_nearly_well_gets_all_of_its_weight_back() -> None:
-    changes = watch(messages(0, 0.5), messages(1, 0.95), messages(20, 1.0), until_s=60)
-    assert steps(changes) == [(0, 0.5), (11, 0.95), (30, 1.0)]
-
-
-def test_what_nobody_complains_of_is_not_remembered() -> None:
-    health, changes = LinkHealth().observe([messages(1, 1.0)], SECOND)
-    assert (dict(health.links), changes) == ({}, [])
 
 
 def test_a_share_that_is_no_number_is_refused_in_a_sentence() -> None:
@@ -205,53 +181,42 @@ def test_a_link_that_wavers_costs_little_more(said_after_s: list[tuple[int, floa
 
 
 def verdict(component: str, **fields: Any) -> Verdict:
-    usual = {"id": "v1", "job": "j", "fault_class": "comm_slow", "confidence": 0.9, "grade": "alert", "since_ns": 0}
-    usual |= {
-        "last_seen_ns": 5,
-        "impact": Impact(step_time_ratio=2.0, ranks_waiting=1),
-        "reason": "r",
-        "coverage": 1.0,
-    }
-    return Verdict(component=component, **{**usual, **fields})
+    return build.verdict(component=component, **({"confidence": 0.9, "grade": "alert", "reason": "r"} | fields))
 
 
 def judged(component: str, **fields: Any) -> dict[str, float]:
     return {each.link: each.weight for each in judge_verdict(verdict(component, **fields), PARTS)}
 
 
-def test_a_slow_link_has_the_share_that_its_wire_times_tell() -> None:
-    matrix = {"kind": "delay_matrix", "slow_pairs": [{"ratio": 4.0}, {"ratio": 4.0}, {"ratio": 5.0}]}
-    assert judged("link:leaf0--spine0", evidence=(matrix,)) == {LINK: 0.25}
+MATRIX = {"kind": "delay_matrix", "slow_pairs": [{"ratio": 4.0}, {"ratio": 4.0}, {"ratio": 5.0}]}
 
 
-def test_a_lossy_link_has_the_share_that_resending_leaves() -> None:
-    assert judged("link:leaf0--spine0", evidence=({"kind": "probes", "share": 1 / 128},)) == {LINK: 0.5}
-
-
-def test_without_wire_times_the_step_time_tells_the_share_at_most() -> None:
-    assert judged("link:leaf0--spine0") == {LINK: 0.5}
-    assert judged("link:leaf0--spine0", impact=Impact(ranks_waiting=0)) == {LINK: 0.5}
-
-
-def test_a_nic_is_its_cable_and_a_switch_all_of_its_own() -> None:
-    assert judged("nic:h0/eth0", fault_class="comm_hang") == {"h0/eth0--leaf0": 0.0}
-    assert judged("switch:spine1", fault_class="crash") == {"leaf0--spine1": 0.0, "leaf1--spine1": 0.0}
-
-
-@pytest.mark.parametrize("component", ["gpu:h0/0", "host:h0", "job:j", "link:h0/eth0--h1/eth0"])
-def test_what_is_no_link_of_the_fabric_says_nothing_of_any(component: str) -> None:
-    assert judged(component) == {}
-
-
-def test_unlikely_verdicts_and_those_on_software_are_not_believed() -> None:
-    assert judged("link:leaf0--spine0", confidence=0.4) == {}
-    assert judged("link:leaf0--spine0", fault_class="software") == {}
+@pytest.mark.parametrize(
+    ("component", "fields", "expected"),
+    [
+        (f"link:{LINK}", {"evidence": (MATRIX,)}, {LINK: 0.25}),  # the share that its wire times tell
+        (f"link:{LINK}", {"evidence": ({"kind": "probes", "share": 1 / 128},)}, {LINK: 0.5}),  # that resending leaves
+        (f"link:{LINK}", {}, {LINK: 0.5}),  # at most what the step time tells
+        (f"link:{LINK}", {"impact": Impact(ranks_waiting=0)}, {LINK: 0.5}),
+        ("nic:h0/eth0", {"fault_class": "comm_hang"}, {"h0/eth0--leaf0": 0.0}),
+        ("switch:spine1", {"fault_class": "crash"}, {"leaf0--spine1": 0.0, "leaf1--spine1": 0.0}),
+        *((name, {}, {}) for name in ("gpu:h0/0", "host:h0", "job:j", "link:h0/eth0--h1/eth0")),
+        (f"link:{LINK}", {"confidence": 0.4}, {}),
+        (f"link:{LINK}", {"fault_class": "software"}, {}),
+    ],
+)
+def test_a_verdict_says_what_share_of_links_is_left(
+    component: str, fields: dict[str, Any], expected: dict[str, float]
+) -> None:
+    assert judged(component, **fields) == expected
 
 
 def test_a_verdict_that_is_over_heals_what_it_made_ill() -> None:
     ill, well = verdict("switch:spine1"), judge_verdict(verdict("switch:spine1"), PARTS, healed_ns=9 * SECOND)
     health, _ = LinkHealth().observe(judge_verdict(ill, PARTS), 5)
     assert set(health.weights) == {"leaf0--spine1", "leaf1--spine1"}
+    rates = with_rates(build_network(FABRIC), health.weights).gbps
+    assert sorted(rates.tolist()) == [200.0] * 4 + [400.0] * 12, "that is what the network takes"
     health, changes = health.observe(well, 19 * SECOND)
     assert health.weights == {}
     assert {change.ts_ns for change in changes} == {19 * SECOND}
@@ -275,12 +240,6 @@ def test_a_link_that_is_named_and_may_be_another_is_as_ill_as_named() -> None:
         verdict("switch:spine1", fault_class="crash", ambiguous_with=("link:leaf0--spine1",)), PARTS
     )
     assert LinkHealth().observe(reported, 5)[0].weights == {"leaf0--spine1": 0.0, "leaf1--spine1": 0.0}
-
-
-def test_weights_are_what_the_network_takes() -> None:
-    health, _ = LinkHealth().observe(judge_verdict(verdict("switch:spine1"), PARTS), 5)
-    rates = with_rates(build_network(FABRIC), health.weights).gbps
-    assert sorted(rates.tolist()) == [200.0] * 4 + [400.0] * 12
 
 
 def test_a_published_topology_says_which_links_are_down_and_which_are_up_again() -> None:

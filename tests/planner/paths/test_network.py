@@ -36,13 +36,10 @@ def test_a_path_is_a_walk_from_the_source_to_the_destination() -> None:
 
 
 def test_each_cable_between_two_switches_is_a_path_of_its_own() -> None:
-    hosts = tuple(
-        Node.model_validate({"id": name, "kind": "host", "nics": ({"id": "eth0"},)}) for name in ("h0", "h1")
-    )
-    switches = tuple(
-        Node.model_validate({"id": name, "kind": "switch", "tier": tier})
-        for name, tier in (("leaf0", "leaf"), ("leaf1", "leaf"), ("spine0", "spine"))
-    )
+    hosts = ({"id": name, "kind": "host", "nics": ({"id": "eth0"},)} for name in ("h0", "h1"))
+    tiers = {"leaf0": "leaf", "leaf1": "leaf", "spine0": "spine"}
+    switches = ({"id": name, "kind": "switch", "tier": tier} for name, tier in tiers.items())
+    nodes = tuple(Node.model_validate(fields) for fields in (*hosts, *switches))
     links = (
         Link(id="a", a="h0/eth0", b="leaf0", gbps=400),
         Link(id="b", a="h1/eth0", b="leaf1", gbps=400),
@@ -52,7 +49,7 @@ def test_each_cable_between_two_switches_is_a_path_of_its_own() -> None:
             for port in range(2)
         ),
     )
-    network = build_network(Topology(routing="ecmp", nodes=hosts + switches, links=links))
+    network = build_network(Topology(routing="ecmp", nodes=nodes, links=links))
     flows = flows_between([("h0", "h1")] * 4)
     plan = plan_paths(network, flows)
     assert plan.highest_use == plan.bound == 2.0
@@ -73,19 +70,14 @@ def test_tiers_that_nobody_told_are_found_by_the_distance_from_hosts() -> None:
     assert build_network(untold).leaves == build_network(reported).leaves
 
 
-def test_parts_are_known_by_id_and_by_the_names_of_verdicts() -> None:
+def test_parts_are_known_by_name_and_their_loss_leaves_the_network_they_came_from_as_it_is() -> None:
     network = build_network(leaf_spine(hosts=2, nics_per_host=1, leaves=2, spines=2))
-    assert (
-        find_directed_links(network, ["leaf0--spine1"]) == find_directed_links(network, ["link:leaf0--spine1"])
-    ).all()
+    by_id, by_verdict = (find_directed_links(network, [name]) for name in ("leaf0--spine1", "link:leaf0--spine1"))
+    assert (by_id == by_verdict).all()
     assert len(find_directed_links(network, ["switch:spine1"])) == 4
     assert len(find_directed_links(network, ["nic:h0/eth0"])) == len(find_directed_links(network, ["host:h0"])) == 2
     with pytest.raises(BadInput, match="no part named spine9, leaf7"):
         find_directed_links(network, ["spine9", "spine0", "leaf7"])
-
-
-def test_dead_and_slow_parts_leave_the_network_they_came_from_as_it_is() -> None:
-    network = build_network(leaf_spine(hosts=2, nics_per_host=1, leaves=2, spines=2))
     before = network.gbps.copy()
     assert without(network, ["spine0"]).gbps.sum() == before.sum() - 4 * 400
     assert with_rates(network, {"leaf0--spine0": 0.25}).gbps.sum() == before.sum() - 2 * 300

@@ -61,6 +61,9 @@ def test_a_plan_is_the_same_each_time(network: Network, count: int, seed: int) -
     flows = some_flows(network, count if len(network.ports) > 1 else 0, seed)
     first, second = plan_paths(network, flows), plan_paths(network, flows)
     assert np.array_equal(first.spine, second.spine)
+    after = plan_paths(network, flows, first)
+    assert (after.must_move, after.may_move) == (0, 0)
+    assert np.array_equal(first.spine, after.spine), "nothing moves when nothing changed"
 
 
 @REPEATABLE
@@ -76,15 +79,6 @@ def test_what_need_not_move_stays_up_to_the_bound(seed: int, link: int, most_mov
     assert moved <= after.must_move + after.may_move
     if not most_moved:
         assert moved == after.must_move
-
-
-def test_nothing_moves_when_nothing_changed() -> None:
-    network = build_network(fat_tree(4))
-    flows = some_flows(network, 100, seed=1)
-    before = plan_paths(network, flows)
-    after = plan_paths(network, flows, before)
-    assert np.array_equal(before.spine, after.spine)
-    assert (after.must_move, after.may_move) == (0, 0)
 
 
 def test_flows_that_came_and_went_do_not_move_the_others() -> None:
@@ -136,14 +130,10 @@ def test_a_spine_of_half_the_rate_gets_half_the_flows() -> None:
     assert plan.highest_use == plan.bound == 1.0
 
 
-def test_small_flows_make_way_for_large_ones() -> None:
+def test_small_flows_make_way_for_large_ones_and_half_of_the_time_counts_half() -> None:
     network = build_network(leaf_spine(hosts=2, nics_per_host=1, leaves=2, spines=2))
     flows = [*flows_between([("h0", "h1")] * 4, gbps=50.0), Flow(id="large", src="h0", dst="h1", gbps=200.0)]
     assert plan_paths(network, flows).highest_use == 0.5
-
-
-def test_a_job_that_sends_half_of_the_time_counts_half() -> None:
-    network = build_network(leaf_spine(hosts=2, nics_per_host=1, leaves=2, spines=2))
     halves = [flow.model_copy(update={"duty": 0.5}) for flow in flows_between([("h0", "h1")] * 2)]
     plan = plan_paths(network, [*halves, Flow(id="whole", src="h0", dst="h1", gbps=100.0)])
     assert plan.highest_use == 0.25
@@ -156,22 +146,14 @@ def test_a_leaf_without_a_path_up_has_no_plan_and_the_others_have() -> None:
     assert plan.unreachable == ["f0"]
     assert plan.all_directed_links()[0] == []
     assert len(plan.all_directed_links()[1]) == 4
+    nothing = plan_paths(build_network(fat_tree(4)), [])
+    assert (nothing.highest_use, nothing.bound) == (0.0, 0.0)
 
 
-def test_no_flow_is_no_load() -> None:
-    plan = plan_paths(build_network(fat_tree(4)), [])
-    assert (plan.highest_use, plan.bound) == (0.0, 0.0)
-
-
-def test_live_paths_of_a_longer_list_of_switches_are_not_taken_for_those_of_a_shorter_one() -> None:
-    """A flow inside a pod and one beyond it count their spines apart; a plan is not carried over between the two."""
+def test_a_plan_for_other_paths_or_another_fabric_is_no_start() -> None:
     network = build_network(fat_tree(4))
     before = plan_paths(network, flows_between([("h0", "h15")]))
     moved = replace(before, height=np.array([1]))
     assert plan_paths(network, flows_between([("h0", "h15")]), moved).highest_use == 0.25
-
-
-def test_a_plan_for_another_fabric_is_no_start() -> None:
-    before = plan_paths(build_network(fat_tree(4)), flows_between([("h0", "h15")]))
     after = plan_paths(build_network(leaf_spine(16, 1, 4, 4)), flows_between([("h0", "h15")]), before)
     assert (after.must_move, after.highest_use) == (0, 0.25)

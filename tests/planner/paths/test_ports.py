@@ -51,50 +51,38 @@ def left_out(why: str) -> Catalogue:
     return Catalogue(left_out=(LeftOut(entry(SPINE), why, f"it is {why}", T0),))  # type: ignore[arg-type]  # a parameter
 
 
-def test_the_port_that_leads_over_the_planned_links_is_chosen() -> None:
+def test_the_likeliest_port_that_leads_over_the_planned_links_is_chosen() -> None:
     (choice,) = choose([entry(OTHER), entry(SPINE, sport=PORT + 1)])
     assert (choice.flow, choice.port, choice.confidence, choice.why) == ("f0", PORT + 1, 0.9, "")
     assert choice.links == tuple(all_links(ONE)[0])
     assert choice.reason == "port 49153 was seen to take this path"
-
-
-def test_the_likeliest_port_is_chosen() -> None:
     (choice,) = choose([entry(SPINE, confidence=0.6), entry(SPINE, sport=PORT + 1, confidence=0.8)])
     assert choice.port == PORT + 1
 
 
-def test_two_flows_never_share_a_port() -> None:
+def test_two_flows_never_share_a_port_also_of_two_protocols() -> None:
     both = [entry(spine, sport=PORT + index) for index, spine in enumerate(("spine0", "spine1"))]
     assert sorted(choice.port or 0 for choice in choose(both, TWO)) == [PORT, PORT + 1]
     four = plan(*[("h0", "h2")] * 4)
     assert [choice.why for choice in choose(both, four)].count("taken") == 2
+    known = [entry(SPINE, proto=proto) for proto in ("udp", "roce")]
+    choices = choose(known, plan(*[("h0", "h2")] * 4))
+    assert sum(choice.port is not None for choice in choices) == 1
 
 
-def test_a_flow_keeps_a_port_that_leads_over_its_links() -> None:
+def test_a_flow_keeps_a_port_that_leads_over_its_links_although_others_chose_before() -> None:
     known = [entry(SPINE, confidence=0.99), entry(SPINE, sport=PORT + 1)]
     (choice,) = choose(known, held={"f0": PORT + 1})
     assert choice.port == PORT + 1
-
-
-def test_a_flow_keeps_its_port_although_others_chose_before() -> None:
     known = [entry(spine, sport=PORT + index) for spine in ("spine0", "spine1") for index in range(2)]
     four = plan(*[("h0", "h2")] * 4)
     held = {choice.flow: choice.port for choice in choose(known, four) if choice.port}
     last = {flow: held[flow] for flow in sorted(held)[-1:]}
     kept = {choice.flow: choice.port for choice in choose(known, four, held=last)}
     assert all(kept[flow] == sport for flow, sport in last.items())
-
-
-def test_a_port_that_another_flow_holds_is_not_given_away() -> None:
     known = [entry(spine, sport=port) for spine in ("spine0", "spine1") for port in (PORT, PORT + 1)]
     first, second = choose(known, TWO, held={"f1": PORT})
     assert (first.port, second.port) == (PORT + 1, PORT)
-
-
-def test_a_port_that_two_protocols_know_is_one_port() -> None:
-    known = [entry(SPINE, proto=proto) for proto in ("udp", "roce")]
-    choices = choose(known, plan(*[("h0", "h2")] * 4))
-    assert sum(choice.port is not None for choice in choices) == 1
 
 
 @pytest.mark.parametrize(
@@ -105,15 +93,12 @@ def test_a_port_that_two_protocols_know_is_one_port() -> None:
         ({"dport": 99}, "unmet"),
         ({"proto": "tcp"}, "doubtful"),
         ({"dst": "h3"}, "unprobed"),
+        ({"proto": "udp"}, ""),  # to the port of RoCE it is hashed as RoCE
     ],
 )
 def test_ports_that_do_not_fit_are_not_chosen(fields: dict[str, Any], why: str) -> None:
     (choice,) = choose([entry(SPINE, **fields)])
-    assert (choice.port, choice.why) == (None, why)
-
-
-def test_udp_to_the_port_of_roce_is_hashed_as_roce() -> None:
-    assert choose([entry(SPINE, proto="udp")])[0].port == PORT
+    assert (choice.port, choice.why) == (None if why else PORT, why)
 
 
 @pytest.mark.parametrize("why", ["dead", "lossy", "changed", "old"])
@@ -122,12 +107,9 @@ def test_a_path_whose_ports_left_the_catalogue_is_told_with_their_reason(why: st
     assert (choice.port, choice.why, choice.reason) == (None, why, f"it is {why}")
 
 
-def test_inside_a_leaf_no_port_is_needed() -> None:
+def test_inside_a_leaf_and_without_a_path_no_port_is_needed() -> None:
     (choice,) = choose([], plan(("h0", "h1")))
     assert (choice.why, choice.is_needed) == ("any", False)
-
-
-def test_without_a_path_no_port_is_needed() -> None:
     cut = without(FABRIC, ["leaf0--spine0", "leaf0--spine1"])
     (choice,) = choose_ports(plan_paths(cut, flows_between([("h0", "h2")])), Catalogue())
     assert choice.why == "no path"
@@ -143,20 +125,14 @@ def test_the_share_of_flows_with_a_port_is_told_with_the_reasons() -> None:
 
 def test_flows_without_a_port_become_detail_requests_for_probes() -> None:
     (request,) = request_probes(TWO, choose([], TWO), Catalogue())
-    assert (request.src, request.dst, request.sport) == ("h0", "h2", PORT)
-    assert request.ports == count_ports(2)
-
-
-def test_more_flows_than_paths_need_more_ports() -> None:
+    named = {"src_nic": "eth0", "dst": "h2", "dst_nic": "eth0", "proto": "roce", "dport": 4791}
+    assert request.src == "h0"
+    assert request.details == {**named, "sport": PORT, "ports": count_ports(2)}, "what a collector reads"
     four = plan(*[("h0", "h2")] * 4)
     (request,) = request_probes(four, choose([], four), Catalogue())
-    assert request.ports == 2 * count_ports(2)
-
-
-def test_a_doubtful_path_is_probed_again_at_the_same_port() -> None:
-    known = left_out("changed")
-    (request,) = request_probes(ONE, choose_ports(ONE, known), known)
-    assert (request.sport, request.ports) == (PORT, 1)
+    assert request.ports == 2 * count_ports(2), "more flows than paths need more ports"
+    known = Catalogue((entry(SPINE),))
+    assert request_probes(ONE, choose_ports(ONE, known), known) == []
 
 
 def test_detail_requests_are_bounded_and_begin_with_what_was_never_probed() -> None:
@@ -164,11 +140,6 @@ def test_detail_requests_are_bounded_and_begin_with_what_was_never_probed() -> N
     wanted = plan(*[("h0", "h2")] * 4, ("h1", "h3"))
     requests = request_probes(wanted, choose_ports(wanted, known), known, SweepOptions(most_probes=11))
     assert [(request.src, request.ports) for request in requests] == [("h1", count_ports(2)), ("h0", 3)]
-
-
-def test_flows_with_a_port_detail_request_for_nothing() -> None:
-    known = Catalogue((entry(SPINE),))
-    assert request_probes(ONE, choose_ports(ONE, known), known) == []
 
 
 def test_detail_requests_that_come_true_give_every_flow_its_road() -> None:
@@ -212,9 +183,6 @@ def test_after_a_link_died_every_flow_has_a_port_around_it() -> None:
     assert all(choice.port == held[choice.flow] for choice in stayed if choice.is_needed)
 
 
-FOUR_LEAVES = build_network(leaf_spine(hosts=8, nics_per_host=1, leaves=4, spines=4))
-
-
 @pytest.mark.parametrize("paths", [2, 4, 16])
 def test_so_many_ports_meet_all_paths_as_often_as_promised(paths: int) -> None:
     ports = count_ports(paths, coverage=0.99)
@@ -239,29 +207,17 @@ def test_doubtful_ports_that_follow_each_other_are_probed_together() -> None:
     assert [(request.sport, request.ports) for request in requests] == [(PORT, 3), (PORT + 9, 1)]
 
 
-def test_paths_are_counted_over_links_that_carry() -> None:
+def test_paths_are_counted_over_links_that_carry_and_parallel_cables() -> None:
     tree = build_network(fat_tree(4))
     assert sorted(np.unique(count_paths(tree)).tolist()) == [2, 4]
-    cut = count_paths(without(FOUR_LEAVES, ["leaf0--spine0"]))
+    four = build_network(leaf_spine(hosts=8, nics_per_host=1, leaves=4, spines=4))
+    cut = count_paths(without(four, ["leaf0--spine0"]))
     assert (cut[0, 1], cut[1, 2]) == (3, 4)
-
-
-def doubled() -> Network:
-    """Return two leaves under two spines, with a second cable from leaf0 to spine0 and from leaf1 to spine0."""
-    topology = leaf_spine(hosts=4, nics_per_host=1, leaves=2, spines=2)
     more = (Link(id=f"more{leaf}", a=f"leaf{leaf}", b="spine0", gbps=400) for leaf in (0, 1))
-    return build_network(topology.model_copy(update={"links": (*topology.links, *more)}))
-
-
-def test_switches_may_take_any_of_parallel_cables_up_and_down() -> None:
-    assert count_paths(doubled())[0, 1] == 2 * 2 + 1
-    assert count_paths(without(doubled(), ["more1"]))[0, 1] == 2 * 1 + 1
-
-
-def test_details_are_what_a_collector_reads() -> None:
-    (request,) = request_probes(ONE, choose([]), Catalogue())
-    named = {"src_nic": "eth0", "dst": "h2", "dst_nic": "eth0", "proto": "roce", "dport": 4791}
-    assert request.details == {**named, "sport": PORT, "ports": count_ports(2)}
+    links = (*FABRIC.topology.links, *more)  # a second cable from leaf0 to spine0 and from leaf1 to spine0
+    doubled = build_network(FABRIC.topology.model_copy(update={"links": links}))
+    assert count_paths(doubled)[0, 1] == 2 * 2 + 1
+    assert count_paths(without(doubled, ["more1"]))[0, 1] == 2 * 1 + 1
 
 
 @given(st.integers(1, 400))

@@ -44,60 +44,41 @@ def test_figures_are_beside_the_roads() -> None:
     assert len(written["flows"]["f0"]) == 6
 
 
-@pytest.mark.parametrize("written", [None, [], {}, {"flows": []}, "x"])
-def test_what_is_no_plan_is_refused(written: object) -> None:
-    with pytest.raises(BadInput, match="a plan is a JSON object"):
-        from_json(build_network(fat_tree(4)), [], written)
-
-
-@pytest.mark.parametrize("links", [None, [], ["x"], ["h0/eth0--pod0-leaf0"] * 6, list(range(6))])
-def test_a_path_that_is_none_is_planned_anew(links: object) -> None:
+def test_what_is_no_plan_is_refused_and_a_path_that_is_none_planned_anew() -> None:
     network = build_network(fat_tree(4))
+    for written in (None, [], {}, {"flows": []}, "x"):
+        with pytest.raises(BadInput, match="a plan is a JSON object"):
+            from_json(network, [], written)
     flows = flows_between([("h0", "h15")])
-    held = from_json(network, flows, {"flows": {"f0": links}})
-    assert len(plan_paths(network, flows, held).all_directed_links()[0]) == 6
+    for links in (None, [], ["x"], ["h0/eth0--pod0-leaf0"] * 6, list(range(6))):
+        held = from_json(network, flows, {"flows": {"f0": links}})
+        assert len(plan_paths(network, flows, held).all_directed_links()[0]) == 6
 
 
-RING = [("h0", "h2"), ("h1", "h3"), ("h2", "h0"), ("h3", "h1")]
-
-
-def test_the_best_plan_is_called_the_best() -> None:
+def test_a_plan_is_explained_with_what_was_lost_and_moved() -> None:
     network = build_network(leaf_spine(hosts=4, nics_per_host=1, leaves=2, spines=2))
-    messages = explain(plan_paths(network, flows_between(RING)))
+    ring = [("h0", "h2"), ("h1", "h3"), ("h2", "h0"), ("h3", "h1")]
+    messages = explain(plan_paths(network, flows_between(ring)))
     assert messages[0] == "4 flows, 0 of them inside one leaf; the others go over 2 switches"
     assert messages[1] == "the fullest link is used to 25.0%, and no plan can do better"
-
-
-def test_what_was_lost_and_moved_is_told() -> None:
-    network = build_network(leaf_spine(hosts=4, nics_per_host=1, leaves=2, spines=2))
-    flows = flows_between(RING, gbps=400.0)
+    flows = flows_between(ring, gbps=400.0)
     before = plan_paths(network, flows)
-    messages = " ".join(explain(plan_paths(without(network, ["spine1"]), flows, before), before))
-    assert "nothing goes over leaf0--spine1, leaf1--spine1" in messages
-    assert "2 flows had to move because their path is gone" in messages
-    assert "flows slow down to 50% of what they ask for" in messages
-
-
-def test_flows_without_a_path_are_named_with_what_they_have_in_common() -> None:
-    network = build_network(leaf_spine(hosts=4, nics_per_host=1, leaves=2, spines=2))
-    messages = explain(plan_paths(without(network, ["nic:h0/eth0"]), flows_between(RING)))
-    assert messages[-1] == "2 flows have no path at all: f0, f2; h0/eth0 is an end of 2 of them"
-
-
-def test_a_fabric_that_routes_by_itself_is_not_told_what_to_do() -> None:
-    network = build_network(leaf_spine(4, 1, 2, 2, FabricOptions(routing="adaptive")))
-    assert any("no instruction" in sentence for sentence in explain(plan_paths(network, flows_between(RING))))
-
-
-def test_nothing_to_plan_is_said_as_well() -> None:
-    network = build_network(leaf_spine(hosts=2, nics_per_host=1, leaves=1, spines=1))
-    assert "no link between switches is used" in explain(plan_paths(network, flows_between([("h0", "h1")])))
+    lost = " ".join(explain(plan_paths(without(network, ["spine1"]), flows, before), before))
+    assert "nothing goes over leaf0--spine1, leaf1--spine1" in lost
+    assert "2 flows had to move because their path is gone" in lost
+    assert "flows slow down to 50% of what they ask for" in lost
+    cut = explain(plan_paths(without(network, ["nic:h0/eth0"]), flows_between(ring)))
+    assert cut[-1] == "2 flows have no path at all: f0, f2; h0/eth0 is an end of 2 of them"
+    adaptive = build_network(leaf_spine(4, 1, 2, 2, FabricOptions(routing="adaptive")))
+    assert any("no instruction" in sentence for sentence in explain(plan_paths(adaptive, flows_between(ring))))
+    one_leaf = build_network(leaf_spine(hosts=2, nics_per_host=1, leaves=1, spines=1))
+    assert "no link between switches is used" in explain(plan_paths(one_leaf, flows_between([("h0", "h1")])))
 
 
 _SVG = "{http://www.w3.org/2000/svg}"
 
 
-def test_every_pair_of_switches_has_a_square_with_its_figures() -> None:
+def test_every_pair_of_switches_of_all_tiers_has_a_square_with_its_figures() -> None:
     network = without(build_network(leaf_spine(hosts=8, nics_per_host=1, leaves=4, spines=2)), ["leaf0--spine0"])
     plan = plan_paths(network, some_flows(network, 20, seed=1))
     drawn = ElementTree.fromstring(draw_loads(network, {"<before>": plan.load * 2, "now": plan.load}, "Loads & more"))
@@ -105,9 +86,6 @@ def test_every_pair_of_switches_has_a_square_with_its_figures() -> None:
     assert len(titles) == 2 * 8
     assert sum(title.endswith("dead") for title in titles) == 2
     assert "Loads & more" in [text.text for text in drawn.iter(f"{_SVG}text")]
-
-
-def test_all_tiers_are_drawn() -> None:
-    network = build_network(fat_tree(4))
-    drawn = ElementTree.fromstring(draw_loads(network, {"idle": np.zeros(network.directed_links)}, ""))
+    tree = build_network(fat_tree(4))
+    drawn = ElementTree.fromstring(draw_loads(tree, {"idle": np.zeros(tree.directed_links)}, ""))
     assert len(list(drawn.iter(f"{_SVG}title"))) == 16 + 16

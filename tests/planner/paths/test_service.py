@@ -20,6 +20,7 @@ from simulator.scenario import parse_scenario
 from simulator.simulation import Simulation
 from tests.builders import SECOND, T0, rows
 from tests.lockstep.state.build import incident
+from tests.planner.paths.test_traffic import reading
 from tests.simulated import JOB, load, tell
 
 UNTRIED_S = 20  # a link that nobody crosses is tried again after this; in use it is minutes
@@ -97,17 +98,9 @@ def store_steps(store: Store, before_ms: int, after_ms: int, turn_s: int) -> Non
     begin_ns, reported = T0 + SECOND, list[Step]()
     while begin_ns < T0 + 95 * SECOND:
         length_ns = (before_ms if begin_ns < T0 + turn_s * SECOND else after_ms) * 1_000_000
+        ends = {"start_ns": begin_ns, "end_ns": begin_ns + length_ns}
         reported.append(
-            Step(
-                host="h0",
-                job=JOB,
-                attempt=0,
-                world_rank=0,
-                step=len(reported),
-                start_ns=begin_ns,
-                end_ns=begin_ns + length_ns,
-                source="period",
-            )
+            Step(host="h0", job=JOB, attempt=0, world_rank=0, step=len(reported), source="period", **ends)
         )
         begin_ns += length_ns
     store.insert(TABLE_BY_NAME["steps"], rows(*reported), token="steps")
@@ -118,28 +111,12 @@ def store_rates(store: Store, switch: str, port: str, gbps: dict[int, float]) ->
     sent, reported = 0, list[FabricCounter]()
     for second, rate in sorted(gbps.items()):
         sent += int(rate * 125_000_000)
-        reported.append(
-            FabricCounter(
-                host="h9",
-                ts_ns=T0 + second * SECOND - 1,
-                switch=switch,
-                port=port,
-                up=True,
-                speed_mbps=800_000,
-                rx_bytes=0,
-                tx_bytes=sent,
-                errors=None,
-                drops=None,
-                pause_rx=None,
-                pause_tx=None,
-                fec_uncorrected=None,
-                extra={},
-            )
-        )
+        named = {"host": "h9", "switch": switch, "port": port, "speed_mbps": 800_000, "rx_bytes": 0}
+        reported.append(reading(0, sent, ts_ns=T0 + second * SECOND - 1, **named))
     store.insert(TABLE_BY_NAME["fabric_counters"], rows(*reported), token=f"{switch}/{port}")
 
 
-def test_flows_of_the_job_get_paths_and_hosts_read_them(planner: Planner) -> None:
+def test_flows_of_the_job_get_paths_and_hosts_read_them_and_nothing_new_is_no_new_plan(planner: Planner) -> None:
     (number,) = planner.look()
     plan = newest_path_plan(planner.control)
     assert plan is not None
@@ -147,10 +124,9 @@ def test_flows_of_the_job_get_paths_and_hosts_read_them(planner: Planner) -> Non
     assert plan.flows == sum(len(paths_of_host(planner.control, f"h{host}").choices) for host in range(4)) > 0
     assert plan.max_use == pytest.approx(plan.bound)
     assert LINK in planner.links_in_use()
-
-
-def test_nothing_new_is_no_new_plan(planner: Planner) -> None:
-    assert len(planner.look()) == 1
+    requests = detail_requests_by_host(planner.control, T0 + 47 * SECOND)
+    assert requests
+    assert {request.kind for host in requests.values() for request in host} == {"probe"}
     assert planner.look(3) == []
 
 
@@ -247,13 +223,6 @@ def test_what_a_plan_was_expected_to_bring_is_held_against_what_came(planner: Pl
     scored = next(plan for plan in list_path_plans(planner.control) if plan.generation == number)
     assert scored.measured[JOB] == pytest.approx(300 / 400)
     assert scored.forecast == made.forecast
-
-
-def test_ports_that_nobody_knows_are_requested(planner: Planner) -> None:
-    planner.look()
-    requests = detail_requests_by_host(planner.control, T0 + 47 * SECOND)
-    assert requests
-    assert {request.kind for host in requests.values() for request in host} == {"probe"}
 
 
 def test_flows_that_the_topology_does_not_know_are_left_out_and_said(planner: Planner) -> None:

@@ -58,42 +58,41 @@ def test_a_full_link_that_the_plan_leaves_half_empty_is_half_a_link_at_once() ->
     (reported,) = judged(port("leaf0", "spine0", 400.0), port("leaf0", "spine1", 200.0), plan=planned(200.0))
     assert (reported.link, reported.weight, reported.source) == (LINK, 0.5, "traffic")
     assert reported.reason == "leaf0--spine0 carries 200 Gbit/s that no plan knows"
-
-
-def test_the_other_end_and_the_other_direction_tell_the_same() -> None:
     received = port("spine0", "leaf0", 0.0, rx_now=400.0)
     assert weights(judged(received, port("leaf0", "spine1", 200.0), plan=planned(200.0))) == {LINK: 0.5}
     assert weights(judged(port("spine0", "leaf1", 400.0), plan=planned(100.0))) == {"leaf1--spine0": 0.5}
-
-
-def test_a_link_full_of_strangers_keeps_a_little() -> None:
     assert weights(judged(port("leaf0", "spine0", 900.0))) == {LINK: 0.1}
+    some = [port("leaf0", "spine0", 400.0), port("leaf0", "spine1", 100.0)]
+    assert weights(judged(*some, plan=planned(200.0))) == {LINK: pytest.approx(0.75)}
 
 
-def test_what_the_plan_expects_is_no_fault_however_full() -> None:
-    assert judged(port("leaf0", "spine0", 400.0), port("leaf0", "spine1", 400.0), plan=planned(400.0)) == []
-    assert judged(port("leaf0", "spine0", 390.0), port("leaf0", "spine1", 390.0), plan=planned(330.0)) == []
-
-
-@pytest.mark.parametrize("before", [NEVER, 380.0])
-def test_a_burst_of_our_own_is_no_stranger(before: float) -> None:
-    bursts = [port("leaf0", name, 390.0, least=0.0, before=before) for name in ("spine0", "spine1")]
-    assert judged(*bursts, plan=planned(40.0, peak=400.0)) == []
+@pytest.mark.parametrize(
+    ("ports", "plan"),
+    [
+        ([port("leaf0", "spine0", 400.0), port("leaf0", "spine1", 400.0)], planned(400.0)),
+        ([port("leaf0", "spine0", 390.0), port("leaf0", "spine1", 390.0)], planned(330.0)),
+        *(  # a burst of our own
+            ([port("leaf0", name, 390.0, 0.0, before) for name in ("spine0", "spine1")], planned(40.0, peak=400.0))
+            for before in (NEVER, 380.0)
+        ),
+        (  # our own flows on another path
+            [port("leaf0", "spine0", 400.0, 400.0, 0.0), port("leaf0", "spine1", 0.0, before=400.0)],
+            planned(200.0),
+        ),
+        ([port("leaf0", "spine0", 400.0)], planned(200.0)),  # nobody counts the other link
+        (
+            [port("leaf0", "h0/eth0", 400.0, least=400.0), port("leaf7", "spine0", 400.0)],
+            planned(0.0),
+        ),  # no fabric link
+    ],
+)
+def test_what_is_ours_or_not_known_accuses_nobody(ports: list[dict[str, Any]], plan: Expected) -> None:
+    assert judged(*ports, plan=plan) == []
 
 
 def test_more_than_there_ever_was_is_strange_at_once_although_our_flows_could_burst() -> None:
     some = [port("leaf0", "spine0", 400.0, before=60.0), port("leaf0", "spine1", 50.0, before=60.0)]
     assert weights(judged(*some, plan=planned(40.0, peak=400.0))) == {LINK: pytest.approx(1 - 330 / 400)}
-
-
-def test_our_own_flows_on_another_path_are_no_strangers() -> None:
-    moved = [port("leaf0", "spine0", 400.0, least=400.0, before=0.0), port("leaf0", "spine1", 0.0, before=400.0)]
-    assert judged(*moved, plan=planned(200.0)) == []
-
-
-def test_a_link_is_charged_with_no_more_strangers_than_enter_the_leaf() -> None:
-    some = [port("leaf0", "spine0", 400.0), port("leaf0", "spine1", 100.0)]
-    assert weights(judged(*some, plan=planned(200.0))) == {LINK: pytest.approx(0.75)}
 
 
 def test_strangers_on_a_link_that_is_not_full_count_when_they_stay() -> None:
@@ -103,19 +102,11 @@ def test_strangers_on_a_link_that_is_not_full_count_when_they_stay() -> None:
     assert weights(judged(*stays, plan=planned(100.0))) == {LINK: 0.5}
 
 
-def test_a_link_that_nobody_counts_accuses_no_other() -> None:
-    assert judged(port("leaf0", "spine0", 400.0), plan=planned(200.0)) == []
-
-
 def test_a_link_that_is_known_to_be_ill_is_told_to_be_well_also_when_nobody_counts_it_any_more() -> None:
     health, _ = LinkHealth().observe([Evidence(0, LINK, "traffic", 0.5, "full")], 0)
     (well,) = judged(port("leaf0", "spine1", 0.0), health=health)
     assert (well.link, well.weight) == (LINK, 1.0)
     assert well.reason == "leaf0--spine0 carries nothing but what is planned"
-
-
-def test_cables_of_hosts_and_ports_that_no_topology_knows_say_nothing() -> None:
-    assert judged(port("leaf0", "h0/eth0", 400.0, least=400.0), port("leaf7", "spine0", 400.0)) == []
 
 
 def test_borders_of_pods_are_where_their_paths_meet() -> None:
@@ -161,13 +152,8 @@ def reading(second: int, tx_bytes: int, **fields: Any) -> FabricCounter:
 
 def test_rates_are_those_between_readings_of_one_asker(embedded_store: Store) -> None:
     giga = 125_000_000  # bytes of a gigabit
-    reported = [
-        reading(0, 5 * giga),
-        reading(2, 25 * giga),
-        reading(4, 27 * giga),
-        reading(18, 69 * giga),
-    ]
-    reported += [reading(20, 77 * giga)]
+    sent = {0: 5, 2: 25, 4: 27, 18: 69, 20: 77}
+    reported = [reading(second, gigas * giga) for second, gigas in sent.items()]
     other = [reading(0, 5 * giga, host="h1", port="spine1"), reading(9, 0, port="spine1")]
     embedded_store.insert(TABLE_BY_NAME["fabric_counters"], rows(*reported, *other), token="ports")
     (row,) = read_traffic(embedded_store, T0, T0 + 30 * SECOND).to_pylist()

@@ -23,22 +23,16 @@ def test_flows_on_paths_of_their_own_get_all_and_flows_that_share_one_get_half()
     assert (alone.stretch, shared.stretch, shared.worst_gbps) == (1.0, 2.0, 200.0)
 
 
-def test_a_plan_is_never_forecast_to_be_slower_than_chance() -> None:
+def test_a_plan_is_never_forecast_to_be_slower_than_chance_and_a_flow_without_a_path_never_ends() -> None:
     plan = plan_paths(NETWORK, FLOWS)
     paths = FlowPaths(NETWORK, plan.flows)
     planned = forecast(NETWORK, plan.flows, plan.spine)
     for seed in range(20):
         assert forecast(NETWORK, plan.flows, choose_by_chance(paths, seed)).stretch >= planned.stretch == 1.0
-
-
-def test_a_flow_without_a_path_never_ends() -> None:
-    plan = plan_paths(without(NETWORK, ["nic:h0/eth0"]), FLOWS)
-    ahead = forecast(plan.network, plan.flows, plan.spine)
+    cut = plan_paths(without(NETWORK, ["nic:h0/eth0"]), FLOWS)
+    ahead = forecast(cut.network, cut.flows, cut.spine)
     assert ahead.gbps[0] == 0.0
     assert ahead.stretch == np.inf
-
-
-def test_only_the_waiting_part_of_a_step_shrinks() -> None:
     assert predict_ratio(0.4, before=2.0, after=1.0) == pytest.approx(0.8)
     assert predict_ratio(0.4, before=np.inf, after=1.0) == pytest.approx(0.6)
     assert predict_ratio(0.0, before=1.0, after=9.0) == 1.0

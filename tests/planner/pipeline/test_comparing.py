@@ -14,22 +14,13 @@ def drawn(title: str = "A step") -> ElementTree.Element:
     return ElementTree.fromstring(draw_schedule(MADE, title))
 
 
-def titles() -> list[str]:
-    return [str(rect.findtext(f"{SVG}title")) for rect in drawn().iter(f"{SVG}rect") if len(rect)]
-
-
-def test_every_piece_of_work_has_a_box_that_says_what_it_is() -> None:
-    assert len([title for title in titles() if "of micro-batch" in title]) == 3 * 4 * 3 * 6
-    assert "forward of micro-batch 0 of pipeline 0, 0 to 1" in titles()
-
-
-def test_the_failed_worker_is_hatched() -> None:
-    assert titles().count("failed") == 1
-
-
-def test_guests_have_an_edge() -> None:
-    edged = [rect for rect in drawn().iter(f"{SVG}rect") if rect.get("stroke") and len(rect)]
-    assert len(edged) == 6 * 3
+def test_every_piece_of_work_has_a_box_that_says_what_it_is_and_marks_failures_and_guests() -> None:
+    boxes = [rect for rect in drawn().iter(f"{SVG}rect") if len(rect)]
+    titles = [str(rect.findtext(f"{SVG}title")) for rect in boxes]
+    assert len([title for title in titles if "of micro-batch" in title]) == 3 * 4 * 3 * 6
+    assert "forward of micro-batch 0 of pipeline 0, 0 to 1" in titles
+    assert titles.count("failed") == 1
+    assert len([rect for rect in boxes if rect.get("stroke")]) == 6 * 3
 
 
 def test_the_picture_is_described_in_words() -> None:

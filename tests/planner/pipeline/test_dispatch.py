@@ -8,15 +8,7 @@ from lockstep.errors import BadInput
 from planner.pipeline.checking import find_bound, find_faults
 from planner.pipeline.dispatch import ScheduleOptions, plan_schedule
 from planner.pipeline.schedule import Shape, Times, Worker, unit_times
-from tests.planner.pipeline.grids import (
-    EXAMPLE,
-    ONE_GONE,
-    SLOTS,
-    failures_for,
-    shapes,
-    spread,
-    times_for,
-)
+from tests.planner.pipeline.grids import EXAMPLE, ONE_GONE, SLOTS, failures_for, shapes, spread, times_for
 from tests.tiers import long_except
 
 IN_1F1B = ScheduleOptions(is_decoupled=False, is_staggered=False, keeps_order=True)
@@ -31,18 +23,11 @@ def test_the_worked_example_takes_27_36_29_and_27_slots() -> None:
     found = (fault_free.makespan, coupled.makespan, decoupled.makespan, staggered.period)
     assert found == (27.0, 36.0, 29.0, 27.0)
     assert not any(map(find_faults, (fault_free, coupled, decoupled, staggered)))
-
-
-def test_coupled_backwards_are_at_their_bound_when_forwards_may_run_ahead() -> None:
     ahead = plan_schedule(EXAMPLE, SLOTS, ONE_GONE, ScheduleOptions(is_decoupled=False, is_staggered=False))
     assert ahead.makespan == find_bound(EXAMPLE, SLOTS, ONE_GONE, is_decoupled=False).makespan == 33.0
     assert not find_faults(ahead)
-
-
-def test_without_failures_it_is_1f1b_with_its_memory() -> None:
-    made = plan_schedule(EXAMPLE, SLOTS, (), IN_1F1B)
-    assert [made.most_held(Worker(0, stage)) for stage in range(4)] == [4, 3, 2, 1]
-    first = [op.kind for op in made.ops[Worker(0, 2)]]
+    assert [fault_free.most_held(Worker(0, stage)) for stage in range(4)] == [4, 3, 2, 1]
+    first = [op.kind for op in fault_free.ops[Worker(0, 2)]]
     assert first == ["forward", *["forward", "both"] * 5, "both"]
 
 
@@ -97,11 +82,8 @@ def test_less_memory_makes_longer_steps() -> None:
     periods = [plan_schedule(EXAMPLE, SLOTS, ONE_GONE, ScheduleOptions(memory=room)).period for room in (1, 3, 7)]
     assert periods == sorted(periods, reverse=True)
     assert periods[-1] == 27.0 < periods[0]
-
-
-def test_memory_may_differ_between_stages() -> None:
     made = plan_schedule(EXAMPLE, SLOTS, ONE_GONE, ScheduleOptions(memory=(6, 5, 4, 2)))
-    assert find_faults(made, (6, 5, 4, 2)) == []
+    assert find_faults(made, (6, 5, 4, 2)) == [], "it may differ between stages"
 
 
 @pytest.mark.parametrize(
@@ -118,22 +100,16 @@ def test_what_cannot_be_planned_is_refused(failed: set[Worker], options: Schedul
         plan_schedule(EXAMPLE, SLOTS, failed, options)
 
 
-@pytest.mark.parametrize(
-    ("times", "sentence"),
-    [
-        (unit_times(3), "forward times are given for 3 stages"),
-        (Times((1.0, 0.0, 1.0, 1.0), (1.0,) * 4, (1.0,) * 4), "above zero"),
-        (Times((1.0,) * 4, (1.0,) * 4, (1.0,) * 4, transfer=-1.0), "cannot take -1.0"),
-    ],
-)
-def test_times_that_do_not_fit_are_refused(times: Times, sentence: str) -> None:
-    with pytest.raises(BadInput, match=sentence):
-        plan_schedule(EXAMPLE, times, ())
-
-
-def test_a_grid_without_work_is_refused() -> None:
-    with pytest.raises(BadInput, match="at least one"):
-        plan_schedule(Shape(4, 3, 0), SLOTS, ())
+def test_times_that_do_not_fit_and_a_grid_without_work_are_refused() -> None:
+    ones = (1.0,) * 4
+    for shape, times, sentence in (
+        (EXAMPLE, unit_times(3), "forward times are given for 3 stages"),
+        (EXAMPLE, Times((1.0, 0.0, 1.0, 1.0), ones, ones), "above zero"),
+        (EXAMPLE, Times(ones, ones, ones, transfer=-1.0), "cannot take -1.0"),
+        (Shape(4, 3, 0), SLOTS, "at least one"),
+    ):
+        with pytest.raises(BadInput, match=sentence):
+            plan_schedule(shape, times, ())
 
 
 @pytest.mark.slow

@@ -11,7 +11,6 @@ from planner.pipeline.plans import (
     Migration,
     Normalised,
     NormaliseOptions,
-    PlanBook,
     Split,
     find_plan,
     make_plans,
@@ -34,31 +33,29 @@ def found(failed: set[Worker]) -> Change:
     return change
 
 
-def test_there_is_a_plan_per_number_of_failures() -> None:
+def test_there_is_a_plan_per_number_of_failures_while_each_stage_has_a_copy() -> None:
     assert [len(schedule.failed) for schedule in BOOK.schedules] == [0, 1, 2, 3]
     assert BOOK.schedules[1].period == 27.0
-
-
-def test_plans_end_where_a_stage_would_have_no_copy() -> None:
     assert len(make_plans(Shape(2, 2, 2), unit_times(2), most=9).schedules) == 3  # 0, 1 and 2 failures
+    assert [sum(BOOK.split(failures)) for failures in range(4)] == [0, 1, 2, 3]
 
 
-def test_without_failures_everybody_plays_himself() -> None:
+def test_everybody_plays_one_role_and_himself_without_failures() -> None:
     change = found(set())
     assert (change.migrations, len(change.roles)) == ((), 12)
     assert all(role == worker for role, worker in change.roles.items())
+    change = found({Worker(0, 0), Worker(1, 0), Worker(2, 3)})
+    assert set(change.roles) == set(change.schedule.ops)
+    assert len(set(change.roles.values())) == len(change.roles)
 
 
-def test_a_failure_in_the_planned_stage_needs_no_copy() -> None:
+def test_a_failure_in_the_planned_stage_needs_no_copy_and_one_elsewhere_is_moved_to_it() -> None:
     (planned,) = BOOK.schedules[1].failed
     gone = Worker((planned.pipeline + 1) % 3, planned.stage)
     change = found({gone})
     assert change.migrations == ()
     assert gone not in change.roles.values()
     assert change.roles[gone] == planned  # the planned one is live and plays the role of the failed one
-
-
-def test_a_failure_elsewhere_is_moved_to_the_planned_stage() -> None:
     (planned,) = BOOK.schedules[1].failed
     gone = Worker(2, (planned.stage + 1) % 4)
     change = found({gone})
@@ -66,42 +63,27 @@ def test_a_failure_elsewhere_is_moved_to_the_planned_stage() -> None:
     assert change.reason == "plan for 1 failures with 1 copies: a step takes 27"
 
 
-def test_every_role_is_played_by_somebody_else_once() -> None:
-    change = found({Worker(0, 0), Worker(1, 0), Worker(2, 3)})
-    assert set(change.roles) == set(change.schedule.ops)
-    assert len(set(change.roles.values())) == len(change.roles)
-
-
-def test_a_lost_stage_has_no_plan() -> None:
+def test_a_lost_stage_and_more_failures_than_plans_have_no_plan() -> None:
     assert isinstance(find_plan(BOOK, {Worker(pipeline, 1) for pipeline in range(3)}), LostStage)
-
-
-def test_more_failures_than_plans_are_said() -> None:
     gone = {Worker(0, stage) for stage in range(4)}
     with pytest.raises(NotPresent, match="up to 3 failures, and 4 workers have failed"):
         find_plan(BOOK, gone)
+    with pytest.raises(BadInput, match="no place is empty"):
+        take_back(BOOK, set(), Worker(0, 0))
 
 
-def test_a_worker_that_comes_back_copies_its_stage_and_the_plan_before_holds() -> None:
+def test_a_worker_that_comes_back_copies_its_stage_or_gets_the_empty_place() -> None:
     (gone,) = BOOK.schedules[1].failed
     change = take_back(BOOK, {gone}, gone, stage_bytes=(5, 6, 7, 8))
     assert isinstance(change, Change)
     assert change.schedule is BOOK.schedules[0]
     assert change.migrations == (Migration(gone, gone, 5 + gone.stage),)
-
-
-def test_a_worker_whose_place_is_taken_gets_the_empty_one() -> None:
     (empty,) = BOOK.schedules[1].failed
     old = Worker(2, (empty.stage + 1) % 4)
     change = take_back(BOOK, {empty}, old)
     assert isinstance(change, Change)
     assert [(move.leaves, move.takes) for move in change.migrations] == [(old, empty)]
     assert f"comes back as {tuple(empty)}" in change.reason
-
-
-def test_nobody_comes_back_where_nobody_is_gone() -> None:
-    with pytest.raises(BadInput, match="no place is empty"):
-        take_back(BOOK, set(), Worker(0, 0))
 
 
 def test_going_down_and_back_up_ends_where_it_began() -> None:
@@ -112,11 +94,6 @@ def test_going_down_and_back_up_ends_where_it_began() -> None:
         assert isinstance(change, Change)
         failed -= {change.migrations[0].takes}
         assert change.schedule is BOOK.schedules[len(failed)]
-
-
-def test_a_book_knows_its_splits() -> None:
-    assert isinstance(BOOK, PlanBook)
-    assert [sum(BOOK.split(failures)) for failures in range(4)] == [0, 1, 2, 3]
 
 
 TWO_IN_ONE_STAGE = frozenset({Worker(0, 2), Worker(1, 2)})
@@ -136,17 +113,11 @@ def test_the_second_failure_of_a_stage_moves_to_another() -> None:
     assert found.reason == "1 move shortens the least period from 54 to 27"
 
 
-def test_a_copy_that_does_not_pay_is_not_made() -> None:
+def test_a_copy_is_made_only_where_it_pays() -> None:
     found = normal(TWO_IN_ONE_STAGE, NormaliseOptions(copy_time=100.0, steps=3))
     assert (found.migrations, found.failed) == ((), TWO_IN_ONE_STAGE)
     assert found.reason == "no move pays: the least period is 54, and a copy takes 100"
-
-
-def test_a_copy_that_pays_is_made() -> None:
     assert len(normal(TWO_IN_ONE_STAGE, NormaliseOptions(copy_time=100.0, steps=4)).migrations) == 1
-
-
-def test_a_failure_where_it_should_be_stays() -> None:
     assert normal(frozenset({Worker(1, 2)})).migrations == ()
 
 
@@ -163,14 +134,11 @@ def test_a_stage_without_copies_is_a_restart() -> None:
     assert found == LostStage(3, "stage 3 has lost all 3 copies; only a restart brings it back")
 
 
-@pytest.mark.parametrize(("failures", "worst"), [(1, 1), (4, 1), (5, 2), (8, 2)])
-def test_failures_are_spread_evenly_over_equal_stages(failures: int, worst: int) -> None:
-    split = spread_failures(EXAMPLE, SLOTS, failures)
-    assert split is not None
-    assert (sum(split), max(split)) == (failures, worst)
-
-
-def test_more_failures_than_spare_copies_have_no_split() -> None:
+def test_failures_are_spread_evenly_over_equal_stages_while_there_are_copies() -> None:
+    for failures, worst in ((1, 1), (4, 1), (5, 2), (8, 2)):
+        split = spread_failures(EXAMPLE, SLOTS, failures)
+        assert split is not None
+        assert (sum(split), max(split)) == (failures, worst)
     assert spread_failures(EXAMPLE, SLOTS, 9) is None
 
 

@@ -16,10 +16,12 @@ from tests.builders import SECOND, T0
 from tests.planner.pipeline.grids import EXAMPLE, ONE_GONE, failures_for, shapes
 
 
-def test_six_guests_for_two_peers_are_three_each() -> None:
+def test_six_guests_for_two_peers_are_three_each_and_a_stage_without_copies_is_lost() -> None:
     share = share_guests(EXAMPLE, ONE_GONE, 2)
     assert (share.live, share.each, share.more) == ((0, 2), 3, 0)
     assert [find_load(EXAMPLE, ONE_GONE, stage) for stage in range(4)] == [6, 6, 9, 6]
+    with pytest.raises(BadInput, match="stage 3 has lost all 3 copies: no peer can stand in, only a restart"):
+        share_guests(EXAMPLE, {Worker(pipeline, 3) for pipeline in range(3)}, 3)
 
 
 @given(st.data())
@@ -31,11 +33,6 @@ def test_every_guest_has_a_peer(data: st.DataObject) -> None:
         lost = shape.pipelines - len(share.live)
         assert len(share.live) * share.each + share.more == lost * shape.micro_batches
         assert share.more < len(share.live)
-
-
-def test_a_stage_without_copies_is_lost() -> None:
-    with pytest.raises(BadInput, match="stage 3 has lost all 3 copies: no peer can stand in, only a restart"):
-        share_guests(EXAMPLE, {Worker(pipeline, 3) for pipeline in range(3)}, 3)
 
 
 @lru_cache(maxsize=1)
@@ -58,18 +55,16 @@ def profiled(options: ProfileOptions | None = None) -> Times:
     return profile_stages(rows(), pipelines(rows()), options)
 
 
-def test_forward_and_backward_of_each_stage_are_found() -> None:
+def test_forward_and_backward_of_each_stage_and_the_transfers_are_found() -> None:
     times = profiled()
     backward = [one + other for one, other in zip(times.input, times.weight, strict=True)]
     # 20 ms forward and 40 ms backward, some more in the first stage, and each with its all-reduce in tp of 0.3 ms
     assert times.forward[:3] == pytest.approx((0.026, 0.020, 0.020), rel=0.1)
     assert backward[:3] == pytest.approx((0.046, 0.040, 0.040), rel=0.1)
-
-
-def test_the_last_stage_shows_both_in_one_stretch() -> None:
-    times = profiled()
+    # The last stage shows both in one stretch.
     assert times.work(3) == pytest.approx(0.090, rel=0.1)
     assert max(range(4), key=times.work) == 3
+    assert 0.001 < times.transfer < 0.01  # 32 MB over a NIC of 100 Gbit/s take 2.6 ms
 
 
 def test_the_halves_of_a_backward_are_as_stated() -> None:
@@ -77,16 +72,9 @@ def test_the_halves_of_a_backward_are_as_stated() -> None:
     assert [one / other for one, other in zip(times.weight, times.input, strict=True)] == pytest.approx([1 / 3] * 4)
 
 
-def test_a_transfer_is_as_long_as_an_unhindered_send() -> None:
-    assert 0.001 < profiled().transfer < 0.01  # 32 MB over a NIC of 100 Gbit/s take 2.6 ms
-
-
-def test_a_job_without_pipeline_has_no_profile() -> None:
+def test_without_a_pipeline_or_with_too_few_rows_there_is_no_profile() -> None:
     with pytest.raises(NotPresent, match="no sends and receives"):
         profile_stages(rows().slice(0, 0), [1])
-
-
-def test_too_few_rows_say_nothing() -> None:
     comm = pipelines(rows())[0]
     mine = [row for row in rows().to_pylist() if row["comm"] == comm]
     few = pa.Table.from_pylist(sorted(mine, key=lambda row: row["start_ns"])[:10], rows().schema)
