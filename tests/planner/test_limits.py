@@ -68,6 +68,11 @@ KNOWN = [Node(host, is_usable=True) for host in HOSTS if host != "h3"]
             {"about": crash(last_seen_ns=NOW_NS, confidence=0.8)},
             "the verdict is 80% sure, and automatic action needs 90%",
         ),
+        ({"about": crash(last_seen_ns=NOW_NS, component="host:h9")}, "h9 is no node of train"),
+        (
+            {"about": crash(last_seen_ns=NOW_NS, ambiguous_with=("host:h5",))},
+            "host:h3 cannot be told apart from host:h5",
+        ),
         ({"constraints": out("h3", "h9")}, None),  # h3 does not count against itself
         (
             {"constraints": out(*(f"x{n}" for n in range(8)), at_s=LONG_AGO_S, state="repair")},

@@ -54,15 +54,13 @@ class Out:
         for second in at_s:
             self.returner.run_once(self.lease, seconds(second))
 
-    @property
     def row(self) -> Isolated:
         (only,) = list_isolated(self.control)
         return only
 
-    @property
     def state(self) -> tuple[str, str | None]:
         """What h3 is for us, and who keeps it isolated at the controller."""
-        return self.row.state, self.controller.world.nodes["h3"]
+        return self.row().state, self.controller.world.nodes["h3"]
 
     def say(self, kind: NodeOrderKind, at_s: float = 1.0, **more: Any) -> None:  # Any: of an order
         given = {"decision": "d1", "node": "h3", "kind": kind, "who": "ada", "ts_ns": seconds(at_s)}
@@ -82,56 +80,56 @@ def out(tmp_path: Path, control: ControlDatabase, lease: Lease) -> Out:
 def test_node_rests_then_is_tested_and_returns_to_service_when_healthy(out: Out) -> None:
     out.answer(None, Finding(True, "all well"))
     out.run(59)
-    assert out.state == ("isolated", "d1")
+    assert out.state() == ("isolated", "d1")
     out.run(60)
-    assert out.state == ("testing", "d1")
+    assert out.state() == ("testing", "d1")
     out.run(61)
-    assert (out.state, out.row.message) == (("returned", None), "all well; release h3")
+    assert (out.state(), out.row().message) == (("returned", None), "all well; release h3")
 
 
 def test_node_that_fails_its_tests_is_left_for_repair_until_a_person_returns_it(out: Out) -> None:
     out.answer(*[Finding(False, "ECC errors")] * 3)
     out.run(60, 61, 660, 1260, 5000)
-    assert (out.state, out.row.tests) == (("repair", "d1"), 3)
+    assert (out.state(), out.row().tests) == (("repair", "d1"), 3)
     out.say("return", at_s=5001, why="the test is wrong")
     out.run(5002)
-    assert out.state == ("returned", None)
-    assert out.row.message == "h3 is good, says ada: the test is wrong; release h3"
+    assert out.state() == ("returned", None)
+    assert out.row().message == "h3 is good, says ada: the test is wrong; release h3"
 
 
 def test_node_that_somebody_else_isolated_meanwhile_is_not_released(out: Out) -> None:
     out.controller.mark(h3="somebody")
     out.answer(Finding(True, "all well"))
     out.run(60)
-    assert out.state == ("repair", "somebody")
+    assert out.state() == ("repair", "somebody")
 
 
 def test_release_is_asked_for_again_where_the_controller_is_down(out: Out) -> None:
     out.controller.change(is_down=True)
     out.answer(Finding(True, "all well"))  # one test is enough
     out.run(60)
-    assert (out.row.state, out.row.message) == ("returning", "not released: the fake controller does not answer")
+    assert (out.row().state, out.row().message) == ("returning", "not released: the fake controller does not answer")
     out.controller.change(is_down=False)
     out.run(61)
-    assert out.row.state == "returning"  # not once a second
+    assert out.row().state == "returning"  # not once a second
     out.run(120)
-    assert out.state == ("returned", None)
+    assert out.state() == ("returned", None)
 
 
 def test_node_is_tested_when_the_decision_said(out: Out) -> None:
-    save_isolated(out.control, out.row.model_copy(update={"until_ns": seconds(300)}), out.lease)
+    save_isolated(out.control, out.row().model_copy(update={"until_ns": seconds(300)}), out.lease)
     out.answer(None)
     out.run(299)
-    assert out.row.state == "isolated"
+    assert out.row().state == "isolated"
     out.run(300)
-    assert out.row.state == "testing"
+    assert out.row().state == "testing"
 
 
 def test_person_has_a_node_tested_at_once(out: Out) -> None:
     out.say("test", why="cable reseated")
     out.answer(Finding(True, "all well"))
     out.run(2)
-    assert out.state == ("returned", None)
+    assert out.state() == ("returned", None)
     message = [line.why for line in list_audit(out.control, 3)]
     assert message == ["all well; release h3", "h3 is to be tested, says ada: cable reseated", "cable reseated"]
 
@@ -145,7 +143,7 @@ def test_return_is_tried_again_where_the_controller_is_down_and_said_once(out: O
     out.controller.change(is_down=False)
     out.answer()
     out.run(62)  # the planner that comes after knows it as well
-    assert out.state == ("returned", None)
+    assert out.state() == ("returned", None)
 
 
 def test_part_that_was_sent_back_is_recorded_and_no_test_returns_its_node(out: Out) -> None:
@@ -154,7 +152,7 @@ def test_part_that_was_sent_back_is_recorded_and_no_test_returns_its_node(out: O
     sent = PartIdentity(uuid="GPU-42", serial="132", ticket="RMA-7")
     out.say("rma", at_s=61, part=sent)
     out.run(62, 1000, 9_000)
-    assert (out.state, out.row.part) == (("rma", "d1"), sent)
+    assert (out.state(), out.row().part) == (("rma", "d1"), sent)
     line = next(line for line in list_audit(out.control, 9) if line.what == "rma_node")
     assert (line.who, line.subject, line.why) == ("ada", "h3", "uuid GPU-42, serial 132, ticket RMA-7")
     with pytest.raises(BadInput, match="h3 was sent back, and no test returns it"):
@@ -169,20 +167,20 @@ def test_repaired_node_is_tested_afresh_and_its_tests_count_from_nought(out: Out
     out.run(2)
     out.say("repaired", at_s=8_000)
     out.run(8_001)
-    row = out.row
+    row = out.row()
     assert (row.state, row.tests, row.part, row.repaired_ns) == ("isolated", 1, None, seconds(8_001))
     out.run(8_001 + 600)
-    assert out.state == ("returned", None)
+    assert out.state() == ("returned", None)
 
 
 def test_without_a_test_command_a_persons_word_is_the_test(out: Out) -> None:
     out.say("test")
     out.run(9_000)
-    assert out.row.state == "isolated"
-    assert out.row.message == "h3 is to be tested, says ada; planner.test_command is not set, so nothing is tested"
+    assert out.row().state == "isolated"
+    assert out.row().message == "h3 is to be tested, says ada; planner.test_command is not set, so nothing is tested"
     out.say("repaired")
     out.run(9_001)
-    assert out.state == ("returned", None)
+    assert out.state() == ("returned", None)
 
 
 def test_result_of_a_test_from_before_a_persons_word_is_thrown_away(out: Out) -> None:
@@ -191,7 +189,7 @@ def test_result_of_a_test_from_before_a_persons_word_is_thrown_away(out: Out) ->
     out.run(60)
     out.say("test", at_s=61)
     out.run(62)
-    assert (tester.forgotten, out.row.state) == (["h3"], "testing")
+    assert (tester.forgotten, out.row().state) == (["h3"], "testing")
 
 
 def test_planner_that_was_replaced_releases_nothing(out: Out) -> None:
@@ -210,10 +208,10 @@ def test_node_is_tested_only_when_its_job_has_left_it(out: Out) -> None:
     save_execution(out.control, run, out.lease)
     out.answer(Finding(True, "all well"))
     out.run(100)
-    assert out.row.state == "isolated", "it runs on while its checkpoint is converted"
+    assert out.row().state == "isolated", "it runs on while its checkpoint is converted"
     save_execution(out.control, run.model_copy(update={"state": "done", "ended_ns": seconds(101)}), out.lease)
     out.run(102)
-    assert out.row.state == "returned"
+    assert out.row().state == "returned"
 
 
 def test_node_that_cannot_be_tested_stops_no_other(out: Out) -> None:
@@ -258,7 +256,7 @@ def test_command_without_the_node_is_refused() -> None:
         CommandTester(["true"], timeout_s=1)
 
 
-def gpu(state: IsolationState = "isolated", **changes: object) -> Isolated:
+def gpu(state: IsolationState = "isolated", **changes: Any) -> Isolated:
     return isolated(component="gpu:h3/0", state=state, tests=2, until_ns=seconds(600), **changes)
 
 

@@ -141,11 +141,14 @@ def test_what_the_converter_wrote_is_complete_and_what_is_missing_or_cut_is_name
     (universal / "zero" / "0.bias" / "exp_avg_sq.pt").unlink()
     assert read_one(universal).state == "complete"
     value = universal / "zero" / "0.weight" / "fp32.pt"
-    value.write_bytes(value.read_bytes()[:500])
+    whole = value.read_bytes()
+    value.write_bytes(whole[:500])
     make_old(universal)
     assert read_one(universal).reason == "zero/0.weight/fp32.pt is cut short or no file of torch: its zip has no end"
     value.unlink()
     assert read_one(universal).reason == "zero/0.weight has no fp32.pt"
+    value.write_bytes(whole)
+    make_old(universal)
     shutil.rmtree(universal / "zero" / "2.weight")
     found = read_one(universal)
     assert (found.state, found.reason) == ("incomplete", "zero lacks 2.weight")

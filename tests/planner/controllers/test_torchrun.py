@@ -212,18 +212,6 @@ def test_death_in_the_middle_of_a_restart_starts_nothing_twice(options: Torchrun
     assert after["n2"] == before["n2"]
 
 
-def test_reattempt_kills_one_worker_once_and_only_while_restarts_are_left(options: TorchrunOptions) -> None:
-    before = start_all(options)
-    controller = TorchrunController(options)
-    report = controller.reattempt("llm-7", "d-3")
-    assert report.outcome == "done"
-    assert report.what.endswith("on n1, so that job llm-7 starts its workers again in place: restart 1 of 1")
-    wait_until(lambda: [w.restarts for w in look_for(options).find_workers("n1")] == [1], "the worker is back")
-    assert controller.reattempt("llm-7", "d-3").outcome == "already"
-    assert controller.reattempt("llm-7", "d-4").what == "job llm-7 has used up its 1 restarts"
-    assert find_pids(options) == before
-
-
 def test_a_job_without_agents_has_ended_and_what_is_not_this_job_is_refused(options: TorchrunOptions) -> None:
     controller = TorchrunController(options)
     assert controller.job("llm-7") == JobView("llm-7", "ended")
@@ -234,7 +222,9 @@ def test_a_job_without_agents_has_ended_and_what_is_not_this_job_is_refused(opti
     assert controller.reattempt("llm-8", "m").outcome == "refused"
 
 
-def test_a_dry_run_says_what_it_would_do(options: TorchrunOptions) -> None:
+def test_a_dry_run_says_what_it_would_do_and_a_reattempt_kills_one_worker_once_while_restarts_are_left(
+    options: TorchrunOptions,
+) -> None:
     before = start_all(options)
     dry = TorchrunController(replace(options, dry_run=True))
     assert dry.isolate("n2", "m", "slow").what == "would stop the agent of n2"
@@ -244,14 +234,28 @@ def test_a_dry_run_says_what_it_would_do(options: TorchrunOptions) -> None:
     assert dry.reattempt("llm-7", "m").what.startswith("would kill process ")
     assert find_pids(options) == before
     assert not options.state.exists()
+    controller = TorchrunController(options)
+    report = controller.reattempt("llm-7", "d-3")
+    assert report.outcome == "done"
+    assert report.what.endswith("on n1, so that job llm-7 starts its workers again in place: restart 1 of 1")
+    wait_until(lambda: [w.restarts for w in look_for(options).find_workers("n1")] == [1], "the worker is back")
+    assert controller.reattempt("llm-7", "d-3").outcome == "already"
+    assert controller.reattempt("llm-7", "d-4").what == "job llm-7 has used up its 1 restarts"
+    assert find_pids(options) == before
 
 
-def test_a_node_that_does_not_answer_is_a_controller_that_is_down(options: TorchrunOptions) -> None:
+def test_nodes_that_do_not_answer_and_options_that_make_no_sense_are_said(options: TorchrunOptions) -> None:
     controller = TorchrunController(
         replace(options, reach=replace(options.reach, on_node=("sh", "-c", "sleep 600")), timeout_s=0.3)
     )
     with pytest.raises(ControllerDown, match=r"did not end within 0\.3 s and was killed"):
         controller.job("llm-7")
+    with pytest.raises(BadInput, match="min_nodes=4 of 3 is wrong"):
+        replace(options, min_nodes=4)
+    with pytest.raises(BadInput, match="is no name of a node"):
+        replace(options, nodes=("n1", "n[2-3]"))
+    with pytest.raises(BadInput, match="unknown fields"):
+        Reach("/run/{host}.pid", "true")
 
 
 class LeapingClock(ManualClock):
@@ -271,12 +275,3 @@ def test_an_agent_that_does_not_end_is_a_failure(options: TorchrunOptions, monke
         assert (report.outcome, report.what) == ("failed", "the agent of n2 was told to end and still runs")
     finally:
         os.kill(pids["n2"], signal.SIGCONT)
-
-
-def test_options_that_make_no_sense_are_refused(options: TorchrunOptions) -> None:
-    with pytest.raises(BadInput, match="min_nodes=4 of 3 is wrong"):
-        replace(options, min_nodes=4)
-    with pytest.raises(BadInput, match="is no name of a node"):
-        replace(options, nodes=("n1", "n[2-3]"))
-    with pytest.raises(BadInput, match="unknown fields"):
-        Reach("/run/{host}.pid", "true")

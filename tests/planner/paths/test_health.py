@@ -181,7 +181,8 @@ def test_a_link_that_wavers_costs_little_more(said_after_s: list[tuple[int, floa
 
 
 def verdict(component: str, **fields: Any) -> Verdict:
-    return build.verdict(component=component, **({"confidence": 0.9, "grade": "alert", "reason": "r"} | fields))
+    usual = {"confidence": 0.9, "grade": "alert", "reason": "r", "since_ns": 0, "last_seen_ns": 5}
+    return build.verdict(component=component, **(usual | fields))
 
 
 def judged(component: str, **fields: Any) -> dict[str, float]:

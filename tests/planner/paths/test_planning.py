@@ -1,4 +1,4 @@
-"""Plans are as even as they can be, keep off what is dead, move little, and are the same each time."""
+"""Plans are as even as they can be, keep off what is dead, move little and are the same each time; their forecast."""
 
 from dataclasses import replace
 
@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 
 from benchmarks.paths_score import build_program, solve_fraction
 from lockstep.fabrics import FabricOptions, dual_plane, fat_tree, leaf_spine
-from planner.paths.flow_paths import UNPLACED, FlowPaths
-from planner.paths.flows import Flow
+from planner.paths.colouring import colour_evenly
+from planner.paths.flow_paths import UNPLACED, FlowPaths, choose_by_chance
+from planner.paths.flows import Flow, place_flows
+from planner.paths.forecast import forecast, predict_ratio
 from planner.paths.network import Network, build_network, with_rates, without
 from planner.paths.planning import PathPlan, PlanOptions, plan_paths
 from tests.planner.paths.build import broken, flows_between, networks, some_flows
@@ -157,3 +159,68 @@ def test_a_plan_for_other_paths_or_another_fabric_is_no_start() -> None:
     assert plan_paths(network, flows_between([("h0", "h15")]), moved).highest_use == 0.25
     after = plan_paths(build_network(leaf_spine(16, 1, 4, 4)), flows_between([("h0", "h15")]), before)
     assert (after.must_move, after.highest_use) == (0, 0.25)
+
+
+def assert_even(key: np.ndarray, colour: np.ndarray, colours: int) -> None:
+    table = np.zeros((int(key.max(initial=0)) + 1, colours), np.int64)
+    np.add.at(table, (key, colour), 1)
+    each = table.sum(axis=1)
+    assert (table.min(axis=1) >= each // colours).all()
+    assert (table.max(axis=1) <= -(-each // colours)).all()
+
+
+@given(st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7)), max_size=120), st.integers(1, 9), st.integers(1, 4))
+def test_each_vertex_has_each_colour_equally_often_give_or_take_one(
+    edges: list[tuple[int, int]], colours: int, group_size: int
+) -> None:
+    near, far = np.array(edges, np.int64).reshape(-1, 2).T
+    groups = [ends // group_size for ends in (near, far)]
+    colour = colour_evenly([near, groups[0]], [far, groups[1]], colours)
+    assert_even(near, colour, colours)
+    assert_even(far, colour, colours)
+    if colours.bit_count() == 1:
+        assert_even(groups[0], colour, colours)
+        assert_even(groups[1], colour, colours)
+
+
+@pytest.mark.parametrize("colours", [31, 32])
+def test_thousands_of_edges_are_coloured_evenly(colours: int) -> None:
+    rng = np.random.default_rng(3)
+    near, far = rng.integers(0, 128, (2, 20_000))
+    colour = colour_evenly([near], [far], colours)
+    assert_even(near, colour, colours)
+    assert_even(far, colour, colours)
+
+
+NETWORK = build_network(leaf_spine(hosts=8, nics_per_host=1, leaves=2, spines=4))
+FLOWS = flows_between([(f"h{i}", f"h{i + 4}") for i in range(4)], gbps=400.0)
+
+
+def test_flows_on_paths_of_their_own_get_all_and_flows_that_share_one_get_half() -> None:
+    table = place_flows(NETWORK, FLOWS)
+    alone = forecast(NETWORK, table, np.array([0, 1, 2, 3]))
+    shared = forecast(NETWORK, table, np.array([0, 0, 2, 3]))
+    assert alone.gbps.tolist() == [400.0] * 4
+    assert (alone.stretch, shared.stretch, shared.worst_gbps) == (1.0, 2.0, 200.0)
+
+
+def test_a_plan_is_never_forecast_to_be_slower_than_chance_and_a_flow_without_a_path_never_ends() -> None:
+    plan = plan_paths(NETWORK, FLOWS)
+    paths = FlowPaths(NETWORK, plan.flows)
+    planned = forecast(NETWORK, plan.flows, plan.spine)
+    for seed in range(20):
+        assert forecast(NETWORK, plan.flows, choose_by_chance(paths, seed)).stretch >= planned.stretch == 1.0
+    cut = plan_paths(without(NETWORK, ["nic:h0/eth0"]), FLOWS)
+    ahead = forecast(cut.network, cut.flows, cut.spine)
+    assert ahead.gbps[0] == 0.0
+    assert ahead.stretch == np.inf
+    assert predict_ratio(0.4, before=2.0, after=1.0) == pytest.approx(0.8)
+    assert predict_ratio(0.4, before=np.inf, after=1.0) == pytest.approx(0.6)
+    assert predict_ratio(0.0, before=1.0, after=9.0) == 1.0
+
+
+def test_chance_takes_every_path_equally_often() -> None:
+    table = place_flows(NETWORK, flows_between([("h0", "h4")] * 4000))
+    counts = np.bincount(choose_by_chance(FlowPaths(NETWORK, table), seed=7), minlength=4)
+    assert counts.sum() == 4000
+    assert (abs(counts - 1000) < 150).all()  # five deviations of a fair draw
