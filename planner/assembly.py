@@ -53,15 +53,12 @@ class PolicyPlanner(PlannerService):
         """Do one round under the lease by the policy of this moment."""
         policy = current_policy(self._control)
         if policy != self._followed:
-            self._follow(policy)
+            wanted = with_policy(self._settings, policy)
+            self._options = self._options_of(wanted)
+            self._sharing.use(self._options)
+            self._facts.use_spares(wanted.planner.spares)
+            self._followed = policy
         return super().run_once(lease, now_ns)
-
-    def _follow(self, policy: PlannerPolicy | None) -> None:
-        wanted = with_policy(self._settings, policy)
-        self._options = self._options_of(wanted)
-        self._sharing.use(self._options)
-        self._facts.use_spares(wanted.planner.spares)
-        self._followed = policy
 
 
 def with_policy(settings: Settings, policy: PlannerPolicy | None) -> Settings:

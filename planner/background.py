@@ -49,24 +49,15 @@ class Background:
         was_over = self.process.poll() is not None
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)  # also what it has started
-        is_gone = self._wait()
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(self.kill_s)
         with self.output as output:
             output.seek(0)
             lines = output.read().decode(errors="replace").strip().splitlines()
         message = lines[-1][:_MESSAGE_LETTERS] if lines else "no output"
-        return Ended(
-            self.process.returncode if was_over else None,
-            message
-            if is_gone
-            else f"{message}; process {self.process.pid} is still there {self.kill_s:g} s after SIGKILL",
-        )
-
-    def _wait(self) -> bool:
-        try:
-            self.process.wait(self.kill_s)
-        except subprocess.TimeoutExpired:
-            return False
-        return True
+        if self.process.returncode is None:
+            message += f"; process {self.process.pid} is still there {self.kill_s:g} s after SIGKILL"
+        return Ended(self.process.returncode if was_over else None, message)
 
 
 def start_command(

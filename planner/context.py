@@ -190,7 +190,6 @@ class Context:
 
     @property
     def hosts(self) -> frozenset[str]:
-        """All hosts that are known of."""
         return self.cluster.hosts | frozenset(self.job.nodes)
 
     @property

@@ -107,9 +107,9 @@ def decide(
     lifetime_s = wait_s if action == "none" else policy.lifetime_s
     expires_ns = min(now_ns + int(lifetime_s * NS_PER_S), choice.until_ns or sys.maxsize)
     mode, hold = policy.mode_of(action), find_hold(incident, action, context, constraints, policy.limits, now_ns)
-    job = context.job
+    job, resume = context.job, resume_for(action, context.job)
     return Decision(
-        id=_identify(incident, generation, now_ns),
+        id=hashlib.sha256(f"{incident.id}/{generation}/{now_ns}".encode()).hexdigest()[:16],  # none is written over
         job=incident.job,
         attempt=incident.attempt,
         incident=incident.id,
@@ -123,7 +123,7 @@ def decide(
         action=action,
         isolate=_isolations(action, context, policy, now_ns),
         target=_target(action, context),
-        resume=_resume(action, context),
+        resume=resume.as_document() if resume else None,
         cost=choice.option.cost,
         alternatives=tuple(option for option in options if option.action != action),
         verdicts=(context.verdict.id,),
@@ -238,16 +238,6 @@ def _target(action: Action, context: Context) -> dict[str, int] | None:
     is_exact = action == "drop_replica" and job.layout.micro_batches is not None
     more = {"grad_accum": share_micro_batches(job.layout).most} if is_exact else {}
     return target | layout.as_target() | more
-
-
-def _resume(action: Action, context: Context) -> dict[str, str] | None:
-    resume = resume_for(action, context.job)
-    return resume.as_document() if resume else None
-
-
-def _identify(incident: Incident, generation: int, now_ns: int) -> str:
-    """Return an id of its own for every decision, so that none is written over by the one that follows it."""
-    return hashlib.sha256(f"{incident.id}/{generation}/{now_ns}".encode()).hexdigest()[:16]
 
 
 def cost_of_nothing(decision: Decision) -> Cost:

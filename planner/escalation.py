@@ -29,7 +29,6 @@ class Row:
     name: str
 
     def fits(self, event: Event) -> bool:
-        """Return whether an event is of this kind."""
         is_of_source = re.fullmatch(self.source, event.kind) is not None
         return is_of_source and re.search(self.pattern, event.message, re.IGNORECASE) is not None
 

@@ -82,6 +82,8 @@ def _decide(
     timing, hold = _find_timing(part, cause, now_ns), next(_find_holds(part, action, constraints, policy), None)
     until_ns = timing.until_ns if timing.waits else None
     expires_ns = now_ns + int(policy.lifetime_s * NS_PER_S)
+    gpus = job.gpus // max(len(job.nodes), 1) * plan.after
+    layout = job.layout.on(gpus).as_target() if job.layout else {}
     return Decision(
         id="",
         job=job.job,
@@ -95,7 +97,7 @@ def _decide(
         severity=3,
         mode="propose" if mode == "execute" and (is_shared or hold is not None) else mode,
         action=action,
-        target=_target(job, plan.after),
+        target={"nnodes": plan.after} | layout,
         resume=part.resume.as_document(),
         cost=_cost(part, cause, plan.after, 0.0 if timing.waits else part.resume.age_s),
         alternatives=(Option(action="none", cost=_cost(part, cause, plan.before, 0.0), reason="it stays as it is"),),
@@ -106,11 +108,6 @@ def _decide(
         trigger=cause.trigger,
         waits_until_ns=until_ns,
     )
-
-
-def _target(job: JobFacts, nodes: int) -> dict[str, int]:
-    layout = job.layout.on(job.gpus // max(len(job.nodes), 1) * nodes).as_target() if job.layout else {}
-    return {"nnodes": nodes} | layout
 
 
 def _find_timing(part: Part, cause: Cause, now_ns: int) -> Timing:

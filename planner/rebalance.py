@@ -176,7 +176,9 @@ class Rebalancer:
             return 0
         self._evaluated_ns = now_ns
         runs = list_executions(self._control, limit=_RECENT)
-        view = self._survey(runs, now_ns)
+        view = self._reader.survey(now_ns)
+        # One that was started again is still in the telemetry of the last minute.
+        view = replace(view, jobs=[job for job in view.jobs if not has_moved_on(job.job, runs)])
         facts, events = self._compare(view, runs, now_ns)
         planned = build_cluster(view.jobs, facts, self._options.durations)
         before, self._cluster = self._cluster, planned
@@ -200,18 +202,15 @@ class Rebalancer:
                 continue  # nobody needs the lent node any more
             if self._is_busy(decision.job, runs, now_ns):
                 continue
-            if self._must_wait(decision):
-                self._extend(decision, lease, now_ns)
+            before = [find_execution(self._control, name) for name in decision.after]
+            if any(run is None or run.state != "done" for run in before):
+                if any(run is not None and run.state in UNFINISHED for run in before):
+                    self._extend(decision, lease, now_ns)
                 continue
             out = {each.node for each in list_isolated(self._control) if each.state in OUT}
             part = decision.isolate[0].component if decision.isolate else f"plan:{decision.part_of}"
             run = begin(decision, part, who, lease.generation, now_ns, out)
             save_execution(self._control, run, lease, why=f"begun by {who}: {decision.reason}")
-
-    def _survey(self, runs: Sequence[Execution], now_ns: int) -> Overview:
-        """Return all jobs; one that was started again is still in the telemetry of the last minute, and left out."""
-        view = self._reader.survey(now_ns)
-        return replace(view, jobs=[job for job in view.jobs if not has_moved_on(job.job, runs)])
 
     def _compare(self, view: Overview, runs: Sequence[Execution], now_ns: int) -> tuple[ClusterFacts, list[Event]]:
         """Return the cluster with the nodes that lie idle, and what has happened since the last look."""
@@ -365,13 +364,7 @@ class Rebalancer:
         ready = [each for each in self._list_live(now_ns) if each.waits_until_ns is None]
         return any(find_approval(each, list_orders(self._control, each.id)) is not None for each in ready)
 
-    def _must_wait(self, decision: Decision) -> bool:
-        runs = [find_execution(self._control, name) for name in decision.after]
-        return any(run is None or run.state != "done" for run in runs)
-
     def _extend(self, decision: Decision, lease: Lease, now_ns: int) -> None:
         """Let an approved decision live on while those before it are being carried out."""
-        runs = [find_execution(self._control, name) for name in decision.after]
-        if any(run is not None and run.state in UNFINISHED for run in runs):
-            expires_ns = now_ns + int(self._options.policy.lifetime_s * NS_PER_S)
-            save_decisions(self._control, [decision.model_copy(update={"expires_ns": expires_ns})], lease)
+        expires_ns = now_ns + int(self._options.policy.lifetime_s * NS_PER_S)
+        save_decisions(self._control, [decision.model_copy(update={"expires_ns": expires_ns})], lease)

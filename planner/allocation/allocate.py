@@ -269,12 +269,8 @@ def _weigh(name: str, reason: str, offers: Sequence[Choices], capacity: int, bes
     found = solve(offers, capacity)
     work = sum(float(one.work[pick]) for one, pick in zip(offers, found.picks, strict=True))
     changed = sum(one.change_at(pick) != "none" for one, pick in zip(offers, found.picks, strict=True))
-    behind = f"{reason}; worth {_share(found.value, best)} of the plan"
-    return Alternative(name, work, found.value, changed, behind)
-
-
-def _share(value: float, best: float) -> str:
-    return f"{value / best:.1%}" if best > 0 else f"{value - best:+.3g}"
+    share = f"{found.value / best:.1%}" if best > 0 else f"{found.value - best:+.3g}"
+    return Alternative(name, work, found.value, changed, f"{reason}; worth {share} of the plan")
 
 
 def _say(choices: Sequence[Choices], jobs: Sequence[JobPlan], running_s: float) -> str:

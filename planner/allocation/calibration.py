@@ -193,14 +193,12 @@ class PaceReader:
         read_ns, rates = self._kept.get(key, (0, Rates()))
         if now_ns - read_ns >= _KEEP_S * NS_PER_S:
             runs = [] if self._store is None or known.throughput else read_runs(self._store, names, now_ns)
-            fresh = find_rates(runs, self._find_troubled(names, now_ns), known, held, gpus)
+            found = [each for name in names for each in list_incidents(self._control, job=name)]
+            ill = [(min(each.verdict.since_ns, each.opened_ns), each.closed_ns or now_ns) for each in found]
+            fresh = find_rates(runs, ill, known, held, gpus)
             rates = rates if _is_alike(rates, fresh) else fresh
             self._kept[key] = (now_ns, rates)
         return rates
-
-    def _find_troubled(self, names: Sequence[str], now_ns: int) -> list[Stretch]:
-        found = [each for name in names for each in list_incidents(self._control, job=name)]
-        return [(min(each.verdict.since_ns, each.opened_ns), each.closed_ns or now_ns) for each in found]
 
 
 def read_runs(store: Store, names: Sequence[str], now_ns: int) -> list[Run]:

@@ -100,7 +100,6 @@ class Cluster:
         return {name: job.id for job in self.jobs for name in job.nodes}
 
     def job(self, name: str) -> Job:
-        """Return a job that is planned for."""
         for job in self.jobs:
             if job.id == name:
                 return job

@@ -169,7 +169,6 @@ def foresee(cluster: Cluster) -> Foresight:
 
 
 def _answer(cluster: Cluster, running_s: float, cases: list[Case]) -> dict[Case, Outlook]:
-    """Return the outlook of each case of one horizon."""
     most = max(case.capacity for case in cases)
     base = [list_choices(job, state_of(job, cluster), running_s, most) for job in cluster.jobs]
     indices = {job.id: index for index, job in enumerate(cluster.jobs)}

@@ -57,7 +57,6 @@ class Choices:
         return _CHANGES[int(self.change[pick])]
 
     def only(self, keep: np.ndarray) -> "Choices":
-        """Return a part of the choices."""
         columns = (self.counts, self.gains, self.work, self.downtime_s, self.lost_work_s, self.change)
         return Choices(self.job, self.state, *(column[keep] for column in columns))
 

@@ -149,9 +149,7 @@ class Offer(Protocol):
         ...
 
     @property
-    def gains(self) -> np.ndarray:
-        """Return what is gained with each count."""
-        ...
+    def gains(self) -> np.ndarray: ...
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,6 @@ class Transformer:
 
     @property
     def tokens(self) -> int:
-        """Return the tokens of one step."""
         return self.global_batch * self.sequence
 
     @property

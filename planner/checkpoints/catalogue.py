@@ -111,7 +111,6 @@ class _Reader:
                 waiting.extend((path / name, depth + 1) for name in folder.folders)
 
     def read(self, folder: Folder, kind: Format | None) -> None:
-        """Note what a folder is."""
         if kind:
             self.found.append(self._describe(folder, kind))
             return

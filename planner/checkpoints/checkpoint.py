@@ -139,7 +139,6 @@ class Folder:
     problem: str | None = None  # why not all of it was seen
 
     def file(self, name: str) -> Path:
-        """Return the path of a file in it."""
         return self.path / name
 
 

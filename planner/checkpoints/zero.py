@@ -78,7 +78,8 @@ def check_zero(folder: Folder) -> Finding:
         every = [read_saved(folder.file(name), folder.files[name].bytes) for name in told_by]
     except BadInput as error:
         return Finding("unverified", f"nothing says how many ranks there should be: {error}")
-    layers = {int(name) for saved in every for name in _first_parts(find_parameters(saved)) if name.isdecimal()}
+    firsts = {name.partition(".")[0] for saved in every for name in find_parameters(saved)}
+    layers = {int(first) for first in firsts if first.isdecimal()}  # in a pipeline, the number of the layer
     return _check_grid(files, every[0], layers if files.layer else set())
 
 
@@ -90,7 +91,8 @@ def find_parameters(saved: Mapping[Any, Any]) -> set[str]:  # Any: what a job sa
 
 
 def _check_grid(files: Files, saved: Mapping[Any, Any], layers: set[int]) -> Finding:  # Any: what a job saved
-    layout, experts = _find_layout(files, saved), _find_experts(saved)
+    layout, counts = _find_layout(files, saved), saved.get("num_experts")
+    experts = [count for each in counts if (count := whole(each))] if isinstance(counts, list) else []
     if layout is None:
         return Finding("unverified", f"{files.first_model} does not say how many ranks there should be")
     uses_zero = saved.get("param_shapes") is not None
@@ -118,12 +120,6 @@ def _find_layout(files: Files, saved: Mapping[Any, Any]) -> SavedLayout | None: 
     return SavedLayout(tp=tp, pp=mp // tp, dp=dp, world=mp * dp)
 
 
-def _find_experts(saved: Mapping[Any, Any]) -> list[int]:  # Any: what a job saved
-    """Return how many experts each layer that has some should have."""
-    told = saved.get("num_experts")
-    return [count for each in told if (count := whole(each))] if isinstance(told, list) else []
-
-
 def _find_missing(
     files: Files, layout: SavedLayout, layers: set[int], experts: list[int], uses_zero: bool
 ) -> list[str]:
@@ -147,11 +143,6 @@ def _find_missing(
     ]
 
 
-def _first_parts(names: Iterable[str]) -> set[str]:
-    """Return what stands before the first dot: in a pipeline, the number of the layer."""
-    return {name.partition(".")[0] for name in names}
-
-
 def _name_missing(cells: _Cells, wanted: Iterable[tuple[int, ...]], name: str) -> list[str]:
     return [name.format(*ranks) for ranks in wanted if ranks not in cells]
 
@@ -173,11 +164,6 @@ def _find_moves(
     return "convert", because, ("--inject_missing_state",) if lacks_patterns and not files.model_3 else ()
 
 
-def _match(kind: re.Pattern[str], names: Iterable[str]) -> _Cells:
-    matches = ((kind.fullmatch(name), name) for name in names)
-    return {tuple(map(int, match.groups())): name for match, name in matches if match}
-
-
 _PARAMETERS = "zero"
 _LEFT_OVER = "tmp"  # where the converter keeps slices until it has merged them
 _COMMON = "optimizer_state.pt"
@@ -193,7 +179,6 @@ def is_universal(folder: Folder) -> bool:
 
 
 def list_parameters(folder: Folder) -> list[Folder]:
-    """Return the folder of parameters and that of each parameter."""
     top = list_folder(folder.path / _PARAMETERS)
     return [top, *(list_folder(top.path / name) for name in top.folders)]
 
@@ -241,3 +226,8 @@ def _check_names(folder: Folder, has: set[str]) -> Finding:
     message = f"all {len(named)} parameters that the model states name are there, and each file has its end"
     because = "universal checkpoints load on any layout of the same model"
     return Finding("complete", message, step=whole(saved.get("global_steps")), moves_because=because)
+
+
+def _match(kind: re.Pattern[str], names: Iterable[str]) -> _Cells:
+    matches = ((kind.fullmatch(name), name) for name in names)
+    return {tuple(map(int, match.groups())): name for match, name in matches if match}

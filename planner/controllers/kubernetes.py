@@ -147,7 +147,6 @@ class KubernetesController:
         self._client, self._options, self._clock = client, options or KubernetesOptions(), clock
 
     def nodes(self) -> Sequence[Node]:
-        """Return all nodes of the cluster."""
         return [view_node(node) for node in self._calls().list("/api/v1/nodes")]
 
     def job(self, job: str) -> JobView | None:

@@ -16,7 +16,7 @@ Deleting the child Jobs restarts a JobSet as well, but can hand nothing to the n
 import copy
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -144,8 +144,11 @@ def recreate(jobset: Object, order: Restart, workers: str | None) -> Object:
     }
     spec = {key: copy.deepcopy(value) for key, value in jobset["spec"].items() if key != "suspend"}
     manifest = {"apiVersion": API_VERSION, "kind": "JobSet", "metadata": metadata, "spec": spec}
+    wanted = find_variables(order)
     for template in _pod_templates(spec["replicatedJobs"]):
-        _set_environment(template["spec"], find_variables(order))
+        for container in template["spec"]["containers"]:
+            others = [one for one in container.get("env", []) if one["name"] not in wanted]
+            container["env"] = others + [{"name": name, "value": value} for name, value in wanted.items()]
         _avoid(template["spec"], order.exclude)
     if order.nnodes is not None:
         _resize(manifest, order.nnodes, workers)
@@ -161,12 +164,6 @@ def _resize(jobset: Object, nnodes: int, workers: str | None) -> None:
     else:
         replicated["replicas"] = 1
         job["parallelism"] = job["completions"] = nnodes  # an index per node
-
-
-def _set_environment(pod: Object, wanted: Mapping[str, str]) -> None:
-    for container in pod["containers"]:
-        others = [one for one in container.get("env", []) if one["name"] not in wanted]
-        container["env"] = others + [{"name": name, "value": value} for name, value in wanted.items()]
 
 
 def _avoid(pod: Object, nodes: tuple[str, ...]) -> None:

@@ -133,7 +133,6 @@ class Notes:
         self._directory = directory
 
     def read(self, name: str) -> dict[str, str] | None:
-        """Return a note; None when there is none."""
         try:
             text = self._path(name).read_text()
         except FileNotFoundError:
@@ -151,7 +150,7 @@ class Notes:
         draft = path.with_suffix(".draft")
         try:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # batch scripts may hold secrets
-            with open(draft, "w", opener=_open_private) as file:
+            with open(draft, "w", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
                 json.dump(dict(note), file)
                 file.flush()
                 os.fsync(file.fileno())
@@ -169,10 +168,6 @@ class Notes:
 
     def _path(self, name: str) -> Path:
         return self._directory / f"{name}.json"
-
-
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 def _sync_directory(directory: Path) -> None:

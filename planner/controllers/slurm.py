@@ -70,7 +70,9 @@ def requeue(slurm: SlurmCommands, notes: Notes, options: SlurmOptions, order: Re
     slurm.update_job(job.id, _find_changes(plain, order, has_list="ExcNodeList" in job.fields))
     slurm.release_job(job.id)
     notes.write(order.mark, {"job": job.id, "new": job.id} | ours)
-    return Report("done", f"job {job.id} is requeued; {_REMARK}{_lost(order)}", job.id)
+    lost = ", ".join(sorted(find_variables(order)))
+    without = f", and without {lost}, as it keeps its environment" if lost else ""
+    return Report("done", f"job {job.id} is requeued; {_REMARK}{without}", job.id)
 
 
 def _wait_until_waiting(slurm: SlurmCommands, options: SlurmOptions, job: str) -> bool:
@@ -89,11 +91,6 @@ def _find_changes(job: SlurmJob, order: Restart, has_list: bool) -> dict[str, st
     excluded = find_excluded(job, order)
     changes |= {"ExcNodeList": excluded} if excluded or has_list else {}
     return changes | (find_shape(job, order.nnodes) if order.nnodes else {})
-
-
-def _lost(order: Restart) -> str:
-    lost = sorted(find_variables(order))
-    return f", and without {', '.join(lost)}, as it keeps its environment" if lost else ""
 
 
 class SlurmController:

@@ -103,7 +103,6 @@ class SlurmCommands:
         return self.deadline.wait_until(is_so, max(self.deadline.left_s - at_most_s, _LEFT_S))
 
     def show_nodes(self) -> list[SlurmNode]:
-        """Return all nodes."""
         return parse_nodes(self._ask(self._options.scontrol, "show", "node", "--all", "--oneliner").out)
 
     def show_node(self, name: str) -> SlurmNode | None:
@@ -176,7 +175,8 @@ class SlurmCommands:
         """Run sbatch or a site's own command and return the number of the new job."""
         extra = dict(self._options.environment) | dict(variables) | _home_of(user)
         is_ours = bool(self._options.resubmit)  # a site's own command is; sbatch hands its environment to the job
-        environment = make_environment(extra) if is_ours else _plain_environment() | extra
+        plain = {name: os.environ[name] for name in _FOR_JOBS if name in os.environ}  # anybody's job may see these
+        environment = make_environment(extra) if is_ours else plain | extra
         done = run_within(command, self.deadline, environment, script)
         if done.code:
             _refuse(done)
@@ -222,11 +222,6 @@ def is_unknown(message: str) -> bool:
 
 def _refuse(done: Finished) -> NoReturn:
     raise_refusal(done.err, done.complaint, own_user())
-
-
-def _plain_environment() -> dict[str, str]:
-    """Return what a job of anybody may see of our environment, in which passwords may stand."""
-    return {name: os.environ[name] for name in _FOR_JOBS if name in os.environ}
 
 
 def _home_of(user: str) -> dict[str, str]:

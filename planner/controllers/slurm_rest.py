@@ -95,12 +95,11 @@ def find_offer(document: Json) -> Offer:
     if not usable:
         known = ", ".join(sorted(offered)) or "none"
         raise ControllerSaidNo(f"slurmrestd offers no API that reads nodes and jobs; its versions are: {known}")
-    newest = max(usable, key=_numbers)
+    newest = max(usable, key=lambda version: [int(number) for number in re.findall(r"\d+", version)])
     return Offer(f"/slurm/{newest}", frozenset(offered[newest]))
 
 
 def read_nodes(answer: Json) -> list[SlurmNode]:
-    """Return the nodes of an answer."""
     return [_as_node(node) for node in _validate(_Nodes, answer).nodes]
 
 
@@ -153,10 +152,6 @@ def _describe(error: _Error) -> str:
     message = error.description or error.error or "it does not say what"
     words = f"{error.error}: {message}" if error.error and error.error not in message else message
     return " ".join(words.split())[:500]
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in re.findall(r"\d+", version))
 
 
 _DOCUMENT = "/openapi/v3"

@@ -46,30 +46,24 @@ def judge_arrival(note: Mapping[str, str], mark: str, times: SlurmTimes, now_ns:
     """Return what it means that no job carries the mark of a note, looked for just now."""
     if SUBMITTING not in note:
         return Arrival("absent")
-    called_ns = int(note[SUBMITTING])
+    job, called_ns = note["job"], int(note[SUBMITTING])
     since_call_s = (now_ns - called_ns) / NS_PER_S
     since_look_s = (now_ns - int(note.get(LOOKED, called_ns))) / NS_PER_S
     if times.memory_s and since_look_s >= times.memory_s:
-        return Arrival("unknowable", _explain_unknowable(note["job"], mark, since_look_s, times.memory_s))
+        return Arrival(
+            "unknowable",
+            f"this needs a person: sbatch was called for job {job}, its answer is lost, and nobody has looked for "
+            f"{since_look_s:.0f} s, while Slurm forgets an ended job after {times.memory_s:g} s (MinJobAge); see "
+            f'whether a job with the comment "{write_mark(mark)}" has run, and submit job {job} by hand if none has',
+        )
     wait_s = _ANSWER_TIMES * times.answer_s
     if since_call_s < wait_s:
-        return Arrival("open", _explain_open(note["job"], mark, since_call_s, wait_s))
+        return Arrival(
+            "open",
+            f"sbatch was called for job {job} {since_call_s:.0f} s ago and its answer is lost: it is called again "
+            f'when no job with the comment "{write_mark(mark)}" has come after {wait_s:g} s',
+        )
     return Arrival("absent")
-
-
-def _explain_unknowable(job: str, mark: str, since_look_s: float, memory_s: float) -> str:
-    return (
-        f"this needs a person: sbatch was called for job {job}, its answer is lost, and nobody has looked for "
-        f"{since_look_s:.0f} s, while Slurm forgets an ended job after {memory_s:g} s (MinJobAge); see whether a job "
-        f'with the comment "{write_mark(mark)}" has run, and submit job {job} by hand if none has'
-    )
-
-
-def _explain_open(job: str, mark: str, since_call_s: float, wait_s: float) -> str:
-    return (
-        f"sbatch was called for job {job} {since_call_s:.0f} s ago and its answer is lost: it is called again when "
-        f'no job with the comment "{write_mark(mark)}" has come after {wait_s:g} s'
-    )
 
 
 _CANCELLING = "cancelling_ns"

@@ -90,7 +90,8 @@ def build_sbatch(sbatch: str, submission: Submission, order: Restart, own_user: 
     excluded = find_excluded(job, order)
     command += [f"--exclude={excluded}"] if excluded else []
     command += [f"--uid={job.user}"] if job.user and job.user != own_user else []  # root alone may do that
-    return command + _arguments(job)
+    words = job.fields.get("Command", "").split()[1:]  # one with a blank in it is two, as Slurm shows no quotes
+    return [*command, "/dev/stdin", *words] if words else command
 
 
 def _find_size(job: SlurmJob, nodes: int) -> list[str]:
@@ -172,12 +173,6 @@ def _own_file(job: SlurmJob, path: str) -> str:
     """
     directory, slash, name = path.rpartition("/")
     return directory + slash + re.sub(rf"(?<!\d){job.id}(?!\d)", "%j", name)
-
-
-def _arguments(job: SlurmJob) -> list[str]:
-    """Return the script's arguments; one with a blank in it arrives as two, as Slurm shows no quotes."""
-    words = job.fields.get("Command", "").split()[1:]
-    return ["/dev/stdin", *words] if words else []
 
 
 def _least(span: str) -> int:

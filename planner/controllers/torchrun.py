@@ -176,9 +176,10 @@ class TorchrunController:
         if does_run and agents.find(node) is None:
             agents.launch(node, last["mark"], json.loads(last["variables"]), self._meeting.node)
         self._notes.remove(_of_node(node))
-        return Report(
-            "done", f"the agent of {node} runs again" if does_run else f"{node} is in service; {_idle(running)}"
-        )
+        if does_run:
+            return Report("done", f"the agent of {node} runs again")
+        idle = f"the job runs on the {len(running)} nodes that it was started for" if running else "no job runs"
+        return Report("done", f"{node} is in service; {idle}")
 
     def _restart(self, agents: Agents, order: Restart) -> Report:
         job, note = order.job, self._notes.read(_of_restart(order.mark)) or {}
@@ -250,10 +251,6 @@ class TorchrunController:
 
 
 _LAST = "last-restart"
-
-
-def _idle(running: Sequence[str]) -> str:
-    return f"the job runs on the {len(running)} nodes that it was started for" if running else "no job runs"
 
 
 def _of_node(node: str) -> str:

@@ -235,7 +235,9 @@ class _Send:
 
 def _describe_sends(facts: DemandFacts) -> Iterator[_Send]:
     """Yield what each connection sent on average, and in which share of the time."""
-    sums = _newest_attempts(facts.sums.filter(pc.equal(facts.sums["direction"], "send")))
+    sums = facts.sums.filter(pc.equal(facts.sums["direction"], "send"))
+    newest = sums.group_by("job").aggregate([("attempt", "max")])  # what a job sent before a restart is left out
+    sums = sums.join(newest, "job").filter(pc.equal(pc.field("attempt"), pc.field("attempt_max")))
     lasting_ns = _find_lasting(sums, facts)
     gbps = _floats(sums, "bytes") * 8 / lasting_ns  # bits per nanosecond
     seconds = _floats(sums, "seconds") * NS_PER_S / lasting_ns
@@ -245,12 +247,6 @@ def _describe_sends(facts: DemandFacts) -> Iterator[_Send]:
     rows = [sums[name].to_pylist() for name in (*KEY, "host", "nic", "transport")]
     for *key, host, nic, transport, rate, share in zip(*rows, gbps.tolist(), duty.tolist(), strict=True):
         yield _Send((key[0], key[1], key[2], key[3], key[4], key[5]), host, nic, transport, rate, share)
-
-
-def _newest_attempts(sums: pa.Table) -> pa.Table:
-    """Leave out what a job sent before it was restarted."""
-    newest = sums.group_by("job").aggregate([("attempt", "max")])
-    return sums.join(newest, "job").filter(pc.equal(pc.field("attempt"), pc.field("attempt_max")))
 
 
 def _find_lasting(sums: pa.Table, facts: DemandFacts) -> np.ndarray:

@@ -194,7 +194,6 @@ def plan_paths(
 def plan_table(
     network: Network, flows: FlowTable, before: PathPlan | None = None, options: PlanOptions | None = None
 ) -> PathPlan:
-    """Return a path for each flow of a table."""
     options = options or PlanOptions()
     if before and before.network.topology is not network.topology and before.network.topology != network.topology:
         before = None  # its directed links are others

@@ -201,7 +201,9 @@ class PathService:
         """Write the plan down for hosts to read; nothing is written where no host is told anything new."""
         if self._plan is None:
             return None
-        ports = choose_ports(self._plan, self._seen.catalogue, held=self._held_ports())
+        wired = self._seen.demand.wiring.items()
+        held = {flow: wiring.sport for flow, wiring in wired if wiring.sport is not None}
+        ports = choose_ports(self._plan, self._seen.catalogue, held=held)
         choices = describe_choices(self._plan, ports, self._seen.demand, self._topology, self._health.weights)
         self._detail_request(ports, now_ns)
         if choices == self._choices and not changes:
@@ -228,10 +230,6 @@ class PathService:
         awaited, self._awaited = self._awaited, None
         measured = compare_paces(awaited.paces, self._read_paces(now_ns))
         score_path_plan(self._control, awaited.number, measured, lease)
-
-    def _held_ports(self) -> dict[str, int]:
-        wired = self._seen.demand.wiring.items()
-        return {flow: wiring.sport for flow, wiring in wired if wiring.sport is not None}
 
     def _detail_request(self, ports: Sequence[PortChoice], now_ns: int) -> None:
         """Ask hosts to probe for ports that are missing."""
