@@ -10,7 +10,7 @@ import typer
 from cli.setup import err, out
 from lockstep.errors import LockstepError
 from simulator.scenario import build_topology, find_scenario
-from tests.testbed.commands import bring_up, take_down
+from tests.testbed.fabric.building import bring_up, take_down
 from tests.testbed.paths.loop import LoopOptions, run_loop
 from tests.testbed.paths.timeline import describe
 from tests.testbed.scenarios.outcome import Outcome, Said

@@ -1,4 +1,4 @@
-/* The job file of a rank: one fact a line, written by tests.testbed.workers.job_file. */
+/* The job file of a rank: one fact a line, written by tests.testbed.workers.plan. */
 #define _POSIX_C_SOURCE 200809L
 
 #include "worker.h"

@@ -88,7 +88,7 @@ def _fill_the_disk(pipeline: Pipeline, disk: Path, note: Note) -> None:
     pipeline.gateway.kill()
     time.sleep(10)
     pipeline.gateway.start()
-    _wait_until_drained(pipeline)
+    wait_until(lambda: pipeline.metric("away") == 0, "batches are taken again", _DRAIN_S)
     ballast.unlink()
 
 
@@ -110,10 +110,6 @@ def _take_the_gateway_away(pipeline: Pipeline, seconds: int, note: Note) -> None
     pipeline.collector.start()
     time.sleep(seconds / 2)
     pipeline.gateway.start()
-
-
-def _wait_until_drained(pipeline: Pipeline) -> None:
-    wait_until(lambda: pipeline.metric("away") == 0, "batches are taken again", _DRAIN_S)
 
 
 def _count(pipeline: Pipeline, kills: int, operations: int, note: Note) -> Outcome:

@@ -13,15 +13,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from lockstep.clock import NS_PER_S
 from lockstep.execution import Execution
 from lockstep.state.database import open_control
-from lockstep.state.decisions import list_executions, list_isolated
+from lockstep.state.decisions import list_executions
 from lockstep.state.incidents import list_incidents
 from lockstep.state.tokens import create_token
 from tests.testbed.ranks import build_ranks
-from tests.testbed.recovering import Site, await_found, control_url, planner_settings, submit
-from tests.testbed.services import Service, free_port
+from tests.testbed.recovering import Site, await_found, between_s, control_url, planner_settings, submit
+from tests.testbed.services import Service, collector_settings, free_port
 from tests.testbed.slurm import QUICK, LocalSlurm, local_slurm
 from tests.testbed.slurm_rank import faults_of, rings_of
 
@@ -70,14 +69,14 @@ def freeze(site: Site, node: str, note: Callable[[str], None]) -> Scenario:
     note(f"taken away: {gone.reason or gone.action}")
     after_ns = await_found(lambda: _stepping_ns(site, gone), "the job steps without it", limit_s=120.0)
     faults_of(site.folder, node).unlink()
-    returned_ns = await_found(lambda: _returned_ns(site, node), f"{node} is back in service", limit_s=120.0)
+    returned_ns = await_found(lambda: returned_ns(site, node), f"{node} is back in service", limit_s=120.0)
     incidents = list(reversed(list_incidents(site.control)))
     verdicts = [incident.verdict for incident in incidents]
     return Scenario(
         runs=tuple(sorted(list_executions(site.control), key=lambda run: run.began_ns)),
-        named_s=_since(frozen_ns, incidents[0].opened_ns),
-        stepping_s=_since(frozen_ns, after_ns),
-        returned_s=_since(frozen_ns, returned_ns),
+        named_s=between_s(frozen_ns, incidents[0].opened_ns),
+        stepping_s=between_s(frozen_ns, after_ns),
+        returned_s=between_s(frozen_ns, returned_ns),
         verdicts=tuple(f"{each.fault_class} {each.component} {each.confidence:.2f}" for each in verdicts),
     )
 
@@ -99,16 +98,8 @@ def _collector(folder: Path, node: str, token: str, server: str) -> Service:
     home, port = folder / "collectors" / node, free_port()
     home.mkdir(parents=True)
     (home / "token").write_text(token)
-    settings = {
-        "LOCKSTEP_STATE_DIR": str(home),
-        "LOCKSTEP_COLLECTOR_SERVER": server,
-        "LOCKSTEP_COLLECTOR_TOKEN_FILE": str(home / "token"),
-        "LOCKSTEP_COLLECTOR_HOST": node,
-        "LOCKSTEP_COLLECTOR_SOURCES": json.dumps(_SOURCES),
-        "LOCKSTEP_COLLECTOR_RING_DIRS": json.dumps([str(rings_of(folder, node))]),
-        "LOCKSTEP_COLLECTOR_LISTEN": f"127.0.0.1:{port}",
-        "LOCKSTEP_LOG_LEVEL": "warning",
-    }
+    settings = collector_settings(home, server, home / "token", node, _SOURCES, rings_of(folder, node))
+    settings["LOCKSTEP_COLLECTOR_LISTEN"] = f"127.0.0.1:{port}"
     return Service(("collect",), settings, f"http://127.0.0.1:{port}/metrics", home / "collector.log")
 
 
@@ -123,14 +114,3 @@ def _drained(site: Site, node: str) -> Execution | None:
 def _stepping_ns(site: Site, run: Execution) -> int | None:
     later = [step.time_ns for step in site.log.values() if step.time_ns > (run.ended_ns or 0)]
     return min(later, default=None)
-
-
-def _returned_ns(site: Site, node: str) -> int | None:
-    return next(
-        (each.changed_ns for each in list_isolated(site.control) if each.node == node and each.state == "returned"),
-        None,
-    )
-
-
-def _since(start_ns: int, at_ns: int) -> float:
-    return (at_ns - start_ns) / NS_PER_S

@@ -4,28 +4,24 @@
 forked from one process after it has imported torch, which takes seconds and 200 MB, and would do so once per rank.
 """
 
-import ctypes
 import datetime
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
-import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import NoReturn
 
 from pydantic import Field
 
 from lockstep.errors import LockstepError
 from lockstep.verdict import Frozen
-from tests.testbed.fabric import kernel
-from tests.testbed.fabric.namespaces import FOLDER
+from tests.testbed.fabric.namespaces import FOLDER, enter_network
+from tests.testbed.training.forking import fork_child
 
 _DTYPE_BYTES = 4  # float32
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 class GlooRank(Frozen):
@@ -78,8 +74,7 @@ def run_job(plan: GlooPlan) -> None:
     """Fork the ranks and wait for them; LockstepError with those that failed."""
     import torch.distributed  # the one heavy import, before all forks  # noqa: F401
 
-    parent = os.getpid()
-    pids = {os.fork() or _live(plan, rank, parent): rank for rank in range(len(plan.ranks))}
+    pids = {fork_child(partial(_live, plan, rank)): rank for rank in range(len(plan.ranks))}
     ended = dict(os.wait() for _ in pids)
     failed = {pids[pid]: os.waitstatus_to_exitcode(status) for pid, status in ended.items() if status}
     if failed:
@@ -87,35 +82,12 @@ def run_job(plan: GlooPlan) -> None:
         raise LockstepError(f"ranks of the gloo job have failed: {names}")
 
 
-def _live(plan: GlooPlan, rank: int, parent: int) -> NoReturn:
-    """Be a rank; whatever happens, what follows in the parent does not happen here."""
-    code = 1
-    try:
-        _die_with(parent)
-        _enter(plan.ranks[rank])
-        _all_reduce(plan, rank)
-        code = 0
-    except BaseException:  # noqa: BLE001  # a forked child must end here
-        traceback.print_exc()
-    finally:
-        sys.stderr.flush()
-        os._exit(code)
-
-
-def _die_with(parent: int) -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it was faster
-        raise LockstepError("the process that forked this rank is gone")
-
-
-def _enter(rank: GlooRank) -> None:
-    os.environ["GLOO_SOCKET_IFNAME"] = rank.interface
-    if rank.namespace:
-        with open(FOLDER / rank.namespace) as namespace:
-            kernel.enter_network(namespace.fileno())
-
-
-def _all_reduce(plan: GlooPlan, rank: int) -> None:
+def _live(plan: GlooPlan, rank: int) -> None:
+    seat = plan.ranks[rank]
+    os.environ["GLOO_SOCKET_IFNAME"] = seat.interface
+    if seat.namespace:
+        with open(FOLDER / seat.namespace) as namespace:
+            enter_network(namespace.fileno())
     import torch
     from torch import distributed
 
@@ -131,23 +103,13 @@ def _all_reduce(plan: GlooPlan, rank: int) -> None:
         values = torch.full((plan.bytes // _DTYPE_BYTES,), float(rank + 1))
         begin = time.monotonic()
         distributed.all_reduce(values)
-        _tell(GlooStep(rank=rank, step=step, ms=(time.monotonic() - begin) * 1e3, sum=float(values[0])))
+        told = GlooStep(rank=rank, step=step, ms=(time.monotonic() - begin) * 1e3, sum=float(values[0]))
+        os.write(sys.stdout.fileno(), f"{told.model_dump_json()}\n".encode())  # whole: ranks share the file
     distributed.destroy_process_group()
 
 
-def _tell(step: GlooStep) -> None:
-    os.write(sys.stdout.fileno(), f"{step.model_dump_json()}\n".encode())  # whole: ranks share the file
-
-
-def main(arguments: Sequence[str]) -> None:
-    """Run the plan on standard input."""
-    if arguments:
-        raise SystemExit("usage: python -m tests.testbed.gloo_job < PLAN")
+if __name__ == "__main__":
     try:
         run_job(GlooPlan.model_validate(json.load(sys.stdin)))
     except LockstepError as error:
         raise SystemExit(str(error)) from None
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

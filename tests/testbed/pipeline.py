@@ -1,6 +1,5 @@
 """The whole way in as real processes on loopback: collector -> gateway -> ClickHouse, each of which can be killed."""
 
-import json
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,7 +12,7 @@ from lockstep.state.tokens import create_token
 from lockstep.store.migrations import Layout, migrate
 from lockstep.store.store import Store, open_store
 from tests.testbed.clickhouse import ClickHouseServer
-from tests.testbed.services import Service, free_port
+from tests.testbed.services import Service, collector_settings, free_port
 from tests.testbed.tcp_proxy import TcpProxy
 
 HOST = "h0"
@@ -68,21 +67,11 @@ class Pipeline:
         return Service(("serve", "api"), settings, f"http://127.0.0.1:{port}/healthz", log)
 
     def _collector(self) -> Service:
-        settings = {
-            "LOCKSTEP_STATE_DIR": str(self._spool),
-            "LOCKSTEP_COLLECTOR_SERVER": f"http://127.0.0.1:{self.proxy.port}",
-            "LOCKSTEP_COLLECTOR_TOKEN_FILE": str(self._make_token()),
-            "LOCKSTEP_COLLECTOR_HOST": HOST,
-            "LOCKSTEP_COLLECTOR_SOURCES": json.dumps(self._sources),
-            "LOCKSTEP_COLLECTOR_RING_DIRS": json.dumps([str(self._rings)]),
-            "LOCKSTEP_COLLECTOR_LISTEN": f"127.0.0.1:{self._metrics_port}",
-            "LOCKSTEP_LOG_LEVEL": "warning",
-        }
+        token = self._directory / "token"
+        with open_control(f"sqlite:///{self._directory / 'gateway' / 'control.db'}") as control:
+            token.write_text(create_token(control, scope="ingest", host=HOST, name="testbed", now_ns=1))
+        server = f"http://127.0.0.1:{self.proxy.port}"
+        settings = collector_settings(self._spool, server, token, HOST, self._sources, self._rings)
+        settings["LOCKSTEP_COLLECTOR_LISTEN"] = f"127.0.0.1:{self._metrics_port}"
         probe = f"http://127.0.0.1:{self._metrics_port}/metrics"
         return Service(("collect",), settings, probe, self._directory / "collector.log")
-
-    def _make_token(self) -> Path:
-        file = self._directory / "token"
-        with open_control(f"sqlite:///{self._directory / 'gateway' / 'control.db'}") as control:
-            file.write_text(create_token(control, scope="ingest", host=HOST, name="testbed", now_ns=1))
-        return file

@@ -117,7 +117,10 @@ def recover(site: Site, node: str, note: Callable[[str], None]) -> Recovery:
     """Let a node be named, and follow what happens until it is back in service."""
     before, done_before = site.nodes_of(site.job), max(site.log)
     incident = site.tell("i1", node)
-    decision = await_found(lambda: _decision_on(site, incident), "there is a decision")
+    (decision, *_) = await_found(
+        lambda: [one for one in list_decisions(site.control, incident=incident.id) if one.action != "none"],
+        "there is a decision",
+    )
     note(f"decided: {decision.action}: {decision.reason}")
     run = await_found(lambda: _finished(site, decision), "the decision is carried out")
     note(f"carried out: {[(step.act, step.state, step.message) for step in run.steps]}")
@@ -126,15 +129,15 @@ def recover(site: Site, node: str, note: Callable[[str], None]) -> Recovery:
     site.close(incident)
     after = site.nodes_of(run.new_job)
     resumed = await_found(lambda: _first_step_after(site, run), "the new attempt does its first step")
-    returned_ns = await_found(lambda: _returned_ns(site, node), f"{node} is back in service")
+    returned_ns = await_found(lambda: returned_ns(site, node), f"{node} is back in service")
     isolate, restart, watch = (_ended_ns(run, act) for act in ("isolate", "restart", "watch"))
     return Recovery(
-        decided_s=_between_s(incident.opened_ns, decision.created_ns),
-        drained_s=_between_s(decision.created_ns, isolate),
-        restarted_s=_between_s(isolate, restart),
-        running_s=_between_s(restart, watch),
-        stepping_s=_between_s(watch, resumed.time_ns),
-        returned_s=_between_s(isolate, returned_ns),
+        decided_s=between_s(incident.opened_ns, decision.created_ns),
+        drained_s=between_s(decision.created_ns, isolate),
+        restarted_s=between_s(isolate, restart),
+        running_s=between_s(restart, watch),
+        stepping_s=between_s(watch, resumed.time_ns),
+        returned_s=between_s(isolate, returned_ns),
         nodes_before=before,
         nodes_after=after,
         resumed_from=resumed.resumed_from,
@@ -200,10 +203,6 @@ def control_url(folder: Path) -> str:
     return f"sqlite:///{folder / 'control.db'}"
 
 
-def _decision_on(site: Site, incident: Incident) -> Decision | None:
-    return next((each for each in list_decisions(site.control, incident=incident.id) if each.action != "none"), None)
-
-
 def _finished(site: Site, decision: Decision) -> Execution | None:
     run = find_execution(site.control, decision.id)
     return run if run is not None and run.ended_ns is not None else None
@@ -215,7 +214,7 @@ def _first_step_after(site: Site, run: Execution) -> LoggedStep | None:
     return min(steps, key=lambda step: step.time_ns, default=None)
 
 
-def _returned_ns(site: Site, node: str) -> int | None:
+def returned_ns(site: Site, node: str) -> int | None:
     back = [each for each in list_isolated(site.control) if each.node == node and each.state == "returned"]
     return back[0].changed_ns if back else None
 
@@ -224,7 +223,7 @@ def _ended_ns(run: Execution, act: str) -> int:
     return next(step.ended_ns or 0 for step in run.steps if step.act == act)
 
 
-def _between_s(start_ns: int, end_ns: int) -> float:
+def between_s(start_ns: int, end_ns: int) -> float:
     return (end_ns - start_ns) / NS_PER_S
 
 

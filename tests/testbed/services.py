@@ -1,6 +1,7 @@
 """Lockstep's own services as processes on loopback: started, killed, started again."""
 
 import errno
+import json
 import os
 import secrets
 import signal
@@ -8,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,6 +27,21 @@ LOCKSTEP = str(Path(sys.executable).with_name("lockstep"))
 def own_environment(settings: Mapping[str, str]) -> dict[str, str]:
     """Return this process's environment with these settings of ours and no others."""
     return {name: value for name, value in os.environ.items() if not name.startswith("LOCKSTEP_")} | dict(settings)
+
+
+def collector_settings(
+    state: Path, server: str, token_file: Path, host: str, sources: Sequence[str], rings: Path
+) -> dict[str, str]:
+    """Return what the collector of a host needs to be told; no sources are all there are."""
+    return {
+        "LOCKSTEP_STATE_DIR": str(state),
+        "LOCKSTEP_COLLECTOR_SERVER": server,
+        "LOCKSTEP_COLLECTOR_TOKEN_FILE": str(token_file),
+        "LOCKSTEP_COLLECTOR_HOST": host,
+        "LOCKSTEP_COLLECTOR_SOURCES": json.dumps(sources),
+        "LOCKSTEP_COLLECTOR_RING_DIRS": json.dumps([str(rings)]),
+        "LOCKSTEP_LOG_LEVEL": "warning",
+    }
 
 
 @dataclass

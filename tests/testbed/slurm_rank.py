@@ -14,10 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.testbed.workers.job import environment_of
-from tests.testbed.workers.job_file import write_job
-from tests.testbed.workers.loopback import Loopback
-from tests.testbed.workers.plan import KIB, Collective, Compute, JobPlan, Layout
+from tests.testbed.workers.job import Loopback, environment_of
+from tests.testbed.workers.plan import KIB, Collective, Compute, JobPlan, Layout, write_job
 
 _POLL_S = 0.1
 _LIMIT_S = 600  # a worker that does no step for so long ends by itself

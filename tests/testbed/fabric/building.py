@@ -1,8 +1,8 @@
 """Builds a fabric: a namespace per host and switch, shaped veths between them, routes, and a management network."""
 
 import os
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -19,11 +19,9 @@ from tests.testbed.fabric.management import (
     list_addresses,
 )
 from tests.testbed.fabric.namespaces import Home
-from tests.testbed.fabric.options import ShapeOptions
-from tests.testbed.fabric.plan import Cable, FabricPlan, Port, plan_fabric
-from tests.testbed.fabric.routes import SourceRule, plan_routes, plan_rules
-from tests.testbed.fabric.shaping import lay_route, shape
-from tests.testbed.fabric.sweeping import sweep
+from tests.testbed.fabric.plan import Cable, FabricPlan, Port, ShapeOptions, plan_fabric
+from tests.testbed.fabric.routes import SourceRule, lay_route, plan_routes, plan_rules, shape
+from tests.testbed.fabric.sweeping import list_fabrics, sweep
 
 _ALL_SETTINGS = {
     "ipv6/conf/all/disable_ipv6": 1,
@@ -142,3 +140,46 @@ def _set_up(route: Any, port: Port, cable: Cable, options: ShapeOptions) -> None
 
 def _lay_rule(route: Any, rule: SourceRule) -> None:
     route.rule("add", src=rule.address, src_len=32, table=rule.table, priority=rule.table)
+
+
+def bring_up(topology: Topology, options: ShapeOptions | None = None) -> Iterator[str]:
+    """Build a fabric that stays, and yield what a person wants to know about it, line by line."""
+    fabric = build_fabric(topology, options, is_kept=True)
+    lines = list(describe(fabric))
+    fabric.leave()
+    yield from lines
+
+
+def take_down(prefix: str | None = None) -> list[str]:
+    """Remove a kept fabric, or all of them, and whatever dead processes left; return the names of what is gone."""
+    if os.geteuid() != 0:
+        raise NotPresent("the testbed needs root: it removes network namespaces")
+    kept = list_kept()
+    if prefix is not None and prefix not in kept:
+        known = f"there are: {', '.join(kept)}" if kept else "none is up"
+        raise NotPresent(f"there is no fabric {prefix}; {known}")
+    wanted = kept if prefix is None else [prefix]
+    for each in wanted:
+        open_fabric(each).destroy()
+    return sorted([*wanted, *sweep()])
+
+
+def list_kept() -> list[str]:
+    """Return the names of the fabrics that are up and belong to no running process."""
+    with closing(Home(None)) as root:
+        notes = {prefix: ownership.read_note(prefix) for prefix in list_fabrics(root)}
+    return [prefix for prefix, note in notes.items() if note and note.is_kept]
+
+
+def describe(fabric: Fabric) -> Iterator[str]:
+    """Yield name, addresses and rates of a fabric, and how to get into a host."""
+    plan = fabric.plan
+    yield f"{fabric.prefix}: {len(plan.hosts)} hosts, {len(plan.switches)} switches, {len(plan.cables)} links"
+    yield f"this machine is {fabric.head_address} on every host's {fabric.management.interface}"
+    for host in fabric.topology.hosts:
+        nics = (f"{nic.id} {nic.address}" for nic in host.nics if nic.address)
+        yield f"  {host.id}: {', '.join(nics)}"
+    rates = sorted({f"{cable.rate_mbps:g}" for cable in plan.cables})
+    yield f"links carry {' or '.join(rates)} Mbit/s"
+    if plan.hosts:
+        yield f"a shell on {plan.hosts[0]}: ip netns exec {fabric.namespace_of(plan.hosts[0])} bash"

@@ -1,23 +1,115 @@
 """A running fabric: start processes on its hosts, read its ports, ask which way a flow takes, take it down."""
 
+import socket
+import struct
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, Literal
 
-from lockstep.errors import BadInput
+from collector.kernel.netlink import NETLINK_ROUTE, NetlinkSocket, attributes_of, pack_attribute, to_number
+from lockstep.errors import BadInput, LockstepError
 from lockstep.topology import Topology
 from tests.testbed.fabric import ownership
-from tests.testbed.fabric.counters import PortCounters, read_ports
-from tests.testbed.fabric.management import Management
+from tests.testbed.fabric.management import Management, find_interface
 from tests.testbed.fabric.namespaces import Home
-from tests.testbed.fabric.options import ShapeOptions
-from tests.testbed.fabric.oracle import Flow, find_way
-from tests.testbed.fabric.plan import FabricPlan, Port
+from tests.testbed.fabric.plan import FabricPlan, Port, ShapeOptions
 from tests.testbed.fabric.sweeping import remove_fabric
 
 File = int | IO[bytes] | None
 _DEATH_S = 20.0  # a killed process is gone at once, unless a disk holds it
+_LOWER_UP = 0x1_0000  # linux/if.h: on, and with a carrier; the operational state says so up to a second later
+# linux/rtnetlink.h
+_GET_ROUTE = 26
+_DST, _SRC, _IIF, _OIF, _IP_PROTO, _SPORT, _DPORT = 1, 2, 3, 4, 27, 28, 29
+_QUESTION = struct.Struct("=BBBBBBBBI")  # rtmsg: family, dst_len, src_len, tos, table, protocol, scope, type, flags
+_MOST_HOPS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class PortCounters:
+    """One port, counted since it was made; `dropped` and `waiting_bytes` are those of the queue that shapes it."""
+
+    is_up: bool
+    rx_bytes: int
+    tx_bytes: int
+    rx_packets: int
+    tx_packets: int
+    dropped: int = 0
+    waiting_bytes: int = 0
+    rate_mbps: float | None = None
+
+
+def read_ports(route: Any) -> dict[str, PortCounters]:
+    """Return the ports of the namespace of an open IPRoute, by name."""
+    queues = {each["index"]: _read_queue(each) for each in route.get_qdiscs() if each.get_attr("TCA_KIND") == "tbf"}
+    return {
+        link.get_attr("IFLA_IFNAME"): _count(link, queues.get(link["index"], (0, 0, None)))
+        for link in route.get_links()
+    }
+
+
+def _count(link: Any, queue: tuple[int, int, float | None]) -> PortCounters:
+    counted = link.get_attr("IFLA_STATS64")
+    fields = {field: int(counted[field]) for field in ("rx_bytes", "tx_bytes", "rx_packets", "tx_packets")}
+    dropped, waiting_bytes, rate_mbps = queue
+    is_up = bool(link["flags"] & _LOWER_UP)
+    return PortCounters(is_up, **fields, dropped=dropped, waiting_bytes=waiting_bytes, rate_mbps=rate_mbps)
+
+
+def _read_queue(qdisc: Any) -> tuple[int, int, float | None]:
+    """Return what a tbf dropped, what waits in it, and its rate."""
+    queue = qdisc.get_attr("TCA_STATS2").get_attr("TCA_STATS_QUEUE")
+    rate = qdisc.get_attr("TCA_OPTIONS").get_attr("TCA_TBF_PARMS")["rate"]
+    return int(queue["drops"]), int(queue["backlog"]), rate * 8 / 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """What switches hash besides the addresses."""
+
+    proto: Literal["tcp", "udp"]
+    sport: int
+    dport: int
+
+
+def find_way(plan: FabricPlan, homes: Mapping[str, Home], src: Port, dst: Port, flow: Flow) -> tuple[str, ...]:
+    """Return the links from NIC to NIC; LockstepError when a switch knows no way."""
+    cable, _ = plan.cable_by_port[src.node, src.name]
+    links, arrived = [cable.link.id], cable.far_end(src)
+    while arrived != dst:
+        if len(links) > _MOST_HOPS:
+            raise LockstepError(f"the way from {src.address} to {dst.address} goes round in circles")
+        name = _ask(homes[arrived.node], arrived, src.address, dst.address, flow)
+        cable, leaving = plan.cable_by_port[arrived.node, name]
+        links.append(cable.link.id)
+        arrived = cable.far_end(leaving)
+    return tuple(links)
+
+
+def _ask(home: Home, arrived: Port, src: str, dst: str, flow: Flow) -> str:
+    """Return the interface through which a switch would send a packet that came in at a port."""
+    iif = home.change(lambda route: find_interface(route, arrived.name))
+    body = _QUESTION.pack(socket.AF_INET, 32, 32, 0, 0, 0, 0, 0, 0) + b"".join(
+        pack_attribute(kind, value)
+        for kind, value in (
+            (_DST, socket.inet_aton(dst)),
+            (_SRC, socket.inet_aton(src)),
+            (_IIF, struct.pack("=I", iif)),
+            (_IP_PROTO, bytes([socket.IPPROTO_TCP if flow.proto == "tcp" else socket.IPPROTO_UDP])),
+            (_SPORT, struct.pack("!H", flow.sport)),
+            (_DPORT, struct.pack("!H", flow.dport)),
+        )
+    )
+    with closing(NetlinkSocket(NETLINK_ROUTE, namespace_fd=home.fd)) as netlink:
+        ((_, answer),) = netlink.ask(_GET_ROUTE, body).payloads()
+    oif = to_number(attributes_of(answer, _QUESTION.size).get(_OIF))
+    found = home.change(lambda route: route.get_links(oif) if oif else ())
+    if not found:
+        raise LockstepError(f"{arrived.node} knows no way to {dst}")
+    return str(next(iter(found)).get_attr("IFLA_IFNAME"))
 
 
 class Fabric:

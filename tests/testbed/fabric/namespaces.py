@@ -4,6 +4,7 @@ A process that such a thread starts begins its life in the namespace, and sees t
 neither `ip netns exec` nor code between fork and exec, and works while other threads run.
 """
 
+import ctypes
 import os
 import subprocess
 import threading
@@ -15,13 +16,44 @@ from typing import Any, TypeVar
 
 from pyroute2 import IPRoute
 
-from tests.testbed.fabric import kernel
-
 FOLDER = Path("/run/netns")  # where iproute2 keeps the names of namespaces
 _SYSFS, _CGROUPS = "/sys", "/sys/fs/cgroup"
 _LIMIT_S = 600.0  # for anything done in a namespace; the longest takes milliseconds
 
 _Result = TypeVar("_Result")
+CLONE_NEWNS, CLONE_NEWNET = 0x0002_0000, 0x4000_0000  # linux/sched.h
+MS_BIND, MS_REC, MS_SLAVE, MS_SHARED = 0x1000, 0x4000, 0x8_0000, 0x10_0000  # linux/mount.h
+_MNT_DETACH = 2
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def unshare(what: int) -> None:
+    """Give this thread a namespace of its own."""
+    _check(_libc.unshare(what), "no namespace of our own")
+
+
+def enter_network(namespace_fd: int) -> None:
+    """Move this thread into a network namespace."""
+    _check(_libc.setns(namespace_fd, CLONE_NEWNET), "the network namespace cannot be entered")
+
+
+def mount(source: str, target: str, kind: str | None, flags: int) -> None:
+    told = kind.encode() if kind else None
+    _check(
+        _libc.mount(source.encode(), target.encode(), told, ctypes.c_ulong(flags), None), f"{target} is not mounted"
+    )
+
+
+def unmount(target: str) -> None:
+    """Take the mount away, also while somebody uses it."""
+    _check(_libc.umount2(target.encode(), _MNT_DETACH), f"{target} is not unmounted")
+
+
+def _check(result: int, problem: str) -> None:
+    if result:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{problem}: {os.strerror(number)}")
 
 
 class Home:
@@ -91,7 +123,7 @@ def identify(name: str) -> int | None:
 def forget(name: str) -> None:
     """Take a namespace's name away; with its last process it is gone, and its interfaces with it."""
     with suppress(OSError):  # somebody else sweeps too, or its builder died before the mount
-        kernel.unmount(str(FOLDER / name))
+        unmount(str(FOLDER / name))
     (FOLDER / name).unlink(missing_ok=True)
 
 
@@ -101,7 +133,7 @@ def _move_in(name: str | None, is_new: bool, has_own_sysfs: bool) -> int:
         _make(name)
     elif name:
         with open(FOLDER / name) as namespace:
-            kernel.enter_network(namespace.fileno())
+            enter_network(namespace.fileno())
     if has_own_sysfs:
         _mount_own_sysfs()
     return os.open(_own_network(), os.O_RDONLY)
@@ -110,29 +142,29 @@ def _move_in(name: str | None, is_new: bool, has_own_sysfs: bool) -> int:
 def _make(name: str) -> None:
     _share_folder()
     os.close(os.open(FOLDER / name, os.O_CREAT | os.O_EXCL | os.O_RDONLY, 0))
-    kernel.unshare(kernel.CLONE_NEWNET)
-    kernel.mount(_own_network(), str(FOLDER / name), None, kernel.MS_BIND)
+    unshare(CLONE_NEWNET)
+    mount(_own_network(), str(FOLDER / name), None, MS_BIND)
 
 
 def _share_folder() -> None:
     """Make the folder a shared mount, as iproute2 does: else copies in other processes keep namespaces alive."""
     FOLDER.mkdir(mode=0o755, exist_ok=True)
-    flags = kernel.MS_SHARED | kernel.MS_REC
+    flags = MS_SHARED | MS_REC
     try:
-        kernel.mount("", str(FOLDER), None, flags)
+        mount("", str(FOLDER), None, flags)
     except OSError:  # not a mount yet
-        kernel.mount(str(FOLDER), str(FOLDER), None, kernel.MS_BIND | kernel.MS_REC)
-        kernel.mount("", str(FOLDER), None, flags)
+        mount(str(FOLDER), str(FOLDER), None, MS_BIND | MS_REC)
+        mount("", str(FOLDER), None, flags)
 
 
 def _mount_own_sysfs() -> None:
     """Show this thread and its children the interfaces of their namespace below /sys, and cgroups as before."""
-    kernel.unshare(kernel.CLONE_NEWNS)
-    kernel.mount("", "/", None, kernel.MS_SLAVE | kernel.MS_REC)  # what is unmounted outside goes here, too
+    unshare(CLONE_NEWNS)
+    mount("", "/", None, MS_SLAVE | MS_REC)  # what is unmounted outside goes here, too
     cgroups = os.open(_CGROUPS, os.O_PATH) if os.path.isdir(_CGROUPS) else None
-    kernel.mount("sysfs", _SYSFS, "sysfs", 0)
+    mount("sysfs", _SYSFS, "sysfs", 0)
     if cgroups is not None:
-        kernel.mount(f"/proc/thread-self/fd/{cgroups}", _CGROUPS, None, kernel.MS_BIND | kernel.MS_REC)
+        mount(f"/proc/thread-self/fd/{cgroups}", _CGROUPS, None, MS_BIND | MS_REC)
         os.close(cgroups)
 
 

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from lockstep.errors import LockstepError
 from lockstep.topology import Topology
 from lockstep.verdict import Frozen
-from tests.testbed.fabric.options import ShapeOptions
+from tests.testbed.fabric.plan import ShapeOptions
 
 FOLDER = Path("/run/lockstep-testbed")
 _PREFIX = re.compile(r"(lk(\d{1,7})-\d)(?:-.*|\.json)?")

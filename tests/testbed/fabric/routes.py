@@ -3,12 +3,14 @@
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from lockstep.topology import count_hops, join_nodes
-from tests.testbed.fabric.plan import Cable, FabricPlan, Port
+from tests.testbed.fabric.plan import Cable, FabricPlan, Port, ShapeOptions
 
 MAIN_TABLE = 254  # linux/rtnetlink.h
 _FIRST_NIC_TABLE = 100
+_LEAST_BPS = 1_000.0  # bytes; tbf takes no rate of zero, and "down" says that better
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,3 +88,19 @@ def _host_routes(host: str, plan: FabricPlan, hops: Mapping[str, Mapping[str, in
 def _uplinks(host: str, plan: FabricPlan) -> list[tuple[Cable, Port, Port]]:
     """Return a host's cables that are up, each with the host's end and the switch's."""
     return [(cable, end, cable.far_end(end)) for cable, end in plan.cables_of(host) if cable.link.up]
+
+
+def shape(route: Any, index: int, rate_mbps: float, options: ShapeOptions) -> None:
+    """Let an interface send at a rate from now on; what waits in its queue goes on waiting."""
+    rate = max(rate_mbps * 1e6 / 8, _LEAST_BPS)
+    queue = rate * options.queue_ms / 1e3 + options.burst_bytes
+    route.tc("replace", "tbf", index, rate=int(rate), burst=options.burst_bytes, limit=int(queue))
+
+
+def lay_route(netlink: Any, route: Route) -> None:
+    """Set a route, or set it again after an interface was down: the kernel forgets routes without a way."""
+    if len(route.gateways) == 1:
+        netlink.route("replace", dst=route.to, gateway=route.gateways[0], table=route.table)
+    else:
+        ways = [{"gateway": gateway, "hops": 0} for gateway in route.gateways]
+        netlink.route("replace", dst=route.to, multipath=ways, table=route.table)

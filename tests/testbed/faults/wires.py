@@ -1,17 +1,194 @@
 """Brings the cables of a fabric into the condition that is wanted: rates, loss, delay, and carrier."""
 
-from collections.abc import Mapping
-from dataclasses import replace
+import struct
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
 
+from collector.kernel.netlink import pack_attribute
+from lockstep.errors import BadScenario, NotPresent
+from lockstep.topology import link_name
+from simulator.faults import Fault
 from tests.testbed.fabric.fabric import Fabric
 from tests.testbed.fabric.management import find_interface
-from tests.testbed.fabric.plan import Cable, Port
-from tests.testbed.fabric.routes import plan_routes
-from tests.testbed.fabric.shaping import lay_route, shape
-from tests.testbed.faults.conditions import HEALTHY, Condition, down_end
-from tests.testbed.faults.delay import DelayLine
-from tests.testbed.faults.loss import lose, stop_losing
+from tests.testbed.fabric.namespaces import Home
+from tests.testbed.fabric.nftables import INGRESS, REGISTER, add_rule, expression, nest, number, remove_rule
+from tests.testbed.fabric.plan import Cable, FabricPlan, Port
+from tests.testbed.fabric.routes import lay_route, plan_routes, shape
+
+WIRE_EFFECTS = ("rate", "losing", "delayed", "down", "gone")
+_WIRE_KINDS = ("nic", "link", "switch", "host", "fabric")
+_SCRIPT = Path(__file__).with_name("delay_line.py")
+_INGRESS = 0xFFFF_FFF2  # entrance of a clsact queue, linux/pkt_sched.h
+_IP = 0x0800  # linux/if_ether.h
+_QUEUE_PACKETS = 5_000  # between kernel and process; the default of 500 is 30 ms at 200 Mbit/s
+_STOP_S = 20.0
+# linux/netfilter/nf_tables.h
+_DROP, _VERDICT_REGISTER = 0, 0
+_RANDOM, _TO_NETWORK_ORDER, _LESS_THAN = 1, 1, 2
+_ONE_IN = 1_000_000
+
+
+class Failure(NamedTuple):
+    """A fault that is there now, and how much of it, 0 to 1."""
+
+    fault: Fault
+    level: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """How one direction of a cable is: what is left of its rate, what it loses, by how much it is late."""
+
+    share: float = 1.0
+    loss: float = 0.0
+    delay_s: float = 0.0
+    is_up: bool = True
+
+
+HEALTHY = Condition()
+
+
+def conditions(plan: FabricPlan, failures: Iterable[Failure]) -> dict[Port, Condition]:
+    """Return the directions that are not healthy, by the port that sends.
+
+    Of several failures of one direction the lowest rate counts, losses are independent, and delays add up.
+    """
+    found: dict[Port, Condition] = {}
+    for failure in failures:
+        if failure.fault.effect in WIRE_EFFECTS and failure.fault.kind in _WIRE_KINDS:
+            for port in senders_of(plan, failure.fault):
+                found[port] = _worsen(found.get(port, HEALTHY), failure)
+    return {port: condition for port, condition in found.items() if condition != HEALTHY}
+
+
+def senders_of(plan: FabricPlan, fault: Fault) -> list[Port]:
+    """Return the sending ports of what a fault is about; BadScenario when the fabric has no such part.
+
+    tx of a NIC is what its host sends, tx of a link what its first end sends; without a side both are meant.
+    """
+    cables = _cables_of(plan, fault)
+    if not cables:
+        raise BadScenario(f"there is no {fault.part} in this fabric")
+    if fault.side is None:
+        return [port for cable, _ in cables for port in cable.ends]
+    return [near if fault.side == "tx" else cable.far_end(near) for cable, near in cables]
+
+
+def down_end(cable: Cable, plan: FabricPlan) -> Port:
+    """Return the port that is switched off when a cable is down: of a switch, and of two the one named first.
+
+    A host's own interface stays on: switched off it would lose its routes, and it notices the lost carrier anyway.
+    """
+    return cable.b if cable.a.node in plan.hosts else cable.a
+
+
+def silent_hosts(failures: Iterable[Failure]) -> set[str]:
+    """Return the hosts whose telemetry does not get through."""
+    return {failure.fault.name for failure in failures if failure.fault.effect in ("silent", "gone")}
+
+
+def _cables_of(plan: FabricPlan, fault: Fault) -> list[tuple[Cable, Port]]:
+    """Return the cables of a part, each with the end from which `tx` leaves."""
+    ports: Mapping[tuple[str, str], tuple[Cable, Port]] = plan.cable_by_port
+    if fault.kind == "nic":
+        host, _, nic = fault.name.partition("/")
+        return [ports[host, nic]] if host in plan.hosts and (host, nic) in ports else []
+    if fault.kind == "link":
+        return [(cable, cable.a) for cable in plan.cables if link_name(cable.link) == fault.part]
+    if fault.kind == "fabric":
+        return [(cable, cable.a) for cable in plan.cables if {cable.a.node, cable.b.node} <= set(plan.switches)]
+    known = plan.switches if fault.kind == "switch" else plan.hosts
+    return list(plan.cables_of(fault.name)) if fault.name in known else []
+
+
+def _worsen(before: Condition, failure: Failure) -> Condition:
+    fault, level = failure
+    amount = fault.amount if fault.amount is not None else 0.0
+    match fault.effect:
+        case "rate":
+            return replace(before, share=min(before.share, 1 - level * (1 - amount)))
+        case "losing":
+            return replace(before, loss=1 - (1 - before.loss) * (1 - level * amount))
+        case "delayed":
+            return replace(before, delay_s=before.delay_s + level * amount)
+        case "down" if fault.side:  # a cable has carrier in both directions or in none: one of them dies silently
+            return replace(before, loss=1.0)
+        case _:
+            return replace(before, is_up=False)
+
+
+class DelayLine:
+    """A delay that is there from now on until it is stopped."""
+
+    def __init__(self, fabric: Fabric, receiver: Port, delay_s: float) -> None:
+        self._home, self._port = fabric.homes[receiver.node], receiver
+        self.interface = f"d-{receiver.name}"[:15]
+        command = [sys.executable, "-S", str(_SCRIPT), self.interface, str(delay_s)]
+        self._process = fabric.run_in(receiver.node, command, stdout=subprocess.PIPE)
+        assert self._process.stdout is not None
+        if self._process.stdout.readline() != b"ready\n":
+            raise NotPresent(f"packets cannot be delayed here: {' '.join(command)} ended")
+        self._home.change(self._divert)
+
+    def stop(self) -> None:
+        """Let packets in directly again; those that are held come in now."""
+        self._home.change(lambda route: route.tc("del", "clsact", find_interface(route, self._port.name)))
+        self._process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_STOP_S)
+        self._process.kill()
+
+    def _divert(self, route: Any) -> None:
+        tun = find_interface(route, self.interface)
+        port = find_interface(route, self._port.name)
+        # A switch answers probes from the address of the interface where they came in: it stays the same.
+        route.addr("add", index=tun, address=self._port.address, prefixlen=32)
+        route.link("set", index=tun, state="up", txqlen=_QUEUE_PACKETS)
+        route.tc("add", "clsact", port)
+        action = {"kind": "mirred", "direction": "egress", "action": "redirect", "ifindex": tun}
+        everything = {"protocol": _IP, "prio": 1, "target": 0x10001, "keys": ["0x0/0x0+0"], "action": action}
+        route.tc("add-filter", "u32", port, parent=_INGRESS, **everything)
+
+
+def lose(home: Home, interface: str, share: float) -> None:
+    """Drop this share of what arrives at an interface from now on, each packet on its own."""
+    try:
+        add_rule(home, _table(interface), interface, INGRESS, _expressions(share))
+    except OSError as refusal:
+        raise NotPresent(f"packets cannot be lost here: {refusal}") from refusal
+
+
+def stop_losing(home: Home, interface: str) -> None:
+    """Let everything through again."""
+    remove_rule(home, _table(interface))
+
+
+def _table(interface: str) -> str:
+    return f"loss-{interface}"
+
+
+def _expressions(share: float) -> list[bytes]:
+    """Return the rule `numgen random mod 1000000 < n drop`; numbers are compared in network order."""
+    threshold = struct.pack("!I", round(share * _ONE_IN))
+    return [
+        expression(b"numgen", number(1, REGISTER), number(2, _ONE_IN), number(3, _RANDOM)),
+        expression(
+            b"byteorder",
+            number(1, REGISTER),
+            number(2, REGISTER),
+            number(3, _TO_NETWORK_ORDER),
+            number(4, 4),
+            number(5, 4),
+        ),
+        expression(b"cmp", number(1, REGISTER), number(2, _LESS_THAN), nest(3, pack_attribute(1, threshold))),
+        expression(b"immediate", number(1, _VERDICT_REGISTER), nest(2, nest(2, number(1, _DROP)))),
+    ]
 
 
 class Wires:

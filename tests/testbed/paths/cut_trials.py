@@ -5,13 +5,15 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import median
 
 from lockstep.errors import LockstepError
 from lockstep.topology import Topology
-from tests.testbed.fabric.counters import read_ports
-from tests.testbed.paths.bench import BenchOptions, PathBench
-from tests.testbed.paths.cutting import LinkCut
+from tests.testbed.fabric.fabric import Fabric, read_ports
+from tests.testbed.fabric.management import find_interface
+from tests.testbed.fabric.plan import FabricPlan
+from tests.testbed.fabric.routes import Route, lay_route, plan_routes
 from tests.testbed.paths.flows import (
     PlannedFlow,
     Planner,
@@ -21,8 +23,15 @@ from tests.testbed.paths.flows import (
     shift_by_a_leaf,
     without,
 )
-from tests.testbed.paths.results import CutTrial, Round
-from tests.testbed.paths.trials import TrialOptions, measure_single, open_bench
+from tests.testbed.paths.trials import (
+    BenchOptions,
+    CutTrial,
+    PathBench,
+    Round,
+    TrialOptions,
+    measure_single,
+    open_bench,
+)
 
 LANES = 3  # flows of one pair of NICs, as queue pairs: on 4 spines 3 flows a link, and 4 where 3 spines are left
 _ROUND_S = 0.5  # of an ideal round before the cut: far above the round trip, so that beginnings and ends do not count
@@ -30,6 +39,53 @@ _ROUND_S = 0.5  # of an ideal round before the cut: far above the round trip, so
 # With drops a round of TCP ends with time-outs of 0.2 s and more, which have nothing to do with paths.
 _LOSSLESS = BenchOptions(most_mbps=800.0, queue_ms=300.0, send_buffer=48 << 10)
 _LOOK_S = 0.05  # between two looks at the links; a real agent is told by netlink at once
+
+
+class LinkCut:
+    """One link of a fabric; whole again when the block ends."""
+
+    def __init__(self, fabric: Fabric, link: str, withdraw_s: float = 0.2) -> None:
+        """`withdraw_s`: what a routing protocol takes to tell the others; BGP with fast fallover takes some 0.1 s."""
+        self._fabric, self._withdraw_s = fabric, withdraw_s
+        (self._cable,) = (cable for cable in fabric.plan.cables if cable.link.id == link)
+        broken = without(fabric.topology, [link])
+        links = {each.id: each for each in broken.links}
+        cables = tuple(replace(cable, link=links[cable.link.id]) for cable in fabric.plan.cables)
+        whole = plan_routes(fabric.plan)
+        around = plan_routes(FabricPlan(broken, cables, fabric.plan.prefixes))
+        kept = set(around)
+        self._changed = [route for route in around if route not in set(whole) and route.gateways]
+        self._whole = [route for route in whole if route not in kept]
+
+    def __enter__(self) -> "LinkCut":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.heal()
+
+    def cut(self) -> None:
+        """Take the carrier away: the switches at both ends see it; the others do not."""
+        for port in self._cable.ends:
+            self._set_state(port.node, port.name, "down")
+
+    def withdraw(self) -> None:
+        """Let the other switches know, as long after the cut as that takes."""
+        time.sleep(self._withdraw_s)
+        self._lay(self._changed)
+
+    def heal(self) -> None:
+        for port in self._cable.ends:
+            self._set_state(port.node, port.name, "up")
+        self._lay(self._whole)
+
+    def _lay(self, routes: Sequence[Route]) -> None:
+        for route in routes:
+            self._fabric.homes[route.node].change(partial(lay_route, route=route))
+
+    def _set_state(self, node: str, name: str, state: str) -> None:
+        self._fabric.homes[node].change(
+            lambda route: route.link("set", index=find_interface(route, name), state=state)
+        )
 
 
 @dataclass(frozen=True, slots=True)

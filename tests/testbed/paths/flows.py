@@ -6,6 +6,10 @@ from dataclasses import dataclass
 from itertools import product
 
 from lockstep.topology import Link, Topology, TopologyIndex, split_end
+from planner.paths.flows import Flow
+from planner.paths.network import build_network
+from planner.paths.planning import plan_paths
+from planner.paths.report import all_links, from_json
 
 FIRST_PORT = 5201  # where receivers listen; further flows of the same two NICs go to the ports behind it
 
@@ -89,3 +93,22 @@ def _links_at(topology: Topology, leaf: str) -> list[tuple[str, Link]]:
     ends = [(split_end(link.a)[0], split_end(link.b)[0], link) for link in topology.links if link.up]
     far = [(b if a == leaf else a, link) for a, b, link in ends if leaf in (a, b)]
     return [(node, link) for node, link in far if node in switches]
+
+
+def plan_by_lockstep(
+    topology: Topology, flows: Sequence[PlannedFlow], before: Ways
+) -> dict[PlannedFlow, tuple[str, ...]]:
+    """Return all links of each flow; with paths `before` of this planner, few flows move that need not."""
+    network, rows = build_network(topology), _as_rows(topology, flows)
+    held = from_json(network, rows, {"flows": {flow.name: list(path) for flow, path in before.items()}})
+    plan = plan_paths(network, rows, held if before else None)
+    return {flow: tuple(links) for flow, links in zip(flows, all_links(plan), strict=True)}
+
+
+def _as_rows(topology: Topology, flows: Sequence[PlannedFlow]) -> list[Flow]:
+    index, links = TopologyIndex(topology), Counter(flow.src for flow in flows)
+    cables = {flow.src: index.host_link(*flow.src) for flow in flows}
+    rates = {nic: cable.gbps / links[nic] for nic, cable in cables.items() if cable}
+    return [
+        Flow(id=flow.name, src="/".join(flow.src), dst="/".join(flow.dst), gbps=rates[flow.src]) for flow in flows
+    ]

@@ -12,7 +12,7 @@ from lockstep.path_file import read_reports
 from simulator.faults import parse_fault
 from tests.testbed.fabric.building import build_fabric
 from tests.testbed.fabric.fabric import Fabric
-from tests.testbed.fabric.options import ShapeOptions
+from tests.testbed.fabric.plan import ShapeOptions
 from tests.testbed.faults.breaker import Breaker
 from tests.testbed.gloo_job import read_steps, start_gloo_job
 from tests.testbed.paths.flows import Nic, Planner, Ways, scale_uplinks, without
@@ -41,15 +41,15 @@ class Reroute:
 
     @property
     def healthy_ms(self) -> float:
-        return median(self.step_ms[2 : self.degraded_from - 1])
+        return median(self.step_ms[1 : self.degraded_from])
 
     @property
     def degraded_ms(self) -> float:
-        return median(self.step_ms[self.degraded_from : self.moved_from - 1])
+        return median(self.step_ms[self.degraded_from + 1 : self.moved_from])
 
     @property
     def moved_ms(self) -> float:
-        return median(self.step_ms[self.moved_from :])
+        return median(self.step_ms[self.moved_from + 1 :])
 
 
 def reroute_gloo(planner: Planner, folder: Path, link: str, share: float = 0.1) -> Reroute:
@@ -74,7 +74,7 @@ class _Scenario:
     def tell(self, link: str, degrade: Callable[[], None]) -> Reroute:
         options = GlooOptions(steps=_SPARE)
         with ExitStack() as stack:
-            _, ways, finder = start_agents(stack, self._fabric, self._planner, self._nics, self._files, options.seed)
+            ways, finder = start_agents(stack, self._fabric, self._planner, self._nics, self._files, options.seed)
             job = ring_job(self._fabric, self._nics, options)
             process = stack.enter_context(start_gloo_job(job, self._log, self._files.environment()))
             stack.callback(process.kill)

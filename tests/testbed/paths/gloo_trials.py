@@ -2,29 +2,67 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from statistics import median
 
+from collector.path_ports import VERSION, AnswerServer, listen, write_ports
 from lockstep.errors import LockstepError
 from lockstep.path_file import PathEntry, PathPlan, read_reports, write_plan
 from tests.testbed.fabric.building import build_fabric
 from tests.testbed.fabric.fabric import Fabric
-from tests.testbed.fabric.options import ShapeOptions
+from tests.testbed.fabric.plan import ShapeOptions
 from tests.testbed.gloo_job import GlooPlan, GlooRank, read_steps, start_gloo_job
-from tests.testbed.paths.agent import PathAgent
 from tests.testbed.paths.flows import Nic, PlannedFlow, Planner, Ways
-from tests.testbed.paths.ports import PortFinder
-from tests.testbed.paths.probing import PathProber
-from tests.testbed.paths.shim import ShimFiles, build
+from tests.testbed.paths.ports import PathProber, PortFinder
+from tests.testbed.paths.shim import AGENT, ShimFiles, build
 from tests.testbed.paths.trials import eight_hosts
 from tests.waiting import LIMIT_S
 
 MOST_MBPS = 800.0  # of all hosts together
 _LEASE_S = 600
 _MEETING_PORT = 29_500
+PairWays = Mapping[tuple[Nic, Nic], Sequence[str]]  # links from one NIC to another
+
+
+class PathAgent:
+    """Answers for one host from a plan that says which links lead from NIC to NIC; the end of the block ends it.
+
+    Where the plan knows the way back, too, ports are sought whose answers take that: in a ring that sends in one
+    direction the heavier way may be that of the side which accepts. A real agent would have the peer's probe it.
+    """
+
+    def __init__(self, fabric: Fabric, host: str, finder: PortFinder, plan: PairWays) -> None:
+        self._fabric, self._host, self._finder, self._plan = fabric, host, finder, plan
+        nics = [(node.id, nic) for node in fabric.topology.hosts for nic in node.nics]
+        self._nic_at: dict[str, Nic] = {nic.address: (node, nic.id) for node, nic in nics if nic.address}
+        self._server = AnswerServer(fabric.homes[host].run(lambda: listen(AGENT)), self._answer)
+
+    def __enter__(self) -> "PathAgent":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.close()
+
+    def _answer(self, question: bytes) -> bytes:
+        try:
+            version, source, destination, dport_text = question.decode(errors="replace").split(" ")
+            src, dst, dport = self._nic_at[source], self._nic_at[destination], int(dport_text)
+        except (ValueError, KeyError):
+            return write_ports(())
+        if version != VERSION or src[0] != self._host:
+            return write_ports(())
+        return write_ports(self._find(src, dst, dport))
+
+    def _find(self, src: Nic, dst: Nic, dport: int) -> tuple[int, ...]:
+        way, back = self._plan.get((src, dst)), self._plan.get((dst, src))
+        if way is None and back is None:
+            return ()
+        with suppress(LockstepError):
+            return self._finder.find(src, dst, dport, way, back)
+        return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +84,6 @@ class GlooRun:
     step_ms: float
     enforced: int = 0  # connections that the shim gave a planned port
     refused: int = 0  # connections of planned pairs that it did not
-    answer_ms: float = 0.0  # median of the agents
 
 
 def ring_across(hosts: Sequence[str]) -> list[str]:
@@ -80,17 +117,17 @@ def run_gloo(planner: Planner, folder: Path, options: GlooOptions) -> list[GlooR
 def _run(fabric: Fabric, planner: Planner | None, files: ShimFiles, options: GlooOptions) -> GlooRun:
     nics = [(host, "eth0") for host in ring_across(fabric.plan.hosts)]
     with ExitStack() as stack:
-        agents = start_agents(stack, fabric, planner, nics, files, options.seed)[0] if planner else []
+        if planner:
+            start_agents(stack, fabric, planner, nics, files, options.seed)
         times = _run_job(fabric, nics, files, options)
         told = list(read_reports(files.reports))
-        answers = [asked.took_s * 1e3 for agent in agents for asked in agent.asked]
     enforced = sum(report.is_enforced for report in told)
-    return GlooRun(bool(planner), median(times), enforced, len(told) - enforced, median(answers) if answers else 0.0)
+    return GlooRun(bool(planner), median(times), enforced, len(told) - enforced)
 
 
 def start_agents(
     stack: ExitStack, fabric: Fabric, planner: Planner, nics: Sequence[Nic], files: ShimFiles, seed: int
-) -> tuple[list[PathAgent], Ways, PortFinder]:
+) -> tuple[Ways, PortFinder]:
     """Plan the ring, tell the shim to ask for its pairs in both directions, and have an agent on every host."""
     flows = ring_flows(nics)
     planned = planner(fabric.topology, flows, {})
@@ -103,8 +140,9 @@ def start_agents(
     )  # loads what probing needs before somebody waits
     pairs = [pair for src, dst in ways for pair in ((src, dst), (dst, src))]
     write_plan(files.plan, PathPlan(1, int(time.time()) + _LEASE_S, _ask_for(fabric, pairs)))
-    agents = [stack.enter_context(PathAgent(fabric, host, finder, ways)) for host in fabric.plan.hosts]
-    return agents, planned, finder
+    for host in fabric.plan.hosts:
+        stack.enter_context(PathAgent(fabric, host, finder, ways))
+    return planned, finder
 
 
 def _ask_for(fabric: Fabric, pairs: Sequence[tuple[Nic, Nic]]) -> tuple[PathEntry, ...]:

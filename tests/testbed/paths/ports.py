@@ -5,11 +5,14 @@ from concurrent.futures import ThreadPoolExecutor
 from random import Random
 from typing import TypeVar
 
+from collector.path_ports import PortProber, Ports, Send
+from collector.probes.paths import AddressBook, addresses_in
+from collector.probes.sockets import RawExchange
+from lockstep.clock import SystemClock
 from lockstep.errors import LockstepError
 from lockstep.path_file import PathEntry
 from tests.testbed.fabric.fabric import Fabric
 from tests.testbed.paths.flows import Nic, PlannedFlow, Ways
-from tests.testbed.paths.probing import PathProber
 
 PORTS = range(20_000, 32_000)  # below those that the kernel gives to sockets without a plan (32768 on)
 _AT_A_TIME = 48  # 12 for each of 4 spines: with fewer than 4 wanted, one round is enough nearly always
@@ -17,6 +20,31 @@ _ROUNDS = 8
 _WANTED = 4  # one to use and some to spare, for ports that are busy or in TIME_WAIT
 
 _Answer = TypeVar("_Answer")
+_WAIT_S = 0.1  # an answer takes 0.2 ms, behind a full queue 20 ms a hop
+
+
+class PathProber:
+    """Probes for all hosts of a fabric; may be used by several threads."""
+
+    def __init__(self, fabric: Fabric) -> None:
+        self._fabric = fabric
+        self._exchanges = {host: RawExchange(SystemClock(), _WAIT_S) for host in fabric.plan.hosts}
+        book = AddressBook(fabric.topology, addresses_in(fabric.topology))
+        self._probers = {
+            host: PortProber(fabric.topology, host, book, self.send_from(host)) for host in fabric.plan.hosts
+        }
+
+    def close(self) -> None:
+        for exchange in self._exchanges.values():
+            exchange.close()
+
+    def find_paths(self, src: Nic, dst: Nic, ports: Sequence[Ports]) -> dict[Ports, tuple[str, ...]]:
+        """Return the links that TCP between these ports takes now; ports whose probes got lost are left out."""
+        return self._probers[src[0]].find_paths(src[1], *dst, ports)
+
+    def send_from(self, host: str) -> Send:
+        """Return what sends probes inside the namespace of a host."""
+        return lambda shots: self._fabric.homes[host].run(lambda: self._exchanges[host].run(shots))
 
 
 class PortFinder:

@@ -46,13 +46,6 @@ class Rates:
     def worst_mbps(self) -> float:
         return min(self.mbps.values())
 
-    def by_pair(self) -> dict[tuple[Nic, Nic], float]:
-        """Return the sum of the flows of each pair of NICs, as a connection over several queue pairs has it."""
-        sums: dict[tuple[Nic, Nic], float] = defaultdict(float)
-        for flow, mbps in self.mbps.items():
-            sums[flow.src, flow.dst] += mbps
-        return dict(sums)
-
 
 def rates_between(before: Count, after: Count) -> Rates:
     """Return the rates of the flows that are in both counts."""

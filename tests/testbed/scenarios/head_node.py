@@ -1,21 +1,24 @@
-"""The head node of a testbed: store, gateway, analyzer and API in one process, and a collector on every host."""
+"""The head node of a testbed: store, gateway, analyzer, planner and API in one process; a collector on every host."""
 
 import json
 import subprocess
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import httpx
+from pydantic import ValidationError
 
-from lockstep.state.database import open_control
+from lockstep.host_paths import HostPaths
+from lockstep.state.database import ControlDatabase, open_control
 from lockstep.state.tokens import create_token
+from lockstep.store.store import Store, open_store
 from lockstep.topology import dump_topology
 from tests.testbed.fabric.fabric import Fabric
-from tests.testbed.services import LOCKSTEP, Service, free_port, own_environment
+from tests.testbed.paths.shim import AGENT
+from tests.testbed.services import LOCKSTEP, Service, collector_settings, free_port, own_environment
 
-SOURCES = ("nccl_rings", "connections", "links", "processes")
+_SOURCES = ("nccl_rings", "connections", "links", "processes")
 
 
 class HeadNode:
@@ -24,52 +27,98 @@ class HeadNode:
     def __init__(self, directory: Path, fabric: Fabric) -> None:
         self._directory, self._fabric = directory, fabric
         self.url = f"http://{fabric.head_address}:{free_port()}"
-        self._stack = ExitStack()
+        self._topology = directory / "topology.json"
+        settings = {
+            "LOCKSTEP_STATE_DIR": str(directory / "head"),
+            "LOCKSTEP_API_LISTEN": self.url.removeprefix("http://"),
+            "LOCKSTEP_API_OPEN_READS": "true",
+            "LOCKSTEP_ANALYZER_TOPOLOGY": str(self._topology),
+            "LOCKSTEP_LOG_LEVEL": "warning",
+        }
+        self._service = Service(
+            ("up",), settings | self._own_settings(), f"{self.url}/healthz", directory / "head.log"
+        )
 
     def __enter__(self) -> "HeadNode":
         self._directory.mkdir(parents=True, exist_ok=True)
-        topology = self._directory / "topology.json"
-        topology.write_text(dump_topology(self._fabric.topology), encoding="utf-8")
-        settings = {
-            "LOCKSTEP_STATE_DIR": str(self._directory / "head"),
-            "LOCKSTEP_API_LISTEN": self.url.removeprefix("http://"),
-            "LOCKSTEP_API_OPEN_READS": "true",
-            "LOCKSTEP_ANALYZER_TOPOLOGY": str(topology),
-            "LOCKSTEP_LOG_LEVEL": "warning",
-        }
-        service = Service(("up",), settings, f"{self.url}/healthz", self._directory / "head.log")
-        self._stack.enter_context(service)
+        self._topology.write_text(dump_topology(self._fabric.topology), encoding="utf-8")
+        self._service.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stack.close()
+        self._service.__exit__()
 
     def start_collector(self, host: str, rings: Path) -> "subprocess.Popen[bytes]":
         """Start the collector of a host, in its namespace."""
         folder = self._directory / host
         folder.mkdir()
-        token = folder / "token"
-        with open_control(f"sqlite:///{self._directory / 'head' / 'control.db'}") as control:
-            token.write_text(create_token(control, scope="ingest", host=host, name="testbed", now_ns=1))
-        settings = {
-            "LOCKSTEP_STATE_DIR": str(folder),
-            "LOCKSTEP_COLLECTOR_SERVER": self.url,
-            "LOCKSTEP_COLLECTOR_TOKEN_FILE": str(token),
-            "LOCKSTEP_COLLECTOR_HOST": host,
-            "LOCKSTEP_COLLECTOR_SOURCES": json.dumps(SOURCES),
-            "LOCKSTEP_COLLECTOR_RING_DIRS": json.dumps([str(rings)]),
-            "LOCKSTEP_COLLECTOR_TOPOLOGY": str(self._directory / "topology.json"),
-            "LOCKSTEP_LOG_LEVEL": "warning",
-        }
+        with self.open_control() as control:
+            token = create_token(control, scope="ingest", host=host, name="testbed", now_ns=1)
+        self.token_of(host).write_text(token)
+        settings = collector_settings(folder, self.url, self.token_of(host), host, _SOURCES, rings)
+        settings["LOCKSTEP_COLLECTOR_TOPOLOGY"] = str(self._topology)
+        environment = own_environment(settings | self._collector_settings(host))
         with open(folder / "collector.log", "ab") as log:
-            return self._fabric.run_in(host, [LOCKSTEP, "collect"], own_environment(settings), stdout=log, stderr=log)
+            return self._fabric.run_in(host, [LOCKSTEP, "collect"], environment, stdout=log, stderr=log)
 
-    def get(self, path: str) -> Any:  # Any: JSON
-        answer = httpx.get(f"{self.url}/api/v1/{path}", timeout=10, trust_env=False)
-        answer.raise_for_status()
-        return answer.json()
+    def token_of(self, host: str) -> Path:
+        return self._directory / host / "token"
 
-    def incidents(self) -> Sequence[dict[str, Any]]:
+    def open_control(self) -> ControlDatabase:
+        return open_control(f"sqlite:///{self._directory / 'head' / 'control.db'}")
+
+    def incidents(self) -> Sequence[dict[str, Any]]:  # Any: JSON
         """Return all incidents that were opened so far."""
-        found: Sequence[dict[str, Any]] = self.get("incidents")["items"]
+        answer = httpx.get(f"{self.url}/api/v1/incidents", timeout=10, trust_env=False)
+        answer.raise_for_status()
+        found: Sequence[dict[str, Any]] = answer.json()["items"]
         return found
+
+    def _own_settings(self) -> dict[str, str]:
+        return {}
+
+    def _collector_settings(self, host: str) -> dict[str, str]:
+        return {}
+
+
+class PlanningHead(HeadNode):
+    """`lockstep up` with planned paths; collectors follow the plan, answer the shim, and probe where told to."""
+
+    def __init__(self, directory: Path, fabric: Fabric, *, probes: bool = True) -> None:
+        super().__init__(directory, fabric)
+        self._probes = probes
+
+    def __enter__(self) -> "PlanningHead":
+        super().__enter__()
+        return self
+
+    def plan_of(self, host: str) -> Path:
+        """Return the file in which the shim of a host finds its plan."""
+        return self._directory / host / "paths" / "plan"
+
+    def reports_of(self, host: str) -> Path:
+        """Return where the shim of a host tells what became of its connections."""
+        return self._directory / host / "paths" / "reports"
+
+    def told(self, host: str) -> HostPaths | None:
+        """Return what the collector of a host was told last of the plan; None before that."""
+        try:
+            return HostPaths.model_validate_json(self.plan_of(host).with_name("plan.json").read_bytes())
+        except (FileNotFoundError, ValidationError):  # none yet, or just being written
+            return None
+
+    def open_store(self) -> Store:
+        """Open the store; only when the head node is no more, because it is embedded in that."""
+        return open_store(f"chdb://{self._directory / 'head' / 'store'}")
+
+    def _own_settings(self) -> dict[str, str]:
+        return {"LOCKSTEP_PLANNER_PATHS": "true"}
+
+    def _collector_settings(self, host: str) -> dict[str, str]:
+        return {
+            "LOCKSTEP_COLLECTOR_SOURCES": json.dumps([*_SOURCES, "probes"]),
+            "LOCKSTEP_COLLECTOR_PROBES": json.dumps(self._probes),
+            "LOCKSTEP_COLLECTOR_PATHS_FILE": str(self.plan_of(host)),
+            "LOCKSTEP_COLLECTOR_PATHS_REPORTS": str(self.reports_of(host)),
+            "LOCKSTEP_COLLECTOR_PATHS_AGENT": AGENT,
+        }

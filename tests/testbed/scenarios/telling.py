@@ -2,29 +2,157 @@
 
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from itertools import chain, repeat
 from pathlib import Path
 
 import httpx
 
 from lockstep.clock import NS_PER_S, SystemClock
+from lockstep.errors import NotPresent
+from lockstep.topology import nic_name, split_end
 from simulator.faults import Fault
-from simulator.scenario import BENIGN, Scenario, build_topology
+from simulator.job import place_ranks
+from simulator.scenario import BENIGN, Doing, Expectation, Scenario, build_topology
 from tests.testbed.fabric.building import build_fabric
 from tests.testbed.fabric.fabric import Fabric
-from tests.testbed.fabric.options import ShapeOptions, scale_of
-from tests.testbed.faults.breaker import Breaker
+from tests.testbed.fabric.plan import ShapeOptions, scale_of
+from tests.testbed.faults.breaker import Breaker, why_not
 from tests.testbed.ranks import build_ranks
-from tests.testbed.scenarios.casting import cast_truth, check_playable, lines_for, plan_job, ranks_of
 from tests.testbed.scenarios.head_node import HeadNode
 from tests.testbed.scenarios.outcome import Listener, Outcome, Pace
 from tests.testbed.workers.job import Job, rings_of, start_job
+from tests.testbed.workers.plan import Collective, Compute, Item, JobPlan, Layout
 
 Note = Callable[[str], None]
 _LOOK_S = 0.25
 _WARM_UP_STEPS = 3
+MOST_RANKS = 32  # on two cores
+_RANK_EFFECTS = ("late", "absent", "mismatched", "deadlocked", "pause", "second mix", "stuck")
+_LEAST_BYTES = 4096
+
+
+def find_obstacles(scenario: Scenario) -> list[str]:
+    """Return why the testbed cannot tell a scenario, a sentence each; nothing when it can."""
+    _, cp, _, _, ep = scenario.layout
+    doings = (*scenario.job.steps, *scenario.job.second_step)
+    obstacles = [
+        *(
+            [f"it has {scenario.ranks} ranks, and two cores carry {MOST_RANKS}"]
+            if scenario.ranks > MOST_RANKS
+            else []
+        ),
+        *(["there is no RDMA here, only sockets"] if scenario.cluster.transport != "socket" else []),
+        *(["ranks of the testbed know no context or expert parallelism"] if cp > 1 or ep > 1 else []),
+        *(["ranks of the testbed play no pipelines and no all-to-all"] if _is_too_much(doings) else []),
+        *(["a path plan is not enforced here"] if scenario.cluster.fabric == "dual_plane" else []),
+        *(["hosts of the testbed share one clock"] if scenario.clocks.skew_ms or scenario.clocks.drift_ppm else []),
+        *(["batches come as they come"] if scenario.telemetry.late_s else []),
+    ]
+    return [*obstacles, *(reason for fault in scenario.timeline if (reason := _why_not_fault(fault)))]
+
+
+def check_playable(scenario: Scenario) -> None:
+    """Raise NotPresent with all that keeps the testbed from telling a scenario."""
+    if obstacles := find_obstacles(scenario):
+        raise NotPresent(f"the testbed cannot tell {scenario.name}: {'; '.join(dict.fromkeys(obstacles))}")
+
+
+def _is_too_much(doings: Sequence[Doing]) -> bool:
+    return any(doing.do in ("pipeline", "AllToAll") for doing in doings)
+
+
+def _why_not_fault(fault: Fault) -> str | None:
+    if fault.effect in (*_RANK_EFFECTS, "heal") or (fault.effect == "rate" and fault.kind == "gpu"):
+        return None
+    if fault.effect == "over":
+        return "sockets fail over to no other port"
+    return "the testbed restarts no jobs" if fault.effect == "restart" else why_not(fault)
+
+
+def plan_job(scenario: Scenario, scale: float, seed: int) -> JobPlan:
+    """Return the job of a scenario; `scale` is what the fabric's links carry of what the scenario says."""
+    tp, _, dp, pp, _ = scenario.layout
+    placement = place_ranks(scenario)
+    nics = tuple(f"eth{number}" for number in range(scenario.cluster.nics_per_host))
+    return JobPlan(
+        job=scenario.name,
+        hosts=tuple(f"h{host}" for host in placement.host_of.tolist()),
+        layout=Layout(tp=tp, pp=pp, dp=dp),
+        step=tuple(_items(scenario, scenario.job.steps, scale)),
+        second_step=tuple(_items(scenario, scenario.job.second_step, scale)),
+        nics=nics,
+        seed=seed,
+    )
+
+
+def _items(scenario: Scenario, doings: Sequence[Doing], scale: float) -> Iterator[Item]:
+    for doing in chain.from_iterable(repeat(each, each.times) for each in doings):
+        if doing.do == "compute":
+            yield Compute(doing.ms, scenario.noise.compute)
+        else:
+            size = max(int(doing.mb * 1e6 * scale), _LEAST_BYTES)
+            kind, channels = doing.group, scenario.cluster.nics_per_host
+            yield Collective(kind, doing.do, size, doing.algo, channels)  # type: ignore[arg-type]  # checked before
+
+
+def cast_truth(scenario: Scenario) -> Scenario:
+    """Return the scenario with its wires between two NICs named as ranks of the testbed use them.
+
+    Here a channel has the NIC of the same number at both ends; simulated ranks use the NIC next to their GPU. So the
+    wire through the NIC that a verdict should name leads to another NIC of the same host.
+    """
+    expect = [
+        wanted.model_copy(update={"also_right": tuple(_wire_here(name, wanted) for name in wanted.also_right)})
+        for wanted in scenario.expect
+    ]
+    return scenario.model_copy(update={"expect": tuple(expect)})
+
+
+def _wire_here(name: str, wanted: Expectation) -> str:
+    kind, _, ends = name.partition(":")
+    pair = [split_end(end) for end in ends.split("--")]
+    broken = next((nic for host, nic in pair if nic and wanted.component == nic_name(host, nic)), None)
+    is_wire = kind == "link" and all(nic for _, nic in pair)
+    return f"link:{'--'.join(f'{host}/{broken}' for host, _ in pair)}" if is_wire and broken else name
+
+
+def ranks_of(scenario: Scenario, fault: Fault) -> list[int]:
+    """Return the ranks that a fault is about: one, those of a host or GPU, or all; wires have none."""
+    if fault.kind == "rank":
+        return [int(fault.name)]
+    placement = place_ranks(scenario)
+    if fault.part is None:
+        return list(range(placement.ranks))
+    if fault.kind not in ("host", "gpu"):
+        return []
+    host, _, gpu = fault.name.partition("/")
+    on_host = [rank for rank, number in enumerate(placement.host_of.tolist()) if f"h{number}" == host]
+    return [rank for rank in on_host if not gpu or placement.gpu_of[rank] == int(gpu)]
+
+
+def lines_for(fault: Fault, step: int) -> list[str]:
+    """Return what ranks are told when a fault comes; `step` is the one they are about to begin at the earliest."""
+    match fault.effect:
+        case "late":
+            return [f"late {1e3 * (fault.amount or 0.0):g}"]
+        case "rate" if fault.kind == "gpu":
+            return [f"slow {1 / (fault.amount or 1.0):g} {fault.share:g}"]
+        case "pause":
+            return [f"pause {1e3 * (fault.lasting_s or 0.0):g}"]
+        case "mismatched":
+            return ["mismatch 2"]
+        case "deadlocked":
+            return ["reversed"]
+        case "second mix":
+            return [f"second {step + 2}"]
+        case "absent" | "stuck":
+            return [fault.effect]
+        case "heal":
+            return ["heal"]
+    return []
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,9 @@ def fork_child(live: Callable[[], None]) -> int:
         return pid
     code = 1
     try:
-        _die_with(parent)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it was faster
+            raise LockstepError("the process that forked this one is gone")
         live()
         code = 0
     except BaseException:  # noqa: BLE001  # what follows in the parent must not happen here
@@ -31,9 +33,3 @@ def fork_child(live: Callable[[], None]) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-
-
-def _die_with(parent: int) -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it was faster
-        raise LockstepError("the process that forked this one is gone")

@@ -15,11 +15,10 @@ from lockstep.path_file import PathReport, read_plan, read_reports
 from lockstep.state.fabric import list_path_counts, save_path_plan
 from lockstep.state.leases import take_lease
 from tests.testbed.fabric.building import build_fabric
-from tests.testbed.fabric.fabric import Fabric
-from tests.testbed.fabric.oracle import Flow
-from tests.testbed.paths.planning_head import PlanningHead
+from tests.testbed.fabric.fabric import Fabric, Flow
 from tests.testbed.paths.shim import AGENT, build
 from tests.testbed.ranks import build_ranks
+from tests.testbed.scenarios.head_node import PlanningHead
 from tests.testbed.services import wait_until
 from tests.testbed.workers.job import SendingSocket, rings_of, start_job
 from tests.testbed.workers.plan import Collective, JobPlan, Layout

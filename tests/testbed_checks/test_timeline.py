@@ -28,6 +28,7 @@ from tests.testbed.paths.timeline import (
 LINK = "link:leaf0--spine0"
 FAULT_S = 10.0
 USUAL, SLOW, MOVED = [0.5] * 20, [1.0, 2.0, 2.0, 2.0, 2.0], [1.0, 0.5, 0.5, 0.5, 0.5]
+HEARD = f"leaf0--spine0 counts 20% of its rate: {LINK} needs 5.0 times the wire time per byte"
 
 
 def at(seconds: float) -> int:
@@ -39,6 +40,7 @@ def steps(*took_s: float) -> list[Step]:
 
 
 def incident(component: str = LINK, opened_s: float = 16.0) -> Incident:
+    opened_ns = at(opened_s)
     verdict = Verdict(
         id="v",
         job="loop",
@@ -47,19 +49,15 @@ def incident(component: str = LINK, opened_s: float = 16.0) -> Incident:
         confidence=0.8,
         grade="note",
         since_ns=at(FAULT_S),
-        last_seen_ns=at(opened_s),
+        last_seen_ns=opened_ns,
         impact=Impact(ranks_waiting=7),
         reason="slow",
         coverage=1.0,
     )
-    opened_ns = at(opened_s)
     return Incident(id="v", job="loop", state="open", opened_ns=opened_ns, updated_ns=opened_ns, verdict=verdict)
 
 
-HEARD = f"leaf0--spine0 counts 20% of its rate: {LINK} needs 5.0 times the wire time per byte"
-
-
-def plan(generation: int, made_s: float, weights: dict[str, float] | None = None, *reasons: str) -> PathSummary:
+def plan(generation: int, made_s: float, weight: float | None = None, reason: str = "8 flows") -> PathSummary:
     return PathSummary(
         generation=generation,
         made_ns=at(made_s),
@@ -67,8 +65,8 @@ def plan(generation: int, made_s: float, weights: dict[str, float] | None = None
         with_ports=0,
         max_use=0.5,
         bound=0.5,
-        weights=weights or {},
-        reasons=(*reasons, "8 flows"),
+        weights={} if weight is None else {"leaf0--spine0": weight},
+        reasons=(reason,),
     )
 
 
@@ -86,10 +84,8 @@ def told(
     moves: Sequence[AuditLine] = (moved(8.0, 1), moved(18.4, 2), moved(18.6, 2)),
     heard: str = HEARD,
 ) -> Timeline:
-    doubt = plan(
-        4, 14.0, {"leaf0--spine0": 0.6}, "leaf0--spine0 counts 60%: link:leaf0--spine0 cannot be told apart from it"
-    )
-    plans = [plan(1, 8.0), doubt, plan(2, 18.0, {"leaf0--spine0": 0.2}, heard), plan(3, 40.0)]
+    doubt = plan(4, 14.0, 0.6, "leaf0--spine0 counts 60%: link:leaf0--spine0 cannot be told apart from it")
+    plans = [plan(1, 8.0), doubt, plan(2, 18.0, 0.2, heard), plan(3, 40.0)]
     return make_timeline(Records(steps(*took_s), incidents, plans, [line("degrade_link", FAULT_S), *moves]))
 
 
@@ -105,52 +101,26 @@ def test_every_moment_is_told_in_seconds_since_the_fault() -> None:
     ]
 
 
-def test_loop_is_closed_when_the_link_was_named_and_the_job_is_fast_again() -> None:
+def test_loop_is_closed_when_the_planner_had_heard_of_the_link_and_the_job_is_fast_again() -> None:
     assert told().is_closed
-
-
-def test_last_word_of_an_incident_does_not_undo_what_the_planner_had_heard() -> None:
-    assert told(incidents=(incident("nic:h0/eth0"),)).is_closed
-
-
-@pytest.mark.parametrize(
-    "heard",
-    [
+    assert told(incidents=(incident("nic:h0/eth0"),)).is_closed  # its last word does not undo what was heard
+    for heard in (
         "leaf0--spine1 counts 20% of its rate: link:leaf0--spine1 needs 5.0 times the wire time per byte",
         "leaf0--spine0 counts 20% of its rate: leaf0/spine0 carries 20% by its speed and errors",
-    ],
-)
-def test_loop_without_a_verdict_on_the_link_is_not_closed(heard: str) -> None:
-    assert not told(heard=heard).is_closed
+    ):
+        assert not told(heard=heard).is_closed
+    one_fast_among_slow = told((*USUAL, *SLOW, 0.5, 0.5, 2.0, 0.5, 2.0))
+    assert (one_fast_among_slow.back, one_fast_among_slow.back_s) == (None, None)
+    never_moved = told((*USUAL, *SLOW, *SLOW), moves=())
+    assert (never_moved.moved_ns, never_moved.back, never_moved.plan, never_moved.slow_s) == (None, None, None, 2.0)
 
 
-def test_incident_from_before_the_fault_is_another_one() -> None:
+def test_only_what_belongs_to_the_fault_is_in_its_timeline() -> None:
     assert told(incidents=(incident(opened_s=9.0),)).incident is None
-
-
-def test_plan_that_moves_nothing_is_not_the_one_around_the_link() -> None:
-    assert (told().plan or plan(0, 0.0)).generation == 2
-    assert told(moves=()).plan is None
-
-
-def test_moves_of_other_plans_are_not_those_around_the_link() -> None:
     timeline = told(moves=(moved(8.0, 1), moved(18.4, 2), moved(41.0, 3)))
     assert (timeline.moved, timeline.moved_ns, timeline.returned) == (1, at(18.4), 1)
-
-
-def test_one_fast_step_among_slow_ones_is_no_recovery() -> None:
-    timeline = told((*USUAL, *SLOW, 0.5, 0.5, 2.0, 0.5, 2.0))
-    assert timeline.back is None
-    assert timeline.back_s is None
-
-
-def test_job_that_nobody_moved_is_slow_to_the_end() -> None:
-    timeline = told((*USUAL, *SLOW, *SLOW), moves=())
-    assert (timeline.moved_ns, timeline.back) == (None, None)
-    assert timeline.slow_s == 2.0
-
-
-def test_timeline_needs_a_fault_and_a_step_before_it() -> None:
+    assert timeline.plan is not None
+    assert timeline.plan.generation == 2
     with pytest.raises(BadInput, match="nobody wrote down"):
         make_timeline(Records(steps(*USUAL), [], [], []))
     with pytest.raises(BadInput, match="no step that ended before link:leaf0--spine0 was degraded"):

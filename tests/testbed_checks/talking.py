@@ -1,10 +1,17 @@
-"""How tests talk over a fabric: sockets made inside a host's namespace and used from here."""
+"""Sockets inside a host's namespace, for tests that talk over a fabric, and what is left of one on this machine."""
 
+import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
+from pyroute2 import IPRoute
+
+from tests.testbed.fabric import ownership
+from tests.testbed.fabric.cgroups import list_groups
 from tests.testbed.fabric.fabric import Fabric
+from tests.testbed.fabric.namespaces import list_names
 
 Nic = tuple[str, str]
 _IP_RECVERR = 11  # linux/in.h
@@ -95,3 +102,19 @@ def _drain(receiver: socket.socket, patience_s: float) -> int:
         while receiver.recv(100):
             arrived += 1
     return arrived
+
+
+def find_remains(prefix: str) -> list[str]:
+    """Return the names of all namespaces, interfaces, control groups and notes of a fabric."""
+    with IPRoute() as route:
+        interfaces = [link.get_attr("IFLA_IFNAME") for link in route.get_links()]
+    names = [*list_names(), *interfaces, *list_groups(), *os.listdir(ownership.FOLDER)]
+    return [name for name in names if ownership.prefix_of(name) == prefix]
+
+
+def is_running(pid: int) -> bool:
+    """Return whether a process has not ended, whoever its parent is."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False

@@ -1,1 +1,0 @@
-"""Tests of the training jobs on the testbed."""
