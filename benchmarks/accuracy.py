@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from multiprocessing import get_context
@@ -80,8 +81,12 @@ def read_results(file: Path) -> dict[str, Result]:
     """Return the results in a file by key; a line that was cut off by an interruption is done again."""
     if not file.exists():
         return {}
-    found = [_parse(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    return {result["key"]: result for result in found if result}
+    found: dict[str, Result] = {}
+    for line in file.read_text(encoding="utf-8").splitlines():
+        with suppress(ValueError):
+            result = json.loads(line)
+            found[result["key"]] = result
+    return found
 
 
 def default_results() -> Path:
@@ -114,21 +119,10 @@ def _examine(cases: Sequence[Case], workload: Workload) -> Iterator[Result]:
 def _score(result: Result, peer: str) -> Score:
     case = Case(**result["case"])
     said = result["peers"].get(peer, []) if peer else result["named"]
-    scored = score(case.tell(), case.seed, [_named(one) for one in said], result["step_s"])
+    tuples = ("ambiguous_with", "aliases")  # lists in JSON
+    named = [Named(**one | {name: tuple(one[name]) for name in tuples}) for one in said]
+    scored = score(case.tell(), case.seed, named, result["step_s"])
     return replace(scored, crashed=bool(result["error"]) and not peer)
-
-
-def _named(told: Result) -> Named:
-    lists = {"ambiguous_with": tuple(told["ambiguous_with"]), "aliases": tuple(told["aliases"])}
-    return Named(**{**told, **lists})
-
-
-def _parse(line: str) -> Result | None:
-    try:
-        result: Result = json.loads(line)
-    except ValueError:
-        return None
-    return result
 
 
 def _in_short(result: Result) -> str:

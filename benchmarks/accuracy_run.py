@@ -80,7 +80,12 @@ class Blame:
 
 def peer_verdicts(store: Store, start_ns: int) -> dict[str, list[Named]]:
     """Return what each of the peers says about the job in a store."""
-    cells, waits = _cells(store), _waits(store)
+    cells: dict[int, dict[_Cell, float]] = defaultdict(dict)
+    for row in store.query(_CELLS).to_pylist():
+        cells[row["window"]][row["src"], row["dst"]] = row["latency"]
+    waits: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    for row in store.query(_WAITS).to_pylist():
+        waits[row["window"]].append(row)
     return {
         "delay matrix": confirm({window: find_hot(latency) for window, latency in cells.items()}, start_ns),
         "waits least, 10x": confirm(find_least_waiting(waits, _MARGIN), start_ns),
@@ -121,25 +126,14 @@ def find_least_waiting(waits: _Waits, margin: float) -> dict[int, set[Blame]]:
     """Return the rank that waits least in each slow window, when the others wait that many times as long."""
     pace = {window: sum(row["operations"] for row in rows) for window, rows in waits.items()}
     usual = median([pace[window] for window in sorted(pace)[1 : 1 + _FIRST_WINDOWS]] or [0.0])
-    return {
-        window: {_blame(min(rows, key=_waited))}
-        if pace[window] * _SLOWER < usual and _is_far(rows, margin)
-        else set()
-        for window, rows in waits.items()
-    }
-
-
-def _is_far(rows: list[dict[str, Any]], margin: float) -> bool:
-    return median(map(_waited, rows)) >= margin * min(map(_waited, rows))
-
-
-def _waited(row: dict[str, Any]) -> int:
-    return int(row["waited"])
-
-
-def _blame(row: dict[str, Any]) -> Blame:
-    """Return the rank of a row; the rule names a rank, so every name of it is right."""
-    return Blame(f"gpu:{row['host']}/{row['gpu']}", None, (f"host:{row['host']}", f"rank:{row['world']}"))
+    found: dict[int, set[Blame]] = {}
+    for window, rows in waits.items():
+        least = min(rows, key=lambda row: int(row["waited"]))
+        is_far = median(int(row["waited"]) for row in rows) >= margin * least["waited"]
+        host, rank = least["host"], least["world"]  # the rule names a rank, so every name of it is right
+        blame = Blame(f"gpu:{host}/{least['gpu']}", None, (f"host:{host}", f"rank:{rank}"))
+        found[window] = {blame} if pace[window] * _SLOWER < usual and is_far else set()
+    return found
 
 
 def confirm(found: Mapping[int, set[Blame]], start_ns: int) -> list[Named]:
@@ -149,27 +143,9 @@ def confirm(found: Mapping[int, set[Blame]], start_ns: int) -> list[Named]:
         for blame in found[window] & found.get(window - 1, set()):
             end_s = ((window + 1) * WINDOW_S * NS_PER_S - start_ns) / NS_PER_S
             first = told[blame].opened_s if blame in told else end_s
-            told[blame] = _named(blame, first, end_s)
+            fault_class = "noncomm_slow" if blame.component.startswith("gpu:") else "comm_slow"
+            told[blame] = Named(blame.component, fault_class, first, end_s, blame.side, aliases=blame.aliases)
     return list(told.values())
-
-
-def _named(blame: Blame, opened_s: float, last_s: float) -> Named:
-    fault_class = "noncomm_slow" if blame.component.startswith("gpu:") else "comm_slow"
-    return Named(blame.component, fault_class, opened_s, last_s, blame.side, aliases=blame.aliases)
-
-
-def _cells(store: Store) -> dict[int, dict[_Cell, float]]:
-    cells: dict[int, dict[_Cell, float]] = defaultdict(dict)
-    for row in store.query(_CELLS).to_pylist():
-        cells[row["window"]][row["src"], row["dst"]] = row["latency"]
-    return cells
-
-
-def _waits(store: Store) -> dict[int, list[dict[str, Any]]]:
-    waits: dict[int, list[dict[str, Any]]] = defaultdict(list)
-    for row in store.query(_WAITS).to_pylist():
-        waits[row["window"]].append(row)
-    return waits
 
 
 START_NS = 1_700_000_000 * NS_PER_S  # as `lockstep simulate` has it, so that captures of a seed are the same rows
@@ -199,7 +175,9 @@ def examine(case: Case, captures: Path | None = None) -> Result:
     scenario = case.tell()
     with _embedded_store() as store:
         if captures:
-            topology, step_s = _load(store, captures / f"{case.scenario}-{case.seed}"), None
+            capture, step_s = read_capture(captures / f"{case.scenario}-{case.seed}"), None
+            load_capture(store, capture)
+            topology = TopologyIndex(capture.topology) if capture.topology else None
         else:
             topology, step_s = _simulate(store, scenario, case.seed)
         told_at = time.process_time()
@@ -229,12 +207,6 @@ def _diagnose(store: Store, topology: TopologyIndex | None) -> tuple[list[Named]
         return [named_of(incident, START_NS) for incident in diagnose(store, topology, FollowOptions())], ""
     except Exception as error:  # noqa: BLE001 - a crash is what the table must show, and the other runs go on
         return [], f"{type(error).__name__}: {error}"
-
-
-def _load(store: Store, folder: Path) -> TopologyIndex | None:
-    capture = read_capture(folder)
-    load_capture(store, capture)
-    return TopologyIndex(capture.topology) if capture.topology else None
 
 
 def _simulate(store: Store, scenario: Scenario, seed: int) -> tuple[TopologyIndex, float | None]:

@@ -1,7 +1,7 @@
 """Figures of many scored runs: precision, recall, false alarms with their bound, calibration, time to detect."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -91,10 +91,16 @@ class Tally:
         """Return the rest of what is worth knowing of a family, in one line."""
         said = [f"precision {self.precision:.1f} %", f"class {self.class_recall:.0f} %", f"n={len(self.scores)}"]
         if self.delays_s():
-            said.append(f"median {median(self.delays_s()):.0f} s{_steps(self.delays_steps())}")
+            steps = self.delays_steps()
+            said.append(
+                f"median {median(self.delays_s()):.0f} s" + (f" = {median(steps):.1f} steps" if steps else "")
+            )
         late = len(self.hits) - len(self.found)
         said += [f"late {late}"] * bool(late) + [f"alarms {self.alarms}"] * bool(self.alarms)
-        return ", ".join([*said, *_worst(self.wrong)])
+        if self.wrong:
+            names = sorted({f"{named.component} {named.fault_class}" for named in self.wrong})
+            said.append(f"wrong {len(self.wrong)}: {'; '.join(names[:2])}{' …' if len(names) > 2 else ''}")
+        return ", ".join(said)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,15 +115,15 @@ class Bin:
 
 def calibrate(scores: Iterable[Score]) -> list[Bin]:
     """Return how many verdicts there are of each confidence and how many of them are right in part and class."""
-    said = [pair for score in scores for pair in _judged(score)]
-    ends = (*_BINS[1:], math.inf)
-    inside: Callable[[float, float], list[bool]] = lambda low, high: [  # noqa: E731
-        right for confidence, right in said if low <= confidence < high
-    ]
-    return [
-        Bin(low, min(high, 1.0), len(inside(low, high)), sum(inside(low, high)))
-        for low, high in zip(_BINS, ends, strict=True)
-    ]
+    said: list[tuple[float, bool]] = []
+    for score in scores:
+        said += [(hit.named.confidence, hit.class_right) for hit in score.hits]
+        said += [(named.confidence, False) for named in (*score.wrong, *score.alarms)]
+    bins = []
+    for low, high in zip(_BINS, (*_BINS[1:], math.inf), strict=True):
+        inside = [right for confidence, right in said if low <= confidence < high]
+        bins.append(Bin(low, min(high, 1.0), len(inside), sum(inside)))
+    return bins
 
 
 def right_at(bins: Iterable[Bin], confidence: float) -> tuple[float, int]:
@@ -151,25 +157,9 @@ def _chance_of_at_most(events: int, mean: float) -> float:
     return sum(math.exp(k * math.log(mean) - mean - math.lgamma(k + 1)) for k in range(events + 1))
 
 
-def _judged(score: Score) -> list[tuple[float, bool]]:
-    right = [(hit.named.confidence, hit.class_right) for hit in score.hits]
-    return [*right, *((named.confidence, False) for named in (*score.wrong, *score.alarms))]
-
-
 def _percent(part: float, whole: float) -> float:
     """Return a percentage; of nothing, everything is right."""
     return 100.0 * part / whole if whole else 100.0
-
-
-def _steps(delays: list[float]) -> str:
-    return f" = {median(delays):.1f} steps" if delays else ""
-
-
-def _worst(wrong: list[Named]) -> list[str]:
-    if not wrong:
-        return []
-    names = sorted({f"{named.component} {named.fault_class}" for named in wrong})
-    return [f"wrong {len(wrong)}: {'; '.join(names[:2])}{' …' if len(names) > 2 else ''}"]
 
 
 _FLOORS: dict[Group, tuple[float, float]] = {"single strong": (97.0, 99.5), "hard": (90.0, 97.0)}

@@ -7,16 +7,11 @@ core alone, on the GPU as well where there is one.
 """
 
 import math
-import resource
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
-from multiprocessing import get_context
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 
@@ -43,14 +38,13 @@ from benchmarks.analyze_window import (
     scene_topology,
     write_dumps,
 )
-from benchmarks.figures import Figure, Note
+from benchmarks.figures import Figure, Note, clocked, in_own_process, peak_mb
 from lockstep.clock import NS_PER_S
 from lockstep.store.migrations import Layout, migrate
 from lockstep.store.store import Store, open_store
 from lockstep.tables import TABLE_BY_NAME
 from lockstep.topology import TopologyIndex
 
-_Made = TypeVar("_Made")
 _ENGINE_BYTES = 8 << 30  # of memory that the embedded engine may take: a server would have more
 
 
@@ -64,12 +58,6 @@ class Cost:
     wall_s: float
     peak_mb: float
     rows: int
-
-
-def in_own_process(task: Callable[..., _Made], *arguments: object) -> _Made:
-    """Return what a task makes in a fresh process: its CPU time and its memory are its own."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(task, *arguments).result()
 
 
 def judge_window(store: Store, topology: TopologyIndex | None) -> list[str]:
@@ -98,11 +86,10 @@ def measure_scene(scene: Scene) -> Cost:
 
 def measure_dumps(ranks: int) -> tuple[Cost, PeerCost]:
     """Let our analyzer and theirs read the same dumps of a hang."""
-    with tempfile.TemporaryDirectory(prefix="lockstep-dumps-") as dumps:
-        write_dumps(Path(dumps), ranks)
-        return in_own_process(_judge_dumps, Path(dumps), ranks), in_own_process(
-            run_their_analyser, Path(dumps), ranks
-        )
+    with tempfile.TemporaryDirectory(prefix="lockstep-dumps-") as folder:
+        dumps = Path(folder)
+        write_dumps(dumps, ranks)
+        return in_own_process(_judge_dumps, dumps, ranks), in_own_process(run_their_analyser, dumps, ranks)
 
 
 def _fill(scene: Scene, folder: Path) -> int:
@@ -121,14 +108,16 @@ def _judge_dumps(dumps: Path, ranks: int) -> Cost:
         open_store(f"chdb://{folder}", memory_bytes=_ENGINE_BYTES) as store,
     ):
         migrate(store, Layout(store.database), START_NS)
-        cpu, wall = time.process_time(), time.perf_counter()
-        tables = read_dumps(dumps).tables()
-        for name, rows in tables.items():
-            store.insert(TABLE_BY_NAME[name], rows, name)
-        named = [incident.verdict.component for incident in diagnose(store, None, FollowOptions())]
-        cpu_s, wall_s = time.process_time() - cpu, time.perf_counter() - wall
-    count = sum(rows.num_rows for rows in tables.values())
-    return Cost(Scene(ranks, HUNG), tuple(named), cpu_s, wall_s, _peak_mb(), count)
+
+        def judge() -> tuple[list[str], int]:
+            tables = read_dumps(dumps).tables()
+            for name, rows in tables.items():
+                store.insert(TABLE_BY_NAME[name], rows, name)
+            named = [incident.verdict.component for incident in diagnose(store, None, FollowOptions())]
+            return named, sum(rows.num_rows for rows in tables.values())
+
+        (named, count), wall_s, cpu_s = clocked(judge)
+    return Cost(Scene(ranks, HUNG), tuple(named), cpu_s, wall_s, peak_mb(), count)
 
 
 def _judge(scene: Scene, folder: Path, rows: int) -> Cost:
@@ -136,14 +125,8 @@ def _judge(scene: Scene, folder: Path, rows: int) -> Cost:
     topology = TopologyIndex(fabric) if fabric else None
     with open_store(f"chdb://{folder}", memory_bytes=_ENGINE_BYTES) as store:
         judge_window(store, topology)  # a service that runs has its libraries loaded and its files cached
-        cpu, wall = time.process_time(), time.perf_counter()
-        named = judge_window(store, topology)
-        cpu_s, wall_s = time.process_time() - cpu, time.perf_counter() - wall
-    return Cost(scene, tuple(named), cpu_s, wall_s, _peak_mb(), rows)
-
-
-def _peak_mb() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        named, wall_s, cpu_s = clocked(lambda: judge_window(store, topology))
+    return Cost(scene, tuple(named), cpu_s, wall_s, peak_mb(), rows)
 
 
 _GROUP = 8  # ranks of a tensor parallel group
@@ -228,12 +211,9 @@ def _as_operations(
 
 def _timed(rows: Operations, are_sums: bool, ranks: int, device: Device) -> tuple[Excess | None, tuple[float, float]]:
     kernels: Kernels = choose_kernels(len(rows), NumericOptions(device=device, fewest_rows=0))
-    found, costs = None, []
-    for _ in range(1 + _AGAIN):
-        cpu, wall = time.process_time(), time.perf_counter()
-        found = measure_excess(rows, are_sums, ranks, None, kernels)
-        costs.append((time.process_time() - cpu, time.perf_counter() - wall))
-    return found, min(costs[1:], key=lambda cost: cost[1])
+    tries = [clocked(lambda: measure_excess(rows, are_sums, ranks, None, kernels)) for _ in range(1 + _AGAIN)]
+    found, wall_s, cpu_s = min(tries[1:], key=lambda one: one[1])
+    return found, (cpu_s, wall_s)
 
 
 def main() -> None:
@@ -264,8 +244,13 @@ def measure(quick: bool, note: Note) -> tuple[Figure, ...]:
     sizes = _SIZES[:1] if quick else _SIZES
     slow = [_noted(note, Scene(ranks, SLOW)) for ranks in sizes]
     others = [] if quick else [_noted(note, scene) for scene in _other_scenes()]
-    pairs = [_noted_dumps(note, ranks) for ranks in (_PEER_SIZES[:1] if quick else _PEER_SIZES)]
-    core = [_noted_core(note, ranks, devices) for ranks in (_CORE_SIZES[:1] if quick else _CORE_SIZES)]
+    pairs, core = [], []
+    for ranks in _PEER_SIZES[:1] if quick else _PEER_SIZES:
+        note(f"flight-recorder dumps of {ranks:,} ranks, one of which never comes")
+        pairs.append(measure_dumps(ranks))
+    for ranks in _CORE_SIZES[:1] if quick else _CORE_SIZES:
+        note(f"the numeric core alone at {ranks:,} ranks")
+        core.append(in_own_process(measure_numeric, ranks, devices))
     million = [cost for cost in others if cost.scene.ranks == _MILLION and cost.scene.trouble == SLOW]
     return (
         *(figure for cost in [*slow, *million] for figure in _speed(cost)),
@@ -313,11 +298,6 @@ def _noted(note: Note, scene: Scene) -> Cost:
     return measure_scene(scene)
 
 
-def _noted_dumps(note: Note, ranks: int) -> tuple[Cost, PeerCost]:
-    note(f"flight-recorder dumps of {ranks:,} ranks, one of which never comes")
-    return measure_dumps(ranks)
-
-
 def _speed(cost: Cost) -> Iterator[Figure]:
     ranks = cost.scene.ranks
     floor, goal = _CLAIMS.get(ranks, (None, None))
@@ -353,11 +333,6 @@ def _beside(ours: Cost, theirs: PeerCost) -> Iterator[Figure]:
     false = len(theirs.named - {ABSENT})
     said = f"{len(theirs.named)} ranks called missing, {false} of them wrongly"
     yield Figure(f"hang, dumps of {ranks:,} ranks: torchfrtrace", theirs.cpu_s, "CPU s", None, None, False, said)
-
-
-def _noted_core(note: Note, ranks: int, devices: tuple[Device, ...]) -> list[NumericCost]:
-    note(f"the numeric core alone at {ranks:,} ranks")
-    return in_own_process(measure_numeric, ranks, devices)
 
 
 def _core(costs: Sequence[NumericCost]) -> Iterator[Figure]:

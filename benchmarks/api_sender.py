@@ -15,18 +15,10 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.figures import Note
+from benchmarks.fleet_sender import batch_head, read_answer
 from lockstep.arrow import fill_rows
-from lockstep.batches import (
-    AGENT_HEADER,
-    BOOT_HEADER,
-    CONTENT_TYPE,
-    ENCODING,
-    NUMBER_HEADER,
-    VERSION_HEADER,
-    encode_batch,
-)
+from lockstep.batches import encode_batch
 from lockstep.clock import NS_PER_S
-from lockstep.records import RECORDS_VERSION
 from lockstep.store.store import Store
 from lockstep.tables import TABLE_BY_NAME
 
@@ -54,18 +46,9 @@ def ask(port: int, tokens: Sequence[str], paths: Sequence[str], seconds: float, 
 
 async def _ask(port: int, tokens: Sequence[str], paths: Sequence[str], seconds: float, pause_s: float) -> Answers:
     answers, begin = Answers(), time.perf_counter()
-    clients = (
-        _client(
-            port,
-            token,
-            [*paths[number % len(paths) :], *paths[: number % len(paths)]],
-            begin + seconds,
-            pause_s,
-            answers,
-        )
-        for number, token in enumerate(tokens)
-    )
-    await asyncio.gather(*clients)
+    turns = [[*paths[turn % len(paths) :], *paths[: turn % len(paths)]] for turn in range(len(tokens))]
+    clients = zip(tokens, turns, strict=True)
+    await asyncio.gather(*(_client(port, *client, begin + seconds, pause_s, answers) for client in clients))
     answers.elapsed_s = time.perf_counter() - begin
     return answers
 
@@ -80,7 +63,7 @@ async def _client(
         while not number or time.perf_counter() < until:
             begin = time.perf_counter()
             writer.write(f"GET {paths[number % len(paths)]} {head}".encode())
-            status = await read_answer(reader)
+            status, _, _ = await read_answer(reader)
             answers.seconds.append(time.perf_counter() - begin)
             answers.refused += status != 200
             number += 1
@@ -88,14 +71,6 @@ async def _client(
                 await asyncio.sleep(max(begin + pause_s - time.perf_counter(), 0.0))
     finally:
         writer.close()
-
-
-async def read_answer(reader: asyncio.StreamReader) -> int:
-    """Return the status of an answer after all of it has come."""
-    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-    fields = dict(line.lower().split(": ", 1) for line in head[1:] if ": " in line)
-    await reader.readexactly(int(fields.get("content-length", "0")))
-    return int(head[0].split(" ", 2)[1])
 
 
 RANKS, GPUS_PER_HOST = 1_024, 8
@@ -119,7 +94,13 @@ def fill(store: Store, rows: int, now_ns: int, note: Note) -> int:
     for job in _JOBS:
         store.insert(TABLE_BY_NAME["comms"], _comms(job, end_ns - seconds * NS_PER_S), token=f"comms/{job}")
     for first in range(0, seconds, _SECONDS_PER_INSERT):
-        _insert(store, [end_ns - (seconds - second) * NS_PER_S for second in range(first, min(first + 10, seconds))])
+        last = min(first + _SECONDS_PER_INSERT, seconds)
+        times = [end_ns - (seconds - second) * NS_PER_S for second in range(first, last)]
+        for name in ("transfer_stats", "op_stats"):
+            parts = [_second(job, range(RANKS), ts_ns)[name] for job in _JOBS for ts_ns in times]
+            store.insert(TABLE_BY_NAME[name], pa.concat_tables(parts), token=f"{name}/{times[0]}")
+        beats = [heartbeats(list(range(HOSTS)), ts_ns + NS_PER_S) for ts_ns in times]
+        store.insert(TABLE_BY_NAME["agents"], pa.concat_tables(beats), token=f"agents/{times[0]}")
     return seconds * per_second
 
 
@@ -140,14 +121,6 @@ def heartbeats(hosts: list[int], ts_ns: int) -> pa.Table:
         "cpu_ns": 0,
     }
     return fill_rows(TABLE_BY_NAME["agents"], len(hosts), columns)
-
-
-def _insert(store: Store, moments: list[int]) -> None:
-    for name in ("transfer_stats", "op_stats"):
-        parts = [_second(job, range(RANKS), ts_ns)[name] for job in _JOBS for ts_ns in moments]
-        store.insert(TABLE_BY_NAME[name], pa.concat_tables(parts), token=f"{name}/{moments[0]}")
-    beats = [heartbeats(list(range(HOSTS)), ts_ns + NS_PER_S) for ts_ns in moments]
-    store.insert(TABLE_BY_NAME["agents"], pa.concat_tables(beats), token=f"agents/{moments[0]}")
 
 
 def _comms(job: str, init_ns: int) -> pa.Table:
@@ -248,28 +221,11 @@ async def _host(port: int, number: int, token: str, hosts: int) -> None:
                 sent += 1
                 second_ns = (time.time_ns() // NS_PER_S - 1) * NS_PER_S
                 body = encode_batch(host_second(number, second_ns))
-                writer.write(_head(port, number, token, sent, len(body)) + body)
-                if await read_answer(reader) != 200:
+                writer.write(batch_head(port, token, host_name(number), "bench", sent, body) + body)
+                if (await read_answer(reader))[0] != 200:
                     sys.stderr.write(f"the batch of {host_name(number)} was refused\n")
         except (asyncio.IncompleteReadError, ConnectionError):
             writer.close()  # the server ends connections that are idle for long; the next batch opens another
-
-
-def _head(port: int, host: int, token: str, number: int, length: int) -> bytes:
-    fields = {
-        "Host": f"127.0.0.1:{port}",
-        "Authorization": f"Bearer {token}",
-        "Content-Type": CONTENT_TYPE,
-        "Content-Encoding": ENCODING,
-        AGENT_HEADER: host_name(host),
-        BOOT_HEADER: "bench",
-        NUMBER_HEADER: str(number),
-        VERSION_HEADER: str(RECORDS_VERSION),
-        "Content-Length": str(length),
-    }
-    return "".join(
-        ["POST /api/v1/ingest HTTP/1.1\r\n", *(f"{k}: {v}\r\n" for k, v in fields.items()), "\r\n"]
-    ).encode()
 
 
 if __name__ == "__main__":

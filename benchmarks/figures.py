@@ -2,13 +2,19 @@
 
 import os
 import platform
+import re
+import resource
 import subprocess
+import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 Note = Callable[[str], None]
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -46,10 +52,30 @@ class Report:
         return {"bench": self.bench, "commit": self.commit, "machine": self.machine, "figures": figures}
 
 
+def in_own_process(task: Callable[..., Made], *arguments: object) -> Made:
+    """Return what a task makes in a fresh process: its CPU time and its peak of memory are its own."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(task, *arguments).result()
+
+
+def clocked(call: Callable[[], Made]) -> tuple[Made, float, float]:
+    """Return what a call returns, and its seconds by the wall and of the CPU."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    made = call()
+    return made, time.perf_counter() - wall, time.process_time() - cpu
+
+
+def peak_mb() -> float:
+    """Return the most memory that this process has had so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
 def describe_machine() -> str:
     """Return cores, memory and processor of this machine in one line."""
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
-    return f"{os.cpu_count()} x {_processor()}, {memory_gib:.0f} GiB, {platform.system()} {platform.machine()}"
+    models = re.findall(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    processor = models[0] if models else platform.processor() or platform.machine()
+    return f"{os.cpu_count()} x {processor}, {memory_gib:.0f} GiB, {platform.system()} {platform.machine()}"
 
 
 def describe_commit() -> str:
@@ -60,10 +86,3 @@ def describe_commit() -> str:
         return subprocess.run(command, cwd=here, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
-
-
-def _processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()

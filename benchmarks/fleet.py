@@ -117,14 +117,12 @@ def find_largest(
     for agents in ladder:
         tried = try_fleet(agents)
         if not tried.is_sustained:
-            return _narrow(best, tried, try_fleet) if narrow and best else (best, tried)
+            if not (narrow and best):
+                return best, tried
+            between = try_fleet((best.agents + tried.agents) // 2)
+            return (between, tried) if between.is_sustained else (best, between)
         best = tried
     return best, None
-
-
-def _narrow(best: Judgement, failed: Judgement, try_fleet: Callable[[int], Judgement]) -> tuple[Judgement, Judgement]:
-    between = try_fleet((best.agents + failed.agents) // 2)
-    return (between, failed) if between.is_sustained else (best, between)
 
 
 class _Bench:

@@ -90,27 +90,17 @@ def _dense_groups(job: int, host_of_job: int) -> Iterator[Group]:
             _comm(job, 1, in_pipeline * tensor + in_tensor), "dp", in_data, data, gpu, GPUS_PER_HOST // tensor
         )
         if pipeline > 1:
-            yield _chain(_comm(job, 2, in_data * tensor + in_tensor), in_pipeline, pipeline, gpu)
+            # Activations go forward and gradients back, so both neighbours are sent to and received from.
+            near = tuple(peer for peer in (in_pipeline - 1, in_pipeline + 1) if 0 <= peer < pipeline)
+            yield Group(_comm(job, 2, in_data * tensor + in_tensor), "pp", in_pipeline, pipeline, gpu, near, near)
 
 
 def _ring(comm: int, kind: str, rank: int, nranks: int, gpu: int, ranks_per_host: int) -> Group:
-    following, preceding = (rank + 1) % nranks, (rank - 1) % nranks
-    own = rank // ranks_per_host
-    return Group(
-        comm,
-        kind,
-        rank,
-        nranks,
-        gpu,
-        tuple(peer for peer in (following,) if peer // ranks_per_host != own),
-        tuple(peer for peer in (preceding,) if peer // ranks_per_host != own),
+    following, preceding = (
+        (peer,) if peer // ranks_per_host != rank // ranks_per_host else ()
+        for peer in ((rank + 1) % nranks, (rank - 1) % nranks)
     )
-
-
-def _chain(comm: int, stage: int, stages: int, gpu: int) -> Group:
-    """Activations go forward and gradients back, so both neighbours are sent to and received from."""
-    neighbours = tuple(peer for peer in (stage - 1, stage + 1) if 0 <= peer < stages)
-    return Group(comm, "pp", stage, stages, gpu, neighbours, neighbours)
+    return Group(comm, kind, rank, nranks, gpu, following, preceding)
 
 
 def _comm(job: int, kind: int, number: int) -> int:
@@ -296,10 +286,7 @@ class Watch:
         found = self._head.store.query(_QUERY, asked).to_pylist()
         now_ns = time.monotonic_ns()
         for row in found:
-            self._sight(self._markers[row["host"]], row["newest_ns"] // NS_PER_S, now_ns)
-
-    def _sight(self, host: int, newest_second: int, now_ns: int) -> None:
-        """Batches are stored in order, so with one second all before it are there."""
-        for second in range(self._next[host], newest_second + 1):
-            self.sighted[host, second] = now_ns
-        self._next[host] = max(self._next[host], newest_second + 1)
+            host, newest_second = self._markers[row["host"]], row["newest_ns"] // NS_PER_S
+            for second in range(self._next[host], newest_second + 1):  # in order: all before it are there
+                self.sighted[host, second] = now_ns
+            self._next[host] = max(self._next[host], newest_second + 1)

@@ -87,6 +87,31 @@ def phase_of(host: int) -> float:
     return host * _GOLDEN % 1.0
 
 
+def batch_head(port: int, token: str, agent: str, boot: str, number: int, content: bytes) -> bytes:
+    """Return what goes before a batch on a connection to the gateway."""
+    fields = {
+        "Host": f"127.0.0.1:{port}",
+        "Authorization": f"Bearer {token}",
+        "Content-Type": CONTENT_TYPE,
+        "Content-Encoding": ENCODING,
+        "Content-Length": len(content),
+        AGENT_HEADER: agent,
+        BOOT_HEADER: boot,
+        NUMBER_HEADER: number,
+        VERSION_HEADER: RECORDS_VERSION,
+    }
+    lines = [f"{name}: {value}\r\n" for name, value in fields.items()]
+    return f"POST /api/v1/ingest HTTP/1.1\r\n{''.join(lines)}\r\n".encode("ascii")
+
+
+async def read_answer(reader: asyncio.StreamReader) -> tuple[int, bytes, bool]:
+    """Return status and body of an answer after all of it has come, and whether the server ends the connection."""
+    status, *lines = (await reader.readuntil(b"\r\n\r\n")).split(b"\r\n")
+    fields = dict(line.lower().split(b": ", 1) for line in lines if b": " in line)
+    body = await reader.readexactly(int(fields.get(b"content-length", b"0")))
+    return int(status.split(b" ")[1]), body, fields.get(b"connection") == b"close"
+
+
 class FleetAgent:
     """One agent: waits for its moment, sends, and tries the same batch again until it has the receipt."""
 
@@ -128,7 +153,15 @@ class FleetAgent:
             async with asyncio.timeout(_TIMEOUT_S):
                 if self._writer is None:
                     await self.connect()
-                status, answer = await self._exchange(self._head(number, body), body.content)
+                head = batch_head(
+                    self._order.port,
+                    self._order.tokens[self._host],
+                    self._name,
+                    self._order.boot,
+                    number,
+                    body.content,
+                )
+                status, answer = await self._exchange(head, body.content)
         except (OSError, EOFError, TimeoutError, ValueError):
             self._disconnect()
             return False
@@ -139,27 +172,10 @@ class FleetAgent:
         assert self._writer is not None
         self._writer.write(head + content)
         await self._writer.drain()
-        status, *lines = (await self._reader.readuntil(b"\r\n\r\n")).split(b"\r\n")
-        fields = dict(line.lower().split(b": ", 1) for line in lines if line)
-        answer = await self._reader.readexactly(int(fields[b"content-length"]))
-        if fields.get(b"connection") == b"close":
+        status, answer, is_last = await read_answer(self._reader)
+        if is_last:
             self._disconnect()
-        return int(status.split(b" ")[1]), answer
-
-    def _head(self, number: int, body: Body) -> bytes:
-        fields = {
-            "Host": f"127.0.0.1:{self._order.port}",
-            "Authorization": f"Bearer {self._order.tokens[self._host]}",
-            "Content-Type": CONTENT_TYPE,
-            "Content-Encoding": ENCODING,
-            "Content-Length": len(body.content),
-            AGENT_HEADER: self._name,
-            BOOT_HEADER: self._order.boot,
-            NUMBER_HEADER: number,
-            VERSION_HEADER: RECORDS_VERSION,
-        }
-        lines = [f"{name}: {value}\r\n" for name, value in fields.items()]
-        return f"POST /api/v1/ingest HTTP/1.1\r\n{''.join(lines)}\r\n".encode("ascii")
+        return status, answer
 
     def _disconnect(self) -> None:
         if self._writer is not None:
@@ -174,11 +190,6 @@ def write_outcome(path: Path, sent: list[Sent]) -> None:
 
 def read_outcome(path: Path) -> list[Sent]:
     return [Sent(*map(int, line)) for line in np.load(path, allow_pickle=False)]
-
-
-async def _connect_all(agents: list[FleetAgent]) -> None:
-    for agent in agents:  # one after the other: a thousand at once overflow the listener's queue
-        await agent.connect()
 
 
 async def _play_all(agents: list[FleetAgent], start_ns: int) -> None:
@@ -217,7 +228,8 @@ def main() -> None:
     order = Order(tokens=tokens, **heard)  # type: ignore[arg-type]  # written by our parent from the same class
     agents = _prepare(order)
     with asyncio.Runner() as runner:
-        runner.run(_connect_all(agents))
+        for agent in agents:  # one after the other: a thousand at once overflow the listener's queue
+            runner.run(agent.connect())
         _say(ready=len(agents))
         runner.run(_play_all(agents, int(str(_hear()["start_ns"]))))
     write_outcome(Path(order.out), [sent for agent in agents for sent in agent.sent])

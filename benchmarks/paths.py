@@ -5,14 +5,11 @@ choice (ECMP) and greedy choice. Small ones are many, so that the share at the o
 LP and, where it finishes, the MILP. Every plan's paths are checked before it is scored.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterator, Sequence
 from itertools import count, product
-from multiprocessing import get_context
 from statistics import median
-from typing import TypeVar
 
-from benchmarks.figures import Figure, Note
+from benchmarks.figures import Figure, Note, in_own_process
 from benchmarks.paths_cases import (
     DAMAGES,
     DATA,
@@ -146,15 +143,18 @@ _MILP_EVERY = 16  # small cases, whether or not anything is left to prove: the M
 _LINKS_LOST = 10
 _REPLAN_FLOWS = 8_192
 
-Result = TypeVar("Result")
-
 
 def measure(quick: bool, note: Note) -> tuple[Figure, ...]:
     """Return the figures of the planner."""
-    large = [_noted(note, case) for case in (quick_cases() if quick else [*large_cases(), *_public_cases(note)])]
+    large, replanned = [], []
+    for case in quick_cases() if quick else [*large_cases(), *_public_cases(note)]:
+        note(f"planning {case.name}")
+        large.append(in_own_process(score_case, case))
     note("planning many small cases")
     small = [score_case(case, milp_always=case.seed % _MILP_EVERY == 0) for case in small_cases(quick)]
-    replanned = [one for case in replan_cases(quick) for one in _replan(note, case)]
+    for case in replan_cases(quick):
+        note(f"losing links of {case.name}")
+        replanned += in_own_process(replan_case, case, _LINKS_LOST)
     return (
         *claim_optimum([*large, *small]),
         *claim_seconds(large),
@@ -210,19 +210,3 @@ def _public_cases(note: Note) -> Iterator[Case]:
     for at, (traffic, flows) in enumerate(product(("rings", "jobs", "random"), _FLOWS[:2])):
         yield Case(NAMESAKES, "intact", traffic, flows, FIRST_SEED + at)
     yield Case(NAMESAKES, "4 % of links missing", "rings", 8_192, FIRST_SEED)
-
-
-def _noted(note: Note, case: Case) -> Score:
-    note(f"planning {case.name}")
-    return _apart(score_case, case)
-
-
-def _replan(note: Note, case: Case) -> Iterable[Replanned]:
-    note(f"losing links of {case.name}")
-    return _apart(replan_case, case, _LINKS_LOST)
-
-
-def _apart(call: Callable[..., Result], *arguments: object) -> Result:
-    """Return what a call returns in a fresh interpreter: the peak of one would hide that of the next."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(call, *arguments).result()

@@ -55,7 +55,9 @@ def build_case(case: Case) -> tuple[Network, list[Flow]]:
     rng = np.random.default_rng(case.seed)
     network = DAMAGES[case.damage](build_network(FABRICS[case.fabric]()), rng)
     pairs = TRAFFIC[case.traffic](_list_ends(network), case.flows, rng)
-    return network, _name_flows(pairs, SIZES.get(case.traffic, _equal)(len(pairs), rng))
+    sizes = SIZES[case.traffic](len(pairs), rng) if case.traffic in SIZES else np.full(len(pairs), FLOW_GBPS)
+    named = zip(pairs, sizes.tolist(), strict=True)
+    return network, [Flow(id=f"f{at}", src=src, dst=dst, gbps=size) for at, ((src, dst), size) in enumerate(named)]
 
 
 def fabric_links(topology: Topology) -> list[str]:
@@ -188,20 +190,11 @@ TRAFFIC: Mapping[str, Callable[[Sequence[str], int, np.random.Generator], _Pairs
 }
 
 
-def _equal(count: int, rng: np.random.Generator) -> np.ndarray:
-    return np.full(count, FLOW_GBPS)
-
-
 SIZES: Mapping[str, Callable[[int, np.random.Generator], np.ndarray]] = {
     "four sizes": lambda count, rng: rng.choice([12.5, 25.0, 50.0, 100.0], count, p=[0.4, 0.3, 0.2, 0.1]),
     "any sizes": lambda count, rng: np.minimum(rng.lognormal(np.log(25.0), 1.0, count), GBPS),
 }
 EQUAL = tuple(name for name in TRAFFIC if name not in SIZES)
-
-
-def _name_flows(pairs: _Pairs, sizes: np.ndarray) -> list[Flow]:
-    named = zip(pairs, sizes.tolist(), strict=True)
-    return [Flow(id=f"f{at}", src=src, dst=dst, gbps=size) for at, ((src, dst), size) in enumerate(named)]
 
 
 _HOSTS, _NICS, _SPINES = 16, 8, 8
@@ -245,14 +238,10 @@ def measure_c4p(quick: bool, note: Note) -> Iterator[Figure]:
     for queue_pairs in (2, 8):
         for experiment in EXPERIMENTS:
             note(f"C4P's table: {experiment.name}, {queue_pairs} queue pairs")
-            yield from _compare(network, replace(experiment, queue_pairs=queue_pairs), seeds)
+            told, poorer = replace(experiment, queue_pairs=queue_pairs), without(network, experiment.dead)
+            chance = [run_by_chance(poorer, told, seed).slowest for seed in seeds]
+            yield from _side_by_side(told, ("ECMP", "planned"), chance, run_planned(poorer, told).slowest)
         yield from _compare_cut(network, replace(CUT, queue_pairs=queue_pairs), seeds)
-
-
-def _compare(network: Network, experiment: Experiment, seeds: range) -> Iterator[Figure]:
-    poorer = without(network, experiment.dead)
-    chance = [run_by_chance(poorer, experiment, seed).slowest for seed in seeds]
-    yield from _side_by_side(experiment, ("ECMP", "planned"), chance, run_planned(poorer, experiment).slowest)
 
 
 def _compare_cut(network: Network, experiment: Experiment, seeds: range) -> Iterator[Figure]:

@@ -5,12 +5,14 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 from scipy.sparse import coo_array, csr_array, hstack, vstack
 
+from benchmarks.figures import Made as Result
+from benchmarks.figures import clocked
 from benchmarks.paths_cases import FIRST_SEED, Case, build_case, fabric_links
 from planner.paths.flow_paths import UNPLACED, FlowPaths, find_use
 from planner.paths.network import without
@@ -150,7 +152,6 @@ def _list_paths(paths: FlowPaths, flows: np.ndarray) -> Iterator[tuple[int, np.n
 
 
 Source = Literal["LP", "closed form"]
-Result = TypeVar("Result")
 
 _CLOSE = 1e-6  # of a flow: the LP is solved by floats
 _DRAWS = 20  # of ECMP
@@ -216,7 +217,8 @@ def score_case(case: Case, milp_always: bool = False) -> Score:
     above = count_above(plan, bound)
     equal = len(np.unique(plan.flows.size)) == 1
     ask = equal and (milp_always or above >= _CLOSE)
-    whole = _find_whole(paths, float(plan.flows.size[0])) if ask else None
+    may_finish = ask and count_variables(paths) <= _MOST_WHOLE
+    whole = solve_whole(build_program(paths), float(plan.flows.size[0]), _MILP_LIMIT_S) if may_finish else None
     ecmp = draw_at_random(paths, range(FIRST_SEED, FIRST_SEED + _DRAWS))
     greedy, lost = choose_greedily(paths), len(plan.unreachable)
     return Score(case, plan.highest_use, bound, source, above, whole, tuple(ecmp), greedy, effort, lost)
@@ -283,30 +285,14 @@ def count_above(plan: PathPlan, bound: float) -> float:
 
 def with_effort(call: Callable[[], Result], times: int = _TIMES) -> tuple[Result, Effort]:
     """Return what a call returns, and what it took; the peak of memory is that of the call alone."""
-    _forget_peak()
+    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM (proc(5)), so that setting up does not count
     before_mb = _read_status_mb("VmRSS")
-    result, wall_s, cpu_s = _clocked(call)
+    result, wall_s, cpu_s = clocked(call)
     peak_mb = max(0.0, _read_status_mb("VmHWM") - before_mb)
-    again = [_clocked(call) for _ in range(times - 1)]
+    again = [clocked(call) for _ in range(times - 1)]
     return result, Effort(
         min([wall_s, *(one[1] for one in again)]), min([cpu_s, *(one[2] for one in again)]), peak_mb
     )
-
-
-def _clocked(call: Callable[[], Result]) -> tuple[Result, float, float]:
-    wall, cpu = time.perf_counter(), time.process_time()
-    result = call()
-    return result, time.perf_counter() - wall, time.process_time() - cpu
-
-
-def _find_whole(paths: FlowPaths, size: float) -> float | None:
-    if count_variables(paths) > _MOST_WHOLE:
-        return None
-    return solve_whole(build_program(paths), size, _MILP_LIMIT_S)
-
-
-def _forget_peak() -> None:
-    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM (proc(5)), so that setting up does not count
 
 
 def _read_status_mb(name: str) -> float:

@@ -5,11 +5,10 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from random import Random
 from statistics import median
-from time import perf_counter, process_time
 
 import numpy as np
 
-from benchmarks.figures import Figure, Note
+from benchmarks.figures import Figure, Note, clocked
 from benchmarks.recovery_fleet import measure_fleet
 from benchmarks.recovery_peers import measure_peers
 from benchmarks.recovery_replay import measure_replay
@@ -22,7 +21,7 @@ from planner.allocation.throughput import tabulate
 from planner.pipeline.checking import closed_form, find_bound, find_faults
 from planner.pipeline.comparing import compare
 from planner.pipeline.dispatch import plan_schedule
-from planner.pipeline.schedule import Schedule, Shape, Times, Worker, unit_times
+from planner.pipeline.schedule import Shape, Times, Worker, unit_times
 
 _SEED = 8
 _PER_LEAF, _PER_BLOCK = 16, 256
@@ -105,12 +104,7 @@ def _time(
     name: str, call: Callable[[], object], runs: int, floor_s: float | None = None, goal_s: float | None = None
 ) -> Figure:
     """Return the median of several runs; beside it the best, and the processor time of the best."""
-    seconds, cpu = [], []
-    for _ in range(runs):
-        start, busy = perf_counter(), process_time()
-        call()
-        seconds.append(perf_counter() - start)
-        cpu.append(process_time() - busy)
+    _, seconds, cpu = zip(*(clocked(call) for _ in range(runs)), strict=True)
     beside = f"best {min(seconds):.4f} s, CPU {min(cpu):.4f} s, of {runs} runs"
     return Figure(name, median(seconds), "s", floor_s, goal_s, False, beside)
 
@@ -177,18 +171,11 @@ def random_cases(number: int, is_even: bool) -> Iterator[tuple[Shape, Times, fro
 
 
 def _score(shape: Shape, times: Times, failed: frozenset[Worker]) -> Point:
-    begin = perf_counter()
-    made = plan_schedule(shape, times, failed)
-    seconds = perf_counter() - begin
-    _check(made)
+    made, seconds, _ = clocked(lambda: plan_schedule(shape, times, failed))
+    if faults := find_faults(made):
+        raise AssertionError(f"a schedule that cannot be run: {faults[0]}")
     bound = find_bound(shape, times, failed, is_decoupled=True)
     return Point(made.period - bound.period, made.period - closed_form(shape, times, failed), seconds)
-
-
-def _check(made: Schedule) -> None:
-    faults = find_faults(made)
-    if faults:
-        raise AssertionError(f"a schedule that cannot be run: {faults[0]}")
 
 
 def _claim(name: str, points: list[Point], floor: float | None = None) -> Iterator[Figure]:

@@ -120,13 +120,10 @@ class _State:
         """Let all jobs work until then."""
         for job in self.cluster.jobs:
             begin_s = max(self.now_s, self.down_until_s.get(job.id, 0.0))
-            if begin_s < at_s:
-                self.waf += job.weight * self._rate(job) * (at_s - begin_s)
+            is_whole = job.nodes and not any(self.cluster.is_lost(name) for name in job.nodes)
+            if begin_s < at_s and is_whole:
+                self.waf += job.weight * job.work_on(len(job.nodes)) * (at_s - begin_s)
         self.now_s = at_s
-
-    def _rate(self, job: Job) -> float:
-        is_whole = all(not self.cluster.is_lost(name) for name in job.nodes)
-        return job.work_on(len(job.nodes)) if job.nodes and is_whole else 0.0
 
     def stop(self, job: Job, for_s: float, lost_work_s: float = 0.0) -> None:
         """Let a job stand still, and take back the last of its work."""
@@ -276,17 +273,13 @@ _GOALS = {"trace-a": 1.2, "trace-b": 1.9}  # what Unicron's paper tells of itsel
 def measure_fleet(quick: bool, note: Note) -> tuple[Figure, ...]:
     """Return what each way to recover is worth beside restarting, at each rate of faults."""
     seeds = range(FIRST_SEED, FIRST_SEED + (3 if quick else 30))
-    figures = [_measure_without_faults(seeds)]
+    calm = replace(TRACE_A, name="no faults", lost=0.0, others=0.0)
+    ((_, ratio, _),) = compare((IN_JOB,), calm, seeds[:3])
+    figures = [Figure("work at no faults over restarting", ratio, "ratio", 1.0, 1.0)]
     for faults in (TRACE_A, TRACE_B, META):
         note(f"a fleet under faults: {faults.name}, {len(seeds)} seeds")
         figures += _measure_with(faults, seeds)
     return tuple(figures)
-
-
-def _measure_without_faults(seeds: Sequence[int]) -> Figure:
-    calm = replace(TRACE_A, name="no faults", lost=0.0, others=0.0)
-    ((_, ratio, _),) = compare((IN_JOB,), calm, seeds[:3])
-    return Figure("work at no faults over restarting", ratio, "ratio", 1.0, 1.0)
 
 
 def _measure_with(faults: Faults, seeds: Sequence[int]) -> Iterator[Figure]:

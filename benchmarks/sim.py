@@ -7,17 +7,14 @@ memory is its own; time is CPU time, so that neighbours on the machine do not co
 """
 
 import os
-import resource
 import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import get_context
 
 import pyarrow as pa
 
-from benchmarks.figures import Figure, Note
+from benchmarks.figures import Figure, Note, in_own_process, peak_mb
 from lockstep.clock import NS_PER_S
 from simulator.faults import parse_fault
 from simulator.scenario import ClusterShape, Doing, JobShape, Layout, Scenario, Telemetry
@@ -76,9 +73,7 @@ def measure(quick: bool, note: Note) -> tuple[Figure, ...]:
 
 def _noted(note: Note, run: Run) -> Cost:
     note(f"simulating {run.ranks:,} ranks for {run.warm_up_s + run.scenario_s} s of their scenario")
-    # A fresh interpreter: the peak of one run would hide that of the next.
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(simulate, run).result()
+    return in_own_process(simulate, run)
 
 
 def _paces(costs: list[Cost]) -> Iterator[Figure]:
@@ -135,9 +130,9 @@ def simulate(run: Run) -> Cost:
         ready = time.process_time()
         middle = run.warm_up_s + run.scenario_s // 2
         rows = _advance(telemetry, run.warm_up_s, middle)
-        halfway = _peak_mb()
+        halfway = peak_mb()
         rows += _advance(telemetry, middle, run.warm_up_s + run.scenario_s)
-        peak = _peak_mb()
+        peak = peak_mb()
     return Cost(run.scenario_s, time.process_time() - ready, ready - begin, rows, peak, peak / halfway - 1)
 
 
@@ -159,7 +154,3 @@ def _advance(telemetry: SimulatedTelemetry, since_s: int, until_s: int) -> int:
     for second in range(since_s + 1, until_s + 1):
         rows += sum(table.num_rows for table in telemetry.advance(_START_NS + second * NS_PER_S).values())
     return rows
-
-
-def _peak_mb() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -18,7 +18,7 @@ import pyarrow as pa
 from analyzer.delay_matrix.reading import read_pairs
 from analyzer.windows.jobs import Roster
 from analyzer.windows.window import Context, Window
-from benchmarks.figures import Figure, Note
+from benchmarks.figures import Figure, Note, clocked
 from lockstep.arrow import fill_rows
 from lockstep.clock import NS_PER_S
 from lockstep.store.migrations import Layout, migrate
@@ -178,8 +178,8 @@ def _matrix_times(store: Store) -> tuple[float, float]:
     scan = f"SELECT sum(wire_ns), sum(bytes), uniq(rank, peer, channel) FROM transfer_stats WHERE job = '{_JOB}'"
     matrix, bare = [], []
     for _ in range(_QUERIES):
-        matrix.append(_wall_ms(lambda: read_pairs(store, context)))
-        bare.append(_wall_ms(lambda: store.query(scan)))
+        matrix.append(1e3 * clocked(lambda: read_pairs(store, context))[1])
+        bare.append(1e3 * clocked(lambda: store.query(scan))[1])
     return median(matrix), median(bare)
 
 
@@ -197,9 +197,3 @@ def _cpu_seconds(store: Store, work: Callable[[], object]) -> float:
         time.sleep(0.1)
     after = resource.getrusage(resource.RUSAGE_SELF)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-
-def _wall_ms(work: Callable[[], object]) -> float:
-    begin = time.perf_counter()
-    work()
-    return (time.perf_counter() - begin) * 1e3

@@ -4,13 +4,15 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks.fleet import FleetResult, Options, figures_of, find_largest, measure_fleet
 from benchmarks.fleet_head import machine_cpu_seconds
-from benchmarks.fleet_outage import Outage, OutageOutcome
+from benchmarks.fleet_outage import Ledger, Outage, OutageOutcome, find_differences, rows_per_batch
 from benchmarks.fleet_run import Cores, Judgement, Quantiles, RunOutcome, RunPlan
+from benchmarks.fleet_sender import Sent
 from tests.testbed.services import cpu_seconds
 
 QUICK = Quantiles(0.01, 0.2)
@@ -55,25 +57,47 @@ def test_figures_say_what_a_core_carries_and_why_more_did_not_go() -> None:
     assert (figures["rows lost"].met, figures["rows doubled"].met) == (True, True)
 
 
-def test_a_lost_or_doubled_row_breaks_the_floor() -> None:
-    figures = {figure.name: figure for figure in figures_of(replace(_result(), missing=1, surplus=2), quick=False)}
-    assert (figures["rows lost"].met, figures["rows doubled"].met) == (False, False)
-
-
-def test_a_quick_run_claims_nothing_about_the_floor() -> None:
-    agents = next(figures_of(_result(), quick=True))
-    assert (agents.floor, agents.met) == (None, None)
-
-
-def test_a_head_node_that_sustains_nothing_is_a_figure_of_zero() -> None:
-    figures = {figure.name: figure for figure in figures_of(replace(_result(), best=None), quick=False)}
-    assert (figures["agents sustained"].value, figures["agents sustained"].met) == (0, False)
-    assert "GPUs carried" not in figures
+@pytest.mark.parametrize(
+    ("changes", "quick", "name", "value", "met"),
+    [
+        ({"missing": 1}, False, "rows lost", 1, False),
+        ({"surplus": 2}, False, "rows doubled", 2, False),
+        ({}, True, "agents sustained", 256, None),  # a quick run claims nothing about the floor
+        ({"best": None}, False, "agents sustained", 0, False),
+    ],
+)
+def test_what_goes_wrong_breaks_the_floor(
+    changes: dict[str, Any], quick: bool, name: str, value: float, met: bool | None
+) -> None:
+    figures = {figure.name: figure for figure in figures_of(replace(_result(), **changes), quick)}
+    assert (figures[name].value, figures[name].met) == (value, met)
+    assert ("GPUs carried" in figures) == ("best" not in changes)
 
 
 def test_cpu_time_of_a_process_is_part_of_the_machines() -> None:
     own = cpu_seconds(os.getpid())
     assert 0 < own < machine_cpu_seconds()
+
+
+def _sent(host: int, number: int, is_taken: bool) -> Sent:
+    return Sent(host, number, due_ns=1, sent_ns=2, acked_ns=3 * is_taken, tries=1, rows=5, bytes=6)
+
+
+def test_what_was_acknowledged_must_be_there_once_and_what_was_not_may_be_there_or_not() -> None:
+    ledger = Ledger()
+    ledger.add([_sent(0, 1, True), _sent(0, 2, True), _sent(0, 3, False), _sent(9, 1, True)])
+    assert ledger.expected()["agents"] == {"h00000": (2, 3), "h00009": (1, 1)}
+    assert ledger.taken == 3
+    assert {table: hosts["h00009"] for table, hosts in ledger.expected().items()} == {
+        table: (rows, rows) for table, rows in rows_per_batch(9).items()
+    }
+
+
+def test_a_lost_row_in_one_table_and_a_double_in_another_do_not_cancel_out() -> None:
+    expected = {"agents": {"h1": (3, 3)}, "progress": {"h1": (30, 30)}}
+    assert find_differences(expected, {"agents": {"h1": 3}, "progress": {"h1": 30}}) == (0, 0)
+    assert find_differences(expected, {"agents": {"h1": 4}, "progress": {"h1": 29}}) == (1, 1)
+    assert find_differences(expected, {"agents": {"h1": 3}}) == (30, 0)
 
 
 @pytest.mark.slow

@@ -1,12 +1,17 @@
 """What trials on the testbed gave is told with its floors and beside what chance gave."""
 
+from collections import Counter
+
+import pytest
+
 from benchmarks.live_paths import describe_cuts, describe_gloo, describe_loops, describe_pairs, describe_reroute
-from tests.testbed.paths.flows import PlannedFlow
+from lockstep.topology import Topology
+from tests.testbed.paths.flows import PlannedFlow, plan_by_lockstep, shift_by_a_leaf, without
 from tests.testbed.paths.gloo_reroute import Reroute
 from tests.testbed.paths.gloo_trials import GlooRun
-from tests.testbed.paths.results import CutTrial, Pair, PairedTrials, Round
 from tests.testbed.paths.traffic import Rates
-from tests.testbed_checks.paths.test_timeline import told
+from tests.testbed.paths.trials import CutTrial, Pair, PairedTrials, Round, eight_hosts, sixteen_hosts
+from tests.testbed_checks.test_timeline import told
 
 
 def rates(*mbps: float) -> Rates:
@@ -54,3 +59,34 @@ def test_loops_are_told_with_how_many_closed_and_how_soon() -> None:
 def test_loops_of_which_none_closed_have_no_times() -> None:
     (share,) = describe_loops([told(heard="nobody said anything")])
     assert share.value == 0.0
+
+
+@pytest.mark.parametrize("topology", [eight_hosts(), sixteen_hosts()])
+@pytest.mark.parametrize(("per_pair", "dead", "most"), [(1, [], 1), (3, [], 3), (3, ["leaf0--spine1"], 4)])
+def test_lockstep_gives_no_link_more_flows_than_it_must_and_moves_only_those_on_a_dead_one(
+    topology: Topology, per_pair: int, dead: list[str], most: int
+) -> None:
+    flows = shift_by_a_leaf(topology, per_pair)
+    before = plan_by_lockstep(topology, flows, {})
+    after = plan_by_lockstep(without(topology, dead), flows, before)
+
+    inner = [[link for link in way if "/" not in link] for way in after.values()]
+    load = Counter(place for way in inner for place in zip(("up", "down"), way, strict=True))
+    assert max(load.values()) == most
+    one_way = shift_by_a_leaf(topology, per_pair, is_one_way=True)
+    before = plan_by_lockstep(topology, one_way, {})
+    after = plan_by_lockstep(without(topology, dead), one_way, before)
+    moved = {flow for flow in one_way if after[flow] != before[flow]}
+    assert moved == {flow for flow in one_way if set(before[flow]) & set(dead)}
+    assert len(moved) == (3 if dead else 0)
+
+
+def test_fabric_has_recovered_when_the_last_flow_was_moved_and_a_good_round_begins() -> None:
+    def trial(decided_s: float | None, *rounds: tuple[float, float]) -> CutTrial:
+        ended = tuple(Round(end_s, 0.5 / share, share) for end_s, share in rounds)  # an ideal one takes half a second
+        return CutTrial("leaf0--spine0", True, 1.0, ended, 0, decided_s)
+
+    assert trial(None, (1.0, 0.5), (1.6, 0.95), (2.1, 1.0)).recovered_s == pytest.approx(1.6 - 0.5 / 0.95)
+    assert trial(0.4, (0.5, 1.0), (1.0, 1.0)).recovered_s == pytest.approx(0.4)
+    assert trial(None, (1.0, 0.5), (2.0, 0.7)).recovered_s is None
+    assert trial(None, (1.0, 0.1), (2.0, 0.2), (3.0, 0.8), (4.0, 0.9)).after == pytest.approx(0.85)

@@ -22,7 +22,6 @@ from benchmarks.paths_cases import (
     build,
     build_case,
     fabric_links,
-    has_public_data,
     merge_namesakes,
     run_after_cut,
     run_by_chance,
@@ -72,13 +71,16 @@ def test_damage_is_done_to_as_many_links_as_it_says(damage: str, rates: dict[flo
     assert Counter(network.gbps[directed_links].tolist()) == rates
 
 
-def test_rings_are_even_and_random_pairs_are_not() -> None:
-    sent = {
-        traffic: Counter(flow.src for flow in build_case(case(traffic=traffic, flows=640))[1])
-        for traffic in ("rings", "random")
-    }
-    assert set(sent["rings"].values()) == {10}
-    assert max(sent["random"].values()) > 20
+def test_traffic_is_what_its_name_says() -> None:
+    flows = {traffic: build_case(case(traffic=traffic, flows=640))[1] for traffic in TRAFFIC}
+    sizes = {traffic: len({flow.gbps for flow in some}) for traffic, some in flows.items()}
+    assert sizes == dict.fromkeys(TRAFFIC, 1) | {"four sizes": 4, "any sizes": 640}
+    assert set(Counter(flow.src for flow in flows["rings"]).values()) == {10}
+    assert max(Counter(flow.src for flow in flows["random"]).values()) > 20
+    _, few = build_case(case(traffic="all to all", flows=90))
+    assert (len({flow.src for flow in few}), len({(flow.src, flow.dst) for flow in few})) == (9 + 1, 90)
+    _, planes = build_case(case("planes 2 x 32 x 16"))
+    assert all("/" not in flow.src for flow in planes), "the choice of a port is the planner's"
 
 
 def test_jobs_send_along_their_rings_and_not_to_each_other() -> None:
@@ -88,22 +90,6 @@ def test_jobs_send_along_their_rings_and_not_to_each_other() -> None:
     while at != start:
         at, length = after[at], length + 1
     assert length == 8
-
-
-def test_all_to_all_is_among_a_few() -> None:
-    _, flows = build_case(case(traffic="all to all", flows=90))
-    assert len({flow.src for flow in flows}) == 9 + 1
-    assert len({(flow.src, flow.dst) for flow in flows}) == 90
-
-
-def test_sizes_differ_where_the_traffic_says_so() -> None:
-    count = {traffic: len({flow.gbps for flow in build_case(case(traffic=traffic))[1]}) for traffic in TRAFFIC}
-    assert count == {"rings": 1, "jobs": 1, "all to all": 1, "random": 1, "four sizes": 4, "any sizes": 128}
-
-
-def test_hosts_with_two_planes_leave_the_choice_of_a_port_to_the_planner() -> None:
-    _, flows = build_case(case("planes 2 x 32 x 16"))
-    assert all("/" not in flow.src for flow in flows)
 
 
 def test_leaves_of_one_number_become_one_switch_with_the_links_of_all() -> None:
@@ -125,11 +111,6 @@ def test_leaves_of_one_number_become_one_switch_with_the_links_of_all() -> None:
     network = build_network(merge_namesakes(tree))
     assert network.leaves == ("S1", "S2")
     assert network.up_paths[0].exists.tolist() == [[True, True], [False, True]]
-
-
-def test_public_data_is_missing_where_no_folder_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("LOCKSTEP_PUBLIC_DATA", raising=False)
-    assert not has_public_data()
 
 
 def test_lingjun_has_one_way_between_hosts_as_it_reads_and_up_to_three_if_names_are_switches() -> None:

@@ -44,48 +44,41 @@ def over_spines(made: PathPlan, spines: list[int]) -> PathPlan:
     return replace(made, spine=spine, load=FlowPaths(made.network, made.flows).find_loads(spine))
 
 
-@pytest.mark.parametrize(("spines", "above"), [([0, 0, 1, 1, 1], 0), ([0, 0, 0, 0, 1], 1), ([0, 0, 0, 0, 0], 2)])
-def test_equal_flows_are_counted_above_the_ceiling_of_the_bound(spines: list[int], above: int) -> None:
-    made = plan([100.0] * 5)
-    assert made.bound == 2.5 * 100 / 400
-    assert count_above(over_spines(made, spines), made.bound) == above
-
-
-@pytest.mark.parametrize(("spines", "above"), [([0, 1, 1, 1, 1], 0), ([1, 1, 1, 1, 1], 1), ([0, 0, 1, 1, 1], 1)])
-def test_a_slow_link_has_a_ceiling_of_its_own(spines: list[int], above: int) -> None:
-    made = plan([100.0] * 5, slow={"leaf0--spine0": 0.25, "leaf1--spine0": 0.25})
-    assert made.bound == 1.0
-    assert count_above(over_spines(made, spines), made.bound) == above
-
-
-@pytest.mark.parametrize(("spines", "above"), [([0, 1, 1, 1], 0), ([0, 0, 1, 1], 1), ([1, 1, 1, 1], 1)])
-def test_the_ceiling_is_the_lowest_use_that_whole_flows_give_on_any_link(spines: list[int], above: int) -> None:
-    made = plan([100.0] * 4, slow={"leaf0--spine0": 0.5, "leaf1--spine0": 0.5})
-    assert made.bound == pytest.approx(400 / 600)  # so three flows of four fit on the fast link, and one on the slow
-    assert count_above(over_spines(made, spines), made.bound) == above
-
-
-def test_unequal_flows_are_counted_in_the_largest() -> None:
-    made = plan([200.0, 100.0, 100.0])
-    assert count_above(over_spines(made, [0, 1, 1]), made.bound) == pytest.approx(0.0)
-    assert count_above(over_spines(made, [0, 0, 1]), made.bound) == pytest.approx(0.5)
+@pytest.mark.parametrize(
+    ("sizes", "spine0", "bound", "spines", "above"),
+    [
+        ([100.0] * 5, 1.0, 2.5 / 4, [0, 0, 1, 1, 1], 0),
+        ([100.0] * 5, 1.0, 2.5 / 4, [0, 0, 0, 0, 1], 1),
+        ([100.0] * 5, 1.0, 2.5 / 4, [0, 0, 0, 0, 0], 2),
+        ([100.0] * 5, 0.25, 1.0, [0, 1, 1, 1, 1], 0),  # a slow link has a ceiling of its own
+        ([100.0] * 5, 0.25, 1.0, [1, 1, 1, 1, 1], 1),
+        ([100.0] * 5, 0.25, 1.0, [0, 0, 1, 1, 1], 1),
+        ([100.0] * 4, 0.5, 4 / 6, [0, 1, 1, 1], 0),  # three flows of four fit on the fast link, and one on the slow
+        ([100.0] * 4, 0.5, 4 / 6, [0, 0, 1, 1], 1),
+        ([100.0] * 4, 0.5, 4 / 6, [1, 1, 1, 1], 1),
+        ([200.0, 100.0, 100.0], 1.0, 0.5, [0, 1, 1], 0.0),  # unequal flows are counted in the largest
+        ([200.0, 100.0, 100.0], 1.0, 0.5, [0, 0, 1], 0.5),
+    ],
+)
+def test_flows_are_counted_above_the_lowest_use_that_whole_flows_give(
+    sizes: list[float], spine0: float, bound: float, spines: list[int], above: float
+) -> None:
+    made = plan(sizes, slow={"leaf0--spine0": spine0, "leaf1--spine0": spine0})
+    assert made.bound == pytest.approx(bound)
+    assert count_above(over_spines(made, spines), made.bound) == pytest.approx(above)
 
 
 def test_nothing_is_above_anything_where_nothing_flows() -> None:
     assert count_above(plan([]), 0.0) == 0.0
 
 
-def test_a_plan_over_a_dead_link_or_without_a_path_is_refused() -> None:
+def test_a_plan_over_a_dead_link_without_a_path_or_with_loads_of_its_own_is_refused() -> None:
     made = plan([100.0, 100.0])
     check_plan(made)
     with pytest.raises(AssertionError, match="without a path, or over a dead one"):
         check_plan(replace(made, network=without(made.network, ["leaf0--spine0"])))
     with pytest.raises(AssertionError, match="without a path, or over a dead one"):
         check_plan(replace(made, spine=np.array([UNPLACED, 0])))
-
-
-def test_a_plan_with_loads_of_its_own_is_refused() -> None:
-    made = plan([100.0, 100.0])
     with pytest.raises(AssertionError, match="loads are not those of its paths"):
         check_plan(replace(made, load=made.load * 2))
 
@@ -135,7 +128,7 @@ def test_memory_is_of_the_call_alone_and_not_of_what_was_before() -> None:
 
 def test_of_several_times_the_quickest_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([("first", 5.0, 3.0), ("second", 2.0, 2.0), ("third", 4.0, 1.0)])
-    monkeypatch.setattr(benchmarks.paths_score, "_clocked", lambda call: next(times))
+    monkeypatch.setattr(benchmarks.paths_score, "clocked", lambda call: next(times))
     result, effort = with_effort(lambda: "unused", times=3)
     assert result == "first"
     assert (effort.wall_s, effort.cpu_s) == (2.0, 1.0)
@@ -207,24 +200,14 @@ def test_closed_form_may_be_below_the_fractional_optimum_of_a_broken_fabric() ->
     assert solve_fraction(build_program(paths), LIMIT_S) == pytest.approx(1.0)
 
 
-def test_whole_flows_cannot_be_halved() -> None:
-    program = build_program(two_leaves(flows=3))
-    assert solve_fraction(program, LIMIT_S) == pytest.approx(150 / 400)
-    assert solve_whole(program, 100.0, LIMIT_S) == pytest.approx(200 / 400)
-
-
-def test_whole_optimum_uses_a_slow_link_for_what_it_can_carry() -> None:
-    program = build_program(two_leaves(flows=5, slow={"leaf0--spine0": 0.25}))
-    assert solve_fraction(program, LIMIT_S) == pytest.approx(1.0)
-    assert solve_whole(program, 100.0, LIMIT_S) == pytest.approx(1.0)
-    assert solve_whole(
-        build_program(two_leaves(flows=4, slow={"leaf0--spine0": 0.25})), 100.0, LIMIT_S
-    ) == pytest.approx(1.0)
-
-
-def test_programs_without_flows_to_choose_for_have_no_use() -> None:
-    program = build_program(two_leaves(flows=0))
-    assert solve_fraction(program, LIMIT_S) == solve_whole(program, 100.0, LIMIT_S) == 0.0
+@pytest.mark.parametrize(
+    ("flows", "slow", "fraction", "whole"),
+    [(3, 1.0, 1.5 / 4, 0.5), (5, 0.25, 1.0, 1.0), (4, 0.25, 0.8, 1.0), (0, 1.0, 0, 0)],
+)
+def test_whole_flows_cannot_be_halved(flows: int, slow: float, fraction: float, whole: float) -> None:
+    program = build_program(two_leaves(flows, slow={"leaf0--spine0": slow}))
+    assert solve_fraction(program, LIMIT_S) == pytest.approx(fraction)
+    assert solve_whole(program, 100.0, LIMIT_S) == pytest.approx(whole)
 
 
 def test_time_that_does_not_suffice_gives_no_optimum() -> None:
@@ -256,29 +239,23 @@ def links_that_carry(paths: FlowPaths, low: str, high: str) -> np.ndarray:
     return joined
 
 
-def test_random_choice_takes_all_paths_equally_often() -> None:
+def test_random_choice_takes_all_paths_equally_often_and_keeps_off_dead_links() -> None:
     paths = two_leaves(flows=4_000, spines=4)
     uses = draw_at_random(paths, range(100, 105))
     even = highest_use(paths, np.arange(4_000) % 4)
     assert all(even < use < 1.1 * even for use in uses)
     assert len(set(uses)) > 1
-
-
-def test_random_choice_is_repeatable_and_keeps_off_dead_links() -> None:
-    paths = paths_of(Case("k=6", "three spines missing", "rings", 200, 1))
-    uses = draw_at_random(paths, range(100, 103))
-    assert uses == draw_at_random(paths, range(100, 103))
+    broken = paths_of(Case("k=6", "three spines missing", "rings", 200, 1))
+    uses = draw_at_random(broken, range(100, 103))
+    assert uses == draw_at_random(broken, range(100, 103)), "repeatable"
     assert np.isfinite(uses).all()
 
 
-def test_all_choices_are_the_same_where_there_is_one_road() -> None:
+def test_greedy_choice_fills_a_slow_link_last_and_one_road_leaves_no_choice() -> None:
+    assert choose_greedily(two_leaves(flows=4)) == 0.5
+    assert choose_greedily(two_leaves(flows=1, slow={"leaf0--spine0": 0.25})) == 0.25
+    assert choose_greedily(two_leaves(flows=5, slow={"leaf0--spine0": 0.25})) == 1.0
     paths = two_leaves(flows=4, spines=1)
     assert draw_at_random(paths, range(100, 102)) == [1.0, 1.0]
     assert choose_greedily(paths) == 1.0
     assert solve_whole(build_program(paths), 100.0, LIMIT_S) == pytest.approx(1.0)
-
-
-def test_greedy_choice_fills_a_slow_link_last() -> None:
-    assert choose_greedily(two_leaves(flows=4)) == 0.5
-    assert choose_greedily(two_leaves(flows=1, slow={"leaf0--spine0": 0.25})) == 0.25
-    assert choose_greedily(two_leaves(flows=5, slow={"leaf0--spine0": 0.25})) == 1.0

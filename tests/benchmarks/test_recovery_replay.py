@@ -53,79 +53,51 @@ def run(make: MakePolicy, told: History, nodes: Sequence[str], ways: Recovery = 
 ONE_FAULT = history((10.0, "b", False), (30.0, "b", True))
 
 
+SLOW = 4 * 5 / 8  # one of two workers of a stage is gone: 8 micro-batches on the other, 8 slots instead of 5
+HALF = 4 * 5 / 9  # one pipeline with 8 micro-batches is left, 9 slots instead of 5
+THREE_GONE = history((10.0, "a", False), (10.0, "b", False), (10.0, "c", False), (60.0, "a", True))
+AGAIN = history((10.0, "b", False), (30.0, "b", True), (40.0, "c", False))
+TWO = history((10.0, "b", False), (20.0, "c", False), (50.0, "b", True))
+BLINK = history((10.0, "b", False), (10.0, "b", True))
+
+
 @pytest.mark.parametrize("make", ALL)
-def test_without_faults_nothing_is_lost(make: MakePolicy) -> None:
+def test_without_faults_or_with_one_of_a_spare_nothing_is_lost(make: MakePolicy) -> None:
     ledger = run(make, history(), "abcdef")
     assert (ledger.goodput, ledger.availability, ledger.lost_gpu_hours) == (1.0, 1.0, 0.0)
-
-
-@pytest.mark.parametrize("make", ALL)
-def test_fault_of_a_spare_costs_nothing(make: MakePolicy) -> None:
     assert run(make, history((10.0, "e", False)), "abcde").goodput == 1.0
 
 
-def test_restart_only_waits_for_the_node_and_then_starts_again() -> None:
-    ledger = run(Waiting, ONE_FAULT, "abcdef")
-    assert ledger.useful == pytest.approx(4 * (100 - 20 - 1))  # 20 hours of waiting, one to restart and compute again
-    assert ledger.availability == pytest.approx(0.79)
-
-
-def test_spare_costs_one_restart_and_its_absence_the_whole_wait() -> None:
-    assert run(Spares, ONE_FAULT, "abcde").useful == pytest.approx(4 * 99)
-    assert run(Spares, ONE_FAULT, "abcd").useful == pytest.approx(4 * 79)
-
-
-def test_repaired_node_becomes_the_spare_of_the_next_fault() -> None:
-    told = history((10.0, "b", False), (30.0, "b", True), (40.0, "c", False))
-    assert run(Spares, told, "abcde").useful == pytest.approx(4 * 98)
-
-
-def test_second_fault_without_a_spare_left_waits_for_any_repair() -> None:
-    told = history((10.0, "b", False), (20.0, "c", False), (50.0, "b", True))
-    assert run(Spares, told, "abcde").useful == pytest.approx(4 * (10 + 9 + 49))
-
-
-def test_rerouting_runs_on_with_a_longer_step() -> None:
-    """One of two workers of a stage is gone: 8 micro-batches on the other, 8 slots instead of 5."""
-    ledger = run(Rerouting, ONE_FAULT, "abcd")
-    slow = 4 * 5 / 8
-    assert ledger.useful == pytest.approx(4 * 10 + slow * (20 - 0.01) + 4 * (70 - 0.1))
-    assert ledger.availability > 0.99
-
-
-def test_rerouting_stands_still_when_a_stage_has_nobody_left() -> None:
-    told = history((10.0, "a", False), (10.0, "b", False), (10.0, "c", False), (60.0, "a", True))
-    ledger = run(Rerouting, told, "abcd")
-    slow = 4 * 5 / 8
-    assert ledger.useful == pytest.approx(4 * 10 + slow * (40 - 1))
+@pytest.mark.parametrize(
+    ("make", "told", "nodes", "useful"),
+    [
+        (Waiting, ONE_FAULT, "abcdef", 4 * (100 - 20 - 1)),  # one hour to restart and compute again
+        (Waiting, BLINK, "abcd", 4 * 99),  # a fault that ends at once still kills the job
+        (Spares, ONE_FAULT, "abcde", 4 * 99),
+        (Spares, ONE_FAULT, "abcd", 4 * 79),
+        (Spares, AGAIN, "abcde", 4 * 98),  # the repaired node is the spare of the next fault
+        (Spares, TWO, "abcde", 4 * (10 + 9 + 49)),  # no spare is left: any repair will do
+        (Rerouting, ONE_FAULT, "abcd", 4 * 10 + SLOW * (20 - 0.01) + 4 * (70 - 0.1)),
+        (Rerouting, THREE_GONE, "abcd", 4 * 10 + SLOW * (40 - 1)),  # a stage has nobody left
+        (Planned, ONE_FAULT, "abcde", 4 * (100 - 0.1)),
+        (Planned, ONE_FAULT, "abcd", 4 * 10 + SLOW * (20 - 0.01) + 4 * (70 - 0.1)),  # better than to drop a pipeline
+    ],
+)
+def test_work_is_what_can_be_added_up_by_hand(make: MakePolicy, told: History, nodes: str, useful: float) -> None:
+    assert run(make, told, nodes).useful == pytest.approx(useful)
 
 
 def test_plan_goes_on_with_the_whole_pipeline_that_is_left() -> None:
-    """Without re-routing two nodes are left of use: one pipeline with 8 micro-batches, 9 slots instead of 5."""
     ledger = run(Planned, ONE_FAULT, "abcd", replace(WAYS, recycle_s=None))
-    slow = 4 * 5 / 9
-    assert ledger.useful == pytest.approx(4 * 10 + slow * (20 - 0.1) + 4 * (70 - 0.1))
+    assert ledger.useful == pytest.approx(4 * 10 + HALF * (20 - 0.1) + 4 * (70 - 0.1))
 
 
-def test_plan_takes_a_spare_at_once() -> None:
-    assert run(Planned, ONE_FAULT, "abcde").useful == pytest.approx(4 * (100 - 0.1))
-
-
-def test_plan_reroutes_where_that_is_better_than_leaving_a_pipeline_out() -> None:
-    ledger = run(Planned, ONE_FAULT, "abcd")
-    slow = 4 * 5 / 8
-    assert ledger.useful == pytest.approx(4 * 10 + slow * (20 - 0.01) + 4 * (70 - 0.1))
-
-
-def test_fault_that_ends_at_once_still_kills_the_job() -> None:
-    told = history((10.0, "b", False), (10.0, "b", True))
-    assert len(list(told.moments())) == 2
-    assert run(Waiting, told, "abcd").useful == pytest.approx(4 * 99)
-
-
-def test_nodes_that_go_together_are_one_moment() -> None:
+def test_nodes_that_go_together_are_one_moment_and_time_that_runs_is_available() -> None:
     told = history((10.0, "a", False), (10.0, "b", False), (11.0, "a", True))
     assert [len(changes) for _, changes in told.moments()] == [2, 1]
+    assert len(list(BLINK.moments())) == 2
+    assert run(Waiting, ONE_FAULT, "abcdef").availability == pytest.approx(0.79)
+    assert run(Rerouting, ONE_FAULT, "abcd").availability > 0.99
 
 
 @some.composite
@@ -161,31 +133,22 @@ def test_bubbles_hide_a_failure_that_fits_into_them() -> None:
     assert roomy.work_on_all_but(8 * 15 + 1) == 0.0
     tight = PipelineJob("j", 8, 4, 64)
     assert tight.work_on_all_but(1) / tight.nodes == pytest.approx(71 / 86)
-
-
-def test_fewer_pipelines_do_the_same_batch_in_a_longer_step() -> None:
     job = PipelineJob("j", 4, 8, 32)
     assert job.work(8) == 32
     assert job.work(7) == pytest.approx(32 * 35 / 40)
     assert job.work(0) == 0.0
 
 
-def test_node_with_several_faults_is_up_after_the_last() -> None:
+def test_node_with_several_faults_is_up_after_the_last_and_each_must_have_begun() -> None:
     events = [(1.0, "a", False), (2.0, "a", False), (3.0, "a", True), (4.0, "a", True)]
     assert list(merge_faults(events)) == [Change(1.0, "a", False), Change(4.0, "a", True)]
-
-
-def test_fault_that_never_began_is_bad_input() -> None:
     with pytest.raises(BadInput, match="a fault of a ends at hour 3 that never began"):
         list(merge_faults([(3.0, "a", True)]))
 
 
-def test_least_number_is_found_or_there_is_none() -> None:
+def test_least_number_is_found_and_an_interval_holds_the_mean() -> None:
     assert [find_least(n.__le__, 10) for n in range(11)] == list(range(11))
     assert find_least(lambda _: False, 10) is None
-
-
-def test_interval_holds_the_mean_and_shrinks_to_a_point() -> None:
     low, high = bootstrap([1.0, 2.0, 3.0, 4.0])
     assert 1.0 <= low < 2.5 < high <= 4.0
     assert bootstrap([7.0, 7.0]) == (7.0, 7.0)
