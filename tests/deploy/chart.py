@@ -1,10 +1,14 @@
 """The helm chart as these tests see it: its values, and the objects that come of them."""
 
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import yaml
 
+from lockstep.config import Settings, load_settings
 from tests.conftest import REPO
 from tests.deploy.go_template import render
 
@@ -18,6 +22,7 @@ _HEAD = """\
 # The collector on every GPU node: deploy/helm/lockstep-collector with its default values, for those without helm.
 # Not to be edited here; `pytest tests/deploy/test_helm.py --update-golden` writes it.
 """
+NODE = {"spec.nodeName": "gpu-017", "status.hostIP": "10.0.0.17"}  # what the downward API would say
 
 
 def chart() -> Document:
@@ -46,3 +51,55 @@ def objects(text: str) -> dict[str, Document]:
     """Return the objects by their kind."""
     found = [document for document in yaml.safe_load_all(text) if document]
     return {document["kind"]: document for document in found}
+
+
+@dataclass(frozen=True)
+class Pod:
+    """One pod, of a chart with the given values."""
+
+    spec: Document
+    node: Mapping[str, str]
+
+    @property
+    def container(self) -> Document:
+        (container,) = self.spec["containers"]
+        found: Document = container
+        return found
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What the process is given; `$(NAME)` is a variable that was named before."""
+        found: dict[str, str] = {}
+        for entry in self.container["env"]:
+            source = entry.get("valueFrom")
+            value = self.node[source["fieldRef"]["fieldPath"]] if source else entry["value"]
+            found[entry["name"]] = expand(value, found)
+        return found
+
+    @property
+    def settings(self) -> Settings:
+        """What Lockstep makes of the environment and nothing else; unknown variables raise."""
+        return load_settings(self.environment, Path("/dev/null"))
+
+    @property
+    def host_paths(self) -> dict[str, str]:
+        """Return path in the container -> path on the node."""
+        volumes = {volume["name"]: volume.get("hostPath", {}).get("path") for volume in self.spec["volumes"]}
+        mounts = {mount["mountPath"]: volumes[mount["name"]] for mount in self.container["volumeMounts"]}
+        return {inside: path for inside, path in mounts.items() if path}
+
+    def probe_url(self, name: str) -> str:
+        """Return what the kubelet asks; without a host in the probe that is the pod's address, here the node's."""
+        request = self.container[name]["httpGet"]
+        (port,) = [port["containerPort"] for port in self.container["ports"] if port["name"] == request["port"]]
+        return f"http://{self.node['status.hostIP']}:{port}{request['path']}"
+
+
+def make_pod(changes: Mapping[str, Any] | None = None, node: Mapping[str, str] = NODE) -> Pod:
+    """Return the pod of the chart; `changes` replaces values of the first level."""
+    return Pod(objects(render_chart(changes))["DaemonSet"]["spec"]["template"]["spec"], node)
+
+
+def expand(text: str, known: Mapping[str, str]) -> str:
+    """Return the text with `$(NAME)` replaced; a name that is not known stays, as the kubelet leaves it."""
+    return re.sub(r"\$\((\w+)\)", lambda match: known.get(match[1], match[0]), text)

@@ -23,9 +23,8 @@ from tests.builders import make, rows
 from tests.deploy.clickhouse_config import served
 from tests.deploy.compose_file import load_compose
 from tests.deploy.local_compose import LocalCompose
-from tests.deploy.local_units import LocalUnits
 from tests.deploy.processes import Running
-from tests.deploy.unit_file import read_unit
+from tests.deploy.unit_file import LocalUnits, read_unit
 from tests.testbed.clickhouse import ClickHouseServer
 from tests.testbed.services import free_port
 from tests.waiting import eventually

@@ -5,7 +5,6 @@ import re
 import subprocess
 from pathlib import Path
 
-import pytest
 import yaml
 
 from lockstep.sections import CollectorSettings
@@ -38,79 +37,51 @@ def kubernetes_environment(name: str = "kubernetes.yaml") -> dict[str, str | Non
     return {one["name"]: one.get("value") for one in container["env"]}
 
 
-def test_prolog_sets_the_plugin_the_ring_directory_and_the_log(tmp_path: Path) -> None:
+def test_prolog_sets_what_the_user_has_not_where_the_plugin_is(tmp_path: Path) -> None:
     said = prolog(tmp_path, SLURMD_NODENAME="gpu-017")
-
     assert said["NCCL_PROFILER_PLUGIN"] == str(tmp_path / "liblockstep-nccl.so")
     assert said["LOCKSTEP_HOST"] == "gpu-017"
     assert said["NCCL_DEBUG_FILE"].startswith("/run/lockstep/logs/")
-
-
-def test_prolog_leaves_what_the_user_has_set(tmp_path: Path) -> None:
-    said = prolog(tmp_path, NCCL_PROFILER_PLUGIN="none", NCCL_DEBUG="WARN", LOCKSTEP_RING_DIR="/elsewhere")
-
-    assert set(said) == {"LOCKSTEP_HOST"}
-
-
-def test_prolog_changes_nothing_on_a_host_without_the_plugin(tmp_path: Path) -> None:
+    users = prolog(tmp_path, NCCL_PROFILER_PLUGIN="none", NCCL_DEBUG="WARN", LOCKSTEP_RING_DIR="/elsewhere")
+    assert set(users) == {"LOCKSTEP_HOST"}
     assert prolog(tmp_path, LOCKSTEP_PLUGIN=str(tmp_path / "missing.so")) == {}
 
 
-def test_three_ways_set_the_same_variables(tmp_path: Path) -> None:
+def test_three_ways_set_the_same_variables_which_the_plugin_reads(tmp_path: Path) -> None:
     wanted = set(prolog(tmp_path))
-
     assert set(enroot_environment()) == wanted
     assert kubernetes_environment().keys() - {"LOCKSTEP_JOB"} == wanted
-
-
-@pytest.mark.parametrize("name", sorted({"LOCKSTEP_JOB", "LOCKSTEP_HOST", "LOCKSTEP_RING_DIR"}))
-def test_variables_of_ours_are_read_by_the_plugin(name: str) -> None:
-    assert f'"{name}"' in PLUGIN_SOURCE
+    for name in ("LOCKSTEP_JOB", "LOCKSTEP_HOST", "LOCKSTEP_RING_DIR"):
+        assert f'"{name}"' in PLUGIN_SOURCE
 
 
 def test_containers_get_the_directories_that_the_host_makes() -> None:
-    made = re.findall(r"^d (\S+)", (INJECT / "lockstep.tmpfiles").read_text(), re.MULTILINE)
+    tmpfiles = (INJECT / "lockstep.tmpfiles").read_text()
     mounts = [line.split() for line in (INJECT / "enroot.fstab").read_text().splitlines() if not line.startswith("#")]
-
-    assert made[:3] == ["/run/lockstep", "/run/lockstep/rings", "/run/lockstep/logs"]
-    assert made[3:] == ["/run/lockstep/paths", "/run/lockstep/paths/reports"]
+    made = re.findall(r"^d /run/lockstep(\S*)", tmpfiles, re.MULTILINE)
+    assert made == ["", "/rings", "/logs", "/paths", "/paths/reports"]
+    assert re.search(r"^d /run/lockstep/rings +1777 root root", tmpfiles, re.MULTILINE), "sticky"
     assert {mount[0] for mount in mounts} == {"/usr/lib/lockstep", "/run/lockstep"}
     assert all(source == target for source, target, *_ in mounts)
 
 
-def test_ring_directory_is_sticky_and_roots() -> None:
-    assert re.search(
-        r"^d /run/lockstep/rings +1777 root root", (INJECT / "lockstep.tmpfiles").read_text(), re.MULTILINE
-    )
-
-
 def test_planned_ports_are_for_jobs_that_ask_for_them(tmp_path: Path) -> None:
     plain, asked = prolog(tmp_path), prolog(tmp_path, LOCKSTEP_PATHS_FILE=PLAN)
-
+    shim = str(tmp_path / "liblockstep-paths.so")
     assert {name for name in plain if "PATHS" in name or "PRELOAD" in name} == set()
-    assert asked["LD_PRELOAD"] == str(tmp_path / "liblockstep-paths.so")
+    assert asked["LD_PRELOAD"] == shim
     assert asked["LOCKSTEP_PATHS_REPORT_DIR"] == "/run/lockstep/paths/reports"
-
-
-def test_the_shim_comes_behind_what_the_user_preloads(tmp_path: Path) -> None:
-    said = prolog(tmp_path, LOCKSTEP_PATHS_FILE=PLAN, LD_PRELOAD="/lib/mine.so", LOCKSTEP_PATHS_AGENT="@mine")
-
-    assert said["LD_PRELOAD"] == f"/lib/mine.so:{tmp_path / 'liblockstep-paths.so'}"
-    assert "LOCKSTEP_PATHS_AGENT" not in said
-
-
-def test_three_ways_ask_for_planned_ports_with_the_same_variables(tmp_path: Path) -> None:
-    added = prolog(tmp_path, LOCKSTEP_PATHS_FILE=PLAN).keys() - prolog(tmp_path).keys() | {"LOCKSTEP_PATHS_FILE"}
+    users = prolog(tmp_path, LOCKSTEP_PATHS_FILE=PLAN, LD_PRELOAD="/lib/mine.so", LOCKSTEP_PATHS_AGENT="@mine")
+    assert users["LD_PRELOAD"] == f"/lib/mine.so:{shim}", "behind what the user preloads"
+    assert "LOCKSTEP_PATHS_AGENT" not in users
     contained = enroot_environment("enroot-paths.env")
-
     assert contained == kubernetes_environment("kubernetes-paths.yaml")
-    assert contained.keys() == added
+    assert contained.keys() == asked.keys() - plain.keys() | {"LOCKSTEP_PATHS_FILE"}
     assert not {"LD_PRELOAD", "LOCKSTEP_PATHS_FILE"} & (enroot_environment().keys() | kubernetes_environment().keys())
 
 
 def test_planned_ports_are_where_the_shim_and_the_collector_look_by_themselves() -> None:
     told, collector = enroot_environment("enroot-paths.env"), CollectorSettings()
-
     assert told.pop("LD_PRELOAD") == "/usr/lib/lockstep/liblockstep-paths.so"
     assert all(f'"{name}"' in SHIM_SOURCE and f'"{place}"' in SHIM_SOURCE for name, place in told.items())
     assert told["LOCKSTEP_PATHS_REPORT_DIR"] == str(collector.paths_reports)

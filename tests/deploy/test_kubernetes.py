@@ -10,102 +10,73 @@ import yaml
 from lockstep.sections import split_listen
 from lockstep.supervision import REPORT_DIRECTORIES
 from tests.conftest import REPO
-from tests.deploy.chart import MANIFEST, objects
+from tests.deploy.chart import MANIFEST, NODE, Pod, expand, objects
 from tests.deploy.commands import check_command
-from tests.deploy.pod import NODE, Pod, expand
 from tests.deploy.unit_file import read_unit
 
 DAEMON_SET = objects(MANIFEST.read_text())["DaemonSet"]["spec"]
 POD = Pod(DAEMON_SET["template"]["spec"], NODE)
 UNIT = read_unit("lockstep-collector.service")
-MIB = {"Mi": 1, "Gi": 1024}
 
 
 def mebibytes(quantity: str) -> int:
-    return int(quantity[:-2]) * MIB[quantity[-2:]]
+    return int(quantity[:-2]) * {"Mi": 1, "Gi": 1024}[quantity[-2:]]
 
 
-def test_command_and_settings_are_taken() -> None:
+def test_command_and_settings_are_taken_under_the_name_that_the_plugin_gives_the_host() -> None:
     check_command(POD.container["args"])
-
     assert "command" not in POD.container, "the image's own, which is lockstep"
     assert POD.settings.collector.host == NODE["spec.nodeName"]
-
-
-def test_variables_are_settings_or_somebody_elses() -> None:
     others = {name for name in POD.environment if not name.startswith("LOCKSTEP_")}
-
     assert others == {"NODE_IP", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES"}
-
-
-def test_host_has_the_name_that_the_plugin_gives_it() -> None:
     (trainer,) = yaml.safe_load((REPO / "deploy/inject/kubernetes.yaml").read_text())["spec"]["containers"]
     (theirs,) = [entry["valueFrom"] for entry in trainer["env"] if entry["name"] == "LOCKSTEP_HOST"]
     (ours,) = [entry["valueFrom"] for entry in POD.container["env"] if entry["name"] == "LOCKSTEP_COLLECTOR_HOST"]
-
     assert ours == theirs
 
 
-def test_capabilities_are_those_of_the_unit() -> None:
+def test_it_sees_the_hosts_processes_and_network_with_the_capabilities_of_the_unit() -> None:
     context = POD.container["securityContext"]
     ours = {f"CAP_{name}" for name in context["capabilities"]["add"]}
-
     assert ours == set(UNIT.only("AmbientCapabilities").split())
     assert context["capabilities"]["drop"] == ["ALL"]
     assert (context["runAsUser"], context["allowPrivilegeEscalation"]) == (0, False)
     assert context["readOnlyRootFilesystem"] is True
     assert "privileged" not in context
-
-
-def test_it_sees_the_hosts_processes_and_network_and_has_no_word_in_the_cluster() -> None:
     assert (POD.spec["hostPID"], POD.spec["hostNetwork"]) == (True, True)
     assert POD.spec["dnsPolicy"] == "ClusterFirstWithHostNet", "else names of services are not found"
     assert POD.spec["automountServiceAccountToken"] is False
 
 
-def test_rings_logs_and_spool_are_the_nodes_at_their_own_paths() -> None:
+def test_rings_logs_and_spool_are_the_nodes_and_the_token_its_own() -> None:
     state = str(POD.settings.state_dir)
-
     assert POD.host_paths == {path: path for path in ("/run/lockstep", "/dev/shm", state)}
     assert all(str(directory).startswith(("/run/lockstep/", "/dev/shm/")) for directory in REPORT_DIRECTORIES)
     assert state == str(UNIT.settings.state_dir), "the spool is found again when a node changes from one to the other"
-
-
-def test_each_pod_is_shown_its_own_token_only() -> None:
     (mount,) = [mount for mount in POD.container["volumeMounts"] if mount["name"] == "token"]
-
     assert mount["mountPath"] == str(POD.settings.collector.token_file)
     assert expand(mount["subPathExpr"], POD.environment) == NODE["spec.nodeName"]
     assert mount["readOnly"]
 
 
-@pytest.mark.parametrize("probe", ["startupProbe", "livenessProbe", "readinessProbe"])
-def test_the_kubelet_asks_where_the_collector_listens(probe: str) -> None:
+def test_the_kubelet_asks_where_the_collector_listens_and_stops_it_as_patiently_as_systemd() -> None:
     host, port = split_listen(POD.settings.collector.listen)
-
-    assert POD.probe_url(probe) == f"http://{host}:{port}/metrics"
-
-
-def test_limits_leave_room_for_the_buffer_twice_and_bind_no_cpu_that_training_needs() -> None:
-    resources = POD.container["resources"]
-
-    assert mebibytes(resources["limits"]["memory"]) >= 150 + 2 * POD.settings.collector.buffer_mb
-    assert mebibytes(resources["limits"]["memory"]) == mebibytes(f"{UNIT.only('MemoryMax')}i")
-    assert resources["requests"] == {"cpu": "50m", "memory": "192Mi"}
-
-
-def test_two_agents_never_share_a_node_and_dead_nodes_do_not_stop_a_roll_out() -> None:
-    strategy = DAEMON_SET["updateStrategy"]["rollingUpdate"]
-
-    assert strategy["maxSurge"] == 0
-    assert re.fullmatch(r"[2-9]%|[1-9]\d%", strategy["maxUnavailable"])
-
-
-def test_it_is_stopped_as_patiently_as_by_systemd() -> None:
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        assert POD.probe_url(probe) == f"http://{host}:{port}/metrics"
     assert POD.spec["terminationGracePeriodSeconds"] == int(UNIT.only("TimeoutStopSec"))
 
 
-def test_it_stays_on_nodes_that_are_tainted() -> None:
+def test_limits_leave_room_for_the_buffer_twice_and_bind_no_cpu_that_training_needs() -> None:
+    limit, requests = POD.container["resources"]["limits"]["memory"], POD.container["resources"]["requests"]
+    assert mebibytes(limit) >= 150 + 2 * POD.settings.collector.buffer_mb
+    assert mebibytes(limit) == mebibytes(f"{UNIT.only('MemoryMax')}i")
+    assert requests == {"cpu": "50m", "memory": "192Mi"}
+
+
+def test_two_agents_never_share_a_node_and_dead_or_tainted_nodes_do_not_stop_a_roll_out() -> None:
+    strategy = DAEMON_SET["updateStrategy"]["rollingUpdate"]
+    assert strategy["maxSurge"] == 0
+    assert re.fullmatch(r"[2-9]%|[1-9]\d%", strategy["maxUnavailable"])
     assert POD.spec["tolerations"] == [{"operator": "Exists"}]
 
 

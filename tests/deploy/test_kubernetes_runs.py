@@ -7,8 +7,8 @@ from urllib.request import urlopen
 import pytest
 
 from tests.collector.fake_gateway import FakeGateway
+from tests.deploy.chart import Pod, make_pod
 from tests.deploy.local_compose import READ_ONLY_ROOT
-from tests.deploy.pod import Pod, make_pod
 from tests.deploy.processes import LOCKSTEP, Running
 from tests.testbed.services import free_port
 

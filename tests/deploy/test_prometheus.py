@@ -88,62 +88,24 @@ def labels_in(text: str) -> Labels:
     return described | {sample.name: set(sample.labels) for family in families for sample in family.samples}
 
 
-def anchors_of(rule: Rule) -> list[str]:
-    """Return where the runbook of an alert may be: one place, or one for each class of verdicts."""
-    address, _, anchor = str(rule["annotations"]["runbook_url"]).partition("#")
-    assert address == f"{BASE}/operations.md"
-    return sorted({anchor.replace("{{ $labels.class }}", name) for name in get_args(FaultClass)})
-
-
 @pytest.mark.parametrize("rule", EACH)
-def test_metrics_of_an_alert_exist_with_the_labels_that_it_shows(rule: Rule, labels_of: Labels) -> None:
+def test_alert_has_all_that_it_takes_was_tried_and_has_a_runbook(rule: Rule, labels_of: Labels) -> None:
     named = metrics_in(rule["expr"])
-    shown = set(re.findall(r"\$labels\.(\w+)", str(rule["annotations"]))) - {"instance"}
-
     assert named or rule["expr"].startswith("up{")
     assert named <= labels_of.keys()
+    shown = set(re.findall(r"\$labels\.(\w+)", str(rule["annotations"]))) - {"instance"}
     assert shown <= {label for name in named for label in labels_of[name]}
-
-
-def test_metrics_of_the_dashboards_exist(on_server: Labels) -> None:
-    named = {name for panel in panels() for name in metrics_in(panel.target.get("expr", ""))}
-
-    assert named
-    assert named <= on_server.keys()
-
-
-@pytest.mark.parametrize("rule", EACH)
-def test_an_alert_has_all_that_it_takes_and_a_runbook(rule: Rule) -> None:
+    # Counters are not compared as they are, but for one that has only just begun: `x > 0 unless x offset 30m`.
+    settled = re.sub(r"(\w+_total)(\{[^}]*\})? > 0 unless \1 offset \w+", "", rule["expr"])
+    assert re.findall(r"(?<!increase\()\blockstep_\w+_total\b", settled) == []
     assert rule.keys() - {"for"} == {"alert", "expr", "labels", "annotations"}
     assert rule["labels"]["severity"] in {"warning", "critical"}
     assert rule["annotations"].keys() == {"summary", "description", "runbook_url"}
-    missing = [anchor for anchor in anchors_of(rule) if f'<a id="{anchor}"></a>' not in OPERATIONS]
-    assert missing == [], "docs/operations.md has no runbook"
+    address, _, anchor = str(rule["annotations"]["runbook_url"]).partition("#")
+    assert address == f"{BASE}/operations.md"
+    for name in get_args(FaultClass):  # one place, or one for each class of verdicts
+        assert f'<a id="{anchor.replace("{{ $labels.class }}", name)}"></a>' in OPERATIONS
     assert f"`{rule['alert']}`" in OPERATIONS
-
-
-@pytest.mark.parametrize("rule", EACH)
-def test_counters_are_not_compared_as_they_are(rule: Rule) -> None:
-    # But for one that has only just begun: `x > 0 unless x offset 30m`.
-    settled = re.sub(r"(\w+_total)(\{[^}]*\})? > 0 unless \1 offset \w+", "", rule["expr"])
-
-    assert re.findall(r"(?<!increase\()\blockstep_\w+_total\b", settled) == []
-
-
-def test_no_rule_is_mistaken_for_an_alert_of_our_own_nor_for_evidence_when_it_comes_back() -> None:
-    assert {rule["alert"] for rule in RULES}.isdisjoint({*NAMES.values(), TEST, WATCHDOG})
-    assert {rule["labels"][OWN_LABEL] for rule in RULES} == {"rule"}
-    assert "rule" not in NAMES, "so that routes can tell the two apart by the label, too"
-
-
-def test_every_class_of_incidents_is_told_by_exactly_one_alert() -> None:
-    told = [name for rule in RULES for name in _classes_of(rule["expr"])]
-
-    assert sorted(told) == sorted(get_args(FaultClass))
-
-
-@pytest.mark.parametrize("rule", EACH)
-def test_every_alert_is_tried_firing_and_silent(rule: Rule) -> None:
     tried = [
         case
         for file in FOLDER.glob("*.test.yml")
@@ -151,8 +113,15 @@ def test_every_alert_is_tried_firing_and_silent(rule: Rule) -> None:
         for case in test["alert_rule_test"]
         if case["alertname"] == rule["alert"]
     ]
-
     assert {bool(case["exp_alerts"]) for case in tried} == {True, False}
+
+
+def test_rules_are_told_apart_from_alerts_of_our_own_and_tell_every_class_once() -> None:
+    assert {rule["alert"] for rule in RULES}.isdisjoint({*NAMES.values(), TEST, WATCHDOG})
+    assert {rule["labels"][OWN_LABEL] for rule in RULES} == {"rule"}, "no evidence when it comes back"
+    assert "rule" not in NAMES, "so that routes can tell the two apart by the label, too"
+    classes = [names.split("|") for rule in RULES for names in re.findall(r'class=~"([\w|]+)"', rule["expr"])]
+    assert sorted(name for names in classes for name in names) == sorted(get_args(FaultClass))
 
 
 @pytest.mark.parametrize(
@@ -197,6 +166,9 @@ def test_every_metric_is_in_the_manual_and_the_manual_names_no_other(on_collecto
         name for row in re.findall(r"^\| (`lockstep_[^|]+)\|", OPERATIONS, re.MULTILINE) for name in metrics_in(row)
     }
 
+    drawn = {name for panel in panels() for name in metrics_in(panel.target.get("expr", ""))}
+    assert drawn
+    assert drawn <= on_server.keys()
     assert sorted(ours - listed) == []
     assert sorted(metrics_in(OPERATIONS) - there) == []
 
@@ -204,7 +176,3 @@ def test_every_metric_is_in_the_manual_and_the_manual_names_no_other(on_collecto
 def find_promtool() -> str:
     found = shutil.which("promtool")
     return found or pytest.skip("needs promtool, of Debian's package prometheus: system-packages.txt")
-
-
-def _classes_of(expression: str) -> list[str]:
-    return [name for names in re.findall(r'class=~"([\w|]+)"', expression) for name in names.split("|")]

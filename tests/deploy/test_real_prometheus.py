@@ -6,13 +6,15 @@ and Prometheus looks every two seconds.
 
 import json
 import re
+import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -25,10 +27,18 @@ from tests.api.alerts.receivers import receiving
 from tests.api.build import batch_headers
 from tests.builders import rows
 from tests.conftest import REPO
-from tests.deploy.alert_rules import BASE, README, RULES, fail_an_action, metrics_in, step_at
+from tests.deploy.alert_rules import (
+    BASE,
+    FILES,
+    README,
+    RULES,
+    fail_an_action,
+    metrics_in,
+    step_at,
+    told_configuration,
+)
 from tests.deploy.grafana_boards import panels
-from tests.deploy.real_prometheus import Prometheus, prometheus
-from tests.testbed.services import LOCKSTEP, Service, free_port, own_environment
+from tests.testbed.services import LOCKSTEP, Service, collector_settings, free_port, own_environment, wait_until
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.slow
@@ -37,6 +47,81 @@ OPERATIONS = (REPO / "docs/operations.md").read_text()
 MAKE_TOKEN = "token create prometheus --scope read"
 HOST, OTHER_HOST = "h0", "h9"
 LIMIT_S = 120  # far more than any of it takes, also on a busy machine
+PROGRAM = "prometheus"
+_OFTEN = "global: {scrape_interval: 2s, scrape_timeout: 2s, evaluation_interval: 1s}\n"
+
+
+@dataclass(frozen=True)
+class Prometheus:
+    """A running one."""
+
+    url: str
+
+    def ask(self, path: str, **parameters: str) -> Any:
+        """Return the data of an answer of its API, which must be a success."""
+        answer = httpx.get(f"{self.url}/api/v1/{path}", params=parameters, timeout=30, trust_env=False)
+        assert answer.is_success, answer.text
+        return answer.json()["data"]
+
+    def health(self) -> dict[str, str]:
+        """Return how the target of each scrape job does, with the reason where it is not up."""
+        found = self.ask("targets", state="active")["activeTargets"]
+        return {target["labels"]["job"]: target["lastError"] or target["health"] for target in found}
+
+    def has(self, metric: str) -> bool:
+        return bool(self.ask("series", **{"match[]": metric}))
+
+    def draw(self, expression: str) -> list[Any]:
+        """Return the lines that Grafana would draw of the last minute."""
+        now_s = time.time()
+        found: list[Any] = self.ask("query_range", query=expression, start=str(now_s - 60), end=str(now_s), step="1")[
+            "result"
+        ]
+        return found
+
+
+@contextmanager
+def prometheus(folder: Path, places: Mapping[str, str], alertmanager_url: str) -> Iterator[Prometheus]:
+    """Start it with our rules and the README's configuration, in which `places` stand for addresses and paths."""
+    if shutil.which(PROGRAM) is None:
+        pytest.skip(f"{PROGRAM} is not installed: system-packages.txt")
+    config, port = folder / "prometheus.yml", free_port()
+    config.write_text(_configuration(copy_rules(folder), places, alertmanager_url))
+    where = [f"--config.file={config}", f"--storage.tsdb.path={folder / 'tsdb'}"]
+    with (folder / "prometheus.log").open("wb") as log:
+        process = subprocess.Popen(
+            [PROGRAM, *where, f"--web.listen-address=127.0.0.1:{port}"], stdout=log, stderr=log
+        )
+    running = Prometheus(f"http://127.0.0.1:{port}")
+    try:
+        wait_until(lambda: _is_ready(running.url), f"Prometheus is ready; see {folder / 'prometheus.log'}")
+        yield running
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def copy_rules(folder: Path) -> Path:
+    """Copy our rules with `for` cut to a second, and nothing else changed; return what finds the copies."""
+    for file in FILES:
+        (folder / file.name).write_text(re.sub(r"^( +for: )\w+$", r"\g<1>1s", file.read_text(), flags=re.MULTILINE))
+    return folder / "lockstep-*.rules.yml"
+
+
+def _configuration(rules: Path, places: Mapping[str, str], alertmanager_url: str) -> str:
+    told = told_configuration()
+    for from_manual, here in ({"/etc/prometheus/lockstep-*.rules.yml": str(rules)} | dict(places)).items():
+        assert told.count(from_manual) == 1, f"the README does not name {from_manual} once"
+        told = told.replace(from_manual, here)
+    manager = urlsplit(alertmanager_url).netloc
+    return f'{_OFTEN}{told}alerting: {{alertmanagers: [{{static_configs: [{{targets: ["{manager}"]}}]}}]}}\n'
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/-/ready", trust_env=False).is_success
+    except httpx.TransportError:
+        return False
 
 
 @dataclass(frozen=True)
@@ -79,15 +164,9 @@ def server_of(folder: Path, port: int, manager_url: str) -> Service:
 
 
 def collector_of(folder: Path, port: int, server_port: int) -> Service:
-    settings = {
-        "LOCKSTEP_STATE_DIR": str(folder / "collector"),
-        "LOCKSTEP_COLLECTOR_SERVER": f"http://127.0.0.1:{server_port}",
-        "LOCKSTEP_COLLECTOR_TOKEN_FILE": str(folder / "collector.token"),
-        "LOCKSTEP_COLLECTOR_HOST": HOST,
-        "LOCKSTEP_COLLECTOR_SOURCES": '["nccl_rings"]',
-        "LOCKSTEP_COLLECTOR_RING_DIRS": json.dumps([str(folder)]),
-        "LOCKSTEP_COLLECTOR_LISTEN": f"127.0.0.1:{port}",
-    }
+    server, token = f"http://127.0.0.1:{server_port}", folder / "collector.token"
+    settings = collector_settings(folder / "collector", server, token, HOST, ["nccl_rings"], folder)
+    settings["LOCKSTEP_COLLECTOR_LISTEN"] = f"127.0.0.1:{port}"
     return Service(("collect",), settings, f"http://127.0.0.1:{port}/metrics", folder / "collector.log")
 
 
