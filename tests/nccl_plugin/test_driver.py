@@ -79,58 +79,38 @@ def run(*command: str | Path, **environment: str) -> subprocess.CompletedProcess
 
 def test_our_plugin_passes_the_scenarios_that_are_asked_for(players: Path) -> None:
     done = run(players / "driver", players / "liblockstep-nccl.so", "tables")
-
     assert done.returncode == 0, done.stdout
     assert done.stdout.splitlines()[-1] == "7 of 7 scenarios passed"
+    done = run(players / "driver", players / "liblockstep-nccl.so", "what nobody plays")
+    assert (done.returncode, done.stdout) == (1, "0 of 0 scenarios passed\n")
+    for player in ("driver", "fuzz"):
+        done = run(players / player)
+        assert done.returncode == 2
+        assert done.stderr.startswith("usage: ")
 
 
-def test_plugin_that_records_nothing_fails_the_all_reduce(players: Path, tmp_path: Path) -> None:
-    done = run(players / "driver", build_wrong_plugin(tmp_path), "an all-reduce on NCCL's threads")
-
+@pytest.mark.parametrize(
+    ("macros", "scenario", "complaint"),
+    [
+        ((), "an all-reduce on NCCL's threads", "0 of 7 scenarios passed"),
+        (("-DRESULT=3",), "arguments are missing", "is 3 (0x3), not 0 (0x0)"),
+        (("-DHANDLE=*h",), "arguments are missing", "does not hold: handle == NULL"),
+    ],
+)
+def test_plugin_that_is_wrong_fails_with_what_does_not_hold(
+    players: Path, tmp_path: Path, macros: tuple[str, ...], scenario: str, complaint: str
+) -> None:
+    done = run(players / "driver", build_wrong_plugin(tmp_path, *macros), scenario)
     assert done.returncode == 1
-    assert "0 of 7 scenarios passed" in done.stdout
+    assert complaint in done.stdout
 
 
-def test_plugin_that_returns_an_error_fails_with_the_call_that_did(players: Path, tmp_path: Path) -> None:
-    done = run(players / "driver", build_wrong_plugin(tmp_path, "-DRESULT=3"), "arguments are missing")
-
-    assert done.returncode == 1
-    assert "is 3 (0x3), not 0 (0x0)" in done.stdout
-
-
-def test_plugin_that_leaves_the_handle_unwritten_fails(players: Path, tmp_path: Path) -> None:
-    done = run(players / "driver", build_wrong_plugin(tmp_path, "-DHANDLE=*h"), "arguments are missing")
-
-    assert done.returncode == 1
-    assert "does not hold: handle == NULL" in done.stdout
-
-
-def test_file_that_is_no_plugin_fails(players: Path, tmp_path: Path) -> None:
+def test_file_that_is_no_plugin_or_makes_no_file_fails(players: Path, tmp_path: Path) -> None:
     (tmp_path / "none.so").write_text("not a library")
     done = run(players / "driver", tmp_path / "none.so", "tables")
-
     assert done.returncode == 1
     assert "0 of 7 scenarios passed" in done.stdout
-
-
-def test_name_that_no_scenario_has_is_a_failure(players: Path) -> None:
-    done = run(players / "driver", players / "liblockstep-nccl.so", "what nobody plays")
-
-    assert (done.returncode, done.stdout) == (1, "0 of 0 scenarios passed\n")
-
-
-def test_fuzzer_fails_on_a_plugin_that_makes_no_file(players: Path, tmp_path: Path) -> None:
-    done = run(players / "fuzz", build_wrong_plugin(tmp_path), "1", "1")
-
-    assert done.returncode == 1
-
-
-@pytest.mark.parametrize("player", ["driver", "fuzz"])
-def test_bad_usage_is_said(players: Path, player: str) -> None:
-    done = run(players / player)
-
-    assert done.returncode == 2
-    assert done.stderr.startswith("usage: ")
+    assert run(players / "fuzz", build_wrong_plugin(tmp_path), "1", "1").returncode == 1
 
 
 @pytest.mark.slow

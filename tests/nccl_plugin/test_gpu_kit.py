@@ -47,16 +47,12 @@ def ring_path(tmp_path: Path, plugin_library: Path) -> Path:
 # --- what it is told ---
 
 
-def test_every_part_runs_unless_one_is_named() -> None:
+def test_every_part_runs_unless_one_is_named_that_exists(capsys: pytest.CaptureFixture[str]) -> None:
     kit = module("kit")
-
     assert kit.read_arguments([]).part is None
     assert kit.read_arguments(["--part", "load", "--part", "traces"]).part == ["load", "traces"]
-
-
-def test_part_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        module("kit").read_arguments(["--part", "everything"])
+        kit.read_arguments(["--part", "everything"])
     assert "invalid choice: 'everything'" in capsys.readouterr().err
 
 
@@ -91,23 +87,13 @@ def experiment_of(names: list[str]) -> object:
     return overhead.Experiment("", sides, [overhead.Configuration(f"with {name}", name) for name in names], ())
 
 
-def test_all_ranks_make_the_same_calls_in_the_same_order(tmp_path: Path) -> None:
-    overhead, experiment = module("overhead"), experiment_of(["a", "b", "c"])
-    libraries = {name: tmp_path / name for name in "abc"}
-
-    first, second = (overhead.words_of(experiment, libraries, rank, tmp_path, turn=1, rounds=3) for rank in (0, 1))
-
-    assert first == second
-
-
-def test_every_round_visits_every_configuration_once_in_an_order_of_its_own(tmp_path: Path) -> None:
+def test_all_ranks_visit_every_configuration_once_a_round_in_the_same_order_of_its_own(tmp_path: Path) -> None:
     overhead, experiment = module("overhead"), experiment_of(["a", "b", "c", "d", "e"])
     libraries = {name: tmp_path / name for name in "abcde"}
-
-    words = overhead.words_of(experiment, libraries, 0, tmp_path, turn=0, rounds=4)
-
+    words, others = (overhead.words_of(experiment, libraries, rank, tmp_path, turn=1, rounds=4) for rank in (0, 1))
     used = [word.removeprefix("use=") for word in words if word.startswith("use=")]
     rounds = ["".join(used[begin : begin + 5]) for begin in range(0, 20, 5)]
+    assert words == others
     assert {"".join(sorted(visited)) for visited in rounds} == {"abcde"}
     assert len(set(rounds)) == 4
 
@@ -127,20 +113,13 @@ def orders_of(rounds: list[str]) -> list[list[object]]:
     return [[configuration(f"with {side}", side) for side in sides] for sides in rounds]
 
 
-def test_samples_are_the_slowest_ranks_and_the_first_round_is_not_among_them() -> None:
-    rounds = ["ab", "ba", "ab"]
+def test_samples_are_the_slowest_ranks_in_the_planned_order_without_the_first_round() -> None:
+    overhead, rounds = module("overhead"), ["ab", "ba", "ab"]
     lines = [lines_of_rank(rounds, {"a": 10, "b": 30}), lines_of_rank(rounds, {"a": 11, "b": 20})]
-
-    samples = module("overhead").collect_samples(lines, orders_of(rounds))
-
+    samples = overhead.collect_samples(lines, orders_of(rounds))
     assert samples[8] == {"with a": [12.0, 13.0], "with b": [31.0, 32.0]}
-
-
-def test_lines_in_another_order_than_planned_are_not_taken_for_samples() -> None:
-    lines = [lines_of_rank(["ba"], {"a": 10, "b": 30})]
-
     with pytest.raises(AssertionError):
-        module("overhead").collect_samples(lines, orders_of(["ab"]))
+        overhead.collect_samples([lines_of_rank(["ba"], {"a": 10, "b": 30})], orders_of(["ab"]))
 
 
 def test_a_machine_that_slows_down_does_not_look_like_a_cost() -> None:
@@ -152,27 +131,16 @@ def test_a_machine_that_slows_down_does_not_look_like_a_cost() -> None:
     assert ratios == pytest.approx([0.02] * 30)
 
 
-def test_interval_holds_the_true_cost_and_not_zero() -> None:
+def test_interval_holds_the_true_cost_and_processes_that_differ_widen_it() -> None:
+    """Rounds of one process agree with one another, which says nothing about the next process."""
     overhead, generator = module("overhead"), random.Random(7)
     noisy = [[0.03 + generator.gauss(0, 0.02) for _ in range(15)] for _ in range(20)]
-
     interval = overhead.interval_of(noisy)
-
     assert 0 < interval.low < 0.03 < interval.high < 0.06
-
-
-def test_processes_that_differ_widen_the_interval() -> None:
-    """Rounds of one process agree with one another, which says nothing about the next process."""
-    overhead, generator = module("overhead"), random.Random(8)
     centres = [-0.03, 0.03, -0.02, 0.02, 0.01, -0.01]
-    apart = [[centre + generator.gauss(0, 0.001) for _ in range(15)] for centre in centres]
-    alike = [[generator.gauss(0, 0.001) for _ in range(15)] for _ in centres]
-
-    def width(ratios: list[list[float]]) -> float:
-        interval = overhead.interval_of(ratios)
-        return float(interval.high - interval.low)
-
-    assert width(apart) > 10 * width(alike)
+    apart = overhead.interval_of([[centre + generator.gauss(0, 0.001) for _ in range(15)] for centre in centres])
+    alike = overhead.interval_of([[generator.gauss(0, 0.001) for _ in range(15)] for _ in centres])
+    assert apart.high - apart.low > 10 * (alike.high - alike.low)
 
 
 def test_table_compares_with_the_mean_of_the_copies_without_a_plugin() -> None:
@@ -206,19 +174,13 @@ def test_copies_are_visited_equally_often_so_that_none_is_warmer(
 # --- what a ring file says ---
 
 
-def test_words_of_the_trace_are_those_of_the_ring_file() -> None:
+def test_words_and_structs_of_kit_and_trace_are_those_of_the_ring_file() -> None:
     pairs = [(FUNCS, wire.FUNCS), (DTYPES, wire.DTYPES), (ALGOS, wire.ALGOS), (PROTOS, wire.PROTOS)]
-
     assert [tuple(word or "" for word in ours) for ours, _ in pairs] == [theirs for _, theirs in pairs]
-    assert module("rings").FUNCS == wire.FUNCS
-
-
-@pytest.mark.parametrize("name", ["STATUS", "CLOCK_PAIR", "COMM", "ROW", "RING", "OPERATION"])
-def test_structs_are_as_long_as_the_readers(name: str) -> None:
-    assert getattr(module("rings"), name).size == getattr(wire, name).itemsize
-
-
-def test_record_is_as_long_as_the_readers() -> None:
+    rings = module("rings")
+    assert rings.FUNCS == wire.FUNCS
+    for name in ("STATUS", "CLOCK_PAIR", "COMM", "ROW", "RING", "OPERATION"):
+        assert getattr(rings, name).size == getattr(wire, name).itemsize
     assert RECORD.size == wire.CALLBACK.itemsize
 
 
@@ -234,32 +196,13 @@ def test_ring_file_of_the_plugin_is_read_as_the_job_was(ring_path: Path) -> None
     assert (ring.open_transfers(), ring.open_operations()) == (0, 0)
 
 
-def test_load_test_is_content_when_the_counts_are_right(ring_path: Path) -> None:
-    ring = module("rings").read_ring(ring_path)
-
-    assert module("load").complaints_about("trace", ring, {"AllReduce": OPERATIONS}) == []
-
-
-def test_load_test_names_a_call_that_was_not_recorded(ring_path: Path) -> None:
-    ring = module("rings").read_ring(ring_path)
-
-    complaints = module("load").complaints_about("trace", ring, {"AllReduce": OPERATIONS, "Send": 2})
-
-    assert complaints == ["0 Send enqueued of 2"]
-
-
-def test_load_test_names_a_level_that_was_not_asked_for(ring_path: Path) -> None:
-    ring = module("rings").read_ring(ring_path)
-
-    complaints = module("load").complaints_about("steps", ring, {"AllReduce": OPERATIONS})
-
-    assert complaints == ["level trace instead of steps"]
-
-
-def test_half_a_ring_file_is_refused_with_its_size(ring_path: Path) -> None:
-    rings = module("rings")
+def test_load_test_names_calls_and_levels_that_were_not_asked_for_and_half_a_file(ring_path: Path) -> None:
+    rings, complaints_about = module("rings"), module("load").complaints_about
+    ring, made = rings.read_ring(ring_path), {"AllReduce": OPERATIONS}
+    assert complaints_about("trace", ring, made) == []
+    assert complaints_about("trace", ring, made | {"Send": 2}) == ["0 Send enqueued of 2"]
+    assert complaints_about("steps", ring, made) == ["level trace instead of steps"]
     ring_path.write_bytes(ring_path.read_bytes()[:100_000])
-
     with pytest.raises(rings.NotARing, match="100000"):
         rings.read_ring(ring_path)
 
@@ -267,26 +210,16 @@ def test_half_a_ring_file_is_refused_with_its_size(ring_path: Path) -> None:
 # --- what a trace says ---
 
 
-def recorded_events(ring_path: Path) -> list[Event]:
+def test_trace_names_every_callback_with_its_parent_and_its_stop(ring_path: Path) -> None:
     ring = module("rings").read_ring(ring_path)
-    return list(events_of(module("traces").recording_of(3, ring), epoch_ns=0))
-
-
-def test_trace_names_every_callback_with_its_parent(ring_path: Path) -> None:
-    events = recorded_events(ring_path)
+    events = list(events_of(module("traces").recording_of(3, ring), epoch_ns=0))
     starts = {event["h"]: event for event in events if event["ev"] == "start"}
-
-    assert Counter(start["type"] for start in starts.values()) == dict.fromkeys(
-        ("CollApi", "Coll", "ProxyOp", "ProxyStep"), OPERATIONS
-    )
+    kinds = ("CollApi", "Coll", "ProxyOp", "ProxyStep")
+    assert Counter(start["type"] for start in starts.values()) == dict.fromkeys(kinds, OPERATIONS)
     parents = {(start["type"], starts[start["parent"]]["type"]) for start in starts.values() if "parent" in start}
     assert parents == {("Coll", "CollApi"), ("ProxyOp", "Coll"), ("ProxyStep", "ProxyOp")}
     assert [start["seq"] for start in starts.values() if start["type"] == "Coll"] == list(range(OPERATIONS))
-
-
-def test_every_start_of_the_trace_has_its_stop(ring_path: Path) -> None:
-    ends = Counter((event["h"], event["ev"]) for event in recorded_events(ring_path) if event["ev"] != "state")
-
+    ends = Counter((event["h"], event["ev"]) for event in events if event["ev"] != "state")
     assert set(ends.values()) == {1}
     assert len(ends) == 2 * 4 * OPERATIONS
 
@@ -296,24 +229,36 @@ def start_of(number: int, kind: str, ts: int, parent: int | None = None) -> Even
     return event if parent is None else event | {"parent": parent}
 
 
-def test_cut_keeps_what_a_call_caused_also_after_its_end() -> None:
-    events = [start_of(1, "CollApi", 10), start_of(2, "Coll", 11, 1), start_of(3, "CollApi", 20)]
-    events += [start_of(4, "ProxyOp", 25, 2), {"h": 4, "ts": 30, "ev": "stop", "type": "ProxyOp"}]
-
-    assert [event["h"] for event in cut_events(events, 10, 20)] == [1, 2, 4, 4]
-
-
-def test_cut_keeps_the_call_that_captured_a_replayed_graph() -> None:
-    events = [start_of(1, "CollApi", 10), start_of(2, "Coll", 50, 1), start_of(3, "ProxyOp", 51, 2)]
-
-    assert [event["h"] for event in cut_events(events, 40, 60)] == [1, 2, 3]
-
-
-def test_cut_drops_a_second_stop_that_comes_after_its_end() -> None:
-    stop: Event = {"h": 1, "ts": 12, "ev": "stop", "type": "CollApi"}
-    events = [start_of(1, "CollApi", 10), stop, stop | {"ts": 99}]
-
-    assert list(cut_events(events, 10, 20)) == events[:2]
+@pytest.mark.parametrize(
+    ("events", "begin", "end", "kept"),
+    [
+        (  # what a call caused, also after its end
+            [
+                *(start_of(1, "CollApi", 10), start_of(2, "Coll", 11, 1), start_of(3, "CollApi", 20)),
+                *(start_of(4, "ProxyOp", 25, 2), {"h": 4, "ts": 30, "ev": "stop", "type": "ProxyOp"}),
+            ],
+            10,
+            20,
+            [(1, 10), (2, 11), (4, 25), (4, 30)],
+        ),
+        (  # the call that captured a replayed graph
+            [start_of(1, "CollApi", 10), start_of(2, "Coll", 50, 1), start_of(3, "ProxyOp", 51, 2)],
+            40,
+            60,
+            [(1, 10), (2, 50), (3, 51)],
+        ),
+        (  # not a second stop that comes after the end
+            [start_of(1, "CollApi", 10), *({"h": 1, "ts": ts, "ev": "stop", "type": "CollApi"} for ts in (12, 99))],
+            10,
+            20,
+            [(1, 10), (1, 12)],
+        ),
+    ],
+)
+def test_cut_keeps_what_belongs_together(
+    events: list[Event], begin: int, end: int, kept: list[tuple[int, int]]
+) -> None:
+    assert [(event["h"], event["ts"]) for event in cut_events(events, begin, end)] == kept
 
 
 # --- the network ---

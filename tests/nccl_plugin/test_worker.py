@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.testbed.ranks import PLUGIN_SOURCES
-from tests.testbed.workers.job import start_job
-from tests.testbed.workers.loopback import Loopback
+from tests.testbed.workers.job import Loopback, start_job
 from tests.testbed.workers.plan import Collective, Compute, Hop, JobPlan, Layout
 
 ALONE = """\
