@@ -1,7 +1,5 @@
 """Every query of every dashboard runs on a real store and finds what is there; what single panels say is true."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from lockstep.records import (
@@ -20,14 +18,11 @@ from lockstep.records import (
     Transfer,
     TransferStat,
 )
-from lockstep.store.migrations import Layout, migrate
-from lockstep.store.store import Store, open_store
-from lockstep.tables import TABLES
+from lockstep.store.store import Store
 from tests.api.views.build import put, step
-from tests.builders import SECOND, T0, make, rows
-from tests.deploy.grafana_boards import TO_S, Panel, boards, literal, panels, sql_of
+from tests.builders import SECOND, T0, make
+from tests.deploy.grafana_boards import TO_S, boards, literal, panels, sql_of
 
-ASKING = [pytest.param(panel, id=f"{panel.board}: {panel.title}") for panel in panels() if panel.sql]
 Found = list[dict[str, object]]
 
 
@@ -129,41 +124,24 @@ RECORDS: tuple[tuple[HostRecord, ...], ...] = (
 )
 
 
-@pytest.fixture(scope="module")
-def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    """A store with some rows in every table that a dashboard reads."""
-    with open_store(f"chdb://{tmp_path_factory.mktemp('grafana') / 'store'}") as store:
-        migrate(store, Layout(store.database), now_ns=1)
-        for records in RECORDS:
-            table = next(table for table in TABLES if table.record is type(records[0]))
-            store.insert(table, rows(*records), token=f"test/{table.name}")
-        yield store
-
-
-@pytest.mark.parametrize("panel", ASKING)
-def test_query_finds_what_is_there_and_nothing_in_a_silent_hour(filled: Store, panel: Panel) -> None:
-    found = filled.query(literal(str(panel.sql)))
-    assert found.num_rows > 0
-    shown = {override["matcher"]["options"] for override in panel.document["fieldConfig"]["overrides"]}
-    assert shown <= set(found.column_names), "a unit for a column that is not there"
-    assert ("time" in found.column_names) == (panel.document["type"] != "table")
-    hours_later = filled.query(literal(str(panel.sql), later_s=10_000))
-    assert (hours_later.num_rows == 0) == (panel.title not in {"Communicators", "What the store holds"})
-
-
-def test_what_can_be_chosen_is_what_is_there(filled: Store) -> None:
-    choices = {
-        one["name"]: one
-        for board in boards().values()
-        for one in board["templating"]["list"]
-        if one["type"] == "query"
-    }
-    found = {name: filled.query(literal(one["query"]))[name].to_pylist() for name, one in choices.items()}
-
-    assert found == {"job": ["j1"], "host": ["h0"]}
-    assert all(one["definition"] == one["query"] for one in choices.values()), (
-        "Grafana shows the one and runs the other"
-    )
+def test_every_query_finds_what_is_there_and_nothing_in_a_silent_hour(embedded_store: Store) -> None:
+    for records in RECORDS:
+        insert(embedded_store, *records)
+    asking = [panel for panel in panels() if panel.sql]
+    assert len(asking) > 20
+    for panel in asking:
+        found = embedded_store.query(literal(str(panel.sql)))
+        assert found.num_rows > 0, panel.title
+        units = {override["matcher"]["options"] for override in panel.document["fieldConfig"]["overrides"]}
+        assert units <= set(found.column_names), f"{panel.title}: a unit for a column that is not there"
+        assert ("time" in found.column_names) == (panel.document["type"] != "table"), panel.title
+        hours_later = embedded_store.query(literal(str(panel.sql), later_s=10_000))
+        is_timeless = panel.title in {"Communicators", "What the store holds"}
+        assert (hours_later.num_rows == 0) != is_timeless, panel.title
+    variables = [one for board in boards().values() for one in board["templating"]["list"] if one["type"] == "query"]
+    choices = {one["name"]: embedded_store.query(literal(one["query"]))[one["name"]].to_pylist() for one in variables}
+    assert choices == {"job": ["j1"], "host": ["h0"]}
+    assert all(one["definition"] == one["query"] for one in variables), "Grafana shows the one and runs the other"
 
 
 def insert(store: Store, *records: HostRecord) -> None:

@@ -5,7 +5,6 @@ import re
 import shlex
 import subprocess
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
@@ -16,11 +15,10 @@ from lockstep import __version__
 from lockstep.config import NOT_SETTINGS, Settings, list_settings, load_settings
 from lockstep.records import Agent
 from lockstep.sections import split_listen
-from lockstep.store.migrations import Layout, migrate
-from lockstep.store.store import Store, open_store
+from lockstep.store.store import Store
 from lockstep.tables import TABLE_BY_NAME
 from lockstep.verdict import FaultClass
-from tests.api.build import Api, running_api
+from tests.api.build import running_api
 from tests.builders import make, rows
 from tests.conftest import REPO
 from tests.deploy.chart import default_values
@@ -197,34 +195,23 @@ def test_every_anchor_is_there_once_and_pictures_that_are_named_are_in_grafana()
     assert {one or other for one, other in named} <= titles
 
 
-@pytest.fixture(scope="module")
-def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
-    folder = tmp_path_factory.mktemp("api")
-    with open_store(f"chdb://{folder / 'store'}") as store:
-        migrate(store, Layout(store.database), now_ns=1)
-        with running_api(folder, store) as running:
-            yield running
-
-
-def test_every_question_of_the_runbooks_has_an_answer(api: Api) -> None:
-    paths: dict[str, dict[str, Any]] = api.get("/openapi.json").json()["paths"]
+def test_every_question_and_page_of_the_runbooks_has_an_answer(embedded_store: Store, tmp_path: Path) -> None:
+    assert len(QUESTIONS) >= 8
+    assert len(PAGES) >= 4
+    with running_api(tmp_path, embedded_store) as api:
+        paths: dict[str, dict[str, Any]] = api.get("/openapi.json").json()["paths"]
+        answers = {page: api.get(page) for page in PAGES}
     described = {
         re.sub(r"\{[^}]+\}", ".+", path): {parameter["name"] for parameter in ways["get"].get("parameters", ())}
         for path, ways in paths.items()
         if "get" in ways
     }
-    assert len(QUESTIONS) >= 8
     for asked in QUESTIONS:
         path, _, query = asked.partition("?")
         known = [names for pattern, names in described.items() if re.fullmatch(pattern, f"/api/v1/{path}")]
         assert known, f"nobody answers {path}"
         assert any({pair.partition("=")[0] for pair in query.split("&") if pair} <= names for names in known), asked
-
-
-def test_every_page_of_the_runbooks_is_there(api: Api) -> None:
-    assert len(PAGES) >= 4
-    for page in PAGES:
-        # Nobody has heard of JOB and INCIDENT here; a page that is there says so by name.
-        answer, named = api.get(page), re.findall("[A-Z]{3,}", page)
+    for page, answer in answers.items():
+        named = re.findall("[A-Z]{3,}", page)  # nobody has heard of JOB and INCIDENT here, and a page says so by name
         assert answer.status_code == (404 if named else 200)
         assert all(name in answer.text for name in named)

@@ -22,7 +22,7 @@ from lockstep.path_file import (
     read_reports,
     write_plan,
 )
-from tests.path_shim.building import build_shim
+from tests.path_shim.playing import build_shim
 
 ADDRESSES = st.one_of(st.ip_addresses(v=4).map(str), st.ip_addresses(v=6).map(str))
 PORTS = st.integers(1, 65_535)

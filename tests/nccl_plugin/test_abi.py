@@ -37,18 +37,19 @@ def compiled(source: str, folder: Path, *flags: str) -> Path:
 def differences_to_the_header(facts: ReleaseFacts, folder: Path) -> list[str]:
     """Return what the compiled header says otherwise than this release."""
     asked = list(places(facts))
-    printed = subprocess.run(
-        [compiled(probe_source(asked), folder)], capture_output=True, text=True, check=True
-    ).stdout
-    return differences(asked, parse_answers(printed))
+    probe = compiled(probe_source(asked), folder)
+    return differences(asked, parse_answers(subprocess.check_output([probe], text=True)))
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_the_header_says_of_every_field_what_the_release_says(release: str, tmp_path: Path) -> None:
-    facts = release_facts(release)
-
+def test_header_golden_data_and_releases_agree_on_every_field(release: str, tmp_path: Path) -> None:
+    facts, newest = release_facts(release), release_facts(NEWEST)
     assert len(facts["versions"]) >= 4
     assert differences_to_the_header(facts, tmp_path) == []
+    assert {number: newest["versions"][number] for number in facts["versions"]} == facts["versions"]
+    assert newest["events"].items() >= facts["events"].items()
+    assert newest["states"].items() >= facts["states"].items()
+    assert facts_file(release).read_text(encoding="utf-8") == as_text(facts), "as the reader writes it"
 
 
 def test_a_field_that_nccl_has_elsewhere_is_reported(tmp_path: Path) -> None:
@@ -56,7 +57,6 @@ def test_a_field_that_nccl_has_elsewhere_is_reported(tmp_path: Path) -> None:
     facts["versions"]["5"]["descriptor"]["fields"]["coll.seq"] = (32, 8)
     facts["versions"]["1"]["descriptor"]["fields"]["coll.func"] = (48, 8)
     facts["states"]["ABI_SEND_WAIT"] = 10
-
     assert differences_to_the_header(facts, tmp_path) == [
         "ABI_SEND_WAIT: NCCL has 10, abi.h 9",
         "v1 descriptor coll.func size: NCCL has 8, abi.h 1",
@@ -64,15 +64,11 @@ def test_a_field_that_nccl_has_elsewhere_is_reported(tmp_path: Path) -> None:
     ]
 
 
-def test_a_field_that_only_nccl_has_does_not_compile(tmp_path: Path) -> None:
+def test_a_field_that_only_nccl_has_does_not_compile_or_is_a_difference(tmp_path: Path) -> None:
     facts = copy.deepcopy(release_facts(NEWEST))
     facts["versions"]["7"]["descriptor"]["fields"]["coll.colour"] = (24, 8)
-
     with pytest.raises(AssertionError, match="colour"):
         differences_to_the_header(facts, tmp_path)
-
-
-def test_what_the_probe_does_not_print_is_a_difference() -> None:
     assert differences([Place("v1 table size", 48, "48")], {}) == ["v1 table size: NCCL has 48, abi.h nothing"]
 
 
@@ -92,53 +88,25 @@ def declared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Str
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_header_declares_no_field_that_nccl_lacks(declared: dict[str, StructureFacts], version: int) -> None:
     arguments = "abi_state_arguments_v1" if version < 4 else "abi_state_arguments"
-
     assert declared[f"abi_descriptor_v{version}"]["fields"] == dict(layout(version))
     assert declared[arguments]["fields"] == dict(arguments_layout(version))
-
-
-@pytest.mark.parametrize("release", RELEASES)
-def test_releases_agree_on_every_version_that_they_share(release: str) -> None:
-    newest = release_facts(NEWEST)
-    older = release_facts(release)
-
-    assert {number: newest["versions"][number] for number in older["versions"]} == older["versions"]
-    assert newest["events"].items() >= older["events"].items()
-    assert newest["states"].items() >= older["states"].items()
 
 
 @pytest.mark.parametrize(("release", "last"), [("2.27.7", 4), ("2.28.9", 5), ("2.30.7", 6), ("2.32.3", 7)])
 def test_each_release_looks_for_every_table_up_to_its_newest(release: str, last: int) -> None:
     facts = release_facts(release)
-
+    assert {file.stem for file in facts_file(NEWEST).parent.glob("*.json")} == set(RELEASES)
     assert versions_of(facts["symbols"]) == list(range(1, last + 1))
     assert list(map(int, facts["versions"])) == list(range(1, last + 1))
 
 
-@pytest.mark.parametrize("release", RELEASES)
-def test_golden_data_is_written_as_the_reader_writes_it(release: str) -> None:
-    assert facts_file(release).read_text(encoding="utf-8") == as_text(release_facts(release))
-
-
-def test_no_release_is_left_out_of_the_list() -> None:
-    assert {file.stem for file in facts_file(NEWEST).parent.glob("*.json")} == set(RELEASES)
-
-
-def test_a_layout_has_its_size_and_its_fields() -> None:
+def test_a_layout_has_its_size_and_its_fields_and_what_no_release_has_is_refused() -> None:
     assert (layout(7).size, layout(7)["coll.tag"]) == (136, (128, 8))
     assert "coll.tag" not in layout(6)
-    assert [layout(version)["coll.dtype"].size for version in (1, 2)] == [
-        1,
-        8,
-    ]  # v1 numbers it, v2 points to its name
+    sizes = [layout(version)["coll.dtype"].size for version in (1, 2)]
+    assert sizes == [1, 8], "v1 numbers it, v2 points to its name"
     assert (arguments_layout(3).size, arguments_layout(4).size) == (16, 8)
-
-
-def test_a_version_that_no_release_has_is_refused() -> None:
     with pytest.raises(NotPresent, match="version 8"):
         layout(8)
-
-
-def test_a_name_of_nccls_that_we_have_not_looked_at_is_refused() -> None:
     with pytest.raises(BadInput, match="coolness"):
         by(names.DESCRIPTOR)("coolness")

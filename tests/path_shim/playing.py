@@ -1,18 +1,23 @@
 """Programs that know nothing of the shim, run with it preloaded."""
 
+import atexit
 import json
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from lockstep.errors import NotPresent
 from lockstep.path_file import PathEntry, PathPlan, PathReport, read_reports, write_plan
-from tests.path_shim.building import build_shim
-from tests.testbed.paths.shim import LIBRARY, ShimFiles
+from tests.testbed.paths.shim import LIBRARY, ShimFiles, build
 from tests.testbed.services import free_port
 from tests.waiting import LIMIT_S
 
@@ -28,6 +33,23 @@ def local(peer): return list(peer.getsockname()[:2])
 def tell(value): print(json.dumps(value), flush=True)
 def wait(): sys.stdin.readline()
 """
+
+
+@cache
+def _folder() -> Path:
+    folder = tempfile.TemporaryDirectory(prefix="lockstep-shim-")
+    atexit.register(folder.cleanup)
+    return Path(folder.name)
+
+
+@cache
+def build_shim(*programs: str) -> Path:
+    """Return the folder with the library, and with these programs."""
+    try:
+        build(_folder(), *programs)
+    except NotPresent as absence:
+        pytest.skip(str(absence))
+    return _folder()
 
 
 @dataclass

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.path_shim.building import build_shim
+from tests.path_shim.playing import build_shim
 from tests.testbed.paths.shim import LIBRARY
 
 

@@ -4,7 +4,7 @@ import json
 import os
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -21,48 +21,79 @@ def shim(tmp_path: Path) -> Iterator[Stage]:
         yield made
 
 
-def test_planned_connection_leaves_from_its_port_and_is_reported(shim: Stage) -> None:
-    (port,) = shim.free_ports(1)
-    shim.plan(shim.entry(port))
+Entries = Callable[[Stage, int, int], list[PathEntry]]  # of a stage and two ports that are free
+V6 = "tell(local(connect(int(sys.argv[1]), '::ffff:127.0.0.1', family=socket.AF_INET6)))"
+BOUND_ADDRESS = """
+peer = socket.socket()
+peer.setsockopt(socket.IPPROTO_IP, 24, 1)  # IP_BIND_ADDRESS_NO_PORT
+peer.bind(("127.0.0.3", 0))
+peer.connect(("127.0.0.1", int(sys.argv[1])))
+tell(local(peer))
+"""
+ELSEWHERE = "203.0.113.7"
 
-    assert shim.play(ONE) == ["127.0.0.1", port]
+
+@pytest.mark.parametrize(
+    ("entries", "program", "address", "lease_end_s"),
+    [
+        (lambda shim, a, b: [shim.entry(a)], ONE, "127.0.0.1", 1 << 40),
+        (lambda shim, a, b: [shim.entry(a)], ONE, "127.0.0.1", 1),  # in force although its lease is over
+        (lambda shim, a, b: [shim.entry(shim.busy_port(), a)], ONE, "127.0.0.1", 1 << 40),
+        (lambda shim, a, b: [PathEntry("127.0.0.1", (a,))], ONE, "127.0.0.1", 1 << 40),  # any port there
+        (
+            lambda shim, a, b: [shim.entry(b, source=ELSEWHERE), shim.entry(a, source="127.0.0.2")],
+            ONE,
+            "127.0.0.2",
+            1 << 40,
+        ),
+        (lambda shim, a, b: [shim.entry(b, source="127.0.0.2"), shim.entry(a)], BOUND_ADDRESS, "127.0.0.3", 1 << 40),
+        (lambda shim, a, b: [shim.entry(a)], V6, "::ffff:127.0.0.1", 1 << 40),
+    ],
+    ids=["planned", "lease over", "busy first", "any port", "our own address", "bound to an address", "v4 in v6"],
+)
+def test_planned_connection_leaves_from_its_port_and_is_reported(
+    shim: Stage, entries: Entries, program: str, address: str, lease_end_s: int
+) -> None:
+    port, other = shim.free_ports(2)
+    shim.plan(*entries(shim, port, other), lease_end_s=lease_end_s)
+    assert shim.play(program) == [address, port]
     (report,) = shim.reports
-    assert (report.local, report.sport, report.remote, report.dport) == ("127.0.0.1", port, "127.0.0.1", shim.port)
+    assert (report.sport, report.remote, report.dport) == (port, "127.0.0.1", shim.port)
+    assert report.local == address.removeprefix("::ffff:")
     assert (report.generation, report.outcome) == (1, "enforced")
+
+
+@pytest.mark.parametrize(
+    ("entries", "outcomes"),
+    [
+        (lambda shim, a, b: [shim.entry(shim.busy_port())], ["busy"]),
+        (lambda shim, a, b: [shim.entry(a, dport=1), PathEntry("127.0.0.9", (b,))], []),  # not what it names
+        (lambda shim, a, b: [shim.entry(a, source=ELSEWHERE), PathEntry("127.0.0.1", (), None, ELSEWHERE)], []),
+    ],
+    ids=["all busy", "other destinations", "other hosts"],
+)
+def test_where_no_port_is_to_be_had_the_connection_is_made_all_the_same(
+    shim: Stage, entries: Entries, outcomes: list[str]
+) -> None:
+    free = shim.free_ports(2)
+    shim.plan(*entries(shim, *free))
+    told = shim.play(ONE)
+    assert told[1] not in free
+    assert shim.outcomes == outcomes
+    assert [report.sport for report in shim.reports] == [told[1]] * len(outcomes)
 
 
 def test_several_connections_take_one_planned_port_after_the_other(shim: Stage) -> None:
     ports = shim.free_ports(3)
     shim.plan(shim.entry(*ports))
-
-    told = shim.play("tell([local(p)[1] for p in [connect(int(sys.argv[1])) for _ in range(3)]])")
-
-    assert told == ports
+    assert shim.play("tell([local(p)[1] for p in [connect(int(sys.argv[1])) for _ in range(3)]])") == ports
     assert shim.outcomes == ["enforced"] * 3
-
-
-def test_busy_port_is_passed_over_for_the_next(shim: Stage) -> None:
-    (port,) = shim.free_ports(1)
-    shim.plan(shim.entry(shim.busy_port(), port))
-
-    assert shim.play(ONE)[1] == port
-
-
-def test_where_all_ports_are_busy_the_connection_is_made_all_the_same(shim: Stage) -> None:
-    busy = shim.busy_port()
-    shim.plan(shim.entry(busy))
-
-    told = shim.play(ONE)
-    assert told[1] != busy
-    assert shim.outcomes == ["busy"]
-    assert shim.reports[0].sport == told[1]
 
 
 def test_port_is_not_shared_even_where_the_program_allows_it(shim: Stage) -> None:
     """Two sockets on one port, to one server: connect() itself would fail then, and the program with it."""
     first, second = shim.free_ports(2)
     shim.plan(shim.entry(first, second))
-
     told = shim.play(
         """
 peers = [socket.socket() for _ in range(2)]
@@ -75,67 +106,11 @@ tell([[local(p)[1], p.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)] for p 
     assert told == [[first, 1], [second, 1]]
 
 
-def test_destination_that_the_plan_does_not_name_is_left_alone(shim: Stage) -> None:
-    (port,) = shim.free_ports(1)
-    shim.plan(shim.entry(port, dport=1), PathEntry("127.0.0.9", (port,)))
-
-    assert shim.play(ONE)[1] != port
-    assert shim.reports == []
-
-
-def test_entry_for_any_port_of_a_destination_is_used(shim: Stage) -> None:
-    (port,) = shim.free_ports(1)
-    shim.plan(PathEntry("127.0.0.1", (port,)))
-
-    assert shim.play(ONE)[1] == port
-
-
-def test_entries_of_other_hosts_are_passed_over_and_our_own_gives_the_address(shim: Stage) -> None:
-    theirs, ours = shim.free_ports(2)
-    shim.plan(shim.entry(theirs, source="203.0.113.7"), shim.entry(ours, source="127.0.0.2"))
-
-    assert shim.play(ONE) == ["127.0.0.2", ours]
-
-
-def test_destination_that_is_planned_on_other_hosts_only_is_not_ours_to_report(shim: Stage) -> None:
-    shim.plan(shim.entry(4000, source="203.0.113.7"), PathEntry("127.0.0.1", (), None, "203.0.113.7"))
-    shim.play(ONE)
-
-    assert shim.reports == []
-
-
 def test_socket_that_the_program_has_bound_stays_so(shim: Stage) -> None:
     planned, chosen = shim.free_ports(2)
     shim.plan(shim.entry(planned))
-
-    told = shim.play(f"tell(local(connect(int(sys.argv[1]), source=('127.0.0.1', {chosen}))))")
-    assert told[1] == chosen
+    assert shim.play(f"tell(local(connect(int(sys.argv[1]), source=('127.0.0.1', {chosen}))))")[1] == chosen
     assert shim.outcomes == ["bound"]
-
-
-def test_address_without_a_port_that_the_program_has_bound_is_kept(shim: Stage) -> None:
-    elsewhere, here = shim.free_ports(2)
-    shim.plan(shim.entry(elsewhere, source="127.0.0.2"), shim.entry(here))
-
-    told = shim.play(
-        """
-peer = socket.socket()
-peer.setsockopt(socket.IPPROTO_IP, 24, 1)  # IP_BIND_ADDRESS_NO_PORT
-peer.bind(("127.0.0.3", 0))
-peer.connect(("127.0.0.1", int(sys.argv[1])))
-tell(local(peer))
-"""
-    )
-    assert told == ["127.0.0.3", here]
-
-
-def test_ipv6_socket_to_an_ipv4_address_is_planned_by_that_address(shim: Stage) -> None:
-    (port,) = shim.free_ports(1)
-    shim.plan(shim.entry(port))
-
-    told = shim.play("tell(local(connect(int(sys.argv[1]), '::ffff:127.0.0.1', family=socket.AF_INET6)))")
-    assert told[1] == port
-    assert shim.reports[0].remote == "127.0.0.1"
 
 
 def test_ipv6_destination_is_planned(shim: Stage) -> None:
@@ -143,15 +118,7 @@ def test_ipv6_destination_is_planned(shim: Stage) -> None:
     with socket.create_server(("::1", 0), family=socket.AF_INET6) as server:
         shim.plan(PathEntry("::1", (port,)))
         told = shim.play(f"tell(local(connect({server.getsockname()[1]}, '::1', family=socket.AF_INET6)))")
-
     assert told == ["::1", port]
-
-
-def test_plan_stays_in_force_when_its_lease_is_over(shim: Stage) -> None:
-    (port,) = shim.free_ports(1)
-    shim.plan(shim.entry(port), lease_end_s=1)
-
-    assert shim.play(ONE)[1] == port
 
 
 TWICE = """

@@ -53,7 +53,7 @@ def live_directions(plan: JobPlan, job: Job) -> dict[str, Direction]:
     host_at = {
         (plan.comm_id(kind, group), place): plan.hosts[world]
         for rank in range(plan.layout.ranks)
-        for kind in plan.kinds_of(rank)
+        for kind in plan.kinds
         for group in [plan.layout.group_of(kind, rank)]
         for place, world in enumerate(group)
     }
@@ -83,12 +83,9 @@ class LivePaths:
         head: PlanningHead,
         control: ControlDatabase,
         directions: Mapping[str, Direction],
-        *,
-        tells: bool = True,
     ) -> None:
-        """`tells`: whether the store learns which links each connection takes; without, probes must do."""
         self._fabric, self._head, self._control, self._directions = fabric, head, control, directions
-        self._tells, self._clock = tells, SystemClock()
+        self._clock = SystemClock()
         self._prober = PathProber(fabric)
         self._finder = PortFinder(self._prober, seed=1)
         self._couriers = {host: _Courier(head, host) for host in {each.src[0] for each in directions.values()}}
@@ -161,7 +158,7 @@ class LivePaths:
     def _tell(self, name: str) -> None:
         """Write the links of a connection into `paths`, where the analyzer looks for them."""
         direction, links = self._directions[name], self.paths[name].links
-        if links and self._tells:
+        if links:
             row = _path_row(direction, links, self._clock.now_ns())
             self._couriers[direction.src[0]].send(row)
 
@@ -209,8 +206,6 @@ class LoopOptions:
     bytes: int = 1_000_000  # of an all-reduce, one a step
     compute_ms: float = 150.0
     seed: int = 1  # of the choice of the link
-    probes: bool = True  # whether collectors probe the fabric
-    tells: bool = True  # whether the store learns which links each connection takes
 
 
 def loop_fabric(hosts: int) -> Topology:
@@ -266,14 +261,14 @@ def _set(folder: Path, plan: JobPlan, options: LoopOptions, note: Note) -> Itera
     with ExitStack() as stack:
         note(f"building {len(topology.hosts)} hosts and {len(topology.switches)} switches")
         fabric = stack.enter_context(build_fabric(topology, ShapeOptions(mbps_per_gbps=1000.0)))
-        head = stack.enter_context(PlanningHead(folder / "state", fabric, probes=options.probes))
+        head = stack.enter_context(PlanningHead(folder / "state", fabric))
         job = stack.enter_context(start_job(fabric, plan, built, folder / "job", limit_s))
         for host in plan.hosts:
             head.start_collector(host, rings_of(folder / "job", host))
         job.wait_for_step(_WARM_UP_STEPS)
         control = stack.enter_context(head.open_control())
         live = live_directions(plan, job)
-        paths = stack.enter_context(LivePaths(fabric, head, control, live, tells=options.tells))
+        paths = stack.enter_context(LivePaths(fabric, head, control, live))
         note(f"{head.url} answers; waiting for a plan of {len(live)} connections")
         wait_until(paths.is_planned, "all connections are on planned paths", _START_S)
         yield _Stage(fabric, head, paths, control)

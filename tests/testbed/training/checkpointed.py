@@ -1,11 +1,12 @@
 """A job that resumes on another number of ranks: `python -m tests.testbed.training.checkpointed --dir CKPTS ...`.
 
-Each process is a rank, numbered by Slurm (SLURM_PROCID, SLURM_NTASKS) or torchrun (RANK, WORLD_SIZE); ranks meet
-through a file in --rendezvous, or at MASTER_ADDR and MASTER_PORT. With --ranks N one process forks all of them on
-loopback. The global batch is the same on any number of ranks, so the losses go on where the checkpoint ends.
+Each process is a rank, numbered by Slurm; ranks meet through a file in --rendezvous. With --ranks N one process forks
+all of them on loopback. The global batch is the same on any number of ranks, so the losses go on where the checkpoint
+ends.
 """
 
 import argparse
+import datetime
 import os
 import sys
 import tempfile
@@ -18,79 +19,17 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from lockstep.errors import BadInput, LockstepError
+from lockstep.errors import LockstepError
 from lockstep.verdict import Frozen
 from tests.testbed.training.checkpoints import find_checkpoint, load, save
 from tests.testbed.training.forking import fork_child
 
 if TYPE_CHECKING:  # torch comes with it
     from tests.testbed.training.sharded import Sharded
-import datetime
-from collections.abc import Mapping
 
 _TRIES = 3  # gloo's full mesh of connections is at times refused while a busy host still starts some of its ranks
-_NUMBERS = (("SLURM_PROCID", "SLURM_NTASKS"), ("RANK", "WORLD_SIZE"))
 # What tells one start of a job from another: a killed one leaves its meeting file behind.
-_START = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
-
-
-@dataclass(frozen=True, slots=True)
-class Seat:
-    """Which rank this process is, of how many, and where they meet: the second place only if the first fails."""
-
-    rank: int
-    ranks: int
-    places: Sequence[str]
-
-
-def find_seat(env: Mapping[str, str], rendezvous: Path | None) -> Seat:
-    """Return this process's seat as Slurm or torchrun tell it; BadInput if they do not."""
-    for rank, ranks in _NUMBERS:
-        if rank in env and ranks in env:
-            return Seat(int(env[rank]), int(env[ranks]), _find_places(env, rendezvous))
-    raise BadInput("which rank is this? neither SLURM_PROCID and SLURM_NTASKS nor RANK and WORLD_SIZE are set")
-
-
-def files_at(place: Path) -> list[str]:
-    """Return a file for each try; `place` is a path that no other meeting uses."""
-    return [f"file://{place.absolute()}.{number}" for number in range(_TRIES)]
-
-
-def meet(seat: Seat, timeout_s: float) -> None:
-    """Join the default group at the first place to which all ranks come; LockstepError if there is none."""
-    complaints = []
-    for place in seat.places:
-        try:
-            _meet_at(place, seat, timeout_s)
-            return
-        except RuntimeError as error:
-            complaints.append(f"{place}: {error}")
-            part()
-    raise LockstepError(f"rank {seat.rank} of {seat.ranks} could not meet the others at {'; '.join(complaints)}")
-
-
-def part() -> None:
-    """Leave all groups; peers that still wait for this rank get an error at once."""
-    from torch import distributed
-
-    if distributed.is_initialized():
-        distributed.destroy_process_group()
-
-
-def _find_places(env: Mapping[str, str], rendezvous: Path | None) -> list[str]:
-    if rendezvous:
-        return files_at(rendezvous / "-".join(["meeting", *(env.get(name, "0") for name in _START)]))
-    if "MASTER_ADDR" in env and "MASTER_PORT" in env:
-        return [f"tcp://{env['MASTER_ADDR']}:{env['MASTER_PORT']}"]
-    raise BadInput("where do the ranks meet? give --rendezvous, or set MASTER_ADDR and MASTER_PORT")
-
-
-def _meet_at(place: str, seat: Seat, timeout_s: float) -> None:
-    from torch import distributed
-
-    timeout = datetime.timedelta(seconds=timeout_s)
-    distributed.init_process_group("gloo", init_method=place, rank=seat.rank, world_size=seat.ranks, timeout=timeout)
-    distributed.barrier()  # the group counts only if it works for everybody
+_START = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
 
 
 class LoggedStep(Frozen):
@@ -105,16 +44,12 @@ class LoggedStep(Frozen):
 
 
 @dataclass(frozen=True, slots=True)
-class JobOptions:
-    """What the job does."""
+class Seat:
+    """Which rank this process is, of how many, and the path of the files through which they meet."""
 
-    folder: Path  # of its checkpoints
-    steps: int  # in all, those before the checkpoint included
-    step_s: float = 0.0  # shortest time of a step
-    every: int = 5  # steps from checkpoint to checkpoint
-    log: Path | None = None
-    layout: tuple[int, int] | None = None  # replicas and tensor-parallel ranks; None: replicas only
-    timeout_s: float = 60.0  # of meeting, and of every collective
+    rank: int
+    ranks: int
+    meeting: Path
 
 
 def read_log(log: Path) -> dict[int, LoggedStep]:
@@ -124,32 +59,36 @@ def read_log(log: Path) -> dict[int, LoggedStep]:
     return {line.step: line for line in told}
 
 
-def parse_layout(text: str) -> tuple[int, int]:
-    """Return replicas and tensor-parallel ranks of a text such as 2x4."""
-    replicas, _, tensor_parallel = text.partition("x")
-    if not (replicas.isdigit() and tensor_parallel.isdigit() and int(replicas) and int(tensor_parallel)):
-        raise BadInput(f"a layout is replicas x tensor-parallel ranks, such as 4x2, not {text}")
-    return int(replicas), int(tensor_parallel)
+def main(arguments: Sequence[str]) -> None:
+    """Be one rank, or all of them."""
+    options = _parser().parse_args(arguments)
+    try:
+        if options.ranks:
+            _run_ranks(options)
+        else:
+            start = "-".join(["meeting", *(os.environ.get(name, "0") for name in _START)])
+            rank, ranks = int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_NTASKS"])
+            _run_rank(Seat(rank, ranks, options.rendezvous / start), options)
+    except LockstepError as error:
+        raise SystemExit(str(error)) from None
 
 
-def run_rank(seat: Seat, options: JobOptions) -> None:
+def _run_rank(seat: Seat, options: argparse.Namespace) -> None:
     """Be a rank from the newest checkpoint to the last step."""
     import torch
 
     from tests.testbed.training.sharded import build_sharded
 
-    replicas, tensor_parallel = options.layout or (seat.ranks, 1)
-    if replicas * tensor_parallel != seat.ranks:
-        raise BadInput(f"a layout of {replicas}x{tensor_parallel} does not fit {seat.ranks} ranks")
-    found = find_checkpoint(options.folder, os.environ)
+    replicas, tensor_parallel = map(int, options.layout.split("x")) if options.layout else (seat.ranks, 1)
+    found = find_checkpoint(options.dir, os.environ)
     torch.set_num_threads(1)
-    meet(seat, options.timeout_s)
+    _meet(seat, options.timeout_s)
     sharded = build_sharded(replicas, tensor_parallel)
     _train(sharded, load(found, sharded) if found else 0, options)
-    part()
+    _part()
 
 
-def run_ranks(ranks: int, options: JobOptions) -> None:
+def _run_ranks(options: argparse.Namespace) -> None:
     """Fork all ranks on loopback and wait for them; LockstepError with those that failed."""
     # What every rank would otherwise import for itself; AdamW does so with dynamo.
     from torch import _dynamo  # noqa: F401
@@ -159,8 +98,8 @@ def run_ranks(ranks: int, options: JobOptions) -> None:
 
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     with tempfile.TemporaryDirectory() as folder:
-        seats = [Seat(rank, ranks, files_at(Path(folder, "meeting"))) for rank in range(ranks)]
-        pids = {fork_child(partial(run_rank, seat, options)): seat.rank for seat in seats}
+        seats = [Seat(rank, options.ranks, Path(folder, "meeting")) for rank in range(options.ranks)]
+        pids = {fork_child(partial(_run_rank, seat, options)): seat.rank for seat in seats}
         ended = dict(os.wait() for _ in pids)
     failed = {pids[pid]: os.waitstatus_to_exitcode(status) for pid, status in ended.items() if status}
     if failed:
@@ -168,28 +107,38 @@ def run_ranks(ranks: int, options: JobOptions) -> None:
         raise LockstepError(f"ranks of the training job have failed: {names}")
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Be one rank, or all of them."""
-    given = _parser().parse_args(arguments)
-    try:
-        options = JobOptions(
-            folder=given.dir,
-            steps=given.steps,
-            step_s=given.step_s,
-            every=given.every,
-            log=given.log,
-            layout=parse_layout(given.layout) if given.layout else None,
-            timeout_s=given.timeout_s,
-        )
-        if given.ranks:
-            run_ranks(given.ranks, options)
-        else:
-            run_rank(find_seat(os.environ, given.rendezvous), options)
-    except LockstepError as error:
-        raise SystemExit(str(error)) from None
+def _meet(seat: Seat, timeout_s: float) -> None:
+    """Join the default group through the first file that works for all ranks; LockstepError if there is none."""
+    from torch import distributed
+
+    complaints = []
+    for number in range(_TRIES):
+        place = f"file://{seat.meeting.absolute()}.{number}"
+        try:
+            distributed.init_process_group(
+                "gloo",
+                init_method=place,
+                rank=seat.rank,
+                world_size=seat.ranks,
+                timeout=datetime.timedelta(seconds=timeout_s),
+            )
+            distributed.barrier()  # the group counts only if it works for everybody
+            return
+        except RuntimeError as error:
+            complaints.append(f"{place}: {error}")
+            _part()
+    raise LockstepError(f"rank {seat.rank} of {seat.ranks} could not meet the others at {'; '.join(complaints)}")
 
 
-def _train(sharded: "Sharded", resumed_from: int, options: JobOptions) -> None:
+def _part() -> None:
+    """Leave all groups; peers that still wait for this rank get an error at once."""
+    from torch import distributed
+
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+
+
+def _train(sharded: "Sharded", resumed_from: int, options: argparse.Namespace) -> None:
     """Do the steps that are left, each with its line and some with a checkpoint."""
     from torch import distributed
 
@@ -200,7 +149,7 @@ def _train(sharded: "Sharded", resumed_from: int, options: JobOptions) -> None:
         begin = time.monotonic()
         loss = train_step(sharded, step)
         time.sleep(max(0.0, options.step_s - (time.monotonic() - begin)))
-        if distributed.get_rank() == 0 and options.log:
+        if distributed.get_rank() == 0:
             line = LoggedStep(
                 step=step,
                 loss=loss,
@@ -212,7 +161,7 @@ def _train(sharded: "Sharded", resumed_from: int, options: JobOptions) -> None:
             with open(options.log, "a") as log:
                 log.write(f"{line.model_dump_json()}\n")
         if step % options.every == 0:
-            save(options.folder, step, sharded)
+            save(options.dir, step, sharded)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -222,7 +171,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--step-s", type=float, default=0.0, help="shortest time of a step")
     parser.add_argument("--every", type=int, default=5, help="steps from checkpoint to checkpoint")
     parser.add_argument("--layout", help="replicas x tensor-parallel ranks, such as 2x2")
-    parser.add_argument("--log", type=Path, help="file that gets a line of JSON for each step")
+    parser.add_argument("--log", type=Path, required=True, help="file that gets a line of JSON for each step")
     parser.add_argument("--rendezvous", type=Path, help="folder that all ranks see, in which they meet")
     parser.add_argument("--ranks", type=int, help="fork so many ranks here")
     parser.add_argument("--timeout-s", type=float, default=60.0, help="of meeting, and of every collective")

@@ -144,9 +144,6 @@ class Job:
             rank.process.wait(_END_S)
         self._end_lines()
 
-    def on_host(self, host: str) -> list[RankProcess]:
-        return [rank for rank in self.ranks if rank.host == host]
-
     def tell(self, line: str) -> None:
         """Tell every rank the same."""
         for rank in self.ranks:
@@ -217,7 +214,7 @@ def environment_of(plan: JobPlan, rank: int, folder: Path) -> dict[str, str]:
         "RANK": str(rank),
         "WORLD_SIZE": str(plan.layout.ranks),
         "LOCAL_RANK": str(plan.local_rank(rank)),
-        "TORCHELASTIC_RESTART_COUNT": str(plan.attempt),
+        "TORCHELASTIC_RESTART_COUNT": "0",
         "LOCKSTEP_HOST": plan.hosts[rank],
         "LOCKSTEP_JOB": plan.job,
         "LOCKSTEP_RING_DIR": str(rings_of(folder, plan.hosts[rank])),

@@ -8,12 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from lockstep.errors import BadInput
-
 Kind = Literal["world", "tp", "dp", "pp"]
 Func = Literal["AllReduce", "AllGather", "ReduceScatter", "Broadcast"]
 
-_MOST_CHANNELS = 32  # nccl_plugin/tests/worker.h
 KIB = 1024
 ALONE = -1  # no peer
 
@@ -24,7 +21,6 @@ class Compute:
 
     ms: float
     noise: float = 0.0
-    spins: bool = False  # burns CPU, which real compute does not
 
 
 @dataclass(frozen=True)
@@ -65,9 +61,6 @@ class Layout:
     def ranks(self) -> int:
         return self.tp * self.pp * self.dp
 
-    def stage_of(self, rank: int) -> int:
-        return rank // (self.tp * self.dp)
-
     def group_of(self, kind: Kind, rank: int) -> tuple[int, ...]:
         """Return the ranks of the group of this kind that a rank is in.
 
@@ -102,70 +95,31 @@ class JobPlan:
     nics: tuple[str, ...] = ("eth0",)
     steps: int = 0  # none: until it is told to leave
     seed: int = 0
-    attempt: int = 0
-    stage_steps: Mapping[int, tuple[Item, ...]] = field(default_factory=dict)  # of stages that differ from `step`
     second_step: tuple[Item, ...] = ()  # what ranks do from the step on that the line `second STEP` names
-    source_ports: Mapping[tuple[Kind, int, int, int], int] = field(
-        default_factory=dict
-    )  # channel, from rank, to rank
+    # By group, channel, from rank, to rank.
+    source_ports: Mapping[tuple[Kind, int, int, int], int] = field(default_factory=dict)
     chunk_bytes: int = 128 * KIB
     buffer_bytes: int = 64 * KIB
 
-    def __post_init__(self) -> None:
-        complaints = [*_complain_of_shape(self), *_complain_of_items(self)]
-        if complaints:
-            raise BadInput(f"job {self.job}: {'; '.join(complaints)}")
-
-    def items_of(self, rank: int) -> tuple[Item, ...]:
-        """Return what a rank does in every step."""
-        return self.stage_steps.get(self.layout.stage_of(rank), self.step)
-
-    def kinds_of(self, rank: int) -> tuple[Kind, ...]:
-        """Return the groups a rank needs; the world is always one, as in every framework."""
-        items = (*self.items_of(rank), *self.second_step)
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """The groups that ranks need; the world is always one, as in every framework."""
+        items = (*self.step, *self.second_step)
         used: list[Kind] = [item.comm for item in items if not isinstance(item, Compute)]
         return tuple(dict.fromkeys(["world", *used]))
 
     def comm_id(self, kind: Kind, group: tuple[int, ...]) -> int:
-        """Return a communicator's id, which all its ranks know and no other attempt has."""
-        words = f"{self.job} {self.attempt} {kind} {group}"
+        """Return a communicator's id, which all its ranks know and no other job has."""
+        words = f"{self.job} {kind} {group}"
         return int.from_bytes(hashlib.sha256(words.encode()).digest()[:8], "big")
 
     def local_rank(self, rank: int) -> int:
         return self.hosts[:rank].count(self.hosts[rank])
 
 
-def _complain_of_shape(plan: JobPlan) -> list[str]:
-    complaints = []
-    if len(plan.hosts) != plan.layout.ranks:
-        complaints.append(f"{plan.layout.ranks} ranks in the layout, but hosts for {len(plan.hosts)}")
-    if not plan.nics:
-        complaints.append("its hosts have no NIC")
-    if plan.chunk_bytes <= 0 or plan.buffer_bytes <= 0:
-        complaints.append("chunks and buffers need a size")
-    if any(" " in name or not name for name in (plan.job, *plan.hosts, *plan.nics)):
-        complaints.append("names of job, hosts and NICs are words")
-    return complaints
-
-
-def _complain_of_items(plan: JobPlan) -> list[str]:
-    complaints = []
-    items = [item for step in (plan.step, plan.second_step, *plan.stage_steps.values()) for item in step]
-    moving = [item for item in items if not isinstance(item, Compute)]
-    if any(item.ms < 0 or item.noise < 0 for item in items if isinstance(item, Compute)):
-        complaints.append("compute takes time, and noise is positive")
-    if any(item.bytes <= 0 for item in moving):
-        complaints.append("an operation without bytes")
-    if any(not 0 < item.channels <= _MOST_CHANNELS for item in moving):
-        complaints.append(f"channels are 1 to {_MOST_CHANNELS}")
-    if not all(plan.items_of(stage * plan.layout.tp * plan.layout.dp) for stage in range(plan.layout.pp)):
-        complaints.append("a stage that does nothing")
-    return complaints
-
-
 def write_job(plan: JobPlan, rank: int, addresses: Sequence[str]) -> str:
     """Return the job file of a rank; `addresses` are those of its host's NICs, in the order of the plan."""
-    kinds = plan.kinds_of(rank)
+    kinds = plan.kinds
     places = {kind: place for place, kind in enumerate(kinds)}
     lines = [
         f"rank {rank} {plan.layout.ranks}",
@@ -175,7 +129,7 @@ def write_job(plan: JobPlan, rank: int, addresses: Sequence[str]) -> str:
         f"steps {plan.steps} {plan.seed}",
         *(_comm_line(plan, rank, kind) for kind in kinds),
         *_port_lines(plan, rank, places),
-        *_item_lines(plan, rank, plan.items_of(rank), places),
+        *_item_lines(plan, rank, plan.step, places),
         *(["second", *_item_lines(plan, rank, plan.second_step, places)] if plan.second_step else []),
     ]
     return "\n".join(lines) + "\n"
@@ -212,8 +166,8 @@ def _opening(item: Item, line: str) -> str:
 def _item_line(plan: JobPlan, rank: int, item: Item, places: Mapping[Kind, int]) -> str:
     """Return the facts of an item; none for a hop that leads out of the group."""
     match item:
-        case Compute(ms=ms, noise=noise, spins=spins):
-            return f"compute {ms} {noise} {'spin' if spins else 'sleep'}"
+        case Compute(ms=ms, noise=noise):
+            return f"compute {ms} {noise} sleep"
         case Collective(comm=kind, func=func, algo=algo, bytes=size, channels=channels):
             return f"{places[kind]} {func} {algo} {size} {channels} {ALONE}"
         case Hop(comm=kind, func=func, bytes=size, channels=channels):
