@@ -94,8 +94,7 @@ def _watch_delays(store: Store, seconds: int) -> list[float]:
     while time.monotonic() < deadline:
         time.sleep(_POLL_S)
         found = store.query(
-            "SELECT seq, enqueue_ns AS ns FROM collectives WHERE rank = 0 AND seq > {seen:UInt64}",
-            {"seen": seen},
+            "SELECT seq, enqueue_ns AS ns FROM collectives WHERE rank = 0 AND seq > {seen:UInt64}", {"seen": seen}
         )
         now_ns = time.time_ns()
         delays += [(now_ns - ns) / NS_PER_S for ns in found["ns"].to_pylist()]

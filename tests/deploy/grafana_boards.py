@@ -15,11 +15,7 @@ Document = dict[str, Any]  # Any: JSON of another program, taken apart here
 # What the plugin puts in place of its macros, for a time range of ten minutes around T0 and points a minute apart.
 TO_S = T0 // SECOND + 300
 _RANGE_S = 600
-_MACROS = {
-    "$__interval_s": "60",
-    "${job:singlequote}": "'j1'",
-    "${host:singlequote}": "'h0','h1'",
-}
+_MACROS = {"$__interval_s": "60", "${job:singlequote}": "'j1'", "${host:singlequote}": "'h0','h1'"}
 
 
 @dataclass(frozen=True)

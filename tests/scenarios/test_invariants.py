@@ -42,10 +42,7 @@ nic_gbps = 200.0
 compute_ms = 300.0
 allreduce_mb = [512, 512]
 """
-FAULTS = {
-    "nic:h3/eth1": ["at 8 s fail nic:h3/eth1 to 30 %"],
-    "gpu:h2/1": ["at 8 s fail gpu:h2/1 to 50 %"],
-}
+FAULTS = {"nic:h3/eth1": ["at 8 s fail nic:h3/eth1 to 30 %"], "gpu:h2/1": ["at 8 s fail gpu:h2/1 to 50 %"]}
 faults = st.sampled_from(sorted(FAULTS))
 seeds = st.integers(0, 2**16)
 few = settings(max_examples=4, derandomize=True)  # each example is a whole simulation and its analysis

@@ -78,11 +78,7 @@ class LivePaths:
     """Follows the plan until the block ends; then all connections have their own ports again."""
 
     def __init__(
-        self,
-        fabric: Fabric,
-        head: PlanningHead,
-        control: ControlDatabase,
-        directions: Mapping[str, Direction],
+        self, fabric: Fabric, head: PlanningHead, control: ControlDatabase, directions: Mapping[str, Direction]
     ) -> None:
         self._fabric, self._head, self._control, self._directions = fabric, head, control, directions
         self._clock = SystemClock()

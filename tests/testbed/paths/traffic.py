@@ -67,12 +67,7 @@ class Traffic:
     """
 
     def __init__(
-        self,
-        fabric: Fabric,
-        nics: Iterable[Nic],
-        listening: Sequence[int],
-        env: Mapping[str, str],
-        send_buffer: int,
+        self, fabric: Fabric, nics: Iterable[Nic], listening: Sequence[int], env: Mapping[str, str], send_buffer: int
     ) -> None:
         self._fabric = fabric
         command = [sys.executable, "-E", "-S", str(Path(flow_worker.__file__))]

@@ -70,11 +70,7 @@ def _rule(ends: bytes, sport: int, dport: int, new_sport: int) -> list[bytes]:
         *_match(_NETWORK_HEADER, _PROTOCOL_AT, bytes([socket.IPPROTO_TCP])),
         *_match(_NETWORK_HEADER, _ADDRESSES_AT, ends),
         *_match(_TRANSPORT_HEADER, _PORTS_AT, struct.pack("!HH", sport, dport)),
-        expression(
-            b"immediate",
-            number(1, REGISTER),
-            nest(2, pack_attribute(1, struct.pack("!H", new_sport))),
-        ),
+        expression(b"immediate", number(1, REGISTER), nest(2, pack_attribute(1, struct.pack("!H", new_sport)))),
         expression(
             b"payload",
             number(2, _TRANSPORT_HEADER),
@@ -91,10 +87,5 @@ def _match(header: int, offset: int, value: bytes) -> list[bytes]:
     values = (REGISTER, header, offset, len(value))
     return [
         expression(b"payload", *(number(kind, each) for kind, each in enumerate(values, 1))),
-        expression(
-            b"cmp",
-            number(1, REGISTER),
-            number(2, _EQUAL),
-            nest(3, pack_attribute(1, value)),
-        ),
+        expression(b"cmp", number(1, REGISTER), number(2, _EQUAL), nest(3, pack_attribute(1, value))),
     ]

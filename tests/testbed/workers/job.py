@@ -226,12 +226,7 @@ def environment_of(plan: JobPlan, rank: int, folder: Path) -> dict[str, str]:
 
 
 def _start_rank(
-    place: Place,
-    plan: JobPlan,
-    rank: int,
-    folder: Path,
-    command: Sequence[str],
-    environment: Mapping[str, str],
+    place: Place, plan: JobPlan, rank: int, folder: Path, command: Sequence[str], environment: Mapping[str, str]
 ) -> RankProcess:
     host = plan.hosts[rank]
     addresses = [place.address_of(host, nic) for nic in plan.nics]
