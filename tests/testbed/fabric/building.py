@@ -1,4 +1,4 @@
-"""Builds a fabric: a namespace per host and switch, shaped veths between them, routes, and a management network."""
+"""Builds fabrics of namespaces and shaped veths, also such as outlive their builder, for `lockstep testbed up`."""
 
 import os
 from collections.abc import Iterator, Mapping

@@ -90,7 +90,10 @@ def find_way(plan: FabricPlan, homes: Mapping[str, Home], src: Port, dst: Port, 
 
 
 def _ask(home: Home, arrived: Port, src: str, dst: str, flow: Flow) -> str:
-    """Return the interface through which a switch would send a packet that came in at a port."""
+    """Return the interface through which a switch would send a packet that came in at a port.
+
+    The question is written by hand: pyroute2 leaves ports out of it without a word and then answers by chance.
+    """
     iif = home.change(lambda route: find_interface(route, arrived.name))
     body = _QUESTION.pack(socket.AF_INET, 32, 32, 0, 0, 0, 0, 0, 0) + b"".join(
         pack_attribute(kind, value)

@@ -1,4 +1,4 @@
-"""Breaks a running fabric as the faults of a scenario say, and heals it: all of it, when the block ends."""
+"""Breaks a running fabric and its processes as the faults of a scenario say, and heals all when the block ends."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Brings the cables of a fabric into the condition that is wanted: rates, loss, delay, and carrier."""
+"""What failures together mean for every direction of every cable, and how cables are brought into that condition."""
 
 import struct
 import subprocess
@@ -124,7 +124,12 @@ def _worsen(before: Condition, failure: Failure) -> Condition:
 
 
 class DelayLine:
-    """A delay that is there from now on until it is stopped."""
+    """A delay that is there from now on until it is stopped.
+
+    The kernel has no netem here. A filter at the port's entrance sends every IP packet into a tun interface; the
+    process behind it writes it back later, and the packet enters the node there instead: before it was routed, so
+    that neither its time to live nor its way changes. Frames that are not IP, such as ARP, are not held.
+    """
 
     def __init__(self, fabric: Fabric, receiver: Port, delay_s: float) -> None:
         self._home, self._port = fabric.homes[receiver.node], receiver
@@ -157,7 +162,10 @@ class DelayLine:
 
 
 def lose(home: Home, interface: str, share: float) -> None:
-    """Drop this share of what arrives at an interface from now on, each packet on its own."""
+    """Drop this share of what arrives at an interface from now on, each packet on its own.
+
+    Silently: no counter of the interface or of its queue knows. Bundles of segments (GSO) are lost whole, as on veth.
+    """
     try:
         add_rule(home, _table(interface), interface, INGRESS, _expressions(share))
     except OSError as refusal:

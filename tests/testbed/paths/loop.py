@@ -75,7 +75,11 @@ class LivePath:
 
 
 class LivePaths:
-    """Follows the plan until the block ends; then all connections have their own ports again."""
+    """Follows the plan until the block ends; then all connections have their own ports again.
+
+    Stands for an enforcing agent on every host: it reads the plan as the host's collector was told it, finds a port
+    by probing, and tells the store which links each connection takes now, under the port that the socket itself has.
+    """
 
     def __init__(
         self, fabric: Fabric, head: PlanningHead, control: ControlDatabase, directions: Mapping[str, Direction]

@@ -1,4 +1,4 @@
-"""Paired trials on real Linux ECMP: the same flows with the kernel's ports and with planned ports."""
+"""Trials of planned paths on real Linux ECMP: where they take place, pairs with and without a plan, and figures."""
 
 import tempfile
 import time

@@ -1,4 +1,4 @@
-"""A scenario from beginning to end on a real fabric: build it, run the job, break it on time, hear what is said."""
+"""A scenario for real parts: whether it can be played, built, run, broken on time, and heard what is said of it."""
 
 import tempfile
 import threading

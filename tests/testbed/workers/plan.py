@@ -1,4 +1,4 @@
-"""A job on paper: which rank sits where, which groups there are, and what every step does.
+"""A job on paper: which rank sits where, which groups there are, what every step does; and as its ranks read it.
 
 Ranks count as Megatron's do: neighbours share a tensor-parallel group, then come replicas, then pipeline stages.
 """
