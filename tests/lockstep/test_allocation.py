@@ -1,11 +1,17 @@
-"""A service's threads share few piles of memory, and what is large leaves the process when it is freed."""
+"""A service's threads share few heaps, and what was freed is given back: by the C library and by the engine."""
 
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
+from structlog.testing import capture_logs
+
+from lockstep.errors import StoreAway
+from lockstep.store.opening import memory_given_back
+from lockstep.store.store import Store
 from tests.conftest import REPO
+from tests.waiting import HastyClock, eventually
 
 LIBC = """
     import ctypes, threading
@@ -20,7 +26,7 @@ LIBC = """
 
 def run_child(code: str) -> str:
     whole = textwrap.dedent(LIBC) + textwrap.dedent(code)
-    child = subprocess.run([sys.executable, "-c", whole], capture_output=True, text=True, timeout=300, cwd=REPO)
+    child = subprocess.run([sys.executable, "-c", whole], capture_output=True, text=True, cwd=REPO)
     assert child.returncode == 0, child.stderr
     return child.stdout
 
@@ -59,12 +65,45 @@ def test_large_block_is_taken_from_no_pile_after_a_larger_one_was_freed() -> Non
     assert int(freed_at_once) >= 10 << 20
 
 
-def test_engine_keeps_freed_pages_for_half_a_second(tmp_path: Path) -> None:
-    told = run_child(
+def test_freed_memory_leaves_the_process_and_its_engine(tmp_path: Path) -> None:
+    printed = run_child(
         f"""
+        from tests.testbed.services import resident_bytes
+        import os
+        from lockstep.store.opening import give_memory_back
         from lockstep.store.store import open_store
+
         with open_store("chdb://{tmp_path}/store") as store:
             print(store.query_system("SELECT stats FROM system.jemalloc_stats")["stats"][0])
+            kept = [bytearray(1000) for _ in range(100_000)]
+            kept = kept[-1:]  # the newest stands behind all that were freed
+            before = resident_bytes(os.getpid())
+            give_memory_back(store)
+            print(before - resident_bytes(os.getpid()))
         """
     )
-    assert "opt.dirty_decay_ms: 500 " in told
+    assert "opt.dirty_decay_ms: 500 " in printed, "the engine keeps freed pages for half a second"
+    assert int(printed.split()[-1]) > 50_000_000
+
+
+class Ailing:
+    """A store that never answers."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def give_memory_back(self) -> None:
+        self.asked += 1
+        raise StoreAway("nobody there")
+
+
+def test_store_that_is_away_is_asked_again_and_harms_nobody() -> None:
+    store = Ailing()
+    with capture_logs() as logs, memory_given_back(store, HastyClock()):  # type: ignore[arg-type]
+        eventually(lambda: store.asked >= 2)
+    assert logs[0]["reason"] == "nobody there"
+
+
+def test_store_of_either_kind_answers_after_it_gave_back(store: Store) -> None:
+    store.give_memory_back()
+    assert store.query_system("SELECT 1 AS one").to_pylist() == [{"one": 1}]

@@ -1,6 +1,7 @@
 """A batch comes out as it went in, or is refused with a reason; nothing in it can hurt the gateway."""
 
 import tracemalloc
+from fnmatch import fnmatchcase
 from typing import Any
 
 import pyarrow as pa
@@ -28,6 +29,7 @@ BODY = encode_batch(TABLES_SENT)
 PLAIN = unpack_body(BODY, MAX_BYTES)
 ONE_STREAM = unpack_body(encode_batch({"collectives": TABLES_SENT["collectives"]}), MAX_BYTES)
 AGENTS = rows(make(Agent), make(Agent, ts_ns=5))
+GARBAGE = (b"garbage", b"{}", b"\x00" * 100, b"\xff" * 100)
 
 
 def decoded(body: bytes) -> dict[str, pa.Table]:
@@ -62,9 +64,6 @@ def with_column(name: str, values: pa.Array) -> pa.Table:
     return AGENTS.set_column(AGENTS.schema.get_field_index(name), name, values)
 
 
-# What comes out as it went in.
-
-
 @QUICK
 @given(st.data())
 def test_batches_survive_the_way(data: st.DataObject) -> None:
@@ -77,30 +76,22 @@ def test_batches_survive_the_way(data: st.DataObject) -> None:
     assert all(received[name].schema.equals(schema_of(TABLE_BY_NAME[name]), check_metadata=True) for name in names)
 
 
-def test_rows_in_several_chunks_arrive_in_order() -> None:
+def test_rows_in_chunks_arrive_in_order_and_no_rows_are_a_batch() -> None:
     chunks = pa.concat_tables([AGENTS.slice(1, 1), AGENTS.slice(0, 1)])
     assert decoded(encode_batch({"agents": chunks}))["agents"].equals(chunks.combine_chunks())
-
-
-def test_table_without_rows_is_a_batch() -> None:
     empty = {table.name: schema_of(table).empty_table() for table in TABLES}
     assert {name: got.num_rows for name, got in decoded(encode_batch(empty)).items()} == dict.fromkeys(empty, 0)
 
 
-def test_column_of_a_newer_release_is_left_out() -> None:
+def test_columns_of_other_releases_are_left_out_or_null() -> None:
     newer = AGENTS.append_column("mood", pa.array(["fine", "fine"], pa.string_view()))
-    assert decoded(packed(stream_of(newer)))["agents"].equals(AGENTS)
-
-
-def test_column_of_an_older_release_is_null() -> None:
+    broken = newer.append_column("text", pa.array([b"fine", b"\xff\xfe"]).view(pa.string()))
+    assert decoded(packed(stream_of(broken)))["agents"].equals(AGENTS)
     older = AGENTS.drop_columns(["plugin_cost_ns"])
     assert decoded(packed(stream_of(older)))["agents"]["plugin_cost_ns"].to_pylist() == [None, None]
-
-
-def test_events_of_an_agent_that_tells_ranks_in_sentences_only_are_accepted() -> None:
-    told = rows(make(Event, message="rank 3 was killed by SIGKILL"))
-    old = told.drop_columns(["rank", "pid", "signal", "exit_code", "detail"])
-    (row,) = decoded(packed(stream_of(old, "events")))["events"].to_pylist()
+    events = rows(make(Event, message="rank 3 was killed by SIGKILL"))
+    sentences = events.drop_columns(["rank", "pid", "signal", "exit_code", "detail"])
+    (row,) = decoded(packed(stream_of(sentences, "events")))["events"].to_pylist()
     assert (row["message"], row["rank"], row["signal"]) == ("rank 3 was killed by SIGKILL", None, None)
 
 
@@ -131,44 +122,35 @@ def test_this_version_and_the_one_before_are_accepted() -> None:
     assert RECORDS_VERSION - 2 not in ACCEPTED_VERSIONS
 
 
-# What is refused.
+NOT_ZSTD = "the body is not zstd: *"
+NOT_STREAMS = "the body is not a sequence of whole Arrow streams: *"
+PLAIN_ONLY = "the streams must hold plain record batches, neither dictionaries nor compressed buffers"
 
 
-@pytest.mark.parametrize("length", range(1, len(BODY), 97))
-def test_body_cut_short_is_refused(length: int) -> None:
-    assert refusal(BODY[:length]).startswith("the body is not zstd: ")
+def test_body_cut_short_is_refused() -> None:
+    for length in range(1, len(BODY), 97):
+        assert fnmatchcase(refusal(BODY[:length]), NOT_ZSTD)
+    for length in range(1, len(ONE_STREAM), 97):
+        assert fnmatchcase(refusal(packed(ONE_STREAM[:length])), NOT_STREAMS)
+    # A stream without its end mark reads like a whole one with fewer rows.
+    assert refusal(packed(stream_of(AGENTS)[:-8])) == NOT_STREAMS.replace("*", "agents has no end")
 
 
-@pytest.mark.parametrize("length", range(1, len(ONE_STREAM), 97))
-def test_stream_cut_short_before_packing_is_refused(length: int) -> None:
-    assert refusal(packed(ONE_STREAM[:length])).startswith("the body is not a sequence of whole Arrow streams: ")
-
-
-def test_stream_cut_between_two_messages_is_refused() -> None:
-    """A stream without its end mark reads like a whole one with fewer rows."""
-    whole = stream_of(AGENTS)
-    assert refusal(packed(whole[:-8])) == "the body is not a sequence of whole Arrow streams: agents has no end"
-
-
-@pytest.mark.parametrize("garbage", [b"garbage", b"{}", b"\x00" * 100, b"\xff" * 100])
-def test_garbage_is_refused(garbage: bytes) -> None:
-    assert refusal(garbage).startswith("the body is not zstd: ")
-    assert refusal(packed(garbage)).startswith("the body is not a sequence of whole Arrow streams: ")
-
-
-@pytest.mark.parametrize("body", [b"", packed(b"")], ids=["nothing", "nothing packed"])
-def test_empty_body_is_refused(body: bytes) -> None:
-    assert refusal(body) == "the batch is empty"
-
-
-@pytest.mark.parametrize("tail", [b"x", b"\x00" * 8, PLAIN[:100]], ids=["letter", "zeros", "half a stream"])
-def test_bytes_after_the_last_stream_are_refused(tail: bytes) -> None:
-    assert refusal(packed(PLAIN, tail)).startswith("the body is not a sequence of whole Arrow streams: ")
-    assert refusal(BODY + packed(tail)).startswith("the body is not a sequence of whole Arrow streams: ")
-
-
-def test_bytes_after_the_packed_streams_are_refused() -> None:
-    assert refusal(BODY + b"tail").startswith("the body is not zstd: ")
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        *((garbage, NOT_ZSTD) for garbage in GARBAGE),
+        *((packed(garbage), NOT_STREAMS) for garbage in GARBAGE),
+        (b"", "the batch is empty"),
+        (packed(b""), "the batch is empty"),
+        *((packed(PLAIN, tail), NOT_STREAMS) for tail in (b"x", b"\x00" * 8, PLAIN[:100])),
+        *((BODY + packed(tail), NOT_STREAMS) for tail in (b"x", b"\x00" * 8, PLAIN[:100])),
+        (BODY + b"tail", NOT_ZSTD),
+        (BODY + BODY, "the batch holds collectives twice"),
+    ],
+)
+def test_body_that_is_no_batch_is_refused(body: bytes, problem: str) -> None:
+    assert fnmatchcase(refusal(body), problem)
 
 
 @pytest.mark.parametrize("name", ["agent", "AGENTS", "", "agents; DROP TABLE agents", "migrations"])
@@ -183,65 +165,37 @@ def test_stream_that_names_no_table_is_refused() -> None:
     assert refusal(packed(bytes(sink.getvalue()))) == "there is no table ''"
 
 
-def test_same_table_twice_is_refused() -> None:
-    assert refusal(BODY + BODY) == "the batch holds collectives twice"
-
-
 @pytest.mark.parametrize(
-    ("name", "values", "complaint"),
+    ("table", "problem"),
     [
-        ("ts_ns", pa.array([1, 2], pa.int32()), "is int32, not int64"),
-        ("version", pa.array(["1", "2"], pa.large_string()), "is large_string, not string"),
+        (with_column("ts_ns", pa.array([1, 2], pa.int32())), "agents, column ts_ns: is int32, not int64"),
         (
-            "version",
-            pa.array(["1", "2"]).dictionary_encode(),
-            "is dictionary<values=string, indices=int32, ordered=0>",
+            with_column("version", pa.array(["1", "2"], pa.large_string())),
+            "agents, column version: is large_string, not string",
         ),
-        ("plugin_cost_ns", pa.nulls(2), "is null, not int64"),
+        (
+            with_column("version", pa.array(["1", "2"]).dictionary_encode()),
+            "agents, column version: is dictionary<values=string, indices=int32, ordered=0>*",
+        ),
+        (with_column("plugin_cost_ns", pa.nulls(2)), "agents, column plugin_cost_ns: is null, not int64"),
+        (with_column("ts_ns", pa.array([5, -5])), "agents, column ts_ns, row 1: negative time (-5)"),
+        (AGENTS.drop_columns(["host"]), "agents, column host: the column is missing"),
+        (AGENTS.append_column("ts_ns", pa.array([1, 2])), "agents, column ts_ns: the column is there 2 times"),
+        (AGENTS.append_column("mood", pa.array(["fine", "fine"]).dictionary_encode()), PLAIN_ONLY),
+        (
+            with_column("version", pa.array([b"1", b"\xff\xfe"]).view(pa.string())),
+            "agents, column version, row 1: is broken*",
+        ),
     ],
-    ids=["narrow", "large", "dictionary", "null"],
 )
-def test_types_must_be_exact(name: str, values: pa.Array, complaint: str) -> None:
-    assert refusal(packed(stream_of(with_column(name, values)))).startswith(f"agents, column {name}: {complaint}")
-
-
-def test_bad_value_is_refused_with_column_and_row() -> None:
-    negative = with_column("ts_ns", pa.array([5, -5]))
-    assert refusal(packed(stream_of(negative))) == "agents, column ts_ns, row 1: negative time (-5)"
-
-
-def test_missing_column_is_refused_by_its_name() -> None:
-    assert refusal(packed(stream_of(AGENTS.drop_columns(["host"])))) == "agents, column host: the column is missing"
-
-
-def test_column_that_is_there_twice_is_refused() -> None:
-    twice = AGENTS.append_column("ts_ns", pa.array([1, 2]))
-    assert refusal(packed(stream_of(twice))) == "agents, column ts_ns: the column is there 2 times"
-
-
-def test_dictionary_in_an_unknown_column_is_refused() -> None:
-    coded = AGENTS.append_column("mood", pa.array(["fine", "fine"]).dictionary_encode())
-    assert "neither dictionaries nor compressed buffers" in refusal(packed(stream_of(coded)))
+def test_rows_at_fault_are_refused_by_column_and_row(table: pa.Table, problem: str) -> None:
+    assert fnmatchcase(refusal(packed(stream_of(table))), problem)
 
 
 @pytest.mark.parametrize("codec", ["lz4", "zstd"])
 def test_compressed_buffers_are_refused(codec: str) -> None:
     """They could unpack into far more than the body did."""
-    refused = refusal(packed(stream_of(AGENTS, compression=codec)))
-    assert refused == "the streams must hold plain record batches, neither dictionaries nor compressed buffers"
-
-
-def test_text_that_is_not_utf8_is_refused() -> None:
-    broken = with_column("version", pa.array([b"1", b"\xff\xfe"]).view(pa.string()))
-    assert refusal(packed(stream_of(broken))).startswith("agents, column version, row 1: is broken")
-
-
-def test_broken_text_in_an_unknown_column_is_nobodys_business() -> None:
-    newer = AGENTS.append_column("mood", pa.array([b"fine", b"\xff\xfe"]).view(pa.string()))
-    assert decoded(packed(stream_of(newer)))["agents"].equals(AGENTS)
-
-
-# What is too large.
+    assert refusal(packed(stream_of(AGENTS, compression=codec))) == PLAIN_ONLY
 
 
 def test_more_rows_than_allowed_are_refused_as_too_large() -> None:
@@ -275,8 +229,6 @@ def test_bomb_is_refused_without_being_unpacked() -> None:
     assert pa.total_allocated_bytes() - before < MAX_BYTES
 
 
-# What chance makes of a batch.
-
 FLIPS = st.lists(st.tuples(st.integers(0, len(PLAIN) - 1), st.integers(0, 7)), min_size=1, max_size=4)
 
 
@@ -290,18 +242,10 @@ def flipped(sound: bytes, flips: list[tuple[int, int]]) -> bytes:
 @given(FLIPS)
 @example([(4, 7)])  # the length of the first message
 def test_flipped_bits_give_sound_rows_or_a_refusal(flips: list[tuple[int, int]]) -> None:
-    assert_sound_or_refused(packed(flipped(PLAIN, flips)))
-
-
-@given(FLIPS)
-def test_bits_flipped_on_the_way_give_sound_rows_or_a_refusal(flips: list[tuple[int, int]]) -> None:
-    assert_sound_or_refused(flipped(BODY, flips))
-
-
-def assert_sound_or_refused(body: bytes) -> None:
-    try:
-        found = decoded(body)
-    except BadBatch:
-        return
-    for name, got in found.items():
-        assert conform(TABLE_BY_NAME[name], got).equals(got)
+    for body in (packed(flipped(PLAIN, flips)), flipped(BODY, flips)):
+        try:
+            found = decoded(body)
+        except BadBatch:
+            continue
+        for name, got in found.items():
+            assert conform(TABLE_BY_NAME[name], got).equals(got)

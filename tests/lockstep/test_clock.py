@@ -1,6 +1,7 @@
 """Time stands still in tests until it is moved, and the host's clock really waits."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -19,37 +20,22 @@ def test_moment_is_written_in_utc_to_the_second(moment_ns: int, text: str) -> No
     assert rfc3339(moment_ns) == text
 
 
-def test_manual_clock_stands_still_until_it_is_moved() -> None:
-    clock = ManualClock(now_ns=5)
-    assert (clock.now_ns(), clock.monotonic_ns()) == (5, 5)
-    clock.advance(1.5)
-    assert (clock.now_ns(), clock.monotonic_ns()) == (5 + 1_500_000_000, 5 + 1_500_000_000)
-
-
 def test_manual_clock_moves_by_exactly_what_it_is_told() -> None:
-    clock = ManualClock()
+    clock = ManualClock(now_ns=5)
     clock.advance(0.57)  # 0.57 * 1e9 is a hair below 570,000,000 as a float
-    assert clock.now_ns() == 570_000_000
-
-
-def test_manual_clock_never_goes_back() -> None:
-    clock = ManualClock(now_ns=10)
+    assert (clock.now_ns(), clock.monotonic_ns()) == (570_000_005, 570_000_005)
     with pytest.raises(ValueError, match="time only moves forward, not by -1 s"):
         clock.advance(-1)
-    assert clock.now_ns() == 10
+    assert clock.now_ns() == 570_000_005
 
 
-def test_waiting_on_the_manual_clock_passes_the_time_at_once() -> None:
+def test_waiting_on_the_manual_clock_passes_the_time_at_once_unless_it_has_happened() -> None:
     clock, event = ManualClock(), threading.Event()
     assert clock.wait(event, 3600.0) is False
     assert clock.now_ns() == 3600 * NS_PER_S
-
-
-def test_waiting_for_what_has_happened_takes_no_time() -> None:
-    clock, event = ManualClock(), threading.Event()
     event.set()
     assert clock.wait(event, 3600.0) is True
-    assert clock.now_ns() == 0
+    assert clock.now_ns() == 3600 * NS_PER_S
 
 
 def test_manual_clock_loses_nothing_when_many_move_it() -> None:
@@ -59,11 +45,9 @@ def test_manual_clock_loses_nothing_when_many_move_it() -> None:
         for _ in range(500):
             clock.advance(1)
 
-    threads = [threading.Thread(target=move) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(4):
+            pool.submit(move)
     assert clock.now_ns() == 2000 * NS_PER_S
 
 

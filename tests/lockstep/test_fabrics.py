@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from itertools import combinations, product
 
 import pytest
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lockstep.errors import BadTopology
 from lockstep.fabrics import FabricOptions, dual_plane, fat_tree, leaf_spine, rail_optimised
-from lockstep.topology import Node, Topology, TopologyIndex, check_topology, dump_topology, parse_topology, split_end
+from lockstep.topology import Topology, TopologyIndex, check_topology, dump_topology, parse_topology, split_end
 
 QUICK = settings(max_examples=25, deadline=None)  # no deadline: machines that run tests differ
 FEW = st.integers(1, 4)
@@ -23,30 +23,18 @@ def nics(topology: Topology) -> list[tuple[str, str]]:
     return [(host.id, nic.id) for host in topology.hosts for nic in host.nics]
 
 
-def count_links(topology: Topology, src: tuple[str, str], dst: tuple[str, str]) -> int:
-    return len(TopologyIndex(topology).links_between(*src, *dst))
-
-
 def count_shortest_ways(topology: Topology, src: str, dst: str) -> int:
     """Count shortest ways between two hosts with one NIC each, level by level and without the index."""
+    pairs = [(split_end(link.a)[0], split_end(link.b)[0]) for link in topology.links]
     level, seen = Counter({src: 1}), {src}
     while level and dst not in level:
         further: Counter[str] = Counter()
-        for near, far in both_directions(topology):
+        for near, far in pairs + [(b, a) for a, b in pairs]:
             if far not in seen:
                 further[far] += level[near]
         level = +further
         seen |= level.keys()
     return level[dst]
-
-
-def both_directions(topology: Topology) -> Iterable[tuple[str, str]]:
-    pairs = [(split_end(link.a)[0], split_end(link.b)[0]) for link in topology.links]
-    return pairs + [(b, a) for a, b in pairs]
-
-
-def ports_used(topology: Topology) -> Counter[str]:
-    return Counter(split_end(end)[0] for link in topology.links for end in (link.a, link.b))
 
 
 def tier_ids(topology: Topology, tier: str) -> list[str]:
@@ -63,37 +51,22 @@ FABRICS: st.SearchStrategy[Topology] = st.one_of(
 
 @QUICK
 @given(FABRICS)
-def test_every_fabric_is_sound_and_survives_its_text(topology: Topology) -> None:
+def test_every_fabric_is_sound_named_in_order_and_connects_nics_of_the_same_number(topology: Topology) -> None:
     assert check_topology(topology) == []
     assert parse_topology(dump_topology(topology)) == topology
-
-
-@QUICK
-@given(FABRICS)
-def test_every_two_hosts_reach_each_other_through_nics_of_the_same_number(topology: Topology) -> None:
-    index = TopologyIndex(topology)
-    for a, b in combinations(topology.hosts, 2):
-        for nic in index.nics_of(a.id):
-            assert index.links_between(a.id, nic.id, b.id, nic.id), f"{a.id} and {b.id} through {nic.id}"
-
-
-@QUICK
-@given(FABRICS)
-def test_every_link_is_named_after_its_ends_with_the_lower_tier_first(topology: Topology) -> None:
-    height = {"leaf": 1, "spine": 2, "core": 3}
-    heights = {node.id: height[node.tier] if node.tier else 0 for node in topology.nodes}
-    for link in topology.links:
-        assert link.id == f"{link.a}--{link.b}"
-        assert heights[split_end(link.a)[0]] + 1 == heights[split_end(link.b)[0]]
-
-
-@QUICK
-@given(FABRICS)
-def test_hosts_nics_and_gpus_are_numbered_from_zero(topology: Topology) -> None:
     assert [host.id for host in topology.hosts] == [f"h{n}" for n in range(len(topology.hosts))]
     for host in topology.hosts:
         assert [nic.id for nic in host.nics] == [f"eth{n}" for n in range(len(host.nics))]
         assert [(gpu.id, gpu.index) for gpu in host.gpus] == [(f"gpu{n}", n) for n in range(8)]
+    index = TopologyIndex(topology)
+    for a, b in combinations(topology.hosts, 2):
+        for nic in index.nics_of(a.id):
+            assert index.links_between(a.id, nic.id, b.id, nic.id), f"{a.id} and {b.id} through {nic.id}"
+    height = {"leaf": 1, "spine": 2, "core": 3}
+    heights = {node.id: height[node.tier] if node.tier else 0 for node in topology.nodes}
+    for link in topology.links:
+        assert link.id == f"{link.a}--{link.b}"
+        assert heights[split_end(link.a)[0]] + 1 == heights[split_end(link.b)[0]], "the lower tier comes first"
 
 
 @QUICK
@@ -108,13 +81,8 @@ def test_leaf_spine_has_the_links_of_its_closed_forms(
     for src, dst in combinations(nics(topology), 2):
         expected = 2 if index.leaf_of(*src) == index.leaf_of(*dst) else 2 + 2 * spines
         assert len(index.links_between(*src, *dst)) == expected
-
-
-@QUICK
-@given(leaves=st.integers(2, 4), spines=FEW)
-def test_leaf_spine_has_one_shortest_way_per_spine(leaves: int, spines: int) -> None:
-    topology = leaf_spine(leaves, 1, leaves, spines, PLAIN)
-    assert count_shortest_ways(topology, "h0", "h1") == spines
+    if leaves > 1:
+        assert count_shortest_ways(leaf_spine(leaves, 1, leaves, spines, PLAIN), "h0", "h1") == spines
 
 
 def test_leaf_spine_fills_leaves_in_blocks_and_names_parts_as_promised() -> None:
@@ -126,32 +94,21 @@ def test_leaf_spine_fills_leaves_in_blocks_and_names_parts_as_promised() -> None
 
 
 @pytest.mark.parametrize("k", [2, 4, 6, 8])
-def test_fat_tree_has_the_size_of_its_closed_forms(k: int) -> None:
+def test_fat_tree_has_the_size_and_the_ways_of_its_closed_forms(k: int) -> None:
     topology = fat_tree(k, PLAIN)
-    assert len(topology.hosts) == k**3 // 4
-    assert len(topology.links) == 3 * k**3 // 4
-    assert [len(tier_ids(topology, tier)) for tier in ("leaf", "spine", "core")] == [
-        k * k // 2,
-        k * k // 2,
-        k * k // 4,
-    ]
-
-
-@pytest.mark.parametrize("k", [2, 4, 6, 8])
-def test_fat_tree_uses_all_k_ports_of_every_switch(k: int) -> None:
-    topology = fat_tree(k, PLAIN)
-    used = ports_used(topology)
-    assert {used[switch.id] for switch in topology.switches} == {k}
-
-
-@pytest.mark.parametrize("k", [4, 6, 8])
-def test_fat_tree_has_the_ways_of_its_closed_forms(k: int) -> None:
-    topology = fat_tree(k, PLAIN)
+    assert (len(topology.hosts), len(topology.links)) == (k**3 // 4, 3 * k**3 // 4)
+    tiers = [len(tier_ids(topology, tier)) for tier in ("leaf", "spine", "core")]
+    assert tiers == [k * k // 2, k * k // 2, k * k // 4]
+    used = Counter(split_end(end)[0] for link in topology.links for end in (link.a, link.b))
+    assert {used[switch.id] for switch in topology.switches} == {k}, "all ports"
+    index = TopologyIndex(topology)
     same_leaf, same_pod, other_pod = "h1", f"h{k // 2}", f"h{k * k // 4}"
-    links = [count_links(topology, ("h0", "eth0"), (host, "eth0")) for host in (same_leaf, same_pod, other_pod)]
-    assert links == [2, 2 + k, 2 + k + k * k // 2]
-    ways = [count_shortest_ways(topology, "h0", host) for host in (same_leaf, same_pod, other_pod)]
-    assert ways == [1, k // 2, k * k // 4]
+    ways = {other_pod: (2 + k + k * k // 2, k * k // 4)}
+    if k > 2:
+        ways |= {same_leaf: (2, 1), same_pod: (2 + k, k // 2)}
+    for host, (links, count) in ways.items():
+        assert len(index.links_between("h0", "eth0", host, "eth0")) == links
+        assert count_shortest_ways(topology, "h0", host) == count
 
 
 def test_fat_tree_gives_each_spine_of_a_pod_its_own_cores() -> None:
@@ -190,16 +147,13 @@ def test_rails_meet_on_spines_only(pods: int, hosts_per_pod: int, rails: int, sp
     assert {split_end(link.b)[0] for link in between} >= set(tier_ids(topology, "spine"))
 
 
-def test_rail_of_a_nic_is_its_number_and_its_leaf() -> None:
+def test_rail_of_a_nic_is_its_number_and_leaves_carry_their_pod_where_there_are_several() -> None:
     topology = rail_optimised(hosts=2, rails=3, spines=1)
     assert [nic.rail for nic in topology.hosts[1].nics] == [0, 1, 2]
     assert [TopologyIndex(topology).leaf_of("h1", f"eth{n}") for n in range(3)] == ["leaf0", "leaf1", "leaf2"]
-
-
-def test_leaves_carry_their_pod_where_there_are_several() -> None:
-    topology = rail_optimised(hosts=4, rails=2, spines=1, pods=2)
-    assert tier_ids(topology, "leaf") == ["pod0-leaf0", "pod0-leaf1", "pod1-leaf0", "pod1-leaf1"]
-    assert TopologyIndex(topology).leaf_of("h2", "eth1") == "pod1-leaf1"
+    pods = rail_optimised(hosts=4, rails=2, spines=1, pods=2)
+    assert tier_ids(pods, "leaf") == ["pod0-leaf0", "pod0-leaf1", "pod1-leaf0", "pod1-leaf1"]
+    assert TopologyIndex(pods).leaf_of("h2", "eth1") == "pod1-leaf1"
 
 
 @QUICK
@@ -225,15 +179,11 @@ def test_nic_pairs_are_split_over_the_planes_and_shared_by_their_gpus() -> None:
     assert [gpu.nics for gpu in host.gpus] == [pairs[0], pairs[0], pairs[1], pairs[1]]
 
 
-def gpus_per_nic(host: Node) -> Counter[str]:
-    return Counter(nic for gpu in host.gpus for nic in gpu.nics)
-
-
 @QUICK
 @given(gpus=st.integers(1, 16), nic_count=st.integers(1, 16))
 def test_gpus_are_spread_over_nics_as_evenly_as_can_be(gpus: int, nic_count: int) -> None:
     host = leaf_spine(1, nic_count, 1, 1, FabricOptions(gpus_per_host=gpus)).hosts[0]
-    shares = gpus_per_nic(host)
+    shares = Counter(nic for gpu in host.gpus for nic in gpu.nics)
     assert set(shares) == {nic.id for nic in host.nics}
     assert max(shares.values()) - min(shares.values()) <= 1
     assert max(shares.values()) == math.ceil(gpus / nic_count)
@@ -241,18 +191,12 @@ def test_gpus_are_spread_over_nics_as_evenly_as_can_be(gpus: int, nic_count: int
     assert max(loads) - min(loads) <= 1
 
 
-def test_hosts_may_have_no_gpus() -> None:
-    assert leaf_spine(1, 1, 1, 1, FabricOptions(gpus_per_host=0)).hosts[0].gpus == ()
-
-
-def test_options_set_rates_and_routing() -> None:
-    topology = leaf_spine(1, 1, 1, 1, FabricOptions(gbps=200, uplink_gbps=800, routing="adaptive"))
+def test_options_set_gpus_rates_and_routing() -> None:
+    options = FabricOptions(gpus_per_host=0, gbps=200, uplink_gbps=800, routing="adaptive")
+    topology = leaf_spine(1, 1, 1, 1, options)
     assert [link.gbps for link in topology.links] == [200, 800]
-    assert topology.routing == "adaptive"
-
-
-def test_uplinks_are_as_fast_as_host_links_unless_said_otherwise() -> None:
-    assert {link.gbps for link in fat_tree(2, FabricOptions(gbps=100)).links} == {100}
+    assert (topology.routing, topology.hosts[0].gpus) == ("adaptive", ())
+    assert {link.gbps for link in fat_tree(2, FabricOptions(gbps=100)).links} == {100}, "uplinks are as fast"
 
 
 @pytest.mark.parametrize(
@@ -307,12 +251,8 @@ def test_impossible_fabric_is_refused_with_every_reason(build: Callable[[], Topo
     assert refusal.value.complaints == complaints
 
 
-def test_the_same_order_gives_the_same_fabric() -> None:
-    assert dump_topology(rail_optimised(8, 4, 2, pods=2)) == dump_topology(rail_optimised(8, 4, 2, pods=2))
-
-
-def test_all_pairs_of_512_nics_are_answered() -> None:
-    index = TopologyIndex(leaf_spine(hosts=64, nics_per_host=8, leaves=8, spines=4, options=PLAIN))
+def test_all_pairs_of_128_nics_are_answered() -> None:
+    index = TopologyIndex(leaf_spine(hosts=16, nics_per_host=8, leaves=4, spines=4, options=PLAIN))
     ends = nics(index.topology)
     sizes = Counter(len(index.links_between(*src, *dst)) for src, dst in product(ends, ends))
-    assert sizes == {0: 512, 2: 512 * 63, 10: 512 * 448}
+    assert sizes == {0: 128, 2: 128 * 31, 10: 128 * 96}

@@ -49,19 +49,12 @@ def entry(*ports: int, destination: str = "10.1.0.2") -> PathEntry:
     return PathEntry(destination, ports)
 
 
-def in_the_words_of_the_library(told: PathPlan) -> PathPlan:
+def in_the_words_of_the_library(drawn: PathPlan) -> PathPlan:
     """Return the plan as it is read back: libc has its own way to shorten addresses."""
     try:
-        return parse_plan(dump_plan(told))
+        return parse_plan(dump_plan(drawn))
     except BadInput:
         return PathPlan(0, 0)
-
-
-@given(PLANS)
-def test_what_is_written_is_read(told: PathPlan) -> None:
-    kept = in_the_words_of_the_library(told)
-
-    assert parse_plan(dump_plan(kept)) == kept
 
 
 def test_plan_with_every_kind_of_entry_reads_as_people_expect() -> None:
@@ -69,6 +62,8 @@ def test_plan_with_every_kind_of_entry_reads_as_people_expect() -> None:
 
     assert dump_plan(told) == b"lockstep-paths 1 3 9\n10.2.0.2 10.1.0.2 5201 1,65535\n* fd00::2 * ?\nend 2\n"
     assert parse_plan(dump_plan(told)) == told
+    with pytest.raises(BadInput, match="usual form"):
+        dump_plan(plan(1, entry(1, destination="fd00:0::2")))
 
 
 GOOD = b"lockstep-paths 1 3 9\n* 10.1.0.2 * 40000\nend 1\n"
@@ -101,11 +96,6 @@ def test_damaged_file_is_refused_with_the_reason_by_both(damaged: bytes, problem
     with pytest.raises(BadInput, match=problem):
         parse_plan(damaged)
     assert read_by_shim(tmp_path, [damaged]) == ["damaged"]
-
-
-def test_address_in_another_than_its_usual_form_is_not_written() -> None:
-    with pytest.raises(BadInput, match="usual form"):
-        dump_plan(plan(1, entry(1, destination="fd00:0::2")))
 
 
 def read_by_shim(folder: Path, files: list[bytes]) -> list[str]:
@@ -166,41 +156,26 @@ def test_files_are_read_by_both_up_to_the_greatest_size(tmp_path: Path) -> None:
     assert larger == read_by_us(file_of(MOST_BYTES + 1)) == "damaged"
 
 
-def test_written_plan_is_the_file_and_nothing_else_is_left(tmp_path: Path) -> None:
+def test_written_plan_is_the_file_and_replaces_a_damaged_one(tmp_path: Path) -> None:
     file = tmp_path / "paths" / "plan"
-    write_plan(file, plan(1, entry(40_000)))
-
-    assert read_plan(file) == plan(1, entry(40_000))
-    assert os.listdir(file.parent) == ["plan"]
-    assert file.stat().st_mode & 0o777 == 0o644
-
-
-def test_where_there_is_no_file_there_is_no_plan(tmp_path: Path) -> None:
-    assert read_plan(tmp_path / "plan") is None
+    assert read_plan(file) is None
+    for _ in range(2):
+        write_plan(file, plan(1, entry(40_000)))
+        assert read_plan(file) == plan(1, entry(40_000))
+        assert os.listdir(file.parent) == ["plan"]
+        assert file.stat().st_mode & 0o777 == 0o644
+        file.write_text("lockstep-paths 1 99")
 
 
-def test_earlier_plan_never_replaces_a_later_one(tmp_path: Path) -> None:
-    write_plan(tmp_path / "plan", plan(5, entry(1)))
-
-    with pytest.raises(LeaseLost, match="plan 5 already, which is later than 4"):
-        write_plan(tmp_path / "plan", plan(4, entry(2)))
-    assert read_plan(tmp_path / "plan") == plan(5, entry(1))
-
-
-def test_one_generation_is_one_list_of_entries_whose_lease_may_be_renewed(tmp_path: Path) -> None:
-    write_plan(tmp_path / "plan", plan(5, entry(1), lease_end_s=100))
-    write_plan(tmp_path / "plan", plan(5, entry(1), lease_end_s=200))
-
+def test_plan_is_never_set_back_and_only_its_lease_is_renewed(tmp_path: Path) -> None:
+    file = tmp_path / "plan"
+    write_plan(file, plan(5, entry(1), lease_end_s=100))
+    write_plan(file, plan(5, entry(1), lease_end_s=200))
     with pytest.raises(LeaseLost, match="another plan 5 already"):
-        write_plan(tmp_path / "plan", plan(5, entry(2), lease_end_s=300))
-    assert read_plan(tmp_path / "plan") == plan(5, entry(1), lease_end_s=200)
-
-
-def test_damaged_file_is_replaced(tmp_path: Path) -> None:
-    (tmp_path / "plan").write_text("lockstep-paths 1 99")
-    write_plan(tmp_path / "plan", plan(1, entry(1)))
-
-    assert read_plan(tmp_path / "plan") == plan(1, entry(1))
+        write_plan(file, plan(5, entry(2), lease_end_s=300))
+    with pytest.raises(LeaseLost, match="plan 5 already, which is later than 4"):
+        write_plan(file, plan(4, entry(2)))
+    assert read_plan(file) == plan(5, entry(1), lease_end_s=200)
 
 
 def test_two_writers_do_not_write_at_once(tmp_path: Path) -> None:

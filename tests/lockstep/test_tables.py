@@ -6,31 +6,13 @@ from dataclasses import fields
 import pytest
 
 import lockstep.records
+from lockstep.arrow import ARROW_TYPES
 from lockstep.records import HostRecord, JobRecord
-from lockstep.tables import TABLE_BY_NAME, TABLES, Column, Table, columns_of
+from lockstep.tables import TABLE_BY_NAME, TABLES, Table, columns_of
 
-KINDS = {
-    "u8",
-    "u16",
-    "u32",
-    "u64",
-    "i32",
-    "i64",
-    "f64",
-    "bool",
-    "str",
-    "moment",
-    "span",
-    "texts",
-    "counters",
-    "choice",
-}
+KINDS = {*ARROW_TYPES, "choice"}
 
 every_table = pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)
-
-
-def column(table: str, name: str) -> Column:
-    return columns_of(TABLE_BY_NAME[table])[name]
 
 
 def test_every_record_is_the_record_of_one_table() -> None:
@@ -39,11 +21,6 @@ def test_every_record_is_the_record_of_one_table() -> None:
     }
     assert {table.record for table in TABLES} == given - {HostRecord, JobRecord}
     assert len(TABLE_BY_NAME) == len(TABLES) == len({table.record for table in TABLES})
-
-
-@every_table
-def test_columns_are_the_fields_of_the_record_in_order(table: Table) -> None:
-    assert list(columns_of(table)) == [field.name for field in fields(table.record)]
 
 
 @every_table
@@ -57,50 +34,35 @@ def test_every_field_has_a_kind_and_a_meaning_of_its_own(table: Table) -> None:
 
 
 @every_table
-def test_every_record_says_what_one_row_is(table: Table) -> None:
+def test_table_says_what_a_row_is_and_has_its_key_time_and_units_as_columns(table: Table) -> None:
+    columns = columns_of(table)
     assert re.fullmatch(r"[A-Z].+\.", table.record.__doc__ or "")
-
-
-@every_table
-def test_key_and_time_are_columns(table: Table) -> None:
+    assert list(columns) == [field.name for field in fields(table.record)]
     assert len(set(table.key)) == len(table.key)
-    assert set(table.key) <= columns_of(table).keys()
-    assert {name for name in table.key if columns_of(table)[name].nullable} <= {"transport", "nic"}
-    assert table.time is None or columns_of(table)[table.time].kind == "moment"
-
-
-@every_table
-def test_rows_begin_with_who_made_them(table: Table) -> None:
+    assert set(table.key) <= columns.keys()
+    assert {name for name in table.key if columns[name].nullable} <= {"transport", "nic"}
+    assert table.time is None or columns[table.time].kind == "moment"
     begin = ["host", "job", "attempt"] if table.has_job else ["host"]
-    assert list(columns_of(table))[: len(begin)] == begin
-    assert ("job" in columns_of(table)) == table.has_job
-
-
-@every_table
-def test_unit_in_a_name_and_kind_agree(table: Table) -> None:
-    for name, found in columns_of(table).items():
+    assert list(columns)[: len(begin)] == begin
+    assert ("job" in columns) == table.has_job
+    for name, found in columns.items():
         assert name.endswith("_ns") == (found.kind in ("moment", "span") or name in ("offset_ns", "transit_ns")), name
 
 
-def test_plain_field_has_its_kind() -> None:
-    assert column("collectives", "seq") == Column(
-        "seq", "u64", False, "number of the operation, counted per communicator and function (Send, Recv: and peer)"
-    )
-
-
-def test_field_that_may_be_none_is_nullable() -> None:
-    assert column("transfers", "wire_ns").kind == "span"
-    assert column("transfers", "wire_ns").nullable
-    assert not column("step_samples", "wire_ns").nullable
-
-
-def test_small_set_becomes_choices_also_when_it_may_be_none() -> None:
-    assert column("transfers", "direction").choices == ("send", "recv")
-    assert not column("transfers", "direction").nullable
-    assert column("transfers", "transport").choices[:2] == ("ib", "socket")
-    assert column("transfers", "transport").nullable
-
-
-def test_lists_and_maps_have_kinds_of_their_own() -> None:
-    assert column("probes", "hops").kind == "texts"
-    assert column("nic_counters", "extra").kind == "counters"
+@pytest.mark.parametrize(
+    ("table", "name", "kind", "nullable", "choices"),
+    [
+        ("collectives", "seq", "u64", False, ()),
+        ("transfers", "wire_ns", "span", True, ()),
+        ("step_samples", "wire_ns", "moment", False, ()),
+        ("transfers", "direction", "choice", False, ("send", "recv")),
+        ("transfers", "transport", "choice", True, ("ib", "socket")),
+        ("probes", "hops", "texts", False, ()),
+        ("nic_counters", "extra", "counters", False, ()),
+    ],
+)
+def test_column_is_what_its_field_says(
+    table: str, name: str, kind: str, nullable: bool, choices: tuple[str, ...]
+) -> None:
+    found = columns_of(TABLE_BY_NAME[table])[name]
+    assert (found.name, found.kind, found.nullable, found.choices[:2]) == (name, kind, nullable, choices)

@@ -3,6 +3,7 @@
 import tarfile
 import tracemalloc
 from contextlib import suppress
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from lockstep.capture import files as archives
 from lockstep.capture.files import KNOWN_FILES, dump_info, is_archive, unpack, write_capture
 from lockstep.errors import BadCapture
-from tests.lockstep.capture.build import INFO, INFO_MEMBER, member, read_tar, tar_of, whole_capture, write_archive
+from tests.lockstep.capture.build import INFO, INFO_MEMBER, member, tar_of, whole_capture, write_archive
 
 
 @pytest.fixture
@@ -23,21 +24,19 @@ def inside(tmp_path: Path) -> Path:
     return made
 
 
-def refusal(archive: Path, directory: Path) -> BadCapture:
+def refusal(archive: Path, directory: Path) -> str:
     """Return why an archive is refused, and see that nothing was written beside what we know."""
     with pytest.raises(BadCapture) as caught:
         unpack(archive, directory)
     assert {file.name for file in directory.iterdir()} <= KNOWN_FILES
     assert list(directory.parent.iterdir()) == [directory]
-    return caught.value
+    assert caught.value.file == archive.name
+    return caught.value.problem
 
 
 def refused_tar(tar: bytes, inside: Path) -> str:
     """Return why a tar, soundly packed, is refused."""
-    archive = write_archive(inside.parent.parent / "case.tar.zst", tar)
-    error = refusal(archive, inside)
-    assert error.file == "case.tar.zst"
-    return error.problem
+    return refusal(write_archive(inside.parent.parent / "case.tar.zst", tar), inside)
 
 
 @pytest.mark.parametrize(("name", "answer"), [("a.tar.zst", True), ("a.tzst", True), ("a", False), ("a.tar", False)])
@@ -46,86 +45,82 @@ def test_archive_is_known_by_its_name(name: str, answer: bool) -> None:
 
 
 @pytest.mark.parametrize("folder", ["", "./", "case/", "./case/"])
-def test_files_may_lie_at_the_top_or_in_one_folder(folder: str, tmp_path: Path, inside: Path) -> None:
-    header = member(f"{folder}capture.json", dump_info(INFO).encode())
-    unpack(write_archive(tmp_path / "case.tar.zst", tar_of([header])), inside)
-    assert (inside / "capture.json").read_text() == dump_info(INFO)
-
-
-def test_what_we_do_not_know_is_left_out(tmp_path: Path, inside: Path) -> None:
-    strangers = [
+def test_known_files_are_unpacked_from_the_top_or_one_folder(folder: str, tmp_path: Path, inside: Path) -> None:
+    members = [
         member("notes.txt", b"hello"),
         member("case", type=tarfile.DIRTYPE),
         member("deep/down/steps.parquet", b"too deep"),
         member("evil.parquet", b"no table of ours"),
         member("ü" * 200, b"a name so long that it needs a header of its own"),
+        member(f"{folder}capture.json", dump_info(INFO).encode()),
     ]
-    unpack(write_archive(tmp_path / "case.tar.zst", tar_of([*strangers, INFO_MEMBER])), inside)
-    assert [file.name for file in inside.iterdir()] == ["capture.json"]
+    unpack(write_archive(tmp_path / "case.tar.zst", tar_of(members)), inside)
+    assert {file.name: file.read_text() for file in inside.iterdir()} == {"capture.json": dump_info(INFO)}
 
 
-@pytest.mark.parametrize("name", ["../capture.json", "/capture.json", "a/../../capture.json", "/etc/passwd", ".."])
-def test_name_that_points_outside_is_refused(name: str, inside: Path) -> None:
-    assert refused_tar(tar_of([member(name, b"{}")]), inside) == f"holds {name!r}, which points outside of it"
+OUTSIDE = ["../capture.json", "/capture.json", "a/../../capture.json", "/etc/passwd", ".."]
+ODD_KINDS = [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE]
+EXTENSIONS = [
+    {"GNU.sparse.major": "1", "GNU.sparse.minor": "0"},
+    {"GNU.sparse.map": "0,1,x"},
+    {"GNU.sparse.map": "0,1", "GNU.sparse.size": "9"},
+    {"size": "many"},
+]
+NOT_WHOLE = "is not a whole .tar.zst: *"
+REFUSED: list[tuple[list[tuple[tarfile.TarInfo, bytes]], str]] = [
+    *(([member(name, b"{}")], f"holds {name!r}, which points outside of it") for name in OUTSIDE),
+    *(
+        ([INFO_MEMBER, member(name, type=kind, linkname="/etc/passwd")], f"holds {name!r}, which is not a plain file")
+        for kind in ODD_KINDS
+        for name in ("steps.parquet", "notes.txt")
+    ),
+    *(
+        ([INFO_MEMBER, member(name, b"{}")], "holds capture.json twice")
+        for name in ("capture.json", "./capture.json", "copy/capture.json")
+    ),
+    # Skipping it would read for ever, because a stream is skipped by reading.
+    ([INFO_MEMBER, member("notes.txt", b"x", pax_headers={"size": str(10**30)})], "unpacks to more than 32 GiB"),
+    *(
+        ([member(name, type=kind, pax_headers={"size": "-1024"}), INFO_MEMBER], "*which is not a plain file")
+        for name, kind in (
+            ("steps.parquet", tarfile.REGTYPE),
+            ("notes.txt", tarfile.REGTYPE),
+            ("folder/", tarfile.DIRTYPE),
+        )
+    ),
+    *(([member("capture.json", b"{}\n" * 200, pax_headers=extension)], "*") for extension in EXTENSIONS),
+]
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE],
-    ids=["symlink", "hard link", "character device", "block device", "fifo"],
-)
-@pytest.mark.parametrize("name", ["steps.parquet", "notes.txt"])
-def test_what_is_no_plain_file_is_refused(kind: bytes, name: str, inside: Path) -> None:
-    odd = member(name, type=kind, linkname="/etc/passwd")
-    assert refused_tar(tar_of([INFO_MEMBER, odd]), inside) == f"holds {name!r}, which is not a plain file"
+@pytest.mark.parametrize(("members", "problem"), REFUSED)
+def test_member_that_cannot_be_trusted_is_refused(
+    members: list[tuple[tarfile.TarInfo, bytes]], problem: str, inside: Path
+) -> None:
+    assert fnmatchcase(refused_tar(tar_of(members), inside), problem)
 
 
-@pytest.mark.parametrize("second", ["capture.json", "./capture.json", "copy/capture.json"])
-def test_file_that_is_there_twice_is_refused(second: str, inside: Path) -> None:
-    again = member(second, b"{}")
-    assert refused_tar(tar_of([INFO_MEMBER, again]), inside) == "holds capture.json twice"
-
-
-@pytest.mark.parametrize("name", ["steps.parquet", "notes.txt"])
-def test_member_beyond_the_limit_is_refused(name: str, inside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_than_any_capture_has_is_refused(inside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archives, "MAX_UNPACKED_BYTES", 4_000)
-    large = member(name, bytes(4_001))
-    assert refused_tar(tar_of([INFO_MEMBER, large]), inside).startswith("unpacks to more than")
-
-
-def test_members_together_beyond_the_limit_are_refused(inside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archives, "MAX_UNPACKED_BYTES", 4_000)
-    many = [member("steps.parquet", bytes(2_500)), member("events.parquet", bytes(2_500))]
-    assert refused_tar(tar_of(many), inside).startswith("unpacks to more than")
-    assert not (inside / "events.parquet").exists()
-
-
-def test_size_that_no_disk_has_is_refused_at_once(inside: Path) -> None:
-    """Skipping it would read for ever, because a stream is skipped by reading."""
-    endless = member("notes.txt", b"x", pax_headers={"size": str(10**30)})
-    assert refused_tar(tar_of([INFO_MEMBER, endless]), inside) == "unpacks to more than 32 GiB"
-
-
-@pytest.mark.parametrize("name", ["steps.parquet", "notes.txt", "folder/"])
-def test_negative_size_is_refused(name: str, inside: Path) -> None:
-    kind = tarfile.DIRTYPE if name.endswith("/") else tarfile.REGTYPE
-    odd = member(name, b"", type=kind, pax_headers={"size": "-1024"})
-    assert refused_tar(tar_of([odd, INFO_MEMBER]), inside).endswith("which is not a plain file")
-
-
-def test_more_members_than_any_capture_has_are_refused(inside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archives, "MAX_MEMBERS", 3)
-    crowd = [member(f"note{number}.txt") for number in range(4)]
-    assert refused_tar(tar_of(crowd), inside) == "holds more than 3 files"
+    for name in ("steps.parquet", "notes.txt"):
+        large = tar_of([INFO_MEMBER, member(name, bytes(4_001))])
+        assert refused_tar(large, inside).startswith("unpacks to more than")
+    together = tar_of([member("steps.parquet", bytes(2_500)), member("events.parquet", bytes(2_500))])
+    assert refused_tar(together, inside).startswith("unpacks to more than")
+    assert not (inside / "events.parquet").exists()
+    crowd = tar_of([member(f"note{number}.txt") for number in range(4)])
+    assert refused_tar(crowd, inside) == "holds more than 3 files"
 
 
 def test_header_that_would_fill_the_memory_is_refused_unread(tmp_path: Path, inside: Path) -> None:
     header = tarfile.TarInfo("x")
-    header.type, header.size = tarfile.XHDTYPE, 64 << 20
+    header.type = tarfile.XHDTYPE
+    assert fnmatchcase(refused_tar(header.tobuf() * 5_000, inside), NOT_WHOLE), "headers about headers"
+    header.size = 64 << 20
     archive = write_archive(tmp_path / "case.tar.zst", header.tobuf() + bytes(header.size))
     tracemalloc.start()
     try:
-        problem = refusal(archive, inside).problem
+        problem = refusal(archive, inside)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -133,68 +128,33 @@ def test_header_that_would_fill_the_memory_is_refused_unread(tmp_path: Path, ins
     assert peak < 8 << 20
 
 
-@pytest.mark.parametrize(
-    "extension",
-    [
-        {"GNU.sparse.major": "1", "GNU.sparse.minor": "0"},
-        {"GNU.sparse.map": "0,1,x"},
-        {"GNU.sparse.map": "0,1", "GNU.sparse.size": "9"},
-        {"size": "many"},
-    ],
-    ids=lambda extension: " ".join(extension),
-)
-def test_nonsense_in_a_header_is_refused(extension: dict[str, str], inside: Path) -> None:
-    refused_tar(tar_of([member("capture.json", b"{}\n" * 200, pax_headers=extension)]), inside)
+def test_what_is_not_zstd_or_no_tar_is_refused(tmp_path: Path, inside: Path) -> None:
+    for content in (b"", b"not packed at all", b"\x28\xb5\x2f\xfd but not for long"):
+        (tmp_path / "case.tar.zst").write_bytes(content)
+        assert fnmatchcase(refusal(tmp_path / "case.tar.zst", inside), NOT_WHOLE)
+    for tar in (b"", b"no tar", bytes(511), b"x" * 2048):
+        assert fnmatchcase(refused_tar(tar, inside), NOT_WHOLE)
 
 
-def test_headers_about_headers_about_headers_are_refused(inside: Path) -> None:
-    header = tarfile.TarInfo("x")
-    header.type = tarfile.XHDTYPE
-    assert refused_tar(header.tobuf() * 5_000, inside).startswith("is not a whole .tar.zst: ")
-
-
-@pytest.mark.parametrize("content", [b"", b"not packed at all", b"\x28\xb5\x2f\xfd but not for long"])
-def test_what_is_not_zstd_is_refused(content: bytes, tmp_path: Path, inside: Path) -> None:
-    (tmp_path / "case.tar.zst").write_bytes(content)
-    assert refusal(tmp_path / "case.tar.zst", inside).problem.startswith("is not a whole .tar.zst: ")
-
-
-@pytest.mark.parametrize("tar", [b"", b"no tar", bytes(511), b"x" * 2048], ids=["nothing", "words", "short", "long"])
-def test_what_is_no_tar_is_refused(tar: bytes, inside: Path) -> None:
-    assert refused_tar(tar, inside).startswith("is not a whole .tar.zst: ")
-
-
-@pytest.mark.parametrize("percent", [0, 1, 10, 50, 90, 99])
-def test_archive_cut_short_is_refused(percent: int, tmp_path: Path, inside: Path) -> None:
-    whole = tmp_path / "whole.tar.zst"
-    write_capture(whole, whole_capture())
-    cut = tmp_path / "case.tar.zst"
-    cut.write_bytes(whole.read_bytes()[: whole.stat().st_size * percent // 100])
-    assert refusal(cut, inside).problem.startswith("is not a whole .tar.zst: ")
-
-
-def test_tar_cut_anywhere_before_packing_is_refused(tmp_path: Path, inside: Path) -> None:
+def test_archive_that_is_cut_short_or_damaged_is_refused(tmp_path: Path, inside: Path) -> None:
     """Between two members, too, where it would read like a whole capture of fewer tables."""
+    write_capture(tmp_path / "whole.tar.zst", whole_capture())
+    whole = (tmp_path / "whole.tar.zst").read_bytes()
+    for percent in (0, 1, 10, 50, 90, 99):
+        (tmp_path / "case.tar.zst").write_bytes(whole[: len(whole) * percent // 100])
+        assert fnmatchcase(refusal(tmp_path / "case.tar.zst", inside), NOT_WHOLE)
     tar = tar_of([INFO_MEMBER, member("steps.parquet", bytes(700)), member("events.parquet", bytes(100))])
     end = tar.rindex(b"events.parquet") + 1024  # header and data; from here on there are only zeros
     for length in range(0, end + 1, 128):
-        assert refused_tar(tar[:length], inside).startswith("is not a whole .tar.zst: ")
+        assert fnmatchcase(refused_tar(tar[:length], inside), NOT_WHOLE)
+    damaged = bytearray(tar)
+    damaged[tar.rindex(b"steps.parquet")] ^= 1
+    assert refused_tar(bytes(damaged), inside) == "is not a whole .tar.zst: bad checksum"
     unpack(write_archive(tmp_path / "case.tar.zst", tar), inside)
 
 
-def test_damaged_header_in_the_middle_is_refused(inside: Path) -> None:
-    tar = bytearray(tar_of([INFO_MEMBER, member("steps.parquet", b"rows"), member("events.parquet", b"rows")]))
-    tar[tar.rindex(b"steps.parquet")] ^= 1
-    assert refused_tar(bytes(tar), inside) == "is not a whole .tar.zst: bad checksum"
-
-
-SMALL = tar_of(
-    [
-        INFO_MEMBER,
-        member("steps.parquet", b"rows", pax_headers={"comment": "x", "size": "4"}),
-        member("note.txt", b"hello"),
-    ]
-)
+SOUND = member("steps.parquet", b"rows", pax_headers={"comment": "x", "size": "4"})
+SMALL = tar_of([INFO_MEMBER, SOUND, member("note.txt", b"hello")])
 FIELDS = st.sampled_from([0, 5, 100, 124, 130, 135, 156, 157, 257, 345, 512, 520])  # where a header's fields begin
 
 
@@ -223,13 +183,3 @@ def mend_checksum(tar: bytearray, block: int) -> None:
     """Make a header's sum right again, so that its other fields are looked at."""
     tar[block + 148 : block + 156] = b" " * 8
     tar[block + 148 : block + 156] = b"%06o\0 " % sum(tar[block : block + 512])
-
-
-def test_archive_holds_its_files_in_a_stable_order(tmp_path: Path) -> None:
-    write_capture(tmp_path / "case.tar.zst", whole_capture())
-    (tmp_path / "case.tar").write_bytes(read_tar(tmp_path / "case.tar.zst"))
-    with tarfile.open(tmp_path / "case.tar") as tar:
-        names = tar.getnames()
-        owners = {(found.uid, found.gid, found.uname, found.mtime, found.mode) for found in tar}
-    assert names == sorted(names)
-    assert owners == {(0, 0, "", 0, 0o644)}

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +49,6 @@ def load(store: Store, *records: HostRecord) -> None:
     load_capture(store, Capture(INFO, tables={name: table}))
 
 
-# Into a store.
-
-
 def test_loading_twice_is_loading_once(store: Store) -> None:
     capture = whole_capture()
     assert load_capture(store, capture) == sum(table.num_rows for table in capture.tables.values())
@@ -68,36 +66,25 @@ def test_a_job_that_came_as_a_capture_is_in_the_list_whatever_tells_of_it(store:
     assert known["at"] in capture.tables[name][TABLE_BY_NAME[name].time].to_pylist()
 
 
-def test_same_capture_from_disk_is_the_same_capture(embedded_store: Store, tmp_path: Path) -> None:
-    capture = Capture(INFO, tables={"transfers": sample(TABLE_BY_NAME["transfers"])})
-    load_capture(embedded_store, capture)
+def test_same_rows_are_the_same_capture_however_they_come(
+    embedded_store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = sample(TABLE_BY_NAME["steps"])
+    capture = Capture(INFO, tables={"steps": steps})
+    chunks = Capture(INFO, tables={"steps": pa.concat_tables([steps.slice(0, 2), steps.slice(2)])})
+    for each in (capture, chunks):
+        load_capture(embedded_store, each)
     for name in ("case", "case.tar.zst"):
         write_capture(tmp_path / name, capture)
         load_capture(embedded_store, read_capture(tmp_path / name))
-    assert counts(embedded_store)["transfers"] == 5
-
-
-def test_chunks_of_the_same_rows_are_the_same_rows(embedded_store: Store) -> None:
-    steps = sample(TABLE_BY_NAME["steps"])
-    for tables in (steps, pa.concat_tables([steps.slice(0, 2), steps.slice(2)])):
-        load_capture(embedded_store, Capture(INFO, tables={"steps": tables}))
     assert counts(embedded_store)["steps"] == 5
-
-
-def test_another_capture_adds_its_rows(embedded_store: Store) -> None:
     load(embedded_store, make(Agent, ts_ns=T0))
     load(embedded_store, make(Agent, ts_ns=T0 + 1))
-    assert counts(embedded_store)["agents"] == 2
-
-
-def test_many_rows_go_in_pieces_and_still_once(embedded_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert counts(embedded_store)["agents"] == 2, "another capture adds its rows"
     monkeypatch.setattr(exchange, "_ROWS_PER_INSERT", 2)
     for _ in range(2):
-        assert load_capture(embedded_store, Capture(INFO, tables={"steps": sample(TABLE_BY_NAME["steps"])})) == 5
-    assert counts(embedded_store)["steps"] == 5
-
-
-# Out of a store.
+        assert load_capture(embedded_store, Capture(INFO, tables={"events": sample(TABLE_BY_NAME["events"])})) == 5
+    assert counts(embedded_store)["events"] == 5, "many rows go in pieces, and still once"
 
 
 def test_export_gives_back_what_was_loaded(store: Store, tmp_path: Path) -> None:
@@ -131,16 +118,13 @@ def test_export_leaves_out_other_jobs_and_other_hosts(embedded_store: Store, tmp
     assert found.tables["events"]["host"].to_pylist() == ["h0"]
 
 
-def test_newest_version_of_a_communicator_is_exported(embedded_store: Store, tmp_path: Path) -> None:
-    load(embedded_store, make(Comm))
-    load(embedded_store, make(Comm, destroy_ns=T0 + SECOND))
+def test_newest_version_of_a_communicator_is_exported_however_old(embedded_store: Store, tmp_path: Path) -> None:
+    made = make(Comm, init_ns=T0 - 3_600 * SECOND)
+    load(embedded_store, made)
+    load(embedded_store, replace(made, destroy_ns=T0 + SECOND))
     found = exported(embedded_store, tmp_path / "case")
     assert found.tables["comms"]["destroy_ns"].to_pylist() == [T0 + SECOND]
-
-
-def test_communicator_made_long_before_is_exported_all_the_same(embedded_store: Store, tmp_path: Path) -> None:
-    load(embedded_store, make(Comm, init_ns=T0 - 3_600 * SECOND))
-    assert set(exported(embedded_store, tmp_path / "case").tables) == {"comms"}
+    assert set(found.tables) == {"comms"}
 
 
 @pytest.mark.parametrize("name", ["steps", "progress", "transfers"])
@@ -158,9 +142,6 @@ def test_unknown_job_is_not_present_and_leaves_no_file(store: Store, tmp_path: P
     assert [entry.name for entry in tmp_path.iterdir() if "case" in entry.name] == []
 
 
-# What is invalid never gets in.
-
-
 def invalid_capture(directory: Path) -> Path:
     """Write a capture of two tables whose later one has a negative time in its last row."""
     odd = sample(TABLE_BY_NAME["transfers"]).to_pylist()
@@ -175,34 +156,25 @@ def test_invalid_capture_leaves_the_store_untouched(store: Store, tmp_path: Path
     assert set(counts(store).values()) == {0}
 
 
-def run_load(capture: Path, state: Path) -> "subprocess.CompletedProcess[str]":
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("LOCKSTEP_")}
-    environment["LOCKSTEP_STATE_DIR"] = str(state)
-    command: list[Any] = [LOCKSTEP, "store", "load", capture]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
-
-
-@pytest.fixture
-def state(tmp_path: Path) -> Path:
-    """A state directory whose store is migrated and closed."""
-    with open_store(f"chdb://{tmp_path}/state/store") as store:
+def test_command_loads_a_capture_or_refuses_it_in_one_sentence(tmp_path: Path) -> None:
+    address = f"chdb://{tmp_path}/state/store"
+    with open_store(address) as store:
         migrate(store, Layout(store.database), now_ns=1)
-    return tmp_path / "state"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("LOCKSTEP_")}
+    environment["LOCKSTEP_STATE_DIR"] = str(tmp_path / "state")
 
+    def run_load(capture: Path) -> "subprocess.CompletedProcess[str]":
+        command: list[Any] = [LOCKSTEP, "store", "load", capture]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
-def test_command_loads_a_capture_and_says_how_much(state: Path, tmp_path: Path) -> None:
+    refused = run_load(invalid_capture(tmp_path / "case"))
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert refused.stderr == "lockstep: transfers.parquet, column last_ns, row 4: negative time (-1)\n"
+    with open_store(address) as store:
+        assert set(counts(store).values()) == {0}
     write_capture(tmp_path / "case.tar.zst", whole_capture())
-    done = run_load(tmp_path / "case.tar.zst", state)
+    done = run_load(tmp_path / "case.tar.zst")
     assert (done.returncode, done.stdout) == (0, "")
     assert f"loaded {5 * len(TABLES)} rows" in done.stderr
-    with open_store(f"chdb://{state}/store") as store:
+    with open_store(address) as store:
         assert counts(store)["steps"] == 5
-
-
-def test_command_refuses_an_invalid_capture_in_one_sentence(state: Path, tmp_path: Path) -> None:
-    done = run_load(invalid_capture(tmp_path / "case"), state)
-    assert done.returncode == 1
-    assert done.stdout == ""
-    assert done.stderr == "lockstep: transfers.parquet, column last_ns, row 4: negative time (-1)\n"
-    with open_store(f"chdb://{state}/store") as store:
-        assert set(counts(store).values()) == {0}

@@ -1,6 +1,7 @@
 """A capture appears whole under its name, or not at all, and never over another one."""
 
 import json
+import tarfile
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -9,8 +10,8 @@ import pytest
 from lockstep.capture.files import CaptureWriter, pack, read_capture, write_capture
 from lockstep.errors import BadInput
 from lockstep.tables import TABLE_BY_NAME, TABLES
-from lockstep.verdict import Impact, Verdict
 from tests.lockstep.capture.build import INFO, TOPOLOGY, read_tar, sample, whole_capture
+from tests.lockstep.state.build import verdict
 
 STEPS = TABLE_BY_NAME["steps"]
 
@@ -46,72 +47,47 @@ def test_rows_come_in_any_order_and_empty_ones_leave_no_file(name: str, tmp_path
     assert found.topology is None
 
 
-def test_verdicts_are_written_as_the_api_shows_them(tmp_path: Path) -> None:
-    verdict = Verdict(
-        id="v1",
-        job="j1",
-        fault_class="comm_slow",
-        component="nic:h3/eth1",
-        confidence=0.9,
-        grade="alert",
-        since_ns=1,
-        last_seen_ns=2,
-        impact=Impact(ranks_waiting=3),
-        reason="the NIC sends at half its rate",
-        coverage=1.0,
-    )
-    write_capture(tmp_path / "case", whole_capture(), [verdict])
-    (written,) = json.loads((tmp_path / "case" / "verdicts.json").read_text())
+def test_verdicts_are_written_as_the_api_shows_them_if_they_were_looked_for(tmp_path: Path) -> None:
+    for name, verdicts in (("judged", [verdict("j1")]), ("sound", []), ("raw", None)):
+        write_capture(tmp_path / name, whole_capture(), verdicts)
+    (written,) = json.loads((tmp_path / "judged" / "verdicts.json").read_text())
     assert (written["class"], written["component"]) == ("comm_slow", "nic:h3/eth1")
-    assert read_capture(tmp_path / "case").info == INFO
-
-
-def test_no_verdicts_and_none_looked_for_are_not_the_same(tmp_path: Path) -> None:
-    write_capture(tmp_path / "judged", whole_capture(), [])
-    write_capture(tmp_path / "raw", whole_capture())
-    assert json.loads((tmp_path / "judged" / "verdicts.json").read_text()) == []
+    assert read_capture(tmp_path / "judged").info == INFO
+    assert json.loads((tmp_path / "sound" / "verdicts.json").read_text()) == []
     assert not (tmp_path / "raw" / "verdicts.json").exists()
 
 
-def test_same_content_gives_the_same_archive(tmp_path: Path) -> None:
-    for name in ("one.tar.zst", "two.tar.zst"):
+def test_archive_depends_on_its_content_only(tmp_path: Path) -> None:
+    for name in ("one.tar.zst", "two.tar.zst", "case"):
         write_capture(tmp_path / name, whole_capture())
     assert (tmp_path / "one.tar.zst").read_bytes() == (tmp_path / "two.tar.zst").read_bytes()
-
-
-def test_archive_tells_nothing_about_who_made_it(tmp_path: Path) -> None:
-    write_capture(tmp_path / "case", whole_capture())
-    for file in (tmp_path / "case").iterdir():
-        file.chmod(0o600)
-    pack(tmp_path / "case", tmp_path / "private.tar.zst")
-    for file in (tmp_path / "case").iterdir():
-        file.chmod(0o666)
-    pack(tmp_path / "case", tmp_path / "public.tar.zst")
-    assert read_tar(tmp_path / "private.tar.zst") == read_tar(tmp_path / "public.tar.zst")
+    for mode in (0o600, 0o666):
+        for file in (tmp_path / "case").iterdir():
+            file.chmod(mode)
+        pack(tmp_path / "case", tmp_path / f"{mode}.tar.zst")
+    whole = read_tar(tmp_path / f"{0o600}.tar.zst")
+    assert whole == read_tar(tmp_path / f"{0o666}.tar.zst")
+    (tmp_path / "case.tar").write_bytes(whole)
+    with tarfile.open(tmp_path / "case.tar") as tar:
+        assert tar.getnames() == sorted(tar.getnames())
+        owners = {(found.uid, found.gid, found.uname, found.mtime, found.mode) for found in tar}
+    assert owners == {(0, 0, "", 0, 0o644)}
 
 
 @both_forms
 def test_capture_that_is_not_finished_leaves_nothing_behind(name: str, tmp_path: Path) -> None:
-    with CaptureWriter(tmp_path / name) as writer:
-        writer.write(STEPS, sample(STEPS))
-        assert list(tmp_path.iterdir()) != []
-    assert list(tmp_path.iterdir()) == []
-
-
-@both_forms
-def test_writer_that_fails_leaves_nothing_behind(name: str, tmp_path: Path) -> None:
-    def write_and_fail() -> None:
+    def write(mishap: Exception | None) -> None:
         with CaptureWriter(tmp_path / name) as writer:
             writer.write(STEPS, sample(STEPS))
-            raise Mishap
+            assert list(tmp_path.iterdir()) != []
+            if mishap:
+                raise mishap
 
-    with pytest.raises(Mishap):
-        write_and_fail()
+    write(None)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_rows_of_another_table_are_refused_and_leave_nothing_behind(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="schema"), CaptureWriter(tmp_path / "case") as writer:
+    with pytest.raises(Mishap):
+        write(Mishap())
+    with pytest.raises(ValueError, match="schema"), CaptureWriter(tmp_path / name) as writer:
         writer.write(STEPS, sample(TABLE_BY_NAME["events"]))
     assert list(tmp_path.iterdir()) == []
 
@@ -152,6 +128,9 @@ def test_capture_is_never_overwritten(name: str, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="exists already; captures are never overwritten"):
         CaptureWriter(tmp_path / name)
     assert len(read_capture(tmp_path / name).tables) == len(TABLES)
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(BadInput, match="exists already"):
+        CaptureWriter(tmp_path / "link")
 
 
 @both_forms
@@ -163,12 +142,6 @@ def test_capture_that_appeared_meanwhile_is_not_overwritten_either(name: str, tm
         slow.finish(INFO)
     assert (tmp_path / name).read_text() == "somebody else's"
     assert [entry.name for entry in tmp_path.iterdir()] == [name]
-
-
-def test_link_that_leads_nowhere_is_not_overwritten(tmp_path: Path) -> None:
-    (tmp_path / "case").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(BadInput, match="exists already"):
-        CaptureWriter(tmp_path / "case")
 
 
 def test_remains_of_a_killed_writer_are_swept_away(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Notification come as they happen, and a connection that breaks costs none and repeats none."""
+"""Notifications come as they happen, and a connection that breaks costs none and repeats none."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -34,20 +34,13 @@ def test_news_of_the_real_app_are_understood(tmp_path: Path, embedded_store: Sto
         save_incidents(api.parts.control, [incident("i1", state="closed", updated_ns=900)], None)
         third = next(news)
         stop.set()
+        save_incidents(api.parts.control, [incident("i2", job="b")], None)
+        assert next(client.follow("0", job="b")).thing.id == "i2"  # type: ignore[union-attr] # it is an incident
 
     assert [first.kind, second.kind, third.kind] == ["incident.opened", "decision.made", "incident.closed"]
     assert (first.thing, second.thing) == (incident("i1"), decision("d1"))
     assert isinstance(third.thing, Incident)
     assert third.thing.closed_because == "the NIC was replaced"
-
-
-def test_news_of_another_job_are_not_told(tmp_path: Path, embedded_store: Store) -> None:
-    with (
-        running_api(tmp_path, embedded_store) as api,
-        Client(str(api.client.base_url), api.make_token("read")) as client,
-    ):
-        save_incidents(api.parts.control, [incident("i1", job="a"), incident("i2", job="b")], None)
-        assert next(client.follow("0", job="b")).thing.id == "i2"  # type: ignore[union-attr] # it is an incident
 
 
 def event(number: int, kind: str = "incident.opened") -> bytes:
@@ -94,26 +87,21 @@ def test_pauses_grow_while_nobody_answers_and_begin_anew_with_news() -> None:
     assert clock.now_ns() - waited_ns == 500_000_000
 
 
-def test_refusal_is_not_waited_for() -> None:
-    refusal = (401, b'{"detail": "this token is unknown or revoked"}')
-    with streaming([refusal]) as (url, _), Client(url) as client, pytest.raises(ServerRefused, match="or revoked"):
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ((401, b'{"detail": "this token is unknown or revoked"}'), "or revoked"),
+        ((200, b"event: incident.opened\ndata: {}\n\n"), "no Lockstep"),
+    ],
+)
+def test_refusal_and_nonsense_are_not_waited_for(answer: tuple[int, bytes], message: str) -> None:
+    with streaming([answer]) as (url, _), Client(url) as client, pytest.raises(ServerRefused, match=message):
         next(client.follow())
 
 
-def test_kinds_that_only_newer_clients_know_are_passed_over() -> None:
-    with streaming([(200, event(1, "weather.changed") + event(2))]) as (url, _), Client(url) as client:
-        assert next(client.follow()).id == "2"
-
-
-def test_event_that_makes_no_sense_is_told() -> None:
-    nonsense = (200, b"event: incident.opened\ndata: {}\n\n")
-    with streaming([nonsense]) as (url, _), Client(url) as client, pytest.raises(ServerRefused, match="no Lockstep"):
-        next(client.follow())
-
-
-def test_told_to_stop_it_ends() -> None:
+def test_unknown_kinds_are_passed_over_and_a_stop_ends_it() -> None:
     stop = threading.Event()
-    with streaming([(200, event(1) + event(2))]) as (url, _), Client(url) as client:
+    with streaming([(200, event(0, "weather.changed") + event(1) + event(2))]) as (url, _), Client(url) as client:
         news = client.follow(stop=stop)
         assert next(news).id == "1"
         stop.set()

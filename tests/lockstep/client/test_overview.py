@@ -20,16 +20,8 @@ def job(name: str, condition: Condition = "running", attempt: int = 0) -> Job:
 
 
 def agent(host: str, *, is_silent: bool = False, lag_s: float = 0.0, dropped_lately: int = 0) -> AgentView:
-    return AgentView(
-        host=host,
-        version="0.1.0",
-        is_silent=is_silent,
-        last_seen_ns=1,
-        lag_s=lag_s,
-        dropped=dropped_lately,
-        dropped_lately=dropped_lately,
-        spool_bytes=0,
-    )
+    fixed = {"version": "0.1.0", "last_seen_ns": 1, "dropped": dropped_lately, "spool_bytes": 0}
+    return AgentView(host=host, is_silent=is_silent, lag_s=lag_s, dropped_lately=dropped_lately, **fixed)
 
 
 def listed(name: str = "d1", *, mode: Mode = "propose", **changes: object) -> ListedDecision:
@@ -37,21 +29,16 @@ def listed(name: str = "d1", *, mode: Mode = "propose", **changes: object) -> Li
     return made.model_copy(update=changes)
 
 
-def test_worst_jobs_come_first_and_ended_ones_not_at_all() -> None:
+def test_worst_jobs_come_first_by_their_newest_attempt_and_ended_ones_not_at_all() -> None:
     jobs = [job("a"), job("b", "ended"), job("c", "slow"), job("d", "crashed"), job("e", "hung")]
-
-    assert [one.job for one in choose_jobs(jobs)] == ["d", "e", "c", "a"]
-
-
-def test_of_several_attempts_the_newest_counts() -> None:
-    assert choose_jobs([job("a", "ended", attempt=1), job("a", "running", attempt=0)]) == []
-    (shown,) = choose_jobs([job("a", "ended", attempt=0), job("a", "slow", attempt=1)])
-    assert shown.attempt == 1
+    again = [job("f", "ended", attempt=1), job("f", "running"), job("g", "ended"), job("g", "slow", attempt=1)]
+    assert [one.job for one in choose_jobs([*jobs, *again])] == ["d", "e", "c", "g", "a"]
 
 
 @pytest.mark.parametrize("times", [[], [1.0] * 10, [0.0] * 30])
 def test_without_a_past_there_is_no_trend(times: list[float]) -> None:
     assert find_trend(times) is None
+    assert find_trend([2.0] * 25 + [60.0] + [2.0] * 4) == 1.0, "one long step is none"
 
 
 def slowed(job_name: str, ratio: float | None) -> Incident:
@@ -72,35 +59,17 @@ def test_trend_knows_no_unit(times: list[float], unit: float) -> None:
     assert find_trend([one * unit for one in times]) == pytest.approx(find_trend(times))
 
 
-def test_one_long_step_is_no_trend() -> None:
-    assert find_trend([2.0] * 25 + [60.0] + [2.0] * 4) == 1.0
-
-
-def test_decision_waits_while_its_incident_lasts_and_nothing_was_done() -> None:
-    assert [one.id for one in find_waiting([listed()], [incident("i1")], now_ns=500)] == ["d1"]
-
-
 @pytest.mark.parametrize(
     "changes",
     [{"mode": "observe"}, {"action": "none"}, {"execution": "done"}, {"expires_ns": 400}, {"incident": "i9"}],
     ids=["only observed", "nothing to do", "done", "expired", "incident is over"],
 )
-def test_decision_that_needs_no_word_is_not_shown(changes: dict[str, object]) -> None:
+def test_newest_decision_waits_while_its_incident_lasts_and_nothing_was_done(changes: dict[str, object]) -> None:
+    assert find_waiting([listed(), listed("d0")], [incident("i1")], now_ns=500) == [listed()]
     assert find_waiting([listed().model_copy(update=changes)], [incident("i1")], now_ns=500) == []
-
-
-def test_only_the_newest_decision_of_an_incident_counts() -> None:
-    newest_first = [listed("d2", mode="observe"), listed("d1")]
-
-    assert find_waiting(newest_first, [incident("i1")], now_ns=500) == []
+    assert find_waiting([listed("d2", mode="observe"), listed("d1")], [incident("i1")], now_ns=500) == []
 
 
 def test_silent_agents_come_before_losing_ones_and_these_before_late_ones() -> None:
-    agents = [
-        agent("well", lag_s=2),
-        agent("late", lag_s=60),
-        agent("loses", dropped_lately=5),
-        agent("silent", is_silent=True),
-    ]
-
-    assert [one.host for one in find_ailing(agents)] == ["silent", "loses", "late"]
+    agents = [agent("late", lag_s=60), agent("loses", dropped_lately=5), agent("silent", is_silent=True)]
+    assert [one.host for one in find_ailing([agent("well", lag_s=2), *agents])] == ["silent", "loses", "late"]

@@ -1,8 +1,10 @@
-"""Whatever a server answers, or does not, becomes a value or one sentence."""
+"""Whatever a server answers, or does not, becomes a value, events or one sentence."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from lockstep.client.server import Json, Server
+from lockstep.client.server import Event, Json, Server, parse_events
 from lockstep.errors import BadInput, LockstepError, ServerAway, ServerRefused
 from lockstep.verdict import Incident
 from tests.cli.answering import answering, unused_address
@@ -33,30 +35,27 @@ def test_refusal_is_told_with_the_server_s_own_sentence() -> None:
     assert refusal.detail == "the store knows no job"
 
 
-@pytest.mark.parametrize("body", [b"<html>", b"[]", b"{}", b"", b"null"])
-def test_refusal_without_a_sentence_is_told_by_its_status(body: bytes) -> None:
-    with answering(502, body) as url, pytest.raises(ServerRefused, match=f"^{url}: answered 502$") as caught:
-        ask(url)
-    assert (caught.value.kind, caught.value.detail) == ("about:blank", "answered 502")
+def test_refusal_without_a_sentence_is_told_by_its_status() -> None:
+    for body in (b"<html>", b"[]", b"{}", b"", b"null"):
+        with answering(502, body) as url, pytest.raises(ServerRefused, match=f"^{url}: answered 502$") as caught:
+            ask(url)
+        assert (caught.value.kind, caught.value.detail) == ("about:blank", "answered 502")
 
 
-@pytest.mark.parametrize("body", [b"<html>", b"3", b"", b"null", b'"text"'])
-def test_success_of_somebody_else_is_no_answer(body: bytes) -> None:
-    with answering(200, body) as url, pytest.raises(ServerRefused, match=f"what answers at {url} is no Lockstep"):
-        ask(url)
+def test_success_of_somebody_else_is_no_answer() -> None:
+    for body in (b"<html>", b"3", b"", b"null", b'"text"'):
+        with answering(200, body) as url, pytest.raises(ServerRefused, match=f"what answers at {url} is no Lockstep"):
+            ask(url)
 
 
 def test_server_that_is_not_there_is_named() -> None:
     url = unused_address()
     with pytest.raises(ServerAway, match=f"no Lockstep server answers at {url}: ") as caught:
         ask(url)
-    assert caught.value.status == 0
-
-
-@pytest.mark.parametrize("url", ["head:8642", "nonsense", "http://host:port", "ftp://host", ""])
-def test_address_that_is_none_is_told(url: str) -> None:
-    with pytest.raises(LockstepError, match=f"no Lockstep server answers at {url}: "):
-        ask(url)
+    assert (caught.value.status, caught.value.is_passing) == (0, True)
+    for wrong in ("head:8642", "nonsense", "http://host:port", "ftp://host", ""):
+        with pytest.raises(LockstepError, match=f"no Lockstep server answers at {wrong}: "):
+            ask(wrong)
 
 
 def test_token_that_fits_into_no_header_is_told_and_not_shown() -> None:
@@ -65,15 +64,45 @@ def test_token_that_fits_into_no_header_is_told_and_not_shown() -> None:
     assert "schön" not in str(caught.value)
 
 
-def test_fields_of_a_newer_server_are_left_out() -> None:
-    told = incident("i1").model_dump(by_alias=True)
-    newer = told | {"colour": "red", "verdict": told["verdict"] | {"mood": "bad"}}
+def test_fields_of_a_newer_server_are_left_out_and_none_may_be_missing() -> None:
+    document = incident("i1").model_dump(by_alias=True)
+    newer = document | {"colour": "red", "verdict": document["verdict"] | {"mood": "bad"}}
     with Server("http://127.0.0.1:1") as server:
         assert server.understood(Incident, newer) == incident("i1")
+        del document["verdict"]
+        with pytest.raises(ServerRefused, match="is no Lockstep server"):
+            server.understood(Incident, document)
 
 
-def test_document_that_lacks_a_field_is_not_ours() -> None:
-    told = incident("i1").model_dump(by_alias=True)
-    del told["verdict"]
-    with Server("http://127.0.0.1:1") as server, pytest.raises(ServerRefused, match="is no Lockstep server"):
-        server.understood(Incident, told)
+@pytest.mark.parametrize(
+    ("text", "events"),
+    [
+        ("id: 7\nevent: opened\ndata: {}\n\n", [Event("7", "opened", "{}")]),
+        ("data: a\ndata: b\n\n", [Event("", "message", "a\nb")]),
+        ("data:a\n\n", [Event("", "message", "a")]),
+        ("data:  a\n\n", [Event("", "message", " a")]),
+        (": sign of life\n\n: and another\n\n", []),
+        ("event: opened\n\ndata: a\n\n", [Event("", "message", "a")]),
+        ("id: 1\n\ndata: a\n\ndata: b\n\n", [Event("1", "message", "a"), Event("1", "message", "b")]),
+        ("id: 1\ndata: a\n\nid: 2\ndata: lost", [Event("1", "message", "a")]),
+        ("data\n\n", [Event("", "message", "")]),
+        ("retry: 100\nnonsense\ndata: a\n\n", [Event("", "message", "a")]),
+        ("id: a\0b\ndata: a\n\n", [Event("", "message", "a")]),
+    ],
+)
+def test_lines_become_events(text: str, events: list[Event]) -> None:
+    assert list(parse_events(text.split("\n"))) == events
+
+
+_LETTERS = st.characters(codec="utf-8", exclude_characters="\n\r\0")
+_WORD, _NAME = st.text(_LETTERS, max_size=8), st.text(_LETTERS, min_size=1, max_size=8)
+
+
+@given(st.lists(st.tuples(_NAME, _NAME, st.lists(_WORD, min_size=1, max_size=3)), max_size=5))
+def test_what_was_written_is_read(told: list[tuple[str, str, list[str]]]) -> None:
+    lines = [
+        line
+        for identity, kind, data in told
+        for line in (f"id: {identity}", f"event: {kind}", *(f"data: {one}" for one in data), "")
+    ]
+    assert list(parse_events(lines)) == [Event(i, kind, "\n".join(data)) for i, kind, data in told]

@@ -70,21 +70,16 @@ def states(db: ControlDatabase, target: str = "ops") -> list[tuple[str, str]]:
     return [(each.event, each.state) for each in reversed(list_deliveries(db, target))]
 
 
-def test_message_is_never_written_twice(db: ControlDatabase, lease: Lease) -> None:
+def test_message_is_written_once_and_only_under_the_lease(db: ControlDatabase, lease: Lease) -> None:
     for _ in range(2):
         save_round(db, lease, [message("e1"), message("e1", target="other")], [thread()])
     assert states(db) == [("e1", "waiting")]
     assert states(db, "other") == [("e1", "waiting")]
     assert list_threads(db, (), since_ns=99) == [thread()]
-
-
-def test_message_and_what_the_receiver_knows_are_written_together_or_not_at_all(
-    db: ControlDatabase, lease: Lease
-) -> None:
     take_lease(db, "alerts", "another", ttl_ns=100, now_ns=2000)
     with pytest.raises(LeaseLost):
-        save_round(db, lease, [message("e1")], [thread()])
-    assert (states(db), list_threads(db, (), 0)) == ([], [])
+        save_round(db, lease, [message("e2")], [thread(subject="i2")])
+    assert (states(db), list_threads(db, (), 0)) == ([("e1", "waiting")], [thread()])
 
 
 def test_of_a_thread_the_first_is_sent_and_the_others_wait_for_it(db: ControlDatabase, lease: Lease) -> None:
@@ -113,23 +108,22 @@ def test_what_was_under_way_when_its_process_died_is_sent_again(db: ControlDatab
         begin_try(db, lease, number, 2001)
 
 
-def test_state_that_was_never_shown_is_not_ended(db: ControlDatabase, lease: Lease) -> None:
-    save_round(db, lease, [message("e1", replaces=True)], [])
-    save_round(db, lease, [message("e2", replaces=True, is_end=True)], [])
-    assert states(db) == [("e1", "superseded")]
-
-
-def test_state_that_may_have_been_shown_is_ended(db: ControlDatabase, lease: Lease) -> None:
-    save_round(db, lease, [message("e1", replaces=True)], [])
-    send(db, lease, due_deliveries(db, 10)[0][1], state="waiting")
-    save_round(db, lease, [message("e2", replaces=True, is_end=True)], [])
-    assert states(db) == [("e1", "superseded"), ("e2", "waiting")]
-
-
-def test_programs_get_beginning_and_end(db: ControlDatabase, lease: Lease) -> None:
-    save_round(db, lease, [message("e1")], [])
-    save_round(db, lease, [message("e2", is_end=True)], [])
-    assert states(db) == [("e1", "waiting"), ("e2", "waiting")]
+@pytest.mark.parametrize(
+    ("replaces", "is_tried", "expected"),
+    [
+        (True, False, [("e1", "superseded")]),  # what was never shown needs no end
+        (True, True, [("e1", "superseded"), ("e2", "waiting")]),
+        (False, False, [("e1", "waiting"), ("e2", "waiting")]),  # programs get beginning and end
+    ],
+)
+def test_what_may_have_been_shown_is_ended(
+    db: ControlDatabase, lease: Lease, replaces: bool, is_tried: bool, expected: list[tuple[str, str]]
+) -> None:
+    save_round(db, lease, [message("e1", replaces=replaces)], [])
+    if is_tried:
+        send(db, lease, due_deliveries(db, 10)[0][1], state="waiting")
+    save_round(db, lease, [message("e2", replaces=replaces, is_end=True)], [])
+    assert states(db) == expected
 
 
 def test_replay_begins_anew_under_the_old_id(db: ControlDatabase, lease: Lease) -> None:
@@ -167,14 +161,11 @@ def test_log_is_bounded_by_age_and_threads_go_after_their_messages(db: ControlDa
     assert (states(db), list_threads(db, (), 0)) == ([], [])
 
 
-def test_threads_are_found_open_recent_or_by_id(db: ControlDatabase, lease: Lease) -> None:
+def test_threads_and_the_oldest_message_are_found(db: ControlDatabase, lease: Lease) -> None:
     over = [thread(subject=f"i{number}", is_over=True, reported_ns=number) for number in range(5)]
-    save_round(db, lease, [], [thread(subject="open", reported_ns=0), *over])
+    late = [message("e1", target="off"), message("e2", ts_ns=70)]
+    save_round(db, lease, late, [thread(subject="open", reported_ns=0), *over])
     assert {each.subject for each in list_threads(db, ["ops/i1"], since_ns=4)} == {"open", "i1", "i4"}
-
-
-def test_oldest_message_of_receivers_that_are_asked_for(db: ControlDatabase, lease: Lease) -> None:
-    save_round(db, lease, [message("e1", target="off"), message("e2", ts_ns=70)], [])
     assert oldest_waiting(db, ["ops"]) == ("ops", 70)
     assert oldest_waiting(db, []) is None
 

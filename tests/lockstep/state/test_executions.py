@@ -1,4 +1,4 @@
-"""Orders are only added, executions are written under the lease, and every change leaves a line in the audit."""
+"""Decisions, orders and executions come back as saved, under the lease, and every change is a line in the audit."""
 
 import pytest
 
@@ -8,7 +8,9 @@ from lockstep.execution import Execution, ExecutionState, Isolated, Order, Outco
 from lockstep.state.database import ControlDatabase
 from lockstep.state.decisions import (
     find_execution,
+    get_decision,
     give_order,
+    list_decisions,
     list_executions,
     list_isolated,
     list_orders,
@@ -27,7 +29,7 @@ from tests.lockstep.state.build import decision, incident
 
 @pytest.fixture
 def lease(db: ControlDatabase) -> Lease:
-    save_incidents(db, [incident("i1")], None)
+    save_incidents(db, [incident("i1"), incident("i2", job="other")], None)
     save_decisions(db, [decision("d1"), decision("d2")], None)
     taken = take_lease(db, "planner", "me", ttl_ns=100, now_ns=0)
     assert taken is not None
@@ -63,6 +65,24 @@ def isolated(**changes: object) -> Isolated:
     return whole.model_copy(update=changes)
 
 
+def test_decisions_are_saved_whole_and_found_newest_first(db: ControlDatabase, lease: Lease) -> None:
+    with pytest.raises(NotPresent, match="there is no decision 'd9'"):
+        get_decision(db, "d9")
+    approved = decision("d1", created_ns=1).model_copy(update={"approved_by": "ada"})
+    second, other = decision("d2", created_ns=2), decision("d3", incident="i2", job="other", created_ns=3)
+    save_decisions(db, [approved, second, other], lease)
+    assert get_decision(db, "d1") == approved, "an approval replaces the decision"
+    assert list_decisions(db, incident="i1") == [second, approved]
+    assert list_decisions(db, job="other") == [other]
+    assert list_decisions(db, limit=1, before=(3, "d3")) == [second]
+
+
+def test_decision_about_an_unknown_incident_is_refused_with_all_others(db: ControlDatabase, lease: Lease) -> None:
+    with pytest.raises(NotPresent, match="decision 'd4' answers incident 'i9', which is not here"):
+        save_decisions(db, [decision("d3"), decision("d4", incident="i9")], None)
+    assert {each.id for each in list_decisions(db)} == {"d1", "d2"}
+
+
 def test_orders_come_back_in_the_order_in_which_they_were_given(db: ControlDatabase, lease: Lease) -> None:
     given = [
         Order(decision="d1", kind="approve", who="ada", why="go", ts_ns=3),
@@ -76,12 +96,9 @@ def test_orders_come_back_in_the_order_in_which_they_were_given(db: ControlDatab
     assert list_orders(db, since_ns=4) == given[1:]
     line = list_audit(db, 1)[0]
     assert (line.who, line.what, line.subject, line.why) == ("bob", "undo_decision", "d1", "wrong node")
-
-
-def test_order_on_an_unknown_decision_is_refused(db: ControlDatabase, lease: Lease) -> None:
     with pytest.raises(NotPresent, match="there is no decision 'd9'"):
         give_order(db, Order(decision="d9", kind="approve", who="ada", ts_ns=1))
-    assert list_orders(db) == []
+    assert list_orders(db) == given
 
 
 def test_execution_is_found_by_its_decision_and_by_what_is_left_to_do(db: ControlDatabase, lease: Lease) -> None:
@@ -94,9 +111,7 @@ def test_execution_is_found_by_its_decision_and_by_what_is_left_to_do(db: Contro
     assert list_executions(db, job="other") == []
 
 
-def test_execution_its_node_and_its_line_are_written_together_or_not_at_all(
-    db: ControlDatabase, lease: Lease
-) -> None:
+def test_execution_its_node_and_its_line_are_written_together(db: ControlDatabase, lease: Lease) -> None:
     save_execution(db, execution(), lease, [isolated()], why="isolate h3: drained")
     line = list_audit(db, 1)[0]
     assert (line.who, line.what, line.subject) == ("planner", "execution_executing", "d1")
@@ -110,7 +125,10 @@ def test_planner_that_lost_its_lease_writes_nothing(db: ControlDatabase, lease: 
         save_execution(db, execution(), lease, [isolated()], why="isolate h3")
     with pytest.raises(LeaseLost):
         save_isolated(db, isolated(), lease, why="tested")
+    with pytest.raises(LeaseLost, match="another has it now, generation 2"):
+        save_decisions(db, [decision("d3")], lease)
     assert (list_executions(db), list_isolated(db), list_audit(db, 10)) == ([], [], [])
+    assert len(list_decisions(db)) == 2
 
 
 def test_node_is_written_over_on_its_way_back_and_kept_per_decision(db: ControlDatabase, lease: Lease) -> None:
@@ -129,9 +147,6 @@ def test_last_word_on_an_incident_counts(db: ControlDatabase, lease: Lease) -> N
     save_outcome(db, second)
     assert list_outcomes(db) == {"i1": second}
     assert list_audit(db, 1)[0].why == "wrong: the GPU was hot"
-
-
-def test_outcome_of_an_unknown_incident_is_refused(db: ControlDatabase) -> None:
     with pytest.raises(NotPresent, match="there is no incident 'i9'"):
         save_outcome(db, Outcome(incident="i9", was_right=True, who="ada", ts_ns=3))
 

@@ -1,42 +1,65 @@
-"""Incidents come back as they were saved, page by page, and only from whoever may write them."""
+"""Incidents come back as saved, page by page, with what changed and when; detail requests reach their hosts."""
+
+import threading
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from sqlalchemy import update
 
+from lockstep.batches import DetailRequest
 from lockstep.errors import BadInput, ControlAway, LeaseLost, NotPresent, StoreVersionMismatch
+from lockstep.execution import Outcome
 from lockstep.state.database import ControlDatabase, open_control
-from lockstep.state.incidents import get_incident, list_incidents, open_incidents, save_incidents
+from lockstep.state.decisions import save_decisions, save_outcome
+from lockstep.state.incidents import (
+    add_detail_request,
+    changes_since,
+    detail_requests_by_host,
+    get_incident,
+    list_incidents,
+    list_verdict_changes,
+    newest_change,
+    note_changes,
+    open_incidents,
+    outcomes_of,
+    page_incidents,
+    save_incidents,
+    state_of_incidents,
+)
 from lockstep.state.leases import Lease, refuse_stale, release_lease, take_lease
 from lockstep.state.tables import INCIDENTS
-from tests.lockstep.state.build import incident
+from lockstep.verdict import Incident
+from tests.lockstep.state.build import decision, incident
+
+ROUNDS = 20
+JOBS, STATES, CLASSES = ("a", "b'\"%"), ("open", "closed"), ("comm_slow", "crash")
+PARTS = ("nic:h0/eth0", "NIC:h0/eth0", "link:h0/eth0--leaf%", "gpu:h_0/1")
 
 
-def test_incident_comes_back_as_it_was_saved(db: ControlDatabase) -> None:
-    saved = incident("i1", state="closed")
-    save_incidents(db, [saved], None)
-    assert get_incident(db, "i1") == saved
+def with_verdict(usual: Incident, **verdict: object) -> Incident:
+    return usual.model_copy(update={"verdict": usual.verdict.model_copy(update=verdict)})
 
 
-def test_saving_again_replaces_the_whole_incident(db: ControlDatabase) -> None:
-    save_incidents(db, [incident("i1")], None)
-    save_incidents(db, [incident("i1", state="closed", updated_ns=900)], None)
-    assert list_incidents(db) == [incident("i1", state="closed", updated_ns=900)]
-    assert open_incidents(db) == []
+def take(db: ControlDatabase, holder: str, now_ns: int) -> Lease:
+    lease = take_lease(db, "analyzer", holder, ttl_ns=50, now_ns=now_ns)
+    assert lease is not None
+    return lease
 
 
-def test_of_two_versions_in_one_call_the_later_stays(db: ControlDatabase) -> None:
-    save_incidents(db, [incident("i1", updated_ns=1), incident("i1", updated_ns=2)], None)
-    assert get_incident(db, "i1").updated_ns == 2
-
-
-def test_saving_nothing_is_allowed(db: ControlDatabase) -> None:
+def test_incident_comes_back_as_it_was_saved_last(db: ControlDatabase) -> None:
     save_incidents(db, [], None)
     assert list_incidents(db) == []
-
-
-def test_unknown_incident_is_not_present(db: ControlDatabase) -> None:
     with pytest.raises(NotPresent, match="there is no incident 'i9'"):
         get_incident(db, "i9")
+    save_incidents(db, [incident("i1", updated_ns=1), incident("i1", updated_ns=2)], None)
+    assert get_incident(db, "i1").updated_ns == 2, "of two versions in one call the later stays"
+    closed = incident("i1", state="closed", updated_ns=900)
+    save_incidents(db, [closed], None)
+    assert (get_incident(db, "i1"), list_incidents(db), open_incidents(db)) == (closed, [closed], [])
 
 
 def test_incidents_are_found_by_job_and_state(db: ControlDatabase) -> None:
@@ -57,49 +80,31 @@ def test_pages_show_each_incident_once_newest_first(db: ControlDatabase) -> None
         seen += [found.id for found in page]
         before = (page[-1].opened_ns, page[-1].id)
     assert seen == ["new", "b", "a", "B", "old"]
-
-
-def test_incident_opened_between_two_pages_does_not_shift_the_second(db: ControlDatabase) -> None:
-    save_incidents(db, [incident(f"i{n}", opened_ns=n) for n in range(4)], None)
-    last = list_incidents(db, limit=2)[-1]
-    save_incidents(db, [incident("late", opened_ns=99)], None)
-    assert [i.id for i in list_incidents(db, limit=2, before=(last.opened_ns, last.id))] == ["i1", "i0"]
-
-
-def test_page_without_rows_is_refused(db: ControlDatabase) -> None:
     with pytest.raises(BadInput, match="limit is 0"):
         list_incidents(db, limit=0)
 
 
-def test_holder_of_the_lease_may_save(db: ControlDatabase) -> None:
-    save_incidents(db, [incident()], _take(db, "a", now_ns=0))
-    assert len(list_incidents(db)) == 1
-
-
-def test_former_holder_is_refused_and_nothing_is_written(db: ControlDatabase) -> None:
-    stale = _take(db, "a", now_ns=0)
-    current = _take(db, "b", now_ns=50)
+def test_only_the_holder_of_the_lease_may_save(db: ControlDatabase) -> None:
+    stale = take(db, "a", now_ns=0)
+    save_incidents(db, [incident("i0")], stale)
+    current = take(db, "b", now_ns=50)
     save_incidents(db, [incident("i1")], current)
     with pytest.raises(LeaseLost, match="generation 1, is over: b has it now, generation 2"):
         save_incidents(db, [incident("i1", state="closed"), incident("i2")], stale)
-    assert list_incidents(db) == [incident("i1")]
-
-
-def test_released_lease_no_longer_lets_its_holder_save(db: ControlDatabase) -> None:
-    lease = _take(db, "a", now_ns=0)
-    release_lease(db, lease)
+    release_lease(db, current)
     with pytest.raises(LeaseLost):
-        save_incidents(db, [incident()], lease)
+        save_incidents(db, [incident("i3")], current)
+    assert list_incidents(db) == [incident("i1"), incident("i0")]
 
 
-def test_lease_cannot_be_taken_while_its_holder_is_writing(db: ControlDatabase, control_url: str) -> None:
-    lease = _take(db, "a", now_ns=0)
-    with open_control(control_url, lock_wait_ms=1) as impatient:
+def test_lease_cannot_be_taken_while_its_holder_is_writing(db: ControlDatabase, db_url: str) -> None:
+    lease = take(db, "a", now_ns=0)
+    with open_control(db_url, lock_wait_ms=1) as impatient:
         with db.begin() as connection:
             refuse_stale(connection, lease)
             with pytest.raises(ControlAway, match="lock"):
-                _take(impatient, "b", now_ns=50)
-        assert _take(impatient, "b", now_ns=50).generation == 2
+                take(impatient, "b", now_ns=50)
+        assert take(impatient, "b", now_ns=50).generation == 2
 
 
 def test_document_of_another_version_is_named(db: ControlDatabase) -> None:
@@ -110,7 +115,151 @@ def test_document_of_another_version_is_named(db: ControlDatabase) -> None:
         get_incident(db, "i1")
 
 
-def _take(db: ControlDatabase, holder: str, now_ns: int) -> Lease:
-    lease = take_lease(db, "analyzer", holder, ttl_ns=50, now_ns=now_ns)
-    assert lease is not None
-    return lease
+@st.composite
+def incidents(draw: st.DrawFn, prefix: str) -> list[Incident]:
+    made = []
+    for number in range(draw(st.integers(0, 12))):
+        job, state = draw(st.sampled_from(JOBS)), draw(st.sampled_from(STATES))
+        usual = incident(f"{prefix}{number}", job=job, state=state, opened_ns=draw(st.integers(0, 3)))
+        fault_class, component = draw(st.sampled_from(CLASSES)), draw(st.sampled_from(PARTS))
+        made.append(with_verdict(usual, fault_class=fault_class, component=component))
+    return made
+
+
+FILTERS = {"job": JOBS, "state": STATES, "fault_class": CLASSES, "component": (*PARTS, "x' OR '1'='1")}
+WANTED = st.fixed_dictionaries({name: st.none() | st.sampled_from(values) for name, values in FILTERS.items()})
+
+
+@given(incidents("i"), incidents("later"), st.integers(1, 5), WANTED)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_every_incident_that_is_wanted_is_seen_once_and_in_order(
+    db: ControlDatabase, here: list[Incident], later: list[Incident], limit: int, wanted: dict[str, str | None]
+) -> None:
+    with db.begin() as connection:
+        for table in ("verdict_changes", "changes", "incidents"):
+            connection.exec_driver_sql(f"DELETE FROM {table}")
+    save_incidents(db, here, None)
+    seen: list[tuple[int, str]] = []
+    while True:
+        page = page_incidents(db, **wanted, limit=limit, before=seen[-1] if seen else None)
+        seen += [(each.opened_ns, each.id) for each in page]
+        if len(page) < limit:
+            break
+        save_incidents(db, later, None)
+    assert seen == sorted(set(seen), reverse=True)
+    expected = {(each.opened_ns, each.id) for each in here if fits(each, wanted)}
+    assert expected <= set(seen)
+    assert set(seen) <= expected | {(each.opened_ns, each.id) for each in later if fits(each, wanted)}
+
+
+def fits(incident: Incident, wanted: Mapping[str, str | None]) -> bool:
+    facts = {**incident.verdict.model_dump(), "job": incident.job, "state": incident.state}
+    return all(value is None or facts[name] == value for name, value in wanted.items())
+
+
+def test_filters_match_the_verdict_to_the_letter(db: ControlDatabase) -> None:
+    facts = {"i1": ("comm_slow", PARTS[0]), "i2": ("crash", PARTS[1]), "i3": ("comm_slow", PARTS[2])}
+    made = [with_verdict(incident(name), fault_class=kind, component=part) for name, (kind, part) in facts.items()]
+    save_incidents(db, made, None)
+    for wanted in ({"fault_class": "crash"}, {"component": PARTS[0]}, {"component": PARTS[2]}):
+        found = page_incidents(db, **wanted, limit=10, before=None)
+        assert [each.id for each in found] == [each.id for each in made if fits(each, wanted)] != []
+
+
+def test_outcomes_are_found_and_every_change_moves_the_state(db: ControlDatabase) -> None:
+    states = [state_of_incidents(db)]
+    for updated_ns in (200, 300):
+        save_incidents(db, [incident("i1", updated_ns=updated_ns)], None)
+        states.append(state_of_incidents(db))
+    outcome = Outcome(incident="i1", was_right=True, who="ann", ts_ns=1)
+    save_outcome(db, outcome)
+    assert len({*states, state_of_incidents(db)}) == 4
+    assert outcomes_of(db, ["i1", "i2"]) == {"i1": outcome}
+    assert outcomes_of(db, []) == {}
+
+
+def test_change_comes_with_the_thing_as_it_is_now(db: ControlDatabase) -> None:
+    assert (newest_change(db), changes_since(db, 0, 10)) == (0, [])
+    save_incidents(db, [incident("i1")], None)
+    save_incidents(db, [incident("i1", state="closed")], None)
+    save_decisions(db, [decision("d1")], None)
+    first, second = changes_since(db, 0, 10)
+    assert (first.number, first.first, first.kind, first.subject) == (2, 1, "incident", "i1")
+    assert '"state":"closed"' in first.document
+    assert (second.number, second.first, second.kind, second.subject) == (3, 3, "decision", "d1")
+
+
+def test_reader_goes_on_where_it_was_past_what_is_gone_or_undone(db: ControlDatabase) -> None:
+    with suppress(ZeroDivisionError), db.begin() as connection:
+        note_changes(connection, "incident", ["undone"])
+        raise ZeroDivisionError
+    assert newest_change(db) == 0
+    with db.begin() as connection:
+        note_changes(connection, "incident", ["never-saved"])
+    save_incidents(db, [incident(f"i{number}") for number in range(5)], None)
+    assert [change.subject for change in changes_since(db, 0, 3)] == ["i0", "i1"]
+    assert [change.subject for change in changes_since(db, 3, 2)] == ["i2", "i3"]
+    assert changes_since(db, 6, 10) == []
+
+
+def test_reader_misses_nothing_while_several_write(db: ControlDatabase) -> None:
+    """A number that shows up after a higher one was read would be missed for ever."""
+    is_over = threading.Event()
+
+    def write(who: str) -> None:
+        for number in range(ROUNDS):
+            save_incidents(db, [incident(f"{who}-{number}")], None)
+
+    def read() -> list[str]:
+        seen: list[str] = []
+        known = 0
+        while True:
+            was_over = is_over.is_set()
+            page = changes_since(db, known, 7)
+            seen += [change.subject for change in page]
+            known = page[-1].number if page else known
+            if was_over and not page:
+                return seen
+
+    with ThreadPoolExecutor(4) as threads:
+        reading = threads.submit(read)
+        for writer in [threads.submit(write, who) for who in "abc"]:
+            writer.result()
+        is_over.set()
+        seen = reading.result()
+    assert sorted(seen) == sorted(f"{who}-{number}" for who in "abc" for number in range(ROUNDS))
+
+
+def test_change_of_the_verdict_is_a_line_and_new_figures_are_none(db: ControlDatabase) -> None:
+    first, other = incident("i1"), incident("i2")
+    moved = with_verdict(incident("i1", updated_ns=201), component="gpu:h1/0")
+    save_incidents(db, [first, other, moved], None)
+    for updated_ns, figures in ((202, {"confidence": 0.1}), (203, {"grade": "note"}), (204, {"grade": "note"})):
+        save_incidents(db, [with_verdict(incident(updated_ns=updated_ns), component="gpu:h1/0", **figures)], None)
+    save_incidents(db, [incident("i1", state="closed", updated_ns=300)], None)
+    lines = list_verdict_changes(db, "i1")
+    assert [(line.ts_ns, line.component, line.grade, line.state) for line in lines] == [
+        (200, "nic:h3/eth1", "isolate", "open"),
+        (201, "gpu:h1/0", "isolate", "open"),
+        (203, "gpu:h1/0", "note", "open"),
+        (300, "nic:h3/eth1", "isolate", "closed"),
+    ]
+    assert lines[-1].reason == "the NIC was replaced"
+    assert [line.component for line in list_verdict_changes(db, "i2")] == ["nic:h3/eth1"]
+    assert list_verdict_changes(db, "i3") == []
+
+
+def request(name: str = "w1", *, host: str = "h3", kind: str = "detail", expires_ns: int = 100) -> DetailRequest:
+    details = {"ranks": [3, 7], "for_s": 30.5}
+    return DetailRequest(id=name, host=host, kind=kind, details=details, expires_ns=expires_ns)
+
+
+def test_detail_request_reaches_its_host_until_it_expires(db: ControlDatabase) -> None:
+    add_detail_request(db, request("late", expires_ns=200))
+    add_detail_request(db, request("soon", kind="probe"))
+    add_detail_request(db, request("other", host="h4"))
+    soon, late = request("soon", kind="probe"), request("late", expires_ns=200)
+    assert detail_requests_by_host(db, now_ns=99) == {"h3": [soon, late], "h4": [request("other", host="h4")]}
+    assert detail_requests_by_host(db, now_ns=100) == {"h3": [late]}
+    add_detail_request(db, request("late", expires_ns=300), now_ns=100)  # prolonged; what has expired is deleted
+    assert detail_requests_by_host(db, now_ns=0) == {"h3": [request("late", expires_ns=300)]}

@@ -1,5 +1,6 @@
-"""One holder at a time, told apart by a number that never comes back."""
+"""One holder at a time, with a number that never comes back; of several processes with one duty exactly one works."""
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from itertools import count
@@ -7,97 +8,72 @@ from itertools import count
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sqlalchemy import select
+from structlog.testing import capture_logs
 
 from lockstep.clock import NS_PER_S, ManualClock
-from lockstep.errors import LeaseLost
+from lockstep.errors import ControlAway, LeaseLost, StoreAway
 from lockstep.state.database import ControlDatabase
-from lockstep.state.leases import Lease, check_lease, release_lease, take_lease
+from lockstep.state.leases import Duty, DutyOptions, Lease, check_lease, release_lease, take_lease
+from lockstep.state.tables import LEASES
 from tests.lockstep.state.child import child, go, heard
+from tests.waiting import HastyClock, eventually
 
 TTL_NS = 10 * NS_PER_S
+OPTIONS = DutyOptions(period_s=1.0, lease_s=10.0)
 
 _fresh_names = map(str, count())
 
 
-def test_free_lease_goes_to_whoever_asks(db: ControlDatabase) -> None:
-    assert take_lease(db, "analyzer", "a", TTL_NS, now_ns=5) == Lease("analyzer", "a", 1, TTL_NS + 5)
+def take(db: ControlDatabase, holder: str, now_ns: int = 0) -> Lease:
+    lease = take_lease(db, "analyzer", holder, TTL_NS, now_ns)
+    assert lease is not None
+    return lease
 
 
-def test_held_lease_is_refused_to_others_until_it_expires(db: ControlDatabase) -> None:
-    take_lease(db, "analyzer", "a", TTL_NS, now_ns=0)
-    assert take_lease(db, "analyzer", "b", TTL_NS, now_ns=TTL_NS - 1) is None
-    assert take_lease(db, "analyzer", "b", TTL_NS, now_ns=TTL_NS) == Lease("analyzer", "b", 2, 2 * TTL_NS)
-
-
-def test_renewal_keeps_the_generation_and_moves_the_end(db: ControlDatabase) -> None:
-    first = take_lease(db, "analyzer", "a", TTL_NS, now_ns=0)
-    assert first is not None
-    assert take_lease(db, "analyzer", "a", TTL_NS, now_ns=7) == Lease("analyzer", "a", 1, TTL_NS + 7)
+def test_lease_is_renewed_by_its_holder_and_taken_by_another_when_it_expired(db: ControlDatabase) -> None:
+    first = take(db, "a", now_ns=5)
+    assert first == Lease("analyzer", "a", 1, TTL_NS + 5)
+    assert take_lease(db, "planner", "b", TTL_NS, now_ns=5), "leases of different names are independent"
+    assert take(db, "a", now_ns=7) == Lease("analyzer", "a", 1, TTL_NS + 7)
     check_lease(db, first, now_ns=TTL_NS + 6)
-
-
-def test_released_lease_is_free_and_its_number_is_not_used_again(db: ControlDatabase) -> None:
-    first = take_lease(db, "analyzer", "a", TTL_NS, now_ns=0)
-    assert first is not None
-    release_lease(db, first)
-    with pytest.raises(LeaseLost, match="nobody has it now"):
-        check_lease(db, first, now_ns=1)
-    again = take_lease(db, "analyzer", "a", TTL_NS, now_ns=1)
-    assert again is not None
-    assert again.generation == 2
-
-
-def test_release_by_a_former_holder_changes_nothing(db: ControlDatabase) -> None:
-    first = take_lease(db, "analyzer", "a", TTL_NS, now_ns=0)
-    second = take_lease(db, "analyzer", "b", TTL_NS, now_ns=TTL_NS)
-    assert first is not None
-    assert second is not None
+    assert take_lease(db, "analyzer", "b", TTL_NS, now_ns=TTL_NS + 6) is None
+    second = take(db, "b", now_ns=TTL_NS + 7)
+    assert second == Lease("analyzer", "b", 2, 2 * TTL_NS + 7)
+    with pytest.raises(LeaseLost, match="lease analyzer of a, generation 1, is over: b has it now, generation 2"):
+        check_lease(db, first, now_ns=0)
     release_lease(db, first)
     check_lease(db, second, now_ns=TTL_NS)
 
 
-def test_lease_that_passed_on_is_lost_and_the_message_says_to_whom(db: ControlDatabase) -> None:
-    first = take_lease(db, "analyzer", "a", TTL_NS, now_ns=0)
-    take_lease(db, "analyzer", "b", TTL_NS, now_ns=TTL_NS)
-    assert first is not None
-    with pytest.raises(LeaseLost, match="lease analyzer of a, generation 1, is over: b has it now, generation 2"):
-        check_lease(db, first, now_ns=0)
-
-
-def test_expired_lease_is_lost_even_when_nobody_took_it(db: ControlDatabase) -> None:
-    lease = take_lease(db, "analyzer", "a", TTL_NS, now_ns=0)
-    assert lease is not None
-    with pytest.raises(LeaseLost, match=f"expired at {TTL_NS} and it is {TTL_NS} now"):
-        check_lease(db, lease, now_ns=TTL_NS)
-
-
-def test_lease_that_the_database_never_gave_is_lost(db: ControlDatabase) -> None:
+def test_lease_that_was_released_expired_or_never_given_is_lost(db: ControlDatabase) -> None:
     with pytest.raises(LeaseLost, match="does not know it"):
-        check_lease(db, Lease("planner", "a", 1, TTL_NS), now_ns=0)
-
-
-def test_leases_of_different_names_are_independent(db: ControlDatabase) -> None:
-    assert take_lease(db, "analyzer", "a", TTL_NS, now_ns=0)
-    assert take_lease(db, "planner", "b", TTL_NS, now_ns=0)
+        check_lease(db, Lease("analyzer", "a", 1, TTL_NS), now_ns=0)
+    first = take(db, "a")
+    with pytest.raises(LeaseLost, match=f"expired at {TTL_NS} and it is {TTL_NS} now"):
+        check_lease(db, first, now_ns=TTL_NS)
+    release_lease(db, first)
+    with pytest.raises(LeaseLost, match="nobody has it now"):
+        check_lease(db, first, now_ns=1)
+    assert take(db, "a", now_ns=1).generation == 2
 
 
 def test_of_many_threads_exactly_one_wins_each_round(db: ControlDatabase) -> None:
     holders = [f"thread{number}" for number in range(8)]
     with ThreadPoolExecutor(len(holders)) as pool:
-        for turn in range(5):
+        for number in range(5):
 
-            def take(holder: str, now_ns: int = turn * TTL_NS) -> Lease | None:
+            def try_to(holder: str, now_ns: int = number * TTL_NS) -> Lease | None:
                 return take_lease(db, "analyzer", holder, TTL_NS, now_ns)
 
-            winners = [lease for lease in pool.map(take, holders) if lease]
-            assert len(winners) == 1
+            winners = [lease for lease in pool.map(try_to, holders) if lease]
+            assert [lease.generation for lease in winners] == [number + 1]
             release_lease(db, winners[0])
-            assert winners[0].generation == turn + 1
 
 
-def test_of_two_processes_exactly_one_wins_each_lease(control_url: str) -> None:
+def test_of_two_processes_exactly_one_wins_each_lease(db: ControlDatabase, db_url: str) -> None:
     with ExitStack() as stack:
-        rivals = [stack.enter_context(child("race_for_leases", control_url, holder)) for holder in "ab"]
+        rivals = [stack.enter_context(child("race_for_leases", db_url, holder)) for holder in "ab"]
         assert [heard(rival) for rival in rivals] == ["ready", "ready"]
         for rival in rivals:
             go(rival)
@@ -124,15 +100,151 @@ def test_any_sequence_leaves_one_holder_and_rising_generations(
                 release_lease(db, lease)
         else:
             clock.advance(seconds)
-        assert len({lease.generation for lease in given_out if _is_held(db, lease, clock.now_ns())}) <= 1
+        assert len({lease.generation for lease in given_out if is_held(db, lease, clock.now_ns())}) <= 1
     generations = [lease.generation for lease in given_out]
     assert generations == sorted(generations)
     assert len({(lease.generation, lease.holder) for lease in given_out}) == len(set(generations))
 
 
-def _is_held(db: ControlDatabase, lease: Lease, now_ns: int) -> bool:
+def is_held(db: ControlDatabase, lease: Lease, now_ns: int) -> bool:
     try:
         check_lease(db, lease, now_ns)
     except LeaseLost:
         return False
     return True
+
+
+class Worker:
+    """Notes under which generation and when it worked; raises the fault that it has."""
+
+    def __init__(self) -> None:
+        self.done: list[tuple[int, int]] = []
+        self.fault: Exception | None = None
+
+    def __call__(self, lease: Lease, now_ns: int) -> None:
+        if self.fault:
+            raise self.fault
+        self.done.append((lease.generation, now_ns // NS_PER_S))
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+Make = Callable[[str], tuple[Duty, Worker]]
+
+
+@pytest.fixture
+def make(db: ControlDatabase, clock: ManualClock) -> Make:
+    def make_duty(holder: str) -> tuple[Duty, Worker]:
+        worker = Worker()
+        return Duty("analyzer", holder, db, clock, worker, OPTIONS), worker
+
+    return make_duty
+
+
+def test_lease_is_renewed_while_the_work_takes_longer_than_it_lasts(db: ControlDatabase, clock: ManualClock) -> None:
+    taken: list[Lease | None] = []
+
+    def expiry() -> int:
+        with db.read() as connection:
+            return int(connection.execute(select(LEASES.c.expires_ns).where(LEASES.c.name == "planner")).scalar_one())
+
+    def work(lease: Lease, now_ns: int) -> None:
+        for _ in range(3):
+            clock.advance(0.5)
+            eventually(lambda: expiry() == clock.now_ns() + 0.9 * NS_PER_S)
+        taken.append(take_lease(db, "planner", "another", NS_PER_S, clock.now_ns()))
+
+    Duty("planner", "me", db, clock, work, DutyOptions(period_s=1.0, lease_s=0.9)).run_once()
+    assert taken == [None]
+
+
+def test_of_two_one_works_under_one_generation_and_the_other_waits(make: Make, clock: ManualClock) -> None:
+    (first, busy), (second, idle) = make("a"), make("b")
+    for _ in range(30):  # three times as long as a lease lasts: each round renews it
+        first.run_once()
+        second.run_once()
+        clock.advance(1)
+    assert (busy.done, idle.done) == ([(1, second) for second in range(30)], [])
+    assert (first.is_held, second.is_held, second.trouble) == (True, False, None)
+    second.close()
+    first.run_once()
+    assert busy.done[-1] == (1, 30), "closing the duty of one takes nothing from the other"
+
+
+def test_other_takes_over_from_one_that_was_silent_or_closed(make: Make, clock: ManualClock) -> None:
+    (first, sleeper), (second, successor) = make("a"), make("b")
+    first.run_once()
+    for seconds in (9, 1):
+        clock.advance(seconds)
+        second.run_once()
+    assert successor.done == [(2, 10)]
+    first.run_once()
+    assert sleeper.done == [(1, 0)], "it wakes up late and does not work"
+    assert (first.is_held, second.is_held) == (False, True)
+    second.close()
+    first.run_once()
+    assert sleeper.done == [(1, 0), (3, 10)], "nobody waits for a lease that was let go"
+
+
+def test_duty_that_finds_its_lease_lost_stops_and_takes_it_up_again_when_it_is_free(make: Make) -> None:
+    duty, worker = make("a")
+    worker.fault = LeaseLost("lease analyzer is over: b has it now")
+    duty.run_once()
+    assert (duty.is_held, duty.trouble) == (False, "lease analyzer is over: b has it now")
+    worker.fault = None
+    duty.run_once()
+    assert (duty.is_held, duty.trouble) == (True, None)
+
+
+def test_trouble_is_kept_reported_once_and_cleared(make: Make) -> None:
+    faults = {"the store is away": StoreAway("the store is away"), "KeyError: 'rank'": KeyError("rank")}
+    duty, worker = make("a")
+    with capture_logs() as lines:
+        duty.run_once()
+        for message, worker.fault in faults.items():
+            for _ in range(3):
+                duty.run_once()
+                assert (duty.trouble, duty.is_held) == (message, True)
+        worker.fault = None
+        duty.run_once()
+    assert duty.trouble is None
+    assert [(line["event"], line.get("reason")) for line in lines] == [
+        ("duty taken", None),
+        *(("duty fails", message) for message in faults),
+        ("duty works again", None),
+    ]
+
+
+def test_control_database_that_is_away_is_trouble_and_its_lease_expires(
+    make: Make, db: ControlDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    duty, worker = make("a")
+
+    def fail() -> None:
+        raise ControlAway("the control database is gone")
+
+    with monkeypatch.context() as patch, capture_logs() as lines:
+        patch.setattr(db, "begin", fail)
+        duty.run_once()
+        assert (worker.done, duty.trouble) == ([], "the control database is gone")
+    duty.run_once()
+    assert (len(worker.done), duty.trouble, len(lines)) == (1, None, 1)
+    with monkeypatch.context() as patch, capture_logs() as lines:
+        patch.setattr(db, "begin", fail)
+        duty.close()
+    assert [line["event"] for line in lines] == ["lease not released, it expires by itself"]
+
+
+def test_duty_that_is_started_works_until_it_is_closed(db: ControlDatabase) -> None:
+    worker = Worker()
+    duty = Duty("analyzer", "a", db, HastyClock(), worker, OPTIONS)
+    duty.start()
+    eventually(lambda: len(worker.done) >= 3)
+    duty.close()
+    done = len(worker.done)
+    assert {generation for generation, _ in worker.done} == {1}
+    Duty("analyzer", "b", db, HastyClock(), worker, OPTIONS).run_once()
+    assert len(worker.done) == done + 1

@@ -1,7 +1,9 @@
 """The schema is made once, goes forward step by step, and never back."""
 
+from collections.abc import Callable, Iterator
+
 import pytest
-from sqlalchemy import delete, inspect, select, text, update
+from sqlalchemy import Connection, delete, inspect, select, text, update
 from sqlalchemy.exc import DBAPIError
 
 from lockstep.errors import ControlAway, LockstepError, StoreVersionMismatch
@@ -15,24 +17,28 @@ ADD_A_COLUMN = Step(NEWEST + 1, (text("ALTER TABLE detail_requests ADD COLUMN as
 ADD_AN_INDEX = Step(NEWEST + 2, (text("CREATE INDEX detail_requests_by_asker ON detail_requests (asked_by)"),))
 
 
+@pytest.fixture
+def db(control_url: str) -> Iterator[ControlDatabase]:
+    """A database of its own, since these tests change the schema."""
+    with open_control(control_url) as database:
+        yield database
+
+
 def version_of(db: ControlDatabase) -> int:
     with db.read() as connection:
         return int(connection.execute(select(SCHEMA.c.version)).scalar_one())
 
 
-def test_empty_database_gets_all_tables_and_the_newest_version(db: ControlDatabase) -> None:
+def test_empty_database_gets_all_tables_and_the_newest_version(db: ControlDatabase, control_url: str) -> None:
     with db.read() as connection:
         assert set(inspect(connection).get_table_names()) == set(METADATA.tables)
     assert version_of(db) == NEWEST
+    with open_control(control_url) as again:
+        assert version_of(again) == NEWEST
 
 
 def test_steps_are_numbered_without_a_gap() -> None:
     assert [step.version for step in STEPS] == list(range(2, 2 + len(STEPS)))
-
-
-def test_opening_again_changes_nothing(db: ControlDatabase, control_url: str) -> None:
-    with open_control(control_url) as again:
-        assert version_of(again) == version_of(db)
 
 
 def test_older_database_walks_through_the_steps_it_has_not_seen(db: ControlDatabase) -> None:
@@ -73,22 +79,31 @@ def test_step_that_fails_leaves_the_older_schema_whole(db: ControlDatabase) -> N
         assert "asked_by" not in {column["name"] for column in inspect(connection).get_columns("detail_requests")}
 
 
-def test_newer_database_is_refused(db: ControlDatabase, control_url: str) -> None:
+@pytest.mark.parametrize(
+    ("damage", "error", "message"),
+    [
+        (
+            lambda connection: connection.execute(update(SCHEMA).values(version=99)),
+            StoreVersionMismatch,
+            "has schema version 99, and this Lockstep knows versions up to",
+        ),
+        (
+            lambda connection: connection.execute(delete(SCHEMA)),
+            StoreVersionMismatch,
+            "does not say which schema version it has",
+        ),
+        (SCHEMA.drop, ControlAway, "already exists"),  # tables of somebody else
+    ],
+    ids=["newer", "version_lost", "foreign"],
+)
+def test_database_that_cannot_be_brought_up_to_date_is_refused(
+    db: ControlDatabase,
+    control_url: str,
+    damage: Callable[[Connection], object],
+    error: type[LockstepError],
+    message: str,
+) -> None:
     with db.begin() as connection:
-        connection.execute(update(SCHEMA).values(version=99))
-    with pytest.raises(StoreVersionMismatch, match="has schema version 99, and this Lockstep knows versions up to"):
-        open_control(control_url)
-
-
-def test_database_that_lost_its_version_is_refused(db: ControlDatabase, control_url: str) -> None:
-    with db.begin() as connection:
-        connection.execute(delete(SCHEMA))
-    with pytest.raises(StoreVersionMismatch, match="does not say which schema version it has"):
-        open_control(control_url)
-
-
-def test_tables_of_somebody_else_are_not_taken_for_ours(db: ControlDatabase, control_url: str) -> None:
-    with db.begin() as connection:
-        SCHEMA.drop(connection)
-    with pytest.raises(ControlAway, match="already exists"):
+        damage(connection)
+    with pytest.raises(error, match=message):
         open_control(control_url)

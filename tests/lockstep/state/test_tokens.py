@@ -1,4 +1,4 @@
-"""A token opens what it was made for until it is revoked, and the database cannot tell anybody what it is."""
+"""Tokens, sessions and idempotency keys open what they were made for until they end; the database holds no secret."""
 
 import re
 
@@ -6,9 +6,12 @@ import pytest
 from sqlalchemy import select
 
 from lockstep.errors import BadInput, NotPresent
+from lockstep.state import idempotency
 from lockstep.state.database import ControlDatabase
 from lockstep.state.documents import list_audit
-from lockstep.state.tables import TOKENS
+from lockstep.state.idempotency import KEPT_NS, STUCK_NS, Earlier, claim, drop, finish
+from lockstep.state.sessions import begin_session, end_session, find_session
+from lockstep.state.tables import SESSIONS, TOKENS
 from lockstep.state.tokens import (
     Token,
     create_token,
@@ -20,96 +23,131 @@ from lockstep.state.tokens import (
     valid_tokens,
 )
 
+LIFE = 1_000
+NOW = 10**18
+PERSON = Token(id="oidc:u-17", scope="admin", host=None, name="ann@site", created_ns=0)
 
-def test_new_token_is_found_with_what_it_may_do(db: ControlDatabase) -> None:
+
+def test_new_token_is_found_and_only_its_digest_is_kept(db: ControlDatabase) -> None:
     text = create_token(db, scope="ingest", host="h3", name="rack 7", now_ns=5)
+    assert re.fullmatch(r"lks_[0-9a-f]{16}_[A-Za-z0-9_-]{43}", text), "256 random bits"
     found = find_token(db, text)
     assert found == Token(id=text.split("_")[1], scope="ingest", host="h3", name="rack 7", created_ns=5)
     assert list_tokens(db) == [found]
-
-
-def test_token_has_256_random_bits(db: ControlDatabase) -> None:
-    texts = {create_token(db, scope="read", host=None, name="n", now_ns=0) for _ in range(5)}
-    assert len(texts) == 5
-    assert all(re.fullmatch(r"lks_[0-9a-f]{16}_[A-Za-z0-9_-]{43}", text) for text in texts)
-
-
-def test_secret_is_not_in_the_database(db: ControlDatabase) -> None:
-    text = create_token(db, scope="admin", host=None, name="ada", now_ns=5)
     with db.read() as connection:
         row = connection.execute(select(TOKENS)).one()
     assert text.split("_", 2)[2] not in repr(row)
     assert re.fullmatch("[0-9a-f]{64}", row.digest)
+    assert create_token(db, scope="ingest", host="h3", name="rack 7", now_ns=5) != text
 
 
-def test_ingest_token_needs_a_host(db: ControlDatabase) -> None:
-    with pytest.raises(BadInput, match="'rack 7' is for ingest, so it needs the host"):
-        create_token(db, scope="ingest", host=None, name="rack 7", now_ns=5)
+@pytest.mark.parametrize(
+    ("host", "now_ns", "message"),
+    [
+        (None, 5, "'rack 7' is for ingest, so it needs the host"),
+        ("h3", 2**70, "cannot hold this value"),  # so its line in the audit fails
+    ],
+)
+def test_token_that_is_refused_is_not_made(db: ControlDatabase, host: str | None, now_ns: int, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        create_token(db, scope="ingest", host=host, name="rack 7", now_ns=now_ns)
     assert list_tokens(db) == []
 
 
-def test_wrong_secret_for_a_known_id_is_unknown(db: ControlDatabase) -> None:
+def test_text_that_is_no_token_or_session_of_ours_is_unknown(db: ControlDatabase) -> None:
     text = create_token(db, scope="read", host=None, name="ada", now_ns=5)
-    assert find_token(db, text[:-43] + "A" * 43) is None
+    for wrong in ("", "lks_", "Bearer x", "lks_00_é\x00", "lks_" + "0" * 16 + "_" + "A" * 43, text[:-43] + "A" * 43):
+        assert find_token(db, wrong) is None
+    for wrong in ("", "x", "é", "\ud800", "a" * 100_000):
+        assert find_session(db, wrong, 1) is None
 
 
-@pytest.mark.parametrize("text", ["", "lks_", "Bearer x", "lks_00_é\x00", "lks_" + "0" * 16 + "_" + "A" * 43])
-def test_text_that_is_no_token_of_ours_is_unknown(db: ControlDatabase, text: str) -> None:
-    assert find_token(db, text) is None
-
-
-def test_revoked_token_is_unknown_but_still_listed(db: ControlDatabase) -> None:
-    text = create_token(db, scope="read", host=None, name="ada", now_ns=5)
-    revoke_token(db, list_tokens(db)[0].id, now_ns=9)
-    assert find_token(db, text) is None
-    assert list_tokens(db)[0].revoked_ns == 9
-
-
-def test_second_revocation_changes_nothing(db: ControlDatabase) -> None:
-    create_token(db, scope="read", host=None, name="ada", now_ns=5)
-    for now_ns in (9, 10):
-        revoke_token(db, list_tokens(db)[0].id, now_ns)
-    assert list_tokens(db)[0].revoked_ns == 9
-    assert [line.what for line in list_audit(db, 10)] == ["revoke_token", "create_token"]
-
-
-def test_revoking_an_unknown_token_is_not_present(db: ControlDatabase) -> None:
-    with pytest.raises(NotPresent, match="there is no token 'x'"):
-        revoke_token(db, "x", now_ns=9)
-
-
-def test_creation_and_revocation_are_audited_without_the_secret(db: ControlDatabase) -> None:
+def test_revoked_token_is_unknown_but_still_listed_and_audited_once(db: ControlDatabase) -> None:
     text = create_token(db, scope="read", host=None, name="n", now_ns=5, who="ada", why="for grafana")
     token_id = list_tokens(db)[0].id
-    revoke_token(db, token_id, 9, who="bob", why="leaked")
+    for now_ns in (9, 10):
+        revoke_token(db, token_id, now_ns, who="bob", why="leaked")
+    assert find_token(db, text) is None
+    assert list_tokens(db)[0].revoked_ns == 9
+    with pytest.raises(NotPresent, match="there is no token 'x'"):
+        revoke_token(db, "x", now_ns=9)
     revoked, created = list_audit(db, 10)
     assert (created.who, created.what, created.subject, created.ts_ns) == ("ada", "create_token", token_id, 5)
     assert (revoked.who, revoked.what, revoked.why, revoked.ts_ns) == ("bob", "revoke_token", "leaked", 9)
     assert text.split("_", 2)[2] not in repr((created, revoked))
 
 
-def test_token_whose_audit_line_fails_is_not_made(db: ControlDatabase) -> None:
-    with pytest.raises(BadInput, match="cannot hold this value"):
-        create_token(db, scope="read", host=None, name="n", now_ns=2**70)
-    assert list_tokens(db) == []
-
-
-def test_valid_tokens_of_collectors_come_together_and_each_opens_only_with_its_secret(db: ControlDatabase) -> None:
-    texts = [create_token(db, scope="ingest", host=f"h{number}", name="n", now_ns=5) for number in range(3)]
+def test_valid_tokens_come_together_and_each_opens_only_with_its_secret(db: ControlDatabase) -> None:
     other = create_token(db, scope="read", host=None, name="n", now_ns=5)
+    assert not expects_agents(db)
+    texts = [create_token(db, scope="ingest", host=f"h{number}", name="n", now_ns=5) for number in range(3)]
     revoke_token(db, texts[2].split("_")[1], now_ns=6)
+    valid = (*texts[:2], other)
     rows = valid_tokens(db)
-    assert sorted(rows) == sorted(text.split("_")[1] for text in (*texts[:2], other))
-    assert [match_token(rows, text) for text in (*texts[:2], other)] == [
-        find_token(db, text) for text in (*texts[:2], other)
-    ]
+    assert sorted(rows) == sorted(text.split("_")[1] for text in valid)
+    assert [match_token(rows, text) for text in valid] == [find_token(db, text) for text in valid]
     assert [match_token(rows, text) for text in (texts[2], texts[0][:-43] + "A" * 43, "")] == [None] * 3
-
-
-def test_agents_are_expected_while_a_collector_has_a_valid_token(db: ControlDatabase) -> None:
-    create_token(db, scope="read", host=None, name="n", now_ns=5)
-    assert not expects_agents(db)
-    text = create_token(db, scope="ingest", host="h0", name="n", now_ns=5)
     assert expects_agents(db)
-    revoke_token(db, text.split("_")[1], now_ns=6)
-    assert not expects_agents(db)
+    for text in texts[:2]:
+        revoke_token(db, text.split("_")[1], now_ns=6)
+    assert not expects_agents(db), "no collector has a valid token any more"
+
+
+@pytest.fixture
+def token(db: ControlDatabase) -> Token:
+    found = find_token(db, create_token(db, scope="act", host=None, name="ann", now_ns=1))
+    assert found is not None
+    return found
+
+
+def test_session_stands_for_its_token_until_its_end(db: ControlDatabase, token: Token) -> None:
+    hers, other = begin_session(db, token, 10, 10 + LIFE), begin_session(db, PERSON, 10, 10 + LIFE)
+    found, person = find_session(db, hers, 10 + LIFE - 1), find_session(db, other, 11)
+    assert found is not None
+    assert person is not None
+    assert (found.id, found.scope, found.name, found.host) == (token.id, "act", "ann", None)
+    assert (person.id, person.scope, person.name) == ("session:ann@site", "admin", "ann@site")
+    assert find_session(db, hers, 10 + LIFE) is None
+    revoke_token(db, token.id, 20)
+    assert find_session(db, hers, 21) is None
+    assert find_session(db, other, 21) is not None
+
+
+def test_ended_session_is_over(db: ControlDatabase, token: Token) -> None:
+    secret, other = (begin_session(db, token, 10, 10 + LIFE) for _ in range(2))
+    for now_ns in (20, 21):
+        end_session(db, secret, now_ns)
+    assert find_session(db, secret, 22) is None
+    assert find_session(db, other, 22) is not None
+    assert [line.what for line in list_audit(db, 10)] == ["log_out", "log_in", "log_in", "create_token"]
+
+
+def test_database_holds_no_secret_of_a_session_and_forgets_what_is_over(db: ControlDatabase, token: Token) -> None:
+    begin_session(db, token, 10, 20)
+    secret = begin_session(db, token, 20, 30)
+    with db.read() as connection:
+        rows = connection.execute(select(SESSIONS)).all()
+    assert len(rows) == 1
+    assert secret not in str(rows)
+
+
+def test_key_is_claimed_once_until_it_is_dropped_or_stuck(db: ControlDatabase) -> None:
+    assert claim(db, "k", "asked", NOW) is None
+    assert claim(db, "k", "other", NOW + STUCK_NS - 1) == Earlier("asked", None, None)
+    assert claim(db, "k", "asked", NOW + STUCK_NS) is None, "its process has died"
+    drop(db, "k")
+    assert claim(db, "k", "asked", NOW + 1) is None
+
+
+def test_answers_are_kept_for_a_day_and_the_oldest_go(db: ControlDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
+    claim(db, "k", "asked", NOW)
+    finish(db, "k", 201, "sealed")
+    assert claim(db, "k", "asked", NOW + KEPT_NS - 1) == Earlier("asked", 201, "sealed")
+    assert claim(db, "k", "asked", NOW + KEPT_NS) is None
+    drop(db, "k")
+    monkeypatch.setattr(idempotency, "MOST", 3)
+    for number in range(5):
+        claim(db, f"k{number}", "asked", NOW + number)
+        finish(db, f"k{number}", 200, "sealed")
+    assert [number for number in range(4, 1, -1) if claim(db, f"k{number}", "asked", NOW + 10)] == [4, 3, 2]
+    assert claim(db, "k0", "asked", NOW + 10) is None

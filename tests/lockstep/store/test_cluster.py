@@ -60,12 +60,6 @@ def local_jobs(store: Store, table: str) -> set[str]:
     return set(store.query_system(f"SELECT DISTINCT job FROM lockstep_local.{table}")["job"].to_pylist())
 
 
-def test_both_nodes_have_the_schema_and_say_so(nodes: list[Store]) -> None:
-    for store in nodes:
-        check_migrated(store, LAYOUT)
-        assert migrate(store, LAYOUT, now_ns=2) == ()
-
-
 def test_each_job_lives_on_one_shard_and_is_read_from_both(nodes: list[Store]) -> None:
     first, second = nodes
     for number, job in enumerate(JOBS):
@@ -89,15 +83,11 @@ def test_a_batch_of_many_jobs_repeated_through_the_other_node_is_stored_once(nod
     assert nodes[0].query("SELECT sum(n) AS n FROM operations")["n"].to_pylist() == [len(JOBS)]
 
 
-def test_host_tables_are_spread_by_host(nodes: list[Store]) -> None:
+def test_host_tables_are_spread_and_lists_are_whole_from_either_node(nodes: list[Store]) -> None:
     hosts = [f"h{number}" for number in range(16)]
     nodes[0].insert(TABLE_BY_NAME["agents"], rows(*(make(Agent, host=host) for host in hosts)), token="a")
     shares = [store.query_system("SELECT count() AS n FROM lockstep_local.agents")["n"][0].as_py() for store in nodes]
-    assert sum(shares) == 16
-    assert min(shares) > 0
-
-
-def test_lists_of_jobs_and_gpus_are_whole_from_either_node(nodes: list[Store]) -> None:
+    assert (sum(shares), min(shares) > 0) == (16, True)
     found = [make(Comm, job=job, gpu=number, gpu_uuid=f"GPU-{number}") for number, job in enumerate(JOBS)]
     nodes[0].insert(TABLE_BY_NAME["comms"], rows(*found), token="lists")
     for store in nodes:
@@ -108,24 +98,22 @@ def test_lists_of_jobs_and_gpus_are_whole_from_either_node(nodes: list[Store]) -
 
 def test_tables_of_one_job_are_joined_where_they_lie(nodes: list[Store]) -> None:
     for job in JOBS:
-        nodes[0].insert(TABLE_BY_NAME["comms"], rows(make(Comm, job=job, host=f"on-{job}")), token=job)
+        for node, destroy_ns in zip(nodes, (None, T0 + 9), strict=True):  # the newest version wins
+            mine = make(Comm, job=job, host=f"on-{job}", destroy_ns=destroy_ns)
+            node.insert(TABLE_BY_NAME["comms"], rows(mine), token=f"{job} {destroy_ns}")
         nodes[0].insert(TABLE_BY_NAME["collectives"], rows(make(Collective, job=job)), token=job)
     joined = nodes[1].query(
-        "SELECT collectives.job AS job, comms.host AS host FROM collectives "
-        "JOIN comms ON comms.job = collectives.job AND comms.comm = collectives.comm ORDER BY job"
+        "SELECT collectives.job AS job, comms.host AS host, destroy_ns FROM collectives "
+        "JOIN comms FINAL ON comms.job = collectives.job AND comms.comm = collectives.comm ORDER BY job"
     )
-    assert joined.to_pylist() == [{"job": job, "host": f"on-{job}"} for job in sorted(JOBS)]
+    expected = [{"job": job, "host": f"on-{job}", "destroy_ns": T0 + 9} for job in sorted(JOBS)]
+    assert joined.to_pylist() == expected
 
 
-def test_the_newest_version_wins_across_inserts_through_both_nodes(nodes: list[Store]) -> None:
-    comms = TABLE_BY_NAME["comms"]
-    nodes[0].insert(comms, rows(make(Comm)), token="made")
-    nodes[1].insert(comms, rows(make(Comm, destroy_ns=T0 + 9)), token="gone")
-    assert nodes[0].query("SELECT destroy_ns FROM comms FINAL")["destroy_ns"].to_pylist() == [T0 + 9]
-
-
-def test_retention_lies_on_the_local_tables(nodes: list[Store]) -> None:
+def test_both_nodes_have_the_schema_and_retention_lies_on_the_local_tables(nodes: list[Store]) -> None:
     for store in nodes:
+        check_migrated(store, LAYOUT)
+        assert migrate(store, LAYOUT, now_ns=2) == ()
         apply_retention(store, LAYOUT, {})
         full = store.query_system(
             "SELECT engine_full FROM system.tables WHERE database = 'lockstep_local' AND name = 'collectives'"

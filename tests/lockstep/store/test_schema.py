@@ -1,7 +1,6 @@
 """The SQL files say what the records say, on one server and on a replicated cluster, and can be run again."""
 
 import re
-from itertools import pairwise
 
 import pytest
 
@@ -22,18 +21,12 @@ REPEATABLE = (
 
 # What ClickHouse may call the type of a column of each kind, once null and low cardinality are taken off.
 TYPES = {
-    "u8": {"UInt8"},
-    "u16": {"UInt16"},
-    "u32": {"UInt32"},
-    "u64": {"UInt64"},
+    **{f"u{bits}": {f"UInt{bits}"} for bits in (8, 16, 32, 64)},
+    **{kind: {"Int64"} for kind in ("i64", "moment", "span")},
+    **{kind: {"String"} for kind in ("str", "choice")},
     "i32": {"Int32"},
-    "i64": {"Int64"},
     "f64": {"Float64"},
     "bool": {"Bool"},
-    "str": {"String"},
-    "choice": {"String"},
-    "moment": {"Int64"},
-    "span": {"Int64"},
     "texts": {"Array(LowCardinality(String))", "Array(String)"},
     "counters": {"Map(LowCardinality(String), UInt64)", "Map(String, UInt64)"},
 }
@@ -76,11 +69,15 @@ def fits(column: Column, given: str) -> bool:
 
 
 @every_table
-def test_sql_has_exactly_the_columns_of_the_record(table: Table) -> None:
-    columns = columns_in(created_tables(PLAIN)[table.name]) | added_columns(table)
+def test_sql_has_exactly_the_columns_of_the_record_ordered_by_whose_rows_they_are(table: Table) -> None:
+    body = created_tables(PLAIN)[table.name]
+    columns = columns_in(body) | added_columns(table)
     assert list(columns) == list(columns_of(table))
-    misfits = {name: given for name, given in columns.items() if not fits(columns_of(table)[name], given)}
-    assert misfits == {}
+    assert {name: given for name, given in columns.items() if not fits(columns_of(table)[name], given)} == {}
+    order = re.search(r"ORDER BY \((.*)\)\n", body)
+    assert order is not None
+    first = order[1].split(", ")[:2]
+    assert first == ["job", "attempt"] if table.has_job else first[0] in ("host", "switch")
 
 
 def test_engine_has_exactly_the_columns_of_the_records(embedded_store: Store) -> None:
@@ -96,14 +93,19 @@ def test_engine_has_exactly_the_columns_of_the_records(embedded_store: Store) ->
         assert misfits == {}, table.name
 
 
-def test_there_are_no_tables_beside_records_and_rollups() -> None:
+def test_there_are_no_tables_beside_records_and_rollups_and_none_twice() -> None:
     assert set(created_tables(PLAIN)) == {table.name for table in TABLES} | ROLLUPS | BY_SEVERAL_VIEWS
     assert set(DEFAULT_RETENTION_DAYS) == set(created_tables(PLAIN))
+    names = re.findall(r"EXISTS lockstep\.(\w+)", "\n".join(statements(PLAIN)))
+    assert len(names) == len(set(names))
 
 
 @both_layouts
-def test_every_statement_can_be_repeated(layout: Layout) -> None:
+def test_every_statement_can_be_repeated_is_filled_in_and_survives_a_power_cut(layout: Layout) -> None:
     assert [statement for statement in statements(layout) if not re.match(REPEATABLE, statement)] == []
+    assert [text for text in statements(layout) if "${" in text or "--" in text] == []
+    for name, body in created_tables(layout).items():
+        assert "fsync_after_insert = 1, fsync_part_directory = 1" in body, name
 
 
 def test_engine_lets_every_statement_be_repeated(embedded_store: Store) -> None:
@@ -114,15 +116,17 @@ def test_engine_lets_every_statement_be_repeated(embedded_store: Store) -> None:
     assert embedded_store.query_system(created, {"database": embedded_store.database}).equals(before)
 
 
-def test_every_table_and_rollup_remembers_what_was_inserted(embedded_store: Store) -> None:
+def test_every_table_remembers_inserts_and_those_in_one_piece_lose_old_rows(embedded_store: Store) -> None:
     rows = embedded_store.query_system(
-        "SELECT name, engine_full FROM system.tables "
+        "SELECT name, engine_full, partition_key = '' AS whole FROM system.tables "
         "WHERE database = {database:String} AND engine LIKE '%MergeTree' AND name != 'migrations'",
         {"database": embedded_store.database},
     ).to_pylist()
     assert {row["name"] for row in rows} == set(created_tables(PLAIN))
     window = f"non_replicated_deduplication_window = {DEDUPLICATION_BLOCKS}"
     assert [row["name"] for row in rows if window not in row["engine_full"]] == []
+    by_row = {row["name"] for row in rows if "ttl_only_drop_parts = 0" in row["engine_full"]}
+    assert by_row == {row["name"] for row in rows if row["whole"]} != set()
 
 
 @pytest.mark.parametrize("rollup", sorted(ROLLUPS))
@@ -135,39 +139,21 @@ def test_every_rollup_is_filled_by_a_view_with_its_columns(rollup: str) -> None:
     assert names == list(columns_in(created_tables(PLAIN)[rollup]))
 
 
-def test_old_rows_leave_tables_that_are_in_one_piece(embedded_store: Store) -> None:
-    rows = embedded_store.query_system(
-        "SELECT name, partition_key = '' AS whole, engine_full LIKE '%ttl_only_drop_parts = 0%' AS by_row "
-        "FROM system.tables WHERE database = {database:String} AND name IN {names:Array(String)}",
-        {"database": embedded_store.database, "names": sorted(created_tables(PLAIN))},
-    ).to_pylist()
-    assert {row["name"] for row in rows if row["by_row"]} == {row["name"] for row in rows if row["whole"]} != set()
-
-
-@both_layouts
-def test_every_placeholder_is_filled(layout: Layout) -> None:
-    assert [text for text in statements(layout) if "${" in text or "--" in text] == []
-
-
-def test_unknown_placeholder_is_refused_by_its_name() -> None:
-    with pytest.raises(ValueError, match="unknown placeholder 'colour'"):
-        render("SELECT ${colour red}", PLAIN)
-
-
-def test_statements_are_cut_at_semicolons_and_comments_left_out() -> None:
+def test_text_is_cut_at_semicolons_and_its_placeholders_filled_in() -> None:
     sql = "-- one; two\nSELECT 1;\n  -- three\nSELECT ${local}.x;\n\n"
     assert render(sql, PLAIN) == ["SELECT 1", "SELECT lockstep.x"]
-
-
-def test_single_server_has_plain_engines_in_one_database() -> None:
-    assert PLAIN.local == "lockstep"
     assert render("${engine ReplacingMergeTree version}", PLAIN) == ["ReplacingMergeTree(version)"]
     assert render("${engine MergeTree}", PLAIN) == ["MergeTree"]
+    with pytest.raises(ValueError, match="unknown placeholder 'colour'"):
+        render("SELECT ${colour red}", PLAIN)
     assert not [text for text in statements(PLAIN) if "Replicated" in text or "_local" in text]
 
 
-def test_cluster_keeps_its_share_in_a_local_database() -> None:
-    assert CLUSTER.local == "lockstep_local"
+def test_cluster_keeps_its_share_in_a_local_database_below_a_table_over_all_shards() -> None:
+    assert distributed_table("steps", "job", CLUSTER) == (
+        "CREATE OR REPLACE TABLE lockstep.steps AS lockstep_local.steps "
+        "ENGINE = Distributed('fleet', 'lockstep_local', 'steps', cityHash64(job))"
+    )
     targets = [re.findall(r"(?:EXISTS|TO|FROM) (\w+)\.", text) for text in statements(CLUSTER)]
     assert {database for found in targets for database in found} == {"lockstep_local"}
 
@@ -190,29 +176,3 @@ def test_cluster_remembers_inserts_by_number_and_not_by_age() -> None:
         assert int(pairs["replicated_deduplication_window"]) == DEDUPLICATION_BLOCKS
         assert int(pairs["replicated_deduplication_window_seconds"]) >= 10 * 365 * 86_400
         assert "non_replicated_deduplication_window" not in pairs
-
-
-@both_layouts
-def test_acknowledged_rows_survive_a_power_cut(layout: Layout) -> None:
-    for name, body in created_tables(layout).items():
-        assert "fsync_after_insert = 1, fsync_part_directory = 1" in body, name
-
-
-def test_cluster_lays_a_table_over_its_shards_by_column() -> None:
-    assert distributed_table("steps", "job", CLUSTER) == (
-        "CREATE OR REPLACE TABLE lockstep.steps AS lockstep_local.steps "
-        "ENGINE = Distributed('fleet', 'lockstep_local', 'steps', cityHash64(job))"
-    )
-
-
-@every_table
-def test_rows_of_a_table_are_ordered_by_whose_they_are(table: Table) -> None:
-    order = re.search(r"ORDER BY \((.*)\)\n", created_tables(PLAIN)[table.name])
-    assert order is not None
-    first = order[1].split(", ")[:2]
-    assert first == ["job", "attempt"] if table.has_job else first[0] in ("host", "switch")
-
-
-def test_no_two_files_make_the_same_thing() -> None:
-    names = sorted(re.findall(r"EXISTS lockstep\.(\w+)", "\n".join(statements(PLAIN))))
-    assert [a for a, b in pairwise(names) if a == b] == []

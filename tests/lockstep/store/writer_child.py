@@ -28,13 +28,6 @@ def insert_numbered(store: Store, number: int, size: int) -> None:
     store.insert(COLLECTIVES, batch(number, size), token=f"writer/{number}")
 
 
-def miscounted(store: Store, size: int) -> list[object]:
-    """Return the batches that are not in the store exactly once, in the raw table and in the roll-up."""
-    raw = store.query(f"SELECT seq, count() AS n FROM collectives GROUP BY seq HAVING n != {size} ORDER BY seq")
-    rolled = store.query(f"SELECT seq, sum(n) AS n FROM operations GROUP BY seq HAVING n != {size} ORDER BY seq")
-    return [*raw.to_pylist(), *rolled.to_pylist()]
-
-
 def main(path: str, first: int, end: int, size: int) -> None:
     with open_store(f"chdb://{Path(path)}", memory_bytes=1 << 30) as store:
         migrate(store, Layout(store.database), now_ns=1)
