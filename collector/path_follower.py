@@ -23,7 +23,7 @@ from lockstep.clock import NS_PER_S, Clock
 from lockstep.errors import BadInput, BadRing, LeaseLost, LockstepError
 from lockstep.host_paths import HostPaths, PathChoice, PathCount
 from lockstep.path_file import OUTCOMES, parse_reports, read_plan, write_plan
-from lockstep.queue_pair_file import advise_queue_pairs, write_queue_pairs
+from lockstep.queue_pair_file import write_queue_pairs
 
 _MOST_FILES = 4_096  # looked at; far more processes than a host has ranks
 _MOST_BYTES = 2 << 20  # of a file; the shim stops after half of that
@@ -187,7 +187,7 @@ class PathFollower:
         before, self._held = self._held, reported
         try:
             write_plan(self._file, reported.as_file())
-            write_queue_pairs(self._file.with_name(f"{self._file.name}.queue-pairs"), advise_queue_pairs(reported))
+            write_queue_pairs(self._file.with_name(f"{self._file.name}.queue-pairs"), reported)
             self._kept.write_text(reported.model_dump_json(), encoding="utf-8")
         except LeaseLost as error:  # an older planner's word, or a server restored from a backup
             self._held = before

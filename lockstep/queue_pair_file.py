@@ -16,89 +16,29 @@ as %XX. The file is replaced as a whole. A file that does not end with the numbe
 counts as none; so does one with another version.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 from lockstep.clock import NS_PER_S
-from lockstep.errors import BadInput
-from lockstep.host_paths import HostPaths, PathChoice
+from lockstep.host_paths import HostPaths
 from lockstep.path_file import replace_file
 
 VERSION = 1
-_MAGIC, _ADVISORY = "lockstep-queue-pairs", "advisory"
 
 
-@dataclass(frozen=True, slots=True)
-class QueuePair:
-    """The port of one queue pair."""
-
-    source: str
-    destination: str
-    port: int
-    weight: float
-    connection: str
-
-
-@dataclass(frozen=True, slots=True)
-class QueuePairAdvice:
-    """What one file says."""
-
-    generation: int
-    lease_end_s: int
-    queue_pairs: tuple[QueuePair, ...] = ()
-
-
-def advise_queue_pairs(told: HostPaths) -> QueuePairAdvice:
-    """Return the queue pairs of a host whose ports and addresses are known; none where switches choose the path."""
-    pairs = [pair for choice in told.choices if told.is_enforceable for pair in _pairs_of(choice)]
-    return QueuePairAdvice(told.generation, told.lease_end_ns // NS_PER_S, tuple(pairs))
-
-
-def _pairs_of(choice: PathChoice) -> list[QueuePair]:
-    """Return a connection's queue pair; ports behind the first only stand in for it, and are left out."""
-    if choice.proto != "roce" or not (choice.source and choice.destination and choice.sports):
-        return []
-    weight = round(choice.weight, 3)
-    return [QueuePair(choice.source, choice.destination, choice.sports[0], weight, choice.connection)]
-
-
-def write_queue_pairs(path: Path, advice: QueuePairAdvice) -> None:
+def write_queue_pairs(path: Path, reported: HostPaths) -> None:
     """Replace the file, whole or not at all."""
-    replace_file(path, dump_queue_pairs(advice))
+    replace_file(path, dump_queue_pairs(reported))
 
 
-def dump_queue_pairs(advice: QueuePairAdvice) -> bytes:
-    """Return the advice as the bytes of its file.
-
-    >>> pair = QueuePair("10.1.0.1", "10.1.0.2", 49152, 0.5, "job 1/c0/r0-r1/q0")
-    >>> dump_queue_pairs(QueuePairAdvice(7, 90, (pair,))).decode().splitlines()[1]
-    '10.1.0.1 10.1.0.2 49152 0.5 job%201/c0/r0-r1/q0'
-    """
-    lines = [
-        f"{_MAGIC} {VERSION} {advice.generation} {advice.lease_end_s} {_ADVISORY}",
-        *map(_dump_pair, advice.queue_pairs),
-        f"end {len(advice.queue_pairs)}",
+def dump_queue_pairs(reported: HostPaths) -> bytes:
+    """Return the file for a host: its queue pairs whose port and addresses are known, none where switches choose."""
+    known = [each for each in reported.choices if each.proto == "roce" and each.source and each.destination]
+    pairs = [
+        f"{each.source} {each.destination} {port} {round(each.weight, 3):g} {quote(each.connection)}"
+        for each in known
+        for port in each.sports[:1]  # those behind the first only stand in for it
+        if reported.is_enforceable
     ]
-    return "".join(f"{line}\n" for line in lines).encode()
-
-
-def _dump_pair(pair: QueuePair) -> str:
-    return f"{pair.source} {pair.destination} {pair.port} {pair.weight:g} {quote(pair.connection)}"
-
-
-def parse_queue_pairs(written: bytes) -> QueuePairAdvice:
-    """Return what a file says; BadInput where it is cut short, or none of ours."""
-    lines = [line.split(" ") for line in written.decode(errors="replace").split("\n")]
-    if len(lines) < 3 or lines.pop() != [""] or lines[-1] != ["end", str(len(lines) - 2)]:
-        raise BadInput("a file of queue pairs is cut short")
-    header, entries = lines[0], lines[1:-1]
-    if header[:2] != [_MAGIC, str(VERSION)] or len(header) != 5:
-        raise BadInput(f"a file of queue pairs does not begin with {_MAGIC} {VERSION}, generation and end of lease")
-    try:
-        pairs = tuple(
-            QueuePair(a, b, int(port), float(weight), unquote(name)) for a, b, port, weight, name in entries
-        )
-        return QueuePairAdvice(int(header[2]), int(header[3]), pairs)
-    except ValueError as error:
-        raise BadInput(f"a file of queue pairs has a line that is none: {error}") from None
+    begin = f"lockstep-queue-pairs {VERSION} {reported.generation} {reported.lease_end_ns // NS_PER_S} advisory"
+    return "".join(f"{line}\n" for line in (begin, *pairs, f"end {len(pairs)}")).encode()

@@ -12,7 +12,6 @@ from lockstep.clock import SystemClock
 from lockstep.errors import BadInput
 from lockstep.host_paths import HostPaths, PathChoice, PathCount
 from lockstep.path_file import read_plan
-from lockstep.queue_pair_file import QueuePair, QueuePairAdvice, parse_queue_pairs
 from tests.builders import SECOND
 from tests.collector.paths.choices import choice, paths
 
@@ -119,15 +118,11 @@ def test_ports_of_queue_pairs_lie_beside_the_file(tmp_path: Path) -> None:
     held = [paths(3, choice(), roce)]
     follows = follower(tmp_path, serving(held, []))
     follows.follow_once()
-    pair = QueuePair("10.0.0.1", "10.0.0.2", 49_152, 1.0, "job/q0")
-    assert read_advice(tmp_path) == QueuePairAdvice(3, 0, (pair,))
+    advice = tmp_path / "plan.queue-pairs"
+    assert advice.read_text().splitlines()[1:] == ["10.0.0.1 10.0.0.2 49152 1 job/q0", "end 1"]
     held.append(paths(4))
     follows.follow_once()
-    assert read_advice(tmp_path) == QueuePairAdvice(4, 0), "a socket is no queue pair"
-
-
-def read_advice(folder: Path) -> QueuePairAdvice:
-    return parse_queue_pairs((folder / "plan.queue-pairs").read_bytes())
+    assert advice.read_text() == "lockstep-queue-pairs 1 4 0 advisory\nend 0\n", "a socket is no queue pair"
 
 
 DAY_S = 86_400
