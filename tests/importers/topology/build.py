@@ -70,14 +70,3 @@ def tiers_of(topology: Topology) -> dict[str, str | None]:
 def said(imported: Imported, words: str) -> bool:
     """Return whether one of the assumptions has these words."""
     return any(words in sentence for sentence in imported.assumed)
-
-
-TREE_LINKS = {
-    "n1/nic0--leaf1",
-    "n2/nic0--leaf1",
-    "n3/nic0--leaf2",
-    "n4/nic0--leaf2",
-    "leaf1--spine1",
-    "leaf2--spine1",
-}
-TREE_TIERS = {"leaf1": "leaf", "leaf2": "leaf", "spine1": "spine"}

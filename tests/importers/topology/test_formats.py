@@ -40,38 +40,31 @@ def public() -> Path:
     return Path(os.environ["LOCKSTEP_PUBLIC_DATA"])
 
 
-def test_every_format_has_a_seed_for_garbage() -> None:
+def test_files_are_named_after_their_node_and_formats_are_joined(tmp_path: Path) -> None:
     assert SEEDS.keys() == FORMATS.keys()
-
-
-def test_folder_stands_for_its_files(tmp_path: Path) -> None:
     assert len(imported("lldp", DATA / "lldp").topology.links) == 8
-    with pytest.raises(BadInput, match=r"holds 0 files that end in \.json"):
-        imported("lldp", tmp_path)
-
-
-def test_file_is_of_the_node_that_it_is_named_after_unless_told() -> None:
     file = DATA / "nccl/n1.xml"
     assert imported("nccl-xml", file).topology.nodes[0].id == "n1"
     assert imported("nccl-xml", file, host="gpu-07").topology.nodes[0].id == "gpu-07"
-
-
-@pytest.mark.parametrize(("format_name", "path"), [("nccl-xml", "nccl"), ("slurm", "topology.conf")])
-def test_name_of_a_node_for_several_or_other_files_is_refused(format_name: str, path: str) -> None:
-    with pytest.raises(BadInput, match="--host names the node of one file"):
-        imported(format_name, DATA / path, host="x")
-
-
-def test_two_formats_are_joined() -> None:
     inputs = [Input("ibnetdiscover", (DATA / "ibnetdiscover.txt",)), Input("nccl-xml", (DATA / "nccl",))]
     topology = import_topology(inputs, JoinOptions()).topology
     assert sum(len(host.gpus) for host in topology.hosts) == 8
     assert len(topology.links) == 8
 
 
-def test_unknown_format_is_refused_with_those_that_are_known() -> None:
+def test_what_cannot_be_imported_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"holds 0 files that end in \.json"):
+        imported("lldp", tmp_path)
+    for format_name, path in (("nccl-xml", "nccl"), ("slurm", "topology.conf")):
+        with pytest.raises(BadInput, match="--host names the node of one file"):
+            imported(format_name, DATA / path, host="x")
     with pytest.raises(BadInput, match="there is no format 'dot'; the known ones are: ibnetdiscover, lingjun, lldp"):
         imported("dot", DATA / "topology.conf")
+    for name in ("a.xml", "b.xml"):
+        (tmp_path / name).write_text("<graphs/>")
+    with pytest.raises(BadTopology) as refused:
+        imported("nccl-xml", tmp_path)
+    assert len(refused.value.complaints) == 2
 
 
 def test_our_own_topology_passes_through_as_it_is(tmp_path: Path) -> None:
@@ -80,20 +73,9 @@ def test_our_own_topology_passes_through_as_it_is(tmp_path: Path) -> None:
     assert imported("lockstep", tmp_path / "topology.json") == Imported(topology, ())
     inputs = [Input("lockstep", (tmp_path / "topology.json",))]
     assert import_topology(inputs, JoinOptions(routing="adaptive")).topology.routing == "adaptive"
-
-
-def test_our_own_topology_that_contradicts_itself_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "t.json").write_text(dump_topology(dual_plane(2, 1, 1)).replace('"b": "plane0-leaf0"', '"b": "gone"'))
+    (tmp_path / "t.json").write_text(dump_topology(topology).replace('"b": "plane0-leaf0"', '"b": "gone"'))
     with pytest.raises(BadTopology, match="there is no node 'gone'"):
         imported("lockstep", tmp_path / "t.json")
-
-
-def test_complaints_about_all_files_come_together(tmp_path: Path) -> None:
-    for name in ("a.xml", "b.xml"):
-        (tmp_path / name).write_text("<graphs/>")
-    with pytest.raises(BadTopology) as refused:
-        imported("nccl-xml", tmp_path)
-    assert len(refused.value.complaints) == 2
 
 
 def test_file_is_replaced_whole_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
@@ -137,31 +119,11 @@ def test_damaged_files_are_read_or_refused(format_name: str, chance: st.DataObje
     read_garbage(format_name, bytes(data))
 
 
+_KEYS = ["lldp", "interface", "chassis", "port", "id", "name", "value", "type", "descr", "capability", "enabled"]
+_KEYS += ["instances", "network_layers", "labels", "nodes", "links", "auto-negotiation", "current"]
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: (
-        st.lists(inner, max_size=4)
-        | st.dictionaries(
-            st.sampled_from(
-                [
-                    "lldp",
-                    "interface",
-                    "chassis",
-                    "port",
-                    "id",
-                    "name",
-                    "value",
-                    "type",
-                    "descr",
-                    "capability",
-                    "enabled",
-                ]
-                + ["instances", "network_layers", "labels", "nodes", "links", "auto-negotiation", "current"]
-            ),
-            inner,
-            max_size=4,
-        )
-    ),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(_KEYS), inner, max_size=4),
     max_leaves=20,
 )
 

@@ -45,43 +45,33 @@ def rebuilt(topology: Topology) -> Topology:
     return join_surveys([survey], JoinOptions()).topology
 
 
-def test_fabric_and_hosts_from_two_tools_are_one_topology() -> None:
+def test_fabric_and_hosts_from_two_tools_are_one_topology_in_any_order() -> None:
     topology = join(ib(), HOSTS).topology
     assert links_of(topology) == links_of(join(ib()).topology)
     assert [len(host.gpus) for host in topology.hosts] == [2, 2, 2, 2]
     assert topology.hosts[0].gpus[0].nics == ("mlx5_0",)
+    turned = join(HOSTS, ib()).topology
+    assert {node.id: node for node in turned.nodes} == {node.id: node for node in topology.nodes}
+    assert set(turned.links) == set(topology.links)
 
 
-def test_nic_with_another_name_is_known_by_its_guid() -> None:
+def test_nic_with_another_name_is_known_by_its_guid_or_stays_apart() -> None:
     imported = join(ib(stored("ibnetdiscover.txt").replace("n1 mlx5_0", "n1 HCA-1")), HOSTS)
     assert "n1/mlx5_0--leaf1/1" in links_of(imported.topology)
     assert [nic.id for nic in imported.topology.hosts[0].nics] == ["mlx5_0"]
     assert said(imported, "NICs with the same GUID are one: n1/HCA-1 is mlx5_0")
-
-
-def test_nic_with_another_name_and_no_guid_stays_apart_and_that_is_said() -> None:
     imported = join(("lldp", stored_folder("lldp")), HOSTS)
     assert {nic.id for nic in imported.topology.hosts[0].nics} == {"eth0", "mlx5_0"}
     assert said(imported, "no cable is known for 4 NICs: n1/mlx5_0")
 
 
-def test_rate_of_a_nic_that_its_cable_contradicts_is_reported() -> None:
+def test_rate_of_a_nic_must_agree_with_its_cable_or_stands_for_it() -> None:
     hosts = changed(HOSTS[1], "n1", 'speed="200000"', 'speed="100000"')
-    assert "the rate in Gbit/s of NIC n1/mlx5_0 is 200 as ib.txt says and 100 as n1.xml says" in complaints(
-        ib(), ("nccl-xml", hosts)
-    )
-
-
-def test_rate_of_a_nic_is_that_of_a_cable_for_which_none_is_told() -> None:
+    expected = "the rate in Gbit/s of NIC n1/mlx5_0 is 200 as ib.txt says and 100 as n1.xml says"
+    assert expected in complaints(ib(), ("nccl-xml", hosts))
     rates = {link.id: link.gbps for link in join(slurm(), HOSTS).topology.links}
-    assert rates == {
-        "n1/mlx5_0--leaf1": 200,
-        "n2/mlx5_0--leaf1": 200,
-        "n3/mlx5_0--leaf2": 200,
-        "n4/mlx5_0--leaf2": 200,
-        "leaf1--spine1": 400,
-        "leaf2--spine1": 400,
-    }
+    cables = {f"n{n}/mlx5_0--leaf{1 + n // 3}": 200 for n in range(1, 5)}
+    assert rates == {**cables, "leaf1--spine1": 400, "leaf2--spine1": 400}
 
 
 def test_all_nics_of_a_host_go_to_the_one_leaf_that_is_told() -> None:
@@ -101,10 +91,12 @@ def host_with(nics: int) -> Survey:
     return Survey("xml", [SeenNode("h", "xml", "host", nics=tuple(SeenNic(f"e{number}") for number in range(nics)))])
 
 
-def test_as_many_nics_as_cables_are_taken_in_order_and_that_is_said() -> None:
+def test_as_many_nics_as_cables_are_taken_in_order_and_other_numbers_are_not_guessed() -> None:
     imported = join_surveys([tree_of_two_leaves(), host_with(nics=2)], JoinOptions())
     assert links_of(imported.topology) == {"h/e0--l1", "h/e1--l2"}
     assert said(imported, "which NIC of h has which cable is unknown: taken in order")
+    with pytest.raises(BadTopology, match="h has 3 NICs without a cable and 2 cables without a NIC"):
+        join_surveys([tree_of_two_leaves(), host_with(nics=3)], JoinOptions())
 
 
 def test_switch_that_reaches_no_host_has_no_tier_and_that_is_said() -> None:
@@ -114,35 +106,18 @@ def test_switch_that_reaches_no_host_has_no_tier_and_that_is_said() -> None:
     assert said(imported, "no host can be reached from s1, s2: the tier is unknown")
 
 
-def test_nics_and_cables_of_different_number_are_not_guessed() -> None:
-    with pytest.raises(BadTopology, match="h has 3 NICs without a cable and 2 cables without a NIC"):
-        join_surveys([tree_of_two_leaves(), host_with(nics=3)], JoinOptions())
-
-
-def test_tree_and_cables_of_one_fabric_agree() -> None:
-    imported = join(slurm(), ib())
-    assert links_of(imported.topology) == links_of(join(ib()).topology)
-
-
-def test_tree_that_the_cables_contradict_is_reported() -> None:
-    swapped = slurm(
-        "SwitchName=leaf1 Nodes=n[2-3]\nSwitchName=leaf2 Nodes=n[1,4]\nSwitchName=spine1 Switches=leaf[1-2]"
-    )
-    assert complaints(swapped, ib()) == [
-        "n3 and leaf1 are joined as topology.conf says, but no cable goes from one to the other as ib.txt says",
-        "n1 and leaf2 are joined as topology.conf says, but no cable goes from one to the other as ib.txt says",
-    ]
-
-
-def test_tree_with_other_names_for_the_leaves_does_not_add_cables_to_hosts() -> None:
-    (complaint,) = complaints(slurm("SwitchName=rack1 Nodes=n1"), ib())
-    assert complaint.startswith("n1 and rack1 are joined as topology.conf says, but no cable goes")
-
-
-def test_tree_adds_what_is_above_the_cables_that_are_known() -> None:
+def test_tree_adds_what_is_above_the_cables_and_may_not_contradict_them() -> None:
+    assert links_of(join(slurm(), ib()).topology) == links_of(join(ib()).topology)
     hosts_only = [one for one in stored_folder("lldp") if one.node.startswith("n")]
     topology = join(slurm(), ("lldp", hosts_only)).topology
     assert {"n1/eth0--leaf1/swp1", "leaf1--spine1", "leaf2--spine1"} < links_of(topology)
+    swapped = "SwitchName=leaf1 Nodes=n[2-3]\nSwitchName=leaf2 Nodes=n[1,4]\nSwitchName=spine1 Switches=leaf[1-2]"
+    assert complaints(slurm(swapped), ib()) == [
+        "n3 and leaf1 are joined as topology.conf says, but no cable goes from one to the other as ib.txt says",
+        "n1 and leaf2 are joined as topology.conf says, but no cable goes from one to the other as ib.txt says",
+    ]
+    (complaint,) = complaints(slurm("SwitchName=rack1 Nodes=n1"), ib())
+    assert complaint.startswith("n1 and rack1 are joined as topology.conf says, but no cable goes")
 
 
 def test_new_nic_gets_a_name_that_is_free() -> None:
@@ -170,39 +145,27 @@ def test_host_that_forwards_is_still_a_host_where_its_gpus_are_known() -> None:
     assert said(imported, "n1 forwards like a switch, but is a host as n1.xml says: kept as that")
 
 
-def test_names_that_cannot_be_held_are_changed_and_that_is_said() -> None:
+def test_names_that_cannot_be_held_are_changed_unless_two_become_one() -> None:
     imported = join(slurm("SwitchName=rack/1 Nodes=gke--a"))
     assert links_of(imported.topology) == {"gke-a/nic0--rack.1"}
     assert said(imported, "'gke--a' is called gke-a")
-
-
-def test_names_that_would_become_one_are_refused() -> None:
     assert complaints(slurm("SwitchName=l Nodes=a--b,a-b")) == ["nodes 'a--b' and 'a-b' would both be called a-b"]
 
 
-def test_planes_are_found_where_switches_never_meet() -> None:
+def test_planes_and_rails_are_found_where_there_are_any() -> None:
     topology = dual_plane(hosts=2, leaves_per_plane=2, spines_per_plane=1)
     again = rebuilt(topology)
     assert [[nic.plane for nic in host.nics] for host in again.hosts] == [[0, 1], [0, 1]]
     assert tiers_of(again) == tiers_of(topology)
+    rails = rebuilt(rail_optimised(hosts=4, rails=3, spines=2, pods=2))
+    assert [[nic.rail for nic in host.nics] for host in rails.hosts] == [[0, 1, 2]] * 4
+    none = rebuilt(leaf_spine(hosts=4, nics_per_host=2, leaves=2, spines=2))
+    assert {nic.rail for host in none.hosts for nic in host.nics} == {None}
 
 
-def test_rails_are_found_where_leaves_have_nics_of_one_name() -> None:
-    topology = rail_optimised(hosts=4, rails=3, spines=2, pods=2)
-    assert [[nic.rail for nic in host.nics] for host in rebuilt(topology).hosts] == [[0, 1, 2]] * 4
-
-
-def test_nics_of_one_leaf_are_no_rails() -> None:
-    topology = rebuilt(leaf_spine(hosts=4, nics_per_host=2, leaves=2, spines=2))
-    assert {nic.rail for host in topology.hosts for nic in host.nics} == {None}
-
-
-def test_routing_that_is_told_wins_over_what_the_files_say() -> None:
+def test_routing_that_is_told_wins_and_two_need_a_word() -> None:
     assert join(ib(), options=JoinOptions(routing="adaptive")).topology.routing == "adaptive"
     assert not said(join(ib()), "ecmp is assumed")
-
-
-def test_files_that_tell_two_routings_need_a_word() -> None:
     ours = ("lockstep", [source(dump_topology(leaf_spine(2, 1, 1, 1)), "ours.json")])
     assert complaints(ib(), ours) == ["routing is static and ecmp: --routing says which"]
     assert join(ib(), ours, options=JoinOptions(routing="ecmp")).topology.routing == "ecmp"
@@ -223,40 +186,33 @@ def test_no_more_complaints_than_anybody_reads() -> None:
     assert found[-1] == "and 400 more"
 
 
-def test_join_is_the_same_whatever_the_order() -> None:
-    one, two = join(ib(), HOSTS).topology, join(HOSTS, ib()).topology
-    assert {node.id: node for node in one.nodes} == {node.id: node for node in two.nodes}
-    assert set(one.links) == set(two.links)
+@pytest.mark.parametrize(
+    ("leaves", "neighbours", "tiers"),
+    [
+        (
+            ["l"],
+            {"l": {"s"}, "s": {"l", "c"}, "c": {"s", "d"}, "d": {"c"}},
+            {"l": "leaf", "s": "spine", "c": "core", "d": "core"},
+        ),
+        (["l", "s"], {"l": {"s"}, "s": {"l"}}, {"l": "leaf", "s": "leaf"}),
+        (["l"], {"l": set(), "x": set()}, {"l": "leaf"}),
+    ],
+)
+def test_tier_is_the_distance_to_the_nearest_host(
+    leaves: list[str], neighbours: dict[str, set[str]], tiers: dict[str, str]
+) -> None:
+    assert infer_tiers(leaves, neighbours) == tiers
 
 
-def test_tier_is_the_distance_to_the_nearest_host() -> None:
-    neighbours = {"l": {"s"}, "s": {"l", "c"}, "c": {"s", "d"}, "d": {"c"}}
-    assert infer_tiers(["l"], neighbours) == {"l": "leaf", "s": "spine", "c": "core", "d": "core"}
-
-
-def test_switch_with_a_host_is_a_leaf_whatever_else_it_joins() -> None:
-    assert infer_tiers(["l", "s"], {"l": {"s"}, "s": {"l"}}) == {"l": "leaf", "s": "leaf"}
-
-
-def test_switch_that_reaches_no_host_has_no_tier() -> None:
-    assert infer_tiers(["l"], {"l": set(), "x": set()}) == {"l": "leaf"}
-
-
-def test_planes_need_a_host_on_both() -> None:
-    apart = {"a": set[str](), "b": set[str]()}
-    assert infer_planes({("h", "e0"): "a", ("h", "e1"): "b"}, apart) == {("h", "e0"): 0, ("h", "e1"): 1}
+def test_planes_need_a_host_on_both_and_never_meet() -> None:
+    apart, joined = {"a": set[str](), "b": set[str]()}, {"a": {"s"}, "b": {"s"}, "s": {"a", "b"}}
+    both = {("h", "e0"): "a", ("h", "e1"): "b"}
+    assert infer_planes(both, apart) == {("h", "e0"): 0, ("h", "e1"): 1}
     assert infer_planes({("h", "e0"): "a", ("g", "e0"): "b"}, apart) == {}
+    assert infer_planes(both, joined) == {}
 
 
-def test_switches_that_meet_are_one_plane() -> None:
-    joined = {"a": {"s"}, "b": {"s"}, "s": {"a", "b"}}
-    assert infer_planes({("h", "e0"): "a", ("h", "e1"): "b"}, joined) == {}
-
-
-def test_rails_are_numbered_in_the_order_of_the_names() -> None:
+def test_rails_are_numbered_in_the_order_of_the_names_and_one_host_proves_none() -> None:
     plugs = {(host, f"e{nic}"): f"leaf{nic}" for host in ("g", "h") for nic in range(11)}
     assert {nic: rail for (_, nic), rail in infer_rails(plugs).items()} == {f"e{nic}": nic for nic in range(11)}
-
-
-def test_one_host_proves_no_rails() -> None:
     assert infer_rails({("h", "e0"): "a", ("h", "e1"): "b"}) == {}

@@ -5,16 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.importers.topology.build import (
-    changed,
-    complaints,
-    join,
-    links_of,
-    said,
-    source,
-    stored_folder,
-    tiers_of,
-)
+from importers.topology.survey import Source
+from tests.importers.topology.build import changed, complaints, join, links_of, said, source, stored_folder, tiers_of
 
 FABRIC = stored_folder("lldp")
 LINKS = {
@@ -30,53 +22,79 @@ LINKS = {
 
 
 def neighbour(
-    node: str, port: str = "swp1", kinds: tuple[str, ...] = ("Bridge",), medium: str = ""
+    node: str, port: str = "swp1", kind: str = "Bridge", medium: str = "", descr: str = ""
 ) -> dict[str, Any]:
     return {
-        "chassis": {node: {"capability": [{"type": kind, "enabled": True} for kind in kinds]}},
-        "port": {"id": {"type": "ifname", "value": port}, "auto-negotiation": {"current": medium}},
+        "chassis": {node: {"capability": [{"type": kind, "enabled": True}]}},
+        "port": {
+            "id": {"type": "ifname", "value": port},
+            "auto-negotiation": {"current": medium},
+            **({"descr": descr} if descr else {}),
+        },
     }
+
+
+def nameless(node: str) -> dict[str, Any]:
+    return {**neighbour(node), "port": {"id": {"type": "mac", "value": "02:00"}}}
 
 
 def seen(**interfaces: dict[str, Any]) -> str:
     return json.dumps({"lldp": {"interface": [{name: entry} for name, entry in interfaces.items()]}})
 
 
-def test_all_nodes_together_tell_every_cable_once() -> None:
+def test_all_nodes_together_or_the_leaves_alone_tell_every_cable_once() -> None:
     topology = join(("lldp", FABRIC)).topology
     assert links_of(topology) == LINKS
     assert tiers_of(topology) == {"leaf1": "leaf", "leaf2": "leaf", "spine1": "spine", "spine2": "spine"}
     assert {link.gbps for link in topology.links if link.a.startswith("n")} == {100}
-
-
-def test_leaves_alone_tell_the_same_cables() -> None:
     leaves = [one for one in FABRIC if one.node.startswith("leaf")]
     assert links_of(join(("lldp", leaves)).topology) == LINKS
 
 
-def test_json0_is_read_too() -> None:
-    text = json.dumps(
-        {
-            "lldp": [
-                {
-                    "interface": [
-                        {
-                            "name": "eth0",
-                            "chassis": [
-                                {
-                                    "name": [{"value": "leaf1"}],
-                                    "id": [{"type": "mac", "value": "x"}],
-                                    "capability": [{"type": "Bridge", "enabled": True}],
-                                }
-                            ],
-                            "port": [{"id": [{"type": "ifname", "value": "swp1"}]}],
-                        }
-                    ]
-                }
-            ]
-        }
-    )
-    assert links_of(join(("lldp", [source(text)])).topology) == {"n1/eth0--leaf1/swp1"}
+STATION = neighbour("n1", "eth0", "Station")
+JSON0_CHASSIS = {
+    "name": [{"value": "leaf1"}],
+    "id": [{"type": "mac", "value": "x"}],
+    "capability": [{"type": "Bridge", "enabled": True}],
+}
+JSON0_PORT = {"id": [{"type": "ifname", "value": "swp1"}]}
+JSON0 = {"lldp": [{"interface": [{"name": "eth0", "chassis": [JSON0_CHASSIS], "port": [JSON0_PORT]}]}]}
+
+
+@pytest.mark.parametrize(
+    ("files", "links"),
+    [
+        ([source(json.dumps(JSON0))], {"n1/eth0--leaf1/swp1"}),
+        (
+            [source(seen(swp1=STATION, swp2=neighbour("n2", "eth0", "Station")), node="leaf1")],  # so it is a switch
+            {"n1/eth0--leaf1/swp1", "n2/eth0--leaf1/swp2"},
+        ),
+        (
+            [
+                source(seen(eth0=neighbour("leaf1.example.org")), "a", "n1"),
+                source(seen(swp1=neighbour("n1.example.org", "eth0", "Station")), "b", "leaf1"),
+            ],
+            {"n1/eth0--leaf1/swp1"},
+        ),
+        (
+            [  # a port is called as its own node calls it
+                source(seen(eth0=neighbour("leaf1", "etp1", descr="Ethernet0")), "a", "n1"),
+                source(seen(Ethernet0=STATION), "b", "leaf1"),
+            ],
+            {"n1/eth0--leaf1/Ethernet0"},
+        ),
+        (
+            [  # ports that only their own nodes name are put together
+                source(seen(p1=nameless("b"), p2=nameless("b")), "a.json", "a"),
+                source(seen(q1=nameless("a")), "b.json", "b"),
+            ],
+            {"a/p1--b/q1", "a/p2--b"},
+        ),
+    ],
+    ids=["json0", "sees hosts", "domain", "own name", "nameless"],
+)
+def test_neighbours_become_cables(files: list[Source], links: set[str]) -> None:
+    assert links_of(join(("lldp", files)).topology) == links
 
 
 def test_neighbour_without_a_name_goes_by_its_id() -> None:
@@ -85,42 +103,6 @@ def test_neighbour_without_a_name_goes_by_its_id() -> None:
     assert links_of(imported.topology) == {"n1/eth0--0c:42/1"}
     assert said(imported, "taken for a host: n1")
     assert said(imported, "taken for a switch: 0c:42")
-
-
-def test_node_that_sees_hosts_is_a_switch() -> None:
-    text = seen(swp1=neighbour("n1", "eth0", ("Station",)), swp2=neighbour("n2", "eth0", ("Station",)))
-    topology = join(("lldp", [source(text, node="leaf1")])).topology
-    assert links_of(topology) == {"n1/eth0--leaf1/swp1", "n2/eth0--leaf1/swp2"}
-
-
-def test_name_with_a_domain_is_that_of_the_file() -> None:
-    files = [
-        source(seen(eth0=neighbour("leaf1.example.org")), "a", "n1"),
-        source(seen(swp1=neighbour("n1.example.org", "eth0", ("Station",))), "b", "leaf1"),
-    ]
-    assert links_of(join(("lldp", files)).topology) == {"n1/eth0--leaf1/swp1"}
-
-
-def test_port_is_called_as_its_own_node_calls_it() -> None:
-    label = neighbour("leaf1", "etp1")
-    label["port"]["descr"] = "Ethernet0"
-    files = [
-        source(seen(eth0=label), "a", "n1"),
-        source(seen(Ethernet0=neighbour("n1", "eth0", ("Station",))), "b", "leaf1"),
-    ]
-    assert links_of(join(("lldp", files)).topology) == {"n1/eth0--leaf1/Ethernet0"}
-
-
-def test_ports_that_only_their_own_nodes_name_are_put_together() -> None:
-    def nameless(node: str) -> dict[str, Any]:
-        return {**neighbour(node), "port": {"id": {"type": "mac", "value": "02:00"}}}
-
-    files = [
-        source(seen(p1=nameless("b"), p2=nameless("b")), "a.json", "a"),
-        source(seen(q1=nameless("a")), "b.json", "b"),
-    ]
-    imported = join(("lldp", files))
-    assert links_of(imported.topology) == {"a/p1--b/q1", "a/p2--b"}
 
 
 @pytest.mark.parametrize(
@@ -139,9 +121,8 @@ def test_rate_is_that_of_the_medium_where_it_is_told(medium: str, gbps: float) -
     assert link.gbps == gbps
 
 
-def test_nodes_that_disagree_on_a_cable_are_reported() -> None:
-    wrong = changed(FABRIC, "n1", '"swp1"', '"swp2"')
-    assert complaints(("lldp", wrong)) == [
+def test_nodes_that_disagree_on_a_cable_or_its_rate_are_reported() -> None:
+    assert complaints(("lldp", changed(FABRIC, "n1", '"swp1"', '"swp2"'))) == [
         (
             "n1/eth0 is cabled to leaf1/swp1 as leaf1/swp1 says in leaf1.json "
             "and to leaf1/swp2 as n1/eth0 says in n1.json, but takes one cable"
@@ -151,24 +132,18 @@ def test_nodes_that_disagree_on_a_cable_are_reported() -> None:
             "and to n1/eth0 as n1/eth0 says in n1.json, but takes one cable"
         ),
     ]
-
-
-def test_rate_that_differs_at_the_two_ends_is_reported() -> None:
     (complaint,) = complaints(("lldp", changed(FABRIC, "n1", "100Gbase", "25Gbase")))
     assert "from leaf1/swp1 to n1/eth0 runs at 100 Gbit/s" in complaint
     assert "and 25 Gbit/s as n1/eth0 says in n1.json" in complaint
 
 
-def test_port_with_two_neighbours_is_reported() -> None:
-    text = json.dumps({"lldp": {"interface": [{"eth0": neighbour("a")}, {"eth0": neighbour("b")}]}})
-    assert complaints(("lldp", [source(text, "n1.json")])) == [
-        "n1.json: port eth0 of n1 has 2 neighbours, but takes one cable"
-    ]
-
-
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
+        (
+            json.dumps({"lldp": {"interface": [{"eth0": neighbour("a")}, {"eth0": neighbour("b")}]}}),
+            "port eth0 of n1 has 2 neighbours, but takes one cable",
+        ),
         ("[]", "shows no neighbour; expected what `lldpctl -f json` prints"),
         ('{"lldp": {}}', "shows no neighbour"),
         ("{", "is not JSON"),

@@ -1,100 +1,229 @@
-"""topograph's graph and its models become the same tree, with accelerator domains as racks."""
+"""Slurm's files, topograph's graphs and models and Lingjun's table become trees; what cannot be true is named."""
 
 import pytest
 
-from tests.importers.topology.build import (
-    TREE_LINKS,
-    TREE_TIERS,
-    complaints,
-    links_of,
-    read,
-    said,
-    source,
-    stored,
-    tiers_of,
+from tests.importers.topology.build import complaints, links_of, read, said, source, stored, tiers_of
+
+TREE_LINKS = {
+    "n1/nic0--leaf1",
+    "n2/nic0--leaf1",
+    "n3/nic0--leaf2",
+    "n4/nic0--leaf2",
+    "leaf1--spine1",
+    "leaf2--spine1",
+}
+TREE_TIERS = {"leaf1": "leaf", "leaf2": "leaf", "spine1": "spine"}
+CONF = stored("topology.conf")
+TWO_TREES = """
+- topology: small
+  tree: {switches: [{switch: l1, nodes: n1}]}
+- topology: whole
+  cluster_default: TRUE
+  tree: {switches: [{switch: l2, nodes: "n[1-2]"}]}
+"""
+
+
+@pytest.mark.parametrize(
+    ("format_name", "file", "racks", "words"),
+    [
+        ("slurm", "topology.conf", [None] * 4, "LinkSpeed has no unit in Slurm and was not used"),
+        ("slurm", "topology.conf", [None] * 4, "may stand for several"),
+        (
+            "slurm",
+            "topology.conf",
+            [None] * 4,
+            "NICs are unknown: one per cable is assumed, called nic0 and so on: n1, ",
+        ),
+        ("slurm", "topology.conf", [None] * 4, "the rate of 6 links is unknown: 400 Gbit/s is assumed for each"),
+        ("slurm", "topology.conf", [None] * 4, "ecmp is assumed"),
+        ("slurm", "topology.yaml", ["a", "a", "b", "b"], "fabric, racks used, everything left out"),
+        (
+            "topograph",
+            "topograph.json",
+            ["nvl-a", "nvl-a", "nvl-b", "nvl-b"],
+            "accelerator domains are kept as racks",
+        ),
+        (
+            "topograph",
+            "topograph.yaml",
+            ["nvl-a", "nvl-a", "nvl-b", "nvl-b"],
+            "accelerator domains are kept as racks",
+        ),
+    ],
 )
-
-
-@pytest.mark.parametrize("name", ["topograph.json", "topograph.yaml"])
-def test_graph_and_model_tell_the_same_fabric(name: str) -> None:
-    imported = read("topograph", stored(name))
+def test_all_formats_tell_the_same_tree_and_say_what_they_do_not_tell(
+    format_name: str, file: str, racks: list[str | None], words: str
+) -> None:
+    imported = read(format_name, stored(file))
     assert links_of(imported.topology) == TREE_LINKS
     assert tiers_of(imported.topology) == TREE_TIERS
-    assert [host.rack for host in imported.topology.hosts] == ["nvl-a", "nvl-a", "nvl-b", "nvl-b"]
-    assert said(imported, "accelerator domains are kept as racks")
+    assert [host.rack for host in imported.topology.hosts] == racks
+    assert said(imported, words)
 
 
-def test_narrower_domain_is_the_rack() -> None:
+@pytest.mark.parametrize(
+    ("format_name", "text", "tiers", "words"),
+    [
+        (
+            "slurm",
+            "SwitchName=l Nodes=n1\nSwitchName=s Switches=l\nSwitchName=c Switches=s\nSwitchName=d Switches=c",
+            {"l": "leaf", "s": "spine", "c": "core", "d": "core"},
+            "has 4 tiers; the third and all above are core",
+        ),
+        (
+            "slurm",
+            "SwitchName=l1 Nodes=n1\nSwitchName=s Switches=l[1-2]",
+            {"l1": "leaf", "s": "spine", "l2": "leaf"},
+            "names l2 and tells nothing more of it: taken for a leaf without hosts",
+        ),
+        (
+            "slurm",  # a leaf below two spines is no circle
+            "SwitchName=l Nodes=n1\nSwitchName=s1 Switches=l\nSwitchName=s2 Switches=l\nSwitchName=c Switches=s[1-2]",
+            {"l": "leaf", "s1": "spine", "s2": "spine", "c": "core"},
+            "ecmp is assumed",
+        ),
+        (
+            "topograph",
+            "switches: {s: {switches: [l1, l2]}}\nblocks: [{switch: l1, nodes: [a]}]",
+            {"s": "spine", "l1": "leaf", "l2": "leaf"},
+            "ecmp is assumed",
+        ),
+        ("lingjun", stored("lingjun.csv"), {**TREE_TIERS, "G1": "core"}, "ecmp is assumed"),
+        ("topograph", '{"instances": [{"id": "a"}]}', {}, "no switch is known for a"),
+    ],
+)
+def test_tier_is_the_height_in_the_tree(format_name: str, text: str, tiers: dict[str, str], words: str) -> None:
+    imported = read(format_name, text)
+    assert tiers_of(imported.topology) == tiers
+    assert said(imported, words)
+
+
+@pytest.mark.parametrize(
+    ("format_name", "text", "links", "words"),
+    [
+        (
+            "slurm",
+            "BlockName=b1 Nodes=n[1-2]\nBlockName=b2 Nodes=n3\nBlockSizes=2,4",
+            {"n1/nic0--b1", "n2/nic0--b1", "n3/nic0--b2"},
+            "each is taken for a rack with one leaf, joined by nothing",
+        ),
+        (
+            "slurm",
+            "- topology: b\n  block: {blocks: [{block: b1, nodes: 'n[1-2]'}]}",
+            {"n1/nic0--b1", "n2/nic0--b1"},
+            "joined by nothing",
+        ),
+        ("slurm", TWO_TREES, {"n1/nic0--l2", "n2/nic0--l2"}, "whole used, small left out"),
+        ("slurm", "- topology: t\n  tree: {switches: [{switch: 007, nodes: 0x10}]}", {"0x10/nic0--007"}, ""),
+        ("lingjun", stored("lingjun.csv"), {*TREE_LINKS, "spine1--G1"}, ""),
+        (
+            "lingjun",
+            "ip,DSW,PSW,ASW\na,G,P1,S1\nb,G,P2,S1\nc,G,P2,S2\n",
+            {
+                *("a/nic0--P1-S1", "b/nic0--P2-S1", "c/nic0--S2"),
+                *("P1-S1--P1", "P2-S1--P2", "S2--P2", "P1--G", "P2--G"),
+            },
+            "S1 stand below several PSWs: taken for another leaf below each",
+        ),
+    ],
+)
+def test_hosts_are_cabled_to_their_leaf(format_name: str, text: str, links: set[str], words: str) -> None:
+    imported = read(format_name, text)
+    assert links_of(imported.topology) == links
+    assert said(imported, words)
+
+
+def test_blocks_and_the_narrower_domain_are_racks() -> None:
+    imported = read("slurm", CONF + "BlockName=b1 Nodes=n[1-3]\n")
+    assert links_of(imported.topology) == TREE_LINKS
+    assert [host.rack for host in imported.topology.hosts] == ["b1", "b1", "b1", None]
     labels = '{"x.run/domain": "wide", "x.run/sub-domain": "narrow"}'
     imported = read("topograph", f'{{"instances": [{{"id": "a", "network_layers": ["l"], "labels": {labels}}}]}}')
     assert imported.topology.hosts[0].rack == "narrow"
 
 
-def test_instance_without_switches_is_a_host_without_a_cable() -> None:
-    imported = read("topograph", '{"instances": [{"id": "a"}]}')
-    assert [host.id for host in imported.topology.hosts] == ["a"]
-    assert said(imported, "no switch is known for a")
-
-
-def test_leaf_without_nodes_stays_a_leaf() -> None:
-    imported = read("topograph", "switches: {s: {switches: [l1, l2]}}\nblocks: [{switch: l1, nodes: [a]}]")
-    assert tiers_of(imported.topology) == {"s": "spine", "l1": "leaf", "l2": "leaf"}
+LINE_3 = "SwitchName=l1 Nodes=n1\n\n"
+TREE = "- topology: t\n  tree: "
 
 
 @pytest.mark.parametrize(
-    ("text", "reason"),
+    ("format_name", "text", "reason"),
     [
+        ("slurm", f"{LINE_3}SwitchName=l1 Nodes=n1", "line 3: l1 is described again, after line 1"),
+        ("slurm", f"{LINE_3}SwitchName=l2", "line 3: switch l2 has neither Nodes nor Switches"),
+        ("slurm", f"{LINE_3}SwitchName=l[2-3] Nodes=n9", "line 3: 'l[2-3]' must be one name"),
+        ("slurm", f"{LINE_3}SwitchName=l2 Nodes=n[1-", "line 3: 'n[1-' is no list of names"),
+        ("slurm", f"{LINE_3}SwitchName=l2 Nodes=n9 Colour=red", "line 3: colour is not known beside switchname"),
+        ("slurm", f"{LINE_3}Include other.conf", "line 3: is not made of NAME=VALUE: 'Include other.conf'"),
         (
+            "slurm",
+            f"{LINE_3}NodeName=n1",
+            "line 3: begins with nodename, and only SwitchName, BlockName and BlockSizes are known",
+        ),
+        (
+            "slurm",
+            "SwitchName=l1 Nodes=n[1-2]\nSwitchName=l2 Nodes=n[2-3]",
+            "host n2 is under switch l1 and under switch l2, but has one leaf",
+        ),
+        (
+            "slurm",
+            "SwitchName=a Switches=b\nSwitchName=b Switches=c\nSwitchName=c Switches=a",
+            "switch a is its own ancestor: a > b > c > a",
+        ),
+        ("slurm", "SwitchName=a Switches=a", "switch a is its own ancestor: a > a"),
+        ("slurm", "BlockName=a Nodes=n1\nBlockName=b Nodes=n1", "host n1 is in block a and in block b"),
+        ("slurm", "- topology: t\n  flat: true", "holds neither a tree nor blocks"),
+        ("slurm", TREE + "{switches: [{nodes: n1}]}", "tree.switches.0.switch: Field required"),
+        ("slurm", TREE + "{switches: [{switch: [a], nodes: n1}]}", "Input should be a valid string"),
+        ("slurm", TREE + "{switches: [{switch: a, nodes: 'n['}]}", "is no list of names"),
+        (
+            "slurm",
+            TREE + "{switches: [{switch: a, nodes: n1}, {switch: a, nodes: n2}]}",
+            "switch a is described twice",
+        ),
+        ("slurm", "- topology: t\n  topology: u\n", "topology is there twice in line 1"),
+        ("slurm", "- [", "is not YAML"),
+        ("slurm", "- " * 5000 + "a", "is not YAML"),
+        (
+            "topograph",
             '{"instances": [{"id": "a", "network_layers": ["l", "s", "l"]}]}',
             "switch l is its own ancestor: l > s > l",
         ),
         (
+            "topograph",
             '{"instances": [{"id": "a", "network_layers": ["l"]}, {"id": "a", "network_layers": ["m"]}]}',
             "instance a is there twice",
         ),
-        ('{"nodes": []}', "instances: Field required"),
-        ('{"instances": [{"id": 7}]}', "instances.0.id: Input should be a valid string"),
-        ("{", "is not JSON"),
-        ("words: here", "is no model: it has neither switches nor blocks"),
-        ("blocks: [{switch: l, nodes: ['n[']}]", "is no list of names"),
-        ("switches: {a: {switches: [b]}, b: {switches: [a]}}", "switch a is its own ancestor: a > b > a"),
+        ("topograph", '{"nodes": []}', "instances: Field required"),
+        ("topograph", '{"instances": [{"id": 7}]}', "instances.0.id: Input should be a valid string"),
+        ("topograph", "{", "is not JSON"),
+        ("topograph", "words: here", "is no model: it has neither switches nor blocks"),
+        ("topograph", "blocks: [{switch: l, nodes: ['n[']}]", "is no list of names"),
+        (
+            "topograph",
+            "switches: {a: {switches: [b]}, b: {switches: [a]}}",
+            "switch a is its own ancestor: a > b > a",
+        ),
+        ("lingjun", "", "has no column ip, DSW, PSW, ASW"),
+        ("lingjun", "ip,PSW\na,b\n", "has no column DSW, ASW"),
+        ("lingjun", "ip,DSW,PSW,ASW\na,G,P\n", "line 2: has an empty column or too few"),
+        (
+            "lingjun",
+            "ip,DSW,PSW,ASW\na,G,P,S\na,G,P,T\n",
+            "host a is under switch S and under switch T, but has one leaf",
+        ),
+        ("lingjun", "ip,DSW,PSW,ASW\na,G,G,S\n", "switch G is its own ancestor: G > G"),
     ],
 )
-def test_file_that_contradicts_itself_or_has_another_shape_is_refused(text: str, reason: str) -> None:
-    found = complaints(("topograph", [source(text, "graph")]))
-    assert any(reason in complaint and complaint.startswith("graph: ") for complaint in found), found
+def test_file_that_cannot_be_is_refused(format_name: str, text: str, reason: str) -> None:
+    found = complaints((format_name, [source(text, "file")]))
+    assert any(complaint.startswith("file: ") and reason in complaint for complaint in found), found
 
 
-def test_table_becomes_three_tiers() -> None:
-    imported = read("lingjun", stored("lingjun.csv"))
-    assert links_of(imported.topology) == {*TREE_LINKS, "spine1--G1"}
-    assert tiers_of(imported.topology) == {**TREE_TIERS, "G1": "core"}
-
-
-def test_same_number_below_two_switches_is_two_leaves() -> None:
-    imported = read("lingjun", "ip,DSW,PSW,ASW\na,G,P1,S1\nb,G,P2,S1\nc,G,P2,S2\n")
-    assert links_of(imported.topology) == {
-        "a/nic0--P1-S1",
-        "b/nic0--P2-S1",
-        "c/nic0--S2",
-        "P1-S1--P1",
-        "P2-S1--P2",
-        "S2--P2",
-        "P1--G",
-        "P2--G",
-    }
-    assert said(imported, "S1 stand below several PSWs: taken for another leaf below each")
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("", "has no column ip, DSW, PSW, ASW"),
-        ("ip,PSW\na,b\n", "has no column DSW, ASW"),
-        ("ip,DSW,PSW,ASW\na,G,P\n", "line 2: has an empty column or too few"),
-        ("ip,DSW,PSW,ASW\na,G,P,S\na,G,P,T\n", "host a is under switch S and under switch T, but has one leaf"),
-        ("ip,DSW,PSW,ASW\na,G,G,S\n", "switch G is its own ancestor: G > G"),
-    ],
-)
-def test_table_that_cannot_be_is_refused(text: str, reason: str) -> None:
-    assert complaints(("lingjun", [source(text, "topo.csv")])) == [f"topo.csv: {reason}"]
+def test_yaml_of_another_shape_a_name_of_two_things_and_all_lines_are_complained_of() -> None:
+    (complaint,) = complaints(("slurm", [source("a: b", "topology.yaml")]))
+    assert complaint.startswith("topology.yaml: is no list of topologies")
+    assert complaints(("slurm", [source("SwitchName=a Nodes=b\nSwitchName=b Nodes=c", "t.conf")])) == [
+        "node b is a switch as t.conf says and a host as t.conf says"
+    ]
+    assert len(complaints(("slurm", [source("SwitchName=a Nodes=n1\nNodeName=x\nSwitchName=b Nodes=n[\n")]))) == 2

@@ -1,7 +1,6 @@
 """Notifications of Alertmanager become events of the hosts that their labels name, each news once."""
 
 import json
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -9,11 +8,8 @@ from hypothesis import strategies as st
 
 from importers.traces.alertmanager import Saved, check_notification, host_of, parse_alertmanager, statements_of
 from importers.traces.readings import TIMELESS, parse_timestamp
-from lockstep.arrow import conform
-from lockstep.errors import BadInput
-from lockstep.tables import TABLE_BY_NAME
+from tests.importers.traces.build import Told, events_of, refusal
 
-Told = dict[str, Any]  # Any: JSON
 REPEATED = "statements were left out, because they had been told before"
 
 
@@ -29,12 +25,7 @@ def notification(*alerts: Told) -> bytes:
 
 
 def events(*alerts: Told) -> list[Told]:
-    reading = parse_alertmanager([Saved("a.json", notification(*alerts))])
-    rows = conform(TABLE_BY_NAME["events"], reading.tables()["events"])
-    found: list[Told] = [
-        {name: value for name, value in row.items() if value is not None} for row in rows.to_pylist()
-    ]
-    return found
+    return events_of(parse_alertmanager([Saved("a.json", notification(*alerts))]))
 
 
 def test_firing_alert_is_an_event_when_it_began() -> None:
@@ -50,16 +41,13 @@ def test_firing_alert_is_an_event_when_it_began() -> None:
     }
 
 
-def test_resolved_alert_is_an_event_when_it_ended() -> None:
-    (event,) = events(alert("resolved"))
-    assert (event["ts_ns"], event["kind"], event["severity"]) == (1_714_554_000_000_000_000, "alert_resolved", "info")
-
-
 @pytest.mark.parametrize(
     ("told", "severity"), [("warn", "warning"), ("High", "error"), ("purple", "warning"), ("", "warning")]
 )
-def test_severity_is_the_label_s_in_our_words(told: str, severity: str) -> None:
+def test_severity_is_the_label_s_in_our_words_while_it_fires(told: str, severity: str) -> None:
     assert events(alert(labels={"severity": told}))[0]["severity"] == severity
+    (event,) = events(alert("resolved", labels={"severity": told}))
+    assert (event["ts_ns"], event["kind"], event["severity"]) == (1_714_554_000_000_000_000, "alert_resolved", "info")
 
 
 @pytest.mark.parametrize(
@@ -88,17 +76,17 @@ def test_component_is_the_part_that_labels_name(labels: Told, component: str) ->
     assert events(alert(labels=labels))[0]["component"] == component
 
 
-def test_same_news_in_several_files_is_one_event() -> None:
-    one = notification(alert())
-    two = notification(alert(), alert("resolved"))
-    reading = parse_alertmanager([Saved("a", one), Saved("b", one + b"\n" + two + b"\n")])
+def test_same_news_is_one_event_and_what_does_not_tell_when_is_counted() -> None:
+    one = json.dumps(json.loads(notification(alert())), indent=2).encode()  # which spans lines
+    lines = notification(alert()) + b"\n" + notification(alert(), alert("resolved")) + b"\n"
+    reading = parse_alertmanager([Saved("a", one), Saved("b", lines)])
     assert [row["kind"] for row in reading.rows["events"]] == ["alert", "alert_resolved"]
     assert reading.unread == {TIMELESS: 0, REPEATED: 2}
-
-
-def test_alert_of_an_old_release_is_known_by_its_labels() -> None:
-    first, again, other = alert(fingerprint=""), alert(fingerprint=""), alert(labels={"gpu": "3"}, fingerprint="")
-    assert len(events(first, again, other)) == 2
+    timeless = [alert("resolved", endsAt="0001-01-01T00:00:00Z"), alert(startsAt="now")]
+    reading = parse_alertmanager([Saved("a", notification(alert(), *timeless))])
+    assert (len(reading.rows["events"]), reading.unread) == (1, {TIMELESS: 2})
+    old = [alert(fingerprint=""), alert(fingerprint=""), alert(labels={"gpu": "3"}, fingerprint="")]
+    assert len(events(*old)) == 2, "an alert of an old release is known by its labels"
 
 
 def test_numbers_of_an_alert_grow_with_its_news() -> None:
@@ -112,16 +100,6 @@ def test_numbers_of_an_alert_grow_with_its_news() -> None:
     assert [one.number for one in told] == sorted({one.number for one in told})
 
 
-def test_alert_that_does_not_tell_when_is_left_out_and_counted() -> None:
-    timeless = [alert("resolved", endsAt="0001-01-01T00:00:00Z"), alert(startsAt="now")]
-    reading = parse_alertmanager([Saved("a", notification(alert(), *timeless))])
-    assert (len(reading.rows["events"]), reading.unread) == (1, {TIMELESS: 2})
-
-
-def test_message_is_bounded() -> None:
-    assert len(events(alert(annotations={"summary": "x" * 10_000}))[0]["message"]) == 2000
-
-
 @pytest.mark.parametrize(
     ("data", "sentence"),
     [
@@ -133,14 +111,7 @@ def test_message_is_bounded() -> None:
     ],
 )
 def test_garbage_is_refused_with_its_place(data: bytes, sentence: str) -> None:
-    with pytest.raises(BadInput) as refused:
-        parse_alertmanager([Saved("a.json", data)])
-    assert str(refused.value).startswith(sentence)
-
-
-def test_notification_that_spans_lines_is_read() -> None:
-    whole = json.dumps(json.loads(notification(alert())), indent=2).encode()
-    assert len(parse_alertmanager([Saved("a", whole)]).rows["events"]) == 1
+    assert refusal(lambda: parse_alertmanager([Saved("a.json", data)])).startswith(sentence)
 
 
 @pytest.mark.parametrize(
@@ -169,5 +140,6 @@ def test_whatever_stands_for_a_moment_is_one_or_none(text: str) -> None:
 
 
 @given(st.dictionaries(st.text(max_size=12), st.text(max_size=30), max_size=5))
-def test_whatever_labels_an_alert_has_gives_a_row(labels: dict[str, str]) -> None:
-    events(alert(labels=labels))
+def test_whatever_labels_an_alert_has_gives_a_row_with_a_bounded_message(labels: dict[str, str]) -> None:
+    (event,) = events(alert(labels=labels, annotations={"summary": "x" * 10_000}))
+    assert len(event["message"]) == 2000

@@ -56,11 +56,6 @@ def imported(request: pytest.FixtureRequest, importer: Importer) -> Imported:
     return importer(request.param)
 
 
-def test_every_operation_whose_parts_have_ended_has_one_row(imported: Imported) -> None:
-    finished = [one for _, one in imported.plain.operations if one.is_over]
-    assert len(imported.rows("collectives")) == len(finished) > 0
-
-
 def test_operations_are_what_was_enqueued(imported: Imported) -> None:
     plain = Counter(
         (
@@ -80,6 +75,7 @@ def test_operations_are_what_was_enqueued(imported: Imported) -> None:
         for row in imported.rows("collectives")
     )
     assert told == plain
+    assert told
 
 
 def test_sequence_numbers_are_those_of_nccl_or_count_per_peer(imported: Imported) -> None:
@@ -172,10 +168,6 @@ def test_nothing_is_lost_and_the_capture_describes_itself(imported: Imported) ->
     assert {host.id for host in topology.hosts} == set(info.hosts)
     for row in imported.rows("collectives"):
         assert info.start_ns <= row["enqueue_ns"] < info.end_ns
-
-
-def test_an_operation_that_has_begun_has_ended_on_the_same_clock(imported: Imported) -> None:
-    for row in imported.rows("collectives"):
         assert (row["start_ns"] is None) == (row["end_ns"] is None) == (row["clock"] == "none")
         if row["clock"] != "none":
             assert row["enqueue_ns"] - 100_000 <= row["start_ns"] <= row["end_ns"]

@@ -6,17 +6,13 @@ import os
 import pickle
 import random
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from importers.traces.flight_recorder import parse_flight_recorder
 from importers.traces.readings import Reading
-from lockstep.arrow import conform, find_duplicate
 from lockstep.errors import BadInput
-from lockstep.tables import TABLE_BY_NAME
-
-Told = dict[str, Any]  # Any: what a dump holds
+from tests.importers.traces.build import Told, refusal, sound
 
 T0 = 1_700_000_000_000_000_000
 
@@ -39,33 +35,29 @@ def dump(*entries: Told, **told: object) -> Told:
 
 
 def read(*dumps: Told) -> Reading:
-    """Read dumps of the ranks 0, 1 and so on, and check that their rows fit their tables."""
+    """Read dumps of the ranks 0, 1 and so on."""
     files = {f"trace_rank_{rank}": pickle.dumps(told, protocol=2) for rank, told in enumerate(dumps)}
-    reading = parse_flight_recorder(files, "j")
-    for name, rows in reading.tables().items():
-        table = TABLE_BY_NAME[name]
-        conform(table, rows)
-        assert find_duplicate(table, rows) is None
-    return reading
+    return sound(parse_flight_recorder(files, "j"))
 
 
-def refusal(data: bytes, name: str = "trace_rank_0") -> str:
-    with pytest.raises(BadInput) as refused:
-        parse_flight_recorder({name: data}, "j")
-    assert "\n" not in str(refused.value)
-    return str(refused.value)
+def first(reading: Reading, table: str) -> Told:
+    row: Told = reading.tables()[table].to_pylist()[0]
+    return row
 
 
-def refusal_of(told: object) -> str:
-    return refusal(pickle.dumps(told))
+def refused(data: bytes, name: str = "trace_rank_0") -> str:
+    return refusal(lambda: parse_flight_recorder({name: data}, "j"))
 
 
 def test_finished_operation_has_its_number_and_size_and_no_time_that_only_a_watchdog_noticed() -> None:
     noticed = {"time_discovered_started_ns": T0 + 5, "time_discovered_completed_ns": T0 + 9}
-    row = read(dump(entry(**noticed))).tables()["collectives"].to_pylist()[0]
+    reading = read(dump(entry(**noticed)))
+    row, comm = first(reading, "collectives"), first(reading, "comms")
     assert (row["func"], row["seq"], row["seq_valid"], row["bytes"]) == ("AllReduce", 7, True, 4096)
     assert (row["dtype"], row["enqueue_ns"]) == ("ncclFloat32", T0)
     assert (row["start_ns"], row["end_ns"], row["clock"]) == (None, None, "none")
+    assert (row["channels"], row["algo"], row["proto"]) == (None, "", "")
+    assert {comm[name] for name in ("gpu_pci", "gpu_uuid", "destroy_ns", "gpu", "pid", "nnodes")} == {None}
 
 
 def test_communicator_has_one_id_on_all_ranks_and_another_where_other_ranks_are_in_it() -> None:
@@ -77,14 +69,6 @@ def test_communicator_has_one_id_on_all_ranks_and_another_where_other_ranks_are_
         ("rank-1", 1, 1, 4),
         ("rank-2", 0, 2, 2),
     ]
-
-
-def test_what_a_dump_does_not_tell_is_null() -> None:
-    tables = read(dump(entry())).tables()
-    comm, operation = tables["comms"].to_pylist()[0], tables["collectives"].to_pylist()[0]
-    assert (comm["gpu_pci"], comm["gpu_uuid"], comm["destroy_ns"]) == (None, None, None)
-    assert (comm["gpu"], comm["pid"], comm["nnodes"]) == (None, None, None)
-    assert (operation["channels"], operation["algo"], operation["proto"]) == (None, "", "")
 
 
 @pytest.mark.parametrize(
@@ -100,13 +84,13 @@ def test_operations_are_counted_as_nccl_counts_them(
     word: str, sizes: tuple[object, object], func: str, size: int
 ) -> None:
     told = entry(profiling_name=word, input_sizes=sizes[0], output_sizes=sizes[1])
-    row = read(dump(told)).tables()["collectives"].to_pylist()[0]
+    row = first(read(dump(told)), "collectives")
     assert (row["func"], row["bytes"]) == (func, size)
 
 
 def test_send_has_its_peer_and_a_number_that_must_not_be_compared() -> None:
     told = entry(profiling_name="nccl:send 0->3", is_p2p=True, p2p_seq_id=12)
-    row = read(dump(told)).tables()["collectives"].to_pylist()[0]
+    row = first(read(dump(told)), "collectives")
     assert (row["func"], row["peer"], row["seq"], row["seq_valid"]) == ("Send", 3, 12, False)
 
 
@@ -114,27 +98,20 @@ def test_operation_that_has_not_ended_is_progress_and_not_a_finished_operation()
     status = {"last_enqueued_collective": 9, "last_started_collective": -1, "last_completed_collective": 7}
     waiting = [entry(collective_seq_id=n, state="scheduled", time_created_ns=T0 + n) for n in (9, 8)]
     reading = read(dump(entry(), *waiting, pg_status={"0": status}))
-    row = reading.tables()["progress"].to_pylist()[0]
+    row = first(reading, "progress")
     assert (row["enqueued"], row["started"], row["done"]) == (9, 7, 7)
     assert (row["oldest_open_ns"], row["open_bytes"], row["open_dtype"]) == (T0 + 8, 4096, "ncclFloat32")
     assert (row["head_state"], row["head_peer"], row["ts_ns"]) == ("unknown", None, T0 + 9)
     assert reading.tables()["collectives"]["seq"].to_pylist() == [7]
     assert list(reading.unread.values()) == [2]
-
-
-def test_operation_that_began_counts_as_begun_where_nobody_asked_for_timing() -> None:
-    status = {"last_enqueued_collective": 9, "last_started_collective": -1, "last_completed_collective": 7}
-    begun = entry(collective_seq_id=8, state="started")
-    row = read(dump(begun, pg_status={"0": status})).tables()["progress"].to_pylist()[0]
+    begun = entry(collective_seq_id=8, state="started")  # where nobody asked for timing
+    row = first(read(dump(begun, pg_status={"0": status})), "progress")
     assert (row["enqueued"], row["started"], row["done"]) == (9, 8, 7)
 
 
 def test_rank_without_entries_is_idle_at_the_moment_that_the_others_know() -> None:
     rows = read(dump(entry(time_created_ns=T0 + 4)), dump()).tables()["progress"].to_pylist()
-    assert [(row["rank"], row["ts_ns"], row["head_state"]) for row in rows] == [
-        (0, T0 + 4, "idle"),
-        (1, T0 + 4, "idle"),
-    ]
+    assert [(row["rank"], row["ts_ns"], row["head_state"]) for row in rows] == [(n, T0 + 4, "idle") for n in (0, 1)]
 
 
 def groups_of(*names: str) -> Told:
@@ -159,10 +136,7 @@ def test_counts_whose_group_nothing_tells_are_left_out_and_counted() -> None:
     reading = read(dump(told, pg_config=groups_of("0", "72", "108"), pg_status=statuses_of(_5=2, _16=3)))
     assert reading.tables()["progress"]["enqueued"].to_pylist() == [2]
     assert reading.unread == {"counts were left out, because nothing tells which process group they are of": 1}
-
-
-def test_order_that_an_entry_contradicts_tells_nothing() -> None:
-    told = entry(pg_id=5, process_group=("108", "group 108"))
+    told = entry(pg_id=5, process_group=("108", "group 108"))  # which contradicts the order
     reading = read(dump(told, pg_config=groups_of("72", "108"), pg_status=statuses_of(_5=2, _16=3)))
     assert reading.tables()["progress"]["enqueued"].to_pylist() == [2]
 
@@ -180,13 +154,10 @@ def test_coalesced_operations_that_share_a_number_are_one_row_and_a_count() -> N
     assert reading.unread == {"operations were left out, because others of the same group have their number": 1}
 
 
-def test_json_tells_the_same_as_a_pickle() -> None:
+def test_json_tells_the_same_as_a_pickle_and_leaves_entries_out_where_there_are_none() -> None:
     whole = dump(entry(time_discovered_started_ns=0, time_discovered_completed_ns=T0))
     as_json = parse_flight_recorder({"trace_rank_0.json": json.dumps(whole).encode()}, "j")
     assert as_json.tables() == read(whole).tables()
-
-
-def test_json_leaves_entries_out_where_there_are_none() -> None:
     silent = {name: value for name, value in dump().items() if name != "entries"}
     files = {"r0": json.dumps(dump(entry())).encode(), "r1": json.dumps(silent).encode()}
     assert parse_flight_recorder(files, "j").tables()["progress"].num_rows == 2
@@ -205,7 +176,7 @@ class Hostile:
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_pickle_that_would_run_code_is_refused_and_runs_nothing(tmp_path: Path, protocol: int) -> None:
     bomb = pickle.dumps(dump(entry(), extra=Hostile(tmp_path / "ran")), protocol=protocol)
-    assert refusal(bomb) == (
+    assert refused(bomb) == (
         f"trace_rank_0: cannot be read as a pickle: asks for {os.mkdir.__module__}.mkdir, and only plain data is read"
     )
     assert not (tmp_path / "ran").exists()
@@ -228,15 +199,6 @@ def test_damaged_pickle_is_one_sentence_wherever_it_is_damaged() -> None:
     assert [said for said in sentences if not said.startswith("rank_0: ") or "\n" in said] == []
 
 
-@pytest.mark.parametrize("length", [0, 1, 100])
-def test_pickle_that_was_cut_off_is_one_sentence(length: int) -> None:
-    assert refusal(pickle.dumps(dump(entry()))[:length]).startswith("trace_rank_0: cannot be read as a pickle: ")
-
-
-def test_json_that_is_broken_is_one_sentence() -> None:
-    assert refusal(b'{"version": ').startswith("trace_rank_0: is not JSON: ")
-
-
 @pytest.mark.parametrize(
     ("told", "sentence"),
     [
@@ -249,34 +211,39 @@ def test_json_that_is_broken_is_one_sentence() -> None:
         (dump(pg_config={"0": {"name": "0", "ranks": "[1,"}}), "trace_rank_0: pg_config.0.ranks: "),
         (dump(pg_config={"0": {"name": "0", "ranks": [1]}}), "trace_rank_0: pg_config: no process group has rank 0"),
         (dump(), "trace_rank_0: no dump has an entry"),
+        *(
+            (dump(entry(), pg_config={"0": group}), "trace_rank_0: pg_config.0")
+            for group in ({"name": ["0"], "ranks": "[0]"}, {"name": "0", "ranks": {}}, "0", None)
+        ),
     ],
 )
 def test_what_is_wrong_is_said_with_file_and_field(told: object, sentence: str) -> None:
-    assert refusal_of(told).startswith(sentence)
+    assert refused(pickle.dumps(told)).startswith(sentence)
 
 
-def test_file_whose_name_tells_no_rank_is_refused() -> None:
-    assert refusal(b"", "trace").startswith("trace: the name does not end in the number of a rank")
-
-
-def test_two_files_of_one_rank_are_refused_with_both_names() -> None:
+def test_files_that_are_no_dumps_or_of_one_rank_are_refused() -> None:
+    for length in (0, 1, 100):
+        cut = refused(pickle.dumps(dump(entry()))[:length])
+        assert cut.startswith("trace_rank_0: cannot be read as a pickle: ")
+    assert refused(b'{"version": ').startswith("trace_rank_0: is not JSON: ")
+    assert refused(b"", "trace").startswith("trace: the name does not end in the number of a rank")
     data = pickle.dumps(dump(entry()))
-    with pytest.raises(BadInput, match=r"^b/rank_1: is of rank 1, and so is a/rank_1$"):
-        parse_flight_recorder({"a/rank_1": data, "b/rank_1": data}, "j")
+    twice = refusal(lambda: parse_flight_recorder({"a/rank_1": data, "b/rank_1": data}, "j"))
+    assert twice == "b/rank_1: is of rank 1, and so is a/rank_1"
+    wrong = pickle.dumps(dump(entry(), pg_config={"0": {"name": "0", "ranks": "[-1]"}}))
+    both = refusal(lambda: parse_flight_recorder({"rank_0": wrong, "rank_1": wrong}, "j"))
+    assert both.startswith("rank_0: pg_config.0.ranks.0: ")
 
 
 def send(**told: object) -> Told:
     return entry(is_p2p=True, p2p_seq_id=7, profiling_name="nccl:send 0->1", state="scheduled", **told)
 
 
-def test_counts_of_sends_in_a_larger_group_are_left_out_because_every_rank_counts_its_own() -> None:
+def test_counts_of_sends_are_told_only_between_two_ranks_that_do_nothing_else() -> None:
     reading = read(dump(send()), dump())
-    assert "progress" not in reading.tables()
+    assert "progress" not in reading.tables(), "every rank counts its own"
     words = "counts were left out, because each rank counts other sends and receives"
     assert reading.unread[words] == 2, "of the rank that sent nothing too: its count is of something else"
-
-
-def test_counts_of_sends_between_two_ranks_that_do_nothing_else_are_told() -> None:
     pair = {"0": {"name": "0", "desc": "", "ranks": "[0, 1]"}}
     assert read(dump(send(), pg_config=pair), dump(pg_config=pair)).tables()["progress"].num_rows == 2
     mixed = read(dump(send(), entry(), pg_config=pair), dump(pg_config=pair))
@@ -297,27 +264,10 @@ def test_groups_are_told_apart_although_ranks_share_what_they_tell_alike() -> No
     assert len({row["comm"] for row in rows}) == 5, "only the first two ranks share a group"
 
 
-@pytest.mark.parametrize("group", [{"name": ["0"], "ranks": "[0]"}, {"name": "0", "ranks": {}}, "0", None])
-def test_group_that_is_told_in_no_texts_is_one_sentence(group: object) -> None:
-    assert refusal_of(dump(entry(), pg_config={"0": group})).startswith("trace_rank_0: pg_config.0")
-
-
-def test_groups_whose_ranks_are_listed_as_numbers_are_told_apart_too() -> None:
-    configs = [{"0": {"name": "0", "ranks": ranks}} for ranks in ([0, 1], [1, 0, 2])]
+def test_ranks_may_be_listed_as_numbers_and_the_first_place_counts() -> None:
+    configs = [{"0": {"name": "0", "ranks": ranks}} for ranks in ([0, 1], [1, 0, 2], "[3, 2, 2]")]
     rows = read(*(dump(entry(), pg_config=config) for config in configs)).tables()["comms"].to_pylist()
-    assert [(row["world_rank"], row["rank"], row["nranks"]) for row in rows] == [(0, 0, 2), (1, 0, 3)]
-
-
-def test_group_that_is_wrong_in_two_dumps_is_refused_in_the_first() -> None:
-    wrong = pickle.dumps(dump(entry(), pg_config={"0": {"name": "0", "ranks": "[-1]"}}))
-    with pytest.raises(BadInput, match=r"^rank_0: pg_config\.0\.ranks\.0: "):
-        parse_flight_recorder({"rank_0": wrong, "rank_1": wrong}, "j")
-
-
-def test_rank_that_a_group_names_twice_has_its_first_place() -> None:
-    twice = {"0": {"name": "0", "ranks": "[3, 0, 0]"}}
-    (row,) = read(dump(entry(), pg_config=twice)).tables()["comms"].to_pylist()
-    assert (row["rank"], row["nranks"]) == (1, 3)
+    assert [(row["world_rank"], row["rank"], row["nranks"]) for row in rows] == [(0, 0, 2), (1, 0, 3), (2, 1, 3)]
 
 
 @pytest.mark.parametrize("case", ["gpu_error_2nd", "lock_gil_1st"])

@@ -1,17 +1,12 @@
 """Lines of NCCL Inspector become communicators and operations, or one sentence with file and line."""
 
 import json
-from typing import Any
 
 import pytest
 
 from importers.traces.inspector import parse_inspector
 from importers.traces.readings import Reading
-from lockstep.arrow import conform, find_duplicate
-from lockstep.errors import BadInput
-from lockstep.tables import TABLE_BY_NAME
-
-Told = dict[str, Any]  # Any: what a line holds
+from tests.importers.traces.build import Told, refusal, sound
 
 T0_US = 1_700_000_000_000_000
 UNTIMED = "execution times were left out, because nothing tells when they began"
@@ -36,24 +31,17 @@ def verbose(*channels: tuple[int, int], start: int = T0_US) -> Told:
     return {"event_trace_ts": {"coll_start_ts": start, "coll_stop_ts": start + 5, "kernel_events": events}}
 
 
+def as_lines(*told: object) -> list[bytes]:
+    return [json.dumps(one).encode() + b"\n" for one in told]
+
+
 def read(*lines: Told) -> Reading:
-    """Read the lines of one file, and check that the rows fit their tables."""
-    reading = parse_inspector([("a1.log", [json.dumps(told).encode() + b"\n" for told in lines])], "j")
-    for name, rows in reading.tables().items():
-        conform(TABLE_BY_NAME[name], rows)
-        assert find_duplicate(TABLE_BY_NAME[name], rows) is None
-    return reading
+    return sound(parse_inspector([("a1.log", as_lines(*lines))], "j"))
 
 
 def operation(told: Told) -> Told:
     row: Told = read(told).tables()["collectives"].to_pylist()[0]
     return row
-
-
-def refusal(*lines: bytes) -> str:
-    with pytest.raises(BadInput) as refused:
-        parse_inspector([("a1.log", lines)], "j")
-    return str(refused.value)
 
 
 def test_operation_has_its_communicator_number_and_size() -> None:
@@ -72,26 +60,20 @@ def test_plain_line_leaves_start_and_end_unknown_and_counts_the_execution_time()
 
 
 def test_verbose_line_tells_when_the_first_channel_began_and_the_last_ended() -> None:
-    reading = read(line(verbose((T0_US + 20, T0_US + 270), (T0_US + 10, T0_US + 260))))
+    newer = {"coll_algo": "RING", "coll_proto": "LL", **verbose((T0_US + 20, T0_US + 270), (T0_US + 10, T0_US + 260))}
+    reading = read(line(newer, inspector_output_format_version="v4.2"))
     row = reading.tables()["collectives"].to_pylist()[0]
     assert (row["enqueue_ns"], row["channels"], row["clock"]) == (T0_US * 1000, 2, "proxy")
     assert (row["start_ns"], row["end_ns"]) == ((T0_US + 10) * 1000, (T0_US + 270) * 1000)
+    assert (row["algo"], row["proto"]) == ("RING", "LL")
     assert not reading.unread
 
 
 @pytest.mark.parametrize("channels", [[(T0_US, T0_US + 5), (T0_US, 0)], [(0, T0_US)], [(T0_US, T0_US - 1)], []])
 def test_channel_without_begin_or_end_leaves_both_unknown(channels: list[tuple[int, int]]) -> None:
-    row = operation(line(verbose(*channels)))
+    row = operation(line(verbose(*channels, start=0)))
     assert (row["start_ns"], row["end_ns"], row["clock"]) == (None, None, "none")
-
-
-def test_verbose_line_without_a_start_is_no_older_than_its_dump_says() -> None:
-    assert operation(line(verbose(start=0)))["enqueue_ns"] == (T0_US + 650) * 1000
-
-
-def test_newer_lines_tell_algorithm_and_protocol() -> None:
-    row = operation(line({"coll_algo": "RING", "coll_proto": "LL"}, inspector_output_format_version="v4.2"))
-    assert (row["algo"], row["proto"]) == ("RING", "LL")
+    assert row["enqueue_ns"] == (T0_US + 650) * 1000, "no older than its dump says"
 
 
 def test_send_has_its_peer_and_a_number_that_must_not_be_compared() -> None:
@@ -117,31 +99,18 @@ def test_communicator_is_one_row_per_rank_known_from_its_first_operation() -> No
     assert rows[0]["plugin_version"] == "inspector v4.0"
 
 
-def test_operation_that_comes_again_is_counted_also_from_another_file() -> None:
-    text = json.dumps(line()).encode()
-    reading = parse_inspector([("a.log", [text]), ("b.log", [text])], "j")
+def test_what_comes_again_is_cut_off_or_no_operation_is_counted_and_the_others_stand() -> None:
+    (whole,) = as_lines(line())
+    other = line()
+    other["dump_stats"] = other.pop("coll_perf")
+    reading = parse_inspector([("a.log", [whole, *as_lines(other)]), ("b.log", [whole, b"\n", whole[:90]])], "j")
     assert reading.tables()["collectives"].num_rows == 1
-    assert reading.unread["operations were left out, because they came again under the same number"] == 1
-
-
-def test_line_about_something_else_is_counted() -> None:
-    told = line()
-    told["dump_stats"] = told.pop("coll_perf")
-    reading = read(told, line())
-    assert reading.unread["lines were left out, because they tell of no operation"] == 1
-    assert reading.tables()["collectives"].num_rows == 1
-
-
-def test_last_line_whose_writer_was_killed_is_counted_and_the_others_stand() -> None:
-    whole = json.dumps(line()).encode() + b"\n"
-    reading = parse_inspector([("a1.log", [whole, b"\n", whole[:90]])], "j")
-    assert reading.tables()["collectives"].num_rows == 1
-    assert reading.unread["last lines of files were cut off in the middle and left out"] == 1
-
-
-def test_line_in_the_middle_that_is_not_json_is_named() -> None:
-    whole = json.dumps(line()).encode() + b"\n"
-    assert refusal(whole, whole[:90] + b"\n", whole).startswith("a1.log, line 2: is not JSON: ")
+    assert reading.unread == {
+        UNTIMED: 2,
+        "operations were left out, because they came again under the same number": 1,
+        "lines were left out, because they tell of no operation": 1,
+        "last lines of files were cut off in the middle and left out": 1,
+    }
 
 
 @pytest.mark.parametrize(
@@ -160,9 +129,13 @@ def test_line_in_the_middle_that_is_not_json_is_named() -> None:
     ],
 )
 def test_what_is_wrong_is_said_with_file_line_and_field(told: object, sentence: str) -> None:
-    lines = [json.dumps(line()).encode() + b"\n", json.dumps(told).encode() + b"\n"]
-    assert refusal(*lines).startswith(f"a1.log, line 2: {sentence}")
+    found = refusal(lambda: parse_inspector([("a1.log", as_lines(line(), told))], "j"))
+    assert found.startswith(f"a1.log, line 2: {sentence}")
 
 
-def test_line_longer_than_any_inspector_writes_is_refused() -> None:
-    assert refusal(b" " * (2 << 20)) == "a1.log, line 1: is longer than 1 MiB"
+def test_line_that_is_not_json_or_too_long_is_refused_with_its_number() -> None:
+    (whole,) = as_lines(line())
+    found = refusal(lambda: parse_inspector([("a1.log", [whole, whole[:90] + b"\n", whole])], "j"))
+    assert found.startswith("a1.log, line 2: is not JSON: ")
+    endless = refusal(lambda: parse_inspector([("a1.log", [b" " * (2 << 20)])], "j"))
+    assert endless == "a1.log, line 1: is longer than 1 MiB"

@@ -31,12 +31,9 @@ def test_whole_trace_gives_its_headers_and_every_callback(tmp_path: Path) -> Non
     assert (trace.about.run, trace.about.nccl, trace.about.live) == ("r", "2.28.9", False)
     assert trace.ranks[0].unix_ns(10) == 1010
     assert trace.ranks[0].comms[0].nranks == 2
-
-
-def test_moment_of_a_snapshot_is_taken_from_older_recorders_too(tmp_path: Path) -> None:
-    trace = Trace(write_lines(tmp_path / "t.jsonl", [ABOUT | {"t_snap_ns": 77}, HEADER, COLL]))
-    list(read_events(trace))
-    assert (trace.about.live, trace.about.snapshot_mono_ns) == (True, 77)
+    older = Trace(write_lines(tmp_path / "t.jsonl", [ABOUT | {"t_snap_ns": 77}, HEADER, COLL]))
+    list(read_events(older))
+    assert (older.about.live, older.about.snapshot_mono_ns) == (True, 77)
 
 
 def test_file_without_a_line_about_the_run_is_of_the_rank_in_its_first_communicator(tmp_path: Path) -> None:
@@ -53,33 +50,21 @@ def test_compressed_and_plain_are_the_same_whatever_their_names(tmp_path: Path) 
     assert list(read_events(Trace(tmp_path / "renamed.jsonl"))) == list(read_events(Trace(plain)))
 
 
-def test_compressed_file_that_ends_in_the_middle_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "t.xz").write_bytes((TRACES / "f_base.jsonl.xz").read_bytes()[:-20_000])
-    with pytest.raises(BadInput, match=r"t\.xz, line \d+: the compressed file ends in the middle$"):
-        list(read_events(Trace(tmp_path / "t.xz")))
-
-
-def test_compressed_file_that_is_damaged_is_refused(tmp_path: Path) -> None:
-    whole = bytearray((TRACES / "f_base.jsonl.xz").read_bytes())
-    whole[30_000:30_100] = bytes(100)
-    (tmp_path / "t.xz").write_bytes(whole)
-    with pytest.raises(BadInput, match=r"t\.xz, line \d+: "):
-        list(read_events(Trace(tmp_path / "t.xz")))
-
-
-def test_plain_file_that_ends_in_the_middle_is_refused(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "t", [ABOUT, HEADER, COLL])
-    path.write_bytes(path.read_bytes()[:-10])
-    with pytest.raises(BadInput, match="line 3: is not JSON: "):
-        list(read_events(Trace(path)))
-
-
-@pytest.mark.parametrize("text", [b"\xff\xfe", b"[1, 2]", b"12", b'{"a": 1e999999}{', b"[" * 100_000])
-def test_line_that_is_no_object_is_refused(tmp_path: Path, text: bytes) -> None:
-    path = write_lines(tmp_path / "t", [ABOUT, HEADER])
-    path.write_bytes(path.read_bytes() + text + b"\n")
-    with pytest.raises(BadInput, match="t, line 3: is not "):
-        list(read_events(Trace(path)))
+def test_file_that_is_cut_or_damaged_is_refused(tmp_path: Path) -> None:
+    path, packed = tmp_path / "t", (TRACES / "f_base.jsonl.xz").read_bytes()
+    plain = write_lines(path, [ABOUT, HEADER, COLL]).read_bytes()
+    two_lines = write_lines(path, [ABOUT, HEADER]).read_bytes()
+    odd_lines = (b"\xff\xfe", b"[1, 2]", b"12", b'{"a": 1e999999}{', b"[" * 100_000)
+    for content, sentence in (
+        (packed[:-20_000], r"line \d+: the compressed file ends in the middle$"),
+        (packed[:30_000] + bytes(100) + packed[30_100:], r"line \d+: "),
+        (plain[:-10], "line 3: is not JSON: "),
+        *((two_lines + odd + b"\n", "line 3: is not ") for odd in odd_lines),
+        (two_lines.replace(b"2.28.9", b"newest"), "line 1: nccl: "),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(BadInput, match=f"t, {sentence}"):
+            list(read_events(Trace(path)))
 
 
 @pytest.mark.parametrize(
@@ -108,9 +93,16 @@ def test_callback_that_makes_no_sense_is_refused(tmp_path: Path, changed: dict[s
     refuse(path, f"line 3: {sentence}")
 
 
-def test_time_that_goes_backwards_is_refused(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "t", [ABOUT, HEADER, COLL, STOP | {"ts": 9}])
-    refuse(path, "line 4: time goes backwards, from 10 to 9")
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        (STOP | {"ts": 9}, "time goes backwards, from 10 to 9"),
+        (HEADER, "a second header of rank 0, or no number"),
+        ({"note": "x"}, "is neither a header nor a callback"),
+    ],
+)
+def test_line_that_does_not_belong_there_is_refused(tmp_path: Path, line: Event, sentence: str) -> None:
+    refuse(write_lines(tmp_path / "t", [ABOUT, HEADER, COLL, line]), f"line 4: {sentence}")
 
 
 @pytest.mark.parametrize(
@@ -124,20 +116,6 @@ def test_time_that_goes_backwards_is_refused(tmp_path: Path) -> None:
 def test_header_that_makes_no_sense_is_refused(tmp_path: Path, changed: dict[str, Any], sentence: str) -> None:
     path = write_lines(tmp_path / "t", [ABOUT, {"rank": 0, "header": HEADER["header"] | changed}])
     refuse(path, f"line 2: {sentence}")
-
-
-def test_second_header_of_a_rank_is_refused(tmp_path: Path) -> None:
-    refuse(write_lines(tmp_path / "t", [ABOUT, HEADER, HEADER]), "line 3: a second header of rank 0, or no number")
-
-
-def test_line_of_another_kind_is_refused(tmp_path: Path) -> None:
-    refuse(write_lines(tmp_path / "t", [ABOUT, HEADER, {"note": "x"}]), "line 3: is neither a header nor a callback")
-
-
-def test_version_that_is_none_is_refused(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "t", [ABOUT | {"nccl": "newest"}])
-    with pytest.raises(BadInput, match="line 1: nccl: "):
-        list(read_events(Trace(path)))
 
 
 def test_bomb_is_refused_before_it_fills_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,28 +136,20 @@ def trace(path: Path, *ranks: Event, about: Event = ABOUT) -> Path:
     return write_lines(path, [about, *ranks, *events])
 
 
-def hosts_of(path: Path, folder: Path) -> list[tuple[str, int | None]]:
-    return [(one.origin.host, one.origin.gpu) for one in spool_traces([path], folder).recordings]
-
-
-def test_ranks_of_one_machine_that_nccl_took_for_hosts_are_hosts(tmp_path: Path) -> None:
-    path = trace(tmp_path / "t", header(0), header(1))
-    assert hosts_of(path, tmp_path) == [("h0", 0), ("h1", 0)]
-
-
-def test_ranks_inside_one_host_are_its_gpus(tmp_path: Path) -> None:
-    path = trace(tmp_path / "t", header(0, nodes=1), header(1, nodes=1))
-    assert hosts_of(path, tmp_path) == [("a", 0), ("a", 1)]
-
-
-def test_hosts_that_differ_keep_their_names(tmp_path: Path) -> None:
-    path = trace(tmp_path / "t", header(0, "a"), header(1, "b"), header(2, "a"))
-    assert hosts_of(path, tmp_path) == [("a", 0), ("b", 0), ("a", 1)]
-
-
-def test_line_1_knows_the_hosts_best(tmp_path: Path) -> None:
-    path = trace(tmp_path / "t", header(0), header(1), about=ABOUT | {"hosts": {"0": "x", "1": "y"}})
-    assert hosts_of(path, tmp_path) == [("x", 0), ("y", 0)]
+@pytest.mark.parametrize(
+    ("ranks", "about", "expected"),
+    [
+        ([header(0), header(1)], {}, [("h0", 0), ("h1", 0)]),  # NCCL took the ranks of one machine for hosts
+        ([header(0, nodes=1), header(1, nodes=1)], {}, [("a", 0), ("a", 1)]),
+        ([header(0, "a"), header(1, "b"), header(2, "a")], {}, [("a", 0), ("b", 0), ("a", 1)]),
+        ([header(0), header(1)], {"hosts": {"0": "x", "1": "y"}}, [("x", 0), ("y", 0)]),  # line 1 knows best
+    ],
+)
+def test_ranks_get_a_host_and_a_gpu(
+    tmp_path: Path, ranks: list[Event], about: Event, expected: list[tuple[str, int]]
+) -> None:
+    spooled = spool_traces([trace(tmp_path / "t", *ranks, about=ABOUT | about)], tmp_path)
+    assert [(one.origin.host, one.origin.gpu) for one in spooled.recordings] == expected
 
 
 def test_several_files_are_parts_of_one_run(tmp_path: Path) -> None:
@@ -198,12 +168,8 @@ def test_files_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
     (tmp_path / "more").mkdir()
     with pytest.raises(BadInput, match="c: is of run 'q', not 'r' as the first file"):
         spool_traces([one, third], tmp_path / "more")
-
-
-def test_trace_without_callbacks_is_refused(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "t", [ABOUT, header(0)])
     with pytest.raises(BadInput, match="t: there is no callback in it"):
-        spool_traces([path], tmp_path)
+        spool_traces([write_lines(tmp_path / "t", [ABOUT, header(0)])], tmp_path)
 
 
 def test_all_ranks_of_a_hang_are_looked_at_when_the_recorder_did(tmp_path: Path) -> None:

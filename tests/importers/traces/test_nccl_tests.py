@@ -3,7 +3,6 @@
 import os
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,11 +10,9 @@ from hypothesis import strategies as st
 
 from importers.traces.nccl_tests import Log, parse_nccl_tests
 from importers.traces.readings import Reading
-from lockstep.arrow import conform, find_duplicate
 from lockstep.errors import BadInput
-from lockstep.tables import TABLE_BY_NAME
+from tests.importers.traces.build import Told, refusal, sound
 
-Told = dict[str, Any]  # Any: what a row holds
 T0 = 1_700_000_000_000_000_000
 
 HEAD = """# nccl-tests version 2.17.8 nccl-headers=22902 nccl-library=22902
@@ -54,24 +51,13 @@ hostname:3442:3442 [0] NCCL INFO Launch mode Parallel
 
 
 def read(*texts: str) -> Reading:
-    """Read logs, and check that the rows fit their tables."""
     logs = [Log(f"{n}.log", text.encode().splitlines(keepends=True), T0) for n, text in enumerate(texts)]
-    reading = parse_nccl_tests(logs, "j")
-    for name, rows in reading.tables().items():
-        conform(TABLE_BY_NAME[name], rows)
-        assert find_duplicate(TABLE_BY_NAME[name], rows) is None
-    return reading
+    return sound(parse_nccl_tests(logs, "j"))
 
 
 def events(*texts: str) -> list[Told]:
     rows: list[Told] = read(*texts).tables()["events"].to_pylist()
     return rows
-
-
-def refusal(text: str) -> str:
-    with pytest.raises(BadInput) as refused:
-        read(text)
-    return str(refused.value)
 
 
 def test_every_size_is_an_event_of_the_host_that_wrote_the_log() -> None:
@@ -97,11 +83,8 @@ def test_every_device_is_a_rank_of_a_communicator() -> None:
     assert (first["nranks"], first["nnodes"], first["gpu"], first["init_ns"]) == (3, 2, None, T0)
     assert (first["name"], first["nccl_version"]) == ("all_reduce_perf", "2.29.2")
     assert first["plugin_version"] == "nccl-tests 2.17.8"
-
-
-def test_tests_behind_one_another_are_communicators_of_their_own() -> None:
-    reading = read(HEAD + ROWS + TAIL + "\n" + HEAD + ROWS + TAIL, HEAD + ROWS + TAIL)
-    assert len({row["comm"] for row in reading.rows["comms"]}) == 3
+    three = read(HEAD + ROWS + TAIL + "\n" + HEAD + ROWS + TAIL, HEAD + ROWS + TAIL)
+    assert len({row["comm"] for row in three.rows["comms"]}) == 3, "each test has its own"
 
 
 def test_wrong_results_are_errors() -> None:
@@ -130,34 +113,29 @@ def test_test_that_fails_is_an_error_of_the_host_that_noticed() -> None:
     assert (event["severity"], "remote process exited" in event["message"]) == ("error", True)
 
 
-def test_test_that_just_ends_is_a_warning() -> None:
+def test_test_that_just_ends_is_a_warning_and_what_stands_around_the_lines_is_passed_over() -> None:
     *_, event = events(HEAD + ROWS)
     assert (event["kind"], event["severity"]) == ("nccl_test_unfinished", "warning")
-
-
-def test_lines_that_mpirun_tags_are_read() -> None:
     tagged = "".join(f"[1,0]<stdout>:{line}\n" for line in (HEAD + ROWS + TAIL).splitlines())
-    assert len(events(tagged)) == 2
+    assert len(events(tagged)) == 2, "as mpirun tags them"
+    talk = HEAD + "a1:101:101 [0] NCCL INFO Channel 00/08\n" + ROWS + "12 monkeys\n" + TAIL
+    assert len(events(talk)) == 2
 
 
-def test_talk_of_the_job_between_the_lines_is_passed_over() -> None:
-    text = HEAD + "a1:101:101 [0] NCCL INFO Channel 00/08\n" + ROWS + "12 monkeys\n" + TAIL
-    assert len(events(text)) == 2
+DEVICELESS = "\n".join(line for line in HEAD.splitlines() if "Rank" not in line) + "\n" + ROWS
 
 
-@pytest.mark.parametrize("row", ["8 2 float sum -1 12.5 0 0 0\n", "8 2 float sum -1 a b c d e f g h\n"])
-def test_row_that_is_not_whole_is_refused_with_its_line(row: str) -> None:
-    assert refusal(HEAD + row).startswith("0.log, line 13: is no whole row of the table")
-
-
-def test_row_of_no_device_is_refused_with_its_line() -> None:
-    text = "\n".join(line for line in HEAD.splitlines() if "Rank" not in line) + "\n" + ROWS
-    assert refusal(text).startswith("0.log, line 10: nothing above it tells on which devices")
-
-
-@pytest.mark.parametrize("text", ["", "garbage\n", "size count type\n"])
-def test_log_of_something_else_is_refused(text: str) -> None:
-    assert refusal(text) == "0.log: has no test of nccl-tests in it"
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (HEAD + "8 2 float sum -1 12.5 0 0 0\n", "0.log, line 13: is no whole row of the table"),
+        (HEAD + "8 2 float sum -1 a b c d e f g h\n", "0.log, line 13: is no whole row of the table"),
+        (DEVICELESS, "0.log, line 10: nothing above it tells on which devices"),
+        *((text, "0.log: has no test of nccl-tests in it") for text in ("", "garbage\n", "size count type\n")),
+    ],
+)
+def test_log_that_cannot_be_is_refused_with_its_line(text: str, sentence: str) -> None:
+    assert refusal(lambda: read(text)).startswith(sentence)
 
 
 @given(st.binary(max_size=400))
