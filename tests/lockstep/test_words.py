@@ -1,6 +1,7 @@
 """A verdict is said alike everywhere: one sentence to grasp at once, and the cost as far as it is known."""
 
 from fnmatch import fnmatchcase
+from typing import Any
 
 import pytest
 
@@ -19,9 +20,9 @@ def lasting(closed_ns: int | None = None, **changes: object) -> Incident:
 
 
 SINCE = "2026-11-16 07:37 UTC"
-HANGS = {"fault_class": "noncomm_hang", "component": "host:h3", "impact": Impact(ranks_waiting=1)}
-WHOLE = {"fault_class": "global_slow", "component": "job:train", "impact": Impact(ranks_waiting=0)}
-CRASH = {"fault_class": "crash", "component": "gpu:h3/1"}
+HANGS: dict[str, Any] = {"fault_class": "noncomm_hang", "component": "host:h3", "impact": Impact(ranks_waiting=1)}
+WHOLE: dict[str, Any] = {"fault_class": "global_slow", "component": "job:train", "impact": Impact(ranks_waiting=0)}
+CRASH: dict[str, Any] = {"fault_class": "crash", "component": "gpu:h3/1"}
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from typing import Literal
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -36,7 +37,8 @@ from lockstep.verdict import Incident
 from tests.lockstep.state.build import decision, incident
 
 ROUNDS = 20
-JOBS, STATES, CLASSES = ("a", "b'\"%"), ("open", "closed"), ("comm_slow", "crash")
+JOBS, CLASSES = ("a", "b'\"%"), ("comm_slow", "crash")
+STATES: tuple[Literal["open", "closed"], ...] = ("open", "closed")
 PARTS = ("nic:h0/eth0", "NIC:h0/eth0", "link:h0/eth0--leaf%", "gpu:h_0/1")
 
 

@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -88,7 +89,7 @@ def test_a_server_killed_in_mid_insert_loses_and_doubles_nothing(server: ClickHo
     try:
         for _ in range(12):
             goal = len(taken) + dice.randint(1, 6)
-            eventually(lambda goal=goal: len(taken) >= goal)
+            eventually(partial(lambda goal: len(taken) >= goal, goal))
             pause(dice.uniform(0, 0.1))  # anywhere in the insert that comes next
             server.kill()
             server.start()
