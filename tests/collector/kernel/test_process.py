@@ -46,24 +46,21 @@ def imitate_open(root: Path, pid: int, *targets: str) -> None:
         (folder / str(number)).symlink_to(target)
 
 
-def test_process_that_holds_a_ring_is_found_until_it_ends(tmp_path: Path) -> None:
-    holders = RingHolders(Path("/"), [tmp_path])
-    with holder(tmp_path / "7-100.ring") as first, holder(tmp_path / "8-100.ring") as second:
+def test_process_that_locks_a_ring_in_the_directory_is_found_until_it_ends(tmp_path: Path) -> None:
+    rings, others = tmp_path / "rings", tmp_path / "rings-of-others"
+    rings.mkdir()
+    others.mkdir()
+    holders = RingHolders(Path("/"), [rings])
+    with (
+        holder(rings / "7-100.ring") as first,
+        holder(rings / "8-100.ring") as second,
+        holder(rings / "9-100.ring", "open"),
+        holder(rings / "7-100.log"),
+        holder(others / "7-100.ring"),
+    ):
         assert holders() == {first, second}
         assert holders() == {first, second}
     assert holders() == set()
-
-
-@pytest.mark.parametrize(("name", "how"), [("7-100.log", "lock"), ("7-100.ring", "open")])
-def test_process_with_another_file_or_without_the_lock_is_no_rank(tmp_path: Path, name: str, how: str) -> None:
-    with holder(tmp_path / name, how):
-        assert RingHolders(Path("/"), [tmp_path])() == set()
-
-
-def test_ring_in_another_directory_is_not_ours(tmp_path: Path) -> None:
-    (tmp_path / "rings-of-others").mkdir()
-    with holder(tmp_path / "rings-of-others/7-100.ring"):
-        assert RingHolders(Path("/"), [tmp_path / "rings"])() == set()
 
 
 def test_usual_directories_are_looked_at_and_a_removed_file_counts(tmp_path: Path) -> None:

@@ -186,13 +186,8 @@ def test_flood_of_reports_is_spread_over_reads(tmp_path: Path) -> None:
 
 def test_texts_in_a_report_are_cut_and_cleaned(tmp_path: Path) -> None:
     hostile = "\x1b[2J\n" + "x" * 5_000
-    leave(
-        tmp_path,
-        program=hostile,
-        member={"rank": 3, "job": hostile},
-        exception={"name": hostile, "message": hostile},
-        stderr_tail=[hostile] * 4,
-    )
+    said = SAID | {"program": hostile, "member": {"rank": 3, "job": hostile}, "stderr_tail": [hostile] * 4}
+    leave_text(tmp_path, "run-42.json", json.dumps(said | {"exception": {"name": hostile, "message": hostile}}))
     (row,) = read(source_of(tmp_path))
     assert row["message"].isprintable()
     assert len(row["message"]) < 3_000

@@ -330,24 +330,16 @@ def test_problems_are_reported_once_and_hide_nobody_else(tmp_path: Path) -> None
     assert len(lines) == 4
 
 
-def test_source_that_is_closed_holds_no_file(tmp_path: Path) -> None:
-    rank_with_log(tmp_path, IB + COMM + SEND)
-    before = len(open_descriptors())
-    host = Host(tmp_path)
-    for _ in range(3):
-        host.look()
-    assert len(open_descriptors()) == before + 1
-    host.source.close()
-    assert len(open_descriptors()) == before
-
-
 def test_process_that_ended_is_forgotten_and_its_number_may_come_again(tmp_path: Path) -> None:
-    rank_with_log(tmp_path, IB + COMM + SEND)
-    host = Host(tmp_path)
+    before = len(open_descriptors())
+    _, host = logged(tmp_path, IB + COMM + SEND)
     host.look()
     stat = tmp_path / "proc/417/stat"
     stat.write_text(stat.read_text().replace(" 100 ", " 999 "))
     assert len(host.rows()) == 1
+    assert len(open_descriptors()) == before + 1
+    host.source.close()
+    assert len(open_descriptors()) == before
 
 
 def test_host_without_nccl_has_nothing_to_report_and_one_without_processes_says_so(tmp_path: Path) -> None:
