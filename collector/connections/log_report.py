@@ -219,8 +219,10 @@ class LogReport:
                 self._add_queue_pair(fact)
             case NetDevices() | JoinedDevice() | Release():
                 self._learn_host(fact)
+            case FailedCompletion() | Warned() if len(self._troubles) < _MOST_TROUBLES:
+                self._troubles.append(fact)
             case FailedCompletion() | Warned():
-                self._add_trouble(fact)
+                self._lost += 1
             case _:
                 self._learn_comm(tid, fact)
 
@@ -266,7 +268,9 @@ class LogReport:
             return
         devices = self.names_of(line.device, line.network) if line.device is not None else ()
         network = sys.intern(line.network)
-        self._note_use(line, network, devices)
+        self.uses_proxies |= line.proxy_rank is not None
+        if line.via == "NET" and len(self.used) < _MOST_DEVICES:
+            self.used.add((network, devices))
         self.connections[key] = LoggedConnection(
             comm=comm_id,
             rank=line.rank,
@@ -282,11 +286,6 @@ class LogReport:
             confidence=confidence,
         )
 
-    def _note_use(self, line: ChannelLine, network: str, devices: tuple[str, ...]) -> None:
-        self.uses_proxies |= line.proxy_rank is not None
-        if line.via == "NET" and len(self.used) < _MOST_DEVICES:
-            self.used.add((network, devices))
-
     def _address_of(self, line: ChannelLine) -> str:
         known = self.networks.get(line.network)
         is_listed = known and line.device is not None and line.device < len(known.addresses)
@@ -297,11 +296,5 @@ class LogReport:
             names = self._ib_names()
             known = names[line.device] if line.device < len(names) else ()
             self.queue_pairs[line.qpn] = known[0] if len(known) == 1 else ""
-        else:
-            self._lost += 1
-
-    def _add_trouble(self, trouble: FailedCompletion | Warned) -> None:
-        if len(self._troubles) < _MOST_TROUBLES:
-            self._troubles.append(trouble)
         else:
             self._lost += 1

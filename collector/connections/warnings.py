@@ -48,16 +48,13 @@ class LogWords:
     def describe(self, reported: FailedCompletion | Warned) -> Trouble | None:
         """Return the trouble that a warning tells; None where it concerns no connection."""
         if isinstance(reported, FailedCompletion):
-            return self._describe_completion(reported)
+            severity = "warning" if reported.status == _FLUSHED else "error"
+            meaning = self.completions.get(reported.status)
+            message = reported.sentence + (f" (status {reported.status}: {meaning})" if meaning else "")
+            return Trouble("ib_completion_error", severity, reported.hca, message)
         kind = next((kind for kind in self.warnings if kind.contains in reported.sentence), None)
         port = _PORT.match(reported.sentence)
         return Trouble(kind.kind, kind.severity, port[1] if port else None, reported.sentence) if kind else None
-
-    def _describe_completion(self, reported: FailedCompletion) -> Trouble:
-        severity = "warning" if reported.status == _FLUSHED else "error"
-        meaning = self.completions.get(reported.status)
-        message = reported.sentence + (f" (status {reported.status}: {meaning})" if meaning else "")
-        return Trouble("ib_completion_error", severity, reported.hca, message)
 
 
 def load_words() -> LogWords:

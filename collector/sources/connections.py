@@ -87,11 +87,12 @@ class ConnectionsSource:
         self._events.finish(now_ns)
         chosen = self._gather(now_ns, processes, nics)
         lost = self._sent.pop_lost() + sum(files.report.pop_lost() for files in self._files.values())
+        positions = [files.position for files in self._files.values()]
         return Reading(
             tables_of(connections=chosen, events=events[:_MOST_EVENTS]),
             watermark_ns=now_ns,
             dropped=lost + max(len(events) - _MOST_EVENTS, 0),
-            checkpoint=self._checkpoint(),
+            checkpoint=json.dumps({"logs": [[*at[0], at[1]] for at in positions if at]}).encode(),
         )
 
     def resume(self, checkpoint: bytes) -> None:
@@ -102,10 +103,6 @@ class ConnectionsSource:
         """Let go of the logs."""
         for files in self._files.values():
             files.close()
-
-    def _checkpoint(self) -> bytes:
-        positions = [files.position for files in self._files.values()]
-        return json.dumps({"logs": [[*at[0], at[1]] for at in positions if at]}).encode()
 
     def _part(self, processes: Sequence[NcclProcess]) -> list[tuple[ProcessFiles, NewTroubles]]:
         """Return what processes wrote last that have ended since the last look, and forget them."""
@@ -152,7 +149,9 @@ class ConnectionsSource:
             state = (self._files[key].report.revision, flows[key], nics)
             if self._settled.get(key) == state:
                 continue
-            rows, is_settled = self._rows_of(self._owner(now_ns, process), process, flows[key], nics)
+            job = find_job(self._root / "proc", process)
+            owner = Owner(_key(process), self._host, job, process.attempt, now_ns)
+            rows, is_settled = self._rows_of(owner, process, flows[key], nics)
             chosen += self._sent.choose(rows, _MOST_ROWS - len(chosen))
             if is_settled and not self._sent.has_more:
                 self._settled[key] = state
@@ -208,10 +207,6 @@ class ConnectionsSource:
         if rows or not may_guess or not is_sure or self._looks[owner.key] < _PATIENCE:
             return rows
         return rows_of_nic(owner, {comm.gpu for comm in comms}, nics, transport)
-
-    def _owner(self, now_ns: int, process: NcclProcess) -> Owner:
-        job = find_job(self._root / "proc", process)
-        return Owner(_key(process), self._host, job, process.attempt, now_ns)
 
     def _in_turn(self, processes: Sequence[NcclProcess]) -> list[NcclProcess]:
         """Return the processes, another one first each time, so that a busy one does not keep others back."""

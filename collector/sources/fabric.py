@@ -123,7 +123,9 @@ class _Scraper:
         scan = scan_ports(parse(exposition), self._profile, self._target)
         with self._guard:
             rows = rows_of_scan(scan, self._host, self._clock.now_ns())
-            self._keep([row for key, row in rows.items() if self._is_news(key, scan)])
+            self._answers.append([row for key, row in rows.items() if self._is_news(key, scan)])
+            while len(self._answers) > _MOST_WAITING:
+                self._lost += len(self._answers.popleft())
         return scan.complaint(len(rows))
 
     def _is_news(self, key: PortKey, scan: PortScan) -> bool:
@@ -135,11 +137,6 @@ class _Scraper:
         if len(self._stamps) > 2 * len(scan.ports):  # ports that are gone
             self._stamps = {one: self._stamps[one] for one in scan.ports if one in self._stamps}
         return before != stamp
-
-    def _keep(self, rows: list[FabricCounter]) -> None:
-        self._answers.append(rows)
-        while len(self._answers) > _MOST_WAITING:
-            self._lost += len(self._answers.popleft())
 
     def _complain(self, complaint: str) -> None:
         """Say it when it changes, not each time round; an empty complaint means that all is well."""

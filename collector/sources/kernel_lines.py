@@ -87,7 +87,9 @@ def read_line(record: Record, xids: Mapping[int, Xid]) -> Finding | None:
     """Return what the record says happened, or None when it is about nothing of ours."""
     for marker, pattern, describe in _RULES:
         if marker in record.text and (match := pattern.search(record.text)):
-            return describe(match, _message_of(record), xids)
+            # Drills write such lines on purpose; whoever reads the event must see that no driver said this.
+            message = record.text if record.from_kernel else f"(written by a program) {record.text}"
+            return describe(match, message, xids)
     return None
 
 
@@ -104,11 +106,6 @@ def _parse_record(line: str) -> Record | None:
         return None
     # The upper bits of a priority are the facility, and the kernel makes sure that only its own lines have 0.
     return Record(seq, since_boot_ns, from_kernel=priority < 8, text=match[4][:_MAX_MESSAGE])
-
-
-def _message_of(record: Record) -> str:
-    # Drills write such lines on purpose; whoever reads the event must see that no driver said this.
-    return record.text if record.from_kernel else f"(written by a program) {record.text}"
 
 
 Describe = Callable[[re.Match[str], str, Mapping[int, Xid]], Finding | None]
