@@ -53,7 +53,8 @@ def command(
     if as_json:
         chosen = {"choice": choice.model_dump(mode="json")} if choice else {}
         advised = {"interval": interval.model_dump(mode="json")} if interval else {}
-        out.print_json(data={**catalogue.as_json(), "load_s": _all_load_s(catalogue, rates), **chosen, **advised})
+        load_s = {each.path: estimate_load_s(each, rates) for each in catalogue.checkpoints}
+        out.print_json(data={**catalogue.as_json(), "load_s": load_s, **chosen, **advised})
     else:
         _print(catalogue, choice, rates, now_ns)
         if interval:
@@ -91,10 +92,6 @@ def _read_layout(text: str) -> SavedLayout:
     if not sizes.keys() == named.keys() <= {"tp", "pp", "dp", "cp", "ep"}:
         raise BadInput(f"--for {text}: expected sizes such as tp8,pp4,dp3, of tp, pp, dp, cp and ep")
     return SavedLayout.of({"tp": 1, "pp": 1, "dp": 1, **named})
-
-
-def _all_load_s(catalogue: Catalogue, rates: list[ReadRate]) -> dict[str, float | None]:
-    return {each.path: estimate_load_s(each, rates) for each in catalogue.checkpoints}
 
 
 def _print(catalogue: Catalogue, choice: Choice | None, rates: list[ReadRate], now_ns: int) -> None:

@@ -19,7 +19,7 @@ from planner.allocation.cluster_file import allocation_to_json, read_cluster
 from planner.paths.advice import NcclAdvice, advise_nccl
 from planner.paths.flow_paths import FlowPaths, choose_by_chance, find_use
 from planner.paths.flows import Flow, parse_flows
-from planner.paths.network import Network, build_network, with_rates, without
+from planner.paths.network import build_network, with_rates, without
 from planner.paths.planning import PathPlan, PlanOptions, plan_paths
 from planner.paths.report import draw_loads, explain, from_json, to_json
 from planner.pipeline.comparing import Comparison, compare, draw_schedule
@@ -195,7 +195,8 @@ def plan_of_paths(
     as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
 ) -> None:
     """Give each flow a path so that the fullest link is as empty as it can be."""
-    network = _read_network(topology, without_parts or [], slow or [])
+    network = without(build_network(load_topology(topology)), without_parts or [])
+    network = with_rates(network, dict(_read_share(text) for text in slow or []))
     rows = parse_flows(_read_rows(flows))
     held = from_json(network, rows, _read_json(before)) if before else None
     made = plan_paths(network, rows, held, PlanOptions(most_moved=most_moved))
@@ -209,11 +210,6 @@ def plan_of_paths(
         out.print_json(data=to_json(made))
     else:
         _print(made, held, rows, says_why)
-
-
-def _read_network(topology: Path, dead: list[str], slow: list[str]) -> Network:
-    network = without(build_network(load_topology(topology)), dead)
-    return with_rates(network, dict(_read_share(text) for text in slow))
 
 
 def _read_share(text: str) -> tuple[str, float]:

@@ -74,7 +74,10 @@ def down(
 def _print(outcome: Outcome, as_json: bool) -> None:
     if as_json:
         told = {"scenario": outcome.scenario.name, "steps": outcome.steps, "right": outcome.is_right}
-        out.print_json(data=told | {"heard": _when(outcome), "incidents": list(outcome.incidents)})
+        out.print_json(
+            data=told
+            | {"heard": [_heard(outcome, said) for said in outcome.said], "incidents": list(outcome.incidents)}
+        )
         return
     for incident in outcome.incidents:
         verdict = incident["verdict"]
@@ -84,11 +87,6 @@ def _print(outcome: Outcome, as_json: bool) -> None:
         usual = f"a step usually takes {outcome.pace.usual_s:.2f} s"
         out.print(f"{first.component} was heard {after_s:.1f} s and {steps} steps after the fault; {usual}")
     out.print(f"{outcome.steps} steps; {'as expected' if outcome.is_right else 'not as expected'}")
-
-
-def _when(outcome: Outcome) -> list[dict[str, object]]:
-    """Return everything that was said, in the order and at the time at which it could be heard."""
-    return [_heard(outcome, said) for said in outcome.said]
 
 
 def _heard(outcome: Outcome, said: Said) -> dict[str, object]:

@@ -39,7 +39,8 @@ class Demo:
 
     def start(self) -> None:
         start_ns = self._clock.now_ns()
-        identity = Identity(job=f"demo-{_compact(start_ns)}", start_ns=start_ns)
+        started = datetime.fromtimestamp(start_ns // NS_PER_S, UTC)
+        identity = Identity(job=f"demo-{started:%Y%m%dT%H%M%S}", start_ns=start_ns)
         cluster = SimulatedCluster(SimulatedTelemetry(Simulation(self._scenario, _SEED), identity))
         self._agents = [self._agent(cluster, host) for host in cluster.hosts]
         for agent in self._agents:
@@ -63,10 +64,6 @@ class Demo:
             destination=GatewayClient(f"http://{self._settings.api.listen}", token, host),
             clock=self._clock,
         )
-
-
-def _compact(moment_ns: int) -> str:
-    return datetime.fromtimestamp(moment_ns // NS_PER_S, UTC).strftime("%Y%m%dT%H%M%S")
 
 
 _DEMO_SCENARIO = "nic-half-speed"

@@ -119,7 +119,9 @@ def find_active(
     A closed incident stays active until it has been closed for long enough: what comes and goes is told once.
     """
     known = {incident.id: incident for incident in incidents}
-    settled = {name for name, each in known.items() if _is_settled(each, now_ns, settle_ns)}
+    settled = {
+        name for name, each in known.items() if each.state == "closed" and (each.closed_ns or 0) + settle_ns <= now_ns
+    }
     told = {name: incident_alert(incident) for name, incident in known.items()}
     alerts = {name: alert for name, alert in told.items() if name not in settled}
     for decision in _newest_by_incident(decisions):
@@ -129,10 +131,6 @@ def find_active(
         if (execution.ended_ns or 0) > now_ns - ACTION_NS and execution.incident not in settled:
             alerts[f"action:{execution.decision}"] = action_alert(execution)
     return ActiveAlerts(now_ns, alerts, {name: told[name] for name in settled})
-
-
-def _is_settled(incident: Incident, now_ns: int, settle_ns: int) -> bool:
-    return incident.state == "closed" and (incident.closed_ns or 0) + settle_ns <= now_ns
 
 
 def _waits_for_a_person(decision: Decision, answered: Collection[str], now_ns: int) -> bool:

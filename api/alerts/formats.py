@@ -97,14 +97,11 @@ def sign(event: str, now_s: int, body: bytes, secrets: Iterable[str]) -> dict[st
     headers = {"webhook-id": event, "webhook-timestamp": str(now_s)}
     signed = f"{event}.{now_s}.".encode() + body
     try:
-        signatures = [_signature(decode_key(secret), signed) for secret in secrets]
+        digests = [hmac.digest(decode_key(secret), signed, hashlib.sha256) for secret in secrets]
     except ValueError as error:
         raise BadInput(str(error)) from None
-    return headers | {"webhook-signature": " ".join(signatures)} if signatures else headers
-
-
-def _signature(key: bytes, signed: bytes) -> str:
-    return "v1," + base64.b64encode(hmac.digest(key, signed, hashlib.sha256)).decode()
+    signatures = " ".join(f"v1,{base64.b64encode(digest).decode()}" for digest in digests)
+    return headers | {"webhook-signature": signatures} if signatures else headers
 
 
 _TYPE = "dev.lockstep."
@@ -215,7 +212,8 @@ def render_pagerduty(target: Target, notification: Notification, sending: Sendin
         "dedup_key": notification.key[:_KEY],
     }
     if not is_over(notification):
-        event |= {"payload": _payload(notification), "client": "Lockstep", "links": _links(notification, sending)}
+        links = [{"href": sending.page(notification.alerts[0]), "text": "Open in Lockstep"}]
+        event |= {"payload": _payload(notification), "client": "Lockstep", "links": links}
     return Post(target.address, json.dumps(event).encode(), {"Content-Type": "application/json"})
 
 
@@ -243,10 +241,6 @@ def _payload(notification: Notification) -> dict[str, object]:
     }
 
 
-def _links(notification: Notification, sending: Sending) -> list[dict[str, str]]:
-    return [{"href": sending.page(notification.alerts[0]), "text": "Open in Lockstep"}]
-
-
 def _is_theirs(answer: Answer) -> bool:
     try:
         document = json.loads(answer.body)
@@ -268,16 +262,10 @@ def render_mail(target: Target, notification: Notification, sending: Sending) ->
     mail["To"] = ", ".join(target.recipients)
     mail["Date"] = format_datetime(datetime.fromtimestamp(notification.ts_ns // NS_PER_S, UTC))
     mail["Message-ID"] = f"<{notification.id}@{domain}>"
-    mail["References"] = f"<{_plain(notification.key)}@{domain}>"
+    thread = "".join(each if each.isalnum() or each in "._-" else "-" for each in notification.key)
+    mail["References"] = f"<{thread}@{domain}>"
     mail["Auto-Submitted"] = "auto-generated"  # RFC 3834: nobody's holiday notice answers it
-    mail.set_content(_text(notification, sending))
+    known = [f"{name}: {value}" for name, value in figures(notification).items()]
+    lines = [*paragraphs(notification), "", *known, "", sending.page(notification.alerts[0])]
+    mail.set_content("\n".join(lines) + "\n")
     return mail
-
-
-def _text(notification: Notification, sending: Sending) -> str:
-    told = [f"{name}: {value}" for name, value in figures(notification).items()]
-    return "\n".join([*paragraphs(notification), "", *told, "", sending.page(notification.alerts[0])]) + "\n"
-
-
-def _plain(key: str) -> str:
-    return "".join(each if each.isalnum() or each in "._-" else "-" for each in key)

@@ -223,8 +223,9 @@ def send_mail(url: str, username: str, password: str, mail: EmailMessage, outsid
                 server.login(username, password)
             refused = server.send_message(mail)
     except smtplib.SMTPResponseException as error:
-        said = f"{error.smtp_code} {_text(error.smtp_error)}"
-        return Reply("failed", f"{host} said {said}"[:300], error.smtp_code)
+        said = error.smtp_error
+        text = said.decode(errors="replace") if isinstance(said, bytes) else said
+        return Reply("failed", f"{host} said {error.smtp_code} {text}"[:300], error.smtp_code)
     except smtplib.SMTPRecipientsRefused as error:
         return Reply("failed", f"{host} refuses {', '.join(sorted(error.recipients))}"[:300])
     except (smtplib.SMTPException, OSError, ValueError) as error:
@@ -278,7 +279,3 @@ class _Server(smtplib.SMTP):
         if self._raw is not None:
             with suppress(OSError):
                 self._raw.shutdown(socket.SHUT_RDWR)
-
-
-def _text(said: bytes | str) -> str:
-    return said.decode(errors="replace") if isinstance(said, bytes) else said

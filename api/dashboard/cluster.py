@@ -88,17 +88,13 @@ def scorecard(request: Request) -> HTMLResponse:
         "Scorecard",
         (call("/scorecard"), call("/downtime")),
         score=Scorecard.model_validate(decisions.scorecard(request)),
-        downtimes=[Downtime.model_validate(_without_total(row)) for row in rows],
+        downtimes=[Downtime.model_validate({key: row[key] for key in row if key != "total_s"}) for row in rows],
         incidents=list_incidents(control, limit=_RECENT),
         outcomes=list_outcomes(control),
         advice={
             each.incident: each for each in reversed(list_decisions(control, limit=500)) if each.action != "none"
         },
     )
-
-
-def _without_total(row: dict[str, object]) -> dict[str, object]:
-    return {name: value for name, value in row.items() if name != "total_s"}
 
 
 _PLANS = 20

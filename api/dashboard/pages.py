@@ -166,7 +166,7 @@ class PageRoute(APIRoute):
             try:
                 return await handle(request)
             except (LockstepError, RequestValidationError) as error:
-                if not _is_browser(request):
+                if "text/html" not in request.headers.get("Accept", ""):
                     raise
                 return _error_page(request, error)
 
@@ -176,10 +176,6 @@ class PageRoute(APIRoute):
 def page_router() -> APIRouter:
     """Return a router of pages that readers may see."""
     return APIRouter(route_class=PageRoute, dependencies=[Reader], include_in_schema=False)
-
-
-def _is_browser(request: Request) -> bool:
-    return "text/html" in request.headers.get("Accept", "")
 
 
 def _error_page(request: Request, error: LockstepError | RequestValidationError) -> Response:
