@@ -1,5 +1,7 @@
 """A whole web process for tests: real routes over a real control database, with the store that the test brings."""
 
+import socket
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -7,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import uvicorn
+from fastapi import FastAPI
 
 from api.app import create_app
 from api.ingest.gateway import Gateway, GatewayOptions
@@ -21,9 +25,8 @@ from lockstep.state.tokens import Scope, create_token
 from lockstep.store.migrations import Layout
 from lockstep.store.store import Store
 from lockstep.topology import Topology
-from tests.api.serving import served
 from tests.builders import T0
-from tests.waiting import PunctualClock
+from tests.waiting import PunctualClock, eventually
 
 
 @dataclass(frozen=True)
@@ -104,3 +107,24 @@ def check_problem(answer: httpx.Response, status: int, slug: str) -> str:
     assert (document["status"], document["instance"]) == (status, answer.request.url.path)
     assert document["title"] == slug.replace("-", " ")
     return str(document["detail"])
+
+
+_KEPT_S = 3600  # connections: given up after uvicorn's 5 s, one is reset under whoever sends at that very moment
+
+
+@contextmanager
+def served(app: FastAPI) -> Iterator[str]:
+    """Give the address of the app, which runs in a thread; at the end it is shut down as a process would be."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(app, log_level="critical", lifespan="on", ws="none", timeout_keep_alive=_KEPT_S)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="served-app")
+    thread.start()
+    try:
+        eventually(lambda: server.started or not thread.is_alive())
+        assert server.started, "the app did not start"
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+        listener.close()

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.state.database import ControlDatabase, open_control
 from lockstep.store.migrations import Layout, migrate
 from lockstep.store.store import Store, open_store
 from tests.api.build import Api, running_api
@@ -30,3 +31,9 @@ def api(tmp_path: Path, shared_store: Store) -> Iterator[Api]:
     """An app of one's own."""
     with running_api(tmp_path, shared_store) as running:
         yield running
+
+
+@pytest.fixture
+def control(tmp_path: Path) -> Iterator[ControlDatabase]:
+    with open_control(f"sqlite:///{tmp_path / 'control.db'}") as database:
+        yield database

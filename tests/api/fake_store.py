@@ -36,6 +36,15 @@ class FakeStore(Store):
         return [value for rows in kept for value in rows[name].to_pylist()]
 
 
+class AwayStore(FakeStore):
+    """A store that answers no question; what is inserted it keeps, unless `fault` is set."""
+
+    def query(self, *_: object, **__: object) -> NoReturn:
+        raise away()
+
+    query_system = query
+
+
 def away() -> StoreAway:
     return StoreAway("the store at nowhere does not answer")
 

@@ -1,6 +1,8 @@
-"""Who gets in where: each route, those to come too, by each scope, by none, and by what only looks like one."""
+"""Who gets in where: each route, those to come too, by each scope and by none; every change is in the audit."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 
 import httpx
 import pytest
@@ -9,13 +11,24 @@ from hypothesis import strategies as st
 
 from api.auth import SESSION_COOKIE
 from api.middleware import SECURITY_HEADERS
+from lockstep.alert_settings import AlertSettings
 from lockstep.config import Settings
 from lockstep.sections import ApiSettings
+from lockstep.state.decisions import save_decisions, save_isolated
+from lockstep.state.deliveries import Outgoing, save_round
+from lockstep.state.documents import list_audit
+from lockstep.state.incidents import save_incidents
+from lockstep.state.leases import Lease, take_lease
+from lockstep.state.policies import policy_of
 from lockstep.state.tokens import Scope, create_token, revoke_token
 from lockstep.store.store import Store
+from tests.api.alerts.build import SECRET, make_notification
 from tests.api.build import Api, bearer, check_problem, running_api
+from tests.api.routes.test_captures import store_job
 from tests.api.rules import BY_HAND, OPEN, Rule, mounts_of, rules_of
 from tests.builders import T0
+from tests.lockstep.state.build import decision, incident
+from tests.lockstep.state.test_executions import isolated
 
 SCOPES: tuple[Scope, ...] = ("read", "act", "admin", "ingest")
 HOST = "x"  # stands in every path where a name is asked for
@@ -48,13 +61,10 @@ def ask(client: httpx.Client, rule: Rule, headers: dict[str, str] | None = None)
         return answer
 
 
-def test_every_route_has_exactly_one_rule_or_a_reason_to_have_none(rules: list[Rule]) -> None:
+def test_every_route_has_exactly_one_rule_or_a_reason_to_have_none(rules: list[Rule], shared_api: Api) -> None:
     without = {rule.key for rule in rules if rule.scopes is None}
     assert without == set(OPEN), "give a new route one of Reader, Actor, Admin and Agent"
     assert {rule.key for rule in rules if rule.guards != 1} == set(OPEN) | set(BY_HAND)
-
-
-def test_only_static_files_are_served_without_routes(shared_api: Api) -> None:
     assert mounts_of(shared_api.parts) == ["/static"]
 
 
@@ -91,7 +101,7 @@ def test_revoked_token_opens_nothing(shared_api: Api, rules: list[Rule]) -> None
             check_problem(ask(shared_api.client, rule, bearer(secret)), 401, "unknown-token")
 
 
-def test_open_reads_open_reads_and_nothing_else(open_api: Api) -> None:
+def test_open_reads_open_reads_on_this_machine_and_nothing_else(open_api: Api) -> None:
     for rule in rules_of(open_api.parts):
         if rule.scopes is None:
             continue
@@ -100,17 +110,20 @@ def test_open_reads_open_reads_and_nothing_else(open_api: Api) -> None:
             assert answer.status_code not in (401, 403), f"{rule.key}: {answer.text}"
         else:
             check_problem(answer, 401, "no-token")
-
-
-def test_open_reads_on_loopback_are_for_this_machine_under_its_own_name(open_api: Api) -> None:
     answer = open_api.client.get("/api/v1/incidents", headers={"Host": "rebound.example:8642"})
     assert "rebound.example" in check_problem(answer, 401, "other-host")
     assert open_api.client.get("/api/v1/incidents", headers={"Host": "localhost:8642"}).status_code == 200
 
 
-def test_scheme_may_be_written_in_any_case(shared_api: Api, tokens: dict[Scope, str]) -> None:
-    answer = shared_api.client.get("/api/v1/incidents", headers={"Authorization": f"bEARER {tokens['read']}"})
-    assert answer.status_code == 200
+def test_scheme_is_written_in_any_case_and_what_is_no_token_or_session_is_refused(
+    shared_api: Api, tokens: dict[Scope, str]
+) -> None:
+    sent = {"": 401, "Bearer": 401, "Basic YTpi": 401, "Bearer lks_": 401, "lks_0123456789abcdef_x": 401}
+    for text, status in (sent | {f"bEARER {tokens['read']}": 200}).items():
+        answer = shared_api.client.get("/api/v1/incidents", headers={"Authorization": text})
+        assert answer.status_code == status
+    answer = shared_api.client.get("/api/v1/incidents", headers={"Cookie": f"{SESSION_COOKIE}=made-up"})
+    assert check_problem(answer, 401, "no-session") == "this session is over: log in again"
 
 
 def test_agent_token_that_is_bound_to_no_host_sends_nothing(shared_api: Api) -> None:
@@ -120,12 +133,6 @@ def test_agent_token_that_is_bound_to_no_host_sends_nothing(shared_api: Api) -> 
         connection.exec_driver_sql("UPDATE tokens SET host = NULL WHERE name = 'loose'")
     answer = shared_api.client.post("/api/v1/ingest", content=b"x", headers=bearer(secret))
     assert "is bound to no host" in check_problem(answer, 403, "wrong-scope")
-
-
-@pytest.mark.parametrize("sent", ["", "Bearer", "Basic YTpi", "Bearer lks_", "lks_0123456789abcdef_x"])
-def test_header_that_is_no_token_is_refused(shared_api: Api, sent: str) -> None:
-    answer = shared_api.client.get("/api/v1/incidents", headers={"Authorization": sent})
-    assert answer.status_code == 401
 
 
 @given(
@@ -147,6 +154,134 @@ def test_no_header_opens_a_door_or_breaks_the_server(shared_api: Api, headers: d
     assert answer.headers["X-Content-Type-Options"] == "nosniff"
 
 
-def test_made_up_session_opens_nothing(shared_api: Api) -> None:
-    answer = shared_api.client.get("/api/v1/incidents", headers={"Cookie": f"{SESSION_COOKIE}=made-up"})
-    assert check_problem(answer, 401, "no-session") == "this session is over: log in again"
+HOOK = {"name": "ops", "kind": "webhook", "url": "http://127.0.0.1:9/hook", "secrets": [SECRET]}
+
+NOT_AUDITED = {
+    ("POST", "/api/v1/ingest"): "telemetry, of which the gateway keeps a log",
+    ("POST", "/api/v1/intake/alertmanager"): "telemetry of others",
+    ("POST", "/api/v1/intake/gpud"): "telemetry of others",
+    ("POST", "/api/v1/paths/hosts/{host}/count"): "telemetry of the path shim",
+    ("POST", "/api/v1/captures/{job}/replay"): "reads a capture once more and changes nothing",
+}
+
+
+@dataclass(frozen=True)
+class World:
+    """An app in which there is one of everything, and an administrator."""
+
+    api: Api
+    admin: dict[str, str]
+
+    def send(self, method: str, path: str, **sent: object) -> httpx.Response:
+        return self.api.client.request(method, path, headers=self.admin, **sent)  # type: ignore[arg-type]  # as httpx takes it
+
+    def lease(self, name: str) -> Lease:
+        held = take_lease(self.api.parts.control, name, "test", 10**18, self.api.parts.clock.now_ns())
+        assert held is not None
+        return held
+
+    def make_hook(self, name: str = "ops") -> None:
+        assert self.send("POST", "/api/v1/webhooks", json=HOOK | {"name": name}).status_code in (201, 400)
+
+    def make_capture(self, _: str = "") -> httpx.Response:
+        store_job(self.api, "audited", "audited-host", ended_s_ago=1_000)  # what is younger would look alive
+        archive = self.api.get("/api/v1/jobs/audited/capture", {"since_s": 2_000}).content
+        return self.send("POST", "/api/v1/captures?job=audited-copy", content=archive)
+
+    def log_in(self, _: str = "") -> httpx.Response:
+        token = self.admin["Authorization"].removeprefix("Bearer ")
+        answer = self.api.client.post("/login", data={"token": token})
+        self.api.client.cookies.clear()
+        return answer
+
+
+def change_policy(world: World, _: str) -> httpx.Response:
+    world.admin["If-Match"] = world.api.get("/api/v1/policies/planner").headers["ETag"]
+    policy = policy_of(world.api.parts.settings.planner).model_dump(mode="json")
+    return world.send("PUT", "/api/v1/policies/planner", json={"policy": policy})
+
+
+def revoke(world: World, _: str) -> httpx.Response:
+    made = world.send("POST", "/api/v1/tokens", json={"name": "x"}).json()
+    return world.send("DELETE", f"/api/v1/tokens/{made['id']}")
+
+
+def log_out(world: World, _: str) -> httpx.Response:
+    cookie = f"{SESSION_COOKIE}={world.log_in().cookies[SESSION_COOKIE]}"
+    return world.api.client.post("/logout", headers={"Cookie": cookie, "Sec-Fetch-Site": "same-origin"})
+
+
+def sends(path: str, **sent: object) -> Callable[["World", str], httpx.Response]:
+    return lambda world, method: world.send(method, path, **sent)
+
+
+ACTS: dict[tuple[str, str], Callable[[World, str], httpx.Response]] = {
+    ("POST", "/api/v1/captures"): World.make_capture,
+    ("DELETE", "/api/v1/captures/{job}"): sends("/api/v1/captures/audited-copy"),
+    ("POST", "/api/v1/decisions/{decision_id}/{kind}"): sends("/api/v1/decisions/d1/reject", json={}),
+    ("PUT", "/api/v1/incidents/{incident_id}/outcome"): sends(
+        "/api/v1/incidents/i1/outcome", json={"was_right": True}
+    ),
+    ("POST", "/api/v1/isolated/{node}/{kind}"): sends("/api/v1/isolated/h3/test", json={}),
+    ("PUT", "/api/v1/policies/{name}"): change_policy,
+    ("POST", "/api/v1/tokens"): sends("/api/v1/tokens", json={"name": "x"}),
+    ("DELETE", "/api/v1/tokens/{token_id}"): revoke,
+    ("POST", "/api/v1/webhooks"): sends("/api/v1/webhooks", json=HOOK | {"name": "new"}),
+    ("PATCH", "/api/v1/webhooks/{name}"): sends("/api/v1/webhooks/ops", json={"grades": ["isolate"]}),
+    ("POST", "/api/v1/webhooks/{name}/enable"): sends("/api/v1/webhooks/ops/enable"),
+    ("POST", "/api/v1/webhooks/{name}/test"): sends("/api/v1/webhooks/ops/test"),
+    ("POST", "/api/v1/webhooks/{name}/deliveries/{event}/replay"): sends(
+        f"/api/v1/webhooks/ops/deliveries/{make_notification().id}/replay"
+    ),
+    ("POST", "/settings/receivers/{name}/test"): sends("/settings/receivers/ops/test"),
+    ("DELETE", "/api/v1/webhooks/{name}"): sends("/api/v1/webhooks/ops"),
+    ("POST", "/incidents/{incident_id}/orders"): sends(
+        "/incidents/i1/orders", data={"kind": "reject", "decision": "d1"}
+    ),
+    ("POST", "/incidents/{incident_id}/outcome"): sends("/incidents/i1/outcome", data={"was_right": "true"}),
+    ("POST", "/login"): World.log_in,
+    ("POST", "/logout"): log_out,
+}  # how each is done so that it succeeds
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory, shared_store: Store) -> Iterator[World]:
+    folder: Path = tmp_path_factory.mktemp("audited")
+    settings = Settings(state_dir=folder, alerts=AlertSettings(allow=("127.0.0.1/32",)))
+    with running_api(folder, shared_store, settings=settings) as api:
+        made = World(api, bearer(api.make_token("admin")))
+        control, now_ns = api.parts.control, api.parts.clock.now_ns()
+        save_incidents(control, [incident("i1")], None)
+        save_decisions(control, [decision("d1", created_ns=now_ns)], None)
+        save_isolated(control, isolated(since_ns=now_ns, changed_ns=now_ns), made.lease("planner"))
+        made.make_hook()
+        save_round(
+            control, made.lease("alerts"), [Outgoing("ops", make_notification(), replaces=False, is_end=False)], []
+        )
+        yield made
+
+
+def test_every_change_is_tried_here_or_has_a_reason_not_to_be_audited(world: World) -> None:
+    changes = {rule.key for rule in rules_of(world.api.parts) if rule.method not in ("GET", "HEAD")}
+    assert changes == set(ACTS) | set(NOT_AUDITED)
+    assert not set(ACTS) & set(NOT_AUDITED)
+
+
+@pytest.mark.parametrize(("method", "path"), ACTS)
+def test_change_writes_who_did_it(world: World, method: str, path: str) -> None:
+    before = list_audit(world.api.parts.control, 1)[0].id
+    answer = ACTS[method, path](world, method)
+    assert answer.status_code < 400, answer.text
+    line = list_audit(world.api.parts.control, 1)[0]
+    assert line.id > before, f"{method} {path} left no line in the audit"
+    assert line.who == "test", "the name of the administrator's token"
+    assert line.subject
+
+
+def test_refused_change_writes_nothing(world: World) -> None:
+    reader = bearer(world.api.make_token("read"))
+    newest = list_audit(world.api.parts.control, 1)[0].id
+    for rule in rules_of(world.api.parts):
+        if rule.key in ACTS and rule.scopes is not None:
+            assert world.api.client.request(rule.method, rule.url, headers=reader).status_code == 403
+    assert list_audit(world.api.parts.control, 1)[0].id == newest

@@ -1,4 +1,4 @@
-"""An answer is asked for ahead of time: nobody waits for it who comes while it may be believed."""
+"""An answer is asked for ahead of time and once for all who come; what the control database says is obeyed soon."""
 
 import asyncio
 import sys
@@ -10,9 +10,15 @@ import pyarrow as pa
 import pytest
 
 from api import cache
+from api import token_cache as cache_module
 from api.cache import Refreshed, SingleFlight
-from lockstep.clock import ManualClock
+from api.token_cache import LIFE_S, TokenCache
+from lockstep.batches import DetailRequest
+from lockstep.clock import NS_PER_S, ManualClock
 from lockstep.errors import ControlAway, StoreAway
+from lockstep.state.database import ControlDatabase
+from lockstep.state.incidents import add_detail_request
+from lockstep.state.tokens import Scope, Token, create_token, list_tokens, revoke_token
 from tests.builders import T0
 
 
@@ -51,38 +57,24 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-def test_young_answer_is_not_asked_for_again() -> None:
+def test_next_answer_is_fetched_while_the_last_is_given_and_who_comes_too_late_waits() -> None:
     async def scene(answer: Refreshed[int], source: Source, clock: ManualClock) -> None:
-        assert await answer.get() == 1
+        await answer.get()
         clock.advance(0.4)
         assert await answer.get() == 1
         await turns()
-        assert source.asked == 1
-
-    play(scene)
-
-
-def test_next_answer_is_fetched_while_the_last_is_given_to_all_who_come() -> None:
-    async def scene(answer: Refreshed[int], source: Source, clock: ManualClock) -> None:
-        await answer.get()
+        assert source.asked == 1, "it is young"
         source.gate.clear()
-        clock.advance(0.6)
+        clock.advance(0.2)
         assert [await answer.get() for _ in range(10)] == [1] * 10
         await turns()
         assert source.asked == 2
         source.gate.set()
         await turns()
         assert await answer.get() == 2
-
-    play(scene)
-
-
-def test_all_who_come_too_late_wait_for_one_answer() -> None:
-    async def scene(answer: Refreshed[int], source: Source, clock: ManualClock) -> None:
-        await answer.get()
         clock.advance(1.0)
-        assert await asyncio.gather(*(answer.get() for _ in range(20))) == [2] * 20
-        assert source.asked == 2
+        assert await asyncio.gather(*(answer.get() for _ in range(20))) == [3] * 20
+        assert source.asked == 3
 
     play(scene)
 
@@ -218,14 +210,11 @@ def test_many_who_ask_the_same_wait_for_one_answer(waiting: threading.Semaphore)
     assert store.asked == 1
 
 
-def test_who_comes_after_the_answer_asks_anew() -> None:
+def test_who_asks_something_else_or_after_the_answer_asks_anew(waiting: threading.Semaphore) -> None:
     flights, store = SingleFlight[pa.Table](), SlowStore()
     store.go.set()
     answers = [flights.ask("a", store.query)["number"].to_pylist() for _ in range(3)]
     assert answers == [[1], [2], [3]]
-
-
-def test_other_parameters_are_another_question(waiting: threading.Semaphore) -> None:
     flights, store, other = SingleFlight[pa.Table](), SlowStore(), SlowStore()
     with ThreadPoolExecutor(2) as pool:
         (first,) = ask_together(pool, flights, store, waiting, 1)
@@ -247,3 +236,144 @@ def test_failure_is_told_to_all_who_wait_and_the_next_one_asks_again(waiting: th
     with pytest.raises(StoreAway):
         flights.ask("a", store.query)
     assert store.asked == 2
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(1_000 * NS_PER_S)
+
+
+@pytest.fixture
+def token_cache(control: ControlDatabase, clock: ManualClock) -> TokenCache:
+    return TokenCache(control, clock)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return what the database is asked, from now on."""
+    questions: list[str] = []
+    for name in ("valid_tokens", "find_token", "detail_requests_by_host"):
+        plain = getattr(cache_module, name)
+
+        def ask(*arguments: object, name: str = name, plain: object = plain) -> object:
+            questions.append(name)
+            assert callable(plain)
+            return plain(*arguments)
+
+        monkeypatch.setattr(cache_module, name, ask)
+    return questions
+
+
+def make_token(control: ControlDatabase, host: str, scope: Scope = "ingest") -> str:
+    return create_token(control, scope=scope, host=host, name="test", now_ns=1)
+
+
+def find(token_cache: TokenCache, secret: str) -> Token | None:
+    return asyncio.run(token_cache.find_token(secret))
+
+
+def detail_requests(token_cache: TokenCache, host: str) -> list[str]:
+    return [detail_request.id for detail_request in asyncio.run(token_cache.detail_requests_for(host))]
+
+
+def detail_request(name: str, host: str, expires_s: float) -> DetailRequest:
+    return DetailRequest(id=name, host=host, kind="probe", details={}, expires_ns=round(expires_s * NS_PER_S))
+
+
+def test_a_revoked_token_is_refused_as_soon_as_the_answer_is_old_and_at_once_where_it_was_revoked(
+    token_cache: TokenCache, control: ControlDatabase, clock: ManualClock
+) -> None:
+    assert LIFE_S <= 1.0, "docs/operations.md promises it to whoever revokes a token"
+    agent, reader = make_token(control, "h0"), make_token(control, "h1", "read")
+    known, found = find(token_cache, agent), find(token_cache, reader)
+    assert known is not None
+    assert found is not None
+    assert (known.host, known.scope, found.scope) == ("h0", "ingest", "read")
+    revoke_token(control, known.id, now_ns=5)
+    clock.advance(LIFE_S)
+    assert find(token_cache, agent) is None
+    revoke_token(control, found.id, now_ns=5)
+    assert find(token_cache, reader) == found
+    token_cache.forget()
+    assert find(token_cache, reader) is None
+
+
+def test_a_token_is_looked_up_once_while_the_answer_is_young(
+    token_cache: TokenCache, control: ControlDatabase, clock: ManualClock, asked: list[str]
+) -> None:
+    secret = make_token(control, "h0")
+    for _ in range(3):
+        assert find(token_cache, secret) is not None
+        assert detail_requests(token_cache, "h0") == []
+        clock.advance(LIFE_S / 8)
+    assert asked == ["valid_tokens", "detail_requests_by_host"]
+    clock.advance(LIFE_S)
+    assert find(token_cache, secret) is not None
+    assert asked == ["valid_tokens", "detail_requests_by_host"] * 2
+
+
+def test_many_who_come_at_once_wait_for_one_answer(
+    token_cache: TokenCache, control: ControlDatabase, asked: list[str]
+) -> None:
+    secrets = [make_token(control, f"h{number}") for number in range(30)]
+
+    async def all_at_once() -> list[Token | None]:
+        return await asyncio.gather(*(token_cache.find_token(secret) for secret in secrets))
+
+    found = asyncio.run(all_at_once())
+    assert [token.host for token in found if token] == [f"h{number}" for number in range(30)]
+    assert asked == ["valid_tokens", "detail_requests_by_host"]
+
+
+def test_what_is_no_token_is_none_and_a_token_newer_than_the_answer_is_found_at_once(
+    token_cache: TokenCache, control: ControlDatabase, asked: list[str]
+) -> None:
+    secret = make_token(control, "h0")
+    (token,) = list_tokens(control)
+    assert find(token_cache, secret) == token
+    unknown = "lks_" + "0" * 16 + "_" + "A" * 43
+    assert asyncio.run(token_cache.find_known(unknown)) is None
+    assert "find_token" not in asked
+    for none in ("", "nothing", unknown, secret[:-43] + "A" * 43):
+        assert find(token_cache, none) is None
+    newer = find(token_cache, make_token(control, "h1"))
+    assert newer is not None
+    assert newer.host == "h1"
+
+
+def test_a_detail_request_reaches_its_host_as_soon_as_the_answer_is_old(
+    token_cache: TokenCache, control: ControlDatabase, clock: ManualClock
+) -> None:
+    assert detail_requests(token_cache, "h0") == []
+    add_detail_request(control, detail_request("late", "h0", 3_000))
+    add_detail_request(control, detail_request("soon", "h0", 2_000))
+    add_detail_request(control, detail_request("other", "h1", 2_000))
+    clock.advance(LIFE_S)
+    assert detail_requests(token_cache, "h0") == ["soon", "late"]
+    assert detail_requests(token_cache, "h1") == ["other"]
+
+
+def test_a_detail_request_that_expires_while_the_answer_is_young_is_not_delivered(
+    token_cache: TokenCache, control: ControlDatabase, clock: ManualClock
+) -> None:
+    add_detail_request(control, detail_request("short", "h0", 1_000 + LIFE_S / 2))
+    assert detail_requests(token_cache, "h0") == ["short"]
+    clock.advance(LIFE_S * 3 / 4)
+    assert detail_requests(token_cache, "h0") == []
+
+
+def test_nobody_is_let_in_on_an_old_answer_while_the_database_is_away(
+    token_cache: TokenCache, control: ControlDatabase, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = make_token(control, "h0")
+    assert find(token_cache, secret) is not None
+
+    def away(_: ControlDatabase) -> None:
+        raise ControlAway("the control database cannot be used")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cache_module, "valid_tokens", away)
+        clock.advance(LIFE_S)
+        with pytest.raises(ControlAway):
+            find(token_cache, secret)
+    assert find(token_cache, secret) is not None

@@ -1,22 +1,27 @@
-"""One caller cannot take everybody's turn, and no body is larger than what is asked for."""
+"""One caller cannot take everybody's turn, no body is too large, and an act that is sent again is done once."""
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from api.auth import SESSION_COOKIE
 from api.limits import REFUSED_PER_S, Buckets, most_bytes
 from lockstep.clock import NS_PER_S, ManualClock
 from lockstep.config import Settings
 from lockstep.sections import ApiSettings
+from lockstep.state.idempotency import KEPT_NS, STUCK_NS
 from lockstep.state.sessions import begin_session
-from lockstep.state.tokens import find_token
+from lockstep.state.tokens import find_token, list_tokens, revoke_token
 from tests.api.build import Api, batch_headers, bearer, check_problem, running_api
 from tests.api.fake_store import FakeStore
 from tests.api.rules import rules_of
+from tests.waiting import HastyClock, eventually
 
 LARGE = b"x" * (1 << 20)
 
@@ -39,52 +44,38 @@ def still(tmp_path: Path) -> Iterator[Api]:
         yield running
 
 
-def test_caller_that_asks_too_often_is_told_when_to_come_again(still: Api) -> None:
-    headers = bearer(still.make_token("read"))
-    assert [still.client.get("/api/v1/incidents", headers=headers).status_code for _ in range(3)] == [200] * 3
-    answer = still.client.get("/api/v1/incidents", headers=headers)
-    assert check_problem(answer, 429, "too-many-requests") == "too many requests: ask again in 0.7 s"
-    assert answer.headers["Retry-After"] == "1"
-    assert answer.headers["X-Content-Type-Options"] == "nosniff"
-
-
-def test_time_fills_the_bucket_again(still: Api) -> None:
-    headers = bearer(still.make_token("read"))
-    for _ in range(4):
-        last = still.client.get("/api/v1/incidents", headers=headers)
-    assert last.status_code == 429
+def test_caller_that_asks_too_often_is_told_when_to_come_again_and_nobody_else_is(still: Api) -> None:
+    greedy, modest = bearer(still.make_token("read")), bearer(still.make_token("read"))
+    asked = [still.client.get("/api/v1/incidents", headers=greedy) for _ in range(4)]
+    assert [answer.status_code for answer in asked] == [200, 200, 200, 429]
+    assert check_problem(asked[3], 429, "too-many-requests") == "too many requests: ask again in 0.7 s"
+    assert asked[3].headers["Retry-After"] == "1"
+    assert asked[3].headers["X-Content-Type-Options"] == "nosniff"
+    assert still.client.get("/api/v1/incidents", headers=modest).status_code == 200
+    agent = batch_headers(still.make_token("ingest", "h0"))
+    statuses = [still.client.post("/api/v1/ingest", content=b"", headers=agent).status_code for _ in range(3)]
+    assert statuses == [400, 400, 429], "batches have a bound of their own"
+    assert {still.client.get("/healthz").status_code for _ in range(10)} == {200}
     clock = still.parts.clock
     assert isinstance(clock, StillClock)
     clock.advance(1)
-    assert still.client.get("/api/v1/incidents", headers=headers).status_code == 200
+    assert still.client.get("/api/v1/incidents", headers=greedy).status_code == 200
 
 
-def test_one_caller_does_not_use_up_another_s_turn(still: Api) -> None:
-    greedy, modest = bearer(still.make_token("read")), bearer(still.make_token("read"))
-    for _ in range(5):
-        still.client.get("/api/v1/incidents", headers=greedy)
-    assert still.client.get("/api/v1/incidents", headers=modest).status_code == 200
-
-
-def test_batches_have_a_bound_of_their_own(still: Api) -> None:
-    headers = batch_headers(still.make_token("ingest", "h0"))
-    statuses = [still.client.post("/api/v1/ingest", content=b"", headers=headers).status_code for _ in range(3)]
-    assert statuses == [400, 400, 429]
-
-
-def test_probes_are_never_refused(still: Api) -> None:
-    assert {still.client.get("/healthz").status_code for _ in range(10)} == {200}
-
-
-def test_made_up_tokens_are_slowed_down_and_a_neighbour_s_good_one_is_not(still: Api) -> None:
-    good = bearer(still.make_token("read"))
-    assert still.client.get("/api/v1/incidents", headers=good).status_code == 200
-    tries = [
-        still.client.get("/api/v1/incidents", headers=bearer(f"lks_{number:016x}_{'A' * 43}")).status_code
-        for number in range(110)
-    ]
-    assert tries == [401] * int(REFUSED_PER_S * 20) + [429] * 10
-    assert still.client.get("/api/v1/incidents", headers=good).status_code == 200
+def test_good_token_and_session_are_let_in_from_an_address_whose_made_up_ones_lock_it_out(still: Api) -> None:
+    seen, reader = (bearer(still.make_token("read")) for _ in range(2))
+    agent = batch_headers(still.make_token("ingest", "h0"))
+    token = find_token(still.parts.control, still.make_token("read"))
+    assert token is not None
+    now_ns = still.parts.clock.now_ns()
+    cookie = begin_session(still.parts.control, token, now_ns, now_ns + NS_PER_S)
+    assert still.client.get("/api/v1/incidents", headers=seen).status_code == 200
+    fill_with_made_up_tokens(still)
+    for headers in (seen, reader, {"Cookie": f"lockstep_session={cookie}"}):
+        assert still.client.get("/api/v1/incidents", headers=headers).status_code == 200
+    assert still.client.post("/api/v1/ingest", content=b"", headers=agent).status_code == 400, "it was looked at"
+    for headers in (bearer(still.make_token("read")[:-1] + "!"), {"Cookie": "lockstep_session=made-up"}):
+        check_problem(still.client.get("/api/v1/incidents", headers=headers), 429, "too-many-requests")
 
 
 def fill_with_made_up_tokens(api: Api) -> None:
@@ -93,27 +84,7 @@ def fill_with_made_up_tokens(api: Api) -> None:
         api.client.get("/api/v1/incidents", headers=bearer(f"lks_{number:016x}_{'A' * 43}")).status_code
         for number in range(110)
     ]
-    assert tries[-10:] == [429] * 10
-
-
-def test_good_token_that_was_never_seen_is_let_in_from_an_address_that_is_locked_out(still: Api) -> None:
-    reader, agent = bearer(still.make_token("read")), batch_headers(still.make_token("ingest", "h0"))
-    fill_with_made_up_tokens(still)
-    assert still.client.get("/api/v1/incidents", headers=reader).status_code == 200
-    assert still.client.post("/api/v1/ingest", content=b"", headers=agent).status_code == 400, "it was looked at"
-    worse = bearer(still.make_token("read")[:-1] + "!")
-    check_problem(still.client.get("/api/v1/incidents", headers=worse), 429, "too-many-requests")
-
-
-def test_session_is_let_in_from_an_address_that_is_locked_out_and_a_made_up_one_is_not(still: Api) -> None:
-    token = find_token(still.parts.control, still.make_token("read"))
-    assert token is not None
-    now_ns = still.parts.clock.now_ns()
-    cookie = begin_session(still.parts.control, token, now_ns, now_ns + NS_PER_S)
-    fill_with_made_up_tokens(still)
-    good, bad = ({"Cookie": f"lockstep_session={secret}"} for secret in (cookie, "made-up"))
-    assert still.client.get("/api/v1/incidents", headers=good).status_code == 200
-    check_problem(still.client.get("/api/v1/incidents", headers=bad), 429, "too-many-requests")
+    assert tries == [401] * int(REFUSED_PER_S * 20) + [429] * 10
 
 
 def test_person_logs_in_from_an_address_that_is_locked_out(tmp_path: Path) -> None:
@@ -126,25 +97,25 @@ def test_person_logs_in_from_an_address_that_is_locked_out(tmp_path: Path) -> No
         assert api.client.post("/login", data={"token": token}).status_code == 303
 
 
-def test_no_limit_is_no_limit(tmp_path: Path) -> None:
-    free = Settings(api=ApiSettings(requests_per_s=0))
-    with running_api(tmp_path, FakeStore(), settings=free, clock=StillClock()) as api:
-        assert {api.get("/api/v1/incidents").status_code for _ in range(50)} == {200}
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        (ApiSettings(requests_per_s=1, open_reads=True), [200, 200, 429]),  # by address, whatever token is made up
+        (ApiSettings(requests_per_s=0, open_reads=True), [200] * 50),
+    ],
+)
+def test_open_reads_count_by_address_and_no_limit_is_none(
+    tmp_path: Path, limits: ApiSettings, expected: list[int]
+) -> None:
+    with running_api(tmp_path, FakeStore(), settings=Settings(api=limits), clock=StillClock()) as api:
+        asked = [api.client.get("/api/v1/incidents", headers=bearer(str(n))) for n in range(len(expected))]
+    assert [answer.status_code for answer in asked] == expected
 
 
-def test_open_reads_count_by_address_whatever_token_is_made_up(tmp_path: Path) -> None:
-    limits = Settings(api=ApiSettings(requests_per_s=1, open_reads=True))
-    with running_api(tmp_path, FakeStore(), settings=limits, clock=StillClock()) as api:
-        statuses = [api.client.get("/api/v1/incidents", headers=bearer(str(n))).status_code for n in range(3)]
-    assert statuses == [200, 200, 429]
-
-
-def test_body_that_says_it_is_too_large_is_refused_unread(still: Api) -> None:
+def test_body_that_is_too_large_is_refused_unread_or_as_it_comes(still: Api) -> None:
     answer = still.client.put("/api/v1/policies/planner", content=LARGE, headers=bearer(still.make_token("admin")))
     assert check_problem(answer, 413, "too-large") == "a body here may have 64 KiB"
 
-
-def test_body_that_says_nothing_is_counted_as_it_comes(still: Api) -> None:
     def pieces() -> Iterator[bytes]:
         for _ in range(16):
             yield LARGE[: 1 << 13]
@@ -164,12 +135,9 @@ def test_no_route_takes_a_body_without_a_bound(api: Api) -> None:
         assert answer.status_code == 413, f"{rule.key}: {answer.status_code} {answer.text}"
 
 
-@pytest.mark.parametrize(
-    ("path", "expected"),
-    [("/api/v1/policies/planner", 1 << 20), ("/api/v1/captures", 512 << 20), ("/login", 1 << 20)],
-)
-def test_captures_may_be_larger_than_everything_else(path: str, expected: int) -> None:
-    assert most_bytes(path, Settings()) == expected
+def test_captures_may_be_larger_than_everything_else() -> None:
+    expected = {"/api/v1/policies/planner": 1 << 20, "/api/v1/captures": 512 << 20, "/login": 1 << 20}
+    assert {path: most_bytes(path, Settings()) for path in expected} == expected
 
 
 @given(
@@ -197,3 +165,137 @@ def test_callers_are_remembered_up_to_a_bound() -> None:
     assert len(buckets) == 10
     assert "99" in buckets
     assert "0" not in buckets
+
+
+REQUESTED = {"name": "for a reader", "scope": "read"}
+
+
+@pytest.fixture
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    with running_api(tmp_path_factory.mktemp("acts"), FakeStore()) as running:
+        yield running
+
+
+@pytest.fixture
+def admin(api: Api) -> str:
+    return api.make_token("admin")
+
+
+def create_token_here(api: Api, admin: str, key: str | None = "k-1", **changes: object) -> httpx.Response:
+    headers = bearer(admin) | ({"Idempotency-Key": key} if key is not None else {})
+    return api.client.post("/api/v1/tokens", json={**REQUESTED, **changes}, headers=headers)
+
+
+def made(api: Api) -> int:
+    return sum(token.name == REQUESTED["name"] for token in list_tokens(api.parts.control))
+
+
+def test_repeated_act_is_done_once_and_answered_alike(api: Api, admin: str) -> None:
+    first, again = create_token_here(api, admin), create_token_here(api, admin)
+    assert (first.status_code, again.status_code) == (201, 201)
+    assert again.content == first.content, "the secret too, which nothing else can show again"
+    assert (first.headers.get("Idempotency-Replayed"), again.headers["Idempotency-Replayed"]) == (None, "true")
+    assert again.headers["Content-Type"] == first.headers["Content-Type"]
+    assert again.headers["X-Request-Id"] != first.headers["X-Request-Id"]
+    assert made(api) == 1
+
+
+def test_act_is_done_again_without_a_key_and_by_somebody_else_but_not_for_who_is_refused(
+    api: Api, admin: str
+) -> None:
+    create_token_here(api, admin, key=None)
+    create_token_here(api, admin, key=None)
+    assert made(api) == 2
+    first, other = create_token_here(api, admin), create_token_here(api, api.make_token("admin"))
+    assert first.json()["secret"] != other.json()["secret"]
+    revoke_token(api.parts.control, admin.split("_")[1], 1)
+    check_problem(create_token_here(api, admin), 401, "unknown-token")
+    check_problem(create_token_here(api, api.make_token("read")), 403, "wrong-scope")
+    assert made(api) == 4
+
+
+def test_mistake_is_answered_alike_and_a_failure_of_ours_tried_again(
+    api: Api, admin: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> str:
+        raise ZeroDivisionError
+
+    for act in ("approve", "reject", "undo"):
+        headers = bearer(admin) | {"Idempotency-Key": f"{act}-1"}
+        for expected in (None, "true"):
+            answer = api.client.post(f"/api/v1/decisions/none/{act}", json={}, headers=headers)
+            check_problem(answer, 404, "not-found")
+            assert answer.headers.get("Idempotency-Replayed") == expected
+    first, again = (create_token_here(api, admin, key="mistake", scope="ingest") for _ in range(2))
+    check_problem(first, 400, "bad-input")
+    assert (again.content, again.headers["Idempotency-Replayed"]) == (first.content, "true")
+    with monkeypatch.context() as patch:
+        patch.setattr("api.routes.admin.create_token", fail)
+        patch.setattr("api.problems._log.error", lambda *_, **__: None)
+        check_problem(create_token_here(api, admin), 500, "failed")
+    assert create_token_here(api, admin).status_code == 201
+
+
+def test_two_at_the_same_time_are_one_act(api: Api, admin: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(*_: object, **__: object) -> str:
+        begun.set()
+        assert go_on.wait(60)
+        return "lks_0123456789abcdef_" + "A" * 43
+
+    monkeypatch.setattr("api.routes.admin.create_token", slow)
+    with ThreadPoolExecutor(1) as other:
+        first = other.submit(create_token_here, api, admin)
+        eventually(begun.is_set)
+        answer = create_token_here(api, admin)
+        go_on.set()
+        assert check_problem(answer, 409, "in-progress") == "the first request with this key is still at work"
+        assert answer.headers["Retry-After"] == "1"
+        assert first.result().status_code == 201
+    assert create_token_here(api, admin).content == first.result().content
+
+
+def test_answers_are_kept_for_a_day_and_a_stolen_database_shows_no_secret(api: Api, admin: str) -> None:
+    secret = create_token_here(api, admin).json()["secret"]
+    with api.parts.control.read() as connection:
+        rows = connection.exec_driver_sql("SELECT * FROM idempotency").fetchall()
+    assert len(rows) == 1
+    assert secret.split("_", 2)[2] not in str(rows)
+    assert REQUESTED["name"] not in str(rows)
+    assert "k-1" not in str(rows)
+    clock = api.parts.clock
+    assert isinstance(clock, HastyClock)
+    create_token_here(api, admin)
+    clock.skip(KEPT_NS / NS_PER_S - 3600)
+    assert create_token_here(api, admin).headers["Idempotency-Replayed"] == "true"
+    clock.skip(3600)
+    assert "Idempotency-Replayed" not in create_token_here(api, admin).headers
+    assert STUCK_NS < KEPT_NS
+
+
+def test_session_s_acts_are_done_once_too(api: Api, admin: str) -> None:
+    login = api.client.post("/login", data={"token": admin})
+    headers = {"Cookie": f"{SESSION_COOKIE}={login.cookies[SESSION_COOKIE]}", "Sec-Fetch-Site": "same-origin"}
+    api.client.cookies.clear()
+    first, again = (
+        api.client.post("/api/v1/tokens", json=REQUESTED, headers=headers | {"Idempotency-Key": "s-1"})
+        for _ in range(2)
+    )
+    assert first.status_code == 201
+    assert again.content == first.content
+    # The same person by their token: the act is known as theirs, its answer opens only for the session.
+    check_problem(create_token_here(api, admin, key="s-1"), 409, "sealed")
+    assert made(api) == 1
+
+
+def test_key_of_another_request_and_one_that_is_none_are_refused(api: Api, admin: str) -> None:
+    create_token_here(api, admin)
+    answer = create_token_here(api, admin, scope="act")
+    assert check_problem(answer, 422, "key-reused") == "this Idempotency-Key was used for another request"
+    token = list_tokens(api.parts.control)[0].id
+    headers = bearer(admin) | {"Idempotency-Key": "k-1"}
+    check_problem(api.client.delete(f"/api/v1/tokens/{token}", headers=headers), 422, "key-reused")
+    for key in ("a b", "x" * 256, "tab\there"):
+        sentence = check_problem(create_token_here(api, admin, key=key), 400, "bad-key")
+        assert "1 to 255 printable characters" in sentence

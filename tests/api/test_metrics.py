@@ -1,6 +1,6 @@
 """What Prometheus reads: named as it asks for, bounded in number, and gone when a job is."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,8 +27,8 @@ from lockstep.state.leases import take_lease
 from lockstep.store.store import Store
 from lockstep.verdict import Incident
 from tests.api.alerts.build import make_notification, target
-from tests.api.build import Api, bearer, check_problem, running_api
-from tests.api.fake_store import FakeStore, away
+from tests.api.build import Api, check_problem, running_api
+from tests.api.fake_store import AwayStore, FakeStore
 from tests.api.views.build import put
 from tests.builders import T0
 from tests.lockstep.state.build import decision, incident
@@ -86,11 +86,13 @@ def ended(decision_id: str, state: str = "done", isolated: str = "done") -> Chan
     return Change(9, 9, "execution", decision_id, run.model_dump_json())
 
 
-def test_version_is_told(metrics: SystemMetrics) -> None:
+def test_open_incidents_are_counted_by_class_and_by_job(metrics: SystemMetrics, api: Api) -> None:
     assert series_of(metrics)["lockstep_build_info", __version__] == 1
-
-
-def test_open_incidents_are_counted_by_class_and_by_job(api: Api, metrics: SystemMetrics) -> None:
+    counted = {
+        where: count for (name, where), count in series_of(metrics).items() if name == "lockstep_deliveries_total"
+    }
+    assert len(counted) == 15
+    assert set(counted.values()) == {0}
     known = [incident("a"), incident("b"), incident("c", job="other"), incident("d", state="closed")]
     save_incidents(api.parts.control, known, None)
     series = series_of(metrics)
@@ -126,7 +128,32 @@ def test_jobs_with_gauges_are_no_more_than_the_setting_allows(api: Api, metrics:
     assert series["lockstep_incidents_open", "comm_slow"] == 6
 
 
-def test_no_label_counts_ranks_or_sequences(api: Api) -> None:
+def test_new_incident_and_ended_action_count_once_with_their_times(metrics: SystemMetrics, api: Api) -> None:
+    found = incident("a", opened_ns=100 + 7 * NS_PER_S)
+    metrics.watch([told(found, number=5, first=5)], known=4)
+    metrics.watch([told(found, number=6, first=5)], known=5)
+    series = series_of(metrics)
+    assert series["lockstep_verdicts_total", "comm_slow"] == 1
+    assert (series["lockstep_detection_seconds_count", ""], series["lockstep_detection_seconds_sum", ""]) == (1, 7)
+    save_incidents(api.parts.control, [incident("i1", opened_ns=10 * NS_PER_S)], None)
+    metrics.watch([ended("d1", "executing")], known=0)
+    assert ("lockstep_actions_total", "replace,done") not in series_of(metrics)
+    for _ in range(2):
+        metrics.watch([ended("d1")], known=0)
+    metrics.watch([ended("d2", "failed", isolated="failed")], known=0)
+    series = series_of(metrics)
+    assert (series["lockstep_actions_total", "replace,done"], series["lockstep_actions_total", "replace,failed"]) == (
+        1,
+        1,
+    )
+    assert (series["lockstep_quarantine_seconds_count", ""], series["lockstep_quarantine_seconds_sum", ""]) == (1, 30)
+
+
+def test_running_process_counts_what_others_write_and_no_label_counts_ranks(api: Api) -> None:
+    save_incidents(api.parts.control, [incident("i1")], None)
+    eventually(lambda: ("lockstep_verdicts_total", "comm_slow") in scrape(api))
+    save_decisions(api.parts.control, [decision("d1")], None)
+    eventually(lambda: any(name == "lockstep_decisions_total" for name, _ in scrape(api)))
     labels = {
         label
         for family in text_string_to_metric_families(api.get("/metrics").text)
@@ -148,67 +175,21 @@ def test_no_label_counts_ranks_or_sequences(api: Api) -> None:
     }
 
 
-def test_new_incident_counts_once_with_the_time_it_took_to_find(metrics: SystemMetrics) -> None:
-    found = incident("a", opened_ns=100 + 7 * NS_PER_S)
-    metrics.watch([told(found, number=5, first=5)], known=4)
-    metrics.watch([told(found, number=6, first=5)], known=5)
-    series = series_of(metrics)
-    assert series["lockstep_verdicts_total", "comm_slow"] == 1
-    assert (series["lockstep_detection_seconds_count", ""], series["lockstep_detection_seconds_sum", ""]) == (1, 7)
-
-
-def test_action_counts_when_it_has_ended_with_the_time_to_quarantine(api: Api, metrics: SystemMetrics) -> None:
-    save_incidents(api.parts.control, [incident("i1", opened_ns=10 * NS_PER_S)], None)
-    metrics.watch([ended("d1", "executing")], known=0)
-    assert ("lockstep_actions_total", "replace,done") not in series_of(metrics)
-    for _ in range(2):
-        metrics.watch([ended("d1")], known=0)
-    metrics.watch([ended("d2", "failed", isolated="failed")], known=0)
-    series = series_of(metrics)
-    assert (series["lockstep_actions_total", "replace,done"], series["lockstep_actions_total", "replace,failed"]) == (
-        1,
-        1,
-    )
-    assert (series["lockstep_quarantine_seconds_count", ""], series["lockstep_quarantine_seconds_sum", ""]) == (1, 30)
-
-
-def test_running_process_counts_what_others_write(api: Api) -> None:
-    save_incidents(api.parts.control, [incident("i1")], None)
-    eventually(lambda: ("lockstep_verdicts_total", "comm_slow") in scrape(api))
-    save_decisions(api.parts.control, [decision("d1")], None)
-    eventually(lambda: any(name == "lockstep_decisions_total" for name, _ in scrape(api)))
-
-
-def test_store_that_is_away_leaves_its_gauges_out_and_is_named(
+def test_store_or_control_database_that_is_away_leaves_its_gauges_out_and_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
-        raise away()
+        raise ControlAway("locked")
 
-    store = FakeStore()
-    monkeypatch.setattr(store, "query", fail)
-    with running_api(tmp_path, store) as api:
+    with running_api(tmp_path, AwayStore()) as api:
         save_incidents(api.parts.control, [incident("a")], None)
         series = scrape(api)
-    assert series["lockstep_incidents_open", "comm_slow"] == 1
-    assert (series["lockstep_metrics_unread", "store"], series["lockstep_metrics_unread", "control"]) == (1, 0)
-
-
-def test_control_database_that_is_away_leaves_its_gauges_out_rather_than_nought(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with running_api(tmp_path, NoJobs()) as api:
-        monkeypatch.setattr(metrics_module, "read_outbox", fail_with(ControlAway("locked")))
-        series = series_of(SystemMetrics(api.parts))
+        assert series["lockstep_incidents_open", "comm_slow"] == 1
+        assert (series["lockstep_metrics_unread", "store"], series["lockstep_metrics_unread", "control"]) == (1, 0)
+        monkeypatch.setattr(metrics_module, "read_outbox", fail)
+        series = series_of(SystemMetrics(replace(api.parts, store=NoJobs())))
     assert (series["lockstep_metrics_unread", "control"], series["lockstep_metrics_unread", "store"]) == (1, 0)
     assert not {name for name, _ in series} & {"lockstep_nodes_out", "lockstep_outbox_oldest_seconds"}
-
-
-def fail_with(error: Exception) -> Callable[..., None]:
-    def fail(*_: object) -> None:
-        raise error
-
-    return fail
 
 
 def test_scrapers_that_come_together_share_one_look_and_the_next_gets_another(tmp_path: Path) -> None:
@@ -245,19 +226,6 @@ def test_alerts_that_nobody_got_are_counted_by_kind_with_their_age(tmp_path: Pat
     waiting = {"alertmanager,waiting": 2, "alertmanager,sending": 0, "alertmanager,dead": 0, "removed,waiting": 2}
     assert messages == waiting
     assert series["lockstep_outbox_oldest_seconds", ""] == 61
-
-
-def test_every_kind_of_receiver_has_its_counters_from_the_start(metrics: SystemMetrics) -> None:
-    counted = {
-        where: count for (name, where), count in series_of(metrics).items() if name == "lockstep_deliveries_total"
-    }
-    assert len(counted) == 15
-    assert set(counted.values()) == {0}
-
-
-def test_metrics_need_a_reader_s_token(api: Api) -> None:
-    check_problem(api.client.get("/metrics"), 401, "no-token")
-    check_problem(api.client.get("/metrics", headers=bearer(api.make_token("ingest", "h0"))), 403, "wrong-scope")
 
 
 def test_setting_opens_metrics_to_scrapers_on_this_machine_and_to_nobody_behind_a_proxy(tmp_path: Path) -> None:

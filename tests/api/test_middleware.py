@@ -15,9 +15,8 @@ from api.middleware import REQUEST_ID, SECURITY_HEADERS, choose_request_id
 from lockstep.config import Settings
 from lockstep.sections import ApiSettings
 from tests.api.build import Api, batch_headers, bearer, check_problem, running_api
-from tests.api.fake_store import FakeStore
+from tests.api.fake_store import AwayStore, FakeStore
 from tests.api.rules import rules_of
-from tests.api.test_store_slots import FakeAwayStore
 from tests.waiting import eventually
 
 
@@ -40,31 +39,29 @@ def test_every_route_answers_with_all_of_them(shared_api: Api) -> None:
             assert answer.headers["Cache-Control"], rule.key
 
 
-@pytest.mark.parametrize("path", ["/static/lockstep.css", "/static/nothing.css", "/nowhere", "/api/v1/nowhere"])
-def test_files_and_what_is_not_there_have_them_too(light_api: Api, path: str) -> None:
-    answer = light_api.client.get(path)
-    assert {name: answer.headers[name] for name in SECURITY_HEADERS} == SECURITY_HEADERS
-
-
-def test_policy_lets_no_script_or_style_run_that_stands_in_the_page() -> None:
+def test_files_and_what_is_not_there_have_them_too_and_no_script_or_style_of_the_page_runs(light_api: Api) -> None:
+    for path in ("/static/lockstep.css", "/static/nothing.css", "/nowhere", "/api/v1/nowhere"):
+        answer = light_api.client.get(path)
+        assert {name: answer.headers[name] for name in SECURITY_HEADERS} == SECURITY_HEADERS
+    assert light_api.get("/api/v1/incidents").headers["Cache-Control"] == "no-store"
     policy = dict(rule.strip().split(" ", 1) for rule in SECURITY_HEADERS["Content-Security-Policy"].split(";"))
     assert policy["default-src"] == policy["script-src"] == policy["style-src"] == "'self'"
     assert policy["frame-ancestors"] == policy["object-src"] == "'none'"
 
 
-def test_answers_of_the_api_are_kept_nowhere(light_api: Api) -> None:
-    assert light_api.get("/api/v1/incidents").headers["Cache-Control"] == "no-store"
-
-
-def test_failure_nobody_foresaw_has_them_and_tells_nothing(light_api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failure_nobody_foresaw_has_them_and_its_id_is_in_the_log(
+    light_api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError("the inside of the server")
 
     monkeypatch.setattr("api.routes.admin.list_audit", fail)
-    with structlog.testing.capture_logs():
+    with structlog.testing.capture_logs([structlog.contextvars.merge_contextvars]) as lines:
         answer = light_api.get("/api/v1/audit")
     assert check_problem(answer, 500, "failed") == "this should not have happened; the server's log says more"
     assert {name: answer.headers[name] for name in SECURITY_HEADERS} == SECURITY_HEADERS
+    failed = [line["request"] for line in lines if line["event"] == "request failed"]
+    assert failed == [answer.headers[REQUEST_ID]]
 
 
 def test_browsers_are_told_to_stay_with_tls_only_where_there_is_tls(tmp_path: Path) -> None:
@@ -76,11 +73,8 @@ def test_browsers_are_told_to_stay_with_tls_only_where_there_is_tls(tmp_path: Pa
             assert api.client.get("/healthz").headers.get("Strict-Transport-Security") == expected
 
 
-def test_proxy_s_request_id_is_kept(light_api: Api) -> None:
+def test_proxy_s_request_id_is_kept_and_others_get_one_each(light_api: Api) -> None:
     assert light_api.client.get("/healthz", headers={REQUEST_ID: "edge-7.a_b"}).headers[REQUEST_ID] == "edge-7.a_b"
-
-
-def test_requests_without_an_id_get_one_each(light_api: Api) -> None:
     seen = {light_api.client.get("/healthz").headers[REQUEST_ID] for _ in range(5)}
     assert len(seen) == 5
 
@@ -93,20 +87,9 @@ def test_nothing_but_plain_ids_reaches_the_log(sent: str) -> None:
     assert not set(chosen) & set("\r\n \"'{}")
 
 
-def test_log_lines_of_a_request_carry_its_id(light_api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr("api.routes.admin.list_audit", fail)
-    with structlog.testing.capture_logs([structlog.contextvars.merge_contextvars]) as lines:
-        answer = light_api.get("/api/v1/audit")
-    failed = [line for line in lines if line["event"] == "request failed"]
-    assert [line["request"] for line in failed] == [answer.headers[REQUEST_ID]]
-
-
 @pytest.fixture
 def api(tmp_path: Path) -> Iterator[Api]:
-    with running_api(tmp_path, FakeAwayStore(), settings=Settings(state_dir=tmp_path)) as running:
+    with running_api(tmp_path, AwayStore(), settings=Settings(state_dir=tmp_path)) as running:
         yield running
 
 
@@ -140,9 +123,4 @@ def test_client_that_leaves_is_counted_and_nobody_is_told_of_a_failure(api: Api,
         eventually(lambda: left(api, kind))
     assert not [line for line in lines if line["log_level"] in ("error", "critical")]
     assert api.client.get("/healthz").status_code == 200
-
-
-def test_nothing_is_left_of_a_capture_that_never_came(api: Api) -> None:
-    leave_early(api, "/api/v1/captures?job=x", bearer(api.make_token("admin")))
-    eventually(lambda: left(api, "captures"))
-    assert api.get("/api/v1/captures").json()["items"] == []
+    assert api.get("/api/v1/captures").json()["items"] == [], "nothing is left of a capture that never came"

@@ -1,13 +1,17 @@
-"""Every error has the same shape, each kind its status, and none of them shows the insides of the server."""
+"""Every error and every page of a list has the same shape, and none of them shows the insides of the server."""
 
+import base64
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from api.problems import name_operation
+from api.query import Page, SortKey, cut_page, cut_sorted, digest_of, read_cursor, write_cursor
 from lockstep.errors import (
     BadInput,
     BadSettings,
@@ -21,25 +25,19 @@ from lockstep.errors import (
     StoreRefused,
     StoreVersionMismatch,
 )
+from lockstep.verdict import Frozen
 from tests.api.build import Api, check_problem
 
 INCIDENTS = "/api/v1/incidents"
 
 
-@pytest.mark.parametrize("path", ["/nowhere", "/api/v1/nowhere", "/docs", "/redoc"])
-def test_path_that_does_not_exist_is_a_problem(shared_api: Api, path: str) -> None:
-    check_problem(shared_api.client.get(path), 404, "not-found")
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "allowed"), [("POST", INCIDENTS, "GET"), ("GET", "/api/v1/ingest", "POST")]
-)
-def test_method_that_is_not_allowed_is_a_problem_and_says_which_is(
-    shared_api: Api, method: str, path: str, allowed: str
-) -> None:
-    answer = shared_api.client.request(method, path)
-    check_problem(answer, 405, "method-not-allowed")
-    assert answer.headers["Allow"] == allowed
+def test_path_that_does_not_exist_and_method_that_is_not_allowed_are_problems(shared_api: Api) -> None:
+    for path in ("/nowhere", "/api/v1/nowhere", "/docs", "/redoc"):
+        check_problem(shared_api.client.get(path), 404, "not-found")
+    for method, path, allowed in (("POST", INCIDENTS, "GET"), ("GET", "/api/v1/ingest", "POST")):
+        answer = shared_api.client.request(method, path)
+        check_problem(answer, 405, "method-not-allowed")
+        assert answer.headers["Allow"] == allowed
 
 
 @pytest.mark.parametrize(
@@ -115,12 +113,9 @@ def test_copy_in_docs_is_the_description_that_is_served(document: dict[str, Any]
     assert COPY.read_text(encoding="utf-8") == text, "run this test with --update-golden"
 
 
-def test_description_is_openapi_3_1(document: dict[str, Any]) -> None:
+def test_every_operation_has_a_summary_an_id_of_its_own_and_problem_documents(document: dict[str, Any]) -> None:
     assert document["openapi"].startswith("3.1.")
     assert "RFC 9457" in document["info"]["description"]
-
-
-def test_every_operation_has_a_summary_an_id_of_its_own_and_problem_documents(document: dict[str, Any]) -> None:
     every = operations(document)
     assert len({operation["operationId"] for _, _, operation in every}) == len(every)
     for method, path, operation in every:
@@ -132,16 +127,13 @@ def test_every_operation_has_a_summary_an_id_of_its_own_and_problem_documents(do
             assert "application/problem+json" in operation["responses"][status]["content"], f"{place} {status}"
 
 
-def test_every_answer_of_a_read_has_a_model(document: dict[str, Any]) -> None:
+def test_every_answer_of_a_read_has_a_model_and_every_list_a_limit_and_a_cursor(document: dict[str, Any]) -> None:
     ours = ("/api/v1/jobs", "/api/v1/hosts", "/api/v1/gpus", "/api/v1/nics", "/api/v1/agents", "/api/v1/parts")
     reads = [(path, each) for method, path, each in operations(document) if method == "get" and path.startswith(ours)]
     assert len(reads) >= 12
     for path, operation in reads:
         (content,) = operation["responses"]["200"]["content"].values()
         assert "$ref" in content["schema"] or content["schema"].get("format") == "binary", path
-
-
-def test_every_list_has_a_limit_and_a_cursor(document: dict[str, Any]) -> None:
     schemas = document["components"]["schemas"]
     for method, path, operation in operations(document):
         content = operation["responses"].get("200", {}).get("content", {}).get("application/json", {})
@@ -149,3 +141,73 @@ def test_every_list_has_a_limit_and_a_cursor(document: dict[str, Any]) -> None:
         if method == "get" and path not in SHORT and {"items", "next"} <= set(model.get("properties", {})):
             asked = {parameter["name"] for parameter in operation.get("parameters", ())}
             assert {"limit", "cursor"} <= asked, path
+
+
+INTEGERS = st.integers(-(2**63), 2**63 - 1)
+NAMES = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=50)
+Key = tuple[int, str]
+
+
+def key_of(item: Key) -> SortKey:
+    return item
+
+
+def follow(items: list[Key], limit: int, arriving: list[Key]) -> list[Key]:
+    """Return what a reader sees who asks page by page while items arrive in between, one by one."""
+    here, seen, cursor = sorted(items), list[Key](), None
+    for number in range(len(items) + len(arriving) + 2):
+        page = cut_sorted(here, limit, read_cursor(cursor, int, str), key_of)
+        assert len(page.items) <= limit
+        seen += page.items
+        cursor = page.next
+        if cursor is None:
+            return seen
+        here = sorted({*here, *arriving[: number + 1]})
+    raise AssertionError("the list does not end")
+
+
+@given(st.tuples(INTEGERS, NAMES))
+def test_cursor_gives_its_place_back(place: tuple[int, str]) -> None:
+    assert read_cursor(write_cursor(place), int, str) == place
+
+
+@given(
+    st.sets(st.tuples(st.integers(0, 5), NAMES), max_size=20),
+    st.lists(st.tuples(st.integers(0, 5), NAMES), max_size=10),
+    st.integers(1, 5),
+)
+def test_items_that_arrive_meanwhile_hide_none_and_double_none(
+    items: set[Key], arriving: list[Key], limit: int
+) -> None:
+    seen = follow(list(items), limit, arriving)
+    assert seen == sorted(seen)
+    assert len(seen) == len(set(seen))
+    assert items <= set(seen)
+
+
+def test_page_that_holds_all_has_no_next_and_too_long_a_cursor_is_refused() -> None:
+    assert cut_page([(1, "a"), (2, "b")], 2, key_of) == Page(items=((1, "a"), (2, "b")), next=None)
+    assert cut_page([], 2, key_of).next is None
+    with pytest.raises(BadInput, match="is not a cursor"):
+        read_cursor(write_cursor((1, "x" * 5000)), int, str)
+
+    class Item(Frozen):
+        what: str
+
+    assert digest_of(Item(what="a")) == digest_of(Item(what="a")) != digest_of(Item(what="b"))
+
+
+@given(st.text(max_size=80))
+def test_text_that_is_no_cursor_is_refused_with_a_sentence(text: str) -> None:
+    with pytest.raises(BadInput) as refusal:  # no text this short and arbitrary holds a number and a name
+        read_cursor(text, int, str)
+    assert str(refusal.value) == f"{text[:100]!r} is not a cursor that this server gave"
+
+
+@pytest.mark.parametrize(
+    "values", [[1], [1, "a", 2], ["a", 1], [2**63, "a"], [1, "\0"], [1, "\ud800"], [True, "a"], [1.0, "a"], {"a": 1}]
+)
+def test_cursor_of_another_list_is_refused(values: object) -> None:
+    cursor = base64.urlsafe_b64encode(json.dumps(values).encode()).decode().rstrip("=")
+    with pytest.raises(BadInput, match="is not a cursor that this server gave"):
+        read_cursor(cursor, int, str)

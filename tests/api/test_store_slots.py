@@ -17,8 +17,8 @@ from lockstep.sections import ApiSettings
 from lockstep.state.decisions import save_decisions, save_isolated
 from lockstep.state.incidents import save_incidents
 from lockstep.state.leases import take_lease
-from tests.api.build import Api, bearer, check_problem, running_api
-from tests.api.fake_store import FakeStore, away
+from tests.api.build import Api, batch_headers, bearer, check_problem, running_api
+from tests.api.fake_store import AwayStore, FakeStore, away
 from tests.api.rules import rules_of
 from tests.lockstep.state.build import decision, incident
 from tests.lockstep.state.test_executions import isolated
@@ -45,15 +45,6 @@ class FakeHangingStore(FakeStore):
         with self._counting:
             self.waiting -= 1
         raise away()
-
-
-class FakeAwayStore(FakeStore):
-    """A fake that is away whatever is asked."""
-
-    def query(self, sql: str, parameters: object = None) -> pa.Table:
-        raise away()
-
-    query_system = query
 
 
 @contextmanager
@@ -108,39 +99,30 @@ def test_sixty_hung_reads_stop_neither_incidents_nor_approvals(hanging: tuple[Ap
     assert store.most_waiting == 8
 
 
-def test_reader_who_gets_no_slot_is_told_to_come_again(hanging: tuple[Api, FakeHangingStore]) -> None:
+def test_who_gets_no_slot_is_told_to_come_again_and_shown_what_is_known_without_the_store(
+    hanging: tuple[Api, FakeHangingStore],
+) -> None:
     api, store = hanging
+    lease = take_lease(api.parts.control, "planner", "test", 10**12, api.parts.clock.now_ns())
+    assert lease is not None
+    save_isolated(api.parts.control, isolated(node="h0", component="gpu:h0/1"), lease)
+    html = bearer(api.make_token("read")) | {"Accept": "text/html"}
     with hung_readers(api, store, EIGHT):
         eventually(lambda: store.waiting == 8)
         refused = api.get("/api/v1/hosts")
         assert "as many requests as may wait for it do so already" in check_problem(refused, 503, "store-away")
         assert refused.headers["Retry-After"] == "1"
-        without_token = api.client.get("/api/v1/hosts")
-        check_problem(without_token, 401, "no-token")
-
-
-def test_pages_show_what_is_known_without_the_store(hanging: tuple[Api, FakeHangingStore]) -> None:
-    api, store = hanging
-    html = bearer(api.make_token("read")) | {"Accept": "text/html"}
-    with hung_readers(api, store, EIGHT):
-        eventually(lambda: store.waiting == 8)
+        check_problem(api.client.get("/api/v1/hosts"), 401, "no-token")
         for path in ("/", "/incidents/i1"):
             shown = api.client.get(path, headers=html)
             assert (shown.status_code, "as may wait for it" in shown.text) == (200, True)
         page = api.client.get("/job?job=a", headers=html)
         assert (page.status_code, "Not available now" in page.text) == (503, True)
-
-
-def test_person_s_word_on_a_node_does_not_wait_for_the_store(hanging: tuple[Api, FakeHangingStore]) -> None:
-    api, store = hanging
-    lease = take_lease(api.parts.control, "planner", "test", 10**12, api.parts.clock.now_ns())
-    assert lease is not None
-    save_isolated(api.parts.control, isolated(node="h0", component="gpu:h0/1"), lease)
-    with hung_readers(api, store, EIGHT):
-        eventually(lambda: store.waiting == 8)
         word: dict[str, Any] = {"why": "sparks", "part": {"serial": "s1"}}
         told = api.client.post("/api/v1/isolated/h0/rma", json=word, headers=bearer(api.make_token("act")))
-        assert told.status_code == 202, told.text
+        assert told.status_code == 202, "a person's word on a node does not wait for the store"
+        agent = batch_headers(api.make_token("ingest", "h0"))
+        assert api.client.post("/api/v1/ingest", headers=agent, content=b"x").status_code == 400, "it was looked at"
 
 
 def test_slot_is_free_again_after_each_answer(hanging: tuple[Api, FakeHangingStore]) -> None:
@@ -154,7 +136,7 @@ def test_slot_is_free_again_after_each_answer(hanging: tuple[Api, FakeHangingSto
 
 def test_every_route_that_reads_the_store_has_a_slot(tmp_path: Path) -> None:
     """A route that nobody thought of would be told that the store is slow, though nobody waits for it."""
-    with running_api(tmp_path, FakeAwayStore(), settings=Settings(api=ApiSettings(requests_per_s=0))) as api:
+    with running_api(tmp_path, AwayStore(), settings=Settings(api=ApiSettings(requests_per_s=0))) as api:
         save_incidents(api.parts.control, [incident("x")], None)
         admin = bearer(api.make_token("admin"))
         for rule in rules_of(api.parts):

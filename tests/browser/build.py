@@ -12,33 +12,14 @@ _RANKS_PER_HOST = 8
 
 def load_large_job(store: Store, job: str, ranks: int, start_ns: int) -> None:
     """Put a job into a store in which each rank sends to eight others, and one pair is slow."""
-    who = {"job": job, "attempt": 0, "comm": 9}
+    who, sent = {"job": job, "attempt": 0, "comm": 9}, {"ts_ns": start_ns + SECOND, "bytes": 1 << 20}
     hosts = [f"{job}-h{rank // _RANKS_PER_HOST}" for rank in range(ranks)]
     members = [
-        make(
-            Comm,
-            host=hosts[rank],
-            rank=rank,
-            world_rank=rank,
-            gpu=rank % 8,
-            nranks=ranks,
-            pid=rank,
-            init_ns=start_ns,
-            **who,
-        )
+        make(Comm, host=hosts[rank], rank=rank, world_rank=rank, gpu=rank % 8, nranks=ranks, init_ns=start_ns, **who)
         for rank in range(ranks)
     ]
     wires = [
-        make(
-            TransferStat,
-            host=hosts[rank],
-            rank=rank,
-            peer=peer,
-            ts_ns=start_ns + SECOND,
-            bytes=1 << 20,
-            wire_ns=_wire_ns(rank, peer),
-            **who,
-        )
+        make(TransferStat, host=hosts[rank], rank=rank, peer=peer, wire_ns=_wire_ns(rank, peer), **who, **sent)
         for rank in range(ranks)
         for peer in ((rank + step) % ranks for step in PEERS)
     ]

@@ -29,6 +29,7 @@ def lockstep(state: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
             for name, value in environment_for(state, **variables).items():
                 patch.setenv(name, value)
             patch.setattr(sys, "argv", ["lockstep", *map(str, arguments)])
+            patch.setattr(sys.modules["__main__"], "__package__", None)  # else `python -m pytest` is our name
             with pytest.raises(SystemExit) as ended:
                 run()
         printed = capsys.readouterr()

@@ -64,14 +64,13 @@ def test_test_message_tells_by_its_exit_code(lockstep: Run, receiver: Receiver, 
     assert (ill.code, ill.out) == (1, "ops: not delivered: HTTP 500\n")
 
 
-def test_messages_are_listed_and_replayed(lockstep: Run, api: Api, to: tuple[str, ...]) -> None:
+def test_messages_are_listed_and_replayed_and_a_refusal_is_one_sentence(
+    lockstep: Run, api: Api, to: tuple[str, ...]
+) -> None:
     listed = lockstep("alerts", "deliveries", "ops", "--state", "waiting", *to)
     assert make_notification().id in listed.out
     assert json.loads(lockstep("alerts", "deliveries", "ops", "--json", *to).out)["items"][0]["state"] == "waiting"
     assert lockstep("alerts", "replay", "ops", make_notification().id, "--why", "they lost it", *to).code == 0
     assert list_audit(api.parts.control, 1)[0].why == "they lost it"
     assert [each.state for each in list_deliveries(api.parts.control, "ops")] == ["waiting"]
-
-
-def test_refusal_of_the_server_is_one_sentence(lockstep: Run, to: tuple[str, ...]) -> None:
     check_failure(lockstep("alerts", "test", "nobody", *to), "there is no target 'nobody'")

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks.figures import Figure, Note
+from cli.screenshots import choose_shots
 from tests.cli.commands import Run, check_failure
 
 FIGURES = (
@@ -35,14 +36,22 @@ def test_figures_are_a_table_that_says_which_floor_does_not_hold(lockstep: Run) 
     assert lines["size"][1:] == ["31", "bytes/row"]
 
 
-def test_figures_are_json_on_request(lockstep: Run) -> None:
+def test_figures_are_json_on_request_and_an_unknown_benchmark_is_bad_usage(lockstep: Run) -> None:
     outcome = lockstep("bench", "store", "--quick", "--json")
     assert outcome.err == "measuring [quick]\n"
     report = json.loads(outcome.out)
     assert set(report) == {"bench", "commit", "machine", "figures"}
     assert report["bench"] == "store"
     assert [figure["met"] for figure in report["figures"]] == [True, False, None]
-
-
-def test_benchmark_that_does_not_exist_is_bad_usage(lockstep: Run) -> None:
     check_failure(lockstep("bench", "dance"), "'dance'", code=2)
+
+
+def test_every_picture_has_a_name_and_a_page_of_its_own() -> None:
+    shots = list(choose_shots("i1", "team/run 7"))
+    assert len({shot.name for shot in shots}) == len(shots) >= 8
+    assert {shot.theme for shot in shots} == {"light", "dark"}
+    assert "/matrix?job=team%2Frun+7" in {shot.path for shot in shots}
+
+
+def test_pictures_of_nothing_are_refused_in_a_sentence(lockstep: Run) -> None:
+    check_failure(lockstep("screenshots", "--url", "http://127.0.0.1:1"), "no server with open reads is at")

@@ -31,36 +31,30 @@ def test_a_person_reads_a_table_with_the_reason_for_each(lockstep: Run, job: Pat
     assert outcome.err == "1 of 2 checkpoints are complete\n"
 
 
-def test_a_program_reads_the_catalogue_and_the_choice(lockstep: Run, job: Path) -> None:
+def test_a_program_reads_the_catalogue_and_the_choice_and_a_person_the_command_to_run_first(
+    lockstep: Run, job: Path
+) -> None:
     outcome = lockstep("checkpoints", job, "--job", "train", "--for", "dp4", "--json")
     told = json.loads(outcome.out)
     assert (told["job"], [each["state"] for each in told["checkpoints"]]) == ("train", ["incomplete", "complete"])
     assert told["choice"]["convert"][1:3] == ["-m", "deepspeed.checkpoint.ds_to_universal"]
     assert told["choice"]["passed_over"][0]["path"] == str(job / "step-200")
     assert told["load_s"] == {str(job / "step-200"): None, str(job / "global_step3"): None}
-
-
-def test_choice_for_a_layout_shows_the_command_to_run_first(lockstep: Run, job: Path) -> None:
     outcome = lockstep("checkpoints", job, "--for", "tp2,dp4")
     assert "after converting it from tp1 pp1 dp2 to tp2 pp1 dp4" in outcome.out
     assert f"--output_folder {job}/global_step3_universal --inject_missing_state" in outcome.out
 
 
-@pytest.mark.parametrize(
-    ("more", "sentence"),
-    [
-        (("--for", "tp"), "--for tp: expected sizes such as tp8,pp4,dp3"),
-        (("--for", "xx4"), "--for xx4: expected sizes"),
-        (("--for", "tp0"), "--for tp0: expected sizes"),
-        (("--read-mb-s", "0"), "--read-mb-s is 0, but a rate is finite and above 0"),
-    ],
-)
-def test_what_does_not_fit_is_one_sentence(lockstep: Run, job: Path, more: tuple[str, ...], sentence: str) -> None:
-    check_failure(lockstep("checkpoints", job, *more), sentence)
-
-
-def test_folder_that_is_not_there_is_one_sentence(lockstep: Run, tmp_path: Path) -> None:
-    check_failure(lockstep("checkpoints", tmp_path / "gone"), "gone cannot be read: No such file or directory")
+def test_what_does_not_fit_is_one_sentence(lockstep: Run, job: Path) -> None:
+    for more, sentence in {
+        ("--for", "tp"): "--for tp: expected sizes such as tp8,pp4,dp3",
+        ("--for", "xx4"): "--for xx4: expected sizes",
+        ("--for", "tp0"): "--for tp0: expected sizes",
+        ("--read-mb-s", "0"): "--read-mb-s is 0, but a rate is finite and above 0",
+        ("--nodes", "8"): "advice on the interval takes --nodes, --save-s, --failures and --node-days",
+    }.items():
+        check_failure(lockstep("checkpoints", job, *more), sentence)
+    check_failure(lockstep("checkpoints", job / "gone"), "gone cannot be read: No such file or directory")
 
 
 def test_how_often_to_save_is_advised_from_the_failures_seen(lockstep: Run, job: Path) -> None:
@@ -70,8 +64,3 @@ def test_how_often_to_save_is_advised_from_the_failures_seen(lockstep: Run, job:
     told = json.loads(lockstep("checkpoints", job, *seen, "--json").out)
     assert told["interval"]["interval_s"] == pytest.approx(2038, rel=0.01)
     assert told["interval"]["lost_share_now"] is None, "two checkpoints tell no interval"
-
-
-def test_advice_takes_all_four_figures(lockstep: Run, job: Path) -> None:
-    sentence = "advice on the interval takes --nodes, --save-s, --failures and --node-days"
-    check_failure(lockstep("checkpoints", job, "--nodes", "8"), sentence)

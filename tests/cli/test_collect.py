@@ -3,6 +3,7 @@
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -11,8 +12,9 @@ import pytest
 
 from lockstep.fabrics import leaf_spine
 from lockstep.topology import dump_topology
-from tests.cli.commands import LOCKSTEP, Run, check_failure, environment_for
+from tests.cli.commands import LOCKSTEP, Outcome, Run, check_failure, environment_for
 from tests.collector.fake_gateway import FakeGateway
+from tests.conftest import REPO
 from tests.waiting import eventually
 
 
@@ -23,24 +25,16 @@ def token_file(tmp_path: Path) -> str:
     return str(file)
 
 
-def test_agent_without_a_token_says_how_to_get_one(lockstep: Run) -> None:
+def test_agent_without_a_token_or_a_gateway_s_address_says_so(lockstep: Run, tmp_path: Path, token_file: str) -> None:
+    def refusal(file: object, **more: str) -> Outcome:
+        return lockstep("collect", LOCKSTEP_COLLECTOR_TOKEN_FILE=str(file), **more)
+
     check_failure(lockstep("collect"), "make one with `lockstep token create` and set collector.token_file")
-
-
-def test_empty_token_is_no_token(lockstep: Run, tmp_path: Path) -> None:
-    (tmp_path / "token").write_text("\n")
-    outcome = lockstep("collect", LOCKSTEP_COLLECTOR_TOKEN_FILE=str(tmp_path / "token"))
-    check_failure(outcome, "the agent needs a token")
-
-
-def test_token_that_cannot_be_read_is_named(lockstep: Run, tmp_path: Path) -> None:
-    outcome = lockstep("collect", LOCKSTEP_COLLECTOR_TOKEN_FILE=str(tmp_path / "absent"))
-    check_failure(outcome, f"cannot read the host's token from {tmp_path}/absent")
-
-
-def test_address_that_no_gateway_can_have_is_one_sentence(lockstep: Run, token_file: str) -> None:
-    outcome = lockstep("collect", LOCKSTEP_COLLECTOR_TOKEN_FILE=token_file, LOCKSTEP_COLLECTOR_SERVER="head:8642")
-    check_failure(outcome, "'head:8642' is not the address of a gateway; expected http(s)://host:port")
+    (tmp_path / "empty").write_text("\n")
+    check_failure(refusal(tmp_path / "empty"), "the agent needs a token")
+    check_failure(refusal(tmp_path / "absent"), f"cannot read the host's token from {tmp_path}/absent")
+    sentence = "'head:8642' is not the address of a gateway; expected http(s)://host:port"
+    check_failure(refusal(token_file, LOCKSTEP_COLLECTOR_SERVER="head:8642"), sentence)
 
 
 @contextmanager
@@ -102,3 +96,17 @@ def test_agent_that_follows_paths_answers_jobs_that_ask_for_ports(tmp_path: Path
             _, said = agent.communicate(timeout=60)
     assert agent.returncode == 0
     assert b"Traceback" not in said
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_that_came_before_the_wait_ends_it(number: signal.Signals) -> None:
+    code = f"""
+import os
+from cli.collect import StopSignals
+signals = StopSignals()
+os.kill(os.getpid(), {int(number)})
+signals.wait()
+print("well")
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "well\n"), done.stderr

@@ -2,14 +2,12 @@
 
 import os
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from cli.main import COMMANDS, _words_before_cursor
-from lockstep.store.migrations import Layout, migrate
-from lockstep.store.store import open_store
+from lockstep.store.store import Store
 from tests.api.build import running_api
 from tests.api.routes.test_captures import store_job
 from tests.cli.answering import unused_address
@@ -26,27 +24,17 @@ def typed_in_zsh(line: str) -> dict[str, str]:
     return {"_LOCKSTEP_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": line}
 
 
-@pytest.mark.parametrize("typed", [typed_in_bash, typed_in_zsh])
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("lockstep ", []),
-        ("lockstep sto", []),
-        ("lockstep scenario ", ["scenario"]),
-        ("lockstep scenario sh", ["scenario"]),
-        ("lockstep --config a.toml scenario show x", ["--config", "a.toml", "scenario", "show"]),
-    ],
-)
-def test_whole_words_before_the_cursor_say_which_command_it_is(typed: object, line: str, words: list[str]) -> None:
-    assert callable(typed)
-    assert _words_before_cursor(typed(line), []) == words
-
-
-def test_without_a_shell_that_asks_nothing_is_completed() -> None:
-    assert _words_before_cursor({"COMP_WORDS": "lockstep scenario"}, ["scenario"]) is None
-
-
-def test_script_of_a_shell_needs_no_command() -> None:
+def test_whole_words_before_the_cursor_say_which_command_it_is() -> None:
+    for line, words in {
+        "lockstep ": [],
+        "lockstep sto": [],
+        "lockstep scenario ": ["scenario"],
+        "lockstep scenario sh": ["scenario"],
+        "lockstep --config a.toml scenario show x": ["--config", "a.toml", "scenario", "show"],
+    }.items():
+        for typed in (typed_in_bash, typed_in_zsh):
+            assert _words_before_cursor(typed(line), []) == words
+    assert _words_before_cursor({"COMP_WORDS": "lockstep scenario"}, ["scenario"]) is None, "no shell asks"
     assert _words_before_cursor({"_LOCKSTEP_COMPLETE": "source_bash"}, []) == []
     assert _words_before_cursor({}, ["--install-completion"]) == []
 
@@ -57,54 +45,33 @@ def offered(lockstep: Run, line: str, **variables: str) -> list[str]:
     return outcome.out.split()
 
 
-def test_names_of_commands_are_offered_without_loading_one(lockstep: Run) -> None:
+def test_commands_and_what_they_know_themselves_are_offered(lockstep: Run) -> None:
     assert offered(lockstep, "lockstep ") == [command.name for command in COMMANDS]
     assert offered(lockstep, "lockstep dec") == ["decisions"]
-
-
-@pytest.mark.parametrize(
-    ("line", "word"),
-    [
-        ("lockstep scenario sh", "show"),
-        ("lockstep scenario show nic-half", "nic-half-speed"),
-        ("lockstep simulate nic-half", "nic-half-speed"),
-        ("lockstep bench acc", "accuracy"),
-        ("lockstep decisions app", "approve"),
-        ("lockstep capture --sin", "--since"),
-    ],
-)
-def test_what_the_command_itself_knows_is_offered(lockstep: Run, line: str, word: str) -> None:
-    assert word in offered(lockstep, line)
-
-
-def test_zsh_gets_names_with_their_meaning(lockstep: Run) -> None:
+    for line, word in {
+        "lockstep scenario sh": "show",
+        "lockstep scenario show nic-half": "nic-half-speed",
+        "lockstep simulate nic-half": "nic-half-speed",
+        "lockstep bench acc": "accuracy",
+        "lockstep decisions app": "approve",
+        "lockstep capture --sin": "--since",
+    }.items():
+        assert word in offered(lockstep, line)
     outcome = lockstep(**typed_in_zsh("lockstep scenario sh"))
-
     assert outcome.out.startswith('_arguments \'*: :(("show":"Show a scenario')
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[tuple[str, str]]:
-    with open_store(f"chdb://{tmp_path / 'store'}") as store:
-        migrate(store, Layout(store.database), now_ns=1)
-        with running_api(tmp_path, store) as api:
-            store_job(api, "train-1", host="h0")
-            store_job(api, "other", host="h1")
-            yield str(api.client.base_url), api.make_token("read")
-
-
 def test_jobs_of_a_server_that_answers_are_offered(
-    lockstep: Run, server: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+    lockstep: Run, tmp_path: Path, embedded_store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cli.client._TIMEOUT_S", 60)  # machines are shared: no test fails for being slow
-    url, token = server
-
-    assert offered(lockstep, f"lockstep capture --server {url} --job tr", LOCKSTEP_TOKEN=token) == ["train-1"]
-
-
-def test_server_that_is_away_or_says_no_spoils_nothing(lockstep: Run, server: tuple[str, str]) -> None:
+    with running_api(tmp_path, embedded_store) as api:
+        store_job(api, "train-1", host="h0")
+        store_job(api, "other", host="h1")
+        url, token = str(api.client.base_url), api.make_token("read")
+        assert offered(lockstep, f"lockstep capture --server {url} --job tr", LOCKSTEP_TOKEN=token) == ["train-1"]
+        assert offered(lockstep, f"lockstep diagnose --server {url} --job tr", LOCKSTEP_TOKEN="lks_wrong") == []
     assert offered(lockstep, f"lockstep capture --server {unused_address()} --job tr") == []
-    assert offered(lockstep, f"lockstep diagnose --server {server[0]} --job tr", LOCKSTEP_TOKEN="lks_wrong") == []
 
 
 def test_real_bash_completes_with_the_script_that_is_installed(tmp_path: Path) -> None:

@@ -6,12 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.state.decisions import list_orders, list_outcomes, save_decisions
+from lockstep.execution import PartIdentity
+from lockstep.state.decisions import list_node_orders, list_orders, list_outcomes, save_decisions, save_isolated
 from lockstep.state.incidents import save_incidents
+from lockstep.state.leases import take_lease
 from lockstep.store.store import Store
 from tests.api.build import Api, running_api
 from tests.cli.commands import Run, check_failure
 from tests.lockstep.state.build import decision, incident
+from tests.lockstep.state.test_executions import isolated
 
 
 @pytest.fixture
@@ -41,20 +44,47 @@ def test_decisions_are_listed_and_shown_with_every_alternative(lockstep: Run, to
     assert json.loads(lockstep("decisions", "show", "d1", "--json", *to).out)["id"] == "d1"
 
 
-def test_word_of_a_person_reaches_the_planner(lockstep: Run, api: Api, to: tuple[str, ...]) -> None:
+def test_word_of_a_person_reaches_the_planner_and_a_refusal_is_one_sentence(
+    lockstep: Run, api: Api, to: tuple[str, ...]
+) -> None:
     for kind in ("approve", "reject", "undo"):
         outcome = lockstep("decisions", kind, "d1", "--why", "I know", *to)
         assert (outcome.code, outcome.err) == (0, "")
     assert [order.kind for order in list_orders(api.parts.control, "d1")] == ["approve", "reject", "undo"]
-
-
-def test_outcome_is_confirmed_and_scored(lockstep: Run, api: Api, to: tuple[str, ...]) -> None:
     assert lockstep("decisions", "outcome", "i1", "--right", "--why", "cable replaced", *to).code == 0
     assert list_outcomes(api.parts.control)["i1"].was_right
     assert json.loads(lockstep("decisions", "scorecard", *to).out)["right"] == 1
-
-
-def test_refusal_of_the_server_is_one_sentence(lockstep: Run, api: Api, to: tuple[str, ...]) -> None:
     check_failure(lockstep("decisions", "show", "d9", *to), "there is no decision 'd9'")
     reader = (*to[:3], api.make_token("read"))
     check_failure(lockstep("decisions", "undo", "d1", *reader), "a token of scope read does not allow acting")
+
+
+@pytest.fixture
+def api_with_nodes_out(api: Api) -> Api:
+    control = api.parts.control
+    save_decisions(control, [decision("d2")], None)
+    lease = take_lease(control, "planner", "test", 10**12, api.parts.clock.now_ns())
+    assert lease is not None
+    save_isolated(control, isolated(message="ECC errors", tests=2), lease)
+    save_isolated(control, isolated(decision="d2", node="h5", state="returned"), lease)
+    return api
+
+
+def test_nodes_out_of_service_are_listed_and_a_person_s_word_on_them_reaches_the_planner(
+    lockstep: Run, api_with_nodes_out: Api, to: tuple[str, ...]
+) -> None:
+    listed = lockstep("isolations", "list", *to)
+    assert (listed.code, "ECC errors" in listed.out, "h5" in listed.out) == (0, True, False)
+    every = json.loads(lockstep("isolations", "list", "--all", "--json", *to).out)
+    assert [item["node"] for item in every["items"]] == ["h3", "h5"]
+    for kind in ("test", "return", "repaired"):
+        outcome = lockstep("isolations", kind, "h3", "--why", "I know", *to)
+        assert (outcome.code, outcome.err) == (0, "")
+    sent = lockstep("isolations", "rma", "h3", "--serial", "132", "--ticket", "RMA-7", *to)
+    assert sent.out.startswith("rma h3: written down")
+    orders = list_node_orders(api_with_nodes_out.parts.control, isolated())
+    assert [order.kind for order in orders] == ["test", "return", "repaired", "rma"]
+    assert orders[-1].part == PartIdentity(serial="132", ticket="RMA-7")
+    check_failure(lockstep("isolations", "test", "h5", *to), "Lockstep keeps no node 'h5' out of service")
+    reader = (*to[:3], api_with_nodes_out.make_token("read"))
+    check_failure(lockstep("isolations", "return", "h3", *reader), "a token of scope read does not allow acting")

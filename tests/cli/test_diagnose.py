@@ -1,15 +1,19 @@
-"""The verdict on a packaged scenario is right, alone on standard output; whatever else happens is one sentence."""
+"""A job's last minutes are saved whole, and the verdict on them is right, alone on standard output."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from lockstep.capture.files import CaptureInfo, CaptureWriter
+from cli.capture import parse_since
+from lockstep.capture.files import CaptureInfo, CaptureWriter, read_capture
+from lockstep.errors import BadInput
 from lockstep.fabrics import leaf_spine
 from lockstep.state.incidents import save_incidents
+from lockstep.store.store import Store
 from tests.api.build import running_api
 from tests.api.fake_store import FakeStore
+from tests.api.routes.test_captures import store_job
 from tests.cli.answering import answering, unused_address
 from tests.cli.commands import Outcome, Run, check_failure, run_process
 from tests.lockstep.state.build import incident
@@ -25,21 +29,14 @@ def simulate_and_diagnose(scenario: str, folder: Path, *options: str) -> Outcome
     return run_process("diagnose", str(target), *options, state=folder)
 
 
-@pytest.fixture(scope="module")
-def slow_nic(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    return simulate_and_diagnose("nic-half-speed", tmp_path_factory.mktemp("slow"), "--json")
-
-
-def test_slow_nic_is_the_one_verdict(slow_nic: Outcome) -> None:
+def test_slow_nic_is_the_one_verdict_and_progress_is_on_standard_error(tmp_path: Path) -> None:
+    slow_nic = simulate_and_diagnose("nic-half-speed", tmp_path, "--json")
     assert slow_nic.code == 0
     (verdict,) = json.loads(slow_nic.out)
     assert (verdict["class"], verdict["component"]) == ("comm_slow", "nic:h3/eth1")
     assert verdict["job"] == "nic-half-speed"
     began_s = verdict["since_ns"] / 1e9 - 1_700_000_000
     assert 15 <= began_s <= 25, "the NIC is slow from second 20 on, and windows have five seconds"
-
-
-def test_progress_is_on_standard_error(slow_nic: Outcome) -> None:
     lines = slow_nic.err.splitlines()
     assert [line.split()[0] for line in lines[:2]] == ["reading", "analysing"]
     loaded, evaluated = (
@@ -56,26 +53,18 @@ def test_healthy_cluster_has_no_verdict(tmp_path: Path) -> None:
     assert (outcome.code, json.loads(outcome.out)) == (0, [])
 
 
-def test_capture_that_is_not_there_is_one_sentence(lockstep: Run, tmp_path: Path) -> None:
-    outcome = lockstep("diagnose", tmp_path / "absent.tar.zst")
-    assert (outcome.code, outcome.out) == (1, "")
-    assert outcome.err.splitlines()[-1] == (
-        f"lockstep: {tmp_path}/absent.tar.zst: there is no such file or directory"
-    )
-
-
-@pytest.mark.parametrize("name", ["a.tar.zst", "a.zip"])
-def test_capture_that_is_none_is_one_sentence(lockstep: Run, tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_bytes(b"garbage")
-    outcome = lockstep("diagnose", tmp_path / name)
-    assert (outcome.code, outcome.out) == (1, "")
-    assert outcome.err.splitlines()[-1].startswith("lockstep: ")
-    assert "Traceback" not in outcome.err
-
-
-@pytest.mark.parametrize("arguments", [[], ["capture", "--job", "j1"]])
-def test_neither_or_both_of_capture_and_job_is_bad_usage(lockstep: Run, arguments: list[str]) -> None:
-    check_failure(lockstep("diagnose", *arguments), "give a capture, or --job with the name of a running job", code=2)
+def test_capture_that_is_none_is_one_sentence(lockstep: Run, tmp_path: Path) -> None:
+    for name in ("a.tar.zst", "a.zip"):
+        (tmp_path / name).write_bytes(b"garbage")
+    for name, reason in (("absent.tar.zst", "there is no such file or directory"), ("a.tar.zst", ""), ("a.zip", "")):
+        outcome = lockstep("diagnose", tmp_path / name)
+        assert (outcome.code, outcome.out) == (1, "")
+        assert outcome.err.splitlines()[-1].startswith("lockstep: ")
+        assert reason in outcome.err.splitlines()[-1]
+        assert "Traceback" not in outcome.err
+    for arguments in ([], ["capture", "--job", "j1"]):
+        outcome = lockstep("diagnose", *arguments)
+        check_failure(outcome, "give a capture, or --job with the name of a running job", code=2)
 
 
 def test_running_job_is_asked_about_by_name(lockstep: Run, tmp_path: Path) -> None:
@@ -100,35 +89,23 @@ def test_running_job_is_asked_about_by_name(lockstep: Run, tmp_path: Path) -> No
     check_failure(refused, "this needs a token: send Authorization: Bearer <token>")
 
 
-def test_reason_is_printed_as_it_is(lockstep: Run, tmp_path: Path) -> None:
+def test_reason_is_printed_as_it_is_and_a_page_written_beside_it(lockstep: Run, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
     with running_api(tmp_path, FakeStore()) as api:
         told = incident("i1", job="a")
         odd = told.verdict.model_copy(update={"reason": "[/x] [red]:smile:", "component": "nic:[/a]/eth1"})
         save_incidents(api.parts.control, [told.model_copy(update={"verdict": odd})], None)
-        token, server = api.make_token("read"), str(api.client.base_url)
-        outcome = lockstep("diagnose", "--job", "a", SERVER, server, "--token", token)
+        to = ("--job", "a", SERVER, str(api.client.base_url), "--token", api.make_token("read"))
+        outcome = lockstep("diagnose", *to)
+        written = lockstep("diagnose", "--json", "--html", page, *to)
+        absent = lockstep("diagnose", "--html", tmp_path / "absent" / "report.html", "--json", *to)
     assert outcome.code == 0
     assert "\n1 nic:[/a]/eth1 slows what it sends" in outcome.out
     assert "\n  [/x] [red]:smile:" in outcome.out
-
-
-def test_page_is_written_beside_what_is_printed(lockstep: Run, tmp_path: Path) -> None:
-    page = tmp_path / "report.html"
-    with running_api(tmp_path, FakeStore()) as api:
-        save_incidents(api.parts.control, [incident("i1", job="a")], None)
-        token, server = api.make_token("read"), str(api.client.base_url)
-        outcome = lockstep("diagnose", "--job", "a", "--json", "--html", page, SERVER, server, "--token", token)
-    assert (outcome.code, outcome.err) == (0, f"wrote {page}\n")
-    assert json.loads(outcome.out)[0]["component"] == "nic:h3/eth1"
-    assert "nic:h3/eth1 tx" in page.read_text(encoding="utf-8")
-
-
-def test_page_that_cannot_be_written_is_one_sentence(lockstep: Run, tmp_path: Path) -> None:
-    with running_api(tmp_path, FakeStore()) as api:
-        token, server = api.make_token("read"), str(api.client.base_url)
-        page = tmp_path / "absent" / "report.html"
-        outcome = lockstep("diagnose", "--job", "a", "--html", page, SERVER, server, "--token", token)
-    check_failure(outcome, f"lockstep: {page}: No such file or directory")
+    assert (written.code, written.err) == (0, f"wrote {page}\n")
+    assert json.loads(written.out)[0]["component"] == "nic:[/a]/eth1"
+    assert "nic:[/a]/eth1 tx" in page.read_text(encoding="utf-8")
+    assert (absent.code, "absent/report.html: No such file or directory" in absent.err) == (1, True)
 
 
 @pytest.mark.parametrize("has_topology", [True, False])
@@ -141,13 +118,72 @@ def test_empty_capture_has_no_verdict(lockstep: Run, tmp_path: Path, has_topolog
     assert "no verdict: " in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
-def test_server_that_is_not_there_is_one_sentence(lockstep: Run) -> None:
+def test_server_that_is_not_there_or_not_ours_is_one_sentence(lockstep: Run) -> None:
+    nobody = unused_address()
+    check_failure(lockstep("diagnose", "--job", "a", SERVER, nobody), f"no Lockstep server answers at {nobody}")
+    for body in (b"<html>", b"[]", b'{"items": [{}]}', b'{"items": [{"verdict": {"id": "v"}}]}'):
+        with answering(200, body) as server:
+            outcome = lockstep("diagnose", "--job", "a", SERVER, server)
+        check_failure(outcome, f"what answers at {server} is no Lockstep server of this version")
+
+
+JOB = "team/run 1?#%2F"  # schedulers let people name jobs as they like
+
+
+def test_length_of_time_is_a_number_with_a_unit() -> None:
+    assert [parse_since(text) for text in ("90s", "10m", "2h", "0s")] == [90, 600, 7200, 0]
+    for text in ("", "10", "m", "10 m", "-5m", "1.5h", "10d", "10mm", "soon"):
+        with pytest.raises(BadInput, match="is no length of time: write 90s, 10m or 2h"):
+            parse_since(text)
+
+
+def test_what_cannot_be_captured_is_one_sentence_and_nothing_is_overwritten(lockstep: Run, tmp_path: Path) -> None:
+    def refusal(*more: str) -> Outcome:
+        return lockstep("capture", "--job", "j1", "--out", tmp_path / "a", *more)
+
+    check_failure(refusal("--since", "soon"), "'soon' is no length of time: write 90s, 10m or 2h")
     server = unused_address()
-    check_failure(lockstep("diagnose", "--job", "a", SERVER, server), f"no Lockstep server answers at {server}")
+    check_failure(refusal("--server", server), f"no Lockstep server answers at {server}")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "a").write_text("precious")
+    check_failure(refusal(), f"{tmp_path}/a exists already; captures are never overwritten")
+    assert (tmp_path / "a").read_text() == "precious"
 
 
-@pytest.mark.parametrize("body", [b"<html>", b"[]", b'{"items": [{}]}', b'{"items": [{"verdict": {"id": "v"}}]}'])
-def test_server_that_is_not_ours_is_one_sentence(lockstep: Run, body: bytes) -> None:
-    with answering(200, body) as server:
-        outcome = lockstep("diagnose", "--job", "a", SERVER, server)
-    check_failure(outcome, f"what answers at {server} is no Lockstep server of this version")
+def test_running_job_is_saved_as_directory_and_as_archive(
+    lockstep: Run, tmp_path: Path, embedded_store: Store
+) -> None:
+    with running_api(tmp_path, embedded_store) as api:
+        store_job(api, JOB, host="h0")
+        options = ("--job", JOB, "--server", str(api.client.base_url), "--token", api.make_token("read"))
+        targets = [tmp_path / "new" / name for name in ("a.tar.zst", "b")]
+        outcomes = [lockstep("capture", "--out", target, *options) for target in targets]
+        short = lockstep("capture", "--out", tmp_path / "c", "--since", "1s", *options)
+    for target, outcome in zip(targets, outcomes, strict=True):
+        assert (outcome.code, outcome.out, outcome.err) == (0, "", f"wrote {target}\n")
+        assert read_capture(target).info.job == JOB
+        assert read_capture(target).tables["collectives"].num_rows == 1
+    assert short.code == 0
+    assert set(read_capture(tmp_path / "c").tables) == {"comms"}
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["a.tar.zst", "b"]
+
+
+def test_job_that_the_server_does_not_know_is_one_sentence_and_nothing_is_left(
+    lockstep: Run, tmp_path: Path, embedded_store: Store
+) -> None:
+    target = tmp_path / "new" / "a"
+    with running_api(tmp_path, embedded_store) as api:
+        options = ("--server", str(api.client.base_url), "--token", api.make_token("read"))
+        outcome = lockstep("capture", "--job", "nobody", "--out", target, *options)
+        too_long = lockstep("capture", "--job", "nobody", "--out", target, "--since", "25h", *options)
+    check_failure(outcome, "the store knows no job 'nobody'")
+    check_failure(too_long, "query.since_s: Input should be less than or equal to 86400")
+    assert list(target.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["a", "a.tar.zst"])
+def test_answer_that_is_no_capture_leaves_nothing(lockstep: Run, tmp_path: Path, name: str) -> None:
+    with answering(200, b"<html>please log in</html>") as server:
+        outcome = lockstep("capture", "--job", "j1", "--out", tmp_path / name, "--server", server)
+    check_failure(outcome, "capture.tar.zst: is not a whole .tar.zst")
+    assert list(tmp_path.iterdir()) == []

@@ -1,7 +1,9 @@
-"""Recordings become captures, or one sentence says why not and nothing is left behind."""
+"""Recordings are made and become captures, or one sentence says why not and nothing is left behind."""
 
+import lzma
 from pathlib import Path
 
+from importers.traces.nccl_callbacks import Trace, read_events
 from lockstep.capture.files import read_capture
 from tests.cli.commands import Run, check_failure
 from tests.importers.traces.traces import TRACES, read_lines, write_lines
@@ -27,43 +29,50 @@ def test_same_trace_gives_the_identical_file(lockstep: Run, plugin_library: Path
     assert (tmp_path / "a.tar.zst").read_bytes() == (tmp_path / "b.tar.zst").read_bytes()
 
 
-def test_format_that_nobody_knows_is_one_sentence_with_those_we_know(lockstep: Run, tmp_path: Path) -> None:
-    outcome = lockstep("import", "tea-leaves", TOGGLE, "--out", tmp_path / "c")
-    check_failure(outcome, "there is no format 'tea-leaves'; the known ones are: nccl-callbacks")
-
-
-def test_plugin_that_is_not_there_is_one_sentence_that_says_how_to_build_it(lockstep: Run, tmp_path: Path) -> None:
-    outcome = lockstep("import", "nccl-callbacks", TOGGLE, "--out", tmp_path / "c", "--plugin", tmp_path / "no.so")
-    check_failure(outcome, f"there is no NCCL plugin at {tmp_path}/no.so: build it with `make plugin`")
-
-
-def test_library_that_is_no_plugin_is_one_sentence(lockstep: Run, tmp_path: Path) -> None:
-    (tmp_path / "text.so").write_text("not a library")
-    outcome = lockstep("import", "nccl-callbacks", TOGGLE, "--out", tmp_path / "c", "--plugin", tmp_path / "text.so")
-    check_failure(outcome, f"cannot be played through {tmp_path}/text.so: ")
-
-
-def test_trace_that_is_wrong_leaves_nothing_behind(lockstep: Run, plugin_library: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_imported_is_one_sentence_and_leaves_nothing_behind(
+    lockstep: Run, plugin_library: Path, tmp_path: Path
+) -> None:
     lines = read_lines(TOGGLE)
-    path = write_lines(tmp_path / "t.jsonl", [*lines[:50], lines[50] | {"type": "Ballet"}])
-    outcome = lockstep("import", "nccl-callbacks", path, "--out", tmp_path / "c", "--plugin", plugin_library)
-    check_failure(outcome, f"{path}, line 51: there is no event type 'Ballet'")
-    assert [file.name for file in tmp_path.iterdir()] == ["t.jsonl"]
-
-
-def test_file_that_is_not_there_is_one_sentence(lockstep: Run, plugin_library: Path, tmp_path: Path) -> None:
-    outcome = lockstep(
-        "import", "nccl-callbacks", tmp_path / "t", "--out", tmp_path / "c", "--plugin", plugin_library
-    )
-    check_failure(outcome, f"{tmp_path}/t: No such file or directory")
-
-
-def test_capture_that_exists_is_never_overwritten(lockstep: Run, plugin_library: Path, tmp_path: Path) -> None:
+    wrong = write_lines(tmp_path / "t.jsonl", [*lines[:50], lines[50] | {"type": "Ballet"}])
+    text, absent = tmp_path / "text.so", tmp_path / "no.so"
+    text.write_text("not a library")
+    refused: list[tuple[str, Path, Path, str]] = [
+        ("tea-leaves", TOGGLE, plugin_library, "there is no format 'tea-leaves'; the known ones are: nccl-callbacks"),
+        ("nccl-callbacks", TOGGLE, absent, f"there is no NCCL plugin at {absent}: build it with `make plugin`"),
+        ("nccl-callbacks", TOGGLE, text, f"cannot be played through {text}: "),
+        ("nccl-callbacks", wrong, plugin_library, f"{wrong}, line 51: there is no event type 'Ballet'"),
+        ("nccl-callbacks", tmp_path / "t", plugin_library, f"{tmp_path}/t: No such file or directory"),
+    ]
+    for kind, file, plugin, sentence in refused:
+        check_failure(lockstep("import", kind, file, "--out", tmp_path / "c", "--plugin", plugin), sentence)
+    check_failure(lockstep("import", "nccl-callbacks", "--out", tmp_path / "c"), "FILES", code=2)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["t.jsonl", "text.so"]
     (tmp_path / "c").write_text("precious")
     outcome = lockstep("import", "nccl-callbacks", TOGGLE, "--out", tmp_path / "c", "--plugin", plugin_library)
     check_failure(outcome, "exists already; captures are never overwritten")
     assert (tmp_path / "c").read_text() == "precious"
 
 
-def test_nothing_to_read_is_bad_usage(lockstep: Run, tmp_path: Path) -> None:
-    check_failure(lockstep("import", "nccl-callbacks", "--out", tmp_path / "c"), "FILES", code=2)
+def test_job_is_recorded_under_its_name(lockstep: Run, tmp_path: Path, live_rings: Path) -> None:
+    outcome = lockstep("record", "--out", tmp_path / "out", "--seconds", "0.5", "--rings", live_rings)
+
+    file = tmp_path / "out" / "job_7.jsonl.xz"
+    assert outcome.code == 0
+    assert outcome.err.splitlines()[-1] == f"wrote {file}, 1 ranks"
+    assert len(list(read_events(Trace(file)))) > 100
+    assert list((tmp_path / "out").iterdir()) == [file]
+
+
+def test_trace_is_never_overwritten(lockstep: Run, tmp_path: Path, live_rings: Path) -> None:
+    file = tmp_path / "job_7.jsonl.xz"
+    file.write_bytes(lzma.compress(b"mine"))
+    outcome = lockstep("record", "--out", tmp_path, "--seconds", "0.1", "--rings", live_rings)
+
+    check_failure(outcome, f"{file} exists already; traces are never overwritten")
+    assert lzma.decompress(file.read_bytes()) == b"mine"
+
+
+def test_host_without_ring_files_is_told_so(lockstep: Run, tmp_path: Path) -> None:
+    outcome = lockstep("record", "--out", tmp_path / "out", "--rings", tmp_path)
+
+    check_failure(outcome, f"no process on this host records into {tmp_path}")

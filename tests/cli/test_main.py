@@ -29,35 +29,32 @@ def run_without(modules: tuple[str, ...], *arguments: str) -> "subprocess.Comple
     return subprocess.run([sys.executable, "-c", script], cwd=REPO, capture_output=True, text=True, check=False)
 
 
-def test_version_is_printed(lockstep: Run) -> None:
+def test_version_and_help_are_printed_and_everything_unknown_is_bad_usage(lockstep: Run) -> None:
     outcome = lockstep("--version")
     assert (outcome.code, outcome.out) == (0, f"{__version__}\n")
-
-
-def test_help_lists_every_command(lockstep: Run) -> None:
     outcome = lockstep("--help")
     assert outcome.code == 0
     assert [name for name in COMMANDS if f" {name} " not in outcome.out] == []
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_command_has_help_that_needs_no_settings(lockstep: Run, name: str) -> None:
-    outcome = lockstep(name, "--help", LOCKSTEP_NO_SUCH="1")
-    assert outcome.code == 0
-    assert f"lockstep {name}" in outcome.out
-
-
-def test_unknown_command_is_bad_usage(lockstep: Run) -> None:
     check_failure(lockstep("dance"), "No such command 'dance'", code=2)
+    for arguments in (["--no-such"], ["scenario", "dance"], ["scenario", "list", "--no-such"], ["capture"]):
+        outcome = lockstep(*arguments)
+        assert (outcome.code, outcome.out) == (2, "")
+        assert "Usage: lockstep" in outcome.err
+    outcome = lockstep()
+    assert outcome.code == 2
+    assert "Usage: lockstep" in outcome.out + outcome.err
 
 
-@pytest.mark.parametrize(
-    "arguments", [["--no-such"], ["scenario", "dance"], ["scenario", "list", "--no-such"], ["capture"]]
-)
-def test_unknown_option_or_missing_argument_is_bad_usage(lockstep: Run, arguments: list[str]) -> None:
-    outcome = lockstep(*arguments)
-    assert (outcome.code, outcome.out) == (2, "")
-    assert "Usage: lockstep" in outcome.err
+@pytest.mark.parametrize("command", main.COMMANDS, ids=lambda command: command.name)
+def test_command_has_help_that_needs_no_settings_and_begins_as_in_the_list(
+    lockstep: Run, command: main.Command
+) -> None:
+    outcome = lockstep(command.name, "--help", LOCKSTEP_NO_SUCH="1")
+    assert (outcome.code, f"lockstep {command.name}" in outcome.out) == (0, True)
+    loaded = command.load()
+    own = loaded.info.help if isinstance(loaded, typer.Typer) else loaded.__doc__
+    assert isinstance(own, str)
+    assert own.startswith(command.summary.rstrip("."))
 
 
 def test_installed_command_ends_like_the_one_in_this_process(tmp_path: Path) -> None:
@@ -78,39 +75,29 @@ def fail_with(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(main, "build", build)
 
 
-def test_our_error_is_one_sentence_printed_as_it_is(lockstep: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    fail_with(LockstepError("host [/red] says :smile: and [bold]no[/]"), monkeypatch)
-    outcome = lockstep()
-    check_failure(outcome, "lockstep: host [/red] says :smile: and [bold]no[/]")
-
-
 @pytest.mark.parametrize(
     ("error", "sentence"),
     [
-        (PermissionError(errno.EACCES, "Permission denied", "/some/file"), "lockstep: /some/file: Permission denied"),
-        (OSError(errno.ENOSPC, "No space left on device"), "lockstep: No space left on device"),
-        (OSError("something odd"), "lockstep: something odd"),
+        (LockstepError("host [/red] says :smile: and [bold]no[/]"), "host [/red] says :smile: and [bold]no[/]"),
+        (PermissionError(errno.EACCES, "Permission denied", "/some/file"), "/some/file: Permission denied"),
+        (OSError(errno.ENOSPC, "No space left on device"), "No space left on device"),
+        (OSError("something odd"), "something odd"),
     ],
 )
-def test_error_of_the_system_is_one_sentence(
-    lockstep: Run, monkeypatch: pytest.MonkeyPatch, error: OSError, sentence: str
+def test_our_error_or_the_system_s_is_one_sentence_printed_as_it_is(
+    lockstep: Run, monkeypatch: pytest.MonkeyPatch, error: Exception, sentence: str
 ) -> None:
     fail_with(error, monkeypatch)
-    check_failure(lockstep(), sentence)
+    check_failure(lockstep(), f"lockstep: {sentence}")
 
 
-@pytest.mark.parametrize(
-    "arguments", [["--config", "up", "scenario"], ["--config=up", "scenario"], ["scenario", "up"], ["scenario"]]
-)
-def test_command_at_hand_is_the_first_word_that_is_no_option(arguments: list[str]) -> None:
-    wanted = main._wanted(arguments)
-    assert wanted is not None
-    assert wanted.name == "scenario"
-
-
-@pytest.mark.parametrize("arguments", [[], ["--help"], ["dance"], ["--config", "scenario"]])
-def test_without_a_command_all_are_offered(arguments: list[str]) -> None:
-    assert main._wanted(arguments) is None
+def test_command_at_hand_is_the_first_word_that_is_no_option() -> None:
+    for arguments in (["--config", "up", "scenario"], ["--config=up", "scenario"], ["scenario", "up"], ["scenario"]):
+        wanted = main._wanted(arguments)
+        assert wanted is not None
+        assert wanted.name == "scenario"
+    for nothing in ([], ["--help"], ["dance"], ["--config", "scenario"]):
+        assert main._wanted(nothing) is None
 
 
 @pytest.mark.parametrize("command", ["collect", "simulate", "capture", "scenario"])
@@ -120,27 +107,29 @@ def test_command_of_a_training_host_needs_nothing_heavy(command: str) -> None:
     assert f"lockstep {command}" in done.stdout
 
 
+_CLONE = "clone the repository, run `make install` there, and use its .venv/bin/lockstep"
+
+
 @pytest.mark.parametrize(
-    ("missing", "command", "extra"),
+    ("missing", "command", "remedy"),
     [
-        ("sqlalchemy", "token", "store"),
-        ("clickhouse_connect", "store", "store"),
-        ("fastapi", "up", "api,analyzer,planner,collector"),
-        ("uvicorn", "serve", "api,analyzer,planner"),
-        ("httpx", "diagnose", "analyzer"),
-        ("pyarrow", "collect", "collector"),
-        ("numpy", "simulate", "sim"),
+        ("sqlalchemy", "token", "pip install 'lockstep[store]'"),
+        ("clickhouse_connect", "store", "pip install 'lockstep[store]'"),
+        ("fastapi", "up", "pip install 'lockstep[api,analyzer,planner,collector]'"),
+        ("uvicorn", "serve", "pip install 'lockstep[api,analyzer,planner]'"),
+        ("httpx", "diagnose", "pip install 'lockstep[analyzer]'"),
+        ("pyarrow", "collect", "pip install 'lockstep[collector]'"),
+        ("numpy", "simulate", "pip install 'lockstep[sim]'"),
+        ("benchmarks", "bench", _CLONE),
+        ("tests", "testbed", _CLONE),
     ],
 )
-def test_command_whose_packages_are_missing_says_which_extra_to_install(
-    missing: str, command: str, extra: str
-) -> None:
+def test_command_whose_packages_are_missing_says_how_to_get_them(missing: str, command: str, remedy: str) -> None:
     done = run_without((missing,), command, "--help")
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == (
-        f"lockstep: `lockstep {command}` needs {missing}, which is not installed here: "
-        f"pip install 'lockstep[{extra}]'\n"
-    )
+    is_ours = remedy == _CLONE
+    absence = "/, which is not part of the installed package" if is_ours else ", which is not installed here"
+    assert done.stderr == f"lockstep: `lockstep {command}` needs {missing}{absence}: {remedy}\n"
 
 
 @pytest.mark.parametrize(("command", "is_service"), [("up", True), ("serve", True), ("simulate", False)])
@@ -175,27 +164,3 @@ run()
     ours = {"lockstep", "cli"}
     packages = {*ours, "collector", "importers", "simulator", "analyzer", "planner", "api"}
     assert set(done.stderr.split()) & {*packages, *SLOW_TO_IMPORT, *HEAVY} == ours
-
-
-@pytest.mark.parametrize("command", main.COMMANDS, ids=lambda command: command.name)
-def test_summary_in_the_list_is_how_the_command_s_own_help_begins(command: main.Command) -> None:
-    loaded = command.load()
-    own = loaded.info.help if isinstance(loaded, typer.Typer) else loaded.__doc__
-    assert isinstance(own, str)
-    assert own.startswith(command.summary.rstrip("."))
-
-
-@pytest.mark.parametrize(("command", "package"), [("bench", "benchmarks"), ("testbed", "tests")])
-def test_command_that_needs_a_clone_says_so(command: str, package: str) -> None:
-    done = run_without((package,), command, "--help")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == (
-        f"lockstep: `lockstep {command}` needs {package}/, which is not part of the installed package: "
-        "clone the repository, run `make install` there, and use its .venv/bin/lockstep\n"
-    )
-
-
-def test_bare_command_shows_help(lockstep: Run) -> None:
-    outcome = lockstep()
-    assert outcome.code == 2
-    assert "Usage: lockstep" in outcome.out + outcome.err

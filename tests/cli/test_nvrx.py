@@ -90,10 +90,7 @@ def test_failed_cycle_is_answered_from_the_newest_decision(api: Api, tmp_path: P
     assert json.dumps(answer).count("a spare is cheaper than waiting") == 2
 
 
-def test_socket_without_a_place_is_said(lockstep: Run, tmp_path: Path) -> None:
+def test_place_to_listen_that_makes_no_sense_is_said(lockstep: Run, tmp_path: Path) -> None:
     check_failure(lockstep("nvrx", "health", "--socket", str(tmp_path / "none" / "s")), "there is no directory")
     check_failure(lockstep("nvrx", "health", "--socket", str(tmp_path / ("s" * 200))), "cannot listen on")
-
-
-def test_place_to_listen_that_makes_no_sense_is_said(lockstep: Run) -> None:
     check_failure(lockstep("nvrx", "attribution", "--listen", "8644"), "--listen '8644' is no host:port")

@@ -60,21 +60,15 @@ def test_a_lost_link_moves_only_what_went_over_it(lockstep: Run, folder: Path) -
     assert not any("leaf0--spine1" in links for links in now["flows"].values())
 
 
-def test_a_person_reads_sentences_and_a_table(lockstep: Run, folder: Path) -> None:
+def test_a_person_reads_sentences_and_a_picture_and_nccl_gets_advice(lockstep: Run, folder: Path) -> None:
     outcome = plan(lockstep, folder, "--explain", "--slow", "spine3=0.5")
     assert "16 flows, 0 of them inside one leaf" in outcome.out
     assert "h0/eth0--leaf0, leaf0--spine" in outcome.out
     assert outcome.err.startswith("fullest link 2")
-
-
-def test_a_picture_shows_chance_beside_the_plan(lockstep: Run, folder: Path) -> None:
     assert plan(lockstep, folder, "--svg", folder / "loads.svg").code == 0
     drawn = (folder / "loads.svg").read_text()
     assert "ECMP, one draw" in drawn
     assert "planned: fullest link 100%" in drawn
-
-
-def test_what_stock_nccl_honours_is_written_and_called_advice(lockstep: Run, folder: Path) -> None:
     assert plan(lockstep, folder, "--nccl", folder / "nccl", "--without", "spine0").code == 0
     written = (folder / "nccl" / "all.env").read_text()
     assert written.startswith("# this is advice")
@@ -82,20 +76,14 @@ def test_what_stock_nccl_honours_is_written_and_called_advice(lockstep: Run, fol
     assert (folder / "nccl" / "hosts").read_text().split() == [f"h{number}" for number in range(16)]
 
 
-@pytest.mark.parametrize(
-    ("more", "sentence"),
-    [
-        (("--without", "spine9"), "this topology has no part named spine9"),
-        (("--slow", "spine1=2"), "--slow spine1=2: expected PART=SHARE"),
-        (("--slow", "spine1"), "expected PART=SHARE"),
-        (("--before", "/nonexistent"), "cannot be read as a plan"),
-    ],
-)
-def test_what_does_not_fit_is_one_sentence(lockstep: Run, folder: Path, more: tuple[str, ...], sentence: str) -> None:
-    check_failure(plan(lockstep, folder, *more), sentence)
-
-
-@pytest.mark.parametrize("text", ["{", "", '{"a": 1', "[1"])
-def test_a_file_that_holds_no_rows_is_one_sentence(lockstep: Run, folder: Path, text: str) -> None:
-    (folder / "flows.json").write_text(text)
-    check_failure(plan(lockstep, folder), "cannot be read as rows of flows")
+def test_what_does_not_fit_is_one_sentence(lockstep: Run, folder: Path) -> None:
+    for more, sentence in {
+        ("--without", "spine9"): "this topology has no part named spine9",
+        ("--slow", "spine1=2"): "--slow spine1=2: expected PART=SHARE",
+        ("--slow", "spine1"): "expected PART=SHARE",
+        ("--before", "/nonexistent"): "cannot be read as a plan",
+    }.items():
+        check_failure(plan(lockstep, folder, *more), sentence)
+    for text in ("{", "", '{"a": 1', "[1"):
+        (folder / "flows.json").write_text(text)
+        check_failure(plan(lockstep, folder), "cannot be read as rows of flows")

@@ -1,4 +1,4 @@
-"""The planner follows a stored policy from its next round on, and the settings where there is none."""
+"""The planner is put together as the settings say, and follows a stored policy from its next round on."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,13 +8,14 @@ import pytest
 from lockstep.clock import NS_PER_S
 from lockstep.config import Settings
 from lockstep.decision import Decision
+from lockstep.errors import BadInput
 from lockstep.sections import PlannerSettings
 from lockstep.state.database import ControlDatabase, open_control
 from lockstep.state.decisions import list_decisions
 from lockstep.state.incidents import save_incidents
 from lockstep.state.leases import Lease, take_lease
 from lockstep.state.policies import PLANNER, PlannerPolicy, policy_of, save_policy
-from planner.assembly import make_planner, with_policy
+from planner.assembly import controller_of, make_planner, options_of, with_policy
 from tests.lockstep.state.build import incident
 
 NOW = 1_700_000_000 * NS_PER_S
@@ -81,3 +82,23 @@ def test_policy_changes_its_own_settings_and_no_other() -> None:
     assert (held.planner.nodes_out, held.planner.spares, held.planner.gpu_hour_price) == (1, ("s1", "s2"), 3.0)
     assert (held.planner.start_s, held.api) == (33.0, site.api)
     assert with_policy(site, None) is site
+
+
+def settings(**planner: object) -> Settings:
+    return Settings(planner=planner)
+
+
+def test_planner_without_telemetry_or_controller_has_nothing_to_do(control: ControlDatabase) -> None:
+    model = {"parameters": 7e9, "layers": 32, "hidden": 4096, "sequence": 4096, "global_batch": 256}
+    planner = make_planner(settings(jobs={"*": {"model": model}}), None, control, None)
+    lease = take_lease(control, "planner", "p1", ttl_ns=10**13, now_ns=10**18)
+    assert lease is not None
+    assert planner.run_once(lease, 10**18) == 0
+
+
+def test_limits_and_times_are_those_of_the_settings_and_execute_needs_a_controller() -> None:
+    options = options_of(settings(restarts_per_hour=2, start_s=30.0, modes={"grow": "propose"}))
+    assert (options.policy.limits.restarts_per_hour, options.durations.start_s) == (2, 30.0)
+    assert (options.policy.mode_of("grow"), options.policy.mode_of("replace")) == ("propose", "observe")
+    with pytest.raises(BadInput, match=r"planner\.controller names nobody who would"):
+        controller_of(settings(modes={"grow": "execute"}))

@@ -83,18 +83,13 @@ def state_of(pid: int) -> str:
         return "gone"
 
 
-@pytest.mark.parametrize("code", [0, 1, 3, 255])
-def test_exit_code_is_the_command_s_own(tmp_path: Path, code: int) -> None:
-    assert run("sh", "-c", f"exit {code}", folder=tmp_path)[0] == code
+@pytest.mark.parametrize("script", ["exit 0", "exit 3", "exit 255", "kill -9 $$", "kill -11 $$", "kill -15 $$"])
+def test_exit_code_is_the_command_s_own_or_128_and_the_signal_that_killed_it(tmp_path: Path, script: str) -> None:
+    is_killed, number = script.startswith("kill"), int(script.split()[1].lstrip("-"))
+    assert run("sh", "-c", script, folder=tmp_path)[0] == (128 + number if is_killed else number)
     said = report_in(tmp_path)
-    assert (said["exit_code"], said["signal"], said["program"]) == (code, None, "sh")
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
-def test_command_that_was_killed_gives_128_and_the_signal(tmp_path: Path, number: signal.Signals) -> None:
-    assert run("sh", "-c", f"kill -{int(number)} $$", folder=tmp_path)[0] == 128 + number
-    said = report_in(tmp_path)
-    assert (said["exit_code"], said["signal"]) == (None, number)
+    expected = (None, number, "sh") if is_killed else (number, None, "sh")
+    assert (said["exit_code"], said["signal"], said["program"]) == expected
 
 
 def test_output_and_input_pass_through_byte_for_byte(tmp_path: Path) -> None:
@@ -160,14 +155,14 @@ def test_command_does_not_outlive_us(tmp_path: Path) -> None:
 def test_command_starts_with_the_signal_mask_we_were_given(tmp_path: Path) -> None:
     tell = "import signal; print(sorted(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, []))))"
     ours = sorted(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, [])))
-    assert run(*python(tell), folder=tmp_path)[1] == f"{ours}\n".encode()
 
-
-def test_end_is_seen_also_where_our_parent_ignores_its_children(tmp_path: Path) -> None:
     def ignore() -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 
-    assert run("sh", "-c", "exit 3", folder=tmp_path, before=ignore)[0] == 3
+    assert run(*python(tell), folder=tmp_path)[1] == f"{ours}\n".encode()
+    assert run("sh", "-c", "exit 3", folder=tmp_path, before=ignore)[0] == 3, (
+        "also where our parent ignores its children"
+    )
 
 
 def test_grandchild_that_keeps_standard_error_does_not_hold_up_the_end(tmp_path: Path) -> None:
@@ -237,10 +232,9 @@ def test_report_that_cannot_be_written_is_told_and_changes_nothing(tmp_path: Pat
     code, out, err = run("sh", "-c", "echo out; exit 9", folder=tmp_path, LOCKSTEP_RUN_REPORT=str(nowhere))
     assert (code, out) == (9, b"out\n")
     assert f"no report in {nowhere}".encode() in err
-
-
-def test_host_without_a_ring_directory_is_not_mentioned(tmp_path: Path) -> None:
-    assert run("sh", "-c", "exit 9", folder=tmp_path / "missing") == (9, b"", b"")
+    assert run("sh", "-c", "exit 9", folder=tmp_path / "missing") == (9, b"", b""), (
+        "a host without rings says nothing"
+    )
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe"])

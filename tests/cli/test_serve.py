@@ -8,11 +8,15 @@ from pathlib import Path
 import httpx
 import pytest
 
+from cli.up import _announce
 from lockstep.fabrics import leaf_spine
 from lockstep.state.database import open_control
 from lockstep.state.leases import take_lease
 from lockstep.topology import dump_topology
+from lockstep.verdict import Incident
+from tests.builders import SECOND, T0
 from tests.cli.commands import LOCKSTEP, Run, check_failure, environment_for
+from tests.lockstep.state.build import incident
 from tests.testbed.services import free_port
 from tests.waiting import eventually
 
@@ -71,3 +75,22 @@ def test_service_is_ready_until_it_is_told_to_stop_and_lets_go_of_its_role(tmp_p
         successor = take_lease(control, service, "another", 1, now_ns=1)
     assert successor is not None
     assert successor.generation == 2
+
+
+def told(**changes: object) -> Incident:
+    whole = incident("i1")
+    verdict = whole.verdict.model_copy(update={"since_ns": T0, "component": "nic:[/h3]/eth1"})
+    opened = {"opened_ns": T0 + 12 * SECOND, "updated_ns": T0 + 12 * SECOND, "verdict": verdict}
+    return whole.model_copy(update=opened | changes)
+
+
+def test_incident_is_one_line_when_it_opens_and_one_when_it_closes(capsys: pytest.CaptureFixture[str]) -> None:
+    _announce(told())
+    assert capsys.readouterr().out == (
+        "22:13:32 comm_slow nic:[/h3]/eth1 (0.97, 12 s after it began): "
+        "h3's eth1 sends at a tenth of its rate, says Zoë\n"
+    )
+    _announce(told(updated_ns=T0 + 17 * SECOND))
+    assert capsys.readouterr().out == ""
+    _announce(told(state="closed", updated_ns=T0 + 60 * SECOND, closed_because="the part has been normal again"))
+    assert capsys.readouterr().out == "22:14:20 closed nic:[/h3]/eth1: the part has been normal again\n"

@@ -1,5 +1,6 @@
-"""A scenario becomes a capture, the same one for the same seed, or nothing at all."""
+"""Scenarios are listed and shown; one becomes a capture, the same one for the same seed, or nothing at all."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -25,10 +26,7 @@ def _short_scenarios(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_capture_holds_the_scenario_and_nothing_is_on_standard_output(lockstep: Run, tmp_path: Path) -> None:
     outcome = lockstep("simulate", "healthy", "--out", tmp_path / "a", *SMALL)
     assert (outcome.code, outcome.out) == (0, "")
-    assert outcome.err.splitlines() == [
-        "scenario healthy, 16 ranks, 3 s, seed 1",
-        f"wrote {tmp_path}/a",
-    ]
+    assert outcome.err.splitlines() == ["scenario healthy, 16 ranks, 3 s, seed 1", f"wrote {tmp_path}/a"]
     capture = read_capture(tmp_path / "a")
     assert (capture.info.job, capture.info.hosts) == ("healthy", ("h0", "h1"))
     assert capture.tables["comms"].num_rows == 16
@@ -43,45 +41,41 @@ def test_same_seed_gives_the_identical_file_and_another_seed_another(lockstep: R
     assert first != other
 
 
-def test_unknown_scenario_is_one_sentence(lockstep: Run, tmp_path: Path) -> None:
-    check_failure(lockstep("simulate", "dance", "--out", tmp_path / "a"), "there is no scenario 'dance'")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_capture_that_exists_is_never_overwritten(lockstep: Run, tmp_path: Path) -> None:
-    (tmp_path / "a.tar.zst").write_text("precious")
-    outcome = lockstep("simulate", "healthy", "--out", tmp_path / "a.tar.zst", *SMALL)
-    assert outcome.code == 1
-    assert "exists already; captures are never overwritten" in outcome.err
-    assert (tmp_path / "a.tar.zst").read_text() == "precious"
-
-
-@pytest.mark.parametrize("ranks", ["7", "8", "12"])
-def test_number_of_ranks_that_fills_no_hosts_is_one_sentence(lockstep: Run, tmp_path: Path, ranks: str) -> None:
-    outcome = lockstep("simulate", "healthy", "--out", tmp_path / "a", "--ranks", ranks)
-    check_failure(outcome, "scenario healthy has 8 GPUs a host: give a multiple of that, two hosts at least")
-
-
-def test_cluster_too_small_for_what_breaks_in_it_is_one_sentence(lockstep: Run, tmp_path: Path) -> None:
-    outcome = lockstep("simulate", "nic-half-speed", "--out", tmp_path / "a", *SMALL)
+def test_what_cannot_be_simulated_is_one_sentence_and_nothing_is_left(lockstep: Run, tmp_path: Path) -> None:
+    target = tmp_path / "a"
+    check_failure(lockstep("simulate", "dance", "--out", target), "there is no scenario 'dance'")
+    for ranks in ("7", "8", "12"):
+        outcome = lockstep("simulate", "healthy", "--out", target, "--ranks", ranks)
+        check_failure(outcome, "scenario healthy has 8 GPUs a host: give a multiple of that, two hosts at least")
+    outcome = lockstep("simulate", "nic-half-speed", "--out", target, *SMALL)
     check_failure(outcome, "breaks what its cluster does not have: nic:h3/eth1")
-
-
-@pytest.mark.parametrize("option", [["--ranks", "0"], ["--ranks", "many"], ["--seed", "-1"], ["--seed", "x"]])
-def test_number_that_makes_no_sense_is_bad_usage(lockstep: Run, tmp_path: Path, option: list[str]) -> None:
-    check_failure(lockstep("simulate", "healthy", "--out", tmp_path / "a", *option), option[0], code=2)
-
-
-def test_place_that_cannot_be_written_is_one_sentence_and_nothing_is_left(lockstep: Run, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    outcome = lockstep("simulate", "healthy", "--out", tmp_path / "file" / "a", *SMALL)
-    assert outcome.code == 1
-    assert "Not a directory" in outcome.err.splitlines()[-1]
+    for option in (["--ranks", "0"], ["--ranks", "many"], ["--seed", "-1"], ["--seed", "x"]):
+        check_failure(lockstep("simulate", "healthy", "--out", target, *option), option[0], code=2)
+    (tmp_path / "file").write_text("precious")
+    for existing, reason in (
+        ("file", "exists already; captures are never overwritten"),
+        ("file/a", "Not a directory"),
+    ):
+        outcome = lockstep("simulate", "healthy", "--out", tmp_path / existing, *SMALL)
+        assert (outcome.code, reason in outcome.err.splitlines()[-1]) == (1, True)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert (tmp_path / "file").read_text() == "precious"
+    odd = tmp_path / "a[red]" / "b[" / "c].tar.zst"
+    assert f"wrote {odd}" in lockstep("simulate", "healthy", "--out", odd, *SMALL).err
+    assert odd.exists()
 
 
-def test_name_of_the_target_is_printed_as_it_is(lockstep: Run, tmp_path: Path) -> None:
-    target = tmp_path / "a[red]" / "b[" / "c].tar.zst"
-    outcome = lockstep("simulate", "healthy", "--out", target, *SMALL)
-    assert f"wrote {target}" in outcome.err
-    assert target.exists()
+def test_scenarios_are_listed_and_shown_with_the_verdict_that_is_right(lockstep: Run) -> None:
+    outcome = lockstep("scenario", "list")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "nic-half-speed" in outcome.out
+    assert "one NIC carries half its rate from second 20 on" in outcome.out
+    listed = json.loads(lockstep("scenario", "list", "--json").out)
+    assert {"healthy", "nic-half-speed"} <= {scenario["name"] for scenario in listed}
+    assert all(scenario["summary"] for scenario in listed)
+    shown = json.loads(lockstep("scenario", "show", "nic-half-speed").out)
+    assert (shown["expect"][0]["class"], shown["expect"][0]["component"]) == ("comm_slow", "nic:h3/eth1")
+    outcome = lockstep("scenario", "show", "../healthy")
+    sentence = "there is no scenario '../healthy'; `lockstep scenario list` shows all of these families: "
+    check_failure(outcome, sentence)
+    assert "nic-half-speed" in outcome.err

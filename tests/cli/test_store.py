@@ -59,92 +59,53 @@ def held_by_another_process(store: Path) -> Iterator[int]:
         holder.stdin.close()
 
 
-def test_store_is_migrated_once(lockstep: Run, state: Path) -> None:
+def test_store_is_migrated_once_and_a_capture_loaded_once_however_often_it_is_given(
+    lockstep: Run, state: Path, capture: Path
+) -> None:
+    check_failure(lockstep("store", "load", capture), "run `lockstep store migrate` first")
+    before = lockstep("store", "status")
+    assert before.code == 0
+    assert all(f"{name}  not applied" in before.out for name in MIGRATIONS)
     first, again = lockstep("store", "migrate"), lockstep("store", "migrate")
     assert (first.code, first.out) == (0, "")
     assert first.err.startswith(f"chdb://{state}/store: {', '.join(MIGRATIONS)}; retention set on ")
     assert (again.code, again.err) == (0, f"chdb://{state}/store: nothing to do; retention set on 0 tables\n")
-
-
-def test_status_says_what_the_store_lacks_and_then_what_it_has(lockstep: Run) -> None:
-    before = lockstep("store", "status")
-    assert before.code == 0
-    assert all(f"{name}  not applied" in before.out for name in MIGRATIONS)
-    lockstep("store", "migrate")
     after = lockstep("store", "status")
     assert (after.code, after.err) == (0, "")
     assert all(f"{name}  applied " in after.out for name in MIGRATIONS)
     assert "not applied" not in after.out
     assert "transfer_stats" in after.out
-
-
-def test_status_is_json_on_request(lockstep: Run, state: Path) -> None:
-    lockstep("store", "migrate")
     inventory = status(lockstep)
-    assert inventory["address"] == f"chdb://{state}/store"
-    assert inventory["pending"] == []
+    assert (inventory["address"], inventory["pending"]) == (f"chdb://{state}/store", [])
     assert [f"{past['number']:04}_{past['name']}" for past in inventory["applied"]] == MIGRATIONS
     assert rows_in(inventory, "events") == 0
-
-
-def test_capture_is_loaded_once_however_often_it_is_given(lockstep: Run, capture: Path) -> None:
-    lockstep("store", "migrate")
     for _ in range(2):
         outcome = lockstep("store", "load", capture)
         assert (outcome.code, outcome.out, outcome.err) == (0, "", "loaded 3 rows\n")
     assert rows_in(status(lockstep), "events") == 3
 
 
-def test_store_that_was_never_migrated_takes_no_capture(lockstep: Run, capture: Path) -> None:
-    check_failure(lockstep("store", "load", capture), "run `lockstep store migrate` first")
-
-
-def test_capture_that_is_none_leaves_the_store_alone(lockstep: Run, tmp_path: Path, state: Path) -> None:
-    check_failure(lockstep("store", "load", tmp_path / "absent"), "there is no such file or directory")
-    assert not state.exists()
-
-
-def test_backup_is_restored_into_an_empty_store(lockstep: Run, capture: Path, state: Path, tmp_path: Path) -> None:
+def test_backup_is_written_once_under_its_name_and_restored_into_an_empty_store(
+    lockstep: Run, capture: Path, state: Path, tmp_path: Path
+) -> None:
+    fresh = tmp_path / "fresh"
+    absent = lockstep("store", "restore", "absent", LOCKSTEP_STATE_DIR=str(tmp_path / "absent"))
+    assert (absent.code, absent.out, "Traceback" in absent.err) == (1, "", False)
     lockstep("store", "migrate")
     lockstep("store", "load", capture)
     made = lockstep("store", "backup", "monday")
     assert (made.code, made.out, made.err) == (0, "", f"chdb://{state}/store: wrote backup monday\n")
-    fresh = tmp_path / "fresh"
+    check_failure(lockstep("store", "backup", "monday"), "a backup named 'monday' exists already")
+    assert lockstep("store", "backup").code == 0
+    lengths = sorted(len(folder.name) for folder in (state / "store" / "backups").iterdir())
+    assert lengths == [len("monday"), len("2023-11-14T221320Z")]
+    check_failure(lockstep("store", "restore", "monday"), "is not empty: a backup is restored into a new directory")
+    for name in ("../x", "a/b", ".hidden", ""):
+        check_failure(lockstep("store", "restore", name), "cannot name a backup")
     shutil.copytree(state / "store" / "backups", fresh / "store" / "backups")
     restored = lockstep("store", "restore", "monday", LOCKSTEP_STATE_DIR=str(fresh))
     assert (restored.code, restored.err) == (0, f"chdb://{fresh}/store: restored backup monday\n")
     assert rows_in(status(lockstep, LOCKSTEP_STATE_DIR=str(fresh)), "events") == 3
-
-
-def test_backup_has_the_time_of_day_for_a_name_unless_given_one(lockstep: Run, state: Path) -> None:
-    lockstep("store", "migrate")
-    assert lockstep("store", "backup").code == 0
-    (folder,) = (state / "store" / "backups").iterdir()
-    assert len(folder.name) == len("2023-11-14T221320Z")
-
-
-def test_backup_is_never_written_twice_under_one_name(lockstep: Run) -> None:
-    lockstep("store", "migrate")
-    lockstep("store", "backup", "monday")
-    check_failure(lockstep("store", "backup", "monday"), "a backup named 'monday' exists already")
-
-
-def test_store_that_holds_anything_is_not_restored_into(lockstep: Run) -> None:
-    lockstep("store", "migrate")
-    lockstep("store", "backup", "monday")
-    check_failure(lockstep("store", "restore", "monday"), "is not empty: a backup is restored into a new directory")
-
-
-@pytest.mark.parametrize("name", ["../x", "a/b", ".hidden", ""])
-def test_name_that_leads_elsewhere_is_no_name_of_a_backup(lockstep: Run, name: str) -> None:
-    lockstep("store", "migrate")
-    check_failure(lockstep("store", "restore", name), "cannot name a backup")
-
-
-def test_backup_that_is_not_there_cannot_be_restored(lockstep: Run) -> None:
-    outcome = lockstep("store", "restore", "absent")
-    assert (outcome.code, outcome.out) == (1, "")
-    assert "Traceback" not in outcome.err
 
 
 def test_store_in_use_is_one_sentence_that_names_the_process(state: Path) -> None:
@@ -153,28 +114,20 @@ def test_store_in_use_is_one_sentence_that_names_the_process(state: Path) -> Non
     check_failure(outcome, f"the embedded store in {state}/store is in use by process {holder}")
 
 
-@pytest.mark.parametrize(
-    ("url", "sentence"),
-    [
-        ("mysql://db", "a store is chdb:///directory or http(s)://"),
-        ("chdb://relative", "an embedded store is chdb:// and an absolute directory"),
-        ("http://user:secret@127.0.0.1:1/x", "does not answer"),
-    ],
-)
-def test_store_that_cannot_be_reached_is_one_sentence_without_its_password(
-    lockstep: Run, url: str, sentence: str
+def test_store_that_cannot_be_used_is_one_sentence_without_its_password(
+    lockstep: Run, tmp_path: Path, state: Path
 ) -> None:
-    outcome = lockstep("store", "status", LOCKSTEP_STORE_URL=url)
-    check_failure(outcome, sentence)
-    assert "secret" not in outcome.err
-
-
-def test_retention_for_a_table_that_does_not_exist_is_one_sentence(lockstep: Run) -> None:
+    check_failure(lockstep("store", "load", tmp_path / "absent"), "there is no such file or directory")
+    assert not state.exists()
+    (tmp_path / "file").write_text("")
+    for url, sentence in {
+        "mysql://db": "a store is chdb:///directory or http(s)://",
+        "chdb://relative": "an embedded store is chdb:// and an absolute directory",
+        "http://user:secret@127.0.0.1:1/x": "does not answer",
+        f"chdb://{tmp_path}/file/store": f"{tmp_path}/file/store: Not a directory",
+    }.items():
+        outcome = lockstep("store", "status", LOCKSTEP_STORE_URL=url)
+        check_failure(outcome, sentence)
+        assert "secret" not in outcome.err
     outcome = lockstep("store", "migrate", LOCKSTEP_STORE_RETENTION_DAYS='{"dreams": 1}')
     check_failure(outcome, "retention names tables that do not exist: dreams")
-
-
-def test_directory_that_cannot_be_made_is_one_sentence(lockstep: Run, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    outcome = lockstep("store", "migrate", LOCKSTEP_STORE_URL=f"chdb://{tmp_path}/file/store")
-    check_failure(outcome, f"{tmp_path}/file/store: Not a directory")

@@ -48,10 +48,7 @@ def fill(api: Api) -> None:
     begun_ns = now_ns - 9000 * SECOND
     put(api.parts.store, [make(Comm, job="train", nranks=8, init_ns=begun_ns)])
     put(api.parts.store, [waiting("train", 0, now_ns, state="wire", since_ns=now_ns)])
-    put(
-        api.parts.store,
-        (step("train", n, 0, now_ns - (30 - n) * SECOND, 2.0 if n < 20 else 3.0) for n in range(30)),
-    )
+    put(api.parts.store, (step("train", n, 0, now_ns - (30 - n) * SECOND, 2.0 if n < 20 else 3.0) for n in range(30)))
     put(api.parts.store, [heartbeat("h17", now_ns - 600 * SECOND)])
     opened = incident("i1", job="train", opened_ns=now_ns - 300 * SECOND)
     proposed = decision("d1", job="train").model_copy(update={"mode": "propose", "expires_ns": now_ns + 10**15})
@@ -64,7 +61,9 @@ def to(api: Api) -> tuple[str, ...]:
     return ("--server", str(api.client.base_url), "--token", api.make_token("read"))
 
 
-def test_one_picture_has_jobs_incidents_agents_and_what_waits(lockstep: Run, to: tuple[str, ...]) -> None:
+def test_one_picture_has_jobs_incidents_agents_and_what_waits_and_json_the_same(
+    lockstep: Run, to: tuple[str, ...], api: Api
+) -> None:
     shown = lockstep("top", "--once", *to)
 
     assert (shown.code, shown.err) == (0, "")
@@ -73,9 +72,6 @@ def test_one_picture_has_jobs_incidents_agents_and_what_waits(lockstep: Run, to:
     assert "1.42x" in shown.out  # as the incident tells: the steps before are slow ones soon
     assert "Agents, 1 heard, 1 not well" in shown.out
     assert "h17" in shown.out
-
-
-def test_json_has_the_same(lockstep: Run, to: tuple[str, ...]) -> None:
     told = json.loads(lockstep("top", "--json", *to).out)
 
     assert [one["job"]["job"] for one in told["jobs"]] == ["train"]
@@ -83,23 +79,18 @@ def test_json_has_the_same(lockstep: Run, to: tuple[str, ...]) -> None:
     assert told["incidents"][0]["verdict"]["class"] == "comm_slow"
     assert [one["id"] for one in told["waiting"]] == ["d1"]
     assert (told["agents"], told["ailing"][0]["host"]) == (1, "h17")
-
-
-def test_token_may_come_from_the_environment(lockstep: Run, to: tuple[str, ...]) -> None:
     assert lockstep("top", "--once", *to[:2], LOCKSTEP_TOKEN=to[3]).code == 0
     check_failure(lockstep("top", "--once", *to[:2]), "this needs a token")
-
-
-def test_decision_that_was_rejected_waits_no_longer(lockstep: Run, api: Api, to: tuple[str, ...]) -> None:
     with Client(to[1], api.make_token("act")) as client:
         client.reject("d1", "not now")
 
     assert json.loads(lockstep("top", "--json", *to).out)["waiting"] == []
 
 
-def test_server_that_is_not_there_is_one_sentence(lockstep: Run) -> None:
+def test_server_that_is_not_there_is_one_sentence_and_a_bad_interval_bad_usage(lockstep: Run, tmp_path: Path) -> None:
     server = unused_address()
     check_failure(lockstep("top", "--once", "--server", server), f"no Lockstep server answers at {server}")
+    check_failure(lockstep("top", "--every", "0"), "0.2", code=2)
 
 
 def watched(url: str, is_enough: Callable[[str], bool]) -> tuple[list[str], ManualClock]:
@@ -155,14 +146,11 @@ def test_what_was_known_stays_while_the_server_is_away() -> None:
     assert "what follows is what was known before" in pictures[-1]
 
 
-def test_nobody_at_the_address_is_waited_for() -> None:
+def test_nobody_at_the_address_is_waited_for_and_a_refusal_that_will_not_pass_ends_it() -> None:
     pictures, clock = watched(unused_address(), lambda _: False)
 
     assert all("no Lockstep server answers at" in picture for picture in pictures)
     assert clock.now_ns() == 50 * 2 * SECOND
-
-
-def test_refusal_that_will_not_pass_ends_it() -> None:
     with answering(401, b'{"detail": "this token is unknown"}') as url, pytest.raises(ServerRefused, match="unknown"):
         watched(url, lambda _: True)
 
@@ -174,7 +162,3 @@ def test_bars_are_as_many_as_values_and_the_longest_is_full(values: list[float])
 
     assert len(drawn) == (len(shown) if max(shown, default=0) > 0 else 0)
     assert not drawn or drawn[shown.index(max(shown))] == "█"
-
-
-def test_bad_interval_is_bad_usage(lockstep: Run, tmp_path: Path) -> None:
-    check_failure(lockstep("top", "--every", "0"), "0.2", code=2)

@@ -3,8 +3,6 @@
 import json
 from pathlib import Path
 
-import pytest
-
 from lockstep.fabrics import leaf_spine
 from lockstep.topology import Topology, dump_topology, load_topology
 from tests.cli.commands import Outcome, Run, check_failure
@@ -52,9 +50,11 @@ def test_import_joins_another_format(lockstep: Run, tmp_path: Path) -> None:
     assert load_topology(target).routing == "adaptive"
 
 
-def test_host_of_a_file_can_be_told(lockstep: Run, tmp_path: Path) -> None:
+def test_host_of_a_file_can_be_told_and_what_is_there_survives_a_failed_import(lockstep: Run, tmp_path: Path) -> None:
     target = tmp_path / "t.json"
     lockstep("topology", "import", "nccl-xml", DATA / "nccl/n1.xml", "--host", "gpu-07", "--out", target)
+    assert [node.id for node in load_topology(target).nodes] == ["gpu-07"]
+    lockstep("topology", "import", "lldp", DATA / "topology.conf", "--out", target)
     assert [node.id for node in load_topology(target).nodes] == ["gpu-07"]
 
 
@@ -71,42 +71,27 @@ def test_contradictions_are_told_all_at_once_and_nothing_is_written(lockstep: Ru
     assert not (tmp_path / "t.json").exists()
 
 
-def test_topology_that_is_there_survives_a_failed_import(lockstep: Run, tmp_path: Path) -> None:
-    target = written(tmp_path)
-    lockstep("topology", "import", "lldp", DATA / "topology.conf", "--out", target)
-    assert load_topology(target) == FABRIC
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
+def test_wrong_arguments_are_one_sentence(lockstep: Run, tmp_path: Path) -> None:
+    conf, target = DATA / "topology.conf", tmp_path / "t.json"
+    refused: list[tuple[tuple[object, ...], str]] = [
         (("dot", "x"), "there is no format 'dot'; the known ones are: ibnetdiscover"),
         (("slurm", "/nowhere/topology.conf"), "/nowhere/topology.conf: No such file or directory"),
-        (("slurm", DATA / "topology.conf", "--with", "nccl-xml"), "--with is 'nccl-xml', but must be FORMAT:PATH"),
-        (("slurm", DATA / "topology.conf", "--with", "dot:x"), "there is no format 'dot'"),
-        (("slurm", DATA / "topology.conf", "--gbps", "0"), "--gbps is 0, but a rate is finite and above 0"),
-        (("slurm", DATA / "topology.conf", "--gbps", "nan"), "--gbps is nan, but a rate is finite and above 0"),
-        (("slurm", DATA / "topology.conf", "--host", "h"), "--host names the node of one file"),
-    ],
-)
-def test_wrong_arguments_are_one_sentence(
-    lockstep: Run, tmp_path: Path, arguments: tuple[object, ...], sentence: str
-) -> None:
-    check_failure(lockstep("topology", "import", *arguments, "--out", tmp_path / "t.json"), sentence)
+        (("slurm", conf, "--with", "nccl-xml"), "--with is 'nccl-xml', but must be FORMAT:PATH"),
+        (("slurm", conf, "--with", "dot:x"), "there is no format 'dot'"),
+        (("slurm", conf, "--gbps", "0"), "--gbps is 0, but a rate is finite and above 0"),
+        (("slurm", conf, "--gbps", "nan"), "--gbps is nan, but a rate is finite and above 0"),
+        (("slurm", conf, "--host", "h"), "--host names the node of one file"),
+    ]
+    for arguments, sentence in refused:
+        check_failure(lockstep("topology", "import", *arguments, "--out", target), sentence)
+    outcome = lockstep("topology", "import", "slurm", conf, "--out", target, "--routing", "magic")
+    check_failure(outcome, "--routing", code=2)
 
 
-def test_routing_that_does_not_exist_is_bad_usage(lockstep: Run, tmp_path: Path) -> None:
-    arguments = ("slurm", DATA / "topology.conf", "--out", tmp_path / "t.json", "--routing", "magic")
-    check_failure(lockstep("topology", "import", *arguments), "--routing", code=2)
-
-
-def test_sound_topology_passes_the_check(lockstep: Run, tmp_path: Path) -> None:
+def test_sound_topology_passes_the_check_and_every_contradiction_is_named(lockstep: Run, tmp_path: Path) -> None:
     file = written(tmp_path)
     assert lockstep("topology", "check", file) == Outcome(0, f"{file} is sound\n", "")
     assert json.loads(lockstep("topology", "check", file, "--json").out) == {"complaints": []}
-
-
-def test_check_names_every_contradiction(lockstep: Run, tmp_path: Path) -> None:
     file = broken(tmp_path)
     outcome = lockstep("topology", "check", file)
     assert (outcome.code, outcome.out) == (1, "")
@@ -126,15 +111,12 @@ def test_show_tells_tiers_and_what_is_uneven(lockstep: Run, tmp_path: Path) -> N
     leaf = next(line for line in outcome.out.splitlines() if line.strip().startswith("leaf"))
     assert leaf.split() == ["leaf", "4", "3,200", "6,100", "0.52", "0.62", "leaf3"]
     assert "uneven:\n  - link leaf3--spine3 runs at 100 Gbit/s, 15 of the 16 links" in outcome.out
-
-
-def test_show_as_json_has_the_same_figures(lockstep: Run, tmp_path: Path) -> None:
     told = json.loads(lockstep("topology", "show", written(tmp_path), "--json").out)
     assert [tier["oversubscription"] for tier in told["tiers"]] == [0.5, None]
     assert told["uneven"] == []
 
 
-def test_diff_tells_what_is_different(lockstep: Run, tmp_path: Path) -> None:
+def test_diff_tells_what_is_different_and_cuts_long_lists(lockstep: Run, tmp_path: Path) -> None:
     old, new = written(tmp_path), written(tmp_path, altered(up=False), "new.json")
     assert lockstep("topology", "diff", old, old).out == "no difference\n"
     assert lockstep("topology", "diff", old, new).out == "changed:\n  - link leaf3--spine3: went down\n"
@@ -143,9 +125,6 @@ def test_diff_tells_what_is_different(lockstep: Run, tmp_path: Path) -> None:
         "removed": [],
         "changed": ["link leaf3--spine3: went down"],
     }
-
-
-def test_long_lists_are_cut_and_json_has_all(lockstep: Run, tmp_path: Path) -> None:
     old, new = written(tmp_path, leaf_spine(100, 1, 1, 1)), written(tmp_path, FABRIC, "new.json")
     removed = json.loads(lockstep("topology", "diff", old, new, "--json").out)["removed"]
     assert len(removed) > 100
@@ -167,11 +146,8 @@ def test_published_topologies_are_versions_and_the_newest_is_fetched(lockstep: R
     assert load_topology(tmp_path / "old.json") == FABRIC
 
 
-def test_version_that_never_was_cannot_be_fetched(lockstep: Run, tmp_path: Path) -> None:
+def test_version_that_never_was_cannot_be_fetched_nor_nonsense_published(lockstep: Run, tmp_path: Path) -> None:
     check_failure(lockstep("topology", "fetch", "--out", tmp_path / "t.json"), "no topology was published")
     check_failure(lockstep("topology", "fetch", "7", "--out", tmp_path / "t.json"), "there is no topology 7")
-
-
-def test_topology_that_contradicts_itself_is_not_published(lockstep: Run, tmp_path: Path) -> None:
     assert lockstep("topology", "publish", broken(tmp_path)).code == 1
     assert json.loads(lockstep("topology", "history", "--json").out) == []

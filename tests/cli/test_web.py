@@ -5,12 +5,18 @@ import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
 from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
 import pytest
 import structlog
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 from fastapi import FastAPI, Request
 
 from api.app import create_app
@@ -25,7 +31,6 @@ from lockstep.state.database import open_control
 from lockstep.state.tokens import create_token
 from lockstep.store.migrations import Layout
 from tests.api.fake_store import FakeStore
-from tests.cli.certificates import write_certificate
 from tests.waiting import HastyClock, eventually
 
 
@@ -54,23 +59,15 @@ def test_server_with_a_certificate_speaks_tls_and_nothing_else(tmp_path: Path) -
     api = with_tls(tmp_path)
     server = WebServer(health_app(lambda: None, []), lambda: None, lambda: None, read_tls(api))
     trust = ssl.create_default_context(cafile=str(api.tls_cert))
+    context = read_tls(api)
+    assert context is not None
+    assert context.minimum_version == ssl.TLSVersion.TLSv1_2
     with serving(server) as port:
         with httpx.Client(verify=trust, trust_env=False, timeout=60) as client:
             assert client.get(f"https://127.0.0.1:{port}/healthz").text == "ok\n"
         with httpx.Client(trust_env=False, timeout=60) as client, pytest.raises(httpx.TransportError):
             client.get(f"http://127.0.0.1:{port}/healthz")
     assert scheme_of(api) == "https"
-
-
-def test_old_versions_of_tls_are_not_spoken(tmp_path: Path) -> None:
-    context = read_tls(with_tls(tmp_path))
-    assert context is not None
-    assert context.minimum_version == ssl.TLSVersion.TLSv1_2
-
-
-def test_without_a_certificate_it_is_plain_http() -> None:
-    assert read_tls(ApiSettings()) is None
-    assert scheme_of(ApiSettings()) == "http"
 
 
 def test_certificate_that_cannot_be_used_stops_the_start(tmp_path: Path) -> None:
@@ -82,40 +79,27 @@ def test_certificate_that_cannot_be_used_stops_the_start(tmp_path: Path) -> None
     for pair in ((tmp_path / "nowhere", key), (cert, other_key), (key, cert), locked):
         with pytest.raises(BadInput, match="TLS cannot be served with"):
             read_tls(ApiSettings(tls_cert=pair[0], tls_key=pair[1]))
-
-
-def test_certificate_without_a_key_is_refused_with_the_settings() -> None:
     with pytest.raises(BadSettings, match="tls_cert and tls_key come together"):
         load_settings({"LOCKSTEP_API_TLS_CERT": "cert.pem"})
+    assert read_tls(ApiSettings()) is None
+    assert scheme_of(ApiSettings()) == "http"
 
 
-@pytest.mark.parametrize("listen", ["127.0.0.1:8642", "[::1]:8642", "localhost:8642"])
-def test_nothing_is_said_on_loopback(listen: str) -> None:
-    with structlog.testing.capture_logs() as lines:
-        check_exposure(ApiSettings(listen=listen, open_reads=True), is_demo=True)
-    assert lines == []
-
-
-@pytest.mark.parametrize(
-    ("api", "words"),
-    [
+def test_what_others_can_reach_is_warned_of_and_a_demo_of_it_refused() -> None:
+    with_tls = ApiSettings(listen="head:8642", tls_cert=Path("c"), tls_key=Path("k"), open_reads=True)
+    reached: list[tuple[ApiSettings, list[str]]] = [
+        *((ApiSettings(listen=f"{host}:8642", open_reads=True), []) for host in ("127.0.0.1", "[::1]", "localhost")),
         (ApiSettings(listen="0.0.0.0:8642"), ["unencrypted"]),
         (ApiSettings(listen="[::]:8642", open_reads=True), ["without a token", "unencrypted"]),
         (ApiSettings(listen="head:8642", tls_in_front=True), []),
-        (
-            ApiSettings(listen="head:8642", tls_cert=Path("c"), tls_key=Path("k"), open_reads=True),
-            ["without a token"],
-        ),
-    ],
-)
-def test_what_others_can_reach_is_warned_of(api: ApiSettings, words: list[str]) -> None:
-    with structlog.testing.capture_logs() as lines:
-        check_exposure(api)
-    assert [line["log_level"] for line in lines] == ["warning"] * len(words)
-    assert all(word in line["event"] for word, line in zip(words, lines, strict=True))
-
-
-def test_demo_that_others_could_read_is_refused() -> None:
+        (with_tls, ["without a token"]),
+    ]
+    for api, words in reached:
+        with structlog.testing.capture_logs() as lines:
+            check_exposure(api)
+        assert [line["log_level"] for line in lines] == ["warning"] * len(words)
+        assert all(word in line["event"] for word, line in zip(words, lines, strict=True))
+    check_exposure(ApiSettings(listen="127.0.0.1:8642", open_reads=True), is_demo=True)
     with pytest.raises(BadInput, match=r"listens on loopback only, not 0\.0\.0\.0:8642"):
         check_exposure(ApiSettings(listen="0.0.0.0:8642"), is_demo=True)
 
@@ -149,3 +133,27 @@ def test_whom_a_proxy_stands_for_is_believed_only_where_one_is_set(is_behind: bo
     with serving(WebServer(app, lambda: None, lambda: None)) as port:
         told = {"X-Forwarded-For": "203.0.113.7"}
         assert httpx.get(f"http://127.0.0.1:{port}/who", headers=told, trust_env=False, timeout=60).json() == seen
+
+
+def write_certificate(folder: Path, password: bytes | None = None) -> tuple[Path, Path]:
+    """Write a certificate for 127.0.0.1 and its key; return both files."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
+    now = datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    sealed = serialization.BestAvailableEncryption(password) if password else serialization.NoEncryption()
+    cert_file, key_file = folder / "cert.pem", folder / "key.pem"
+    cert_file.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    key_file.write_bytes(key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, sealed))
+    return cert_file, key_file

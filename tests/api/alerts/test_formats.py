@@ -40,7 +40,7 @@ def document(post: Post) -> Any:
     return json.loads(post.body)
 
 
-def test_webhook_gets_a_cloud_event() -> None:
+def test_webhook_gets_a_cloud_event_of_bounded_size() -> None:
     event = document(render_webhook(target(), make_notification(), Sending(after(60), "https://lockstep.example")))
     required = {
         "specversion": "1.0",
@@ -55,20 +55,14 @@ def test_webhook_gets_a_cloud_event() -> None:
     assert (told["component"], told["class"], told["grade"]) == ("nic:h3/eth1", "comm_slow", "isolate")
     assert told["url"] == "https://lockstep.example/incidents/i1"
     assert event["data"]["title"] == TITLE
-
-
-def test_body_stays_below_twenty_kilobytes_however_long_the_reason() -> None:
     post = render_webhook(target(), make_notification(make_alert(reason="x" * 100_000)), Sending(0, "http://head"))
     assert len(post.body) < 20_000
-
-
-def test_key_in_a_file_that_is_none_is_a_sentence_without_the_key() -> None:
     with pytest.raises(BadInput, match="a webhook's secret is whsec_ and base64") as refused:
         render_webhook(target(), make_notification(), Sending(0, "http://head", ("not base64!",)))
     assert "not base64!" not in str(refused.value)
 
 
-def test_alertmanager_gets_labels_by_which_it_routes_and_an_end_that_comes_by_itself() -> None:
+def test_alertmanager_gets_labels_by_which_it_routes_an_end_that_comes_by_itself_and_reminders() -> None:
     post = alertmanager.render(
         target(kind="alertmanager"), make_notification(), Sending(after(60), "http://head", firing_s=240)
     )
@@ -87,9 +81,6 @@ def test_alertmanager_gets_labels_by_which_it_routes_and_an_end_that_comes_by_it
     }
     assert (alert["startsAt"], alert["endsAt"]) == ("2023-11-14T22:13:20Z", "2023-11-14T22:18:20Z")
     assert alert["annotations"]["summary"] == headline(make_notification())
-
-
-def test_alertmanager_is_told_the_end_and_with_new_labels_the_end_of_the_old() -> None:
     receiver = target(kind="alertmanager")
     (closed,) = document(alertmanager.render(receiver, make_notification(kind="incident.closed"), SENDING))
     assert closed["endsAt"] == "2023-11-14T22:14:20Z"
@@ -97,9 +88,6 @@ def test_alertmanager_is_told_the_end_and_with_new_labels_the_end_of_the_old() -
     firing, ended = document(alertmanager.render(receiver, update, SENDING))
     assert (firing["labels"]["severity"], ended["labels"]["severity"]) == ("warning", "critical")
     assert firing["endsAt"] > ended["endsAt"] == "2023-11-14T22:14:20Z"
-
-
-def test_reminder_has_all_that_fires_and_the_watchdog() -> None:
     thread = Thread(target="am", subject="i1", key="i1", number=1, reported_ns=T0, alert=make_alert())
     receiver = target(kind="alertmanager", watchdog=True)
     alerts = document(alertmanager.remind(receiver, [thread], SENDING))
@@ -109,7 +97,7 @@ def test_reminder_has_all_that_fires_and_the_watchdog() -> None:
     assert alerts[0]["labels"] == first["labels"], "the same alert, not another one"
 
 
-def test_slack_gets_blocks_in_which_nothing_is_taken_for_a_mention() -> None:
+def test_slack_gets_blocks_within_its_limits_in_which_nothing_is_taken_for_a_mention() -> None:
     told = document(
         render_slack(target(kind="slack"), make_notification(make_alert(reason="<!channel> & <@U1>")), SENDING)
     )
@@ -119,9 +107,6 @@ def test_slack_gets_blocks_in_which_nothing_is_taken_for_a_mention() -> None:
     assert told["text"].startswith("🔴")
     closed = document(render_slack(target(kind="slack"), make_notification(kind="incident.closed"), SENDING))
     assert closed["text"] == f"🟢 Over: {TITLE}"
-
-
-def test_slack_stays_within_its_limits() -> None:
     many = [make_alert(f"i{number}", reason="y" * 4000, component="nic:" + "h" * 200) for number in range(90)]
     told = document(render_slack(target(kind="slack"), make_notification(*many), SENDING))
     header, text, fields, _ = told["blocks"]
@@ -173,13 +158,10 @@ def test_mail_has_one_thread_per_incident_and_one_line_in_its_subject() -> None:
     assert "https://lockstep.example/incidents/i%2F1" in letter.get_content()
 
 
-def test_list_of_many_says_how_many_more_there_are() -> None:
+def test_list_of_many_says_how_many_more_and_severity_follows_the_grade() -> None:
     many = [make_alert(f"i{number}", component=f"gpu:h{number}/0") for number in range(30)]
     assert headline(make_notification(*many)) == "30 incidents in job train: gpu:h0/0, gpu:h1/0, gpu:h2/0 and others"
     assert "… and 10 more" in render_mail(target(kind="email"), make_notification(*many), SENDING).get_content()
-
-
-def test_severity_follows_the_grade() -> None:
     assert severity(make_notification()) == "critical"
     assert severity(make_notification(make_alert(grade="alert"))) == "warning"
     assert severity(make_notification(make_alert(grade="note"))) == "info"
@@ -199,30 +181,21 @@ def test_our_own_alerts_are_no_evidence_when_they_come_back() -> None:
 OTHER = "whsec_" + base64.b64encode(os.urandom(32)).decode()
 
 
-def test_receiver_with_either_key_believes_it_while_keys_are_changed() -> None:
+def test_signature_holds_for_either_key_and_for_this_body_at_this_time_only() -> None:
     sending = Sending(SystemClock().now_ns(), "http://head", (SECRET, OTHER))
     post = render_webhook(target(), make_notification(), sending)
     for secret in (SECRET, OTHER):
         event = Webhook(secret).verify(post.body, dict(post.headers))
         assert event["id"] == make_notification().id == post.headers["webhook-id"]
-
-
-def test_changed_body_or_foreign_key_is_not_believed() -> None:
     post = render_webhook(target(), make_notification(), Sending(SystemClock().now_ns(), "http://head", (SECRET,)))
     with pytest.raises(WebhookVerificationError):
         Webhook(SECRET).verify(post.body + b" ", dict(post.headers))
     with pytest.raises(WebhookVerificationError):
         Webhook(OTHER).verify(post.body, dict(post.headers))
-
-
-def test_body_is_the_same_at_each_try_and_the_time_is_not() -> None:
     first = render_webhook(target(), make_notification(), Sending(10**18, "http://head", (SECRET,)))
     again = render_webhook(target(), make_notification(), Sending(2 * 10**18, "http://head", (SECRET,)))
     assert first.body == again.body
     assert first.headers["webhook-signature"] != again.headers["webhook-signature"]
-
-
-def test_without_a_key_nothing_is_signed() -> None:
     post = render_webhook(target(secrets=()), make_notification(), Sending(0, "http://head"))
     assert "webhook-signature" not in post.headers
     assert post.headers["webhook-id"] == json.loads(post.body)["id"]

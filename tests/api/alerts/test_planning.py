@@ -1,4 +1,4 @@
-"""One receiver's view: every alert once as it begins, changes and ends, whatever the order of events."""
+"""What is the alert, and one receiver's view of it: every alert once as it begins, changes and ends."""
 
 from typing import Any
 
@@ -6,13 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.alerts.active import ActiveAlerts, trouble_alert
+from api.alerts.active import ACTION_NS, ActiveAlerts, find_active, trouble_alert
 from api.alerts.planning import MOST_DOUBLINGS, Known, Plan, is_notable, patience_ns, plan_notifications, wants
 from lockstep.alert_settings import Target
+from lockstep.decision import Decision
+from lockstep.execution import Execution
 from lockstep.notification import Alert, Thread
-from lockstep.verdict import Impact
-from tests.api.alerts.build import after, make_alert, target
+from lockstep.verdict import Impact, Incident
+from tests.api.alerts.build import after, fault, make_alert, target
 from tests.builders import T0
+from tests.lockstep.state.build import decision
+from tests.lockstep.state.test_executions import execution
 
 GROUP_NS = 30 * 10**9
 
@@ -75,27 +79,17 @@ def test_answered_proposal_is_withdrawn_only_where_it_would_stay(kind: str, expe
     assert [kind for kind, *_ in told.messages] == ["decision.proposed"] + ["decision.settled"] * expected
 
 
-@pytest.mark.parametrize("kind", ["slack", "webhook"])
-def test_action_is_told_with_its_outcome(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["slack", "webhook", "pagerduty", "alertmanager"])
+def test_action_is_told_with_its_outcome_but_no_pager_is_used_for_what_went_well(kind: str) -> None:
+    told = Told(target(kind=kind))
+    told.round(action("done").model_copy(update={"since_ns": T0 - 1}))
+    assert told.messages == [], "it is from before the receiver was there"
     told = Told(target(kind=kind))
     told.round(action("done"))
     told.round(action("undone"), after_s=31)
     told.round()
-    assert [kind for kind, *_ in told.messages] == ["action.executed", "action.undone"]
-
-
-@pytest.mark.parametrize("kind", ["pagerduty", "alertmanager"])
-def test_pager_is_not_used_for_what_went_well(kind: str) -> None:
-    told = Told(target(kind=kind))
-    told.round(action("done"))
-    told.round()
-    assert told.messages == [], "and nothing is resolved that was never sent"
-
-
-def test_action_from_before_the_receiver_was_there_is_not_told() -> None:
-    told = Told(target())
-    told.round(action("done").model_copy(update={"since_ns": T0 - 1}))
-    assert told.messages == []
+    expected = ["action.executed", "action.undone"] if kind in ("slack", "webhook") else []
+    assert [kind for kind, *_ in told.messages] == expected, "and nothing is resolved that was never sent"
 
 
 def test_trouble_of_our_own_is_told_whatever_grades_and_jobs_are_asked_for() -> None:
@@ -107,17 +101,14 @@ def test_trouble_of_our_own_is_told_whatever_grades_and_jobs_are_asked_for() -> 
 
 
 @pytest.mark.parametrize(
-    ("fields", "expected"),
-    [
-        ({}, True),
-        ({"jobs": ("tr*",)}, True),
-        ({"jobs": ("x", "other-*")}, False),
-        ({"grades": ("alert",)}, False),
-        ({"events": ("decision",)}, False),
-    ],
+    ("expected", "fields"),
+    [(True, {}), (True, {"jobs": ("tr*",)}), (False, {"jobs": ("x", "other-*")})]
+    + [(False, {"grades": ("alert",)}), (False, {"events": ("decision",)})],
 )
 def test_receiver_gets_what_it_asked_for(fields: dict[str, Any], expected: bool) -> None:
     assert wants(target(**fields), make_alert()) is expected
+    assert not wants(target(), make_alert(grade="note")), "unless it is asked for"
+    assert wants(target(grades=("note",)), make_alert(grade="note"))
 
 
 def test_second_wave_is_gathered_under_its_first_incident() -> None:
@@ -136,7 +127,7 @@ def test_second_wave_is_gathered_under_its_first_incident() -> None:
     assert told.messages[3:] == [("incident.closed", "i2", 1)]
 
 
-def test_what_comes_back_while_its_message_lasts_is_not_told_again() -> None:
+def test_what_comes_back_while_its_message_lasts_is_not_told_again_and_jobs_are_not_mixed() -> None:
     told = Told(target(kind="slack"))
     told.round(make_alert("i1"), make_alert("i2"))
     told.round(make_alert("i2"), after_s=40)
@@ -145,9 +136,6 @@ def test_what_comes_back_while_its_message_lasts_is_not_told_again() -> None:
     assert told.messages == [("incident.opened", "i1", 2)]
     told.round(after_s=40)
     assert told.messages[1:] == [("incident.closed", "i1", 1)]
-
-
-def test_jobs_are_not_mixed_in_one_message() -> None:
     told = Told(target(kind="slack"))
     told.round(make_alert("i1", job="a"), make_alert("i2", job="b"), make_alert("i3", job="a"))
     assert told.messages == [("incident.opened", "i1", 2), ("incident.opened", "i2", 1)]
@@ -203,35 +191,21 @@ def test_impact_is_news_by_a_step(told: float | None, now: float | None, expecte
     assert is_notable(slowed(told), slowed(now)) is expected
 
 
-@pytest.mark.parametrize(
-    "change", [{"confidence": 0.4}, {"reason": "in other words"}, {"coverage": 0.5}, {"last_seen_ns": T0 + 1}]
-)
-def test_figures_that_change_with_each_look_are_no_news(change: dict[str, Any]) -> None:
-    assert not is_notable(make_alert(), make_alert(**change))
+def test_figures_that_change_with_each_look_are_no_news() -> None:
+    changes: dict[str, Any] = {"confidence": 0.4, "reason": "in other words", "coverage": 0.5, "last_seen_ns": T0 + 1}
+    assert not is_notable(make_alert(), make_alert(**changes))
 
 
-@pytest.mark.parametrize(
-    "now",
-    [
-        slowed(1.42, grade="isolate", component="gpu:h9/0"),
-        slowed(1.42, grade="alert", fault_class="comm_hang"),
-        slowed(1.9, grade="alert"),
-    ],
-    ids=["grade", "standstill", "impact"],
-)
-def test_what_is_worse_never_waits_longer(now: Alert) -> None:
-    assert patience_ns(thread(make_alert(grade="alert"), 40), now, GROUP_NS) == GROUP_NS
-
-
-def test_what_is_not_worse_waits_twice_as_long_each_time_up_to_a_limit() -> None:
+def test_what_is_worse_never_waits_longer_and_what_is_not_twice_as_long_each_time_up_to_a_limit() -> None:
+    standstill = slowed(1.42, grade="alert", fault_class="comm_hang")
+    for now in (slowed(1.42, grade="isolate", component="gpu:h9/0"), standstill, slowed(1.9, grade="alert")):
+        assert patience_ns(thread(make_alert(grade="alert"), 40), now, GROUP_NS) == GROUP_NS
     waits = [patience_ns(thread(make_alert(), told), make_alert(component="gpu:h9/0"), GROUP_NS) for told in range(9)]
     assert [wait // GROUP_NS for wait in waits] == [1, 1, 2, 4, 8, 16, 32, 32, 32]
     assert waits[-1] == GROUP_NS << MOST_DOUBLINGS
-
-
-def test_changed_proposal_is_not_held_back() -> None:
     asked = make_alert().model_copy(update={"family": "decision"})
-    assert patience_ns(thread(asked, 9), asked.model_copy(update={"mark": "other"}), GROUP_NS) == GROUP_NS
+    changed = asked.model_copy(update={"mark": "other"})
+    assert patience_ns(thread(asked, 9), changed, GROUP_NS) == GROUP_NS, "a changed proposal is not held back"
 
 
 @given(st.floats(0.5, 10), st.floats(0.5, 10))
@@ -239,3 +213,66 @@ def test_what_was_told_of_an_impact_is_not_news_the_other_way_round_at_once(told
     if is_notable(slowed(told), slowed(now)):
         assert abs(now - told) >= 0.19, "so that what wavers by less is told once"
     assert not is_notable(slowed(now), slowed(now))
+
+
+def seen(
+    *incidents: Incident,
+    decisions: tuple[Decision, ...] = (),
+    answered: tuple[str, ...] = (),
+    executions: tuple[Execution, ...] = (),
+    at_s: float = 0.0,
+) -> ActiveAlerts:
+    return find_active(incidents, decisions, answered, executions, after(at_s), settle_ns=60 * 10**9)
+
+
+def proposed(name: str = "d1", **changes: Any) -> Decision:
+    usual = {"mode": "propose", "expires_ns": after(600), "created_ns": T0}
+    return decision(name).model_copy(update=usual | changes)
+
+
+def ended(**changes: Any) -> Execution:
+    return execution("d1", "done").model_copy(update={"ended_ns": T0, **changes})
+
+
+def test_closed_incident_is_the_matter_until_it_has_settled() -> None:
+    closed = fault(state="closed", closed_ns=after(10), closed_because="mended")
+    assert set(seen(closed, at_s=69).alerts) == {"i1"}
+    active = seen(closed, at_s=70)
+    assert (set(active.alerts), active.over["i1"].reason) == (set(), "mended")
+    facts = seen(fault()).alerts["i1"].facts
+    assert facts["or it is"] == "link:h3/eth1--leaf1"
+    assert facts["step time"] == "1.42 times what it was"
+
+
+def test_proposal_waits_for_a_person_and_the_same_again_has_the_same_mark() -> None:
+    alert = seen(fault(), decisions=(proposed(),)).alerts["proposal:i1"]
+    assert alert.headline == "replace for job train, taking out nic:h3/eth1"
+    assert alert.facts["standstill"] == "90 s"
+    held = proposed(mode="execute", held_because="two nodes an hour are enough")
+    facts = seen(fault(), decisions=(held,)).alerts["proposal:i1"].facts
+    assert facts["held because"] == "two nodes an hour are enough"
+    first = seen(fault(), decisions=(proposed(),)).alerts["proposal:i1"]
+    again = seen(fault(), decisions=(proposed("d2", created_ns=after(5)),)).alerts["proposal:i1"]
+    other = seen(fault(), decisions=(proposed("d3", action="reroute"),)).alerts["proposal:i1"]
+    assert first.mark == again.mark != other.mark
+
+
+def test_nobody_is_asked_about_what_needs_no_answer() -> None:
+    nothing = [
+        seen(fault(), decisions=(proposed(mode="observe"),)),
+        seen(fault(), decisions=(proposed(mode="execute"),)),
+        seen(fault(), decisions=(proposed(action="none"),)),
+        seen(fault(), decisions=(proposed(),), answered=("d1",)),
+        seen(fault(), decisions=(proposed(approved_by="ada"),)),
+        seen(fault(), decisions=(proposed(),), at_s=601),
+        seen(decisions=(proposed(),)),
+        seen(fault(), decisions=(proposed(), proposed("d2", mode="observe", created_ns=after(1)))),
+    ]
+    assert [set(active.alerts) & {"proposal:i1"} for active in nothing] == [set()] * len(nothing)
+
+
+def test_action_is_told_when_it_has_ended_and_not_for_ever() -> None:
+    assert "action:d1" not in seen(fault(), executions=(execution("d1"),)).alerts
+    told = seen(fault(), executions=(ended(state="failed", reason="the node did not answer"),)).alerts["action:d1"]
+    assert (told.mark, told.grade, told.reason) == ("failed", "isolate", "the node did not answer")
+    assert "action:d1" not in seen(fault(), executions=(ended(),), at_s=ACTION_NS / 1e9).alerts

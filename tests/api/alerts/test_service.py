@@ -1,19 +1,27 @@
 """Receivers are told once as something begins, changes and ends, and never in a storm."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from api.alerts.notifier import DeliveryCounts
+from api.alerts.selfwatch import Agents, Facts, Patience, Watched, find_troubles, gather_facts
 from api.alerts.service import MOST_NAMED, OutboxFigures, Receiver, read_outbox
 from lockstep.alert_settings import AlertSettings
 from lockstep.execution import Order
+from lockstep.records import Agent
+from lockstep.state.database import ControlDatabase
 from lockstep.state.decisions import give_order, save_decisions
+from lockstep.state.leases import take_lease
 from lockstep.state.targets import create_target
-from lockstep.verdict import Impact
+from lockstep.state.tokens import create_token
+from lockstep.store.store import Store
+from lockstep.tables import TABLE_BY_NAME
 from tests.api.alerts.build import Alerts, after, alerting, fault, target
 from tests.api.alerts.receivers import answer, kinds, receiving
-from tests.api.fake_store import away
+from tests.api.fake_store import AwayStore, away
+from tests.builders import T0, make, rows
 from tests.lockstep.state.build import decision
 
 
@@ -37,19 +45,6 @@ def test_incident_is_told_as_it_begins_changes_and_ends(tmp_path: Path) -> None:
         assert len({got.headers["webhook-id"] for got in receiver.got}) == 3
 
 
-def test_looks_of_the_analyzer_are_no_messages_until_the_job_loses_twice_as_much(tmp_path: Path) -> None:
-    with receiving() as receiver, alerting(tmp_path, target(url=receiver.url)) as alerts:
-        for look in range(60):  # every two seconds, with figures that are never the same and a job that gets slower
-            impact = Impact(step_time_ratio=1.42 + 0.007 * look, ranks_waiting=200 + look)
-            alerts.happen(fault(confidence=0.5 + look / 200, reason=f"look {look}", impact=impact))
-            alerts.round(2)
-        assert kinds(receiver) == ["incident.opened"], "1.83 times is not yet twice what 1.42 cost"
-        alerts.happen(fault(impact=Impact(step_time_ratio=1.84, ranks_waiting=255)))
-        alerts.round(2)
-        assert kinds(receiver) == ["incident.opened", "incident.updated"]
-        assert receiver.got[-1].document["data"]["items"][0]["facts"]["step time"] == "1.84 times what it was"
-
-
 def test_what_comes_and_goes_is_not_told_each_time(tmp_path: Path) -> None:
     with receiving() as receiver, alerting(tmp_path, target(url=receiver.url), settle_s=60) as alerts:
         for second in range(0, 100, 20):
@@ -64,15 +59,6 @@ def test_what_comes_and_goes_is_not_told_each_time(tmp_path: Path) -> None:
         alerts.round(1)
         assert kinds(receiver)[-1] == "incident.opened", "it is back: a new message with an id of its own"
         assert len({got.headers["webhook-id"] for got in receiver.got}) == 3
-
-
-def test_what_is_graded_as_a_note_is_not_sent_unless_asked_for(tmp_path: Path) -> None:
-    with receiving() as usual, receiving() as curious:
-        targets = target("usual", url=usual.url), target("curious", url=curious.url, grades=("note",))
-        with alerting(tmp_path, *targets) as alerts:
-            alerts.happen(fault(grade="note"))
-            alerts.round()
-    assert (len(usual.got), len(curious.got)) == (0, 1)
 
 
 def test_fifty_incidents_at_once_are_two_messages_to_people(tmp_path: Path) -> None:
@@ -246,3 +232,71 @@ def test_of_many_receivers_the_worst_are_named(tmp_path: Path) -> None:
     assert len(found.receivers) == MOST_NAMED
     assert (found.receivers[0].name, found.receivers[1].name) == ("zz-ill", "r00")
     assert "off" not in {each.name for each in found.receivers}
+
+
+NOW_NS = after(1000)
+PATIENCE = Patience(silent_s=300, full_share=0.9, since_ns=T0)
+
+
+def facts(**changes: Any) -> Facts:
+    well: dict[str, Any] = {
+        "agents": Agents(hosts=4, last_seen_ns=NOW_NS, last_host="h1", behind_s=5.0),
+        "expects_agents": True,
+        "store_trouble": None,
+        "store_used": 0.5,
+        "lease_ends": {"analyzer": NOW_NS + 1, "planner": NOW_NS + 1},
+        "oldest_message": None,
+    }
+    return Facts(**(well | changes))
+
+
+def test_nothing_is_said_while_all_is_well_or_before_there_was_a_chance() -> None:
+    assert find_troubles(facts(), PATIENCE, NOW_NS) == {}
+    nothing = facts(agents=Agents(0, 0), lease_ends={})
+    assert find_troubles(nothing, Patience(300, 0.9, since_ns=NOW_NS), NOW_NS) == {}
+    assert find_troubles(facts(agents=Agents(0, 0), expects_agents=False), PATIENCE, NOW_NS) == {}
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "sentence"),
+    [
+        ({"agents": Agents(4, after(600))}, "agents", "no agent reports: the last of 4 hosts spoke 400 s ago"),
+        ({"agents": Agents(0, 0)}, "agents", "no agent reports: no telemetry in the last 600 s"),
+        (
+            {"agents": Agents(4, NOW_NS, "h1", 301.0)},
+            "windows",
+            "no window closes: data of host h1 ends 301 s before",
+        ),
+        ({"store_trouble": "gone", "agents": None}, "store", "the store is away: gone"),
+        ({"store_used": 0.93}, "disk", "the store's disk is nearly full: 93% of it is used"),
+        ({"lease_ends": {"planner": NOW_NS}}, "analyzer", "no analyzer is at work: nobody has held its lease for"),
+        ({"lease_ends": {"analyzer": NOW_NS, "planner": after(600)}}, "planner", "for 400 s"),
+        ({"oldest_message": ("ops", after(500))}, "outbox", "one to ops has waited for 500 s"),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_sentence(changes: dict[str, Any], name: str, sentence: str) -> None:
+    troubles = find_troubles(facts(**changes), PATIENCE, NOW_NS)
+    assert list(troubles) == [name]
+    assert sentence in troubles[name]
+
+
+def test_facts_come_from_a_real_store_and_its_absence_is_one(embedded_store: Store, control: ControlDatabase) -> None:
+    found = gather_facts(Watched(embedded_store), control, [], 0, after(21))
+    assert found.agents == Agents(hosts=0, last_seen_ns=0, last_host="", behind_s=0.0)
+    assert not found.expects_agents
+    told = [
+        make(Agent, host="h1", ts_ns=after(10), watermark_ns=after(9)),
+        make(Agent, host="h2", ts_ns=after(20), watermark_ns=after(5)),
+        make(Agent, host="silent", ts_ns=T0 - 600 * 10**9, watermark_ns=0),
+    ]
+    embedded_store.insert(TABLE_BY_NAME["agents"], rows(*told), token="a")
+    take_lease(control, "analyzer", "me", ttl_ns=5, now_ns=T0)
+    create_token(control, scope="ingest", host="h1", name="h1", now_ns=T0)
+    found = gather_facts(Watched(embedded_store, lambda: "batches wait"), control, [], after(-700), after(21))
+    assert found.agents == Agents(hosts=3, last_seen_ns=after(20), last_host="h2", behind_s=15.0)
+    assert (found.expects_agents, found.store_trouble, found.oldest_message) == (True, "batches wait", None)
+    assert found.store_used is not None
+    assert 0 < found.store_used < 1
+    assert found.lease_ends == {"analyzer": T0 + 5}
+    found = gather_facts(Watched(AwayStore()), control, [], 0, T0)
+    assert (found.agents, found.store_trouble) == (None, "the store at nowhere does not answer")

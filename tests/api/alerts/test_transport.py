@@ -1,5 +1,6 @@
-"""When a message is tried again, and what answers mean."""
+"""When a message is tried again, what answers mean, and to which addresses nothing is sent."""
 
+import ipaddress
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api.alerts.formats import Sending, render_mail
+from api.alerts.guard import find_address, is_allowed, look_up
 from api.alerts.transport import (
     DELAYS_S,
     JITTER,
@@ -29,14 +31,25 @@ from api.alerts.transport import (
 from lockstep.clock import NS_PER_S, SystemClock
 from lockstep.errors import BadInput, ReceiverAway
 from tests.api.alerts.build import LOOPBACK, make_notification, target
-from tests.api.alerts.mail_server import PASSWORD, USER, mail_server, make_certificate
-from tests.api.alerts.receivers import Behaviour, answer, cut_short, garbage, hang_up, receiving
+from tests.api.alerts.receivers import (
+    PASSWORD,
+    USER,
+    Behaviour,
+    answer,
+    cut_short,
+    garbage,
+    hang_up,
+    mail_server,
+    make_certificate,
+    receiving,
+)
 
 
-def test_schedule_is_that_of_standard_webhooks() -> None:
+def test_schedule_is_that_of_standard_webhooks_and_nothing_comes_back_together() -> None:
     assert list(DELAYS_S[:4]) == [0, 5, 300, 1800]
     assert [delay / 3600 for delay in DELAYS_S[4:]] == [2, 5, 10, 14, 20, 24]
     assert next_try_ns("evt", len(DELAYS_S), 0) is None
+    assert len({next_try_ns(f"evt_{number}", 2, 0) for number in range(20)}) == 20
 
 
 @given(st.text(max_size=20), st.integers(1, len(DELAYS_S) - 1), st.floats(0, 10**6))
@@ -51,29 +64,13 @@ def test_nobody_is_tried_earlier_than_the_schedule_or_the_receiver_says(
     assert due_ns == next_try_ns(event, tries, 0, wait_s), "a restart computes the same"
 
 
-def test_messages_that_failed_together_do_not_come_back_together() -> None:
-    assert len({next_try_ns(f"evt_{number}", 2, 0) for number in range(20)}) == 20
-
-
-@pytest.mark.parametrize(
-    ("status", "result"),
-    [(200, "delivered"), (204, "delivered"), (301, "failed"), (307, "failed"), (404, "failed"), (410, "gone")],
-)
-def test_status_decides(status: int, result: str) -> None:
-    assert judge(Answer(status, {}, b""), 0).result == result
-
-
-def test_receivers_words_are_in_the_sentence_and_cut() -> None:
+def test_status_decides_and_the_receiver_s_words_and_patience_are_bounded() -> None:
+    results = {200: "delivered", 204: "delivered", 301: "failed", 307: "failed", 404: "failed", 410: "gone"}
+    assert {status: judge(Answer(status, {}, b""), 0).result for status in results} == results
     said = judge(Answer(500, {"retry-after": "7"}, b"x" * 10_000), 0)
     assert (said.wait_s, len(said.sentence)) == (7.0, len("HTTP 500 ") + 200)
-
-
-@pytest.mark.parametrize("value", ["", "-5", "soon", "1e3", "٣", "Thu, 99 Jan 1970 00:00:00 GMT"])
-def test_unreadable_detail_request_for_patience_is_none(value: str) -> None:
-    assert parse_retry_after(value, 0) is None
-
-
-def test_date_in_the_past_is_now_and_no_number_is_too_long() -> None:
+    for value in ("", "-5", "soon", "1e3", "٣", "Thu, 99 Jan 1970 00:00:00 GMT"):
+        assert parse_retry_after(value, 0) is None
     assert parse_retry_after("Thu, 01 Jan 1970 00:00:10 GMT", 20 * NS_PER_S) == 0.0
     assert parse_retry_after("9" * 400, 0) == 999_999_999.0
 
@@ -85,11 +82,20 @@ def outside(timeout_s: float = 60.0, **fields: object) -> Outside:
     return Outside(SystemClock(), ("127.0.0.1/32",), timeout_s, **fields)  # type: ignore[arg-type]  # as tests need
 
 
-def test_answer_comes_back_with_status_headers_and_body() -> None:
+def test_answer_comes_back_from_the_checked_address_and_not_to_its_endless_end() -> None:
     with receiving(answer(418, b"teapot", X_Kind="short")) as receiver:
         got = send_post(Post(f"{receiver.url}/a?b=c", b"hello", POST), outside())
     assert (got.status, got.headers["x-kind"], got.body) == (418, "short", b"teapot")
     assert (receiver.got[0].path, receiver.got[0].body) == ("/a?b=c", b"hello")
+    with receiving(answer(200, b"x" * (1 << 20))) as receiver:
+        got = send_post(Post(receiver.url, b"", POST), outside())
+    assert got.status == 200
+    assert len(got.body) < 1 << 18
+    with receiving() as receiver:
+        port = receiver.url.rpartition(":")[2]
+        way = outside(lookup=lambda host, port: ["127.0.0.1"])
+        send_post(Post(f"http://receiver.example:{port}/", b"", POST), way)
+    assert receiver.got[0].headers["host"] == f"receiver.example:{port}"
 
 
 @pytest.mark.parametrize("reply", [cut_short, hang_up, garbage])
@@ -106,30 +112,15 @@ def test_receiver_that_takes_its_time_is_left(way: str) -> None:
             send_post(Post(receiver.url, b"", POST), outside(0.3))
 
 
-def test_endless_answer_is_not_read_to_its_end() -> None:
-    with receiving(answer(200, b"x" * (1 << 20))) as receiver:
-        got = send_post(Post(receiver.url, b"", POST), outside())
-    assert got.status == 200
-    assert len(got.body) < 1 << 18
-
-
-def test_nobody_listening_is_said() -> None:
+def test_nobody_listening_is_said_and_an_address_inside_is_not_connected_to() -> None:
     with pytest.raises(ReceiverAway, match="did not answer properly"):
         send_post(Post("http://127.0.0.1:1", b"", POST), outside())
-
-
-def test_connection_goes_to_the_checked_address_with_the_name_in_the_request() -> None:
-    with receiving() as receiver:
-        port = receiver.url.rpartition(":")[2]
-        way = outside(lookup=lambda host, port: ["127.0.0.1"])
-        send_post(Post(f"http://receiver.example:{port}/", b"", POST), way)
-    assert receiver.got[0].headers["host"] == f"receiver.example:{port}"
-
-
-def test_address_inside_is_not_connected_to() -> None:
     with receiving() as receiver, pytest.raises(BadInput, match=r"alerts\.allow"):
         send_post(Post(receiver.url, b"", POST), Outside(SystemClock()))
     assert receiver.got == []
+    with mail_server() as (box, port), pytest.raises(BadInput, match=r"alerts\.allow"):
+        send_mail(f"smtp-plain://mail.example:{port}", "", "", letter(), replace(OUTSIDE, allow=()))
+    assert box.mails == []
 
 
 def test_certificate_is_checked_against_the_name_and_not_the_address(tmp_path: Path) -> None:
@@ -170,9 +161,6 @@ def test_mail_is_handed_over_encrypted_with_a_login(tmp_path: Path) -> None:
     assert PASSWORD not in refused.sentence
     assert (len(box.mails), box.logins) == (1, [USER])
     assert box.mails[0]["Message-ID"] == f"<{make_notification().id}@example.com>"
-
-
-def test_mail_is_handed_over_encrypted_from_the_start(tmp_path: Path) -> None:
     certificate = make_certificate(tmp_path, "mail.example")
     with mail_server(certificate, from_the_start=True) as (box, port):
         url = f"smtps://mail.example:{port}"
@@ -191,7 +179,7 @@ def test_server_that_is_not_who_it_should_be_gets_nothing(tmp_path: Path, name: 
     assert (box.mails, box.logins) == ([], [])
 
 
-def test_server_without_encryption_is_used_only_when_told_and_never_with_a_password() -> None:
+def test_server_without_encryption_is_used_only_when_told_and_what_it_says_decides() -> None:
     with mail_server() as (box, port):
         with pytest.raises(ReceiverAway, match="STARTTLS"):
             send_mail(f"smtp://mail.example:{port}", "", "", letter(), OUTSIDE)
@@ -199,9 +187,6 @@ def test_server_without_encryption_is_used_only_when_told_and_never_with_a_passw
             send_mail(f"smtp-plain://mail.example:{port}", USER, PASSWORD, letter(), OUTSIDE)
         assert send_mail(f"smtp-plain://mail.example:{port}", "", "", letter(), OUTSIDE).result == "delivered"
     assert len(box.mails) == 1
-
-
-def test_what_the_server_says_decides() -> None:
     with mail_server() as (box, port):
         url = f"smtp-plain://mail.example:{port}"
         box.reply = "451 try again later"
@@ -261,7 +246,50 @@ def test_server_is_left_also_when_the_time_was_over_before_it_was_reached(monkey
         send_mail(f"smtp-plain://mail.example:{port}", "", "", letter(), OUTSIDE)
 
 
-def test_mail_server_inside_is_not_connected_to() -> None:
-    with mail_server() as (box, port), pytest.raises(BadInput, match=r"alerts\.allow"):
-        send_mail(f"smtp-plain://mail.example:{port}", "", "", letter(), replace(OUTSIDE, allow=()))
-    assert box.mails == []
+INSIDE = """
+127.0.0.1 127.8.9.10 0.0.0.0 10.1.2.3 172.16.0.1 192.168.1.1 169.254.169.254 100.64.0.1 100.100.100.200
+168.63.129.16 224.0.0.1 239.1.1.1 255.255.255.255 240.0.0.1 :: ::1 fe80::1 fe80::1%eth0 fd00:ec2::254 ff02::1
+::ffff:127.0.0.1 ::ffff:169.254.169.254 64:ff9b::7f00:1 64:ff9b::a9fe:a9fe 2002:7f00:1::1
+2001:0:4136:e378:8000:63bf:3fff:fdd2 192.0.0.192 fec0::1 192.88.99.1 3fff::1
+"""  # Python calls the last four global, and they are not
+
+
+def test_address_inside_is_denied_and_one_in_the_world_allowed() -> None:
+    world = ["93.184.216.34", "1.1.1.1", "2606:4700:4700::1111", "::ffff:1.1.1.1"]
+    assert [address for address in INSIDE.split() + world if is_allowed("receiver.example", address, ())] == world
+
+
+@pytest.mark.parametrize(
+    ("host", "address", "rule"),
+    [
+        ("am", "127.0.0.1", "127.0.0.1"),
+        ("am", "127.0.0.1", "127.0.0.0/8"),
+        ("am", "10.2.3.4", "10.0.0.0/8"),
+        ("am", "fd00::7", "fd00::/8"),
+        ("Alerts.Site.", "10.2.3.4", "alerts.site"),
+        ("alerts.site", "10.2.3.4", "*.site"),
+    ],
+)
+def test_settings_allow_networks_and_names(host: str, address: str, rule: str) -> None:
+    assert is_allowed(host, address, (rule,))
+    assert not is_allowed("elsewhere", "192.168.0.9", (rule,))
+
+
+def test_name_is_looked_up_once_and_its_first_allowed_address_is_taken() -> None:
+    with pytest.raises(BadInput, match=r"""am is 127\.0\.0\.1.*LOCKSTEP_ALERTS_ALLOW='\["127\.0\.0\.1"\]'"""):
+        find_address("am", 9093, (), lambda host, port: ["127.0.0.1"])
+    found = find_address("both", 443, (), lambda host, port: ["10.0.0.1", "1.1.1.1"])
+    assert found == "1.1.1.1"
+    answers = iter([["1.1.1.1"], ["127.0.0.1"]])
+    assert find_address("rebinds", 443, (), lambda host, port: next(answers)) == "1.1.1.1"
+    with pytest.raises(ReceiverAway, match="cannot be looked up"):
+        look_up("no-such-host.invalid", 443)
+    assert look_up("2130706433", 80) == ["127.0.0.1"], "the system reads it as an address, and so do we"
+
+
+@given(st.ip_addresses(v=4))
+def test_address_wrapped_into_ipv6_is_judged_as_itself(address: ipaddress.IPv4Address) -> None:
+    plain = is_allowed("x", str(address), ())
+    assert is_allowed("x", f"::ffff:{address}", ()) == plain
+    if not plain:
+        assert not is_allowed("x", str(ipaddress.IPv6Address((0x64FF9B << 96) | int(address))), ())

@@ -1,25 +1,15 @@
 """Incidents and decisions that happen now, and pages as a browser asks for them."""
 
-from typing import NoReturn
-
 import httpx
 
 from lockstep.clock import NS_PER_S
 from lockstep.decision import Decision
 from lockstep.verdict import Incident
 from tests.api.build import Api, bearer
-from tests.api.fake_store import FakeStore, away
 from tests.lockstep.state.build import decision, incident
 
 ATTACK = "<script>alert('x')</script>\"&"
 SHOWN = "&lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt;&#34;&amp;"
-
-
-class AwayStore(FakeStore):
-    """A store that does not answer: pages show what they know without it."""
-
-    def query(self, *_: object, **__: object) -> NoReturn:
-        raise away()
 
 
 def incident_of(name: str, job: str, now_ns: int, **changes: object) -> Incident:

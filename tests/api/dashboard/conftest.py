@@ -10,7 +10,8 @@ from lockstep.state.decisions import save_decisions
 from lockstep.state.incidents import save_incidents
 from lockstep.store.store import Store
 from tests.api.build import Api, running_api
-from tests.api.dashboard.build import AwayStore, decision_of, incident_of
+from tests.api.dashboard.build import decision_of, incident_of
+from tests.api.fake_store import AwayStore
 from tests.api.views.build import load_job
 
 

@@ -1,17 +1,25 @@
-"""An incident's page answers in the order in which people ask, and takes their word on it."""
+"""The first page says what is wrong now; an incident's page answers in the order in which people ask."""
+
+import json
+from pathlib import Path
 
 import pytest
 
 from api.dashboard import pages, words
 from api.dashboard.location import Location, choose_ranks, find_cables, say_ranks
+from api.dashboard.settings import HIDDEN, show_settings
 from api.views.ranks import Rank
+from lockstep.config import load_settings
 from lockstep.fabrics import leaf_spine
 from lockstep.state.decisions import list_orders, list_outcomes
 from lockstep.state.incidents import save_incidents
 from lockstep.verdict import FaultClass, RuledOut
-from tests.api.build import Api
+from tests.api.build import Api, batch_headers, running_api
 from tests.api.dashboard.build import ATTACK, SHOWN, browse, incident_of, send
-from tests.lockstep.state.build import verdict
+from tests.api.fake_store import AwayStore, away
+from tests.api.ingest.build import batch
+from tests.lockstep.state.build import incident, verdict
+from tests.waiting import eventually
 
 
 def test_list_can_be_narrowed_and_paged(api: Api) -> None:
@@ -28,35 +36,26 @@ def test_list_can_be_narrowed_and_paged(api: Api) -> None:
 
 def test_short_sentence_is_the_headline_and_questions_follow_in_order(acted: Api) -> None:
     text = browse(acted, "/incidents/i1").text
-    assert '<h1 id="sentence">nic:h3/eth1 slows what it sends since ' in text
-    assert " UTC: steps take 1.42 times as long, 255 ranks wait</h1>" in text
-    assert "h3&#39;s eth1 sends at a tenth of its rate, says Zoë</p>" in text
     order = ["What it is", "What changed", "Why not the others", "What to do", "Evidence", "Step time"]
     order += ["Delay between ranks", "Has it done this before?", "What happened", "Was it right?", "For the ticket"]
     places = [text.index(f">{title}") for title in order]
     assert places == sorted(places)
-
-
-def test_page_says_why_not_the_others_and_what_would_overturn_it(acted: Api) -> None:
-    text = browse(acted, "/incidents/i1").text
-    assert "others cross it at full rate" in text
-    assert 'It could as well be <span class="part">link:h3/eth1--leaf1</span>' in text
-    assert "Overturned if" in text
-    assert "The network team is needed." in text
-
-
-def test_decision_shows_every_way_with_its_cost(acted: Api) -> None:
-    text = browse(acted, "/incidents/i1").text
-    assert "Restart with a spare" in text
-    assert "a spare is cheaper than waiting" in text
-    assert "Do nothing" in text
-    assert "goes on slowly" in text
-    assert "Last checkpoint" in text
-
-
-def test_capture_of_a_job_with_slashes_can_be_fetched(acted: Api) -> None:
-    text = browse(acted, "/incidents/i1").text
-    assert 'href="/api/v1/jobs/team/run%207/capture?since_s=' in text
+    for shown in (
+        '<h1 id="sentence">nic:h3/eth1 slows what it sends since ',
+        " UTC: steps take 1.42 times as long, 255 ranks wait</h1>",
+        "h3&#39;s eth1 sends at a tenth of its rate, says Zoë</p>",
+        "others cross it at full rate",
+        'It could as well be <span class="part">link:h3/eth1--leaf1</span>',
+        "Overturned if",
+        "The network team is needed.",
+        "Restart with a spare",
+        "a spare is cheaper than waiting",
+        "Do nothing",
+        "goes on slowly",
+        "Last checkpoint",
+        'href="/api/v1/jobs/team/run%207/capture?since_s=',
+    ):
+        assert shown in text
 
 
 def test_hostile_names_are_shown_and_never_run(api: Api) -> None:
@@ -95,33 +94,23 @@ def test_word_of_a_person_is_kept_with_its_reason(acted: Api, kind: str) -> None
     assert (order.kind, order.who, order.why) == (kind, "test", "I know")
 
 
-def test_reader_who_sends_the_form_is_refused_in_words(acted: Api) -> None:
-    answer = send(acted, "/incidents/i1/orders", acted.make_token("read"), decision="d1", kind="approve", why="")
+def test_bad_form_and_reader_who_sends_it_get_a_sentence(acted: Api) -> None:
+    save_incidents(acted.parts.control, [incident_of("i2", "other", acted.parts.clock.now_ns())], None)
+    good = {"decision": "d1", "kind": "approve"}
+    refused: list[tuple[str, dict[str, str], int, str]] = [
+        ("i1", {"kind": "burn"}, 400, "is none of approve, reject, undo"),
+        ("i1", {"decision": "d9"}, 404, "there is no decision"),
+        ("i1", {"why": "x" * 1001}, 400, "why: String should have at most 1000 characters"),
+        ("i2", {}, 400, "decision d1 is not about incident i2"),
+    ]
+    for incident_id, form, status, sentence in refused:
+        answer = send(acted, f"/incidents/{incident_id}/orders", acted.make_token("act"), **(good | form))
+        assert (answer.status_code, sentence in answer.text) == (status, True)
+    answer = send(acted, "/incidents/i1/orders", acted.make_token("read"), **good)
     assert answer.status_code == 403
     assert "You may not do this" in answer.text
     assert "a token of scope read does not allow acting" in answer.text
     assert list_orders(acted.parts.control, "d1") == []
-
-
-@pytest.mark.parametrize(
-    ("form", "sentence"),
-    [
-        ({"decision": "d1", "kind": "burn"}, "is none of approve, reject, undo"),
-        ({"decision": "d9", "kind": "approve"}, "there is no decision"),
-        ({"decision": "d1", "kind": "approve", "why": "x" * 1001}, "why: String should have at most 1000 characters"),
-    ],
-)
-def test_bad_form_gets_a_sentence(acted: Api, form: dict[str, str], sentence: str) -> None:
-    answer = send(acted, "/incidents/i1/orders", acted.make_token("act"), **form)
-    assert answer.status_code in (400, 404)
-    assert sentence in answer.text
-
-
-def test_decision_of_another_incident_is_not_taken(acted: Api) -> None:
-    save_incidents(acted.parts.control, [incident_of("i2", "other", acted.parts.clock.now_ns())], None)
-    answer = send(acted, "/incidents/i2/orders", acted.make_token("act"), decision="d1", kind="approve")
-    assert answer.status_code == 400
-    assert "decision d1 is not about incident i2" in answer.text
 
 
 def test_outcome_is_kept_and_shown(acted: Api) -> None:
@@ -135,40 +124,28 @@ def test_outcome_is_kept_and_shown(acted: Api) -> None:
     assert (refused.status_code, "was_right" in refused.text) == (400, True)
 
 
-def test_unknown_incident_is_a_page_for_people_and_a_problem_for_programs(acted: Api) -> None:
+def test_unknown_incident_and_bad_filter_are_pages_for_people_and_problems_for_programs(acted: Api) -> None:
     answer = browse(acted, "/incidents/nope")
     assert answer.status_code == 404
     assert "<h1>Not found</h1>" in answer.text
     assert "there is no incident &#39;nope&#39;" in answer.text
     assert acted.get("/incidents/nope").headers["Content-Type"] == "application/problem+json"
-
-
-def test_bad_filter_is_a_page_too(acted: Api) -> None:
     answer = browse(acted, "/incidents", state="half-open")
     assert answer.status_code == 422
     assert "state: Input should be" in answer.text
     assert browse(acted, "/incidents", cursor="x").status_code == 400
 
 
-def test_ranks_of_the_host_are_meant_or_those_of_its_gpu() -> None:
+def test_location_is_one_line_with_ranks_and_cables() -> None:
     ranks = [Rank(rank=number, host=f"h{number // 4}", gpu=number % 4) for number in range(8)]
     assert choose_ranks("nic:h1/eth0", "h1", ranks) == [4, 5, 6, 7]
     assert choose_ranks("gpu:h1/2", "h1", ranks) == [6]
-
-
-def test_nic_is_told_with_what_it_is_plugged_into() -> None:
     topology = leaf_spine(hosts=4, nics_per_host=2, leaves=2, spines=1)
     assert find_cables("nic:h1/eth1", topology) == ["plugged into leaf0"]
     assert find_cables("host:h1", topology) == []
     assert find_cables("nic:h1/eth1", None) == []
-
-
-def test_place_is_one_line() -> None:
     place = Location("h3", "r7", (24, 25, 26), ("plugged into leaf1/12",), ("train",))
     assert str(place) == "host h3, rack r7, ranks 24 to 26; plugged into leaf1/12"
-
-
-def test_many_ranks_that_are_no_row_are_cut_short() -> None:
     assert say_ranks(range(0, 40, 2)) == "ranks 0, 2, 4, 6, 8, 10, 12, 14 and 12 more"
     assert say_ranks([]) == ""
 
@@ -190,12 +167,90 @@ def test_first_questions_have_an_answer(fault_class: FaultClass, component: str,
     assert words.proof_of(told) is not None
 
 
-def test_software_is_no_reason_to_take_hardware_away() -> None:
+def test_software_is_no_reason_to_take_hardware_away_and_a_closed_server_asks_for_a_token() -> None:
     told = verdict("train").model_copy(update={"fault_class": "software"})
     assert "No reason to take hardware away" in words.origin_words(told)
-
-
-def test_command_of_a_closed_server_asks_for_a_token() -> None:
     command = pages.curl_of("https://head/", pages.job_call("it's/7", "matrix"), is_open=False)
     assert command.startswith('curl -sS -H "Authorization: Bearer $LOCKSTEP_TOKEN" ')
     assert command.endswith("https://head/api/v1/jobs/it%27s/7/matrix")
+
+
+def test_page_without_incidents_does_not_claim_health_and_says_why_one_was_closed(api: Api) -> None:
+    answer = browse(api, "/")
+    assert answer.headers["Content-Type"] == "text/html; charset=utf-8"
+    assert "No incident. That is silence, not proof of health." in answer.text
+    save_incidents(api.parts.control, [incident("i1", state="closed")], None)
+    text = browse(api, "/").text
+    assert "Closed lately" in text
+    assert "the NIC was replaced" in text
+
+
+def test_page_names_the_part_the_reason_the_cost_and_who_is_waited_for(acted: Api) -> None:
+    text = browse(acted, "/").text
+    assert '<a href="/incidents/i1">nic:h3/eth1 slows what it sends since ' in text
+    assert "h3&#39;s eth1 sends at a tenth of its rate, says Zoë" in text
+    assert "steps take 1.42 times as long, 255 ranks wait" in text
+    assert 'href="/incidents/i1"' in text
+    assert "97 % sure" in text
+    text = browse(acted, "/").text
+    assert "<b>1</b><span>approvals pending</span>" in text
+    assert 'href="/incidents/i1#decision">approval pending: restart with a spare</a>' in text
+    text = browse(acted, "/live").text
+    assert "<html" not in text
+    assert 'data-news="1 open incidents"' in text
+
+
+def test_job_that_stands_still_comes_before_one_that_is_slow(api: Api) -> None:
+    now_ns = api.parts.clock.now_ns()
+    hung = incident_of("i2", "b", now_ns - 10**10, fault_class="comm_hang", grade="alert", component="nic:h9/eth9")
+    noted = incident_of("i3", "c", now_ns + 10**9, grade="note", component="gpu:h8/1")
+    save_incidents(api.parts.control, [incident_of("i1", "a", now_ns), hung, noted], None)
+    text = browse(api, "/").text
+    places = [text.index(f'<a href="/incidents/{each}">') for each in ("i2", "i1", "i3")]
+    assert places == sorted(places)
+
+
+def test_names_are_shown_and_never_run_also_while_the_store_is_away(api: Api) -> None:
+    told = incident_of("i1", ATTACK, api.parts.clock.now_ns(), component=ATTACK, reason=ATTACK)
+    save_incidents(api.parts.control, [told], None)
+    text = browse(api, "/").text
+    assert "<script>" not in text
+    assert text.count(SHOWN) == 3  # part, sentence, job
+    assert "/job?job=%3Cscript%3Ealert%28%27x%27%29%3C%2Fscript%3E%22%26" in text
+    assert "the store at nowhere does not answer" in text
+    assert "Jobs are not known while the store does not answer." in text
+
+
+def test_page_shows_a_notice_and_that_telemetry_waits(tmp_path: Path) -> None:
+    with running_api(tmp_path, AwayStore(fault=away()), notice="Demo: <b>told</b>") as api:
+        assert "<strong>Demo</strong>: &lt;b&gt;told&lt;/b&gt;" in browse(api, "/").text
+        api.client.post("/api/v1/ingest", content=batch("a"), headers=batch_headers(api.make_token("ingest", "h0")))
+        eventually(lambda: "Telemetry waits on disk: the store at nowhere does not answer" in browse(api, "/").text)
+
+
+def test_secrets_are_named_and_not_shown(tmp_path: Path) -> None:
+    environment = {
+        "LOCKSTEP_CONTROL_URL": "postgresql://ada:hunter2@db/lockstep?password=hunter2",
+        "LOCKSTEP_PLANNER_CONTROLLER_OPTIONS": '{"password": "hunter2"}',
+        "LOCKSTEP_API_LISTEN": "127.0.0.1:9",
+        "LOCKSTEP_STORE_NODES": '["https://u:hunter2@ch1:8123/db"]',
+        "LOCKSTEP_STORE_CLUSTER": "c",
+    }
+    file = tmp_path / "lockstep.toml"
+    file.write_text("")
+    shown = {(each.section, each.key): each for each in show_settings(load_settings(environment, file))}
+    assert shown["control", "url"].value == "postgresql://…@db/lockstep?password=…"
+    assert json.loads(shown["store", "nodes"].value) == ["https://…@ch1:8123/db"]
+    assert shown["planner", "controller_options"].value == HIDDEN
+    assert (shown["api", "listen"].value, shown["api", "listen"].is_default) == ("127.0.0.1:9", False)
+    assert "hunter2" not in "".join(each.value for each in shown.values())
+
+
+def test_every_setting_is_on_the_page_with_its_meaning_and_receivers_can_be_tried(api: Api) -> None:
+    text = browse(api, "/settings").text
+    assert "gpu_hour_price" in text
+    assert "no receiver of alerts is set" in text
+    assert text.count("<tr data-row>") == len(show_settings(api.parts.settings))
+    answer = send(api, "/settings/receivers/pager/test", api.make_token("admin"))
+    assert (answer.status_code, "pager" in answer.text) == (404, True)
+    assert send(api, "/settings/receivers/pager/test", api.make_token("act")).status_code == 403

@@ -122,24 +122,15 @@ def test_every_bad_batch_of_a_group_has_its_own_reason() -> None:
     assert "empty" in str(verdicts[1])
     assert verdicts[2] is None
     assert _hosts(found) == ["h2"]
-
-
-def test_one_foreign_row_among_many_batches_is_found() -> None:
     mixed = encode_batch({"events": rows(make(Event, host="h5"), make(Event, host="h6"))})
     group = [_arrival(f"h{number}", mixed if number == 5 else None) for number in range(10)]
     verdicts, found = check_group(group)
     assert [place for place, verdict in enumerate(verdicts) if verdict] == [5]
     assert str(verdicts[5]) == "events, row 1: this token is for h5, the row is from h6"
     assert _hosts(found) == [f"h{number}" for number in range(10) if number != 5]
-
-
-def test_hosts_that_exchange_their_rows_are_both_refused() -> None:
     verdicts, found = check_group([_arrival("h0", _batch("h1")), _arrival("h1", _batch("h0"))])
     assert [verdict.slug for verdict in verdicts if verdict] == ["wrong-host", "wrong-host"]
     assert _hosts(found) == []
-
-
-def test_a_batch_with_a_table_that_has_no_rows_passes_beside_others() -> None:
     nothing = encode_batch({"events": rows(make(Event, host="h1")).slice(0, 0)})
     verdicts, found = check_group([_arrival("h0"), _arrival("h1", nothing), _arrival("h2")])
     assert verdicts == [None] * 3

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -28,6 +28,7 @@ from lockstep.store.store import open_store
 from tests.builders import T0, make, rows
 from tests.testbed.clickhouse import ClickHouseServer
 from tests.testbed.services import free_port
+from tests.waiting import eventually
 
 HOSTS = ("h0", "h1", "h2", "h3")
 ROWS = 200
@@ -45,7 +46,7 @@ class ApiProcess:
     def start(self) -> None:
         command = [str(Path(sys.executable).with_name("lockstep")), "serve", "api"]
         self.process = subprocess.Popen(command, env=self.environment, stderr=subprocess.DEVNULL)
-        wait_until(self.is_alive, "the api answers")
+        eventually(self.is_alive, limit_s=120)
 
     def is_alive(self) -> bool:
         try:
@@ -82,13 +83,6 @@ def api(server: ClickHouseServer, tmp_path: Path) -> Iterator[ApiProcess]:
         yield process
     finally:
         process.stop(signal.SIGKILL)
-
-
-def wait_until(is_true: Callable[[], bool], what: str, timeout_s: float = 120) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not is_true():
-        assert time.monotonic() < deadline, f"waited {timeout_s} s in vain until {what}"
-        time.sleep(0.05)
 
 
 class Goal:
@@ -172,7 +166,7 @@ def check_exactly_once(server: ClickHouseServer, batches: int) -> None:
             found = store.query("SELECT uniqExact(host, seq) AS n FROM collectives")
             return bool(found["n"][0].as_py() == batches * len(HOSTS))
 
-        wait_until(is_drained, "all batches are in the store")
+        eventually(is_drained, limit_s=120)
         odd = store.query(f"SELECT host, seq, count() AS n FROM collectives GROUP BY host, seq HAVING n != {ROWS}")
         assert odd.to_pylist() == []
         rolled = store.query(f"SELECT seq, sum(n) AS n FROM operations GROUP BY seq HAVING n != {ROWS * len(HOSTS)}")
@@ -182,36 +176,22 @@ def check_exactly_once(server: ClickHouseServer, batches: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_gateway_killed_at_random_moments_loses_and_doubles_nothing(
-    server: ClickHouseServer, api: ApiProcess, tmp_path: Path
+@pytest.mark.parametrize(("seed", "kills", "with_store"), [(4711, 15, False), (815, 8, True)])
+def test_gateway_killed_alone_or_with_its_store_loses_and_doubles_nothing(
+    server: ClickHouseServer, api: ApiProcess, tmp_path: Path, seed: int, kills: int, with_store: bool
 ) -> None:
-    seed, kills, goal = 4711, 15, Goal(None)
-    print(f"seed {seed}")
-    dice = random.Random(seed)
+    dice, goal = random.Random(seed), Goal(None)
     with senders(api, tmp_path, goal) as threads:
         for _ in range(kills):
-            threading.Event().wait(dice.uniform(0.1, 1.5))
+            threading.Event().wait(dice.uniform(0.1, 1.0))
+            if with_store:
+                server.kill()
+                threading.Event().wait(dice.uniform(0.0, 0.5))
             api.stop(signal.SIGKILL)
+            if with_store:
+                server.start()
             api.start()
     assert sum(thread.repeated for thread in threads) > 0
-    check_exactly_once(server, goal.settle())
-
-
-@pytest.mark.slow
-def test_gateway_and_store_killed_in_turns_lose_and_double_nothing(
-    server: ClickHouseServer, api: ApiProcess, tmp_path: Path
-) -> None:
-    seed, rounds, goal = 815, 8, Goal(None)
-    print(f"seed {seed}")
-    dice = random.Random(seed)
-    with senders(api, tmp_path, goal):
-        for _ in range(rounds):
-            threading.Event().wait(dice.uniform(0.1, 1.0))
-            server.kill()
-            threading.Event().wait(dice.uniform(0.0, 0.5))
-            api.stop(signal.SIGKILL)
-            server.start()
-            api.start()
     check_exactly_once(server, goal.settle())
 
 
@@ -231,7 +211,7 @@ def test_a_store_that_is_away_for_long_costs_nothing_but_time(
     server.start()
     check_exactly_once(server, batches)
     ready = f"http://127.0.0.1:{api.port}/readyz"
-    wait_until(lambda: httpx.get(ready, trust_env=False, timeout=60).is_success, "the api is ready again")
+    eventually(lambda: httpx.get(ready, trust_env=False, timeout=60).is_success, limit_s=120)
 
 
 @pytest.mark.slow

@@ -44,24 +44,27 @@ def test_entries_come_back_in_order_after_the_cut(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
 
 
-def test_segments_are_listed_oldest_first_and_open_ones_not_at_all(tmp_path: Path) -> None:
+def test_segments_are_listed_oldest_first_and_never_opened_under_a_number_that_is_taken(tmp_path: Path) -> None:
     for number in (10, 9, 100):
         OpenSegment(tmp_path, number).cut()
     OpenSegment(tmp_path, 101)._file.close()
     assert [segment_number(path) for path in list_segments(tmp_path)] == [9, 10, 100]
-
-
-def test_segment_is_never_opened_under_a_number_that_is_taken(tmp_path: Path) -> None:
     OpenSegment(tmp_path, 1)._file.close()
     with pytest.raises(FileExistsError):
         OpenSegment(tmp_path, 1)
 
 
-def test_open_segment_that_is_whole_is_cut_by_recovery(tmp_path: Path) -> None:
-    written(tmp_path, ENTRIES)
+@pytest.mark.parametrize("tail", [b"", bytes(4096)])  # zeros: as a full disk or a power cut leaves it
+def test_open_segment_is_cut_by_recovery_which_leaves_all_other_files_alone(tmp_path: Path, tail: bytes) -> None:
+    others = {"000000000002.segment": b"damaged", "identity": b"me"}
+    for name, data in others.items():
+        (tmp_path / name).write_bytes(data)
+    path = written(tmp_path, ENTRIES)
+    path.write_bytes(path.read_bytes() + tail)
     recover(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["000000000001.segment"]
     assert read_segment(tmp_path / "000000000001.segment") == Segment(ENTRIES)
+    left = {file.name: file.read_bytes() for file in tmp_path.iterdir() if file.name != "000000000001.segment"}
+    assert left == others
 
 
 def test_recovery_drops_a_torn_tail_wherever_it_is_torn(tmp_path: Path) -> None:
@@ -78,26 +81,11 @@ def test_recovery_drops_a_torn_tail_wherever_it_is_torn(tmp_path: Path) -> None:
         assert (folder / "000000000001.segment").read_bytes() == kept
 
 
-def test_recovery_drops_a_tail_of_zeros_as_a_full_disk_or_a_power_cut_leaves_it(tmp_path: Path) -> None:
-    path = written(tmp_path, ENTRIES)
-    path.write_bytes(path.read_bytes() + bytes(4096))
-    recover(tmp_path)
-    assert read_segment(tmp_path / "000000000001.segment") == Segment(ENTRIES)
-
-
 @pytest.mark.parametrize("data", [b"", b"LKS", b"LKS1" + bytes(100), b"\xff" * 64])
 def test_open_segment_without_a_whole_entry_leaves_nothing(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "000000000001.open").write_bytes(data)
     recover(tmp_path)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_recovery_leaves_cut_segments_and_other_files_alone(tmp_path: Path) -> None:
-    (tmp_path / "000000000001.segment").write_bytes(b"damaged")
-    (tmp_path / "identity").write_bytes(b"me")
-    recover(tmp_path)
-    assert (tmp_path / "000000000001.segment").read_bytes() == b"damaged"
-    assert (tmp_path / "identity").read_bytes() == b"me"
 
 
 def test_flipped_bit_anywhere_is_noticed_and_what_stands_before_it_is_kept(tmp_path: Path) -> None:
@@ -191,48 +179,20 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "watermarks.json"
 
 
-def test_agent_that_was_never_heard_of_stands_at_zero(file: Path) -> None:
+def test_marks_are_counted_by_agent_and_boot_never_go_back_and_survive_a_restart_once_saved(file: Path) -> None:
     marks = Watermarks(file)
-    assert marks.get("h0", "b1") == 0
-    assert marks.is_new(entry("h0", "b1", 1))
-    assert marks.last_segment == 0
-
-
-def test_batch_is_new_once(file: Path) -> None:
-    marks = Watermarks(file)
-    marks.advance(entry("h0", "b1", 1))
-    assert not marks.is_new(entry("h0", "b1", 1))
-    assert marks.is_new(entry("h0", "b1", 2))
-
-
-def test_agents_and_boots_are_counted_apart(file: Path) -> None:
-    marks = Watermarks(file)
+    assert (marks.get("h0", "b1"), marks.is_new(entry("h0", "b1", 1)), marks.last_segment) == (0, True, 0)
     marks.advance(entry("h0", "b1", 5))
+    assert (marks.is_new(entry("h0", "b1", 5)), marks.is_new(entry("h0", "b1", 6))) == (False, True)
     assert (marks.get("h0", "b1"), marks.get("h0", "b2"), marks.get("h1", "b1")) == (5, 0, 0)
-
-
-def test_older_batch_never_moves_the_mark_back(file: Path) -> None:
-    marks = Watermarks(file)
-    marks.advance(entry("h0", "b1", 5))
     marks.advance(entry("h0", "b1", 3))
     assert marks.get("h0", "b1") == 5
-
-
-def test_marks_and_the_last_segment_survive_a_restart(file: Path) -> None:
-    marks = Watermarks(file)
-    marks.advance(entry("h0", "b1", 5))
     marks.advance(entry("hôte/ü", "b\n2", 7))
     marks.last_segment = 42
     marks.save(T0)
+    marks.advance(entry("h0", "b1", 9))
     again = Watermarks(file)
     assert (again.get("h0", "b1"), again.get("hôte/ü", "b\n2"), again.last_segment) == (5, 7, 42)
-
-
-def test_what_was_not_saved_is_not_remembered(file: Path) -> None:
-    marks = Watermarks(file)
-    marks.save(T0)
-    marks.advance(entry("h0", "b1", 5))
-    assert Watermarks(file).get("h0", "b1") == 0
 
 
 def test_boot_that_was_silent_for_a_month_is_forgotten_and_the_others_stay(file: Path) -> None:

@@ -1,6 +1,7 @@
-"""A batch that was checked is inserted from memory or from the log, and nobody can tell which it was."""
+"""A batch that was checked is inserted from rows kept in memory or from the log, and nobody can tell which it was."""
 
 import threading
+import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,10 +10,10 @@ import pytest
 
 from api.ingest import gateway as gateway_module
 from api.ingest import segments
-from api.ingest.checking import Arrival, Bundle, CheckLimits, check_group
+from api.ingest.checking import Arrival, Bundle, CheckLimits, Rows, check_group
 from api.ingest.gateway import Gateway, GatewayOptions
 from api.ingest.log import Entry, OpenSegment, Segment, list_segments, read_segment
-from api.ingest.segments import Piece, inserts_of
+from api.ingest.segments import KeptRows, Piece, inserts_of, size_of
 from lockstep.batches import encode_batch
 from lockstep.errors import BadBatch, GatewayFull
 from lockstep.records import Agent, Event
@@ -22,7 +23,7 @@ from tests.builders import make, rows
 from tests.waiting import HastyClock, eventually
 
 LIMIT_S = 60.0
-LIMITS = CheckLimits(max_bytes=1 << 20, max_rows=1000)
+LIMITS = CheckLimits(max_bytes=64 << 20, max_rows=100_000)
 
 
 def take(gateway: Gateway, *entries: Entry) -> list[int]:
@@ -137,14 +138,6 @@ def test_open_segment_of_a_gateway_that_died_is_taken_up(tmp_path: Path) -> None
     assert messages(store) == ["h0/b1/1", "h0/b1/2"]
 
 
-def test_full_backlog_refuses_before_it_looks(tmp_path: Path) -> None:
-    store = FakeStore(fault=away())
-    with running(tmp_path, store, GatewayOptions(max_backlog_bytes=10)) as gateway:
-        take(gateway, entry(1))
-        with pytest.raises(GatewayFull, match="0 MiB wait for the store already"):
-            gateway.take(entry(2, body=b"nothing"), LIMITS).result(LIMIT_S)
-
-
 def test_batches_of_our_own_making_leave_the_others_rows_where_they_are(
     tmp_path: Path, segments_read: list[str]
 ) -> None:
@@ -191,16 +184,6 @@ def test_rows_do_not_pile_up_before_a_disk_that_does_not_keep_up(
     assert messages(store) == [f"h0/b1/{number}" for number in range(1, 13)]
 
 
-def test_the_very_same_entry_twice_is_stored_once(tmp_path: Path) -> None:
-    store, one = FakeStore(), entry(1)
-    gateway = Gateway(tmp_path, store, HastyClock(), GatewayOptions())
-    futures = [gateway.submit(one), gateway.submit(one)]
-    gateway.start()
-    assert [future.result(LIMIT_S) for future in futures] == [1, 1]
-    gateway.close()
-    assert messages(store) == ["h0/b1/1"]
-
-
 @pytest.mark.parametrize("groups", [(8,), (1,) * 8, (3, 3, 2), (1, 6, 1)])
 @pytest.mark.parametrize("unread", [(), (0,), (1, 2)])
 def test_parts_are_the_same_from_memory_and_from_the_log(
@@ -220,3 +203,70 @@ def test_parts_are_the_same_from_memory_and_from_the_log(
     assert [(table, number) for table, number, _ in from_log] == [
         ("agents", 0), ("events", 0), ("events", 1), ("events", 2)
     ]  # fmt: skip
+
+
+def rows_of(*entries: Entry) -> Rows:
+    verdicts, rows = check_group([Arrival(one, LIMITS) for one in entries])
+    assert verdicts == [None] * len(entries)
+    return rows
+
+
+def test_a_segment_comes_back_in_its_order_read_or_not() -> None:
+    kept = KeptRows(1 << 20)
+    pieces: list[Piece] = [rows_of(entry(1), entry(2)), [entry(3)], rows_of(entry(4))]
+    for piece in pieces:
+        kept.add(1, piece)
+        kept.add(2, piece)
+    assert kept.get(1) == kept.get(2) == pieces
+    assert kept.get(3) is None
+
+
+def test_what_does_not_fit_is_not_kept_and_what_fitted_before_stays() -> None:
+    one = rows_of(entry(1), entry(2))
+    kept = KeptRows(size_of(one) * 2)
+    kept.add(1, one)
+    for _ in range(5):
+        kept.add(2, one)
+        assert kept.size <= size_of(one) * 2
+    assert kept.get(1) == [one]
+    assert kept.get(2) is None
+    assert kept.size == size_of(one)
+
+
+def test_unread_batches_count_with_their_bodies_and_what_is_forgotten_makes_room() -> None:
+    kept = KeptRows(len(entry(1).body))
+    kept.add(1, [entry(1)])
+    assert kept.size == len(entry(1).body)
+    kept.add(2, [entry(2)])
+    assert kept.get(2) is None
+    one = rows_of(entry(1))
+    kept = KeptRows(size_of(one))
+    kept.add(1, one)
+    kept.forget(1)
+    assert (kept.size, kept.get(1)) == (0, None)
+    kept.add(2, one)
+    assert kept.get(2) == [one]
+
+
+def test_rows_hold_on_to_nothing_of_their_batch_but_themselves() -> None:
+    named = rows(make(Event, host="h0")).append_column("novelty", pa.array(["x" * 5_000_000]))
+    sink = pa.BufferOutputStream()
+    schema = named.schema.with_metadata({"table": "events"})
+    with pa.CompressedOutputStream(sink, "zstd") as packed, pa.ipc.new_stream(packed, schema) as stream:
+        stream.write_table(named)
+    large = entry(1, body=bytes(sink.getvalue()))
+    tracemalloc.start()
+    try:
+        kept = rows_of(large)
+        assert tracemalloc.get_traced_memory()[0] < 1_000_000
+    finally:
+        tracemalloc.stop()
+    assert size_of(kept) < 1_000
+
+
+def test_full_backlog_refuses_before_it_looks(tmp_path: Path) -> None:
+    store = FakeStore(fault=away())
+    with running(tmp_path, store, GatewayOptions(max_backlog_bytes=10)) as gateway:
+        take(gateway, entry(1))
+        with pytest.raises(GatewayFull, match="0 MiB wait for the store already"):
+            gateway.take(entry(2, body=b"nothing"), LIMITS).result(LIMIT_S)

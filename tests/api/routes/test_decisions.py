@@ -1,19 +1,22 @@
-"""People see decisions with their steps, say yes, no or undo to them, and what an incident turned out to be."""
+"""Incidents come newest first and page by page; people see the decisions on them and say yes, no or undo."""
 
+import base64
+import re
 from typing import Any
 
+import httpx
 import pytest
 
+from api.views.incidents import view_incident
 from lockstep.decision import Decision
-from lockstep.records import GpuHealth
 from lockstep.state.decisions import list_orders, save_decisions, save_execution, save_isolated
 from lockstep.state.documents import list_audit
 from lockstep.state.incidents import save_incidents
 from lockstep.state.leases import Lease, take_lease
 from lockstep.state.tokens import create_token
-from lockstep.tables import TABLE_BY_NAME
 from tests.api.build import Api, bearer, check_problem
-from tests.builders import T0, rows
+from tests.api.views.build import put, reading
+from tests.builders import T0
 from tests.lockstep.state.build import decision, incident
 from tests.lockstep.state.test_executions import execution, isolated
 
@@ -49,35 +52,26 @@ def test_decision_is_shown_with_orders_and_steps(api: Api, actor: dict[str, str]
     assert (listed["id"], listed["execution"]) == ("d1", "executing")
 
 
-@pytest.mark.parametrize("kind", ["approve", "reject", "undo"])
-def test_word_of_a_person_is_kept_with_who_said_it(api: Api, actor: dict[str, str], kind: str) -> None:
-    publish(api)
-    answer = api.client.post(f"/api/v1/decisions/d1/{kind}", json={"why": "I know"}, headers=actor)
-    assert (answer.status_code, answer.json()["who"]) == (202, "ada")
-    assert [(order.kind, order.who) for order in list_orders(api.parts.control, "d1")] == [(kind, "ada")]
-    assert list_audit(api.parts.control, 1)[0].what == f"{kind}_decision"
+def test_word_of_a_person_is_kept_with_who_said_it(api: Api, actor: dict[str, str]) -> None:
+    for kind in ("approve", "reject", "undo"):
+        publish(api, f"d-{kind}")
+        answer = api.client.post(f"/api/v1/decisions/d-{kind}/{kind}", json={"why": "I know"}, headers=actor)
+        assert (answer.status_code, answer.json()["who"]) == (202, "ada")
+        assert [(order.kind, order.who) for order in list_orders(api.parts.control, f"d-{kind}")] == [(kind, "ada")]
+        assert list_audit(api.parts.control, 1)[0].what == f"{kind}_decision"
 
 
-@pytest.mark.parametrize("scope", ["read", "ingest"])
-def test_only_who_may_act_acts(api: Api, actor: dict[str, str], scope: str) -> None:
-    publish(api)
-    token = api.make_token("ingest", "h0") if scope == "ingest" else api.make_token("read")
-    check_problem(api.client.post("/api/v1/decisions/d1/undo", json={}, headers=bearer(token)), 403, "wrong-scope")
-    check_problem(api.client.post("/api/v1/decisions/d1/undo", json={}), 401, "no-token")
-    assert list_orders(api.parts.control, "d1") == []
+def test_decision_that_expired_or_does_nothing_or_is_unknown_is_not_approved(api: Api, actor: dict[str, str]) -> None:
+    def order(name: str, kind: str) -> httpx.Response:
+        return api.client.post(f"/api/v1/decisions/{name}/{kind}", json={}, headers=actor)
 
-
-def test_expired_decision_is_not_approved_but_undone(api: Api, actor: dict[str, str]) -> None:
     publish(api, lasts_s=-1.0)
-    refused = api.client.post("/api/v1/decisions/d1/approve", json={}, headers=actor)
-    check_problem(refused, 400, "bad-input")
-    assert "has expired" in refused.json()["detail"]
-    assert api.client.post("/api/v1/decisions/d1/undo", json={}, headers=actor).status_code == 202
-
-
-def test_decision_to_do_nothing_has_nothing_to_approve(api: Api, actor: dict[str, str]) -> None:
-    publish(api, action="none")
-    check_problem(api.client.post("/api/v1/decisions/d1/approve", json={}, headers=actor), 400, "bad-input")
+    assert "has expired" in check_problem(order("d1", "approve"), 400, "bad-input")
+    assert order("d1", "undo").status_code == 202
+    publish(api, "d2", action="none")
+    check_problem(order("d2", "approve"), 400, "bad-input")
+    check_problem(api.get("/api/v1/decisions/d9"), 404, "not-found")
+    check_problem(order("d9", "undo"), 404, "not-found")
 
 
 def test_each_part_of_a_plan_is_approved_by_itself_also_when_the_incident_is_over(
@@ -93,11 +87,6 @@ def test_each_part_of_a_plan_is_approved_by_itself_also_when_the_incident_is_ove
     publish(api, "alone", job="train")
     refused = api.client.post("/api/v1/decisions/alone/approve", json={}, headers=actor)
     assert "is over" in check_problem(refused, 400, "bad-input")
-
-
-def test_unknown_decision_gets_a_sentence(api: Api, actor: dict[str, str]) -> None:
-    check_problem(api.get("/api/v1/decisions/d9"), 404, "not-found")
-    check_problem(api.client.post("/api/v1/decisions/d9/undo", json={}, headers=actor), 404, "not-found")
 
 
 def test_confirmed_outcomes_make_the_scorecard(api: Api, actor: dict[str, str]) -> None:
@@ -122,26 +111,19 @@ def test_word_on_an_isolated_node_is_kept_with_who_said_it(api: Api, actor: dict
     line = list_audit(api.parts.control, 1)[0]
     assert (line.who, line.what, line.subject, line.why) == ("ada", f"{kind}_node", "h3", "I know")
     (item,) = api.get("/api/v1/isolated").json()["items"]
+    assert (item["node"], api.get("/api/v1/downtime").json()) == ("h3", {"items": []})
     assert [(each["kind"], each["who"], each["why"]) for each in item["orders"]] == [(kind, "ada", "I know")]
 
 
-def test_part_that_is_sent_back_is_named_by_whoever_sent_it(api: Api, actor: dict[str, str]) -> None:
-    isolate(api)
-    told = {"part": {"serial": "132", "ticket": "RMA-7"}}
-    given = api.client.post("/api/v1/isolated/h3/rma", json=told, headers=actor).json()
-    assert given["part"] == {"uuid": None, "serial": "132", "ticket": "RMA-7"}
-
-
-def test_gpu_that_is_sent_back_is_named_by_the_uuid_that_telemetry_knows(api: Api, actor: dict[str, str]) -> None:
-    unknown: dict[str, Any] = dict.fromkeys(GpuHealth.__dataclass_fields__)  # Any: most are not read here
-    told = unknown | {"host": "h3", "ts_ns": T0, "throttle": ""}
-    seen = rows(*(GpuHealth(**(told | {"gpu": index, "gpu_uuid": f"GPU-{index}"})) for index in (0, 1)))
-    api.parts.store.insert(TABLE_BY_NAME["gpu_health"], seen, "gpus")
+def test_part_that_is_sent_back_is_named_by_whoever_sent_it_or_by_the_uuid_that_telemetry_knows(
+    api: Api, actor: dict[str, str]
+) -> None:
+    put(api.parts.store, [reading("h3", gpu, f"GPU-{gpu}", T0) for gpu in (0, 1)])
     isolate(api, component="gpu:h3/1")
     given = api.client.post("/api/v1/isolated/h3/rma", json={}, headers=actor).json()
     assert given["part"]["uuid"] == "GPU-1"
-    named = {"part": {"uuid": "GPU-9"}}
-    assert api.client.post("/api/v1/isolated/h3/rma", json=named, headers=actor).json()["part"]["uuid"] == "GPU-9"
+    named = {"part": {"uuid": "GPU-9", "serial": "132", "ticket": "RMA-7"}}
+    assert api.client.post("/api/v1/isolated/h3/rma", json=named, headers=actor).json()["part"] == named["part"]
 
 
 def test_word_on_a_node_that_makes_no_sense_is_refused(api: Api, actor: dict[str, str]) -> None:
@@ -150,13 +132,92 @@ def test_word_on_a_node_that_makes_no_sense_is_refused(api: Api, actor: dict[str
     assert check_problem(refused, 400, "bad-input").startswith("h3 was sent back")
     check_problem(api.client.post("/api/v1/isolated/h9/test", json={}, headers=actor), 404, "not-found")
     assert api.client.post("/api/v1/isolated/h3/burn", json={}, headers=actor).status_code == 422
-    reader = bearer(api.make_token("read"))
-    check_problem(api.client.post("/api/v1/isolated/h3/return", json={}, headers=reader), 403, "wrong-scope")
 
 
-def test_isolated_nodes_and_downtime_are_listed(api: Api, actor: dict[str, str]) -> None:
-    publish(api)
-    lease = lease_of(api)
-    save_isolated(api.parts.control, isolated(), lease)
-    assert [each["node"] for each in api.get("/api/v1/isolated").json()["items"]] == ["h3"]
-    assert api.get("/api/v1/downtime").json() == {"items": []}
+PATH = "/api/v1/incidents"
+
+
+def save(api: Api, *numbers: int, **fields: Any) -> None:
+    save_incidents(api.parts.control, [incident(f"i{n}", opened_ns=n // 2, **fields) for n in numbers], None)
+
+
+def ids(document: dict[str, Any]) -> list[str]:
+    return [item["id"] for item in document["items"]]
+
+
+def test_incident_is_shown_with_its_verdict_as_it_is_documented(api: Api) -> None:
+    assert api.get(PATH).json() == {"items": [], "next": None}
+    save(api, 1)
+    (item,) = api.get(PATH).json()["items"]
+    assert item["verdict"]["class"] == "comm_slow"
+    assert item["verdict"]["component"] == "nic:h3/eth1"
+    shown = view_incident(incident("i1", opened_ns=0), None)
+    assert item == shown.model_dump(mode="json", by_alias=True)
+    save(api, 1)
+    assert ids(api.get(PATH, {"class": "comm_slow", "component": "nic:h3/eth1"}).json()) == ["i1"]
+    assert ids(api.get(PATH, {"class": "crash"}).json()) == []
+    assert ids(api.get(PATH, {"component": "nic:h4/eth1"}).json()) == []
+    save(api, 1)
+    assert api.get(f"{PATH}/i1/changes").json() == {"items": [], "next": None}
+    part = api.get(f"{PATH}/i1/part").json()
+    assert (part["component"], [each["id"] for each in part["history"]]) == ("nic:h3/eth1", ["i1"])
+    matrix = api.get(f"{PATH}/i1/matrix").json()
+    assert (matrix["job"], matrix["ranks"], matrix["to_ns"]) == ("train", [], 200)
+    assert check_problem(api.get(f"{PATH}/i9"), 404, "not-found") == "there is no incident 'i9'"
+
+
+def test_pages_hold_every_incident_once_also_those_opened_at_the_same_time(api: Api) -> None:
+    save(api, *range(7), job="a & b")  # two each were opened at the same nanosecond
+    for limit in (1, 2, 3, 7, 8):
+        found, link = [], f"{PATH}?limit={limit}&job=a%20%26%20b"
+        while link:
+            answer = api.get(link)
+            assert len(answer.json()["items"]) <= limit
+            found += ids(answer.json())
+            (link,) = re.findall(r'^<([^>]+)>; rel="next"$', answer.headers.get("Link", "")) or [""]
+        assert found == [f"i{number}" for number in reversed(range(7))]
+
+
+def test_incidents_can_be_chosen_by_job_and_state(api: Api) -> None:
+    save(api, 1, job="a")
+    save(api, 2, job="b")
+    save(api, 3, job="a", state="closed")
+    assert ids(api.get(PATH, {"job": "a"}).json()) == ["i3", "i1"]
+    assert ids(api.get(PATH, {"state": "open"}).json()) == ["i2", "i1"]
+    assert ids(api.get(PATH, {"job": "a", "state": "closed"}).json()) == ["i3"]
+    assert ids(api.get(PATH, {"job": "c"}).json()) == []
+
+
+def cursor_of(text: bytes) -> str:
+    return base64.urlsafe_b64encode(text).decode().rstrip("=")
+
+
+def test_cursor_that_we_never_gave_and_query_that_makes_no_sense_are_refused(api: Api) -> None:
+    for cursor in (
+        "!",
+        "ü",
+        "=",
+        cursor_of(b"x:i1"),
+        cursor_of(b"\xff:i1"),
+        cursor_of(b"9" * 30 + b":i1"),
+        "A" * 5000,
+    ):
+        sentence = check_problem(api.get(PATH, {"cursor": cursor}), 400, "bad-input")
+        assert sentence == f"{cursor[:100]!r} is not a cursor that this server gave"
+    for name, value in (("limit", "0"), ("limit", "501"), ("limit", "many"), ("state", "half")):
+        assert check_problem(api.get(PATH, {name: value}), 422, "bad-request").startswith(f"query.{name}: ")
+
+
+def test_one_incident_comes_with_the_decisions_on_it_and_its_timeline(api: Api) -> None:
+    save(api, 1, 2)
+    save_decisions(api.parts.control, [decision("d1", incident="i1")], None)
+    save_decisions(api.parts.control, [decision(f"e{n}", incident="i2", created_ns=300 + n) for n in range(3)], None)
+    document = api.get(f"{PATH}/i1").json()
+    assert (document["id"], [found["id"] for found in document["decisions"]]) == ("i1", ["d1"])
+    cost = document["decisions"][0]["cost"]
+    assert cost == {"downtime_s": 90.5, "throughput_after": 1.0, "gpu_hours": None, "money": None, "risk": None}
+    first = api.get(f"{PATH}/i2/timeline", {"limit": 2})
+    rest = api.get(re.findall(r"^<([^>]+)>", first.headers["Link"])[0]).json()
+    assert [entry["kind"] for entry in first.json()["items"] + rest["items"]] == ["opened", *["decision"] * 3]
+    assert rest["next"] is None
+    check_problem(api.get(f"{PATH}/i9/timeline"), 404, "not-found")

@@ -13,25 +13,23 @@ from lockstep import __version__
 from lockstep.errors import ControlAway, LockstepError
 from lockstep.store.migrations import Layout
 from lockstep.store.store import Store
-from tests.api.build import Api, batch_headers, check_problem, running_api
-from tests.api.fake_store import FakeStore, away
+from tests.api.build import Api, batch_headers, check_problem, running_api, served
+from tests.api.fake_store import AwayStore, FakeStore, away
 from tests.api.ingest.build import batch
-from tests.api.serving import served
 from tests.waiting import eventually
 
 
-def test_process_that_answers_is_alive(api: Api) -> None:
+def test_whole_process_is_alive_and_ready_and_says_its_version(api: Api) -> None:
     answer = api.client.get("/healthz")
     assert (answer.status_code, answer.text) == (200, "ok\n")
-
-
-def test_version_is_that_of_the_package(api: Api) -> None:
     assert api.client.get("/version").json() == {"version": __version__}
-
-
-def test_whole_process_is_ready(api: Api) -> None:
     answer = api.client.get("/readyz")
     assert (answer.status_code, answer.json()) == (200, {"ready": True})
+    headers = batch_headers(api.make_token("ingest", "metrics"), agent="metrics")
+    api.client.post("/api/v1/ingest", content=batch("a", host="metrics"), headers=headers)
+    answer = api.get("/metrics")
+    assert answer.headers["Content-Type"].startswith("text/plain; version=")
+    assert 'lockstep_ingest_batches_total{result="accepted"} 1.0' in answer.text
 
 
 def test_process_over_a_store_that_was_never_migrated_is_not_ready(tmp_path: Path, shared_store: Store) -> None:
@@ -42,13 +40,8 @@ def test_process_over_a_store_that_was_never_migrated_is_not_ready(tmp_path: Pat
     assert "run `lockstep store migrate` first" in answer.json()["reason"]
 
 
-def test_process_whose_store_is_away_is_not_ready_but_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise away()
-
-    store = FakeStore()
-    monkeypatch.setattr(store, "query_system", fail)
-    with running_api(tmp_path, store) as api:
+def test_process_whose_store_is_away_is_not_ready_but_alive(tmp_path: Path) -> None:
+    with running_api(tmp_path, AwayStore()) as api:
         answer = api.client.get("/readyz")
         assert (answer.status_code, answer.json()["reason"]) == (503, "the store at nowhere does not answer")
         assert api.client.get("/healthz").status_code == 200
@@ -73,14 +66,6 @@ def test_process_whose_batches_pile_up_is_not_ready_until_they_are_taken(tmp_pat
         assert api.client.get("/readyz").json()["reason"] == "the store at nowhere does not answer"
         behind.fault = None
         eventually(lambda: api.client.get("/readyz").status_code == 200)
-
-
-def test_metrics_are_in_the_text_format_and_count_batches(api: Api) -> None:
-    headers = batch_headers(api.make_token("ingest", "metrics"), agent="metrics")
-    api.client.post("/api/v1/ingest", content=batch("a", host="metrics"), headers=headers)
-    answer = api.get("/metrics")
-    assert answer.headers["Content-Type"].startswith("text/plain; version=")
-    assert 'lockstep_ingest_batches_total{result="accepted"} 1.0' in answer.text
 
 
 def test_service_without_an_api_answers_the_same_probes() -> None:

@@ -55,19 +55,13 @@ def test_every_machine_is_listed_once(
     assert found == every
 
 
-def test_devices_of_one_host_can_be_chosen(api: Api) -> None:
+def test_devices_of_one_host_and_hosts_of_one_job_can_be_chosen(api: Api) -> None:
     gpus = api.get("/api/v1/gpus", {"host": "h1", "since_s": 86_400}).json()["items"]
     assert [gpu["gpu_uuid"] for gpu in gpus] == ["GPU-h1-0", "GPU-h1-1"]
     nics = api.get("/api/v1/nics", {"host": "h9", "since_s": 86_400}).json()
     assert nics == {"items": [], "next": None}
-
-
-def test_host_is_read_with_its_incidents(api: Api) -> None:
+    assert api.get("/api/v1/hosts", {"job": "none"}).json() == {"items": [], "next": None}
     save_incidents(api.parts.control, [incident_on("gpu:h1/1", "i1")], None)
     host = api.get("/api/v1/hosts/h1").json()
     assert (host["host"], host["incidents"], host["jobs"]) == ("h1", ["i1"], [])
     check_problem(api.get("/api/v1/hosts/h9"), 404, "not-found")
-
-
-def test_hosts_of_one_job_can_be_chosen(api: Api) -> None:
-    assert api.get("/api/v1/hosts", {"job": "none"}).json() == {"items": [], "next": None}

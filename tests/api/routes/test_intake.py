@@ -14,7 +14,6 @@ from lockstep.clock import NS_PER_S, rfc3339
 from lockstep.config import Settings
 from lockstep.errors import GatewayFull
 from lockstep.sections import GatewaySettings
-from lockstep.store.store import Store
 from tests.api.build import Api, bearer, check_problem, running_api
 from tests.api.fake_store import FakeStore
 from tests.waiting import HastyClock, eventually
@@ -77,15 +76,9 @@ def test_alert_is_acknowledged_and_can_be_queried(api: Api) -> None:
         return list(found.to_pylist())
 
     eventually(arrived)
-    assert arrived() == [
-        {
-            "ts_ns": 1_714_550_400_500_000_000,
-            "source": "alertmanager",
-            "kind": "alert",
-            "component": "host:queried",
-            "severity": "critical",
-        }
-    ]
+    (row,) = arrived()
+    assert row.pop("ts_ns") == 1_714_550_400_500_000_000
+    assert list(row.values()) == ["alertmanager", "alert", "host:queried", "critical"]
 
 
 def test_retries_repeats_and_grown_groups_store_each_news_once(light_api: Api) -> None:
@@ -98,18 +91,12 @@ def test_retries_repeats_and_grown_groups_store_each_news_once(light_api: Api) -
     ]
 
 
-def test_alert_that_is_resolved_and_fires_again_is_three_events(light_api: Api) -> None:
+def test_alert_that_is_resolved_and_fires_again_is_three_events_and_older_news_none(light_api: Api) -> None:
     over = alert(ends="2024-05-01T08:05:00Z")
     again = alert(startsAt="2024-05-01T08:10:00Z")
-    for news in (alert(), over, over, again, again):
+    for news in (alert(), over, over, alert(), again, again):
         post_alerts(light_api, news)
     assert [message.split()[2] for message in stored_messages(light_api)] == ["firing:", "resolved:", "firing:"]
-
-
-def test_news_older_than_what_was_heard_of_an_alert_is_not_stored(light_api: Api) -> None:
-    post_alerts(light_api, alert(ends="2024-05-01T08:05:00Z"))
-    post_alerts(light_api, alert())
-    assert len(stored_messages(light_api)) == 1
 
 
 def test_what_was_heard_is_known_after_a_restart(tmp_path: Path) -> None:
@@ -143,12 +130,6 @@ def test_alertmanager_that_was_told_to_come_again_loses_and_doubles_nothing(
     assert len(stored_messages(light_api)) == 3
 
 
-def test_alert_from_the_future_and_one_without_time_are_left_out(light_api: Api) -> None:
-    later = rfc3339(light_api.parts.clock.now_ns() + 10 * 86_400 * NS_PER_S)
-    answer = post_alerts(light_api, alert(startsAt=later), alert(host="h5", startsAt="soon"), alert(host="h6"))
-    assert answer.json() == {"events": 1, "too_young": 0, "left_out": 2}
-
-
 def test_token_of_a_host_tells_of_that_host_only(light_api: Api) -> None:
     token = light_api.make_token("ingest", "h3")
     assert post(light_api, ALERTS, notification(alert(host="h3")), token).status_code == 200
@@ -166,39 +147,28 @@ def test_host_cannot_silence_an_alert_of_another_by_its_fingerprint(light_api: A
     assert len(stored_messages(light_api)) == 2
 
 
-@pytest.mark.parametrize("path", [ALERTS, GPUD])
-def test_request_without_the_right_token_is_refused(light_api: Api, path: str) -> None:
-    check_problem(light_api.client.post(path, content=b"[]"), 401, "no-token")
-    check_problem(post(light_api, path, [], light_api.make_token("read")), 403, "wrong-scope")
-
-
-@pytest.mark.parametrize(
-    ("body", "sentence"),
-    [
-        (b"{", "the notification: is not JSON"),
-        (b"\xff", "the notification: is not JSON"),
-        (b'{"version": "3", "alerts": []}', "the notification: version: "),
-        (b'{"version": "4"}', "the notification: alerts: "),
-        (b'{"version": "4", "alerts": [{"status": "odd"}]}', "the notification: alerts.0.status: "),
-    ],
-)
-def test_garbage_is_refused_with_its_place(light_api: Api, body: bytes, sentence: str) -> None:
-    answer = post(light_api, ALERTS, body, light_api.make_token("ingest", "intake:alertmanager"))
-    assert check_problem(answer, 400, "bad-input").startswith(sentence)
-
-
-@pytest.mark.parametrize("path", [ALERTS, GPUD])
-def test_large_body_is_refused(light_api: Api, path: str) -> None:
-    answer = post(light_api, path, b" " * ((1 << 20) + 1), light_api.make_token("ingest", "h3"))
-    assert check_problem(answer, 413, "too-large") == "a batch may have 1 MiB"
-
-
-def test_full_gateway_asks_to_come_again(light_api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(_: object) -> None:
-        raise GatewayFull("4096 MiB wait for the store already")
-
-    monkeypatch.setattr(light_api.parts.gateway, "submit", full)
-    check_problem(post_alerts(light_api, alert()), 503, "busy")
+def test_garbage_large_bodies_and_news_of_other_hosts_are_refused_with_a_sentence(light_api: Api) -> None:
+    token = light_api.make_token("ingest", "intake:alertmanager")
+    for body, sentence in {
+        b"{": "the notification: is not JSON",
+        b"\xff": "the notification: is not JSON",
+        b'{"version": "3", "alerts": []}': "the notification: version: ",
+        b'{"version": "4"}': "the notification: alerts: ",
+        b'{"version": "4", "alerts": [{"status": "odd"}]}': "the notification: alerts.0.status: ",
+    }.items():
+        assert check_problem(post(light_api, ALERTS, body, token), 400, "bad-input").startswith(sentence)
+    mine = light_api.make_token("ingest", "h3")
+    for path in (ALERTS, GPUD):
+        large = post(light_api, path, b" " * ((1 << 20) + 1), mine)
+        assert check_problem(large, 413, "too-large") == "a batch may have 1 MiB"
+    for host in ("a/b", "a b", "x" * 254):
+        answer = post(light_api, GPUD, [], light_api.make_token("ingest", "intake:gpud"), host=host)
+        assert "is no name of a host" in check_problem(answer, 400, "bad-input")
+    answer = post(light_api, GPUD, [component(xid())], mine, host="h4")
+    assert "this token is for h3" in check_problem(answer, 403, "wrong-host")
+    later = rfc3339(light_api.parts.clock.now_ns() + 10 * 86_400 * NS_PER_S)
+    answer = post_alerts(light_api, alert(startsAt=later), alert(host="h5", startsAt="soon"), alert(host="h6"))
+    assert answer.json() == {"events": 1, "too_young": 0, "left_out": 2}
 
 
 def component(*events: Told, name: str = "accelerator-nvidia-error-xid") -> Told:
@@ -243,17 +213,6 @@ def test_one_token_may_tell_of_all_hosts_that_it_names(light_api: Api) -> None:
     assert sorted(map(str, store.column("events", "host"))) == ["h1", "h2"]
 
 
-def test_collector_s_token_may_not_tell_of_another_host(light_api: Api) -> None:
-    answer = post(light_api, GPUD, [component(xid())], light_api.make_token("ingest", "h3"), host="h4")
-    assert "this token is for h3" in check_problem(answer, 403, "wrong-host")
-
-
-@pytest.mark.parametrize("host", ["a/b", "a b", "x" * 254])
-def test_name_that_is_no_host_is_refused(light_api: Api, host: str) -> None:
-    answer = post(light_api, GPUD, [], light_api.make_token("ingest", "intake:gpud"), host=host)
-    assert "is no name of a host" in check_problem(answer, 400, "bad-input")
-
-
 def test_bad_states_of_gpud_are_events_and_good_ones_are_not(light_api: Api) -> None:
     states = [
         {"time": "2024-05-01T07:59:00Z", "name": "ib", "health": "Unhealthy", "reason": "1 port down"},
@@ -265,21 +224,12 @@ def test_bad_states_of_gpud_are_events_and_good_ones_are_not(light_api: Api) -> 
     assert stored_messages(light_api) == ["infiniband: ib Unhealthy: 1 port down"]
 
 
-def test_events_wait_on_disk_while_the_store_is_away(tmp_path: Path, shared_store: Store) -> None:
-    away = FakeStore(fault=GatewayFull("stands for any trouble"))
-    with running_api(tmp_path, shared_store, gateway_store=away) as api:
-        assert post_alerts(api, alert()).status_code == 200
-
-
-def test_way_in_is_described_with_an_example(light_api: Api) -> None:
+def test_way_in_is_described_with_an_example_that_is_taken(light_api: Api) -> None:
     paths = light_api.get("/openapi.json").json()["paths"]
     for path in (ALERTS, GPUD):
         operation = paths[path]["post"]
         assert "Authorization" in operation["description"] or "authorization" in operation["description"]
         assert operation["requestBody"]["content"]["application/json"]["example"]
-
-
-def test_example_in_the_description_is_one_that_is_taken(light_api: Api) -> None:
     paths = light_api.get("/openapi.json").json()["paths"]
     for path, name in ((ALERTS, "intake:alertmanager"), (GPUD, "h3")):
         example = paths[path]["post"]["requestBody"]["content"]["application/json"]["example"]

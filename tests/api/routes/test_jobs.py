@@ -18,16 +18,13 @@ def api(shared_api: Api, shared_store: Store) -> Api:
     return shared_api
 
 
-def test_jobs_come_page_by_page(api: Api) -> None:
+def test_jobs_come_page_by_page_and_by_condition(api: Api) -> None:
     first = api.get("/api/v1/jobs", {"limit": 1})
     assert [job["job"] for job in first.json()["items"]] == ["team/run-7"]
     assert first.headers["Link"].endswith('>; rel="next"')
     second = api.get("/api/v1/jobs", {"limit": 1, "cursor": first.json()["next"]}).json()
     assert ([job["job"] for job in second["items"]], second["next"]) == (["z"], None)
     assert [job["job"] for job in api.get("/api/v1/jobs", {"job": "z"}).json()["items"]] == ["z"]
-
-
-def test_jobs_of_a_condition_are_asked_for_and_paged(api: Api) -> None:
     assert api.get("/api/v1/jobs", {"condition": "running"}).json()["items"] == []
     first = api.get("/api/v1/jobs?condition=ended&condition=slow&limit=1")
     assert "condition=ended&condition=slow" in first.headers["Link"]
@@ -57,22 +54,16 @@ def test_steps_ranks_and_communicators_come_page_by_page(api: Api) -> None:
         assert found == every
 
 
-def test_matrix_of_the_last_window_is_sent_once(api: Api) -> None:
+def test_matrix_and_lags_of_the_last_window_and_of_any_stretch_can_be_asked_for(api: Api) -> None:
     answer = api.get(f"{JOB}/matrix")
     matrix = answer.json()
     assert (matrix["to_ns"], matrix["cells"]["ms"]) == (NOW, [1.0, 1.0, 3.0, 1.0])
     tag = answer.headers["ETag"]
     again = api.client.get(f"{JOB}/matrix", headers={**answer.request.headers, "If-None-Match": tag})
     assert (again.status_code, again.content) == (304, b"")
-
-
-def test_matrix_of_any_stretch_of_time_can_be_asked_for(api: Api) -> None:
     query: dict[str, str | int] = {"from_ns": T0, "to_ns": T0 + 2 * SECOND, "comm": str(COMM)}
     matrix = api.get(f"{JOB}/matrix", query).json()
     assert (matrix["from_ns"], matrix["comm"], len(matrix["ranks"])) == (T0, str(COMM), 4)
-
-
-def test_lags_are_read_up_to_the_last_window(api: Api) -> None:
     lags = api.get(f"{JOB}/lags", {"columns": 30}).json()
     assert lags["times_ns"][-1] == NOW - 10 * SECOND
     assert [row[-1] for row in lags["lag_ms"]] == [0.0, 0.0, 0.0, 0.6]
@@ -96,11 +87,8 @@ def test_stretch_of_time_that_makes_no_sense_is_refused(
     assert says in check_problem(answer, status, "bad-input" if status == 400 else "bad-request")
 
 
-@pytest.mark.parametrize(("comm", "status"), [("x", 422), ("9" * 20, 400), ("5", 404)])
-def test_communicator_that_is_none_is_refused(api: Api, comm: str, status: int) -> None:
-    assert api.get(f"{JOB}/matrix", {"comm": comm}).status_code == status
-
-
-@pytest.mark.parametrize("path", ["ranks", "communicators", "matrix", "lags"])
-def test_job_that_nobody_knows_has_nothing(api: Api, path: str) -> None:
-    check_problem(api.get(f"/api/v1/jobs/no/such/{path}"), 404, "not-found")
+def test_communicator_that_is_none_is_refused_and_a_job_that_nobody_knows_has_nothing(api: Api) -> None:
+    for comm, status in (("x", 422), ("9" * 20, 400), ("5", 404)):
+        assert api.get(f"{JOB}/matrix", {"comm": comm}).status_code == status
+    for path in ("ranks", "communicators", "matrix", "lags"):
+        check_problem(api.get(f"/api/v1/jobs/no/such/{path}"), 404, "not-found")

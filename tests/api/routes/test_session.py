@@ -25,19 +25,14 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
 
 
 def log_in(api: Api, scope: Scope = "act", place: str = "/") -> httpx.Response:
-    return api.client.post("/login", data={"token": api.make_token(scope), "next": place})
+    answer = api.client.post("/login", data={"token": api.make_token(scope), "next": place})
+    api.client.cookies.clear()  # all tests share the client
+    return answer
 
 
 def session_of(answer: httpx.Response) -> dict[str, str]:
     """Return the header that a browser would send, and forget the cookie in the client, which all tests share."""
-    secret = answer.cookies[SESSION_COOKIE]
-    return {"Cookie": f"{SESSION_COOKIE}={secret}"}
-
-
-@pytest.fixture(autouse=True)
-def no_cookies(api: Api) -> Iterator[None]:
-    yield
-    api.client.cookies.clear()
+    return {"Cookie": f"{SESSION_COOKIE}={answer.cookies[SESSION_COOKIE]}"}
 
 
 def ours(api: Api) -> dict[str, str]:
@@ -52,48 +47,32 @@ def test_session_reads_what_its_token_reads(api: Api) -> None:
     assert api.client.get("/api/v1/incidents", headers=headers).status_code == 200
 
 
-def test_cookie_is_kept_from_scripts_other_sites_and_other_paths_than_ours(api: Api) -> None:
-    said = log_in(api).headers["Set-Cookie"]
+def test_cookie_is_kept_from_scripts_other_sites_and_the_open_and_holds_no_token(api: Api, tmp_path: Path) -> None:
+    token = api.make_token("act")
+    said = api.client.post("/login", data={"token": token}).headers["Set-Cookie"]
+    api.client.cookies.clear()
     words = {word.strip().partition("=")[0].lower(): word.strip().partition("=")[2] for word in said.split(";")}
     assert words.keys() >= {"httponly", "samesite", "path", "max-age"}
     assert (words["samesite"], words["path"], words["max-age"]) == ("strict", "/", str(12 * 3600))
     assert "secure" not in words, "plain HTTP on loopback would lose it"
-
-
-def test_cookie_holds_no_token(api: Api) -> None:
-    token = api.make_token("read")
-    answer = api.client.post("/login", data={"token": token})
-    assert token.split("_", 2)[2] not in answer.headers["Set-Cookie"]
-
-
-@pytest.mark.parametrize("settings", [ApiSettings(tls_in_front=True)])
-def test_cookie_never_travels_without_tls_where_there_is_tls(tmp_path: Path, settings: ApiSettings) -> None:
-    with running_api(tmp_path, FakeStore(), settings=Settings(api=settings)) as tls:
+    assert token.split("_", 2)[2] not in said
+    with running_api(tmp_path, FakeStore(), settings=Settings(api=ApiSettings(tls_in_front=True))) as tls:
         assert "; Secure" in log_in(tls).headers["Set-Cookie"]
 
 
-def test_token_that_is_worth_nothing_is_told_on_the_page(api: Api) -> None:
+def test_worthless_token_and_foreign_page_log_nobody_in_and_the_login_leads_to_no_other_site(api: Api) -> None:
     answer = api.client.post("/login", data={"token": "lks_nope"})
     assert (answer.status_code, answer.headers["Content-Type"]) == (401, "text/html; charset=utf-8")
     assert "this token is unknown or revoked" in answer.text
     assert "Set-Cookie" not in answer.headers
-
-
-def test_collector_s_token_logs_nobody_in(api: Api) -> None:
     answer = api.client.post("/login", data={"token": api.make_token("ingest", "h0")})
-    assert answer.status_code == 403
-    assert "a token of scope ingest does not allow reading" in answer.text
-
-
-@pytest.mark.parametrize(
-    "place", ["//evil.example", "https://evil.example", "/\\evil.example", "javascript:x", "/a\nb"]
-)
-def test_login_leads_to_no_other_site(api: Api, place: str) -> None:
-    assert log_in(api, place=place).headers["Location"] == "/"
-    assert "evil.example" not in api.client.get("/login", params={"next": place}).text
-
-
-def test_page_shows_where_it_leads_and_runs_nothing_of_it(api: Api) -> None:
+    assert (answer.status_code, "a token of scope ingest does not allow reading" in answer.text) == (403, True)
+    foreign = {"Origin": "https://evil.example"}
+    answer = api.client.post("/login", data={"token": api.make_token("read")}, headers=foreign)
+    check_problem(answer, 403, "other-origin")
+    for place in ("//evil.example", "https://evil.example", "/\\evil.example", "javascript:x", "/a\nb"):
+        assert log_in(api, place=place).headers["Location"] == "/"
+        assert "evil.example" not in api.client.get("/login", params={"next": place}).text
     text = api.client.get("/login", params={"next": '/"><script>alert(1)</script>'}).text
     assert "<script>alert" not in text
     assert "/&#34;&gt;&lt;script&gt;" in text
@@ -104,9 +83,6 @@ def test_browser_without_a_session_is_led_to_the_login_and_back(api: Api) -> Non
     assert (answer.status_code, answer.headers["Location"]) == (303, "/login?next=%2F%3Fjob%3Da%2520b")
     check_problem(api.client.get("/"), 401, "no-token")
     check_problem(api.client.get("/", headers=PAGE | bearer("lks_nope")), 401, "unknown-token")
-
-
-def test_browser_with_a_session_that_is_over_is_led_to_the_login(api: Api) -> None:
     answer = api.client.get("/", headers=PAGE | {"Cookie": f"{SESSION_COOKIE}=old"})
     assert answer.status_code == 303
 
@@ -133,47 +109,28 @@ def test_act_of_a_session_needs_one_of_our_own_pages(api: Api) -> None:
         check_problem(api.client.post(act, json={}, headers=headers | sent), 404, "not-found")
 
 
-def test_program_with_a_token_needs_no_origin(api: Api) -> None:
-    answer = api.client.post("/api/v1/decisions/none/approve", json={}, headers=bearer(api.make_token("act")))
-    check_problem(answer, 404, "not-found")
-
-
-def test_foreign_page_logs_nobody_in(api: Api) -> None:
-    answer = api.client.post(
-        "/login", data={"token": api.make_token("read")}, headers={"Origin": "https://evil.example"}
-    )
-    check_problem(answer, 403, "other-origin")
-
-
-def test_session_does_no_more_than_its_token(api: Api) -> None:
+def test_session_does_no_more_than_its_token_which_needs_no_origin(api: Api) -> None:
+    act = "/api/v1/decisions/none/approve"
+    check_problem(api.client.post(act, json={}, headers=bearer(api.make_token("act"))), 404, "not-found")
     headers = session_of(log_in(api, "read")) | ours(api)
-    api.client.cookies.clear()
-    answer = api.client.post("/api/v1/decisions/none/approve", json={}, headers=headers)
-    check_problem(answer, 403, "wrong-scope")
+    check_problem(api.client.post(act, json={}, headers=headers), 403, "wrong-scope")
 
 
-def test_logout_ends_the_session_also_for_who_copied_the_cookie(api: Api) -> None:
-    headers = session_of(log_in(api)) | ours(api)
-    api.client.cookies.clear()
-    answer = api.client.post("/logout", headers=headers)
+def test_logout_or_revoked_token_ends_the_session_also_for_who_copied_the_cookie(api: Api) -> None:
+    cookie = session_of(log_in(api))
+    check_problem(api.client.post("/logout", headers=cookie), 403, "other-origin")
+    assert api.client.get("/api/v1/incidents", headers=cookie).status_code == 200
+    answer = api.client.post("/logout", headers=cookie | ours(api))
     assert (answer.status_code, answer.headers["Location"]) == (303, "/login")
     assert 'lockstep_session="";' in answer.headers["Set-Cookie"]
-    check_problem(api.client.get("/api/v1/incidents", headers=headers), 401, "no-session")
-
-
-def test_foreign_page_logs_nobody_out(api: Api) -> None:
-    headers = session_of(log_in(api))
-    api.client.cookies.clear()
-    check_problem(api.client.post("/logout", headers=headers), 403, "other-origin")
-    assert api.client.get("/api/v1/incidents", headers=headers).status_code == 200
-
-
-def test_revoked_token_ends_its_sessions(api: Api) -> None:
+    check_problem(api.client.get("/api/v1/incidents", headers=cookie | ours(api)), 401, "no-session")
+    lines = [(line.who, line.what) for line in list_audit(api.parts.control, 2)]
+    assert lines == [("test", "log_out"), ("test", "log_in")]
     token = api.make_token("read")
-    headers = session_of(api.client.post("/login", data={"token": token}))
+    cookie = session_of(api.client.post("/login", data={"token": token}))
     api.client.cookies.clear()
     revoke_token(api.parts.control, token.split("_")[1], 1)
-    check_problem(api.client.get("/api/v1/incidents", headers=headers), 401, "no-session")
+    check_problem(api.client.get("/api/v1/incidents", headers=cookie), 401, "no-session")
 
 
 def test_session_ends_by_itself(tmp_path: Path) -> None:
@@ -183,13 +140,3 @@ def test_session_ends_by_itself(tmp_path: Path) -> None:
         assert isinstance(clock, HastyClock)
         clock.skip(12 * 3600 + 1)
         check_problem(api.client.get("/api/v1/incidents", headers=headers), 401, "no-session")
-
-
-def test_login_and_logout_are_in_the_audit(api: Api) -> None:
-    headers = session_of(log_in(api)) | ours(api)
-    api.client.cookies.clear()
-    api.client.post("/logout", headers=headers)
-    assert [(line.who, line.what) for line in list_audit(api.parts.control, 2)] == [
-        ("test", "log_out"),
-        ("test", "log_in"),
-    ]

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from api.routes import stream as feed_module
 from api.routes.stream import ChangeFeed
 from lockstep.config import Settings
-from lockstep.errors import ControlAway, NotAllowed
+from lockstep.errors import ControlAway
 from lockstep.execution import Execution
 from lockstep.sections import ApiSettings
-from lockstep.state.database import ControlDatabase, open_control
+from lockstep.state.database import ControlDatabase
 from lockstep.state.decisions import save_decisions, save_execution
 from lockstep.state.incidents import Change, changes_since, newest_change, save_incidents
 from lockstep.state.leases import take_lease
@@ -25,6 +25,7 @@ from lockstep.state.tokens import revoke_token
 from tests.api.build import Api, bearer, check_problem, running_api
 from tests.api.fake_store import FakeStore
 from tests.lockstep.state.build import decision, incident
+from tests.lockstep.state.test_executions import execution
 from tests.waiting import eventually
 
 PATH = "/api/v1/incidents/stream"
@@ -97,17 +98,7 @@ def test_decisions_and_executions_are_told_too(api: Api) -> None:
 
 
 def run_of(decision_id: str, incident_id: str) -> Execution:
-    return Execution(
-        decision=decision_id,
-        incident=incident_id,
-        job="train",
-        action="replace",
-        component="nic:h3/eth1",
-        state="executing",
-        generation=1,
-        approved_by="ann",
-        began_ns=5,
-    )
+    return execution(decision_id).model_copy(update={"incident": incident_id})
 
 
 def test_listener_goes_on_where_it_broke_off(api: Api) -> None:
@@ -127,23 +118,20 @@ def test_listener_goes_on_where_it_broke_off(api: Api) -> None:
     assert [event.number for event in heard] == sorted(event.number for event in heard)
 
 
-def test_listener_to_one_job_hears_of_no_other(api: Api) -> None:
+def test_listener_to_one_job_hears_of_no_other_and_two_hear_the_same(api: Api) -> None:
     with listening(api, query="?job=mine") as events:
         save(api, "i-other", job="other")
         save(api, "i-mine", job="mine")
         assert next(events).subject == "i-mine"
-
-
-def test_two_listeners_hear_the_same(api: Api) -> None:
     with listening(api) as one, listening(api) as other:
         save(api, "i-both")
         assert next(one) == next(other)
 
 
-@pytest.mark.parametrize("last", ["x", "-1", "1.5", "9" * 30])
-def test_id_that_we_never_gave_is_refused(api: Api, last: str) -> None:
-    answer = api.client.get(PATH, headers=bearer(api.make_token("read")) | {"Last-Event-ID": last})
-    assert "this server's are numbers" in check_problem(answer, 400, "bad-input")
+def test_id_that_we_never_gave_is_refused(api: Api) -> None:
+    for last in ("x", "-1", "1.5", "9" * 30):
+        answer = api.client.get(PATH, headers=bearer(api.make_token("read")) | {"Last-Event-ID": last})
+        assert "this server's are numbers" in check_problem(answer, 400, "bad-input")
 
 
 def test_listeners_beyond_the_bound_are_asked_to_come_again(tmp_path: Path) -> None:
@@ -154,7 +142,7 @@ def test_listeners_beyond_the_bound_are_asked_to_come_again(tmp_path: Path) -> N
             expected = "1 listen already, which is as many as api.max_listeners allows"
             assert check_problem(answer, 503, "too-many-listeners") == expected
             assert answer.headers["Retry-After"] == "1"
-        eventually(lambda: _status(api, headers) == 200)
+        eventually(lambda: _status(api, headers) == 200)  # seats are given back
 
 
 def _status(api: Api, headers: dict[str, str]) -> int:
@@ -171,12 +159,6 @@ def test_stream_of_a_revoked_token_ends_with_the_next_heartbeat(api: Api, monkey
 
 
 PERIOD_S = 0.005
-
-
-@pytest.fixture
-def control(tmp_path: Path) -> Iterator[ControlDatabase]:
-    with open_control(f"sqlite:///{tmp_path / 'control.db'}") as database:
-        yield database
 
 
 @asynccontextmanager
@@ -209,18 +191,6 @@ async def collect(made: ChangeFeed, known: int, count: int) -> list[str]:
             if len(heard) >= count:
                 break
     return heard
-
-
-def test_listener_hears_what_happens_from_now_on(control: ControlDatabase) -> None:
-    async def listen() -> list[str]:
-        async with running(control) as made:
-            hearing = asyncio.create_task(collect(made, await made.begin(None), 3))
-            save_change(control, "a")
-            save_change(control, "b", "c")
-            return await hearing
-
-    save_change(control, "before")
-    assert asyncio.run(listen()) == ["a", "b", "c"]
 
 
 def test_what_is_remembered_is_forgotten_before_listeners_come_for_it(control: ControlDatabase) -> None:
@@ -271,40 +241,22 @@ def test_listener_far_behind_is_served_from_the_database(
     assert first == second == names
 
 
-def test_number_from_the_future_begins_now(control: ControlDatabase) -> None:
-    async def begin() -> int:
-        async with running(control) as made:
-            return await made.begin(10**12)
-
-    save_change(control, "a")
-    assert asyncio.run(begin()) == newest_change(control) == 1
-
-
-def test_silence_is_broken_by_heartbeats(control: ControlDatabase) -> None:
-    async def first_page() -> list[Change]:
-        async with running(control) as made, asyncio.timeout(60):
-            return await anext(aiter(made.follow(0, heartbeat_s=0.01)))
-
-    assert asyncio.run(first_page()) == []
-
-
-def test_close_ends_every_stream(control: ControlDatabase) -> None:
+def test_silence_is_broken_by_heartbeats_and_close_ends_every_stream(control: ControlDatabase) -> None:
     async def listen() -> list[str]:
-        async with running(control) as made:
+        async with running(control) as made, asyncio.timeout(60):
+            assert await anext(aiter(made.follow(0, heartbeat_s=0.01))) == []
             hearing = asyncio.create_task(collect(made, 0, 1))
             await asyncio.sleep(0)
             made.close()
             return await hearing
 
+    async def begin() -> int:
+        async with running(control) as made:
+            return await made.begin(10**12)
+
     assert asyncio.run(listen()) == []
-
-
-def test_seats_are_given_back(control: ControlDatabase) -> None:
-    made = ChangeFeed(control, 2, lambda *_: None)
-    with made.seat(), made.seat(), pytest.raises(NotAllowed, match="2 listen already") as refused, made.seat():
-        pass
-    assert refused.value.status == 503
-    assert made.listeners == 0
+    save_change(control, "a")
+    assert asyncio.run(begin()) == newest_change(control) == 1, "a number from the future begins now"
 
 
 def test_database_that_was_away_is_asked_again(control: ControlDatabase, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from itertools import count
+from typing import Any
 
 from lockstep.records import (
     Agent,
@@ -66,72 +67,29 @@ def _wire(where: dict[str, object], rank: int, ts_ns: int) -> TransferStat:
 
 
 def heartbeat(host: str, ts_ns: int, *, lag_s: float = 0.0, dropped: int = 0, version: str = "1.0") -> Agent:
-    return Agent(
-        host=host,
-        ts_ns=ts_ns,
-        version=version,
-        watermark_ns=ts_ns - round(lag_s * SECOND),
-        dropped=dropped,
-        spool_bytes=0,
-        cpu_ns=1,
-        plugin_cost_ns=None,
-    )
+    watermark_ns = ts_ns - round(lag_s * SECOND)
+    return make(Agent, host=host, ts_ns=ts_ns, version=version, watermark_ns=watermark_ns, dropped=dropped, cpu_ns=1)
 
 
 def waiting(job: str, rank: int, ts_ns: int, *, state: str, since_ns: int | None) -> Progress:
-    return Progress(
-        host=host_of(rank, job),
-        job=job,
-        attempt=0,
-        comm=COMM,
-        rank=rank,
-        func="AllReduce",
-        peer=-1,
-        ts_ns=ts_ns,
-        enqueued=11,
-        started=11,
-        done=10,
-        open_bytes=None,
-        open_dtype=None,
-        open_algo=None,
-        oldest_open_ns=since_ns,
-        head_state=state,  # type: ignore[arg-type]  # a literal in all tests
-        head_peer=None,
-        head_channel=None,
-    )
+    whom: dict[str, Any] = {"host": host_of(rank, job), "job": job, "attempt": 0, "comm": COMM, "rank": rank}
+    counts = {"func": "AllReduce", "peer": -1, "enqueued": 11, "started": 11, "done": 10}
+    unknown = dict.fromkeys(("open_bytes", "open_dtype", "open_algo", "head_peer", "head_channel"))
+    return Progress(**whom, **counts, **unknown, ts_ns=ts_ns, oldest_open_ns=since_ns, head_state=state)  # type: ignore[arg-type]  # a literal in all tests
 
 
 def step(
     job: str, number: int, rank: int, start_ns: int, length_s: float, *, attempt: int = 0, told: bool = True
 ) -> Step:
-    return Step(
-        host=host_of(rank, job),
-        job=job,
-        attempt=attempt,
-        world_rank=rank,
-        step=number,
-        start_ns=start_ns,
-        end_ns=start_ns + round(length_s * SECOND),
-        source="told" if told else "period",
-    )
+    whom: dict[str, Any] = {"host": host_of(rank, job), "job": job, "attempt": attempt, "world_rank": rank}
+    end_ns = start_ns + round(length_s * SECOND)
+    return Step(**whom, step=number, start_ns=start_ns, end_ns=end_ns, source="told" if told else "period")
 
 
 def reading(host: str, gpu: int, uuid: str, ts_ns: int, temp_c: float = 60.0) -> GpuHealth:
-    return GpuHealth(
-        host=host,
-        ts_ns=ts_ns,
-        gpu=gpu,
-        gpu_uuid=uuid,
-        sm_mhz=1980,
-        temp_c=temp_c,
-        power_w=None,
-        throttle="",
-        ecc_sbe=0,
-        ecc_dbe=0,
-        nvlink_errors=None,
-        pcie_replays=None,
-        util=None,
-    )
+    unknown: dict[str, Any] = dict.fromkeys(GpuHealth.__dataclass_fields__)
+    known = {"sm_mhz": 1980, "throttle": "", "ecc_sbe": 0, "ecc_dbe": 0, "temp_c": temp_c}
+    return GpuHealth(**(unknown | known | {"host": host, "ts_ns": ts_ns, "gpu": gpu, "gpu_uuid": uuid}))
 
 
 def counters(host: str, nic: str, ts_ns: int, *, tx_bytes: int, rx_bytes: int = 0) -> NicCounter:

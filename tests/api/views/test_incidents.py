@@ -35,11 +35,16 @@ def confirm(control: ControlDatabase, incident: str) -> Outcome:
     return outcome
 
 
-def test_incident_has_times_that_a_person_reads_and_its_outcome(control: ControlDatabase) -> None:
+def test_incident_comes_with_readable_times_its_outcome_and_its_decisions(control: ControlDatabase) -> None:
     save_incidents(control, [incident_on("nic:h3/eth1", "i1")], None)
     outcome = confirm(control, "i1")
     (shown,) = list_shown(control, ALL, 10)
     assert (shown.opened_at, shown.closed_at, shown.outcome) == ("2023-11-14T22:13:20Z", None, outcome)
+    save_incidents(control, [incident_on("nic:h3/eth1", "i1")], None)
+    save_decisions(control, [decision("d1", incident="i1", created_ns=T0 + SECOND)], None)
+    assert [each.id for each in find_incident(control, "i1").decisions] == ["d1"]
+    with pytest.raises(NotPresent, match="there is no incident 'i9'"):
+        find_incident(control, "i9")
 
 
 def test_quick_list_says_what_the_thorough_one_says(control: ControlDatabase) -> None:
@@ -52,7 +57,14 @@ def test_quick_list_says_what_the_thorough_one_says(control: ControlDatabase) ->
     assert render_page(control, ALL, 3, (T0 + 2, "i2")).next is None
 
 
-def test_page_that_is_kept_is_rendered_anew_as_soon_as_something_was_written(control: ControlDatabase) -> None:
+def test_page_that_is_kept_is_rendered_anew_as_soon_as_something_was_written_or_after_a_second(
+    control: ControlDatabase,
+) -> None:
+    clock = ManualClock()
+    pages = IncidentPages(control, clock)
+    first = pages.render(ALL, 3, None)
+    clock.advance(1.5)
+    assert pages.render(ALL, 3, None) is not first
     pages = IncidentPages(control, ManualClock())
     save_incidents(control, [incident_on("nic:h3/eth1", "i1")], None)
     first = pages.render(ALL, 3, None)
@@ -63,14 +75,6 @@ def test_page_that_is_kept_is_rendered_anew_as_soon_as_something_was_written(con
     assert b'"who":"ann"' in pages.render(ALL, 3, None).body
     save_incidents(control, [incident_on("nic:h9/eth1", "i1")], None)
     assert b"nic:h9/eth1" in pages.render(ALL, 3, None).body
-
-
-def test_page_is_kept_for_a_second_at_most(control: ControlDatabase) -> None:
-    clock = ManualClock()
-    pages = IncidentPages(control, clock)
-    first = pages.render(ALL, 3, None)
-    clock.advance(1.5)
-    assert pages.render(ALL, 3, None) is not first
 
 
 def test_incidents_are_chosen_by_class_and_by_the_part_that_the_verdict_names(control: ControlDatabase) -> None:
@@ -86,14 +90,6 @@ def test_incidents_are_chosen_by_class_and_by_the_part_that_the_verdict_names(co
     by_link = list_shown(control, IncidentFilter(component="link:leaf1--spine2"), 10)
     assert [each.id for each in by_link] == ["i3"]
     assert [each.id for each in list_shown(control, IncidentFilter(fault_class="comm_hang"), 10)] == ["i3"]
-
-
-def test_one_incident_comes_with_its_decisions(control: ControlDatabase) -> None:
-    save_incidents(control, [incident_on("nic:h3/eth1", "i1")], None)
-    save_decisions(control, [decision("d1", incident="i1", created_ns=T0 + SECOND)], None)
-    assert [each.id for each in find_incident(control, "i1").decisions] == ["d1"]
-    with pytest.raises(NotPresent, match="there is no incident 'i9'"):
-        find_incident(control, "i9")
 
 
 def test_page_that_was_up_to_date_a_moment_ago_is_shown_unless_something_was_written_here(
@@ -115,7 +111,7 @@ def test_page_that_was_up_to_date_a_moment_ago_is_shown_unless_something_was_wri
     assert b"nic:h9/eth1" in shown()
 
 
-def test_pages_that_nobody_asks_for_again_do_not_fill_the_memory(control: ControlDatabase) -> None:
+def test_pages_and_queries_that_nobody_asks_for_again_do_not_fill_the_memory(control: ControlDatabase) -> None:
     pages = IncidentPages(control, ManualClock(T0))
 
     async def ask_for_many() -> None:
@@ -124,9 +120,6 @@ def test_pages_that_nobody_asks_for_again_do_not_fill_the_memory(control: Contro
 
     asyncio.run(ask_for_many())
     assert len(pages._pages) <= 64
-
-
-def test_what_a_query_asks_for_is_remembered_of_a_few(control: ControlDatabase) -> None:
     pages = IncidentPages(control, ManualClock(T0))
     asked = (ALL, 3, None)
     pages.learn(b"limit=3", asked)

@@ -22,37 +22,38 @@ def store(shared_store: Store) -> Store:
     return shared_store
 
 
-def test_job_that_sends_is_running_with_its_size(store: Store, control: ControlDatabase) -> None:
+def test_job_that_sends_is_running_with_its_size_and_one_that_is_silent_has_ended(
+    store: Store, control: ControlDatabase
+) -> None:
     job = find_job(store, control, "a", NOW)
     assert (job.condition, job.because) == ("running", "")
     assert (job.ranks, job.hosts, job.nccl_version) == (4, 2, "2.28.9")
     assert (job.first_ns, job.first_at) == (T0, "2023-11-14T22:13:20Z")
     assert job.last_ns == NOW - SECOND
-
-
-def test_job_that_is_silent_has_ended(store: Store, control: ControlDatabase) -> None:
     assert find_job(store, control, "a", NOW + 600 * SECOND).condition == "ended"
+    assert find_job(store, control, "b/c", NOW).attempt == 1
+    assert newest_attempt(store, "b/c") == 1
+    assert newest_attempt(store, "b/c", 0) == 0
+    with pytest.raises(NotPresent, match="the store knows no job 'x'"):
+        find_job(store, control, "x", NOW)
+    with pytest.raises(NotPresent, match="no communicator of a job 'x'"):
+        newest_attempt(store, "x")
+    with pytest.raises(NotPresent, match="no rank of job 'a', attempt 3"):
+        list_ranks(store, "a", 3, NOW)
 
 
-@pytest.mark.parametrize(
-    ("fault_class", "condition"),
-    [("comm_slow", "slow"), ("noncomm_hang", "hung"), ("crash", "crashed"), ("global_slow", "slow")],
-)
-def test_open_incident_says_how_the_job_is(
-    store: Store, control: ControlDatabase, fault_class: str, condition: str
+def test_open_incident_says_how_the_job_is_and_who_hangs_is_not_called_slow(
+    store: Store, control: ControlDatabase
 ) -> None:
-    save_incidents(control, [incident_on("nic:h3/eth1", "i1", job="a", fault_class=fault_class)], None)
-    job = find_job(store, control, "a", NOW)
-    assert (job.condition, job.incidents) == (condition, ("i1",))
-    assert job.because == "h3's eth1 sends at a tenth of its rate, says Zoë"
-
-
-def test_who_hangs_is_not_called_slow(store: Store, control: ControlDatabase) -> None:
-    told = [
-        incident_on("nic:h3/eth1", "i1", job="a", fault_class="comm_slow"),
-        incident_on("host:h3", "i2", job="a", fault_class="comm_hang"),
-    ]
-    save_incidents(control, told, None)
+    known: list[tuple[str, Condition]] = [("global_slow", "slow"), ("comm_slow", "slow")]
+    for fault_class, condition in [*known, ("noncomm_hang", "hung"), ("crash", "crashed")]:
+        save_incidents(control, [incident_on("nic:h3/eth1", "i1", job="a", fault_class=fault_class)], None)
+        job = find_job(store, control, "a", NOW)
+        assert (job.condition, job.incidents) == (condition, ("i1",))
+        assert job.because == "h3's eth1 sends at a tenth of its rate, says Zoë"
+    slow = incident_on("nic:h3/eth1", "i1", job="a", fault_class="comm_slow")
+    hung = incident_on("host:h3", "i2", job="a", fault_class="comm_hang")
+    save_incidents(control, [slow, hung], None)
     assert find_job(store, control, "a", NOW).condition == "hung"
 
 
@@ -82,22 +83,7 @@ def test_only_those_that_are_as_asked_are_listed(store: Store, control: ControlD
     assert listed("running", after=("a", 0)) == []
 
 
-def test_newest_attempt_speaks_for_a_job(store: Store, control: ControlDatabase) -> None:
-    assert find_job(store, control, "b/c", NOW).attempt == 1
-    assert newest_attempt(store, "b/c") == 1
-    assert newest_attempt(store, "b/c", 0) == 0
-
-
-def test_job_that_nobody_knows_is_not_there(store: Store, control: ControlDatabase) -> None:
-    with pytest.raises(NotPresent, match="the store knows no job 'x'"):
-        find_job(store, control, "x", NOW)
-    with pytest.raises(NotPresent, match="no communicator of a job 'x'"):
-        newest_attempt(store, "x")
-    with pytest.raises(NotPresent, match="no rank of job 'a', attempt 3"):
-        list_ranks(store, "a", 3, NOW)
-
-
-def test_ranks_say_where_they_are_and_what_they_wait_for(store: Store) -> None:
+def test_ranks_say_where_they_are_and_what_they_wait_for_and_communicators_list_them(store: Store) -> None:
     put(
         store,
         [
@@ -117,19 +103,13 @@ def test_ranks_say_where_they_are_and_what_they_wait_for(store: Store) -> None:
     assert (ranks[2].waits_for, ranks[2].waits_in, ranks[2].waits_since_ns) == ("idle", None, None)
     assert (ranks[0].waits_for, ranks[0].done) == (None, None)
     assert ranks[1].done == 10
-
-
-def test_what_a_rank_waited_for_long_ago_says_nothing(store: Store) -> None:
     assert list_ranks(store, "a", 0, NOW + 600 * SECOND)[1].waits_for is None
-
-
-def test_communicators_are_listed_with_their_ranks(store: Store) -> None:
     (only,) = list_communicators(store, "a", 0, 10)
     assert (only.comm, only.name, only.ranks, only.known_ranks, only.hosts) == (str(COMM), "world", 4, 4, 2)
     assert list_communicators(store, "a", 0, 10, after=(COMM,)) == []
 
 
-def test_steps_come_newest_first_with_the_slowest_rank(store: Store) -> None:
+def test_steps_come_newest_first_with_the_slowest_rank_told_before_found(store: Store) -> None:
     put(
         store,
         (step("a", number, rank, T0 + number * SECOND, 0.5 + 0.1 * rank) for number in range(3) for rank in (0, 1)),
@@ -140,9 +120,6 @@ def test_steps_come_newest_first_with_the_slowest_rank(store: Store) -> None:
     assert (steps[1].slowest_rank, steps[1].ranks, steps[1].source) == (1, 2, "told")
     assert steps[1].step_s == pytest.approx(0.6)
     assert [each.step for each in list_steps(store, "a", 2, after=(0, 2))] == [1, 0]
-
-
-def test_told_step_goes_before_one_found_in_the_traffic(store: Store) -> None:
     put(store, [step("d", 4, 0, T0, 1.0, told=False), step("d", 4, 0, T0 + 5, 2.0)])
     (only,) = list_steps(store, "d", 10)
     assert (only.source, only.step_s, only.start_ns) == ("told", 2.0, T0 + 5)

@@ -7,7 +7,7 @@ import pytest
 from api.views.ledger import find_part, list_parts
 from api.views.part_names import check_component, concerns
 from lockstep.errors import BadInput, NotPresent
-from lockstep.execution import Isolated, NodeOrder, Outcome, PartIdentity
+from lockstep.execution import NodeOrder, Outcome, PartIdentity
 from lockstep.state.database import ControlDatabase
 from lockstep.state.decisions import give_node_order, save_decisions, save_isolated, save_outcome
 from lockstep.state.incidents import save_incidents
@@ -16,26 +16,19 @@ from lockstep.store.store import Store
 from tests.api.views.build import happening, incident_on, put, reading
 from tests.builders import SECOND, T0
 from tests.lockstep.state.build import decision
+from tests.lockstep.state.test_executions import isolated
 
 DAY = 86_400 * SECOND
 NOW = T0 + 10 * DAY
 
 
-def isolate(control: ControlDatabase, component: str, node: str, **fields: Any) -> Isolated:
+def isolate(control: ControlDatabase, component: str, node: str, **fields: Any) -> None:
     """Take a node out of service under the decision d1 on the incident i1, which must be there."""
     lease = take_lease(control, "planner", "test", ttl_ns=SECOND, now_ns=T0)
     assert lease is not None
     save_decisions(control, [decision("d1", incident="i1")], None)
-    isolated = Isolated(
-        node=node,
-        component=component,
-        decision="d1",
-        job="train",
-        reason="slow",
-        **{"state": "isolated", "since_ns": T0, "changed_ns": T0, **fields},
-    )
-    save_isolated(control, isolated, lease)
-    return isolated
+    out = {"node": node, "component": component, "since_ns": T0, "changed_ns": T0}
+    save_isolated(control, isolated(**(out | fields)), lease)
 
 
 def test_part_is_listed_with_what_it_did(shared_store: Store, control: ControlDatabase) -> None:
@@ -111,15 +104,14 @@ def test_part_that_is_named_after_its_repair_is_flagged(shared_store: Store, con
     assert [each.state for each in part.out_of_service] == ["returned"]
 
 
-def test_part_without_a_history_is_not_there(shared_store: Store, control: ControlDatabase) -> None:
+def test_part_without_a_history_is_not_there_and_a_name_of_none_refused(
+    shared_store: Store, control: ControlDatabase
+) -> None:
     with pytest.raises(NotPresent, match="no events for nic:zz/eth9 in the last 90 days"):
         find_part(shared_store, control, "nic:zz/eth9", NOW)
-
-
-@pytest.mark.parametrize("name", ["", "nic", "nic:", ":x", "job:train", "rank:3", "nic:\0", "nic:" + "x" * 300])
-def test_name_of_no_part_is_refused(name: str) -> None:
-    with pytest.raises(BadInput, match="is no name of a part"):
-        check_component(name)
+    for name in ("", "nic", "nic:", ":x", "job:train", "rank:3", "nic:\0", "nic:" + "x" * 300):
+        with pytest.raises(BadInput, match="is no name of a part"):
+            check_component(name)
 
 
 @pytest.mark.parametrize(

@@ -1,20 +1,29 @@
-"""Agents, hosts, GPUs and NICs are listed with what they told last."""
+"""Agents, hosts, GPUs, NICs, links and checkpoints are listed with what was last known of them."""
+
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from api.views.checkpoints import open_folders, read_checkpoints, sort_key
+from api.views.fabric import LinkView, read_fabric
 from api.views.hosts import find_host, list_agents, list_gpus, list_hosts, list_nics, load_of, rate_gbps
 from lockstep.errors import NotPresent
 from lockstep.fabrics import leaf_spine
+from lockstep.records import FabricCounter
+from lockstep.sections import PlannerSettings
 from lockstep.state.database import ControlDatabase
+from lockstep.state.fabric import publish_topology
 from lockstep.state.incidents import save_incidents
 from lockstep.store.store import Store
 from tests.api.views.build import NOW, counters, heartbeat, incident_on, load_job, put, reading
 from tests.builders import SECOND, T0
+from tests.planner.checkpoints.build import NOW_NS, OLD_NS, copy_real
 
 FABRIC = leaf_spine(hosts=2, nics_per_host=1, leaves=1, spines=1)
 
 
-def test_agent_tells_its_version_lag_and_drops(shared_store: Store) -> None:
+def test_agent_tells_its_version_lag_and_drops_and_old_ones_are_left_out(shared_store: Store) -> None:
     put(
         shared_store, [heartbeat("m0", NOW - 400 * SECOND, dropped=5), heartbeat("m0", NOW - 100 * SECOND, dropped=6)]
     )
@@ -22,9 +31,6 @@ def test_agent_tells_its_version_lag_and_drops(shared_store: Store) -> None:
     m0, m1 = (agent for agent in list_agents(shared_store, NOW, 100) if agent.host in ("m0", "m1"))
     assert (m0.version, m0.lag_s, m0.dropped, m0.dropped_lately, m0.is_silent) == ("1.1", 2.5, 9, 3, False)
     assert (m1.is_silent, m1.last_seen_ns) == (True, NOW - 60 * SECOND)
-
-
-def test_agents_go_on_after_a_host_and_old_ones_are_left_out(shared_store: Store) -> None:
     put(shared_store, [heartbeat(host, NOW) for host in ("n0", "n1", "n2")] + [heartbeat("n3", NOW - 7200 * SECOND)])
     assert [agent.host for agent in list_agents(shared_store, NOW, 2, after=("n0",))] == ["n1", "n2"]
     assert "n3" not in {agent.host for agent in list_agents(shared_store, NOW, 100)}
@@ -48,7 +54,7 @@ def test_gpu_is_shown_with_its_last_reading(shared_store: Store) -> None:
     assert [gpu.gpu for gpu in list_gpus(shared_store, NOW, 10, after=("g0", 0), host="g0")] == [1]
 
 
-def test_nic_is_shown_with_its_load_over_the_last_minute(shared_store: Store) -> None:
+def test_nic_is_shown_with_its_load_over_the_last_minute_where_it_is_known(shared_store: Store) -> None:
     gbps_50 = 50 * SECOND // 8
     put(shared_store, [counters("k0", "eth0", NOW - 600 * SECOND, tx_bytes=0)])  # too old to count
     put(
@@ -57,9 +63,6 @@ def test_nic_is_shown_with_its_load_over_the_last_minute(shared_store: Store) ->
     )
     (nic,) = list_nics(shared_store, NOW, 10, host="k0")
     assert (nic.component, nic.up, nic.tx_gbps, nic.rx_gbps, nic.load) == ("nic:k0/eth0", True, 50.0, 0.0, 0.5)
-
-
-def test_rate_of_a_counter_that_began_anew_is_not_known() -> None:
     assert rate_gbps(100, 50, SECOND) is None
     assert rate_gbps(100, 100, 0) is None
     assert load_of(None, None, 100) is None
@@ -74,7 +77,9 @@ def test_host_of_the_topology_is_listed_also_when_it_is_silent(shared_store: Sto
     assert hosts["h0"].incidents == ()
 
 
-def test_host_tells_what_runs_there(shared_store: Store, control: ControlDatabase) -> None:
+def test_host_tells_what_runs_there_and_one_that_nobody_knows_is_not_there(
+    shared_store: Store, control: ControlDatabase
+) -> None:
     load_job(shared_store, "runs")
     put(shared_store, [reading("runs-h1", 0, "GPU-q", NOW), counters("runs-h1", "eth0", NOW, tx_bytes=1)])
     host = find_host(shared_store, control, None, "runs-h1", NOW)
@@ -82,8 +87,81 @@ def test_host_tells_what_runs_there(shared_store: Store, control: ControlDatabas
     assert host.agent is not None
     assert [gpu.gpu_uuid for gpu in host.gpu_readings] == ["GPU-q"]
     assert [nic.nic for nic in host.nic_readings] == ["eth0"]
-
-
-def test_host_that_nobody_knows_is_not_there(shared_store: Store, control: ControlDatabase) -> None:
     with pytest.raises(NotPresent, match="no host 'nowhere'"):
         find_host(shared_store, control, FABRIC, "nowhere", NOW)
+
+
+TWO_LEAVES = leaf_spine(hosts=2, nics_per_host=1, leaves=2, spines=1)
+GBPS_10 = 10 * SECOND // 8
+
+
+def port(switch: str, name: str, ts_ns: int, tx_bytes: int, rx_bytes: int) -> FabricCounter:
+    unknown: dict[str, Any] = dict.fromkeys(FabricCounter.__dataclass_fields__)
+    known = {"host": "head", "switch": switch, "port": name, "ts_ns": ts_ns, "up": True, "extra": {}}
+    return FabricCounter(**(unknown | known | {"tx_bytes": tx_bytes, "rx_bytes": rx_bytes}))
+
+
+def links(store: Store, control: ControlDatabase) -> dict[str, LinkView]:
+    return {link.id: link for link in read_fabric(store, control, TWO_LEAVES, NOW).links}
+
+
+def test_link_has_the_rates_that_its_ends_count(shared_store: Store, control: ControlDatabase) -> None:
+    for second in (0, 1):
+        moment = NOW - second * SECOND
+        put(shared_store, [counters("h0", "eth0", moment, tx_bytes=(9 - second) * GBPS_10, rx_bytes=0)])
+        put(shared_store, [port("leaf1", "spine0", moment, (9 - second) * 2 * GBPS_10, (9 - second) * GBPS_10)])
+    found = links(shared_store, control)
+    cable, uplink = found["h0/eth0--leaf0"], found["leaf1--spine0"]
+    assert (cable.ab_gbps, cable.ba_gbps) == (10.0, 0.0)
+    assert cable.load == pytest.approx(10.0 / cable.gbps)
+    assert (uplink.ab_gbps, uplink.ba_gbps) == (20.0, 10.0)
+    assert found["leaf0--spine0"].load is None
+
+
+def test_suspect_is_lit_with_its_cable_and_its_node(shared_store: Store, control: ControlDatabase) -> None:
+    save_incidents(control, [incident_on("nic:h1/eth0", "i1", ambiguous_with=())], None)
+    fabric = read_fabric(shared_store, control, TWO_LEAVES, NOW)
+    assert {link.id for link in fabric.links if link.suspects} == {"h1/eth0--leaf1"}
+    assert {node.id: node.suspects for node in fabric.nodes if node.suspects} == {"h1": ("i1",)}
+
+
+def test_published_topology_is_shown_where_no_file_is_given(shared_store: Store, control: ControlDatabase) -> None:
+    with pytest.raises(NotPresent, match="no topology is known"):
+        read_fabric(shared_store, control, None, NOW)
+    publish_topology(control, TWO_LEAVES, source="lldp", now_ns=NOW)
+    fabric = read_fabric(shared_store, control, None, NOW)
+    assert fabric.version is not None
+    assert (fabric.version.number, len(fabric.links), fabric.path_plan) == (1, len(TWO_LEAVES.links), None)
+
+
+def test_checkpoints_are_listed_with_the_one_to_go_back_to(tmp_path: Path) -> None:
+    saved = copy_real("dcp", tmp_path / "train")
+    folders = open_folders(PlannerSettings(checkpoints=f"{tmp_path}/{{job}}"))
+    found = read_checkpoints(folders, "train", NOW_NS, 10, None, step=230)
+    assert found.back_to is not None
+    assert (found.back_to.path, found.back_to.steps_lost) == (f"{saved}/step-200", 30)
+    assert found.back_to.repeats_s == (NOW_NS - OLD_NS) / 1e9
+    steps = [shown.checkpoint.step for shown in found.items]
+    assert steps == sorted((step for step in steps if step is not None), reverse=True)
+    assert found.next is None
+
+
+def test_checkpoints_come_page_by_page(tmp_path: Path) -> None:
+    for step in (100, 200):
+        copy_real("dcp/step-200", tmp_path / "train" / f"step-{step}")
+    folders = open_folders(PlannerSettings(checkpoints=f"{tmp_path}/{{job}}"))
+    every = read_checkpoints(folders, "train", NOW_NS, 10, None)
+    first = read_checkpoints(folders, "train", NOW_NS, 1, None)
+    assert first.next is not None
+    rest = read_checkpoints(folders, "train", NOW_NS, 10, sort_key(first.items[0].checkpoint))
+    assert first.items + rest.items == every.items
+
+
+def test_job_without_a_folder_and_an_empty_setting_say_so(tmp_path: Path) -> None:
+    folders = open_folders(PlannerSettings(checkpoints=f"{tmp_path}/{{job}}"))
+    found = read_checkpoints(folders, "nobody", NOW_NS, 10, None)
+    assert (found.items, found.back_to) == ((), None)
+    assert found.remarks
+    assert open_folders(PlannerSettings()) is None
+    with pytest.raises(NotPresent, match=r"planner\.checkpoints is not set"):
+        read_checkpoints(None, "train", NOW_NS, 10, None)

@@ -20,22 +20,15 @@ def store(shared_store: Store) -> Store:
     return shared_store
 
 
-def test_slow_link_stands_out_and_all_others_are_usual(store: Store) -> None:
-    matrix = read_matrix(store, "a", 0, read_roster(store, "a", 0), Window(T0, NOW))
+def test_slow_link_stands_out_in_its_window_also_in_the_roll_up(store: Store) -> None:
+    roster = read_roster(store, "a", 0)
+    matrix = read_matrix(store, "a", 0, roster, Window(T0, NOW))
     cells = dict(zip(zip(matrix.cells.src, matrix.cells.dst, strict=True), matrix.cells.ms, strict=True))
     assert cells == {(0, 1): 1.0, (1, 2): 1.0, (2, 3): 3.0, (3, 0): 1.0}
     assert (matrix.usual_ms, matrix.unit, matrix.comm) == (1.0, "ms/MiB", None)
     assert [(seat.rank, seat.host, seat.gpu) for seat in matrix.ranks][2:] == [(2, "a-h1", 0), (3, "a-h1", 1)]
-
-
-def test_rows_outside_the_window_do_not_count(store: Store) -> None:
-    roster = read_roster(store, "a", 0)
-    assert read_matrix(store, "a", 0, roster, Window(T0 - 60 * SECOND, T0)).cells.ms == ()
-    assert read_matrix(store, "a", 0, roster, Window(T0 - 60 * SECOND, T0)).usual_ms is None
-
-
-def test_long_window_is_answered_by_the_roll_up(store: Store) -> None:
-    roster = read_roster(store, "a", 0)
+    before = read_matrix(store, "a", 0, roster, Window(T0 - 60 * SECOND, T0))
+    assert (before.cells.ms, before.usual_ms) == ((), None)
     assert max(read_matrix(store, "a", 0, roster, Window(T0 - 3600 * SECOND, NOW)).cells.ms) == 3.0
 
 
@@ -67,20 +60,14 @@ def test_last_window_ends_where_the_slowest_host_has_told_everything(store: Stor
 
 
 def test_nobody_waits_for_a_host_that_is_silent_but_it_is_named(store: Store) -> None:
+    assert find_closed(store, "a", 0, NOW + 86_400 * SECOND).window.end_ns == NOW, "it ended long ago"
+    with pytest.raises(NotPresent, match="knows nothing of job 'x', attempt 0"):
+        find_closed(store, "x", 0, NOW)
     late = NOW + 60 * SECOND
     put(store, [heartbeat(host_of(0, "a"), late)])
     closed = find_closed(store, "a", 0, late)
     assert closed.silent == {host_of(2, "a")}
     assert closed.window.end_ns == NOW
-
-
-def test_job_that_ended_long_ago_shows_its_last_window(store: Store) -> None:
-    assert find_closed(store, "a", 0, NOW + 86_400 * SECOND).window.end_ns == NOW
-
-
-def test_unknown_job_has_no_window(store: Store) -> None:
-    with pytest.raises(NotPresent, match="knows nothing of job 'x', attempt 0"):
-        find_closed(store, "x", 0, NOW)
 
 
 def test_matrix_is_built_once_per_window(store: Store) -> None:
@@ -100,14 +87,11 @@ def test_matrix_is_built_once_per_window(store: Store) -> None:
     assert newer.matrix.model_dump_json().encode() == newer.body
 
 
-def test_rank_that_leaves_first_was_last_to_come(store: Store) -> None:
+def test_rank_that_leaves_first_was_last_to_come_and_silence_has_no_lag(store: Store) -> None:
     lags = read_lags(store, "a", 0, read_roster(store, "a", 0), Window(T0, NOW), columns=5)
     assert lags.times_ns == tuple(T0 + 2 * number * SECOND for number in range(5))
     assert [row[0] for row in lags.lag_ms] == [0.0, 0.0, 0.0, 0.6]
     assert all(row == (row[0],) * 5 for row in lags.lag_ms)
-
-
-def test_time_without_operations_has_no_lag(store: Store) -> None:
     lags = read_lags(store, "a", 0, read_roster(store, "a", 0), Window(T0, NOW + 10 * SECOND), columns=2)
     assert lags.lag_ms[3] == (0.6, None)
     assert lags.column_ns == 10 * SECOND

@@ -4,9 +4,8 @@ import pytest
 
 from api.views.timeline import find_changes, read_timeline, timeline_key
 from lockstep.errors import NotPresent
-from lockstep.execution import Execution, Isolated, Order, Outcome, Step
+from lockstep.execution import Order, Outcome, Step
 from lockstep.fabrics import leaf_spine
-from lockstep.notification import Alert, Notification
 from lockstep.records import Comm
 from lockstep.state.database import ControlDatabase
 from lockstep.state.decisions import give_order, save_decisions, save_execution, save_outcome
@@ -16,9 +15,11 @@ from lockstep.state.incidents import save_incidents
 from lockstep.state.leases import Lease, take_lease
 from lockstep.store.store import Store
 from lockstep.verdict import Incident
+from tests.api.alerts.build import make_alert, make_notification
 from tests.api.views.build import NOW, happening, heartbeat, incident_on, load_job, put
 from tests.builders import SECOND, T0, make
 from tests.lockstep.state.build import decision
+from tests.lockstep.state.test_executions import execution, isolated
 
 
 def at(seconds: float) -> int:
@@ -66,40 +67,14 @@ def test_decision_order_steps_and_isolation_follow_each_other(control: ControlDa
         Step(act="isolate", subject="h3", state="done", began_ns=at(3), ended_ns=at(4), message="drained"),
         Step(act="restart", subject="train"),
     )
-    run = Execution(
-        decision="d1",
-        incident="i1",
-        job="train",
-        action="replace",
-        component="nic:h3/eth1",
-        state="executing",
-        generation=1,
-        approved_by="ann",
-        began_ns=at(3),
-        steps=steps,
-    )
-    node = Isolated(
-        node="h3",
-        component="nic:h3/eth1",
-        decision="d1",
-        job="train",
-        reason="sends slowly",
-        state="testing",
-        since_ns=at(4.5),
-        changed_ns=at(60),
-        message="the test runs",
-    )
+    run = execution("d1", began_ns=at(3)).model_copy(update={"approved_by": "ann", "steps": steps})
+    times = {"since_ns": at(4.5), "changed_ns": at(60)}
+    node = isolated(reason="sends slowly", state="testing", message="the test runs", **times)
     save_execution(control, run, lease, [node])
     entries = read_timeline(control, "i1")
-    assert [(entry.kind, entry.who, entry.automatic) for entry in entries] == [
-        ("opened", "analyzer", True),
-        ("decision", "planner", True),
-        ("order", "ann", False),
-        ("step", "planner", False),
-        ("step", "planner", False),
-        ("isolation", "planner", True),
-        ("isolation", "planner", True),
-    ]
+    own, step, isolation = ("opened", "analyzer", True), ("step", "planner", False), ("isolation", "planner", True)
+    others = [("decision", "planner", True), ("order", "ann", False), step, step, isolation, isolation]
+    assert [(entry.kind, entry.who, entry.automatic) for entry in entries] == [own, *others]
     said = [entry.what for entry in entries]
     assert said[1] == "observes replace: a spare is cheaper than waiting"
     assert said[2:5] == ["approve: go", "isolate h3 begins", "isolate h3 done: drained"]
@@ -110,46 +85,26 @@ def test_who_was_told_is_there_also_when_the_message_told_of_others_too(control:
     save_incidents(control, [opened()], None)
     held = take_lease(control, "alerts", "test", ttl_ns=SECOND, now_ns=T0)
     assert held is not None
-    matter = Alert(
-        subject="i1",
-        family="incident",
-        job="train",
-        component="nic:h3/eth1",
-        fault_class="comm_slow",
-        grade="isolate",
-        mark="m",
-        since_ns=T0,
-        headline="h",
-        reason="r",
-    )
-    other = matter.model_copy(update={"subject": "i0"})
-    news = Notification(id="e1", kind="incident.opened", key="i0", ts_ns=at(1), alerts=(other, matter))
+    news = make_notification(make_alert("i0"), make_alert("i1")).model_copy(update={"ts_ns": at(1)})
     save_round(control, held, [Outgoing("pager", news, replaces=False, is_end=False)], [])
     (told,) = (entry for entry in read_timeline(control, "i1") if entry.kind == "notified")
     assert (told.subject, told.what, told.ts_ns) == ("pager", "pager is sent incident.opened: waiting", at(1))
 
 
-def test_outcome_is_the_word_of_a_person(control: ControlDatabase) -> None:
-    save_incidents(control, [opened()], None)
-    save_outcome(
-        control, Outcome(incident="i1", was_right=False, part="nic:h4/eth0", who="ann", why="rma", ts_ns=at(9))
-    )
-    last = read_timeline(control, "i1")[-1]
-    assert (last.kind, last.who, last.automatic) == ("outcome", "ann", False)
-    assert last.what == "the verdict was wrong, it was nic:h4/eth0: rma"
-
-
-def test_entries_stand_in_the_order_of_their_places(control: ControlDatabase) -> None:
+def test_entries_stand_in_the_order_of_their_places_and_an_outcome_is_the_word_of_a_person(
+    control: ControlDatabase,
+) -> None:
+    with pytest.raises(NotPresent, match="there is no incident 'i1'"):
+        read_timeline(control, "i1")
     save_incidents(control, [opened()], None)
     save_decisions(control, [decision(f"d{n}", created_ns=T0) for n in range(3)], None)  # all at one moment
+    outcome = Outcome(incident="i1", was_right=False, part="nic:h4/eth0", who="ann", why="rma", ts_ns=at(9))
+    save_outcome(control, outcome)
     entries = read_timeline(control, "i1")
     assert [timeline_key(entry) for entry in entries] == sorted(timeline_key(entry) for entry in entries)
     assert entries[0].kind == "opened"
-
-
-def test_unknown_incident_has_no_timeline(control: ControlDatabase) -> None:
-    with pytest.raises(NotPresent, match="there is no incident 'i1'"):
-        read_timeline(control, "i1")
+    assert (entries[-1].kind, entries[-1].who, entries[-1].automatic) == ("outcome", "ann", False)
+    assert entries[-1].what == "the verdict was wrong, it was nic:h4/eth0: rma"
 
 
 SINCE = NOW  # when the faults of these tests begin
@@ -165,67 +120,35 @@ def kinds(store: Store, control: ControlDatabase, incident: Incident) -> list[tu
 
 def test_event_on_a_host_of_the_job_is_a_change(shared_store: Store, control: ControlDatabase) -> None:
     load_job(shared_store, "e")
-    put(
-        shared_store,
-        [
-            happening("e-h0", SINCE - 30 * SECOND, "gpu:e-h0/1"),
-            happening("elsewhere", SINCE, "gpu:elsewhere/0"),
-            happening("e-h0", SINCE - 7200 * SECOND, "gpu:e-h0/0"),
-        ],
-    )
+    put(shared_store, [happening("e-h0", SINCE - n * SECOND, "gpu:e-h0/1") for n in (30, 10, 20)])
+    put(shared_store, [happening("elsewhere", SINCE, "gpu:elsewhere/0")])
+    put(shared_store, [happening("e-h0", SINCE - 7200 * SECOND, "gpu:e-h0/0")])
     found = find_changes(shared_store, control, fault("e"))
-    assert [(change.kind, change.subject) for change in found] == [("attempt", "e"), ("event", "gpu:e-h0/1")]
-    assert found[1].what == "test on e-h0: error xid, it broke"
-    assert found[1].seconds_before == 30.0
-    assert found[1].at == "2023-11-14T22:13:00Z"
+    timestamps = [change.ts_ns for change in found]
+    assert timestamps == sorted(timestamps, reverse=True)
+    assert sorted({(change.kind, change.subject) for change in found}) == [("attempt", "e"), ("event", "gpu:e-h0/1")]
+    assert found[-1].what == "test on e-h0: error xid, it broke"
+    assert (found[-1].seconds_before, found[-1].at) == (30.0, "2023-11-14T22:13:00Z")
+    assert len(find_changes(shared_store, control, fault("e"), before_s=10_000)) == len(found) + 1
 
 
-def test_event_long_before_is_a_change_where_it_is_asked_for(shared_store: Store, control: ControlDatabase) -> None:
-    load_job(shared_store, "long")
-    put(shared_store, [happening("long-h0", SINCE - 7200 * SECOND, "gpu:long-h0/0")])
-    assert len(find_changes(shared_store, control, fault("long"), before_s=10_000)) == 2
-    assert len(find_changes(shared_store, control, fault("long"))) == 1
-
-
-def test_job_that_begins_on_the_same_host_is_a_neighbour(shared_store: Store, control: ControlDatabase) -> None:
-    load_job(shared_store, "quiet")
-    put(shared_store, [make(Comm, job="noisy", host="quiet-h1", init_ns=SINCE - SECOND)])
-    assert ("neighbour", "noisy", 1.0) in kinds(shared_store, control, fault("quiet"))
-
-
-def test_new_attempt_with_another_nccl_is_named(shared_store: Store, control: ControlDatabase) -> None:
+def test_neighbour_other_nccl_collector_or_topology_is_a_change(
+    shared_store: Store, control: ControlDatabase
+) -> None:
     load_job(shared_store, "new")
+    put(shared_store, [make(Comm, job="noisy", host="new-h1", init_ns=SINCE - SECOND)])
     put(shared_store, [make(Comm, job="new", attempt=1, host="new-h0", init_ns=SINCE, nccl_version="2.29.1")])
+    put(shared_store, [heartbeat("new-h0", SINCE - SECOND, version="1.0")])
+    put(shared_store, [heartbeat("new-h0", SINCE + SECOND, version="1.1")])
+    fabric = leaf_spine(hosts=2, nics_per_host=1, leaves=1, spines=1)
+    publish_topology(control, fabric, source="lldp", now_ns=SINCE - 5 * SECOND, who="ann")
+    assert {("topology", "1", 5.0), ("neighbour", "noisy", 1.0)} <= set(kinds(shared_store, control, fault("new")))
     found = {change.kind: change.what for change in find_changes(shared_store, control, fault("new", attempt=1))}
     assert found["attempt"].startswith("attempt")
     assert found["nccl_version"] == "attempt 1 runs NCCL 2.29.1, the one before 2.28.9"
-
-
-def test_collector_of_another_version_is_a_change(shared_store: Store, control: ControlDatabase) -> None:
-    load_job(shared_store, "up")
-    put(
-        shared_store,
-        [heartbeat("up-h0", SINCE - SECOND, version="1.0"), heartbeat("up-h0", SINCE + SECOND, version="1.1")],
-    )
-    (change,) = (each for each in find_changes(shared_store, control, fault("up")) if each.kind == "agent_version")
-    assert change.what == "the collector of up-h0 became 1.1, it was among 1.0, 1.1"
-
-
-def test_published_topology_is_a_change(shared_store: Store, control: ControlDatabase) -> None:
-    load_job(shared_store, "cable")
-    fabric = leaf_spine(hosts=2, nics_per_host=1, leaves=1, spines=1)
-    publish_topology(control, fabric, source="lldp", now_ns=SINCE - 5 * SECOND, who="ann")
-    assert ("topology", "1", 5.0) in kinds(shared_store, control, fault("cable"))
+    assert found["agent_version"] == "the collector of new-h0 became 1.1, it was among 1.0, 1.1"
 
 
 @pytest.mark.parametrize("job", ["never-heard-of", "it's \\ odd"])
 def test_job_without_telemetry_has_no_changes(shared_store: Store, control: ControlDatabase, job: str) -> None:
     assert find_changes(shared_store, control, fault(job)) == []
-
-
-def test_changes_come_newest_first(shared_store: Store, control: ControlDatabase) -> None:
-    load_job(shared_store, "order")
-    put(shared_store, [happening("order-h0", SINCE - n * SECOND, "gpu:order-h0/0") for n in (3, 1, 2)])
-    moments = [change.ts_ns for change in find_changes(shared_store, control, fault("order"))]
-    assert moments == sorted(moments, reverse=True)
-    assert T0 in moments

@@ -1,13 +1,15 @@
-"""The page is one file that asks for nothing, shows verdicts, heat map and timeline, and runs nobody's text."""
+"""The page and its heat map: one file that asks for nothing, shows verdicts and timeline, and runs nobody's text."""
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 
-from cli.report import Described
+from cli.report import Described, build_grid, level
 from cli.report_page import render_page, write_page
 from tests.cli.report.build import T0, described, found, matrix, steps
 
@@ -90,29 +92,58 @@ def test_timeline_has_a_bar_for_each_incident_where_it_was_and_the_curve_of_step
     assert len(curve.get("points", "").split()) == 81
 
 
-def test_page_says_where_step_times_are_not_known() -> None:
-    assert "step times are not known" in render_page(described(found()), "x")
-
-
-def test_curve_of_a_long_job_is_thinned_and_keeps_its_peaks() -> None:
+def test_curve_of_a_long_job_is_thinned_and_a_moment_without_length_is_drawn() -> None:
     lengths = [1.0] * 10_000
     lengths[5_001] = 2.0
     timeline, *_ = pictures(render_page(described(step_times=steps(*lengths)), "x"))
     points = [point.split(",") for point in next(timeline.iter("polyline")).get("points", "").split()]
     assert len(points) <= 2_000
     assert min(float(y) for _, y in points) == 0.0
+    assert len(pictures(render_page(described(step_times=[(T0, 1.0)]), "x"))) == 1
 
 
-def test_nothing_found_is_said_and_no_picture_is_drawn() -> None:
+def test_what_is_not_known_is_said_and_no_picture_is_drawn() -> None:
     page = render_page(described(), "x")
     assert "silence, not proof of health" in page
     assert pictures(page) == []
-
-
-def test_moment_without_length_is_drawn_all_the_same() -> None:
-    assert len(pictures(render_page(described(step_times=[(T0, 1.0)]), "x"))) == 1
+    assert "step times are not known" in render_page(described(found()), "x")
 
 
 def test_page_is_written_as_a_file(tmp_path: Path) -> None:
     write_page(tmp_path / "report.html", WHOLE, "case.tar.zst")
     assert (tmp_path / "report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+def test_cells_are_senders_down_and_receivers_across_in_the_order_of_their_numbers() -> None:
+    grid = build_grid(matrix(hosts=12, nics=1, slow=(2, 0)), largest=20)
+    assert grid is not None
+    assert grid.rows == grid.columns == tuple(f"h{number}/eth0" for number in range(12))
+    assert grid.ratio[2, 3] == 4.0
+    assert np.isnan(grid.ratio[3, 2])
+    assert np.argwhere(grid.hot).tolist() == [[2, 3]]
+
+
+def test_large_matrix_is_binned_and_the_worst_of_a_bin_shows() -> None:
+    grid = build_grid(matrix(hosts=100, nics=8, slow=(57, 5)), largest=16)
+    assert grid is not None
+    assert grid.ratio.shape == (16, 16)
+    assert (grid.ends_per_cell, grid.wires) == (50, 800)
+    assert grid.hottest is not None
+    assert (grid.hottest.source, grid.hottest.target, grid.hottest.ratio) == ("h57/eth5", "h58/eth5", 4.0)
+    assert grid.hot[grid.hottest.row, grid.hottest.column]
+    assert grid.rows[0] == "h0/eth0 … h6/eth1"
+
+
+def test_matrix_without_slow_wires_or_with_nothing_compared_has_no_hottest() -> None:
+    grid = build_grid(matrix(slow=None), largest=16)
+    assert grid is not None
+    assert grid.hottest is None
+    plain = matrix(hosts=3, nics=1, slow=(0, 0))
+    grid = build_grid(replace(plain, ratio=np.array([np.nan, 1.0, np.inf])), largest=8)
+    assert grid is not None
+    assert np.isfinite(grid.ratio).sum() == 1
+    assert grid.hottest is None
+    assert not grid.hot.any()
+    assert build_grid(None, 16) is None
+    assert build_grid(matrix(hosts=0), 16) is None
+    assert [level(ratio) for ratio in (float("nan"), 0.9, 1.2, 1.6, 9.0)] == [0, 1, 2, 3, 4]

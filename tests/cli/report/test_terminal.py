@@ -1,11 +1,13 @@
-"""A report in the terminal is a table, a sentence per verdict, and a small picture of what stands out."""
+"""A report in the terminal is a table, a sentence per verdict, a small picture, and what it cost in words."""
 
 import io
 
+import pytest
 from rich.console import Console
 
-from cli.report import Described, print_report
-from lockstep.verdict import RuledOut
+from cli.report import Described, cost_words, coverage_words, lasting_words, part_words, print_report
+from lockstep.verdict import FaultClass, Impact, RuledOut
+from lockstep.words import lost_gpu_hours
 from tests.cli.report.build import cost, described, found, matrix, steps
 
 
@@ -29,7 +31,7 @@ def test_every_verdict_is_a_row_and_a_sentence() -> None:
     assert "  its clock is low" in lines
 
 
-def test_doubts_are_told_below_the_sentence() -> None:
+def test_doubts_are_told_below_the_sentence_and_cut_short() -> None:
     lines = printed(described(found(coverage=0.5)))
     place = lines.index("  h3's eth1 sends at a tenth of its rate, says Zoë")
     assert lines[place + 1 :] == [
@@ -37,18 +39,17 @@ def test_doubts_are_told_below_the_sentence() -> None:
         "  not link:leaf1--spine2: others cross it at full rate",
         "  50 % of the job's hosts told nothing",
     ]
-
-
-def test_long_list_of_what_was_ruled_out_is_cut_short() -> None:
     cleared = tuple(RuledOut(component=f"nic:h{number}/eth0", because="fast") for number in range(9))
     lines = printed(described(found(ruled_out=cleared, coverage=1.0)))
     assert lines[-2:] == ["  not nic:h2/eth0: fast", "  and 6 others ruled out"]
 
 
-def test_nothing_found_is_silence_and_not_health() -> None:
+def test_nothing_found_or_nothing_that_stands_out_is_one_line() -> None:
     assert printed(described()) == [
         "no verdict: nothing stands out in what was recorded, which is silence, not proof of health"
     ]
+    lines = printed(described(of=matrix(slow=None)))
+    assert lines[-1] == "no wire stands out among 32 that were compared"
 
 
 def test_matrix_has_the_slow_sender_and_receiver_beside_the_dark_cell() -> None:
@@ -68,24 +69,13 @@ def test_large_matrix_still_fits_onto_a_screen() -> None:
     assert sum("h300/eth5: 4.0 times the normal delay" in line for line in lines) == 1
 
 
-def test_matrix_in_which_nothing_stands_out_is_one_line() -> None:
-    lines = printed(described(of=matrix(slow=None)))
-    assert lines[-1] == "no wire stands out among 32 that were compared"
-
-
-def test_step_times_are_a_row_of_bars() -> None:
+def test_step_times_are_a_row_of_bars_of_which_the_longest_shows() -> None:
     line = printed(described(step_times=steps(1, 1, 1, 2, 2, 1)))[-1]
     assert line == "step time ▅▅▅██▅ 1 to 2 s"
-
-
-def test_many_steps_share_bars_and_the_longest_shows() -> None:
     line = printed(described(step_times=steps(*[1.0] * 999, 4.0)))[-1]
     assert line.startswith("step time ▃")
     assert line.endswith("█ 1 to 4 s")
     assert len(line) < 80
-
-
-def test_steps_of_no_length_are_drawn_all_the_same() -> None:
     assert printed(described(step_times=steps(0.0, 0.0)))[-1] == "step time ▁▁ 0 to 0 s"
 
 
@@ -93,3 +83,38 @@ def test_names_are_printed_as_they_are() -> None:
     lines = printed(described(found(component="nic:[/a]/eth1", reason="[/x] [red]:smile:")))
     assert any(line.startswith("1 nic:[/a]/eth1 slows what it sends since ") for line in lines)
     assert "  [/x] [red]:smile:" in lines
+
+
+@pytest.mark.parametrize(
+    ("lasted_s", "fault_class", "impact", "hours", "words"),
+    [
+        (
+            3_600,
+            "comm_slow",
+            cost(1.25, 1_000),
+            200.0,
+            "steps take 1.25 times as long, 1,000 ranks wait, 200 GPU-hours lost",
+        ),
+        (1_800, "comm_hang", cost(None, 64), 32.0, "the job stands still, 64 ranks wait, 32 GPU-hours lost"),
+        (1_800, "noncomm_hang", cost(None, 64), 32.0, "the job stands still, 64 ranks wait, 32 GPU-hours lost"),
+        (1_800, "crash", cost(None, 64), 32.0, "the job stands still, 64 ranks wait, 32 GPU-hours lost"),
+        (45, "comm_slow", cost(None, 0), None, "what it costs is not known"),
+        (3_600, "comm_slow", cost(0.5, 10), 0.0, "10 ranks wait"),
+        (36, "comm_slow", cost(2.0, 1), 0.005, "steps take 2.00 times as long, 1 rank waits, 0.005 GPU-hours lost"),
+    ],
+)
+def test_cost_is_step_time_ranks_and_hours_as_far_as_they_are_known(
+    lasted_s: float, fault_class: FaultClass, impact: Impact, hours: float | None, words: str
+) -> None:
+    verdict = found(0, lasted_s, fault_class=fault_class, impact=impact).verdict
+    assert lost_gpu_hours(verdict) == (None if hours is None else pytest.approx(hours))
+    assert cost_words(verdict) == words
+
+
+def test_part_duration_and_silent_hosts_are_said_as_people_say_it() -> None:
+    assert part_words(found().verdict) == "nic:h3/eth1 tx"
+    assert part_words(found(side=None).verdict) == "nic:h3/eth1"
+    assert lasting_words(found(0, 90)) == "1 min 30 s"
+    assert lasting_words(found(0, 90, flaps=3)) == "1 min 30 s, came back 3 times"
+    assert coverage_words(found(coverage=1.0).verdict) == ""
+    assert coverage_words(found(coverage=0.75).verdict) == "25 % of the job's hosts told nothing"
