@@ -1,9 +1,16 @@
-"""Fabrics made by hand: who sends to whom through which NICs."""
+"""Fabrics made by hand, and how rows get into a store."""
+
+import itertools
+
+import pyarrow as pa
 
 from analyzer.windows.window import End
 from lockstep.fabrics import leaf_spine
+from lockstep.records import HostRecord
+from lockstep.store.store import Store
+from lockstep.tables import TABLES
 from lockstep.topology import TopologyIndex
-from tests.builders import SECOND
+from tests.builders import SECOND, rows
 
 Names = tuple[str, str]  # sender and receiver, each host/nic, or host alone where the NIC is unknown
 
@@ -35,3 +42,23 @@ def host_of(end: str) -> str:
 def end_of(name: str) -> End:
     host, _, nic = name.partition("/")
     return End(host, nic or None)
+
+
+_tokens = itertools.count()
+
+
+def insert(store: Store, *records: HostRecord) -> None:
+    """Insert records of any kinds, each kind into its table."""
+    for table in TABLES:
+        if mine := [record for record in records if type(record) is table.record]:
+            store.insert(table, rows(*mine), token=f"analyzer/{next(_tokens)}")
+
+
+def schema(columns: str) -> pa.Schema:
+    """Return a schema of words such as `host:string`, or `route:string[]` for lists."""
+    fields = []
+    for column in columns.split():
+        name, _, kind = column.partition(":")
+        plain = getattr(pa, kind.removesuffix("[]"))()
+        fields.append((name, pa.list_(plain) if kind.endswith("[]") else plain))
+    return pa.schema(fields)

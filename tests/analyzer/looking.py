@@ -7,44 +7,27 @@ import pyarrow as pa
 from analyzer.windows.jobs import Roster, build_roster
 from analyzer.windows.window import Context, Finding, Window
 from lockstep.verdict import FaultClass, Side
+from tests.analyzer.build import schema
 from tests.builders import SECOND, T0
 
 HOSTS, GPUS = 8, 8
 HOP_NS, WINDOW_NS = 2 * SECOND, 6 * SECOND
 WORLD = 7  # the communicator of everybody
 
-MEMBER = pa.schema(
-    [
-        ("comm", pa.uint64()),
-        ("rank", pa.uint32()),
-        ("nranks", pa.uint32()),
-        ("nnodes", pa.uint32()),
-        ("host", pa.string()),
-        ("pid", pa.uint32()),
-        ("gpu", pa.uint16()),
-        ("world_rank", pa.uint32()),
-        ("init_ns", pa.int64()),
-        ("plugin_version", pa.string()),
-    ]
+MEMBER = schema(
+    """comm:uint64 rank:uint32 nranks:uint32 nnodes:uint32 host:string pid:uint32 gpu:uint16 world_rank:uint32
+    init_ns:int64 plugin_version:string"""
 )
 
 
-def world(hosts: int = HOSTS, gpus: int = GPUS, nodes: int | None = None) -> Roster:
+def world(hosts: int = HOSTS, gpus: int = GPUS, nodes: int | None = None, gpu: int | None = None) -> Roster:
     """Return the roster of a job with one communicator, ranks counted host by host."""
-    ranks = hosts * gpus
+    usual = {"comm": WORLD, "nranks": hosts * gpus, "nnodes": hosts if nodes is None else nodes, "init_ns": T0}
     members = [
-        {
-            "comm": WORLD,
-            "rank": rank,
-            "nranks": ranks,
-            "nnodes": hosts if nodes is None else nodes,
-            "host": f"h{rank // gpus}",
-            "pid": 1_000 + rank,
-            "gpu": rank % gpus,
-            "world_rank": rank,
-            "init_ns": T0,
-        }
-        for rank in range(ranks)
+        usual
+        | {"rank": rank, "host": f"h{rank // gpus}", "pid": 1_000 + rank, "world_rank": rank}
+        | {"gpu": rank % gpus if gpu is None else gpu}
+        for rank in range(hosts * gpus)
     ]
     return build_roster(pa.Table.from_pylist(members, schema=MEMBER))
 

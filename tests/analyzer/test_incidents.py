@@ -32,12 +32,9 @@ def play(
     return state, told
 
 
-def test_fault_of_one_look_is_not_told() -> None:
+def test_fault_opens_an_incident_when_it_is_confirmed_and_keeps_its_id() -> None:
     _, told = play([[NIC], *([[]] * 40)])
     assert not any(told)
-
-
-def test_fault_of_two_looks_in_a_row_opens_an_incident() -> None:
     state, told = play([[], [NIC], [NIC]])
     (incident,) = told[2]
     assert told[:2] == [[], []]
@@ -48,24 +45,8 @@ def test_fault_of_two_looks_in_a_row_opens_an_incident() -> None:
     assert incident.verdict.id == incident.id
     assert incident.verdict.impact.step_time_ratio == 1.2
     assert state.open == [incident]
-
-
-def test_certain_fault_needs_no_second_look() -> None:
-    _, told = play([[found("host:h2", "noncomm_hang", is_certain=True)]])
-    assert [incident.verdict.component for incident in told[0]] == ["host:h2"]
-
-
-def test_stage_that_knows_when_it_began_is_believed() -> None:
-    _, told = play([[found("host:h2", "noncomm_hang", is_certain=True, since_ns=T0 + 7)]])
-    assert told[0][0].verdict.since_ns == T0 + 7
-
-
-def test_fault_that_comes_and_goes_is_told_when_it_comes_the_third_time() -> None:
     _, told = play([[NIC], [], [], [NIC], [], [], [NIC]])
     assert [len(changed) for changed in told] == [0, 0, 0, 0, 0, 0, 1]
-
-
-def test_lasting_fault_keeps_its_id_and_beginning() -> None:
     _, told = play([[NIC]] * 5)
     incidents = [incident for changed in told for incident in changed]
     assert [incident.updated_ns for incident in incidents] == [end_of(number) for number in (1, 2, 3, 4)]
@@ -74,7 +55,14 @@ def test_lasting_fault_keeps_its_id_and_beginning() -> None:
     assert {incident.opened_ns for incident in incidents} == {end_of(1)}
 
 
-def test_incident_closes_after_some_clear_looks() -> None:
+def test_certain_fault_needs_no_second_evaluation_and_may_know_when_it_began() -> None:
+    _, told = play([[found("host:h2", "noncomm_hang", is_certain=True)]])
+    assert [incident.verdict.component for incident in told[0]] == ["host:h2"]
+    _, told = play([[found("host:h2", "noncomm_hang", is_certain=True, since_ns=T0 + 7)]])
+    assert told[0][0].verdict.since_ns == T0 + 7
+
+
+def test_incident_closes_after_some_clear_evaluations_in_a_row() -> None:
     state, told = play([[NIC], [NIC], *([[]] * CLEAR)])
     assert not any(told[2:-1])
     (closed,) = told[-1]
@@ -83,23 +71,17 @@ def test_incident_closes_after_some_clear_looks() -> None:
     assert closed.id == told[1][0].id
     assert closed.verdict == told[1][0].verdict, "what was found last stays on record"
     assert state.open == []
-
-
-def test_few_clear_looks_in_between_do_not_close_it() -> None:
     _, told = play([[NIC], [NIC], *([[]] * (CLEAR - 1)), [NIC], *([[]] * (CLEAR - 1))])
     again = told[1 + CLEAR][0]
     assert (again.id, again.state, again.flaps) == (told[1][0].id, "open", 0)
     assert not any(told[2 + CLEAR :]), "clear evaluations are counted from the last time it was seen"
 
 
-def test_fault_that_returns_after_it_was_over_is_the_same_one_that_flaps() -> None:
+def test_fault_that_returns_soon_is_the_same_one_that_flaps_and_much_later_a_new_one() -> None:
     _, told = play([[NIC], [NIC], *([[]] * CLEAR), [NIC]])
     (again,) = told[-1]
     assert (again.id, again.state, again.flaps) == (told[1][0].id, "open", 1)
     assert again.closed_ns is None
-
-
-def test_fault_that_returns_much_later_is_a_new_incident() -> None:
     pause: list[Sequence[str]] = [[]] * (OPTIONS.flap_evaluations + 1)
     _, told = play([[NIC], [NIC], *pause, [NIC], [NIC]])
     (again,) = told[-1]
@@ -107,64 +89,44 @@ def test_fault_that_returns_much_later_is_a_new_incident() -> None:
     assert again.flaps == 0
 
 
-def test_two_faults_have_their_own_incidents() -> None:
+def test_two_faults_have_their_own_incidents_also_in_one_host() -> None:
     state, told = play([[NIC], [NIC, OTHER], [OTHER], *([[OTHER]] * CLEAR)])
     assert [incident.verdict.component for incident in told[1]] == [NIC]
     assert {incident.verdict.component for incident in told[2]} == {OTHER}
     closed = [incident.verdict.component for changed in told for incident in changed if incident.state == "closed"]
     assert closed == [NIC]
     assert [incident.verdict.component for incident in state.open] == [OTHER]
-
-
-def test_part_that_was_in_doubt_becomes_the_one_without_a_second_incident() -> None:
-    """At first only the wire is known to be slow; with more peers it turns out to be the NIC."""
-    vague = found(WIRE, likelihood=0.34, doubt=[NIC, "nic:h4/eth1"])
-    _, told = play([[vague], [vague], [NIC], [NIC]])
-    assert [incident.verdict.component for incident in told[1]] == [WIRE]
-    assert [incident.verdict.component for incident in told[2]] == [NIC], "its likelihood outweighs two vague looks"
-    assert len({incident.id for changed in told for incident in changed}) == 1
-
-
-def test_part_of_a_host_that_was_named_as_a_whole_is_the_same_fault() -> None:
-    _, told = play([[found("host:h3")], [found("host:h3")], [NIC]])
-    assert len({incident.id for changed in told for incident in changed}) == 1
-
-
-def test_wire_of_a_nic_that_was_named_is_the_same_fault_and_another_wire_is_not() -> None:
-    _, told = play([[found(WIRE)], [found(WIRE)], [NIC]])
-    assert len({incident.id for changed in told for incident in changed}) == 1
-    _, told = play([[found(WIRE), found("link:h4/eth1--h5/eth1")]] * 2)
-    assert len(told[1]) == 2
-
-
-def test_slow_gpu_and_slow_nic_of_one_host_are_two_faults() -> None:
     gpu = found("gpu:h3/1", "noncomm_slow")
     _, told = play([[NIC, gpu], [NIC, gpu]])
     assert {incident.verdict.component for incident in told[1]} == {NIC, "gpu:h3/1"}
 
 
-def test_process_that_hung_and_is_then_known_to_be_dead_is_one_incident() -> None:
+def test_fault_whose_part_becomes_clearer_stays_one_incident() -> None:
+    vague = found(WIRE, likelihood=0.34, doubt=[NIC, "nic:h4/eth1"])
+    _, told = play([[vague], [vague], [NIC], [NIC]])
+    assert [incident.verdict.component for incident in told[1]] == [WIRE]
+    assert [incident.verdict.component for incident in told[2]] == [NIC], "its likelihood outweighs two vague looks"
+    assert len({incident.id for changed in told for incident in changed}) == 1
+    _, told = play([[found("host:h3")], [found("host:h3")], [NIC]])
+    assert len({incident.id for changed in told for incident in changed}) == 1
+    _, told = play([[found(WIRE)], [found(WIRE)], [NIC]])
+    assert len({incident.id for changed in told for incident in changed}) == 1
+    _, told = play([[found(WIRE), found("link:h4/eth1--h5/eth1")]] * 2)
+    assert len(told[1]) == 2
     hung = found("host:h2", "noncomm_hang", doubt=["rank:19"], is_certain=True)
     _, told = play([[hung], [found("rank:19", "crash", likelihood=0.99, is_certain=True)]] + [[]])
     assert told[1][0].id == told[0][0].id
-
-
-def test_fault_that_looks_name_differently_is_never_sure() -> None:
     names = [[found(WIRE, doubt=[NIC])], [found(NIC, doubt=[WIRE])]] * 6
     _, told = play(names)
     assert told[-1][0].verdict.confidence < 0.6
 
 
-def test_part_that_was_found_lately_explains_why_all_are_slow() -> None:
-    """Then `global_slow` is not asked for; a finding about everybody explains nothing."""
+def test_state_tells_what_explains_slowness_and_what_was_just_seen() -> None:
     found_once, _ = play([[NIC], []])
     long_ago, _ = play([[NIC], *([[]] * (CLEAR + 1))])
     everybody, _ = play([[found("job:train", "global_slow")]])
     states = (JobState(), found_once, long_ago, everybody)
     assert [state.names_a_part(CLEAR) for state in states] == [False, True, False, False]
-
-
-def test_only_what_is_open_and_was_just_seen_is_told() -> None:
     pending, _ = play([[NIC]])
     opened, _ = play([[NIC], [NIC]])
     missed, _ = play([[NIC], [NIC], []])
@@ -176,19 +138,16 @@ def test_second_analysis_of_the_same_looks_gives_the_same_ids() -> None:
     assert play(evaluations) == play(evaluations)
 
 
-def test_incident_tells_how_far_its_job_was_evaluated_since_it_was_confirmed() -> None:
-    state, _ = play([[NIC], [NIC], [], None])
-    (incident,) = state.open
-    assert (incident.verdict.last_seen_ns, incident.updated_ns) == (end_of(1), end_of(3))
-
-
-def test_look_that_cannot_be_judged_confirms_and_closes_nothing() -> None:
+def test_evaluation_that_cannot_be_judged_confirms_and_closes_nothing() -> None:
     before, _ = play([[NIC], [NIC], *([[]] * (CLEAR - 1))])
     after, changed = play([None] * 10, before, first=10)
     assert [incident.verdict for incident in after.open] == [incident.verdict for incident in before.open]
     assert not any(changed)
     _, told = play([[]], after, first=20)
     assert [incident.state for incident in told[0]] == ["closed"], "the last clear look, after the gap"
+    state, _ = play([[NIC], [NIC], [], None])
+    (incident,) = state.open
+    assert (incident.verdict.last_seen_ns, incident.updated_ns) == (end_of(1), end_of(3))
 
 
 @pytest.mark.parametrize(
@@ -202,7 +161,7 @@ def test_part_of_a_silent_host_is_not_taken_for_normal(component: str, host: str
     assert (len(hidden.open), len(seen.open)) == (1, 0)
 
 
-def test_stored_incident_goes_on_under_its_id() -> None:
+def test_stored_incident_goes_on_under_its_id_and_closes_as_any_other() -> None:
     _, told = play([[NIC], [NIC]])
     stored = told[1][0]
     _, again = play([[NIC]], resume([stored]), first=7)
@@ -210,9 +169,6 @@ def test_stored_incident_goes_on_under_its_id() -> None:
     assert (incident.id, incident.opened_ns) == (stored.id, stored.opened_ns)
     assert incident.verdict.since_ns == stored.verdict.since_ns
     assert incident.updated_ns == end_of(7)
-
-
-def test_stored_incident_closes_as_any_other() -> None:
     _, told = play([[NIC], [NIC]])
     _, again = play([[]] * CLEAR, resume(told[1]), first=2)
     assert [len(changed) for changed in again] == [0] * (CLEAR - 1) + [1]

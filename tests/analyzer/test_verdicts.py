@@ -18,10 +18,6 @@ def judged(finding: Finding, *, ratio: float | None = 1.5, silent: tuple[str, ..
     return make_verdict(finding, end_of(0) - since_s * SECOND, context, ratio, GradingOptions())
 
 
-def test_sure_and_costly_part_may_be_isolated() -> None:
-    assert judged(found(likelihood=0.97)).grade == "isolate"
-
-
 @pytest.mark.parametrize(
     ("finding", "ratio", "silent"),
     [
@@ -46,33 +42,22 @@ def test_stalled_wire_is_isolated_only_after_its_retries() -> None:
     dead = found("nic:h3/eth1", "comm_hang", likelihood=0.97)
     assert [judged(dead, since_s=seconds).grade for seconds in (6, 29, 30)] == ["alert", "alert", "isolate"]
     assert judged(found("host:h2", "noncomm_hang", likelihood=0.97), since_s=6).grade == "isolate"
+    assert judged(found(likelihood=0.97)).grade == "isolate"
 
 
-def test_guess_is_a_note() -> None:
+def test_confidence_is_capped_and_coverage_lowered_by_what_was_not_seen() -> None:
     assert judged(found(likelihood=0.45)).grade == "note"
-
-
-def test_confidence_is_capped_by_what_was_proven() -> None:
     assert judged(replace(found(likelihood=0.99), cap=0.5)).confidence == 0.5
-
-
-def test_silent_hosts_lower_the_coverage() -> None:
     assert judged(found(), silent=("h0", "h1")).coverage == 0.75
     unknown = make_verdict(found(), 0, look(roster=world(hosts=4, nodes=8)), None, GradingOptions())
     assert unknown.coverage == 0.5, "four of its eight hosts were never heard of"
 
 
-def test_cost_is_the_share_of_time_that_the_steps_lost() -> None:
+def test_cost_is_the_share_of_time_that_the_steps_lost_all_in_a_hang_and_else_unknown() -> None:
     assert judged(found(), ratio=2.0, since_s=HOUR).impact.gpu_hours == 32.0
     assert judged(found(), ratio=0.9, since_s=HOUR).impact.gpu_hours == 0.0
-
-
-def test_hang_costs_everything_and_has_no_step_time() -> None:
     impact = judged(found("host:h2", "noncomm_hang"), since_s=HOUR).impact
     assert (impact.gpu_hours, impact.step_time_ratio, impact.ranks_waiting) == (64.0, None, 63)
-
-
-def test_cost_is_unknown_where_nothing_tells_it() -> None:
     assert judged(found(), ratio=None).impact.gpu_hours is None
     assert judged(replace(found(), lost_share=0.5), ratio=None, since_s=HOUR).impact.gpu_hours == 32.0
 

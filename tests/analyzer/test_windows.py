@@ -1,7 +1,13 @@
-"""A window closes when everybody has spoken about it, or is known to say nothing."""
+"""A window closes when everybody has sent it and reaches back over enough steps; a roster knows each process once."""
 
-from analyzer.windows.jobs import HostReport
-from analyzer.windows.window import Closing, Window, judge_window
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from analyzer.windows.jobs import NOBODY, HostReport, Roster, build_roster
+from analyzer.windows.window import Closing, EvaluationOptions, Window, judge_window, plan_evaluations, window_at
+from tests.analyzer.looking import MEMBER
+from tests.builders import SECOND, T0
 
 WINDOW = Window(0, 10)
 HOSTS = frozenset({"h0", "h1"})
@@ -11,47 +17,95 @@ LAGGING = HostReport(watermark_ns=9, last_seen_ns=NOW - SILENCE)
 SILENT = HostReport(watermark_ns=9, last_seen_ns=NOW - SILENCE - 1)
 
 
-def judge(**reports: HostReport) -> Closing:
-    return judge_window(WINDOW, HOSTS, reports, NOW, SILENCE)
+@pytest.mark.parametrize(
+    ("hosts", "reports", "closed", "silent"),
+    [
+        (HOSTS, {"h0": COMPLETE, "h1": COMPLETE}, True, set()),
+        (HOSTS, {"h0": COMPLETE, "h1": LAGGING}, False, set()),
+        (HOSTS, {"h0": COMPLETE, "h1": SILENT}, True, {"h1"}),
+        (HOSTS, {"h0": COMPLETE}, True, {"h1"}),
+        (HOSTS, {"h0": COMPLETE, "h1": HostReport(watermark_ns=10, last_seen_ns=0)}, True, set()),
+        (HOSTS, {"h0": SILENT, "h1": SILENT}, False, HOSTS),
+        (HOSTS, {}, False, HOSTS),
+        (HOSTS, {"h0": SILENT, "h1": LAGGING}, False, {"h0"}),
+        (HOSTS, {"h0": COMPLETE, "h1": COMPLETE, "h2": LAGGING}, True, set()),
+        (frozenset(), {"h0": COMPLETE}, False, set()),
+    ],
+    ids=["all complete", "one lags", "one silent", "one without a report", "silent after it sent everything"]
+    + ["all silent", "no reports", "one silent, one lags", "another job's host lags", "no hosts"],
+)
+def test_window_closes_when_every_host_has_sent_up_to_its_end_or_is_silent(
+    hosts: frozenset[str], reports: dict[str, HostReport], closed: bool, silent: set[str]
+) -> None:
+    assert judge_window(WINDOW, hosts, reports, NOW, SILENCE) == Closing(closed=closed, silent=frozenset(silent))
 
 
-def test_window_closes_when_every_host_has_sent_up_to_its_end() -> None:
-    assert judge(h0=COMPLETE, h1=COMPLETE) == Closing(closed=True, silent=frozenset())
+OPTIONS = EvaluationOptions()
 
 
-def test_lagging_host_that_still_speaks_holds_the_window_open() -> None:
-    assert judge(h0=COMPLETE, h1=LAGGING) == Closing(closed=False, silent=frozenset())
+def test_evaluations_are_due_every_hop_and_the_same_ones_on_a_second_run() -> None:
+    assert plan_evaluations(T0, T0 + 5 * SECOND, OPTIONS) == [T0 + 2 * SECOND, T0 + 4 * SECOND]
+    assert plan_evaluations(T0 + 1, T0 + 4 * SECOND, OPTIONS) == [T0 + 2 * SECOND, T0 + 4 * SECOND]
+    assert plan_evaluations(T0, T0 + SECOND, OPTIONS) == []
+    assert window_at(T0 + 2 * SECOND, T0 + SECOND, None, OPTIONS) == Window(T0 + SECOND, T0 + 2 * SECOND)
 
 
-def test_nobody_waits_for_a_silent_host() -> None:
-    assert judge(h0=COMPLETE, h1=SILENT) == Closing(closed=True, silent=frozenset({"h1"}))
+@pytest.mark.parametrize(
+    ("period_s", "length_s"),
+    [(None, 6), (0.5, 6), (4.2, 13), (300, 120)],
+    ids=["not known yet", "fast steps", "slow steps, in whole seconds", "at most two minutes"],
+)
+def test_look_reaches_back_over_three_periods(period_s: float | None, length_s: int) -> None:
+    period_ns = None if period_s is None else int(period_s * SECOND)
+    end_ns = T0 + 1_000 * SECOND
+    assert window_at(end_ns, T0, period_ns, OPTIONS) == Window(end_ns - length_s * SECOND, end_ns)
 
 
-def test_host_without_a_report_is_silent() -> None:
-    assert judge(h0=COMPLETE) == Closing(closed=True, silent=frozenset({"h1"}))
+WORLD, PAIR = 2**63 + 5, 7
 
 
-def test_silent_host_that_had_sent_everything_before_is_complete() -> None:
-    long_ago = HostReport(watermark_ns=10, last_seen_ns=0)
-    assert judge(h0=COMPLETE, h1=long_ago) == Closing(closed=True, silent=frozenset())
+def member(comm: int, rank: int, host: str, world_rank: int | None, **fields: object) -> dict[str, object]:
+    usual = {"nranks": 4, "nnodes": 2, "pid": 100 + rank, "gpu": rank % 2, "init_ns": 5}
+    return {"comm": comm, "rank": rank, "host": host, "world_rank": world_rank, **usual, **fields}
 
 
-def test_window_that_nobody_speaks_about_is_not_closed() -> None:
-    assert judge(h0=SILENT, h1=SILENT) == Closing(closed=False, silent=HOSTS)
-    assert not judge().closed
+def roster(*rows: dict[str, object]) -> Roster:
+    return build_roster(pa.Table.from_pylist(list(rows), schema=MEMBER))
 
 
-def test_silent_host_does_not_close_a_window_that_a_lagging_one_holds_open() -> None:
-    assert judge(h0=SILENT, h1=LAGGING) == Closing(closed=False, silent=frozenset({"h0"}))
+def find(known: Roster, comm: int, rank: int) -> int:
+    return int(known.find(np.array([comm], np.uint64), np.array([rank]))[0])
 
 
-def test_hosts_of_other_jobs_do_not_matter() -> None:
-    assert judge(h0=COMPLETE, h1=COMPLETE, h2=LAGGING) == Closing(closed=True, silent=frozenset())
+def test_process_is_counted_once_whatever_tells_of_it() -> None:
+    known = roster(
+        *(member(WORLD, rank, f"h{rank // 2}", rank) for rank in range(4)), member(PAIR, 0, "h1", 3, gpu=1)
+    )
+    assert (len(known), known.ranks, known.nodes, known.hosts) == (4, 4, 2, frozenset({"h0", "h1"}))
+    assert find(known, PAIR, 0) == find(known, WORLD, 3) == 3
+    assert known.process(3).gpu_name == "gpu:h1/1"
+    known = roster(member(WORLD, 0, "h0", None), member(WORLD, 1, "h1", None), member(PAIR, 0, "h0", None))
+    assert len(known) == 2
+    assert find(known, PAIR, 0) == find(known, WORLD, 0)
+    known = roster(member(WORLD, 0, "h0", 0), member(WORLD, 0, "h9", 0, init_ns=9))
+    assert known.process(find(known, WORLD, 0)).host == "h9"
+    known = roster(*(member(WORLD, rank, "h0", rank) for rank in range(4)), member(PAIR, 0, "h0", 3))
+    comms, ranks = known.seats([3])
+    assert sorted(zip(comms.tolist(), ranks.tolist(), strict=True)) == [(PAIR, 0), (WORLD, 3)]
 
 
-def test_job_without_hosts_has_no_closed_window() -> None:
-    assert not judge_window(WINDOW, frozenset(), {"h0": COMPLETE}, NOW, SILENCE).closed
+def test_unknown_ranks_are_nobody_and_so_is_everybody_without_communicators() -> None:
+    known = roster(member(WORLD, 1, "h0", 1))
+    assert [find(known, WORLD, 0), find(known, WORLD, -1), find(known, PAIR, 1)] == [NOBODY] * 3
+    assert known.members(WORLD).tolist() == [NOBODY, 0]
+    assert known.ranks == 4, "its communicator counts four"
+    known = roster()
+    assert (len(known), known.ranks, find(known, WORLD, 0)) == (0, 0, NOBODY)
 
 
-def test_length_of_a_window_is_told_in_seconds() -> None:
-    assert Window(1_000_000_000, 6_000_000_000).seconds == 5.0
+def test_job_is_a_dump_when_nobody_but_flight_recorders_told_of_it() -> None:
+    dumped = [member(WORLD, rank, "h0", rank, plugin_version="flight-recorder 2.7") for rank in range(2)]
+    assert roster(*dumped).is_dump
+    assert not roster(*dumped, member(WORLD, 2, "h1", 2, plugin_version="1.0")).is_dump
+    assert not roster(*dumped, member(WORLD, 2, "h1", 2)).is_dump
+    assert not roster().is_dump

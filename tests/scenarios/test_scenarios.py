@@ -83,6 +83,7 @@ CLAIMED = (
     *("data-loader-strong-ib", "deadlock-ib", "from-the-start-strong-ib", "garbage-collection-strong-ib"),
     *("gpu-stuck-socket", "hang-absent-socket", "hang-killed-ib", "hidden-straggler-strong-ib", "host-cpu-strong-ib"),
     *("host-gone-ib", "host-link-strong-socket", "leaf-switch-strong-ib", "link-down-ib", "lossy-path-strong-ib"),
+    *("hang-stopped-socket", "nic-dead-ib"),
     *(
         "mismatched-socket",
         "moe-strong-ib",

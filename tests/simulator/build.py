@@ -1,5 +1,6 @@
 """Small clusters and scenarios for tests of the simulator; without noise unless a test asks for it."""
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,8 @@ from lockstep.clock import NS_PER_S
 from simulator.collectives import Kernels, run_ring
 from simulator.devices import DeviceTelemetry
 from simulator.faults import Fault, parse_fault
-from simulator.operations import Operation
-from simulator.pairs import Edges
+from simulator.operations import Operation, Transfers
+from simulator.pairs import NEVER, Edges, Outage
 from simulator.scenario import ClusterShape, Doing, JobShape, Layout, Noise, Scenario
 from simulator.simulation import Simulation
 from tests.builders import T0
@@ -51,6 +52,7 @@ def follow(told: Scenario, seconds: int, seed: int = 1) -> Tables:
     return follow_all(told, seconds, seed)[0]
 
 
+@lru_cache(maxsize=24)  # the healthy ones are compared with many times
 def follow_all(told: Scenario, seconds: int, seed: int = 1) -> tuple[Tables, list[Operation]]:
     """Return all rows of a scenario's first seconds, and the operations that they come from."""
     simulation = Simulation(told, seed)
@@ -62,8 +64,12 @@ def follow_all(told: Scenario, seconds: int, seed: int = 1) -> tuple[Tables, lis
             devices.note(operation)
             operations.append(operation)
         pieces.append(devices.until(second * NS_PER_S))
+    return joined(pieces), operations
+
+
+def joined(pieces: list[Tables]) -> Tables:
     names = dict.fromkeys(name for piece in pieces for name in piece)
-    return {name: pa.concat_tables([piece[name] for piece in pieces if name in piece]) for name in names}, operations
+    return {name: pa.concat_tables([piece[name] for piece in pieces if name in piece]) for name in names}
 
 
 def rows_at(tables: Tables, name: str, second: int) -> list[Row]:
@@ -127,3 +133,16 @@ def head_states(edges: Edges, kernels: Kernels, steps: int) -> tuple[list[int], 
 
 def replaced(edges: Edges, **fields: object) -> Edges:
     return Edges(**vars(edges) | fields)
+
+
+def outage(size: int, index: int, begin: float, end: float = NEVER) -> Outage:
+    """Return an outage of one index of a ring."""
+    out = Outage(np.full((1, size), NEVER), np.full((1, size), NEVER))
+    out.begin[0, index], out.end[0, index] = begin, end
+    return out
+
+
+def moved_by(operation: Operation) -> Transfers:
+    """Return the transfers between hosts of an operation that has some."""
+    assert operation.transfers is not None
+    return operation.transfers

@@ -31,34 +31,38 @@ def changed_links(there: Condition) -> dict[int, float]:
     return {int(link): round(float(share[link]), 3) for link in np.flatnonzero(share != 1)}
 
 
-@pytest.mark.parametrize(("side", "ways"), [("tx ", (0,)), ("rx ", (1,)), ("", (0, 1))])
-def test_slow_nic_slows_the_links_on_its_slow_side(side: str, ways: tuple[int, ...]) -> None:
-    there = at(2, f"at 1 s fail nic:h2/eth1 {side}to 25 %")
-    links = NETWORK.links_of_nic(2 * 2 + 1)
-    assert changed_links(there) == {links[way]: 0.25 for way in ways}
+NIC = "nic:h2/eth1"
 
 
-def test_nothing_is_broken_before_its_time_or_after_it_healed() -> None:
-    lines = ("at 1 s fail nic:h2/eth1 to 25 %", "at 2 s heal nic:h2/eth1")
-    assert [bool(changed_links(at(now_s, *lines))) for now_s in (0.5, 1.5, 2.5)] == [False, True, False]
+@pytest.mark.parametrize(
+    ("lines", "now_s", "size", "tx", "rx"),
+    [
+        (("at 1 s fail nic:h2/eth1 tx to 25 %",), 2, 0, 0.25, 1),
+        (("at 1 s fail nic:h2/eth1 rx to 25 %",), 2, 0, 1, 0.25),
+        (("at 1 s fail nic:h2/eth1 to 25 %", "at 2 s heal nic:h2/eth1"), 0.5, 0, 1, 1),
+        (("at 1 s fail nic:h2/eth1 to 25 %", "at 2 s heal nic:h2/eth1"), 1.5, 0, 0.25, 0.25),
+        (("at 1 s fail nic:h2/eth1 to 25 %", "at 2 s heal nic:h2/eth1"), 2.5, 0, 1, 1),
+        (("at 0 s fail nic:h2/eth1 tx to 50 %", "at 0 s fail nic:h2/eth1 rx to 40 %"), 1, 0, 0.5, 0.4),
+        (("at 0 s fail nic:h2/eth1 to 50 %", "at 1 s fail nic:h2/eth1 to 20 %"), 2, 0, 0.2, 0.2),
+        (("at 0 s fail nic:h2/eth1 to 30 % above 1 MB",), 1, 999_999, 1, 1),
+        (("at 0 s fail nic:h2/eth1 to 30 % above 1 MB",), 1, 1_000_000, 0.3, 0.3),
+        (("at 0 s fail nic:h2/eth1 tx delayed 2 ms",), 1, 0, 1, 1),
+    ],
+)
+def test_slow_nic_slows_the_links_on_its_slow_side_in_its_time(
+    lines: tuple[str, ...], now_s: float, size: int, tx: float, rx: float
+) -> None:
+    there, links = at(now_s, *lines, size=size), NETWORK.links_of_nic(2 * 2 + 1)
+    assert changed_links(there) == {link: share for link, share in zip(links, (tx, rx), strict=True) if share != 1}
+    delays = {links[0]: 2e6} if "delayed" in lines[0] else {}
+    assert {int(link): there.delay_ns[link] for link in np.flatnonzero(there.delay_ns)} == delays
 
 
 @pytest.mark.parametrize(
     ("part", "links"), [("link:leaf0--spine1", 2), ("switch:spine1", 4), ("switch:leaf0", 12), ("fabric", 8)]
 )
 def test_links_and_switches_slow_what_hangs_on_them(part: str, links: int) -> None:
-    assert set(changed_links(at(2, f"at 1 s fail {part} to 50 %")).values()) == {0.5}
-    assert len(changed_links(at(2, f"at 1 s fail {part} to 50 %"))) == links
-
-
-def test_sides_break_on_their_own_and_add_up() -> None:
-    both = at(1, "at 0 s fail nic:h0/eth0 tx to 50 %", "at 0 s fail nic:h0/eth0 rx to 50 %")
-    assert_array_equal(both.capacity, at(1, "at 0 s fail nic:h0/eth0 to 50 %").capacity)
-
-
-def test_later_turn_replaces_an_earlier_one() -> None:
-    lines = ("at 0 s fail nic:h0/eth0 to 50 %", "at 1 s fail nic:h0/eth0 to 20 %")
-    assert set(changed_links(at(2, *lines)).values()) == {0.2}
+    assert list(changed_links(at(2, f"at 1 s fail {part} to 50 %")).values()) == [0.5] * links
 
 
 def test_loss_costs_rdma_more_than_tcp() -> None:
@@ -68,13 +72,6 @@ def test_loss_costs_rdma_more_than_tcp() -> None:
         (left[transport],) = set(changed_links(lossy).values())
     assert left["ib"] < 0.1
     assert left["socket"] > 0.9
-
-
-def test_delay_is_added_and_takes_no_rate() -> None:
-    there = at(1, "at 0 s fail nic:h1/eth0 tx delayed 2 ms")
-    assert there.delay_ns.sum() == 2e6
-    assert there.delay_ns[NETWORK.links_of_nic(2)[0]] == 2e6
-    assert not changed_links(there)
 
 
 def test_gpus_and_hosts_are_felt_by_their_ranks() -> None:
@@ -95,28 +92,15 @@ def test_gpus_and_hosts_are_felt_by_their_ranks() -> None:
     assert there.late_ns[8:].tolist() == [1e8] * 4 + [0.0] * 3 + [3e8]
 
 
-def test_only_large_operations_feel_what_is_above_their_size() -> None:
-    line = "at 0 s fail link:leaf0--spine1 to 30 % above 1 MB"
-    assert not changed_links(at(1, line, size=999_999))
-    assert changed_links(at(1, line, size=1_000_000))
-
-
-def test_ramp_comes_little_by_little() -> None:
+def test_fault_that_ramps_or_spares_steps_is_felt_by_degrees() -> None:
     line = "at 10 s fail gpu:h1/0 to 50 % over 20 s"
     assert [float(at(now_s, line).compute[4]) for now_s in (10.2, 20, 30, 40)] == [0.995, 0.75, 0.5, 0.5]
-
-
-def test_step_that_is_spared_feels_nothing() -> None:
-    answers = conditions("at 0 s fail gpu:h1/0 to 50 % in 5 % of steps")
-    fault = parse_fault("at 0 s fail gpu:h1/0 to 50 % in 5 % of steps")
+    rare = "at 1 s fail gpu:h1/0 to 50 % in 5 % of steps"
+    answers = conditions(rare)
     assert answers.at(NS_PER_S, 0).compute[4] == 0.5
-    assert answers.at(NS_PER_S, 0, frozenset({fault})).compute[4] == 1.0
-
-
-def test_same_state_is_worked_out_once() -> None:
-    answers = conditions("at 10 s fail gpu:h1/0 to 50 %")
-    assert answers.at(0, 0) is answers.at(5 * NS_PER_S, 7)
-    assert answers.at(0, 0) is not answers.at(11 * NS_PER_S, 0)
+    assert answers.at(NS_PER_S, 0, frozenset({parse_fault(rare)})).compute[4] == 1.0
+    assert answers.at(0, 0) is answers.at(NS_PER_S // 2, 7)  # the same state is worked out once
+    assert answers.at(0, 0) is not answers.at(NS_PER_S, 0)
 
 
 def stalled_until(now_s: float, *lines: str, begin_s: float = 0.0) -> dict[str, dict[int, tuple[float, float]]]:
@@ -134,10 +118,6 @@ def stalled_until(now_s: float, *lines: str, begin_s: float = 0.0) -> dict[str, 
 
 
 FOREVER = NEVER / NS_PER_S
-
-
-def test_nothing_stands_still_in_a_scenario_without_such_a_failure() -> None:
-    assert conditions("at 0 s fail gpu:h1/0 to 50 %").outages(0.0) is None
 
 
 @pytest.mark.parametrize(
@@ -160,22 +140,17 @@ def test_ranks_stand_still_with_their_gpu_their_process_or_both(
     }
 
 
-def test_link_is_down_until_it_is_healed() -> None:
-    found = stalled_until(0, "at 3 s fail link:leaf0--spine1 down", "at 8 s heal")["links"]
-    assert found == dict.fromkeys(NETWORK.links_of("leaf0--spine1"), (3, 8))
-    assert stalled_until(9, "at 3 s fail link:leaf0--spine1 down", "at 8 s heal")["links"] == {}
-
-
-@pytest.mark.parametrize(("now_s", "begin_s"), [(0, 20), (21, 20), (23, 80), (81, 80), (82, 140)])
-def test_flap_comes_again_and_again(now_s: float, begin_s: float) -> None:
-    found = stalled_until(now_s, "at 20 s fail nic:h3/eth1 down for 2 s every 60 s")["links"]
-    assert set(found.values()) == {(begin_s, begin_s + 2)}
-
-
-def test_flap_ends_when_it_is_healed() -> None:
-    lines = ("at 20 s fail nic:h3/eth1 down for 2 s every 60 s", "at 100 s heal")
-    assert stalled_until(81, *lines)["links"]
-    assert not stalled_until(120, *lines)["links"]
+@pytest.mark.parametrize(
+    ("now_s", "begin_s"), [(0, 20), (21, 20), (23, 80), (81, 80), (82, 140), (230, None)], ids=str
+)
+def test_flap_comes_again_and_again_until_it_is_healed(now_s: float, begin_s: float | None) -> None:
+    lines = ("at 20 s fail nic:h3/eth1 down for 2 s every 60 s", "at 220 s heal")
+    found = stalled_until(now_s, *lines)["links"]
+    assert set(found.values()) == ({(begin_s, begin_s + 2)} if begin_s else set())
+    down = ("at 3 s fail link:leaf0--spine1 down", "at 8 s heal")
+    assert stalled_until(0, *down)["links"] == dict.fromkeys(NETWORK.links_of("leaf0--spine1"), (3, 8))
+    assert stalled_until(9, *down)["links"] == {}
+    assert conditions("at 0 s fail gpu:h1/0 to 50 %").outages(0.0) is None
 
 
 def test_new_attempt_has_new_processes_but_the_same_hardware() -> None:

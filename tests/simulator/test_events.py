@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from collector.connections.log_lines import FailedCompletion, Warned, read_line, understand
-from collector.connections.warnings import Trouble, load_words
+from collector.connections.warnings import load_words
 from collector.kernel.exits import Exit
 from collector.kernel.links import Link
 from collector.kernel.run_reports import RunReports
@@ -112,13 +112,13 @@ def test_process_that_is_stopped_and_goes_on_is_told_as_a_real_one() -> None:
     assert (timestamps(rows, "process_stopped"), timestamps(rows, "process_continued")) == ([2.5], [4.0])
 
 
-def test_restart_ends_everybody_who_is_still_there() -> None:
+def test_restart_ends_everybody_who_is_still_there_and_puts_ranks_elsewhere() -> None:
     rows = events(scenario("at 2 s fail rank:3 killed", "at 4 s restart without h2 after 3 s"), 8)
     ended = [row["message"].split()[1] for row in rows if "SIGTERM" in row["message"]]
     assert ended == [str(rank) for rank in range(16) if rank != 3]
-
-
-def test_ranks_are_where_their_attempt_has_put_them() -> None:
+    (row,) = [row for row in rows if row["kind"] == "process_exit" and "SIGKILL" in row["message"]]
+    assert (row["rank"], row["pid"], row["signal"]) == (3, FIRST_PID + 3, 9)  # numbered by GPU
+    assert f"(pid {FIRST_PID + 3}, " in row["message"]
     rows = events(scenario("at 2 s restart with h4 for h1 after 1 s", "at 5 s fail rank:5 killed", spares=2), 7)
     assert [row["host"] for row in rows if "SIGKILL" in row["message"]] == ["h4"]
 
@@ -147,30 +147,43 @@ def test_a_link_flaps_again_after_it_was_quiet() -> None:
     assert find_flapping([0.0, 10.0, 20.0, 30.0, 5000.0, 5010.0, 5020.0]) == [20.0, 5020.0]
 
 
-def test_a_pulled_cable_is_seen_by_its_host_alone() -> None:
-    rows = events(scenario("at 5 s fail link:h1/eth0--leaf0 down", "at 8 s heal link:h1/eth0--leaf0"), 12)
-    assert [(row["host"], row["component"], row["kind"]) for row in rows] == [
-        ("h1", "nic:h1/eth0", "link_down"),
-        ("h1", "nic:h1/eth0", "link_up"),
-    ]
+DOWN, UP = ("h1", "nic:h1/eth0", "link_down"), ("h1", "nic:h1/eth0", "link_up")
+GAVE_UP = ("h0", "nic:h0/eth0", "ib_completion_error")
 
 
-def test_link_between_switches_is_seen_by_no_host() -> None:
-    assert events(scenario("at 5 s fail link:leaf0--spine0 down", "at 8 s heal", spines=1), 12) == []
+@pytest.mark.parametrize(
+    ("lines", "transport", "seconds", "expected"),
+    [
+        (("at 5 s fail link:h1/eth0--leaf0 down", "at 8 s heal link:h1/eth0--leaf0"), "socket", 12, [DOWN, UP]),
+        (("at 5 s fail link:leaf0--spine0 down", "at 8 s heal"), "socket", 12, []),  # no host sees it
+        (("at 0 s fail nic:h1/eth0 down", "at 4 s heal"), "socket", 6, [UP]),  # it was never there
+        (("at 5 s fail nic:h1/eth0 down for 20 s",), "ib", 60, [DOWN, UP]),  # back before anybody gives up
+        (("at 5 s fail host:h1 gone", "at 5.5 s fail nic:h1/eth0 down", "at 9 s heal"), "socket", 15, []),
+        (("at 5 s fail host:h1 gone",), "ib", 60, [GAVE_UP, ("h0", "nic:h0/eth1", "ib_completion_error")]),
+    ],
+)
+def test_links_and_hosts_that_go_are_told_by_those_who_see_it(
+    lines: tuple[str, ...], transport: str, seconds: int, expected: list[tuple[str, str, str]]
+) -> None:
+    rows = events(scenario(*lines, transport=transport, spines=1), seconds)
+    assert [(row["host"], row["component"], row["kind"]) for row in rows] == expected
 
 
-def test_carrier_that_was_never_there_is_no_news() -> None:
-    rows = events(scenario("at 0 s fail nic:h1/eth0 down", "at 4 s heal"), 6)
-    assert timestamps(rows, "link_down") == []
-    assert timestamps(rows, "link_up") == [4.0]
+def test_nobody_gives_up_after_a_restart() -> None:
+    lines = ("at 5 s fail nic:h1/eth0 down", "at 20 s restart without h1 after 5 s")
+    assert timestamps(events(scenario(*lines, transport="ib"), 60), "ib_completion_error") == []
 
 
-def nccl_says(message: str) -> Trouble | None:
-    """Return what the collector makes of the warning that an event quotes, as NCCL would write it into its log."""
-    words = message.partition(": ")[2].partition(" (status 12")[0]
-    line = read_line(f"h1:1005:1006 [1] net.cc:1 NCCL WARN {words}".encode())
+def as_nccl_says(row: Row) -> str | None:
+    """Check an event against what the collector makes of the warning it quotes, as in NCCL's log; return the port."""
+    words = row["message"].partition(": ")[2]
+    line = read_line(f"h1:1005:1006 [1] net.cc:1 NCCL WARN {words.partition(' (status 12')[0]}".encode())
     fact = understand(line) if line else None
-    return load_words().describe(fact) if isinstance(fact, FailedCompletion | Warned) else None
+    assert isinstance(fact, FailedCompletion | Warned)
+    real = load_words().describe(fact)
+    assert real is not None
+    assert (row["kind"], row["severity"], words) == (real.kind, real.severity, real.message)
+    return real.port
 
 
 def test_peers_of_a_killed_process_find_its_sockets_closed() -> None:
@@ -179,53 +192,20 @@ def test_peers_of_a_killed_process_find_its_sockets_closed() -> None:
     assert timestamps(rows, "socket_closed") == [pytest.approx(5 + CLOSING_S)] * len(rows)
     assert rows
     for row in rows:
-        real = nccl_says(row["message"])
-        assert real is not None
-        assert (row["kind"], row["severity"]) == (real.kind, real.severity)
-        assert row["message"].partition(": ")[2] == real.message
+        as_nccl_says(row)
         assert "closed by remote peer h1<" in row["message"]
         assert row["component"] == f"host:{row['host']}"
     assert len({row["message"].split()[1] for row in rows}) == len(rows)
 
 
 def test_sender_into_a_dead_wire_gives_up_when_its_retries_are_used_up() -> None:
-    rows = [
-        row
-        for row in events(scenario("at 5 s fail nic:h1/eth0 down", transport="ib"), 60)
-        if row["source"] != "links"
-    ]
+    rows = events(scenario("at 5 s fail nic:h1/eth0 down", transport="ib"), 60)
+    rows = [row for row in rows if row["source"] != "links"]
     assert timestamps(rows, "ib_completion_error") == [pytest.approx(5 + RETRY_BUDGET_S)] * len(rows)
     assert pytest.approx(30.0, abs=0.1) == RETRY_BUDGET_S
     assert "nic:h1/eth0" in {row["component"] for row in rows}
     assert {row["host"] for row in rows} == {"h0", "h1"}  # those who send into it, from either side
-    for row in rows:
-        real = nccl_says(row["message"])
-        assert real is not None
-        assert (row["kind"], row["severity"]) == (real.kind, real.severity)
-        assert row["message"].partition(": ")[2] == real.message
-        assert row["component"] == f"nic:{row['host']}/{real.port}"
-
-
-def test_wire_that_comes_back_in_time_breaks_nothing() -> None:
-    rows = events(scenario("at 5 s fail nic:h1/eth0 down for 20 s", transport="ib"), 60)
-    assert [row["kind"] for row in rows] == ["link_down", "link_up"]
-
-
-def test_nobody_gives_up_after_a_restart() -> None:
-    rows = events(
-        scenario("at 5 s fail nic:h1/eth0 down", "at 20 s restart without h1 after 5 s", transport="ib"), 60
-    )
-    assert timestamps(rows, "ib_completion_error") == []
-
-
-def test_host_that_is_gone_says_nothing_and_its_senders_give_up() -> None:
-    rows = events(scenario("at 5 s fail host:h1 gone", transport="ib"), 60)
-    assert {(row["host"], row["kind"]) for row in rows} == {("h0", "ib_completion_error")}
-
-
-def test_host_that_comes_back_finds_its_carriers_and_tells_nothing() -> None:
-    rows = events(scenario("at 5 s fail host:h1 gone", "at 5.5 s fail nic:h1/eth0 down", "at 9 s heal"), 15)
-    assert rows == []
+    assert [row["component"] for row in rows] == [f"nic:{row['host']}/{as_nccl_says(row)}" for row in rows]
 
 
 @pytest.mark.parametrize(
@@ -243,9 +223,3 @@ def test_host_that_comes_back_finds_its_carriers_and_tells_nothing() -> None:
 )
 def test_what_no_collector_sees_is_no_event(line: str) -> None:
     assert events(scenario(f"at 2 s {line}"), 10) == []
-
-
-def test_processes_are_numbered_by_gpu() -> None:
-    (row,) = [row for row in events(scenario("at 2 s fail rank:7 killed"), 3) if row["kind"] == "process_exit"]
-    assert (row["rank"], row["pid"], row["signal"]) == (7, FIRST_PID + 3, 9)
-    assert f"(pid {FIRST_PID + 3}, " in row["message"]

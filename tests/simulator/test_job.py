@@ -47,40 +47,24 @@ def world_channels(shape: ClusterShape) -> ChannelTable:
 
 
 @every_shape
-def test_every_rank_stands_once_in_every_channel(shape: ClusterShape) -> None:
-    ranks = range(shape.hosts * shape.gpus_per_host)
-    rank = world_channels(shape).rank
-    assert rank.shape == (shape.nics_per_host, len(ranks))
-    assert all(sorted(ring) == list(ranks) for ring in rank.tolist())
-
-
-@every_shape
-def test_channel_leaves_every_host_once(shape: ClusterShape) -> None:
+def test_every_rank_stands_once_in_every_channel_which_leaves_every_host_once_by_the_nics_of_its_gpus(
+    shape: ClusterShape,
+) -> None:
     table, host_of = world_channels(shape), placed(shape).host_of
+    count, ports = shape.hosts * shape.gpus_per_host, shape.hosts * shape.nics_per_host
+    assert table.rank.shape == (shape.nics_per_host, count)
+    assert all(sorted(ring) == list(range(count)) for ring in table.rank.tolist())
     following = np.roll(table.rank, -1, axis=1)
     assert (table.crosses == (host_of[table.rank] != host_of[following])).all()
     for ring, crosses in zip(table.rank, table.crosses, strict=True):
         assert sorted(host_of[ring[crosses]]) == list(range(shape.hosts))
-
-
-@every_shape
-def test_edges_between_hosts_use_the_nics_of_their_gpus(shape: ClusterShape) -> None:
     gpus = [gpu for host in build_topology(shape).hosts for gpu in host.gpus]
     nics = [f"eth{number}" for number in range(shape.nics_per_host)] * shape.hosts
-    table = world_channels(shape)
-    following = np.roll(table.rank, -1, axis=1)
     for ranks, numbers in ((table.rank, table.tx_nic), (following, table.rx_nic)):
         for rank, nic in zip(ranks[table.crosses], numbers[table.crosses], strict=True):
             assert gpus[rank].nics == (nics[nic],)
             assert rank // shape.gpus_per_host == nic // shape.nics_per_host
-
-
-@every_shape
-def test_every_nic_is_loaded_alike_in_both_directions(shape: ClusterShape) -> None:
-    table = world_channels(shape)
-    for numbers in (table.tx_nic, table.rx_nic):
-        load = np.bincount(numbers[table.crosses], minlength=shape.hosts * shape.nics_per_host)
-        assert load.tolist() == [1] * (shape.hosts * shape.nics_per_host)
+        assert np.bincount(numbers[table.crosses], minlength=ports).tolist() == [1] * ports  # loaded alike
 
 
 @pytest.mark.parametrize(("gpus", "nics"), [(8, 4), (4, 2), (2, 1)])
@@ -92,10 +76,16 @@ def test_channel_enters_and_leaves_a_host_through_its_own_nic(gpus: int, nics: i
     assert (table.rx_nic[table.crosses] % nics == channel).all()
 
 
-def test_channels_stay_on_their_plane_and_use_both_nics_of_a_gpu() -> None:
+def test_channels_stay_on_their_plane_and_large_worlds_are_laid_out_like_small_ones() -> None:
     table = world_channels(cluster(hosts=4, gpus_per_host=2, nics_per_host=2, fabric="dual_plane"))
     assert (table.tx_nic % 2 == table.rx_nic % 2).all()
     assert set((table.tx_nic[table.crosses] % 2).tolist()) == {0, 1}
+    shape = cluster(hosts=128, gpus_per_host=8, nics_per_host=8, hosts_per_leaf=16)
+    placement = placed(shape)
+    comms = Communicators("world", placement, Network(build_topology(shape), 8), attempt=0)
+    inside = comms.channel_table.index.reshape(8, 128, 8) % 8
+    assert (inside == inside[:, :1]).all()
+    assert inside[:, 0, 0].tolist() == list(range(8))
 
 
 LAYOUTS = [Layout(tp=4), Layout(tp=2, pp=2), Layout(tp=2, cp=2, pp=2), Layout(ep=4), Layout(tp=2, ep=2, pp=2)]
@@ -108,7 +98,7 @@ def test_groups_of_a_kind_have_every_rank_once(layout: Layout, kind: GroupKind) 
     assert sorted(groups.ravel().tolist()) == list(range(16))
 
 
-def test_groups_count_tp_first_and_pp_last_as_megatron_does() -> None:
+def test_groups_count_tp_first_and_pp_last_as_megatron_does_and_meet_in_one_rank() -> None:
     placement = place_ranks(scenario(job=JobShape(layout=Layout(tp=2, cp=2, pp=2))))
     assert placement.layout == (2, 2, 2, 2, 1)
     assert placement.groups("tp")[0].tolist() == [0, 1]
@@ -117,37 +107,21 @@ def test_groups_count_tp_first_and_pp_last_as_megatron_does() -> None:
     assert placement.groups("pp")[0].tolist() == [0, 8]
     assert placement.stage_of().tolist() == [0] * 8 + [1] * 8
     assert placement.replica_of().tolist() == ([0] * 4 + [1] * 4) * 2
-
-
-def test_two_groups_of_different_kinds_meet_in_one_rank() -> None:
     placement = place_ranks(scenario(job=JobShape(layout=Layout(tp=4))))
     for tensor in placement.groups("tp"):
         assert all(len(np.intersect1d(tensor, data)) == 1 for data in placement.groups("dp"))
 
 
-def test_fewer_hosts_have_fewer_replicas() -> None:
+def test_fewer_hosts_have_fewer_replicas_and_a_spare_brings_its_own_nics() -> None:
     told = scenario(job=JobShape(layout=Layout(tp=4)))
     shrunk = place_ranks(told, np.array([0, 1, 3]))
     assert (shrunk.ranks, shrunk.layout) == (12, (4, 1, 3, 1, 1))
     assert shrunk.host_of.tolist() == [0] * 4 + [1] * 4 + [3] * 4
-
-
-def test_spare_host_brings_its_own_nics() -> None:
     told = scenario(cluster=cluster(hosts=3, spares=1))
     moved = place_ranks(told, np.array([0, 3, 2]))
     assert moved.nic_of.tolist() == [0, 0, 1, 1, 6, 6, 7, 7, 4, 4, 5, 5]
     table = build_channel_table(moved, moved.groups("world"), 2)
     assert set(table.tx_nic[table.crosses].tolist()) == {0, 1, 4, 5, 6, 7}
-
-
-def test_large_world_is_laid_out_like_a_small_one() -> None:
-    """The members of each host stay together, in the same order on each."""
-    shape = cluster(hosts=128, gpus_per_host=8, nics_per_host=8, hosts_per_leaf=16)
-    placement = placed(shape)
-    comms = Communicators("world", placement, Network(build_topology(shape), 8), attempt=0)
-    inside = comms.channel_table.index.reshape(8, 128, 8) % 8
-    assert (inside == inside[:, :1]).all()
-    assert inside[:, 0, 0].tolist() == list(range(8))
 
 
 def planned(*doings: Doing, layout: Layout, micro_batches: int = 4) -> tuple[list[Wave], Placement]:
@@ -157,7 +131,7 @@ def planned(*doings: Doing, layout: Layout, micro_batches: int = 4) -> tuple[lis
 
 
 @given(st.integers(1, 8), st.integers(1, 12))
-def test_every_stage_does_every_batch_once_each_way_and_in_order(stages: int, batches: int) -> None:
+def test_1f1b_does_every_batch_once_each_way_in_order_and_keeps_few_open(stages: int, batches: int) -> None:
     rounds = one_forward_one_backward(stages, batches)
     done = [task for tasks in rounds for task in tasks]
     assert len(done) == len(set(done)) == 2 * stages * batches
@@ -168,37 +142,21 @@ def test_every_stage_does_every_batch_once_each_way_and_in_order(stages: int, ba
                 assert when[stage, batch, True] > when[stage - 1, batch, True]
                 assert when[stage - 1, batch, False] > when[stage, batch, False]
             assert when[stage, batch, False] > when[stage, batch, True]
-
-
-@given(st.integers(1, 8), st.integers(1, 12))
-def test_stage_keeps_no_more_batches_open_than_there_are_stages_after_it(stages: int, batches: int) -> None:
-    """What 1F1B is for: activations of at most stages - stage batches are kept."""
     opened = [0] * stages
     for tasks in one_forward_one_backward(stages, batches):
         for stage, _, forward in tasks:
             opened[stage] += 1 if forward else -1
             assert opened[stage] <= stages - stage
     assert opened == [0] * stages
-
-
-@given(st.integers(1, 8), st.integers(1, 12))
-def test_pipeline_has_as_many_rounds_as_its_bubble_and_its_work(stages: int, batches: int) -> None:
-    """With all tasks alike, 2 (P - 1) rounds are bubble and 2 M are work."""
     assert len(one_forward_one_backward(stages, batches)) == 2 * (stages - 1) + 2 * batches
 
 
-def test_collective_runs_in_all_groups_of_its_kind() -> None:
+def test_collectives_run_in_all_groups_of_a_kind_and_an_exchange_is_one() -> None:
     waves, _ = planned(Doing(do="AllReduce", mb=2, group="tp", times=2), layout=Layout(tp=4))
     assert [type(wave) for wave in waves] == [Collective, Collective]
     assert isinstance(waves[0], Collective)
     assert (waves[0].kind, waves[0].groups.tolist(), waves[0].bytes) == ("tp", [0, 1, 2, 3], 2_000_000)
-
-
-def test_group_of_one_talks_to_nobody() -> None:
     assert planned(Doing(do="AllReduce", mb=2, group="cp"), layout=Layout(tp=4))[0] == []
-
-
-def test_all_to_all_is_an_exchange() -> None:
     (wave,), _ = planned(Doing(do="AllToAll", mb=3, group="ep"), layout=Layout(ep=4))
     assert wave == Exchange("ep", 3_000_000)
 
@@ -222,10 +180,12 @@ def test_pipeline_computes_hands_over_and_reduces() -> None:
     assert len(reduced) == len(computing)
 
 
-def test_rank_with_partners_in_both_communicators_swaps_them_alone() -> None:
+def test_rank_with_partners_in_both_communicators_swaps_them_alone_and_without_them_nobody() -> None:
     doings = (Doing(do="AllReduce", mb=1, group="tp"), Doing(do="AllReduce", mb=1, group="world"))
     waves, placement = planned(*doings, layout=Layout(tp=4))
     assert swap_order(5, waves, placement) == {5: waves[0]}
+    waves, placement = planned(Doing(do="AllReduce", mb=1, times=3), layout=Layout())
+    assert swap_order(5, waves, placement) == {}
 
 
 def test_where_groups_cross_in_one_rank_two_of_four_swap_them() -> None:
@@ -239,11 +199,6 @@ def test_where_groups_cross_in_one_rank_two_of_four_swap_them() -> None:
     data = {rank: set(row.tolist()) for row in placement.groups("dp") for rank in row.tolist()}
     (one,), (other,) = tensor[5] & data[10], data[5] & tensor[10]
     assert len({5, one, 10, other}) == 4
-
-
-def test_nothing_can_be_swapped_in_a_job_with_one_kind_of_communicator() -> None:
-    waves, placement = planned(Doing(do="AllReduce", mb=1, times=3), layout=Layout())
-    assert swap_order(5, waves, placement) == {}
 
 
 @pytest.mark.parametrize("times", [1, 3])

@@ -54,13 +54,9 @@ def fill(flows: list[list[int]], capacities: list[int]) -> list[Fraction]:
 
 
 @given(loads())
-def test_rates_are_those_of_filling_all_flows_together(load: tuple[list[list[int]], list[int]]) -> None:
-    assert_allclose(fair_rates(*padded(*load)), [float(rate) for rate in fill(*load)], rtol=1e-6)
-
-
-@given(loads())
-def test_nobody_can_get_more_without_somebody_with_less_losing(load: tuple[list[list[int]], list[int]]) -> None:
-    """Max-min fair means: every flow crosses a full link on which nobody has more than it."""
+def test_rates_are_max_min_fair_and_those_of_filling_all_flows_together(
+    load: tuple[list[list[int]], list[int]],
+) -> None:
     flows, capacities = load
     rates = fair_rates(*padded(flows, capacities))
     used = [sum(rates[n] for n, flow in enumerate(flows) if link in flow) for link in range(len(capacities))]
@@ -69,13 +65,11 @@ def test_nobody_can_get_more_without_somebody_with_less_losing(load: tuple[list[
         full = [link for link in flow if used[link] >= capacities[link] * (1 - 1e-6)]
         most = [max(rates[n] for n, other in enumerate(flows) if link in other) for link in full]
         assert any(rates[number] >= rate * (1 - 1e-6) for rate in most)
+    assert_allclose(fair_rates(*padded(*load)), [float(rate) for rate in fill(*load)], rtol=1e-6)
 
 
-def test_flow_alone_has_its_narrowest_link() -> None:
+def test_flow_alone_has_its_narrowest_link_and_none_has_none() -> None:
     assert fair_rates(np.array([[0, 1, 3, 3]]), np.array([5.0, 2.0, 1.0, np.inf])).tolist() == [2.0]
-
-
-def test_no_flows_have_no_rates() -> None:
     assert fair_rates(np.zeros((0, 4), int), np.array([1.0])).tolist() == []
 
 
@@ -111,19 +105,16 @@ def _ends(network: Network, link: int) -> tuple[str, str]:
     return (wire.a, wire.b) if link % 2 == 0 else (wire.b, wire.a)
 
 
-def test_flows_under_one_leaf_stay_there() -> None:
+def test_flows_under_one_leaf_stay_there_and_planes_are_never_joined() -> None:
     network = network_of(SHAPES["leaf_spine"])
     path = network.choose_paths(np.array([0]), np.array([2]), np.array([7]))[0].tolist()
     assert [link for link in path if link != network.nowhere] == [path[0], path[3]]
-
-
-def test_planes_are_never_joined() -> None:
     network = network_of(SHAPES["dual_plane"])
     with pytest.raises(BadScenario, match="no way to each other"):
         network.choose_paths(np.array([0]), np.array([15]), np.array([0]))
 
 
-def test_planned_flows_spread_evenly_and_hashed_ones_do_not() -> None:
+def test_planned_flows_share_links_evenly_where_hashed_ones_collide() -> None:
     network = network_of(SHAPES["leaf_spine"])
     src, dst = np.array([0, 1, 2, 3, 0, 1]), np.array([8, 9, 10, 11, 12, 13])
     planned = network.choose_paths(src, dst, network.in_turn(src, dst))[:, 1]
@@ -131,8 +122,27 @@ def test_planned_flows_spread_evenly_and_hashed_ones_do_not() -> None:
     hashed = network.choose_paths(src, dst, np.array([flow_key("x", n) for n in range(6)]))[:, 1]
     assert np.bincount(hashed).max() > 2
 
+    def slowest(routing: str) -> float:
+        shape = cluster(hosts=8, gpus_per_host=4, nics_per_host=4, hosts_per_leaf=1, spines=4, routing=routing)
+        told = scenario(cluster=shape)
+        comms = comms_of(told, "world")
+        flows = comms.ring_flows(np.arange(1))
+        capacity = Network(build_topology(shape), 4).capacity
+        return float(flows.rates(capacity, nvlink=300.0)[flows.crosses].min()) / (100.0 * BYTES_PER_NS)
 
-def test_no_link_is_asked_for_more_than_it_carries() -> None:
+    assert slowest("planned") == pytest.approx(1.0)
+    assert slowest("ecmp") <= 0.5
+
+
+def test_links_are_found_by_name_and_none_is_asked_for_more_than_it_carries() -> None:
+    network = network_of(SHAPES["leaf_spine"])
+    there, back = network.links_of("leaf1--spine2")
+    assert _ends(network, there) == ("leaf1", "spine2")
+    assert _ends(network, back) == ("spine2", "leaf1")
+    assert len(network.links_at("leaf0")) == 2 * (2 * 2 + 3)
+    assert len(network.links_between_switches()) == 2 * 4 * 3
+    up, down = network.links_of_nic(3)
+    assert (_ends(network, up)[0], _ends(network, down)[1]) == ("h1/eth1", "h1/eth1")
     shape = SHAPES["leaf_spine"]
     network = network_of(shape)
     random = np.random.default_rng(1)
@@ -144,17 +154,6 @@ def test_no_link_is_asked_for_more_than_it_carries() -> None:
     assert rates.max() <= shape.nic_gbps * BYTES_PER_NS
 
 
-def test_links_are_found_by_what_verdicts_call_them() -> None:
-    network = network_of(SHAPES["leaf_spine"])
-    there, back = network.links_of("leaf1--spine2")
-    assert _ends(network, there) == ("leaf1", "spine2")
-    assert _ends(network, back) == ("spine2", "leaf1")
-    assert len(network.links_at("leaf0")) == 2 * (2 * 2 + 3)
-    assert len(network.links_between_switches()) == 2 * 4 * 3
-    up, down = network.links_of_nic(3)
-    assert (_ends(network, up)[0], _ends(network, down)[1]) == ("h1/eth1", "h1/eth1")
-
-
 SHARDED = scenario(job=JobShape(layout=Layout(tp=4)))
 
 
@@ -164,24 +163,18 @@ def comms_of(told: Scenario, kind: GroupKind, attempt: int = 0) -> Communicators
     )
 
 
-def test_every_communicator_has_its_own_id_in_every_attempt() -> None:
+def test_communicators_have_their_own_ids_and_a_channel_per_nic_or_two() -> None:
     ids = [comms_of(SHARDED, kind, attempt).ids for kind in ("tp", "dp", "world") for attempt in (0, 1)]
     assert len(np.unique(np.concatenate(ids))) == 2 * (4 + 4 + 1)
     assert (comms_of(SHARDED, "dp").ids == comms_of(SHARDED, "dp").ids).all()
-
-
-def test_whole_hosts_have_a_channel_per_nic_and_others_two() -> None:
     assert comms_of(scenario(cluster=cluster(gpus_per_host=4, nics_per_host=4)), "world").channels == 4
     assert comms_of(SHARDED, "tp").channels == 2
     assert comms_of(SHARDED, "dp").channels == 2
-
-
-def test_groups_inside_a_host_have_no_connections_between_hosts() -> None:
     assert not comms_of(SHARDED, "tp").ring_flows(np.arange(4)).crosses.any()
     assert comms_of(SHARDED, "dp").ring_flows(np.arange(4)).crosses.all()
 
 
-def test_ring_edges_lead_from_each_place_to_the_next() -> None:
+def test_edges_of_rings_trees_and_pairs_join_the_members_asked_for() -> None:
     comms = comms_of(SHARDED, "dp")
     flows = comms.ring_flows(np.array([1, 3]))
     assert flows.src.shape == (4, 4)  # two groups on two channels
@@ -189,15 +182,18 @@ def test_ring_edges_lead_from_each_place_to_the_next() -> None:
     assert (comms.members[flows.group, flows.src_index] == flows.src).all()
     assert (comms.members[flows.group, flows.dst_index] == flows.dst).all()
     assert set(flows.group.ravel().tolist()) == {1, 3}
-
-
-def test_tree_edges_join_children_and_parents_both_ways() -> None:
     comms = comms_of(scenario(), "world")
     tree = comms.tree(np.arange(1))
     up, down = (comms.tree_flows(np.arange(1), tree, is_up) for is_up in (True, False))
     assert (up.src == down.dst).all()
     assert (up.dst == down.src).all()
     assert len(up.src) == comms.channels * 15
+    comms = comms_of(SHARDED, "dp")
+    flows = comms.pair_flows(np.array([0, 2]), np.array([0, 1]), np.array([3, 2]))
+    assert flows.src.tolist() == [0, 6]
+    assert flows.dst.tolist() == [12, 10]
+    back = comms.pair_flows(np.array([0, 2]), np.array([0, 1]), np.array([1, 0]))
+    assert back.dst.tolist() == [4, 2]
 
 
 def test_connection_keeps_its_port_and_way_and_another_attempt_has_others() -> None:
@@ -208,19 +204,6 @@ def test_connection_keeps_its_port_and_way_and_another_attempt_has_others() -> N
     assert (one.sport != other.sport).any()
     assert ((one.sport[one.crosses] >= 49152) & (one.sport[one.crosses] < 65536)).all()
     assert (one.sport[~one.crosses] == 0).all()
-
-
-def test_planned_ways_share_links_evenly_where_hashed_ones_collide() -> None:
-    def slowest(routing: str) -> float:
-        shape = cluster(hosts=8, gpus_per_host=4, nics_per_host=4, hosts_per_leaf=1, spines=4, routing=routing)
-        told = scenario(cluster=shape)
-        comms = comms_of(told, "world")
-        flows = comms.ring_flows(np.arange(1))
-        capacity = Network(build_topology(shape), 4).capacity
-        return float(flows.rates(capacity, nvlink=300.0)[flows.crosses].min()) / (100.0 * BYTES_PER_NS)
-
-    assert slowest("planned") == pytest.approx(1.0)
-    assert slowest("ecmp") <= 0.5
 
 
 def test_groups_that_share_a_nic_share_its_rate() -> None:
@@ -241,12 +224,3 @@ def test_trees_and_pairs_stay_on_their_plane_and_use_both() -> None:
     for flows in (comms.pair_flows(np.zeros_like(src), src, dst), comms.tree_flows(np.arange(1), tree, up=True)):
         assert (flows.tx_nic % 2 == flows.rx_nic % 2).all()
         assert set((flows.tx_nic[flows.crosses] % 2).tolist()) == {0, 1}
-
-
-def test_pairs_are_as_they_were_asked_for() -> None:
-    comms = comms_of(SHARDED, "dp")
-    flows = comms.pair_flows(np.array([0, 2]), np.array([0, 1]), np.array([3, 2]))
-    assert flows.src.tolist() == [0, 6]
-    assert flows.dst.tolist() == [12, 10]
-    back = comms.pair_flows(np.array([0, 2]), np.array([0, 1]), np.array([1, 0]))
-    assert back.dst.tolist() == [4, 2]

@@ -20,10 +20,9 @@ from simulator.pairs import (
     RECV_WAIT,
     WIRE,
     Edges,
-    Outage,
     Pairs,
 )
-from tests.simulator.build import head_states, replaced, started, uniform
+from tests.simulator.build import head_states, outage, replaced, started, uniform
 
 NANOSECONDS = st.integers(0, 500).map(float)
 
@@ -158,8 +157,7 @@ def test_slow_wire_takes_its_time_and_no_other_wire_does(has_credits: bool) -> N
     assert pairs.wire[0, [0, 1, 3]].max() < 0.3 * pairs.wire[0, 2]
 
 
-def test_places_behind_a_slow_edge_wait_for_credits_and_their_receivers_for_their_gpus_on_ib() -> None:
-    """More indices than buffers: what the slow edge does not take stays with the indices before it."""
+def test_indices_behind_a_slow_edge_wait_for_credits_on_ib_and_in_the_wire_of_a_socket() -> None:
     edges = uniform(16, at_8=400.0)
     pairs, _ = run_ring(edges, started(edges), 60)
     # Of the edge into the slow sender: it cannot read, because its own buffers are full.
@@ -171,14 +169,8 @@ def test_places_behind_a_slow_edge_wait_for_credits_and_their_receivers_for_thei
     assert (pairs.gpu_wait[0, 9:] > 0.4 * pairs.sent[0, 9:]).all()
     # The slow sender itself waits for neither.
     assert pairs.wire[0, 8] > 0.95 * pairs.sent[0, 8]
-
-
-def test_short_operation_fits_into_the_buffers_and_nobody_waits_for_credits() -> None:
     edges = uniform(16, at_8=400.0)
     assert run_ring(edges, started(edges), BUFFERS)[0].peer_wait.max() == 0.0
-
-
-def test_places_behind_a_slow_edge_stand_in_the_wire_of_a_socket() -> None:
     edges = uniform(16, has_credits=False, socket_steps=1, at_8=400.0)
     pairs, _ = run_ring(edges, started(edges), 60)
     assert pairs.peer_wait.max() == 0.0
@@ -216,7 +208,7 @@ def test_starved_proxy_shows_in_flush_and_wire_and_never_as_waiting_for_a_peer(h
     assert pairs.wire[0].argmax() == 3
 
 
-def test_steps_are_traced_where_somebody_asks() -> None:
+def test_steps_are_traced_where_somebody_asks_and_flushes_counted_on_their_own() -> None:
     edges = uniform(4)
     pairs, _ = run_ring(edges, started(edges), 6, trace=True)
     assert pairs.steps is not None
@@ -227,14 +219,10 @@ def test_steps_are_traced_where_somebody_asks() -> None:
         assert (handed < sent).all()
         assert (pairs.steps.arrived[step] <= pairs.steps.taken[step]).all()
     assert run_ring(edges, started(edges), 6)[0].steps is None
-
-
-def test_flush_is_counted_on_its_own() -> None:
     edges = replaced(uniform(4), flush_ns=7.0)
     pairs, _ = run_ring(edges, started(edges), 6)
     assert_allclose(pairs.flush, 42.0)
-    out = Outage(np.full((1, 4), NEVER), np.full((1, 4), NEVER))
-    out.begin[0, 0] = 105.0  # the first step is there at 101 and flushed at 108: never seen
+    out = outage(4, 0, 105.0)  # the first step is there at 101 and flushed at 108: never seen
     stopped = Pairs(replaced(edges, recv_proxy_out=out))
     came = stopped.send(0, np.zeros((1, 4)))
     stopped.read(0, came)
@@ -242,74 +230,51 @@ def test_flush_is_counted_on_its_own() -> None:
 
 
 @pytest.mark.parametrize(("has_credits", "held"), [(True, PEER_WAIT), (False, WIRE)])
-def test_dead_wire_stands_in_wire_and_those_after_it_wait_for_data(has_credits: bool, held: int) -> None:
+def test_dead_wire_stands_in_wire_and_a_stuck_gpu_waits_for_itself_on_either_side(
+    has_credits: bool, held: int
+) -> None:
     edges = uniform(6, has_credits)
-    out = Outage(np.full((1, 6), NEVER), np.full((1, 6), NEVER))
-    out.begin[0, 2] = 250.0
-    send, recv = head_states(replaced(edges, wire_out=out), started(edges), 10)
+    send, recv = head_states(replaced(edges, wire_out=outage(6, 2, 250.0)), started(edges), 10)
     assert (send[2], recv[3]) == (WIRE, RECV_WAIT)  # the link itself
     assert (send[1], recv[2]) == (held, RECV_GPU_WAIT)  # the sender does not read any more: look further on
     assert [(send[index], recv[index]) for index in (4, 5, 0)] == [(GPU_WAIT, RECV_WAIT)] * 3
-
-
-@pytest.mark.parametrize("has_credits", [True, False])
-def test_stuck_gpu_is_the_only_place_that_waits_for_itself_on_both_sides(has_credits: bool) -> None:
-    edges = uniform(6, has_credits)
-    out = Outage(np.full((1, 6), NEVER), np.full((1, 6), NEVER))
-    out.begin[0, 3] = 250.0
-    kernels = Kernels(np.zeros((1, 6)), 1.0, out)
-    send, recv = head_states(edges, kernels, 10)
-    both = [index for index in range(6) if send[index] == GPU_WAIT and recv[index] == RECV_GPU_WAIT]
-    assert both == [3]
+    send, recv = head_states(edges, Kernels(np.zeros((1, 6)), 1.0, outage(6, 3, 250.0)), 10)
+    assert [index for index in range(6) if (send[index], recv[index]) == (GPU_WAIT, RECV_GPU_WAIT)] == [3]
     assert [recv[index] for index in (4, 5, 0)] == [RECV_WAIT] * 3
 
 
-def test_place_before_one_that_never_comes_waits_for_its_credit_on_ib_and_not_on_a_socket() -> None:
-    never = np.zeros((1, 6))
-    never[0, 3] = NEVER
-    for has_credits, expected in ((True, PEER_WAIT), (False, GPU_WAIT)):
-        edges = replaced(
-            uniform(6, has_credits, 0 if has_credits else 8), send_from=never, recv_from=np.roll(never, -1, axis=1)
-        )
-        send, recv = head_states(edges, Kernels(never), 10)
-        assert send[2] == expected
-        assert (send[3], recv[3]) == (0, 0)  # it has no step at all
-        assert recv[4] == RECV_WAIT
+@pytest.mark.parametrize(("has_credits", "expected"), [(True, PEER_WAIT), (False, GPU_WAIT)])
+def test_index_before_one_that_never_comes_waits_for_its_credit_on_ib_and_not_on_a_socket(
+    has_credits: bool, expected: int
+) -> None:
+    never = np.array([[0.0, 0.0, 0.0, NEVER, 0.0, 0.0]])
+    edges = uniform(6, has_credits, 0 if has_credits else 8)
+    edges = replaced(edges, send_from=never, recv_from=np.roll(never, -1, axis=1))
+    send, recv = head_states(edges, Kernels(never), 10)
+    assert send[2] == expected
+    assert (send[3], recv[3]) == (0, 0)  # it has no step at all
+    assert recv[4] == RECV_WAIT
 
 
 @pytest.mark.parametrize("has_credits", [True, False])
-def test_stopped_process_stays_in_the_state_in_which_it_was_stopped(has_credits: bool) -> None:
+@pytest.mark.parametrize(("at_ns", "expected"), [(160.0, RECV_GPU_WAIT), (230.0, RECV_WAIT)])
+def test_stopped_process_stays_in_the_state_in_which_it_was_stopped(
+    has_credits: bool, at_ns: float, expected: int
+) -> None:
     """Its GPU goes on, but nobody marks what it does; with a kernel that takes long to read, that is RecvGPUWait."""
-    edges = uniform(6, has_credits)
-    kernels = Kernels(np.zeros((1, 6)), 50.0)
-    for moment, expected in ((160.0, RECV_GPU_WAIT), (230.0, RECV_WAIT)):
-        out = Outage(np.full((1, 6), NEVER), np.full((1, 6), NEVER))
-        out.begin[0, 3] = moment
-        stopped = replaced(
-            edges,
-            send_proxy_out=out,
-            recv_proxy_out=Outage(np.roll(out.begin, -1, axis=1), np.roll(out.end, -1, axis=1)),
-        )
-        _, recv = head_states(stopped, kernels, 10)
-        assert recv[3] == expected
-        assert [recv[index] for index in (4, 5, 0)] == [RECV_WAIT] * 3
+    sides = {"send_proxy_out": outage(6, 3, at_ns), "recv_proxy_out": outage(6, 2, at_ns)}
+    _, recv = head_states(replaced(uniform(6, has_credits), **sides), Kernels(np.zeros((1, 6)), 50.0), 10)
+    assert [recv[index] for index in (3, 4, 5, 0)] == [expected] + [RECV_WAIT] * 3
 
 
-def test_since_when_a_side_stands_is_when_it_entered_its_state() -> None:
-    edges = uniform(6)
-    out = Outage(np.full((1, 6), NEVER), np.full((1, 6), NEVER))
-    out.begin[0, 2] = 60.0  # in the middle of the first step, which was filled and handed over at 50
-    pairs, _ = run_ring(replaced(edges, wire_out=out), Kernels(np.full((1, 6), 50.0)), 10)
+def test_outage_counts_from_when_a_side_entered_its_state_until_the_wire_sends_again() -> None:
+    out = outage(6, 2, 60.0)  # in the middle of the first step, which was filled and handed over at 50
+    pairs, _ = run_ring(replaced(uniform(6), wire_out=out), Kernels(np.full((1, 6), 50.0)), 10)
     assert pairs.stuck_since[0, 0, 2] == 50.0
     assert pairs.stuck_since[0, 0, 3] == pytest.approx(152.0)  # acknowledged, and nothing came to be sent
-
-
-def test_wire_that_comes_back_sends_again_what_was_under_way() -> None:
     edges = uniform(4)
-    out = Outage(np.full((1, 4), NEVER), np.full((1, 4), NEVER))
-    out.begin[0, 1], out.end[0, 1] = 150.0, 1_000.0
     _, whole = run_ring(edges, started(edges), 6)
-    flapped, late = run_ring(replaced(edges, wire_out=out), started(edges), 6)
+    flapped, late = run_ring(replaced(edges, wire_out=outage(4, 1, 150.0, 1_000.0)), started(edges), 6)
     assert late.max() == pytest.approx(whole.max() + 1_000.0 - 101.0)  # its second step began at 101 and is repeated
     assert flapped.wire[0, 1] > 1_000.0 - 101.0
     assert (np.delete(flapped.wire[0], 1) < 700.0).all()

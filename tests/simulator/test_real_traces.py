@@ -14,7 +14,7 @@ from simulator.operations import Operation, Transfers
 from simulator.pairs import NEVER, STATES, Edges
 from simulator.scenario import ClusterShape, Doing, JobShape, Layout, Scenario
 from simulator.simulation import Simulation
-from tests.simulator.build import cluster, scenario
+from tests.simulator.build import cluster, moved_by, scenario
 from tests.simulator.recordings import (
     SIDES,
     Waits,
@@ -54,8 +54,7 @@ def first(shape: ClusterShape, job: JobShape, *lines: str) -> Operation:
 
 
 def waits_of(operation: Operation) -> Waits:
-    assert operation.transfers is not None
-    return told_waits(operation.transfers)
+    return told_waits(moved_by(operation))
 
 
 CASES = {
@@ -64,37 +63,29 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", list(CASES))
-def test_late_rank_makes_the_same_waits_long_on_the_same_ranks(name: str) -> None:
-    numbers = struck(name, above_ms=20)
+@pytest.mark.parametrize(("name", "culprit"), [("f_hostsleep_r2", 2), ("f_gpuspin_r1", 1)])
+def test_late_rank_makes_the_same_waits_long_on_the_same_ranks_and_has_the_shortest_kernel(
+    name: str, culprit: int
+) -> None:
+    numbers, operation = struck(name, above_ms=20), four_ranks(CASES[name])
     assert len(numbers) >= 2
-    real, ours = real_waits_of(name, numbers), waits_of(four_ranks(CASES[name]))
-    assert large(real, 20e6) == large(ours, 20e6)
-
-
-@pytest.mark.parametrize("name", list(CASES))
-def test_late_rank_has_the_shortest_kernel_in_both(name: str) -> None:
-    culprit = {"f_hostsleep_r2": 2, "f_gpuspin_r1": 1}[name]
-    operation = four_ranks(CASES[name])
+    assert large(real_waits_of(name, numbers), 20e6) == large(waits_of(operation), 20e6)
     duration = operation.end - operation.start
     assert operation.rank[duration.argmin()] == culprit
     assert np.sort(duration)[1] > 5 * duration.min()
-    for number in struck(name, above_ms=20):
+    for number in numbers:
         real = {rank: lasting(name, rank, one) for rank, one in recorded(name).operations if one.seq == number}
         assert min(real, key=lambda rank: real[rank]) == culprit
         assert sorted(real.values())[1] > 5 * real[culprit]
 
 
-def test_gpu_that_spins_is_the_only_rank_that_waits_for_its_gpu_on_both_sides() -> None:
+def test_gpu_that_spins_waits_for_itself_on_both_sides_and_a_late_host_for_nobody() -> None:
     for waits in (
         real_waits_of("f_gpuspin_r1", struck("f_gpuspin_r1", 20)),
         waits_of(four_ranks(CASES["f_gpuspin_r1"])),
     ):
         long = large(waits, 20e6)
         assert [rank for rank in range(4) if {(rank, "gpu_wait"), (rank, "recv_gpu_wait")} <= long] == [1]
-
-
-def test_late_host_waits_for_nobody() -> None:
     for waits in (
         real_waits_of("f_hostsleep_r2", struck("f_hostsleep_r2", 20)),
         waits_of(four_ranks(CASES["f_hostsleep_r2"])),

@@ -8,7 +8,7 @@ from simulator.faults import Fault
 from simulator.operations import Operation
 from simulator.scenario import Doing, JobShape, Layout, Scenario
 from simulator.simulation import Simulation
-from tests.simulator.build import LINE, TENSOR_THEN_DATA, cluster, scenario, slow
+from tests.simulator.build import LINE, TENSOR_THEN_DATA, cluster, moved_by, scenario, slow
 
 
 def first_step(told: Scenario) -> list[Operation]:
@@ -19,8 +19,7 @@ def first_step(told: Scenario) -> list[Operation]:
 def test_bytes_sent_are_bytes_received_and_those_that_the_operation_needs(algo: str) -> None:
     job = JobShape(step=(Doing(do="AllReduce", mb=64, algo=algo),))
     (operation,) = first_step(scenario(job=job, cluster=cluster(gpus_per_host=1, nics_per_host=1)))
-    moved = operation.transfers
-    assert moved is not None
+    moved = moved_by(operation)
     sent = np.bincount(moved.src_index, moved.bytes, 4)
     received = np.bincount(moved.dst_index, moved.bytes, 4)
     assert sent.sum() == received.sum() == pytest.approx(2 * 3 * 64e6, rel=1e-6)
@@ -62,7 +61,7 @@ def test_waits_of_every_transfer_add_up(transport: str) -> None:
 # Cascades.
 
 
-def test_slow_gpu_delays_its_tensor_group_first_and_theirs_after_it() -> None:
+def test_slow_gpu_delays_its_tensor_group_first_and_theirs_after_it_and_a_slow_nvlink_its_own_alone() -> None:
     told = scenario(slow("gpu:h2/1", 0.5), job=TENSOR_THEN_DATA)
     tensor, data = first_step(told)
     late = 2 * 4 + 1
@@ -75,9 +74,13 @@ def test_slow_gpu_delays_its_tensor_group_first_and_theirs_after_it() -> None:
     duration = (data.end - data.start)[np.argsort(data.rank)]
     assert duration[8:12].max() < 20e6
     assert duration[[*range(8), *range(12, 16)]].min() > 45e6
+    told = scenario("at 0 s fail nvlink:h2/1 to 2 %", job=TENSOR_THEN_DATA)
+    tensor, _ = first_step(told)
+    duration = (tensor.end - tensor.start)[np.argsort(tensor.rank)].reshape(4, 4)
+    assert duration[2].min() > 3 * duration[[0, 1, 3]].max()
 
 
-def test_slow_gpu_of_a_pipeline_delays_the_stages_after_it() -> None:
+def test_slow_gpu_of_a_pipeline_delays_the_stages_after_it_and_a_slow_nic_one_direction() -> None:
     job = JobShape(
         layout=Layout(pp=4), micro_batches=1, step=(Doing(do="pipeline", ms=20.0, backward_ms=20.0, mb=1),)
     )
@@ -93,60 +96,6 @@ def test_slow_gpu_of_a_pipeline_delays_the_stages_after_it() -> None:
     delays = {(rank, number): delay for number, (_, rank, delay) in enumerate(later)}
     assert list(delays) == [(1, 0), (2, 1), (3, 2), (2, 3), (1, 4), (0, 5)]
     assert [round(delay / 1e6) for delay in delays.values()] == [0, 20, 20, 20, 20, 40]
-
-
-def test_slow_nic_slows_its_own_groups_and_shows_on_its_own_wires() -> None:
-    """Only two of the four data-parallel groups go through the slow NIC."""
-    _, data = first_step(scenario(slow("nic:h1/eth0", 0.25, side="tx"), job=TENSOR_THEN_DATA))
-    moved = data.transfers
-    assert moved is not None
-    slowest = moved.wire > 2 * np.median(moved.wire)
-    assert set(moved.src[slowest].tolist()) == {4, 5}
-    assert set(moved.tx_nic[slowest].tolist()) == {2}
-    duration = (data.end - data.start)[np.argsort(data.rank)].reshape(4, 4)
-    assert duration[:, :2].min() > 1.5 * duration[:, 2:].max()
-
-
-@pytest.mark.parametrize(("what", "ranks"), [("pcie:h2/1 to 20 %", {9}), ("nic:h2/eth0 tx delayed 3 ms", {8, 9})])
-def test_slow_pcie_and_delay_show_on_the_connections_that_pass_there(what: str, ranks: set[int]) -> None:
-    _, data = first_step(scenario(f"at 0 s fail {what}", job=TENSOR_THEN_DATA))
-    _, healthy = first_step(scenario(job=TENSOR_THEN_DATA))
-    assert data.transfers is not None
-    assert healthy.transfers is not None
-    grown = data.transfers.wire > 1.5 * healthy.transfers.wire
-    assert set(data.transfers.src[grown].tolist()) >= ranks
-    assert set(data.transfers.src[grown].tolist()) <= ranks | {4, 5}  # and those that send to a slow PCIe
-
-
-def test_slow_nvlink_slows_its_tensor_group_alone() -> None:
-    told = scenario("at 0 s fail nvlink:h2/1 to 2 %", job=TENSOR_THEN_DATA)
-    tensor, _ = first_step(told)
-    duration = (tensor.end - tensor.start)[np.argsort(tensor.rank)].reshape(4, 4)
-    assert duration[2].min() > 3 * duration[[0, 1, 3]].max()
-
-
-def test_slow_uplink_of_a_tree_is_slow_one_way() -> None:
-    """What h3 sends up is slow; what comes down to it is not."""
-    job = JobShape(step=(Doing(do="AllReduce", mb=64, algo="TREE"),))
-    (operation,) = first_step(scenario(slow("nic:h3/eth0", 0.1, side="tx"), cluster=LINE, job=job))
-    moved = operation.transfers
-    assert moved is not None
-    slowest = moved.wire > 3 * np.median(moved.wire)
-    assert set(moved.src[slowest].tolist()) == {3}
-
-
-def test_starved_host_shows_in_flush_and_wire_of_its_own_ranks_only() -> None:
-    told = scenario(
-        "at 0 s fail host:h2 starved to 20 %", cluster=LINE, job=JobShape(compute_ms=50.0, allreduce_mb=(64,))
-    )
-    moved = first_step(told)[0].transfers
-    assert moved is not None
-    assert set(moved.dst[moved.flush > 1e6].tolist()) == {2}
-    assert set(moved.src[moved.wire > 1.05 * np.median(moved.wire)].tolist()) == {2}
-
-
-def test_ways_from_one_stage_to_two_others_have_rates_of_their_own() -> None:
-    """Forward from 1 to 2 is slow, because h2 receives slowly; backward from 1 to 0 is not."""
     job = JobShape(
         layout=Layout(pp=4), micro_batches=1, step=(Doing(do="pipeline", ms=20.0, backward_ms=20.0, mb=64),)
     )
@@ -159,6 +108,38 @@ def test_ways_from_one_stage_to_two_others_have_rates_of_their_own() -> None:
     }
     assert wire[1, 2] > 5 * wire[1, 0]
     assert wire[1, 0] == wire[0, 1]
+
+
+def test_slow_nic_slows_its_own_groups_and_shows_on_its_own_wires() -> None:
+    """Only two of the four data-parallel groups go through the slow NIC."""
+    _, data = first_step(scenario(slow("nic:h1/eth0", 0.25, side="tx"), job=TENSOR_THEN_DATA))
+    moved = moved_by(data)
+    slowest = moved.wire > 2 * np.median(moved.wire)
+    assert set(moved.src[slowest].tolist()) == {4, 5}
+    assert set(moved.tx_nic[slowest].tolist()) == {2}
+    duration = (data.end - data.start)[np.argsort(data.rank)].reshape(4, 4)
+    assert duration[:, :2].min() > 1.5 * duration[:, 2:].max()
+
+
+@pytest.mark.parametrize(("what", "ranks"), [("pcie:h2/1 to 20 %", {9}), ("nic:h2/eth0 tx delayed 3 ms", {8, 9})])
+def test_slow_pcie_and_delay_show_on_the_connections_that_pass_there(what: str, ranks: set[int]) -> None:
+    moved, healthy = (
+        moved_by(first_step(scenario(*lines, job=TENSOR_THEN_DATA))[1]) for lines in ((f"at 0 s fail {what}",), ())
+    )
+    grown = set(moved.src[moved.wire > 1.5 * healthy.wire].tolist())
+    assert ranks <= grown <= ranks | {4, 5}  # and those that send to a slow PCIe
+
+
+def test_slow_uplink_of_a_tree_is_slow_one_way_and_a_starved_host_in_its_own_flushes_and_wires() -> None:
+    """What h3 sends up is slow; what comes down to it is not."""
+    job = JobShape(step=(Doing(do="AllReduce", mb=64, algo="TREE"),))
+    (operation,) = first_step(scenario(slow("nic:h3/eth0", 0.1, side="tx"), cluster=LINE, job=job))
+    moved = moved_by(operation)
+    assert set(moved.src[moved.wire > 3 * np.median(moved.wire)].tolist()) == {3}
+    job = JobShape(compute_ms=50.0, allreduce_mb=(64,))
+    moved = moved_by(first_step(scenario("at 0 s fail host:h2 starved to 20 %", cluster=LINE, job=job))[0])
+    assert set(moved.dst[moved.flush > 1e6].tolist()) == {2}
+    assert set(moved.src[moved.wire > 1.05 * np.median(moved.wire)].tolist()) == {2}
 
 
 # Pipelines.
@@ -174,15 +155,11 @@ def forwards(*faults: Fault) -> list[Operation]:
     return [operation for operation in found if operation.func == "Send" and 0 in operation.rank]
 
 
-def test_sender_of_a_pipeline_goes_on_while_its_data_are_under_way() -> None:
-    """A batch of 64 MB takes half a second on the slow NIC; the second forward comes 20 ms after the first."""
+def test_sends_of_a_pipeline_follow_each_other_while_data_are_under_way() -> None:
     first, second, *_ = forwards(slow("nic:h0/eth0", 0.01, side="tx"))
     assert (first.end - first.start)[0] > 0.4e9
     begins = [float(operation.start[operation.rank == 0][0]) for operation in (first, second)]
     assert begins[1] - begins[0] == pytest.approx(20e6, rel=0.05)
-
-
-def test_sends_of_a_pair_are_counted_and_enqueued_one_after_the_other() -> None:
     sent = forwards()
     assert [int(operation.seq[operation.rank == 0][0]) for operation in sent] == [0, 1, 2]
     enqueued = [float(operation.enqueue[operation.rank == 0][0]) for operation in sent]

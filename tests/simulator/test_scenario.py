@@ -45,19 +45,13 @@ def test_up_links_of_a_leaf_carry_what_its_nics_send_in_every_fabric(fabric: str
     assert TopologyIndex(topology).leaf_of("h3", "eth1") == leaf
 
 
-def test_spares_are_hosts_of_the_fabric_but_not_of_the_job() -> None:
-    told = scenario(slow("nic:h5/eth1", 0.5), cluster=cluster(spares=2))
-    check_scenario(told)
-    assert (len(build_topology(told.cluster).hosts), told.ranks) == (6, 16)
-
-
-def test_layout_is_filled_up_with_replicas() -> None:
+def test_layout_is_filled_up_with_replicas_and_spares_are_not_of_the_job() -> None:
     told = scenario(job=JobShape(layout=Layout(tp=2, pp=2, ep=2)))
     assert told.layout == (2, 1, 4, 2, 2)
     check_scenario(told)
-
-
-def test_plain_job_computes_and_reduces_its_buckets() -> None:
+    told = scenario(slow("nic:h5/eth1", 0.5), cluster=cluster(spares=2))
+    check_scenario(told)
+    assert (len(build_topology(told.cluster).hosts), told.ranks) == (6, 16)
     job = JobShape(compute_ms=50.0, allreduce_mb=(64, 32))
     assert [(doing.do, doing.mb) for doing in job.steps] == [("compute", 0), ("AllReduce", 64), ("AllReduce", 32)]
     own = (Doing(do="AllToAll", mb=8, group="ep"),)
@@ -100,6 +94,9 @@ def test_shapes_that_do_not_fit_are_refused(fields: dict[str, Any], complaint: s
 def test_everything_that_does_not_fit_is_said_at_once() -> None:
     with pytest.raises(BadScenario, match=r"do not fill leaves of 2; .* are not 20 ranks"):
         check_scenario(scenario(cluster=cluster(hosts=5), job=JobShape(layout=Layout(tp=3))))
+    odd = scenario(slow("nic:h9/eth0", 0.5), slow("gpu:h0/0", 0.5), "at 1 s restart with h7 for h0 after 1 s")
+    with pytest.raises(BadScenario, match=r"nic:h9/eth0, host:h7$"):
+        check_scenario(odd)
 
 
 @pytest.mark.parametrize(
@@ -121,26 +118,17 @@ def test_part_that_is_there_can_break(part: str) -> None:
     check_scenario(scenario(slow(part, 0.5)))
 
 
-def test_all_unknown_parts_are_named() -> None:
-    odd = scenario(slow("nic:h9/eth0", 0.5), slow("gpu:h0/0", 0.5), "at 1 s restart with h7 for h0 after 1 s")
-    with pytest.raises(BadScenario, match=r"nic:h9/eth0, host:h7$"):
-        check_scenario(odd)
-
-
 # Other sizes.
 
 
 @pytest.mark.parametrize("ranks", [16, 32, 256])
-def test_scenario_keeps_its_hosts_at_any_size(ranks: int) -> None:
+def test_scenario_keeps_its_hosts_at_any_size_and_has_more_replicas(ranks: int) -> None:
     told = scenario(slow("nic:h3/eth1", 0.5))
     larger = resize_scenario(told, ranks)
     assert larger.ranks == ranks
     expected: dict[str, Any] = told.cluster.model_dump() | {"hosts": ranks // 4}
     assert larger.cluster.model_dump() == expected
     assert larger.timeline == told.timeline
-
-
-def test_larger_scenario_has_more_replicas() -> None:
     told = scenario(job=JobShape(layout=Layout(tp=4, dp=2, pp=2)))
     assert resize_scenario(told, 64).layout == (4, 1, 8, 2, 1)
 
@@ -212,7 +200,7 @@ def refusal(text: str) -> str:
 # A family.
 
 
-def test_family_is_told_in_every_strength_and_on_every_transport() -> None:
+def test_family_is_told_in_every_strength_and_on_every_transport_with_words_filled_in() -> None:
     names = ("case-mild-ib", "case-strong-ib", "case-healthy-ib")
     assert list(family()) == [*names, *(name.replace("ib", "socket") for name in names)]
     assert {told.family for told in family().values()} == {"case"}
@@ -220,16 +208,10 @@ def test_family_is_told_in_every_strength_and_on_every_transport() -> None:
         "case-mild-ib": "ib",
         "case-mild-socket": "socket",
     }
-
-
-def test_words_of_a_strength_are_filled_in_with_their_type() -> None:
     mild, strong = family()["case-mild-ib"], family()["case-strong-ib"]
     assert (mild.summary, mild.timeline[0].amount) == ("a NIC sends at 80 % of its rate", 0.8)
     assert (strong.summary, strong.timeline[0].amount) == ("a NIC sends at 20 % of its rate", 0.2)
     assert (mild.job.compute_ms, strong.job.compute_ms) == (40.0, 50.0)
-
-
-def test_scenario_can_name_its_own_job() -> None:
     told = family(changed(TEXT, 'nic:h3/eth1"\nside', 'job:{scenario}"\nside'))
     assert told["case-strong-socket"].expect[0].component == "job:case-strong-socket"
 
@@ -239,9 +221,6 @@ def test_in_the_healthy_twin_nothing_breaks_but_the_job_does_the_same() -> None:
     assert (twin.cluster, twin.job, twin.duration_s) == (mild.cluster, mild.job, mild.duration_s)
     assert ([fault.effect for fault in twin.timeline], twin.expect) == (["pause"], ())
     assert twin.summary == "a NIC sends at 80 % of its rate: the healthy twin, in which nothing breaks"
-
-
-def test_family_without_expectations_needs_no_twin() -> None:
     benign = changed(TEXT, TEXT[TEXT.index("[[expect]]") :], "")
     assert list(family(benign)) == ["case-mild-ib", "case-strong-ib", "case-mild-socket", "case-strong-socket"]
 
@@ -254,16 +233,13 @@ def test_family_without_strengths_and_transports_is_one_scenario() -> None:
     assert told.noise.compute > 0
 
 
-def test_cluster_and_job_may_be_like_a_known_one() -> None:
+def test_cluster_and_job_may_be_like_a_known_one_and_no_other() -> None:
     told = parse_scenario(
         'summary = "s"\nduration_s = 1\n[cluster]\nlike = "hall"\nspines = 2\n[job]\nlike = "ddp"', "case"
     )
     hall = find_scenario("nic-tx-mild-ib").cluster
     assert told.cluster == hall.model_copy(update={"spines": 2, "transport": "ib"})
     assert told.job == find_scenario("gpu-straggler-mild-ib").job
-
-
-def test_unknown_shape_is_answered_with_those_there_are() -> None:
     assert re.search(
         r"scenario case: there is no cluster 'hell' to be like; there are .*hall", refusal('[cluster]\nlike = "hell"')
     )
@@ -301,13 +277,10 @@ def test_what_cannot_be_told_is_refused_with_its_place(old: str, new: str, compl
     assert re.search(complaint, refusal(changed(ONE, old, new)))
 
 
-def test_everything_that_is_wrong_is_said_at_once() -> None:
+def test_everything_that_is_wrong_is_said_at_once_and_in_which_strength() -> None:
     said = refusal(changed(ONE, "spines = 2", "spines = 0").replace('side = "tx"', 'side = "up"'))
     assert "cluster.spines" in said
     assert "expect.0.side" in said
-
-
-def test_scenario_that_is_wrong_in_one_strength_is_named() -> None:
     assert refusal(changed(TEXT, "rate = 20", 'rate = "few"')).startswith("scenario case-strong-ib: ")
 
 

@@ -9,7 +9,14 @@ import pytest
 from lockstep.clock import NS_PER_S
 from lockstep.topology import gpu_name, host_name, link_name, nic_name, switch_name
 from simulator.faults import Fault
-from simulator.scenario import BENIGN, Expectation, Scenario, build_topology, list_scenarios, parse_family
+from simulator.scenario import (
+    BENIGN,
+    Expectation,
+    Scenario,
+    build_topology,
+    list_scenarios,
+    parse_family,
+)
 from simulator.simulation import Simulation
 from tests.tiers import long_except
 
@@ -18,74 +25,26 @@ FAMILIES = {
     name: [scenario for scenario in SCENARIOS if scenario.family == name]
     for name in sorted({s.family for s in SCENARIOS})
 }
-SINGLE = {"healthy", "nic-half-speed"}
-
-SLOW = {
-    "nic-tx": "NIC tx",
-    "nic-rx": "NIC rx",
-    "nic-both": "both",
-    "host-link": "host link",
-    "spine-link": "leaf-spine link",
-    "switch": "switch",
-    "lossy-path": "one ECMP path lossy, on IB",
-    "lossy-path-tcp": "one ECMP path lossy, on sockets",
-    "pcie": "PCIe of one GPU",
-    "nvlink": "NVLink of one GPU",
-    "gpu-straggler": "GPU straggler, constant",
-    "gpu-thermal": "GPU straggler, thermal",
-    "gpu-rare": "GPU straggler, rare",
-    "host-cpu": "host CPU starving the proxy thread",
-    "data-loader": "data loader of one host",
-    "noisy-neighbour": "noisy neighbour job on shared links",
-}
-HANG = {
-    "hang-absent": "rank never enqueues",
-    "hang-stopped": "process stopped",
-    "hang-killed": "process killed",
-    "host-gone": "host gone with its telemetry",
-    "link-down": "link down",
-    "nic-dead": "NIC dead",
-    "port-failover": "port failover, on IB",
-    "gpu-stuck": "GPU kernel stuck",
-    "mismatched": "mismatched collectives",
-    "deadlock": "deadlock between communicators",
-}
-HARD = {
-    "two-faults": "two faults at once",
-    "three-faults": "three faults at once",
-    "compute-and-wire": "compute-slow and comm-slow together",
-    "hidden-straggler": "a slow rank hidden by a slower one",
-    "cascade": "cascade over TP/PP/DP",
-    "flap": "flap of 2 s every minute",
-    "ramp": "ramps",
-    "large-messages": "only large messages slow",
-    "from-the-start": "fault present from the first step",
-    "spare-joins": "fault on a spare that joins",
-    "culprit-unseen": "culprit's records missing",
-    "silent-hosts": "30 % of hosts silent",
-    "clock-skew": "10 ms clock skew and 50 ppm drift",
-    "late-batches": "late and reordered batches",
-    "nic-unknown": "NIC of a transfer unknown",
-}
-QUIET = {
-    "moe": "MoE imbalance",
-    "sequences": "variable sequence length",
-    "uneven-stages": "uneven first/last pipeline stage",
-    "pauses": "checkpoint and evaluation pauses",
-    "garbage-collection": "garbage collection",
-    "autotune": "first-iteration autotune",
-    "restart": "restart",
-    "rescale": "elastic rescale",
-    "second-mix": "a different collective mix after step N",
-    "collector-gone": "telemetry of one host ends, its ranks go on",
-}
+SLOW = (
+    *("nic-tx", "nic-rx", "nic-both", "host-link", "spine-link", "switch", "lossy-path", "lossy-path-tcp", "pcie"),
+    *("nvlink", "gpu-straggler", "gpu-thermal", "gpu-rare", "host-cpu", "data-loader", "noisy-neighbour"),
+)
+HANG = (
+    *("hang-absent", "hang-stopped", "hang-killed", "host-gone", "link-down", "nic-dead", "port-failover"),
+    *("gpu-stuck", "mismatched", "deadlock"),
+)
+HARD = (
+    *("two-faults", "three-faults", "compute-and-wire", "hidden-straggler", "cascade", "flap", "ramp"),
+    *("large-messages", "from-the-start", "spare-joins", "culprit-unseen", "silent-hosts", "clock-skew"),
+    *("late-batches", "nic-unknown"),
+)
+QUIET = (
+    *("moe", "sequences", "uneven-stages", "pauses", "garbage-collection", "autotune", "restart", "rescale"),
+    *("second-mix", "collector-gone"),
+)
 ON_THE_TESTBED = ("nic-tx", "nic-rx", "spine-link", "hang-stopped", "hang-absent", "host-cpu", "data-loader")
-ONE_TRANSPORT = {
-    "lossy-path",
-    "lossy-path-tcp",
-    "pause-spread",
-    "port-failover",
-}  # what they tell is different, or not there, on others
+# What they tell is different, or not there, on others.
+ONE_TRANSPORT = {"lossy-path", "lossy-path-tcp", "pause-spread", "port-failover"}
 
 # Which parts a class can blame: the table of verdicts in docs/methods.md.
 BLAMED = {
@@ -142,24 +101,15 @@ def wire_ends(name: str) -> tuple[str, str] | None:
 # What there is.
 
 
-def test_fault_is_on_ib_and_on_sockets_with_a_healthy_twin_each() -> None:
+def test_families_are_on_their_transports_in_their_strengths_with_healthy_twins() -> None:
     for family in [*SLOW, *HANG, *HARD]:
         transports = transports_of(family)
         assert family in ONE_TRANSPORT or transports == {"ib", "socket"}
         assert {f"{family}-healthy-{transport}" for transport in transports} <= names_of(family)
-
-
-def test_lossy_paths_are_on_both_transports_too() -> None:
     assert transports_of("lossy-path") | transports_of("lossy-path-tcp") == {"ib", "socket"}
-
-
-def test_slow_fault_is_mild_and_strong() -> None:
     for family in [*SLOW, *HARD]:
         for transport in transports_of(family):
             assert {f"{family}-mild-{transport}", f"{family}-strong-{transport}"} <= names_of(family)
-
-
-def test_benign_scenario_is_on_ib_and_on_sockets_and_expects_silence() -> None:
     for family in QUIET:
         assert transports_of(family) == {"ib", "socket"}
         assert not any(scenario.expect or failures(scenario) for scenario in FAMILIES[family])
@@ -176,39 +126,27 @@ def test_scenario_is_there_at_a_size_that_the_testbed_can_carry() -> None:
 
 
 def test_no_name_is_told_twice() -> None:
-    folder = resources.files("simulator").joinpath("scenarios")
-    files = [file for file in folder.iterdir() if file.name.endswith(".toml") and file.name != "shapes.toml"]
-    names = [
-        scenario.name
-        for file in files
-        for scenario in parse_family(file.read_text("utf-8"), file.name.removesuffix(".toml"))
+    files = [
+        file for file in resources.files("simulator").joinpath("scenarios").iterdir() if file.name != "shapes.toml"
     ]
-    assert sorted(names) == [scenario.name for scenario in SCENARIOS]
+    told = [parse_family(file.read_text("utf-8"), file.name.removesuffix(".toml")) for file in files]
+    assert sorted(scenario.name for family in told for scenario in family) == [each.name for each in SCENARIOS]
 
 
 # What they tell.
 
 
-def test_nothing_is_left_to_fill_in() -> None:
+def test_scenario_is_complete_long_enough_quick_to_simulate_and_breaks_after_a_baseline() -> None:
     for scenario in SCENARIOS:
         assert "{" not in scenario.summary
         assert not [name for right in scenario.expect for name in right_names(right) if "{" in name]
-
-
-def test_scenario_is_long_enough_and_quick_to_simulate() -> None:
     for scenario in SCENARIOS:
         assert 60 <= scenario.duration_s <= 120
         assert scenario.ranks <= 64
         assert all(fault.at_s < scenario.duration_s for fault in scenario.timeline)
-
-
-def test_fault_comes_after_a_baseline_or_is_there_from_the_start() -> None:
     for scenario in SCENARIOS:
         from_the_start = scenario.family in ("from-the-start", "spare-joins")
         assert all(fault.at_s >= 20 or (from_the_start and fault.at_s == 0) for fault in failures(scenario))
-
-
-def test_faulty_scenario_has_a_healthy_twin_that_is_no_shorter() -> None:
     for scenario in SCENARIOS:
         if scenario.expect:
             assert any(is_twin(other, scenario) for other in SCENARIOS)
@@ -241,28 +179,21 @@ def test_mild_is_milder_than_strong_and_otherwise_the_same() -> None:
         assert all(less <= more for less, more in pairs)
         assert any(less < more for less, more in pairs)
         assert (mild.cluster, mild.clocks, mild.telemetry) == (strong.cluster, strong.clocks, strong.telemetry)
-        assert [(fault.at_s, fault.part) for fault in mild.timeline] == [
-            (fault.at_s, fault.part) for fault in strong.timeline
-        ]
+        faults = [[(fault.at_s, fault.part) for fault in each.timeline] for each in (mild, strong)]
+        assert faults[0] == faults[1]
 
 
 # Which verdicts are right.
 
 
-def test_verdict_is_expected_exactly_when_something_breaks() -> None:
+def test_expected_verdicts_name_what_breaks_and_nothing_else() -> None:
     for scenario in SCENARIOS:
         assert bool(scenario.expect) == bool(failures(scenario))
-
-
-def test_every_fault_is_what_some_right_verdict_names() -> None:
     for scenario in SCENARIOS:
         named = {name for right in scenario.expect for name in right_names(right)}
         for fault in failures(scenario):
             is_software = fault.effect in ("mismatched", "deadlocked") or fault.part == "fabric"
             assert (f"job:{scenario.name}" if is_software else fault.part) in named
-
-
-def test_expected_parts_are_there() -> None:
     for scenario in SCENARIOS:
         parts = parts_of(scenario)
         for name in {name for right in scenario.expect for name in right_names(right)}:
@@ -270,35 +201,26 @@ def test_expected_parts_are_there() -> None:
             assert set(ends or (name,)) <= parts
 
 
-def test_expected_class_can_blame_the_expected_part() -> None:
+def test_expected_class_and_side_fit_the_part_that_broke() -> None:
     for right in (right for scenario in SCENARIOS for right in scenario.expect):
         assert right.component.partition(":")[0] in BLAMED[right.fault_class]
-
-
-def test_wire_in_place_of_a_nic_has_that_nic_at_the_slow_end() -> None:
     for right in (right for scenario in SCENARIOS for right in scenario.expect):
         for sender, receiver in filter(None, map(wire_ends, right.also_right)):
             assert right.component == {"tx": sender, "rx": receiver}[right.side or "tx"]
             assert sender.split("/")[0] != receiver.split("/")[0]
-
-
-def test_expected_side_is_the_one_that_broke() -> None:
     for scenario in SCENARIOS:
         for right in scenario.expect:
             sides = {fault.side for fault in failures(scenario) if fault.part in right_names(right)}
             assert sides <= {right.side}
 
 
-def test_expected_verdict_can_come_before_the_fault_heals_and_the_scenario_ends() -> None:
+def test_expected_verdict_can_come_in_time_before_the_fault_heals_or_anything_times_out() -> None:
     for scenario in SCENARIOS:
         heals = [fault.at_s for fault in scenario.timeline if fault.effect == "heal"]
         for right in scenario.expect:
             begin = right.after_s if right.after_s is not None else scenario.breaks_at_s
             assert begin is not None
             assert begin + right.within_s <= min([scenario.duration_s, *heals])
-
-
-def test_hang_is_to_be_named_long_before_any_timeout() -> None:
     for right in (right for scenario in SCENARIOS for right in scenario.expect):
         if right.fault_class in ("comm_hang", "noncomm_hang", "crash"):
             assert right.within_s <= 15  # IB gives up after some 30 s, NCCL's watchdog after minutes

@@ -1,6 +1,7 @@
 """A simulated cluster sends what a real one would: sound rows, both ends of every wire, and honest statistics."""
 
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -16,18 +17,17 @@ from simulator.scenario import Doing, JobShape, Layout, Noise, Scenario, Telemet
 from simulator.simulation import Simulation
 from simulator.telemetry import Identity, Rows, SimulatedTelemetry
 from tests.builders import T0
-from tests.simulator.build import cluster, scenario, slow
+from tests.simulator.build import cluster, joined, scenario, slow
 
 NOISY = scenario(slow("nic:h1/eth0", 0.5, at_s=1.0), noise=Noise())
 SECONDS = 3
 
 
+@lru_cache(maxsize=16)
 def advanced(told: Scenario, seconds: Iterable[float], seed: int = 1, start_ns: int = T0) -> Rows:
     """Return all rows that a scenario gives while it is advanced to each of these seconds."""
     telemetry = SimulatedTelemetry(Simulation(told, seed), Identity(job="j1", start_ns=start_ns))
-    pieces = [telemetry.advance(start_ns + int(second * NS_PER_S)) for second in seconds]
-    names = dict.fromkeys(name for piece in pieces for name in piece)
-    return {name: pa.concat_tables([piece[name] for piece in pieces if name in piece]) for name in names}
+    return joined([telemetry.advance(start_ns + int(second * NS_PER_S)) for second in seconds])
 
 
 @pytest.fixture(scope="module")
@@ -48,29 +48,16 @@ def test_all_rows_are_sound_and_none_comes_twice(rows: Rows) -> None:
         assert find_duplicate(TABLE_BY_NAME[name], table) is None
 
 
-def test_same_seed_gives_the_same_rows_bit_for_bit(rows: Rows) -> None:
-    again = advanced(NOISY, range(1, SECONDS + 1))
+def test_rows_are_those_of_the_seed_however_often_they_are_asked_for(rows: Rows) -> None:
+    again = advanced.__wrapped__(NOISY, range(1, SECONDS + 1))
     assert {name: table.equals(again[name]) for name, table in rows.items()} == dict.fromkeys(rows, True)
-
-
-def test_another_seed_gives_other_rows(rows: Rows) -> None:
     other = advanced(NOISY, range(1, SECONDS + 1), seed=2)
     assert not other["collectives"].equals(rows["collectives"])
-
-
-def test_rows_do_not_depend_on_how_often_they_are_asked_for(rows: Rows) -> None:
-    often = advanced(NOISY, np.linspace(0.1, SECONDS, 30))
+    often = advanced(NOISY, tuple(np.linspace(0.1, SECONDS, 30)))
     for name in ("collectives", "transfers", "comms"):
         assert often[name].equals(rows[name]), name
     for name in ("op_stats", "transfer_stats"):
         assert sorted(map(repr, often[name].to_pylist())) == sorted(map(repr, rows[name].to_pylist())), name
-
-
-def test_bytes_sent_are_bytes_received_on_every_channel(rows: Rows) -> None:
-    sent = rows["transfers"].filter(pc.equal(rows["transfers"]["direction"], "send"))
-    received = rows["transfers"].filter(pc.equal(rows["transfers"]["direction"], "recv"))
-    assert sums(sent, ["seq", "channel"]) == sums(received, ["seq", "channel"])
-    assert sums(sent, ["channel", "rank", "peer"]) == sums(received, ["channel", "peer", "rank"])
 
 
 @pytest.mark.parametrize("name", ["op_stats", "transfer_stats"])
@@ -85,7 +72,7 @@ def test_statistics_are_the_folded_rows(name: str, rows: Rows) -> None:
     assert sorted(set(rows[name]["ts_ns"].to_pylist())) == [T0 + second * NS_PER_S for second in range(SECONDS)]
 
 
-def test_watermark_is_kept() -> None:
+def test_watermark_is_kept_and_nothing_new_is_nothing() -> None:
     telemetry = SimulatedTelemetry(Simulation(NOISY, 1), Identity(job="j1", start_ns=T0 + 5))
     for half in range(1, 7):
         promised_ns = telemetry.watermark_ns
@@ -94,9 +81,6 @@ def test_watermark_is_kept() -> None:
         assert telemetry.watermark_ns % NS_PER_S == 0
         for name, column in (("collectives", "end_ns"), ("transfers", "last_ns"), ("op_stats", "ts_ns")):
             assert name not in given or pc.min(given[name][column]).as_py() >= promised_ns, name
-
-
-def test_nothing_new_is_nothing() -> None:
     telemetry = SimulatedTelemetry(Simulation(NOISY, 1), Identity(job="j1", start_ns=T0))
     assert "comms" in telemetry.advance(T0 + NS_PER_S)
     assert telemetry.advance(T0 + NS_PER_S) == {}
@@ -110,7 +94,7 @@ def test_every_rank_introduces_itself_once(rows: Rows) -> None:
     assert {(row["nranks"], row["nnodes"], row["comm"]) for row in comms} == {(16, 4, comms[0]["comm"])}
 
 
-def test_every_wire_has_a_sender_and_a_receiver_on_nics_of_the_topology(rows: Rows) -> None:
+def test_every_wire_has_a_sender_and_a_receiver_that_count_the_same_bytes(rows: Rows) -> None:
     nics = {(host.id, nic.id) for host in build_topology(NOISY.cluster).hosts for nic in host.nics}
     first = [row for row in rows["transfers"].to_pylist() if row["seq"] == 0]
     sends = {(row["rank"], row["peer"], row["channel"]) for row in first if row["direction"] == "send"}
@@ -120,17 +104,14 @@ def test_every_wire_has_a_sender_and_a_receiver_on_nics_of_the_topology(rows: Ro
     assert {(row["host"], row["nic"]) for row in first} == nics
     assert all(row["rank"] // 4 != row["peer"] // 4 for row in first)
     assert all(row["host"] == f"h{row['rank'] // 4}" for row in first)
-
-
-def test_only_senders_know_the_wire_and_only_receivers_wait_for_senders(rows: Rows) -> None:
+    sent = rows["transfers"].filter(pc.equal(rows["transfers"]["direction"], "send"))
+    received = rows["transfers"].filter(pc.equal(rows["transfers"]["direction"], "recv"))
+    assert sums(sent, ["seq", "channel"]) == sums(received, ["seq", "channel"])
+    assert sums(sent, ["channel", "rank", "peer"]) == sums(received, ["channel", "peer", "rank"])
     for row in rows["transfers"].slice(0, 64).to_pylist():
         knows_wire = row["wire_ns"] is not None
         assert knows_wire == (row["direction"] == "send") == (row["flush_ns"] is None)
         assert row["first_ns"] < row["last_ns"]
-
-
-def test_bytes_on_a_wire_are_its_share_of_the_ring(rows: Rows) -> None:
-    """Each of 16 indices sends 30 chunks of a sixteenth of a channel's half of 64 MB."""
     first = rows["transfers"].slice(0, 1).to_pylist()[0]
     assert (first["steps"], first["bytes"]) == (30, 64_000_000 * 30 // 32)
 
@@ -150,19 +131,13 @@ def test_slow_nic_shows_in_the_wire_times_of_its_statistics(rows: Rows) -> None:
     assert wire_of("h2", "eth0", 2) == pytest.approx(wire_of("h2", "eth0", 0), rel=0.1)
 
 
-def test_transport_is_that_of_the_cluster() -> None:
-    told = scenario(cluster=cluster(transport="socket"))
-    assert set(advanced(told, [1])["transfers"]["transport"].to_pylist()) == {"socket"}
-
-
-def test_job_and_attempt_are_those_of_the_identity() -> None:
+def test_rows_carry_transport_job_attempt_and_gpu() -> None:
+    over_sockets = advanced(scenario(cluster=cluster(transport="socket")), (1,))
+    assert set(over_sockets["transfers"]["transport"].to_pylist()) == {"socket"}
     telemetry = SimulatedTelemetry(Simulation(scenario(), 1), Identity(job="j9", start_ns=T0, attempt=3))
     for name, table in telemetry.advance(T0 + NS_PER_S).items():
         if TABLE_BY_NAME[name].has_job:
             assert set(zip(table["job"].to_pylist(), table["attempt"].to_pylist(), strict=True)) == {("j9", 3)}, name
-
-
-def test_gpu_of_a_rank_is_the_one_whose_health_is_read() -> None:
     told = advanced(scenario(), range(1, 7))
     known = {(row["host"], row["gpu"], row["gpu_uuid"]) for row in told["gpu_health"].to_pylist()}
     assert {(row["host"], row["gpu"], row["gpu_uuid"]) for row in told["comms"].to_pylist()} == known
@@ -189,7 +164,7 @@ def test_port_that_fails_over_is_silent_and_its_traffic_is_told_of_the_other() -
 # Single steps and paths.
 
 
-def test_steps_of_a_sampled_operation_are_seen_from_both_sides_and_in_order() -> None:
+def test_steps_of_a_sampled_operation_are_seen_from_both_sides_and_show_the_slow_wire_of_a_socket() -> None:
     samples = advanced(scenario(), range(1, 11))["step_samples"].to_pylist()
     assert len({(row["func"], row["seq"]) for row in samples}) < 20, "one in 64 of some 300, and all ranks agree"
     assert all(row["posted_ns"] <= row["wire_ns"] <= row["done_ns"] for row in samples)
@@ -198,9 +173,6 @@ def test_steps_of_a_sampled_operation_are_seen_from_both_sides_and_in_order() ->
     came = {(*(row[k] for k in key), row["peer"], row["rank"]): row for row in samples if row["direction"] == "recv"}
     assert sent.keys() == came.keys()
     assert all(came[edge]["wire_ns"] > row["wire_ns"] for edge, row in sent.items()), "nothing arrives before it left"
-
-
-def test_transit_shows_the_slow_wire_on_sockets_where_the_kernel_hides_it() -> None:
     told = scenario(slow("nic:h1/eth0", 0.2, side="tx"), cluster=cluster(transport="socket"))
     samples = advanced(told, range(1, 11))["step_samples"].to_pylist()
     left = {(r["seq"], r["channel"], r["step"], r["rank"]): r for r in samples if r["direction"] == "send"}
@@ -212,8 +184,8 @@ def test_transit_shows_the_slow_wire_on_sockets_where_the_kernel_hides_it() -> N
 
 
 def test_paths_are_told_only_where_the_scenario_says_so_and_lead_from_nic_to_nic() -> None:
-    assert "paths" not in advanced(scenario(), [1])
-    rows = advanced(scenario(telemetry=Telemetry(paths=True)), [1])["paths"].to_pylist()
+    assert "paths" not in advanced(scenario(), (1,))
+    rows = advanced(scenario(telemetry=Telemetry(paths=True)), (1,))["paths"].to_pylist()
     assert {len(row["links"]) for row in rows} == {2, 4}
     for row in rows:
         assert row["links"][0].startswith(f"{row['host']}/{row['src_nic']}--")
@@ -225,12 +197,13 @@ LOOKS = 6
 
 def looked_at(told: Scenario) -> list[list[dict[str, Any]]]:
     """Return the rows of each second."""
-    telemetry = SimulatedTelemetry(Simulation(told, 1), Identity("j1", T0))
-    rows = [telemetry.advance(T0 + second * NS_PER_S).get("progress") for second in range(1, LOOKS + 1)]
-    return [table.to_pylist() for table in rows if table]
+    seconds: dict[int, list[dict[str, Any]]] = {}
+    for row in advanced(told, range(1, LOOKS + 1))["progress"].to_pylist():
+        seconds.setdefault(row["ts_ns"], []).append(row)
+    return list(seconds.values())
 
 
-def test_healthy_ranks_are_looked_at_every_second_and_never_far_apart() -> None:
+def test_healthy_ranks_are_looked_at_every_second_and_idle_ones_have_nothing_open() -> None:
     seconds = looked_at(scenario())
     assert [len(rows) for rows in seconds] == [16] * LOOKS
     for rows in seconds:
@@ -241,16 +214,13 @@ def test_healthy_ranks_are_looked_at_every_second_and_never_far_apart() -> None:
     done = [min(row["done"] for row in rows) for rows in seconds]
     assert done == sorted(done)
     assert done[-1] > done[0] > 0
-
-
-def test_idle_rank_has_nothing_open() -> None:
     for row in (row for rows in looked_at(scenario()) for row in rows):
         is_open = row["enqueued"] > row["done"]
         assert is_open == (row["oldest_open_ns"] is not None) == (row["open_bytes"] is not None)
         assert is_open or row["head_state"] == "idle"
 
 
-def test_rank_that_never_enqueues_is_the_one_behind() -> None:
+def test_rank_that_never_enqueues_is_behind_and_one_with_other_arguments_shows_other_bytes() -> None:
     rows = looked_at(scenario("at 2 s fail rank:5 absent"))[-1]
     (absent,) = [row for row in rows if row["rank"] == 5]
     others = [row for row in rows if row["rank"] != 5]
@@ -258,6 +228,10 @@ def test_rank_that_never_enqueues_is_the_one_behind() -> None:
     assert absent["enqueued"] == absent["done"]
     assert (absent["head_state"], absent["oldest_open_ns"]) == ("idle", None)
     assert all(T0 + 2 * NS_PER_S <= row["oldest_open_ns"] < T0 + 3 * NS_PER_S for row in others)
+    rows = looked_at(scenario("at 2 s fail rank:5 mismatched"))[-1]
+    sizes = {row["rank"]: row["open_bytes"] for row in rows}
+    assert sizes.pop(5) not in set(sizes.values())
+    assert len(set(sizes.values())) == 1
 
 
 @pytest.mark.parametrize("transport", ["ib", "socket"])
@@ -271,13 +245,6 @@ def test_open_operation_goes_on_being_told_while_it_stands(transport: str) -> No
         ]  # nothing but the moment changes
         assert stalled_until[0] == stalled_until[1] == stalled_until[2]
     assert "wire" in {row["head_state"] for row in last[-1].values()}
-
-
-def test_rank_with_other_arguments_shows_other_bytes() -> None:
-    rows = looked_at(scenario("at 2 s fail rank:5 mismatched"))[-1]
-    sizes = {row["rank"]: row["open_bytes"] for row in rows}
-    assert sizes.pop(5) not in set(sizes.values())
-    assert len(set(sizes.values())) == 1
 
 
 def test_sends_and_receives_are_told_per_peer() -> None:
@@ -308,16 +275,13 @@ def rows_of(told: Scenario, seconds: int) -> list[dict[str, Any]]:
     return rows
 
 
-def test_every_nic_probes_every_other_host_in_turn() -> None:
+def test_every_nic_probes_every_other_host_in_turn_over_all_spines_where_paths_are_told() -> None:
     rows = probed(seconds=3)
     assert len(rows) == 3 * 4 * 2
     assert {(row["host"], row["dst"]) for row in rows} == {
         (f"h{a}", f"h{b}") for a in range(4) for b in range(4) if a != b
     }
     assert all(row["src_nic"] == row["dst_nic"] for row in rows)
-
-
-def test_hops_are_the_switches_between_and_ports_spread_over_the_spines() -> None:
     rows = probed(seconds=30)
     inside = [row for row in rows if int(row["host"][1]) // 2 == int(row["dst"][1]) // 2]
     across = [row for row in rows if row not in inside]
@@ -325,10 +289,9 @@ def test_hops_are_the_switches_between_and_ports_spread_over_the_spines() -> Non
     assert {tuple(row["hops"]) for row in across} == {
         (f"leaf{a}", f"spine{spine}", f"leaf{1 - a}") for a in range(2) for spine in range(2)
     }
-
-
-def test_healthy_fabric_loses_nothing() -> None:
     assert all(5_000 < row["rtt_ns"] < 20_000 for row in probed())
+    telemetry = SimulatedTelemetry(Simulation(scenario(), 1), Identity("j1", T0))
+    assert "probes" not in telemetry.advance(T0 + 2 * NS_PER_S)
 
 
 @pytest.mark.parametrize(("what", "losing"), [("losing 50 %", True), ("down", True), ("delayed 2 ms", False)])
@@ -342,8 +305,3 @@ def test_probe_meets_what_is_wrong_with_a_link_on_its_way(what: str, losing: boo
         assert any(row["rtt_ns"] is None for row in over)
     else:
         assert all(row["rtt_ns"] > 1_500_000 for row in over)
-
-
-def test_scenario_that_tells_no_paths_has_no_probes() -> None:
-    telemetry = SimulatedTelemetry(Simulation(scenario(), 1), Identity("j1", T0))
-    assert "probes" not in telemetry.advance(T0 + 2 * NS_PER_S)

@@ -11,13 +11,13 @@ from analyzer.delay_matrix.clocks import HostClocks
 from analyzer.delay_matrix.judging import PairOptions
 from analyzer.delay_matrix.matrix import DelayMatrix, PairMemory
 from analyzer.delay_matrix.reading import SLACKS_NS, PairFacts
-from analyzer.windows.jobs import Roster, build_roster
 from analyzer.windows.window import Context, Window
 from lockstep.fabrics import leaf_spine
 from lockstep.topology import TopologyIndex
+from tests.analyzer.build import schema
+from tests.analyzer.looking import WORLD, world
 from tests.builders import SECOND, T0
 
-COMM = 77
 HOSTS = 8
 MS = 1_000_000
 NS_PER_BYTE = 0.08  # 100 Gb/s
@@ -25,74 +25,15 @@ STEP_BYTES = 250_000
 Hop = tuple[int, int]  # ranks of sender and receiver
 Scale = Callable[[Hop], float]
 
-_TEXT, _INT, _UINT = pa.string(), pa.int64(), pa.uint64()
-_NAMING = [
-    ("comm", _UINT),
-    ("func", _TEXT),
-    ("size_class", pa.uint8()),
-    ("src_rank", pa.uint32()),
-    ("dst_rank", pa.int32()),
-    ("channel", pa.uint16()),
-    ("src_host", _TEXT),
-    ("dst_host", _TEXT),
-    ("src_nic", _TEXT),
-    ("dst_nic", _TEXT),
-    ("sport", pa.uint16()),
-    ("n", _UINT),
-]
-WAITS = pa.schema(
-    [
-        *_NAMING,
-        ("transport", _TEXT),
-        ("bytes", _UINT),
-        ("wire_ns", _INT),
-        ("wire_max_ns", _INT),
-        ("recv_gpu_ns", _INT),
-    ]
-)
-STEPS = pa.schema(
-    [
-        *_NAMING,
-        ("steps", _UINT),
-        ("bytes", pa.float64()),
-        ("busy_ns", pa.list_(_INT)),
-        ("least_ns", _INT),
-        ("newest_ns", _INT),
-    ]
-)
-LAGS = pa.schema(
-    [
-        *_NAMING,
-        ("steps", _UINT),
-        ("bytes", pa.float64()),
-        ("transit_ns", _INT),
-        ("least_ns", _INT),
-        ("absent_ns", _INT),
-        ("newest_ns", _INT),
-    ]
-)
-FLUSHES = pa.schema([("host", _TEXT), ("step_flush_ns", pa.float64()), ("flushed", _UINT)])
-PATHS = pa.schema(
-    [
-        ("src_host", _TEXT),
-        ("src_nic", _TEXT),
-        ("dst_host", _TEXT),
-        ("far_nic", _TEXT),
-        ("sport", pa.uint16()),
-        ("route", pa.list_(_TEXT)),
-    ]
-)
-INNER = pa.schema(
-    [
-        ("comm", _UINT),
-        ("func", _TEXT),
-        ("size_class", pa.uint8()),
-        ("host", _TEXT),
-        ("ranks", pa.uint32()),
-        ("n", _UINT),
-        ("bytes", pa.float64()),
-        ("fastest_ns", _INT),
-    ]
+_NAMING = """comm:uint64 func:string size_class:uint8 src_rank:uint32 dst_rank:int32 channel:uint16
+    src_host:string dst_host:string src_nic:string dst_nic:string sport:uint16 n:uint64"""
+WAITS = schema(f"{_NAMING} transport:string bytes:uint64 wire_ns:int64 wire_max_ns:int64 recv_gpu_ns:int64")
+STEPS = schema(f"{_NAMING} steps:uint64 bytes:float64 busy_ns:int64[] least_ns:int64 newest_ns:int64")
+LAGS = schema(f"{_NAMING} steps:uint64 bytes:float64 transit_ns:int64 least_ns:int64 absent_ns:int64 newest_ns:int64")
+FLUSHES = schema("host:string step_flush_ns:float64 flushed:uint64")
+PATHS = schema("src_host:string src_nic:string dst_host:string far_nic:string sport:uint16 route:string[]")
+INNER = schema(
+    "comm:uint64 func:string size_class:uint8 host:string ranks:uint32 n:uint64 bytes:float64 fastest_ns:int64"
 )
 
 
@@ -169,27 +110,18 @@ def inner(host: int, fastest_ns: float, **fields: Any) -> dict[str, Any]:
     }
 
 
-def facts(
-    waits: Iterable[dict[str, Any]] = (),
-    steps: Iterable[dict[str, Any]] = (),
-    lags: Iterable[dict[str, Any]] = (),
-    flushes: Iterable[dict[str, Any]] = (),
-    paths: Iterable[dict[str, Any]] = (),
-    inner: Iterable[dict[str, Any]] = (),
-    clock_error_ns: float | None = None,
-) -> PairFacts:
+Rows = Iterable[dict[str, Any]]
+
+
+def facts(waits: Rows = (), steps: Rows = (), clock_error_ns: float | None = None, **others: Rows) -> PairFacts:
     """Return what an evaluation at these rows reads; clocks tell nothing of themselves unless a bound is given."""
     names = tuple(sorted(f"h{host}" for host in range(HOSTS)))
     told = HostClocks(names, np.zeros(HOSTS, np.int64), np.full(HOSTS, clock_error_ns or 0.0))
-    return PairFacts(
-        waits=pa.Table.from_pylist(list(waits), schema=WAITS),
-        steps=pa.Table.from_pylist(list(steps), schema=STEPS),
-        lags=pa.Table.from_pylist(list(lags), schema=LAGS),
-        flushes=pa.Table.from_pylist(list(flushes), schema=FLUSHES),
-        paths=pa.Table.from_pylist(list(paths), schema=PATHS),
-        inner=pa.Table.from_pylist(list(inner), schema=INNER),
-        clocks=HostClocks() if clock_error_ns is None else told,
-    )
+    given = {"waits": waits, "steps": steps, **others}
+    schemas = {"waits": WAITS, "steps": STEPS, "lags": LAGS, "flushes": FLUSHES, "paths": PATHS, "inner": INNER}
+    assert not given.keys() - schemas.keys()
+    tables = {name: pa.Table.from_pylist(list(given.get(name, ())), schema=of) for name, of in schemas.items()}
+    return PairFacts(**tables, clocks=HostClocks() if clock_error_ns is None else told)
 
 
 def context(topology: TopologyIndex | None = None, look: int = 0) -> Context:
@@ -200,46 +132,13 @@ def context(topology: TopologyIndex | None = None, look: int = 0) -> Context:
         attempt=0,
         window=Window(begin, begin + 5 * SECOND),
         fresh_ns=begin + 3 * SECOND,
-        roster=roster(),
+        roster=world(HOSTS, gpus=1, gpu=3),
         topology=topology,
     )
 
 
 def fabric() -> TopologyIndex:
     return TopologyIndex(leaf_spine(hosts=HOSTS, nics_per_host=4, leaves=HOSTS // 2, spines=2))
-
-
-def roster() -> Roster:
-    members = [
-        {
-            "comm": COMM,
-            "rank": rank,
-            "nranks": HOSTS,
-            "nnodes": HOSTS,
-            "host": f"h{rank}",
-            "pid": 100,
-            "gpu": 3,
-            "world_rank": rank,
-            "init_ns": 1,
-            "plugin_version": "1",
-        }
-        for rank in range(HOSTS)
-    ]
-    schema = pa.schema(
-        [
-            ("comm", _UINT),
-            ("rank", pa.uint32()),
-            ("nranks", pa.uint32()),
-            ("nnodes", pa.uint32()),
-            ("host", _TEXT),
-            ("pid", pa.uint32()),
-            ("gpu", pa.uint16()),
-            ("world_rank", pa.uint32()),
-            ("init_ns", _INT),
-            ("plugin_version", _TEXT),
-        ]
-    )
-    return build_roster(pa.Table.from_pylist(members, schema=schema))
 
 
 def look_at(seen: PairFacts, memory: PairMemory | None = None) -> DelayMatrix | None:
@@ -265,7 +164,7 @@ def hot_hosts(matrix: DelayMatrix | None) -> set[Hop]:
 
 def _names(hop: Hop) -> dict[str, Any]:
     return {
-        "comm": COMM,
+        "comm": WORLD,
         "func": "AllReduce",
         "size_class": 23,
         "src_rank": hop[0],

@@ -8,6 +8,7 @@ import pytest
 from analyzer.delay_matrix.building import build_matrix, find_starved
 from analyzer.delay_matrix.judging import PairOptions
 from analyzer.delay_matrix.matrix import PairMemory
+from analyzer.delay_matrix.reading import PairFacts
 from tests.analyzer.delay_matrix.build import (
     MS,
     STEP_BYTES,
@@ -32,12 +33,19 @@ SLOW: Hop = (2, 3)
 ALL = 1_000_000_000 // STEP_BYTES  # steps that carry what a pair carries in an evaluation
 
 
-def test_healthy_wires_are_compared_and_none_is_slow() -> None:
+def test_healthy_wires_are_compared_know_their_ends_and_none_is_slow() -> None:
     matrix = look_at(facts(waits(ring())))
     assert matrix is not None
     assert len(matrix.pairs) == 32
     assert not matrix.slow.any()
     assert np.allclose(matrix.ratio, 1.0, atol=0.05)
+    matrix = look_at(facts(waits(ring())))
+    assert matrix is not None
+    pair = next(pair for pair in matrix.pairs if str(pair) == "h2/eth1--h3/eth1")
+    assert (pair.src_gpu, pair.dst_gpu, pair.path) == (3, 3, None)
+    inside = [wait((0, 1), 50.0, dst_host="h0")]
+    assert hot_hosts(look_at(facts(waits(ring()) + inside))) == set()
+    assert look_at(facts([wait((0, 1), 9.0)])) is None
 
 
 def test_wire_that_takes_twice_as_long_is_slow_and_by_how_much() -> None:
@@ -46,23 +54,8 @@ def test_wire_that_takes_twice_as_long_is_slow_and_by_how_much() -> None:
     assert hot_hosts(matrix) == {SLOW}
     assert matrix.ratio[matrix.slow] == pytest.approx(np.full(4, 2.0), rel=0.05)
     assert matrix.transports == {"ib"}
-
-
-def test_wire_knows_its_nics_and_gpus() -> None:
-    matrix = look_at(facts(waits(ring())))
-    assert matrix is not None
-    pair = next(pair for pair in matrix.pairs if str(pair) == "h2/eth1--h3/eth1")
-    assert (pair.src_gpu, pair.dst_gpu, pair.path) == (3, 3, None)
-
-
-def test_receiver_that_told_nothing_is_placed_by_its_communicator() -> None:
     rows = waits(ring(), slow([SLOW], 2.0), dst_host="", dst_nic=None)
     assert hot_hosts(look_at(facts(rows))) == {SLOW}
-
-
-def test_wires_inside_one_host_never_enter() -> None:
-    inside = [wait((0, 1), 50.0, dst_host="h0")]
-    assert hot_hosts(look_at(facts(waits(ring()) + inside))) == set()
 
 
 @pytest.mark.parametrize("hosts", [2, 4])
@@ -73,32 +66,16 @@ def test_few_wires_are_judged_when_nobody_can_miss_it(hosts: int) -> None:
     assert len(hot_hosts(look_at(facts(bad)))) == 1
 
 
-def test_few_wires_that_differ_by_half_are_left_alone() -> None:
-    assert hot_hosts(look_at(facts([wait(hop, 1.5 if hop == (0, 1) else 1.0) for hop in ring(4)]))) == set()
-
-
-def test_single_wire_has_nobody_to_be_held_against() -> None:
-    assert look_at(facts([wait((0, 1), 9.0)])) is None
-
-
-def test_wires_that_were_always_unequal_are_not_slow() -> None:
-    unequal = facts(waits(ring(), lambda hop: usual(hop) * (1.0, 1.3, 1.6, 2.0)[hop[0] % 4]))
-    matrix, _ = build_matrix(unequal, remember(unequal), context(), PairOptions())
-    assert hot_hosts(matrix) == set()
-
-
-def test_change_of_one_of_unequal_wires_counts() -> None:
+def test_wires_that_were_always_unequal_are_not_slow_unless_one_changes() -> None:
     def unequal(hop: Hop) -> float:
         return usual(hop) * (1.0, 1.3, 1.6, 2.0)[hop[0] % 4]
 
-    before = facts(waits(ring(), unequal))
+    before = remember(facts(waits(ring(), unequal)))
+    assert hot_hosts(look_at(facts(waits(ring(), unequal)), before)) == set()
     after = facts(waits(ring(), lambda hop: unequal(hop) * (2.0 if hop == SLOW else 1.0)))
-    assert hot_hosts(look_at(after, remember(before))) == {SLOW}
-
-
-def test_everybody_at_once_is_no_slow_wire() -> None:
-    after = facts(waits(ring(), lambda hop: 3 * usual(hop)))
-    assert hot_hosts(look_at(after, remember(facts(waits(ring()))))) == set()
+    assert hot_hosts(look_at(after, before)) == {SLOW}
+    everybody = facts(waits(ring(), lambda hop: 3 * usual(hop)))
+    assert hot_hosts(look_at(everybody, remember(facts(waits(ring()))))) == set()
 
 
 def test_slow_wire_is_not_learnt_as_usual() -> None:
@@ -107,27 +84,19 @@ def test_slow_wire_is_not_learnt_as_usual() -> None:
     for look in range(30):
         matrix, memory = build_matrix(bad, memory, context(look=look), PairOptions())
     assert hot_hosts(matrix) == {SLOW}
-
-
-def test_fault_from_the_first_second_is_held_against_peers_for_good() -> None:
     bad = facts(waits(ring(), slow([SLOW], 2.0)))
     assert hot_hosts(look_at(bad, remember(bad, evaluations=20))) == {SLOW}
 
 
-def test_large_operations_alone_are_enough() -> None:
+def test_operations_are_compared_by_size_and_by_what_they_cost() -> None:
     small = waits(ring(), size_class=10, bytes=1_000_000, wire_ns=80_000)
     large = waits(ring(), slow([SLOW], 3.0))
     assert hot_hosts(look_at(facts(small + large))) == {SLOW}
-
-
-def test_sizes_of_operation_are_not_compared_with_each_other() -> None:
     small = [wait(hop, 8.0, size_class=10) for hop in ring()[:4]]
     assert hot_hosts(look_at(facts(waits(ring()) + small))) == set()
-
-
-def test_what_costs_nothing_is_not_worth_a_word() -> None:
     rows = [wait(hop, 1.0, bytes=1_000_000, wire_ns=800_000 if hop == SLOW else 80_000) for hop in mesh()]
     assert hot_hosts(look_at(facts(rows))) == set()
+    assert hot_hosts(look_at(facts([wait(hop, 1.5 if hop == (0, 1) else 1.0) for hop in ring(4)]))) == set()
 
 
 def test_wire_that_shares_its_link_with_others_may_take_longer() -> None:
@@ -162,176 +131,137 @@ def test_no_wire_is_slow_that_its_link_allows() -> None:
     assert hot_hosts(fast) == set()
 
 
-class TestSockets:
-    """A wire time that ends when the kernel took the bytes."""
+# A wire time of a socket ends when the kernel took the bytes.
+EVEN = [wait(hop, 1.0, transport="socket") for hop in ring()]
+FIVEFOLD = [wait(hop, 5.0 if hop == SLOW else 1.0, transport="socket") for hop in ring()]
+THREEFOLD = waits(ring(), slow([SLOW], 3.0), transport="socket")
+HELD_NS = 2 * 80 * MS
+TURNS = [(sender, receiver) for receiver in range(4) for sender in range(4) if sender != receiver]
+LATE_ENDS = [step(hop, 100 * MS if hop[1] == 2 else 5 * MS, func="Send") for hop in TURNS]
+SENDS = [wait(hop, 1.0, transport="socket", func="Send") for hop in TURNS]
 
-    def test_receiver_that_does_not_consume_is_no_slow_wire(self) -> None:
-        held = 2 * 80_000_000
-        rows = [
-            {**row, "recv_gpu_ns": held, "wire_ns": row["wire_ns"] + held} if row["dst_rank"] == 5 else row
+
+def took(ms: float, usual_ms: float = 0.08, **fields: Any) -> list[dict[str, Any]]:
+    """Return the steps of a ring, of which those of the slow wire take so long."""
+    return [step(hop, (ms if hop == SLOW else usual_ms) * MS, **fields) for hop in ring()]
+
+
+SEEN: dict[str, tuple[PairFacts, set[Hop]]] = {
+    "three times as long": (facts(THREEFOLD), {SLOW}),
+    "receiver does not consume": (
+        facts(
+            {**row, "recv_gpu_ns": HELD_NS, "wire_ns": row["wire_ns"] + HELD_NS} if row["dst_rank"] == 5 else row
             for row in waits(ring(), transport="socket")
-        ]
-        assert hot_hosts(look_at(facts(rows))) == set()
-
-    def test_receiver_that_says_nothing_may_be_what_bytes_wait_for(self) -> None:
-        rows = waits(ring(), slow([SLOW], 3.0), transport="socket")
-        assert hot_hosts(look_at(facts(rows))) == {SLOW}
-        missing = [{**row, "recv_gpu_ns": None} if row["dst_rank"] == SLOW[1] else row for row in rows]
-        assert hot_hosts(look_at(facts(missing))) == set()
-
-    def test_receiver_that_began_later_than_its_sender_is_no_slow_wire(self) -> None:
-        rows = waits(ring(), slow([SLOW], 3.0), transport="socket")
-        late = [step(SLOW, 0.0, channel=channel, absent_ns=0.02 * 80 * MS) for channel in range(4)]
-        assert hot_hosts(look_at(facts(rows, lags=late))) == set()
-
-    def test_end_of_transfers_shows_what_the_buffer_hides(self) -> None:
-        rows = [wait(hop, 1.0, transport="socket") for hop in ring()]
-        lags = [step(hop, 100 * MS if hop == SLOW else 5 * MS, steps=8, bytes=8 * STEP_BYTES) for hop in ring()]
-        assert hot_hosts(look_at(facts(rows, lags=lags))) == {SLOW}
-
-    def test_receives_that_end_together_tell_by_their_steps_alone(self) -> None:
-        """Two senders of one channel: the ends of both come late, the steps of one."""
-        hops = [(sender, receiver) for receiver in range(4) for sender in range(4) if sender != receiver]
-        rows = [wait(hop, 1.0, transport="socket", func="Send") for hop in hops]
-        late = [step(hop, 100 * MS if hop[1] == 2 else 5 * MS, func="Send") for hop in hops]
-        watched = [step(hop, 100 * MS if hop == (1, 2) else 0.2 * MS, func="Send") for hop in hops]
-        assert hot_hosts(look_at(facts(rows, steps=watched, lags=late))) == {(1, 2)}
-        assert hot_hosts(look_at(facts(rows, lags=late))) == {(0, 2), (1, 2), (3, 2)}, "nothing better is known"
-
-    def test_wires_that_only_follow_a_slow_one_of_their_ring_are_left_out(self) -> None:
-        rows = [
+        ),
+        set(),
+    ),
+    "receiver that says nothing may be what bytes wait for": (
+        facts({**row, "recv_gpu_ns": None} if row["dst_rank"] == SLOW[1] else row for row in THREEFOLD),
+        set(),
+    ),
+    "receiver began later than its sender": (
+        facts(THREEFOLD, lags=[step(SLOW, 0.0, channel=channel, absent_ns=1.6 * MS) for channel in range(4)]),
+        set(),
+    ),
+    "ends of transfers show what the buffer hides": (
+        facts(EVEN, lags=took(100, 5, steps=8, bytes=8 * STEP_BYTES)),
+        {SLOW},
+    ),
+    "receives that end together tell by their steps alone": (
+        facts(
+            SENDS, [step(hop, 100 * MS if hop == (1, 2) else 0.2 * MS, func="Send") for hop in TURNS], lags=LATE_ENDS
+        ),
+        {(1, 2)},
+    ),
+    "receives that end together, and nothing better is known": (
+        facts(SENDS, lags=LATE_ENDS),
+        {(0, 2), (1, 2), (3, 2)},
+    ),
+    "wires that only follow a slow one of their ring": (
+        facts(
             wait(hop, {SLOW: 12.0}.get(hop, 2.0) if channel == 0 else usual(hop), channel=channel, transport="socket")
             for hop in ring()
             for channel in range(4)
-        ]
-        assert hot_hosts(look_at(facts(rows))) == {SLOW}
-
-    def test_transit_shows_what_the_buffer_hides(self) -> None:
-        rows = [wait(hop, 1.0, transport="socket") for hop in ring(4)]
-        steps = [step(hop, 20 * MS if hop == SLOW else 0.08 * MS) for hop in ring(4)]
-        assert hot_hosts(look_at(facts(rows, steps))) == {SLOW}
-
-    def test_small_delay_beside_a_large_one_is_acknowledgements(self) -> None:
-        rows = [wait(hop, 1.0, transport="socket") for hop in ring(4)]
-        steps = [step(hop, {SLOW: 20 * MS, (1, 2): 2 * MS}.get(hop, 0.08 * MS)) for hop in ring(4)]
-        assert hot_hosts(look_at(facts(rows, steps))) == {SLOW}
-
-    def test_delay_that_a_waking_thread_explains_is_not_the_wire(self) -> None:
-        rows = [wait(hop, 1.0, transport="socket") for hop in ring()]
-        steps = [step(hop, 0.25 * MS if hop == SLOW else 0.02 * MS) for hop in ring()]
-        assert hot_hosts(look_at(facts(rows, steps))) == set()
-
-    @pytest.mark.parametrize("told_ns", [None, 10.0 * MS, 0.05 * MS])
-    def test_clock_that_is_ahead_makes_no_slow_wire(self, told_ns: float | None) -> None:
-        """Host 3 is 10 ms ahead, told or not: what it gets seems late, what it sends arrives before it left."""
-        rows = [wait(hop, 1.0, transport="socket") for hop in ring()]
-        steps = [step(hop, {(2, 3): 10 * MS, (3, 4): -10 * MS}.get(hop, 0.08 * MS)) for hop in ring()]
-        assert hot_hosts(look_at(facts(rows, steps, clock_error_ns=told_ns))) == set()
-
-    def test_transit_beyond_what_clocks_can_be_off_counts(self) -> None:
-        rows = [wait(hop, 1.0, transport="socket") for hop in ring()]
-        steps = [step(hop, 60 * MS if hop == SLOW else 0.08 * MS) for hop in ring()]
-        assert hot_hosts(look_at(facts(rows, steps, clock_error_ns=10 * MS))) == {SLOW}
-
-    def test_waits_during_which_nothing_is_on_the_wire_are_not_its_own(self) -> None:
-        rows = [wait(hop, 5.0 if hop == SLOW else 1.0, transport="socket") for hop in ring()]
-        watched = [step(hop, 0.08 * MS, n=ALL) for hop in ring()]
-        assert hot_hosts(look_at(facts(rows))) == {SLOW}
-        assert hot_hosts(look_at(facts(rows, watched))) == set()
-
-    @pytest.mark.parametrize("blurred", [{"newest_ns": T0 - 1}, {"least_ns": -MS}, {"n": ALL // 64}])
-    def test_wires_that_were_not_watched_well_keep_their_waits(self, blurred: dict[str, int]) -> None:
-        """Not in this evaluation, by clocks that are a millisecond off, or one operation in many."""
-        rows = [wait(hop, 5.0 if hop == SLOW else 1.0, transport="socket") for hop in ring()]
-        watched = [step(hop, 0.08 * MS, **{"n": ALL, **blurred}) for hop in ring()]
-        assert hot_hosts(look_at(facts(rows, watched))) == {SLOW}
-
-    def test_waits_that_swing_as_they_are_must_be_longer_than_that(self) -> None:
-        def held(hop: Hop) -> int:
-            return 80 * MS * (hop[0] % 4)
-
-        def waited(hop: Hop, swing: bool) -> dict[str, Any]:
-            net = round(80 * MS * usual(hop) * (2.5 if hop == SLOW else 1.0))
-            return wait(hop, wire_ns=net + held(hop) * swing, recv_gpu_ns=held(hop) * swing, transport="socket")
-
-        assert hot_hosts(look_at(facts([waited(hop, swing=False) for hop in ring()]))) == {SLOW}
-        assert hot_hosts(look_at(facts([waited(hop, swing=True) for hop in ring()]))) == set()
-
-    def test_few_operations_may_all_have_met_a_sleeping_thread(self) -> None:
-        rows = [wait(hop, 1.0, transport="socket") for hop in ring()]
-        watched = [step(hop, 1.2 * MS if hop == SLOW else 0.08 * MS) for hop in ring()]
-        assert hot_hosts(look_at(facts(rows, watched))) == {SLOW}
-        assert hot_hosts(look_at(facts(rows, [{**row, "n": 2} for row in watched]))) == set()
-
-    def test_bytes_of_one_function_do_not_lead_those_of_another(self) -> None:
-        """A slow receiving NIC is shared unevenly, and what small steps cost per byte is not what large ones do."""
-        rows = [wait(hop, 1.0, transport="socket") for hop in mesh()]
-        rings = [step(hop, 40 * MS if hop == SLOW else 0.08 * MS, bytes=STEP_BYTES // 4) for hop in ring()]
-        pairs = [step(hop, 8 * MS if hop[1] == SLOW[1] else 0.08 * MS, func="Send") for hop in mesh()]
-        into = {hop for hop in mesh() if hop[1] == SLOW[1]}
-        assert hot_hosts(look_at(facts(rows, rings + pairs))) == into
+        ),
+        {SLOW},
+    ),
+    "transit shows what the buffer hides": (facts(EVEN, took(20)), {SLOW}),
+    "small delay beside a large one is acknowledgements": (
+        facts(EVEN[:4], [step(hop, {SLOW: 20 * MS, (1, 2): 2 * MS}.get(hop, 0.08 * MS)) for hop in ring(4)]),
+        {SLOW},
+    ),
+    "a waking thread explains it": (facts(EVEN, took(0.25, 0.02)), set()),
+    "beyond what clocks can be off": (facts(EVEN, took(60), clock_error_ns=10 * MS), {SLOW}),
+    "few operations may all have met a sleeping thread": (facts(EVEN, took(1.2, n=2)), set()),
+    "many operations did not": (facts(EVEN, took(1.2)), {SLOW}),
+    "long waits": (facts(FIVEFOLD), {SLOW}),
+    "waits during which nothing is on the wire": (facts(FIVEFOLD, took(0.08, n=ALL)), set()),
+    "not watched in this evaluation": (facts(FIVEFOLD, took(0.08, n=ALL, newest_ns=T0 - 1)), {SLOW}),
+    "watched by clocks that are a millisecond off": (facts(FIVEFOLD, took(0.08, n=ALL, least_ns=-MS)), {SLOW}),
+    "one operation in many watched": (facts(FIVEFOLD, took(0.08, n=ALL // 64)), {SLOW}),
+}
 
 
-class TestStarvedHosts:
+@pytest.mark.parametrize("case", SEEN)
+def test_socket_is_slow_where_the_wire_is_and_not_where_it_only_looks_so(case: str) -> None:
+    seen, expected = SEEN[case]
+    assert hot_hosts(look_at(seen)) == expected
+
+
+@pytest.mark.parametrize("told_ns", [None, 10.0 * MS, 0.05 * MS])
+def test_clock_that_is_ahead_makes_no_slow_wire(told_ns: float | None) -> None:
+    """Host 3 is 10 ms ahead, told or not: what it gets seems late, what it sends arrives before it left."""
+    steps = [step(hop, {(2, 3): 10 * MS, (3, 4): -10 * MS}.get(hop, 0.08 * MS)) for hop in ring()]
+    assert hot_hosts(look_at(facts(EVEN, steps, clock_error_ns=told_ns))) == set()
+
+
+@pytest.mark.parametrize(("swing", "expected"), [(0, {SLOW}), (1, set())])
+def test_waits_that_swing_as_they_are_must_be_longer_than_that(swing: int, expected: set[Hop]) -> None:
+    def waited(hop: Hop) -> dict[str, Any]:
+        net, held = round(80 * MS * usual(hop) * (2.5 if hop == SLOW else 1.0)), 80 * MS * (hop[0] % 4) * swing
+        return wait(hop, wire_ns=net + held, recv_gpu_ns=held, transport="socket")
+
+    assert hot_hosts(look_at(facts(map(waited, ring())))) == expected
+
+
+def test_bytes_of_one_function_do_not_lead_those_of_another() -> None:
+    """A slow receiving NIC is shared unevenly, and what small steps cost per byte is not what large ones do."""
+    rows = [wait(hop, 1.0, transport="socket") for hop in mesh()]
+    pairs = [step(hop, 8 * MS if hop[1] == SLOW[1] else 0.08 * MS, func="Send") for hop in mesh()]
+    into = {hop for hop in mesh() if hop[1] == SLOW[1]}
+    assert hot_hosts(look_at(facts(rows, took(40, bytes=STEP_BYTES // 4) + pairs))) == into
+
+
+def test_host_whose_flushes_take_long_is_starved_and_hosts_that_are_alike_are_not() -> None:
     """A proxy thread without a core sees late what the network has long done."""
-
-    def test_host_whose_flushes_take_long_is_starved(self) -> None:
-        flushes = [
-            {"host": f"h{host}", "step_flush_ns": 2e6 if host == 2 else 5e3, "flushed": 100} for host in range(8)
-        ]
-        matrix = look_at(facts(waits(ring()), flushes=flushes))
-        assert matrix is not None
-        assert matrix.starved == {"h2"}
-
-    def test_hosts_that_are_all_alike_are_not(self) -> None:
-        flushes = [{"host": f"h{host}", "step_flush_ns": 4e5 + host, "flushed": 100} for host in range(8)]
-        assert find_starved(facts(flushes=flushes).flushes, PairOptions()) == frozenset()
+    flushes = [{"host": f"h{host}", "step_flush_ns": 2e6 if host == 2 else 5e3, "flushed": 100} for host in range(8)]
+    matrix = look_at(facts(waits(ring()), flushes=flushes))
+    assert matrix is not None
+    assert matrix.starved == {"h2"}
+    alike = [{"host": f"h{host}", "step_flush_ns": 4e5 + host, "flushed": 100} for host in range(8)]
+    assert find_starved(facts(flushes=alike).flushes, PairOptions()) == frozenset()
 
 
-class TestOddInput:
-    """Silence, never a crash or a guess."""
-
-    def test_nothing_at_all(self) -> None:
-        assert look_at(facts()) is None
-
-    def test_zeros_and_nulls_are_left_out(self) -> None:
-        odd = [wait((0, 1), bytes=0), wait((1, 2), wire_ns=0), wait((2, 3), wire_ns=None, recv_gpu_ns=None)]
-        assert hot_hosts(look_at(facts(waits(ring()) + odd))) == set()
-
-    def test_duplicated_and_reordered_rows_change_nothing(self) -> None:
-        rows = waits(ring(), slow([SLOW], 2.0))
-        assert hot_hosts(look_at(facts(rows[::-1] + rows))) == {SLOW}
-
-    def test_unknown_communicators_without_hosts_are_left_out(self) -> None:
-        stray = [wait((0, 1), 9.0, comm=5, dst_host="")]
-        assert hot_hosts(look_at(facts(waits(ring()) + stray))) == set()
-
-    def test_unknown_nics_stop_at_the_host(self) -> None:
-        matrix = look_at(facts(waits(ring(), slow([SLOW], 2.0), src_nic=None, dst_nic=None)))
-        assert hot_hosts(matrix) == {SLOW}
-        assert matrix is not None
-        assert {str(matrix.pairs[index]) for index in np.flatnonzero(matrix.slow)} == {"h2--h3"}
+def test_odd_rows_are_left_out_and_repeated_ones_change_nothing() -> None:
+    assert look_at(facts()) is None
+    odd = [wait((0, 1), bytes=0), wait((1, 2), wire_ns=0), wait((2, 3), wire_ns=None, recv_gpu_ns=None)]
+    stray = [wait((0, 1), 9.0, comm=5, dst_host="")]
+    assert hot_hosts(look_at(facts(waits(ring()) + odd + stray))) == set()
+    rows = waits(ring(), slow([SLOW], 2.0))
+    assert hot_hosts(look_at(facts(rows[::-1] + rows))) == {SLOW}
+    matrix = look_at(facts(waits(ring(), slow([SLOW], 2.0), src_nic=None, dst_nic=None)))
+    assert matrix is not None
+    assert {str(matrix.pairs[index]) for index in np.flatnonzero(matrix.slow)} == {"h2--h3"}, "unknown NICs"
 
 
-class TestInvariants:
-    """What must not matter does not."""
-
-    def test_scaling_all_times_changes_no_verdict(self) -> None:
-        for times in (0.5, 3.0, 20.0):
-            seen = facts(waits(ring(), lambda hop: times * slow([SLOW], 2.0)(hop)))  # noqa: B023 - called at once
-            assert hot_hosts(look_at(seen)) == {SLOW}
-
-    def test_more_healthy_wires_create_no_slow_one(self) -> None:
-        assert hot_hosts(look_at(facts(waits(mesh())))) == set()
-        assert hot_hosts(look_at(facts(waits(ring(), slow([SLOW], 2.0)) + waits(mesh(), channel=9)))) <= {SLOW}
-
-    def test_healing_the_culprit_clears_it_at_once(self) -> None:
-        memory = remember(facts(waits(ring())))
-        _, memory = build_matrix(facts(waits(ring(), slow([SLOW], 3.0))), memory, context(), PairOptions())
-        assert hot_hosts(look_at(facts(waits(ring())), memory)) == set()
-
-    def test_two_slow_wires_of_different_strength_are_both_named(self) -> None:
-        def both(hop: Hop) -> float:
-            return usual(hop) * {SLOW: 4.0, (5, 6): 1.6}.get(hop, 1.0)
-
-        assert hot_hosts(look_at(facts(waits(ring(), both)))) == {SLOW, (5, 6)}
+def test_what_must_not_matter_does_not() -> None:
+    for times in (0.5, 3.0, 20.0):
+        seen = facts(waits(ring(), lambda hop: times * slow([SLOW], 2.0)(hop)))  # noqa: B023 - called at once
+        assert hot_hosts(look_at(seen)) == {SLOW}
+    assert hot_hosts(look_at(facts(waits(mesh())))) == set()
+    assert hot_hosts(look_at(facts(waits(ring(), slow([SLOW], 2.0)) + waits(mesh(), channel=9)))) <= {SLOW}
+    both = facts(waits(ring(), lambda hop: usual(hop) * {SLOW: 4.0, (5, 6): 1.6}.get(hop, 1.0)))
+    assert hot_hosts(look_at(both)) == {SLOW, (5, 6)}
+    memory = remember(facts(waits(ring())))
+    _, memory = build_matrix(facts(waits(ring(), slow([SLOW], 3.0))), memory, context(), PairOptions())
+    assert hot_hosts(look_at(facts(waits(ring())), memory)) == set(), "healing the culprit clears it at once"

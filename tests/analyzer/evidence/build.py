@@ -1,7 +1,5 @@
 """Readings of hosts, switches and GPUs over two minutes, in which some counters grow."""
 
-import itertools
-from collections.abc import Iterable
 from typing import Any
 
 from analyzer.evidence.observations import Evidence
@@ -11,27 +9,18 @@ from analyzer.windows.window import Context, Window
 from lockstep.fabrics import leaf_spine
 from lockstep.records import Comm, Event, FabricCounter, GpuHealth, HostRecord, NicCounter, Probe
 from lockstep.store.store import Store
-from lockstep.tables import TABLES
 from lockstep.topology import TopologyIndex
+from tests.analyzer.build import insert
 from tests.builders import SECOND, T0, make, rows
 
 HOSTS = 8
 FABRIC = TopologyIndex(leaf_spine(hosts=HOSTS, nics_per_host=1, leaves=4, spines=2))
 BEGIN, ONSET, END = 0, 80, 100  # seconds after T0: readings begin, something grows, the evaluation ends
-_tokens = itertools.count()
-
-
-def insert(store: Store, records: Iterable[HostRecord]) -> None:
-    """Insert records of any kinds, each kind into its table."""
-    every = list(records)
-    for table in TABLES:
-        if mine := [record for record in every if type(record) is table.record]:
-            store.insert(table, rows(*mine), token=f"signs/{next(_tokens)}")
 
 
 def look(store: Store, *records: HostRecord, topology: TopologyIndex | None = FABRIC) -> Evidence:
     """Return the evidence of an evaluation at the last five seconds of what the records tell."""
-    insert(store, records)
+    insert(store, *records)
     window = Window(T0 + (END - 5) * SECOND, T0 + END * SECOND)
     return read_evidence(store, Context("j1", 0, window, window.start_ns, roster(), topology))
 

@@ -64,24 +64,16 @@ def flows(fabric: Fabric, count: int, each: int, losing: Losing, seed: int, *, u
     src = random.integers(fabric.hosts, size=count)
     dst = (src + random.integers(1, fabric.hosts, size=count)) % fabric.hosts
     ends = list(zip((f"h{a}" for a in src.tolist()), (f"h{b}" for b in dst.tolist()), strict=True))
-    directed_links = [fabric.directed_link(a, b, random) for a, b in zip(src.tolist(), dst.tolist(), strict=True)]
-    survives = np.array(
-        [
-            _survival([a, *directed_link, b], losing)
-            for (a, b), directed_link in zip(ends, directed_links, strict=True)
-        ]
-    )
+    routes = [fabric.directed_link(a, b, random) for a, b in zip(src.tolist(), dst.tolist(), strict=True)]
+    survives = [_survival([a, *route, b], losing) for (a, b), route in zip(ends, routes, strict=True)]
     hidden = (random.random(count) < unknown).tolist()
-    hit = random.binomial(each, 1 - survives).astype(np.float64)
+    hit = random.binomial(each, 1 - np.array(survives)).astype(np.float64)
     nics = ["eth0"] * count
     keys = {"host": [a for a, _ in ends], "src_nic": nics, "dst": [b for _, b in ends], "dst_nic": nics}
-    route = [
-        "" if is_hidden else JOIN.join(directed_link)
-        for directed_link, is_hidden in zip(directed_links, hidden, strict=True)
-    ]
+    told = ["" if is_hidden else JOIN.join(route) for route, is_hidden in zip(routes, hidden, strict=True)]
     none = np.zeros(count)
     lost, delayed = (none, hit) if losing.is_delayed else (hit, none)
-    return Flows(pa.table({**keys, "route": route}), np.full(count, float(each)), lost, delayed)
+    return Flows(pa.table({**keys, "route": told}), np.full(count, float(each)), lost, delayed)
 
 
 def _survival(route: list[str], losing: Losing) -> float:

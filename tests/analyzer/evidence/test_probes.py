@@ -6,10 +6,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from analyzer.evidence.probe_routes import Flows
-from analyzer.evidence.probes import judge_flows
-from analyzer.windows.window import Finding
+from analyzer.evidence.probe_routes import Flows, read_flows
+from analyzer.evidence.probes import find_troubles, judge_flows
+from analyzer.windows.window import Finding, Window
+from lockstep.records import HostRecord
+from lockstep.store.store import Store
+from tests.analyzer.build import insert
+from tests.analyzer.evidence.build import probe
 from tests.analyzer.evidence.probing import Fabric, Losing, Way, flows, some_ways, tree
+from tests.builders import SECOND, T0
 
 SMALL = Fabric(tree(4), 4)
 
@@ -29,15 +34,15 @@ def lossy(loss: dict[Way, float], *, each: int = 50, count: int = 800, **fields:
 def test_link_that_loses_is_named_with_its_direction() -> None:
     assert names(lossy({("pod0-leaf1", "pod0-spine0"): 0.02})) == {("link:pod0-leaf1--pod0-spine0", "tx")}
     assert names(lossy({("core1", "pod2-spine0"): 0.02})) == {("link:pod2-spine0--core1", "rx")}
-
-
-def test_link_that_loses_both_ways_is_one_fault() -> None:
     both = {("pod0-leaf1", "pod0-spine0"): 0.02, ("pod0-spine0", "pod0-leaf1"): 0.02}
     assert names(lossy(both)) == {("link:pod0-leaf1--pod0-spine0", None)}
-
-
-def test_cable_of_a_host_that_loses_is_named() -> None:
     assert names(lossy({("h3", "pod0-leaf1"): 0.05})) == {("link:h3/eth0--pod0-leaf1", "tx")}
+    loss = {("pod0-leaf1", "pod0-spine0"): 0.5, ("pod3-spine1", "core2"): 0.01, ("core3", "pod1-spine1"): 0.02}
+    assert {name for name, _ in names(lossy(loss, count=2000))} == {
+        "link:pod0-leaf1--pod0-spine0",
+        "link:pod3-spine1--core2",
+        "link:pod1-spine1--core3",
+    }
 
 
 def test_switch_that_loses_on_all_its_links_is_named() -> None:
@@ -51,22 +56,20 @@ def test_switch_that_loses_on_all_its_links_is_named() -> None:
     assert names(lossy(directed_links)) == {("switch:pod1-spine1", None)}
 
 
-def test_finding_tells_how_much_is_lost_and_on_how_many_flows() -> None:
+def test_finding_tells_how_much_is_lost_or_delayed_and_on_how_many_flows() -> None:
     (found,) = lossy({("pod0-leaf1", "pod0-spine0"): 0.2})
     assert found.fault_class == "comm_slow"
     assert found.evidence[0]["share"] == pytest.approx(0.2, rel=0.2)
     assert found.evidence[0]["flows_hit"] <= found.evidence[0]["flows"] < 800
     assert "% of the probes across it" in found.reason
     assert found.likelihood > 0.9
-
-
-def test_light_loss_is_found_beside_heavy_loss() -> None:
-    loss = {("pod0-leaf1", "pod0-spine0"): 0.5, ("pod3-spine1", "core2"): 0.01, ("core3", "pod1-spine1"): 0.02}
-    assert {name for name, _ in names(lossy(loss, count=2000))} == {
-        "link:pod0-leaf1--pod0-spine0",
-        "link:pod3-spine1--core2",
-        "link:pod1-spine1--core3",
-    }
+    delayed = Losing({("pod0-leaf1", "pod0-spine0"): 0.9}, background=1e-4, is_delayed=True)
+    (found,) = find(SMALL, flows(SMALL, 800, 10, delayed, seed=1))
+    assert (found.component, found.side) == ("link:pod0-leaf1--pod0-spine0", "tx")
+    assert "delays" in found.reason
+    (found,) = lossy({("pod0-leaf1", "pod0-spine0"): 0.05}, count=2000, unknown=0.5)
+    assert (found.component, found.side) == ("link:pod0-leaf1--pod0-spine0", "tx")
+    assert found.evidence[0]["share"] == pytest.approx(0.05, rel=0.4)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -74,25 +77,8 @@ def test_healthy_fabric_gives_silence(seed: int) -> None:
     assert find(SMALL, flows(SMALL, 1000, 20, Losing({}, background=1e-4), seed)) == []
 
 
-def test_loss_that_is_everywhere_accuses_nobody() -> None:
+def test_loss_that_is_everywhere_and_unknown_nodes_accuse_nobody() -> None:
     assert find(SMALL, flows(SMALL, 1000, 20, Losing({}, background=0.02), seed=1)) == []
-
-
-def test_link_that_delays_is_named() -> None:
-    delayed = Losing({("pod0-leaf1", "pod0-spine0"): 0.9}, background=1e-4, is_delayed=True)
-    (found,) = find(SMALL, flows(SMALL, 800, 10, delayed, seed=1))
-    assert (found.component, found.side) == ("link:pod0-leaf1--pod0-spine0", "tx")
-    assert "delays" in found.reason
-
-
-def test_flows_of_unknown_way_count_in_part() -> None:
-    """Half of the flows do not know their way; were they left out of the sent, rates would look doubled."""
-    (found,) = lossy({("pod0-leaf1", "pod0-spine0"): 0.05}, count=2000, unknown=0.5)
-    assert (found.component, found.side) == ("link:pod0-leaf1--pod0-spine0", "tx")
-    assert found.evidence[0]["share"] == pytest.approx(0.05, rel=0.4)
-
-
-def test_no_probes_and_unknown_nodes_give_silence() -> None:
     probed = flows(SMALL, 50, 10, Losing({("h1", "pod0-leaf0"): 1.0}), seed=1)
     none = np.zeros(0)
     assert find(SMALL, Flows(probed.keys.slice(0, 0), none, none, none)) == []
@@ -111,3 +97,31 @@ def test_all_failed_links_of_a_large_fat_tree_are_found_and_no_other(count: int)
     loss = {directed_link: float(rate) for (directed_link, _), rate in zip(chosen, rates, strict=True)}
     found = find(fabric, flows(fabric, 75_000, 10, Losing(loss), seed))
     assert {finding.component for finding in found} == {name for _, name in chosen}
+
+
+def listed(flows: Flows) -> set[tuple[object, ...]]:
+    keys = flows.keys.to_pylist()
+    counts = zip(flows.sent.tolist(), flows.lost.tolist(), flows.delayed.tolist(), strict=True)
+    return {(*key.values(), *count) for key, count in zip(keys, counts, strict=True)}
+
+
+def some_probes() -> list[HostRecord]:
+    usual = [probe("h0", "h1", ["leaf0"], at, 10_000 + at) for at in range(20)]
+    slow = [probe("h0", "h1", ["leaf0"], 20, 90_000), probe("h0", "h1", ["leaf0"], 21, None)]
+    far = [probe("h0", "h3", ["leaf0", "spine1", "leaf1"], at, 30_000 + at) for at in range(10)]
+    return [*usual, *slow, *far, probe("h2", "h3", [], 5, None)]
+
+
+def test_lost_and_late_probes_are_counted_by_route(store: Store) -> None:
+    insert(store, *some_probes())
+    assert listed(read_flows(store, Window(T0, T0 + 60 * SECOND))) == {
+        ("h0", "eth0", "h1", "eth0", "leaf0", 22.0, 1.0, 1.0),
+        ("h0", "eth0", "h3", "eth0", "leaf0>spine1>leaf1", 10.0, 0.0, 0.0),
+        ("h2", "eth0", "h3", "eth0", "", 1.0, 1.0, 0.0),
+    }
+
+
+def test_store_without_probes_gives_no_flows(embedded_store: Store) -> None:
+    read = read_flows(embedded_store, Window(T0, T0 + 60 * SECOND))
+    assert len(read) == 0
+    assert find_troubles(read, tree(4)) == []

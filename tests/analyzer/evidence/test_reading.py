@@ -3,6 +3,7 @@
 import pytest
 
 from analyzer.evidence.observations import MOST, NO_EVIDENCE, Evidence, Observation, gather_evidence
+from lockstep.records import HostRecord
 from lockstep.store.store import Store
 from lockstep.verdict import Side
 from tests.analyzer.evidence.build import BEGIN, END, HOSTS, ONSET, event, gpus, look, nics, ports, probe
@@ -12,12 +13,30 @@ def weighty(evidence: Evidence) -> set[str]:
     return {name for name in evidence.by_component if evidence.log_odds(name) > 0}
 
 
-def test_without_readings_there_are_no_signs(store: Store) -> None:
-    assert look(store) == NO_EVIDENCE
+SILENT: dict[str, list[HostRecord]] = {
+    "nothing": [],
+    "calm": [*nics("h3"), *ports("leaf1", "h3/eth0"), *gpus("h3")],
+    "all NICs alike": [row for n in range(HOSTS) for row in nics(f"h{n}", tx_drops=50.0) if row.host == f"h{n}"],
+    "an idle GPU": [*gpus("h3", throttle="gpu_idle", sm_mhz=345)],
+    "a program's xid": [event("xid", "gpu:h3/0", "warning", detail='{"xid": 31, "blame": "application"}')],
+    "long ago": [event("link_down", "nic:h3/eth0", at=END - 90)],
+}
 
 
-def test_calm_readings_are_no_signs(store: Store) -> None:
-    assert look(store, *nics("h3"), *ports("leaf1", "h3/eth0"), *gpus("h3")) == NO_EVIDENCE
+@pytest.mark.parametrize("case", SILENT)
+def test_what_says_nothing_of_a_part_is_no_sign(store: Store, case: str) -> None:
+    assert look(store, *SILENT[case]) == NO_EVIDENCE
+
+
+def test_readings_of_switches_mean_nothing_without_a_topology(embedded_store: Store) -> None:
+    assert look(embedded_store, *ports("leaf1", "spine0", errors=100.0), topology=None) == NO_EVIDENCE
+
+
+def test_events_accuse_their_part(embedded_store: Store) -> None:
+    fell_off = event("xid", "gpu:h3/0", "critical", detail='{"xid": 79, "blame": "hardware"}')
+    evidence = look(embedded_store, fell_off, event("link_down", "nic:h3/eth0"))
+    assert evidence.log_odds("gpu:h3/0") > 0
+    assert evidence.log_odds("nic:h3/eth0") == MOST
 
 
 @pytest.mark.parametrize(
@@ -46,25 +65,19 @@ def test_counter_that_always_ran_speaks_half_as_loud(embedded_store: Store, sinc
     assert evidence.log_odds("nic:h3/eth0", "tx") == weight
 
 
-def test_counter_that_runs_on_all_nics_says_nothing(embedded_store: Store) -> None:
-    everywhere = [row for n in range(HOSTS) for row in nics(f"h{n}", tx_drops=50.0) if row.host == f"h{n}"]
-    assert look(embedded_store, *everywhere) == NO_EVIDENCE
-
-
 def test_nic_at_half_its_rate_is_suspected_both_ways(embedded_store: Store) -> None:
     evidence = look(embedded_store, *nics("h3", speed_mbps=10_000.0))
     assert evidence.log_odds("nic:h3/eth0", "tx") == evidence.log_odds("nic:h3/eth0", "rx") == MOST
     assert "of 400 Gb/s" in evidence.describe("nic:h3/eth0")[0]["what"]
 
 
-def test_nic_that_tells_its_switch_to_pause_receives_slowly(embedded_store: Store) -> None:
-    evidence = look(embedded_store, *ports("leaf1", "h3/eth0", pause_rx=100.0))
-    assert evidence.log_odds("nic:h3/eth0", "rx") > 1
-    assert evidence.log_odds("nic:h3/eth0", "tx") == 0
-
-
-def test_nic_that_is_told_to_pause_does_not_send_slowly(embedded_store: Store) -> None:
-    assert look(embedded_store, *ports("leaf1", "h3/eth0", pause_tx=100.0)).log_odds("nic:h3/eth0", "tx") < 0
+@pytest.mark.parametrize("counter", ["pause_rx", "pause_tx"])
+def test_nic_that_tells_its_switch_to_pause_receives_slowly_and_one_that_is_told_to_does_not_send_slowly(
+    embedded_store: Store, counter: str
+) -> None:
+    evidence = look(embedded_store, *ports("leaf1", "h3/eth0", **{counter: 100.0}))
+    tx, rx = evidence.log_odds("nic:h3/eth0", "tx"), evidence.log_odds("nic:h3/eth0", "rx")
+    assert (tx == 0 and rx > 1) if counter == "pause_rx" else tx < 0
 
 
 @pytest.mark.parametrize(("switch", "port", "side"), [("leaf1", "spine0", "rx"), ("spine0", "leaf1", "tx")])
@@ -75,10 +88,6 @@ def test_broken_frames_speak_for_the_link_in_their_direction(
     assert weighty(evidence) == {"link:leaf1--spine0"}
     assert evidence.log_odds("link:leaf1--spine0", side) == MOST
     assert evidence.log_odds("link:leaf1--spine0", "rx" if side == "tx" else "tx") == 0
-
-
-def test_readings_of_switches_mean_nothing_without_a_topology(embedded_store: Store) -> None:
-    assert look(embedded_store, *ports("leaf1", "spine0", errors=100.0), topology=None) == NO_EVIDENCE
 
 
 @pytest.mark.parametrize(
@@ -96,29 +105,6 @@ def test_health_of_a_gpu_speaks_for_the_part_in_question(
     evidence = look(embedded_store, *gpus("h3", **fields))
     assert weighty(evidence) == {component}
     assert evidence.log_odds(component) >= 2
-
-
-def test_idle_gpu_is_not_slow(embedded_store: Store) -> None:
-    assert look(embedded_store, *gpus("h3", throttle="gpu_idle", sm_mhz=345)) == NO_EVIDENCE
-
-
-def test_gpu_that_fell_off_the_bus_is_accused(embedded_store: Store) -> None:
-    evidence = look(embedded_store, event("xid", "gpu:h3/0", "critical", detail='{"xid": 79, "blame": "hardware"}'))
-    assert evidence.log_odds("gpu:h3/0") > 0
-
-
-def test_xid_of_a_program_accuses_no_hardware(embedded_store: Store) -> None:
-    program = event("xid", "gpu:h3/0", "warning", detail='{"xid": 31, "blame": "application"}')
-    assert look(embedded_store, program) == NO_EVIDENCE
-
-
-def test_lost_carrier_is_as_much_as_signs_can_be(embedded_store: Store) -> None:
-    evidence = look(embedded_store, event("link_down", "nic:h3/eth0"))
-    assert evidence.log_odds("nic:h3/eth0") == MOST
-
-
-def test_event_of_long_ago_is_forgotten(embedded_store: Store) -> None:
-    assert look(embedded_store, event("link_down", "nic:h3/eth0", at=END - 90)) == NO_EVIDENCE
 
 
 def test_link_that_delays_probes_is_suspected(embedded_store: Store) -> None:

@@ -1,6 +1,5 @@
 """Records in a store, and an evaluation at the job they are of."""
 
-import itertools
 from typing import Any
 
 from analyzer.hang.facts import HangMemory, HangOptions, ProgressFacts
@@ -8,20 +7,9 @@ from analyzer.hang.hangs import find_hangs
 from analyzer.hang.reading import read_progress
 from analyzer.windows.jobs import read_roster
 from analyzer.windows.window import Context, Finding, Window
-from lockstep.records import Comm, HostRecord, Progress
+from lockstep.records import Comm, Progress
 from lockstep.store.store import Store
-from lockstep.tables import TABLES
-from tests.builders import SECOND, T0, make, rows
-
-_tokens = itertools.count()
-
-
-def insert(store: Store, *records: HostRecord) -> None:
-    """Insert records of any kinds, each kind into its table."""
-    for table in TABLES:
-        mine = [record for record in records if type(record) is table.record]
-        if mine:
-            store.insert(table, rows(*mine), token=f"hangs/{next(_tokens)}")
+from tests.builders import SECOND, T0, make
 
 
 def look_at(store: Store, end_ns: int, job: str = "j1", period_ns: int | None = SECOND) -> Context:

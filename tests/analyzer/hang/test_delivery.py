@@ -46,39 +46,24 @@ def test_receiver_that_has_not_sent_what_it_could_is_to_blame_itself() -> None:
     (finding,) = find(spread((0, 1, 6, 0), (2, 3, 2, 2), (3, 0, 4, 4)))
     assert (finding.fault_class, finding.component) == ("noncomm_hang", "host:h1")
     assert finding.ambiguous_with == ("gpu:h1/0",)
-
-
-def test_first_process_of_the_job_can_be_to_blame_like_any_other() -> None:
     steps = spread((3, 0, 6, 0), (1, 2, 2, 2), (2, 3, 4, 4))
     assert named(find(steps)) == [("noncomm_hang", "host:h0")]
-
-
-def test_receiver_that_is_stopped_in_mid_operation_is_less_far_ahead_than_the_others() -> None:
     steps = spread((0, 1, 9, 2), (1, 2, 3, 3), (2, 3, 5, 5), (3, 0, 7, 7))
     assert named(find(steps)) == [("noncomm_hang", "host:h1")]
-
-
-def test_rank_that_waits_for_its_gpu_names_the_gpu_with_less_certainty() -> None:
     (finding,) = find(spread((0, 1, 6, 0), (2, 3, 2, 2), (3, 0, 4, 4)), ring({1: "gpu_wait"}))
     assert (finding.component, finding.ambiguous_with, finding.likelihood) == ("gpu:h1/0", ("host:h1",), 0.7)
-
-
-def test_nic_that_neither_gets_nor_gets_rid_of_anything_is_named() -> None:
     steps = spread((0, 1, 3, 0), (1, 2, 1, 0), (2, 3, 1, 1), (3, 0, 2, 2))
     (finding,) = find(steps)
     assert (finding.fault_class, finding.component, finding.side) == ("comm_hang", "nic:h1/eth0", None)
 
 
-def test_both_directions_between_two_tell_neither_of_them_apart() -> None:
+def test_of_two_ranks_only_one_that_did_nothing_can_be_told_apart() -> None:
     lines = [row | {"comm": 9, "head_peer": 1 - row["rank"]} for row in ring()[:2]]
     job = Job(ranks=8, comms={9: [0, 2]}, lines=lines)
     job.facts = {"steps": spread((0, 1, 2, 0), (1, 0, 2, 0), comm=9), "only_nic": NICS}
     (finding,) = job.find()
     assert (finding.component, finding.side, finding.likelihood) == ("link:h0/eth0--h1/eth0", None, 0.4)
     assert {"nic:h0/eth0", "nic:h1/eth0"} <= set(finding.ambiguous_with)
-
-
-def test_of_two_ranks_the_one_that_did_nothing_is_to_blame() -> None:
     lines = [row | {"comm": 9, "head_peer": 1 - row["rank"]} for row in ring()[:2]]
     job = Job(ranks=8, comms={9: [0, 2]}, lines=lines, facts={"steps": spread((0, 1, 2, 0), comm=9)})
     assert named(job.find()) == [("noncomm_hang", "host:h1")]
@@ -87,17 +72,11 @@ def test_of_two_ranks_the_one_that_did_nothing_is_to_blame() -> None:
 TREE = ((1, 0, 1, 1), (2, 0, 1, 1), (3, 1, 1, 1), (0, 1, 1, 1))  # rank 0 above 1 and 2, rank 3 below 1
 
 
-def test_single_wire_in_a_tree_is_named_where_everybody_did_something() -> None:
+def test_tree_names_a_single_wire_or_the_only_rank_that_did_nothing_or_nothing() -> None:
     assert named(find(spread(*TREE, (0, 2, 1, 0)), ring(algo="TREE"))) == [("comm_hang", "link:h0/eth0--h2/eth0")]
-
-
-def test_only_rank_of_a_tree_that_did_nothing_is_named() -> None:
     assert named(find(spread((2, 0, 1, 0), (1, 0, 1, 1), (0, 1, 1, 1)), ring(algo="TREE"))) == [
         ("noncomm_hang", "host:h3")
     ]
-
-
-def test_much_that_is_lost_in_a_tree_without_a_common_rank_is_left_unexplained() -> None:
     assert find(spread(*TREE, (0, 2, 2, 1), (1, 3, 1, 0), (2, 1, 1, 1)), ring(algo="TREE")) == []
 
 
@@ -115,22 +94,16 @@ def exchange(done: dict[tuple[int, int], tuple[int, int]]) -> list[Line]:
     return [row | {"open_ns": 11} for row in sends] + receives
 
 
-def test_receive_whose_send_has_ended_names_the_wire() -> None:
+def test_receive_whose_send_has_ended_names_the_wire_unless_the_receiver_sent_least() -> None:
     lines = exchange({(0, 1): (9, 5), (1, 2): (6, 6), (2, 3): (7, 7), (3, 0): (8, 8)})
     assert named(find(spread(), lines)) == [("comm_hang", "link:h0/eth0--h1/eth0")]
-
-
-def test_receiver_that_has_sent_less_than_all_others_is_to_blame_itself() -> None:
     lines = exchange({(0, 1): (9, 5), (1, 2): (5, 5), (2, 3): (6, 6), (3, 0): (7, 7)})
     assert named(find(spread(), lines)) == [("noncomm_hang", "host:h1")]
 
 
-def test_without_any_steps_nothing_is_said() -> None:
+def test_nothing_is_counted_without_steps_or_before_all_are_known_to_stand() -> None:
     assert Job(lines=world()).find() == []
     assert find(spread()) == []
-
-
-def test_nothing_is_counted_before_all_in_the_operation_are_known_to_stand() -> None:
     steps = spread((0, 1, 6, 0), (1, 2, 2, 2), (2, 3, 4, 4), (3, 0, 6, 6))
     late_row = {"seen_ns": T0 - 2 * SECOND, "since_ns": T0 - 3 * SECOND}
     lines = [each | late_row if each["rank"] == 3 else each for each in ring()]

@@ -29,9 +29,6 @@ def test_rank_that_never_came_is_named_by_its_host_with_rank_and_gpu_beside() ->
     (told,) = finding.evidence
     assert (told["ranks"], told["gpus"], told["waited_for"], told["enqueued"]) == ([2], ["gpu:h1/0"], 5, 4)
     assert (finding.ranks_waiting, finding.since_ns, finding.may_isolate) == (3, T0 - 10 * SECOND, False)
-
-
-def test_ranks_of_one_host_are_named_together() -> None:
     finding = only(Job(lines=world(r2=ABSENT, r3=line(3, (4, 4, 4)))))
     assert finding.component == "host:h1"
     assert finding.evidence[0]["ranks"] == [2, 3]
@@ -41,11 +38,11 @@ def test_gpu_that_begins_nothing_of_what_is_queued_is_named() -> None:
     finding = only(Job(lines=world(r2=line(2, (6, 4, 4)))))
     assert (finding.fault_class, finding.component) == ("noncomm_hang", "gpu:h1/0")
     assert finding.ambiguous_with == ("host:h1",)
-
-
-def test_host_that_runs_ahead_of_a_stuck_gpu_is_not_taken_for_late() -> None:
     finding = only(Job(lines=world(r2=line(2, (4, 3, 3)))))
     assert finding.component == "gpu:h1/0"
+    events = (event("xid", "h1", "fell off the bus", component="gpu:h1/0"),)
+    finding = only(Job(lines=world(r2=ABSENT), facts={"events": events}))
+    assert (finding.fault_class, finding.component, finding.may_isolate) == ("crash", "gpu:h1/0", True)
 
 
 @pytest.mark.parametrize("kind", ["process_exit", "process_gone", "python_exception"])
@@ -63,42 +60,23 @@ def test_event_of_another_rank_or_long_before_explains_nothing() -> None:
     assert only(Job(lines=world(r2=ABSENT), facts={"events": others})).fault_class == "noncomm_hang"
 
 
-def test_stopped_process_is_named_even_inside_the_operation() -> None:
+def test_stopped_process_is_named_even_inside_the_operation_until_it_goes_on() -> None:
     events = (event("process_stopped", "h0", "was stopped by a signal", rank=1),)
     finding = only(Job(lines=world(), facts={"events": events}))
     assert (finding.fault_class, finding.component) == ("noncomm_hang", "host:h0")
     assert "was stopped by a signal" in finding.reason
+    goes_on = event("process_continued", "h0", "goes on", rank=1, ago_s=8)
+    assert Job(lines=world(), facts={"events": (*events, goes_on)}).find() == []
 
 
-def test_process_that_goes_on_is_not_stopped() -> None:
-    events = (
-        event("process_stopped", "h0", "was stopped by a signal", rank=1, ago_s=9),
-        event("process_continued", "h0", "goes on", rank=1, ago_s=8),
-    )
-    assert Job(lines=world(), facts={"events": events}).find() == []
-
-
-def test_gpu_with_an_xid_is_a_crash_of_that_gpu() -> None:
-    events = (event("xid", "h1", "fell off the bus", component="gpu:h1/0"),)
-    finding = only(Job(lines=world(r2=ABSENT), facts={"events": events}))
-    assert (finding.fault_class, finding.component, finding.may_isolate) == ("crash", "gpu:h1/0", True)
-
-
-def test_host_that_fell_silent_with_the_standstill_is_gone() -> None:
-    facts = {"last_seen_ns": {"h0": T0, "h1": T0 - 9 * SECOND}}
-    finding = only(Job(lines=world()[:2], facts=facts))
+def test_host_that_fell_silent_is_gone_or_doubtful_or_hides_no_other_cause() -> None:
+    finding = only(Job(lines=world()[:2], facts={"last_seen_ns": {"h0": T0, "h1": T0 - 9 * SECOND}}))
     assert (finding.fault_class, finding.component, finding.may_isolate) == ("crash", "host:h1", True)
     assert finding.reason == "no telemetry from h1 for 9 s, and everybody else waits for its ranks"
-
-
-def test_host_that_was_silent_long_before_does_not_hide_another_cause() -> None:
     lost = event("link_down", "h0", component="nic:h0/eth0")
-    facts = {"last_seen_ns": {"h0": T0, "h1": T0 - 99 * SECOND}, "events": (lost,)}
-    assert only(Job(lines=world()[:2], facts=facts)).component == "nic:h0/eth0"
-
-
-def test_host_that_was_silent_long_before_is_named_with_doubt() -> None:
-    finding = only(Job(lines=world()[:2], facts={"last_seen_ns": {"h0": T0, "h1": T0 - 99 * SECOND}}))
+    silent = {"last_seen_ns": {"h0": T0, "h1": T0 - 99 * SECOND}}
+    assert only(Job(lines=world()[:2], facts={**silent, "events": (lost,)})).component == "nic:h0/eth0"
+    finding = only(Job(lines=world()[:2], facts={**silent}))
     assert (finding.fault_class, finding.likelihood < 0.5, finding.may_isolate) == ("noncomm_hang", True, False)
 
 
@@ -115,29 +93,31 @@ def named(*events: HostEvent, lines: list[Line] | None = None) -> list[tuple[str
 def test_first_of_several_that_ended_is_named_and_not_those_that_followed() -> None:
     followers = (ended(rank, ago_s=9.7 - rank / 10) for rank in (0, 1, 3))
     assert named(*followers, ended(2, ago_s=10)) == [("crash", "rank:2")]
-
-
-def test_first_that_ended_is_named_though_only_those_that_followed_are_behind() -> None:
     behind = world(r3=line(3, (4, 4, 4)))
     assert named(ended(2, ago_s=10), ended(3, ago_s=9.5), lines=behind) == [("crash", "rank:2")]
-
-
-def test_those_that_ended_in_the_same_moment_stand_beside_the_first() -> None:
+    assert named(ended(1, ago_s=10), ended(2, ago_s=9.99, signal=Signals.SIGKILL)) == [("crash", "rank:2")]
     job = Job(lines=world(), facts={"events": (ended(1, ago_s=9.99), ended(2, ago_s=10), ended(3, ago_s=9.5))})
     (finding,) = job.find()
     assert (finding.component, finding.ambiguous_with) == ("rank:2", ("rank:1",))
     assert finding.likelihood < 0.9
+    stale = {"seen_ns": T0 - 2 * SECOND, "since_ns": T0 - 3 * SECOND}
+    lines = [line(0, (5, 5, 4)), *(line(rank, (5, 5, 4), **stale) for rank in (1, 2, 3))]
+    assert named(*(ended(rank, ago_s=11 - rank) for rank in (1, 2, 3)), lines=lines) == [("crash", "rank:1")]
 
 
-def test_of_the_same_moment_the_one_that_was_killed_took_the_others_with_it() -> None:
-    assert named(ended(1, ago_s=10), ended(2, ago_s=9.99, signal=Signals.SIGKILL)) == [("crash", "rank:2")]
-
-
-def test_watchdog_that_ends_a_job_long_after_it_stood_still_is_no_reason() -> None:
+def test_process_that_is_stopped_or_asked_to_end_after_the_job_stood_is_no_reason() -> None:
     behind = [ended(rank, ago_s=1) for rank in range(4)]
     assert named(*behind) == []
     down = event("link_down", "h1", component="nic:h1/eth0")
     assert named(down, *behind) == [("comm_hang", "nic:h1/eth0")]
+    waits = world(r1=line(1, (4, 4, 4)))
+    looked_at = event("process_stopped", "h1", "was stopped by a debugger", rank=2, ago_s=2)
+    assert named(looked_at, lines=waits) == [("noncomm_hang", "host:h0")]
+    assert named(event("process_stopped", "h1", "was stopped by a debugger", rank=2, ago_s=9)) == [
+        ("noncomm_hang", "host:h1")
+    ]
+    assert named(looked_at) == []
+    assert named(lines=world()[:2]) == []
 
 
 @pytest.mark.parametrize("signal", [Signals.SIGTERM, Signals.SIGINT])
@@ -165,23 +145,3 @@ def test_standstill_for_which_an_event_tells_the_reason_is_told_sooner(
     assert find_after(1, happened) == [named_for_it]
     assert find_after(0.9, happened) == []
     assert find_after(3.9) == []
-
-
-def test_host_whose_collector_goes_on_telling_is_not_gone() -> None:
-    assert named(lines=world()[:2]) == []
-
-
-def test_process_that_is_stopped_long_after_the_job_is_looked_at_by_somebody() -> None:
-    waits = world(r1=line(1, (4, 4, 4)))
-    looked_at = event("process_stopped", "h1", "was stopped by a debugger", rank=2, ago_s=2)
-    assert named(looked_at, lines=waits) == [("noncomm_hang", "host:h0")]
-    assert named(event("process_stopped", "h1", "was stopped by a debugger", rank=2, ago_s=9)) == [
-        ("noncomm_hang", "host:h1")
-    ]
-    assert named(looked_at) == []
-
-
-def test_first_that_ended_is_still_named_when_the_rows_of_the_others_run_out() -> None:
-    stale = {"seen_ns": T0 - 2 * SECOND, "since_ns": T0 - 3 * SECOND}
-    lines = [line(0, (5, 5, 4)), *(line(rank, (5, 5, 4), **stale) for rank in (1, 2, 3))]
-    assert named(*(ended(rank, ago_s=11 - rank) for rank in (1, 2, 3)), lines=lines) == [("crash", "rank:1")]

@@ -1,12 +1,16 @@
 """What is read from the store, over both kinds of store: the newest rows, since when they stand, what happened."""
 
+from typing import Any
+
 import pytest
 
 from analyzer.hang import reading
+from analyzer.hang.flow import date_by_steps
 from analyzer.windows.window import End
-from lockstep.records import Agent, Collective, Connection, Event, HostRecord, NicCounter
+from lockstep.records import Agent, Collective, Connection, Event, HostRecord, NicCounter, StepSample
 from lockstep.store.store import Store
-from tests.analyzer.hang.stored import find, insert, member, progress, read
+from tests.analyzer.build import insert
+from tests.analyzer.hang.stored import find, member, progress, read
 from tests.builders import SECOND, T0, make
 
 
@@ -54,17 +58,12 @@ def test_large_job_is_read_where_somebody_stands_or_anything_happened(store: Sto
     assert (read(store, job="j2").all_move, len(read(store, job="j2").lines)) == (False, 2)
 
 
-def test_what_comes_after_the_look_or_belongs_to_another_attempt_is_not_read(store: Store) -> None:
-    insert(store, *standing(), progress(0, 1, (9, 9, 9)), progress(0, 0, (9, 9, 9), attempt=1))
-    assert read(store).lines.done.tolist() == [4, 4]
-
-
-def test_rows_twice_and_out_of_order_change_nothing(store: Store) -> None:
+def test_rows_twice_out_of_order_later_or_of_another_attempt_change_nothing(store: Store) -> None:
     records = standing()
     insert(store, *reversed(records))
-    insert(store, *records)
+    insert(store, *records, progress(0, 1, (9, 9, 9)), progress(0, 0, (9, 9, 9), attempt=1))
     facts = read(store)
-    assert facts.lines.since_ns[0] == T0 - 6 * SECOND
+    assert (facts.lines.since_ns[0], facts.lines.done.tolist()) == (T0 - 6 * SECOND, [4, 4])
     assert facts.interval_ns == SECOND
 
 
@@ -105,27 +104,18 @@ def test_job_that_moves_is_not_asked_about_further(store: Store) -> None:
     assert read(store).events == ()
 
 
-def test_pace_is_learnt_from_operations_when_nobody_tells_it(store: Store) -> None:
+def test_pace_is_learnt_from_progress_or_operations_when_nobody_tells_it(store: Store) -> None:
+    assert len(read(store, period_ns=None).lines) == 0
+    assert find(store) == []
+    counted = [(2 * at_s + 99, 2 * at_s + 99, 2 * at_s + 98) for at_s in range(-20, 1)]
+    insert(store, member(0, job="j2"), *(progress(0, n - 20, row, job="j2") for n, row in enumerate(counted)))
+    assert read(store, job="j2", period_ns=None).period_ns == SECOND // 2
     ops = [
         make(Collective, host="h0", comm=1, rank=0, seq=seq, enqueue_ns=T0 - 60 * SECOND + seq * SECOND // 2)
         for seq in range(0, 20, 2)
     ]
     insert(store, member(0), *ops)
     assert read(store, period_ns=None).period_ns == SECOND // 2, "sampled operations are counted by their numbers"
-
-
-def test_pace_is_learnt_from_progress_where_there_are_no_operations(store: Store) -> None:
-    insert(
-        store,
-        member(0),
-        *(progress(0, at_s, (2 * at_s + 99, 2 * at_s + 99, 2 * at_s + 98)) for at_s in range(-20, 1)),
-    )
-    assert read(store, period_ns=None).period_ns == SECOND // 2
-
-
-def test_nothing_is_known_of_an_empty_store(store: Store) -> None:
-    assert len(read(store, period_ns=None).lines) == 0
-    assert find(store) == []
 
 
 def test_only_progress_and_nothing_else_names_the_host(store: Store) -> None:
@@ -149,3 +139,84 @@ def test_end_of_a_process_is_read_and_told_before_the_standstill_alone_would_be(
     told = {"kind": "process_gone", "component": "host:h1", "severity": "error", "message": "", "rank": 1}
     insert(store, make(Event, host="h1", ts_ns=T0 - 2 * SECOND, **told))
     assert [(finding.fault_class, finding.component) for finding in find(store)] == [("crash", "rank:1")]
+
+
+PERIOD = SECOND // 100
+
+
+def ended(rank: int, seq: int, at_s: float) -> Collective:
+    end_ns = T0 + round(at_s * SECOND)
+    told = {"comm": 1, "func": "AllReduce", "peer": -1, "seq": seq, "seq_valid": True, "rank": rank}
+    return make(Collective, host=f"h{rank}", enqueue_ns=end_ns - 100, end_ns=end_ns, **told)
+
+
+def recording() -> list[HostRecord]:
+    """Rank 0 waits in operation 5 for two seconds; rank 1 ended operation 4 then, and has nothing open."""
+    waiting = {"head_state": "recv_wait", "head_peer": 1, "oldest_open_ns": T0 - 2 * SECOND}
+    rows = [progress(0, -3, (2, 2, 1)), progress(1, -3, (2, 2, 1))]
+    rows += [progress(0, 0, (5, 5, 4), **waiting), progress(1, 0, (4, 4, 4))]
+    return [member(0), member(1), *rows]
+
+
+def test_line_with_nothing_open_stands_since_its_last_operation_ended(store: Store) -> None:
+    insert(store, *recording(), ended(0, 3, -2.1), ended(1, 2, -2.5), ended(1, 3, -2.1))
+    assert read(store, period_ns=PERIOD).lines.since_ns.tolist() == [T0 - 2 * SECOND, T0 - round(2.1 * SECOND)]
+    (finding,) = find(store, period_ns=PERIOD)
+    assert (finding.fault_class, finding.component) == ("noncomm_hang", "host:h1")
+
+
+def test_row_of_an_older_operation_tells_nothing(store: Store) -> None:
+    insert(store, *recording(), ended(1, 2, -2.5))
+    assert read(store, period_ns=PERIOD).lines.since_ns.tolist() == [T0 - 2 * SECOND, T0]
+    assert find(store, period_ns=PERIOD) == []
+
+
+def hang() -> list[HostRecord]:
+    waits = {"head_state": "recv_wait", "oldest_open_ns": T0 - 8 * SECOND}
+    rows = [progress(rank, at_s, (5, 5, 4), head_peer=1 - rank, **waits) for rank in (0, 1) for at_s in range(-8, 1)]
+    return [member(0), member(1), *rows]
+
+
+def step(rank: int, direction: str, number: int, **told: Any) -> StepSample:
+    """A step of the open operation that ended on one side."""
+    at_ns = T0 - 8 * SECOND
+    usual: dict[str, Any] = {"host": f"h{rank}", "job": "j1", "attempt": 0, "comm": 1, "func": "AllReduce", "seq": 4}
+    usual |= {"replay": 0, "epoch": 0, "rank": rank, "channel": 2, "peer": 1 - rank, "direction": direction}
+    usual |= {"step": number, "nic": None, "sport": None, "bytes": 8}
+    usual |= {"posted_ns": at_ns, "wire_ns": at_ns, "done_ns": at_ns}
+    return StepSample(**(usual | told))
+
+
+def test_ended_steps_are_counted_on_either_side(store: Store) -> None:
+    insert(store, *hang(), step(0, "send", 0), step(0, "send", 1), step(1, "recv", 0), step(1, "recv", 0))
+    steps = read(store).steps
+    told = {(int(r), bool(s)): int(n) for r, s, n in zip(steps.rank, steps.sends, steps.steps, strict=True)}
+    assert told == {(0, True): 2, (1, False): 1}
+    assert (set(steps.seq.tolist()), set(steps.channel.tolist())) == ({4}, {2})
+
+
+def test_steps_of_finished_operations_and_of_graphs_are_left_out(store: Store) -> None:
+    insert(store, *hang(), step(0, "send", 0, seq=1), step(0, "send", 0, replay=3), step(0, "send", 0, comm=2))
+    assert len(read(store).steps) == 0
+
+
+def test_nic_is_told_of_hosts_that_use_only_one(store: Store) -> None:
+    nics = [("h0", "eth0"), ("h0", "eth0"), ("h1", "eth0"), ("h1", "eth1")]
+    unplaced = {"comm": None, "rank": None, "peer": None, "channel": None, "transport": "socket"}
+    insert(store, *hang(), *(make(Connection, host=host, nic=nic, **unplaced) for host, nic in nics))
+    assert read(store).only_nic == {"h0": "eth0"}
+
+
+def test_rank_stands_since_the_newest_step_of_its_open_operation_ended(store: Store) -> None:
+    ends = {"posted_ns": T0 - 8 * SECOND, "wire_ns": T0 - SECOND}
+    insert(store, *hang(), step(0, "send", 0), step(0, "send", 1, done_ns=T0 - SECOND, **ends))
+    lines = date_by_steps(read(store)).lines
+    stood_ns = dict(zip(lines.rank.tolist(), (T0 - lines.since_ns).tolist(), strict=True))
+    assert stood_ns[0] == SECOND
+    assert stood_ns[1] > 3 * SECOND, "of it no step is known"
+
+
+def test_job_whose_data_still_moves_in_one_long_operation_does_not_hang(store: Store) -> None:
+    moving = [step(rank, "send", number, done_ns=T0 - SECOND) for rank in (0, 1) for number in (0, 1)]
+    insert(store, *hang(), *moving)
+    assert find(store) == []

@@ -22,19 +22,13 @@ from tests.builders import SECOND, T0
 Told = dict[str, Any]  # Any: what a dump holds
 
 
-def test_look_before_knows_better_when_it_began() -> None:
+def test_evaluation_before_knows_when_it_began_until_the_job_moves() -> None:
     job, early = Job(lines=world(r2=line(2, (4, 4, 4)))), T0 - 40 * SECOND
     (finding,), memory = find_hangs(job.progress, HangMemory(early), job.context, HangOptions())
     assert (finding.since_ns, memory.since_ns) == (early, early)
     assert "for 40 s" in finding.reason
-
-
-def test_job_that_moves_again_is_forgotten() -> None:
     job = Job(lines=[line(rank, (5, 5, 4), since_ns=T0) for rank in range(4)])
     assert find_hangs(job.progress, HangMemory(T0), job.context, HangOptions()) == ([], HangMemory())
-
-
-def test_look_without_rows_neither_finds_nor_forgets() -> None:
     job = Job(lines=[])
     assert find_hangs(job.progress, HangMemory(5), job.context, HangOptions()) == ([], HangMemory(5))
 
@@ -54,21 +48,15 @@ def test_few_rows_of_a_collector_are_no_recording() -> None:
     assert Job(lines=lines, facts={"interval_ns": 0, "last_seen_ns": {"h0": T0, "h1": T0}}).find() == []
 
 
-def test_when_most_of_a_job_is_elsewhere_nobody_is_blamed() -> None:
-    lines = [line(0, (5, 5, 4)), *(line(rank, (4, 4, 4)) for rank in range(1, 4))]
-    assert Job(lines=lines).find() == []
-
-
-def test_names_of_ranks_and_hosts_do_not_matter() -> None:
+def test_ranks_are_blamed_by_what_they_do_whatever_their_names_and_number() -> None:
     for absent in range(4):
         lines = [line(rank, (4, 4, 4) if rank == absent else (5, 5, 4)) for rank in reversed(range(4))]
         (finding,) = Job(lines=lines).find()
         assert (finding.component, finding.evidence[0]["ranks"]) == (f"host:h{absent // 2}", [absent])
-
-
-def test_healthy_hosts_beside_do_not_change_the_answer() -> None:
     lines = [line(rank, (4, 4, 4) if rank == 2 else (5, 5, 4)) for rank in range(64)]
     assert [finding.component for finding in Job(ranks=64, lines=lines).find()] == ["host:h1"]
+    lines = [line(0, (5, 5, 4)), *(line(rank, (4, 4, 4)) for rank in range(1, 4))]
+    assert Job(lines=lines).find() == []
 
 
 def test_garbage_gives_an_answer_and_no_crash() -> None:

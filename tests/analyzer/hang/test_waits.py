@@ -1,92 +1,210 @@
 """The waiting is followed over all communicators, to who waits for nobody."""
 
+from dataclasses import replace
+
+import numpy as np
+
+from analyzer.hang.facts import NO_STEPS, HangOptions, StepCounts, drop_unknown, find_standstill
+from analyzer.hang.flow import find_lost, find_queued, owes
 from analyzer.hang.waits import MOST_BEHIND
-from tests.analyzer.hang.build import Job, line, world
+from tests.analyzer.hang.build import WORLD, Job, line, lines_of, steps_of, world
 from tests.builders import SECOND, T0
 
 PAIR = 9  # a communicator of ranks 1 and 3
 
 
-def test_rank_that_never_entered_is_the_origin() -> None:
+def test_rank_that_never_entered_is_the_origin_unless_it_waits_elsewhere_or_moves() -> None:
     waits = Job(lines=world(r2=line(2, (4, 4, 4)))).trace()
     assert waits.origins.tolist() == [2]
     assert waits.waiting.tolist() == [True, True, False, True]
     assert not waits.stuck
-
-
-def test_rank_that_waits_elsewhere_hands_the_blame_on() -> None:
     lines = [*world(r1=line(1, (4, 4, 4)), r3=line(3, (4, 4, 4)))]
     pair = [line(0, (8, 8, 7), comm=PAIR, process=1), line(1, (7, 7, 7), comm=PAIR, process=3)]
     waits = Job(comms={PAIR: [1, 3]}, lines=[*lines, *pair]).trace()
     assert waits.origins.tolist() == [3], "rank 1 is ahead of everybody in another communicator, and waits there"
-
-
-def test_rank_that_moves_is_waited_for_and_not_blamed() -> None:
     waits = Job(lines=world(r2=line(2, (4, 4, 4), since_ns=T0))).trace()
     assert (waits.origins.tolist(), waits.circling.tolist()) == ([], [])
+    lines = [line(rank, (1, 1, 0), func="Broadcast") for rank in range(3)] + [line(3, (4, 4, 4))]
+    assert Job(lines=lines).trace().origins.tolist() == [3]
 
 
-def test_operation_that_all_have_entered_is_stuck() -> None:
+def test_operation_that_all_have_entered_is_stuck_and_those_who_left_wait_for_it() -> None:
     (stuck,) = Job(lines=world()).trace().stuck
     assert (stuck.number, stuck.members.tolist()) == (5, [0, 1, 2, 3])
-
-
-def test_ranks_that_left_an_operation_wait_in_the_next_for_those_stuck_in_it() -> None:
     waits = Job(lines=world(r0=line(0, (6, 6, 5)), r1=line(1, (6, 6, 5)))).trace()
     (stuck,) = waits.stuck
     assert (stuck.number, stuck.members.tolist()) == (5, [2, 3])
     assert waits.origins.tolist() == []
 
 
-def test_two_orders_of_entering_are_a_circle() -> None:
+def test_two_orders_of_entering_or_two_functions_are_a_circle() -> None:
     lines = world(r1=line(1, (4, 4, 4)), r3=line(3, (5, 5, 4)))
     pair = [line(0, (8, 8, 7), comm=PAIR, process=1), line(1, (7, 7, 7), comm=PAIR, process=3)]
     waits = Job(comms={PAIR: [1, 3]}, lines=[*lines, *pair]).trace()
     assert waits.circling.tolist() == [1, 3], "ranks 0 and 2 wait for the circle, and nobody waits for them"
     assert waits.origins.tolist() == []
-
-
-def test_different_functions_at_the_same_place_are_a_circle() -> None:
     other = line(2, (5, 5, 4), func="AllGather")
     lines = [*world(r2=line(2, (4, 4, 4))), other, *(line(rank, (4, 4, 4), func="AllGather") for rank in (0, 1, 3))]
     assert Job(lines=lines).trace().circling.tolist() == [0, 1, 2, 3]
 
 
-def test_rank_without_any_line_of_a_function_never_began_it() -> None:
-    lines = [line(rank, (1, 1, 0), func="Broadcast") for rank in range(3)] + [line(3, (4, 4, 4))]
-    assert Job(lines=lines).trace().origins.tolist() == [3]
-
-
-def test_send_and_receive_are_counted_per_peer() -> None:
+def test_send_and_receive_are_counted_per_peer_and_wait_for_the_sender() -> None:
     send = line(0, (3, 3, 2), func="Send", peer=1)
     others = [line(1, (9, 9, 9), func="Recv", peer=2), line(1, (2, 2, 2), func="Recv", peer=0)]
     assert Job(lines=[send, *others]).trace().origins.tolist() == [1]
-
-
-def test_receive_of_something_that_nobody_sends_waits_for_the_sender() -> None:
     lines = [line(0, (1, 1, 0), func="Recv", peer=3), line(3, (4, 4, 4))]
     assert Job(lines=lines).trace().origins.tolist() == [3]
 
 
-def test_counts_that_began_at_another_moment_are_not_compared() -> None:
+def test_counts_that_cannot_be_are_not_compared() -> None:
     far = MOST_BEHIND + 10
     lines = [line(rank, (far, far, far - 1)) for rank in range(3)] + [line(3, (4, 4, 4))]
     waits = Job(lines=lines).trace()
     assert (waits.origins.tolist(), waits.stuck, waits.circling.tolist()) == ([], (), [])
-
-
-def test_counts_of_a_stopped_process_are_not_believed() -> None:
-    """Rank 3 seems to be inside operation 3, but nobody could have ended 4 without its having left that."""
     waits = Job(lines=world(r3=line(3, (4, 3, 2)))).trace()
     assert waits.frozen.tolist() == [False, False, False, True]
     assert waits.origins.tolist() == [3]
 
 
-def test_members_of_whom_nothing_is_heard_are_waited_for() -> None:
+def test_members_of_whom_nothing_is_known_are_waited_for_after_those_behind() -> None:
     waits = Job(lines=world()[:2]).trace()
     assert (waits.missing.tolist(), waits.origins.tolist()) == ([2, 3], [])
-
-
-def test_rank_that_is_heard_and_behind_comes_before_those_not_heard() -> None:
     waits = Job(lines=[*world()[:2], line(2, (4, 4, 4), seen_ns=T0, since_ns=T0 - 9 * SECOND)]).trace()
     assert (waits.origins.tolist(), waits.missing.tolist()) == ([2], [])
+
+
+OPTIONS = HangOptions()
+
+
+def is_hang(job: Job, silent: frozenset[str] = frozenset()) -> bool:
+    return find_standstill(job.progress, silent, OPTIONS).is_hang
+
+
+def test_ranks_inside_an_operation_for_long_stand_still_whatever_their_clocks_say() -> None:
+    standstill = find_standstill(Job(lines=world()).progress, frozenset(), OPTIONS)
+    assert standstill.is_hang
+    assert standstill.since_ns == T0 - 10 * SECOND
+    off = [line(rank, (5, 5, 4), seen_ns=T0 - SECOND, since_ns=T0 - 11 * SECOND) for rank in range(2)]
+    standstill = find_standstill(Job(lines=off).progress, frozenset(), OPTIONS)
+    assert standstill.since_ns == T0 - 10 * SECOND
+
+
+def test_pauses_and_movement_and_the_end_of_a_capture_are_no_hang() -> None:
+    assert not is_hang(Job(lines=[line(rank, (9, 4, 4)) for rank in range(4)]))
+    moved = line(0, (9, 9, 9), func="AllGather", since_ns=T0)
+    assert not is_hang(Job(lines=[line(0, (5, 5, 4)), moved]))
+    ends = [line(rank, (5, 5, 4), since_ns=T0 - SECOND) for rank in range(4)]
+    assert not is_hang(Job(lines=ends, facts={"interval_ns": 0}))
+    now = [line(rank, (5, 4, 4), since_ns=T0) for rank in range(4)]
+    assert is_hang(Job(lines=now, facts={"is_dump": True}))
+
+
+def test_waiting_is_no_hang_before_two_periods_and_a_pause_are_over() -> None:
+    patience_ns = OPTIONS.patience_ns(SECOND, SECOND)
+    assert patience_ns == 4 * SECOND
+    assert not is_hang(Job(lines=world(r0=line(0, (5, 5, 4), since_ns=T0 - patience_ns + 1))[:1]))
+    assert is_hang(Job(lines=world(r0=line(0, (5, 5, 4), since_ns=T0 - patience_ns))[:1]))
+    assert not is_hang(Job(lines=world(), facts={"period_ns": None}))
+    old = [line(rank, (5, 5, 4), since_ns=T0 - 61 * SECOND) for rank in range(4)]
+    assert is_hang(Job(lines=old, facts={"period_ns": None}))
+
+
+def test_silent_host_is_not_heard() -> None:
+    assert not is_hang(Job(lines=world()[:2]), frozenset({"h0"}))
+    stale = [line(0, (5, 5, 4), seen_ns=T0 - 5 * SECOND, since_ns=T0 - 30 * SECOND), line(2, (5, 4, 4))]
+    assert not is_hang(Job(lines=stale))
+    assert is_hang(Job(lines=stale, facts={"last_seen_ns": {"h0": T0}})), "its collector had nothing new to tell"
+
+
+def test_lines_whose_starts_nobody_hears_are_left_out() -> None:
+    lines = lines_of([line(0, (7, 0, 0), state="unknown"), line(1, (7, 1, 0), state="unknown"), line(2, (0, 0, 0))])
+    assert drop_unknown(lines).rank.tolist() == [1, 2]
+
+
+def job(steps: StepCounts = NO_STEPS) -> Job:
+    """Rank 2 is inside a receive, and has enqueued operation 5 of the world behind it."""
+    everybody = [line(rank, (5, 5, 4), state="recv_wait", open_ns=20) for rank in range(4)]
+    receive = line(1, (3, 3, 2), comm=PAIR, process=2, func="Recv", peer=0, state="recv_wait", open_ns=10)
+    send = line(0, (3, 3, 2), comm=PAIR, process=0, func="Send", peer=1, state="gpu_wait", open_ns=30)
+    return Job(comms={PAIR: [0, 2]}, lines=[*everybody, receive, send], facts={"steps": steps})
+
+
+def queued(of: Job) -> list[int]:
+    facts = of.progress
+    return np.flatnonzero(find_queued(facts, facts.lines, facts.lines.started > facts.lines.done)).tolist()
+
+
+def test_operation_without_a_step_is_queued_behind_what_is_older() -> None:
+    assert queued(job(steps_of((0, 1, 2, 0), (3, 0, 2, 2)))) == [2]
+    assert queued(job(steps_of((0, 1, 2, 0), (2, 3, 2, 2)))) == []
+    assert queued(job()) == []
+    assert queued(job(steps_of((0, 1, 2, 2), seq=3))) == []  # every second operation may be sampled
+    before, earlier = steps_of((0, 1, 2, 2), seq=3), steps_of((0, 1, 2, 2), seq=2)
+    both = {name: np.concatenate([getattr(before, name), getattr(earlier, name)]) for name in vars(before)}
+    assert queued(job(StepCounts(**both))) == [2]
+    alone = job(steps_of((0, 1, 2, 0)))
+    assert queued(replace(alone, lines=alone.lines[:4])) == []
+
+
+def test_others_wait_for_who_queued_and_the_waiting_leads_to_what_keeps_it() -> None:
+    waits = job(steps_of((0, 1, 2, 0), (3, 0, 2, 2))).trace()
+    assert [waits.lines.func[each.members].tolist() for each in waits.stuck] == [["Recv", "Send"]]
+    assert waits.lines.process[waits.behind].tolist() == [2]
+
+
+def test_steps_in_flight_and_leads_are_told_by_channel_and_of_one_operation() -> None:
+    lost, leads = find_lost(steps_of((0, 1, 6, 0), (1, 0, 2, 2), channel=3), WORLD, "AllReduce", 4)
+    assert [(edge.src, edge.dst, edge.channel) for edge in lost] == [(0, 1, 3)]
+    assert leads == {3: {0: 4, 1: 2}}
+    steps = steps_of((0, 1, 6, 0))
+    assert find_lost(steps, WORLD, "AllReduce", 5) == ([], {})
+    assert find_lost(steps, WORLD + 1, "AllReduce", 4) == ([], {})
+    assert find_lost(steps, WORLD, "AllGather", 4) == ([], {})
+
+
+def test_only_who_is_behind_all_others_owes() -> None:
+    assert owes({0: 2, 1: 1, 2: 2}, 1, without=0)
+    assert not owes({0: 2, 1: 2, 2: 2}, 1, without=0)
+    assert owes({0: -1, 2: 2}, 1, without=0)  # it did nothing, and the one before it is held up by that
+    assert not owes({0: 2, 1: 0}, 1, without=0)  # nobody is left to compare with
+
+
+def test_different_sizes_or_data_types_are_software_with_the_odd_rank_in_the_evidence() -> None:
+    lines = [line(rank, (5, 5, 4), open_bytes=64 if rank == 3 else 32, open_dtype="ncclInt8") for rank in range(4)]
+    (finding,) = Job(lines=lines).find()
+    assert (finding.fault_class, finding.component, finding.may_isolate) == ("software", "job:j1", False)
+    assert finding.evidence[0]["ranks"] == [3]
+    called = "rank 3 called AllReduce number 5 with 64 bytes of ncclInt8, the others with 32 of ncclInt8"
+    assert finding.reason == called
+    lines = [line(rank, (5, 5, 4), open_dtype="ncclInt8" if rank else "ncclHalf") for rank in range(4)]
+    assert [finding.fault_class for finding in Job(lines=lines).find()] == ["software"]
+
+
+def test_circle_is_software_and_blames_no_hardware() -> None:
+    pair = [line(0, (8, 8, 7), comm=PAIR, process=1), line(1, (7, 7, 7), comm=PAIR, process=3)]
+    lines = [*world(r1=line(1, (4, 4, 4)), r3=line(3, (5, 5, 4))), *pair]
+    (finding,) = Job(comms={PAIR: [1, 3]}, lines=lines).find()
+    assert (finding.fault_class, finding.component) == ("software", "job:j1")
+    assert finding.evidence[0] == {"kind": "circle", "ranks": [1, 3], "comms": [f"{7:016x}", f"{PAIR:016x}"]}
+
+
+def ring(holder: int) -> list[dict[str, object]]:
+    """Every rank waits for data of the one before, but one has data that it does not take."""
+    waits = [line(rank, (5, 5, 4), state="recv_wait", head_peer=(rank - 1) % 4, head_channel=0) for rank in range(4)]
+    waits[holder] |= {"state": "recv_gpu_wait"}
+    return waits
+
+
+def test_rank_that_holds_what_it_received_is_named_by_its_host() -> None:
+    (finding,) = Job(lines=ring(2)).find()
+    assert (finding.fault_class, finding.component) == ("noncomm_hang", "host:h1")
+    assert finding.ambiguous_with == ("gpu:h1/0",)
+    (finding,) = Job(lines=ring(2), facts={"last_seen_ns": {"h1": 1}}).find()
+    assert (finding.component, finding.ambiguous_with) == ("gpu:h1/0", ("host:h1",)), "a stop would have been told"
+    send = line(0, (3, 3, 2), func="Send", peer=2, state="wire", head_peer=2, head_channel=0)
+    recv = line(2, (3, 3, 2), func="Recv", peer=0, state="recv_gpu_wait", head_peer=0, head_channel=0)
+    assert [finding.component for finding in Job(lines=[send, recv]).find()] == ["host:h1"]
+
+
+def test_operation_of_which_nothing_more_is_known_is_left_unexplained() -> None:
+    assert Job(lines=world()).find() == []

@@ -28,9 +28,6 @@ RING_WIRE = finding("link:h3/eth1--h4/eth1", "nic:h3/eth1", "nic:h4/eth1", "link
 
 def test_without_doubt_nothing_is_asked_for() -> None:
     assert propose_detail_requests([finding("host:h3")], context(fabric())) == []
-
-
-def test_cable_beside_its_nic_is_no_doubt() -> None:
     assert propose_detail_requests([finding("nic:h3/eth1", "link:h3/eth1--leaf1")], context(fabric())) == []
 
 

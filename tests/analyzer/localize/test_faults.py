@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analyzer.delay_matrix.matrix import Pair
-from analyzer.evidence.observations import NO_EVIDENCE, Observation, gather_evidence
+from analyzer.evidence.observations import NO_EVIDENCE, Evidence, Observation, gather_evidence
 from analyzer.localize.faults import find_faults
 from analyzer.windows.window import Finding
 from lockstep.fabrics import leaf_spine
@@ -41,174 +41,13 @@ def only(found: list[Finding]) -> Finding:
     return found[0]
 
 
-def test_nothing_slow_means_nobody_is_blamed() -> None:
+def test_healthy_or_wholly_slow_fabric_and_odd_figures_blame_nobody_wrongly() -> None:
     assert find(RING, times(1.0, lambda pair: False), fabric()) == []
-
-
-@pytest.mark.parametrize("of", [RING, MESH, TWO_NICS], ids=["ring", "mesh", "mesh of two NICs"])
-def test_nic_that_is_slow_both_ways_is_named(of: list[Pair]) -> None:
-    found = only(find(of, at("h3/eth0")))
-    assert (found.component, found.side, found.ambiguous_with) == ("nic:h3/eth0", None, ())
-    assert found.likelihood > 0.99
-    assert found.may_isolate
-    assert "4.0 times the wire time per byte, both ways," in found.reason
-
-
-@pytest.mark.parametrize(("slowness", "side"), [(sent_by("h3/eth0"), "tx"), (received_by("h3/eth0"), "rx")])
-def test_nic_that_is_slow_one_way_is_named_with_its_side(slowness: Slowness, side: str) -> None:
-    found = only(find(MESH, slowness))
-    assert (found.component, found.side, found.ambiguous_with) == ("nic:h3/eth0", side, ())
-    assert found.likelihood > 0.99
-
-
-def test_cable_is_named_beside_its_nic() -> None:
-    found = only(find(RING, at("h3/eth1"), fabric()))
-    assert (found.component, found.ambiguous_with) == ("nic:h3/eth1", ("link:h3/eth1--leaf1",))
-    assert found.may_isolate, "cable and NIC are in the same host"
-
-
-def test_cable_is_named_first_where_signs_speak_for_it() -> None:
-    observation = Observation("link:h3/eth1--leaf1", 2.0, {"what": "leaf1 received broken frames"}, "tx")
-    found = only(find(MESH_OF_FOUR, sent_by("h3/eth1"), fabric(), gather_evidence([observation])))
-    assert (found.component, found.side) == ("link:h3/eth1--leaf1", "tx")
-    assert found.ambiguous_with == ("nic:h3/eth1",)
-    assert "leaf1 received broken frames" in found.reason
-
-
-MESH_OF_FOUR = pairs(mesh(nics=4))
-
-
-def test_lone_slow_wire_of_a_ring_stands_for_both_its_nics() -> None:
-    found = only(find(RING, sent_by("h3/eth1"), fabric()))
-    assert (found.component, found.side) == ("link:h3/eth1--h4/eth1", "tx")
-    assert set(found.ambiguous_with) == {
-        "nic:h3/eth1",
-        "nic:h4/eth1",
-        "link:h3/eth1--leaf1",
-        "link:h4/eth1--leaf2",
-    }
-    assert found.likelihood > 0.9, "it is on that pair somewhere"
-    assert not found.may_isolate, "one of two hosts would be drained for nothing"
-
-
-@pytest.mark.parametrize(
-    ("observation", "component", "side"),
-    [
-        (Observation("nic:h4/eth1", 2.0, {"what": "leaf2 was told to pause"}, "rx"), "nic:h4/eth1", "rx"),
-        (Observation("nic:h3/eth1", 1.8, {"what": "it dropped packets"}, "tx"), "nic:h3/eth1", "tx"),
-    ],
-)
-def test_sign_decides_between_the_two_nics_of_a_wire(observation: Observation, component: str, side: str) -> None:
-    found = only(find(RING, sent_by("h3/eth1"), fabric(), gather_evidence([observation])))
-    assert (found.component, found.side) == (component, side)
-    assert observation.facts["what"] in found.reason
-
-
-def test_weak_sign_does_not_decide() -> None:
-    found = only(find(RING, sent_by("h3/eth1"), fabric(), gather_evidence([Observation("nic:h4/eth1", 0.7, {})])))
-    assert found.component == "link:h3/eth1--h4/eth1"
-
-
-def test_signs_alone_make_no_verdict() -> None:
-    loud = gather_evidence([Observation("nic:h3/eth1", 3.0, {}), Observation("switch:leaf1", 3.0, {})])
-    assert find(RING, times(1.0, lambda pair: False), fabric(), loud) == []
-
-
-def test_signs_of_a_part_do_not_outweigh_many_wires() -> None:
-    loud = gather_evidence([Observation("nic:h5/eth0", 3.0, {}), Observation("switch:leaf2", 3.0, {})])
-    assert only(find(MESH, sent_by("h3/eth0"), fabric(), loud)).component == "nic:h3/eth0"
-
-
-def test_lone_slow_wire_of_a_mesh_is_the_wire_and_not_its_nics() -> None:
-    found = only(find(MESH, between("h3/eth0", "h4/eth0"), fabric()))
-    assert (found.component, found.side, found.ambiguous_with) == ("link:h3/eth0--h4/eth0", "tx", ())
-    cleared = {part.component: part.because for part in found.ruled_out}
-    assert cleared["nic:h3/eth0"] == "6 of the 7 connections through it are normal"
-
-
-def test_wire_that_shows_no_delay_at_all_hardly_clears_its_nic() -> None:
-    """On sockets small messages vanish in the kernel's buffer, whatever the NIC does."""
-    told = matrix(pairs([("h3/eth0", "h4/eth0"), ("h3/eth0", "h5/eth0")]), between("h3/eth0", "h4/eth0"))
-    seen = only(find_faults(told, NO_EVIDENCE, context()))
-    told.ns_per_byte[1] = 0.0
-    unseen = only(find_faults(told, NO_EVIDENCE, context()))
-    assert "nic:h3/eth0" not in seen.ambiguous_with
-    assert "nic:h3/eth0" in unseen.ambiguous_with
-
-
-def test_host_is_named_when_all_its_nics_are_slow() -> None:
-    found = only(find(RING, of_hosts("h3"), fabric()))
-    assert (found.component, found.side, found.ambiguous_with) == ("host:h3", None, ())
-    assert found.likelihood > 0.99
-
-
-def test_host_that_sends_slowly_in_a_ring_cannot_be_told_from_the_one_that_receives() -> None:
-    found = only(find(RING, times(4.0, lambda pair: pair.src.host == "h3"), fabric()))
-    assert (found.component, found.side, found.ambiguous_with) == ("host:h3", "tx", ("host:h4",))
-    assert 0.35 < found.likelihood < 0.5, "one of two, and some doubt"
-
-
-def test_host_is_named_where_its_nic_is_unknown() -> None:
-    unknown = pairs((host_of(src), host_of(dst)) for src, dst in mesh())
-    found = only(find(unknown, times(4.0, lambda pair: pair.src.host == "h3"), fabric()))
-    assert (found.component, found.side, found.ambiguous_with) == ("host:h3", "tx", ())
-
-
-def test_switch_is_named_when_all_nics_behind_it_are_slow() -> None:
-    found = only(find(RING, of_hosts("h2", "h3"), fabric()))
-    assert (found.component, found.side, found.ambiguous_with) == ("switch:leaf1", None, ())
-    assert not found.may_isolate, "draining a node does not repair a switch"
-
-
-def test_switch_with_one_host_is_not_blamed_in_its_place() -> None:
-    topology = TopologyIndex(leaf_spine(hosts=HOSTS, nics_per_host=NICS, leaves=HOSTS, spines=2))
-    found = only(find(RING, of_hosts("h3"), topology))
-    assert (found.component, found.ambiguous_with) == ("host:h3", ("switch:leaf3",))
-
-
-@pytest.mark.parametrize("of", [RING, MESH], ids=["ring", "mesh"])
-def test_two_slow_nics_are_both_named_and_neither_makes_the_other_doubtful(of: list[Pair]) -> None:
-    both = find(of, at("h1/eth0", "h5/eth0"))
-    assert set(named(both)) == {("nic:h1/eth0", None), ("nic:h5/eth0", None)}
-    assert all(found.likelihood > 0.99 for found in both)
-
-
-def test_second_fault_is_seen_under_a_larger_one() -> None:
-    mild = times(1.6, lambda pair: str(pair.dst) == "h5/eth1")
-    both = find(TWO_NICS, worst(at("h3/eth0"), mild), fabric())
-    assert named(both) == [("nic:h3/eth0", None), ("nic:h5/eth1", "rx")]
-
-
-@pytest.mark.parametrize("slow", [("h3/eth1", "h5/eth1"), ("h1/eth1", "h7/eth1")])
-def test_nic_between_two_slow_ones_is_not_blamed(slow: Names) -> None:
-    """All that it carries is slow, but blaming it would take three faults; its name may come first or not."""
-    found = find(RING, at(*slow))
-    assert {finding.component for finding in found} == {f"nic:{end}" for end in slow}
-    assert all(finding.ambiguous_with == () and finding.likelihood > 0.98 for finding in found)
-
-
-def test_two_neighbours_in_a_ring_make_each_other_doubtful() -> None:
-    """Their common wire is explained by either, so neither is certain, and what is left over must be named too."""
-    found = find(RING, at("h3/eth1", "h4/eth1"))
-    every = {name for finding in found for name in (finding.component, *finding.ambiguous_with)}
-    assert {"nic:h3/eth1", "nic:h4/eth1"} <= every
-    assert min(finding.likelihood for finding in found) < 0.9
-
-
-def test_two_slow_nics_that_make_a_whole_ring_slow_are_named_with_the_two_others() -> None:
-    """In a ring of four, two opposite NICs slow all four wires, and so would the two others."""
-    found = find(pairs(ring(hosts=4)), at("h1/eth2", "h3/eth2"))
-    every = {name for finding in found for name in (finding.component, *finding.ambiguous_with)}
-    assert every == {f"nic:h{host}/eth2" for host in range(4)}
-    assert all(finding.likelihood < 0.6 for finding in found)
-
-
-def test_fault_that_explains_most_comes_first() -> None:
-    found = find(MESH, worst(at("h1/eth0"), between("h5/eth0", "h6/eth0")))
-    assert [finding.component for finding in found] == ["nic:h1/eth0", "link:h5/eth0--h6/eth0"]
-
-
-def test_slow_nic_is_named_although_one_of_its_wires_looks_normal() -> None:
+    of = pairs(ring(hosts=100, nics=1))
+    assert find(of, times(4.0, lambda pair: pair.src.host != "h0")) == [], "nobody stands out"
+    told = matrix(MESH, sent_by("h3/eth0"))
+    told.ratio[:2] = np.nan, np.inf
+    assert only(find_faults(told, NO_EVIDENCE, context())).component == "nic:h3/eth0"
     missed = ("h3/eth0", "h6/eth0")
     slow = at("h3/eth0")
     found = only(find(MESH, lambda pair: 1.0 if (str(pair.src), str(pair.dst)) == missed else slow(pair)))
@@ -227,24 +66,168 @@ def spread_over_spines(hosts: int = HOSTS) -> list[Pair]:
 
 
 ROUTED = spread_over_spines()
+OF_TWO_GPUS = [
+    Pair(pair.src, pair.dst, gpu, gpu) for pair in TWO_NICS for gpu in (0, 1) if pair.src.nic == pair.dst.nic
+]
+UNKNOWN_NICS = pairs((host_of(src), host_of(dst)) for src, dst in mesh())
+A_LEAF_EACH = TopologyIndex(leaf_spine(hosts=HOSTS, nics_per_host=NICS, leaves=HOSTS, spines=2))
 
 
-@pytest.mark.parametrize(("position", "side"), [(1, "tx"), (2, "rx")])
-def test_link_between_switches_is_named_with_its_direction_where_paths_are_known(position: int, side: str) -> None:
-    slow = times(4.0, lambda pair: len(pair.path or ()) > 2 and (pair.path or ())[position] == "leaf1--spine1")
-    found = only(find(ROUTED, slow, fabric()))
-    assert (found.component, found.side, found.ambiguous_with) == ("link:leaf1--spine1", side, ())
-    assert not found.may_isolate
+def crosses(link: str, position: int | None = None, factor: float = 4.0) -> Slowness:
+    """Return a slowness of pairs whose path has a link, somewhere or at a position of a path between leaves."""
+
+    def is_slow(pair: Pair) -> bool:
+        path = pair.path or ()
+        if position is None:
+            return any(link in each for each in path)
+        return len(path) > 2 and path[position] == link
+
+    return times(factor, is_slow)
 
 
-def test_link_that_is_slow_both_ways_is_one_fault() -> None:
-    found = only(find(ROUTED, times(9.0, lambda pair: "leaf1--spine1" in (pair.path or ())), fabric()))
-    assert (found.component, found.side) == ("link:leaf1--spine1", None)
+NAMED: dict[str, tuple[list[Pair], Slowness, TopologyIndex | None, tuple[str, str | None], tuple[str, ...], bool]] = {
+    "NIC of a ring": (RING, at("h3/eth0"), None, ("nic:h3/eth0", None), (), True),
+    "NIC of a mesh": (MESH, at("h3/eth0"), None, ("nic:h3/eth0", None), (), True),
+    "one NIC of two": (TWO_NICS, at("h3/eth0"), None, ("nic:h3/eth0", None), (), True),
+    "NIC sending": (MESH, sent_by("h3/eth0"), None, ("nic:h3/eth0", "tx"), (), True),
+    "NIC receiving": (MESH, received_by("h3/eth0"), None, ("nic:h3/eth0", "rx"), (), True),
+    "host": (RING, of_hosts("h3"), fabric(), ("host:h3", None), (), True),
+    "host whose NIC is unknown": (
+        *(UNKNOWN_NICS, times(4.0, lambda pair: pair.src.host == "h3"), fabric()),
+        *(("host:h3", "tx"), (), True),
+    ),
+    "leaf": (RING, of_hosts("h2", "h3"), fabric(), ("switch:leaf1", None), (), False),
+    "host alone on its leaf": (RING, of_hosts("h3"), A_LEAF_EACH, ("host:h3", None), ("switch:leaf3",), False),
+    "link sending": (ROUTED, crosses("leaf1--spine1", 1), fabric(), ("link:leaf1--spine1", "tx"), (), False),
+    "link receiving": (ROUTED, crosses("leaf1--spine1", 2), fabric(), ("link:leaf1--spine1", "rx"), (), False),
+    "link": (ROUTED, crosses("leaf1--spine1", factor=9.0), fabric(), ("link:leaf1--spine1", None), (), False),
+    "spine": (ROUTED, crosses("spine0", factor=3.0), fabric(), ("switch:spine0", None), (), False),
+    "PCIe of a GPU whose NIC serves another well": (
+        OF_TWO_GPUS,
+        times(4.0, lambda pair: ("h2", 1) in ((pair.src.host, pair.src_gpu), (pair.dst.host, pair.dst_gpu))),
+        fabric(),
+        ("pcie:h2/1", None),
+        (),
+        True,
+    ),
+}
 
 
-def test_spine_is_named_when_everything_over_it_is_slow() -> None:
-    found = only(find(ROUTED, times(3.0, lambda pair: any("spine0" in link for link in pair.path or ())), fabric()))
-    assert (found.component, found.side) == ("switch:spine0", None)
+@pytest.mark.parametrize("case", NAMED)
+def test_part_that_all_slow_pairs_have_in_common_is_named(case: str) -> None:
+    of, slowness, topology, part, ambiguous_with, may_isolate = NAMED[case]
+    found = only(find(of, slowness, topology))
+    assert ((found.component, found.side), found.ambiguous_with) == (part, ambiguous_with)
+    assert found.may_isolate == may_isolate, "draining a node repairs no switch"
+    assert found.likelihood > (0.7 if ambiguous_with else 0.99)
+    assert "NIC of" not in case or "4.0 times the wire time per byte, both ways," in found.reason
+
+
+def test_host_that_sends_slowly_in_a_ring_cannot_be_told_from_the_one_that_receives() -> None:
+    found = only(find(RING, times(4.0, lambda pair: pair.src.host == "h3"), fabric()))
+    assert (found.component, found.side, found.ambiguous_with) == ("host:h3", "tx", ("host:h4",))
+    assert 0.35 < found.likelihood < 0.5, "one of two, and some doubt"
+
+
+def test_cable_is_named_beside_its_nic_and_first_where_signs_speak_for_it() -> None:
+    found = only(find(RING, at("h3/eth1"), fabric()))
+    assert (found.component, found.ambiguous_with) == ("nic:h3/eth1", ("link:h3/eth1--leaf1",))
+    assert found.may_isolate, "cable and NIC are in the same host"
+    observation = Observation("link:h3/eth1--leaf1", 2.0, {"what": "leaf1 received broken frames"}, "tx")
+    found = only(find(MESH_OF_FOUR, sent_by("h3/eth1"), fabric(), gather_evidence([observation])))
+    assert (found.component, found.side) == ("link:h3/eth1--leaf1", "tx")
+    assert found.ambiguous_with == ("nic:h3/eth1",)
+    assert "leaf1 received broken frames" in found.reason
+
+
+MESH_OF_FOUR = pairs(mesh(nics=4))
+
+
+def test_lone_slow_wire_stands_for_both_its_nics_in_a_ring_and_for_itself_in_a_mesh() -> None:
+    found = only(find(RING, sent_by("h3/eth1"), fabric()))
+    assert (found.component, found.side) == ("link:h3/eth1--h4/eth1", "tx")
+    assert set(found.ambiguous_with) == {
+        "nic:h3/eth1",
+        "nic:h4/eth1",
+        "link:h3/eth1--leaf1",
+        "link:h4/eth1--leaf2",
+    }
+    assert found.likelihood > 0.9, "it is on that pair somewhere"
+    assert not found.may_isolate, "one of two hosts would be drained for nothing"
+    found = only(find(MESH, between("h3/eth0", "h4/eth0"), fabric()))
+    assert (found.component, found.side, found.ambiguous_with) == ("link:h3/eth0--h4/eth0", "tx", ())
+    cleared = {part.component: part.because for part in found.ruled_out}
+    assert cleared["nic:h3/eth0"] == "6 of the 7 connections through it are normal"
+
+
+@pytest.mark.parametrize(
+    ("observation", "component", "side"),
+    [
+        (Observation("nic:h4/eth1", 2.0, {"what": "leaf2 was told to pause"}, "rx"), "nic:h4/eth1", "rx"),
+        (Observation("nic:h3/eth1", 1.8, {"what": "it dropped packets"}, "tx"), "nic:h3/eth1", "tx"),
+    ],
+)
+def test_sign_decides_between_the_two_nics_of_a_wire(observation: Observation, component: str, side: str) -> None:
+    found = only(find(RING, sent_by("h3/eth1"), fabric(), gather_evidence([observation])))
+    assert (found.component, found.side) == (component, side)
+    assert observation.facts["what"] in found.reason
+
+
+def test_signs_alone_or_weak_ones_or_those_of_other_parts_decide_nothing() -> None:
+    found = only(find(RING, sent_by("h3/eth1"), fabric(), gather_evidence([Observation("nic:h4/eth1", 0.7, {})])))
+    assert found.component == "link:h3/eth1--h4/eth1"
+    loud = gather_evidence([Observation("nic:h3/eth1", 3.0, {}), Observation("switch:leaf1", 3.0, {})])
+    assert find(RING, times(1.0, lambda pair: False), fabric(), loud) == []
+    loud = gather_evidence([Observation("nic:h5/eth0", 3.0, {}), Observation("switch:leaf2", 3.0, {})])
+    assert only(find(MESH, sent_by("h3/eth0"), fabric(), loud)).component == "nic:h3/eth0"
+
+
+def test_wire_that_shows_no_delay_at_all_hardly_clears_its_nic() -> None:
+    """On sockets small messages vanish in the kernel's buffer, whatever the NIC does."""
+    told = matrix(pairs([("h3/eth0", "h4/eth0"), ("h3/eth0", "h5/eth0")]), between("h3/eth0", "h4/eth0"))
+    seen = only(find_faults(told, NO_EVIDENCE, context()))
+    told.ns_per_byte[1] = 0.0
+    unseen = only(find_faults(told, NO_EVIDENCE, context()))
+    assert "nic:h3/eth0" not in seen.ambiguous_with
+    assert "nic:h3/eth0" in unseen.ambiguous_with
+
+
+@pytest.mark.parametrize("of", [RING, MESH], ids=["ring", "mesh"])
+def test_two_slow_nics_are_both_named_and_neither_makes_the_other_doubtful(of: list[Pair]) -> None:
+    both = find(of, at("h1/eth0", "h5/eth0"))
+    assert set(named(both)) == {("nic:h1/eth0", None), ("nic:h5/eth0", None)}
+    assert all(found.likelihood > 0.99 for found in both)
+
+
+def test_smaller_fault_is_named_after_the_one_that_explains_most() -> None:
+    mild = times(1.6, lambda pair: str(pair.dst) == "h5/eth1")
+    both = find(TWO_NICS, worst(at("h3/eth0"), mild), fabric())
+    assert named(both) == [("nic:h3/eth0", None), ("nic:h5/eth1", "rx")]
+    found = find(MESH, worst(at("h1/eth0"), between("h5/eth0", "h6/eth0")))
+    assert [finding.component for finding in found] == ["nic:h1/eth0", "link:h5/eth0--h6/eth0"]
+    uneven = worst(
+        times(10.0, lambda pair: str(pair.src) == "h3/eth0"), times(1.5, lambda pair: str(pair.src) == "h3/eth1")
+    )
+    assert set(named(find(TWO_NICS, uneven, fabric()))) == {("nic:h3/eth0", "tx"), ("nic:h3/eth1", "tx")}
+
+
+@pytest.mark.parametrize("slow", [("h3/eth1", "h5/eth1"), ("h1/eth1", "h7/eth1")])
+def test_nic_between_two_slow_ones_is_not_blamed(slow: Names) -> None:
+    """All that it carries is slow, but blaming it would take three faults; its name may come first or not."""
+    found = find(RING, at(*slow))
+    assert {finding.component for finding in found} == {f"nic:{end}" for end in slow}
+    assert all(finding.ambiguous_with == () and finding.likelihood > 0.98 for finding in found)
+
+
+def test_neighbours_in_a_ring_make_each_other_doubtful() -> None:
+    found = find(RING, at("h3/eth1", "h4/eth1"))
+    every = {name for finding in found for name in (finding.component, *finding.ambiguous_with)}
+    assert {"nic:h3/eth1", "nic:h4/eth1"} <= every
+    assert min(finding.likelihood for finding in found) < 0.9
+    found = find(pairs(ring(hosts=4)), at("h1/eth2", "h3/eth2"))
+    every = {name for finding in found for name in (finding.component, *finding.ambiguous_with)}
+    assert every == {f"nic:h{host}/eth2" for host in range(4)}
+    assert all(finding.likelihood < 0.6 for finding in found)
 
 
 def test_link_is_suspected_where_paths_are_not_known() -> None:
@@ -256,49 +239,14 @@ def test_link_is_suspected_where_paths_are_not_known() -> None:
     assert {"link:leaf1--spine0", "link:leaf1--spine1"} <= every
 
 
-def test_pcie_of_a_gpu_is_named_where_its_nic_serves_another_well() -> None:
-    of = [
-        Pair(pair.src, pair.dst, gpu, gpu)
-        for pair in pairs(mesh(nics=2))
-        for gpu in (0, 1)
-        if pair.src.nic == pair.dst.nic
-    ]
-    slow = times(
-        4.0, lambda pair: (pair.src.host, pair.src_gpu) == ("h2", 1) or (pair.dst.host, pair.dst_gpu) == ("h2", 1)
-    )
-    assert only(find(of, slow, fabric())).component == "pcie:h2/1"
-
-
-def test_starved_host_is_named_instead_of_its_nics() -> None:
+def test_starved_host_is_named_instead_of_its_nics_and_beside_a_fault_elsewhere() -> None:
     told = matrix(RING, of_hosts("h3"), starved=["h3"])
     found = only(find_faults(told, NO_EVIDENCE, context(fabric())))
     assert (found.fault_class, found.component, found.side) == ("noncomm_slow", "host:h3", None)
     assert "proxy threads" in found.reason
-
-
-def test_fault_elsewhere_is_found_beside_a_starved_host() -> None:
     told = matrix(TWO_NICS, worst(of_hosts("h3"), sent_by("h6/eth1")), starved=["h3"])
-    found = find_faults(told, NO_EVIDENCE, context(fabric()))
-    assert named(found) == [("host:h3", None), ("nic:h6/eth1", "tx")]
-
-
-def test_wires_that_differ_in_slowness_are_not_one_fault() -> None:
-    """All pairs of h3 are slow, but those of one NIC ten times and those of the other by half: two parts."""
-    uneven = worst(
-        times(10.0, lambda pair: str(pair.src) == "h3/eth0"), times(1.5, lambda pair: str(pair.src) == "h3/eth1")
-    )
-    assert set(named(find(TWO_NICS, uneven, fabric()))) == {("nic:h3/eth0", "tx"), ("nic:h3/eth1", "tx")}
-
-
-def test_fabric_that_is_slow_all_over_gives_no_verdict() -> None:
-    of = pairs(ring(hosts=100, nics=1))
-    assert find(of, times(4.0, lambda pair: pair.src.host != "h0")) == [], "nobody stands out"
-
-
-def test_figures_that_are_no_numbers_do_no_harm() -> None:
-    told = matrix(MESH, sent_by("h3/eth0"))
-    told.ratio[:2] = np.nan, np.inf
-    assert only(find_faults(told, NO_EVIDENCE, context())).component == "nic:h3/eth0"
+    both = find_faults(told, NO_EVIDENCE, context(fabric()))
+    assert named(both) == [("host:h3", None), ("nic:h6/eth1", "tx")]
 
 
 FAULTS: dict[str, Slowness] = {
@@ -368,3 +316,25 @@ def test_renaming_hosts_renames_the_verdict(order: list[int], fault: str) -> Non
     assert {(each.component, each.side) for each in after} == {
         (renamed(each.component), each.side) for each in before
     }
+
+
+def dead(*nics: str) -> Evidence:
+    return gather_evidence(
+        Observation(f"nic:{nic}", 3.0, {"what": f"{nic} has no carrier"}, is_down=True) for nic in nics
+    )
+
+
+def test_dead_port_is_named_instead_of_the_one_that_carries_its_traffic() -> None:
+    (found,) = find(RING, at("h3/eth2"), fabric(), dead("h3/eth1"))
+    assert found.component == "nic:h3/eth1"
+    assert "nic:h3/eth2" in found.ambiguous_with
+    assert "nic:h3/eth2, which carries its traffic as well" in found.reason
+    assert found.may_isolate
+
+
+def test_dead_port_elsewhere_or_beside_another_or_that_harms_nobody_is_no_excuse() -> None:
+    (found,) = find(RING, at("h3/eth2"), fabric(), dead("h4/eth1"))
+    assert found.component == "nic:h3/eth2"
+    (found,) = find(RING, at("h3/eth2"), fabric(), dead("h3/eth0", "h3/eth1"))
+    assert found.component == "nic:h3/eth2"
+    assert find(pairs(mesh()), at("nobody"), fabric(), dead("h3/eth1")) == []

@@ -26,29 +26,23 @@ def find(groups: InnerMatrix, evidence: Evidence = NO_EVIDENCE, starved: tuple[s
     return find_faults(replace(calm, inner=groups), evidence, context(fabric()))
 
 
-def test_slow_group_without_a_sign_is_its_host() -> None:
+def test_slow_group_without_a_sign_is_its_host_unless_that_starves() -> None:
     (found,) = find(inner({InnerGroup("h5", ALL): 6.0}))
     assert (found.fault_class, found.component) == ("comm_slow", "host:h5")
     assert "nvlink:h5/2" in found.ambiguous_with
     assert found.likelihood > 0.9
     assert found.may_isolate
+    (found,) = find(inner({InnerGroup("h5", ALL): 6.0}), starved=("h5",))
+    assert (found.fault_class, found.component) == ("noncomm_slow", "host:h5")
 
 
-def test_errors_of_an_nvlink_name_it() -> None:
+def test_nvlink_is_named_by_its_errors_or_by_the_groups_that_share_it() -> None:
     observation = Observation("nvlink:h5/2", 3.0, {"what": "gpu:h5/2 counted errors on its NVLinks"})
     (found,) = find(inner({InnerGroup("h5", ALL): 6.0}), gather_evidence([observation]))
     assert (found.component, found.ambiguous_with) == ("nvlink:h5/2", ())
     assert "counted errors" in found.reason
-
-
-def test_groups_that_share_a_gpu_name_its_nvlink() -> None:
     halves = [InnerGroup("h5", gpus) for gpus in ((0, 1, 2, 3), (2, 6), (1, 5), (3, 7), (0, 4))]
     slow = {group: 6.0 for group in (InnerGroup("h5", ALL), *halves) if 2 in group.gpus}
     (found,) = find(inner(slow, *halves))
     assert found.component == "nvlink:h5/2"
     assert found.likelihood > 0.5
-
-
-def test_starved_host_has_an_excuse() -> None:
-    found = find(inner({InnerGroup("h5", ALL): 6.0}), starved=("h5",))
-    assert [(each.fault_class, each.component) for each in found] == [("noncomm_slow", "host:h5")]

@@ -33,63 +33,42 @@ def test_step_is_found_from_what_is_done_and_from_pauses(step: tuple[Op, ...], o
     assert period_of(Rank().steps(step, 12).look()) == operations
 
 
-def test_one_operation_per_step_is_a_period_of_one_however_noisy() -> None:
-    assert period_of(Rank(noise=0.15).steps((Op(300),), 40).look()) == 1
-
-
-def test_micro_batches_belong_to_one_step() -> None:
+def test_micro_batches_and_layers_belong_to_one_step() -> None:
     accumulated = (*(Op(50, func="AllGather", comm=2),) * 4, Op(50, func="AllReduce", mb=500))
     assert period_of(Rank().steps(accumulated, 10).look()) == 5
-
-
-def test_slow_operations_do_not_change_the_period() -> None:
-    assert period_of(Rank().steps(DDP, 10).steps(DDP, 10, slower=5).look()) == 4
-
-
-def test_checkpoints_do_not_change_the_period() -> None:
-    rank = Rank()
-    for _ in range(6):
-        rank.steps(DDP, 20).pause(5)
-    assert period_of(rank.look()) == 4
-
-
-def test_of_two_mixes_the_newer_one_counts() -> None:
-    assert period_of(Rank().steps(DDP, 20).steps(EXPERTS, 20).look()) == 9
-
-
-def test_three_rounds_are_needed() -> None:
-    assert period_of(Rank().steps(MEGATRON, 3).look()) == 4
-    assert period_of(Rank().steps(MEGATRON, 2).look()) is None
-
-
-def test_what_does_not_repeat_has_no_period() -> None:
-    random = np.random.default_rng(4)
-    words, gaps = random.integers(0, 30, 400), random.integers(0, 1000, 400)
-    assert find_period(words, gaps, 400_000) is None
-
-
-@pytest.mark.parametrize("length", [0, 1, 2])
-def test_next_to_nothing_has_no_period(length: int) -> None:
-    assert find_period(np.zeros(length, np.int64), np.zeros(length, np.int64), 0) is None
-
-
-def test_all_times_alike_and_no_pause_is_a_period_of_one() -> None:
-    found = find_period(np.zeros(50, np.int64), np.zeros(50, np.int64), 0)
-    assert found
-    assert found.operations == 1
-
-
-def test_layers_that_repeat_inside_a_step_are_no_steps() -> None:
     layers = (Op(5, comm=2, takes_ms=5), Op(5, comm=2, takes_ms=5, func="AllGather")) * 40
     witness = Rank().steps((*layers, Op(10, func="ReduceScatter", mb=500)), 8).look()
     assert period_of(witness) == 81
 
 
-def test_loss_that_is_logged_now_and_then_does_not_lengthen_the_step() -> None:
+def test_pauses_slow_operations_and_logged_losses_do_not_change_the_period() -> None:
+    assert period_of(Rank().steps(DDP, 10).steps(DDP, 10, slower=5).look()) == 4
+    rank = Rank()
+    for _ in range(6):
+        rank.steps(DDP, 20).pause(5)
+    assert period_of(rank.look()) == 4
+    assert period_of(Rank().steps(DDP, 20).steps(EXPERTS, 20).look()) == 9
     rank = Rank()
     for _ in range(10):
         rank.steps(MEGATRON, 9).steps((*MEGATRON, Op(mb=0.00001, takes_ms=0.1)))
     assert period_of(rank.look().without_light()) == 4
+
+
+def test_what_does_not_repeat_three_times_has_no_period() -> None:
+    assert period_of(Rank().steps(MEGATRON, 3).look()) == 4
+    assert period_of(Rank().steps(MEGATRON, 2).look()) is None
+    random = np.random.default_rng(4)
+    words, gaps = random.integers(0, 30, 400), random.integers(0, 1000, 400)
+    assert find_period(words, gaps, 400_000) is None
+    found = find_period(np.zeros(50, np.int64), np.zeros(50, np.int64), 0)
+    assert found
+    assert found.operations == 1
+    assert period_of(Rank(noise=0.15).steps((Op(300),), 40).look()) == 1
+
+
+@pytest.mark.parametrize("length", [0, 1, 2])
+def test_next_to_nothing_has_no_period(length: int) -> None:
+    assert find_period(np.zeros(length, np.int64), np.zeros(length, np.int64), 0) is None
 
 
 EVALUATION = (Op(30, func="Broadcast", comm=9), Op(10, func="AllGather", comm=9))
@@ -107,32 +86,23 @@ def lengths_ms(steps: Steps) -> list[int]:
     return [round(length / MS, -1) for length in (steps.end_ns - steps.start_ns).tolist()]
 
 
-def test_every_step_is_found_with_its_length_and_bytes() -> None:
+def test_every_step_is_found_with_its_length_and_bytes_and_follows_the_one_before() -> None:
     steps = cut_up(Rank(noise=0.0).steps(MEGATRON, 8).look())
     assert lengths_ms(steps) == [400] * 8
     assert steps.bytes.tolist() == [400_000_000] * 8
     assert (steps.period_ns, steps.off_period) == (400 * MS, ())
-
-
-def test_alike_operations_are_cut_where_the_host_waited() -> None:
     witness = Rank(noise=0.0).steps(DDP, 10).look().since(2)  # the recording begins in the middle of a step
     assert cut_up(witness).start_ns.tolist() == [T0 + (520 * number) * MS for number in range(1, 10)]
-
-
-def test_steps_follow_each_other_without_a_gap() -> None:
     steps = cut_up(Rank().steps(DDP, 20).look())
     assert steps.start_ns[1:].tolist() == steps.end_ns[:-1].tolist()
 
 
-def test_checkpoint_is_off_the_period_and_no_slow_step() -> None:
+def test_checkpoints_and_evaluations_are_off_the_period_and_no_slow_steps() -> None:
     rank = Rank(noise=0.0).steps(MEGATRON, 8)
     begin = rank.now_ns
     steps = cut_up(rank.pause(12).steps(MEGATRON, 8).look())
     assert lengths_ms(steps) == [400] * 16
     assert steps.off_period == ((begin, begin + 12_000 * MS),)
-
-
-def test_evaluation_is_off_the_period() -> None:
     rank = Rank(noise=0.0).steps(MEGATRON, 8)
     begin = rank.now_ns
     rank.steps(EVALUATION, 6)
@@ -142,26 +112,20 @@ def test_evaluation_is_off_the_period() -> None:
     assert steps.off_period == ((begin, end),)
 
 
-def test_first_iterations_are_odd_and_do_not_count_for_the_period() -> None:
+def test_long_steps_are_odd_where_they_are_the_first_and_not_where_they_last() -> None:
     steps = cut_up(Rank(noise=0.0).steps(MEGATRON, 2, slower=15).steps(MEGATRON, 12).look())
     assert np.flatnonzero(steps.is_odd).tolist() == [0, 1]
     assert steps.period_ns == 400 * MS
-
-
-def test_long_steps_in_a_row_are_a_slow_job_and_not_odd() -> None:
     steps = cut_up(Rank().steps(MEGATRON, 12).steps(MEGATRON, 5, slower=15).look())
     assert (len(steps), int(steps.is_odd.sum())) == (17, 0)
 
 
-def test_lost_rows_cost_single_steps_only() -> None:
+def test_lost_rows_and_single_long_steps_cost_single_steps_only() -> None:
     witness = Rank(noise=0.0).steps(MEGATRON, 20).look()
     kept = np.delete(np.arange(len(witness)), [30])
     columns = ("comm", "func", "peer", "seq", "counts", "bytes", "enqueue_ns", "start_ns", "end_ns")
     steps = cut_up(Witness(0, *(getattr(witness, name)[kept] for name in columns)))
     assert len(steps) == 19
-
-
-def test_single_long_step_among_few_is_odd_where_the_usual_length_is_known() -> None:
     rank = Rank(noise=0.0).steps(MEGATRON, 6)
     whole = rank.look()
     period = find_period(whole.words, whole.gap_ns, 6 * 400 * MS)

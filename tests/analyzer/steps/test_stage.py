@@ -37,15 +37,12 @@ def numbers(reports: list[StepReport], rank: int) -> list[int]:
     return [row["step"] for row in rows.to_pylist() if row["world_rank"] == rank]
 
 
-def test_overlapping_looks_number_each_step_once_on_all_ranks() -> None:
+def test_overlapping_evaluations_number_each_step_once_on_all_ranks_with_begin_and_end() -> None:
     reports, memory = follow(
         Rank(noise=0.0).steps(MEGATRON, 50), Rank(noise=0.0, process=1).steps(MEGATRON, 50), until_s=21
     )
     assert numbers(reports, 0) == numbers(reports, 1) == list(range(50))
     assert (memory.next_step, memory.period_ns) == (50, 400 * MS)
-
-
-def test_rows_tell_begin_and_end_of_each_step() -> None:
     reports, _ = follow(Rank().steps(DDP, 60), until_s=31)
     steps = pa.concat_tables([report.rows for report in reports]).to_pylist()
     assert {step["source"] for step in steps} == {"period"}
@@ -62,11 +59,6 @@ def test_pause_longer_than_the_look_back_is_off_the_period() -> None:
     assert step_time_ratio(memory.kind.history) == pytest.approx(1.0)
 
 
-def test_slower_steps_show_in_the_ratio() -> None:
-    _, memory = follow(Rank().steps(MEGATRON, 40).steps(MEGATRON, 20, slower=3), until_s=29)
-    assert step_time_ratio(memory.kind.history) == pytest.approx((280 + 360) / 400, rel=0.05)
-
-
 @pytest.mark.parametrize("first_s", [0.30, 0.45, 0.51, 0.8, 1.2])
 def test_period_found_within_the_first_step_is_given_up_for_the_true_one(first_s: float) -> None:
     rank = Rank(noise=0.02).steps(DDP, 40)
@@ -78,14 +70,11 @@ def test_period_found_within_the_first_step_is_given_up_for_the_true_one(first_s
     assert step_time_ratio(memory.kind.history) == pytest.approx(1.0, rel=0.03)
 
 
-def test_other_steps_are_learnt_and_not_compared_with_those_before() -> None:
+def test_other_steps_are_learnt_and_an_evaluation_does_not_make_the_job_forget() -> None:
     reports, memory = follow(Rank().steps(DDP, 30).steps(OTHER, 60), until_s=39)
     assert (reports[0].operations, reports[-1].operations) == (4, 3)
     assert reports[-1].period_ns == pytest.approx(390 * MS, rel=0.03)
     assert step_time_ratio(memory.kind.history) == pytest.approx(1.0, rel=0.03)
-
-
-def test_long_evaluation_with_a_period_of_its_own_does_not_make_the_job_forget() -> None:
     evaluation = (Op(100, func="Broadcast", comm=9), Op(20, func="AllGather", comm=9))
     rank = Rank().steps(MEGATRON, 30).steps(evaluation, 60).steps(MEGATRON, 30)
     _, memory = follow(rank, until_s=35)
@@ -103,12 +92,6 @@ def test_rank_that_fell_silent_is_replaced_and_numbers_go_on() -> None:
     assert numbers(seen, 1) == list(range(57))
 
 
-def test_new_attempt_begins_anew() -> None:
-    _, memory = follow(Rank().steps(DDP, 30), until_s=15)
-    report, memory = find_steps(StepFacts(), memory, look_at(attempt=1))
-    assert (report.period_ns, memory.next_step, memory.attempt) == (None, 0, 1)
-
-
 def test_told_steps_are_what_the_ratio_is_made_of() -> None:
     told = pa.table(
         {
@@ -122,12 +105,17 @@ def test_told_steps_are_what_the_ratio_is_made_of() -> None:
     assert step_time_ratio(memory.kind.history) == pytest.approx(1.5)
     _, again = find_steps(StepFacts((witness,), told=told), memory, look_at())
     assert len(again.kind.history) == 60, "told twice is heard once"
+    _, memory = follow(Rank().steps(MEGATRON, 40).steps(MEGATRON, 20, slower=3), until_s=29)
+    assert step_time_ratio(memory.kind.history) == pytest.approx((280 + 360) / 400, rel=0.05)
 
 
-def test_nothing_known_gives_nothing() -> None:
+def test_nothing_known_gives_nothing_and_a_new_attempt_begins_anew() -> None:
     report, memory = find_steps(StepFacts(), StepMemory(), look_at())
     assert (report.period_ns, report.rows.num_rows, report.off_period) == (None, 0, ())
     assert step_time_ratio(memory.kind.history) is None
+    _, memory = follow(Rank().steps(DDP, 30), until_s=15)
+    report, memory = find_steps(StepFacts(), memory, look_at(attempt=1))
+    assert (report.period_ns, memory.next_step, memory.attempt) == (None, 0, 1)
 
 
 def test_sampled_operations_give_a_period_and_no_steps() -> None:

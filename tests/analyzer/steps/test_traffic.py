@@ -1,28 +1,27 @@
 """What is read of the traffic: a few ranks, what they did up to the end of the evaluation, each operation once."""
 
-import itertools
 from dataclasses import replace
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
-from analyzer.steps.traffic import WITNESSES, choose_witnesses, read_operations, sort_witnesses
+from analyzer.steps.traffic import (
+    WITNESSES,
+    choose_witnesses,
+    find_period_in_samples,
+    find_period_in_seconds,
+    read_operations,
+    sort_witnesses,
+)
 from analyzer.windows.jobs import build_roster
-from lockstep.records import Collective, Comm, HostRecord, OpStat, Step
+from lockstep.clock import NS_PER_S
+from lockstep.records import Collective, Comm, OpStat, Step
 from lockstep.store.store import Store
-from lockstep.tables import TABLES
+from tests.analyzer.build import insert
 from tests.analyzer.steps.jobs import look_at, members, roster
-from tests.analyzer.steps.traffic import DDP, T0, Op, Rank
+from tests.analyzer.steps.traffic import DDP, MEGATRON, MS, T0, Op, Rank
 from tests.builders import SECOND, make, rows
-
-_tokens = itertools.count()
-
-
-def insert(store: Store, *records: HostRecord) -> None:
-    """Insert records of any kinds, each kind into its table."""
-    for table in TABLES:
-        mine = [record for record in records if type(record) is table.record]
-        if mine:
-            store.insert(table, rows(*mine), token=f"steps/{next(_tokens)}")
 
 
 def operation(rank: int, seq: int, at_s: float, **fields: object) -> Collective:
@@ -31,11 +30,8 @@ def operation(rank: int, seq: int, at_s: float, **fields: object) -> Collective:
     return make(Collective, host=f"h{rank}", rank=rank, seq=seq, **{**usual, **fields})
 
 
-def join(store: Store, ranks: int = 2) -> None:
-    insert(
-        store,
-        *(make(Comm, host=f"h{rank}", comm=1, rank=rank, nranks=ranks, world_rank=rank) for rank in range(ranks)),
-    )
+def join(store: Store) -> None:
+    insert(store, *(make(Comm, host=f"h{rank}", comm=1, rank=rank, nranks=2, world_rank=rank) for rank in (0, 1)))
 
 
 def test_each_operation_up_to_the_end_is_read_once(store: Store) -> None:
@@ -47,18 +43,14 @@ def test_each_operation_up_to_the_end_is_read_once(store: Store) -> None:
     assert [(witness.process, witness.seq.tolist()) for witness in witnesses] == [(0, [*range(8)]), (1, [*range(8)])]
 
 
-def test_operations_are_in_the_order_in_which_the_host_asked(store: Store) -> None:
+def test_operations_are_in_the_order_and_times_in_which_the_host_asked_where_the_gpu_tells_none(store: Store) -> None:
     join(store)
-    insert(store, operation(0, 1, 51.0, start_ns=T0 + 53 * SECOND), operation(0, 2, 52.0), operation(0, 0, 50.0))
+    unknown = operation(0, 3, 53.0, start_ns=None, end_ns=None, clock="none")
+    later = operation(0, 1, 51.0, start_ns=T0 + 53 * SECOND)
+    insert(store, unknown, later, operation(0, 2, 52.0), operation(0, 0, 50.0))
     (witness,) = read_operations(store, look_at()).witnesses
-    assert witness.seq.tolist() == [0, 1, 2]
-
-
-def test_unknown_times_of_the_gpu_are_those_of_the_host(store: Store) -> None:
-    join(store)
-    insert(store, operation(0, 0, 50.0, start_ns=None, end_ns=None, clock="none"))
-    (witness,) = read_operations(store, look_at()).witnesses
-    assert witness.start_ns.tolist() == witness.end_ns.tolist() == [T0 + 50 * SECOND]
+    assert witness.seq.tolist() == [0, 1, 2, 3]
+    assert witness.start_ns[3] == witness.end_ns[3] == T0 + 53 * SECOND
 
 
 def test_counts_are_read_where_there_are_no_operations(store: Store) -> None:
@@ -94,6 +86,8 @@ def test_nothing_known_is_read_as_nothing(store: Store) -> None:
     assert facts.witnesses == ()
     assert facts.told is not None
     assert facts.told.num_rows == 0
+    nobody = replace(look_at(), roster=build_roster(members(1).slice(0, 0)))
+    assert read_operations(store, nobody).witnesses == ()
 
 
 @pytest.mark.parametrize("ranks", [1, 3, 8, 300])
@@ -108,25 +102,55 @@ def test_silent_hosts_are_no_witnesses() -> None:
     assert choose_witnesses(roster(2), frozenset({"h0", "h1"})) == []
 
 
-def test_words_are_the_same_in_every_look() -> None:
+def test_witnesses_have_the_same_words_and_order_in_every_evaluation() -> None:
     whole = Rank().steps(DDP, 10).look()
     assert whole.since(17).words.tolist() == whole.words[17:].tolist()
-
-
-def test_sends_are_the_same_word_whatever_their_size_and_reductions_are_not() -> None:
     step = [Op(func=func, peer=peer, mb=mb) for func, peer in (("Send", 3), ("AllReduce", -1)) for mb in (1, 64)]
     words = Rank().steps(step).look().words.tolist()
     assert words[0] == words[1]
     assert len(set(words)) == 3
-
-
-def test_job_of_which_nobody_is_known_is_read_as_nothing(embedded_store: Store) -> None:
-    nobody = replace(look_at(), roster=build_roster(members(1).slice(0, 0)))
-    assert read_operations(embedded_store, nobody).witnesses == ()
-
-
-def test_operations_asked_for_at_once_have_the_same_order_however_rows_come() -> None:
     sends = [operation(0, 0, 50.0, func="Send", peer=peer) for peer in range(6)]
     mixed = [sends[index] for index in (4, 0, 5, 2, 1, 3)]
     (one,), (other,) = (sort_witnesses(rows(*some), roster(2)) for some in (sends, mixed))
     assert one.peer.tolist() == other.peer.tolist()
+
+
+@pytest.mark.parametrize(("step", "length_ms"), [(MEGATRON, 400), (DDP, 520), ((Op(300),), 330)])
+@pytest.mark.parametrize("keep", [0.3, 0.6])
+def test_sampled_operations_give_the_period(step: tuple[Op, ...], length_ms: int, keep: float) -> None:
+    witness = Rank().steps(step, 150).look(keep)
+    assert witness.is_sampled
+    assert find_period_in_samples([witness]) == pytest.approx(length_ms * MS, rel=0.05)
+
+
+def test_few_operations_give_the_period_where_kinds_differ_in_how_often_they_come() -> None:
+    assert find_period_in_samples([Rank().steps(MEGATRON, 150).look(0.08)]) == pytest.approx(400 * MS, rel=0.1)
+    assert find_period_in_samples([Rank().steps(DDP, 60).look(0.08)]) is None
+    assert not Rank().steps(MEGATRON, 20).look().is_sampled
+    assert find_period_in_samples([]) is None
+    assert find_period_in_samples([Rank().steps(MEGATRON, 3).look()]) is None
+
+
+def test_ranks_have_to_agree() -> None:
+    one, other = (Rank().steps(step, 150).look(0.5) for step in (MEGATRON, DDP))
+    assert find_period_in_samples([one, other]) is None
+    assert find_period_in_samples([one, one, other]) == pytest.approx(400 * MS, rel=0.05)
+
+
+def seconds(*kinds: tuple[int, int]) -> pa.Table:
+    """Return counts of some kinds of operations, each with the seconds over which it was seen."""
+    counts, spans = zip(*kinds, strict=True) if kinds else ((), ())
+    last = [(span - 1) * NS_PER_S for span in spans]
+    return pa.table(
+        {
+            "n": pa.array(counts, pa.uint64()),
+            "first_ns": pa.array(np.zeros(len(last), np.int64)),
+            "last_ns": pa.array(last, pa.int64()),
+        }
+    )
+
+
+def test_counts_per_second_give_the_period_of_the_rarest_operation() -> None:
+    assert find_period_in_seconds(seconds((480, 60), (120, 60), (9, 3))) == NS_PER_S // 2
+    assert find_period_in_seconds(seconds()) is None
+    assert find_period_in_seconds(seconds((3, 60))) is None

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from analyzer.straggler.excess import Excess, measure_excess
+from analyzer.straggler.excess import Excess, Roles, find_roles, measure_excess
 from analyzer.straggler.kernels import Device, NumericOptions, choose_kernels, find_device
 from analyzer.straggler.reading import Operations
 from tests.analyzer.straggler.job import MS, Act, Job, tensor_and_data, world
@@ -22,7 +22,7 @@ def test_own_time_beyond_that_of_peers_is_a_share_of_the_time() -> None:
     assert excess.spread_over[3] == pytest.approx(6, abs=0.1)  # once in each of six steps
 
 
-def test_communicators_that_count_differently_are_not_compared() -> None:
+def test_groups_that_lie_alike_are_compared_and_those_that_count_differently_are_not() -> None:
     inner = [[0, 1, 2, 3], [4, 5, 6, 7]]
     job = Job(8, [Act(3_000.0, inner), Act(200.0, inner)], noise=0.0)
     rows = job.play()
@@ -31,15 +31,9 @@ def test_communicators_that_count_differently_are_not_compared() -> None:
     assert excess is not None
     assert np.abs(excess.own).max() < 1e-6
     assert excess.peers.max() == 3
-
-
-def test_groups_that_lie_alike_are_compared_with_each_other() -> None:
     excess = measure_excess(Job(8, tensor_and_data(8, tp=2)).play(), False, 8, None)
     assert excess is not None
     assert excess.peers.min() == 7
-
-
-def test_with_nobody_to_compare_there_is_no_excess() -> None:
     assert measure_excess(Operations(), False, 4, None) is None
     alone = Job(2, [Act(10.0, [[0], [1]])]).play()
     apart = dataclasses.replace(alone, turn=alone.turn + 100 * alone.process)
@@ -69,3 +63,51 @@ def test_neither_device_nor_order_of_rows_shows_in_any_figure(device: Device, ar
     assert found is not None
     for each in dataclasses.fields(Excess):
         assert np.array_equal(getattr(found, each.name), getattr(expected, each.name), equal_nan=True), each.name
+
+
+Row = tuple[int, int, int, int, bool]  # process, communicator, rank, peer, whether it sends
+
+
+def roles(rows: list[Row], processes: int) -> Roles:
+    process, comm, rank, peer, sends = (np.array(column) for column in zip(*rows, strict=True))
+    return find_roles(process, comm.astype(np.uint64), rank, peer, sends, processes)
+
+
+def collective(comm: int, members: list[int]) -> list[Row]:
+    return [(process, comm, rank, -1, False) for rank, process in enumerate(members)]
+
+
+def moved(comm: int, members: list[int], src: int, dst: int) -> list[Row]:
+    return [(members[src], comm, src, dst, True), (members[dst], comm, dst, src, False)]
+
+
+def chain(comm: int, members: list[int]) -> list[Row]:
+    """Return what goes down a pipeline and back up, eight times."""
+    ways = [(index, index + 1) for index in range(len(members) - 1)]
+    once = [row for src, dst in ways for row in moved(comm, members, src, dst) + moved(comm, members, dst, src)]
+    return once * 8
+
+
+def test_who_hands_over_down_a_chain_is_a_stage_and_who_exchanges_is_not() -> None:
+    found = roles(chain(1, [0, 2, 4, 6]) + chain(2, [1, 3, 5, 7]), 8).role_of
+    assert [found[first] == found[first + 1] for first in (0, 2, 4, 6)] == [True] * 4
+    assert len(set(found.tolist())) == 4
+    members = [0, 1, 2, 3]
+    ring = [row for index in members for row in moved(1, members, index, (index + 1) % 4)]
+    exchange = [row for src in members for dst in members if src != dst for row in moved(1, members, src, dst)]
+    assert set(roles(ring * 8, 4).role_of.tolist()) == {0}
+    assert set(roles(exchange * 8, 4).role_of.tolist()) == {0}
+    # The last stage of an interleaved pipeline hands over to the first one, but seldom.
+    rows = [row for index in range(3) for row in moved(1, members, index, index + 1)] * 16
+    assert len(set(roles(rows + moved(1, members, 3, 0) * 4, 4).role_of.tolist())) == 4
+    without_sends = roles(collective(1, members), 4)
+    assert set(without_sends.role_of.tolist()) == {0}
+    assert not without_sends.is_chain.any()
+
+
+def test_communicators_whose_members_lie_alike_are_a_family() -> None:
+    rows = collective(1, [0, 1]) + collective(2, [2, 3]) + collective(3, [0, 2]) + collective(4, [1, 3])
+    tensor, other_tensor, data, other_data = roles(rows, 4).family_of[::2].tolist()
+    assert tensor == other_tensor
+    assert data == other_data
+    assert tensor != data

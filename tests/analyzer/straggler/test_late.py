@@ -5,8 +5,15 @@ import dataclasses
 import numpy as np
 import pytest
 
-from analyzer.straggler.reading import Operations, StragglerFacts, sum_seconds
-from analyzer.straggler.stragglers import StragglerMemory, StragglerOptions, find_stragglers
+from analyzer.straggler.reading import Flushes, Operations, StragglerFacts, sum_seconds
+from analyzer.straggler.stragglers import (
+    StarvingOptions,
+    StragglerMemory,
+    StragglerOptions,
+    find_starving,
+    find_stragglers,
+)
+from analyzer.windows.window import Finding
 from tests.analyzer.straggler.job import (
     MS,
     Act,
@@ -36,75 +43,73 @@ def once(culprit: int, ms: float) -> Extra:
     return lambda step, number, rank: ms if (step, number, rank) == (2, 0, culprit) else 0.0
 
 
-def test_a_slow_gpu_is_named_with_its_cost_and_what_was_ruled_out() -> None:
+def found(facts: StragglerFacts, job: Job) -> list[Finding]:
+    return find_stragglers(facts, StragglerMemory(), context(job.roster()), StragglerOptions())[0]
+
+
+def test_slow_gpu_and_late_process_are_told_apart_with_their_cost_and_what_was_ruled_out() -> None:
     (finding,), _ = look(Job(16, world(16), gpu=late(SLOW, 80.0)))
     assert (finding.fault_class, finding.component) == ("noncomm_slow", "gpu:h1/4")
     assert finding.lost_share == pytest.approx(80 / 240, abs=0.08)
     assert "rank 12) computes longer" in finding.reason
     assert [cleared.component for cleared in finding.ruled_out] == ["host:h1"]
     assert (finding.evidence[0]["rank"], finding.may_isolate) == (SLOW, True)
-
-
-def test_a_healthy_job_is_silent() -> None:
-    assert named(Job(16, world(16))) == []
-
-
-def test_what_costs_less_than_noise_is_silent() -> None:
-    assert named(Job(16, world(16), gpu=late(SLOW, 2.0))) == []
-
-
-def test_a_process_that_enqueues_late_is_told_from_its_gpu() -> None:
     (finding,), _ = look(Job(16, world(16), host=late(SLOW, 80.0)))
     assert (finding.fault_class, finding.component) == ("noncomm_slow", "host:h1")
     assert (finding.ambiguous_with, finding.may_isolate) == (("rank:12",), False)
     assert [cleared.component for cleared in finding.ruled_out] == ["gpu:h1/4"]
+    job = Job(32, world(32), host=lambda step, act, rank: 80.0 if rank in (17, 19) and act == 0 else 0.0)
+    (finding,), _ = look(job)
+    assert (finding.component, finding.ambiguous_with) == ("host:h2", ("rank:17", "rank:19"))
+    assert "rank 17 and 1 more" in finding.reason
 
 
-def test_a_host_that_is_late_once_a_step_has_a_slow_data_loader() -> None:
+def test_job_in_which_nobody_is_late_for_long_is_silent() -> None:
+    assert named(Job(16, world(16))) == []
+    assert named(Job(16, world(16), gpu=late(SLOW, 2.0))) == []
+    assert named(Job(16, world(16), host=once(SLOW, 2_000.0))) == []
+    random = np.random.default_rng(5)
+    work = random.lognormal(4.0, 0.5, (6, 16))
+    assert named(Job(16, world(16), gpu=lambda step, act, rank: work[step, rank] if act == 0 else 0.0)) == []
+    assert named(Job(64, world(64), gpu=lambda step, act, rank: 80.0 if rank % 2 and act == 0 else 0.0)) == []
+    job = Job(64, tensor_and_data(64, tp=4), gpus_per_host=4, gpu=lambda step, act, rank: 30.0 * (rank % 4 == 0))
+    assert named(job) == []
+    assert named(Job(1, world(1), gpu=late(0, 80.0))) == []
+    assert found(StragglerFacts(Operations()), Job(2, world(2))) == []
+
+
+def test_host_that_is_late_once_a_step_has_a_slow_data_loader_and_all_over_it_lacks_cpu() -> None:
     job = Job(32, world(32), host=lambda step, act, rank: 80.0 if rank // 8 == 2 and act == 0 else 0.0)
     (finding,), _ = look(job)
     assert (finding.fault_class, finding.component) == ("software", "host:h2")
     assert "data loader" in finding.reason
     assert not finding.may_isolate
-
-
-def test_a_host_that_is_late_all_over_the_step_lacks_cpu() -> None:
     job = Job(32, world(32, compute_ms=1.0), host=lambda step, act, rank: 45.0 if rank // 8 == 2 else 0.0)
     (finding,), _ = look(job)
     assert (finding.fault_class, finding.component) == ("noncomm_slow", "host:h2")
     assert "CPU" in finding.reason
-
-
-def test_all_gpus_of_a_host_slow_alike_are_one_host() -> None:
     job = Job(32, world(32), gpu=lambda step, act, rank: 80.0 if rank // 8 == 2 and act == 0 else 0.0)
     assert named(job) == [("noncomm_slow", "host:h2")]
 
 
-def test_a_second_straggler_behind_a_larger_one_is_named_too() -> None:
+def test_two_stragglers_are_both_named() -> None:
     job = Job(16, world(16), gpu=lambda step, act, rank: {3: 40.0, SLOW: 90.0}.get(rank, 0.0) if act == 0 else 0.0)
     assert sorted(named(job)) == [("noncomm_slow", "gpu:h0/3"), ("noncomm_slow", "gpu:h1/4")]
+    job = Job(5, world(5), gpus_per_host=1, gpu=lambda step, act, rank: 80.0 if rank in (1, 3) and act == 0 else 0.0)
+    assert sorted(component for _, component in named(job)) == ["gpu:h1/0", "gpu:h3/0"]
 
 
-def test_who_waits_in_one_group_is_not_blamed_in_the_next() -> None:
-    # Ranks 13 to 15 are late in their data-parallel groups only because rank 12 was late in their tensor group.
+def test_who_is_late_is_named_in_any_layout_and_who_waits_for_it_is_not() -> None:
     assert named(Job(16, tensor_and_data(16, tp=4), gpu=late(SLOW, 60.0))) == [("noncomm_slow", "gpu:h1/4")]
-
-
-def test_a_late_rank_in_a_ring_of_sends_is_named_although_only_its_neighbours_wait() -> None:
     assert named(Job(8, ring(8), gpus_per_host=1, gpu=late(5, 60.0))) == [("noncomm_slow", "gpu:h5/0")]
-
-
-def test_a_slow_stage_of_one_pipeline_is_named() -> None:
     assert named(Job(16, pipeline(16, stages=4), gpu=late(6, 60.0, act=1))) == [("noncomm_slow", "gpu:h0/6")]
+    job = Job(16, world(16), gpu=late(SLOW, 80.0), gpus_per_host=4, clock_ns=lambda rank: rank // 4 * 50 * MS)
+    assert named(job) == [("noncomm_slow", "gpu:h3/0")]
 
 
-def test_a_long_last_stage_is_no_fault() -> None:
-    # The fourth stage of all four pipelines: ranks 12 to 15.
+def test_stage_with_more_to_do_is_no_fault() -> None:
     job = Job(16, pipeline(16, stages=4), gpu=lambda step, act, rank: 60.0 if rank >= 12 and act == 3 else 0.0)
     assert named(job) == []
-
-
-def test_a_stage_with_more_to_do_is_no_fault_where_all_stages_meet_either() -> None:
     acts = [*pipeline(16, stages=4), Act(10.0, [list(range(16))])]
     heavy = [late(rank, 400.0, act=len(acts) - 1) for rank in range(12, 16)]
     job = Job(16, acts, gpus_per_host=4, gpu=lambda step, act, rank: sum(more(step, act, rank) for more in heavy))
@@ -124,54 +129,17 @@ def test_what_is_done_at_once_is_counted_once(acts: list[Act]) -> None:
     assert finding.lost_share == pytest.approx(60 / 300, abs=0.05)
 
 
-def test_work_that_varies_from_step_to_step_is_no_fault() -> None:
-    random = np.random.default_rng(5)
-    work = random.lognormal(4.0, 0.5, (6, 16))
-    assert named(Job(16, world(16), gpu=lambda step, act, rank: work[step, rank] if act == 0 else 0.0)) == []
-
-
-def test_a_single_pause_is_no_fault() -> None:
-    assert named(Job(16, world(16), host=once(SLOW, 2_000.0))) == []
-
-
-def test_half_of_everybody_late_is_not_a_set_of_faults() -> None:
-    assert named(Job(64, world(64), gpu=lambda step, act, rank: 80.0 if rank % 2 and act == 0 else 0.0)) == []
-
-
-def test_the_same_place_of_every_group_is_not_a_set_of_faults() -> None:
-    # One of four ranks of each tensor group does more, on all of 16 hosts.
-    job = Job(64, tensor_and_data(64, tp=4), gpus_per_host=4, gpu=lambda step, act, rank: 30.0 * (rank % 4 == 0))
-    assert named(job) == []
-
-
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_among_few_ranks_a_large_effect_is_named(ranks: int) -> None:
     assert named(Job(ranks, world(ranks), gpus_per_host=1, gpu=late(1, 80.0))) == [("noncomm_slow", "gpu:h1/0")]
 
 
-def test_two_late_of_five_are_both_named() -> None:
-    job = Job(5, world(5), gpus_per_host=1, gpu=lambda step, act, rank: 80.0 if rank in (1, 3) and act == 0 else 0.0)
-    assert sorted(component for _, component in named(job)) == ["gpu:h1/0", "gpu:h3/0"]
-
-
-def test_clocks_of_hosts_do_not_matter() -> None:
-    job = Job(16, world(16), gpu=late(SLOW, 80.0), gpus_per_host=4, clock_ns=lambda rank: rank // 4 * 50 * MS)
-    assert named(job) == [("noncomm_slow", "gpu:h3/0")]
-
-
-def test_lateness_that_nobody_waits_for_is_silent() -> None:
+def test_lateness_counts_where_somebody_waits_and_a_throttled_gpu_says_so() -> None:
     job = Job(16, world(16), gpu=late(SLOW, 80.0))
     rows = job.play()
-    alike = dataclasses.replace(rows, dur_ns=np.full(len(rows), 20.0 * MS))
-    facts = StragglerFacts(alike)
-    assert find_stragglers(facts, StragglerMemory(), context(job.roster()), StragglerOptions())[0] == []
-
-
-def test_a_throttled_gpu_says_so_in_the_reason() -> None:
-    job = Job(16, world(16), gpu=late(SLOW, 80.0))
-    facts = StragglerFacts(job.play(), throttled={("h1", 4): "hw_thermal_slowdown"})
-    (finding,), _ = find_stragglers(facts, StragglerMemory(), context(job.roster()), StragglerOptions())
+    (finding,) = found(StragglerFacts(rows, throttled={("h1", 4): "hw_thermal_slowdown"}), job)
     assert "hw_thermal_slowdown" in finding.reason
+    assert found(StragglerFacts(dataclasses.replace(rows, dur_ns=np.full(len(rows), 20.0 * MS))), job) == []
 
 
 def test_a_gpu_that_is_slow_now_and_then_is_named_when_it_comes_again() -> None:
@@ -193,34 +161,23 @@ def test_pauses_of_processes_are_never_named_whether_it_is_the_same_one_or_not(c
         assert findings == []
 
 
-def test_nothing_seen_is_silence() -> None:
-    assert named(Job(1, world(1), gpu=late(0, 80.0))) == []
-    facts = StragglerFacts(Operations())
-    assert find_stragglers(facts, StragglerMemory(), context(Job(2, world(2)).roster()), StragglerOptions())[0] == []
-
-
 def test_rows_of_unknown_ranks_and_without_sense_are_left_out() -> None:
     job = Job(16, world(16), gpu=late(SLOW, 80.0))
     rows = job.play()
-    odd = np.arange(len(rows)) % 7 == 3
-    broken = dataclasses.replace(
-        rows, gap_ns=np.where(odd, np.nan, rows.gap_ns), process=np.where(rows.process == 2, -1, rows.process)
-    )
-    found, _ = find_stragglers(StragglerFacts(broken), StragglerMemory(), context(job.roster()), StragglerOptions())
-    assert [finding.component for finding in found] == ["gpu:h1/4"]
+    gap_ns = np.where(np.arange(len(rows)) % 7 == 3, np.nan, rows.gap_ns)
+    broken = dataclasses.replace(rows, gap_ns=gap_ns, process=np.where(rows.process == 2, -1, rows.process))
+    assert [finding.component for finding in found(StragglerFacts(broken), job)] == ["gpu:h1/4"]
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_order_and_scale_of_the_rows_change_nothing(seed: int) -> None:
-    print("seed", seed)
+def test_order_scale_and_repetition_of_the_rows_change_nothing(seed: int) -> None:
     job = Job(16, tensor_and_data(16, tp=4), gpu=late(SLOW, 60.0), seed=seed)
     rows = job.play()
     mixed = rows.take(np.random.default_rng(seed).permutation(len(rows)))
     times = {name: getattr(mixed, name) * 10 for name in ("dur_ns", "gap_ns", "gpu_ns")}
     slower = dataclasses.replace(mixed, start_ns=T0 + (mixed.start_ns - T0) * 10, **times)
-    for each in (mixed, slower):
-        found, _ = find_stragglers(StragglerFacts(each), StragglerMemory(), context(job.roster()), StragglerOptions())
-        assert [finding.component for finding in found] == ["gpu:h1/4"]
+    for each in (mixed, slower, rows.take(np.repeat(np.arange(len(rows)), 2))):
+        assert [finding.component for finding in found(StragglerFacts(each), job)] == ["gpu:h1/4"]
 
 
 def test_where_work_differs_much_a_late_rank_is_named_in_a_second_look_of_its_own() -> None:
@@ -255,30 +212,19 @@ def seconds(lead_ns: float) -> StragglerFacts:
 def test_in_sums_of_seconds_the_rank_that_waits_least_is_named(
     lead_ns: float, component: str, likelihood: float
 ) -> None:
-    roster = Job(16, world(16)).roster()
-    (finding,), _ = find_stragglers(seconds(lead_ns), StragglerMemory(), context(roster), StragglerOptions())
+    (finding,) = found(seconds(lead_ns), Job(16, world(16)))
     assert (finding.component, finding.likelihood) == (component, likelihood)
     assert finding.lost_share == pytest.approx(0.3, abs=0.02)
     assert ("host:h1" in finding.ambiguous_with) == (likelihood < 0.9)
 
 
-def test_several_late_processes_of_a_host_are_one_finding() -> None:
-    job = Job(32, world(32), host=lambda step, act, rank: 80.0 if rank in (17, 19) and act == 0 else 0.0)
-    (finding,), _ = look(job)
-    assert (finding.component, finding.ambiguous_with) == ("host:h2", ("rank:17", "rank:19"))
-    assert "rank 17 and 1 more" in finding.reason
-
-
-def test_a_finding_says_since_when_and_keeps_saying_so() -> None:
+def test_finding_says_since_when_and_keeps_saying_so_until_it_is_healed() -> None:
     job = Job(16, world(16), gpu=lambda step, act, rank: 80.0 if rank == SLOW and step >= 3 and act == 0 else 0.0)
     (first,), memory = look(job)
     (again,), _ = look(dataclasses.replace(job, begin_ns=2_000 * MS), memory)
     assert first.since_ns is not None
     assert 300 * MS < first.since_ns - T0 < 800 * MS  # three healthy steps of 160 ms come before
     assert again.since_ns == first.since_ns
-
-
-def test_once_healed_it_is_named_no_more() -> None:
     memory = StragglerMemory()
     for number in range(4):
         _, memory = look(Job(16, world(16), gpu=late(SLOW, 80.0), begin_ns=number * 5_000 * MS), memory)
@@ -286,11 +232,31 @@ def test_once_healed_it_is_named_no_more() -> None:
     assert (findings, memory.straggling_since) == ([], {})
 
 
-def test_rows_that_come_twice_change_nothing() -> None:
-    job = Job(16, tensor_and_data(16, tp=4), gpu=late(SLOW, 60.0))
-    rows = job.play()
-    twice = rows.take(np.repeat(np.arange(len(rows)), 2))
-    (finding,), _ = find_stragglers(
-        StragglerFacts(twice), StragglerMemory(), context(job.roster()), StragglerOptions()
-    )
-    assert finding.component == "gpu:h1/4"
+def flushes(*us_per_step: float, steps: int = 1000, busy_ms: float = 500.0) -> Flushes:
+    """Return hosts that took so many microseconds for each of their steps."""
+    hosts = tuple(f"h{number}" for number in range(len(us_per_step)))
+    count = np.full(len(hosts), float(steps))
+    return Flushes(hosts, count, np.array(us_per_step) * 1e3 * count, np.full(len(hosts), busy_ms * 1e6))
+
+
+def starving(found: Flushes) -> list[tuple[str, str]]:
+    where = context(Job(16, world(16)).roster())
+    return [(each.fault_class, each.component) for each in find_starving(found, where, StarvingOptions())]
+
+
+def test_a_starved_host_is_named_with_what_to_look_for() -> None:
+    where = context(Job(16, world(16)).roster())
+    (finding,) = find_starving(flushes(2, 2, 600, 3), where, StarvingOptions())
+    assert (finding.fault_class, finding.component) == ("noncomm_slow", "host:h2")
+    assert "no CPU" in finding.reason
+    assert finding.evidence[0]["flush_us_per_step"] == 600
+
+
+def test_flushes_that_are_alike_or_short_or_few_or_of_many_hosts_are_no_news() -> None:
+    assert starving(flushes(600, 610, 590, 620)) == []
+    assert starving(flushes(1, 1, 40, 1)) == []
+    assert starving(flushes(2, 2, 600, 3, busy_ms=100_000.0)) == []
+    assert starving(flushes(2, 2, 600, 3, steps=5)) == []
+    assert starving(flushes(600)) == []
+    assert starving(Flushes()) == []
+    assert starving(flushes(2, 600, 600, 3)) == []

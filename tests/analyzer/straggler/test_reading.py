@@ -1,30 +1,21 @@
 """What a rank did between its operations, as both kinds of store reduce it."""
 
-import itertools
 from typing import Any
 
 import numpy as np
+import pytest
 
 from analyzer.straggler.reading import StragglerFacts, read_straggler_facts
 from analyzer.windows.jobs import read_roster
 from analyzer.windows.window import Context, Window
 from lockstep.records import Collective, Comm, GpuHealth, HostRecord, OpStat, Transfer
 from lockstep.store.store import Store
-from lockstep.tables import TABLES
-from tests.builders import SECOND, T0, make, rows
+from tests.analyzer.build import insert
+from tests.builders import SECOND, T0, make
 
 WINDOW = Window(T0 + 10 * SECOND, T0 + 15 * SECOND)
 TENSOR, DATA = 5, 9
 MS = SECOND // 1000
-_tokens = itertools.count()
-
-
-def insert(store: Store, *records: HostRecord) -> None:
-    """Insert records of any kinds, each kind into its table."""
-    for table in TABLES:
-        mine = [record for record in records if type(record) is table.record]
-        if mine:
-            store.insert(table, rows(*mine), token=f"lateness/{next(_tokens)}")
 
 
 def read(store: Store, *records: HostRecord) -> StragglerFacts:
@@ -60,43 +51,41 @@ def gaps(facts: StragglerFacts) -> dict[tuple[int, int], tuple[int, int]]:
     return dict(zip(keys, values, strict=True))
 
 
-def test_a_gap_runs_from_the_end_of_the_last_operation_of_any_communicator(store: Store) -> None:
-    facts = read(store, op(-50, 100, seq=1), op(110, 150, comm=TENSOR, seq=1), op(180, 200, seq=2))
-    assert gaps(facts) == {(TENSOR, 1): (10, 0), (DATA, 2): (30, 0)}
-    assert (facts.operations.process.tolist(), facts.are_sums) == ([0, 0], False)
+TWO = [op(0, 100, seq=1), op(180, 200, seq=2)]
+GAPS: dict[str, tuple[list[Collective], dict[tuple[int, int], tuple[int, int]]]] = {
+    "from the end of the last operation of any communicator": (
+        [op(-50, 100, seq=1), op(110, 150, comm=TENSOR, seq=1), op(180, 200, seq=2)],
+        {(TENSOR, 1): (10, 0), (DATA, 2): (30, 0)},
+    ),
+    "the GPU's part is the time in which the operation was enqueued": (
+        [TWO[0], op(180, 200, enqueue_ms=120, seq=2), op(300, 320, enqueue_ms=10, seq=3)],
+        {(DATA, 2): (80, 60), (DATA, 3): (100, 100)},
+    ),
+    "none where operations overlap, and the same where they begin together": (
+        [TWO[0], op(50, 120, comm=TENSOR, seq=1), op(150, 160, seq=2), op(150, 170, comm=TENSOR, seq=2)],
+        {(TENSOR, 1): (0, 0), (DATA, 2): (30, 0), (TENSOR, 2): (30, 0)},
+    ),
+    "rows that came twice count once": ([*TWO, TWO[1]], {(DATA, 2): (80, 0)}),
+    "what never ran counts not at all": (
+        [*TWO, op(210, None, seq=3), op(230, 220, seq=4), op(240, 250, seq=5, seq_valid=False)],
+        {(DATA, 2): (80, 0)},
+    ),
+    "a row that says 1970 does not disturb the others": (
+        [*TWO, op(120, 130, seq=7, rank=1, host="h1", start_ns=1), op(300, 310, seq=8, rank=1, host="h1")],
+        {(DATA, 2): (80, 0), (DATA, 8): (170, 0)},
+    ),
+    "other jobs, attempts and times are left out": (
+        [*TWO, op(50, 60, seq=7, job="j2"), op(50, 60, seq=8, attempt=1), op(5_100, 5_200, seq=9)],
+        {(DATA, 2): (80, 0)},
+    ),
+}
 
 
-def test_the_gpus_part_is_the_time_in_which_the_operation_was_enqueued(store: Store) -> None:
-    facts = read(store, op(0, 100, seq=1), op(180, 200, enqueue_ms=120, seq=2), op(300, 320, enqueue_ms=10, seq=3))
-    assert gaps(facts) == {(DATA, 2): (80, 60), (DATA, 3): (100, 100)}
-
-
-def test_operations_that_overlap_have_no_gap_and_those_begun_together_the_same(store: Store) -> None:
-    facts = read(
-        store,
-        op(0, 100, seq=1),
-        op(50, 120, comm=TENSOR, seq=1),
-        op(150, 160, seq=2),
-        op(150, 170, comm=TENSOR, seq=2),
-    )
-    assert gaps(facts) == {(TENSOR, 1): (0, 0), (DATA, 2): (30, 0), (TENSOR, 2): (30, 0)}
-
-
-def test_rows_that_came_twice_count_once_and_what_never_ran_not_at_all(store: Store) -> None:
-    twice = [op(180, 200, seq=2)] * 2
-    odd = [op(210, None, seq=3), op(230, 220, seq=4), op(240, 250, seq=5, seq_valid=False)]
-    assert gaps(read(store, op(0, 100, seq=1), *twice, *odd)) == {(DATA, 2): (80, 0)}
-
-
-def test_row_that_says_1970_does_not_disturb_the_others(store: Store) -> None:
-    ancient = op(120, 130, seq=7, rank=1, host="h1", start_ns=1)
-    facts = read(store, op(0, 100, seq=1), op(180, 200, seq=2), ancient, op(300, 310, seq=8, rank=1, host="h1"))
-    assert gaps(facts) == {(DATA, 2): (80, 0), (DATA, 8): (170, 0)}
-
-
-def test_other_jobs_attempts_and_times_are_left_out(store: Store) -> None:
-    others = [op(50, 60, seq=7, job="j2"), op(50, 60, seq=8, attempt=1), op(5_100, 5_200, seq=9)]
-    assert gaps(read(store, op(0, 100, seq=1), op(180, 200, seq=2), *others)) == {(DATA, 2): (80, 0)}
+@pytest.mark.parametrize("case", GAPS)
+def test_gap_is_the_time_between_operations_of_a_rank(store: Store, case: str) -> None:
+    records, expected = GAPS[case]
+    facts = read(store, *records)
+    assert (gaps(facts), facts.are_sums) == (expected, False)
 
 
 def second(number: int, **fields: Any) -> OpStat:

@@ -79,19 +79,18 @@ def test_sums_and_extremes_are_those_of_each_group(told: list[tuple[int, int]]) 
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@given(told=rows)
-def test_numbers_are_the_same_on_every_device(device: Device, told: list[tuple[int, int, int]]) -> None:
+@given(told=rows, times=timed, upper=st.booleans())
+def test_numbers_and_medians_are_the_same_on_every_device(
+    device: Device, told: list[tuple[int, int, int]], times: list[tuple[float, int]], upper: bool
+) -> None:
     expected, count = NUMPY.number(*columns(told))
     numbers, counted = on(device).number(*columns(told))
     assert (numbers.tolist(), counted) == (expected.tolist(), count)
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@given(told=timed, upper=st.booleans())
-def test_medians_are_the_same_on_every_device(device: Device, told: list[tuple[float, int]], upper: bool) -> None:
-    values, group, count = groups(told)
-    found, expected = (each.median_by(values, group, count, upper=upper) for each in (on(device), NUMPY))
-    assert np.array_equal(found, expected, equal_nan=True)
+    values, group, count = groups(times)
+    found, medians = (each.median_by(values, group, count, upper=upper) for each in (on(device), NUMPY))
+    assert np.array_equal(found, medians, equal_nan=True)
+    comms = np.array([2**64 - 1, 3, 2**63, 2**63 - 1, 3], np.uint64)  # above the signed range
+    assert on(device).number(comms)[0].tolist() == NUMPY.number(comms)[0].tolist()
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -104,17 +103,8 @@ def test_sums_and_extremes_are_the_same_on_every_device(device: Device, told: li
     assert np.array_equal(theirs.min_by(values, group, 8, 2**41), NUMPY.min_by(values, group, 8, 2**41))
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_communicators_above_the_signed_range_have_the_same_numbers(device: Device) -> None:
-    comms = np.array([2**64 - 1, 3, 2**63, 2**63 - 1, 3], np.uint64)
-    assert on(device).number(comms)[0].tolist() == NUMPY.number(comms)[0].tolist()
-
-
-def test_few_rows_stay_on_numpy_whatever_there_is() -> None:
+def test_few_rows_stay_on_numpy_and_many_go_to_the_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(choose_kernels(1_000, NumericOptions(device="cuda")), NumpyKernels)
-
-
-def test_many_rows_go_to_the_gpu_where_there_is_one_and_else_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(analyzer.straggler.kernels, "find_device", lambda: None)
     assert isinstance(choose_kernels(10**7, NumericOptions()), NumpyKernels)
     monkeypatch.setattr(analyzer.straggler.kernels, "find_device", lambda: "cpu")
