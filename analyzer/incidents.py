@@ -15,7 +15,6 @@ from lockstep.topology import split_end
 from lockstep.verdict import FaultClass, Grade, Impact, Incident, Side, Verdict
 
 HANGS: frozenset[FaultClass] = frozenset({"comm_hang", "noncomm_hang", "crash"})
-_NS_PER_HOUR = 3_600 * 10**9
 _NEVER_ISOLATED: frozenset[FaultClass] = frozenset({"software", "global_slow"})
 
 
@@ -30,6 +29,9 @@ class GradingOptions:
     isolate_share: float = 0.05  # a fault that costs less than this is not worth a restart
 
 
+_SHARED = ("fault_class", "component", "side", "reason", "evidence", "ruled_out", "ambiguous_with")
+
+
 def make_verdict(
     finding: Finding, since_ns: int, context: Context, step_time_ratio: float | None, options: GradingOptions
 ) -> Verdict:
@@ -37,21 +39,15 @@ def make_verdict(
     finding = replace(finding, likelihood=round(min(finding.likelihood, finding.cap), 3))
     ratio = None if finding.fault_class in HANGS else step_time_ratio
     return Verdict(
+        **{name: getattr(finding, name) for name in _SHARED},
         id="",
         job=context.job,
         attempt=context.attempt,
-        fault_class=finding.fault_class,
-        component=finding.component,
-        side=finding.side,
         confidence=finding.likelihood,
         grade=_grade(finding, context.window.end_ns - since_ns, context, ratio, options),
         since_ns=since_ns,
         last_seen_ns=context.window.end_ns,
         impact=_impact(finding, since_ns, context, ratio),
-        reason=finding.reason,
-        evidence=finding.evidence,
-        ruled_out=finding.ruled_out,
-        ambiguous_with=finding.ambiguous_with,
         coverage=round(min(context.coverage, 1.0), 4),
     )
 
@@ -59,14 +55,8 @@ def make_verdict(
 def finding_of(verdict: Verdict) -> Finding:
     """Return the finding that a stored verdict was made of, so that an analyzer that takes over can go on with it."""
     return Finding(
-        fault_class=verdict.fault_class,
-        component=verdict.component,
-        side=verdict.side,
+        **{name: getattr(verdict, name) for name in _SHARED},
         likelihood=verdict.confidence,
-        reason=verdict.reason,
-        evidence=verdict.evidence,
-        ruled_out=verdict.ruled_out,
-        ambiguous_with=verdict.ambiguous_with,
         ranks_waiting=verdict.impact.ranks_waiting,
         since_ns=verdict.since_ns,
         may_isolate=verdict.grade == "isolate",
@@ -76,31 +66,30 @@ def finding_of(verdict: Verdict) -> Finding:
 def _grade(finding: Finding, lasted_ns: int, context: Context, ratio: float | None, options: GradingOptions) -> Grade:
     if finding.likelihood < options.alert_confidence:
         return "note"
-    lost = 1.0 if finding.fault_class in HANGS else _lost_share(finding, ratio) or 0.0
     drains = (
         finding.may_isolate
         and finding.fault_class not in _NEVER_ISOLATED
         and finding.likelihood >= options.isolate_confidence
         and context.coverage >= options.isolate_coverage
-        and lost >= options.isolate_share
+        and (_lost_share(finding, ratio) or 0.0) >= options.isolate_share
         and (finding.fault_class != "comm_hang" or lasted_ns >= options.retries_ns)
     )
     return "isolate" if drains else "alert"
 
 
 def _impact(finding: Finding, since_ns: int, context: Context, ratio: float | None) -> Impact:
-    lost = 1.0 if finding.fault_class in HANGS else _lost_share(finding, ratio)
+    lost = _lost_share(finding, ratio)
     lasted_ns = max(context.window.end_ns - since_ns, 0)
     waiting = max(context.roster.ranks - 1, 0) if finding.ranks_waiting is None else finding.ranks_waiting
-    hours = None if lost is None else round(context.roster.ranks * lost * lasted_ns / _NS_PER_HOUR, 4)
+    hours = None if lost is None else round(context.roster.ranks * lost * lasted_ns / (3_600 * NS_PER_S), 4)
     return Impact(step_time_ratio=ratio, ranks_waiting=waiting, gpu_hours=hours)
 
 
 def _lost_share(finding: Finding, ratio: float | None) -> float | None:
-    """Return the share of the job's time that is lost: as its steps show it, else as the stage reckons."""
-    if ratio:
-        return max(0.0, 1 - 1 / ratio)
-    return finding.lost_share
+    """Return the share of the time that is lost: all in a hang, else as the steps show it or the stage reckons."""
+    if finding.fault_class in HANGS:
+        return 1.0
+    return max(0.0, 1 - 1 / ratio) if ratio else finding.lost_share
 
 
 Name = tuple[FaultClass, str, Side | None]
@@ -193,7 +182,12 @@ class JobState:
 
 def resume(incidents: Iterable[Incident]) -> JobState:
     """Return the state of a job whose open incidents were found in the control database."""
-    return JobState(tuple(_resumed(incident) for incident in incidents))
+    sightings = []
+    for incident in incidents:
+        finding = finding_of(incident.verdict)
+        known = Sighting(incident.verdict.since_ns, {_name(finding): finding}, {_name(finding): finding.likelihood})
+        sightings.append(replace(known, weight=1.0, streak=1, evaluations=1_000, incident=incident))
+    return JobState(tuple(sightings))
 
 
 def track(
@@ -212,21 +206,25 @@ def track(
         return unjudged, unjudged.open
     matched, fresh = _match(state.sightings, findings)
     seen = [
-        _see_again(known, found, context, options) if found else _miss(known, context)
+        _see_again(known, found, options) if found else _miss(known, context)
         for known, found in zip(state.sightings, matched, strict=True)
     ]
-    seen += [_see_again(_first(found, context), found, context, options) for found in fresh]
-    told = [_report(one, context, step_time_ratio, options) for one in seen]
-    changed = [one.incident for one, before in zip(told, seen, strict=True) if one.incident != before.incident]
-    kept = tuple(one for one in told if _is_remembered(one, options))
+    for finding in fresh:
+        since_ns = context.fresh_ns if finding.since_ns is None else finding.since_ns
+        seen.append(_see_again(Sighting(since_ns, findings={}, tally={}), [finding], options))
+    reported = [_report(one, context, step_time_ratio, options) for one in seen]
+    changed = [one.incident for one, before in zip(reported, seen, strict=True) if one.incident != before.incident]
+    patience = {True: options.flap_evaluations, False: options.pending_evaluations}  # by whether it was reported
+    kept = tuple(one for one in reported if one.is_open or one.absent <= patience[one.incident is not None])
     return JobState(kept), [incident for incident in changed if incident]
 
 
 def open_incident(
     finding: Finding, since_ns: int, context: Context, ratio: float | None, options: GradingOptions
 ) -> Incident:
-    """Return the incident that a finding opens."""
-    identity = _identify(finding, since_ns, context)
+    """Return the incident that a finding opens; a second analysis of the same evaluations gives it the same id."""
+    text = f"{context.job}/{context.attempt}/{finding.fault_class}/{finding.component}/{since_ns}"
+    identity = hashlib.sha256(text.encode()).hexdigest()[:16]
     verdict = make_verdict(finding, since_ns, context, ratio, options)
     return Incident(
         id=identity,
@@ -251,28 +249,22 @@ def close_all(state: JobState, now_ns: int) -> tuple[JobState, list[Incident]]:
     return JobState(), [close(incident, now_ns, "the job ended or sends nothing any more") for incident in state.open]
 
 
-def _match(
-    sightings: Sequence[Sighting], findings: Sequence[Finding]
-) -> tuple[list[list[Finding]], list[list[Finding]]]:
-    """Return the findings that belong to each sighting, and those that are new, those of one fault together."""
+def _match(sightings: Sequence[Sighting], findings: Sequence[Finding]) -> tuple[list[list[Finding]], list[Finding]]:
+    """Return the findings that belong to each sighting, and those that are new, one of each fault."""
     matched: list[list[Finding]] = [[] for _ in sightings]
-    fresh: list[list[Finding]] = []
+    fresh: dict[tuple[str, FaultClass], Finding] = {}
     for finding in sorted(findings, key=lambda finding: -finding.likelihood):
-        scores = [_likeness(finding, seen.findings.values()) for seen in sightings]
+        scores = [max((_likeness(finding, one) for one in seen.findings.values()), default=0) for seen in sightings]
         best = max(range(len(scores)), key=lambda index: scores[index], default=None)
         if best is not None and scores[best]:
             matched[best].append(finding)
-        elif not any(_is_twin(finding, others) for others in fresh):
-            fresh.append([finding])
-    return matched, fresh
+        else:
+            fresh.setdefault((finding.component, finding.fault_class), finding)
+    return matched, list(fresh.values())
 
 
-def _likeness(finding: Finding, others: Iterable[Finding]) -> int:
-    """Return how alike a finding is to what was found before; 0: another fault."""
-    return max((_likeness_of_two(finding, other) for other in others), default=0)
-
-
-def _likeness_of_two(one: Finding, other: Finding) -> int:
+def _likeness(one: Finding, other: Finding) -> int:
+    """Return how alike two findings are; 0: they are of different faults."""
     kin = {_KIN[one.fault_class], _KIN[other.fault_class]}
     if len(kin - {"any"}) > 1:
         return 0
@@ -280,44 +272,31 @@ def _likeness_of_two(one: Finding, other: Finding) -> int:
         return 3
     if one.component in _parts(other) or other.component in _parts(one):
         return 2
-    return 1 if any(_is_inside(*pair) or _is_end(*pair) for pair in ((one, other), (other, one))) else 0
+    return int(_is_within(one, other) or _is_within(other, one))
 
 
-def _is_inside(one: Finding, host: Finding) -> bool:
-    """Return whether one finding is about a part of the host that another one is about."""
-    kind, _, name = host.component.partition(":")
-    return kind == "host" and any(name in _hosts_of(part) for part in _parts(one))
-
-
-def _is_end(one: Finding, pair: Finding) -> bool:
-    """Return whether one finding is about a NIC at an end of the pair that another one is about."""
-    kind, _, name = one.component.partition(":")
-    return kind == "nic" and name in pair.component.partition(":")[2].split("--")
-
-
-def _is_twin(finding: Finding, others: Sequence[Finding]) -> bool:
-    return any(finding.component == other.component and finding.fault_class == other.fault_class for other in others)
+def _is_within(one: Finding, other: Finding) -> bool:
+    """Return whether one is about a part of the host, or a NIC at an end of the pair, that another one is about."""
+    (kind, _, name), (whole, _, where) = one.component.partition(":"), other.component.partition(":")
+    in_host = whole == "host" and any(where in _hosts_of(part) for part in _parts(one))
+    return in_host or (kind == "nic" and name in where.split("--"))
 
 
 def _parts(finding: Finding) -> frozenset[str]:
     return frozenset((finding.component, *finding.ambiguous_with))
 
 
-def _first(findings: Sequence[Finding], context: Context) -> Sighting:
-    told = min((finding.since_ns for finding in findings if finding.since_ns is not None), default=None)
-    return Sighting(since_ns=context.fresh_ns if told is None else told, findings={}, tally={})
+def _name(finding: Finding) -> Name:
+    return finding.fault_class, finding.component, finding.side
 
 
-def _see_again(known: Sighting, found: Sequence[Finding], context: Context, options: TrackingOptions) -> Sighting:
-    tally = {name: value * options.fade for name, value in known.tally.items()}
-    findings = dict(known.findings)
+def _see_again(known: Sighting, found: Sequence[Finding], options: TrackingOptions) -> Sighting:
     best = max(found, key=lambda finding: finding.likelihood)
-    name = (best.fault_class, best.component, best.side)
-    tally[name] = tally.get(name, 0.0) + best.likelihood
-    findings[name] = best
+    tally = {name: value * options.fade for name, value in known.tally.items()}
+    tally[_name(best)] = tally.get(_name(best), 0.0) + best.likelihood
     return replace(
         known,
-        findings=findings,
+        findings={**known.findings, _name(best): best},
         tally=tally,
         weight=known.weight * options.fade + 1.0,
         streak=known.streak + 1,
@@ -360,43 +339,11 @@ def _is_confirmed(seen: Sighting, options: TrackingOptions) -> bool:
 
 
 def _update(seen: Sighting, context: Context, ratio: float | None, options: TrackingOptions) -> Sighting:
-    known = seen.incident
-    best = seen.findings[seen.best]
-    finding = replace(best, likelihood=seen.confidence)
+    finding = replace(seen.findings[seen.best], likelihood=seen.confidence)
     incident = open_incident(finding, seen.since_ns, context, ratio, options.grading)
-    if known:
-        incident = incident.model_copy(
-            update={
-                "id": known.id,
-                "opened_ns": known.opened_ns,
-                "flaps": known.flaps + (known.state == "closed"),
-                "verdict": incident.verdict.model_copy(update={"id": known.id}),
-            }
-        )
+    if known := seen.incident:
+        verdict = incident.verdict.model_copy(update={"id": known.id})
+        flaps = known.flaps + (known.state == "closed")
+        kept = {"id": known.id, "opened_ns": known.opened_ns, "flaps": flaps, "verdict": verdict}
+        incident = incident.model_copy(update=kept)
     return replace(seen, incident=incident)
-
-
-def _is_remembered(seen: Sighting, options: TrackingOptions) -> bool:
-    if seen.is_open:
-        return True
-    return seen.absent <= (options.flap_evaluations if seen.incident else options.pending_evaluations)
-
-
-def _resumed(incident: Incident) -> Sighting:
-    finding = finding_of(incident.verdict)
-    name = (finding.fault_class, finding.component, finding.side)
-    return Sighting(
-        since_ns=incident.verdict.since_ns,
-        findings={name: finding},
-        tally={name: finding.likelihood},
-        weight=1.0,
-        streak=1,
-        evaluations=1_000,
-        incident=incident,
-    )
-
-
-def _identify(finding: Finding, since_ns: int, context: Context) -> str:
-    """Return an id that a second analysis of the same evaluations gives again."""
-    text = f"{context.job}/{context.attempt}/{finding.fault_class}/{finding.component}/{since_ns}"
-    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -104,7 +104,9 @@ def judge(
         return judgement, memory
     unseen = replace(context, silent=context.silent | judgement.silent_hosts)
     slower = find_global(memory.steps, unseen, options.everybody)
-    lasting = tuple(finding for finding in slower if _fills(context, finding))
+    # All of the window has to be slow: parts get one such to show themselves before all are blamed.
+    begin_ns = context.window.start_ns
+    lasting = tuple(finding for finding in slower if finding.since_ns is None or finding.since_ns <= begin_ns)
     return replace(judgement, findings=lasting or judgement.findings), memory
 
 
@@ -119,7 +121,10 @@ def _judge_pace(
     memory = replace(memory, straggler=straggler_memory, pairs=pair_memory)
     found = list(stragglers)
     if matrix is not None:
-        matrix = replace(matrix, starved=matrix.starved | _straggling_hosts(stragglers))
+        # Pairs of a host that is late as a whole look slow because nobody serves them.
+        names = (finding.component.partition(":") for finding in stragglers)
+        late_hosts = frozenset(name for kind, _, name in names if kind == "host")
+        matrix = replace(matrix, starved=matrix.starved | late_hosts)
         found += find_faults(matrix, _read_evidence(store, matrix, context), context, options.faults)
     is_blind = not pairs.waits.num_rows and not len(facts.operations) and not report.rows.num_rows
     judgement = Judgement(
@@ -129,11 +134,6 @@ def _judge_pace(
         silent_hosts=_find_silent_hosts(facts.operations.process, context),
     )
     return judgement, memory
-
-
-def _fills(context: Context, finding: Finding) -> bool:
-    """Return whether all of the window is slow: parts get one such to show themselves before all are blamed."""
-    return finding.since_ns is None or finding.since_ns <= context.window.start_ns
 
 
 def _read_evidence(store: Store, matrix: DelayMatrix, context: Context) -> Evidence:
@@ -149,12 +149,6 @@ def _find_silent_hosts(process: np.ndarray, context: Context) -> frozenset[str]:
     return (
         context.roster.hosts - set(hosts[np.unique(process[process >= 0])].tolist()) if len(process) else frozenset()
     )
-
-
-def _straggling_hosts(stragglers: Sequence[Finding]) -> frozenset[str]:
-    """Return the hosts that are late as a whole: their pairs look slow because nobody serves them."""
-    names = (finding.component.partition(":") for finding in stragglers)
-    return frozenset(name for kind, _, name in names if kind == "host")
 
 
 def _once(found: Sequence[Finding]) -> list[Finding]:

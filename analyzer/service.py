@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 import structlog
 
 from analyzer.incidents import close_all, resume
-from analyzer.pipeline import Followed, FollowOptions, Outcome, Who, evaluate_window
-from analyzer.windows.jobs import HostReport, JobSpan, Roster, find_jobs, find_reports, read_roster
+from analyzer.pipeline import Followed, FollowOptions, Who, evaluate_window
+from analyzer.windows.jobs import HostReport, JobSpan, find_jobs, find_reports, read_roster
 from analyzer.windows.window import Window, judge_window, plan_evaluations, window_at
 from lockstep.clock import NS_PER_S
 from lockstep.state.database import ControlDatabase
@@ -85,10 +85,15 @@ class AnalyzerService:
         roster = read_roster(self._store, span.job, span.attempt)
         if key not in self._jobs:
             self._jobs[key] = self._meet(span)
-            self._warn_when_large(span.job, roster.ranks)
+            if roster.ranks > EMBEDDED_RANKS and isinstance(self._store.address, Embedded):
+                message = "job is too large for the embedded store; use a server"
+                _log.warning(message, job=span.job, ranks=roster.ranks)
         job = self._jobs[key]
         job.last_ns = max(job.last_ns, span.last_ns)
-        reports = self._read_reports(span, roster, now_ns)
+        # A host that never reported gets as long as others, from the job's first row.
+        missing = HostReport(watermark_ns=0, last_seen_ns=span.first_ns)
+        known = find_reports(self._store, roster.hosts, now_ns - _LOOK_BACK_NS)
+        reports = dict.fromkeys(roster.hosts, missing) | known
         done = 0
         if job.done_until_ns is None:
             job.done_until_ns = max(span.first_ns, now_ns - _LOOK_BACK_NS)
@@ -105,29 +110,17 @@ class AnalyzerService:
         is_told = window.end_ns <= job.reported_until_ns
         outcome = evaluate_window(self._store, span, window, job.followed, who, self._options.follow, is_told=is_told)
         self._save(outcome.changed, lease)
-        self._write_steps(span, outcome)
+        token = f"steps/{span.job}/{span.attempt}/{window.end_ns}"
+        self._store.insert(TABLE_BY_NAME["steps"], outcome.judgement.steps, token=token)
         for request in outcome.requests:
             add_detail_request(self._control, request, window.end_ns)
         job.followed = outcome.followed  # only now: had saving failed, the evaluation would be counted twice
         job.done_until_ns = window.end_ns
 
-    def _write_steps(self, span: JobSpan, outcome: Outcome) -> None:
-        token = f"steps/{span.job}/{span.attempt}/{outcome.context.window.end_ns}"
-        self._store.insert(TABLE_BY_NAME["steps"], outcome.judgement.steps, token=token)
-
-    def _read_reports(self, span: JobSpan, roster: Roster, now_ns: int) -> dict[str, HostReport]:
-        """Return a report of every host; one that never spoke gets as long as others, from the job's first row."""
-        missing = HostReport(watermark_ns=0, last_seen_ns=span.first_ns)
-        return dict.fromkeys(roster.hosts, missing) | find_reports(self._store, roster.hosts, now_ns - _LOOK_BACK_NS)
-
     def _meet(self, span: JobSpan) -> _Job:
         past = [known for known in list_incidents(self._control, job=span.job) if known.attempt == span.attempt]
         reported_until_ns = max((known.updated_ns for known in past), default=0)
         return _Job(Followed(), reported_until_ns, span.last_ns)
-
-    def _warn_when_large(self, job: str, ranks: int) -> None:
-        if ranks > EMBEDDED_RANKS and isinstance(self._store.address, Embedded):
-            _log.warning("job is too large for the embedded store; use a server", job=job, ranks=ranks)
 
     def _close_ended(self, missing: list[_JobKey], lease: Lease, now_ns: int) -> None:
         for key in missing:

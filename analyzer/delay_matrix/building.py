@@ -6,7 +6,7 @@
 Each sort of delay (`measuring`) is judged by itself (`judging`); a pair is slow when any of them says so.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -52,7 +52,8 @@ def measure(facts: PairFacts, context: Context, options: PairOptions) -> Measure
         moved = {"busy": facts.steps, "lag": _without_watched_groups(facts.lags, facts.steps)}
     tables = [_plain(rows) for rows in (waits, *moved.values())]
     ends = find_ends(pa.concat_tables(tables), facts.paths, context)
-    masks = _masks(tables)
+    owner = np.repeat(np.arange(len(tables)), [table.num_rows for table in tables])
+    masks = (owner == number for number in range(len(tables)))
     by_wait = _wait_delays(waits, ends, next(masks), _absences(waits, facts.lags))
     transits = tuple(
         _transit_delays(rows, ends, next(masks), sort, _took(sort, rows, facts.clocks, context, options))
@@ -74,12 +75,6 @@ def _without_watched_groups(lags: pa.Table, steps: pa.Table) -> pa.Table:
     senders = np.bincount(receiver[np.unique(connection, return_index=True)[1]], minlength=int(receiver.max()) + 1)
     is_grouped = is_equal(lags["func"], "Send") & (senders[receiver] > 1)
     return lags.filter(pa.array(~(is_grouped & np.isin(connection, watched))))
-
-
-def _masks(tables: list[pa.Table]) -> Iterator[np.ndarray]:
-    """Yield for each table which of all rows are its own."""
-    owner = np.repeat(np.arange(len(tables)), [table.num_rows for table in tables])
-    return (owner == number for number in range(len(tables)))
 
 
 def _measured(waits: pa.Table) -> pa.Table:

@@ -120,14 +120,12 @@ def find_ends(rows: pa.Table, paths: pa.Table, context: Context) -> Ends:
     found = pa.table(columns).filter(pa.array(known))
     indexes, first = number_rows([codes_of(column) for column in found.columns])
     distinct = found.take(pa.array(first))
-    src_ends, dst_ends = (_ends_of_side(distinct, side) for side in ("src", "dst"))
+    src_ends, dst_ends = (  # as plain pairs: they are looked up by the hundred thousand
+        list(zip(distinct[f"{side}_host"].to_pylist(), distinct[f"{side}_nic"].to_pylist(), strict=True))
+        for side in ("src", "dst")
+    )
     pairs = _pairs(distinct, src_ends, dst_ends, paths["route"].to_pylist())
     return Ends(pairs, indexes, known, _least_ns_per_byte(src_ends, dst_ends, context.topology), _sharers(pairs))
-
-
-def _ends_of_side(rows: pa.Table, side: str) -> list[_HostNic]:
-    """Return host and NIC of one end of each pair, as plain pairs: they are looked up by the hundred thousand."""
-    return list(zip(rows[f"{side}_host"].to_pylist(), rows[f"{side}_nic"].to_pylist(), strict=True))
 
 
 def _pairs(

@@ -158,7 +158,10 @@ class Paths:
             return tuple(self._walk(pair.src.host, pair.path))
         near, far = self.leaf_of(pair.src), self.leaf_of(pair.dst)
         if (near, far) not in self._spread:
-            self._spread[near, far] = tuple(self._spread_over(near, far, pair))
+            if near is None or far is None:
+                self._spread[near, far] = tuple(Hop(leaf, None, 1.0) for leaf in (near, far) if leaf)
+            else:
+                self._spread[near, far] = tuple(_spread(near, far, self._between(pair)))
         return self._spread[near, far]
 
     def path_of(self, pair: Pair) -> PathKey:
@@ -173,11 +176,6 @@ class Paths:
             return self._topology.leaf_of(end.host, end.nic)
         leaves = {self._topology.leaf_of(end.host, each.id) for each in self._topology.nics_of(end.host)}
         return leaves.pop() if len(leaves) == 1 else None
-
-    def _spread_over(self, near: str | None, far: str | None, pair: Pair) -> Iterable[Hop]:
-        if near is None or far is None:
-            return (Hop(leaf, None, 1.0) for leaf in (near, far) if leaf)
-        return _spread(near, far, self._between(pair))
 
     def _between(self, pair: Pair) -> list[Link]:
         src_nic, dst_nic = self._some_nic(pair.src.host, pair.src.nic), self._some_nic(pair.dst.host, pair.dst.nic)

@@ -202,7 +202,8 @@ def find_standstill(
     lines, people = facts.lines, facts.people
     seen_ns, moved_ns = _latest(lines.process, lines.seen_ns, len(people)), _moved(facts)
     fresh = facts.now_ns - options.quiet_ns
-    present = (seen_ns >= fresh) | _hosts_present(facts, fresh)
+    # A host that has sent everything had nothing new to tell.
+    present = (seen_ns >= fresh) | _is_on(people, {host for host, ns in facts.last_seen_ns.items() if ns >= fresh})
     present &= (seen_ns >= 0) & ~_is_on(people, silent)
     patience = 0 if facts.is_dump else options.patience_ns(facts.period_ns, facts.interval_ns, has_event)
     still = present & (facts.now_ns - moved_ns >= patience)
@@ -231,13 +232,6 @@ def _latest(process: np.ndarray, timestamps_ns: np.ndarray, count: int) -> np.nd
     latest = np.full(count, -1, np.int64)
     np.maximum.at(latest, process, timestamps_ns)
     return latest
-
-
-def _hosts_present(facts: ProgressFacts, fresh_ns: int) -> np.ndarray:
-    """Return for each process whether its host has sent everything up to a moment, and had nothing new to tell."""
-    return _is_on(
-        facts.people, {host for host, last_seen_ns in facts.last_seen_ns.items() if last_seen_ns >= fresh_ns}
-    )
 
 
 def _is_on(people: People, hosts: Set[str]) -> np.ndarray:

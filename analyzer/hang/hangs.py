@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from analyzer.hang.facts import PAIRED, TOGETHER, HangMemory, HangOptions, ProgressFacts, Standstill, find_standstill
+from analyzer.hang.facts import PAIRED, TOGETHER, HangMemory, HangOptions, ProgressFacts, find_standstill
 from analyzer.hang.flow import Edge, date_by_steps, find_lost, find_lost_pairs, owes, pair_leads
 from analyzer.hang.pairs import StuckPair, find_stuck_pairs, name_down_nics, name_pairs, pair_of
 from analyzer.hang.processes import (
@@ -87,7 +87,12 @@ def _of_collective(scene: Scene, operation: StuckOperation) -> Delivery:
         leads = {}
     if not leads and not _is_plain(lost, np.isin(lines.rank[operation.members], _active_ranks(scene, operation))):
         return Delivery()
-    debtors = {edge.dst for edge in lost for ranks in leads.values() if _owes(ranks, edge)}
+    debtors = {  # of two ranks, the one that has done nothing owes the step
+        edge.dst
+        for edge in lost
+        for ranks in leads.values()
+        if owes(ranks, edge.dst, edge.src) or ranks.keys() == {edge.src}
+    }
     processes = [process for rank in debtors if (process := _process(scene, comm, rank)) is not None]
     return Delivery(tuple(pair for edge in lost for pair in _pair(scene, edge)), frozenset(processes))
 
@@ -103,11 +108,6 @@ def _is_plain(lost: list[Edge], is_active: np.ndarray) -> bool:
         return bool(is_active.all())
     sources, targets = {edge.src for edge in lost}, {edge.dst for edge in lost}
     return any(all(rank in (edge.src, edge.dst) for edge in lost) for rank in sources & targets)
-
-
-def _owes(leads: dict[int, int], edge: Edge) -> bool:
-    """Return whether the receiver of a lost step owes one; of two ranks the one that has done nothing."""
-    return owes(leads, edge.dst, edge.src) or (leads.keys() == {edge.src})
 
 
 def _pair(scene: Scene, edge: Edge) -> list[StuckPair]:
@@ -138,9 +138,9 @@ def name_operations(scene: Scene, job: str, topology: TopologyIndex | None) -> l
         return down
     delivery = trace_delivery(scene, stuck)
     pairs = [*(pair for each in stuck for pair in find_stuck_pairs(scene, each)), *delivery.pairs]
-    debtor = _find_debtor(pairs, delivery)
-    if debtor is not None:
-        return [_holder(scene, [debtor])]
+    receivers = {pair.receiver for pair in pairs}
+    if len(receivers) == 1 and receivers <= delivery.debtors:  # all goes to it that does not arrive
+        return [_holder(scene, [*receivers])]
     if pairs:
         return name_pairs(scene, _once(pairs), topology)
     holders = [process for each in stuck for process in _find_holders(scene, each)]
@@ -206,12 +206,6 @@ def _once(pairs: list[StuckPair]) -> list[StuckPair]:
     for pair in sorted(pairs, key=lambda pair: not pair.is_counted):
         best.setdefault((pair.sender, pair.receiver), pair)
     return list(best.values())
-
-
-def _find_debtor(pairs: list[StuckPair], delivery: Delivery) -> int | None:
-    """Return the process to which all goes that does not arrive, if it owes something itself."""
-    receivers = {pair.receiver for pair in pairs}
-    return receivers.pop() if len(receivers) == 1 and receivers <= delivery.debtors else None
 
 
 def _find_holders(scene: Scene, operation: StuckOperation) -> list[int]:
@@ -284,25 +278,19 @@ def find_hangs(
     if not standstill.is_hang:
         # A job of which hardly anything is heard any more has not moved.
         return (list(memory.findings), memory) if 2 * len(facts.lines) < memory.lines else ([], HangMemory())
-    since_ns = _begin(standstill, memory)
+    # The evaluation before knows better when it began, as long as it is the same standstill.
+    since_ns = standstill.since_ns if memory.since_ns is None else min(memory.since_ns, standstill.since_ns)
     scene = Scene(facts, trace_waits(facts, standstill, context.roster), since_ns, options)
     named = _name(scene, context, int(standstill.present.sum())) if is_sure else _name_by_events(scene, context)
-    return named, _remember(since_ns, named, memory, facts) if is_sure or named else HangMemory()
-
-
-def _remember(since_ns: int, named: list[Finding], memory: HangMemory, facts: ProgressFacts) -> HangMemory:
-    return HangMemory(since_ns, tuple(named), max(memory.lines, len(facts.lines)))
+    if not is_sure and not named:
+        return named, HangMemory()
+    return named, HangMemory(since_ns, tuple(named), max(memory.lines, len(facts.lines)))
 
 
 def _as_told_live(facts: ProgressFacts) -> ProgressFacts:
     """Return the facts with the rhythm of a collector where there is one, though few of its rows came."""
     is_slow = facts.last_seen_ns and not facts.is_dump
     return replace(facts, interval_ns=max(facts.interval_ns, NS_PER_S)) if is_slow else facts
-
-
-def _begin(standstill: Standstill, memory: HangMemory) -> int:
-    """Return when it began: the evaluation before knows better, as long as it is the same standstill."""
-    return standstill.since_ns if memory.since_ns is None else min(memory.since_ns, standstill.since_ns)
 
 
 def _name(scene: Scene, context: Context, present: int) -> list[Finding]:

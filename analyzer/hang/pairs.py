@@ -142,17 +142,15 @@ def _most_shared(pairs: list[StuckPair]) -> End | None:
     return best if len(others[best]) > 1 else None
 
 
-def _retry_ns(scene: Scene, pairs: list[StuckPair]) -> int:
-    is_ib = all(pair.transport == "ib" for pair in pairs)
-    return scene.options.ib_retry_ns if is_ib else scene.options.tcp_retry_ns
-
-
 def _may_isolate(scene: Scene, pairs: list[StuckPair]) -> bool:
     failed = {event.component for event in scene.timely(("ib_completion_error", "link_down"))}
     has_event = any(
         nic_name(end.host, end.nic) in failed for pair in pairs for end in (pair.src, pair.dst) if end.nic
     )
-    return has_event or scene.seconds * NS_PER_S >= _retry_ns(scene, pairs)
+    is_ib = all(pair.transport == "ib" for pair in pairs)
+    return has_event or scene.seconds * NS_PER_S >= (
+        scene.options.ib_retry_ns if is_ib else scene.options.tcp_retry_ns
+    )
 
 
 def _row(pair: StuckPair, scene: Scene) -> dict[str, object]:

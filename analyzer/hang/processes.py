@@ -119,13 +119,10 @@ def name_missing(scene: Scene, is_new: bool) -> list[Finding]:
     for process in scene.waits.missing.tolist():
         if scene.facts.last_seen_ns.get(scene.host_of(process), 0) < fresh_ns:
             hosts[scene.host_of(process)].append(process)
-    found = [(host, _last_seen_ns(scene, host), members) for host, members in hosts.items()]
+    last_seen_ns = scene.facts.last_row_ns | {host: ns for host, ns in scene.facts.last_seen_ns.items() if ns}
+    found = [(host, last_seen_ns.get(host, 0), members) for host, members in hosts.items()]
     earliest_ns = scene.since_ns - scene.options.before_ns
     return [_silent(scene, *each, is_new) for each in found if (each[1] >= earliest_ns) == is_new]
-
-
-def _last_seen_ns(scene: Scene, host: str) -> int:
-    return scene.facts.last_seen_ns.get(host) or scene.facts.last_row_ns.get(host, 0)
 
 
 def find_stopped(scene: Scene, processes: np.ndarray) -> np.ndarray:

@@ -177,6 +177,9 @@ def trace_waits(facts: ProgressFacts, standstill: Standstill, roster: Roster) ->
     missing = [process for index, process in groups.missing if not has_behind[index]]
     ends = in_stuck | origins | (standstill.present & ~standstill.still)
     explained = _spread(ends, lines.process, group, holds)
+    # Operations in which somebody is of whom only the next evaluation knows whether he moves.
+    which = np.flatnonzero(standstill.unsettled)
+    unsettled = set(zip(group[which].tolist(), (lines.done[which] + 1).tolist(), strict=True))
     return Waits(
         lines=lines,
         group=group,
@@ -186,7 +189,7 @@ def trace_waits(facts: ProgressFacts, standstill: Standstill, roster: Roster) ->
         frozen=holds.frozen,
         origins=np.flatnonzero(origins),
         missing=np.unique(np.array(missing, np.int64)),
-        stuck=_list_stuck(group, holds.number, holds.inside & ~holds.held, _list_unsettled(lines, group, standstill)),
+        stuck=_list_stuck(group, holds.number, holds.inside & ~holds.held, unsettled),
         circling=np.flatnonzero(_find_circle(waiting & ~explained, lines.process, group, holds)),
     )
 
@@ -249,12 +252,6 @@ def _find_circle(lost: np.ndarray, process: np.ndarray, group: np.ndarray, holds
 
 
 _Operation = tuple[int, int]  # group and number
-
-
-def _list_unsettled(lines: Lines, group: np.ndarray, standstill: Standstill) -> set[_Operation]:
-    """Return the operations in which somebody is of whom only the next evaluation knows whether he moves."""
-    which = np.flatnonzero(standstill.unsettled)
-    return set(zip(group[which].tolist(), (lines.done[which] + 1).tolist(), strict=True))
 
 
 def _list_stuck(

@@ -101,20 +101,16 @@ def _reason(fault: Fault, matrix: DelayMatrix, seen: tuple[dict[str, Any], ...])
     times = float(np.median(matrix.ratio[fault.members]))
     count, normal = int(fault.members.sum()), int((~matrix.slow).sum())
     if fault.moved_to:
-        return _failover(fault, count, times)
+        return (
+            f"{fault.component} has no carrier, and {fault.moved_to}, which carries its traffic as well, "
+            f"needs {times:.1f} times the wire time per byte on {count} connections"
+        )
     doubt = f"; cannot be told apart from {' or '.join(fault.ambiguous_with)}" if fault.ambiguous_with else ""
     connections = "connection" if count == 1 else "connections"
     which = f", {_WHICH[fault.side]}," if fault.kind in ("nic", "host", "link", "pair") else ""
     return (
         f"{fault.component} needs {times:.1f} times the wire time per byte{which} on {count} {connections}, "
         f"while {normal} others that carry the same are normal{_agreeing(seen)}{doubt}"
-    )
-
-
-def _failover(fault: Fault, count: int, times: float) -> str:
-    return (
-        f"{fault.component} has no carrier, and {fault.moved_to}, which carries its traffic as well, "
-        f"needs {times:.1f} times the wire time per byte on {count} connections"
     )
 
 

@@ -208,7 +208,8 @@ def learn_signature(witness: Witness, period: Period) -> Signature | None:
         return None
     first = int(begins[len(begins) // 2])  # from the middle: the first rounds are the least typical
     idle, pauses = (_by_phase(times, first, lag) for times in (witness.idle_ns, witness.gap_ns))
-    told_by = idle if lag > 1 and _stands_out(idle) else pauses
+    second, longest = np.sort(idle)[-2:] if lag > 1 else (0.0, 0.0)
+    told_by = idle if longest > _DOMINANT * second else pauses
     begin = int(np.argmax(told_by))
     index = first + begin if first + begin + lag <= len(words) else first + begin - lag
     signature = words[index : index + lag]
@@ -249,11 +250,6 @@ def _by_phase(times: np.ndarray, first: int, lag: int) -> np.ndarray:
     order = np.argsort(phases, kind="stable")
     borders = np.searchsorted(phases[order], np.arange(lag + 1))
     return np.array([np.median(times[order[low:high]]) for low, high in pairwise(borders)])
-
-
-def _stands_out(times: np.ndarray) -> bool:
-    second, longest = np.sort(times)[-2:]
-    return bool(longest > _DOMINANT * second)
 
 
 def _is_unlike_itself(words: np.ndarray) -> bool:

@@ -110,7 +110,8 @@ def _unlearn(known: Sequence[Witness], memory: StepMemory) -> StepMemory:
 
     Later ones do not ask: a fault may make pauses uneven, and what is known of the steps before it is needed then.
     """
-    if _lasted_ns(memory.kind.history) > _YOUNG_NS:
+    seen = memory.kind.history
+    if len(seen) and seen.start_ns[-1] + seen.length_ns[-1] - seen.start_ns[0] > _YOUNG_NS:
         return memory
     signatures = memory.kind.signatures
     wrong = [
@@ -124,11 +125,6 @@ def _unlearn(known: Sequence[Witness], memory: StepMemory) -> StepMemory:
     if any(len(better[process].words) == len(signatures[process].words) for process in better):
         return memory  # it is the best there is: pauses of this job differ from step to step
     return replace(memory, kind=Kind(better), period_ns=None)
-
-
-def _lasted_ns(history: StepHistory) -> int:
-    """Return how long steps of this kind have been seen."""
-    return int(history.start_ns[-1] + history.length_ns[-1] - history.start_ns[0]) if len(history) else 0
 
 
 def _change_kind(astray: Sequence[Witness], memory: StepMemory) -> StepMemory:
@@ -289,14 +285,12 @@ def find_global(memory: StepMemory, context: Context, options: GlobalOptions | N
     if not slow or find_newest(history) < options.least_ratio * slow[-1].usual_ns:
         return []
     since = slow[0].begin
-    if not since or len(history) - since < options.fewest_steps or _moves_more(history, since, options):
+    if not since or len(history) - since < options.fewest_steps:
+        return []
+    before, after = (float(np.median(part)) for part in (history.bytes[:since], history.bytes[since:]))
+    if abs(after - before) > options.same_bytes * before:
         return []
     return [_say(history, since, slow[-1].usual_ns, context, options)]
-
-
-def _moves_more(history: StepHistory, since: int, options: GlobalOptions) -> bool:
-    before, after = (float(np.median(part)) for part in (history.bytes[:since], history.bytes[since:]))
-    return abs(after - before) > options.same_bytes * before
 
 
 def _say(history: StepHistory, since: int, usual: float, context: Context, options: GlobalOptions) -> Finding:

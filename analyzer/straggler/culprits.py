@@ -184,7 +184,7 @@ def group_stragglers(
     """Return the culprits behind late processes."""
     hosts = context.roster.host_of[excess.processes]
     ranks_of = Counter(hosts.tolist()) if len(stragglers) else Counter[str]()
-    by_gpu = _is_gpu(excess, options)
+    by_gpu = (without_worst(excess.gpu) >= options.gpu_share * excess.lasting) | ~excess.knows_gpu
     groups: dict[tuple[str, bool], list[int]] = {}
     for row in stragglers.tolist():
         groups.setdefault((hosts[row], bool(by_gpu[row])), []).append(row)
@@ -194,12 +194,6 @@ def group_stragglers(
         parts = [[row] for row in rows] if is_gpu and not is_whole else [rows]
         culprits += [_as_culprit(excess, part, _KINDS[is_gpu, is_whole], context, options) for part in parts]
     return culprits
-
-
-def _is_gpu(excess: Excess, options: GroupingOptions) -> np.ndarray:
-    """Say of each process whether its delay is its GPU's doing."""
-    by_gpu: np.ndarray = (without_worst(excess.gpu) >= options.gpu_share * excess.lasting) | ~excess.knows_gpu
-    return by_gpu
 
 
 def _as_culprit(excess: Excess, rows: list[int], kind: Kind, context: Context, options: GroupingOptions) -> Culprit:

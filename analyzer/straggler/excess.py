@@ -138,7 +138,8 @@ def measure_excess(
 ) -> Excess | None:
     """Return how much longer each process took, or None where nobody can be compared."""
     kernels = kernels or NumpyKernels()
-    rows = _known(rows)
+    fine = (rows.process >= 0) & np.isfinite(rows.gap_ns) & np.isfinite(rows.dur_ns)
+    rows = rows if fine.all() else rows.take(fine)
     if len(rows) == 0:
         return None
     roles = find_roles(rows.process, rows.comm, rows.rank, rows.peer, rows.sends, processes)
@@ -162,12 +163,6 @@ class _Cells:
     waits: np.ndarray
     operation: np.ndarray  # number of the operation
     timestamps_ns: np.ndarray  # of each operation, when the first of those began it who are in a cell
-
-
-def _known(rows: "Operations") -> "Operations":
-    """Return the rows of known processes, with times that can be."""
-    fine = (rows.process >= 0) & np.isfinite(rows.gap_ns) & np.isfinite(rows.dur_ns)
-    return rows if fine.all() else rows.take(fine)
 
 
 def _waits(rows: "Operations", kernels: Kernels) -> np.ndarray:
@@ -244,7 +239,8 @@ def _longest_wait(waits: np.ndarray | None, cell: np.ndarray, cells: int, kernel
 
 
 def _collect(cells: _Cells, waits: np.ndarray, span_ns: float, period_ns: int | None, kernels: Kernels) -> Excess:
-    processes, row = _number_present(cells.process)
+    is_there = np.bincount(cells.process) > 0
+    processes, row = np.flatnonzero(is_there), (np.cumsum(is_there) - 1)[cells.process]
     stretches, begin_ns = _stretches(cells, span_ns, period_ns)
     count, shape = len(processes), (len(processes), len(begin_ns))
 
@@ -271,12 +267,6 @@ def _collect(cells: _Cells, waits: np.ndarray, span_ns: float, period_ns: int | 
         begin_ns=begin_ns,
         span_ns=span_ns,
     )
-
-
-def _number_present(process: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the processes that occur, in order, and the place among them of each entry."""
-    is_there = np.bincount(process) > 0
-    return np.flatnonzero(is_there), (np.cumsum(is_there) - 1)[process]
 
 
 def _stretches(cells: _Cells, span_ns: float, period_ns: int | None) -> tuple[np.ndarray, np.ndarray]:

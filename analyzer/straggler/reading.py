@@ -163,9 +163,12 @@ def read_straggler_facts(store: Store, context: Context) -> StragglerFacts:
         "last": window.end_ns // NS_PER_S * NS_PER_S,
     }
     counted = int(store.query(_COUNTED, asked)["counted"][0].as_py() or 0)
-    flushes = _as_flushes(store.query(_FLUSHES, asked))
+    flushed = store.query(_FLUSHES, asked)
+    sums = [flushed[name].to_numpy().astype(np.float64) for name in ("steps", "flushed_ns", "busy_ns")]
+    flushes = Flushes(tuple(flushed["host"].to_pylist()), *sums)
     health = {"hosts": context.host_list, "before": _BEFORE_NS}  # GPUs are read every ten seconds
-    throttled = _as_reasons(store.query(_THROTTLED, asked | health))
+    slowed = store.query(_THROTTLED, asked | health).to_pylist()
+    throttled = {(row["host"], row["gpu"]): ", ".join(sorted(row["reasons"])) for row in slowed}
     operations = _read_single(store, context, asked, counted)
     if operations is None:
         return StragglerFacts(_read_seconds(store, context, asked), True, flushes, throttled)
@@ -279,12 +282,3 @@ def _mean_by(process: np.ndarray, values: np.ndarray, processes: int) -> np.ndar
     counts = np.bincount(process[known], minlength=processes).astype(np.float64)
     means: np.ndarray = np.divide(sums, counts, out=np.full(processes, np.nan), where=counts > 0)
     return means
-
-
-def _as_flushes(rows: pa.Table) -> Flushes:
-    columns = [rows[name].to_numpy().astype(np.float64) for name in ("steps", "flushed_ns", "busy_ns")]
-    return Flushes(tuple(rows["host"].to_pylist()), *columns)
-
-
-def _as_reasons(rows: pa.Table) -> dict[tuple[str, int], str]:
-    return {(row["host"], row["gpu"]): ", ".join(sorted(row["reasons"])) for row in rows.to_pylist()}

@@ -229,6 +229,7 @@ def build_roster(members: pa.Table) -> Roster:
     np.maximum.at(sizes, index, _numbers(rows["nranks"], np.int64))
     first, number = _identify(rows)
     keys, newest = np.unique(_keys_of(comms, comm, _numbers(rows["rank"], np.int64))[::-1], return_index=True)
+    is_recorder = pc.fill_null(pc.starts_with(rows["plugin_version"], _RECORDER), False)
     return Roster(
         host_of=np.array(rows["host"].take(first).to_pylist(), dtype=object),
         gpu_of=_numbers(rows["gpu"].take(first), np.int64),
@@ -238,7 +239,7 @@ def build_roster(members: pa.Table) -> Roster:
         sizes=sizes,
         _keys=keys,
         _processes=number[::-1][newest],
-        is_dump=_is_of_recorders(rows["plugin_version"]),
+        is_dump=len(is_recorder) > 0 and bool(pc.all(is_recorder).as_py()),
     )
 
 
@@ -260,11 +261,6 @@ def _identify(rows: pa.Table) -> tuple[np.ndarray, np.ndarray]:
     )
     _, last, number = np.unique(identity[::-1], axis=0, return_index=True, return_inverse=True)
     return len(identity) - 1 - last, number.reshape(-1)[::-1]
-
-
-def _is_of_recorders(versions: pa.ChunkedArray) -> bool:
-    told = pc.fill_null(pc.starts_with(versions, _RECORDER), False)
-    return len(told) > 0 and bool(pc.all(told).as_py())
 
 
 def _keys_of(comms: np.ndarray, comm: np.ndarray, rank: np.ndarray) -> np.ndarray:
