@@ -85,11 +85,13 @@ def run_ring_at_once(edges: Edges, kernels: Kernels, steps: int) -> tuple[Pairs,
     around = (edges.step_ns + edges.latency_ns + kernel).mean(axis=-1, keepdims=True)
     came = begin + steps * around + np.zeros_like(edges.step_ns)  # when the last step is there, at its position
     held = begin + np.zeros_like(came)  # when the last step is taken by the wire, if nothing but full buffers counts
+    indices, size = np.arange(edges.step_ns.shape[-1]), edges.step_ns.shape[-1]
+    room = 2 * BUFFERS + 2 * edges.socket_steps - 1  # steps between two positions before the first has to wait
     for slow in _slowest(edges.step_ns, kernel):
         pace = np.take_along_axis(np.maximum(edges.step_ns, kernel), slow, axis=-1)
-        behind, before = _distances(slow, edges.step_ns.shape[-1])
+        behind, before = (indices - slow - 1) % size, (slow - indices) % size  # edges after its end, before its begin
         came = np.maximum(came, begin + (steps - behind) * pace + (behind + 1) * around)
-        held = np.maximum(held, begin + (steps - before * _between_places(edges)) * pace + before * around)
+        held = np.maximum(held, begin + (steps - before * room) * pace + before * around)
     _fill_waits(pairs, kernels.start + np.zeros_like(came), kernel, steps, came, held)
     end = np.maximum(came, pairs.sent)
     stalled_until = _outage_end(edges, kernels, begin, end)
@@ -109,17 +111,6 @@ def _slowest(step_ns: Times, kernel: Times) -> list[Ints]:
     count = min(_SLOW_EDGES, pace.shape[-1])
     order = np.argpartition(pace, pace.shape[-1] - count, axis=-1)[..., -count:]
     return [order[..., number : number + 1] for number in range(count)]
-
-
-def _distances(slow: Ints, size: int) -> tuple[Ints, Ints]:
-    """Return for every position how many edges after the slow edge's end it is, and how many before its beginning."""
-    indices = np.arange(size)
-    return (indices - slow - 1) % size, (slow - indices) % size
-
-
-def _between_places(edges: Edges) -> int:
-    """Return the steps that fit between two positions before the first has to wait: the buffers of both."""
-    return 2 * BUFFERS + 2 * edges.socket_steps - 1
 
 
 def _fill_waits(pairs: Pairs, start: Times, kernel: Times, steps: int, came: Times, held: Times) -> None:

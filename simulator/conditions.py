@@ -61,12 +61,11 @@ class Conditions:
         self._timeline, self._network, self._placement = timeline, network, placement
         self._half_loss = _IB_LOSS if transport == "ib" else _SOCKET_LOSS
         self._known: dict[tuple[object, ...], Condition] = {}
-        self._hard = [fault for fault in timeline if fault.effect in _OUTAGES and self._concerns(fault, begin_ns)]
-
-    @staticmethod
-    def _concerns(fault: Fault, begin_ns: float) -> bool:
-        """Say whether the attempt that began then feels it: processes of an attempt before are no more."""
-        return fault.kind != "rank" or fault.at_s * NS_PER_S >= begin_ns
+        self._hard = [  # processes of an attempt before are no more
+            fault
+            for fault in timeline
+            if fault.effect in _OUTAGES and (fault.kind != "rank" or fault.at_s * NS_PER_S >= begin_ns)
+        ]
 
     def at(self, now_ns: float, size: int, spared: frozenset[Fault] = frozenset()) -> Condition:
         """Return the condition for operations of a size; `spared` are faults that spare this step."""
@@ -225,13 +224,14 @@ class Scene:
         jitter = self.random.normal(1.0, self.spread, flows.src.shape).clip(0.5)
         hop_ns = np.where(flows.crosses, self.shape.hop_latency_us * 1e3, _INSIDE_NS)
         proxies = self.still.proxies if self.still else None
+        socket_steps = int(min(SOCKET_BYTES // max(float(np.mean(chunk)), 1.0), _MOST_SOCKET_STEPS))
         return Edges(
             step_ns=chunk / rates * jitter,
             latency_ns=hop_ns + self.now.delay_ns[flows.paths].sum(axis=-1),
             send_from=self.enqueue[flows.src],
             recv_from=self.enqueue[flows.dst],
             has_credits=not is_socket,
-            socket_steps=_socket_steps(float(np.mean(chunk))) if is_socket else 0,
+            socket_steps=socket_steps if is_socket else 0,
             copy_ns=chunk / _COPY_BYTES_PER_NS,
             send_proxy_ns=self.now.proxy_ns[flows.src] * flows.crosses,
             recv_proxy_ns=self.now.proxy_ns[flows.dst] * flows.crosses,
@@ -250,10 +250,6 @@ class Scene:
         if begin.min() >= NEVER:
             return None
         return Outage(begin, np.take_along_axis(self.still.links.end[flows.paths], first, axis=-1)[..., 0])
-
-
-def _socket_steps(chunk: float) -> int:
-    return int(min(SOCKET_BYTES // max(chunk, 1.0), _MOST_SOCKET_STEPS))
 
 
 def outage_of(outage: Outage | None, ranks: Ints) -> Outage | None:

@@ -120,12 +120,10 @@ class SimulatedEvents:
         events: list[Event] = []
         while self._agenda and self._agenda[0][0] <= now_s:
             at_s, tell = self._agenda.popleft()
-            events += (event for event in tell(at_s) if not self._is_gone(event.host, at_s))
+            # A host that is off, or just boots, tells nothing: what it finds then is where it begins.
+            gone = {host for host, times in self._gone.items() if any(begin <= at_s <= end for begin, end in times)}
+            events += (event for event in tell(at_s) if event.host not in gone)
         return events
-
-    def _is_gone(self, host: str, at_s: float) -> bool:
-        """Return whether a host is off, or just boots: what it finds then is where it begins, and no event."""
-        return any(begin <= at_s <= end for begin, end in self._gone.get(host, []))
 
     def _intervals(self, fault: Fault) -> list[Interval]:
         return intervals_of(fault, self._scenario.timeline, self._scenario.duration_s)

@@ -38,10 +38,6 @@ class Network:
         hosts = {host.id: number for number, host in enumerate(topology.hosts)}
         nics = len(hosts) * nics_per_host
         self._up, self._down, self._leaf = (np.full(nics, -1) for _ in range(3))
-        self._learn(hosts, nics_per_host)
-        self._reach = (self._between >= 0) & (self._between.T >= 0)
-
-    def _learn(self, hosts: dict[str, int], nics_per_host: int) -> None:
         for number, link in enumerate(self.links):
             (a, a_port), (b, _) = split_end(link.a), split_end(link.b)
             if a in hosts:  # fabrics name the host first
@@ -50,6 +46,7 @@ class Network:
             else:
                 low, high = self._switch[a], self._switch[b]
                 self._between[low, high], self._between[high, low] = 2 * number, 2 * number + 1
+        self._reach = (self._between >= 0) & (self._between.T >= 0)
 
     def choose_paths(self, src: Ints, dst: Ints, keys: Ints) -> Ints:
         """Return the directed links of each flow from NIC to NIC, four a row, filled up with `nowhere`.
@@ -195,7 +192,11 @@ class Communicators:
     def __init__(self, kind: GroupKind, placement: Placement, network: Network, attempt: int) -> None:
         self.kind, self.placement, self._network = kind, placement, network
         self.members = placement.groups(kind)
-        self.ids = np.array([_comm_id(attempt, kind, row) for row in range(len(self.members))], np.uint64)
+        numbers = [
+            flow_key("comm", attempt, kind, row) << 32 | flow_key(row, kind, attempt)
+            for row in range(len(self.members))
+        ]
+        self.ids = np.array(numbers, np.uint64)
         self.hosts_in = [len(np.unique(placement.host_of[row])) for row in self.members]
         self._flows: dict[bytes, Flows] = {}
 
@@ -272,7 +273,3 @@ class Communicators:
         chosen = keys // _PORTS if is_hashed else self._network.in_turn(tx[crosses], rx[crosses])
         paths[crosses] = self._network.choose_paths(tx[crosses], rx[crosses], chosen)
         return Flows(group, channel, src_index, dst_index, src, dst, tx, rx, crosses, sport, paths)
-
-
-def _comm_id(attempt: int, kind: str, row: int) -> int:
-    return flow_key("comm", attempt, kind, row) << 32 | flow_key(row, kind, attempt)

@@ -119,7 +119,7 @@ class RowWriter:
             detail="steps",
             first_ns=self.timestamps(hosts, first[done]),
             last_ns=self.timestamps(hosts, last[done]),
-            **(_send_waits(moved, done) if is_send else _recv_waits(moved, done)),
+            **{column: getattr(moved, wait)[done].astype(np.int64) for column, wait in _WAITS[is_send].items()},
             **self.edge_columns(operation, moved, side, done),
         )
 
@@ -230,16 +230,10 @@ class RowWriter:
         return fill_rows(TABLE_BY_NAME[table], len(hosts), columns | {"host": names.take(pa.array(hosts))})
 
 
-def _send_waits(moved: Transfers, done: Ints) -> Mapping[str, Ints]:
-    waits = {"gpu_wait_ns": moved.gpu_wait, "peer_wait_ns": moved.peer_wait, "wire_ns": moved.wire}
-    return {name: values[done].astype(np.int64) for name, values in waits.items()}
-
-
-def _recv_waits(moved: Transfers, done: Ints) -> Mapping[str, Ints]:
-    waits = {"gpu_wait_ns": moved.recv_gpu_wait, "peer_wait_ns": moved.recv_wait, "flush_ns": moved.flush}
-    return {name: values[done].astype(np.int64) for name, values in waits.items()}
-
-
+_WAITS = {  # columns of rows by whether a side sends, and what they are called in transfers
+    True: {"gpu_wait_ns": "gpu_wait", "peer_wait_ns": "peer_wait", "wire_ns": "wire"},
+    False: {"gpu_wait_ns": "recv_gpu_wait", "peer_wait_ns": "recv_wait", "flush_ns": "flush"},
+}
 _PORTS = {"ib": ("roce", 4791), "socket": ("tcp", 0)}  # protocol and destination port; of TCP nobody knows it
 
 
@@ -322,7 +316,8 @@ class SimulatedProbes:
             return schema_of(TABLE_BY_NAME["probes"]).empty_table()
         second, nics = second_ns // NS_PER_S, self._scenario.cluster.nics_per_host
         src = np.arange(self._scenario.cluster.all_hosts * nics)
-        hosts, dst = src // nics, self._targets(src, second)
+        hosts, every = src // nics, self._scenario.cluster.all_hosts
+        dst = (hosts + 1 + second % (every - 1)) % every * nics + src % nics  # each second on the next host
         sport = np.full(len(src), _FIRST_PORT + second % _PROBE_PORTS)
         there, back = self._paths_between(src, dst, second), self._paths_between(dst, src, second)
         return writer.host_rows(
@@ -338,11 +333,6 @@ class SimulatedProbes:
             rtt_ns=self._round_trips(second_ns, there, back),
             hops=pa.array([self._hops_of(path) for path in there.tolist()]),
         )
-
-    def _targets(self, src: Ints, second: int) -> Ints:
-        """Return the NIC of the same number on another host, each second the next one."""
-        nics, hosts = self._scenario.cluster.nics_per_host, self._scenario.cluster.all_hosts
-        return (src // nics + 1 + second % (hosts - 1)) % hosts * nics + src % nics
 
     def _paths_between(self, src: Ints, dst: Ints, second: int) -> Ints:
         pairs = zip(src.tolist(), dst.tolist(), strict=True)

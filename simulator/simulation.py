@@ -278,18 +278,15 @@ class Simulation:
         there = active_faults(self.scenario.timeline, now_ns / NS_PER_S)
         running.spared = frozenset(fault for fault in there if fault.share < 1 and random.random() >= fault.share)
         running.host += running.conditions.at(now_ns, 0, running.spared).late_ns
-        self._pause(now_ns)
+        for fault in [fault for fault in self._pauses if fault.at_s * NS_PER_S <= now_ns]:
+            self._pauses.remove(fault)
+            running.host[self._ranks(fault)] += (fault.lasting_s or 0.0) * NS_PER_S
         for fault in there:
             if fault.effect == "absent" and fault.at_s * NS_PER_S >= self.attempt_began_ns:
                 running.host[self._ranks(fault)] = NEVER
         self._err(now_ns)
         running.host = np.minimum(running.host, NEVER)
         running.compute_factor = self._compute_factor(random)
-
-    def _pause(self, now_ns: float) -> None:
-        for fault in [fault for fault in self._pauses if fault.at_s * NS_PER_S <= now_ns]:
-            self._pauses.remove(fault)
-            self.running.host[self._ranks(fault)] += (fault.lasting_s or 0.0) * NS_PER_S
 
     def _err(self, now_ns: float) -> None:
         """Have ranks make mistakes that are due, each once."""

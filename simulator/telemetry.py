@@ -1,6 +1,6 @@
 """A simulation as the rows its hosts would send: complete operations, everything folded per second, and progress."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,7 +14,7 @@ from lockstep.tables import TABLE_BY_NAME
 from simulator.devices import DeviceTelemetry, host_clocks
 from simulator.faults import active_faults
 from simulator.network import Communicators, flow_key
-from simulator.operations import Heads, Operation, Transfers
+from simulator.operations import Heads, Operation
 from simulator.pairs import GPU_WAIT, NEVER, PEER_WAIT, RECV_GPU_WAIT, RECV_WAIT, STATES, WIRE, Flags, Ints
 from simulator.rows import Identity, Rows, RowWriter, SimulatedProbes, paths, step_samples
 from simulator.simulation import Simulation
@@ -209,7 +209,8 @@ class SimulatedTelemetry:
         """Run the scenario until that moment of UNIX time and return the rows that became complete."""
         operations = self.simulation.run_until(until_ns - self.identity.start_ns)
         parts = [*self._operations(operations), *self._seconds()]
-        rows = _join(parts)
+        names = dict.fromkeys(name for part in parts for name in part)
+        rows = {name: pa.concat_tables([part[name] for part in parts if name in part]) for name in names}
         return {name: table for name, table in self._censor(rows).items() if table.num_rows}
 
     def _operations(self, operations: Iterable[Operation]) -> Iterator[Rows]:
@@ -225,14 +226,17 @@ class SimulatedTelemetry:
         whole = {"collectives": _stack("collectives", collectives), "transfers": _stack("transfers", transfers)}
         self._recent = {name: pa.concat_tables([self._recent[name], whole[name]]) for name in self._recent}
         yield {name: self._sampled(table) for name, table in whole.items()}
-        yield from self._reported_steps()
+        for attempt, step, hosts, begin, end in self.simulation.take_steps():
+            if self.simulation.scenario.telemetry.steps:
+                yield {"steps": self.writer.steps(hosts, attempt, step, begin, end)}
 
     def _introduce(self, operation: Operation) -> Iterator[Rows]:
         """Yield communicators and connections when they are used for the first time, or through another NIC."""
         comms, moved = operation.comms, operation.transfers
         if self._is_new((operation.attempt, comms.kind)):
             yield {"comms": self.writer.comms(comms, operation.attempt, self.simulation.attempt_began_ns)}
-        if moved and self._is_new((operation.attempt, comms.kind, operation.func, _who(moved))):
+        ends = [getattr(moved, name).tobytes() for name in ("src", "dst", "tx_nic", "rx_nic")] if moved else []
+        if moved and self._is_new((operation.attempt, comms.kind, operation.func, hash(tuple(ends)))):
             yield {"connections": self.writer.connections(operation)}
             yield {"paths": paths(self.writer, operation, self.simulation.network)}
 
@@ -240,11 +244,6 @@ class SimulatedTelemetry:
         known = what in self._introduced
         self._introduced.add(what)
         return not known
-
-    def _reported_steps(self) -> Iterator[Rows]:
-        for attempt, step, hosts, begin, end in self.simulation.take_steps():
-            if self.simulation.scenario.telemetry.steps:
-                yield {"steps": self.writer.steps(hosts, attempt, step, begin, end)}
 
     def _seconds(self) -> Iterator[Rows]:
         """Yield what is said once a second, for every second that is over."""
@@ -301,20 +300,10 @@ class SimulatedTelemetry:
         return rows
 
 
-def _who(moved: Transfers) -> int:
-    """Return what tells connections from others: their ends and NICs."""
-    return hash((moved.src.tobytes(), moved.dst.tobytes(), moved.tx_nic.tobytes(), moved.rx_nic.tobytes()))
-
-
 def _before(table: pa.Table, name: str, host: str, timestamp_ns: int) -> pa.Table:
     column = {"collectives": "end_ns", "transfers": "last_ns", "steps": "end_ns"}.get(name, TABLE_BY_NAME[name].time)
     is_sent = pc.or_(pc.not_equal(table["host"], host), pc.less(table[column], timestamp_ns))
     return table.filter(pc.fill_null(is_sent, True))
-
-
-def _join(parts: Sequence[Rows]) -> Rows:
-    names = dict.fromkeys(name for part in parts for name in part)
-    return {name: pa.concat_tables([part[name] for part in parts if name in part]) for name in names}
 
 
 def _stack(name: str, parts: list[pa.Table]) -> pa.Table:

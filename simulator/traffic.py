@@ -94,13 +94,13 @@ class LinkFaults:
         for fault in self._scenario.timeline:
             if fault.effect in ("down", "over", "gone"):
                 intervals = intervals_of(fault, self._scenario.timeline, self._scenario.duration_s)
-                links = self.links_of(fault) // 2 if fault.effect != "gone" else self._cables_of(fault.name)
+                if fault.effect == "gone":  # with all its cables
+                    links = np.flatnonzero([split_end(link.a)[0] == fault.name for link in self._network.links])
+                else:
+                    links = self.links_of(fault) // 2
                 for number in set(links.tolist()):
                     found[number] = merge_intervals(found.get(number, []) + intervals)
         return found
-
-    def _cables_of(self, host: str) -> Ints:
-        return np.flatnonzero([split_end(link.a)[0] == host for link in self._network.links])
 
     def _judge(self, condition: Condition, faults: list[Fault], now_s: float) -> Trouble:
         links = len(condition.capacity)

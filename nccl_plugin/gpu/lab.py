@@ -239,16 +239,13 @@ class _Watcher:
 
     def _act(self) -> None:
         if self._limiter is not None and self._run.limit is not None:
-            if _has_notice(self._folder / f"out.{self._run.limit[0]}"):
-                self._limit(self._limiter)
+            if b'"onset"' in (self._folder / f"out.{self._run.limit[0]}").read_bytes():
+                self._limiter.communicate(b"\n", timeout=10)
+                self._acted_ns = time.time_ns()
             return
         for process in self._processes:
             if process.returncode is None and _is_stopped(process.pid):
                 self._copy_rings(process)
-
-    def _limit(self, limiter: "subprocess.Popen[bytes]") -> None:
-        limiter.communicate(b"\n", timeout=10)
-        self._acted_ns = time.time_ns()
 
     def _copy_rings(self, stopped: "subprocess.Popen[bytes]") -> None:
         """The job hangs as long as one of its ranks is stopped: what its files say then is what a hang looks like."""
@@ -263,10 +260,6 @@ def _is_stopped(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
     except OSError:
         return False
-
-
-def _has_notice(path: Path) -> bool:
-    return b'"onset"' in path.read_bytes()
 
 
 def _end(processes: Sequence["subprocess.Popen[bytes]"]) -> None:
