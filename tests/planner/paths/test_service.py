@@ -239,14 +239,18 @@ def test_flows_that_the_topology_does_not_know_are_left_out_and_said(planner: Pl
         paths_of_host(planner.control, "h3")
 
 
-def test_without_flows_or_its_role_a_planner_makes_no_plan(planner: Planner) -> None:
-    lease = take_lease(planner.control, "paths", "me", SECOND, T0)
-    assert lease is not None
-    assert take_lease(planner.control, "paths", "other", SECOND, T0 + 2 * SECOND)
-    with pytest.raises(LeaseLost):
-        planner.service.run_once(lease, T0 + 46 * SECOND)
+def test_without_flows_there_is_no_plan(planner: Planner) -> None:
     planner.second = 4000
     assert planner.look() == []
     assert list_path_plans(planner.control) == []
     with pytest.raises(NotPresent):
         paths_of_host(planner.control, "h0")
+
+
+def test_a_planner_that_lost_its_role_writes_nothing(planner: Planner) -> None:
+    lease = take_lease(planner.control, "paths", "me", SECOND, T0)
+    assert lease is not None
+    assert take_lease(planner.control, "paths", "other", SECOND, T0 + 2 * SECOND)
+    with pytest.raises(LeaseLost):
+        planner.service.run_once(lease, T0 + 46 * SECOND)
+    assert list_path_plans(planner.control) == []
