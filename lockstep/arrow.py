@@ -43,7 +43,12 @@ def rows_of(table: Table, records: list[HostRecord]) -> pa.Table:
 def fill_rows(table: Table, length: int, columns: Mapping[str, object]) -> pa.Table:
     """Return rows made of arrays and of single values that are the same in all of them; what is missing is null."""
     schema = schema_of(table)
-    return pa.Table.from_arrays([_filled(columns.get(f.name), f.type, length) for f in schema], schema=schema)
+
+    def filled(value: object, kind: pa.DataType) -> pa.Array:
+        is_array = hasattr(value, "__array__")  # of numpy or of Arrow
+        return pa.array(value).cast(kind) if is_array else pa.repeat(pa.scalar(value, kind), length)
+
+    return pa.Table.from_arrays([filled(columns.get(field.name), field.type) for field in schema], schema=schema)
 
 
 def conform(table: Table, rows: pa.Table) -> pa.Table:
@@ -69,30 +74,20 @@ def find_duplicate(table: Table, rows: pa.Table) -> tuple[int, int] | None:
     return twice["_row_min"][0].as_py(), twice["_row_max"][0].as_py()
 
 
-def _filled(value: object, kind: pa.DataType, length: int) -> pa.Array:
-    if hasattr(value, "__array__"):  # of numpy or of Arrow
-        return pa.array(value).cast(kind)
-    return pa.repeat(pa.scalar(value, kind), length)
-
-
 def _conform_column(table: Table, column: Column, rows: pa.Table) -> pa.ChunkedArray:
     places = rows.schema.get_all_field_indices(column.name)
     if len(places) > 1:
         raise BadRows(f"the column is there {len(places)} times", table=table.name, column=column.name)
+    if not places and not column.nullable:
+        raise BadRows("the column is missing", table=table.name, column=column.name)
     if not places:
-        return _missing_column(table, column, rows.num_rows)
+        return pa.chunked_array([pa.nulls(rows.num_rows, ARROW_TYPES[column.kind])])
     values = rows.column(places[0])
     _check_sound(table, column, values)
     values = _cast(table, column, values)
     for check in (_check_nulls, _check_range, _check_choices, _check_inner_nulls):
         check(table, column, values)
     return values
-
-
-def _missing_column(table: Table, column: Column, length: int) -> pa.ChunkedArray:
-    if not column.nullable:
-        raise BadRows("the column is missing", table=table.name, column=column.name)
-    return pa.chunked_array([pa.nulls(length, ARROW_TYPES[column.kind])])
 
 
 def _check_sound(table: Table, column: Column, values: pa.ChunkedArray) -> None:
@@ -120,7 +115,7 @@ def _cast(table: Table, column: Column, values: pa.ChunkedArray) -> pa.ChunkedAr
     try:
         if _may_become(values.type, wanted):
             return _converted(values, wanted)
-        row = _first_row(_nan_rows(values))
+        row = _first_row(pc.is_nan(values)) if pa.types.is_floating(values.type) else None
         problem += " (NaN is not a number of anything)" if row is not None else ""
     except pa.ArrowInvalid:
         row = _first_at_fault(values, lambda part: not _fits(part, wanted))
@@ -213,10 +208,6 @@ def _inner_arrays(chunk: pa.Array) -> list[pa.Array]:
         return [chunk.flatten()]
     begin, end = chunk.offsets[0].as_py(), chunk.offsets[-1].as_py()  # a map's children ignore that it is a slice
     return [chunk.keys[begin:end], chunk.items[begin:end]]
-
-
-def _nan_rows(values: pa.ChunkedArray) -> pa.ChunkedArray:
-    return pc.is_nan(values) if pa.types.is_floating(values.type) else pa.chunked_array([pa.array([], pa.bool_())])
 
 
 def _first_row(mask: pa.ChunkedArray) -> int | None:

@@ -32,9 +32,7 @@ _TABLE_KEY = b"table"
 _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # without it a stream that was cut between messages looks whole
 _PIECE = 1 << 17  # most batches unpack into one
 _KNOWN_SHAPES = 256  # some ten tables of the few releases that run at the same time
-_LARGEST_KNOWN_SHAPE = (
-    16 << 10
-)  # bytes; ours have 1,400 at most. A larger one is read each time, so memory is bounded
+_LARGEST_KNOWN_SHAPE = 16 << 10  # bytes; ours have 1,400 at most. A larger one is read each time: memory is bounded
 
 
 def encode_batch(tables: Mapping[str, pa.Table]) -> bytes:
@@ -124,20 +122,17 @@ def _read_streams(plain: bytes) -> Iterator[tuple[Shape, list[pa.RecordBatch]]]:
     source = pa.BufferReader(plain)
     while source.tell() < len(plain):
         try:
-            shape = _read_shape(source, plain)
+            begin = source.tell()
+            pa.ipc.read_message(source)
+            message = plain[begin : source.tell()]
+            shape = _known_shape(message) if len(message) <= _LARGEST_KNOWN_SHAPE else _shape_of(message)
             rows = list(_read_rows(shape, source, plain))
         except BadRows as error:
             raise BadBatch(str(error)) from None
         except (pa.ArrowException, OSError, EOFError, struct.error, ValueError) as error:
-            raise BadBatch(f"the body is not a sequence of whole Arrow streams: {_short(error)}") from None
+            reason = (str(error) or type(error).__name__).split("\n", 1)[0][:200]
+            raise BadBatch(f"the body is not a sequence of whole Arrow streams: {reason}") from None
         yield shape, rows
-
-
-def _read_shape(source: pa.BufferReader, plain: bytes) -> Shape:
-    begin = source.tell()
-    pa.ipc.read_message(source)
-    message = plain[begin : source.tell()]
-    return _known_shape(message) if len(message) <= _LARGEST_KNOWN_SHAPE else _shape_of(message)
 
 
 def _shape_of(message: bytes) -> Shape:
@@ -191,10 +186,6 @@ def _field(data: bytes, table: int, index: int) -> int | None:
     slot = 4 + 2 * index
     offset = int(struct.unpack_from("<H", data, vtable + slot)[0]) if slot < length else 0
     return table + offset if offset else None
-
-
-def _short(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).split("\n", 1)[0][:200]
 
 
 class DetailRequest(Frozen):

@@ -194,16 +194,15 @@ def _validate(tree: dict[str, Any], complaints: list[str]) -> Settings | None:
         return Settings.model_validate(tree)
     except ValidationError as error:
         complaints.extend(
-            _complain(".".join(map(str, problem["loc"])), problem["type"], problem["msg"])
+            f"{'.'.join(map(str, problem['loc']))}: "
+            + (
+                "there is no such setting"
+                if problem["type"] == "extra_forbidden"
+                else f"{problem['msg'][0].lower()}{problem['msg'][1:]}"
+            )
             for problem in error.errors()
         )
         return None
-
-
-def _complain(key: str, kind: str, message: str) -> str:
-    if kind == "extra_forbidden":
-        return f"{key}: there is no such setting"
-    return f"{key}: {message[0].lower()}{message[1:]}"
 
 
 def _leaves() -> Iterator[Setting]:
@@ -240,7 +239,8 @@ def settings_manual() -> str:
         for name, field in Settings.model_fields.items()
         if isinstance(field.annotation, type) and issubclass(field.annotation, Section)
     ]
-    return "\n".join([_INTRODUCTION, *parts, _OTHERS + _rows_of(NOT_SETTINGS)])
+    others = "".join(f"| `{name}` | {_plain(meaning)} |\n" for name, meaning in NOT_SETTINGS.items())
+    return "\n".join([_INTRODUCTION, *parts, _OTHERS + others])
 
 
 def _section(name: str, section: type[Section], settings: Sequence[Setting]) -> str:
@@ -266,10 +266,6 @@ def _as_toml(value: Any) -> str:  # Any: settings have many types
     if isinstance(value, tuple):
         return str(list(value))
     return str(value)
-
-
-def _rows_of(variables: Mapping[str, str]) -> str:
-    return "".join(f"| `{name}` | {_plain(meaning)} |\n" for name, meaning in variables.items())
 
 
 def _plain(text: str) -> str:

@@ -25,7 +25,9 @@ def fold_operations(collectives: pa.Table, since_ns: int, until_ns: int) -> pa.T
     was seen by a clock that jumped, and lasts no time.
     """
     told = collectives.select(_OF_OPERATIONS)  # sorting moves every column
-    timed = _in_order(told.filter(pc.and_(pc.is_valid(told["start_ns"]), pc.is_valid(told["end_ns"]))))
+    timed = told.filter(pc.and_(pc.is_valid(told["start_ns"]), pc.is_valid(told["end_ns"])))
+    by_rank_and_end = np.lexsort((timed["end_ns"].to_numpy(), *(_numbers(timed, name) for name in _WHO)))
+    timed = timed.take(pa.array(by_rank_and_end))
     lasted = pc.max_element_wise(pc.subtract(timed["end_ns"], timed["start_ns"]), 0)
     timed = timed.append_column("dur", lasted)
     timed = timed.append_column("gap", pa.array(_gaps(timed)))
@@ -46,28 +48,12 @@ def fold_transfers(transfers: pa.Table, sizes: pa.Table, since_ns: int, until_ns
     operations = _with_ends(sizes.select(_OF_SIZES)).group_by(_NUMBERED).aggregate([("bytes", "max")])
     ended = _with_ends(_ended(transfers, "last_ns", since_ns, until_ns))
     inside = ended.join(operations, _NUMBERED, join_type="inner")
-    sums = (
-        _with_class(inside, "last_ns", "bytes_max")
-        .group_by([*_JOB, *_EDGE, "ts_ns"])
-        .aggregate(
-            [
-                ([], "count_all"),
-                ("bytes", "sum"),
-                ("gpu_wait_ns", "sum"),
-                ("peer_wait_ns", "sum"),
-                ("wire_ns", "sum"),
-                ("wire_ns", "max"),
-            ]
-        )
-    )
+    summed = [(name, "sum") for name in ("bytes", "gpu_wait_ns", "peer_wait_ns", "wire_ns")]
+    groups = _with_class(inside, "last_ns", "bytes_max").group_by([*_JOB, *_EDGE, "ts_ns"])
+    sums = groups.aggregate([([], "count_all"), *summed, ("wire_ns", "max")])
     renamed = {"count_all": "n", "bytes_sum": "bytes", "wire_ns_sum": "wire_ns", "wire_ns_max": "wire_max_ns"}
     waits = {"gpu_wait_ns_sum": "gpu_wait_ns", "peer_wait_ns_sum": "peer_wait_ns"}
     return _as_table("transfer_stats", sums, renamed | waits)
-
-
-def _in_order(timed: pa.Table) -> pa.Table:
-    """Return the rows of each rank one after the other, by their end."""
-    return timed.take(pa.array(np.lexsort((timed["end_ns"].to_numpy(), *(_numbers(timed, name) for name in _WHO)))))
 
 
 def _numbers(rows: pa.Table, column: str) -> np.ndarray:

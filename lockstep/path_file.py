@@ -85,7 +85,10 @@ def dump_plan(plan: PathPlan) -> bytes:
     """
     lines = [
         f"{_MAGIC} {VERSION} {plan.generation} {plan.lease_end_s}",
-        *map(_dump_entry, plan.entries),
+        *(
+            f"{each.source or ANY} {each.destination} {each.dport or ANY} {','.join(map(str, each.ports)) or ASK}"
+            for each in plan.entries
+        ),
         f"end {len(plan.entries)}",
     ]
     written = "".join(f"{line}\n" for line in lines).encode()
@@ -101,7 +104,10 @@ def parse_plan(written: bytes) -> PathPlan:
     lines = written.split(b"\n")
     if len(lines) < 3 or lines.pop() != b"":
         raise BadInput("a plan of paths is cut short")
-    fields = [_split(number, line) for number, line in enumerate(lines, 1)]
+    for number, line in enumerate(lines, 1):
+        if len(line) >= MOST_LINE_BYTES or not line.isascii() or b"\0" in line:
+            raise BadInput(f"line {number} of a plan of paths is too long or no text")
+    fields = [line.decode().split(" ") for line in lines]
     header, entries, end = fields[0], fields[1:-1], fields[-1]
     if len(header) != 4 or header[:2] != [_MAGIC, str(VERSION)]:
         raise BadInput(f"a plan of paths does not begin with {_MAGIC} {VERSION}, generation and end of lease")
@@ -178,17 +184,6 @@ def _check_fence(path: Path, plan: PathPlan) -> None:
         raise LeaseLost(f"{path} has plan {there.generation} already, which is later than {plan.generation}")
     if there and there.generation == plan.generation and there.entries != plan.entries:
         raise LeaseLost(f"{path} has another plan {plan.generation} already")
-
-
-def _dump_entry(entry: PathEntry) -> str:
-    ports = ",".join(map(str, entry.ports)) or ASK
-    return f"{entry.source or ANY} {entry.destination} {entry.dport or ANY} {ports}"
-
-
-def _split(number: int, line: bytes) -> list[str]:
-    if len(line) >= MOST_LINE_BYTES or not line.isascii() or b"\0" in line:
-        raise BadInput(f"line {number} of a plan of paths is too long or no text")
-    return line.decode().split(" ")
 
 
 def _read_entry(fields: list[str], number: int) -> PathEntry:

@@ -72,8 +72,8 @@ class Mesh:
     @property
     def steps_per_lap(self) -> int:
         """Steps within which this host probes every other NIC of its planes at least once; 0: there is none."""
-        turns = max((_turns(seat) for seat in self._seats), default=0)
-        return turns * len(self._seats)
+        turns = [max(seat.inside, seat.beyond) * _kinds(seat) for seat in self._seats]
+        return max(turns, default=0) * len(self._seats)
 
     @property
     def steps_per_leaf_lap(self) -> int:
@@ -129,10 +129,6 @@ def _find_planes(topology: Topology) -> list[tuple[tuple[Port, ...], ...]]:
 
 def _kinds(seat: _Seat) -> int:
     return (seat.inside > 0) + (seat.beyond > 0)
-
-
-def _turns(seat: _Seat) -> int:
-    return max(seat.inside, seat.beyond) * _kinds(seat)
 
 
 def _shuffled(turn: int, size: int, seed: int) -> int:

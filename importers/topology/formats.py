@@ -75,8 +75,9 @@ def import_topology(inputs: Sequence[Input], options: JoinOptions) -> Imported:
     """Return the topology that all inputs tell of together, or raise one error with all complaints."""
     read = [(FORMATS[known_format(one.format_name)], read_sources(one)) for one in inputs]
     sources = [source for _, found in read for source in found]
-    if len(sources) == 1 and inputs[0].format_name == NATIVE:
-        return _pass_through(sources[0], options)
+    if len(sources) == 1 and inputs[0].format_name == NATIVE:  # as it is, link ids included
+        update = {"routing": options.routing} if options.routing else {}
+        return Imported(parse_topology(sources[0].text()).model_copy(update=update), ())
     return join_surveys([survey for form, found in read for survey in form.parse(found)], options)
 
 
@@ -126,29 +127,18 @@ def _read(file: Path) -> Source:
     return Source(str(file), file.stem, data)
 
 
-def _pass_through(source: Source, options: JoinOptions) -> Imported:
-    """Return our own topology as it is, link ids included; only the routing may be said anew."""
-    topology = parse_topology(source.text())
-    update = {"routing": options.routing} if options.routing else {}
-    return Imported(topology.model_copy(update=update), ())
-
-
 def _each(parse: Callable[[Source], Survey]) -> Parse:
     """Return a parser of several files that turns what one of them cannot be read for into a complaint."""
 
-    def parse_all(sources: Sequence[Source]) -> list[Survey]:
-        return [_guarded(parse, source) for source in sources]
+    def parse_one(source: Source) -> Survey:
+        try:
+            return parse(source)
+        except BadTopology as error:
+            return Survey(source.name, complaints=error.complaints)
+        except BadInput as error:
+            return Survey(source.name, complaints=[str(error)])
 
-    return parse_all
-
-
-def _guarded(parse: Callable[[Source], Survey], source: Source) -> Survey:
-    try:
-        return parse(source)
-    except BadTopology as error:
-        return Survey(source.name, complaints=error.complaints)
-    except BadInput as error:
-        return Survey(source.name, complaints=[str(error)])
+    return lambda sources: [parse_one(source) for source in sources]
 
 
 def _parse_slurm(source: Source) -> Survey:

@@ -31,9 +31,7 @@ class _Block:
     guid: str
     says: str  # what it calls itself
     image: str | None  # GUID of its card or chassis
-    ports: list[tuple[str, str, str, float | None]] = field(
-        default_factory=list
-    )  # own port, far GUID and port, Gbit/s
+    ports: list[tuple[str, str, str, float | None]] = field(default_factory=list)  # own, far GUID, far, Gbit/s
 
 
 def parse_ibnetdiscover(source: Source) -> Survey:
@@ -42,12 +40,16 @@ def parse_ibnetdiscover(source: Source) -> Survey:
     blocks = _read_blocks(source.text(), survey)
     if not blocks and not survey.complaints:
         survey.complain("holds no switch and no adapter")
-    _refuse_doubles(blocks, survey)
+    for guid, times in Counter(block.guid for block in blocks).items():
+        if times > 1:
+            survey.complain(f"{guid} is described {times} times")
     kept = [block for block in blocks if block.kind != "Rt" and _AGGREGATION not in block.says]
     if left := len(blocks) - len(kept):
         survey.assumed.append(f"{source.name}: routers, and parts of switches that are no hosts, left out: {left}")
     names = _name_switches(kept) | _name_adapters(kept)
-    survey.nodes += [*_switches(kept, names, source.name), *_hosts(kept, names, source.name, survey)]
+    switches = [block for block in kept if block.kind == "Switch"]
+    survey.nodes += [SeenNode(names[block.guid].node, source.name, "switch") for block in switches]
+    survey.nodes += _hosts(kept, names, source.name, survey)
     dropped = {block.guid for block in blocks} - {block.guid for block in kept}
     dropped |= _note_unknown(kept, names, dropped, survey)
     survey.cables += [
@@ -96,12 +98,6 @@ def _rate(comment: str) -> float | None:
     return int(found[1]) * lane_gbps if found and lane_gbps and int(found[1]) else None
 
 
-def _refuse_doubles(blocks: Iterable[_Block], survey: Survey) -> None:
-    for guid, times in Counter(block.guid for block in blocks).items():
-        if times > 1:
-            survey.complain(f"{guid} is described {times} times")
-
-
 def _name_switches(blocks: Iterable[_Block]) -> dict[str, _Name]:
     """Give each switch the shortest of its names that no other switch has: NAME, NAME.PLACE, or its GUID."""
     options = {block.guid: _switch_names(block) for block in blocks if block.kind == "Switch"}
@@ -124,10 +120,6 @@ def _name_adapters(blocks: Iterable[_Block]) -> dict[str, _Name]:
             first_port = min((port for port, _, _, _ in block.ports), key=int, default="")
             names[block.guid] = _Name(host or block.guid, nic.strip() or block.guid, first_port)
     return names
-
-
-def _switches(blocks: Iterable[_Block], names: _Names, source: str) -> Iterable[SeenNode]:
-    return [SeenNode(names[block.guid].node, source, "switch") for block in blocks if block.kind == "Switch"]
 
 
 def _hosts(blocks: Iterable[_Block], names: _Names, source: str, survey: Survey) -> Iterable[SeenNode]:

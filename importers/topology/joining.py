@@ -9,7 +9,6 @@ from typing import Any
 from importers.topology.merging import (
     Cable,
     KnownNode,
-    Merged,
     clean_names,
     match_cables,
     merge_nodes,
@@ -62,7 +61,11 @@ def plug_hosts(draft: Draft) -> None:
             _plug_known(draft, host, cables, free)
         else:
             invented.append(host)
-            _plug_new(draft, host, cables)
+            nics = draft.nodes[host].nics
+            for cable in cables:
+                nic = next(name for name in (f"nic{number}" for number in count()) if name not in nics)
+                nics[nic] = SeenNic(nic)
+                _set_port(cable, host, nic)
     if invented:
         draft.assumed.append(
             f"NICs are unknown: one per cable is assumed, called nic0 and so on: {in_words(invented)}"
@@ -90,14 +93,6 @@ def _plug_known(draft: Draft, host: str, cables: list[Cable], free: list[str]) -
             f"host {host} has {len(free)} NICs without a cable and {len(cables)} cables without a NIC: "
             "which belong together is unknown"
         )
-
-
-def _plug_new(draft: Draft, host: str, cables: list[Cable]) -> None:
-    nics = draft.nodes[host].nics
-    for cable in cables:
-        nic = next(name for name in (f"nic{number}" for number in count()) if name not in nics)
-        nics[nic] = SeenNic(nic)
-        _set_port(cable, host, nic)
 
 
 def _set_port(cable: Cable, host: str, nic: str) -> None:
@@ -136,15 +131,14 @@ def infer_tiers(leaves: Iterable[str], neighbours: Neighbours) -> dict[str, Tier
 
 def infer_planes(plugs: Plugs, neighbours: Neighbours) -> dict[tuple[str, str], int]:
     """Return the plane of each NIC where switches fall into parts that never meet and share hosts; else nothing."""
-    part_of = _find_parts(neighbours)
+    parts = find_parts(_graph_of(neighbours, sorted(neighbours)))
+    part_of = {switch: number for number, part in enumerate(parts) for switch in part}
     used: dict[str, set[int]] = defaultdict(set)
     for (host, _), switch in plugs.items():
         used[host].add(part_of[switch])
-    if not any(len(parts) > 1 for parts in used.values()):
+    if not any(len(mine) > 1 for mine in used.values()):
         return {}
-    numbers = {
-        part: number for number, part in enumerate(sorted({part for parts in used.values() for part in parts}))
-    }
+    numbers = {part: number for number, part in enumerate(sorted(set[int]().union(*used.values())))}
     return {nic: numbers[part_of[switch]] for nic, switch in plugs.items()}
 
 
@@ -162,12 +156,6 @@ def infer_rails(plugs: Plugs) -> dict[tuple[str, str], int]:
     if not is_railed or max(map(len, hosts.values())) < 2:  # one host on a leaf of its own proves nothing
         return {}
     return {(host, nic): kinds[nic] for host, nic in plugs}
-
-
-def _find_parts(neighbours: Neighbours) -> dict[str, int]:
-    """Return a number per switch, the same for all that can be reached from each other."""
-    parts = find_parts(_graph_of(neighbours, sorted(neighbours)))
-    return {switch: number for number, part in enumerate(parts) for switch in part}
 
 
 def _graph_of(neighbours: Neighbours, switches: Iterable[str]) -> Any:  # Any: an untyped networkx.Graph
@@ -200,7 +188,9 @@ def join_surveys(surveys: Sequence[Survey], options: JoinOptions) -> Imported:
     _refuse([complaint for survey in surveys for complaint in survey.complaints] + clashes)
     merged = merge_nodes(node for survey in surveys for node in survey.nodes)
     claims = rename_ports(merged, (cable for survey in surveys for cable in survey.cables))
-    _add_unseen(merged, (end for claim in claims for end in (claim.near, claim.far)))
+    for claim in claims:
+        for end in (claim.near, claim.far):
+            merged.nodes.setdefault(end.node, KnownNode(end.node))
     settle_kinds(merged, claims)
     hosts = {node.id for node in merged.nodes.values() if node.kind == "host"}
     matched = match_cables(claims, hosts)
@@ -224,11 +214,6 @@ def _refuse(complaints: Sequence[str]) -> None:
         listed = [*listed[:_MOST_COMPLAINTS], f"and {len(listed) - _MOST_COMPLAINTS} more"]
     if listed:
         raise BadTopology(listed)
-
-
-def _add_unseen(merged: Merged, ends: Iterable[End]) -> None:
-    for end in ends:
-        merged.nodes.setdefault(end.node, KnownNode(end.node))
 
 
 def _neighbours(draft: Draft) -> dict[str, set[str]]:

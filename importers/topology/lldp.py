@@ -14,9 +14,7 @@ from importers.topology.survey import End, SeenCable, SeenNode, Source, Survey, 
 from lockstep.errors import BadInput
 from lockstep.topology import Kind
 
-_MEDIUM = re.compile(
-    r"(\d{1,4})(?:p(\d))?(G(?:ig)?)?base", re.IGNORECASE
-)  # 1000BaseT, 10GigBaseX, 2p5GigBaseT, 100GbaseCR4
+_MEDIUM = re.compile(r"(\d{1,4})(?:p(\d))?(G(?:ig)?)?base", re.IGNORECASE)  # 1000BaseT, 2p5GigBaseT, 100GbaseCR4
 _FORWARDS = {"bridge", "router", "repeater"}
 
 
@@ -52,17 +50,12 @@ def _fill(survey: Survey, node: str, neighbours: list[_Neighbour], by_node: Mapp
         if times > 1:
             survey.complain(f"port {port} of {node} has {times} neighbours, but takes one cable")
     for neighbour in neighbours:
-        far = _known_name(neighbour.node, by_node)
+        short = neighbour.node.partition(".")[0]  # a file of the node itself may lack the domain
+        far = short if neighbour.node not in by_node and short in by_node else neighbour.node
         ports = [port for port in neighbour.ports if port in by_node.get(far, ())] or neighbour.ports
         survey.nodes.append(SeenNode(far, survey.source, neighbour.kind, is_sure=False))
         end = End(far, ports[0] if ports else None)
         survey.cables.append(SeenCable(End(node, neighbour.own_port), end, survey.source, neighbour.gbps))
-
-
-def _known_name(name: str, by_node: Mapping[str, set[str]]) -> str:
-    """Return the name that a file of the node itself has, which may lack the domain."""
-    short = name.partition(".")[0]
-    return short if name not in by_node and short in by_node else name
 
 
 _Any = Any  # what JSON holds at a place, of any shape

@@ -53,7 +53,9 @@ def merge_nodes(seen: Iterable[SeenNode]) -> Merged:
             nics=_nics(merged, given),
             addresses=_agree(merged, given, "addresses", lambda node: node.addresses),
         )
-    _say_renamed(merged)
+    if merged.renamed:
+        words = [f"{end} is {name}" for end, name in merged.renamed.items()]
+        merged.assumed.append(f"NICs with the same GUID are one: {in_words(words)}")
     return merged
 
 
@@ -82,11 +84,8 @@ def rename_ports(merged: Merged, cables: Iterable[SeenCable]) -> list[SeenCable]
 def _kind(merged: Merged, given: Sequence[SeenNode]) -> Kind | None:
     sure = {node.kind: node.source for node in given if node.kind and node.is_sure}
     guessed = {node.kind: node.source for node in given if node.kind and not node.is_sure}
-    if len(sure) > 1:
-        words = " and ".join(f"a {kind} as {source} says" for kind, source in sure.items())
-        merged.complaints.append(f"node {given[0].id} is {words}")
-    elif not sure and len(guessed) > 1:
-        words = " and ".join(f"a {kind} as {source} says" for kind, source in guessed.items())
+    if len(sure or guessed) > 1:
+        words = " and ".join(f"a {kind} as {source} says" for kind, source in (sure or guessed).items())
         merged.complaints.append(f"node {given[0].id} is {words}")
     elif sure and guessed and sure.keys() != guessed.keys():
         kind, source = next(iter(sure.items()))
@@ -163,12 +162,6 @@ def _unique_guids(node: SeenNode) -> dict[str, str]:
     return {nic.guid: nic.id for nic in node.nics if nic.guid and times[nic.guid] == 1}
 
 
-def _say_renamed(merged: Merged) -> None:
-    if merged.renamed:
-        words = [f"{end} is {name}" for end, name in merged.renamed.items()]
-        merged.assumed.append(f"NICs with the same GUID are one: {in_words(words)}")
-
-
 @dataclass
 class Cable:
     """A cable and everybody who tells of it."""
@@ -206,16 +199,14 @@ def match_cables(claims: Sequence[SeenCable], hosts: Set[str]) -> Matched:
     matched.complaints += _find_double_ports(by_ends.values())
     at_port = {end: cable for cable in by_ends.values() for end in (cable.a, cable.b)}
     matched.cables += by_ends.values()
-    half = [_known_port_first(claim) for claim in claims if (claim.near.port is None) != (claim.far.port is None)]
+    half = [
+        replace(claim, near=claim.far, far=claim.near) if claim.near.port is None else claim
+        for claim in claims
+        if (claim.near.port is None) != (claim.far.port is None)
+    ]
     _add_half(matched, at_port, half)
     _add_bare(matched, [claim for claim in claims if claim.near.port is None and claim.far.port is None], hosts)
     return matched
-
-
-def _known_port_first(claim: SeenCable) -> SeenCable:
-    if claim.near.port is not None:
-        return claim
-    return SeenCable(claim.far, claim.near, claim.source, claim.gbps, claim.up)
 
 
 def _find_double_ports(cables: Iterable[Cable]) -> Iterator[str]:
@@ -296,7 +287,9 @@ _DASHES = re.compile(r"-{2,}")  # link:a--b would no longer come apart
 def clean_names(surveys: Iterable[Survey]) -> tuple[list[Survey], list[str], list[str]]:
     """Return the surveys with names that can be used, what was changed, and complaints where two become one."""
     surveys = list(surveys)
-    raw = dict.fromkeys(name for survey in surveys for name in _nodes_of(survey))
+    nodes = [node.id for survey in surveys for node in survey.nodes]
+    ends = [end.node for survey in surveys for cable in survey.cables for end in (cable.near, cable.far)]
+    raw = dict.fromkeys(nodes + ends)
     taken: dict[str, str] = {}
     complaints = [
         f"nodes {taken[clean]!r} and {name!r} would both be called {clean}"
@@ -323,11 +316,6 @@ def clean_port(name: str) -> str:
         return name  # nearly all are
     visible = "".join(letter if letter.isprintable() else " " for letter in name)
     return _DASHES.sub("-", _GAPS.sub("_", visible.strip()))
-
-
-def _nodes_of(survey: Survey) -> Iterable[str]:
-    ends = [end.node for cable in survey.cables for end in (cable.near, cable.far)]
-    return [*(node.id for node in survey.nodes), *ends]
 
 
 def _cleaned(survey: Survey) -> Survey:

@@ -51,15 +51,12 @@ def _walk(part: Part, above: tuple[int, ...], bus: str, numbers: Iterator[int]) 
     inner = (*above, next(numbers))
     for below in part.parts:
         address = below.get("busid") or bus
-        if below.tag in ("gpu", "net") or _is_bare(below):
+        is_bare = below.tag == "pci" and not below.parts and _of(below, _GPU_CLASSES + _NIC_CLASSES)
+        if below.tag in ("gpu", "net") or is_bare:
             # A bare function is itself the device: it stands where its <gpu> or <net> would.
             yield _Device(below, inner, address)
         else:
             yield from _walk(below, inner, address, numbers)
-
-
-def _is_bare(part: Part) -> bool:
-    return part.tag == "pci" and not part.parts and (_of(part, _GPU_CLASSES) or _of(part, _NIC_CLASSES))
 
 
 def _of(part: Part, classes: tuple[str, ...]) -> bool:

@@ -2,9 +2,8 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field
 
 from importers.topology.survey import Source, Survey, read_yaml, shaped
 from importers.topology.trees import Tree, survey_tree
@@ -34,7 +33,9 @@ def parse_slurm_conf(source: Source) -> Survey:
         try:
             settings = _settings(line)
             speeds += "linkspeed" in settings
-            _refuse_again(seen, settings, number)
+            name = settings.get("switchname") or settings.get("blockname")
+            if name and seen.setdefault(name, number) != number:
+                raise BadInput(f"{name} is described again, after line {seen[name]}")
             _take(settings, tree, blocks)
         except BadInput as error:
             survey.complain(f"line {number}: {error}")
@@ -87,12 +88,6 @@ def _settings(line: str) -> dict[str, str]:
     if unknown := sorted(settings.keys() - _KNOWN[subject]):
         raise BadInput(f"{', '.join(unknown)} is not known beside {subject}")
     return settings
-
-
-def _refuse_again(seen: dict[str, int], settings: Mapping[str, str], number: int) -> None:
-    name = settings.get("switchname") or settings.get("blockname")
-    if name and seen.setdefault(name, number) != number:
-        raise BadInput(f"{name} is described again, after line {seen[name]}")
 
 
 def _take(settings: Mapping[str, str], tree: Tree, blocks: dict[str, list[str]]) -> None:
@@ -162,7 +157,10 @@ class Whole(Loose):
 def parse_slurm_yaml(source: Source) -> Survey:
     """Return the tree that is the default, else the first; hosts get their racks from the blocks chosen alike."""
     survey = Survey(source.name)
-    whole = shaped(Whole, {"topologies": _listed(read_yaml(source), source)}, source)
+    topologies = read_yaml(source)
+    if not isinstance(topologies, list):
+        raise BadInput(f"{source.name}: is no list of topologies")
+    whole = shaped(Whole, {"topologies": topologies}, source)
     by_rank = sorted(whole.topologies, key=lambda named: not named.is_default)
     trees = [named for named in by_rank if named.tree]
     blocks = [named for named in by_rank if named.block]
@@ -172,14 +170,9 @@ def parse_slurm_yaml(source: Source) -> Survey:
     if left := [named.topology for named in whole.topologies if named.topology not in used]:
         survey.assumed.append(f"{source.name}: {', '.join(used)} used, {', '.join(left)} left out")
     tree = _grow(trees[0].tree, survey) if trees else Tree()
-    return survey_tree(with_blocks(tree, _collect(blocks[0].block, survey) if blocks else {}, survey), survey)
-
-
-def _listed(value: Any, source: Source) -> list[Any]:  # Any: as YAML gave it
-    try:
-        return TypeAdapter(list[Any]).validate_python(value)
-    except ValidationError:
-        raise BadInput(f"{source.name}: is no list of topologies") from None
+    kept = blocks[0].block.blocks if blocks and blocks[0].block else ()
+    racks = {block.block: _expand(block.nodes, survey) for block in kept}
+    return survey_tree(with_blocks(tree, racks, survey), survey)
 
 
 def _grow(kind: TreeKind | None, survey: Survey) -> Tree:
@@ -191,10 +184,6 @@ def _grow(kind: TreeKind | None, survey: Survey) -> Tree:
         tree.put_switches(switch.switch, _expand(switch.children, survey))
         tree.put_hosts(switch.switch, _expand(switch.nodes, survey))
     return tree
-
-
-def _collect(kind: BlockKind | None, survey: Survey) -> dict[str, list[str]]:
-    return {block.block: _expand(block.nodes, survey) for block in (kind.blocks if kind else ())}
 
 
 def _expand(text: str, survey: Survey) -> list[str]:

@@ -132,8 +132,9 @@ def _find_missing(topology: Topology, ranks: _Ranks) -> Iterator[str]:
             pair = sorted(_ends(link), key=lambda node: _RANKS.get(ranks[node], 9))
             if (ranks[pair[0]], ranks[pair[1]]) == (low, high):
                 cables[pair[0], pair[1]] += 1
-        for lows, highs in _find_groups(cables):
-            yield from _compare_pairs(lows, highs, cables)
+        lower = {pair[0] for pair in cables}
+        for part in find_parts(join_nodes(cables)):  # that hangs together, such as a pod
+            yield from _compare_pairs(sorted(part & lower), sorted(part - lower), cables)
 
 
 def _compare_pairs(lows: list[str], highs: list[str], cables: Counter[tuple[str, str]]) -> Iterator[str]:
@@ -146,13 +147,6 @@ def _compare_pairs(lows: list[str], highs: list[str], cables: Counter[tuple[str,
         if found != usual:
             words = "no link" if not found else f"{found} links" if found > 1 else "1 link"
             yield f"{low} has {words} to {high}, {counts[usual]} of the {counts.total()} pairs like them have {usual}"
-
-
-def _find_groups(cables: Counter[tuple[str, str]]) -> Iterator[tuple[list[str], list[str]]]:
-    """Yield lower and upper switches of each part that hangs together, such as a pod."""
-    lower = {low for low, _ in cables}
-    for part in find_parts(join_nodes(cables)):
-        yield sorted(part & lower), sorted(part - lower)
 
 
 def _find_odd_hosts(topology: Topology) -> Iterator[str]:

@@ -153,7 +153,10 @@ def read_yaml(source: Source) -> Any:  # Any: YAML of any shape, all scalars as 
     try:
         return yaml.load(source.text(), Loader=_Words)  # noqa: S506 because this loader makes nothing but text
     except yaml.YAMLError as error:
-        raise BadInput(f"{source.name}: is not YAML: {_yaml_words(error)}") from None
+        mark = getattr(error, "problem_mark", None)
+        words = getattr(error, "problem", None) or str(error).splitlines()[0]
+        place = f" in line {mark.line + 1}" if mark else ""
+        raise BadInput(f"{source.name}: is not YAML: {words}{place}") from None
     except (RecursionError, ValueError, TypeError) as error:
         raise BadInput(f"{source.name}: is not YAML: {str(error).splitlines()[0]}") from None
 
@@ -216,9 +219,3 @@ class _Building:
 
     def refuse(self, *_: object) -> None:
         raise BadInput(f"{self.name}: declares a document type, which could make it grow without end")
-
-
-def _yaml_words(error: Exception) -> str:
-    mark = getattr(error, "problem_mark", None)
-    place = f" in line {mark.line + 1}" if mark else ""
-    return f"{getattr(error, 'problem', None) or str(error).splitlines()[0]}{place}"

@@ -136,10 +136,13 @@ def _without_port(instance: str) -> str | None:
 
 
 def _row(alert: Alert, host: str, ts_ns: int) -> Row:
+    given = alert.annotations.get("summary") or alert.annotations.get("description") or ""
+    labels = " ".join(f"{name}={value}" for name, value in sorted(alert.labels.items()) if name != "alertname")
+    message = f"{alert.name} is {alert.status}{': ' if given else ''}{given} ({labels})"[:MOST_MESSAGE_CHARS]
     is_firing = alert.status == "firing"
     severity = _SEVERITIES.get(alert.labels.get("severity", "").lower(), "warning") if is_firing else "info"
     row: Row = {"host": host, "ts_ns": ts_ns, "source": SOURCE, "kind": "alert" if is_firing else "alert_resolved"}
-    return row | {"component": _component(alert.labels, host), "severity": severity, "message": _message(alert)}
+    return row | {"component": _component(alert.labels, host), "severity": severity, "message": message}
 
 
 def _component(labels: Mapping[str, str], host: str) -> str:
@@ -150,13 +153,6 @@ def _component(labels: Mapping[str, str], host: str) -> str:
         return ""
     gpu = labels.get("gpu", "")
     return f"gpu:{host}/{gpu}" if gpu.isdecimal() and len(gpu) < 4 else f"host:{host}"
-
-
-def _message(alert: Alert) -> str:
-    given = alert.annotations.get("summary") or alert.annotations.get("description") or ""
-    labels = " ".join(f"{name}={value}" for name, value in sorted(alert.labels.items()) if name != "alertname")
-    sentence = f"{alert.name} is {alert.status}{': ' if given else ''}{given} ({labels})"
-    return sentence[:MOST_MESSAGE_CHARS]
 
 
 def _documents(saved: Saved) -> Iterator[tuple[str, bytes]]:

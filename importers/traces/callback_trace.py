@@ -106,7 +106,9 @@ def events_of(recording: RankRecording, epoch_ns: int) -> Iterator[Event]:
         event |= {"type": type_name, "h": number, "tid": thread}
         if is_start:
             event["comm"] = places.get(comm, -1)
-            event |= _parent(known.get(parent)) | _details(type_name, channel, detail, handle)
+            if parent in known:
+                event["parent"], event["ptype"] = known[parent]
+            event |= _details(type_name, channel, detail, handle)
             known[handle] = (number, type_name)
         elif phase == PHASES.index("state"):
             event |= _state(state, detail)
@@ -125,20 +127,13 @@ def cut_events(events: Sequence[Event], begin_ns: int, end_ns: int) -> Iterator[
             if start.get("parent") in kept:
                 kept.add(number)
         elif begin_ns <= _when(start) < end_ns:
-            kept |= {number, *_ancestors(starts, start)}
+            kept.add(number)
+            while "parent" in start and start["parent"] in starts:
+                kept.add(start["parent"])
+                start = starts[start["parent"]]
     for event in events:
         if event["h"] in kept and (_when(event) < end_ns or event["type"] in FOLLOWERS):
             yield event
-
-
-def _ancestors(starts: Mapping[object, Event], start: Event) -> Iterator[object]:
-    while "parent" in start and start["parent"] in starts:
-        yield start["parent"]
-        start = starts[start["parent"]]
-
-
-def _parent(known: tuple[int, str] | None) -> Event:
-    return {} if known is None else {"parent": known[0], "ptype": known[1]}
 
 
 def _when(event: Event) -> int:

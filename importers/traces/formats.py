@@ -27,58 +27,41 @@ Report = Callable[[int], None]  # hears how many bytes were read since it last h
 Reader = Callable[[Sequence[Path], str, Report], Reading]
 
 
-def read_inspector(files: Sequence[Path], job: str, report: Report) -> Reading:
-    """Read what NCCL Inspector wrote, a file per process."""
-    return parse_inspector(((str(path), _lines(path, report)) for path in files), job)
-
-
-def read_flight_recorder(files: Sequence[Path], job: str, report: Report) -> Reading:
-    """Read dumps of PyTorch's Flight Recorder, a file per rank."""
-    return parse_flight_recorder({str(path): _content(path, report) for path in files}, job)
-
-
-def read_ras(files: Sequence[Path], job: str, report: Report) -> Reading:
-    """Read saved answers of NCCL's RAS, an answer per file, given when the file was last written."""
-    return parse_ras([Answer(str(path), _content(path, report), path.stat().st_mtime_ns) for path in files], job)
-
-
-def read_nccl_tests(files: Sequence[Path], job: str, report: Report) -> Reading:
-    """Read logs of nccl-tests, written when the file was last written."""
-    return parse_nccl_tests((Log(str(path), _lines(path, report), path.stat().st_mtime_ns) for path in files), job)
-
-
-def read_kineto(files: Sequence[Path], job: str, report: Report) -> Reading:
-    """Read traces of PyTorch's profiler, a file per rank, perhaps packed with gzip."""
-    return parse_kineto(((str(path), _pieces(path, report)) for path in files), job)
-
-
-def read_alertmanager(files: Sequence[Path], job: str, report: Report) -> Reading:
-    """Read saved notifications of Alertmanager, one a file or one a line."""
-    return parse_alertmanager([Saved(str(path), _content(path, report)) for path in files])
-
-
-def read_gpud(files: Sequence[Path], job: str, report: Report) -> Reading:
-    """Read saved answers of gpud; a file is named after its host: `h3.json`, `h3.states.json`."""
-    return parse_gpud([GpudAnswer(str(path), path.name.partition(".")[0], _content(path, report)) for path in files])
+def _stamped(path: Path) -> int:
+    return path.stat().st_mtime_ns  # recordings that tell no time have that of their file
 
 
 FORMATS: Mapping[str, Reader] = {
-    "alertmanager": read_alertmanager,
-    "flight-recorder": read_flight_recorder,
-    "gpud": read_gpud,
-    "inspector": read_inspector,
-    "kineto": read_kineto,
-    "nccl-tests": read_nccl_tests,
-    "ras": read_ras,
+    # One notification a file or one a line.
+    "alertmanager": lambda files, job, report: parse_alertmanager(
+        [Saved(str(path), _content(path, report)) for path in files]
+    ),
+    # A file per rank.
+    "flight-recorder": lambda files, job, report: parse_flight_recorder(
+        {str(path): _content(path, report) for path in files}, job
+    ),
+    # A file is named after its host: `h3.json`, `h3.states.json`.
+    "gpud": lambda files, job, report: parse_gpud(
+        [GpudAnswer(str(path), path.name.partition(".")[0], _content(path, report)) for path in files]
+    ),
+    # A file per process.
+    "inspector": lambda files, job, report: parse_inspector(
+        ((str(path), _pieces(path, report, is_lines=True)) for path in files), job
+    ),
+    # A file per rank, perhaps packed with gzip.
+    "kineto": lambda files, job, report: parse_kineto(((str(path), _pieces(path, report)) for path in files), job),
+    "nccl-tests": lambda files, job, report: parse_nccl_tests(
+        (Log(str(path), _pieces(path, report, is_lines=True), _stamped(path)) for path in files), job
+    ),
+    # An answer per file.
+    "ras": lambda files, job, report: parse_ras(
+        [Answer(str(path), _content(path, report), _stamped(path)) for path in files], job
+    ),
 }
 
 
-def _nobody(_: int) -> None:
-    """Hear nothing."""
-
-
 def import_recordings(
-    read: Reader, files: Sequence[Path], target: Path, job: str, report: Report = _nobody
+    read: Reader, files: Sequence[Path], target: Path, job: str, report: Report = lambda _: None
 ) -> Reading:
     """Write a capture of what these files tell, or raise one sentence and leave nothing behind."""
     reading = read(files, job, report)
@@ -93,7 +76,14 @@ def import_recordings(
 
 def describe(job: str, tables: Mapping[str, pa.Table]) -> CaptureInfo:
     """Return whose rows these are and from when to when."""
-    timestamps = [timestamp for name, rows in tables.items() for timestamp in _bounds(name, rows)]
+    columns = [
+        rows[column]
+        for name, rows in tables.items()
+        for column in (TABLE_BY_NAME[name].time, "end_ns")
+        if column in rows.column_names
+    ]
+    bounds = [bound for column in columns for bound in pc.min_max(column).as_py().values()]
+    timestamps = [bound for bound in bounds if bound is not None]
     if not timestamps:
         raise BadInput("these files tell nothing that a capture could hold")
     hosts = sorted({host for rows in tables.values() for host in pc.unique(rows["host"]).to_pylist()})
@@ -101,22 +91,9 @@ def describe(job: str, tables: Mapping[str, pa.Table]) -> CaptureInfo:
     return CaptureInfo(job=job, start_ns=min(timestamps), end_ns=max(timestamps), hosts=tuple(by_number))
 
 
-def _bounds(name: str, rows: pa.Table) -> list[int]:
-    columns = [column for column in (TABLE_BY_NAME[name].time, "end_ns") if column in rows.column_names]
-    bounds = [pc.min_max(rows[column]).as_py() for column in columns]
-    return [timestamp for bound in bounds for timestamp in bound.values() if timestamp is not None]
-
-
-def _lines(path: Path, report: Report) -> Iterator[bytes]:
+def _pieces(path: Path, report: Report, is_lines: bool = False) -> Iterator[bytes]:
     with open(path, "rb") as file:
-        while line := file.readline(_MOST_LINE_BYTES):
-            yield line
-            report(len(line))
-
-
-def _pieces(path: Path, report: Report) -> Iterator[bytes]:
-    with open(path, "rb") as file:
-        while piece := file.read(_PIECE_BYTES):
+        while piece := file.readline(_MOST_LINE_BYTES) if is_lines else file.read(_PIECE_BYTES):
             yield piece
             report(len(piece))
 

@@ -126,7 +126,7 @@ def _event_rows(component: Component, host: str) -> Iterator[tuple[int, Row]]:
         ts_ns = parse_timestamp(event.time)
         if ts_ns is not None:
             message = _sentence(component.component, event.name, event.message, event.suggested_actions)
-            kind = _word(event.name) or "gpud_event"
+            kind = "_".join(event.name.split())[:100] or "gpud_event"
             yield ts_ns, _row(component, host, ts_ns, kind, _SEVERITIES.get(event.type, "info"), message)
 
 
@@ -143,10 +143,6 @@ def _state_rows(component: Component, host: str) -> Iterator[tuple[int, Row]]:
 def _row(component: Component, host: str, ts_ns: int, kind: str, severity: str, message: str) -> Row:
     row: Row = {"host": host, "ts_ns": ts_ns, "source": SOURCE, "kind": kind, "component": f"host:{host}"}
     return row | {"severity": severity, "message": message}
-
-
-def _word(name: str) -> str:
-    return "_".join(name.split())[:100]
 
 
 def _sentence(component: str, name: str, given: str, actions: Actions | None) -> str:

@@ -35,6 +35,7 @@ _BOUNDS = re.compile(r"# Out of bounds values : (\d+) (\S+)")
 _MEAN = re.compile(r"# Avg bus bandwidth\s+: ")
 _MEASURED = ("us", "algbw_gbs", "busbw_gbs", "wrong")
 _NO_NUMBER = "N/A"
+_NUMBER = re.compile(r"\d{1,20}(\.\d{1,20})?(e[+-]?\d{1,3})?")
 
 
 @dataclass(frozen=True)
@@ -129,36 +130,25 @@ def _take(reading: Reading, run: Run, line: str, location: _Location) -> None:
     elif found := _BOUNDS.match(line):
         run.is_over = True
         if found[2] != "OK":
-            host = _first_host(run, location)
-            _add_event(
-                reading, location, host, "wrong_results", "error", f"{run.name}: {found[1]} values out of bounds"
-            )
+            message = f"{run.name}: {found[1]} values out of bounds"
+            _add_event(reading, location, _first_host(run, location), "wrong_results", "error", message)
     elif _MEAN.match(line):
         run.is_over = True
 
 
 def _add_size(reading: Reading, run: Run, found: re.Match[str], location: _Location) -> None:
     values = found[4].split()[-8:]
-    if len(values) < 8 or not all(map(_is_number, values)):
+    if len(values) < 8 or not all(value == _NO_NUMBER or _NUMBER.fullmatch(value) for value in values):
         raise location.refuse("is no whole row of the table: two times four measured values belong to it")
     host = _first_host(run, location)
-    sides = zip(("out_of_place", "in_place"), (values[:4], values[4:]), strict=True)
-    words = [_words(side, four, run.counts_wrong) for side, four in sides]
+    names = _MEASURED if run.counts_wrong else (*_MEASURED[:3], "deviation")
+    labels = [f"{side}_{name}" for side in ("out_of_place", "in_place") for name in names]
+    words = [f"{label}={value}" for label, value in zip(labels, values, strict=True) if value != _NO_NUMBER]
     where = f"{len(run.devices)} ranks on {', '.join(run.hosts[:8])}{' and others' if len(run.hosts) > 8 else ''}"
     message = f"{run.name} size={found[1]} count={found[2]} type={found[3]} {' '.join(words)} ({where})"
     wrong = sum(float(four[3]) for four in (values[:4], values[4:]) if run.counts_wrong and four[3] != _NO_NUMBER)
     kind, severity = ("wrong_results", "error") if wrong else ("nccl_test", "info")
     _add_event(reading, location, host, kind, severity, message)
-
-
-def _words(side: str, four: list[str], counts_wrong: bool) -> str:
-    names = _MEASURED if counts_wrong else (*_MEASURED[:3], "deviation")
-    found = zip(names, four, strict=True)
-    return " ".join(f"{side}_{name}={value}" for name, value in found if value != _NO_NUMBER)
-
-
-def _is_number(word: str) -> bool:
-    return word == _NO_NUMBER or re.fullmatch(r"\d{1,20}(\.\d{1,20})?(e[+-]?\d{1,3})?", word) is not None
 
 
 def _first_host(run: Run, location: _Location) -> str:
@@ -172,10 +162,8 @@ def _end(reading: Reading, runs: list[Run], log: Log, job: str) -> None:
     if runs and runs[-1].devices and not runs[-1].is_over:
         run = runs[-1]
         run.is_over = True
-        location = _Location(log, 0, job)
-        _add_event(
-            reading, location, run.hosts[0], "nccl_test_unfinished", "warning", f"{run.name}: the log just ends"
-        )
+        message = f"{run.name}: the log just ends"
+        _add_event(reading, _Location(log, 0, job), run.hosts[0], "nccl_test_unfinished", "warning", message)
 
 
 def _add_event(reading: Reading, location: _Location, host: str, kind: str, severity: str, message: str) -> None:

@@ -79,16 +79,13 @@ def parse_ras(answers: Iterable[Answer], job: str) -> Reading:
             _add_text(reading, answer, text)
             continue
         status = validated(JobStatus, parse_json(answer.file, text[begin.start() :]), answer.file)
+        common: Row = {"job": job, "attempt": 0, "init_ns": answer.ts_ns, "nccl_version": status.nccl_version}
+        common |= {"plugin_version": "ras", "detail": "ops"}
         for comm in status.communicators:
-            _add_comms(reading, known, comm, _common(answer, job, status.nccl_version))
+            _add_comms(reading, known, comm, common)
             for row in _events(comm):
                 reading.add("events", row | {"ts_ns": answer.ts_ns})
     return reading
-
-
-def _common(answer: Answer, job: str, nccl_version: str | None) -> Row:
-    row: Row = {"job": job, "attempt": 0, "init_ns": answer.ts_ns, "nccl_version": nccl_version}
-    return row | {"plugin_version": "ras", "detail": "ops"}
 
 
 def _add_comms(reading: Reading, known: set[tuple[int, int]], comm: Communicator, common: Row) -> None:

@@ -76,26 +76,21 @@ class Descriptors:
         if place is None or value is None:
             return
         word = name.partition(".")[2]
-        number = (self._word(word, place.size, value) if word in _V1_WORDS else _integer(value)) % (
-            1 << 8 * place.size
-        )
-        ctypes.memmove(
-            ctypes.addressof(self._buffer) + place.offset, number.to_bytes(place.size, sys.byteorder), place.size
-        )
+        if word in _V1_WORDS:
+            number = self._word(word, place.size, value)
+        else:
+            number = value if isinstance(value, int) else int(str(value), 16)  # a CUDA stream
+        data = (number % (1 << 8 * place.size)).to_bytes(place.size, sys.byteorder)
+        ctypes.memmove(ctypes.addressof(self._buffer) + place.offset, data, place.size)
 
     def _word(self, name: str, size: int, value: object) -> int:
         """Return a pointer to a word, or its number in the one byte that it has in v1."""
         if size > 1:
-            return self._address(value) if isinstance(value, str) else 0
+            if not isinstance(value, str):
+                return 0
+            return ctypes.addressof(self._texts.setdefault(value, ctypes.create_string_buffer(value.encode())))
         numbers = _V1_WORDS[name]
         return value if isinstance(value, int) else numbers.index(value) if value in numbers else _V1_UNKNOWN
-
-    def _address(self, text: str) -> int:
-        return ctypes.addressof(self._texts.setdefault(text, ctypes.create_string_buffer(text.encode())))
-
-
-def _integer(value: object) -> int:
-    return value if isinstance(value, int) else int(str(value), 16)  # a CUDA stream
 
 
 CALLBACKS_PER_ANSWER = 2_000  # a ring holds 8,192 records, and a callback makes one at most
@@ -246,11 +241,16 @@ def play_all(player: Player, events: Iterable[Event], answer: Callable[[int], No
     """Play events in order, each on the thread that stands for its recorded one; wait for answers now and then."""
     threads: dict[int, ThreadPoolExecutor] = {}
     now_ns = 0
+
+    def play_batch(batch: list[Event]) -> None:
+        for event in batch:
+            player.play(event)
+
     try:
         for batch in _batches(events):
             if batch[0]["tid"] not in threads:
                 threads[batch[0]["tid"]] = ThreadPoolExecutor(1)
-            threads[batch[0]["tid"]].submit(_play_batch, player, batch).result()
+            threads[batch[0]["tid"]].submit(play_batch, batch).result()
             now_ns = batch[-1]["ts"]
             if batch[-1]["number"] % CALLBACKS_PER_ANSWER == 0:
                 answer(now_ns)
@@ -269,11 +269,6 @@ def _batches(events: Iterable[Event]) -> Iterator[list[Event]]:
 
     for _, batch in groupby(numbered, key=place):
         yield list(batch)
-
-
-def _play_batch(player: Player, batch: list[Event]) -> None:
-    for event in batch:
-        player.play(event)
 
 
 def main(library: Path, recording: Path) -> None:

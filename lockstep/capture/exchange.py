@@ -38,7 +38,8 @@ def load_capture(store: Store, capture: Capture, watch: Callable[[int, int], Non
     done = 0
     for name, rows in capture.tables.items():
         digest = _digest(rows)
-        for number, part in enumerate(_parts(rows)):
+        for number, begin in enumerate(range(0, rows.num_rows, _ROWS_PER_INSERT)):
+            part = rows.slice(begin, _ROWS_PER_INSERT)
             store.insert(TABLE_BY_NAME[name], part, token=f"capture/{name}/{digest}/{number}")
             done += part.num_rows
             watch(done, due)
@@ -122,8 +123,3 @@ def _digest(rows: pa.Table) -> str:
     for batch in rows.combine_chunks().to_batches():
         sink.update(batch.serialize())
     return sink.hexdigest()[:32]
-
-
-def _parts(rows: pa.Table) -> Iterator[pa.Table]:
-    for begin in range(0, rows.num_rows, _ROWS_PER_INSERT):
-        yield rows.slice(begin, _ROWS_PER_INSERT)

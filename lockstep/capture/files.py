@@ -222,20 +222,15 @@ def read_capture(path: Path) -> Capture:
 
 
 def _read_directory(directory: Path) -> Capture:
-    info = _read_info(directory)
+    if not _is_there(directory / INFO_FILE):
+        raise BadCapture("the capture lacks this file, which says whose telemetry it is", file=INFO_FILE)
+    info = parse_info(_text(directory / INFO_FILE))
     tables = {
         table.name: _read_table(directory / name, table)
         for name, table in TABLE_FILES.items()
         if _is_there(directory / name)
     }
     return Capture(info=info, topology=_read_topology(directory), tables=tables)
-
-
-def _read_info(directory: Path) -> CaptureInfo:
-    file = directory / INFO_FILE
-    if not _is_there(file):
-        raise BadCapture("the capture lacks this file, which says whose telemetry it is", file=INFO_FILE)
-    return parse_info(_text(file))
 
 
 def _read_topology(directory: Path) -> Topology | None:

@@ -8,7 +8,16 @@ from lockstep.decision import Decision
 from lockstep.errors import BadInput, NotPresent
 from lockstep.execution import OUT_OF_SERVICE, PURSUED, Execution, Isolated, NodeOrder, Order, Outcome
 from lockstep.state.database import ControlDatabase
-from lockstep.state.documents import Row, newest_first, read_document, record_within, write_over
+from lockstep.state.documents import (
+    Row,
+    matching,
+    newest_first,
+    read_all,
+    read_by_id,
+    read_document,
+    record_within,
+    write_over,
+)
 from lockstep.state.incidents import note_changes
 from lockstep.state.leases import Lease, refuse_stale
 from lockstep.state.tables import DECISIONS, EXECUTIONS, INCIDENTS, ISOLATIONS, NODE_ORDERS, ORDERS, OUTCOMES
@@ -22,7 +31,11 @@ def save_decisions(db: ControlDatabase, decisions: Sequence[Decision], lease: Le
     with db.begin() as connection:
         if lease is not None:
             refuse_stale(connection, lease)
-        _check_incidents(connection, decisions)
+        wanted = {decision.incident for decision in decisions}
+        known = set(connection.scalars(select(INCIDENTS.c.id).where(INCIDENTS.c.id.in_(wanted))))
+        for each in decisions:
+            if each.incident not in known:
+                raise NotPresent(f"decision {each.id!r} answers incident {each.incident!r}, which is not here")
         write_over(connection, DECISIONS, map(_row, decisions))
         note_changes(connection, "decision", (decision.id for decision in decisions))
 
@@ -36,14 +49,8 @@ def list_decisions(
     before: tuple[int, str] | None = None,
 ) -> list[Decision]:
     """Return the newest decisions first; `before` is (created_ns, id) of the last one of the page above."""
-    query = select(DECISIONS.c.document)
-    if incident is not None:
-        query = query.where(DECISIONS.c.incident == incident)
-    if job is not None:
-        query = query.where(DECISIONS.c.job == job)
-    query = newest_first(query, DECISIONS.c.created_ns, DECISIONS.c.id, limit, before)
-    with db.read() as connection:
-        return [read_document(Decision, text) for text in connection.scalars(query)]
+    query = matching(select(DECISIONS.c.document), (DECISIONS.c.incident, incident), (DECISIONS.c.job, job))
+    return read_all(db, Decision, newest_first(query, DECISIONS.c.created_ns, DECISIONS.c.id, limit, before))
 
 
 def get_decision(db: ControlDatabase, decision_id: str) -> Decision:
@@ -53,14 +60,6 @@ def get_decision(db: ControlDatabase, decision_id: str) -> Decision:
     if text is None:
         raise NotPresent(f"there is no decision {decision_id!r}")
     return read_document(Decision, text)
-
-
-def _check_incidents(connection: Connection, decisions: Sequence[Decision]) -> None:
-    wanted = {decision.incident for decision in decisions}
-    known = set(connection.scalars(select(INCIDENTS.c.id).where(INCIDENTS.c.id.in_(wanted))))
-    for decision in decisions:
-        if decision.incident not in known:
-            raise NotPresent(f"decision {decision.id!r} answers incident {decision.incident!r}, which is not here")
 
 
 def _row(decision: Decision) -> Row:
@@ -73,24 +72,21 @@ def _row(decision: Decision) -> Row:
     }
 
 
-_PLANNER = "planner"  # who stands in the audit for what is done under the lease
-
-
 def give_order(db: ControlDatabase, order: Order) -> None:
     """Write down, with a line in the audit, what somebody wants of a decision; NotPresent where there is none."""
     with db.begin() as connection:
         if connection.scalar(select(DECISIONS.c.id).where(DECISIONS.c.id == order.decision)) is None:
             raise NotPresent(f"there is no decision {order.decision!r}")
-        _add_order(connection, order)
+        row = {"decision": order.decision, "ts_ns": order.ts_ns, "document": order.model_dump_json()}
+        connection.execute(insert(ORDERS).values(row))
+        what = f"{order.kind}_decision"
+        record_within(connection, who=order.who, what=what, subject=order.decision, why=order.why, now_ns=order.ts_ns)
 
 
 def list_orders(db: ControlDatabase, decision: str | None = None, since_ns: int = 0) -> list[Order]:
     """Return orders, oldest first: all of them, or those on one decision."""
     query = select(ORDERS.c.document).where(ORDERS.c.ts_ns >= since_ns).order_by(ORDERS.c.id)
-    if decision is not None:
-        query = query.where(ORDERS.c.decision == decision)
-    with db.read() as connection:
-        return [read_document(Order, text) for text in connection.scalars(query)]
+    return read_all(db, Order, matching(query, (ORDERS.c.decision, decision)))
 
 
 def save_execution(
@@ -116,21 +112,15 @@ def find_execution(db: ControlDatabase, decision: str) -> Execution | None:
 def unfinished_executions(db: ControlDatabase) -> list[Execution]:
     """Return what is still to be carried out or undone, releases that were set aside included, oldest first."""
     query = select(EXECUTIONS.c.document).where(EXECUTIONS.c.state.in_(PURSUED))
-    with db.read() as connection:
-        rows = connection.scalars(query.order_by(EXECUTIONS.c.began_ns, EXECUTIONS.c.id))
-        return [read_document(Execution, text) for text in rows]
+    return read_all(db, Execution, query.order_by(EXECUTIONS.c.began_ns, EXECUTIONS.c.id))
 
 
 def list_executions(
     db: ControlDatabase, *, job: str | None = None, limit: int = 100, before: tuple[int, str] | None = None
 ) -> list[Execution]:
     """Return the newest first; `before` is (began_ns, decision) of the last one of the page above."""
-    query = select(EXECUTIONS.c.document)
-    if job is not None:
-        query = query.where(EXECUTIONS.c.job == job)
-    query = newest_first(query, EXECUTIONS.c.began_ns, EXECUTIONS.c.id, limit, before)
-    with db.read() as connection:
-        return [read_document(Execution, text) for text in connection.scalars(query)]
+    query = matching(select(EXECUTIONS.c.document), (EXECUTIONS.c.job, job))
+    return read_all(db, Execution, newest_first(query, EXECUTIONS.c.began_ns, EXECUTIONS.c.id, limit, before))
 
 
 def save_isolated(db: ControlDatabase, isolated: Isolated, lease: Lease, why: str = "") -> None:
@@ -146,9 +136,7 @@ def list_isolated(db: ControlDatabase, since_ns: int = 0) -> list[Isolated]:
     """Return nodes that were taken out of service since then, or still are, oldest first."""
     wanted = (ISOLATIONS.c.since_ns >= since_ns) | (ISOLATIONS.c.state != "returned")
     query = select(ISOLATIONS.c.document).where(wanted)
-    with db.read() as connection:
-        rows = connection.scalars(query.order_by(ISOLATIONS.c.since_ns, ISOLATIONS.c.id))
-        return [read_document(Isolated, text) for text in rows]
+    return read_all(db, Isolated, query.order_by(ISOLATIONS.c.since_ns, ISOLATIONS.c.id))
 
 
 def save_outcome(db: ControlDatabase, outcome: Outcome) -> None:
@@ -168,15 +156,7 @@ def save_outcome(db: ControlDatabase, outcome: Outcome) -> None:
 def list_outcomes(db: ControlDatabase, since_ns: int = 0) -> dict[str, Outcome]:
     """Return outcomes by incident."""
     query = select(OUTCOMES.c.id, OUTCOMES.c.document).where(OUTCOMES.c.ts_ns >= since_ns).order_by(OUTCOMES.c.id)
-    with db.read() as connection:
-        return {incident: read_document(Outcome, text) for incident, text in connection.execute(query)}
-
-
-def _add_order(connection: Connection, order: Order) -> None:
-    row = {"decision": order.decision, "ts_ns": order.ts_ns, "document": order.model_dump_json()}
-    connection.execute(insert(ORDERS).values(row))
-    what = f"{order.kind}_decision"
-    record_within(connection, who=order.who, what=what, subject=order.decision, why=order.why, now_ns=order.ts_ns)
+    return read_by_id(db, Outcome, query)
 
 
 def _newest_ns(execution: Execution) -> int:
@@ -186,7 +166,8 @@ def _newest_ns(execution: Execution) -> int:
 
 
 def _audit(connection: Connection, what: str, subject: str, why: str, now_ns: int) -> None:
-    record_within(connection, who=_PLANNER, what=what, subject=subject, why=why, now_ns=now_ns)
+    """Write a line in the name of the planner, who alone acts under the lease."""
+    record_within(connection, who="planner", what=what, subject=subject, why=why, now_ns=now_ns)
 
 
 def _execution_row(execution: Execution) -> Row:
@@ -231,7 +212,8 @@ def give_node_order(db: ControlDatabase, order: NodeOrder) -> None:
     with db.begin() as connection:
         connection.execute(insert(NODE_ORDERS).values(row))
         what = f"{order.kind}_node"
-        why = "; ".join(filter(None, (order.why, _name_part(order))))
+        part = order.part.model_dump(exclude_none=True) if order.part else {}
+        why = "; ".join(filter(None, (order.why, ", ".join(f"{name} {value}" for name, value in part.items()))))
         record_within(connection, who=order.who, what=what, subject=order.node, why=why, now_ns=order.ts_ns)
 
 
@@ -242,8 +224,3 @@ def list_node_orders(db: ControlDatabase, isolated: Isolated, after: int = 0) ->
     with db.read() as connection:
         rows = connection.execute(query.order_by(NODE_ORDERS.c.id)).all()
     return [read_document(NodeOrder, text).model_copy(update={"number": number}) for number, text in rows]
-
-
-def _name_part(order: NodeOrder) -> str:
-    told = order.part.model_dump(exclude_none=True) if order.part else {}
-    return ", ".join(f"{name} {value}" for name, value in told.items())

@@ -5,12 +5,20 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import Field
-from sqlalchemy import Connection, Row, Select, delete, func, or_, select, update
+from sqlalchemy import Connection, Row, delete, func, or_, select, update
 
 from lockstep.errors import BadInput, NotPresent
 from lockstep.notification import Notification, Thread
 from lockstep.state.database import ControlDatabase
-from lockstep.state.documents import insert_into, read_document, record_within, write_over
+from lockstep.state.documents import (
+    check_limit,
+    insert_into,
+    matching,
+    read_all,
+    read_document,
+    record_within,
+    write_over,
+)
 from lockstep.state.leases import Lease, refuse_stale
 from lockstep.state.tables import ALERT_THREADS, DELIVERIES
 from lockstep.state.targets import Health, read_health, write_health
@@ -73,9 +81,7 @@ def save_round(db: ControlDatabase, lease: Lease, outgoing: Sequence[Outgoing], 
 def list_threads(db: ControlDatabase, ids: Collection[str], since_ns: int) -> list[Thread]:
     """Return threads that are not over, those told of since then, and those with these ids."""
     wanted = or_(ALERT_THREADS.c.is_over == 0, ALERT_THREADS.c.told_ns >= since_ns, ALERT_THREADS.c.id.in_(ids))
-    with db.read() as connection:
-        rows = connection.scalars(select(ALERT_THREADS.c.document).where(wanted).order_by(ALERT_THREADS.c.id))
-        return [read_document(Thread, text) for text in rows]
+    return read_all(db, Thread, select(ALERT_THREADS.c.document).where(wanted).order_by(ALERT_THREADS.c.id))
 
 
 def due_deliveries(db: ControlDatabase, now_ns: int, limit: int = 20) -> list[tuple[str, int]]:
@@ -97,10 +103,12 @@ def begin_try(db: ControlDatabase, lease: Lease, number: int, now_ns: int) -> De
     """Write down that a message is about to be sent, and return it; None where it is not waiting any more."""
     with db.begin() as connection:
         refuse_stale(connection, lease)
-        row = connection.execute(_whole().where(DELIVERIES.c.number == number).with_for_update()).one_or_none()
+        row = connection.execute(
+            select(DELIVERIES).where(DELIVERIES.c.number == number).with_for_update()
+        ).one_or_none()
         if row is None or row.state != "waiting":
             return None
-        found = _delivery(row)
+        found = delivery_of(row)
         tries = found.tries.model_copy(update={"count": found.tries.count + 1})
         return _write(connection, found, "sending", now_ns, tries)
 
@@ -154,28 +162,25 @@ def list_deliveries(
     before: int | None = None,
 ) -> list[Delivery]:
     """Return a receiver's messages, newest first; `before` is the number of the last one of the page above."""
-    if limit < 1:
-        raise BadInput(f"limit is {limit}, and a page has at least 1 row")
-    query = _whole().where(DELIVERIES.c.target == target)
-    if state is not None:
-        query = query.where(DELIVERIES.c.state == state)
+    check_limit(limit)
+    query = matching(select(DELIVERIES), (DELIVERIES.c.target, target), (DELIVERIES.c.state, state))
     if before is not None:
         query = query.where(DELIVERIES.c.number < before)
     with db.read() as connection:
         rows = connection.execute(query.order_by(DELIVERIES.c.number.desc()).limit(limit))
-        return [_delivery(row) for row in rows]
+        return [delivery_of(row) for row in rows]
 
 
 def replay_delivery(db: ControlDatabase, target: str, event: str, *, who: str, why: str, now_ns: int) -> Delivery:
     """Send a message once more under its old id, whatever became of it; its schedule begins anew."""
     with db.begin() as connection:
         mine = (DELIVERIES.c.target == target, DELIVERIES.c.event == event)
-        row = connection.execute(_whole().where(*mine).with_for_update()).one_or_none()
+        row = connection.execute(select(DELIVERIES).where(*mine).with_for_update()).one_or_none()
         if row is None:
             raise NotPresent(f"target {target!r} has no delivery {event!r}")
         if row.state == "sending":
             raise BadInput(f"delivery {event} is being sent at this moment")
-        found = _delivery(row)
+        found = delivery_of(row)
         record_within(
             connection, who=who, what="replay_delivery", subject=f"{target}/{event}", why=why, now_ns=now_ns
         )
@@ -222,15 +227,13 @@ def _enqueue(connection: Connection, message: Outgoing) -> None:
 
 def _was_tried(connection: Connection, target: str, thread: str) -> bool:
     """Return whether the receiver may know of the thread, or will."""
-    rows = connection.execute(_whole().where(DELIVERIES.c.target == target, DELIVERIES.c.thread == thread))
-    return any(found.state != "superseded" or found.tries.count > 0 for found in map(_delivery, rows))
+    mine = select(DELIVERIES).where(DELIVERIES.c.target == target, DELIVERIES.c.thread == thread)
+    found = map(delivery_of, connection.execute(mine))
+    return any(each.state != "superseded" or each.tries.count > 0 for each in found)
 
 
-def _whole() -> Select[Any]:
-    return select(DELIVERIES)
-
-
-def _delivery(row: Row[Any]) -> Delivery:
+def delivery_of(row: Row[Any]) -> Delivery:
+    """Return the delivery of a whole row."""
     columns = {name: value for name, value in row._mapping.items() if name != "document"}
     return Delivery(**columns, tries=read_document(Tries, row.document))
 

@@ -48,6 +48,28 @@ def read_document(model: type[Document], text: str) -> Document:
         ) from error
 
 
+def read_all(db: ControlDatabase, model: type[Document], query: Select[Any]) -> list[Document]:
+    """Return the values of a query that selects documents."""
+    with db.read() as connection:
+        return [read_document(model, text) for text in connection.scalars(query)]
+
+
+def read_by_id(db: ControlDatabase, model: type[Document], query: Select[Any]) -> dict[str, Document]:
+    """Return the values of a query that selects ids and documents."""
+    with db.read() as connection:
+        return {key: read_document(model, text) for key, text in connection.execute(query)}
+
+
+def matching(query: Select[Any], *wanted: tuple[Column[Any], object | None]) -> Select[Any]:
+    """Return the query for rows that have these values in these columns; None stands for any."""
+    return query.where(*(column == value for column, value in wanted if value is not None))
+
+
+def check_limit(limit: int) -> None:
+    if limit < 1:
+        raise BadInput(f"limit is {limit}, and a page has at least 1 row")
+
+
 def newest_first(
     query: Select[Any],  # Any: works for whatever the query selects
     moment: Column[int],
@@ -56,8 +78,7 @@ def newest_first(
     before: tuple[int, str] | None,
 ) -> Select[Any]:
     """Return one page of the query; `before` is (moment, key) of the last row of the page above."""
-    if limit < 1:
-        raise BadInput(f"limit is {limit}, and a page has at least 1 row")
+    check_limit(limit)
     if before is not None:
         query = query.where(tuple_(moment, key) < before)
     return query.order_by(moment.desc(), key.desc()).limit(limit)
@@ -96,13 +117,10 @@ def list_audit(
     subject: str | None = None,
 ) -> list[AuditLine]:
     """Return the newest lines first; `before` is the id of the last one of the page above."""
-    if limit < 1:
-        raise BadInput(f"limit is {limit}, and a page has at least 1 row")
+    check_limit(limit)
     query = select(AUDIT).order_by(AUDIT.c.id.desc()).limit(limit)
     if before is not None:
         query = query.where(AUDIT.c.id < before)
-    for column, wanted in ((AUDIT.c.who, who), (AUDIT.c.what, what), (AUDIT.c.subject, subject)):
-        if wanted is not None:
-            query = query.where(column == wanted)
+    query = matching(query, (AUDIT.c.who, who), (AUDIT.c.what, what), (AUDIT.c.subject, subject))
     with db.read() as connection:
         return [AuditLine.model_validate(dict(row._mapping)) for row in connection.execute(query)]

@@ -1,15 +1,15 @@
 """The fabric as published and planned: versions of the topology, path plans, and how much of them hosts kept."""
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from pydantic import Field
 from sqlalchemy import Connection, delete, insert, select, update
 
-from lockstep.errors import BadInput, NotPresent
+from lockstep.errors import NotPresent
 from lockstep.host_paths import HostPaths, PathChoice, PathCount, PathSummary
 from lockstep.state.database import ControlDatabase
-from lockstep.state.documents import read_document, record_within, write_over
+from lockstep.state.documents import check_limit, read_all, read_by_id, read_document, record_within, write_over
 from lockstep.state.leases import Lease, refuse_stale
 from lockstep.state.tables import HOST_PATHS, PATH_COUNTS, PATH_PLANS, TOPOLOGIES
 from lockstep.topology import Topology, checked
@@ -31,10 +31,9 @@ def save_path_plan(
     with db.begin() as connection:
         refuse_stale(connection, lease)
         number = _add(connection, summary)
-        hosts = _held(connection)
-
-        def tell(host: str) -> HostPaths:
-            return HostPaths(
+        held = _held(connection)
+        parts = [
+            HostPaths(
                 host=host,
                 generation=number,
                 made_ns=summary.made_ns,
@@ -42,8 +41,14 @@ def save_path_plan(
                 is_enforceable=is_enforceable,
                 choices=tuple(choices.get(host, ())),
             )
-
-        write_over(connection, HOST_PATHS, _changed(hosts, {*hosts, *choices}, tell))
+            for host in sorted({*held, *choices})
+        ]
+        rows = [
+            {"id": part.host, "generation": number, "document": part.model_dump_json()}
+            for part in parts
+            if _what_counts(held.get(part.host)) != _what_counts(part)
+        ]
+        write_over(connection, HOST_PATHS, rows)
         connection.execute(delete(PATH_PLANS).where(PATH_PLANS.c.number <= number - _KEPT))
     return number
 
@@ -68,8 +73,7 @@ def newest_path_plan(db: ControlDatabase) -> PathSummary | None:
 def list_path_plans(db: ControlDatabase, limit: int = 100) -> list[PathSummary]:
     """Return the newest plans first."""
     query = select(PATH_PLANS.c.document).order_by(PATH_PLANS.c.number.desc()).limit(limit)
-    with db.read() as connection:
-        return [read_document(PathSummary, text) for text in connection.scalars(query)]
+    return read_all(db, PathSummary, query)
 
 
 def paths_of_host(db: ControlDatabase, host: str) -> HostPaths:
@@ -95,9 +99,7 @@ def save_path_count(db: ControlDatabase, host: str, count: PathCount, now_ns: in
 
 def list_path_counts(db: ControlDatabase) -> dict[str, PathCount]:
     """Return what each host told last."""
-    with db.read() as connection:
-        rows = connection.execute(select(PATH_COUNTS.c.id, PATH_COUNTS.c.document).order_by(PATH_COUNTS.c.id))
-        return {host: read_document(PathCount, text) for host, text in rows}
+    return read_by_id(db, PathCount, select(PATH_COUNTS.c.id, PATH_COUNTS.c.document).order_by(PATH_COUNTS.c.id))
 
 
 def _add(connection: Connection, summary: PathSummary) -> int:
@@ -116,16 +118,9 @@ def _held(connection: Connection) -> dict[str, HostPaths]:
     return {host: read_document(HostPaths, text) for host, text in rows}
 
 
-def _changed(
-    held: Mapping[str, HostPaths], wanted: set[str], tell: Callable[[str], HostPaths]
-) -> list[dict[str, object]]:
-    """Return rows for the hosts whose part is another one than before."""
-    told = {host: tell(host) for host in sorted(wanted)}
-    return [
-        {"id": host, "generation": part.generation, "document": part.model_dump_json()}
-        for host, part in told.items()
-        if host not in held or (held[host].choices, held[host].is_enforceable) != (part.choices, part.is_enforceable)
-    ]
+def _what_counts(part: HostPaths | None) -> tuple[object, ...]:
+    """Return what makes a host's part another one."""
+    return () if part is None else (part.choices, part.is_enforceable)
 
 
 class TopologyVersion(Frozen):
@@ -181,8 +176,7 @@ def find_topology(db: ControlDatabase, number: int | None = None) -> tuple[Topol
 
 def list_topologies(db: ControlDatabase, limit: int) -> list[TopologyVersion]:
     """Return the newest versions first."""
-    if limit < 1:
-        raise BadInput(f"limit is {limit}, and a page has at least 1 row")
+    check_limit(limit)
     with db.read() as connection:
         rows = connection.execute(select(*_FACTS).order_by(TOPOLOGIES.c.number.desc()).limit(limit))
         return [TopologyVersion.model_validate(dict(row._mapping)) for row in rows]

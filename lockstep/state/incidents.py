@@ -2,14 +2,13 @@
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from pydantic import Field
 from sqlalchemy import (
     JSON,
     ColumnElement,
     Connection,
-    Select,
     Table,
     cast,
     delete,
@@ -24,8 +23,17 @@ from lockstep.batches import DetailRequest
 from lockstep.errors import NotPresent
 from lockstep.execution import Outcome
 from lockstep.state.database import ControlDatabase
-from lockstep.state.deliveries import Delivery, Tries
-from lockstep.state.documents import Row, insert_into, newest_first, read_document, write_over
+from lockstep.state.deliveries import Delivery, delivery_of
+from lockstep.state.documents import (
+    Row,
+    insert_into,
+    matching,
+    newest_first,
+    read_all,
+    read_by_id,
+    read_document,
+    write_over,
+)
 from lockstep.state.leases import Lease, refuse_stale
 from lockstep.state.tables import (
     AUDIT,
@@ -85,22 +93,16 @@ def changes_since(db: ControlDatabase, number: int, limit: int) -> list[Change]:
     query = select(CHANGES).where(CHANGES.c.number > number).order_by(CHANGES.c.number).limit(limit)
     with db.read() as connection:
         rows = connection.execute(query).all()
-        documents = {
-            kind: _documents(connection, table, [row.subject for row in rows if row.kind == kind])
-            for kind, table in _TABLES.items()
-        }
+        documents: dict[str, dict[str, str]] = {}
+        for kind in {row.kind for row in rows} & _TABLES.keys():
+            table, subjects = _TABLES[kind], [row.subject for row in rows if row.kind == kind]
+            found = connection.execute(select(table.c.id, table.c.document).where(table.c.id.in_(subjects)))
+            documents[kind] = {row.id: row.document for row in found}
     return [
         Change(row.number, row.first, row.kind, row.subject, documents[row.kind][row.subject])
         for row in rows
         if row.kind in documents and row.subject in documents[row.kind]
     ]
-
-
-def _documents(connection: Connection, table: Table, subjects: list[str]) -> dict[str, str]:
-    if not subjects:
-        return {}
-    found = connection.execute(select(table.c.id, table.c.document).where(table.c.id.in_(subjects)))
-    return {row.id: row.document for row in found}
 
 
 def _newest(connection: Connection) -> int:
@@ -140,9 +142,7 @@ def note_verdicts(connection: Connection, incidents: Iterable[Incident]) -> None
 def list_verdict_changes(db: ControlDatabase, incident: str) -> list[VerdictChange]:
     """Return what was said of an incident, in the order in which it was written."""
     query = select(VERDICT_CHANGES.c.document).where(VERDICT_CHANGES.c.incident == incident)
-    with db.read() as connection:
-        rows = connection.scalars(query.order_by(VERDICT_CHANGES.c.id))
-        return [read_document(VerdictChange, text) for text in rows]
+    return read_all(db, VerdictChange, query.order_by(VERDICT_CHANGES.c.id))
 
 
 def _newest_of_incidents(connection: Connection, incidents: set[str]) -> dict[str, VerdictChange]:
@@ -194,16 +194,14 @@ def list_incidents(
     before: tuple[int, str] | None = None,
 ) -> list[Incident]:
     """Return the newest incidents first; `before` is (opened_ns, id) of the last one of the page above."""
-    query = newest_first(_query(job, state), INCIDENTS.c.opened_ns, INCIDENTS.c.id, limit, before)
-    with db.read() as connection:
-        return [read_document(Incident, text) for text in connection.scalars(query)]
+    query = matching(select(INCIDENTS.c.document), (INCIDENTS.c.job, job), (INCIDENTS.c.state, state))
+    return read_all(db, Incident, newest_first(query, INCIDENTS.c.opened_ns, INCIDENTS.c.id, limit, before))
 
 
 def open_incidents(db: ControlDatabase, job: str | None = None) -> list[Incident]:
     """Return every incident that is still open, newest first."""
-    query = _query(job, "open").order_by(INCIDENTS.c.opened_ns.desc(), INCIDENTS.c.id.desc())
-    with db.read() as connection:
-        return [read_document(Incident, text) for text in connection.scalars(query)]
+    query = matching(select(INCIDENTS.c.document), (INCIDENTS.c.job, job), (INCIDENTS.c.state, "open"))
+    return read_all(db, Incident, query.order_by(INCIDENTS.c.opened_ns.desc(), INCIDENTS.c.id.desc()))
 
 
 def get_incident(db: ControlDatabase, incident_id: str) -> Incident:
@@ -213,15 +211,6 @@ def get_incident(db: ControlDatabase, incident_id: str) -> Incident:
     if text is None:
         raise NotPresent(f"there is no incident {incident_id!r}")
     return read_document(Incident, text)
-
-
-def _query(job: str | None, state: State | None) -> Select[Any]:
-    query = select(INCIDENTS.c.document)
-    if job is not None:
-        query = query.where(INCIDENTS.c.job == job)
-    if state is not None:
-        query = query.where(INCIDENTS.c.state == state)
-    return query
 
 
 def _row(incident: Incident) -> Row:
@@ -284,9 +273,8 @@ def page_incidents(
     before: tuple[int, str] | None = None,
 ) -> list[StoredIncident]:
     """Return stored incidents, the newest first; `before` is (opened_ns, id) of the last one of the page above."""
-    query = select(INCIDENTS.c.opened_ns, INCIDENTS.c.id, INCIDENTS.c.document)
-    for column, value in ((INCIDENTS.c.job, job), (INCIDENTS.c.state, state)):
-        query = query if value is None else query.where(column == value)
+    whole = select(INCIDENTS.c.opened_ns, INCIDENTS.c.id, INCIDENTS.c.document)
+    query = matching(whole, (INCIDENTS.c.job, job), (INCIDENTS.c.state, state))
     page = newest_first(query, INCIDENTS.c.opened_ns, INCIDENTS.c.id, limit, before)
     with db.read() as connection:
         for name, value in (("class", fault_class), ("component", component)):
@@ -306,8 +294,7 @@ def outcomes_of(db: ControlDatabase, incidents: Collection[str]) -> dict[str, Ou
     if not incidents:
         return {}
     query = select(OUTCOMES.c.id, OUTCOMES.c.document).where(OUTCOMES.c.id.in_(incidents))
-    with db.read() as connection:
-        return {incident: read_document(Outcome, text) for incident, text in connection.execute(query)}
+    return read_by_id(db, Outcome, query)
 
 
 def deliveries_about(db: ControlDatabase, incident: str) -> list[Delivery]:
@@ -315,14 +302,8 @@ def deliveries_about(db: ControlDatabase, incident: str) -> list[Delivery]:
     named = DELIVERIES.c.document.contains(f'"subject":"{incident}"', autoescape=True)
     query = select(DELIVERIES).where(or_(DELIVERIES.c.thread == incident, named))
     with db.read() as connection:
-        rows = connection.execute(query.order_by(DELIVERIES.c.number).limit(_MOST_DELIVERIES)).mappings().all()
-    return [
-        Delivery(
-            **{name: value for name, value in row.items() if name != "document"},
-            tries=read_document(Tries, row["document"]),
-        )
-        for row in rows
-    ]
+        rows = connection.execute(query.order_by(DELIVERIES.c.number).limit(_MOST_DELIVERIES))
+        return [delivery_of(row) for row in rows]
 
 
 def _said(connection: Connection, name: str) -> ColumnElement[str]:

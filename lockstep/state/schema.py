@@ -68,7 +68,8 @@ STEPS: tuple[Step, ...] = (
 
 def prepare_schema(connection: Connection, steps: tuple[Step, ...] = STEPS) -> None:
     """Make the schema current inside the caller's transaction, or raise StoreVersionMismatch."""
-    _wait_for_other_openers(connection)
+    if connection.dialect.name == "postgresql":  # SQLite needs no more than the write lock we began with
+        connection.execute(select(func.pg_advisory_xact_lock(OPENING_LOCK)))
     newest = steps[-1].version if steps else FIRST_VERSION
     version = _read_version(connection)
     if version is None:
@@ -79,14 +80,11 @@ def prepare_schema(connection: Connection, steps: tuple[Step, ...] = STEPS) -> N
             f"the control database has schema version {version}, and this Lockstep knows versions up to {newest}: "
             "start a newer Lockstep, or restore a backup made by this one"
         )
-    else:
-        _upgrade(connection, [step for step in steps if step.version > version])
-
-
-def _wait_for_other_openers(connection: Connection) -> None:
-    # SQLite needs no more than the write lock which this transaction began with.
-    if connection.dialect.name == "postgresql":
-        connection.execute(select(func.pg_advisory_xact_lock(OPENING_LOCK)))
+    for step in steps:
+        if version is not None and step.version > version:
+            for statement in step.statements:
+                connection.execute(statement)
+            connection.execute(update(SCHEMA).values(version=step.version))
 
 
 def _read_version(connection: Connection) -> int | None:
@@ -99,10 +97,3 @@ def _read_version(connection: Connection) -> int | None:
             f"its table {SCHEMA.name} is empty; restore it from a backup"
         )
     return int(version)
-
-
-def _upgrade(connection: Connection, steps: list[Step]) -> None:
-    for step in steps:
-        for statement in step.statements:
-            connection.execute(statement)
-        connection.execute(update(SCHEMA).values(version=step.version))

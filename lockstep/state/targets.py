@@ -7,7 +7,7 @@ from sqlalchemy import Connection, delete, func, insert, select, update
 from lockstep.alert_settings import MOST_TARGETS, Target
 from lockstep.errors import BadInput, NotPresent, SealBroken
 from lockstep.state.database import ControlDatabase, Keys
-from lockstep.state.documents import insert_into, read_document, record_within, write_over
+from lockstep.state.documents import insert_into, read_by_id, read_document, record_within, write_over
 from lockstep.state.tables import ALERT_TARGETS, ALERT_THREADS, DELIVERIES, TARGET_HEALTH
 from lockstep.state.target_documents import LostTarget, is_sealed_anew, read_target, write_target
 from lockstep.verdict import Frozen
@@ -85,9 +85,7 @@ def seal_targets(db: ControlDatabase) -> None:
 
 def list_health(db: ControlDatabase) -> dict[str, Health]:
     """Return how receivers answer, by name."""
-    with db.read() as connection:
-        rows = connection.execute(select(TARGET_HEALTH.c.id, TARGET_HEALTH.c.document))
-        return {name: read_document(Health, text) for name, text in rows}
+    return read_by_id(db, Health, select(TARGET_HEALTH.c.id, TARGET_HEALTH.c.document))
 
 
 def meet_targets(db: ControlDatabase, names: list[str], now_ns: int) -> None:
