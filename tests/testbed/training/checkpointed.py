@@ -1,12 +1,11 @@
 """A job that resumes on another number of ranks: `python -m tests.testbed.training.checkpointed --dir CKPTS ...`.
 
-Each process is a rank, numbered by Slurm; ranks meet through a file in --rendezvous. With --ranks N one process forks
-all of them on loopback. The global batch is the same on any number of ranks, so the losses go on where the checkpoint
-ends.
+Each process is a rank, numbered by Slurm (SLURM_PROCID, SLURM_NTASKS) or torchrun (RANK, WORLD_SIZE); ranks meet
+through a file in --rendezvous, or at MASTER_ADDR and MASTER_PORT. With --ranks N one process forks all of them on
+loopback. The global batch is the same on any number of ranks, so the losses go on where the checkpoint ends.
 """
 
 import argparse
-import datetime
 import os
 import sys
 import tempfile
@@ -19,17 +18,14 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from lockstep.errors import LockstepError
+from lockstep.errors import BadInput, LockstepError
 from lockstep.verdict import Frozen
 from tests.testbed.training.checkpoints import find_checkpoint, load, save
 from tests.testbed.training.forking import fork_child
+from tests.testbed.training.meeting import Seat, files_at, find_seat, meet, part
 
 if TYPE_CHECKING:  # torch comes with it
     from tests.testbed.training.sharded import Sharded
-
-_TRIES = 3  # gloo's full mesh of connections is at times refused while a busy host still starts some of its ranks
-# What tells one start of a job from another: a killed one leaves its meeting file behind.
-_START = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
 
 
 class LoggedStep(Frozen):
@@ -44,12 +40,16 @@ class LoggedStep(Frozen):
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
-    """Which rank this process is, of how many, and the path of the files through which they meet."""
+class JobOptions:
+    """What the job does."""
 
-    rank: int
-    ranks: int
-    meeting: Path
+    folder: Path  # of its checkpoints
+    steps: int  # in all, those before the checkpoint included
+    step_s: float = 0.0  # shortest time of a step
+    every: int = 5  # steps from checkpoint to checkpoint
+    log: Path | None = None
+    layout: tuple[int, int] | None = None  # replicas and tensor-parallel ranks; None: replicas only
+    timeout_s: float = 60.0  # of meeting, and of every collective
 
 
 def read_log(log: Path) -> dict[int, LoggedStep]:
@@ -59,36 +59,32 @@ def read_log(log: Path) -> dict[int, LoggedStep]:
     return {line.step: line for line in told}
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Be one rank, or all of them."""
-    options = _parser().parse_args(arguments)
-    try:
-        if options.ranks:
-            _run_ranks(options)
-        else:
-            start = "-".join(["meeting", *(os.environ.get(name, "0") for name in _START)])
-            rank, ranks = int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_NTASKS"])
-            _run_rank(Seat(rank, ranks, options.rendezvous / start), options)
-    except LockstepError as error:
-        raise SystemExit(str(error)) from None
+def parse_layout(text: str) -> tuple[int, int]:
+    """Return replicas and tensor-parallel ranks of a text such as 2x4."""
+    replicas, _, tensor_parallel = text.partition("x")
+    if not (replicas.isdigit() and tensor_parallel.isdigit() and int(replicas) and int(tensor_parallel)):
+        raise BadInput(f"a layout is replicas x tensor-parallel ranks, such as 4x2, not {text}")
+    return int(replicas), int(tensor_parallel)
 
 
-def _run_rank(seat: Seat, options: argparse.Namespace) -> None:
+def run_rank(seat: Seat, options: JobOptions) -> None:
     """Be a rank from the newest checkpoint to the last step."""
     import torch
 
     from tests.testbed.training.sharded import build_sharded
 
-    replicas, tensor_parallel = map(int, options.layout.split("x")) if options.layout else (seat.ranks, 1)
-    found = find_checkpoint(options.dir, os.environ)
+    replicas, tensor_parallel = options.layout or (seat.ranks, 1)
+    if replicas * tensor_parallel != seat.ranks:
+        raise BadInput(f"a layout of {replicas}x{tensor_parallel} does not fit {seat.ranks} ranks")
+    found = find_checkpoint(options.folder, os.environ)
     torch.set_num_threads(1)
-    _meet(seat, options.timeout_s)
+    meet(seat, options.timeout_s)
     sharded = build_sharded(replicas, tensor_parallel)
     _train(sharded, load(found, sharded) if found else 0, options)
-    _part()
+    part()
 
 
-def _run_ranks(options: argparse.Namespace) -> None:
+def run_ranks(ranks: int, options: JobOptions) -> None:
     """Fork all ranks on loopback and wait for them; LockstepError with those that failed."""
     # What every rank would otherwise import for itself; AdamW does so with dynamo.
     from torch import _dynamo  # noqa: F401
@@ -98,8 +94,8 @@ def _run_ranks(options: argparse.Namespace) -> None:
 
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     with tempfile.TemporaryDirectory() as folder:
-        seats = [Seat(rank, options.ranks, Path(folder, "meeting")) for rank in range(options.ranks)]
-        pids = {fork_child(partial(_run_rank, seat, options)): seat.rank for seat in seats}
+        seats = [Seat(rank, ranks, files_at(Path(folder, "meeting"))) for rank in range(ranks)]
+        pids = {fork_child(partial(run_rank, seat, options)): seat.rank for seat in seats}
         ended = dict(os.wait() for _ in pids)
     failed = {pids[pid]: os.waitstatus_to_exitcode(status) for pid, status in ended.items() if status}
     if failed:
@@ -107,38 +103,28 @@ def _run_ranks(options: argparse.Namespace) -> None:
         raise LockstepError(f"ranks of the training job have failed: {names}")
 
 
-def _meet(seat: Seat, timeout_s: float) -> None:
-    """Join the default group through the first file that works for all ranks; LockstepError if there is none."""
-    from torch import distributed
-
-    complaints = []
-    for number in range(_TRIES):
-        place = f"file://{seat.meeting.absolute()}.{number}"
-        try:
-            distributed.init_process_group(
-                "gloo",
-                init_method=place,
-                rank=seat.rank,
-                world_size=seat.ranks,
-                timeout=datetime.timedelta(seconds=timeout_s),
-            )
-            distributed.barrier()  # the group counts only if it works for everybody
-            return
-        except RuntimeError as error:
-            complaints.append(f"{place}: {error}")
-            _part()
-    raise LockstepError(f"rank {seat.rank} of {seat.ranks} could not meet the others at {'; '.join(complaints)}")
+def main(arguments: Sequence[str]) -> None:
+    """Be one rank, or all of them."""
+    given = _parser().parse_args(arguments)
+    try:
+        options = JobOptions(
+            folder=given.dir,
+            steps=given.steps,
+            step_s=given.step_s,
+            every=given.every,
+            log=given.log,
+            layout=parse_layout(given.layout) if given.layout else None,
+            timeout_s=given.timeout_s,
+        )
+        if given.ranks:
+            run_ranks(given.ranks, options)
+        else:
+            run_rank(find_seat(os.environ, given.rendezvous), options)
+    except LockstepError as error:
+        raise SystemExit(str(error)) from None
 
 
-def _part() -> None:
-    """Leave all groups; peers that still wait for this rank get an error at once."""
-    from torch import distributed
-
-    if distributed.is_initialized():
-        distributed.destroy_process_group()
-
-
-def _train(sharded: "Sharded", resumed_from: int, options: argparse.Namespace) -> None:
+def _train(sharded: "Sharded", resumed_from: int, options: JobOptions) -> None:
     """Do the steps that are left, each with its line and some with a checkpoint."""
     from torch import distributed
 
@@ -149,7 +135,7 @@ def _train(sharded: "Sharded", resumed_from: int, options: argparse.Namespace) -
         begin = time.monotonic()
         loss = train_step(sharded, step)
         time.sleep(max(0.0, options.step_s - (time.monotonic() - begin)))
-        if distributed.get_rank() == 0:
+        if distributed.get_rank() == 0 and options.log:
             line = LoggedStep(
                 step=step,
                 loss=loss,
@@ -161,7 +147,7 @@ def _train(sharded: "Sharded", resumed_from: int, options: argparse.Namespace) -
             with open(options.log, "a") as log:
                 log.write(f"{line.model_dump_json()}\n")
         if step % options.every == 0:
-            save(options.dir, step, sharded)
+            save(options.folder, step, sharded)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -171,7 +157,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--step-s", type=float, default=0.0, help="shortest time of a step")
     parser.add_argument("--every", type=int, default=5, help="steps from checkpoint to checkpoint")
     parser.add_argument("--layout", help="replicas x tensor-parallel ranks, such as 2x2")
-    parser.add_argument("--log", type=Path, required=True, help="file that gets a line of JSON for each step")
+    parser.add_argument("--log", type=Path, help="file that gets a line of JSON for each step")
     parser.add_argument("--rendezvous", type=Path, help="folder that all ranks see, in which they meet")
     parser.add_argument("--ranks", type=int, help="fork so many ranks here")
     parser.add_argument("--timeout-s", type=float, default=60.0, help="of meeting, and of every collective")

@@ -1,0 +1,78 @@
+"""The plan of a pipeline job travels as JSON and is refused where it contradicts itself."""
+
+from pathlib import Path
+
+import pytest
+
+from lockstep.errors import BadInput
+from planner.pipeline.dispatch import plan_schedule
+from planner.pipeline.schedule import Schedule, Shape, Worker, unit_times
+from tests.testbed.training.job import read_run
+from tests.testbed.training.plan import (
+    Kill,
+    LossLine,
+    StepLine,
+    TrainingPlan,
+    find_schedule,
+    pack_schedule,
+    unpack_schedule,
+)
+
+GRID = Shape(stages=2, pipelines=3, micro_batches=4)
+LOST = Worker(1, 1)
+WHOLE, WITHOUT = (plan_schedule(GRID, unit_times(2), failed) for failed in (set(), {LOST}))
+
+
+def plan(*schedules: Schedule) -> TrainingPlan:
+    kills = (Kill(worker=LOST, step=1, after_ops=2),)
+    return TrainingPlan(folder=Path("job"), steps=3, schedules=tuple(map(pack_schedule, schedules)), kills=kills)
+
+
+def test_schedule_comes_back_as_it_went() -> None:
+    packed = pack_schedule(WITHOUT)
+    back = unpack_schedule(type(packed).model_validate_json(packed.model_dump_json()))
+
+    assert {worker: list(ops) for worker, ops in back.ops.items()} == {
+        worker: list(ops) for worker, ops in WITHOUT.ops.items()
+    }
+    assert (back.shape, back.failed, back.makespan) == (GRID, WITHOUT.failed, WITHOUT.makespan)
+
+
+def test_plan_travels_as_json() -> None:
+    sent = plan(WHOLE, WITHOUT)
+
+    back = TrainingPlan.model_validate_json(sent.model_dump_json())
+
+    assert back.kills == sent.kills
+    assert find_schedule(back, frozenset({LOST})).failed == {LOST}
+
+
+def test_failures_without_a_schedule_are_named() -> None:
+    with pytest.raises(BadInput, match=r"no schedule for the failed workers \[Worker\(pipeline=0, stage=0\)\]"):
+        find_schedule(plan(WHOLE), frozenset({Worker(0, 0)}))
+
+
+def test_plan_needs_a_schedule_without_failures_and_one_for_each_set() -> None:
+    with pytest.raises(ValueError, match="one schedule without failures"):
+        plan(WITHOUT)
+    with pytest.raises(ValueError, match="one for each set"):
+        plan(WHOLE, WITHOUT, WITHOUT)
+
+
+def test_schedules_of_different_grids_are_refused() -> None:
+    with pytest.raises(ValueError, match="different grids"):
+        plan(WHOLE, plan_schedule(Shape(2, 2, 4), unit_times(2), {LOST}))
+
+
+def test_what_was_told_of_steps_that_began_again_is_void(tmp_path: Path) -> None:
+    def line(step: int, worker: Worker, loss: float) -> StepLine:
+        return StepLine(worker=worker, step=step, loss=loss, norm=1.0, factor=1.0, redone=0)
+
+    kept, void, again = line(0, LOST, 1.0), line(1, LOST, 2.0), line(1, Worker(0, 1), 3.0)
+    lost = LossLine(lost=LOST, exit_code=-9, step=1)
+    told = [kept, void, lost, again]
+    (tmp_path / "lines.jsonl").write_text("".join(f"{each.model_dump_json()}\n" for each in told))
+
+    run = read_run(tmp_path)
+
+    assert (run.steps, run.losses) == ([kept, again], [lost])
