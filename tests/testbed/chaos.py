@@ -18,10 +18,10 @@ from lockstep.errors import LockstepError
 from tests.testbed.pipeline import Pipeline
 from tests.testbed.ranks import Pace, Ranks, build_ranks
 from tests.testbed.services import wait_until
+from tests.waiting import LIMIT_S
 
 RANKS = 2
 PER_SECOND = 50
-_DRAIN_S = 90
 _DISK_MB = 8
 
 Note = Callable[[str], None]
@@ -88,7 +88,7 @@ def _fill_the_disk(pipeline: Pipeline, disk: Path, note: Note) -> None:
     pipeline.gateway.kill()
     time.sleep(10)
     pipeline.gateway.start()
-    wait_until(lambda: pipeline.metric("away") == 0, "batches are taken again", _DRAIN_S)
+    wait_until(lambda: pipeline.metric("away") == 0, "batches are taken again", LIMIT_S)
     ballast.unlink()
 
 
@@ -124,7 +124,7 @@ def _count(pipeline: Pipeline, kills: int, operations: int, note: Note) -> Outco
             "SELECT sum(n) AS n FROM op_stats",
         )
         with suppress(LockstepError):
-            wait_until(lambda: min(ask(distinct), ask(counted)) >= operations, "all operations are there", _DRAIN_S)
+            wait_until(lambda: min(ask(distinct), ask(counted)) >= operations, "all operations are there", LIMIT_S)
         return Outcome(
             kills=kills,
             operations=operations,

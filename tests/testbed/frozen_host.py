@@ -19,7 +19,15 @@ from lockstep.state.decisions import list_executions
 from lockstep.state.incidents import list_incidents
 from lockstep.state.tokens import create_token
 from tests.testbed.ranks import build_ranks
-from tests.testbed.recovering import Site, await_found, between_s, control_url, planner_settings, submit
+from tests.testbed.recovering import (
+    Site,
+    await_found,
+    between_s,
+    control_url,
+    find_returned_ns,
+    planner_settings,
+    submit,
+)
 from tests.testbed.services import Service, collector_settings, free_port
 from tests.testbed.slurm import QUICK, LocalSlurm, local_slurm
 from tests.testbed.slurm_rank import faults_of, rings_of
@@ -65,11 +73,11 @@ def freeze(site: Site, node: str, note: Callable[[str], None]) -> Scenario:
     """Freeze a host until it has been taken away, repair it, and wait until it is back."""
     frozen_ns = time.time_ns()
     faults_of(site.folder, node).write_text(str(_WARM_UP_S))
-    gone = await_found(lambda: _drained(site, node), f"{node} is taken away", limit_s=240.0)
+    gone = await_found(lambda: _drained(site, node), f"{node} is taken away")
     note(f"taken away: {gone.reason or gone.action}")
-    after_ns = await_found(lambda: _stepping_ns(site, gone), "the job steps without it", limit_s=120.0)
+    after_ns = await_found(lambda: _stepping_ns(site, gone), "the job steps without it")
     faults_of(site.folder, node).unlink()
-    returned_ns = await_found(lambda: returned_ns(site, node), f"{node} is back in service", limit_s=120.0)
+    returned_ns = await_found(lambda: find_returned_ns(site, node), f"{node} is back in service")
     incidents = list(reversed(list_incidents(site.control)))
     verdicts = [incident.verdict for incident in incidents]
     return Scenario(

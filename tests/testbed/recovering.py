@@ -25,11 +25,12 @@ from lockstep.verdict import Impact, Incident, Verdict
 from tests.testbed.services import Service, free_port, wait_until
 from tests.testbed.slurm import QUICK, LocalSlurm, local_slurm
 from tests.testbed.training.checkpointed import LoggedStep, read_log
+from tests.waiting import LIMIT_S
 
 _STEP_S = 0.25
 _STEPS = 4_000  # more than the trial lasts
 _NODES = 3
-_PATIENCE_S = 120.0
+
 Found = TypeVar("Found")
 
 
@@ -129,7 +130,7 @@ def recover(site: Site, node: str, note: Callable[[str], None]) -> Recovery:
     site.close(incident)
     after = site.nodes_of(run.new_job)
     resumed = await_found(lambda: _first_step_after(site, run), "the new attempt does its first step")
-    returned_ns = await_found(lambda: returned_ns(site, node), f"{node} is back in service")
+    returned_ns = await_found(lambda: find_returned_ns(site, node), f"{node} is back in service")
     isolate, restart, watch = (_ended_ns(run, act) for act in ("isolate", "restart", "watch"))
     return Recovery(
         decided_s=between_s(incident.opened_ns, decision.created_ns),
@@ -214,7 +215,7 @@ def _first_step_after(site: Site, run: Execution) -> LoggedStep | None:
     return min(steps, key=lambda step: step.time_ns, default=None)
 
 
-def returned_ns(site: Site, node: str) -> int | None:
+def find_returned_ns(site: Site, node: str) -> int | None:
     back = [each for each in list_isolated(site.control) if each.node == node and each.state == "returned"]
     return back[0].changed_ns if back else None
 
@@ -227,7 +228,7 @@ def between_s(start_ns: int, end_ns: int) -> float:
     return (end_ns - start_ns) / NS_PER_S
 
 
-def await_found(look: Callable[[], Found | None], what: str, limit_s: float = _PATIENCE_S) -> Found:
+def await_found(look: Callable[[], Found | None], what: str, limit_s: float = LIMIT_S) -> Found:
     """Return what is found as soon as it is there."""
     found: list[Found] = []
 
