@@ -29,7 +29,7 @@ MOST_BYTES = 4 << 30  # of all tables in memory: what the web process can spare
 _JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,99}")
 _KNOWN = "SELECT count() AS rows FROM {table} WHERE job = {{job:String}}"
 _ALIVE_NS = 600 * NS_PER_S  # the analyzer follows jobs that gave a sign of life in the last two minutes
-_MOMENTS = ("ts_ns", "start_ns", "end_ns", "enqueue_ns", "first_ns", "last_ns")
+_TIMESTAMPS = ("ts_ns", "start_ns", "end_ns", "enqueue_ns", "first_ns", "last_ns")
 _TOLD_OF_JOBS = ("attempts", "wire_minutes", "progress")
 
 
@@ -116,8 +116,8 @@ def _read(upload: Path) -> Capture:
 def _check_past(capture: Capture, now_ns: int) -> None:
     """Raise BadInput for a job that would look alive: nodes of ours could be taken out for what is told of theirs."""
     for name, rows in capture.tables.items():
-        moments = [column for column in _MOMENTS if TABLE_BY_NAME[name].has_job and column in rows.column_names]
-        last_ns = max((pc.max(rows[column]).as_py() or 0 for column in moments), default=0)
+        timestamps = [column for column in _TIMESTAMPS if TABLE_BY_NAME[name].has_job and column in rows.column_names]
+        last_ns = max((pc.max(rows[column]).as_py() or 0 for column in timestamps), default=0)
         if last_ns > now_ns - _ALIVE_NS:
             raise BadInput(
                 f"{name} tells of {show_timestamp(last_ns)}, and a capture is taken once it is ten minutes old"

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from api.alerts.service import OutboxFigures, read_outbox
+from api.alerts.service import QueueFigures, read_queue
 from api.cache import TtlCache
 from api.parts import Parts
 from lockstep import __version__
@@ -48,7 +48,7 @@ class _Snapshot:
     by_job: Tally[str] = field(default_factory=Tally)
     step_s: dict[str, float] = field(default_factory=dict)
     nodes_out: int | None = None
-    outbox: OutboxFigures = field(default_factory=OutboxFigures)
+    queue: QueueFigures = field(default_factory=QueueFigures)
     failed: tuple[str, ...] = ()
 
 
@@ -104,7 +104,7 @@ class SystemMetrics(Collector):
         steps = (((job,), seconds) for job, seconds in sorted(snapshot.step_s.items()))
         yield _gauge("lockstep_job_step_seconds", "Median training step of the last minutes", ["job"], steps)
         yield _gauge("lockstep_nodes_out", "Nodes that we took out of service", [], _alone(snapshot.nodes_out))
-        yield from _of_outbox(snapshot.outbox)
+        yield from _of_queue(snapshot.queue)
         unread = [((source,), float(source in snapshot.failed)) for source in ("control", "store")]
         yield _gauge("lockstep_metrics_unread", "1 where gauges are missing because it was away", ["source"], unread)
 
@@ -143,7 +143,7 @@ class SystemMetrics(Collector):
             by_class=Tally(incident.verdict.fault_class for incident in incidents),
             by_job=Tally(dict(by_job.most_common(settings.api.metrics_jobs))),
             nodes_out=sum(each.state in OUT_OF_SERVICE for each in list_isolated(control)),
-            outbox=read_outbox(settings.alerts, control, self._parts.clock.now_ns()),
+            queue=read_queue(settings.alerts, control, self._parts.clock.now_ns()),
         )
 
     def _ask_store(self, snapshot: _Snapshot) -> _Snapshot:
@@ -156,13 +156,13 @@ class SystemMetrics(Collector):
         return {row["job"]: row["step_s"] for row in rows}
 
 
-def _of_outbox(outbox: OutboxFigures) -> Iterator[GaugeMetricFamily]:
-    messages = sorted(outbox.messages.items())
-    yield _gauge("lockstep_outbox_messages", "Alerts that were not delivered", ["kind", "state"], messages)
-    yield _gauge("lockstep_outbox_oldest_seconds", "How long one has waited", [], _alone(outbox.oldest_s))
-    failures = [((each.kind, each.name), each.failures) for each in outbox.receivers]
+def _of_queue(queue: QueueFigures) -> Iterator[GaugeMetricFamily]:
+    messages = sorted(queue.messages.items())
+    yield _gauge("lockstep_alert_queue_messages", "Alerts that were not delivered", ["kind", "state"], messages)
+    yield _gauge("lockstep_alert_queue_oldest_seconds", "How long one has waited", [], _alone(queue.oldest_s))
+    failures = [((each.kind, each.name), each.failures) for each in queue.receivers]
     yield _gauge("lockstep_receiver_failures", "Tries in vain since the last success", ["kind", "target"], failures)
-    gone = [((each.kind, each.name), each.is_disabled) for each in outbox.receivers]
+    gone = [((each.kind, each.name), each.is_disabled) for each in queue.receivers]
     yield _gauge("lockstep_receiver_disabled", "1: it said that it is gone", ["kind", "target"], gone)
 
 

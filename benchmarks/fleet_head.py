@@ -224,8 +224,8 @@ _QUERY = (
 
 
 @dataclass(frozen=True)
-class Moment:
-    """The head node at one moment; CPU seconds since each process began, None while the store is away."""
+class Sample:
+    """The head node as it was once; CPU seconds since each process began, None while the store is away."""
 
     at_ns: int
     backlog_bytes: int
@@ -244,7 +244,7 @@ class Watch:
         self._next = dict.fromkeys(self._markers.values(), first_second)  # the oldest second not found yet
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._look_on, name="fleet-watch")
-        self.moments: list[Moment] = []
+        self.samples: list[Sample] = []
         self.sighted: dict[tuple[int, int], int] = {}
 
     def __enter__(self) -> "Watch":
@@ -264,12 +264,12 @@ class Watch:
     def _look_on(self) -> None:
         while not self._stop.wait(_PERIOD_S):
             with suppress(OSError):  # a process has just ended
-                self.moments.append(self._look())
+                self.samples.append(self._look())
             with suppress(StoreAway):  # until it is started again
                 self._find_markers()
 
-    def _look(self) -> Moment:
-        return Moment(
+    def _look(self) -> Sample:
+        return Sample(
             time.monotonic_ns(),
             self._head.backlog_bytes,
             cpu_seconds(self._head.gateway_pid),

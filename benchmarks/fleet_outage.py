@@ -56,7 +56,7 @@ def play_outage(
     run = run_fleet(head, tokens, plan, directory, note, during=strike.play)
     away = [one for one in run.sent if strike.killed_ns <= one.sent_ns < strike.back_ns]
     ack = quantiles([(one.acked_ns - one.sent_ns) / NS_PER_S if one.acked_ns else float("inf") for one in away])
-    peak = max((moment.backlog_bytes for moment in run.moments), default=0)
+    peak = max((sample.backlog_bytes for sample in run.samples), default=0)
     last_ns = max((one.sent_ns for one in run.sent), default=0)
     return OutageOutcome(run, peak, strike.drain_s, strike.back_ns + strike.drain_s * NS_PER_S <= last_ns, ack)
 

@@ -250,7 +250,7 @@ class HostRows:
 
     def _collectives(self, times: Ints, random: np.random.Generator) -> pa.Table:
         lines = _spread(self.operations, _SAMPLED_OPERATIONS)
-        begin = self._moments(lines, times, random)
+        begin = self._timestamps(lines, times, random)
         enqueue = begin - random.exponential(2e5, len(begin)).astype(np.int64)
         duration = _sizes(lines, len(times)) * _WIRE_NS_PER_BYTE * random.gamma(20, 1 / 20, len(begin))
         return self._rows(
@@ -273,7 +273,7 @@ class HostRows:
 
     def _transfers(self, times: Ints, random: np.random.Generator) -> pa.Table:
         lines = _spread(self.transfers, _SAMPLED_TRANSFERS)
-        first = self._moments(lines, times, random)
+        first = self._timestamps(lines, times, random)
         size = _sizes(lines, len(times))
         wire = size * _WIRE_NS_PER_BYTE * random.gamma(60, 1 / 60, len(first))
         is_send = pa.array(_tiled([line.direction == "send" for line in lines], len(times)) == 1)
@@ -319,7 +319,7 @@ class HostRows:
     def _finished(self, lines: list[Line], seconds: int, random: np.random.Generator) -> Ints:
         return random.poisson(np.tile([line.rate for line in lines], seconds)).astype(np.int64)
 
-    def _moments(self, lines: list[Line], times: Ints, random: np.random.Generator) -> Ints:
+    def _timestamps(self, lines: list[Line], times: Ints, random: np.random.Generator) -> Ints:
         """Return when sampled operations began: anywhere in their second, in no order."""
         return np.repeat(times, len(lines)) + random.integers(0, NS_PER_S, len(times) * len(lines))
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.figures import Note
-from benchmarks.fleet_head import Head, Moment, Watch
+from benchmarks.fleet_head import Head, Sample, Watch
 from benchmarks.fleet_sender import Order, Sent, read_outcome
 from lockstep.clock import NS_PER_S
 from lockstep.errors import LockstepError
@@ -43,7 +43,7 @@ class RunOutcome:
     plan: RunPlan
     start_ns: int
     sent: tuple[Sent, ...]
-    moments: tuple[Moment, ...]
+    samples: tuple[Sample, ...]
     sighted: dict[tuple[int, int], int]  # host and second of its rows -> when a query first found them
 
 
@@ -66,7 +66,7 @@ def run_fleet(
         during()
         sent = [one for sender in senders for one in sender.finish(plan)]
         watch.wait_for_markers(plan.first_second + plan.seconds)
-    return RunOutcome(plan, start_ns, tuple(sent), tuple(watch.moments), watch.sighted)
+    return RunOutcome(plan, start_ns, tuple(sent), tuple(watch.samples), watch.sighted)
 
 
 class _Sender:
@@ -209,13 +209,13 @@ def judge(outcome: RunOutcome) -> Judgement:
     plan = outcome.plan
     begin_ns, end_ns = (outcome.start_ns + second * NS_PER_S for second in (plan.warm_up_s, plan.seconds))
     counted = [one for one in outcome.sent if one.due_ns >= begin_ns]
-    moments = [moment for moment in outcome.moments if begin_ns <= moment.at_ns <= end_ns]
+    samples = [sample for sample in outcome.samples if begin_ns <= sample.at_ns <= end_ns]
     wall_s = (end_ns - begin_ns) / NS_PER_S
     taken = [one for one in counted if begin_ns <= one.acked_ns <= end_ns]
     bytes_per_s = sum(one.bytes for one in taken) / wall_s
     ack = quantiles([(one.acked_ns - one.sent_ns) / NS_PER_S if one.acked_ns else np.inf for one in counted])
     late = quantiles([(one.sent_ns - one.due_ns) / NS_PER_S for one in counted])
-    growth = growth_per_s(moments) / bytes_per_s if bytes_per_s else np.inf
+    growth = growth_per_s(samples) / bytes_per_s if bytes_per_s else np.inf
     return Judgement(
         len(plan.hosts),
         sum(one.rows for one in taken) / wall_s,
@@ -224,7 +224,7 @@ def judge(outcome: RunOutcome) -> Judgement:
         late,
         quantiles(delays_s(outcome, counted)),
         growth,
-        cores_of(moments),
+        cores_of(samples),
         tuple(_complaints(counted, ack, late, growth)),
     )
 
@@ -248,19 +248,19 @@ def delays_s(outcome: RunOutcome, counted: Sequence[Sent]) -> list[float]:
     return [(at - one.sent_ns) / NS_PER_S if at else np.inf for one, at in found if one.host in marked]
 
 
-def growth_per_s(moments: Sequence[Moment]) -> float:
+def growth_per_s(samples: Sequence[Sample]) -> float:
     """Return the slope of the backlog in bytes a second."""
-    if len(moments) < 2:
+    if len(samples) < 2:
         return 0.0
-    at_s = np.array([moment.at_ns / NS_PER_S for moment in moments])
-    return float(np.polyfit(at_s - at_s[0], [moment.backlog_bytes for moment in moments], 1)[0])
+    at_s = np.array([sample.at_ns / NS_PER_S for sample in samples])
+    return float(np.polyfit(at_s - at_s[0], [sample.backlog_bytes for sample in samples], 1)[0])
 
 
-def cores_of(moments: Sequence[Moment]) -> Cores:
+def cores_of(samples: Sequence[Sample]) -> Cores:
     """Return what each part used between the first and the last look."""
-    if len(moments) < 2:
+    if len(samples) < 2:
         return Cores(0.0, 0.0, 0.0, 0.0)
-    first, last = moments[0], moments[-1]
+    first, last = samples[0], samples[-1]
     wall_s = (last.at_ns - first.at_ns) / NS_PER_S
     gateway = (last.gateway_cpu_s - first.gateway_cpu_s) / wall_s
     store = ((last.store_cpu_s or 0.0) - (first.store_cpu_s or 0.0)) / wall_s

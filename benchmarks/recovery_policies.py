@@ -49,7 +49,7 @@ class History:
         up = tuple(node for node in self.up if node in kept)
         return History(self.name, self.hours, up, tuple(one for one in self.changes if one.node in kept))
 
-    def moments(self) -> Iterator[tuple[float, tuple[Change, ...]]]:
+    def timestamps(self) -> Iterator[tuple[float, tuple[Change, ...]]]:
         """Yield what changes at once. A node that goes and comes at the same time makes two moments of it."""
         for hour, group in groupby(self.changes, key=lambda one: one.hour):
             at_once: dict[str, Change] = {}

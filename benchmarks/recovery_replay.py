@@ -70,7 +70,7 @@ def replay(
     mine = history.among(nodes)
     policy, up, tally = make(jobs, nodes, ways), set(mine.up), _Tally(jobs)
     tally.take(0.0, policy.react(0.0, up))
-    for hour, changes in mine.moments():
+    for hour, changes in mine.timestamps():
         for change in changes:
             (up.add if change.is_up else up.discard)(change.node)
         tally.take(hour, policy.react(hour, up))

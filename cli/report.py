@@ -50,17 +50,17 @@ class Span:
     def length_ns(self) -> int:
         return max(self.end_ns - self.begin_ns, 1)
 
-    def share(self, moment_ns: int) -> float:
+    def share(self, timestamp_ns: int) -> float:
         """Return where a moment lies, 0 at the beginning and 1 at the end."""
-        return min(max((moment_ns - self.begin_ns) / self.length_ns, 0.0), 1.0)
+        return min(max((timestamp_ns - self.begin_ns) / self.length_ns, 0.0), 1.0)
 
 
 def span_of(described: Described) -> Span | None:
     """Return the stretch of time that incidents and steps cover; None when there are neither."""
-    moments = [moment for moment, _ in described.step_times]
+    timestamps = [timestamp for timestamp, _ in described.step_times]
     for incident in described.incidents:
-        moments += [incident.verdict.since_ns, incident.verdict.last_seen_ns]
-    return Span(min(moments), max(moments)) if moments else None
+        timestamps += [incident.verdict.since_ns, incident.verdict.last_seen_ns]
+    return Span(min(timestamps), max(timestamps)) if timestamps else None
 
 
 NOTHING = "no verdict: nothing stands out in what was recorded, which is silence, not proof of health"

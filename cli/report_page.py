@@ -32,7 +32,7 @@ _POINTS = 2_000  # of the curve of step times; more are not seen on any screen
 
 _pages = Environment(loader=PackageLoader("cli", ""), autoescape=select_autoescape(["html"]))
 _pages.filters |= {
-    "moment": rfc3339,
+    "timestamp": rfc3339,
     "headline": headline,
     "part": part_words,
     "cost": cost_words,
@@ -110,8 +110,8 @@ def _cells(grid: Grid) -> list[Cell]:
 
 
 def _marks(span: Span) -> list[Mark]:
-    moments = [span.begin_ns + span.length_ns * number // (_MARKS - 1) for number in range(_MARKS)]
-    return [Mark(span.share(moment) * _WIDE, rfc3339(moment)[11:19]) for moment in moments]
+    timestamps = [span.begin_ns + span.length_ns * number // (_MARKS - 1) for number in range(_MARKS)]
+    return [Mark(span.share(timestamp) * _WIDE, rfc3339(timestamp)[11:19]) for timestamp in timestamps]
 
 
 def _curve(step_times: StepTimes, span: Span) -> str:
@@ -121,5 +121,5 @@ def _curve(step_times: StepTimes, span: Span) -> str:
         max(step_times[first : first + every], key=lambda step: step[1]) for first in range(0, len(step_times), every)
     ]
     top = max((seconds for _, seconds in chosen), default=0.0) or 1.0
-    points = ((span.share(moment) * _WIDE, _HIGH * (1 - seconds / top)) for moment, seconds in chosen)
+    points = ((span.share(timestamp) * _WIDE, _HIGH * (1 - seconds / top)) for timestamp, seconds in chosen)
     return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)

@@ -21,8 +21,8 @@ ARROW_TYPES: dict[str, pa.DataType] = {
     "bool": pa.bool_(),
     "str": pa.string(),
     "choice": pa.string(),
-    "moment": pa.int64(),
-    "span": pa.int64(),
+    "timestamp": pa.int64(),
+    "duration": pa.int64(),
     "texts": pa.list_(pa.field("item", pa.string(), nullable=False)),
     "counters": pa.map_(pa.string(), pa.uint64()),
 }
@@ -171,9 +171,9 @@ def _check_nulls(table: Table, column: Column, values: pa.ChunkedArray) -> None:
 
 
 def _check_range(table: Table, column: Column, values: pa.ChunkedArray) -> None:
-    if column.kind in ("moment", "span"):
+    if column.kind in ("timestamp", "duration"):
         row = _first_row(pc.less(values, 0))
-        problem = "negative time" if column.kind == "moment" else "negative duration"
+        problem = "negative time" if column.kind == "timestamp" else "negative duration"
     elif column.kind == "f64":
         row = _first_row(pc.invert(pc.is_finite(values)))
         problem = "NaN or infinite"

@@ -8,13 +8,13 @@ from typing import Protocol
 NS_PER_S = 1_000_000_000
 
 
-def rfc3339(moment_ns: int) -> str:
+def rfc3339(timestamp_ns: int) -> str:
     """Return a moment as people and programs write it, in UTC to the second.
 
     >>> rfc3339(0)
     '1970-01-01T00:00:00Z'
     """
-    return datetime.fromtimestamp(moment_ns // NS_PER_S, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return datetime.fromtimestamp(timestamp_ns // NS_PER_S, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 class Clock(Protocol):

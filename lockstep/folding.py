@@ -86,8 +86,8 @@ def _ended(rows: pa.Table, column: str, since_ns: int, until_ns: int) -> pa.Tabl
     return rows.filter(pc.and_(pc.greater_equal(rows[column], since_ns), pc.less(rows[column], until_ns)))
 
 
-def _with_class(rows: pa.Table, moment: str, size: str) -> pa.Table:
-    seconds = rows[moment].to_numpy() // NS_PER_S * NS_PER_S
+def _with_class(rows: pa.Table, timestamp: str, size: str) -> pa.Table:
+    seconds = rows[timestamp].to_numpy() // NS_PER_S * NS_PER_S
     sizes = np.maximum(rows[size].to_numpy(), 1)
     classes = (np.searchsorted(_POWERS_OF_TWO, sizes, side="right") - 1).astype(np.uint8)
     return rows.append_column("ts_ns", pa.array(seconds)).append_column("size_class", pa.array(classes))

@@ -20,8 +20,8 @@ I64 = Annotated[int, "i64"]
 F64 = Annotated[float, "f64"]
 Flag = Annotated[bool, "bool"]
 Text = Annotated[str, "str"]
-Moment = Annotated[int, "moment"]  # nanoseconds since the UNIX epoch, never negative
-Span = Annotated[int, "span"]  # nanoseconds, never negative
+Timestamp = Annotated[int, "timestamp"]  # nanoseconds since the UNIX epoch, never negative
+Duration = Annotated[int, "duration"]  # nanoseconds, never negative
 Texts = Annotated[list[str], "texts"]
 Counters = Annotated[dict[str, int], "counters"]
 
@@ -63,8 +63,8 @@ class Comm(JobRecord):
     nccl_version: Annotated[Text | None, "NCCL release in the process, such as 2.28.9"]
     plugin_version: Annotated[Text, "release of what observed it"]
     detail: Annotated[Detail, "finest detail recorded: operations, or network steps too"]
-    init_ns: Annotated[Moment, "when the communicator was made"]
-    destroy_ns: Annotated[Moment | None, "when it was destroyed; None while it lives"]
+    init_ns: Annotated[Timestamp, "when the communicator was made"]
+    destroy_ns: Annotated[Timestamp | None, "when it was destroyed; None while it lives"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +86,7 @@ class Connection(JobRecord):
     rqpn: Annotated[U32 | None, "queue pair number on the other side"]
     source: Annotated[Text, "where this was learnt: nccl_log, graph, inet_diag, rdma, topology, only_nic"]
     confidence: Annotated[F64, "0 to 1"]
-    seen_ns: Annotated[Moment | None, "when it was learnt"]
+    seen_ns: Annotated[Timestamp | None, "when it was learnt"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,9 +107,9 @@ class Collective(JobRecord):
     dtype: Annotated[Text, "NCCL's data type"]
     bytes: Annotated[U64, "as NCCL counts: one rank's part in AllGather and ReduceScatter, else the whole buffer"]
     channels: Annotated[U8 | None, "number of channels used"]
-    enqueue_ns: Annotated[Moment, "when the host enqueued it"]
-    start_ns: Annotated[Moment | None, "when it began, on the clock named by `clock`"]
-    end_ns: Annotated[Moment | None, "when it ended, on the clock named by `clock`"]
+    enqueue_ns: Annotated[Timestamp, "when the host enqueued it"]
+    start_ns: Annotated[Timestamp | None, "when it began, on the clock named by `clock`"]
+    end_ns: Annotated[Timestamp | None, "when it ended, on the clock named by `clock`"]
     clock: Annotated[Literal["gpu", "proxy", "none"], "who stamped start and end"]
 
 
@@ -121,12 +121,12 @@ class OpStat(JobRecord):
     func: Annotated[Text, "NCCL's name"]
     size_class: Annotated[U8, "log2 of the bytes, rounded down"]
     rank: Annotated[U32, "rank inside the communicator"]
-    ts_ns: Annotated[Moment, "begin of the second"]
+    ts_ns: Annotated[Timestamp, "begin of the second"]
     n: Annotated[U32, "operations finished in it"]
     bytes: Annotated[U64, "their bytes together"]
-    dur_sum_ns: Annotated[Span, "their durations together"]
-    dur_max_ns: Annotated[Span, "the longest of them"]
-    gap_sum_ns: Annotated[Span, "time from the end of the rank's previous operation to each start, together"]
+    dur_sum_ns: Annotated[Duration, "their durations together"]
+    dur_max_ns: Annotated[Duration, "the longest of them"]
+    gap_sum_ns: Annotated[Duration, "time from the end of the rank's previous operation to each start, together"]
     late_n: Annotated[U32, "operations that came after their second had been sent, counted in a later one"]
 
 
@@ -149,12 +149,12 @@ class Transfer(JobRecord):
     bytes: Annotated[U64, "bytes moved"]
     steps: Annotated[U32, "network steps it took"]
     detail: Annotated[Detail, "whether its steps were recorded; without them the waits are unknown"]
-    gpu_wait_ns: Annotated[Span | None, "waited for the local GPU"]
-    peer_wait_ns: Annotated[Span | None, "send: for the receiver's credit; recv: for the sender and the wire"]
-    wire_ns: Annotated[Span | None, "send only: socket, until the kernel took the bytes; IB, until acknowledged"]
-    flush_ns: Annotated[Span | None, "recv only: GPU-direct flush, or a starved proxy thread"]
-    first_ns: Annotated[Moment, "first mark of the transfer"]
-    last_ns: Annotated[Moment, "last mark of the transfer"]
+    gpu_wait_ns: Annotated[Duration | None, "waited for the local GPU"]
+    peer_wait_ns: Annotated[Duration | None, "send: for the receiver's credit; recv: for the sender and the wire"]
+    wire_ns: Annotated[Duration | None, "send only: socket, until the kernel took the bytes; IB, until acknowledged"]
+    flush_ns: Annotated[Duration | None, "recv only: GPU-direct flush, or a starved proxy thread"]
+    first_ns: Annotated[Timestamp, "first mark of the transfer"]
+    last_ns: Annotated[Timestamp, "last mark of the transfer"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,15 +168,15 @@ class TransferStat(JobRecord):
     channel: Annotated[U16, "NCCL channel"]
     peer: Annotated[I32, "rank on the other side, or -1"]
     direction: Annotated[Direction, "as seen from this side"]
-    ts_ns: Annotated[Moment, "begin of the second"]
+    ts_ns: Annotated[Timestamp, "begin of the second"]
     transport: Annotated[Transport | None, "decides what a wire time means"]
     nic: Annotated[Text | None, "NIC on this host"]
     n: Annotated[U32, "transfers finished in it"]
     bytes: Annotated[U64, "their bytes together"]
-    gpu_wait_ns: Annotated[Span | None, "their waits for the local GPU together"]
-    peer_wait_ns: Annotated[Span | None, "their waits for the peer together"]
-    wire_ns: Annotated[Span | None, "their wire times together"]
-    wire_max_ns: Annotated[Span | None, "the longest wire time of one of them"]
+    gpu_wait_ns: Annotated[Duration | None, "their waits for the local GPU together"]
+    peer_wait_ns: Annotated[Duration | None, "their waits for the peer together"]
+    wire_ns: Annotated[Duration | None, "their wire times together"]
+    wire_max_ns: Annotated[Duration | None, "the longest wire time of one of them"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,9 +196,9 @@ class StepSample(JobRecord):
     nic: Annotated[Text | None, "NIC on this host"]
     sport: Annotated[U16 | None, "source port"]
     bytes: Annotated[U64, "bytes of the step"]
-    posted_ns: Annotated[Moment, "when the buffer was posted"]
-    wire_ns: Annotated[Moment, "send: handed to the network; recv: arrived"]
-    done_ns: Annotated[Moment, "when the step ended"]
+    posted_ns: Annotated[Timestamp, "when the buffer was posted"]
+    wire_ns: Annotated[Timestamp, "send: handed to the network; recv: arrived"]
+    done_ns: Annotated[Timestamp, "when the step ended"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,7 +216,7 @@ class Transit(JobRecord):
     sport: Annotated[U16 | None, "source port"]
     bytes: Annotated[U64, "bytes of the step"]
     transit_ns: Annotated[I64, "arrival minus the later of departure and posting; negative by clock error only"]
-    skew_ns: Annotated[Span, "uncertainty of the two clocks against each other"]
+    skew_ns: Annotated[Duration, "uncertainty of the two clocks against each other"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,14 +227,14 @@ class Progress(JobRecord):
     rank: Annotated[U32, "rank inside the communicator"]
     func: Annotated[Text, "NCCL's name"]
     peer: Annotated[I32, "rank on the other side for Send and Recv, otherwise -1"]
-    ts_ns: Annotated[Moment, "when it was looked at"]
+    ts_ns: Annotated[Timestamp, "when it was looked at"]
     enqueued: Annotated[U64, "operations the host has enqueued"]
     started: Annotated[U64, "operations that began"]
     done: Annotated[U64, "operations that ended"]
     open_bytes: Annotated[U64 | None, "size of the oldest open operation"]
     open_dtype: Annotated[Text | None, "its data type"]
     open_algo: Annotated[Text | None, "its algorithm"]
-    oldest_open_ns: Annotated[Moment | None, "since when it is open"]
+    oldest_open_ns: Annotated[Timestamp | None, "since when it is open"]
     head_state: Annotated[HeadState, "what the oldest unfinished step waits for"]
     head_peer: Annotated[I32 | None, "rank that step goes to or comes from"]
     head_channel: Annotated[U16 | None, "channel of that step"]
@@ -246,8 +246,8 @@ class Step(JobRecord):
 
     world_rank: Annotated[U32, "rank in the whole job"]
     step: Annotated[U64, "number of the step"]
-    start_ns: Annotated[Moment, "begin of the step"]
-    end_ns: Annotated[Moment, "end of the step"]
+    start_ns: Annotated[Timestamp, "begin of the step"]
+    end_ns: Annotated[Timestamp, "end of the step"]
     source: Annotated[Literal["period", "told"], "found by the analyzer from the traffic, or told in-band"]
 
 
@@ -255,22 +255,22 @@ class Step(JobRecord):
 class Agent(HostRecord):
     """A heartbeat of a collector."""
 
-    ts_ns: Annotated[Moment, "when it was sent"]
+    ts_ns: Annotated[Timestamp, "when it was sent"]
     version: Annotated[Text, "release of the collector"]
-    watermark_ns: Annotated[Moment, "every row older than this has been sent"]
+    watermark_ns: Annotated[Timestamp, "every row older than this has been sent"]
     dropped: Annotated[U64, "rows lost since its start, whatever the reason"]
     spool_bytes: Annotated[U64, "bytes waiting to be sent"]
-    cpu_ns: Annotated[Span, "CPU time used since its start"]
-    plugin_cost_ns: Annotated[Span | None, "time the plugins on the host spent in callbacks since their start"]
+    cpu_ns: Annotated[Duration, "CPU time used since its start"]
+    plugin_cost_ns: Annotated[Duration | None, "time the plugins on the host spent in callbacks since their start"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockQuality(HostRecord):
     """How well the host's clock is known."""
 
-    ts_ns: Annotated[Moment, "when it was measured"]
+    ts_ns: Annotated[Timestamp, "when it was measured"]
     offset_ns: Annotated[I64, "host clock minus reference"]
-    error_ns: Annotated[Span, "bound on the error of the offset"]
+    error_ns: Annotated[Duration, "bound on the error of the offset"]
     source: Annotated[Literal["ptp", "ntp", "probe", "collectives"], "how it was measured"]
 
 
@@ -278,7 +278,7 @@ class ClockQuality(HostRecord):
 class NicCounter(HostRecord):
     """A reading of a NIC's counters, all since boot."""
 
-    ts_ns: Annotated[Moment, "when it was read"]
+    ts_ns: Annotated[Timestamp, "when it was read"]
     nic: Annotated[Text, "name on this host"]
     up: Annotated[Flag, "whether there is a carrier"]
     speed_mbps: Annotated[U32 | None, "negotiated rate; unknown while down"]
@@ -296,7 +296,7 @@ class NicCounter(HostRecord):
 class FabricCounter(HostRecord):
     """A reading of a switch port's counters; `host` is the one that asked the switch."""
 
-    ts_ns: Annotated[Moment, "when it was read"]
+    ts_ns: Annotated[Timestamp, "when it was read"]
     switch: Annotated[Text, "node id of the switch in the topology"]
     port: Annotated[Text, "port name on the switch"]
     up: Annotated[Flag, "whether the link is up"]
@@ -315,7 +315,7 @@ class FabricCounter(HostRecord):
 class GpuHealth(HostRecord):
     """A reading of a GPU's health; what a model does not report is unknown."""
 
-    ts_ns: Annotated[Moment, "when it was read"]
+    ts_ns: Annotated[Timestamp, "when it was read"]
     gpu: Annotated[U16, "NVML index"]
     gpu_uuid: Annotated[Text, "UUID of the GPU, which survives renumbering"]
     sm_mhz: Annotated[U32 | None, "SM clock"]
@@ -333,7 +333,7 @@ class GpuHealth(HostRecord):
 class Event(HostRecord):
     """Something that happened on a host."""
 
-    ts_ns: Annotated[Moment, "when it happened"]
+    ts_ns: Annotated[Timestamp, "when it happened"]
     source: Annotated[Text, "who saw it: a source of the collector, or run, ras, nccl-tests, alertmanager, gpud"]
     kind: Annotated[Text, "what happened, as one word: xid, link_down, oom, process_exit"]
     component: Annotated[Text, "the part it concerns, named as in verdicts"]
@@ -350,14 +350,14 @@ class Event(HostRecord):
 class Probe(HostRecord):
     """One probe packet and its answer."""
 
-    ts_ns: Annotated[Moment, "when it was sent"]
+    ts_ns: Annotated[Timestamp, "when it was sent"]
     src_nic: Annotated[Text, "NIC it left through"]
     dst: Annotated[Text, "host it went to"]
     dst_nic: Annotated[Text, "NIC it was sent to"]
     proto: Annotated[Text, "udp, tcp, icmp or roce"]
     sport: Annotated[U16, "source port"]
     dport: Annotated[U16, "destination port"]
-    rtt_ns: Annotated[Span | None, "round trip; None means lost"]
+    rtt_ns: Annotated[Duration | None, "round trip; None means lost"]
     hops: Annotated[Texts, "node ids between source and destination, in order"]
 
 
@@ -372,5 +372,5 @@ class Path(HostRecord):
     sport: Annotated[U16, "source port"]
     dport: Annotated[U16, "destination port"]
     links: Annotated[Texts, "link ids of the topology, in order"]
-    seen_ns: Annotated[Moment, "when it was last confirmed"]
+    seen_ns: Annotated[Timestamp, "when it was last confirmed"]
     confidence: Annotated[F64, "0 to 1"]

@@ -2,7 +2,7 @@
 
 >>> column = columns_of(TABLE_BY_NAME["transfers"])["wire_ns"]
 >>> column.kind, column.nullable
-('span', True)
+('duration', True)
 """
 
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ class Column:
     """One field of a record as storage sees it."""
 
     name: str
-    kind: str  # u8 u16 u32 u64 i32 i64 f64 bool str moment span texts counters choice
+    kind: str  # u8 u16 u32 u64 i32 i64 f64 bool str timestamp duration texts counters choice
     nullable: bool
     meaning: str
     choices: tuple[str, ...] = ()  # of kind choice: the only values allowed
@@ -141,7 +141,9 @@ REPLACED: dict[str, str] = {
     "lateness": "straggler",
     "llr": "log_odds",
     "matter": "alert",
+    "moment": "timestamp",
     "mute": "silent",
+    "outbox": "queue",
     "parcel": "batch",
     "piles": "arenas",
     "rental": "break_even",
@@ -158,9 +160,9 @@ _INTRODUCTION = """\
 # Words and records
 
 One thing has one word, in the code, in the tables and in what we say. Times are integer nanoseconds since the UNIX
-epoch, of the clock of `host`; a `moment` is such a time, a `span` a duration, neither is ever negative. What may be
-null is unknown when it is null; unknown is never written as zero. This page is generated: records and columns are
-changed in `lockstep/records.py`, words in `lockstep/tables.py`.
+epoch, of the clock of `host`; a `timestamp` is such a time, a `duration` a length of time, and neither is ever
+negative. What may be null is unknown when it is null; unknown is never written as zero. This page is generated:
+records and columns are changed in `lockstep/records.py`, words in `lockstep/tables.py`.
 """
 # By how a column's name ends; the first that fits counts.
 _UNITS = {"_ns": "ns", "bytes": "bytes", "_mbps": "Mb/s", "_mhz": "MHz", "temp_c": "°C", "power_w": "W"}

@@ -51,10 +51,10 @@ def between(start_ns: int, end_ns: int) -> str:
     return lasting(max(end_ns - start_ns, 0) / NS_PER_S)
 
 
-def moment(ts_ns: int) -> str:
+def timestamp(ts_ns: int) -> str:
     """Return date and time to the second, in UTC.
 
-    >>> moment(1_794_814_664_500_000_000), minute(0)
+    >>> timestamp(1_794_814_664_500_000_000), minute(0)
     ('2026-11-16 07:37:44', '1970-01-01 00:00')
     """
     return rfc3339(ts_ns)[:19].replace("T", " ")
@@ -62,12 +62,12 @@ def moment(ts_ns: int) -> str:
 
 def minute(ts_ns: int) -> str:
     """Return date and time to the minute, in UTC."""
-    return moment(ts_ns)[:16]
+    return timestamp(ts_ns)[:16]
 
 
 def clock_time(ts_ns: int) -> str:
     """Return the time of day to the second, in UTC."""
-    return moment(ts_ns)[11:]
+    return timestamp(ts_ns)[11:]
 
 
 def money(amount: float | None) -> str:

@@ -29,8 +29,8 @@ class Delivery:
 def tell(scenario: Scenario, seed: int, every_s: int) -> tuple[Delivery, ...]:
     """Return a scenario that begins at T0, to its end, in deliveries of so many seconds; it is simulated once."""
     telemetry = SimulatedTelemetry(Simulation(scenario, seed), Identity(JOB, T0))
-    moments = range(T0 + every_s * SECOND, T0 + int(scenario.duration_s) * SECOND + 1, every_s * SECOND)
-    return tuple(Delivery(telemetry.advance(moment), telemetry.watermark_ns) for moment in moments)
+    timestamps = range(T0 + every_s * SECOND, T0 + int(scenario.duration_s) * SECOND + 1, every_s * SECOND)
+    return tuple(Delivery(telemetry.advance(timestamp), telemetry.watermark_ns) for timestamp in timestamps)
 
 
 def load(store: Store, deliveries: Iterable[Delivery]) -> None:

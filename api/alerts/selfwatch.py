@@ -1,4 +1,4 @@
-"""Does Lockstep itself watch? Agents, windows, store, services and the outbox: who is silent is told about.
+"""Does Lockstep itself watch? Agents, windows, store, services and the queue: who is silent is told about.
 
 What this cannot see is its own death; for that the watchdog fires at Alertmanager, and somebody there misses it.
 """
@@ -151,7 +151,7 @@ def _of_services(facts: Facts, patience: Patience, now_ns: int) -> dict[str, str
     if facts.oldest_message is not None:
         target, waits_s = facts.oldest_message[0], (now_ns - facts.oldest_message[1]) / NS_PER_S
         if waits_s > patience.silent_s:
-            found["outbox"] = f"alerts do not get through: one to {target} has waited for {waits_s:.0f} s"
+            found["alert_queue"] = f"alerts do not get through: one to {target} has waited for {waits_s:.0f} s"
     return found
 
 

@@ -1,4 +1,4 @@
-"""The shell around the alerts: writes notifications into the outbox and sends what is due, one process at a time."""
+"""The shell around the alerts: writes notifications into the queue and sends what is due, one process at a time."""
 
 from collections import Counter as Tally
 from collections.abc import Mapping
@@ -51,7 +51,7 @@ class AlertService:
         self._forgot_ns = 0
 
     def run_once(self, lease: Lease, now_ns: int) -> None:
-        """Write what is new into the outbox and begin to send what is due."""
+        """Write what is new into the queue and begin to send what is due."""
         if lease.generation != self._generation:
             if resumed := resume_sending(self._control, lease, now_ns):
                 _log.info("messages are sent again that were under way", messages=resumed)
@@ -157,21 +157,21 @@ class Receiver:
 
 
 @dataclass(frozen=True, slots=True)
-class OutboxFigures:
-    """The outbox as it is; the age is None where nobody could be asked."""
+class QueueFigures:
+    """The queue as it is; the age is None where nobody could be asked."""
 
     messages: Mapping[tuple[str, str], int] = field(default_factory=dict)  # by the receiver's kind and state
     oldest_s: float | None = None
     receivers: tuple[Receiver, ...] = ()
 
 
-def read_outbox(settings: AlertSettings, control: ControlDatabase, now_ns: int) -> OutboxFigures:
+def read_queue(settings: AlertSettings, control: ControlDatabase, now_ns: int) -> QueueFigures:
     """Return the figures of this moment; messages for receivers that are switched off or gone have no age."""
     targets, health = all_targets(settings, control), list_health(control)
     known = {name: health.get(name, Health(since_ns=now_ns)) for name in targets}
     active = [name for name, target in targets.items() if is_active(target, known[name])]
     oldest = oldest_waiting(control, active)
-    return OutboxFigures(
+    return QueueFigures(
         _by_kind(count_undelivered(control), targets),
         max(0, now_ns - oldest[1]) / NS_PER_S if oldest else 0.0,
         _worst(targets, known),

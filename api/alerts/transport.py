@@ -85,10 +85,10 @@ def parse_retry_after(value: str, now_ns: int) -> float | None:
     if text.isascii() and text.isdecimal():
         return float(text[:9])
     try:
-        moment = parsedate_to_datetime(text)
+        timestamp = parsedate_to_datetime(text)
     except ValueError:
         return None
-    zoned = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    zoned = timestamp if timestamp.tzinfo else timestamp.replace(tzinfo=UTC)
     return max(0.0, (zoned - datetime.fromtimestamp(now_ns / NS_PER_S, UTC)).total_seconds())
 
 

@@ -170,6 +170,6 @@ def _strip(found: Lags) -> dict[str, object]:
             f"rank {seat.rank}, {seat.host}{'' if seat.gpu is None else f'/{seat.gpu}'}" for seat in found.ranks
         ],
         "hosts": [seat.host for seat in found.ranks],
-        "s": [moment // NS_PER_S for moment in found.times_ns],
+        "s": [timestamp // NS_PER_S for timestamp in found.times_ns],
         "lag_ms": found.lag_ms,
     }

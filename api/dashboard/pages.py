@@ -101,7 +101,7 @@ def _make_environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    for name in ("figure", "share", "lasting", "moment", "clock_time", "money", "size"):
+    for name in ("figure", "share", "lasting", "timestamp", "clock_time", "money", "size"):
         made.filters[name] = getattr(plain_words, name)
     for name in ("state_words", "side_words", "domain_words", "origin_words", "scope_words"):
         made.filters[name] = getattr(words, name)

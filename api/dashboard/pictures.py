@@ -313,5 +313,5 @@ def draw_sparkline(points: Points, faults: Sequence[Stretch], label: str) -> Mar
 
 
 def _clip(fault: Stretch, first: int, span: int) -> tuple[float, float]:
-    left, right = (_SPARK_WIDE * (moment - first) / span for moment in fault)
+    left, right = (_SPARK_WIDE * (timestamp - first) / span for timestamp in fault)
     return max(left, 0.0), min(right, _SPARK_WIDE)

@@ -191,8 +191,8 @@ def _narrow(past: Past, component: str, own: Sequence[Sighting]) -> _Told:
         if own
         else sum(concerns(component, name) for name in blamed)
     )
-    moments = [*(each.updated_ns for each in mine.incidents), *(each.changed_ns for each in mine.isolated)]
-    mine.last_ns = max(moments, default=0)
+    timestamps = [*(each.updated_ns for each in mine.incidents), *(each.changed_ns for each in mine.isolated)]
+    mine.last_ns = max(timestamps, default=0)
     return mine
 
 

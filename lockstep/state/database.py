@@ -248,7 +248,7 @@ COUNTED = ("waiting", "sending", "failed")  # those that were delivered are hist
 
 
 def count_undelivered(db: ControlDatabase) -> dict[tuple[str, str], int]:
-    """Return how many messages of the outbox each receiver has in each state that is not the good end."""
+    """Return how many messages of the queue each receiver has in each state that is not the good end."""
     place = (DELIVERIES.c.target, DELIVERIES.c.state)
     query = select(*place, func.count().label("messages")).where(DELIVERIES.c.state.in_(COUNTED)).group_by(*place)
     with db.read() as connection:

@@ -161,8 +161,8 @@ def list_outcomes(db: ControlDatabase, since_ns: int = 0) -> dict[str, Outcome]:
 
 def _newest_ns(execution: Execution) -> int:
     """Return when something last happened to an execution."""
-    moments = [step.ended_ns or step.began_ns or 0 for step in execution.steps]
-    return max(execution.ended_ns or 0, execution.began_ns, *moments)
+    timestamps = [step.ended_ns or step.began_ns or 0 for step in execution.steps]
+    return max(execution.ended_ns or 0, execution.began_ns, *timestamps)
 
 
 def _audit(connection: Connection, what: str, subject: str, why: str, now_ns: int) -> None:

@@ -1,4 +1,4 @@
-"""The outbox of alerts and its log: a message is written once, tried under one id, and kept for a while after."""
+"""The queue of alerts and its log: a message is written once, tried under one id, and kept for a while after."""
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -61,7 +61,7 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A message that is to be written into the outbox."""
+    """A message that is to be written into the queue."""
 
     target: str
     notification: Notification
@@ -127,7 +127,7 @@ def settle_try(
 
 
 def save_health(db: ControlDatabase, lease: Lease, target: str, health: Health) -> None:
-    """Write how a receiver does, where no message of the outbox was sent."""
+    """Write how a receiver does, where no message of the queue was sent."""
     with db.begin() as connection:
         refuse_stale(connection, lease)
         write_health(connection, target, health)

@@ -72,7 +72,7 @@ def check_limit(limit: int) -> None:
 
 def newest_first(
     query: Select[Any],  # Any: works for whatever the query selects
-    moment: Column[int],
+    timestamp: Column[int],
     key: Column[str],
     limit: int,
     before: tuple[int, str] | None,
@@ -80,8 +80,8 @@ def newest_first(
     """Return one page of the query; `before` is (moment, key) of the last row of the page above."""
     check_limit(limit)
     if before is not None:
-        query = query.where(tuple_(moment, key) < before)
-    return query.order_by(moment.desc(), key.desc()).limit(limit)
+        query = query.where(tuple_(timestamp, key) < before)
+    return query.order_by(timestamp.desc(), key.desc()).limit(limit)
 
 
 class AuditLine(Frozen):

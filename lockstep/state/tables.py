@@ -256,7 +256,7 @@ ALERT_THREADS = Table(
     Column("document", Text, nullable=False),
     Index("alert_threads_by_end", "is_over", "told_ns"),
 )
-# The outbox and its log. A message is known by receiver and event, so that it is never written twice.
+# The queue and its log. A message is known by receiver and event, so that it is never written twice.
 DELIVERIES = Table(
     "deliveries",
     METADATA,

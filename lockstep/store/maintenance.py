@@ -88,10 +88,10 @@ def _alter(table: str, days: int, layout: Layout) -> str:
     name = f"{layout.local}.{table}"
     if days == 0:
         return f"ALTER TABLE {name} REMOVE TTL"
-    return f"ALTER TABLE {name} MODIFY TTL {_moment(table)} + INTERVAL {days} DAY DELETE"
+    return f"ALTER TABLE {name} MODIFY TTL {_timestamp(table)} + INTERVAL {days} DAY DELETE"
 
 
-def _moment(table: str) -> str:
+def _timestamp(table: str) -> str:
     """Return when a row happened as a DateTime; rows that do not say so are kept."""
     if table in _ROLLUP_SECONDS:
         return f"toDateTime({_ROLLUP_SECONDS[table]}, 'UTC')"

@@ -176,10 +176,10 @@ def collect_samples(
         (number, each, size) for number, order in enumerate(orders) for each in order for size in CALLS_BY_BYTES
     ]
     samples: Samples = {size: {each.label: [] for each in orders[0]} for size in CALLS_BY_BYTES}
-    for (number, configuration, size), *same_moment in zip(planned, *timed, strict=True):
-        assert {(line["side"], line["bytes"]) for line in same_moment} == {(configuration.side, size)}
+    for (number, configuration, size), *same_timestamp in zip(planned, *timed, strict=True):
+        assert {(line["side"], line["bytes"]) for line in same_timestamp} == {(configuration.side, size)}
         if number > 0:
-            samples[size][configuration.label].append(max(float(str(line["us"])) for line in same_moment))
+            samples[size][configuration.label].append(max(float(str(line["us"])) for line in same_timestamp))
     return samples
 
 

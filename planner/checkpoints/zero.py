@@ -168,7 +168,7 @@ _PARAMETERS = "zero"
 _LEFT_OVER = "tmp"  # where the converter keeps slices until it has merged them
 _COMMON = "optimizer_state.pt"
 _VALUE = "fp32.pt"
-_MOMENTS = {"exp_avg.pt", "exp_avg_sq.pt"}  # of Adam; a parameter without gradients has none
+_OF_ADAM = {"exp_avg.pt", "exp_avg_sq.pt"}  # of Adam; a parameter without gradients has none
 
 
 def is_universal(folder: Folder) -> bool:
@@ -202,7 +202,7 @@ def _find_problem(parameter: Folder) -> str | None:
         return parameter.problem
     if _VALUE not in parameter.files:
         return f"{_PARAMETERS}/{parameter.path.name} has no {_VALUE}"
-    lacks = _MOMENTS - parameter.files.keys()
+    lacks = _OF_ADAM - parameter.files.keys()
     if len(lacks) == 1:
         return f"{_PARAMETERS}/{parameter.path.name} has no {lacks.pop()}, and it has the other moment"
     damage = find_damaged(parameter, (name for name in parameter.files if name.endswith(".pt")))

@@ -44,7 +44,7 @@ class _Told(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class _Moment(_Told):
+class _Timestamp(_Told):
     number: int = 0
 
 
@@ -54,7 +54,7 @@ class _Node(_Told):
     state_flags: list[str] = []
     reason: str | None = None
     reason_set_by_user: str | None = None
-    reason_changed_at: int | _Moment = 0
+    reason_changed_at: int | _Timestamp = 0
 
 
 class _Job(_Told):
@@ -124,8 +124,8 @@ def _validate(model: type[Model], answer: Json) -> Model:
 
 def _as_node(node: _Node) -> SlurmNode:
     words = [*([node.state] if isinstance(node.state, str) else node.state), *node.state_flags]
-    moment = node.reason_changed_at
-    changed_s = moment if isinstance(moment, int) else moment.number
+    timestamp = node.reason_changed_at
+    changed_s = timestamp if isinstance(timestamp, int) else timestamp.number
     when = rfc3339(changed_s * NS_PER_S) if changed_s else ""
     states = frozenset(word.upper() for word in words)
     return SlurmNode(node.name, states, node.reason or "", (node.reason_set_by_user or "") if when else "", when)

@@ -66,7 +66,7 @@ class Dispatch:
         self._begun: list[list[_Begun]] = [[] for _ in workers]
         self._events: list[tuple[float, int, int]] = []
         self._stirred: set[int] = set()  # workers that may have something new to do
-        self._moment = 0.0
+        self._timestamp = 0.0
         self._number_items()
         self._share_out()
         self._run()
@@ -193,7 +193,7 @@ class Dispatch:
             self._more[worker % self.shape.stages] -= 1
 
     def _begin(self, worker: int, kind: int, item: int) -> None:
-        begun = _Begun(kind, item, self._moment)
+        begun = _Begun(kind, item, self._timestamp)
         self._is_free[worker] = False
         self._begun[worker].append(begun)
         heappush(self._events, (self._end(begun), kind, item))
@@ -202,7 +202,7 @@ class Dispatch:
         """Go to the next moment at which something ends or arrives, and take note of all that does."""
         until = self._events[0][0] + self._same
         while self._events and self._events[0][0] <= until:
-            self._moment, kind, item = heappop(self._events)
+            self._timestamp, kind, item = heappop(self._events)
             if kind == _DOWN:
                 self._come(item)
             elif kind == _UP:
@@ -217,9 +217,9 @@ class Dispatch:
         if kind == _FORWARD and stage == self.shape.stages - 1:
             self._queue(_BACK, item)
         elif kind == _FORWARD:
-            heappush(self._events, (self._moment + self.times.transfer, _DOWN, item + 1))
+            heappush(self._events, (self._timestamp + self.times.transfer, _DOWN, item + 1))
         elif kind == _BACK and stage:
-            heappush(self._events, (self._moment + self.times.transfer, _UP, item - 1))
+            heappush(self._events, (self._timestamp + self.times.transfer, _UP, item - 1))
         if kind == _BACK and self.rules.is_decoupled:
             self._queue(_WEIGHT, item)
         elif kind != _FORWARD:

@@ -253,8 +253,8 @@ def test_window_whose_incidents_could_not_be_saved_is_analysed_again(
     watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = watch(HEALING)
-    for moment_s, state in ((15, "open"), (35, "closed")):
-        cluster.run(moment_s - 5 - cluster.windows * 5)
+    for timestamp_s, state in ((15, "open"), (35, "closed")):
+        cluster.run(timestamp_s - 5 - cluster.windows * 5)
         cluster.send()
         told = list(cluster.told)
         with monkeypatch.context() as broken:

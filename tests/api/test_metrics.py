@@ -186,10 +186,10 @@ def test_store_or_control_database_that_is_away_leaves_its_gauges_out_and_is_nam
         series = scrape(api)
         assert series["lockstep_incidents_open", "comm_slow"] == 1
         assert (series["lockstep_metrics_unread", "store"], series["lockstep_metrics_unread", "control"]) == (1, 0)
-        monkeypatch.setattr(metrics_module, "read_outbox", fail)
+        monkeypatch.setattr(metrics_module, "read_queue", fail)
         series = series_of(SystemMetrics(replace(api.parts, store=NoJobs())))
     assert (series["lockstep_metrics_unread", "control"], series["lockstep_metrics_unread", "store"]) == (1, 0)
-    assert not {name for name, _ in series} & {"lockstep_nodes_out", "lockstep_outbox_oldest_seconds"}
+    assert not {name for name, _ in series} & {"lockstep_nodes_out", "lockstep_alert_queue_oldest_seconds"}
 
 
 def test_scrapers_that_come_together_share_one_look_and_the_next_gets_another(tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ def test_alerts_that_nobody_got_are_counted_by_kind_with_their_age(tmp_path: Pat
     with running_api(tmp_path, NoJobs(), settings=settings) as api:
         control = api.parts.control
         metrics = SystemMetrics(replace(api.parts, clock=clock))
-        assert series_of(metrics)["lockstep_outbox_oldest_seconds", ""] == 0
+        assert series_of(metrics)["lockstep_alert_queue_oldest_seconds", ""] == 0
         lease = take_lease(control, "alerts", "test", 10**18, T0)
         assert lease is not None
         for name in ("am", "long-gone"):
@@ -222,10 +222,10 @@ def test_alerts_that_nobody_got_are_counted_by_kind_with_their_age(tmp_path: Pat
             )
         clock.advance(61)
         series = series_of(metrics)
-    messages = {where: count for (name, where), count in series.items() if name == "lockstep_outbox_messages"}
+    messages = {where: count for (name, where), count in series.items() if name == "lockstep_alert_queue_messages"}
     waiting = {"alertmanager,waiting": 2, "alertmanager,sending": 0, "alertmanager,dead": 0, "removed,waiting": 2}
     assert messages == waiting
-    assert series["lockstep_outbox_oldest_seconds", ""] == 61
+    assert series["lockstep_alert_queue_oldest_seconds", ""] == 61
 
 
 def test_setting_opens_metrics_to_scrapers_on_this_machine_and_to_nobody_behind_a_proxy(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.fleet_head import Moment
+from benchmarks.fleet_head import Sample
 from benchmarks.fleet_run import Quantiles, RunOutcome, RunPlan, judge
 from benchmarks.fleet_sender import Sent
 from lockstep.clock import NS_PER_S
@@ -21,22 +21,22 @@ def _sent(host: int = 0, number: int = 1, ack_s: float = 0.1, late_s: float = 0.
     return Sent(host, number, due_ns, sent_ns, acked_ns, tries, rows=10, bytes=BATCH)
 
 
-def _moment(second: float, backlog: int = 0, cpu_s: float = 0.0, store_cpu_s: float | None = 0.0) -> Moment:
-    return Moment(START_NS + int(second * NS_PER_S), backlog, cpu_s, store_cpu_s, 0.0)
+def _sample(second: float, backlog: int = 0, cpu_s: float = 0.0, store_cpu_s: float | None = 0.0) -> Sample:
+    return Sample(START_NS + int(second * NS_PER_S), backlog, cpu_s, store_cpu_s, 0.0)
 
 
 def _outcome(
-    sent: list[Sent], moments: list[Moment] | None = None, warm_up_s: int = 0, seconds: int = 10
+    sent: list[Sent], samples: list[Sample] | None = None, warm_up_s: int = 0, seconds: int = 10
 ) -> RunOutcome:
     plan = RunPlan(range(1), first_second=1_000, seconds=seconds, warm_up_s=warm_up_s)
-    return RunOutcome(plan, START_NS, tuple(sent), tuple(moments or []), {})
+    return RunOutcome(plan, START_NS, tuple(sent), tuple(samples or []), {})
 
 
 HEALTHY = [_sent(number=number) for number in range(1, 11)]
 
 
 def test_a_steady_load_is_sustained_and_its_rate_is_that_of_the_receipts() -> None:
-    judgement = judge(_outcome(HEALTHY, [_moment(second, BATCH) for second in range(10)]))
+    judgement = judge(_outcome(HEALTHY, [_sample(second, BATCH) for second in range(10)]))
     assert judgement.is_sustained
     assert judgement.trouble == ()
     assert judgement.rows_per_s == pytest.approx(10)
@@ -59,14 +59,14 @@ def test_a_batch_that_does_not_get_through_in_time_is_the_reason(odd_one: Sent, 
 
 
 def test_a_backlog_that_grows_is_not_sustained_however_fast_receipts_come() -> None:
-    growing = [_moment(second, int(0.2 * BATCH * second)) for second in range(10)]
+    growing = [_sample(second, int(0.2 * BATCH * second)) for second in range(10)]
     judgement = judge(_outcome(HEALTHY, growing))
     assert judgement.backlog_growth == pytest.approx(0.2)
     assert judgement.trouble == ("the backlog grew by 20 % of what came in",)
 
 
 def test_a_sawtooth_of_one_segment_a_second_is_no_growth() -> None:
-    sawtooth = [_moment(quarter / 4, BATCH * (1 + quarter % 4) // 4) for quarter in range(40)]
+    sawtooth = [_sample(quarter / 4, BATCH * (1 + quarter % 4) // 4) for quarter in range(40)]
     assert judge(_outcome(HEALTHY, sawtooth)).is_sustained
 
 
@@ -77,7 +77,7 @@ def test_what_happens_while_warming_up_does_not_count() -> None:
 
 
 def test_cores_are_cpu_seconds_by_seconds_and_the_rest_of_the_machine_is_the_neighbours() -> None:
-    first, last = _moment(0, cpu_s=3.0, store_cpu_s=10.0), _moment(10, cpu_s=8.0, store_cpu_s=12.0)
+    first, last = _sample(0, cpu_s=3.0, store_cpu_s=10.0), _sample(10, cpu_s=8.0, store_cpu_s=12.0)
     last = replace(last, senders_cpu_s=1.0, machine_cpu_s=19.0)
     cores = judge(_outcome(HEALTHY, [first, last])).cores
     assert (cores.gateway, cores.store, cores.senders, cores.others) == pytest.approx((0.5, 0.2, 0.1, 1.1))

@@ -94,8 +94,8 @@ def test_plan_goes_on_with_the_whole_pipeline_that_is_left() -> None:
 
 def test_nodes_that_go_together_are_one_moment_and_time_that_runs_is_available() -> None:
     told = history((10.0, "a", False), (10.0, "b", False), (11.0, "a", True))
-    assert [len(changes) for _, changes in told.moments()] == [2, 1]
-    assert len(list(BLINK.moments())) == 2
+    assert [len(changes) for _, changes in told.timestamps()] == [2, 1]
+    assert len(list(BLINK.timestamps())) == 2
     assert run(Waiting, ONE_FAULT, "abcdef").availability == pytest.approx(0.79)
     assert run(Rerouting, ONE_FAULT, "abcd").availability > 0.99
 

@@ -16,8 +16,8 @@ from lockstep.clock import NS_PER_S, Clock, ManualClock, SystemClock, rfc3339
         (2**63 - 1, "2262-04-11T23:47:16Z"),
     ],
 )
-def test_moment_is_written_in_utc_to_the_second(moment_ns: int, text: str) -> None:
-    assert rfc3339(moment_ns) == text
+def test_moment_is_written_in_utc_to_the_second(timestamp_ns: int, text: str) -> None:
+    assert rfc3339(timestamp_ns) == text
 
 
 def test_manual_clock_moves_by_exactly_what_it_is_told() -> None:

@@ -41,20 +41,22 @@ def test_table_says_what_a_row_is_and_has_its_key_time_and_units_as_columns(tabl
     assert len(set(table.key)) == len(table.key)
     assert set(table.key) <= columns.keys()
     assert {name for name in table.key if columns[name].nullable} <= {"transport", "nic"}
-    assert table.time is None or columns[table.time].kind == "moment"
+    assert table.time is None or columns[table.time].kind == "timestamp"
     begin = ["host", "job", "attempt"] if table.has_job else ["host"]
     assert list(columns)[: len(begin)] == begin
     assert ("job" in columns) == table.has_job
     for name, found in columns.items():
-        assert name.endswith("_ns") == (found.kind in ("moment", "span") or name in ("offset_ns", "transit_ns")), name
+        assert name.endswith("_ns") == (
+            found.kind in ("timestamp", "duration") or name in ("offset_ns", "transit_ns")
+        ), name
 
 
 @pytest.mark.parametrize(
     ("table", "name", "kind", "nullable", "choices"),
     [
         ("collectives", "seq", "u64", False, ()),
-        ("transfers", "wire_ns", "span", True, ()),
-        ("step_samples", "wire_ns", "moment", False, ()),
+        ("transfers", "wire_ns", "duration", True, ()),
+        ("step_samples", "wire_ns", "timestamp", False, ()),
         ("transfers", "direction", "choice", False, ("send", "recv")),
         ("transfers", "transport", "choice", True, ("ib", "socket")),
         ("probes", "hops", "texts", False, ()),

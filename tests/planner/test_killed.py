@@ -21,15 +21,15 @@ from tests.tiers import long_except
 
 pytestmark = pytest.mark.slow
 
-MOMENTS = ("begun", "checked", "asked", "answered")
+TIMESTAMPS = ("begun", "checked", "asked", "answered")
 WATCH = ["begun watch", "asked watch", "answered watch"]
 FORWARD = [
     "decided",
     "approved",
-    *(f"{timing} {act}" for act in ("isolate", "restart") for timing in MOMENTS),
+    *(f"{timing} {act}" for act in ("isolate", "restart") for timing in TIMESTAMPS),
     *WATCH,
 ]
-BACKWARD = [f"{timing} release" for timing in MOMENTS]
+BACKWARD = [f"{timing} release" for timing in TIMESTAMPS]
 ALL_ACTS = ["isolate h3", "restart train on h0,h1,h2,h4,h5,h6,h7,h8"]
 HEIR_S = 40  # by then the lease of who began at 10 s has expired
 

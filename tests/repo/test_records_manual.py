@@ -36,7 +36,7 @@ def test_every_column_has_one_row_of_six_whole_cells(table: Table) -> None:
 
 def test_row_tells_type_unit_null_key_and_meaning() -> None:
     rows = {row[0].strip(" `"): [cell.strip() for cell in row[1:]] for row in cells_of("transfers")}
-    assert rows["wire_ns"][:4] == ["span", "ns", "yes", ""]
+    assert rows["wire_ns"][:4] == ["duration", "ns", "yes", ""]
     assert rows["bytes"] == ["u64", "bytes", "", "", "bytes moved"]
     assert rows["direction"] == ["`send`, `recv`", "", "", "yes", "as seen from this side"]
 

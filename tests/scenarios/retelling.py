@@ -100,7 +100,7 @@ def _stretched_table(table: pa.Table, times: int) -> pa.Table:
     for index, column in enumerate(table.schema):
         if column.name.endswith("_ns") and pa.types.is_int64(column.type):
             values = table[index]
-            is_moment = pc.greater(values, T0 // 2)
+            is_timestamp = pc.greater(values, T0 // 2)
             timestamp = pc.add(pc.multiply(pc.subtract(values, T0), times), T0)
-            table = table.set_column(index, column, pc.if_else(is_moment, timestamp, pc.multiply(values, times)))
+            table = table.set_column(index, column, pc.if_else(is_timestamp, timestamp, pc.multiply(values, times)))
     return table

@@ -95,8 +95,8 @@ def test_moments_are_those_of_the_rules_worked_out_one_by_one(ring: Ring, steps:
     def filled(index: int, step: int) -> float:
         if step < 0:
             return -NEVER
-        moments = [sent(index, step - BUFFERS), readable((index - 1) % indices, step - 1), filled(index, step - 1)]
-        return max(*moments, ring.enqueue[index] + ring.lag[index]) + ring.kernel
+        timestamps = [sent(index, step - BUFFERS), readable((index - 1) % indices, step - 1), filled(index, step - 1)]
+        return max(*timestamps, ring.enqueue[index] + ring.lag[index]) + ring.kernel
 
     def credit(index: int, step: int) -> float:
         receiver = (index + 1) % indices
@@ -139,8 +139,8 @@ def test_moments_are_those_of_the_rules_worked_out_one_by_one(ring: Ring, steps:
         if step < 0:
             return -NEVER
         last = max(readable(index, step), filled(receiver, step), ring.enqueue[receiver] + ring.lag[receiver])
-        moment = filled(receiver, step + 1) if step < steps - 1 else last + ring.kernel
-        return max(moment, readable(index, step), ring.enqueue[receiver], taken(index, step - 1))
+        timestamp = filled(receiver, step + 1) if step < steps - 1 else last + ring.kernel
+        return max(timestamp, readable(index, step), ring.enqueue[receiver], taken(index, step - 1))
 
     pairs, _ = run_ring(ring.edges(), ring.kernels(), steps)
     assert_allclose(pairs.sent[0], [sent(index, steps - 1) for index in range(indices)])

@@ -67,8 +67,8 @@ def test_layout_is_filled_up_with_replicas_and_spares_are_not_of_the_job() -> No
         ([], None),
     ],
 )
-def test_scenario_breaks_at_its_first_failure(lines: list[str], moment: float | None) -> None:
-    assert scenario(*lines).breaks_at_s == moment
+def test_scenario_breaks_at_its_first_failure(lines: list[str], timestamp: float | None) -> None:
+    assert scenario(*lines).breaks_at_s == timestamp
 
 
 # What does not fit together.

@@ -265,7 +265,9 @@ FAULTY = [scenario for scenarios in FAMILIES.values() for scenario in scenarios 
 )
 def test_fault_costs_the_job_steps_before_it_has_to_be_named(name: str) -> None:
     scenario = next(scenario for scenario in FAULTY if scenario.name == name)
-    moments = [(right.after_s or scenario.breaks_at_s or 0.0) + right.within_s for right in scenario.expect]
+    timestamps = [(right.after_s or scenario.breaks_at_s or 0.0) + right.within_s for right in scenario.expect]
     calm = tuple(fault for fault in scenario.timeline if fault.effect in BENIGN and fault.effect != "heal")
-    faulty, healthy = (steps_done(plain(scenario, timeline), max(moments)) for timeline in (scenario.timeline, calm))
+    faulty, healthy = (
+        steps_done(plain(scenario, timeline), max(timestamps)) for timeline in (scenario.timeline, calm)
+    )
     assert faulty < healthy

@@ -7,7 +7,7 @@ import pytest
 
 from api.alerts.notifier import DeliveryCounts
 from api.alerts.selfwatch import Agents, Facts, Patience, Watched, find_troubles, gather_facts
-from api.alerts.service import MOST_NAMED, OutboxFigures, Receiver, read_outbox
+from api.alerts.service import MOST_NAMED, QueueFigures, Receiver, read_queue
 from lockstep.alert_settings import AlertSettings
 from lockstep.execution import Order
 from lockstep.records import Agent
@@ -169,9 +169,9 @@ def test_proposal_is_told_until_somebody_answers(tmp_path: Path) -> None:
     assert told == [("trigger", "proposal:i1"), ("resolve", "proposal:i1")]
 
 
-def figures_of(alerts: Alerts, *targets: object) -> OutboxFigures:
+def figures_of(alerts: Alerts, *targets: object) -> QueueFigures:
     chosen = AlertSettings.model_construct(**{**AlertSettings().model_dump(), "targets": targets})
-    return read_outbox(chosen, alerts.control, alerts.clock.now_ns())
+    return read_queue(chosen, alerts.control, alerts.clock.now_ns())
 
 
 def counted(counts: DeliveryCounts) -> dict[tuple[str, str], float]:
@@ -271,7 +271,7 @@ def test_nothing_is_said_while_all_is_well_or_before_there_was_a_chance() -> Non
         ({"store_used": 0.93}, "disk", "the store's disk is nearly full: 93% of it is used"),
         ({"lease_ends": {"planner": NOW_NS}}, "analyzer", "no analyzer is at work: nobody has held its lease for"),
         ({"lease_ends": {"analyzer": NOW_NS, "planner": after(600)}}, "planner", "for 400 s"),
-        ({"oldest_message": ("ops", after(500))}, "outbox", "one to ops has waited for 500 s"),
+        ({"oldest_message": ("ops", after(500))}, "alert_queue", "one to ops has waited for 500 s"),
     ],
 )
 def test_what_is_wrong_is_said_in_a_sentence(changes: dict[str, Any], name: str, sentence: str) -> None:

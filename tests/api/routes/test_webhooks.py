@@ -39,7 +39,7 @@ def make(api: Api, admin: dict[str, str], **changes: Any) -> Any:
     return made.json()
 
 
-def fill_outbox(api: Api, count: int = 1) -> None:
+def fill_queue(api: Api, count: int = 1) -> None:
     lease = take_lease(api.parts.control, "alerts", "test", 10**12, api.parts.clock.now_ns())
     assert lease is not None
     messages = [
@@ -120,7 +120,7 @@ def test_receiver_inside_the_site_is_refused_with_the_way_to_allow_it(api: Api, 
 
 def test_deliveries_are_paged_and_replayed(api: Api, admin: dict[str, str]) -> None:
     make(api, admin)
-    fill_outbox(api, count=5)
+    fill_queue(api, count=5)
     first = api.get("/api/v1/webhooks/ops/deliveries", {"limit": 3})
     assert 'rel="next"' in first.headers["Link"]
     cursor = first.json()["next"]
@@ -145,7 +145,7 @@ def test_disabled_receiver_is_enabled_by_a_person(api: Api, admin: dict[str, str
 
 def test_deleted_receiver_leaves_nothing(api: Api, admin: dict[str, str]) -> None:
     make(api, admin)
-    fill_outbox(api)
+    fill_queue(api)
     assert api.client.delete("/api/v1/webhooks/ops", headers=admin).json() == {"deleted": "ops"}
     for path in ("", "/deliveries"):
         check_problem(api.get(f"/api/v1/webhooks/ops{path}"), 404, "not-found")

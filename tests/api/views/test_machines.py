@@ -107,9 +107,9 @@ def links(store: Store, control: ControlDatabase) -> dict[str, LinkView]:
 
 def test_link_has_the_rates_that_its_ends_count(shared_store: Store, control: ControlDatabase) -> None:
     for second in (0, 1):
-        moment = NOW - second * SECOND
-        put(shared_store, [counters("h0", "eth0", moment, tx_bytes=(9 - second) * GBPS_10, rx_bytes=0)])
-        put(shared_store, [port("leaf1", "spine0", moment, (9 - second) * 2 * GBPS_10, (9 - second) * GBPS_10)])
+        timestamp = NOW - second * SECOND
+        put(shared_store, [counters("h0", "eth0", timestamp, tx_bytes=(9 - second) * GBPS_10, rx_bytes=0)])
+        put(shared_store, [port("leaf1", "spine0", timestamp, (9 - second) * 2 * GBPS_10, (9 - second) * GBPS_10)])
     found = links(shared_store, control)
     cable, uplink = found["h0/eth0--leaf0"], found["leaf1--spine0"]
     assert (cable.ab_gbps, cable.ba_gbps) == (10.0, 0.0)

@@ -91,11 +91,11 @@ def test_ptp_needs_a_hardware_clock_and_its_daemon(tmp_path: Path, device: bool,
 
 
 WIRE = ClockWire(b"key", "h0")
-MOMENT, SMALL = st.integers(0, 1 << 62), st.integers(-(1 << 61), 1 << 61)
+TIMESTAMP, SMALL = st.integers(0, 1 << 62), st.integers(-(1 << 61), 1 << 61)
 
 
 @settings(deadline=None)
-@given(st.integers(0, (1 << 64) - 1), MOMENT, MOMENT, SMALL, st.integers(0, 1 << 61))
+@given(st.integers(0, (1 << 64) - 1), TIMESTAMP, TIMESTAMP, SMALL, st.integers(0, 1 << 61))
 def test_question_and_answer_are_of_one_length_and_read_as_they_were_written(
     nonce: int, one: int, two: int, offset: int, error: int
 ) -> None:

@@ -129,14 +129,14 @@ def test_garbage_is_refused_with_its_place(data: bytes, sentence: str) -> None:
         ("", None),
     ],
 )
-def test_moments_are_read_to_the_nanosecond(text: str, moment_ns: int | None) -> None:
-    assert parse_timestamp(text) == moment_ns
+def test_moments_are_read_to_the_nanosecond(text: str, timestamp_ns: int | None) -> None:
+    assert parse_timestamp(text) == timestamp_ns
 
 
 @given(st.text(max_size=40))
 def test_whatever_stands_for_a_moment_is_one_or_none(text: str) -> None:
-    moment_ns = parse_timestamp(text)
-    assert moment_ns is None or 0 <= moment_ns < 1 << 63
+    timestamp_ns = parse_timestamp(text)
+    assert timestamp_ns is None or 0 <= timestamp_ns < 1 << 63
 
 
 @given(st.dictionaries(st.text(max_size=12), st.text(max_size=30), max_size=5))

@@ -121,7 +121,7 @@ def check_waits(row: Row, waits: dict[str, int]) -> None:
 
 
 def test_every_step_that_ended_is_a_sample_with_its_three_moments(imported: Imported) -> None:
-    def moments() -> Iterator[tuple[object, ...]]:
+    def timestamps() -> Iterator[tuple[object, ...]]:
         for rank, one, transfer in imported.plain.transfers():
             ranks = imported.plain.ranks[rank]
             for step in transfer.steps.values():
@@ -132,7 +132,7 @@ def test_every_step_that_ended_is_a_sample_with_its_three_moments(imported: Impo
 
     names = ("host", "seq", "channel", "step", "bytes", "posted_ns", "wire_ns", "done_ns")
     told = Counter(tuple(row[name] for name in names) for row in imported.rows("step_samples"))
-    assert told == Counter(moments())
+    assert told == Counter(timestamps())
     assert told
 
 

@@ -49,7 +49,7 @@ def _value(column: Column, row: int, place: int) -> Any:  # Any: each kind has i
             return row % 2 == 0
         case "f64":
             return row / 3
-        case "moment":
+        case "timestamp":
             return T0 + row * SECOND + place
         case "texts":
             return [f"leaf{row}"] * row

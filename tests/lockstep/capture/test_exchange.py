@@ -99,13 +99,15 @@ def test_export_gives_back_what_was_loaded(store: Store, tmp_path: Path) -> None
 
 
 def test_export_cuts_at_its_ends_and_at_no_minute(embedded_store: Store, tmp_path: Path) -> None:
-    moments = [T0 - 1, T0, T0 + 59 * SECOND, T0 + 60 * SECOND, T0 + 130 * SECOND - 1, T0 + 130 * SECOND]
-    load(embedded_store, *(make(Collective, seq=seq, enqueue_ns=moment) for seq, moment in enumerate(moments)))
-    load(embedded_store, *(make(Agent, ts_ns=moment) for moment in moments))
+    timestamps = [T0 - 1, T0, T0 + 59 * SECOND, T0 + 60 * SECOND, T0 + 130 * SECOND - 1, T0 + 130 * SECOND]
+    load(
+        embedded_store, *(make(Collective, seq=seq, enqueue_ns=timestamp) for seq, timestamp in enumerate(timestamps))
+    )
+    load(embedded_store, *(make(Agent, ts_ns=timestamp) for timestamp in timestamps))
     info = INFO.model_copy(update={"end_ns": T0 + 130 * SECOND})
     found = exported(embedded_store, tmp_path / "case", info)
-    assert found.tables["collectives"]["enqueue_ns"].to_pylist() == moments[1:-1]
-    assert found.tables["agents"]["ts_ns"].to_pylist() == moments[1:-1]
+    assert found.tables["collectives"]["enqueue_ns"].to_pylist() == timestamps[1:-1]
+    assert found.tables["agents"]["ts_ns"].to_pylist() == timestamps[1:-1]
 
 
 def test_export_leaves_out_other_jobs_and_other_hosts(embedded_store: Store, tmp_path: Path) -> None:

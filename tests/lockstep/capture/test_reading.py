@@ -108,9 +108,9 @@ def test_description_survives_its_text() -> None:
     info = CaptureInfo(job="j1", start_ns=5, end_ns=9, layout=JobLayout(tp=8, dp=2), hosts=("h0", "h1"))
     assert parse_info(dump_info(info)) == info
     assert json.loads(dump_info(info))["layout"] == {"tp": 8, "dp": 2}
-    moment = CaptureInfo(job="j1", start_ns=5, end_ns=5)
-    assert "layout" not in json.loads(dump_info(moment))
-    assert parse_info('{"job": "j1", "start_ns": 5, "end_ns": 5}') == moment
+    timestamp = CaptureInfo(job="j1", start_ns=5, end_ns=5)
+    assert "layout" not in json.loads(dump_info(timestamp))
+    assert parse_info('{"job": "j1", "start_ns": 5, "end_ns": 5}') == timestamp
 
 
 @pytest.mark.parametrize(

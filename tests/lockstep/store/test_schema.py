@@ -22,7 +22,7 @@ REPEATABLE = (
 # What ClickHouse may call the type of a column of each kind, once null and low cardinality are taken off.
 TYPES = {
     **{f"u{bits}": {f"UInt{bits}"} for bits in (8, 16, 32, 64)},
-    **{kind: {"Int64"} for kind in ("i64", "moment", "span")},
+    **{kind: {"Int64"} for kind in ("i64", "timestamp", "duration")},
     **{kind: {"String"} for kind in ("str", "choice")},
     "i32": {"Int32"},
     "f64": {"Float64"},

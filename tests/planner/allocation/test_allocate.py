@@ -227,8 +227,8 @@ def test_changed_cluster_is_worked_out_again_and_until_then_solved() -> None:
 
 
 def test_working_out_takes_a_tenth_of_the_time_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    moments = iter([0.0, 30.0, 100.0, 130.0])
-    monkeypatch.setattr("planner.allocation.allocate.time.perf_counter", lambda: next(moments))
+    timestamps = iter([0.0, 30.0, 100.0, 130.0])
+    monkeypatch.setattr("planner.allocation.allocate.time.perf_counter", lambda: next(timestamps))
     warm = WarmAnswers()
     assert warm.keep(cluster(3, 2), 0)
     assert not warm.keep(cluster(4, 2), 299 * NS_PER_S), "it took 30 s, and 300 s must pass"

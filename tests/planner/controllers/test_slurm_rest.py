@@ -202,8 +202,8 @@ def test_jobs_are_seen_as_scontrol_shows_them_and_nodes_with_who_drained_them() 
 
 def test_newer_shapes_mean_the_same() -> None:
     """From v0.0.39 on, by its sources: states are lists, moments are objects."""
-    moment = {"set": True, "infinite": False, "number": 1794814652}
-    reported = {"name": "n1", "state": ["IDLE", "DRAIN"], "reason": "lockstep d-1", "reason_changed_at": moment}
+    timestamp = {"set": True, "infinite": False, "number": 1794814652}
+    reported = {"name": "n1", "state": ["IDLE", "DRAIN"], "reason": "lockstep d-1", "reason_changed_at": timestamp}
     (node,) = read_nodes({"nodes": [reported | {"reason_set_by_user": "root"}]})
     assert (node.mark, node.who, node.when) == ("d-1", "root", "2026-11-16T07:37:32Z")
     job = {"job_id": 7, "job_state": ["CANCELLED", "COMPLETING"], "nodes": "n1", "restart_cnt": 0, "comment": ""}

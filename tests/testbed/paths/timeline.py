@@ -99,9 +99,9 @@ class Timeline:
         named = self.heard is not None and f"{self.link} needs " in self.heard
         return named and self.back is not None
 
-    def after_s(self, moment_ns: int) -> float:
+    def after_s(self, timestamp_ns: int) -> float:
         """Return the seconds since the fault."""
-        return (moment_ns - self.degraded_ns) / NS_PER_S
+        return (timestamp_ns - self.degraded_ns) / NS_PER_S
 
 
 def make_timeline(records: Records) -> Timeline:
@@ -154,13 +154,13 @@ def _middle(steps: Sequence[Step]) -> float | None:
 
 def describe(timeline: Timeline) -> Iterator[str]:
     """Yield the timeline line by line, in seconds since the fault; what did not happen is left out."""
-    moments = sorted(_tell_moments(timeline), key=lambda moment: moment[0])
-    yield from (f"{timeline.after_s(at_ns):5.1f} s  {what}" for at_ns, what in moments)
+    timestamps = sorted(_tell_timestamps(timeline), key=lambda timestamp: timestamp[0])
+    yield from (f"{timeline.after_s(at_ns):5.1f} s  {what}" for at_ns, what in timestamps)
     times = {"usually": timeline.usual_s, "slow": timeline.slow_s, "moved": timeline.back_s}
     yield "steps: " + ", ".join(f"{how} {took_s:.2f} s" for how, took_s in times.items() if took_s is not None)
 
 
-def _tell_moments(told: Timeline) -> Iterator[tuple[int, str]]:
+def _tell_timestamps(told: Timeline) -> Iterator[tuple[int, str]]:
     yield told.degraded_ns, f"{told.link} is degraded"
     if told.first_slow:
         yield told.first_slow.end_ns, f"the first slow step ends, after {told.first_slow.took_s:.2f} s"

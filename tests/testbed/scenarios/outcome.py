@@ -56,18 +56,18 @@ class Pace:
         gaps = [later - sooner for sooner, later in pairwise(ends)]
         return median(gaps) / NS_PER_S if gaps else float("nan")
 
-    def seconds_until(self, moment_ns: int) -> float:
-        return (moment_ns - self.broke_ns) / NS_PER_S
+    def seconds_until(self, timestamp_ns: int) -> float:
+        return (timestamp_ns - self.broke_ns) / NS_PER_S
 
-    def steps_until(self, moment_ns: int) -> int:
+    def steps_until(self, timestamp_ns: int) -> int:
         """Return how many steps the broken job did before a moment; one that hangs does none."""
-        return sum(self.broke_ns < end_ns <= moment_ns for end_ns in self.step_ends_ns)
+        return sum(self.broke_ns < end_ns <= timestamp_ns for end_ns in self.step_ends_ns)
 
-    def is_within(self, moment_ns: int, steps: int, seconds: float) -> bool:
+    def is_within(self, timestamp_ns: int, steps: int, seconds: float) -> bool:
         """Return whether a moment is at most some seconds after some steps; of a job that hangs, usual steps."""
         ends = [end_ns for end_ns in self.step_ends_ns if end_ns > self.broke_ns]
         done_ns = ends[steps - 1] if len(ends) >= steps else self.broke_ns + steps * self.usual_s * NS_PER_S
-        return moment_ns <= done_ns + seconds * NS_PER_S
+        return timestamp_ns <= done_ns + seconds * NS_PER_S
 
 
 @dataclass(frozen=True)
