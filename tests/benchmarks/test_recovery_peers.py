@@ -20,6 +20,7 @@ from benchmarks.recovery_peers import (
     list_rerouted,
     measure_peers,
 )
+from tests.tiers import long_except
 
 _BERT, _MEDIUM, _LARGE = MODELS[0], MODELS[2], MODELS[4]
 _SMALL_FIT = Fit(error=0.0, stages=(4,), micro_batches=24, full=100.0)
@@ -27,7 +28,7 @@ _LONG_FIT = Fit(error=0.0, stages=(4, 6, 8, 12), micro_batches=60, full=38.47)  
 _CASES = [(_BERT, fit_grids(_BERT)[0]), (_MEDIUM, _LONG_FIT), (_LARGE, fit_grids(_LARGE)[0])]
 
 
-@pytest.fixture(scope="module", params=_CASES, ids=lambda case: case[0].name)
+@pytest.fixture(scope="module", params=long_except(_CASES[::2], _CASES), ids=lambda case: case[0].name)
 def case(request: pytest.FixtureRequest) -> tuple[Measured, Fit]:
     made: tuple[Measured, Fit] = request.param
     return made

@@ -29,6 +29,7 @@ def simulate_and_diagnose(scenario: str, folder: Path, *options: str) -> Outcome
     return run_process("diagnose", str(target), *options, state=folder)
 
 
+@pytest.mark.slow
 def test_slow_nic_is_the_one_verdict_and_progress_is_on_standard_error(tmp_path: Path) -> None:
     slow_nic = simulate_and_diagnose("nic-half-speed", tmp_path, "--json")
     assert slow_nic.code == 0

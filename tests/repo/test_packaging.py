@@ -6,7 +6,8 @@ import subprocess
 import sys
 import tomllib
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 
@@ -45,7 +46,8 @@ def requirements_of(extras: Iterable[str]) -> Iterator[Requirement]:
             yield requirement
 
 
-def brought_by(extras: Iterable[str]) -> set[str]:
+@lru_cache
+def brought_by(*extras: str) -> frozenset[str]:
     """Return every distribution that an installation with these extras has here, directly or not."""
     found: set[str] = set()
     waiting = list(requirements_of(extras))
@@ -64,7 +66,7 @@ def brought_by(extras: Iterable[str]) -> set[str]:
             and (one.marker is None or any(one.marker.evaluate(environment) for environment in environments))
         ]
         found.add(name)
-    return found
+    return frozenset(found)
 
 
 def test_vocabulary_alone_is_light() -> None:
@@ -109,7 +111,7 @@ def test_torch_is_pinned_to_the_release_that_the_analyzer_was_measured_with() ->
 
 
 def test_everything_that_is_installed_for_us_is_pinned_as_it_is_installed() -> None:
-    installed = {name: Version(metadata.version(name)).public for name in brought_by(["dev"])}
+    installed = {name: Version(metadata.version(name)).public for name in brought_by("dev")}
     assert len(installed) > 40
     pins = constraints()
     assert {name: version for name, version in installed.items() if pins.get(name) != version} == {}
@@ -127,21 +129,27 @@ def imports() -> grimp.ImportGraph:
     return grimp.build_graph(*PACKAGES, include_external_packages=True, cache_dir=None)
 
 
+@pytest.fixture(scope="module")
+def owners() -> Mapping[str, list[str]]:
+    return metadata.packages_distributions()
+
+
 # Imported where a site names the controller, or has a GPU; whoever lacks it is told which extra brings it.
 BY_CHOICE = {"grpc", "kubernetes", "torch"}
 
 
 def test_torch_comes_with_its_own_extra_alone() -> None:
     extras = PROJECT["optional-dependencies"].keys() - {"dev"}
-    assert [extra for extra in extras if "torch" in brought_by([extra])] == ["analyzer-gpu"]
+    assert [extra for extra in extras if "torch" in brought_by(extra)] == ["analyzer-gpu"]
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
-def test_extra_that_a_command_names_brings_all_that_it_imports(imports: grimp.ImportGraph, command: Command) -> None:
+def test_extra_that_a_command_names_brings_all_that_it_imports(
+    imports: grimp.ImportGraph, owners: Mapping[str, list[str]], command: Command
+) -> None:
     reached = imports.find_upstream_modules(command.module) | {command.module}
     foreign = {name.split(".")[0] for name in reached} - {*PACKAGES, "benchmarks", "tests", *sys.stdlib_module_names}
-    owners = metadata.packages_distributions()
-    brought = brought_by(command.extra.split(","))
+    brought = brought_by(*command.extra.split(","))
     missing = {
         name for name in foreign - BY_CHOICE if not brought & {canonicalize_name(owner) for owner in owners[name]}
     }
