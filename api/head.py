@@ -117,7 +117,7 @@ def make_analyzer(
     settings: Settings, store: Store, control: ControlDatabase, topology: Topology | None, announce: Announce
 ) -> AnalyzerService:
     evaluations = EvaluationOptions(
-        hop_ns=settings.analyzer.look_s * NS_PER_S, shortest_ns=settings.analyzer.window_s * NS_PER_S
+        hop_ns=settings.analyzer.evaluation_s * NS_PER_S, shortest_ns=settings.analyzer.window_s * NS_PER_S
     )
     straggler = StragglerOptions(numeric=NumericOptions(device=settings.analyzer.device))
     follow = FollowOptions(analyzer=AnalyzerOptions(straggler=straggler), evaluations=evaluations)

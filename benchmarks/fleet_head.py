@@ -108,7 +108,7 @@ def _comm(job: int, kind: int, number: int) -> int:
     return ((job << 24 | kind << 16 | number) * 0x9E3779B97F4A7C15 + 0x632BE59BD9B4E019) % (1 << 64)
 
 
-_LOOK_S = 0.05
+_POLL_S = 0.05
 
 
 class Head:
@@ -201,7 +201,7 @@ def wait_until(is_so: Callable[[], object], limit_s: float) -> bool:
     while not is_so():
         if time.monotonic() > deadline:
             return False
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
     return True
 
 

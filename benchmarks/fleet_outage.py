@@ -21,7 +21,7 @@ from tests.testbed.services import cpu_seconds
 
 _CALM = 1.5  # times the largest backlog before the outage: what counts as drained
 _DRAIN_LIMIT_S = 180.0
-_LOOK_S = 0.05
+_POLL_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class _Strike:
         end, largest = time.monotonic() + seconds, 0
         while time.monotonic() < end:
             largest = max(largest, self._head.backlog_bytes)
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
         return largest
 
 

@@ -79,7 +79,7 @@ class Destination(Protocol):
 
 _log = structlog.get_logger("collector")
 
-_LOOK_S = 1.0  # at the latest, should nobody tell that something arrived
+_POLL_S = 1.0  # at the latest, should nobody tell that something arrived
 _RETRY_S = 1.0
 # What the gateway says about a batch and would say again. Everything else is about us, or comes from something else
 # that answers at this address, and may be mended: the batch waits.
@@ -107,7 +107,7 @@ class Shipper:
             self.arrived.clear()
             batch = None if stop.is_set() else self._queue.first()
             if batch is None:
-                self._clock.wait(self.arrived, _LOOK_S)
+                self._clock.wait(self.arrived, _POLL_S)
             elif not self._send(batch):
                 self._clock.wait(stop, _RETRY_S)
 

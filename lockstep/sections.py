@@ -157,8 +157,8 @@ class AnalyzerSettings(Section):
     """Turns closed windows into verdicts."""
 
     listen: Listen = Field("127.0.0.1:8643", description="address of its health and metrics")
-    look_s: int = Field(2, ge=1, le=60, description="time between two looks at a job")
-    window_s: int = Field(6, ge=1, le=600, description="least stretch of time that a look judges")
+    evaluation_s: int = Field(2, ge=1, le=60, description="time between two evaluations of a job")
+    window_s: int = Field(6, ge=1, le=600, description="least stretch of time that an evaluation judges")
     silence_s: float = Field(15.0, gt=0, description="a host that sent nothing for this long is known as silent")
     topology: Path | None = Field(None, description="topology.json of the cluster; none: the one published last")
     device: Literal["auto", "numpy", "cpu", "cuda"] = Field(

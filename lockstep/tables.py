@@ -148,6 +148,7 @@ REPLACED: dict[str, str] = {
     "piles": "arenas",
     "rental": "break_even",
     "road": "path",
+    "shelf": "cache",
     "situation": "context",
     "story": "scenario",
     "surroundings": "constraints",

@@ -89,7 +89,7 @@ class ClockWire:
 
 CLOCK_PORT = 8641
 _PER_S, _PER_HOST_S = 4_000.0, 32.0  # 1,000 hosts that each ask for a burst of eight at once wait no two seconds
-_LOOK_S = 0.2  # between two looks whether to end
+_POLL_S = 0.2  # between two looks whether to end
 
 
 class ClockGuard:
@@ -154,7 +154,7 @@ class ClockResponder:
         self._socket.close()
 
     def _serve(self) -> None:
-        self._socket.settimeout(_LOOK_S)
+        self._socket.settimeout(_POLL_S)
         while not self._stop.is_set():
             try:
                 # One byte more than a question has, so that a longer one is seen to be longer.

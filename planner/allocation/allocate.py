@@ -103,26 +103,26 @@ class _Pool:
     """The nodes that nobody keeps, by leaf; the good ones first."""
 
     def __init__(self, nodes: Iterable[Node], limit: float) -> None:
-        self._shelves: tuple[dict[str, list[Node]], dict[str, list[Node]]] = ({}, {})
+        self._by_leaf: tuple[dict[str, list[Node]], dict[str, list[Node]]] = ({}, {})
         self._limit = limit
         for node in sorted(nodes, key=lambda node: (node.failures_per_day, node.name), reverse=True):
-            shelf = self._shelves[node.failures_per_day > limit]
-            shelf.setdefault(node.leaf or "", []).append(node)  # the best of a leaf comes last, where it is popped
+            by_leaf = self._by_leaf[node.failures_per_day > limit]
+            by_leaf.setdefault(node.leaf or "", []).append(node)  # the best of a leaf comes last, where it is popped
 
     def take(self, job: str, near: list[Node], count: int) -> dict[str, str]:
         """Return so many nodes with the reason for each, and have them no more."""
         leaves, blocks = Counter(node.leaf or "" for node in near), Counter(node.block or "" for node in near)
         reasons: dict[str, str] = {}
-        for shelf in self._shelves:
-            while len(reasons) < count and shelf:
-                leaf = _choose_leaf(shelf, leaves, blocks, count - len(reasons))
-                for _ in range(min(count - len(reasons), len(shelf[leaf]))):
-                    node = shelf[leaf].pop()
+        for by_leaf in self._by_leaf:
+            while len(reasons) < count and by_leaf:
+                leaf = _choose_leaf(by_leaf, leaves, blocks, count - len(reasons))
+                for _ in range(min(count - len(reasons), len(by_leaf[leaf]))):
+                    node = by_leaf[leaf].pop()
                     reasons[node.name] = self._say_taken(job, node, leaves, blocks)
                     leaves[leaf] += 1
                     blocks[node.block or ""] += 1
-                if not shelf[leaf]:
-                    del shelf[leaf]
+                if not by_leaf[leaf]:
+                    del by_leaf[leaf]
         return reasons
 
     def _say_taken(self, job: str, node: Node, leaves: Counter[str], blocks: Counter[str]) -> str:
@@ -136,16 +136,16 @@ class _Pool:
         return f"taken: {f'{node.leaf} fits best' if node.leaf else 'it is free'}, {rate}"
 
 
-def _choose_leaf(shelf: dict[str, list[Node]], leaves: Counter[str], blocks: Counter[str], count: int) -> str:
+def _choose_leaf(by_leaf: dict[str, list[Node]], leaves: Counter[str], blocks: Counter[str], count: int) -> str:
     """Return the leaf to take from: where the job is, or in its block, or the smallest that has all it needs."""
 
     def rank(leaf: str) -> tuple[int, int, bool, int, str]:
-        free = len(shelf[leaf])
+        free = len(by_leaf[leaf])
         mine = leaves[leaf] if leaf else 0
-        block = shelf[leaf][-1].block
+        block = by_leaf[leaf][-1].block
         return -mine, -blocks[block] if block else 0, free < count, free if free >= count else -free, leaf
 
-    return min(shelf, key=rank)
+    return min(by_leaf, key=rank)
 
 
 def _put_in_place(held: tuple[str, ...], kept: set[str], taken: list[str]) -> tuple[str, ...]:

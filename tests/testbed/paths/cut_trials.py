@@ -38,7 +38,7 @@ _ROUND_S = 0.5  # of an ideal round before the cut: far above the round trip, so
 # All that flows may have on their way fits in one queue: nothing is dropped, as in a fabric with flow control.
 # With drops a round of TCP ends with time-outs of 0.2 s and more, which have nothing to do with paths.
 _LOSSLESS = BenchOptions(most_mbps=800.0, queue_ms=300.0, send_buffer=48 << 10)
-_LOOK_S = 0.05  # between two looks at the links; a real agent is told by netlink at once
+_POLL_S = 0.05  # between two looks at the links; a real agent is told by netlink at once
 
 
 class LinkCut:
@@ -167,7 +167,7 @@ class _Follower:
 
     def follow(self, is_over: threading.Event) -> None:
         """Work until it is over. Routes change for some time after a cut, so that flows are looked at again."""
-        while not is_over.wait(_LOOK_S):
+        while not is_over.wait(_POLL_S):
             if not self._is_down():
                 continue
             if self.decided is None:

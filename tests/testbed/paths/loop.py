@@ -43,7 +43,7 @@ _LEAVES, _SPINES = 4, 2
 _NIC_MBPS = 40.0  # eight of these are a fifth of what two cores carry
 _WARM_UP_STEPS = 3
 _START_S = 120.0  # the plan comes with the first ten seconds of telemetry, on a busy machine later
-_LOOK_S = 0.2
+_POLL_S = 0.2
 _PATHS = TABLE_BY_NAME["paths"]
 _SURE = 1.0  # the probe had the very ports that the connection has on the wire
 
@@ -127,7 +127,7 @@ class LivePaths:
         return all(wanted.get(name) == path.links for name, path in self.paths.items())
 
     def _follow(self) -> None:
-        while not self._is_over.wait(_LOOK_S):
+        while not self._is_over.wait(_POLL_S):
             for host in self._couriers:
                 self._keep_to_plan(host)
 

@@ -27,7 +27,7 @@ from tests.testbed.workers.job import Job, rings_of, start_job
 from tests.testbed.workers.plan import Collective, Compute, Item, JobPlan, Layout
 
 Note = Callable[[str], None]
-_LOOK_S = 0.25
+_POLL_S = 0.25
 _WARM_UP_STEPS = 3
 MOST_RANKS = 32  # on two cores
 _RANK_EFFECTS = ("late", "absent", "mismatched", "deadlocked", "pause", "second mix", "stuck")
@@ -214,7 +214,7 @@ def _play(scenario: Scenario, stage: Stage, note: Note, listener: Listener) -> i
                 broke_ns = broke_ns or (clock.now_ns() if fault.effect not in BENIGN else None)
             with suppress(httpx.TransportError):  # busy: it is asked again
                 listener.hear(stage.head.incidents(), clock.now_ns())
-            clock.wait(threading.Event(), _LOOK_S)
+            clock.wait(threading.Event(), _POLL_S)
             now_s = (clock.monotonic_ns() - begin_ns) / NS_PER_S
     return broke_ns
 
