@@ -26,7 +26,7 @@ from lockstep.store.migrations import Layout
 from lockstep.store.store import Store
 from lockstep.topology import Topology
 from tests.builders import T0
-from tests.waiting import PunctualClock, eventually
+from tests.waiting import LIMIT_S, PunctualClock, eventually
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def running_api(
             notice=notice,
             topology=topology,
         )
-        with served(create_app(parts)) as url, httpx.Client(base_url=url, trust_env=False, timeout=120) as client:
+        with served(create_app(parts)) as url, httpx.Client(base_url=url, trust_env=False, timeout=LIMIT_S) as client:
             yield Api(parts, client)
 
 

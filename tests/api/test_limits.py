@@ -21,7 +21,7 @@ from lockstep.state.tokens import find_token, list_tokens, revoke_token
 from tests.api.build import Api, batch_headers, bearer, check_problem, running_api
 from tests.api.fake_store import FakeStore
 from tests.api.rules import rules_of
-from tests.waiting import HastyClock, eventually
+from tests.waiting import LIMIT_S, HastyClock, eventually
 
 LARGE = b"x" * (1 << 20)
 
@@ -241,7 +241,7 @@ def test_two_at_the_same_time_are_one_act(api: Api, admin: str, monkeypatch: pyt
 
     def slow(*_: object, **__: object) -> str:
         begun.set()
-        assert go_on.wait(60)
+        assert go_on.wait(LIMIT_S)
         return "lks_0123456789abcdef_" + "A" * 43
 
     monkeypatch.setattr("api.routes.admin.create_token", slow)

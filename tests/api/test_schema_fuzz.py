@@ -32,6 +32,7 @@ from tests.api.views.build import load_job
 from tests.builders import make, rows
 from tests.lockstep.state.build import decision, incident
 from tests.tiers import long_except
+from tests.waiting import LIMIT_S
 
 pytestmark = pytest.mark.slow
 
@@ -138,7 +139,7 @@ def test_every_operation_answers_as_it_is_described(
         suppress_health_check=list(HealthCheck),
     )
     def ask(case: "schemathesis.Case[Any]") -> None:
-        answer = case.call(base_url=str(fuzzed.api.client.base_url), headers=headers, timeout=120)
+        answer = case.call(base_url=str(fuzzed.api.client.base_url), headers=headers, timeout=LIMIT_S)
         case.validate_response(answer, checks=[not_a_server_error, response_schema_conformance])
 
     ask()

@@ -11,6 +11,7 @@ from lockstep.arrow import schema_of
 from lockstep.clock import NS_PER_S
 from lockstep.tables import TABLE_BY_NAME
 from tests.api.fake_store import FakeStore
+from tests.waiting import LIMIT_S
 
 NOW = 1_700_000_000 * NS_PER_S
 
@@ -68,9 +69,9 @@ def test_client_asks_again_after_each_answer_and_counts_refusals() -> None:
     ready = threading.Event()
     server = threading.Thread(target=answer_twice_then_end, args=(ports, ready))
     server.start()
-    assert ready.wait(10)
+    assert ready.wait(LIMIT_S)
     answers = ask(ports[0], ["t"], ["/a", "/b"], seconds=0.25, pause_s=0.1)
-    server.join(10)
+    server.join(LIMIT_S)
     assert 1 <= len(answers.seconds) <= 3
     assert answers.refused == (1 if len(answers.seconds) > 1 else 0)
     assert answers.per_s > 0

@@ -15,7 +15,7 @@ from lockstep.topology import dump_topology
 from tests.cli.commands import LOCKSTEP, Outcome, Run, check_failure, environment_for
 from tests.collector.fake_gateway import FakeGateway
 from tests.conftest import REPO
-from tests.waiting import eventually
+from tests.waiting import LIMIT_S, eventually
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_agent_sends_until_it_is_told_to_stop(tmp_path: Path, token_file: str, h
         with collecting(environment, stdout=subprocess.PIPE) as agent:
             eventually(lambda: len(gateway.received) >= 1)
             agent.send_signal(how)
-            said, _ = agent.communicate(timeout=60)
+            said, _ = agent.communicate(timeout=LIMIT_S)
     assert (agent.returncode, said) == (0, b"")
     assert {(batch.agent, batch.token) for batch in gateway.received} == {("h7", "Bearer lks_secret")}
     assert len(gateway.received) >= 2, "the end sends what is left"
@@ -93,7 +93,7 @@ def test_agent_that_follows_paths_answers_jobs_that_ask_for_ports(tmp_path: Path
             question = b"1 10.0.0.1 10.0.0.2 5201"  # no plan has named it yet
             eventually(lambda: ask(tmp_path / "paths" / "agent", question) == b"-")
             agent.send_signal(signal.SIGTERM)
-            _, said = agent.communicate(timeout=60)
+            _, said = agent.communicate(timeout=LIMIT_S)
     assert agent.returncode == 0
     assert b"Traceback" not in said
 
@@ -108,5 +108,5 @@ os.kill(os.getpid(), {int(number)})
 signals.wait()
 print("well")
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True, timeout=LIMIT_S)
     assert (done.returncode, done.stdout) == (0, "well\n"), done.stderr

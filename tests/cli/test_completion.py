@@ -12,6 +12,7 @@ from tests.api.build import running_api
 from tests.api.routes.test_captures import store_job
 from tests.cli.answering import unused_address
 from tests.cli.commands import LOCKSTEP, Run, environment_for
+from tests.waiting import LIMIT_S
 
 
 def typed_in_bash(line: str) -> dict[str, str]:
@@ -96,5 +97,5 @@ def test_completion_is_installed_where_the_manual_says(tmp_path: Path) -> None:
     }
     for shell, file in (("bash", ".bashrc"), ("zsh", ".zshrc")):
         command = [LOCKSTEP, "--install-completion", shell]
-        subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=120)
+        subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=LIMIT_S)
         assert (tmp_path / file).exists()

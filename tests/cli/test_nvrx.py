@@ -20,6 +20,7 @@ from tests.cli.commands import LOCKSTEP, Run, check_failure, environment_for
 from tests.lockstep.state.build import decision, incident
 from tests.lockstep.state.test_executions import isolated
 from tests.planner.controllers.test_nvrx import decode
+from tests.waiting import LIMIT_S
 
 
 @pytest.fixture
@@ -47,7 +48,7 @@ def serving(tmp_path: Path, *words: str) -> Iterator[str]:
         finally:
             process.send_signal(signal.SIGTERM)
             try:
-                assert process.wait(60) == 0
+                assert process.wait(LIMIT_S) == 0
             finally:
                 process.kill()
 
@@ -56,7 +57,7 @@ def ask_health(socket: Path) -> dict[int, object]:
     import grpc
 
     with grpc.insecure_channel(f"unix://{socket}") as channel:
-        return decode(channel.unary_unary(f"/{SERVICE}/{METHOD}")(b"", timeout=60))
+        return decode(channel.unary_unary(f"/{SERVICE}/{METHOD}")(b"", timeout=LIMIT_S))
 
 
 @pytest.mark.parametrize(("name", "success", "error"), [("h3", 0, "ECC errors"), ("h5", 1, "")])
@@ -83,7 +84,7 @@ def test_failed_cycle_is_answered_from_the_newest_decision(api: Api, tmp_path: P
     to = ("--server", str(api.client.base_url), "--token", api.make_token("read"))
     with serving(tmp_path, "attribution", "--listen", "127.0.0.1:0", *to) as said:
         url = said.split()[-1]
-        with httpx.Client(base_url=url, trust_env=False, timeout=60) as launcher:
+        with httpx.Client(base_url=url, trust_env=False, timeout=LIMIT_S) as launcher:
             launcher.post("/logs", json={"log_path": "/logs/c0.log", "job_id": "train"})
             answer = launcher.get("/logs", params={"log_path": "/logs/c0.log"}).json()
     assert (answer["status"], answer["recommendation"]["action"]) == ("completed", "RESTART")

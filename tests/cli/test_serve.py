@@ -18,7 +18,7 @@ from tests.builders import SECOND, T0
 from tests.cli.commands import LOCKSTEP, Run, check_failure, environment_for
 from tests.lockstep.state.build import incident
 from tests.testbed.services import free_port
-from tests.waiting import eventually
+from tests.waiting import LIMIT_S, eventually
 
 
 def free_address() -> str:
@@ -27,7 +27,7 @@ def free_address() -> str:
 
 def is_ready(address: str) -> bool:
     try:
-        return httpx.get(f"http://{address}/readyz", trust_env=False, timeout=60).is_success
+        return httpx.get(f"http://{address}/readyz", trust_env=False, timeout=LIMIT_S).is_success
     except httpx.TransportError:
         return False
 
@@ -53,7 +53,7 @@ def test_planner_with_paths_keeps_both_duties_up(tmp_path: Path) -> None:
     ) as process:
         eventually(lambda: is_ready(address))
         process.send_signal(signal.SIGTERM)
-        _, messages = process.communicate(timeout=60)
+        _, messages = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0
     assert re.findall(r'"service": "(\w+)"', messages) == ["planner", "paths"]
 
@@ -67,7 +67,7 @@ def test_service_is_ready_until_it_is_told_to_stop_and_lets_go_of_its_role(tmp_p
     ) as process:
         eventually(lambda: is_ready(address))
         process.send_signal(signal.SIGTERM)
-        _, messages = process.communicate(timeout=60)
+        _, messages = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0
     assert re.search(r'"event": "service is up"', messages)
     assert "Traceback" not in messages

@@ -31,7 +31,7 @@ from lockstep.state.database import open_control
 from lockstep.state.tokens import create_token
 from lockstep.store.migrations import Layout
 from tests.api.fake_store import FakeStore
-from tests.waiting import HastyClock, eventually
+from tests.waiting import LIMIT_S, HastyClock, eventually
 
 
 def with_tls(folder: Path) -> ApiSettings:
@@ -50,7 +50,7 @@ def serving(server: WebServer) -> Iterator[int]:
         yield listener.getsockname()[1]
     finally:
         server.should_exit = True
-        thread.join(60)
+        thread.join(LIMIT_S)
         assert not thread.is_alive(), "the server does not leave"
         listener.close()
 
@@ -63,9 +63,9 @@ def test_server_with_a_certificate_speaks_tls_and_nothing_else(tmp_path: Path) -
     assert context is not None
     assert context.minimum_version == ssl.TLSVersion.TLSv1_2
     with serving(server) as port:
-        with httpx.Client(verify=trust, trust_env=False, timeout=60) as client:
+        with httpx.Client(verify=trust, trust_env=False, timeout=LIMIT_S) as client:
             assert client.get(f"https://127.0.0.1:{port}/healthz").text == "ok\n"
-        with httpx.Client(trust_env=False, timeout=60) as client, pytest.raises(httpx.TransportError):
+        with httpx.Client(trust_env=False, timeout=LIMIT_S) as client, pytest.raises(httpx.TransportError):
             client.get(f"http://127.0.0.1:{port}/healthz")
     assert scheme_of(api) == "https"
 
@@ -111,7 +111,7 @@ def test_server_that_leaves_does_not_wait_for_streams(tmp_path: Path) -> None:
         parts = Parts(Settings(), store, Layout(store.database), control, gateway, clock)
         token = create_token(control, scope="read", host=None, name="ann", now_ns=1)
         server = WebServer(create_app(parts), lambda: None, lambda: None)
-        with serving(server) as port, httpx.Client(trust_env=False, timeout=60) as client:
+        with serving(server) as port, httpx.Client(trust_env=False, timeout=LIMIT_S) as client:
             url, headers = f"http://127.0.0.1:{port}/api/v1/incidents/stream", {"Authorization": f"Bearer {token}"}
             with client.stream("GET", url, headers=headers) as answer:
                 lines = answer.iter_lines()
@@ -132,7 +132,9 @@ def test_whom_a_proxy_stands_for_is_believed_only_where_one_is_set(is_behind: bo
 
     with serving(WebServer(app, lambda: None, lambda: None)) as port:
         told = {"X-Forwarded-For": "203.0.113.7"}
-        assert httpx.get(f"http://127.0.0.1:{port}/who", headers=told, trust_env=False, timeout=60).json() == seen
+        assert (
+            httpx.get(f"http://127.0.0.1:{port}/who", headers=told, trust_env=False, timeout=LIMIT_S).json() == seen
+        )
 
 
 def write_certificate(folder: Path, password: bytes | None = None) -> tuple[Path, Path]:

@@ -11,11 +11,11 @@ from lockstep.errors import NotPresent
 from tests.collector.fake_gateway import FakeGateway
 from tests.collector.test_agent import NumberedSource, fail, running
 from tests.testbed.services import free_port
-from tests.waiting import HastyClock, eventually
+from tests.waiting import LIMIT_S, HastyClock, eventually
 
 
 def scrape(port: int) -> dict[tuple[str, str], float]:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=LIMIT_S) as answer:
         families = text_string_to_metric_families(answer.read().decode())
     return {
         (sample.name.removeprefix("lockstep_collector_"), sample.labels.get("source", "")): sample.value

@@ -16,6 +16,7 @@ from tests.deploy.bounded import QUESTIONS
 from tests.deploy.processes import LOCKSTEP, Running
 from tests.deploy.unit_file import read_unit
 from tests.testbed.services import free_port
+from tests.waiting import LIMIT_S
 
 pytestmark = pytest.mark.needs_root
 
@@ -67,7 +68,7 @@ def place() -> Iterator[Path]:
 def ask(question: str, capabilities: Set[str], place: Path) -> str:
     """Return why not; empty where the kernel allows it to the collector's user with these capabilities."""
     command = [sys.executable, "-m", "tests.deploy.bounded", ",".join(sorted(capabilities)), question, str(place)]
-    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=False, timeout=LIMIT_S)
     return done.stderr.strip() if done.returncode else ""
 
 

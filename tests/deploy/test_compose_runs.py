@@ -27,7 +27,7 @@ from tests.deploy.processes import Running
 from tests.deploy.unit_file import LocalUnits, read_unit
 from tests.testbed.clickhouse import ClickHouseServer
 from tests.testbed.services import free_port
-from tests.waiting import eventually
+from tests.waiting import LIMIT_S, eventually
 
 pytestmark = pytest.mark.slow
 
@@ -63,7 +63,7 @@ def start_all(local: LocalCompose) -> list[Running]:
                 running.wait_until(partial(local.is_healthy, service.name))
                 serving.append(running)
             else:
-                assert running.wait(60) == 0, running.output
+                assert running.wait(LIMIT_S) == 0, running.output
     return serving
 
 
@@ -107,7 +107,7 @@ def test_the_whole_file_starts_takes_a_batch_and_stops(local: LocalCompose, secr
 def test_without_the_migration_the_api_says_what_to_do_and_ends(local: LocalCompose) -> None:
     api = local.start("api")
 
-    assert api.wait(60) == 1
+    assert api.wait(LIMIT_S) == 1
     assert re.fullmatch(
         r"lockstep: the store lacks 0001_job_tables, .*: run `lockstep store migrate` first\n", api.output
     )
@@ -119,7 +119,7 @@ def test_a_wrong_password_ends_the_migration_without_telling_it(local: LocalComp
 
     migrate = local.start("migrate")
 
-    assert migrate.wait(60) == 1
+    assert migrate.wait(LIMIT_S) == 1
     assert "refuses" in migrate.output
     assert "guessed" not in migrate.output
 
@@ -137,7 +137,7 @@ def test_the_services_user_backs_up_and_restores_but_owns_nothing_else(local: Lo
     def as_lockstep(sql: str) -> str:
         return ask(local.clickhouse, "lockstep", secrets / "store-password", sql)
 
-    assert local.start("migrate").wait(60) == 0
+    assert local.start("migrate").wait(LIMIT_S) == 0
     as_lockstep(f"INSERT INTO lockstep.events (host, ts_ns) VALUES ('before', {time.time_ns()})")
     backup = local.run("migrate", "store", "backup", "monday")
     as_lockstep("DROP DATABASE lockstep SYNC")
@@ -155,7 +155,7 @@ def test_grafanas_user_reads_telemetry_and_nothing_more(local: LocalCompose, sec
     def as_grafana(sql: str) -> str:
         return ask(local.clickhouse, "grafana", secrets / "grafana-store-password", sql)
 
-    assert local.start("migrate").wait(60) == 0
+    assert local.start("migrate").wait(LIMIT_S) == 0
 
     assert as_grafana("SELECT count() FROM lockstep.events") == "0\n"
     assert as_grafana("SELECT 1 SETTINGS max_execution_time = 20") == "1\n"

@@ -17,6 +17,7 @@ from tests.conftest import REPO
 from tests.deploy.clickhouse_config import read_users
 from tests.deploy.compose_file import load_compose
 from tests.deploy.grafana_boards import DASHBOARDS, GRAFANA, Document, boards, panels
+from tests.waiting import LIMIT_S
 
 COMPOSE = load_compose()
 SERVICE = COMPOSE.services["grafana"]
@@ -81,7 +82,7 @@ def test_the_data_source_reaches_the_server_with_the_secret_and_its_plugin_is_in
 
 
 def test_dashboards_are_what_their_sources_describe_under_names_of_their_own(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, str(GRAFANA / "make_dashboards.py"), str(tmp_path)], check=True, timeout=60)
+    subprocess.run([sys.executable, str(GRAFANA / "make_dashboards.py"), str(tmp_path)], check=True, timeout=LIMIT_S)
     made = {file.name: file.read_text() for file in tmp_path.iterdir()}
     kept = {file.name: file.read_text() for file in DASHBOARDS.iterdir()}
     assert made == kept, "run deploy/grafana/make_dashboards.py"

@@ -26,6 +26,7 @@ from tests.deploy.commands import check_command
 from tests.deploy.compose_file import load_compose
 from tests.deploy.grafana_boards import boards, panels
 from tests.deploy.unit_file import read_unit
+from tests.waiting import LIMIT_S
 
 COMPOSE = load_compose()
 README, OPERATIONS = ((REPO / name).read_text() for name in ("deploy/README.md", "docs/operations.md"))
@@ -155,7 +156,7 @@ def test_commands_for_many_hosts_reach_all_of_them_although_one_is_down(tmp_path
     ssh.write_text(f'#!/bin/sh\n[ $1 = root@gpu-003 ] && exit 255\n{{ echo "$1 $2"; cat; }} >>{tmp_path}/$1.log\n')
     ssh.chmod(0o755)
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    subprocess.run(["sh", "-c", "\n".join(lines)], cwd=tmp_path, env=environment, check=True, timeout=60)
+    subprocess.run(["sh", "-c", "\n".join(lines)], cwd=tmp_path, env=environment, check=True, timeout=LIMIT_S)
 
     assert sum(line.startswith("xargs") for line in lines) == 3
     assert (tmp_path / "failed").read_text().splitlines() == ["gpu-003"] * 3

@@ -41,7 +41,7 @@ from tests.deploy.alert_rules import (
 )
 from tests.deploy.grafana_boards import panels
 from tests.testbed.services import free_port
-from tests.waiting import HastyClock, eventually
+from tests.waiting import LIMIT_S, HastyClock, eventually
 
 Labels = dict[str, set[str]]  # of each metric
 
@@ -56,7 +56,7 @@ def on_collector() -> Labels:
     with FakeGateway() as gateway, running(NumberedSource("a"), server=gateway.url, clock=clock) as agent:
         stop = serve_metrics(agent, f"127.0.0.1:{port}", clock)
         eventually(lambda: len(gateway.received) >= 1)
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=LIMIT_S) as answer:
             text = answer.read().decode()
         stop()
     return labels_in(text)
@@ -138,7 +138,7 @@ def test_promtool_has_nothing_to_say(what: str, files: list[Path]) -> None:
 def test_links_become_the_site_s_own_by_the_commands_of_the_manual(tmp_path: Path) -> None:
     commands = [line for line in README.splitlines() if line.startswith("sed ")]
     here = [line.replace(">/etc/prometheus/", f">{tmp_path}/") for line in commands]
-    subprocess.run(["sh", "-ec", "\n".join(here)], cwd=REPO, check=True, timeout=60)
+    subprocess.run(["sh", "-ec", "\n".join(here)], cwd=REPO, check=True, timeout=LIMIT_S)
 
     made = {file.name: file.read_text() for file in tmp_path.iterdir()}
     assert made.keys() == {file.name for file in FILES}

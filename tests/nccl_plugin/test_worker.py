@@ -11,6 +11,7 @@ import pytest
 from tests.testbed.ranks import PLUGIN_SOURCES
 from tests.testbed.workers.job import Loopback, start_job
 from tests.testbed.workers.plan import Collective, Compute, Hop, JobPlan, Layout
+from tests.waiting import LIMIT_S
 
 ALONE = """\
 # a job of one rank, which computes and has nobody to talk to
@@ -110,5 +111,5 @@ def test_sanitizers_find_nothing_in_a_parallel_job(sanitizer: str, tmp_path: Pat
         job.wait_for("done")
 
         # On aarch64 gcc's leak check takes 4 s in each of the eight.
-        assert job.leave(limit_s=120) == [0] * 8, f"seed {seed}"
+        assert job.leave(limit_s=LIMIT_S) == [0] * 8, f"seed {seed}"
         assert [rank.complaints for rank in job.ranks] == [""] * 8

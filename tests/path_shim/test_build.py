@@ -9,6 +9,7 @@ import pytest
 
 from tests.path_shim.playing import build_shim
 from tests.testbed.paths.shim import LIBRARY
+from tests.waiting import LIMIT_S
 
 
 @pytest.fixture
@@ -42,4 +43,4 @@ def test_nothing_is_allocated(library: Path) -> None:
 
 
 def test_driver_passes_with_threads_forks_and_damaged_files() -> None:
-    subprocess.run([build_shim("driver") / "driver"], check=True, timeout=600)
+    subprocess.run([build_shim("driver") / "driver"], check=True, timeout=LIMIT_S)

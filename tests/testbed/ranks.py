@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep.errors import LockstepError, NotPresent
+from tests.waiting import LIMIT_S
 
 PLUGIN_SOURCES = Path(__file__).resolve().parents[2] / "nccl_plugin"
 COMM = 0x1234_5678_9ABC
@@ -66,7 +67,7 @@ class Ranks:
         for process in self._processes:
             assert process.stdin is not None
             process.stdin.close()
-            process.wait(30)
+            process.wait(LIMIT_S)
 
     def _start(self, rank: int) -> "subprocess.Popen[str]":
         pace = self._pace

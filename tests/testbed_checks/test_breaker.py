@@ -25,7 +25,7 @@ from tests.testbed_checks.talking import (
     find_remains,
     is_running,
 )
-from tests.waiting import eventually
+from tests.waiting import LIMIT_S, eventually
 
 pytestmark = pytest.mark.needs_root
 HERE, THERE = ("h0", "eth0"), ("h1", "eth0")
@@ -215,7 +215,7 @@ def test_a_host_that_is_gone_has_no_processes_and_no_network(fabric: Fabric, bre
     victim = fabric.run_in("h1", ["sh", "-c", "sleep 600 & sleep 600"])
     other = fabric.run_in("h0", ["sleep", "600"])
     fail(breaker, "host:h1 gone")
-    assert victim.wait(20) == -signal.SIGKILL
+    assert victim.wait(LIMIT_S) == -signal.SIGKILL
     assert other.poll() is None
     assert not fabric.counters()["h1", "eth0"].is_up
     other.kill()
@@ -238,7 +238,7 @@ def test_ranks_are_stopped_go_on_and_are_killed(fabric: Fabric) -> None:
     eventually(lambda: state() == "S")  # who was stopped goes on when the block ends
     with Breaker(fabric, pids_of) as breaker:
         fail(breaker, "rank:5 killed")
-        assert rank.wait(20) == -signal.SIGKILL
+        assert rank.wait(LIMIT_S) == -signal.SIGKILL
 
 
 def test_a_starved_host_is_held_back_again_and_again_until_it_is_healed(fabric: Fabric, breaker: Breaker) -> None:

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from tests.testbed.services import free_port
-from tests.waiting import eventually
+from tests.waiting import LIMIT_S, eventually
 
 PROGRAM = "prometheus-alertmanager"
 
@@ -26,7 +26,7 @@ class Alertmanager:
 
     def alerts(self) -> list[dict[str, Any]]:
         """Return what fires, oldest first."""
-        found: list[dict[str, Any]] = httpx.get(f"{self.url}/api/v2/alerts", trust_env=False, timeout=60).json()
+        found: list[dict[str, Any]] = httpx.get(f"{self.url}/api/v2/alerts", trust_env=False, timeout=LIMIT_S).json()
         return sorted(found, key=lambda alert: str(alert["labels"]["alertname"] + alert["labels"].get("subject", "")))
 
     def silence(self, label: str, value: str) -> None:
@@ -38,7 +38,7 @@ class Alertmanager:
             "createdBy": "test",
             "comment": "test",
         }
-        httpx.post(f"{self.url}/api/v2/silences", json=body, trust_env=False, timeout=60).raise_for_status()
+        httpx.post(f"{self.url}/api/v2/silences", json=body, trust_env=False, timeout=LIMIT_S).raise_for_status()
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from lockstep.store.store import open_store
 from tests.builders import T0, make, rows
 from tests.testbed.clickhouse import ClickHouseServer
 from tests.testbed.services import free_port
-from tests.waiting import eventually
+from tests.waiting import LIMIT_S, eventually
 
 HOSTS = ("h0", "h1", "h2", "h3")
 ROWS = 200
@@ -46,7 +46,7 @@ class ApiProcess:
     def start(self) -> None:
         command = [str(Path(sys.executable).with_name("lockstep")), "serve", "api"]
         self.process = subprocess.Popen(command, env=self.environment, stderr=subprocess.DEVNULL)
-        eventually(self.is_alive, limit_s=120)
+        eventually(self.is_alive)
 
     def is_alive(self) -> bool:
         try:
@@ -57,7 +57,7 @@ class ApiProcess:
     def stop(self, how: signal.Signals) -> int:
         assert self.process is not None
         self.process.send_signal(how)
-        return self.process.wait(60)
+        return self.process.wait(LIMIT_S)
 
 
 @pytest.fixture
@@ -166,7 +166,7 @@ def check_exactly_once(server: ClickHouseServer, batches: int) -> None:
             found = store.query("SELECT uniqExact(host, seq) AS n FROM collectives")
             return bool(found["n"][0].as_py() == batches * len(HOSTS))
 
-        eventually(is_drained, limit_s=120)
+        eventually(is_drained)
         odd = store.query(f"SELECT host, seq, count() AS n FROM collectives GROUP BY host, seq HAVING n != {ROWS}")
         assert odd.to_pylist() == []
         rolled = store.query(f"SELECT seq, sum(n) AS n FROM operations GROUP BY seq HAVING n != {ROWS * len(HOSTS)}")
@@ -205,13 +205,13 @@ def test_a_store_that_is_away_for_long_costs_nothing_but_time(
     with senders(api, tmp_path, Goal(batches)) as threads:
         pass
     assert [thread.acknowledged for thread in threads] == [batches] * len(HOSTS), "acknowledged without the store"
-    reason = httpx.get(f"http://127.0.0.1:{api.port}/readyz", trust_env=False, timeout=60)
+    reason = httpx.get(f"http://127.0.0.1:{api.port}/readyz", trust_env=False, timeout=LIMIT_S)
     assert reason.status_code == 503
     threading.Event().wait(max(0.0, AWAY_S - (time.monotonic() - began)))
     server.start()
     check_exactly_once(server, batches)
     ready = f"http://127.0.0.1:{api.port}/readyz"
-    eventually(lambda: httpx.get(ready, trust_env=False, timeout=60).is_success, limit_s=120)
+    eventually(lambda: httpx.get(ready, trust_env=False, timeout=LIMIT_S).is_success)
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ from tests.api.build import Api, bearer, check_problem, running_api
 from tests.api.views.build import NOW, heartbeat, incident_on, load_job
 from tests.builders import SECOND, T0, make, rows
 from tests.lockstep.state.build import verdict
-from tests.waiting import eventually
+from tests.waiting import LIMIT_S, eventually
 
 
 def store_job(api: Api, job: str, host: str, ended_s_ago: int = 10) -> None:
@@ -166,7 +166,7 @@ def test_capture_is_judged_anew_and_its_old_verdict_comes_with_it(api: Api, arch
     answer = api.client.post(f"{PATH}/again/replay", headers=bearer(api.make_token("act")))
     assert (answer.status_code, answer.json()["state"]) == (202, "waiting")
     place = answer.headers["Location"]
-    eventually(lambda: api.get(place).json()["state"] in ("done", "failed"), limit_s=120)
+    eventually(lambda: api.get(place).json()["state"] in ("done", "failed"))
     done = api.get(place).json()
     assert (done["state"], done["problem"]) == ("done", None)
     assert (done["result"]["verdicts"], done["result"]["rows"]) == ([], 4)
@@ -248,6 +248,6 @@ def test_child_that_runs_is_ended_with_the_operations() -> None:
         raise BadInput("it was ended")
 
     begun = operations.begin("a", work)
-    assert running.wait(60)
+    assert running.wait(LIMIT_S)
     operations.close()
     assert operations.find(begun.id).problem == "it was ended"

@@ -21,7 +21,7 @@ from tests.api.build import Api, batch_headers, check_problem, running_api
 from tests.api.fake_store import FakeStore
 from tests.api.ingest.build import batch
 from tests.builders import T0, make, rows
-from tests.waiting import eventually
+from tests.waiting import LIMIT_S, eventually
 
 PATH = "/api/v1/ingest"
 FAR_NS = 2**62
@@ -170,7 +170,7 @@ def test_batch_with_a_bad_body_is_refused_with_a_sentence(strict_api: Api) -> No
 
 
 def test_large_body_in_chunks_is_refused_without_waiting_for_its_end(strict_api: Api) -> None:
-    connection = HTTPConnection(strict_api.client.base_url.netloc.decode(), timeout=60)
+    connection = HTTPConnection(strict_api.client.base_url.netloc.decode(), timeout=LIMIT_S)
     connection.putrequest("POST", PATH)
     for name, value in (good_headers(strict_api) | {"Transfer-Encoding": "chunked"}).items():
         connection.putheader(name, value)

@@ -26,7 +26,7 @@ from tests.api.build import Api, bearer, check_problem, running_api
 from tests.api.fake_store import FakeStore
 from tests.lockstep.state.build import decision, incident
 from tests.lockstep.state.test_executions import execution
-from tests.waiting import eventually
+from tests.waiting import LIMIT_S, eventually
 
 PATH = "/api/v1/incidents/stream"
 
@@ -50,7 +50,7 @@ def listening(
     api: Api, after: int | str | None = None, query: str = "", token: str = ""
 ) -> Iterator[Iterator[Heard]]:
     headers = bearer(token or api.make_token("read")) | ({"Last-Event-ID": str(after)} if after is not None else {})
-    with api.client.stream("GET", PATH + query, headers=headers, timeout=60) as answer:
+    with api.client.stream("GET", PATH + query, headers=headers, timeout=LIMIT_S) as answer:
         assert (answer.status_code, answer.headers["Content-Type"]) == (200, "text/event-stream; charset=utf-8")
         lines = answer.iter_lines()
         assert next(lines) == "retry: 2000"

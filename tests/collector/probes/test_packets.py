@@ -23,6 +23,7 @@ from collector.probes.packets import (
     read_icmp,
     read_reset,
 )
+from tests.waiting import LIMIT_S
 
 REPO = Path(__file__).resolve().parents[3]
 SOURCE, TARGET, SWITCH = "10.1.0.1", "10.2.0.9", "10.9.9.9"
@@ -154,4 +155,4 @@ assert not [name for name in sys.modules if name.partition(".")[0] == "scapy"]
 build_packets([Shot(Flow("eth0", "h1", "eth0", "tcp", 1, 2), "10.0.0.1", "10.0.0.2", 1, 1)])
 assert "scapy" in sys.modules
 """
-    subprocess.run([sys.executable, "-c", watch], cwd=REPO, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", watch], cwd=REPO, check=True, timeout=LIMIT_S)

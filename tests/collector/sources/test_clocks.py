@@ -22,7 +22,7 @@ from lockstep.errors import NotPresent
 from lockstep.tables import TABLE_BY_NAME
 from tests.builders import T0
 from tests.collector.sources.probe_fabric import ADDRESSES, TOPOLOGY, ProbeFabric, probe_fabric
-from tests.waiting import eventually
+from tests.waiting import LIMIT_S, eventually
 
 KEY = b"the cluster's key"
 ON = ClockOptions(is_on=True, key=KEY, timeout_s=10)  # a busy machine may let a responder wait
@@ -98,7 +98,7 @@ def test_answer_to_another_question_is_not_taken_for_ours(fabric: ProbeFabric) -
             assert nonce is not None
             for old_or_new, offset_ns in ((nonce ^ 1, 7_000 * NS_PER_S), (nonce, 5_000 * NS_PER_S)):
                 server.sendto(WIRE.write_reply(Reply(old_or_new, now_ns, now_ns, offset_ns, 0)), sender)
-            found = asked.result(timeout=60)
+            found = asked.result(timeout=LIMIT_S)
     assert found is not None
     assert abs(found.offset_ns - 5_000 * NS_PER_S) <= found.error_ns < 1_000 * NS_PER_S
 

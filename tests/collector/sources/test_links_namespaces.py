@@ -19,7 +19,7 @@ from lockstep.errors import NotPresent
 from tests.builders import SECOND, T0
 from tests.collector.sources.link_namespaces import Flow, Pair, join, joined_namespaces
 from tests.collector.sources.test_links import imitate_nic
-from tests.waiting import eventually
+from tests.waiting import LIMIT_S, eventually
 
 pytestmark = pytest.mark.needs_root
 
@@ -157,7 +157,7 @@ def test_listener_that_fails_is_reported_and_opened_again_and_no_nic_is_gone(
     with monkeypatch.context() as broken, capture_logs() as lines:
         broken.setattr(failing._socket, "notices", Mock(side_effect=OSError(5, "Input/output error")))
         pair.there.set_link("eth0", "down")
-        failing._thread.join(20)
+        failing._thread.join(LIMIT_S)
         assert watcher.kinds() == []
     assert [line["error"] for line in lines] == ["Input/output error"]
     assert watcher.kinds() == ["link_down"]

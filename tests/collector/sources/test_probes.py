@@ -24,6 +24,7 @@ from lockstep.errors import NotPresent
 from lockstep.tables import TABLE_BY_NAME
 from tests.builders import SECOND, T0
 from tests.collector.sources.probe_fabric import ADDRESSES, TOPOLOGY, ProbeFabric, probe_fabric
+from tests.waiting import LIMIT_S
 
 REPO = Path(__file__).resolve().parents[3]
 PORTS = range(50_000, 50_016)
@@ -268,7 +269,7 @@ from tests.collector.sources.probe_fabric import ADDRESSES, TOPOLOGY
 os.setresuid(65534, 65534, 65534)
 ProbesSource("h0", TOPOLOGY, ADDRESSES, ProbeOptions(is_on=True)).read(0, ())
 """
-    done = subprocess.run([sys.executable, "-c", ask], cwd=REPO, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", ask], cwd=REPO, capture_output=True, text=True, timeout=LIMIT_S)
     assert "NotPresent: probes need raw sockets (capability CAP_NET_RAW)" in done.stderr
 
 

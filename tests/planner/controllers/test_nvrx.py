@@ -25,6 +25,7 @@ from planner.controllers.nvrx import (
 from planner.controllers.protocol import Restart
 from tests.planner.build import isolated
 from tests.planner.controllers.contract import Rig, check_contract
+from tests.waiting import LIMIT_S
 
 
 def test_it_keeps_the_contract_of_controllers(tmp_path: Path) -> None:
@@ -147,12 +148,12 @@ def test_real_client_is_told_of_the_exclusion_and_of_its_end(tmp_path: Path) -> 
         with grpc.insecure_channel(f"unix://{socket}") as channel:
             ask = channel.unary_unary(f"/{SERVICE}/{METHOD}")
             request = b"\x0a\x0a--no-slurm"  # HealthCheckRequest(args=["--no-slurm"]), as the launcher sends it
-            assert decode(ask(request, timeout=20)) == {1: 1, 3: '{"fail_count": 0}'}
+            assert decode(ask(request, timeout=LIMIT_S)) == {1: 1, 3: '{"fail_count": 0}'}
             controller.isolate("h1", "mark-1", "xid 79 on GPU 3")
-            reported = decode(ask(request, timeout=20))
+            reported = decode(ask(request, timeout=LIMIT_S))
             assert (reported.get(1, 0), reported[2], reported[4]) == (0, 1, "xid 79 on GPU 3")
             assert json.loads(reported[3])["fail_count"] == 1
             controller.release("h1", "mark-1")
-            assert decode(ask(request, timeout=20))[1] == 1
+            assert decode(ask(request, timeout=LIMIT_S))[1] == 1
     finally:
         server.stop(0).wait()
