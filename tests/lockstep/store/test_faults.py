@@ -20,11 +20,12 @@ from pathlib import Path
 import pytest
 
 from lockstep.errors import StoreAway, StoreError
-from lockstep.store.migrations import Layout, migrate
+from lockstep.store.migrations import DEDUPLICATION_BLOCKS, Layout, migrate
 from lockstep.store.store import Store, open_store
 from tests.lockstep.store.writer_child import insert_numbered
 from tests.testbed.clickhouse import ClickHouseServer
 from tests.testbed.tcp_proxy import TcpProxy
+from tests.tiers import long_except
 from tests.waiting import eventually
 
 ROWS = 5_000
@@ -205,11 +206,12 @@ def test_a_reply_lost_after_the_commit_leads_to_no_second_copy(server: ClickHous
 
 
 @pytest.mark.slow
-def test_a_retry_much_later_still_leads_to_no_second_copy(server: ClickHouseServer) -> None:
+@pytest.mark.parametrize("inserts", long_except((300,), (300, 3_600)))
+def test_a_retry_much_later_still_leads_to_no_second_copy(server: ClickHouseServer, inserts: int) -> None:
     """An hour, for the engine, is an insert a second and a restart: its window counts blocks, not time."""
     with open_store(server.url) as store:
         insert_numbered(store, 0, ROWS)
-        for number in range(1, 3_601):
+        for number in range(1, inserts + 1):
             insert_numbered(store, number, 1)
     server.kill()
     server.start()
@@ -217,6 +219,11 @@ def test_a_retry_much_later_still_leads_to_no_second_copy(server: ClickHouseServ
         insert_numbered(store, 0, ROWS)
         assert store.query("SELECT count() AS n FROM collectives WHERE seq = 0")["n"].to_pylist() == [ROWS]
         assert store.query("SELECT sum(n) AS n FROM operations WHERE seq = 0")["n"].to_pylist() == [ROWS]
+        full = store.query_system(
+            "SELECT engine_full FROM system.tables "
+            "WHERE database = 'lockstep' AND name IN ('collectives', 'operations')"
+        )["engine_full"].to_pylist()
+        assert all(f"non_replicated_deduplication_window = {DEDUPLICATION_BLOCKS}" in text for text in full)
 
 
 def test_a_server_that_hangs_is_away_and_comes_back(server: ClickHouseServer) -> None:
