@@ -52,7 +52,7 @@ check-c:
 	$(MAKE) --no-print-directory -C path_shim test
 
 test: install system-packages  ## check, and the fast tests beside it
-	@$(MAKE) --no-print-directory -j3 --output-sync=line check-python check-c fast-test
+	@$(MAKE) --no-print-directory -j3 check-python check-c fast-test
 
 fast-test:
 	$(BIN)/pytest -m 'not slow' -n 2 --dist loadfile

@@ -10,11 +10,10 @@ LIMIT_S = 600.0  # only ends what hangs: far more than anything takes, also on a
 def eventually(is_so: Callable[[], object], limit_s: float = LIMIT_S) -> None:
     """Return as soon as the condition holds; fail when it does not within the limit."""
     deadline = time.monotonic() + limit_s
-    pause, pause_s = threading.Event(), 0.002
+    pause = threading.Event()
     while not is_so():
         assert time.monotonic() < deadline, f"not so within {limit_s} s"
-        pause.wait(pause_s)
-        pause_s = min(1.5 * pause_s, 0.05)  # what takes long is not asked about all the time
+        pause.wait(0.002)
 
 
 class HastyClock:

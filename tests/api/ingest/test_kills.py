@@ -27,8 +27,8 @@ from lockstep.store.migrations import Layout, migrate
 from lockstep.store.store import open_store
 from tests.builders import T0, make, rows
 from tests.testbed.clickhouse import ClickHouseServer
-from tests.testbed.services import free_port
-from tests.waiting import LIMIT_S, eventually
+from tests.testbed.services import free_port, wait_until
+from tests.waiting import LIMIT_S
 
 HOSTS = ("h0", "h1", "h2", "h3")
 ROWS = 200
@@ -46,7 +46,7 @@ class ApiProcess:
     def start(self) -> None:
         command = [str(Path(sys.executable).with_name("lockstep")), "serve", "api"]
         self.process = subprocess.Popen(command, env=self.environment, stderr=subprocess.DEVNULL)
-        eventually(self.is_alive)
+        wait_until(self.is_alive, "the api answers")
 
     def is_alive(self) -> bool:
         try:
@@ -173,7 +173,7 @@ def check_exactly_once(server: ClickHouseServer, batches: int) -> None:
             ]
             return all(n >= batches * len(HOSTS) * each for n, (_, each) in zip(found, wanted.values(), strict=True))
 
-        eventually(is_drained)
+        wait_until(is_drained, "all batches are in the store")
         odd = store.query(f"SELECT host, seq, count() AS n FROM collectives GROUP BY host, seq HAVING n != {ROWS}")
         assert odd.to_pylist() == []
         rolled = store.query(f"SELECT seq, sum(n) AS n FROM operations GROUP BY seq HAVING n != {ROWS * len(HOSTS)}")
@@ -218,7 +218,7 @@ def test_a_store_that_is_away_for_long_costs_nothing_but_time(
     server.start()
     check_exactly_once(server, batches)
     ready = f"http://127.0.0.1:{api.port}/readyz"
-    eventually(lambda: httpx.get(ready, trust_env=False, timeout=LIMIT_S).is_success)
+    wait_until(lambda: httpx.get(ready, trust_env=False, timeout=LIMIT_S).is_success, "the api is ready again")
 
 
 @pytest.mark.slow
