@@ -1,9 +1,11 @@
 """What all tests share: the golden flag, skips that cannot go unseen, and the markers' meaning."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 
 from tests.tiers import may_hold
@@ -32,6 +34,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture
 def update_golden(request: pytest.FixtureRequest) -> bool:
     return bool(request.config.getoption("--update-golden"))
+
+
+@pytest.fixture(autouse=True)
+def logging_as_it_was() -> Iterator[None]:
+    """A command that runs in this process sets what is logged; the next test has it as before."""
+    before, was_configured = structlog.get_config(), structlog.is_configured()
+    yield
+    if was_configured:
+        structlog.configure(**before)
+    else:
+        structlog.reset_defaults()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
