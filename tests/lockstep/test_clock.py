@@ -9,7 +9,7 @@ from lockstep.clock import NS_PER_S, Clock, ManualClock, SystemClock, rfc3339
 
 
 @pytest.mark.parametrize(
-    ("moment_ns", "text"),
+    ("timestamp_ns", "text"),
     [
         (0, "1970-01-01T00:00:00Z"),
         (1_700_000_000_999_999_999, "2023-11-14T22:13:20Z"),

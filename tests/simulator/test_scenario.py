@@ -59,7 +59,7 @@ def test_layout_is_filled_up_with_replicas_and_spares_are_not_of_the_job() -> No
 
 
 @pytest.mark.parametrize(
-    ("lines", "moment"),
+    ("lines", "timestamp"),
     [
         (["at 20 s fail nic:h3/eth1 to 50 %", "at 9 s fail gpu:h1/0 stuck"], 9),
         (["at 9 s pause rank:3 2 s", "at 10 s restart without h3 after 5 s", "at 20 s fail fabric to 50 %"], 20),

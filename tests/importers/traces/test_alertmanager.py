@@ -115,7 +115,7 @@ def test_garbage_is_refused_with_its_place(data: bytes, sentence: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "moment_ns"),
+    ("text", "timestamp_ns"),
     [
         ("1970-01-01T00:00:00Z", 0),
         ("2024-05-01T08:00:00+02:00", 1_714_543_200_000_000_000),
