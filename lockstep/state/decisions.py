@@ -15,6 +15,7 @@ from lockstep.state.documents import (
     read_all,
     read_by_id,
     read_document,
+    read_one,
     record_within,
     write_over,
 )
@@ -55,11 +56,7 @@ def list_decisions(
 
 def get_decision(db: ControlDatabase, decision_id: str) -> Decision:
     """Return the decision with this id, or raise NotPresent."""
-    with db.read() as connection:
-        text = connection.scalar(select(DECISIONS.c.document).where(DECISIONS.c.id == decision_id))
-    if text is None:
-        raise NotPresent(f"there is no decision {decision_id!r}")
-    return read_document(Decision, text)
+    return read_one(db, Decision, DECISIONS, decision_id)
 
 
 def _row(decision: Decision) -> Row:

@@ -7,7 +7,7 @@ from pydantic import BaseModel, Field, ValidationError
 from sqlalchemy import Column, Connection, Select, Table, insert, select, tuple_
 from sqlalchemy.dialects import postgresql, sqlite
 
-from lockstep.errors import BadInput, StoreVersionMismatch
+from lockstep.errors import BadInput, NotPresent, StoreVersionMismatch
 from lockstep.state.database import ControlDatabase
 from lockstep.state.tables import AUDIT
 from lockstep.verdict import Frozen
@@ -54,6 +54,15 @@ def read_all(db: ControlDatabase, model: type[Document], query: Select[Any]) -> 
         return [read_document(model, text) for text in connection.scalars(query)]
 
 
+def read_one(db: ControlDatabase, model: type[Document], table: Table, key: str) -> Document:
+    """Return the value with this id, or raise NotPresent."""
+    with db.read() as connection:
+        text = connection.scalar(select(table.c.document).where(table.c.id == key))
+    if text is None:
+        raise NotPresent(f"there is no {model.__name__.lower()} {key!r}")
+    return read_document(model, text)
+
+
 def read_by_id(db: ControlDatabase, model: type[Document], query: Select[Any]) -> dict[str, Document]:
     """Return the values of a query that selects ids and documents."""
     with db.read() as connection:
@@ -77,7 +86,7 @@ def newest_first(
     limit: int,
     before: tuple[int, str] | None,
 ) -> Select[Any]:
-    """Return one page of the query; `before` is (moment, key) of the last row of the page above."""
+    """Return one page of the query; `before` is (timestamp, key) of the last row of the page above."""
     check_limit(limit)
     if before is not None:
         query = query.where(tuple_(timestamp, key) < before)

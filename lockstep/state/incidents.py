@@ -20,7 +20,6 @@ from sqlalchemy import (
 )
 
 from lockstep.batches import DetailRequest
-from lockstep.errors import NotPresent
 from lockstep.execution import Outcome
 from lockstep.state.database import ControlDatabase
 from lockstep.state.deliveries import Delivery, delivery_of
@@ -32,6 +31,7 @@ from lockstep.state.documents import (
     read_all,
     read_by_id,
     read_document,
+    read_one,
     write_over,
 )
 from lockstep.state.leases import Lease, refuse_stale
@@ -206,11 +206,7 @@ def open_incidents(db: ControlDatabase, job: str | None = None) -> list[Incident
 
 def get_incident(db: ControlDatabase, incident_id: str) -> Incident:
     """Return the incident with this id, or raise NotPresent."""
-    with db.read() as connection:
-        text = connection.scalar(select(INCIDENTS.c.document).where(INCIDENTS.c.id == incident_id))
-    if text is None:
-        raise NotPresent(f"there is no incident {incident_id!r}")
-    return read_document(Incident, text)
+    return read_one(db, Incident, INCIDENTS, incident_id)
 
 
 def _row(incident: Incident) -> Row:
