@@ -171,7 +171,7 @@ class JobState:
         return min((seen.since_ns for seen in self.sightings if not seen.absent), default=None)
 
     @property
-    def told(self) -> list[Finding]:
+    def open_findings(self) -> list[Finding]:
         """Return what is said of the faults that are open and were seen in the last evaluation."""
         return [seen.findings[seen.best] for seen in self.sightings if seen.is_open and not seen.absent]
 

@@ -95,8 +95,8 @@ def judge(
     report, steps = find_steps(read_operations(store, context), memory.steps, context, options.steps)
     context = replace(context, period_ns=steps.period_ns)
     memory = replace(memory, steps=steps)
-    hangs, standing = find_hangs(read_progress(store, context), memory.hangs, context, options.hangs)
-    memory = replace(memory, hangs=standing)
+    hangs, hang_memory = find_hangs(read_progress(store, context), memory.hangs, context, options.hangs)
+    memory = replace(memory, hangs=hang_memory)
     if hangs:
         return Judgement(tuple(hangs), report.rows, is_standstill=True), memory
     judgement, memory = _judge_pace(store, context, memory, report, options)
@@ -199,7 +199,7 @@ def evaluate_window(
     who: Who,
     options: FollowOptions,
     *,
-    is_told: bool = False,
+    is_reported: bool = False,
 ) -> Outcome:
     """Look at a job: read, judge, and follow its incidents.
 
@@ -219,9 +219,9 @@ def evaluate_window(
     is_explained = known.faults.names_a_part(options.tracking.clear_evaluations)
     judgement, stages = judge(store, context, known.stages, options.analyzer, is_explained=is_explained)
     followed = replace(known, stages=stages, fresh_ns=window.end_ns)
-    if is_told:
+    if is_reported:
         return Outcome(followed, [], judgement, context)
     ratio = step_time_ratio(stages.steps.kind.history, known.faults.since_ns)
     faults, changed = track(known.faults, judgement.findings, context, ratio, options.tracking)
-    requests = tuple(propose_detail_requests(faults.told, context))
+    requests = tuple(propose_detail_requests(faults.open_findings, context))
     return Outcome(replace(followed, faults=faults), changed, judgement, context, requests)

@@ -23,7 +23,7 @@ _log = structlog.get_logger("analyzer")
 
 # One process holds the embedded store and does everything else too; beyond this a server carries the reduction.
 EMBEDDED_RANKS = 512
-_LOOK_BACK_NS = 120 * NS_PER_S  # how far a fresh analyzer goes back to learn what is usual
+_LOOKBACK_NS = 120 * NS_PER_S  # how far a fresh analyzer goes back to learn what is usual
 
 Announce = Callable[[Incident], None]
 _JobKey = tuple[str, int]  # job, attempt
@@ -68,7 +68,7 @@ class AnalyzerService:
         """Take every evaluation that is due, save what changed under the lease, return the evaluations taken."""
         if lease.generation != self._generation:
             self._take_over(lease.generation)
-        spans = {(span.job, span.attempt): span for span in find_jobs(self._store, now_ns - _LOOK_BACK_NS)}
+        spans = {(span.job, span.attempt): span for span in find_jobs(self._store, now_ns - _LOOKBACK_NS)}
         evaluations = sum(self._follow(key, span, lease, now_ns) for key, span in spans.items())
         self._close_ended([key for key in self._jobs if key not in spans], lease, now_ns)
         return evaluations
@@ -92,23 +92,25 @@ class AnalyzerService:
         job.last_ns = max(job.last_ns, span.last_ns)
         # A host that never reported gets as long as others, from the job's first row.
         missing = HostReport(watermark_ns=0, last_seen_ns=span.first_ns)
-        known = find_reports(self._store, roster.hosts, now_ns - _LOOK_BACK_NS)
+        known = find_reports(self._store, roster.hosts, now_ns - _LOOKBACK_NS)
         reports = dict.fromkeys(roster.hosts, missing) | known
         done = 0
         if job.done_until_ns is None:
-            job.done_until_ns = max(span.first_ns, now_ns - _LOOK_BACK_NS)
+            job.done_until_ns = max(span.first_ns, now_ns - _LOOKBACK_NS)
         for end_ns in plan_evaluations(job.done_until_ns, now_ns, self._options.follow.evaluations):
             window = window_at(end_ns, span.first_ns, job.followed.stages.period_ns, self._options.follow.evaluations)
             closing = judge_window(window, roster.hosts, reports, now_ns, self._options.silence_ns)
             if not closing.closed:
                 break
-            self._look(job, span, window, (roster, closing.silent, self._topology), lease)
+            self._evaluate(job, span, window, (roster, closing.silent, self._topology), lease)
             done += 1
         return done
 
-    def _look(self, job: _Job, span: JobSpan, window: Window, who: Who, lease: Lease) -> None:
-        is_told = window.end_ns <= job.reported_until_ns
-        outcome = evaluate_window(self._store, span, window, job.followed, who, self._options.follow, is_told=is_told)
+    def _evaluate(self, job: _Job, span: JobSpan, window: Window, who: Who, lease: Lease) -> None:
+        is_reported = window.end_ns <= job.reported_until_ns
+        outcome = evaluate_window(
+            self._store, span, window, job.followed, who, self._options.follow, is_reported=is_reported
+        )
         self._save(outcome.changed, lease)
         token = f"steps/{span.job}/{span.attempt}/{window.end_ns}"
         self._store.insert(TABLE_BY_NAME["steps"], outcome.judgement.steps, token=token)

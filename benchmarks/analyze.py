@@ -199,7 +199,7 @@ def _as_operations(
         func=zeros.astype(np.uint64),
         sends=zeros > 0,
         peer=zeros - 1,
-        turn=turn,
+        seq=turn,
         replay=zeros,
         size=zeros + 1,
         start_ns=turn * step_ns + gap_ns.astype(np.int64),

@@ -83,9 +83,9 @@ def _measured(waits: pa.Table) -> pa.Table:
     Zero shows a coarse clock, not a fast wire. Where bytes wait in a kernel's buffer, a receiver that says nothing
     may be what they wait for.
     """
-    told = (as_floats(waits["bytes"]) > 0) & (as_floats(waits["wire_ns"]) > 0)
+    measured = (as_floats(waits["bytes"]) > 0) & (as_floats(waits["wire_ns"]) > 0)
     present = np.asarray(waits["recv_gpu_ns"].is_valid())
-    return waits.filter(pa.array(told & (present | is_equal(waits["transport"], ACKNOWLEDGED))))
+    return waits.filter(pa.array(measured & (present | is_equal(waits["transport"], ACKNOWLEDGED))))
 
 
 def _absences(waits: pa.Table, lags: pa.Table) -> np.ndarray:
@@ -201,10 +201,10 @@ def _clock_errors(steps: pa.Table, clocks: HostClocks, options: PairOptions) -> 
     if not len(least):
         return least
     src, dst = (np.array(steps[name].to_pylist(), dtype=object) for name in ("src_host", "dst_host"))
-    told = clocks.errors_of(src) + clocks.errors_of(dst)
-    told = told + _refuted(src, dst, np.nan_to_num(-least - told, neginf=0.0))
+    bounds = clocks.errors_of(src) + clocks.errors_of(dst)
+    bounds = bounds + _refuted(src, dst, np.nan_to_num(-least - bounds, neginf=0.0))
     scatter = float(np.median(np.abs(least - np.median(least)))) + max(float(-least.min()), 0.0)
-    errors: np.ndarray = np.minimum(told, options.clock_margin * scatter)
+    errors: np.ndarray = np.minimum(bounds, options.clock_margin * scatter)
     return errors
 
 
@@ -270,8 +270,8 @@ def find_starved(flushes: pa.Table, options: PairOptions) -> frozenset[str]:
 
 def _learn(memory: PairMemory, delays: Delays, score: Score) -> PairMemory:
     """Return the memory with this evaluation's usual delays; what looks slow is not usual."""
-    told = delays.ns_per_byte > np.where(delays.follows, delays.least, 0.0)  # else it is only known to be short
-    calm = ~score.wary[delays.index] & told
+    exact = delays.ns_per_byte > np.where(delays.follows, delays.least, 0.0)  # else it is only known to be short
+    calm = ~score.wary[delays.index] & exact
     return memory.learn(delays.key[calm], np.log(np.maximum(delays.ns_per_byte, delays.least)[calm]))
 
 

@@ -27,8 +27,8 @@ _GOOD_FOR_NS = 120 * NS_PER_S
 _DRIFT = 50e-6  # of a free running clock; what a reading's age adds to its error
 _MOST_OPERATIONS = 200  # of a window; a jump shows in all that come after it
 
-_TOLD = f"""
-SELECT host, argMin(offset_ns, (error_ns, -ts_ns)) AS told_offset_ns, min(error_ns) AS told_error_ns,
+_READINGS = f"""
+SELECT host, argMin(offset_ns, (error_ns, -ts_ns)) AS best_offset_ns, min(error_ns) AS best_error_ns,
        argMin(ts_ns, (error_ns, -ts_ns)) AS read_ns
 FROM clocks WHERE {OF_HOSTS}
     AND ts_ns >= {{since:Int64}} AND ts_ns < {{until:Int64}}
@@ -74,19 +74,19 @@ def read_clocks(store: Store, context: Context) -> HostClocks:
     """Return the clocks of a job's hosts as they told them, with errors widened where operations contradict."""
     start_ns, end_ns = context.window.start_ns, context.window.end_ns
     since = {"hosts": context.host_list, "since": start_ns - _GOOD_FOR_NS, "until": end_ns}
-    clocks = clocks_from(store.query(_TOLD, since), end_ns)
+    clocks = clocks_from(store.query(_READINGS, since), end_ns)
     if not clocks.hosts:
         return clocks
     return widen_errors(clocks, store.query(_OPERATIONS, context.parameters | {"most": _MOST_OPERATIONS}))
 
 
-def clocks_from(told: pa.Table, now_ns: int) -> HostClocks:
+def clocks_from(readings: pa.Table, now_ns: int) -> HostClocks:
     """Return the clocks that one row per host tells of, each the older the less sure."""
-    age_ns = np.maximum(now_ns - told["read_ns"].to_numpy().astype(np.int64), 0)
+    age_ns = np.maximum(now_ns - readings["read_ns"].to_numpy().astype(np.int64), 0)
     return HostClocks(
-        hosts=tuple(told["host"].to_pylist()),
-        offset_ns=told["told_offset_ns"].to_numpy().astype(np.int64),
-        error_ns=told["told_error_ns"].to_numpy().astype(np.float64) + age_ns * _DRIFT,
+        hosts=tuple(readings["host"].to_pylist()),
+        offset_ns=readings["best_offset_ns"].to_numpy().astype(np.int64),
+        error_ns=readings["best_error_ns"].to_numpy().astype(np.float64) + age_ns * _DRIFT,
     )
 
 

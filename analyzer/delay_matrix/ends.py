@@ -140,9 +140,9 @@ def _pairs(
     )
 
 
-def _hosts(told: pa.ChunkedArray, process: np.ndarray, roster: Roster) -> np.ndarray:
+def _hosts(reported: pa.ChunkedArray, process: np.ndarray, roster: Roster) -> np.ndarray:
     """Return the host of each end: as its rows tell it, else where its communicator says that the rank is."""
-    names = np.array(pc.fill_null(told.cast(pa.string()), "").to_pylist(), dtype=object)
+    names = np.array(pc.fill_null(reported.cast(pa.string()), "").to_pylist(), dtype=object)
     if not len(roster):
         return names
     return np.where(names == "", np.where(process == NOBODY, "", roster.host_of[process]), names)

@@ -159,7 +159,7 @@ _WAITS = """
 SELECT comm, if(func = 'Recv', 'Send', func) AS what, size_class,
        if(sends, toInt64(rank), toInt64(peer)) AS src_rank, if(sends, toInt64(peer), toInt64(rank)) AS dst_rank,
        channel, argMaxIf(host, moment, sends) AS src_host, nullIf(argMaxIf(host, moment, NOT sends), '') AS dst_host,
-       maxIf(nic, sends) AS told_src_nic, maxIf(nic, NOT sends) AS told_dst_nic, maxIf(transport, sends) AS carrier,
+       maxIf(nic, sends) AS row_src_nic, maxIf(nic, NOT sends) AS row_dst_nic, maxIf(transport, sends) AS carrier,
        sumIf(n, sends) AS transfers, sumIf(bytes, sends) AS moved, sumIf(wire_ns, sends) AS wire,
        maxIf(wire_max_ns, sends) AS wire_max, sumIf(gpu_wait_ns, NOT sends) AS recv_gpu_ns,
        sumIf(flush_ns, NOT sends) AS flush, sumIf(n, NOT sends) AS received
@@ -231,10 +231,10 @@ class PairFacts:
 def read_pairs(store: Store, context: Context) -> PairFacts:
     """Return what the store knows of a job's wires; statistics where there are any, else complete transfers."""
     parameters, window = context.parameters, context.window
-    told = store.query(_WAITS % {"rows": _STATS}, parameters)
-    if told.num_rows == 0:
-        told = store.query(_WAITS % {"rows": _TRANSFERS}, parameters)
-    waits = add_known(told, store.query(_KNOWN, parameters))
+    rows = store.query(_WAITS % {"rows": _STATS}, parameters)
+    if rows.num_rows == 0:
+        rows = store.query(_WAITS % {"rows": _TRANSFERS}, parameters)
+    waits = add_known(rows, store.query(_KNOWN, parameters))
     clocks, steps, lags = HostClocks(), _NOTHING, _NOTHING
     if needs_transits(waits):
         clocks = read_clocks(store, context)
@@ -257,10 +257,10 @@ def needs_transits(waits: pa.Table) -> bool:
     return set(waits["transport"].to_pylist()) != {ACKNOWLEDGED}
 
 
-def add_known(told: pa.Table, known: pa.Table) -> pa.Table:
+def add_known(rows: pa.Table, known: pa.Table) -> pa.Table:
     """Return the waits with NICs, ports and transport: as their rows tell them, else as is known of connections."""
-    sends, receives = (known.filter(pc.equal(known["direction"], way)) for way in ("send", "recv"))
-    waits = told.join(
+    sends, receives = (known.filter(pc.equal(known["direction"], direction)) for direction in ("send", "recv"))
+    waits = rows.join(
         sends.drop_columns(["direction"]),
         ["comm", "src_rank", "dst_rank", "channel", "src_host"],
         ["comm", "near", "far", "channel", "side_host"],
@@ -270,8 +270,8 @@ def add_known(told: pa.Table, known: pa.Table) -> pa.Table:
         ["comm", "near", "far", "channel", "side_host"],
         right_suffix="_there",
     )
-    waits = waits.append_column("src_nic", pc.coalesce(waits["told_src_nic"], waits["known_nic"]))
-    waits = waits.append_column("dst_nic", pc.coalesce(waits["told_dst_nic"], waits["known_nic_there"]))
+    waits = waits.append_column("src_nic", pc.coalesce(waits["row_src_nic"], waits["known_nic"]))
+    waits = waits.append_column("dst_nic", pc.coalesce(waits["row_dst_nic"], waits["known_nic_there"]))
     waits = waits.append_column("transport", pc.coalesce(waits["carrier"], waits["known_carrier"]))
     waits = waits.sort_by([(name, "ascending") for name in _ORDER])
     return waits.rename_columns([_NAMES.get(name, name) for name in waits.column_names])

@@ -93,8 +93,8 @@ def _judge_nic_state(
     speed = state["speed_now"]
     built_for = max(cable.gbps * 1e3 if cable else 0.0, float(state["speed_before"] or 0))
     if not state["is_up"]:
-        told = {**evidence, "what": f"{host}/{nic} has no carrier"}
-        yield from (Observation(name, _DOWN, told, is_down=True) for name in names)
+        down = {**evidence, "what": f"{host}/{nic} has no carrier"}
+        yield from (Observation(name, _DOWN, down, is_down=True) for name in names)
     elif speed and speed < _BELOW_SHARE * built_for:
         what = f"{host}/{nic} runs at {speed / 1e3:g} of {built_for / 1e3:g} Gb/s"
         yield from (Observation(name, _BELOW, {**evidence, "what": what}) for name in names)

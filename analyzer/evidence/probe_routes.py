@@ -112,11 +112,11 @@ def _known_routes(flows: Flows, links: tuple[Link, ...], hosts: frozenset[str]) 
     is_last[first[1:] - 1] = True
     is_last[-1:] = True
     here = np.flatnonzero(~is_last)
-    directed_links = _look_up(codes[here], codes[here + 1], node.dictionary.to_pylist(), links, hosts)
+    directed_links = _find_directed_links(codes[here], codes[here + 1], node.dictionary.to_pylist(), links, hosts)
     return flow[here][directed_links >= 0], directed_links[directed_links >= 0]
 
 
-def _look_up(
+def _find_directed_links(
     near: np.ndarray, far: np.ndarray, names: list[str], links: tuple[Link, ...], hosts: frozenset[str]
 ) -> np.ndarray:
     """Return the directed link between each two nodes, -1 where there is none; of parallel ones the first."""
@@ -159,7 +159,7 @@ class Spread:
     """Where flows of unknown route go: their own cables for sure, and all shortest ways between their leaves."""
 
     def __init__(self, topology: TopologyIndex) -> None:
-        self._topology, self._ways = topology, Paths(topology)
+        self._topology, self._paths = topology, Paths(topology)
         self._number = {link_name(link): number for number, link in enumerate(topology.topology.links)}
 
     def leaves(self, pair: Pair) -> tuple[str, str] | None:
@@ -169,7 +169,7 @@ class Spread:
 
     def between(self, pair: Pair) -> tuple[np.ndarray, np.ndarray]:
         """Return the directed links between the leaves of a pair, and the share of flows that each of them takes."""
-        hops = [hop for hop in self._ways.hops(pair) if hop.side]
+        hops = [hop for hop in self._paths.hops(pair) if hop.side]
         directed_links = [2 * self._number[hop.name] + (hop.side == "rx") for hop in hops]
         return np.array(directed_links, np.int64), np.array([hop.share for hop in hops], np.float64)
 

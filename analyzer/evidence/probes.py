@@ -152,7 +152,7 @@ class ProbingOptions:
     # What a part must be worth beyond the logarithm of how many there are, so that one healthy fabric in a hundred
     # has a part that reaches it by chance.
     price: float = 2.3
-    both_ways_price: float = 0.5  # one direction is the simpler scenario
+    both_directions_price: float = 0.5  # one direction is the simpler scenario
     switch_price: float = 4.0  # a switch can explain what any of its links does, so it has to do so clearly better
     cap: float = 0.9  # proven on generated probes only
 
@@ -231,7 +231,7 @@ class _Candidates:
         self._names += [(switch_name(switch), None) for switch in switches]
         crossed = 2 * len(np.unique(routes.directed_link))  # links both ways and switches are about as many again
         self._price = np.full(len(self._names), options.price + np.log(max(crossed, 1)))
-        self._price[directed_links:] += options.both_ways_price
+        self._price[directed_links:] += options.both_directions_price
         self._price[directed_links + len(routes.links) :] += options.switch_price
         entered = into[routes.directed_link]
         inside = entered >= 0

@@ -82,9 +82,9 @@ def judge_events(rows: pa.Table) -> Iterator[Observation]:
         weight = _WEIGHTS.get(kind, 0.0) * _BY_SEVERITY.get(row["severity"], 1.0)
         is_application = json.loads(row["detail"] or "{}").get("blame") == "application"  # leaves the GPU healthy
         if weight and not is_application:
-            told = {name: row[name] for name in ("ts_ns", "host", "source", "severity", "message")}
+            fields = {name: row[name] for name in ("ts_ns", "host", "source", "severity", "message")}
             what = f"{row['source']} told of {kind}"
-            yield Observation(component, weight, {"kind": "event", "event": kind, **told, "what": what})
+            yield Observation(component, weight, {"kind": "event", "event": kind, **fields, "what": what})
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from lockstep.clock import NS_PER_S
 from lockstep.store.store import Store
 
 # Steps come in from the moment an operation begins; a hang that is older than this has been told of long ago.
-_LOOK_BACK_NS = 600 * NS_PER_S
+_LOOKBACK_NS = 600 * NS_PER_S
 _MOST_ROWS = 4_000_000  # 65,536 ranks with 16 channels both ways, and one operation before: what fits into memory
 _STEPS = f"""
 SELECT comm, func, seq, rank, channel, peer, direction = 'send' AS sends, uniqExact(step) AS steps,
@@ -42,7 +42,7 @@ def read_steps(store: Store, lines: Lines, context: Context) -> StepCounts:
     done = np.unique(lines.done[inside])
     seqs = np.unique(np.maximum(done[:, None] - np.arange(EARLIER + 1), 0))
     end_ns = context.window.end_ns
-    wanted = {"start": end_ns - _LOOK_BACK_NS, "comms": np.unique(lines.comm[inside]).tolist(), "seqs": seqs.tolist()}
+    wanted = {"start": end_ns - _LOOKBACK_NS, "comms": np.unique(lines.comm[inside]).tolist(), "seqs": seqs.tolist()}
     rows = store.query(_STEPS, context.parameters | wanted)
     if rows.num_rows == 0:
         return NO_STEPS

@@ -270,7 +270,7 @@ def find_hangs(
         return [], HangMemory()
     if len(facts.lines) == 0:
         return list(memory.findings), memory
-    facts = _as_told_live(date_by_steps(facts))
+    facts = _with_collector_interval(date_by_steps(facts))
     standstill = find_standstill(facts, context.silent, options)
     is_sure = standstill.is_hang
     if not is_sure:
@@ -287,7 +287,7 @@ def find_hangs(
     return named, HangMemory(since_ns, tuple(named), max(memory.lines, len(facts.lines)))
 
 
-def _as_told_live(facts: ProgressFacts) -> ProgressFacts:
+def _with_collector_interval(facts: ProgressFacts) -> ProgressFacts:
     """Return the facts with the rhythm of a collector where there is one, though few of its rows came."""
     is_slow = facts.last_seen_ns and not facts.is_dump
     return replace(facts, interval_ns=max(facts.interval_ns, NS_PER_S)) if is_slow else facts

@@ -58,8 +58,8 @@ def pair_of(scene: Scene, key: PairKey, sender: int, receiver: int, is_counted: 
     """Return the connection between two processes with the NICs at its ends, as far as anything tells them."""
     pair = scene.facts.pairs.get(key, Pair(None, None, None))
     src, dst = (
-        told if told and told.nic else End(host, scene.facts.only_nic.get(host))
-        for told, host in ((pair.src, scene.host_of(sender)), (pair.dst, scene.host_of(receiver)))
+        end if end and end.nic else End(host, scene.facts.only_nic.get(host))
+        for end, host in ((pair.src, scene.host_of(sender)), (pair.dst, scene.host_of(receiver)))
     )
     return StuckPair(src, dst, sender, receiver, pair.transport, is_counted)
 
@@ -191,7 +191,7 @@ def _nic(scene: Scene, end: End, pairs: list[StuckPair], topology: TopologyIndex
 def _single(scene: Scene, pairs: list[StuckPair], topology: TopologyIndex | None) -> Finding:
     """Return one pair; nothing tells which of its ends it is."""
     pair = pairs[0]
-    is_one_way = len({each.src for each in pairs}) == 1
+    has_one_source = len({each.src for each in pairs}) == 1
     parts = (_part(pair.src), _part(pair.dst), *_cable(pair.src, topology), *_cable(pair.dst, topology))
     # A sender that was stopped just then looks the same; where it has ended what never arrived, only its receiver.
     suspect = pair.dst if pair.is_counted else pair.src
@@ -200,8 +200,8 @@ def _single(scene: Scene, pairs: list[StuckPair], topology: TopologyIndex | None
         [pair.sender, pair.receiver],
         fault_class="comm_hang",
         component=f"link:{pair.src}--{pair.dst}",
-        side="tx" if is_one_way else None,
-        likelihood=_COUNTED if pair.is_counted and is_one_way else 0.4,
+        side="tx" if has_one_source else None,
+        likelihood=_COUNTED if pair.is_counted and has_one_source else 0.4,
         reason=f"what rank {scene.rank_of(pair.sender)} sends to rank {scene.rank_of(pair.receiver)} has stood on "
         f"the wire from {pair.src} to {pair.dst} {scene.how_long}",
         evidence=tuple(_row(each, scene) for each in pairs[:16]),

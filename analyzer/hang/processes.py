@@ -127,12 +127,12 @@ def name_missing(scene: Scene, is_new: bool) -> list[Finding]:
 
 def find_stopped(scene: Scene, processes: np.ndarray) -> np.ndarray:
     """Return those of some processes of which events tell that they were stopped or lost their GPU."""
-    told = first_by_rank(_not_continued(scene)).keys()
+    stopped = first_by_rank(_not_continued(scene)).keys()
     lost_gpus = {event.component for event in scene.timely(_GPU_LOST)}
     found = [
         process
         for process in processes.tolist()
-        if (scene.host_of(process), scene.rank_of(process)) in told or scene.gpu_of(process) in lost_gpus
+        if (scene.host_of(process), scene.rank_of(process)) in stopped or scene.gpu_of(process) in lost_gpus
     ]
     return np.array(found, np.int64)
 
@@ -161,23 +161,23 @@ def _is_queued(scene: Scene, process: int) -> bool:
     return process in scene.queued and not scene.facts.is_dump and not scene.waits.frozen[process]
 
 
-def finding_of(scene: Scene, processes: list[int], **told: Any) -> Finding:  # Any: fields of a finding
-    evidence = (*told.pop("evidence", ()), _standing(scene, processes))
+def finding_of(scene: Scene, processes: list[int], **fields: Any) -> Finding:  # Any: fields of a finding
+    evidence = (*fields.pop("evidence", ()), _progress_row(scene, processes))
     return Finding(
         evidence=evidence,
         ranks_waiting=scene.ranks_waiting,
         lost_share=1.0,
         since_ns=scene.since_ns,
         is_certain=True,
-        **told,
+        **fields,
     )
 
 
-def _standing(scene: Scene, processes: list[int]) -> dict[str, Any]:
+def _progress_row(scene: Scene, processes: list[int]) -> dict[str, Any]:
     """Return how far the processes have come in what others wait for."""
     lines, waits = scene.waits.lines, scene.waits
     behind = [scene.behind_line[process] for process in processes if process in scene.behind_line]
-    told: dict[str, Any] = {
+    row: dict[str, Any] = {
         "kind": "standstill",
         "ranks": [scene.rank_of(process) for process in processes[:_MOST_NAMED]],
         "hosts": sorted({scene.host_of(process) for process in processes[:_MOST_NAMED]}),
@@ -186,10 +186,10 @@ def _standing(scene: Scene, processes: list[int]) -> dict[str, Any]:
     }
     if behind:
         line = behind[0]
-        told |= {"comm": f"{int(lines.comm[line]):016x}", "func": str(lines.func[line])}
-        told |= {"waited_for": int(waits.need[waits.group[line]])}
-        told |= {"enqueued": int(lines.enqueued[line]), "started": int(lines.started[line])}
-    return told
+        row |= {"comm": f"{int(lines.comm[line]):016x}", "func": str(lines.func[line])}
+        row |= {"waited_for": int(waits.need[waits.group[line]])}
+        row |= {"enqueued": int(lines.enqueued[line]), "started": int(lines.started[line])}
+    return row
 
 
 def _event_row(event: HostEvent) -> dict[str, Any]:
@@ -239,17 +239,19 @@ def _stopped(scene: Scene, process: int, event: HostEvent) -> Finding:
 
 def _stuck_gpu(scene: Scene, process: int) -> Finding:
     rank, host, gpu = scene.rank_of(process), scene.host_of(process), scene.gpu_of(process)
-    is_told_of = host in scene.facts.last_seen_ns  # a collector would have said that the process ended or was stopped
+    has_collector = (
+        host in scene.facts.last_seen_ns
+    )  # a collector would have said that the process ended or was stopped
     return finding_of(
         scene,
         [process],
         fault_class="noncomm_hang",
         component=str(gpu),
-        likelihood=0.9 if is_told_of else 0.7,
+        likelihood=0.9 if has_collector else 0.7,
         reason=f"{gpu} of rank {rank} has work queued and begins none of it {scene.how_long}: a kernel before "
         "it does not end",
         ambiguous_with=(host_name(host),),
-        may_isolate=is_told_of and scene.seconds >= scene.options.ib_retry_ns / NS_PER_S,
+        may_isolate=has_collector and scene.seconds >= scene.options.ib_retry_ns / NS_PER_S,
     )
 
 
@@ -327,9 +329,9 @@ def was_ended_by_request(scene: Scene) -> bool:
 def _find_ended(scene: Scene) -> dict[int, HostEvent]:
     """Return the processes of the job that ended with the standstill, and how."""
     latest_ns = scene.since_ns + scene.options.after_ns
-    told = first_by_rank(event for event in scene.timely(ENDED) if event.ts_ns <= latest_ns)
-    if not told:
+    ended = first_by_rank(event for event in scene.timely(ENDED) if event.ts_ns <= latest_ns)
+    if not ended:
         return {}
     people = scene.facts.people
     keys = zip(people.host_of.tolist(), people.world_rank_of.tolist(), strict=True)
-    return {process: told[key] for process, key in enumerate(keys) if key in told}
+    return {process: ended[key] for process, key in enumerate(keys) if key in ended}

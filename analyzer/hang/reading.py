@@ -26,7 +26,7 @@ from lockstep.store.store import Parameters, Store
 
 # In a job of thousands everybody waits to receive; their connections would be all there are.
 _MOST_READERS = 1024
-_LOOK_BACK_NS = 600 * NS_PER_S  # NCCL's own watchdog ends a hang after ten minutes
+_LOOKBACK_NS = 600 * NS_PER_S  # NCCL's own watchdog ends a hang after ten minutes
 _WHEN_AND_WHERE = f"ts_ns >= {{start:Int64}} AND ts_ns < {{end:Int64}} AND {OF_HOSTS}"
 _EVENTS = f"""
 SELECT host, ts_ns, kind, component, message, rank, signal FROM events
@@ -65,7 +65,7 @@ def add_circumstances(store: Store, facts: ProgressFacts, context: Context) -> P
     """Return the facts together with everything that helps to explain a standstill."""
     end_ns = context.window.end_ns
     hosts = set(facts.people.host_of.tolist())
-    span = context.parameters | {"start": end_ns - _LOOK_BACK_NS, "hosts": list_hosts(hosts)}
+    span = context.parameters | {"start": end_ns - _LOOKBACK_NS, "hosts": list_hosts(hosts)}
     down, present = store.query(_DOWN, span).to_pylist(), store.query(_LAST_SEEN, span).to_pylist()
     last_seen_ns = {row["host"]: row["last_seen_ns"] for row in present}
     unseen = list_hosts(hosts - last_seen_ns.keys())
@@ -122,9 +122,9 @@ def date_ends(store: Store, lines: Lines, whose: Parameters) -> Lines:
     """Return the lines, standing since their last operation ended where its row is there. Cost: O(lines)."""
     ends = store.query(_ENDS, whose)
     seq, end_ns = _match(lines, ends)
-    told = (seq + 1 == lines.done) & (end_ns > 0)
+    matches = (seq + 1 == lines.done) & (end_ns > 0)
     moved_ns = np.maximum(end_ns, lines.open_ns)  # what is open was begun after it
-    return replace(lines, since_ns=np.where(told, np.minimum(lines.since_ns, moved_ns), lines.since_ns))
+    return replace(lines, since_ns=np.where(matches, np.minimum(lines.since_ns, moved_ns), lines.since_ns))
 
 
 def _match(lines: Lines, ends: pa.Table) -> tuple[np.ndarray, np.ndarray]:

@@ -65,9 +65,9 @@ def _find_missing(lines: Lines, groups: Groups, standstill: Standstill, roster: 
 
     Lines of processes that are not heard do not count: they tell of the past.
     """
-    told = standstill.present[lines.process]
-    order = np.argsort(np.where(told, groups.of_line, groups.count), kind="stable")
-    bounds = np.searchsorted(groups.of_line[order[: int(told.sum())]], np.arange(groups.count + 1))
+    is_present = standstill.present[lines.process]
+    order = np.argsort(np.where(is_present, groups.of_line, groups.count), kind="stable")
+    bounds = np.searchsorted(groups.of_line[order[: int(is_present.sum())]], np.arange(groups.count + 1))
     waits_in, firsts = np.unique(groups.of_line[standstill.inside], return_index=True)
     firsts = np.flatnonzero(standstill.inside)[firsts]
     is_short = np.diff(bounds)[waits_in] < _sizes(lines, firsts, roster)
@@ -196,13 +196,13 @@ def trace_waits(facts: ProgressFacts, standstill: Standstill, roster: Roster) ->
 
 def _find_holds(facts: ProgressFacts, lines: Lines, groups: Groups, standstill: Standstill) -> _Holds:
     group = groups.of_line
-    told = standstill.present[lines.process]
+    is_present = standstill.present[lines.process]
     inside = np.concatenate([standstill.inside, np.zeros(len(lines) - len(standstill.inside), bool)])
     queued = find_queued(facts, lines, inside)
     inside &= ~queued
     # A host hands transfers to the network's thread as it enqueues, so that more looks begun than the one it is in.
     begun = np.where(queued, lines.done, np.minimum(lines.started, lines.done + 1))
-    reached = np.where(told, lines.enqueued if facts.is_dump else begun, _FAR)
+    reached = np.where(is_present, lines.enqueued if facts.is_dump else begun, _FAR)
     frozen = _find_frozen(lines, groups, inside, len(facts.people))
     inside &= ~frozen[lines.process]
     need = _greatest(group, np.where(inside, lines.done + 1, 0), groups.count)

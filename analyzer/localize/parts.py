@@ -89,7 +89,7 @@ def list_suspects(matrix: DelayMatrix, topology: TopologyIndex | None) -> Suspec
     _list_by_ends(through, matrix.pairs, {end.host for pair in slow for end in (pair.src, pair.dst)})
     if paths:
         _list_by_paths(through, matrix.pairs, paths)
-    return _flatten(_without_single_nic_hosts(_both_ways(through), matrix.pairs))
+    return _flatten(_without_single_nic_hosts(_join_directions(through), matrix.pairs))
 
 
 def _list_by_ends(through: Through, pairs: tuple[Pair, ...], hosts: set[str]) -> None:
@@ -165,7 +165,7 @@ def _part_of(hop: Hop) -> Part:
     return Part("link", hop.name, hop.side) if hop.side else Part("switch", switch_name(hop.name))
 
 
-def _both_ways(through: Through) -> Through:
+def _join_directions(through: Through) -> Through:
     """Return the parts together with those that send and receive taken as one, where both ways carry something."""
     joined: Through = {}
     for part, pairs in through.items():

@@ -153,7 +153,7 @@ PRIORS: dict[Kind, float] = {
     "switch": -9.5,
 }
 _UNKNOWN_NICS = -2.0  # a pair between hosts names nothing that could be looked at; the host does
-_BOTH_WAYS = -0.5  # one direction is the simpler scenario
+_BOTH_DIRECTIONS = -0.5  # one direction is the simpler scenario
 _MOST_FAULTS = 256  # bounds the time; by then the fabric is congested as a whole
 _MOST_RIVALS = 6  # other parts with which the search begins again
 _MORE_FAULTS = 2  # that such a search may end with; what takes more is no rival
@@ -258,6 +258,6 @@ class Search:
 
 
 def _price(part: Part, evidence: Evidence, cables: Cables) -> float:
-    both_ways = _BOTH_WAYS if part.side is None and part.kind in ("nic", "host", "link") else 0.0
+    both_directions = _BOTH_DIRECTIONS if part.side is None and part.kind in ("nic", "host", "link") else 0.0
     unknown = _UNKNOWN_NICS if part.kind == "pair" and not part.joins_nics else 0.0
-    return PRIORS[part.kind] + both_ways + unknown + cables.log_odds(evidence, part.component, part.side)
+    return PRIORS[part.kind] + both_directions + unknown + cables.log_odds(evidence, part.component, part.side)

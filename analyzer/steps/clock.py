@@ -54,7 +54,7 @@ class Change:
     """A level that began with a step."""
 
     step: int  # number of the first step of the new level, counted from the clock's first one
-    told_at: int  # number of the step with which it became certain
+    detected_at: int  # number of the step with which it became certain
     before: float  # step time of the level before, in the unit of the input
     after: float
 
@@ -110,7 +110,7 @@ class StepClock:
         """Return how far steps usually are from their level, as a share."""
         return self._deviation
 
-    def hear(self, step_time: float) -> Change | None:
+    def observe(self, step_time: float) -> Change | None:
         """Take the next step time; return a change when this step made it certain."""
         number = self.steps
         if not 0.0 < step_time < math.inf:  # also what is no number
@@ -135,18 +135,18 @@ class StepClock:
         upwards = self._held[0] > self._centre
         outwards = off if upwards else -off
         if outwards < slack:
-            self._turn_back(value, outwards <= -slack)
+            self._leave_excursion(value, outwards <= -slack)
             return None
         self._held.append(value)
         self._back = 0
         for steps in RUNS:
             if steps <= len(self._held) and (new := self._find_new(self._held[-steps:])):
-                return self._turn(new)
+                return self._begin_level(new)
         if len(self._held) >= RUNS[-1]:
             self._give_up()
         return None
 
-    def _turn_back(self, value: float, is_beyond: bool) -> None:
+    def _leave_excursion(self, value: float, is_beyond: bool) -> None:
         """Take a step that does not go on with the excursion: usual, or `is_beyond`, off to the other side."""
         self._back += 1
         if self._back >= 2 or (is_beyond and len(self._held) == 1):
@@ -189,7 +189,7 @@ class StepClock:
             return None
         return [value for value in held if abs(value - self._centre) < limit]
 
-    def _turn(self, new: list[float]) -> Change | None:
+    def _begin_level(self, new: list[float]) -> Change | None:
         """Begin a new level with the excursion."""
         before = self._centre
         self._floor = min(self._floor, before)
@@ -201,7 +201,7 @@ class StepClock:
         self._centre = self._level.median()
         change = Change(began, self.steps - 1, math.exp(before), math.exp(self._centre))
         last, self.change = self.change, change
-        if last and began - last.told_at <= SETTLING_STEPS:
+        if last and began - last.detected_at <= SETTLING_STEPS:
             if (last.ratio > 1) == (change.ratio > 1):
                 return None  # the same change, still going on
             if abs(math.log(change.after / last.before)) < NEAR * abs(math.log(last.ratio)):

@@ -49,7 +49,7 @@ def add_steps(
     clock = deepcopy(history.clock) if history.clock else StepClock(options)
     # The clock counts what it was given in all; the arrays begin where older steps were forgotten.
     shift = len(history) - clock.steps
-    present = [clock.hear(length) for length in length_ns.astype(np.float64).tolist()]
+    present = [clock.observe(length) for length in length_ns.astype(np.float64).tolist()]
     borders = [*history.borders, *(change.step + shift for change in present if change)]
     known = length_ns > 0
     forgotten = max(len(history) + int(known.sum()) - MOST_STEPS, 0)
@@ -161,8 +161,8 @@ def reduce_rows(rows: pa.Table) -> tuple[np.ndarray, np.ndarray]:
     Steps that the job told are taken where there are any. Clocks differ, so each length is of one host.
     """
     rows = _thin_out(rows)
-    told = np.asarray(pc.equal(rows["source"], "told").combine_chunks(), dtype=bool)
-    step, start, end = (np.asarray(rows[name].combine_chunks())[told | ~told.any()] for name in _COLUMNS)
+    reported = np.asarray(pc.equal(rows["source"], "told").combine_chunks(), dtype=bool)
+    step, start, end = (np.asarray(rows[name].combine_chunks())[reported | ~reported.any()] for name in _COLUMNS)
     step, start, length = step.astype(np.int64), start.astype(np.int64), (end - start).astype(np.int64)
     return _middles(step, start), _middles(step, length)
 

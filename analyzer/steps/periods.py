@@ -153,7 +153,7 @@ _SAME = 0.9  # of the operations of a step agree with the signature; single rows
 _DOMINANT = 3.0  # times the next longest: then it is the host's wait for the step before, and no jitter
 OFF_PERIOD = 0.1  # of a step: less is the jitter of its beginning
 _LONG = 2.0  # times the usual length: not noise, and not a slowdown unless it stays
-_TELLING = 6  # steps whose middle is the usual length even where two of them are long
+_ENOUGH_STEPS = 6  # steps whose middle is the usual length even where two of them are long
 _ODD_IN_A_ROW = 2  # first iterations come in pairs; three long steps are a slow job
 
 Observation = Literal["host", "pause", "words"]
@@ -209,12 +209,12 @@ def learn_signature(witness: Witness, period: Period) -> Signature | None:
     first = int(begins[len(begins) // 2])  # from the middle: the first rounds are the least typical
     idle, pauses = (_by_phase(times, first, lag) for times in (witness.idle_ns, witness.gap_ns))
     second, longest = np.sort(idle)[-2:] if lag > 1 else (0.0, 0.0)
-    told_by = idle if longest > _DOMINANT * second else pauses
-    begin = int(np.argmax(told_by))
+    gaps = idle if longest > _DOMINANT * second else pauses
+    begin = int(np.argmax(gaps))
     index = first + begin if first + begin + lag <= len(words) else first + begin - lag
     signature = words[index : index + lag]
-    observation: Observation = "words" if _is_unlike_itself(signature) else "host" if told_by is idle else "pause"
-    return Signature(signature, int(pauses[begin]), observation, int(told_by[begin]))
+    observation: Observation = "words" if _is_unlike_itself(signature) else "host" if gaps is idle else "pause"
+    return Signature(signature, int(pauses[begin]), observation, int(gaps[begin]))
 
 
 def cut(witness: Witness, signature: Signature, usual_ns: int | None = None) -> Steps:
@@ -297,7 +297,7 @@ def _find_odd(lengths: np.ndarray, usual_ns: int | None) -> np.ndarray:
     if not len(lengths):
         return np.zeros(0, bool)
     usual = np.median(lengths)
-    if len(lengths) < _TELLING:  # the first of a job, of which half may be long, or a few after a pause
+    if len(lengths) < _ENOUGH_STEPS:  # the first of a job, of which half may be long, or a few after a pause
         usual = np.quantile(lengths, 0.25) if usual_ns is None else usual_ns
     is_long: np.ndarray = lengths > _LONG * usual
     edges = np.flatnonzero(np.diff(np.concatenate([[False], is_long, [False]]).astype(int)))

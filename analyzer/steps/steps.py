@@ -73,7 +73,7 @@ def find_steps(
         memory = StepMemory(attempt=context.attempt)
     memory = _recognise(facts.witnesses, memory, options)
     cuts = [steps for witness in facts.witnesses if (steps := _cut(witness, memory)) and steps.period_ns]
-    memory = _add_reported(facts.told, memory, options)
+    memory = _add_reported(facts.reported, memory, options)
     steps = _choose_reference(cuts, memory.reference)
     if steps is None:
         period_ns = _estimate(facts) or memory.period_ns
@@ -168,11 +168,13 @@ def _choose_reference(cuts: Sequence[Steps], reference: int) -> Steps | None:
     return min(cuts, key=lambda steps: abs((steps.period_ns or 0) - usual))
 
 
-def _add_reported(told: pa.Table | None, memory: StepMemory, options: StepOptions) -> StepMemory:
+def _add_reported(reported: pa.Table | None, memory: StepMemory, options: StepOptions) -> StepMemory:
     """Return the memory with the steps that the job told of itself; their times are the better ones."""
-    if told is None or not told.num_rows:
+    if reported is None or not reported.num_rows:
         return memory
-    step, start, length = (np.asarray(told[name].combine_chunks()).astype(np.int64) for name in told.column_names)
+    step, start, length = (
+        np.asarray(reported[name].combine_chunks()).astype(np.int64) for name in reported.column_names
+    )
     is_new = step > memory.reported_until
     past = memory.kind.history if memory.reported_until >= 0 else StepHistory()
     history = add_steps(past, start[is_new], length[is_new], np.zeros(int(is_new.sum()), np.int64), options.clock)
@@ -217,8 +219,8 @@ def _find_off_period(steps: Steps, new_start_ns: np.ndarray, last_end_ns: int) -
     if not last_end_ns or not len(new_start_ns):
         return known
     begin, worth = int(new_start_ns[0]), OFF_PERIOD * (steps.period_ns or 0)
-    is_told = any(end == begin for _, end in known)
-    return known if is_told or begin - last_end_ns <= worth else ((last_end_ns, begin), *known)
+    is_known = any(end == begin for _, end in known)
+    return known if is_known or begin - last_end_ns <= worth else ((last_end_ns, begin), *known)
 
 
 def _rows(steps: Steps, numbers: np.ndarray, end_ns: np.ndarray, tolerance_ns: float, context: Context) -> pa.Table:

@@ -19,8 +19,8 @@ _LIGHT = 0.01  # of the bytes of a large operation: norms and losses are a few b
 _MIX, _HALF = np.uint64(0x9E3779B97F4A7C15), np.uint64(32)  # an odd number with many ones spreads every bit upwards
 
 WITNESSES = 8  # ranks whose traffic is read; all ranks do the same steps, and eight outvote a few that are ill
-_LOOK_BACK_NS = 60 * NS_PER_S  # while no period is known, or not all operations: three steps of twenty seconds
-_LOOK_BACK_PERIODS = 12  # once it is known: enough to find it again after a change
+_LOOKBACK_NS = 60 * NS_PER_S  # while no period is known, or not all operations: three steps of twenty seconds
+_LOOKBACK_PERIODS = 12  # once it is known: enough to find it again after a change
 _MOST_OPERATIONS = 20_000  # per rank: three steps of a large pipeline have that many
 
 _OPERATIONS = """
@@ -43,7 +43,7 @@ WHERE job = {job:String} AND attempt = {attempt:UInt16} AND host IN {hosts:Array
   )
 GROUP BY comm, rank, func, size_class
 """
-_TOLD = """
+_REPORTED = """
 SELECT step, min(start_ns) AS begin_ns, quantileExact(0.5)(end_ns - start_ns) AS length_ns
 FROM (SELECT DISTINCT world_rank, step, start_ns, end_ns FROM steps
       WHERE job = {job:String} AND attempt = {attempt:UInt16} AND source = 'told'
@@ -155,22 +155,22 @@ class StepFacts:
 
     witnesses: tuple[Witness, ...] = ()
     seconds: pa.Table | None = None  # operations by kind, where no single ones are known
-    told: pa.Table | None = None  # step, begin_ns, length_ns, where the job tells its steps
+    reported: pa.Table | None = None  # step, begin_ns, length_ns, where the job tells its steps
 
 
 def read_operations(store: Store, context: Context) -> StepFacts:
     """Return the operations of a few ranks up to the end of the window; cost does not grow with the job."""
     asked = _ask(context)
-    short, long = (_span(context, back) for back in (_LOOK_BACK_PERIODS * (context.period_ns or 0), _LOOK_BACK_NS))
-    told = store.query(_TOLD, long)
+    short, long = (_span(context, back) for back in (_LOOKBACK_PERIODS * (context.period_ns or 0), _LOOKBACK_NS))
+    reported = store.query(_REPORTED, long)
     if not asked["comms"]:
-        return StepFacts(told=told)
+        return StepFacts(reported=reported)
     witnesses = _read_witnesses(store, context, (short if context.period_ns else long) | asked)
     if not witnesses:
-        return StepFacts(seconds=store.query(_SECONDS, long | asked), told=told)
+        return StepFacts(seconds=store.query(_SECONDS, long | asked), reported=reported)
     if context.period_ns and any(witness.is_sampled for witness in witnesses):
         witnesses = _read_witnesses(store, context, long | asked)
-    return StepFacts(witnesses, told=told)
+    return StepFacts(witnesses, reported=reported)
 
 
 def _span(context: Context, back_ns: int) -> dict[str, Any]:  # Any: parameters of a query

@@ -36,7 +36,7 @@ class Culprit:
     since_ns: int | None = None
 
 
-def tell(culprit: Culprit, throttled: Mapping[tuple[str, int], str], context: Context) -> Finding:
+def make_finding(culprit: Culprit, throttled: Mapping[tuple[str, int], str], context: Context) -> Finding:
     """Return the finding for a culprit."""
     first = context.roster.process(culprit.processes[0])
     gpu = first.gpu_name

@@ -171,7 +171,7 @@ def _waits(rows: "Operations", kernels: Kernels) -> np.ndarray:
     source = np.where(pairwise, np.where(sends, rows.rank, rows.peer), -1)
     target = np.where(pairwise, np.where(sends, rows.peer, rows.rank), -1)
     kind = np.where(pairwise, np.uint64(0), rows.func)
-    group, groups = kernels.number(rows.comm, kind, source, target, rows.turn, rows.replay)
+    group, groups = kernels.number(rows.comm, kind, source, target, rows.seq, rows.replay)
     usual = kernels.median_by(rows.dur_ns, group, groups, upper=True)
     usual = np.where(np.bincount(group, minlength=groups) > 1, usual, np.nan)
     less: np.ndarray = np.maximum(usual[group] - rows.dur_ns, 0.0)  # NaN stays
@@ -184,7 +184,7 @@ def _same_operation(rows: "Operations", roles: Roles, kernels: Kernels) -> tuple
     # In a pipeline it matters to whom; in a ring or an exchange all that a rank does at once is one thing to do.
     direction = np.where(roles.is_chain, mix(rows.func, rows.peer - rows.rank), np.uint64(0))
     kind = np.where(pairwise, direction, mix(rows.func + np.uint64(1), rows.size))
-    group, groups = kernels.number(roles.family_of, roles.role_of[rows.process], kind, rows.turn, rows.replay)
+    group, groups = kernels.number(roles.family_of, roles.role_of[rows.process], kind, rows.seq, rows.replay)
     apart = _counts_apart(rows, group, groups, kernels)
     return kernels.number(group, np.where(apart, rows.comm, np.uint64(0))) if apart.any() else (group, groups)
 

@@ -118,7 +118,7 @@ class Operations:
     func: np.ndarray = field(default_factory=lambda: _none(np.uint64))  # a number that stands for the name
     sends: np.ndarray = field(default_factory=lambda: _none(np.bool_))  # whether it is a Send
     peer: np.ndarray = field(default_factory=lambda: _none(np.int64))
-    turn: np.ndarray = field(default_factory=lambda: _none(np.int64))  # number of the operation, or the second
+    seq: np.ndarray = field(default_factory=lambda: _none(np.int64))  # number of the operation, or the second
     replay: np.ndarray = field(default_factory=lambda: _none(np.int64))
     size: np.ndarray = field(default_factory=lambda: _none(np.int64))  # bytes, or how many operations a second
     start_ns: np.ndarray = field(default_factory=lambda: _none(np.int64))  # on the clock of the rank's host
@@ -207,7 +207,7 @@ def _as_operations(rows: pa.Table, process: np.ndarray, gap_ns: np.ndarray) -> O
         func=_integers(rows, "func_code").view(np.uint64),
         sends=_integers(rows, "sends") > 0,
         peer=_integers(rows, "peer"),
-        turn=_integers(rows, "seq"),
+        seq=_integers(rows, "seq"),
         replay=_integers(rows, "replay"),
         size=_integers(rows, "bytes"),
         start_ns=begun,
@@ -260,7 +260,7 @@ def sum_seconds(
         func=np.zeros(rows, np.uint64),
         sends=np.zeros(rows, np.bool_),
         peer=np.full(rows, -1),
-        turn=seconds[when],
+        seq=seconds[when],
         replay=np.zeros(rows, np.int64),
         size=count.astype(np.int64),
         start_ns=seconds[when],

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from analyzer.straggler.culprits import Culprit, GroupingOptions, are_too_many, group_stragglers, tell
+from analyzer.straggler.culprits import Culprit, GroupingOptions, are_too_many, group_stragglers, make_finding
 from analyzer.straggler.excess import Excess, measure_excess, spread_of, without_worst
 from analyzer.straggler.kernels import NumericOptions, choose_kernels
 from analyzer.straggler.reading import Flushes, StragglerFacts
@@ -88,7 +88,7 @@ class StragglerOptions:
     few_ratio: float = 3.0  # and stand apart from all others
     waited_share: float = 0.5  # of its delay; what others need not wait for is slack, not a cost
     rare_events: int = 3  # slow steps of one GPU: two can be chance
-    rare_look_back_ns: int = 90 * NS_PER_S  # a GPU slow in one of fifteen steps comes again three times in that
+    rare_lookback_ns: int = 90 * NS_PER_S  # a GPU slow in one of fifteen steps comes again three times in that
     grouping: GroupingOptions = field(default_factory=GroupingOptions)
     starving: StarvingOptions = field(default_factory=StarvingOptions)
     numeric: NumericOptions = field(default_factory=NumericOptions)
@@ -146,8 +146,8 @@ def find_stragglers(
     if len(culprits) > options.grouping.limit(context):
         return findings, memory
     blamed = {finding.component for finding in findings}
-    told = [tell(culprit, facts.throttled, context) for culprit in culprits]
-    return findings + [finding for finding in told if finding.component not in blamed], memory
+    made = [make_finding(culprit, facts.throttled, context) for culprit in culprits]
+    return findings + [finding for finding in made if finding.component not in blamed], memory
 
 
 def _find_lasting(excess: Excess, options: StragglerOptions) -> np.ndarray:
@@ -185,7 +185,7 @@ def _remember(
     memory: StragglerMemory, excess: Excess, stragglers: np.ndarray, context: Context, options: StragglerOptions
 ) -> StragglerMemory:
     """Keep single slow steps of GPUs, each once, for as long as they count."""
-    oldest = context.window.end_ns - options.rare_look_back_ns
+    oldest = context.window.end_ns - options.rare_lookback_ns
     kept = [step for step in memory.slow_steps if step.at_ns >= oldest]
     apart_ns = max((context.period_ns or 0) // 2, NS_PER_S // 2)
     for step in _slow_steps(excess, stragglers, options):
@@ -227,7 +227,7 @@ def _find_rare(memory: StragglerMemory, context: Context, options: StragglerOpti
     by_process: dict[int, list[SlowStep]] = {}
     for step in memory.slow_steps:
         by_process.setdefault(step.process, []).append(step)
-    looked_ns = max(min(context.window.end_ns - (memory.begun_ns or 0), options.rare_look_back_ns), 1)
+    looked_ns = max(min(context.window.end_ns - (memory.begun_ns or 0), options.rare_lookback_ns), 1)
     return [
         Culprit(
             kind="gpu",

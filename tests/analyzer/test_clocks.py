@@ -53,8 +53,8 @@ def test_offset_is_the_less_sure_the_older_it_is_and_unknown_of_hosts_that_told_
     told = pa.table(
         {
             "host": ["h0", "h1"],
-            "told_offset_ns": [5, -7],
-            "told_error_ns": [100, 100],
+            "best_offset_ns": [5, -7],
+            "best_error_ns": [100, 100],
             "read_ns": [T0, T0 - 10 * SECOND],
         }
     )

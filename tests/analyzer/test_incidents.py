@@ -130,7 +130,11 @@ def test_state_tells_what_explains_slowness_and_what_was_just_seen() -> None:
     pending, _ = play([[NIC]])
     opened, _ = play([[NIC], [NIC]])
     missed, _ = play([[NIC], [NIC], []])
-    assert [[finding.component for finding in state.told] for state in (pending, opened, missed)] == [[], [NIC], []]
+    assert [[finding.component for finding in state.open_findings] for state in (pending, opened, missed)] == [
+        [],
+        [NIC],
+        [],
+    ]
 
 
 def test_second_analysis_of_the_same_looks_gives_the_same_ids() -> None:

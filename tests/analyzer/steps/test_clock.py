@@ -14,14 +14,14 @@ SCORING = range(5000, 5200)  # series on which nothing was tuned
 
 def listen(times: np.ndarray) -> list[Change]:
     clock = StepClock()
-    return [change for time in times.tolist() if (change := clock.hear(time))]
+    return [change for time in times.tolist() if (change := clock.observe(time))]
 
 
 def score(shapes: dict[int, Shape]) -> Score:
     total = Score()
     for seed, shape in shapes.items():
         series = make_series(shape, seed)
-        total.add(series.changes, [change.told_at for change in listen(series.times)])
+        total.add(series.changes, [change.detected_at for change in listen(series.times)])
     return total
 
 
@@ -30,7 +30,7 @@ def test_onset_and_recovery_are_told_with_the_third_step(ratio: float) -> None:
     random = np.random.default_rng(3)
     level = np.concatenate([np.ones(40), np.full(30, ratio), np.ones(30)])
     onset, recovery = listen(level * (1 + 0.01 * random.standard_normal(100)))
-    assert [(change.step, change.told_at) for change in (onset, recovery)] == [(40, 42), (70, 72)]
+    assert [(change.step, change.detected_at) for change in (onset, recovery)] == [(40, 42), (70, 72)]
     assert onset.ratio == pytest.approx(ratio, rel=0.03)
     assert recovery.ratio == pytest.approx(1 / ratio, rel=0.03)
 
@@ -75,7 +75,7 @@ def test_stairs_are_a_change_each_and_a_ramp_is_one() -> None:
 
 def test_what_is_no_time_is_not_counted_and_the_unit_does_not_matter() -> None:
     clock = StepClock()
-    assert [clock.hear(time) for time in (0.0, -1.0, math.nan, math.inf)] == [None] * 4
+    assert [clock.observe(time) for time in (0.0, -1.0, math.nan, math.inf)] == [None] * 4
     assert (clock.steps, clock.level) == (0, None)
     series = make_series(draw_shape(7), 7)
     assert [change.step for change in listen(series.times)] == [change.step for change in listen(series.times * 1e9)]
@@ -99,4 +99,4 @@ def test_two_kinds_of_steps_are_noise_and_a_lasting_change_is_still_told() -> No
     times[300:] *= 2
     told = listen(times)
     assert len(told) <= 5, "runs of long steps may be mistaken until they are known to come and go"
-    assert (told[-1].step, told[-1].told_at) == (300, 302)
+    assert (told[-1].step, told[-1].detected_at) == (300, 302)

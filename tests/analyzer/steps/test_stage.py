@@ -93,7 +93,7 @@ def test_rank_that_fell_silent_is_replaced_and_numbers_go_on() -> None:
 
 
 def test_told_steps_are_what_the_ratio_is_made_of() -> None:
-    told = pa.table(
+    reported = pa.table(
         {
             "step": pa.array(range(60), pa.uint64()),
             "begin_ns": pa.array(range(T0, T0 + 60)),
@@ -101,9 +101,9 @@ def test_told_steps_are_what_the_ratio_is_made_of() -> None:
         }
     )
     witness = Rank().steps(DDP, 20).look()
-    _, memory = find_steps(StepFacts((witness,), told=told), StepMemory(), look_at())
+    _, memory = find_steps(StepFacts((witness,), reported=reported), StepMemory(), look_at())
     assert step_time_ratio(memory.kind.history) == pytest.approx(1.5)
-    _, again = find_steps(StepFacts((witness,), told=told), memory, look_at())
+    _, again = find_steps(StepFacts((witness,), reported=reported), memory, look_at())
     assert len(again.kind.history) == 60, "told twice is heard once"
     _, memory = follow(Rank().steps(MEGATRON, 40).steps(MEGATRON, 20, slower=3), until_s=29)
     assert step_time_ratio(memory.kind.history) == pytest.approx((280 + 360) / 400, rel=0.05)

@@ -64,7 +64,7 @@ def test_counts_are_read_where_there_are_no_operations(store: Store) -> None:
 
 def test_told_steps_are_read_and_found_ones_are_not(store: Store) -> None:
     join(store)
-    told = [
+    reported = [
         Step(
             host="h0", job="j1", attempt=0, world_rank=rank, step=step, source=source,
             start_ns=T0 + (50 + step) * SECOND, end_ns=T0 + (51 + step) * SECOND - rank,
@@ -73,10 +73,10 @@ def test_told_steps_are_read_and_found_ones_are_not(store: Store) -> None:
         for step in range(3 if source == "told" else 6)
         for rank in range(3)
     ]  # fmt: skip
-    insert(store, *told)
+    insert(store, *reported)
     facts = read_operations(store, look_at())
-    assert facts.told is not None
-    assert facts.told.to_pylist() == [
+    assert facts.reported is not None
+    assert facts.reported.to_pylist() == [
         {"step": step, "begin_ns": T0 + (50 + step) * SECOND, "length_ns": SECOND - 1} for step in range(3)
     ]
 
@@ -84,8 +84,8 @@ def test_told_steps_are_read_and_found_ones_are_not(store: Store) -> None:
 def test_nothing_known_is_read_as_nothing(store: Store) -> None:
     facts = read_operations(store, look_at())
     assert facts.witnesses == ()
-    assert facts.told is not None
-    assert facts.told.num_rows == 0
+    assert facts.reported is not None
+    assert facts.reported.num_rows == 0
     nobody = replace(look_at(), roster=build_roster(members(1).slice(0, 0)))
     assert read_operations(store, nobody).witnesses == ()
 

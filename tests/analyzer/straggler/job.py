@@ -126,7 +126,7 @@ class Job:
             func=np.where(peer >= 0, 1 + sends, 3).astype(np.uint64),
             sends=sends.astype(np.bool_),
             peer=peer.astype(np.int64),
-            turn=seq.astype(np.int64),
+            seq=seq.astype(np.int64),
             replay=np.zeros(len(rank), np.int64),
             size=np.full(len(rank), 1 << 20),
             start_ns=(T0 + start * MS).astype(np.int64) + clock_ns + self.begin_ns,

@@ -26,7 +26,7 @@ def test_groups_that_lie_alike_are_compared_and_those_that_count_differently_are
     inner = [[0, 1, 2, 3], [4, 5, 6, 7]]
     job = Job(8, [Act(3_000.0, inner), Act(200.0, inner)], noise=0.0)
     rows = job.play()
-    ahead = dataclasses.replace(rows, turn=rows.turn + (rows.process >= 4))  # its operation 1 is the others' 0
+    ahead = dataclasses.replace(rows, seq=rows.seq + (rows.process >= 4))  # its operation 1 is the others' 0
     excess = measure_excess(ahead, False, 8, None)
     assert excess is not None
     assert np.abs(excess.own).max() < 1e-6
@@ -36,7 +36,7 @@ def test_groups_that_lie_alike_are_compared_and_those_that_count_differently_are
     assert excess.peers.min() == 7
     assert measure_excess(Operations(), False, 4, None) is None
     alone = Job(2, [Act(10.0, [[0], [1]])]).play()
-    apart = dataclasses.replace(alone, turn=alone.turn + 100 * alone.process)
+    apart = dataclasses.replace(alone, seq=alone.seq + 100 * alone.process)
     assert measure_excess(apart, False, 2, None) is None
 
 

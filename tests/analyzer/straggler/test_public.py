@@ -50,7 +50,7 @@ def as_operations(rows: pa.Table, steps: list[int]) -> Operations:
         func=kind.astype(np.uint64),
         sends=np.isin(kind, (0, 2)),
         peer=np.where(in_chain, stage + apart, -1),
-        turn=step * 1000 + chosen["seq_id"].to_numpy().astype(np.int64),
+        seq=step * 1000 + chosen["seq_id"].to_numpy().astype(np.int64),
         replay=np.zeros(len(rank), np.int64),
         size=np.zeros(len(rank), np.int64),
         start_ns=(start_s * 1e9).astype(np.int64),

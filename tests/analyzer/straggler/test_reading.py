@@ -42,7 +42,7 @@ def op(start_ms: int, end_ms: int | None, enqueue_ms: int | None = None, **field
 def gaps(facts: StragglerFacts) -> dict[tuple[int, int], tuple[int, int]]:
     """Return gap and the GPU's part of it in milliseconds, by communicator and number."""
     found = facts.operations
-    keys = zip(found.comm.tolist(), found.turn.tolist(), strict=True)
+    keys = zip(found.comm.tolist(), found.seq.tolist(), strict=True)
     values = zip(
         (found.gap_ns / MS).round().astype(int).tolist(),
         (found.gpu_ns / MS).round().astype(int).tolist(),
