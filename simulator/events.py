@@ -119,10 +119,10 @@ class SimulatedEvents:
         """Return what has happened since the last time; hosts that are gone by then are silent."""
         events: list[Event] = []
         while self._agenda and self._agenda[0][0] <= now_s:
-            at_s, tell = self._agenda.popleft()
+            at_s, describe = self._agenda.popleft()
             # A host that is off, or just boots, tells nothing: what it finds then is where it begins.
             gone = {host for host, times in self._gone.items() if any(begin <= at_s <= end for begin, end in times)}
-            events += (event for event in tell(at_s) if event.host not in gone)
+            events += (event for event in describe(at_s) if event.host not in gone)
         return events
 
     def _intervals(self, fault: Fault) -> list[Interval]:

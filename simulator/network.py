@@ -86,7 +86,7 @@ class Network:
     def links_between_switches(self) -> Ints:
         return self._between[self._between >= 0]
 
-    def in_turn(self, src: Ints, dst: Ints) -> Ints:
+    def spread_evenly(self, src: Ints, dst: Ints) -> Ints:
         """Return keys that spread the flows that leave a leaf evenly over its spines."""
         keys = np.zeros(len(src), np.int64)
         away = np.flatnonzero(self._leaf[src] != self._leaf[dst])
@@ -270,6 +270,6 @@ class Communicators:
         sport, paths = np.zeros(src.shape, np.int64), np.full((*src.shape, 4), self._network.nowhere)
         sport[crosses] = _FIRST_PORT + keys % _PORTS
         is_hashed = self.placement.shape.routing == "ecmp"
-        chosen = keys // _PORTS if is_hashed else self._network.in_turn(tx[crosses], rx[crosses])
+        chosen = keys // _PORTS if is_hashed else self._network.spread_evenly(tx[crosses], rx[crosses])
         paths[crosses] = self._network.choose_paths(tx[crosses], rx[crosses], chosen)
         return Flows(group, channel, src_index, dst_index, src, dst, tx, rx, crosses, sport, paths)

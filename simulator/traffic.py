@@ -22,7 +22,7 @@ from simulator.operations import Operation, Transfers
 from simulator.pairs import NEVER, Codes, Flags, Floats, Ints, Times
 from simulator.scenario import Scenario
 
-_ON_WIRES = ("nic", "link", "switch")
+_NETWORK_KINDS = ("nic", "link", "switch")
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class LinkFaults:
                 fault for fault in active_faults(self._scenario.timeline, now_ns / NS_PER_S) if fault not in spared
             ]
             there = [fault for fault in faults if fault.above_bytes <= size]
-            losing = [fault for fault in there if fault.effect in ("losing", "rate") and fault.kind in _ON_WIRES]
+            losing = [fault for fault in there if fault.effect in ("losing", "rate") and fault.kind in _NETWORK_KINDS]
             self._known[id(condition)] = self._judge(condition, losing, now_ns / NS_PER_S)
         return self._known[id(condition)]
 

@@ -117,7 +117,7 @@ def test_flows_under_one_leaf_stay_there_and_planes_are_never_joined() -> None:
 def test_planned_flows_share_links_evenly_where_hashed_ones_collide() -> None:
     network = network_of(SHAPES["leaf_spine"])
     src, dst = np.array([0, 1, 2, 3, 0, 1]), np.array([8, 9, 10, 11, 12, 13])
-    planned = network.choose_paths(src, dst, network.in_turn(src, dst))[:, 1]
+    planned = network.choose_paths(src, dst, network.spread_evenly(src, dst))[:, 1]
     assert np.bincount(planned).max() == 2
     hashed = network.choose_paths(src, dst, np.array([flow_key("x", n) for n in range(6)]))[:, 1]
     assert np.bincount(hashed).max() > 2
