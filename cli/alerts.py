@@ -6,7 +6,7 @@ from urllib.parse import quote
 import typer
 from rich.table import Table as Picture
 
-from cli.client import DEFAULT_SERVER, Server, Token, ask, tell
+from cli.client import DEFAULT_SERVER, Server, Token, ask, send
 from cli.setup import out
 from lockstep.client.server import Server as Connection
 from lockstep.clock import rfc3339
@@ -31,17 +31,17 @@ def list_of_targets(server: Server = DEFAULT_SERVER, token: Token = "", as_json:
         health = item["health"] or {}
         success = health.get("last_success_ns")
         state = _state(item, health)
-        said = health.get("disabled_because") or health.get("last_reply", "")
-        picture.add_row(item["name"], item["kind"], item["url"], state, rfc3339(success) if success else "", said)
+        reply = health.get("disabled_because") or health.get("last_reply", "")
+        picture.add_row(item["name"], item["kind"], item["url"], state, rfc3339(success) if success else "", reply)
     out.print(picture)
 
 
 @app.command("test")
 def send_test(name: Name, server: Server = DEFAULT_SERVER, token: Token = "") -> None:
     """Send a test message now and show what the receiver said; needs a token of scope admin."""
-    said = tell(server, token, "POST", f"{_path(name)}/test", {})
-    out.print(f"{name}: {'delivered' if said['delivered'] else 'not delivered'}: {said['said']}")
-    if not said["delivered"]:
+    reply = send(server, token, "POST", f"{_path(name)}/test", {})
+    out.print(f"{name}: {'delivered' if reply['delivered'] else 'not delivered'}: {reply['said']}")
+    if not reply["delivered"]:
         raise typer.Exit(1)
 
 
@@ -67,9 +67,9 @@ def deliveries(
         return
     picture = Picture("id", "made", "what", "state", "tries", "title", "said last", box=None)
     for item in found["items"]:
-        said = item["log"][-1]["said"] if item["log"] else ""
+        reply = item["log"][-1]["said"] if item["log"] else ""
         made, tries = rfc3339(item["created_ns"]), str(item["tries"])
-        picture.add_row(item["id"], made, item["kind"], item["state"], tries, item["title"], said)
+        picture.add_row(item["id"], made, item["kind"], item["state"], tries, item["title"], reply)
     out.print(picture)
 
 

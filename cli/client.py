@@ -22,10 +22,10 @@ def ask(server: str, token: str, path: str, query: Query) -> Json:
         return connection.get(path, query)
 
 
-def tell(server: str, token: str, method: str, path: str, told: Json) -> Json:
-    """Tell the server something and return its answer."""
+def send(server: str, token: str, method: str, path: str, body: Json) -> Json:
+    """Send the server a document and return its answer."""
     with Connection(server, token) as connection:
-        return connection.tell(method, path, told)
+        return connection.send(method, path, body)
 
 
 _TIMEOUT_S = 0.5  # somebody waits with a finger on the key
@@ -45,9 +45,9 @@ def offer_decisions(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def _offer(context: typer.Context, incomplete: str, names: Names) -> list[str]:
-    told = context.params
+    params = context.params
     try:
-        with Client(told["server"], told["token"] or "", timeout_s=_TIMEOUT_S) as client:
+        with Client(params["server"], params["token"] or "", timeout_s=_TIMEOUT_S) as client:
             return [name for name in dict.fromkeys(islice(names(client), _MOST)) if name.startswith(incomplete)]
     except LockstepError:
         return []  # a sentence would land in the middle of what is being typed

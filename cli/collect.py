@@ -55,15 +55,15 @@ class StopSignals:
     """
 
     def __init__(self) -> None:
-        self._told, tell = os.pipe()
-        os.set_blocking(tell, False)
-        signal.set_wakeup_fd(tell)
+        self._wakeup, writer = os.pipe()
+        os.set_blocking(writer, False)
+        signal.set_wakeup_fd(writer)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: None)
 
     def wait(self) -> None:
         """Return when one has come, also where it came before."""
-        os.read(self._told, 1)
+        os.read(self._wakeup, 1)
 
 
 def _follow_paths(host: str, collector: CollectorSettings, clock: Clock, stop: threading.Event) -> None:

@@ -8,7 +8,7 @@ from urllib.parse import quote
 import typer
 from rich.table import Table as Picture
 
-from cli.client import DEFAULT_SERVER, Server, Token, ask, offer_decisions, tell
+from cli.client import DEFAULT_SERVER, Server, Token, ask, offer_decisions, send
 from cli.setup import out
 from lockstep.client import Client
 from lockstep.client.answers import DecisionFile
@@ -181,8 +181,8 @@ def rma(
     token: Token = "",
 ) -> None:
     """Say that the part was sent back: the node stays out, and no test returns it. Needs a token of scope act."""
-    told = {"uuid": uuid, "serial": serial, "ticket": ticket}
-    part = {name: value for name, value in told.items() if value}
+    ids = {"uuid": uuid, "serial": serial, "ticket": ticket}
+    part = {name: value for name, value in ids.items() if value}
     _order_node(node, "rma", {"why": why, "part": part}, server, token)
 
 
@@ -192,8 +192,8 @@ def repaired(node: Node, why: Why = "", server: Server = DEFAULT_SERVER, token: 
     _order_node(node, "repaired", {"why": why}, server, token)
 
 
-def _order_node(node: str, kind: str, told: Json, server: str, token: str) -> None:
-    tell(server, token, "POST", f"/api/v1/isolated/{quote(node, safe='')}/{kind}", told)
+def _order_node(node: str, kind: str, body: Json, server: str, token: str) -> None:
+    send(server, token, "POST", f"/api/v1/isolated/{quote(node, safe='')}/{kind}", body)
     out.print(f"{kind} {node}: written down; the planner follows within seconds")
 
 

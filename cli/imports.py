@@ -63,20 +63,20 @@ def _read(read: Reader, files: list[Path], target: Path, job: str) -> Reading:
     with progress_bar() as progress:
         task = progress.add_task("reading", total=sum(path.stat().st_size for path in files if path.is_file()))
 
-        def tell(read_bytes: int) -> None:
+        def advance(read_bytes: int) -> None:
             progress.advance(task, read_bytes)
 
-        return import_recordings(read, files, target, job, tell)
+        return import_recordings(read, files, target, job, advance)
 
 
 def _play(files: list[Path], target: Path, library: Path) -> Losses:
     with progress_bar() as progress:
         task = progress.add_task("playing ranks", total=None)
 
-        def tell(done: int, of: int) -> None:
+        def update(done: int, of: int) -> None:
             progress.update(task, completed=done, total=of)
 
-        return import_callbacks(files, target, library, tell)
+        return import_callbacks(files, target, library, update)
 
 
 def _report(losses: Losses) -> None:

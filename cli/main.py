@@ -17,18 +17,18 @@ class Command(NamedTuple):
     """A command; its module is imported when it runs: a training host has neither torch nor a database driver."""
 
     name: str
-    place: str  # module:name; the name is app or command where it is not given
+    location: str  # module:name; the name is app or command where it is not given
     extra: str  # that brings what the module imports
     summary: str  # what help lists, without the module: the first sentence of the command's own help
 
     @property
     def module(self) -> str:
-        return self.place.partition(":")[0]
+        return self.location.partition(":")[0]
 
     def load(self) -> typer.Typer | Callable[..., None]:
         """Import the module and return what does the work."""
         module = import_module(self.module)
-        name = self.place.partition(":")[2] or ("app" if hasattr(module, "app") else "command")
+        name = self.location.partition(":")[2] or ("app" if hasattr(module, "app") else "command")
         found: typer.Typer | Callable[..., None] = getattr(module, name)
         return found
 

@@ -184,7 +184,7 @@ def plan_of_paths(
     most_moved: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="Share of the flows that may move besides those that must.")
     ] = PlanOptions().most_moved,
-    says_why: Annotated[bool, typer.Option("--explain", help="Say how good it is, what limits it, and why.")] = False,
+    explains: Annotated[bool, typer.Option("--explain", help="Say how good it is, what limits it, and why.")] = False,
     svg: Annotated[
         Path | None, typer.Option(help="Picture of link loads to write: without a plan, and with it.")
     ] = None,
@@ -209,7 +209,7 @@ def plan_of_paths(
     if as_json:
         out.print_json(data=to_json(made))
     else:
-        _print(made, held, rows, says_why)
+        _print(made, held, rows, explains)
 
 
 def _read_share(text: str) -> tuple[str, float]:
@@ -268,8 +268,8 @@ def _write_advice(folder: Path, advice: NcclAdvice) -> None:
     (folder / "hosts").write_text("".join(f"{host}\n" for host in advice.host_order), encoding="utf-8")
 
 
-def _print(made: PathPlan, held: PathPlan | None, rows: list[Flow], says_why: bool) -> None:
-    if says_why:
+def _print(made: PathPlan, held: PathPlan | None, rows: list[Flow], explains: bool) -> None:
+    if explains:
         for sentence in explain(made, held):
             out.print(sentence)
         out.print()

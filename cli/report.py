@@ -80,8 +80,8 @@ def cost_words(verdict: Verdict) -> str:
 def lasting_words(incident: Incident) -> str:
     """Return how long a fault was seen, and how often it came back."""
     verdict = incident.verdict
-    said = lasting((verdict.last_seen_ns - verdict.since_ns) / NS_PER_S)
-    return f"{said}, came back {incident.flaps} times" if incident.flaps else said
+    duration = lasting((verdict.last_seen_ns - verdict.since_ns) / NS_PER_S)
+    return f"{duration}, came back {incident.flaps} times" if incident.flaps else duration
 
 
 def coverage_words(verdict: Verdict) -> str:
@@ -100,14 +100,14 @@ class Grid:
     rows: tuple[str, ...]
     columns: tuple[str, ...]
     ratio: np.ndarray
-    hot: np.ndarray
+    slow: np.ndarray
     ends_per_cell: int
-    wires: int  # that were compared
-    hottest: "Hottest | None"
+    pairs: int  # that were compared
+    slowest: "SlowestPair | None"
 
 
 @dataclass(frozen=True)
-class Hottest:
+class SlowestPair:
     """The slowest wire of those that are slow, and the cell it is in."""
 
     row: int
@@ -128,13 +128,13 @@ def build_grid(matrix: DelayMatrix | None, largest: int) -> Grid | None:
     column = np.array([targets[str(wire.dst)] // bin_size for wire in matrix.pairs])
     rows, columns = _labels(sources, bin_size), _labels(targets, bin_size)
     worst = np.full((len(rows), len(columns)), -np.inf)
-    hot = np.zeros(worst.shape, bool)
+    slow = np.zeros(worst.shape, bool)
     known = np.isfinite(matrix.ratio)
     np.maximum.at(worst, (row[known], column[known]), matrix.ratio[known])
-    np.logical_or.at(hot, (row, column), matrix.slow)
+    np.logical_or.at(slow, (row, column), matrix.slow)
     ratio = np.where(np.isfinite(worst), worst, np.nan)
-    hottest = _hottest(matrix, row, column)
-    return Grid(rows, columns, ratio, hot & np.isfinite(ratio), bin_size, len(matrix.pairs), hottest)
+    slowest = _find_slowest(matrix, row, column)
+    return Grid(rows, columns, ratio, slow & np.isfinite(ratio), bin_size, len(matrix.pairs), slowest)
 
 
 def level(ratio: float) -> int:
@@ -142,18 +142,18 @@ def level(ratio: float) -> int:
     return 0 if np.isnan(ratio) else 1 + sum(ratio >= limit for limit in LEVELS)
 
 
-def _hottest(matrix: DelayMatrix, row: np.ndarray, column: np.ndarray) -> Hottest | None:
+def _find_slowest(matrix: DelayMatrix, row: np.ndarray, column: np.ndarray) -> SlowestPair | None:
     slow = np.where(matrix.slow & np.isfinite(matrix.ratio), matrix.ratio, -np.inf)
-    place = int(np.argmax(slow))
-    if not np.isfinite(slow[place]):
+    index = int(np.argmax(slow))
+    if not np.isfinite(slow[index]):
         return None
-    wire = matrix.pairs[place]
-    return Hottest(int(row[place]), int(column[place]), str(wire.src), str(wire.dst), float(slow[place]))
+    wire = matrix.pairs[index]
+    return SlowestPair(int(row[index]), int(column[index]), str(wire.src), str(wire.dst), float(slow[index]))
 
 
 def _ends(names: list[str]) -> dict[str, int]:
-    """Return the place of each end; names that end in a number are in the order of the number."""
-    return {name: place for place, name in enumerate(sorted(set(names), key=_in_order))}
+    """Return the index of each end; names that end in a number are in the order of the number."""
+    return {name: index for index, name in enumerate(sorted(set(names), key=_in_order))}
 
 
 def _in_order(name: str) -> tuple[tuple[int, str], ...]:
@@ -223,34 +223,34 @@ def _table(incidents: Sequence[Incident]) -> Picture:
 def _sentences(number: int, incident: Incident) -> Text:
     """Return one sentence that is grasped at once, and below it the reason and what limits it."""
     verdict = incident.verdict
-    told = Text.assemble("\n", (f"{number} {headline(incident)}", "bold"), f"\n  {verdict.reason}")
+    text = Text.assemble("\n", (f"{number} {headline(incident)}", "bold"), f"\n  {verdict.reason}")
     if verdict.ambiguous_with:
-        told.append(f"\n  might as well be {', '.join(verdict.ambiguous_with)}")
+        text.append(f"\n  might as well be {', '.join(verdict.ambiguous_with)}")
     for cleared in verdict.ruled_out[:_CLEARED]:
-        told.append(f"\n  not {cleared.component}: {cleared.because}", style="dim")
+        text.append(f"\n  not {cleared.component}: {cleared.because}", style="dim")
     if len(verdict.ruled_out) > _CLEARED:
-        told.append(f"\n  and {len(verdict.ruled_out) - _CLEARED} others ruled out", style="dim")
+        text.append(f"\n  and {len(verdict.ruled_out) - _CLEARED} others ruled out", style="dim")
     if coverage_words(verdict):
-        told.append(f"\n  {coverage_words(verdict)}", style="yellow")
-    return told
+        text.append(f"\n  {coverage_words(verdict)}", style="yellow")
+    return text
 
 
 def _matrix(grid: Grid) -> Iterator[RenderableType]:
     binned = f", {grid.ends_per_cell} NICs a cell" if grid.ends_per_cell > 1 else ""
     yield Text(f"delay by sender (down) and receiver (across){binned}", style="bold")
-    if grid.hottest is None:
-        yield f"no wire stands out among {grid.wires:,} that were compared"
+    if grid.slowest is None:
+        yield f"no wire stands out among {grid.pairs:,} that were compared"
         return
-    hottest, wide = grid.hottest, max(map(len, grid.rows))
-    yield Text(" " * (wide + 1 + 2 * hottest.column) + f"▼ {hottest.target}", style="red")
+    slowest, wide = grid.slowest, max(map(len, grid.rows))
+    yield Text(" " * (wide + 1 + 2 * slowest.column) + f"▼ {slowest.target}", style="red")
     for number, name in enumerate(grid.rows):
-        line = Text(name.rjust(wide) + " ", style="bold red" if number == hottest.row else "dim")
-        for ratio, is_hot in zip(grid.ratio[number], grid.hot[number], strict=True):
-            line.append(_SHADES[level(ratio)] * 2, style="red" if is_hot else "dim" if level(ratio) < 2 else "")
-        if number == hottest.row:
-            line.append(f" ◀ {hottest.source}: {hottest.ratio:.1f} times the normal delay", style="red")
+        line = Text(name.rjust(wide) + " ", style="bold red" if number == slowest.row else "dim")
+        for ratio, is_slow in zip(grid.ratio[number], grid.slow[number], strict=True):
+            line.append(_SHADES[level(ratio)] * 2, style="red" if is_slow else "dim" if level(ratio) < 2 else "")
+        if number == slowest.row:
+            line.append(f" ◀ {slowest.source}: {slowest.ratio:.1f} times the normal delay", style="red")
         yield line
-    limits = (f"{_SHADES[2 + place]} {limit:g} times normal and more" for place, limit in enumerate(LEVELS))
+    limits = (f"{_SHADES[2 + index]} {limit:g} times normal and more" for index, limit in enumerate(LEVELS))
     yield Text(f"{_SHADES[0]} nothing compared  {_SHADES[1]} normal  {'  '.join(limits)}", style="dim")
 
 

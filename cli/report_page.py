@@ -48,7 +48,7 @@ class Cell:
     x: int
     y: int
     level: int
-    is_hot: bool
+    is_slow: bool
     title: str
 
 
@@ -90,7 +90,7 @@ def render_page(described: Described, name: str) -> str:
 
 def _margin(grid: Grid) -> int:
     """Return the room beside the heat map for the longer of the two names that stand there."""
-    names = (grid.hottest.source, grid.hottest.target) if grid.hottest else ("",)
+    names = (grid.slowest.source, grid.slowest.target) if grid.slowest else ("",)
     return 20 + _LETTER * max(map(len, names))
 
 
@@ -100,7 +100,7 @@ def _cells(grid: Grid) -> list[Cell]:
             column * _CELL,
             row * _CELL,
             level(grid.ratio[row, column]),
-            bool(grid.hot[row, column]),
+            bool(grid.slow[row, column]),
             f"{grid.rows[row]} to {grid.columns[column]}: {grid.ratio[row, column]:.2f} times the normal delay",
         )
         for row in range(len(grid.rows))

@@ -66,7 +66,9 @@ def _describe(program: str, ending: Ending) -> RunReport:
 
 def _usual_file() -> Path:
     given = os.environ.get("LOCKSTEP_RING_DIR")
-    directories = [Path(given)] if given else [place for place in REPORT_DIRECTORIES if os.access(place, os.W_OK)]
+    directories = (
+        [Path(given)] if given else [directory for directory in REPORT_DIRECTORIES if os.access(directory, os.W_OK)]
+    )
     return next(iter(directories), REPORT_DIRECTORIES[0]) / f"run-{os.getpid()}.json"
 
 

@@ -35,10 +35,10 @@ def command(
     seed: Annotated[int, typer.Option(min=0, help="Seed of all noise.")] = 1,
 ) -> None:
     """Run a scenario and write its telemetry as a capture."""
-    told = find_scenario(scenario)
-    told = resize_scenario(told, ranks) if ranks else told
-    err.print(f"scenario {told.name}, {told.ranks} ranks, {told.duration_s:g} s, seed {seed}")
-    _write(told, seed, target)
+    chosen = find_scenario(scenario)
+    chosen = resize_scenario(chosen, ranks) if ranks else chosen
+    err.print(f"scenario {chosen.name}, {chosen.ranks} ranks, {chosen.duration_s:g} s, seed {seed}")
+    _write(chosen, seed, target)
     err.print(f"wrote {target}")
 
 

@@ -78,12 +78,12 @@ def command(
 ) -> None:
     """Run everything in one process until Ctrl-C: store, gateway, API, analyzer and planner."""
     settings = settings_of(context)
-    told = find_scenario(scenario) if demo else None
+    chosen = find_scenario(scenario) if demo else None
     if demo:  # nobody can reach it but from this machine, and the page says that it is open
         check_exposure(settings.api, is_demo=True)
         local = {"open_reads": True, "tls_cert": None, "tls_key": None}  # its collectors know no certificate
         settings = settings.model_copy(update={"api": settings.api.model_copy(update=local)})
-    _run(settings, told)
+    _run(settings, chosen)
 
 
 def _run(settings: Settings, scenario: Scenario | None) -> None:

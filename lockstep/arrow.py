@@ -75,14 +75,14 @@ def find_duplicate(table: Table, rows: pa.Table) -> tuple[int, int] | None:
 
 
 def _conform_column(table: Table, column: Column, rows: pa.Table) -> pa.ChunkedArray:
-    places = rows.schema.get_all_field_indices(column.name)
-    if len(places) > 1:
-        raise BadRows(f"the column is there {len(places)} times", table=table.name, column=column.name)
-    if not places and not column.nullable:
+    indices = rows.schema.get_all_field_indices(column.name)
+    if len(indices) > 1:
+        raise BadRows(f"the column is there {len(indices)} times", table=table.name, column=column.name)
+    if not indices and not column.nullable:
         raise BadRows("the column is missing", table=table.name, column=column.name)
-    if not places:
+    if not indices:
         return pa.chunked_array([pa.nulls(rows.num_rows, ARROW_TYPES[column.kind])])
-    values = rows.column(places[0])
+    values = rows.column(indices[0])
     _check_sound(table, column, values)
     values = _cast(table, column, values)
     for check in (_check_nulls, _check_range, _check_choices, _check_inner_nulls):

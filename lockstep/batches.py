@@ -176,8 +176,8 @@ def _has_compressed_buffers(metadata: bytes) -> bool:
     return header is not None and _field(metadata, _table_at(metadata, header), 3) is not None
 
 
-def _table_at(data: bytes, place: int) -> int:
-    return place + int(struct.unpack_from("<I", data, place)[0])
+def _table_at(data: bytes, offset: int) -> int:
+    return offset + int(struct.unpack_from("<I", data, offset)[0])
 
 
 def _field(data: bytes, table: int, index: int) -> int | None:

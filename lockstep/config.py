@@ -125,13 +125,13 @@ def read_secret(file: Path | None, what: str) -> str:
 class Setting:
     """One thing that can be set: where in the file, by which variable, and what it is when nobody says."""
 
-    place: tuple[str, ...]  # section and key, or the key alone
+    path: tuple[str, ...]  # section and key, or the key alone
     default: Any  # Any: settings have many types
     meaning: str
 
     @property
     def variable(self) -> str:
-        return "_".join(("LOCKSTEP", *self.place)).upper()
+        return "_".join(("LOCKSTEP", *self.path)).upper()
 
 
 def list_settings() -> list[Setting]:
@@ -159,18 +159,18 @@ def _read_file(file: Path | None, complaints: list[str]) -> dict[str, Any]:  # A
 
 
 def _lay_over(tree: dict[str, Any], environment: Mapping[str, str], complaints: list[str]) -> None:
-    places = {setting.variable: setting.place for setting in _leaves()}
+    paths = {setting.variable: setting.path for setting in _leaves()}
     for name, text in sorted(environment.items()):
         if not name.startswith("LOCKSTEP_") or name in NOT_SETTINGS:
             continue
-        if name in places:
-            _put(tree, places[name], _parse(text))
+        if name in paths:
+            _put(tree, paths[name], _parse(text))
         else:
             complaints.append(f"{name}: there is no such setting")
 
 
-def _put(tree: dict[str, Any], place: tuple[str, ...], value: Any) -> None:
-    *sections, key = place
+def _put(tree: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
+    *sections, key = path
     for section in sections:
         inner = tree.setdefault(section, {})
         if not isinstance(inner, dict):
@@ -245,13 +245,13 @@ def settings_manual() -> str:
 
 def _section(name: str, section: type[Section], settings: Sequence[Setting]) -> str:
     title = f"`[{name}]`" if name else "At the top of the file"
-    mine = [setting for setting in settings if ".".join(setting.place[:-1]) == name]
+    mine = [setting for setting in settings if ".".join(setting.path[:-1]) == name]
     rows = "".join(f"| {' | '.join(_cells(setting))} |\n" for setting in mine)
     return f"## {title}\n\n{section.__doc__}\n\n| key | variable | default | meaning |\n|---|---|---|---|\n{rows}"
 
 
 def _cells(setting: Setting) -> tuple[str, ...]:
-    key, default = ".".join(setting.place), _as_toml(setting.default)
+    key, default = ".".join(setting.path), _as_toml(setting.default)
     return f"`{key}`", f"`{setting.variable}`", f"`{default}`" if default else "none", _plain(setting.meaning)
 
 

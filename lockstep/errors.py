@@ -23,7 +23,7 @@ LockstepError
 ├── GatewayFull              the gateway's log has no room; nothing was acknowledged
 ├── ServerRefused            a Lockstep server answered no to this client
 │   └── ServerAway           no Lockstep server answers; the same call may succeed later
-├── ControllerSaidNo         the job controller, or a command on one of its nodes, answered no or went wrong
+├── ControllerRefused        the job controller, or a command on one of its nodes, answered no or went wrong
 ├── ControllerDown           the job controller does not answer; what was asked for may be asked for again
 │   └── HalfDone             it fell silent in the middle of a restart: the job may be stopped
 ├── DestinationAway          where an agent sends its batches cannot be reached now; they wait
@@ -73,7 +73,7 @@ class BadRows(BadInput):
     """Rows that do not fit their table; carries the first place that does not."""
 
     def __init__(self, problem: str, *, table: str, column: str | None = None, row: int | None = None) -> None:
-        super().__init__(f"{_place(table, column, row)}: {problem}")
+        super().__init__(f"{_locate(table, column, row)}: {problem}")
         self.problem, self.table, self.column, self.row = problem, table, column, row
 
 
@@ -81,7 +81,7 @@ class BadCapture(BadInput):
     """A case file that cannot be used; carries the place of the first fault."""
 
     def __init__(self, problem: str, *, file: str, column: str | None = None, row: int | None = None) -> None:
-        super().__init__(f"{_place(file, column, row)}: {problem}")
+        super().__init__(f"{_locate(file, column, row)}: {problem}")
         self.problem, self.file, self.column, self.row = problem, file, column, row
 
 
@@ -173,7 +173,7 @@ class ServerAway(ServerRefused):
         super().__init__(problem, 0)
 
 
-class ControllerSaidNo(LockstepError):
+class ControllerRefused(LockstepError):
     """A job controller answered and did not do it; the text is for the audit trail."""
 
 
@@ -201,5 +201,5 @@ class LeaseLost(LockstepError):
     """Another process holds the lease now; whoever sees this stops acting at once."""
 
 
-def _place(whole: str, column: str | None, row: int | None) -> str:
+def _locate(whole: str, column: str | None, row: int | None) -> str:
     return whole + (f", column {column}" if column else "") + (f", row {row}" if row is not None else "")

@@ -115,8 +115,8 @@ def dual_plane(
     leaves = [_numbered(f"plane{plane}-leaf", leaves_per_plane) for plane in (0, 1)]
     spines = [_numbered(f"plane{plane}-spine", spines_per_plane) for plane in (0, 1)]
     nics = [Nic(id=f"eth{number}", plane=number % 2) for number in range(nics_per_host)]
-    places = [host * leaves_per_plane // hosts for host in range(hosts)]
-    plugs = [[(nic, leaves[number % 2][place]) for number, nic in enumerate(nics)] for place in places]
+    positions = [host * leaves_per_plane // hosts for host in range(hosts)]
+    plugs = [[(nic, leaves[number % 2][position]) for number, nic in enumerate(nics)] for position in positions]
     tiers: _Tiers = {"leaf": [*chain(*leaves)], "spine": [*chain(*spines)]}
     uplinks = chain(*(product(leaves[plane], spines[plane]) for plane in (0, 1)))
     return _assemble(plugs, tiers, uplinks, options, nics_together=2)

@@ -24,8 +24,8 @@ def fold_operations(collectives: pa.Table, since_ns: int, until_ns: int) -> pa.T
     Operations without a start or an end were seen by no clock and count nowhere; one that ends before it starts
     was seen by a clock that jumped, and lasts no time.
     """
-    told = collectives.select(_OF_OPERATIONS)  # sorting moves every column
-    timed = told.filter(pc.and_(pc.is_valid(told["start_ns"]), pc.is_valid(told["end_ns"])))
+    rows = collectives.select(_OF_OPERATIONS)  # sorting moves every column
+    timed = rows.filter(pc.and_(pc.is_valid(rows["start_ns"]), pc.is_valid(rows["end_ns"])))
     by_rank_and_end = np.lexsort((timed["end_ns"].to_numpy(), *(_numbers(timed, name) for name in _WHO)))
     timed = timed.take(pa.array(by_rank_and_end))
     lasted = pc.max_element_wise(pc.subtract(timed["end_ns"], timed["start_ns"]), 0)

@@ -38,11 +38,11 @@ class _Seat:
     nic: str
     leaves: tuple[tuple[Port, ...], ...]  # of its plane, all seats of each
     leaf: int
-    place: int
+    position: int
 
     @property
     def inside(self) -> int:
-        """Turns after which all NICs of the own leaf have been probed."""
+        """Slots after which all NICs of the own leaf have been probed."""
         return len(self.leaves[self.leaf]) - 1
 
     @property
@@ -52,7 +52,7 @@ class _Seat:
 
     @property
     def beyond(self) -> int:
-        """Turns after which all NICs of all other leaves have been probed."""
+        """Slots after which all NICs of all other leaves have been probed."""
         return (len(self.leaves) - 1) * max(map(len, self.leaves))
 
 
@@ -72,8 +72,8 @@ class Mesh:
     @property
     def steps_per_lap(self) -> int:
         """Steps within which this host probes every other NIC of its planes at least once; 0: there is none."""
-        turns = [max(seat.inside, seat.beyond) * _kinds(seat) for seat in self._seats]
-        return max(turns, default=0) * len(self._seats)
+        rounds = [max(seat.inside, seat.beyond) * _kinds(seat) for seat in self._seats]
+        return max(rounds, default=0) * len(self._seats)
 
     @property
     def steps_per_leaf_lap(self) -> int:
@@ -85,24 +85,24 @@ class Mesh:
         """Return the pair of a step, the same for everybody who asks; None where it would be the host itself."""
         if not self._seats:
             return None
-        turn, which = divmod(step, len(self._seats))
+        slot, which = divmod(step, len(self._seats))
         seat = self._seats[which]
         if not _kinds(seat):
             return None
-        turn, is_beyond = divmod(turn, 2) if _kinds(seat) == 2 else (turn, int(seat.beyond > 0))
-        lap, turn = divmod(turn, seat.beyond if is_beyond else seat.inside)
-        dst, dst_nic = self._beyond(seat, turn) if is_beyond else self._inside(seat, turn)
+        slot, is_beyond = divmod(slot, 2) if _kinds(seat) == 2 else (slot, int(seat.beyond > 0))
+        lap, slot = divmod(slot, seat.beyond if is_beyond else seat.inside)
+        dst, dst_nic = self._beyond(seat, slot) if is_beyond else self._inside(seat, slot)
         return None if dst == self._host else Pair(seat.nic, dst, dst_nic, lap)
 
-    def _inside(self, seat: _Seat, turn: int) -> Port:
+    def _inside(self, seat: _Seat, slot: int) -> Port:
         ports = seat.leaves[seat.leaf]
-        return ports[(seat.place + 1 + _shuffled(turn, seat.inside, self._seed)) % len(ports)]
+        return ports[(seat.position + 1 + _shuffled(slot, seat.inside, self._seed)) % len(ports)]
 
-    def _beyond(self, seat: _Seat, turn: int) -> Port:
+    def _beyond(self, seat: _Seat, slot: int) -> Port:
         others, widest = len(seat.leaves) - 1, max(map(len, seat.leaves))
-        further = 1 + _shuffled(turn + seat.place * seat.share, others, self._seed)
+        further = 1 + _shuffled(slot + seat.position * seat.share, others, self._seed)
         ports = seat.leaves[(seat.leaf + further) % len(seat.leaves)]
-        return ports[(seat.place + _shuffled(turn // others, widest, self._seed)) % len(ports)]
+        return ports[(seat.position + _shuffled(slot // others, widest, self._seed)) % len(ports)]
 
 
 def _find_seats(topology: Topology, host: str) -> tuple[_Seat, ...]:
@@ -131,10 +131,10 @@ def _kinds(seat: _Seat) -> int:
     return (seat.inside > 0) + (seat.beyond > 0)
 
 
-def _shuffled(turn: int, size: int, seed: int) -> int:
-    """Return a number below `size`, each once in `size` turns, in an order that the seed decides."""
+def _shuffled(slot: int, size: int, seed: int) -> int:
+    """Return a number below `size`, each once in `size` slots, in an order that the seed decides."""
     start, stride = _order(size, seed)
-    return (start + stride * turn) % size
+    return (start + stride * slot) % size
 
 
 @lru_cache(maxsize=1024)

@@ -84,13 +84,13 @@ class Keyring:
         return {hashlib.sha256(key).hexdigest()[:_NAME_LENGTH]: key for key in keys}
 
 
-def _parse(line: str, place: str) -> bytes:
+def _parse(line: str, where: str) -> bytes:
     try:
         key = base64.b64decode(line, validate=True)
     except (binascii.Error, ValueError):
         key = b""
     if len(key) != KEY_BYTES:
-        raise SealBroken(f"{place} is no key: a key is base64 of {KEY_BYTES} bytes")
+        raise SealBroken(f"{where} is no key: a key is base64 of {KEY_BYTES} bytes")
     return key
 
 

@@ -110,10 +110,10 @@ def find_exception(output: bytes) -> UncaughtException | None:
     'ValueError: no loss'
     """
     lines = [_RANK_PREFIX.sub("", line) for line in output.decode(errors="replace").splitlines()]
-    begins = [place for place, line in enumerate(lines) if line == _TRACEBACK]
+    begins = [index for index, line in enumerate(lines) if line == _TRACEBACK]
     after = lines[begins[-1] + 1 :] if begins else []
-    told = next((line for line in after if line and not line[0].isspace()), "")
-    found = _EXCEPTION.fullmatch(told)
+    last = next((line for line in after if line and not line[0].isspace()), "")
+    found = _EXCEPTION.fullmatch(last)
     return UncaughtException(clean(found[1], 200), clean(found[2] or "", LINE_LETTERS)) if found else None
 
 
@@ -130,10 +130,10 @@ def decode_report(line: bytes) -> RunReport:
     if len(line) > REPORT_LIMIT_BYTES:
         raise BadInput(f"a report has {REPORT_LIMIT_BYTES} bytes at most, not {len(line)}")
     try:
-        said = json.loads(line)
+        document = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise BadInput(f"is no JSON: {type(error).__name__}") from None
-    fields = _Fields(said)
+    fields = _Fields(document)
     fields.number("version", _VERSION, _VERSION)
     return _report(fields)
 
@@ -152,7 +152,7 @@ def _report(fields: "_Fields") -> RunReport:
         exit_code=code,
         signal=signal,
         exception=UncaughtException(exception.text("name", 200), exception.text("message", LINE_LETTERS))
-        if exception.said
+        if exception.document
         else None,
         stderr_tail=fields.lines("stderr_tail"),
     )
@@ -161,31 +161,31 @@ def _report(fields: "_Fields") -> RunReport:
 class _Fields:
     """An object of foreign JSON, asked field by field."""
 
-    def __init__(self, said: object) -> None:
-        if not isinstance(said, dict):
-            raise BadInput(f"is {type(said).__name__} where an object is due")
-        self.said: Mapping[str, object] = said
+    def __init__(self, document: object) -> None:
+        if not isinstance(document, dict):
+            raise BadInput(f"is {type(document).__name__} where an object is due")
+        self.document: Mapping[str, object] = document
 
     def number(self, name: str, least: int, most: int) -> int:
-        value = self.said.get(name)
+        value = self.document.get(name)
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
             raise BadInput(f"{name} is no number from {least} to {most}")
         return value
 
     def maybe_number(self, name: str, least: int, most: int) -> int | None:
-        return None if self.said.get(name) is None else self.number(name, least, most)
+        return None if self.document.get(name) is None else self.number(name, least, most)
 
     def text(self, name: str, letters: int) -> str:
-        value = self.said.get(name)
+        value = self.document.get(name)
         if value is not None and not isinstance(value, str):
             raise BadInput(f"{name} is no text")
         return clean(value or "", letters)
 
     def lines(self, name: str) -> tuple[str, ...]:
-        value = self.said.get(name)
+        value = self.document.get(name)
         if not isinstance(value, list) or not all(isinstance(line, str) for line in value):
             raise BadInput(f"{name} is no list of lines")
         return tuple(clean(line, LINE_LETTERS) for line in value[-TAIL_LINES:])
 
     def inner(self, name: str) -> "_Fields":
-        return _Fields(self.said.get(name) or {})
+        return _Fields(self.document.get(name) or {})

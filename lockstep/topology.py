@@ -175,13 +175,13 @@ class TopologyIndex:
         self.topology = topology
         self._nics = {host.id: host.nics for host in topology.hosts}
         switches = {switch.id for switch in topology.switches}
-        ways = [way for link in topology.links for way in ((link.a, link.b, link), (link.b, link.a, link))]
-        plugs = [(near, far, link) for near, far, link in ways if split_end(near)[0] in self._nics]
+        directed = [end for link in topology.links for end in ((link.a, link.b, link), (link.b, link.a, link))]
+        plugs = [(near, far, link) for near, far, link in directed if split_end(near)[0] in self._nics]
         far_ends = {split_end(near): split_end(far)[0] for near, far, _ in plugs}
         self._cables = {split_end(near): link for near, _, link in plugs}
         self._leaves = {nic: far for nic, far in far_ends.items() if far in switches}
         self._hops: dict[str, dict[str, int]] = {}  # from a leaf to each switch that it can reach
-        self._ways: dict[tuple[str, str], frozenset[Link] | None] = {}  # per two leaves; None: no way
+        self._links_by_leaves: dict[tuple[str, str], frozenset[Link] | None] = {}  # per two leaves; None: no way
 
     @cached_property
     def _switches(self) -> Any:
@@ -224,10 +224,10 @@ class TopologyIndex:
         src, dst = sorted((src, dst))  # links work both ways, so both orders share an answer
         if src not in self._hops:
             self._hops[src] = count_hops(self._switches, src)
-        if (src, dst) not in self._ways:
+        if (src, dst) not in self._links_by_leaves:
             hops = self._hops[src]
-            self._ways[src, dst] = _find_links(self._switches, hops, dst) if dst in hops else None
-        return self._ways[src, dst]
+            self._links_by_leaves[src, dst] = _find_links(self._switches, hops, dst) if dst in hops else None
+        return self._links_by_leaves[src, dst]
 
 
 def join_nodes(pairs: Iterable[tuple[str, str]], nodes: Iterable[str] = ()) -> Any:  # Any: an untyped networkx.Graph
@@ -356,20 +356,20 @@ def _shape_complaints(text: str, error: ValidationError) -> Iterator[str]:
     problems = error.errors(include_url=False)
     written = None if problems[0]["type"] == "json_invalid" else from_json(text)
     for problem in problems:
-        place = _name_place(written, problem["loc"])
+        location = _name_location(written, problem["loc"])
         match problem["type"]:
             case "missing":
-                yield f"{place} is missing"
+                yield f"{location} is missing"
             case "extra_forbidden":
-                yield f"{place} is not a field that we know"
+                yield f"{location} is not a field that we know"
             case "json_invalid":
-                yield f"{place} is not JSON: {problem['ctx']['error']}"
+                yield f"{location} is not JSON: {problem['ctx']['error']}"
             case _:
-                yield f"{place} is {shorten(problem['input'])}: {problem['msg']}"
+                yield f"{location} is {shorten(problem['input'])}: {problem['msg']}"
 
 
-def _name_place(written: Any, steps: tuple[int | str, ...]) -> str:  # Any: JSON of any shape
-    """Return a place as people say it: ("links", 3, "gbps") is "gbps of link h3/eth1--leaf1"."""
+def _name_location(written: Any, steps: tuple[int | str, ...]) -> str:  # Any: JSON of any shape
+    """Return a location as people say it: ("links", 3, "gbps") is "gbps of link h3/eth1--leaf1"."""
     words: list[str] = []
     for step in steps:
         if isinstance(step, str):

@@ -224,7 +224,7 @@ def tag_of(handle: Numbers | int) -> Numbers:
     return np.right_shift(handle, np.uint64(TAG_SHIFT))
 
 
-def row_place(key: Numbers) -> tuple[Numbers, Numbers, Numbers]:
+def split_key(key: Numbers) -> tuple[Numbers, Numbers, Numbers]:
     """Return communicator, function and peer (0xFFFFFFFF: none) of rows that are in use."""
     comm = np.right_shift(key, np.uint64(40)) - np.uint64(1)
     func = np.bitwise_and(np.right_shift(key, np.uint64(32)), np.uint64(0xFF))

@@ -90,8 +90,8 @@ def size(octets: float | None) -> str:
     return f"{octets:.1f} TB"
 
 
-STANDING: tuple[FaultClass, ...] = ("comm_hang", "noncomm_hang", "crash")  # the job does not go on at all
-_WORTH_TELLING = 1.005  # of a step's time before: half a percent is what rounding would hide
+STOPS_JOB: tuple[FaultClass, ...] = ("comm_hang", "noncomm_hang", "crash")  # the job does not go on at all
+_LEAST_RATIO = 1.005  # of a step's time before: half a percent is what rounding would hide
 _S_PER_HOUR = 3_600.0
 
 CLASSES: dict[FaultClass, str] = {
@@ -138,14 +138,14 @@ def kind_of(component: str) -> str:
 def impact_words(verdict: Verdict) -> str:
     """Return what the fault does to the job, as far as it is known."""
     ratio, waiting = verdict.impact.step_time_ratio, verdict.impact.ranks_waiting
-    said = []
-    if verdict.fault_class in STANDING:
-        said.append("the job stands still")
-    elif ratio is not None and ratio >= _WORTH_TELLING:
-        said.append(f"steps take {ratio:.2f} times as long")
+    phrases = []
+    if verdict.fault_class in STOPS_JOB:
+        phrases.append("the job stands still")
+    elif ratio is not None and ratio >= _LEAST_RATIO:
+        phrases.append(f"steps take {ratio:.2f} times as long")
     if waiting:
-        said.append(f"{waiting:,} ranks wait" if waiting > 1 else "1 rank waits")
-    return ", ".join(said) or "what it costs is not known"
+        phrases.append(f"{waiting:,} ranks wait" if waiting > 1 else "1 rank waits")
+    return ", ".join(phrases) or "what it costs is not known"
 
 
 def lost_per_hour(verdict: Verdict) -> float | None:
@@ -154,7 +154,7 @@ def lost_per_hour(verdict: Verdict) -> float | None:
     In a hang everybody waits all the time. Of a step that takes r times as long, 1 - 1/r is waiting.
     """
     waiting, ratio = verdict.impact.ranks_waiting, verdict.impact.step_time_ratio
-    if verdict.fault_class in STANDING:
+    if verdict.fault_class in STOPS_JOB:
         return float(waiting)
     return None if ratio is None else waiting * (1 - 1 / max(ratio, 1.0))
 

@@ -181,8 +181,8 @@ class Executor:
         message = report.what if after.state != "release_failed" else after.steps[index].message
         save_execution(self._control, after, lease, isolated, why=f"{step.act} {step.subject}: {message}")
         self._passing(f"answered {step.act}")
-        tell = _log.error if after.state == "release_failed" != begun.state else _log.info
-        tell("act answered", act=step.act, subject=step.subject, outcome=report.outcome, message=message)
+        log = _log.error if after.state == "release_failed" != begun.state else _log.info
+        log("act answered", act=step.act, subject=step.subject, outcome=report.outcome, message=message)
 
     def _find_isolated(
         self, decision: Decision, step: Step, report: Report, after: Execution, now_ns: int
@@ -229,7 +229,7 @@ class Executor:
     def _watch_job(self, execution: Execution, step: Step, now_ns: int) -> Report | None:
         waited_s = (now_ns - (step.began_ns or now_ns)) / NS_PER_S
         if execution.new_job is None:
-            return self._look_at_incident(execution, waited_s)
+            return self._check_incident(execution, waited_s)
         late = Report("refused", f"{execution.new_job} does not run after {waited_s:.0f} s")
         too_late = late if waited_s > self._options.watch_s else None
         try:
@@ -237,12 +237,12 @@ class Executor:
         except (ControllerDown, BadInput):
             return too_late
         if job is None:  # forgotten, or this controller sees no jobs
-            return self._look_at_incident(execution, waited_s=0) or too_late
+            return self._check_incident(execution, waited_s=0) or too_late
         if job.state == "running":
             return Report("done", f"{job.id} is running on {', '.join(job.nodes) or 'its nodes'}")
         return Report("refused", f"{job.id} has {job.state} again") if job.state != "waiting" else too_late
 
-    def _look_at_incident(self, execution: Execution, waited_s: float) -> Report | None:
+    def _check_incident(self, execution: Execution, waited_s: float) -> Report | None:
         if get_incident(self._control, execution.incident).state == "closed":
             return Report("done", "the incident is over")
         late = Report("refused", f"the incident is still open after {waited_s:.0f} s")

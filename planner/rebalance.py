@@ -186,7 +186,7 @@ class Rebalancer:
         if events or before is None or 0 < self._due_ns <= now_ns:
             self._trigger = say(events) if events else self._trigger
             self._due_ns = now_ns  # until it was planned: what happened is not forgotten because it must wait
-            if view.trouble is None and not self._is_under_way(now_ns):
+            if view.trouble is None and not self._is_executing(now_ns):
                 made = self._plan(view, facts, (before, planned), events, runs, lease, now_ns)
         self.warm.keep(planned, now_ns)
         return made
@@ -359,7 +359,7 @@ class Rebalancer:
         parts = [each for each in newest.values() if each.part_of and (expired_too or each.expires_ns > now_ns)]
         return [each for each in parts if find_execution(self._control, each.id) is None]
 
-    def _is_under_way(self, now_ns: int) -> bool:
+    def _is_executing(self, now_ns: int) -> bool:
         """Return whether a plan is being carried out: until it is, another would only get in its way."""
         ready = [each for each in self._list_live(now_ns) if each.waits_until_ns is None]
         return any(find_approval(each, list_orders(self._control, each.id)) is not None for each in ready)

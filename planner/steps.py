@@ -90,15 +90,15 @@ def mark_progress(execution: Execution, index: int, message: str) -> Execution:
 def mark_answered(execution: Execution, index: int, report: Report, now_ns: int) -> Execution:
     """Return the execution after the controller has answered; a refusal, or the last failure, turns it round."""
     step = execution.steps[index]
-    is_way_back = execution.state != "executing"
+    is_rolling_back = execution.state != "executing"
     is_half_done = step.is_half_done or report.is_half_done
     # A release is tried for ever, and so is a restart that has stopped its job: given up, the job would be lost.
-    if report.outcome == "failed" and (is_way_back or is_half_done or step.tries < MOST_TRIES):
+    if report.outcome == "failed" and (is_rolling_back or is_half_done or step.tries < MOST_TRIES):
         return _put_off(execution, index, report, now_ns)
     answered = {"state": "done" if report.is_good else "failed", "ended_ns": now_ns, "message": report.what}
     failures = step.failures if report.is_good else _add_failure(step, report, now_ns)
     over = _with(execution, index, step.model_copy(update=answered | {"failures": failures}))
-    if not report.is_good and not is_way_back:
+    if not report.is_good and not is_rolling_back:
         return give_up(over, report.what, now_ns)
     named = over.model_copy(update={"new_job": report.job}) if report.job else over
     return named if next_step(named) is not None else end(named, now_ns)
@@ -157,16 +157,16 @@ def isolated_by(execution: Execution) -> list[str]:
 def restart_order(decision: Decision, exclude: Sequence[str]) -> Restart:
     """Return what is asked of the controller, with all that the new attempt must know."""
     target, resume = decision.target or {}, decision.resume or {}
-    told = {"LOCKSTEP_ACTION": decision.action} | ({"LOCKSTEP_TARGET": json.dumps(target)} if target else {})
+    environment = {"LOCKSTEP_ACTION": decision.action} | ({"LOCKSTEP_TARGET": json.dumps(target)} if target else {})
     if form := "universal" if resume.get("convert") else resume.get("format"):
-        told["LOCKSTEP_RESUME_FORMAT"] = form  # a universal one is loaded with another setting of DeepSpeed
+        environment["LOCKSTEP_RESUME_FORMAT"] = form  # a universal one is loaded with another setting of DeepSpeed
     return Restart(
         mark=decision.id,
         job=decision.job,
         exclude=tuple(sorted({*exclude, *(part.node for part in decision.isolate if part.node)})),
         nnodes=target.get("nnodes"),
         checkpoint=resume.get("checkpoint"),
-        environment=told,
+        environment=environment,
     )
 
 

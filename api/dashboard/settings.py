@@ -73,7 +73,7 @@ def show_settings(held: Settings) -> list[Shown]:
 def _shown(held: Settings) -> Iterator[Shown]:
     values = held.model_dump(mode="json")
     for setting in list_settings():
-        *section, key = setting.place
+        *section, key = setting.path
         value = values[section[0]][key] if section else values[key]
         live = getattr(getattr(held, section[0]), key) if section else getattr(held, key)
         name = section[0] if section else "general"

@@ -49,7 +49,7 @@ def bound_transfers(transfers: Table, layout: Layout) -> Table:
 
 def has_index(rows: Table, layout: Layout) -> NDArray[np.bool_]:
     """Return which rows are in use and speak of a communicator and a function that can exist."""
-    comm, func, _ = wire.row_place(rows["key"])
+    comm, func, _ = wire.split_key(rows["key"])
     found: NDArray[np.bool_] = (rows["key"] != 0) & (comm < layout.comms.count) & (func < len(wire.FUNCS))
     return found
 

@@ -94,7 +94,7 @@ class FollowedProcess:
             return np.empty(0, PROGRESS)
         reading = replace(self.reading, live=self.ring.live())
         self._judge(reading, now_ns)
-        index, func, peer = wire.row_place(reading.live.rows["key"])
+        index, func, peer = wire.split_key(reading.live.rows["key"])
         peers = peer.astype(np.uint32).view(np.int32)
         rows = zip(index.tolist(), func.tolist(), peers.tolist(), strict=True)
         is_late = np.fromiter((row in self.overdue.rows for row in rows), bool, len(index))

@@ -68,7 +68,7 @@ def progress_of(
     nothing ever began and kernels are not heard of (all inside one host), nobody knows what is open. `processes` has
     the number of each one's origin, and whether it hears of kernels.
     """
-    indices, funcs, others = wire.row_place(shown.rows["key"])
+    indices, funcs, others = wire.split_key(shown.rows["key"])
     members, found = comms.latest(shown.row_of, indices)
     rows, members, whose = pick(shown.rows, found), pick(members, found), shown.row_of[found]
     origins, reports_kernels = np.array(processes, np.int64).reshape(-1, 2).T

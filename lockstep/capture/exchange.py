@@ -18,7 +18,7 @@ _SLICE_NS = 60_000_000_000  # a minute at a time bounds the memory of an export
 _INVENTORIES = frozenset({"comms", "connections", "paths", "transits"})  # what held, not when it was seen
 
 # The list of jobs is kept by inserts of communicators and statistics, which many captures lack.
-_TELL_ATTEMPTS = """
+_ADD_ATTEMPTS = """
 INSERT INTO {0}.attempts (job, attempt, ranks, first_ns, last_ns)
 SELECT job, attempt, max(ranks), min(first), max(last) FROM (
     SELECT job, attempt, toUInt64(world_rank) + 1 AS ranks, start_ns AS first, end_ns AS last
@@ -43,7 +43,7 @@ def load_capture(store: Store, capture: Capture, watch: Callable[[int, int], Non
             store.insert(TABLE_BY_NAME[name], part, token=f"capture/{name}/{digest}/{number}")
             done += part.num_rows
             watch(done, due)
-    store.command(_TELL_ATTEMPTS.format(store.database), parameters={"job": capture.info.job})
+    store.command(_ADD_ATTEMPTS.format(store.database), parameters={"job": capture.info.job})
     return due
 
 

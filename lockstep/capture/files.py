@@ -75,8 +75,8 @@ def parse_info(text: str) -> CaptureInfo:
         info = CaptureInfo.model_validate_json(text, strict=True)
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise BadCapture(f"{place or 'the file'}: {first['msg']}", file=INFO_FILE) from None
+        location = ".".join(map(str, first["loc"]))
+        raise BadCapture(f"{location or 'the file'}: {first['msg']}", file=INFO_FILE) from None
     if info.end_ns < info.start_ns:
         raise BadCapture(f"ends at {info.end_ns}, before it starts at {info.start_ns}", file=INFO_FILE)
     return info

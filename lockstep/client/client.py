@@ -184,13 +184,13 @@ class Client:
         """Say what is to become of a decision. With the same key again, nothing is ordered twice."""
         headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
         path = f"{_API}/decisions/{_part(decision_id)}/{kind}"
-        return self.server.understood(Order, self.server.tell("POST", path, {"why": why}, headers))
+        return self.server.understood(Order, self.server.send("POST", path, {"why": why}, headers))
 
     def confirm(self, incident_id: str, was_right: bool, *, part: str | None = None, why: str = "") -> Outcome:
         """Say what an incident turned out to be, for the scorecard; needs a token of scope act."""
-        told = {"was_right": was_right, "part": part, "why": why}
+        body = {"was_right": was_right, "part": part, "why": why}
         path = f"{_API}/incidents/{_part(incident_id)}/outcome"
-        return self.server.understood(Outcome, self.server.tell("PUT", path, told))
+        return self.server.understood(Outcome, self.server.send("PUT", path, body))
 
     def isolated(self) -> Iterator[Isolated]:
         """Yield the nodes that were taken out of service, and how far each is on its way back."""

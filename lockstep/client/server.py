@@ -47,9 +47,9 @@ class Server:
         with self.answered("GET", path, query) as answer:
             return self._document(answer)
 
-    def tell(self, method: str, path: str, told: Json, headers: Mapping[str, str] | None = None) -> Json:
-        """Tell the server something and return its answer."""
-        with self.answered(method, path, told=told, headers=headers) as answer:
+    def send(self, method: str, path: str, body: Json, headers: Mapping[str, str] | None = None) -> Json:
+        """Send the server a document and return its answer."""
+        with self.answered(method, path, body=body, headers=headers) as answer:
             return self._document(answer)
 
     @contextmanager
@@ -59,7 +59,7 @@ class Server:
         path: str,
         query: Query | None = None,
         *,
-        told: Json | None = None,
+        body: Json | None = None,
         headers: Mapping[str, str] | None = None,
         read_timeout_s: float | None = None,
     ) -> Iterator[httpx.Response]:
@@ -67,7 +67,7 @@ class Server:
         asked = {name: value for name, value in (query or {}).items() if value is not None}
         timeout = httpx.Timeout(self._http.timeout.connect, read=read_timeout_s or self._http.timeout.read)
         try:
-            with self._http.stream(method, path, params=asked, json=told, headers=headers, timeout=timeout) as answer:
+            with self._http.stream(method, path, params=asked, json=body, headers=headers, timeout=timeout) as answer:
                 if not answer.is_success:
                     answer.read()
                     raise self._refusal(answer)

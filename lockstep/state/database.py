@@ -150,12 +150,12 @@ def open_control(url: str, *, lock_wait_ms: int = LOCK_WAIT_MS, keys: Keys = _NO
     The URL is sqlite:///relative/path, sqlite:////absolute/path or postgresql://user:password@host/name. Only who
     makes receivers of alerts, or sends to them, needs the keys.
     """
-    place = _parse(url)
-    make_engine = _sqlite_engine if place.drivername == "sqlite" else _postgres_engine
-    db = ControlDatabase(make_engine(place, lock_wait_ms), place, keys)
+    parsed = _parse(url)
+    make_engine = _sqlite_engine if parsed.drivername == "sqlite" else _postgres_engine
+    db = ControlDatabase(make_engine(parsed, lock_wait_ms), parsed, keys)
     try:
-        if place.drivername == "sqlite":
-            _make_sqlite_file(db, Path(str(place.database)))
+        if parsed.drivername == "sqlite":
+            _make_sqlite_file(db, Path(str(parsed.database)))
         db._prepare()
     except BaseException:
         db.close()
@@ -166,17 +166,17 @@ def open_control(url: str, *, lock_wait_ms: int = LOCK_WAIT_MS, keys: Keys = _NO
 def _parse(url: str) -> URL:
     expected = "expected sqlite:///path or postgresql://user:password@host/name"
     try:
-        place = make_url(url)
+        parsed = make_url(url)
     except (ArgumentError, ValueError):
         # Neither the URL nor the cause is shown: what cannot be taken apart may have its password anywhere.
         raise BadInput(f"the URL of the control database cannot be read; {expected}") from None
-    if place.drivername not in ("sqlite", "postgresql", "postgresql+psycopg"):
-        raise BadInput(f"the control database cannot be kept in {place.drivername}; {expected}")
-    if place.drivername == "sqlite" and place.database in (None, "", ":memory:"):
+    if parsed.drivername not in ("sqlite", "postgresql", "postgresql+psycopg"):
+        raise BadInput(f"the control database cannot be kept in {parsed.drivername}; {expected}")
+    if parsed.drivername == "sqlite" and parsed.database in (None, "", ":memory:"):
         raise BadInput(f"the control database needs a file, so that it survives a restart; {expected}")
-    if "@" in (place.host or ""):
+    if "@" in (parsed.host or ""):
         raise BadInput("the password in the URL of the control database has a bare @; write it as %40")
-    return place
+    return parsed
 
 
 def _name_of(url: URL) -> str:
@@ -249,8 +249,8 @@ COUNTED = ("waiting", "sending", "failed")  # those that were delivered are hist
 
 def count_undelivered(db: ControlDatabase) -> dict[tuple[str, str], int]:
     """Return how many messages of the queue each receiver has in each state that is not the good end."""
-    place = (DELIVERIES.c.target, DELIVERIES.c.state)
-    query = select(*place, func.count().label("messages")).where(DELIVERIES.c.state.in_(COUNTED)).group_by(*place)
+    columns = (DELIVERIES.c.target, DELIVERIES.c.state)
+    query = select(*columns, func.count().label("messages")).where(DELIVERIES.c.state.in_(COUNTED)).group_by(*columns)
     with db.read() as connection:
         return {(row.target, row.state): row.messages for row in connection.execute(query)}
 

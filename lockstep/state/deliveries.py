@@ -92,9 +92,11 @@ def due_deliveries(db: ControlDatabase, now_ns: int, limit: int = 20) -> list[tu
     first = select(func.min(DELIVERIES.c.number)).where(DELIVERIES.c.state.in_(_UNSENT))
     heads = first.group_by(DELIVERIES.c.target, DELIVERIES.c.thread).scalar_subquery()
     ripe = (DELIVERIES.c.state == "waiting") & (DELIVERIES.c.due_ns <= now_ns) & DELIVERIES.c.number.in_(heads)
-    place = func.row_number().over(partition_by=DELIVERIES.c.target, order_by=DELIVERIES.c.number).label("place")
-    ranked = select(DELIVERIES.c.target, DELIVERIES.c.number, place).where(ripe).subquery()
-    query = select(ranked).where(ranked.c.place <= limit).order_by(ranked.c.number)
+    position = (
+        func.row_number().over(partition_by=DELIVERIES.c.target, order_by=DELIVERIES.c.number).label("position")
+    )
+    ranked = select(DELIVERIES.c.target, DELIVERIES.c.number, position).where(ripe).subquery()
+    query = select(ranked).where(ranked.c.position <= limit).order_by(ranked.c.number)
     with db.read() as connection:
         return [(row.target, row.number) for row in connection.execute(query)]
 

@@ -179,10 +179,10 @@ def save_incidents(db: ControlDatabase, incidents: Iterable[Incident], lease: Le
     with db.begin() as connection:
         if lease is not None:
             refuse_stale(connection, lease)
-        told = list(incidents)
-        write_over(connection, INCIDENTS, map(_row, told))
-        note_changes(connection, "incident", (incident.id for incident in told))
-        note_verdicts(connection, told)
+        written = list(incidents)
+        write_over(connection, INCIDENTS, map(_row, written))
+        note_changes(connection, "incident", (incident.id for incident in written))
+        note_verdicts(connection, written)
 
 
 def list_incidents(
@@ -274,7 +274,7 @@ def page_incidents(
     page = newest_first(query, INCIDENTS.c.opened_ns, INCIDENTS.c.id, limit, before)
     with db.read() as connection:
         for name, value in (("class", fault_class), ("component", component)):
-            page = page if value is None else page.where(_said(connection, name) == value)
+            page = page if value is None else page.where(_verdict_field(connection, name) == value)
         return [StoredIncident(*row) for row in connection.execute(page)]
 
 
@@ -302,7 +302,7 @@ def deliveries_about(db: ControlDatabase, incident: str) -> list[Delivery]:
         return [delivery_of(row) for row in rows]
 
 
-def _said(connection: Connection, name: str) -> ColumnElement[str]:
+def _verdict_field(connection: Connection, name: str) -> ColumnElement[str]:
     """Return a field of the verdict in an incident's document; each database reads JSON text in its own way."""
     text = INCIDENTS.c.document
     document = cast(text, JSON) if connection.dialect.name == "postgresql" else type_coerce(text, JSON)

@@ -129,24 +129,24 @@ _DISK_FULL_WORDS = ("No space left on device", "not enough space")
 
 
 @contextmanager
-def translated(place: str) -> Iterator[None]:
-    """Turn the driver's exceptions into ours; `place` is the store's address without its password."""
+def translated(address: str) -> Iterator[None]:
+    """Turn the driver's exceptions into ours; `address` is the store's address without its password."""
     try:
         yield
     except ClickHouseError as error:
-        raise _classify(error, place) from error
+        raise _classify(error, address) from error
 
 
-def _classify(error: ClickHouseError, place: str) -> StoreError:
+def _classify(error: ClickHouseError, address: str) -> StoreError:
     code = getattr(error, "code", None)
     text = _first_line(str(error))
     if code == _WRONG_PASSWORD:
-        return StoreRefused(f"the store at {place} refuses this user or password", code)
+        return StoreRefused(f"the store at {address} refuses this user or password", code)
     if code in _PASSING or any(words in str(error) for words in _DISK_FULL_WORDS):
-        return StoreAway(f"the store at {place} cannot do it now: {text}")
+        return StoreAway(f"the store at {address} cannot do it now: {text}")
     if isinstance(error, DatabaseError) and code:
-        return StoreRefused(f"the store at {place} refuses: {text}", code)
-    return StoreAway(f"the store at {place} does not answer: {_root_cause(error)}")
+        return StoreRefused(f"the store at {address} refuses: {text}", code)
+    return StoreAway(f"the store at {address} does not answer: {_root_cause(error)}")
 
 
 def _root_cause(error: BaseException) -> str:

@@ -248,9 +248,9 @@ def _plan_job(choices: Choices, pick: int, placement: Placement) -> JobPlan:
 
 def _list_alternatives(choices: Sequence[Choices], capacity: int, best: float) -> list[Alternative]:
     """Return what else could be done: nothing, and to change only the jobs that were hit."""
-    standing_still = [one.only(one.counts == (0 if one.state.is_hit else one.state.held)) for one in choices]
+    unchanged = [one.only(one.counts == (0 if one.state.is_hit else one.state.held)) for one in choices]
     hit_only = [one if one.state.is_hit else one.only(one.counts == one.state.held) for one in choices]
-    named = [("do nothing", "jobs that were hit stand still, the others go on", standing_still)]
+    named = [("do nothing", "jobs that were hit stand still, the others go on", unchanged)]
     if any(one.state.is_hit for one in choices):
         named.append(("only the jobs that were hit", "no healthy job is touched", hit_only))
     return [
@@ -343,7 +343,7 @@ class WarmAnswers:
         kept = self._kept
         if event is None or kept is None or kept.state != _state_of(before) or not _is_foreseen(event, kept, after):
             return finish(after, solve_now(after))
-        plan = finish(after, kept.foresight.look_up(event))
+        plan = finish(after, kept.foresight.lookup(event))
         ago_s = max(now_ns - kept.made_ns, 0) / NS_PER_S
         return replace(plan, reason=f"{plan.reason} (looked up: worked out {ago_s:.0f} s before the event)")
 

@@ -145,7 +145,7 @@ class Foresight:
     cases: Mapping[Event, Case]
     outlooks: Mapping[Case, Outlook]
 
-    def look_up(self, event: Event) -> Outlook:
+    def lookup(self, event: Event) -> Outlook:
         """Return what is best after an event, in a time that does not depend on the cluster."""
         case = self.cases.get(event)
         if case is None and event.kind == "node_joins":

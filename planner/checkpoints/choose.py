@@ -201,8 +201,8 @@ class CheckpointFolders:
         """
         catalogue = self._refresh(job, now_ns)
         saved = next((each.layout for each in catalogue.complete), SavedLayout())
-        told = SavedLayout.of(layout.as_target()) if layout else None
-        target = told or (SavedLayout() if is_resized else saved)
+        wanted = SavedLayout.of(layout.as_target()) if layout else None
+        target = wanted or (SavedLayout() if is_resized else saved)
         choice = self._choose(catalogue, target)
         found = choice.checkpoint
         if found is None or choice.load_from is None:

@@ -73,9 +73,9 @@ def check_zero(folder: Folder) -> Finding:
     if damage:
         return incomplete(damage)
     # Each stage of a pipeline names its own layers; without one, the first rank says all.
-    told_by = files.model.values() if files.layer else [files.first_model]
+    sources = files.model.values() if files.layer else [files.first_model]
     try:
-        every = [read_saved(folder.file(name), folder.files[name].bytes) for name in told_by]
+        every = [read_saved(folder.file(name), folder.files[name].bytes) for name in sources]
     except BadInput as error:
         return Finding("unverified", f"nothing says how many ranks there should be: {error}")
     firsts = {name.partition(".")[0] for saved in every for name in find_parameters(saved)}
@@ -112,8 +112,8 @@ def _check_grid(files: Files, saved: Mapping[Any, Any], layers: set[int]) -> Fin
 def _find_layout(files: Files, saved: Mapping[Any, Any]) -> SavedLayout | None:  # Any: what a job saved
     """Return the grid that the states tell; of older versions, layers tell what of it is tp."""
     dp, mp = whole(saved.get("dp_world_size")), whole(saved.get("mp_world_size"))
-    told = saved.get("checkpoint_parallel_dimensions")
-    tp = whole(told.get("tp_degree")) if isinstance(told, dict) else None
+    dimensions = saved.get("checkpoint_parallel_dimensions")
+    tp = whole(dimensions.get("tp_degree")) if isinstance(dimensions, dict) else None
     tp = tp or len({part for _, part in files.layer}) or mp
     if not dp or not mp or not tp or mp % tp:
         return None

@@ -15,7 +15,7 @@ from lockstep.errors import BadInput, ControllerDown, HalfDone
 from planner.controllers.kubernetes_api import Answer, Calls, Object
 from planner.controllers.kubernetes_jobsets import (
     Restarting,
-    choose_way,
+    choose_method,
     count_nodes,
     find_objection,
     is_restarted,
@@ -200,14 +200,14 @@ class KubernetesController:
                 return Report(
                     "would", f"the restart of JobSet {order.job} under {order.mark} was begun: it would be ended"
                 )
-            way, why = choose_way(seen.body, order, self._options.workers)
-            return Report("would", f"JobSet {order.job} would be restarted ({way}): {why}", order.job)
+            method, why = choose_method(seen.body, order, self._options.workers)
+            return Report("would", f"JobSet {order.job} would be restarted ({method}): {why}", order.job)
         if begun is not None:
             return act.replace(begun)
         if is_ours:
             return act.finish(seen.body)
-        way, _ = choose_way(seen.body, order, self._options.workers)
-        return act.suspend(seen.body) if way == "suspend" else act.recreate(seen.body)
+        method, _ = choose_method(seen.body, order, self._options.workers)
+        return act.suspend(seen.body) if method == "suspend" else act.recreate(seen.body)
 
     def reattempt(self, job: str, mark: str) -> Report:
         """Refuse: the scheduler places new pods where it likes."""

@@ -32,7 +32,7 @@ _MADE_BY_KUBECTL = "kubectl.kubernetes.io/last-applied-configuration"
 _CONTROLLER = "jobset.sigs.k8s.io/jobset-controller"
 _HOSTNAME = "kubernetes.io/hostname"
 
-Way = Literal["suspend", "recreate"]
+Method = Literal["suspend", "recreate"]
 State = Literal["waiting", "running", "ended", "failed"]
 
 
@@ -88,7 +88,7 @@ def find_objection(jobset: Object) -> str | None:
     return None
 
 
-def choose_way(jobset: Object, order: Restart, workers: str | None) -> tuple[Way, str]:
+def choose_method(jobset: Object, order: Restart, workers: str | None) -> tuple[Method, str]:
     """Return how to restart a JobSet, and why so."""
     if read_state(jobset) in ("ended", "failed"):
         return "recreate", f"a JobSet that has {read_state(jobset)} is final"

@@ -95,8 +95,8 @@ def recommend(decision: Decision | None) -> tuple[Recommendation, str]:
         return "UNKNOWN", "no incident of this job is known"
     if decision.action in _NEEDS_NOTHING:
         return "CONTINUE", decision.reason
-    is_under_way = decision.mode == "execute" and decision.held_because is None
-    if decision.action in _NEEDS_NEW_LAYOUT and is_under_way:
+    is_executing = decision.mode == "execute" and decision.held_because is None
+    if decision.action in _NEEDS_NEW_LAYOUT and is_executing:
         return "STOP", f"the job is started again with another layout: {decision.reason}"
     return "RESTART", decision.reason
 

@@ -71,7 +71,7 @@ def _first_line(error: Exception) -> str:
 
 
 Template = tuple[str, ...]
-_PLACE = re.compile(r"\{([a-z]+)\}")
+_PLACEHOLDER = re.compile(r"\{([a-z]+)\}")
 _OUTCOMES: dict[int, Outcome] = {0: "done", 3: "already", 4: "refused"}
 
 
@@ -90,7 +90,7 @@ class CommandOptions:
     dry_run: bool = False
 
 
-_PLACES: dict[str, frozenset[str]] = {
+_PLACEHOLDERS: dict[str, frozenset[str]] = {
     "isolate": frozenset({"node", "mark", "reason"}),
     "release": frozenset({"node", "mark"}),
     "restart": frozenset({"job", "mark", "exclude", "nnodes", "checkpoint"}),
@@ -173,19 +173,19 @@ class CommandController:
 
 
 def check_templates(options: CommandOptions) -> None:
-    """Raise BadInput for a place that its act cannot fill, or for a program that is a place."""
-    for act, places in _PLACES.items():
+    """Raise BadInput for a placeholder that its act cannot fill, or for a program that is one."""
+    for act, allowed in _PLACEHOLDERS.items():
         template: Template = getattr(options, act)
-        asked = {name for argument in template for name in _PLACE.findall(argument)}
-        if asked - places:
-            known = ", ".join(sorted(places)) or "none"
-            raise BadInput(f"the command for {act} has {{{min(asked - places)}}} in it; it can have: {known}")
-        if template and _PLACE.search(template[0]):
+        asked = {name for argument in template for name in _PLACEHOLDER.findall(argument)}
+        if asked - allowed:
+            known = ", ".join(sorted(allowed)) or "none"
+            raise BadInput(f"the command for {act} has {{{min(asked - allowed)}}} in it; it can have: {known}")
+        if template and _PLACEHOLDER.search(template[0]):
             raise BadInput(f"the program for {act} must be named, not filled in: {template[0]}")
 
 
 def fill(template: Template, values: Mapping[str, str]) -> Template:
-    """Return the arguments with their places filled in. What is filled in is never looked at again.
+    """Return the arguments with their placeholders filled in. What is filled in is never looked at again.
 
     >>> fill(("drain", "--node={node}", "{reason}"), {"node": "h1", "reason": "{node} is slow"})
     ('drain', '--node=h1', '{node} is slow')
@@ -193,7 +193,7 @@ def fill(template: Template, values: Mapping[str, str]) -> Template:
     for name, value in values.items():
         if value.startswith("-") or "\0" in value:
             raise BadInput(f"{name} would be taken for an option, or for no text at all: {value!r}")
-    return tuple(_PLACE.sub(lambda place: values[place[1]], argument) for argument in template)
+    return tuple(_PLACEHOLDER.sub(lambda matched: values[matched[1]], argument) for argument in template)
 
 
 def _last_line(ended: Finished) -> str:

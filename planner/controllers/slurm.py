@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from lockstep.clock import Clock, SystemClock
-from lockstep.errors import ControllerDown, ControllerSaidNo, HalfDone
+from lockstep.errors import ControllerDown, ControllerRefused, HalfDone
 from planner.controllers.protocol import (
     JobView,
     Node,
@@ -109,7 +109,7 @@ class SlurmController:
         """Return all nodes that Slurm knows."""
         try:
             return [node.as_node() for node in self._open().show_nodes()]
-        except ControllerSaidNo as refusal:
+        except ControllerRefused as refusal:
             raise ControllerDown(f"Slurm does not tell its nodes: {refusal}") from None
 
     def job(self, job: str) -> JobView | None:
@@ -117,7 +117,7 @@ class SlurmController:
         check_name(job, "job")
         try:
             found = self._open().view_jobs(job)
-        except ControllerSaidNo as refusal:
+        except ControllerRefused as refusal:
             raise ControllerDown(f"Slurm does not tell about job {job}: {refusal}") from None
         return found[0].as_view() if found else None
 
@@ -159,7 +159,7 @@ class SlurmController:
     def _report(self, act: Callable[[SlurmCommands], Report]) -> Report:
         try:
             return act(self._open())
-        except ControllerSaidNo as refusal:
+        except ControllerRefused as refusal:
             return Report("failed", str(refusal))
 
     def _open(self) -> SlurmCommands:
@@ -212,7 +212,7 @@ def _change(slurm: SlurmCommands, node: str, **changes: str) -> str:
     """
     try:
         slurm.update_node(node, **changes)
-    except ControllerSaidNo as refusal:
+    except ControllerRefused as refusal:
         return f"; {refusal}"
     return ""
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, NoReturn
 
-from lockstep.errors import BadInput, ControllerDown, ControllerSaidNo
+from lockstep.errors import BadInput, ControllerDown, ControllerRefused
 from planner.controllers.protocol import Restart, check_template
 from planner.controllers.running import Deadline, Finished, make_environment, run_within
 from planner.controllers.slurm_parsing import (
@@ -92,7 +92,7 @@ class SlurmOptions:
 
 
 class SlurmCommands:
-    """The commands of one call, which share its time; ControllerSaidNo, or ControllerDown if nobody answers."""
+    """The commands of one call, which share its time; ControllerRefused, or ControllerDown if nobody answers."""
 
     def __init__(self, options: SlurmOptions) -> None:
         self._options = options
@@ -141,7 +141,7 @@ class SlurmCommands:
         """Return a job's batch script."""
         done = self._ask(self._options.scontrol, "write", "batch_script", job, "-")
         if not done.out.startswith("#!"):  # it ends with 0 also when it was not allowed to
-            raise ControllerSaidNo(f"the batch script of job {job} cannot be had: {done.complaint}")
+            raise ControllerRefused(f"the batch script of job {job} cannot be had: {done.complaint}")
         return done.out
 
     def update_node(self, name: str, **changes: str) -> None:
@@ -183,7 +183,7 @@ class SlurmCommands:
         words = done.out.replace(";", " ").split()  # --parsable prints "17;cluster" where there are several
         numbers = [word for word in words if word.isdigit()]
         if not numbers:
-            raise ControllerSaidNo(f"{command[0]} ended well but printed no job number: {done.out.strip()[:200]!r}")
+            raise ControllerRefused(f"{command[0]} ended well but printed no job number: {done.out.strip()[:200]!r}")
         return numbers[-1]
 
     def _ask(self, *command: str) -> Finished:
@@ -202,12 +202,12 @@ def own_user() -> str:
 
 
 def raise_refusal(message: str, complaint: str, user: str) -> NoReturn:
-    """Raise what Slurm said as ControllerDown when slurmctld did not answer, else as ControllerSaidNo."""
+    """Raise what Slurm said as ControllerDown when slurmctld did not answer, else as ControllerRefused."""
     if any(words in message for words in _NOBODY_ANSWERS):
         raise ControllerDown(f"Slurm does not answer: {complaint}")
     if any(words in message for words in _NOT_ALLOWED):
-        raise ControllerSaidNo(f"Slurm does not allow it to {user}, who must be an operator: {complaint}")
-    raise ControllerSaidNo(complaint)
+        raise ControllerRefused(f"Slurm does not allow it to {user}, who must be an operator: {complaint}")
+    raise ControllerRefused(complaint)
 
 
 def was_never_sent(failure: ControllerDown) -> bool:
@@ -231,5 +231,5 @@ def _home_of(user: str) -> dict[str, str]:
     try:
         entry = pwd.getpwnam(user)
     except KeyError:
-        raise ControllerSaidNo(f"this machine knows no user {user} to submit the job as") from None
+        raise ControllerRefused(f"this machine knows no user {user} to submit the job as") from None
     return {"HOME": entry.pw_dir, "USER": user, "LOGNAME": user, "SHELL": entry.pw_shell}

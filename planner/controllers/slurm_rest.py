@@ -17,7 +17,7 @@ import httpx
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lockstep.clock import NS_PER_S, rfc3339
-from lockstep.errors import ControllerDown, ControllerSaidNo
+from lockstep.errors import ControllerDown, ControllerRefused
 from planner.controllers.running import Deadline, read_within
 from planner.controllers.slurm_commands import SlurmCommands, SlurmOptions, is_unknown, own_user, raise_refusal
 from planner.controllers.slurm_parsing import SlurmJob, SlurmNode, pick_marked, read_state
@@ -26,7 +26,7 @@ Json = Mapping[str, Any]  # Any: as it came from slurmrestd, not yet looked at
 Model = TypeVar("Model", bound=BaseModel)
 _PATH = re.compile(r"/slurm/(v[\d.]+)/(.+?)/?")
 _NEEDED = frozenset({("get", "nodes"), ("get", "node/{node_name}"), ("get", "jobs"), ("get", "job/{job_id}")})
-_NOT_SAID_WHY = -1  # the number of "Unspecified error"
+_UNSPECIFIED = -1  # the number of "Unspecified error"
 NOBODY_BEHIND = "slurmctld does not answer, or the token is wrong or has run out"  # what 22.05 means by it
 
 
@@ -38,17 +38,17 @@ class Offer:
     calls: frozenset[tuple[str, str]]  # method and path, such as ("delete", "job/{job_id}")
 
 
-class _Told(BaseModel):
+class _Response(BaseModel):
     """Base of what slurmrestd tells: only what we need of it."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class _Timestamp(_Told):
+class _Timestamp(_Response):
     number: int = 0
 
 
-class _Node(_Told):
+class _Node(_Response):
     name: str
     state: str | list[str]
     state_flags: list[str] = []
@@ -57,7 +57,7 @@ class _Node(_Told):
     reason_changed_at: int | _Timestamp = 0
 
 
-class _Job(_Told):
+class _Job(_Response):
     job_id: int
     job_state: str | list[str]
     nodes: str | None = None
@@ -66,27 +66,27 @@ class _Job(_Told):
     user_name: str | None = None
 
 
-class _Error(_Told):
+class _Error(_Response):
     error: str | None = None
     description: str | None = None
     errno: int | None = None  # what 22.05 calls error_number of nodes
     error_number: int | None = None
 
 
-class _Nodes(_Told):
+class _Nodes(_Response):
     nodes: list[_Node]
 
 
-class _Jobs(_Told):
+class _Jobs(_Response):
     jobs: list[_Job]
 
 
-class _Errors(_Told):
+class _Errors(_Response):
     errors: list[_Error] = []
 
 
 def find_offer(document: Json) -> Offer:
-    """Return what the newest API in an OpenAPI document can do that reads nodes and jobs; ControllerSaidNo: none."""
+    """Return what the newest API in an OpenAPI document can do that reads nodes and jobs; ControllerRefused: none."""
     offered: dict[str, set[tuple[str, str]]] = {}
     for path, methods in document.get("paths", {}).items():
         if found := _PATH.fullmatch(path):
@@ -94,7 +94,7 @@ def find_offer(document: Json) -> Offer:
     usable = [version for version, calls in offered.items() if calls >= _NEEDED]
     if not usable:
         known = ", ".join(sorted(offered)) or "none"
-        raise ControllerSaidNo(f"slurmrestd offers no API that reads nodes and jobs; its versions are: {known}")
+        raise ControllerRefused(f"slurmrestd offers no API that reads nodes and jobs; its versions are: {known}")
     newest = max(usable, key=lambda version: [int(number) for number in re.findall(r"\d+", version)])
     return Offer(f"/slurm/{newest}", frozenset(offered[newest]))
 
@@ -119,7 +119,7 @@ def _validate(model: type[Model], answer: Json) -> Model:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise ControllerSaidNo(f"the answer of slurmrestd cannot be understood: {where}: {first['msg']}") from None
+        raise ControllerRefused(f"the answer of slurmrestd cannot be understood: {where}: {first['msg']}") from None
 
 
 def _as_node(node: _Node) -> SlurmNode:
@@ -147,7 +147,7 @@ def _as_job(job: _Job) -> SlurmJob:
 
 
 def _describe(error: _Error) -> str:
-    if _NOT_SAID_WHY in (error.errno, error.error_number):
+    if _UNSPECIFIED in (error.errno, error.error_number):
         return NOBODY_BEHIND
     message = error.description or error.error or "it does not say what"
     words = f"{error.error}: {message}" if error.error and error.error not in message else message
@@ -223,7 +223,7 @@ class Slurmrestd:
 
     def _parse(self, status: int, text: str) -> Json:
         if status in _NOT_TAKEN:
-            raise ControllerSaidNo(
+            raise ControllerRefused(
                 f"slurmrestd at {self._address} does not take {self._user}: HTTP {status} {text[:200]}"
             )
         try:

@@ -11,7 +11,7 @@ from tempfile import NamedTemporaryFile
 from typing import Literal
 
 from lockstep.clock import NS_PER_S, Clock
-from lockstep.errors import ControllerDown, ControllerSaidNo
+from lockstep.errors import ControllerDown, ControllerRefused
 from planner.controllers.protocol import Report, Restart, find_variables
 from planner.controllers.running import Notes
 from planner.controllers.slurm_commands import SlurmCommands, SlurmOptions, own_user, was_never_sent
@@ -48,12 +48,12 @@ def judge_arrival(note: Mapping[str, str], mark: str, times: SlurmTimes, now_ns:
         return Arrival("absent")
     job, called_ns = note["job"], int(note[SUBMITTING])
     since_call_s = (now_ns - called_ns) / NS_PER_S
-    since_look_s = (now_ns - int(note.get(LOOKED, called_ns))) / NS_PER_S
-    if times.memory_s and since_look_s >= times.memory_s:
+    since_poll_s = (now_ns - int(note.get(LOOKED, called_ns))) / NS_PER_S
+    if times.memory_s and since_poll_s >= times.memory_s:
         return Arrival(
             "unknowable",
             f"this needs a person: sbatch was called for job {job}, its answer is lost, and nobody has looked for "
-            f"{since_look_s:.0f} s, while Slurm forgets an ended job after {times.memory_s:g} s (MinJobAge); see "
+            f"{since_poll_s:.0f} s, while Slurm forgets an ended job after {times.memory_s:g} s (MinJobAge); see "
             f'whether a job with the comment "{write_mark(mark)}" has run, and submit job {job} by hand if none has',
         )
     wait_s = _ANSWER_TIMES * times.answer_s
@@ -185,8 +185,8 @@ class Resubmission:
         self.notes.write(order.mark, {**kept, SUBMITTING: str(self.clock.now_ns())})
         try:
             new = self._submit(submission, order)
-        except (ControllerSaidNo, ControllerDown) as failure:
-            if isinstance(failure, ControllerSaidNo) or (was_never_sent(failure) and not self.options.resubmit):
+        except (ControllerRefused, ControllerDown) as failure:
+            if isinstance(failure, ControllerRefused) or (was_never_sent(failure) and not self.options.resubmit):
                 self.notes.write(order.mark, kept)
             raise
         self.notes.write(order.mark, {"job": order.job, "new": new, EXCLUDED: kept[EXCLUDED]})

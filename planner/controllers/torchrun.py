@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from lockstep.errors import BadInput, ControllerDown, ControllerSaidNo, HalfDone
+from lockstep.errors import BadInput, ControllerDown, ControllerRefused, HalfDone
 from planner.controllers.protocol import (
     JobView,
     Node,
@@ -72,7 +72,7 @@ class TorchrunController:
         try:
             found = agents.find_all(self._options.nodes, self._barred())
             workers = agents.find_workers(found[0].node) if found else []
-        except ControllerSaidNo as failure:
+        except ControllerRefused as failure:
             raise ControllerDown(f"the agents of job {job} cannot be seen {failure}") from None
         nodes, restarts = tuple(agent.node for agent in found), max((each.restarts for each in workers), default=0)
         return JobView(job, "running" if found else "ended", nodes, restarts, found[0].mark if found else None)
@@ -110,7 +110,7 @@ class TorchrunController:
             return Report("refused", f"job {self._options.job} has no node {node}")
         try:
             return act(self._agents())
-        except ControllerSaidNo as failure:
+        except ControllerRefused as failure:
             return Report("failed", str(failure))
 
     def _is_begun(self, mark: str) -> bool:
@@ -145,7 +145,7 @@ class TorchrunController:
             return Report("done", f"{node}, where the agents meet, takes no part in the next start: {reason}")
         try:
             workers = agents.stop(node)
-        except ControllerSaidNo as away:  # a dead host: the others meet without it, and nobody starts it again
+        except ControllerRefused as away:  # a dead host: the others meet without it, and nobody starts it again
             return Report("done", f"{node} does not answer and is not started again: {away}")
         if not agents.deadline.wait_until(lambda: agents.find(node) is None, _LEFT_S):
             return Report("failed", f"the agent of {node} was told to end and still runs")

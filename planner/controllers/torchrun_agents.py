@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from lockstep.errors import ControllerSaidNo
+from lockstep.errors import ControllerRefused
 from planner.controllers.protocol import check_template
 from planner.controllers.running import Deadline, Finished, Notes, make_environment, run_within
 
@@ -89,7 +89,7 @@ class Reach:
 
 
 class Agents:
-    """The agents of one job, within the time of one call. Raises ControllerSaidNo, and ControllerDown at its end."""
+    """The agents of one job, within the time of one call. Raises ControllerRefused, and ControllerDown at its end."""
 
     def __init__(self, job: str, reach: Reach, deadline: Deadline) -> None:
         self._job, self._reach, self.deadline = job, reach, deadline
@@ -105,7 +105,7 @@ class Agents:
         def find(node: str) -> Agent | None:
             try:
                 return self.find(node)
-            except ControllerSaidNo:
+            except ControllerRefused:
                 if node not in barred:
                     raise
                 return None
@@ -129,7 +129,7 @@ class Agents:
         words += f"rendezvous={shlex.quote(rendezvous or '')}\n"
         self._run(node, words + self._reach.launch)
         if not self.deadline.wait_until(lambda: self.find(node) is not None, reserve_s=0):
-            raise ControllerSaidNo(f"on {node}: the launch command ended, and no agent of job {self._job} runs")
+            raise ControllerRefused(f"on {node}: the launch command ended, and no agent of job {self._job} runs")
 
     def find_workers(self, node: str) -> list[Worker]:
         """Return the workers of a node's agent."""
@@ -155,7 +155,7 @@ class Agents:
         known = "".join(f"{name}={shlex.quote(value)}\n" for name, value in values.items())
         done = run_within(command, self.deadline, make_environment(self._reach.environment), known + script)
         if done.code:
-            raise ControllerSaidNo(f"on {node}: {done.complaint}")
+            raise ControllerRefused(f"on {node}: {done.complaint}")
         return done
 
 

@@ -77,13 +77,13 @@ class WiringBook:
         near = [self._nics(src, pair.nic or nic, pair.local) for pair in pairs]
         # A fused NIC takes queue pairs by turns (NCCL goes round its devices), so there is one per port at least.
         count = max(len(pairs), len(near[0]))
-        wires = []
+        wirings = []
         for number in range(count):
             pair = pairs[number % len(pairs)]
             far = self._far_nics(str(dst), back, pair)
             ends = self._join(src, near[number % len(pairs)], str(dst), far, number)
-            wires.append(Wiring(*ends, carrier, pair.sport if len(pairs) == count else None))
-        return wires, ""
+            wirings.append(Wiring(*ends, carrier, pair.sport if len(pairs) == count else None))
+        return wirings, ""
 
     def _refuse(self, src: str, dst: str | None, transport: str | None) -> str:
         if src == dst or transport in ("p2p", "shm"):
@@ -210,9 +210,9 @@ def find_demand(facts: DemandFacts, options: DemandOptions | None = None) -> Dem
     book, missing = WiringBook(facts), Counter[str]()
     found: list[tuple[Flow, Wiring]] = []
     for send in _describe_sends(facts):
-        wires, why = book.wire(send.key, send.host, send.nic, send.transport)
+        wirings, why = book.wire(send.key, send.host, send.nic, send.transport)
         missing[why] += 1
-        found += _as_flows(send, wires, facts.topology)
+        found += _as_flows(send, wirings, facts.topology)
     kept = _drop_trickles(found, facts.topology, options or DemandOptions())
     missing["together they are a trickle on their NIC"] = len(found) - len(kept)
     kept.sort(key=lambda pair: pair[0].id)
@@ -263,11 +263,11 @@ def _floats(table: pa.Table, name: str) -> np.ndarray:
     return np.asarray(pc.fill_null(table[name], 0)).astype(np.float64)
 
 
-def _as_flows(send: _Send, wires: Sequence[Wiring], topology: TopologyIndex) -> Iterator[tuple[Flow, Wiring]]:
+def _as_flows(send: _Send, wirings: Sequence[Wiring], topology: TopologyIndex) -> Iterator[tuple[Flow, Wiring]]:
     """Yield a flow per queue pair: a connection shares its bytes out evenly among them."""
     job, _, comm, rank, peer, channel = send.key
-    for number, wire in enumerate(wires):
-        average = send.gbps / len(wires)
+    for number, wire in enumerate(wirings):
+        average = send.gbps / len(wirings)
         duty = min(max(send.duty, average / _rate_of(wire.src, topology)), 1.0)  # none is faster than its NIC
         name = f"{job}/{comm:x}/r{rank}-r{peer}/c{channel}/q{number}"
         flow = Flow(id=name, src=wire.src, dst=wire.dst, gbps=average / duty, duty=duty, job=job)

@@ -113,9 +113,9 @@ def _bound_cuts(paths: FlowPaths, level: int) -> float:
     border = np.flatnonzero(part_of != NONE)
     parts = int(part.max()) + 1
     highest = 0.0
-    for ends, turn in ((paths.flows.near, 0), (paths.flows.far, 1)):
+    for ends, direction in ((paths.flows.near, 0), (paths.flows.far, 1)):
         demand = np.bincount(part[ends[crossing]], paths.flows.size[crossing], minlength=parts)
-        room = np.bincount(part_of[border], rates[border ^ turn], minlength=parts)
+        room = np.bincount(part_of[border], rates[border ^ direction], minlength=parts)
         needed = demand > 0
         highest = max(highest, float((demand[needed] / np.maximum(room[needed], 1e-12)).max(initial=0.0)))
     return highest
@@ -124,7 +124,7 @@ def _bound_cuts(paths: FlowPaths, level: int) -> float:
 def _bound_pairs(paths: FlowPaths, level: int) -> float:
     """Return the bound from the two leaves that have the least in common for what they send each other."""
     up_paths, rates, usable = paths.network.up_paths[level - 1], paths.network.gbps, paths.usable[level - 1]
-    up, down = (np.where(usable, rates[up_paths.links ^ turn].min(axis=2), 0.0) for turn in (0, 1))
+    up, down = (np.where(usable, rates[up_paths.links ^ direction].min(axis=2), 0.0) for direction in (0, 1))
     # Two leaves that lack nothing share all that each of them has, which its own border tells already.
     lacks = np.any([(room < room.max(axis=1, keepdims=True)) & up_paths.exists for room in (up, down)], axis=0).any(
         axis=1

@@ -106,8 +106,8 @@ def _choose_ports(network: Network, flows: Sequence[Flow]) -> list[tuple[str, st
             chosen[index] = _choose_like(flow, nics, network)
     for count, indices in groups.items():
         near, far = (_number([getattr(flows[index], side) for index in indices]) for side in ("src", "dst"))
-        for index, turn in zip(indices, colour_evenly([near], [far], count).tolist(), strict=True):
-            chosen[index] = (nics[flows[index].src][turn], nics[flows[index].dst][turn])
+        for index, colour in zip(indices, colour_evenly([near], [far], count).tolist(), strict=True):
+            chosen[index] = (nics[flows[index].src][colour], nics[flows[index].dst][colour])
     return chosen
 
 

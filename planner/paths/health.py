@@ -234,8 +234,8 @@ def _find_share(verdict: Verdict) -> float:
     """
     if verdict.fault_class != "comm_slow":
         return 0.0
-    wires = [wire for each in verdict.evidence for wire in each.get("slow_pairs", ())]
-    ratios = [float(wire["ratio"]) for wire in wires if wire.get("ratio")]
+    pairs = [pair for each in verdict.evidence for pair in each.get("slow_pairs", ())]
+    ratios = [float(pair["ratio"]) for pair in pairs if pair.get("ratio")]
     lost = [float(each["share"]) for each in verdict.evidence if each.get("kind") == "probes"]
     if ratios:
         return 1 / max(median(ratios), _ALL)

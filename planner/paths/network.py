@@ -132,8 +132,8 @@ def _reseat(up_paths: UpPaths, alive: np.ndarray) -> UpPaths:
         )
         for leaf in np.flatnonzero(works.any(axis=1) & ~works.all(axis=1)).tolist():
             rest = up_paths.links[leaf, np.array(bundle)[works[leaf]]]
-            for turn, seat in enumerate(np.array(bundle)[~works[leaf]].tolist()):
-                links[leaf, seat] = rest[turn % len(rest)]
+            for number, seat in enumerate(np.array(bundle)[~works[leaf]].tolist()):
+                links[leaf, seat] = rest[number % len(rest)]
     return replace(up_paths, links=links)
 
 
@@ -207,14 +207,16 @@ def _tabulate(reached: list[list[tuple[str, tuple[int, ...]]]]) -> UpPaths:
         by_spine.append(mine)
     names = list(dict.fromkeys(spine for mine in by_spine for spine in mine))
     times = {spine: max(len(mine.get(spine, ())) for mine in by_spine) for spine in names}
-    seats = [(spine, turn) for spine in names for turn in range(times[spine])]
+    seats = [(spine, number) for spine in names for number in range(times[spine])]
     steps = len(next(links for up_paths in reached for _, links in up_paths))
     table = np.full((len(reached), len(seats), steps), NONE, np.int64)
     for leaf, mine in enumerate(by_spine):
-        for seat, (spine, turn) in enumerate(seats):
+        for seat, (spine, number) in enumerate(seats):
             if paths := mine.get(spine):
-                table[leaf, seat] = paths[turn % len(paths)]
+                table[leaf, seat] = paths[number % len(paths)]
     bundles = tuple(
         tuple(seat for seat, (name, _) in enumerate(seats) if name == spine) for spine in names if times[spine] > 1
     )
-    return UpPaths(tuple(spine if times[spine] == 1 else f"{spine}#{turn}" for spine, turn in seats), table, bundles)
+    return UpPaths(
+        tuple(spine if times[spine] == 1 else f"{spine}#{number}" for spine, number in seats), table, bundles
+    )

@@ -112,9 +112,9 @@ def _choose_highest(
     for count in np.unique(counts).tolist():
         at = np.flatnonzero(counts[group] == count)
         keys = [[group[at] * (int(ends.max(initial=0)) + 1) + ends[at]] for ends in pods]
-        turn = colour_evenly(keys[0], keys[1], count)
+        colour = colour_evenly(keys[0], keys[1], count)
         table = np.array([spines if len(spines) == count else np.zeros(count, np.int64) for spines in members])
-        spine[flows[at]] = table[group[at], turn]
+        spine[flows[at]] = table[group[at], colour]
 
 
 def _find_lower(paths: FlowPaths, level: int, near: np.ndarray, plane: _Plane, group: np.ndarray) -> np.ndarray:

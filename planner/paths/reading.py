@@ -37,7 +37,7 @@ FROM connections WHERE {_ACTIVE}
 GROUP BY job, attempt, comm, rank, peer, channel, direction, transport, nic, local, remote, sport, lqpn, rqpn
 """
 _WHOLE = f"notEmpty(hops) AND NOT has(hops, '{SILENT}')"
-_TELLS = f"rtt_ns IS NOT NULL AND {_WHOLE}"
+_VALID = f"rtt_ns IS NOT NULL AND {_WHOLE}"
 _ROUTES = f"""
 SELECT {", ".join(KEY)}, argMaxIf(hops, (rtt_ns IS NOT NULL, ts_ns, hops), {_WHOLE}) AS newest,
        maxIf(ts_ns, rtt_ns IS NOT NULL) AS answered_ns, max(ts_ns) AS tried
@@ -46,18 +46,18 @@ FROM probes WHERE {_INSIDE} GROUP BY {", ".join(KEY)} ORDER BY tried DESC, {", "
 # Since when the newest route holds is known only with that route at hand, so the probes are gone through again.
 _MOVED = f"""
 SELECT {", ".join(KEY)}, any(newest) AS route, any(answered_ns) AS answer, any(tried) AS tried_ns,
-       maxIf(ts_ns, {_TELLS} AND hops != newest) AS moved_ns
+       maxIf(ts_ns, {_VALID} AND hops != newest) AS moved_ns
 FROM probes INNER JOIN ({_ROUTES}) AS routes USING ({", ".join(KEY)})
 WHERE {_INSIDE} GROUP BY {", ".join(KEY)}
 """
 _FOLDED = f"""
-SELECT {", ".join(KEY)}, any(route) AS way, countIf({_TELLS} AND hops = route AND ts_ns > moved_ns) AS agreed,
-       countIf({_TELLS} AND hops != route) AS differing,
-       countIf({_TELLS} AND hops = route AND ts_ns <= moved_ns) AS returned,
-       arrayCount(at -> at > minIf(ts_ns, {_TELLS} AND hops = route AND ts_ns > moved_ns),
+SELECT {", ".join(KEY)}, any(route) AS way, countIf({_VALID} AND hops = route AND ts_ns > moved_ns) AS agreed,
+       countIf({_VALID} AND hops != route) AS differing,
+       countIf({_VALID} AND hops = route AND ts_ns <= moved_ns) AS returned,
+       arrayCount(at -> at > minIf(ts_ns, {_VALID} AND hops = route AND ts_ns > moved_ns),
                   groupArrayIf(ts_ns, rtt_ns IS NULL)) AS lost,
        countIf(rtt_ns IS NULL AND ts_ns > answer) AS lost_since,
-       maxIf(ts_ns, {_TELLS} AND hops = route) AS seen_ns, any(tried_ns) AS last_try
+       maxIf(ts_ns, {_VALID} AND hops = route) AS seen_ns, any(tried_ns) AS last_try
 FROM probes INNER JOIN ({_MOVED}) AS moved USING ({", ".join(KEY)})
 WHERE {_INSIDE} GROUP BY {", ".join(KEY)} ORDER BY {", ".join(KEY)}
 """

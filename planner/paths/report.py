@@ -276,16 +276,16 @@ def _draw_grid(network: Network, grid: _Grid, use: np.ndarray, left: float, top:
             yield f'<text x="{left}" y="{top + (row + 0.7) * side:.1f}" font-size="9">{escape(name)}</text>'
     for (row, column), links in grid.links.items():
         x, y = left + margin + column * side, top + row * side
-        up, down = (max(float(use[link ^ turn]) for link in links) for turn in (0, 1))
+        up, down = (max(float(use[link ^ direction]) for link in links) for direction in (0, 1))
         is_dead = any(network.gbps[link] <= 0 for link in links)
         label = f"{grid.rows[row]} - {grid.columns[column]}: up {up:.0%}, down {down:.0%}" + (
             ", dead" if is_dead else ""
         )
         half = (side - 1) / 2
         yield f"<g><title>{escape(label)}</title>"
-        for turn, value in enumerate((up, down)):
+        for direction, value in enumerate((up, down)):
             fill = "#333" if is_dead else _colour(value)
-            box = f'x="{x:.1f}" y="{y + turn * half:.1f}" width="{side - 1:.1f}" height="{half:.1f}"'
+            box = f'x="{x:.1f}" y="{y + direction * half:.1f}" width="{side - 1:.1f}" height="{half:.1f}"'
             yield f'<rect {box} fill="{fill}"/>'
         yield "</g>"
 

@@ -9,7 +9,7 @@ from planner.pipeline.schedule import RELEASING, Kind, Op, Schedule, Shape, Time
 
 _LATE = 1e-6  # of the makespan: sums of floats in another order differ by less
 
-Place = tuple[int, int, int]  # home pipeline, micro-batch, stage
+Cell = tuple[int, int, int]  # home pipeline, micro-batch, stage
 _WHOLE: tuple[set[Kind], ...] = ({"forward", "both"}, {"forward", "input", "weight"})
 
 
@@ -18,15 +18,15 @@ def find_faults(schedule: Schedule, memory: Sequence[int] | int | None = None) -
 
     `memory` is how many micro-batches a worker may hold at a time, of all stages or of each.
     """
-    by_place: dict[Place, dict[Kind, Op]] = defaultdict(dict)
+    by_cell: dict[Cell, dict[Kind, Op]] = defaultdict(dict)
     for ops in schedule.ops.values():
         for op in ops:
-            by_place[op.pipeline, op.micro_batch, op.stage][op.kind] = op
+            by_cell[op.pipeline, op.micro_batch, op.stage][op.kind] = op
     return [
         *_check_count(schedule),
         *_check_workers(schedule),
-        *_check_places(schedule, by_place),
-        *_check_order(schedule, by_place),
+        *_check_cells(schedule, by_cell),
+        *_check_order(schedule, by_cell),
         *_check_overlap(schedule),
         *_check_memory(schedule, memory),
     ]
@@ -48,7 +48,7 @@ def _check_workers(schedule: Schedule) -> Iterator[str]:
         yield from (f"{op} is done at another stage" for op in ops if op.stage != worker.stage)
 
 
-def _check_places(schedule: Schedule, by_place: Mapping[Place, Mapping[Kind, Op]]) -> Iterator[str]:
+def _check_cells(schedule: Schedule, by_cell: Mapping[Cell, Mapping[Kind, Op]]) -> Iterator[str]:
     shape = schedule.shape
     wanted = {
         (pipeline, micro_batch, stage)
@@ -56,9 +56,9 @@ def _check_places(schedule: Schedule, by_place: Mapping[Place, Mapping[Kind, Op]
         for micro_batch in range(shape.micro_batches)
         for stage in range(shape.stages)
     }
-    yield from (f"{index} is not part of the step" for index in by_place.keys() - wanted)
+    yield from (f"{index} is not part of the step" for index in by_cell.keys() - wanted)
     for index in wanted:
-        ops = by_place.get(index, {})
+        ops = by_cell.get(index, {})
         home = Worker(index[0], index[2])
         if set(ops) not in _WHOLE:
             yield f"{index} is done in {sorted(ops)}, which is not one forward and one backward"
@@ -68,11 +68,11 @@ def _check_places(schedule: Schedule, by_place: Mapping[Place, Mapping[Kind, Op]
             yield f"{index} is done away from home, though {home} is live"
 
 
-def _check_order(schedule: Schedule, by_place: Mapping[Place, Mapping[Kind, Op]]) -> Iterator[str]:
+def _check_order(schedule: Schedule, by_cell: Mapping[Cell, Mapping[Kind, Op]]) -> Iterator[str]:
     hop, late = schedule.times.transfer, _LATE * schedule.makespan
-    for (pipeline, micro_batch, stage), ops in by_place.items():
-        above = by_place.get((pipeline, micro_batch, stage - 1), {})
-        below = by_place.get((pipeline, micro_batch, stage + 1), {})
+    for (pipeline, micro_batch, stage), ops in by_cell.items():
+        above = by_cell.get((pipeline, micro_batch, stage - 1), {})
+        below = by_cell.get((pipeline, micro_batch, stage + 1), {})
         back = ops.get("both") or ops.get("input")
         pairs = [
             (above.get("forward"), ops.get("forward"), hop),
@@ -145,9 +145,9 @@ def find_bound(
     """
     loads = [find_load(shape, failed, stage) for stage in range(shape.stages)]
     held = [min(load, most) for load, most in zip(loads, memory or loads, strict=True)]
-    way = _Way(times, is_decoupled)
-    spans = [_span(way, stage, loads, held[stage]) for stage in range(shape.stages)]
-    tails = [way.down(0, stage) + span for stage, span in enumerate(spans)]
+    transit = _Transit(times, is_decoupled)
+    spans = [_span(transit, stage, loads, held[stage]) for stage in range(shape.stages)]
+    tails = [transit.down(0, stage) + span for stage, span in enumerate(spans)]
     return Bound(period=max(spans), makespan=max(tails))
 
 
@@ -162,7 +162,7 @@ def closed_form(shape: Shape, times: Times, failed: Collection[Worker]) -> float
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
+class _Transit:
     """How long a micro-batch is under way between stages."""
 
     times: Times
@@ -185,18 +185,24 @@ class _Way:
         return self.times.weight[stage] if self.is_decoupled else 0.0
 
 
-def _span(way: _Way, stage: int, loads: Sequence[int], held: int) -> float:
+def _span(transit: _Transit, stage: int, loads: Sequence[int], held: int) -> float:
     """Return the least time from the first start to the last end at a stage."""
-    times, last = way.times, len(loads) - 1
-    turn = way.down(stage, last) + times.forward[last] + way.up(stage, last) + way.back(last) - way.back(stage)
-    idle = max(0.0, turn - held * times.forward[stage])
+    times, last = transit.times, len(loads) - 1
+    round_trip = (
+        transit.down(stage, last)
+        + times.forward[last]
+        + transit.up(stage, last)
+        + transit.back(last)
+        - transit.back(stage)
+    )
+    idle = max(0.0, round_trip - held * times.forward[stage])
     alone = loads[stage] * times.work(stage) + idle
-    trips = -(-loads[stage] // held) * (turn + way.back(stage) + way.after(stage))
-    below = [_through(way, stage, other, loads[other]) for other in range(stage, last + 1)]
+    trips = -(-loads[stage] // held) * (round_trip + transit.back(stage) + transit.after(stage))
+    below = [_through(transit, stage, other, loads[other]) for other in range(stage, last + 1)]
     return max(alone, trips, *below)
 
 
-def _through(way: _Way, stage: int, other: int, load: int) -> float:
+def _through(transit: _Transit, stage: int, other: int, load: int) -> float:
     """Return how long a stage is at work because another one below has to do its load in between."""
-    there = load * (way.times.forward[other] + way.back(other))
-    return way.down(stage, other) + there + way.up(stage, other) + way.after(stage)
+    there = load * (transit.times.forward[other] + transit.back(other))
+    return transit.down(stage, other) + there + transit.up(stage, other) + transit.after(stage)

@@ -54,7 +54,7 @@ _ROW, _LEFT, _TOP = 20, 110, 76
 _LABELS = 12.0  # width of a box from which there is room for a number
 
 # kind: colour, word for people, letter
-_LOOKS: dict[Kind, tuple[str, str, str]] = {
+_LEGEND: dict[Kind, tuple[str, str, str]] = {
     "forward": ("#56b4e9", "forward", "F"),
     "input": ("#e69f00", "backward for the input", "B"),
     "weight": ("#009e73", "backward for the weights", "W"),
@@ -128,7 +128,7 @@ def _find_scale(schedule: Schedule) -> float:
 def _draw_legend(schedule: Schedule) -> Iterator[str]:
     x = 10.0
     used = {op.kind for ops in schedule.ops.values() for op in ops}
-    for kind, (colour, word, letter) in _LOOKS.items():
+    for kind, (colour, word, letter) in _LEGEND.items():
         if kind in used:
             yield f'<rect x="{x}" y="32" width="14" height="14" fill="{colour}"/>'
             yield f'<text class="ink" x="{x + 19}" y="43">{letter}: {word}</text>'
@@ -151,7 +151,7 @@ def _draw_worker(schedule: Schedule, worker: Worker, top: float, scale: float) -
 
 
 def _draw_op(op: Op, top: float, scale: float) -> Iterator[str]:
-    colour, word, letter = _LOOKS[op.kind]
+    colour, word, letter = _LEGEND[op.kind]
     x, width = _LEFT + op.start * scale, (op.end - op.start) * scale
     edge = ' stroke="#000000" stroke-width="2"' if op.pipeline != op.worker.pipeline else ""
     box = f'x="{x + 0.5:.2f}" y="{top + 2}" width="{max(width - 1, 0.5):.2f}" height="{_ROW - 4}"'

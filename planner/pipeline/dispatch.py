@@ -23,15 +23,15 @@ _FORWARD, _BACK, _WEIGHT, _DOWN, _UP = range(5)  # what ends at an event; the la
 _SAME = 1e-9  # of the shortest piece of work: moments closer than this are one, though sums of floats differ
 
 # Which of two ready micro-batches of the same age goes first at a worker.
-Turns = Literal["own first", "guests first", "guests last"]
-TURNS: tuple[Turns, ...] = ("own first", "guests first", "guests last")
+GuestOrder = Literal["own first", "guests first", "guests last"]
+GUEST_ORDERS: tuple[GuestOrder, ...] = ("own first", "guests first", "guests last")
 
 # What a worker does first of what is ready: backwards; forwards, as long as it has room; or forwards, and where it
 # lacks the room for one, weights to make it.
 Urgent = Literal["backwards", "forwards", "room"]
 URGENT: tuple[Urgent, ...] = ("backwards", "forwards", "room")
 
-Queue = list[tuple[int, int]]  # a heap of (turn, item)
+Queue = list[tuple[int, int]]  # a heap of (priority, item)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Rules:
 
     held: Sequence[int]  # of each stage: most micro-batches that a worker holds at a time
     is_decoupled: bool
-    turns: Turns = "own first"
+    guest_order: GuestOrder = "own first"
     urgent: Urgent = "backwards"
 
 
@@ -106,20 +106,20 @@ class Dispatch:
     # Before the first moment.
 
     def _number_items(self) -> None:
-        """Say who does each item and when it is its turn; a guest has nobody yet."""
+        """Say who does each item and with which priority; a guest has nobody yet."""
         self._doer: list[int] = []
-        self._turn: list[int] = []
+        self._priority: list[int] = []
         shape = self.shape
         for pipeline in range(shape.pipelines):
             for micro_batch in range(shape.micro_batches):
                 for stage in range(shape.stages):
                     is_guest = Worker(pipeline, stage) in self.failed
                     self._doer.append(-1 if is_guest else pipeline * shape.stages + stage)
-                    self._turn.append(self._find_turn(pipeline, micro_batch, is_guest))
+                    self._priority.append(self._find_priority(pipeline, micro_batch, is_guest))
 
-    def _find_turn(self, pipeline: int, micro_batch: int, is_guest: bool) -> int:
+    def _find_priority(self, pipeline: int, micro_batch: int, is_guest: bool) -> int:
         age = 2 * micro_batch
-        match self.rules.turns:
+        match self.rules.guest_order:
             case "own first":
                 age += is_guest
             case "guests first":
@@ -231,12 +231,12 @@ class Dispatch:
             self._queue(_FORWARD, item)
         else:
             stage = item % self.shape.stages
-            heappush(self._guests[stage], (self._turn[item], item))
+            heappush(self._guests[stage], (self._priority[item], item))
             self._stirred.update(self._peers[stage])
 
     def _queue(self, kind: int, item: int) -> None:
         worker = self._doer[item]
-        heappush(self._queues[kind][worker], (self._turn[item], item))
+        heappush(self._queues[kind][worker], (self._priority[item], item))
         self._stirred.add(worker)
 
 
@@ -309,8 +309,8 @@ def _list_rules(
         for level in levels
         for fall in (1, 0)
     )
-    turns = TURNS if failed else TURNS[:1]
-    yield from (Rules(held, options.is_decoupled, turn) for held, turn in product(helds, turns))
+    orders = GUEST_ORDERS if failed else GUEST_ORDERS[:1]
+    yield from (Rules(held, options.is_decoupled, order) for held, order in product(helds, orders))
     if not options.keeps_order:
         yield from (Rules(held, options.is_decoupled, urgent=urgent) for urgent, held in product(URGENT[1:], helds))
 

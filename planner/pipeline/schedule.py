@@ -270,13 +270,13 @@ def _profile_rank(stage: int, is_last: bool, rows: Mapping[str, NDArray[np.gener
     sends = starts[~is_receive]
     alone = np.searchsorted(starts[is_receive], sends[1:]) == np.searchsorted(starts[is_receive], sends[:-1])
     forward = _shortest(np.diff(sends)[alone] if stage == 0 else after_down)
-    ways = [_shortest((ends - starts)[~is_receive & side]) for side in (peers < stage, peers > stage)]
+    shortest = [_shortest((ends - starts)[~is_receive & side]) for side in (peers < stage, peers > stage)]
     return _Seen(
         stage=stage,
         forward=None if is_last else forward,
         backward=None if is_last else _shortest(after_up),
         both=_shortest(after_down) if is_last else None,
-        transfer=max(way for way in ways if way is not None) if any(ways) else None,
+        transfer=max(time for time in shortest if time is not None) if any(shortest) else None,
     )
 
 

@@ -31,7 +31,7 @@ from tests.waiting import LIMIT_S
 COMPOSE = load_compose()
 README, OPERATIONS = ((REPO / name).read_text() for name in ("deploy/README.md", "docs/operations.md"))
 RUNBOOKS = OPERATIONS.partition("\n## Runbooks\n")[2].partition("\n## ")[0]
-SETTINGS = {".".join(setting.place): setting.default for setting in list_settings()}
+SETTINGS = {".".join(setting.path): setting.default for setting in list_settings()}
 _BLOCK = re.compile(r"^```sh\n(.*?)^```", re.DOTALL | re.MULTILINE)
 # What the runbooks quote, as it stands in the code.
 QUOTED = [

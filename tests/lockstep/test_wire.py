@@ -250,7 +250,7 @@ def test_handles_and_keys_are_taken_apart_and_any_32_bits_are_a_duration() -> No
     assert wire.tag_of(np.array([handle, 5], np.uint64)).tolist() == [0xBEEF, 0]
     assert (int(wire.slot_of(handle)), int(wire.tag_of(handle))) == (0x1234, 0xBEEF)
     key = np.array([(12 + 1) << 40 | wire.SEND << 32 | 0xFFFFFFFF], np.uint64)
-    assert [part.tolist() for part in wire.row_place(key)] == [[12], [wire.SEND], [0xFFFFFFFF]]
+    assert [part.tolist() for part in wire.split_key(key)] == [[12], [wire.SEND], [0xFFFFFFFF]]
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ def test_every_setting_has_one_row_with_key_variable_and_default() -> None:
         r"^\| `([a-z._]+)` \| `([A-Z_]+)` \| (`[^`]+`|none) \| \S.*\|$", settings_manual(), re.MULTILINE
     )
     assert [(key, variable) for key, variable, _ in rows] == [
-        (".".join(setting.place), setting.variable) for setting in list_settings()
+        (".".join(setting.path), setting.variable) for setting in list_settings()
     ]
     defaults = {key: default for key, _, default in rows}
     assert defaults["api.listen"] == '`"127.0.0.1:8642"`'

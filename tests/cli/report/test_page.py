@@ -73,9 +73,9 @@ def test_text_of_others_cannot_become_markup() -> None:
 def test_heat_map_has_a_cell_for_each_wire_and_marks_the_slow_one() -> None:
     _, heat = pictures(render_page(WHOLE, "x"))
     cells = [cell for cell in heat.iter() if cell.get("class", "").startswith("l")]
-    (hot,) = [cell for cell in cells if "hot" in cell.get("class", "")]
+    (slow,) = [cell for cell in cells if "slow" in cell.get("class", "")]
     assert len(cells) == 32
-    assert hot[0].text == "h3/eth1 to h4/eth1: 4.00 times the normal delay"
+    assert slow[0].text == "h3/eth1 to h4/eth1: 4.00 times the normal delay"
     assert [text.text for text in heat.iter("text")] == ["h3/eth1", "h4/eth1"]
 
 
@@ -120,30 +120,30 @@ def test_cells_are_senders_down_and_receivers_across_in_the_order_of_their_numbe
     assert grid.rows == grid.columns == tuple(f"h{number}/eth0" for number in range(12))
     assert grid.ratio[2, 3] == 4.0
     assert np.isnan(grid.ratio[3, 2])
-    assert np.argwhere(grid.hot).tolist() == [[2, 3]]
+    assert np.argwhere(grid.slow).tolist() == [[2, 3]]
 
 
 def test_large_matrix_is_binned_and_the_worst_of_a_bin_shows() -> None:
     grid = build_grid(matrix(hosts=100, nics=8, slow=(57, 5)), largest=16)
     assert grid is not None
     assert grid.ratio.shape == (16, 16)
-    assert (grid.ends_per_cell, grid.wires) == (50, 800)
-    assert grid.hottest is not None
-    assert (grid.hottest.source, grid.hottest.target, grid.hottest.ratio) == ("h57/eth5", "h58/eth5", 4.0)
-    assert grid.hot[grid.hottest.row, grid.hottest.column]
+    assert (grid.ends_per_cell, grid.pairs) == (50, 800)
+    assert grid.slowest is not None
+    assert (grid.slowest.source, grid.slowest.target, grid.slowest.ratio) == ("h57/eth5", "h58/eth5", 4.0)
+    assert grid.slow[grid.slowest.row, grid.slowest.column]
     assert grid.rows[0] == "h0/eth0 … h6/eth1"
 
 
-def test_matrix_without_slow_wires_or_with_nothing_compared_has_no_hottest() -> None:
+def test_matrix_without_slow_wires_or_with_nothing_compared_has_no_slowest() -> None:
     grid = build_grid(matrix(slow=None), largest=16)
     assert grid is not None
-    assert grid.hottest is None
+    assert grid.slowest is None
     plain = matrix(hosts=3, nics=1, slow=(0, 0))
     grid = build_grid(replace(plain, ratio=np.array([np.nan, 1.0, np.inf])), largest=8)
     assert grid is not None
     assert np.isfinite(grid.ratio).sum() == 1
-    assert grid.hottest is None
-    assert not grid.hot.any()
+    assert grid.slowest is None
+    assert not grid.slow.any()
     assert build_grid(None, 16) is None
     assert build_grid(matrix(hosts=0), 16) is None
     assert [level(ratio) for ratio in (float("nan"), 0.9, 1.2, 1.6, 9.0)] == [0, 1, 2, 3, 4]

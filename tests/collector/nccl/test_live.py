@@ -46,7 +46,7 @@ def test_rows_in_use_come_with_their_index_and_those_that_cannot_be_are_left_out
     live = live_in(forged, path)
     names = ["index", "enqueued", "started", "done", "done_ticks"]
     assert live.rows[names].tolist() == [(3, 9, 8, 7, 55)]
-    assert [part.tolist() for part in wire.row_place(live.rows["key"])] == [[2], [wire.SEND], [7]]
+    assert [part.tolist() for part in wire.split_key(live.rows["key"])] == [[2], [wire.SEND], [7]]
 
 
 def test_operation_is_open_while_a_part_is_or_while_its_row_is_not_that_far(path: Path) -> None:

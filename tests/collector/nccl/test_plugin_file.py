@@ -92,7 +92,7 @@ def test_every_operation_and_transfer_is_read_and_the_last_is_open(job: Job) -> 
     assert live.transfers[["peer", "channel"]].tolist() == [(4, 5)]
     assert live.transfers["operation"].tolist() == live.operations["handle"].tolist()
     assert live.rows[["enqueued", "started", "done"]].tolist() == [(100, 100, 99)]
-    assert wire.row_place(live.rows["key"])[0].tolist() == [int(communicator["index"])]
+    assert wire.split_key(live.rows["key"])[0].tolist() == [int(communicator["index"])]
     assert (int(communicator["id"]), int(communicator["rank"]), int(communicator["nranks"])) == (0xABCDEF, 3, 8)
     times = clock.to_unix_ns(records.enqueued["ticks"])
     assert (np.diff(times) >= 0).all()

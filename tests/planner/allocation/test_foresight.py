@@ -19,7 +19,7 @@ CLUSTER = Cluster(nodes(12), (job("a", 0, 5), job("b", 5, 4, weight=2.0)), (job(
 def test_every_entry_equals_solving_anew(cluster: Cluster) -> None:
     table = foresee(cluster)
     for event in list_events(cluster):
-        seen, after = table.look_up(event), apply(cluster, event)
+        seen, after = table.lookup(event), apply(cluster, event)
         try:
             anew = solve_now(after)
         except BadInput:
@@ -38,20 +38,20 @@ def test_equal_losses_share_an_answer_and_others_have_their_own() -> None:
     table = foresee(CLUSTER)
     losses = {table.cases[Event("node_lost", node.name)] for node in CLUSTER.nodes}
     assert len(losses) == 3  # of a, of b, of nobody
-    assert table.look_up(Event("node_lost", "h0")) is table.look_up(Event("node_lost", "h4"))
+    assert table.lookup(Event("node_lost", "h0")) is table.lookup(Event("node_lost", "h4"))
     bad = tuple(replace(node, failures_per_day=5.0) if node.name == "h0" else node for node in CLUSTER.nodes)
     table = foresee(replace(CLUSTER, nodes=bad))
-    assert table.look_up(Event("node_lost", "h0")).running_s > table.look_up(Event("node_lost", "h1")).running_s
+    assert table.lookup(Event("node_lost", "h0")).running_s > table.lookup(Event("node_lost", "h1")).running_s
     broken = Cluster(without(nodes(6), "h0"), (job("a", 0, 6, nodes_per_replica=2),))
     table = foresee(broken)
-    same, other = (table.look_up(Event("node_lost", name)).choices[0].state for name in ("h1", "h2"))
+    same, other = (table.lookup(Event("node_lost", name)).choices[0].state for name in ("h1", "h2"))
     assert (same, other) == (JobState(6, 2, 1, True), JobState(6, 2, 2, True))
 
 
 def test_an_answer_becomes_the_same_plan_with_nodes_and_reasons() -> None:
     event = Event("node_lost", "h6")
     after = apply(CLUSTER, event)
-    seen, anew = finish(after, foresee(CLUSTER).look_up(event)), plan_allocation(after)
+    seen, anew = finish(after, foresee(CLUSTER).lookup(event)), plan_allocation(after)
     assert seen.value == pytest.approx(anew.value)
     assert seen.reason == anew.reason
     assert [one.placement for one in seen.jobs] == [one.placement for one in anew.jobs]
@@ -59,10 +59,10 @@ def test_an_answer_becomes_the_same_plan_with_nodes_and_reasons() -> None:
 
 def test_jobs_that_could_not_go_on_and_events_that_cannot_happen_are_refused() -> None:
     tight = Cluster(nodes(6), (job("a", 0, 6, least=6, may_stop=False),))
-    seen = foresee(tight).look_up(Event("node_lost", "h2"))
+    seen = foresee(tight).lookup(Event("node_lost", "h2"))
     assert seen.solution is None
     with pytest.raises(BadInput, match="more than the 5 nodes that can be used"):
         finish(apply(tight, Event("node_lost", "h2")), seen)
     table = foresee(replace(CLUSTER, nodes=without(CLUSTER.nodes, "h11")))
     with pytest.raises(BadInput, match="node_lost:h11 cannot be the next event"):
-        table.look_up(Event("node_lost", "h11"))
+        table.lookup(Event("node_lost", "h11"))

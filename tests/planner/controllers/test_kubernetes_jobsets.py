@@ -8,7 +8,7 @@ import pytest
 from lockstep.errors import BadInput, ControllerDown
 from planner.controllers.kubernetes import ISOLATED, Isolated, read_isolation, release_patch, view_node
 from planner.controllers.kubernetes_jobsets import (
-    choose_way,
+    choose_method,
     count_nodes,
     find_objection,
     read_state,
@@ -35,12 +35,12 @@ def test_conditions_tell_the_state() -> None:
 
 def test_jobset_is_recreated_where_suspending_is_not_enough_and_left_alone_where_it_is_managed_elsewhere() -> None:
     made = load("jobset")
-    assert choose_way(made, Restart("mark-1", "llm", nnodes=2), None)[0] == "suspend"
-    assert choose_way(made, Restart("mark-1", "llm", nnodes=3), None)[0] == "recreate"
+    assert choose_method(made, Restart("mark-1", "llm", nnodes=2), None)[0] == "suspend"
+    assert choose_method(made, Restart("mark-1", "llm", nnodes=3), None)[0] == "recreate"
     made["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "gpus"
     made["spec"]["suspend"] = True
     assert find_objection(made) is None
-    assert choose_way(made, ORDER, None) == ("recreate", "Kueue owns its suspension")
+    assert choose_method(made, ORDER, None) == ("recreate", "Kueue owns its suspension")
     made["spec"]["managedBy"] = "kueue.x-k8s.io/multikueue"
     assert find_objection(made) == "it is managed by kueue.x-k8s.io/multikueue, from another cluster"
 

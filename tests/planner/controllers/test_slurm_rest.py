@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.errors import ControllerDown, ControllerSaidNo
+from lockstep.errors import ControllerDown, ControllerRefused
 from planner.controllers.protocol import JobView, Restart
 from planner.controllers.slurm import SlurmController
 from planner.controllers.slurm_commands import SlurmOptions
@@ -181,7 +181,7 @@ def test_the_newest_version_that_reads_is_taken_and_what_it_lacks_is_seen() -> N
     paths = document("v0.0.38")["paths"] | {"/slurm/v0.0.41/ping/": {"get": {}}}
     assert find_offer({"paths": paths}).root == "/slurm/v0.0.38"
     for paths in ({}, {"/slurm/v0.0.38/ping": {"get": {}}}, {"/slurmdb/v0.0.38/jobs": {"get": {}}}):
-        with pytest.raises(ControllerSaidNo, match="offers no API that reads nodes and jobs"):
+        with pytest.raises(ControllerRefused, match="offers no API that reads nodes and jobs"):
             find_offer({"paths": paths})
 
 
@@ -221,5 +221,5 @@ def test_complaints_are_told() -> None:
     }
     assert {name: read_errors(recorded(name)) for name in messages} == messages
     for answer in ({}, {"nodes": None}, {"nodes": [{"name": "n1"}]}, {"nodes": [{"state": "idle"}]}):
-        with pytest.raises(ControllerSaidNo, match="cannot be understood: nodes"):
+        with pytest.raises(ControllerRefused, match="cannot be understood: nodes"):
             read_nodes(answer)
