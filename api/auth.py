@@ -38,8 +38,8 @@ def is_same_origin(request: Request) -> bool:
     if site is not None:
         return site == "same-origin"
     # The scheme is not compared: behind a proxy that ends TLS we see http where the browser saw https.
-    place = _netloc(request.headers.get("Origin", ""))
-    return bool(place) and place == request.headers.get("Host", "").lower()
+    origin = _netloc(request.headers.get("Origin", ""))
+    return bool(origin) and origin == request.headers.get("Host", "").lower()
 
 
 def check_open_reads(request: Request, listen: str) -> None:
@@ -70,7 +70,7 @@ def is_page_visit(request: Request) -> bool:
     return wants_page and request.method == "GET" and "Authorization" not in request.headers
 
 
-def login_place(request: Request) -> str:
+def login_url(request: Request) -> str:
     """Return the address of the login page, which leads back to what was asked for."""
     asked = request.url.path + (f"?{request.url.query}" if request.url.query else "")
     return f"{LOGIN}?next={quote(asked, safe='')}"
@@ -132,8 +132,8 @@ async def admit_reader(request: Request) -> None:
     """Do the same by the cache for a token that is in it; reads that are open are not opened by a token."""
     cache: TokenCache = request.app.state.token_cache
     scheme, _, secret = request.headers.get("Authorization", "").partition(" ")
-    is_told = scheme.lower() == "bearer" and not parts_of(request).settings.api.open_reads
-    token = await cache.find_known(secret.strip()) if is_told else None
+    is_cacheable = scheme.lower() == "bearer" and not parts_of(request).settings.api.open_reads
+    token = await cache.find_known(secret.strip()) if is_cacheable else None
     if token is None:
         await run_in_threadpool(require_reader, request)
     else:
@@ -210,7 +210,7 @@ def _require(request: Request, wanted: Scope) -> Token:
             raise _no_token()
     except NotAllowed as refusal:
         if refusal.status == 401 and is_page_visit(request):
-            raise HTTPException(303, "log in first", {"Location": login_place(request)}) from refusal
+            raise HTTPException(303, "log in first", {"Location": login_url(request)}) from refusal
         raise
     return _checked(caller, wanted)
 

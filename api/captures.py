@@ -30,7 +30,7 @@ _JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,99}")
 _KNOWN = "SELECT count() AS rows FROM {table} WHERE job = {{job:String}}"
 _ALIVE_NS = 600 * NS_PER_S  # the analyzer follows jobs that gave a sign of life in the last two minutes
 _TIMESTAMPS = ("ts_ns", "start_ns", "end_ns", "enqueue_ns", "first_ns", "last_ns")
-_TOLD_OF_JOBS = ("attempts", "wire_minutes", "progress")
+_JOB_TABLES = ("attempts", "wire_minutes", "progress")
 
 
 class StoredCapture(Frozen):
@@ -65,16 +65,16 @@ class CaptureFolder:
         """Keep an upload as the capture of a new job and put the job's rows into the store; raise what is wrong."""
         if not _JOB.fullmatch(job):
             raise BadInput(f"{job[:100]!r} is no name for an imported job: up to 100 letters, digits and . _ : @ -")
-        rows = (store.query(_KNOWN.format(table=table), {"job": job})["rows"][0].as_py() for table in _TOLD_OF_JOBS)
+        rows = (store.query(_KNOWN.format(table=table), {"job": job})["rows"][0].as_py() for table in _JOB_TABLES)
         if self._archive(job).exists() or any(rows):
             raise BadInput(f"there is a job {job!r} already, and a capture must not mix with it: choose another name")
         capture = _read(upload)
         _check_past(capture, now_ns)
-        told = _describe(capture, upload, job, now_ns)
+        described = _describe(capture, upload, job, now_ns)
         load_capture(store, _renamed(capture, job))
         upload.replace(self._archive(job))
-        self._facts(job).write_text(told.model_dump_json(), encoding="utf-8")
-        return told
+        self._facts(job).write_text(described.model_dump_json(), encoding="utf-8")
+        return described
 
     def list(self) -> list[StoredCapture]:
         """Return all captures that were brought in, by job."""
@@ -138,9 +138,9 @@ def _renamed(capture: Capture, job: str) -> Capture:
     tables = {}
     for name, rows in capture.tables.items():
         if TABLE_BY_NAME[name].has_job:
-            place = rows.column_names.index("job")
+            position = rows.column_names.index("job")
             tables[name] = rows.set_column(
-                place, rows.schema.field(place), pa.array([job] * rows.num_rows, pa.string())
+                position, rows.schema.field(position), pa.array([job] * rows.num_rows, pa.string())
             )
     return replace(capture, tables=tables)
 

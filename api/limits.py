@@ -24,9 +24,9 @@ ONLY_KNOWN = "lockstep.only_known"  # in the scope of a login from such an addre
 
 def secret_of(request: Request) -> str:
     """Return the secret that a request carries, of whatever kind; empty where it has none."""
-    told = request.headers.get("authorization", "")
+    header = request.headers.get("authorization", "")
     # The secret alone, as api.auth reads it: with blanks or cookies around it a caller would look like many.
-    return (told.partition(" ")[2].strip() or told) if told else request.cookies.get(SESSION_COOKIE, "")
+    return (header.partition(" ")[2].strip() or header) if header else request.cookies.get(SESSION_COOKIE, "")
 
 
 async def is_known(request: Request) -> bool:
@@ -188,8 +188,8 @@ class BodyLimit:
             await self._app(scope, receive, send)
             return
         most = most_bytes(scope["path"], self._settings)
-        told = Headers(scope=scope).get("Content-Length", "0")
-        if told.isdecimal() and int(told[:18]) > most:
+        length = Headers(scope=scope).get("Content-Length", "0")
+        if length.isdecimal() and int(length[:18]) > most:
             await _too_large(scope, most)(scope, receive, send)
             return
         await _Counted(self._app, most).run(scope, receive, send)

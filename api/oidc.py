@@ -71,10 +71,10 @@ class IssuerKeys:
 def fetch_keys(issuer: str) -> dict[str, jwt.PyJWK]:
     """Return the issuer's signing keys by id, as OpenID Connect Discovery 1.0 finds them."""
     with httpx.Client(timeout=TIMEOUT_S, follow_redirects=False) as client:
-        told = _get(client, f"{issuer.rstrip('/')}/.well-known/openid-configuration")
-        if told["issuer"] != issuer:
-            raise ValueError(f"it calls itself {told['issuer']!r}")
-        keys = _get(client, told["jwks_uri"])["keys"]
+        configuration = _get(client, f"{issuer.rstrip('/')}/.well-known/openid-configuration")
+        if configuration["issuer"] != issuer:
+            raise ValueError(f"it calls itself {configuration['issuer']!r}")
+        keys = _get(client, configuration["jwks_uri"])["keys"]
     known = (_read_key(key) for key in keys if key.get("use", "sig") == "sig" and key.get("kty") != "oct")
     return {key.key_id: key for key in known if key is not None and key.key_id}
 

@@ -44,12 +44,12 @@ def replay_apart(
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
         started(child)
         try:
-            out, told = child.communicate(timeout=limit_s)
+            out, errors = child.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired:
             child.kill()
             raise BadInput(f"judging the capture took more than {limit_s:.0f} s and was given up") from None
     if child.returncode != 0:
-        lines = told.decode("utf-8", "replace").strip().splitlines()
+        lines = errors.decode("utf-8", "replace").strip().splitlines()
         raise BadInput(
             (lines[-1] if lines else f"judging the capture ended with code {child.returncode}")[:_MOST_TEXT]
         )

@@ -72,7 +72,7 @@ def proposal_alert(decision: Decision) -> Alert:
 
 def action_alert(execution: Execution) -> Alert:
     """Return an action that has ended, well or not."""
-    said = [step.message for step in execution.steps if step.message]
+    messages = [step.message for step in execution.steps if step.message]
     return Alert(
         subject=f"action:{execution.decision}",
         family="action",
@@ -83,7 +83,7 @@ def action_alert(execution: Execution) -> Alert:
         mark=execution.state,
         since_ns=execution.ended_ns or execution.began_ns,
         headline=f"{execution.action} for job {execution.job} is {execution.state}",
-        reason=execution.reason or (said[-1] if said else f"it is {execution.state}"),
+        reason=execution.reason or (messages[-1] if messages else f"it is {execution.state}"),
         facts={"decision": execution.decision, "approved by": execution.approved_by},
         link=_page(execution.incident),
     )
@@ -122,15 +122,15 @@ def find_active(
     settled = {
         name for name, each in known.items() if each.state == "closed" and (each.closed_ns or 0) + settle_ns <= now_ns
     }
-    told = {name: incident_alert(incident) for name, incident in known.items()}
-    alerts = {name: alert for name, alert in told.items() if name not in settled}
+    incident_alerts = {name: incident_alert(incident) for name, incident in known.items()}
+    alerts = {name: alert for name, alert in incident_alerts.items() if name not in settled}
     for decision in _newest_by_incident(decisions):
         if _waits_for_a_person(decision, answered, now_ns) and decision.incident in alerts:
             alerts[f"proposal:{decision.incident}"] = proposal_alert(decision)
     for execution in executions:
         if (execution.ended_ns or 0) > now_ns - ACTION_NS and execution.incident not in settled:
             alerts[f"action:{execution.decision}"] = action_alert(execution)
-    return ActiveAlerts(now_ns, alerts, {name: told[name] for name in settled})
+    return ActiveAlerts(now_ns, alerts, {name: incident_alerts[name] for name in settled})
 
 
 def _waits_for_a_person(decision: Decision, answered: Collection[str], now_ns: int) -> bool:

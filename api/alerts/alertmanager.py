@@ -48,10 +48,10 @@ def remind(target: Target, threads: Iterable[Thread], sending: Sending) -> Post:
 
 def judge_answer(answer: Answer, now_ns: int) -> Reply:
     """Return what the answer means; a page in place of an answer comes from a proxy, not from Alertmanager."""
-    said = judge(answer, now_ns)
-    if said.result == "delivered" and "html" in answer.headers.get("content-type", ""):
+    reply = judge(answer, now_ns)
+    if reply.result == "delivered" and "html" in answer.headers.get("content-type", ""):
         return Reply("failed", f"HTTP {answer.status} with a web page: this is no Alertmanager", answer.status)
-    return said
+    return reply
 
 
 def _payload(alert: Alert, notification: Notification, ends_ns: int, sending: Sending) -> Payload:

@@ -50,10 +50,10 @@ def headline(notification: Notification) -> str:
     first, *others = notification.alerts
     if not others:
         return beginning + first.headline
-    place = f" in job {first.job}" if first.job else ""
+    location = f" in job {first.job}" if first.job else ""
     parts = ", ".join(dict.fromkeys(alert.component for alert in notification.alerts[:3]))
     more = " and others" if len(notification.alerts) > 3 else ""
-    return f"{beginning}{len(notification.alerts)} {first.family}s{place}: {parts}{more}"
+    return f"{beginning}{len(notification.alerts)} {first.family}s{location}: {parts}{more}"
 
 
 def paragraphs(notification: Notification) -> list[str]:
@@ -168,10 +168,10 @@ def render_slack(target: Target, notification: Notification, sending: Sending) -
 
 def judge_slack(answer: Answer, now_ns: int) -> Reply:
     """Return what the answer means: Slack says `ok`, so another 200 is from somebody else."""
-    said = judge(answer, now_ns)
-    if said.result == "delivered" and answer.body.strip() != b"ok":
+    reply = judge(answer, now_ns)
+    if reply.result == "delivered" and answer.body.strip() != b"ok":
         return Reply("failed", f"HTTP {answer.status} without Slack's ok: {answer.text}", answer.status)
-    return said
+    return reply
 
 
 def escape(text: str) -> str:
@@ -221,10 +221,10 @@ def judge_pagerduty(answer: Answer, now_ns: int) -> Reply:
     """Return what the answer means: 202 with a status is theirs, and 400 would be 400 again."""
     if answer.status == 400:
         return Reply("refused", f"PagerDuty does not understand it: {answer.text}", 400)
-    said = judge(answer, now_ns)
-    if said.result == "delivered" and not _is_theirs(answer):
+    reply = judge(answer, now_ns)
+    if reply.result == "delivered" and not _is_theirs(answer):
         return Reply("failed", f"HTTP {answer.status} without PagerDuty's words: {answer.text}", answer.status)
-    return said
+    return reply
 
 
 def _payload(notification: Notification) -> dict[str, object]:

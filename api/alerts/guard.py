@@ -21,7 +21,7 @@ _INSIDE = tuple(map(ipaddress.ip_network, ("192.0.0.0/24", "fec0::/10", "192.88.
 _METADATA = frozenset(map(ipaddress.ip_address, ("100.100.100.200", "168.63.129.16", "fd00:ec2::254")))
 
 
-def look_up(host: str, port: int) -> list[str]:
+def resolve(host: str, port: int) -> list[str]:
     """Return the addresses of a host, in the order of the system's preference."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -30,7 +30,7 @@ def look_up(host: str, port: int) -> list[str]:
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
-def find_address(host: str, port: int, allow: Iterable[str], lookup: Lookup = look_up) -> str:
+def find_address(host: str, port: int, allow: Iterable[str], lookup: Lookup = resolve) -> str:
     """Return the first address of the host that may be connected to; BadInput says how to allow it."""
     addresses = lookup(host, port)
     rules = tuple(allow)

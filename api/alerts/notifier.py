@@ -81,13 +81,13 @@ class Notifier:
         try:
             secrets = read_secrets(target)
             firing_s = _REMINDERS * self.settings.resend_s
-            said = send(Sending(self.outside.clock.now_ns(), self.link, secrets, firing_s))
+            reply = send(Sending(self.outside.clock.now_ns(), self.link, secrets, firing_s))
         except LockstepError as error:
-            said = Reply("failed", str(error))
+            reply = Reply("failed", str(error))
         except Exception as error:  # noqa: BLE001  # a bug with one message must not leave it in flight for ever
             _log.error("message cannot be sent", target=target.name, exc_info=error)
-            said = Reply("failed", f"this should not have happened: {type(error).__name__}")
-        return replace(said, sentence=without_secrets(said.sentence, target, secrets))
+            reply = Reply("failed", f"this should not have happened: {type(error).__name__}")
+        return replace(reply, sentence=without_secrets(reply.sentence, target, secrets))
 
     def _hand_over(self, target: Target, notification: Notification, sending: Sending) -> Reply:
         if target.kind == "email":
@@ -251,49 +251,49 @@ class Dispatcher:
         sent = begin_try(self._control, lease, number, self._clock.now_ns())
         if sent is None:
             return True
-        said = self._notifier.deliver(target, sent.tries.notification)
+        reply = self._notifier.deliver(target, sent.tries.notification)
         now_ns = self._clock.now_ns()
-        state, due_ns = _state_after(sent, said, now_ns)
-        outcome = Try(ts_ns=now_ns, status=said.status, said=said.sentence)
-        settle_try(self._control, lease, sent, state, due_ns, outcome, self._judge(target, said, now_ns))
+        state, due_ns = _state_after(sent, reply, now_ns)
+        outcome = Try(ts_ns=now_ns, status=reply.status, said=reply.sentence)
+        settle_try(self._control, lease, sent, state, due_ns, outcome, self._judge(target, reply, now_ns))
         self._counts.count(target.kind, state)
-        return said.result == "delivered"
+        return reply.result == "delivered"
 
     def _reminding(self, target: Target, firing: list[Thread], lease: Lease) -> Job:
         def remind(_: threading.Event) -> None:
-            said = self._notifier.remind(target, firing)
-            save_health(self._control, lease, target.name, self._judge(target, said, self._clock.now_ns()))
+            reply = self._notifier.remind(target, firing)
+            save_health(self._control, lease, target.name, self._judge(target, reply, self._clock.now_ns()))
 
         return remind
 
-    def _judge(self, target: Target, said: Reply, now_ns: int) -> Health:
+    def _judge(self, target: Target, reply: Reply, now_ns: int) -> Health:
         """Return how a receiver does after this answer, and say it when it changes."""
         health = health_of(self._control, target.name, now_ns)
-        after = health_after(health, said, now_ns)
+        after = health_after(health, reply, now_ns)
         if after.disabled_because and not health.disabled_because:
             _log.error("receiver disabled", target=target.name, reason=after.disabled_because)
         elif after.failures_in_row and not health.failures_in_row:
-            _log.warning("receiver fails", target=target.name, reason=said.sentence)
+            _log.warning("receiver fails", target=target.name, reason=reply.sentence)
         elif health.failures_in_row and not after.failures_in_row:
             _log.info("receiver answers again", target=target.name)
         return after
 
 
-def health_after(health: Health, said: Reply, now_ns: int) -> Health:
+def health_after(health: Health, reply: Reply, now_ns: int) -> Health:
     """Return how a receiver does after one more answer."""
-    if said.result == "delivered":
-        well = {"last_success_ns": now_ns, "failures_in_row": 0, "last_reply": said.sentence}
+    if reply.result == "delivered":
+        well = {"last_success_ns": now_ns, "failures_in_row": 0, "last_reply": reply.sentence}
         return health.model_copy(update=well)
-    ill = {"last_failure_ns": now_ns, "failures_in_row": health.failures_in_row + 1, "last_reply": said.sentence}
-    gone = {"disabled_because": said.sentence} if said.result == "gone" else {}
+    ill = {"last_failure_ns": now_ns, "failures_in_row": health.failures_in_row + 1, "last_reply": reply.sentence}
+    gone = {"disabled_because": reply.sentence} if reply.result == "gone" else {}
     return health.model_copy(update=ill | gone)
 
 
-def _state_after(sent: Delivery, said: Reply, now_ns: int) -> tuple[DeliveryState, int]:
+def _state_after(sent: Delivery, reply: Reply, now_ns: int) -> tuple[DeliveryState, int]:
     """Return what becomes of a message, and when it is due again; one to a receiver that is gone waits for it."""
-    due_ns = next_try_ns(sent.event, sent.tries.count, now_ns, said.wait_s)
-    if said.result == "delivered":
+    due_ns = next_try_ns(sent.event, sent.tries.count, now_ns, reply.wait_s)
+    if reply.result == "delivered":
         return "delivered", now_ns
-    if said.result == "refused" or (said.result == "failed" and due_ns is None):
+    if reply.result == "refused" or (reply.result == "failed" and due_ns is None):
         return "failed", now_ns
     return "waiting", due_ns or now_ns

@@ -21,9 +21,9 @@ _GRADES = ("note", "alert", "isolate")
 _STOPPED = ("comm_hang", "noncomm_hang", "crash")
 
 
-def is_notable(told: Alert, now: Alert) -> bool:
+def is_notable(before: Alert, now: Alert) -> bool:
     """Return whether a receiver that was told the one would want to know the other."""
-    return told.mark != now.mark or _impact_rose(told, now) or _impact_fell(told, now)
+    return before.mark != now.mark or _impact_rose(before, now) or _impact_fell(before, now)
 
 
 def patience_ns(thread: Thread, now: Alert, group_ns: int) -> int:
@@ -38,17 +38,17 @@ def patience_ns(thread: Thread, now: Alert, group_ns: int) -> int:
     return group_ns << min(max(thread.number - 1, 0), MOST_DOUBLINGS)
 
 
-def _is_worse(told: Alert, now: Alert) -> bool:
-    stops = now.fault_class in _STOPPED and told.fault_class not in _STOPPED
-    return stops or _GRADES.index(now.grade) > _GRADES.index(told.grade) or _impact_rose(told, now)
+def _is_worse(before: Alert, now: Alert) -> bool:
+    stops = now.fault_class in _STOPPED and before.fault_class not in _STOPPED
+    return stops or _GRADES.index(now.grade) > _GRADES.index(before.grade) or _impact_rose(before, now)
 
 
-def _impact_rose(told: Alert, now: Alert) -> bool:
-    return now.slowdown is not None and _is_step(told.slowdown or 1.0, now.slowdown)
+def _impact_rose(before: Alert, now: Alert) -> bool:
+    return now.slowdown is not None and _is_step(before.slowdown or 1.0, now.slowdown)
 
 
-def _impact_fell(told: Alert, now: Alert) -> bool:
-    return told.slowdown is not None and now.slowdown is not None and _is_step(now.slowdown, told.slowdown)
+def _impact_fell(before: Alert, now: Alert) -> bool:
+    return before.slowdown is not None and now.slowdown is not None and _is_step(now.slowdown, before.slowdown)
 
 
 def _is_step(lower: float, higher: float) -> bool:
@@ -169,10 +169,10 @@ def _was_just_reported(known: Known, alert: Alert, now_ns: int, group_ns: int) -
 def _report_new(plan: Plan, target: Target, known: Known, alerts: list[Alert], now_ns: int) -> None:
     key = alerts[0].subject
     kind = _ACTIONS.get(alerts[0].mark) if alerts[0].family == "action" else _OPENED[alerts[0].family]
-    told = _add(plan, target, known.threads.get(key), key, kind, alerts, now_ns)
+    added = _add(plan, target, known.threads.get(key), key, kind, alerts, now_ns)
     for alert in alerts:
         before = known.threads.get(alert.subject)
-        number = (before.number if before else 0) + told
+        number = (before.number if before else 0) + added
         plan.threads.append(_thread(target, key, number, now_ns, alert))
 
 
@@ -184,8 +184,8 @@ def _report_changed(plan: Plan, target: Target, known: Known, active: ActiveAler
         if active.now_ns - thread.reported_ns < patience_ns(thread, alert, group_ns):
             continue  # it may change again at once; what it is by then is told
         kind = _ACTIONS.get(alert.mark) if alert.family == "action" else _CHANGED.get(alert.family)
-        told = _add(plan, target, thread, thread.key, kind, [alert], active.now_ns, thread.alert)
-        plan.threads.append(_thread(target, thread.key, thread.number + told, active.now_ns, alert))
+        added = _add(plan, target, thread, thread.key, kind, [alert], active.now_ns, thread.alert)
+        plan.threads.append(_thread(target, thread.key, thread.number + added, active.now_ns, alert))
 
 
 def _report_ended(plan: Plan, target: Target, known: Known, active: ActiveAlerts) -> None:
@@ -198,9 +198,9 @@ def _report_ended(plan: Plan, target: Target, known: Known, active: ActiveAlerts
         groups.setdefault(thread.key, []).append(thread)
     for key, threads in groups.items():
         alerts = [active.over.get(thread.subject, thread.alert) for thread in threads]
-        told = 0 if key in lasting else _end(plan, target, key, threads, alerts, active.now_ns)
+        added = 0 if key in lasting else _end(plan, target, key, threads, alerts, active.now_ns)
         plan.threads.extend(
-            thread.model_copy(update={"is_over": True, "number": thread.number + told, "reported_ns": active.now_ns})
+            thread.model_copy(update={"is_over": True, "number": thread.number + added, "reported_ns": active.now_ns})
             for thread in threads
         )
 
@@ -209,11 +209,11 @@ def _end(plan: Plan, target: Target, key: str, threads: list[Thread], alerts: li
     """Add the message that something is over; the labels are those that were told, the reason is the newest."""
     if not any(thread.number for thread in threads):
         return 0
-    told = [
+    reported = [
         thread.alert.model_copy(update={"reason": alert.reason})
         for thread, alert in zip(threads, alerts, strict=True)
     ]
-    return _add(plan, target, threads[0], key, _CLOSED[threads[0].alert.family], told, now_ns, is_end=True)
+    return _add(plan, target, threads[0], key, _CLOSED[threads[0].alert.family], reported, now_ns, is_end=True)
 
 
 def _add(

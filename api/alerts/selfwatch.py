@@ -21,7 +21,7 @@ from lockstep.store.store import Store
 _log = structlog.get_logger("alerts")
 
 _SERVICES = ("analyzer", "planner")
-_LOOK_BACK = 2  # times our patience: a day of heartbeats of a thousand hosts would be too much to read each time
+_LOOKBACK = 2  # times our patience: a day of heartbeats of a thousand hosts would be too much to read each time
 _CHECK_NS = 15 * NS_PER_S  # between two looks
 _HANGING_NS = 60 * NS_PER_S  # far longer than the questions take
 _LIVE_NS = 60 * NS_PER_S  # well beyond the analyzer's patience with a silent host
@@ -76,33 +76,33 @@ class SelfWatch:
         self._checked_ns = 0
         self._checking: threading.Thread | None = None
 
-    def evaluate(self, told: Mapping[str, Alert], targets: Collection[str], now_ns: int) -> dict[str, Alert]:
+    def evaluate(self, reported: Mapping[str, Alert], targets: Collection[str], now_ns: int) -> dict[str, Alert]:
         """Return what is wrong; while we have not watched for long enough, what was told before still is."""
         is_checking = self._checking is not None and self._checking.is_alive()
         if not is_checking and now_ns - self._checked_ns >= _CHECK_NS:
-            self._begin(told, targets, now_ns)
+            self._begin(reported, targets, now_ns)
         troubles = self._troubles
         if is_checking and now_ns - self._checked_ns >= _HANGING_NS:
             hanging = f"the store is away: it has not answered for {_HANGING_NS // NS_PER_S} s"
             troubles = {"lockstep:store": trouble_alert("store", hanging, self._checked_ns), **troubles}
         if now_ns - self._patience.since_ns >= self._patience.silent_s * NS_PER_S + _HANGING_NS:
             return troubles
-        return {**told, **troubles}
+        return {**reported, **troubles}
 
     def wait(self) -> None:
         """Wait for the evaluate that is under way."""
         if self._checking:
             self._checking.join()
 
-    def _begin(self, told: Mapping[str, Alert], targets: Collection[str], now_ns: int) -> None:
-        self._had_agents |= "lockstep:agents" in told
+    def _begin(self, reported: Mapping[str, Alert], targets: Collection[str], now_ns: int) -> None:
+        self._had_agents |= "lockstep:agents" in reported
         self._checked_ns = now_ns
         self._checking = threading.Thread(target=self._check, args=(targets, now_ns), name="self-watch", daemon=True)
         self._checking.start()
 
     def _check(self, targets: Collection[str], now_ns: int) -> None:
         try:
-            since_ns = now_ns - round(_LOOK_BACK * self._patience.silent_s * NS_PER_S)
+            since_ns = now_ns - round(_LOOKBACK * self._patience.silent_s * NS_PER_S)
             facts = gather_facts(self._watched, self._control, targets, since_ns, now_ns)
         except Exception as error:  # noqa: BLE001  # alerts go on without it; nobody would see a thread that died
             _log.error("cannot evaluate at ourselves", exc_info=error)
@@ -132,7 +132,7 @@ def _of_agents(agents: Agents, expects: bool, patience: Patience, now_ns: int) -
     silent_s = (now_ns - agents.last_seen_ns) / NS_PER_S
     if (agents.hosts or expects) and silent_s > patience.silent_s:
         last = f"the last of {agents.hosts} hosts spoke {silent_s:.0f} s ago"
-        none = f"no telemetry in the last {_LOOK_BACK * patience.silent_s:.0f} s"
+        none = f"no telemetry in the last {_LOOKBACK * patience.silent_s:.0f} s"
         return {"agents": f"no agent reports: {last if agents.hosts else none}"}
     if agents.behind_s > patience.silent_s:
         return {

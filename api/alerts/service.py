@@ -105,8 +105,8 @@ class AlertService:
 
     def _find_active(self, unfinished: list[Thread], targets: Mapping[str, Target], now_ns: int) -> ActiveAlerts:
         incidents = {incident.id: incident for incident in open_incidents(self._control)}
-        told = {thread.subject for thread in unfinished if thread.alert.family == "incident"}
-        for subject in told - incidents.keys():
+        reported = {thread.subject for thread in unfinished if thread.alert.family == "incident"}
+        for subject in reported - incidents.keys():
             with suppress(NotPresent):
                 incidents[subject] = get_incident(self._control, subject)
         found = find_active(
@@ -117,8 +117,8 @@ class AlertService:
             now_ns,
             round(self._settings.settle_s * NS_PER_S),
         )
-        told_of_us = {thread.subject: thread.alert for thread in unfinished if thread.alert.family == "lockstep"}
-        troubles = self._self_watch.evaluate(told_of_us, list(targets), now_ns)
+        own_alerts = {thread.subject: thread.alert for thread in unfinished if thread.alert.family == "lockstep"}
+        troubles = self._self_watch.evaluate(own_alerts, list(targets), now_ns)
         return ActiveAlerts(now_ns, {**found.alerts, **troubles}, found.over)
 
 

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import httpcore
 
-from api.alerts.guard import Lookup, find_address, look_up
+from api.alerts.guard import Lookup, find_address, resolve
 from lockstep.clock import NS_PER_S, Clock
 from lockstep.errors import BadInput, ReceiverAway
 
@@ -113,7 +113,7 @@ class Outside:
     allow: tuple[str, ...] = ()
     timeout_s: float = 15.0
     ca_file: Path | None = None
-    lookup: Lookup = look_up
+    lookup: Lookup = resolve
 
     def trust(self) -> ssl.SSLContext:
         """Return what certificates are checked with: the system's authorities, and those of the site."""
@@ -223,8 +223,8 @@ def send_mail(url: str, username: str, password: str, mail: EmailMessage, outsid
                 server.login(username, password)
             refused = server.send_message(mail)
     except smtplib.SMTPResponseException as error:
-        said = error.smtp_error
-        text = said.decode(errors="replace") if isinstance(said, bytes) else said
+        answer = error.smtp_error
+        text = answer.decode(errors="replace") if isinstance(answer, bytes) else answer
         return Reply("failed", f"{host} said {error.smtp_code} {text}"[:300], error.smtp_code)
     except smtplib.SMTPRecipientsRefused as error:
         return Reply("failed", f"{host} refuses {', '.join(sorted(error.recipients))}"[:300])

@@ -60,7 +60,7 @@ class Traffic:
     slowest: Sequence[Slow] = ()
     first_step: int | None = None  # that was under way when it began
     changes: Sequence[Change] = ()  # shortly before it began
-    place: Location | None = None  # of the part; None: it is not of one host
+    location: Location | None = None  # of the part; None: it is not of one host
     missing: str = ""
 
 
@@ -168,7 +168,7 @@ def _read_traffic(parts: Parts, incident: Incident) -> Traffic:
         slowest=find_slowest(matrix, _SLOWEST) if matrix else (),
         changes=(_try(lambda: find_changes(parts.store, parts.control, incident), missing) or [])[:_CHANGES],
         first_step=next((step.step for step in reversed(steps) if step.end_ns >= verdict.since_ns), None),
-        place=_try(lambda: find_location(parts, incident), missing),
+        location=_try(lambda: find_location(parts, incident), missing),
         missing="; ".join(dict.fromkeys(missing)),
     )
 
@@ -205,8 +205,8 @@ def incidents(
     cursor: str | None = None,
 ) -> HTMLResponse:
     """Return incidents, the newest first."""
-    place = read_cursor(cursor or None, int, str)
-    before = (int(place[0]), str(place[1])) if place else None
+    after = read_cursor(cursor or None, int, str)
+    before = (int(after[0]), str(after[1])) if after else None
     asked = {"state": state or None, "job": job or None}
     found = list_incidents(
         parts_of(request).control, state=state or None, job=job or None, limit=_ON_A_PAGE + 1, before=before
@@ -249,7 +249,7 @@ def _since_s(view: IncidentView, now_ns: int) -> int:
 
 acts = APIRouter(route_class=PageRoute, include_in_schema=False)
 
-_Told = TypeVar("_Told", bound=Frozen)
+_Model = TypeVar("_Model", bound=Frozen)
 _KINDS = ("approve", "reject", "undo")
 
 
@@ -269,17 +269,17 @@ def order(request: Request, incident_id: str, form: Form, actor: Actor) -> Redir
 @acts.post("/incidents/{incident_id}/outcome")
 def outcome(request: Request, incident_id: str, form: Form, actor: Actor) -> RedirectResponse:
     """Write down what the incident turned out to be, and show the page again."""
-    told = _checked(
+    confirmation = _checked(
         decisions.Confirmation,
         was_right=form.get("was_right", ""),
         part=form.get("part", "").strip() or None,
         why=form.get("why", ""),
     )
-    decisions.confirm(request, incident_id, told, actor)
+    decisions.confirm(request, incident_id, confirmation, actor)
     return _back(incident_id, "outcome")
 
 
-def _checked(model: type[_Told], **fields: object) -> _Told:
+def _checked(model: type[_Model], **fields: object) -> _Model:
     try:
         return model.model_validate(fields)
     except ValidationError as error:

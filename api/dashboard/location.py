@@ -26,8 +26,8 @@ class Location:
 
     def __str__(self) -> str:
         """Return it as a person says it."""
-        said = [f"host {self.host}", f"rack {self.rack}" if self.rack else "", say_ranks(self.ranks)]
-        return ", ".join(filter(None, said)) + "".join(f"; {cable}" for cable in self.cables)
+        described = [f"host {self.host}", f"rack {self.rack}" if self.rack else "", say_ranks(self.ranks)]
+        return ", ".join(filter(None, described)) + "".join(f"; {cable}" for cable in self.cables)
 
 
 def find_location(parts: Parts, incident: Incident) -> Location | None:

@@ -60,7 +60,7 @@ def draw_fabric(fabric: FabricView, loads: Mapping[str, float]) -> Markup:
     shown = [[[node] for node in row] for row in rows if row] + [_group_hosts(fabric)]
     boxes: dict[str, _Box] = {}
     for number, row in enumerate(shown):
-        boxes |= _place(row, _TOP + number * _ROW)
+        boxes |= _place_boxes(row, _TOP + number * _ROW)
     high = _TOP + (len(shown) - 1) * _ROW + _BOX_HIGH + 14
     parts = [*_draw_cables(fabric, boxes, loads), *_draw_boxes(boxes)]
     return _FABRIC.format(_WIDE, high, _WIDE, len(fabric.nodes), len(fabric.links), Markup("").join(parts))
@@ -86,7 +86,7 @@ def _group_hosts(fabric: FabricView) -> list[list[NodeView]]:
     return list(groups.values())
 
 
-def _place(groups: Sequence[Sequence[NodeView]], y: float) -> dict[str, _Box]:
+def _place_boxes(groups: Sequence[Sequence[NodeView]], y: float) -> dict[str, _Box]:
     """Return the box of each node of a row, spread evenly; a group shares one."""
     room = _WIDE / max(len(groups), 1)
     wide = min(_WIDEST, room * 0.8)
@@ -113,9 +113,9 @@ def _style(link: LinkView, loads: Mapping[str, float]) -> str:
 
 
 def _describe(link: LinkView) -> str:
-    said = f"{link.id}, {link.gbps:g} Gbit/s" + ("" if link.up else ", down")
-    said += "" if link.load is None else f", {100 * link.load:.0f} % used"
-    return said + (f", {link.planned_flows} planned connections" if link.planned_flows else "")
+    label = f"{link.id}, {link.gbps:g} Gbit/s" + ("" if link.up else ", down")
+    label += "" if link.load is None else f", {100 * link.load:.0f} % used"
+    return label + (f", {link.planned_flows} planned connections" if link.planned_flows else "")
 
 
 def _ports_of(fabric: FabricView) -> dict[str, list[str]]:
@@ -230,8 +230,8 @@ def draw_heat(matrix: Matrix) -> Markup:
     )
 
 
-def _name(matrix: Matrix, place: int) -> str:
-    seat = matrix.ranks[place]
+def _name(matrix: Matrix, index: int) -> str:
+    seat = matrix.ranks[index]
     gpu = "" if seat.gpu is None else f"/{seat.gpu}"
     return f"rank {seat.rank} ({seat.host}{gpu})"
 

@@ -40,7 +40,7 @@ class Shown:
 @router.get("/settings")
 def settings(request: Request) -> HTMLResponse:
     """Return every setting with its value, and the receivers of alerts."""
-    return _render(request, said="")
+    return _render(request, note="")
 
 
 @tests.post("/settings/receivers/{name}/test")
@@ -48,10 +48,10 @@ def test_receiver(request: Request, name: webhooks.Name, admin: Admin) -> HTMLRe
     """Send a test to a receiver, and show the page with what it said."""
     tested = webhooks.test(request, name, admin)
     how = "took the test" if tested.delivered else "did not take the test"
-    return _render(request, said=f"{name} {how}: {tested.said}")
+    return _render(request, note=f"{name} {how}: {tested.said}")
 
 
-def _render(request: Request, said: str) -> HTMLResponse:
+def _render(request: Request, note: str) -> HTMLResponse:
     return render(
         request,
         "settings.html",
@@ -61,7 +61,7 @@ def _render(request: Request, said: str) -> HTMLResponse:
         settings=show_settings(parts_of(request).settings),
         receivers=webhooks.targets(request).items,
         viewer=find_viewer(request),
-        said=said,
+        note=note,
     )
 
 
@@ -108,6 +108,6 @@ def _without_password(text: str) -> str:
     'postgresql://db/lockstep?user=…&password=…'
     """
     scheme, mark, rest = text.partition("://")
-    user, at, place = rest.rpartition("@")
-    shown = f"{scheme}://…@{place}" if mark and at and user else text
+    user, at, address = rest.rpartition("@")
+    shown = f"{scheme}://…@{address}" if mark and at and user else text
     return _IN_QUERY.sub(r"\1…", shown) if mark else text

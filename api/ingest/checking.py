@@ -21,7 +21,7 @@ from lockstep.errors import BadBatch, GatewayFull
 from lockstep.tables import TABLE_BY_NAME
 
 _GROUP = 64  # batches looked at together at most
-_GATHER_S, _LOOKS = 0.02, 5  # for how long, and how often while more come: agents send once a second and do not mind
+_GATHER_S, _POLLS = 0.02, 5  # for how long, and how often while more come: agents send once a second and do not mind
 _GROUP_BYTES = 4 << 20  # as they came; unpacked they may take sixteen times that
 
 Rows = Mapping[Shape, pa.Table]  # checked, each in its table's exact schema
@@ -119,7 +119,7 @@ class BatchChecker:
 
     def _wait_for_more(self) -> None:
         """Wait while more come, a tenth of a second at most: a group of 30 costs a third of three groups of ten."""
-        for _ in range(_LOOKS):
+        for _ in range(_POLLS):
             waiting = self._queue.qsize()
             if self._closing.wait(_GATHER_S) or not waiting < self._queue.qsize() < _GROUP:
                 return
@@ -129,18 +129,18 @@ def check_group(group: Sequence[Arrival]) -> tuple[list[BadBatch | None], Rows]:
     """Return for each batch what is wrong about it, or None, and the rows of those that are sound."""
     verdicts: list[BadBatch | None] = [None] * len(group)
     read: dict[int, Pieces] = {}
-    for place, arrival in enumerate(group):
+    for index, arrival in enumerate(group):
         try:
-            read[place] = read_batch(arrival.entry.body, arrival.limits.max_bytes, arrival.limits.max_rows)
+            read[index] = read_batch(arrival.entry.body, arrival.limits.max_bytes, arrival.limits.max_rows)
         except BadBatch as error:
-            verdicts[place] = error
-    hosts = {place: group[place].entry.agent for place in read}
+            verdicts[index] = error
+    hosts = {index: group[index].entry.agent for index in read}
     try:
         return verdicts, _check_together(read, hosts)
     except BadBatch:  # of one of them or of several: each is looked at alone
-        for place, pieces in read.items():
-            verdicts[place] = _find_fault(pieces, hosts[place])
-    return verdicts, _check_together({place: read[place] for place in read if verdicts[place] is None}, hosts)
+        for index, pieces in read.items():
+            verdicts[index] = _find_fault(pieces, hosts[index])
+    return verdicts, _check_together({index: read[index] for index in read if verdicts[index] is None}, hosts)
 
 
 def join_rows(batches: Iterable[Pieces]) -> dict[Shape, pa.Table]:
@@ -177,7 +177,7 @@ def _check_together(read: Mapping[int, Pieces], hosts: Mapping[int, str]) -> Row
     """Return the rows of all batches, or raise BadBatch when one of them is bad."""
     rows = {shape: check_joined(shape, joined) for shape, joined in join_rows(read.values()).items()}
     for shape, table in rows.items():
-        sent = [(hosts[place], sum(map(len, pieces.get(shape, [])))) for place, pieces in read.items()]
+        sent = [(hosts[index], sum(map(len, pieces.get(shape, [])))) for index, pieces in read.items()]
         if pc.any(pc.not_equal(table["host"].combine_chunks(), _repeat(sent))).as_py():
             raise BadBatch("a row is of another host")
     return rows

@@ -139,10 +139,10 @@ def _encode(entry: Entry) -> bytes:
 
 def _decode_all(data: bytes) -> Iterator[tuple[Entry, int]]:
     """Yield entries with the place where each ends, up to the first that is not whole."""
-    place = 0
-    while place + _FRAME.size <= len(data):
-        magic, header_size, body_size, checksum = _FRAME.unpack_from(data, place)
-        begin, middle = place + _FRAME.size, place + _FRAME.size + header_size
+    offset = 0
+    while offset + _FRAME.size <= len(data):
+        magic, header_size, body_size, checksum = _FRAME.unpack_from(data, offset)
+        begin, middle = offset + _FRAME.size, offset + _FRAME.size + header_size
         end = middle + body_size
         # A page that never reached the disk reads as zeros, which are their own checksum; no entry is without header.
         if magic != _MAGIC or not header_size or end > len(data):
@@ -151,7 +151,7 @@ def _decode_all(data: bytes) -> Iterator[tuple[Entry, int]]:
         if zlib.crc32(body, zlib.crc32(header)) != checksum:
             return
         yield Entry(**json.loads(header), body=body), end
-        place = end
+        offset = end
 
 
 _KEEP_NS = 30 * 86_400_000_000_000  # a boot that was silent for a month will not come back with old batches

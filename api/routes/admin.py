@@ -195,11 +195,11 @@ def audit(
     request: Request, page: Paged, who: str | None = None, what: str | None = None, subject: str | None = None
 ) -> Page[AuditLine]:
     """Return the newest lines first; each of who, what and subject narrows them down."""
-    place = page.after(int)
+    after = page.after(int)
     found = list_audit(
         parts_of(request).control,
         page.limit + 1,
-        before=int(place[0]) if place else None,
+        before=int(after[0]) if after else None,
         who=who,
         what=what,
         subject=subject,

@@ -107,15 +107,15 @@ def _check_approvable(control: ControlDatabase, found: Decision) -> None:
 
 
 @router.put("/incidents/{incident_id}/outcome")
-def confirm(request: Request, incident_id: str, told: Confirmation, actor: Actor) -> Json:
+def confirm(request: Request, incident_id: str, confirmation: Confirmation, actor: Actor) -> Json:
     """Write down what an incident turned out to be, for the scorecard."""
     parts = parts_of(request)
     outcome = Outcome(
         incident=incident_id,
-        was_right=told.was_right,
-        part=told.part,
+        was_right=confirmation.was_right,
+        part=confirmation.part,
         who=actor,
-        why=told.why,
+        why=confirmation.why,
         ts_ns=parts.clock.now_ns(),
     )
     save_outcome(parts.control, outcome)
@@ -153,18 +153,18 @@ def order_node(request: Request, node: str, kind: NodeOrderKind, word: NodeWord,
     return given.model_dump(exclude={"number"})
 
 
-def _identify(parts: Parts, isolated: Isolated, told: PartIdentity) -> PartIdentity:
+def _identify(parts: Parts, isolated: Isolated, reported: PartIdentity) -> PartIdentity:
     """Return the part as it was told, with the UUID that telemetry knows of a GPU where the person gave none."""
     kind, _, name = isolated.component.partition(":")
     host, _, slot = name.partition("/")
-    if told.uuid or kind != "gpu" or not slot:
-        return told
+    if reported.uuid or kind != "gpu" or not slot:
+        return reported
     try:
         there = [seen for seen in sightings_at(parts.store, [host]) if seen.component == isolated.component]
     except StoreAway:
-        return told  # what a person says must not wait for telemetry
+        return reported  # what a person says must not wait for telemetry
     newest = max(there, key=lambda seen: seen.last_ns, default=None)
-    return told.model_copy(update={"uuid": newest.gpu_uuid}) if newest else told
+    return reported.model_copy(update={"uuid": newest.gpu_uuid}) if newest else reported
 
 
 @router.get("/scorecard", dependencies=[Reader])

@@ -64,9 +64,9 @@ def host_paths(request: Request, host: str, form: Annotated[Literal["json", "fil
 
 
 @router.post("/hosts/{host}/count", status_code=204)
-def count(request: Request, host: str, told: PathCount, agent: Agent) -> None:
+def count(request: Request, host: str, path_count: PathCount, agent: Agent) -> None:
     """Take from a host's agent how many connections keep to their plan."""
     if agent.host != host:
         raise NotAllowed(f"the agent of {agent.host} does not speak for {host}", slug="wrong-host", status=403)
     parts = parts_of(request)
-    save_count(parts.control, host, told, parts.clock.now_ns())
+    save_count(parts.control, host, path_count, parts.clock.now_ns())

@@ -45,14 +45,14 @@ async def log_in(request: Request, form: Form) -> Response:
     """Take a token once and set the cookie, or say on the page why not."""
     if "Origin" in request.headers or "Sec-Fetch-Site" in request.headers:
         check_origin(request)  # else a foreign page could log its visitor in under a name of its choice
-    place = safe_next(form.get("next", "/"))
+    target = safe_next(form.get("next", "/"))
     token = form.get("token", "").strip()
     try:
         await _check_known(request, token)
         secret, life_s = await run_in_threadpool(_begin, request, token)
     except NotAllowed as refusal:
-        return _page(request, place, str(refusal), refusal.status)
-    answer = RedirectResponse(place, status_code=303)
+        return _page(request, target, str(refusal), refusal.status)
+    answer = RedirectResponse(target, status_code=303)
     settings = parts_of(request).settings.api
     answer.set_cookie(
         SESSION_COOKIE, secret, max_age=life_s, httponly=True, samesite="strict", secure=is_secure(settings)
@@ -96,9 +96,9 @@ def _begin(request: Request, token: str) -> tuple[str, int]:
     return begin_session(parts.control, proven.token, now_ns, expires_ns), (expires_ns - now_ns) // NS_PER_S
 
 
-def _page(request: Request, place: str, problem: str = "", status: int = 200) -> HTMLResponse:
+def _page(request: Request, target: str, problem: str = "", status: int = 200) -> HTMLResponse:
     parts = parts_of(request)
     shown = _pages.get_template("login.html").render(
-        next=place, problem=problem, notice=parts.notice, oidc_issuer=parts.settings.api.oidc_issuer
+        next=target, problem=problem, notice=parts.notice, oidc_issuer=parts.settings.api.oidc_issuer
     )
     return HTMLResponse(shown, status)

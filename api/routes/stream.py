@@ -41,10 +41,10 @@ class ChangeFeed:
         before_notify: Callable[[], None] = lambda: None,
     ) -> None:
         self._control, self._most, self._watch, self._period_s = control, most_listeners, watch, period_s
-        self._before_telling = before_notify
+        self._before_notify = before_notify
         self._recent: deque[Change] = deque(maxlen=KEPT)
         self._floor: int | None = None  # everything after this number is in `recent`; None: not asked yet
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self._closing = asyncio.Event()
         self._trouble: str | None = None
         self.listeners = 0
@@ -61,7 +61,7 @@ class ChangeFeed:
     def close(self) -> None:
         """End all streams: a server that leaves would wait for them."""
         self._closing.set()
-        self._tell()
+        self._notify()
 
     async def run(self) -> None:
         """Ask again and again until closed; a database that is away is asked again later."""
@@ -95,12 +95,12 @@ class ChangeFeed:
     async def follow(self, known: int, heartbeat_s: float = HEARTBEAT_S) -> AsyncIterator[list[Change]]:
         """Give what changed after this number and what changes from now on; an empty list is a heartbeat."""
         while not self.is_closed:
-            news = self._news
+            changed = self._changed
             page = await self._after(known)
             if page:
                 known = page[-1].number
                 yield page
-            elif not await _comes(news, heartbeat_s):
+            elif not await _comes(changed, heartbeat_s):
                 yield []
 
     async def _after(self, known: int) -> list[Change]:
@@ -108,7 +108,7 @@ class ChangeFeed:
             return [change for change in self._recent if change.number > known][:PAGE]
         page = await run_in_threadpool(changes_since, self._control, known, PAGE)
         if page:
-            self._before_telling()
+            self._before_notify()
         return page
 
     async def _poll(self) -> None:
@@ -123,14 +123,14 @@ class ChangeFeed:
                 if len(self._recent) == KEPT:
                     self._floor = self._recent[0].number
                 self._recent.append(change)
-            self._tell()
+            self._notify()
             await run_in_threadpool(self._watch, page, known)
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         """Wake the listeners, after whoever remembers something has been told to ask again: they come at once."""
-        self._before_telling()
-        self._news.set()
-        self._news = asyncio.Event()
+        self._before_notify()
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     def _note(self, trouble: str | None) -> None:
         """Say it when it changes, not each time round."""

@@ -113,7 +113,7 @@ def change(request: Request, name: Name, changes: dict[str, JsonValue], admin: A
     if changes.get("name", name) != name:
         raise BadInput(f"a target keeps its name: make another one, and delete {name!r}")
     changed = _validated(_document(old, changes) | changes)
-    if old.secrets and "secrets" not in changes and _place(changed) != _place(old):
+    if old.secrets and "secrets" not in changes and _recipient(changed) != _recipient(old):
         raise BadInput("its secrets were given for another receiver: give `secrets` anew with its new address")
     change_target(parts.control, changed, who=admin, why=why, now_ns=parts.clock.now_ns())
     return _view(parts, changed, list_health(parts.control).get(name))
@@ -143,8 +143,8 @@ def test(request: Request, name: Name, admin: Admin) -> Tested:
     parts = parts_of(request)
     found, now_ns = _find_whole(parts, name), parts.clock.now_ns()
     record(parts.control, who=admin, what="test_target", subject=name, why="", now_ns=now_ns)
-    said = make_notifier(parts.settings, parts.clock).deliver(found, _test_notification(admin, now_ns))
-    return Tested(delivered=said.result == "delivered", status=said.status, said=said.sentence)
+    reply = make_notifier(parts.settings, parts.clock).deliver(found, _test_notification(admin, now_ns))
+    return Tested(delivered=reply.result == "delivered", status=reply.status, said=reply.sentence)
 
 
 @router.get("/{name}/deliveries", dependencies=[Reader])
@@ -159,8 +159,8 @@ def deliveries(
     """Return messages to a receiver, newest first, with every try."""
     parts = parts_of(request)
     _find(parts, name)
-    place = read_cursor(cursor, int)
-    before = int(place[0]) if place else None
+    after = read_cursor(cursor, int)
+    before = int(after[0]) if after else None
     found = list_deliveries(parts.control, name, state=state, limit=limit + 1, before=before)
     page = cut_page(found, limit, lambda delivery: (delivery.number,))
     shown: Page[DeliveryView] = Page(items=tuple(_delivery_view(each) for each in page.items), next=page.next)
@@ -216,7 +216,7 @@ def _validated(document: dict[str, Any]) -> Target:  # Any: not yet checked
     return target
 
 
-def _place(target: Target) -> tuple[str, str, str, str]:
+def _recipient(target: Target) -> tuple[str, str, str, str]:
     """Return to whom a target's secrets are shown."""
     parts = urlsplit(target.address)
     return target.kind, parts.scheme, parts.netloc.lower(), target.username
@@ -229,8 +229,8 @@ def _check_made_here(target: Target) -> None:
 
 def _test_notification(who: str, now_ns: int) -> Notification:
     alert = trouble_alert("test", f"a test that {who} asked for: nothing is wrong", now_ns)
-    said = {"fault_class": "test", "grade": "note", "headline": f"asked for by {who}"}
-    calm = alert.model_copy(update=said)
+    fields = {"fault_class": "test", "grade": "note", "headline": f"asked for by {who}"}
+    calm = alert.model_copy(update=fields)
     return Notification(
         id=f"evt_{now_ns:026x}", kind="lockstep.test", key="lockstep:test", ts_ns=now_ns, alerts=(calm,)
     )

@@ -2,8 +2,8 @@
 "use strict";
 
 (function () {
-  const place = document.getElementById("matrix-chart");
-  if (!place) return;
+  const element = document.getElementById("matrix-chart");
+  if (!element) return;
   const data = JSON.parse(document.getElementById("matrix-data").textContent);
   const size = data.names.length;
   const smallest = 3; // pixels of a cell
@@ -42,7 +42,7 @@
   function options(shown) {
     const heat = [1, 2, 3, 4].map((number) => colour(`--heat-${number}`));
     const ink = colour("--soft");
-    const room = Math.min(12 + letter * Math.max(...data.names.map((name) => name.length)), place.clientWidth / 3);
+    const room = Math.min(12 + letter * Math.max(...data.names.map((name) => name.length)), element.clientWidth / 3);
     const axis = {
       type: "category", data: data.names,
       axisLine: { lineStyle: { color: colour("--line") } }, axisTick: { show: false }, splitLine: { show: false },
@@ -101,10 +101,10 @@
   function draw() {
     const began = performance.now();
     if (chart) chart.dispose();
-    place.replaceChildren();
-    chart = echarts.init(place, null, { renderer: "canvas" });
+    element.replaceChildren();
+    chart = echarts.init(element, null, { renderer: "canvas" });
     const shown = cells();
-    chart.on("finished", () => { place.dataset.drawn = shown.length; place.dataset.ms = place.dataset.ms || Math.round(performance.now() - began); });
+    chart.on("finished", () => { element.dataset.drawn = shown.length; element.dataset.ms = element.dataset.ms || Math.round(performance.now() - began); });
     chart.on("mouseover", read);
     chart.on("datazoom", relabel);
     chart.setOption(options(shown));

@@ -44,9 +44,9 @@ async function copy(button) {
   setTimeout(() => { button.textContent = before; }, 1500);
 }
 
-function say(news) {
-  const place = $("#news");
-  if (place) place.textContent = news;
+function say(message) {
+  const element = $("#announcement");
+  if (element) element.textContent = message;
 }
 
 function filterRows(input) {
@@ -101,9 +101,9 @@ function click(event) {
 }
 
 function showFailure(sentence) {
-  const place = $("#failure");
-  place.textContent = sentence;
-  place.hidden = !sentence;
+  const element = $("#failure");
+  element.textContent = sentence;
+  element.hidden = !sentence;
 }
 
 document.addEventListener("keydown", press);
@@ -118,10 +118,10 @@ document.addEventListener("change", (event) => {
 });
 document.addEventListener("htmx:sendError", () => showFailure("The server does not answer. This page shows what was known before."));
 document.addEventListener("htmx:responseError", (event) => showFailure(`The server refused to update this page (${event.detail.xhr.status}). It shows what was known before.`));
-const newsNow = () => { const place = $("[data-news]"); return place ? place.dataset.news : ""; };
-let told = newsNow();
+const announcementNow = () => { const element = $("[data-announcement]"); return element ? element.dataset.announcement : ""; };
+let announced = announcementNow();
 document.addEventListener("htmx:afterSwap", () => {
   showFailure("");
-  if (newsNow() !== told) say(told = newsNow());
+  if (announcementNow() !== announced) say(announced = announcementNow());
   for (const input of $$("[data-filter]")) filterRows(input);
 });

@@ -2,8 +2,8 @@
 "use strict";
 
 (function () {
-  const place = document.getElementById("step-chart");
-  if (!place) return;
+  const element = document.getElementById("step-chart");
+  if (!element) return;
   const data = JSON.parse(document.getElementById("step-data").textContent);
   const clock = (seconds) => new Date(seconds * 1000).toISOString().slice(11, 19);
   let plot = null;
@@ -22,11 +22,11 @@
 
   function draw() {
     if (plot) plot.destroy();
-    place.replaceChildren();
+    element.replaceChildren();
     const axis = { stroke: colour("--soft"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line"), width: 1 } };
     const options = {
-      width: place.clientWidth,
-      height: place.clientHeight - 30,
+      width: element.clientWidth,
+      height: element.clientHeight - 30,
       tzDate: (ts) => uPlot.tzDate(new Date(ts * 1000), "Etc/UTC"),
       scales: { y: { range: (_, least, most) => [0, most * 1.1] } },
       axes: [{ ...axis, values: (_, marks) => marks.map(clock) }, { ...axis, size: 60, values: (_, marks) => marks.map((mark) => `${mark} s`) }],
@@ -36,11 +36,11 @@
       ],
       hooks: { drawClear: [shade] },
     };
-    plot = new uPlot(options, [data.s, data.step_s], place);
+    plot = new uPlot(options, [data.s, data.step_s], element);
   }
 
   draw();
   document.addEventListener("themechange", draw);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
-  addEventListener("resize", () => plot.setSize({ width: place.clientWidth, height: place.clientHeight - 30 }));
+  addEventListener("resize", () => plot.setSize({ width: element.clientWidth, height: element.clientHeight - 30 }));
 })();

@@ -32,10 +32,10 @@
       for (let column = 0; column < columns; column++) {
         const lag = data.lag_ms[row][column];
         const at = 4 * (row * columns + column);
-        const place = Math.min((lag || 0) / top, 1) * 4;
-        const low = Math.min(Math.floor(place), 3);
+        const position = Math.min((lag || 0) / top, 1) * 4;
+        const low = Math.min(Math.floor(position), 3);
         for (let part = 0; part < 3; part++) {
-          picture.data[at + part] = lag === null ? nothing[part] : scale[low][part] + (place - low) * (scale[low + 1][part] - scale[low][part]);
+          picture.data[at + part] = lag === null ? nothing[part] : scale[low][part] + (position - low) * (scale[low + 1][part] - scale[low][part]);
         }
         picture.data[at + 3] = 255;
       }
@@ -47,8 +47,8 @@
   function read() {
     const [row, column] = cursor;
     const lag = data.lag_ms[row][column];
-    const said = lag === null ? "nothing is known" : `${lag.toFixed(2)} ms after the first`;
-    document.getElementById("strip-reading").textContent = `${data.names[row]}, ${clock(data.s[column])}: ${said}`;
+    const text = lag === null ? "nothing is known" : `${lag.toFixed(2)} ms after the first`;
+    document.getElementById("strip-reading").textContent = `${data.names[row]}, ${clock(data.s[column])}: ${text}`;
   }
 
   function point(event) {

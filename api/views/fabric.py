@@ -107,7 +107,7 @@ def _choose(control: ControlDatabase, topology: Topology | None) -> tuple[Topolo
 
 
 def _rates(row: dict[str, Any]) -> tuple[float | None, float | None]:  # Any: columns of several types
-    sent, received = (rate_gbps(row[f"{way}_then"], row[f"{way}_now"], row["span_ns"]) for way in ("tx", "rx"))
+    sent, received = (rate_gbps(row[f"{side}_then"], row[f"{side}_now"], row["span_ns"]) for side in ("tx", "rx"))
     return sent, received
 
 

@@ -180,7 +180,7 @@ def _ask(
 
 
 def _as_nic(row: Row) -> NicView:
-    rx, tx = (rate_gbps(row[f"{way}_then"], row[way], row["span_ns"]) for way in ("rx", "tx"))
+    rx, tx = (rate_gbps(row[f"{direction}_then"], row[direction], row["span_ns"]) for direction in ("rx", "tx"))
     left_out = ("rx", "tx", "rx_then", "tx_then", "span_ns")
     return NicView(
         **{name: value for name, value in row.items() if name not in left_out},

@@ -81,7 +81,7 @@ class PartHistory(PartSummary):
     sightings: tuple[Sighting, ...] = Field((), description="of GPUs: which were at this place, and where else")
 
 
-LOOK_BACK_S = 90 * 86_400  # a part that was fine for a quarter of a year has no history
+LOOKBACK_S = 90 * 86_400  # a part that was fine for a quarter of a year has no history
 _MOST_EVENTS = 100  # of one part
 _SEVERE = ("error", "critical")
 _Row = dict[str, Any]  # Any: columns of several types
@@ -98,7 +98,7 @@ ORDER BY ts_ns DESC LIMIT {most:UInt64}
 
 
 @dataclass
-class _Told:
+class _History:
     """What was told of one part."""
 
     incidents: list[Incident] = field(default_factory=list)
@@ -112,13 +112,13 @@ class _Told:
 def list_parts(store: Store, control: ControlDatabase, now_ns: int, kind: str | None = None) -> list[PartSummary]:
     """Return all parts that have a history, by name."""
     past = read_past(control)
-    told = _sort_by_part(past)
+    histories = _sort_by_part(past)
     for row in store.query(_COUNTS, {"since": _since(now_ns)}).to_pylist():
-        part = told[row["component"]]
+        part = histories[row["component"]]
         part.severe, part.last_ns = row["severe"], max(part.last_ns, row["last_ns"])
     flags = find_returned(past, _sightings(store, past))
-    names = {name for name in (*told, *flags) if kind_of(name) in ({kind} if kind else KINDS)}
-    return [_summary(name, told[name], flags.get(name, ())) for name in sorted(names)]
+    names = {name for name in (*histories, *flags) if kind_of(name) in ({kind} if kind else KINDS)}
+    return [_summary(name, histories[name], flags.get(name, ())) for name in sorted(names)]
 
 
 def find_part(store: Store, control: ControlDatabase, component: str, now_ns: int) -> PartHistory:
@@ -135,7 +135,7 @@ def find_part(store: Store, control: ControlDatabase, component: str, now_ns: in
     flags = find_returned(past, [*every, *own])
     sentences = dict.fromkeys(flag for name in names for flag in flags.get(name, ()))
     if not (mine.incidents or mine.isolated or events or own or sentences):
-        raise NotPresent(f"no events for {component} in the last {LOOK_BACK_S // 86_400} days")
+        raise NotPresent(f"no events for {component} in the last {LOOKBACK_S // 86_400} days")
     mine.severe = sum(event.severity in _SEVERE for event in events)
     mine.last_ns = max([mine.last_ns, *(event.ts_ns for event in events)])
     return PartHistory(
@@ -148,25 +148,25 @@ def find_part(store: Store, control: ControlDatabase, component: str, now_ns: in
 
 
 def _since(now_ns: int) -> int:
-    return max(now_ns - LOOK_BACK_S * NS_PER_S, 0)
+    return max(now_ns - LOOKBACK_S * NS_PER_S, 0)
 
 
-def _sort_by_part(past: Past) -> defaultdict[str, _Told]:
+def _sort_by_part(past: Past) -> defaultdict[str, _History]:
     """Return what was told by the part it was told of; what was confirmed counts for the part that was at fault."""
-    told: defaultdict[str, _Told] = defaultdict(_Told)
+    histories: defaultdict[str, _History] = defaultdict(_History)
     for incident in past.incidents:
-        part, outcome = told[incident.verdict.component], past.outcomes.get(incident.id)
+        part, outcome = histories[incident.verdict.component], past.outcomes.get(incident.id)
         part.incidents.append(incident)
         part.last_ns = max(part.last_ns, incident.updated_ns)
         if outcome is not None:
             part.cleared += not outcome.was_right
             for name in _blamed(incident, outcome):
-                told[name].confirmed += 1
-                told[name].last_ns = max(told[name].last_ns, outcome.ts_ns)
+                histories[name].confirmed += 1
+                histories[name].last_ns = max(histories[name].last_ns, outcome.ts_ns)
     for each in past.isolated:
-        told[each.component].isolated.append(each)
-        told[each.component].last_ns = max(told[each.component].last_ns, each.changed_ns)
-    return told
+        histories[each.component].isolated.append(each)
+        histories[each.component].last_ns = max(histories[each.component].last_ns, each.changed_ns)
+    return histories
 
 
 def _blamed(incident: Incident, outcome: Outcome) -> list[str]:
@@ -175,9 +175,9 @@ def _blamed(incident: Incident, outcome: Outcome) -> list[str]:
     return [named] if named else []
 
 
-def _narrow(past: Past, component: str, own: Sequence[Sighting]) -> _Told:
+def _narrow(past: Past, component: str, own: Sequence[Sighting]) -> _History:
     """Return all that belongs to one part; of a GPU that is named by its UUID, what was told where it was then."""
-    mine = _Told(
+    mine = _History(
         incidents=[each for each in past.incidents if _is_about(each, component, own)],
         isolated=[each for each in past.isolated if concerns(component, each.component)],
     )
@@ -233,16 +233,16 @@ def _incident(incident: Incident, outcome: Outcome | None) -> PartIncident:
     )
 
 
-def _summary(name: str, told: _Told, flags: Sequence[str]) -> PartSummary:
+def _summary(name: str, history: _History, flags: Sequence[str]) -> PartSummary:
     return PartSummary(
         component=name,
         kind=kind_of(name),
-        incidents=len(told.incidents),
-        confirmed=told.confirmed,
-        cleared=told.cleared,
-        isolations=len(told.isolated),
-        severe_events=told.severe,
-        last_ns=told.last_ns,
-        last_at=show_timestamp(told.last_ns) if told.last_ns else None,
+        incidents=len(history.incidents),
+        confirmed=history.confirmed,
+        cleared=history.cleared,
+        isolations=len(history.isolated),
+        severe_events=history.severe,
+        last_ns=history.last_ns,
+        last_at=show_timestamp(history.last_ns) if history.last_ns else None,
         flags=tuple(flags),
     )

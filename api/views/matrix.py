@@ -119,8 +119,8 @@ def read_pairs(
 def list_seats(roster: Roster) -> list[Seat]:
     """Return the ranks of a job in the order of its roster."""
     gpus = (gpu if gpu >= 0 else None for gpu in roster.gpu_of.tolist())
-    places = zip(rank_numbers(roster).tolist(), roster.host_of.tolist(), gpus, strict=True)
-    return [Seat(rank=rank, host=host, gpu=gpu) for rank, host, gpu in places]
+    seats = zip(rank_numbers(roster).tolist(), roster.host_of.tolist(), gpus, strict=True)
+    return [Seat(rank=rank, host=host, gpu=gpu) for rank, host, gpu in seats]
 
 
 def _select(table: str, comm: int | None) -> str:
@@ -133,8 +133,8 @@ def _add_up(rows: pa.Table, roster: Roster) -> Pairs:
     src, dst = (roster.find(comm, rows[name].to_numpy().astype(np.int64)) for name in ("rank", "peer"))
     wire, moved = (rows[name].to_numpy().astype(np.float64) for name in ("wire", "moved"))
     known = (src >= 0) & (dst >= 0) & (moved > 0)
-    key, place = np.unique(src[known] * len(roster) + dst[known], return_inverse=True)
-    sums = [np.bincount(place.reshape(-1), weights=column[known], minlength=len(key)) for column in (wire, moved)]
+    key, group = np.unique(src[known] * len(roster) + dst[known], return_inverse=True)
+    sums = [np.bincount(group.reshape(-1), weights=column[known], minlength=len(key)) for column in (wire, moved)]
     near, far = np.divmod(key, max(len(roster), 1))
     return Pairs(near, far, sums[0] / sums[1] * _MS_PER_MIB)
 
@@ -145,9 +145,9 @@ def _narrow(pairs: Pairs, seats: list[Seat], roster: Roster, comm: int) -> tuple
         raise NotPresent(f"the job has no communicator {comm}")
     members = roster.members(comm)
     members = members[members >= 0]
-    place = np.full(len(roster), -1, np.int64)
-    place[members] = np.arange(len(members))
-    return Pairs(place[pairs.src], place[pairs.dst], pairs.ms), [seats[number] for number in members.tolist()]
+    index = np.full(len(roster), -1, np.int64)
+    index[members] = np.arange(len(members))
+    return Pairs(index[pairs.src], index[pairs.dst], pairs.ms), [seats[number] for number in members.tolist()]
 
 
 MOST_COLUMNS = 300  # more is finer than a screen

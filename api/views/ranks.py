@@ -96,15 +96,15 @@ def list_ranks(store: Store, job: str, attempt: int, now_ns: int) -> list[Rank]:
     newest = dict(zip(process.tolist(), rows.to_pylist(), strict=True))  # rows come in no order: any of them tells it
     numbers = rank_numbers(roster)
     return [
-        Rank(rank=int(numbers[number]), **_place(newest[number]), **waits.get(number, {}))
+        Rank(rank=int(numbers[number]), **_identity(newest[number]), **waits.get(number, {}))
         for number in range(len(roster))
     ]
 
 
 def rank_numbers(roster: Roster) -> np.ndarray:
     """Return what each process of a roster is called: its world rank, else its number."""
-    told: np.ndarray = np.where(roster.world_rank_of >= 0, roster.world_rank_of, np.arange(len(roster)))
-    return told
+    numbers: np.ndarray = np.where(roster.world_rank_of >= 0, roster.world_rank_of, np.arange(len(roster)))
+    return numbers
 
 
 def list_communicators(
@@ -118,7 +118,7 @@ def list_communicators(
     ]
 
 
-def _place(row: dict[str, Any]) -> dict[str, Any]:  # Any: columns of several types
+def _identity(row: dict[str, Any]) -> dict[str, Any]:  # Any: columns of several types
     return {name: row[name] for name in ("host", "gpu", "gpu_uuid", "pid", "nccl_version", "plugin_version")}
 
 
@@ -131,10 +131,10 @@ def _read_waits(store: Store, roster: Roster, asked: dict[str, Any]) -> dict[int
     """Return what each process waits for, by its number: of its communicators, the one that is open longest."""
     rows = store.query(_WAITING, asked | {"since": asked["now"] - _RECENT_NS})
     found: dict[int, dict[str, Any]] = {}
-    told = sorted(
+    ordered = sorted(
         zip(_processes(roster, rows).tolist(), rows.to_pylist(), strict=True), key=lambda it: it[1]["open_ns"]
     )
-    for number, row in told:
+    for number, row in ordered:
         if number < 0:
             continue
         is_open = row["open_ns"] != _NEVER_NS
@@ -154,7 +154,7 @@ def _read_waits(store: Store, roster: Roster, asked: dict[str, Any]) -> dict[int
 
 
 SILENCE_NS = 15 * NS_PER_S  # as long as the analyzer waits for a host by default
-_LOOK_BACK_NS = 120 * NS_PER_S  # as far as the analyzer does for heartbeats
+_LOOKBACK_NS = 120 * NS_PER_S  # as far as the analyzer does for heartbeats
 _NEWEST_NS = 30 * NS_PER_S  # within which the newest rows of a running job are
 
 _WHOSE = "job = {job:String} AND attempt = {attempt:UInt16}"
@@ -178,7 +178,7 @@ def find_closed(store: Store, job: str, attempt: int, now_ns: int, silence_ns: i
     """Return the last closed window of an attempt, also of one that has ended, or raise NotPresent."""
     roster = read_roster(store, job, attempt)
     last_ns = _find_last(store, job, attempt, now_ns)
-    reports = find_reports(store, roster.hosts, now_ns - _LOOK_BACK_NS)
+    reports = find_reports(store, roster.hosts, now_ns - _LOOKBACK_NS)
     silent = frozenset(host for host in roster.hosts if _is_silent(reports.get(host), now_ns, silence_ns))
     reached = [reports[host].watermark_ns for host in roster.hosts - silent]
     end_ns = min([last_ns, now_ns, *reached]) // NS_PER_S * NS_PER_S

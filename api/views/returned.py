@@ -122,21 +122,21 @@ def _sent_back(past: Past, sightings: Sequence[Sighting]) -> Iterator[_Flag]:
         uuid = order.part.uuid if order.part else None
         for seen in sightings:
             if uuid and seen.gpu_uuid == uuid and seen.last_ns > order.ts_ns:
-                told = f"{uuid} was sent back from {isolated.node} on {show_timestamp(order.ts_ns)}{_ticket(order)}"
-                yield seen.component, f"{told} and is here again, seen until {seen.last_at}"
+                reason = f"{uuid} was sent back from {isolated.node} on {show_timestamp(order.ts_ns)}{_ticket(order)}"
+                yield seen.component, f"{reason} and is here again, seen until {seen.last_at}"
 
 
 def _moved(past: Past, sightings: Sequence[Sighting]) -> Iterator[_Flag]:
     """Return GPUs that an incident named at another place than where they are."""
     for incident in past.incidents:
-        place = incident.verdict.component
-        if kind_of(place) != "gpu":
+        named = incident.verdict.component
+        if kind_of(named) != "gpu":
             continue
-        for uuid in uuids_at(sightings, place, incident.verdict.since_ns):
+        for uuid in uuids_at(sightings, named, incident.verdict.since_ns):
             for seen in sightings:
-                if seen.gpu_uuid == uuid and seen.component != place and seen.first_ns > incident.opened_ns:
-                    told = f"{uuid} was {place} when incident {incident.id} named it"
-                    yield seen.component, f"{told}, and is here since {seen.first_at}"
+                if seen.gpu_uuid == uuid and seen.component != named and seen.first_ns > incident.opened_ns:
+                    reason = f"{uuid} was {named} when incident {incident.id} named it"
+                    yield seen.component, f"{reason}, and is here since {seen.first_at}"
 
 
 def _again(past: Past) -> Iterator[_Flag]:
@@ -145,8 +145,8 @@ def _again(past: Past) -> Iterator[_Flag]:
     for incident in past.incidents:
         repaired_ns = repaired.get(incident.verdict.component)
         if repaired_ns is not None and incident.opened_ns > repaired_ns:
-            told = f"named again by incident {incident.id}, after its repair of {show_timestamp(repaired_ns)}"
-            yield incident.verdict.component, told
+            reason = f"named again by incident {incident.id}, after its repair of {show_timestamp(repaired_ns)}"
+            yield incident.verdict.component, reason
 
 
 def _serials(past: Past) -> Iterator[_Flag]:
@@ -157,8 +157,8 @@ def _serials(past: Past) -> Iterator[_Flag]:
         if not serial:
             continue
         if serial in first:
-            told = f"serial {serial} was sent back before, on {show_timestamp(first[serial].ts_ns)}"
-            yield isolated.component, f"{told}{_ticket(first[serial])}"
+            reason = f"serial {serial} was sent back before, on {show_timestamp(first[serial].ts_ns)}"
+            yield isolated.component, f"{reason}{_ticket(first[serial])}"
         first.setdefault(serial, order)
 
 

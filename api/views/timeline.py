@@ -65,13 +65,13 @@ def _entry(ts_ns: int, kind: Kind, who: str, what: str, subject: str, *, automat
 
 
 def _of_incident(incident: Incident, changes: Iterable[VerdictChange]) -> Iterator[Entry]:
-    told = list(changes)
-    first = told[0].reason if told else incident.verdict.reason
+    verdicts = list(changes)
+    first = verdicts[0].reason if verdicts else incident.verdict.reason
     yield _entry(incident.opened_ns, "opened", _ANALYZER, first, incident.id)
-    for change in told[1:]:
+    for change in verdicts[1:]:
         if change.state == "open":
-            said = f"now {change.fault_class} of {change.component}, grade {change.grade}: {change.reason}"
-            yield _entry(change.ts_ns, "verdict", _ANALYZER, said, incident.id)
+            text = f"now {change.fault_class} of {change.component}, grade {change.grade}: {change.reason}"
+            yield _entry(change.ts_ns, "verdict", _ANALYZER, text, incident.id)
     if incident.closed_ns is not None:
         yield _entry(incident.closed_ns, "closed", _ANALYZER, incident.closed_because or "closed", incident.id)
 
@@ -192,43 +192,43 @@ def change_key(change: Change) -> SortKey:
     return -change.ts_ns, digest_of(change)
 
 
-_Told = tuple[int, ChangeKind, str, str]  # when, what kind, about what, the sentence
+_Found = tuple[int, ChangeKind, str, str]  # when, what kind, about what, the sentence
 
 
-def _of_events(rows: list[Row]) -> Iterator[_Told]:
+def _of_events(rows: list[Row]) -> Iterator[_Found]:
     for row in rows:
-        said = f"{row['source']} on {row['host']}: {row['severity']} {row['kind']}, {row['message']}"
-        yield row["ts_ns"], "event", row["component"], said[:500]
+        text = f"{row['source']} on {row['host']}: {row['severity']} {row['kind']}, {row['message']}"
+        yield row["ts_ns"], "event", row["component"], text[:500]
 
 
-def _of_starts(rows: list[Row], incident: Incident) -> Iterator[_Told]:
+def _of_starts(rows: list[Row], incident: Incident) -> Iterator[_Found]:
     """Return attempts that began on the job's hosts: its own, with another NCCL where it has one, and neighbours."""
     before: list[str] = []
     for row in rows:
         if row["job"] != incident.job:
-            said = f"job {row['job']} began on {row['hosts']} of its hosts"
-            yield row["ts_ns"], "neighbour", row["job"], said
+            text = f"job {row['job']} began on {row['hosts']} of its hosts"
+            yield row["ts_ns"], "neighbour", row["job"], text
             continue
         yield row["ts_ns"], "attempt", row["job"], f"attempt {row['attempt']} of {row['job']} began"
         if before and row["nccl"] and row["nccl"] != before:
-            said = f"attempt {row['attempt']} runs NCCL {', '.join(row['nccl'])}, the one before {', '.join(before)}"
-            yield row["ts_ns"], "nccl_version", row["job"], said
+            text = f"attempt {row['attempt']} runs NCCL {', '.join(row['nccl'])}, the one before {', '.join(before)}"
+            yield row["ts_ns"], "nccl_version", row["job"], text
         before = row["nccl"]
 
 
-def _of_agents(rows: list[Row]) -> Iterator[_Told]:
+def _of_agents(rows: list[Row]) -> Iterator[_Found]:
     for row in rows:
-        said = f"the collector of {row['host']} became {row['newest']}, it was among {', '.join(row['versions'])}"
-        yield row["changed_ns"], "agent_version", row["host"], said
+        text = f"the collector of {row['host']} became {row['newest']}, it was among {', '.join(row['versions'])}"
+        yield row["changed_ns"], "agent_version", row["host"], text
 
 
-def _of_versions(control: ControlDatabase) -> Iterator[_Told]:
+def _of_versions(control: ControlDatabase) -> Iterator[_Found]:
     for version in list_topologies(control, _MOST_VERSIONS):
-        said = f"{version.who} published topology {version.number} from {version.source}"
-        yield version.created_ns, "topology", str(version.number), said
+        text = f"{version.who} published topology {version.number} from {version.source}"
+        yield version.created_ns, "topology", str(version.number), text
     for plan in list_path_plans(control, _MOST_VERSIONS):
-        said = f"path plan {plan.generation} moved {plan.must_move + plan.may_move} flows: {'; '.join(plan.reasons)}"
-        yield plan.made_ns, "path_plan", str(plan.generation), said
+        text = f"path plan {plan.generation} moved {plan.must_move + plan.may_move} flows: {'; '.join(plan.reasons)}"
+        yield plan.made_ns, "path_plan", str(plan.generation), text
 
 
 def _change(since_ns: int, ts_ns: int, kind: ChangeKind, subject: str, what: str) -> Change:

@@ -101,7 +101,7 @@ def test_new_incident_appears_by_itself(window: Window, site: Api) -> None:
     save_incidents(site.parts.control, [told], None)
     expect(page.locator("#open-count")).to_have_text("2")
     expect(page.get_by_role("heading", name="gpu:h5/3")).to_be_visible()
-    expect(page.locator("#news")).to_have_text("2 open incidents")
+    expect(page.locator("#announcement")).to_have_text("2 open incidents")
     over = {"state": "closed", "closed_ns": told.updated_ns, "closed_because": "it is in time again"}
     save_incidents(site.parts.control, [told.model_copy(update=over)], None)
     expect(page.locator("#open-count")).to_have_text("1")
@@ -167,7 +167,7 @@ def test_command_that_tells_the_same_can_be_copied(window: Window) -> None:
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.get_by_role("button", name="curl").click()
     page.get_by_role("dialog").get_by_role("button", name="Copy").click()
-    expect(page.locator("#news")).to_have_text("Copied")
+    expect(page.locator("#announcement")).to_have_text("Copied")
     copied = page.evaluate("navigator.clipboard.readText()")
     assert copied.startswith("curl -sS -H")
     assert copied.endswith("/api/v1/jobs/train/matrix")

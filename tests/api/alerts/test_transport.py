@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api.alerts.formats import Sending, render_mail
-from api.alerts.guard import find_address, is_allowed, look_up
+from api.alerts.guard import find_address, is_allowed, resolve
 from api.alerts.transport import (
     DELAYS_S,
     JITTER,
@@ -283,8 +283,8 @@ def test_name_is_looked_up_once_and_its_first_allowed_address_is_taken() -> None
     answers = iter([["1.1.1.1"], ["127.0.0.1"]])
     assert find_address("rebinds", 443, (), lambda host, port: next(answers)) == "1.1.1.1"
     with pytest.raises(ReceiverAway, match="cannot be looked up"):
-        look_up("no-such-host.invalid", 443)
-    assert look_up("2130706433", 80) == ["127.0.0.1"], "the system reads it as an address, and so do we"
+        resolve("no-such-host.invalid", 443)
+    assert resolve("2130706433", 80) == ["127.0.0.1"], "the system reads it as an address, and so do we"
 
 
 @given(st.ip_addresses(v=4))

@@ -197,7 +197,7 @@ def test_page_names_the_part_the_reason_the_cost_and_who_is_waited_for(acted: Ap
     assert 'href="/incidents/i1#decision">approval pending: restart with a spare</a>' in text
     text = browse(acted, "/live").text
     assert "<html" not in text
-    assert 'data-news="1 open incidents"' in text
+    assert 'data-announcement="1 open incidents"' in text
 
 
 def test_job_that_stands_still_comes_before_one_that_is_slow(api: Api) -> None:
