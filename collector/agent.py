@@ -110,7 +110,7 @@ class Gathering:
 
 _log = structlog.get_logger("collector")
 
-_LOOK_AGAIN_S = 60.0  # for what was not there: drivers are loaded late, and cards are hot-plugged
+_RETRY_S = 60.0  # for what was not there: drivers are loaded late, and cards are hot-plugged
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ class Follower:
             self._gathering.put(self.source.name, reading, self.source.period_s)
         except NotPresent as absence:
             self._rest(str(absence))
-            return _LOOK_AGAIN_S
+            return _RETRY_S
         except Exception as error:  # noqa: BLE001  # whatever a source does, the others go on
             self._fail(f"{type(error).__name__}: {error}")
         else:

@@ -54,7 +54,7 @@ class PathReports:
 
     def count(self, generation: int) -> PathCount:
         """Return how many of the connections that this plan or one before it named kept to it, since we began."""
-        there = dict(self._look())
+        there = dict(self._list_files())
         for name in [name for name, reported in self._reported.items() if self._is_another(name, reported, there)]:
             self._gone += self._reported.pop(name).outcomes
         for name, mark in there.items():
@@ -77,7 +77,7 @@ class PathReports:
             return there[name][:2] != reported.mark[:2]
         return not os.path.lexists(self._folder / name)
 
-    def _look(self) -> Iterator[tuple[str, _Mark]]:
+    def _list_files(self) -> Iterator[tuple[str, _Mark]]:
         if not os.path.lexists(self._folder):
             return
         try:

@@ -57,10 +57,10 @@ class PortProber:
         found: dict[Ports, tuple[str, ...]] = {}
         for _ in range(_TRIES):
             flows = [Flow(nic, dst, dst_nic, "tcp", *each) for each in ports if each not in found]
-            found |= self._look(flows, layers.open)
+            found |= self._probe(flows, layers.open)
         return found
 
-    def _look(self, flows: Sequence[Flow], ttls: Sequence[int]) -> dict[Ports, tuple[str, ...]]:
+    def _probe(self, flows: Sequence[Flow], ttls: Sequence[int]) -> dict[Ports, tuple[str, ...]]:
         shots = [self._aim(flow, ttl) for flow in flows for ttl in ttls]
         arrivals = self._send(shots) if shots else []
         found = {}
@@ -153,7 +153,7 @@ class PathAgent:
 
     def __init__(self, finder: PortFinder, choices: Choices) -> None:
         self._finder, self._choices = finder, choices
-        self._turns: Counter[tuple[str, str]] = Counter()
+        self._answers: Counter[tuple[str, str]] = Counter()
         self.answered = self.refused = 0
 
     def answer(self, question: bytes) -> bytes:
@@ -171,9 +171,9 @@ class PathAgent:
         choices = [choice for choice in self._choices() if (choice.source, choice.destination, choice.proto) == ends]
         if not choices or not 0 < dport < 65_536:
             return ()
-        turn = self._turns[source, destination]
-        self._turns[source, destination] += 1
-        choice = choices[turn % len(choices)]
+        number = self._answers[source, destination]
+        self._answers[source, destination] += 1
+        choice = choices[number % len(choices)]
         try:
             return self._finder.find(choice.nic, choice.dst, choice.dst_nic, dport, choice.links)
         except (LockstepError, OSError) as error:

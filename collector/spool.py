@@ -178,7 +178,7 @@ class Spool:
         self._trouble = ""
         self._slot = CheckpointSlot(directory / "checkpoint")
         self.dropped_rows = 0
-        self._start, self.checkpoints = self._look_around()
+        self._start, self.checkpoints = self._recover()
 
     @property
     def bytes(self) -> int:
@@ -222,7 +222,7 @@ class Spool:
     def close(self) -> None:
         os.close(self._lock)
 
-    def _look_around(self) -> tuple[int, Checkpoints]:
+    def _recover(self) -> tuple[int, Checkpoints]:
         """Take over what an earlier agent left; return the number of this start, and how far the sources were."""
         for unfinished in self._directory.glob("*.tmp"):
             unfinished.unlink()

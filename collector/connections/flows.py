@@ -212,7 +212,7 @@ class KernelView:
         for process in processes:
             homes[network_namespace(self._proc, process.pid)].append(process)
         self._bulk = {home: self._bulk.get(home, BulkSockets()) for home in list(homes)[:_MOST_NAMESPACES]}
-        return {pid: found for home in self._bulk for pid, found in self._look_into(home, homes[home]).items()}
+        return {pid: found for home in self._bulk for pid, found in self._read_namespace(home, homes[home]).items()}
 
     def pairs_by_pid(self) -> dict[int, list[QueuePair]]:
         """Return the queue pairs of each process."""
@@ -226,7 +226,7 @@ class KernelView:
             self._problems.note(_INCOMPLETE, str(absence), "reason", what="queue pairs")
         return by_pid
 
-    def _look_into(self, home: str, processes: list[NcclProcess]) -> dict[int, OpenSockets]:
+    def _read_namespace(self, home: str, processes: list[NcclProcess]) -> dict[int, OpenSockets]:
         descriptor = None
         try:
             if home != network_namespace(self._proc, "self"):

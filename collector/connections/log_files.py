@@ -125,14 +125,14 @@ def open_log(start: Path, root: Path, name: str, uid: int) -> int:
     Raises FileNotFoundError and other OSErrors, and BadInput where it is no regular file of the user `uid`.
     """
     with ExitStack() as opened:
-        place = _find_below(opened, root if name.startswith("/") else start, root, name)
-        found = os.fstat(place)
+        descriptor = _find_below(opened, root if name.startswith("/") else start, root, name)
+        found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             raise BadInput("is no regular file")
         if found.st_uid != uid:
             raise BadInput(f"belongs to uid {found.st_uid}, and its process to uid {uid}")
         # Only now is it opened for reading: a device or a pipe would notice.
-        return os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+        return os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
 
 
 def _find_below(opened: ExitStack, start: Path, root: Path, name: str) -> int:

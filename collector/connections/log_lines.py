@@ -171,8 +171,8 @@ def understand(line: LogLine) -> Fact | None:
 def _line(head: str, is_warning: bool, text: str) -> LogLine | None:
     """`head` is `[time] host:pid:tid [device] file:line`; the first and the last stand only before warnings."""
     words = head.split(" ")
-    place = next((at for at in range(len(words) - 1, 0, -1) if words[at].startswith("[")), 0)
-    who = words[place - 1].rsplit(":", 2) if place else []
+    index = next((at for at in range(len(words) - 1, 0, -1) if words[at].startswith("[")), 0)
+    who = words[index - 1].rsplit(":", 2) if index else []
     if len(who) != 3 or not (_is_number(who[1]) and _is_number(who[2])):
         return None
     return LogLine(int(who[1]), int(who[2]), is_warning, text)

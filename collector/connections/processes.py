@@ -44,7 +44,7 @@ class NcclProcess:
 
 
 class NcclProcesses:
-    """Finds them, and remembers who is none, so that a look costs little on a host with many processes."""
+    """Finds them, and remembers who is none, so that a scan costs little on a host with many processes."""
 
     def __init__(
         self, root: Path, find_holders: Callable[[], Iterable[int]] | None = None, host: str | None = None
@@ -58,13 +58,13 @@ class NcclProcesses:
         self._find_holders = find_holders or RingHolders(root)
         self._known: dict[int, NcclProcess] = {}
         self._others: set[int] = set()
-        self._looks = 0
+        self._scans = 0
 
-    def look(self) -> list[NcclProcess]:
+    def scan(self) -> list[NcclProcess]:
         """Return those there are now; NotPresent where there is no /proc."""
         pids = list_pids(self._proc)
-        self._looks += 1
-        self._others = self._others & pids if self._looks % _FORGET_AFTER else set()
+        self._scans += 1
+        self._others = self._others & pids if self._scans % _FORGET_AFTER else set()
         holders = self._holders()
         # Those that surely are ranks come first, should there be too many; workers are younger than their rank.
         order = sorted(pids - self._others, key=lambda pid: (pid not in holders, pid))

@@ -211,13 +211,13 @@ class SentRows:
     def choose(self, rows: Mapping[Key, Connection], limit: int) -> list[Connection]:
         """Return the rows of one process to send now, `limit` at most; the others come back the next time."""
         worth = {key: worth_of(row) for key, row in rows.items()}
-        news = [key for key in rows if key not in self._sent or is_better(worth[key], self._sent[key])]
+        changed = [key for key in rows if key not in self._sent or is_better(worth[key], self._sent[key])]
         room = self.MOST_ROWS - len(self._sent)
-        fitting = [key for key in news if key in self._sent or (room := room - 1) >= 0]
+        fitting = [key for key in changed if key in self._sent or (room := room - 1) >= 0]
         chosen = fitting[:limit]
-        self.has_more = len(chosen) < len(news)
+        self.has_more = len(chosen) < len(changed)
         self._sent.update({key: worth[key] for key in chosen})
-        self._count(rows, len(news) - len(fitting))
+        self._count(rows, len(changed) - len(fitting))
         return [rows[key] for key in chosen]
 
     def _count(self, rows: Mapping[Key, Connection], refused: int) -> None:

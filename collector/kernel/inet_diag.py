@@ -143,12 +143,12 @@ def read_tcp_table(namespace_fd: int | None = None, states: tuple[int, ...] = (E
 
 def decode_sockets(datagram: Datagram) -> TcpTable:
     """Return the sockets of a datagram; messages too short to be one are passed over."""
-    places = [(start, end) for _, start, end in datagram.messages if end - start >= _MESSAGE.itemsize]
-    if not places:
+    spans = [(start, end) for _, start, end in datagram.messages if end - start >= _MESSAGE.itemsize]
+    if not spans:
         return _joined([])
     # In words, because netlink aligns all to four bytes; with room, so that the last tcp_info can be taken whole.
     words = np.frombuffer(datagram.data + bytes(_INFO_BYTES + -len(datagram.data) % 4), np.uint32)
-    starts, ends = np.array(places, np.int64).T // 4
+    starts, ends = np.array(spans, np.int64).T // 4
     info_at, info_bytes = _find_info(words, starts, ends)
     info = words[info_at[:, None] + _INFO_WORDS]
     info[info_bytes[:, None] < 4 * (_INFO_WORDS + 1)] = 0

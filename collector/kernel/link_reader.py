@@ -120,7 +120,7 @@ class KernelLinks:
         """How often changes were lost because there were too many at once."""
         return self._changes.overruns if self._changes is not None else 0
 
-    def look(self) -> LinkSnapshot:
+    def read(self) -> LinkSnapshot:
         """Return what there is now and what has changed since the last time; raise OSError where that fails."""
         # Changes first: one that comes in between is in the list too, and its carrier counts tell that it is known.
         changes = self._changes.take() if self._changes is not None else []

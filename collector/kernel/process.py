@@ -53,13 +53,13 @@ def read_environment(proc: Path, pid: int) -> Environment | None:
     return {name: value for name, found, value in (pair.partition("=") for pair in pairs) if found}
 
 
-def read_waiting_place(proc: Path, pid: int) -> str:
+def read_wait_channel(proc: Path, pid: int) -> str:
     """Return the function of the kernel in which a process waits; empty where the kernel does not tell."""
     try:
-        place = (proc / str(pid) / "wchan").read_bytes()[:200].decode(errors="replace")
+        channel = (proc / str(pid) / "wchan").read_bytes()[:200].decode(errors="replace")
     except OSError:
         return ""
-    return "" if place.strip() == "0" else clean(place, _NAME_LETTERS)
+    return "" if channel.strip() == "0" else clean(channel, _NAME_LETTERS)
 
 
 class RingHolders:

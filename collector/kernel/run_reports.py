@@ -40,9 +40,9 @@ class RunReports:
 
     def read(self) -> list[FoundReport]:
         """Return the new reports; a file is taken away as soon as it was read."""
-        places = [place for directory in self._directories for place in self._list(directory)]
-        self._done &= {inode for _, inode in places}
-        fresh = ((path, inode) for path, inode in places if inode not in self._done)
+        listed = [file for directory in self._directories for file in self._list(directory)]
+        self._done &= {inode for _, inode in listed}
+        fresh = ((path, inode) for path, inode in listed if inode not in self._done)
         self._refused = []
         reports = list(islice((found for path, inode in fresh if (found := self._take(path, inode))), _MOST_REPORTS))
         if self._refused:  # one line, however many files somebody has put there

@@ -70,11 +70,11 @@ class FlowWatch:
     def _rises(self, table: TcpTable) -> NDArray[np.int64]:
         """Return how many segments each flow has sent again since it was last listed, and remember the totals."""
         cookies, totals = table.socket["cookie"], table.info["retrans_total"].astype(np.int64)
-        place = np.minimum(np.searchsorted(self._cookies, cookies), max(0, len(self._cookies) - 1))
-        is_known = self._cookies[place] == cookies if len(self._cookies) else np.zeros(len(cookies), bool)
+        index = np.minimum(np.searchsorted(self._cookies, cookies), max(0, len(self._cookies) - 1))
+        is_known = self._cookies[index] == cookies if len(self._cookies) else np.zeros(len(cookies), bool)
         # Of too many flows each reading lists others: one that is new to us need not be new.
         rises = np.where(table.is_cut, 0, totals)
-        rises[is_known] = np.maximum(0, totals - self._retrans[place])[is_known] if len(self._cookies) else 0
+        rises[is_known] = np.maximum(0, totals - self._retrans[index])[is_known] if len(self._cookies) else 0
         self._remember(cookies, totals)
         return np.where(table.knows("retrans_total"), rises, 0)
 

@@ -93,13 +93,13 @@ class Aggregator:
         snapshot, _ = self.snapshot(reading)
         self.host.relearn(snapshot, memory)
 
-    def look(self, reading: Reading, now_ns: int) -> Array:
+    def measure_progress(self, reading: Reading, now_ns: int) -> Array:
         """Return how far the process has come, as PROGRESS; after `fold` or `finish` with the same reading."""
-        return self.host.look([Snapshot(self.member, reading)], now_ns)
+        return self.host.measure_progress([Snapshot(self.member, reading)], now_ns)
 
     def progress(self, reading: Reading, now_ns: int) -> pa.Table:
         """Return the same as rows."""
-        return progress_rows(self.look(reading, now_ns), self.host.ledger.origins)
+        return progress_rows(self.measure_progress(reading, now_ns), self.host.ledger.origins)
 
     def take_foreign(self, parts: ForeignParts, identity: Identity) -> ForeignParts:
         """Take what another process did for this one, and return what it did for others still."""

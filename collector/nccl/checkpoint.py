@@ -48,18 +48,18 @@ def file_key(inode: Inode, created_ns: int) -> FileKey:
 def encode(checkpoint: Checkpoint) -> bytes:
     """Return the checkpoint as JSON; some hundred bytes per process."""
     files = [{"key": key, **_of_file(memory)} for key, memory in checkpoint.files.items()]
-    said = {"version": _VERSION, "since_ns": checkpoint.since_ns, "share": checkpoint.share, "files": files}
-    return json.dumps(said, separators=(",", ":")).encode()
+    content = {"version": _VERSION, "since_ns": checkpoint.since_ns, "share": checkpoint.share, "files": files}
+    return json.dumps(content, separators=(",", ":")).encode()
 
 
 def decode(content: bytes) -> Checkpoint:
     """Return what was saved; of another version, or broken, it is nothing."""
     try:
-        said = json.loads(content)
-        if said["version"] != _VERSION:
+        document = json.loads(content)
+        if document["version"] != _VERSION:
             return Checkpoint()
-        files = {_key(each["key"]): _to_file(each) for each in said["files"]}
-        return Checkpoint(int(said["since_ns"]), said["share"], files)
+        files = {_key(each["key"]): _to_file(each) for each in document["files"]}
+        return Checkpoint(int(document["since_ns"]), document["share"], files)
     except (ValueError, LookupError, TypeError, OverflowError):
         return Checkpoint()
 
@@ -79,14 +79,14 @@ def _of_file(memory: FileMemory) -> dict[str, Any]:
     }
 
 
-def _to_file(said: Mapping[str, Any]) -> FileMemory:  # Any: foreign JSON; what does not fit raises
-    cursors = {int(number): Cursor(*map(int, one)) for number, one in said["cursors"].items()}
-    position = [cursors.get(number, Cursor()) for number in range(int(said["rings"]))]
-    handles = {name: np.array(said[name], np.uint64) for name in ("pending", "written")}
-    aggregator = AggregatorState(int(said["now_ns"]), int(said["share"]), **handles)
-    return FileMemory(int(said["uid"]), Origin(**said["origin"]), position, aggregator)
+def _to_file(document: Mapping[str, Any]) -> FileMemory:  # Any: foreign JSON; what does not fit raises
+    cursors = {int(number): Cursor(*map(int, one)) for number, one in document["cursors"].items()}
+    position = [cursors.get(number, Cursor()) for number in range(int(document["rings"]))]
+    handles = {name: np.array(document[name], np.uint64) for name in ("pending", "written")}
+    aggregator = AggregatorState(int(document["now_ns"]), int(document["share"]), **handles)
+    return FileMemory(int(document["uid"]), Origin(**document["origin"]), position, aggregator)
 
 
-def _key(said: list[int]) -> FileKey:
-    device, inode, created_ns = said
+def _key(document: list[int]) -> FileKey:
+    device, inode, created_ns = document
     return device, inode, created_ns

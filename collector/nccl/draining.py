@@ -139,7 +139,7 @@ def drain(file: ForeignFile, layout: Layout, rings: Table, cursors: list[Cursor]
     return Records(slots, lost, layout.comms.count), following
 
 
-def look_back(file: ForeignFile, layout: Layout, cursors: list[Cursor]) -> Records:
+def read_before(file: ForeignFile, layout: Layout, cursors: list[Cursor]) -> Records:
     """Return what stands before the cursors and has not been overwritten; nothing of it counts as lost."""
     count, pieces = layout.ring_records, [np.empty((0, wire.RECORD.itemsize), np.uint8)]
     for number, cursor in enumerate(cursors):

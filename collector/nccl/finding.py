@@ -23,7 +23,7 @@ from lockstep.clock import NS_PER_S
 
 Inode = tuple[int, int]  # device and number
 
-LOOK_NS = 5 * NS_PER_S  # how often directories are looked for; the files in those that are known come every time
+SCAN_NS = 5 * NS_PER_S  # how often directories are looked for; the files in those that are known come every time
 _MOST_FILES = 4_096  # looked at in one directory
 _MOST_DIRECTORIES = 256
 _SHARED_MEMORY = Path("dev/shm")
@@ -83,16 +83,16 @@ class RingDirectories:
         self._relative = [directory.relative_to("/") for directory in directories]
         self._holders = RingHolders(root, directories)
         self._open: dict[Inode, RingDirectory] = {}
-        self._looked_ns: int | None = None
+        self._scanned_ns: int | None = None
         self._distrusted: dict[Path, str] = {}
         self.complaints: list[str] = []  # directories that turned out not to be trusted in the last look
 
-    def look(self, now_ns: int, in_use: set[Inode]) -> list[RingDirectory]:
+    def scan(self, now_ns: int, in_use: set[Inode]) -> list[RingDirectory]:
         """Return the directories there are; those of `in_use` stay open whatever happens."""
         self.complaints = []
-        if self._looked_ns is None or not 0 <= now_ns - self._looked_ns < LOOK_NS:
-            self._looked_ns = now_ns
-            self._look(in_use)
+        if self._scanned_ns is None or not 0 <= now_ns - self._scanned_ns < SCAN_NS:
+            self._scanned_ns = now_ns
+            self._scan(in_use)
         return list(self._open.values())
 
     def close(self) -> None:
@@ -100,7 +100,7 @@ class RingDirectories:
             directory.close()
         self._open = {}
 
-    def _look(self, in_use: set[Inode]) -> None:
+    def _scan(self, in_use: set[Inode]) -> None:
         seen: set[Inode] = set()
         for base, is_contained in [(self._root, False), *((base, True) for base in self._containers())]:
             for relative in self._relative:

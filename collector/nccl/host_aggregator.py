@@ -182,7 +182,7 @@ class HostAggregator:
         for queue in self._queues:
             queue.excuse(origin)
 
-    def look(self, snapshots: Sequence[Snapshot], now_ns: int) -> Array:
+    def measure_progress(self, snapshots: Sequence[Snapshot], now_ns: int) -> Array:
         """Return how far processes have come, as PROGRESS; after `fold` with the same readings."""
         clocks = HostClocks([snapshot.reading.clock for snapshot in snapshots])
         processes = [(snapshot.member.origin, snapshot.reading.identity.kernel_channels) for snapshot in snapshots]

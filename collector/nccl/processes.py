@@ -51,7 +51,7 @@ class FollowedProcess:
         self._usual = usual_detail(ring, owner.environment)
         self._asked = self._usual
         self._cost_ns = 0
-        self._looks = 0
+        self._shows = 0
         self._shown: dict[int, tuple[int, ...]] = {}  # rows of the live table as they were sent last
 
     def resume(self, memory: FileMemory) -> None:
@@ -82,13 +82,13 @@ class FollowedProcess:
     def show(self, reading: Reading, now_ns: int) -> Snapshot:
         """Return what is to be told of how far it has come, and note what is overdue; once a second."""
         self._judge(reading, now_ns)
-        self._looks += 1
+        self._shows += 1
         if len(reading.live.rows) > _FEW_ROWS:
             live = replace(reading.live, rows=reading.live.rows[self._worth_reporting(reading)])
             reading = replace(reading, live=live)
         return Snapshot(self.aggregator.member, reading)
 
-    def look(self, now_ns: int) -> Array:
+    def measure_progress(self, now_ns: int) -> Array:
         """Return how far it has come with what is overdue, as PROGRESS; between two readings."""
         if self.reading is None:
             return np.empty(0, PROGRESS)
@@ -99,7 +99,7 @@ class FollowedProcess:
         rows = zip(index.tolist(), func.tolist(), peers.tolist(), strict=True)
         is_late = np.fromiter((row in self.overdue.rows for row in rows), bool, len(index))
         late = replace(reading.live, rows=reading.live.rows[is_late])
-        return self.aggregator.look(replace(reading, live=late), now_ns)
+        return self.aggregator.measure_progress(replace(reading, live=late), now_ns)
 
     def ask(self, requests: list[RankDetail]) -> None:
         """Ask for what is requested; when nothing is requested any more, for what it does by itself."""
@@ -141,7 +141,7 @@ class FollowedProcess:
         is_new = [self._shown.get(index) != counts for index, counts in zip(indices, reported, strict=True)]
         self._shown = dict(zip(indices, reported, strict=True))
         is_open = rows["enqueued"] != rows["done"]
-        is_due = (rows["index"] + self._looks) % _QUIET_EVERY == 0
+        is_due = (rows["index"] + self._shows) % _QUIET_EVERY == 0
         worth: Array = np.array(is_new) | is_open | is_due
         return worth
 
@@ -185,14 +185,14 @@ class RingIntake:
         """Know again which files another collector followed, and how far."""
         self._remembered = dict(files)
 
-    def look(
+    def scan(
         self, now_ns: int, followed: Iterable[FollowedProcess], aggregator: HostAggregator
     ) -> list[FollowedProcess]:
         """Return the processes that are new, members of `aggregator`; `refusals` says which files are left."""
         known = {_name(process.file) for process in followed}
         in_use = {process.file.directory.inode for process in followed}
         in_use |= {file.directory.inode for file, _ in self._leaving.values()}
-        directories = self._directories.look(now_ns, in_use)
+        directories = self._directories.scan(now_ns, in_use)
         self.refusals = list(self._directories.complaints)
         files = {_name(file): file for directory in directories for file in directory.files()}
         self._settled &= files.keys()

@@ -14,7 +14,7 @@ from collector.kernel.foreign_file import ForeignFile
 from collector.nccl.arrays import pick
 from collector.nccl.budget import WHOLE_SHARE
 from collector.nccl.clock import ClockReader, TickClock
-from collector.nccl.draining import Cursor, Records, Slots, bound, bound_transfers, drain, has_index, look_back
+from collector.nccl.draining import Cursor, Records, Slots, bound, bound_transfers, drain, has_index, read_before
 from collector.nccl.header import Layout, Section, check_layout, identify, read_header
 from lockstep import wire
 from lockstep.wire import Table
@@ -41,22 +41,22 @@ class CommunicatorReader:
 
     def __init__(self, file: ForeignFile, layout: Layout) -> None:
         self._file, self._layout = file, layout
-        self._looked = b""  # the places in use and some behind them, as they were before the table was read
+        self._before = b""  # the places in use and some behind them, as they were before the table was read
         self._count = 0
         self._table: Table = np.empty(0, INDEXED_COMM)
 
     def read(self) -> Table:
         """Return the communicators, as PLACED_COMM; those that change just now come the next time."""
-        if self._count == 0 or self._look() != self._looked:
+        if self._count == 0 or self._snapshot() != self._before:
             used = _comms_in_use(self._file, self._layout)
             self._count = min(used + _COMMS_AT_ONCE, self._layout.comms.count)
-            self._looked = self._look()
+            self._before = self._snapshot()
             section = replace(self._layout.comms, count=used)
             comms, indices = _read_whole(self._file, section, "incarnation", lambda comms: comms["incarnation"] != 0)
             self._table = _with_index(comms, indices, INDEXED_COMM)
         return self._table
 
-    def _look(self) -> bytes:
+    def _snapshot(self) -> bytes:
         return self._layout.comms.read(self._file, 0, self._count).tobytes()
 
 
@@ -187,7 +187,7 @@ class RingFile:
         if len(position) != len(self._cursors):
             raise self._file.bad(f"has {len(self._cursors)} rings, and another reader knew {len(position)}")
         self._cursors = list(position)
-        return look_back(self._file, self._layout, position)
+        return read_before(self._file, self._layout, position)
 
     def sort(self, slots: Slots) -> Records:
         """Return records by kind, of slots that `read_records` gave before."""

@@ -50,9 +50,9 @@ _KEY = (*(name for name, _ in _OF_OPERATION), "kept", "origin")
 _OF_KNOWN = {MOVED: (*_KEY, "part_bytes", "has_part_bytes"), STEPPED: _KEY}
 
 # How much of an operation one rank sends, by algorithm and function; 0: in ways that the callbacks do not tell.
-_RING_BOTH_WAYS, _RING_PARTS, _WHOLE = 1, 2, 3
+_RING_ALL_REDUCE, _RING_PARTS, _WHOLE = 1, 2, 3
 _PATTERNS = np.zeros((len(wire.ALGOS), len(wire.FUNCS)), np.uint8)
-_PATTERNS[wire.ALGO_RING, wire.ALL_REDUCE] = _RING_BOTH_WAYS
+_PATTERNS[wire.ALGO_RING, wire.ALL_REDUCE] = _RING_ALL_REDUCE
 _PATTERNS[wire.ALGO_RING, [wire.ALL_GATHER, wire.REDUCE_SCATTER]] = _RING_PARTS
 _PATTERNS[wire.ALGO_RING, [wire.BROADCAST, wire.REDUCE]] = _WHOLE
 _PATTERNS[wire.TREE, wire.ALL_REDUCE] = _WHOLE
@@ -127,7 +127,7 @@ def expected_bytes(operations: Array, sizes: Array) -> tuple[Array, Array]:
     ranks, channels = operations["nranks"].astype(np.float64), operations["channels"].astype(np.float64)
     pattern = _PATTERNS[operations["algo"], operations["func"]]
     parts = np.maximum(ranks, 1)
-    times = np.where(pattern == _RING_BOTH_WAYS, 2 * (parts - 1) / parts, 1.0)
+    times = np.where(pattern == _RING_ALL_REDUCE, 2 * (parts - 1) / parts, 1.0)
     times = np.where(pattern == _RING_PARTS, parts - 1, times)
     share = sizes * times * _SWELLING[operations["proto"]] / np.maximum(channels, 1)
     predictable = ((pattern == _WHOLE) | ((pattern > 0) & (ranks > 1))) & (channels > 0)

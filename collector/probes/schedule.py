@@ -129,8 +129,8 @@ class ProbeOrders:
         if details.proto not in PROTOCOLS:
             raise BadInput(f"protocol {shorten(details.proto)} is none of {', '.join(PROTOCOLS)}")
         if details.dst == self._host or details.dst_nic not in self._nics.get(details.dst, ()):
-            place = f"{shorten(details.dst)}, {shorten(details.dst_nic)}"
-            raise BadInput(f"there is no other host with such a NIC in the topology: {place}")
+            described = f"{shorten(details.dst)}, {shorten(details.dst_nic)}"
+            raise BadInput(f"there is no other host with such a NIC in the topology: {described}")
         if self._book.address_of(details.dst, details.dst_nic) is None:
             raise BadInput(f"the address of {details.dst}/{details.dst_nic} is not known")
         src_nic = details.src_nic or self._nearest(self._nics[details.dst][details.dst_nic])
@@ -197,10 +197,10 @@ def plan_round(flow: Flow, source: str, target: str, layers: Layers, *, is_trace
 
 def shots_of(rounds: Sequence[Round], first_token: int) -> list[Shot]:
     """Return the packets of all rounds, one after the other, each with a token that no other has."""
-    places = [(each, ttl) for each in rounds for ttl in (each.end_ttl, *each.asked)]
+    probes = [(each, ttl) for each in rounds for ttl in (each.end_ttl, *each.asked)]
     return [
         Shot(each.flow, each.source, each.target, ttl, fit_token(each.flow.proto, first_token + number))
-        for number, (each, ttl) in enumerate(places)
+        for number, (each, ttl) in enumerate(probes)
     ]
 
 

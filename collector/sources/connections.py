@@ -67,16 +67,16 @@ class ConnectionsSource:
         self._words = load_words()
         self._events = EventMaker(host, self._words)
         self._files: dict[ProcessKey, ProcessFiles] = {}
-        self._looks: dict[ProcessKey, int] = {}
+        self._polls: dict[ProcessKey, int] = {}
         self._complaints: dict[tuple[ProcessKey, str], str] = {}
         self._sent = SentRows()
         self._settled: dict[ProcessKey, object] = {}  # of what all rows were sent, until something changes
         self._reported: dict[Inode, int] = {}  # up to where the warnings of a log were told before we were started
-        self._turn = 0
+        self._round = 0
 
     def read(self, now_ns: int, requests: Sequence[DetailRequest]) -> Reading:
-        processes = self._processes.look()
-        self._turn += 1
+        processes = self._processes.scan()
+        self._round += 1
         troubles = [*self._part(processes), *self._read_logs(self._meet(processes))]
         nics = read_nics(self._root, self._host, self._topology)
         events = [
@@ -108,8 +108,8 @@ class ConnectionsSource:
         """Return what processes wrote last that have ended since the last look, and forget them."""
         alive = {_key(process) for process in processes}
         gone = [self._files.pop(key) for key in self._files.keys() - alive]
-        self._looks = {key: looks for key, looks in self._looks.items() if key in alive}
-        self._complaints = {key: said for key, said in self._complaints.items() if key[0] in alive}
+        self._polls = {key: polls for key, polls in self._polls.items() if key in alive}
+        self._complaints = {key: reason for key, reason in self._complaints.items() if key[0] in alive}
         self._settled = {key: state for key, state in self._settled.items() if key in alive}
         self._sent.forget_all_but(alive)
         return [(files, files.read_last()) for files in gone]
@@ -118,7 +118,7 @@ class ConnectionsSource:
         """Return the processes, after making room for those that are new."""
         for process in processes:
             key = _key(process)
-            self._looks[key] = self._looks.get(key, 0) + 1
+            self._polls[key] = self._polls.get(key, 0) + 1
             if key not in self._files:
                 self._files[key] = ProcessFiles(self._root / "proc", process, self._reported)
         return processes
@@ -127,7 +127,7 @@ class ConnectionsSource:
         """Return what is new in the logs."""
         troubles: list[tuple[ProcessFiles, NewTroubles]] = []
         busy, size = 0, sum(files.report.size for files in self._files.values())
-        for process in self._in_turn(processes):
+        for process in self._rotated(processes):
             files = self._files[_key(process)]
             if size >= _MOST_FACTS:
                 self._complain(process, "size", f"the logs of this host say more than {_MOST_FACTS} things")
@@ -144,7 +144,7 @@ class ConnectionsSource:
         """Return the rows to send; a process of which nothing is new is not looked through again."""
         flows = self._find_flows(processes, nics)
         chosen: list[Connection] = []
-        for process in self._in_turn(processes):
+        for process in self._rotated(processes):
             key = _key(process)
             state = (self._files[key].report.revision, flows[key], nics)
             if self._settled.get(key) == state:
@@ -191,9 +191,9 @@ class ConnectionsSource:
             return rows, True
         needs_nic = not rows or any(row.transport in _NETWORKS for row in rows.values())
         has_nic = any(row.nic for row in rows.values())
-        return rows | self._look_elsewhere(owner, process, nics, needs_nic and not has_nic), False
+        return rows | self._find_elsewhere(owner, process, nics, needs_nic and not has_nic), False
 
-    def _look_elsewhere(
+    def _find_elsewhere(
         self, owner: Owner, process: NcclProcess, nics: HostNics, may_guess: bool
     ) -> dict[Key, Connection]:
         """Return what the graph says; else, for a process that surely uses NCCL, what the host itself suggests."""
@@ -204,13 +204,13 @@ class ConnectionsSource:
         rows = rows_of_graph(owner, uses, files.read_device_names(), nics, transport) if uses else {}
         comms = files.report.comms.comms
         is_sure = process.holds_ring or bool(comms)
-        if rows or not may_guess or not is_sure or self._looks[owner.key] < _PATIENCE:
+        if rows or not may_guess or not is_sure or self._polls[owner.key] < _PATIENCE:
             return rows
         return rows_of_nic(owner, {comm.gpu for comm in comms}, nics, transport)
 
-    def _in_turn(self, processes: Sequence[NcclProcess]) -> list[NcclProcess]:
+    def _rotated(self, processes: Sequence[NcclProcess]) -> list[NcclProcess]:
         """Return the processes, another one first each time, so that a busy one does not keep others back."""
-        first = self._turn % max(len(processes), 1)
+        first = self._round % max(len(processes), 1)
         return [*processes[first:], *processes[:first]]
 
     def _used_nics(self, files: ProcessFiles, nics: HostNics) -> set[str]:

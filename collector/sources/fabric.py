@@ -123,12 +123,12 @@ class _Scraper:
         scan = scan_ports(parse(exposition), self._profile, self._target)
         with self._guard:
             rows = rows_of_scan(scan, self._host, self._clock.now_ns())
-            self._answers.append([row for key, row in rows.items() if self._is_news(key, scan)])
+            self._answers.append([row for key, row in rows.items() if self._is_newer(key, scan)])
             while len(self._answers) > _MOST_WAITING:
                 self._lost += len(self._answers.popleft())
         return scan.complaint(len(rows))
 
-    def _is_news(self, key: PortKey, scan: PortScan) -> bool:
+    def _is_newer(self, key: PortKey, scan: PortScan) -> bool:
         stamp = scan.ports[key].stamp
         if stamp is None:
             return True

@@ -144,8 +144,8 @@ def check_all(kind: type[Kind], word: str, tables: Iterable[object]) -> list[Kin
 
 def _texts(error: ValidationError) -> Iterator[str]:
     for one in error.errors(include_url=False, include_input=False):
-        place = ".".join(map(str, one["loc"]))
-        yield f"{place}: {one['msg']}" if place else one["msg"]
+        location = ".".join(map(str, one["loc"]))
+        yield f"{location}: {one['msg']}" if location else one["msg"]
 
 
 MOST_TARGETS = 256  # each has a thread of its own, so that none waits for another

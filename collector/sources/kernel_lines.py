@@ -141,8 +141,8 @@ def _describe_link(match: re.Match[str], message: str, _: Mapping[int, Xid]) -> 
 
 
 def _describe_aer(match: re.Match[str], message: str, _: Mapping[int, Xid]) -> Finding:
-    said = match["severity"].lower()
-    severity: Severity = "warning" if said.startswith("correct") else "critical" if "(fatal)" in said else "error"
+    text = match["severity"].lower()
+    severity: Severity = "warning" if text.startswith("correct") else "critical" if "(fatal)" in text else "error"
     return Finding("pcie_aer", _owner(match), severity, message, severity)
 
 

@@ -173,11 +173,11 @@ class KernelLogSource:
             return
         self._last_seq = record.seq
         since_boot_ns = self._timeline.place(record.since_boot_ns)
-        for finding in self._look(record, lost=record.seq - expected_seq):
+        for finding in self._find(record, lost=record.seq - expected_seq):
             event = self._event_of(finding, self._timeline.unix_ns(since_boot_ns))
             yield from self._gate.admit(event, finding.code, since_boot_ns // NS_PER_S)
 
-    def _look(self, record: Record, lost: int) -> Iterator[Finding]:
+    def _find(self, record: Record, lost: int) -> Iterator[Finding]:
         if lost:
             self.lost_records += lost
             yield _describe_loss(lost)

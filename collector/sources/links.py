@@ -166,13 +166,13 @@ class LinksSource(PlainSource):
         self._last_ns = 0  # when it was read; nothing older is told any more
 
     def read(self, now_ns: int, requests: Sequence[DetailRequest]) -> Reading:
-        look = self._look()
-        nics = sorted((link for link in look.links if self._is_nic(link)), key=lambda link: link.name)
-        if not nics and not look.broken and not self._watches:
+        snapshot = self._snapshot()
+        nics = sorted((link for link in snapshot.links if self._is_nic(link)), key=lambda link: link.name)
+        if not nics and not snapshot.broken and not self._watches:
             raise NotPresent(f"no NIC with a device in {self._net}")
-        flows = self._watch_flows(look)
-        rows = [self._row(now_ns, nic, look, flows.get(nic.name)) for nic in nics]
-        events = self._events(now_ns, look, nics)
+        flows = self._watch_flows(snapshot)
+        rows = [self._row(now_ns, nic, snapshot, flows.get(nic.name)) for nic in nics]
+        events = self._events(now_ns, snapshot, nics)
         return Reading(tables_of(nic_counters=rows, events=events), watermark_ns=now_ns, is_urgent=bool(events))
 
     def close(self) -> None:
@@ -181,17 +181,18 @@ class LinksSource(PlainSource):
             self._kernel.close()
         self._kernel = None
 
-    def _look(self) -> LinkSnapshot:
+    def _snapshot(self) -> LinkSnapshot:
         """Return what the kernel tells, or what the files do while it refuses."""
-        look = self._ask_kernel() if self._use_netlink else read_files(self._net)
-        for name in {*look.broken, *(link.name for link in look.links)}:
-            self._problems.note("NIC cannot be read and is left out", look.broken.get(name, ""), "error", nic=name)
-        return look
+        snapshot = self._ask_kernel() if self._use_netlink else read_files(self._net)
+        for name in {*snapshot.broken, *(link.name for link in snapshot.links)}:
+            problem = snapshot.broken.get(name, "")
+            self._problems.note("NIC cannot be read and is left out", problem, "error", nic=name)
+        return snapshot
 
     def _ask_kernel(self) -> LinkSnapshot:
         try:
             self._kernel = self._kernel or self._open_kernel(self._net, self._clock)
-            look = self._kernel.look()
+            snapshot = self._kernel.read()
         except OSError as error:
             self.close()
             self._problems.note(_NO_NETLINK, error.strerror or str(error), "error")
@@ -201,13 +202,13 @@ class LinksSource(PlainSource):
         lost = self._kernel.overruns
         problem = f"{lost} times" if lost else ""
         self._problems.note("too many changes of links at once, some were lost", problem, "error")
-        return look
+        return snapshot
 
     def _is_nic(self, link: Link) -> bool:
         return link.has_device or link.kind in self._virtual_kinds or link.name in self._named
 
-    def _watch_flows(self, look: LinkSnapshot) -> Mapping[str, NicFlows]:
-        if look.addresses is None:
+    def _watch_flows(self, snapshot: LinkSnapshot) -> Mapping[str, NicFlows]:
+        if snapshot.addresses is None:
             return {}
         try:
             table = self._read_flows()
@@ -215,14 +216,14 @@ class LinksSource(PlainSource):
             self._problems.note(_NO_RETRANS, str(absence), "error")
             return {}
         self._problems.note(_NO_RETRANS, "only of a part of the flows" if table.is_cut else "", "error")
-        return self._flows.observe(table, self._names_by_index(look.links), look.addresses)
+        return self._flows.observe(table, self._names_by_index(snapshot.links), snapshot.addresses)
 
     def _names_by_index(self, links: Iterable[Link]) -> dict[int, str]:
         """Return the NIC of each interface that is one or, as a VLAN does, lies on one."""
         names = {link.index: link.name for link in links if self._is_nic(link)}
         return {link.index: names[link.lower] for link in links if link.lower in names} | names
 
-    def _row(self, now_ns: int, nic: Link, look: LinkSnapshot, flows: NicFlows | None) -> NicCounter:
+    def _row(self, now_ns: int, nic: Link, snapshot: LinkSnapshot, flows: NicFlows | None) -> NicCounter:
         statistics = nic.statistics
         return NicCounter(
             host=self._host,
@@ -237,21 +238,21 @@ class LinksSource(PlainSource):
             rx_drops=statistics["rx_dropped"],
             tx_drops=statistics["tx_dropped"],
             retrans=flows.retrans if flows else None,
-            extra=_extra(nic, look.queues.get(nic.index), flows),
+            extra=_extra(nic, snapshot.queues.get(nic.index), flows),
         )
 
-    def _events(self, now_ns: int, look: LinkSnapshot, nics: Sequence[Link]) -> list[Event]:
+    def _events(self, now_ns: int, snapshot: LinkSnapshot, nics: Sequence[Link]) -> list[Event]:
         """Return what happened: first what was told since the last reading, then what this one shows."""
         events = []
         known = {nic.name for nic in nics}
-        for change in look.changes:
+        for change in snapshot.changes:
             if (name := change.link.name) in known:
                 at_ns = max(self._last_ns, change.at_ns)
                 events += self._watch(name).observe(at_ns, change.link, is_notice=True)
         self._last_ns = now_ns
         for nic in nics:
             events += self._watch(nic.name).observe(now_ns, nic)
-        return events + (self._lost_events(now_ns, known | look.broken.keys()) if look.is_whole else [])
+        return events + (self._lost_events(now_ns, known | snapshot.broken.keys()) if snapshot.is_whole else [])
 
     def _watch(self, nic: str) -> LinkWatch:
         if nic not in self._watches:

@@ -80,7 +80,7 @@ class NcclRingsSource:
         self._tables["events"] += self._unsent
         self._unsent = []
         if self._read_ns is not None and 0 <= now_ns - self._read_ns < _SOONEST_NS:
-            self._look_at_urgent(now_ns)
+            self._read_urgent(now_ns)
             cost_ns = 0 if self._processes else None
             return Reading(self._gathered(), self._watermark_ns, plugin_cost_ns=cost_ns, checkpoint=self._checkpoint)
         elapsed_ns = min(now_ns - self._read_ns, 60 * NS_PER_S) if self._read_ns else NS_PER_S
@@ -119,7 +119,7 @@ class NcclRingsSource:
         self, now_ns: int, requests: Sequence[DetailRequest], elapsed_ns: int
     ) -> tuple[int, int, int | None]:
         """Read, fold and count; return what was lost, what was only counted, and what the plugins cost."""
-        self._processes += self._intake.look(now_ns, self._processes, self._aggregator)
+        self._processes += self._intake.scan(now_ns, self._processes, self._aggregator)
         self._refuse(self._intake.refusals, now_ns)
         self._ask(requests, now_ns)
         readings = [(process, reading) for process in list(self._processes) if (reading := self._of(process, now_ns))]
@@ -188,7 +188,8 @@ class NcclRingsSource:
 
     def _report_progress(self, shown: Sequence[Snapshot], now_ns: int) -> None:
         if shown:
-            self._take({"progress": progress_rows(self._aggregator.look(shown, now_ns), self._ledger.origins)})
+            progress = self._aggregator.measure_progress(shown, now_ns)
+            self._take({"progress": progress_rows(progress, self._ledger.origins)})
 
     @contextmanager
     def _watching(self, process: FollowedProcess, now_ns: int) -> Iterator[None]:
@@ -203,10 +204,10 @@ class NcclRingsSource:
             self._intake.settle(process.file, now_ns, is_over=False)
             process.close()
 
-    def _look_at_urgent(self, now_ns: int) -> None:
+    def _read_urgent(self, now_ns: int) -> None:
         for process in [each for each in self._processes if each.overdue.is_urgent]:
             with self._watching(process, now_ns):
-                self._take({"progress": progress_rows(process.look(now_ns), self._ledger.origins)})
+                self._take({"progress": progress_rows(process.measure_progress(now_ns), self._ledger.origins)})
         self._allowance = spend(self._allowance, self._rows())
 
     def _ask(self, requests: Sequence[DetailRequest], now_ns: int) -> None:

@@ -10,7 +10,7 @@ from typing import Protocol
 import structlog
 
 from collector.kernel.exits import EndTimes, Exit, ProcConnector, describe_end
-from collector.kernel.process import ProcessStat, RingHolders, read_membership, read_stat, read_waiting_place
+from collector.kernel.process import ProcessStat, RingHolders, read_membership, read_stat, read_wait_channel
 from collector.kernel.run_reports import FoundReport, RunReports
 from collector.sources.source import PlainSource, Reading
 from lockstep.arrow import rows_of
@@ -86,7 +86,7 @@ class ProcessesSource(PlainSource):
             self._exits, self._is_subscribed = self._subscribe(), True
             # Below another root the numbers may be those of another namespace.
             self._end_times = EndTimes() if not self._exits and self._proc == Path("/proc") else None
-        events: list[HostRecord] = [*self._read_ends(now_ns), *self._look_again(now_ns), *self._read_reports(now_ns)]
+        events: list[HostRecord] = [*self._read_ends(now_ns), *self._poll(now_ns), *self._read_reports(now_ns)]
         self._find_new()
         self._last_ns = now_ns
         rows = {"events": rows_of(TABLE_BY_NAME["events"], events)} if events else {}
@@ -94,9 +94,9 @@ class ProcessesSource(PlainSource):
 
     def close(self) -> None:
         """End the subscription to exits."""
-        for heard in (self._exits, self._end_times):
-            if heard:
-                heard.close()
+        for subscription in (self._exits, self._end_times):
+            if subscription:
+                subscription.close()
 
     def _subscribe(self) -> Exits | None:
         try:
@@ -125,7 +125,7 @@ class ProcessesSource(PlainSource):
             if end.pid in self._ranks
         ]
 
-    def _look_again(self, now_ns: int) -> list[Event]:
+    def _poll(self, now_ns: int) -> list[Event]:
         """Return what changed with the ranks that are watched."""
         events: list[Event] = []
         for pid, before in list(self._ranks.items()):
@@ -135,7 +135,7 @@ class ProcessesSource(PlainSource):
                 continue
             self._ranks[pid] = after = judge(before, now)
             if change := describe_change(before, after):
-                where = read_waiting_place(self._proc, pid) if after.trouble == "process_stuck" else ""
+                where = read_wait_channel(self._proc, pid) if after.trouble == "process_stuck" else ""
                 kind, severity, what = change
                 events.append(self._event_of(after, now_ns, kind, severity, what + (f" in {where}" if where else "")))
         return events
@@ -147,8 +147,8 @@ class ProcessesSource(PlainSource):
             return []
         del self._ranks[rank.stat.pid]
         ended_ns = self._end_times.take(rank.stat.pid) if self._end_times else None
-        told_ns = now_ns if ended_ns is None else self._time(now_ns - time.monotonic_ns() + ended_ns, now_ns)
-        return [self._event_of(rank, told_ns, "process_gone", "error", "is gone; how it ended is unknown")]
+        reported_ns = now_ns if ended_ns is None else self._time(now_ns - time.monotonic_ns() + ended_ns, now_ns)
+        return [self._event_of(rank, reported_ns, "process_gone", "error", "is gone; how it ended is unknown")]
 
     def _find_new(self) -> None:
         for pid in set(self._found()) - self._ranks.keys():
@@ -195,10 +195,10 @@ class ProcessesSource(PlainSource):
             for found in self._reports.read()
         ]
 
-    def _time(self, told_ns: int, now_ns: int) -> int:
+    def _time(self, reported_ns: int, now_ns: int) -> int:
         """Return a moment that others told us, kept between the last read and now, as the watermark promises."""
         earliest_ns = max(now_ns - _OLDEST_NS, 0) if self._last_ns is None else min(self._last_ns, now_ns)
-        return min(max(told_ns, earliest_ns), now_ns)
+        return min(max(reported_ns, earliest_ns), now_ns)
 
     def _event_of(self, rank: Watched, ts_ns: int, kind: str, severity: str, what: str) -> Event:
         event = self._event(ts_ns, kind, severity, f"{rank} {what}")

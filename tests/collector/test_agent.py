@@ -325,7 +325,7 @@ def test_source_that_hangs_delays_neither_the_others_nor_the_end(
 
 
 def test_source_with_nothing_to_read_here_rests(gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agent_module, "_LOOK_AGAIN_S", AGES_S)
+    monkeypatch.setattr(agent_module, "_RETRY_S", AGES_S)
     absent, healthy = NumberedSource("absent", before=fail(NotPresent("no NIC"))), NumberedSource("healthy")
     with capture_logs() as lines, running(absent, healthy, server=gateway.url):
         eventually(lambda: absent.reads and healthy.reads >= 4)
@@ -352,7 +352,7 @@ def test_sources_are_closed_at_the_end_also_when_one_refuses(gateway: FakeGatewa
 def test_source_that_comes_to_rest_no_longer_holds_the_watermark(
     gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agent_module, "_LOOK_AGAIN_S", AGES_S)
+    monkeypatch.setattr(agent_module, "_RETRY_S", AGES_S)
 
     def vanish(number: int) -> None:
         if number == 1:

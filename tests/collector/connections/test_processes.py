@@ -16,7 +16,7 @@ LIBRARY = "7f00 r-xp 00000000 00:1b 10 /usr/lib/libnccl.so.2\n"
 
 
 def pids(root: Path, *holders: int) -> list[int]:
-    return [process.pid for process in NcclProcesses(root, lambda: holders).look()]
+    return [process.pid for process in NcclProcesses(root, lambda: holders).scan()]
 
 
 def test_holder_of_a_ring_a_name_for_the_log_and_a_rank_with_the_library_are_found(tmp_path: Path) -> None:
@@ -31,9 +31,9 @@ def test_holder_of_a_ring_a_name_for_the_log_and_a_rank_with_the_library_are_fou
 def test_process_that_loads_nccl_late_is_found_after_a_while(tmp_path: Path) -> None:
     folder = imitate_process(tmp_path, 3, {"RANK": "0"})
     processes = NcclProcesses(tmp_path, lambda: ())
-    assert processes.look() == []
+    assert processes.scan() == []
     (folder / "maps").write_text(LIBRARY)
-    found = [len(processes.look()) for _ in range(12)]
+    found = [len(processes.scan()) for _ in range(12)]
     assert (found[0], found[-1]) == (0, 1)
 
 
@@ -42,12 +42,12 @@ def test_process_reports_its_own_number_user_and_names_and_none_through_a_link(t
     name = folder / "root/etc/hostname"
     name.parent.mkdir()
     name.write_text("pod-2\n")
-    (process,) = NcclProcesses(tmp_path, lambda: ()).look()
+    (process,) = NcclProcesses(tmp_path, lambda: ()).scan()
     assert (process.namespace_pid, process.uid, process.hostnames) == (7, os.getuid(), ("pod-1", "pod-2"))
     (tmp_path / "secret").write_text("secret")
     name.unlink()
     name.symlink_to(tmp_path / "secret")
-    (process,) = NcclProcesses(tmp_path, lambda: ()).look()
+    (process,) = NcclProcesses(tmp_path, lambda: ()).scan()
     assert process.hostnames == ("pod-1",)
 
 
@@ -59,12 +59,12 @@ def test_process_on_another_host_that_this_machine_plays_is_left_out(tmp_path: P
         (folder / "ns/net").symlink_to(network)
     (tmp_path / "proc/self/ns").mkdir(parents=True)
     (tmp_path / "proc/self/ns/net").symlink_to("net:[1]")
-    assert [process.pid for process in NcclProcesses(tmp_path, lambda: (), host="h0").look()] == [4, 5]
+    assert [process.pid for process in NcclProcesses(tmp_path, lambda: (), host="h0").scan()] == [4, 5]
 
 
 def test_process_of_which_the_kernel_says_nonsense_is_passed_over(tmp_path: Path) -> None:
     with pytest.raises(NotPresent, match=f"no processes in {tmp_path}/proc"):
-        NcclProcesses(tmp_path).look()
+        NcclProcesses(tmp_path).scan()
     for pid, broken in enumerate(("stat", "status", "environ"), 1):
         (imitate_process(tmp_path, pid, {"NCCL_DEBUG_FILE": "x"}) / broken).write_text("nonsense")
     imitate_process(tmp_path, 4, {"NCCL_DEBUG_FILE": "x"})
@@ -73,7 +73,7 @@ def test_process_of_which_the_kernel_says_nonsense_is_passed_over(tmp_path: Path
 
 def test_job_is_that_of_the_control_group_before_the_environment(tmp_path: Path) -> None:
     folder = imitate_process(tmp_path, 3, {"NCCL_DEBUG_FILE": "x", "LOCKSTEP_JOB": "told"})
-    (process,) = NcclProcesses(tmp_path, lambda: ()).look()
+    (process,) = NcclProcesses(tmp_path, lambda: ()).scan()
     assert find_job(tmp_path / "proc", process) == "told"
     (folder / "cgroup").write_text("0::/system.slice/slurmstepd.scope/job_4711/step_0\n")
     assert find_job(tmp_path / "proc", process) == "4711"

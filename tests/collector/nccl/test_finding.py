@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from collector.nccl.finding import LOOK_NS, RingDirectories
+from collector.nccl.finding import SCAN_NS, RingDirectories
 from collector.sources.nccl_rings import NcclRingsSource
 from tests.collector.nccl.forging import forge
 from tests.collector.sources.imitated_rings import USUAL, Follower, make_root, recording, show_process
@@ -48,7 +48,7 @@ def directories(host: Path) -> Iterator[RingDirectories]:
 
 
 def files(directories: RingDirectories, now_ns: int = 0) -> list[Path]:
-    return sorted(file.shown for directory in directories.look(now_ns, set()) for file in directory.files())
+    return sorted(file.shown for directory in directories.scan(now_ns, set()) for file in directory.files())
 
 
 def test_files_of_the_host_and_of_containers_are_found(host: Path, directories: RingDirectories) -> None:
@@ -75,12 +75,12 @@ def test_directory_mounted_into_a_container_counts_once_and_a_link_inside_is_not
 def test_directory_comes_and_goes_with_its_container(host: Path, directories: RingDirectories) -> None:
     assert files(directories) == []
     inside = contain(host)
-    assert files(directories, LOOK_NS - 1) == []  # looked for every few seconds only
-    assert files(directories, LOOK_NS) == [inside / "7-1.ring"]
+    assert files(directories, SCAN_NS - 1) == []  # looked for every few seconds only
+    assert files(directories, SCAN_NS) == [inside / "7-1.ring"]
     (host / "proc/locks").write_text("")
-    (found,) = [each for each in directories.look(LOOK_NS, set()) if each.is_contained]
-    assert found in directories.look(2 * LOOK_NS, {found.inode})  # still in use
-    assert found not in directories.look(3 * LOOK_NS, set())
+    (found,) = [each for each in directories.scan(SCAN_NS, set()) if each.is_contained]
+    assert found in directories.scan(2 * SCAN_NS, {found.inode})  # still in use
+    assert found not in directories.scan(3 * SCAN_NS, set())
 
 
 def test_directory_in_shared_memory_may_belong_to_anybody_but_not_be_open_to_all(
@@ -94,7 +94,7 @@ def test_directory_in_shared_memory_may_belong_to_anybody_but_not_be_open_to_all
     inside.chmod(0o1777)
     if os.geteuid() == 0:
         os.chown(inside, 12_345, 12_345)
-    assert files(directories, LOOK_NS) == [inside / "7-1.ring"]
+    assert files(directories, SCAN_NS) == [inside / "7-1.ring"]
 
 
 @pytest.mark.needs_root
@@ -108,7 +108,7 @@ def test_directory_of_the_host_must_be_roots(host: Path, directories: RingDirect
 
 def test_file_is_removed_only_while_its_name_means_the_same(host: Path, directories: RingDirectories) -> None:
     path = forge(host / USUAL.relative_to("/") / "1-1.ring")
-    ((found,),) = [list(directory.files()) for directory in directories.look(0, set())]
+    ((found,),) = [list(directory.files()) for directory in directories.scan(0, set())]
     path.rename(path.with_name("kept.ring"))
     forge(path)
     found.remove()

@@ -62,7 +62,7 @@ class FakeKernelLinks:
         self._answers = answers
         self.is_closed = False
 
-    def look(self) -> LinkSnapshot:
+    def read(self) -> LinkSnapshot:
         answer = self._answers.pop(0)
         if isinstance(answer, OSError):
             raise answer
