@@ -9,7 +9,7 @@ from importers.topology.ibnetdiscover import parse_ibnetdiscover
 from importers.topology.joining import Imported, JoinOptions, join_surveys
 from importers.topology.lldp import parse_lldp
 from importers.topology.nccl_xml import parse_nccl_xml
-from importers.topology.slurm import LOOKS_LIKE_CONF, parse_slurm_conf, parse_slurm_yaml
+from importers.topology.slurm import CONF_LINE, parse_slurm_conf, parse_slurm_yaml
 from importers.topology.survey import End, SeenCable, SeenNic, SeenNode, Source, Survey
 from importers.topology.trees import parse_lingjun, parse_topograph
 from lockstep.errors import BadInput, BadTopology
@@ -142,7 +142,7 @@ def _each(parse: Callable[[Source], Survey]) -> Parse:
 
 
 def _parse_slurm(source: Source) -> Survey:
-    return parse_slurm_conf(source) if LOOKS_LIKE_CONF.search(source.text()) else parse_slurm_yaml(source)
+    return parse_slurm_conf(source) if CONF_LINE.search(source.text()) else parse_slurm_yaml(source)
 
 
 NATIVE = "lockstep"

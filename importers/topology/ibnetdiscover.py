@@ -29,7 +29,7 @@ _AGGREGATION = "Aggregation Node"  # a part of a switch that adds up (SHARP) and
 class _Block:
     kind: str  # Switch, Ca or Rt
     guid: str
-    says: str  # what it calls itself
+    description: str  # what it calls itself
     image: str | None  # GUID of its card or chassis
     ports: list[tuple[str, str, str, float | None]] = field(default_factory=list)  # own, far GUID, far, Gbit/s
 
@@ -43,7 +43,7 @@ def parse_ibnetdiscover(source: Source) -> Survey:
     for guid, times in Counter(block.guid for block in blocks).items():
         if times > 1:
             survey.complain(f"{guid} is described {times} times")
-    kept = [block for block in blocks if block.kind != "Rt" and _AGGREGATION not in block.says]
+    kept = [block for block in blocks if block.kind != "Rt" and _AGGREGATION not in block.description]
     if left := len(blocks) - len(kept):
         survey.assumed.append(f"{source.name}: routers, and parts of switches that are no hosts, left out: {left}")
     names = _name_switches(kept) | _name_adapters(kept)
@@ -106,8 +106,8 @@ def _name_switches(blocks: Iterable[_Block]) -> dict[str, _Name]:
 
 
 def _switch_names(block: _Block) -> list[str]:
-    name, colon, place = block.says.rpartition(";")[2].partition(":")
-    where = place.partition("/")[2]
+    name, colon, slot = block.description.rpartition(";")[2].partition(":")
+    where = slot.partition("/")[2]
     options = [name, f"{name}.{where.replace('/', '.')}" if colon and where else "", block.guid]
     return [option for option in options if option and not option[0].isspace()]
 
@@ -116,7 +116,7 @@ def _name_adapters(blocks: Iterable[_Block]) -> dict[str, _Name]:
     names = {}
     for block in blocks:
         if block.kind == "Ca":
-            host, _, nic = block.says.partition(" ")
+            host, _, nic = block.description.partition(" ")
             first_port = min((port for port, _, _, _ in block.ports), key=int, default="")
             names[block.guid] = _Name(host or block.guid, nic.strip() or block.guid, first_port)
     return names
@@ -129,7 +129,9 @@ def _hosts(blocks: Iterable[_Block], names: _Names, source: str, survey: Survey)
         for port, _, _, gbps in block.ports:
             nic = str(_end(names, block.guid, port).port)
             if nic in nics[host]:
-                survey.complain(f"two adapters call themselves {block.says!r} and cannot be told apart: {block.guid}")
+                survey.complain(
+                    f"two adapters call themselves {block.description!r} and cannot be told apart: {block.guid}"
+                )
             nics[host][nic] = SeenNic(nic, gbps, guid_key(block.image or ""))
     return [SeenNode(host, source, "host", nics=tuple(seen.values())) for host, seen in nics.items()]
 

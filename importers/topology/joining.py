@@ -195,7 +195,7 @@ def join_surveys(surveys: Sequence[Survey], options: JoinOptions) -> Imported:
     hosts = {node.id for node in merged.nodes.values() if node.kind == "host"}
     matched = match_cables(claims, hosts)
     draft = Draft(merged.nodes, matched.cables)
-    draft.assumed += [*(said for survey in surveys for said in survey.assumed), *renamed]
+    draft.assumed += [*(note for survey in surveys for note in survey.assumed), *renamed]
     draft.assumed += merged.assumed + matched.assumed
     draft.complaints += merged.complaints + matched.complaints
     plug_hosts(draft)
@@ -226,9 +226,9 @@ def _neighbours(draft: Draft) -> dict[str, set[str]]:
 
 
 def _plugs(draft: Draft) -> dict[tuple[str, str], str]:
-    ways = [way for cable in draft.cables for way in ((cable.a, cable.b), (cable.b, cable.a))]
+    ends = [pair for cable in draft.cables for pair in ((cable.a, cable.b), (cable.b, cable.a))]
     return {
-        (near.node, str(near.port)): far.node for near, far in ways if draft.is_host(near) and not draft.is_host(far)
+        (near.node, str(near.port)): far.node for near, far in ends if draft.is_host(near) and not draft.is_host(far)
     }
 
 

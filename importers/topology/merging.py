@@ -61,12 +61,12 @@ def merge_nodes(seen: Iterable[SeenNode]) -> Merged:
 
 def settle_kinds(merged: Merged, cables: Iterable[SeenCable]) -> None:
     """Decide what nobody told: who looks out itself is a host, unless at hosts; who is only looked at is a switch."""
-    looks_at: dict[str, set[Kind | None]] = defaultdict(set)
+    neighbours: dict[str, set[Kind | None]] = defaultdict(set)
     for cable in cables:
-        looks_at[cable.near.node].add(merged.nodes[cable.far.node].kind)
+        neighbours[cable.near.node].add(merged.nodes[cable.far.node].kind)
     unknown = [node for node in merged.nodes.values() if node.kind is None]
     for node in unknown:
-        node.kind = "host" if node.id in looks_at and "host" not in looks_at[node.id] else "switch"
+        node.kind = "host" if node.id in neighbours and "host" not in neighbours[node.id] else "switch"
     for kind in ("host", "switch"):
         if names := [node.id for node in unknown if node.kind == kind]:
             merged.assumed.append(f"what kind of node they are is unknown, taken for a {kind}: {in_words(names)}")
@@ -237,8 +237,8 @@ def _add_half(matched: Matched, at_port: dict[End, Cable], claims: Iterable[Seen
     sides: dict[tuple[str, str], list[tuple[End, list[SeenCable]]]] = defaultdict(list)
     for end, given in loose.items():
         if len({claim.far.node for claim in given}) > 1:
-            says = " and ".join(f"to {claim.far} {claim.witness}" for claim in given)
-            matched.complaints.append(f"{end} is cabled {says}, but takes one cable")
+            claimed = " and ".join(f"to {claim.far} {claim.witness}" for claim in given)
+            matched.complaints.append(f"{end} is cabled {claimed}, but takes one cable")
         sides[end.node, given[0].far.node].append((end, given))
     _pair_sides(matched, sides)
 

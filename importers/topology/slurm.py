@@ -11,7 +11,7 @@ from importers.traces.readings import Loose
 from lockstep.errors import BadInput
 from lockstep.hostlists import expand_hostlist
 
-LOOKS_LIKE_CONF = re.compile(r"^\s*(?:SwitchName|BlockName|BlockSizes)\s*=", re.IGNORECASE | re.MULTILINE)
+CONF_LINE = re.compile(r"^\s*(?:SwitchName|BlockName|BlockSizes)\s*=", re.IGNORECASE | re.MULTILINE)
 
 _SETTING = re.compile(r"""([A-Za-z]+)\s*=\s*("[^"]*"|\S*)""")
 _KNOWN = {

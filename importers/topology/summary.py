@@ -194,8 +194,8 @@ def find_changes(old: Topology, new: Topology) -> Changes:
         removed=tuple(_only(old_nodes, new_nodes, old_links, new_links)),
         changed=(
             *routing,
-            *(said for one, two in both for said in _node_changes(one, two)),
-            *(said for one, two in pairs for said in _link_changes(one, two)),
+            *(change for one, two in both for change in _node_changes(one, two)),
+            *(change for one, two in pairs for change in _link_changes(one, two)),
         ),
     )
 

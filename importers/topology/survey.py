@@ -155,8 +155,8 @@ def read_yaml(source: Source) -> Any:  # Any: YAML of any shape, all scalars as 
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         words = getattr(error, "problem", None) or str(error).splitlines()[0]
-        place = f" in line {mark.line + 1}" if mark else ""
-        raise BadInput(f"{source.name}: is not YAML: {words}{place}") from None
+        location = f" in line {mark.line + 1}" if mark else ""
+        raise BadInput(f"{source.name}: is not YAML: {words}{location}") from None
     except (RecursionError, ValueError, TypeError) as error:
         raise BadInput(f"{source.name}: is not YAML: {str(error).splitlines()[0]}") from None
 

@@ -82,19 +82,19 @@ def _find_circles(tree: Tree) -> list[str]:
     done: set[str] = set()
     found = []
     for start in tree.switches:
-        way = {} if start in done else {start: iter(tree.switches[start])}  # from the start down, in order
-        while way:
-            switch, rest = next(reversed(way.items()))
+        path = {} if start in done else {start: iter(tree.switches[start])}  # from the start down, in order
+        while path:
+            switch, rest = next(reversed(path.items()))
             below = next(rest, None)
             if below is None:
                 done.add(switch)
-                del way[switch]
-            elif below in way:
-                names = list(way)
+                del path[switch]
+            elif below in path:
+                names = list(path)
                 circle = [*names[names.index(below) :], below][-_MOST_SHOWN:]
                 found.append(f"switch {below} is its own ancestor: {' > '.join(circle)}")
             elif below not in done:
-                way[below] = iter(tree.switches.get(below, {}))
+                path[below] = iter(tree.switches.get(below, {}))
     return found
 
 
@@ -114,13 +114,13 @@ def _find_levels(tree: Tree) -> dict[str, int]:
     names = dict.fromkeys((*tree.switches, *(name for below in tree.switches.values() for name in below)))
     order = {name: number for number, name in enumerate(names)}
     for start in order:
-        way = [start]
-        while way:
-            below = tree.switches.get(way[-1], {})
+        stack = [start]
+        while stack:
+            below = tree.switches.get(stack[-1], {})
             if waiting := [name for name in below if name not in levels]:
-                way += waiting
+                stack += waiting
             else:
-                switch = way.pop()
+                switch = stack.pop()
                 levels[switch] = 1 + max((levels[name] for name in below), default=0)
     return {name: levels[name] for name in sorted(levels, key=order.__getitem__)}
 

@@ -49,9 +49,9 @@ Event = dict[str, object]
 
 @dataclass(frozen=True)
 class RecordedComm:
-    """A communicator as the ring file knew it; `place` is its place in the table there."""
+    """A communicator as the ring file knew it; `index` is that of its slot in the table there."""
 
-    place: int
+    index: int
     id: int
     rank: int
     nranks: int
@@ -90,7 +90,7 @@ def trace_lines(
 
 def events_of(recording: RankRecording, epoch_ns: int) -> Iterator[Event]:
     """The callbacks of one rank in order of time, without those whose start or parent's start was overwritten."""
-    places = {comm.place: number for number, comm in enumerate(recording.comms)}
+    numbers = {comm.index: number for number, comm in enumerate(recording.comms)}
     known: dict[int, tuple[int, str]] = {}  # handle: number and type of the event that had it last; 0 is no handle
     begun = 0
     for fields in sorted(RECORD.iter_unpack(recording.records), key=lambda record: record[4]):
@@ -105,7 +105,7 @@ def events_of(recording: RankRecording, epoch_ns: int) -> Iterator[Event]:
         event: Event = {"r": recording.rank, "ts": recording.unix_ns(ticks) - epoch_ns, "ev": PHASES[phase]}
         event |= {"type": type_name, "h": number, "tid": thread}
         if is_start:
-            event["comm"] = places.get(comm, -1)
+            event["comm"] = numbers.get(comm, -1)
             if parent in known:
                 event["parent"], event["ptype"] = known[parent]
             event |= _details(type_name, channel, detail, handle)

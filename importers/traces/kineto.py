@@ -49,7 +49,7 @@ _C_TYPES = {
     "c10::Float8_e4m3fn": "Float8_e4m3fn",
     "c10::Float8_e5m2": "Float8_e5m2",
 }
-_TOLD_BY_OUTPUT = ("ReduceScatter", "Recv")  # NCCL counts what comes out of these
+_COUNTED_BY_OUTPUT = ("ReduceScatter", "Recv")  # NCCL counts what comes out of these
 _U64 = 1 << 64
 
 
@@ -146,7 +146,7 @@ def _operation(trace: Trace, kernel: KernelEvent, launch: Launch | None, info: P
 def _noted_operation(noted: Noted, info: ProcessInfo) -> Operation:
     func = _WORDS.get(noted.word, noted.word)
     name, width = DTYPES.get(noted.dtype, (None, None))
-    values = noted.received if func in _TOLD_BY_OUTPUT else noted.sent
+    values = noted.received if func in _COUNTED_BY_OUTPUT else noted.sent
     size = values * width if width and 0 <= values * width < _U64 else None
     group = _group(noted, info)
     return Operation(func, size, name, group, _peer(noted, func, group), noted.seq)
@@ -185,7 +185,7 @@ def _called_operation(call: CallEvent) -> Operation:
     shapes, types = call.args.get("Input Dims"), call.args.get("Input type")
     dtypes = [_C_TYPES.get(str(one), str(one)) for one in types] if isinstance(types, list) else []
     plain = isinstance(shapes, list) and all(isinstance(one, list) and _are_lengths(one) for one in shapes)
-    size = size_of(shapes, dtypes) if isinstance(shapes, list) and plain and func not in _TOLD_BY_OUTPUT else None
+    size = size_of(shapes, dtypes) if isinstance(shapes, list) and plain and func not in _COUNTED_BY_OUTPUT else None
     return Operation(func, size, nccl_dtype(dtypes), None, -2 if func in ("Send", "Recv") else -1, None)
 
 

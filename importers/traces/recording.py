@@ -146,7 +146,7 @@ def _communicators(ring: RingFile) -> list[RecordedComm]:
     destroy_ns = clock.to_unix_ns(table["destroy_ticks"]).tolist()
     return [
         RecordedComm(
-            place=int(comm["index"]),
+            index=int(comm["index"]),
             id=int(comm["id"]),
             rank=int(comm["rank"]),
             nranks=int(comm["nranks"]),

@@ -72,16 +72,16 @@ class Descriptors:
 
     def _put(self, name: str, value: object) -> None:
         """Write a field where this version has it; what it lacks was recorded from another version."""
-        place = self._layout.get(name)
-        if place is None or value is None:
+        field = self._layout.get(name)
+        if field is None or value is None:
             return
         word = name.partition(".")[2]
         if word in _V1_WORDS:
-            number = self._word(word, place.size, value)
+            number = self._word(word, field.size, value)
         else:
             number = value if isinstance(value, int) else int(str(value), 16)  # a CUDA stream
-        data = (number % (1 << 8 * place.size)).to_bytes(place.size, sys.byteorder)
-        ctypes.memmove(ctypes.addressof(self._buffer) + place.offset, data, place.size)
+        data = (number % (1 << 8 * field.size)).to_bytes(field.size, sys.byteorder)
+        ctypes.memmove(ctypes.addressof(self._buffer) + field.offset, data, field.size)
 
     def _word(self, name: str, size: int, value: object) -> int:
         """Return a pointer to a word, or its number in the one byte that it has in v1."""
@@ -264,10 +264,10 @@ def _batches(events: Iterable[Event]) -> Iterator[list[Event]]:
     """Yield events of one thread that follow one another; none goes beyond a wait for an answer."""
     numbered = ({"tid": 0} | event | {"number": number} for number, event in enumerate(events, 1))
 
-    def place(event: Event) -> tuple[int, int]:
+    def position(event: Event) -> tuple[int, int]:
         return event["tid"], (event["number"] - 1) // CALLBACKS_PER_ANSWER
 
-    for _, batch in groupby(numbered, key=place):
+    for _, batch in groupby(numbered, key=position):
         yield list(batch)
 
 

@@ -139,8 +139,8 @@ def _fields(structure: DIE, base: int = 0, path: tuple[str, ...] = ()) -> Iterat
     for member in structure.iter_children():
         if member.tag != "DW_TAG_member":
             continue
-        place = member.attributes.get("DW_AT_data_member_location")  # a union's members have none
-        offset = base + (0 if place is None else place.value)
+        location = member.attributes.get("DW_AT_data_member_location")  # a union's members have none
+        offset = base + (0 if location is None else location.value)
         name = name_of(member)
         here = path if name is None else (*path, name)
         kind = behind_names(member.get_DIE_from_attribute("DW_AT_type"))

@@ -41,11 +41,11 @@ def read_arguments(words: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def unpack_library(path: str, place: Path) -> str:
+def unpack_library(path: str, folder: Path) -> str:
     """The library itself; a packed one is unpacked into a folder named after it."""
     if not path.endswith(".xz"):
         return path
-    target = place / Path(path).name.removesuffix(".so.xz") / "libnccl.so.2"
+    target = folder / Path(path).name.removesuffix(".so.xz") / "libnccl.so.2"
     target.parent.mkdir(parents=True, exist_ok=True)
     with lzma.open(path) as packed, open(target, "wb") as unpacked:
         shutil.copyfileobj(packed, unpacked, 1 << 22)
@@ -87,21 +87,21 @@ class Kit:
             name: Path(path).resolve() for name, _, path in (each.partition("=") for each in self._arguments.foreign)
         }
         for library in self._libraries:
-            self._measure(library, plan_beside(self._lab.place, foreign), tolerated=TOLERATED if foreign else 0)
+            self._measure(library, plan_beside(self._lab.folder, foreign), tolerated=TOLERATED if foreign else 0)
 
     def _levels(self) -> None:
         for library in self._libraries:
             for kernel in ("off", "on"):
-                self._measure(library, plan_levels(self._lab.place, kernel))
+                self._measure(library, plan_levels(self._lab.folder, kernel))
 
     def _measure(self, library: str, experiment: Experiment, tolerated: int = 0) -> None:
         """One pair of processes after another, then the table of all that finished."""
         kept: list[Samples] = []
         failed = 0
-        for turn in range(self._arguments.processes):
+        for number in range(self._arguments.processes):
             if kept and time.monotonic() > self._deadline:
                 break  # fewer pairs make the intervals wider, not wrong
-            outcome, samples = measure(self._lab, library, experiment, turn, self._arguments.rounds)
+            outcome, samples = measure(self._lab, library, experiment, number, self._arguments.rounds)
             shutil.rmtree(outcome.folder, ignore_errors=True)
             kept += [samples] if samples else []
             if not outcome.succeeded:
@@ -136,13 +136,13 @@ def main(words: Sequence[str]) -> int:
     arguments = read_arguments(words)
     arguments.out.mkdir(parents=True, exist_ok=True)
     shared_memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    with tempfile.TemporaryDirectory(prefix="lockstep-gpu-", dir=shared_memory) as place:
+    with tempfile.TemporaryDirectory(prefix="lockstep-gpu-", dir=shared_memory) as folder:
         try:
-            libraries = [unpack_library(path, Path(place)) for path in arguments.nccl or [find_library()]]
+            libraries = [unpack_library(path, Path(folder)) for path in arguments.nccl or [find_library()]]
             build_rank()
             with SharedGpu() as gpu:
                 print(f"{os.cpu_count()} cores, Linux {platform.release()}, NCCL: {', '.join(libraries)}", flush=True)
-                kit = Kit(arguments, Lab(Path(place), gpu.environment), libraries)
+                kit = Kit(arguments, Lab(Path(folder), gpu.environment), libraries)
                 kit.run()
         except LabError as problem:
             print(f"gpu-test: {problem}")

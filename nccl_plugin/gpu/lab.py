@@ -35,14 +35,14 @@ NCCL_ENVIRONMENT = {
     "NCCL_DEBUG": "WARN",
 }
 KEPT_VARIABLES = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH")
-LIBRARY_PLACES = (
+LIBRARY_PATTERNS = (
     "/opt/torch/.venv/lib/python3*/site-packages/nvidia/nccl/lib/libnccl.so.2",
     "/usr/local/lib/python3*/*-packages/nvidia/nccl/lib/libnccl.so.2",
     "/usr/lib/*-linux-gnu/libnccl.so.2",
     "/usr/local/nccl*/lib/libnccl.so.2",
 )
 HANG_S = 1.5  # how long a job hangs before its ring files are copied
-MPS_PLACES = ("nvidia-cuda-mps-control", "/usr/local/nvidia/bin/nvidia-cuda-mps-control")
+MPS_COMMANDS = ("nvidia-cuda-mps-control", "/usr/local/nvidia/bin/nvidia-cuda-mps-control")
 
 
 class LabError(Exception):
@@ -111,7 +111,7 @@ def lockstep_side(
 
 def find_library() -> str:
     """The NCCL that programs on this machine most likely use: torch's, else the system's."""
-    found = [path for pattern in LIBRARY_PLACES for path in sorted(glob.glob(pattern))]
+    found = [path for pattern in LIBRARY_PATTERNS for path in sorted(glob.glob(pattern))]
     if not found:
         raise LabError("found no libnccl.so.2; name one with --nccl")
     return found[0]
@@ -145,7 +145,7 @@ class SharedGpu:
     """CUDA's multi-process service: without it the ranks take turns on the GPU, milliseconds each."""
 
     def __init__(self) -> None:
-        self._control = next((path for path in map(shutil.which, MPS_PLACES) if path), None)
+        self._control = next((path for path in map(shutil.which, MPS_COMMANDS) if path), None)
         self._folder = Path(tempfile.mkdtemp(prefix="mps-"))
         self.environment = {"CUDA_MPS_PIPE_DIRECTORY": str(self._folder), "CUDA_MPS_LOG_DIRECTORY": str(self._folder)}
 
@@ -165,15 +165,15 @@ class SharedGpu:
 
 
 class Lab:
-    """Starts runs one after another, each in a folder of its own under `place`."""
+    """Starts runs one after another, each in a folder of its own under `folder`."""
 
-    def __init__(self, place: Path, gpu_environment: Mapping[str, str]) -> None:
-        self.place = place
+    def __init__(self, folder: Path, gpu_environment: Mapping[str, str]) -> None:
+        self.folder = folder
         self._gpu_environment = dict(gpu_environment)
 
     def run(self, run: Run) -> Outcome:
         """Runs to the end, or to its time limit; nothing of it is left running."""
-        folder = self.place / run.name
+        folder = self.folder / run.name
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         began = time.monotonic()

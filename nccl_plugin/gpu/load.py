@@ -132,7 +132,7 @@ def _is_beyond_sight(ring: Ring, row: Row) -> bool:
         and row.started == row.done
     ):
         return True
-    return any(known.place == row.comm and known.rank == row.peer for known in ring.comms())
+    return any(known.index == row.comm and known.rank == row.peer for known in ring.comms())
 
 
 def describe(case: LoadCase, outcome: Outcome, complaints: Sequence[str]) -> str:

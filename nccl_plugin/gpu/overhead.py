@@ -123,44 +123,44 @@ def _our_side(copies: Path, name: str, kernel: str) -> Side:
 
 
 def words_of(
-    experiment: Experiment, libraries: Mapping[str, Path], rank: int, folder: Path, turn: int, rounds: int
+    experiment: Experiment, libraries: Mapping[str, Path], rank: int, folder: Path, pair: int, rounds: int
 ) -> list[str]:
     """Opens the sides, each time in another order, and visits the configurations round after round."""
-    sides = _shuffled(experiment.sides, turn)
+    sides = _shuffled(experiment.sides, pair)
     words = [side.word(libraries[side.name], rank, folder) for side in sides]
-    for configurations in orders_of(experiment, turn, rounds):
+    for configurations in orders_of(experiment, pair, rounds):
         words += [word for configuration in configurations for word in configuration.words()]
     return words
 
 
-def orders_of(experiment: Experiment, turn: int, rounds: int) -> list[list[Configuration]]:
+def orders_of(experiment: Experiment, pair: int, rounds: int) -> list[list[Configuration]]:
     """In which order each round visits the configurations: the same on all ranks."""
-    return [_shuffled(experiment.configurations, 1000 * turn + number) for number in range(rounds)]
+    return [_shuffled(experiment.configurations, 1000 * pair + number) for number in range(rounds)]
 
 
 def _shuffled(items: Sequence[Item], seed: int) -> list[Item]:
     return random.Random(seed).sample(items, len(items))  # noqa: S311 -- an order that every rank can repeat
 
 
-def measure(lab: Lab, library: str, experiment: Experiment, turn: int, rounds: int) -> tuple[Outcome, Samples]:
+def measure(lab: Lab, library: str, experiment: Experiment, pair: int, rounds: int) -> tuple[Outcome, Samples]:
     """One pair of processes: the samples of its rounds but the first, which warms up; none if it did not finish."""
-    libraries = copy_libraries(lab.place, library, [side.name for side in experiment.sides])
+    libraries = copy_libraries(lab.folder, library, [side.name for side in experiment.sides])
 
     def words(rank: int, folder: Path) -> list[str]:
-        return words_of(experiment, libraries, rank, folder, turn, rounds)
+        return words_of(experiment, libraries, rank, folder, pair, rounds)
 
-    settings = {"NCCL_INSPECTOR_DUMP_DIR": str(lab.place / "inspector")}
-    outcome = lab.run(Run(f"overhead-{turn}", 2, words, environment=settings, pinned=True, timeout_s=100))
+    settings = {"NCCL_INSPECTOR_DUMP_DIR": str(lab.folder / "inspector")}
+    outcome = lab.run(Run(f"overhead-{pair}", 2, words, environment=settings, pinned=True, timeout_s=100))
     visits = rounds * len(experiment.configurations) * len(CALLS_BY_BYTES)
     finished = all(sum("us" in line for line in of_rank) == visits for of_rank in outcome.lines)
-    return outcome, collect_samples(outcome.lines, orders_of(experiment, turn, rounds)) if finished else {}
+    return outcome, collect_samples(outcome.lines, orders_of(experiment, pair, rounds)) if finished else {}
 
 
-def copy_libraries(place: Path, library: str, names: Iterable[str]) -> dict[str, Path]:
+def copy_libraries(folder: Path, library: str, names: Iterable[str]) -> dict[str, Path]:
     """A file for every copy of NCCL: the loader knows files by their number, not by what is in them."""
     copies = {}
     for name in names:
-        copies[name] = place / "copies" / Path(library).parent.name / name / "libnccl.so.2"
+        copies[name] = folder / "copies" / Path(library).parent.name / name / "libnccl.so.2"
         if not copies[name].exists():
             copies[name].parent.mkdir(parents=True)
             shutil.copyfile(library, copies[name])

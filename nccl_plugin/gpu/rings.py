@@ -59,9 +59,9 @@ class Section:
 
 @dataclass(frozen=True)
 class Comm:
-    """A communicator in its place of the table."""
+    """A communicator in its slot of the table."""
 
-    place: int
+    index: int
     id: int
     init_ticks: int
     destroy_ticks: int
@@ -104,16 +104,16 @@ class Ring:
     def comms(self) -> list[Comm]:
         """Places that were ever used."""
         found = []
-        for place, offset in enumerate(_places(self.sections["comms"])):
+        for index, offset in enumerate(_offsets(self.sections["comms"])):
             whole, ident, init, destroy, rank, nranks, nnodes, wrong, name = COMM.unpack_from(self.content, offset)
             if whole:
-                found.append(Comm(place, ident, init, destroy, rank, nranks, nnodes, bool(wrong), _text(name)))
+                found.append(Comm(index, ident, init, destroy, rank, nranks, nnodes, bool(wrong), _text(name)))
         return found
 
     def rows(self) -> list[Row]:
         """The live table."""
         found = []
-        for offset in _places(self.sections["rows"]):
+        for offset in _offsets(self.sections["rows"]):
             key, enqueued, started, done, *_ = ROW.unpack_from(self.content, offset)
             if key not in (0, DEAD_ROW):
                 peer = struct.unpack("<i", struct.pack("<I", key & 0xFFFFFFFF))[0]
@@ -124,18 +124,18 @@ class Ring:
         """The records of one kind that are still there, ring after ring, each in the order it was written."""
         rings, slots = self.sections["rings"], self.sections["records"]
         per_ring = slots.count // rings.count
-        for number, offset in enumerate(_places(rings)):
+        for number, offset in enumerate(_offsets(rings)):
             head = RING.unpack_from(self.content, offset)[0]
             for index in range(max(0, head - per_ring), head):
-                place = slots.offset + (number * per_ring + index % per_ring) * slots.stride
-                stamp, found_kind, _, _ = RECORD_HEAD.unpack_from(self.content, place)
+                at = slots.offset + (number * per_ring + index % per_ring) * slots.stride
+                stamp, found_kind, _, _ = RECORD_HEAD.unpack_from(self.content, at)
                 if found_kind == kind and stamp == index // per_ring + 1:
-                    yield self.content[place : place + 64]
+                    yield self.content[at : at + 64]
 
     def overwritten_records(self) -> int:
         """How many records are gone because their ring went round."""
         rings, slots = self.sections["rings"], self.sections["records"]
-        heads = [RING.unpack_from(self.content, offset)[0] for offset in _places(rings)]
+        heads = [RING.unpack_from(self.content, offset)[0] for offset in _offsets(rings)]
         return sum(max(0, head - slots.count // rings.count) for head in heads)
 
     def enqueued_by_func(self) -> Counter[str]:
@@ -144,13 +144,13 @@ class Ring:
 
     def open_transfers(self) -> int:
         """Transfers that were begun and not ended."""
-        places = _places(self.sections["transfers"])
-        fields = (TRANSFER.unpack_from(self.content, offset) for offset in places)
+        offsets = _offsets(self.sections["transfers"])
+        fields = (TRANSFER.unpack_from(self.content, offset) for offset in offsets)
         return sum(1 for handle, _, _, _, _, last_ticks, *_ in fields if handle and not last_ticks)
 
     def open_operations(self) -> int:
         """Operations with parts that were begun and not ended."""
-        fields = (OPERATION.unpack_from(self.content, offset) for offset in _places(self.sections["operations"]))
+        fields = (OPERATION.unpack_from(self.content, offset) for offset in _offsets(self.sections["operations"]))
         return sum(1 for operation in fields if operation[0] and operation[14])
 
     def unix_ns(self, ticks: int) -> int:
@@ -162,7 +162,7 @@ class Ring:
         return first_ns + (ticks - first) * (last_ns - first_ns) // (last - first)
 
     def _clock_pairs(self) -> Iterator[tuple[int, int]]:
-        for offset in _places(self.sections["clocks"]):
+        for offset in _offsets(self.sections["clocks"]):
             ticks, unix_ns, _, stamp = CLOCK_PAIR.unpack_from(self.content, offset)
             if stamp:
                 yield ticks, unix_ns
@@ -186,7 +186,7 @@ def read_ring(path: Path) -> Ring:
     return Ring(path, content, pid, nccl, api, bool(kernel), host, sections)
 
 
-def _places(section: Section) -> Iterator[int]:
+def _offsets(section: Section) -> Iterator[int]:
     return (section.offset + number * section.stride for number in range(section.count))
 
 

@@ -81,7 +81,7 @@ def record(lab: Lab, library: str, scenario: Scenario) -> Outcome:
     return lab.run(run)
 
 
-def write_trace(scenario: Scenario, outcome: Outcome, place: Path) -> str:
+def write_trace(scenario: Scenario, outcome: Outcome, folder: Path) -> str:
     """Writes the cut around the onset, and says in one line what became of it."""
     rings = outcome.rings(copied=scenario.live)
     epoch_ns = min(ring.unix_ns(comm.init_ticks) for ring in rings for comm in ring.comms()) - 1_000_000_000
@@ -92,7 +92,7 @@ def write_trace(scenario: Scenario, outcome: Outcome, place: Path) -> str:
         last_ns = sys.maxsize if scenario.live else began[FIRST_KEPT + KEPT_STEPS] - epoch_ns
         events += cut_events(list(events_of(recording, epoch_ns)), began[FIRST_KEPT] - epoch_ns, last_ns)
     lines = list(trace_lines(about(scenario, outcome, rings, epoch_ns), recordings, events, epoch_ns))
-    path = place / f"{scenario.name}.jsonl.xz"
+    path = folder / f"{scenario.name}.jsonl.xz"
     path.write_bytes(lzma.compress("".join(line + "\n" for line in lines).encode(), preset=9))
     lost = sum(ring.overwritten_records() for ring in rings)
     return f"{path.name}: {len(lines)} lines, {path.stat().st_size} bytes, {lost} records overwritten"
@@ -102,7 +102,7 @@ def recording_of(rank: int, ring: Ring) -> RankRecording:
     """The callbacks of a ring file and what is needed to read them."""
     comms = [
         RecordedComm(
-            place=comm.place, id=comm.id, rank=comm.rank, nranks=comm.nranks, nnodes=comm.nnodes, name=comm.name,
+            index=comm.index, id=comm.id, rank=comm.rank, nranks=comm.nranks, nnodes=comm.nnodes, name=comm.name,
             init_ns=ring.unix_ns(comm.init_ticks), destroy_ns=comm.destroy_ticks and ring.unix_ns(comm.destroy_ticks),
         )
         for comm in ring.comms()

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from importers.traces.nccl_abi.layouts import ReleaseFacts, StructureFacts
 
 
-class Place(NamedTuple):
+class Fact(NamedTuple):
     """One fact: what it is of (`v5 descriptor coll.seq offset`), the number that NCCL has, how C asks for ours."""
 
     of: str
@@ -14,13 +14,13 @@ class Place(NamedTuple):
     expression: str
 
 
-def places(facts: ReleaseFacts) -> Iterator[Place]:
+def facts_of(facts: ReleaseFacts) -> Iterator[Fact]:
     """Yield everything that a release says and abi.h must say too.
 
     Our tables end in reserved members that NCCL does not know, so a table's size is not asked for.
     """
     for name, value in (facts["events"] | facts["states"]).items():
-        yield Place(name, value, name)
+        yield Fact(name, value, name)
     for number, version in facts["versions"].items():
         yield from _fields_of(f"v{number} table", "struct lockstep_profiler", version["table"])
         yield from _structure(f"v{number} descriptor", f"struct abi_descriptor_v{number}", version["descriptor"])
@@ -28,20 +28,20 @@ def places(facts: ReleaseFacts) -> Iterator[Place]:
         yield from _structure(f"v{number} arguments", f"union {arguments}", version["arguments"])
 
 
-def _structure(label: str, kind: str, facts: StructureFacts) -> Iterator[Place]:
-    yield Place(f"{label} size", facts["size"], f"sizeof({kind})")
+def _structure(label: str, kind: str, facts: StructureFacts) -> Iterator[Fact]:
+    yield Fact(f"{label} size", facts["size"], f"sizeof({kind})")
     yield from _fields_of(label, kind, facts)
 
 
-def _fields_of(label: str, kind: str, facts: StructureFacts) -> Iterator[Place]:
+def _fields_of(label: str, kind: str, facts: StructureFacts) -> Iterator[Fact]:
     for field, (offset, size) in facts["fields"].items():
-        yield Place(f"{label} {field} offset", offset, f"offsetof({kind}, {field})")
-        yield Place(f"{label} {field} size", size, f"sizeof((({kind} *)0)->{field})")
+        yield Fact(f"{label} {field} offset", offset, f"offsetof({kind}, {field})")
+        yield Fact(f"{label} {field} size", size, f"sizeof((({kind} *)0)->{field})")
 
 
-def probe_source(asked: Iterable[Place]) -> str:
-    """Return a program that prints one line for each place: the number that abi.h has, a tab, and what it is of."""
-    lines = "\n".join(f'    printf("%ld\\t{place.of}\\n", (long)({place.expression}));' for place in asked)
+def probe_source(asked: Iterable[Fact]) -> str:
+    """Return a program that prints one line for each fact: the number that abi.h has, a tab, and what it is of."""
+    lines = "\n".join(f'    printf("%ld\\t{fact.of}\\n", (long)({fact.expression}));' for fact in asked)
     return f'#include "abi.h"\n\n#include <stddef.h>\n#include <stdio.h>\n\nint main(void)\n{{\n{lines}\n}}\n'
 
 
@@ -51,10 +51,10 @@ def parse_answers(printed: str) -> dict[str, int]:
     return {of: int(number) for number, of in rows}
 
 
-def differences(asked: Iterable[Place], answers: dict[str, int]) -> list[str]:
-    """Return a sentence for each place where abi.h and NCCL do not say the same."""
+def differences(asked: Iterable[Fact], answers: dict[str, int]) -> list[str]:
+    """Return a sentence for each fact on which abi.h and NCCL do not say the same."""
     return [
-        f"{place.of}: NCCL has {place.value}, abi.h {answers.get(place.of, 'nothing')}"
-        for place in asked
-        if answers.get(place.of) != place.value
+        f"{fact.of}: NCCL has {fact.value}, abi.h {answers.get(fact.of, 'nothing')}"
+        for fact in asked
+        if answers.get(fact.of) != fact.value
     ]

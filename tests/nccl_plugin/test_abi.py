@@ -14,7 +14,7 @@ from importers.traces.nccl_abi.layouts import RELEASES, ReleaseFacts, StructureF
 from lockstep.errors import BadInput, NotPresent
 from nccl_plugin.abi import names
 from nccl_plugin.abi.read_dwarf import as_text, by, find_type, structure_facts, top_level_types, versions_of
-from nccl_plugin.tests.abi_probe import Place, differences, parse_answers, places, probe_source
+from nccl_plugin.tests.abi_probe import Fact, differences, parse_answers, facts_of, probe_source
 
 PLUGIN = Path(__file__).resolve().parents[2] / "nccl_plugin"
 NEWEST = RELEASES[-1]
@@ -36,7 +36,7 @@ def compiled(source: str, folder: Path, *flags: str) -> Path:
 
 def differences_to_the_header(facts: ReleaseFacts, folder: Path) -> list[str]:
     """Return what the compiled header says otherwise than this release."""
-    asked = list(places(facts))
+    asked = list(facts_of(facts))
     probe = compiled(probe_source(asked), folder)
     return differences(asked, parse_answers(subprocess.check_output([probe], text=True)))
 
@@ -69,7 +69,7 @@ def test_a_field_that_only_nccl_has_does_not_compile_or_is_a_difference(tmp_path
     facts["versions"]["7"]["descriptor"]["fields"]["coll.colour"] = (24, 8)
     with pytest.raises(AssertionError, match="colour"):
         differences_to_the_header(facts, tmp_path)
-    assert differences([Place("v1 table size", 48, "48")], {}) == ["v1 table size: NCCL has 48, abi.h nothing"]
+    assert differences([Fact("v1 table size", 48, "48")], {}) == ["v1 table size: NCCL has 48, abi.h nothing"]
 
 
 @pytest.fixture(scope="module")

@@ -52,7 +52,7 @@ class Layout(Mapping[str, Field]):
 
     def __init__(self, facts: StructureFacts) -> None:
         self.size = facts["size"]
-        self._fields = {name: Field(*place) for name, place in facts["fields"].items()}
+        self._fields = {name: Field(*values) for name, values in facts["fields"].items()}
 
     def __getitem__(self, name: str) -> Field:
         return self._fields[name]
