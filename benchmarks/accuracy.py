@@ -104,24 +104,24 @@ def _examine(cases: Sequence[Case], workload: Workload) -> Iterator[Result]:
         return
     context, ahead = get_context("spawn"), iter(cases)
     with ProcessPoolExecutor(workload.processes, context, max_tasks_per_child=_RUNS_PER_PROCESS) as pool:
-        under_way: set[Future[Result]] = set()
+        running: set[Future[Result]] = set()
         while True:
             for case in ahead:
-                under_way.add(pool.submit(examine, case, workload.captures))
-                if len(under_way) > workload.processes:
+                running.add(pool.submit(examine, case, workload.captures))
+                if len(running) > workload.processes:
                     break
-            if not under_way:
+            if not running:
                 return
-            done, under_way = wait(under_way, return_when=FIRST_COMPLETED)
+            done, running = wait(running, return_when=FIRST_COMPLETED)
             yield from (future.result() for future in done)
 
 
 def _score(result: Result, peer: str) -> Score:
     case = Case(**result["case"])
-    said = result["peers"].get(peer, []) if peer else result["named"]
+    reported = result["peers"].get(peer, []) if peer else result["named"]
     tuples = ("ambiguous_with", "aliases")  # lists in JSON
-    named = [Named(**one | {name: tuple(one[name]) for name in tuples}) for one in said]
-    scored = score(case.tell(), case.seed, named, result["step_s"])
+    named = [Named(**one | {name: tuple(one[name]) for name in tuples}) for one in reported]
+    scored = score(case.scenario_at_size(), case.seed, named, result["step_s"])
     return replace(scored, crashed=bool(result["error"]) and not peer)
 
 
@@ -129,13 +129,13 @@ def _in_short(result: Result) -> str:
     """Return one line on a run: what was right, missed and wrong."""
     scored = _score(result, "")
     late = ["" if hit.in_time else " late" for hit in scored.hits]
-    said = [f"{hit.named.component} +{hit.delay_s:.0f} s{mark}" for hit, mark in zip(scored.hits, late, strict=True)]
-    said += [f"MISSED {part}" for part in scored.missed]
-    said += [
+    parts = [f"{hit.named.component} +{hit.delay_s:.0f} s{mark}" for hit, mark in zip(scored.hits, late, strict=True)]
+    parts += [f"MISSED {part}" for part in scored.missed]
+    parts += [
         f"WRONG {named.component} {named.fault_class} at {named.opened_s:.0f} s ({named.confidence:.2f})"
         for named in (*scored.wrong, *scored.alarms)
     ]
-    return f"{result['key']}: {result['error'] or ', '.join(said) or 'silence'}"
+    return f"{result['key']}: {result['error'] or ', '.join(parts) or 'silence'}"
 
 
 def _cores() -> int:

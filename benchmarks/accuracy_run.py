@@ -29,7 +29,7 @@ from simulator.simulation import Simulation
 from simulator.telemetry import SimulatedTelemetry
 
 WINDOW_S = 5
-_HOT = 1.5  # times the median cell; the paper gives no number, and this lets the rule see a NIC at two thirds
+_SLOW = 1.5  # times the median cell; the paper gives no number, and this lets the rule see a NIC at two thirds
 _FEWEST_CELLS = 2  # of a row or column: with one cell nobody can tell a row from a column
 _SLOWER = 1.1  # a job is slow when its operations come a tenth more rarely than in its first windows
 _FIRST_WINDOWS = 2
@@ -87,25 +87,25 @@ def peer_verdicts(store: Store, start_ns: int) -> dict[str, list[Named]]:
     for row in store.query(_WAITS).to_pylist():
         waits[row["window"]].append(row)
     return {
-        "delay matrix": confirm({window: find_hot(latency) for window, latency in cells.items()}, start_ns),
+        "delay matrix": confirm({window: find_slow(latency) for window, latency in cells.items()}, start_ns),
         "waits least, 10x": confirm(find_least_waiting(waits, _MARGIN), start_ns),
         "waits least": confirm(find_least_waiting(waits, 1.0), start_ns),
     }
 
 
-def find_hot(latency: Mapping[_Cell, float]) -> set[Blame]:
-    """Return the hot rows, columns and cells of a matrix of mean latencies.
+def find_slow(latency: Mapping[_Cell, float]) -> set[Blame]:
+    """Return the slow rows, columns and cells of a matrix of mean latencies.
 
-    >>> find_hot({("a", "b"): 9.0, ("a", "c"): 9.0, ("b", "c"): 1.0, ("c", "b"): 1.0, ("d", "b"): 1.0})
+    >>> find_slow({("a", "b"): 9.0, ("a", "c"): 9.0, ("b", "c"): 1.0, ("c", "b"): 1.0, ("d", "b"): 1.0})
     {Blame(component='host:a', side='tx', aliases=())}
     """
     if not latency:
         return set()
-    limit = _HOT * median(latency.values())
-    hot = {cell for cell, value in latency.items() if value > limit}
-    rows = _whole(latency, hot, 0)
-    columns = _whole(latency, hot, 1)
-    lone = {cell for cell in hot if cell[0] not in rows and cell[1] not in columns}
+    limit = _SLOW * median(latency.values())
+    slow_cells = {cell for cell, value in latency.items() if value > limit}
+    rows = _whole(latency, slow_cells, 0)
+    columns = _whole(latency, slow_cells, 1)
+    lone = {cell for cell in slow_cells if cell[0] not in rows and cell[1] not in columns}
     return {
         *(Blame(_part(source), "tx") for source in rows),
         *(Blame(_part(target), "rx") for target in columns),
@@ -113,8 +113,8 @@ def find_hot(latency: Mapping[_Cell, float]) -> set[Blame]:
     }
 
 
-def _whole(latency: Mapping[_Cell, float], hot: set[_Cell], axis: int) -> set[str]:
-    every, slow = Counter(cell[axis] for cell in latency), Counter(cell[axis] for cell in hot)
+def _whole(latency: Mapping[_Cell, float], slow_cells: set[_Cell], axis: int) -> set[str]:
+    every, slow = Counter(cell[axis] for cell in latency), Counter(cell[axis] for cell in slow_cells)
     return {end for end, count in slow.items() if count == every[end] >= _FEWEST_CELLS}
 
 
@@ -138,14 +138,14 @@ def find_least_waiting(waits: _Waits, margin: float) -> dict[int, set[Blame]]:
 
 def confirm(found: Mapping[int, set[Blame]], start_ns: int) -> list[Named]:
     """Return what was seen in two windows in succession, once, from the end of the second one on."""
-    told: dict[Blame, Named] = {}
+    named: dict[Blame, Named] = {}
     for window in sorted(found):
         for blame in found[window] & found.get(window - 1, set()):
             end_s = ((window + 1) * WINDOW_S * NS_PER_S - start_ns) / NS_PER_S
-            first = told[blame].opened_s if blame in told else end_s
+            first = named[blame].opened_s if blame in named else end_s
             fault_class = "noncomm_slow" if blame.component.startswith("gpu:") else "comm_slow"
-            told[blame] = Named(blame.component, fault_class, first, end_s, blame.side, aliases=blame.aliases)
-    return list(told.values())
+            named[blame] = Named(blame.component, fault_class, first, end_s, blame.side, aliases=blame.aliases)
+    return list(named.values())
 
 
 START_NS = 1_700_000_000 * NS_PER_S  # as `lockstep simulate` has it, so that captures of a seed are the same rows
@@ -172,7 +172,7 @@ class _WatchedSimulation(Simulation):
 def examine(case: Case, captures: Path | None = None) -> Result:
     """Run one case and return what was named; a crash of the analyzer is a result as well."""
     begin = time.process_time()
-    scenario = case.tell()
+    scenario = case.scenario_at_size()
     with _embedded_store() as store:
         if captures:
             capture, step_s = read_capture(captures / f"{case.scenario}-{case.seed}"), None
@@ -180,18 +180,18 @@ def examine(case: Case, captures: Path | None = None) -> Result:
             topology = TopologyIndex(capture.topology) if capture.topology else None
         else:
             topology, step_s = _simulate(store, scenario, case.seed)
-        told_at = time.process_time()
+        simulated_at = time.process_time()
         named, error = _diagnose(store, topology)
         peers = peer_verdicts(store, START_NS)
     return {
         "key": case.key,
         "case": asdict(case),
         "named": [asdict(one) for one in named],
-        "peers": {name: [asdict(one) for one in said] for name, said in peers.items()},
+        "peers": {name: [asdict(one) for one in verdicts] for name, verdicts in peers.items()},
         "step_s": step_s,
         "error": error,
-        "simulating_cpu_s": round(told_at - begin, 2),
-        "analysing_cpu_s": round(time.process_time() - told_at, 2),
+        "simulating_cpu_s": round(simulated_at - begin, 2),
+        "analysing_cpu_s": round(time.process_time() - simulated_at, 2),
     }
 
 

@@ -15,7 +15,7 @@ SEEDS_OF_SIZE = {64: 20, 512: 5, 4_096: 1}
 _SAMPLED_ABOVE = 1_000  # ranks; complete rows of more would fill the memory of a small machine
 _SAMPLE = 0.1  # of operations with complete rows in such jobs, the statistics of each second stay whole
 _ON_THE_TESTBED = "testbed-"  # sixteen ranks, as many as one machine can really run: not told larger
-_TOLD_ALONE = ("healthy", "nic-half-speed")  # scenarios without variants
+_WITHOUT_VARIANTS = ("healthy", "nic-half-speed")  # scenarios without variants
 
 # Everything mild is hard as well: an excess that a noisy cluster may show by itself.
 HARD = {
@@ -47,13 +47,13 @@ class Case:
     def key(self) -> str:
         return f"{self.scenario}/{self.ranks}/{self.seed}"
 
-    def tell(self) -> Scenario:
+    def scenario_at_size(self) -> Scenario:
         """Return the scenario at the size of the case."""
-        told = find_scenario(self.scenario)
-        told = told if told.ranks == self.ranks else resize_scenario(told, self.ranks)
+        scenario = find_scenario(self.scenario)
+        scenario = scenario if scenario.ranks == self.ranks else resize_scenario(scenario, self.ranks)
         if self.ranks < _SAMPLED_ABOVE:
-            return told
-        return told.model_copy(update={"telemetry": told.telemetry.model_copy(update={"sample": _SAMPLE})})
+            return scenario
+        return scenario.model_copy(update={"telemetry": scenario.telemetry.model_copy(update={"sample": _SAMPLE})})
 
 
 def group_of(scenario: Scenario) -> Group:
@@ -90,13 +90,13 @@ def _cases(family: str, ranks: int, seeds: Sequence[int], full: bool) -> list[Ca
     small = ranks == min(SEEDS_OF_SIZE)
     if family.startswith(_ON_THE_TESTBED) and not small:
         return []
-    if full or family in _TOLD_ALONE:
+    if full or family in _WITHOUT_VARIANTS:
         return [_case(scenario, ranks, small, seed) for scenario in variants for seed in seeds]
     if not small:  # a handful of runs would not get round all variants, and mild ones are judged at 64
         variants = [scenario for scenario in variants if "-mild" not in scenario.name]
     # Families begin with different variants: of a few seeds, no kind of variant is left out.
     first = family_names().index(family)
-    return [_case(variants[turn % len(variants)], ranks, small, seed) for turn, seed in enumerate(seeds, first)]
+    return [_case(variants[number % len(variants)], ranks, small, seed) for number, seed in enumerate(seeds, first)]
 
 
 def _case(scenario: Scenario, ranks: int, small: bool, seed: int) -> Case:
@@ -187,9 +187,9 @@ def score(scenario: Scenario, seed: int, named: Sequence[Named], step_s: float |
     """
     began_s = healthy_until_s(scenario)
     hits, missed, left = _assign(scenario, named)
-    again = [told for told in left if any(_is_on(told, fault, scenario) for fault in scenario.expect)]
-    other = [told for told in left if told not in again]
-    wrong = tuple(told for told in other if told.opened_s >= began_s)
+    again = [one for one in left if any(_is_on(one, fault, scenario) for fault in scenario.expect)]
+    other = [one for one in left if one not in again]
+    wrong = tuple(one for one in other if one.opened_s >= began_s)
     return Score(
         scenario=scenario.name,
         family=scenario.family,
@@ -199,9 +199,9 @@ def score(scenario: Scenario, seed: int, named: Sequence[Named], step_s: float |
         hits=tuple(hits),
         missed=tuple(missed),
         wrong=wrong,
-        alarms=tuple(told for told in other if told.opened_s < began_s),
+        alarms=tuple(one for one in other if one.opened_s < began_s),
         repeats=len(again),
-        covered=sum(any(_names(fault) & set(told.ambiguous_with) for fault in scenario.expect) for told in wrong),
+        covered=sum(any(_names(fault) & set(one.ambiguous_with) for fault in scenario.expect) for one in wrong),
         healthy_s=min(began_s, scenario.duration_s),
         fault_classes=tuple(fault.fault_class for fault in scenario.expect),
         step_s=step_s,
@@ -213,11 +213,11 @@ def _assign(scenario: Scenario, named: Sequence[Named]) -> tuple[list[Hit], list
     """Return the best verdict on each fault, the parts that have none, and the verdicts that are left over."""
     hits, missed, left = [], [], list(named)
     for fault in scenario.expect:
-        on_it = [told for told in left if _is_on(told, fault, scenario)]
+        on_it = [one for one in left if _is_on(one, fault, scenario)]
         if not on_it:
             missed.append(fault.component)
             continue
-        best = min(on_it, key=lambda told: _rank(told, fault))
+        best = min(on_it, key=lambda one: _rank(one, fault))
         left.remove(best)
         hits.append(_hit(best, fault, scenario))
     return hits, missed, left

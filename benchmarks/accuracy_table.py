@@ -89,18 +89,18 @@ class Tally:
 
     def beside(self) -> str:
         """Return the rest of what is worth knowing of a family, in one line."""
-        said = [f"precision {self.precision:.1f} %", f"class {self.class_recall:.0f} %", f"n={len(self.scores)}"]
+        parts = [f"precision {self.precision:.1f} %", f"class {self.class_recall:.0f} %", f"n={len(self.scores)}"]
         if self.delays_s():
             steps = self.delays_steps()
-            said.append(
+            parts.append(
                 f"median {median(self.delays_s()):.0f} s" + (f" = {median(steps):.1f} steps" if steps else "")
             )
         late = len(self.hits) - len(self.found)
-        said += [f"late {late}"] * bool(late) + [f"alarms {self.alarms}"] * bool(self.alarms)
+        parts += [f"late {late}"] * bool(late) + [f"alarms {self.alarms}"] * bool(self.alarms)
         if self.wrong:
             names = sorted({f"{named.component} {named.fault_class}" for named in self.wrong})
-            said.append(f"wrong {len(self.wrong)}: {'; '.join(names[:2])}{' …' if len(names) > 2 else ''}")
-        return ", ".join(said)
+            parts.append(f"wrong {len(self.wrong)}: {'; '.join(names[:2])}{' …' if len(names) > 2 else ''}")
+        return ", ".join(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,13 +115,13 @@ class Bin:
 
 def calibrate(scores: Iterable[Score]) -> list[Bin]:
     """Return how many verdicts there are of each confidence and how many of them are right in part and class."""
-    said: list[tuple[float, bool]] = []
+    judged: list[tuple[float, bool]] = []
     for score in scores:
-        said += [(hit.named.confidence, hit.class_right) for hit in score.hits]
-        said += [(named.confidence, False) for named in (*score.wrong, *score.alarms)]
+        judged += [(hit.named.confidence, hit.class_right) for hit in score.hits]
+        judged += [(named.confidence, False) for named in (*score.wrong, *score.alarms)]
     bins = []
     for low, high in zip(_BINS, (*_BINS[1:], math.inf), strict=True):
-        inside = [right for confidence, right in said if low <= confidence < high]
+        inside = [right for confidence, right in judged if low <= confidence < high]
         bins.append(Bin(low, min(high, 1.0), len(inside), sum(inside)))
     return bins
 
@@ -256,12 +256,12 @@ def _sizes(scores: Sequence[Score]) -> Iterator[Figure]:
 def _peer(name: str, scores: Sequence[Score], ours: Sequence[Score]) -> Iterator[Figure]:
     """Compare a peer on the faults that its rule is made for, and on silence."""
     own = "comm_slow" if name == "delay matrix" else "noncomm_slow"
-    chosen = [place for place, score in enumerate(scores) if own in score.fault_classes and score.group != "silence"]
+    chosen = [index for index, score in enumerate(scores) if own in score.fault_classes and score.group != "silence"]
     if chosen:
-        tally, beside = Tally([scores[place] for place in chosen]), Tally([ours[place] for place in chosen])
-        said = f"our re-implementation, on {own} scenarios; the analyzer there {{:.1f}} %"
-        yield Figure(f"peer {name}: recall", tally.recall, "%", None, None, True, said.format(beside.recall))
-        yield Figure(f"peer {name}: precision", tally.precision, "%", None, None, True, said.format(beside.precision))
+        tally, beside = Tally([scores[index] for index in chosen]), Tally([ours[index] for index in chosen])
+        note = f"our re-implementation, on {own} scenarios; the analyzer there {{:.1f}} %"
+        yield Figure(f"peer {name}: recall", tally.recall, "%", None, None, True, note.format(beside.recall))
+        yield Figure(f"peer {name}: precision", tally.precision, "%", None, None, True, note.format(beside.precision))
     alarms = Tally(scores)
     if alarms.healthy_hours:
         per_hour = alarms.alarms / alarms.healthy_hours

@@ -130,7 +130,7 @@ def _judge(scene: Scene, folder: Path, rows: int) -> Cost:
 
 
 _GROUP = 8  # ranks of a tensor parallel group
-_SINGLE_TURNS = 15  # operations of each of 65,536 ranks: just below the million rows that are judged one by one
+_SINGLE_OPERATIONS = 15  # operations of each of 65,536 ranks: just below the million rows that are judged one by one
 _SECONDS = 5
 _LATE, _LATE_BY = 27, 0.1  # a rank, and the share of its time that it takes longer
 _SEED = 1
@@ -171,9 +171,9 @@ def is_equal(one: Excess | None, other: Excess | None) -> bool:
 
 def single_operations(ranks: int) -> Operations:
     """Return the operations of a job of tensor parallel groups, one row a rank and operation."""
-    rank, turn = (column.reshape(-1) for column in np.meshgrid(np.arange(ranks), np.arange(_SINGLE_TURNS)))
+    rank, turn = (column.reshape(-1) for column in np.meshgrid(np.arange(ranks), np.arange(_SINGLE_OPERATIONS)))
     return _as_operations(
-        rank, comm=rank // _GROUP, place=rank % _GROUP, turn=turn, step_ns=NS_PER_S // 3, own_ns=200_000_000
+        rank, comm=rank // _GROUP, comm_rank=rank % _GROUP, turn=turn, step_ns=NS_PER_S // 3, own_ns=200_000_000
     )
 
 
@@ -181,12 +181,12 @@ def sums_of_seconds(ranks: int) -> Operations:
     """Return what each rank of a job did in each of some seconds, one row a rank and second."""
     rank, second = (column.reshape(-1) for column in np.meshgrid(np.arange(ranks), np.arange(_SECONDS)))
     return _as_operations(
-        rank, comm=np.zeros_like(rank), place=rank, turn=second, step_ns=NS_PER_S, own_ns=600_000_000
+        rank, comm=np.zeros_like(rank), comm_rank=rank, turn=second, step_ns=NS_PER_S, own_ns=600_000_000
     )
 
 
 def _as_operations(
-    rank: np.ndarray, comm: np.ndarray, place: np.ndarray, turn: np.ndarray, step_ns: int, own_ns: int
+    rank: np.ndarray, comm: np.ndarray, comm_rank: np.ndarray, turn: np.ndarray, step_ns: int, own_ns: int
 ) -> Operations:
     noise = np.random.default_rng(_SEED)
     own = own_ns * (1 + noise.normal(0, 0.005, len(rank)) + np.where(rank == _LATE, _LATE_BY, 0.0))
@@ -195,7 +195,7 @@ def _as_operations(
     return Operations(
         process=rank,
         comm=comm.astype(np.uint64),
-        rank=place,
+        rank=comm_rank,
         func=zeros.astype(np.uint64),
         sends=zeros > 0,
         peer=zeros - 1,
@@ -328,11 +328,11 @@ def _right(costs: Sequence[Cost]) -> Figure:
 def _beside(ours: Cost, theirs: PeerCost) -> Iterator[Figure]:
     ranks = theirs.ranks
     goal = _DUMPS_GOAL_S if ranks == _PEER_SIZES[-1] else None
-    said = f"says {', '.join(ours.named) or 'nothing'}"
-    yield Figure(f"hang, dumps of {ranks:,} ranks: Lockstep", ours.cpu_s, "CPU s", None, goal, False, said)
+    note = f"says {', '.join(ours.named) or 'nothing'}"
+    yield Figure(f"hang, dumps of {ranks:,} ranks: Lockstep", ours.cpu_s, "CPU s", None, goal, False, note)
     false = len(theirs.named - {ABSENT})
-    said = f"{len(theirs.named)} ranks called missing, {false} of them wrongly"
-    yield Figure(f"hang, dumps of {ranks:,} ranks: torchfrtrace", theirs.cpu_s, "CPU s", None, None, False, said)
+    note = f"{len(theirs.named)} ranks called missing, {false} of them wrongly"
+    yield Figure(f"hang, dumps of {ranks:,} ranks: torchfrtrace", theirs.cpu_s, "CPU s", None, None, False, note)
 
 
 def _core(costs: Sequence[NumericCost]) -> Iterator[Figure]:

@@ -125,11 +125,11 @@ def simulate(trouble: str) -> Small:
         timeline=tuple(parse_fault(fault) for fault in _FAULTS[trouble]),
     )
     telemetry = SimulatedTelemetry(Simulation(scenario, _SEED), Identity("bench", START_NS), heartbeats=True)
-    told: dict[str, list[pa.Table]] = {}
+    tables_by_name: dict[str, list[pa.Table]] = {}
     for second in range(1, _SECONDS[trouble] + 1):
         for name, rows in telemetry.advance(START_NS + second * NS_PER_S).items():
-            told.setdefault(name, []).append(rows)
-    tables = {name: pa.concat_tables(rows) for name, rows in told.items()}
+            tables_by_name.setdefault(name, []).append(rows)
+    tables = {name: pa.concat_tables(rows) for name, rows in tables_by_name.items()}
     comms = tables["comms"].filter(pc.equal(tables["comms"]["nranks"], _HOSTS))
     end_ns = telemetry.watermark_ns
     return Small(tables, np.unique(comms["comm"].to_numpy()), Window(end_ns - WINDOW_S * NS_PER_S, end_ns))
@@ -200,7 +200,7 @@ _STEPS = 10  # before the hang; the recorder's buffer holds 2,000 operations, wh
 _LAYERS = 4
 _WORDS = {"tp": "nccl:all_reduce", "dp": "nccl:_all_gather_base"}
 
-Told = dict[str, Any]  # Any: what a dump holds
+Json = dict[str, Any]  # Any: what a dump holds
 
 
 @dataclass(frozen=True)
@@ -246,12 +246,12 @@ def read_dumps(folder: Path) -> Reading:
     return parse_flight_recorder({file.name: file.read_bytes() for file in sorted(folder.iterdir())}, "bench")
 
 
-def _dump(rank: int, ranks: int) -> Told:
+def _dump(rank: int, ranks: int) -> Json:
     groups = {f"tp{rank // GPUS}": _mates(rank), f"dp{rank % GPUS}": range(rank % GPUS, ranks, GPUS)}
     config = {name: {"name": name, "desc": name, "ranks": str(list(those))} for name, those in groups.items()}
     entries = list(_entries(rank))
-    told: Told = {"version": "2.10", "nccl_version": "2.27.3", "pg_config": config, "entries": entries}
-    return told | {"pg_status": _status(entries)}
+    dump: Json = {"version": "2.10", "nccl_version": "2.27.3", "pg_config": config, "entries": entries}
+    return dump | {"pg_status": _status(entries)}
 
 
 def _mates(rank: int) -> range:
@@ -259,7 +259,7 @@ def _mates(rank: int) -> range:
     return range(first, first + GPUS)
 
 
-def _entries(rank: int) -> Iterator[Told]:
+def _entries(rank: int) -> Iterator[Json]:
     """Yield what a rank has enqueued: whole steps, then as much of the next one as it came to."""
     counts = {"tp": 0, "dp": 0}
     step = ["tp"] * _LAYERS + ["dp"] * 2
@@ -274,17 +274,17 @@ def _entries(rank: int) -> Iterator[Told]:
         yield _entry(rank, number, kind, counts[kind], "started" if is_open else "completed")
 
 
-def _entry(rank: int, number: int, kind: str, seq: int, state: str) -> Told:
+def _entry(rank: int, number: int, kind: str, seq: int, state: str) -> Json:
     group = f"tp{rank // GPUS}" if kind == "tp" else f"dp{rank % GPUS}"
-    told: Told = {"record_id": number, "pg_id": 0 if kind == "tp" else 1, "process_group": (group, group)}
-    told |= {"collective_seq_id": seq, "p2p_seq_id": 0, "op_id": seq, "is_p2p": False, "frames": []}
-    told |= {"profiling_name": _WORDS[kind], "time_created_ns": START_NS + 100_000_000 * number, "state": state}
-    told |= {"input_sizes": [[4096, 4096]], "input_dtypes": ["BFloat16"], "timeout_ms": 600_000}
-    return told | {"output_sizes": [[4096, 4096]], "output_dtypes": ["BFloat16"], "retired": state == "completed"}
+    entry: Json = {"record_id": number, "pg_id": 0 if kind == "tp" else 1, "process_group": (group, group)}
+    entry |= {"collective_seq_id": seq, "p2p_seq_id": 0, "op_id": seq, "is_p2p": False, "frames": []}
+    entry |= {"profiling_name": _WORDS[kind], "time_created_ns": START_NS + 100_000_000 * number, "state": state}
+    entry |= {"input_sizes": [[4096, 4096]], "input_dtypes": ["BFloat16"], "timeout_ms": 600_000}
+    return entry | {"output_sizes": [[4096, 4096]], "output_dtypes": ["BFloat16"], "retired": state == "completed"}
 
 
-def _status(entries: list[Told]) -> Told:
-    found: Told = {}
+def _status(entries: list[Json]) -> Json:
+    found: Json = {}
     for entry in entries:
         status = found.setdefault(str(entry["pg_id"]), {"last_completed_collective": 0})
         status["last_enqueued_collective"] = status["last_started_collective"] = entry["collective_seq_id"]

@@ -46,8 +46,8 @@ def ask(port: int, tokens: Sequence[str], paths: Sequence[str], seconds: float, 
 
 async def _ask(port: int, tokens: Sequence[str], paths: Sequence[str], seconds: float, pause_s: float) -> Answers:
     answers, begin = Answers(), time.perf_counter()
-    turns = [[*paths[turn % len(paths) :], *paths[: turn % len(paths)]] for turn in range(len(tokens))]
-    clients = zip(tokens, turns, strict=True)
+    orders = [[*paths[first % len(paths) :], *paths[: first % len(paths)]] for first in range(len(tokens))]
+    clients = zip(tokens, orders, strict=True)
     await asyncio.gather(*(_client(port, *client, begin + seconds, pause_s, answers) for client in clients))
     answers.elapsed_s = time.perf_counter() - begin
     return answers
@@ -152,7 +152,7 @@ def _second(job: str, ranks: range, ts_ns: int) -> dict[str, pa.Table]:
 def _transfers(job: str, ranks: np.ndarray, ts_ns: int) -> Iterator[pa.Table]:
     wire_ns = _noise(len(ranks))
     for channel, hop in ((0, 1), (1, 9)):
-        for direction, way in (("send", 1), ("recv", -1)):
+        for direction, sign in (("send", 1), ("recv", -1)):
             is_send = direction == "send"
             yield _rows(
                 "transfer_stats",
@@ -162,7 +162,7 @@ def _transfers(job: str, ranks: np.ndarray, ts_ns: int) -> Iterator[pa.Table]:
                 size_class=26,
                 rank=ranks,
                 channel=channel,
-                peer=(ranks + way * hop) % RANKS,
+                peer=(ranks + sign * hop) % RANKS,
                 direction=direction,
                 ts_ns=ts_ns,
                 transport="ib",

@@ -58,20 +58,20 @@ def host_name(number: int) -> str:
 
 def plan_host(number: int) -> HostPlan:
     """Return the job and the communicators of a host."""
-    block, place = divmod(number, _HOSTS_PER_BLOCK)
+    block, index = divmod(number, _HOSTS_PER_BLOCK)
     if block % _BLOCKS_PER_EXPERT_BLOCK == _EXPERT_BLOCK:
-        return HostPlan(number, "moe-0", tuple(_expert_groups(block // _BLOCKS_PER_EXPERT_BLOCK, place)))
+        return HostPlan(number, "moe-0", tuple(_expert_groups(block // _BLOCKS_PER_EXPERT_BLOCK, index)))
     # Blocks of the experts leave no hole in the dense jobs: those before a block are taken out of its number.
     dense_block = block - (block + _BLOCKS_PER_EXPERT_BLOCK - 1 - _EXPERT_BLOCK) // _BLOCKS_PER_EXPERT_BLOCK
     job, block_of_job = divmod(dense_block, _BLOCKS_PER_DENSE_JOB)
-    groups = _dense_groups(job, block_of_job * _HOSTS_PER_BLOCK + place)
+    groups = _dense_groups(job, block_of_job * _HOSTS_PER_BLOCK + index)
     return HostPlan(number, f"dense-{job}", tuple(groups))
 
 
-def _expert_groups(replica: int, place: int) -> Iterator[Group]:
+def _expert_groups(replica: int, index: int) -> Iterator[Group]:
     for gpu in range(GPUS_PER_HOST):
-        rank = place * GPUS_PER_HOST + gpu
-        others = [peer for peer in range(_HOSTS_PER_BLOCK * GPUS_PER_HOST) if peer // GPUS_PER_HOST != place]
+        rank = index * GPUS_PER_HOST + gpu
+        others = [peer for peer in range(_HOSTS_PER_BLOCK * GPUS_PER_HOST) if peer // GPUS_PER_HOST != index]
         yield Group(
             _comm(900, 0, replica), "ep", rank, _HOSTS_PER_BLOCK * GPUS_PER_HOST, gpu, tuple(others), tuple(others)
         )
@@ -214,7 +214,7 @@ def machine_cpu_seconds() -> float:
 
 
 _PERIOD_S = 0.25
-_LAST_LOOK_S = 10.0
+_LAST_POLL_S = 10.0
 _MARKERS = 8  # hosts, all in one data-parallel group, so that one small query asks for all of them
 _QUERY = (
     "SELECT host, max(ts_ns) AS newest_ns FROM transfer_stats WHERE job = {job:String} AND attempt = 0 "
@@ -243,7 +243,7 @@ class Watch:
         self._markers = {plan_host(host).name: host for host in hosts[:_MARKERS]}
         self._next = dict.fromkeys(self._markers.values(), first_second)  # the oldest second not found yet
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._look_on, name="fleet-watch")
+        self._thread = threading.Thread(target=self._poll, name="fleet-watch")
         self.samples: list[Sample] = []
         self.sighted: dict[tuple[int, int], int] = {}
 
@@ -257,18 +257,18 @@ class Watch:
 
     def wait_for_markers(self, end_second: int) -> None:
         """Look on until the rows of the last batch are found, or for a while where the store fell behind."""
-        deadline_ns = time.monotonic_ns() + int(_LAST_LOOK_S * NS_PER_S)
+        deadline_ns = time.monotonic_ns() + int(_LAST_POLL_S * NS_PER_S)
         while min(self._next.values()) < end_second and time.monotonic_ns() < deadline_ns:
             self._stop.wait(_PERIOD_S)
 
-    def _look_on(self) -> None:
+    def _poll(self) -> None:
         while not self._stop.wait(_PERIOD_S):
             with suppress(OSError):  # a process has just ended
-                self.samples.append(self._look())
+                self.samples.append(self._sample())
             with suppress(StoreAway):  # until it is started again
                 self._find_markers()
 
-    def _look(self) -> Sample:
+    def _sample(self) -> Sample:
         return Sample(
             time.monotonic_ns(),
             self._head.backlog_bytes,

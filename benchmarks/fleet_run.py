@@ -84,12 +84,12 @@ class _Sender:
         self.pid = self._process.pid
         self.encoded = 0
         self.is_ready = threading.Event()
-        self._tell(asdict(order))
+        self._send(asdict(order))
         self._listener = threading.Thread(target=self._listen, name=f"sender-{self.pid}")
         self._listener.start()
 
     def start(self, start_ns: int) -> None:
-        self._tell({"start_ns": start_ns})
+        self._send({"start_ns": start_ns})
 
     def finish(self, plan: RunPlan) -> list[Sent]:
         """Return what became of its batches, once it has ended."""
@@ -114,7 +114,7 @@ class _Sender:
         assert self._process.stdout is not None
         self._process.stdout.close()
 
-    def _tell(self, facts: dict[str, object]) -> None:
+    def _send(self, facts: dict[str, object]) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(facts) + "\n")
         self._process.stdin.flush()
@@ -122,9 +122,9 @@ class _Sender:
     def _listen(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            said = json.loads(line)
-            self.encoded = said.get("encoded", self.encoded)
-            if "ready" in said:
+            message = json.loads(line)
+            self.encoded = message.get("encoded", self.encoded)
+            if "ready" in message:
                 self.is_ready.set()
 
 

@@ -208,12 +208,12 @@ def _prepare(order: Order) -> list[FleetAgent]:
     return agents
 
 
-def _hear() -> dict[str, object]:
+def _receive() -> dict[str, object]:
     line = sys.stdin.readline()
     if not line:
         raise LockstepError("the benchmark that started this sender is gone")
-    heard: dict[str, object] = json.loads(line)
-    return heard
+    message: dict[str, object] = json.loads(line)
+    return message
 
 
 def _say(**facts: object) -> None:
@@ -223,15 +223,15 @@ def _say(**facts: object) -> None:
 
 def main() -> None:
     """Play the agents of one order."""
-    heard = _hear()
-    tokens = {int(host): token for host, token in dict(heard.pop("tokens")).items()}  # type: ignore[call-overload]  # JSON
-    order = Order(tokens=tokens, **heard)  # type: ignore[arg-type]  # written by our parent from the same class
+    message = _receive()
+    tokens = {int(host): token for host, token in dict(message.pop("tokens")).items()}  # type: ignore[call-overload]  # JSON
+    order = Order(tokens=tokens, **message)  # type: ignore[arg-type]  # written by our parent from the same class
     agents = _prepare(order)
     with asyncio.Runner() as runner:
         for agent in agents:  # one after the other: a thousand at once overflow the listener's queue
             runner.run(agent.connect())
         _say(ready=len(agents))
-        runner.run(_play_all(agents, int(str(_hear()["start_ns"]))))
+        runner.run(_play_all(agents, int(str(_receive()["start_ns"]))))
     write_outcome(Path(order.out), [sent for agent in agents for sent in agent.sent])
     _say(written=order.out)
 

@@ -87,10 +87,10 @@ def describe_reroute(scenario: Reroute) -> Iterator[Figure]:
     )
 
 
-def describe_loops(told: Sequence[Timeline]) -> Iterator[Figure]:
+def describe_loops(timelines: Sequence[Timeline]) -> Iterator[Figure]:
     """Yield how often a slow link was named and left, how soon, and what a step takes before, through and after."""
-    closed = [each for each in told if each.is_closed]
-    yield Figure(f"slow link, {len(told)} jobs: named, left and fast again", len(closed) / len(told), "")
+    closed = [each for each in timelines if each.is_closed]
+    yield Figure(f"slow link, {len(timelines)} jobs: named, left and fast again", len(closed) / len(timelines), "")
     planned = [each.after_s(each.plan.made_ns) for each in closed if each.plan]
     back = [each.after_s(each.back.end_ns) for each in closed if each.back]
     if planned and back:

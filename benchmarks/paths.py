@@ -17,7 +17,7 @@ from benchmarks.paths_cases import (
     FIRST_SEED,
     LARGE,
     NAMESAKES,
-    ONE_WAY,
+    ONE_PATH,
     SMALL,
     TRAFFIC,
     Case,
@@ -168,10 +168,10 @@ def measure(quick: bool, note: Note) -> tuple[Figure, ...]:
 def large_cases() -> list[Case]:
     """Return each large fabric with each damage and number of flows; traffic takes turns, so that all is met."""
     seeds, kinds = count(FIRST_SEED), list(TRAFFIC)
-    turns = product(LARGE, _FLOWS, DAMAGES)
+    combinations = product(LARGE, _FLOWS, DAMAGES)
     return [
-        Case(fabric, damage, kinds[(turn + turn // len(DAMAGES)) % len(kinds)], flows, next(seeds))
-        for turn, (fabric, flows, damage) in enumerate(turns)
+        Case(fabric, damage, kinds[(number + number // len(DAMAGES)) % len(kinds)], flows, next(seeds))
+        for number, (fabric, flows, damage) in enumerate(combinations)
     ]
 
 
@@ -188,10 +188,10 @@ def small_cases(quick: bool) -> list[Case]:
     """Return small fabrics with each damage and kind of traffic, several times."""
     fabrics, seeds = (SMALL[:1], 1) if quick else (SMALL, _SMALL_SEEDS)
     kinds = (*EQUAL, "four sizes")
-    turns = product(fabrics, DAMAGES, kinds, range(seeds))
+    combinations = product(fabrics, DAMAGES, kinds, range(seeds))
     return [
-        Case(fabric, damage, traffic, _SMALL_FLOWS, FIRST_SEED + turn)
-        for turn, (fabric, damage, traffic, _) in enumerate(turns)
+        Case(fabric, damage, traffic, _SMALL_FLOWS, FIRST_SEED + number)
+        for number, (fabric, damage, traffic, _) in enumerate(combinations)
     ]
 
 
@@ -206,7 +206,7 @@ def _public_cases(note: Note) -> Iterator[Case]:
     if not has_public_data():
         note(f"the Lingjun topology is left out: set {DATA} to the folder of third-party data")
         return
-    yield Case(ONE_WAY, "intact", "rings", 1_024, FIRST_SEED)
+    yield Case(ONE_PATH, "intact", "rings", 1_024, FIRST_SEED)
     for at, (traffic, flows) in enumerate(product(("rings", "jobs", "random"), _FLOWS[:2])):
         yield Case(NAMESAKES, "intact", traffic, flows, FIRST_SEED + at)
     yield Case(NAMESAKES, "4 % of links missing", "rings", 8_192, FIRST_SEED)

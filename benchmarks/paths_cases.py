@@ -27,7 +27,7 @@ GBPS = 400.0
 FLOW_GBPS = 50.0  # an eighth of a link, as with eight queue pairs on a NIC
 FIRST_SEED = 2000
 DATA = "LOCKSTEP_PUBLIC_DATA"
-ONE_WAY = "Lingjun as its rows read, one path each"
+ONE_PATH = "Lingjun as its rows read, one path each"
 NAMESAKES = "Lingjun if each ASW name is one switch"
 _BROKEN_SHARE = 0.04  # of links: more than a fleet ever has at once, and enough to meet in the same pod
 _FEW_SWITCHES = 3
@@ -101,7 +101,7 @@ FABRICS: Mapping[str, Callable[[], Topology]] = {
     "k=32": lambda: fat_tree(32, _PLAIN),
     "rails 64 x 32": lambda: rail_optimised(1024, 8, 32, _PLAIN, pods=8),
     "planes 2 x 32 x 16": lambda: dual_plane(1024, 32, 16, _PLAIN, nics_per_host=2),
-    ONE_WAY: _lingjun,
+    ONE_PATH: _lingjun,
     NAMESAKES: lambda: merge_namesakes(_lingjun()),
     "k=6": lambda: fat_tree(6, _PLAIN),
     "k=8": lambda: fat_tree(8, _PLAIN),
@@ -125,7 +125,7 @@ def _draw_switches(network: Network, rng: np.random.Generator, count: int) -> li
 
 
 def _slow(network: Network, rng: np.random.Generator) -> Network:
-    return with_rates(network, {link: (0.5, 0.25)[turn % 2] for turn, link in enumerate(_draw_links(network, rng))})
+    return with_rates(network, {link: (0.5, 0.25)[at % 2] for at, link in enumerate(_draw_links(network, rng))})
 
 
 DAMAGES: Mapping[str, Callable[[Network, np.random.Generator], Network]] = {
@@ -238,9 +238,9 @@ def measure_c4p(quick: bool, note: Note) -> Iterator[Figure]:
     for queue_pairs in (2, 8):
         for experiment in EXPERIMENTS:
             note(f"C4P's table: {experiment.name}, {queue_pairs} queue pairs")
-            told, poorer = replace(experiment, queue_pairs=queue_pairs), without(network, experiment.dead)
-            chance = [run_by_chance(poorer, told, seed).slowest for seed in seeds]
-            yield from _side_by_side(told, ("ECMP", "planned"), chance, run_planned(poorer, told).slowest)
+            varied, poorer = replace(experiment, queue_pairs=queue_pairs), without(network, experiment.dead)
+            chance = [run_by_chance(poorer, varied, seed).slowest for seed in seeds]
+            yield from _side_by_side(varied, ("ECMP", "planned"), chance, run_planned(poorer, varied).slowest)
         yield from _compare_cut(network, replace(CUT, queue_pairs=queue_pairs), seeds)
 
 

@@ -59,8 +59,8 @@ def play(folder: Path, rounds: int) -> _Costs:
 @contextmanager
 def _ring_directory() -> Iterator[str]:
     """Lend a directory in shared memory, where ring files are in production, or else wherever there is room."""
-    place = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else None
-    with tempfile.TemporaryDirectory(prefix="lockstep-bench-", dir=place) as folder:
+    parent = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="lockstep-bench-", dir=parent) as folder:
         yield folder
 
 

@@ -86,8 +86,8 @@ def _draw_job(name: str, held: range, size: Size, rng: np.random.Generator) -> J
     counts = np.arange(first, last + 1)
     rates = counts ** rng.uniform(0.75, 0.97) * rng.uniform(0.97, 1.0, len(counts))
     table = tabulate(dict(zip(counts.tolist(), rates.tolist(), strict=True)))
-    ways = Recovery(peer_s=float(rng.uniform(10, 60))) if rng.random() < 0.5 else Recovery()
-    made = Job(name, table, tuple(f"h{at}" for at in held), float(rng.uniform(0.5, 2.0)), recovery=ways)
+    recovery = Recovery(peer_s=float(rng.uniform(10, 60))) if rng.random() < 0.5 else Recovery()
+    made = Job(name, table, tuple(f"h{at}" for at in held), float(rng.uniform(0.5, 2.0)), recovery=recovery)
     return replace(made, minimum=min(int(rng.integers(1, 5)), len(held)))
 
 

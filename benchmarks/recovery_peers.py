@@ -209,11 +209,11 @@ def average(batch: float, stretches: Sequence[Stretch], interval_s: float) -> fl
 def _measure(model: Measured, fits: Sequence[Fit], intervals: Sequence[str], note: Note) -> Iterator[Figure]:
     note(f"Oobleck's traces: {model.name} beside Oobleck, Varuna and Bamboo")
     grid = fits[0].best(NODES)
-    said = (
+    reference = (
         f"{grid.pipelines} pipelines of {grid.stages}, {fits[0].micro_batches} micro-batches in a step, "
         f"{fits[0].full:.4g} samples/s on 30 nodes"
     )
-    yield Figure(f"{model.name}: error of our model beside Varuna's table", fits[0].error, "", reference=said)
+    yield Figure(f"{model.name}: error of our model beside Varuna's table", fits[0].error, "", reference=reference)
     for at, (interval, interval_s) in enumerate(INTERVALS_S.items()):
         if interval in intervals:
             yield from _compare(model, fits, at, f"{model.name}, a loss every {interval}", interval_s)
@@ -223,15 +223,15 @@ def _compare(model: Measured, fits: Sequence[Fit], at: int, name: str, interval_
     theirs = {system: values[at] for system, values in model.averages.items()}
     best = max(theirs.values())
     ours = [average(model.batch, list_planned(model, fit, interval_s), interval_s) for fit in fits]
-    ways = (list_rerouted(model, fits[0]), list_dropped(model, fits[0]), _pausing(model.oobleck, model.copy_s))
-    rerouted, dropped, again = (average(model.batch, way, interval_s) for way in ways)
-    said = (
+    policies = (list_rerouted(model, fits[0]), list_dropped(model, fits[0]), _pausing(model.oobleck, model.copy_s))
+    rerouted, dropped, again = (average(model.batch, policy, interval_s) for policy in policies)
+    reference = (
         f"{min(ours) / best:.2f} to {max(ours) / best:.2f} by fit ({len(fits)}); samples/s: planned {ours[0]:.4g}, "
         f"re-routing only {rerouted:.4g}, pipelines dropped {dropped:.4g} (model); "
         + ", ".join(f"{system} {value:.4g}" for system, value in theirs.items())
         + f" (their simulators); Oobleck's table in our replay {again:.4g}"
     )
-    yield Figure(f"{name}: ours over the best of theirs", ours[0] / best, "x", reference=said)
+    yield Figure(f"{name}: ours over the best of theirs", ours[0] / best, "x", reference=reference)
     yield Figure(f"{name}: re-routing over dropping pipelines", rerouted / dropped, "x", 1.0)
 
 
@@ -255,8 +255,8 @@ def _describe(model: Measured, fit: Fit, grid: Grid, missing: int, rate: float) 
     counts = (other.nodes for other in _list_grids(fit.stages, NODES))
     rates = {count: fit.rate(_grid_of(fit, count)) for count in counts} | {held: rate}
     restart_s, save_s, copy_s, further = model.restart_s, model.save_s, model.copy_s, {1: fit.rate(grid, missing + 1)}
-    ways = Recovery(restart_s, lost_work_s=save_s, save_s=save_s, peer_s=copy_s, recycle_s=copy_s, recycled=further)
-    return Job(model.name, tabulate(rates), tuple(f"n{at}" for at in range(held)), may_stop=False, recovery=ways)
+    costs = Recovery(restart_s, lost_work_s=save_s, save_s=save_s, peer_s=copy_s, recycle_s=copy_s, recycled=further)
+    return Job(model.name, tabulate(rates), tuple(f"n{at}" for at in range(held)), may_stop=False, recovery=costs)
 
 
 def _grid_of(fit: Fit, nodes: int) -> Grid:

@@ -139,10 +139,10 @@ SPOT_JOB = PipelineJob("spot", 4, 8, 32)  # 32 nodes, as many as there ever were
 
 # 14 minutes to start and 15 of work lost are Unicron's case (arXiv 2401.00134); 60 s to rebuild groups and copy state
 # from a replica is the floor we set ourselves for a whole recovery; 10 s is the longest pause of Oobleck's artifact.
-FLEET_WAYS = Recovery(restart_s=840.0, lost_work_s=900.0, save_s=60.0, peer_s=60.0, drop_s=60.0, recycle_s=10.0)
+FLEET_RECOVERY = Recovery(restart_s=840.0, lost_work_s=900.0, save_s=60.0, peer_s=60.0, drop_s=60.0, recycle_s=10.0)
 # A smaller model: 83 s to restart GPT-2 and 10 s for a pause without one, both of Oobleck's artifact. That a restart
 # loses no work besides is generous to those who restart.
-SPOT_WAYS = Recovery(restart_s=83.0, lost_work_s=0.0, save_s=0.0, peer_s=10.0, drop_s=10.0, recycle_s=10.0)
+SPOT_RECOVERY = Recovery(restart_s=83.0, lost_work_s=0.0, save_s=0.0, peer_s=10.0, drop_s=10.0, recycle_s=10.0)
 
 
 @lru_cache(maxsize=65_536)
@@ -181,18 +181,18 @@ class Held:
             self.nodes.append(list(nodes[begin : begin + job.nodes]))
             begin += job.nodes
 
-    def missing(self, place: int, up: Collection[str]) -> int:
+    def missing(self, index: int, up: Collection[str]) -> int:
         """Return how many of its nodes a job lacks."""
-        return self.jobs[place].nodes - sum(node in up for node in self.nodes[place])
+        return self.jobs[index].nodes - sum(node in up for node in self.nodes[index])
 
-    def replace(self, place: int, up: Collection[str], pool: list[str], most_missing: int) -> int:
+    def replace(self, index: int, up: Collection[str], pool: list[str], most_missing: int) -> int:
         """Replace lost nodes from the pool if that leaves at most `most_missing`; return how many were taken."""
-        live = [node for node in self.nodes[place] if node in up]
-        wanted = self.jobs[place].nodes - len(live)
+        live = [node for node in self.nodes[index] if node in up]
+        wanted = self.jobs[index].nodes - len(live)
         taken = min(wanted, len(pool))
         if wanted - taken > most_missing:
             return 0
-        self.nodes[place] = live + [pool.pop() for _ in range(taken)]
+        self.nodes[index] = live + [pool.pop() for _ in range(taken)]
         return taken
 
     def idle(self, up: Collection[str]) -> list[str]:
@@ -204,71 +204,71 @@ class Held:
 class Waiting:
     """Restart only: a job that lost a node stands still until that node is back, and starts again."""
 
-    def __init__(self, jobs: Sequence[PipelineJob], nodes: Sequence[str], ways: Recovery) -> None:
-        self._held, self._again_s = Held(jobs, nodes), ways.restart_s + ways.lost_work_s
+    def __init__(self, jobs: Sequence[PipelineJob], nodes: Sequence[str], recovery: Recovery) -> None:
+        self._held, self._again_s = Held(jobs, nodes), recovery.restart_s + recovery.lost_work_s
         self._was_hit = [False] * len(jobs)
 
     def react(self, hour: float, up: Collection[str]) -> Sequence[Effect]:
         """Return the effect on each job."""
-        return [self._follow(place, self._held.missing(place, up)) for place in range(len(self._held.jobs))]
+        return [self._follow(index, self._held.missing(index, up)) for index in range(len(self._held.jobs))]
 
-    def _follow(self, place: int, missing: int) -> Effect:
-        was_hit, self._was_hit[place] = self._was_hit[place], missing > 0
+    def _follow(self, index: int, missing: int) -> Effect:
+        was_hit, self._was_hit[index] = self._was_hit[index], missing > 0
         if missing:
             return Effect(0.0)
-        return Effect(self._held.jobs[place].nodes, self._again_s if was_hit else 0.0)
+        return Effect(self._held.jobs[index].nodes, self._again_s if was_hit else 0.0)
 
 
 class Spares:
     """Fixed spares: a lost node is replaced from the pool and the job starts again; without one, the job waits."""
 
-    def __init__(self, jobs: Sequence[PipelineJob], nodes: Sequence[str], ways: Recovery) -> None:
-        self._held, self._again_s = Held(jobs, nodes), ways.restart_s + ways.lost_work_s
+    def __init__(self, jobs: Sequence[PipelineJob], nodes: Sequence[str], recovery: Recovery) -> None:
+        self._held, self._again_s = Held(jobs, nodes), recovery.restart_s + recovery.lost_work_s
         self._before: list[frozenset[str]] = [frozenset(nodes) for nodes in self._held.nodes]
         self._waits = [False] * len(jobs)
 
     def react(self, hour: float, up: Collection[str]) -> Sequence[Effect]:
         """Return the effect on each job; those that wait are served first come, first served by their order."""
         pool = self._held.idle(up)
-        return [self._follow(place, up, pool) for place in range(len(self._held.jobs))]
+        return [self._follow(index, up, pool) for index in range(len(self._held.jobs))]
 
-    def _follow(self, place: int, up: Collection[str], pool: list[str]) -> Effect:
-        missing = self._held.missing(place, up)
-        if missing and not self._held.replace(place, up, pool, most_missing=0):
-            self._waits[place] = True
+    def _follow(self, index: int, up: Collection[str], pool: list[str]) -> Effect:
+        missing = self._held.missing(index, up)
+        if missing and not self._held.replace(index, up, pool, most_missing=0):
+            self._waits[index] = True
             return Effect(0.0)
-        must_restart, self._waits[place] = bool(missing) or self._waits[place], False
-        return Effect(self._held.jobs[place].nodes, self._again_s if must_restart else 0.0)
+        must_restart, self._waits[index] = bool(missing) or self._waits[index], False
+        return Effect(self._held.jobs[index].nodes, self._again_s if must_restart else 0.0)
 
 
 class Rerouting:
     """ReCycle: peers do the work of missing nodes; spares and nodes that come back take the empty places."""
 
-    def __init__(self, jobs: Sequence[PipelineJob], nodes: Sequence[str], ways: Recovery) -> None:
-        assert ways.peer_s is not None
-        assert ways.recycle_s is not None
-        self._held, self._join_s, self._reroute_s = Held(jobs, nodes), ways.peer_s, ways.recycle_s
-        self._again_s = ways.restart_s + ways.lost_work_s
+    def __init__(self, jobs: Sequence[PipelineJob], nodes: Sequence[str], recovery: Recovery) -> None:
+        assert recovery.peer_s is not None
+        assert recovery.recycle_s is not None
+        self._held, self._join_s, self._reroute_s = Held(jobs, nodes), recovery.peer_s, recovery.recycle_s
+        self._again_s = recovery.restart_s + recovery.lost_work_s
         self._missing, self._stands_still = [0] * len(jobs), [False] * len(jobs)
 
     def react(self, hour: float, up: Collection[str]) -> Sequence[Effect]:
         """Return the effect on each job; nodes go first to the job that gains most by them."""
         pool = self._held.idle(up)
-        order = sorted(range(len(self._held.jobs)), key=lambda place: self._slowdown(place, up))
-        effects = {place: self._follow(place, up, pool) for place in order}
-        return [effects[place] for place in range(len(effects))]
+        order = sorted(range(len(self._held.jobs)), key=lambda index: self._slowdown(index, up))
+        effects = {index: self._follow(index, up, pool) for index in order}
+        return [effects[index] for index in range(len(effects))]
 
-    def _slowdown(self, place: int, up: Collection[str]) -> float:
-        job = self._held.jobs[place]
-        return job.work_on_all_but(self._held.missing(place, up)) / job.nodes
+    def _slowdown(self, index: int, up: Collection[str]) -> float:
+        job = self._held.jobs[index]
+        return job.work_on_all_but(self._held.missing(index, up)) / job.nodes
 
-    def _follow(self, place: int, up: Collection[str], pool: list[str]) -> Effect:
-        lost = self._held.missing(place, up) > self._missing[place]
-        joined = self._held.replace(place, up, pool, most_missing=self._held.jobs[place].nodes)
-        missing = self._held.missing(place, up)
-        came_back, self._missing[place] = joined > 0 or missing < self._missing[place], missing
-        work = self._held.jobs[place].work_on_all_but(missing)
-        stood_still, self._stands_still[place] = self._stands_still[place], work == 0
+    def _follow(self, index: int, up: Collection[str], pool: list[str]) -> Effect:
+        lost = self._held.missing(index, up) > self._missing[index]
+        joined = self._held.replace(index, up, pool, most_missing=self._held.jobs[index].nodes)
+        missing = self._held.missing(index, up)
+        came_back, self._missing[index] = joined > 0 or missing < self._missing[index], missing
+        work = self._held.jobs[index].work_on_all_but(missing)
+        stood_still, self._stands_still[index] = self._stands_still[index], work == 0
         if work and stood_still:
             return Effect(work, self._again_s)
         return Effect(work, self._join_s if came_back else self._reroute_s if lost else 0.0)
@@ -281,7 +281,7 @@ _REPAIRS, _DOWN_DAYS = 1.0, 1.0
 
 
 @dataclass
-class _Standing:
+class _Allocated:
     """A job as it runs now."""
 
     nodes: tuple[str, ...]
@@ -292,24 +292,24 @@ class _Standing:
 class Planned:
     """Reconfigures at once on what is left. Failure rates are those seen so far; what comes is not known."""
 
-    def __init__(self, jobs: Sequence[PipelineJob], nodes: Sequence[str], ways: Recovery) -> None:
-        self._jobs, self._fleet, self._ways = jobs, tuple(sorted(nodes)), ways
+    def __init__(self, jobs: Sequence[PipelineJob], nodes: Sequence[str], recovery: Recovery) -> None:
+        self._jobs, self._fleet, self._costs = jobs, tuple(sorted(nodes)), recovery
         held = Held(jobs, nodes)
         self._now = [
-            _Standing(tuple(mine), len(mine) // job.stages) for job, mine in zip(jobs, held.nodes, strict=True)
+            _Allocated(tuple(mine), len(mine) // job.stages) for job, mine in zip(jobs, held.nodes, strict=True)
         ]
         self._seen = _Rates()
 
     def react(self, hour: float, up: Collection[str]) -> Sequence[Effect]:
         """Return the effect on each job."""
-        self._seen.look(hour, set(up), len(self._fleet))
+        self._seen.observe(hour, set(up), len(self._fleet))
         rate = self._seen.faults_per_node_day
         nodes = tuple(Node(name, failures_per_day=rate, is_usable=name in up) for name in self._fleet)
         jobs = tuple(self._describe(job, one) for job, one in zip(self._jobs, self._now, strict=True))
         plan = plan_allocation(Cluster(nodes, jobs, repairs_per_day=self._seen.repairs_per_day))
-        return [self._carry_out(place, one) for place, one in enumerate(plan.jobs)]
+        return [self._carry_out(index, one) for index, one in enumerate(plan.jobs)]
 
-    def _describe(self, job: PipelineJob, now: _Standing) -> Job:
+    def _describe(self, job: PipelineJob, now: _Allocated) -> Job:
         held = len(now.nodes)
         further = {
             lost: job.work(now.pipelines, now.missing + lost)
@@ -322,15 +322,15 @@ class Planned:
             now.nodes,
             # Where peers already do the work of others, there are no whole replicas to leave out or to add.
             nodes_per_replica=None if now.missing else job.stages,
-            recovery=replace(self._ways, recycled=further) if self._ways.recycle_s is not None else self._ways,
+            recovery=replace(self._costs, recycled=further) if self._costs.recycle_s is not None else self._costs,
         )
 
-    def _carry_out(self, place: int, plan: JobPlan) -> Effect:
-        job, now = self._jobs[place], self._now[place]
+    def _carry_out(self, index: int, plan: JobPlan) -> Effect:
+        job, now = self._jobs[index], self._now[index]
         whole = now.pipelines * job.stages
         is_rerouted = plan.change == "recycle" or (now.missing > 0 and whole - now.missing <= plan.after < whole)
         pipelines = now.pipelines if is_rerouted else plan.after // job.stages
-        self._now[place] = _Standing(plan.placement.nodes, pipelines, whole - plan.after if is_rerouted else 0)
+        self._now[index] = _Allocated(plan.placement.nodes, pipelines, whole - plan.after if is_rerouted else 0)
         return Effect(plan.throughput_after, plan.downtime_s + plan.lost_work_s)
 
 
@@ -351,7 +351,7 @@ class _Rates:
         self._faults, self._node_days = _FAULTS, _NODE_DAYS
         self._repairs, self._down_days = _REPAIRS, _DOWN_DAYS
 
-    def look(self, hour: float, up: set[str], total: int) -> None:
+    def observe(self, hour: float, up: set[str], total: int) -> None:
         """Take note of a change."""
         days = (hour - self._hour) / _HOURS_PER_DAY
         self._node_days += days * len(self._up)

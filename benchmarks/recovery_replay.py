@@ -17,9 +17,9 @@ from benchmarks.figures import Figure, Note
 from benchmarks.recovery_policies import (
     DATA,
     FLEET,
-    FLEET_WAYS,
+    FLEET_RECOVERY,
     SPOT_JOB,
-    SPOT_WAYS,
+    SPOT_RECOVERY,
     Effect,
     History,
     PipelineJob,
@@ -64,11 +64,11 @@ class Ledger:
 
 
 def replay(
-    history: History, jobs: Sequence[PipelineJob], nodes: Sequence[str], ways: Recovery, make: MakePolicy
+    history: History, jobs: Sequence[PipelineJob], nodes: Sequence[str], recovery: Recovery, make: MakePolicy
 ) -> Ledger:
     """Return what a policy makes of a history; of `nodes` the first are the jobs', in their order, the rest spare."""
     mine = history.among(nodes)
-    policy, up, tally = make(jobs, nodes, ways), set(mine.up), _Tally(jobs)
+    policy, up, tally = make(jobs, nodes, recovery), set(mine.up), _Tally(jobs)
     tally.take(0.0, policy.react(0.0, up))
     for hour, changes in mine.timestamps():
         for change in changes:
@@ -89,10 +89,10 @@ class _Tally:
     def take(self, hour: float, effects: Sequence[Effect]) -> None:
         """Add what happened until now, and note what holds from now on."""
         self._add_until(hour)
-        for place, effect in enumerate(effects):
-            self._work[place] = effect.work
+        for index, effect in enumerate(effects):
+            self._work[index] = effect.work
             until = hour + effect.pause_s / _S_PER_H
-            self._paused_until[place] = max(self._paused_until[place], until)
+            self._paused_until[index] = max(self._paused_until[index], until)
 
     def close(self, hour: float) -> Ledger:
         """Return the sums at the end."""
@@ -115,32 +115,32 @@ _MOST_SPARES = 80  # 400 servers, of which jobs ask for 320
 _ENOUGH = 0.99
 _RESAMPLES = 2_000
 _QUICK_SHARE = 0.25  # of the history
-_WITHOUT_REROUTING = replace(FLEET_WAYS, recycle_s=None)
-_RESTARTS_ONLY = replace(FLEET_WAYS, peer_s=None, drop_s=None, recycle_s=None)
+_WITHOUT_REROUTING = replace(FLEET_RECOVERY, recycle_s=None)
+_RESTARTS_ONLY = replace(FLEET_RECOVERY, peer_s=None, drop_s=None, recycle_s=None)
 
 
 @dataclass(frozen=True, eq=False)
-class FlowPath:
+class Option:
     """A policy as it is replayed."""
 
     name: str
     make: MakePolicy
-    recovery: Recovery = FLEET_WAYS
+    recovery: Recovery = FLEET_RECOVERY
     is_slow: bool = False
     jobs: tuple[PipelineJob, ...] = FLEET
     spares: tuple[int, ...] = _SPARES
 
 
-WAITING = FlowPath("restart only, wait for the node", Waiting, spares=(0,))
-SPARES = FlowPath("fixed spares", Spares, spares=_SPARES[1:])
-REROUTING = FlowPath("re-route", Rerouting)
-PLANNED = FlowPath("reconfigure at once", Planned, _WITHOUT_REROUTING, True)
-COSTLY = FlowPath("reconfigure at once, each change a restart", Planned, _RESTARTS_ONLY, True, spares=(0,))
-ALL_WAYS = FlowPath("whatever is best, re-routing too", Planned, FLEET_WAYS, True)
+WAITING = Option("restart only, wait for the node", Waiting, spares=(0,))
+SPARES = Option("fixed spares", Spares, spares=_SPARES[1:])
+REROUTING = Option("re-route", Rerouting)
+PLANNED = Option("reconfigure at once", Planned, _WITHOUT_REROUTING, True)
+COSTLY = Option("reconfigure at once, each change a restart", Planned, _RESTARTS_ONLY, True, spares=(0,))
+ALL_OPTIONS = Option("whatever is best, re-routing too", Planned, FLEET_RECOVERY, True)
 # Re-routing lives on the bubbles of a pipeline: with four times the micro-batches there is a quarter of them.
 _LONG = tuple(replace(job, micro_batches=4 * job.micro_batches) for job in FLEET)
-FEW_BUBBLES = FlowPath("re-route, four times the micro-batches", Rerouting, jobs=_LONG, spares=(0,))
-_ALL = (WAITING, SPARES, REROUTING, FEW_BUBBLES, PLANNED, COSTLY, ALL_WAYS)
+FEW_BUBBLES = Option("re-route, four times the micro-batches", Rerouting, jobs=_LONG, spares=(0,))
+_ALL = (WAITING, SPARES, REROUTING, FEW_BUBBLES, PLANNED, COSTLY, ALL_OPTIONS)
 
 
 def measure_replay(quick: bool, note: Note) -> tuple[Figure, ...]:
@@ -167,26 +167,28 @@ class Servers:
 
     def list_policies(self) -> Iterator[Figure]:
         """Yield the work that each policy gets done, over that without faults."""
-        for way in _ALL:
-            yield from (self._describe(way, spares) for spares in way.spares if spares in self._spares())
+        for option in _ALL:
+            yield from (self._describe(option, spares) for spares in option.spares if spares in self._spares())
 
     def count_spares(self) -> Iterator[Figure]:
         """Yield how many spares it takes until 99 % of the work is done."""
-        for way in (SPARES, REROUTING):
-            enough = find_least(partial(self._is_enough, way), _MOST_SPARES)
+        for option in (SPARES, REROUTING):
+            enough = find_least(partial(self._is_enough, option), _MOST_SPARES)
             yield self._spares_figure(
-                way, _MOST_SPARES + 1 if enough is None else enough, "found by halving, more taken to be never worse"
+                option,
+                _MOST_SPARES + 1 if enough is None else enough,
+                "found by halving, more taken to be never worse",
             )
-        for way in (PLANNED, ALL_WAYS):
-            tried = [spares for spares in self._spares() if self._is_enough(way, spares)]
-            yield self._spares_figure(way, min(tried, default=_MOST_SPARES + 1), f"of {self._spares()} tried")
+        for option in (PLANNED, ALL_OPTIONS):
+            tried = [spares for spares in self._spares() if self._is_enough(option, spares)]
+            yield self._spares_figure(option, min(tried, default=_MOST_SPARES + 1), f"of {self._spares()} tried")
 
-    def _spares_figure(self, way: FlowPath, spares: int, how: str) -> Figure:
+    def _spares_figure(self, option: Option, spares: int, how: str) -> Figure:
         beside = f"{how}; for {sum(job.nodes for job in FLEET)} nodes; {_MOST_SPARES + 1} means more than there are"
-        return Figure(f"spares for 99 % of the work: {way.name}", spares, "nodes", None, None, False, beside)
+        return Figure(f"spares for 99 % of the work: {option.name}", spares, "nodes", None, None, False, beside)
 
-    def _describe(self, way: FlowPath, spares: int) -> Figure:
-        ledgers = self._ledgers(way, spares)
+    def _describe(self, option: Option, spares: int) -> Figure:
+        ledgers = self._ledgers(option, spares)
         low, high = bootstrap([one.goodput for one in ledgers])
         lost = np.mean([one.lost_gpu_hours for one in ledgers])
         beside = (
@@ -194,10 +196,10 @@ class Servers:
             f"jobs at work {np.mean([one.availability for one in ledgers]):.4f} of the time; "
             f"{lost:,.0f} GPU-hours lost, {lost + spares * self._history.hours * GPUS:,.0f} with those of the spares"
         )
-        name = f"{self._history.name}, {spares} spares: {way.name}"
-        return Figure(name, self._goodput(way, spares), "of the work", None, None, True, beside)
+        name = f"{self._history.name}, {spares} spares: {option.name}"
+        return Figure(name, self._goodput(option, spares), "of the work", None, None, True, beside)
 
-    def _saved(self, against: str, ours: FlowPath, theirs: FlowPath, spares: int) -> Figure:
+    def _saved(self, against: str, ours: Option, theirs: Option, spares: int) -> Figure:
         pairs = zip(self._ledgers(ours, spares), self._ledgers(theirs, spares), strict=False)  # the same placements
         saved = np.array([other.lost_gpu_hours - mine.lost_gpu_hours for mine, other in pairs])
         low, high = bootstrap(saved.tolist())
@@ -209,18 +211,22 @@ class Servers:
         name = f"{self._history.name}, {spares} spares: saved against {against}"
         return Figure(name, float(saved.mean()), "GPU-hours", 0.0, None, True, beside)
 
-    def _is_enough(self, way: FlowPath, spares: int) -> bool:
-        return self._goodput(way, spares) >= _ENOUGH
+    def _is_enough(self, option: Option, spares: int) -> bool:
+        return self._goodput(option, spares) >= _ENOUGH
 
-    def _goodput(self, way: FlowPath, spares: int) -> float:
-        return float(np.mean([one.goodput for one in self._ledgers(way, spares)]))
+    def _goodput(self, option: Option, spares: int) -> float:
+        return float(np.mean([one.goodput for one in self._ledgers(option, spares)]))
 
-    def _replay(self, way: FlowPath, spares: int) -> tuple[Ledger, ...]:
-        self._note(f"replaying {self._history.name}: {way.name}, {spares} spares")
-        seeds = 2 if self._quick else _FEW_SEEDS if way.is_slow else _MANY_SEEDS
+    def _replay(self, option: Option, spares: int) -> tuple[Ledger, ...]:
+        self._note(f"replaying {self._history.name}: {option.name}, {spares} spares")
+        seeds = 2 if self._quick else _FEW_SEEDS if option.is_slow else _MANY_SEEDS
         return tuple(
             replay(
-                self._history, way.jobs, draw_nodes(self._history, _FIRST_SEED + seed, spares), way.recovery, way.make
+                self._history,
+                option.jobs,
+                draw_nodes(self._history, _FIRST_SEED + seed, spares),
+                option.recovery,
+                option.make,
             )
             for seed in range(seeds)
         )
@@ -239,12 +245,12 @@ def measure_spot(note: Note) -> Iterator[Figure]:
     size, fixed = max(
         ((d, _fixed_size(history, nodes, d)) for d in range(1, SPOT_JOB.pipelines + 1)), key=lambda x: x[1]
     )
-    planned = replace(SPOT_WAYS, recycle_s=None)
+    planned = replace(SPOT_RECOVERY, recycle_s=None)
     results = {
         f"fixed size, the best of all ({size * SPOT_JOB.stages} nodes)": fixed,
-        REROUTING.name: replay(history, (SPOT_JOB,), nodes, SPOT_WAYS, Rerouting).useful,
+        REROUTING.name: replay(history, (SPOT_JOB,), nodes, SPOT_RECOVERY, Rerouting).useful,
         PLANNED.name: replay(history, (SPOT_JOB,), nodes, planned, Planned).useful,
-        ALL_WAYS.name: replay(history, (SPOT_JOB,), nodes, SPOT_WAYS, Planned).useful,
+        ALL_OPTIONS.name: replay(history, (SPOT_JOB,), nodes, SPOT_RECOVERY, Planned).useful,
     }
     for name, useful in results.items():
         beside = f"{useful:.1f} of {limit:.1f} node-hours in {history.hours:.1f} hours; one history, no chance in it"
@@ -255,7 +261,7 @@ def _fixed_size(history: History, nodes: Sequence[str], pipelines: int) -> float
     """Return the work of a job of so many pipelines that starts again whenever it loses a node and can replace it."""
     batch = SPOT_JOB.micro_batches * SPOT_JOB.pipelines
     job = PipelineJob("fixed", SPOT_JOB.stages, pipelines, ceil(batch / pipelines))
-    ledger = replay(history, (job,), nodes, SPOT_WAYS, Spares)
+    ledger = replay(history, (job,), nodes, SPOT_RECOVERY, Spares)
     return ledger.running / job.nodes * SPOT_JOB.work(pipelines)
 
 

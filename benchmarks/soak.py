@@ -71,7 +71,7 @@ def find_addresses(url: str) -> list[str]:
     """Return every list of the API and every page that links lead to from the first one."""
     with httpx.Client(base_url=url, trust_env=False, timeout=30) as client:
         schema = client.get("/openapi.json").raise_for_status().json()
-        lists = [path for path, ways in schema["paths"].items() if "get" in ways and "{" not in path]
+        lists = [path for path, methods in schema["paths"].items() if "get" in methods and "{" not in path]
         found = dict.fromkeys(["/", *(path for path in lists if path != _STREAM)])
         for address in iter(list(found)):
             if not address.startswith("/api/"):

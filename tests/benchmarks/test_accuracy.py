@@ -10,7 +10,7 @@ import typer
 
 import benchmarks.accuracy
 from benchmarks.accuracy import Workload, choose, default_results, find_captures, read_results, run_all
-from benchmarks.accuracy_run import Blame, Result, confirm, examine, find_hot, find_least_waiting
+from benchmarks.accuracy_run import Blame, Result, confirm, examine, find_slow, find_least_waiting
 from benchmarks.accuracy_score import Case, Hit, Named, Score
 from benchmarks.accuracy_table import Tally, calibrate, figures_of, quantile, right_at, upper_bound
 from benchmarks.figures import Figure
@@ -205,10 +205,10 @@ NORMAL = {(f"{a}/e", f"{b}/e"): 1.0 for a in "abcdef" for b in "abcdef" if a != 
     ],
 )
 def test_hot_rows_columns_and_cells_are_blamed(hot: list[tuple[str, str]], blamed: set[Blame]) -> None:
-    assert find_hot(NORMAL | dict.fromkeys(hot, 3.0)) == blamed
-    assert find_hot({}) == set()
+    assert find_slow(NORMAL | dict.fromkeys(hot, 3.0)) == blamed
+    assert find_slow({}) == set()
     hosts = {(a, b): 3.0 if a == "c" else 1.0 for a in "abcd" for b in "abcd" if a != b}
-    assert find_hot(hosts) == {Blame("host:c", "tx")}
+    assert find_slow(hosts) == {Blame("host:c", "tx")}
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from benchmarks.paths import (
     replan_cases,
     small_cases,
 )
-from benchmarks.paths_cases import DAMAGES, FIRST_SEED, LARGE, NAMESAKES, ONE_WAY, SMALL, TRAFFIC, Case
+from benchmarks.paths_cases import DAMAGES, FIRST_SEED, LARGE, NAMESAKES, ONE_PATH, SMALL, TRAFFIC, Case
 from benchmarks.paths_score import Effort, Replanned, Score
 
 
@@ -80,7 +80,7 @@ def test_the_lingjun_topology_is_planned_where_it_is_there(is_there: bool, monke
     monkeypatch.setattr(benchmarks.paths, "measure_c4p", lambda *_: ())  # takes ten seconds; the quick run has it
     messages: list[str] = []
     names = [figure.name for figure in measure(False, messages.append)]
-    assert any(name.startswith(ONE_WAY) for name in names) == is_there
+    assert any(name.startswith(ONE_PATH) for name in names) == is_there
     assert any(name.startswith(NAMESAKES) for name in names) == is_there
     left_out = "the Lingjun topology is left out: set LOCKSTEP_PUBLIC_DATA to the folder of third-party data"
     assert (left_out in messages) != is_there

@@ -14,7 +14,7 @@ from benchmarks.paths_cases import (
     LARGE,
     NAMESAKES,
     NVLINK_GBPS,
-    ONE_WAY,
+    ONE_PATH,
     SMALL,
     TRAFFIC,
     Case,
@@ -117,11 +117,11 @@ def test_lingjun_has_one_way_between_hosts_as_it_reads_and_up_to_three_if_names_
     if "LOCKSTEP_PUBLIC_DATA" not in os.environ:
         pytest.skip("needs LOCKSTEP_PUBLIC_DATA, the folder of third-party data")
     counts = {}
-    for fabric in (ONE_WAY, NAMESAKES):
+    for fabric in (ONE_PATH, NAMESAKES):
         network, flows = build_case(case(fabric))
         paths = FlowPaths(network, place_flows(network, flows))
         counts[fabric] = np.array([len(paths.spines(flow)) for flow in np.flatnonzero(paths.height > 0).tolist()])
-    assert set(counts[ONE_WAY].tolist()) == {1}
+    assert set(counts[ONE_PATH].tolist()) == {1}
     assert counts[NAMESAKES].max() == 3
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as some
 
 from benchmarks.recovery_policies import (
     FLEET,
-    FLEET_WAYS,
+    FLEET_RECOVERY,
     SPOT_JOB,
     Change,
     History,
@@ -201,5 +201,5 @@ def test_history_of_spot_instances_is_read_whole() -> None:
 def test_spares_beat_waiting_and_rerouting_beats_both_on_a_real_month() -> None:
     told = shorten(read_servers(), 1 / 6)
     nodes = draw_nodes(told, 1, 4)
-    done = {make: replay(told, FLEET, nodes, FLEET_WAYS, make).goodput for make in (Waiting, Spares, Rerouting)}
+    done = {make: replay(told, FLEET, nodes, FLEET_RECOVERY, make).goodput for make in (Waiting, Spares, Rerouting)}
     assert done[Waiting] < done[Spares] < done[Rerouting] <= 1
