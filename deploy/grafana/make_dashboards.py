@@ -64,12 +64,12 @@ def main() -> None:
         )
 
 
-def make_board(told: Json) -> Json:
+def make_board(document: Json) -> Json:
     """Return Grafana's document of one board."""
-    shown = [{"kind": "text", "title": "", "text": told["text"]}] if "text" in told else []
+    shown = [{"kind": "text", "title": "", "text": document["text"]}] if "text" in document else []
     return {
-        "uid": told["uid"],
-        "title": told["title"],
+        "uid": document["uid"],
+        "title": document["title"],
         "tags": ["lockstep"],
         "schemaVersion": 41,
         "version": 1,
@@ -78,8 +78,8 @@ def make_board(told: Json) -> Json:
         "time": {"from": "now-1h", "to": "now"},
         "timezone": "utc",
         "links": [OTHER_BOARDS],
-        "templating": {"list": [make_source("datasource"), *map(make_variable, told["variables"])]},
-        "panels": make_panels(shown + told["panel"]),
+        "templating": {"list": [make_source("datasource"), *map(make_variable, document["variables"])]},
+        "panels": make_panels(shown + document["panel"]),
     }
 
 
@@ -106,17 +106,17 @@ def make_source(name: str) -> Json:
     return {"name": name, "label": label, "type": "datasource", "query": kind, "refresh": 1}
 
 
-def make_panels(told: list[Json]) -> list[Json]:
+def make_panels(described: list[Json]) -> list[Json]:
     """Return the panels, left to right and line by line."""
     panels, x, y, height = [], 0, 0, 0
-    for number, panel in enumerate(told, 1):
+    for number, panel in enumerate(described, 1):
         width = panel.get("width", WIDTH)
         if x + width > WIDTH:
             x, y, height = 0, y + height, 0
         height = max(height, HEIGHTS[panel["kind"]])
-        place = {"x": x, "y": y, "w": width, "h": HEIGHTS[panel["kind"]]}
+        position = {"x": x, "y": y, "w": width, "h": HEIGHTS[panel["kind"]]}
         panels.append(
-            {"id": number, "type": panel["kind"], "title": panel["title"], "gridPos": place} | make_body(panel)
+            {"id": number, "type": panel["kind"], "title": panel["title"], "gridPos": position} | make_body(panel)
         )
         x += width
     return panels
