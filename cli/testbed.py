@@ -13,8 +13,8 @@ from simulator.scenario import build_topology, find_scenario
 from tests.testbed.fabric.building import bring_up, take_down
 from tests.testbed.paths.loop import LoopOptions, run_loop
 from tests.testbed.paths.timeline import describe
-from tests.testbed.scenarios.outcome import Outcome, Said
-from tests.testbed.scenarios.telling import tell
+from tests.testbed.scenarios.outcome import Outcome, ReportedVerdict
+from tests.testbed.scenarios.runner import run_scenario
 
 app = typer.Typer(no_args_is_help=True, help="A fabric of network namespaces with real ranks; needs root.")
 
@@ -40,7 +40,7 @@ def run(
     """Play a scenario in real time: real ranks, collectors, gateway, store and analyzer; compare the verdicts."""
     told = find_scenario(scenario)
     err.print(f"scenario {told.name}, {told.ranks} ranks, {told.duration_s:g} s, seed {seed}")
-    outcome = tell(told, seed, lambda text: err.print(text, style="dim"), keep)
+    outcome = run_scenario(told, seed, lambda text: err.print(text, style="dim"), keep)
     _print(outcome, as_json)
     if not outcome.is_right:
         raise LockstepError(_what_went_wrong(outcome))
@@ -76,7 +76,7 @@ def _print(outcome: Outcome, as_json: bool) -> None:
         told = {"scenario": outcome.scenario.name, "steps": outcome.steps, "right": outcome.is_right}
         out.print_json(
             data=told
-            | {"heard": [_heard(outcome, said) for said in outcome.said], "incidents": list(outcome.incidents)}
+            | {"heard": [_heard(outcome, said) for said in outcome.reported], "incidents": list(outcome.incidents)}
         )
         return
     for incident in outcome.incidents:
@@ -89,14 +89,14 @@ def _print(outcome: Outcome, as_json: bool) -> None:
     out.print(f"{outcome.steps} steps; {'as expected' if outcome.is_right else 'not as expected'}")
 
 
-def _heard(outcome: Outcome, said: Said) -> dict[str, object]:
+def _heard(outcome: Outcome, said: ReportedVerdict) -> dict[str, object]:
     pace = outcome.pace
     return {
         "class": said.fault_class,
         "component": said.component,
         "confidence": said.confidence,
         "seconds": round(pace.seconds_until(said.at_ns), 3),
-        "seconds_of_telemetry": round(pace.seconds_until(said.look_ns), 3),
+        "seconds_of_telemetry": round(pace.seconds_until(said.evaluated_ns), 3),
         "steps": pace.steps_until(said.at_ns),
         "within_floor": pace.is_within(said.at_ns, 5, 5.0),
         "within_goal": pace.is_within(said.at_ns, 3, 2.0),

@@ -10,7 +10,7 @@ import typer
 
 import benchmarks.accuracy
 from benchmarks.accuracy import Workload, choose, default_results, find_captures, read_results, run_all
-from benchmarks.accuracy_run import Blame, Result, confirm, examine, find_slow, find_least_waiting
+from benchmarks.accuracy_run import Blame, Result, confirm, examine, find_least_waiting, find_slow
 from benchmarks.accuracy_score import Case, Hit, Named, Score
 from benchmarks.accuracy_table import Tally, calibrate, figures_of, quantile, right_at, upper_bound
 from benchmarks.figures import Figure

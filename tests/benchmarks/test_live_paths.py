@@ -73,7 +73,7 @@ def test_lockstep_gives_no_link_more_flows_than_it_must_and_moves_only_those_on_
     inner = [[link for link in way if "/" not in link] for way in after.values()]
     load = Counter(place for way in inner for place in zip(("up", "down"), way, strict=True))
     assert max(load.values()) == most
-    one_way = shift_by_a_leaf(topology, per_pair, is_one_way=True)
+    one_way = shift_by_a_leaf(topology, per_pair, is_one_directional=True)
     before = plan_by_lockstep(topology, one_way, {})
     after = plan_by_lockstep(without(topology, dead), one_way, before)
     moved = {flow for flow in one_way if after[flow] != before[flow]}

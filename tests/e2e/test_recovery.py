@@ -29,7 +29,7 @@ def test_host_is_drained_job_goes_on_without_it_and_people_and_limits_have_the_l
 
         # A second node within the hour is one too many: a wrong verdict drains nothing by itself.
         site.job = max(site.slurm.call("squeue", "--noheader", "--format=%i").split(), key=int)
-        wrong = site.tell("i2", told.nodes_after[0])
+        wrong = site.report("i2", told.nodes_after[0])
         held = await_found(lambda: list_decisions(site.control, incident=wrong.id), "there is a second decision")[0]
         # The node that came back is a spare as soon as the planner has noticed that it idles.
         assert held.action in ("reconfigure", "replace")

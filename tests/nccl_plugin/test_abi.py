@@ -14,7 +14,7 @@ from importers.traces.nccl_abi.layouts import RELEASES, ReleaseFacts, StructureF
 from lockstep.errors import BadInput, NotPresent
 from nccl_plugin.abi import names
 from nccl_plugin.abi.read_dwarf import as_text, by, find_type, structure_facts, top_level_types, versions_of
-from nccl_plugin.tests.abi_probe import Fact, differences, parse_answers, facts_of, probe_source
+from nccl_plugin.tests.abi_probe import Fact, differences, facts_of, parse_answers, probe_source
 
 PLUGIN = Path(__file__).resolve().parents[2] / "nccl_plugin"
 NEWEST = RELEASES[-1]

@@ -104,10 +104,10 @@ def test_sanitizers_find_nothing_in_a_parallel_job(sanitizer: str, tmp_path: Pat
     options = {"TSAN_OPTIONS": "halt_on_error=1"}
     with start_job(Loopback(), plan, folder, tmp_path / "job", environment=options) as job:
         job.wait_for_step(5)
-        job.ranks[3].tell("slow 2")
-        job.ranks[2].tell("pace 0 50000000")
+        job.ranks[3].command("slow 2")
+        job.ranks[2].command("pace 0 50000000")
         job.wait_for_step(10)
-        job.tell("heal")
+        job.command("heal")
         job.wait_for("done")
 
         # On aarch64 gcc's leak check takes 4 s in each of the eight.

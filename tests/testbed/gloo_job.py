@@ -103,8 +103,8 @@ def _live(plan: GlooPlan, rank: int) -> None:
         values = torch.full((plan.bytes // _DTYPE_BYTES,), float(rank + 1))
         begin = time.monotonic()
         distributed.all_reduce(values)
-        told = GlooStep(rank=rank, step=step, ms=(time.monotonic() - begin) * 1e3, sum=float(values[0]))
-        os.write(sys.stdout.fileno(), f"{told.model_dump_json()}\n".encode())  # whole: ranks share the file
+        line = GlooStep(rank=rank, step=step, ms=(time.monotonic() - begin) * 1e3, sum=float(values[0]))
+        os.write(sys.stdout.fileno(), f"{line.model_dump_json()}\n".encode())  # whole: ranks share the file
     distributed.destroy_process_group()
 
 

@@ -74,7 +74,7 @@ class Ranks:
         numbers = (COMM, rank, self._count, pace.per_second, pace.operations, pace.channels, pace.steps)
         command = [str(self._built / "pace"), str(self._built / "liblockstep-nccl.so"), *map(str, numbers)]
         ours = {name: value for name, value in os.environ.items() if not name.startswith("LOCKSTEP_")}
-        told = {
+        settings = {
             "LOCKSTEP_RING_DIR": str(self._rings),
             "LOCKSTEP_JOB": "testbed",
             "LOCKSTEP_BUDGET": "0",  # else the plugin leaves detail out at times, to learn what it costs
@@ -83,5 +83,5 @@ class Ranks:
             "WORLD_SIZE": str(self._count),
         }
         return subprocess.Popen(
-            command, env=ours | told | self._environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            command, env=ours | settings | self._environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )

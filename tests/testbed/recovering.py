@@ -75,7 +75,7 @@ class Site:
     def state_of(self, node: str) -> str:
         return self.slurm.call("sinfo", "--noheader", "--Node", f"--nodes={node}", "--format=%T").strip()
 
-    def tell(self, name: str, node: str, confidence: float = 0.99) -> Incident:
+    def report(self, name: str, node: str, confidence: float = 0.99) -> Incident:
         """Write a verdict on a host into the control database, as the analyzer does."""
         now_ns = time.time_ns()
         verdict = Verdict(
@@ -91,9 +91,9 @@ class Site:
             reason=f"{node} is gone",
             coverage=1.0,
         )
-        told = Incident(id=name, job=self.job, state="open", opened_ns=now_ns, updated_ns=now_ns, verdict=verdict)
-        save_incidents(self.control, [told], None)
-        return told
+        incident = Incident(id=name, job=self.job, state="open", opened_ns=now_ns, updated_ns=now_ns, verdict=verdict)
+        save_incidents(self.control, [incident], None)
+        return incident
 
     def close(self, incident: Incident) -> None:
         """Let an incident end, as the analyzer does when its attempt is over."""
@@ -117,7 +117,7 @@ def running_site(folder: Path, spares: tuple[str, ...] = ("n4",)) -> Iterator[Si
 def recover(site: Site, node: str, note: Callable[[str], None]) -> Recovery:
     """Let a node be named, and follow what happens until it is back in service."""
     before, done_before = site.nodes_of(site.job), max(site.log)
-    incident = site.tell("i1", node)
+    incident = site.report("i1", node)
     (decision, *_) = await_found(
         lambda: [one for one in list_decisions(site.control, incident=incident.id) if one.action != "none"],
         "there is a decision",
@@ -159,7 +159,7 @@ def submit(folder: Path, slurm: LocalSlurm, before: str = "") -> str:
         f"export GLOO_SOCKET_IFNAME=lo OMP_NUM_THREADS=1\nmkdir -p {folder}/meeting-$SLURM_JOB_ID\n"
         f"srun --kill-on-bad-exit=1 {before} {words} {more}\n"
     )
-    told = slurm.call(
+    output = slurm.call(
         "sbatch",
         "--parsable",
         f"--nodes={_NODES}",
@@ -168,7 +168,7 @@ def submit(folder: Path, slurm: LocalSlurm, before: str = "") -> str:
         f"--chdir={os.getcwd()}",
         str(script),
     )
-    return told.strip()
+    return output.strip()
 
 
 def _planner(folder: Path, slurm: LocalSlurm, spares: tuple[str, ...]) -> Service:
@@ -228,12 +228,12 @@ def between_s(start_ns: int, end_ns: int) -> float:
     return (end_ns - start_ns) / NS_PER_S
 
 
-def await_found(look: Callable[[], Found | None], what: str, limit_s: float = LIMIT_S) -> Found:
+def await_found(find: Callable[[], Found | None], what: str, limit_s: float = LIMIT_S) -> Found:
     """Return what is found as soon as it is there."""
     found: list[Found] = []
 
     def is_there() -> bool:
-        seen = look()
+        seen = find()
         found.extend([seen] if seen else [])
         return bool(found)
 

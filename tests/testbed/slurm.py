@@ -108,11 +108,11 @@ class LocalSlurm:
 
     def start_rest(self, name: str = "rest", auth: str = "jwt") -> None:
         """Start a slurmrestd as nobody, and return when it listens; its plugins for slurmdbd would need one."""
-        place = self.door / name
-        place.mkdir()
-        shutil.chown(place, "nobody")
+        folder = self.door / name
+        folder.mkdir()
+        shutil.chown(folder, "nobody")
         # With munge, which is there too, slurmrestd would answer in its own name whatever the token says.
-        way = ["env", "SLURM_JWT=daemon"] if auth == "jwt" else []
+        token = ["env", "SLURM_JWT=daemon"] if auth == "jwt" else []
         who = ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"]
         words = [
             "slurmrestd",
@@ -120,10 +120,10 @@ class LocalSlurm:
             "openapi/v0.0.38,openapi/v0.0.37",
             "-a",
             f"rest_auth/{auth}",
-            f"unix:{place}/socket",
+            f"unix:{folder}/socket",
         ]
-        self.start(name, *way, *who, *words)
-        self.wait_until((place / "socket").exists, "slurmrestd listens")
+        self.start(name, *token, *who, *words)
+        self.wait_until((folder / "socket").exists, "slurmrestd listens")
 
     def make_token(self, user: str, life_s: int = 600) -> str:
         """Return a JSON web token for slurmrestd, as `scontrol token` prints it."""

@@ -78,8 +78,8 @@ def _start_worker(site: Path, task: Task) -> "subprocess.Popen[bytes]":
     folder = site / "jobs" / task.job
     folder.mkdir(parents=True, exist_ok=True)
     plan = JobPlan(job=task.job, hosts=task.nodes, layout=Layout(dp=len(task.nodes)), step=_STEP)
-    place = Loopback()
-    addresses = {node: place.address_of(node, "eth0") for node in sorted(task.nodes)}
+    loopback = Loopback()
+    addresses = {node: loopback.address_of(node, "eth0") for node in sorted(task.nodes)}
     (folder / f"rank{task.rank}.job").write_text(write_job(plan, task.rank, [addresses[task.node]]))
     os.mkfifo(folder / f"rank{task.rank}.control")
     os.open(folder / f"rank{task.rank}.control", os.O_RDWR)  # kept open: the end of its lines would end it

@@ -84,7 +84,7 @@ class Site:
         (report,) = [each for each in read_reports(self.head.reports_of("h0")) if each.pid == pid]
         return connection, report
 
-    def way_of(self, connection: SendingSocket) -> tuple[str, ...]:
+    def links_of(self, connection: SendingSocket) -> tuple[str, ...]:
         """Return the links of a connection as the kernels of the switches tell them."""
         return self.fabric.route_of(HERE, THERE, Flow("tcp", connection.sport, connection.dport))
 
@@ -124,7 +124,7 @@ def test_connections_that_ask_get_ports_whose_way_is_the_planned_one_and_the_las
             links = site.plan(spine)
             connection, report = site.run_job(f"over-{spine}")
             assert (report.outcome, report.sport, report.dport) == ("enforced", connection.sport, connection.dport)
-            assert site.way_of(connection) == links
+            assert site.links_of(connection) == links
         with site.head.open_control() as control:
             wait_until(
                 lambda: "h0" in (told := list_path_counts(control)) and told["h0"].enforced == SPINES, "counted"

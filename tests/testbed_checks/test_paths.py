@@ -10,7 +10,7 @@ from lockstep.path_file import read_plan, read_reports
 from lockstep.topology import Topology, TopologyIndex
 from tests.testbed.fabric.fabric import Flow
 from tests.testbed.paths.cut_trials import CutOptions, LinkCut, run_cuts
-from tests.testbed.paths.flows import PlannedFlow, Ways, plan_by_lockstep, shift_by_a_leaf, ways_between
+from tests.testbed.paths.flows import FlowLinks, PlannedFlow, paths_between, plan_by_lockstep, shift_by_a_leaf
 from tests.testbed.paths.gloo_reroute import reroute_gloo
 from tests.testbed.paths.gloo_trials import GlooOptions, run_gloo
 from tests.testbed.paths.loop import LoopOptions, run_loop
@@ -23,14 +23,14 @@ QUICK = TrialOptions(pairs=1, settle_s=0.5, measure_s=1.0)
 DEAD = "leaf0--spine1"
 
 
-def spread(topology: Topology, flows: Sequence[PlannedFlow], before: Ways) -> dict[PlannedFlow, tuple[str, ...]]:
+def spread(topology: Topology, flows: Sequence[PlannedFlow], before: FlowLinks) -> dict[PlannedFlow, tuple[str, ...]]:
     """A planner for tests: each flow on the least loaded way that is up, and what has a good way keeps it."""
     index, alive = TopologyIndex(topology), {link.id for link in topology.links if link.up}
     planned = {flow: tuple(before[flow]) for flow in flows if flow in before and set(before[flow]) <= alive}
     load = Counter(place for flow, way in planned.items() for place in _places(flow, way))
     for flow in flows:
         if flow not in planned:
-            choices = ways_between(topology, str(index.leaf_of(*flow.src)), str(index.leaf_of(*flow.dst)))
+            choices = paths_between(topology, str(index.leaf_of(*flow.src)), str(index.leaf_of(*flow.dst)))
             planned[flow] = min(choices, key=lambda way: [load[place] for place in _places(flow, way)])
             load.update(_places(flow, planned[flow]))
     return planned
@@ -48,7 +48,7 @@ def bench() -> Iterator[PathBench]:
         yield opened
 
 
-def true_way(bench: PathBench, flow: PlannedFlow, sport: int) -> tuple[str, ...]:
+def true_path(bench: PathBench, flow: PlannedFlow, sport: int) -> tuple[str, ...]:
     """Return the links of a flow as the kernels of the switches tell them."""
     return bench.fabric.route_of(flow.src, flow.dst, Flow("tcp", sport, flow.dport))
 
@@ -58,7 +58,7 @@ def test_probes_see_the_ways_that_the_kernels_take(bench: PathBench) -> None:
     ports = [(sport, flow.dport) for sport in range(40_000, 40_064)]
     seen = bench.prober.find_paths(flow.src, flow.dst, ports)
 
-    assert seen == {(sport, dport): true_way(bench, flow, sport) for sport, dport in ports}
+    assert seen == {(sport, dport): true_path(bench, flow, sport) for sport, dport in ports}
     assert len(set(seen.values())) == 4
 
 
@@ -73,7 +73,7 @@ def test_planned_flows_take_exactly_the_planned_links_and_others_the_kernels_por
     after = bench.fabric.counters()
 
     for flow, way in ways.items():
-        assert true_way(bench, flow, sports[flow])[1:-1] == tuple(way)
+        assert true_path(bench, flow, sports[flow])[1:-1] == tuple(way)
     assert bench.enforced_share() == 1.0
     assert bench.sports() == sports
     sent = {
@@ -97,15 +97,15 @@ def test_planned_flows_take_exactly_the_planned_links_and_others_the_kernels_por
 def test_cut_link_is_routed_around_and_comes_back(bench: PathBench) -> None:
     flow = bench.flows[0]
     ports = range(41_000, 41_032)
-    whole = {sport: true_way(bench, flow, sport) for sport in ports}
+    whole = {sport: true_path(bench, flow, sport) for sport in ports}
     with LinkCut(bench.fabric, "leaf1--spine2", withdraw_s=0.0) as cut:
         cut.cut()
         cut.withdraw()
-        around = {sport: true_way(bench, flow, sport) for sport in ports}
+        around = {sport: true_path(bench, flow, sport) for sport in ports}
 
     assert any("leaf1--spine2" in way for way in whole.values())
     assert not any("spine2" in link for way in around.values() for link in way)
-    assert {sport: true_way(bench, flow, sport) for sport in ports} == whole
+    assert {sport: true_path(bench, flow, sport) for sport in ports} == whole
 
 
 def test_live_connection_moves_to_another_spine_and_back_while_it_sends(bench: PathBench) -> None:
@@ -119,7 +119,7 @@ def test_live_connection_moves_to_another_spine_and_back_while_it_sends(bench: P
         ports = [("leaf0", f"spine{number}") for number in range(4)]
         return {name[1] for name in ports if after[name].tx_bytes - before[name].tx_bytes > length / 2}
 
-    bench.plan({flow: ways_between(bench.fabric.topology, "leaf0", "leaf1")[0]})
+    bench.plan({flow: paths_between(bench.fabric.topology, "leaf0", "leaf1")[0]})
     bench.traffic.open([flow])
     sport = bench.traffic.wait_until_open().sports[flow]
     bench.traffic.run_round(1)

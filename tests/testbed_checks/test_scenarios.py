@@ -12,7 +12,14 @@ from simulator.faults import parse_fault
 from simulator.scenario import find_scenario, list_scenarios
 from tests.testbed.fabric.ownership import owner_of, prefix_of
 from tests.testbed.scenarios.outcome import Listener, Outcome, Pace
-from tests.testbed.scenarios.telling import cast_truth, check_playable, find_obstacles, lines_for, ranks_of, tell
+from tests.testbed.scenarios.runner import (
+    cast_truth,
+    check_playable,
+    find_obstacles,
+    lines_for,
+    ranks_of,
+    run_scenario,
+)
 from tests.tiers import long_except
 
 SCENARIO = find_scenario("testbed-host-link-strong-socket")
@@ -108,16 +115,16 @@ def test_silence_is_right_only_where_nothing_breaks() -> None:
 
 def test_first_right_answer_counts_and_neither_a_wrong_one_nor_one_from_before_the_fault() -> None:
     listener = Listener()
-    listener.hear([incident("nic:h6/eth1", after_s=10, identity="early")], at(12))
-    listener.hear([incident("host:h6", after_s=24)], at(25))
-    listener.hear([incident("host:h6", after_s=24)], at(26))
-    assert Outcome(SCENARIO, BEGAN_NS, (), pace(), tuple(listener.said)).first_right() is None
-    listener.hear([incident("nic:h6/eth1", after_s=24)], at(29))
-    assert [(said.at_ns, said.component) for said in listener.said[1:]] == [
+    listener.receive([incident("nic:h6/eth1", after_s=10, identity="early")], at(12))
+    listener.receive([incident("host:h6", after_s=24)], at(25))
+    listener.receive([incident("host:h6", after_s=24)], at(26))
+    assert Outcome(SCENARIO, BEGAN_NS, (), pace(), tuple(listener.reported)).first_right() is None
+    listener.receive([incident("nic:h6/eth1", after_s=24)], at(29))
+    assert [(reported.at_ns, reported.component) for reported in listener.reported[1:]] == [
         (at(25), "host:h6"),
         (at(29), "nic:h6/eth1"),
     ]
-    assert Outcome(SCENARIO, BEGAN_NS, (), pace(), tuple(listener.said)).first_right() == listener.said[-1]
+    assert Outcome(SCENARIO, BEGAN_NS, (), pace(), tuple(listener.reported)).first_right() == listener.reported[-1]
 
 
 def test_delay_is_told_in_seconds_and_in_steps_that_the_broken_job_did() -> None:
@@ -141,7 +148,7 @@ def test_delay_is_told_in_seconds_and_in_steps_that_the_broken_job_did() -> None
     ),
 )
 def test_scenario_told_on_a_real_fabric_gets_the_verdicts_it_expects_and_no_other(name: str) -> None:
-    told = tell(find_scenario(name), seed=7, note=print)
+    told = run_scenario(find_scenario(name), seed=7, note=print)
     assert told.is_right, told.incidents
     assert told.steps > 10
     left = [prefix for space in os.listdir("/run/netns") if (prefix := prefix_of(space))]

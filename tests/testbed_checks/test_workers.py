@@ -157,7 +157,7 @@ def test_tree_reaches_every_rank_whatever_their_number(built: Path, tmp_path: Pa
 def tell_odd(job: Job, recordings: Recordings, line: str, rank: int = ODD) -> int:
     """Tell a rank something; return the first step of which it is surely true."""
     job.wait_for_step(2)
-    job.ranks[rank].tell(line)
+    job.ranks[rank].command(line)
     job.ranks[rank].wait_for(f"obeyed {line}")
     recordings.read()
     return job.ranks[rank].steps[-1].step + 2
@@ -250,7 +250,7 @@ def test_job_that_stands_still_ends_at_its_limit(
     step = (Compute(2), Collective("world", "AllReduce", MIB), Collective("dp", "AllReduce", MIB))
     with running(plan_job(3, step), built, tmp_path / "job", limit_s=3) as (job, _):
         job.wait_for_step(2)
-        job.ranks[ODD].tell(line)
+        job.ranks[ODD].command(line)
         assert job.wait_until_over() == [3, 3, 3]
         if last_words:
             assert last_words[0] in job.ranks[0].complaints
@@ -286,8 +286,8 @@ def test_healed_rank_goes_on_and_all_leave_in_mid_work_without_complaint(built: 
     with running(plan_job(3), built, tmp_path / "job") as (job, recordings):
         odd = job.ranks[ODD]
         tell_odd(job, recordings, "stuck")
-        odd.tell("dance")
-        odd.tell("heal")
+        odd.command("dance")
+        odd.command("heal")
         odd.wait_for("obeyed heal")
         job.wait_for_step(odd.steps[-1].step + 5)
         assert job.leave() == [0, 0, 0]
@@ -303,7 +303,7 @@ def test_second_mix_begins_at_the_step_that_all_are_told(built: Path, tmp_path: 
     plan = plan_job(3, second_step=(Compute(1), Collective("dp", "AllGather", MIB)), steps=60, chunk_bytes=8192)
     with running(plan, built, tmp_path / "job") as (job, recordings):
         job.wait_for("ready")
-        job.tell("second 40")
+        job.command("second 40")
         job.wait_for("done")
         recordings.read(4)
     counted = Counter((row["rank"], row["func"]) for row in recordings.rows("collectives"))

@@ -75,7 +75,7 @@ class Flow:
     dport: int
 
 
-def find_way(plan: FabricPlan, homes: Mapping[str, Home], src: Port, dst: Port, flow: Flow) -> tuple[str, ...]:
+def find_path(plan: FabricPlan, homes: Mapping[str, Home], src: Port, dst: Port, flow: Flow) -> tuple[str, ...]:
     """Return the links from NIC to NIC; LockstepError when a switch knows no way."""
     cable, _ = plan.cable_by_port[src.node, src.name]
     links, arrived = [cable.link.id], cable.far_end(src)
@@ -177,7 +177,7 @@ class Fabric:
 
     def route_of(self, src: tuple[str, str], dst: tuple[str, str], flow: Flow) -> tuple[str, ...]:
         """Return the ids of the links that a flow between two NICs takes now, as the kernels of the switches say."""
-        return find_way(self.plan, self.homes, self._port(*src), self._port(*dst), flow)
+        return find_path(self.plan, self.homes, self._port(*src), self._port(*dst), flow)
 
     def leave(self) -> None:
         """Let go of the fabric without taking it down, as the process does that built it to be kept."""

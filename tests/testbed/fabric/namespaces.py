@@ -39,9 +39,10 @@ def enter_network(namespace_fd: int) -> None:
 
 
 def mount(source: str, target: str, kind: str | None, flags: int) -> None:
-    told = kind.encode() if kind else None
+    filesystem = kind.encode() if kind else None
     _check(
-        _libc.mount(source.encode(), target.encode(), told, ctypes.c_ulong(flags), None), f"{target} is not mounted"
+        _libc.mount(source.encode(), target.encode(), filesystem, ctypes.c_ulong(flags), None),
+        f"{target} is not mounted",
     )
 
 

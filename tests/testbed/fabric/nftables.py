@@ -29,8 +29,8 @@ _Message = tuple[int, int, bytes]  # type, flags and attributes
 def add_rule(home: Home, table: str, interface: str, hook: int, expressions: Sequence[bytes]) -> None:
     """Make a table whose rule looks at what enters or leaves an interface; OSError when the kernel refuses."""
     named = _name(table)
-    place = nest(4, number(1, hook), number(2, 0), pack_attribute(3, f"{interface}\0".encode()))
-    chain = pack_attribute(3, _CHAIN) + place + pack_attribute(7, b"filter\0")
+    hook_attributes = nest(4, number(1, hook), number(2, 0), pack_attribute(3, f"{interface}\0".encode()))
+    chain = pack_attribute(3, _CHAIN) + hook_attributes + pack_attribute(7, b"filter\0")
     rule = pack_attribute(2, _CHAIN) + nest(4, *expressions)
     messages = [
         (_NEW_TABLE, _CREATE, named),
@@ -81,13 +81,13 @@ def _commit(messages: Sequence[_Message]) -> None:
 
 def _batch(messages: Sequence[_Message]) -> bytes:
     inner = [
-        _message(kind, flags | _ACK, place, _FAMILY_NETDEV, 0, body)
-        for place, (kind, flags, body) in enumerate(messages, 1)
+        _message(kind, flags | _ACK, sequence, _FAMILY_NETDEV, 0, body)
+        for sequence, (kind, flags, body) in enumerate(messages, 1)
     ]
     begin, end = (_message(kind, 0, 0, 0, _SUBSYSTEM, b"") for kind in (_BATCH_BEGIN, _BATCH_END))
     return b"".join([begin, *inner, end])
 
 
-def _message(kind: int, flags: int, place: int, family: int, resource: int, body: bytes) -> bytes:
+def _message(kind: int, flags: int, sequence: int, family: int, resource: int, body: bytes) -> bytes:
     payload = struct.pack("!BBH", family, 0, resource) + body
-    return _HEADER.pack(_HEADER.size + len(payload), kind, _REQUEST | flags, place, 0) + payload
+    return _HEADER.pack(_HEADER.size + len(payload), kind, _REQUEST | flags, sequence, 0) + payload

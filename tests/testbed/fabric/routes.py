@@ -78,11 +78,11 @@ def _host_routes(host: str, plan: FabricPlan, hops: Mapping[str, Mapping[str, in
     for number, (_, _, gateway) in enumerate(uplinks):
         yield Route(host, "0.0.0.0/0", (gateway.address,), _FIRST_NIC_TABLE + number)
     for leaf, prefix in plan.prefixes.items():
-        ways = [
+        distances = [
             (hops[leaf][gateway.node], n) for n, (_, _, gateway) in enumerate(uplinks) if gateway.node in hops[leaf]
         ]
-        if ways:  # the first of the nearest NICs, for sockets that are bound to no address
-            yield Route(host, prefix, (uplinks[min(ways)[1]][2].address,))
+        if distances:  # the first of the nearest NICs, for sockets that are bound to no address
+            yield Route(host, prefix, (uplinks[min(distances)[1]][2].address,))
 
 
 def _uplinks(host: str, plan: FabricPlan) -> list[tuple[Cable, Port, Port]]:
@@ -102,5 +102,5 @@ def lay_route(netlink: Any, route: Route) -> None:
     if len(route.gateways) == 1:
         netlink.route("replace", dst=route.to, gateway=route.gateways[0], table=route.table)
     else:
-        ways = [{"gateway": gateway, "hops": 0} for gateway in route.gateways]
-        netlink.route("replace", dst=route.to, multipath=ways, table=route.table)
+        next_hops = [{"gateway": gateway, "hops": 0} for gateway in route.gateways]
+        netlink.route("replace", dst=route.to, multipath=next_hops, table=route.table)

@@ -16,7 +16,14 @@ from tests.testbed.fabric.fabric import Fabric
 from tests.testbed.fabric.management import find_interface
 from tests.testbed.fabric.namespaces import identify
 from tests.testbed.fabric.sweeping import kill_all_in, processes_in
-from tests.testbed.faults.wires import WIRE_EFFECTS, Failure, Wires, conditions, senders_of, silent_hosts
+from tests.testbed.faults.link_conditions import (
+    WIRE_EFFECTS,
+    Failure,
+    LinkConditions,
+    conditions,
+    senders_of,
+    silent_hosts,
+)
 
 Key = tuple[str, str | None, str | None]
 _INSIDE_HOSTS = ("gpu", "pcie", "nvlink")
@@ -102,7 +109,7 @@ class Breaker:
 
     def __init__(self, fabric: Fabric, pids_of: Callable[[str], Sequence[int]] | None = None) -> None:
         self._fabric, self._pids_of = fabric, pids_of
-        self._wires = Wires(fabric)
+        self._links = LinkConditions(fabric)
         self._failures: dict[Key, Failure] = {}
         self._undo: dict[Key, Undo] = {}
         self._silent: set[str] = set()
@@ -143,7 +150,7 @@ class Breaker:
     def _set(self, failures: dict[Key, Failure]) -> None:
         for key in failures.keys() - self._failures.keys():
             self._check(failures[key].fault)
-        self._wires.bring_into(conditions(self._fabric.plan, failures.values()))
+        self._links.bring_into(conditions(self._fabric.plan, failures.values()))
         self._silence(silent_hosts(failures.values()))
         for key in [key for key in self._undo if failures.get(key) != self._failures.get(key)]:
             self._undo.pop(key)()

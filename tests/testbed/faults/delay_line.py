@@ -22,8 +22,8 @@ def main() -> None:
     name, delay_ns = sys.argv[1], int(float(sys.argv[2]) * 1e9)
     tun = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(tun, _TUNSETIFF, struct.pack("16sH14x", name.encode(), _IFF_TUN | _IFF_NO_PI))
-    ending, told = os.pipe()
-    signal.signal(signal.SIGTERM, lambda *_: os.write(told, b"."))
+    ending, writer = os.pipe()
+    signal.signal(signal.SIGTERM, lambda *_: os.write(writer, b"."))
     print("ready", flush=True)
     hold(tun, ending, delay_ns)
 

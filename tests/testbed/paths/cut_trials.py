@@ -15,9 +15,9 @@ from tests.testbed.fabric.management import find_interface
 from tests.testbed.fabric.plan import FabricPlan
 from tests.testbed.fabric.routes import Route, lay_route, plan_routes
 from tests.testbed.paths.flows import (
+    FlowLinks,
     PlannedFlow,
     Planner,
-    Ways,
     ideal_round_s,
     scale_uplinks,
     shift_by_a_leaf,
@@ -108,7 +108,7 @@ def run_cuts(
     flows; acknowledgements that wait behind data would leave links idle under any plan.
     """
     topology = scale_uplinks(topology, 0.5)
-    flows = shift_by_a_leaf(topology, LANES, is_one_way=True)
+    flows = shift_by_a_leaf(topology, LANES, is_one_directional=True)
     with open_bench(topology, flows, replace(_LOSSLESS, seed=options.trial.seed)) as bench:
         single = measure_single(bench, options.trial)
         trials = [
@@ -126,14 +126,14 @@ class _Cut:
     ) -> None:
         self._bench, self._planner, self._link, self._options = bench, planner, link, options
         topology, flows = bench.fabric.topology, bench.flows
-        self._ways: Ways = planner(topology, flows, {})
+        self._paths: FlowLinks = planner(topology, flows, {})
         self._length = int(single_mbps * 1e6 / 8 * _ROUND_S / LANES)  # LANES flows a link
         self._ideal_before_s = ideal_round_s(self._length, topology, flows, single_mbps)
         self._ideal_after_s = ideal_round_s(self._length, without(topology, [link]), flows, single_mbps)
 
     def run(self, is_dynamic: bool) -> CutTrial:
         bench = self._bench
-        bench.plan(self._ways)
+        bench.plan(self._paths)
         bench.traffic.open(bench.flows)
         try:
             bench.traffic.wait_until_open()
@@ -146,7 +146,7 @@ class _Cut:
         return replace(trial, before=before)
 
     def _watch(self, cut: LinkCut, is_dynamic: bool) -> CutTrial:
-        follower = _Follower(self._bench, self._planner, self._link, self._ways)
+        follower = _Follower(self._bench, self._planner, self._link, self._paths)
         rounds: list[Round] = []
         with _in_background(cut, follower if is_dynamic else None) as began:
             while not rounds or rounds[-1].end_s < self._options.watch_s:
@@ -159,8 +159,8 @@ class _Cut:
 class _Follower:
     """Watches a link as an agent would; once it is down, keeps all flows on the ways of a new plan."""
 
-    def __init__(self, bench: PathBench, planner: Planner, link: str, ways: Ways) -> None:
-        self._bench, self._planner, self._ways, self._link = bench, planner, ways, link
+    def __init__(self, bench: PathBench, planner: Planner, link: str, paths: FlowLinks) -> None:
+        self._bench, self._planner, self._paths, self._link = bench, planner, paths, link
         self._cable = next(cable for cable in bench.fabric.plan.cables if cable.link.id == link)
         self.moved: set[PlannedFlow] = set()
         self.decided: float | None = None
@@ -172,7 +172,7 @@ class _Follower:
                 continue
             if self.decided is None:
                 topology = without(self._bench.fabric.topology, [self._link])
-                self._ways = self._planner(topology, self._bench.flows, self._ways)
+                self._paths = self._planner(topology, self._bench.flows, self._paths)
             self._bring_back()
 
     def _is_down(self) -> bool:
@@ -181,11 +181,11 @@ class _Follower:
 
     def _bring_back(self) -> None:
         """Move what is not on its planned way."""
-        off = self._bench.flows_off(self._ways)
+        off = self._bench.flows_off(self._paths)
         if not off:
             return
         try:
-            self._bench.plan({flow: self._ways[flow] for flow in off})
+            self._bench.plan({flow: self._paths[flow] for flow in off})
         except LockstepError:  # routes still lead to the dead link: the next look will find ports
             return
         self._bench.traffic.open(off)

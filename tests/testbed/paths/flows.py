@@ -29,12 +29,14 @@ class PlannedFlow:
         return f"{'/'.join(self.src)}>{'/'.join(self.dst)}:{self.dport}"
 
 
-Ways = Mapping[PlannedFlow, Sequence[str]]  # links that a flow shall cross; those between its switches are enough
-# Gets the topology with the links that are down now, the flows, and the ways so far.
-Planner = Callable[[Topology, Sequence[PlannedFlow], Ways], Ways]
+FlowLinks = Mapping[
+    PlannedFlow, Sequence[str]
+]  # links that a flow shall cross; those between its switches are enough
+# Gets the topology with the links that are down now, the flows, and their links so far.
+Planner = Callable[[Topology, Sequence[PlannedFlow], FlowLinks], FlowLinks]
 
 
-def shift_by_a_leaf(topology: Topology, per_pair: int = 1, is_one_way: bool = False) -> list[PlannedFlow]:
+def shift_by_a_leaf(topology: Topology, per_pair: int = 1, is_one_directional: bool = False) -> list[PlannedFlow]:
     """Return flows from the first NIC of every host to that of the host that has its place on the next leaf.
 
     So every leaf sends to one other leaf only, and with as many up-links as hosts a perfect plan fills all links.
@@ -47,7 +49,7 @@ def shift_by_a_leaf(topology: Topology, per_pair: int = 1, is_one_way: bool = Fa
     ends = [
         (nic, nics[(number + step) % len(nics)])
         for number, nic in enumerate(nics)
-        if not (is_one_way and number // step % 2)
+        if not (is_one_directional and number // step % 2)
     ]
     return [PlannedFlow(src, dst, FIRST_PORT + lane) for src, dst in ends for lane in range(per_pair)]
 
@@ -78,11 +80,11 @@ def ideal_round_s(length: int, topology: Topology, flows: Sequence[PlannedFlow],
     index = TopologyIndex(topology)
     crowd = Counter((str(index.leaf_of(*flow.src)), str(index.leaf_of(*flow.dst))) for flow in flows)
     return max(
-        count * length * 8e-6 / (link_mbps * len(ways_between(topology, *leaves))) for leaves, count in crowd.items()
+        count * length * 8e-6 / (link_mbps * len(paths_between(topology, *leaves))) for leaves, count in crowd.items()
     )
 
 
-def ways_between(topology: Topology, src_leaf: str, dst_leaf: str) -> list[tuple[str, str]]:
+def paths_between(topology: Topology, src_leaf: str, dst_leaf: str) -> list[tuple[str, str]]:
     """Return the two links of each way over one spine that is up."""
     up, down = (_links_at(topology, leaf) for leaf in (src_leaf, dst_leaf))
     return [(a.id, b.id) for (spine, a), (other, b) in product(up, down) if spine == other]
@@ -96,7 +98,7 @@ def _links_at(topology: Topology, leaf: str) -> list[tuple[str, Link]]:
 
 
 def plan_by_lockstep(
-    topology: Topology, flows: Sequence[PlannedFlow], before: Ways
+    topology: Topology, flows: Sequence[PlannedFlow], before: FlowLinks
 ) -> dict[PlannedFlow, tuple[str, ...]]:
     """Return all links of each flow; with paths `before` of this planner, few flows move that need not."""
     network, rows = build_network(topology), _as_rows(topology, flows)

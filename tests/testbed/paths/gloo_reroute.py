@@ -15,7 +15,7 @@ from tests.testbed.fabric.fabric import Fabric
 from tests.testbed.fabric.plan import ShapeOptions
 from tests.testbed.faults.breaker import Breaker
 from tests.testbed.gloo_job import read_steps, start_gloo_job
-from tests.testbed.paths.flows import Nic, Planner, Ways, scale_uplinks, without
+from tests.testbed.paths.flows import FlowLinks, Nic, Planner, scale_uplinks, without
 from tests.testbed.paths.gloo_trials import MOST_MBPS, GlooOptions, ring_across, ring_job, start_agents
 from tests.testbed.paths.ports import PortFinder
 from tests.testbed.paths.shim import ShimFiles, build
@@ -60,7 +60,7 @@ def reroute_gloo(planner: Planner, folder: Path, link: str, share: float = 0.1) 
     files = ShimFiles(build(folder), folder)
     topology = scale_uplinks(eight_hosts(), 2.0)
     with build_fabric(topology, ShapeOptions(most_mbps=MOST_MBPS)) as fabric, Breaker(fabric) as breaker:
-        return _Scenario(fabric, planner, files).tell(
+        return _Scenario(fabric, planner, files).run(
             link, lambda: breaker.apply(parse_fault(f"at 0 s fail link:{link} to {share:.0%}".replace("%", " %")))
         )
 
@@ -71,10 +71,10 @@ class _Scenario:
         self._nics: list[Nic] = [(host, "eth0") for host in ring_across(fabric.plan.hosts)]
         self._log = files.folder / "gloo.log"
 
-    def tell(self, link: str, degrade: Callable[[], None]) -> Reroute:
+    def run(self, link: str, degrade: Callable[[], None]) -> Reroute:
         options = GlooOptions(steps=_SPARE)
         with ExitStack() as stack:
-            ways, finder = start_agents(stack, self._fabric, self._planner, self._nics, self._files, options.seed)
+            paths, finder = start_agents(stack, self._fabric, self._planner, self._nics, self._files, options.seed)
             job = ring_job(self._fabric, self._nics, options)
             process = stack.enter_context(start_gloo_job(job, self._log, self._files.environment()))
             stack.callback(process.kill)
@@ -83,23 +83,23 @@ class _Scenario:
             degraded_from = self._done() + 1
             self._wait_for(degraded_from + _STEPS[1])
             began = time.monotonic()
-            moves = self._move(stack, link, ways, finder)
+            moves = self._move(stack, link, paths, finder)
             took_s, moved_from = time.monotonic() - began, self._done() + 1
             self._wait_for(moved_from + _STEPS[2])
             return Reroute(link, self._slowest(), degraded_from, moved_from, moves, took_s)
 
-    def _move(self, stack: ExitStack, link: str, ways: Ways, finder: PortFinder) -> int:
+    def _move(self, stack: ExitStack, link: str, paths: FlowLinks, finder: PortFinder) -> int:
         """Plan around the link and translate all connections of the flows whose way is another now."""
-        after = self._planner(without(self._fabric.topology, [link]), list(ways), ways)
+        after = self._planner(without(self._fabric.topology, [link]), list(paths), paths)
         connections = self._connections()
         moves = [
             (direction, after[flow])
-            for flow, way in ways.items()
-            if set(after[flow]) != set(way)
+            for flow, links in paths.items()
+            if set(after[flow]) != set(links)
             for direction in connections.get((flow.src, flow.dst), ())
         ]
-        for direction, way in moves:
-            (port, *_) = finder.find(direction.src, direction.dst, direction.dport, way)
+        for direction, links in moves:
+            (port, *_) = finder.find(direction.src, direction.dst, direction.dport, links)
             stack.enter_context(Translation(self._fabric, direction, port))
         return len(moves)
 

@@ -15,7 +15,7 @@ from tests.testbed.fabric.building import build_fabric
 from tests.testbed.fabric.fabric import Fabric
 from tests.testbed.fabric.plan import ShapeOptions
 from tests.testbed.gloo_job import GlooPlan, GlooRank, read_steps, start_gloo_job
-from tests.testbed.paths.flows import Nic, PlannedFlow, Planner, Ways
+from tests.testbed.paths.flows import FlowLinks, Nic, PlannedFlow, Planner
 from tests.testbed.paths.ports import PathProber, PortFinder
 from tests.testbed.paths.shim import AGENT, ShimFiles, build
 from tests.testbed.paths.trials import eight_hosts
@@ -24,7 +24,7 @@ from tests.waiting import LIMIT_S
 MOST_MBPS = 800.0  # of all hosts together
 _LEASE_S = 600
 _MEETING_PORT = 29_500
-PairWays = Mapping[tuple[Nic, Nic], Sequence[str]]  # links from one NIC to another
+PairLinks = Mapping[tuple[Nic, Nic], Sequence[str]]  # links from one NIC to another
 
 
 class PathAgent:
@@ -34,7 +34,7 @@ class PathAgent:
     direction the heavier way may be that of the side which accepts. A real agent would have the peer's probe it.
     """
 
-    def __init__(self, fabric: Fabric, host: str, finder: PortFinder, plan: PairWays) -> None:
+    def __init__(self, fabric: Fabric, host: str, finder: PortFinder, plan: PairLinks) -> None:
         self._fabric, self._host, self._finder, self._plan = fabric, host, finder, plan
         nics = [(node.id, nic) for node in fabric.topology.hosts for nic in node.nics]
         self._nic_at: dict[str, Nic] = {nic.address: (node, nic.id) for node, nic in nics if nic.address}
@@ -57,11 +57,11 @@ class PathAgent:
         return write_ports(self._find(src, dst, dport))
 
     def _find(self, src: Nic, dst: Nic, dport: int) -> tuple[int, ...]:
-        way, back = self._plan.get((src, dst)), self._plan.get((dst, src))
-        if way is None and back is None:
+        links, back = self._plan.get((src, dst)), self._plan.get((dst, src))
+        if links is None and back is None:
             return ()
         with suppress(LockstepError):
-            return self._finder.find(src, dst, dport, way, back)
+            return self._finder.find(src, dst, dport, links, back)
         return ()
 
 
@@ -120,28 +120,28 @@ def _run(fabric: Fabric, planner: Planner | None, files: ShimFiles, options: Glo
         if planner:
             start_agents(stack, fabric, planner, nics, files, options.seed)
         times = _run_job(fabric, nics, files, options)
-        told = list(read_reports(files.reports))
-    enforced = sum(report.is_enforced for report in told)
-    return GlooRun(bool(planner), median(times), enforced, len(told) - enforced)
+        reported = list(read_reports(files.reports))
+    enforced = sum(report.is_enforced for report in reported)
+    return GlooRun(bool(planner), median(times), enforced, len(reported) - enforced)
 
 
 def start_agents(
     stack: ExitStack, fabric: Fabric, planner: Planner, nics: Sequence[Nic], files: ShimFiles, seed: int
-) -> tuple[Ways, PortFinder]:
+) -> tuple[FlowLinks, PortFinder]:
     """Plan the ring, tell the shim to ask for its pairs in both directions, and have an agent on every host."""
     flows = ring_flows(nics)
     planned = planner(fabric.topology, flows, {})
-    ways = {(flow.src, flow.dst): way for flow, way in planned.items()}
+    links_of = {(flow.src, flow.dst): links for flow, links in planned.items()}
     prober = PathProber(fabric)
     stack.callback(prober.close)
     finder = PortFinder(prober, seed)
     finder.find(
-        flows[0].src, flows[0].dst, _MEETING_PORT, next(iter(ways.values()))
+        flows[0].src, flows[0].dst, _MEETING_PORT, next(iter(links_of.values()))
     )  # loads what probing needs before somebody waits
-    pairs = [pair for src, dst in ways for pair in ((src, dst), (dst, src))]
+    pairs = [pair for src, dst in links_of for pair in ((src, dst), (dst, src))]
     write_plan(files.plan, PathPlan(1, int(time.time()) + _LEASE_S, _ask_for(fabric, pairs)))
     for host in fabric.plan.hosts:
-        stack.enter_context(PathAgent(fabric, host, finder, ways))
+        stack.enter_context(PathAgent(fabric, host, finder, links_of))
     return planned, finder
 
 

@@ -51,11 +51,11 @@ _SURE = 1.0  # the probe had the very ports that the connection has on the wire
 def live_directions(plan: JobPlan, job: Job) -> dict[str, Direction]:
     """Return the connections by which ranks send, by the names that the path planner has for them."""
     host_at = {
-        (plan.comm_id(kind, group), place): plan.hosts[world]
+        (plan.comm_id(kind, group), index): plan.hosts[world]
         for rank in range(plan.layout.ranks)
         for kind in plan.kinds
         for group in [plan.layout.group_of(kind, rank)]
-        for place, world in enumerate(group)
+        for index, world in enumerate(group)
     }
     return {
         f"{plan.job}/{s.comm:x}/r{s.rank}-r{s.peer}/c{s.channel}/q0": Direction(
@@ -96,7 +96,7 @@ class LivePaths:
     def __enter__(self) -> "LivePaths":
         self.paths = {name: LivePath(self._probe(direction)) for name, direction in self._directions.items()}
         for name in self.paths:
-            self._tell(name)
+            self._write_path(name)
         self._thread.start()
         return self
 
@@ -122,8 +122,8 @@ class LivePaths:
 
     def is_planned(self) -> bool:
         """Return whether all connections are on the paths of the newest plan that their hosts know."""
-        told = [self._head.told(host) for host in self._couriers]
-        wanted = {choice.connection: choice.links for each in told if each for choice in each.choices}
+        plans = [self._head.paths_of(host) for host in self._couriers]
+        wanted = {choice.connection: choice.links for each in plans if each for choice in each.choices}
         return all(wanted.get(name) == path.links for name, path in self.paths.items())
 
     def _follow(self) -> None:
@@ -133,11 +133,11 @@ class LivePaths:
 
     def _keep_to_plan(self, host: str) -> None:
         """Move what the newest plan of a host wants elsewhere; what finds no port now is tried again."""
-        told = self._head.told(host)
-        for choice in told.choices if told else ():
+        planned = self._head.paths_of(host)
+        for choice in planned.choices if planned else ():
             path = self.paths.get(choice.connection)
-            if told and path and path.links != choice.links:
-                self._move(choice.connection, choice.links, told.generation)
+            if planned and path and path.links != choice.links:
+                self._move(choice.connection, choice.links, planned.generation)
 
     def _move(self, name: str, links: tuple[str, ...], generation: int) -> None:
         direction, before = self._directions[name], self.paths[name]
@@ -149,13 +149,13 @@ class LivePaths:
             before.translation.undo()
         why = f"from {' '.join(before.links[1:-1])} to {' '.join(links[1:-1])}"
         note_moved(self._control, name, generation, why, self._clock.now_ns())
-        self._tell(name)
+        self._write_path(name)
 
     def _probe(self, direction: Direction) -> tuple[str, ...]:
         ports = (direction.sport, direction.dport)
         return self._prober.find_paths(direction.src, direction.dst, [ports]).get(ports, ())
 
-    def _tell(self, name: str) -> None:
+    def _write_path(self, name: str) -> None:
         """Write the links of a connection into `paths`, where the analyzer looks for them."""
         direction, links = self._directions[name], self.paths[name].links
         if links:

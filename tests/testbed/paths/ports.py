@@ -12,7 +12,7 @@ from lockstep.clock import SystemClock
 from lockstep.errors import LockstepError
 from lockstep.path_file import PathEntry
 from tests.testbed.fabric.fabric import Fabric
-from tests.testbed.paths.flows import Nic, PlannedFlow, Ways
+from tests.testbed.paths.flows import FlowLinks, Nic, PlannedFlow
 
 PORTS = range(20_000, 32_000)  # below those that the kernel gives to sockets without a plan (32768 on)
 _AT_A_TIME = 48  # 12 for each of 4 spines: with fewer than 4 wanted, one round is enough nearly always
@@ -55,7 +55,7 @@ class PortFinder:
         self._given: set[tuple[str, int]] = set()
 
     def find(
-        self, src: Nic, dst: Nic, dport: int, way: Sequence[str] | None, back: Sequence[str] | None = None
+        self, src: Nic, dst: Nic, dport: int, links: Sequence[str] | None, back: Sequence[str] | None = None
     ) -> tuple[int, ...]:
         """Return ports of `src` from which a connection takes these links, and answers take the links `back`.
 
@@ -64,9 +64,9 @@ class PortFinder:
         found: list[int] = []
         for _ in range(_ROUNDS):
             tried = self._draw(src[0])
-            if way is not None:
+            if links is not None:
                 seen = self._prober.find_paths(src, dst, [(port, dport) for port in tried])
-                tried = [port for port in tried if set(way) <= set(seen.get((port, dport), ()))]
+                tried = [port for port in tried if set(links) <= set(seen.get((port, dport), ()))]
             if back is not None and tried:
                 seen = self._prober.find_paths(dst, src, [(dport, port) for port in tried])
                 tried = [port for port in tried if set(back) <= set(seen.get((dport, port), ()))]
@@ -81,12 +81,12 @@ class PortFinder:
         return [port for port in drawn if (host, port) not in self._given]
 
 
-def plan_entries(fabric: Fabric, finder: PortFinder, ways: Ways) -> dict[PlannedFlow, PathEntry]:
+def plan_entries(fabric: Fabric, finder: PortFinder, paths: FlowLinks) -> dict[PlannedFlow, PathEntry]:
     """Return what the shim shall do for each flow; LockstepError when no port takes a flow's way."""
-    found = each_at_once(lambda flow: finder.find(flow.src, flow.dst, flow.dport, ways[flow]), list(ways))
+    found = each_at_once(lambda flow: finder.find(flow.src, flow.dst, flow.dport, paths[flow]), list(paths))
     for flow, ports in found.items():
         if not ports:
-            raise LockstepError(f"no source port of {flow.name} takes {', '.join(ways[flow])}")
+            raise LockstepError(f"no source port of {flow.name} takes {', '.join(paths[flow])}")
     return {
         flow: PathEntry(fabric.address_of(*flow.dst), ports, flow.dport, fabric.address_of(*flow.src))
         for flow, ports in found.items()

@@ -85,18 +85,18 @@ class Timeline:
     returned: int  # moves by later plans: the link is trusted again while nobody uses it, or it has healed
 
     @property
-    def heard(self) -> str | None:
+    def reason(self) -> str | None:
         """What the planner had heard of the link when it planned around it, as it wrote it down beside the plan.
 
         That is the verdict as it was then: an incident keeps only its last word.
         """
         begin = f"{self.link.removeprefix('link:')} counts "
-        return next((said for said in (self.plan.reasons if self.plan else ()) if said.startswith(begin)), None)
+        return next((each for each in (self.plan.reasons if self.plan else ()) if each.startswith(begin)), None)
 
     @property
     def is_closed(self) -> bool:
         """Return whether the link was named, left, and the job fast again."""
-        named = self.heard is not None and f"{self.link} needs " in self.heard
+        named = self.reason is not None and f"{self.link} needs " in self.reason
         return named and self.back is not None
 
     def after_s(self, timestamp_ns: int) -> float:
@@ -142,9 +142,9 @@ def _moves_of(plan: PathSummary, moves: Sequence[AuditLine]) -> list[int]:
 
 def _find_back(steps: Sequence[Step], usual_s: float, moved_ns: int | None) -> Step | None:
     since = [step for step in steps if moved_ns is not None and step.end_ns > moved_ns]
-    for place in range(len(since) - _IN_A_ROW + 1):
-        if all(step.took_s <= _SLOW * usual_s for step in since[place : place + _IN_A_ROW]):
-            return since[place]
+    for index in range(len(since) - _IN_A_ROW + 1):
+        if all(step.took_s <= _SLOW * usual_s for step in since[index : index + _IN_A_ROW]):
+            return since[index]
     return None
 
 
@@ -154,26 +154,32 @@ def _middle(steps: Sequence[Step]) -> float | None:
 
 def describe(timeline: Timeline) -> Iterator[str]:
     """Yield the timeline line by line, in seconds since the fault; what did not happen is left out."""
-    timestamps = sorted(_tell_timestamps(timeline), key=lambda timestamp: timestamp[0])
+    timestamps = sorted(_list_timestamps(timeline), key=lambda timestamp: timestamp[0])
     yield from (f"{timeline.after_s(at_ns):5.1f} s  {what}" for at_ns, what in timestamps)
     times = {"usually": timeline.usual_s, "slow": timeline.slow_s, "moved": timeline.back_s}
     yield "steps: " + ", ".join(f"{how} {took_s:.2f} s" for how, took_s in times.items() if took_s is not None)
 
 
-def _tell_timestamps(told: Timeline) -> Iterator[tuple[int, str]]:
-    yield told.degraded_ns, f"{told.link} is degraded"
-    if told.first_slow:
-        yield told.first_slow.end_ns, f"the first slow step ends, after {told.first_slow.took_s:.2f} s"
-    if told.incident:
-        said = _say(told.incident.verdict)
-        yield told.incident.opened_ns, f"the telemetry ends that opens an incident, whose last word is {said}"
-    if told.plan:
-        weights = ", ".join(f"{link} counts {weight:.0%}" for link, weight in told.plan.weights.items())
-        yield told.plan.made_ns, f"plan {told.plan.generation}: {told.heard or weights}"
-    if told.moved_ns is not None:
-        yield told.moved_ns, f"{told.moved} connections are on other paths"
-    if told.back:
-        yield told.back.end_ns, f"the first step ends that is not slow any more, after {told.back.took_s:.2f} s"
+def _list_timestamps(timeline: Timeline) -> Iterator[tuple[int, str]]:
+    yield timeline.degraded_ns, f"{timeline.link} is degraded"
+    if timeline.first_slow:
+        yield timeline.first_slow.end_ns, f"the first slow step ends, after {timeline.first_slow.took_s:.2f} s"
+    if timeline.incident:
+        described = _say(timeline.incident.verdict)
+        yield (
+            timeline.incident.opened_ns,
+            f"the telemetry ends that opens an incident, whose last word is {described}",
+        )
+    if timeline.plan:
+        weights = ", ".join(f"{link} counts {weight:.0%}" for link, weight in timeline.plan.weights.items())
+        yield timeline.plan.made_ns, f"plan {timeline.plan.generation}: {timeline.reason or weights}"
+    if timeline.moved_ns is not None:
+        yield timeline.moved_ns, f"{timeline.moved} connections are on other paths"
+    if timeline.back:
+        yield (
+            timeline.back.end_ns,
+            f"the first step ends that is not slow any more, after {timeline.back.took_s:.2f} s",
+        )
 
 
 def _say(verdict: Verdict) -> str:

@@ -106,7 +106,7 @@ class Traffic:
             self._flows[flow.name] = flow
             orders[flow.src[0]].append((flow.name, self._fabric.address_of(*flow.dst), flow.dport))
         for host, order in orders.items():
-            self._tell(host, {"open": order})
+            self._send(host, {"open": order})
 
     def wait_until_open(self) -> Count:
         """Return a count when all flows are connected."""
@@ -122,19 +122,19 @@ class Traffic:
     def close(self) -> None:
         """End all flows, in the middle of a round, too."""
         for host in self._workers:
-            self._tell(host, {"end": True})
+            self._send(host, {"end": True})
         self._flows.clear()
 
     def count(self) -> Count:
         """Ask all workers at once."""
         senders = {flow.src[0] for flow in self.flows}
         for host in senders:
-            self._tell(host, {"count": True})
-        told = [json.loads(self._read(host)) for host in senders]
+            self._send(host, {"count": True})
+        answers = [json.loads(self._read(host)) for host in senders]
         return Count(
-            self._gather(told, lambda each, name: each["acked"][name]),
-            self._gather(told, lambda each, _: each["at_ns"]),
-            {self._flows[name]: port for each in told for name, port in each["sports"].items()},
+            self._gather(answers, lambda each, name: each["acked"][name]),
+            self._gather(answers, lambda each, _: each["at_ns"]),
+            {self._flows[name]: port for each in answers for name, port in each["sports"].items()},
         )
 
     def measure(self, seconds: float) -> Rates:
@@ -148,17 +148,17 @@ class Traffic:
         began = time.monotonic()
         senders = {flow.src[0] for flow in self.flows}
         for host in senders:
-            self._tell(host, {"round": length})
+            self._send(host, {"round": length})
         for host in senders:
             self._read(host)
         return time.monotonic() - began
 
     def _gather(
-        self, told: Sequence[Mapping[str, Any]], value: Callable[[Mapping[str, Any], str], int]
+        self, answers: Sequence[Mapping[str, Any]], value: Callable[[Mapping[str, Any], str], int]
     ) -> dict[PlannedFlow, int]:
-        return {self._flows[name]: value(each, name) for each in told for name in each["acked"]}
+        return {self._flows[name]: value(each, name) for each in answers for name in each["acked"]}
 
-    def _tell(self, host: str, command: Mapping[str, object]) -> None:
+    def _send(self, host: str, command: Mapping[str, object]) -> None:
         stream = self._workers[host].stdin
         assert stream is not None
         with self._lock:

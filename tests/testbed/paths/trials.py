@@ -15,7 +15,7 @@ from lockstep.topology import Topology
 from tests.testbed.fabric.building import build_fabric
 from tests.testbed.fabric.fabric import Fabric
 from tests.testbed.fabric.plan import ShapeOptions
-from tests.testbed.paths.flows import PlannedFlow, Planner, Ways, shift_by_a_leaf
+from tests.testbed.paths.flows import FlowLinks, PlannedFlow, Planner, shift_by_a_leaf
 from tests.testbed.paths.ports import PathProber, PortFinder, each_at_once, plan_entries
 from tests.testbed.paths.shim import ShimFiles, build
 from tests.testbed.paths.traffic import Rates, Traffic
@@ -145,9 +145,9 @@ class PathBench:
             stack.callback(self.prober.close)
             self.traffic.__exit__()
 
-    def plan(self, ways: Ways) -> None:
+    def plan(self, paths: FlowLinks) -> None:
         """Find ports for these flows and tell the shim; what others were told stays."""
-        self._entries |= plan_entries(self.fabric, self.finder, ways)
+        self._entries |= plan_entries(self.fabric, self.finder, paths)
         self._write()
 
     def forget_plan(self) -> None:
@@ -155,32 +155,32 @@ class PathBench:
         self._entries = {}
         self.files.plan.unlink(missing_ok=True)
 
-    def flows_off(self, ways: Ways) -> list[PlannedFlow]:
+    def flows_off(self, paths: FlowLinks) -> list[PlannedFlow]:
         """Return the flows that are known not to be on their planned way, by a probe of each one's own ports.
 
         Whose probes got lost stays where it is: a full queue is no reason to move.
         """
         sports = self.sports()
-        now = each_at_once(lambda flow: self.way_of(flow, sports.get(flow, 0)), list(ways))
-        return [flow for flow, way in ways.items() if now[flow] and not set(way) <= set(now[flow])]
+        now = each_at_once(lambda flow: self.links_of(flow, sports.get(flow, 0)), list(paths))
+        return [flow for flow, links in paths.items() if now[flow] and not set(links) <= set(now[flow])]
 
     def sports(self) -> dict[PlannedFlow, int]:
         """Return the port of each flow's last connection, as the shim reported it."""
         address = self.fabric.address_of
         flow_of = {(address(*flow.src), address(*flow.dst), flow.dport): flow for flow in self.flows}
-        told = sorted(read_reports(self.files.reports), key=lambda report: report.ts_ns)
-        ends = [((report.local, report.remote, report.dport), report.sport) for report in told]
+        reported = sorted(read_reports(self.files.reports), key=lambda report: report.ts_ns)
+        ends = [((report.local, report.remote, report.dport), report.sport) for report in reported]
         return {flow_of[end]: sport for end, sport in ends if end in flow_of}
 
-    def way_of(self, flow: PlannedFlow, sport: int) -> Sequence[str]:
+    def links_of(self, flow: PlannedFlow, sport: int) -> Sequence[str]:
         """Return the links of a flow; none when it is not known."""
         ports = (sport, flow.dport)
         return self.prober.find_paths(flow.src, flow.dst, [ports]).get(ports, ()) if sport else ()
 
     def enforced_share(self) -> float:
         """Return the share of the connections under the last plan of which the shim says that they follow it."""
-        told = [report for report in read_reports(self.files.reports) if report.generation == self._generation]
-        return sum(report.is_enforced for report in told) / len(told) if told else 0.0
+        reported = [report for report in read_reports(self.files.reports) if report.generation == self._generation]
+        return sum(report.is_enforced for report in reported) / len(reported) if reported else 0.0
 
     def _write(self) -> None:
         self._generation += 1
@@ -211,11 +211,11 @@ def sixteen_hosts() -> Topology:
 def run_pairs(topology: Topology, planner: Planner, options: TrialOptions) -> PairedTrials:
     """Build the fabric and return all pairs; takes about 10 s each."""
     flows = shift_by_a_leaf(topology)
-    ways = planner(topology, flows, {})
+    paths = planner(topology, flows, {})
     random = Random(options.seed)  # an order, no secret
     with open_bench(topology, flows, BenchOptions(options.seed)) as bench:
         single = measure_single(bench, options)
-        pairs = tuple(_run_pair(bench, ways, options, random) for _ in range(options.pairs))
+        pairs = tuple(_run_pair(bench, paths, options, random) for _ in range(options.pairs))
     return PairedTrials(len(topology.hosts), len(flows), single, pairs)
 
 
@@ -248,14 +248,14 @@ def run_once(bench: PathBench, flows: Sequence[PlannedFlow], options: TrialOptio
         bench.traffic.close()
 
 
-def _run_pair(bench: PathBench, ways: Ways, options: TrialOptions, random: Random) -> Pair:
+def _run_pair(bench: PathBench, paths: FlowLinks, options: TrialOptions, random: Random) -> Pair:
     rates: dict[str, Rates] = {}
     enforced = 0.0
     for kind in random.sample(["random", "planned"], 2):
         if kind == "random":
             bench.forget_plan()
         else:
-            bench.plan(ways)
+            bench.plan(paths)
         rates[kind] = run_once(bench, bench.flows, options)
         if kind == "planned":
             enforced = bench.enforced_share()

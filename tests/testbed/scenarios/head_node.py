@@ -100,7 +100,7 @@ class PlanningHead(HeadNode):
         """Return where the shim of a host tells what became of its connections."""
         return self._directory / host / "paths" / "reports"
 
-    def told(self, host: str) -> HostPaths | None:
+    def paths_of(self, host: str) -> HostPaths | None:
         """Return what the collector of a host was told last of the plan; None before that."""
         try:
             return HostPaths.model_validate_json(self.plan_of(host).with_name("plan.json").read_bytes())

@@ -11,11 +11,11 @@ from simulator.scenario import Expectation, Scenario
 
 
 @dataclass(frozen=True)
-class Said:
+class ReportedVerdict:
     """What an incident says from a moment on, as one who asks the API all the time hears it."""
 
     at_ns: int
-    look_ns: int  # end of the telemetry that it was said of; what is later was spent on its way and on judging
+    evaluated_ns: int  # end of the telemetry that it was said of; what is later was spent on its way and on judging
     incident: str
     fault_class: str
     component: str
@@ -30,16 +30,16 @@ class Said:
 class Listener:
     """Remembers what incidents said, each time that it was something new."""
 
-    said: list[Said] = field(default_factory=list)
+    reported: list[ReportedVerdict] = field(default_factory=list)
 
-    def hear(self, incidents: Iterable[dict[str, Any]], now_ns: int) -> None:
+    def receive(self, incidents: Iterable[dict[str, Any]], now_ns: int) -> None:
         """Note what is new in the incidents as the API gives them."""
-        last = {each.incident: (each.fault_class, each.component) for each in self.said}
+        last = {each.incident: (each.fault_class, each.component) for each in self.reported}
         for incident in incidents:
             verdict = incident["verdict"]
             if last.get(incident["id"]) != (verdict["class"], verdict["component"]):
                 words = verdict["class"], verdict["component"], verdict["confidence"]
-                self.said.append(Said(now_ns, incident["updated_ns"], incident["id"], *words))
+                self.reported.append(ReportedVerdict(now_ns, incident["updated_ns"], incident["id"], *words))
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Outcome:
     began_ns: int
     incidents: tuple[dict[str, Any], ...]
     pace: Pace
-    said: tuple[Said, ...] = ()
+    reported: tuple[ReportedVerdict, ...] = ()
 
     @property
     def steps(self) -> int:
@@ -100,9 +100,9 @@ class Outcome:
     def is_right(self) -> bool:
         return not self.missed and not self.wrong
 
-    def first_right(self) -> Said | None:
+    def first_right(self) -> ReportedVerdict | None:
         """Return the first right thing that was said after the fault; None when nothing was."""
-        after = (each for each in self.said if each.at_ns >= self.pace.broke_ns)
+        after = (each for each in self.reported if each.at_ns >= self.pace.broke_ns)
         return next((each for each in after if any(each.is_right(wanted) for wanted in self.scenario.expect)), None)
 
     def _is_right(self, incident: dict[str, Any], wanted: Expectation) -> bool:

@@ -55,8 +55,8 @@ class JobOptions:
 def read_log(log: Path) -> dict[int, LoggedStep]:
     """Return what was told last of each step."""
     lines = log.read_text().splitlines() if log.exists() else []
-    told = [LoggedStep.model_validate_json(line) for line in lines if line.endswith("}")]
-    return {line.step: line for line in told}
+    steps = [LoggedStep.model_validate_json(line) for line in lines if line.endswith("}")]
+    return {line.step: line for line in steps}
 
 
 def parse_layout(text: str) -> tuple[int, int]:

@@ -26,7 +26,7 @@ class _Member:
     def command(self, command: Command) -> None:
         self.control.sendall(f"{command.model_dump_json()}\n".encode())
 
-    def hear(self) -> Reply:
+    def receive(self) -> Reply:
         """Return its next reply: one short line, which arrives whole."""
         line = self.control.recv(1 << 16)
         if not line:
@@ -45,10 +45,10 @@ class _Member:
 class Coordinator:
     """The live workers of a job; each does `live` with its line to the coordinator."""
 
-    def __init__(self, plan: TrainingPlan, live: Live, tell: Callable[[LossLine], None]) -> None:
+    def __init__(self, plan: TrainingPlan, live: Live, report: Callable[[LossLine], None]) -> None:
         self._plan = plan
         self._live = live
-        self._tell = tell
+        self._report = report
         self._members: dict[Worker, _Member] = {}
         self._failed: set[Worker] = set()
         self._kills = sorted(plan.kills, key=lambda kill: (kill.step, kill.after_ops or 0))
@@ -100,7 +100,7 @@ class Coordinator:
 
     def _run_steps(self, first: int, joined: list[Worker]) -> int:
         """Let the live workers go on to the next change of members; return the step that all of them have reached."""
-        self._tell_losses(first)
+        self._report_losses(first)
         end = min([step for step in self._boundaries() if step > first] + [self._plan.steps])
         victim = next((kill for kill in self._kills if kill.after_ops is not None and kill.step < end), None)
         failed = tuple(sorted(self._failed))
@@ -109,19 +109,19 @@ class Coordinator:
         for worker, member in self._members.items():
             spot = (victim.step, victim.after_ops) if victim and victim.worker == worker else None
             member.command(command.model_copy(update={"stand_at": spot}))
-        return self._hear_all(victim)
+        return self._receive_all(victim)
 
     def _boundaries(self) -> list[int]:
         return [rejoin.step for rejoin in self._rejoins] + [
             kill.step for kill in self._kills if kill.after_ops is None
         ]
 
-    def _tell_losses(self, step: int) -> None:
+    def _report_losses(self, step: int) -> None:
         for worker, exit_code in self._untold:
-            self._tell(LossLine(lost=worker, exit_code=exit_code, step=step))
+            self._report(LossLine(lost=worker, exit_code=exit_code, step=step))
         self._untold.clear()
 
-    def _hear_all(self, victim: Kill | None) -> int:
+    def _receive_all(self, victim: Kill | None) -> int:
         """Wait for all replies, kill the victim at its spot, and return the steps that all survivors have settled."""
         replies: dict[Worker, Reply] = {}
         with selectors.DefaultSelector() as selector:
@@ -132,7 +132,7 @@ class Coordinator:
                 if not ready:
                     raise LockstepError(f"of {sorted(self._members)} only {sorted(replies)} have answered")
                 for key, _ in ready:
-                    reply = self._members[key.data].hear()
+                    reply = self._members[key.data].receive()
                     selector.unregister(key.fileobj)
                     if reply.state == "standing" and victim:
                         self._lose(victim)

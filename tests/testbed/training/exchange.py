@@ -13,10 +13,10 @@ from tests.testbed.training.vectors import flatten, unflatten
 class Exchange:
     """One meeting of the live workers; ends with `close`, or breaks with RuntimeError when a worker is gone."""
 
-    def __init__(self, worker: Worker, live: list[Worker], place: Path, timeout_s: float) -> None:
+    def __init__(self, worker: Worker, live: list[Worker], path: Path, timeout_s: float) -> None:
         self.live = sorted(live)
         self._sent: list[tuple[distributed.Work, Tensor]] = []
-        meet(Seat(self.live.index(worker), len(live), files_at(place)), timeout_s)
+        meet(Seat(self.live.index(worker), len(live), files_at(path)), timeout_s)
         stages = sorted({peer.stage for peer in live})
         groups = {stage: distributed.new_group(self._ranks_of(stage)) for stage in stages}
         self._stage = groups[worker.stage]

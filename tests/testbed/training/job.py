@@ -52,7 +52,7 @@ def read_run(folder: Path) -> TrainingRun:
     for line in (folder / _LINES).read_text().splitlines():
         if line.startswith('{"lost"'):
             losses.append(LossLine.model_validate_json(line))
-            steps = [told for told in steps if told.step < losses[-1].step]
+            steps = [earlier for earlier in steps if earlier.step < losses[-1].step]
         else:
             steps.append(StepLine.model_validate_json(line))
     return TrainingRun(steps, losses)
@@ -68,11 +68,11 @@ def run_here(plan: TrainingPlan) -> None:
     plan.folder.mkdir(parents=True, exist_ok=True)
     file = os.open(plan.folder / _LINES, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
-    def tell(line: Frozen) -> None:
+    def report(line: Frozen) -> None:
         os.write(file, f"{line.model_dump_json()}\n".encode())  # whole: workers share the file
 
     try:
-        Coordinator(plan, lambda worker, control: serve(plan, worker, control, tell), tell).run()
+        Coordinator(plan, lambda worker, control: serve(plan, worker, control, report), report).run()
     finally:
         os.close(file)
 

@@ -19,31 +19,31 @@ class Seat:
 
     rank: int
     ranks: int
-    places: Sequence[str]
+    addresses: Sequence[str]
 
 
 def find_seat(env: Mapping[str, str], rendezvous: Path | None) -> Seat:
     """Return this process's seat as Slurm or torchrun tell it; BadInput if they do not."""
     for rank, ranks in _NUMBERS:
         if rank in env and ranks in env:
-            return Seat(int(env[rank]), int(env[ranks]), _find_places(env, rendezvous))
+            return Seat(int(env[rank]), int(env[ranks]), _find_addresses(env, rendezvous))
     raise BadInput("which rank is this? neither SLURM_PROCID and SLURM_NTASKS nor RANK and WORLD_SIZE are set")
 
 
-def files_at(place: Path) -> list[str]:
-    """Return a file for each try; `place` is a path that no other meeting uses."""
-    return [f"file://{place.absolute()}.{number}" for number in range(_TRIES)]
+def files_at(path: Path) -> list[str]:
+    """Return a file for each try; `path` is one that no other meeting uses."""
+    return [f"file://{path.absolute()}.{number}" for number in range(_TRIES)]
 
 
 def meet(seat: Seat, timeout_s: float) -> None:
     """Join the default group at the first place to which all ranks come; LockstepError if there is none."""
     complaints = []
-    for place in seat.places:
+    for address in seat.addresses:
         try:
-            _meet_at(place, seat, timeout_s)
+            _meet_at(address, seat, timeout_s)
             return
         except RuntimeError as error:
-            complaints.append(f"{place}: {error}")
+            complaints.append(f"{address}: {error}")
             part()
     raise LockstepError(f"rank {seat.rank} of {seat.ranks} could not meet the others at {'; '.join(complaints)}")
 
@@ -56,7 +56,7 @@ def part() -> None:
         distributed.destroy_process_group()
 
 
-def _find_places(env: Mapping[str, str], rendezvous: Path | None) -> list[str]:
+def _find_addresses(env: Mapping[str, str], rendezvous: Path | None) -> list[str]:
     if rendezvous:
         return files_at(rendezvous / "-".join(["meeting", *(env.get(name, "0") for name in _START)]))
     if "MASTER_ADDR" in env and "MASTER_PORT" in env:
@@ -64,9 +64,11 @@ def _find_places(env: Mapping[str, str], rendezvous: Path | None) -> list[str]:
     raise BadInput("where do the ranks meet? give --rendezvous, or set MASTER_ADDR and MASTER_PORT")
 
 
-def _meet_at(place: str, seat: Seat, timeout_s: float) -> None:
+def _meet_at(address: str, seat: Seat, timeout_s: float) -> None:
     from torch import distributed
 
     timeout = datetime.timedelta(seconds=timeout_s)
-    distributed.init_process_group("gloo", init_method=place, rank=seat.rank, world_size=seat.ranks, timeout=timeout)
+    distributed.init_process_group(
+        "gloo", init_method=address, rank=seat.rank, world_size=seat.ranks, timeout=timeout
+    )
     distributed.barrier()  # the group counts only if it works for everybody

@@ -20,7 +20,7 @@ def state_file(folder: Path, worker: Worker) -> Path:
     return folder / f"state-{worker.pipeline}-{worker.stage}.pt"
 
 
-def serve(plan: TrainingPlan, worker: Worker, control: socket.socket, tell: Callable[[StepLine], None]) -> None:
+def serve(plan: TrainingPlan, worker: Worker, control: socket.socket, report: Callable[[StepLine], None]) -> None:
     """Follow the commands that come until one asks for no steps, then save the state."""
     torch.set_num_threads(1)
     module = build_stage(plan.model, worker.stage)
@@ -34,7 +34,7 @@ def serve(plan: TrainingPlan, worker: Worker, control: socket.socket, tell: Call
                     state_file(plan.folder, worker),
                 )
                 return
-            answer(control, _obey(plan, stage, command, Observers(_stand(control, stage, command), tell)))
+            answer(control, _obey(plan, stage, command, Observers(_stand(control, stage, command), report)))
 
 
 def answer(control: socket.socket, reply: Reply) -> None:
@@ -46,8 +46,8 @@ def _obey(plan: TrainingPlan, stage: Stage, command: Command, observers: Observe
     schedule = find_schedule(plan, frozenset(command.failed))
     if stage.worker not in command.joined:
         stage.optimizer.go_back(command.first)
-    place = plan.folder / f"meeting-{command.generation}"
-    exchange = Exchange(stage.worker, sorted(schedule.ops), place, plan.timeout_s)
+    path = plan.folder / f"meeting-{command.generation}"
+    exchange = Exchange(stage.worker, sorted(schedule.ops), path, plan.timeout_s)
     try:
         episode = Episode(plan, stage, schedule, exchange)
         episode.share_state(list(command.joined), command.first)

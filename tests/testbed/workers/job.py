@@ -25,8 +25,8 @@ class Loopback:
     def address_of(self, host: str, nic: str) -> str:
         """Return the address of a NIC; the same each time.
 
-        >>> place = Loopback()
-        >>> place.address_of("h0", "eth0"), place.address_of("h0", "eth1"), place.address_of("h0", "eth0")
+        >>> network = Loopback()
+        >>> network.address_of("h0", "eth0"), network.address_of("h0", "eth1"), network.address_of("h0", "eth0")
         ('127.77.0.1', '127.77.0.2', '127.77.0.1')
         """
         number = (
@@ -40,7 +40,7 @@ class Loopback:
         return subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL)
 
 
-class Place(Protocol):
+class Network(Protocol):
     """Where hosts are: a fabric of namespaces, or this machine's loopback addresses."""
 
     def address_of(self, host: str, nic: str) -> str: ...
@@ -104,7 +104,7 @@ class RankProcess:
         """The connections by which it sends."""
         return [_read_socket(line.split()) for line in self.lines if line.startswith("connection ")]
 
-    def tell(self, line: str) -> None:
+    def command(self, line: str) -> None:
         """Write a control line (nccl_plugin/tests/worker_control.c has them all)."""
         os.write(self.control, f"{line}\n".encode())
 
@@ -133,7 +133,7 @@ class Job:
 
     def __init__(self, ranks: Sequence[RankProcess]) -> None:
         self.ranks = tuple(ranks)
-        self._is_told = False
+        self._is_closed = False
 
     def __enter__(self) -> "Job":
         return self
@@ -144,10 +144,10 @@ class Job:
             rank.process.wait(_END_S)
         self._end_lines()
 
-    def tell(self, line: str) -> None:
+    def command(self, line: str) -> None:
         """Tell every rank the same."""
         for rank in self.ranks:
-            rank.tell(line)
+            rank.command(line)
 
     def wait_for(self, word: str, limit_s: float = _LIMIT_S) -> None:
         """Return when every rank has said it: `ready`, `done`; LockstepError when one has ended instead."""
@@ -169,14 +169,14 @@ class Job:
         return [rank.process.wait(limit_s) for rank in self.ranks]
 
     def _end_lines(self) -> None:
-        if not self._is_told:
-            self._is_told = True
+        if not self._is_closed:
+            self._is_closed = True
             for rank in self.ranks:
                 os.close(rank.control)
 
 
 def start_job(
-    place: Place,
+    network: Network,
     plan: JobPlan,
     built: Path,
     folder: Path,
@@ -197,7 +197,7 @@ def start_job(
         ranks = []
         for rank in range(plan.layout.ranks):
             words = [*command, str(rank), "--limit-s", str(limit_s)]
-            ranks.append(_start_rank(place, plan, rank, folder, words, environment or {}))
+            ranks.append(_start_rank(network, plan, rank, folder, words, environment or {}))
             started.push(Job(ranks[-1:]))
         started.pop_all()
     return Job(ranks)
@@ -226,10 +226,10 @@ def environment_of(plan: JobPlan, rank: int, folder: Path) -> dict[str, str]:
 
 
 def _start_rank(
-    place: Place, plan: JobPlan, rank: int, folder: Path, command: Sequence[str], environment: Mapping[str, str]
+    network: Network, plan: JobPlan, rank: int, folder: Path, command: Sequence[str], environment: Mapping[str, str]
 ) -> RankProcess:
     host = plan.hosts[rank]
-    addresses = [place.address_of(host, nic) for nic in plan.nics]
+    addresses = [network.address_of(host, nic) for nic in plan.nics]
     (folder / f"rank{rank}.job").write_text(write_job(plan, rank, addresses))
     pipe = folder / f"rank{rank}.control"
     os.mkfifo(pipe)
@@ -237,7 +237,7 @@ def _start_rank(
     ours = {name: value for name, value in os.environ.items() if not name.startswith(("LOCKSTEP_", "NCCL_"))}
     env = ours | environment_of(plan, rank, folder) | dict(environment)
     try:
-        process = place.run_in(host, command, env)
+        process = network.run_in(host, command, env)
     except BaseException:
         os.close(control)
         raise

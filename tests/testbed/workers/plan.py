@@ -120,7 +120,7 @@ class JobPlan:
 def write_job(plan: JobPlan, rank: int, addresses: Sequence[str]) -> str:
     """Return the job file of a rank; `addresses` are those of its host's NICs, in the order of the plan."""
     kinds = plan.kinds
-    places = {kind: place for place, kind in enumerate(kinds)}
+    indices = {kind: index for index, kind in enumerate(kinds)}
     lines = [
         f"rank {rank} {plan.layout.ranks}",
         *(f"host {other} {host}" for other, host in enumerate(plan.hosts)),
@@ -128,9 +128,9 @@ def write_job(plan: JobPlan, rank: int, addresses: Sequence[str]) -> str:
         f"sizes {plan.chunk_bytes} {plan.buffer_bytes}",
         f"steps {plan.steps} {plan.seed}",
         *(_comm_line(plan, rank, kind) for kind in kinds),
-        *_port_lines(plan, rank, places),
-        *_item_lines(plan, rank, plan.step, places),
-        *(["second", *_item_lines(plan, rank, plan.second_step, places)] if plan.second_step else []),
+        *_port_lines(plan, rank, indices),
+        *_item_lines(plan, rank, plan.step, indices),
+        *(["second", *_item_lines(plan, rank, plan.second_step, indices)] if plan.second_step else []),
     ]
     return "\n".join(lines) + "\n"
 
@@ -140,17 +140,17 @@ def _comm_line(plan: JobPlan, rank: int, kind: Kind) -> str:
     return f"comm {plan.comm_id(kind, group):x} {kind} {' '.join(map(str, group))}"
 
 
-def _port_lines(plan: JobPlan, rank: int, places: Mapping[Kind, int]) -> Iterator[str]:
+def _port_lines(plan: JobPlan, rank: int, indices: Mapping[Kind, int]) -> Iterator[str]:
     for (kind, channel, src, dst), port in plan.source_ports.items():
-        if src == rank and kind in places:
+        if src == rank and kind in indices:
             peer = plan.layout.group_of(kind, rank).index(dst)
-            yield f"port {places[kind]} {channel} {peer} {port}"
+            yield f"port {indices[kind]} {channel} {peer} {port}"
 
 
-def _item_lines(plan: JobPlan, rank: int, items: Sequence[Item], places: Mapping[Kind, int]) -> Iterator[str]:
+def _item_lines(plan: JobPlan, rank: int, items: Sequence[Item], indices: Mapping[Kind, int]) -> Iterator[str]:
     begins_group = True  # whether the hop that opens the present group was passed over, or there is none
     for item in items:
-        line = _item_line(plan, rank, item, places)
+        line = _item_line(plan, rank, item, indices)
         is_joined = isinstance(item, Hop) and item.joined
         if line:
             yield f"with {line}" if is_joined and not begins_group else _opening(item, line)
@@ -163,15 +163,15 @@ def _opening(item: Item, line: str) -> str:
     return line if isinstance(item, Compute) else f"op {line}"
 
 
-def _item_line(plan: JobPlan, rank: int, item: Item, places: Mapping[Kind, int]) -> str:
+def _item_line(plan: JobPlan, rank: int, item: Item, indices: Mapping[Kind, int]) -> str:
     """Return the facts of an item; none for a hop that leads out of the group."""
     match item:
         case Compute(ms=ms, noise=noise):
             return f"compute {ms} {noise} sleep"
         case Collective(comm=kind, func=func, algo=algo, bytes=size, channels=channels):
-            return f"{places[kind]} {func} {algo} {size} {channels} {ALONE}"
+            return f"{indices[kind]} {func} {algo} {size} {channels} {ALONE}"
         case Hop(comm=kind, func=func, bytes=size, channels=channels):
             group = plan.layout.group_of(kind, rank)
             peer = group.index(rank) + item.offset
             is_there = 0 <= peer < len(group) and item.offset != 0
-            return f"{places[kind]} {func} RING {size} {channels} {peer}" if is_there else ""
+            return f"{indices[kind]} {func} RING {size} {channels} {peer}" if is_there else ""

@@ -19,14 +19,14 @@ def test_slurm_comes_first_and_a_folder_before_an_address() -> None:
     seat = find_seat({**TORCHRUN, **SLURM}, Path("/shared"))
 
     assert (seat.rank, seat.ranks) == (1, 3)
-    assert seat.places[0].startswith("file:///shared/meeting-42-")
-    assert len(set(seat.places)) == 3
+    assert seat.addresses[0].startswith("file:///shared/meeting-42-")
+    assert len(set(seat.addresses)) == 3
 
 
 def test_job_that_is_requeued_meets_elsewhere() -> None:
     first, again = (find_seat({**SLURM, "SLURM_RESTART_COUNT": count}, Path("/shared")) for count in "01")
 
-    assert not set(first.places) & set(again.places)
+    assert not set(first.addresses) & set(again.addresses)
 
 
 def test_rank_without_number_or_place_says_what_is_missing() -> None:

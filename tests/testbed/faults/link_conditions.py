@@ -199,7 +199,7 @@ def _expressions(share: float) -> list[bytes]:
     ]
 
 
-class Wires:
+class LinkConditions:
     """All cables of a fabric; knows what was done to each, so that only differences are done."""
 
     def __init__(self, fabric: Fabric) -> None:

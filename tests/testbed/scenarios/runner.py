@@ -164,7 +164,7 @@ class Stage:
     job: Job
 
 
-def tell(scenario: Scenario, seed: int, note: Note, keep: Path | None = None) -> Outcome:
+def run_scenario(scenario: Scenario, seed: int, note: Note, keep: Path | None = None) -> Outcome:
     """Tell a scenario in real time and return what was said of it; needs root, and leaves nothing behind."""
     check_playable(scenario)
     with ExitStack() as stack:
@@ -173,7 +173,7 @@ def tell(scenario: Scenario, seed: int, note: Note, keep: Path | None = None) ->
         began_ns, listener = SystemClock().now_ns(), Listener()
         broke_ns = _play(scenario, stage, note, listener)
         pace = Pace(broke_ns or began_ns, _step_ends(stage.job))
-        return Outcome(cast_truth(scenario), began_ns, tuple(stage.head.incidents()), pace, tuple(listener.said))
+        return Outcome(cast_truth(scenario), began_ns, tuple(stage.head.incidents()), pace, tuple(listener.reported))
 
 
 @contextmanager
@@ -202,18 +202,18 @@ def _set(scenario: Scenario, seed: int, folder: Path, note: Note) -> Iterator[St
 def _play(scenario: Scenario, stage: Stage, note: Note, listener: Listener) -> int | None:
     """Follow the timeline to the scenario's end, and listen; return when the first fault was there."""
     clock = SystemClock()
-    begin_ns, told, broke_ns = clock.monotonic_ns(), set[Fault](), None
+    begin_ns, begun, broke_ns = clock.monotonic_ns(), set[Fault](), None
     with Breaker(stage.fabric, lambda part: _processes_of(scenario, stage.job, part)) as breaker:
         now_s = 0.0
         while now_s < scenario.duration_s:
             breaker.follow(scenario.timeline, now_s)
-            for fault in (t for t in scenario.timeline if t.at_s <= now_s and t not in told):
-                told.add(fault)
+            for fault in (t for t in scenario.timeline if t.at_s <= now_s and t not in begun):
+                begun.add(fault)
                 note(f"{now_s:.0f} s: {fault.part or 'the job'} {fault.effect}")
-                _tell_ranks(scenario, stage.job, fault)
+                _command_ranks(scenario, stage.job, fault)
                 broke_ns = broke_ns or (clock.now_ns() if fault.effect not in BENIGN else None)
             with suppress(httpx.TransportError):  # busy: it is asked again
-                listener.hear(stage.head.incidents(), clock.now_ns())
+                listener.receive(stage.head.incidents(), clock.now_ns())
             clock.wait(threading.Event(), _POLL_S)
             now_s = (clock.monotonic_ns() - begin_ns) / NS_PER_S
     return broke_ns
@@ -225,12 +225,12 @@ def _step_ends(job: Job) -> tuple[int, ...]:
     return tuple(max(step) for step in zip(*ends, strict=False))
 
 
-def _tell_ranks(scenario: Scenario, job: Job, fault: Fault) -> None:
+def _command_ranks(scenario: Scenario, job: Job, fault: Fault) -> None:
     step = max((len(rank.steps) for rank in job.ranks), default=0)
     for line in lines_for(fault, step):
         ranks = range(len(job.ranks)) if fault.effect == "heal" else ranks_of(scenario, fault)
         for rank in ranks:
-            job.ranks[rank].tell(line)
+            job.ranks[rank].run_scenario(line)
 
 
 def _processes_of(scenario: Scenario, job: Job, part: str) -> list[int]:
