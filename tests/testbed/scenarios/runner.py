@@ -230,7 +230,7 @@ def _command_ranks(scenario: Scenario, job: Job, fault: Fault) -> None:
     for line in lines_for(fault, step):
         ranks = range(len(job.ranks)) if fault.effect == "heal" else ranks_of(scenario, fault)
         for rank in ranks:
-            job.ranks[rank].run_scenario(line)
+            job.ranks[rank].command(line)
 
 
 def _processes_of(scenario: Scenario, job: Job, part: str) -> list[int]:
