@@ -67,7 +67,7 @@ def test_every_setting_that_the_kit_gives_is_one_that_the_plugin_reads() -> None
 def test_every_word_of_the_plans_is_one_that_the_rank_program_plays(tmp_path: Path) -> None:
     overhead, load, traces = module("overhead"), module("load"), module("traces")
     experiment = experiment_of(["none"])
-    planned = overhead.words_of(experiment, {"none": Path("libnccl.so.2")}, 0, tmp_path, turn=0, rounds=1)
+    planned = overhead.words_of(experiment, {"none": Path("libnccl.so.2")}, 0, tmp_path, pair=0, rounds=1)
     planned += [
         *load.MIXED_WORDS,
         *(scenario.word for scenario in traces.SCENARIOS if scenario.word),
@@ -90,7 +90,7 @@ def experiment_of(names: list[str]) -> object:
 def test_all_ranks_visit_every_configuration_once_a_round_in_the_same_order_of_its_own(tmp_path: Path) -> None:
     overhead, experiment = module("overhead"), experiment_of(["a", "b", "c", "d", "e"])
     libraries = {name: tmp_path / name for name in "abcde"}
-    words, others = (overhead.words_of(experiment, libraries, rank, tmp_path, turn=1, rounds=4) for rank in (0, 1))
+    words, others = (overhead.words_of(experiment, libraries, rank, tmp_path, pair=1, rounds=4) for rank in (0, 1))
     used = [word.removeprefix("use=") for word in words if word.startswith("use=")]
     rounds = ["".join(used[begin : begin + 5]) for begin in range(0, 20, 5)]
     assert words == others
