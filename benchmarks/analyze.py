@@ -171,9 +171,9 @@ def is_equal(one: Excess | None, other: Excess | None) -> bool:
 
 def single_operations(ranks: int) -> Operations:
     """Return the operations of a job of tensor parallel groups, one row a rank and operation."""
-    rank, turn = (column.reshape(-1) for column in np.meshgrid(np.arange(ranks), np.arange(_SINGLE_OPERATIONS)))
+    rank, number = (column.reshape(-1) for column in np.meshgrid(np.arange(ranks), np.arange(_SINGLE_OPERATIONS)))
     return _as_operations(
-        rank, comm=rank // _GROUP, comm_rank=rank % _GROUP, turn=turn, step_ns=NS_PER_S // 3, own_ns=200_000_000
+        rank, comm=rank // _GROUP, comm_rank=rank % _GROUP, number=number, step_ns=NS_PER_S // 3, own_ns=200_000_000
     )
 
 
@@ -181,12 +181,12 @@ def sums_of_seconds(ranks: int) -> Operations:
     """Return what each rank of a job did in each of some seconds, one row a rank and second."""
     rank, second = (column.reshape(-1) for column in np.meshgrid(np.arange(ranks), np.arange(_SECONDS)))
     return _as_operations(
-        rank, comm=np.zeros_like(rank), comm_rank=rank, turn=second, step_ns=NS_PER_S, own_ns=600_000_000
+        rank, comm=np.zeros_like(rank), comm_rank=rank, number=second, step_ns=NS_PER_S, own_ns=600_000_000
     )
 
 
 def _as_operations(
-    rank: np.ndarray, comm: np.ndarray, comm_rank: np.ndarray, turn: np.ndarray, step_ns: int, own_ns: int
+    rank: np.ndarray, comm: np.ndarray, comm_rank: np.ndarray, number: np.ndarray, step_ns: int, own_ns: int
 ) -> Operations:
     noise = np.random.default_rng(_SEED)
     own = own_ns * (1 + noise.normal(0, 0.005, len(rank)) + np.where(rank == _LATE, _LATE_BY, 0.0))
@@ -199,10 +199,10 @@ def _as_operations(
         func=zeros.astype(np.uint64),
         sends=zeros > 0,
         peer=zeros - 1,
-        seq=turn,
+        seq=number,
         replay=zeros,
         size=zeros + 1,
-        start_ns=turn * step_ns + gap_ns.astype(np.int64),
+        start_ns=number * step_ns + gap_ns.astype(np.int64),
         dur_ns=step_ns - gap_ns,
         gap_ns=gap_ns,
         gpu_ns=gap_ns * noise.random(len(rank)),

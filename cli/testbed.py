@@ -38,9 +38,9 @@ def run(
     as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
 ) -> None:
     """Play a scenario in real time: real ranks, collectors, gateway, store and analyzer; compare the verdicts."""
-    told = find_scenario(scenario)
-    err.print(f"scenario {told.name}, {told.ranks} ranks, {told.duration_s:g} s, seed {seed}")
-    outcome = run_scenario(told, seed, lambda text: err.print(text, style="dim"), keep)
+    chosen = find_scenario(scenario)
+    err.print(f"scenario {chosen.name}, {chosen.ranks} ranks, {chosen.duration_s:g} s, seed {seed}")
+    outcome = run_scenario(chosen, seed, lambda text: err.print(text, style="dim"), keep)
     _print(outcome, as_json)
     if not outcome.is_right:
         raise LockstepError(_what_went_wrong(outcome))
@@ -55,11 +55,11 @@ def loop(
     """Make a link slow under a running job, and tell when it was named, left, and the job fast again."""
     with ExitStack() as stack:
         folder = keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lockstep-loop-"))) / "loop"
-        told = run_loop(folder, LoopOptions(share=share, seed=seed), lambda text: err.print(text, style="dim"))
-    for line in describe(told):
+        timeline = run_loop(folder, LoopOptions(share=share, seed=seed), lambda text: err.print(text, style="dim"))
+    for line in describe(timeline):
         out.print(line, highlight=False)
-    if not told.is_closed:
-        raise LockstepError(f"the loop was not closed: {told.link} was not named, or the job is still slow")
+    if not timeline.is_closed:
+        raise LockstepError(f"the loop was not closed: {timeline.link} was not named, or the job is still slow")
 
 
 @app.command("down")
@@ -73,10 +73,13 @@ def down(
 
 def _print(outcome: Outcome, as_json: bool) -> None:
     if as_json:
-        told = {"scenario": outcome.scenario.name, "steps": outcome.steps, "right": outcome.is_right}
+        summary = {"scenario": outcome.scenario.name, "steps": outcome.steps, "right": outcome.is_right}
         out.print_json(
-            data=told
-            | {"heard": [_heard(outcome, said) for said in outcome.reported], "incidents": list(outcome.incidents)}
+            data=summary
+            | {
+                "heard": [_describe(outcome, verdict) for verdict in outcome.reported],
+                "incidents": list(outcome.incidents),
+            }
         )
         return
     for incident in outcome.incidents:
@@ -89,18 +92,18 @@ def _print(outcome: Outcome, as_json: bool) -> None:
     out.print(f"{outcome.steps} steps; {'as expected' if outcome.is_right else 'not as expected'}")
 
 
-def _heard(outcome: Outcome, said: ReportedVerdict) -> dict[str, object]:
+def _describe(outcome: Outcome, verdict: ReportedVerdict) -> dict[str, object]:
     pace = outcome.pace
     return {
-        "class": said.fault_class,
-        "component": said.component,
-        "confidence": said.confidence,
-        "seconds": round(pace.seconds_until(said.at_ns), 3),
-        "seconds_of_telemetry": round(pace.seconds_until(said.evaluated_ns), 3),
-        "steps": pace.steps_until(said.at_ns),
-        "within_floor": pace.is_within(said.at_ns, 5, 5.0),
-        "within_goal": pace.is_within(said.at_ns, 3, 2.0),
-        "right": any(said.is_right(wanted) for wanted in outcome.scenario.expect),
+        "class": verdict.fault_class,
+        "component": verdict.component,
+        "confidence": verdict.confidence,
+        "seconds": round(pace.seconds_until(verdict.at_ns), 3),
+        "seconds_of_telemetry": round(pace.seconds_until(verdict.evaluated_ns), 3),
+        "steps": pace.steps_until(verdict.at_ns),
+        "within_floor": pace.is_within(verdict.at_ns, 5, 5.0),
+        "within_goal": pace.is_within(verdict.at_ns, 3, 2.0),
+        "right": any(verdict.is_right(wanted) for wanted in outcome.scenario.expect),
     }
 
 
