@@ -290,12 +290,15 @@ def _write_config(path: Path, memory_bytes: int) -> Path:
     min_compressed_bytes_to_fsync_after_merge: what a merge wrote is on disk before what it read may go.
     old_parts_lifetime: what was merged away is kept this long, on disk and with 15 kB each in memory; the engine
     looks for it that often too.
+    memory_worker_use_cgroup: the engine would take all that runs in our control group for its own memory, a browser
+    or a training job beside us, and refuse everything once that is over the limit.
     min_bytes_for_wide_part: a merge of two parts with a file for each column takes 40 MB, however small they are.
     """
     config = path / "engine.xml"
     config.write_text(
         "<clickhouse>"
         f"<max_server_memory_usage>{memory_bytes}</max_server_memory_usage>"
+        "<memory_worker_use_cgroup>0</memory_worker_use_cgroup>"
         f"<query_condition_cache_size>{_CONDITION_CACHE_BYTES}</query_condition_cache_size>"
         "<merge_tree>"
         "<min_compressed_bytes_to_fsync_after_merge>1</min_compressed_bytes_to_fsync_after_merge>"

@@ -73,14 +73,15 @@ def test_a_config_xml_in_the_working_directory_changes_nothing(tmp_path: Path, c
         f"""
         from lockstep.store.store import open_store
         with open_store("chdb://{tmp_path}/store", memory_bytes=1 << 30) as store:
-            cap = store.query_system(
-                "SELECT value FROM system.server_settings WHERE name = 'max_server_memory_usage'"
+            memory = store.query_system(
+                "SELECT value FROM system.server_settings"
+                " WHERE name IN ('max_server_memory_usage', 'memory_worker_use_cgroup') ORDER BY name"
             )
-            print(cap["value"][0])
+            print(*memory["value"].to_pylist())
         """,
         tmp_path,
     )
-    assert child.stdout.strip() == str(1 << 30), child.stderr
+    assert child.stdout.split() == [str(1 << 30), "0"], child.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.xml", "store"]
 
 
