@@ -1,10 +1,11 @@
 # ruff: noqa: T201, TID251 -- lockstep.clock is not installed where there is a GPU
 """Gives every rank a host of its own on the network: namespaces on a bridge, by rtnetlink, without `ip` and `tc`.
 
-As a program, inside a namespace: `namespaces.py join PID...` | `namespaces.py address eth0 10.77.0.1` |
-`namespaces.py limit eth0 BYTES_PER_S`, which waits for a line of input before it acts.
+As a program, inside a namespace: `namespaces.py join eth0 PID...` | `namespaces.py address eth0 10.77.0.1` |
+`namespaces.py limit eth0 BYTES_PER_S`, which waits for a line of input before it acts | `namespaces.py down eth0`.
 """
 
+import ctypes
 import os
 import socket
 import struct
@@ -16,7 +17,7 @@ from types import TracebackType
 
 # From linux/rtnetlink.h, if_link.h and pkt_sched.h.
 NEWLINK, NEWADDR, NEWQDISC = 16, 20, 36
-REQUEST, ACK, EXCL, CREATE = 0x1, 0x4, 0x200, 0x400
+REQUEST, ACK, REPLACE, EXCL, CREATE = 0x1, 0x4, 0x100, 0x200, 0x400
 IFLA_IFNAME, IFLA_MASTER, IFLA_LINKINFO, IFLA_NET_NS_PID = 3, 10, 18, 19
 INFO_KIND, INFO_DATA, VETH_PEER = 1, 2, 1
 IFA_ADDRESS, IFA_LOCAL = 1, 2
@@ -25,19 +26,29 @@ TC_HANDLE, TC_ROOT = 0x10000, 0xFFFFFFFF
 BURST_BYTES, QUEUE_BYTES = 128 << 10, 1 << 20
 
 
-class RankNetwork:
-    """One namespace per rank with an `eth0`, joined by a bridge in a namespace of its own; all gone on exit."""
+NETWORKS = {"eth0": "10.77.0", "mgmt0": "10.78.0"}  # what ranks talk over, and what is for everything else
+HEAD = 254  # the last byte of the bridge's own address
 
-    def __init__(self, ranks: int) -> None:
+
+class RankNetwork:
+    """One namespace per rank with an `eth0`, joined by a bridge in a namespace of its own; all gone on exit.
+
+    A managed one has a second network, on which the bridge has an address too: for collectors and their server.
+    """
+
+    def __init__(self, ranks: int, *, managed: bool = False) -> None:
         self.ranks = ranks
+        self._networks = NETWORKS if managed else {"eth0": NETWORKS["eth0"]}
         self._holders: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> "RankNetwork":
         try:
             self._holders = [_hold_namespace() for _ in range(self.ranks + 1)]
-            self._inside(self.ranks, "join", *(str(holder.pid) for holder in self._holders[:-1]))
-            for rank in range(self.ranks):
-                self._inside(rank, "address", "eth0", f"10.77.0.{rank + 1}")
+            for name, network in self._networks.items():
+                self._inside(self.ranks, "join", name, *(str(holder.pid) for holder in self._holders[:-1]))
+                self._inside(self.ranks, "address", f"br-{name}", f"{network}.{HEAD}")
+                for rank in range(self.ranks):
+                    self._inside(rank, "address", name, f"{network}.{rank + 1}")
         except BaseException:
             self._release()
             raise
@@ -51,6 +62,16 @@ class RankNetwork:
     def command(self, rank: int) -> list[str]:
         """What to put before a command so that it runs on this rank's host."""
         return ["nsenter", "--net", "--target", str(self._holders[rank].pid)]
+
+    def enter_head(self) -> None:
+        """Moves this thread, and what it starts from now on, to where the bridges are."""
+        with open(f"/proc/{self._holders[-1].pid}/ns/net", "rb") as namespace:
+            if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), 0):
+                raise OSError(ctypes.get_errno(), "setns")
+
+    def cut(self, rank: int) -> None:
+        """Takes the rank's host off the network that ranks talk over."""
+        self._inside(rank, "down", "eth0")
 
     def prepare_limit(self, rank: int, bytes_per_s: int) -> "subprocess.Popen[bytes]":
         """A process that slows the sending of the rank's host down to this when it is given a line of input."""
@@ -83,21 +104,26 @@ def _hold_namespace() -> subprocess.Popen[bytes]:
     raise OSError("unshare made no network namespace")
 
 
-def join_namespaces(pids: list[int]) -> None:
-    """Makes a bridge here and a cable from it to an `eth0` in each process's namespace."""
+def join_namespaces(name: str, pids: list[int]) -> None:
+    """Makes a bridge here and a cable from it to an interface of that name in each process's namespace."""
+    bridge = f"br-{name}"
     _ask(
         NEWLINK,
         CREATE | EXCL,
-        _link() + _text(IFLA_IFNAME, "bridge0") + _attribute(IFLA_LINKINFO, _text(INFO_KIND, "bridge")),
+        _link() + _text(IFLA_IFNAME, bridge) + _attribute(IFLA_LINKINFO, _text(INFO_KIND, "bridge")),
     )
-    _set_up("bridge0")
+    _set_up(bridge)
     for number, pid in enumerate(pids):
-        peer = _link() + _text(IFLA_IFNAME, "eth0") + _number(IFLA_NET_NS_PID, pid)
+        peer = _link() + _text(IFLA_IFNAME, name) + _number(IFLA_NET_NS_PID, pid)
         cable = _text(INFO_KIND, "veth") + _attribute(INFO_DATA, _attribute(VETH_PEER, peer))
-        _ask(NEWLINK, CREATE | EXCL, _link() + _text(IFLA_IFNAME, f"port{number}") + _attribute(IFLA_LINKINFO, cable))
-        index = socket.if_nametoindex(f"port{number}")
-        _ask(NEWLINK, 0, _link(index) + _number(IFLA_MASTER, socket.if_nametoindex("bridge0")))
-        _set_up(f"port{number}")
+        _ask(
+            NEWLINK,
+            CREATE | EXCL,
+            _link() + _text(IFLA_IFNAME, f"{name}-{number}") + _attribute(IFLA_LINKINFO, cable),
+        )
+        index = socket.if_nametoindex(f"{name}-{number}")
+        _ask(NEWLINK, 0, _link(index) + _number(IFLA_MASTER, socket.if_nametoindex(bridge)))
+        _set_up(f"{name}-{number}")
 
 
 def set_address(interface: str, address: str) -> None:
@@ -115,12 +141,12 @@ def limit_rate(interface: str, bytes_per_s: int) -> None:
     parameters = rate + bytes(12) + struct.pack("=III", QUEUE_BYTES, 1_000_000, 0)
     options = _attribute(TBF_PARMS, parameters) + _number(TBF_BURST, BURST_BYTES)
     head = struct.pack("=BBHiIII", 0, 0, 0, socket.if_nametoindex(interface), TC_HANDLE, TC_ROOT, 0)
-    _ask(NEWQDISC, CREATE | EXCL, head + _text(TCA_KIND, "tbf") + _attribute(TCA_OPTIONS, options))
+    _ask(NEWQDISC, CREATE | REPLACE, head + _text(TCA_KIND, "tbf") + _attribute(TCA_OPTIONS, options))
 
 
-def _set_up(interface: str) -> None:
+def _set_up(interface: str, *, is_up: bool = True) -> None:
     up = 1
-    _ask(NEWLINK, 0, struct.pack("=BBHiII", 0, 0, 0, socket.if_nametoindex(interface), up, up))
+    _ask(NEWLINK, 0, struct.pack("=BBHiII", 0, 0, 0, socket.if_nametoindex(interface), up * is_up, up))
 
 
 def _link(index: int = 0) -> bytes:
@@ -151,15 +177,17 @@ def _ask(message: int, flags: int, body: bytes) -> None:
 
 
 def main(words: list[str]) -> None:
-    """Does one of the three things inside the namespace that this process is in."""
+    """Does one of the four things inside the namespace that this process is in."""
     if words[0] == "join":
-        join_namespaces([int(pid) for pid in words[1:]])
+        join_namespaces(words[1], [int(pid) for pid in words[2:]])
     elif words[0] == "address":
         set_address(words[1], words[2])
     elif words[0] == "limit":
         sys.stdin.readline()
         limit_rate(words[1], int(words[2]))
         print(flush=True)
+    elif words[0] == "down":
+        _set_up(words[1], is_up=False)
     else:
         raise SystemExit(f"{Path(__file__).name}: there is no {words[0]}")
 
