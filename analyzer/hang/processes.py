@@ -259,15 +259,17 @@ def _absent(scene: Scene, processes: list[int]) -> Finding:
     host, ranks = scene.host_of(processes[0]), [scene.rank_of(process) for process in processes]
     who = f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks ({ranks[0]} and others)"
     gpus = tuple(gpu for process in processes if (gpu := scene.gpu_of(process)))
-    stopped = ", and knows nothing of what it ended since" if scene.waits.frozen[processes].any() else ""
+    is_frozen, is_behind = scene.waits.frozen[processes].any(), any(p in scene.behind_line for p in processes)
+    stopped = ", and knows nothing of what it ended since" if is_frozen else ""
+    never = f"never entered what {scene.ranks_waiting} ranks wait in {scene.how_long}{stopped}"
+    open_yet = f"still has an operation open that others ended, while {scene.ranks_waiting} ranks wait"
     return finding_of(
         scene,
         processes,
         fault_class="noncomm_hang",
         component=host_name(host),
         likelihood=0.93,
-        reason=f"{who} on {host} never entered what {scene.ranks_waiting} ranks wait in {scene.how_long}{stopped}: "
-        "look at that process",
+        reason=f"{who} on {host} {never if is_behind else open_yet}: look at that process",
         ambiguous_with=gpus if len(gpus) == 1 else (),
     )
 

@@ -148,7 +148,7 @@ class Waits:
     behind: np.ndarray  # by line: has not begun what others of its group are inside of
     waiting: np.ndarray  # by process: inside something, and held up there
     frozen: np.ndarray  # by process: has ended, without knowing it, what others could not have ended without it
-    origins: np.ndarray  # processes that are waited for, and wait for nobody
+    origins: np.ndarray  # processes that are waited for or, in a dump, frozen, and wait for nobody
     missing: np.ndarray  # processes that are waited for, and without telemetry
     stuck: tuple[StuckOperation, ...]
     circling: np.ndarray  # processes that wait for each other in a circle
@@ -172,7 +172,9 @@ def trace_waits(facts: ProgressFacts, standstill: Standstill, roster: Roster) ->
     group, count = groups.of_line, len(facts.people)
     holds = _find_holds(facts, lines, groups, standstill)
     waiting, in_stuck = (_mark(lines.process[which], count) for which in (holds.held, holds.inside & ~holds.held))
-    origins = _mark(lines.process[holds.behind], count) & ~waiting & ~in_stuck & standstill.still
+    # The host of a frozen process may have enqueued all that others wait for; a dump tells no more than that.
+    awaited = _mark(lines.process[holds.behind], count) | (holds.frozen & facts.is_dump)
+    origins = awaited & ~waiting & ~in_stuck & standstill.still
     has_behind = _mark(group[holds.behind], groups.count)
     missing = [process for index, process in groups.missing if not has_behind[index]]
     ends = in_stuck | origins | (standstill.present & ~standstill.still)

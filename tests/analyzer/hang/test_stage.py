@@ -118,6 +118,17 @@ def test_ranks_that_dumps_show_behind_are_found_among_a_thousand(embedded_store:
     assert "1022 ranks wait in at the time of the dump" in findings[0].reason
 
 
+def test_rank_that_a_dump_shows_frozen_is_named_though_its_host_enqueued_what_others_wait_for() -> None:
+    lines = [line(rank, (8, 6, 6)) for rank in range(4)]
+    lines[2] = line(2, (8, 4, 4))  # it has ended 5 and 6 without knowing: nobody else could have ended 6
+    (finding,) = Job(lines=lines, facts={"is_dump": True}).find()
+    assert (finding.component, finding.evidence[0]["ranks"]) == ("host:h1", [2])
+    assert "rank 2 on h1 still has an operation open that others ended" in finding.reason
+    lines[1] = line(1, (6, 6, 6))  # never enqueued number 7
+    found = Job(lines=lines, facts={"is_dump": True}).find()
+    assert [rank for finding in found for rank in finding.evidence[0]["ranks"]] == [1, 2]
+
+
 @pytest.mark.parametrize("case", ["gpu_error_2nd", "lock_gil_1st"])
 def test_ranks_that_broke_a_real_job_are_found_in_its_dumps(embedded_store: Store, case: str) -> None:
     folder = os.environ.get("LOCKSTEP_PUBLIC_DATA")
