@@ -2,6 +2,8 @@
 
 A block is a `Switch` or `Ca` line and a line per cabled port. Nodes have a GUID and call themselves something:
 switches "MF0;NAME:MODEL/PLACE", adapters "HOST NIC". Both ends of a cable tell of it, so that they can be compared.
+Adapters to which nobody gave a name have the one of the factory, "MT4123 ConnectX6 Mellanox Technologies": their GUID
+stands for NIC and host, and ports of one card are on one host.
 """
 
 import re
@@ -9,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from importers.topology.survey import End, SeenCable, SeenNic, SeenNode, Source, Survey, guid_key
+from importers.topology.survey import End, SeenCable, SeenNic, SeenNode, Source, Survey, guid_key, in_words
 
 # Signalling per lane as NCCL and the kernel count it, in Gbit/s.
 _LANE_GBPS = {"SDR": 2.5, "DDR": 5, "QDR": 10, "FDR10": 10, "FDR": 14, "EDR": 25, "HDR": 50, "NDR": 100, "XDR": 200}
@@ -22,6 +24,9 @@ _IMAGE = re.compile(r"sysimgguid=(\S+)")
 _TABLES = (
     "InfiniBand follows the subnet manager's tables: routing is static, unless --routing adaptive says otherwise"
 )
+_FACTORY = re.compile(
+    r"MT\d+\b|ConnectX|Mellanox|NVIDIA|BlueField", re.IGNORECASE
+)  # what a name of the maker begins with
 _AGGREGATION = "Aggregation Node"  # a part of a switch that adds up (SHARP) and shows itself as an adapter
 
 
@@ -46,10 +51,10 @@ def parse_ibnetdiscover(source: Source) -> Survey:
     kept = [block for block in blocks if block.kind != "Rt" and _AGGREGATION not in block.description]
     if left := len(blocks) - len(kept):
         survey.assumed.append(f"{source.name}: routers, and parts of switches that are no hosts, left out: {left}")
-    names = _name_switches(kept) | _name_adapters(kept)
+    names = _name_switches(kept) | _name_adapters(kept, survey)
     switches = [block for block in kept if block.kind == "Switch"]
     survey.nodes += [SeenNode(names[block.guid].node, source.name, "switch") for block in switches]
-    survey.nodes += _hosts(kept, names, source.name, survey)
+    survey.nodes += _hosts(kept, names, source.name)
     dropped = {block.guid for block in blocks} - {block.guid for block in kept}
     dropped |= _note_unknown(kept, names, dropped, survey)
     survey.cables += [
@@ -112,26 +117,43 @@ def _switch_names(block: _Block) -> list[str]:
     return [option for option in options if option and not option[0].isspace()]
 
 
-def _name_adapters(blocks: Iterable[_Block]) -> dict[str, _Name]:
-    names = {}
-    for block in blocks:
-        if block.kind == "Ca":
-            host, _, nic = block.description.partition(" ")
-            first_port = min((port for port, _, _, _ in block.ports), key=int, default="")
-            names[block.guid] = _Name(host or block.guid, nic.strip() or block.guid, first_port)
-    return names
+def _name_adapters(blocks: Iterable[_Block], survey: Survey) -> dict[str, _Name]:
+    """Give each adapter the host and NIC that it says; its GUID stands for both where that is no name of its own."""
+    adapters = [block for block in blocks if block.kind == "Ca"]
+    nameless = _find_nameless(adapters)
+    first_of_card: dict[str, str] = {}
+    for block in nameless:
+        first_of_card.setdefault(block.image or block.guid, block.guid)
+    if nameless:
+        names = in_words(sorted({repr(block.description) for block in nameless}))
+        survey.assumed.append(
+            f"{survey.source}: {len(nameless)} adapters have no name of their own ({names}): each card is taken for a "
+            "host, named by its GUID; name them on their hosts (rdma-ndd, or node_desc in sysfs) and import again"
+        )
+    hosts = {block.guid: first_of_card[block.image or block.guid] for block in nameless}
+    return {block.guid: _name_adapter(block, hosts.get(block.guid)) for block in adapters}
 
 
-def _hosts(blocks: Iterable[_Block], names: _Names, source: str, survey: Survey) -> Iterable[SeenNode]:
+def _find_nameless(adapters: Iterable[_Block]) -> list[_Block]:
+    """Return the adapters that call themselves as the factory did, or as another one does."""
+    times = Counter(
+        block.description for block in adapters if " " in block.description
+    )  # a host alone: its NICs have GUIDs
+    return [block for block in adapters if times[block.description] > 1 or _FACTORY.match(block.description)]
+
+
+def _name_adapter(block: _Block, host_by_guid: str | None) -> _Name:
+    host, _, nic = (host_by_guid or block.description).partition(" ")
+    first_port = min((port for port, _, _, _ in block.ports), key=int, default="")
+    return _Name(host or block.guid, nic.strip() or block.guid, first_port)
+
+
+def _hosts(blocks: Iterable[_Block], names: _Names, source: str) -> Iterable[SeenNode]:
     nics: dict[str, dict[str, SeenNic]] = defaultdict(dict)
     for block in (block for block in blocks if block.kind == "Ca"):
         host = names[block.guid].node
         for port, _, _, gbps in block.ports:
             nic = str(_end(names, block.guid, port).port)
-            if nic in nics[host]:
-                survey.complain(
-                    f"two adapters call themselves {block.description!r} and cannot be told apart: {block.guid}"
-                )
             nics[host][nic] = SeenNic(nic, gbps, guid_key(block.image or ""))
     return [SeenNode(host, source, "host", nics=tuple(seen.values())) for host, seen in nics.items()]
 
