@@ -187,6 +187,16 @@ class TopologyIndex:
     def _switches(self) -> Any:
         return join_switches(self.topology)
 
+    @cached_property
+    def links_by_port(self) -> dict[tuple[str, str], Link]:
+        """Return the link at each port of a switch; where the topology names no port, it goes by what it leads to."""
+        found: dict[tuple[str, str], Link] = {}
+        for link in self.topology.links:
+            for near, far in ((link.a, link.b), (link.b, link.a)):
+                switch, port = split_end(near)
+                found[switch, port or far] = link
+        return found
+
     def nics_of(self, host: str) -> tuple[Nic, ...]:
         """Return the NICs of a host, in the order of the topology."""
         return self._nics.get(host, ())

@@ -143,7 +143,7 @@ def read_ports(store: Store, context: Context) -> pa.Table | None:
 
 def judge_ports(rows: pa.Table, topology: TopologyIndex) -> Iterator[Observation]:
     """Yield what the rows say for or against links, the NICs at their other ends, and switches as a whole."""
-    links = _links_by_port(topology)
+    links = topology.links_by_port
     ports = list(zip(rows["switch"].to_pylist(), rows["port"].to_pylist(), strict=True))
     for number, rule in enumerate(_PORT_RULES):
         growth = read_growth(rows, number)
@@ -157,16 +157,6 @@ def judge_ports(rows: pa.Table, topology: TopologyIndex) -> Iterator[Observation
     for port, is_up, speed in zip(ports, rows["is_up"].to_pylist(), rows["speed_now"].to_pylist(), strict=True):
         if port in links:
             yield from _judge_port_state(port, links[port], is_up, speed)
-
-
-def _links_by_port(topology: TopologyIndex) -> dict[tuple[str, str], Link]:
-    """Return the link at each port of a switch; where the topology names no port, it goes by what it leads to."""
-    found: dict[tuple[str, str], Link] = {}
-    for link in topology.topology.links:
-        for near, far in ((link.a, link.b), (link.b, link.a)):
-            switch, port = split_end(near)
-            found[switch, port or far] = link
-    return found
 
 
 def _judge_port_counter(

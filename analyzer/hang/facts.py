@@ -22,13 +22,17 @@ class HangOptions:
     # Where an event tells of a part that ended, was stopped or lost its carrier, one late step is enough to see that
     # the job stands with it.
     event_periods: float = 1.0
+    # One operation may take most of a long step; a part that is told to be gone does not come back within these, or
+    # is worth an alert if it does.
+    event_ns: int = 5 * NS_PER_S
     # Garbage collection and a slow write hold one rank up for about a second, however short the steps are.
     pause_ns: int = NS_PER_S
     # Without any learnt period (nothing came round three times) the first step may still be compiling.
     unlearnt_ns: int = 60 * NS_PER_S
     # Rows of progress come every second; three in a row missing are not delay of the collector.
     quiet_ns: int = 3 * NS_PER_S
-    # An event belongs to a standstill that began at most so long after it: buffers and retries hide the begin.
+    # An event belongs to a standstill that began at most so long after it: buffers and retries hide the begin. In
+    # jobs with longer steps that is a whole one: so long a part may not be needed.
     before_ns: int = 10 * NS_PER_S
     # A rank takes the others with it when it ends, rows of progress are a second apart, and five reads in a row say
     # that a process is stuck; whoever ends or is stopped later than that was so by a watchdog or a person.
@@ -45,10 +49,11 @@ class HangOptions:
 
         It is shorter where an event tells why they stand.
         """
+        if has_event:
+            period_ns = self.event_ns if period_ns is None else round(self.event_periods * period_ns)
+            return max(min(period_ns, self.event_ns), interval_ns)
         if period_ns is None:
             return self.unlearnt_ns
-        if has_event:
-            return max(round(self.event_periods * period_ns), interval_ns)
         return round(self.periods * period_ns) + self.pause_ns + interval_ns
 
 
@@ -119,6 +124,7 @@ class Pair:
     src: End | None
     dst: End | None
     transport: str | None
+    path: tuple[str, ...] = ()  # links that probes found its packets to take, as the topology calls them
 
 
 @dataclass(frozen=True)
@@ -146,6 +152,18 @@ NO_STEPS = StepCounts(
 
 
 PairKey = tuple[int, int, int, int]  # communicator, sending rank, receiving rank, channel
+OperationKey = tuple[int, str, int]  # communicator, function, number counted from 0
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """The arguments of a collective, and which ranks of its communicator gave them."""
+
+    operation: OperationKey
+    size: int  # bytes, -1: unknown
+    dtype: str  # empty: unknown
+    count: int  # of ranks
+    ranks: tuple[int, ...]  # the first of them
 
 
 @dataclass(frozen=True)
@@ -161,13 +179,15 @@ class ProgressFacts:
     is_dump: bool = False  # made by a watchdog that gave up: no starts, and the time of the dump is unknown
     events: tuple[HostEvent, ...] = ()
     down_since_ns: dict[End, int] = field(default_factory=dict)  # NICs that lost their carrier
+    down_links: dict[str, int] = field(default_factory=dict)  # between switches: since when a port has no carrier
     last_seen_ns: dict[str, int] = field(
         default_factory=dict
     )  # how far the collector of each host says it has told all
     last_row_ns: dict[str, int] = field(default_factory=dict)  # newest row of hosts whose collector says nothing
     pairs: dict[PairKey, Pair] = field(default_factory=dict)
-    only_nic: dict[str, str] = field(default_factory=dict)  # of hosts whose ranks use one and the same
+    nics: dict[str, tuple[str, ...]] = field(default_factory=dict)  # that the ranks of each host use, where known
     steps: StepCounts = NO_STEPS
+    calls: tuple[Call, ...] = ()  # of ranks that have ended what others are inside of
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,13 @@
 """Who never arrived: one evaluation of a job, from how far everybody has come to the part that keeps them."""
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
+from analyzer.hang.arguments import find_mismatch, find_slip, name_mismatch, name_slip
 from analyzer.hang.facts import PAIRED, TOGETHER, HangMemory, HangOptions, ProgressFacts, find_standstill
 from analyzer.hang.flow import Edge, date_by_steps, find_lost, find_lost_pairs, owes, pair_leads
-from analyzer.hang.pairs import StuckPair, find_stuck_pairs, name_down_nics, name_pairs, pair_of
+from analyzer.hang.pairs import StuckPair, find_stuck_pairs, name_down_links, name_down_nics, name_pairs, pair_of
 from analyzer.hang.processes import (
     Scene,
     find_stopped,
@@ -130,14 +130,16 @@ _MOST_NAMED = 16
 def name_operations(scene: Scene, job: str, topology: TopologyIndex | None) -> list[Finding]:
     """Return what the stuck operations are stuck on; the first kind of cause that explains any of them is told."""
     stuck = scene.waits.stuck
-    if mismatched := [each for each in stuck if _differs(scene, each)]:
-        return [_mismatch(scene, mismatched[0], job)]
+    if not scene.facts.is_dump and (slip := find_slip(scene.waits.lines)):
+        return [name_slip(scene, slip, job)]
     if len(stopped := find_stopped(scene, scene.involved)):
         return name_processes(scene, stopped)
     if down := name_down_nics(scene, topology):
         return down
     delivery = trace_delivery(scene, stuck)
     pairs = [*(pair for each in stuck for pair in find_stuck_pairs(scene, each)), *delivery.pairs]
+    if down := name_down_links(scene, pairs, topology):
+        return down
     receivers = {pair.receiver for pair in pairs}
     if len(receivers) == 1 and receivers <= delivery.debtors:  # all goes to it that does not arrive
         return [_holder(scene, [*receivers])]
@@ -162,41 +164,6 @@ def name_circle(scene: Scene, job: str) -> Finding:
         reason=f"{len(ranks)} ranks wait for each other in {len(comms)} communicators, entered in different "
         "orders or with different functions",
         evidence=({"kind": "circle", "ranks": ranks[:_MOST_NAMED], "comms": [f"{comm:016x}" for comm in comms[:8]]},),
-    )
-
-
-def _differs(scene: Scene, operation: StuckOperation) -> bool:
-    """Return whether those inside the same operation were called with different arguments."""
-    lines, rows = scene.waits.lines, operation.members
-    if scene.facts.is_dump:  # counts of dumps are of all functions together, and all-to-all may be uneven
-        return False
-    sizes, dtypes = lines.open_bytes[rows], lines.open_dtype[rows]
-    return len(np.unique(sizes[sizes >= 0])) > 1 or len({*dtypes.tolist()} - {""}) > 1
-
-
-def _mismatch(scene: Scene, operation: StuckOperation, job: str) -> Finding:
-    lines, rows = scene.waits.lines, operation.members
-    calls = list(zip(lines.open_bytes[rows].tolist(), lines.open_dtype[rows].tolist(), strict=True))
-    usual = max(sorted(set(calls)), key=calls.count)
-    odd = [row for row, call in zip(rows.tolist(), calls, strict=True) if call != usual]
-    ranks = [scene.rank_of(int(lines.process[row])) for row in odd]
-    evidence: dict[str, Any] = {
-        "kind": "mismatch",
-        "ranks": ranks[:_MOST_NAMED],
-        "bytes": lines.open_bytes[odd[0]].item(),
-    }
-    evidence |= {"dtype": str(lines.open_dtype[odd[0]]), "usual_bytes": usual[0], "usual_dtype": usual[1]}
-    func, number = str(lines.func[rows[0]]), operation.number
-    who = f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks ({ranks[0]} and others)"
-    return finding_of(
-        scene,
-        lines.process[odd].tolist(),
-        fault_class="software",
-        component=f"job:{job}",
-        likelihood=0.97,
-        reason=f"{who} called {func} number {number} with {evidence['bytes']} bytes of {evidence['dtype']}, the "
-        f"others with {usual[0]} of {usual[1]}",
-        evidence=(evidence,),
     )
 
 
@@ -299,6 +266,8 @@ def _name(scene: Scene, context: Context, present: int) -> list[Finding]:
         return []
     if crashed := name_first_ended(scene):
         return crashed
+    if mismatch := find_mismatch(scene.facts):
+        return [name_mismatch(scene, mismatch, context.job)]
     if len(waits.origins) > _MOST_ORIGINS * max(present, 2):
         return []
     findings = name_processes(scene, waits.origins) + name_missing(scene, is_new=True)

@@ -5,7 +5,7 @@ waits for long is lost. On sockets it waits until the kernel took the bytes, so 
 the same; there the reader must itself be waiting for just that sender.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 from analyzer.hang.facts import Pair, PairKey
@@ -13,13 +13,15 @@ from analyzer.hang.processes import Scene, finding_of
 from analyzer.hang.waits import StuckOperation
 from analyzer.windows.window import End, Finding
 from lockstep.clock import NS_PER_S
-from lockstep.topology import TopologyIndex, host_name, link_name, nic_name, switch_name
+from lockstep.topology import Link, TopologyIndex, host_name, link_name, nic_name, split_end, switch_name
 from lockstep.verdict import RuledOut
 
 # A receiver that stops between two steps owes nothing either; but a process spends most of its time computing, when
 # it owes the next one.
 _COUNTED = 0.8
 _WAKES_NS = NS_PER_S  # what a job needs to move again, as rows of progress show it
+_FEWEST_FOR_LINK = 2  # one pair is its NICs' as well
+_MOST_AT_NIC = 0.75  # of the stuck pairs: a NIC that has so many of them explains them better than a link does
 _FEWEST_FOR_LEAF = 3  # two pairs that happen to meet at a leaf are more often two faults
 
 
@@ -33,6 +35,7 @@ class StuckPair:
     receiver: int
     transport: str | None
     is_counted: bool = False  # the sender has ended what the receiver has not, and the receiver owes nothing
+    path: tuple[str, ...] = ()  # links that its packets take, where probes found them
 
 
 def find_stuck_pairs(scene: Scene, operation: StuckOperation) -> list[StuckPair]:
@@ -58,16 +61,23 @@ def pair_of(scene: Scene, key: PairKey, sender: int, receiver: int, is_counted: 
     """Return the connection between two processes with the NICs at its ends, as far as anything tells them."""
     pair = scene.facts.pairs.get(key, Pair(None, None, None))
     src, dst = (
-        end if end and end.nic else End(host, scene.facts.only_nic.get(host))
+        end if end and end.nic else End(host, _only_nic(scene, host))
         for end, host in ((pair.src, scene.host_of(sender)), (pair.dst, scene.host_of(receiver)))
     )
-    return StuckPair(src, dst, sender, receiver, pair.transport, is_counted)
+    return StuckPair(src, dst, sender, receiver, pair.transport, is_counted, pair.path)
+
+
+def _only_nic(scene: Scene, host: str) -> str | None:
+    nics = scene.facts.nics.get(host, ())
+    return nics[0] if len(nics) == 1 else None
 
 
 def name_pairs(scene: Scene, pairs: list[StuckPair], topology: TopologyIndex | None) -> list[Finding]:
     """Return the fewest parts that all stuck pairs run through: a NIC with several of them first, then each alone."""
     findings: list[Finding] = []
     rest = list(pairs)
+    if topology and (links := _find_shared_links(pairs, topology)):
+        return [_link(scene, links, pairs)]
     if leaf := _find_leaf(pairs, topology):
         ends = sorted({end for pair in pairs for end in (pair.src, pair.dst)})
         return [_leaf(scene, leaf, ends, tuple(pairs))]
@@ -101,14 +111,53 @@ def name_down_nics(scene: Scene, topology: TopologyIndex | None) -> list[Finding
     ]
 
 
+def name_down_links(scene: Scene, pairs: list[StuckPair], topology: TopologyIndex | None) -> list[Finding]:
+    """Return the links between switches that lost their carrier with the standstill and may carry what is stuck.
+
+    Where several of them end at one switch, it is named.
+    """
+    down = {link: ns for link, ns in scene.facts.down_links.items() if ns >= scene.earliest_ns}
+    if not down or topology is None:
+        return []
+    carrying = [_links_of(pair, topology) for pair in pairs]
+    links = [link for link in topology.topology.links if link.id in down]
+    links = [link for link in links if not carrying or any(link.id in ids for ids in carrying)]
+    ends = [{split_end(end)[0] for end in (link.a, link.b)} for link in links]
+    shared = set.intersection(*ends) if len(ends) > 1 else set()
+    parts = [switch_name(switch) for switch in shared] or [link_name(link) for link in links]
+    return [_lost_carrier(scene, part, min(down.values()), pairs) for part in parts]
+
+
+def _links_of(pair: StuckPair, topology: TopologyIndex) -> set[str]:
+    """Return the links that a pair's packets take, or may take."""
+    if pair.path or not (pair.src.nic and pair.dst.nic):
+        return set(pair.path)
+    return {link.id for link in topology.links_between(pair.src.host, pair.src.nic, pair.dst.host, pair.dst.nic)}
+
+
+def _find_shared_links(pairs: list[StuckPair], topology: TopologyIndex) -> list[Link]:
+    """Return the links between switches that all stuck pairs take or may take, unless most share a NIC.
+
+    Of several NICs that would have died together, each with transfers to other leaves only, none is the reason.
+    """
+    if len({(pair.src, pair.dst) for pair in pairs}) < _FEWEST_FOR_LINK:
+        return []
+    at_nic = Counter(end for pair in pairs for end in {pair.src, pair.dst})
+    if max(at_nic.values()) >= _MOST_AT_NIC * len(pairs):
+        return []
+    shared = set.intersection(*(_links_of(pair, topology) for pair in pairs))
+    switches = {switch.id for switch in topology.topology.switches}
+    links = [link for link in topology.topology.links if link.id in shared]
+    return [link for link in links if {split_end(link.a)[0], split_end(link.b)[0]} <= switches]
+
+
 def find_down(scene: Scene) -> dict[End, int]:
     """Return the NICs that lost their carrier with the standstill, and have not got it back or only just.
 
     A connection that was cut sends again after twice as long each time: it may stand for as long again as the cable
     was out.
     """
-    earliest_ns = scene.since_ns - scene.options.before_ns
-    down = {end: since_ns for end, since_ns in scene.facts.down_since_ns.items() if since_ns >= earliest_ns}
+    down = {end: since_ns for end, since_ns in scene.facts.down_since_ns.items() if since_ns >= scene.earliest_ns}
     for event in scene.timely(("link_down", "link_up")):
         host, _, nic = event.component.removeprefix("nic:").partition("/")
         end = End(host, nic)
@@ -116,7 +165,11 @@ def find_down(scene: Scene) -> dict[End, int]:
             down[end] = event.ts_ns
         elif scene.facts.now_ns - event.ts_ns > event.ts_ns - down.get(end, event.ts_ns) + _WAKES_NS:
             down.pop(end, None)
-    return down
+    if scene.seconds * NS_PER_S >= (scene.facts.period_ns or 0):
+        return down
+    # What stands for less than a step may only take long, while a link flaps or a NIC of another network is down.
+    nics, latest_ns = scene.facts.nics, scene.facts.now_ns - scene.options.event_ns
+    return {end: ns for end, ns in down.items() if ns <= latest_ns and end.nic in nics.get(end.host, (end.nic,))}
 
 
 def _find_leaf(pairs: list[StuckPair], topology: TopologyIndex | None) -> str | None:
@@ -222,6 +275,39 @@ def _leaf(scene: Scene, leaf: str, ends: list[End], pairs: tuple[StuckPair, ...]
             RuledOut(component=_part(end), because="others under the leaf stand too") for end in ends[:16]
         ),
         may_isolate=bool(pairs) and _may_isolate(scene, list(pairs)),
+    )
+
+
+def _link(scene: Scene, links: list[Link], pairs: list[StuckPair]) -> Finding:
+    """Return a link that all stuck pairs take; where they may share several, the others stand beside it."""
+    first, *others = links
+    which = f"{first.id} or one of {len(others)} other links" if others else first.id
+    return finding_of(
+        scene,
+        [pair.sender for pair in pairs],
+        fault_class="comm_hang",
+        component=link_name(first),
+        likelihood=0.85 / len(links),
+        reason=f"{len(pairs)} transfers that share no NIC have stood on the wire {scene.how_long}: {which} is dead",
+        evidence=tuple(_row(pair, scene) for pair in pairs[:16]),
+        ambiguous_with=tuple(link_name(link) for link in others[:16]),
+        may_isolate=not others and _may_isolate(scene, pairs),
+    )
+
+
+def _lost_carrier(scene: Scene, part: str, since_ns: int, pairs: list[StuckPair]) -> Finding:
+    return finding_of(
+        scene,
+        [],
+        fault_class="comm_hang",
+        component=part,
+        likelihood=0.93,
+        reason=f"{part} lost its carrier, and {len(pairs)} transfers that may run over it do not end",
+        evidence=(
+            {"kind": "link_down", "component": part, "ts_ns": since_ns},
+            *(_row(pair, scene) for pair in pairs[:8]),
+        ),
+        may_isolate=scene.seconds * NS_PER_S >= scene.options.before_ns,
     )
 
 

@@ -43,6 +43,11 @@ class Scene:
         """Return for how long it has lasted, in words; a dump does not tell when it was made."""
         return "at the time of the dump" if self.facts.is_dump else f"for {self.seconds:.0f} s"
 
+    @property
+    def earliest_ns(self) -> int:
+        """Return from when on an event may be the reason: within a step everything is needed once."""
+        return self.since_ns - max(self.options.before_ns, self.facts.period_ns or 0)
+
     @cached_property
     def involved(self) -> np.ndarray:
         """Return the processes that are inside something or are waited for."""
@@ -83,9 +88,8 @@ class Scene:
 
     def timely(self, kinds: Iterable[str]) -> list[HostEvent]:
         """Return the events of some kinds that came with the standstill or after it."""
-        earliest_ns = self.since_ns - self.options.before_ns
         wanted = set(kinds)
-        return [event for event in self.facts.events if event.kind in wanted and event.ts_ns >= earliest_ns]
+        return [event for event in self.facts.events if event.kind in wanted and event.ts_ns >= self.earliest_ns]
 
 
 def name_processes(scene: Scene, processes: np.ndarray) -> list[Finding]:
@@ -121,8 +125,7 @@ def name_missing(scene: Scene, is_new: bool) -> list[Finding]:
             hosts[scene.host_of(process)].append(process)
     last_seen_ns = scene.facts.last_row_ns | {host: ns for host, ns in scene.facts.last_seen_ns.items() if ns}
     found = [(host, last_seen_ns.get(host, 0), members) for host, members in hosts.items()]
-    earliest_ns = scene.since_ns - scene.options.before_ns
-    return [_silent(scene, *each, is_new) for each in found if (each[1] >= earliest_ns) == is_new]
+    return [_silent(scene, *each, is_new) for each in found if (each[1] >= scene.earliest_ns) == is_new]
 
 
 def find_stopped(scene: Scene, processes: np.ndarray) -> np.ndarray:

@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from analyzer.hang.arguments import read_calls
 from analyzer.hang.facts import (
     HangOptions,
     HostEvent,
@@ -23,6 +24,7 @@ from analyzer.windows.jobs import NOBODY, OF_HOSTS, Roster, list_hosts
 from analyzer.windows.window import Context, End
 from lockstep.clock import NS_PER_S
 from lockstep.store.store import Parameters, Store
+from lockstep.topology import split_end
 
 # In a job of thousands everybody waits to receive; their connections would be all there are.
 _MOST_READERS = 1024
@@ -43,21 +45,32 @@ _DOWN = f"""
 SELECT host, nic, maxIf(ts_ns, up) AS since_ns FROM nic_counters WHERE {_WHEN_AND_WHERE}
 GROUP BY host, nic HAVING argMax(up, ts_ns) = 0 AND max(up) = 1
 """
+_DOWN_PORTS = """
+SELECT switch, port, maxIf(ts_ns, up) AS since_ns FROM fabric_counters
+WHERE switch IN {switches:Array(String)} AND ts_ns >= {start:Int64} AND ts_ns < {end:Int64}
+GROUP BY switch, port HAVING argMax(up, ts_ns) = 0 AND max(up) = 1
+"""
+_PATHS = f"""
+SELECT host, src_nic, sport,
+       if(ifNull(dst, '') = '', dst_nic, concat(assumeNotNull(dst), '/', splitByChar('/', dst_nic)[-1])) AS dst_end,
+       argMax(links, (seen_ns, confidence)) AS route
+FROM paths WHERE {OF_HOSTS} AND seen_ns < {{end:Int64}} GROUP BY host, src_nic, dst_end, sport
+"""
 _PAIRS = """
 SELECT comm AS comm_, rank AS rank_, peer AS peer_, channel AS channel_, direction, host AS host_,
-       argMax(nic, (confidence, seen_ns)) AS nic_, any(transport) AS transport_
+       argMax(nic, (confidence, seen_ns)) AS nic_, any(transport) AS transport_,
+       argMax(sport, (confidence, seen_ns)) AS sport_
 FROM connections
 WHERE job = {job:String} AND attempt = {attempt:UInt16} AND comm IN {comms:Array(UInt64)}
     AND (rank IN {ranks:Array(UInt32)} OR peer IN {ranks:Array(UInt32)}) AND channel IS NOT NULL
     AND (seen_ns IS NULL OR seen_ns < {end:Int64})
 GROUP BY comm, rank, peer, channel, direction, host
 """
-# Not every source of connections tells channels; a host that uses a single NIC for all of them needs none.
-_ONLY_NICS = """
-SELECT host, any(nic) AS only FROM connections
+_NICS = """
+SELECT host, groupUniqArray(64)(assumeNotNull(nic)) AS nics FROM connections
 WHERE job = {job:String} AND attempt = {attempt:UInt16} AND nic IS NOT NULL AND transport IN ('ib', 'socket', 'ofi')
     AND (seen_ns IS NULL OR seen_ns < {end:Int64})
-GROUP BY host HAVING uniqExact(nic) = 1
+GROUP BY host
 """
 
 
@@ -70,16 +83,18 @@ def add_circumstances(store: Store, facts: ProgressFacts, context: Context) -> P
     last_seen_ns = {row["host"]: row["last_seen_ns"] for row in present}
     unseen = list_hosts(hosts - last_seen_ns.keys())
     last_rows = store.query(_LAST_ROWS, span | {"hosts": unseen}).to_pylist() if unseen else []
-    only_nics = store.query(_ONLY_NICS, context.parameters).to_pylist()
+    nics = store.query(_NICS, context.parameters).to_pylist()
     return replace(
         facts,
         events=tuple(HostEvent(**row) for row in store.query(_EVENTS, span).to_pylist()),
+        down_links=_read_down_links(store, context, span),
         down_since_ns={End(row["host"], row["nic"]): row["since_ns"] for row in down},
         last_seen_ns=last_seen_ns,
         last_row_ns={row["host"]: row["last_ns"] for row in last_rows},
         pairs=_read_pairs(store, facts, context),
-        only_nic={row["host"]: row["only"] for row in only_nics},
+        nics={row["host"]: tuple(sorted(row["nics"])) for row in nics},
         steps=read_steps(store, facts.lines, context),
+        calls=() if facts.is_dump else read_calls(store, facts.lines, context),
     )
 
 
@@ -92,19 +107,59 @@ def _read_pairs(store: Store, facts: ProgressFacts, context: Context) -> dict[Pa
     if not waits.any():
         return {}
     comms, ranks = np.unique(lines.comm[waits]).tolist(), np.unique(lines.rank[waits]).tolist()
-    return join_sides(store.query(_PAIRS, context.parameters | {"comms": comms, "ranks": ranks}).to_pylist())
+    rows = store.query(_PAIRS, context.parameters | {"comms": comms, "ranks": ranks}).to_pylist()
+    return join_sides(rows, _read_paths(store, rows, context))
 
 
-def join_sides(rows: list[dict[str, Any]]) -> dict[PairKey, Pair]:
+_PathKey = tuple[End, End, int | None]  # ends and source port
+
+
+def _read_paths(store: Store, rows: list[dict[str, Any]], context: Context) -> dict[_PathKey, tuple[str, ...]]:
+    """Return the links that probes found packets of these connections to take, where there are probes."""
+    hosts = {row["host_"] for row in rows if row["direction"] == "send" and row["sport_"] is not None}
+    if not hosts:
+        return {}
+    found = store.query(_PATHS, {"hosts": list_hosts(hosts), "end": context.window.end_ns}).to_pylist()
+    return {
+        (End(row["host"], row["src_nic"]), End(*row["dst_end"].partition("/")[::2]), row["sport"]): tuple(
+            row["route"]
+        )
+        for row in found
+    }
+
+
+def join_sides(
+    rows: list[dict[str, Any]], paths: dict[_PathKey, tuple[str, ...]] | None = None
+) -> dict[PairKey, Pair]:
     """Return connections from what each of their sides told."""
     pairs: dict[PairKey, Pair] = {}
+    ports: dict[PairKey, int | None] = {}
     for row in rows:
         end, is_send = End(row["host_"], row["nic_"]), row["direction"] == "send"
         src, dst = (row["rank_"], row["peer_"]) if is_send else (row["peer_"], row["rank_"])
         key = (row["comm_"], src, dst, row["channel_"])
         known = pairs.get(key, Pair(None, None, row["transport_"]))
         pairs[key] = replace(known, src=end) if is_send else replace(known, dst=end)
-    return pairs
+        if is_send:
+            ports[key] = row["sport_"]
+    return {key: replace(pair, path=_path_of(pair, ports.get(key), paths or {})) for key, pair in pairs.items()}
+
+
+def _path_of(pair: Pair, sport: int | None, paths: dict[_PathKey, tuple[str, ...]]) -> tuple[str, ...]:
+    return paths.get((pair.src, pair.dst, sport), ()) if pair.src and pair.dst else ()
+
+
+def _read_down_links(store: Store, context: Context, span: Parameters) -> dict[str, int]:
+    """Return the links between switches of which a port was up before and has no carrier now."""
+    if context.topology is None:
+        return {}
+    switches = {switch.id for switch in context.topology.topology.switches}
+    rows = store.query(_DOWN_PORTS, span | {"switches": sorted(switches)}).to_pylist()
+    links = context.topology.links_by_port
+    found = [
+        (links[row["switch"], row["port"]], row["since_ns"]) for row in rows if (row["switch"], row["port"]) in links
+    ]
+    return {link.id: ns for link, ns in found if {split_end(link.a)[0], split_end(link.b)[0]} <= switches}
 
 
 _ENDS = """

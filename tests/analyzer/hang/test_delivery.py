@@ -7,7 +7,7 @@ from analyzer.windows.window import Finding
 from tests.analyzer.hang.build import Job, Line, line, steps_of, world
 from tests.builders import SECOND, T0
 
-NICS = {"h0": "eth0", "h1": "eth0", "h2": "eth0", "h3": "eth0"}
+NICS = {"h0": ("eth0",), "h1": ("eth0",), "h2": ("eth0",), "h3": ("eth0",)}
 SPREAD = 8  # a communicator with one rank on each of four hosts
 
 
@@ -26,7 +26,7 @@ def spread(*rows: tuple[int, int, int, int], comm: int = SPREAD) -> StepCounts:
 
 
 def find(steps: StepCounts, lines: list[Line] | None = None, **facts: Any) -> list[Finding]:
-    told = {"steps": steps, "only_nic": NICS, **facts}
+    told = {"steps": steps, "nics": NICS, **facts}
     return Job(ranks=8, comms={SPREAD: [0, 2, 4, 6]}, lines=lines or ring(), facts=told).find()
 
 
@@ -60,7 +60,7 @@ def test_receiver_that_has_not_sent_what_it_could_is_to_blame_itself() -> None:
 def test_of_two_ranks_only_one_that_did_nothing_can_be_told_apart() -> None:
     lines = [row | {"comm": 9, "head_peer": 1 - row["rank"]} for row in ring()[:2]]
     job = Job(ranks=8, comms={9: [0, 2]}, lines=lines)
-    job.facts = {"steps": spread((0, 1, 2, 0), (1, 0, 2, 0), comm=9), "only_nic": NICS}
+    job.facts = {"steps": spread((0, 1, 2, 0), (1, 0, 2, 0), comm=9), "nics": NICS}
     (finding,) = job.find()
     assert (finding.component, finding.side, finding.likelihood) == ("link:h0/eth0--h1/eth0", None, 0.4)
     assert {"nic:h0/eth0", "nic:h1/eth0"} <= set(finding.ambiguous_with)

@@ -1,6 +1,12 @@
 """Stuck transfers name the NIC that they share, or their wire with all that could be it."""
 
+from dataclasses import replace
+
+import pytest
+
+from analyzer.hang.facts import Pair, PairKey
 from analyzer.windows.window import End, Finding
+from lockstep.fabrics import leaf_spine
 from lockstep.topology import Link, Nic, Node, Topology, TopologyIndex
 from tests.analyzer.hang.build import Job, Line, event, line, pair
 from tests.builders import SECOND, T0
@@ -76,6 +82,30 @@ def test_nic_without_carrier_explains_the_standstill_unless_it_is_a_flap_or_olde
     assert Job(lines=[line(rank, (5, 5, 4)) for rank in range(4)], facts={"down_since_ns": down}).find() == []
 
 
+def test_nic_may_have_lost_its_carrier_a_whole_step_before_it_was_needed() -> None:
+    down, period_ns = {End("h1", "eth0"): T0 - 140 * SECOND}, 40 * SECOND
+    lines = [line(rank, (5, 5, 4), since_ns=T0 - 100 * SECOND) for rank in range(4)]
+    (finding,) = Job(lines=lines, facts={"down_since_ns": down, "period_ns": period_ns}).find()
+    assert finding.component == "nic:h1/eth0"
+    down = {End("h1", "eth0"): T0 - 141 * SECOND}
+    assert Job(lines=lines, facts={"down_since_ns": down, "period_ns": period_ns}).find() == []
+
+
+@pytest.mark.parametrize("period_s", [None, 40])
+def test_carrier_lost_within_a_long_operation_is_told_before_the_step_is_late(period_s: int | None) -> None:
+    def find_after(stood_s: float, nics: tuple[str, ...], out_s: float = 5) -> list[str]:
+        lines = [line(rank, (5, 5, 4), since_ns=T0 - round(stood_s * SECOND)) for rank in range(4)]
+        lost = event("link_down", "h1", component="nic:h1/eth0", ago_s=out_s)
+        facts = {"events": (lost,), "period_ns": period_s and period_s * SECOND, "nics": {"h1": nics}}
+        return [finding.component for finding in Job(lines=lines, facts=facts).find()]
+
+    assert find_after(5, ("eth0",)) == ["nic:h1/eth0"]
+    assert find_after(4.9, ("eth0",)) == []
+    if period_s:
+        assert find_after(5, ("eth1",)) == [], "the job does not use it"
+        assert find_after(30, ("eth0",), out_s=4.9) == [], "it may be a flap"
+
+
 def test_nic_that_has_just_got_its_carrier_back_explains_a_standstill_as_long_as_its_outage() -> None:
     def find_after(outage_s: float) -> list[str]:
         happened = (
@@ -108,3 +138,46 @@ def test_leaf_under_which_all_stuck_wires_or_lost_carriers_meet_is_named() -> No
     down = {End("h0", "eth1"): T0 - 10 * SECOND, End("h1", "eth1"): T0 - 10 * SECOND}
     (finding,) = find(*(line(rank, (5, 5, 4)) for rank in range(4)), topology=fabric(), down_since_ns=down)
     assert finding.component == "switch:leaf0"
+
+
+CLOS = TopologyIndex(leaf_spine(hosts=4, nics_per_host=1, leaves=2, spines=2))  # h0 and h1 under leaf0
+
+
+def clos_pairs(**paths: str) -> dict[PairKey, Pair]:
+    """The ring of four hosts, whose wires between leaves go over the spines that are told, as h1=spine0."""
+    ends = [End(f"h{rank}", "eth0") for rank in range(4)]
+    found: dict[PairKey, Pair] = {}
+    for src, dst in ((0, 1), (1, 2), (2, 3), (3, 0)):
+        spine = paths.get(f"h{src}")
+        links = (f"leaf{src // 2}--{spine}", f"leaf{dst // 2}--{spine}") if spine else ()
+        path = (f"h{src}/eth0--leaf{src // 2}", *links, f"h{dst}/eth0--leaf{dst // 2}") if spine else ()
+        found |= {key: replace(told, path=path) for key, told in pair((src, ends[src]), (dst, ends[dst])).items()}
+    return found
+
+
+BETWEEN_LEAVES = [waits(0, "recv_wait", 3), waits(1, "wire", 2), waits(2, "recv_wait", 1), waits(3, "wire", 0)]
+
+
+def test_link_between_switches_whose_port_lost_its_carrier_is_named() -> None:
+    facts = {"pairs": clos_pairs(), "down_links": {"leaf1--spine1": T0 - 11 * SECOND}}
+    (finding,) = Job(lines=BETWEEN_LEAVES, facts=facts, topology=CLOS).find()
+    assert (finding.fault_class, finding.component) == ("comm_hang", "link:leaf1--spine1")
+    facts["down_links"] = {f"leaf{leaf}--spine1": T0 - 11 * SECOND for leaf in (0, 1)}
+    assert [finding.component for finding in Job(lines=BETWEEN_LEAVES, facts=facts, topology=CLOS).find()] == [
+        "switch:spine1"
+    ]
+    inside = [waits(0, "wire", 1), waits(1, "recv_wait", 0), waits(2, "recv_wait", 1), waits(3, "recv_wait", 2)]
+    found = Job(lines=inside, facts=facts, topology=CLOS).find()
+    assert [finding.component for finding in found] == ["link:h0/eth0--h1/eth0"], "packets between them stay below"
+
+
+def test_link_that_all_stuck_wires_take_is_named_and_what_may_be_it_where_paths_are_unknown() -> None:
+    told = {"pairs": clos_pairs(h1="spine0", h3="spine0")}
+    (finding,) = Job(lines=BETWEEN_LEAVES, facts=told, topology=CLOS).find()
+    assert (finding.component, finding.ambiguous_with) == ("link:leaf0--spine0", ("link:leaf1--spine0",))
+    (finding,) = Job(lines=BETWEEN_LEAVES, facts={"pairs": clos_pairs()}, topology=CLOS).find()
+    assert len({finding.component, *finding.ambiguous_with}) == 4, "any of the links between the leaves"
+    assert (finding.likelihood < 0.3, finding.may_isolate) == (True, False)
+    told = {"pairs": clos_pairs(h1="spine0", h3="spine1")}
+    found = Job(lines=BETWEEN_LEAVES, facts=told, topology=CLOS).find()
+    assert [finding.component for finding in found] == ["link:h1/eth0--h2/eth0", "link:h3/eth0--h0/eth0"]

@@ -1,5 +1,6 @@
 """What is read from the store, over both kinds of store: the newest rows, since when they stand, what happened."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,10 +8,22 @@ import pytest
 from analyzer.hang import reading
 from analyzer.hang.flow import date_by_steps
 from analyzer.windows.window import End
-from lockstep.records import Agent, Collective, Connection, Event, HostRecord, NicCounter, StepSample
+from lockstep.fabrics import leaf_spine
+from lockstep.records import (
+    Agent,
+    Collective,
+    Connection,
+    Event,
+    FabricCounter,
+    HostRecord,
+    NicCounter,
+    Path,
+    StepSample,
+)
 from lockstep.store.store import Store
+from lockstep.topology import TopologyIndex
 from tests.analyzer.build import insert
-from tests.analyzer.hang.stored import find, member, progress, read
+from tests.analyzer.hang.stored import find, look_at, member, progress, read
 from tests.builders import SECOND, T0, make
 
 
@@ -86,6 +99,37 @@ def test_circumstances_are_read_when_somebody_waits(store: Store) -> None:
     assert facts.down_since_ns == {End("h1", "eth0"): T0 - 9 * SECOND}
     (pair,) = facts.pairs.values()
     assert (pair.src, pair.dst, pair.transport) == (End("h0", "eth4"), End("h1", "eth5"), "ib")
+
+
+def test_ports_without_carrier_and_paths_of_connections_are_read_where_there_is_a_topology(store: Store) -> None:
+    fabric = TopologyIndex(leaf_spine(hosts=2, nics_per_host=1, leaves=2, spines=1))
+    port = {"host": "h0", "switch": "leaf0", "port": "spine0"}
+    route = ["h0/eth0--leaf0", "leaf0--spine0", "leaf1--spine0", "h1/eth0--leaf1"]
+    told = {"comm": 1, "nic": "eth0", "transport": "ib", "sport": 7}
+    insert(
+        store,
+        *standing(head_state="wire", head_channel=0),
+        make(FabricCounter, ts_ns=T0 - 9 * SECOND, up=True, **port),
+        make(FabricCounter, ts_ns=T0 - SECOND, up=False, **port),
+        make(FabricCounter, ts_ns=T0 - SECOND, up=False, **port | {"port": "h0/eth0"}),
+        make(Connection, host="h0", rank=0, peer=1, **told),
+        make(Connection, host="h1", rank=1, peer=0, direction="recv", **told),
+        make(
+            Path, host="h0", src_nic="eth0", dst="h1", dst_nic="eth0", sport=7, links=route, seen_ns=T0 - 9 * SECOND
+        ),
+    )
+    facts = reading.read_progress(store, replace(look_at(store, T0), topology=fabric))
+    assert facts.down_links == {"leaf0--spine0": T0 - 9 * SECOND}
+    assert [pair.path for pair in facts.pairs.values()] == [tuple(route)]
+
+
+def test_arguments_of_those_who_are_through_are_read(store: Store) -> None:
+    opened = [progress(0, at_s, (5, 5, 4), open_bytes=64, open_dtype="ncclInt8") for at_s in range(-8, 1)]
+    insert(store, member(0), member(1), *opened, *(progress(1, at_s, (5, 5, 5)) for at_s in range(-8, 1)))
+    rows = [replace(ended(1, seq, -8), bytes=32 if seq == 4 else 64, dtype="ncclInt8") for seq in (2, 3, 4)]
+    insert(store, *rows)
+    (finding,) = find(store)
+    assert (finding.fault_class, finding.evidence[0]["usual_bytes"]) == ("software", 32)
 
 
 def test_newest_row_of_a_host_tells_when_it_fell_silent_where_no_collector_does(store: Store) -> None:
@@ -200,11 +244,11 @@ def test_steps_of_finished_operations_and_of_graphs_are_left_out(store: Store) -
     assert len(read(store).steps) == 0
 
 
-def test_nic_is_told_of_hosts_that_use_only_one(store: Store) -> None:
+def test_nics_of_each_host_are_told(store: Store) -> None:
     nics = [("h0", "eth0"), ("h0", "eth0"), ("h1", "eth0"), ("h1", "eth1")]
     unplaced = {"comm": None, "rank": None, "peer": None, "channel": None, "transport": "socket"}
     insert(store, *hang(), *(make(Connection, host=host, nic=nic, **unplaced) for host, nic in nics))
-    assert read(store).only_nic == {"h0": "eth0"}
+    assert read(store).nics == {"h0": ("eth0",), "h1": ("eth0", "eth1")}
 
 
 def test_rank_stands_since_the_newest_step_of_its_open_operation_ended(store: Store) -> None:

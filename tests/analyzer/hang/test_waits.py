@@ -3,11 +3,12 @@
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
-from analyzer.hang.facts import NO_STEPS, HangOptions, StepCounts, drop_unknown, find_standstill
+from analyzer.hang.facts import NO_STEPS, Call, HangOptions, StepCounts, drop_unknown, find_standstill
 from analyzer.hang.flow import find_lost, find_queued, owes
 from analyzer.hang.waits import MOST_BEHIND
-from tests.analyzer.hang.build import WORLD, Job, line, lines_of, steps_of, world
+from tests.analyzer.hang.build import WORLD, Job, Line, line, lines_of, steps_of, world
 from tests.builders import SECOND, T0
 
 PAIR = 9  # a communicator of ranks 1 and 3
@@ -178,6 +179,46 @@ def test_different_sizes_or_data_types_are_software_with_the_odd_rank_in_the_evi
     assert finding.reason == called
     lines = [line(rank, (5, 5, 4), open_dtype="ncclInt8" if rank else "ncclHalf") for rank in range(4)]
     assert [finding.fault_class for finding in Job(lines=lines).find()] == ["software"]
+
+
+def ended(size: int, *ranks: int, seq: int = 4) -> Call:
+    return Call((WORLD, "AllReduce", seq), size, "ncclInt8", len(ranks), ranks)
+
+
+@pytest.mark.parametrize(
+    ("lines", "calls", "odd"),
+    [  # half: it is through with its part, and waits in the next one or computes
+        (world(r3=line(3, (6, 6, 5), open_bytes=32)), (ended(16, 3),), 3),
+        (world(r3=line(3, (5, 5, 5))), (ended(16, 3),), 3),
+        # twenty times: the others are through and wait for it, or have ended more with what it sent too much
+        ([line(rank, (6, 6, 5)) for rank in range(3)] + [line(3, (5, 5, 4))], (ended(32, 0, 1, 2),), 3),
+        ([line(rank, (8, 8, 7)) for rank in range(3)] + [line(3, (5, 5, 4))], (ended(32, 0, 1, 2),), 3),
+    ],
+)
+def test_size_is_compared_with_those_who_are_through(lines: list[Line], calls: tuple[Call, ...], odd: int) -> None:
+    lines = [{"open_dtype": "ncclInt8"} | told for told in lines]
+    for told in lines:
+        if told["open_bytes"] < 0 and told["started"] > told["done"]:
+            told |= {"open_bytes": 640 if told["rank"] == odd else 32, "open_dtype": "ncclInt8"}
+    before = (ended(32, 0, 1, 2, 3, seq=3), ended(32, 0, 1, 2, 3, seq=2))
+    (finding,) = Job(lines=lines, facts={"calls": (*before, *calls)}).find()
+    assert (finding.fault_class, finding.component) == ("software", "job:j1")
+    assert finding.evidence[0]["ranks"] == [odd]
+    uneven = (ended(8, 0, 1, seq=3), ended(32, 2, 3, seq=3))
+    found = Job(lines=lines, facts={"calls": (*uneven, *calls)}).find()
+    assert all(finding.fault_class != "software" for finding in found), "operations before ended with uneven sizes"
+
+
+def test_rank_that_left_out_one_collective_of_a_communicator_is_software() -> None:
+    scatter, gather = {"func": "ReduceScatter"}, {"func": "AllGather"}
+    lines = [line(rank, (5, 5, 5), **scatter) for rank in range(3)] + [line(3, (5, 5, 4), **scatter)]
+    lines += [line(rank, (5, 5, 4), **gather) for rank in range(3)] + [line(3, (5, 5, 5), **gather)]
+    (finding,) = Job(lines=lines).find()
+    assert (finding.fault_class, finding.component) == ("software", "job:j1")
+    assert (finding.evidence[0]["ranks"], finding.evidence[0]["fewer"]) == ([3], "ReduceScatter")
+    in_order = [line(rank, (5, 5, 5 if rank else 4), **scatter) for rank in range(4)]
+    in_order += [line(rank, (5, 5, 4), **gather) for rank in range(4)]
+    assert [finding.fault_class for finding in Job(lines=in_order).find()] != ["software"]
 
 
 def test_circle_is_software_and_blames_no_hardware() -> None:
