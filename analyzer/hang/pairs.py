@@ -165,7 +165,7 @@ def find_down(scene: Scene) -> dict[End, int]:
             down[end] = event.ts_ns
         elif scene.facts.now_ns - event.ts_ns > event.ts_ns - down.get(end, event.ts_ns) + _WAKES_NS:
             down.pop(end, None)
-    if scene.seconds * NS_PER_S >= (scene.facts.period_ns or 0):
+    if scene.seconds * NS_PER_S >= (scene.facts.period_ns or scene.options.unlearnt_ns):
         return down
     # What stands for less than a step may only take long, while a link flaps or a NIC of another network is down.
     nics, latest_ns = scene.facts.nics, scene.facts.now_ns - scene.options.event_ns

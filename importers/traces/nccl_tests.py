@@ -6,7 +6,8 @@ would have to be invented. What is told goes where it is true:
 
 - `comms`: rank, host, process and PCI address of every device of a test; CUDA's number of a GPU is not NVML's.
 - `events`: one per size, on the host of rank 0, which wrote the log. The message has the measured values; wrong
-  results are errors. A test that failed says so on the host that noticed, one that just ends is a warning.
+  results are errors. A test that failed says so on the host that noticed, one that just ends is a warning, and so is
+  a host that is slow in its tests with most others (`nccl_pairs.py`).
 
 When a test ran is not in a log either: everything has the time at which the file was last written.
 """
@@ -16,6 +17,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from importers.traces.nccl_pairs import Measured, Slow, compare_pairs
 from importers.traces.readings import Reading, Row
 from lockstep.errors import BadInput
 
@@ -68,6 +70,7 @@ class Run:
     has_table: bool = False
     counts_wrong: bool = False  # old releases write the largest deviation instead, which is no count
     is_over: bool = False
+    busbw_gbs: dict[int, float] = field(default_factory=dict)  # by size, the better of out of place and in place
 
     @property
     def hosts(self) -> list[str]:
@@ -76,14 +79,46 @@ class Run:
 
 def parse_nccl_tests(logs: Iterable[Log], job: str) -> Reading:
     """Return what these logs tell; a log without any test is a BadInput."""
-    reading = Reading()
+    reading, measured, ts_ns = Reading(), list[Measured](), 0
     for log in logs:
         runs = _read_log(reading, log, job)
         if not runs:
             raise BadInput(f"{log.file}: has no test of nccl-tests in it")
         for number, run in enumerate(runs, 1):
             _add_comms(reading, run, log, number, job)
+            measured += _pair_results(run)
+        ts_ns = max(ts_ns, log.ts_ns)
+    slow, compared = compare_pairs(measured)
+    for each in slow:
+        _add_slow(reading, each, ts_ns, job)
+    results = sum(row["kind"] == "nccl_test" for row in reading.rows.get("events", ()))
+    if results and not compared:
+        reading.unread[_NOT_COMPARED] += results
     return reading
+
+
+_NOT_COMPARED = (
+    "results are kept as events and judged by nobody: comparing takes a host that was tested with three others"
+)
+
+
+def _pair_results(run: Run) -> list[Measured]:
+    if len(run.hosts) != 2:
+        return []
+    first, last = run.hosts
+    return [Measured(run.name, len(run.devices), size, (first, last), rate) for size, rate in run.busbw_gbs.items()]
+
+
+def _add_slow(reading: Reading, slow: Slow, ts_ns: int, job: str) -> None:
+    what = f"reaches {slow.share:.0%} of the usual bus bandwidth in {slow.test} of {slow.size} bytes"
+    who = (
+        f"{slow.hosts[0]} {what} with {slow.pairs} other hosts"
+        if len(slow.hosts) == 1
+        else f"{' with '.join(slow.hosts)} {what}"
+    )
+    row: Row = {"host": slow.hosts[0], "ts_ns": ts_ns, "source": "nccl-tests", "kind": "nccl_test_slow"}
+    component = f"host:{slow.hosts[0]}" if len(slow.hosts) == 1 else f"job:{job}"
+    reading.add("events", row | {"component": component, "severity": "warning", "message": who})
 
 
 def _read_log(reading: Reading, log: Log, job: str) -> list[Run]:
@@ -146,6 +181,7 @@ def _add_size(reading: Reading, run: Run, found: re.Match[str], location: _Locat
     words = [f"{label}={value}" for label, value in zip(labels, values, strict=True) if value != _NO_NUMBER]
     where = f"{len(run.devices)} ranks on {', '.join(run.hosts[:8])}{' and others' if len(run.hosts) > 8 else ''}"
     message = f"{run.name} size={found[1]} count={found[2]} type={found[3]} {' '.join(words)} ({where})"
+    run.busbw_gbs[int(found[1])] = max(float(value) for value in (values[2], values[6], "0") if value != _NO_NUMBER)
     wrong = sum(float(four[3]) for four in (values[:4], values[4:]) if run.counts_wrong and four[3] != _NO_NUMBER)
     kind, severity = ("wrong_results", "error") if wrong else ("nccl_test", "info")
     _add_event(reading, location, host, kind, severity, message)

@@ -2,6 +2,7 @@
 
 import os
 from collections import Counter
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from importers.traces.nccl_tests import Log, parse_nccl_tests
-from importers.traces.readings import Reading
+from importers.traces.readings import Reading, count_sentences
 from lockstep.errors import BadInput
 from tests.importers.traces.build import Told, refusal, sound
 
@@ -70,6 +71,37 @@ def test_every_size_is_an_event_of_the_host_that_wrote_the_log() -> None:
         "in_place_busbw_gbs=0.01 (3 ranks on a1, a2)"
     )
     assert "out_of_place_us=1.3e+3" in large["message"]
+
+
+def pair_log(first: str, last: str, busbw_gbs: float) -> str:
+    row = f"  1073741824 67108864 float sum -1 39991.8 26.85 {busbw_gbs} 0 39899.1 26.91 {busbw_gbs - 0.1} 0\n"
+    return (
+        HEAD.replace("a1 device  1", "a2 device  1").replace("a1 ", f"{first} ").replace("a2 ", f"{last} ")
+        + row
+        + TAIL
+    )
+
+
+def slow_events(rates: dict[tuple[str, str], float]) -> list[tuple[str, str]]:
+    told = events(*(pair_log(*pair, rate) for pair, rate in rates.items()))
+    return [(row["component"], row["message"]) for row in told if row["kind"] == "nccl_test_slow"]
+
+
+def test_host_that_is_slow_with_all_others_is_told_and_a_slow_pair_of_two_good_hosts() -> None:
+    rates = dict.fromkeys(combinations(("h1", "h2", "h3", "h4", "h5"), 2), 40.0)
+    assert slow_events(rates) == []
+    assert not any(read(*(pair_log(*pair, rate) for pair, rate in rates.items())).unread.values())
+    slow = rates | {pair: 20.0 for pair in rates if "h4" in pair}
+    what = "reaches 50% of the usual bus bandwidth in all_reduce_perf of 1073741824 bytes"
+    assert slow_events(slow) == [("host:h4", f"h4 {what} with 4 other hosts")]
+    assert slow_events(rates | {("h2", "h3"): 20.0}) == [("job:j", f"h2 with h3 {what}")]
+
+
+def test_results_that_cannot_be_compared_are_said_to_be_judged_by_nobody() -> None:
+    rates = {("h1", "h2"): 40.0, ("h2", "h3"): 4.0}
+    assert slow_events(rates) == []
+    (sentence,) = count_sentences(read(*(pair_log(*pair, rate) for pair, rate in rates.items())).unread)
+    assert sentence.startswith("2 results are kept as events and judged by nobody")
 
 
 def test_every_device_is_a_rank_of_a_communicator() -> None:
@@ -156,6 +188,8 @@ def test_real_logs_of_two_clusters_are_read_in_full() -> None:
     paths = sorted(Path(folder, "nccl_tests_cluster").glob("*/*.log"))
     reading = parse_nccl_tests([Log(str(path), path.read_bytes().splitlines(), T0) for path in paths], "j")
     kinds = Counter(row["kind"] for row in reading.rows["events"])
-    assert kinds == {"nccl_test": 4940, "nccl_test_failed": 2, "nccl_test_unfinished": 3}
+    # Eight pairs of the cluster with one GPU a node reach 6 to 8 % in both tests; the other cluster is healthy.
+    assert kinds == {"nccl_test": 4940, "nccl_test_failed": 2, "nccl_test_unfinished": 3, "nccl_test_slow": 16}
+    assert all("cnode2" in row["host"] for row in reading.rows["events"] if row["kind"] == "nccl_test_slow")
     assert {row["host"] for row in reading.rows["events"] if row["kind"] == "nccl_test_failed"} == {"cnode2-016"}
     assert not reading.unread
