@@ -12,6 +12,7 @@ from analyzer.hang.processes import (
     Scene,
     find_stopped,
     finding_of,
+    is_queued,
     name_first_ended,
     name_missing,
     name_processes,
@@ -208,7 +209,7 @@ def _holder(scene: Scene, processes: list[int]) -> Finding:
     process = processes[0]
     rank, host, gpu = scene.rank_of(process), scene.host_of(process), scene.gpu_of(process)
     is_gpu = gpu is not None and len(set(processes)) == 1
-    is_gpu &= host in scene.facts.last_seen_ns or _gpu_stands(scene, process)
+    is_gpu &= host in scene.facts.last_seen_ns or _gpu_stands(scene, process) or is_queued(scene, process)
     return finding_of(
         scene,
         sorted(set(processes)),

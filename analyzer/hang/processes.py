@@ -106,7 +106,7 @@ def name_processes(scene: Scene, processes: np.ndarray) -> list[Finding]:
             findings.append(name_ended(scene, process, event))
         elif event := stopped.get((host, rank)):
             findings.append(_stopped(scene, process, event))
-        elif gpu and _is_queued(scene, process):
+        elif gpu and is_queued(scene, process):
             findings.append(_stuck_gpu(scene, process))
         else:
             hosts["absent", host].append(process)
@@ -159,7 +159,7 @@ def _not_continued(scene: Scene) -> list[HostEvent]:
     return [event for event in last.values() if event.kind in _STOPPED]
 
 
-def _is_queued(scene: Scene, process: int) -> bool:
+def is_queued(scene: Scene, process: int) -> bool:
     """Return whether the host has handed over work that its GPU does not begin."""
     return process in scene.queued and not scene.facts.is_dump and not scene.waits.frozen[process]
 

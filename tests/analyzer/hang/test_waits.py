@@ -245,6 +245,9 @@ def test_rank_that_holds_what_it_received_is_named_by_its_host() -> None:
     send = line(0, (3, 3, 2), func="Send", peer=2, state="wire", head_peer=2, head_channel=0)
     recv = line(2, (3, 3, 2), func="Recv", peer=0, state="recv_gpu_wait", head_peer=0, head_channel=0)
     assert [finding.component for finding in Job(lines=[send, recv]).find()] == ["host:h1"]
+    behind = line(0, (3, 2, 2), comm=PAIR, process=2)  # its host has enqueued what its GPU does not come to
+    (finding,) = Job(comms={PAIR: [2, 3]}, lines=[*ring(2), behind, line(1, (2, 2, 2), comm=PAIR, process=3)]).find()
+    assert (finding.component, finding.likelihood) == ("gpu:h1/0", 0.7)
 
 
 def test_operation_of_which_nothing_more_is_known_is_left_unexplained() -> None:
