@@ -74,13 +74,12 @@ def find_mismatch(facts: ProgressFacts) -> Mismatch | None:
     if facts.is_dump:  # counts of dumps are of all functions together, and all-to-all may be uneven
         return None
     calls: dict[OperationKey, list[Call]] = defaultdict(list)
-    for call in (*facts.calls, *_open_calls(facts.lines)):
+    still_open = list(_open_calls(facts.lines))
+    for call in (*facts.calls, *still_open):
         calls[call.operation].append(call)
-    uneven = sorted(key for key, found in calls.items() if _differ(found))
-    still_open = {call.operation for call in _open_calls(facts.lines)}
-    for comm, func, seq in uneven:
-        is_usual = any((comm, func, seq - back) in uneven for back in range(1, EARLIER + 1))
-        if (comm, func, seq) in still_open and not is_usual:
+    uneven = {key for key, found in calls.items() if _differ(found)}
+    for comm, func, seq in sorted(uneven & {call.operation for call in still_open}):
+        if not any((comm, func, seq - back) in uneven for back in range(1, EARLIER + 1)):
             return _describe((comm, func, seq), calls[comm, func, seq])
     return None
 
@@ -127,11 +126,12 @@ def find_slip(lines: Lines) -> Slip | None:
     """Return the first communicator whose ranks called collectives in different orders. Cost: O(lines log lines)."""
     mine = lines.pick(~np.isin(lines.func.astype(str), PAIRED))
     _, func = np.unique(mine.func.astype(str), return_inverse=True)
-    members, member = np.unique(np.stack([mine.comm.astype(np.int64), mine.process]), axis=1, return_inverse=True)
-    ended = np.zeros(members.shape[1], np.int64)
-    np.add.at(ended, member.reshape(-1), mine.done)
+    comms, comm = np.unique(mine.comm, return_inverse=True)
+    members, member = np.unique(comm + len(comms) * mine.process, return_inverse=True)
+    ended = np.zeros(len(members), np.int64)
+    np.add.at(ended, member, mine.done)
     # Who has ended more in all has ended no fewer of any function.
-    order = np.lexsort((ended[member.reshape(-1)], func, mine.comm))
+    order = np.lexsort((ended[member], func, mine.comm))
     same = (np.diff(mine.comm[order]) == 0) & (np.diff(func[order]) == 0)
     fewer = np.flatnonzero(same & (np.diff(mine.done[order]) < 0))
     return _describe_slip(mine.pick(mine.comm == mine.comm[order][fewer[0]])) if len(fewer) else None
@@ -144,7 +144,7 @@ def _describe_slip(lines: Lines) -> Slip | None:
     counts = np.zeros((len(processes), len(funcs)), np.int64)
     counts[member, func] = lines.done
     kinds, kind, ranks = np.unique(counts, axis=0, return_inverse=True, return_counts=True)
-    less = (kinds[:, None, :] < kinds[None, :, :]).any(axis=2)
+    less = np.asarray((kinds[:, None, :] < kinds[None, :, :]).any(axis=2))
     at_odds = (less & less.T) @ ranks  # by kind: with how many ranks
     odd = int(at_odds.argmax())
     other = int(np.where(less[odd] & less[:, odd], ranks, -1).argmax())

@@ -154,7 +154,7 @@ def _read_down_links(store: Store, context: Context, span: Parameters) -> dict[s
     if context.topology is None:
         return {}
     switches = {switch.id for switch in context.topology.topology.switches}
-    rows = store.query(_DOWN_PORTS, span | {"switches": sorted(switches)}).to_pylist()
+    rows = store.query(_DOWN_PORTS, {**span, "switches": sorted(switches)}).to_pylist()
     links = context.topology.links_by_port
     found = [
         (links[row["switch"], row["port"]], row["since_ns"]) for row in rows if (row["switch"], row["port"]) in links
