@@ -11,9 +11,11 @@ from lockstep.records import (
     Comm,
     Connection,
     Event,
+    FabricCounter,
     HostRecord,
     NicCounter,
     OpStat,
+    Path,
     Transfer,
     TransferStat,
 )
@@ -153,6 +155,19 @@ _COMMON: dict[type[HostRecord], dict[str, Any]] = {
         "retrans": None,
         "extra": {},
     },
+    FabricCounter: {
+        "ts_ns": T0,
+        "speed_mbps": None,
+        "rx_bytes": 0,
+        "tx_bytes": 0,
+        "errors": None,
+        "drops": None,
+        "pause_rx": None,
+        "pause_tx": None,
+        "fec_uncorrected": None,
+        "extra": {},
+    },
+    Path: {"proto": "roce", "dport": 4791, "seen_ns": T0, "confidence": 1.0},
 }
 _JOB = {"job": "j1", "attempt": 0, "comm": 7, "rank": 0}
 

@@ -127,8 +127,8 @@ def _name_adapters(blocks: Iterable[_Block], survey: Survey) -> dict[str, _Name]
     if nameless:
         names = in_words(sorted({repr(block.description) for block in nameless}))
         survey.assumed.append(
-            f"{survey.source}: {len(nameless)} adapters have no name of their own ({names}): each card is taken for a "
-            "host, named by its GUID; name them on their hosts (rdma-ndd, or node_desc in sysfs) and import again"
+            f"{survey.source}: {len(nameless)} adapters have no name of their own ({names}): each card is taken for "
+            "a host, named by its GUID; name them on their hosts (rdma-ndd, or node_desc in sysfs) and import again"
         )
     hosts = {block.guid: first_of_card[block.image or block.guid] for block in nameless}
     return {block.guid: _name_adapter(block, hosts.get(block.guid)) for block in adapters}
