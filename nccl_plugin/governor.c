@@ -1,22 +1,24 @@
 /* Keeps what the job pays below the budget.
  *
  * Two measures. The first is our own: one callback in 64 is timed, and the busiest thread's share of time in callbacks
- * counts. The second is the job's: over windows of 64 operations on the largest communicator, detail is taken away and
- * given back in turns, and the windows' lengths are compared in pairs. All ranks take their turns by NCCL's own sequence
- * number, so that they switch together. Above the budget, detail goes down one level and stays there until asked again.
+ * counts. The second is the job's: for 16 operations at a time on the largest communicator, detail is taken away, and
+ * what they took is compared with the 16 beside them. All ranks do so by NCCL's own sequence number: a job goes as fast
+ * as its slowest rank, so that one rank alone without detail would show nothing. Operations without detail carry
+ * WIRE_FLAG_UNTIMED. Detail goes down one level only where the cost surely lies above the budget, and stays there until
+ * asked again.
  */
 #include "plugin.h"
 
 #include <string.h>
 
 enum {
-    WINDOW = 64,            /* operations */
-    CYCLE = 256,            /* windows from one experiment to the next */
-    EXPERIMENT_BEGIN = 16,  /* the first windows of a job warm up */
-    EXPERIMENT_WINDOWS = 16,
-    KEPT = 64,              /* pairs that the figure rests on at most */
-    LEAST = 8,              /* pairs before it means anything */
-    DEAR_LOOKS = 3,         /* seconds in a row before the first measure counts */
+    WINDOW = 16,    /* operations */
+    BLOCK = 64,     /* windows; in two of them detail is away; in the first block a job warms up */
+    COMPARED = 6,   /* windows from the first that is measured to the last */
+    HOLE_PARTS = 2, /* of a second: longer than such a part nobody goes without detail */
+    KEPT = 64,      /* blocks that the figure rests on at most */
+    LEAST = 8,      /* blocks before it means anything */
+    DEAR_LOOKS = 3, /* seconds in a row before the first measure counts */
 };
 
 static struct {
@@ -24,9 +26,11 @@ static struct {
     uint8_t func;  /* the function that counts the windows: the first that fills one */
     uint64_t window;
     uint64_t window_began;
-    uint64_t with_detail; /* length of the pair's first finished half, by role */
+    uint64_t with_detail; /* what the windows of this block took that are over, by role */
     uint64_t without;
-    uint32_t pairs; /* ever */
+    uint32_t measured; /* so many of them */
+    uint64_t hole_end; /* detail is away until then at the latest; 0: it is not */
+    uint32_t blocks;   /* ever measured at this level */
     float ratios[KEPT];
     uint32_t dear;
     uint64_t looked;
@@ -51,19 +55,39 @@ static void lower(enum wire_lowered why)
         return;
     session_set_level(LOAD(session.level) - 1);
     STORE(session.status->lowered, (uint32_t)why);
-    governor.pairs = 0;
+    governor.blocks = 0;
     governor.dear = 0;
 }
 
-/* ABBA and so on: in every two pairs each role comes first once, so that a steady drift cancels. */
-static bool takes_detail_away(uint64_t window)
+static uint64_t scatter(uint64_t number)
 {
-    const uint64_t turn = window % CYCLE - EXPERIMENT_BEGIN;
-
-    return turn < EXPERIMENT_WINDOWS && ((turn ^ turn >> 1) & 1);
+    number = (number ^ number >> 32) * UINT64_C(0xBF58476D1CE4E5B9);
+    return number ^ number >> 29;
 }
 
-static bool is_experiment(uint64_t window) { return window % CYCLE - EXPERIMENT_BEGIN < EXPERIMENT_WINDOWS; }
+/* Which of its block's compared windows this one is; COMPARED or more: none. Where they begin differs from block to
+ * block, so that they fall on no particular part of the job's steps. */
+static uint64_t turn_of(uint64_t window)
+{
+    const uint64_t block = window / BLOCK;
+
+    return block == 0 ? COMPARED : window % BLOCK - scatter(block) % (BLOCK - COMPARED);
+}
+
+/* Turns 0 and 5 are compared with 1 and 4: a steady drift cancels, and so does what comes round every 64 operations. */
+static bool is_measured(uint64_t window)
+{
+    const uint64_t turn = turn_of(window);
+
+    return turn < COMPARED && turn != 2 && turn != 3;
+}
+
+static bool takes_detail_away(uint64_t window)
+{
+    const uint64_t turn = turn_of(window);
+
+    return is_measured(window) && (turn == 0 || turn == 5) == (scatter(window / BLOCK) >> 40 & 1);
+}
 
 static void sort(float *values, uint32_t count)
 {
@@ -76,65 +100,100 @@ static void sort(float *values, uint32_t count)
         }
 }
 
+/* The least whole number whose square is not below. */
 static uint32_t root(uint32_t number)
 {
     uint32_t guess = 0;
 
-    while ((guess + 1) * (guess + 1) <= number)
+    while (guess * guess < number)
         guess++;
     return guess;
 }
 
-/* The median of the pairs, with the order statistics that hold it in 95 of 100 cases. */
+/* The median of the blocks with the order statistics that hold it in 95 of 100 cases (0.98 times the root to either
+ * side). Detail goes when it lies above the budget with a chance of error of 3 in a million (2.25 times the root: at
+ * least 22 blocks): all ranks ask after every block, for as long as the job runs. */
 static void judge(void)
 {
-    const uint32_t count = governor.pairs < KEPT ? governor.pairs : KEPT;
-    const uint32_t reach = root(count); /* 0.98 times the root, rounded up */
+    const uint32_t count = governor.blocks < KEPT ? governor.blocks : KEPT;
+    const uint32_t middle = count / 2, reach = root(count), sure = (root(81 * count) + 3) / 4;
     float sorted[KEPT], low, high;
 
     if (count < LEAST)
         return;
     memcpy(sorted, governor.ratios, count * sizeof sorted[0]);
     sort(sorted, count);
-    low = sorted[count / 2 - (reach < count / 2 ? reach : count / 2)];
-    high = sorted[count / 2 + reach < count ? count / 2 + reach : count - 1];
-    STORE(session.status->paid_ppm, (int32_t)(sorted[count / 2] * 1e6F));
+    low = sorted[reach < middle ? middle - reach : 0];
+    high = sorted[middle + reach < count ? middle + reach : count - 1];
+    STORE(session.status->paid_ppm, (int32_t)(sorted[middle] * 1e6F));
     STORE(session.status->paid_error_ppm, (uint32_t)((high - low) / 2 * 1e6F));
-    STORE(session.status->paid_pairs, governor.pairs);
-    if (low * 1e6F > (float)governor.budget_ppm)
+    STORE(session.status->paid_pairs, 2 * governor.blocks);
+    if (sure <= middle && sorted[middle - sure] * 1e6F > (float)governor.budget_ppm)
         lower(WIRE_LOWERED_BY_JOB);
 }
 
+static void forget_block(void) { governor.without = governor.with_detail = governor.measured = 0; }
+
 static void note_length(uint64_t window, uint64_t length)
 {
-    const bool second_half = (window % CYCLE - EXPERIMENT_BEGIN) & 1;
-
-    *(takes_detail_away(window) ? &governor.without : &governor.with_detail) = length;
-    if (!second_half || governor.without == 0 || governor.with_detail == 0)
+    if (!is_measured(window))
         return;
-    governor.ratios[governor.pairs++ % KEPT] = (float)governor.with_detail / (float)governor.without - 1.0F;
-    governor.without = governor.with_detail = 0;
-    judge();
+    *(takes_detail_away(window) ? &governor.without : &governor.with_detail) += length;
+    governor.measured++;
+    if (turn_of(window) != COMPARED - 1)
+        return;
+    if (governor.measured == COMPARED - 2 && governor.without != 0) {
+        governor.ratios[governor.blocks++ % KEPT] = (float)governor.with_detail / (float)governor.without - 1.0F;
+        judge();
+    }
+    forget_block();
+}
+
+static void give_back(void)
+{
+    STORE(governor.hole_end, 0);
+    session_experiment(LOAD(session.level));
 }
 
 static void window_begins(uint64_t window, uint64_t now)
 {
-    const uint64_t before = governor.window;
+    const uint64_t longest = session.ticks_per_second / HOLE_PARTS, length = now - governor.window_began;
+    const bool follows = window == governor.window + 1;
 
-    if (window == before + 1 && is_experiment(before))
-        note_length(before, now - governor.window_began);
+    if (follows)
+        note_length(governor.window, length);
     else
-        governor.without = governor.with_detail = 0;
+        forget_block();
     governor.window = window;
     governor.window_began = now;
-    if (LOAD(session.level) <= WIRE_OPERATIONS || LOAD(session.level) == WIRE_TRACE)
+    if (LOAD(governor.hole_end) != 0)
+        give_back();
+    if (LOAD(session.level) <= WIRE_OPERATIONS || LOAD(session.level) == WIRE_TRACE || !takes_detail_away(window))
         return;
-    if (is_experiment(window) || is_experiment(before))
-        session_experiment(takes_detail_away(window) ? (uint32_t)WIRE_OPERATIONS : LOAD(session.level));
+    if (!follows || length > longest) { /* so slow a job hardly pays for detail, and the first measure sees it */
+        governor.window = 0;
+        return;
+    }
+    STORE(governor.hole_end, now + longest);
+    session_experiment(WIRE_OPERATIONS);
+}
+
+/* Something stalled while detail was away: it comes back, and the block says nothing. */
+static void end_long_hole(void)
+{
+    if (!governor_enter())
+        return;
+    give_back();
+    governor.window = 0;
+    governor_leave();
 }
 
 void governor_operation(uint32_t comm, uint8_t func, uint64_t seq, uint64_t now)
 {
+    const uint64_t hole_end = LOAD(governor.hole_end);
+
+    if (UNLIKELY(hole_end != 0 && now > hole_end))
+        end_long_hole();
     if (comm != LOAD(session.lead) || seq % WINDOW != 0 || seq == 0 || !governor_enter())
         return;
     if (governor.func == 0)

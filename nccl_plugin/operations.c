@@ -165,7 +165,10 @@ static void report(struct producer *producer, const struct known *known)
 
 static uint32_t flags_of(bool sampled, bool captured, bool valid)
 {
-    return (sampled ? WIRE_FLAG_SAMPLED : 0) | (captured ? WIRE_FLAG_CAPTURED : 0) | (valid ? WIRE_FLAG_SEQ_VALID : 0);
+    const bool timed = LOAD(session.status->mask) & (ABI_PROXY_OP | ABI_KERNEL_CHANNEL);
+
+    return (sampled ? WIRE_FLAG_SAMPLED : 0) | (captured ? WIRE_FLAG_CAPTURED : 0) | (valid ? WIRE_FLAG_SEQ_VALID : 0)
+           | (timed ? 0 : WIRE_FLAG_UNTIMED);
 }
 
 uint64_t operation_begin(struct producer *producer, uint64_t now, const struct operation *operation)

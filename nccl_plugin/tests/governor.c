@@ -8,9 +8,9 @@
 #include <time.h>
 
 enum {
-    WINDOW = 64, /* operations, as in governor.c */
-    FIRST_EXPERIMENT = 16,
-    AFTER_EXPERIMENT = 33,
+    WINDOW = 16, /* operations, as in governor.c */
+    BLOCK = 64,  /* windows */
+    DECIDED = 23 * BLOCK, /* the first block is left out, and 22 tell */
     OPERATION_NS = 100000,
 };
 
@@ -21,6 +21,7 @@ struct job {
     uint64_t seq;
     double price; /* share of its time that detail costs it */
     double noise;
+    double burst; /* how many times longer one operation in a hundred takes */
     uint64_t chance;
 };
 
@@ -34,8 +35,9 @@ static void run_until(struct job *job, uint64_t window)
 {
     for (; job->seq <= window * WINDOW; job->seq++) {
         const double slower = nccl_mask & ABI_PROXY_OP ? job->price : 0;
+        const double burst = draw(job) < 0.01 ? job->burst : 0;
 
-        now_ns += (uint64_t)(OPERATION_NS * (1 + slower + job->noise * (draw(job) - 0.5)));
+        now_ns += (uint64_t)(OPERATION_NS * (1 + slower + burst + job->noise * (draw(job) - 0.5)));
         enqueue_all_reduce(&job->comm, job->seq);
     }
 }
@@ -63,16 +65,16 @@ static void play_dear_job(int version)
     struct job *job = begin(version, 0.05, 0.01);
     struct ringfile file = read_own_file();
 
-    run_until(job, AFTER_EXPERIMENT);
+    run_until(job, DECIDED);
     CHECK(status_of(&file)->paid_ppm > 49000 && status_of(&file)->paid_ppm < 51000);
-    EQUAL(status_of(&file)->paid_pairs, 8);
+    EQUAL(status_of(&file)->paid_pairs, 44);
     CHECK(status_of(&file)->paid_error_ppm < 2000);
     EQUAL(status_of(&file)->lowered, WIRE_LOWERED_BY_JOB);
     EQUAL(status_of(&file)->level, WIRE_TRANSFERS);
-    run_until(job, 256 + AFTER_EXPERIMENT); /* still too dear: one more */
+    run_until(job, 2 * DECIDED); /* still too dear: one more */
     EQUAL(status_of(&file)->level, WIRE_OPERATIONS);
     EQUAL(nccl_mask & ABI_PROXY_OP, 0);
-    run_until(job, 512 + AFTER_EXPERIMENT); /* and no further: operations stay in sight */
+    run_until(job, 3 * DECIDED); /* and no further: operations stay in sight */
     EQUAL(status_of(&file)->level, WIRE_OPERATIONS);
     request(&job->comm, WIRE_STEPS, 1, 0, &job->seq);
     EQUAL(status_of(&file)->level, WIRE_STEPS);
@@ -86,44 +88,74 @@ static void play_cheap_job(int version)
     struct job *job = begin(version, 0.001, 0);
     struct ringfile file = read_own_file();
 
-    run_until(job, AFTER_EXPERIMENT);
+    run_until(job, DECIDED);
     CHECK(status_of(&file)->paid_ppm > 900 && status_of(&file)->paid_ppm < 1100);
     EQUAL(status_of(&file)->lowered, WIRE_NOT_LOWERED);
     EQUAL(status_of(&file)->level, WIRE_STEPS);
     close_file(&file);
 }
 
-/* Windows that differ by a fifth from one another, for no reason of ours. */
+/* Windows that differ by a half from one another for no reason of ours, over many hours: nothing is decided on noise. */
 static void play_noisy_job(int version)
 {
     struct job *job = begin(version, 0, 2);
     struct ringfile file = read_own_file();
 
-    for (uint64_t cycle = 0; cycle < 8; cycle++)
-        run_until(job, cycle * 256 + AFTER_EXPERIMENT);
-    EQUAL(status_of(&file)->paid_pairs, 64);
-    CHECK((uint32_t)abs(status_of(&file)->paid_ppm) < 3 * status_of(&file)->paid_error_ppm);
-    EQUAL(status_of(&file)->level, WIRE_STEPS);
+    job->burst = 20;
+    for (uint64_t hour = 1; hour <= 20; hour++) {
+        run_until(job, hour * DECIDED);
+        EQUAL(status_of(&file)->level, WIRE_STEPS);
+        CHECK((uint32_t)abs(status_of(&file)->paid_ppm) < 3 * status_of(&file)->paid_error_ppm);
+    }
     close_file(&file);
 }
 
-/* Detail goes and comes by the sequence number alone, so that all ranks switch together; the level in force stays. */
+/* Detail goes for 16 operations at a time, twice in 1,024, and each operation without it says so; the level stays. */
 static void play_turns(int version)
 {
-    static const bool without[] = {false, true, true, false, false, true, true, false};
+    struct job *job = begin(version, 0, 0);
+    struct ringfile file = read_own_file();
+    unsigned in_a_row = 0, dark = 0;
+
+    run_until(job, BLOCK);
+    CHECK(nccl_mask & ABI_PROXY_OP);
+    while (job->seq < 9 * BLOCK * WINDOW) {
+        const bool is_dark = (nccl_mask & ABI_PROXY_OP) == 0;
+        const void *operation;
+
+        now_ns += OPERATION_NS;
+        operation = enqueue_all_reduce(&job->comm, job->seq++);
+        EQUAL((operation_of(&file, operation)->flags & WIRE_FLAG_UNTIMED) != 0, is_dark);
+        in_a_row = is_dark ? in_a_row + 1 : 0;
+        dark += is_dark;
+        CHECK(in_a_row <= WINDOW);
+        EQUAL(status_of(&file)->level, WIRE_STEPS);
+    }
+    EQUAL(dark, 8 * 2 * WINDOW);
+    EQUAL(status_of(&file)->epoch, 1); /* operations were seen all the time */
+    check_file(&file);
+    close_file(&file);
+}
+
+/* Detail comes back half a second after it went, whatever stalls meanwhile, and never goes where operations are slow. */
+static void play_stall(int version)
+{
     struct job *job = begin(version, 0, 0);
     struct ringfile file = read_own_file();
 
-    run_until(job, FIRST_EXPERIMENT - 1);
-    CHECK(nccl_mask & ABI_PROXY_OP);
-    for (uint64_t turn = 0; turn < 16; turn++) {
-        run_until(job, FIRST_EXPERIMENT + turn);
-        EQUAL((nccl_mask & ABI_PROXY_OP) == 0, without[turn % 8]);
-        EQUAL(status_of(&file)->level, WIRE_STEPS);
+    run_until(job, BLOCK);
+    while (nccl_mask & ABI_PROXY_OP) {
+        now_ns += OPERATION_NS;
+        enqueue_all_reduce(&job->comm, job->seq++);
     }
-    run_until(job, AFTER_EXPERIMENT);
+    now_ns += UINT64_C(600000000);
+    enqueue_all_reduce(&job->comm, job->seq++);
     CHECK(nccl_mask & ABI_PROXY_OP);
-    EQUAL(status_of(&file)->epoch, 1); /* operations were seen all the time */
+    for (const uint64_t end = job->seq + 2 * BLOCK * WINDOW; job->seq < end; job->seq++) {
+        now_ns += 400 * OPERATION_NS;
+        enqueue_all_reduce(&job->comm, job->seq);
+        CHECK(nccl_mask & ABI_PROXY_OP);
+    }
     close_file(&file);
 }
 
@@ -133,7 +165,7 @@ static void play_without_budget(int version)
     struct ringfile file = read_own_file();
 
     EQUAL(status_of(&file)->budget_ppm, 0);
-    run_until(job, AFTER_EXPERIMENT);
+    run_until(job, DECIDED);
     EQUAL(status_of(&file)->paid_pairs, 0);
     EQUAL(status_of(&file)->level, WIRE_STEPS);
     close_file(&file);
@@ -166,6 +198,7 @@ const struct scenario governor_scenarios[] = {
     {"detail costs the job 0.1 %", play_cheap_job, NEWEST_VERSION, NEWEST_VERSION},
     {"a noisy job that pays nothing", play_noisy_job, NEWEST_VERSION, NEWEST_VERSION},
     {"turns by the sequence number", play_turns, NEWEST_VERSION, 4},
+    {"a stall while detail is away", play_stall, NEWEST_VERSION, NEWEST_VERSION},
     {"no budget", play_without_budget, NEWEST_VERSION, NEWEST_VERSION},
     {"callbacks over the budget", play_dear_callbacks, NEWEST_VERSION, NEWEST_VERSION},
     {NULL, NULL, 0, 0},
