@@ -111,6 +111,7 @@ class Collective(JobRecord):
     start_ns: Annotated[Timestamp | None, "when it began, on the clock named by `clock`"]
     end_ns: Annotated[Timestamp | None, "when it ended, on the clock named by `clock`"]
     clock: Annotated[Literal["gpu", "proxy", "none"], "who stamped start and end"]
+    untimed: Annotated[Flag | None, "whether the plugin had detail off, so that nobody saw it begin or end"] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,6 +239,9 @@ class Progress(JobRecord):
     head_state: Annotated[HeadState, "what the oldest unfinished step waits for"]
     head_peer: Annotated[I32 | None, "rank that step goes to or comes from"]
     head_channel: Annotated[U16 | None, "channel of that step"]
+    untimed: Annotated[Flag | None, "whether the newest operations may have begun and ended unseen, detail off"] = (
+        None
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -78,6 +78,7 @@ class Lines:
     open_dtype: np.ndarray  # str, empty: unknown
     open_algo: np.ndarray  # str, empty: unknown
     open_ns: np.ndarray  # when its host enqueued the oldest open operation, -1: nothing is open or nobody knows
+    untimed: np.ndarray  # bool: its newest operations may have begun and ended unseen, and it moves as they come
 
     def __len__(self) -> int:
         return len(self.process)
@@ -227,7 +228,9 @@ def find_standstill(
     present &= (seen_ns >= 0) & ~_is_on(people, silent)
     patience = 0 if facts.is_dump else options.patience_ns(facts.period_ns, facts.interval_ns, has_event)
     still = present & (facts.now_ns - moved_ns >= patience)
-    begun = lines.enqueued if facts.is_dump else lines.started
+    # What was not seen to begin stands only where an event tells so.
+    unseen = np.where(lines.untimed & has_event, lines.enqueued, lines.done)
+    begun = lines.enqueued if facts.is_dump else np.where(lines.untimed, unseen, lines.started)
     inside = (begun > lines.done) & still[lines.process]
     unsettled = (begun > lines.done) & (present & ~still)[lines.process] & (lines.seen_ns - lines.since_ns < patience)
     since_ns = int(moved_ns[lines.process[inside]].max(initial=0))

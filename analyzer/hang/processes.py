@@ -52,14 +52,15 @@ class Scene:
     def involved(self) -> np.ndarray:
         """Return the processes that are inside something or are waited for."""
         waits, lines = self.waits, self.waits.lines
-        everybody = [lines.process[lines.started > lines.done], waits.origins, waits.missing]
+        begun = np.where(lines.untimed, lines.enqueued, lines.started)  # what was not seen to begin may have
+        everybody = [lines.process[begun > lines.done], waits.origins, waits.missing]
         return np.unique(np.concatenate(everybody).astype(np.int64))
 
     @cached_property
     def queued(self) -> frozenset[int]:
-        """Return the processes that have enqueued something which has not begun."""
+        """Return the processes that have enqueued something which was watched and has not begun."""
         lines = self.waits.lines
-        return frozenset(lines.process[lines.enqueued > lines.started].tolist())
+        return frozenset(lines.process[(lines.enqueued > lines.started) & ~lines.untimed].tolist())
 
     @cached_property
     def behind_line(self) -> dict[int, int]:
@@ -94,7 +95,10 @@ class Scene:
 
 def name_processes(scene: Scene, processes: np.ndarray) -> list[Finding]:
     """Return what keeps each of some processes, those of one host that have the same trouble together."""
-    ended, stopped = first_by_rank(scene.timely(ENDED)), first_by_rank(_not_continued(scene))
+    # Whoever ended later did so because of the standstill: by a watchdog, or by its owner.
+    latest_ns = scene.since_ns + scene.options.after_ns
+    ended = first_by_rank(event for event in scene.timely(ENDED) if event.ts_ns <= latest_ns)
+    stopped = first_by_rank(_not_continued(scene))
     lost_gpus = {event.component: event for event in scene.timely(_GPU_LOST)}
     hosts: dict[tuple[str, str], list[int]] = defaultdict(list)
     findings: list[Finding] = []
@@ -324,11 +328,13 @@ def name_first_ended(scene: Scene) -> list[Finding]:
 
 def was_ended_by_request(scene: Scene) -> bool:
     """Return whether somebody asked the job to end: half of it has, and the first of them by such a signal."""
-    ended = _find_ended(scene)
-    if len(ended) < _ALL_OF_IT * len(scene.facts.people) or not ended:
-        return False
-    first = min(ended.values(), key=lambda event: event.ts_ns)
-    return first.signal in _REQUESTED
+    return len(_find_ended(scene)) >= _ALL_OF_IT * len(scene.facts.people) and was_first_asked_to_end(scene)
+
+
+def was_first_asked_to_end(scene: Scene) -> bool:
+    """Return whether the first process that ended was asked to, by a signal of a person or a scheduler."""
+    first = min(_find_ended(scene).values(), key=lambda event: event.ts_ns, default=None)
+    return first is not None and first.signal in _REQUESTED
 
 
 def _find_ended(scene: Scene) -> dict[int, HostEvent]:

@@ -199,6 +199,7 @@ _FEW_ROWS = 3  # a recording has a row or two at its beginning and one at its en
 _WHOSE = "job = {job:String} AND attempt = {attempt:UInt16}"
 
 # Nothing begins or ends while a rank stands still, though its host may enqueue more: those two counts make a state.
+# Where nobody would see it begin or end, what its host enqueues is all that tells whether it moves.
 _LINES = f"""
 SELECT comm, rank, func, peer, argMax(host_, last) AS host, argMax(enqueued_, last) AS enqueued,
        argMax(started, last) AS started, argMax(done, last) AS done, argMax(first, last) AS since_ns,
@@ -206,7 +207,7 @@ SELECT comm, rank, func, peer, argMax(host_, last) AS host, argMax(enqueued_, la
        argMax(state_, last) AS state,
        argMax(head_peer_, last) AS head_peer, argMax(head_channel_, last) AS head_channel,
        argMax(open_bytes_, last) AS open_bytes, argMax(open_dtype_, last) AS open_dtype,
-       argMax(open_algo_, last) AS open_algo, argMax(open_ns, last) AS open_ns
+       argMax(open_algo_, last) AS open_algo, argMax(open_ns, last) AS open_ns, argMax(untimed_, last) AS untimed
 FROM (
     SELECT comm, rank, func, peer, started, done, min(ts_ns) AS first, max(ts_ns) AS last, uniqExact(ts_ns) AS reads,
            argMax(host, ts_ns) AS host_, max(enqueued) AS enqueued_, argMax(head_state, ts_ns) AS state_,
@@ -215,9 +216,9 @@ FROM (
            argMax(ifNull(toInt64(open_bytes), -1), ts_ns) AS open_bytes_,
            argMax(ifNull(toString(open_dtype), ''), ts_ns) AS open_dtype_,
            argMax(ifNull(toString(open_algo), ''), ts_ns) AS open_algo_,
-           argMax(ifNull(oldest_open_ns, -1), ts_ns) AS open_ns
+           argMax(ifNull(oldest_open_ns, -1), ts_ns) AS open_ns, toUInt8(ifNull(progress.untimed, false)) AS untimed_
     FROM progress WHERE {_WHOSE} AND ts_ns >= {{start:Int64}} AND ts_ns < {{end:Int64}}
-    GROUP BY comm, rank, func, peer, started, done
+    GROUP BY comm, rank, func, peer, started, done, untimed_, if(untimed_, enqueued, 0)
 ) GROUP BY comm, rank, func, peer ORDER BY comm, rank, func, peer
 """
 # Asked first in jobs of so many ranks: nearly always all of them move, and the lines cost far more.
@@ -309,7 +310,7 @@ def _build(rows: pa.Table, roster: Roster) -> ProgressFacts:
         # A row or two cannot tell for how long; the operation that they show open can.
         once = (_column(rows, "same", np.int64) == 1) & (numbers["open_ns"] > 0)
         numbers["since_ns"] = np.where(once, np.minimum(numbers["open_ns"], numbers["since_ns"]), numbers["since_ns"])
-    lines = Lines(process=process, comm=comm, rank=rank, **numbers, **texts)
+    lines = Lines(process, comm, rank, **numbers, **texts, untimed=_column(rows, "untimed", np.bool_))
     now_ns = int(numbers["seen_ns"].max(initial=0))
     return ProgressFacts(drop_unknown(lines), people, now_ns, None, interval_ns)
 

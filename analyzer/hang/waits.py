@@ -115,6 +115,7 @@ def _add_idle(lines: Lines, idle: list[tuple[int, int]], roster: Roster) -> Line
         head_peer=unknown,
         head_channel=unknown,
         open_bytes=unknown,
+        untimed=zeros.astype(bool),
     )
     return Lines(
         **{name: np.concatenate([getattr(lines, name), getattr(fresh, name)]) for name in lines.__dataclass_fields__}
@@ -204,6 +205,7 @@ def _find_holds(facts: ProgressFacts, lines: Lines, groups: Groups, standstill: 
     inside &= ~queued
     # A host hands transfers to the network's thread as it enqueues, so that more looks begun than the one it is in.
     begun = np.where(queued, lines.done, np.minimum(lines.started, lines.done + 1))
+    begun = np.where(lines.untimed, lines.enqueued, begun)  # at most: it is behind what it has not even enqueued
     reached = np.where(is_present, lines.enqueued if facts.is_dump else begun, _FAR)
     frozen = _find_frozen(lines, groups, inside, len(facts.people))
     inside &= ~frozen[lines.process]

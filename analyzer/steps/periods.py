@@ -220,6 +220,7 @@ def learn_signature(witness: Witness, period: Period) -> Signature | None:
 def cut(witness: Witness, signature: Signature, usual_ns: int | None = None) -> Steps:
     """Return the steps among a rank's operations; what fits no step is off the period.
 
+    Steps of which nobody saw the begin or the end are none: their lengths would be made up.
     `usual_ns` is the length of a step as far as it is known; a few steps, one of them long, do not tell it.
     """
     begins = _find_begins(witness, signature)
@@ -240,7 +241,8 @@ def cut(witness: Witness, signature: Signature, usual_ns: int | None = None) -> 
         is_odd=_find_odd(ends - starts, usual_ns),
         rest=rest,
     )
-    return _set_apart(steps, opening, usual_ns)
+    unseen = witness.untimed[begins + lag - 1] | witness.untimed[np.where(follows, begins - 1, begins)]
+    return _leave_out(_set_apart(steps, opening, usual_ns), unseen, witness.enqueue_ns[witness.untimed])
 
 
 def _by_phase(times: np.ndarray, first: int, lag: int) -> np.ndarray:
@@ -290,6 +292,17 @@ def _set_apart(steps: Steps, opening: np.ndarray, usual_ns: int | None) -> Steps
     worth = OFF_PERIOD * float(np.median(ends - starts)) if len(starts) else 0.0
     stretches = sorted(stretch for stretch in between + long_steps if stretch[1] - stretch[0] > worth)
     return replace(steps, start_ns=starts, is_odd=still_odd, off_period=tuple(stretches))
+
+
+def _leave_out(steps: Steps, unseen: np.ndarray, untimed_ns: np.ndarray) -> Steps:
+    """Return the steps that were seen, and the stretches in which no operation went unseen."""
+    if not len(untimed_ns):
+        return steps
+    stretches = np.array(steps.off_period, np.int64).reshape(-1, 2)
+    index = np.searchsorted(np.sort(untimed_ns), stretches)
+    kept = stretches[index[:, 0] == index[:, 1]].tolist()
+    columns = {name: getattr(steps, name)[~unseen] for name in ("start_ns", "end_ns", "bytes", "is_odd")}
+    return replace(steps, **columns, off_period=tuple((begin, end) for begin, end in kept))
 
 
 def _find_odd(lengths: np.ndarray, usual_ns: int | None) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
@@ -24,7 +24,8 @@ _LOOKBACK_PERIODS = 12  # once it is known: enough to find it again after a chan
 _MOST_OPERATIONS = 20_000  # per rank: three steps of a large pipeline have that many
 
 _OPERATIONS = """
-SELECT DISTINCT comm, rank, func, peer, seq, replay, seq_valid, captured, epoch, bytes, enqueue_ns, start_ns, end_ns
+SELECT DISTINCT comm, rank, func, peer, seq, replay, seq_valid, captured, epoch, bytes, enqueue_ns, start_ns, end_ns,
+       ifNull(collectives.untimed, false) AS untimed
 FROM collectives
 WHERE job = {job:String} AND attempt = {attempt:UInt16} AND host IN {hosts:Array(String)}
   AND enqueue_ns >= {start:Int64} AND enqueue_ns < {end:Int64} AND coalesce(end_ns, enqueue_ns) < {end:Int64}
@@ -66,6 +67,7 @@ class Witness:
     enqueue_ns: np.ndarray
     start_ns: np.ndarray
     end_ns: np.ndarray
+    untimed: np.ndarray  # bool, whether nobody saw it begin or end: then both times are when it was asked for
 
     def __len__(self) -> int:
         return len(self.comm)
@@ -100,7 +102,8 @@ class Witness:
         """
         busy_until = np.maximum.accumulate(self.end_ns)
         gaps = np.zeros(len(self), np.int64)
-        gaps[1:] = np.maximum(self.start_ns[1:] - busy_until[:-1], 0)
+        is_seen = ~(self.untimed[1:] | self.untimed[:-1])
+        gaps[1:] = np.where(is_seen, np.maximum(self.start_ns[1:] - busy_until[:-1], 0), 0)
         return gaps
 
     @cached_property
@@ -134,8 +137,7 @@ class Witness:
         return self._pick(self.bytes >= _LIGHT * np.quantile(self.bytes, 0.9)) if len(self) else self
 
     def _pick(self, indexes: slice | np.ndarray) -> "Witness":
-        columns = ("comm", "func", "peer", "seq", "counts", "bytes", "enqueue_ns", "start_ns", "end_ns")
-        return Witness(self.process, *(getattr(self, name)[indexes] for name in columns))
+        return Witness(self.process, *(getattr(self, each.name)[indexes] for each in fields(self)[1:]))
 
     def streams(self) -> Iterator[tuple[int, np.ndarray]]:
         """Yield a number and the operations of each stream in which `seq` counts."""
@@ -213,7 +215,8 @@ def sort_witnesses(rows: pa.Table, roster: Roster) -> Iterator[Witness]:
     # Sends of one group call are asked for at once: any order will do, if only it is the same in every step.
     order = np.lexsort((seq, peer, np.unique(func, return_inverse=True)[1], start, asked, process))
     order = order[process[order] >= 0]
-    columns = (comm, func, peer, seq, _column(rows, "seq_valid") > 0, size, enqueue, start, end)
+    flags = {name: _column(rows, name) > 0 for name in ("seq_valid", "untimed")}
+    columns = (comm, func, peer, seq, flags["seq_valid"], size, enqueue, start, end, flags["untimed"])
     for part in np.split(order, np.flatnonzero(np.diff(process[order])) + 1) if len(order) else ():
         yield Witness(int(process[part[0]]), *(column[part] for column in columns))
 

@@ -145,6 +145,7 @@ def collective_rows(known: Array, is_over: Array, whose: dict[str, object]) -> p
         "clock": names_of(_CLOCKS, by_gpu + 2 * by_proxy),
         "seq_valid": (known["flags"] & wire.FLAG_SEQ_VALID) != 0,
         "captured": (known["flags"] & wire.FLAG_CAPTURED) != 0,
+        "untimed": ~timed & ((known["flags"] & wire.FLAG_UNTIMED) != 0),
         "dtype": names_of(wire.DTYPES, known["dtype"]),
         "algo": names_of(wire.ALGOS, known["algo"]),
         "proto": names_of(wire.PROTOS, known["proto"]),

@@ -27,7 +27,7 @@ PROGRESS = np.dtype(
         *(("comm", "u8"), ("enqueued", "u8"), ("started", "u8"), ("done", "u8"), ("ts_ns", "i8")),
         *(("open_bytes", "u8"), ("oldest_open_ns", "i8"), ("rank", "u4"), ("peer", "i4"), ("head_peer", "i4")),
         *(("origin", "u2"), ("head_channel", "u2"), ("func", "u1"), ("open_dtype", "u1"), ("open_algo", "u1")),
-        *(("head_state", "u1"), ("is_idle", "?"), ("has_head", "?")),
+        *(("head_state", "u1"), ("is_idle", "?"), ("has_head", "?"), ("untimed", "?")),
     ],
     align=True,
 )
@@ -80,6 +80,7 @@ def progress_of(
     progress["ts_ns"], progress["origin"] = now_ns, origins[whose]
     is_known = (rows["started"] > 0) | (reports_kernels[whose] > 0)
     keys = _row_keys(whose, indices[found], progress["func"], progress["peer"])
+    progress["untimed"] = np.isin(keys, _operation_keys(shown)[_is_untimed(shown.operations)])
     oldest = _oldest_open(shown, keys, is_known)
     _add_open(progress, shown, oldest, clocks)
     _add_head(progress, shown, oldest, is_known)
@@ -90,7 +91,9 @@ def progress_rows(progress: Array, origins: Origins) -> pa.Table:
     """Return rows of what `progress_of` gave, of one process or of several."""
     idle, headless = progress["is_idle"], ~progress["has_head"]
     columns = origins.columns(progress["origin"]) | {"func": names_of(wire.FUNCS, progress["func"])}
-    columns |= {name: progress[name] for name in ("comm", "rank", "peer", "ts_ns", "enqueued", "started", "done")}
+    columns |= {
+        name: progress[name] for name in ("comm", "rank", "peer", "ts_ns", "enqueued", "started", "done", "untimed")
+    }
     columns |= {
         "open_bytes": pa.array(progress["open_bytes"], pa.uint64(), mask=idle),
         "open_dtype": _masked(names_of(wire.DTYPES, progress["open_dtype"]), idle),
@@ -110,17 +113,28 @@ def _row_keys(whose: Array, indices: Array, funcs: Array, peers: Array) -> Array
     return keys
 
 
+def _operation_keys(shown: Shown) -> Array:
+    operations = shown.operations
+    return _row_keys(shown.operation_of, operations["comm"], operations["func"], operations["peer"])
+
+
+def _is_untimed(operations: Array) -> Array:
+    """Return which of those that their row is not past may have begun and ended without anybody seeing it."""
+    untimed: Array = ((operations["flags"] & wire.FLAG_UNTIMED) != 0) & (operations["open"] == 0)
+    return untimed
+
+
 def _oldest_open(shown: Shown, keys: Array, is_known: Array) -> Array:
     """Return for each row which of the open operations is its oldest, or _NONE."""
     operations = shown.operations
     if len(operations) == 0 or len(keys) == 0:
         return np.full(len(keys), _NONE)
     lines, line_of = np.unique(keys, return_inverse=True)
-    theirs = _row_keys(shown.operation_of, operations["comm"], operations["func"], operations["peer"])
+    theirs = _operation_keys(shown)
     line = np.minimum(np.searchsorted(lines, theirs), len(lines) - 1)
     is_known_line = np.zeros(len(lines), bool)
     is_known_line[line_of[is_known]] = True
-    counts = (lines[line] == theirs) & (is_known_line[line] | (operations["open"] > 0))
+    counts = (lines[line] == theirs) & (is_known_line[line] | (operations["open"] > 0)) & ~_is_untimed(operations)
     return _least(line, operations["enqueue_ticks"], counts, len(lines))[line_of]
 
 
@@ -218,6 +232,7 @@ def is_overdue(open_ns: int, usual_ns: float | None) -> bool:
 def mean_times(written: Array) -> dict[int, list[tuple[Row, float]]]:
     """Return how long operations that are over lasted, by the number of their process's origin."""
     progress: dict[int, list[tuple[Row, float]]] = {}
+    written = pick(written, (written["flags"] & wire.FLAG_UNTIMED) == 0)
     if len(written):
         groups = Groups(written["index"], written["func"], written["peer"], written["origin"])
         lasted = np.maximum(written["active_ns"] - written["enqueue_ns"], 0)

@@ -37,7 +37,11 @@ def line(rank: int, counts: tuple[int, int, int], **told: object) -> Line:
     usual: Line = {"comm": WORLD, "rank": rank, "func": "AllReduce", "peer": -1, "state": "idle"}
     usual |= {"enqueued": enqueued, "started": started, "done": done}
     usual |= {"since_ns": T0 - 10 * SECOND, "seen_ns": T0, "head_peer": -1, "head_channel": -1}
-    return usual | {"open_bytes": -1, "open_dtype": "", "open_algo": "", "open_ns": -1, "process": rank} | told
+    return (
+        usual
+        | {"open_bytes": -1, "open_dtype": "", "open_algo": "", "open_ns": -1, "process": rank, "untimed": False}
+        | told
+    )
 
 
 @dataclass
@@ -83,6 +87,7 @@ class Job:
 def lines_of(rows: list[Line]) -> Lines:
     columns: Line = {name: np.array([row[name] for row in rows], object) for name in _TEXTS}
     columns["comm"] = np.array([row["comm"] for row in rows], np.uint64)
+    columns["untimed"] = np.array([row["untimed"] for row in rows], bool)
     numbers = Lines.__dataclass_fields__.keys() - columns.keys()
     return Lines(**columns, **{name: np.array([row[name] for row in rows], np.int64) for name in numbers})
 

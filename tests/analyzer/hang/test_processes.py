@@ -118,6 +118,8 @@ def test_process_that_is_stopped_or_asked_to_end_after_the_job_stood_is_no_reaso
     ]
     assert named(looked_at) == []
     assert named(lines=world()[:2]) == []
+    killed = ended(1, ago_s=1, signal=Signals.SIGKILL)
+    assert named(killed, lines=waits) == [("noncomm_hang", "host:h0")], "its owner ended what did not move"
 
 
 @pytest.mark.parametrize("signal", [Signals.SIGTERM, Signals.SIGINT])
@@ -125,6 +127,10 @@ def test_job_that_was_asked_to_end_broke_nothing(signal: Signals) -> None:
     asked = [ended(rank, ago_s=9 - rank / 10, signal=signal) for rank in range(4)]
     assert named(*asked) == []
     assert named(asked[2]) == [("crash", "rank:2")], "of one alone nobody knows why"
+    fresh = [line(rank, (5, 5, 4), since_ns=T0 - 2 * SECOND) for rank in range(4)]
+    first = ended(2, ago_s=1.5, signal=signal)
+    assert named(first, lines=fresh) == [], "the first of all to end, perhaps: the others are given their time"
+    assert named(ended(2, ago_s=1.5, signal=Signals.SIGSEGV), lines=fresh) == [("crash", "rank:2")]
 
 
 @pytest.mark.parametrize(

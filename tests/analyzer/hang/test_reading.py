@@ -80,6 +80,25 @@ def test_rows_twice_out_of_order_later_or_of_another_attempt_change_nothing(stor
     assert facts.interval_ns == SECOND
 
 
+def test_rank_whose_plugin_has_detail_off_moves_as_its_host_enqueues_and_nobody_says_that_its_gpu_stands(
+    store: Store,
+) -> None:
+    def unseen(untimed: bool | None, job: str, stands: bool = False) -> list[HostRecord]:
+        counts = [(6 if stands else 14 + at_s, 4, 4) for at_s in range(-9, 1)]
+        told = [progress(1, at_s, each, untimed=untimed, job=job) for at_s, each in enumerate(counts, -9)]
+        rest = [progress(0, at_s, (6, 5, 4), head_state="recv_wait", head_peer=1, job=job) for at_s in range(-9, 1)]
+        return [member(0, job=job), member(1, gpu=0, job=job), *rest, *told]
+
+    insert(store, *unseen(True, "j1"), *unseen(None, "j2"), *unseen(True, "j3", stands=True))
+    assert find(store) == []
+    (named,) = find(store, job="j2")
+    assert "has work queued and begins none of it" in named.reason, "an agent of the release before marks nothing"
+    assert find(store, job="j3") == [], "what it enqueued may have begun: nobody knows who waits"
+    when = {"host": "h1", "ts_ns": T0 - 8 * SECOND, "severity": "error"}
+    insert(store, make(Event, kind="process_stopped", component="host:h1", rank=1, **when))
+    assert [(each.component, each.fault_class) for each in find(store, job="j3")] == [("host:h1", "noncomm_hang")]
+
+
 def test_circumstances_are_read_when_somebody_waits(store: Store) -> None:
     nic = {"host": "h1", "nic": "eth0"}
     insert(

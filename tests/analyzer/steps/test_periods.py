@@ -1,5 +1,7 @@
 """The period is what a rank does again and again, however much its operations look alike."""
 
+from dataclasses import fields
+
 import numpy as np
 import pytest
 
@@ -123,8 +125,7 @@ def test_long_steps_are_odd_where_they_are_the_first_and_not_where_they_last() -
 def test_lost_rows_and_single_long_steps_cost_single_steps_only() -> None:
     witness = Rank(noise=0.0).steps(MEGATRON, 20).look()
     kept = np.delete(np.arange(len(witness)), [30])
-    columns = ("comm", "func", "peer", "seq", "counts", "bytes", "enqueue_ns", "start_ns", "end_ns")
-    steps = cut_up(Witness(0, *(getattr(witness, name)[kept] for name in columns)))
+    steps = cut_up(Witness(0, *(getattr(witness, each.name)[kept] for each in fields(witness)[1:])))
     assert len(steps) == 19
     rank = Rank(noise=0.0).steps(MEGATRON, 6)
     whole = rank.look()

@@ -60,9 +60,10 @@ class Rank:
         """Return what was seen, or a share of it that is chosen by number."""
         kept = [row for row in self._rows if (row[3] * 2654435761 % 997) / 997 < keep]
         comm, func, peer, seq, size, asked, begin, end = zip(*kept, strict=True)
-        times = (np.array(column, np.int64) for column in (size, asked, begin, end))
+        times = [np.array(column, np.int64) for column in (size, asked, begin, end)]
         numbers = (np.array(peer, np.int64), np.array(seq, np.int64), np.ones(len(kept), bool))
-        return Witness(self._process, np.array(comm, np.uint64), np.array(func), *numbers, *times)
+        columns = [*numbers, *times, np.zeros(len(kept), bool)]
+        return Witness(self._process, np.array(comm, np.uint64), np.array(func), *columns)
 
     def _note(self, op: Op, asked: int, begin: int, end: int) -> None:
         stream = (op.comm, op.func, op.peer)

@@ -72,6 +72,16 @@ def test_rows_of_other_peers_and_functions_are_not_mixed_up_and_the_channel_of_a
     assert found["head_state"] == "unknown"
 
 
+def test_operation_enqueued_while_detail_was_off_marks_its_row_and_is_not_open() -> None:
+    dark = running(2, open=0, began=0, flags=wire.FLAG_SEQ_VALID | wire.FLAG_UNTIMED)
+    (found,) = reported(row(done=2), dark)
+    assert (found["untimed"], found["head_state"], found["oldest_open_ns"]) == (True, "idle", None)
+    (found,) = reported(row(), running(), dark)
+    assert (found["untimed"], found["oldest_open_ns"]) == (True, T0 + MS)
+    (found,) = reported(row(), running())
+    assert not found["untimed"]
+
+
 def test_operation_that_has_not_begun_is_open_where_kernels_are_seen_of() -> None:
     waiting = running(open=0, began=0)
     (seen,) = reported(row(started=0, done=0), waiting)
