@@ -21,7 +21,7 @@ from analyzer.hang.facts import HangMemory, HangOptions
 from analyzer.hang.hangs import find_hangs
 from analyzer.hang.reading import read_progress
 from analyzer.incidents import JobState, TrackingOptions, track
-from analyzer.localize.detail_requests import propose_detail_requests
+from analyzer.localize.detail_requests import propose_detail_requests, propose_sampling
 from analyzer.localize.faults import FaultOptions, find_faults
 from analyzer.steps.history import step_time_ratio
 from analyzer.steps.steps import GlobalOptions, StepMemory, StepOptions, StepReport, find_global, find_steps
@@ -72,6 +72,7 @@ class Judgement:
     matrix: DelayMatrix | None = None
     silent_hosts: frozenset[str] = frozenset()  # hosts of which no operation is known, while others did some
     is_standstill: bool = False  # the job hangs
+    is_unexplained: bool = False  # its steps are longer than usual, and no part was found that makes them so
 
     @property
     def step_times(self) -> list[tuple[int, float]]:
@@ -107,7 +108,7 @@ def judge(
     # All of the window has to be slow: parts get one such to show themselves before all are blamed.
     begin_ns = context.window.start_ns
     lasting = tuple(finding for finding in slower if finding.since_ns is None or finding.since_ns <= begin_ns)
-    return replace(judgement, findings=lasting or judgement.findings), memory
+    return replace(judgement, findings=lasting or judgement.findings, is_unexplained=bool(slower)), memory
 
 
 def _judge_pace(
@@ -224,4 +225,5 @@ def evaluate_window(
     ratio = step_time_ratio(stages.steps.kind.history, known.faults.since_ns)
     faults, changed = track(known.faults, judgement.findings, context, ratio, options.tracking)
     requests = tuple(propose_detail_requests(faults.open_findings, context))
+    requests += tuple(propose_sampling(context)) if judgement.is_unexplained else ()
     return Outcome(replace(followed, faults=faults), changed, judgement, context, requests)

@@ -11,7 +11,7 @@ from analyzer.windows.jobs import HostReport, JobSpan, find_jobs, find_reports, 
 from analyzer.windows.window import Window, judge_window, plan_evaluations, window_at
 from lockstep.clock import NS_PER_S
 from lockstep.state.database import ControlDatabase
-from lockstep.state.incidents import add_detail_request, list_incidents, open_incidents, save_incidents
+from lockstep.state.incidents import add_detail_requests, list_incidents, open_incidents, save_incidents
 from lockstep.state.leases import Lease
 from lockstep.store.engine import Embedded
 from lockstep.store.store import Store
@@ -114,8 +114,7 @@ class AnalyzerService:
         self._save(outcome.changed, lease)
         token = f"steps/{span.job}/{span.attempt}/{window.end_ns}"
         self._store.insert(TABLE_BY_NAME["steps"], outcome.judgement.steps, token=token)
-        for request in outcome.requests:
-            add_detail_request(self._control, request, window.end_ns)
+        add_detail_requests(self._control, *outcome.requests, now_ns=window.end_ns)
         job.followed = outcome.followed  # only now: had saving failed, the evaluation would be counted twice
         job.done_until_ns = window.end_ns
 

@@ -2,7 +2,9 @@
 
 Between the two NICs of a slow pair, probes decide that go out through the one to somebody else, and come in through
 the other from somebody else. Where no topology names NICs to probe, or the doubt is inside a host, every step of
-the ranks on both hosts is recorded for a while; their past is asked for as well, because it is gone soon.
+the ranks on both hosts is recorded for a while; their past is asked for as well, because it is gone soon. Where a job
+is slower and no part stands out, more operations of all its ranks are recorded by steps: the part may be one that the
+usual few samples miss.
 """
 
 from collections.abc import Iterable, Iterator
@@ -20,6 +22,7 @@ _FIRST_PORT, _PORTS, _COUNT = 33_000, 16, 4  # so many source ports, to meet mos
 _MOST_DETAIL_REQUESTS = 16  # of one evaluation: collectors have other things to do
 _MOST_RANKS = 16  # of one request for detail
 _MINUTES = 2.0  # in full, around a fault that just began
+_JOB_SHARE = 0.25  # of all ranks' operations: one a second or more of each pair, at a quarter of what all would cost
 
 
 def propose_detail_requests(findings: Iterable[Finding], context: Context) -> list[DetailRequest]:
@@ -27,6 +30,16 @@ def propose_detail_requests(findings: Iterable[Finding], context: Context) -> li
     doubtful = [finding for finding in findings if _rivals(finding, context)]
     requests = [request for finding in doubtful for request in _settle(finding, context)]
     return list({request.id: request for request in requests}.values())[:_MOST_DETAIL_REQUESTS]
+
+
+def propose_sampling(context: Context) -> list[DetailRequest]:
+    """Return one request per host for more of the job's operations by steps, for a slowdown that nothing explains."""
+    details = {"job": context.job, "level": "steps", "share": _JOB_SHARE}
+    about = f"job:{context.job}"
+    return [
+        _detail_request("detail", host, about, details, context)
+        for host in sorted(context.roster.hosts - context.silent)
+    ]
 
 
 def _rivals(finding: Finding, context: Context) -> list[str]:

@@ -219,17 +219,22 @@ def _row(incident: Incident) -> Row:
     }
 
 
-def add_detail_request(db: ControlDatabase, request: DetailRequest, now_ns: int = 0) -> None:
-    """Write the detail request, replacing the one with its id, which prolongs it; what has expired is deleted."""
-    row = {
-        "id": request.id,
-        "host": request.host,
-        "expires_ns": request.expires_ns,
-        "document": request.model_dump_json(),
-    }
+def add_detail_requests(db: ControlDatabase, *requests: DetailRequest, now_ns: int = 0) -> None:
+    """Write detail requests, replacing those with the same ids, which prolongs them; what has expired is deleted."""
+    if not requests:
+        return
+    rows = [
+        {
+            "id": request.id,
+            "host": request.host,
+            "expires_ns": request.expires_ns,
+            "document": request.model_dump_json(),
+        }
+        for request in requests
+    ]
     with db.begin() as connection:
         connection.execute(delete(DETAIL_REQUESTS).where(DETAIL_REQUESTS.c.expires_ns <= now_ns))
-        write_over(connection, DETAIL_REQUESTS, [row])
+        write_over(connection, DETAIL_REQUESTS, rows)
 
 
 def detail_requests_by_host(db: ControlDatabase, now_ns: int) -> dict[str, list[DetailRequest]]:

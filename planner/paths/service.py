@@ -13,7 +13,7 @@ from lockstep.clock import NS_PER_S
 from lockstep.host_paths import PathChoice, PathSummary
 from lockstep.state.database import ControlDatabase
 from lockstep.state.fabric import find_topology, list_host_paths, list_topologies, save_path_plan, score_path_plan
-from lockstep.state.incidents import add_detail_request, open_incidents
+from lockstep.state.incidents import add_detail_requests, open_incidents
 from lockstep.state.leases import Lease
 from lockstep.store.store import Store
 from lockstep.tables import TABLE_BY_NAME
@@ -238,12 +238,12 @@ class PathService:
         for request in request_probes(self._plan, ports, self._seen.catalogue)[: self._options.most_detail_requests]:
             name = f"paths/{request.src}/{request.src_nic}/{request.dst}/{request.dst_nic}/{request.sport}"
             expires_ns = now_ns + int(self._options.detail_request_s * NS_PER_S)
-            add_detail_request(
+            add_detail_requests(
                 self._control,
                 DetailRequest(
                     id=name, host=request.src, kind="probe", details=request.details, expires_ns=expires_ns
                 ),
-                now_ns,
+                now_ns=now_ns,
             )
 
     def _summarise(self, now_ns: int, ports: Sequence[PortChoice], changes: Sequence[Change]) -> PathSummary:

@@ -7,6 +7,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from analyzer.service import EMBEDDED_RANKS, AnalyzerService, ServiceOptions
+from collector.nccl.budget import WHOLE_SHARE
+from collector.nccl.detail import read_details
+from lockstep import wire
 from lockstep.clock import NS_PER_S
 from lockstep.errors import ControlAway, LeaseLost
 from lockstep.records import Comm, OpStat
@@ -101,6 +104,24 @@ def test_doubt_about_which_end_of_a_wire_is_slow_becomes_detail_requests_for_pro
     asked = {(request.kind, request.details["src_nic"]) for found in requests.values() for request in found}
     assert ("probe", "eth2") in asked
     assert "h1" in requests, "through the suspected NIC, to somebody else"
+
+
+@pytest.mark.slow
+def test_slowdown_that_no_part_explains_asks_for_more_steps_of_all_ranks_with_the_evaluation_that_sees_it(
+    watch: Watch,
+) -> None:
+    shared = SICK.cluster.model_copy(update={"hosts_per_leaf": 1})
+    timeline = (parse_fault("at 15 s fail fabric to 10 %"),)
+    cluster = watch(SICK.model_copy(update={"cluster": shared, "timeline": timeline, "duration_s": 30.0}))
+    cluster.run(15)
+    assert detail_requests_by_host(cluster.control, cluster.clock.now_ns()) == {}
+    cluster.run(15)
+    assert {incident.verdict.fault_class for incident in cluster.told} == {"global_slow"}
+    requests = detail_requests_by_host(cluster.control, cluster.clock.now_ns())
+    assert sorted(requests) == ["h0", "h1", "h2", "h3"]
+    details = [one for found in requests.values() for one in read_details(found, cluster.clock.now_ns())]
+    assert all(one.target.means(cluster.told[0].job, rank) for one in details for rank in range(16))
+    assert {(one.detail.level, one.detail.share / WHOLE_SHARE) for one in details} == {(wire.STEPS, 0.25)}
 
 
 def test_nothing_is_analysed_before_all_hosts_have_reported(watch: Watch) -> None:

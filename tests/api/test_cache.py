@@ -17,7 +17,7 @@ from lockstep.batches import DetailRequest
 from lockstep.clock import NS_PER_S, ManualClock
 from lockstep.errors import ControlAway, StoreAway
 from lockstep.state.database import ControlDatabase
-from lockstep.state.incidents import add_detail_request
+from lockstep.state.incidents import add_detail_requests
 from lockstep.state.tokens import Scope, Token, create_token, list_tokens, revoke_token
 from tests.builders import T0
 
@@ -345,9 +345,9 @@ def test_a_detail_request_reaches_its_host_as_soon_as_the_answer_is_old(
     token_cache: TokenCache, control: ControlDatabase, clock: ManualClock
 ) -> None:
     assert detail_requests(token_cache, "h0") == []
-    add_detail_request(control, detail_request("late", "h0", 3_000))
-    add_detail_request(control, detail_request("soon", "h0", 2_000))
-    add_detail_request(control, detail_request("other", "h1", 2_000))
+    add_detail_requests(control, detail_request("late", "h0", 3_000))
+    add_detail_requests(control, detail_request("soon", "h0", 2_000))
+    add_detail_requests(control, detail_request("other", "h1", 2_000))
     clock.advance(LIFE_S)
     assert detail_requests(token_cache, "h0") == ["soon", "late"]
     assert detail_requests(token_cache, "h1") == ["other"]
@@ -356,7 +356,7 @@ def test_a_detail_request_reaches_its_host_as_soon_as_the_answer_is_old(
 def test_a_detail_request_that_expires_while_the_answer_is_young_is_not_delivered(
     token_cache: TokenCache, control: ControlDatabase, clock: ManualClock
 ) -> None:
-    add_detail_request(control, detail_request("short", "h0", 1_000 + LIFE_S / 2))
+    add_detail_requests(control, detail_request("short", "h0", 1_000 + LIFE_S / 2))
     assert detail_requests(token_cache, "h0") == ["short"]
     clock.advance(LIFE_S * 3 / 4)
     assert detail_requests(token_cache, "h0") == []

@@ -10,7 +10,7 @@ from collector.agent import CollectorAgent
 from collector.shipping import GatewayClient, MemoryQueue
 from collector.sources.links import LinksSource
 from lockstep.batches import DetailRequest
-from lockstep.state.incidents import add_detail_request
+from lockstep.state.incidents import add_detail_requests
 from lockstep.store.store import Store
 from tests.api.build import running_api
 from tests.collector.sources.test_links import imitate_nic
@@ -30,7 +30,7 @@ def test_what_a_host_reads_ends_up_in_the_store_once(tmp_path: Path, embedded_st
     numbered = NumberedSource("numbered")
     request = DetailRequest(id="w1", host="h0", kind="detail", details={}, expires_ns=2**62)
     with running_api(tmp_path, embedded_store) as api:
-        add_detail_request(api.parts.control, request)
+        add_detail_requests(api.parts.control, request)
         agent = CollectorAgent(
             host="h0",
             sources=[numbered, LinksSource("h0", tmp_path / "root")],

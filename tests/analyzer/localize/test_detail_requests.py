@@ -1,11 +1,15 @@
 """What is doubtful is asked for: a probe past the rival, or all steps of the ranks in question."""
 
+from dataclasses import replace
+
 import pytest
 
-from analyzer.localize.detail_requests import propose_detail_requests
+from analyzer.localize.detail_requests import propose_detail_requests, propose_sampling
 from analyzer.windows.jobs import build_roster
 from analyzer.windows.window import Context, Finding, Window
-from collector.nccl.detail import MinutesRequests, read_details
+from collector.nccl.budget import WHOLE_SHARE
+from collector.nccl.detail import Detail, MinutesRequests, read_details
+from lockstep import wire
 from lockstep.records import Comm
 from lockstep.topology import TopologyIndex
 from tests.analyzer.build import HOSTS, WINDOW_NS, fabric
@@ -48,6 +52,15 @@ def test_without_a_topology_all_steps_of_both_hosts_are_asked_for() -> None:
     details = read_details(requests, now_ns)
     assert {rank for request in details for rank in request.target.ranks or ()} == {3, 4}
     assert len(MinutesRequests().new(requests, now_ns)) == 2, "the collector understands them"
+
+
+def test_slowdown_that_nothing_explains_asks_every_host_that_speaks_for_steps_of_all_its_ranks() -> None:
+    requests = propose_sampling(replace(context(fabric()), silent=frozenset({"h2"})))
+    assert {request.host for request in requests} == {f"h{n}" for n in range(HOSTS)} - {"h2"}
+    details = read_details(requests, T0 + WINDOW_NS)
+    assert len(details) == HOSTS - 1
+    assert all(each.target.means("train", rank) for each in details for rank in range(HOSTS))
+    assert {each.detail for each in details} == {Detail(wire.STEPS, WHOLE_SHARE // 4)}
 
 
 @pytest.mark.parametrize("topology", [None, fabric()])

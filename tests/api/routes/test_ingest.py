@@ -15,7 +15,7 @@ from lockstep.config import Settings
 from lockstep.errors import GatewayFull
 from lockstep.records import RECORDS_VERSION, Event
 from lockstep.sections import GatewaySettings
-from lockstep.state.incidents import add_detail_request
+from lockstep.state.incidents import add_detail_requests
 from lockstep.state.tokens import list_tokens, revoke_token
 from tests.api.build import Api, batch_headers, check_problem, running_api
 from tests.api.fake_store import FakeStore
@@ -83,7 +83,7 @@ def test_reply_carries_the_watermark_and_the_host_s_detail_requests(light_api: A
         DetailRequest(id="w2", host="h1", kind="detail", details={}, expires_ns=FAR_NS),
         DetailRequest(id="w3", host="h0", kind="detail", details={}, expires_ns=T0),
     ):
-        add_detail_request(light_api.parts.control, request)
+        add_detail_requests(light_api.parts.control, request)
 
     def receipt() -> Receipt:
         return Receipt.model_validate_json(post(light_api, batch("b"), headers | {NUMBER_HEADER: "2"}).content)

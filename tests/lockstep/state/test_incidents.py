@@ -17,7 +17,7 @@ from lockstep.execution import Outcome
 from lockstep.state.database import ControlDatabase, open_control
 from lockstep.state.decisions import save_decisions, save_outcome
 from lockstep.state.incidents import (
-    add_detail_request,
+    add_detail_requests,
     changes_since,
     detail_requests_by_host,
     get_incident,
@@ -248,11 +248,11 @@ def request(name: str = "w1", *, host: str = "h3", kind: str = "detail", expires
 
 
 def test_detail_request_reaches_its_host_until_it_expires(db: ControlDatabase) -> None:
-    add_detail_request(db, request("late", expires_ns=200))
-    add_detail_request(db, request("soon", kind="probe"))
-    add_detail_request(db, request("other", host="h4"))
+    add_detail_requests(db, request("late", expires_ns=200))
+    add_detail_requests(db, request("soon", kind="probe"))
+    add_detail_requests(db, request("other", host="h4"))
     soon, late = request("soon", kind="probe"), request("late", expires_ns=200)
     assert detail_requests_by_host(db, now_ns=99) == {"h3": [soon, late], "h4": [request("other", host="h4")]}
     assert detail_requests_by_host(db, now_ns=100) == {"h3": [late]}
-    add_detail_request(db, request("late", expires_ns=300), now_ns=100)  # prolonged; what has expired is deleted
+    add_detail_requests(db, request("late", expires_ns=300), now_ns=100)  # prolonged; what has expired is deleted
     assert detail_requests_by_host(db, now_ns=0) == {"h3": [request("late", expires_ns=300)]}
