@@ -205,6 +205,8 @@ def track(
         unjudged = JobState(tuple(_leave_unconfirmed(seen, context) for seen in state.sightings))
         return unjudged, unjudged.open
     matched, fresh = _match(state.sightings, findings)
+    if _is_settling(state.sightings, matched, context):
+        fresh = [finding for finding in fresh if finding.fault_class in HANGS]
     seen = [
         _see_again(known, found, options) if found else _miss(known, context)
         for known, found in zip(state.sightings, matched, strict=True)
@@ -261,6 +263,19 @@ def _match(sightings: Sequence[Sighting], findings: Sequence[Finding]) -> tuple[
         else:
             fresh.setdefault((finding.component, finding.fault_class), finding)
     return matched, list(fresh.values())
+
+
+def _is_settling(sightings: Sequence[Sighting], matched: Sequence[list[Finding]], context: Context) -> bool:
+    """Return whether the window reaches back into a fault that was told and is over, or stood still.
+
+    What moves again looks slow that long: a slow part that is first seen then is held until it is seen without.
+    """
+    return any(
+        seen.incident is not None
+        and seen.incident.verdict.last_seen_ns > context.window.start_ns
+        and (not found or seen.best[0] in HANGS)
+        for seen, found in zip(sightings, matched, strict=True)
+    )
 
 
 def _likeness(one: Finding, other: Finding) -> int:

@@ -17,6 +17,7 @@ from analyzer.hang.processes import (
     name_missing,
     name_processes,
     was_ended_by_request,
+    was_first_asked_to_end,
 )
 from analyzer.hang.waits import StuckOperation, trace_waits
 from analyzer.windows.window import Context, Finding
@@ -284,6 +285,7 @@ def _name_by_events(scene: Scene, context: Context) -> list[Finding]:
     if was_ended_by_request(scene):
         return []
     if crashed := name_first_ended(scene):
-        return crashed
+        # Who was asked to end may be the first of all: the rest of the job follows while the standstill lasts.
+        return [] if was_first_asked_to_end(scene) else crashed
     stopped = find_stopped(scene, scene.involved)
     return name_processes(scene, stopped) if len(stopped) else name_down_nics(scene, context.topology)

@@ -89,6 +89,23 @@ def test_fault_that_returns_soon_is_the_same_one_that_flaps_and_much_later_a_new
     assert again.flaps == 0
 
 
+def test_slow_part_first_seen_while_the_window_reaches_back_into_a_fault_that_is_over_is_held_until_it_lasts() -> (
+    None
+):
+    echoes = look(0).window
+    reach = (echoes.end_ns - echoes.start_ns) // HOP_NS
+    hang = found("gpu:h2/0", "noncomm_hang", is_certain=True)
+    for fault in (hang, NIC):
+        state, _ = play([[fault], [fault]])
+        _, told = play([[OTHER]] * (reach - 1) + [[]] * 9, state, first=2)
+        assert [one.verdict.component for changed in told for one in changed if one.state == "open"] == []
+        _, told = play([[OTHER]] * (reach + 3), state, first=2)
+        assert OTHER in {one.verdict.component for changed in told for one in changed}, "it is a fault of its own"
+    state, _ = play([[NIC], [NIC]])
+    _, told = play([[NIC, OTHER], [NIC, OTHER]], state, first=2)
+    assert OTHER in {one.verdict.component for one in told[-1]}, "both are there at once"
+
+
 def test_two_faults_have_their_own_incidents_also_in_one_host() -> None:
     state, told = play([[NIC], [NIC, OTHER], [OTHER], *([[OTHER]] * CLEAR)])
     assert [incident.verdict.component for incident in told[1]] == [NIC]
