@@ -82,6 +82,7 @@ class SystemMetrics(Collector):
             "lockstep_actions", "Actions carried out, by how they ended", ["action", "result"], registry=self.registry
         )
         self.registry.register(parts.delivered.counter)
+        self.registry.register(parts.delivered.seconds)
         self.registry.register(self)
 
     def watch(self, changes: Sequence[Change], known: int) -> None:

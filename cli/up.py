@@ -93,7 +93,11 @@ def _run(settings: Settings, scenario: Scenario | None) -> None:
     settings = with_listen(settings, listener)
     topology = build_topology(scenario.cluster) if scenario else None
     notice = f"Demo: {scenario.summary}. Reads need no token." if scenario else ""
-    with opened_head(settings, clock, topology, _announce, notice) as (parts, duties):
+
+    def announce(incident: Incident) -> None:
+        _announce(incident, clock.now_ns())
+
+    with opened_head(settings, clock, topology, announce, notice) as (parts, duties):
         demo = Demo(scenario, settings, parts.control, clock) if scenario else None
 
         def start() -> None:
@@ -113,18 +117,21 @@ def _run(settings: Settings, scenario: Scenario | None) -> None:
     err.print("stopped; nothing is left running")
 
 
-def _announce(incident: Incident) -> None:
-    """Print one line when an incident opens or closes; its updates are on the page."""
+def _announce(incident: Incident, now_ns: int) -> None:
+    """Print one line when an incident opens or closes; its updates are on the page.
+
+    How late it comes is told by the wall clock, with what windows and watermarks take.
+    """
     verdict = incident.verdict
     clock_time = rfc3339(incident.updated_ns)[11:19]
     if incident.state == "closed":
         out.print(Text.assemble(f"{clock_time} closed ", (verdict.component, "bold"), f": {incident.closed_because}"))
     elif incident.updated_ns == incident.opened_ns:
-        seconds = (incident.opened_ns - verdict.since_ns) // NS_PER_S
+        seconds = (now_ns - verdict.since_ns) / NS_PER_S
         out.print(
             Text.assemble(
                 f"{clock_time} {verdict.fault_class} ",
                 (verdict.component, "bold red"),
-                f" ({verdict.confidence:.2f}, {seconds} s after it began): {verdict.reason}",
+                f" ({verdict.confidence:.2f}, told {seconds:.1f} s after it began): {verdict.reason}",
             )
         )

@@ -8,7 +8,7 @@ from typing import get_args
 from urllib.parse import urlsplit
 
 import structlog
-from prometheus_client import Counter
+from prometheus_client import Counter, Histogram
 
 from api.alerts import alertmanager
 from api.alerts.formats import (
@@ -179,6 +179,10 @@ class Workers:
 _RESULTS: dict[DeliveryState, str] = {"delivered": "delivered", "waiting": "failed", "failed": "dead"}
 
 
+# From when a fault began by its evidence to when people have it; windows, watermarks and retries are in it.
+_SECONDS = (1, 2, 3, 5, 7.5, 10, 15, 20, 30, 60, 120, 300, 900)
+
+
 class DeliveryCounts:
     """Counts tries by the receiver's kind and result: `failed` comes again, `dead` does not.
 
@@ -189,13 +193,22 @@ class DeliveryCounts:
         self.counter = Counter(
             "lockstep_deliveries", "Tries to deliver an alert, by how they ended", ["kind", "result"], registry=None
         )
+        self.seconds = Histogram(
+            "lockstep_notification_seconds",
+            "Wall time from the begin of a fault to the receiver that has its notification",
+            buckets=_SECONDS,
+            registry=None,
+        )
         for kind in get_args(TargetKind):
             for result in _RESULTS.values():
                 self.counter.labels(kind, result)
 
-    def count(self, kind: TargetKind, state: DeliveryState) -> None:
-        """Count one try by what became of its message."""
+    def count(self, kind: TargetKind, state: DeliveryState, notification: Notification, now_ns: int) -> None:
+        """Count one try by what became of its message, and what it took until people heard of an incident."""
         self.counter.labels(kind, _RESULTS[state]).inc()
+        if state == "delivered" and notification.kind == "incident.opened":
+            since_ns = min(alert.since_ns for alert in notification.alerts)
+            self.seconds.observe(max(now_ns - since_ns, 0) / NS_PER_S)
 
 
 _AT_ONCE = 20  # messages to one receiver before the next round
@@ -256,7 +269,7 @@ class Dispatcher:
         state, due_ns = _state_after(sent, reply, now_ns)
         outcome = Try(ts_ns=now_ns, status=reply.status, said=reply.sentence)
         settle_try(self._control, lease, sent, state, due_ns, outcome, self._judge(target, reply, now_ns))
-        self._counts.count(target.kind, state)
+        self._counts.count(target.kind, state, sent.tries.notification, now_ns)
         return reply.result == "delivered"
 
     def _reminding(self, target: Target, firing: list[Thread], lease: Lease) -> Job:

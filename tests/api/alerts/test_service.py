@@ -197,11 +197,17 @@ def test_try_is_counted_and_what_it_left_behind_is_seen(
     with receiving(answer(status)) as receiver:
         hook = target(url=receiver.url)
         with alerting(tmp_path, hook) as alerts:
+            alerts.clock.advance(6)
             alerts.happen(fault())
             alerts.round()
             alerts.clock.advance(20)
             found = figures_of(alerts, hook)
     assert counted(alerts.counts) == {("webhook", result): 1}
+    (heard,) = alerts.counts.seconds.collect()
+    sums = {sample.name.rpartition("_")[2]: sample.value for sample in heard.samples if not sample.labels}
+    assert (sums["count"], sums["sum"]) == ((1, 6) if status == 200 else (0, 0)), (
+        "by the wall clock, once it is there"
+    )
     left = {state: messages.get(state, 0) for state in ("waiting", "sending", "dead")}
     assert found.messages == {("webhook", state): count for state, count in left.items()}
     assert found.oldest_s == oldest_s, "what waits for a receiver that is gone has no age: nobody tries"
