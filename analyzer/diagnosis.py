@@ -8,6 +8,7 @@ import numpy as np
 from analyzer.delay_matrix.matrix import DelayMatrix
 from analyzer.evidence.probe_routes import read_flows
 from analyzer.evidence.probes import judge_flows
+from analyzer.impact import Account
 from analyzer.incidents import GradingOptions, close, open_incident
 from analyzer.pipeline import Followed, FollowOptions, Outcome, evaluate_window
 from analyzer.steps.history import Stretch, find_stretches
@@ -48,16 +49,18 @@ def judge_probes(store: Store, topology: TopologyIndex, job: str, options: Gradi
     window = Window(probed["first_ns"], probed["last_ns"] + 1)
     context = Context(job, 0, window, window.start_ns, Roster.empty(), topology)
     findings = judge_flows(read_flows(store, window), topology)
-    return [open_incident(finding, window.start_ns, context, None, options) for finding in findings]
+    unknown = Account(window.start_ns, window.end_ns, window.start_ns)
+    return [open_incident(finding, window.start_ns, context, unknown, options) for finding in findings]
 
 
 def _of_stretch(stretch: Stretch, span: JobSpan, roster: Roster, options: GradingOptions) -> Incident:
     since_ns = stretch.finding.since_ns or span.first_ns
     window = Window(since_ns, stretch.until_ns)
     context = Context(span.job, span.attempt, window, since_ns, roster, None)
-    lost = stretch.finding.lost_share
-    ratio = None if lost is None else 1 / max(1 - lost, 1e-9)
-    incident = open_incident(stretch.finding, since_ns, context, ratio, options)
+    share = stretch.finding.lost_share or 0.0
+    lost, ratio = share * (stretch.until_ns - since_ns), 1 / max(1 - share, 1e-9)
+    account = Account(since_ns, stretch.until_ns, stretch.until_ns, stretch.usual_ns, lost, lost, ratio, ratio)
+    incident = open_incident(stretch.finding, since_ns, context, account, options)
     return close(incident, stretch.until_ns, _RECOVERED) if stretch.is_over else incident
 
 

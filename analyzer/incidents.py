@@ -9,12 +9,13 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from analyzer.impact import Account, charge, impact_of, is_standing, open_account, resume_account
+from analyzer.steps.history import StepHistory
 from analyzer.windows.window import Context, Finding
 from lockstep.clock import NS_PER_S
 from lockstep.topology import split_end
-from lockstep.verdict import FaultClass, Grade, Impact, Incident, Side, Verdict
+from lockstep.verdict import FaultClass, Grade, Incident, Side, Verdict
 
-HANGS: frozenset[FaultClass] = frozenset({"comm_hang", "noncomm_hang", "crash"})
 _NEVER_ISOLATED: frozenset[FaultClass] = frozenset({"software", "global_slow"})
 
 
@@ -33,21 +34,20 @@ _SHARED = ("fault_class", "component", "side", "reason", "evidence", "ruled_out"
 
 
 def make_verdict(
-    finding: Finding, since_ns: int, context: Context, step_time_ratio: float | None, options: GradingOptions
+    finding: Finding, since_ns: int, context: Context, account: Account, options: GradingOptions
 ) -> Verdict:
     """Return the verdict that a finding amounts to; its likelihood is that over all evaluations so far."""
     finding = replace(finding, likelihood=round(min(finding.likelihood, finding.cap), 3))
-    ratio = None if finding.fault_class in HANGS else step_time_ratio
     return Verdict(
         **{name: getattr(finding, name) for name in _SHARED},
         id="",
         job=context.job,
         attempt=context.attempt,
         confidence=finding.likelihood,
-        grade=_grade(finding, context.window.end_ns - since_ns, context, ratio, options),
+        grade=_grade(finding, context.window.end_ns - since_ns, context, account, options),
         since_ns=since_ns,
         last_seen_ns=context.window.end_ns,
-        impact=_impact(finding, since_ns, context, ratio),
+        impact=impact_of(account, finding, context),
         coverage=round(min(context.coverage, 1.0), 4),
     )
 
@@ -58,12 +58,13 @@ def finding_of(verdict: Verdict) -> Finding:
         **{name: getattr(verdict, name) for name in _SHARED},
         likelihood=verdict.confidence,
         ranks_waiting=verdict.impact.ranks_waiting,
+        stands_still=verdict.impact.stands_still,
         since_ns=verdict.since_ns,
         may_isolate=verdict.grade == "isolate",
     )
 
 
-def _grade(finding: Finding, lasted_ns: int, context: Context, ratio: float | None, options: GradingOptions) -> Grade:
+def _grade(finding: Finding, lasted_ns: int, context: Context, account: Account, options: GradingOptions) -> Grade:
     if finding.likelihood < options.alert_confidence:
         return "note"
     drains = (
@@ -71,25 +72,17 @@ def _grade(finding: Finding, lasted_ns: int, context: Context, ratio: float | No
         and finding.fault_class not in _NEVER_ISOLATED
         and finding.likelihood >= options.isolate_confidence
         and context.coverage >= options.isolate_coverage
-        and (_lost_share(finding, ratio) or 0.0) >= options.isolate_share
+        and (_lost_share(finding, account) or 0.0) >= options.isolate_share
         and (finding.fault_class != "comm_hang" or lasted_ns >= options.retries_ns)
     )
     return "isolate" if drains else "alert"
 
 
-def _impact(finding: Finding, since_ns: int, context: Context, ratio: float | None) -> Impact:
-    lost = _lost_share(finding, ratio)
-    lasted_ns = max(context.window.end_ns - since_ns, 0)
-    waiting = max(context.roster.ranks - 1, 0) if finding.ranks_waiting is None else finding.ranks_waiting
-    hours = None if lost is None else round(context.roster.ranks * lost * lasted_ns / (3_600 * NS_PER_S), 4)
-    return Impact(step_time_ratio=ratio, ranks_waiting=waiting, gpu_hours=hours)
-
-
-def _lost_share(finding: Finding, ratio: float | None) -> float | None:
+def _lost_share(finding: Finding, account: Account) -> float | None:
     """Return the share of the time that is lost: all in a hang, else as the steps show it or the stage reckons."""
-    if finding.fault_class in HANGS:
+    if is_standing(finding):
         return 1.0
-    return max(0.0, 1 - 1 / ratio) if ratio else finding.lost_share
+    return max(0.0, 1 - 1 / account.ratio) if account.ratio else finding.lost_share
 
 
 Name = tuple[FaultClass, str, Side | None]
@@ -134,6 +127,7 @@ class Sighting:
     evaluations: int = 0  # in which it was seen
     absent: int = 0  # looks in a row in which it was not
     incident: Incident | None = None
+    account: Account | None = None  # what it has cost, since it was reported
 
     @property
     def best(self) -> Name:
@@ -186,7 +180,8 @@ def resume(incidents: Iterable[Incident]) -> JobState:
     for incident in incidents:
         finding = finding_of(incident.verdict)
         known = Sighting(incident.verdict.since_ns, {_name(finding): finding}, {_name(finding): finding.likelihood})
-        sightings.append(replace(known, weight=1.0, streak=1, evaluations=1_000, incident=incident))
+        account = resume_account(incident.verdict.impact, incident.verdict.since_ns, incident.updated_ns)
+        sightings.append(replace(known, weight=1.0, streak=1, evaluations=1_000, incident=incident, account=account))
     return JobState(tuple(sightings))
 
 
@@ -194,7 +189,7 @@ def track(
     state: JobState,
     findings: Sequence[Finding] | None,
     context: Context,
-    step_time_ratio: float | None,
+    steps: StepHistory,
     options: TrackingOptions,
 ) -> tuple[JobState, list[Incident]]:
     """Return the state after one evaluation, and the incidents that were opened, updated or closed by it.
@@ -202,7 +197,7 @@ def track(
     An evaluation that could not be judged (None) says nothing new of a fault, but that nobody confirms it.
     """
     if findings is None:
-        unjudged = JobState(tuple(_leave_unconfirmed(seen, context) for seen in state.sightings))
+        unjudged = JobState(tuple(_leave_unconfirmed(seen, context, steps) for seen in state.sightings))
         return unjudged, unjudged.open
     matched, fresh = _match(state.sightings, findings)
     if _is_settling(state.sightings, matched, context):
@@ -214,7 +209,7 @@ def track(
     for finding in fresh:
         since_ns = context.fresh_ns if finding.since_ns is None else finding.since_ns
         seen.append(_see_again(Sighting(since_ns, findings={}, tally={}), [finding], options))
-    reported = [_report(one, context, step_time_ratio, options) for one in seen]
+    reported = [_report(one, context, steps, options) for one in seen]
     changed = [one.incident for one, before in zip(reported, seen, strict=True) if one.incident != before.incident]
     patience = {True: options.flap_evaluations, False: options.pending_evaluations}  # by whether it was reported
     kept = tuple(one for one in reported if one.is_open or one.absent <= patience[one.incident is not None])
@@ -222,12 +217,12 @@ def track(
 
 
 def open_incident(
-    finding: Finding, since_ns: int, context: Context, ratio: float | None, options: GradingOptions
+    finding: Finding, since_ns: int, context: Context, account: Account, options: GradingOptions
 ) -> Incident:
     """Return the incident that a finding opens; a second analysis of the same evaluations gives it the same id."""
     text = f"{context.job}/{context.attempt}/{finding.fault_class}/{finding.component}/{since_ns}"
     identity = hashlib.sha256(text.encode()).hexdigest()[:16]
-    verdict = make_verdict(finding, since_ns, context, ratio, options)
+    verdict = make_verdict(finding, since_ns, context, account, options)
     return Incident(
         id=identity,
         job=context.job,
@@ -331,19 +326,27 @@ def _hosts_of(part: str) -> set[str]:
     return {split_end(end)[0] for end in part.partition(":")[2].split("--")}
 
 
-def _report(seen: Sighting, context: Context, ratio: float | None, options: TrackingOptions) -> Sighting:
+def _report(seen: Sighting, context: Context, steps: StepHistory, options: TrackingOptions) -> Sighting:
     if seen.absent == 0:
-        return _update(seen, context, ratio, options) if seen.is_open or _is_confirmed(seen, options) else seen
-    if seen.incident and seen.is_open and seen.absent >= options.clear_evaluations:
-        return replace(seen, incident=close(seen.incident, context.window.end_ns, "the part has been normal again"))
-    return _leave_unconfirmed(seen, context)
+        return _update(seen, context, steps, options) if seen.is_open or _is_confirmed(seen, options) else seen
+    left = _leave_unconfirmed(seen, context, steps)
+    if left.incident and left.is_open and left.absent >= options.clear_evaluations:
+        return replace(left, incident=close(left.incident, context.window.end_ns, "the part has been normal again"))
+    return left
 
 
-def _leave_unconfirmed(seen: Sighting, context: Context) -> Sighting:
-    """Return a fault that this evaluation does not confirm: how far that reaches tells how old its verdict is."""
-    if not seen.incident or not seen.is_open:
+def _leave_unconfirmed(seen: Sighting, context: Context, steps: StepHistory) -> Sighting:
+    """Return a fault that this evaluation does not confirm: how far that reaches tells how old its verdict is.
+
+    Its steps still count: what was slow until it healed may end only now.
+    """
+    if not seen.incident or not seen.is_open or not seen.account:
         return seen
-    return replace(seen, incident=seen.incident.model_copy(update={"updated_ns": context.window.end_ns}))
+    account = charge(seen.account, steps, None, context.window.end_ns)
+    impact = impact_of(account, seen.findings[seen.best], context)
+    verdict = seen.incident.verdict.model_copy(update={"impact": impact})
+    incident = seen.incident.model_copy(update={"updated_ns": context.window.end_ns, "verdict": verdict})
+    return replace(seen, incident=incident, account=account)
 
 
 def _is_confirmed(seen: Sighting, options: TrackingOptions) -> bool:
@@ -353,12 +356,14 @@ def _is_confirmed(seen: Sighting, options: TrackingOptions) -> bool:
     return is_certain or seen.streak >= options.confirm_evaluations or seen.evaluations >= options.confirm_scattered
 
 
-def _update(seen: Sighting, context: Context, ratio: float | None, options: TrackingOptions) -> Sighting:
+def _update(seen: Sighting, context: Context, steps: StepHistory, options: TrackingOptions) -> Sighting:
     finding = replace(seen.findings[seen.best], likelihood=seen.confidence)
-    incident = open_incident(finding, seen.since_ns, context, ratio, options.grading)
+    opened = seen.account or open_account(steps, seen.since_ns, finding)
+    account = charge(opened, steps, finding, context.window.end_ns)
+    incident = open_incident(finding, seen.since_ns, context, account, options.grading)
     if known := seen.incident:
         verdict = incident.verdict.model_copy(update={"id": known.id})
         flaps = known.flaps + (known.state == "closed")
         kept = {"id": known.id, "opened_ns": known.opened_ns, "flaps": flaps, "verdict": verdict}
         incident = incident.model_copy(update=kept)
-    return replace(seen, incident=incident)
+    return replace(seen, incident=incident, account=account)

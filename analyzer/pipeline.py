@@ -23,7 +23,6 @@ from analyzer.hang.reading import read_progress
 from analyzer.incidents import JobState, TrackingOptions, track
 from analyzer.localize.detail_requests import propose_detail_requests, propose_sampling
 from analyzer.localize.faults import FaultOptions, find_faults
-from analyzer.steps.history import step_time_ratio
 from analyzer.steps.steps import GlobalOptions, StepMemory, StepOptions, StepReport, find_global, find_steps
 from analyzer.steps.traffic import read_operations
 from analyzer.straggler.reading import read_straggler_facts
@@ -222,8 +221,8 @@ def evaluate_window(
     followed = replace(known, stages=stages, fresh_ns=window.end_ns)
     if is_reported:
         return Outcome(followed, [], judgement, context)
-    ratio = step_time_ratio(stages.steps.kind.history, known.faults.since_ns)
-    faults, changed = track(known.faults, judgement.findings, context, ratio, options.tracking)
+    steps = stages.steps.kind.history
+    faults, changed = track(known.faults, judgement.findings, context, steps, options.tracking)
     requests = tuple(propose_detail_requests(faults.open_findings, context))
     requests += tuple(propose_sampling(context)) if judgement.is_unexplained else ()
     return Outcome(replace(followed, faults=faults), changed, judgement, context, requests)

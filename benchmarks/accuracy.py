@@ -121,7 +121,7 @@ def _score(result: Result, peer: str) -> Score:
     reported = result["peers"].get(peer, []) if peer else result["named"]
     tuples = ("ambiguous_with", "aliases")  # lists in JSON
     named = [Named(**one | {name: tuple(one[name]) for name in tuples}) for one in reported]
-    scored = score(case.scenario_at_size(), case.seed, named, result["step_s"])
+    scored = score(case.scenario_at_size(), case.seed, named, result["step_s"], result.get("lost_s"))
     return replace(scored, crashed=bool(result["error"]) and not peer)
 
 

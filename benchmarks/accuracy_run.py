@@ -3,18 +3,18 @@
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import pyarrow as pa
 
 from analyzer.diagnosis import diagnose
 from analyzer.pipeline import FollowOptions
-from benchmarks.accuracy_score import Case, Named, healthy_until_s, named_of
+from benchmarks.accuracy_score import Case, Named, healthy_until_s, named_of, over_s
 from lockstep.capture.exchange import load_capture
 from lockstep.capture.files import read_capture
 from lockstep.clock import NS_PER_S
@@ -22,7 +22,7 @@ from lockstep.store.migrations import Layout, migrate
 from lockstep.store.store import Store, open_store
 from lockstep.tables import TABLE_BY_NAME
 from lockstep.topology import TopologyIndex
-from simulator.pairs import Ints, Times
+from simulator.pairs import NEVER, Ints, Times
 from simulator.rows import Identity
 from simulator.scenario import Scenario
 from simulator.simulation import Simulation
@@ -150,9 +150,18 @@ def confirm(found: Mapping[int, set[Blame]], start_ns: int) -> list[Named]:
 
 START_NS = 1_700_000_000 * NS_PER_S  # as `lockstep simulate` has it, so that captures of a seed are the same rows
 _ROWS_PER_INSERT = 400_000
+_FEWEST_BEFORE = 5  # steps that tell what is usual
 _FIRST_STEPS = 3  # in which communicators are formed and kernels tuned
 
 Result = dict[str, Any]  # a line of the results: what JSON holds
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """What only the simulator knows; None where nobody can tell."""
+
+    step_s: float | None = None  # of a step before the fault
+    lost_s: float | None = None  # that the fault cost the whole job
 
 
 class _WatchedSimulation(Simulation):
@@ -175,11 +184,11 @@ def examine(case: Case, captures: Path | None = None) -> Result:
     scenario = case.scenario_at_size()
     with _embedded_store() as store:
         if captures:
-            capture, step_s = read_capture(captures / f"{case.scenario}-{case.seed}"), None
+            capture, truth = read_capture(captures / f"{case.scenario}-{case.seed}"), Truth()
             load_capture(store, capture)
             topology = TopologyIndex(capture.topology) if capture.topology else None
         else:
-            topology, step_s = _simulate(store, scenario, case.seed)
+            topology, truth = _simulate(store, scenario, case.seed)
         simulated_at = time.process_time()
         named, error = _diagnose(store, topology)
         peers = peer_verdicts(store, START_NS)
@@ -188,7 +197,7 @@ def examine(case: Case, captures: Path | None = None) -> Result:
         "case": asdict(case),
         "named": [asdict(one) for one in named],
         "peers": {name: [asdict(one) for one in verdicts] for name, verdicts in peers.items()},
-        "step_s": step_s,
+        **asdict(truth),
         "error": error,
         "simulating_cpu_s": round(simulated_at - begin, 2),
         "analysing_cpu_s": round(time.process_time() - simulated_at, 2),
@@ -209,8 +218,8 @@ def _diagnose(store: Store, topology: TopologyIndex | None) -> tuple[list[Named]
         return [], f"{type(error).__name__}: {error}"
 
 
-def _simulate(store: Store, scenario: Scenario, seed: int) -> tuple[TopologyIndex, float | None]:
-    """Put all rows of a scenario into a store, and return its topology and the usual length of a step."""
+def _simulate(store: Store, scenario: Scenario, seed: int) -> tuple[TopologyIndex, Truth]:
+    """Put all rows of a scenario into a store, and return its topology and what is true of its steps."""
     simulation = _WatchedSimulation(scenario, seed)
     telemetry = SimulatedTelemetry(simulation, Identity(scenario.name, START_NS), heartbeats=True)
     waiting: dict[str, list[pa.Table]] = {}
@@ -221,7 +230,9 @@ def _simulate(store: Store, scenario: Scenario, seed: int) -> tuple[TopologyInde
                 store.insert(TABLE_BY_NAME[name], pa.concat_tables(waiting.pop(name)), f"{name}/{second}")
     for name, tables in waiting.items():
         store.insert(TABLE_BY_NAME[name], pa.concat_tables(tables), f"{name}/rest")
-    return TopologyIndex(simulation.topology), _usual_step_s(simulation.steps, scenario)
+    stands_still = bool(simulation.running.stream.max() >= NEVER / 2)
+    truth = Truth(_usual_step_s(simulation.steps, scenario), find_lost_s(simulation.steps, stands_still, scenario))
+    return TopologyIndex(simulation.topology), truth
 
 
 def _usual_step_s(steps: list[tuple[float, float]], scenario: Scenario) -> float | None:
@@ -229,3 +240,20 @@ def _usual_step_s(steps: list[tuple[float, float]], scenario: Scenario) -> float
     before = [length for begin, length in steps if begin + length <= healthy_until_s(scenario)][_FIRST_STEPS:]
     usual = before or [length for _, length in steps]
     return round(float(median(usual)), 4) if usual else None
+
+
+def find_lost_s(steps: Sequence[tuple[float, float]], stands_still: bool, scenario: Scenario) -> float | None:
+    """Return how much longer the steps of a fault took than those before it, with a standstill to the end.
+
+    None where none were before it, or where another attempt follows.
+    """
+    began_s, until_s = healthy_until_s(scenario), scenario.duration_s
+    before = [length for begin, length in steps if begin + length <= began_s][_FIRST_STEPS:]
+    if len(before) < _FEWEST_BEFORE or any(fault.effect == "restart" for fault in scenario.timeline):
+        return None
+    usual = fmean(length for length in before if length < 2 * median(before))  # without checkpoints
+    last_s = min(over_s(scenario.timeline), until_s)
+    ill = [(begin, length) for begin, length in steps if begin + length > began_s and begin < last_s]
+    lost_s = sum((length - usual) * min((until_s - begin) / length, 1.0) for begin, length in ill)
+    stood_s = until_s - max(began_s, *(begin + length for begin, length in steps)) if stands_still else 0.0
+    return round(lost_s + max(stood_s, 0.0), 3)

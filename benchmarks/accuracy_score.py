@@ -106,6 +106,7 @@ def _case(scenario: Scenario, ranks: int, small: bool, seed: int) -> Case:
 # A verdict on a part that has been healed is late, not wrong, for as long as three windows may still show the fault.
 _OVER_AFTER_S = 15.0
 _NS_PER_S = 1e9
+_LEAST_COST = 0.01  # of the time: a cost below that is what steps differ by themselves
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +122,7 @@ class Named:
     grade: str = "alert"
     ambiguous_with: tuple[str, ...] = ()
     reason: str = ""
+    lost_s: float | None = None  # that the fault has cost the whole job; None: unknown
     aliases: tuple[str, ...] = ()  # other names of the same thing: a peer that names a rank names its GPU and host
 
 
@@ -151,10 +153,24 @@ class Score:
     repeats: int = 0  # verdicts on a part that was found already
     covered: int = 0  # wrong verdicts that say the part at fault might as well be the one
     healthy_s: float = 0.0
+    ailing_s: float = 0.0  # from the first fault to the end
     fault_classes: tuple[str, ...] = field(default=())
     step_s: float | None = None  # of a step before the fault, where the run knows it
+    lost_s: float | None = None  # that the fault cost the job in truth; None: nobody can tell
     outlasting: int = 0  # verdicts that were still told long after the part was healed
     crashed: bool = False  # the analyzer, which said nothing then
+
+    @property
+    def cost_off(self) -> float | None:
+        """By which share of the truth what the verdicts say it cost is off, endless where they do not know it.
+
+        None where there is nothing to compare: no verdict, or a fault that cost less than a hundredth of its time.
+        Faults that overlap carry the whole loss each, so the largest counts.
+        """
+        if not self.hits or self.lost_s is None or self.lost_s < _LEAST_COST * self.ailing_s:
+            return None
+        known = [hit.named.lost_s for hit in self.hits if hit.named.lost_s is not None]
+        return abs(max(known) / self.lost_s - 1) if known else float("inf")
 
     @property
     def wrong_isolations(self) -> tuple[Named, ...]:
@@ -176,10 +192,17 @@ def named_of(incident: Incident, start_ns: int) -> Named:
         grade=verdict.grade,
         ambiguous_with=verdict.ambiguous_with,
         reason=verdict.reason,
+        lost_s=None if (lost := verdict.impact.gpu_hours) is None else lost * 3_600 / verdict.gpus,
     )
 
 
-def score(scenario: Scenario, seed: int, named: Sequence[Named], step_s: float | None = None) -> Score:
+def score(
+    scenario: Scenario,
+    seed: int,
+    named: Sequence[Named],
+    step_s: float | None = None,
+    lost_s: float | None = None,
+) -> Score:
     """Return how right the verdicts on a scenario are; each fault takes the best verdict on it, the rest is wrong.
 
     A verdict is on a fault when it names the part or another name that the scenario calls right, and was told neither
@@ -203,9 +226,11 @@ def score(scenario: Scenario, seed: int, named: Sequence[Named], step_s: float |
         repeats=len(again),
         covered=sum(any(_names(fault) & set(one.ambiguous_with) for fault in scenario.expect) for one in wrong),
         healthy_s=min(began_s, scenario.duration_s),
+        ailing_s=max(scenario.duration_s - began_s, 0.0),
         fault_classes=tuple(fault.fault_class for fault in scenario.expect),
         step_s=step_s,
-        outlasting=sum(hit.named.last_seen_s > _over_s(scenario.timeline) + _OVER_AFTER_S for hit in hits),
+        lost_s=lost_s,
+        outlasting=sum(hit.named.last_seen_s > over_s(scenario.timeline) + _OVER_AFTER_S for hit in hits),
     )
 
 
@@ -233,7 +258,7 @@ def _began_s(fault: Expectation, scenario: Scenario) -> float:
 
 
 def _is_on(named: Named, fault: Expectation, scenario: Scenario) -> bool:
-    lasted = _began_s(fault, scenario) <= named.opened_s <= _over_s(scenario.timeline) + _OVER_AFTER_S
+    lasted = _began_s(fault, scenario) <= named.opened_s <= over_s(scenario.timeline) + _OVER_AFTER_S
     return lasted and bool({named.component, *named.aliases} & _names(fault))
 
 
@@ -241,7 +266,7 @@ def _names(fault: Expectation) -> set[str]:
     return {fault.component, *fault.also_right}
 
 
-def _over_s(timeline: Sequence[Fault]) -> float:
+def over_s(timeline: Sequence[Fault]) -> float:
     """Return when the last part that was healed became well, or never when one was not."""
     heals = [fault for fault in timeline if fault.effect == "heal"]
     broken = {fault.part for fault in timeline if fault.part and fault.effect not in ("heal", "pause", "restart")}

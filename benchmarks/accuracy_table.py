@@ -165,6 +165,7 @@ def _percent(part: float, whole: float) -> float:
 _FLOORS: dict[Group, tuple[float, float]] = {"single strong": (97.0, 99.5), "hard": (90.0, 97.0)}
 _GOAL_HOURS = 100_000  # healthy job-hours without a verdict that would drain a node
 _SURE = 0.9
+_NEAR = 0.1  # of the true cost
 
 
 def figures_of(scores: Mapping[str, Sequence[Score]]) -> tuple[Figure, ...]:
@@ -175,6 +176,7 @@ def figures_of(scores: Mapping[str, Sequence[Score]]) -> tuple[Figure, ...]:
         *_overall(ours),
         *_alarms(Tally(ours)),
         *_endings(ours),
+        *_costs(ours),
         *_times(Tally(ours)),
         *_calibration(ours),
         *_sizes(ours),
@@ -225,6 +227,19 @@ def _endings(scores: Sequence[Score]) -> Iterator[Figure]:
     yield Figure("runs in which the analyzer crashed", len(crashed), "", 0, 0, False, beside)
     lingering = sum(score.outlasting for score in scores)
     yield Figure("verdicts that outlast a healed fault", lingering, "", None, 0, False, "by 15 s and more")
+
+
+def _costs(scores: Sequence[Score]) -> Iterator[Figure]:
+    """Yield how often what verdicts say a fault has cost is within a tenth of what the simulator lost."""
+    off = [score.cost_off for score in scores if score.cost_off is not None]
+    if not off:
+        return
+    unknown = sum(math.isinf(one) for one in off)
+    beside = (
+        f"{len(off)} runs with a verdict on a fault that costs 1 % and more, {unknown} of them said to be unknown"
+    )
+    near = sum(one <= _NEAR for one in off)
+    yield Figure("cost within 10 % of the truth", _percent(near, len(off)), "%", 95, None, True, beside)
 
 
 def _times(tally: Tally) -> Iterator[Figure]:

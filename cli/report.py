@@ -12,7 +12,7 @@ from rich.text import Text
 from analyzer.delay_matrix.matrix import DelayMatrix
 from lockstep.clock import NS_PER_S, rfc3339
 from lockstep.verdict import Incident, Verdict
-from lockstep.words import figure, headline, impact_words, lasting, lost_gpu_hours
+from lockstep.words import figure, headline, impact_words, lasting
 
 StepTimes = Sequence[tuple[int, float]]  # moment in nanoseconds, seconds that the step took
 
@@ -69,12 +69,6 @@ NOTHING = "no verdict: nothing stands out in what was recorded, which is silence
 def part_words(verdict: Verdict) -> str:
     """Return the part with the direction at fault."""
     return f"{verdict.component} {verdict.side}" if verdict.side else verdict.component
-
-
-def cost_words(verdict: Verdict) -> str:
-    """Return what the fault does to the job, and the GPU-hours it has cost where they are known."""
-    lost = lost_gpu_hours(verdict)
-    return f"{impact_words(verdict)}, {figure(lost)} GPU-hours lost" if lost else impact_words(verdict)
 
 
 def lasting_words(incident: Incident) -> str:
@@ -215,7 +209,7 @@ def _table(incidents: Sequence[Incident]) -> Picture:
             verdict.grade,
             rfc3339(verdict.since_ns),
             lasting_words(incident),
-            cost_words(verdict),
+            impact_words(verdict, is_over=incident.state == "closed"),
         )
     return picture
 

@@ -12,7 +12,6 @@ from cli.report import (
     Span,
     StepTimes,
     build_grid,
-    cost_words,
     coverage_words,
     lasting_words,
     level,
@@ -21,7 +20,7 @@ from cli.report import (
 )
 from lockstep import __version__
 from lockstep.clock import NS_PER_S, rfc3339
-from lockstep.words import CLASSES, figure, headline, lasting
+from lockstep.words import CLASSES, figure, headline, impact_words, lasting
 
 _LARGEST = 64  # cells of the heat map each way: beyond, they are too small to point at
 _CELL = 12  # pixels
@@ -35,7 +34,7 @@ _pages.filters |= {
     "timestamp": rfc3339,
     "headline": headline,
     "part": part_words,
-    "cost": cost_words,
+    "cost": impact_words,
     "lasting": lasting_words,
     "coverage": coverage_words,
 }

@@ -4,9 +4,13 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from lockstep.clock import NS_PER_S
+
 FaultClass = Literal["comm_slow", "noncomm_slow", "global_slow", "comm_hang", "noncomm_hang", "crash", "software"]
 Side = Literal["tx", "rx"]
 Grade = Literal["isolate", "alert", "note"]
+
+STANDING: frozenset[FaultClass] = frozenset({"comm_hang", "noncomm_hang", "crash"})  # the job does not go on at all
 
 
 class Frozen(BaseModel):
@@ -18,9 +22,14 @@ class Frozen(BaseModel):
 class Impact(Frozen):
     """What the fault costs the job."""
 
+    stands_still: bool = Field(False, description="whether the job does nothing at all, whatever the class")
     step_time_ratio: float | None = Field(None, description="step time now over step time before; None: unknown")
+    peak_ratio: float | None = Field(None, description="the largest step_time_ratio so far; None: unknown")
+    mean_ratio: float | None = Field(None, description="time since it began over the time its work takes usually")
+    usual_step_s: float | None = Field(None, description="step time before it began, in seconds; None: unknown")
     ranks_waiting: int = Field(ge=0, description="ranks held up by the part")
-    gpu_hours: float | None = Field(None, ge=0, description="lost since it began; None: unknown")
+    gpus: int | None = Field(None, ge=0, description="of the job, which all lose the time; None: not recorded")
+    gpu_hours: float | None = Field(None, ge=0, description="lost since it began, and never less; None: unknown")
 
 
 class RuledOut(Frozen):
@@ -49,6 +58,38 @@ class Verdict(Frozen):
     ruled_out: tuple[RuledOut, ...] = ()
     ambiguous_with: tuple[str, ...] = Field((), description="parts that the data cannot tell from this one")
     coverage: float = Field(ge=0, le=1, description="share of the job's hosts that was seen")
+
+    @property
+    def stands_still(self) -> bool:
+        """Whether the job does nothing while the fault lasts; verdicts of older versions say it by their class."""
+        return self.impact.stands_still or self.fault_class in STANDING
+
+    @property
+    def gpus(self) -> int:
+        """GPUs that lose the time: all of the job; in older verdicts the part and who waits for it."""
+        return self.impact.ranks_waiting + 1 if self.impact.gpus is None else self.impact.gpus
+
+    @property
+    def speed(self) -> float | None:
+        """Share of its usual speed at which the job goes on; None: unknown."""
+        ratio = self.impact.step_time_ratio
+        if self.stands_still:
+            return 0.0
+        return min(1.0, 1.0 / ratio) if ratio and ratio > 0 else None
+
+    @property
+    def lost_per_hour(self) -> float | None:
+        """GPU-hours that every hour of the fault costs from now on; None: unknown."""
+        return None if self.speed is None else self.gpus * (1 - self.speed)
+
+    def lost_gpu_hours(self, now_ns: int | None = None) -> float | None:
+        """Return the GPU-hours that the fault has cost so far; None: unknown.
+
+        Older verdicts have no sum of it: there all of the time counts at the rate of its newest moment.
+        """
+        if self.impact.gpu_hours is not None or self.lost_per_hour is None:
+            return self.impact.gpu_hours
+        return self.lost_per_hour * max((now_ns or self.last_seen_ns) - self.since_ns, 0) / (3_600 * NS_PER_S)
 
     def as_json(self) -> dict[str, Any]:
         """Return the verdict as it appears in the API, in captures and on standard output."""

@@ -90,9 +90,7 @@ def size(octets: float | None) -> str:
     return f"{octets:.1f} TB"
 
 
-STOPS_JOB: tuple[FaultClass, ...] = ("comm_hang", "noncomm_hang", "crash")  # the job does not go on at all
-_LEAST_RATIO = 1.005  # of a step's time before: half a percent is what rounding would hide
-_S_PER_HOUR = 3_600.0
+_WORTH_TELLING = 1.005  # of a step's time before: half a percent is what rounding would hide
 
 CLASSES: dict[FaultClass, str] = {
     "comm_slow": "Slow communication",
@@ -120,7 +118,11 @@ def headline(incident: Incident, *, names_job: bool = False) -> str:
     verdict = incident.verdict
     is_job = verdict.component == f"job:{incident.job}"
     where = f" in job {incident.job}" if names_job and not is_job else ""
-    return f"{verdict.component} {fault_words(verdict)}{where} {_time_words(incident)}: {impact_words(verdict)}"
+    return f"{verdict.component} {fault_words(verdict)}{where} {_time_words(incident)}: {_cost_words(incident)}"
+
+
+def _cost_words(incident: Incident) -> str:
+    return impact_words(incident.verdict, is_over=incident.state == "closed")
 
 
 def fault_words(verdict: Verdict) -> str:
@@ -135,35 +137,21 @@ def kind_of(component: str) -> str:
     return component.partition(":")[0]
 
 
-def impact_words(verdict: Verdict) -> str:
-    """Return what the fault does to the job, as far as it is known."""
-    ratio, waiting = verdict.impact.step_time_ratio, verdict.impact.ranks_waiting
-    phrases = []
-    if verdict.fault_class in STOPS_JOB:
-        phrases.append("the job stands still")
-    elif ratio is not None and ratio >= _LEAST_RATIO:
-        phrases.append(f"steps take {ratio:.2f} times as long")
-    if waiting:
-        phrases.append(f"{waiting:,} ranks wait" if waiting > 1 else "1 rank waits")
-    return ", ".join(phrases) or "what it costs is not known"
-
-
-def lost_per_hour(verdict: Verdict) -> float | None:
-    """Return the GPU-hours that every hour of the fault costs those who wait; None where by how much is not known.
-
-    In a hang everybody waits all the time. Of a step that takes r times as long, 1 - 1/r is waiting.
-    """
-    waiting, ratio = verdict.impact.ranks_waiting, verdict.impact.step_time_ratio
-    if verdict.fault_class in STOPS_JOB:
-        return float(waiting)
-    return None if ratio is None else waiting * (1 - 1 / max(ratio, 1.0))
-
-
-def lost_gpu_hours(verdict: Verdict) -> float | None:
-    """Return how long GPUs waited in all because of the part; None when it is not known by how much."""
-    hours = max(verdict.last_seen_ns - verdict.since_ns, 0) / NS_PER_S / _S_PER_HOUR
-    lost = lost_per_hour(verdict)
-    return None if lost is None else hours * lost
+def impact_words(verdict: Verdict, *, is_over: bool = False) -> str:
+    """Return what the fault does to the job, or did, and what that has cost, as far as it is known."""
+    impact = verdict.impact
+    ratio = impact.step_time_ratio if impact.mean_ratio is None or not is_over else impact.mean_ratio
+    said = []
+    if verdict.stands_still:
+        said.append("the job stood still" if is_over else "the job stands still")
+    elif ratio is not None and ratio >= _WORTH_TELLING:
+        said.append(f"steps {'took' if is_over else 'take'} {ratio:.2f} times as long")
+    if waiting := impact.ranks_waiting:
+        waits = ("waited", "waited") if is_over else ("wait", "waits")
+        said.append(f"{waiting:,} ranks {waits[0]}" if waiting > 1 else f"1 rank {waits[1]}")
+    if lost := verdict.lost_gpu_hours():
+        said.append(f"{figure(lost)} GPU-hours lost")
+    return ", ".join(said) or "what it costs is not known"
 
 
 def _time_words(incident: Incident) -> str:

@@ -175,9 +175,6 @@ def is_hardware(component: str) -> bool:
     return component.partition(":")[0] in (*_OF_ONE_HOST, "link", "switch")
 
 
-STANDSTILL = ("comm_hang", "noncomm_hang", "crash")  # classes of faults with which a job makes no progress
-
-
 @dataclass(frozen=True, slots=True)
 class Context:
     """A fault, the job it hit, and what is around."""
@@ -199,16 +196,13 @@ class Context:
 
     @property
     def stands_still(self) -> bool:
-        return self.verdict.fault_class in STANDSTILL
+        return self.verdict.stands_still
 
     @property
     def speed_now(self) -> float:
         """Share of full speed while the fault lasts and nothing is done."""
-        ratio = self.verdict.impact.step_time_ratio
-        if self.stands_still:
-            return 0.0
-        return min(1.0, 1.0 / ratio) if ratio and ratio > 0 else 1.0
+        return 1.0 if self.verdict.speed is None else self.verdict.speed
 
     @property
     def is_cost_known(self) -> bool:
-        return self.stands_still or (self.verdict.impact.step_time_ratio or 0) > 0
+        return self.verdict.speed is not None

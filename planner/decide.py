@@ -30,21 +30,20 @@ class Wait:
     due_ns: int | None  # when it will be over at this rate of loss; None: never, or it is already
 
 
-def find_break_even(since_ns: int, now_ns: int, lost_per_hour: float, price_gpu_hours: float) -> Wait:
-    """Return whether the loss since the fault began has reached the price of acting.
+def find_break_even(lost: float, now_ns: int, lost_per_hour: float, price_gpu_hours: float) -> Wait:
+    """Return whether the GPU-hours lost since the fault began have reached the price of acting.
 
     Nobody knows how long a slow part stays slow. Whoever acts when the loss so far equals the price of acting never
     pays more than twice what somebody who knew would have paid, and cheap cures come before dear ones by themselves.
 
-    >>> find_break_even(0, 1800 * NS_PER_S, lost_per_hour=10.0, price_gpu_hours=4.0).is_over
+    >>> find_break_even(5.0, now_ns=0, lost_per_hour=10.0, price_gpu_hours=4.0).is_over
     True
     """
-    lost = max(now_ns - since_ns, 0) / NS_PER_S / 3600 * lost_per_hour
     if lost >= price_gpu_hours:
         return Wait(True, lost, None)
     if lost_per_hour <= 0:
         return Wait(False, lost, None)
-    return Wait(False, lost, since_ns + int(price_gpu_hours / lost_per_hour * 3600 * NS_PER_S))
+    return Wait(False, lost, now_ns + int((price_gpu_hours - lost) / lost_per_hour * 3600 * NS_PER_S))
 
 
 _FAR = 2.0  # times beyond what the doubt about the rate leaves open: Young's optimum is flat around its bottom
@@ -157,7 +156,7 @@ def _choose_timing(best: Option, nothing: Option, known: list[Option], context: 
     """Return the cure of a slow job when its time has come, else to wait for it."""
     per_hour = lost_per_hour(context)
     price = price_of_acting(best, context.job)
-    wait = find_break_even(context.verdict.since_ns, now_ns, per_hour, price)
+    wait = find_break_even(context.verdict.lost_gpu_hours(now_ns) or 0.0, now_ns, per_hour, price)
     if not wait.is_over:
         left_s = ((wait.due_ns or now_ns) - now_ns) / NS_PER_S
         message = (
@@ -172,8 +171,8 @@ def _choose_timing(best: Option, nothing: Option, known: list[Option], context: 
 
 
 def lost_per_hour(context: Context) -> float:
-    """Return the GPU-hours that every hour of waiting costs."""
-    return context.job.gpus * (1 - context.speed_now)
+    """Return the GPU-hours that every hour of waiting costs, as the incident's page has it."""
+    return context.verdict.lost_per_hour or 0.0
 
 
 def _find_timing(best: Option, context: Context, now_ns: int) -> Timing | None:

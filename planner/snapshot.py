@@ -17,7 +17,7 @@ from planner.allocation.calibration import Known, Rates
 from planner.allocation.cluster import estimate_failure_rates, place_nodes
 from planner.allocation.throughput import Transformer
 from planner.checkpoints.intervals import FailureRate, find_failure_rate
-from planner.context import STANDSTILL, ClusterFacts, JobFacts, Layout, Resume, node_of
+from planner.context import ClusterFacts, JobFacts, Layout, Resume, node_of
 from planner.controllers.protocol import Controller, JobView, Node
 
 # One look a day is enough to tell for how many days a host was watched, and spares reading a month of heartbeats.
@@ -58,7 +58,7 @@ class EvidenceReader:
     def _count(self, days: Mapping[str, float], since_ns: int) -> Counter[str]:
         found = list_incidents(self._control, limit=_MOST_INCIDENTS)
         verdicts = [each.verdict for each in found if each.opened_ns >= since_ns]
-        stopped = [each.component for each in verdicts if each.fault_class in STANDSTILL]
+        stopped = [each.component for each in verdicts if each.stands_still]
         hosts = frozenset(days)
         return Counter(node for part in stopped if (node := node_of(part, hosts)) in hosts)
 
@@ -226,7 +226,7 @@ class FactReader:
         ranks = self._read_ranks(incident)
         view = self._ask_for_job(name) if is_answering else None
         nodes = tuple(ranks) or (view.nodes if view else ())
-        gpus = sum(ranks.values()) or incident.verdict.impact.ranks_waiting + 1
+        gpus = sum(ranks.values()) or incident.verdict.gpus
         known = self._know(JobFacts(name, incident.attempt, nodes, gpus), now_ns)
         return replace(known, is_over=view is not None and view.state == "ended")
 

@@ -173,7 +173,7 @@ def finding_of(scene: Scene, processes: list[int], **fields: Any) -> Finding:  #
     return Finding(
         evidence=evidence,
         ranks_waiting=scene.ranks_waiting,
-        lost_share=1.0,
+        stands_still=True,
         since_ns=scene.since_ns,
         is_certain=True,
         **fields,

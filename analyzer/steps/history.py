@@ -103,18 +103,18 @@ def find_newest(history: StepHistory) -> float:
     return float(np.median(history.length_ns[max(begin, end - NEWEST) : end]))
 
 
-def step_time_ratio(history: StepHistory, since_ns: int | None = None) -> float | None:
-    """Return the step time now over the usual one; None while there is nothing to hold it against.
+def find_before(history: StepHistory, since_ns: int | None = None) -> float | None:
+    """Return the usual step time before a fault; None while there is nothing to hold its steps against.
 
     Where a fault is known to have begun, the steps before it are the usual ones: what costs a few percent is no
     change of level, and would be taken for usual itself after a while.
     """
     before: np.ndarray = history.length_ns[history.start_ns < (since_ns or 0)]
     if len(before) >= FIRST_STEPS:
-        return find_newest(history) / float(np.median(before[-BEFORE:]))
+        return float(np.median(before[-BEFORE:]))
     levels = judge_levels(history, WORTH_SAYING)
     is_known = bool(levels) and (since_ns is None or len(levels) > 1)  # a fault since the first step has no before
-    return find_newest(history) / levels[-1].usual_ns if is_known else None
+    return levels[-1].usual_ns if is_known else None
 
 
 MANY_ROWS = 500_000  # beyond which some ranks stand for all
@@ -147,6 +147,7 @@ class Stretch:
     finding: Finding
     until_ns: int
     is_over: bool
+    usual_ns: int  # step time before it
 
 
 def find_stretches(rows: pa.Table, job: str, options: ClockOptions | None = None) -> list[Stretch]:
@@ -227,4 +228,4 @@ def _say(slowdown: Slowdown, job: str) -> Stretch:
         since_ns=slowdown.since_ns,
         is_certain=True,
     )
-    return Stretch(finding, slowdown.until_ns, slowdown.is_over)
+    return Stretch(finding, slowdown.until_ns, slowdown.is_over, slowdown.usual_ns)

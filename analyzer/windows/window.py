@@ -133,6 +133,7 @@ class Finding:
     ruled_out: tuple[RuledOut, ...] = ()
     ambiguous_with: tuple[str, ...] = ()
     ranks_waiting: int | None = None  # held up by the part; None: everybody else
+    stands_still: bool = False  # the job does nothing at all because of it, whatever the class
     lost_share: float | None = None  # of the job's time, 0 to 1; None: the stage cannot tell
     since_ns: int | None = None  # when it began, where the stage knows better than the evaluation
     cap: float = 1.0  # no verdict is surer than this: a transport or algorithm on which the method was never proven

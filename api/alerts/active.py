@@ -9,7 +9,7 @@ from lockstep.decision import Decision
 from lockstep.execution import Execution
 from lockstep.notification import Alert
 from lockstep.verdict import Incident
-from lockstep.words import headline
+from lockstep.words import figure, headline
 
 ACTION_NS = 24 * 3600 * NS_PER_S  # an action that ended longer ago is not reported
 
@@ -151,6 +151,8 @@ def _facts(incident: Incident) -> dict[str, str]:
     facts = {"class": verdict.fault_class, "grade": verdict.grade, "confidence": f"{verdict.confidence:.2f}"}
     if verdict.impact.step_time_ratio is not None:
         facts["step time"] = f"{verdict.impact.step_time_ratio:.2f} times what it was"
+    if (lost := verdict.lost_gpu_hours()) is not None:
+        facts["GPU-hours lost"] = figure(lost)
     if verdict.impact.ranks_waiting:
         facts["ranks waiting"] = str(verdict.impact.ranks_waiting)
     if verdict.side:

@@ -40,7 +40,6 @@ from lockstep.execution import UNFINISHED, Execution, OrderKind, Outcome
 from lockstep.state.decisions import find_execution, get_decision, list_decisions
 from lockstep.state.incidents import get_incident, list_incidents, outcomes_of
 from lockstep.verdict import Frozen, Incident, Verdict
-from lockstep.words import lost_per_hour
 
 _Found = TypeVar("_Found")
 _STEPS = 400
@@ -111,7 +110,7 @@ def gather(request: Request, incident_id: str) -> IncidentView:
         before=_find_before(parts, incident),
         traffic=_read_traffic(parts, incident),
         proof=proof_of(incident.verdict),
-        per_hour=lost_per_hour(incident.verdict),
+        per_hour=incident.verdict.lost_per_hour,
         price=parts.settings.planner.gpu_hour_price,
         viewer=find_viewer(request),
     )

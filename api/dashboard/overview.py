@@ -19,7 +19,6 @@ from lockstep.execution import Isolated
 from lockstep.state.decisions import list_decisions, list_isolated
 from lockstep.state.incidents import list_incidents, open_incidents
 from lockstep.verdict import Grade, Incident
-from lockstep.words import STOPS_JOB
 
 router = page_router()
 
@@ -101,7 +100,7 @@ def gather(parts: Parts) -> Overview:
 def _urgency(incident: Incident) -> tuple[bool, int, int]:
     """Return where an incident stands: jobs that stand still first, then what is graded higher, then the newest."""
     verdict = incident.verdict
-    return verdict.fault_class not in STOPS_JOB, get_args(Grade).index(verdict.grade), -incident.opened_ns
+    return not verdict.stands_still, get_args(Grade).index(verdict.grade), -incident.opened_ns
 
 
 def _read_telemetry(parts: Parts, incidents: Sequence[Incident], now_ns: int) -> Telemetry:

@@ -227,7 +227,9 @@ def suppose(facts: JobFacts, question: Question, now_ns: int) -> Verdict:
         grade="isolate",
         since_ns=max(now_ns - question.lasted_min * 60 * NS_PER_S, 0),
         last_seen_ns=now_ns,
-        impact=Impact(step_time_ratio=question.ratio if is_slow else None, ranks_waiting=max(facts.gpus - 1, 0)),
+        impact=Impact(
+            step_time_ratio=question.ratio if is_slow else None, ranks_waiting=max(facts.gpus - 1, 0), gpus=facts.gpus
+        ),
         reason="supposed",
         coverage=1.0,
     )

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from lockstep.decision import Action, Mode
 from lockstep.verdict import Verdict
-from lockstep.words import STOPS_JOB, kind_of
+from lockstep.words import kind_of
 
 _FABRIC = ("nic", "link", "switch")
 
@@ -81,7 +81,7 @@ def state_words(verdict: Verdict) -> str:
     """Return whether the job is hung, slow or crashed."""
     if verdict.fault_class == "crash":
         return "crashed"
-    return "hung" if verdict.fault_class in STOPS_JOB else "slow"
+    return "hung" if verdict.stands_still else "slow"
 
 
 def side_words(verdict: Verdict) -> str:

@@ -172,9 +172,7 @@ def scorecard(request: Request) -> Json:
     """Return what the advice of late would have been worth, against outcomes that are confirmed."""
     control = parts_of(request).control
     found = list_decisions(control, limit=_MOST)
-    ranks = {
-        incident.job: incident.verdict.impact.ranks_waiting + 1 for incident in list_incidents(control, limit=_MOST)
-    }
+    ranks = {incident.job: incident.verdict.gpus for incident in list_incidents(control, limit=_MOST)}
     return score(found, list_outcomes(control), ranks).model_dump()
 
 

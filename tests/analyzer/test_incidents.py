@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 import pytest
 
 from analyzer.incidents import JobState, TrackingOptions, close_all, resume, track
+from analyzer.steps.history import StepHistory
 from analyzer.windows.window import Finding
 from lockstep.verdict import Incident
 from tests.analyzer.looking import HOP_NS, end_of, found, look
@@ -27,7 +28,7 @@ def play(
     state, told = state or JobState(), []
     for number, parts in enumerate(evaluations, first):
         findings = None if parts is None else [found(part) if isinstance(part, str) else part for part in parts]
-        state, changed = track(state, findings, look(number, silent=silent), 1.2, OPTIONS)
+        state, changed = track(state, findings, look(number, silent=silent), StepHistory(), OPTIONS)
         told.append([one for one in changed if one.state == "closed" or one.verdict.last_seen_ns == one.updated_ns])
     return state, told
 
@@ -43,7 +44,6 @@ def test_fault_opens_an_incident_when_it_is_confirmed_and_keeps_its_id() -> None
     assert incident.verdict.since_ns == end_of(1) - HOP_NS, "what was new in the first of the two showed it"
     assert incident.verdict.last_seen_ns == end_of(2)
     assert incident.verdict.id == incident.id
-    assert incident.verdict.impact.step_time_ratio == 1.2
     assert state.open == [incident]
     _, told = play([[NIC], [], [], [NIC], [], [], [NIC]])
     assert [len(changed) for changed in told] == [0, 0, 0, 0, 0, 0, 1]

@@ -4,18 +4,18 @@ from dataclasses import replace
 
 import pytest
 
+from analyzer.impact import Account
 from analyzer.incidents import GradingOptions, finding_of, make_verdict
 from analyzer.windows.window import Finding
 from lockstep.verdict import Verdict
 from tests.analyzer.looking import end_of, found, look, world
 from tests.builders import SECOND
 
-HOUR = 3_600
-
 
 def judged(finding: Finding, *, ratio: float | None = 1.5, silent: tuple[str, ...] = (), since_s: int = 0) -> Verdict:
-    context = look(silent=silent)
-    return make_verdict(finding, end_of(0) - since_s * SECOND, context, ratio, GradingOptions())
+    context, since_ns = look(silent=silent), end_of(0) - since_s * SECOND
+    account = Account(since_ns, since_ns, since_ns, ratio=ratio)
+    return make_verdict(finding, since_ns, context, account, GradingOptions())
 
 
 @pytest.mark.parametrize(
@@ -49,17 +49,8 @@ def test_confidence_is_capped_and_coverage_lowered_by_what_was_not_seen() -> Non
     assert judged(found(likelihood=0.45)).grade == "note"
     assert judged(replace(found(likelihood=0.99), cap=0.5)).confidence == 0.5
     assert judged(found(), silent=("h0", "h1")).coverage == 0.75
-    unknown = make_verdict(found(), 0, look(roster=world(hosts=4, nodes=8)), None, GradingOptions())
+    unknown = make_verdict(found(), 0, look(roster=world(hosts=4, nodes=8)), Account(0, 0, 0), GradingOptions())
     assert unknown.coverage == 0.5, "four of its eight hosts were never heard of"
-
-
-def test_cost_is_the_share_of_time_that_the_steps_lost_all_in_a_hang_and_else_unknown() -> None:
-    assert judged(found(), ratio=2.0, since_s=HOUR).impact.gpu_hours == 32.0
-    assert judged(found(), ratio=0.9, since_s=HOUR).impact.gpu_hours == 0.0
-    impact = judged(found("host:h2", "noncomm_hang"), since_s=HOUR).impact
-    assert (impact.gpu_hours, impact.step_time_ratio, impact.ranks_waiting) == (64.0, None, 63)
-    assert judged(found(), ratio=None).impact.gpu_hours is None
-    assert judged(replace(found(), lost_share=0.5), ratio=None, since_s=HOUR).impact.gpu_hours == 32.0
 
 
 def test_stored_verdict_gives_its_finding_back() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.accuracy_run import find_lost_s
 from benchmarks.accuracy_score import (
     FIRST_SEED,
     HARD,
@@ -153,3 +154,16 @@ def test_large_jobs_are_sampled_and_keep_their_scenario() -> None:
     assert (large.ranks, large.telemetry.sample) == (4_096, 0.1)
     assert large.expect == NIC.expect
     assert Case("nic-tx-strong-ib", 64, FIRST_SEED).scenario_at_size() == NIC
+
+
+def test_cost_is_held_against_what_the_steps_of_the_simulator_lost() -> None:
+    healthy = [(number * 0.5, 0.5) for number in range(40)]
+    slow = [(20.0 + number, 1.0) for number in range(45)]
+    after = [(65.0 + number * 0.5, 0.5) for number in range(50)]
+    assert find_lost_s([*healthy, *slow, *after], False, NIC) == pytest.approx(22.5), "from second 20 to 65"
+    assert find_lost_s(healthy, True, NIC) == pytest.approx(NIC.duration_s - 20.0), "it never ends another step"
+    assert find_lost_s(slow, False, NIC) is None, "nothing was before it"
+    off = [score(NIC, 7, [told(lost_s=lost)], lost_s=20.0).cost_off for lost in (19.0, 26.0, None)]
+    assert off == [pytest.approx(0.05), pytest.approx(0.3), float("inf")]
+    assert score(NIC, 7, [told(lost_s=1.0)], lost_s=0.1).cost_off is None, "steps differ by as much by themselves"
+    assert score(NIC, 7, [], lost_s=20.0).cost_off is None

@@ -7,7 +7,7 @@ import pytest
 
 from lockstep.clock import NS_PER_S
 from lockstep.verdict import FaultClass, Impact, Incident
-from lockstep.words import CLASSES, fault_words, headline, lost_gpu_hours, lost_per_hour
+from lockstep.words import CLASSES, fault_words, headline
 from tests.lockstep.state.build import incident, verdict
 
 T0 = 1_794_814_664 * NS_PER_S  # 2026-11-16 07:37:44
@@ -60,8 +60,24 @@ def test_every_class_has_words_whatever_the_side(fault_class: FaultClass) -> Non
 
 
 def test_hour_of_waiting_costs_what_is_missing_of_the_speed() -> None:
-    slow = verdict("train").model_copy(update={"impact": Impact(step_time_ratio=2.0, ranks_waiting=64)})
-    assert lost_per_hour(slow) == pytest.approx(32.0)
-    assert lost_per_hour(slow.model_copy(update={"fault_class": "crash"})) == 64.0
+    slow = verdict("train").model_copy(update={"impact": Impact(step_time_ratio=2.0, ranks_waiting=63, gpus=64)})
+    assert slow.lost_per_hour == pytest.approx(32.0)
+    assert slow.model_copy(update={"fault_class": "crash"}).lost_per_hour == 64.0
+    deadlock = Impact(stands_still=True, ranks_waiting=63, gpus=64, gpu_hours=0.7)
+    stopped = slow.model_copy(update={"fault_class": "software", "impact": deadlock})
+    assert (stopped.lost_per_hour, stopped.lost_gpu_hours()) == (64.0, 0.7)
     unknown = slow.model_copy(update={"impact": Impact(ranks_waiting=64)})
-    assert (lost_per_hour(unknown), lost_gpu_hours(unknown)) == (None, None)
+    assert (unknown.lost_per_hour, unknown.lost_gpu_hours()) == (None, None)
+
+
+def test_closed_incident_says_what_it_did_and_cost_over_all_of_its_time() -> None:
+    healed = Impact(step_time_ratio=1.0, peak_ratio=2.1, mean_ratio=1.6, ranks_waiting=63, gpus=64, gpu_hours=0.31)
+    closed = lasting(T0 + 600 * NS_PER_S, impact=healed).model_copy(update={"state": "closed"})
+    assert headline(closed).endswith(": steps took 1.60 times as long, 63 ranks waited, 0.31 GPU-hours lost")
+
+
+def test_verdict_of_the_version_before_is_charged_at_its_last_rate() -> None:
+    stored = {"step_time_ratio": 1.25, "ranks_waiting": 999, "gpu_hours": None}
+    old = verdict("train").model_copy(update={"impact": Impact.model_validate(stored), "since_ns": 0})
+    assert old.model_copy(update={"last_seen_ns": 3_600 * NS_PER_S}).lost_gpu_hours() == pytest.approx(200.0)
+    assert old.model_copy(update={"last_seen_ns": 0}).lost_gpu_hours(1_800 * NS_PER_S) == pytest.approx(100.0)

@@ -182,11 +182,11 @@ def test_whatever_happens_the_rules_hold(about: Verdict, of: JobFacts, at_s: flo
 
 
 def test_time_comes_when_the_loss_reaches_the_price() -> None:
-    wait = find_break_even(0, 1800 * NS_PER_S, lost_per_hour=4.0, price_gpu_hours=10.0)
+    wait = find_break_even(2.0, 1800 * NS_PER_S, lost_per_hour=4.0, price_gpu_hours=10.0)
     assert not wait.is_over
     assert wait.lost_gpu_hours == pytest.approx(2.0)
     assert wait.due_ns == 9000 * NS_PER_S
-    assert find_break_even(0, 9000 * NS_PER_S, 4.0, 10.0).is_over
+    assert find_break_even(10.0, 9000 * NS_PER_S, 4.0, 10.0).is_over
     assert find_break_even(0, 0, lost_per_hour=4.0, price_gpu_hours=0.0).is_over
     wait = find_break_even(0, 10**18, lost_per_hour=0.0, price_gpu_hours=1.0)
     assert (wait.is_over, wait.due_ns) == (False, None)

@@ -2,6 +2,7 @@
 
 import pyarrow as pa
 
+from analyzer.steps.history import StepHistory, find_before, find_newest
 from analyzer.windows.jobs import Roster, build_roster
 from analyzer.windows.window import Context, Window
 from lockstep.records import Comm
@@ -33,3 +34,9 @@ def look_at(
         topology=None,
         period_ns=period_ns,
     )
+
+
+def step_time_ratio(history: StepHistory, since_ns: int | None = None) -> float | None:
+    """Return the step time now over the usual one before a fault."""
+    usual = find_before(history, since_ns)
+    return None if usual is None else find_newest(history) / usual

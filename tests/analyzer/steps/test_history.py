@@ -13,13 +13,12 @@ from analyzer.steps.history import (
     find_stretches,
     find_usual,
     reduce_rows,
-    step_time_ratio,
 )
 from analyzer.steps.steps import Kind, StepMemory, find_global
 from analyzer.windows.window import Finding
 from lockstep.arrow import fill_rows
 from lockstep.tables import TABLE_BY_NAME
-from tests.analyzer.steps.jobs import look_at
+from tests.analyzer.steps.jobs import look_at, step_time_ratio
 from tests.builders import SECOND, T0
 
 

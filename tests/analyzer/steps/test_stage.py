@@ -7,10 +7,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from analyzer.steps.history import step_time_ratio
 from analyzer.steps.steps import StepMemory, StepReport, find_steps
 from analyzer.steps.traffic import StepFacts, Witness
-from tests.analyzer.steps.jobs import look_at
+from tests.analyzer.steps.jobs import look_at, step_time_ratio
 from tests.analyzer.steps.traffic import DDP, MEGATRON, MS, T0, Op, Rank
 
 OTHER = (Op(300, func="ReduceScatter"), Op(func="AllGather"), Op(func="Broadcast"))

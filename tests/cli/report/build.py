@@ -25,7 +25,7 @@ def found(
 
 
 def cost(ratio: float | None, waiting: int) -> Impact:
-    return Impact(step_time_ratio=ratio, ranks_waiting=waiting)
+    return Impact(step_time_ratio=ratio, ranks_waiting=waiting, gpus=waiting)
 
 
 def matrix(hosts: int = 8, nics: int = 4, slow: tuple[int, int] | None = (3, 1)) -> DelayMatrix:

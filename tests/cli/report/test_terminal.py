@@ -5,9 +5,9 @@ import io
 import pytest
 from rich.console import Console
 
-from cli.report import Described, cost_words, coverage_words, lasting_words, part_words, print_report
+from cli.report import Described, coverage_words, lasting_words, part_words, print_report
 from lockstep.verdict import FaultClass, Impact, RuledOut
-from lockstep.words import lost_gpu_hours
+from lockstep.words import impact_words
 from tests.cli.report.build import cost, described, found, matrix, steps
 
 
@@ -107,8 +107,8 @@ def test_cost_is_step_time_ranks_and_hours_as_far_as_they_are_known(
     lasted_s: float, fault_class: FaultClass, impact: Impact, hours: float | None, words: str
 ) -> None:
     verdict = found(0, lasted_s, fault_class=fault_class, impact=impact).verdict
-    assert lost_gpu_hours(verdict) == (None if hours is None else pytest.approx(hours))
-    assert cost_words(verdict) == words
+    assert verdict.lost_gpu_hours() == (None if hours is None else pytest.approx(hours))
+    assert impact_words(verdict) == words
 
 
 def test_part_duration_and_silent_hosts_are_said_as_people_say_it() -> None:
