@@ -59,7 +59,8 @@ def _of_stretch(stretch: Stretch, span: JobSpan, roster: Roster, options: Gradin
     context = Context(span.job, span.attempt, window, since_ns, roster, None)
     share = stretch.finding.lost_share or 0.0
     lost, ratio = share * (stretch.until_ns - since_ns), 1 / max(1 - share, 1e-9)
-    account = Account(since_ns, stretch.until_ns, stretch.until_ns, stretch.usual_ns, lost, lost, ratio, ratio)
+    known = {"usual_ns": stretch.usual_ns, "by_steps_ns": lost, "lost_ns": lost, "ratio": ratio, "peak": ratio}
+    account = Account(since_ns, stretch.until_ns, stretch.until_ns, **known)
     incident = open_incident(stretch.finding, since_ns, context, account, options)
     return close(incident, stretch.until_ns, _RECOVERED) if stretch.is_over else incident
 

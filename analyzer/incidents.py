@@ -9,8 +9,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from analyzer.impact import Account, charge, impact_of, is_standing, open_account, resume_account
-from analyzer.steps.history import StepHistory
+from analyzer.impact import Account, Progress, charge, impact_of, is_standing, open_account, resume_account
 from analyzer.windows.window import Context, Finding
 from lockstep.clock import NS_PER_S
 from lockstep.topology import split_end
@@ -189,7 +188,7 @@ def track(
     state: JobState,
     findings: Sequence[Finding] | None,
     context: Context,
-    steps: StepHistory,
+    progress: Progress,
     options: TrackingOptions,
 ) -> tuple[JobState, list[Incident]]:
     """Return the state after one evaluation, and the incidents that were opened, updated or closed by it.
@@ -197,7 +196,7 @@ def track(
     An evaluation that could not be judged (None) says nothing new of a fault, but that nobody confirms it.
     """
     if findings is None:
-        unjudged = JobState(tuple(_leave_unconfirmed(seen, context, steps) for seen in state.sightings))
+        unjudged = JobState(tuple(_leave_unconfirmed(seen, context, progress) for seen in state.sightings))
         return unjudged, unjudged.open
     matched, fresh = _match(state.sightings, findings)
     if _is_settling(state.sightings, matched, context):
@@ -209,7 +208,7 @@ def track(
     for finding in fresh:
         since_ns = context.fresh_ns if finding.since_ns is None else finding.since_ns
         seen.append(_see_again(Sighting(since_ns, findings={}, tally={}), [finding], options))
-    reported = [_report(one, context, steps, options) for one in seen]
+    reported = [_report(one, context, progress, options) for one in seen]
     changed = [one.incident for one, before in zip(reported, seen, strict=True) if one.incident != before.incident]
     patience = {True: options.flap_evaluations, False: options.pending_evaluations}  # by whether it was reported
     kept = tuple(one for one in reported if one.is_open or one.absent <= patience[one.incident is not None])
@@ -326,23 +325,23 @@ def _hosts_of(part: str) -> set[str]:
     return {split_end(end)[0] for end in part.partition(":")[2].split("--")}
 
 
-def _report(seen: Sighting, context: Context, steps: StepHistory, options: TrackingOptions) -> Sighting:
+def _report(seen: Sighting, context: Context, progress: Progress, options: TrackingOptions) -> Sighting:
     if seen.absent == 0:
-        return _update(seen, context, steps, options) if seen.is_open or _is_confirmed(seen, options) else seen
-    left = _leave_unconfirmed(seen, context, steps)
+        return _update(seen, context, progress, options) if seen.is_open or _is_confirmed(seen, options) else seen
+    left = _leave_unconfirmed(seen, context, progress)
     if left.incident and left.is_open and left.absent >= options.clear_evaluations:
         return replace(left, incident=close(left.incident, context.window.end_ns, "the part has been normal again"))
     return left
 
 
-def _leave_unconfirmed(seen: Sighting, context: Context, steps: StepHistory) -> Sighting:
+def _leave_unconfirmed(seen: Sighting, context: Context, progress: Progress) -> Sighting:
     """Return a fault that this evaluation does not confirm: how far that reaches tells how old its verdict is.
 
     Its steps still count: what was slow until it healed may end only now.
     """
     if not seen.incident or not seen.is_open or not seen.account:
         return seen
-    account = charge(seen.account, steps, None, context.window.end_ns)
+    account = charge(seen.account, progress, None, context)
     impact = impact_of(account, seen.findings[seen.best], context)
     verdict = seen.incident.verdict.model_copy(update={"impact": impact})
     incident = seen.incident.model_copy(update={"updated_ns": context.window.end_ns, "verdict": verdict})
@@ -356,10 +355,10 @@ def _is_confirmed(seen: Sighting, options: TrackingOptions) -> bool:
     return is_certain or seen.streak >= options.confirm_evaluations or seen.evaluations >= options.confirm_scattered
 
 
-def _update(seen: Sighting, context: Context, steps: StepHistory, options: TrackingOptions) -> Sighting:
+def _update(seen: Sighting, context: Context, progress: Progress, options: TrackingOptions) -> Sighting:
     finding = replace(seen.findings[seen.best], likelihood=seen.confidence)
-    opened = seen.account or open_account(steps, seen.since_ns, finding)
-    account = charge(opened, steps, finding, context.window.end_ns)
+    opened = seen.account or open_account(progress, seen.since_ns, finding)
+    account = charge(opened, progress, finding, context)
     incident = open_incident(finding, seen.since_ns, context, account, options.grading)
     if known := seen.incident:
         verdict = incident.verdict.model_copy(update={"id": known.id})

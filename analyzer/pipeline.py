@@ -20,11 +20,13 @@ from analyzer.evidence.reading import read_evidence
 from analyzer.hang.facts import HangMemory, HangOptions
 from analyzer.hang.hangs import find_hangs
 from analyzer.hang.reading import read_progress
+from analyzer.impact import Progress, is_stale
 from analyzer.incidents import JobState, TrackingOptions, track
 from analyzer.localize.detail_requests import propose_detail_requests, propose_sampling
 from analyzer.localize.faults import FaultOptions, find_faults
+from analyzer.steps.history import StepHistory
 from analyzer.steps.steps import GlobalOptions, StepMemory, StepOptions, StepReport, find_global, find_steps
-from analyzer.steps.traffic import read_operations
+from analyzer.steps.traffic import Pace, read_operations, read_pace
 from analyzer.straggler.reading import read_straggler_facts
 from analyzer.straggler.stragglers import StragglerMemory, StragglerOptions, find_stragglers
 from analyzer.windows.jobs import JobSpan, Roster
@@ -221,8 +223,17 @@ def evaluate_window(
     followed = replace(known, stages=stages, fresh_ns=window.end_ns)
     if is_reported:
         return Outcome(followed, [], judgement, context)
-    steps = stages.steps.kind.history
-    faults, changed = track(known.faults, judgement.findings, context, steps, options.tracking)
+    progress = _read_progress_made(store, context, stages.steps.kind.history, judgement, known.faults)
+    faults, changed = track(known.faults, judgement.findings, context, progress, options.tracking)
     requests = tuple(propose_detail_requests(faults.open_findings, context))
     requests += tuple(propose_sampling(context)) if judgement.is_unexplained else ()
     return Outcome(replace(followed, faults=faults), changed, judgement, context, requests)
+
+
+def _read_progress_made(
+    store: Store, context: Context, steps: StepHistory, judgement: Judgement, faults: JobState
+) -> Progress:
+    """Return how the job goes on; operations are counted where a fault's cost cannot be told by steps."""
+    stale = is_stale(steps, context.window)
+    is_asked = stale and not judgement.is_standstill and bool(judgement.findings or faults.open)
+    return Progress(steps, stale, read_pace(store, context) if is_asked else Pace())

@@ -2,7 +2,7 @@
 
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
@@ -20,6 +20,7 @@ _MIX, _HALF = np.uint64(0x9E3779B97F4A7C15), np.uint64(32)  # an odd number with
 
 WITNESSES = 8  # ranks whose traffic is read; all ranks do the same steps, and eight outvote a few that are ill
 _LOOKBACK_NS = 60 * NS_PER_S  # while no period is known, or not all operations: three steps of twenty seconds
+_PACE_NS = 120 * NS_PER_S  # of operations per second: what was usual before, and a fault that is noticed late
 _LOOKBACK_PERIODS = 12  # once it is known: enough to find it again after a change
 _MOST_OPERATIONS = 20_000  # per rank: three steps of a large pipeline have that many
 
@@ -43,6 +44,15 @@ WHERE job = {job:String} AND attempt = {attempt:UInt16} AND host IN {hosts:Array
     SELECT pair.1, pair.2 FROM (SELECT arrayJoin(arrayZip({comms:Array(UInt64)}, {ranks:Array(UInt32)})) AS pair)
   )
 GROUP BY comm, rank, func, size_class
+"""
+_PACE = """
+SELECT ts_ns, sum(n) AS operations FROM op_stats
+WHERE job = {job:String} AND attempt = {attempt:UInt16} AND host IN {hosts:Array(String)}
+  AND ts_ns >= {start:Int64} AND ts_ns < {end:Int64}
+  AND (comm, rank) IN (
+    SELECT pair.1, pair.2 FROM (SELECT arrayJoin(arrayZip({comms:Array(UInt64)}, {ranks:Array(UInt32)})) AS pair)
+  )
+GROUP BY ts_ns ORDER BY ts_ns
 """
 _REPORTED = """
 SELECT step, min(start_ns) AS begin_ns, quantileExact(0.5)(end_ns - start_ns) AS length_ns
@@ -152,6 +162,21 @@ class Witness:
 
 
 @dataclass(frozen=True)
+class Pace:
+    """Operations that a few ranks ended in each second, in parallel arrays; seconds without any are left out."""
+
+    ts_ns: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # when the second begins
+    operations: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    def __len__(self) -> int:
+        return len(self.ts_ns)
+
+    def count(self, start_ns: int, end_ns: int) -> int:
+        """Return the operations in the seconds that begin in a stretch of time."""
+        return int(self.operations[(self.ts_ns >= start_ns) & (self.ts_ns < end_ns)].sum())
+
+
+@dataclass(frozen=True)
 class StepFacts:
     """What is known of the steps of a job at one evaluation."""
 
@@ -173,6 +198,15 @@ def read_operations(store: Store, context: Context) -> StepFacts:
     if context.period_ns and any(witness.is_sampled for witness in witnesses):
         witnesses = _read_witnesses(store, context, long | asked)
     return StepFacts(witnesses, reported=reported)
+
+
+def read_pace(store: Store, context: Context) -> Pace:
+    """Return how many operations the same ranks ended in each of the last seconds."""
+    asked = _ask(context)
+    if not asked["comms"]:
+        return Pace()
+    rows = store.query(_PACE, _span(context, _PACE_NS) | asked)
+    return Pace(*(np.asarray(rows[name].combine_chunks()).astype(np.int64) for name in ("ts_ns", "operations")))
 
 
 def _span(context: Context, back_ns: int) -> dict[str, Any]:  # Any: parameters of a query

@@ -5,10 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from analyzer.impact import Account, charge, impact_of, open_account, resume_account
+from analyzer.impact import Progress, charge, impact_of, open_account, resume_account
 from analyzer.incidents import JobState, TrackingOptions, track
 from analyzer.steps.clock import ClockOptions
 from analyzer.steps.history import StepHistory, add_steps
+from analyzer.steps.traffic import Pace
 from analyzer.windows.window import Context, Finding, Window
 from lockstep.verdict import Incident
 from tests.analyzer.looking import found, look
@@ -29,7 +30,8 @@ def history(*levels: tuple[float, int]) -> StepHistory:
 def until(steps: StepHistory, second: float) -> StepHistory:
     """Return the steps that have ended by then."""
     known = steps.start_ns + steps.length_ns <= T0 + second * SECOND
-    return StepHistory(steps.start_ns[known], steps.length_ns[known], steps.bytes[known])
+    told = (steps.start_ns[known], steps.length_ns[known], steps.bytes[known])
+    return add_steps(StepHistory(), *told, ClockOptions())
 
 
 def evaluation(second: float) -> Context:
@@ -42,7 +44,7 @@ def follow(steps: StepHistory, finding: Finding, seen_s: tuple[int, int], last_s
     state, told = JobState(), list[Incident]()
     for second in range(6, last_s + 1, HOP_S):
         findings = [finding] if seen_s[0] <= second <= seen_s[1] else []
-        state, changed = track(state, findings, evaluation(second), until(steps, second), TrackingOptions())
+        state, changed = track(state, findings, evaluation(second), Progress(until(steps, second)), TrackingOptions())
         told += changed
     return told
 
@@ -80,21 +82,44 @@ def test_standstill_counts_fully_whatever_the_class_and_once_when_it_ends() -> N
 
 def test_analyzer_that_takes_over_goes_on_where_the_other_was() -> None:
     steps = history((0.5, 40), (1.0, 60))
-    whole = charge(open_account(until(steps, 30), T0 + 20 * SECOND, SLOW), steps, SLOW, T0 + 80 * SECOND)
-    first = charge(open_account(until(steps, 30), T0 + 20 * SECOND, SLOW), until(steps, 50), SLOW, T0 + 50 * SECOND)
+    opened = open_account(Progress(until(steps, 30)), T0 + 20 * SECOND, SLOW)
+    whole = charge(opened, Progress(steps), SLOW, evaluation(80))
+    first = charge(opened, Progress(until(steps, 50)), SLOW, evaluation(50))
     stored = impact_of(first, SLOW, evaluation(50))
     newest = StepHistory(steps.start_ns[50:], steps.length_ns[50:], steps.bytes[50:])  # it never knew the others
-    again = charge(resume_account(stored, T0 + 20 * SECOND, T0 + 50 * SECOND), newest, SLOW, T0 + 80 * SECOND)
-    assert again.lost_ns == pytest.approx(whole.lost_ns, rel=0.03)
+    resumed = resume_account(stored, T0 + 20 * SECOND, T0 + 50 * SECOND)
+    assert charge(resumed, Progress(newest), SLOW, evaluation(80)).lost_ns == pytest.approx(whole.lost_ns, rel=0.03)
+
+
+def test_fault_noticed_only_after_hundreds_of_short_steps_is_held_against_those_before_it() -> None:
+    steps = history((0.02, 1000), (0.06, 100), (0.06, 50))
+    account = open_account(Progress(until(steps, 26)), T0 + 25 * SECOND, SLOW)
+    assert account.usual_ns == pytest.approx(0.02 * SECOND, rel=0.01)
+    assert charge(account, Progress(steps), SLOW, evaluation(29)).lost_ns == pytest.approx(150 * 0.04e9, rel=0.05)
+
+
+def test_operations_stand_in_where_steps_cannot_be_cut_any_more() -> None:
+    pace = Pace(T0 + np.arange(60) * SECOND, np.repeat([92, 20], [20, 40]))  # 4.6 times slower from second 20 on
+    before = history((0.5, 40))
+    told, state = list[Incident](), JobState()
+    for second in range(26, 61, HOP_S):
+        progress = Progress(before, is_stale=True, pace=Pace(pace.ts_ns[:second], pace.operations[:second]))
+        state, changed = track(state, [SLOW], evaluation(second), progress, TrackingOptions())
+        told += changed
+    assert told[-1].verdict.impact.step_time_ratio == pytest.approx(4.6, rel=0.01)
+    assert lost_s(told[-1]) == pytest.approx(40 * (1 - 1 / 4.6), rel=0.05)
+    silent = charge(
+        open_account(Progress(before), T0 + 20 * SECOND, SLOW), Progress(before, True), SLOW, evaluation(40)
+    )
+    assert silent.ratio is None, "nobody knows how long a step takes now"
 
 
 def test_cost_without_known_steps_is_what_the_stage_reckons_or_unknown() -> None:
-    unknown = open_account(StepHistory(), T0, SLOW)
-    assert charge(unknown, StepHistory(), SLOW, T0 + 9 * SECOND).lost_ns is None
+    unknown = open_account(Progress(), T0, SLOW)
+    assert charge(unknown, Progress(), SLOW, evaluation(9)).lost_ns is None
     assert impact_of(unknown, SLOW, look()).gpu_hours is None
     half = replace(SLOW, lost_share=0.5)
-    assert charge(unknown, StepHistory(), half, T0 + 8 * SECOND).lost_ns == 4 * SECOND
-    standing = charge(unknown, StepHistory(), HUNG, T0 + 8 * SECOND)
+    assert charge(unknown, Progress(), half, evaluation(8)).lost_ns == 4 * SECOND
+    standing = charge(unknown, Progress(), HUNG, evaluation(8))
     assert standing.lost_ns == 8 * SECOND
-    assert charge(standing, StepHistory(), None, T0 + 10 * SECOND).lost_ns == 8 * SECOND
-    assert Account(0, 0, 0).mean is None
+    assert charge(standing, Progress(), None, evaluation(10)).lost_ns == 8 * SECOND

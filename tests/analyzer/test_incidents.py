@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 
+from analyzer.impact import Progress
 from analyzer.incidents import JobState, TrackingOptions, close_all, resume, track
-from analyzer.steps.history import StepHistory
 from analyzer.windows.window import Finding
 from lockstep.verdict import Incident
 from tests.analyzer.looking import HOP_NS, end_of, found, look
@@ -28,7 +28,7 @@ def play(
     state, told = state or JobState(), []
     for number, parts in enumerate(evaluations, first):
         findings = None if parts is None else [found(part) if isinstance(part, str) else part for part in parts]
-        state, changed = track(state, findings, look(number, silent=silent), StepHistory(), OPTIONS)
+        state, changed = track(state, findings, look(number, silent=silent), Progress(), OPTIONS)
         told.append([one for one in changed if one.state == "closed" or one.verdict.last_seen_ns == one.updated_ns])
     return state, told
 
