@@ -16,7 +16,7 @@ from analyzer.steps.history import WORTH_SAYING, StepHistory, find_before, find_
 from analyzer.steps.traffic import Pace
 from analyzer.windows.window import Context, Finding, Window
 from lockstep.clock import NS_PER_S
-from lockstep.verdict import STANDING, Impact
+from lockstep.verdict import STANDING, Impact, judge_severity
 
 _LEAST_CHANGE = 0.02  # of a step: smaller ones do not show in single steps when they began
 _OUTLYING = 2.0  # times the middle: a checkpoint among the usual steps
@@ -179,6 +179,7 @@ def impact_of(account: Account, finding: Finding, context: Context) -> Impact:
     gpus = context.roster.ranks
     lost = account.lost_ns if gpus else None
     return Impact(
+        severity=judge_severity(is_standing(finding), account.peak),
         stands_still=is_standing(finding),
         step_time_ratio=account.ratio,
         peak_ratio=account.peak,

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, model_validator
 
 from lockstep.sections import Section
-from lockstep.verdict import Grade
+from lockstep.verdict import Grade, Severity
 
 TargetKind = Literal["webhook", "alertmanager", "slack", "pagerduty", "email"]
 Family = Literal["incident", "decision", "action", "lockstep"]
@@ -63,7 +63,12 @@ class Target(Section):
     events: tuple[Family, ...] = Field(
         ("incident", "decision", "action", "lockstep"), description="what it is told about"
     )
-    grades: tuple[Grade, ...] = Field(("isolate", "alert"), description="incidents it is told about")
+    grades: tuple[Grade, ...] = Field(
+        ("isolate", "alert"), description="incidents it is told about; critical ones come whatever their grade"
+    )
+    severities: tuple[Severity, ...] = Field(
+        ("critical", "warning", "info"), description="incidents it is told about, by what they do to the job"
+    )
     jobs: tuple[str, ...] = Field((), max_length=100, description="patterns such as llama-*; empty: all jobs")
     watchdog: bool = Field(
         False, description="Alertmanager: let LockstepWatchdog fire for ever, so its absence shows"

@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from lockstep.alert_settings import Family
-from lockstep.verdict import Frozen, Grade
+from lockstep.verdict import Frozen, Grade, Severity
 
 NotificationKind = Literal[
     "incident.opened",
@@ -31,7 +31,8 @@ class Alert(Frozen):
     job: str = Field(description="empty: of no job")
     component: str
     fault_class: str = Field(description="class of the verdict; `lockstep` for troubles of our own")
-    grade: Grade
+    grade: Grade = Field(description="how sure it is")
+    severity: Severity = Field("warning", description="how bad it is")
     mark: str = Field(description="what a person must know of it; a change of it is worth a notification")
     since_ns: int
     slowdown: float | None = Field(None, description="of an incident: step time now over before; None: unknown")

@@ -8,9 +8,21 @@ from lockstep.clock import NS_PER_S
 
 FaultClass = Literal["comm_slow", "noncomm_slow", "global_slow", "comm_hang", "noncomm_hang", "crash", "software"]
 Side = Literal["tx", "rx"]
-Grade = Literal["isolate", "alert", "note"]
+Grade = Literal["isolate", "alert", "note"]  # how sure it is, and what that justifies
+Severity = Literal["critical", "warning", "info"]  # what it does to the job, however sure the part is
 
 STANDING: frozenset[FaultClass] = frozenset({"comm_hang", "noncomm_hang", "crash"})  # the job does not go on at all
+
+
+ALARM_RATIO = 3.0  # steps that take this many times the usual are as bad as a hang (Unicron, section 4)
+_WORTH_ACTING = 1.05  # times the usual: what costs less is not worth waking anybody
+
+
+def judge_severity(stands_still: bool, peak_ratio: float | None) -> Severity:
+    """Return how bad a fault is for its job; what nobody knows is worth a look."""
+    if stands_still or (peak_ratio is not None and peak_ratio >= ALARM_RATIO):
+        return "critical"
+    return "info" if peak_ratio is not None and peak_ratio < _WORTH_ACTING else "warning"
 
 
 class Frozen(BaseModel):
@@ -22,6 +34,7 @@ class Frozen(BaseModel):
 class Impact(Frozen):
     """What the fault costs the job."""
 
+    severity: Severity = Field("warning", description="how bad it is at its worst; `grade` says how sure the part is")
     stands_still: bool = Field(False, description="whether the job does nothing at all, whatever the class")
     step_time_ratio: float | None = Field(None, description="step time now over step time before; None: unknown")
     peak_ratio: float | None = Field(None, description="the largest step_time_ratio so far; None: unknown")
@@ -63,6 +76,11 @@ class Verdict(Frozen):
     def stands_still(self) -> bool:
         """Whether the job does nothing while the fault lasts; verdicts of older versions say it by their class."""
         return self.impact.stands_still or self.fault_class in STANDING
+
+    @property
+    def severity(self) -> Severity:
+        """How bad it is for the job: one that stands still is critical, however sure the part is."""
+        return "critical" if self.stands_still else self.impact.severity
 
     @property
     def gpus(self) -> int:

@@ -12,11 +12,9 @@ from lockstep.clock import NS_PER_S
 from lockstep.decision import Action
 from lockstep.execution import Execution
 from lockstep.records import Event
-from lockstep.verdict import Verdict
+from lockstep.verdict import ALARM_RATIO, Verdict
 
 Severity = Literal[1, 2, 3]
-
-ALARM_RATIO = 3.0  # steps that take this many times the usual are an alarm by themselves (Unicron, section 4)
 
 
 @dataclass(frozen=True, slots=True)

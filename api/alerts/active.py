@@ -24,7 +24,7 @@ class ActiveAlerts:
 
 
 def incident_alert(incident: Incident) -> Alert:
-    """Return an incident as an alert; another class, component, grade or step of impact is worth a notification."""
+    """Return an incident as an alert; another class, part, grade, severity or step of impact is notified of."""
     verdict = incident.verdict
     return Alert(
         subject=incident.id,
@@ -33,6 +33,7 @@ def incident_alert(incident: Incident) -> Alert:
         component=verdict.component,
         fault_class=verdict.fault_class,
         grade=verdict.grade,
+        severity=verdict.severity,
         mark=f"{verdict.fault_class} {verdict.component} {verdict.grade}",
         since_ns=verdict.since_ns,
         slowdown=verdict.impact.step_time_ratio,
@@ -80,6 +81,7 @@ def action_alert(execution: Execution) -> Alert:
         component=execution.component,
         fault_class="action",
         grade="isolate" if execution.state == "failed" else "note",
+        severity="critical" if execution.state == "failed" else "info",
         mark=execution.state,
         since_ns=execution.ended_ns or execution.began_ns,
         headline=f"{execution.action} for job {execution.job} is {execution.state}",
@@ -98,6 +100,7 @@ def trouble_alert(name: str, sentence: str, since_ns: int) -> Alert:
         component=f"lockstep:{name}",
         fault_class="lockstep",
         grade="isolate",
+        severity="critical",
         mark=name,
         since_ns=since_ns,
         headline=f"Lockstep itself: {sentence.partition(':')[0]}",
@@ -148,7 +151,8 @@ def _newest_by_incident(decisions: Iterable[Decision]) -> Iterable[Decision]:
 
 def _facts(incident: Incident) -> dict[str, str]:
     verdict = incident.verdict
-    facts = {"class": verdict.fault_class, "grade": verdict.grade, "confidence": f"{verdict.confidence:.2f}"}
+    facts = {"class": verdict.fault_class, "severity": verdict.severity, "grade": verdict.grade}
+    facts["confidence"] = f"{verdict.confidence:.2f}"
     if verdict.impact.step_time_ratio is not None:
         facts["step time"] = f"{verdict.impact.step_time_ratio:.2f} times what it was"
     if (lost := verdict.lost_gpu_hours()) is not None:

@@ -8,7 +8,7 @@ alert of ours carries the label `lockstep`, by which our own intake knows them w
 import json
 from collections.abc import Iterable
 
-from api.alerts.formats import Sending, cut, headline, is_over, severity
+from api.alerts.formats import Sending, cut, headline, is_over
 from api.alerts.transport import Answer, Post, Reply, judge
 from importers.traces.alertmanager import OWN_LABEL
 from lockstep.alert_settings import Target
@@ -70,7 +70,6 @@ def _payload(alert: Alert, notification: Notification, ends_ns: int, sending: Se
 
 def _labels(alert: Alert) -> dict[str, str]:
     kind, _, name = alert.component.partition(":")
-    alone = Notification(id="-", kind="incident.opened", key="-", ts_ns=0, alerts=(alert,))
     labels = {
         "alertname": TEST if alert.fault_class == "test" else NAMES[alert.family],
         OWN_LABEL: alert.family,
@@ -79,7 +78,7 @@ def _labels(alert: Alert) -> dict[str, str]:
         "class": alert.fault_class,
         "component": alert.component,
         "grade": alert.grade,
-        "severity": "critical" if alert.fault_class == "lockstep" else severity(alone),
+        "severity": alert.severity,
         "host": name.partition("/")[0] if kind in _OF_ONE_HOST else "",
     }
     return {name: value for name, value in labels.items() if value}  # an empty label is none

@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.message import EmailMessage
 from email.utils import format_datetime
+from typing import get_args
 
 from api.alerts.transport import Answer, Post, Reply, judge
 from lockstep.alert_settings import Target, decode_key
 from lockstep.clock import NS_PER_S, rfc3339
 from lockstep.errors import BadInput
 from lockstep.notification import Alert, Notification
+from lockstep.verdict import Severity
 
 MOST_LISTED = 20  # alerts that a message lists; the page has the others
 _LONGEST = 1500  # characters of a reason: Slack cuts a block at 3,000, and a webhook's body stays below 20 KB
@@ -73,14 +75,9 @@ def figures(notification: Notification) -> dict[str, str]:
     return where | began | (first.facts if len(notification.alerts) == 1 else {})
 
 
-def severity(notification: Notification) -> str:
-    """Return how loud it is: critical for what justifies draining a node, or a Lockstep that does not watch."""
-    grades = {alert.grade for alert in notification.alerts}
-    if notification.kind == "lockstep.test":
-        return "info"
-    if "isolate" in grades or notification.kind in ("action.failed", "lockstep.troubled"):
-        return "critical"
-    return "warning" if "alert" in grades else "info"
+def severity(notification: Notification) -> Severity:
+    """Return how loud it is: as the worst of its alerts."""
+    return min((alert.severity for alert in notification.alerts), key=get_args(Severity).index)
 
 
 def cut(text: str, longest: int = _LONGEST) -> str:
@@ -142,6 +139,7 @@ def _item(alert: Alert, sending: Sending) -> dict[str, object]:
         "class": alert.fault_class,
         "component": alert.component,
         "grade": alert.grade,
+        "severity": alert.severity,
         "since": rfc3339(alert.since_ns),
         "since_ns": alert.since_ns,
         "reason": cut(alert.reason),

@@ -18,12 +18,13 @@ IMPACT_STEP = 2.0  # times what the job loses: from 1.2 to 1.4 times its step ti
 LEAST_IMPACT = 0.2  # smaller differences are no reason to write to anybody, twice the loss or not
 MOST_DOUBLINGS = 5  # 30 s become 16 minutes
 _GRADES = ("note", "alert", "isolate")
-_STOPPED = ("comm_hang", "noncomm_hang", "crash")
+_SEVERITIES = ("info", "warning", "critical")
 
 
 def is_notable(before: Alert, now: Alert) -> bool:
     """Return whether a receiver that was told the one would want to know the other."""
-    return before.mark != now.mark or _impact_rose(before, now) or _impact_fell(before, now)
+    is_other = (before.mark, before.severity) != (now.mark, now.severity)
+    return is_other or _impact_rose(before, now) or _impact_fell(before, now)
 
 
 def patience_ns(thread: Thread, now: Alert, group_ns: int) -> int:
@@ -39,8 +40,8 @@ def patience_ns(thread: Thread, now: Alert, group_ns: int) -> int:
 
 
 def _is_worse(before: Alert, now: Alert) -> bool:
-    stops = now.fault_class in _STOPPED and before.fault_class not in _STOPPED
-    return stops or _GRADES.index(now.grade) > _GRADES.index(before.grade) or _impact_rose(before, now)
+    is_louder = _SEVERITIES.index(now.severity) > _SEVERITIES.index(before.severity)
+    return is_louder or _GRADES.index(now.grade) > _GRADES.index(before.grade) or _impact_rose(before, now)
 
 
 def _impact_rose(before: Alert, now: Alert) -> bool:
@@ -120,12 +121,19 @@ def plan_notifications(target: Target, known: Known, active: ActiveAlerts, group
 
 
 def wants(target: Target, alert: Alert) -> bool:
-    """Return whether the receiver asked for such alerts; grades are for incidents, jobs for what belongs to one."""
+    """Return whether the receiver asked for such alerts; grades are for incidents, jobs for what belongs to one.
+
+    A job that stands still is told of however uncertain the part is: somebody has to look.
+    """
     if alert.family not in target.events:
         return False
-    if alert.family == "incident" and alert.grade not in target.grades:
+    if alert.family == "incident" and not _is_asked_for(target, alert):
         return False
     return not target.jobs or not alert.job or any(fnmatchcase(alert.job, pattern) for pattern in target.jobs)
+
+
+def _is_asked_for(target: Target, alert: Alert) -> bool:
+    return alert.severity in target.severities and (alert.severity == "critical" or alert.grade in target.grades)
 
 
 def _back_in_their_group(known: Known, active: ActiveAlerts) -> dict[str, Thread]:

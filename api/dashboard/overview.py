@@ -18,7 +18,7 @@ from lockstep.errors import StoreError
 from lockstep.execution import Isolated
 from lockstep.state.decisions import list_decisions, list_isolated
 from lockstep.state.incidents import list_incidents, open_incidents
-from lockstep.verdict import Grade, Incident
+from lockstep.verdict import Grade, Incident, Severity
 
 router = page_router()
 
@@ -97,10 +97,11 @@ def gather(parts: Parts) -> Overview:
     )
 
 
-def _urgency(incident: Incident) -> tuple[bool, int, int]:
-    """Return where an incident stands: jobs that stand still first, then what is graded higher, then the newest."""
+def _urgency(incident: Incident) -> tuple[bool, int, int, int]:
+    """Return its place: jobs that stand still first, then by severity, then what is surer, then the newest."""
     verdict = incident.verdict
-    return not verdict.stands_still, get_args(Grade).index(verdict.grade), -incident.opened_ns
+    severity, grade = get_args(Severity).index(verdict.severity), get_args(Grade).index(verdict.grade)
+    return not verdict.stands_still, severity, grade, -incident.opened_ns
 
 
 def _read_telemetry(parts: Parts, incidents: Sequence[Incident], now_ns: int) -> Telemetry:

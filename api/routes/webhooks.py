@@ -48,6 +48,7 @@ class TargetView(Frozen):
     recipients: tuple[str, ...]
     events: tuple[str, ...]
     grades: tuple[str, ...]
+    severities: tuple[str, ...]
     jobs: tuple[str, ...]
     watchdog: bool
     enabled: bool
@@ -229,7 +230,7 @@ def _check_made_here(target: Target) -> None:
 
 def _test_notification(who: str, now_ns: int) -> Notification:
     alert = trouble_alert("test", f"a test that {who} asked for: nothing is wrong", now_ns)
-    fields = {"fault_class": "test", "grade": "note", "headline": f"asked for by {who}"}
+    fields = {"fault_class": "test", "grade": "note", "severity": "info", "headline": f"asked for by {who}"}
     calm = alert.model_copy(update=fields)
     return Notification(
         id=f"evt_{now_ns:026x}", kind="lockstep.test", key="lockstep:test", ts_ns=now_ns, alerts=(calm,)

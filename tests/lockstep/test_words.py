@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from lockstep.clock import NS_PER_S
-from lockstep.verdict import FaultClass, Impact, Incident
+from lockstep.verdict import FaultClass, Impact, Incident, judge_severity
 from lockstep.words import CLASSES, fault_words, headline
 from tests.lockstep.state.build import incident, verdict
 
@@ -81,3 +81,14 @@ def test_verdict_of_the_version_before_is_charged_at_its_last_rate() -> None:
     old = verdict("train").model_copy(update={"impact": Impact.model_validate(stored), "since_ns": 0})
     assert old.model_copy(update={"last_seen_ns": 3_600 * NS_PER_S}).lost_gpu_hours() == pytest.approx(200.0)
     assert old.model_copy(update={"last_seen_ns": 0}).lost_gpu_hours(1_800 * NS_PER_S) == pytest.approx(100.0)
+
+
+@pytest.mark.parametrize(
+    ("stands_still", "peak", "expected"),
+    [(True, None, "critical"), (False, 3.0, "critical"), (False, 1.4, "warning"), (False, 1.01, "info")]
+    + [(False, None, "warning")],
+)
+def test_severity_is_what_the_fault_does_to_the_job_at_its_worst(
+    stands_still: bool, peak: float | None, expected: str
+) -> None:
+    assert judge_severity(stands_still, peak) == expected

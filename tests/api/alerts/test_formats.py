@@ -76,7 +76,7 @@ def test_alertmanager_gets_labels_by_which_it_routes_an_end_that_comes_by_itself
         "class": "comm_slow",
         "component": "nic:h3/eth1",
         "grade": "isolate",
-        "severity": "critical",
+        "severity": "warning",
         "host": "h3",
     }
     assert (alert["startsAt"], alert["endsAt"]) == ("2023-11-14T22:13:20Z", "2023-11-14T22:18:20Z")
@@ -84,7 +84,7 @@ def test_alertmanager_gets_labels_by_which_it_routes_an_end_that_comes_by_itself
     receiver = target(kind="alertmanager")
     (closed,) = document(alertmanager.render(receiver, make_notification(kind="incident.closed"), SENDING))
     assert closed["endsAt"] == "2023-11-14T22:14:20Z"
-    update = make_notification(make_alert(grade="alert"), kind="incident.updated", before=make_alert())
+    update = make_notification(make_alert(), kind="incident.updated", before=make_alert(fault_class="comm_hang"))
     firing, ended = document(alertmanager.render(receiver, update, SENDING))
     assert (firing["labels"]["severity"], ended["labels"]["severity"]) == ("warning", "critical")
     assert firing["endsAt"] > ended["endsAt"] == "2023-11-14T22:14:20Z"
@@ -104,7 +104,7 @@ def test_slack_gets_blocks_within_its_limits_in_which_nothing_is_taken_for_a_men
     assert "<!channel>" not in json.dumps(told)
     assert [block["type"] for block in told["blocks"]] == ["header", "section", "section", "context"]
     assert "https://lockstep.example/incidents/i1" in told["blocks"][3]["elements"][0]["text"]
-    assert told["text"].startswith("🔴")
+    assert told["text"].startswith("🟠")
     closed = document(render_slack(target(kind="slack"), make_notification(kind="incident.closed"), SENDING))
     assert closed["text"] == f"🟢 Over: {TITLE}"
     many = [make_alert(f"i{number}", reason="y" * 4000, component="nic:" + "h" * 200) for number in range(90)]
@@ -120,7 +120,7 @@ def test_pagerduty_is_triggered_and_resolved_under_the_incidents_id() -> None:
     opened = document(render_pagerduty(receiver, make_notification(), SENDING))
     assert (opened["event_action"], opened["dedup_key"], opened["routing_key"]) == ("trigger", "i1", "routing-key-1")
     payload = opened["payload"]
-    assert (payload["severity"], payload["component"], payload["group"]) == ("critical", "nic:h3/eth1", "train")
+    assert (payload["severity"], payload["component"], payload["group"]) == ("warning", "nic:h3/eth1", "train")
     closed = document(render_pagerduty(receiver, make_notification(kind="incident.closed"), SENDING))
     assert closed == {"routing_key": "routing-key-1", "event_action": "resolve", "dedup_key": "i1"}
     with pytest.raises(BadInput, match="has no routing key"):
@@ -158,14 +158,14 @@ def test_mail_has_one_thread_per_incident_and_one_line_in_its_subject() -> None:
     assert "https://lockstep.example/incidents/i%2F1" in letter.get_content()
 
 
-def test_list_of_many_says_how_many_more_and_severity_follows_the_grade() -> None:
+def test_list_of_many_says_how_many_more_and_severity_is_the_worst() -> None:
     many = [make_alert(f"i{number}", component=f"gpu:h{number}/0") for number in range(30)]
     assert headline(make_notification(*many)) == "30 incidents in job train: gpu:h0/0, gpu:h1/0, gpu:h2/0 and others"
     assert "… and 10 more" in render_mail(target(kind="email"), make_notification(*many), SENDING).get_content()
-    assert severity(make_notification()) == "critical"
-    assert severity(make_notification(make_alert(grade="alert"))) == "warning"
-    assert severity(make_notification(make_alert(grade="note"))) == "info"
-    assert severity(make_notification(kind="lockstep.test")) == "info"
+    hung = make_alert(fault_class="comm_hang", grade="note")
+    assert severity(make_notification(make_alert(grade="isolate"))) == "warning", "sure is not bad"
+    assert severity(make_notification(make_alert(), hung)) == "critical", "bad is not sure"
+    assert severity(make_notification(hung.model_copy(update={"severity": "info"}))) == "info"
 
 
 def test_our_own_alerts_are_no_evidence_when_they_come_back() -> None:

@@ -1,5 +1,6 @@
 """What is the alert, and one receiver's view of it: every alert once as it begins, changes and ends."""
 
+import tomllib
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from lockstep.notification import Alert, Thread
 from lockstep.verdict import Impact, Incident
 from tests.api.alerts.build import after, fault, make_alert, target
 from tests.builders import T0
+from tests.conftest import REPO
 from tests.lockstep.state.build import decision
 from tests.lockstep.state.test_executions import execution
 
@@ -109,6 +111,18 @@ def test_receiver_gets_what_it_asked_for(fields: dict[str, Any], expected: bool)
     assert wants(target(**fields), make_alert()) is expected
     assert not wants(target(), make_alert(grade="note")), "unless it is asked for"
     assert wants(target(grades=("note",)), make_alert(grade="note"))
+
+
+def test_pager_of_the_manual_rings_for_a_job_that_stands_still_however_uncertain_the_part() -> None:
+    manual = (REPO / "docs" / "operations.md").read_text(encoding="utf-8")
+    example = tomllib.loads("[alerts]" + manual.partition("[alerts]")[2].partition("```")[0])
+    (pager,) = (Target(**each) for each in example["alerts"]["targets"] if each["kind"] == "pagerduty")
+    deadlock = Impact(stands_still=True, ranks_waiting=63, gpus=64)
+    hung = make_alert(job="llama-3", fault_class="software", grade="note", impact=deadlock)
+    assert (hung.severity, hung.grade, hung.facts["severity"]) == ("critical", "note", "critical")
+    assert wants(pager, hung)
+    assert wants(target(), hung), "somebody has to look"
+    assert not wants(pager, make_alert(job="llama-3", grade="isolate")), "sure of what costs little"
 
 
 def test_second_wave_is_gathered_under_its_first_incident() -> None:

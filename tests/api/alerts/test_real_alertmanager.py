@@ -71,7 +71,7 @@ def test_other_grade_is_one_alert_with_other_labels(alerts: Alerts, manager: Ale
     alerts.round(1)
     eventually(lambda: len(firing(manager)) == 1)
     (alert,) = [each for each in manager.alerts() if each["labels"]["lockstep"] == "incident"]
-    assert (alert["labels"]["severity"], alert["labels"]["grade"]) == ("critical", "isolate")
+    assert (alert["labels"]["severity"], alert["labels"]["grade"]) == ("warning", "isolate")
 
 
 def test_what_fires_is_told_again_and_the_watchdog_always(alerts: Alerts, manager: Alertmanager) -> None:
