@@ -16,7 +16,7 @@ from analyzer.steps.history import WORTH_SAYING, StepHistory, find_before, find_
 from analyzer.steps.traffic import Pace
 from analyzer.windows.window import Context, Finding, Window
 from lockstep.clock import NS_PER_S
-from lockstep.verdict import STANDING, Impact, judge_severity
+from lockstep.verdict import STOPS_JOB, Impact, judge_severity
 
 _LEAST_CHANGE = 0.02  # of a step: smaller ones do not show in single steps when they began
 _OUTLYING = 2.0  # times the middle: a checkpoint among the usual steps
@@ -65,7 +65,7 @@ class Account:
 
 def is_standing(finding: Finding) -> bool:
     """Return whether the job does nothing at all because of it."""
-    return finding.stands_still or finding.fault_class in STANDING
+    return finding.stands_still or finding.fault_class in STOPS_JOB
 
 
 def open_account(progress: Progress, since_ns: int, finding: Finding) -> Account:
@@ -75,14 +75,13 @@ def open_account(progress: Progress, since_ns: int, finding: Finding) -> Account
     if not is_standing(finding):
         began = _find_first_slow(steps, since_ns, began)
     usual = find_before(steps, int(steps.start_ns[began]) if began < len(steps) else since_ns)
-    rate = _find_rate(progress.pace, since_ns)
     if usual is None:
-        return Account(since_ns, since_ns, since_ns, usual_rate=rate)
+        return Account(since_ns, since_ns, since_ns)
     recent = steps.length_ns[max(began - _USUAL_STEPS, 0) : began]
     even = recent[recent < _OUTLYING * usual]
     settled_ns = int(steps.start_ns[began - 1] + steps.length_ns[began - 1]) if began else since_ns
     began_ns = since_ns if is_standing(finding) else min(settled_ns, since_ns)
-    return Account(began_ns, began_ns, settled_ns, float(np.mean(even)) if len(even) else usual, rate)
+    return Account(began_ns, began_ns, settled_ns, usual_ns=float(np.mean(even)) if len(even) else usual)
 
 
 def _find_first_slow(steps: StepHistory, since_ns: int, began: int) -> int:
@@ -104,10 +103,13 @@ def _find_first_slow(steps: StepHistory, since_ns: int, began: int) -> int:
     return began - int(np.argmax(gain))
 
 
-def _find_rate(pace: Pace, since_ns: int) -> float | None:
+def _find_rate(account: Account, pace: Pace) -> float | None:
     """Return the operations per second before a fault; None where too few seconds of it are known."""
-    first_ns = int(pace.ts_ns[0]) + NS_PER_S if len(pace) else since_ns
-    until_ns = since_ns - _ONSET_NS  # the last of these seconds may be the fault's
+    if account.usual_rate is not None or not len(pace):
+        return account.usual_rate
+    first_ns = int(pace.ts_ns[0]) + NS_PER_S
+    # Where no step tells when it began, the last seconds before it was noticed may be the fault's.
+    until_ns = account.began_ns - (_ONSET_NS if account.usual_ns is None else 0)
     if until_ns - first_ns < _FEWEST_SECONDS * NS_PER_S:
         return None
     return pace.count(first_ns, until_ns) * NS_PER_S / (until_ns - first_ns) or None
@@ -116,7 +118,7 @@ def _find_rate(pace: Pace, since_ns: int) -> float | None:
 def charge(account: Account, progress: Progress, finding: Finding | None, context: Context) -> Account:
     """Return the account with what was lost up to an evaluation's end; no finding: the fault was not seen in it."""
     end_ns = context.window.end_ns
-    account = _settle(account, progress.steps)
+    account = replace(_settle(account, progress.steps), usual_rate=_find_rate(account, progress.pace))
     if finding is not None and is_standing(finding):
         charged = _charge_standstill(account, finding, end_ns)
     elif account.usual_rate and len(progress.pace):

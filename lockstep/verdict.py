@@ -11,7 +11,7 @@ Side = Literal["tx", "rx"]
 Grade = Literal["isolate", "alert", "note"]  # how sure it is, and what that justifies
 Severity = Literal["critical", "warning", "info"]  # what it does to the job, however sure the part is
 
-STANDING: frozenset[FaultClass] = frozenset({"comm_hang", "noncomm_hang", "crash"})  # the job does not go on at all
+STOPS_JOB: frozenset[FaultClass] = frozenset({"comm_hang", "noncomm_hang", "crash"})  # the job does not go on at all
 
 
 ALARM_RATIO = 3.0  # steps that take this many times the usual are as bad as a hang (Unicron, section 4)
@@ -75,7 +75,7 @@ class Verdict(Frozen):
     @property
     def stands_still(self) -> bool:
         """Whether the job does nothing while the fault lasts; verdicts of older versions say it by their class."""
-        return self.impact.stands_still or self.fault_class in STANDING
+        return self.impact.stands_still or self.fault_class in STOPS_JOB
 
     @property
     def severity(self) -> Severity:

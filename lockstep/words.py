@@ -90,7 +90,7 @@ def size(octets: float | None) -> str:
     return f"{octets:.1f} TB"
 
 
-_WORTH_TELLING = 1.005  # of a step's time before: half a percent is what rounding would hide
+_LEAST_RATIO = 1.005  # of a step's time before: half a percent is what rounding would hide
 
 CLASSES: dict[FaultClass, str] = {
     "comm_slow": "Slow communication",
@@ -141,17 +141,17 @@ def impact_words(verdict: Verdict, *, is_over: bool = False) -> str:
     """Return what the fault does to the job, or did, and what that has cost, as far as it is known."""
     impact = verdict.impact
     ratio = impact.step_time_ratio if impact.mean_ratio is None or not is_over else impact.mean_ratio
-    said = []
+    phrases = []
     if verdict.stands_still:
-        said.append("the job stood still" if is_over else "the job stands still")
-    elif ratio is not None and ratio >= _WORTH_TELLING:
-        said.append(f"steps {'took' if is_over else 'take'} {ratio:.2f} times as long")
+        phrases.append("the job stood still" if is_over else "the job stands still")
+    elif ratio is not None and ratio >= _LEAST_RATIO:
+        phrases.append(f"steps {'took' if is_over else 'take'} {ratio:.2f} times as long")
     if waiting := impact.ranks_waiting:
         waits = ("waited", "waited") if is_over else ("wait", "waits")
-        said.append(f"{waiting:,} ranks {waits[0]}" if waiting > 1 else f"1 rank {waits[1]}")
+        phrases.append(f"{waiting:,} ranks {waits[0]}" if waiting > 1 else f"1 rank {waits[1]}")
     if lost := verdict.lost_gpu_hours():
-        said.append(f"{figure(lost)} GPU-hours lost")
-    return ", ".join(said) or "what it costs is not known"
+        phrases.append(f"{figure(lost)} GPU-hours lost")
+    return ", ".join(phrases) or "what it costs is not known"
 
 
 def _time_words(incident: Incident) -> str:
