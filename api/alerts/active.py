@@ -151,7 +151,7 @@ def _newest_by_incident(decisions: Iterable[Decision]) -> Iterable[Decision]:
 
 def _facts(incident: Incident) -> dict[str, str]:
     verdict = incident.verdict
-    facts = {"class": verdict.fault_class, "severity": verdict.severity, "grade": verdict.grade}
+    facts: dict[str, str] = {"class": verdict.fault_class, "severity": verdict.severity, "grade": verdict.grade}
     facts["confidence"] = f"{verdict.confidence:.2f}"
     if verdict.impact.step_time_ratio is not None:
         facts["step time"] = f"{verdict.impact.step_time_ratio:.2f} times what it was"
