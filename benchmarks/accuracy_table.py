@@ -115,15 +115,21 @@ class Bin:
 
 def calibrate(scores: Iterable[Score]) -> list[Bin]:
     """Return how many verdicts there are of each confidence and how many of them are right in part and class."""
-    judged: list[tuple[float, bool]] = []
-    for score in scores:
-        judged += [(hit.named.confidence, hit.class_right) for hit in score.hits]
-        judged += [(named.confidence, False) for named in (*score.wrong, *score.alarms)]
+    judged = [(named.confidence, is_right) for named, is_right in _judged(scores)]
     bins = []
     for low, high in zip(_BINS, (*_BINS[1:], math.inf), strict=True):
         inside = [right for confidence, right in judged if low <= confidence < high]
         bins.append(Bin(low, min(high, 1.0), len(inside), sum(inside)))
     return bins
+
+
+def _judged(scores: Iterable[Score]) -> list[tuple[Named, bool]]:
+    """Return every verdict and whether it is right in part and class."""
+    judged: list[tuple[Named, bool]] = []
+    for score in scores:
+        judged += [(hit.named, hit.class_right) for hit in score.hits]
+        judged += [(named, False) for named in (*score.wrong, *score.alarms)]
+    return judged
 
 
 def right_at(bins: Iterable[Bin], confidence: float) -> tuple[float, int]:
@@ -179,6 +185,7 @@ def figures_of(scores: Mapping[str, Sequence[Score]]) -> tuple[Figure, ...]:
         *_costs(ours),
         *_times(Tally(ours)),
         *_calibration(ours),
+        *_reliability(ours),
         *_sizes(ours),
         *(figure for name, those in peers.items() for figure in _peer(name, those, ours)),
         *_families(ours),
@@ -258,6 +265,17 @@ def _calibration(scores: Sequence[Score]) -> Iterator[Figure]:
         if one.verdicts:
             name = f"right of those at {one.low:.2f} to {one.high:.2f}"
             yield Figure(name, 100 * one.right / one.verdicts, "%", None, None, True, f"{one.verdicts} verdicts")
+
+
+def _reliability(scores: Sequence[Score]) -> Iterator[Figure]:
+    """Yield how often verdicts of each class are right, beside how sure they said to be."""
+    judged = _judged(scores)
+    for name in sorted({named.fault_class for named, _ in judged}):
+        mine = [(named.confidence, is_right) for named, is_right in judged if named.fault_class == name]
+        share = _percent(sum(is_right for _, is_right in mine), len(mine))
+        said = 100 * sum(confidence for confidence, _ in mine) / len(mine)
+        beside = f"{len(mine)} verdicts, which said {said:.0f} % in the mean"
+        yield Figure(f"reliability: {name} right in part and class", share, "%", None, None, True, beside)
 
 
 def _sizes(scores: Sequence[Score]) -> Iterator[Figure]:

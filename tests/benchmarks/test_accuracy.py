@@ -115,6 +115,7 @@ def test_real_run_names_the_slow_nic_and_knows_the_length_of_a_step() -> None:
     found = examine(NIC)
     assert [named["component"] for named in found["named"]] == ["nic:h3/eth1"]
     assert found["error"] == ""
+    assert found["named"][0]["lost_s"] == pytest.approx(found["lost_s"], rel=0.1), "as the simulator has it"
     assert 0.3 < found["step_s"] < 1.0, "a step of this scenario computes for 0.3 s and sums 256 MB"
     assert set(found["peers"]) == {"delay matrix", "waits least", "waits least, 10x"}
 
@@ -153,6 +154,10 @@ def test_calibration_counts_verdicts_of_each_confidence_with_what_is_right_of_th
     )
     assert [(one.low, one.verdicts, one.right) for one in bins if one.verdicts] == [(0.9, 1, 0), (0.95, 2, 1)]
     assert right_at(bins, 0.9) == pytest.approx((100 / 3, 3))
+    figure = by_name(scored(hit(confidence=0.9)), scored(wrong=(named(0.7),)))[
+        "reliability: comm_slow right in part and class"
+    ]
+    assert (figure.value, figure.reference) == (50.0, "2 verdicts, which said 80 % in the mean")
 
 
 def by_name(*scores: Score, **peers: list[Score]) -> dict[str, Figure]:
