@@ -22,7 +22,7 @@ from analyzer.windows.window import Context, Finding
 from lockstep.clock import NS_PER_S
 from lockstep.store.store import Store
 
-_LOOK_BACK_NS = 600 * NS_PER_S
+_LOOKBACK_NS = 600 * NS_PER_S  # NCCL's own watchdog ends a hang after ten minutes
 _MOST_NAMED = 16  # ranks in one piece of evidence
 _MOST_CALLS = 1_000_000  # one for each operation, size and data type: more are no collectives of one job
 _CALLS = f"""
@@ -42,7 +42,7 @@ def read_calls(store: Store, lines: Lines, context: Context) -> tuple[Call, ...]
     if not inside.any():
         return ()
     seqs = np.unique(np.maximum(lines.done[inside][:, None] - np.arange(EARLIER + 1), 0))
-    wanted = {"start": context.window.end_ns - _LOOK_BACK_NS, "seqs": seqs.tolist()}
+    wanted = {"start": context.window.end_ns - _LOOKBACK_NS, "seqs": seqs.tolist()}
     wanted |= {"comms": np.unique(lines.comm[inside]).tolist()}
     rows = store.query(_CALLS, context.parameters | wanted).to_pylist()
     return tuple(
