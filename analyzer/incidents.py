@@ -200,7 +200,7 @@ def track(
         return unjudged, unjudged.open
     matched, fresh = _match(state.sightings, findings)
     if _is_settling(state.sightings, matched, context):
-        fresh = [finding for finding in fresh if finding.fault_class in HANGS]
+        fresh = [finding for finding in fresh if _KIN[finding.fault_class] == "hang"]
     seen = [
         _see_again(known, found, options) if found else _miss(known, context)
         for known, found in zip(state.sightings, matched, strict=True)
@@ -267,7 +267,7 @@ def _is_settling(sightings: Sequence[Sighting], matched: Sequence[list[Finding]]
     return any(
         seen.incident is not None
         and seen.incident.verdict.last_seen_ns > context.window.start_ns
-        and (not found or seen.best[0] in HANGS)
+        and (not found or _KIN[seen.best[0]] == "hang")
         for seen, found in zip(sightings, matched, strict=True)
     )
 
