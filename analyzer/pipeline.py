@@ -106,8 +106,10 @@ def judge(
         return judgement, memory
     unseen = replace(context, silent=context.silent | judgement.silent_hosts)
     slower = find_global(memory.steps, unseen, options.everybody)
-    # All of the window has to be slow: parts get one such to show themselves before all are blamed.
-    begin_ns = context.window.start_ns
+    # All that was judged has to be slow: parts get a window, and as many samples as accuse a pair, to show themselves
+    # before all are blamed.
+    sampled_ns = judgement.matrix.told_since_ns if judgement.matrix else None
+    begin_ns = min(context.window.start_ns, sampled_ns or context.window.start_ns)
     lasting = tuple(finding for finding in slower if finding.since_ns is None or finding.since_ns <= begin_ns)
     return replace(judgement, findings=lasting or judgement.findings, is_unexplained=bool(slower)), memory
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from analyzer.delay_matrix.clocks import HostClocks
-from analyzer.delay_matrix.ends import Ends, as_floats, find_ends, is_equal, keys_of, kinds_of
+from analyzer.delay_matrix.ends import Ends, as_errors, as_floats, find_ends, is_equal, keys_of, kinds_of
 from analyzer.delay_matrix.judging import (
     Delays,
     PairOptions,
@@ -32,6 +32,7 @@ from analyzer.windows.window import Context
 
 _SIZED = (*CONNECTION, "size_class")
 _Sort = Literal["busy", "lag"]
+_OPERATION = ("comm", "func", "size_class", "src_rank", "dst_rank")  # which its channels share
 _NAMING = (*_SIZED, "func", "src_host", "dst_host", "src_nic", "dst_nic", "sport")
 
 
@@ -122,8 +123,10 @@ def _wait_delays(waits: pa.Table, ends: Ends, mine: np.ndarray, absent_ns: np.nd
         kind=kinds_of(rows, ("transport", "func", "size_class")),
         key=keys_of(rows, "wait", _SIZED),
         bytes=size,
-        n=as_floats(rows["n"]),
+        operation=kinds_of(rows, _OPERATION),
+        operations=as_floats(rows["operations"]),
         ns_per_byte=np.maximum(pair - held, 0.0) / size,
+        error=as_errors(rows) / size,
         least=ends.least_ns_per_byte[index],
         sharers=ends.sharers[index],
         ring=ring,
@@ -155,8 +158,10 @@ def _transit_delays(moved: pa.Table, ends: Ends, mine: np.ndarray, sort: _Sort, 
         kind=kinds_of(rows, ("func", "size_class")),
         key=keys_of(rows, sort, _SIZED),
         bytes=size * took.times[known],
-        n=as_floats(rows["n"]),
+        operation=kinds_of(rows, _OPERATION),
+        operations=as_floats(rows["operations"]),
         ns_per_byte=ns_per_byte,
+        error=as_errors(rows) / size,
         least=ends.least_ns_per_byte[index] + took.noise_ns[known] / size,
         sharers=ends.sharers[index],
         ring=kinds_of(rows, ("comm", "channel")),
@@ -277,8 +282,9 @@ def _learn(memory: PairMemory, delays: Delays, score: Score) -> PairMemory:
 
 def _join(ends: Ends, facts: PairFacts, scores: Sequence[Score], options: PairOptions) -> DelayMatrix:
     """Return the matrix of all sorts of delays: for a pair speaks the first that calls it slow, else the first."""
-    ratio, sigmas, per_byte = (
-        np.stack([getattr(score, name) for score in scores]) for name in ("ratio", "sigmas", "ns_per_byte")
+    ratio, sigmas, per_byte, error, operations = (
+        np.stack([getattr(score, name) for score in scores])
+        for name in ("ratio", "sigmas", "ns_per_byte", "error", "operations")
     )
     slow = np.stack([score.slow for score in scores])
     is_slow: np.ndarray = np.logical_or.reduce(slow, axis=0)
@@ -292,5 +298,8 @@ def _join(ends: Ends, facts: PairFacts, scores: Sequence[Score], options: PairOp
         sigmas=np.nan_to_num(sigmas[speaker, pair], nan=0.0),
         slow=is_slow,
         ns_per_byte=np.nan_to_num(per_byte[speaker, pair], nan=0.0),
+        error=np.nan_to_num(error[speaker, pair], nan=np.inf),
+        operations=operations[speaker, pair],
+        told_since_ns=int(np.median(facts.steps["oldest_ns"].to_numpy())) if facts.steps.num_rows else None,
         starved=find_starved(facts.flushes, options),
     )

@@ -24,6 +24,12 @@ def as_floats(column: pa.ChunkedArray) -> np.ndarray:
     return filled
 
 
+def as_errors(rows: pa.Table) -> np.ndarray:
+    """Return by how much each row's delay may be off by chance (a standard error); NaN where one value is all."""
+    errors: np.ndarray = np.asarray(pc.fill_null(rows["error_ns"].cast(pa.float64()), np.nan))
+    return errors
+
+
 def is_equal(column: pa.ChunkedArray, value: str) -> np.ndarray:
     """Return where a column of text has this value; null is another one."""
     equal: np.ndarray = np.asarray(pc.fill_null(pc.equal(column.cast(pa.string()), value), False))

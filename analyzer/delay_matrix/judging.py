@@ -8,7 +8,9 @@ pair's ratio is the time that it took over the time that its bytes take at the m
 
 so that what costs the job most counts most, and no pair is slow that needs no longer than its link allows. Where
 pairs are unequal by nature (colliding paths, trees, experts) the past decides: the same ratio against the pair's own
-usual delays, divided by how much all others changed. Slow is what stands out both ways.
+usual delays, divided by how much all others changed. Slow is what stands out both ways, by more than chance does: how
+far the ratio may be off follows from how much single operations differ, those of the pair or, where these happen to
+agree, those of all pairs. Channels of one operation are one measurement, and of one operation alone nothing follows.
 
 Cost: O(rows log rows). Reference: the delay matrix of C4D (HPCA'25).
 """
@@ -18,7 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
-from analyzer.delay_matrix.ends import as_floats, keys_of, kinds_of
+from analyzer.delay_matrix.ends import as_errors, as_floats, keys_of, kinds_of, number_rows
 from analyzer.delay_matrix.matrix import InnerGroup, InnerMatrix, PairMemory, Past
 from analyzer.windows.window import Context
 from lockstep.store.store import Store
@@ -36,9 +38,9 @@ class PairOptions:
     min_pairs: int = 2  # alone, a pair has nobody to be held against
     few_pairs: int = 8  # fewer, and a single slow one moves the spread that it is judged by
     slow_ratio: float = 1.25  # below, a job loses less than restarting it costs, and congestion looks the same
-    few_transfers: int = 8  # fewer on one pair, and a single hiccup is what was measured
-    few_ratio: float = 2.0  # with few pairs or transfers only what nobody can miss
+    few_ratio: float = 2.0  # with few pairs only what nobody can miss
     slow_sigmas: float = 6.0  # one false wire in 10^9 if excesses were normal; they are not, hence the ratio too
+    errors: float = 3.0  # standard errors that a pair must exceed its peers by: chance does so once in 700 times
     raw_sigmas: float = 3.0  # of waits as they are: with those of what is left, enough; receivers make them swing
     min_spread: float = 0.02  # a cluster quieter than 2 % would make every hiccup many sigmas
     min_lost_share: float = 0.005  # of the window; what costs half a percent of the time is not worth a word
@@ -63,8 +65,10 @@ class Delays:
     kind: np.ndarray  # rows of one number are comparable
     key: np.ndarray  # u64, what its past is remembered by
     bytes: np.ndarray
-    n: np.ndarray  # transfers, or operations, that were measured
+    operation: np.ndarray  # rows of one number are channels of the same operations
+    operations: np.ndarray  # that were measured, or seconds of them
     ns_per_byte: np.ndarray
+    error: np.ndarray  # standard error of that; NaN where there was one measurement
     least: np.ndarray  # nanoseconds per byte below which it is never slow
     sharers: np.ndarray  # pairs that share its most crowded link
     ring: np.ndarray  # rows of one number belong to one channel of one communicator
@@ -85,6 +89,8 @@ class Score:
     ns_per_byte: np.ndarray
     wary: np.ndarray  # slow enough not to be learnt as usual
     large: np.ndarray  # slow enough to matter, if only it is no noise
+    error: np.ndarray  # by which share the ratio may be off, either way, by chance
+    operations: np.ndarray  # that were measured
 
 
 def judge_delays(delays: Delays, past: Past, pairs: int, window_ns: int, options: PairOptions) -> Score:
@@ -105,15 +111,42 @@ def judge_delays(delays: Delays, past: Past, pairs: int, window_ns: int, options
         swing = _sum(past.swing * weight, delays.index, pairs) / _sum(weight, delays.index, pairs)
     spread_past = np.maximum(_spread(np.log(changed), options.min_spread), _MEAN_TO_SIGMA * swing)
     has_past = np.isfinite(changed)
-    is_brief = _sum(delays.n, delays.index, pairs) < options.few_transfers
-    slow_ratio = np.where(is_few | is_brief, options.few_ratio, options.slow_ratio)
+    slow_ratio = options.few_ratio if is_few else options.slow_ratio
+    error, operations = _chance(delays, total, pairs, options)
     with np.errstate(invalid="ignore"):
         sigmas = np.where(has_past, np.log(changed) / spread_past, np.log(ratio) / spread_peers)
         least_ratio = np.where(has_past, np.minimum(ratio, changed), ratio)
         large = (least_ratio >= slow_ratio) & (lost >= options.min_lost_share)
-        slow = large & (sigmas >= options.slow_sigmas)
+        is_chance = ~(least_ratio * (1 - error) > 1)
+        slow = large & (sigmas >= options.slow_sigmas) & ~is_chance
         wary = (ratio >= options.slow_ratio) & (least_ratio > 1 + (slow_ratio - 1) / 2)
-    return Score(ratio, sigmas, slow, per_byte, wary, large)
+    return Score(ratio, sigmas, slow, per_byte, wary, large, error, operations)
+
+
+def _chance(delays: Delays, total_ns: np.ndarray, pairs: int, options: PairOptions) -> tuple[np.ndarray, np.ndarray]:
+    """Return by which share each pair's ratio may be off by chance, and how many operations tell it.
+
+    Channels of one operation are late together, so their errors add up; those of different operations cancel.
+    """
+    group, first = number_rows([delays.operation, delays.index])
+    error_ns = np.bincount(group, weights=_errors(delays) * delays.bytes, minlength=len(first))
+    seen = np.zeros(len(first))
+    np.maximum.at(seen, group, delays.operations)
+    operations = _sum(seen, delays.index[first], pairs)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        relative = np.sqrt(_sum(error_ns**2, delays.index[first], pairs)) / total_ns
+    return options.errors * relative, operations
+
+
+def _errors(delays: Delays) -> np.ndarray:
+    """Return each row's standard error: never less than rows of as many operations have; of one, all it took."""
+    taken = np.maximum(delays.ns_per_byte, delays.least)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        single = delays.error * np.sqrt(delays.operations) / delays.raw_ns_per_byte  # of one operation, relative
+    known = single[np.isfinite(single) & (delays.operations > 1)]
+    usual = float(np.median(known)) if len(known) else 0.0
+    least = usual * taken / np.sqrt(np.maximum(delays.operations, 1.0))
+    return np.where(np.isfinite(delays.error), np.maximum(delays.error, least), np.maximum(taken, least))
 
 
 def as_they_are(delays: Delays) -> Delays:
@@ -238,7 +271,8 @@ WITH inner_comms AS (
     GROUP BY comm, func, seq, replay
 )
 SELECT comm, func, toUInt8(log2(greatest(moved, 1))) AS size_class, any(on_host) AS host, any(size) AS ranks,
-       count() AS n, avg(moved) AS bytes, quantileExact(0.5)(fastest) AS fastest_ns
+       count() AS n, avg(moved) AS bytes, quantileExact(0.5)(fastest) AS fastest_ns,
+       if(n > 1, stddevSamp(fastest) / sqrt(n), NULL) AS error_ns
 FROM operations INNER JOIN inner_comms USING (comm)
 WHERE seen = size AND fastest > 0 AND moved > 0
 GROUP BY comm, func, size_class
@@ -268,8 +302,10 @@ def judge_inner(
         kind=kinds_of(rows, ("func", "size_class", "ranks")),
         key=keys_of(rows, "inner", ("comm", "size_class")),
         bytes=size * times,
-        n=times,
+        operation=index.reshape(-1),
+        operations=times,
         ns_per_byte=duration,
+        error=as_errors(rows) / size,
         least=np.zeros(rows.num_rows),
         sharers=np.ones(rows.num_rows),
         ring=index.reshape(-1),

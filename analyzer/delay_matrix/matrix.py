@@ -54,6 +54,9 @@ class DelayMatrix:
     sigmas: np.ndarray  # excess in units of the spread between pairs
     slow: np.ndarray  # whether it is slow
     ns_per_byte: np.ndarray
+    error: np.ndarray  # by which share the ratio may be off, either way, by chance; infinite: nothing tells
+    operations: np.ndarray  # that were measured; channels and transfers of one are no others
+    told_since_ns: int | None = None  # of half of the pairs that are judged by samples, when the oldest of these was
     starved: frozenset[str] = frozenset()  # hosts whose proxy threads do not keep up: their pairs look slow
     inner: InnerMatrix | None = None  # NVLink and PCIe inside hosts; None: no communicators there to compare
 

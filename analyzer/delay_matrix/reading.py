@@ -31,6 +31,7 @@ LONGEST_NS = 3_600 * NS_PER_S
 _STEPS_BACK_NS = 30 * NS_PER_S
 _STALL_NS = NS_PER_S // 2  # beyond TCP's first retransmissions and any scheduler
 _STALLED_FOR_NS = 60 * NS_PER_S  # after which it is a hang's affair
+_FEWEST = 2  # operations in which a pair's busy time is looked at: of so few the shortest counts, no hiccup has that
 
 _WHOSE = "job = {job:String} AND attempt = {attempt:UInt16}"
 
@@ -44,7 +45,7 @@ SLACKS_NS = tuple(round(value * 1e3) for value in (0, 20, 50, 100, 200, 500, 1e3
 # clumps, so only their sum is the pair's time; while the wire never runs dry, that is of the receiver's clock alone.
 # Both clocks are put right by what is known of them. A thread that has to be woken first delays some operations,
 # hence what two thirds of those of the window keep below: slow in more than a third is a pair that comes and goes.
-# Where there are none in the window, the newest one before it.
+# Where fewer than two are in the window, the newest before it counts too, and what both exceed.
 _STEPS = f"""
 WITH told AS (
     SELECT comm, if(func = 'Recv', 'Send', func) AS what, seq, replay, epoch, rank, peer, channel, direction, step,
@@ -60,27 +61,33 @@ WITH told AS (
     WINDOW steps AS (PARTITION BY comm, what, seq, replay, epoch, rank, peer, channel ORDER BY step
                      ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)
 )
-SELECT comm, func, toUInt8(log2(moved_bytes)) AS size_class, src_rank, dst_rank, channel,
-       argMax(sender, newest) AS src_host,
+SELECT comm, func, size_class, src_rank, dst_rank, channel, argMax(sender, newest) AS src_host,
        argMax(receiver, newest) AS dst_host, max(sender_nic) AS src_nic, max(receiver_nic) AS dst_nic,
        max(port) AS sport, argMax(counted, newest) AS steps, argMax(moved_bytes, newest) AS bytes,
-       if(countIf(newest >= {{fresh:Int64}}) > 0, sumIf(counted, newest >= {{fresh:Int64}}), steps) AS n,
-       if(countIf(newest >= {{fresh:Int64}}) > 0, quantileExactForEachIf(0.65)(busy, newest >= {{fresh:Int64}}),
-          argMax(busy, newest)) AS busy_ns, argMax(least, newest) AS least_ns, max(newest) AS newest_ns
+       sum(counted) AS n, count() AS operations,
+       if(operations > {_FEWEST}, quantileExactForEach(0.65)(busy), minForEach(busy)) AS busy_ns,
+       if(operations > 1, stddevSamp(busy[1]) / sqrt(operations), NULL) AS error_ns,
+       argMax(least, newest) AS least_ns, min(newest) AS oldest_ns, max(newest) AS newest_ns
 FROM (
-    SELECT comm, what AS func, departures.rank AS src_rank, departures.peer AS dst_rank, channel,
-           any(departures.host) AS sender, any(arrivals.host) AS receiver,
-           max(departures.nic) AS sender_nic, max(arrivals.nic) AS receiver_nic, max(departures.sport) AS port,
-           count() AS counted, sum(departures.bytes) AS moved_bytes,
-           sumForEach(arrayMap(slack -> greatest(arrivals.moved - greatest(departures.moved + slack, ready), 0),
-                               {{slacks:Array(Int64)}})) AS busy,
-           min(arrivals.moved - departures.moved) AS least, max(arrivals.moved) AS newest
-    FROM (SELECT * FROM told WHERE direction = 'send') AS departures
-    INNER JOIN arrivals USING (comm, what, seq, replay, epoch, channel, step)
-    WHERE arrivals.rank = departures.peer AND arrivals.peer = departures.rank
-    GROUP BY comm, what, seq, replay, epoch, departures.rank, departures.peer, channel
-    HAVING moved_bytes > 0
+    SELECT *, toUInt8(log2(moved_bytes)) AS size_class,
+           row_number() OVER (PARTITION BY comm, func, size_class, src_rank, dst_rank, channel
+                              ORDER BY newest DESC) AS age
+    FROM (
+        SELECT comm, what AS func, departures.rank AS src_rank, departures.peer AS dst_rank, channel,
+               any(departures.host) AS sender, any(arrivals.host) AS receiver,
+               max(departures.nic) AS sender_nic, max(arrivals.nic) AS receiver_nic, max(departures.sport) AS port,
+               count() AS counted, sum(departures.bytes) AS moved_bytes,
+               sumForEach(arrayMap(slack -> greatest(arrivals.moved - greatest(departures.moved + slack, ready), 0),
+                                   {{slacks:Array(Int64)}})) AS busy,
+               min(arrivals.moved - departures.moved) AS least, max(arrivals.moved) AS newest
+        FROM (SELECT * FROM told WHERE direction = 'send') AS departures
+        INNER JOIN arrivals USING (comm, what, seq, replay, epoch, channel, step)
+        WHERE arrivals.rank = departures.peer AND arrivals.peer = departures.rank
+        GROUP BY comm, what, seq, replay, epoch, departures.rank, departures.peer, channel
+        HAVING moved_bytes > 0
+    )
 )
+WHERE newest >= {{fresh:Int64}} OR age <= {_FEWEST}
 GROUP BY comm, func, size_class, src_rank, dst_rank, channel
 ORDER BY comm, func, size_class, src_rank, dst_rank, channel
 """
@@ -116,6 +123,7 @@ SELECT comm, what AS func, toUInt8(log2(greatest(moved, 1))) AS size_class, src_
        any(sender) AS src_host, any(receiver) AS dst_host, max(sender_nic) AS src_nic, max(receiver_nic) AS dst_nic,
        max(port) AS sport, count() AS n, max(open) AS steps, avg(under_way) AS bytes,
        greatest(quantileExact(0.5)(lag), toInt64(sumIf(lag, lag > {_STALL_NS}) / count())) AS transit_ns,
+       n AS operations, if(n > 1, stddevSamp(lag) / sqrt(n), NULL) AS error_ns,
        min(after) AS least_ns, avg(absent) AS absent_ns, max(arrived) AS newest_ns
 FROM matched
 GROUP BY comm, what, size_class, src_rank, dst_rank, channel
@@ -154,7 +162,8 @@ _TRANSFERS = (
 )
 
 # One row for both sides; Send on one is Recv on the other, and the sender's part decides whether there is a row. Of a
-# rank that moved to another host there are rows from both: the newest host counts.
+# rank that moved to another host there are rows from both: the newest host counts. How far the sum of wire times may
+# be off by chance follows from how unevenly it falls on the sender's rows, each held against what its bytes take.
 _WAITS = """
 SELECT comm, if(func = 'Recv', 'Send', func) AS what, size_class,
        if(sends, toInt64(rank), toInt64(peer)) AS src_rank, if(sends, toInt64(peer), toInt64(rank)) AS dst_rank,
@@ -162,6 +171,10 @@ SELECT comm, if(func = 'Recv', 'Send', func) AS what, size_class,
        maxIf(nic, sends) AS row_src_nic, maxIf(nic, NOT sends) AS row_dst_nic, maxIf(transport, sends) AS carrier,
        sumIf(n, sends) AS transfers, sumIf(bytes, sends) AS moved, sumIf(wire_ns, sends) AS wire,
        maxIf(wire_max_ns, sends) AS wire_max, sumIf(gpu_wait_ns, NOT sends) AS recv_gpu_ns,
+       countIf(sends) AS operations, wire / moved AS usual, sumIf(pow(wire_ns, 2) / n, sends)
+           - 2 * usual * sumIf(toFloat64(wire_ns) * bytes / n, sends)
+           + usual * usual * sumIf(pow(bytes, 2) / n, sends) AS scatter,
+       if(operations > 1, sqrt(transfers * greatest(scatter, 0) / (operations - 1)), NULL) AS error_ns,
        sumIf(flush_ns, NOT sends) AS flush, sumIf(n, NOT sends) AS received
 FROM (SELECT *, direction = 'send' AS sends FROM (%(rows)s))
 WHERE NOT sends OR (wire_ns IS NOT NULL

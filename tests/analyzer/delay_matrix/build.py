@@ -26,15 +26,15 @@ Hop = tuple[int, int]  # ranks of sender and receiver
 Scale = Callable[[Hop], float]
 
 _NAMING = """comm:uint64 func:string size_class:uint8 src_rank:uint32 dst_rank:int32 channel:uint16
-    src_host:string dst_host:string src_nic:string dst_nic:string sport:uint16 n:uint64"""
+    src_host:string dst_host:string src_nic:string dst_nic:string sport:uint16 n:uint64
+    operations:uint64 error_ns:float64"""
 WAITS = schema(f"{_NAMING} transport:string bytes:uint64 wire_ns:int64 wire_max_ns:int64 recv_gpu_ns:int64")
-STEPS = schema(f"{_NAMING} steps:uint64 bytes:float64 busy_ns:int64[] least_ns:int64 newest_ns:int64")
+STEPS = schema(f"{_NAMING} steps:uint64 bytes:float64 busy_ns:int64[] least_ns:int64 oldest_ns:int64 newest_ns:int64")
 LAGS = schema(f"{_NAMING} steps:uint64 bytes:float64 transit_ns:int64 least_ns:int64 absent_ns:int64 newest_ns:int64")
 FLUSHES = schema("host:string step_flush_ns:float64 flushed:uint64")
 PATHS = schema("src_host:string src_nic:string dst_host:string far_nic:string sport:uint16 route:string[]")
-INNER = schema(
-    "comm:uint64 func:string size_class:uint8 host:string ranks:uint32 n:uint64 bytes:float64 fastest_ns:int64"
-)
+INNER = schema("""comm:uint64 func:string size_class:uint8 host:string ranks:uint32 n:uint64 bytes:float64
+    fastest_ns:int64 error_ns:float64""")
 
 
 def ring(hosts: int = HOSTS) -> list[Hop]:
@@ -61,9 +61,12 @@ def slow(culprits: Iterable[Hop], times: float) -> Scale:
 def wait(hop: Hop, times: float = 1.0, **fields: Any) -> dict[str, Any]:
     """Return one pair's waits in an evaluation: a hundred operations of ten megabytes."""
     size = 1_000_000_000
+    wire_ns = fields.get("wire_ns", size * NS_PER_BYTE * times)
     return {
         **_names(hop),
         "n": 100,
+        "operations": 5,
+        "error_ns": None if wire_ns is None else wire_ns / 100,
         "transport": "ib",
         "bytes": size,
         "wire_ns": round(size * NS_PER_BYTE * times),
@@ -84,12 +87,15 @@ def step(hop: Hop, transit_ns: float, **fields: Any) -> dict[str, Any]:
     return {
         **_names(hop),
         "n": 30,
+        "operations": fields.get("n", 30),
+        "error_ns": abs(transit_ns) / 100,
         "steps": 1,
         "bytes": STEP_BYTES,
         "transit_ns": round(transit_ns),
         "busy_ns": [max(round(transit_ns) - slack_ns, 0) for slack_ns in SLACKS_NS],
         "least_ns": round(transit_ns),
         "absent_ns": 0,
+        "oldest_ns": T0,
         "newest_ns": T0,
         **fields,
     }
@@ -106,6 +112,7 @@ def inner(host: int, fastest_ns: float, **fields: Any) -> dict[str, Any]:
         "n": 40,
         "bytes": 1e8,
         "fastest_ns": round(fastest_ns),
+        "error_ns": fastest_ns / 100,
         **fields,
     }
 

@@ -5,7 +5,21 @@ import pytest
 
 from analyzer.delay_matrix.judging import Delays, PairOptions, Score, judge_delays, judge_inner, median_of
 from analyzer.delay_matrix.matrix import InnerMatrix, PairMemory, Past
-from tests.analyzer.delay_matrix.build import HOSTS, MS, context, facts, inner, look_at, ring, waits
+from tests.analyzer.delay_matrix.build import (
+    HOSTS,
+    MS,
+    Hop,
+    context,
+    facts,
+    hot_hosts,
+    inner,
+    look_at,
+    ring,
+    wait,
+    waits,
+)
+
+SLOW: Hop = (2, 3)
 
 
 def judged(ns_per_byte: np.ndarray, past: np.ndarray | None = None, swing: float = 0.0) -> Score:
@@ -15,7 +29,9 @@ def judged(ns_per_byte: np.ndarray, past: np.ndarray | None = None, swing: float
         index=np.arange(count),
         kind=np.zeros(count, np.int64),
         key=np.arange(count).astype(np.uint64),
-        n=np.full(len(ns_per_byte), 100.0),
+        operation=np.arange(count),
+        operations=np.full(count, 100.0),
+        error=0.01 * ns_per_byte,
         bytes=np.full(count, 1e9),
         ns_per_byte=ns_per_byte,
         least=np.zeros(count),
@@ -97,3 +113,24 @@ def test_matrix_carries_what_is_inside_hosts_also_without_wires() -> None:
     assert matrix is not None
     assert matrix.pairs == ()
     assert matrix.inner is not None
+
+
+def test_one_operation_accuses_nobody_and_channels_of_it_are_no_second_one() -> None:
+    """A single transfer of 32 bytes that met a sleeping thread once made three wires of a healthy pipeline slow."""
+    usual = [wait(hop, 1.0, func="Send", size_class=5, n=40, operations=40) for hop in ring()]
+    for channels in (1, 2):
+        hiccup = {"func": "Send", "size_class": 5, "n": 1, "operations": 1, "error_ns": None, "bytes": 32}
+        odd = [wait(SLOW, wire_ns=50 * MS, channel=9 + channel, **hiccup) for channel in range(channels)]
+        rest = [row for row in usual if (row["src_rank"], row["dst_rank"]) != SLOW]
+        matrix = look_at(facts(rest + odd))
+        assert matrix is not None
+        assert not matrix.slow.any()
+        assert matrix.operations[[str(pair) for pair in matrix.pairs].index("h2/eth0--h3/eth0")] == 1
+
+
+@pytest.mark.parametrize(("error", "is_slow"), [(0.02, True), (0.9, False)])
+def test_wire_whose_delay_rests_on_one_outlier_is_not_slow(error: float, is_slow: bool) -> None:
+    """Five seconds of traffic: three times the usual in each, or all of it in one of them."""
+    rows = [wait(hop, 3.0 if hop == SLOW else 1.0) for hop in ring()]
+    rows = [row | {"error_ns": error * row["wire_ns"]} if row["src_rank"] == SLOW[0] else row for row in rows]
+    assert hot_hosts(look_at(facts(rows))) == ({SLOW} if is_slow else set())

@@ -36,6 +36,8 @@ def matrix(of: Sequence[Pair], slowness: Slowness, *, starved: Iterable[str] = (
         sigmas=np.log(ratio) / 0.01,
         slow=ratio >= _LEAST_HOT,
         ns_per_byte=ratio * NS_PER_BYTE,
+        error=np.full(len(ratio), 0.01),
+        operations=np.full(len(ratio), 100.0),
         starved=frozenset(starved),
     )
 
