@@ -23,6 +23,7 @@ import numpy as np
 from analyzer.straggler.kernels import Kernels, NumpyKernels, mix
 
 _UNEVEN = 1.5  # more often than that to the same neighbour as others is another place in a pipeline
+_MOST_STAGES = 256  # of a pipeline; longer, and links lead back to where they came from
 _EDGE = 2  # operations that one rank may have more in a window than another, only because it is cut there
 
 
@@ -45,10 +46,46 @@ def find_roles(
     chains = _find_chains(index[pairwise], rank[pairwise], peer[pairwise], sends[pairwise], len(comms))
     is_chain = np.zeros(len(index), bool)
     is_chain[pairwise] = chains[index[pairwise]]
-    role = np.zeros(processes, np.uint64)
-    seat = np.unique(mix(index[is_chain], rank[is_chain]), return_index=True)[1]  # each place in each chain once
-    np.add.at(role, process[is_chain][seat], mix(rank[is_chain][seat] + 1))
+    links = (index[is_chain], rank[is_chain], peer[is_chain])
+    role = _find_stages(process[is_chain], *links, processes)
     return Roles(_find_families(process, index, len(comms), processes)[index], is_chain, role)
+
+
+def _find_stages(
+    process: np.ndarray, index: np.ndarray, rank: np.ndarray, peer: np.ndarray, processes: int
+) -> np.ndarray:
+    """Return a number per process, equal for those as far from both ends of their pipelines; 0: in no pipeline.
+
+    A pipeline may be one communicator, or one of two ranks between any two stages: then a rank's place in each of
+    them says nothing, and its stage is how many lie before it when the links of all communicators are followed.
+    """
+    stage = np.zeros(processes, np.uint64)
+    if len(index) == 0:
+        return stage
+    span = int(max(rank.max(), peer.max())) + 1
+    near, far = index * span + rank, index * span + peer
+    seats, number = np.unique(np.concatenate([near, far]), return_inverse=True)
+    node_of = processes + np.arange(len(seats))  # who tells nothing is somebody too
+    ends = number.reshape(2, -1)
+    node_of[ends[0]] = process
+    ends = np.where(rank < peer, node_of[ends], node_of[ends[::-1]])
+    first, last = np.divmod(np.unique(ends[0] * (processes + len(seats)) + ends[1]), processes + len(seats))
+    before, behind = (_count_steps(*link, processes) for link in ((first, last), (last, first)))
+    in_chain = np.unique(process)
+    stage[in_chain] = mix(before[in_chain] + 1, behind[in_chain] + 1)
+    return stage
+
+
+def _count_steps(first: np.ndarray, last: np.ndarray, processes: int) -> np.ndarray:
+    """Return for each process over how many links at most it is reached; its own number where links go round."""
+    steps = np.zeros(int(max(first.max(), last.max(), processes)) + 1, np.int64)
+    for _ in range(_MOST_STAGES):
+        further = steps.copy()
+        np.maximum.at(further, last, steps[first] + 1)
+        if (further == steps).all():
+            return steps[:processes]
+        steps = further
+    return np.arange(processes)
 
 
 def _find_families(process: np.ndarray, index: np.ndarray, comms: int, processes: int) -> np.ndarray:
@@ -113,6 +150,14 @@ class Excess:
     worst_at_ns: np.ndarray  # when that was
     begin_ns: np.ndarray  # of each stretch
     span_ns: float  # the time looked at
+
+    @property
+    def kept_up(self) -> np.ndarray:
+        """Return in which share of the stretches each process was late since it was first: 1 is always."""
+        late = self.own >= np.maximum(self.lasting, 1e-9)[:, None] / 2 / self.own.shape[1]
+        since = late.shape[1] - late.argmax(axis=1)
+        share: np.ndarray = late.sum(axis=1) / since
+        return share
 
     @property
     def lasting(self) -> np.ndarray:

@@ -83,6 +83,8 @@ class StragglerOptions:
     min_spread: float = 0.004  # of the time: a quiet window must not turn jitter of the clocks into outliers
     noisy_spread: float = 0.015  # of the time: where work differs so much, two long steps in a row are chance,
     # and who is late must be late in a second evaluation that shares no step with the first
+    min_peers: float = 2.0  # of two, nobody can say which one is odd
+    min_kept_up: float = 0.6  # of the time since it began: what comes and goes is a checkpoint or a log, no fault
     few: int = 8  # with fewer to compare, a single one moves the spread that it is judged by
     few_share: float = 0.10  # so among few the effect itself must be large,
     few_ratio: float = 3.0  # and stand apart from all others
@@ -154,6 +156,7 @@ def _find_lasting(excess: Excess, options: StragglerOptions) -> np.ndarray:
     """Return the rows of processes that were late throughout, for whom others waited."""
     lasting, waited = excess.lasting, without_worst(excess.waits)
     costly = (lasting >= options.min_share) & (waited >= options.waited_share * lasting)
+    costly &= (excess.peers >= options.min_peers) & (excess.kept_up >= options.min_kept_up)
     if len(lasting) < options.few:
         return np.flatnonzero(costly & _is_apart(lasting, options))
     spread = max(spread_of(lasting), options.min_spread)
@@ -174,9 +177,7 @@ def _confirm(
 def _is_apart(lasting: np.ndarray, options: StragglerOptions) -> np.ndarray:
     """Say of each of a few whether it is late by far more than those differ who are not."""
     stragglers = lasting >= options.few_share
-    rest = np.abs(lasting[~stragglers])
-    # Of two, the other one is what this one is measured by: it says nothing about what is usual.
-    usual = float(rest.max()) if len(rest) > 1 else 0.0
+    usual = float(np.abs(lasting[~stragglers]).max(initial=0.0))
     apart: np.ndarray = stragglers & (lasting >= options.few_ratio * usual)
     return apart
 
@@ -215,7 +216,7 @@ def _slow_steps(excess: Excess, stragglers: np.ndarray, options: StragglerOption
     usual = float(np.median(worst))
     floor = max(options.min_share * excess.span_ns, options.few_ratio * usual)
     far = worst >= max(floor, usual + options.sigmas * spread_of(worst))
-    far &= excess.worst_gpu_ns >= options.waited_share * worst
+    far &= (excess.worst_gpu_ns >= options.waited_share * worst) & (excess.peers >= options.min_peers)
     far[stragglers] = False
     rows = np.flatnonzero(far)
     if len(rows) > options.grouping.most_culprits:

@@ -179,11 +179,21 @@ def exchange(ranks: int) -> list[Act]:
     return [Act(100.0, [list(range(ranks))], ways)] * 2
 
 
-def pipeline(ranks: int, stages: int) -> list[Act]:
-    """Return a step in which batches go down chains of stages and come back, then stages meet their like."""
+def pipeline(ranks: int, stages: int, *, by_two: bool = False) -> list[Act]:
+    """Return a step in which batches go down chains of stages and come back, then stages meet their like.
+
+    A chain is one communicator, or one of two ranks between any two of its stages.
+    """
     width = ranks // stages
     chains = [list(range(first, ranks, width)) for first in range(width)]
     alike = [list(range(first, first + width)) for first in range(0, ranks, width)]
-    down = [Act(30.0, chains, [(stage, stage + 1)]) for stage in range(stages - 1)]
-    back = [Act(30.0, chains, [(stage + 1, stage)]) for stage in reversed(range(stages - 1))]
+
+    def meet(src: int, dst: int) -> Act:
+        low = min(src, dst)
+        if by_two:
+            return Act(30.0, [chain[low : low + 2] for chain in chains], [(src - low, dst - low)])
+        return Act(30.0, chains, [(src, dst)])
+
+    down = [meet(stage, stage + 1) for stage in range(stages - 1)]
+    back = [meet(stage + 1, stage) for stage in reversed(range(stages - 1))]
     return [*down, *back, Act(30.0, alike)]

@@ -130,8 +130,27 @@ def test_what_is_done_at_once_is_counted_once(acts: list[Act]) -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_among_few_ranks_a_large_effect_is_named(ranks: int) -> None:
-    assert named(Job(ranks, world(ranks), gpus_per_host=1, gpu=late(1, 80.0))) == [("noncomm_slow", "gpu:h1/0")]
+def test_among_few_ranks_a_large_effect_is_named_but_of_two_nobody_is_odd(ranks: int) -> None:
+    expected = [("noncomm_slow", "gpu:h1/0")] if ranks > 2 else []
+    assert named(Job(ranks, world(ranks), gpus_per_host=1, gpu=late(1, 80.0))) == expected
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 4])
+def test_stage_is_found_by_following_communicators_of_two(replicas: int) -> None:
+    """The second of four stages has more to do; stages in the middle have the same ranks in their communicators."""
+    acts, stage = pipeline(4 * replicas, stages=4, by_two=True), range(replicas, 2 * replicas)
+    heavy = Job(4 * replicas, acts, replicas, gpu=lambda _, act, rank: 60.0 * (rank in stage and act == 1))
+    assert named(heavy) == []
+    slow = Job(4 * replicas, acts, 1, gpu=late(replicas, 60.0, act=1))
+    assert named(slow) == ([("noncomm_slow", f"gpu:h{replicas}/0")] if replicas > 2 else []), "by one peer nobody is"
+
+
+@pytest.mark.parametrize("ranks", [4, 16])
+def test_rank_that_saves_a_checkpoint_every_few_steps_is_not_blamed(ranks: int) -> None:
+    saves = (1, 4, 7, 10)
+    job = Job(ranks, world(ranks), steps=12, host=lambda step, act, rank: 300.0 * (step in saves and act + rank == 0))
+    facts, where = StragglerFacts(job.play()), context(job.roster(), period_ns=160 * MS)
+    assert find_stragglers(facts, StragglerMemory(), where, StragglerOptions())[0] == []
 
 
 def test_lateness_counts_where_somebody_waits_and_a_throttled_gpu_says_so() -> None:
