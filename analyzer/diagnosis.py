@@ -1,6 +1,6 @@
 """A finished capture from its beginning to its end: nobody will send more, so all of it is closed."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,15 +13,14 @@ from analyzer.incidents import GradingOptions, close, open_incident
 from analyzer.pipeline import Followed, FollowOptions, Outcome, evaluate_window
 from analyzer.steps.history import Stretch, find_stretches
 from analyzer.windows.jobs import (
-    HostReport,
     JobSpan,
     Roster,
     find_active_hops,
     find_activity,
     find_jobs,
-    find_reports,
     read_roster,
 )
+from analyzer.windows.silence import find_reports, find_silent
 from analyzer.windows.window import Context, EvaluationOptions, Window, window_at
 from lockstep.store.store import Store
 from lockstep.topology import TopologyIndex
@@ -145,7 +144,7 @@ def _evaluate_windows(
     for number in range(due):
         period_ns = followed.stages.period_ns
         window = brief[number] if brief else window_at(ends[number], span.first_ns, period_ns, options.evaluations)
-        who = (roster, _silent(roster.hosts, reports, window.end_ns), topology)
+        who = (roster, find_silent(roster.hosts, reports, window.end_ns), topology)
         outcome = evaluate_window(store, span, window, followed, who, options)
         followed = outcome.followed
         watch(number + 1, due)
@@ -166,14 +165,6 @@ def _brief_windows(store: Store, span: JobSpan, options: EvaluationOptions) -> l
     third_ns = (last_ns - first_ns) // 3
     windows = (Window(first_ns, last_ns + 1), Window(last_ns - third_ns, last_ns + 1))
     return [Window(first_ns, span.last_ns + 1), *(window for window in windows if third_ns > 0)]
-
-
-def _silent(hosts: frozenset[str], reports: Mapping[str, HostReport], end_ns: int) -> frozenset[str]:
-    """Return the hosts whose reports never reached that moment; nobody, where the capture has no heartbeats."""
-    latest = max((report.watermark_ns for report in reports.values()), default=0)
-    wanted = min(end_ns, latest)
-    unknown = HostReport(watermark_ns=0, last_seen_ns=0)
-    return frozenset(host for host in hosts if reports and reports.get(host, unknown).watermark_ns < wanted)
 
 
 def _for_few_evaluations(options: FollowOptions, evaluations: int) -> FollowOptions:

@@ -7,8 +7,9 @@ import structlog
 
 from analyzer.incidents import close_all, resume
 from analyzer.pipeline import Followed, FollowOptions, Who, evaluate_window
-from analyzer.windows.jobs import HostReport, JobSpan, find_jobs, find_reports, read_roster
-from analyzer.windows.window import Window, judge_window, plan_evaluations, window_at
+from analyzer.windows.jobs import JobSpan, find_jobs, read_roster
+from analyzer.windows.silence import HostReport, find_reports, judge_window
+from analyzer.windows.window import Window, plan_evaluations, window_at
 from lockstep.clock import NS_PER_S
 from lockstep.state.database import ControlDatabase
 from lockstep.state.incidents import add_detail_requests, list_incidents, open_incidents, save_incidents

@@ -21,7 +21,8 @@ from analyzer.pipeline import Followed, FollowOptions, evaluate_window
 from analyzer.straggler.excess import Excess, measure_excess
 from analyzer.straggler.kernels import Device, Kernels, NumericOptions, choose_kernels, find_device
 from analyzer.straggler.reading import Operations
-from analyzer.windows.jobs import find_jobs, find_reports, read_roster
+from analyzer.windows.jobs import find_jobs, read_roster
+from analyzer.windows.silence import find_reports
 from analyzer.windows.window import window_at
 from benchmarks.analyze_window import (
     ABSENT,

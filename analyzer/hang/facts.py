@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from analyzer.windows.silence import HostReport, find_silent
 from analyzer.windows.window import End, Finding
 from lockstep.clock import NS_PER_S
 
@@ -181,14 +182,17 @@ class ProgressFacts:
     events: tuple[HostEvent, ...] = ()
     down_since_ns: dict[End, int] = field(default_factory=dict)  # NICs that lost their carrier
     down_links: dict[str, int] = field(default_factory=dict)  # between switches: since when a port has no carrier
-    last_seen_ns: dict[str, int] = field(
-        default_factory=dict
-    )  # how far the collector of each host says it has told all
+    reports: dict[str, HostReport] = field(default_factory=dict)  # of the collectors of hosts, the newest of each
     last_row_ns: dict[str, int] = field(default_factory=dict)  # newest row of hosts whose collector says nothing
     pairs: dict[PairKey, Pair] = field(default_factory=dict)
     nics: dict[str, tuple[str, ...]] = field(default_factory=dict)  # that the ranks of each host use, where known
     steps: StepCounts = NO_STEPS
     calls: tuple[Call, ...] = ()  # of ranks that have ended what others are inside of
+
+    @property
+    def reporting(self) -> frozenset[str]:
+        """Return the hosts whose collectors go on telling: what they do not tell of did not happen."""
+        return frozenset(self.reports) - find_silent(self.reports, self.reports, self.now_ns)
 
 
 @dataclass(frozen=True)
@@ -224,7 +228,7 @@ def find_standstill(
     seen_ns, moved_ns = _latest(lines.process, lines.seen_ns, len(people)), _moved(facts)
     fresh = facts.now_ns - options.quiet_ns
     # A host that has sent everything had nothing new to tell.
-    present = (seen_ns >= fresh) | _is_on(people, {host for host, ns in facts.last_seen_ns.items() if ns >= fresh})
+    present = (seen_ns >= fresh) | _is_on(people, facts.reporting)
     present &= (seen_ns >= 0) & ~_is_on(people, silent)
     patience = 0 if facts.is_dump else options.patience_ns(facts.period_ns, facts.interval_ns, has_event)
     still = present & (facts.now_ns - moved_ns >= patience)

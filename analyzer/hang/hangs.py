@@ -210,13 +210,13 @@ def _holder(scene: Scene, processes: list[int]) -> Finding:
     process = processes[0]
     rank, host, gpu = scene.rank_of(process), scene.host_of(process), scene.gpu_of(process)
     is_gpu = gpu is not None and len(set(processes)) == 1
-    is_gpu &= host in scene.facts.last_seen_ns or _gpu_stands(scene, process) or is_queued(scene, process)
+    is_gpu &= host in scene.facts.reports or _gpu_stands(scene, process) or is_queued(scene, process)
     return finding_of(
         scene,
         sorted(set(processes)),
         fault_class="noncomm_hang",
         component=str(gpu) if is_gpu else host_name(host),
-        likelihood=0.85 if not is_gpu or host in scene.facts.last_seen_ns else 0.7,
+        likelihood=0.85 if not is_gpu or host in scene.facts.reports else 0.7,
         reason=f"rank {rank} on {host} has done nothing in an operation {scene.how_long} while its neighbours "
         f"wait for it: {'its GPU stands' if is_gpu else 'its process or its GPU stands'}",
         ambiguous_with=(host_name(host) if is_gpu else gpu,) if gpu else (),
@@ -258,7 +258,7 @@ def find_hangs(
 
 def _with_collector_interval(facts: ProgressFacts) -> ProgressFacts:
     """Return the facts with the rhythm of a collector where there is one, though few of its rows came."""
-    is_slow = facts.last_seen_ns and not facts.is_dump
+    is_slow = facts.reports and not facts.is_dump
     return replace(facts, interval_ns=max(facts.interval_ns, NS_PER_S)) if is_slow else facts
 
 

@@ -122,12 +122,12 @@ def name_missing(scene: Scene, is_new: bool) -> list[Finding]:
 
     A host whose collector goes on telling is there, though its ranks send nothing any more.
     """
-    fresh_ns = scene.facts.now_ns - scene.options.quiet_ns
+    reporting = scene.facts.reporting
     hosts: dict[str, list[int]] = defaultdict(list)
     for process in scene.waits.missing.tolist():
-        if scene.facts.last_seen_ns.get(scene.host_of(process), 0) < fresh_ns:
+        if scene.host_of(process) not in reporting:
             hosts[scene.host_of(process)].append(process)
-    last_seen_ns = scene.facts.last_row_ns | {host: ns for host, ns in scene.facts.last_seen_ns.items() if ns}
+    last_seen_ns = scene.facts.last_row_ns | {host: told.reach_ns for host, told in scene.facts.reports.items()}
     found = [(host, last_seen_ns.get(host, 0), members) for host, members in hosts.items()]
     return [_silent(scene, *each, is_new) for each in found if (each[1] >= scene.earliest_ns) == is_new]
 
@@ -246,9 +246,7 @@ def _stopped(scene: Scene, process: int, event: HostEvent) -> Finding:
 
 def _stuck_gpu(scene: Scene, process: int) -> Finding:
     rank, host, gpu = scene.rank_of(process), scene.host_of(process), scene.gpu_of(process)
-    has_collector = (
-        host in scene.facts.last_seen_ns
-    )  # a collector would have said that the process ended or was stopped
+    has_collector = host in scene.facts.reports  # a collector would have said that the process ended or was stopped
     return finding_of(
         scene,
         [process],

@@ -21,6 +21,7 @@ from analyzer.hang.facts import (
 )
 from analyzer.hang.flow import read_steps
 from analyzer.windows.jobs import NOBODY, OF_HOSTS, Roster, list_hosts
+from analyzer.windows.silence import find_reports
 from analyzer.windows.window import Context, End
 from lockstep.clock import NS_PER_S
 from lockstep.store.store import Parameters, Store
@@ -35,7 +36,6 @@ SELECT host, ts_ns, kind, component, message, rank, signal FROM events
 WHERE {_WHEN_AND_WHERE} AND (severity != 'info' OR kind IN ('link_up', 'process_continued'))
 ORDER BY ts_ns, host, kind, component, message
 """
-_LAST_SEEN = f"SELECT host, max(watermark_ns) AS last_seen_ns FROM agents WHERE {_WHEN_AND_WHERE} GROUP BY host"
 _LAST_ROWS = f"""
 SELECT host, max(ts_ns) AS last_ns FROM progress
 WHERE job = {{job:String}} AND attempt = {{attempt:UInt16}} AND {_WHEN_AND_WHERE} GROUP BY host
@@ -79,9 +79,8 @@ def add_circumstances(store: Store, facts: ProgressFacts, context: Context) -> P
     end_ns = context.window.end_ns
     hosts = set(facts.people.host_of.tolist())
     span = context.parameters | {"start": end_ns - _LOOKBACK_NS, "hosts": list_hosts(hosts)}
-    down, present = store.query(_DOWN, span).to_pylist(), store.query(_LAST_SEEN, span).to_pylist()
-    last_seen_ns = {row["host"]: row["last_seen_ns"] for row in present}
-    unseen = list_hosts(hosts - last_seen_ns.keys())
+    down, reports = store.query(_DOWN, span).to_pylist(), find_reports(store, hosts, end_ns - _LOOKBACK_NS)
+    unseen = list_hosts(hosts - reports.keys())
     last_rows = store.query(_LAST_ROWS, span | {"hosts": unseen}).to_pylist() if unseen else []
     nics = store.query(_NICS, context.parameters).to_pylist()
     return replace(
@@ -89,7 +88,7 @@ def add_circumstances(store: Store, facts: ProgressFacts, context: Context) -> P
         events=tuple(HostEvent(**row) for row in store.query(_EVENTS, span).to_pylist()),
         down_links=_read_down_links(store, context, span),
         down_since_ns={End(row["host"], row["nic"]): row["since_ns"] for row in down},
-        last_seen_ns=last_seen_ns,
+        reports=reports,
         last_row_ns={row["host"]: row["last_ns"] for row in last_rows},
         pairs=_read_pairs(store, facts, context),
         nics={row["host"]: tuple(sorted(row["nics"])) for row in nics},

@@ -1,4 +1,4 @@
-"""Which jobs are there, who takes part in them, and how far the reports of their hosts reach."""
+"""Which jobs are there, when they are active, and who takes part in them."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -45,14 +45,6 @@ class JobSpan:
     tables: frozenset[str] = frozenset()  # that tell of it
 
 
-@dataclass(frozen=True, slots=True)
-class HostReport:
-    """How far one host's telemetry reaches and when it was last seen."""
-
-    watermark_ns: int
-    last_seen_ns: int
-
-
 def find_jobs(store: Store, since_ns: int) -> list[JobSpan]:
     """Return the jobs that were active since then."""
     rows = store.query(
@@ -96,16 +88,6 @@ def find_activity(store: Store, span: JobSpan) -> tuple[int, int]:
     asked = {"job": span.job, "attempt": span.attempt}
     (row,) = store.query(f"SELECT min(first) AS first, max(last) AS last FROM ({times})", asked).to_pylist()
     return int(row["first"]), int(row["last"])
-
-
-def find_reports(store: Store, hosts: Iterable[str], since_ns: int) -> dict[str, HostReport]:
-    """Return the newest heartbeat of each host that sent one since then."""
-    rows = store.query(
-        "SELECT host, max(watermark_ns) AS watermark_ns, max(ts_ns) AS last_seen_ns FROM agents "
-        f"WHERE {OF_HOSTS} AND ts_ns >= {{since:Int64}} GROUP BY host",
-        {"hosts": list_hosts(hosts), "since": since_ns},
-    )
-    return {row["host"]: HostReport(row["watermark_ns"], row["last_seen_ns"]) for row in rows.to_pylist()}
 
 
 def _activity_sql(table: str, begin: str, end: str, is_second: bool) -> str:

@@ -1,10 +1,9 @@
-"""What one evaluation of a job is: its window, when it is due and closed, who takes part, and what it finds."""
+"""What one evaluation of a job is: its window, when it is due, who takes part, and what it finds."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from analyzer.windows.jobs import HostReport, Roster, list_hosts
+from analyzer.windows.jobs import Roster, list_hosts
 from lockstep.clock import NS_PER_S
 from lockstep.topology import TopologyIndex
 from lockstep.verdict import FaultClass, RuledOut, Side
@@ -20,31 +19,6 @@ class Window:
     @property
     def seconds(self) -> float:
         return (self.end_ns - self.start_ns) / NS_PER_S
-
-
-@dataclass(frozen=True, slots=True)
-class Closing:
-    """Whether a window can be analysed, and who says nothing about it."""
-
-    closed: bool
-    silent: frozenset[str]
-
-
-def judge_window(
-    window: Window, hosts: frozenset[str], reports: Mapping[str, HostReport], now_ns: int, silence_ns: int
-) -> Closing:
-    """Return whether the window is closed for a job on these hosts.
-
-    A host that was not seen for `silence_ns` is silent: its rows are missing, not healthy, and nobody
-    waits for it. One that speaks but lags holds the window open.
-
-    >>> reports = {"h0": HostReport(watermark_ns=20, last_seen_ns=100), "h1": HostReport(5, last_seen_ns=30)}
-    >>> judge_window(Window(0, 10), frozenset({"h0", "h1"}), reports, now_ns=100, silence_ns=50)
-    Closing(closed=True, silent=frozenset({'h1'}))
-    """
-    behind = {host for host in hosts if host not in reports or reports[host].watermark_ns < window.end_ns}
-    silent = {host for host in behind if host not in reports or now_ns - reports[host].last_seen_ns > silence_ns}
-    return Closing(closed=behind == silent and silent != hosts, silent=frozenset(silent))
 
 
 @dataclass(frozen=True, slots=True)

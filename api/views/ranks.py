@@ -7,7 +7,8 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field
 
-from analyzer.windows.jobs import HostReport, Roster, build_roster, find_reports, read_roster
+from analyzer.windows.jobs import Roster, build_roster, read_roster
+from analyzer.windows.silence import HostReport, find_reports
 from analyzer.windows.window import EvaluationOptions, Window, window_at
 from api.query import SortKey, show_timestamp
 from lockstep.clock import NS_PER_S

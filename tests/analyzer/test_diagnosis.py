@@ -2,19 +2,20 @@
 
 from collections.abc import Iterable
 
+import pyarrow.compute as pc
 import pytest
 
 from analyzer.diagnosis import describe, diagnose
 from analyzer.pipeline import FollowOptions
 from lockstep.fabrics import leaf_spine
-from lockstep.records import Collective, Comm, HostRecord, OpStat, Probe, Step, Transfer
+from lockstep.records import Agent, Collective, Comm, HostRecord, OpStat, Probe, Step, Transfer
 from lockstep.store.store import Store
 from lockstep.tables import TABLE_BY_NAME
 from lockstep.topology import TopologyIndex
 from lockstep.verdict import Incident
 from simulator.scenario import build_topology, parse_scenario
 from tests.builders import SECOND, T0, make, rows
-from tests.simulated import JOB, tell, told_step
+from tests.simulated import JOB, Delivery, load, tell, told_step
 
 FABRIC = TopologyIndex(leaf_spine(hosts=8, nics_per_host=1, leaves=4, spines=2))
 HUNG = parse_scenario(
@@ -106,6 +107,24 @@ def test_with_only_progress_the_answer_is_who_hangs(embedded_store: Store) -> No
     put_scenario(embedded_store, "comms", "progress")
     (incident,) = said(embedded_store)
     assert (incident.verdict.fault_class, incident.verdict.component) == ("noncomm_hang", "host:h1")
+
+
+def test_hosts_whose_capture_ends_a_moment_earlier_are_not_gone(embedded_store: Store) -> None:
+    """A job that hangs is recorded; its hosts end within a second of one another, and say last how far they got."""
+    (delivery,) = tell(HUNG, 31, every_s=20)
+    short = {name: delivery.rows[name] for name in ("comms", "progress")}
+    short["progress"] = short["progress"].filter(pc.field("ts_ns") <= T0 + 10 * SECOND)
+    load(embedded_store, [Delivery(short, T0)])
+    ends = {f"h{number}": T0 + 10 * SECOND - number * SECOND // 4 for number in range(4)}
+    last_ns = T0 + 11 * SECOND
+    put(
+        embedded_store,
+        "agents",
+        [make(Agent, host=host, ts_ns=last_ns, watermark_ns=ns) for host, ns in ends.items()],
+    )
+    (incident,) = said(embedded_store)
+    assert (incident.verdict.fault_class, incident.verdict.component) == ("noncomm_hang", "host:h1")
+    assert incident.verdict.coverage == 1.0
 
 
 def test_report_shows_matrix_step_times_and_progress(embedded_store: Store) -> None:

@@ -3,18 +3,26 @@
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from analyzer.windows.jobs import NOBODY, HostReport, Roster, build_roster
-from analyzer.windows.window import Closing, EvaluationOptions, Window, judge_window, plan_evaluations, window_at
+from analyzer.windows.jobs import NOBODY, Roster, build_roster
+from analyzer.windows.silence import Closing, HostReport, find_reports, find_silent, judge_window
+from analyzer.windows.window import EvaluationOptions, Window, plan_evaluations, window_at
+from lockstep.records import Agent, ClockQuality
+from lockstep.store.store import Store
+from lockstep.tables import TABLE_BY_NAME
 from tests.analyzer.looking import MEMBER
-from tests.builders import SECOND, T0
+from tests.builders import SECOND, T0, make, rows
 
 WINDOW = Window(0, 10)
 HOSTS = frozenset({"h0", "h1"})
 NOW, SILENCE = 100, 50
 COMPLETE = HostReport(watermark_ns=10, last_seen_ns=NOW)
-LAGGING = HostReport(watermark_ns=9, last_seen_ns=NOW - SILENCE)
-SILENT = HostReport(watermark_ns=9, last_seen_ns=NOW - SILENCE - 1)
+LAGGING = HostReport(watermark_ns=9, last_seen_ns=NOW - SILENCE, interval_ns=1)
+SILENT = HostReport(watermark_ns=9, last_seen_ns=NOW - SILENCE - 1, interval_ns=1)
+SELDOM = HostReport(watermark_ns=9, last_seen_ns=NOW - SILENCE - 1, interval_ns=SILENCE)
+UNSURE = HostReport(watermark_ns=9, last_seen_ns=NOW - SILENCE - 1, interval_ns=1, error_ns=1)
 
 
 @pytest.mark.parametrize(
@@ -23,6 +31,8 @@ SILENT = HostReport(watermark_ns=9, last_seen_ns=NOW - SILENCE - 1)
         (HOSTS, {"h0": COMPLETE, "h1": COMPLETE}, True, set()),
         (HOSTS, {"h0": COMPLETE, "h1": LAGGING}, False, set()),
         (HOSTS, {"h0": COMPLETE, "h1": SILENT}, True, {"h1"}),
+        (HOSTS, {"h0": COMPLETE, "h1": SELDOM}, False, set()),
+        (HOSTS, {"h0": COMPLETE, "h1": UNSURE}, False, set()),
         (HOSTS, {"h0": COMPLETE}, True, {"h1"}),
         (HOSTS, {"h0": COMPLETE, "h1": HostReport(watermark_ns=10, last_seen_ns=0)}, True, set()),
         (HOSTS, {"h0": SILENT, "h1": SILENT}, False, HOSTS),
@@ -31,13 +41,55 @@ SILENT = HostReport(watermark_ns=9, last_seen_ns=NOW - SILENCE - 1)
         (HOSTS, {"h0": COMPLETE, "h1": COMPLETE, "h2": LAGGING}, True, set()),
         (frozenset(), {"h0": COMPLETE}, False, set()),
     ],
-    ids=["all complete", "one lags", "one silent", "one without a report", "silent after it sent everything"]
+    ids=["all complete", "one lags", "one silent", "one reports seldom", "one has a poor clock"]
+    + ["one without a report", "silent after it sent everything"]
     + ["all silent", "no reports", "one silent, one lags", "another job's host lags", "no hosts"],
 )
 def test_window_closes_when_every_host_has_sent_up_to_its_end_or_is_silent(
     hosts: frozenset[str], reports: dict[str, HostReport], closed: bool, silent: set[str]
 ) -> None:
     assert judge_window(WINDOW, hosts, reports, NOW, SILENCE) == Closing(closed=closed, silent=frozenset(silent))
+
+
+@given(
+    early_s=st.lists(st.floats(0, 1), min_size=2, max_size=9),
+    interval_s=st.floats(0.5, 30),
+    offset_s=st.floats(-60, 60),
+    end_s=st.floats(0, 10),
+)
+def test_hosts_that_end_within_a_second_take_part_and_one_that_missed_several_reports_does_not(
+    early_s: list[float], interval_s: float, offset_s: float, end_s: float
+) -> None:
+    """However often they report, whatever their clocks show, and wherever the evaluation ends."""
+    interval_ns, offset_ns = round(interval_s * SECOND), round(offset_s * SECOND)
+    ends = {f"h{number}": T0 - round(early * SECOND) for number, early in enumerate(early_s)}
+    reports = {host: HostReport(ns, ns, interval_ns) for host, ns in ends.items()}
+    gone_ns = min(ends.values()) - 3 * interval_ns - 1
+    for host, reach_ns in (("skewed", T0), ("gone", gone_ns)):
+        reports[host] = HostReport(reach_ns + offset_ns, reach_ns + offset_ns, interval_ns, offset_ns)
+    assert find_silent(reports, reports, T0 + round(end_s * SECOND)) == {"gone"}
+    assert find_silent(reports, reports, gone_ns) == set(), "it was there then"
+    assert find_silent([*reports, "mute"], reports, gone_ns) == {"mute"}
+    assert find_silent(reports, {}, T0) == set(), "a capture without reports"
+
+
+def test_rhythm_of_a_host_is_that_of_its_reports_and_its_clock_is_known_as_it_told(store: Store) -> None:
+    told = [0, 5, 10, 15, 95, 100]  # away in between
+    store.insert(
+        TABLE_BY_NAME["agents"],
+        rows(
+            *(make(Agent, host="h0", ts_ns=T0 + at_s * SECOND, watermark_ns=T0 + at_s * SECOND - 1) for at_s in told),
+            make(Agent, host="h1", ts_ns=T0, watermark_ns=T0 - 1),
+        ),
+        token="agents",
+    )
+    clock = ClockQuality(host="h1", ts_ns=T0, offset_ns=-7, error_ns=3, source="ntp")
+    store.insert(TABLE_BY_NAME["clocks"], rows(clock), token="clocks")
+    reports = find_reports(store, ["h0", "h1", "h2"], 0)
+    assert reports == {
+        "h0": HostReport(T0 + 100 * SECOND - 1, T0 + 100 * SECOND, interval_ns=5 * SECOND),
+        "h1": HostReport(T0 - 1, T0, offset_ns=-7, error_ns=3),
+    }
 
 
 OPTIONS = EvaluationOptions()

@@ -21,6 +21,7 @@ from analyzer.hang.facts import (
 from analyzer.hang.hangs import find_hangs
 from analyzer.hang.waits import Waits, trace_waits
 from analyzer.windows.jobs import Roster, build_roster
+from analyzer.windows.silence import HostReport
 from analyzer.windows.window import Context, End, Finding, Window
 from lockstep.topology import TopologyIndex
 from tests.analyzer.looking import MEMBER
@@ -119,6 +120,12 @@ def steps_of(*rows: tuple[int, int, int, int], seq: int = 4, comm: int = WORLD, 
 
 def event(kind: str, host: str, message: str = "", component: str = "", ago_s: float = 10, **who: Any) -> HostEvent:
     return HostEvent(host, T0 - round(ago_s * SECOND), kind, component or f"host:{host}", message, **who)
+
+
+def reported(**ago_s: float) -> dict[str, HostReport]:
+    """The reports of collectors that have told all up to so many seconds ago."""
+    reached = {host: T0 - round(seconds * SECOND) for host, seconds in ago_s.items()}
+    return {host: HostReport(ns, ns) for host, ns in reached.items()}
 
 
 def pair(src: tuple[int, End], dst: tuple[int, End], transport: str = "ib") -> dict[PairKey, Pair]:

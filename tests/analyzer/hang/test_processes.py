@@ -6,7 +6,7 @@ import pytest
 
 from analyzer.hang.facts import HostEvent
 from analyzer.windows.window import Finding
-from tests.analyzer.hang.build import Job, Line, event, line, world
+from tests.analyzer.hang.build import Job, Line, event, line, reported, world
 from tests.builders import SECOND, T0
 
 ABSENT = line(2, (4, 4, 4))  # rank 2 is on host h1, with GPU 0
@@ -70,11 +70,11 @@ def test_stopped_process_is_named_even_inside_the_operation_until_it_goes_on() -
 
 
 def test_host_that_fell_silent_is_gone_or_doubtful_or_hides_no_other_cause() -> None:
-    finding = only(Job(lines=world()[:2], facts={"last_seen_ns": {"h0": T0, "h1": T0 - 9 * SECOND}}))
+    finding = only(Job(lines=world()[:2], facts={"reports": reported(h0=0, h1=9)}))
     assert (finding.fault_class, finding.component, finding.may_isolate) == ("crash", "host:h1", True)
     assert finding.reason == "no telemetry from h1 for 9 s, and everybody else waits for its ranks"
     lost = event("link_down", "h0", component="nic:h0/eth0")
-    silent = {"last_seen_ns": {"h0": T0, "h1": T0 - 99 * SECOND}}
+    silent = {"reports": reported(h0=0, h1=99)}
     assert only(Job(lines=world()[:2], facts={**silent, "events": (lost,)})).component == "nic:h0/eth0"
     finding = only(Job(lines=world()[:2], facts={**silent}))
     assert (finding.fault_class, finding.likelihood < 0.5, finding.may_isolate) == ("noncomm_hang", True, False)
@@ -86,7 +86,7 @@ def ended(rank: int, ago_s: float, signal: Signals | None = None) -> HostEvent:
 
 
 def named(*events: HostEvent, lines: list[Line] | None = None) -> list[tuple[str, str]]:
-    job = Job(lines=lines or world(), facts={"events": events, "last_seen_ns": {"h0": T0, "h1": T0}})
+    job = Job(lines=lines or world(), facts={"events": events, "reports": reported(h0=0, h1=0)})
     return [(finding.fault_class, finding.component) for finding in job.find()]
 
 

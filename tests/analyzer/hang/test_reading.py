@@ -114,7 +114,7 @@ def test_circumstances_are_read_when_somebody_waits(store: Store) -> None:
     )
     facts = read(store)
     assert [event.message for event in facts.events] == ["x"]
-    assert facts.last_seen_ns == {"h1": T0 - 2 * SECOND}
+    assert {host: report.reach_ns for host, report in facts.reports.items()} == {"h1": T0 - 2 * SECOND}
     assert facts.down_since_ns == {End("h1", "eth0"): T0 - 9 * SECOND}
     (pair,) = facts.pairs.values()
     assert (pair.src, pair.dst, pair.transport) == (End("h0", "eth4"), End("h1", "eth5"), "ib")

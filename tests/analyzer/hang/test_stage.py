@@ -15,7 +15,7 @@ from analyzer.windows.window import Finding
 from importers.traces.flight_recorder import parse_flight_recorder
 from lockstep.store.store import Store
 from lockstep.tables import TABLE_BY_NAME
-from tests.analyzer.hang.build import Job, line, world
+from tests.analyzer.hang.build import Job, line, reported, world
 from tests.analyzer.hang.stored import find
 from tests.builders import SECOND, T0
 
@@ -45,7 +45,7 @@ def test_job_of_which_nothing_is_heard_any_more_still_stands_for_the_same_reason
 def test_few_rows_of_a_collector_are_no_recording() -> None:
     lines = [line(rank, (4, 4, 4) if rank == 2 else (5, 5, 4), since_ns=T0 - 3 * SECOND) for rank in range(4)]
     assert Job(lines=lines, facts={"interval_ns": 0}).find()
-    assert Job(lines=lines, facts={"interval_ns": 0, "last_seen_ns": {"h0": T0, "h1": T0}}).find() == []
+    assert Job(lines=lines, facts={"interval_ns": 0, "reports": reported(h0=0, h1=0)}).find() == []
 
 
 def test_ranks_are_blamed_by_what_they_do_whatever_their_names_and_number() -> None:

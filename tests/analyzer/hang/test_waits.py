@@ -8,7 +8,7 @@ import pytest
 from analyzer.hang.facts import NO_STEPS, Call, HangOptions, StepCounts, drop_unknown, find_standstill
 from analyzer.hang.flow import find_lost, find_queued, owes
 from analyzer.hang.waits import MOST_BEHIND
-from tests.analyzer.hang.build import WORLD, Job, Line, line, lines_of, steps_of, world
+from tests.analyzer.hang.build import WORLD, Job, Line, line, lines_of, reported, steps_of, world
 from tests.builders import SECOND, T0
 
 PAIR = 9  # a communicator of ranks 1 and 3
@@ -114,7 +114,7 @@ def test_silent_host_is_not_heard() -> None:
     assert not is_hang(Job(lines=world()[:2]), frozenset({"h0"}))
     stale = [line(0, (5, 5, 4), seen_ns=T0 - 5 * SECOND, since_ns=T0 - 30 * SECOND), line(2, (5, 4, 4))]
     assert not is_hang(Job(lines=stale))
-    assert is_hang(Job(lines=stale, facts={"last_seen_ns": {"h0": T0}})), "its collector had nothing new to tell"
+    assert is_hang(Job(lines=stale, facts={"reports": reported(h0=0)})), "its collector had nothing new to tell"
 
 
 def test_lines_whose_starts_nobody_hears_are_left_out() -> None:
@@ -240,7 +240,7 @@ def test_rank_that_holds_what_it_received_is_named_by_its_host() -> None:
     (finding,) = Job(lines=ring(2)).find()
     assert (finding.fault_class, finding.component) == ("noncomm_hang", "host:h1")
     assert finding.ambiguous_with == ("gpu:h1/0",)
-    (finding,) = Job(lines=ring(2), facts={"last_seen_ns": {"h1": 1}}).find()
+    (finding,) = Job(lines=ring(2), facts={"reports": reported(h1=0)}).find()
     assert (finding.component, finding.ambiguous_with) == ("gpu:h1/0", ("host:h1",)), "a stop would have been told"
     send = line(0, (3, 3, 2), func="Send", peer=2, state="wire", head_peer=2, head_channel=0)
     recv = line(2, (3, 3, 2), func="Recv", peer=0, state="recv_gpu_wait", head_peer=0, head_channel=0)
