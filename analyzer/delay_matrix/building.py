@@ -49,13 +49,17 @@ def measure(facts: PairFacts, context: Context, options: PairOptions) -> Measure
     """Return the delays of all pairs that an evaluation saw."""
     waits = _measured(facts.waits)
     moved: dict[_Sort, pa.Table] = {}
-    if needs_transits(facts.waits):
+    if needs_transits(facts.waits) and not facts.are_durations:
         moved = {"busy": facts.steps, "lag": _without_watched_groups(facts.lags, facts.steps)}
     tables = [_plain(rows) for rows in (waits, *moved.values())]
     ends = find_ends(pa.concat_tables(tables), facts.paths, context)
     owner = np.repeat(np.arange(len(tables)), [table.num_rows for table in tables])
     masks = (owner == number for number in range(len(tables)))
     by_wait = _wait_delays(waits, ends, next(masks), _absences(waits, facts.lags))
+    if facts.are_durations:
+        by_wait = replace(
+            by_wait, follows=np.zeros(len(by_wait.index), bool), is_net=np.zeros(len(by_wait.index), bool)
+        )
     transits = tuple(
         _transit_delays(rows, ends, next(masks), sort, _took(sort, rows, facts.clocks, context, options))
         for sort, rows in moved.items()

@@ -146,9 +146,10 @@ class _Naming:
     def _covered(self) -> set[str]:
         """Return the components for which the name stands: its own, a pair's NICs, and a host's NVLinks."""
         nics = {f"nic:{end}" for end in self.part.ends} if self.part.kind == "pair" else set()
+        opposite = {f"link:{'--'.join(self.part.ends[::-1])}"} if self.part.kind == "pair" else set()
         parts = self._suspects.parts
         nvlinks = {parts[number].component for number in self._values if parts[number].kind == "nvlink"}
-        return {self.part.component, *nics, *(nvlinks if self.part.kind == "host" else ())}
+        return {self.part.component, *nics, *opposite, *(nvlinks if self.part.kind == "host" else ())}
 
     def _likelihood(self) -> float:
         best, covered = max(self._values.values()), self._covered()

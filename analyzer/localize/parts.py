@@ -166,16 +166,24 @@ def _part_of(hop: Hop) -> Part:
 
 
 def _join_directions(through: Through) -> Through:
-    """Return the parts together with those that send and receive taken as one, where both ways carry something."""
+    """Return the parts together with their two directions taken as one, where both carry something."""
     joined: Through = {}
     for part, pairs in through.items():
-        other = replace(part, side="rx")
-        if part.side == "tx" and other in through:
+        other = _opposite(part)
+        if other is not None and other in through:
             both = dict(pairs)
             for number, share in through[other].items():
                 both[number] = max(share, both.get(number, 0.0))
             joined[replace(part, side=None)] = both
     return {**through, **joined}
+
+
+def _opposite(part: Part) -> Part | None:
+    """Return the other direction of a part that is one of two; each two are asked for once."""
+    if part.kind != "pair":
+        return replace(part, side="rx") if part.side == "tx" else None
+    near, far = part.ends
+    return replace(part, component=f"link:{far}--{near}") if near < far else None
 
 
 def _without_single_nic_hosts(through: Through, pairs: tuple[Pair, ...]) -> Through:

@@ -258,6 +258,6 @@ class Search:
 
 
 def _price(part: Part, evidence: Evidence, cables: Cables) -> float:
-    both_directions = _BOTH_DIRECTIONS if part.side is None and part.kind in ("nic", "host", "link") else 0.0
+    both_directions = _BOTH_DIRECTIONS if part.side is None and part.kind in ("nic", "host", "link", "pair") else 0.0
     unknown = _UNKNOWN_NICS if part.kind == "pair" and not part.joins_nics else 0.0
     return PRIORS[part.kind] + both_directions + unknown + cables.log_odds(evidence, part.component, part.side)

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from analyzer.straggler.gpu_waits import GpuWaits, read_gpu_waits
 from analyzer.straggler.kernels import mix
 from analyzer.windows.jobs import OF_HOSTS
 from analyzer.windows.window import Context
@@ -152,6 +153,7 @@ class StragglerFacts:
     are_sums: bool = False  # rows are sums of seconds: a single late operation cannot be told
     flushes: Flushes = field(default_factory=Flushes)
     throttled: dict[tuple[str, int], str] = field(default_factory=dict)  # by host and GPU: what it says of its clock
+    gpu_waits: GpuWaits = field(default_factory=GpuWaits)  # where no GPU times are known
 
 
 def read_straggler_facts(store: Store, context: Context) -> StragglerFacts:
@@ -169,10 +171,11 @@ def read_straggler_facts(store: Store, context: Context) -> StragglerFacts:
     health = {"hosts": context.host_list, "before": _BEFORE_NS}  # GPUs are read every ten seconds
     slowed = store.query(_THROTTLED, asked | health).to_pylist()
     throttled = {(row["host"], row["gpu"]): ", ".join(sorted(row["reasons"])) for row in slowed}
+    gpu_waits = read_gpu_waits(store, context, counted)
     operations = _read_single(store, context, asked, counted)
     if operations is None:
-        return StragglerFacts(_read_seconds(store, context, asked), True, flushes, throttled)
-    return StragglerFacts(operations, False, flushes, throttled)
+        return StragglerFacts(_read_seconds(store, context, asked), True, flushes, throttled, gpu_waits)
+    return StragglerFacts(operations, False, flushes, throttled, gpu_waits)
 
 
 def _read_single(store: Store, context: Context, asked: dict[str, Any], counted: int) -> Operations | None:

@@ -15,6 +15,7 @@ import numpy as np
 
 from analyzer.straggler.culprits import Culprit, GroupingOptions, are_too_many, group_stragglers, make_finding
 from analyzer.straggler.excess import Excess, measure_excess, spread_of, without_worst
+from analyzer.straggler.gpu_waits import GpuWaitOptions, find_late_gpus
 from analyzer.straggler.kernels import NumericOptions, choose_kernels
 from analyzer.straggler.reading import Flushes, StragglerFacts
 from analyzer.windows.window import Context, Finding
@@ -93,6 +94,7 @@ class StragglerOptions:
     rare_lookback_ns: int = 90 * NS_PER_S  # a GPU slow in one of fifteen steps comes again three times in that
     grouping: GroupingOptions = field(default_factory=GroupingOptions)
     starving: StarvingOptions = field(default_factory=StarvingOptions)
+    gpu_waits: GpuWaitOptions = field(default_factory=GpuWaitOptions)
     numeric: NumericOptions = field(default_factory=NumericOptions)
 
 
@@ -129,6 +131,7 @@ def find_stragglers(
 ) -> tuple[list[Finding], StragglerMemory]:
     """Return the GPUs and hosts that hold the others up, and what to remember for the next evaluation."""
     findings = find_starving(facts.flushes, context, options.starving)
+    findings += _report_waited_for(facts, context, options)
     kernels = choose_kernels(len(facts.operations), options.numeric)
     excess = measure_excess(facts.operations, facts.are_sums, len(context.roster), context.period_ns, kernels)
     if excess is None:
@@ -150,6 +153,20 @@ def find_stragglers(
     blamed = {finding.component for finding in findings}
     made = [make_finding(culprit, facts.throttled, context) for culprit in culprits]
     return findings + [finding for finding in made if finding.component not in blamed], memory
+
+
+def _report_waited_for(facts: StragglerFacts, context: Context, options: StragglerOptions) -> list[Finding]:
+    """Return the GPUs that sampled transfers always wait for."""
+    findings = []
+    for each in find_late_gpus(facts.gpu_waits, options.gpu_waits):
+        if each.lost_share >= options.min_share:
+            culprit = Culprit(
+                kind="gpu", processes=(each.process,), share=each.lost_share, sigmas=0.0, peers=each.peers
+            )
+            found = make_finding(culprit, facts.throttled, context)
+            counts = {"kind": "gpu_wait", "last": each.times, "of": each.late}
+            findings.append(replace(found, evidence=(*found.evidence, counts), may_isolate=False))
+    return findings
 
 
 def _find_lasting(excess: Excess, options: StragglerOptions) -> np.ndarray:

@@ -130,6 +130,44 @@ def test_transfers_count_where_there_are_no_statistics(store: Store) -> None:
     assert read(store).lags["transit_ns"].to_pylist() == [7 * US], "never more than the receiver waited for data"
 
 
+def test_without_transfers_sends_count_by_the_side_that_waited_for_nobody(store: Store) -> None:
+    """Numbers of such operations are not comparable, and clocks of the two hosts neither."""
+    took_us = {"Send": (10, 12, 11), "Recv": (500, 600, 40)}  # the receiver was there first
+    told = [
+        make(
+            Collective,
+            host=f"h{rank}",
+            rank=rank,
+            peer=1 - rank,
+            func=func,
+            bytes=1 << 20,
+            seq=7 * rank + number,
+            seq_valid=False,
+            start_ns=T0,
+            end_ns=T0 + us * US,
+        )
+        for rank, (func, times) in enumerate(took_us.items())
+        for number, us in enumerate(times)
+    ]
+    insert(store, *told, *comms())
+    (row,) = read(store).waits.to_pylist()
+    assert (row["src_host"], row["dst_host"], row["func"], row["transport"]) == ("h0", "h1", "Send", None)
+    assert (row["wire_ns"], row["bytes"], row["operations"]) == (3 * 11 * US, 3 << 20, 3)
+    assert row["error_ns"] < 4 * US, "of 33"
+    insert(store, transfer(0, 100), transfer(1, 400))
+    assert read(store).waits["wire_ns"].to_pylist() == [5], "transfers tell more"
+
+
+def test_how_unevenly_wire_times_fall_is_what_chance_may_have_done(store: Store) -> None:
+    sends = [send(ts_ns=T0 + second * SECOND, n=1, bytes=1000, wire_ns=100) for second in range(4)]
+    insert(store, *sends, *comms())
+    (row,) = read(store).waits.to_pylist()
+    assert (row["operations"], row["error_ns"]) == (4, pytest.approx(0.0, abs=1.0))
+    insert(store, send(ts_ns=T0 + 4 * SECOND, n=1, bytes=1000, wire_ns=10_100), comms()[0])
+    (row,) = read(store).waits.to_pylist()
+    assert row["error_ns"] == pytest.approx(10_000, rel=0.01), "one outlier of five may be all of it"
+
+
 def busy_ns(store: Store, slack_ns: int = 0) -> list[int]:
     """Return how long each pair was busy with an operation, were its steps to have left that much later."""
     index = SLACKS_NS.index(slack_ns)

@@ -54,6 +54,13 @@ def test_healthy_or_wholly_slow_fabric_and_odd_figures_blame_nobody_wrongly() ->
     assert (found.component, found.side) == ("nic:h3/eth0", None)
 
 
+def test_pair_that_is_slow_both_ways_is_one_fault() -> None:
+    ends = ("h2/eth0", "h5/eth0")
+    found = only(find(MESH, worst(between(*ends), between(*ends[::-1]))))
+    assert (found.component, found.side) == ("link:h2/eth0--h5/eth0", None)
+    assert "both ways" in found.reason
+
+
 def spread_over_spines(hosts: int = HOSTS) -> list[Pair]:
     """Return every host sending to every other through its one NIC, by one of two spines in turn."""
     found = []

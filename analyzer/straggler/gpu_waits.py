@@ -1,0 +1,132 @@
+"""Whose GPU others wait for, where NCCL tells no GPU times: by what proxy threads waited for their own GPU.
+
+Without kernel times an operation seems to begin when the host enqueues it, and a slow GPU leaves no gap. Transfers
+whose steps were sampled still show it: data that came in lies there, and nothing is there to be sent, until the
+kernel begins. In a collective only a rank whose own kernel is late waits for its GPU on both sides: others that have
+nothing to send wait for data too. Few operations are sampled, and most lie behind another one without any compute
+between. So what counts is not how long, but whether it is always the same GPU: by chance each of n ranks is
+last as often as the others.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+
+from analyzer.straggler.excess import find_roles
+from analyzer.straggler.kernels import mix
+from analyzer.windows.jobs import Roster
+from analyzer.windows.window import Context
+from lockstep.clock import NS_PER_S
+from lockstep.store.store import Store
+
+_BACK_NS = 30 * NS_PER_S  # as far as sampled steps count for pairs: an evaluation of a few seconds holds one or none
+_LONGEST_NS = 3_600 * NS_PER_S  # transfers are stored by their beginning
+_WHOSE = "job = {job:String} AND attempt = {attempt:UInt16}"
+_WAITS = f"""
+SELECT comm, func, rank, if(func = 'Recv', peer, -1) AS far, seq, replay, epoch, max(last_ns) AS at_ns,
+       maxIf(gpu_wait_ns, direction = 'recv') AS received, maxIf(gpu_wait_ns, direction = 'send') AS sent,
+       if(func = 'Recv', received, least(received, sent)) AS own_ns
+FROM transfers
+WHERE {_WHOSE} AND gpu_wait_ns IS NOT NULL AND func != 'Send' AND first_ns >= {{start:Int64}} - {_LONGEST_NS}
+    AND last_ns >= {{start:Int64}} AND last_ns < {{end:Int64}}
+GROUP BY comm, func, rank, far, seq, replay, epoch
+HAVING own_ns IS NOT NULL
+ORDER BY comm, func, rank, far, seq, replay, epoch
+"""
+_CLOCKED = f"""
+SELECT count() AS n FROM collectives
+WHERE {_WHOSE} AND clock = 'gpu' AND enqueue_ns >= {{start:Int64}} AND enqueue_ns < {{end:Int64}}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuWaitOptions:
+    """When a GPU counts as the one that is always last."""
+
+    min_ns: float = 1e6  # a kernel that is launched in time begins within a millisecond of its data
+    apart: float = 3.0  # times what the next one waited: else several are late, and nobody in particular
+    min_peers: int = 2
+    chance: float = 1e-3  # of any rank to be last as often by chance
+    min_share: float = 0.6  # of the operations in which somebody was late
+
+
+@dataclass(frozen=True)
+class GpuWaits:
+    """How long proxy threads waited for their own GPU in sampled operations; arrays are parallel."""
+
+    process: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    operation: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # equal for what is comparable
+    own_ns: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    per_s: float = 0.0  # operations that a rank does in a second, sampled or not
+
+
+@dataclass(frozen=True, slots=True)
+class LateGpu:
+    """A process whose GPU is nearly always the last."""
+
+    process: int
+    peers: int
+    times: int  # that it was last, far behind the others
+    late: int  # operations in which anybody was
+    lost_share: float  # of the time
+
+
+def read_gpu_waits(store: Store, context: Context, counted: int) -> GpuWaits:
+    """Return the waits of sampled operations; none where GPU times are known, which tell more.
+
+    So many operations of all ranks were counted in the window.
+    """
+    asked = context.parameters | {"start": context.window.end_ns - _BACK_NS}
+    if store.query(_CLOCKED, asked)["n"][0].as_py():
+        return GpuWaits()
+    per_s = counted / max(len(context.roster), 1) / context.window.seconds
+    return as_gpu_waits(store.query(_WAITS, asked), context.roster, per_s)
+
+
+def as_gpu_waits(rows: pa.Table, roster: Roster, per_s: float) -> GpuWaits:
+    """Return waits of ranks by operation: of a collective, or of a receive by stages that are as far along."""
+    comm = rows["comm"].to_numpy().astype(np.uint64)
+    rank, far, seq, replay, epoch = (
+        rows[name].to_numpy().astype(np.int64) for name in ("rank", "far", "seq", "replay", "epoch")
+    )
+    func = rows["func"].combine_chunks().dictionary_encode().indices.to_numpy().astype(np.int64)
+    process = roster.find(comm, rank)
+    roles = find_roles(np.maximum(process, 0), comm, rank, far, far < -1, max(len(roster), 1))
+    where = np.where(far < 0, comm, mix(roles.family_of, roles.role_of[np.maximum(process, 0)], far - rank))
+    _, operation = np.unique(mix(where, func, seq, replay, epoch), return_inverse=True)
+    known = process >= 0
+    own_ns = rows["own_ns"].to_numpy().astype(np.float64)
+    return GpuWaits(process[known], operation.reshape(-1)[known], own_ns[known], per_s)
+
+
+def find_late_gpus(waits: GpuWaits, options: GpuWaitOptions) -> list[LateGpu]:
+    """Return the processes that were last in nearly all operations in which anybody was late."""
+    if not len(waits.process):
+        return []
+    order = np.lexsort((-waits.own_ns, waits.operation))
+    process, own_ns = waits.process[order], waits.own_ns[order]
+    _, first, ranks = np.unique(waits.operation[order], return_index=True, return_counts=True)
+    first, ranks = first[ranks > options.min_peers], ranks[ranks > options.min_peers]
+    last, next_ns, lost_ns = process[first], own_ns[first + 1], own_ns[first]
+    is_late = (lost_ns >= options.min_ns) & (lost_ns >= options.apart * next_ns)
+    found = []
+    for number in np.unique(last[is_late]).tolist():
+        mine = is_late & (last == number)
+        late, times, peers = int(is_late.sum()), int(mine.sum()), int(ranks[mine].min()) - 1
+        if times >= options.min_share * late and (peers + 1) * _tail(times, late, peers + 1) <= options.chance:
+            share = float((lost_ns - next_ns)[mine].sum()) / len(first) * waits.per_s / NS_PER_S
+            found.append(LateGpu(number, peers, times, late, share))
+    return found
+
+
+def _tail(times: int, late: int, ranks: int) -> float:
+    """Return the chance that one of so many ranks is last at least so often, were each as likely.
+
+    >>> round(_tail(3, 3, 4), 4)
+    0.0156
+    """
+    chances = np.array([1.0])
+    for _ in range(late):
+        chances = np.convolve(chances, [1 - 1 / ranks, 1 / ranks])
+    return float(chances[times:].sum())
