@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import pyarrow as pa
 
 from analyzer.delay_matrix.matrix import DelayMatrix
 from analyzer.evidence.probe_routes import read_flows
@@ -11,7 +12,7 @@ from analyzer.evidence.probes import judge_flows
 from analyzer.impact import Account
 from analyzer.incidents import GradingOptions, close, open_incident
 from analyzer.pipeline import Followed, FollowOptions, Outcome, evaluate_window
-from analyzer.steps.history import Stretch, find_stretches
+from analyzer.steps.stretches import Stretch, find_stretches
 from analyzer.windows.jobs import (
     JobSpan,
     Roster,
@@ -37,6 +38,11 @@ _RECOVERED = "its steps are as short as before, or changed to another level"
 def judge_steps(store: Store, span: JobSpan, roster: Roster, options: GradingOptions) -> list[Incident]:
     """Return an incident for each stretch in which the steps of a job took longer than usual."""
     rows = store.query(_STEPS, {"job": span.job, "attempt": span.attempt})
+    return judge_step_rows(rows, span, roster, options)
+
+
+def judge_step_rows(rows: pa.Table, span: JobSpan, roster: Roster, options: GradingOptions) -> list[Incident]:
+    """Return the same for rows of `steps` of one attempt."""
     return [_of_stretch(stretch, span, roster, options) for stretch in find_stretches(rows, span.job)]
 
 
@@ -56,8 +62,7 @@ def _of_stretch(stretch: Stretch, span: JobSpan, roster: Roster, options: Gradin
     since_ns = stretch.finding.since_ns or span.first_ns
     window = Window(since_ns, stretch.until_ns)
     context = Context(span.job, span.attempt, window, since_ns, roster, None)
-    share = stretch.finding.lost_share or 0.0
-    lost, ratio = share * (stretch.until_ns - since_ns), 1 / max(1 - share, 1e-9)
+    lost, ratio = float(stretch.lost_ns), 1 / max(1 - (stretch.finding.lost_share or 0.0), 1e-9)
     known = {"usual_ns": stretch.usual_ns, "by_steps_ns": lost, "lost_ns": lost, "ratio": ratio, "peak": ratio}
     account = Account(since_ns, stretch.until_ns, stretch.until_ns, **known)
     incident = open_incident(stretch.finding, since_ns, context, account, options)

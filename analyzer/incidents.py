@@ -64,7 +64,7 @@ def finding_of(verdict: Verdict) -> Finding:
 
 
 def _grade(finding: Finding, lasted_ns: int, context: Context, account: Account, options: GradingOptions) -> Grade:
-    if finding.likelihood < options.alert_confidence:
+    if finding.is_minor or finding.likelihood < options.alert_confidence:
         return "note"
     drains = (
         finding.may_isolate

@@ -225,7 +225,7 @@ def evaluate_window(
     followed = replace(known, stages=stages, fresh_ns=window.end_ns)
     if is_reported:
         return Outcome(followed, [], judgement, context)
-    progress = _read_progress_made(store, context, stages.steps.kind.history, judgement, known.faults)
+    progress = _read_progress_made(store, context, stages.steps.history, judgement, known.faults)
     faults, changed = track(known.faults, judgement.findings, context, progress, options.tracking)
     requests = tuple(propose_detail_requests(faults.open_findings, context))
     requests += tuple(propose_sampling(context)) if judgement.is_unexplained else ()

@@ -12,7 +12,7 @@ from cli.setup import configure_logging, err, out
 
 Name = Literal[
     "store", "plugin", "ingest", "fleet", "sim", "analyze", "accuracy", "paths", "live_paths",
-    "recovery", "soak", "api",
+    "recovery", "soak", "api", "silence",
 ]  # fmt: skip
 _HAS_MORE = ("accuracy", "soak")  # whose measure() knows `full`
 

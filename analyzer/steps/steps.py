@@ -7,8 +7,8 @@ from itertools import takewhile
 import numpy as np
 import pyarrow as pa
 
-from analyzer.steps.clock import ClockOptions
-from analyzer.steps.history import StepHistory, add_steps, find_newest, judge_levels
+from analyzer.steps.history import BEFORE, Level, StepHistory, add_steps, find_newest, is_costly, judge_levels
+from analyzer.steps.levels import LevelOptions
 from analyzer.steps.periods import OFF_PERIOD, Signature, Steps, cut, find_period, learn_signature, still_holds
 from analyzer.steps.traffic import StepFacts, Witness, find_period_in_samples, find_period_in_seconds
 from analyzer.windows.window import Context, Finding
@@ -27,7 +27,7 @@ _FIRST_TRY = 6000  # of the newest operations in which a period is looked for be
 class StepOptions:
     """What the stage is told."""
 
-    clock: ClockOptions = field(default_factory=ClockOptions)
+    levels: LevelOptions = field(default_factory=LevelOptions)
     same_step: float = 0.5  # of a period between the ends of one step on two ranks: their clocks may differ by that
     fewest_other: int = 3  # steps' worth of operations that fit no step before another kind of step is looked for
 
@@ -50,8 +50,15 @@ class StepMemory:
     reference: int = -1  # the process whose steps are counted
     next_step: int = 0
     last_end_ns: int = 0  # of the newest step counted
-    reported_until: int = -1  # number of the newest step that the job told of
+    reported: StepHistory = field(default_factory=StepHistory)  # steps that the job told of itself
+    reported_until: int = -1  # number of the newest of them
     period_ns: int | None = None
+
+    @property
+    def history(self) -> StepHistory:
+        """Return the steps to judge: those that the job tells, once they reach back as far as those found."""
+        found = self.kind.history
+        return self.reported if len(self.reported) >= min(len(found), BEFORE) else found
 
 
 @dataclass(frozen=True)
@@ -73,12 +80,13 @@ def find_steps(
         memory = StepMemory(attempt=context.attempt)
     memory = _recognise(facts.witnesses, memory, options)
     cuts = [steps for witness in facts.witnesses if (steps := _cut(witness, memory)) and steps.period_ns]
-    memory = _add_reported(facts.reported, memory, options)
     steps = _choose_reference(cuts, memory.reference)
     if steps is None:
         period_ns = _estimate(facts) or memory.period_ns
-        return StepReport(period_ns), replace(memory, period_ns=period_ns)
-    return _count(steps, cuts, memory, context, options)
+        report, memory = StepReport(period_ns), replace(memory, period_ns=period_ns)
+    else:
+        report, memory = _count(steps, cuts, memory, context, options)
+    return report, _add_reported(facts.reported, memory, options)
 
 
 def _estimate(facts: StepFacts) -> int | None:
@@ -168,17 +176,23 @@ def _choose_reference(cuts: Sequence[Steps], reference: int) -> Steps | None:
     return min(cuts, key=lambda steps: abs((steps.period_ns or 0) - usual))
 
 
-def _add_reported(reported: pa.Table | None, memory: StepMemory, options: StepOptions) -> StepMemory:
+def _add_reported(rows: pa.Table | None, memory: StepMemory, options: StepOptions) -> StepMemory:
     """Return the memory with the steps that the job told of itself; their times are the better ones."""
-    if reported is None or not reported.num_rows:
+    if rows is None or not rows.num_rows:
         return memory
-    step, start, length = (
-        np.asarray(reported[name].combine_chunks()).astype(np.int64) for name in reported.column_names
-    )
+    step, start, length = (np.asarray(rows[name].combine_chunks()).astype(np.int64) for name in rows.column_names)
     is_new = step > memory.reported_until
-    past = memory.kind.history if memory.reported_until >= 0 else StepHistory()
-    history = add_steps(past, start[is_new], length[is_new], np.zeros(int(is_new.sum()), np.int64), options.clock)
-    return replace(memory, kind=replace(memory.kind, history=history), reported_until=int(step.max(initial=-1)))
+    sizes = _find_bytes(memory.kind.history, start[is_new])
+    reported = add_steps(memory.reported, start[is_new], length[is_new], sizes, options.levels)
+    return replace(memory, reported=reported, reported_until=int(step.max(initial=memory.reported_until)))
+
+
+def _find_bytes(found: StepHistory, start_ns: np.ndarray) -> np.ndarray:
+    """Return the bytes of the steps that were found when these began; 0 where none was."""
+    if not len(found):
+        return np.zeros(len(start_ns), np.int64)
+    bytes_then: np.ndarray = found.bytes[np.maximum(np.searchsorted(found.start_ns, start_ns, "right") - 1, 0)]
+    return bytes_then
 
 
 def _count(
@@ -192,10 +206,10 @@ def _count(
     rows = [
         _rows(each, numbers[is_new], steps.end_ns[is_new], options.same_step * period_ns, context) for each in cuts
     ]
-    kind = memory.kind
-    if memory.reported_until < 0:
-        history = add_steps(kind.history, steps.start_ns[is_new], length[is_new], steps.bytes[is_new], options.clock)
-        kind = replace(kind, history=history)
+    history = add_steps(
+        memory.kind.history, steps.start_ns[is_new], length[is_new], steps.bytes[is_new], options.levels
+    )
+    kind = replace(memory.kind, history=history)
     signature = kind.signatures.get(steps.process)
     report = StepReport(
         period_ns=period_ns,
@@ -280,24 +294,29 @@ class GlobalOptions:
 def find_global(memory: StepMemory, context: Context, options: GlobalOptions | None = None) -> list[Finding]:
     """Return a finding when the job is slower than usual; to be asked where no part was found that explains it."""
     options = options or GlobalOptions()
-    history = memory.kind.history
-    # The newest levels that are slower than usual without one at usual speed between them.
-    newest_first = takewhile(lambda level: level.is_slow, reversed(judge_levels(history, options.least_ratio)))
-    slow = list(newest_first)[::-1]
-    if not slow or find_newest(history) < options.least_ratio * slow[-1].usual_ns:
+    history = memory.history
+    slow = _find_slow_end(history, options.least_ratio)
+    if slow is None or not slow.begin or slow.steps < options.fewest_steps:
         return []
-    since = slow[0].begin
-    if not since or len(history) - since < options.fewest_steps:
-        return []
-    before, after = (float(np.median(part)) for part in (history.bytes[:since], history.bytes[since:]))
+    before, after = (float(np.median(part)) for part in (history.bytes[: slow.begin], history.bytes[slow.begin :]))
     if abs(after - before) > options.same_bytes * before:
         return []
-    return [_say(history, since, slow[-1].usual_ns, context, options)]
+    return [_say(history, slow, context, options)]
 
 
-def _say(history: StepHistory, since: int, usual: float, context: Context, options: GlobalOptions) -> Finding:
-    now = find_newest(history)
-    now_s, usual_s = now / NS_PER_S, usual / NS_PER_S
+def _find_slow_end(history: StepHistory, worth: float) -> Level | None:
+    """Return the newest levels that are slower than usual, as one: at usual speed the job was before them only."""
+    newest_first = takewhile(lambda level: level.is_slow, reversed(judge_levels(history, worth)))
+    slow = list(newest_first)[::-1]
+    if not slow:
+        return None
+    now_ns = find_newest(history)
+    whole = replace(slow[-1], begin=slow[0].begin, step_ns=now_ns)
+    return whole if now_ns >= worth * whole.usual_ns else None
+
+
+def _say(history: StepHistory, slow: Level, context: Context, options: GlobalOptions) -> Finding:
+    now_s, usual_s = slow.step_ns / NS_PER_S, slow.usual_ns / NS_PER_S
     return Finding(
         fault_class="global_slow",
         component=f"job:{context.job}",
@@ -311,10 +330,10 @@ def _say(history: StepHistory, since: int, usual: float, context: Context, optio
                 "kind": "step_times",
                 "usual_s": round(usual_s, 6),
                 "now_s": round(now_s, 6),
-                "ratio": round(now / usual, 3),
-                "steps": len(history) - since,
-                "bytes_per_step_before": int(np.median(history.bytes[:since])),
-                "bytes_per_step_now": int(np.median(history.bytes[since:])),
+                "ratio": round(now_s / usual_s, 3),
+                "steps": slow.steps,
+                "bytes_per_step_before": int(np.median(history.bytes[: slow.begin])),
+                "bytes_per_step_now": int(np.median(history.bytes[slow.begin :])),
             },
         ),
         ruled_out=(
@@ -322,8 +341,9 @@ def _say(history: StepHistory, since: int, usual: float, context: Context, optio
         ),
         ambiguous_with=tuple(host_name(host) for host in sorted(context.silent)),
         ranks_waiting=0,
-        lost_share=1 - usual / now,
-        since_ns=int(history.start_ns[since]),
+        lost_share=1 - usual_s / now_s,
+        since_ns=int(history.start_ns[slow.begin]),
+        is_minor=not is_costly(slow, is_over=False),
     )
 
 
