@@ -7,7 +7,6 @@ import pytest
 
 from analyzer.impact import Progress, charge, impact_of, open_account, resume_account
 from analyzer.incidents import JobState, TrackingOptions, track
-from analyzer.steps.clock import ClockOptions
 from analyzer.steps.history import StepHistory, add_steps
 from analyzer.steps.traffic import Pace
 from analyzer.windows.window import Context, Finding, Window
@@ -24,14 +23,14 @@ def history(*levels: tuple[float, int]) -> StepHistory:
     length_ns = np.concatenate([np.full(steps, seconds * SECOND) for seconds, steps in levels])
     length_ns = (length_ns * (1 + np.resize([0.01, -0.01], len(length_ns)))).astype(np.int64)
     start_ns = T0 + np.concatenate([[0], np.cumsum(length_ns)[:-1]]).astype(np.int64)
-    return add_steps(StepHistory(), start_ns, length_ns, np.zeros(len(length_ns), np.int64), ClockOptions())
+    return add_steps(StepHistory(), start_ns, length_ns, np.zeros(len(length_ns), np.int64))
 
 
 def until(steps: StepHistory, second: float) -> StepHistory:
     """Return the steps that have ended by then."""
     known = steps.start_ns + steps.length_ns <= T0 + second * SECOND
     told = (steps.start_ns[known], steps.length_ns[known], steps.bytes[known])
-    return add_steps(StepHistory(), *told, ClockOptions())
+    return add_steps(StepHistory(), *told)
 
 
 def evaluation(second: float) -> Context:
