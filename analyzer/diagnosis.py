@@ -149,7 +149,7 @@ def _evaluate_windows(
     for number in range(due):
         period_ns = followed.stages.period_ns
         window = brief[number] if brief else window_at(ends[number], span.first_ns, period_ns, options.evaluations)
-        who = (roster, find_silent(roster.hosts, reports, window.end_ns), topology)
+        who = (roster, find_silent(roster.hosts, reports, window.end_ns), reports, topology)
         outcome = evaluate_window(store, span, window, followed, who, options)
         followed = outcome.followed
         watch(number + 1, due)

@@ -177,7 +177,9 @@ def _charge_share(account: Account, share: float | None, end_ns: int) -> Account
 
 
 def impact_of(account: Account, finding: Finding, context: Context) -> Impact:
-    """Return what a verdict says of the cost."""
+    """Return what a verdict says of the cost; where nobody sees the job, nothing."""
+    if finding.fault_class == "telemetry_lost":
+        account = Account(account.began_ns, account.until_ns, account.settled_ns)
     gpus = context.roster.ranks
     lost = account.lost_ns if gpus else None
     return Impact(

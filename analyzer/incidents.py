@@ -10,12 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from analyzer.impact import Account, Progress, charge, impact_of, is_standing, open_account, resume_account
+from analyzer.windows.outage import find_last_told, hosts_of, is_unseen
 from analyzer.windows.window import Context, Finding
 from lockstep.clock import NS_PER_S
-from lockstep.topology import split_end
 from lockstep.verdict import FaultClass, Grade, Incident, Side, Verdict
+from lockstep.words import timestamp
 
-_NEVER_ISOLATED: frozenset[FaultClass] = frozenset({"software", "global_slow"})
+_NEVER_ISOLATED: frozenset[FaultClass] = frozenset({"software", "global_slow", "telemetry_lost"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,11 @@ _KIN: dict[FaultClass, str] = {
     "comm_hang": "hang",
     "noncomm_hang": "hang",
     "crash": "hang",
+    "telemetry_lost": "telemetry",
 }
+
+
+_NAMES_NOBODY: frozenset[FaultClass] = frozenset({"global_slow", "telemetry_lost"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +161,7 @@ class JobState:
     def names_a_part(self, evaluations: int) -> bool:
         """Return whether a part was found at fault of late: then it explains why all are slow."""
         recent = (seen for seen in self.sightings if seen.absent <= evaluations)
-        return any(name[0] != "global_slow" for seen in recent for name in seen.tally)
+        return any(name[0] not in _NAMES_NOBODY for seen in recent for name in seen.tally)
 
     @property
     def since_ns(self) -> int | None:
@@ -190,25 +195,32 @@ def track(
     context: Context,
     progress: Progress,
     options: TrackingOptions,
+    outages: Sequence[Finding] = (),
 ) -> tuple[JobState, list[Incident]]:
     """Return the state after one evaluation, and the incidents that were opened, updated or closed by it.
 
-    An evaluation that could not be judged (None) says nothing new of a fault, but that nobody confirms it.
+    An evaluation that could not be judged (None) says nothing new of a fault, but that nobody confirms it. Outages of
+    telemetry are seen all the same.
     """
-    if findings is None:
+    is_blind = findings is None
+    if findings is None and not outages:
         unjudged = JobState(tuple(_leave_unconfirmed(seen, context, progress) for seen in state.sightings))
         return unjudged, unjudged.open
-    matched, fresh = _match(state.sightings, findings)
+    matched, fresh = _match(state.sightings, [*outages, *(findings or ())])
     if _is_settling(state.sightings, matched, context):
-        fresh = [finding for finding in fresh if _KIN[finding.fault_class] == "hang"]
+        fresh = [finding for finding in fresh if _KIN[finding.fault_class] in ("hang", "telemetry")]
     seen = [
-        _see_again(known, found, options) if found else _miss(known, context)
+        _see_again(known, found, options) if found else (known if is_blind else _miss(known, context))
         for known, found in zip(state.sightings, matched, strict=True)
     ]
     for finding in fresh:
         since_ns = context.fresh_ns if finding.since_ns is None else finding.since_ns
         seen.append(_see_again(Sighting(since_ns, findings={}, tally={}), [finding], options))
-    reported = [_report(one, context, progress, options) for one in seen]
+    is_found = [*map(bool, matched), *(True for _ in fresh)]
+    reported = [
+        _report(one, context, progress, options) if found else _leave(one, context, progress, options)
+        for one, found in zip(seen, is_found, strict=True)
+    ]
     changed = [one.incident for one, before in zip(reported, seen, strict=True) if one.incident != before.incident]
     patience = {True: options.flap_evaluations, False: options.pending_evaluations}  # by whether it was reported
     kept = tuple(one for one in reported if one.is_open or one.absent <= patience[one.incident is not None])
@@ -240,9 +252,11 @@ def close(incident: Incident, now_ns: int, because: str) -> Incident:
     )
 
 
-def close_all(state: JobState, now_ns: int) -> tuple[JobState, list[Incident]]:
-    """Return the state of a job that is gone, and its incidents closed for that reason."""
-    return JobState(), [close(incident, now_ns, "the job ended or sends nothing any more") for incident in state.open]
+def close_all(state: JobState, now_ns: int, last_ns: int) -> tuple[JobState, list[Incident]]:
+    """Return the state of a job of which nothing came since `last_ns`, and its incidents closed for that reason."""
+    return JobState(), [
+        close(incident, now_ns, f"no telemetry of the job since {timestamp(last_ns)} UTC") for incident in state.open
+    ]
 
 
 def _match(sightings: Sequence[Sighting], findings: Sequence[Finding]) -> tuple[list[list[Finding]], list[Finding]]:
@@ -277,7 +291,7 @@ def _likeness(one: Finding, other: Finding) -> int:
     kin = {_KIN[one.fault_class], _KIN[other.fault_class]}
     if len(kin - {"any"}) > 1:
         return 0
-    if one.component == other.component:
+    if one.component == other.component or kin == {"telemetry"}:  # where telemetry is lost may grow and shrink
         return 3
     if one.component in _parts(other) or other.component in _parts(one):
         return 2
@@ -287,7 +301,7 @@ def _likeness(one: Finding, other: Finding) -> int:
 def _is_within(one: Finding, other: Finding) -> bool:
     """Return whether one is about a part of the host, or a NIC at an end of the pair, that another one is about."""
     (kind, _, name), (whole, _, where) = one.component.partition(":"), other.component.partition(":")
-    in_host = whole == "host" and any(where in _hosts_of(part) for part in _parts(one))
+    in_host = whole == "host" and any(where in hosts_of(part) for part in _parts(one))
     return in_host or (kind == "nic" and name in where.split("--"))
 
 
@@ -315,22 +329,23 @@ def _see_again(known: Sighting, found: Sequence[Finding], options: TrackingOptio
 
 
 def _miss(known: Sighting, context: Context) -> Sighting:
-    """Return a fault that was not seen in this evaluation; where its host says nothing, that is no news."""
-    if any(host in context.silent for part in known.parts for host in _hosts_of(part)):
+    """Return a fault that was not seen in this evaluation; where nobody would have seen it, that is no news."""
+    if is_unseen(known.findings[known.best], known.parts, context):
         return known
     return replace(known, streak=0, absent=known.absent + 1)
 
 
-def _hosts_of(part: str) -> set[str]:
-    return {split_end(end)[0] for end in part.partition(":")[2].split("--")}
-
-
 def _report(seen: Sighting, context: Context, progress: Progress, options: TrackingOptions) -> Sighting:
-    if seen.absent == 0:
-        return _update(seen, context, progress, options) if seen.is_open or _is_confirmed(seen, options) else seen
+    return _update(seen, context, progress, options) if seen.is_open or _is_confirmed(seen, options) else seen
+
+
+def _leave(seen: Sighting, context: Context, progress: Progress, options: TrackingOptions) -> Sighting:
+    """Return a fault that was not found: over, once evaluations that would have shown it did not for long enough."""
     left = _leave_unconfirmed(seen, context, progress)
     if left.incident and left.is_open and left.absent >= options.clear_evaluations:
-        return replace(left, incident=close(left.incident, context.window.end_ns, "the part has been normal again"))
+        is_outage = left.incident.verdict.fault_class == "telemetry_lost"
+        because = "its hosts report again" if is_outage else "the part has been normal again"
+        return replace(left, incident=close(left.incident, context.window.end_ns, because))
     return left
 
 
@@ -344,8 +359,12 @@ def _leave_unconfirmed(seen: Sighting, context: Context, progress: Progress) -> 
     account = charge(seen.account, progress, None, context)
     impact = impact_of(account, seen.findings[seen.best], context)
     verdict = seen.incident.verdict.model_copy(update={"impact": impact})
-    incident = seen.incident.model_copy(update={"updated_ns": context.window.end_ns, "verdict": verdict})
-    return replace(seen, incident=incident, account=account)
+    unseen_since_ns = None
+    if is_unseen(seen.findings[seen.best], seen.parts, context):
+        last_ns = find_last_told(seen.parts, context)
+        unseen_since_ns = seen.incident.unseen_since_ns or last_ns or seen.incident.updated_ns
+    changed = {"updated_ns": context.window.end_ns, "verdict": verdict, "unseen_since_ns": unseen_since_ns}
+    return replace(seen, incident=seen.incident.model_copy(update=changed), account=account)
 
 
 def _is_confirmed(seen: Sighting, options: TrackingOptions) -> bool:

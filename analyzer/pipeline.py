@@ -5,7 +5,7 @@ is slow. Stragglers and slow pairs are asked independently, since both may be th
 asked last, and only when nobody in particular was found.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -30,6 +30,8 @@ from analyzer.steps.traffic import Pace, read_operations, read_pace
 from analyzer.straggler.reading import read_straggler_facts
 from analyzer.straggler.stragglers import StragglerMemory, StragglerOptions, find_stragglers
 from analyzer.windows.jobs import JobSpan, Roster
+from analyzer.windows.outage import find_outages, name_outage
+from analyzer.windows.silence import HostReport
 from analyzer.windows.window import Context, EvaluationOptions, Finding, Window
 from lockstep.batches import DetailRequest
 from lockstep.clock import NS_PER_S
@@ -163,7 +165,8 @@ def _once(found: Sequence[Finding]) -> list[Finding]:
     return list(best.values())
 
 
-Who = tuple[Roster, frozenset[str], TopologyIndex | None]  # takes part, says nothing, is cabled how
+# takes part, says nothing, reported what last, is cabled how
+Who = tuple[Roster, frozenset[str], Mapping[str, HostReport], TopologyIndex | None]
 
 
 @dataclass(frozen=True)
@@ -209,7 +212,7 @@ def evaluate_window(
 
     An evaluation whose incidents were told before, by another process, only learns from what it sees.
     """
-    roster, silent, topology = who
+    roster, silent, reports, topology = who
     context = Context(
         job=span.job,
         attempt=span.attempt,
@@ -218,15 +221,19 @@ def evaluate_window(
         roster=roster,
         topology=topology,
         silent=silent,
+        reports=reports,
         period_ns=known.stages.period_ns,
     )
+    outages = find_outages(context)
+    context = replace(context, lost=frozenset().union(*(outage.hosts for outage in outages)))
     is_explained = known.faults.names_a_part(options.tracking.clear_evaluations)
     judgement, stages = judge(store, context, known.stages, options.analyzer, is_explained=is_explained)
     followed = replace(known, stages=stages, fresh_ns=window.end_ns)
     if is_reported:
         return Outcome(followed, [], judgement, context)
     progress = _read_progress_made(store, context, stages.steps.history, judgement, known.faults)
-    faults, changed = track(known.faults, judgement.findings, context, progress, options.tracking)
+    lost = [name_outage(outage, context) for outage in outages]
+    faults, changed = track(known.faults, judgement.findings, context, progress, options.tracking, lost)
     requests = tuple(propose_detail_requests(faults.open_findings, context))
     requests += tuple(propose_sampling(context)) if judgement.is_unexplained else ()
     return Outcome(replace(followed, faults=faults), changed, judgement, context, requests)

@@ -100,10 +100,10 @@ class AnalyzerService:
             job.done_until_ns = max(span.first_ns, now_ns - _LOOKBACK_NS)
         for end_ns in plan_evaluations(job.done_until_ns, now_ns, self._options.follow.evaluations):
             window = window_at(end_ns, span.first_ns, job.followed.stages.period_ns, self._options.follow.evaluations)
-            closing = judge_window(window, roster.hosts, reports, now_ns, self._options.silence_ns)
+            closing = judge_window(end_ns, roster.hosts, reports, now_ns, self._options.silence_ns)
             if not closing.closed:
                 break
-            self._evaluate(job, span, window, (roster, closing.silent, self._topology), lease)
+            self._evaluate(job, span, window, (roster, closing.silent, known, self._topology), lease)
             done += 1
         return done
 
@@ -127,7 +127,7 @@ class AnalyzerService:
     def _close_ended(self, missing: list[_JobKey], lease: Lease, now_ns: int) -> None:
         for key in missing:
             if now_ns - self._jobs[key].last_ns > self._options.follow.tracking.forget_ns:
-                _, closed = close_all(self._jobs[key].followed.faults, now_ns)
+                _, closed = close_all(self._jobs[key].followed.faults, now_ns, self._jobs[key].last_ns)
                 self._save(closed, lease)
                 del self._jobs[key]
 

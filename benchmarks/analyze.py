@@ -71,9 +71,10 @@ def judge_window(store: Store, topology: TopologyIndex | None) -> list[str]:
     named: list[str] = []
     for span in find_jobs(store, 0):
         roster = read_roster(store, span.job, span.attempt)
-        silent = roster.hosts - find_reports(store, roster.hosts, 0).keys()
+        reports = find_reports(store, roster.hosts, 0)
+        silent = roster.hosts - reports.keys()
         window = window_at(span.last_ns + 1, span.first_ns, None, options.evaluations)
-        outcome = evaluate_window(store, span, window, Followed(), (roster, silent, topology), options)
+        outcome = evaluate_window(store, span, window, Followed(), (roster, silent, reports, topology), options)
         named += [incident.verdict.component for incident in outcome.changed]
     return named
 

@@ -20,7 +20,7 @@ from lockstep.errors import ServerRefused
 from lockstep.words import lasting
 
 _BARS = "▁▂▃▄▅▆▇█"
-_STYLES = {"crashed": "bold red", "hung": "bold red", "slow": "yellow", "running": "green"}
+_STYLES = {"crashed": "bold red", "hung": "bold red", "slow": "yellow", "unseen": "yellow", "running": "green"}
 _RISING = 1.1  # step time over that before from which on it is coloured
 _MOST_AGENTS = 8
 

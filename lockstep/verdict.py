@@ -6,7 +6,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from lockstep.clock import NS_PER_S
 
-FaultClass = Literal["comm_slow", "noncomm_slow", "global_slow", "comm_hang", "noncomm_hang", "crash", "software"]
+FaultClass = Literal[
+    "comm_slow", "noncomm_slow", "global_slow", "comm_hang", "noncomm_hang", "crash", "software", "telemetry_lost"
+]
 Side = Literal["tx", "rx"]
 Grade = Literal["isolate", "alert", "note"]  # how sure it is, and what that justifies
 Severity = Literal["critical", "warning", "info"]  # what it does to the job, however sure the part is
@@ -125,5 +127,8 @@ class Incident(Frozen):
     updated_ns: int = Field(ge=0)  # end of the newest window in which its job was evaluated
     closed_ns: int | None = Field(None, ge=0)
     closed_because: str | None = None
+    unseen_since_ns: int | None = Field(
+        None, ge=0, description="no telemetry of its part since then; None: it is seen"
+    )
     flaps: int = Field(0, ge=0, description="times it went away and came back")
     verdict: Verdict = Field(description="the newest one")

@@ -100,6 +100,7 @@ CLASSES: dict[FaultClass, str] = {
     "noncomm_hang": "Hung outside of communication",
     "crash": "Crashed",
     "software": "Software",
+    "telemetry_lost": "Telemetry lost",
 }
 _DOES: dict[FaultClass, str] = {
     "comm_slow": "slows communication",
@@ -109,6 +110,7 @@ _DOES: dict[FaultClass, str] = {
     "noncomm_hang": "hangs",
     "crash": "crashed",
     "software": "has a fault in its software",
+    "telemetry_lost": "sends no telemetry",
 }
 _SIDES = {"tx": "sends", "rx": "receives"}
 
@@ -139,6 +141,8 @@ def kind_of(component: str) -> str:
 
 def impact_words(verdict: Verdict, *, is_over: bool = False) -> str:
     """Return what the fault does to the job, or did, and what that has cost, as far as it is known."""
+    if verdict.fault_class == "telemetry_lost":
+        return "nobody sees what the job does there"
     impact = verdict.impact
     ratio = impact.step_time_ratio if impact.mean_ratio is None or not is_over else impact.mean_ratio
     phrases = []

@@ -138,6 +138,8 @@ def choose(options: list[Option], context: Context, level: Level, now_ns: int) -
     nothing = next(option for option in options if option.action == "none")
     if context.job.is_over:
         return Choice(nothing, f"{context.job.job} is over: there is nothing to bring back")
+    if context.verdict.fault_class == "telemetry_lost":
+        return Choice(nothing, "nothing is known to be wrong with the hosts: see why their telemetry does not arrive")
     if level.is_exhausted:
         return Choice(nothing, f"a person is needed: {level.reason}, and nothing is left to try")
     allowed = [option for option in options if option.action in LEVELS[level.severity]]

@@ -67,6 +67,7 @@ _BY_CLASS: Mapping[str, Severity] = {
     "comm_slow": 3,
     "noncomm_slow": 3,
     "global_slow": 3,
+    "telemetry_lost": 3,
 }
 
 

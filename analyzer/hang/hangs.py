@@ -272,12 +272,12 @@ def _name(scene: Scene, context: Context, present: int) -> list[Finding]:
         return [name_mismatch(scene, mismatch, context.job)]
     if len(waits.origins) > _MOST_ORIGINS * max(present, 2):
         return []
-    findings = name_processes(scene, waits.origins) + name_missing(scene, is_new=True)
+    findings = name_processes(scene, waits.origins) + name_missing(scene, context.lost, is_new=True)
     if not findings and waits.stuck:  # who died or fell silent leaves operations behind that look stuck by themselves
         findings += name_operations(scene, context.job, context.topology)
     if not findings and len(waits.circling):
         findings.append(name_circle(scene, context.job))
-    return findings or name_missing(scene, is_new=False)
+    return findings or name_missing(scene, context.lost, is_new=False)
 
 
 def _name_by_events(scene: Scene, context: Context) -> list[Finding]:

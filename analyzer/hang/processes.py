@@ -117,15 +117,16 @@ def name_processes(scene: Scene, processes: np.ndarray) -> list[Finding]:
     return findings + [_absent(scene, members) for members in hosts.values()]
 
 
-def name_missing(scene: Scene, is_new: bool) -> list[Finding]:
+def name_missing(scene: Scene, lost: frozenset[str], is_new: bool) -> list[Finding]:
     """Return the hosts that others wait for and that fell silent with the standstill, or those silent long before.
 
-    A host whose collector goes on telling is there, though its ranks send nothing any more.
+    A host whose collector goes on telling is there, though its ranks send nothing any more; where the telemetry of
+    many was lost together, nothing says that one of them is gone.
     """
     reporting = scene.facts.reporting
     hosts: dict[str, list[int]] = defaultdict(list)
     for process in scene.waits.missing.tolist():
-        if scene.host_of(process) not in reporting:
+        if scene.host_of(process) not in reporting | lost:
             hosts[scene.host_of(process)].append(process)
     last_seen_ns = scene.facts.last_row_ns | {host: told.reach_ns for host, told in scene.facts.reports.items()}
     found = [(host, last_seen_ns.get(host, 0), members) for host, members in hosts.items()]

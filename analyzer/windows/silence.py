@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from analyzer.windows.jobs import OF_HOSTS, list_hosts
-from analyzer.windows.window import Window
 from lockstep.clock import NS_PER_S
 from lockstep.store.store import Store
 
@@ -84,20 +83,22 @@ class Closing:
 
 
 def judge_window(
-    window: Window, hosts: frozenset[str], reports: Mapping[str, HostReport], now_ns: int, silence_ns: int
+    end_ns: int, hosts: frozenset[str], reports: Mapping[str, HostReport], now_ns: int, silence_ns: int
 ) -> Closing:
-    """Return whether the window is closed for a job on these hosts.
+    """Return whether a window that ends then is closed for a job on these hosts.
 
     A host that was not seen for `silence_ns`, and for several of its reports, is silent: its rows are missing, not
-    healthy, and nobody waits for it. One that speaks but lags holds the window open.
+    healthy, and nobody waits for it; nor for all of them, once any has reported. One that speaks but lags holds the
+    window open.
 
     >>> reports = {"h0": HostReport(20, last_seen_ns=100), "h1": HostReport(5, last_seen_ns=30, interval_ns=1)}
-    >>> judge_window(Window(0, 10), frozenset({"h0", "h1"}), reports, now_ns=100, silence_ns=50)
+    >>> judge_window(10, frozenset({"h0", "h1"}), reports, now_ns=100, silence_ns=50)
     Closing(closed=True, silent=frozenset({'h1'}))
     """
-    behind = {host for host in hosts if host not in reports or reports[host].watermark_ns < window.end_ns}
+    behind = {host for host in hosts if host not in reports or reports[host].watermark_ns < end_ns}
     silent = {host for host in behind if host not in reports or _is_unseen(reports[host], now_ns, silence_ns)}
-    return Closing(closed=behind == silent and silent != hosts, silent=frozenset(silent))
+    is_known = any(host in reports and reports[host].watermark_ns for host in hosts)
+    return Closing(closed=behind == silent and is_known, silent=frozenset(silent))
 
 
 def _is_unseen(report: HostReport, now_ns: int, silence_ns: int) -> bool:

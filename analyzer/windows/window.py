@@ -1,9 +1,11 @@
 """What one evaluation of a job is: its window, when it is due, who takes part, and what it finds."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from analyzer.windows.jobs import Roster, list_hosts
+from analyzer.windows.silence import HostReport
 from lockstep.clock import NS_PER_S
 from lockstep.topology import TopologyIndex
 from lockstep.verdict import FaultClass, RuledOut, Side
@@ -77,6 +79,8 @@ class Context:
     topology: TopologyIndex | None
     silent: frozenset[str] = frozenset()  # hosts of the job that say nothing: their rows are missing, not healthy
     period_ns: int | None = None  # length of a training step, as far as it has been learnt
+    reports: Mapping[str, HostReport] = field(default_factory=dict)  # the newest of each host that sent any
+    lost: frozenset[str] = frozenset()  # hosts whose telemetry ended together: nothing says that they are gone
 
     @property
     def parameters(self) -> dict[str, Any]:  # Any: parameters of a query

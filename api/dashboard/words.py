@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from lockstep.decision import Action, Mode
-from lockstep.verdict import Verdict
+from lockstep.verdict import FaultClass, Verdict
 from lockstep.words import kind_of
 
 _FABRIC = ("nic", "link", "switch")
@@ -72,15 +72,26 @@ _PROOFS = {
 }
 
 
+_PROOF_OF_LOSS = Proof(
+    "See on one of its hosts whether the collector runs and its spool grows.",
+    "the host itself does not answer, or its collector has ended",
+)
+
+
 def proof_of(verdict: Verdict) -> Proof | None:
     """Return how a verdict can be tested; None for a kind of part that we know no test for."""
+    if verdict.fault_class == "telemetry_lost":
+        return _PROOF_OF_LOSS
     return _PROOFS.get(kind_of(verdict.component))
 
 
+_STATES: dict[FaultClass, str] = {"crash": "crashed", "telemetry_lost": "unseen"}
+
+
 def state_words(verdict: Verdict) -> str:
-    """Return whether the job is hung, slow or crashed."""
-    if verdict.fault_class == "crash":
-        return "crashed"
+    """Return whether the job is hung, slow or crashed, or nobody sees it."""
+    if verdict.fault_class in _STATES:
+        return _STATES[verdict.fault_class]
     return "hung" if verdict.stands_still else "slow"
 
 
@@ -97,6 +108,8 @@ def domain_words(verdict: Verdict) -> str:
         return "Communication, inside of the host. The network team is not needed."
     if verdict.fault_class == "global_slow":
         return "Not known: everybody is slower, and nobody stands out."
+    if verdict.fault_class == "telemetry_lost":
+        return "Not known: nobody sees what the job does there."
     return "Not communication. The network team is not needed."
 
 
@@ -104,6 +117,8 @@ def origin_words(verdict: Verdict) -> str:
     """Return whether it is hardware, or code and data."""
     if verdict.fault_class == "software":
         return "Code or data. No reason to take hardware away."
+    if verdict.fault_class == "telemetry_lost":
+        return "Our own telemetry. No reason to take hardware away."
     if kind_of(verdict.component) in ("job", "rank"):
         return "Not told apart: no single piece of hardware stands out."
     return "Hardware, or what runs it: it stands out among its like."

@@ -13,7 +13,7 @@ from lockstep.state.incidents import open_incidents
 from lockstep.store.store import Store
 from lockstep.verdict import Frozen, Incident
 
-Condition = Literal["running", "slow", "hung", "crashed", "ended"]
+Condition = Literal["running", "slow", "hung", "crashed", "unseen", "ended"]
 
 _ALIVE_NS = 120 * NS_PER_S  # as long as the analyzer looks back for signs of life
 _DAY_NS = 86_400 * NS_PER_S
@@ -22,6 +22,7 @@ _Key = tuple[str, int]  # job and attempt
 _CONDITIONS: tuple[tuple[Condition, frozenset[str]], ...] = (
     ("crashed", frozenset({"crash"})),
     ("hung", frozenset({"comm_hang", "noncomm_hang"})),
+    ("unseen", frozenset({"telemetry_lost"})),
     ("slow", frozenset({"comm_slow", "noncomm_slow", "global_slow", "software"})),
 )
 

@@ -11,7 +11,7 @@ from lockstep.decision import Decision
 from lockstep.execution import Execution, ExecutionState, Order, Outcome
 from lockstep.verdict import Frozen, Incident
 
-Condition = Literal["running", "slow", "hung", "crashed", "ended"]
+Condition = Literal["running", "slow", "hung", "crashed", "unseen", "ended"]
 
 
 class Job(Frozen):

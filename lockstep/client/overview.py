@@ -17,7 +17,7 @@ _MOST_DECISIONS = 100
 _STEPS = 60  # newest ones of which the trend is made
 _NEWEST = 10  # of these, those that count as now
 _LAG_S = 10.0  # a healthy agent is two seconds behind; verdicts wait for nobody longer than 15
-_TROUBLED: tuple[Condition, ...] = ("crashed", "hung", "slow")  # the worst first
+_TROUBLED: tuple[Condition, ...] = ("crashed", "hung", "unseen", "slow")  # the worst first
 _ORDER = (*_TROUBLED, "running")
 
 

@@ -106,7 +106,8 @@ class Cluster:
             for host, mark in self._marks.items()
             if host not in self.silent
         ]
-        self._insert("agents", rows(*beats))
+        if beats:
+            self._insert("agents", rows(*beats))
 
     def _insert(self, name: str, table: pa.Table) -> None:
         self.store.insert(TABLE_BY_NAME[name], table, token=f"cluster/{next(_tokens)}")

@@ -40,7 +40,14 @@ def end_of(number: int) -> int:
     return T0 + WINDOW_NS + number * HOP_NS
 
 
-def look(number: int = 0, *, silent: Iterable[str] = (), roster: Roster = ROSTER, attempt: int = 0) -> Context:
+def look(
+    number: int = 0,
+    *,
+    silent: Iterable[str] = (),
+    lost: Iterable[str] = (),
+    roster: Roster = ROSTER,
+    attempt: int = 0,
+) -> Context:
     """Return the evaluation with that number; each begins a hop after the one before."""
     return Context(
         job="train",
@@ -50,6 +57,7 @@ def look(number: int = 0, *, silent: Iterable[str] = (), roster: Roster = ROSTER
         roster=roster,
         topology=None,
         silent=frozenset(silent),
+        lost=frozenset(lost),
         period_ns=SECOND // 2,
     )
 

@@ -127,6 +127,20 @@ def test_hosts_whose_capture_ends_a_moment_earlier_are_not_gone(embedded_store: 
     assert incident.verdict.coverage == 1.0
 
 
+def test_hosts_behind_one_switch_that_fall_silent_together_did_not_crash(embedded_store: Store) -> None:
+    (delivery,) = tell(HUNG, 31, every_s=20)
+    lost, since_ns = ["h2", "h3"], T0 + 9 * SECOND
+    heard = (pc.field("ts_ns") <= since_ns) | ~pc.field("host").isin(lost)
+    rows_of = {"comms": delivery.rows["comms"], "progress": delivery.rows["progress"].filter(heard)}
+    load(embedded_store, [Delivery(rows_of, T0)])
+    ends = {f"h{number}": 9 if f"h{number}" in lost else 20 for number in range(4)}
+    beats = [(host, T0 + second * SECOND) for host, last in ends.items() for second in range(1, last + 1)]
+    put(embedded_store, "agents", [make(Agent, host=host, ts_ns=ns, watermark_ns=ns) for host, ns in beats])
+    topology = TopologyIndex(build_topology(HUNG.cluster))
+    found = {(one.verdict.fault_class, one.verdict.component) for one in said(embedded_store, topology)}
+    assert found == {("noncomm_hang", "host:h1"), ("telemetry_lost", "switch:leaf1")}
+
+
 def test_report_shows_matrix_step_times_and_progress(embedded_store: Store) -> None:
     put_scenario(embedded_store, "comms", "collectives", "transfer_stats", "op_stats", "connections")
     described = describe(embedded_store, TopologyIndex(build_topology(HUNG.cluster)), FollowOptions())

@@ -85,7 +85,7 @@ def test_analyzer_that_takes_over_goes_on_where_the_other_was() -> None:
     whole = charge(opened, Progress(steps), SLOW, evaluation(80))
     first = charge(opened, Progress(until(steps, 50)), SLOW, evaluation(50))
     stored = impact_of(first, SLOW, evaluation(50))
-    newest = add_steps(StepHistory(), steps.start_ns[50:], steps.length_ns[50:], steps.bytes[50:])  # never knew others
+    newest = add_steps(StepHistory(), steps.start_ns[50:], steps.length_ns[50:], steps.bytes[50:])  # knows no others
     resumed = resume_account(stored, T0 + 20 * SECOND, T0 + 50 * SECOND)
     assert charge(resumed, Progress(newest), SLOW, evaluation(80)).lost_ns == pytest.approx(whole.lost_ns, rel=0.03)
 

@@ -1,6 +1,7 @@
 """Findings of evaluations become incidents that open when confirmed, keep their name, and end with a reason."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -23,12 +24,13 @@ def play(
     *,
     first: int = 0,
     silent: Iterable[str] = (),
+    lost: Iterable[str] = (),
 ) -> tuple[JobState, Told]:
     """Track one evaluation after the other, each given by what it found, and return what each confirmed or closed."""
     state, told = state or JobState(), []
     for number, parts in enumerate(evaluations, first):
         findings = None if parts is None else [found(part) if isinstance(part, str) else part for part in parts]
-        state, changed = track(state, findings, look(number, silent=silent), Progress(), OPTIONS)
+        state, changed = track(state, findings, look(number, silent=silent, lost=lost), Progress(), OPTIONS)
         told.append([one for one in changed if one.state == "closed" or one.verdict.last_seen_ns == one.updated_ns])
     return state, told
 
@@ -173,13 +175,47 @@ def test_evaluation_that_cannot_be_judged_confirms_and_closes_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("component", "host"),
-    [(NIC, "h3"), (WIRE, "h4"), (WIRE, "h3"), ("host:h3", "h3"), ("link:h3--h4", "h4")],
+    [(NIC, "h3"), (WIRE, "h4"), (WIRE, "h3"), ("host:h3", "h3"), ("link:h3--h4", "h4"), ("rank:25", "h3")],
 )
 def test_part_of_a_silent_host_is_not_taken_for_normal(component: str, host: str) -> None:
     before, _ = play([[component], [component]])
     hidden, _ = play([[]] * CLEAR, before, first=2, silent=[host])
-    seen, _ = play([[]] * CLEAR, before, first=2, silent=["h30"])
+    seen, _ = play([[]] * CLEAR, before, first=2, silent=["h6"])
     assert (len(hidden.open), len(seen.open)) == (1, 0)
+    (known,), (unseen,) = before.open, hidden.open
+    assert unseen == known.model_copy(update={"updated_ns": end_of(5), "unseen_since_ns": known.updated_ns})
+    again, _ = play([[component]], hidden, first=6)
+    assert [incident.unseen_since_ns for incident in again.open] == [None], "it is seen again"
+
+
+@pytest.mark.parametrize("component", ["link:leaf0--spine1", "switch:leaf0", "job:train"])
+def test_part_of_no_host_is_not_taken_for_normal_while_the_telemetry_of_many_is_lost(component: str) -> None:
+    before, _ = play([[component], [component]])
+    many = [f"h{number}" for number in range(6)]
+    hidden, _ = play([[]] * CLEAR, before, first=2, silent=many, lost=many)
+    seen, _ = play([[]] * CLEAR, hidden, first=6)
+    assert (len(hidden.open), len(seen.open)) == (1, 0)
+
+
+def test_lost_telemetry_is_one_incident_until_half_of_its_hosts_report_again() -> None:
+    hosts = ["h0", "h1", "h2", "h3", "h4"]
+    evidence: tuple[dict[str, object], ...] = ({"kind": "outage", "hosts": hosts},)
+    job, leaf = (
+        replace(found(part, "telemetry_lost"), is_certain=True, evidence=evidence)
+        for part in ("job:train", "switch:leaf1")
+    )
+    state, told = play([[job], [leaf], [NIC], [NIC]], silent=hosts)
+    assert [(one.verdict.fault_class, one.verdict.component) for one in told[1]] == [
+        ("telemetry_lost", "switch:leaf1")
+    ]
+    assert len(state.open) == 2, "a fault beside it is one of its own"
+    state, _ = play([[NIC]] * CLEAR, state, first=4, silent=hosts[:3])
+    assert len(state.open) == 2
+    state, told = play([[NIC]] * CLEAR, state, first=8, silent=hosts[:2])
+    closed = [incident for incident in told[-1] if incident.state == "closed"]
+    assert [(one.verdict.fault_class, one.closed_because) for one in closed] == [
+        ("telemetry_lost", "its hosts report again")
+    ]
 
 
 def test_stored_incident_goes_on_under_its_id_and_closes_as_any_other() -> None:
@@ -198,10 +234,12 @@ def test_stored_incident_goes_on_under_its_id_and_closes_as_any_other() -> None:
 
 def test_job_that_is_gone_closes_all_its_incidents_and_says_why() -> None:
     state, _ = play([[NIC, OTHER], [NIC, OTHER], [NIC]])
-    state, closed = close_all(state, now_ns=T0 + 10**12)
+    state, closed = close_all(state, now_ns=T0 + 10**12, last_ns=T0)
     assert {incident.verdict.component for incident in closed} == {NIC, OTHER}
     assert {(incident.state, incident.closed_ns, incident.updated_ns) for incident in closed} == {
         ("closed", T0 + 10**12, T0 + 10**12)
     }
-    assert {incident.closed_because for incident in closed} == {"the job ended or sends nothing any more"}
-    assert close_all(state, now_ns=T0 + 10**13) == (state, [])
+    assert {incident.closed_because for incident in closed} == {
+        "no telemetry of the job since 2023-11-14 22:13:20 UTC"
+    }
+    assert close_all(state, now_ns=T0 + 10**13, last_ns=T0) == (state, [])

@@ -21,7 +21,7 @@ from lockstep.tables import TABLE_BY_NAME
 from simulator.faults import parse_fault
 from simulator.scenario import Scenario, find_scenario, parse_scenario, resize_scenario
 from tests.analyzer.cluster import Cluster
-from tests.builders import T0, make, rows
+from tests.builders import SECOND, T0, make, rows
 
 NIC = "nic:h1/eth2"
 SICK = parse_scenario(
@@ -169,6 +169,33 @@ def test_fault_on_a_host_that_falls_silent_is_not_over(watch: Watch) -> None:
     assert opened.id in {incident.id for incident in cluster.open}
 
 
+@pytest.mark.parametrize(
+    "silent", [{"h0", "h1", "h2", "h3"}, {"h1", "h2", "h3"}, {"h0", "h1"}], ids=["all", "most", "leaf"]
+)
+def test_hosts_that_fall_silent_together_are_lost_telemetry_and_no_fault_is_over(
+    watch: Watch, silent: set[str]
+) -> None:
+    cluster = watch(HEALING)
+    cluster.run(15)
+    (slow,) = cluster.open
+    cluster.silent = silent
+    cluster.run(20)
+    named = {one.verdict.fault_class: one for one in cluster.open}
+    assert named.keys() == {"comm_slow", "telemetry_lost"}
+    lost, unseen = named["telemetry_lost"], named["comm_slow"]
+    assert lost.verdict.component == ("switch:leaf0" if silent == {"h0", "h1"} else "job:train")
+    assert (lost.verdict.grade, lost.verdict.impact.ranks_waiting, lost.unseen_since_ns) == ("alert", 0, None)
+    assert lost.verdict.since_ns == pytest.approx(after(15), abs=SECOND // 10)
+    assert (unseen.verdict, unseen.updated_ns) == (slow.verdict, after(35))
+    assert unseen.unseen_since_ns == pytest.approx(after(15), abs=SECOND // 10)
+    cluster.silent = set()
+    cluster.run(20)
+    assert {one.closed_because for one in list_incidents(cluster.control)} == {
+        "its hosts report again",
+        "the part has been normal again",
+    }
+
+
 @pytest.mark.slow
 def test_pause_of_the_job_does_not_close_its_incidents(watch: Watch) -> None:
     cluster = watch(SICK)
@@ -192,7 +219,7 @@ def test_job_that_ends_closes_its_incidents(watch: Watch) -> None:
     cluster.wait(10)
     (closed,) = list_incidents(cluster.control)
     assert (closed.id, closed.state, closed.closed_ns) == (opened.id, "closed", after(140))
-    assert closed.closed_because == "the job ended or sends nothing any more"
+    assert closed.closed_because == "no telemetry of the job since 2023-11-14 22:13:35 UTC"
     cluster.wait(5)
     assert cluster.told[-1] == closed
     assert [reported.state for reported in cluster.told].count("closed") == 1

@@ -1,5 +1,7 @@
 """A window closes when everybody has sent it and reaches back over enough steps; a roster knows each process once."""
 
+from dataclasses import replace
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -7,15 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analyzer.windows.jobs import NOBODY, Roster, build_roster
+from analyzer.windows.outage import find_outages, name_outage
 from analyzer.windows.silence import Closing, HostReport, find_reports, find_silent, judge_window
 from analyzer.windows.window import EvaluationOptions, Window, plan_evaluations, window_at
+from lockstep.fabrics import leaf_spine
 from lockstep.records import Agent, ClockQuality
 from lockstep.store.store import Store
 from lockstep.tables import TABLE_BY_NAME
-from tests.analyzer.looking import MEMBER
+from lockstep.topology import TopologyIndex
+from tests.analyzer.looking import MEMBER, look
 from tests.builders import SECOND, T0, make, rows
 
-WINDOW = Window(0, 10)
 HOSTS = frozenset({"h0", "h1"})
 NOW, SILENCE = 100, 50
 COMPLETE = HostReport(watermark_ns=10, last_seen_ns=NOW)
@@ -35,7 +39,7 @@ UNSURE = HostReport(watermark_ns=9, last_seen_ns=NOW - SILENCE - 1, interval_ns=
         (HOSTS, {"h0": COMPLETE, "h1": UNSURE}, False, set()),
         (HOSTS, {"h0": COMPLETE}, True, {"h1"}),
         (HOSTS, {"h0": COMPLETE, "h1": HostReport(watermark_ns=10, last_seen_ns=0)}, True, set()),
-        (HOSTS, {"h0": SILENT, "h1": SILENT}, False, HOSTS),
+        (HOSTS, {"h0": SILENT, "h1": SILENT}, True, HOSTS),
         (HOSTS, {}, False, HOSTS),
         (HOSTS, {"h0": SILENT, "h1": LAGGING}, False, {"h0"}),
         (HOSTS, {"h0": COMPLETE, "h1": COMPLETE, "h2": LAGGING}, True, set()),
@@ -48,7 +52,7 @@ UNSURE = HostReport(watermark_ns=9, last_seen_ns=NOW - SILENCE - 1, interval_ns=
 def test_window_closes_when_every_host_has_sent_up_to_its_end_or_is_silent(
     hosts: frozenset[str], reports: dict[str, HostReport], closed: bool, silent: set[str]
 ) -> None:
-    assert judge_window(WINDOW, hosts, reports, NOW, SILENCE) == Closing(closed=closed, silent=frozenset(silent))
+    assert judge_window(10, hosts, reports, NOW, SILENCE) == Closing(closed=closed, silent=frozenset(silent))
 
 
 @given(
@@ -90,6 +94,33 @@ def test_rhythm_of_a_host_is_that_of_its_reports_and_its_clock_is_known_as_it_to
         "h0": HostReport(T0 + 100 * SECOND - 1, T0 + 100 * SECOND, interval_ns=5 * SECOND),
         "h1": HostReport(T0 - 1, T0, offset_ns=-7, error_ns=3),
     }
+
+
+@pytest.mark.parametrize(
+    ("ends_s", "components"),
+    [
+        ({3: 0, 2: 0.4, 0: 0.9, 1: 0, 5: 1}, [("job:train",)]),
+        ({2: 0, 3: 1.5}, [("switch:leaf1",)]),
+        ({0: 0, 1: 0, 6: 0.2, 7: 1}, [("switch:leaf0",), ("switch:leaf3",)]),
+        ({3: 0}, []),
+        ({3: 0, 4: 0.5}, []),
+        ({2: 0, 3: 4}, []),
+        ({number: 4 * number for number in range(6)}, []),
+    ],
+    ids=["most", "behind one switch", "behind two", "one", "behind different ones", "not together", "one by one"],
+)
+def test_telemetry_of_hosts_that_fall_silent_together_is_lost(
+    ends_s: dict[int, float], components: list[tuple[str, ...]]
+) -> None:
+    ends = {f"h{number}": T0 + round(end_s * SECOND) for number, end_s in ends_s.items()}
+    reports = {host: HostReport(ns, ns, interval_ns=SECOND) for host, ns in ends.items()}
+    fabric = TopologyIndex(leaf_spine(hosts=8, nics_per_host=1, leaves=4, spines=2))
+    context = replace(look(9, silent=ends), reports=reports, topology=fabric)
+    outages = find_outages(context)
+    assert [(outage.component, *outage.others) for outage in outages] == components
+    assert find_outages(replace(context, reports={})) == [], "hosts that never reported were never lost"
+    for finding in (name_outage(outage, context) for outage in outages):
+        assert finding.since_ns == max(ends[host] for host in finding.evidence[0]["hosts"])
 
 
 OPTIONS = EvaluationOptions()

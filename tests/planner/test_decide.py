@@ -152,7 +152,10 @@ ANY_VERDICT = st.builds(
         grade=grade,
         impact=Impact(step_time_ratio=ratio, ranks_waiting=7),
     ),
-    st.sampled_from(["comm_slow", "noncomm_slow", "global_slow", "comm_hang", "noncomm_hang", "crash", "software"]),
+    st.sampled_from(
+        ["comm_slow", "noncomm_slow", "global_slow", "comm_hang", "noncomm_hang", "crash", "software"]
+        + ["telemetry_lost"]
+    ),
     st.sampled_from(["nic:h3/eth1", "gpu:h3/0", "host:h3", "link:h3/eth1--leaf0", "link:leaf0--spine1", "job:train"]),
     st.none() | st.floats(0.5, 20),
     st.floats(0, 1),
@@ -173,8 +176,10 @@ def test_whatever_happens_the_rules_hold(about: Verdict, of: JobFacts, at_s: flo
     if decision.action in ("reconfigure", "replace"):
         assert of.resume is not None, "never without a verified checkpoint"
         assert (decision.target or {})["nnodes"] >= of.min_nodes
-    if about.fault_class == "software":
+    if about.fault_class in ("software", "telemetry_lost"):
         assert decision.isolate == ()
+    if about.fault_class == "telemetry_lost":
+        assert decision.action == "none"
     if decision.held_because:
         assert decision.mode != "execute"
     if decision.action != "none":

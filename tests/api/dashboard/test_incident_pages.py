@@ -158,6 +158,7 @@ def test_location_is_one_line_with_ranks_and_cables() -> None:
         ("noncomm_hang", "host:h3", "hung", "Not communication. The network team is not needed."),
         ("crash", "gpu:h3/1", "crashed", "Not communication. The network team is not needed."),
         ("global_slow", "job:train", "slow", "Not known: everybody is slower, and nobody stands out."),
+        ("telemetry_lost", "switch:leaf1", "unseen", "Not known: nobody sees what the job does there."),
     ],
 )
 def test_first_questions_have_an_answer(fault_class: FaultClass, component: str, state: str, domain: str) -> None:

@@ -46,7 +46,12 @@ def test_open_incident_says_how_the_job_is_and_who_hangs_is_not_called_slow(
     store: Store, control: ControlDatabase
 ) -> None:
     known: list[tuple[str, Condition]] = [("global_slow", "slow"), ("comm_slow", "slow")]
-    for fault_class, condition in [*known, ("noncomm_hang", "hung"), ("crash", "crashed")]:
+    for fault_class, condition in [
+        *known,
+        ("telemetry_lost", "unseen"),
+        ("noncomm_hang", "hung"),
+        ("crash", "crashed"),
+    ]:
         save_incidents(control, [incident_on("nic:h3/eth1", "i1", job="a", fault_class=fault_class)], None)
         job = find_job(store, control, "a", NOW)
         assert (job.condition, job.incidents) == (condition, ("i1",))
