@@ -143,7 +143,7 @@ def _errors(delays: Delays) -> np.ndarray:
     taken = np.maximum(delays.ns_per_byte, delays.least)
     with np.errstate(invalid="ignore", divide="ignore"):
         single = delays.error * np.sqrt(delays.operations) / delays.raw_ns_per_byte  # of one operation, relative
-    known = single[np.isfinite(single) & (delays.operations > 1)]
+    known = single[np.isfinite(single) & (single > 0)]
     usual = float(np.median(known)) if len(known) else 0.0
     least = usual * taken / np.sqrt(np.maximum(delays.operations, 1.0))
     return np.where(np.isfinite(delays.error), np.maximum(delays.error, least), np.maximum(taken, least))

@@ -45,7 +45,7 @@ SLACKS_NS = tuple(round(value * 1e3) for value in (0, 20, 50, 100, 200, 500, 1e3
 # clumps, so only their sum is the pair's time; while the wire never runs dry, that is of the receiver's clock alone.
 # Both clocks are put right by what is known of them. A thread that has to be woken first delays some operations,
 # hence what two thirds of those of the window keep below: slow in more than a third is a pair that comes and goes.
-# Of two or fewer it is the newest one's; where one is in the window, the one before tells how far that may be off.
+# Of two or fewer it is the newest one's; where one is in the window, the one before tells how much less it may be.
 _STEPS = f"""
 WITH told AS (
     SELECT comm, if(func = 'Recv', 'Send', func) AS what, seq, replay, epoch, rank, peer, channel, direction, step,
@@ -66,7 +66,8 @@ SELECT comm, func, size_class, src_rank, dst_rank, channel, argMax(sender, newes
        max(port) AS sport, argMax(counted, newest) AS steps, argMax(moved_bytes, newest) AS bytes,
        sum(counted) AS n, count() AS operations,
        if(operations > {_FEWEST}, quantileExactForEach(0.65)(busy), argMax(busy, newest)) AS busy_ns,
-       if(operations > 1, stddevSamp(busy[1]) / sqrt(operations), NULL) AS error_ns,
+       multiIf(operations > {_FEWEST}, stddevSamp(busy[1]) / sqrt(operations),
+               operations > 1, (argMax(busy[1], newest) - min(busy[1])) / 2, NULL) AS error_ns,
        argMax(least, newest) AS least_ns, min(newest) AS oldest_ns, max(newest) AS newest_ns
 FROM (
     SELECT *, toUInt8(log2(moved_bytes)) AS size_class,

@@ -209,6 +209,22 @@ def test_steps_keep_a_wire_busy_while_nobody_else_holds_them_up(
     assert busy_ns(store, slack_ns) == [expected]
 
 
+@pytest.mark.parametrize(("newer_us", "error_ns"), [(90, 20.0 * US), (30, 0.0)])
+def test_one_operation_in_the_window_is_held_against_the_one_before(
+    store: Store, newer_us: int, error_ns: float
+) -> None:
+    pairs = [(1, -9_000_000, 50), (2, -8_000_000, 50), (3, 100, newer_us)]
+    steps = [
+        sample(host, 0, us + host * took, seq=seq, posted_ns=T0 + us * US)
+        for seq, us, took in pairs
+        for host in (0, 1)
+    ]
+    insert(store, *steps, *comms())
+    (row,) = read(store).steps.to_pylist()
+    assert (row["operations"], row["busy_ns"][0], row["error_ns"]) == (2, newer_us * US, error_ns)
+    assert row["oldest_ns"] < T0 <= row["newest_ns"]
+
+
 def test_offsets_of_clocks_are_taken_off(store: Store) -> None:
     told = [
         ClockQuality(host=f"h{host}", ts_ns=T0, offset_ns=host * 30 * US, error_ns=US, source="ptp")

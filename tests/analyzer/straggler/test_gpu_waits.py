@@ -1,0 +1,69 @@
+"""A GPU that is always last is named by what proxy threads waited for it, where NCCL tells no GPU times."""
+
+import numpy as np
+import pytest
+
+from analyzer.straggler.gpu_waits import GpuWaits, read_gpu_waits
+from analyzer.straggler.reading import StragglerFacts
+from analyzer.straggler.stragglers import StragglerMemory, StragglerOptions, find_stragglers
+from analyzer.windows.jobs import read_roster
+from analyzer.windows.window import Context, Finding, Window
+from lockstep.records import Collective, Comm, Transfer
+from lockstep.store.store import Store
+from tests.analyzer.build import insert
+from tests.analyzer.straggler.job import MS, Job, context, world
+from tests.builders import SECOND, T0, make
+
+OPERATIONS = 32  # sampled in half a minute, of which every fourth comes after compute
+
+
+def waited(ranks: int, late_ms: float, seed: int = 3) -> list[Finding]:
+    """Return what is said of a job on hosts of one rank whose second GPU is late, by sampled transfers alone."""
+    process, operation = np.tile(np.arange(ranks), OPERATIONS), np.repeat(np.arange(OPERATIONS), ranks)
+    own_ms = np.where(operation % 4 == 0, np.random.default_rng(seed).exponential(3.0, len(process)), 0.1)
+    own_ms += np.where((operation % 4 == 0) & (process == 1), late_ms, 0.0)
+    facts = StragglerFacts(gpu_waits=GpuWaits(process, operation, own_ms * MS, per_s=8.0))
+    where = context(Job(ranks, world(ranks), gpus_per_host=1).roster())
+    return find_stragglers(facts, StragglerMemory(), where, StragglerOptions())[0]
+
+
+def test_gpu_that_is_always_last_is_named_and_how_often_it_was() -> None:
+    (finding,) = waited(8, 80.0)
+    assert (finding.fault_class, finding.component) == ("noncomm_slow", "gpu:h1/0")
+    assert finding.evidence[-1] == {"kind": "gpu_wait", "last": 8, "of": 8}
+    assert finding.lost_share == pytest.approx(80e-3 / 4 * 8, rel=0.3)
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("ranks", [2, 4, 16])
+def test_gpus_that_are_last_in_turn_are_not(ranks: int, seed: int) -> None:
+    assert waited(ranks, 0.0, seed) == []
+
+
+def test_of_two_ranks_nobody_is_named() -> None:
+    assert waited(2, 80.0) == []
+
+
+def test_wait_is_the_ranks_own_that_it_has_on_both_sides_and_nothing_is_read_beside_gpu_times(store: Store) -> None:
+    comms = [make(Comm, host=f"h{rank}", rank=rank, nranks=2, gpu=0) for rank in (0, 1)]
+    sides = {("send", 0): 30, ("recv", 0): 2, ("send", 1): 47, ("recv", 1): 45}
+    told = [
+        make(
+            Transfer,
+            host=f"h{rank}",
+            rank=rank,
+            peer=1 - rank,
+            direction=direction,
+            gpu_wait_ns=ms * MS,
+            wire_ns=None,
+        )
+        for (direction, rank), ms in sides.items()
+    ]
+    insert(store, *told, *comms)
+    window = Window(T0, T0 + 5 * SECOND)
+    where = Context("j1", 0, window, T0, read_roster(store, "j1", 0), None)
+    waits = read_gpu_waits(store, where, counted=100)
+    assert dict(zip(waits.process.tolist(), waits.own_ns.tolist(), strict=True)) == {0: 2.0 * MS, 1: 45.0 * MS}
+    assert (waits.per_s, len(set(waits.operation.tolist()))) == (10.0, 1)
+    insert(store, make(Collective, host="h0", rank=0, clock="gpu"))
+    assert len(read_gpu_waits(store, where, counted=100).process) == 0
