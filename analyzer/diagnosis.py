@@ -22,7 +22,7 @@ from analyzer.windows.jobs import (
     read_roster,
 )
 from analyzer.windows.silence import find_reports, find_silent
-from analyzer.windows.window import Context, EvaluationOptions, Window, window_at
+from analyzer.windows.window import Context, EvaluationOptions, Window, hop_at, window_at
 from lockstep.store.store import Store
 from lockstep.topology import TopologyIndex
 from lockstep.verdict import Incident
@@ -144,10 +144,16 @@ def _evaluate_windows(
     hops = [] if brief else find_active_hops(store, span, options.evaluations.hop_ns)
     ends = [window.end_ns for window in brief] or sorted({min(hop_ns, span.last_ns + 1) for hop_ns in hops})
     options = _for_few_evaluations(options, 1 if brief else len(ends))
-    due = len(ends)
+    due, done_ns = len(ends), span.first_ns
     followed = Followed()
     for number in range(due):
         period_ns = followed.stages.period_ns
+        is_last = bool(brief) or number + 1 == due
+        if not is_last and ends[number] - done_ns < hop_at(
+            ends[number], span.first_ns, period_ns, options.evaluations
+        ):
+            continue
+        done_ns = ends[number]
         window = brief[number] if brief else window_at(ends[number], span.first_ns, period_ns, options.evaluations)
         who = (roster, find_silent(roster.hosts, reports, window.end_ns), reports, topology)
         outcome = evaluate_window(store, span, window, followed, who, options)

@@ -7,7 +7,16 @@ from itertools import takewhile
 import numpy as np
 import pyarrow as pa
 
-from analyzer.steps.history import BEFORE, Level, StepHistory, add_steps, find_newest, is_costly, judge_levels
+from analyzer.steps.history import (
+    BEFORE,
+    LASTING_STEPS,
+    Level,
+    StepHistory,
+    add_steps,
+    find_newest,
+    is_costly,
+    judge_levels,
+)
 from analyzer.steps.levels import LevelOptions
 from analyzer.steps.periods import OFF_PERIOD, Signature, Steps, cut, find_period, learn_signature, still_holds
 from analyzer.steps.traffic import StepFacts, Witness, find_period_in_samples, find_period_in_seconds
@@ -299,9 +308,21 @@ def find_global(memory: StepMemory, context: Context, options: GlobalOptions | N
     if slow is None or not slow.begin or slow.steps < options.fewest_steps:
         return []
     before, after = (float(np.median(part)) for part in (history.bytes[: slow.begin], history.bytes[slow.begin :]))
-    if abs(after - before) > options.same_bytes * before:
-        return []
-    return [_say(history, slow, context, options)]
+    if abs(after - before) <= options.same_bytes * before:
+        return [_say(history, slow, context, options)]
+    return [_say_own(history, slow, context, options)] if slow.steps >= LASTING_STEPS else []
+
+
+def _say_own(history: StepHistory, slow: Level, context: Context, options: GlobalOptions) -> Finding:
+    """Return the finding of a job that changed itself, in batch, precision or sequence: something to read."""
+    finding = _say(history, slow, context, options)
+    before, now = (finding.evidence[0][f"bytes_per_step_{when}"] / 1e6 for when in ("before", "now"))
+    now_s, usual_s = slow.step_ns / NS_PER_S, slow.usual_ns / NS_PER_S
+    reason = (
+        f"a step takes {now_s:.3g} s instead of {usual_s:.3g} s since the job changed what it does: it "
+        f"exchanges {now:.3g} MB a step instead of {before:.3g} MB, and nothing else changed"
+    )
+    return replace(finding, reason=reason, ruled_out=(), ambiguous_with=(), is_minor=True)
 
 
 def _find_slow_end(history: StepHistory, worth: float) -> Level | None:

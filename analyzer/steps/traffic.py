@@ -19,7 +19,8 @@ _LIGHT = 0.01  # of the bytes of a large operation: norms and losses are a few b
 _MIX, _HALF = np.uint64(0x9E3779B97F4A7C15), np.uint64(32)  # an odd number with many ones spreads every bit upwards
 
 WITNESSES = 8  # ranks whose traffic is read; all ranks do the same steps, and eight outvote a few that are ill
-_LOOKBACK_NS = 60 * NS_PER_S  # while no period is known, or not all operations: three steps of twenty seconds
+_LOOKBACK_NS = 60 * NS_PER_S  # where not all operations are known
+_SEARCH_NS = 300 * NS_PER_S  # while no period is known: six steps of fifty seconds
 _PACE_NS = 120 * NS_PER_S  # of operations per second: what was usual before, and a fault that is noticed late
 _LOOKBACK_PERIODS = 12  # once it is known: enough to find it again after a change
 _MOST_OPERATIONS = 20_000  # per rank: three steps of a large pipeline have that many
@@ -188,11 +189,12 @@ class StepFacts:
 def read_operations(store: Store, context: Context) -> StepFacts:
     """Return the operations of a few ranks up to the end of the window; cost does not grow with the job."""
     asked = _ask(context)
-    short, long = (_span(context, back) for back in (_LOOKBACK_PERIODS * (context.period_ns or 0), _LOOKBACK_NS))
-    reported = store.query(_REPORTED, long)
+    known_ns = _LOOKBACK_PERIODS * context.period_ns if context.period_ns else _SEARCH_NS
+    short, long = _span(context, known_ns), _span(context, _LOOKBACK_NS)
+    reported = store.query(_REPORTED, min(short, long, key=lambda span: span["start"]))
     if not asked["comms"]:
         return StepFacts(reported=reported)
-    witnesses = _read_witnesses(store, context, (short if context.period_ns else long) | asked)
+    witnesses = _read_witnesses(store, context, short | asked)
     if not witnesses:
         return StepFacts(seconds=store.query(_SECONDS, long | asked), reported=reported)
     if context.period_ns and any(witness.is_sampled for witness in witnesses):

@@ -56,6 +56,20 @@ def window_at(end_ns: int, first_ns: int, period_ns: int | None, options: Evalua
     return Window(max(start_ns, min(first_ns, end_ns - 1)), end_ns)
 
 
+def hop_at(end_ns: int, first_ns: int, period_ns: int | None, options: EvaluationOptions) -> int:
+    """Return how long after the evaluation before it one is worth its cost: half a period shows little that is new.
+
+    While the period is not known it is longer than what went by so far says; no window may be left out.
+
+    >>> hop_at(0, 0, 46 * NS_PER_S, EvaluationOptions()) // NS_PER_S
+    23
+    >>> [hop_at(end_s * NS_PER_S, 0, None, EvaluationOptions()) // NS_PER_S for end_s in (10, 64, 600)]
+    [2, 4, 6]
+    """
+    wanted_ns = period_ns // 2 if period_ns else min((end_ns - first_ns) // 16, options.shortest_ns)
+    return max(wanted_ns, options.hop_ns)
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class End:
     """One end of a connection; the NIC is None when nothing told which one it is."""

@@ -15,6 +15,7 @@ from importers.traces.kineto import parse_kineto
 from importers.traces.nccl_tests import Log, parse_nccl_tests
 from importers.traces.ras import Answer, parse_ras
 from importers.traces.readings import Reading
+from importers.traces.step_logs import parse_megatron, parse_mlperf
 from lockstep.capture.files import CaptureInfo, CaptureWriter
 from lockstep.errors import BadInput
 from lockstep.tables import TABLE_BY_NAME
@@ -29,6 +30,10 @@ Reader = Callable[[Sequence[Path], str, Report], Reading]
 
 def _stamped(path: Path) -> int:
     return path.stat().st_mtime_ns  # recordings that tell no time have that of their file
+
+
+def _logs(files: Sequence[Path], report: Report) -> Iterator[Log]:
+    return (Log(str(path), _pieces(path, report, is_lines=True), _stamped(path)) for path in files)
 
 
 FORMATS: Mapping[str, Reader] = {
@@ -50,9 +55,9 @@ FORMATS: Mapping[str, Reader] = {
     ),
     # A file per rank, perhaps packed with gzip.
     "kineto": lambda files, job, report: parse_kineto(((str(path), _pieces(path, report)) for path in files), job),
-    "nccl-tests": lambda files, job, report: parse_nccl_tests(
-        (Log(str(path), _pieces(path, report, is_lines=True), _stamped(path)) for path in files), job
-    ),
+    "megatron": lambda files, job, report: parse_megatron(_logs(files, report), job),
+    "mlperf": lambda files, job, report: parse_mlperf(_logs(files, report), job),
+    "nccl-tests": lambda files, job, report: parse_nccl_tests(_logs(files, report), job),
     # An answer per file.
     "ras": lambda files, job, report: parse_ras(
         [Answer(str(path), _content(path, report), _stamped(path)) for path in files], job

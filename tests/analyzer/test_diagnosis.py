@@ -86,6 +86,17 @@ def test_with_only_steps_the_answer_is_when_the_job_slowed_and_recovered(embedde
     assert abs((incident.closed_ns or 0) - (T0 + 62 * SECOND)) <= 3 * SECOND
 
 
+def test_job_with_long_steps_is_evaluated_twice_a_step_once_they_are_known(embedded_store: Store) -> None:
+    changes = {"duration_s": 300, "timeline": (), "job": HUNG.job.model_copy(update={"compute_ms": 20_000.0})}
+    (delivery,) = tell(HUNG.model_copy(update=changes), 31, every_s=300)
+    for table, told in delivery.rows.items():
+        embedded_store.insert(TABLE_BY_NAME[table], told, token=f"test/{table}")
+    done: list[tuple[int, int]] = []
+    assert not describe(embedded_store, None, FollowOptions(), watch=lambda *counts: done.append(counts)).incidents
+    assert done[-1][0] == done[-1][1] >= 140, "the end is always evaluated"
+    assert len(done) <= 60
+
+
 def test_with_only_probes_the_answer_is_which_links(embedded_store: Store) -> None:
     pairs = [(src, dst) for src in range(8) for dst in range(8) if src // 2 != dst // 2]
     told = [

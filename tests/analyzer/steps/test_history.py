@@ -9,6 +9,8 @@ from analyzer.windows.window import Finding
 from tests.analyzer.steps.jobs import look_at, step_time_ratio
 from tests.builders import SECOND, T0
 
+MB = 1_000_000
+
 
 def hear(history: StepHistory, *levels: tuple[int, int]) -> StepHistory:
     """Return the history with further steps of some lengths, each some times."""
@@ -84,10 +86,20 @@ def test_what_is_short_or_small_or_over_or_the_jobs_own_doing_is_not_told() -> N
     assert say(remember((1.0, 40, 9), (1.6, 20, 9), (1.0, 3, 9))) == []
     memory = remember((1.0, 40, 9), (1.6, 20, 9), (1.02, 3, 9), (1.12, 1, 9), (1.02, 1, 9))
     assert say(memory) == []
-    assert say(remember((1.0, 40, 100), (1.6, 20, 160))) == []
+    assert say(remember((1.0, 40, 100), (1.6, 6, 160))) == []
     assert say(remember((1.0, 40, 9), (1.08, 40, 9))) == []
     assert say(remember((1.0, 100, 9))) == []
     assert say(StepMemory()) == []
+
+
+def test_change_that_the_job_makes_itself_is_told_as_such_and_is_a_note() -> None:
+    (finding,) = say(remember((1.0, 40, 100 * MB), (1.6, 20, 160 * MB)))
+    assert finding.is_minor
+    assert "since the job changed what it does: it exchanges 160 MB a step instead of 100 MB" in finding.reason
+    (other,) = say(remember((1.0, 40, 100 * MB), (1.6, 20, 100 * MB)))
+    assert not other.is_minor
+    (young,) = say(remember((1.0, 40, 9), (1.2, 4, 9)))
+    assert young.is_minor, "it has cost less than a step so far"
 
 
 def test_begin_is_that_of_the_first_of_several_slow_levels() -> None:

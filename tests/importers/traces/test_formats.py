@@ -19,6 +19,7 @@ from tests.importers.traces.test_inspector import T0_US, line, verbose
 from tests.importers.traces.test_kineto import kernel, launch, trace
 from tests.importers.traces.test_nccl_tests import HEAD, ROWS, TAIL
 from tests.importers.traces.test_ras import member, status
+from tests.importers.traces.test_step_logs import ITERATION, LOSSES
 
 
 def test_inspector_files_become_a_capture_of_their_time_and_hosts(tmp_path: Path) -> None:
@@ -59,6 +60,8 @@ def test_every_byte_is_reported_and_a_file_that_is_wrong_leaves_nothing_behind(t
         "gpud": json.dumps([component(event())]).encode(),
         "inspector": json.dumps(line()).encode() + b"\n",
         "kineto": json.dumps(trace(kernel())).encode(),
+        "megatron": ITERATION,
+        "mlperf": LOSSES,
         "nccl-tests": (HEAD + ROWS + TAIL).encode(),
         "ras": json.dumps(status(member(0))).encode(),
     }
