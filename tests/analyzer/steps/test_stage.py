@@ -1,5 +1,6 @@
 """Looks that overlap number every step once, the same on all ranks."""
 
+from dataclasses import fields, replace
 from itertools import pairwise
 
 import numpy as np
@@ -17,8 +18,7 @@ OTHER = (Op(300, func="ReduceScatter"), Op(func="AllGather"), Op(func="Broadcast
 def between(witness: Witness, begin_s: float, end_s: float) -> Witness:
     """Return what an evaluation from one moment to another would read."""
     inside = (witness.enqueue_ns >= T0 + begin_s * 1e9) & (witness.end_ns < T0 + end_s * 1e9)
-    columns = ("comm", "func", "peer", "seq", "counts", "bytes", "enqueue_ns", "start_ns", "end_ns")
-    return Witness(witness.process, *(getattr(witness, name)[inside] for name in columns))
+    return Witness(witness.process, *(getattr(witness, each.name)[inside] for each in fields(witness)[1:]))
 
 
 def follow(*ranks: Rank, until_s: int, back_s: int = 8) -> tuple[list[StepReport], StepMemory]:
@@ -142,6 +142,27 @@ def test_sampled_operations_give_a_period_and_no_steps() -> None:
     assert step_time_ratio(memory.history) is None
 
 
+def with_hole(rank: Rank, first: int, count: int) -> Witness:
+    """Return what was seen of a rank whose plugin had detail off for some operations."""
+    witness = rank.look()
+    untimed = (np.arange(len(witness)) >= first) & (np.arange(len(witness)) < first + count)
+    start, end = (np.where(untimed, witness.enqueue_ns, times) for times in (witness.start_ns, witness.end_ns))
+    return replace(witness, start_ns=start, end_ns=end, untimed=untimed)
+
+
+@pytest.mark.parametrize("first", range(60, 68))
+@pytest.mark.parametrize("step", [DDP, MEGATRON], ids=["ddp", "megatron"])
+def test_steps_that_begin_or_end_where_detail_was_off_are_left_out(step: tuple[Op, ...], first: int) -> None:
+    rank = Rank(noise=0.0).steps(step, 40)
+    clean, _ = find_steps(StepFacts((rank.look(),)), StepMemory(), look_at())
+    report, memory = find_steps(StepFacts((with_hole(rank, first, 9),)), StepMemory(), look_at())
+    lengths = [round((each["end_ns"] - each["start_ns"]) / MS) for each in report.rows.to_pylist()]
+    assert set(lengths) == {round((clean.period_ns or 0) / MS)}
+    assert len(lengths) >= 40 - 4
+    assert report.off_period == ()
+    assert step_time_ratio(memory.kind.history) == pytest.approx(1.0)
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_nonsense_gives_an_answer_or_none_and_no_crash(seed: int) -> None:
     random = np.random.default_rng(seed)
@@ -156,7 +177,7 @@ def test_nonsense_gives_an_answer_or_none_and_no_crash(seed: int) -> None:
         random.integers(0, [1, 2, 1000][seed % 3], count),
         random.random(count) < 0.5,
         random.integers(0, 2**40, count),
-        *times,
+        *[*times, random.random(count) < 0.1],
     )
     memory = StepMemory()
     for _ in range(3):

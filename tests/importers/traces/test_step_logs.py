@@ -87,8 +87,8 @@ def test_log_without_steps_is_one_sentence(parse: type, text: bytes) -> None:
 
 
 def test_record_that_is_no_json_is_named_with_its_line() -> None:
-    with pytest.raises(BadInput, match=r"a\.log, line 2: is not JSON"):
-        parse_mlperf(log(LOSSES, b":::MLLOG {\n"), "j")
+    with pytest.raises(BadInput, match=r"a\.log, line 7: is not JSON"):
+        parse_mlperf(log(*LOSSES.splitlines(), b":::MLLOG {\n"), "j")
 
 
 def test_slow_iterations_of_a_log_are_diagnosed() -> None:

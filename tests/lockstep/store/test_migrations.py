@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from lockstep.errors import StoreRefused, StoreVersionMismatch
-from lockstep.records import Collective, Comm, Event, OpStat, Step
+from lockstep.records import Comm, Event, OpStat, Step
 from lockstep.store import migrations
 from lockstep.store.migrations import (
     Layout,
@@ -75,13 +75,16 @@ def test_rows_from_before_a_migration_are_kept_and_listed(store_url: str, monkey
             migrate(store, layout, now_ns=1)
         step = Step(host="h0", job="b", attempt=0, world_rank=0, step=1, start_ns=T0, end_ns=T0 + 20, source="told")
         comm = make(Comm, job="a", nranks=8, gpu=1, gpu_uuid="GPU-1")
-        for record in (comm, step, make(OpStat, job="c"), make(Collective, job="d")):
+        for record in (comm, step, make(OpStat, job="c")):
             store.insert(next(table for table in TABLES if table.record is type(record)), rows(record), token="x")
         store.command(f"TRUNCATE TABLE {store.database}.op_stats")  # past its days
         columns = "host, ts_ns, source, kind, component, severity, message"
         row = f"'h0', {T0}, 'processes', 'process_exit', 'host:h0', 'error', 'rank 3 was killed'"
         store.command(f"INSERT INTO {store.database}.events ({columns}) VALUES ({row})")
+        operation = f"(host, job, attempt, peer, enqueue_ns) VALUES ('h0', 'd', 0, -1, {T0})"
+        store.command(f"INSERT INTO {store.database}.collectives {operation}")
         migrate(store, layout, now_ns=2)
+        assert store.query("SELECT job, untimed FROM collectives").to_pylist() == [{"job": "d", "untimed": None}]
         known = store.query(
             "SELECT job, max(ranks) AS ranks, min(first_ns) AS at FROM attempts GROUP BY job ORDER BY job"
         )
