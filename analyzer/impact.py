@@ -63,7 +63,7 @@ class Account:
         return lasted / (lasted - self.lost_ns)
 
 
-def is_standing(finding: Finding) -> bool:
+def stops_job(finding: Finding) -> bool:
     """Return whether the job does nothing at all because of it."""
     return finding.stands_still or finding.fault_class in STOPS_JOB
 
@@ -72,7 +72,7 @@ def open_account(progress: Progress, since_ns: int, finding: Finding) -> Account
     """Return the account of a fault that was first seen at that time; slow steps before it are its own."""
     steps = progress.steps
     began = len(steps.start_ns[steps.start_ns < since_ns])
-    if not is_standing(finding):
+    if not stops_job(finding):
         began = _find_first_slow(steps, since_ns, began)
     usual = find_before(steps, int(steps.start_ns[began]) if began < len(steps) else since_ns)
     if usual is None:
@@ -80,7 +80,7 @@ def open_account(progress: Progress, since_ns: int, finding: Finding) -> Account
     recent = steps.length_ns[max(began - _USUAL_STEPS, 0) : began]
     even = recent[recent < _OUTLYING * usual]
     settled_ns = int(steps.start_ns[began - 1] + steps.length_ns[began - 1]) if began else since_ns
-    began_ns = since_ns if is_standing(finding) else min(settled_ns, since_ns)
+    began_ns = since_ns if stops_job(finding) else min(settled_ns, since_ns)
     return Account(began_ns, began_ns, settled_ns, usual_ns=float(np.mean(even)) if len(even) else usual)
 
 
@@ -119,7 +119,7 @@ def charge(account: Account, progress: Progress, finding: Finding | None, contex
     """Return the account with what was lost up to an evaluation's end; no finding: the fault was not seen in it."""
     end_ns = context.window.end_ns
     account = replace(_settle(account, progress.steps), usual_rate=_find_rate(account, progress.pace))
-    if finding is not None and is_standing(finding):
+    if finding is not None and stops_job(finding):
         charged = _charge_standstill(account, finding, end_ns)
     elif account.usual_rate and len(progress.pace):
         charged = _charge_rate(account, account.usual_rate, progress.pace, context.window)
@@ -156,17 +156,25 @@ def _charge_standstill(account: Account, finding: Finding, end_ns: int) -> Accou
 
 
 def _charge_rate(account: Account, usual_rate: float, pace: Pace, window: Window) -> Account:
-    """Return the account with what is missing of the operations: no step tells how long they take now."""
-    lasted = window.end_ns - account.settled_ns
-    lost = account.by_steps_ns + lasted - pace.count(account.settled_ns, window.end_ns) * NS_PER_S / usual_rate
-    done = pace.count(window.start_ns, window.end_ns)
+    """Return the account with what is missing of the operations: no step tells how long they take now.
+
+    It is charged up to the last second that had any: a job that is over, or says nothing, loses nothing.
+    """
+    until_ns = min(int(pace.ts_ns[-1]) + NS_PER_S, window.end_ns)
+    missing = max(until_ns - account.settled_ns, 0) - _time_of(pace, account.settled_ns, until_ns, usual_rate)
+    lost, done = account.by_steps_ns + missing, _time_of(pace, window.start_ns, until_ns, usual_rate)
     return replace(
         account,
-        settled_ns=window.end_ns,
+        settled_ns=max(until_ns, account.settled_ns),
         by_steps_ns=lost,
         lost_ns=max(account.lost_ns or 0.0, lost),
-        ratio=usual_rate * window.seconds / done if done else None,
+        ratio=(until_ns - window.start_ns) / done if done else None,
     )
+
+
+def _time_of(pace: Pace, start_ns: int, end_ns: int, usual_rate: float) -> float:
+    """Return how long the operations of a stretch of time take usually."""
+    return pace.count(start_ns, end_ns) * NS_PER_S / usual_rate
 
 
 def _charge_share(account: Account, share: float | None, end_ns: int) -> Account:
@@ -183,8 +191,8 @@ def impact_of(account: Account, finding: Finding, context: Context) -> Impact:
     gpus = context.roster.ranks
     lost = account.lost_ns if gpus else None
     return Impact(
-        severity=judge_severity(is_standing(finding), account.peak),
-        stands_still=is_standing(finding),
+        severity=judge_severity(stops_job(finding), account.peak),
+        stands_still=stops_job(finding),
         step_time_ratio=account.ratio,
         peak_ratio=account.peak,
         mean_ratio=account.mean,

@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from analyzer.impact import Account, Progress, charge, impact_of, is_standing, open_account, resume_account
+from analyzer.impact import Account, Progress, charge, impact_of, stops_job, open_account, resume_account
 from analyzer.windows.outage import find_last_told, hosts_of, is_unseen
 from analyzer.windows.window import Context, Finding
 from lockstep.clock import NS_PER_S
@@ -80,7 +80,7 @@ def _grade(finding: Finding, lasted_ns: int, context: Context, account: Account,
 
 def _lost_share(finding: Finding, account: Account) -> float | None:
     """Return the share of the time that is lost: all in a hang, else as the steps show it or the stage reckons."""
-    if is_standing(finding):
+    if stops_job(finding):
         return 1.0
     return max(0.0, 1 - 1 / account.ratio) if account.ratio else finding.lost_share
 

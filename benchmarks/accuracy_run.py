@@ -254,6 +254,6 @@ def find_lost_s(steps: Sequence[tuple[float, float]], stands_still: bool, scenar
     usual = fmean(length for length in before if length < 2 * median(before))  # without checkpoints
     last_s = min(over_s(scenario.timeline), until_s)
     ill = [(begin, length) for begin, length in steps if begin + length > began_s and begin < last_s]
-    lost_s = sum((length - usual) * min((until_s - begin) / length, 1.0) for begin, length in ill)
+    lost_s = sum(length - usual for _, length in ill)  # the last one may end after the scenario, and is reported
     stood_s = until_s - max(began_s, *(begin + length for begin, length in steps)) if stands_still else 0.0
     return round(lost_s + max(stood_s, 0.0), 3)

@@ -43,7 +43,7 @@ def find_break_even(lost: float, now_ns: int, lost_per_hour: float, price_gpu_ho
         return Wait(True, lost, None)
     if lost_per_hour <= 0:
         return Wait(False, lost, None)
-    return Wait(False, lost, now_ns + int((price_gpu_hours - lost) / lost_per_hour * 3600 * NS_PER_S))
+    return Wait(False, lost, now_ns + round((price_gpu_hours - lost) / lost_per_hour * 3600 * NS_PER_S))
 
 
 _FAR = 2.0  # times beyond what the doubt about the rate leaves open: Young's optimum is flat around its bottom

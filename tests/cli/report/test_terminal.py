@@ -26,7 +26,7 @@ def test_every_verdict_is_a_row_and_a_sentence() -> None:
     assert "45 s" in lines[1]
     assert "steps take 1.50 times as long, 63 ranks wait, 0.26 GPU-hours lost" in lines[1]
     first = next(number for number, line in enumerate(lines) if line.startswith("1 nic:h3/eth1 slows what it sends"))
-    assert lines[first].endswith(" UTC: steps take 1.50 times as long, 63 ranks wait")
+    assert lines[first].endswith(" UTC: steps take 1.50 times as long, 63 ranks wait, 0.26 GPU-hours lost")
     assert lines[first + 1] == "  h3's eth1 sends at a tenth of its rate, says Zoë"
     assert "  its clock is low" in lines
 
