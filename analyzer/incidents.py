@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from analyzer.impact import Account, Progress, charge, impact_of, stops_job, open_account, resume_account
+from analyzer.impact import Account, Progress, charge, impact_of, open_account, resume_account, stops_job
 from analyzer.windows.outage import find_last_told, hosts_of, is_unseen
 from analyzer.windows.window import Context, Finding
 from lockstep.clock import NS_PER_S
