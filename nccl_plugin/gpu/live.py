@@ -47,8 +47,8 @@ class Case:
     rank: int = -1
     classes: tuple[str, ...] = ()
     components: tuple[str, ...] = ()
-    seconds: float = 70
-    after_s: float = 25
+    seconds: float = 55
+    after_s: float = 20
 
     def accepted(self, host: str) -> set[str]:
         return {component.format(host=host, rank=self.rank) for component in self.components}
@@ -124,7 +124,7 @@ class Job:
         """Wait for its end, being at fault from outside where that is asked for; end what then still runs."""
         result = Result(self._case)
         began = time.monotonic()
-        while time.monotonic() - began < self._case.seconds + 40:
+        while time.monotonic() - began < self._case.seconds + 15:
             trained = self._lines("training")
             if trained and result.onset_ns is None:
                 result.onset_ns = self._onset(trained[0])
