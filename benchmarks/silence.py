@@ -162,12 +162,12 @@ def _try(runs: Sequence[Run], amount: float, find: Detector) -> list[bool]:
     for run in runs:
         known = find(run.seconds)
         for length in _LENGTHS:
-            places = np.arange(_BEFORE, len(run.seconds) - length - _AFTER)
-            free = [place for place in places if not any(abs(place - at) < length + _BEFORE for at in known)]
+            starts = np.arange(_BEFORE, len(run.seconds) - length - _AFTER)
+            free = [start for start in starts if not any(abs(start - at) < length + _BEFORE for at in known)]
             if not free:
                 continue
-            place = int(random.choice(free))
+            start = int(random.choice(free))
             slowed = run.seconds.copy()
-            slowed[place : place + length] *= amount
-            tried.append(any(place - 5 <= at < place + length for at in find(slowed)))
+            slowed[start : start + length] *= amount
+            tried.append(any(start - 5 <= at < start + length for at in find(slowed)))
     return tried

@@ -7,7 +7,7 @@ three outliers. The cheapest sequence of levels is found exactly, by dynamic pro
 stretch of outliers becomes a level of its own once it is long enough to pay for two changes (six steps), or for one
 where the series ends in it (three steps).
 
-Cost: O(steps x levels) in arrays, and a loop over places where a step differs from the one before; 1 ms for 1,000
+Cost: O(steps x levels) in arrays, and a loop over candidates where a step differs from the one before; 1 ms for 1,000
 quiet steps. Reference: Fearnhead and Rigaill, Changepoint detection in the presence of outliers (JASA 2019): the
 bounded loss; Viterbi over a grid of levels instead of their functional pruning.
 """
@@ -86,24 +86,24 @@ def _trace(value: np.ndarray, noise: float, options: LevelOptions) -> Spans:
     grid = np.arange(middle.min(), middle.max() + options.grain, options.grain)
     jumps = np.abs(np.diff(value, prepend=value[0])) > noise / 2
     jumps[::EVERY] = True
-    places = np.flatnonzero(jumps)
+    candidates = np.flatnonzero(jumps)
     loss = np.minimum((value[:, None] - grid) ** 2 / (2 * noise**2), options.outlier**2 / 2)
-    levels = _find_cheapest(np.add.reduceat(loss, places, axis=0), options.change)
-    borders = places[np.flatnonzero(np.diff(levels, prepend=-1))]
+    levels = _find_cheapest(np.add.reduceat(loss, candidates, axis=0), options.change)
+    borders = candidates[np.flatnonzero(np.diff(levels, prepend=-1))]
     return list(pairwise([*borders.tolist(), len(value)]))
 
 
 def _find_cheapest(loss: np.ndarray, change: float) -> np.ndarray:
-    """Return the level at each place, of those that are the columns of the loss."""
+    """Return the level at each index, of those that are the columns of the loss."""
     total = loss[0]
     came_from, switched = np.zeros(len(loss), np.int64), np.zeros(loss.shape, bool)
-    for place in range(1, len(loss)):
-        came_from[place] = total.argmin()
-        least = total[came_from[place]] + change
-        switched[place] = total > least
-        total = np.minimum(total, least) + loss[place]
+    for index in range(1, len(loss)):
+        came_from[index] = total.argmin()
+        least = total[came_from[index]] + change
+        switched[index] = total > least
+        total = np.minimum(total, least) + loss[index]
     levels = np.full(len(loss), int(total.argmin()))
-    for place in range(len(loss) - 1, 0, -1):
-        level = levels[place]
-        levels[place - 1] = came_from[place] if switched[place, level] else level
+    for index in range(len(loss) - 1, 0, -1):
+        level = levels[index]
+        levels[index - 1] = came_from[index] if switched[index, level] else level
     return levels

@@ -80,11 +80,11 @@ def _read_iterations(log: Log) -> Iterator[_Step]:
         if found and elapsed:
             number = int(found[2])
             covers = number - before if before is not None and number > before else 1
-            yield _Step(number, round(float(elapsed[1]) * _NS_PER_MS), _moment(found[1]), covers)
+            yield _Step(number, round(float(elapsed[1]) * _NS_PER_MS), _end_ns(found[1]), covers)
             before = number
 
 
-def _moment(text: str | None) -> int | None:
+def _end_ns(text: str | None) -> int | None:
     if text is None:
         return None
     try:
