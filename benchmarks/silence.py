@@ -53,7 +53,7 @@ class Run:
     def noise(self) -> float:
         """Return how far steps are from those around them, as a share."""
         value = np.log(self.seconds)
-        return 1.4826 * float(np.median(np.abs(np.diff(value)))) / np.sqrt(2)
+        return 1.4826 * float(np.median(np.abs(np.diff(value))) / np.sqrt(2))
 
 
 def measure(quick: bool, note: Note) -> tuple[Figure, ...]:
