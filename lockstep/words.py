@@ -90,6 +90,7 @@ def size(octets: float | None) -> str:
     return f"{octets:.1f} TB"
 
 
+_LEAST_HOURS = 0.001  # GPU-hours, a few seconds of one GPU: less is not worth a word
 _LEAST_RATIO = 1.005  # of a step's time before: half a percent is what rounding would hide
 
 CLASSES: dict[FaultClass, str] = {
@@ -153,7 +154,7 @@ def impact_words(verdict: Verdict, *, is_over: bool = False) -> str:
     if waiting := impact.ranks_waiting:
         waits = ("waited", "waited") if is_over else ("wait", "waits")
         phrases.append(f"{waiting:,} ranks {waits[0]}" if waiting > 1 else f"1 rank {waits[1]}")
-    if lost := verdict.lost_gpu_hours():
+    if (lost := verdict.lost_gpu_hours() or 0.0) >= _LEAST_HOURS:
         phrases.append(f"{figure(lost)} GPU-hours lost")
     return ", ".join(phrases) or "what it costs is not known"
 
