@@ -42,7 +42,8 @@ def test_short_sentence_is_the_headline_and_questions_follow_in_order(acted: Api
     assert places == sorted(places)
     for shown in (
         '<h1 id="sentence">nic:h3/eth1 slows what it sends since ',
-        " UTC: steps take 1.42 times as long, 255 ranks wait</h1>",
+        " UTC: steps take 1.42 times as long, 255 ranks wait, ",
+        " GPU-hours lost</h1>",
         "h3&#39;s eth1 sends at a tenth of its rate, says Zoë</p>",
         "others cross it at full rate",
         'It could as well be <span class="part">link:h3/eth1--leaf1</span>',
