@@ -204,7 +204,7 @@ def track(
     """
     is_blind = findings is None
     if findings is None and not outages:
-        unjudged = JobState(tuple(_leave_unconfirmed(seen, context, progress) for seen in state.sightings))
+        unjudged = JobState(tuple(_leave_unconfirmed(seen, context) for seen in state.sightings))
         return unjudged, unjudged.open
     matched, fresh = _match(state.sightings, [*outages, *(findings or ())])
     if _is_settling(state.sightings, matched, context):
@@ -280,6 +280,7 @@ def _is_settling(sightings: Sequence[Sighting], matched: Sequence[list[Finding]]
     """
     return any(
         seen.incident is not None
+        and _KIN[seen.best[0]] != "telemetry"
         and seen.incident.verdict.last_seen_ns > context.window.start_ns
         and (not found or _KIN[seen.best[0]] == "hang")
         for seen, found in zip(sightings, matched, strict=True)
@@ -349,21 +350,25 @@ def _leave(seen: Sighting, context: Context, progress: Progress, options: Tracki
     return left
 
 
-def _leave_unconfirmed(seen: Sighting, context: Context, progress: Progress) -> Sighting:
+def _leave_unconfirmed(seen: Sighting, context: Context, progress: Progress | None = None) -> Sighting:
     """Return a fault that this evaluation does not confirm: how far that reaches tells how old its verdict is.
 
-    Its steps still count: what was slow until it healed may end only now.
+    Its steps still count, where any are known: what was slow until it healed may end only now.
     """
     if not seen.incident or not seen.is_open or not seen.account:
         return seen
+    if is_unseen(seen.findings[seen.best], seen.parts, context):
+        last_ns = find_last_told(seen.parts, context)
+        since_ns = seen.incident.unseen_since_ns or last_ns or seen.incident.updated_ns
+        unseen = {"updated_ns": context.window.end_ns, "unseen_since_ns": since_ns}
+        return replace(seen, incident=seen.incident.model_copy(update=unseen))
+    if progress is None or progress.is_stale:
+        seen_until = {"updated_ns": context.window.end_ns, "unseen_since_ns": None}
+        return replace(seen, incident=seen.incident.model_copy(update=seen_until))
     account = charge(seen.account, progress, None, context)
     impact = impact_of(account, seen.findings[seen.best], context)
     verdict = seen.incident.verdict.model_copy(update={"impact": impact})
-    unseen_since_ns = None
-    if is_unseen(seen.findings[seen.best], seen.parts, context):
-        last_ns = find_last_told(seen.parts, context)
-        unseen_since_ns = seen.incident.unseen_since_ns or last_ns or seen.incident.updated_ns
-    changed = {"updated_ns": context.window.end_ns, "verdict": verdict, "unseen_since_ns": unseen_since_ns}
+    changed = {"updated_ns": context.window.end_ns, "verdict": verdict, "unseen_since_ns": None}
     return replace(seen, incident=seen.incident.model_copy(update=changed), account=account)
 
 

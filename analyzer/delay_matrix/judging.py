@@ -146,7 +146,8 @@ def _errors(delays: Delays) -> np.ndarray:
     known = single[np.isfinite(single) & (single > 0)]
     usual = float(np.median(known)) if len(known) else 0.0
     least = usual * taken / np.sqrt(np.maximum(delays.operations, 1.0))
-    return np.where(np.isfinite(delays.error), np.maximum(delays.error, least), np.maximum(taken, least))
+    errors: np.ndarray = np.maximum(np.where(np.isfinite(delays.error), delays.error, taken), least)
+    return errors
 
 
 def as_they_are(delays: Delays) -> Delays:

@@ -59,6 +59,9 @@ def test_every_part_runs_unless_one_is_named_that_exists(capsys: pytest.CaptureF
 def test_every_setting_that_the_kit_gives_is_one_that_the_plugin_reads() -> None:
     given = {name for path in KIT.glob("*.py") for name in re.findall(r'"(LOCKSTEP_\w+)"', path.read_text())}
     read = {name for path in KIT.parent.glob("*.c") for name in re.findall(r'"(LOCKSTEP_\w+)"', path.read_text())}
+    read |= set(
+        re.findall(r"`(LOCKSTEP_\w+)`", (REPO / "docs/settings.md").read_text())
+    )  # of what runs beside the jobs
 
     assert given
     assert given - read == set()

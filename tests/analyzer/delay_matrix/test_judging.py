@@ -120,7 +120,7 @@ def test_one_operation_accuses_nobody_and_channels_of_it_are_no_second_one() -> 
     usual = [wait(hop, 1.0, func="Send", size_class=5, n=40, operations=40) for hop in ring()]
     for channels in (1, 2):
         hiccup = {"func": "Send", "size_class": 5, "n": 1, "operations": 1, "error_ns": None, "bytes": 32}
-        odd = [wait(SLOW, wire_ns=50 * MS, channel=9 + channel, **hiccup) for channel in range(channels)]
+        odd = [wait(SLOW, 1.0, wire_ns=50 * MS, channel=9 + channel, **hiccup) for channel in range(channels)]
         rest = [row for row in usual if (row["src_rank"], row["dst_rank"]) != SLOW]
         matrix = look_at(facts(rest + odd))
         assert matrix is not None
