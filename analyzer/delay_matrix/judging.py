@@ -41,6 +41,7 @@ class PairOptions:
     few_ratio: float = 2.0  # with few pairs only what nobody can miss
     slow_sigmas: float = 6.0  # one false wire in 10^9 if excesses were normal; they are not, hence the ratio too
     errors: float = 3.0  # standard errors that a pair must exceed its peers by: chance does so once in 700 times
+    odd_error: float = 0.6  # k odd operations among usual ones have an error of 1 / sqrt(k) of their mean: three do
     raw_sigmas: float = 3.0  # of waits as they are: with those of what is left, enough; receivers make them swing
     min_spread: float = 0.02  # a cluster quieter than 2 % would make every hiccup many sigmas
     min_lost_share: float = 0.005  # of the window; what costs half a percent of the time is not worth a word
@@ -117,7 +118,7 @@ def judge_delays(delays: Delays, past: Past, pairs: int, window_ns: int, options
         sigmas = np.where(has_past, np.log(changed) / spread_past, np.log(ratio) / spread_peers)
         least_ratio = np.where(has_past, np.minimum(ratio, changed), ratio)
         large = (least_ratio >= slow_ratio) & (lost >= options.min_lost_share)
-        is_chance = ~(least_ratio * (1 - error) > 1)
+        is_chance = ~(least_ratio * np.exp(-error) > 1) | (error > options.errors * options.odd_error)
         slow = large & (sigmas >= options.slow_sigmas) & ~is_chance
         wary = (ratio >= options.slow_ratio) & (least_ratio > 1 + (slow_ratio - 1) / 2)
     return Score(ratio, sigmas, slow, per_byte, wary, large, error, operations)

@@ -143,8 +143,8 @@ def _pair_evidence(matrix: DelayMatrix, number: int) -> dict[str, Any]:
         **({"path": list(pair.path)} if pair.path else {}),
         "ns_per_byte": round(float(matrix.ns_per_byte[number]), 4),
         "ratio": round(float(matrix.ratio[number]), 2),
-        "ratio_from": round(float(matrix.ratio[number] * (1 - matrix.error[number])), 2),
-        "ratio_to": round(float(matrix.ratio[number] * (1 + matrix.error[number])), 2),
+        "ratio_from": round(float(matrix.ratio[number] * np.exp(-matrix.error[number])), 2),
+        "ratio_to": round(float(matrix.ratio[number] * np.exp(matrix.error[number])), 2),
         "operations": int(matrix.operations[number]),
         "sigmas": round(float(matrix.sigmas[number]), 1),
     }

@@ -6,6 +6,7 @@ alert of ours carries the label `lockstep`, by which our own intake knows them w
 """
 
 import json
+import re
 from collections.abc import Iterable
 
 from api.alerts.formats import Sending, cut, headline, is_over
@@ -26,6 +27,7 @@ NAMES = {
     "action": "LockstepAction",
     "lockstep": "LockstepTrouble",
 }
+_NOT_IN_NAMES = re.compile(r"\W", re.ASCII)  # Alertmanager refuses all alerts of a message for one such name
 _OF_ONE_HOST = ("nic", "gpu", "host", "nvlink", "pcie")
 
 
@@ -60,7 +62,7 @@ def _payload(alert: Alert, notification: Notification, ends_ns: int, sending: Se
         "annotations": {
             "summary": cut(headline(notification) if len(notification.alerts) == 1 else alert.headline, 300),
             "description": cut(alert.reason),
-            **{name.replace(" ", "_"): value for name, value in alert.facts.items()},
+            **{_NOT_IN_NAMES.sub("_", name): value for name, value in alert.facts.items()},
         },
         "startsAt": rfc3339(min(alert.since_ns, ends_ns)),
         "endsAt": rfc3339(ends_ns),
