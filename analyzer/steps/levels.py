@@ -26,6 +26,8 @@ TWO_KINDS = 2.0  # times as noisy as the middle says: too much for one kind of s
 CAUTION = 5  # steps whose worth of doubt is added to the noise: half as much again for the first ten
 AROUND = 21  # steps around one whose median it is compared with to learn the noise: drift is none
 SUPPORT = 5  # steps of which a level explains most: the range of levels is that of medians of so many
+MOST_CELLS = 50_000_000  # steps times levels: 400 MB
+FEWEST_LEVELS = 16
 EVERY = 16  # steps after which a change is tried also where nothing jumps: drift
 
 
@@ -82,8 +84,7 @@ def _windows(value: np.ndarray, steps: int) -> np.ndarray:
 
 def _trace(value: np.ndarray, noise: float, options: LevelOptions) -> Spans:
     """Return the levels of the cheapest way through the series."""
-    middle = np.median(_windows(value, min(SUPPORT, len(value))), axis=1)
-    grid = np.arange(middle.min(), middle.max() + options.grain, options.grain)
+    grid = _list_levels(np.median(_windows(value, min(SUPPORT, len(value))), axis=1), options.grain)
     jumps = np.abs(np.diff(value, prepend=value[0])) > noise / 2
     jumps[::EVERY] = True
     candidates = np.flatnonzero(jumps)
@@ -91,6 +92,18 @@ def _trace(value: np.ndarray, noise: float, options: LevelOptions) -> Spans:
     levels = _find_cheapest(np.add.reduceat(loss, candidates, axis=0), options.change)
     borders = candidates[np.flatnonzero(np.diff(levels, prepend=-1))]
     return list(pairwise([*borders.tolist(), len(value)]))
+
+
+def _list_levels(middle: np.ndarray, grain: float) -> np.ndarray:
+    """Return the levels to try; fewer and further apart for a long series that goes through many.
+
+    >>> [len(_list_levels(np.array([0.0, top]), grain=0.02)) for top in (0.1, 1.0)]
+    [6, 51]
+    >>> len(_list_levels(np.linspace(-20.0, 20.0, 2_000_000), grain=0.02))
+    25
+    """
+    span, most = float(np.ptp(middle)), max(MOST_CELLS // len(middle), FEWEST_LEVELS)
+    return np.linspace(middle.min(), middle.max(), min(int(np.ceil(span / grain)) + 1, most))
 
 
 def _find_cheapest(loss: np.ndarray, change: float) -> np.ndarray:
