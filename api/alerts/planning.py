@@ -8,17 +8,19 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from typing import get_args
 
 from api.alerts.active import ActiveAlerts
 from lockstep.alert_settings import Family, Target
 from lockstep.notification import Alert, Notification, NotificationKind, Thread
 from lockstep.state.deliveries import Outgoing
+from lockstep.verdict import Severity
 
 IMPACT_STEP = 2.0  # times what the job loses: from 1.2 to 1.4 times its step time
 LEAST_IMPACT = 0.2  # smaller differences are no reason to write to anybody, twice the loss or not
 MOST_DOUBLINGS = 5  # 30 s become 16 minutes
 _GRADES = ("note", "alert", "isolate")
-_SEVERITIES = ("info", "warning", "critical")
+_SEVERITIES = get_args(Severity)  # loudest first
 
 
 def is_notable(before: Alert, now: Alert) -> bool:
@@ -40,7 +42,7 @@ def patience_ns(thread: Thread, now: Alert, group_ns: int) -> int:
 
 
 def _is_worse(before: Alert, now: Alert) -> bool:
-    is_louder = _SEVERITIES.index(now.severity) > _SEVERITIES.index(before.severity)
+    is_louder = _SEVERITIES.index(now.severity) < _SEVERITIES.index(before.severity)
     return is_louder or _GRADES.index(now.grade) > _GRADES.index(before.grade) or _impact_rose(before, now)
 
 
