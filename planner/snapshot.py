@@ -19,6 +19,7 @@ from planner.allocation.throughput import Transformer
 from planner.checkpoints.intervals import FailureRate, find_failure_rate
 from planner.context import ClusterFacts, JobFacts, Layout, Resume, node_of
 from planner.controllers.protocol import Controller, JobView, Node
+from planner.holdings import Holding, find_ended, list_running, read_holdings
 
 # One look a day is enough to tell for how many days a host was watched, and spares reading a month of heartbeats.
 _WATCHED = """
@@ -79,22 +80,13 @@ def find_evidence(failures: Mapping[str, int], days: Mapping[str, float]) -> Evi
     return Evidence(find_failure_rate(sum(failures.values()), watched), estimate_failure_rates(failures, days))
 
 
-_RANKS = """
-SELECT host, uniqExact(gpu) AS gpus FROM comms WHERE job = {job:String} AND attempt = {attempt:UInt16}
-GROUP BY host ORDER BY host
-"""
 _EVENTS = """
 SELECT host, ts_ns, source, kind, component, severity, message FROM events
 WHERE ts_ns >= {start:Int64} AND ts_ns < {end:Int64} AND host IN {hosts:Array(String)}
     AND severity IN ('error', 'critical')
 ORDER BY ts_ns DESC LIMIT 100
 """
-_JOBS = """
-SELECT job, attempt, host, uniqExact(gpu) AS gpus FROM comms
-WHERE (job, attempt) IN (SELECT job, attempt FROM op_stats WHERE ts_ns >= {start:Int64}) AND job != {job:String}
-GROUP BY job, attempt, host ORDER BY job, attempt, host
-"""
-_BACK_S = 60.0  # an error may be told before the job stands still
+_BACK_S = 60.0  # an error may be told before the job stands still; who is at work was heard of since
 
 
 class Checkpoints(Protocol):
@@ -187,15 +179,17 @@ class FactReader:
     def read(self, incident: Incident, now_ns: int) -> Snapshot:
         """Return what is known about an incident's job, and what is around it."""
         nodes, trouble = self._ask_for_nodes()
-        job = self._read_job(incident, now_ns, trouble is None)
+        held = self._read_held(incident.job, incident.attempt, now_ns)
+        job = self._read_job(incident, held, now_ns, trouble is None)
         cluster = self._describe(nodes, job.nodes, now_ns)
         events = self._read_events(job.nodes, incident, now_ns)
-        return Snapshot(job, cluster, self._read_others(incident.job, now_ns), events, nodes, trouble)
+        others = [other for other in self._list_jobs(held, now_ns) if other.job != incident.job]
+        return Snapshot(job, cluster, others, events, nodes, trouble)
 
     def survey(self, now_ns: int) -> Overview:
-        """Return all jobs that were at work in the last minute, and the cluster around them."""
+        """Return all jobs that are at work, or stand still, and the cluster around them."""
         nodes, trouble = self._ask_for_nodes()
-        jobs = self._read_others("", now_ns)
+        jobs = self._list_jobs(self._read_held("", 0, now_ns), now_ns)
         held = [node for job in jobs for node in job.nodes]
         return Overview(jobs, self._describe(nodes, held, now_ns), nodes, trouble)
 
@@ -221,14 +215,15 @@ class FactReader:
         except ControllerDown as down:
             return None, str(down)
 
-    def _read_job(self, incident: Incident, now_ns: int, is_answering: bool) -> JobFacts:
-        name = incident.job
-        ranks = self._read_ranks(incident)
+    def _read_job(self, incident: Incident, held: Sequence[Holding], now_ns: int, is_answering: bool) -> JobFacts:
+        name, attempt = incident.job, incident.attempt
+        ranks = {each.host: len(each.gpus) for each in held if (each.job, each.attempt) == (name, attempt)}
         view = self._ask_for_job(name) if is_answering else None
         nodes = tuple(ranks) or (view.nodes if view else ())
         gpus = sum(ranks.values()) or incident.verdict.gpus
-        known = self._know(JobFacts(name, incident.attempt, nodes, gpus), now_ns)
-        return replace(known, is_over=view is not None and view.state == "ended")
+        known = self._know(JobFacts(name, attempt, nodes, gpus), now_ns)
+        is_over = (name, attempt) in find_ended(held) if view is None else view.state == "ended"
+        return replace(known, is_over=is_over)
 
     def _know(self, job: JobFacts, now_ns: int) -> JobFacts:
         """Return a job with what hints, checkpoints and its own past say of it; all go by its first name."""
@@ -261,26 +256,13 @@ class FactReader:
         except (ControllerDown, BadInput):
             return None
 
-    def _read_others(self, job: str, now_ns: int) -> list[JobFacts]:
-        """Return the other jobs that were at work in the last minute, with their newest attempt."""
-        if self._store is None:
-            return []
-        window = {"job": job, "start": now_ns - int(_BACK_S * NS_PER_S)}
-        gpus: dict[tuple[str, int], dict[str, int]] = {}
-        for row in self._store.query(_JOBS, window).to_pylist():
-            gpus.setdefault((row["job"], row["attempt"]), {})[row["host"]] = int(row["gpus"])
-        newest = {name: (attempt, hosts) for (name, attempt), hosts in sorted(gpus.items())}
-        found = [
-            JobFacts(name, attempt, tuple(hosts), sum(hosts.values())) for name, (attempt, hosts) in newest.items()
-        ]
-        return [self._know(each, now_ns) for each in found]
+    def _read_held(self, job: str, attempt: int, now_ns: int) -> list[Holding]:
+        return read_holdings(self._store, job, attempt, now_ns - int(_BACK_S * NS_PER_S)) if self._store else []
 
-    def _read_ranks(self, incident: Incident) -> dict[str, int]:
-        """Return the GPUs that the job uses on each of its hosts."""
-        if self._store is None:
-            return {}
-        rows = self._store.query(_RANKS, {"job": incident.job, "attempt": incident.attempt}).to_pylist()
-        return {row["host"]: int(row["gpus"]) for row in rows}
+    def _list_jobs(self, held: Sequence[Holding], now_ns: int) -> list[JobFacts]:
+        """Return the jobs that were heard of in the last minute and have not ended, with their newest attempt."""
+        found = [JobFacts(*who, tuple(gpus), sum(gpus.values())) for who, gpus in list_running(held).items()]
+        return [self._know(each, now_ns) for each in found]
 
     def _read_events(self, hosts: Sequence[str], incident: Incident, now_ns: int) -> list[Event]:
         """Return errors on the part's own host since shortly before the fault; on all hosts where it has none."""

@@ -178,3 +178,31 @@ def test_only_what_stopped_a_job_on_a_watched_host_counts(embedded_store: Store,
     assert (found.rate.failures, found.rate.node_days) == (2, 40.0)
     assert found.by_node["h3"] > found.by_node["h4"]
     assert EvidenceReader(None, control).read(T0) == Evidence()
+
+
+def run_job(store: Store, name: str, began_s: float, last_s: float, gpu: int = 0, **comm: object) -> None:
+    """Tell of a job that had a communicator and operations on four hosts from then to then."""
+    stats = TABLE_BY_NAME["op_stats"]
+    who = [{"job": name, "host": f"h{rank}", "rank": rank} for rank in range(4)]
+    members = [make(Comm, **each, gpu=gpu, init_ns=seconds(began_s), **comm) for each in who]
+    told = [make(OpStat, **each, ts_ns=seconds(at_s)) for each in who for at_s in (began_s, last_s)]
+    store.insert(COMMS, rows_of(COMMS, list(members)), token=f"c{name}")
+    store.insert(stats, rows_of(stats, list(told)), token=f"o{name}")
+
+
+def test_job_that_ended_frees_its_nodes_for_the_one_after_it_though_no_scheduler_says_so(
+    tmp_path: Path, embedded_store: Store
+) -> None:
+    found = reader(tmp_path, embedded_store, controller=None)
+    run_job(embedded_store, "killed", 0, 20)
+    run_job(embedded_store, "tidy", 25, 30, destroy_ns=seconds(31))
+    assert not found.survey(seconds(32)).jobs, "another took the place of one, and the other's communicators are gone"
+    run_job(embedded_store, "next", 33, 40)
+    run_job(embedded_store, "beside", 34, 40, gpu=1)
+    view = found.survey(seconds(45))
+    assert [(job.job, job.nodes) for job in view.jobs] == [
+        (name, ("h0", "h1", "h2", "h3")) for name in ("beside", "next")
+    ]
+    killed = found.read(incident(crash()).model_copy(update={"job": "killed"}), seconds(45))
+    assert killed.job.is_over
+    assert not found.read(incident(crash()).model_copy(update={"job": "next"}), seconds(45)).job.is_over

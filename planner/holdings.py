@@ -1,0 +1,81 @@
+"""Which jobs hold which GPUs: whoever has communicators on them, until these are gone or another job's are there."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from lockstep.clock import NS_PER_S
+from lockstep.store.store import Store
+
+# Of a job that stands still its progress is told, and nothing else.
+_HELD = """
+WITH told AS (
+    SELECT job, attempt, host, max(ts_ns) AS told_ns FROM (
+        SELECT job, attempt, host, ts_ns FROM op_stats WHERE ts_ns >= {start:Int64}
+        UNION ALL SELECT job, attempt, host, ts_ns FROM progress WHERE ts_ns >= {start:Int64}
+    ) GROUP BY job, attempt, host
+)
+SELECT job, attempt, host, groupUniqArray(gpu) AS gpus, min(init_ns) AS began_ns, max(told_ns) AS last_ns,
+       countIf(destroy_ns IS NULL) AS living
+FROM comms FINAL LEFT JOIN told USING (job, attempt, host)
+WHERE (job, attempt) IN (SELECT job, attempt FROM told) OR (job = {job:String} AND attempt = {attempt:UInt16})
+GROUP BY job, attempt, host ORDER BY job, attempt, host
+"""
+_QUIET_NS = 10 * NS_PER_S  # several reports of a host: nothing of one job, while another one on it tells
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What one attempt of a job has, or had, on one host."""
+
+    job: str
+    attempt: int
+    host: str
+    gpus: frozenset[int]  # none: nobody told which
+    began_ns: int  # its first communicator
+    last_ns: int  # when it was last heard of, of late; 0: not of late
+    living: int  # communicators that were not destroyed
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> Self:  # Any: a row of a query
+        return cls(**{**row, "gpus": frozenset(row["gpus"])})
+
+    def has_gone_before(self, other: "Holding") -> bool:
+        """Return whether another job has the same GPUs since; both are told of by one agent, and on one clock."""
+        is_same_place = self.host == other.host and (not self.gpus or not other.gpus or bool(self.gpus & other.gpus))
+        is_newer = other.job != self.job and other.began_ns > self.began_ns
+        return is_same_place and is_newer and self.last_ns < max(other.began_ns, other.last_ns - _QUIET_NS)
+
+
+def find_ended(held: Sequence[Holding]) -> set[tuple[str, int]]:
+    """Return the jobs and attempts that have ended: their communicators are gone, or others have taken a place of
+    theirs.
+
+    Nobody says goodbye for a job that is killed, and without a scheduler nobody else knows.
+    """
+    living = Counter[tuple[str, int]]()
+    on_host: dict[str, list[Holding]] = {}
+    for each in held:
+        living[each.job, each.attempt] += each.living
+        on_host.setdefault(each.host, []).append(each)
+    left = (each for each in held if any(map(each.has_gone_before, on_host[each.host])))
+    return {who for who, count in living.items() if not count} | {(each.job, each.attempt) for each in left}
+
+
+def list_running(held: Sequence[Holding]) -> dict[tuple[str, int], dict[str, int]]:
+    """Return the GPUs by host of each job that was heard of and has not ended, in its newest attempt."""
+    active, ended = {each.job for each in held if each.last_ns}, find_ended(held)
+    newest = {each.job: each.attempt for each in sorted(held, key=lambda each: each.attempt)}
+    gpus: dict[tuple[str, int], dict[str, int]] = {}
+    for each in held:
+        who = each.job, each.attempt
+        if each.job in active and who not in ended and each.attempt == newest[each.job]:
+            gpus.setdefault(who, {})[each.host] = len(each.gpus)
+    return gpus
+
+
+def read_holdings(store: Store, job: str, attempt: int, since_ns: int) -> list[Holding]:
+    """Return what all jobs have that were heard of since then, and what this one has or had."""
+    asked = {"job": job, "attempt": attempt, "start": since_ns}
+    return [Holding.of(row) for row in store.query(_HELD, asked).to_pylist()]
