@@ -25,13 +25,15 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks.accuracy_run import Result, examine
-from benchmarks.accuracy_score import Case, Named, Score, plan_cases, score
-from benchmarks.accuracy_table import figures_of
+from benchmarks.accuracy_score import Case, Named, Score, plan_cases, plan_worlds, score
+from benchmarks.accuracy_table import figures_of, figures_of_worlds
 from benchmarks.figures import Figure, Note
-from simulator.scenario import list_scenarios
+from simulator.scenario import Expectation, list_scenarios
 
 _QUICK_SEED = 1_001
 _QUICK = ("nic-half-speed", "hang-absent-ib", "healthy")  # a wire, a hang and silence: what half a minute allows
+# What makes results, beside the analyzer and the simulator.
+_MAKERS = tuple(f"benchmarks/accuracy_{name}.py" for name in ("run", "worlds", "faults", "chain", "truth"))
 _RUNS_PER_PROCESS = 25  # then a fresh one: the embedded engine keeps what it has allocated
 
 
@@ -45,8 +47,13 @@ class Workload:
     processes: int = 2
 
 
-def measure(quick: bool, note: Note, full: bool = False) -> tuple[Figure, ...]:
-    """Return the figures of the analyzer's accuracy."""
+def measure(
+    quick: bool, note: Note, full: bool = False, worlds: Sequence[int] = (), seed: int = 1
+) -> tuple[Figure, ...]:
+    """Return the figures of the analyzer's accuracy: on the scenarios, or on some worlds of a seed."""
+    if worlds:
+        workload = Workload(plan_worlds(seed, worlds), default_results(), processes=_cores())
+        return figures_of_worlds(run_all(workload, note)[""])
     if quick:
         scenarios = {scenario.name: scenario for scenario in list_scenarios()}
         cases = [Case(name, scenarios[name].ranks, _QUICK_SEED) for name in _QUICK]
@@ -92,7 +99,7 @@ def read_results(file: Path) -> dict[str, Result]:
 def default_results() -> Path:
     """Return where results of these sources are kept: other sources, other results."""
     root = Path(__file__).parent.parent
-    patterns = ("analyzer/**/*.py", "lockstep/**/*.py", "simulator/scenarios/*.toml", "benchmarks/accuracy_[pr]*.py")
+    patterns = ("analyzer/**/*.py", "lockstep/**/*.py", "simulator/**/*.py", "simulator/scenarios/*.toml", *_MAKERS)
     files = sorted({file for pattern in patterns for file in root.glob(pattern)})
     digest = sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
     return Path(tempfile.gettempdir()) / f"lockstep-accuracy-{os.getuid()}" / f"{digest}.jsonl"
@@ -121,8 +128,14 @@ def _score(result: Result, peer: str) -> Score:
     reported = result["peers"].get(peer, []) if peer else result["named"]
     tuples = ("ambiguous_with", "aliases")  # lists in JSON
     named = [Named(**one | {name: tuple(one[name]) for name in tuples}) for one in reported]
-    scored = score(case.scenario_at_size(), case.seed, named, result["step_s"], result.get("lost_s"))
-    return replace(scored, crashed=bool(result["error"]) and not peer)
+    scenario, allowed = case.scenario_at_size(), tuple[Expectation, ...]()
+    if case.world >= 0:  # what can be known of a world is known when it has run
+        right, allowed = (tuple(map(Expectation.model_validate, result[name])) for name in ("expect", "allowed"))
+        scenario = scenario.model_copy(update={"expect": right})
+    scored = score(scenario, case.seed, named, result["step_s"], result.get("lost_s"), allowed)
+    return replace(
+        scored, crashed=bool(result["error"]) and not peer, world=case.world, unseen=bool(result.get("why"))
+    )
 
 
 def _in_short(result: Result) -> str:
@@ -130,12 +143,15 @@ def _in_short(result: Result) -> str:
     scored = _score(result, "")
     late = ["" if hit.in_time else " late" for hit in scored.hits]
     parts = [f"{hit.named.component} +{hit.delay_s:.0f} s{mark}" for hit, mark in zip(scored.hits, late, strict=True)]
-    parts += [f"MISSED {part}" for part in scored.missed]
+    parts += [f"MISSED {part}" for part in scored.missed] + [
+        f"not to be seen: {why}" for why in result.get("why", ())
+    ]
     parts += [
         f"WRONG {named.component} {named.fault_class} at {named.opened_s:.0f} s ({named.confidence:.2f})"
         for named in (*scored.wrong, *scored.alarms)
     ]
-    return f"{result['key']}: {result['error'] or ', '.join(parts) or 'silence'}"
+    kind = f" {scored.family}" if scored.world >= 0 else ""
+    return f"{result['key']}{kind}: {result['error'] or ', '.join(parts) or 'silence'}"
 
 
 def _cores() -> int:

@@ -2,19 +2,23 @@
 
 import tempfile
 import time
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from analyzer.diagnosis import diagnose
 from analyzer.pipeline import FollowOptions
-from benchmarks.accuracy_score import Case, Named, healthy_until_s, named_of, over_s
+from benchmarks.accuracy_score import Case, Named, healthy_until_s, named_of
+from benchmarks.accuracy_truth import Facts, Known, find_truth
+from benchmarks.accuracy_worlds import World, draw_world
 from lockstep.capture.exchange import load_capture
 from lockstep.capture.files import read_capture
 from lockstep.clock import NS_PER_S
@@ -22,9 +26,11 @@ from lockstep.store.migrations import Layout, migrate
 from lockstep.store.store import Store, open_store
 from lockstep.tables import TABLE_BY_NAME
 from lockstep.topology import TopologyIndex
+from simulator.faults import over_s
+from simulator.operations import Operation
 from simulator.pairs import NEVER, Ints, Times
 from simulator.rows import Identity
-from simulator.scenario import Scenario
+from simulator.scenario import BENIGN, Scenario
 from simulator.simulation import Simulation
 from simulator.telemetry import SimulatedTelemetry
 
@@ -154,6 +160,7 @@ _FEWEST_BEFORE = 5  # steps that tell what is usual
 _FIRST_STEPS = 3  # in which communicators are formed and kernels tuned
 
 Result = dict[str, Any]  # a line of the results: what JSON holds
+PassOn = Callable[[str, pa.Table], pa.Table]  # name of a table and rows; those that arrive
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,9 +174,28 @@ class Truth:
 class _WatchedSimulation(Simulation):
     """A simulation that also remembers how long its steps took, for the time to detect in steps."""
 
-    def __init__(self, scenario: Scenario, seed: int) -> None:
-        super().__init__(scenario, seed)
+    def __init__(self, scenario: Scenario, seed: int, hosts: Ints | None = None) -> None:
+        super().__init__(scenario, seed, hosts)
         self.steps: list[tuple[float, float]] = []  # begin and length in seconds
+        self._flows: dict[tuple[object, ...], np.ndarray] = {}
+
+    def run_until(self, until_ns: float) -> Iterator[Operation]:
+        for operation in super().run_until(until_ns):
+            key = (operation.attempt, operation.comms.kind, operation.func)
+            if operation.transfers and key not in self._flows:
+                self._flows[key] = np.stack([operation.transfers.tx_nic, operation.transfers.rx_nic])
+            yield operation
+
+    @property
+    def stands_still(self) -> bool:
+        return bool(self.running.stream.max() >= NEVER / 2)
+
+    def pairs(self) -> frozenset[tuple[str, str]]:
+        """Return the NICs that sent to each other, such as h0/eth1."""
+        per_host = self.scenario.cluster.nics_per_host
+        flows = np.concatenate([np.zeros((2, 0), np.int64), *self._flows.values()], axis=1)
+        names = [[f"h{nic // per_host}/eth{nic % per_host}" for nic in side.tolist()] for side in flows]
+        return frozenset(zip(*names, strict=True))
 
     def take_steps(self) -> list[tuple[int, int, Ints, Times, Times]]:
         taken = super().take_steps()
@@ -181,9 +207,12 @@ class _WatchedSimulation(Simulation):
 def examine(case: Case, captures: Path | None = None) -> Result:
     """Run one case and return what was named; a crash of the analyzer is a result as well."""
     begin = time.process_time()
-    scenario = case.scenario_at_size()
+    scenario, known = case.scenario_at_size(), Known()
+    topology: TopologyIndex | None
     with _embedded_store() as store:
-        if captures:
+        if case.world >= 0:
+            topology, truth, known = _simulate_world(store, draw_world(case.seed, case.world))
+        elif captures:
             capture, truth = read_capture(captures / f"{case.scenario}-{case.seed}"), Truth()
             load_capture(store, capture)
             topology = TopologyIndex(capture.topology) if capture.topology else None
@@ -191,13 +220,14 @@ def examine(case: Case, captures: Path | None = None) -> Result:
             topology, truth = _simulate(store, scenario, case.seed)
         simulated_at = time.process_time()
         named, error = _diagnose(store, topology)
-        peers = peer_verdicts(store, START_NS)
+        peers = {} if case.world >= 0 else peer_verdicts(store, START_NS)
     return {
         "key": case.key,
         "case": asdict(case),
         "named": [asdict(one) for one in named],
         "peers": {name: [asdict(one) for one in verdicts] for name, verdicts in peers.items()},
         **asdict(truth),
+        **_as_json(known),
         "error": error,
         "simulating_cpu_s": round(simulated_at - begin, 2),
         "analysing_cpu_s": round(time.process_time() - simulated_at, 2),
@@ -218,21 +248,67 @@ def _diagnose(store: Store, topology: TopologyIndex | None) -> tuple[list[Named]
         return [], f"{type(error).__name__}: {error}"
 
 
+def _as_json(known: Known) -> Result:
+    lists = {"expect": known.expect, "allowed": known.allowed}
+    told = {
+        name: [fault.model_dump(by_alias=True, mode="json") for fault in faults] for name, faults in lists.items()
+    }
+    return told | {"why": list(known.why)}
+
+
 def _simulate(store: Store, scenario: Scenario, seed: int) -> tuple[TopologyIndex, Truth]:
     """Put all rows of a scenario into a store, and return its topology and what is true of its steps."""
     simulation = _WatchedSimulation(scenario, seed)
+    _fill(store, simulation)
+    lost_s = find_lost_s(simulation.steps, simulation.stands_still, scenario)
+    return TopologyIndex(simulation.topology), Truth(_usual_step_s(simulation.steps, scenario), lost_s)
+
+
+def _fill(store: Store, simulation: _WatchedSimulation, pass_on: PassOn = lambda _, rows: rows) -> None:
+    scenario, waiting = simulation.scenario, dict[str, list[pa.Table]]()
     telemetry = SimulatedTelemetry(simulation, Identity(scenario.name, START_NS), heartbeats=True)
-    waiting: dict[str, list[pa.Table]] = {}
     for second in range(1, int(scenario.duration_s) + 1):
         for name, rows in telemetry.advance(START_NS + second * NS_PER_S).items():
-            waiting.setdefault(name, []).append(rows)
+            waiting.setdefault(name, []).append(pass_on(name, rows))
             if sum(table.num_rows for table in waiting[name]) > _ROWS_PER_INSERT:
-                store.insert(TABLE_BY_NAME[name], pa.concat_tables(waiting.pop(name)), f"{name}/{second}")
+                token = f"{scenario.name}/{name}/{second}"
+                store.insert(TABLE_BY_NAME[name], pa.concat_tables(waiting.pop(name)), token)
     for name, tables in waiting.items():
-        store.insert(TABLE_BY_NAME[name], pa.concat_tables(tables), f"{name}/rest")
-    stands_still = bool(simulation.running.stream.max() >= NEVER / 2)
-    truth = Truth(_usual_step_s(simulation.steps, scenario), find_lost_s(simulation.steps, stands_still, scenario))
-    return TopologyIndex(simulation.topology), truth
+        store.insert(TABLE_BY_NAME[name], pa.concat_tables(tables), f"{scenario.name}/{name}/rest")
+
+
+def _simulate_world(store: Store, world: World) -> tuple[TopologyIndex, Truth, Known]:
+    """Put what arrives of a world's rows into a store, and return what is true of it and what can be known."""
+    simulation, hosts = _WatchedSimulation(world.scenario, world.seed), world.scenario.cluster.hosts
+    jobs = [(simulation, range(hosts))]
+    if world.neighbour:
+        those = range(hosts, world.scenario.cluster.all_hosts)
+        jobs += [(_WatchedSimulation(world.neighbour, world.seed, np.array(those)), those)]
+    for job, numbers in jobs:
+        mine = pa.array([f"h{number}" for number in numbers])
+
+        def pass_on(name: str, rows: pa.Table, mine: pa.Array = mine) -> pa.Table:
+            return world.chain.pass_on(name, rows.filter(pc.is_in(rows["host"], mine)), START_NS)
+
+        _fill(store, job, pass_on)
+    facts = Facts(simulation.steps, _healthy_steps(world), simulation.pairs(), simulation.stands_still)
+    truth = Truth(_usual_step_s(simulation.steps, world.scenario))
+    return TopologyIndex(simulation.topology), truth, find_truth(world, facts)
+
+
+def _healthy_steps(world: World) -> list[tuple[float, float]]:
+    """Return the steps of a world in which nothing breaks and all else is the same."""
+    if not world.scenario.expect:
+        return []
+    kept = tuple(
+        fault
+        for fault in world.scenario.timeline
+        if fault.part == "fabric" or (fault.effect in BENIGN and fault.effect != "heal")
+    )
+    simulation = _WatchedSimulation(world.scenario.model_copy(update={"timeline": kept}), world.seed)
+    deque(simulation.run_until(world.scenario.duration_s * NS_PER_S), maxlen=0)
+    simulation.take_steps()
+    return simulation.steps
 
 
 def _usual_step_s(steps: list[tuple[float, float]], scenario: Scenario) -> float | None:

@@ -4,8 +4,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from benchmarks.accuracy_worlds import draw_world
 from lockstep.verdict import Incident
-from simulator.faults import Fault
+from simulator.faults import over_s
 from simulator.scenario import Expectation, Scenario, find_scenario, list_scenarios, resize_scenario
 
 Group = Literal["single strong", "hard", "silence"]
@@ -42,18 +43,31 @@ class Case:
     scenario: str
     ranks: int
     seed: int
+    world: int = -1  # its number, of a world that is drawn from the seed
 
     @property
     def key(self) -> str:
-        return f"{self.scenario}/{self.ranks}/{self.seed}"
+        return f"{self.scenario}/{self.ranks}/{self.seed}" + (f"/{self.world}" if self.world >= 0 else "")
 
     def scenario_at_size(self) -> Scenario:
         """Return the scenario at the size of the case."""
+        if self.world >= 0:
+            return draw_world(self.seed, self.world).scenario
         scenario = find_scenario(self.scenario)
         scenario = scenario if scenario.ranks == self.ranks else resize_scenario(scenario, self.ranks)
         if self.ranks < _SAMPLED_ABOVE:
             return scenario
         return scenario.model_copy(update={"telemetry": scenario.telemetry.model_copy(update={"sample": _SAMPLE})})
+
+
+def plan_worlds(seed: int, numbers: Iterable[int]) -> list[Case]:
+    """Return some worlds of a seed as cases.
+
+    >>> plan_worlds(7, [3])[0].key
+    'world/8/7/3'
+    """
+    drawn = {number: draw_world(seed, number).scenario for number in numbers}
+    return [Case(scenario.name, scenario.ranks, seed, number) for number, scenario in drawn.items()]
 
 
 def group_of(scenario: Scenario) -> Group:
@@ -159,6 +173,8 @@ class Score:
     lost_s: float | None = None  # that the fault cost the job in truth; None: nobody can tell
     outlasting: int = 0  # verdicts that were still told long after the part was healed
     crashed: bool = False  # the analyzer, which said nothing then
+    world: int = -1  # its number, where it was drawn
+    unseen: bool = False  # something is broken that nobody could find
 
     @property
     def cost_off(self) -> float | None:
@@ -202,16 +218,18 @@ def score(
     named: Sequence[Named],
     step_s: float | None = None,
     lost_s: float | None = None,
+    allowed: Sequence[Expectation] = (),
 ) -> Score:
     """Return how right the verdicts on a scenario are; each fault takes the best verdict on it, the rest is wrong.
 
     A verdict is on a fault when it names the part or another name that the scenario calls right, and was told neither
-    before the fault nor long after its end.
+    before the fault nor long after its end. One on what is `allowed` counts neither way.
     """
     began_s = healthy_until_s(scenario)
     hits, missed, left = _assign(scenario, named)
     again = [one for one in left if any(_is_on(one, fault, scenario) for fault in scenario.expect)]
-    other = [one for one in left if one not in again]
+    fair = set().union(*map(_names, allowed))
+    other = [one for one in left if one not in again and one.component not in fair]
     wrong = tuple(one for one in other if one.opened_s >= began_s)
     return Score(
         scenario=scenario.name,
@@ -264,15 +282,6 @@ def _is_on(named: Named, fault: Expectation, scenario: Scenario) -> bool:
 
 def _names(fault: Expectation) -> set[str]:
     return {fault.component, *fault.also_right}
-
-
-def over_s(timeline: Sequence[Fault]) -> float:
-    """Return when the last part that was healed became well, or never when one was not."""
-    heals = [fault for fault in timeline if fault.effect == "heal"]
-    broken = {fault.part for fault in timeline if fault.part and fault.effect not in ("heal", "pause", "restart")}
-    if not heals or not all(any(heal.part in (None, part) for heal in heals) for part in broken):
-        return float("inf")
-    return max(heal.at_s for heal in heals)
 
 
 def _rank(named: Named, fault: Expectation) -> tuple[bool, bool, float]:

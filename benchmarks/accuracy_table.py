@@ -1,14 +1,14 @@
 """Figures of many scored runs: precision, recall, false alarms with their bound, calibration, time to detect."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from benchmarks.accuracy_reliability import interval, percent, show_reliability
 from benchmarks.accuracy_score import SEEDS_OF_SIZE, Group, Hit, Named, Score
 from benchmarks.figures import Figure
 
-_BINS = (0.0, 0.5, 0.7, 0.8, 0.9, 0.95)  # lower ends of confidence; a tenth and less near the top, where it matters
 _TAIL = 0.05  # of a one-sided bound that holds in 95 of 100 cases
 _S_PER_HOUR = 3_600.0
 
@@ -40,26 +40,26 @@ class Tally:
 
     @property
     def recall(self) -> float:
-        return _percent(len(self.found), self.faults)
+        return percent(len(self.found), self.faults)
 
     @property
     def class_recall(self) -> float:
-        return _percent(sum(hit.class_right for hit in self.found), self.faults)
+        return percent(sum(hit.class_right for hit in self.found), self.faults)
 
     @property
     def side_right(self) -> float:
         """Of the verdicts on a fault with a side, in percent."""
         judged = [hit.side_right for hit in self.hits if hit.side_right is not None]
-        return _percent(sum(judged), len(judged))
+        return percent(sum(judged), len(judged))
 
     @property
     def precision(self) -> float:
-        return _percent(len(self.hits), len(self.hits) + len(self.wrong))
+        return percent(len(self.hits), len(self.hits) + len(self.wrong))
 
     @property
     def ambiguous(self) -> float:
         """Share of verdicts on a fault that name others as equally likely, in percent."""
-        return _percent(sum(bool(hit.named.ambiguous_with) for hit in self.hits), len(self.hits))
+        return percent(sum(bool(hit.named.ambiguous_with) for hit in self.hits), len(self.hits))
 
     @property
     def alarms(self) -> int:
@@ -103,42 +103,6 @@ class Tally:
         return ", ".join(parts)
 
 
-@dataclass(frozen=True, slots=True)
-class Bin:
-    """Verdicts of about the same confidence."""
-
-    low: float
-    high: float
-    verdicts: int
-    right: int
-
-
-def calibrate(scores: Iterable[Score]) -> list[Bin]:
-    """Return how many verdicts there are of each confidence and how many of them are right in part and class."""
-    judged = [(named.confidence, is_right) for named, is_right in _judged(scores)]
-    bins = []
-    for low, high in zip(_BINS, (*_BINS[1:], math.inf), strict=True):
-        inside = [right for confidence, right in judged if low <= confidence < high]
-        bins.append(Bin(low, min(high, 1.0), len(inside), sum(inside)))
-    return bins
-
-
-def _judged(scores: Iterable[Score]) -> list[tuple[Named, bool]]:
-    """Return every verdict and whether it is right in part and class."""
-    judged: list[tuple[Named, bool]] = []
-    for score in scores:
-        judged += [(hit.named, hit.class_right) for hit in score.hits]
-        judged += [(named, False) for named in (*score.wrong, *score.alarms)]
-    return judged
-
-
-def right_at(bins: Iterable[Bin], confidence: float) -> tuple[float, int]:
-    """Return the percentage of right verdicts of at least that confidence, and how many there are."""
-    chosen = [one for one in bins if one.low >= confidence]
-    verdicts = sum(one.verdicts for one in chosen)
-    return _percent(sum(one.right for one in chosen), verdicts), verdicts
-
-
 def upper_bound(events: int) -> float:
     """Return how many events there may be at most in the mean when so many were seen, one-sided, at 95 %.
 
@@ -163,14 +127,8 @@ def _chance_of_at_most(events: int, mean: float) -> float:
     return sum(math.exp(k * math.log(mean) - mean - math.lgamma(k + 1)) for k in range(events + 1))
 
 
-def _percent(part: float, whole: float) -> float:
-    """Return a percentage; of nothing, everything is right."""
-    return 100.0 * part / whole if whole else 100.0
-
-
 _FLOORS: dict[Group, tuple[float, float]] = {"single strong": (97.0, 99.5), "hard": (90.0, 97.0)}
 _GOAL_HOURS = 100_000  # healthy job-hours without a verdict that would drain a node
-_SURE = 0.9
 _NEAR = 0.1  # of the true cost
 
 
@@ -184,8 +142,7 @@ def figures_of(scores: Mapping[str, Sequence[Score]]) -> tuple[Figure, ...]:
         *_endings(ours),
         *_costs(ours),
         *_times(Tally(ours)),
-        *_calibration(ours),
-        *_reliability(ours),
+        *show_reliability(ours),
         *_sizes(ours),
         *(figure for name, those in peers.items() for figure in _peer(name, those, ours)),
         *_families(ours),
@@ -246,7 +203,7 @@ def _costs(scores: Sequence[Score]) -> Iterator[Figure]:
         f"{len(off)} runs with a verdict on a fault that costs 1 % and more, {unknown} of them said to be unknown"
     )
     near = sum(one <= _NEAR for one in off)
-    yield Figure("cost within 10 % of the truth", _percent(near, len(off)), "%", 95, None, True, beside)
+    yield Figure("cost within 10 % of the truth", percent(near, len(off)), "%", 95, None, True, beside)
 
 
 def _times(tally: Tally) -> Iterator[Figure]:
@@ -254,28 +211,6 @@ def _times(tally: Tally) -> Iterator[Figure]:
         if delays:
             beside = f"median {median(delays):.1f}, nine in ten within {quantile(delays, 0.9):.1f}"
             yield Figure(f"time to detect, {kind}", median(delays), kind, None, None, False, beside)
-
-
-def _calibration(scores: Sequence[Score]) -> Iterator[Figure]:
-    bins = calibrate(scores)
-    share, verdicts = right_at(bins, _SURE)
-    if verdicts:
-        yield Figure(f"right of those at {_SURE} and above", share, "%", 90, 99, True, f"{verdicts} verdicts")
-    for one in bins:
-        if one.verdicts:
-            name = f"right of those at {one.low:.2f} to {one.high:.2f}"
-            yield Figure(name, 100 * one.right / one.verdicts, "%", None, None, True, f"{one.verdicts} verdicts")
-
-
-def _reliability(scores: Sequence[Score]) -> Iterator[Figure]:
-    """Yield how often verdicts of each class are right, beside how sure they said to be."""
-    judged = _judged(scores)
-    for name in sorted({named.fault_class for named, _ in judged}):
-        mine = [(named.confidence, is_right) for named, is_right in judged if named.fault_class == name]
-        share = _percent(sum(is_right for _, is_right in mine), len(mine))
-        said = 100 * sum(confidence for confidence, _ in mine) / len(mine)
-        beside = f"{len(mine)} verdicts, which said {said:.0f} % in the mean"
-        yield Figure(f"reliability: {name} right in part and class", share, "%", None, None, True, beside)
 
 
 def _sizes(scores: Sequence[Score]) -> Iterator[Figure]:
@@ -308,3 +243,61 @@ def _families(scores: Sequence[Score]) -> Iterator[Figure]:
             yield Figure(f"family {family}: recall", tally.recall, "%", None, None, True, tally.beside())
         else:
             yield Figure(f"family {family}: false alarms", tally.alarms, "", None, 0, False, tally.beside())
+
+
+_WORLDS_FLOOR, _WORLDS_GOAL = 95.0, 99.0  # precision and recall of exact parts in worlds that nobody tuned to
+_SILENT_FLOOR, _SILENT_GOAL = 99.0, 100.0
+
+
+def figures_of_worlds(scores: Sequence[Score]) -> tuple[Figure, ...]:
+    """Return the figures of drawn worlds: overall, by kind, by confidence, and each world that went wrong."""
+    tally = Tally(scores)
+    right, wrong = len(tally.hits), len(tally.wrong)
+    quiet = [score for score in scores if not score.fault_classes and not score.unseen]
+    hidden = [score for score in scores if score.unseen and not score.fault_classes]
+    silent = sum(not (score.alarms or score.wrong) for score in quiet)
+    still = sum(not (score.alarms or score.wrong) for score in hidden)
+    floors = (_WORLDS_FLOOR, _WORLDS_GOAL)
+    return (
+        _share("worlds: precision, part exact", right, right + wrong, "verdicts", *floors),
+        _share("worlds: recall, part exact", right, tally.faults, "faults", *floors),
+        _share("worlds: healthy silent", silent, len(quiet), "worlds", _SILENT_FLOOR, _SILENT_GOAL),
+        _share("worlds: nothing wrong said where nothing can be seen", still, len(hidden), "worlds"),
+        *_endings(scores),
+        *_kinds(scores),
+        *show_reliability(scores),
+        *_gone_wrong(scores),
+    )
+
+
+def _share(
+    name: str, part: int, whole: int, of: str, floor: float | None = None, goal: float | None = None, beside: str = ""
+) -> Figure:
+    low, high = interval(part, whole)
+    text = f"{part} of {whole} {of}, 95 % interval {100 * low:.1f} to {100 * high:.1f}"
+    return Figure(name, percent(part, whole), "%", floor, goal, True, "; ".join(filter(None, (text, beside))))
+
+
+def _kinds(scores: Sequence[Score]) -> Iterator[Figure]:
+    for kind in sorted({score.family for score in scores}):
+        mine = [score for score in scores if score.family == kind]
+        tally = Tally(mine)
+        unseen = sum(score.unseen for score in mine)
+        beside = f"{len(tally.wrong)} wrong verdicts in {len(mine)} worlds, {unseen} not to be seen"
+        if tally.faults:
+            yield _share(f"worlds, {kind}: recall", len(tally.hits), tally.faults, "faults", beside=beside)
+        else:
+            yield Figure(f"worlds, {kind}: wrong verdicts", len(tally.wrong), "", None, 0, False, beside)
+
+
+def _gone_wrong(scores: Sequence[Score]) -> Iterator[Figure]:
+    """Yield each world with a miss or a wrong verdict; `--world` runs it again."""
+    for score in scores:
+        wrong = [
+            f"wrong {named.component} {named.fault_class} {named.confidence:.2f}"
+            for named in (*score.wrong, *score.alarms)
+        ]
+        parts = [f"missed {part}" for part in score.missed] + wrong
+        if parts:
+            name = f"world {score.world} of seed {score.seed}, {score.family}"
+            yield Figure(name, len(parts), "errors", None, None, False, "; ".join(parts))

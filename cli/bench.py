@@ -24,6 +24,11 @@ def command(
         bool,
         typer.Option("--full", help="Of accuracy: every variant with every seed; of soak: a day instead of an hour."),
     ] = False,
+    worlds: Annotated[
+        int, typer.Option("--worlds", min=0, help="Of accuracy: so many worlds drawn from --seed.")
+    ] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of --worlds; those below 100 are for tuning.")] = 1,
+    world: Annotated[int, typer.Option("--world", min=-1, help="Of accuracy: this world of the seed alone.")] = -1,
     as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
 ) -> None:
     """Measure the figures of one claim beside their references."""
@@ -31,7 +36,11 @@ def command(
     note: Note = lambda text: err.print(text, style="dim")  # noqa: E731
     if full and (quick or name not in _HAS_MORE):
         raise typer.BadParameter(f"--full is for {', '.join(_HAS_MORE)}, and not together with --quick")
-    more = {"full": True} if full else {}
+    if (worlds or world >= 0) and (full or quick or name != "accuracy"):
+        raise typer.BadParameter("--worlds and --world are for accuracy, and not together with --quick or --full")
+    more: dict[str, object] = {"full": True} if full else {}
+    if worlds or world >= 0:
+        more |= {"worlds": range(world, world + 1) if world >= 0 else range(worlds), "seed": seed}
     measured: tuple[Figure, ...] = import_module(f"benchmarks.{name}").measure(quick, note, **more)
     report = Report(name, describe_commit(), describe_machine(), measured)
     if as_json:

@@ -12,7 +12,7 @@ from simulator.faults import Fault, active_faults
 from simulator.job import Placement
 from simulator.network import BYTES_PER_NS, Flows, Network
 from simulator.pairs import NEVER, SOCKET_BYTES, Edges, Floats, Ints, Outage, Times
-from simulator.scenario import ClusterShape
+from simulator.scenario import ClusterShape, Noise
 
 _OUTAGES = ("down", "over", "stuck", "gone", "stopped", "killed")
 PROXY_NS = 5e5  # a starved proxy thread looks that much later per share of a core that it lacks
@@ -187,6 +187,19 @@ _INSIDE_NS = 1e3  # from GPU to GPU of a host
 _COPY_BYTES_PER_NS = 5.0  # into a socket's buffer, by one core
 
 
+_TAIL_INDEX, _TAIL_SCALE, _LONGEST = 1.5, 5.0, 10.0  # of a Pareto variable: the mean exists, the variance does not
+
+
+def draw_jitter(random: np.random.Generator, spread: float, tail: float, shape: int | tuple[int, ...]) -> Floats:
+    """Return by which factor each of some things takes longer than it should; a share of them has a Pareto tail."""
+    jitter: Floats = random.normal(1.0, spread, shape).clip(0.5)
+    if not tail:
+        return jitter
+    excess = random.pareto(_TAIL_INDEX, shape) * _TAIL_SCALE * spread * (random.random(shape) < tail)
+    tailed: Floats = jitter + excess.clip(max=_LONGEST)
+    return tailed
+
+
 @dataclass(frozen=True)
 class Scene:
     """Times are by world rank; ranks that do not take part have NEVER."""
@@ -196,7 +209,7 @@ class Scene:
     still: Outages | None
     enqueue: Times
     start: Times
-    spread: float  # of transfers
+    noise: Noise
     random: np.random.Generator
 
     def reroute(self, flows: Flows) -> Flows:
@@ -221,7 +234,7 @@ class Scene:
     def edges(self, flows: Flows, chunk: Floats | float, rates: Floats) -> Edges:
         """Return the connections, each about to move steps of `chunk` bytes."""
         is_socket = self.shape.transport == "socket"
-        jitter = self.random.normal(1.0, self.spread, flows.src.shape).clip(0.5)
+        jitter = draw_jitter(self.random, self.noise.transfer, self.noise.tail, flows.src.shape)
         hop_ns = np.where(flows.crosses, self.shape.hop_latency_us * 1e3, _INSIDE_NS)
         proxies = self.still.proxies if self.still else None
         socket_steps = int(min(SOCKET_BYTES // max(float(np.mean(chunk)), 1.0), _MOST_SOCKET_STEPS))

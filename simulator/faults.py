@@ -21,7 +21,7 @@ at 40 s second mix                           from then on the job's other sequen
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal, get_args
 
 from pydantic import ConfigDict, Field
@@ -274,6 +274,15 @@ def merge_intervals(intervals: list[Interval]) -> list[Interval]:
         else:
             found.append((begin, end))
     return found
+
+
+def over_s(timeline: Sequence[Fault]) -> float:
+    """Return when the last part that was healed became well, or never when one was not."""
+    heals = [fault for fault in timeline if fault.effect == "heal"]
+    broken = {fault.part for fault in timeline if fault.part and fault.effect not in ("heal", "pause", "restart")}
+    if not heals or not all(any(heal.part in (None, part) for heal in heals) for part in broken):
+        return float("inf")
+    return max(heal.at_s for heal in heals)
 
 
 def is_within(intervals: list[Interval], now_s: float) -> bool:

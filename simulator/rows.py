@@ -276,15 +276,16 @@ def paths(writer: RowWriter, operation: Operation, network: Network) -> pa.Table
     if moved is None or not writer.scenario.telemetry.paths or "send" not in operation.sides:
         return schema_of(TABLE_BY_NAME["paths"]).empty_table()
     hosts, far = (operation.comms.placement.host_of[ranks] for ranks in (moved.src, moved.dst))
+    nics = writer.scenario.cluster.nics_per_host
     proto, dport = _PORTS.get(writer.scenario.cluster.transport, ("tcp", 0))
     routes = [[link // 2 for link in path if link != network.nowhere] for path in moved.paths.tolist()]
     links = [[network.links[link].id for link in path] for path in routes]
     return writer.host_rows(
         "paths",
         hosts,
-        src_nic=writer.nics(moved.tx_nic),
+        src_nic=_names(moved.tx_nic % nics),  # who probes knows the NICs, whoever else does
         dst=pa.array([f"h{host}" for host in far.tolist()]),
-        dst_nic=writer.nics(moved.rx_nic),
+        dst_nic=_names(moved.rx_nic % nics),
         proto=proto,
         sport=moved.sport,
         dport=dport,

@@ -103,6 +103,7 @@ class Noise(Section):
     compute: float = Field(0.02, ge=0, description="of a rank's compute time, per step")
     transfer: float = Field(0.03, ge=0, description="of a transfer's rate, per operation and connection")
     enqueue_us: float = Field(20.0, ge=0, description="of the host's delay before it enqueues")
+    tail: float = Field(0.0, ge=0, le=1, description="share of computations and transfers with a heavy tail on top")
 
 
 class Clocks(Section):

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from lockstep.clock import NS_PER_S
-from simulator.conditions import Condition, Conditions, Outages, Scene, outage_of, resume, stretch
+from simulator.conditions import Condition, Conditions, Outages, Scene, draw_jitter, outage_of, resume, stretch
 from simulator.faults import Fault, active_faults
 from simulator.job import Collective, Compute, Exchange, Handover, Placement, Wave, place_ranks, plan_step, swap_order
 from simulator.network import Communicators, Flows, Network
@@ -63,7 +63,8 @@ class Running:
     def _compute(self, wave: Compute, random: np.random.Generator) -> None:
         ranks = wave.ranks
         now, still = self._state(ranks)
-        jitter = random.normal(1.0, self.scenario.noise.compute, len(ranks)).clip(0.5)
+        noise = self.scenario.noise
+        jitter = draw_jitter(random, noise.compute, noise.tail, len(ranks))
         self.host[ranks] = np.minimum(self.host[ranks] + _LAUNCH_NS / now.cpu[ranks], NEVER)
         spent = wave.ns * jitter * self.compute_factor[ranks] / now.compute[ranks]
         begin = np.maximum(self.stream[ranks], self.host[ranks])
@@ -143,8 +144,7 @@ class Running:
         absent = list(left_out)
         enqueue[absent] = start[absent] = NEVER
         self.host[ranks] = np.where(np.isin(ranks, absent), self.host[ranks], enqueue[ranks])
-        noise = self.scenario.noise.transfer
-        return Scene(self.scenario.cluster, now, still, enqueue, start, noise, random)
+        return Scene(self.scenario.cluster, now, still, enqueue, start, self.scenario.noise, random)
 
     def _rates_of(self, key: tuple[object, ...], flows: Flows, scene: Scene) -> Floats:
         """Return the rates of some connections, worked out once for each state of the cluster."""
@@ -197,7 +197,8 @@ _MISTAKES = ("mismatched", "deadlocked")
 class Simulation:
     """Runs a scenario from its beginning; the same scenario and seed give the same operations, bit for bit."""
 
-    def __init__(self, scenario: Scenario, seed: int) -> None:
+    def __init__(self, scenario: Scenario, seed: int, hosts: Ints | None = None) -> None:
+        """`hosts`: numbers of those that the job begins on; the first ones, when not given."""
         self.scenario, self.seed = scenario, seed
         self.topology = build_topology(scenario.cluster)
         self.network = Network(self.topology, scenario.cluster.nics_per_host)
@@ -209,7 +210,7 @@ class Simulation:
         self._restarts = sorted(
             (fault for fault in scenario.timeline if fault.effect == "restart"), key=lambda t: t.at_s
         )
-        self._begin(place_ranks(scenario).hosts, attempt=0, begin_ns=0.0)
+        self._begin(place_ranks(scenario, hosts).hosts, attempt=0, begin_ns=0.0)
 
     def _begin(self, hosts: Ints, attempt: int, begin_ns: float) -> None:
         self.hosts = hosts

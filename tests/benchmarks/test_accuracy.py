@@ -10,9 +10,10 @@ import typer
 
 import benchmarks.accuracy
 from benchmarks.accuracy import Workload, choose, default_results, find_captures, read_results, run_all
+from benchmarks.accuracy_reliability import calibrate, right_at
 from benchmarks.accuracy_run import Blame, Result, confirm, examine, find_least_waiting, find_slow
 from benchmarks.accuracy_score import Case, Hit, Named, Score
-from benchmarks.accuracy_table import Tally, calibrate, figures_of, quantile, right_at, upper_bound
+from benchmarks.accuracy_table import Tally, figures_of, quantile, upper_bound
 from benchmarks.figures import Figure
 from cli.bench import command
 
@@ -154,9 +155,7 @@ def test_calibration_counts_verdicts_of_each_confidence_with_what_is_right_of_th
     )
     assert [(one.low, one.verdicts, one.right) for one in bins if one.verdicts] == [(0.9, 1, 0), (0.95, 2, 1)]
     assert right_at(bins, 0.9) == pytest.approx((100 / 3, 3))
-    figure = by_name(scored(hit(confidence=0.9)), scored(wrong=(named(0.7),)))[
-        "reliability: comm_slow right in part and class"
-    ]
+    figure = by_name(scored(hit(confidence=0.9)), scored(wrong=(named(0.7),)))["reliability: comm_slow"]
     assert (figure.value, figure.reference) == (50.0, "2 verdicts, which said 80 % in the mean")
 
 
