@@ -83,7 +83,7 @@ def _wire(effect: str, fault_class: FaultClass, what: str) -> Break:
 
 def _heal(random: Random, place: Place, at_s: float, part: str) -> tuple[str, ...]:
     """Return that it is over, now and then, after a while."""
-    lasts_s = max(6 * place.step_s, 0.3 * place.duration_s)
+    lasts_s = max(10 * place.step_s, 8.0, 0.3 * place.duration_s)  # shorter ones are a note at most
     is_due = random.random() < 0.15 and at_s + lasts_s < place.duration_s
     return (f"at {at_s + lasts_s:.2f} s heal {part}",) if is_due else ()
 

@@ -26,7 +26,8 @@ _FEWEST_STEPS = 2  # after the fault began
 _STANDS_S = 5.0  # and two steps: a job that stands still for less may be saving a checkpoint
 _MISSES_S = 10.0  # and two steps: a host that says nothing for less may have a slow gateway
 _FIRST_STEPS = 2  # in which kernels are tuned
-_FEWEST_PAIRS = 4  # of NICs; with fewer, and none of them ever seen well, nobody can tell which one is slow
+# Of NICs, by the names that rows have; with fewer, none ever seen well, nobody can tell which one is slow.
+_FEWEST_PAIRS = 4
 _FEWEST_ROWS = 8  # operations with complete rows
 
 _WAITS = ("transfers", "transfer_stats")
@@ -176,7 +177,8 @@ def _comparing(fault: Expectation, world: World, facts: Facts) -> str:
     _, _, dp, pp, _ = world.scenario.layout
     if fault.after_s or fault.fault_class not in ("comm_slow", "noncomm_slow"):
         return ""
-    if fault.fault_class == "comm_slow" and len(facts.pairs) < _FEWEST_PAIRS:
+    told = {(_as_told(src, world), _as_told(dst, world)) for src, dst in facts.pairs}
+    if fault.fault_class == "comm_slow" and len(told) < _FEWEST_PAIRS:
         return "too few pairs to compare"
     return "its stage has no other replica" if pp > 1 and dp == 1 else ""
 
