@@ -11,6 +11,7 @@ from lockstep.verdict import FaultClass
 from simulator.scenario import ClusterShape, Expectation, JobShape, build_topology
 
 JOB = "world"  # what the job is called whose faults are drawn
+_EVER_S = 3_600.0  # a verdict is never late: how soon one comes is measured elsewhere
 
 Random = np.random.Generator
 Drawn = TypeVar("Drawn")
@@ -55,8 +56,8 @@ class Broken:
 Break = Callable[[Random, Place], Broken]
 
 
-def _expected(place: Place, at_s: float, fault_class: FaultClass, component: str, **more: object) -> Expectation:
-    fields = {"class": fault_class, "component": component, "after_s": at_s, "within_s": place.duration_s}
+def _expected(at_s: float, fault_class: FaultClass, component: str, **more: object) -> Expectation:
+    fields = {"class": fault_class, "component": component, "after_s": at_s, "within_s": _EVER_S}
     return Expectation.model_validate(fields | more)
 
 
@@ -75,7 +76,7 @@ def _wire(effect: str, fault_class: FaultClass, what: str) -> Break:
         part, other = (name, cable) if what == "nic" else (cable, name)
         at_s, amount = place.onset_s(random), f"{random.uniform(12, 75):.0f}"
         line = f"at {at_s} s fail {part} {side + ' ' if side else ''}{effect.format(amount)}"
-        right = _expected(place, at_s, fault_class, part, side=side, also_right=(other,))
+        right = _expected(at_s, fault_class, part, side=side, also_right=(other,))
         return Broken((line, *_heal(random, place, at_s, part)), (right,), f"h{host}")
 
     return draw
@@ -94,14 +95,14 @@ def _between_switches(random: Random, place: Place) -> Broken:
     link = pick(random, [link for link in topology.links if link.a not in nics])
     at_s = place.onset_s(random)
     line = f"at {at_s} s fail {link_name(link)} to {random.uniform(4, 25):.0f} %"
-    return Broken((line,), (_expected(place, at_s, "comm_slow", link_name(link)),), needs_paths=True)
+    return Broken((line,), (_expected(at_s, "comm_slow", link_name(link)),), needs_paths=True)
 
 
 def _leaf(random: Random, place: Place) -> Broken:
     leaves = [switch.id for switch in build_topology(place.cluster).switches if "leaf" in switch.id]
     name, at_s = f"switch:{pick(random, leaves)}", place.onset_s(random)
     line = f"at {at_s} s fail {name} to {random.uniform(15, 60):.0f} %"
-    return Broken((line,), (_expected(place, at_s, "comm_slow", name),), needs_paths=True)
+    return Broken((line,), (_expected(at_s, "comm_slow", name),), needs_paths=True)
 
 
 def _slow_gpu(random: Random, place: Place) -> Broken:
@@ -110,7 +111,7 @@ def _slow_gpu(random: Random, place: Place) -> Broken:
     rarely = f" in {random.uniform(15, 60):.0f} % of steps" if random.random() < 0.15 else ""
     line = f"at {at_s} s fail {name} to {random.uniform(40, 88):.0f} %{rarely}"
     also = _only_rank(place, host)
-    right = _expected(place, at_s, "noncomm_slow", name, also_right=also, also_class=("software",))
+    right = _expected(at_s, "noncomm_slow", name, also_right=also, also_class=("software",))
     return Broken((line, *_heal(random, place, at_s, name)), (right,), f"h{host}")
 
 
@@ -125,7 +126,7 @@ def _slow_host(random: Random, place: Place) -> Broken:
     rarely = f" in {random.uniform(40, 90):.0f} % of steps" if random.random() < 0.3 else ""
     line = f"at {at_s} s fail {name} late {late_ms:.1f} ms{rarely}"
     also = {"also_right": _only_rank(place, host), "also_class": ("software",)}
-    right = _expected(place, at_s, "noncomm_slow", name, **also)
+    right = _expected(at_s, "noncomm_slow", name, **also)
     return Broken((line, *_heal(random, place, at_s, name)), (right,), f"h{host}")
 
 
@@ -133,7 +134,7 @@ def _starved(random: Random, place: Place) -> Broken:
     host, at_s = int(random.integers(place.cluster.hosts)), place.onset_s(random)
     name, line = host_name(f"h{host}"), f"at {at_s} s fail host:h{host} starved to {random.uniform(4, 30):.0f} %"
     also = {"also_right": _only_rank(place, host), "also_class": ("software",)}
-    return Broken((line,), (_expected(place, at_s, "noncomm_slow", name, **also),), f"h{host}")
+    return Broken((line,), (_expected(at_s, "noncomm_slow", name, **also),), f"h{host}")
 
 
 def _process(effect: str, fault_class: FaultClass, *also_class: FaultClass) -> Break:
@@ -145,7 +146,7 @@ def _process(effect: str, fault_class: FaultClass, *also_class: FaultClass) -> B
         names = (f"rank:{rank}", f"gpu:h{host}/{gpu}") + (
             () if effect == "stuck" and gpus > 1 else (f"host:h{host}",)
         )
-        right = _expected(place, at_s, fault_class, names[0], also_right=names[1:], also_class=also_class)
+        right = _expected(at_s, fault_class, names[0], also_right=names[1:], also_class=also_class)
         return Broken((f"at {at_s} s fail {part} {effect}",), (right,), f"h{host}")
 
     return draw
@@ -154,13 +155,13 @@ def _process(effect: str, fault_class: FaultClass, *also_class: FaultClass) -> B
 def _mistake(random: Random, place: Place) -> Broken:
     rank = int(random.integers(place.cluster.hosts * place.cluster.gpus_per_host))
     at_s = max(place.onset_s(random), 0.01)
-    right = _expected(place, at_s, "software", f"job:{JOB}", also_right=(f"rank:{rank}",))
+    right = _expected(at_s, "software", f"job:{JOB}", also_right=(f"rank:{rank}",))
     return Broken((f"at {at_s} s fail rank:{rank} mismatched",), (right,), f"h{rank // place.cluster.gpus_per_host}")
 
 
 def _gone(random: Random, place: Place) -> Broken:
     host, at_s = int(random.integers(place.cluster.hosts)), max(place.onset_s(random), 0.01)
-    right = _expected(place, at_s, "crash", f"host:h{host}", also_right=_only_rank(place, host))
+    right = _expected(at_s, "crash", f"host:h{host}", also_right=_only_rank(place, host))
     return Broken((f"at {at_s} s fail host:h{host} gone",), (right,), f"h{host}")
 
 
@@ -169,7 +170,7 @@ def _telemetry(random: Random, place: Place) -> Broken:
     hosts, at_s = place.cluster.hosts, max(place.onset_s(random), 0.01)
     silent = random.permutation(hosts)[: int(random.integers(1, hosts + 1))]
     is_told = hosts > len(silent) > hosts / 2 and len(silent) > 1
-    right = (_expected(place, at_s, "telemetry_lost", f"job:{JOB}"),) if is_told else ()
+    right = (_expected(at_s, "telemetry_lost", f"job:{JOB}"),) if is_told else ()
     return Broken((), right, silent=tuple(f"h{host}" for host in silent), silent_from_s=at_s)
 
 
