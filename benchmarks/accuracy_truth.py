@@ -82,11 +82,11 @@ def _of_background(world: World) -> tuple[Expectation, ...]:
 
 def why_unseen(fault: Expectation, world: World, facts: Facts) -> str:
     """Return why nobody could find a fault; nothing, where it has to be found."""
-    checks = (_telling, _lasting, _showing, _comparing)
+    checks = (_check_hosts, _check_cost, _check_rows, _check_peers)
     return next((why for check in checks if (why := check(fault, world, facts))), "")
 
 
-def _telling(fault: Expectation, world: World, _facts: Facts) -> str:
+def _check_hosts(fault: Expectation, world: World, _facts: Facts) -> str:
     if fault.fault_class == "telemetry_lost":
         return (
             "most hosts tell nothing from the start"
@@ -99,15 +99,15 @@ def _telling(fault: Expectation, world: World, _facts: Facts) -> str:
     return "half of the hosts tell nothing" if 2 * len(world.chain.untold) >= world.scenario.cluster.hosts else ""
 
 
-def _lasting(fault: Expectation, world: World, facts: Facts) -> str:
+def _check_cost(fault: Expectation, world: World, facts: Facts) -> str:
     """Say whether the telemetry ends too soon after the fault, or the fault costs nothing."""
     if fault.fault_class == "telemetry_lost":
         rest_s = world.scenario.duration_s - (fault.after_s or 0.0)
         return "" if rest_s >= _MISSES_S else "the capture ends too soon after"
     return (
-        _stopping(fault, world, facts)
+        _check_standstill(fault, world, facts)
         if fault.fault_class in STOPS_JOB or _is_mistake(world)
-        else _costing(fault, world, facts)
+        else _check_slowdown(fault, world, facts)
     )
 
 
@@ -115,7 +115,7 @@ def _is_mistake(world: World) -> bool:
     return world.kind == "mismatch"
 
 
-def _stopping(fault: Expectation, world: World, facts: Facts) -> str:
+def _check_standstill(fault: Expectation, world: World, facts: Facts) -> str:
     if not facts.stands_still:
         return "the job goes on"
     usual_s = median([length for _, length in facts.healthy_steps] or [world.scenario.duration_s])
@@ -127,7 +127,7 @@ def _stopping(fault: Expectation, world: World, facts: Facts) -> str:
     return "" if stood_s >= needs_s else f"it stands still for {stood_s:.1f} s only"
 
 
-def _costing(fault: Expectation, world: World, facts: Facts) -> str:
+def _check_slowdown(fault: Expectation, world: World, facts: Facts) -> str:
     began_s, end_s = fault.after_s or 0.0, min(over_s(world.scenario.timeline), _end_s(world))
     ill = [step for step in _usual(facts.steps, world) if step[0] >= began_s and sum(step) <= end_s]
     if len(ill) < _FEWEST_STEPS:
@@ -149,7 +149,7 @@ def _usual(steps: Sequence[Step], world: World) -> list[Step]:
     ]
 
 
-def _showing(fault: Expectation, world: World, facts: Facts) -> str:
+def _check_rows(fault: Expectation, world: World, facts: Facts) -> str:
     """Say whether the rows that show such a fault are missing."""
     chain, needed = world.chain, _tables_of(fault, world)
     there = [name for name in needed if name not in chain.tables]
@@ -172,7 +172,7 @@ def _tables_of(fault: Expectation, world: World) -> tuple[str, ...]:
     return () if world.kind == "host gone" else _TOLD_BY.get(fault.fault_class, ())
 
 
-def _comparing(fault: Expectation, world: World, facts: Facts) -> str:
+def _check_peers(fault: Expectation, world: World, facts: Facts) -> str:
     """Say whether a fault from the start has nothing beside it that is well."""
     _, _, dp, pp, _ = world.scenario.layout
     if fault.after_s or fault.fault_class not in ("comm_slow", "noncomm_slow"):

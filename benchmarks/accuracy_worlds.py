@@ -213,8 +213,8 @@ def _draw_benign(random: Random, duration_s: float, step_s: float, fault: Broken
     if random.random() < 0.2:
         lines += [f"at {duration_s * random.uniform(0.2, 0.9):.2f} s pause {between(random, 0.5, 8):.2f} s"]
     if random.random() < 0.2:
-        moments = duration_s * random.random(int(random.integers(1, 5)))
-        lines += [f"at {at_s:.2f} s pause rank:0 {between(random, 0.1, 1) * step_s:.2f} s" for at_s in moments]
+        begins_s = duration_s * random.random(int(random.integers(1, 5)))
+        lines += [f"at {at_s:.2f} s pause rank:0 {between(random, 0.1, 1) * step_s:.2f} s" for at_s in begins_s]
     if random.random() < 0.15:
         every_s = between(random, 5, 30)
         begin = f"at {duration_s * random.random():.2f} s fail fabric to {random.uniform(50, 90):.0f} %"
