@@ -358,18 +358,27 @@ def _leave_unconfirmed(seen: Sighting, context: Context, progress: Progress | No
     if not seen.incident or not seen.is_open or not seen.account:
         return seen
     if is_unseen(seen.findings[seen.best], seen.parts, context):
-        last_ns = find_last_told(seen.parts, context)
-        since_ns = seen.incident.unseen_since_ns or last_ns or seen.incident.updated_ns
-        unseen = {"updated_ns": context.window.end_ns, "unseen_since_ns": since_ns}
-        return replace(seen, incident=seen.incident.model_copy(update=unseen))
+        return replace(seen, incident=_leave_unseen(seen.incident, seen.parts, context))
+    known = {"updated_ns": context.window.end_ns, "unseen_since_ns": None, "unseen_host": None, "unseen_source": None}
     if progress is None or progress.is_stale:
-        seen_until = {"updated_ns": context.window.end_ns, "unseen_since_ns": None}
-        return replace(seen, incident=seen.incident.model_copy(update=seen_until))
+        return replace(seen, incident=seen.incident.model_copy(update=known))
     account = charge(seen.account, progress, None, context)
     impact = impact_of(account, seen.findings[seen.best], context)
     verdict = seen.incident.verdict.model_copy(update={"impact": impact})
-    changed = {"updated_ns": context.window.end_ns, "verdict": verdict, "unseen_since_ns": None}
-    return replace(seen, incident=seen.incident.model_copy(update=changed), account=account)
+    return replace(seen, incident=seen.incident.model_copy(update=known | {"verdict": verdict}), account=account)
+
+
+def _leave_unseen(incident: Incident, parts: frozenset[str], context: Context) -> Incident:
+    """Return an incident that nobody would see, with whose telemetry is missing."""
+    host, report = find_last_told(parts, context) or (None, None)
+    last_ns = report and min(report.reach_ns, context.window.start_ns)  # what was told of may be nothing of it
+    missing = {
+        "updated_ns": context.window.end_ns,
+        "unseen_since_ns": incident.unseen_since_ns or last_ns or incident.updated_ns,
+        "unseen_host": host,
+        "unseen_source": report and report.missing_source,
+    }
+    return incident.model_copy(update=missing)
 
 
 def _is_confirmed(seen: Sighting, options: TrackingOptions) -> bool:

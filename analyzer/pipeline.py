@@ -233,6 +233,7 @@ def evaluate_window(
         return Outcome(followed, [], judgement, context)
     progress = _read_progress_made(store, context, stages.steps.history, judgement, known.faults)
     lost = [name_outage(outage, context) for outage in outages]
+    context = replace(context, idle=judgement.silent_hosts)
     faults, changed = track(known.faults, judgement.findings, context, progress, options.tracking, lost)
     requests = tuple(propose_detail_requests(faults.open_findings, context))
     requests += tuple(propose_sampling(context)) if judgement.is_unexplained else ()

@@ -132,13 +132,20 @@ def _picture_jobs(jobs: tuple[JobTrend, ...]) -> Picture:
 
 
 def _picture_agents(overview: Overview) -> Picture:
-    picture = Picture("host", "release", "last heard", "behind", "rows lost", "waiting", box=None)
+    picture = Picture("host", "release", "last heard", "behind", "rows lost", "waiting", "", box=None)
     for agent in overview.ailing[:_MOST_AGENTS]:
         seen_s = max(overview.at_ns - agent.last_seen_ns, 0) // NS_PER_S
         lost = f"{agent.dropped} ({agent.dropped_lately} lately)"
         waiting = f"{agent.spool_bytes / 1e6:.1f} MB"
         style = "bold red" if agent.is_silent else "yellow"
         picture.add_row(
-            agent.host, agent.version, lasting(seen_s), f"{agent.lag_s:.0f} s", lost, waiting, style=style
+            agent.host,
+            agent.version,
+            lasting(seen_s),
+            f"{agent.lag_s:.0f} s",
+            lost,
+            waiting,
+            "; ".join(agent.missing),
+            style=style,
         )
     return picture

@@ -39,12 +39,14 @@ class Gathered:
     checkpoints: Checkpoints
     # Every source that is read all the time has given all that is older; None: none has said anything yet.
     watermark_ns: int | None
+    stalled: Mapping[str, int]  # sources that give nothing any more, and up to when each has given all
 
 
 @dataclass(frozen=True)
 class _Watermark:
     ts_ns: int
     good_until_ns: int  # monotonic
+    is_waited_for: bool
 
 
 class Gathering:
@@ -61,11 +63,19 @@ class Gathering:
         self.plugin_cost_ns: int | None = None
         self.is_due = threading.Event()  # something was put down that somebody waits for
 
+    def expect(self, source: str, now_ns: int, period_s: float) -> None:
+        """Begin to count how long a source takes that has given nothing yet."""
+        with self._guard:
+            self._watermarks.setdefault(source, _Watermark(now_ns, self._good_until_ns(period_s), False))
+
+    def _good_until_ns(self, period_s: float) -> int:
+        return self._clock.monotonic_ns() + int(max(_PATIENCE_S, _PATIENCE_PERIODS * period_s) * NS_PER_S)
+
     def put(self, source: str, reading: Reading, period_s: float) -> None:
         """Add a reading; BadRows when a table of it would spoil the batch for all the others.
 
         A source that gives nothing for several of its periods, because it fails or hangs, is not waited for: windows
-        of all jobs of the host would stay open for as long as one card does not answer.
+        of all jobs of the host would stay open for as long as one card does not answer. It is told to be stalled.
         Nor is one waited for that is read seldom.
         """
         for name, rows in reading.tables.items():
@@ -79,10 +89,8 @@ class Gathering:
                 self._rows += count
                 for name, rows in reading.tables.items():
                     self._pieces.setdefault(name, []).append(rows)
-            patience_ns = int(max(_PATIENCE_S, _PATIENCE_PERIODS * period_s) * NS_PER_S)
-            if period_s <= _LONGEST_PERIOD_S:
-                good_until_ns = self._clock.monotonic_ns() + patience_ns
-                self._watermarks[source] = _Watermark(reading.watermark_ns, good_until_ns)
+            good_until_ns, is_waited_for = self._good_until_ns(period_s), period_s <= _LONGEST_PERIOD_S
+            self._watermarks[source] = _Watermark(reading.watermark_ns, good_until_ns, is_waited_for)
             if reading.checkpoint is not None:
                 self._checkpoints[source] = reading.checkpoint
             self.dropped_rows += reading.dropped
@@ -92,7 +100,7 @@ class Gathering:
             self.is_due.set()
 
     def forget(self, source: str) -> None:
-        """Let a source that rests hold up nobody's watermark."""
+        """Expect nothing of a source that rests."""
         with self._guard:
             self._watermarks.pop(source, None)
 
@@ -102,10 +110,11 @@ class Gathering:
         with self._guard:
             pieces, self._pieces, self._rows = self._pieces, {}, 0
             checkpoints, now_ns = dict(self._checkpoints), self._clock.monotonic_ns()
-            current = (mark.ts_ns for mark in self._watermarks.values() if now_ns <= mark.good_until_ns)
-            watermark_ns = min(current, default=None)
+            marks = dict(self._watermarks)
+        stalled = {name: mark.ts_ns for name, mark in marks.items() if now_ns > mark.good_until_ns}
+        current = (mark.ts_ns for name, mark in marks.items() if mark.is_waited_for and name not in stalled)
         tables = {name: pa.concat_tables(rows) for name, rows in pieces.items()}
-        return Gathered(tables, checkpoints, watermark_ns)
+        return Gathered(tables, checkpoints, min(current, default=None), stalled)
 
 
 _log = structlog.get_logger("collector")
@@ -175,6 +184,7 @@ class Follower:
 
     def _read(self) -> Reading:
         now_ns = self._clock.now_ns()
+        self._gathering.expect(self.source.name, now_ns, self.source.period_s)
         requests = tuple(request for request in self._detail_requests() if request.expires_ns > now_ns)
         return self.source.read(now_ns, requests)
 
@@ -293,7 +303,7 @@ class CollectorAgent:
             thread.start()
 
     def close(self) -> None:
-        """Stop reading, send what is left as long as the gateway takes it at once, and end the threads."""
+        """Stop reading, send what is left as long as the gateway takes it at once, and that it is the last; end."""
         self._stop.set()
         self._gathering.is_due.set()
         self.shipper.arrived.set()
@@ -302,7 +312,7 @@ class CollectorAgent:
             thread.join(max(0, deadline_ns - self._clock.monotonic_ns()) / NS_PER_S)
         for thread in filter(threading.Thread.is_alive, self._senders):
             thread.join()
-        self._pack_batch()
+        self._pack_batch(is_last=True)
         self.shipper.empty()
         self._destination.close()
         self._queue.close()
@@ -313,26 +323,28 @@ class CollectorAgent:
             if not self._stop.is_set():
                 self._pack_batch()
 
-    def _pack_batch(self) -> None:
+    def _pack_batch(self, is_last: bool = False) -> None:
         """Put everything collected so far, and a heartbeat, into the queue as one batch."""
         gathered = self._gathering.take()
-        now_ns = self._clock.now_ns()
-        watermark_ns = now_ns if gathered.watermark_ns is None else gathered.watermark_ns
-        tables = dict(gathered.tables) | {"agents": self._heartbeat(now_ns, watermark_ns)}
+        tables = dict(gathered.tables) | {"agents": self._heartbeat(gathered, is_last)}
         self._number += 1
         body, rows = encode_batch(tables), sum(table.num_rows for table in tables.values())
         self._queue.put(Batch(self._boot, self._number, body, rows, gathered.checkpoints))
         self.shipper.arrived.set()
 
-    def _heartbeat(self, now_ns: int, watermark_ns: int) -> pa.Table:
+    def _heartbeat(self, gathered: Gathered, is_last: bool) -> pa.Table:
+        now_ns = self._clock.now_ns()
         beat = Heartbeat(
             host=self._host,
             ts_ns=now_ns,
             version=__version__,
-            watermark_ns=watermark_ns,
+            watermark_ns=now_ns if gathered.watermark_ns is None else gathered.watermark_ns,
             dropped=self.dropped_rows,
             spool_bytes=self.waiting_bytes,
             cpu_ns=time.process_time_ns(),
             plugin_cost_ns=self._gathering.plugin_cost_ns,
+            ended=is_last,
+            gateway=self._destination.address,
+            stalled=dict(gathered.stalled),
         )
         return rows_of(TABLE_BY_NAME["agents"], [beat])

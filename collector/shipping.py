@@ -72,6 +72,11 @@ class BatchQueue(Protocol):
 class Destination(Protocol):
     """Where batches go. DestinationAway: try again later. ServerRefused: the status says whether that would help."""
 
+    @property
+    def address(self) -> str | None:
+        """Return host and port of the gateway; None where there is none."""
+        ...
+
     def send(self, batch: Batch) -> Receipt: ...
 
     def close(self) -> None: ...
@@ -205,6 +210,7 @@ class GatewayClient:
         if not (token.isascii() and agent.isascii()):
             raise BadInput(f"the token and the name of the host, {agent!r}, must be plain ASCII")
         url = _parse(server)
+        self.address = f"{url.hostname}:{url.port}" if url.port else url.hostname
         self._path = url.path.rstrip("/") + "/api/v1/ingest"
         self._connection = _connection(url)
 

@@ -16,6 +16,8 @@ def open_client(url: str, password: str, agent: str) -> "StoreClient":
 class StoreClient:
     """Inserts the batches of one agent. Detail requests do not come this way, and nobody checks whose rows come."""
 
+    address = None
+
     def __init__(self, store: Store, agent: str) -> None:
         self._store, self._agent = store, agent
 

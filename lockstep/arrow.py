@@ -41,22 +41,30 @@ def rows_of(table: Table, records: list[HostRecord]) -> pa.Table:
 
 
 def fill_rows(table: Table, length: int, columns: Mapping[str, object]) -> pa.Table:
-    """Return rows made of arrays and of single values that are the same in all of them; what is missing is null."""
+    """Return rows made of arrays and of single values that are the same in all of them; what is missing is null,
+    and counters are none."""
     schema = schema_of(table)
 
     def filled(value: object, kind: pa.DataType) -> pa.Array:
+        if value is None and pa.types.is_map(kind):
+            return _no_counters(length)
         is_array = hasattr(value, "__array__")  # of numpy or of Arrow
         return pa.array(value).cast(kind) if is_array else pa.repeat(pa.scalar(value, kind), length)
 
     return pa.Table.from_arrays([filled(columns.get(field.name), field.type) for field in schema], schema=schema)
 
 
+def _no_counters(length: int) -> pa.Array:
+    nothing = [pa.array([], pa.string()), pa.array([], pa.uint64())]
+    return pa.MapArray.from_arrays(pa.array([0] * (length + 1), pa.int32()), *nothing)
+
+
 def conform(table: Table, rows: pa.Table) -> pa.Table:
     """Return the rows in the table's exact schema, or raise BadRows naming the first column and row at fault.
 
     Integers of other widths, dictionaries and large strings are accepted when every value fits. Missing
-    columns that may be null become null; columns that we do not know are left out, because a newer
-    release may have added them.
+    columns that may be null become null, and counters that a release before ours did not have are none; columns
+    that we do not know are left out, because a newer release may have added them.
     """
     arrays = [_conform_column(table, column, rows) for column in columns_of(table).values()]
     return pa.Table.from_arrays(arrays, schema=schema_of(table))
@@ -78,8 +86,10 @@ def _conform_column(table: Table, column: Column, rows: pa.Table) -> pa.ChunkedA
     indices = rows.schema.get_all_field_indices(column.name)
     if len(indices) > 1:
         raise BadRows(f"the column is there {len(indices)} times", table=table.name, column=column.name)
-    if not indices and not column.nullable:
+    if not indices and not column.may_lack:
         raise BadRows("the column is missing", table=table.name, column=column.name)
+    if not indices and not column.nullable:
+        return pa.chunked_array([_no_counters(rows.num_rows)])
     if not indices:
         return pa.chunked_array([pa.nulls(rows.num_rows, ARROW_TYPES[column.kind])])
     values = rows.column(indices[0])

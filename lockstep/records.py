@@ -5,7 +5,7 @@ against them; `lockstep.tables` says which table each class is. Times are intege
 epoch, of the clock of `host`. A field that may be None is unknown when it is None; unknown is never zero.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 RECORDS_VERSION = 1
@@ -266,6 +266,11 @@ class Agent(HostRecord):
     spool_bytes: Annotated[U64, "bytes waiting to be sent"]
     cpu_ns: Annotated[Duration, "CPU time used since its start"]
     plugin_cost_ns: Annotated[Duration | None, "time the plugins on the host spent in callbacks since their start"]
+    ended: Annotated[Flag | None, "whether it stops in order, and this is its last word"] = None
+    gateway: Annotated[Text | None, "address of the gateway that it sends to"] = None
+    stalled: Annotated[Counters, "UNIX time in ns up to which each source told all that gives no readings now"] = (
+        field(default_factory=dict)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

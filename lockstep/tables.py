@@ -5,7 +5,7 @@
 ('duration', True)
 """
 
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields, replace
 from functools import cache
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -43,6 +43,7 @@ class Column:
     nullable: bool
     meaning: str
     choices: tuple[str, ...] = ()  # of kind choice: the only values allowed
+    may_lack: bool = False  # an older release does not have it: null, or none where it may not be null
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,9 @@ TABLE_BY_NAME = {table.name: table for table in TABLES}
 def columns_of(table: Table) -> dict[str, Column]:
     """Return the columns of a table by name, in the order of the record's fields."""
     hints = get_type_hints(table.record, include_extras=True)
-    return {name: _column(name, hint) for name, hint in hints.items()}
+    added = {each.name for each in fields(table.record) if each.default_factory is not MISSING}
+    columns = {name: _column(name, hint) for name, hint in hints.items()}
+    return {name: replace(each, may_lack=each.nullable or name in added) for name, each in columns.items()}
 
 
 def _column(name: str, hint: Any) -> Column:  # Any: a type expression has no static type

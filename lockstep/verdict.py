@@ -130,5 +130,11 @@ class Incident(Frozen):
     unseen_since_ns: int | None = Field(
         None, ge=0, description="no telemetry of its part since then; None: it is seen"
     )
+    unseen_host: str | None = Field(
+        None, description="the host whose telemetry is missing; None: it is seen, or nobody knows"
+    )
+    unseen_source: str | None = Field(
+        None, description="the source on that host that gives no readings; None: nothing comes from the host at all"
+    )
     flaps: int = Field(0, ge=0, description="times it went away and came back")
     verdict: Verdict = Field(description="the newest one")

@@ -53,7 +53,7 @@ _NIC_QUERY = (
 
 def read_nics(store: Store, context: Context) -> pa.Table:
     """Return one row per NIC of the job's hosts: its state, and how its counters grew."""
-    return store.query(_NIC_QUERY, {"hosts": context.host_list, **timestamps(context)})
+    return store.query(_NIC_QUERY, {"hosts": context.list_reporting("nic_counters"), **timestamps(context)})
 
 
 def judge_nics(rows: pa.Table, topology: TopologyIndex | None) -> Iterator[Observation]:
@@ -129,7 +129,8 @@ _PORT_QUERY = (
     "SELECT switch, port, argMax(up, ts_ns) AS is_up, argMax(toNullable(speed_mbps), ts_ns) AS speed_now, "
     + readings_sql([rule.name for rule in _PORT_RULES])
     + f", {SPANS_SQL} FROM fabric_counters WHERE switch IN {{switches:Array(String)}} "
-    "AND ts_ns >= {back:Int64} AND ts_ns < {end:Int64} GROUP BY switch, port ORDER BY switch, port"
+    "AND ts_ns >= {back:Int64} AND ts_ns < {end:Int64} GROUP BY switch, port HAVING max(ts_ns) >= {turn:Int64} "
+    "ORDER BY switch, port"  # a port of which no reading comes any more says nothing
 )
 
 

@@ -126,7 +126,7 @@ _HEALTH_QUERY = (
 
 def read_health(store: Store, context: Context) -> pa.Table:
     """Return one row per GPU of the job's hosts: why its clock was lowered, and how its counters grew."""
-    return store.query(_HEALTH_QUERY, {"hosts": context.host_list, **timestamps(context)})
+    return store.query(_HEALTH_QUERY, {"hosts": context.list_reporting("gpu_health"), **timestamps(context)})
 
 
 def judge_health(rows: pa.Table) -> Iterator[Observation]:

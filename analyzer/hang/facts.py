@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from analyzer.windows.silence import HostReport, find_silent
+from analyzer.windows.silence import HostReport, find_speaking
 from analyzer.windows.window import End, Finding
 from lockstep.clock import NS_PER_S
 
@@ -191,8 +191,12 @@ class ProgressFacts:
 
     @property
     def reporting(self) -> frozenset[str]:
-        """Return the hosts whose collectors go on telling: what they do not tell of did not happen."""
-        return frozenset(self.reports) - find_silent(self.reports, self.reports, self.now_ns)
+        """Return the hosts whose collectors go on telling: what they do not tell of did not happen.
+
+        Those are there, too, whose agents have said that they end.
+        """
+        ended = {host for host, report in self.reports.items() if report.has_ended}
+        return find_speaking(self.reports, self.now_ns) | ended
 
 
 @dataclass(frozen=True)

@@ -168,7 +168,7 @@ def read_straggler_facts(store: Store, context: Context) -> StragglerFacts:
     flushed = store.query(_FLUSHES, asked)
     sums = [flushed[name].to_numpy().astype(np.float64) for name in ("steps", "flushed_ns", "busy_ns")]
     flushes = Flushes(tuple(flushed["host"].to_pylist()), *sums)
-    health = {"hosts": context.host_list, "before": _BEFORE_NS}  # GPUs are read every ten seconds
+    health = {"hosts": context.list_reporting("gpu_health"), "before": _BEFORE_NS}  # GPUs are read every ten seconds
     slowed = store.query(_THROTTLED, asked | health).to_pylist()
     throttled = {(row["host"], row["gpu"]): ", ".join(sorted(row["reasons"])) for row in slowed}
     gpu_waits = read_gpu_waits(store, context, counted)

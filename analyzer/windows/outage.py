@@ -13,7 +13,7 @@ from analyzer.windows.jobs import Roster
 from analyzer.windows.silence import HostReport
 from analyzer.windows.window import Context, Finding
 from lockstep.clock import NS_PER_S
-from lockstep.topology import TopologyIndex, split_end, switch_name
+from lockstep.topology import TopologyIndex, split_end
 from lockstep.words import clock_time
 
 _MOST = 0.5  # of the hosts of a job: more do not die within a few reports, and if they did the cause is no host
@@ -31,22 +31,33 @@ class Outage:
 
 
 def find_outages(context: Context) -> list[Outage]:
-    """Return where the telemetry of most hosts, or of all behind one switch, ended at once.
+    """Return where the telemetry of most hosts, or of all behind one gateway or switch, ended at once.
 
-    Cost: O(hosts log hosts).
+    A host whose agent said that it ends is missed by nobody. Cost: O(hosts log hosts).
     """
-    reports = {host: context.reports[host] for host in context.silent if host in context.reports}
-    together = _find_together(reports)
+    silent = {host: context.reports[host] for host in context.silent if host in context.reports}
+    together = _find_together({host: report for host, report in silent.items() if not report.has_ended})
     if len(together) < _FEWEST:
         return []
+    gateways = _name_behind("gateway", _hosts_by_gateway(context), together)
+    if gateway := [name for hosts, names in gateways.items() if hosts == together for name in names]:
+        return [Outage(together, gateway[0])]
     if len(together) > _MOST * len(context.roster.hosts):
         return [Outage(together, f"job:{context.job}")]
     behind = _hosts_behind(context.topology, context.roster.hosts) if context.topology else {}
-    switches = [each for each, hosts in sorted(behind.items()) if len(hosts) >= _FEWEST and hosts <= together]
-    groups: dict[frozenset[str], list[str]] = defaultdict(list)  # hosts on several rails are behind several switches
-    for switch in switches:
-        groups[behind[switch]].append(switch_name(switch))
+    groups = _name_behind("switch", behind, together)
     return [Outage(hosts, first, tuple(others)) for hosts, (first, *others) in groups.items()]
+
+
+def _name_behind(
+    kind: str, behind: Mapping[str, frozenset[str]], together: frozenset[str]
+) -> dict[frozenset[str], list[str]]:
+    """Return what has only lost hosts behind it, by these hosts; on several rails they are behind several."""
+    groups: dict[frozenset[str], list[str]] = defaultdict(list)
+    for name, hosts in sorted(behind.items()):
+        if len(hosts) >= _FEWEST and hosts <= together:
+            groups[hosts].append(f"{kind}:{name}")
+    return groups
 
 
 def name_outage(outage: Outage, context: Context) -> Finding:
@@ -54,20 +65,31 @@ def name_outage(outage: Outage, context: Context) -> Finding:
     since_ns = max(context.reports[host].reach_ns for host in outage.hosts)
     seconds = (context.window.end_ns - since_ns) / NS_PER_S
     count, named = len(outage.hosts), sorted(outage.hosts)[:_NAMED]
-    kind, _, name = outage.component.partition(":")
-    where = f" behind {name}" if kind == "switch" else ""
     return Finding(
         fault_class="telemetry_lost",
         component=outage.component,
         likelihood=0.9,
-        reason=f"no telemetry from {count} of {len(context.roster.hosts)} hosts{where} since "
-        f"{clock_time(since_ns)} UTC, all at once: look at the gateway, and at the network between it and them",
+        reason=_say(outage, context, f"{count} of {len(context.roster.hosts)} hosts", clock_time(since_ns)),
         evidence=({"kind": "outage", "hosts": named, "count": count, "seconds": round(seconds, 3)},),
         ambiguous_with=outage.others,
         ranks_waiting=0,
         lost_share=0.0,
         since_ns=since_ns,
         is_certain=True,
+    )
+
+
+def _say(outage: Outage, context: Context, whose: str, since: str) -> str:
+    sources = {context.reports[host].missing_source for host in outage.hosts}
+    if None not in sources:
+        which = ", ".join(sorted(filter(None, sources)))
+        return f"no readings from {which} on {whose} since {since} UTC: their agents report, see what their logs say"
+    kind, _, name = outage.component.partition(":")
+    where = {"switch": f" behind {name}", "gateway": f" that send to the gateway at {name}"}.get(kind, "")
+    path = "that gateway" if kind == "gateway" else "the gateway"
+    return (
+        f"no telemetry from {whose}{where} since {since} UTC, all at once: look at {path}, and at the network "
+        "between it and them"
     )
 
 
@@ -93,8 +115,18 @@ def _hosts_behind(topology: TopologyIndex, hosts: frozenset[str]) -> dict[str, f
     return {leaf: frozenset(found) for leaf, found in behind.items()}
 
 
+def _hosts_by_gateway(context: Context) -> dict[str, frozenset[str]]:
+    """Return the hosts of a job by the gateway that they send to; one that only lacks readings gets through to it."""
+    behind: dict[str, set[str]] = defaultdict(set)
+    for host in context.roster.hosts & context.reports.keys():
+        if (report := context.reports[host]).gateway and not report.has_ended:
+            behind[report.gateway].add(host)
+    speaking = {host for host, report in context.reports.items() if report.missing_source}
+    return {gateway: frozenset(hosts) for gateway, hosts in behind.items() if not hosts & speaking}
+
+
 def is_unseen(finding: Finding, parts: frozenset[str], context: Context) -> bool:
-    """Return whether the hosts that would tell of a fault are silent; `parts` are all that it may be.
+    """Return whether the hosts that would tell of a fault say nothing of it; `parts` are all that it may be.
 
     Lost telemetry is back when half of the hosts are that it was lost of. Of what belongs to no host, a link between
     switches or the whole job, all tell: as long as the telemetry of many is lost, nobody knows.
@@ -103,13 +135,15 @@ def is_unseen(finding: Finding, parts: frozenset[str], context: Context) -> bool
         lost = {host for row in finding.evidence for host in row.get("hosts", ())}
         return 2 * len(lost & context.silent) > len(lost)
     hosts = _hosts_of_parts(parts, context.roster)
-    return bool(hosts & context.silent if hosts else context.lost)
+    return bool(hosts & (context.silent | context.idle) if hosts else context.lost)
 
 
-def find_last_told(parts: frozenset[str], context: Context) -> int | None:
-    """Return up to when the silent hosts of a fault told anything; None: they never reported."""
-    hosts = (_hosts_of_parts(parts, context.roster) or context.lost) & context.silent & context.reports.keys()
-    return min((context.reports[host].reach_ns for host in hosts), default=None)
+def find_last_told(parts: frozenset[str], context: Context) -> tuple[str, HostReport] | None:
+    """Return the host that says nothing of a fault for longest, with its report; None: none ever reported."""
+    unseen = (context.silent | context.idle) & context.reports.keys()
+    hosts = (_hosts_of_parts(parts, context.roster) or context.lost) & unseen
+    found = ((host, context.reports[host]) for host in sorted(hosts))
+    return min(found, key=lambda each: each[1].reach_ns, default=None)
 
 
 def hosts_of(part: str) -> set[str]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from analyzer.windows.jobs import Roster, list_hosts
-from analyzer.windows.silence import HostReport
+from analyzer.windows.silence import HostReport, find_reporting
 from lockstep.clock import NS_PER_S
 from lockstep.topology import TopologyIndex
 from lockstep.verdict import FaultClass, RuledOut, Side
@@ -95,6 +95,7 @@ class Context:
     period_ns: int | None = None  # length of a training step, as far as it has been learnt
     reports: Mapping[str, HostReport] = field(default_factory=dict)  # the newest of each host that sent any
     lost: frozenset[str] = frozenset()  # hosts whose telemetry ended together: nothing says that they are gone
+    idle: frozenset[str] = frozenset()  # hosts that have told all, and of whose ranks no operation was seen
 
     @property
     def parameters(self) -> dict[str, Any]:  # Any: parameters of a query
@@ -105,6 +106,10 @@ class Context:
     def host_list(self) -> str:
         """Return the parameter `hosts` of a query that asks `OF_HOSTS`."""
         return list_hosts(self.roster.hosts)
+
+    def list_reporting(self, table: str) -> str:
+        """Return the same without the hosts that are silent for a table, because what fills it has stalled."""
+        return list_hosts(find_reporting(table, self.roster.hosts, self.reports))
 
     @property
     def coverage(self) -> float:

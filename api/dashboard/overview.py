@@ -51,6 +51,11 @@ class Telemetry:
         return [agent.host for agent in self.agents if agent.is_silent]
 
     @property
+    def missing(self) -> list[str]:
+        """Return which sources give no readings, a sentence each."""
+        return [each for agent in self.agents if not agent.is_silent for each in agent.missing]
+
+    @property
     def dropped(self) -> int:
         return sum(agent.dropped_lately for agent in self.agents)
 

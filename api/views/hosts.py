@@ -17,6 +17,7 @@ from lockstep.state.incidents import open_incidents
 from lockstep.store.store import Store
 from lockstep.topology import Node, Topology, gpu_name, nic_name
 from lockstep.verdict import Frozen, Incident
+from lockstep.words import timestamp
 
 SILENT_NS = 15 * NS_PER_S  # as the analyzer does by default
 _RECENT_NS = 300 * NS_PER_S  # drops in this time are news
@@ -27,7 +28,8 @@ SELECT host, argMax(version, ts_ns) AS version, max(ts_ns) AS last_seen_ns, max(
        toUInt64(greatest(toInt64(maxIf(agents.dropped, ts_ns >= {{recent:Int64}}))
            - toInt64(minIf(agents.dropped, ts_ns >= {{recent:Int64}})), 0)) AS dropped_lately,
        argMax(spool_bytes, ts_ns) AS spool_bytes, argMax(cpu_ns, ts_ns) AS cpu_ns,
-       argMax(plugin_cost_ns, ts_ns) AS plugin_cost_ns
+       argMax(plugin_cost_ns, ts_ns) AS plugin_cost_ns, argMax(ifNull(agents.ended, false), ts_ns) AS has_ended,
+       argMax(agents.gateway, ts_ns) AS gateway, argMax(agents.stalled, ts_ns) AS stalled
 FROM agents WHERE host > {{after:String}} AND ts_ns >= {{since:Int64}} AND ts_ns <= {{now:Int64}} + {NS_PER_S}
 GROUP BY host ORDER BY host LIMIT {{most:UInt64}}
 """
@@ -38,7 +40,10 @@ class AgentView(Frozen):
 
     host: str
     version: str
-    is_silent: bool = Field(description="whether nothing was heard for 15 s")
+    is_silent: bool = Field(description="whether nothing was heard for 15 s, though it has not said that it ends")
+    has_ended: bool = Field(False, description="whether it was stopped in order, and said so")
+    gateway: str | None = Field(None, description="address of the gateway that it sends to")
+    missing: tuple[str, ...] = Field((), description="sources without readings and since when, a sentence each")
     last_seen_ns: int = Field(ge=0)
     last_seen_at: str | None = None
     watermark_ns: int = Field(ge=0, description="every row older than this has been sent")
@@ -65,9 +70,11 @@ def list_agents(
 
 
 def _as_agent(row: dict[str, Any], now_ns: int) -> AgentView:  # Any: columns of several types
+    stalled = sorted(row.pop("stalled"))
     return AgentView(
         **row,
-        is_silent=now_ns - row["last_seen_ns"] > SILENT_NS,
+        is_silent=not row["has_ended"] and now_ns - row["last_seen_ns"] > SILENT_NS,
+        missing=tuple(f"no readings from {name} on {row['host']} since {timestamp(ns)} UTC" for name, ns in stalled),
         last_seen_at=show_timestamp(row["last_seen_ns"]),
         lag_s=max(row["last_seen_ns"] - row["watermark_ns"], 0) / NS_PER_S,
     )

@@ -181,13 +181,13 @@ def find_closed(store: Store, job: str, attempt: int, now_ns: int, silence_ns: i
     last_ns = _find_last(store, job, attempt, now_ns)
     reports = find_reports(store, roster.hosts, now_ns - _LOOKBACK_NS)
     silent = frozenset(host for host in roster.hosts if _is_silent(reports.get(host), now_ns, silence_ns))
-    reached = [reports[host].watermark_ns for host in roster.hosts - silent]
+    reached = [reports[host].told_ns for host in roster.hosts - silent]
     end_ns = min([last_ns, now_ns, *reached]) // NS_PER_S * NS_PER_S
     return Closed(job, attempt, window_at(max(end_ns, 1), 0, None, EvaluationOptions()), roster, silent)
 
 
 def _is_silent(report: HostReport | None, now_ns: int, silence_ns: int) -> bool:
-    return report is None or now_ns - report.last_seen_ns > silence_ns
+    return report is None or report.missing_source is not None or now_ns - report.last_seen_ns > silence_ns
 
 
 def _find_last(store: Store, job: str, attempt: int, now_ns: int) -> int:

@@ -47,6 +47,7 @@ class AgentView(Frozen):
     host: str
     version: str
     is_silent: bool
+    missing: tuple[str, ...] = Field((), description="sources without readings and since when, a sentence each")
     last_seen_ns: int
     lag_s: float = Field(description="how far what it has sent is behind its last heartbeat")
     dropped: int = Field(description="rows lost since its start")

@@ -43,7 +43,9 @@ class Overview(Frozen):
     incidents: tuple[Incident, ...] = ()
     waiting: tuple[Decision, ...] = Field((), description="decisions that wait for a person's word")
     agents: int = Field(0, ge=0, description="heard of within an hour")
-    ailing: tuple[AgentView, ...] = Field((), description="silent, late, or losing rows; the worst first")
+    ailing: tuple[AgentView, ...] = Field(
+        (), description="silent, without readings, late, or losing rows; the worst first"
+    )
 
 
 def read_overview(client: Client, now_ns: int) -> Overview:
@@ -106,9 +108,13 @@ def find_waiting(
 
 
 def find_ailing(agents: Iterable[AgentView]) -> list[AgentView]:
-    """Return agents that are silent, behind, or losing rows, the worst first."""
-    ailing = [agent for agent in agents if agent.is_silent or agent.lag_s > _LAG_S or agent.dropped_lately]
-    return sorted(ailing, key=lambda agent: (not agent.is_silent, -agent.dropped_lately, -agent.lag_s, agent.host))
+    """Return agents that are silent, lack readings, are behind, or lose rows, the worst first."""
+    ailing = [each for each in agents if each.is_silent or each.missing or each.lag_s > _LAG_S or each.dropped_lately]
+
+    def order(agent: AgentView) -> tuple[bool, bool, int, float, str]:
+        return not agent.is_silent, not agent.missing, -agent.dropped_lately, -agent.lag_s, agent.host
+
+    return sorted(ailing, key=order)
 
 
 def _read_jobs(client: Client) -> list[Job]:

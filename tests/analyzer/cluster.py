@@ -45,6 +45,11 @@ class Cluster:
     holder: str = "first"
     silent: set[str] = field(default_factory=set)  # hosts that send nothing any more
     lagging: set[str] = field(default_factory=set)  # hosts that send heartbeats only, with a watermark that stands
+    stalled: dict[str, str] = field(
+        default_factory=dict
+    )  # hosts that send heartbeats only, and what gives no readings
+    ended: set[str] = field(default_factory=set)  # hosts of which the next word is the last
+    gateways: dict[str, str] = field(default_factory=dict)  # that hosts send to
     told: list[Incident] = field(default_factory=list)
     windows: int = 0
 
@@ -81,7 +86,7 @@ class Cluster:
         """Let time pass and send what became complete meanwhile."""
         self.clock.advance(self.every_s)
         delivery = next(self._deliveries)
-        silent_hosts = pa.array(sorted(self.silent | self.lagging), pa.string())
+        silent_hosts = pa.array(sorted(self.silent | self.lagging | self.stalled.keys()), pa.string())
         for name, table in delivery.rows.items():
             self._insert(name, table.filter(pc.invert(pc.is_in(table["host"], silent_hosts))))
         self.beat(delivery)
@@ -99,15 +104,18 @@ class Cluster:
 
     def beat(self, delivery: Delivery | None = None) -> None:
         """Send the heartbeats of all hosts that are not silent."""
-        for host in self._marks.keys() - self.silent - self.lagging:
+        for host in self._marks.keys() - self.silent - self.lagging - self.stalled.keys():
             self._marks[host] = delivery.watermark_ns if delivery else self.clock.now_ns()
-        beats = [
-            make(Agent, host=host, ts_ns=self.clock.now_ns(), watermark_ns=mark)
-            for host, mark in self._marks.items()
-            if host not in self.silent
-        ]
+        beats = [self._beat(host, mark) for host, mark in self._marks.items() if host not in self.silent]
         if beats:
             self._insert("agents", rows(*beats))
+        self.silent |= self.ended
+
+    def _beat(self, host: str, mark_ns: int) -> Agent:
+        stalled = {self.stalled[host]: mark_ns} if host in self.stalled else {}
+        said = {"ended": host in self.ended, "gateway": self.gateways.get(host), "stalled": stalled}
+        now_ns = self.clock.now_ns()
+        return make(Agent, host=host, ts_ns=now_ns, watermark_ns=now_ns if stalled else mark_ns, **said)
 
     def _insert(self, name: str, table: pa.Table) -> None:
         self.store.insert(TABLE_BY_NAME[name], table, token=f"cluster/{next(_tokens)}")

@@ -196,6 +196,43 @@ def test_hosts_that_fall_silent_together_are_lost_telemetry_and_no_fault_is_over
     }
 
 
+@pytest.mark.parametrize("stalled", ["nccl_rings", "gpu"])
+def test_fault_on_a_host_of_whose_ranks_nothing_comes_is_not_over_and_says_which_readings_are_missing(
+    watch: Watch, stalled: str
+) -> None:
+    """Also where its agent says that it has told all."""
+    cluster = watch(HEALING)
+    cluster.run(15)
+    (slow,) = cluster.open
+    cluster.stalled = {"h1": stalled}
+    cluster.run(25)
+    (unseen,) = cluster.open
+    assert (unseen.id, unseen.verdict.last_seen_ns) == (slow.id, after(15))
+    assert unseen.updated_ns == after(40), "nobody waits for it"
+    assert (unseen.unseen_host, unseen.unseen_source) == ("h1", "nccl_rings" if stalled == "nccl_rings" else None)
+    assert unseen.unseen_since_ns is not None
+    assert after(15) - SECOND // 10 <= unseen.unseen_since_ns <= after(20)
+    cluster.stalled = {}
+    cluster.run(15)
+    (closed,) = list_incidents(cluster.control)
+    assert (closed.closed_because, closed.unseen_source) == ("the part has been normal again", None)
+
+
+@pytest.mark.parametrize("fate", ["stopped in order", "gateway died"])
+def test_agents_that_say_goodbye_are_missed_by_nobody_and_a_dead_gateway_is_named(watch: Watch, fate: str) -> None:
+    cluster = watch(SICK.model_copy(update={"timeline": ()}))
+    hosts = {"h1", "h2", "h3"}
+    cluster.gateways = {"h0": "east:8080"} | dict.fromkeys(hosts, "west:8080")
+    cluster.run(15)
+    if fate == "stopped in order":
+        cluster.ended = hosts
+        cluster.run(5)
+    cluster.silent = hosts
+    cluster.run(25)
+    named = [one.verdict.component for one in cluster.open]
+    assert named == ([] if fate == "stopped in order" else ["gateway:west:8080"])
+
+
 @pytest.mark.slow
 def test_pause_of_the_job_does_not_close_its_incidents(watch: Watch) -> None:
     cluster = watch(SICK)

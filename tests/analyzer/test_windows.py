@@ -26,6 +26,9 @@ COMPLETE = HostReport(watermark_ns=10, last_seen_ns=NOW)
 LAGGING = HostReport(watermark_ns=9, last_seen_ns=NOW - SILENCE, interval_ns=1)
 SILENT = HostReport(watermark_ns=9, last_seen_ns=NOW - SILENCE - 1, interval_ns=1)
 SELDOM = HostReport(watermark_ns=9, last_seen_ns=NOW - SILENCE - 1, interval_ns=SILENCE)
+STALLED = HostReport(watermark_ns=20, last_seen_ns=NOW, stalled={"nccl_rings": 9})
+GPU_STALLED = HostReport(watermark_ns=20, last_seen_ns=NOW, stalled={"gpu": 9})
+ENDED = HostReport(watermark_ns=9, last_seen_ns=NOW, has_ended=True)
 UNSURE = HostReport(watermark_ns=9, last_seen_ns=NOW - SILENCE - 1, interval_ns=1, error_ns=1)
 
 
@@ -37,6 +40,9 @@ UNSURE = HostReport(watermark_ns=9, last_seen_ns=NOW - SILENCE - 1, interval_ns=
         (HOSTS, {"h0": COMPLETE, "h1": SILENT}, True, {"h1"}),
         (HOSTS, {"h0": COMPLETE, "h1": SELDOM}, False, set()),
         (HOSTS, {"h0": COMPLETE, "h1": UNSURE}, False, set()),
+        (HOSTS, {"h0": COMPLETE, "h1": STALLED}, True, {"h1"}),
+        (HOSTS, {"h0": COMPLETE, "h1": GPU_STALLED}, True, set()),
+        (HOSTS, {"h0": COMPLETE, "h1": ENDED}, True, {"h1"}),
         (HOSTS, {"h0": COMPLETE}, True, {"h1"}),
         (HOSTS, {"h0": COMPLETE, "h1": HostReport(watermark_ns=10, last_seen_ns=0)}, True, set()),
         (HOSTS, {"h0": SILENT, "h1": SILENT}, True, HOSTS),
@@ -46,6 +52,7 @@ UNSURE = HostReport(watermark_ns=9, last_seen_ns=NOW - SILENCE - 1, interval_ns=
         (frozenset(), {"h0": COMPLETE}, False, set()),
     ],
     ids=["all complete", "one lags", "one silent", "one reports seldom", "one has a poor clock"]
+    + ["one without readings of ranks", "one without readings of GPUs", "one that ended in order"]
     + ["one without a report", "silent after it sent everything"]
     + ["all silent", "no reports", "one silent, one lags", "another job's host lags", "no hosts"],
 )
@@ -83,7 +90,8 @@ def test_rhythm_of_a_host_is_that_of_its_reports_and_its_clock_is_known_as_it_to
         TABLE_BY_NAME["agents"],
         rows(
             *(make(Agent, host="h0", ts_ns=T0 + at_s * SECOND, watermark_ns=T0 + at_s * SECOND - 1) for at_s in told),
-            make(Agent, host="h1", ts_ns=T0, watermark_ns=T0 - 1),
+            make(Agent, host="h1", ts_ns=T0 - 1, watermark_ns=T0 - 2, stalled={"gpu": 5}),
+            make(Agent, host="h1", ts_ns=T0, watermark_ns=T0 - 1, ended=True, gateway="east", stalled={"links": 7}),
         ),
         token="agents",
     )
@@ -92,7 +100,7 @@ def test_rhythm_of_a_host_is_that_of_its_reports_and_its_clock_is_known_as_it_to
     reports = find_reports(store, ["h0", "h1", "h2"], 0)
     assert reports == {
         "h0": HostReport(T0 + 100 * SECOND - 1, T0 + 100 * SECOND, interval_ns=5 * SECOND),
-        "h1": HostReport(T0 - 1, T0, offset_ns=-7, error_ns=3),
+        "h1": HostReport(T0 - 1, T0, 1, -7, 3, has_ended=True, gateway="east", stalled={"links": 7}),
     }
 
 
@@ -119,6 +127,11 @@ def test_telemetry_of_hosts_that_fall_silent_together_is_lost(
     outages = find_outages(context)
     assert [(outage.component, *outage.others) for outage in outages] == components
     assert find_outages(replace(context, reports={})) == [], "hosts that never reported were never lost"
+    stalled = {host: replace(report, stalled={"nccl_rings": report.watermark_ns}) for host, report in reports.items()}
+    for finding in (name_outage(outage, replace(context, reports=stalled)) for outage in outages):
+        assert finding.reason.startswith(f"no readings from nccl_rings on {finding.evidence[0]['count']} of 8 hosts")
+    ended = {host: replace(report, has_ended=True) for host, report in reports.items()}
+    assert find_outages(replace(context, reports=ended)) == [], "they said so"
     for finding in (name_outage(outage, context) for outage in outages):
         assert finding.since_ns == max(ends[host] for host in finding.evidence[0]["hosts"])
 

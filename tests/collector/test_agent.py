@@ -160,9 +160,34 @@ def test_source_that_stops_giving_is_waited_for_a_while_and_not_for_ever(gateway
         clock.skip(9)
         eventually(lambda: clock.now_ns() in gateway.all_of("events", "ts_ns"))
         assert set(gateway.all_of("agents", "watermark_ns")) == {stopped_ns}, "it might have come back"
+        assert not any(gateway.all_of("agents", "stalled"))
         clock.skip(2)
         eventually(lambda: gateway.all_of("agents", "watermark_ns")[-1] > stopped_ns)
+        assert gateway.all_of("agents", "stalled")[-1] == [("stopping", stopped_ns)]
         let_go.set()
+
+
+def test_source_that_never_gave_a_reading_is_stalled_since_it_was_first_asked(gateway: FakeGateway) -> None:
+    let_go, clock = threading.Event(), StandingClock()
+    began_ns = clock.now_ns()
+
+    def hang(number: int) -> None:
+        let_go.wait(60)
+
+    stuck = NumberedSource("stuck", before=hang)
+    with running(stuck, NumberedSource("healthy"), server=gateway.url, clock=clock):
+        eventually(lambda: stuck.reads >= 1)
+        clock.skip(11)
+        eventually(lambda: gateway.all_of("agents", "stalled")[-1:] == [[("stuck", began_ns)]])
+        let_go.set()
+
+
+def test_agent_says_which_word_is_its_last_and_where_it_sends_to(gateway: FakeGateway) -> None:
+    with running(NumberedSource("a"), server=gateway.url):
+        eventually(lambda: len(gateway.received) >= 2)
+    ended = gateway.all_of("agents", "ended")
+    assert ended == [False] * (len(ended) - 1) + [True]
+    assert set(gateway.all_of("agents", "gateway")) == {f"127.0.0.1:{gateway.port}"}
 
 
 @pytest.mark.parametrize("answer", ["lost", 401, 403, 404, 408, 429, 500, 502, 503, b"<html>please log in</html>"])

@@ -5,6 +5,7 @@ from typing import Any
 from analyzer.evidence.observations import Evidence
 from analyzer.evidence.reading import read_evidence
 from analyzer.windows.jobs import Roster, build_roster
+from analyzer.windows.silence import HostReport
 from analyzer.windows.window import Context, Window
 from lockstep.fabrics import leaf_spine
 from lockstep.records import Comm, Event, FabricCounter, GpuHealth, HostRecord, NicCounter, Probe
@@ -18,11 +19,18 @@ FABRIC = TopologyIndex(leaf_spine(hosts=HOSTS, nics_per_host=1, leaves=4, spines
 BEGIN, ONSET, END = 0, 80, 100  # seconds after T0: readings begin, something grows, the evaluation ends
 
 
-def look(store: Store, *records: HostRecord, topology: TopologyIndex | None = FABRIC) -> Evidence:
-    """Return the evidence of an evaluation at the last five seconds of what the records tell."""
+def look(
+    store: Store, *records: HostRecord, topology: TopologyIndex | None = FABRIC, stalled: str | None = None
+) -> Evidence:
+    """Return the evidence of an evaluation at the last five seconds of what the records tell.
+
+    A source may have stalled on h3 ten seconds before the end.
+    """
     insert(store, *records)
     window = Window(T0 + (END - 5) * SECOND, T0 + END * SECOND)
-    return read_evidence(store, Context("j1", 0, window, window.start_ns, roster(), topology))
+    missing = {stalled: T0 + (END - 10) * SECOND} if stalled else {}
+    reports = {"h3": HostReport(window.end_ns, window.end_ns, stalled=missing)}
+    return read_evidence(store, Context("j1", 0, window, window.start_ns, roster(), topology, reports=reports))
 
 
 def roster() -> Roster:

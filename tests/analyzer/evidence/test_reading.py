@@ -1,5 +1,7 @@
 """What counters, health, events and probes say of parts: bounded weights, and facts that need none."""
 
+from dataclasses import replace
+
 import pytest
 
 from analyzer.evidence.observations import MOST, NO_EVIDENCE, Evidence, Observation, gather_evidence
@@ -26,6 +28,20 @@ SILENT: dict[str, list[HostRecord]] = {
 @pytest.mark.parametrize("case", SILENT)
 def test_what_says_nothing_of_a_part_is_no_sign(store: Store, case: str) -> None:
     assert look(store, *SILENT[case]) == NO_EVIDENCE
+
+
+@pytest.mark.parametrize("source", ["links", "rdma", "gpu"])
+def test_host_is_silent_for_what_a_source_tells_that_has_stalled(embedded_store: Store, source: str) -> None:
+    readings = [*nics("h3", tx_errors=100.0), *gpus("h3", throttle="hw_slowdown")]
+    said = weighty(look(embedded_store, *readings, stalled=source))
+    assert said == ({"nic:h3/eth0", "link:h3/eth0--leaf1"} if source == "gpu" else {"gpu:h3/0"})
+
+
+@pytest.mark.parametrize("is_stalled", [False, True])
+def test_port_of_which_no_readings_come_any_more_says_nothing(embedded_store: Store, is_stalled: bool) -> None:
+    down = [replace(row, up=False) for row in ports("", "") if (row.switch, row.port) == ("leaf1", "h3/eth0")]
+    told = down[:-3] if is_stalled else down
+    assert weighty(look(embedded_store, *told)) == (set() if is_stalled else {"link:h3/eth0--leaf1"})
 
 
 def test_readings_of_switches_mean_nothing_without_a_topology(embedded_store: Store) -> None:

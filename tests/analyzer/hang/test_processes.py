@@ -1,5 +1,6 @@
 """A process that keeps the others is named with what happened to it."""
 
+from dataclasses import replace
 from signal import Signals
 
 import pytest
@@ -78,6 +79,14 @@ def test_host_that_fell_silent_is_gone_or_doubtful_or_hides_no_other_cause() -> 
     assert only(Job(lines=world()[:2], facts={**silent, "events": (lost,)})).component == "nic:h0/eth0"
     finding = only(Job(lines=world()[:2], facts={**silent}))
     assert (finding.fault_class, finding.likelihood < 0.5, finding.may_isolate) == ("noncomm_hang", True, False)
+
+
+def test_host_that_said_why_nothing_comes_is_not_gone() -> None:
+    gone, (speaks,) = reported(h0=0, h1=9), reported(h1=0).values()
+    said = [replace(gone["h1"], has_ended=True), replace(speaks, stalled={"nccl_rings": gone["h1"].watermark_ns})]
+    for report in said:
+        found = Job(lines=world()[:2], facts={"reports": gone | {"h1": report}}).find()
+        assert not [finding for finding in found if finding.component == "host:h1"]
 
 
 def ended(rank: int, ago_s: float, signal: Signals | None = None) -> HostEvent:

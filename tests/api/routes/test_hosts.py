@@ -1,6 +1,7 @@
 """Agents, hosts, GPUs and NICs over HTTP, page by page."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,9 @@ import pytest
 from lockstep.state.incidents import save_incidents
 from lockstep.store.store import Store
 from tests.api.build import Api, check_problem, running_api
+from tests.api.dashboard.build import browse
 from tests.api.views.build import counters, heartbeat, incident_on, put, reading
-from tests.builders import SECOND
+from tests.builders import SECOND, T0
 from tests.waiting import PunctualClock
 
 
@@ -65,3 +67,16 @@ def test_devices_of_one_host_and_hosts_of_one_job_can_be_chosen(api: Api) -> Non
     host = api.get("/api/v1/hosts/h1").json()
     assert (host["host"], host["incidents"], host["jobs"]) == ("h1", ["i1"], [])
     check_problem(api.get("/api/v1/hosts/h9"), 404, "not-found")
+
+
+def test_agent_tells_which_readings_are_missing_and_one_that_ended_in_order_is_not_silent(
+    api: Api, shared_store: Store
+) -> None:
+    now_ns = api.parts.clock.now_ns()
+    lacks = replace(heartbeat("x8", now_ns), stalled={"gpu": T0})
+    put(shared_store, [lacks, replace(heartbeat("x9", now_ns - 60 * 10**9), ended=True, gateway="east:8080")])
+    found = {agent["host"]: agent for agent in api.get("/api/v1/agents", {"since_s": 86_400}).json()["items"]}
+    assert found["x8"]["missing"] == ["no readings from gpu on x8 since 2023-11-14 22:13:20 UTC"]
+    assert [found["x9"][name] for name in ("is_silent", "has_ended", "gateway")] == [False, True, "east:8080"]
+    assert "no readings from gpu on x8 since" in browse(api, "/agents").text
+    assert "no readings from gpu on x8 since" in browse(api, "/").text

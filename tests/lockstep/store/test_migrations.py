@@ -20,7 +20,16 @@ from lockstep.store.store import Store, open_store
 from lockstep.tables import TABLE_BY_NAME, TABLES
 from tests.builders import SECOND, T0, make, rows
 
-LAYOUT_NAMES = ("job_tables", "host_tables", "rollups", "attempts", "sightings", "event_columns", "untimed")
+LAYOUT_NAMES = (
+    "job_tables",
+    "host_tables",
+    "rollups",
+    "attempts",
+    "sightings",
+    "event_columns",
+    "untimed",
+    "agent_words",
+)
 
 
 def test_files_are_numbered_without_gaps() -> None:
