@@ -10,9 +10,9 @@ from analyzer.delay_matrix.matrix import DelayMatrix
 from analyzer.evidence.probe_routes import read_flows
 from analyzer.evidence.probes import judge_flows
 from analyzer.impact import Account
-from analyzer.incidents import GradingOptions, close, open_incident
 from analyzer.pipeline import Followed, FollowOptions, Outcome, evaluate_window
 from analyzer.steps.stretches import Stretch, find_stretches
+from analyzer.verdicts import GradingOptions, close, open_incident
 from analyzer.windows.jobs import (
     JobSpan,
     Roster,

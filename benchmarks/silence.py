@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from analyzer.diagnosis import judge_step_rows
-from analyzer.incidents import GradingOptions
+from analyzer.verdicts import GradingOptions
 from analyzer.windows.jobs import JobSpan, Roster
 from benchmarks.figures import Figure, Note
 from lockstep.arrow import fill_rows

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from analyzer.impact import Account
-from analyzer.incidents import GradingOptions, finding_of, make_verdict
+from analyzer.verdicts import GradingOptions, finding_of, make_verdict
 from analyzer.windows.window import Finding
 from lockstep.verdict import Verdict
 from tests.analyzer.looking import end_of, found, look, world
