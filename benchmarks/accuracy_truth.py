@@ -158,6 +158,8 @@ def _check_rows(fault: Expectation, world: World, facts: Facts) -> str:
     by_waits = needed == _WAITS or fault.fault_class == "comm_hang"
     if by_waits and chain.coarse & set(_host_ids(fault, world) or chain.coarse):
         return "its host records no waits"
+    if by_waits and 2 * len(chain.coarse | chain.untold) >= world.scenario.cluster.hosts:
+        return "half of the hosts record no waits"
     if fault.fault_class == "software" and ("progress", "open_bytes") in chain.columns:
         return "nobody knows what is asked for"
     operations = sum(doing.times for doing in world.scenario.job.steps if doing.do != "compute")

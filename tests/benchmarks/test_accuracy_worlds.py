@@ -111,6 +111,7 @@ def test_fault_that_costs_something_and_shows_is_to_be_found_by_all_its_names() 
         (slow_world(Chain(seed=1, untold=frozenset({"h1"}))), SLOW, "its host tells nothing"),
         (slow_world(Chain(seed=1, untold=frozenset({"h2", "h3"}))), SLOW, "half of the hosts tell nothing"),
         (slow_world(Chain(seed=1, coarse=frozenset({"h1"}))), SLOW, "its host records no waits"),
+        (slow_world(Chain(seed=1, coarse=frozenset({"h0", "h3"}))), SLOW, "half of the hosts record no waits"),
         (slow_world(Chain(seed=1, tables=frozenset({"transfers", "transfer_stats"}))), SLOW, "no transfers"),
         (slow_world(), HEALTHY, "it costs 0.0% of a step"),
         (slow_world(), SLOW[:11], "before two steps after it"),
