@@ -46,6 +46,19 @@ def lasting(seconds: float | None) -> str:
     return f"{whole // 86_400} d {whole % 86_400 // 3_600} h"
 
 
+_USUALLY_BEHIND_S = 10  # an evaluation every two seconds, and some for a run that had much to do
+
+
+def analysis_words(until_ns: int | None, now_ns: int) -> str:
+    """Return how far behind the analysis is that has judged all up to then; nothing where it keeps up.
+
+    >>> analysis_words(0, 42 * NS_PER_S), analysis_words(0, 3 * NS_PER_S), analysis_words(None, 0)
+    ('analysis 42 s behind', '', '')
+    """
+    behind_s = (now_ns - until_ns) / NS_PER_S if until_ns is not None else 0.0
+    return f"analysis {lasting(behind_s)} behind" if behind_s > _USUALLY_BEHIND_S else ""
+
+
 def between(start_ns: int, end_ns: int) -> str:
     """Return how long it is from one moment to another; a moment that is ahead counts as now."""
     return lasting(max(end_ns - start_ns, 0) / NS_PER_S)

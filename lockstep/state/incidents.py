@@ -36,6 +36,7 @@ from lockstep.state.documents import (
 )
 from lockstep.state.leases import Lease, refuse_stale
 from lockstep.state.tables import (
+    ANALYSIS,
     AUDIT,
     CHANGES,
     DECISIONS,
@@ -217,6 +218,26 @@ def _row(incident: Incident) -> Row:
         "opened_ns": incident.opened_ns,
         "document": incident.model_dump_json(by_alias=True),
     }
+
+
+class Analysis(NamedTuple):
+    """How far the analyzer has come."""
+
+    until_ns: int  # all windows that were complete then have been judged, or left out
+    skipped: int  # evaluations that were left out because it was behind, since it began
+
+
+def note_analysis(db: ControlDatabase, analysis: Analysis) -> None:
+    """Write how far the analyzer has come."""
+    with db.begin() as connection:
+        write_over(connection, ANALYSIS, [{"id": "analyzer", **analysis._asdict()}])
+
+
+def read_analysis(db: ControlDatabase) -> Analysis | None:
+    """Return how far the analyzer has come; None before its first run."""
+    with db.read() as connection:
+        row = connection.execute(select(ANALYSIS.c.until_ns, ANALYSIS.c.skipped)).one_or_none()
+    return Analysis(int(row.until_ns), int(row.skipped)) if row else None
 
 
 def add_detail_requests(db: ControlDatabase, *requests: DetailRequest, now_ns: int = 0) -> None:

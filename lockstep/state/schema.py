@@ -9,6 +9,7 @@ from lockstep.errors import StoreVersionMismatch
 from lockstep.state.tables import (
     ALERT_TARGETS,
     ALERT_THREADS,
+    ANALYSIS,
     CHANGES,
     DELIVERIES,
     DETAIL_REQUESTS,
@@ -63,6 +64,7 @@ STEPS: tuple[Step, ...] = (
     Step(5, _made(NODE_ORDERS, SESSIONS, IDEMPOTENCY, POLICIES, CHANGES, VERDICT_CHANGES, *_ALERT_TABLES)),
     # Was `wishes`, whose rows expired within minutes and are left where they are.
     Step(6, _made(DETAIL_REQUESTS)),
+    Step(7, _made(ANALYSIS)),
 )
 
 

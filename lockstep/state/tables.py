@@ -73,6 +73,15 @@ DETAIL_REQUESTS = Table(
     Index("detail_requests_by_host", "host", "expires_ns"),
 )
 
+# One row: how far the analyzer has come.
+ANALYSIS = Table(
+    "analysis",
+    METADATA,
+    Column("id", NAME, primary_key=True),
+    Column("until_ns", BigInteger, nullable=False),
+    Column("skipped", BigInteger, nullable=False),
+)
+
 # The newest is the cluster's; a number that was given out is never reused.
 TOPOLOGIES = Table(
     "topologies",
