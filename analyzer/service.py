@@ -1,21 +1,33 @@
 """The shell around the stages: finds closed windows, looks at them, writes incidents, one analyzer at a time."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
 
+import pyarrow as pa
 import structlog
 
+from analyzer.hang.facts import HangOptions
 from analyzer.incidents import close_all, resume
-from analyzer.pipeline import Followed, FollowOptions, Who, evaluate_window
-from analyzer.windows.jobs import JobSpan, find_jobs, read_roster
+from analyzer.pipeline import Followed, FollowOptions, Outcome, evaluate_window
+from analyzer.windows.jobs import JobSpan, Roster, find_jobs, read_roster
 from analyzer.windows.silence import HostReport, find_reports, judge_window
-from analyzer.windows.window import Window, plan_evaluations, window_at
+from analyzer.windows.window import EvaluationOptions, Window, plan_evaluations, window_at
 from lockstep.clock import NS_PER_S
 from lockstep.state.database import ControlDatabase
-from lockstep.state.incidents import add_detail_requests, list_incidents, open_incidents, save_incidents
+from lockstep.state.incidents import (
+    Analysis,
+    add_detail_requests,
+    list_incidents,
+    note_analysis,
+    open_incidents,
+    save_incidents,
+)
 from lockstep.state.leases import Lease
 from lockstep.store.engine import Embedded
 from lockstep.store.store import Store
+from lockstep.store.together import read_together
 from lockstep.tables import TABLE_BY_NAME
 from lockstep.topology import TopologyIndex
 from lockstep.verdict import Incident
@@ -25,6 +37,8 @@ _log = structlog.get_logger("analyzer")
 # One process holds the embedded store and does everything else too; beyond this a server carries the reduction.
 EMBEDDED_RANKS = 512
 _LOOKBACK_NS = 120 * NS_PER_S  # how far a fresh analyzer goes back to learn what is usual
+_MOST_BEHIND_NS = 30 * NS_PER_S  # what is due of a job; further back, being heard in time is worth more
+_PAUSE_HOPS = 5  # between two runs: longer, and we were stopped, or too slow
 
 Announce = Callable[[Incident], None]
 _JobKey = tuple[str, int]  # job, attempt
@@ -46,6 +60,29 @@ class _Job:
     done_until_ns: int | None = None  # None: not seen sending yet
 
 
+@dataclass
+class _Turn:
+    """What is due of a job, and who takes part in it."""
+
+    job: _Job
+    span: JobSpan
+    roster: Roster
+    reports: dict[str, HostReport]
+    due: list[tuple[int, frozenset[str]]]  # the end of each evaluation, and who is silent about it
+
+    def take_next(self, options: EvaluationOptions) -> tuple[Window, frozenset[str]]:
+        """Return the window of the next evaluation, and who is silent about it."""
+        end_ns, silent = self.due.pop(0)
+        return window_at(end_ns, self.span.first_ns, self.job.followed.stages.period_ns, options), silent
+
+    def is_idle(self, window: Window, silent: frozenset[str], hangs: HangOptions) -> bool:
+        """Return whether nothing can have changed: it ended too long ago to hang, all report, nothing is wrong."""
+        followed = self.job.followed
+        reach_ns = hangs.patience_ns(followed.stages.period_ns, NS_PER_S) + hangs.quiet_ns
+        ended_ns = min(window.start_ns, window.end_ns - reach_ns)
+        return self.span.last_ns < ended_ns and not silent and not followed.faults.sightings
+
+
 class AnalyzerService:
     """Follows every job that sends telemetry; `run_once` does what is due and returns."""
 
@@ -64,14 +101,29 @@ class AnalyzerService:
         self._announce = announce
         self._jobs: dict[_JobKey, _Job] = {}
         self._generation: int | None = None
+        self._ran_ns: int | None = None
+        self._attentive_since_ns = 0  # hosts are silent at the earliest some time after this
+        self.skipped = 0  # evaluations that were left out because we were behind
 
     def run_once(self, lease: Lease, now_ns: int) -> int:
-        """Take every evaluation that is due, save what changed under the lease, return the evaluations taken."""
+        """Take every evaluation that is due, save what changed under the lease, return the evaluations taken.
+
+        Jobs take turns, an evaluation each, so that a job with many due holds up nobody; those of one turn read
+        together.
+        """
         if lease.generation != self._generation:
             self._take_over(lease.generation)
+        self._note_pause(now_ns)
         spans = {(span.job, span.attempt): span for span in find_jobs(self._store, now_ns - _LOOKBACK_NS)}
-        evaluations = sum(self._follow(key, span, lease, now_ns) for key, span in spans.items())
+        turns = [turn for turn in self._plan(spans, now_ns) if turn.due]
+        evaluations, failed = 0, list[Exception]()
+        while turns:
+            evaluations += self._evaluate(turns, lease, failed)
+            turns = [turn for turn in turns if turn.due]
         self._close_ended([key for key in self._jobs if key not in spans], lease, now_ns)
+        if failed:
+            raise failed[0]
+        note_analysis(self._control, Analysis(now_ns, self.skipped))
         return evaluations
 
     def _take_over(self, generation: int) -> None:
@@ -82,8 +134,25 @@ class AnalyzerService:
         self._jobs = {key: _adopt(incidents) for key, incidents in found.items()}
         self._generation = generation
 
-    def _follow(self, key: _JobKey, span: JobSpan, lease: Lease, now_ns: int) -> int:
-        roster = read_roster(self._store, span.job, span.attempt)
+    def _note_pause(self, now_ns: int) -> None:
+        """Remember since when we have kept up: what hosts sent meanwhile may not have reached the store yet."""
+        if self._ran_ns is not None and now_ns - self._ran_ns > _PAUSE_HOPS * self._options.follow.evaluations.hop_ns:
+            self._attentive_since_ns = now_ns
+        self._ran_ns = now_ns
+
+    def _plan(self, spans: Mapping[_JobKey, JobSpan], now_ns: int) -> list[_Turn]:
+        """Return what is due of each job, and who takes part in it."""
+
+        def read_who(store: Store, span: JobSpan) -> tuple[Roster, dict[str, HostReport]]:
+            roster = read_roster(store, span.job, span.attempt)
+            return roster, find_reports(store, roster.hosts, now_ns - _LOOKBACK_NS)
+
+        asked = read_together(self._store, [partial(read_who, span=span) for span in spans.values()])
+        return [self._plan_job(*item, *who.result(), now_ns) for item, who in zip(spans.items(), asked, strict=True)]
+
+    def _plan_job(
+        self, key: _JobKey, span: JobSpan, roster: Roster, known: dict[str, HostReport], now_ns: int
+    ) -> _Turn:
         if key not in self._jobs:
             self._jobs[key] = self._meet(span)
             if roster.ranks > EMBEDDED_RANKS and isinstance(self._store.address, Embedded):
@@ -91,33 +160,76 @@ class AnalyzerService:
                 _log.warning(message, job=span.job, ranks=roster.ranks)
         job = self._jobs[key]
         job.last_ns = max(job.last_ns, span.last_ns)
-        # A host that never reported gets as long as others, from the job's first row.
-        missing = HostReport(watermark_ns=0, last_seen_ns=span.first_ns)
-        known = find_reports(self._store, roster.hosts, now_ns - _LOOKBACK_NS)
-        reports = dict.fromkeys(roster.hosts, missing) | known
-        done = 0
+        is_new = job.done_until_ns is None
         if job.done_until_ns is None:
             job.done_until_ns = max(span.first_ns, now_ns - _LOOKBACK_NS)
-        for end_ns in plan_evaluations(job.done_until_ns, now_ns, self._options.follow.evaluations):
-            window = window_at(end_ns, span.first_ns, job.followed.stages.period_ns, self._options.follow.evaluations)
+        # A host that never reported gets as long as others, from the job's first row; none is silent because we were
+        # away or behind.
+        missing = HostReport(watermark_ns=0, last_seen_ns=max(span.first_ns, self._attentive_since_ns))
+        heard = {
+            host: replace(report, last_seen_ns=max(report.last_seen_ns, self._attentive_since_ns))
+            for host, report in known.items()
+        }
+        due = self._find_due(job.done_until_ns, roster, dict.fromkeys(roster.hosts, missing) | heard, now_ns)
+        if not is_new and due and due[-1][0] - job.done_until_ns > _MOST_BEHIND_NS:
+            self.skipped += len(due) - 1
+            _log.warning("evaluations skipped, the analysis was behind", job=span.job, skipped=len(due) - 1)
+            due = due[-1:]
+        return _Turn(job, span, roster, known, due)
+
+    def _find_due(
+        self, done_until_ns: int, roster: Roster, reports: Mapping[str, HostReport], now_ns: int
+    ) -> list[tuple[int, frozenset[str]]]:
+        """Return the end of each evaluation whose window is closed, and who is silent about it."""
+        due = []
+        for end_ns in plan_evaluations(done_until_ns, now_ns, self._options.follow.evaluations):
             closing = judge_window(end_ns, roster.hosts, reports, now_ns, self._options.silence_ns)
             if not closing.closed:
                 break
-            self._evaluate(job, span, window, (roster, closing.silent, known, self._topology), lease)
-            done += 1
-        return done
+            due.append((end_ns, closing.silent))
+        return due
 
-    def _evaluate(self, job: _Job, span: JobSpan, window: Window, who: Who, lease: Lease) -> None:
-        is_reported = window.end_ns <= job.reported_until_ns
-        outcome = evaluate_window(
-            self._store, span, window, job.followed, who, self._options.follow, is_reported=is_reported
+    def _evaluate(self, turns: list[_Turn], lease: Lease, failed: list[Exception]) -> int:
+        """Take the next evaluation of some jobs; one that fails comes again, and keeps no other from being saved."""
+        looks = []
+        for turn in turns:
+            window, silent = turn.take_next(self._options.follow.evaluations)
+            if turn.is_idle(window, silent, self._options.follow.analyzer.hangs):
+                turn.job.done_until_ns = window.end_ns
+            else:
+                looks.append((turn, window, silent))
+        outcomes = read_together(self._store, [partial(self._look, look=look) for look in looks])
+        kept = []
+        for (turn, window, _), outcome in zip(looks, outcomes, strict=True):
+            try:
+                self._save(outcome.result().changed, lease)
+                add_detail_requests(self._control, *outcome.result().requests, now_ns=window.end_ns)
+                kept.append((turn, window, outcome.result()))
+            except Exception as error:  # noqa: BLE001  # raised when all have had their turn
+                failed.append(error)
+                turn.due = []
+        self._keep(kept)
+        return len(looks)
+
+    def _look(self, store: Store, look: tuple[_Turn, Window, frozenset[str]]) -> Outcome:
+        turn, window, silent = look
+        who = (turn.roster, silent, turn.reports, self._topology)
+        is_reported = window.end_ns <= turn.job.reported_until_ns
+        return evaluate_window(
+            store, turn.span, window, turn.job.followed, who, self._options.follow, is_reported=is_reported
         )
-        self._save(outcome.changed, lease)
-        token = f"steps/{span.job}/{span.attempt}/{window.end_ns}"
-        self._store.insert(TABLE_BY_NAME["steps"], outcome.judgement.steps, token=token)
-        add_detail_requests(self._control, *outcome.requests, now_ns=window.end_ns)
-        job.followed = outcome.followed  # only now: had saving failed, the evaluation would be counted twice
-        job.done_until_ns = window.end_ns
+
+    def _keep(self, kept: list[tuple[_Turn, Window, Outcome]]) -> None:
+        """Store the steps that were found, and go on from there."""
+        if not kept:
+            return
+        ends = sorted(f"{turn.span.job}/{turn.span.attempt}/{window.end_ns}" for turn, window, _ in kept)
+        token = "steps/" + hashlib.sha256("\n".join(ends).encode()).hexdigest()
+        steps = pa.concat_tables([outcome.judgement.steps for *_, outcome in kept])
+        self._store.insert(TABLE_BY_NAME["steps"], steps, token=token)
+        for turn, window, outcome in kept:
+            turn.job.followed = outcome.followed  # only now: had saving failed, the evaluation would be counted twice
+            turn.job.done_until_ns = window.end_ns
 
     def _meet(self, span: JobSpan) -> _Job:
         past = [known for known in list_incidents(self._control, job=span.job) if known.attempt == span.attempt]

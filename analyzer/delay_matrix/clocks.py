@@ -17,10 +17,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pyarrow as pa
 
-from analyzer.windows.jobs import OF_HOSTS
 from analyzer.windows.window import Context
 from lockstep.clock import NS_PER_S
 from lockstep.store.store import Store
+from lockstep.store.together import OF_HOSTS, WHOSE
 
 # A reading is good for this long: quartz drifts by up to 50 ppm, 6 ms in two minutes, as much as NTP's own error.
 _GOOD_FOR_NS = 120 * NS_PER_S
@@ -34,19 +34,19 @@ FROM clocks WHERE {OF_HOSTS}
     AND ts_ns >= {{since:Int64}} AND ts_ns < {{until:Int64}}
 GROUP BY host ORDER BY host
 """
-_OPERATIONS = """
-SELECT comm, func, seq, replay, host, max(start_ns) AS last_start_ns, min(end_ns) AS first_end_ns
+_OPERATIONS = f"""
+SELECT /*ask,*/ comm, func, seq, replay, host, max(start_ns) AS last_start_ns, min(end_ns) AS first_end_ns
 FROM collectives
-WHERE job = {job:String} AND attempt = {attempt:UInt16} AND seq_valid AND start_ns IS NOT NULL AND end_ns IS NOT NULL
+WHERE {WHOSE} AND seq_valid AND start_ns IS NOT NULL AND end_ns IS NOT NULL
     AND func IN ('AllReduce', 'AllGather', 'ReduceScatter') AND clock != 'none'
-    AND enqueue_ns >= {start:Int64} AND enqueue_ns < {end:Int64}
-    AND (comm, func, seq, replay) IN (
-        SELECT comm, func, seq, replay FROM collectives
-        WHERE job = {job:String} AND attempt = {attempt:UInt16} AND seq_valid
-            AND enqueue_ns >= {start:Int64} AND enqueue_ns < {end:Int64}
-        GROUP BY comm, func, seq, replay HAVING uniqExact(host) > 1
-        ORDER BY cityHash64(comm, func, seq, replay) LIMIT {most:UInt32})
-GROUP BY comm, func, seq, replay, host
+    AND enqueue_ns >= {{start:Int64}} AND enqueue_ns < {{end:Int64}}
+    AND (/*ask,*/ comm, func, seq, replay) IN (
+        SELECT /*ask,*/ comm, func, seq, replay FROM collectives
+        WHERE {WHOSE} AND seq_valid
+            AND enqueue_ns >= {{start:Int64}} AND enqueue_ns < {{end:Int64}}
+        GROUP BY /*ask,*/ comm, func, seq, replay HAVING uniqExact(host) > 1
+        ORDER BY cityHash64(comm, func, seq, replay) LIMIT {{most:UInt32}} /*BY ask*/)
+GROUP BY /*ask,*/ comm, func, seq, replay, host
 ORDER BY comm, func, seq, replay, host
 """
 

@@ -24,6 +24,7 @@ from analyzer.delay_matrix.ends import as_errors, as_floats, keys_of, kinds_of, 
 from analyzer.delay_matrix.matrix import InnerGroup, InnerMatrix, PairMemory, Past
 from analyzer.windows.window import Context
 from lockstep.store.store import Store
+from lockstep.store.together import WHOSE
 
 _MAD_TO_SIGMA = 1.4826  # for normally distributed excesses
 _MEAN_TO_SIGMA = 1.2533  # likewise, from the mean absolute deviation
@@ -258,26 +259,26 @@ def median_of(values: np.ndarray, group: np.ndarray) -> np.ndarray:
     return result
 
 
-_WHOSE = "job = {job:String} AND attempt = {attempt:UInt16}"
 _DURATIONS = f"""
 WITH inner_comms AS (
-    SELECT comm, any(host) AS on_host, count() AS members, any(nranks) AS size FROM comms FINAL WHERE {_WHOSE}
-    GROUP BY comm HAVING uniqExact(host) = 1 AND members > 1 AND members = size
+    SELECT /*ask,*/ comm, any(host) AS on_host, count() AS members, any(nranks) AS size FROM comms FINAL WHERE {WHOSE}
+    GROUP BY /*ask,*/ comm HAVING uniqExact(host) = 1 AND members > 1 AND members = size
 ), operations AS (
-    SELECT comm, func, seq, replay, count() AS seen, any(bytes) AS moved,
+    SELECT /*ask,*/ comm, func, seq, replay, count() AS seen, any(bytes) AS moved,
            min(toInt64(end_ns) - toInt64(start_ns)) AS fastest
     FROM collectives
-    WHERE {_WHOSE} AND comm IN (SELECT comm FROM inner_comms) AND peer < 0 AND algo NOT LIKE 'NVLS%'
-        AND start_ns IS NOT NULL AND end_ns >= {{start:Int64}} AND end_ns < {{end:Int64}}
+    WHERE {WHOSE} AND (/*ask,*/ comm) IN (SELECT /*ask,*/ comm FROM inner_comms)
+        AND peer < 0 AND algo NOT LIKE 'NVLS%' AND start_ns IS NOT NULL
+        AND end_ns >= {{start:Int64}} AND end_ns < {{end:Int64}}
         AND enqueue_ns >= {{start:Int64}} - {{longest:Int64}}
-    GROUP BY comm, func, seq, replay
+    GROUP BY /*ask,*/ comm, func, seq, replay
 )
-SELECT comm, func, toUInt8(log2(greatest(moved, 1))) AS size_class, any(on_host) AS host, any(size) AS ranks,
+SELECT /*ask,*/ comm, func, toUInt8(log2(greatest(moved, 1))) AS size_class, any(on_host) AS host, any(size) AS ranks,
        count() AS n, avg(moved) AS bytes, quantileExact(0.5)(fastest) AS fastest_ns,
        if(n > 1, stddevSamp(fastest) / sqrt(n), NULL) AS error_ns
-FROM operations INNER JOIN inner_comms USING (comm)
+FROM operations INNER JOIN inner_comms USING (/*ask,*/ comm)
 WHERE seen = size AND fastest > 0 AND moved > 0
-GROUP BY comm, func, size_class
+GROUP BY /*ask,*/ comm, func, size_class
 ORDER BY comm, func, size_class
 """
 # Operations are stored by when they were enqueued; what takes longer than this before it ends is a hang's affair.

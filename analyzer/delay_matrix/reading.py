@@ -18,10 +18,10 @@ import pyarrow.compute as pc
 from analyzer.delay_matrix.clocks import HostClocks, read_clocks
 from analyzer.delay_matrix.ends import keys_of
 from analyzer.delay_matrix.judging import read_inner
-from analyzer.windows.jobs import OF_HOSTS
 from analyzer.windows.window import Context
 from lockstep.clock import NS_PER_S
 from lockstep.store.store import Store
+from lockstep.store.together import OF_HOSTS, WHOSE
 
 # Transfers are stored by their beginning, so without this bound a window would read all that a job ever sent. What
 # takes longer than an hour ends by NCCL's watchdog, not by itself.
@@ -33,7 +33,6 @@ _STALL_NS = NS_PER_S // 2  # beyond TCP's first retransmissions and any schedule
 _STALLED_FOR_NS = 60 * NS_PER_S  # after which it is a hang's affair
 _FEWEST = 2  # operations in which a pair's busy time is looked at: one alone has no interval
 
-_WHOSE = "job = {job:String} AND attempt = {attempt:UInt16}"
 
 # How much later than told a step may have left: sums cannot be corrected afterwards, so they are made for each of
 # these, in steps of about two, and the one that clocks allow is read off. Beyond, clocks say nothing about a step.
@@ -48,20 +47,20 @@ SLACKS_NS = tuple(round(value * 1e3) for value in (0, 20, 50, 100, 200, 500, 1e3
 # Of two or fewer it is the newest one's; where one is in the window, the one before tells how much less it may be.
 _STEPS = f"""
 WITH told AS (
-    SELECT comm, if(func = 'Recv', 'Send', func) AS what, seq, replay, epoch, rank, peer, channel, direction, step,
-           host, nic, sport, bytes,
+    SELECT /*ask,*/ comm, if(func = 'Recv', 'Send', func) AS what, seq, replay, epoch, rank, peer, channel,
+           direction, step, host, nic, sport, bytes,
            transform(host, {{hosts:Array(String)}}, {{offsets:Array(Int64)}}, toInt64(0)) AS ahead,
            toInt64(posted_ns) - ahead AS posted, toInt64(wire_ns) - ahead AS moved, toInt64(done_ns) - ahead AS done
-    FROM step_samples WHERE {_WHOSE} AND peer >= 0
+    FROM step_samples WHERE {WHOSE} AND peer >= 0
         AND done_ns >= {{start:Int64}} AND done_ns < {{end:Int64}}
 ), arrivals AS (
     SELECT *, greatest(posted, lagInFrame(moved, 1, toInt64(0)) OVER steps,
                        lagInFrame(done, 1, toInt64(0)) OVER steps) AS ready
     FROM told WHERE direction = 'recv'
-    WINDOW steps AS (PARTITION BY comm, what, seq, replay, epoch, rank, peer, channel ORDER BY step
+    WINDOW steps AS (PARTITION BY /*ask,*/ comm, what, seq, replay, epoch, rank, peer, channel ORDER BY step
                      ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)
 )
-SELECT comm, func, size_class, src_rank, dst_rank, channel, argMax(sender, newest) AS src_host,
+SELECT /*ask,*/ comm, func, size_class, src_rank, dst_rank, channel, argMax(sender, newest) AS src_host,
        argMax(receiver, newest) AS dst_host, max(sender_nic) AS src_nic, max(receiver_nic) AS dst_nic,
        max(port) AS sport, argMax(counted, newest) AS steps, argMax(moved_bytes, newest) AS bytes,
        sum(counted) AS n, count() AS operations,
@@ -71,25 +70,25 @@ SELECT comm, func, size_class, src_rank, dst_rank, channel, argMax(sender, newes
        argMax(least, newest) AS least_ns, min(newest) AS oldest_ns, max(newest) AS newest_ns
 FROM (
     SELECT *, toUInt8(log2(moved_bytes)) AS size_class,
-           row_number() OVER (PARTITION BY comm, func, size_class, src_rank, dst_rank, channel
+           row_number() OVER (PARTITION BY /*ask,*/ comm, func, size_class, src_rank, dst_rank, channel
                               ORDER BY newest DESC) AS age
     FROM (
-        SELECT comm, what AS func, departures.rank AS src_rank, departures.peer AS dst_rank, channel,
+        SELECT /*ask,*/ comm, what AS func, departures.rank AS src_rank, departures.peer AS dst_rank, channel,
                any(departures.host) AS sender, any(arrivals.host) AS receiver,
                max(departures.nic) AS sender_nic, max(arrivals.nic) AS receiver_nic, max(departures.sport) AS port,
                count() AS counted, sum(departures.bytes) AS moved_bytes,
                sumForEach(arrayMap(slack -> greatest(arrivals.moved - greatest(departures.moved + slack, ready), 0),
-                                   {{slacks:Array(Int64)}})) AS busy,
+                                   CAST({list(SLACKS_NS)} AS Array(Int64)))) AS busy,
                min(arrivals.moved - departures.moved) AS least, max(arrivals.moved) AS newest
         FROM (SELECT * FROM told WHERE direction = 'send') AS departures
-        INNER JOIN arrivals USING (comm, what, seq, replay, epoch, channel, step)
+        INNER JOIN arrivals USING (/*ask,*/ comm, what, seq, replay, epoch, channel, step)
         WHERE arrivals.rank = departures.peer AND arrivals.peer = departures.rank
-        GROUP BY comm, what, seq, replay, epoch, departures.rank, departures.peer, channel
+        GROUP BY /*ask,*/ comm, what, seq, replay, epoch, departures.rank, departures.peer, channel
         HAVING moved_bytes > 0
     )
 )
 WHERE newest >= {{fresh:Int64}} OR age <= {_FEWEST}
-GROUP BY comm, func, size_class, src_rank, dst_rank, channel
+GROUP BY /*ask,*/ comm, func, size_class, src_rank, dst_rank, channel
 ORDER BY comm, func, size_class, src_rank, dst_rank, channel
 """
 
@@ -99,16 +98,17 @@ ORDER BY comm, func, size_class, src_rank, dst_rank, channel
 # that stalls counts as much as it cost, however many others do not.
 _LAGS = f"""
 WITH told AS (
-    SELECT comm, if(func = 'Recv', 'Send', func) AS what, seq, replay, epoch, rank, peer, channel, direction, host,
-           nic, sport, bytes, gpu_wait_ns, peer_wait_ns, toInt64(first_ns) - toInt64(last_ns) + last AS first,
+    SELECT /*ask,*/ comm, if(func = 'Recv', 'Send', func) AS what, seq, replay, epoch, rank, peer, channel,
+           direction, host, nic, sport, bytes, gpu_wait_ns, peer_wait_ns,
+           toInt64(first_ns) - toInt64(last_ns) + last AS first,
            least(greatest(steps, 1), 8) AS open, bytes / greatest(steps, 1) * open AS under_way,
            toInt64(last_ns) - transform(host, {{hosts:Array(String)}}, {{offsets:Array(Int64)}}, toInt64(0)) AS last
     FROM transfers
-    WHERE {_WHOSE} AND peer >= 0 AND (transport IS NULL OR transport = 'socket')
+    WHERE {WHOSE} AND peer >= 0 AND (transport IS NULL OR transport = 'socket')
         AND last_ns >= {{start:Int64}} - if(direction = 'send', {_STALLED_FOR_NS}, 0) AND last_ns < {{end:Int64}}
         AND first_ns >= {{start:Int64}} - {LONGEST_NS}
 ), matched AS (
-    SELECT comm, what, channel, departures.rank AS src_rank, departures.peer AS dst_rank,
+    SELECT /*ask,*/ comm, what, channel, departures.rank AS src_rank, departures.peer AS dst_rank,
            departures.host AS sender, arrivals.host AS receiver, departures.nic AS sender_nic,
            arrivals.nic AS receiver_nic, departures.sport AS port, departures.bytes AS moved,
            departures.open AS open, departures.under_way AS under_way, arrivals.last AS arrived,
@@ -117,17 +117,17 @@ WITH told AS (
            greatest(arrivals.first - departures.first, 0) AS absent
     FROM (SELECT * FROM told WHERE direction = 'send') AS departures
     INNER JOIN (SELECT * FROM told WHERE direction = 'recv' AND gpu_wait_ns IS NOT NULL AND peer_wait_ns IS NOT NULL)
-        AS arrivals USING (comm, what, seq, replay, epoch, channel)
+        AS arrivals USING (/*ask,*/ comm, what, seq, replay, epoch, channel)
     WHERE arrivals.rank = departures.peer AND arrivals.peer = departures.rank
 )
-SELECT comm, what AS func, toUInt8(log2(greatest(moved, 1))) AS size_class, src_rank, dst_rank, channel,
+SELECT /*ask,*/ comm, what AS func, toUInt8(log2(greatest(moved, 1))) AS size_class, src_rank, dst_rank, channel,
        any(sender) AS src_host, any(receiver) AS dst_host, max(sender_nic) AS src_nic, max(receiver_nic) AS dst_nic,
        max(port) AS sport, count() AS n, max(open) AS steps, avg(under_way) AS bytes,
        greatest(quantileExact(0.5)(lag), toInt64(sumIf(lag, lag > {_STALL_NS}) / count())) AS transit_ns,
        n AS operations, if(n > 1, stddevSamp(lag) / sqrt(n), NULL) AS error_ns,
        min(after) AS least_ns, avg(absent) AS absent_ns, max(arrived) AS newest_ns
 FROM matched
-GROUP BY comm, what, size_class, src_rank, dst_rank, channel
+GROUP BY /*ask,*/ comm, what, size_class, src_rank, dst_rank, channel
 ORDER BY comm, func, size_class, src_rank, dst_rank, channel
 """
 
@@ -136,7 +136,7 @@ def read_steps(store: Store, context: Context, clocks: HostClocks) -> pa.Table:
     """Return how long sampled operations kept wires busy, per communicator, function, size, channel and ranks."""
     window = context.window
     back_ns = max(_STEPS_BACK_NS, window.end_ns - window.start_ns)
-    timestamps = {"fresh": window.start_ns, "start": window.end_ns - back_ns, "slacks": list(SLACKS_NS)}
+    timestamps = {"fresh": window.start_ns, "start": window.end_ns - back_ns}
     return store.query(_STEPS, _parameters(context, clocks) | timestamps)
 
 
@@ -150,15 +150,15 @@ def _parameters(context: Context, clocks: HostClocks) -> dict[str, object]:
 
 
 _STATS = (
-    "SELECT comm, func, rank, peer, channel, direction, size_class, host, nic, transport, n, bytes, gpu_wait_ns, "
-    "wire_ns, wire_max_ns, CAST(NULL AS Nullable(Int64)) AS flush_ns, ts_ns AS moment "
-    f"FROM transfer_stats WHERE {_WHOSE} AND peer >= 0 "
+    "SELECT /*ask,*/ comm, func, rank, peer, channel, direction, size_class, host, nic, transport, n, bytes, "
+    "gpu_wait_ns, wire_ns, wire_max_ns, CAST(NULL AS Nullable(Int64)) AS flush_ns, ts_ns AS moment "
+    f"FROM transfer_stats WHERE {WHOSE} AND peer >= 0 "
     "AND ts_ns >= {start:Int64} AND ts_ns < {end:Int64}"
 )
 _TRANSFERS = (
-    "SELECT comm, func, rank, peer, channel, direction, toUInt8(log2(greatest(bytes, 1))) AS size_class, host, nic, "
-    "transport, 1 AS n, bytes, gpu_wait_ns, wire_ns, wire_ns AS wire_max_ns, flush_ns, last_ns AS moment "
-    f"FROM transfers WHERE {_WHOSE} AND peer >= 0 "
+    "SELECT /*ask,*/ comm, func, rank, peer, channel, direction, toUInt8(log2(greatest(bytes, 1))) AS size_class, "
+    "host, nic, transport, 1 AS n, bytes, gpu_wait_ns, wire_ns, wire_ns AS wire_max_ns, flush_ns, last_ns AS moment "
+    f"FROM transfers WHERE {WHOSE} AND peer >= 0 "
     f"AND last_ns >= {{start:Int64}} AND last_ns < {{end:Int64}} AND first_ns >= {{start:Int64}} - {LONGEST_NS}"
 )
 
@@ -166,7 +166,7 @@ _TRANSFERS = (
 # rank that moved to another host there are rows from both: the newest host counts. How far the sum of wire times may
 # be off by chance follows from how unevenly it falls on the sender's rows, each held against what its bytes take.
 _WAITS = """
-SELECT comm, if(func = 'Recv', 'Send', func) AS what, size_class,
+SELECT /*ask,*/ comm, if(func = 'Recv', 'Send', func) AS what, size_class,
        if(sends, toInt64(rank), toInt64(peer)) AS src_rank, if(sends, toInt64(peer), toInt64(rank)) AS dst_rank,
        channel, argMaxIf(host, moment, sends) AS src_host, nullIf(argMaxIf(host, moment, NOT sends), '') AS dst_host,
        maxIf(nic, sends) AS row_src_nic, maxIf(nic, NOT sends) AS row_dst_nic, maxIf(transport, sends) AS carrier,
@@ -180,7 +180,7 @@ SELECT comm, if(func = 'Recv', 'Send', func) AS what, size_class,
 FROM (SELECT *, direction = 'send' AS sends FROM (%(rows)s))
 WHERE NOT sends OR (wire_ns IS NOT NULL
     AND (transport IS NULL OR transport NOT IN ('p2p', 'shm', 'collnet', 'nvls')))
-GROUP BY comm, what, size_class, src_rank, dst_rank, channel HAVING moved > 0
+GROUP BY /*ask,*/ comm, what, size_class, src_rank, dst_rank, channel HAVING moved > 0
 ORDER BY comm, what, size_class, src_rank, dst_rank, channel
 """
 # Without transfers, as in what other tools record, sends and receives tell themselves: both sides of one end at once,
@@ -189,16 +189,16 @@ ORDER BY comm, what, size_class, src_rank, dst_rank, channel
 # other side wait. The error of a median is 1.25 times that of a mean, and quartiles are 1.35 deviations apart.
 _SENDS = f"""
 WITH sides AS (
-    SELECT comm, func = 'Send' AS sends, if(sends, toInt64(rank), toInt64(peer)) AS src_rank,
+    SELECT /*ask,*/ comm, func = 'Send' AS sends, if(sends, toInt64(rank), toInt64(peer)) AS src_rank,
            if(sends, toInt64(peer), toInt64(rank)) AS dst_rank, toUInt8(log2(collectives.bytes)) AS size_class,
            argMax(host, end_ns) AS side_host, count() AS times, sum(collectives.bytes) AS sum_bytes,
            quantilesExact(0.25, 0.5, 0.75)(toInt64(end_ns) - toInt64(start_ns)) AS took
     FROM collectives
-    WHERE {_WHOSE} AND func IN ('Send', 'Recv') AND peer >= 0 AND collectives.bytes > 0 AND start_ns IS NOT NULL
+    WHERE {WHOSE} AND func IN ('Send', 'Recv') AND peer >= 0 AND collectives.bytes > 0 AND start_ns IS NOT NULL
         AND end_ns >= {{start:Int64}} AND end_ns < {{end:Int64}} AND enqueue_ns >= {{start:Int64}} - {LONGEST_NS}
-    GROUP BY comm, sends, src_rank, dst_rank, size_class
+    GROUP BY /*ask,*/ comm, sends, src_rank, dst_rank, size_class
 )
-SELECT comm, 'Send' AS what, size_class, src_rank, dst_rank, toUInt16(0) AS channel,
+SELECT /*ask,*/ comm, 'Send' AS what, size_class, src_rank, dst_rank, toUInt16(0) AS channel,
        anyIf(side_host, sends) AS src_host, anyIf(side_host, NOT sends) AS dst_host,
        CAST(NULL AS Nullable(String)) AS row_src_nic, CAST(NULL AS Nullable(String)) AS row_dst_nic,
        CAST(NULL AS Nullable(String)) AS carrier, argMin(times, took[2]) AS transfers,
@@ -206,25 +206,25 @@ SELECT comm, 'Send' AS what, size_class, src_rank, dst_rank, toUInt16(0) AS chan
        toInt64(0) AS recv_gpu_ns, transfers AS operations,
        if(operations > 1, 1.25 / 1.35 * argMin(took[3] - took[1], took[2]) * sqrt(operations), NULL) AS error_ns
 FROM sides
-GROUP BY comm, size_class, src_rank, dst_rank HAVING count() = 2
+GROUP BY /*ask,*/ comm, size_class, src_rank, dst_rank HAVING count() = 2
 ORDER BY comm, size_class, src_rank, dst_rank
 """
 _KNOWN = f"""
-SELECT host AS side_host, assumeNotNull(comm) AS comm, toInt64(assumeNotNull(rank)) AS near,
+SELECT /*ask,*/ host AS side_host, assumeNotNull(comm) AS comm, toInt64(assumeNotNull(rank)) AS near,
        toInt64(assumeNotNull(peer)) AS far, assumeNotNull(channel) AS channel, direction,
        argMax(nic, (confidence, seen_ns)) AS known_nic,
        argMax(sport, (confidence, seen_ns)) AS known_port,
        argMax(toNullable(connections.transport), (confidence, seen_ns)) AS known_carrier
 FROM connections
-WHERE {_WHOSE} AND comm IS NOT NULL AND rank IS NOT NULL AND peer IS NOT NULL AND channel IS NOT NULL
-GROUP BY side_host, comm, near, far, channel, direction
+WHERE {WHOSE} AND comm IS NOT NULL AND rank IS NOT NULL AND peer IS NOT NULL AND channel IS NOT NULL
+GROUP BY /*ask,*/ side_host, comm, near, far, channel, direction
 """
 _STARVING = f"""
-SELECT host, sum(flush_ns) / greatest(sum(steps), 1) AS step_flush_ns, sum(steps) AS flushed
+SELECT /*ask,*/ host, sum(flush_ns) / greatest(sum(steps), 1) AS step_flush_ns, sum(steps) AS flushed
 FROM transfers
-WHERE {_WHOSE} AND direction = 'recv' AND flush_ns IS NOT NULL
+WHERE {WHOSE} AND direction = 'recv' AND flush_ns IS NOT NULL
     AND last_ns >= {{start:Int64}} AND last_ns < {{end:Int64}} AND first_ns >= {{start:Int64}} - {LONGEST_NS}
-GROUP BY host ORDER BY host
+GROUP BY /*ask,*/ host ORDER BY host
 """
 _PATHS = f"""
 SELECT host AS src_host, src_nic,

@@ -8,9 +8,9 @@ import numpy as np
 import pyarrow as pa
 
 from analyzer.evidence.observations import SPANS_SQL, Observation, read_growth, readings_sql, timestamps
-from analyzer.windows.jobs import OF_HOSTS
 from analyzer.windows.window import Context
 from lockstep.store.store import Store
+from lockstep.store.together import OF_HOSTS
 from lockstep.topology import Link, TopologyIndex, link_name, nic_name, split_end, switch_name
 from lockstep.verdict import Side
 

@@ -22,10 +22,10 @@ from analyzer.evidence.observations import (
     timestamps,
 )
 from analyzer.evidence.probes import judge_probes, read_probes
-from analyzer.windows.jobs import OF_HOSTS
 from analyzer.windows.window import Context
 from lockstep.clock import NS_PER_S
 from lockstep.store.store import Store
+from lockstep.store.together import OF_HOSTS
 from lockstep.topology import gpu_name
 
 # What happened a minute ago may well be why the job is slow now.

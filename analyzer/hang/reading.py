@@ -20,11 +20,12 @@ from analyzer.hang.facts import (
     find_standstill,
 )
 from analyzer.hang.flow import read_steps
-from analyzer.windows.jobs import NOBODY, OF_HOSTS, Roster, list_hosts
+from analyzer.windows.jobs import NOBODY, Roster, list_hosts
 from analyzer.windows.silence import find_reports
 from analyzer.windows.window import Context, End
 from lockstep.clock import NS_PER_S
 from lockstep.store.store import Parameters, Store
+from lockstep.store.together import OF_HOSTS, WHOSE
 from lockstep.topology import split_end
 
 # In a job of thousands everybody waits to receive; their connections would be all there are.
@@ -161,13 +162,13 @@ def _read_down_links(store: Store, context: Context, span: Parameters) -> dict[s
     return {link.id: ns for link, ns in found if {split_end(link.a)[0], split_end(link.b)[0]} <= switches}
 
 
-_ENDS = """
-SELECT comm, rank, func, peer, toInt64(max(seq)) AS last_seq,
+_ENDS = f"""
+SELECT /*ask,*/ comm, rank, func, peer, toInt64(max(seq)) AS last_seq,
        argMax(ifNull(end_ns, enqueue_ns), seq) AS ended_ns
 FROM collectives
-WHERE job = {job:String} AND attempt = {attempt:UInt16} AND seq_valid
-    AND enqueue_ns >= {start:Int64} AND enqueue_ns < {end:Int64}
-GROUP BY comm, rank, func, peer
+WHERE {WHOSE} AND seq_valid
+    AND enqueue_ns >= {{start:Int64}} AND enqueue_ns < {{end:Int64}}
+GROUP BY /*ask,*/ comm, rank, func, peer
 """
 _KEYS = ["comm", "rank", "func", "peer"]
 
@@ -195,12 +196,11 @@ def _match(lines: Lines, ends: pa.Table) -> tuple[np.ndarray, np.ndarray]:
 
 _LEARN_NS = 120 * NS_PER_S  # how far back the pace of a job is learnt from, when nobody told it
 _FEW_ROWS = 3  # a recording has a row or two at its beginning and one at its end; they tell of no rhythm
-_WHOSE = "job = {job:String} AND attempt = {attempt:UInt16}"
 
 # Nothing begins or ends while a rank stands still, though its host may enqueue more: those two counts make a state.
 # Where nobody would see it begin or end, what its host enqueues is all that tells whether it moves.
 _LINES = f"""
-SELECT comm, rank, func, peer, argMax(host_, last) AS host, argMax(enqueued_, last) AS enqueued,
+SELECT /*ask,*/ comm, rank, func, peer, argMax(host_, last) AS host, argMax(enqueued_, last) AS enqueued,
        argMax(started, last) AS started, argMax(done, last) AS done, argMax(first, last) AS since_ns,
        max(last) AS seen_ns, min(first) AS first_ns, sum(reads) AS n, argMax(reads, last) AS same,
        argMax(state_, last) AS state,
@@ -208,23 +208,24 @@ SELECT comm, rank, func, peer, argMax(host_, last) AS host, argMax(enqueued_, la
        argMax(open_bytes_, last) AS open_bytes, argMax(open_dtype_, last) AS open_dtype,
        argMax(open_algo_, last) AS open_algo, argMax(open_ns, last) AS open_ns, argMax(untimed_, last) AS untimed
 FROM (
-    SELECT comm, rank, func, peer, started, done, min(ts_ns) AS first, max(ts_ns) AS last, uniqExact(ts_ns) AS reads,
-           argMax(host, ts_ns) AS host_, max(enqueued) AS enqueued_, argMax(head_state, ts_ns) AS state_,
+    SELECT /*ask,*/ comm, rank, func, peer, started, done, min(ts_ns) AS first, max(ts_ns) AS last,
+           uniqExact(ts_ns) AS reads, argMax(host, ts_ns) AS host_, max(enqueued) AS enqueued_,
+           argMax(head_state, ts_ns) AS state_,
            argMax(ifNull(head_peer, -1), ts_ns) AS head_peer_,
            argMax(ifNull(toInt32(head_channel), -1), ts_ns) AS head_channel_,
            argMax(ifNull(toInt64(open_bytes), -1), ts_ns) AS open_bytes_,
            argMax(ifNull(toString(open_dtype), ''), ts_ns) AS open_dtype_,
            argMax(ifNull(toString(open_algo), ''), ts_ns) AS open_algo_,
            argMax(ifNull(oldest_open_ns, -1), ts_ns) AS open_ns, toUInt8(ifNull(progress.untimed, false)) AS untimed_
-    FROM progress WHERE {_WHOSE} AND ts_ns >= {{start:Int64}} AND ts_ns < {{end:Int64}}
-    GROUP BY comm, rank, func, peer, started, done, untimed_, if(untimed_, enqueued, 0)
-) GROUP BY comm, rank, func, peer ORDER BY comm, rank, func, peer
+    FROM progress WHERE {WHOSE} AND ts_ns >= {{start:Int64}} AND ts_ns < {{end:Int64}}
+    GROUP BY /*ask,*/ comm, rank, func, peer, started, done, untimed_, if(untimed_, enqueued, 0)
+) GROUP BY /*ask,*/ comm, rank, func, peer ORDER BY comm, rank, func, peer
 """
 # Asked first in jobs of so many ranks: nearly always all of them move, and the lines cost far more.
 _MANY = 1024
 _MOVED = f"""
 SELECT comm, rank, max(started) > min(started) OR max(done) > min(done) AS has_moved
-FROM progress WHERE {_WHOSE} AND ts_ns >= {{start:Int64}} AND ts_ns < {{end:Int64}} GROUP BY comm, rank, func, peer
+FROM progress WHERE {WHOSE} AND ts_ns >= {{start:Int64}} AND ts_ns < {{end:Int64}} GROUP BY comm, rank, func, peer
 """
 _COUNT_EVENTS = f"""
 SELECT count() AS n FROM events
@@ -232,17 +233,18 @@ WHERE {OF_HOSTS} AND ts_ns >= {{start:Int64}} AND ts_ns < {{end:Int64}} AND seve
 """
 # One rank stands for its communicator: all do the same. A line that comes round rarely gives the longer period.
 _PACE = f"""
-SELECT max(gap) AS period FROM (
-    SELECT (max(enqueue_ns) - min(enqueue_ns)) / greatest(count() - 1, toInt64(max(seq)) - toInt64(min(seq))) AS gap
-    FROM collectives WHERE {_WHOSE} AND rank = 0 AND enqueue_ns >= {{start:Int64}} AND enqueue_ns < {{end:Int64}}
-    GROUP BY comm, func, peer HAVING count() > 3
+SELECT /*ask,*/ max(gap) AS period FROM (
+    SELECT /*ask,*/ (max(enqueue_ns) - min(enqueue_ns))
+           / greatest(count() - 1, toInt64(max(seq)) - toInt64(min(seq))) AS gap
+    FROM collectives WHERE {WHOSE} AND rank = 0 AND enqueue_ns >= {{start:Int64}} AND enqueue_ns < {{end:Int64}}
+    GROUP BY /*ask,*/ comm, func, peer HAVING count() > 3
     UNION ALL
-    SELECT (max(first) - min(first)) / toInt64(max(done) - min(done)) AS gap FROM (
-        SELECT comm, func, peer, done, min(ts_ns) AS first
-        FROM progress WHERE {_WHOSE} AND rank = 0 AND ts_ns >= {{start:Int64}} AND ts_ns < {{end:Int64}}
-        GROUP BY comm, func, peer, done
-    ) GROUP BY comm, func, peer HAVING max(done) - min(done) > 3
-)
+    SELECT /*ask,*/ (max(first) - min(first)) / toInt64(max(done) - min(done)) AS gap FROM (
+        SELECT /*ask,*/ comm, func, peer, done, min(ts_ns) AS first
+        FROM progress WHERE {WHOSE} AND rank = 0 AND ts_ns >= {{start:Int64}} AND ts_ns < {{end:Int64}}
+        GROUP BY /*ask,*/ comm, func, peer, done
+    ) GROUP BY /*ask,*/ comm, func, peer HAVING max(done) - min(done) > 3
+) /*GROUP BY ask*/
 """
 
 
@@ -291,7 +293,7 @@ def _all_move(store: Store, context: Context, since_ns: int) -> bool:
 
 def _learn_period(store: Store, context: Context) -> int | None:
     asked = context.parameters | {"start": context.window.end_ns - _LEARN_NS}
-    found = store.query(_PACE, asked)["period"][0].as_py()
+    found = pc.max(store.query(_PACE, asked)["period"]).as_py()
     return round(found) if found else None  # no group at all is a maximum of 0
 
 

@@ -13,6 +13,7 @@ Cost: O(candidates x operations), at most 6 x 64 candidates. Reference: periods 
 """
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Literal
 
@@ -181,12 +182,11 @@ class Steps:
     bytes: np.ndarray  # that NCCL counts in each
     is_odd: np.ndarray  # bool, long because of something that is no step
     off_period: tuple[tuple[int, int], ...] = ()  # begin and end of what is no step
-    rest: int = 0  # operations after the last step
 
     def __len__(self) -> int:
         return len(self.start_ns)
 
-    @property
+    @cached_property
     def period_ns(self) -> int | None:
         """Return the usual length of a step; None without one."""
         usual = (self.end_ns - self.start_ns)[~self.is_odd]
@@ -232,14 +232,12 @@ def cut(witness: Witness, signature: Signature, usual_ns: int | None = None) -> 
     follows[1:] &= begins[1:] == begins[:-1] + lag
     starts = np.where(follows, busy_until[begins - 1], opening)
     totals = np.concatenate([[0], np.cumsum(witness.bytes)])
-    rest = len(witness) - (int(begins[-1]) + lag if len(begins) else 0)
     steps = Steps(
         witness.process,
         starts,
         ends,
         bytes=totals[begins + lag] - totals[begins],
         is_odd=_find_odd(ends - starts, usual_ns),
-        rest=rest,
     )
     unseen = witness.untimed[begins + lag - 1] | witness.untimed[np.where(follows, begins - 1, begins)]
     return _leave_out(_set_apart(steps, opening, usual_ns), unseen, witness.enqueue_ns[witness.untimed])
@@ -260,6 +258,12 @@ def _is_unlike_itself(words: np.ndarray) -> bool:
     return all(np.mean(other == words) < _SAME for other in turned)
 
 
+def find_rest(witness: Witness, signature: Signature) -> Witness:
+    """Return the operations after the last step."""
+    begins = _find_begins(witness, signature)
+    return witness.since(int(begins[-1]) + len(signature.words) if len(begins) else 0)
+
+
 def _find_begins(witness: Witness, signature: Signature) -> np.ndarray:
     words, lag = witness.words, len(signature.words)
     begins, free_from = [], 0
@@ -271,8 +275,9 @@ def _find_begins(witness: Witness, signature: Signature) -> np.ndarray:
 
 
 def _begins_at(witness: Witness, signature: Signature, index: int) -> bool:
-    span = slice(index, index + len(signature.words))
-    if np.mean(witness.words[span] == signature.words) < _SAME:
+    lag = len(signature.words)
+    span = slice(index, index + lag)
+    if np.count_nonzero(witness.words[span] == signature.words) / lag < _SAME:
         return False
     if signature.observation == "words":
         return True

@@ -18,7 +18,16 @@ from analyzer.steps.history import (
     judge_levels,
 )
 from analyzer.steps.levels import LevelOptions
-from analyzer.steps.periods import OFF_PERIOD, Signature, Steps, cut, find_period, learn_signature, still_holds
+from analyzer.steps.periods import (
+    OFF_PERIOD,
+    Signature,
+    Steps,
+    cut,
+    find_period,
+    find_rest,
+    learn_signature,
+    still_holds,
+)
 from analyzer.steps.traffic import StepFacts, Witness, find_period_in_samples, find_period_in_seconds
 from analyzer.windows.window import Context, Finding
 from lockstep.arrow import fill_rows, schema_of
@@ -107,11 +116,9 @@ def _estimate(facts: StepFacts) -> int | None:
 
 def _recognise(witnesses: Sequence[Witness], memory: StepMemory, options: StepOptions) -> StepMemory:
     """Return the memory with the kind of step that the ranks do now."""
-    whole = [witness.without_light() for witness in witnesses if not witness.is_sampled]
+    whole = [witness.without_light for witness in witnesses if not witness.is_sampled]
     known = [witness for witness in whole if witness.process in memory.kind.signatures]
-    left = [
-        witness.since(len(witness) - cut(witness, memory.kind.signatures[witness.process]).rest) for witness in known
-    ]
+    left = [find_rest(witness, memory.kind.signatures[witness.process]) for witness in known]
     astray = [
         rest for rest in left if len(rest) > options.fewest_other * len(memory.kind.signatures[rest.process].words)
     ]
@@ -173,7 +180,7 @@ def _cut(witness: Witness, memory: StepMemory) -> Steps | None:
     if witness.is_sampled:
         return None
     signature = memory.kind.signatures.get(witness.process)
-    return cut(witness.without_light(), signature, memory.period_ns) if signature else None
+    return cut(witness.without_light, signature, memory.period_ns) if signature else None
 
 
 def _choose_reference(cuts: Sequence[Steps], reference: int) -> Steps | None:
@@ -212,9 +219,7 @@ def _count(
     is_new = steps.end_ns > memory.last_end_ns + 0.3 * length  # one that was counted ends where it ended before
     period_ns = steps.period_ns or 0
     numbers = memory.next_step + np.cumsum(is_new) - 1
-    rows = [
-        _rows(each, numbers[is_new], steps.end_ns[is_new], options.same_step * period_ns, context) for each in cuts
-    ]
+    matched = [(each, *_match(each.end_ns, steps.end_ns[is_new], options.same_step * period_ns)) for each in cuts]
     history = add_steps(
         memory.kind.history, steps.start_ns[is_new], length[is_new], steps.bytes[is_new], options.levels
     )
@@ -222,7 +227,7 @@ def _count(
     signature = kind.signatures.get(steps.process)
     report = StepReport(
         period_ns=period_ns,
-        rows=pa.concat_tables(rows),
+        rows=_rows(matched, numbers[is_new], context),
         off_period=_find_off_period(steps, steps.start_ns[is_new], memory.last_end_ns),
         operations=len(signature.words) if signature else None,
     )
@@ -246,22 +251,25 @@ def _find_off_period(steps: Steps, new_start_ns: np.ndarray, last_end_ns: int) -
     return known if is_known or begin - last_end_ns <= worth else ((last_end_ns, begin), *known)
 
 
-def _rows(steps: Steps, numbers: np.ndarray, end_ns: np.ndarray, tolerance_ns: float, context: Context) -> pa.Table:
-    """Return rows of the steps of one rank that ended when the numbered ones did."""
-    mine, theirs = _match(steps.end_ns, end_ns, tolerance_ns)
-    roster = context.roster
-    world_rank = int(roster.world_rank_of[steps.process])
+def _rows(matched: Sequence[tuple[Steps, np.ndarray, np.ndarray]], numbers: np.ndarray, context: Context) -> pa.Table:
+    """Return rows of the steps of some ranks: which of theirs, and which of the numbered ones they are."""
+    roster, times = context.roster, [len(mine) for _, mine, _ in matched]
+    process = np.repeat([steps.process for steps, *_ in matched], times)
+    world_rank = roster.world_rank_of[process]
+    start_ns, end_ns = (
+        np.concatenate([getattr(steps, name)[mine] for steps, mine, _ in matched]) for name in ("start_ns", "end_ns")
+    )
     return fill_rows(
         _STEPS,
-        len(mine),
+        len(process),
         {
-            "host": str(roster.host_of[steps.process]),
+            "host": pa.array(roster.host_of[process], pa.string()),
             "job": context.job,
             "attempt": context.attempt,
-            "world_rank": world_rank if world_rank >= 0 else steps.process,
-            "step": numbers[theirs],
-            "start_ns": np.maximum(steps.start_ns[mine], 0),
-            "end_ns": steps.end_ns[mine],
+            "world_rank": np.where(world_rank >= 0, world_rank, process),
+            "step": numbers[np.concatenate([theirs for *_, theirs in matched])],
+            "start_ns": np.maximum(start_ns, 0),
+            "end_ns": end_ns,
             "source": "period",
         },
     )

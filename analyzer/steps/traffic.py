@@ -14,6 +14,7 @@ from analyzer.windows.jobs import Roster
 from analyzer.windows.window import Context
 from lockstep.clock import NS_PER_S
 from lockstep.store.store import Store
+from lockstep.store.together import WHOSE
 
 _LIGHT = 0.01  # of the bytes of a large operation: norms and losses are a few bytes, buckets are not
 _MIX, _HALF = np.uint64(0x9E3779B97F4A7C15), np.uint64(32)  # an odd number with many ones spreads every bit upwards
@@ -25,42 +26,41 @@ _PACE_NS = 120 * NS_PER_S  # of operations per second: what was usual before, an
 _LOOKBACK_PERIODS = 12  # once it is known: enough to find it again after a change
 _MOST_OPERATIONS = 20_000  # per rank: three steps of a large pipeline have that many
 
-_OPERATIONS = """
-SELECT DISTINCT comm, rank, func, peer, seq, replay, seq_valid, captured, epoch, bytes, enqueue_ns, start_ns, end_ns,
-       ifNull(collectives.untimed, false) AS untimed
+# Numbers of communicators are unique in a job only.
+_SEATS = """(job, comm, rank) IN (
+    SELECT seat.1, seat.2, seat.3
+    FROM (SELECT arrayJoin(arrayZip({jobs:Array(String)}, {comms:Array(UInt64)}, {ranks:Array(UInt32)})) AS seat)
+  )"""
+_OPERATIONS = f"""
+SELECT DISTINCT /*ask,*/ comm, rank, func, peer, seq, replay, seq_valid, captured, epoch, bytes, enqueue_ns,
+       start_ns, end_ns, ifNull(collectives.untimed, false) AS untimed
 FROM collectives
-WHERE job = {job:String} AND attempt = {attempt:UInt16} AND host IN {hosts:Array(String)}
-  AND enqueue_ns >= {start:Int64} AND enqueue_ns < {end:Int64} AND coalesce(end_ns, enqueue_ns) < {end:Int64}
-  AND (comm, rank) IN (
-    SELECT pair.1, pair.2 FROM (SELECT arrayJoin(arrayZip({comms:Array(UInt64)}, {ranks:Array(UInt32)})) AS pair)
-  )
-ORDER BY enqueue_ns DESC LIMIT {most:UInt32} BY comm, rank
+WHERE {WHOSE} AND host IN {{hosts:Array(String)}}
+  AND enqueue_ns >= {{start:Int64}} AND enqueue_ns < {{end:Int64}} AND coalesce(end_ns, enqueue_ns) < {{end:Int64}}
+  AND {_SEATS}
+ORDER BY enqueue_ns DESC LIMIT {{most:UInt32}} BY /*ask,*/ comm, rank
 """
-_SECONDS = """
-SELECT comm, rank, func, size_class, sum(n) AS n, min(ts_ns) AS first_ns, max(ts_ns) AS last_ns
+_SECONDS = f"""
+SELECT /*ask,*/ comm, rank, func, size_class, sum(n) AS n, min(ts_ns) AS first_ns, max(ts_ns) AS last_ns
 FROM op_stats
-WHERE job = {job:String} AND attempt = {attempt:UInt16} AND host IN {hosts:Array(String)}
-  AND ts_ns >= {start:Int64} AND ts_ns < {end:Int64}
-  AND (comm, rank) IN (
-    SELECT pair.1, pair.2 FROM (SELECT arrayJoin(arrayZip({comms:Array(UInt64)}, {ranks:Array(UInt32)})) AS pair)
-  )
-GROUP BY comm, rank, func, size_class
+WHERE {WHOSE} AND host IN {{hosts:Array(String)}}
+  AND ts_ns >= {{start:Int64}} AND ts_ns < {{end:Int64}}
+  AND {_SEATS}
+GROUP BY /*ask,*/ comm, rank, func, size_class
 """
-_PACE = """
-SELECT ts_ns, sum(n) AS operations FROM op_stats
-WHERE job = {job:String} AND attempt = {attempt:UInt16} AND host IN {hosts:Array(String)}
-  AND ts_ns >= {start:Int64} AND ts_ns < {end:Int64}
-  AND (comm, rank) IN (
-    SELECT pair.1, pair.2 FROM (SELECT arrayJoin(arrayZip({comms:Array(UInt64)}, {ranks:Array(UInt32)})) AS pair)
-  )
-GROUP BY ts_ns ORDER BY ts_ns
+_PACE = f"""
+SELECT /*ask,*/ ts_ns, sum(n) AS operations FROM op_stats
+WHERE {WHOSE} AND host IN {{hosts:Array(String)}}
+  AND ts_ns >= {{start:Int64}} AND ts_ns < {{end:Int64}}
+  AND {_SEATS}
+GROUP BY /*ask,*/ ts_ns ORDER BY ts_ns
 """
-_REPORTED = """
-SELECT step, min(start_ns) AS begin_ns, quantileExact(0.5)(end_ns - start_ns) AS length_ns
-FROM (SELECT DISTINCT world_rank, step, start_ns, end_ns FROM steps
-      WHERE job = {job:String} AND attempt = {attempt:UInt16} AND source = 'told'
-        AND start_ns >= {start:Int64} AND end_ns < {end:Int64} AND end_ns > start_ns)
-GROUP BY step ORDER BY step
+_REPORTED = f"""
+SELECT /*ask,*/ step, min(start_ns) AS begin_ns, quantileExact(0.5)(end_ns - start_ns) AS length_ns
+FROM (SELECT DISTINCT /*ask,*/ world_rank, step, start_ns, end_ns FROM steps
+      WHERE {WHOSE} AND source = 'told'
+        AND start_ns >= {{start:Int64}} AND end_ns < {{end:Int64}} AND end_ns > start_ns)
+GROUP BY /*ask,*/ step ORDER BY step
 """
 
 
@@ -129,7 +129,7 @@ class Witness:
         """Return the time from the first operation's start to the last one's end; 0 without operations."""
         return int(self.end_ns.max() - self.start_ns.min()) if len(self) else 0
 
-    @property
+    @cached_property
     def is_sampled(self) -> bool:
         """Return whether numbers are missing, so that neighbours in the list were none on the rank."""
         wanted = seen = 0
@@ -143,6 +143,7 @@ class Witness:
         """Return the operations from that place on."""
         return self._pick(slice(index, None))
 
+    @cached_property
     def without_light(self) -> "Witness":
         """Return the operations that move a good part of what most do; a logged loss comes now and then."""
         return self._pick(self.bytes >= _LIGHT * np.quantile(self.bytes, 0.9)) if len(self) else self
@@ -226,7 +227,7 @@ def _ask(context: Context) -> dict[str, Any]:
     numbers = choose_witnesses(context.roster, context.silent)
     hosts = sorted({str(context.roster.host_of[number]) for number in numbers})
     comms, ranks = context.roster.seats(numbers)
-    return {"hosts": hosts, "comms": comms.tolist(), "ranks": ranks.tolist()}
+    return {"hosts": hosts, "jobs": [context.job] * len(comms), "comms": comms.tolist(), "ranks": ranks.tolist()}
 
 
 def choose_witnesses(roster: Roster, silent: frozenset[str]) -> list[int]:

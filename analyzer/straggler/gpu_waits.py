@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from analyzer.straggler.excess import find_roles
 from analyzer.straggler.kernels import mix
@@ -19,24 +20,25 @@ from analyzer.windows.jobs import Roster
 from analyzer.windows.window import Context
 from lockstep.clock import NS_PER_S
 from lockstep.store.store import Store
+from lockstep.store.together import WHOSE
 
 _BACK_NS = 30 * NS_PER_S  # as far as sampled steps count for pairs: an evaluation of a few seconds holds one or none
 _LONGEST_NS = 3_600 * NS_PER_S  # transfers are stored by their beginning
-_WHOSE = "job = {job:String} AND attempt = {attempt:UInt16}"
 _WAITS = f"""
-SELECT comm, func, rank, if(func = 'Recv', peer, -1) AS far, seq, replay, epoch, max(last_ns) AS at_ns,
+SELECT /*ask,*/ comm, func, rank, if(func = 'Recv', peer, -1) AS far, seq, replay, epoch, max(last_ns) AS at_ns,
        maxIf(gpu_wait_ns, direction = 'recv') AS received, maxIf(gpu_wait_ns, direction = 'send') AS sent,
        if(func = 'Recv', received, least(received, sent)) AS own_ns
 FROM transfers
-WHERE {_WHOSE} AND gpu_wait_ns IS NOT NULL AND func != 'Send' AND first_ns >= {{start:Int64}} - {_LONGEST_NS}
+WHERE {WHOSE} AND gpu_wait_ns IS NOT NULL AND func != 'Send' AND first_ns >= {{start:Int64}} - {_LONGEST_NS}
     AND last_ns >= {{start:Int64}} AND last_ns < {{end:Int64}}
-GROUP BY comm, func, rank, far, seq, replay, epoch
+GROUP BY /*ask,*/ comm, func, rank, far, seq, replay, epoch
 HAVING own_ns IS NOT NULL
 ORDER BY comm, func, rank, far, seq, replay, epoch
 """
 _CLOCKED = f"""
-SELECT count() AS n FROM collectives
-WHERE {_WHOSE} AND clock = 'gpu' AND enqueue_ns >= {{start:Int64}} AND enqueue_ns < {{end:Int64}}
+SELECT /*ask,*/ count() AS n FROM collectives
+WHERE {WHOSE} AND clock = 'gpu' AND enqueue_ns >= {{start:Int64}} AND enqueue_ns < {{end:Int64}}
+/*GROUP BY ask*/
 """
 
 
@@ -78,7 +80,7 @@ def read_gpu_waits(store: Store, context: Context, counted: int) -> GpuWaits:
     So many operations of all ranks were counted in the window.
     """
     asked = context.parameters | {"start": context.window.end_ns - _BACK_NS}
-    if store.query(_CLOCKED, asked)["n"][0].as_py():
+    if pc.sum(store.query(_CLOCKED, asked)["n"]).as_py():
         return GpuWaits()
     per_s = counted / max(len(context.roster), 1) / context.window.seconds
     return as_gpu_waits(store.query(_WAITS, asked), context.roster, per_s)

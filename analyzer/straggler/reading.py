@@ -5,13 +5,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from analyzer.straggler.gpu_waits import GpuWaits, read_gpu_waits
 from analyzer.straggler.kernels import mix
-from analyzer.windows.jobs import OF_HOSTS
 from analyzer.windows.window import Context
 from lockstep.clock import NS_PER_S
 from lockstep.store.store import Store
+from lockstep.store.together import OF_HOSTS, WHOSE
 
 
 def find_doubled(process: np.ndarray, begun: np.ndarray, key: np.ndarray) -> np.ndarray:
@@ -61,40 +62,41 @@ MOST_ROWS = 1_000_000
 _BEFORE_NS, _LEAST_BEFORE_NS = 10 * NS_PER_S, NS_PER_S
 _SEEN_SHARE = 0.9  # of the operations counted; with fewer rows, the one before is often missing and gaps are wrong
 
-_WHOSE = "job = {job:String} AND attempt = {attempt:UInt16}"
 _OPERATIONS = f"""
-SELECT comm, rank, cityHash64(func) AS func_code, func = 'Send' AS sends, peer, seq, replay, epoch, seq_valid, bytes,
-       enqueue_ns, assumeNotNull(start_ns) AS begun, assumeNotNull(end_ns) AS ended
+SELECT /*ask,*/ comm, rank, cityHash64(func) AS func_code, func = 'Send' AS sends, peer, seq, replay, epoch,
+       seq_valid, bytes, enqueue_ns, assumeNotNull(start_ns) AS begun, assumeNotNull(end_ns) AS ended
 FROM collectives
-WHERE {_WHOSE} AND start_ns IS NOT NULL AND end_ns IS NOT NULL AND end_ns >= start_ns
+WHERE {WHOSE} AND start_ns IS NOT NULL AND end_ns IS NOT NULL AND end_ns >= start_ns
     AND enqueue_ns >= {{start:Int64}} - {{before:Int64}} AND enqueue_ns < {{end:Int64}} AND end_ns < {{end:Int64}}
-LIMIT {{most:UInt64}}
+LIMIT {{most:UInt64}} /*BY ask*/
 """
 # Gaps of `op_stats` are counted inside one communicator, so what a rank did not spend in operations of any of them
 # stands for its own time. Sends and receives overlap: where there are some, durations do not add up.
 _SECONDS = f"""
-SELECT comm, rank, ts_ns, sum(op_stats.n) AS n, sum(dur_sum_ns) AS dur_ns, max(func IN ('Send', 'Recv')) AS overlaps
-FROM op_stats WHERE {_WHOSE} AND ts_ns >= {{first:Int64}} AND ts_ns < {{last:Int64}}
-GROUP BY comm, rank, ts_ns
+SELECT /*ask,*/ comm, rank, ts_ns, sum(op_stats.n) AS n, sum(dur_sum_ns) AS dur_ns,
+       max(func IN ('Send', 'Recv')) AS overlaps
+FROM op_stats WHERE {WHOSE} AND ts_ns >= {{first:Int64}} AND ts_ns < {{last:Int64}}
+GROUP BY /*ask,*/ comm, rank, ts_ns
 """
 # How long operations lay enqueued before they began, in the mean of those that were sampled.
 _LEADS = f"""
-SELECT comm, rank, avg(greatest(assumeNotNull(start_ns) - enqueue_ns, 0)) AS lead_ns
-FROM collectives WHERE {_WHOSE} AND start_ns IS NOT NULL AND enqueue_ns >= {{start:Int64}} - {{before:Int64}}
+SELECT /*ask,*/ comm, rank, avg(greatest(assumeNotNull(start_ns) - enqueue_ns, 0)) AS lead_ns
+FROM collectives WHERE {WHOSE} AND start_ns IS NOT NULL AND enqueue_ns >= {{start:Int64}} - {{before:Int64}}
     AND enqueue_ns < {{end:Int64}} AND end_ns >= {{start:Int64}} AND end_ns < {{end:Int64}}
-GROUP BY comm, rank
+GROUP BY /*ask,*/ comm, rank
 """
 # Counted over whole seconds, as `op_stats` has no others.
 _COUNTED = f"""
-SELECT sum(n) AS counted FROM op_stats WHERE {_WHOSE} AND ts_ns >= {{first:Int64}} AND ts_ns < {{last:Int64}}
+SELECT /*ask,*/ sum(n) AS counted FROM op_stats WHERE {WHOSE} AND ts_ns >= {{first:Int64}} AND ts_ns < {{last:Int64}}
+/*GROUP BY ask*/
 """
 # What a proxy thread that lacks a core shows, per host: the flush of its receives.
 _FLUSHES = f"""
-SELECT host, sum(transfers.steps) AS steps, sum(transfers.flush_ns) AS flushed_ns,
+SELECT /*ask,*/ host, sum(transfers.steps) AS steps, sum(transfers.flush_ns) AS flushed_ns,
        sum(last_ns - first_ns) AS busy_ns
-FROM transfers WHERE {_WHOSE} AND direction = 'recv' AND flush_ns IS NOT NULL AND last_ns >= {{start:Int64}}
+FROM transfers WHERE {WHOSE} AND direction = 'recv' AND flush_ns IS NOT NULL AND last_ns >= {{start:Int64}}
     AND last_ns < {{end:Int64}} AND first_ns >= {{start:Int64}} - {{before:Int64}} AND first_ns < {{end:Int64}}
-GROUP BY host ORDER BY host
+GROUP BY /*ask,*/ host ORDER BY host
 """
 # What GPUs say of lowered clocks, back to their last reading; idle ones lower theirs too and are no news.
 _THROTTLED = f"""
@@ -164,7 +166,7 @@ def read_straggler_facts(store: Store, context: Context) -> StragglerFacts:
         "first": -(-window.start_ns // NS_PER_S) * NS_PER_S,
         "last": window.end_ns // NS_PER_S * NS_PER_S,
     }
-    counted = int(store.query(_COUNTED, asked)["counted"][0].as_py() or 0)
+    counted = int(pc.sum(store.query(_COUNTED, asked)["counted"]).as_py() or 0)
     flushed = store.query(_FLUSHES, asked)
     sums = [flushed[name].to_numpy().astype(np.float64) for name in ("steps", "flushed_ns", "busy_ns")]
     flushes = Flushes(tuple(flushed["host"].to_pylist()), *sums)

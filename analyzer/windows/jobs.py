@@ -10,9 +10,8 @@ import pyarrow.compute as pc
 
 from lockstep.clock import NS_PER_S
 from lockstep.store.store import Store
+from lockstep.store.together import WHOSE
 from lockstep.topology import gpu_name, host_name
-
-OF_HOSTS = r"host IN (SELECT arrayJoin(splitByChar('\n', {hosts:String})))"  # no host has a line break in its name
 
 
 def list_hosts(hosts: Iterable[str]) -> str:
@@ -101,9 +100,9 @@ def _activity_sql(table: str, begin: str, end: str, is_second: bool) -> str:
 
 NOBODY = -1  # the number of a process that no communicator told of
 
-_MEMBERS = """
-SELECT comm, rank, nranks, nnodes, host, pid, gpu, world_rank, init_ns, plugin_version FROM comms FINAL
-WHERE job = {job:String} AND attempt = {attempt:UInt16}
+_MEMBERS = f"""
+SELECT /*ask,*/ comm, rank, nranks, nnodes, host, pid, gpu, world_rank, init_ns, plugin_version FROM comms FINAL
+WHERE {WHOSE}
 """
 _RANK_BITS = np.uint64(32)  # a rank is an u32, so communicator and rank fit into one sortable number
 _RANK_MASK = np.uint64(0xFFFFFFFF)

@@ -3,9 +3,10 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from analyzer.windows.jobs import OF_HOSTS, list_hosts
+from analyzer.windows.jobs import list_hosts
 from lockstep.clock import NS_PER_S
 from lockstep.store.store import Store
+from lockstep.store.together import OF_HOSTS
 
 _INTERVAL_NS = 5 * NS_PER_S // 2  # a collector sends a batch at least this often; for hosts of which one is known
 _MISSED_REPORTS = 3  # in a row: one is late on a busy host, two where its gateway repeats a batch

@@ -5,7 +5,6 @@ from typing import Any, Literal, get_args
 
 from pydantic import Field
 
-from analyzer.windows.jobs import OF_HOSTS
 from analyzer.windows.jobs import list_hosts as as_parameter
 from api.query import SortKey, digest_of, show_timestamp
 from lockstep.clock import NS_PER_S
@@ -17,6 +16,7 @@ from lockstep.state.deliveries import Delivery
 from lockstep.state.fabric import list_path_plans, list_topologies
 from lockstep.state.incidents import VerdictChange, deliveries_about, get_incident, list_verdict_changes, outcomes_of
 from lockstep.store.store import Store
+from lockstep.store.together import OF_HOSTS
 from lockstep.verdict import Frozen, Incident
 
 Kind = Literal["opened", "verdict", "decision", "order", "step", "isolation", "notified", "closed", "outcome"]

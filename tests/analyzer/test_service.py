@@ -158,6 +158,41 @@ def test_silent_host_lowers_the_coverage_and_is_waited_for_if_it_may_come_back(
     assert [(one.verdict.component, one.verdict.coverage) for one in cluster.open] == [(NIC, 0.75)]
 
 
+def test_analysis_that_is_behind_goes_on_with_the_newest_window_and_counts_the_others(watch: Watch) -> None:
+    cluster = watch(SICK)
+    cluster.run(10)
+    for _ in range(7):
+        cluster.send()
+    cluster.analyse()
+    assert (cluster.windows, cluster.service.skipped) == (2 + 1, 6)
+    cluster.run(5)
+    assert (cluster.windows, cluster.service.skipped) == (2 + 2, 6)
+    assert [incident.verdict.component for incident in cluster.open] == [NIC]
+
+
+def test_no_host_is_silent_because_the_analysis_was_away(watch: Watch) -> None:
+    cluster = watch(SICK)
+    cluster.run(10)
+    cluster.silent = {"h3"}
+    for _ in range(6):
+        cluster.send()
+    cluster.run(10)
+    assert cluster.windows == 2, "what it sent meanwhile may not be in the store yet"
+    cluster.run(5)
+    cluster.wait(10)
+    assert cluster.windows == 2 + 1, "it has had as long as any other"
+
+
+def test_job_that_ended_is_not_evaluated_until_it_is_forgotten(watch: Watch) -> None:
+    cluster = watch(SICK.model_copy(update={"timeline": (), "duration_s": 15.0}))
+    cluster.run(15)
+    cluster.wait(20)
+    evaluated = cluster.windows
+    cluster.wait(30)
+    assert cluster.windows == evaluated < 7
+    assert cluster.told == []
+
+
 @pytest.mark.slow
 def test_fault_on_a_host_that_falls_silent_is_not_over(watch: Watch) -> None:
     cluster = watch(HEALING)

@@ -53,7 +53,7 @@ def test_pauses_slow_operations_and_logged_losses_do_not_change_the_period() -> 
     rank = Rank()
     for _ in range(10):
         rank.steps(MEGATRON, 9).steps((*MEGATRON, Op(mb=0.00001, takes_ms=0.1)))
-    assert period_of(rank.look().without_light()) == 4
+    assert period_of(rank.look().without_light) == 4
 
 
 def test_what_does_not_repeat_three_times_has_no_period() -> None:

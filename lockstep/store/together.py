@@ -1,0 +1,193 @@
+"""Several readers side by side: what they ask alike, the store is asked once for all of them.
+
+The embedded engine takes 5 to 40 ms to plan a statement, however few rows it is about, so ten jobs that each ask the
+same twenty questions would keep a core busy with planning alone. Readers run in threads, one at a time: each goes on
+until it asks something, and when all of them wait, equal statements are put together.
+
+A statement can be put together when it says where the number of the reader goes: what stands in `/*` `*/` is part of
+it for many and a comment for one, and each part that reads rows of a job names them by `WHOSE`. Parameters in which
+readers differ become arrays, lists are joined, and the answer is taken apart by its first column. Statements about
+hosts (`OF_HOSTS`) that differ in nothing else are put together as well, and taken apart by the hosts.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import chain, pairwise
+from queue import SimpleQueue
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lockstep.store.store import Parameters, Store
+
+WHOSE = "job = {job:String} AND attempt = {attempt:UInt16}"
+OF_HOSTS = r"host IN (SELECT arrayJoin(splitByChar('\n', {hosts:String})))"  # no host has a line break in its name
+_WHOSE_OF_MANY = (
+    "job IN {job:Array(String)} AND (indexOf({job:Array(String)}, job) AS ask) > 0 AND attempt = {attempt:UInt16}"
+)
+_FOR_MANY = re.compile(r"/\*(.*?)\*/")
+_PARAMETER = re.compile(r"\{(\w+):(\w+(?:\(\w+\))?)\}")
+# Rows are found by their time in the index, for which the bound has to be a constant.
+_SINCE = re.compile(r"([\w.]+) >= (\{(\w+):Int64\}(?: - (?:\d+|\{\w+:Int64\}))?)(?! - )")
+_MOST_AT_ONCE = 64  # readers of one statement: bounds what is in memory
+
+Made = TypeVar("Made")
+_Answer: TypeAlias = "pa.Table | BaseException"
+
+
+@dataclass(frozen=True)
+class _Question:
+    sql: str
+    parameters: Parameters
+
+
+class _Reader(Store):
+    """A store whose questions go to whoever runs all readers."""
+
+    def __init__(self, store: Store, said: "SimpleQueue[_Question | None]") -> None:
+        self.address, self.database = store.address, store.database
+        self._said = said
+        self._heard: SimpleQueue[_Answer] = SimpleQueue()
+
+    def query(self, sql: str, parameters: Parameters | None = None) -> pa.Table:
+        self._said.put(_Question(sql, parameters or {}))
+        answer = self._heard.get()
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    def run(self, work: Callable[[Store], Made]) -> Made:
+        try:
+            return work(self)
+        finally:
+            self._said.put(None)
+
+    def hear(self, answer: _Answer) -> _Question | None:
+        """Go on with an answer; returns what is asked next, None at the end."""
+        self._heard.put(answer)
+        return self._said.get()
+
+
+def read_together(store: Store, works: Sequence[Callable[[Store], Made]]) -> "list[Future[Made]]":
+    """Return what each of some works returns, or raises, that only read from the store they are given."""
+    said: SimpleQueue[_Question | None] = SimpleQueue()
+    readers = [_Reader(store, said) for _ in works]
+    asked: dict[int, _Question] = {}
+    with ThreadPoolExecutor(max(len(works), 1), "reader") as pool:
+        made = []
+        for number, (reader, work) in enumerate(zip(readers, works, strict=True)):
+            made.append(pool.submit(reader.run, work))
+            _note(asked, number, said.get())
+        while asked:
+            answers = _answer(store, asked)
+            asked = {}
+            for number, answer in answers.items():
+                _note(asked, number, readers[number].hear(answer))
+    return made
+
+
+def _note(asked: dict[int, _Question], number: int, question: _Question | None) -> None:
+    if question:
+        asked[number] = question
+
+
+def _answer(store: Store, asked: Mapping[int, _Question]) -> dict[int, _Answer]:
+    """Return an answer, or why there is none, for each reader."""
+    answers: dict[int, _Answer] = {}
+    for numbers in _group(asked):
+        questions = [asked[number] for number in numbers]
+        try:
+            answers |= dict(zip(numbers, _ask(store, questions), strict=True))
+        except BaseException as error:  # noqa: BLE001  # else readers would wait for ever; each of them raises it
+            answers |= dict.fromkeys(numbers, error)
+    return answers
+
+
+def _group(asked: Mapping[int, _Question]) -> list[list[int]]:
+    """Return the readers whose questions can be put together; of two attempts of a job each is in another group."""
+    groups: dict[tuple[Any, ...], list[int]] = defaultdict(list)
+    for number, question in asked.items():
+        parameters = question.parameters
+        if _FOR_MANY.search(question.sql):
+            key: tuple[Any, ...] = (question.sql, parameters.get("attempt"))
+        elif (
+            OF_HOSTS in question.sql
+            and question.sql.split(",")[0].split()[:2] == ["SELECT", "host"]
+            and "{job:" not in question.sql
+        ):
+            names = {name for name, _ in _PARAMETER.findall(question.sql)} - {"hosts"}
+            key = (question.sql, *((name, parameters[name]) for name in sorted(names)))
+        else:
+            key = (question.sql, number)
+        groups[key].append(number)
+    return [
+        numbers[first : first + _MOST_AT_ONCE]
+        for numbers in groups.values()
+        for first in range(0, len(numbers), _MOST_AT_ONCE)
+    ]
+
+
+def _ask(store: Store, questions: Sequence[_Question]) -> Iterable[pa.Table]:
+    sql, parameters = questions[0].sql, [question.parameters for question in questions]
+    if len(questions) == 1:
+        return [store.query(sql, parameters[0])]
+    if _FOR_MANY.search(sql):
+        return _split(store.query(*for_many(sql, parameters)), len(questions))
+    hosts = [each["hosts"].split("\n") for each in parameters]
+    rows = store.query(sql, {**parameters[0], "hosts": "\n".join(sorted(set().union(*hosts)))})
+    return [rows.filter(pc.is_in(rows.column(0), pa.array(each, rows.schema.types[0]))) for each in hosts]
+
+
+def for_many(sql: str, parameters: Sequence[Parameters]) -> tuple[str, dict[str, Any]]:
+    """Return a statement for all of some readers, whose rows begin with the number of the reader, from 1 on.
+
+    >>> one = f"SELECT /*ask,*/ max(n) FROM op_stats WHERE {WHOSE} AND ts_ns >= {{start:Int64}} /*GROUP BY ask*/"
+    >>> sql, asked = for_many(one, [{"job": "a", "attempt": 1, "start": 5}, {"job": "b", "attempt": 1, "start": 7}])
+    >>> sql[sql.index("AND ts_ns"):]
+    'AND ts_ns >= {start:Array(Int64)}[ask] AND ts_ns >= {least_start:Int64} GROUP BY ask'
+    >>> asked["start"], asked["least_start"]
+    ([5, 7], 5)
+    """
+    names = {name for name, _ in _PARAMETER.findall(sql)}
+    values = {name: [each[name] for each in parameters] for name in names}
+    lists = {name for name, each in values.items() if isinstance(each[0], list)}
+    apart = {
+        name for name, each in values.items() if name == "job" or any(value != each[0] for value in each)
+    } - lists
+    asked = {name: each if name in apart else each[0] for name, each in values.items()}
+    asked |= {name: list(chain.from_iterable(values[name])) for name in lists}
+    many = _FOR_MANY.sub(r"\1", sql).replace(WHOSE, _WHOSE_OF_MANY)
+    many = _SINCE.sub(lambda found: _bound(found, apart, values, asked), many)
+
+    def as_array(found: re.Match[str]) -> str:
+        name, kind = found.groups()
+        return f"{{{name}:Array({kind})}}[ask]" if name in apart and "(" not in kind else found.group()
+
+    return _PARAMETER.sub(as_array, many), asked
+
+
+def _bound(found: "re.Match[str]", apart: set[str], values: Mapping[str, list[Any]], asked: dict[str, Any]) -> str:
+    """Return a comparison with a moment, and one with the earliest of all readers beside it."""
+    column, moment, name = found.groups()
+    less = next((each for each, _ in _PARAMETER.findall(moment) if each != name), None)
+    if name not in apart and less not in apart:
+        return found.group()
+    since = [start - (values[less][number] if less else 0) for number, start in enumerate(values[name])]
+    least = f"least_{name}_{less}" if less else f"least_{name}"
+    asked[least] = min(since)
+    constant = moment[moment.index("}") + 1 :] if not less else ""
+    return f"{column} >= {moment} AND {column} >= {{{least}:Int64}}{constant}"
+
+
+def _split(rows: pa.Table, readers: int) -> list[pa.Table]:
+    """Return the rows of each reader, without the column of its number."""
+    number = np.asarray(rows.column(0).combine_chunks()).astype(np.int64)
+    order = np.argsort(number, kind="stable")
+    bounds = np.searchsorted(number[order], np.arange(1, readers + 2))
+    rest = rows.drop_columns([rows.column_names[0]]).take(pa.array(order))
+    return [rest.slice(begin, end - begin) for begin, end in pairwise(bounds.tolist())]
