@@ -22,7 +22,7 @@ from lockstep.errors import LockstepError
 from lockstep.execution import OUT_OF_SERVICE, Execution
 from lockstep.state.decisions import list_isolated
 from lockstep.state.documents import read_document
-from lockstep.state.incidents import Change, get_incident, open_incidents
+from lockstep.state.incidents import Analysis, Change, get_incident, open_incidents, read_analysis
 from lockstep.verdict import Incident
 
 _log = structlog.get_logger("metrics")
@@ -48,6 +48,7 @@ class _Snapshot:
     by_job: Tally[str] = field(default_factory=Tally)
     step_s: dict[str, float] = field(default_factory=dict)
     nodes_out: int | None = None
+    analysis: Analysis | None = None
     queue: QueueFigures = field(default_factory=QueueFigures)
     failed: tuple[str, ...] = ()
 
@@ -105,9 +106,17 @@ class SystemMetrics(Collector):
         steps = (((job,), seconds) for job, seconds in sorted(snapshot.step_s.items()))
         yield _gauge("lockstep_job_step_seconds", "Median training step of the last minutes", ["job"], steps)
         yield _gauge("lockstep_nodes_out", "Nodes that we took out of service", [], _alone(snapshot.nodes_out))
+        yield from self._of_analysis(snapshot.analysis)
         yield from _of_queue(snapshot.queue)
         unread = [((source,), float(source in snapshot.failed)) for source in ("control", "store")]
         yield _gauge("lockstep_metrics_unread", "1 where gauges are missing because it was away", ["source"], unread)
+
+    def _of_analysis(self, analysis: Analysis | None) -> Iterator[GaugeMetricFamily]:
+        now_ns = self._parts.clock.now_ns()
+        behind_s = max(now_ns - analysis.until_ns, 0) / NS_PER_S if analysis else None
+        yield _gauge("lockstep_analysis_behind_seconds", "Since what was judged last", [], _alone(behind_s))
+        skipped = analysis.skipped if analysis else None
+        yield _gauge("lockstep_analysis_skipped", "Evaluations left out because it was behind", [], _alone(skipped))
 
     def _count_incident(self, incident: Incident) -> None:
         self._verdicts.labels(incident.verdict.fault_class).inc()
@@ -144,6 +153,7 @@ class SystemMetrics(Collector):
             by_class=Tally(incident.verdict.fault_class for incident in incidents),
             by_job=Tally(dict(by_job.most_common(settings.api.metrics_jobs))),
             nodes_out=sum(each.state in OUT_OF_SERVICE for each in list_isolated(control)),
+            analysis=read_analysis(control),
             queue=read_queue(settings.alerts, control, self._parts.clock.now_ns()),
         )
 

@@ -9,9 +9,11 @@ from api.ingest.gateway import Gateway
 from lockstep.clock import NS_PER_S, Clock
 from lockstep.config import Settings
 from lockstep.state.database import ControlDatabase
+from lockstep.state.incidents import read_analysis
 from lockstep.store.migrations import Layout
 from lockstep.store.store import Store
 from lockstep.topology import Topology
+from lockstep.words import analysis_words
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,11 @@ class Parts:
     topology: Topology | None = None
     notice: str = field(default="")  # a sentence for the first page, such as that this is a demo
     delivered: DeliveryCounts = field(default_factory=DeliveryCounts)  # by the alerts of this process
+
+    def analysis(self) -> str:
+        """Return how far behind the analysis is, as a sentence; empty where it keeps up."""
+        known = read_analysis(self.control)
+        return analysis_words(known.until_ns if known else None, self.clock.now_ns())
 
     def second_ns(self) -> int:
         """Return when this second ends: all who ask within it ask the same, and miss nothing that is there."""

@@ -66,6 +66,7 @@ def picture_overview(overview: Overview) -> RenderableType:
     head = f"Lockstep {overview.version} at {overview.server}, {rfc3339(overview.at_ns)}"
     return Group(
         Text(head, style="bold"),
+        *([Text(overview.analysis, style="bold red")] if overview.analysis else []),
         _section(f"Incidents, {len(overview.incidents)} open", _picture_incidents(overview)),
         _section(f"Decisions, {len(overview.waiting)} approvals pending", _picture_waiting(overview)),
         _section(f"Jobs, {len(overview.jobs)} running", _picture_jobs(overview.jobs)),

@@ -146,6 +146,7 @@ def render(
         title=title,
         notice=parts.notice,
         trouble=parts.gateway.trouble,
+        behind=parts.analysis(),
         now_ns=parts.clock.now_ns(),
         curls=[curl_of(base, each, is_open) for each in calls],
         **values,

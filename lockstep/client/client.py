@@ -118,6 +118,10 @@ class Client:
         """Return the release of the server."""
         return str(self.server.get("/version").get("version", ""))
 
+    def analysis(self) -> str:
+        """Return how far behind the server's analysis is, as a sentence; empty where it keeps up."""
+        return str(self.server.get("/readyz").get("analysis", ""))
+
     def items(self, path: str, query: Query | None = None) -> Iterator[Json]:
         """Yield every item of a list of the API, over all its pages: `client.items("/api/v1/parts")`."""
         cursor: str | None = None

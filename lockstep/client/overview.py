@@ -39,6 +39,7 @@ class Overview(Frozen):
     server: str
     version: str
     at_ns: int
+    analysis: str = Field("", description="how far behind the analysis is, where it is")
     jobs: tuple[JobTrend, ...] = ()
     incidents: tuple[Incident, ...] = ()
     waiting: tuple[Decision, ...] = Field((), description="decisions that wait for a person's word")
@@ -56,6 +57,7 @@ def read_overview(client: Client, now_ns: int) -> Overview:
         server=client.server.url,
         version=client.version(),
         at_ns=now_ns,
+        analysis=client.analysis(),
         jobs=tuple(_read_trend(client, job, incidents) for job in choose_jobs(_read_jobs(client))),
         incidents=incidents,
         waiting=tuple(_read_waiting(client, incidents, now_ns)),

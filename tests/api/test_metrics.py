@@ -1,5 +1,6 @@
 """What Prometheus reads: named as it asks for, bounded in number, and gone when a job is."""
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from lockstep.records import Step
 from lockstep.sections import ApiSettings
 from lockstep.state.decisions import save_decisions
 from lockstep.state.deliveries import Outgoing, save_round
-from lockstep.state.incidents import Change, save_incidents
+from lockstep.state.incidents import Analysis, Change, note_analysis, save_incidents
 from lockstep.state.leases import take_lease
 from lockstep.store.store import Store
 from lockstep.verdict import Incident
@@ -98,6 +99,18 @@ def test_open_incidents_are_counted_by_class_and_by_job(metrics: SystemMetrics, 
     series = series_of(SystemMetrics(api.parts))  # another has just read, and keeps what it read for a while
     assert series["lockstep_incidents_open", "comm_slow"] == 3
     assert (series["lockstep_job_incidents", "train"], series["lockstep_job_incidents", "other"]) == (2, 1)
+
+
+def test_analysis_that_is_behind_says_so_in_metrics_in_the_api_and_on_pages(api: Api) -> None:
+    assert api.get("/readyz").json() == {"ready": True}
+    assert "lockstep_analysis_behind_seconds" not in {name for name, _ in series_of(SystemMetrics(api.parts))}
+    for behind_s, is_said in ((3, False), (42, True)):
+        note_analysis(api.parts.control, Analysis(api.parts.clock.now_ns() - behind_s * NS_PER_S, skipped=7))
+        series = series_of(SystemMetrics(api.parts))
+        assert series["lockstep_analysis_behind_seconds", ""] == pytest.approx(behind_s, abs=2)
+        assert series["lockstep_analysis_skipped", ""] == 7
+        assert ("analysis" in api.get("/readyz").json()) is is_said
+        assert bool(re.search("analysis 4. s behind", api.get("/", headers={"Accept": "text/html"}).text)) is is_said
 
 
 def steps(job: str, now_ns: int, *seconds: float) -> Iterator[Step]:

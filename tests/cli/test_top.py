@@ -135,14 +135,15 @@ def test_what_was_known_stays_while_the_server_is_away() -> None:
 
         def do_GET(self) -> None:
             Handler.answers += 1
-            self.send_response(200 if Handler.answers <= 5 else 502)
+            self.send_response(200 if Handler.answers <= 6 else 502)
             self.end_headers()
-            self.wfile.write(json.dumps({"version": "9.9"} | EMPTY).encode())
+            self.wfile.write(json.dumps({"version": "9.9", "analysis": "analysis 42 s behind"} | EMPTY).encode())
 
     with serving(Handler) as url:
         pictures, _ = watched(url, lambda text: "answered 502" in text)
 
     assert "Lockstep 9.9" in pictures[-1]
+    assert "analysis 42 s behind" in pictures[-1]
     assert "what follows is what was known before" in pictures[-1]
 
 
