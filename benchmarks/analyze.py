@@ -40,6 +40,7 @@ from benchmarks.analyze_window import (
     write_dumps,
 )
 from benchmarks.figures import Figure, Note, clocked, in_own_process, peak_mb
+from benchmarks.small_jobs import small_job_figures
 from lockstep.clock import NS_PER_S
 from lockstep.store.migrations import Layout, migrate
 from lockstep.store.store import Store, open_store
@@ -235,6 +236,7 @@ _EROICA = "EROICA reports 7 minutes"
 _PEER_SIZES = (64, 256, 1_024)  # theirs takes minutes beyond
 _DUMPS_GOAL_S = 1.0  # at 1,024 ranks; published analysers take 5 s and more
 _CORE_SIZES = (65_536, _MILLION)
+_FEW_JOBS, _MANY_JOBS = 4, 50
 _GROWTH_FROM = 4_096  # below, what every window costs hides how costs grow
 _LINEAR = (1.25, 1.05)  # exponent of the growth: with a logarithm from sorting, and almost without
 
@@ -246,6 +248,8 @@ def measure(quick: bool, note: Note) -> tuple[Figure, ...]:
     sizes = _SIZES[:1] if quick else _SIZES
     slow = [_noted(note, Scene(ranks, SLOW)) for ranks in sizes]
     others = [] if quick else [_noted(note, scene) for scene in _other_scenes()]
+    note("many small jobs, and a capture of a minute")
+    small = small_job_figures(_FEW_JOBS if quick else _MANY_JOBS)
     pairs, core = [], []
     for ranks in _PEER_SIZES[:1] if quick else _PEER_SIZES:
         note(f"flight-recorder dumps of {ranks:,} ranks, one of which never comes")
@@ -257,6 +261,7 @@ def measure(quick: bool, note: Note) -> tuple[Figure, ...]:
     return (
         *(figure for cost in [*slow, *million] for figure in _speed(cost)),
         *_growth(slow),
+        *small,
         _right([*slow, *others]),
         *(figure for costs in core for figure in _core(costs)),
         *(figure for ours, theirs in pairs for figure in _beside(ours, theirs)),

@@ -1,0 +1,200 @@
+"""What the analyzer takes for many small jobs, and for one finished capture; and where that time goes.
+
+A job of eight ranks is simulated once and repeated under other names and hosts, each copy with the same numbers of
+communicators. A service follows all of them as it would live, with an evaluation of each every two seconds. CPU is
+counted, so that neighbours on the machine count little; they do share its caches.
+"""
+
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from clickhouse_connect.driver.client import Client
+
+from analyzer.diagnosis import diagnose
+from analyzer.pipeline import FollowOptions
+from analyzer.service import AnalyzerService, ServiceOptions
+from analyzer.windows.window import EvaluationOptions
+from benchmarks.figures import Figure, clocked, in_own_process
+from lockstep.clock import NS_PER_S
+from lockstep.state.database import open_control
+from lockstep.state.leases import take_lease
+from lockstep.store.engine import Embedded, EmbeddedEngine
+from lockstep.store.migrations import Layout, migrate
+from lockstep.store.store import Store
+from lockstep.tables import TABLE_BY_NAME
+from lockstep.topology import TopologyIndex
+from simulator.faults import parse_fault
+from simulator.rows import Identity
+from simulator.scenario import ClusterShape, JobShape, Scenario, build_topology
+from simulator.simulation import Simulation
+from simulator.telemetry import SimulatedTelemetry
+
+_START_NS = 1_700_000_000 * NS_PER_S
+_SECONDS, _LEARNT_S, _HOP_S = 40, 30, 2
+_ENGINE_BYTES = 4 << 30
+_FLOOR, _GOAL = 50, 200  # jobs
+_CAPTURE_FLOOR_S, _CAPTURE_GOAL_S = 5.0, 2.0
+_SLOW_NIC = "nic:h3/eth3"
+_SEED = 1
+
+
+class TimedStore(Store):
+    """An embedded store that counts the CPU seconds of its engine, and of reading its answers."""
+
+    def __init__(self, folder: Path) -> None:
+        address = Embedded(folder)
+        engine = EmbeddedEngine(address, _ENGINE_BYTES)
+        super().__init__(address, engine.open_client, engine)
+        self.engine_s = self.select_s = 0.0
+        self.statements = 0
+
+    def _take(self) -> Client:
+        client = super()._take()
+        if "raw_query" not in vars(client):
+            client.raw_query = self._timed(client.raw_query)
+        return client
+
+    def _timed(self, query: Callable[..., bytes]) -> Callable[..., bytes]:
+        def timed(*given: Any, **named: Any) -> bytes:  # Any: whatever the driver takes
+            begin = time.process_time()
+            try:
+                return query(*given, **named)
+            finally:
+                self.engine_s += time.process_time() - begin
+                self.statements += 1
+
+        return timed
+
+    def _select(self, *given: Any, **named: Any) -> pa.Table:
+        begin = time.process_time()
+        try:
+            return super()._select(*given, **named)
+        finally:
+            self.select_s += time.process_time() - begin
+
+
+@dataclass(frozen=True)
+class Spent:
+    """CPU seconds, and what of them was the engine's and Arrow's; the rest is numpy and Python."""
+
+    cpu_s: float
+    engine_s: float
+    arrow_s: float
+    statements: int
+    evaluations: int
+    named: tuple[str, ...]
+
+    @property
+    def words(self) -> str:
+        engine, arrow = self.engine_s / self.cpu_s, self.arrow_s / self.cpu_s
+        shares = f"engine {engine:.0%}, Arrow {arrow:.0%}, numpy and Python {1 - engine - arrow:.0%}"
+        return f"{shares}; {self.statements} statements for {self.evaluations} evaluations"
+
+
+def measure_jobs(jobs: int) -> Spent:
+    """Follow so many jobs for some hops, after half a minute in which their steps are learnt."""
+    with tempfile.TemporaryDirectory(prefix="lockstep-jobs-") as folder:
+        in_own_process(_fill, Path(folder) / "store", jobs)
+        return in_own_process(_follow, Path(folder))
+
+
+def measure_capture() -> Spent:
+    """Diagnose a minute of 64 ranks in which a NIC becomes slow."""
+    return in_own_process(_diagnose)
+
+
+def small_job_figures(jobs: int) -> tuple[Figure, Figure]:
+    """Return both figures."""
+    spent, capture = measure_jobs(jobs), measure_capture()
+    fit = _HOP_S * spent.evaluations / spent.cpu_s
+    beside = f"{1e3 * spent.cpu_s / spent.evaluations:.0f} ms an evaluation, {jobs} jobs followed; {spent.words}"
+    beside += f"; FALSE: {', '.join(spent.named)}" if spent.named else ""
+    said = f"says {', '.join(capture.named) or 'nothing'}; {capture.words}"
+    return (
+        Figure("jobs of 8 ranks on one core, 2 s hop", fit, "jobs", _FLOOR, _GOAL, True, beside),
+        Figure("diagnose, 64 ranks, 60 s", capture.cpu_s, "CPU s", _CAPTURE_FLOOR_S, _CAPTURE_GOAL_S, False, said),
+    )
+
+
+def _simulate(hosts: int, gpus: int, seconds: int, *faults: str) -> tuple[dict[str, pa.Table], Scenario]:
+    cluster = ClusterShape(
+        hosts=hosts,
+        gpus_per_host=gpus,
+        nics_per_host=gpus,
+        hosts_per_leaf=max(hosts // 2, 1),
+        spines=2,
+        nic_gbps=200.0,
+    )
+    scenario = Scenario(
+        name="bench",
+        summary="a small job",
+        duration_s=seconds,
+        cluster=cluster,
+        job=JobShape(compute_ms=300.0, allreduce_mb=(256, 256)),
+        timeline=tuple(parse_fault(fault) for fault in faults),
+    )
+    telemetry = SimulatedTelemetry(Simulation(scenario, _SEED), Identity("bench", _START_NS), heartbeats=True)
+    parts: dict[str, list[pa.Table]] = {}
+    for second in range(1, seconds + 1):
+        for name, rows in telemetry.advance(_START_NS + second * NS_PER_S).items():
+            parts.setdefault(name, []).append(rows)
+    return {name: pa.concat_tables(rows) for name, rows in parts.items()}, scenario
+
+
+def _fill(folder: Path, jobs: int) -> None:
+    tables, _ = _simulate(2, 4, _SECONDS)
+    with TimedStore(folder) as store:
+        migrate(store, Layout(store.database), _START_NS)
+        for name, rows in tables.items():
+            if "host" in rows.column_names:
+                copies = pa.concat_tables([_renamed(rows, number) for number in range(jobs)])
+                store.insert(TABLE_BY_NAME[name], copies, name)
+
+
+def _renamed(rows: pa.Table, number: int) -> pa.Table:
+    """Return the rows as those of another job on other hosts."""
+    hosts = pc.binary_join_element_wise(f"job{number}", rows["host"].cast(pa.string()), "-")
+    names = {"host": hosts, "job": pa.array([f"job{number}"] * rows.num_rows)}
+    for name in names.keys() & set(rows.column_names):
+        field = rows.schema.field(name)
+        rows = rows.set_column(rows.column_names.index(name), field, names[name].cast(field.type))
+    return rows
+
+
+def _follow(folder: Path) -> Spent:
+    named: list[str] = []
+    with TimedStore(folder / "store") as store, open_control(f"sqlite:///{folder / 'control.db'}") as control:
+        options = ServiceOptions(follow=FollowOptions(evaluations=EvaluationOptions(hop_ns=_HOP_S * NS_PER_S)))
+        service = AnalyzerService(store, control, None, options, lambda told: named.append(told.verdict.component))
+        lease = take_lease(control, "analyzer", "bench", 3_600 * NS_PER_S, _START_NS)
+        assert lease is not None
+        service.run_once(lease, _START_NS + _LEARNT_S * NS_PER_S)
+        store.engine_s = store.select_s = store.statements = 0
+
+        def follow() -> int:
+            hops = range(_LEARNT_S + _HOP_S, _SECONDS + 1, _HOP_S)
+            return sum(service.run_once(lease, _START_NS + second * NS_PER_S) for second in hops)
+
+        evaluations, _, cpu_s = clocked(follow)
+    return _spent(store, cpu_s, evaluations, named)
+
+
+def _diagnose() -> Spent:
+    tables, scenario = _simulate(8, 8, 60, f"at 20 s fail {_SLOW_NIC} to 50 %")
+    topology = TopologyIndex(build_topology(scenario.cluster))
+    with tempfile.TemporaryDirectory(prefix="lockstep-capture-") as folder, TimedStore(Path(folder)) as store:
+        migrate(store, Layout(store.database), _START_NS)
+        for name, rows in tables.items():
+            store.insert(TABLE_BY_NAME[name], rows, name)
+        incidents, _, cpu_s = clocked(lambda: diagnose(store, topology, FollowOptions()))
+    return _spent(store, cpu_s, 60 // _HOP_S, [incident.verdict.component for incident in incidents])
+
+
+def _spent(store: TimedStore, cpu_s: float, evaluations: int, named: list[str]) -> Spent:
+    return Spent(cpu_s, store.engine_s, store.select_s - store.engine_s, store.statements, evaluations, tuple(named))
