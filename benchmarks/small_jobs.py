@@ -8,13 +8,13 @@ counted, so that neighbours on the machine count little; they do share its cache
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from clickhouse_connect.driver.client import Client
 
 from analyzer.diagnosis import diagnose
 from analyzer.pipeline import FollowOptions
@@ -50,14 +50,12 @@ class TimedStore(Store):
     def __init__(self, folder: Path) -> None:
         address = Embedded(folder)
         engine = EmbeddedEngine(address, _ENGINE_BYTES)
-        super().__init__(address, engine.open_client, engine)
+        super().__init__(address, lambda: self._watched(engine.open_client()), engine)
         self.engine_s = self.select_s = 0.0
         self.statements = 0
 
-    def _take(self) -> Client:
-        client = super()._take()
-        if "raw_query" not in vars(client):
-            client.raw_query = self._timed(client.raw_query)
+    def _watched(self, client: Any) -> Any:  # Any: the driver is the store's own affair
+        client.raw_query = self._timed(client.raw_query)
         return client
 
     def _timed(self, query: Callable[..., bytes]) -> Callable[..., bytes]:
@@ -149,7 +147,7 @@ def _simulate(hosts: int, gpus: int, seconds: int, *faults: str) -> tuple[dict[s
 
 def _fill(folder: Path, jobs: int) -> None:
     tables, _ = _simulate(2, 4, _SECONDS)
-    with TimedStore(folder) as store:
+    with closing(TimedStore(folder)) as store:
         migrate(store, Layout(store.database), _START_NS)
         for name, rows in tables.items():
             if "host" in rows.column_names:
@@ -169,13 +167,16 @@ def _renamed(rows: pa.Table, number: int) -> pa.Table:
 
 def _follow(folder: Path) -> Spent:
     named: list[str] = []
-    with TimedStore(folder / "store") as store, open_control(f"sqlite:///{folder / 'control.db'}") as control:
+    with (
+        closing(TimedStore(folder / "store")) as store,
+        open_control(f"sqlite:///{folder / 'control.db'}") as control,
+    ):
         options = ServiceOptions(follow=FollowOptions(evaluations=EvaluationOptions(hop_ns=_HOP_S * NS_PER_S)))
         service = AnalyzerService(store, control, None, options, lambda told: named.append(told.verdict.component))
         lease = take_lease(control, "analyzer", "bench", 3_600 * NS_PER_S, _START_NS)
         assert lease is not None
         service.run_once(lease, _START_NS + _LEARNT_S * NS_PER_S)
-        store.engine_s = store.select_s = store.statements = 0
+        store.engine_s, store.select_s, store.statements = 0.0, 0.0, 0
 
         def follow() -> int:
             hops = range(_LEARNT_S + _HOP_S, _SECONDS + 1, _HOP_S)
@@ -188,7 +189,10 @@ def _follow(folder: Path) -> Spent:
 def _diagnose() -> Spent:
     tables, scenario = _simulate(8, 8, 60, f"at 20 s fail {_SLOW_NIC} to 50 %")
     topology = TopologyIndex(build_topology(scenario.cluster))
-    with tempfile.TemporaryDirectory(prefix="lockstep-capture-") as folder, TimedStore(Path(folder)) as store:
+    with (
+        tempfile.TemporaryDirectory(prefix="lockstep-capture-") as folder,
+        closing(TimedStore(Path(folder))) as store,
+    ):
         migrate(store, Layout(store.database), _START_NS)
         for name, rows in tables.items():
             store.insert(TABLE_BY_NAME[name], rows, name)
