@@ -37,7 +37,7 @@ _log = structlog.get_logger("analyzer")
 # One process holds the embedded store and does everything else too; beyond this a server carries the reduction.
 EMBEDDED_RANKS = 512
 _LOOKBACK_NS = 120 * NS_PER_S  # how far a fresh analyzer goes back to learn what is usual
-_MOST_BEHIND_NS = 30 * NS_PER_S  # what is due of a job; further back, being heard in time is worth more
+_MOST_BEHIND_NS = 30 * NS_PER_S  # what is due of a job; further back, being reports in time is worth more
 _PAUSE_HOPS = 5  # between two runs: longer, and we were stopped, or too slow
 
 Announce = Callable[[Incident], None]
@@ -61,7 +61,7 @@ class _Job:
 
 
 @dataclass
-class _Turn:
+class _Backlog:
     """What is due of a job, and who takes part in it."""
 
     job: _Job
@@ -115,11 +115,11 @@ class AnalyzerService:
             self._take_over(lease.generation)
         self._note_pause(now_ns)
         spans = {(span.job, span.attempt): span for span in find_jobs(self._store, now_ns - _LOOKBACK_NS)}
-        turns = [turn for turn in self._plan(spans, now_ns) if turn.due]
+        backlogs = [backlog for backlog in self._plan(spans, now_ns) if backlog.due]
         evaluations, failed = 0, list[Exception]()
-        while turns:
-            evaluations += self._evaluate(turns, lease, failed)
-            turns = [turn for turn in turns if turn.due]
+        while backlogs:
+            evaluations += self._evaluate(backlogs, lease, failed)
+            backlogs = [backlog for backlog in backlogs if backlog.due]
         self._close_ended([key for key in self._jobs if key not in spans], lease, now_ns)
         if failed:
             raise failed[0]
@@ -140,7 +140,7 @@ class AnalyzerService:
             self._attentive_since_ns = now_ns
         self._ran_ns = now_ns
 
-    def _plan(self, spans: Mapping[_JobKey, JobSpan], now_ns: int) -> list[_Turn]:
+    def _plan(self, spans: Mapping[_JobKey, JobSpan], now_ns: int) -> list[_Backlog]:
         """Return what is due of each job, and who takes part in it."""
 
         def read_who(store: Store, span: JobSpan) -> tuple[Roster, dict[str, HostReport]]:
@@ -152,7 +152,7 @@ class AnalyzerService:
 
     def _plan_job(
         self, key: _JobKey, span: JobSpan, roster: Roster, known: dict[str, HostReport], now_ns: int
-    ) -> _Turn:
+    ) -> _Backlog:
         if key not in self._jobs:
             self._jobs[key] = self._meet(span)
             if roster.ranks > EMBEDDED_RANKS and isinstance(self._store.address, Embedded):
@@ -166,16 +166,16 @@ class AnalyzerService:
         # A host that never reported gets as long as others, from the job's first row; none is silent because we were
         # away or behind.
         missing = HostReport(watermark_ns=0, last_seen_ns=max(span.first_ns, self._attentive_since_ns))
-        heard = {
+        reports = {
             host: replace(report, last_seen_ns=max(report.last_seen_ns, self._attentive_since_ns))
             for host, report in known.items()
         }
-        due = self._find_due(job.done_until_ns, roster, dict.fromkeys(roster.hosts, missing) | heard, now_ns)
+        due = self._find_due(job.done_until_ns, roster, dict.fromkeys(roster.hosts, missing) | reports, now_ns)
         if not is_new and due and due[-1][0] - job.done_until_ns > _MOST_BEHIND_NS:
             self.skipped += len(due) - 1
             _log.warning("evaluations skipped, the analysis was behind", job=span.job, skipped=len(due) - 1)
             due = due[-1:]
-        return _Turn(job, span, roster, known, due)
+        return _Backlog(job, span, roster, known, due)
 
     def _find_due(
         self, done_until_ns: int, roster: Roster, reports: Mapping[str, HostReport], now_ns: int
@@ -189,47 +189,48 @@ class AnalyzerService:
             due.append((end_ns, closing.silent))
         return due
 
-    def _evaluate(self, turns: list[_Turn], lease: Lease, failed: list[Exception]) -> int:
+    def _evaluate(self, backlogs: list[_Backlog], lease: Lease, failed: list[Exception]) -> int:
         """Take the next evaluation of some jobs; one that fails comes again, and keeps no other from being saved."""
-        looks = []
-        for turn in turns:
-            window, silent = turn.take_next(self._options.follow.evaluations)
-            if turn.is_idle(window, silent, self._options.follow.analyzer.hangs):
-                turn.job.done_until_ns = window.end_ns
+        planned = []
+        for backlog in backlogs:
+            window, silent = backlog.take_next(self._options.follow.evaluations)
+            if backlog.is_idle(window, silent, self._options.follow.analyzer.hangs):
+                backlog.job.done_until_ns = window.end_ns
             else:
-                looks.append((turn, window, silent))
-        outcomes = read_together(self._store, [partial(self._look, look=look) for look in looks])
+                planned.append((backlog, window, silent))
+        outcomes = read_together(self._store, [partial(self._evaluate_one, plan=plan) for plan in planned])
         kept = []
-        for (turn, window, _), outcome in zip(looks, outcomes, strict=True):
+        for (backlog, window, _), outcome in zip(planned, outcomes, strict=True):
             try:
                 self._save(outcome.result().changed, lease)
                 add_detail_requests(self._control, *outcome.result().requests, now_ns=window.end_ns)
-                kept.append((turn, window, outcome.result()))
+                kept.append((backlog, window, outcome.result()))
             except Exception as error:  # noqa: BLE001  # raised when all have had their turn
                 failed.append(error)
-                turn.due = []
+                backlog.due = []
         self._keep(kept)
-        return len(looks)
+        return len(planned)
 
-    def _look(self, store: Store, look: tuple[_Turn, Window, frozenset[str]]) -> Outcome:
-        turn, window, silent = look
-        who = (turn.roster, silent, turn.reports, self._topology)
-        is_reported = window.end_ns <= turn.job.reported_until_ns
+    def _evaluate_one(self, store: Store, plan: tuple[_Backlog, Window, frozenset[str]]) -> Outcome:
+        backlog, window, silent = plan
+        who = (backlog.roster, silent, backlog.reports, self._topology)
+        is_reported = window.end_ns <= backlog.job.reported_until_ns
         return evaluate_window(
-            store, turn.span, window, turn.job.followed, who, self._options.follow, is_reported=is_reported
+            store, backlog.span, window, backlog.job.followed, who, self._options.follow, is_reported=is_reported
         )
 
-    def _keep(self, kept: list[tuple[_Turn, Window, Outcome]]) -> None:
+    def _keep(self, kept: list[tuple[_Backlog, Window, Outcome]]) -> None:
         """Store the steps that were found, and go on from there."""
         if not kept:
             return
-        ends = sorted(f"{turn.span.job}/{turn.span.attempt}/{window.end_ns}" for turn, window, _ in kept)
+        ends = sorted(f"{backlog.span.job}/{backlog.span.attempt}/{window.end_ns}" for backlog, window, _ in kept)
         token = "steps/" + hashlib.sha256("\n".join(ends).encode()).hexdigest()
         steps = pa.concat_tables([outcome.judgement.steps for *_, outcome in kept])
         self._store.insert(TABLE_BY_NAME["steps"], steps, token=token)
-        for turn, window, outcome in kept:
-            turn.job.followed = outcome.followed  # only now: had saving failed, the evaluation would be counted twice
-            turn.job.done_until_ns = window.end_ns
+        for backlog, window, outcome in kept:
+            # Only now: had saving failed, the evaluation would be counted twice.
+            backlog.job.followed = outcome.followed
+            backlog.job.done_until_ns = window.end_ns
 
     def _meet(self, span: JobSpan) -> _Job:
         past = [known for known in list_incidents(self._control, job=span.job) if known.attempt == span.attempt]

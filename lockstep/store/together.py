@@ -52,11 +52,11 @@ class _Reader(Store):
     def __init__(self, store: Store, said: "SimpleQueue[_Question | None]") -> None:
         self.address, self.database = store.address, store.database
         self._said = said
-        self._heard: SimpleQueue[_Answer] = SimpleQueue()
+        self._answers: SimpleQueue[_Answer] = SimpleQueue()
 
     def query(self, sql: str, parameters: Parameters | None = None) -> pa.Table:
         self._said.put(_Question(sql, parameters or {}))
-        answer = self._heard.get()
+        answer = self._answers.get()
         if isinstance(answer, BaseException):
             raise answer
         return answer
@@ -67,9 +67,9 @@ class _Reader(Store):
         finally:
             self._said.put(None)
 
-    def hear(self, answer: _Answer) -> _Question | None:
+    def resume(self, answer: _Answer) -> _Question | None:
         """Go on with an answer; returns what is asked next, None at the end."""
-        self._heard.put(answer)
+        self._answers.put(answer)
         return self._said.get()
 
 
@@ -87,7 +87,7 @@ def read_together(store: Store, works: Sequence[Callable[[Store], Made]]) -> "li
             answers = _answer(store, asked)
             asked = {}
             for number, answer in answers.items():
-                _note(asked, number, readers[number].hear(answer))
+                _note(asked, number, readers[number].resume(answer))
     return made
 
 
@@ -172,16 +172,16 @@ def for_many(sql: str, parameters: Sequence[Parameters]) -> tuple[str, dict[str,
 
 
 def _bound(found: "re.Match[str]", apart: set[str], values: Mapping[str, list[Any]], asked: dict[str, Any]) -> str:
-    """Return a comparison with a moment, and one with the earliest of all readers beside it."""
-    column, moment, name = found.groups()
-    less = next((each for each, _ in _PARAMETER.findall(moment) if each != name), None)
+    """Return a comparison with a time, and one with the earliest of all readers beside it."""
+    column, bound, name = found.groups()
+    less = next((each for each, _ in _PARAMETER.findall(bound) if each != name), None)
     if name not in apart and less not in apart:
         return found.group()
     since = [start - (values[less][number] if less else 0) for number, start in enumerate(values[name])]
     least = f"least_{name}_{less}" if less else f"least_{name}"
     asked[least] = min(since)
-    constant = moment[moment.index("}") + 1 :] if not less else ""
-    return f"{column} >= {moment} AND {column} >= {{{least}:Int64}}{constant}"
+    constant = bound[bound.index("}") + 1 :] if not less else ""
+    return f"{column} >= {bound} AND {column} >= {{{least}:Int64}}{constant}"
 
 
 def _split(rows: pa.Table, readers: int) -> list[pa.Table]:
