@@ -69,6 +69,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, cpu_s: float, named: str, gpu: str 
 
     monkeypatch.setattr(benchmarks.analyze, "measure_scene", judged)
     monkeypatch.setattr(benchmarks.analyze, "measure_dumps", compared)
+    monkeypatch.setattr(benchmarks.analyze, "small_job_figures", lambda jobs: ())
     monkeypatch.setattr(benchmarks.analyze, "in_own_process", lambda task, ranks, devices: core(ranks, *devices))
     monkeypatch.setattr(benchmarks.analyze, "find_device", lambda: gpu)
     return asked
