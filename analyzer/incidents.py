@@ -31,6 +31,7 @@ _KIN: dict[FaultClass, str] = {
 }
 
 
+_SLOW = ("pair", "straggler")
 _NAMES_NOBODY: frozenset[FaultClass] = frozenset({"global_slow", "telemetry_lost"})
 
 
@@ -137,6 +138,7 @@ def track(
         unjudged = JobState(tuple(_leave_unconfirmed(seen, context) for seen in state.sightings))
         return unjudged, unjudged.open
     matched, fresh = _match(state.sightings, [*outages, *(findings or ())])
+    fresh = [finding for finding in fresh if not finding.is_stale]
     if _is_settling(state.sightings, matched, context):
         fresh = [finding for finding in fresh if _KIN[finding.fault_class] in ("hang", "telemetry")]
     seen = [
@@ -147,6 +149,7 @@ def track(
         since_ns = context.fresh_ns if finding.since_ns is None else finding.since_ns
         seen.append(_see_again(Sighting(since_ns, findings={}, tally={}), [finding], options))
     is_found = [*map(bool, matched), *(True for _ in fresh)]
+    seen, is_found = _name_slowdown(seen, is_found, options)
     reported = [
         _report(one, context, progress, options) if found else _leave(one, context, progress, options)
         for one, found in zip(seen, is_found, strict=True)
@@ -155,6 +158,21 @@ def track(
     patience = {True: options.flap_evaluations, False: options.pending_evaluations}  # by whether it was reported
     kept = tuple(one for one in reported if one.is_open or one.absent <= patience[one.incident is not None])
     return JobState(kept), [incident for incident in changed if incident]
+
+
+def _name_slowdown(
+    seen: list[Sighting], is_found: list[bool], options: TrackingOptions
+) -> tuple[list[Sighting], list[bool]]:
+    """Return the sightings with a slowdown of all ranks joined to the part that turned out to make it."""
+    everybody = next((one for one in seen if one.is_open and one.best[0] == "global_slow"), None)
+    named = [one for one in seen if not one.incident and _KIN[one.best[0]] in _SLOW and _is_confirmed(one, options)]
+    if everybody is None or not named:
+        return seen, is_found
+    culprit = max(named, key=lambda one: one.confidence)
+    since_ns = min(culprit.since_ns, everybody.since_ns)
+    joined = replace(culprit, since_ns=since_ns, incident=everybody.incident, account=everybody.account)
+    kept = [(one, found) for one, found in zip(seen, is_found, strict=True) if one is not everybody]
+    return [joined if one is culprit else one for one, _ in kept], [found for _, found in kept]
 
 
 def close_all(state: JobState, now_ns: int, last_ns: int) -> tuple[JobState, list[Incident]]:
@@ -185,7 +203,7 @@ def _is_settling(sightings: Sequence[Sighting], matched: Sequence[list[Finding]]
     """
     return any(
         seen.incident is not None
-        and _KIN[seen.best[0]] != "telemetry"
+        and _KIN[seen.best[0]] not in ("telemetry", "global")  # a part explains what hit everybody
         and seen.incident.verdict.last_seen_ns > context.window.start_ns
         and (not found or _KIN[seen.best[0]] == "hang")
         for seen, found in zip(sightings, matched, strict=True)
@@ -221,6 +239,8 @@ def _name(finding: Finding) -> Name:
 
 def _see_again(known: Sighting, found: Sequence[Finding], options: TrackingOptions) -> Sighting:
     best = max(found, key=lambda finding: finding.likelihood)
+    if best.is_stale:
+        return known
     tally = {name: value * options.fade for name, value in known.tally.items()}
     tally[_name(best)] = tally.get(_name(best), 0.0) + best.likelihood
     return replace(

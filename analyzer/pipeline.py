@@ -28,7 +28,7 @@ from analyzer.steps.history import StepHistory
 from analyzer.steps.steps import GlobalOptions, StepMemory, StepOptions, StepReport, find_global, find_steps
 from analyzer.steps.traffic import Pace, read_operations, read_pace
 from analyzer.straggler.reading import read_straggler_facts
-from analyzer.straggler.stragglers import StragglerMemory, StragglerOptions, find_stragglers
+from analyzer.straggler.stragglers import StragglerMemory, StragglerOptions, find_stragglers, is_slower
 from analyzer.windows.jobs import JobSpan, Roster
 from analyzer.windows.outage import find_outages, name_outage
 from analyzer.windows.silence import HostReport
@@ -113,7 +113,8 @@ def judge(
     sampled_ns = judgement.matrix.told_since_ns if judgement.matrix else None
     begin_ns = min(context.window.start_ns, sampled_ns or context.window.start_ns)
     lasting = tuple(finding for finding in slower if finding.since_ns is None or finding.since_ns <= begin_ns)
-    return replace(judgement, findings=lasting or judgement.findings, is_unexplained=bool(slower)), memory
+    is_unexplained = bool(slower) or is_slower(memory.straggler, context, options.straggler)
+    return replace(judgement, findings=lasting or judgement.findings, is_unexplained=is_unexplained), memory
 
 
 def _judge_pace(

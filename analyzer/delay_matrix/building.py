@@ -139,6 +139,7 @@ def _wait_delays(waits: pa.Table, ends: Ends, mine: np.ndarray, absent_ns: np.nd
         raw_ns_per_byte=pair / size,
         is_net=follows,
         decides=np.zeros(rows.num_rows, bool),
+        is_new=np.ones(rows.num_rows, bool),
     )
 
 
@@ -150,6 +151,7 @@ class _Took:
     noise_ns: np.ndarray  # of that may be the hosts' doing
     times: np.ndarray  # transfers that were measured
     decides: np.ndarray  # whether both ends watched every step in this evaluation, by clocks that are good enough
+    is_new: np.ndarray  # whether any was measured since the evaluation before
 
 
 def _transit_delays(moved: pa.Table, ends: Ends, mine: np.ndarray, sort: _Sort, took: _Took) -> Delays:
@@ -174,6 +176,7 @@ def _transit_delays(moved: pa.Table, ends: Ends, mine: np.ndarray, sort: _Sort, 
         raw_ns_per_byte=ns_per_byte,
         is_net=np.zeros(rows.num_rows, bool),
         decides=took.decides[known],
+        is_new=took.is_new[known],
     )
 
 
@@ -182,13 +185,16 @@ def _took(sort: _Sort, rows: pa.Table, clocks: HostClocks, context: Context, opt
     errors = _clock_errors(rows, clocks, options)
     if sort == "lag":
         lag = as_floats(rows["transit_ns"]) - errors
-        return _Took(lag, options.step_noise_ns * steps, n, np.zeros(rows.num_rows, bool))
+        nowhere = np.zeros(rows.num_rows, bool)
+        return _Took(lag, options.step_noise_ns * steps, n, nowhere, ~nowhere)
     times = n / np.maximum(steps, 1.0)
     hiccups = np.where(times < options.few_operations, options.few_operations, 1)
     noise = options.step_noise_ns * hiccups + options.poll_ns * steps
-    is_new = rows["newest_ns"].to_numpy().astype(np.int64) >= context.window.start_ns
-    decides = is_new & (errors <= options.step_noise_ns) & (times >= options.few_operations)
-    return _Took(_busy_ns(rows, errors), noise, times, decides)
+    newest_ns = rows["newest_ns"].to_numpy().astype(np.int64)
+    decides = (
+        (newest_ns >= context.window.start_ns) & (errors <= options.step_noise_ns) & (times >= options.few_operations)
+    )
+    return _Took(_busy_ns(rows, errors), noise, times, decides, newest_ns >= context.fresh_ns)
 
 
 def _busy_ns(rows: pa.Table, errors: np.ndarray) -> np.ndarray:
@@ -248,7 +254,8 @@ def build_matrix(
     for delays, score in zip(measured.transits, scores[1:], strict=True):
         disputed = find_disputed(measured.waits, delays, score, options)
         scores = [replace(each, slow=each.slow & ~disputed) for each in scores]
-    return replace(_join(measured.ends, facts, scores, options), inner=inner), memory
+    is_stale = not any(delays.is_new.any() for delays in (measured.waits, *measured.transits)) and inner is None
+    return replace(_join(measured.ends, facts, scores, options), inner=inner, is_stale=is_stale), memory
 
 
 def _judge(
@@ -280,7 +287,7 @@ def find_starved(flushes: pa.Table, options: PairOptions) -> frozenset[str]:
 def _learn(memory: PairMemory, delays: Delays, score: Score) -> PairMemory:
     """Return the memory with this evaluation's usual delays; what looks slow is not usual."""
     exact = delays.ns_per_byte > np.where(delays.follows, delays.least, 0.0)  # else it is only known to be short
-    calm = ~score.wary[delays.index] & exact
+    calm = ~score.wary[delays.index] & exact & delays.is_new
     return memory.learn(delays.key[calm], np.log(np.maximum(delays.ns_per_byte, delays.least)[calm]))
 
 

@@ -10,7 +10,8 @@ so that what costs the job most counts most, and no pair is slow that needs no l
 pairs are unequal by nature (colliding paths, trees, experts) the past decides: the same ratio against the pair's own
 usual delays, divided by how much all others changed. Slow is what stands out both ways, by more than chance does: how
 far the ratio may be off follows from how much single operations differ, those of the pair or, where these happen to
-agree, those of all pairs. Channels of one operation are one measurement, and of one operation alone nothing follows.
+agree, those of all pairs, and from how many there were: of three that agree hardly anything follows (Student's t).
+What it is held against may be off as well. Channels of one operation are one measurement; one alone tells nothing.
 
 Cost: O(rows log rows). Reference: the delay matrix of C4D (HPCA'25).
 """
@@ -19,6 +20,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
+from scipy.special import ndtr, stdtrit
 
 from analyzer.delay_matrix.ends import as_errors, as_floats, keys_of, kinds_of, number_rows
 from analyzer.delay_matrix.matrix import InnerGroup, InnerMatrix, PairMemory, Past
@@ -79,6 +81,7 @@ class Delays:
     raw_ns_per_byte: np.ndarray  # before what the receiver held up was taken off
     is_net: np.ndarray  # whether anything could be taken off, which is uncertain
     decides: np.ndarray  # whether it is all that the wire took: where it is short, the wire is not slow
+    is_new: np.ndarray  # whether any of it is newer than the evaluation before
 
 
 @dataclass(frozen=True)
@@ -108,25 +111,27 @@ def judge_delays(delays: Delays, past: Past, pairs: int, window_ns: int, options
         per_byte = _sum(delays.ns_per_byte * weight, delays.index, pairs) / _sum(weight, delays.index, pairs)
     changed = _change(delays, taken, past.log_delay, pairs)
     is_few = np.isfinite(ratio).sum() < options.few_pairs
-    spread_peers = _spread(np.log(ratio), options.min_spread * (5 if is_few else 1))
     with np.errstate(invalid="ignore", divide="ignore"):
+        spread_peers = _spread(np.log(ratio), options.min_spread * (5 if is_few else 1))
         swing = _sum(past.swing * weight, delays.index, pairs) / _sum(weight, delays.index, pairs)
     spread_past = np.maximum(_spread(np.log(changed), options.min_spread), _MEAN_TO_SIGMA * swing)
     has_past = np.isfinite(changed)
     slow_ratio = options.few_ratio if is_few else options.slow_ratio
-    error, operations = _chance(delays, total, pairs, options)
-    with np.errstate(invalid="ignore"):
+    error, relative, operations = _chance(delays, total, pairs, options)
+    with np.errstate(invalid="ignore", divide="ignore"):
         sigmas = np.where(has_past, np.log(changed) / spread_past, np.log(ratio) / spread_peers)
         least_ratio = np.where(has_past, np.minimum(ratio, changed), ratio)
         large = (least_ratio >= slow_ratio) & (lost >= options.min_lost_share)
-        is_chance = ~(least_ratio * np.exp(-error) > 1) | (error > options.errors * options.odd_error)
+        is_chance = ~(least_ratio * np.exp(-error) > 1) | (relative > options.odd_error)
         slow = large & (sigmas >= options.slow_sigmas) & ~is_chance
         wary = (ratio >= options.slow_ratio) & (least_ratio > 1 + (slow_ratio - 1) / 2)
     return Score(ratio, sigmas, slow, per_byte, wary, large, error, operations)
 
 
-def _chance(delays: Delays, total_ns: np.ndarray, pairs: int, options: PairOptions) -> tuple[np.ndarray, np.ndarray]:
-    """Return by which share each pair's ratio may be off by chance, and how many operations tell it.
+def _chance(
+    delays: Delays, total_ns: np.ndarray, pairs: int, options: PairOptions
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return by which share each pair's ratio may be off by chance, its standard error, and the operations behind it.
 
     Channels of one operation are late together, so their errors add up; those of different operations cancel.
     """
@@ -137,7 +142,24 @@ def _chance(delays: Delays, total_ns: np.ndarray, pairs: int, options: PairOptio
     operations = _sum(seen, delays.index[first], pairs)
     with np.errstate(invalid="ignore", divide="ignore"):
         relative = np.sqrt(_sum(error_ns**2, delays.index[first], pairs)) / total_ns
-    return options.errors * relative, operations
+        own = _quantile_of(operations, options.errors) * relative
+    return np.hypot(own, _error_of_median(own)), relative, operations
+
+
+def _quantile_of(operations: np.ndarray, errors: float) -> np.ndarray:
+    """Return how many standard errors so many operations must be apart to be as rare as `errors` of a known one.
+
+    >>> _quantile_of(np.array([1.0, 3.0, 1000.0]), 3.0).round(1).tolist()
+    [inf, 19.2, 3.0]
+    """
+    freedom = operations - 1
+    return np.where(freedom > 0, stdtrit(np.maximum(freedom, 1e-9), ndtr(errors)), np.inf)
+
+
+def _error_of_median(own: np.ndarray) -> float:
+    """Return by how much chance moves the median that pairs are held against, by how far each of them may be off."""
+    known = own[~np.isnan(own)]
+    return _MEAN_TO_SIGMA * float(np.median(known)) / float(np.sqrt(len(known))) if len(known) else 0.0
 
 
 def _errors(delays: Delays) -> np.ndarray:
@@ -197,9 +219,13 @@ def _is_large(values: np.ndarray, delays: Delays, of: np.ndarray, part: float) -
 
 
 def _expect(delays: Delays, taken: np.ndarray) -> np.ndarray:
-    """Return the usual delay of each row's kind and ring, longer where more pairs than usual share a link."""
+    """Return the usual delay of each row's kind and ring, longer where more pairs than usual share a link.
+
+    Where nothing is left of the usual one, a delay is held against the usual one before anything was taken off.
+    """
     crowd = np.maximum(delays.sharers / np.maximum(median_of(delays.sharers, delays.kind), 1.0), 1.0)
-    expected: np.ndarray = np.maximum(_usual(taken, delays), delays.least) * crowd
+    usual = np.maximum(_usual(taken, delays), delays.least)
+    expected: np.ndarray = np.where(usual > 0, usual, median_of(delays.raw_ns_per_byte, delays.kind)) * crowd
     return expected
 
 
@@ -317,10 +343,11 @@ def judge_inner(
         raw_ns_per_byte=duration,
         is_net=nowhere,
         decides=nowhere,
+        is_new=~nowhere,
     )
     window_ns = context.window.end_ns - context.window.start_ns
     score = judge_delays(delays, memory.recall(delays.key), len(comms), window_ns, options)
-    calm = ~score.wary[delays.index]
+    calm = ~score.wary[delays.index] & delays.is_new
     memory = memory.learn(delays.key[calm], np.log(delays.ns_per_byte[calm]))
     hosts = rows["host"].take(pa.array(np.unique(comm, return_index=True)[1])).to_pylist()
     groups = tuple(InnerGroup(host, _gpus(int(number), context)) for number, host in zip(comms, hosts, strict=True))

@@ -326,8 +326,16 @@ def name_first_ended(scene: Scene) -> list[Finding]:
 
 
 def was_ended_by_request(scene: Scene) -> bool:
-    """Return whether somebody asked the job to end: half of it has, and the first of them by such a signal."""
-    return len(_find_ended(scene)) >= _ALL_OF_IT * len(scene.facts.people) and was_first_asked_to_end(scene)
+    """Return whether the job came to its end: half of it was asked to, or all of it is gone at once.
+
+    Where nothing tells how processes ended, ranks that crash leave others behind that wait for them, or are killed by
+    a launcher that had to notice it first.
+    """
+    ended = _find_ended(scene)
+    if len(ended) == len(scene.facts.people) and all(event.kind == "process_gone" for event in ended.values()):
+        times = [event.ts_ns for event in ended.values()]
+        return max(times) - min(times) <= scene.options.ending_ns
+    return len(ended) >= _ALL_OF_IT * len(scene.facts.people) and was_first_asked_to_end(scene)
 
 
 def was_first_asked_to_end(scene: Scene) -> bool:

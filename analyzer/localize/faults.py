@@ -185,7 +185,8 @@ def find_faults(
         if matrix.inner
         else []
     )
-    return [*starved, *(replace(report_fault(fault, seen, evidence, context), cap=cap) for fault in likely), *inner]
+    slow = [replace(report_fault(fault, seen, evidence, context), cap=cap) for fault in likely]
+    return [replace(finding, is_stale=matrix.is_stale) for finding in (*starved, *slow, *inner)]
 
 
 def explain(matrix: DelayMatrix, evidence: Evidence, context: Context) -> list[Fault]:

@@ -4,8 +4,8 @@ Without kernel times an operation seems to begin when the host enqueues it, and 
 whose steps were sampled still show it: data that came in lies there, and nothing is there to be sent, until the
 kernel begins. In a collective only a rank whose own kernel is late waits for its GPU on both sides: others that have
 nothing to send wait for data too. Few operations are sampled, and most lie behind another one without any compute
-between. So what counts is not how long, but whether it is always the same GPU: by chance each of n ranks is
-last as often as the others.
+between; hosts are late by some milliseconds now and then. So those waits count that make up most of the time that is
+lost, and the question is whether it is always the same GPU: by chance each of n ranks is last as often as the others.
 """
 
 from dataclasses import dataclass, field
@@ -51,6 +51,7 @@ class GpuWaitOptions:
     min_peers: int = 2
     chance: float = 1e-4  # of any rank to be last as often by chance; evaluations of a day that share nothing: 3,000
     min_share: float = 0.6  # of the operations in which somebody was late
+    heaviest: float = 0.8  # of all time lost: the fewest operations that make up so much of it count
 
 
 @dataclass(frozen=True)
@@ -70,19 +71,18 @@ class LateGpu:
     process: int
     peers: int
     times: int  # that it was last, far behind the others
-    late: int  # operations in which anybody was
+    late: int  # operations in which anybody was, by as much
     lost_share: float  # of the time
 
 
-def read_gpu_waits(store: Store, context: Context, counted: int) -> GpuWaits:
+def read_gpu_waits(store: Store, context: Context, per_s: float) -> GpuWaits:
     """Return the waits of sampled operations; none where GPU times are known, which tell more.
 
-    So many operations of all ranks were counted in the window.
+    A rank does so many operations in a second.
     """
     asked = context.parameters | {"start": context.window.end_ns - _BACK_NS}
     if pc.sum(store.query(_CLOCKED, asked)["n"]).as_py():
         return GpuWaits()
-    per_s = counted / max(len(context.roster), 1) / context.window.seconds
     return as_gpu_waits(store.query(_WAITS, asked), context.roster, per_s)
 
 
@@ -112,6 +112,7 @@ def find_late_gpus(waits: GpuWaits, options: GpuWaitOptions) -> list[LateGpu]:
     first, ranks = first[ranks > options.min_peers], ranks[ranks > options.min_peers]
     last, next_ns, lost_ns = process[first], own_ns[first + 1], own_ns[first]
     is_late = (lost_ns >= options.min_ns) & (lost_ns >= options.apart * next_ns)
+    is_late &= _is_heavy(np.where(is_late, lost_ns - next_ns, 0.0), options.heaviest)
     found = []
     for number in np.unique(last[is_late]).tolist():
         mine = is_late & (last == number)
@@ -120,6 +121,19 @@ def find_late_gpus(waits: GpuWaits, options: GpuWaitOptions) -> list[LateGpu]:
             share = float((lost_ns - next_ns)[mine].sum()) / len(first) * waits.per_s / NS_PER_S
             found.append(LateGpu(number, peers, times, late, share))
     return found
+
+
+def _is_heavy(lost_ns: np.ndarray, part: float) -> np.ndarray:
+    """Return the fewest losses that make up a part of all; who lost plays no role, so chance still picks anybody.
+
+    >>> _is_heavy(np.array([1.0, 90.0, 2.0, 0.0]), 0.8).tolist()
+    [False, True, False, False]
+    """
+    order = np.argsort(-lost_ns, kind="stable")
+    before = np.cumsum(lost_ns[order]) - lost_ns[order]
+    heavy = np.zeros(len(lost_ns), bool)
+    heavy[order] = before < part * lost_ns.sum()
+    return heavy
 
 
 def _tail(times: int, late: int, ranks: int) -> float:

@@ -156,6 +156,7 @@ class StragglerFacts:
     flushes: Flushes = field(default_factory=Flushes)
     throttled: dict[tuple[str, int], str] = field(default_factory=dict)  # by host and GPU: what it says of its clock
     gpu_waits: GpuWaits = field(default_factory=GpuWaits)  # where no GPU times are known
+    per_s: float | None = None  # operations of a rank in a second
 
 
 def read_straggler_facts(store: Store, context: Context) -> StragglerFacts:
@@ -173,11 +174,13 @@ def read_straggler_facts(store: Store, context: Context) -> StragglerFacts:
     health = {"hosts": context.list_reporting("gpu_health"), "before": _BEFORE_NS}  # GPUs are read every ten seconds
     slowed = store.query(_THROTTLED, asked | health).to_pylist()
     throttled = {(row["host"], row["gpu"]): ", ".join(sorted(row["reasons"])) for row in slowed}
-    gpu_waits = read_gpu_waits(store, context, counted)
-    operations = _read_single(store, context, asked, counted)
+    seconds = (asked["last"] - asked["first"]) / NS_PER_S
+    per_s = counted / max(len(context.roster), 1) / seconds if seconds > 0 else None
+    gpu_waits = read_gpu_waits(store, context, per_s or 0.0)
+    operations, are_sums = _read_single(store, context, asked, counted), False
     if operations is None:
-        return StragglerFacts(_read_seconds(store, context, asked), True, flushes, throttled, gpu_waits)
-    return StragglerFacts(operations, False, flushes, throttled, gpu_waits)
+        operations, are_sums = _read_seconds(store, context, asked), True
+    return StragglerFacts(operations, are_sums, flushes, throttled, gpu_waits, per_s)
 
 
 def _read_single(store: Store, context: Context, asked: dict[str, Any], counted: int) -> Operations | None:

@@ -22,6 +22,8 @@ from analyzer.windows.window import Context, Finding
 from lockstep.clock import NS_PER_S
 from lockstep.topology import host_name
 
+_PACES = 64  # evaluations, two minutes of them
+
 
 @dataclass(frozen=True, slots=True)
 class StarvingOptions:
@@ -92,6 +94,10 @@ class StragglerOptions:
     waited_share: float = 0.5  # of its delay; what others need not wait for is slack, not a cost
     rare_events: int = 3  # slow steps of one GPU: two can be chance
     rare_lookback_ns: int = 90 * NS_PER_S  # a GPU slow in one of fifteen steps comes again three times in that
+    paces: int = 3  # evaluations that share nothing with this one, for what a rank usually does in a second
+    slower_pace: float = (
+        0.87  # of what it does in a slow quarter of them: as many operations fewer, 15 % longer steps
+    )
     grouping: GroupingOptions = field(default_factory=GroupingOptions)
     starving: StarvingOptions = field(default_factory=StarvingOptions)
     gpu_waits: GpuWaitOptions = field(default_factory=GpuWaitOptions)
@@ -121,6 +127,7 @@ class StragglerMemory:
 
     slow_steps: tuple[SlowStep, ...] = ()  # that came alone
     begun_ns: int | None = None  # since when we look
+    paces: tuple[tuple[int, float], ...] = ()  # end of each evaluation, and operations of a rank in a second
     straggling_since: Mapping[int, StragglerSince] = field(
         default_factory=dict
     )  # by process, of those late in the last evaluation
@@ -130,6 +137,7 @@ def find_stragglers(
     facts: StragglerFacts, memory: StragglerMemory, context: Context, options: StragglerOptions
 ) -> tuple[list[Finding], StragglerMemory]:
     """Return the GPUs and hosts that hold the others up, and what to remember for the next evaluation."""
+    memory = _remember_pace(memory, facts.per_s, context)
     findings = find_starving(facts.flushes, context, options.starving)
     findings += _report_waited_for(facts, context, options)
     kernels = choose_kernels(len(facts.operations), options.numeric)
@@ -153,6 +161,24 @@ def find_stragglers(
     blamed = {finding.component for finding in findings}
     made = [make_finding(culprit, facts.throttled, context) for culprit in culprits]
     return findings + [finding for finding in made if finding.component not in blamed], memory
+
+
+def is_slower(memory: StragglerMemory, context: Context, options: StragglerOptions) -> bool:
+    """Return whether ranks do fewer operations in a second than in nearly all evaluations before.
+
+    It needs no steps, which cannot be cut where all operations are alike. A reason to look closer, no more: a job
+    that evaluates or saves does fewer, too.
+    """
+    before = [per_s for end_ns, per_s in memory.paces if end_ns <= context.window.start_ns]
+    if len(before) < options.paces or not memory.paces:
+        return False
+    return memory.paces[-1][1] < options.slower_pace * float(np.quantile(before, 0.25))
+
+
+def _remember_pace(memory: StragglerMemory, per_s: float | None, context: Context) -> StragglerMemory:
+    if per_s is None:
+        return memory
+    return replace(memory, paces=(*memory.paces, (context.window.end_ns, per_s))[-_PACES:])
 
 
 def _report_waited_for(facts: StragglerFacts, context: Context, options: StragglerOptions) -> list[Finding]:
@@ -216,7 +242,7 @@ def _remember(
         )
         for row in stragglers
     }
-    return StragglerMemory(tuple(kept), begun, since)
+    return replace(memory, slow_steps=tuple(kept), begun_ns=begun, straggling_since=since)
 
 
 def _onset(excess: Excess, row: int) -> int:

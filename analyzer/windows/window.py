@@ -136,4 +136,5 @@ class Finding:
     cap: float = 1.0  # no verdict is surer than this: a transport or algorithm on which the method was never proven
     is_certain: bool = False  # true of a hang or an error: needs no second evaluation to be told
     may_isolate: bool = False  # would justify draining a node, were it sure enough
+    is_stale: bool = False  # rests on nothing newer than the evaluation before, so it confirms nothing
     is_minor: bool = False  # has cost too little so far to wake anybody for: to be read

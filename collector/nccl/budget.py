@@ -107,6 +107,27 @@ def largest_share(complete_rows: int, affordable: float) -> int:
     return share
 
 
+ENOUGH_PER_S = 2.0  # operations of a rank by steps: over the 30 s that pairs are judged by, enough for an interval
+
+
+def sampled_share(before: int, per_s: float, usual: int) -> int:
+    """Return of how many operations steps shall be recorded, so that a rank with few of them is not unseen.
+
+    A power of two or the usual share, kept while it gives enough and not four times that: so ranks of a job agree.
+
+    >>> sampled_share(655, 28.0, 655), sampled_share(8192, 11.0, 655), sampled_share(16384, 12.0, 655)
+    (8192, 16384, 16384)
+    >>> sampled_share(655, 0.0, 655), sampled_share(655, 800.0, 655), sampled_share(8192, 800.0, 655)
+    (655, 655, 655)
+    """
+    if per_s <= 0:
+        return before  # nothing moves: that is another question, and what comes next is unknown
+    wanted = ENOUGH_PER_S / per_s * WHOLE_SHARE
+    if usual < before and wanted <= before < 4 * wanted:
+        return before
+    return max(usual, largest_share(1, min(2 * wanted / WHOLE_SHARE, 1.0)) if wanted > usual else usual)
+
+
 PERIOD_S = 2.0  # most of a reading's cost is the same for a little and for much
 CROWDED_S = 1.0  # while a ring would be more than half full after PERIOD_S: what is overwritten is lost
 URGENT_S = 0.1  # while something has just become overdue

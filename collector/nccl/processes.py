@@ -12,7 +12,7 @@ from collector.kernel.foreign_file import ForeignFile
 from collector.kernel.process import Environment, read_environment
 from collector.nccl.aggregator import Aggregator
 from collector.nccl.arrays import Array
-from collector.nccl.budget import WHOLE_SHARE
+from collector.nccl.budget import WHOLE_SHARE, sampled_share
 from collector.nccl.checkpoint import FileKey, FileMemory, file_key
 from collector.nccl.communicators import Origin
 from collector.nccl.detail import Detail, KeptProcess, RankDetail, wanted_detail
@@ -50,6 +50,9 @@ class FollowedProcess:
         self.usual_times = UsualTimes()
         self._usual = usual_detail(ring, owner.environment)
         self._asked = self._usual
+        self._sampled = self._usual.share
+        self._is_fixed = bool(owner.environment.get("LOCKSTEP_SAMPLE"))
+        self._counted: tuple[int, int] | None = None  # operations so far, and when
         self._cost_ns = 0
         self._shows = 0
         self._shown: dict[int, tuple[int, ...]] = {}  # rows of the live table as they were sent last
@@ -82,6 +85,7 @@ class FollowedProcess:
     def show(self, reading: Reading, now_ns: int) -> Snapshot:
         """Return what is to be told of how far it has come, and note what is overdue; once a second."""
         self._judge(reading, now_ns)
+        self._adapt(int(reading.live.rows["enqueued"].sum()), now_ns)
         self._shows += 1
         if len(reading.live.rows) > _FEW_ROWS:
             live = replace(reading.live, rows=reading.live.rows[self._worth_reporting(reading)])
@@ -101,9 +105,20 @@ class FollowedProcess:
         late = replace(reading.live, rows=reading.live.rows[is_late])
         return self.aggregator.measure_progress(replace(reading, live=late), now_ns)
 
+    def _adapt(self, operations: int, now_ns: int) -> None:
+        """Have some operations a second recorded by steps, however few there are, unless its owner said how many."""
+        counted, self._counted = self._counted, (operations, now_ns)
+        usual = self._usual
+        if counted is None or self._is_fixed or not usual.share or usual.level < wire.STEPS:
+            return
+        if int(self.ring.status()["lowered"]) == wire.NOT_LOWERED:
+            per_s = (operations - counted[0]) * NS_PER_S / max(now_ns - counted[1], 1)
+            self._sampled = sampled_share(self._sampled, per_s, usual.share)
+
     def ask(self, requests: list[RankDetail]) -> None:
         """Ask for what is requested; when nothing is requested any more, for what it does by itself."""
-        wanted = wanted_detail(requests, self._usual, self.origin.job, self.ring.identity.world_rank)
+        usual = replace(self._usual, share=self._sampled)
+        wanted = wanted_detail(requests, usual, self.origin.job, self.ring.identity.world_rank)
         if wanted == self._asked:
             return
         self._asked = wanted
@@ -111,6 +126,11 @@ class FollowedProcess:
             self.ring.request(wanted.level, wanted.share, 0)
         except BadRing as error:
             _log.warning("detail cannot be asked for", error=str(error))
+
+    def take_back(self) -> None:
+        """Leave the process with what it does by itself."""
+        self._sampled = self._usual.share
+        self.ask([])
 
     def growth(self, elapsed_ns: int) -> int:
         """Return what the plugin has cost since the last time.

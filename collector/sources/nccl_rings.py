@@ -110,7 +110,7 @@ class NcclRingsSource:
     def close(self) -> None:
         """Take back what was asked for, and let go of all files."""
         for process in self._processes:
-            process.ask([])
+            process.take_back()
             process.close()
         self._processes = []
         self._intake.close()

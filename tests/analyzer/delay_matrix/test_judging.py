@@ -42,6 +42,7 @@ def judged(ns_per_byte: np.ndarray, past: np.ndarray | None = None, swing: float
         raw_ns_per_byte=ns_per_byte,
         is_net=np.zeros(count, bool),
         decides=np.zeros(count, bool),
+        is_new=np.ones(count, bool),
     )
     known = Past(np.full(count, np.nan) if past is None else np.log(past), np.full(count, swing))
     return judge_delays(delays, known, count, 5_000_000_000, PairOptions())

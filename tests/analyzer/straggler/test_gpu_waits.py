@@ -62,8 +62,8 @@ def test_wait_is_the_ranks_own_that_it_has_on_both_sides_and_nothing_is_read_bes
     insert(store, *told, *comms)
     window = Window(T0, T0 + 5 * SECOND)
     where = Context("j1", 0, window, T0, read_roster(store, "j1", 0), None)
-    waits = read_gpu_waits(store, where, counted=100)
+    waits = read_gpu_waits(store, where, per_s=25.0)
     assert dict(zip(waits.process.tolist(), waits.own_ns.tolist(), strict=True)) == {0: 2.0 * MS, 1: 45.0 * MS}
     assert (waits.per_s, len(set(waits.operation.tolist()))) == (10.0, 1)
     insert(store, make(Collective, host="h0", rank=0, clock="gpu"))
-    assert len(read_gpu_waits(store, where, counted=100).process) == 0
+    assert len(read_gpu_waits(store, where, per_s=25.0).process) == 0
