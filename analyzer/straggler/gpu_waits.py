@@ -4,7 +4,7 @@ Without kernel times an operation seems to begin when the host enqueues it, and 
 whose steps were sampled still show it: data that came in lies there, and nothing is there to be sent, until the
 kernel begins. In a collective only a rank whose own kernel is late waits for its GPU on both sides: others that have
 nothing to send wait for data too. Few operations are sampled, and most lie behind another one without any compute
-between; hosts are late by some milliseconds now and then. So those waits count that make up most of the time that is
+between; hosts are late by some milliseconds now and then. So those waits count that cost most of the time that is
 lost, and the question is whether it is always the same GPU: by chance each of n ranks is last as often as the others.
 """
 
@@ -51,7 +51,6 @@ class GpuWaitOptions:
     min_peers: int = 2
     chance: float = 1e-4  # of any rank to be last as often by chance; evaluations of a day that share nothing: 3,000
     min_share: float = 0.6  # of the operations in which somebody was late
-    heaviest: float = 0.8  # of all time lost: the fewest operations that make up so much of it count
 
 
 @dataclass(frozen=True)
@@ -112,7 +111,7 @@ def find_late_gpus(waits: GpuWaits, options: GpuWaitOptions) -> list[LateGpu]:
     first, ranks = first[ranks > options.min_peers], ranks[ranks > options.min_peers]
     last, next_ns, lost_ns = process[first], own_ns[first + 1], own_ns[first]
     is_late = (lost_ns >= options.min_ns) & (lost_ns >= options.apart * next_ns)
-    is_late &= _is_heavy(np.where(is_late, lost_ns - next_ns, 0.0), options.heaviest)
+    is_late &= _is_heavy(np.where(is_late, lost_ns - next_ns, 0.0), options.apart)
     found = []
     for number in np.unique(last[is_late]).tolist():
         mine = is_late & (last == number)
@@ -123,16 +122,19 @@ def find_late_gpus(waits: GpuWaits, options: GpuWaitOptions) -> list[LateGpu]:
     return found
 
 
-def _is_heavy(lost_ns: np.ndarray, part: float) -> np.ndarray:
-    """Return the fewest losses that make up a part of all; who lost plays no role, so chance still picks anybody.
+def _is_heavy(lost_ns: np.ndarray, apart: float) -> np.ndarray:
+    """Return the losses of the size that costs most: that of the one that half of all lost time is reached with.
 
-    >>> _is_heavy(np.array([1.0, 90.0, 2.0, 0.0]), 0.8).tolist()
-    [False, True, False, False]
+    Who lost plays no role, so by chance it is still anybody.
+
+    >>> _is_heavy(np.array([1.0, 90.0, 2.0, 85.0, 0.0]), 3.0).tolist()
+    [False, True, False, True, False]
     """
-    order = np.argsort(-lost_ns, kind="stable")
-    before = np.cumsum(lost_ns[order]) - lost_ns[order]
-    heavy = np.zeros(len(lost_ns), bool)
-    heavy[order] = before < part * lost_ns.sum()
+    ranked = np.sort(lost_ns)[::-1]
+    reached = np.cumsum(ranked)
+    if not len(ranked) or reached[-1] <= 0:
+        return np.zeros(len(lost_ns), bool)
+    heavy: np.ndarray = lost_ns * apart >= ranked[np.searchsorted(reached, reached[-1] / 2)]
     return heavy
 
 

@@ -42,7 +42,7 @@ class Words(IterableDataset[Tensor]):
         chance = torch.Generator().manual_seed(self._seed)
         while True:
             if self._fault.is_on("loader") and torch.rand((), generator=chance) < 0.8:
-                time.sleep(0.15)
+                time.sleep(0.5)  # longer than a step and what is fetched ahead
             yield torch.randint(WORDS, (BATCH, TOKENS + 1), generator=chance)
 
 

@@ -83,6 +83,7 @@ class Result:
     case: Case
     onset_ns: int | None = None
     right: list[dict[str, object]] = field(default_factory=list)
+    doubtful: list[dict[str, object]] = field(default_factory=list)  # name another part, and say that it may be ours
     wrong: list[dict[str, object]] = field(default_factory=list)
     trained_s: float = 0.0
     errors: str = ""
@@ -188,11 +189,20 @@ def judge(result: Result, pages: Sequence[dict[str, object]], host: str) -> None
         is_right = page["component"] in accepted and page["class"] in result.case.classes
         if is_right:
             result.right.append(page)
-        if page["subject"] not in seen and not is_right:
+        elif page["class"] in result.case.classes and accepted & others_of(page):
+            result.doubtful.append(page)
+        elif page["subject"] not in seen:
             result.wrong.append(page)
         seen.add(page["subject"])
-    named = {page["subject"] for page in result.right}  # first named otherwise, then right: still one page, and right
+    # First named otherwise, then right: still one page, and right.
+    named = {page["subject"] for page in (*result.right, *result.doubtful)}
     result.wrong = [page for page in result.wrong if page["subject"] not in named]
+
+
+def others_of(page: dict[str, object]) -> set[str]:
+    """The parts that a page says it might be as well."""
+    facts = page["facts"]
+    return set(str(facts.get("or it is", "")).split(", ")) if isinstance(facts, dict) else set()
 
 
 def play(site: Site, cases: Sequence[Case], python: str, deadline: float, out: Path) -> list[Result]:
@@ -227,7 +237,8 @@ def tabulate(results: Sequence[Result]) -> str:
     for result in results:
         wrong = ", ".join(f"{page['class']} {page['component']}" for page in result.wrong) or "none"
         after = f"{result.after_s:.1f} s" if result.after_s is not None else ""
-        named = ("yes" if result.named else "no") if result.case.fault else "healthy"
+        named = "yes" if result.named else "in doubt" if result.doubtful else "no"
+        named = named if result.case.fault else "healthy"
         lines.append(f"| {result.case.name} | {named} | {after} | {wrong} |")
     faults = [result for result in results if result.case.fault]
     healthy = [result for result in results if not result.case.fault]
@@ -236,6 +247,7 @@ def tabulate(results: Sequence[Result]) -> str:
     wrong = sum(len(result.wrong) for result in results)
     lines.append(
         f"\n{sum(result.named for result in faults)} of {len(faults)} faults named, "
+        f"{sum(bool(result.doubtful) and not result.named for result in faults)} in doubt with another part, "
         f"{sum(not result.wrong for result in healthy)} of {len(healthy)} healthy jobs silent, {wrong} wrong pages "
         f"in {hours:.2f} hours of jobs; median {statistics.median(times or [float('nan')]):.1f} s to the page"
     )

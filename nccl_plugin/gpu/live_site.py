@@ -21,6 +21,7 @@ API = f"{NETWORKS['mgmt0']}.{HEAD}:8642"
 PAGER_PORT = 9099
 NIC_BYTES_PER_S = 400_000_000
 START_S = 120.0
+FIRST_PORT = 29_500  # of the ranks' rendezvous
 
 
 class Pager:
@@ -52,6 +53,7 @@ class Site:
     def __init__(self, place: Path, lockstep: Sequence[str], network: RankNetwork, gpu: Mapping[str, str]) -> None:
         self.place, self.network, self._lockstep, self._gpu = place, network, list(lockstep), dict(gpu)
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._jobs: list[str] = []
         self.pager = Pager()
 
     def start(self) -> None:
@@ -119,6 +121,8 @@ class Site:
         self.network.prepare_limit(host, bytes_per_s).communicate(b"\n", timeout=20)
 
     def rank_environment(self, job: str, host: int, rank: int, first: int) -> dict[str, str]:
+        if job not in self._jobs:
+            self._jobs.append(job)
         kept = {key: os.environ[key] for key in KEPT_VARIABLES if key in os.environ}
         logs = self.place / "nccl-logs"
         logs.mkdir(exist_ok=True)
@@ -138,7 +142,7 @@ class Site:
             "WORLD_SIZE": str(RANKS),
             "LOCAL_RANK": "0",
             "MASTER_ADDR": f"{NETWORKS['eth0']}.{first + 1}",
-            "MASTER_PORT": "29500",
+            "MASTER_PORT": str(FIRST_PORT + self._jobs.index(job)),  # of the job before, some may still be open
             "GLOO_SOCKET_IFNAME": "eth0",
             "OMP_NUM_THREADS": "1",
         }

@@ -140,6 +140,25 @@ def test_fault_whose_part_becomes_clearer_stays_one_incident() -> None:
     assert told[-1][0].verdict.confidence < 0.6
 
 
+def test_slowdown_of_all_ranks_takes_the_name_of_the_part_that_makes_it_once_that_is_confirmed() -> None:
+    everybody = found("job:train", "global_slow")
+    state, told = play([[everybody], [everybody], [NIC], [NIC], [NIC]])
+    (first,), unconfirmed, (renamed,), _ = told[1:]
+    assert (first.verdict.component, unconfirmed) == ("job:train", [])
+    assert (renamed.verdict.component, renamed.id, renamed.opened_ns) == (NIC, first.id, first.opened_ns)
+    assert renamed.verdict.since_ns == first.verdict.since_ns
+    assert [incident.verdict.component for incident in state.open] == [NIC]
+
+
+def test_same_samples_seen_again_confirm_nothing() -> None:
+    again = replace(found(NIC), is_stale=True)
+    _, told = play([[NIC], [again], [again], [again]])
+    assert not any(told)
+    state, told = play([[NIC], [again], [NIC], *([[again]] * 9)])
+    assert [len(changed) for changed in told[:3]] == [0, 0, 1]
+    assert [incident.state for incident in state.open] == ["open"], "nothing shows that it is over"
+
+
 def test_state_tells_what_explains_slowness_and_what_was_just_seen() -> None:
     found_once, _ = play([[NIC], []])
     long_ago, _ = play([[NIC], *([[]] * (CLEAR + 1))])

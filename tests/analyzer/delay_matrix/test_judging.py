@@ -22,7 +22,9 @@ from tests.analyzer.delay_matrix.build import (
 SLOW: Hop = (2, 3)
 
 
-def judged(ns_per_byte: np.ndarray, past: np.ndarray | None = None, swing: float = 0.0) -> Score:
+def judged(
+    ns_per_byte: np.ndarray, past: np.ndarray | None = None, swing: float = 0.0, operations: float = 100.0
+) -> Score:
     """Return the judgement of one row per wire, all of one kind on InfiniBand."""
     count = len(ns_per_byte)
     delays = Delays(
@@ -30,8 +32,8 @@ def judged(ns_per_byte: np.ndarray, past: np.ndarray | None = None, swing: float
         kind=np.zeros(count, np.int64),
         key=np.arange(count).astype(np.uint64),
         operation=np.arange(count),
-        operations=np.full(count, 100.0),
-        error=0.01 * ns_per_byte,
+        operations=np.full(count, operations),
+        error=0.1 / np.sqrt(operations) * ns_per_byte,
         bytes=np.full(count, 1e9),
         ns_per_byte=ns_per_byte,
         least=np.zeros(count),
@@ -51,6 +53,13 @@ def judged(ns_per_byte: np.ndarray, past: np.ndarray | None = None, swing: float
 def noisy(count: int, spread: float) -> np.ndarray:
     result: np.ndarray = np.exp(np.random.default_rng(5).normal(0, spread, count))
     return result
+
+
+def test_of_a_few_operations_that_happen_to_agree_nothing_follows() -> None:
+    delay = np.ones(16)
+    delay[3] = 3.0
+    named = [bool(judged(delay, operations=times).slow.any()) for times in (1, 2, 3, 6, 100)]
+    assert named == [False, False, False, True, True]
 
 
 @pytest.mark.parametrize("spread", [0.01, 0.05, 0.2, 0.5])

@@ -114,6 +114,15 @@ def test_first_of_several_that_ended_is_named_and_not_those_that_followed() -> N
     assert named(*(ended(rank, ago_s=11 - rank) for rank in (1, 2, 3)), lines=lines) == [("crash", "rank:1")]
 
 
+def test_job_whose_processes_are_all_gone_within_a_second_has_ended_unless_something_tells_how() -> None:
+    gone = [event("process_gone", f"h{rank // 2}", "gone", ago_s=10 - rank / 5, rank=rank) for rank in range(4)]
+    assert named(*gone) == []
+    assert named(*gone[:3]) == [("crash", "rank:0")]
+    late = event("process_gone", "h1", "gone", ago_s=8, rank=3)
+    assert named(*gone[:3], late) == [("crash", "rank:0")]
+    assert named(*gone[:3], event("python_exception", "h1", "...", ago_s=9.9, rank=3)) == [("crash", "rank:0")]
+
+
 def test_process_that_is_stopped_or_asked_to_end_after_the_job_stood_is_no_reason() -> None:
     behind = [ended(rank, ago_s=1) for rank in range(4)]
     assert named(*behind) == []

@@ -5,7 +5,7 @@ import pytest
 
 from analyzer.straggler.gpu_waits import GpuWaits, read_gpu_waits
 from analyzer.straggler.reading import StragglerFacts
-from analyzer.straggler.stragglers import StragglerMemory, StragglerOptions, find_stragglers
+from analyzer.straggler.stragglers import StragglerMemory, StragglerOptions, find_stragglers, is_slower
 from analyzer.windows.jobs import read_roster
 from analyzer.windows.window import Context, Finding, Window
 from lockstep.records import Collective, Comm, Transfer
@@ -40,6 +40,39 @@ def test_gpus_that_are_last_in_turn_are_not(ranks: int, seed: int) -> None:
     assert waited(ranks, 0.0, seed) == []
 
 
+def test_long_waits_for_one_gpu_count_and_not_how_often_hosts_are_late_by_a_little() -> None:
+    """As under data parallelism on real GPUs: one operation of a step is late, and hosts hiccup in all others."""
+    chance = np.random.default_rng(4)
+    ranks, operations = 4, 84
+    process, operation = np.tile(np.arange(ranks), operations), np.repeat(np.arange(operations), ranks)
+    hiccups = chance.integers(0, ranks, operations)[operation] == process
+    own_ms = np.where(hiccups, chance.uniform(1.0, 18.0, len(process)), 0.8)
+    own_ms[(operation % 7 == 0) & (process == 2)] = 115.0
+    facts = StragglerFacts(gpu_waits=GpuWaits(process, operation, own_ms * MS, per_s=20.0))
+    where = context(Job(ranks, world(ranks), gpus_per_host=1).roster())
+    (finding,) = find_stragglers(facts, StragglerMemory(), where, StragglerOptions())[0]
+    assert finding.component == "gpu:h2/0"
+    own_ms[own_ms > 100] = 0.8
+    facts = StragglerFacts(gpu_waits=GpuWaits(process, operation, own_ms * MS, per_s=20.0))
+    assert find_stragglers(facts, StragglerMemory(), where, StragglerOptions())[0] == []
+
+
+def test_job_that_does_fewer_operations_than_it_used_to_is_slower_without_any_steps() -> None:
+    def is_slow(paces: list[float]) -> bool:
+        roster = Job(4, world(4), gpus_per_host=1).roster()
+        memory = StragglerMemory()
+        for number, per_s in enumerate(paces):
+            end_ns = T0 + (6 + 2 * number) * SECOND
+            where = Context("j1", 0, Window(end_ns - 6 * SECOND, end_ns), T0, roster, None)
+            memory = find_stragglers(StragglerFacts(per_s=per_s), memory, where, StragglerOptions())[1]
+        return is_slower(memory, where, StragglerOptions())
+
+    usual = [88.0, 91.0, 84.0, 90.0, 87.0, 89.0, 82.0]
+    assert not is_slow(usual)
+    assert is_slow([*usual, 64.0])
+    assert not is_slow([*usual[:3], 64.0]), "two windows before it share too much with it"
+
+
 def test_of_two_ranks_nobody_is_named() -> None:
     assert waited(2, 80.0) == []
 
@@ -64,6 +97,6 @@ def test_wait_is_the_ranks_own_that_it_has_on_both_sides_and_nothing_is_read_bes
     where = Context("j1", 0, window, T0, read_roster(store, "j1", 0), None)
     waits = read_gpu_waits(store, where, per_s=25.0)
     assert dict(zip(waits.process.tolist(), waits.own_ns.tolist(), strict=True)) == {0: 2.0 * MS, 1: 45.0 * MS}
-    assert (waits.per_s, len(set(waits.operation.tolist()))) == (10.0, 1)
+    assert (waits.per_s, len(set(waits.operation.tolist()))) == (25.0, 1)
     insert(store, make(Collective, host="h0", rank=0, clock="gpu"))
     assert len(read_gpu_waits(store, where, per_s=25.0).process) == 0

@@ -183,6 +183,28 @@ def test_detail_is_raised_while_it_is_requested_and_put_back(folder: Path, plugi
         assert before[0] == wire.TRANSFERS
 
 
+def test_rank_with_few_operations_is_sampled_more_often_and_left_as_it_was(
+    folder: Path, plugin_library: Path
+) -> None:
+    def share_of() -> int:
+        with open_ring(path) as ring:
+            return int(ring.status()["share"])
+
+    for sampled, expected in ({}, WHOLE_SHARE // 2), ({"LOCKSTEP_SAMPLE": "0.02"}, 1_310):
+        with resting(plugin_library, folder, 50, **RANK, LOCKSTEP_DETAIL="steps", **sampled) as job:
+            (path,) = folder.glob("*.ring")
+            usual = share_of()
+            with following(folder) as follower:
+                for _ in range(3):
+                    follower.read()
+                    follower.skip(10)
+                    do_more(job)  # five in a second
+                assert share_of() == expected
+            do_more(job)
+            assert share_of() == usual
+        path.unlink()
+
+
 def test_last_minutes_bring_what_was_not_sent_and_nothing_twice(folder: Path, plugin_library: Path) -> None:
 
     with (
