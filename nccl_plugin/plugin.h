@@ -144,8 +144,7 @@ void session_lock(void); /* init and finalize only */
 void session_unlock(void);
 void session_forget(void); /* in the child of a fork */
 void session_refresh(uint64_t now);
-void session_open(uint32_t api_version, int *mask, const struct communicator *first, const void *caller,
-                  lockstep_log_fn *log);
+void session_open(uint32_t api_version, int *mask, const void *caller, lockstep_log_fn *log);
 void session_obey_request(void);
 void session_set_level(uint32_t level); /* publishes the mask too; a level above off after off begins an epoch */
 void session_experiment(uint32_t level); /* what is asked of NCCL for a while, the level in force unchanged */

@@ -13,7 +13,7 @@ static int open_communicator(void **context, int *mask, uint32_t api_version, co
                              const void *caller, lockstep_log_fn *log)
 {
     session_lock();
-    session_open(api_version, mask, communicator, caller, log);
+    session_open(api_version, mask, caller, log);
     /* Never NULL: NCCL would not call finalize. */
     if (context != NULL)
         *context = session.state == SESSION_READY ? comm_open(communicator) : (void *)UINT64_C(0xFFFF);

@@ -134,16 +134,16 @@ static void begin(const struct options *options)
     __atomic_store_n(&session.header->ready, 1, __ATOMIC_RELEASE);
 }
 
-/* Kernel times show what stays inside a host, which nothing else does, and cost a few percent of a tiny operation:
- * asked for where the release is good and the job has such traffic. */
-static bool wants_kernel_times(const struct options *options, const struct communicator *first)
+/* Kernel times show what stays inside a host, and whose GPU comes late, which nothing else does; they cost a few percent
+ * of a tiny operation: asked for where the release is good. */
+static bool wants_kernel_times(const struct options *options)
 {
     if (options->kernel_channels >= 0)
         return session.api_version >= 4 && options->kernel_channels;
-    return first->nranks > first->nnodes && release_has_good_kernel_times(options->nccl_version, session.api_version);
+    return release_has_good_kernel_times(options->nccl_version, session.api_version);
 }
 
-static const char *open_session(const struct communicator *first, const void *caller)
+static const char *open_session(const void *caller)
 {
     struct options options;
     const char *problem = NULL;
@@ -154,7 +154,7 @@ static const char *open_session(const struct communicator *first, const void *ca
         options.nccl_version = release_version(caller);
     if (release_is_unsafe(options.nccl_version, caller, &problem))
         return problem;
-    session.kernel_channels = wants_kernel_times(&options, first);
+    session.kernel_channels = wants_kernel_times(&options);
     if (!producer_prepare_threads())
         return "no key for threads";
     if (!ringfile_create(options.ring_mib, &problem))
@@ -186,8 +186,7 @@ static uint64_t make_tag(uint32_t pid)
 }
 
 /* Called with the lock held, for every communicator; only the first one opens. */
-void session_open(uint32_t api_version, int *mask, const struct communicator *first, const void *caller,
-                  lockstep_log_fn *log)
+void session_open(uint32_t api_version, int *mask, const void *caller, lockstep_log_fn *log)
 {
     const char *problem;
 
@@ -200,7 +199,7 @@ void session_open(uint32_t api_version, int *mask, const struct communicator *fi
         session.pid = (uint32_t)getpid();
         clock_choose();
         session.tag = make_tag(session.pid);
-        problem = open_session(first, caller);
+        problem = open_session(caller);
         greet(log, problem);
         __atomic_store_n(&session.state, problem == NULL ? SESSION_READY : SESSION_SILENT, __ATOMIC_RELEASE);
     }
