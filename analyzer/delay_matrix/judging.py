@@ -10,8 +10,8 @@ so that what costs the job most counts most, and no pair is slow that needs no l
 pairs are unequal by nature (colliding paths, trees, experts) the past decides: the same ratio against the pair's own
 usual delays, divided by how much all others changed. Slow is what stands out both ways, by more than chance does: how
 far the ratio may be off follows from how much single operations differ, those of the pair or, where these happen to
-agree, those of all pairs, and from how many there were: of three that agree hardly anything follows (Student's t).
-What it is held against may be off as well. Channels of one operation are one measurement; one alone tells nothing.
+agree, those of all others, of which there may be few as well. What it is held against may be off, too. Channels of
+one operation are one measurement, and of one operation alone nothing follows.
 
 Cost: O(rows log rows). Reference: the delay matrix of C4D (HPCA'25).
 """
@@ -142,18 +142,30 @@ def _chance(
     operations = _sum(seen, delays.index[first], pairs)
     with np.errstate(invalid="ignore", divide="ignore"):
         relative = np.sqrt(_sum(error_ns**2, delays.index[first], pairs)) / total_ns
-        own = _quantile_of(operations, options.errors) * relative
-    return np.hypot(own, _error_of_median(own)), relative, operations
+        own = np.maximum(options.errors * relative, _error_of_others(relative, operations, options.errors))
+        median = _error_of_median(_quantile(operations - 1, options.errors) * relative)
+    return np.hypot(own, median), relative, operations
 
 
-def _quantile_of(operations: np.ndarray, errors: float) -> np.ndarray:
-    """Return how many standard errors so many operations must be apart to be as rare as `errors` of a known one.
-
-    >>> _quantile_of(np.array([1.0, 3.0, 1000.0]), 3.0).round(1).tolist()
-    [inf, 19.2, 3.0]
-    """
-    freedom = operations - 1
+def _quantile(freedom: np.ndarray, errors: float) -> np.ndarray:
+    """Return the quantile of Student's t that is as rare as so many errors of known size; infinite without freedom."""
     return np.where(freedom > 0, stdtrit(np.maximum(freedom, 1e-9), ndtr(errors)), np.inf)
+
+
+def _error_of_others(relative: np.ndarray, operations: np.ndarray, errors: float) -> np.ndarray:
+    """Return how far as many operations of all other pairs may be off by chance, as rarely as by so many errors.
+
+    What is known of the others' noise are their own few operations, hence Student's t. Three that agree among others
+    that do not prove nothing; three that are late in different ways among others that agree do.
+
+    >>> _error_of_others(np.array([0.3, 0.1, 0.1]), np.array([3.0, 3.0, 3.0]), 3.0).round(2).tolist()
+    [0.66, 1.48, 1.48]
+    """
+    freedom = np.where(np.isfinite(relative), np.maximum(operations - 1, 0), 0.0)
+    squares = np.where(freedom > 0, freedom * relative**2 * operations, 0.0)
+    left = freedom.sum() - freedom
+    single = np.sqrt((squares.sum() - squares) / left)
+    return _quantile(left, errors) * np.where(left > 0, single, 1.0) / np.sqrt(operations)
 
 
 def _error_of_median(own: np.ndarray) -> float:

@@ -58,8 +58,8 @@ def noisy(count: int, spread: float) -> np.ndarray:
 def test_of_a_few_operations_that_happen_to_agree_nothing_follows() -> None:
     delay = np.ones(16)
     delay[3] = 3.0
-    named = [bool(judged(delay, operations=times).slow.any()) for times in (1, 2, 3, 6, 100)]
-    assert named == [False, False, False, True, True]
+    named = [bool(judged(delay, operations=times).slow.any()) for times in (1, 2, 6, 100)]
+    assert named == [False, False, True, True]
 
 
 @pytest.mark.parametrize("spread", [0.01, 0.05, 0.2, 0.5])
