@@ -165,7 +165,8 @@ def _error_of_others(relative: np.ndarray, operations: np.ndarray, errors: float
     squares = np.where(freedom > 0, freedom * relative**2 * operations, 0.0)
     left = freedom.sum() - freedom
     single = np.sqrt((squares.sum() - squares) / left)
-    return _quantile(left, errors) * np.where(left > 0, single, 1.0) / np.sqrt(operations)
+    error: np.ndarray = _quantile(left, errors) * np.where(left > 0, single, 1.0) / np.sqrt(operations)
+    return error
 
 
 def _error_of_median(own: np.ndarray) -> float:
