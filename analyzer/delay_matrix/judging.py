@@ -114,7 +114,7 @@ def judge_delays(delays: Delays, past: Past, pairs: int, window_ns: int, options
     with np.errstate(invalid="ignore", divide="ignore"):
         spread_peers = _spread(np.log(ratio), options.min_spread * (5 if is_few else 1))
         swing = _sum(past.swing * weight, delays.index, pairs) / _sum(weight, delays.index, pairs)
-    spread_past = np.maximum(_spread(np.log(changed), options.min_spread), _MEAN_TO_SIGMA * swing)
+        spread_past = np.maximum(_spread(np.log(changed), options.min_spread), _MEAN_TO_SIGMA * swing)
     has_past = np.isfinite(changed)
     slow_ratio = options.few_ratio if is_few else options.slow_ratio
     error, relative, operations = _chance(delays, total, pairs, options)
@@ -148,7 +148,7 @@ def _chance(
 
 
 def _quantile(freedom: np.ndarray, errors: float) -> np.ndarray:
-    """Return the quantile of Student's t that is as rare as so many errors of known size; infinite without freedom."""
+    """Return the quantile of Student's t that is as rare as so many errors of known size."""
     return np.where(freedom > 0, stdtrit(np.maximum(freedom, 1e-9), ndtr(errors)), np.inf)
 
 

@@ -16,6 +16,7 @@ from lockstep.topology import host_name
 from lockstep.verdict import Side
 
 _PAIRS_SHOWN = 8
+_MOST_OFF = 10.0  # in logarithms: beyond, nothing is known of a ratio
 _OBSERVATIONS_SHOWN = 4
 _WHICH: dict[Side | None, str] = {None: "both ways", "tx": "sending", "rx": "receiving"}
 _INNER_CAP = 0.8  # kernels' durations stand for links; seen simulated only
@@ -137,14 +138,15 @@ def _matrix_evidence(members: np.ndarray, matrix: DelayMatrix, context: Context)
 
 def _pair_evidence(matrix: DelayMatrix, number: int) -> dict[str, Any]:
     pair = matrix.pairs[number]
+    off = np.exp(min(float(matrix.error[number]), _MOST_OFF))
     return {
         "from": str(pair.src),
         "to": str(pair.dst),
         **({"path": list(pair.path)} if pair.path else {}),
         "ns_per_byte": round(float(matrix.ns_per_byte[number]), 4),
         "ratio": round(float(matrix.ratio[number]), 2),
-        "ratio_from": round(float(matrix.ratio[number] * np.exp(-matrix.error[number])), 2),
-        "ratio_to": round(float(matrix.ratio[number] * np.exp(matrix.error[number])), 2),
+        "ratio_from": round(float(matrix.ratio[number] / off), 2),
+        "ratio_to": round(float(matrix.ratio[number] * off), 2),
         "operations": int(matrix.operations[number]),
         "sigmas": round(float(matrix.sigmas[number]), 1),
     }
