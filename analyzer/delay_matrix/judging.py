@@ -31,6 +31,7 @@ from lockstep.store.together import WHOSE
 _MAD_TO_SIGMA = 1.4826  # for normally distributed excesses
 _MEAN_TO_SIGMA = 1.2533  # likewise, from the mean absolute deviation
 _RAW = np.uint64(0x5BF0_3635_9C1D_7A11)  # any pattern of bits: tells keys of raw delays from those of others
+_MOST_MOVED = 3.0  # that a median may be off: beyond, nothing is known of it, and of little traffic little follows
 _ABOVE, _ABOVE_SIGMAS = 0.65, 0.385  # a quantile above the median, and where it lies when excesses are normal
 
 
@@ -117,7 +118,7 @@ def judge_delays(delays: Delays, past: Past, pairs: int, window_ns: int, options
         spread_past = np.maximum(_spread(np.log(changed), options.min_spread), _MEAN_TO_SIGMA * swing)
     has_past = np.isfinite(changed)
     slow_ratio = options.few_ratio if is_few else options.slow_ratio
-    error, relative, operations = _chance(delays, total, pairs, options)
+    error, relative, operations = _chance(delays, expected, total, pairs, options)
     with np.errstate(invalid="ignore", divide="ignore"):
         sigmas = np.where(has_past, np.log(changed) / spread_past, np.log(ratio) / spread_peers)
         least_ratio = np.where(has_past, np.minimum(ratio, changed), ratio)
@@ -129,7 +130,7 @@ def judge_delays(delays: Delays, past: Past, pairs: int, window_ns: int, options
 
 
 def _chance(
-    delays: Delays, total_ns: np.ndarray, pairs: int, options: PairOptions
+    delays: Delays, expected: np.ndarray, total_ns: np.ndarray, pairs: int, options: PairOptions
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return by which share each pair's ratio may be off by chance, its standard error, and the operations behind it.
 
@@ -143,8 +144,9 @@ def _chance(
     with np.errstate(invalid="ignore", divide="ignore"):
         relative = np.sqrt(_sum(error_ns**2, delays.index[first], pairs)) / total_ns
         own = np.maximum(options.errors * relative, _error_of_others(relative, operations, options.errors))
-        median = _error_of_median(_quantile(operations - 1, options.errors) * relative)
-    return np.hypot(own, median), relative, operations
+        median = _sum(expected * delays.bytes * _errors_of_medians(delays, options), delays.index, pairs)
+        median = median / _sum(expected * delays.bytes, delays.index, pairs)
+    return np.hypot(own, np.nan_to_num(median)), relative, operations
 
 
 def _quantile(freedom: np.ndarray, errors: float) -> np.ndarray:
@@ -169,10 +171,14 @@ def _error_of_others(relative: np.ndarray, operations: np.ndarray, errors: float
     return error
 
 
-def _error_of_median(own: np.ndarray) -> float:
-    """Return by how much chance moves the median that pairs are held against, by how far each of them may be off."""
-    known = own[~np.isnan(own)]
-    return _MEAN_TO_SIGMA * float(np.median(known)) / float(np.sqrt(len(known))) if len(known) else 0.0
+def _errors_of_medians(delays: Delays, options: PairOptions) -> np.ndarray:
+    """Return by how much chance moves the median of its kind that each row is held against, as a share of it."""
+    taken = np.maximum(np.maximum(delays.ns_per_byte, delays.least), 1e-9)
+    single = _quantile(delays.operations - 1, options.errors) * _errors(delays) / taken
+    _, first = number_rows([delays.kind, delays.index])
+    pairs = np.bincount(delays.kind[first])[delays.kind]
+    moved: np.ndarray = _MEAN_TO_SIGMA * median_of(single, delays.kind) / np.sqrt(pairs)
+    return np.minimum(moved, _MOST_MOVED)
 
 
 def _errors(delays: Delays) -> np.ndarray:

@@ -23,13 +23,17 @@ SLOW: Hop = (2, 3)
 
 
 def judged(
-    ns_per_byte: np.ndarray, past: np.ndarray | None = None, swing: float = 0.0, operations: float = 100.0
+    ns_per_byte: np.ndarray,
+    past: np.ndarray | None = None,
+    swing: float = 0.0,
+    operations: float | np.ndarray = 100.0,
+    kind: int | np.ndarray = 0,
 ) -> Score:
     """Return the judgement of one row per wire, all of one kind on InfiniBand."""
     count = len(ns_per_byte)
     delays = Delays(
         index=np.arange(count),
-        kind=np.zeros(count, np.int64),
+        kind=np.full(count, kind),
         key=np.arange(count).astype(np.uint64),
         operation=np.arange(count),
         operations=np.full(count, operations),
@@ -60,6 +64,14 @@ def test_of_a_few_operations_that_happen_to_agree_nothing_follows() -> None:
     delay[3] = 3.0
     named = [bool(judged(delay, operations=times).slow.any()) for times in (1, 2, 6, 100)]
     assert named == [False, False, True, True]
+
+
+def test_traffic_of_another_kind_of_which_little_is_known_hides_no_slow_wire() -> None:
+    """As in a job that sums its gradients over a ring, and now and then four bytes over a tree."""
+    delay = np.ones(12)
+    delay[3] = 8.0
+    kind, operations = np.repeat([0, 1], 6), np.repeat([40.0, 2.0], 6)
+    assert judged(delay, operations=operations, kind=kind).slow.nonzero()[0].tolist() == [3]
 
 
 @pytest.mark.parametrize("spread", [0.01, 0.05, 0.2, 0.5])
