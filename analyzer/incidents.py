@@ -219,6 +219,8 @@ def _likeness(one: Finding, other: Finding) -> int:
         return 3
     if one.component in _parts(other) or other.component in _parts(one):
         return 2
+    if kin == {"hang"} and any(each.component.startswith("job:") for each in (one, other)):
+        return 2  # a standstill without a part, of which one is known by now
     return int(_is_within(one, other) or _is_within(other, one))
 
 

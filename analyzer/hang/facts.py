@@ -40,6 +40,8 @@ class HangOptions:
     after_ns: int = 7 * NS_PER_S
     # What hosts' clocks may differ by, and what a process needs to notice that another one ended and to end itself.
     together_ns: int = NS_PER_S // 50
+    # A standstill of which nothing tells the part is told without one: no operation takes that long.
+    unnamed_ns: int = 20 * NS_PER_S
     # Ranks of a job that came to its end are gone within so long of each other.
     ending_ns: int = NS_PER_S
     # NCCL retries on IB seven times for 4.3 s each; a Linux TCP connection sends again for about a minute before

@@ -169,6 +169,23 @@ def name_circle(scene: Scene, job: str) -> Finding:
     )
 
 
+def name_nobody(scene: Scene, job: str) -> Finding:
+    """Return that all ranks stand inside operations of which nothing tells who holds them up."""
+    lines, stuck = scene.waits.lines, scene.waits.stuck
+    func, ranks = str(lines.func[stuck[0].members[0]]), len({int(each) for one in stuck for each in one.members})
+    return finding_of(
+        scene,
+        lines.process[stuck[0].members].tolist(),
+        fault_class="comm_hang",
+        component=f"job:{job}",
+        likelihood=0.5,
+        reason=(
+            f"{ranks} ranks are inside {func} number {stuck[0].number}, nothing moved {scene.how_long}, and no part "
+            "stands out: look for a kernel that does not end, and for hosts that lost the network without a word"
+        ),
+    )
+
+
 def _once(pairs: list[StuckPair]) -> list[StuckPair]:
     """Return each pair once, as counts tell it where they do."""
     best: dict[tuple[int, int], StuckPair] = {}
@@ -277,7 +294,9 @@ def _name(scene: Scene, context: Context, present: int) -> list[Finding]:
         findings += name_operations(scene, context.job, context.topology)
     if not findings and len(waits.circling):
         findings.append(name_circle(scene, context.job))
-    return findings or name_missing(scene, context.lost, is_new=False)
+    findings = findings or name_missing(scene, context.lost, is_new=False)
+    is_long = scene.seconds >= scene.options.unnamed_ns / NS_PER_S and not scene.facts.is_dump
+    return findings or ([name_nobody(scene, context.job)] if waits.stuck and is_long else [])
 
 
 def _name_by_events(scene: Scene, context: Context) -> list[Finding]:

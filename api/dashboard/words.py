@@ -104,6 +104,8 @@ def domain_words(verdict: Verdict) -> str:
     """Return whether it is compute or communication, and whether the network team is needed."""
     if verdict.fault_class in ("comm_slow", "comm_hang") and kind_of(verdict.component) in _FABRIC:
         return "Communication. The network team is needed."
+    if verdict.fault_class == "comm_hang" and kind_of(verdict.component) == "job":
+        return "Not known: all stand still, and nobody stands out."
     if verdict.fault_class in ("comm_slow", "comm_hang"):
         return "Communication, inside of the host. The network team is not needed."
     if verdict.fault_class == "global_slow":

@@ -123,6 +123,18 @@ def test_job_whose_processes_are_all_gone_within_a_second_has_ended_unless_somet
     assert named(*gone[:3], event("python_exception", "h1", "...", ago_s=9.9, rank=3)) == [("crash", "rank:0")]
 
 
+def test_standstill_of_which_nothing_tells_the_part_is_told_without_one_when_it_lasts() -> None:
+    """As on real GPUs: operations are begun ahead, and the steps of those that are not sampled are unknown."""
+
+    def find_after(seconds: float) -> list[tuple[str, str]]:
+        since = {"since_ns": T0 - round(seconds * SECOND), "state": "unknown"}
+        lines = [line(rank, (9, 9, 4), **since) for rank in range(4)]
+        return named(lines=lines)
+
+    assert find_after(19) == []
+    assert find_after(21) == [("comm_hang", "job:j1")]
+
+
 def test_process_that_is_stopped_or_asked_to_end_after_the_job_stood_is_no_reason() -> None:
     behind = [ended(rank, ago_s=1) for rank in range(4)]
     assert named(*behind) == []
