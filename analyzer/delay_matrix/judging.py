@@ -177,8 +177,9 @@ def _errors_of_medians(delays: Delays, options: PairOptions) -> np.ndarray:
     single = _quantile(delays.operations - 1, options.errors) * _errors(delays) / taken
     _, first = number_rows([delays.kind, delays.index])
     pairs = np.bincount(delays.kind[first])[delays.kind]
-    moved: np.ndarray = _MEAN_TO_SIGMA * median_of(single, delays.kind) / np.sqrt(pairs)
-    return np.minimum(moved, _MOST_MOVED)
+    moved = _MEAN_TO_SIGMA * median_of(single, delays.kind) / np.sqrt(pairs)
+    known: np.ndarray = np.minimum(moved, _MOST_MOVED)
+    return known
 
 
 def _errors(delays: Delays) -> np.ndarray:
