@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from analyzer.delay_matrix.clocks import HostClocks
 from analyzer.delay_matrix.ends import Ends, as_errors, as_floats, find_ends, is_equal, keys_of, kinds_of
+from analyzer.delay_matrix.inner import judge_inner
 from analyzer.delay_matrix.judging import (
     Delays,
     PairOptions,
@@ -23,7 +24,6 @@ from analyzer.delay_matrix.judging import (
     as_they_are,
     find_disputed,
     judge_delays,
-    judge_inner,
     keep_leading,
 )
 from analyzer.delay_matrix.matrix import DelayMatrix, PairMemory

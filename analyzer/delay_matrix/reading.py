@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from analyzer.delay_matrix.clocks import HostClocks, read_clocks
 from analyzer.delay_matrix.ends import keys_of
-from analyzer.delay_matrix.judging import read_inner
+from analyzer.delay_matrix.inner import read_inner
 from analyzer.windows.window import Context
 from lockstep.clock import NS_PER_S
 from lockstep.store.store import Store

@@ -21,7 +21,7 @@ from tests.builders import SECOND, T0
 
 _MODULES = (
     "delay_matrix.clocks",
-    "delay_matrix.judging",
+    "delay_matrix.inner",
     "delay_matrix.reading",
     "hang.reading",
     "steps.traffic",

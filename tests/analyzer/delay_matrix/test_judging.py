@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from analyzer.delay_matrix.judging import Delays, PairOptions, Score, judge_delays, judge_inner, median_of
+from analyzer.delay_matrix.inner import judge_inner
+from analyzer.delay_matrix.judging import Delays, PairOptions, Score, judge_delays, median_of
 from analyzer.delay_matrix.matrix import InnerMatrix, PairMemory, Past
 from tests.analyzer.delay_matrix.build import (
     HOSTS,
