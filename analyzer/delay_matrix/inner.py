@@ -76,7 +76,7 @@ def judge_inner(
     )
     window_ns = context.window.end_ns - context.window.start_ns
     score = judge_delays(delays, memory.recall(delays.key), len(comms), window_ns, options)
-    calm = ~score.wary[delays.index] & delays.is_new
+    calm = ~score.wary[delays.index]
     memory = memory.learn(delays.key[calm], np.log(delays.ns_per_byte[calm]))
     hosts = rows["host"].take(pa.array(np.unique(comm, return_index=True)[1])).to_pylist()
     groups = tuple(InnerGroup(host, _gpus(int(number), context)) for number, host in zip(comms, hosts, strict=True))

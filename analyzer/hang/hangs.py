@@ -172,16 +172,18 @@ def name_circle(scene: Scene, job: str) -> Finding:
 def name_nobody(scene: Scene, job: str) -> Finding:
     """Return that all ranks stand inside operations of which nothing tells who holds them up."""
     lines, stuck = scene.waits.lines, scene.waits.stuck
-    func, ranks = str(lines.func[stuck[0].members[0]]), len({int(each) for one in stuck for each in one.members})
+    processes = np.unique(lines.process[np.concatenate([each.members for each in stuck])]).tolist()
+    func = lines.func[stuck[0].members[0]]
     return finding_of(
         scene,
-        lines.process[stuck[0].members].tolist(),
+        processes,
         fault_class="comm_hang",
         component=f"job:{job}",
         likelihood=0.5,
         reason=(
-            f"{ranks} ranks are inside {func} number {stuck[0].number}, nothing moved {scene.how_long}, and no part "
-            "stands out: look for a kernel that does not end, and for hosts that lost the network without a word"
+            f"{len(processes)} ranks are inside {func} number {stuck[0].number} or others, "
+            f"nothing moved {scene.how_long}, and no part stands out: look for a kernel that does not end, and for "
+            "hosts that lost the network without a word"
         ),
     )
 

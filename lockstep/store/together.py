@@ -34,7 +34,7 @@ _FOR_MANY = re.compile(r"/\*(.*?)\*/")
 _PARAMETER = re.compile(r"\{(\w+):(\w+(?:\(\w+\))?)\}")
 # Rows are found by their time in the index, for which the bound has to be a constant.
 _SINCE = re.compile(r"([\w.]+) >= (\{(\w+):Int64\}(?: - (?:\d+|\{\w+:Int64\}))?)(?! - )")
-_MOST_AT_ONCE = 64  # readers of one statement: bounds what is in memory
+_MOST_AT_ONCE = 64  # readers: bounds threads, and what is in memory
 
 Made = TypeVar("Made")
 _Answer: TypeAlias = "pa.Table | BaseException"
@@ -75,10 +75,15 @@ class _Reader(Store):
 
 def read_together(store: Store, works: Sequence[Callable[[Store], Made]]) -> "list[Future[Made]]":
     """Return what each of some works returns, or raises, that only read from the store they are given."""
+    groups = (works[first : first + _MOST_AT_ONCE] for first in range(0, len(works), _MOST_AT_ONCE))
+    return [made for group in groups for made in _read_group(store, group)]
+
+
+def _read_group(store: Store, works: Sequence[Callable[[Store], Made]]) -> "list[Future[Made]]":
     said: SimpleQueue[_Question | None] = SimpleQueue()
     readers = [_Reader(store, said) for _ in works]
     asked: dict[int, _Question] = {}
-    with ThreadPoolExecutor(max(len(works), 1), "reader") as pool:
+    with ThreadPoolExecutor(len(works), "reader") as pool:
         made = []
         for number, (reader, work) in enumerate(zip(readers, works, strict=True)):
             made.append(pool.submit(reader.run, work))
@@ -125,11 +130,7 @@ def _group(asked: Mapping[int, _Question]) -> list[list[int]]:
         else:
             key = (question.sql, number)
         groups[key].append(number)
-    return [
-        numbers[first : first + _MOST_AT_ONCE]
-        for numbers in groups.values()
-        for first in range(0, len(numbers), _MOST_AT_ONCE)
-    ]
+    return list(groups.values())
 
 
 def _ask(store: Store, questions: Sequence[_Question]) -> Iterable[pa.Table]:

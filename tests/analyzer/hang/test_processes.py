@@ -126,13 +126,17 @@ def test_job_whose_processes_are_all_gone_within_a_second_has_ended_unless_somet
 def test_standstill_of_which_nothing_tells_the_part_is_told_without_one_when_it_lasts() -> None:
     """As on real GPUs: operations are begun ahead, and the steps of those that are not sampled are unknown."""
 
-    def find_after(seconds: float) -> list[tuple[str, str]]:
+    def find_after(seconds: float) -> list[Finding]:
         since = {"since_ns": T0 - round(seconds * SECOND), "state": "unknown"}
-        lines = [line(rank, (9, 9, 4), **since) for rank in range(4)]
-        return named(lines=lines)
+        lines = [
+            line(rank, (9, 9, 4), func=func, **since) for rank in range(4) for func in ("AllReduce", "AllGather")
+        ]
+        return Job(lines=lines, facts={"reports": reported(h0=0, h1=0)}).find()
 
     assert find_after(19) == []
-    assert find_after(21) == [("comm_hang", "job:j1")]
+    (finding,) = find_after(21)
+    assert (finding.fault_class, finding.component, finding.stands_still) == ("comm_hang", "job:j1", True)
+    assert finding.reason.startswith("4 ranks are inside"), "each once, in however many operations it stands"
 
 
 def test_process_that_is_stopped_or_asked_to_end_after_the_job_stood_is_no_reason() -> None:
