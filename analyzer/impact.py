@@ -35,11 +35,6 @@ class Progress:
     pace: Pace = field(default_factory=Pace)  # read where steps are stale and the job does not stand still
 
 
-def is_stale(steps: StepHistory, window: Window) -> bool:
-    """Return whether no known step ended in a window, which holds three of the usual ones."""
-    return not len(steps) or int(steps.start_ns[-1] + steps.length_ns[-1]) < window.start_ns
-
-
 @dataclass(frozen=True, slots=True)
 class Account:
     """The running cost of one fault, in time of the whole job."""

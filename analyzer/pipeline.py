@@ -20,11 +20,11 @@ from analyzer.evidence.reading import read_evidence
 from analyzer.hang.facts import HangMemory, HangOptions
 from analyzer.hang.hangs import find_hangs
 from analyzer.hang.reading import read_progress
-from analyzer.impact import Progress, is_stale
+from analyzer.impact import Progress
 from analyzer.incidents import JobState, TrackingOptions, track
 from analyzer.localize.detail_requests import propose_detail_requests, propose_sampling
 from analyzer.localize.faults import FaultOptions, find_faults
-from analyzer.steps.history import StepHistory
+from analyzer.steps.history import StepHistory, is_stale
 from analyzer.steps.steps import GlobalOptions, StepMemory, StepOptions, StepReport, find_global, find_steps
 from analyzer.steps.traffic import Pace, read_operations, read_pace
 from analyzer.straggler.reading import read_straggler_facts
@@ -113,7 +113,9 @@ def judge(
     sampled_ns = judgement.matrix.told_since_ns if judgement.matrix else None
     begin_ns = min(context.window.start_ns, sampled_ns or context.window.start_ns)
     lasting = tuple(finding for finding in slower if finding.since_ns is None or finding.since_ns <= begin_ns)
-    is_unexplained = bool(slower) or is_slower(memory.straggler, context, options.straggler)
+    # More samples may cost the rows that steps are cut from: while none is seen, none are asked for because of steps.
+    is_seen = any(not finding.is_stale for finding in slower)
+    is_unexplained = is_seen or is_slower(memory.straggler, context, options.straggler)
     return replace(judgement, findings=lasting or judgement.findings, is_unexplained=is_unexplained), memory
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from analyzer.steps.levels import LevelOptions, Spans, find_spans
+from analyzer.windows.window import Window
 
 MOST_STEPS = 2000  # remembered of a running job: a level that has lasted for so long is the usual one by then
 ENOUGH_STEPS = 50  # of a first level that are usual whatever follows
@@ -144,6 +145,11 @@ def is_costly(level: Level, is_over: bool) -> bool:
     """Return whether a slow level is worth an alert; one since the first step was never seen to begin."""
     fewest, costly = (LASTED_STEPS, COSTLY_STEPS) if is_over else (LASTING_STEPS, COSTLY_GOING_ON)
     return level.begin > 0 and (level.steps >= fewest or level.lost_steps >= costly)
+
+
+def is_stale(history: StepHistory, window: Window) -> bool:
+    """Return whether no known step ended in a window, which holds three of the usual ones."""
+    return not len(history) or int(history.start_ns[-1] + history.length_ns[-1]) < window.start_ns
 
 
 def find_newest(history: StepHistory) -> float:

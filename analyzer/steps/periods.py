@@ -153,9 +153,11 @@ def _candidates(words: np.ndarray) -> list[int]:
 _SAME = 0.9  # of the operations of a step agree with the signature; single rows get lost
 _DOMINANT = 3.0  # times the next longest: then it is the host's wait for the step before, and no jitter
 OFF_PERIOD = 0.1  # of a step: less is the jitter of its beginning
+_LAYER = 4  # operations of a layer at most: gathered and scattered twice; more of them that repeat are a step
 _LONG = 2.0  # times the usual length: not noise, and not a slowdown unless it stays
 _ENOUGH_STEPS = 6  # steps whose middle is the usual length even where two of them are long
 _ODD_IN_A_ROW = 2  # first iterations come in pairs; three long steps are a slow job
+_NOTHING_LOST = np.zeros(0, np.int64)
 
 Observation = Literal["host", "pause", "words"]
 
@@ -193,6 +195,27 @@ class Steps:
         return int(np.median(usual)) if len(usual) else None
 
 
+def choose_period(witness: Witness) -> Period | None:
+    """Return the period of a rank's operations by its pauses, or by its host's where they show no step.
+
+    Layers of a tensor-parallel job look alike and follow each other without a pause, so any number of them repeats:
+    only the host, which waits for the end of each step, tells how many are one. Where it does not, nobody knows.
+    """
+    period = find_period(witness.words, witness.gap_ns, witness.span_ns)
+    if period is None or _is_seen_to_begin(witness.since(period.since), period.operations):
+        return period
+    asked = find_period(witness.words, witness.idle_ns, int(np.ptp(witness.enqueue_ns)))
+    return asked if asked and asked.operations > min(period.operations, _LAYER) else None
+
+
+def _is_seen_to_begin(witness: Witness, lag: int) -> bool:
+    """Return whether a round is no mere layer, and either its operations differ or a pause in it is no jitter."""
+    if lag > _LAYER and len(np.unique(witness.words[:lag])) > 1:
+        return True
+    length_ns = np.median(witness.start_ns[lag:] - witness.start_ns[:-lag])
+    return bool(_by_phase(witness.gap_ns, 0, lag).max() >= OFF_PERIOD * length_ns)
+
+
 def learn_signature(witness: Witness, period: Period) -> Signature | None:
     """Return what a step looks like where two follow each other undisturbed.
 
@@ -217,10 +240,13 @@ def learn_signature(witness: Witness, period: Period) -> Signature | None:
     return Signature(signature, int(pauses[begin]), observation, int(gaps[begin]))
 
 
-def cut(witness: Witness, signature: Signature, usual_ns: int | None = None) -> Steps:
+def cut(
+    witness: Witness, signature: Signature, usual_ns: int | None = None, lost_ns: np.ndarray = _NOTHING_LOST
+) -> Steps:
     """Return the steps among a rank's operations; what fits no step is off the period.
 
-    Steps of which nobody saw the begin or the end are none: their lengths would be made up.
+    Steps of which nobody saw the begin or the end, or in which operations are missing, are none: their lengths would
+    be made up; `lost_ns` are the times before which some are missing.
     `usual_ns` is the length of a step as far as it is known; a few steps, one of them long, do not tell it.
     """
     begins = _find_begins(witness, signature)
@@ -240,7 +266,9 @@ def cut(witness: Witness, signature: Signature, usual_ns: int | None = None) -> 
         is_odd=_find_odd(ends - starts, usual_ns),
     )
     unseen = witness.untimed[begins + lag - 1] | witness.untimed[np.where(follows, begins - 1, begins)]
-    return _leave_out(_set_apart(steps, opening, usual_ns), unseen, witness.enqueue_ns[witness.untimed])
+    unseen |= _count_between(lost_ns, witness.enqueue_ns[begins], witness.enqueue_ns[begins + lag - 1]) > 0
+    holes_ns = np.sort(np.concatenate([witness.enqueue_ns[witness.untimed], lost_ns]))
+    return _leave_out(_set_apart(steps, opening, usual_ns), unseen, holes_ns)
 
 
 def _by_phase(times: np.ndarray, first: int, lag: int) -> np.ndarray:
@@ -299,15 +327,20 @@ def _set_apart(steps: Steps, opening: np.ndarray, usual_ns: int | None) -> Steps
     return replace(steps, start_ns=starts, is_odd=still_odd, off_period=tuple(stretches))
 
 
-def _leave_out(steps: Steps, unseen: np.ndarray, untimed_ns: np.ndarray) -> Steps:
+def _leave_out(steps: Steps, unseen: np.ndarray, holes_ns: np.ndarray) -> Steps:
     """Return the steps that were seen, and the stretches in which no operation went unseen."""
-    if not len(untimed_ns):
+    if not len(holes_ns):
         return steps
     stretches = np.array(steps.off_period, np.int64).reshape(-1, 2)
-    index = np.searchsorted(np.sort(untimed_ns), stretches)
-    kept = stretches[index[:, 0] == index[:, 1]].tolist()
+    kept = stretches[_count_between(holes_ns, *stretches.T) == 0].tolist()
     columns = {name: getattr(steps, name)[~unseen] for name in ("start_ns", "end_ns", "bytes", "is_odd")}
     return replace(steps, **columns, off_period=tuple((begin, end) for begin, end in kept))
+
+
+def _count_between(timestamps_ns: np.ndarray, begin_ns: np.ndarray, end_ns: np.ndarray) -> np.ndarray:
+    """Return how many timestamps, which are in order, lie in each stretch, its ends included."""
+    between: np.ndarray = np.searchsorted(timestamps_ns, end_ns, "right") - np.searchsorted(timestamps_ns, begin_ns)
+    return between
 
 
 def _find_odd(lengths: np.ndarray, usual_ns: int | None) -> np.ndarray:

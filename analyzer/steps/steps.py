@@ -15,6 +15,7 @@ from analyzer.steps.history import (
     add_steps,
     find_newest,
     is_costly,
+    is_stale,
     judge_levels,
 )
 from analyzer.steps.levels import LevelOptions
@@ -22,8 +23,8 @@ from analyzer.steps.periods import (
     OFF_PERIOD,
     Signature,
     Steps,
+    choose_period,
     cut,
-    find_period,
     find_rest,
     learn_signature,
     still_holds,
@@ -171,7 +172,7 @@ def _learn_one(witness: Witness) -> Signature | None:
     for part in (witness.since(max(len(witness) - _FIRST_TRY, 0)), witness):
         if not len(part):
             return None
-        if period := find_period(part.words, part.gap_ns, part.span_ns):
+        if period := choose_period(part):
             return learn_signature(part, period)
     return None
 
@@ -180,7 +181,7 @@ def _cut(witness: Witness, memory: StepMemory) -> Steps | None:
     if witness.is_sampled:
         return None
     signature = memory.kind.signatures.get(witness.process)
-    return cut(witness.without_light, signature, memory.period_ns) if signature else None
+    return cut(witness.without_light, signature, memory.period_ns, witness.lost_ns) if signature else None
 
 
 def _choose_reference(cuts: Sequence[Steps], reference: int) -> Steps | None:
@@ -373,6 +374,7 @@ def _say(history: StepHistory, slow: Level, context: Context, options: GlobalOpt
         lost_share=1 - usual_s / now_s,
         since_ns=int(history.start_ns[slow.begin]),
         is_minor=not is_costly(slow, is_over=False),
+        is_stale=is_stale(history, context.window),
     )
 
 

@@ -139,6 +139,12 @@ class Witness:
             seen += len(np.unique(numbers))
         return seen < 0.95 * wanted  # single rows get lost without anybody having sampled
 
+    @cached_property
+    def lost_ns(self) -> np.ndarray:
+        """Return in order when operations were asked for right before which others of their stream are missing."""
+        skips = [index[1:][np.diff(self.seq[index]) > 1] for _, index in self.streams()]
+        return np.sort(self.enqueue_ns[np.concatenate(skips)]) if skips else self.enqueue_ns[:0]
+
     def since(self, index: int) -> "Witness":
         """Return the operations from that place on."""
         return self._pick(slice(index, None))

@@ -11,6 +11,7 @@ from analyzer.steps.steps import StepMemory, StepReport, find_global, find_steps
 from analyzer.steps.traffic import StepFacts, Witness
 from tests.analyzer.steps.jobs import look_at, step_time_ratio
 from tests.analyzer.steps.traffic import DDP, MEGATRON, MS, T0, Op, Rank
+from tests.builders import SECOND
 
 OTHER = (Op(300, func="ReduceScatter"), Op(func="AllGather"), Op(func="Broadcast"))
 
@@ -161,6 +162,34 @@ def test_steps_that_begin_or_end_where_detail_was_off_are_left_out(step: tuple[O
     assert len(lengths) >= 40 - 4
     assert report.off_period == ()
     assert step_time_ratio(memory.kind.history) == pytest.approx(1.0)
+
+
+LAYERS = (Op(3.0, takes_ms=8.0), *(Op(0.1, takes_ms=8.0),) * 23)  # tensor parallel: all alike, without a pause
+
+
+def test_layers_without_a_pause_are_a_step_where_the_host_waits_for_its_end_and_else_none() -> None:
+    rank = Rank(noise=0.1).steps(LAYERS, 60)
+    report, memory = find_steps(StepFacts((rank.look(),)), StepMemory(), look_at())
+    assert report.operations == 24
+    assert step_time_ratio(memory.history) == pytest.approx(1.0, rel=0.05)
+    ahead = replace(rank.look(), enqueue_ns=rank.look().start_ns - 500 * MS)  # the host never waits
+    report, memory = find_steps(StepFacts((ahead,)), StepMemory(), look_at())
+    assert (report.operations, len(memory.history)) == (None, 0)
+
+
+def test_no_step_is_cut_across_operations_that_were_not_kept_and_an_old_slowdown_confirms_nothing() -> None:
+    rank = Rank(noise=0.1).steps(LAYERS, 100)
+    whole, thinned = rank.look(), rank.look(keep=0.25)
+    usual_ns = find_steps(StepFacts((whole,)), StepMemory(), look_at())[0].period_ns or 0
+    sampled_ns = int(whole.start_ns[-100])
+    kept = np.isin(whole.seq, thinned.seq) | (whole.enqueue_ns < sampled_ns)
+    newest = Witness(0, *(getattr(whole, each.name)[kept] for each in fields(whole)[1:]))
+    assert not newest.is_sampled, "four of a hundred are missing, all of them at the end"
+    _, memory = find_steps(StepFacts((newest,)), StepMemory(), look_at())
+    assert memory.history.length_ns.max() < 1.2 * usual_ns
+    _, memory = follow(Rank().steps(MEGATRON, 40).steps(MEGATRON, 20, slower=3), until_s=29)
+    assert [finding.is_stale for finding in find_global(memory, look_at(T0 + 29 * SECOND))] == [False]
+    assert [finding.is_stale for finding in find_global(memory, look_at(T0 + 60 * SECOND))] == [True]
 
 
 @pytest.mark.parametrize("seed", range(30))
