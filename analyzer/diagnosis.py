@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +24,7 @@ from analyzer.windows.jobs import (
 )
 from analyzer.windows.silence import find_reports, find_silent
 from analyzer.windows.window import Context, EvaluationOptions, Window, hop_at, window_at
+from lockstep.store.ahead import ReadAhead
 from lockstep.store.store import Store
 from lockstep.topology import TopologyIndex
 from lockstep.verdict import Incident
@@ -32,6 +34,8 @@ SELECT world_rank, step, start_ns, end_ns, source FROM steps WHERE job = {job:St
 ORDER BY step, world_rank
 """
 _PROBED = "SELECT count() AS sent, min(ts_ns) AS first_ns, max(ts_ns) AS last_ns FROM probes"
+_MOST_AHEAD = 16  # windows that are read at once
+_MOST_RANKS = 4096  # in all of them: rows are held against each window, which costs more than to plan a statement
 _RECOVERED = "its steps are as short as before, or changed to another level"
 
 
@@ -142,26 +146,32 @@ def _evaluate_windows(
     reports = find_reports(store, roster.hosts, 0)
     brief = _brief_windows(store, span, options.evaluations)
     hops = [] if brief else find_active_hops(store, span, options.evaluations.hop_ns)
-    ends = [window.end_ns for window in brief] or sorted({min(hop_ns, span.last_ns + 1) for hop_ns in hops})
+    ends = sorted({min(hop_ns, span.last_ns + 1) for hop_ns in hops})
     options = _for_few_evaluations(options, 1 if brief else len(ends))
-    due, done_ns = len(ends), span.first_ns
-    followed = Followed()
-    for number in range(due):
-        period_ns = followed.stages.period_ns
-        is_last = bool(brief) or number + 1 == due
-        if not is_last and ends[number] - done_ns < hop_at(
-            ends[number], span.first_ns, period_ns, options.evaluations
-        ):
-            continue
-        done_ns = ends[number]
-        window = brief[number] if brief else window_at(ends[number], span.first_ns, period_ns, options.evaluations)
+    due, done_ns, followed = len(brief or ends), span.first_ns, Followed()
+    ahead, most = ReadAhead(store), min(max(_MOST_RANKS // max(len(roster), 1), 1), _MOST_AHEAD)
+    while windows := brief or list(
+        islice(_follow(ends, done_ns, span, followed.stages.period_ns, options.evaluations), most)
+    ):
+        window = windows[0]
+        ahead.move([(window.start_ns, window.end_ns) for window in windows])
         who = (roster, find_silent(roster.hosts, reports, window.end_ns), reports, topology)
-        outcome = evaluate_window(store, span, window, followed, who, options)
-        followed = outcome.followed
-        watch(number + 1, due)
+        outcome = evaluate_window(ahead, span, window, followed, who, options)
+        followed, done_ns = outcome.followed, window.end_ns
+        is_enough = bool(brief) and outcome.judgement.is_standstill  # what else it shows was on the way to it
+        brief, ends = ([] if is_enough else brief[1:]), [end_ns for end_ns in ends if end_ns > done_ns]
+        watch(due - len(brief or ends), due)
         yield outcome
-        if brief and outcome.judgement.is_standstill:
-            return  # what else it shows was on the way to it
+
+
+def _follow(
+    ends: Sequence[int], done_ns: int, span: JobSpan, period_ns: int | None, options: EvaluationOptions
+) -> Iterator[Window]:
+    """Yield the next windows, as they are while the period stays the same."""
+    for end_ns in ends:
+        if end_ns == ends[-1] or end_ns - done_ns >= hop_at(end_ns, span.first_ns, period_ns, options):
+            yield window_at(end_ns, span.first_ns, period_ns, options)
+            done_ns = end_ns
 
 
 def _brief_windows(store: Store, span: JobSpan, options: EvaluationOptions) -> list[Window]:

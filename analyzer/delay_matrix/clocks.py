@@ -28,11 +28,11 @@ _DRIFT = 50e-6  # of a free running clock; what a reading's age adds to its erro
 _MOST_OPERATIONS = 200  # of a window; a jump shows in all that come after it
 
 _READINGS = f"""
-SELECT host, argMin(offset_ns, (error_ns, -ts_ns)) AS best_offset_ns, min(error_ns) AS best_error_ns,
+SELECT /*ask,*/ host, argMin(offset_ns, (error_ns, -ts_ns)) AS best_offset_ns, min(error_ns) AS best_error_ns,
        argMin(ts_ns, (error_ns, -ts_ns)) AS read_ns
 FROM clocks WHERE {OF_HOSTS}
     AND ts_ns >= {{since:Int64}} AND ts_ns < {{until:Int64}}
-GROUP BY host ORDER BY host
+GROUP BY /*ask,*/ host ORDER BY host
 """
 _OPERATIONS = f"""
 SELECT /*ask,*/ comm, func, seq, replay, host, max(start_ns) AS last_start_ns, min(end_ns) AS first_end_ns

@@ -227,12 +227,12 @@ WHERE {WHOSE} AND direction = 'recv' AND flush_ns IS NOT NULL
 GROUP BY /*ask,*/ host ORDER BY host
 """
 _PATHS = f"""
-SELECT host AS src_host, src_nic,
+SELECT /*ask,*/ host AS src_host, src_nic,
        if(dst IS NULL OR dst = '', splitByChar('/', dst_nic)[1], assumeNotNull(dst)) AS dst_host,
        if(position(dst_nic, '/') > 0, splitByChar('/', dst_nic)[2], dst_nic) AS far_nic, sport,
        argMax(links, (seen_ns < {{then:Int64}}, if(seen_ns < {{then:Int64}}, seen_ns, -seen_ns), confidence)) AS route
 FROM paths WHERE {OF_HOSTS}
-GROUP BY src_host, src_nic, dst_host, far_nic, sport
+GROUP BY /*ask,*/ src_host, src_nic, dst_host, far_nic, sport
 ORDER BY src_host, src_nic, dst_host, far_nic, sport
 """
 

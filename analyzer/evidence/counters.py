@@ -43,11 +43,11 @@ _DOWN, _BELOW = 3.0, 3.0  # a link without carrier, or at a lower rate than it i
 _BELOW_SHARE = 0.9  # rates are negotiated in steps of a half or a quarter
 
 _NIC_QUERY = (
-    "SELECT host, nic, argMax(up, ts_ns) AS is_up, argMax(toNullable(speed_mbps), ts_ns) AS speed_now, "
+    "SELECT /*ask,*/ host, nic, argMax(up, ts_ns) AS is_up, argMax(toNullable(speed_mbps), ts_ns) AS speed_now, "
     "maxIf(speed_mbps, ts_ns < {turn:Int64}) AS speed_before, "
     + readings_sql([rule.counter for rule in _NIC_RULES])
     + f", {SPANS_SQL} FROM nic_counters WHERE {OF_HOSTS} "
-    "AND ts_ns >= {back:Int64} AND ts_ns < {end:Int64} GROUP BY host, nic ORDER BY host, nic"
+    "AND ts_ns >= {back:Int64} AND ts_ns < {end:Int64} GROUP BY /*ask,*/ host, nic ORDER BY host, nic"
 )
 
 
@@ -125,12 +125,12 @@ _PORT_RULES = (
 _SWITCH = 1.5  # a switch of which most ports are in trouble; a cable has only one at each end
 _FEWEST_PORTS = 3
 
-_PORT_QUERY = (
-    "SELECT switch, port, argMax(up, ts_ns) AS is_up, argMax(toNullable(speed_mbps), ts_ns) AS speed_now, "
+_PORT_QUERY = (  # a port of which no reading comes any more says nothing
+    "SELECT /*ask,*/ switch, port, argMax(up, ts_ns) AS is_up, argMax(toNullable(speed_mbps), ts_ns) AS speed_now, "
     + readings_sql([rule.name for rule in _PORT_RULES])
     + f", {SPANS_SQL} FROM fabric_counters WHERE switch IN {{switches:Array(String)}} "
-    "AND ts_ns >= {back:Int64} AND ts_ns < {end:Int64} GROUP BY switch, port HAVING max(ts_ns) >= {turn:Int64} "
-    "ORDER BY switch, port"  # a port of which no reading comes any more says nothing
+    "AND ts_ns >= {back:Int64} AND ts_ns < {end:Int64} GROUP BY /*ask,*/ switch, port "
+    "HAVING max(ts_ns) >= {turn:Int64} ORDER BY switch, port"
 )
 
 

@@ -25,16 +25,16 @@ _MAD_TO_SIGMA = 1.4826  # for normally distributed round trips
 _KEYS = ("host", "src_nic", "dst", "dst_nic", "route")
 
 _USUAL = """
-SELECT length(hops) AS hop_count, quantileExact(0.5)(rtt_ns) AS middle_ns,
+SELECT /*ask,*/ length(hops) AS hop_count, quantileExact(0.5)(rtt_ns) AS middle_ns,
        quantileExact(0.75)(rtt_ns) - quantileExact(0.25)(rtt_ns) AS between_ns
-FROM probes WHERE rtt_ns IS NOT NULL AND ts_ns >= {start:Int64} AND ts_ns < {end:Int64} GROUP BY hop_count
+FROM probes WHERE rtt_ns IS NOT NULL AND ts_ns >= {start:Int64} AND ts_ns < {end:Int64} GROUP BY /*ask,*/ hop_count
 """
 _FLOWS = """
-SELECT host, src_nic, dst, dst_nic, arrayStringConcat(hops, '>') AS route, count() AS sent,
+SELECT /*ask,*/ host, src_nic, dst, dst_nic, arrayStringConcat(hops, '>') AS route, count() AS sent,
        countIf(rtt_ns IS NULL) AS lost,
        countIf(rtt_ns > transform(length(hops), {counts:Array(UInt64)}, {limits:Array(Float64)}, inf)) AS delayed
 FROM probes WHERE ts_ns >= {start:Int64} AND ts_ns < {end:Int64}
-GROUP BY host, src_nic, dst, dst_nic, route ORDER BY host, src_nic, dst, dst_nic, route
+GROUP BY /*ask,*/ host, src_nic, dst, dst_nic, route ORDER BY host, src_nic, dst, dst_nic, route
 """
 
 

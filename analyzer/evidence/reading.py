@@ -54,10 +54,10 @@ _WEIGHTS = {
 _BY_SEVERITY = {"info": 0.3, "warning": 0.7}  # of the weight; errors count in full
 
 _EVENT_QUERY = f"""
-SELECT ts_ns, host, source, kind, component, severity, message, detail FROM events
+SELECT /*ask,*/ ts_ns, host, source, kind, component, severity, message, detail FROM events
 WHERE {OF_HOSTS} AND ts_ns >= {{back:Int64}} AND ts_ns < {{end:Int64}}
     AND kind IN {{kinds:Array(String)}}
-ORDER BY ts_ns, host, component LIMIT {{most:UInt32}}
+ORDER BY ts_ns, host, component LIMIT {{most:UInt32}} /*BY ask*/
 """
 
 
@@ -116,11 +116,12 @@ _SLOW_CLOCK, _SLOW_SHARE = 2.0, 0.9  # clocks of GPUs that do the same differ by
 _FEWEST_PEERS = 4  # fewer, and the median is one of the suspects itself
 
 _HEALTH_QUERY = (
-    "SELECT host, gpu, minIf(sm_mhz, ts_ns >= {turn:Int64} AND position(throttle, 'idle') = 0) AS running_mhz, "
+    "SELECT /*ask,*/ host, gpu, "
+    "minIf(sm_mhz, ts_ns >= {turn:Int64} AND position(throttle, 'idle') = 0) AS running_mhz, "
     "arrayStringConcat(groupUniqArrayArrayIf(splitByChar(',', throttle), ts_ns >= {turn:Int64}), ',') AS reasons, "
     + readings_sql([rule.name for rule in _RULES])
     + f", {SPANS_SQL} FROM gpu_health WHERE {OF_HOSTS} "
-    "AND ts_ns >= {back:Int64} AND ts_ns < {end:Int64} GROUP BY host, gpu ORDER BY host, gpu"
+    "AND ts_ns >= {back:Int64} AND ts_ns < {end:Int64} GROUP BY /*ask,*/ host, gpu ORDER BY host, gpu"
 )
 
 

@@ -100,10 +100,10 @@ GROUP BY /*ask,*/ host ORDER BY host
 """
 # What GPUs say of lowered clocks, back to their last reading; idle ones lower theirs too and are no news.
 _THROTTLED = f"""
-SELECT host, gpu, groupUniqArray(throttle) AS reasons, min(sm_mhz) AS sm_mhz FROM gpu_health
+SELECT /*ask,*/ host, gpu, groupUniqArray(throttle) AS reasons, min(sm_mhz) AS sm_mhz FROM gpu_health
 WHERE {OF_HOSTS} AND ts_ns >= {{start:Int64}} - {{before:Int64}} AND ts_ns < {{end:Int64}}
     AND throttle NOT IN ('', 'gpu_idle')
-GROUP BY host, gpu
+GROUP BY /*ask,*/ host, gpu
 """
 
 

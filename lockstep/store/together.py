@@ -8,6 +8,8 @@ A statement can be put together when it says where the number of the reader goes
 it for many and a comment for one, and each part that reads rows of a job names them by `WHOSE`. Parameters in which
 readers differ become arrays, lists are joined, and the answer is taken apart by its first column. Statements about
 hosts (`OF_HOSTS`) that differ in nothing else are put together as well, and taken apart by the hosts.
+
+A job that reads several windows is several readers, too: then a row belongs to each of them whose window it is in.
 """
 
 import re
@@ -30,10 +32,11 @@ OF_HOSTS = r"host IN (SELECT arrayJoin(splitByChar('\n', {hosts:String})))"  # n
 _WHOSE_OF_MANY = (
     "job IN {job:Array(String)} AND (indexOf({job:Array(String)}, job) AS ask) > 0 AND attempt = {attempt:UInt16}"
 )
+_EACH_WINDOW = "arrayJoin({asks:Array(UInt32)}) AS ask"
 _FOR_MANY = re.compile(r"/\*(.*?)\*/")
 _PARAMETER = re.compile(r"\{(\w+):(\w+(?:\(\w+\))?)\}")
 # Rows are found by their time in the index, for which the bound has to be a constant.
-_SINCE = re.compile(r"([\w.]+) >= (\{(\w+):Int64\}(?: - (?:\d+|\{\w+:Int64\}))?)(?! - )")
+_BOUND = re.compile(r"([\w.]+) (>=|<) (\{(\w+):Int64\}(?: - (?:\d+|\{\w+:Int64\}))?)(?! - )")
 _MOST_AT_ONCE = 64  # readers: bounds threads, and what is in memory
 
 Made = TypeVar("Made")
@@ -118,15 +121,14 @@ def _group(asked: Mapping[int, _Question]) -> list[list[int]]:
     groups: dict[tuple[Any, ...], list[int]] = defaultdict(list)
     for number, question in asked.items():
         parameters = question.parameters
-        if _FOR_MANY.search(question.sql):
+        if WHOSE in question.sql and is_for_many(question.sql):
             key: tuple[Any, ...] = (question.sql, parameters.get("attempt"))
         elif (
             OF_HOSTS in question.sql
-            and question.sql.split(",")[0].split()[:2] == ["SELECT", "host"]
+            and _FOR_MANY.sub("", question.sql).split(",")[0].split()[:2] == ["SELECT", "host"]
             and "{job:" not in question.sql
         ):
-            names = {name for name, _ in _PARAMETER.findall(question.sql)} - {"hosts"}
-            key = (question.sql, *((name, parameters[name]) for name in sorted(names)))
+            key = (question.sql, *((name, parameters[name]) for name in names_in(question.sql) if name != "hosts"))
         else:
             key = (question.sql, number)
         groups[key].append(number)
@@ -137,33 +139,44 @@ def _ask(store: Store, questions: Sequence[_Question]) -> Iterable[pa.Table]:
     sql, parameters = questions[0].sql, [question.parameters for question in questions]
     if len(questions) == 1:
         return [store.query(sql, parameters[0])]
-    if _FOR_MANY.search(sql):
-        return _split(store.query(*for_many(sql, parameters)), len(questions))
+    if WHOSE in sql:
+        return split(store.query(*for_many(sql, parameters)), len(questions))
     hosts = [each["hosts"].split("\n") for each in parameters]
     rows = store.query(sql, {**parameters[0], "hosts": "\n".join(sorted(set().union(*hosts)))})
     return [rows.filter(pc.is_in(rows.column(0), pa.array(each, rows.schema.types[0]))) for each in hosts]
 
 
+def is_for_many(sql: str) -> bool:
+    """Return whether a statement says where the number of the reader goes."""
+    return bool(_FOR_MANY.search(sql))
+
+
+def names_in(sql: str) -> list[str]:
+    """Return the parameters of a statement."""
+    return sorted({name for name, _ in _PARAMETER.findall(sql)})
+
+
 def for_many(sql: str, parameters: Sequence[Parameters]) -> tuple[str, dict[str, Any]]:
     """Return a statement for all of some readers, whose rows begin with the number of the reader, from 1 on.
+
+    They are jobs, or windows of one job.
 
     >>> one = f"SELECT /*ask,*/ max(n) FROM op_stats WHERE {WHOSE} AND ts_ns >= {{start:Int64}} /*GROUP BY ask*/"
     >>> sql, asked = for_many(one, [{"job": "a", "attempt": 1, "start": 5}, {"job": "b", "attempt": 1, "start": 7}])
     >>> sql[sql.index("AND ts_ns"):]
-    'AND ts_ns >= {start:Array(Int64)}[ask] AND ts_ns >= {least_start:Int64} GROUP BY ask'
-    >>> asked["start"], asked["least_start"]
+    'AND ts_ns >= {start:Array(Int64)}[ask] AND ts_ns >= {outer_start:Int64} GROUP BY ask'
+    >>> asked["start"], asked["outer_start"]
     ([5, 7], 5)
     """
-    names = {name for name, _ in _PARAMETER.findall(sql)}
-    values = {name: [each[name] for each in parameters] for name in names}
+    values = {name: [each[name] for each in parameters] for name in names_in(sql)}
     lists = {name for name, each in values.items() if isinstance(each[0], list)}
-    apart = {
-        name for name, each in values.items() if name == "job" or any(value != each[0] for value in each)
-    } - lists
+    apart = {name for name, each in values.items() if any(value != each[0] for value in each)} - lists
     asked = {name: each if name in apart else each[0] for name, each in values.items()}
-    asked |= {name: list(chain.from_iterable(values[name])) for name in lists}
-    many = _FOR_MANY.sub(r"\1", sql).replace(WHOSE, _WHOSE_OF_MANY)
-    many = _SINCE.sub(lambda found: _bound(found, apart, values, asked), many)
+    if "job" in apart:
+        asked |= {name: list(chain.from_iterable(values[name])) for name in lists}
+    else:
+        asked["asks"] = list(range(1, len(parameters) + 1))
+    many = _BOUND.sub(lambda found: _bound(found, apart, values, asked), _number_rows(sql, "job" in apart))
 
     def as_array(found: re.Match[str]) -> str:
         name, kind = found.groups()
@@ -172,20 +185,28 @@ def for_many(sql: str, parameters: Sequence[Parameters]) -> tuple[str, dict[str,
     return _PARAMETER.sub(as_array, many), asked
 
 
+def _number_rows(sql: str, are_jobs: bool) -> str:
+    """Return a statement in which each row has the number of its reader, or comes once for each of several."""
+    if WHOSE not in sql:
+        sql = sql.replace("/*ask,*/", f"{_EACH_WINDOW},", 1)
+    many = _FOR_MANY.sub(r"\1", sql)
+    return many.replace(WHOSE, _WHOSE_OF_MANY if are_jobs else f"{WHOSE} AND ({_EACH_WINDOW}) > 0")
+
+
 def _bound(found: "re.Match[str]", apart: set[str], values: Mapping[str, list[Any]], asked: dict[str, Any]) -> str:
-    """Return a comparison with a time, and one with the earliest of all readers beside it."""
-    column, bound, name = found.groups()
+    """Return a comparison with a time, and one with the earliest or latest of all readers beside it."""
+    column, sign, bound, name = found.groups()
     less = next((each for each, _ in _PARAMETER.findall(bound) if each != name), None)
     if name not in apart and less not in apart:
         return found.group()
-    since = [start - (values[less][number] if less else 0) for number, start in enumerate(values[name])]
-    least = f"least_{name}_{less}" if less else f"least_{name}"
-    asked[least] = min(since)
+    times = [time - (values[less][number] if less else 0) for number, time in enumerate(values[name])]
+    outer = "_".join(["outer" if sign == ">=" else "outer_end", name, *([less] if less else [])])
+    asked[outer] = min(times) if sign == ">=" else max(times)
     constant = bound[bound.index("}") + 1 :] if not less else ""
-    return f"{column} >= {bound} AND {column} >= {{{least}:Int64}}{constant}"
+    return f"{column} {sign} {bound} AND {column} {sign} {{{outer}:Int64}}{constant}"
 
 
-def _split(rows: pa.Table, readers: int) -> list[pa.Table]:
+def split(rows: pa.Table, readers: int) -> list[pa.Table]:
     """Return the rows of each reader, without the column of its number."""
     number = np.asarray(rows.column(0).combine_chunks()).astype(np.int64)
     order = np.argsort(number, kind="stable")
