@@ -69,14 +69,27 @@ def number_rows(columns: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     return number.reshape(-1), first
 
 
-def keys_of(rows: pa.Table, sort: str, names: tuple[str, ...]) -> np.ndarray:
-    """Return what each row is known by in later evaluations: its sort, function and these numbers."""
-    func = rows["func"].combine_chunks().dictionary_encode()
-    seeds = np.array([zlib.crc32(f"{sort} {name}".encode()) for name in func.dictionary.to_pylist()], np.uint64)
-    key = seeds[np.asarray(func.indices)] if len(seeds) else np.zeros(0, np.uint64)
+def keys_of(rows: pa.Table, sort: str, names: tuple[str, ...], text: str = "func") -> np.ndarray:
+    """Return what each row is known by in later evaluations: its sort, a text and these numbers."""
+    texts = pc.fill_null(rows[text].combine_chunks(), "").dictionary_encode()
+    seeds = np.array([zlib.crc32(f"{sort} {name}".encode()) for name in texts.dictionary.to_pylist()], np.uint64)
+    key = seeds[np.asarray(texts.indices)] if len(seeds) else np.zeros(0, np.uint64)
     for name in names:
         key = _mixed(key ^ rows[name].to_numpy().astype(np.uint64))
     return key
+
+
+def find_rows(keys: np.ndarray, wanted: np.ndarray) -> pa.Array:
+    """Return the first row that has each wanted key, null where none has.
+
+    >>> find_rows(np.array([7, 5, 7]), np.array([5, 6, 7])).to_pylist()
+    [1, None, 0]
+    """
+    known, first = np.unique(keys, return_index=True)
+    if not len(known):
+        return pa.nulls(len(wanted), pa.int64())
+    index = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
+    return pa.array(first[index], mask=known[index] != wanted)
 
 
 def _mixed(value: np.ndarray) -> np.ndarray:

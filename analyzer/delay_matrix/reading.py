@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from analyzer.delay_matrix.clocks import HostClocks, read_clocks
-from analyzer.delay_matrix.ends import keys_of
+from analyzer.delay_matrix.ends import find_rows, keys_of
 from analyzer.delay_matrix.inner import read_inner
 from analyzer.windows.window import Context
 from lockstep.clock import NS_PER_S
@@ -246,10 +246,9 @@ _NAMES = {
     "wire": "wire_ns",
     "wire_max": "wire_max_ns",
     "flush": "flush_ns",
-    "known_port": "sport",
 }
-_ORDER = ("comm", "what", "size_class", "src_rank", "dst_rank", "channel")
 CONNECTION = ("comm", "src_rank", "dst_rank", "channel")
+_BACKWARDS = ("comm", "dst_rank", "src_rank", "channel")  # as the receiving side tells it
 _ENDS = ("src_nic", "dst_nic", "sport")
 _NOTHING = pa.table({})
 ACKNOWLEDGED = "ib"  # the transport whose wire time ends when the other side has the bytes
@@ -304,21 +303,21 @@ def needs_transits(waits: pa.Table) -> bool:
 def add_known(rows: pa.Table, known: pa.Table) -> pa.Table:
     """Return the waits with NICs, ports and transport: as their rows tell them, else as is known of connections."""
     sends, receives = (known.filter(pc.equal(known["direction"], direction)) for direction in ("send", "recv"))
-    waits = rows.join(
-        sends.drop_columns(["direction"]),
-        ["comm", "src_rank", "dst_rank", "channel", "src_host"],
-        ["comm", "near", "far", "channel", "side_host"],
-    ).join(
-        receives.select(["comm", "near", "far", "channel", "side_host", "known_nic"]),
-        ["comm", "dst_rank", "src_rank", "channel", "dst_host"],
-        ["comm", "near", "far", "channel", "side_host"],
-        right_suffix="_there",
-    )
-    waits = waits.append_column("src_nic", pc.coalesce(waits["row_src_nic"], waits["known_nic"]))
-    waits = waits.append_column("dst_nic", pc.coalesce(waits["row_dst_nic"], waits["known_nic_there"]))
-    waits = waits.append_column("transport", pc.coalesce(waits["carrier"], waits["known_carrier"]))
-    waits = waits.sort_by([(name, "ascending") for name in _ORDER])
-    return waits.rename_columns([_NAMES.get(name, name) for name in waits.column_names])
+    near = find_rows(_sides_of(sends), keys_of(rows, "side", CONNECTION, "src_host"))
+    there = find_rows(_sides_of(receives), keys_of(rows, "side", _BACKWARDS, "dst_host"))
+    columns = {
+        "src_nic": pc.coalesce(rows["row_src_nic"], sends["known_nic"].take(near)),
+        "dst_nic": pc.coalesce(rows["row_dst_nic"], receives["known_nic"].take(there)),
+        "transport": pc.coalesce(rows["carrier"], sends["known_carrier"].take(near)),
+        "sport": sends["known_port"].take(near),
+    }
+    for name, column in columns.items():
+        rows = rows.append_column(name, column)
+    return rows.rename_columns([_NAMES.get(name, name) for name in rows.column_names])
+
+
+def _sides_of(known: pa.Table) -> np.ndarray:
+    return keys_of(known, "side", ("comm", "near", "far", "channel"), "side_host")
 
 
 def name_ends(rows: pa.Table, waits: pa.Table) -> pa.Table:
@@ -326,11 +325,7 @@ def name_ends(rows: pa.Table, waits: pa.Table) -> pa.Table:
 
     Else a connection would be two pairs: one between NICs and one between hosts.
     """
-    keys, of = (keys_of(table, "connection", CONNECTION) for table in (waits, rows))
-    known, first = np.unique(keys, return_index=True)
-    index = np.minimum(np.searchsorted(known, of), max(len(known) - 1, 0))
-    is_known = known[index] == of if len(known) else np.zeros(len(of), bool)
-    wanted = pa.array(first[index] if len(known) else index, mask=~is_known)
+    wanted = find_rows(*(keys_of(table, "connection", CONNECTION) for table in (waits, rows)))
     for name in _ENDS:
         better = waits[name].take(wanted).cast(rows[name].type)
         rows = rows.set_column(rows.column_names.index(name), name, pc.coalesce(rows[name], better))

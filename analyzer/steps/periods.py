@@ -29,6 +29,7 @@ _SLACK = 0.05  # and up to this share: checkpoints every few steps differ by tha
 _REGULAR = 0.2  # of a kind may fail to come again: rows get lost, and steps are disturbed
 _WORST = 0.45  # more than that different, and there is no period; moe and pipelines with stragglers reach 0.2
 _ALIKE = 0.9  # of the operations come again after a period: else nothing can be said of the pauses
+_CELLS = 1 << 16  # operations that are compared at once: steps have from one to many thousands
 _LONG_PAUSE = 1.5  # times the usual long pause: a checkpoint between steps; counted as long, not as that long
 
 
@@ -293,26 +294,32 @@ def find_rest(witness: Witness, signature: Signature) -> Witness:
 
 
 def _find_begins(witness: Witness, signature: Signature) -> np.ndarray:
+    """Return where steps begin, none inside another."""
     words, lag = witness.words, len(signature.words)
-    begins, free_from = [], 0
-    for index in np.flatnonzero(words[: max(len(words) - lag + 1, 0)] == signature.words[0]).tolist():
-        if index >= free_from and _begins_at(witness, signature, index):
-            begins.append(index)
-            free_from = index + lag
+    indexes = np.flatnonzero(words[: max(len(words) - lag + 1, 0)] == signature.words[0])
+    begins, free_from, at_once = [], 0, max(_CELLS // lag, 1)
+    for number in range(0, len(indexes), at_once):
+        part = indexes[number : number + at_once]
+        part = part[part >= free_from]
+        for index in part[_are_begins(witness, signature, part)].tolist():
+            if index >= free_from:
+                begins.append(index)
+                free_from = index + lag
     return np.array(begins, np.int64)
 
 
-def _begins_at(witness: Witness, signature: Signature, index: int) -> bool:
+def _are_begins(witness: Witness, signature: Signature, indexes: np.ndarray) -> np.ndarray:
+    """Return at which operations a step may begin. Cost: O(indexes x operations of a step)."""
     lag = len(signature.words)
-    span = slice(index, index + lag)
-    if np.count_nonzero(witness.words[span] == signature.words) / lag < _SAME:
-        return False
+    spans = indexes[:, None] + np.arange(lag)
+    is_same: np.ndarray = np.count_nonzero(witness.words[spans] == signature.words, axis=1) / lag >= _SAME
     if signature.observation == "words":
-        return True
-    times = (witness.idle_ns if signature.observation == "host" else witness.gap_ns)[span]
-    within = times[1:].max(initial=0)
+        return is_same
+    times = (witness.idle_ns if signature.observation == "host" else witness.gap_ns)[spans]
+    within = times[:, 1:].max(axis=1, initial=0)
     # Nobody knows what was before the first operation; it begins a step if none begins right after it.
-    return bool(within < signature.sign_ns / 2) if index == 0 else bool(times[0] >= within)
+    begins: np.ndarray = is_same & np.where(indexes == 0, within < signature.sign_ns / 2, times[:, 0] >= within)
+    return begins
 
 
 def _set_apart(steps: Steps, opening: np.ndarray, usual_ns: int | None) -> Steps:

@@ -127,7 +127,7 @@ def test_windows_that_are_read_at_once_get_what_each_would_get_alone(
     del jobs  # two others are there as well
     windows = [(4, 10), (5, 11), (5.5, 12), (7, 13.2)]
     asked = [_parameters(embedded_store, "a", *window) for window in windows]
-    several, answered = 0, set()
+    several, answered = 0, set[str]()
     for name, sql in _statements().items():
         if "/*" not in sql:
             continue
