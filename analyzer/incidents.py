@@ -90,8 +90,12 @@ class JobState:
     sightings: tuple[Sighting, ...] = ()
 
     def names_a_part(self, evaluations: int) -> bool:
-        """Return whether a part was found at fault of late: then it explains why all are slow."""
-        recent = (seen for seen in self.sightings if seen.absent <= evaluations)
+        """Return whether a part was found at fault of late: then it explains why all are slow.
+
+        Once it was told that all are, only a part that was told as well does: another may be a hiccup.
+        """
+        is_told = any(incident.verdict.fault_class == "global_slow" for incident in self.open)
+        recent = (seen for seen in self.sightings if seen.absent <= evaluations and (seen.incident or not is_told))
         return any(name[0] not in _NAMES_NOBODY for seen in recent for name in seen.tally)
 
     @property

@@ -18,6 +18,7 @@ Kind = Literal["gpu", "hot_host", "rank", "host"]
 # Far outside, with a median of others that one odd one among them cannot move, at a cost that is no noise.
 _SURE_SIGMAS, _SURE_PEERS, _SURE_SHARE = 10.0, 3, 0.05
 _LIKELY, _LESS_LIKELY = 0.97, 0.88
+_THAN = {"peers": "its peers", "before": "it used to, and no other stage does,"}
 _UNKNOWN_WHY = 0.6  # slow GPUs are more common than late processes, but not by much
 
 
@@ -30,6 +31,7 @@ class Culprit:
     share: float  # of the time, lost to it
     sigmas: float  # how far it lies outside of its peers
     peers: int  # how many it was compared with
+    than: Literal["peers", "before"] = "peers"  # what it is slower than: those, or itself, which they are not
     is_once_per_step: bool = False
     knows_why: bool = True  # whether the GPU or the process is late; else only that the rank is
     slow_steps: int = 0  # when it was slow only now and then: how often
@@ -92,8 +94,8 @@ def _reason(culprit: Culprit, first: Process, heat: str | None) -> str:
         case "gpu":
             why = f"it reports {heat}" if heat else "look at its clocks and errors, then test it"
             return (
-                f"GPU {first.gpu} of {first.host} ({name}) computes longer than its peers before operations that "
-                f"were enqueued in time; the others wait for it {lost}: {why}"
+                f"GPU {first.gpu} of {first.host} ({name}) computes longer than {_THAN[culprit.than]} before "
+                f"operations that were enqueued in time; the others wait for it {lost}: {why}"
             )
         case "hot_host":
             return (

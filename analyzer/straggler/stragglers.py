@@ -8,14 +8,22 @@ one comes again.
 Many who are late at once are no set of faults but a property of the job, and left to those who look at all of it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from analyzer.straggler.culprits import Culprit, GroupingOptions, are_too_many, group_stragglers, make_finding
 from analyzer.straggler.excess import Excess, measure_excess, spread_of, without_worst
-from analyzer.straggler.gpu_waits import GpuWaitOptions, find_late_gpus
+from analyzer.straggler.gpu_waits import (
+    GpuWaitOptions,
+    GpuWaits,
+    LateGpu,
+    PastWaits,
+    find_late_gpus,
+    find_slower_gpus,
+    learn_waits,
+)
 from analyzer.straggler.kernels import NumericOptions, choose_kernels
 from analyzer.straggler.reading import Flushes, StragglerFacts
 from analyzer.windows.window import Context, Finding
@@ -23,6 +31,7 @@ from lockstep.clock import NS_PER_S
 from lockstep.topology import host_name
 
 _PACES = 64  # evaluations, two minutes of them
+_SAMPLES_NS = 30 * NS_PER_S  # after a job became slower, in which the samples that were asked for tell enough
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +137,8 @@ class StragglerMemory:
     slow_steps: tuple[SlowStep, ...] = ()  # that came alone
     begun_ns: int | None = None  # since when we look
     paces: tuple[tuple[int, float], ...] = ()  # end of each evaluation, and operations of a rank in a second
+    slower_ns: int = 0  # end of the last evaluation in which ranks did fewer than that
+    waits: PastWaits = field(default_factory=PastWaits)  # of receives for their own GPU
     straggling_since: Mapping[int, StragglerSince] = field(
         default_factory=dict
     )  # by process, of those late in the last evaluation
@@ -139,7 +150,9 @@ def find_stragglers(
     """Return the GPUs and hosts that hold the others up, and what to remember for the next evaluation."""
     memory = _remember_pace(memory, facts.per_s, context)
     findings = find_starving(facts.flushes, context, options.starving)
-    findings += _report_waited_for(facts, context, options)
+    late = find_late_gpus(facts.gpu_waits, options.gpu_waits)
+    slower, memory = _find_slower(facts.gpu_waits, memory, context, options)
+    findings += _report_waited_for([*late, *slower], facts, context, options)
     kernels = choose_kernels(len(facts.operations), options.numeric)
     excess = measure_excess(facts.operations, facts.are_sums, len(context.roster), context.period_ns, kernels)
     if excess is None:
@@ -181,13 +194,33 @@ def _remember_pace(memory: StragglerMemory, per_s: float | None, context: Contex
     return replace(memory, paces=(*memory.paces, (context.window.end_ns, per_s))[-_PACES:])
 
 
-def _report_waited_for(facts: StragglerFacts, context: Context, options: StragglerOptions) -> list[Finding]:
-    """Return the GPUs that sampled transfers always wait for."""
+def _find_slower(
+    waits: GpuWaits, memory: StragglerMemory, context: Context, options: StragglerOptions
+) -> tuple[list[LateGpu], StragglerMemory]:
+    """Return the GPUs that made a job slower in which they have no peers; they stay so until they are as before."""
+    end_ns = context.window.end_ns
+    if is_slower(memory, context, options):
+        memory = replace(memory, slower_ns=end_ns)
+    is_asked = bool(memory.waits.held) or end_ns - memory.slower_ns <= _SAMPLES_NS
+    found = find_slower_gpus(waits, memory.waits, context.window, options.gpu_waits) if is_asked else []
+    return found, replace(memory, waits=learn_waits(waits, memory.waits, context.window, found))
+
+
+def _report_waited_for(
+    late: Sequence[LateGpu], facts: StragglerFacts, context: Context, options: StragglerOptions
+) -> list[Finding]:
+    """Return the GPUs that sampled transfers always wait for, as far as it costs something."""
     findings = []
-    for each in find_late_gpus(facts.gpu_waits, options.gpu_waits):
+    for each in late:
         if each.lost_share >= options.min_share:
             culprit = Culprit(
-                kind="gpu", processes=(each.process,), share=each.lost_share, sigmas=0.0, peers=each.peers
+                kind="gpu",
+                processes=(each.process,),
+                share=each.lost_share,
+                sigmas=0.0,
+                peers=each.peers,
+                than="before" if each.since_ns else "peers",
+                since_ns=each.since_ns,
             )
             found = make_finding(culprit, facts.throttled, context)
             counts = {"kind": "gpu_wait", "last": each.times, "of": each.late}

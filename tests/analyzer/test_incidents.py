@@ -163,8 +163,9 @@ def test_state_tells_what_explains_slowness_and_what_was_just_seen() -> None:
     found_once, _ = play([[NIC], []])
     long_ago, _ = play([[NIC], *([[]] * (CLEAR + 1))])
     everybody, _ = play([[found("job:train", "global_slow")]])
-    states = (JobState(), found_once, long_ago, everybody)
-    assert [state.names_a_part(CLEAR) for state in states] == [False, True, False, False]
+    told, _ = play([[found("job:train", "global_slow")]] * 2 + [[NIC]])
+    states = (JobState(), found_once, long_ago, everybody, told)
+    assert [state.names_a_part(CLEAR) for state in states] == [False, True, False, False, False]
     pending, _ = play([[NIC]])
     opened, _ = play([[NIC], [NIC]])
     missed, _ = play([[NIC], [NIC], []])
