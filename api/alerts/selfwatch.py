@@ -37,12 +37,16 @@ class Watched:
 
 @dataclass(frozen=True, slots=True)
 class Agents:
-    """Hosts that were last_seen of lately: how many, the newest word, and the one whose data is furthest behind."""
+    """Hosts that were last_seen of lately: how many, the newest word, and the one whose data is furthest behind.
+
+    Hosts whose agents stopped in order are counted apart: nothing more is expected of them.
+    """
 
     hosts: int
     last_seen_ns: int
     last_host: str = ""
     behind_s: float = 0.0  # of last_host: from its newest heartbeat back to its watermark
+    ended: int = 0  # hosts whose agents have said their last word
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +77,7 @@ class SelfWatch:
         self._watched, self._control, self._patience = watched, control, patience
         self._troubles: dict[str, Alert] = {}  # replaced as a whole
         self._had_agents = False
+        self._all_ended = False
         self._checked_ns = 0
         self._checking: threading.Thread | None = None
 
@@ -108,10 +113,19 @@ class SelfWatch:
             _log.error("cannot evaluate at ourselves", exc_info=error)
             return
         self._had_agents |= bool(facts.agents and facts.agents.hosts)
-        facts = replace(facts, expects_agents=facts.expects_agents or self._had_agents)
+        self._all_ended = have_all_ended(facts.agents, self._all_ended)
+        expects = not self._all_ended and (facts.expects_agents or self._had_agents)
+        facts = replace(facts, expects_agents=expects)
         found = find_troubles(facts, self._patience, now_ns)
         now = [trouble_alert(name, sentence, now_ns) for name, sentence in found.items()]
         self._troubles = {alert.subject: self._troubles.get(alert.subject, alert) for alert in now}
+
+
+def have_all_ended(agents: Agents | None, before: bool) -> bool:
+    """Return whether all agents have stopped in order, so that nobody has to report; so it was before or not."""
+    if agents is None:
+        return before
+    return not agents.hosts and (before or agents.ended > 0)
 
 
 def find_troubles(facts: Facts, patience: Patience, now_ns: int) -> dict[str, str]:
@@ -176,14 +190,16 @@ def gather_facts(
 
 def _ask_agents(store: Store, since_ns: int, now_ns: int) -> Agents:
     row = store.query(
-        "SELECT count() AS hosts, max(last_seen) AS last_seen_ns, argMax(host, lag) AS last_host, "
-        "max(lag) / 1e9 AS behind_s "
+        "SELECT countIf(NOT has_ended) AS hosts, maxIf(last_seen, NOT has_ended) AS last_seen_ns, "
+        "argMaxIf(host, lag, NOT has_ended) AS last_host, maxIf(lag, NOT has_ended) / 1e9 AS behind_s, "
+        "countIf(has_ended) AS ended "
         "FROM (SELECT host, toInt64(max(ts_ns)) AS last_seen, toInt64(max(watermark_ns)) AS mark, "
+        "argMax(ifNull(agents.ended, false), ts_ns) AS has_ended, "
         "if(last_seen >= {live:Int64}, last_seen - mark, 0) AS lag "  # windows do not wait for hosts that fell silent
         "FROM agents WHERE ts_ns >= {since:Int64} GROUP BY host)",
         {"since": since_ns, "live": now_ns - _LIVE_NS},
     ).to_pylist()[0]
-    return Agents(row["hosts"], row["last_seen_ns"], row["last_host"], row["behind_s"])
+    return Agents(row["hosts"], row["last_seen_ns"], row["last_host"], row["behind_s"], row["ended"])
 
 
 def _ask_disk(store: Store) -> float | None:

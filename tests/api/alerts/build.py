@@ -75,7 +75,7 @@ class QuietStore(FakeStore):
         self.answers.wait(120)
         if self.fault:
             raise self.fault
-        return _Rows([{"hosts": 1, "last_seen_ns": 2**62, "last_host": "h0", "behind_s": 0.0}])
+        return _Rows([{"hosts": 1, "last_seen_ns": 2**62, "last_host": "h0", "behind_s": 0.0, "ended": 0}])
 
     def query_system(self, sql: str, parameters: Any = None) -> Any:
         return _Rows([{"total": 100, "free": 90}])

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from api.alerts.notifier import DeliveryCounts
-from api.alerts.selfwatch import Agents, Facts, Patience, Watched, find_troubles, gather_facts
+from api.alerts.selfwatch import Agents, Facts, Patience, Watched, find_troubles, gather_facts, have_all_ended
 from api.alerts.service import MOST_NAMED, QueueFigures, Receiver, read_queue
 from lockstep.alert_settings import AlertSettings
 from lockstep.execution import Order
@@ -286,6 +286,23 @@ def test_what_is_wrong_is_said_in_a_sentence(changes: dict[str, Any], name: str,
     assert sentence in troubles[name]
 
 
+def test_agents_that_stopped_in_order_are_not_missed_until_one_reports_again() -> None:
+    told = [
+        Agents(2, T0),
+        Agents(1, T0, ended=1),
+        Agents(0, 0, ended=2),
+        Agents(0, 0),
+        None,
+        Agents(1, T0),
+        Agents(0, 0),
+    ]
+    states, state = [], False
+    for agents in told:
+        state = have_all_ended(agents, state)
+        states.append(state)
+    assert states == [False, False, True, True, True, False, False]
+
+
 def test_facts_come_from_a_real_store_and_its_absence_is_one(embedded_store: Store, control: ControlDatabase) -> None:
     found = gather_facts(Watched(embedded_store), control, [], 0, after(21))
     assert found.agents == Agents(hosts=0, last_seen_ns=0, last_host="", behind_s=0.0)
@@ -294,12 +311,14 @@ def test_facts_come_from_a_real_store_and_its_absence_is_one(embedded_store: Sto
         make(Agent, host="h1", ts_ns=after(10), watermark_ns=after(9)),
         make(Agent, host="h2", ts_ns=after(20), watermark_ns=after(5)),
         make(Agent, host="silent", ts_ns=T0 - 600 * 10**9, watermark_ns=0),
+        make(Agent, host="h4", ts_ns=after(11), watermark_ns=after(1), ended=True),
+        make(Agent, host="h4", ts_ns=after(10), watermark_ns=after(1)),
     ]
     embedded_store.insert(TABLE_BY_NAME["agents"], rows(*told), token="a")
     take_lease(control, "analyzer", "me", ttl_ns=5, now_ns=T0)
     create_token(control, scope="ingest", host="h1", name="h1", now_ns=T0)
     found = gather_facts(Watched(embedded_store, lambda: "batches wait"), control, [], after(-700), after(21))
-    assert found.agents == Agents(hosts=3, last_seen_ns=after(20), last_host="h2", behind_s=15.0)
+    assert found.agents == Agents(hosts=3, last_seen_ns=after(20), last_host="h2", behind_s=15.0, ended=1)
     assert (found.expects_agents, found.store_trouble, found.oldest_message) == (True, "batches wait", None)
     assert found.store_used is not None
     assert 0 < found.store_used < 1
