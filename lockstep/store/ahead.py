@@ -2,8 +2,8 @@
 
 Evaluations of a capture follow from each other, so they cannot read together; but nearly always the next one asks
 the same, as much later as its window is. A question is taken apart into what it asks and how far its times are from
-those of the window. The second time that a question comes, it is asked of the following windows at once; an answer
-is used where exactly that is asked. After something was read in vain, the question has to come twice again.
+those of the window. The second time that a question comes, it is asked of some of the following windows at once, then
+of more; an answer is used where exactly that is asked. After something was read in vain, it begins anew.
 """
 
 from collections.abc import Sequence
@@ -17,6 +17,7 @@ from lockstep.errors import StoreError
 from lockstep.store.store import Parameters, Store
 from lockstep.store.together import for_many, is_for_many, names_in, split
 
+_GROWTH = 4  # times as many windows as before; some questions change every 10 s, with what clocks of hosts tell
 _MOST_BYTES = 32 << 20  # of answers to one question that are kept
 _NEAR_NS = 86_400 * NS_PER_S  # a number so close to the window is a time, and else a length or a count
 
@@ -84,7 +85,7 @@ class ReadAhead(Store):
         series.answers |= zip(spans, answers, strict=True)
         series.unused |= set(spans)
         size = max(sum(answer.nbytes for answer in answers) // len(answers), 1)
-        series.reach = max(_MOST_BYTES // size, 1)
+        series.reach = max(min(_GROWTH * series.reach, _MOST_BYTES // size), 1)
 
     def _ask(self, sql: str, questions: Sequence[Parameters]) -> list[pa.Table]:
         if len(questions) == 1:
