@@ -317,10 +317,10 @@ def _collect(cells: _Cells, waits: np.ndarray, span_ns: float, period_ns: int | 
 def _stretches(cells: _Cells, span_ns: float, period_ns: int | None) -> tuple[np.ndarray, np.ndarray]:
     """Return the stretch of each cell and when stretches begin: about a step each, where steps are known."""
     wanted = int(span_ns / period_ns) if period_ns else _FEWEST_STRETCHES
-    count = int(np.clip(wanted, _FEWEST_STRETCHES, _MOST_STRETCHES))
     timestamps = np.unique(cells.timestamps_ns[np.bincount(cells.operation, minlength=len(cells.timestamps_ns)) > 0])
     first, last = int(timestamps[0]), int(timestamps[-1])
-    if len(timestamps) < count:
+    count = min(int(np.clip(wanted, _FEWEST_STRETCHES, _MOST_STRETCHES)), len(timestamps))
+    if count < _FEWEST_STRETCHES:
         return np.zeros(len(cells.operation), np.int64), np.array([first])
     length = (last - first) / count
     numbers = np.minimum((cells.timestamps_ns - first) / max(length, 1.0), count - 1).astype(np.int64)

@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from analyzer.straggler.excess import find_roles
 from analyzer.straggler.gpu_waits import GpuWaits, read_gpu_waits
 from analyzer.straggler.kernels import mix
 from analyzer.windows.window import Context
@@ -71,12 +72,18 @@ WHERE {WHOSE} AND start_ns IS NOT NULL AND end_ns IS NOT NULL AND end_ns >= star
 LIMIT {{most:UInt64}} /*BY ask*/
 """
 # Gaps of `op_stats` are counted inside one communicator, so what a rank did not spend in operations of any of them
-# stands for its own time. Sends and receives overlap: where there are some, durations do not add up.
+# stands for its own time. Sends and receives overlap: where there are some, durations do not add up, and only those
+# can be compared that wait for the same neighbours, which are as far along in their pipelines.
 _SECONDS = f"""
 SELECT /*ask,*/ comm, rank, ts_ns, sum(op_stats.n) AS n, sum(dur_sum_ns) AS dur_ns,
        max(func IN ('Send', 'Recv')) AS overlaps
 FROM op_stats WHERE {WHOSE} AND ts_ns >= {{first:Int64}} AND ts_ns < {{last:Int64}}
 GROUP BY /*ask,*/ comm, rank, ts_ns
+"""
+# Who sends to whom in pipelines.
+_LINKS = f"""
+SELECT DISTINCT /*ask,*/ comm, rank, peer, direction = 'send' AS sends FROM transfer_stats
+WHERE {WHOSE} AND func IN ('Send', 'Recv') AND peer >= 0 AND ts_ns >= {{first:Int64}} AND ts_ns < {{last:Int64}}
 """
 # How long operations lay enqueued before they began, in the mean of those that were sampled.
 _LEADS = f"""
@@ -239,7 +246,18 @@ def _read_seconds(store: Store, context: Context, asked: dict[str, Any]) -> Oper
     ts_ns, n, dur_ns, overlaps = (
         rows[name].to_numpy().astype(np.int64) for name in ("ts_ns", "n", "dur_ns", "overlaps")
     )
-    return sum_seconds(_processes(rows, context), ts_ns, n, dur_ns, overlaps, lead_ns)
+    stage = _read_stages(store, context, asked) if overlaps.any() else np.zeros(len(context.roster), np.uint64)
+    return sum_seconds(_processes(rows, context), ts_ns, n, dur_ns, overlaps, lead_ns, stage)
+
+
+def _read_stages(store: Store, context: Context, asked: dict[str, Any]) -> np.ndarray:
+    """Return a number per process, equal for those at the same place of their pipelines, 0 where it is not known."""
+    rows = store.query(_LINKS, asked)
+    rank, peer, sends = (_integers(rows, name) for name in ("rank", "peer", "sends"))
+    process, comm = _processes(rows, context), rows["comm"].to_numpy().astype(np.uint64)
+    told = process >= 0
+    roles = find_roles(process[told], comm[told], rank[told], peer[told], sends[told] > 0, len(context.roster))
+    return roles.role_of
 
 
 def sum_seconds(
@@ -249,10 +267,12 @@ def sum_seconds(
     dur_ns: np.ndarray,
     overlaps: np.ndarray,
     lead_ns: np.ndarray,
+    stage: np.ndarray,
 ) -> Operations:
-    """Return a row per process and second; without the processes whose operations overlap."""
-    mixed = np.unique(process[overlaps > 0])
-    kept = ~np.isin(process, mixed) & (process >= 0)
+    """Return a row per process and second; without those whose operations overlap at an unknown place."""
+    mixed = np.zeros(len(lead_ns), bool)
+    mixed[process[(overlaps > 0) & (process >= 0)]] = True
+    kept = (process >= 0) & ~(mixed & (stage == 0))[process]
     seconds, second = np.unique(ts_ns[kept], return_inverse=True)
     pairs, index = np.unique(process[kept] * len(seconds) + second.reshape(-1), return_inverse=True)
     count, busy = (
@@ -265,12 +285,12 @@ def sum_seconds(
         process=who,
         comm=np.zeros(rows, np.uint64),
         rank=who,
-        func=np.zeros(rows, np.uint64),
+        func=np.where(mixed, stage, np.uint64(0))[who],
         sends=np.zeros(rows, np.bool_),
         peer=np.full(rows, -1),
         seq=seconds[when],
         replay=np.zeros(rows, np.int64),
-        size=count.astype(np.int64),
+        size=np.where(mixed[who], 0, count).astype(np.int64),  # of many small ones, some end a second later
         start_ns=seconds[when],
         dur_ns=busy,
         gap_ns=own_ns,

@@ -220,8 +220,9 @@ def seconds(lead_ns: float) -> StragglerFacts:
     process, ts_ns = np.repeat(np.arange(16), 5), np.tile(T0 + np.arange(5) * SECOND, 16)
     busy_ns = np.where(process == SLOW, 300 * MS, 600 * MS + process * MS)
     leads_ns = np.where(np.arange(16) == SLOW, lead_ns, 40.0 * MS)
-    ones = np.ones(len(process), np.int64)
-    return StragglerFacts(sum_seconds(process, ts_ns, 10 * ones, busy_ns, 0 * ones, leads_ns), are_sums=True)
+    ones, no_stage = np.ones(len(process), np.int64), np.zeros(16, np.uint64)
+    sums = sum_seconds(process, ts_ns, 10 * ones, busy_ns, 0 * ones, leads_ns, no_stage)
+    return StragglerFacts(sums, are_sums=True)
 
 
 @pytest.mark.parametrize(
