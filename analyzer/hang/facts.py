@@ -28,6 +28,8 @@ class HangOptions:
     event_ns: int = 5 * NS_PER_S
     # Garbage collection and a slow write hold one rank up for about a second, however short the steps are.
     pause_ns: int = NS_PER_S
+    # Of what those computed who wait: no rank takes twice as long as the others, however long steps are.
+    computed_share: float = 1.0
     # Without any learnt period (nothing came round three times) the first step may still be compiling.
     unlearnt_ns: int = 60 * NS_PER_S
     # Rows of progress come every second; three in a row missing are not delay of the collector.
@@ -184,6 +186,7 @@ class ProgressFacts:
     all_move: bool = False  # everybody was seen to move, so nothing else was read
     is_dump: bool = False  # made by a watchdog that gave up: no starts, and the time of the dump is unknown
     events: tuple[HostEvent, ...] = ()
+    computed_ns: int = 0  # that those who stand in an operation did nothing else before it
     down_since_ns: dict[End, int] = field(default_factory=dict)  # NICs that lost their carrier
     down_links: dict[str, int] = field(default_factory=dict)  # between switches: since when a port has no carrier
     reports: dict[str, HostReport] = field(default_factory=dict)  # of the collectors of hosts, the newest of each
@@ -239,6 +242,8 @@ def find_standstill(
     present = (seen_ns >= fresh) | _is_on(people, facts.reporting)
     present &= (seen_ns >= 0) & ~_is_on(people, silent)
     patience = 0 if facts.is_dump else options.patience_ns(facts.period_ns, facts.interval_ns, has_event)
+    if not has_event and not facts.is_dump:
+        patience = max(patience, round(options.computed_share * facts.computed_ns))
     still = present & (facts.now_ns - moved_ns >= patience)
     # What was not seen to begin stands only where an event tells so.
     unseen = np.where(lines.untimed & has_event, lines.enqueued, lines.done)

@@ -195,6 +195,7 @@ def _match(lines: Lines, ends: pa.Table) -> tuple[np.ndarray, np.ndarray]:
 
 
 _LEARN_NS = 120 * NS_PER_S  # how far back the pace of a job is learnt from, when nobody told it
+_OLDEST_NS = 28 * NS_PER_S  # that a job may be without any rhythm: then it is as patient as with one of that length
 _FEW_ROWS = 3  # a recording has a row or two at its beginning and one at its end; they tell of no rhythm
 
 # Nothing begins or ends while a rank stands still, though its host may enqueue more: those two counts make a state.
@@ -202,7 +203,8 @@ _FEW_ROWS = 3  # a recording has a row or two at its beginning and one at its en
 _LINES = f"""
 SELECT /*ask,*/ comm, rank, func, peer, argMax(host_, last) AS host, argMax(enqueued_, last) AS enqueued,
        argMax(started, last) AS started, argMax(done, last) AS done, argMax(first, last) AS since_ns,
-       max(last) AS seen_ns, min(first) AS first_ns, sum(reads) AS n, argMax(reads, last) AS same,
+       max(last) AS seen_ns, min(first) AS first_ns, min(lines.done) AS first_done, sum(reads) AS n,
+       argMax(reads, last) AS same,
        argMax(state_, last) AS state,
        argMax(head_peer_, last) AS head_peer, argMax(head_channel_, last) AS head_channel,
        argMax(open_bytes_, last) AS open_bytes, argMax(open_dtype_, last) AS open_dtype,
@@ -219,7 +221,7 @@ FROM (
            argMax(ifNull(oldest_open_ns, -1), ts_ns) AS open_ns, toUInt8(ifNull(progress.untimed, false)) AS untimed_
     FROM progress WHERE {WHOSE} AND ts_ns >= {{start:Int64}} AND ts_ns < {{end:Int64}}
     GROUP BY /*ask,*/ comm, rank, func, peer, started, done, untimed_, if(untimed_, enqueued, 0)
-) GROUP BY /*ask,*/ comm, rank, func, peer ORDER BY comm, rank, func, peer
+) AS lines GROUP BY /*ask,*/ comm, rank, func, peer ORDER BY comm, rank, func, peer
 """
 # Asked first in jobs of so many ranks: nearly always all of them move, and the lines cost far more.
 _MANY = 1024
@@ -231,20 +233,37 @@ _COUNT_EVENTS = f"""
 SELECT count() AS n FROM events
 WHERE {OF_HOSTS} AND ts_ns >= {{start:Int64}} AND ts_ns < {{end:Int64}} AND severity != 'info'
 """
-# One rank stands for its communicator: all do the same. A line that comes round rarely gives the longer period.
+# One rank stands for its communicator: all do the same. A line that comes round rarely gives the longer period, and
+# where several operations follow one another in a step, the pauses between those do; the longest was a checkpoint.
+_GAPS = """
+    arrayReverseSort(arrayMap((apart, count) -> apart / greatest(count, 1),
+        arrayPopFront(arrayDifference(arrayMap(each -> toInt64(each.1), told))),
+        arrayPopFront(arrayDifference(arrayMap(each -> toInt64(each.2), told))))) AS gaps,
+    gaps[2 + intDiv(length(gaps), 32)] AS gap
+"""
 _PACE = f"""
 SELECT /*ask,*/ max(gap) AS period FROM (
-    SELECT /*ask,*/ (max(enqueue_ns) - min(enqueue_ns))
-           / greatest(count() - 1, toInt64(max(seq)) - toInt64(min(seq))) AS gap
+    SELECT /*ask,*/ arraySort(groupArray((enqueue_ns, seq))) AS told, {_GAPS}
     FROM collectives WHERE {WHOSE} AND rank = 0 AND enqueue_ns >= {{start:Int64}} AND enqueue_ns < {{end:Int64}}
+        AND (end_ns < {{end:Int64}} OR collectives.untimed)
     GROUP BY /*ask,*/ comm, func, peer HAVING count() > 3
     UNION ALL
-    SELECT /*ask,*/ (max(first) - min(first)) / toInt64(max(done) - min(done)) AS gap FROM (
+    SELECT /*ask,*/ arraySort(groupArray((first, done))) AS told, {_GAPS} FROM (
         SELECT /*ask,*/ comm, func, peer, done, min(ts_ns) AS first
         FROM progress WHERE {WHOSE} AND rank = 0 AND ts_ns >= {{start:Int64}} AND ts_ns < {{end:Int64}}
         GROUP BY /*ask,*/ comm, func, peer, done
-    ) GROUP BY /*ask,*/ comm, func, peer HAVING max(done) - min(done) > 3
+    ) GROUP BY /*ask,*/ comm, func, peer HAVING max(done) - min(done) > 3 AND count() > 3
 ) /*GROUP BY ask*/
+"""
+# When each line ended what it ended last, and began what it is inside of.
+_ENDED = f"""
+SELECT /*ask,*/ comm, rank, argMax(first, (done, -toInt64(started))) AS ended_ns,
+       argMax(first, (done, started)) AS begun_ns, argMax(started, (done, started)) > max(done) AS is_inside
+FROM (
+    SELECT /*ask,*/ comm, rank, func, peer, started, done, min(ts_ns) AS first
+    FROM progress WHERE {WHOSE} AND ts_ns >= {{start:Int64}} AND ts_ns < {{end:Int64}}
+    GROUP BY /*ask,*/ comm, rank, func, peer, started, done
+) GROUP BY /*ask,*/ comm, rank, func, peer
 """
 
 
@@ -253,22 +272,51 @@ def read_progress(store: Store, context: Context, options: HangOptions | None = 
     options = options or HangOptions()
     end_ns = context.window.end_ns
     period_ns = context.period_ns or _learn_period(store, context)
-    reach_ns = options.patience_ns(period_ns, NS_PER_S) + options.quiet_ns
-    start_ns = min(context.window.start_ns, end_ns - reach_ns)
-    if _all_move(store, context, end_ns - options.patience_ns(period_ns, NS_PER_S)):
+    patience_ns = options.patience_ns(period_ns, NS_PER_S)
+    if _all_move(store, context, end_ns - patience_ns):
         nobody = People(*(np.zeros(0, np.int64) for _ in range(3)))
         return ProgressFacts(Lines.none(), nobody, end_ns, period_ns, 0, all_move=True)
-    asked = context.parameters | {"start": start_ns}
-    rows = store.query(_LINES, asked)
-    facts = replace(_build(rows, context.roster), period_ns=period_ns)
-    if len(facts.lines) == 0:
+    facts = _read_lines(store, context, patience_ns + options.quiet_ns)
+    facts = replace(facts, period_ns=period_ns or facts.period_ns)
+    if len(facts.lines) == 0 or not find_standstill(facts, context.silent, options, has_event=True).is_hang:
         return facts
-    facts = replace(facts, is_dump=context.roster.is_dump)
-    if facts.interval_ns == 0 and not facts.is_dump:
-        facts = replace(facts, lines=date_ends(store, facts.lines, asked))
-    if not find_standstill(facts, context.silent, options, has_event=True).is_hang:
-        return facts
+    if facts.interval_ns and not facts.is_dump:
+        facts = _with_pauses(store, facts, context, options, patience_ns)
     return add_circumstances(store, facts, context)
+
+
+def _read_lines(store: Store, context: Context, reach_ns: int) -> ProgressFacts:
+    """Return how far everybody has come, as rows of the window and of so long before its end tell it."""
+    start_ns = min(context.window.start_ns, context.window.end_ns - reach_ns)
+    asked = context.parameters | {"start": start_ns}
+    facts = replace(_build(store.query(_LINES, asked), context.roster), is_dump=context.roster.is_dump)
+    if len(facts.lines) and facts.interval_ns == 0 and not facts.is_dump:
+        facts = replace(facts, lines=date_ends(store, facts.lines, asked))
+    return facts
+
+
+def _with_pauses(
+    store: Store, facts: ProgressFacts, context: Context, options: HangOptions, looked_ns: int
+) -> ProgressFacts:
+    """Return the facts with how long a healthy job pauses; where that is longer, it was looked back too little."""
+    learnt_ns = _learn_period(store, context) if context.period_ns else None
+    period_ns, computed_ns = max(facts.period_ns or 0, learnt_ns or 0) or None, _read_computed(store, context)
+    needs_ns = max(options.patience_ns(period_ns, NS_PER_S), round(options.computed_share * computed_ns))
+    if needs_ns > looked_ns:
+        facts = _read_lines(store, context, needs_ns + options.quiet_ns)
+    return replace(facts, period_ns=period_ns, computed_ns=computed_ns)
+
+
+def _read_computed(store: Store, context: Context) -> int:
+    """Return for how long those who are inside of an operation had nothing under way before it, in the median."""
+    rows = store.query(_ENDED, context.parameters | {"start": context.window.end_ns - _LEARN_NS})
+    process = context.roster.find(_column(rows, "comm", np.uint64), _column(rows, "rank", np.int64))
+    known = process != NOBODY
+    ended_ns = np.full(len(context.roster), -1, np.int64)
+    np.maximum.at(ended_ns, process[known], _column(rows, "ended_ns", np.int64)[known])
+    inside = known & (_column(rows, "is_inside", np.int64) > 0)
+    computed = _column(rows, "begun_ns", np.int64)[inside] - ended_ns[process[inside]]
+    return int(np.median(computed)) if len(computed) else 0
 
 
 def _all_move(store: Store, context: Context, since_ns: int) -> bool:
@@ -313,7 +361,10 @@ def _build(rows: pa.Table, roster: Roster) -> ProgressFacts:
         numbers["since_ns"] = np.where(once, np.minimum(numbers["open_ns"], numbers["since_ns"]), numbers["since_ns"])
     lines = Lines(process, comm, rank, **numbers, **texts, untimed=_column(rows, "untimed", np.bool_))
     now_ns = int(numbers["seen_ns"].max(initial=0))
-    return ProgressFacts(drop_unknown(lines), people, now_ns, None, interval_ns)
+    has_ended = numbers["done"] > _column(rows, "first_done", np.int64)
+    # All that was seen of a job that ended something stands for its first step.
+    age_ns = int(numbers["since_ns"].max() - first_ns.min()) if has_ended.any() and has_ended.mean() >= 0.5 else 0
+    return ProgressFacts(drop_unknown(lines), people, now_ns, min(age_ns, _OLDEST_NS) or None, interval_ns)
 
 
 def _number(comm: np.ndarray, rank: np.ndarray, host: pa.ChunkedArray, roster: Roster) -> tuple[np.ndarray, People]:

@@ -173,12 +173,39 @@ def test_pace_is_learnt_from_progress_or_operations_when_nobody_tells_it(store: 
     counted = [(2 * at_s + 99, 2 * at_s + 99, 2 * at_s + 98) for at_s in range(-20, 1)]
     insert(store, member(0, job="j2"), *(progress(0, n - 20, row, job="j2") for n, row in enumerate(counted)))
     assert read(store, job="j2", period_ns=None).period_ns == SECOND // 2
-    ops = [
-        make(Collective, host="h0", comm=1, rank=0, seq=seq, enqueue_ns=T0 - 60 * SECOND + seq * SECOND // 2)
-        for seq in range(0, 20, 2)
-    ]
+    ops = [operation(seq, -60 + seq / 2) for seq in range(0, 20, 2)]
     insert(store, member(0), *ops)
     assert read(store, period_ns=None).period_ns == SECOND // 2, "sampled operations are counted by their numbers"
+
+
+def operation(seq: int, at_s: float, job: str = "j1", **fields: object) -> Collective:
+    """Return an operation of rank 0 that takes a tenth of a second."""
+    begin_ns = T0 + round(at_s * SECOND)
+    times = {"enqueue_ns": begin_ns, "start_ns": begin_ns, "end_ns": begin_ns + SECOND // 10}
+    return make(Collective, host="h0", comm=1, rank=0, seq=seq, job=job, **{**times, **fields})
+
+
+def test_pace_of_steps_with_several_operations_is_that_of_the_pauses_between_them(store: Store) -> None:
+    bursts = [operation(5 * step + number, 10 * step - 60 + number / 5) for step in range(6) for number in range(5)]
+    insert(store, member(0), *bursts)
+    assert read(store, period_ns=None).period_ns == pytest.approx(9.2 * SECOND)
+    waiting = [operation(number, -40 + number / 5, "j3", end_ns=None) for number in range(5)]
+    insert(store, member(0, job="j3"), *waiting)
+    assert read(store, job="j3", period_ns=None).period_ns is None, "nothing has come round"
+
+
+@pytest.mark.parametrize(("computes_s", "is_told"), [(2, True), (30, False)])
+def test_after_a_long_computation_one_rank_may_be_late_for_as_long(
+    store: Store, computes_s: int, is_told: bool
+) -> None:
+    """Two ranks wait for the third, eight seconds after operations that came twice a second for a while."""
+    before = [(2 * at_s + 200, 2 * at_s + 200, 2 * at_s + 200) for at_s in range(-60, -8 - computes_s)]
+    done = before[-1][2]
+    for rank in range(3):
+        rows = [*before, *[(done, done, done)] * computes_s]
+        rows += [(done + 1, done + (rank < 2), done)] * (61 - len(rows))
+        insert(store, member(rank), *(progress(rank, number - 60, row) for number, row in enumerate(rows)))
+    assert bool(find(store, period_ns=SECOND // 2)) == is_told
 
 
 def test_only_progress_and_nothing_else_names_the_host(store: Store) -> None:
