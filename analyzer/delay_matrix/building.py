@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from analyzer.delay_matrix.clocks import HostClocks
-from analyzer.delay_matrix.ends import Ends, as_errors, as_floats, find_ends, is_equal, keys_of, kinds_of
+from analyzer.delay_matrix.ends import Ends, as_errors, as_floats, find_ends, is_equal, keys_of, kinds_of, number_rows
 from analyzer.delay_matrix.inner import judge_inner
 from analyzer.delay_matrix.judging import (
     Delays,
@@ -25,6 +25,7 @@ from analyzer.delay_matrix.judging import (
     find_disputed,
     judge_delays,
     keep_leading,
+    median_of,
 )
 from analyzer.delay_matrix.matrix import DelayMatrix, PairMemory
 from analyzer.delay_matrix.reading import ACKNOWLEDGED, CONNECTION, SLACKS_NS, PairFacts, needs_transits
@@ -133,6 +134,7 @@ def _wait_delays(waits: pa.Table, ends: Ends, mine: np.ndarray, absent_ns: np.nd
         error=as_errors(rows) / size,
         least=ends.least_ns_per_byte[index],
         sharers=ends.sharers[index],
+        crowd=_crowding(rows, ends, index, size / np.maximum(as_floats(rows["operations"]), 1.0)),
         ring=ring,
         rivals=ring,
         follows=follows,
@@ -141,6 +143,26 @@ def _wait_delays(waits: pa.Table, ends: Ends, mine: np.ndarray, absent_ns: np.nd
         decides=np.zeros(rows.num_rows, bool),
         is_new=np.ones(rows.num_rows, bool),
     )
+
+
+def _crowding(rows: pa.Table, ends: Ends, index: np.ndarray, size: np.ndarray) -> np.ndarray:
+    """Return how many times what is usual for its kind the busier end of each row may carry at once, at least 1.
+
+    In a tree a host in the middle sends to and receives from more others than a leaf does. Sends and receives of a
+    pipeline are made one after the other.
+    """
+    kind = kinds_of(rows, ("func", "size_class"))
+    named = [np.asarray(rows[nic].is_valid()) for nic in ("src_nic", "dst_nic")]
+    loads = []
+    for end, has_name in zip((ends.src[index], ends.dst[index]), named, strict=True):
+        group, _ = number_rows([kind, end])
+        load = np.bincount(group, weights=size, minlength=len(size))[group]
+        loads.append(np.where(has_name | ~named[0].any(), load, 0.0))  # of a host of which others name the NICs
+    load = np.maximum(*loads)
+    crowd = np.maximum(load / np.maximum(median_of(load, kind), 1e-9), 1.0)
+    is_single = is_equal(rows["func"], "Send") | is_equal(rows["func"], "Recv")
+    result: np.ndarray = np.where(is_single, 1.0, crowd)
+    return result
 
 
 @dataclass(frozen=True)
@@ -170,6 +192,7 @@ def _transit_delays(moved: pa.Table, ends: Ends, mine: np.ndarray, sort: _Sort, 
         error=as_errors(rows) / size,
         least=ends.least_ns_per_byte[index] + took.noise_ns[known] / size,
         sharers=ends.sharers[index],
+        crowd=_crowding(rows, ends, index, size),
         ring=kinds_of(rows, ("comm", "channel")),
         rivals=kinds_of(rows, ("comm", "channel", "func", "size_class")),  # a byte of each costs something else
         follows=np.ones(rows.num_rows, bool),
@@ -271,7 +294,8 @@ def _judge(
     checked = judge_delays(raw, memory.recall(raw.key), pairs, span_ns, options)
     leading = keep_leading(delays, score.slow & checked.large, options)
     is_long = ~(checked.sigmas < options.raw_sigmas)
-    return replace(score, slow=leading & is_long), _learn(memory, raw, checked)
+    usual = replace(checked, wary=checked.wary & score.wary)  # long only for what its receiver holds up
+    return replace(score, slow=leading & is_long), _learn(memory, raw, usual)
 
 
 def find_starved(flushes: pa.Table, options: PairOptions) -> frozenset[str]:

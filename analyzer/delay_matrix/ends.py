@@ -105,6 +105,7 @@ _JOIN = "\x1f"  # parts names in keys; no host, NIC or port has it
 
 
 _HostNic = tuple[str, str | None]  # host and NIC
+_BETWEEN = ("src_host", "src_nic", "dst_host", "far_nic")  # columns that name the ends of a path
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,8 @@ class Ends:
     pairs: tuple[Pair, ...]
     indexes: np.ndarray  # number of each row's wire; rows of unknown or equal hosts are left out, see `known`
     known: np.ndarray  # which of the given rows have a pair, as a mask
+    src: np.ndarray  # number of each pair's sending end
+    dst: np.ndarray  # likewise, of its receiving end
     least_ns_per_byte: np.ndarray  # of each pair at its slowest known link; 0 where no rate is known
     sharers: np.ndarray  # of each pair: most pairs that share one link of its path, 1 where the path is not known
 
@@ -144,7 +147,12 @@ def find_ends(rows: pa.Table, paths: pa.Table, context: Context) -> Ends:
         for side in ("src", "dst")
     )
     pairs = _pairs(distinct, src_ends, dst_ends, paths["route"].to_pylist())
-    return Ends(pairs, indexes, known, _least_ns_per_byte(src_ends, dst_ends, context.topology), _sharers(pairs))
+    src_end, dst_end = (
+        number_rows([codes_of(distinct[f"{side}_host"]), codes_of(distinct[f"{side}_nic"])])[0]
+        for side in ("src", "dst")
+    )
+    least = _least_ns_per_byte(src_ends, dst_ends, context.topology)
+    return Ends(pairs, indexes, known, src_end, dst_end, least, _sharers(pairs))
 
 
 def _pairs(
@@ -177,10 +185,27 @@ def _find_paths(rows: pa.Table, hosts: tuple[np.ndarray, np.ndarray], paths: pa.
     """Return the place in `paths` of each row's way, -1 where nobody knows it."""
     if paths.num_rows == 0:
         return np.full(rows.num_rows, -1, np.int64)
-    keys = _joined(pa.array(hosts[0]), rows["src_nic"], pa.array(hosts[1]), rows["dst_nic"], rows["sport"])
-    catalogue = _joined(*(paths[name] for name in ("src_host", "src_nic", "dst_host", "far_nic", "sport")))
-    found = pc.index_in(keys, value_set=catalogue)
-    return np.asarray(pc.fill_null(found, -1)).astype(np.int64)
+    ends, between = (pa.array(hosts[0]), rows["src_nic"], pa.array(hosts[1]), rows["dst_nic"]), _BETWEEN
+    found = pc.index_in(
+        _joined(*ends, rows["sport"]), value_set=_joined(*(paths[name] for name in (*between, "sport")))
+    )
+    same, only, number = _compare_paths(_joined(*(paths[name] for name in between)), paths["route"])
+    place = np.asarray(pc.fill_null(pc.index_in(_joined(*ends), value_set=only), -1)).astype(np.int64)
+    instead = np.append(number, -1)[place]  # a port that nobody told says nothing where all ports go one way
+    exact = np.asarray(pc.fill_null(found, -1)).astype(np.int64)
+    result: np.ndarray = np.where(exact >= 0, np.append(same, -1)[exact], instead)
+    return result
+
+
+def _compare_paths(between: pa.Array, routes: pa.ChunkedArray) -> tuple[np.ndarray, pa.Array, np.ndarray]:
+    """Return the first place of each path between its ends, the ends that have only one, and its place."""
+    firsts: dict[str, dict[tuple[str, ...], int]] = {}
+    same = [
+        firsts.setdefault(ends, {}).setdefault(tuple(links or ()), place)
+        for place, (ends, links) in enumerate(zip(between.to_pylist(), routes.to_pylist(), strict=True))
+    ]
+    only = {ends: next(iter(known.values())) for ends, known in firsts.items() if len(known) == 1}
+    return np.array(same, np.int64), pa.array(list(only), pa.string()), np.array([*only.values()], np.int64)
 
 
 def _joined(*columns: pa.Array | pa.ChunkedArray) -> pa.Array:

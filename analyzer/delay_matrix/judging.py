@@ -29,6 +29,7 @@ _MEAN_TO_SIGMA = 1.2533  # likewise, from the mean absolute deviation
 _RAW = np.uint64(0x5BF0_3635_9C1D_7A11)  # any pattern of bits: tells keys of raw delays from those of others
 _MOST_MOVED = 3.0  # that a median may be off: beyond, nothing is known of it, and of little traffic little follows
 _ABOVE, _ABOVE_SIGMAS = 0.65, 0.385  # a quantile above the median, and where it lies when excesses are normal
+_BELOW, _BELOW_SIGMAS = 0.1, 2.0  # likewise below it, with room for pairs that are fast because others are slow
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,7 @@ class Delays:
     error: np.ndarray  # standard error of that; NaN where there was one measurement
     least: np.ndarray  # nanoseconds per byte below which it is never slow
     sharers: np.ndarray  # pairs that share its most crowded link
+    crowd: np.ndarray  # times as much as usual that its busier end may carry at once
     ring: np.ndarray  # rows of one number belong to one channel of one communicator
     rivals: np.ndarray  # of rows of one number, the slowest leads
     follows: np.ndarray  # whether its delay also shows what happens to others of its ring
@@ -107,17 +109,21 @@ def judge_delays(delays: Delays, past: Past, pairs: int, window_ns: int, options
         lost = (total - normal) / max(window_ns, 1)
         per_byte = _sum(delays.ns_per_byte * weight, delays.index, pairs) / _sum(weight, delays.index, pairs)
     changed = _change(delays, taken, past.log_delay, pairs)
+    has_past = np.isfinite(changed)
+    with np.errstate(invalid="ignore", divide="ignore"):  # how many share an end, a pair's past knows better
+        alone = total / _sum(expected * delays.crowd * weight, delays.index, pairs)
+        held = np.where(has_past, ratio, alone)
     is_few = np.isfinite(ratio).sum() < options.few_pairs
     with np.errstate(invalid="ignore", divide="ignore"):
-        spread_peers = _spread(np.log(ratio), options.min_spread * (5 if is_few else 1))
+        spread_peers = _spread(np.log(held), options.min_spread * (5 if is_few else 1))
+        spread_peers = max(spread_peers, _reach_below(np.log(held)) / _BELOW_SIGMAS)
         swing = _sum(past.swing * weight, delays.index, pairs) / _sum(weight, delays.index, pairs)
         spread_past = np.maximum(_spread(np.log(changed), options.min_spread), _MEAN_TO_SIGMA * swing)
-    has_past = np.isfinite(changed)
     slow_ratio = options.few_ratio if is_few else options.slow_ratio
     error, relative, operations = _chance(delays, expected, total, pairs, options)
     with np.errstate(invalid="ignore", divide="ignore"):
-        sigmas = np.where(has_past, np.log(changed) / spread_past, np.log(ratio) / spread_peers)
-        least_ratio = np.where(has_past, np.minimum(ratio, changed), ratio)
+        sigmas = np.where(has_past, np.log(changed) / spread_past, np.log(held) / spread_peers)
+        least_ratio = np.where(has_past, np.minimum(ratio, changed), held)
         large = (least_ratio >= slow_ratio) & (lost >= options.min_lost_share)
         is_chance = ~(least_ratio * np.exp(-error) > 1) | (relative > options.odd_error)
         slow = large & (sigmas >= options.slow_sigmas) & ~is_chance
@@ -280,6 +286,16 @@ def _spread(excess: np.ndarray, least: float) -> float:
     middle, above = np.quantile(seen, [0.5, _ABOVE], method="lower")
     deviation = float(np.quantile(np.abs(seen - middle), 0.5, method="lower")) * _MAD_TO_SIGMA
     return max(min(deviation, float(above - middle) / _ABOVE_SIGMAS), least)
+
+
+def _reach_below(excess: np.ndarray) -> float:
+    """Return how far below the usual one the fastest pairs lie: where some are that fast by nature, others are slow.
+
+    >>> round(_reach_below(np.log([0.5, 0.5, 1.0, 1.0, 1.0, 1.5])), 2)
+    0.69
+    """
+    seen = excess[np.isfinite(excess)]
+    return max(-float(np.quantile(seen, _BELOW, method="lower")), 0.0) if len(seen) else 0.0
 
 
 def _sum(values: np.ndarray, index: np.ndarray, pairs: int) -> np.ndarray:

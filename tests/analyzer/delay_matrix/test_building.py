@@ -122,6 +122,17 @@ def test_wire_that_shares_its_link_with_others_may_take_longer() -> None:
     assert hot_hosts(with_paths) == set()
     assert with_paths is not None
     assert all(pair.path for pair in with_paths.pairs)
+    portless = look_at(facts([{**row, "sport": None} for row in rows], paths=[*paths, {**paths[0], "sport": 7}]))
+    assert portless is not None
+    assert portless.pairs == with_paths.pairs, "all ports between two ends go one way"
+
+
+def test_host_that_receives_from_more_others_than_usual_may_take_longer() -> None:
+    """As in the middle of a tree; what a pipeline sends, it sends one after the other."""
+    into = [(5, 1), (7, 1), (9, 1)]
+    rows = [wait(hop, 3.0 if hop[1] == 1 else 1.0) for hop in (*ring(16), *into)]
+    assert hot_hosts(look_at(facts(rows))) == set()
+    assert hot_hosts(look_at(facts([{**row, "func": "Send"} for row in rows]))) == {(0, 1), *into}
 
 
 def test_no_wire_is_slow_that_its_link_allows() -> None:

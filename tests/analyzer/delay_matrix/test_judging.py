@@ -29,6 +29,7 @@ def judged(
     swing: float = 0.0,
     operations: float | np.ndarray = 100.0,
     kind: int | np.ndarray = 0,
+    crowd: float | np.ndarray = 1.0,
 ) -> Score:
     """Return the judgement of one row per wire, all of one kind on InfiniBand."""
     count = len(ns_per_byte)
@@ -43,6 +44,7 @@ def judged(
         ns_per_byte=ns_per_byte,
         least=np.zeros(count),
         sharers=np.ones(count),
+        crowd=np.full(count, crowd),
         ring=np.zeros(count, np.int64),
         rivals=np.zeros(count, np.int64),
         follows=np.zeros(count, bool),
@@ -67,6 +69,19 @@ def test_of_a_few_operations_that_happen_to_agree_nothing_follows() -> None:
     assert named == [False, False, True, True]
 
 
+def test_in_the_middle_of_a_tree_a_byte_takes_longer_until_the_past_says_otherwise() -> None:
+    delay, crowd = np.ones(16), np.ones(16)
+    delay[3], crowd[3] = 1.5, 1.5
+    found = [judged(delay, past, crowd=of).slow[3] for past in (None, np.ones(16)) for of in (1.0, crowd)]
+    assert [bool(slow) for slow in found] == [True, False, True, True]
+
+
+def test_where_pairs_are_unequal_by_nature_none_is_slow_for_being_the_slowest() -> None:
+    shares = np.repeat([0.5, 1.0, 1.5], [9, 17, 6])
+    assert not judged(shares).slow.any()
+    assert judged(np.maximum(shares, 1.0)).slow.any(), "a slow NIC among equals"
+
+
 def test_traffic_of_another_kind_of_which_little_is_known_hides_no_slow_wire() -> None:
     """As in a job that sums its gradients over a ring, and now and then four bytes over a tree."""
     delay = np.ones(12)
@@ -88,7 +103,7 @@ def test_wires_must_exceed_the_noise_and_their_own_swing() -> None:
     delay = noisy(300, 0.03)
     delay[:40] *= 2
     delay[200:] *= np.linspace(0.1, 0.9, 100)
-    assert set(range(40)) <= set(judged(delay).slow.nonzero()[0].tolist())
+    assert set(range(40)) <= set(judged(delay, past=np.ones(300)).slow.nonzero()[0].tolist())
     past = np.ones(64)
     past[7] = 0.4
     assert not judged(noisy(64, 0.02), past=past).slow.any()
