@@ -104,6 +104,11 @@ class JobState:
         return min((seen.since_ns for seen in self.sightings if not seen.absent), default=None)
 
     @property
+    def is_pending(self) -> bool:
+        """Return whether the last evaluation saw a fault that was never reported."""
+        return any(not seen.incident and not seen.absent for seen in self.sightings)
+
+    @property
     def open_findings(self) -> list[Finding]:
         """Return what is said of the faults that are open and were seen in the last evaluation."""
         return [seen.findings[seen.best] for seen in self.sightings if seen.is_open and not seen.absent]

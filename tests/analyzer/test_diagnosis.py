@@ -40,6 +40,22 @@ HUNG = parse_scenario(
 )
 
 
+SAMPLED = """
+    summary = "12 ranks on 12 hosts, {job}; one GPU is slow at the end"
+    duration_s = {duration}
+    timeline = ["at 7 s fail gpu:h1/0 to 55 %"]
+    cluster = {{ hosts = 12, gpus_per_host = 1, nics_per_host = 1, hosts_per_leaf = 3, spines = 2, nic_gbps = 25.0 }}
+    telemetry = {{ sample = 0.05 }}
+
+    [job]
+    {job}
+"""
+PIPELINE = (
+    "layout = { pp = 2 }\nmicro_batches = 6\n"
+    "step = [{ do = 'pipeline', ms = 20.0, backward_ms = 40.0, mb = 8 }, { do = 'AllReduce', mb = 9, group = 'dp' }]"
+)
+
+
 def put(store: Store, table: str, records: Iterable[HostRecord]) -> None:
     store.insert(TABLE_BY_NAME[table], rows(*records), token=f"test/{table}")
 
@@ -75,6 +91,20 @@ def probe(src: int, dst: int, number: int, *, spine: int, is_lost: bool) -> Prob
         rtt_ns=None if is_lost else 20_000,
         hops=[f"leaf{src // 2}", f"spine{spine}", f"leaf{dst // 2}"],
     )
+
+
+@pytest.mark.parametrize(
+    ("job", "duration"), [("compute_ms = 60.0\nallreduce_mb = [64]", 14), (PIPELINE, 14), (PIPELINE, 11)]
+)
+def test_slow_gpu_is_named_from_seconds_where_few_operations_are_told(
+    embedded_store: Store, job: str, duration: int
+) -> None:
+    """Also when steps are shorter than a second, sends and receives overlap, and nothing is told twice."""
+    text = SAMPLED.replace("{job}", "many", 1).format(job=job, duration=duration)
+    scenario = parse_scenario(text, "sampled")
+    load(embedded_store, tell(scenario, 3, every_s=duration))
+    (incident,) = said(embedded_store, TopologyIndex(build_topology(scenario.cluster)))
+    assert incident.verdict.component in ("gpu:h1/0", "host:h1")
 
 
 def test_with_only_steps_the_answer_is_when_the_job_slowed_and_recovered(embedded_store: Store) -> None:
