@@ -155,7 +155,8 @@ def _check_rows(fault: Expectation, world: World, facts: Facts) -> str:
     there = [name for name in needed if name not in chain.tables]
     if needed and not there:
         return f"no {' or '.join(needed)}"
-    by_waits = needed == _WAITS or fault.fault_class == "comm_hang"
+    # A kernel that has begun and never ends shows in the waits of its own host alone.
+    by_waits = needed == _WAITS or fault.fault_class == "comm_hang" or world.kind == "stuck kernel"
     if by_waits and chain.coarse & set(_host_ids(fault, world) or chain.coarse):
         return "its host records no waits"
     if by_waits and 2 * len(chain.coarse | chain.untold) >= world.scenario.cluster.hosts:
