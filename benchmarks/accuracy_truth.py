@@ -26,6 +26,7 @@ _FEWEST_STEPS = 2  # after the fault began
 _STANDS_S = 5.0  # and two steps: a job that stands still for less may be saving a checkpoint
 _MISSES_S = 10.0  # and two steps: a host that says nothing for less may have a slow gateway
 _FIRST_STEPS = 2  # in which kernels are tuned
+_FIRST_S = 1.0  # hosts report once a second: who ends before that was never there
 # Of NICs, by the names that rows have; with fewer, none ever seen well, nobody can tell which one is slow.
 _FEWEST_PAIRS = 4
 _FEWEST_ROWS = 8  # operations with complete rows
@@ -88,11 +89,8 @@ def why_unseen(fault: Expectation, world: World, facts: Facts) -> str:
 
 def _check_hosts(fault: Expectation, world: World, _facts: Facts) -> str:
     if fault.fault_class == "telemetry_lost":
-        return (
-            "most hosts tell nothing from the start"
-            if 2 * len(world.chain.untold) > world.scenario.cluster.hosts
-            else ""
-        )
+        never = world.chain.untold | {host for host, end_s in world.chain.ends_s.items() if end_s < _FIRST_S}
+        return "most hosts tell nothing from the start" if 2 * len(never) > world.scenario.cluster.hosts else ""
     culprits = set(_host_ids(fault, world))
     if culprits & world.chain.untold:
         return "its host tells nothing"
@@ -203,7 +201,9 @@ def _with_names(fault: Expectation, world: World, facts: Facts) -> Expectation:
         (part.removeprefix("nic:") for part in (component, *fault.also_right) if part.startswith("nic:")), None
     )
     if nic is None:
-        return fault
+        knows_gpus = ("comms", "gpu") not in world.chain.columns
+        ranks = () if knows_gpus else tuple(_ranks_of((component, *fault.also_right), world))
+        return fault.model_copy(update={"also_right": (*fault.also_right, *ranks)})
     names = [] if _knows_nics(world) else [f"host:{nic.partition('/')[0]}"]
     seen = _as_told(nic, world)
     names += [f"nic:{seen}"] if seen != nic else []
