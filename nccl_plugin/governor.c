@@ -29,7 +29,6 @@ static struct {
     uint64_t with_detail; /* what the windows of this block took that are over, by role */
     uint64_t without;
     uint32_t measured; /* so many of them */
-    uint64_t hole_end; /* detail is away until then at the latest; 0: it is not */
     uint32_t blocks;   /* ever measured at this level */
     float ratios[KEPT];
     uint32_t dear;
@@ -37,7 +36,8 @@ static struct {
     uint64_t callbacks[MAX_RINGS];
 } governor;
 
-static uint32_t busy; /* one thread at a time; whoever finds it taken leaves the work for the next time */
+static uint64_t hole_end; /* detail is away until then at the latest; 0: it is not. Read by all threads */
+static uint32_t busy;     /* one thread at a time; whoever finds it taken leaves the work for the next time */
 
 bool governor_enter(void) { return __atomic_exchange_n(&busy, 1, __ATOMIC_ACQUIRE) == 0; }
 
@@ -46,7 +46,8 @@ void governor_leave(void) { __atomic_store_n(&busy, 0, __ATOMIC_RELEASE); }
 void governor_reset(uint32_t budget_ppm)
 {
     memset(&governor, 0, sizeof governor);
-    STORE(governor.budget_ppm, budget_ppm);
+    governor.budget_ppm = budget_ppm;
+    STORE(hole_end, 0);
 }
 
 static void lower(enum wire_lowered why)
@@ -151,7 +152,7 @@ static void note_length(uint64_t window, uint64_t length)
 
 static void give_back(void)
 {
-    STORE(governor.hole_end, 0);
+    STORE(hole_end, 0);
     session_experiment(LOAD(session.level));
 }
 
@@ -166,7 +167,7 @@ static void window_begins(uint64_t window, uint64_t now)
         forget_block();
     governor.window = window;
     governor.window_began = now;
-    if (LOAD(governor.hole_end) != 0)
+    if (LOAD(hole_end) != 0)
         give_back();
     if (LOAD(session.level) <= WIRE_OPERATIONS || LOAD(session.level) == WIRE_TRACE || !takes_detail_away(window))
         return;
@@ -174,7 +175,7 @@ static void window_begins(uint64_t window, uint64_t now)
         governor.window = 0;
         return;
     }
-    STORE(governor.hole_end, now + longest);
+    STORE(hole_end, now + longest);
     session_experiment(WIRE_OPERATIONS);
 }
 
@@ -190,9 +191,9 @@ static void end_long_hole(void)
 
 void governor_operation(uint32_t comm, uint8_t func, uint64_t seq, uint64_t now)
 {
-    const uint64_t hole_end = LOAD(governor.hole_end);
+    const uint64_t end = LOAD(hole_end);
 
-    if (UNLIKELY(hole_end != 0 && now > hole_end))
+    if (UNLIKELY(end != 0 && now > end))
         end_long_hole();
     if (comm != LOAD(session.lead) || seq % WINDOW != 0 || seq == 0 || !governor_enter())
         return;
