@@ -11,7 +11,7 @@ SYSTEMS := tests/e2e tests/deploy tests/planner/controllers tests/testbed_checks
 PACKAGES := lockstep collector importers simulator analyzer planner api cli benchmarks nccl_plugin tests
 export LOCKSTEP_STATE_DIR ?= $(CURDIR)/.lockstep
 
-.PHONY: help install up check check-python check-c test fast-test slow-test long-test gpu-test gpu-live plugin bench clean system-packages
+.PHONY: help install up check check-python check-c test fast-test slow-test long-test gpu-test gpu-live gpu-record plugin bench clean system-packages
 
 help:  ## list these words
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -71,6 +71,9 @@ gpu-test: plugin  ## tests on a machine with a GPU; GPU_TEST='--help' lists what
 
 gpu-live: plugin  ## Lockstep beside real training on a GPU; GPU_LIVE='--help' lists what it can be told
 	$(PYTHON) nccl_plugin/gpu/live.py $(GPU_LIVE)
+
+gpu-record: plugin  ## records real training with faults on a GPU; GPU_RECORD='--seed 1' draws what
+	$(PYTHON) nccl_plugin/gpu/record.py $(GPU_RECORD)
 
 bench: install  ## measure every claim; `lockstep bench NAME --quick` for one
 	$(BIN)/lockstep bench store

@@ -1,7 +1,8 @@
 # ruff: noqa: T201, TID251 -- a program for people; lockstep is not installed where there is a GPU
 """Trains a small GPT with PyTorch, one rank of many, as real jobs do: loader workers, checkpoints, evaluations.
 
-python gpt.py ddp|fsdp|pipeline|tensor --seconds S [--fault KIND:RANK:AFTER_S[:FOR_S]] [--seed N]
+python gpt.py ddp|fsdp|pipeline|tensor --seconds S [--fault KIND:RANK:AFTER_S[:FOR_S[:TIMES]]] [--seed N] [--width N]
+    [--save-every STEPS]
 
 RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT come from the environment. Prints one JSON line when training begins,
 one when its fault begins and one when it ends, with UNIX times.
@@ -26,7 +27,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset
 
-WIDTH, LAYERS, HEADS, TOKENS, WORDS, BATCH = 512, 4, 8, 128, 1024, 8
+WIDTH, LAYERS, HEADS, TOKENS, WORDS, BATCH = 512, 4, 8, 128, 1024, 8  # the width unless told otherwise
 CYCLES_PER_S = 1.98e9  # of the H200's clock under load, for kernels that only wait
 EVALUATE_EVERY, SAVE_EVERY, EVALUATED_BATCHES = 60, 45, 4
 MICROBATCHES = 8
@@ -42,22 +43,22 @@ class Words(IterableDataset[Tensor]):
         chance = torch.Generator().manual_seed(self._seed)
         while True:
             if self._fault.is_on("loader") and torch.rand((), generator=chance) < 0.8:
-                time.sleep(0.5)  # longer than a step and what is fetched ahead
+                time.sleep(0.5 * self._fault.times)  # longer than a step and what is fetched ahead
             yield torch.randint(WORDS, (BATCH, TOKENS + 1), generator=chance)
 
 
 class Block(nn.Module):
     """One layer; its four projections are what tensor parallelism splits."""
 
-    def __init__(self, heads: int) -> None:
+    def __init__(self, heads: int, width: int) -> None:
         super().__init__()
         self.heads = heads
-        self.before, self.between = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.query, self.key, self.value = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.before, self.between = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
         self.out, self.up, self.down = (
-            nn.Linear(WIDTH, WIDTH),
-            nn.Linear(WIDTH, 4 * WIDTH),
-            nn.Linear(4 * WIDTH, WIDTH),
+            nn.Linear(width, width),
+            nn.Linear(width, 4 * width),
+            nn.Linear(4 * width, width),
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -75,11 +76,11 @@ class Block(nn.Module):
 class Gpt(nn.Module):
     """Some layers of a GPT: the first has the embedding, the last the words."""
 
-    def __init__(self, layers: int, heads: int = HEADS, *, is_first: bool = True, is_last: bool = True) -> None:
+    def __init__(self, layers: int, heads: int, width: int, *, is_first: bool = True, is_last: bool = True) -> None:
         super().__init__()
-        self.embed = nn.Embedding(WORDS, WIDTH) if is_first else nn.Identity()
-        self.blocks = nn.Sequential(*(Block(heads) for _ in range(layers)))
-        self.head = nn.Linear(WIDTH, WORDS) if is_last else nn.Identity()
+        self.embed = nn.Embedding(WORDS, width) if is_first else nn.Identity()
+        self.blocks = nn.Sequential(*(Block(heads, width) for _ in range(layers)))
+        self.head = nn.Linear(width, WORDS) if is_last else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.blocks(self.embed(x)))
@@ -89,48 +90,49 @@ class Fault:
     """One fault of one rank, from a time on and for a time; what it does is done by `act`, before each step."""
 
     def __init__(self, words: str, rank: int) -> None:
-        kind, who, after, lasts = [*words.split(":"), "1e9"][:4] if words else ("", "-1", "0", "0")
+        given = words.split(":") if words else ["", "-1", "0"]
+        kind, who, after, lasts, times = [*given, *("1e9", "1")[len(given) - 3 :]]
         self._kind = kind if int(who) == rank else ""
-        self._after_s, self._lasts_s = float(after), float(lasts)
-        self._began, self._was_on, self._steps = time.monotonic(), False, 0
+        self._after_s, self.lasts_s, self.times = float(after), float(lasts), float(times)
+        self._began, self._was_on, self.steps = time.monotonic(), False, 0
 
     def begin(self) -> None:
         """Training has begun; time counts from here."""
         self._began = time.monotonic()
 
     def is_on(self, kind: str) -> bool:
-        return kind == self._kind and 0 <= time.monotonic() - self._began - self._after_s < self._lasts_s
+        return kind == self._kind and 0 <= time.monotonic() - self._began - self._after_s < self.lasts_s
 
     def act(self) -> None:
         """Be at fault, if it is time."""
-        self._steps += 1
+        self.steps += 1
         is_on = self.is_on(self._kind) and bool(self._kind)
         if is_on != self._was_on:
             say(event="fault" if is_on else "healed", kind=self._kind)
             self._was_on = is_on
         if is_on:
-            _ACTS.get(self._kind, lambda steps: None)(self._steps)
+            _ACTS.get(self._kind, lambda fault: None)(self)
 
 
 def _wait_on_gpu(seconds: float) -> None:
     torch.cuda._sleep(int(seconds * CYCLES_PER_S))
 
 
-def _fail(_: int) -> None:
+def _fail(_: Fault) -> None:
     raise RuntimeError("a fault that was asked for")
 
 
-def _send_too_much(_: int) -> None:
+def _send_too_much(_: Fault) -> None:
     dist.all_reduce(torch.ones(20_000, device="cuda"))
 
 
-_ACTS: dict[str, Callable[[int], None]] = {
-    "gpu": lambda _: _wait_on_gpu(0.12),
-    "seventh": lambda steps: _wait_on_gpu(0.25) if steps % 7 == 0 else None,
-    "host": lambda _: time.sleep(0.15),
+_ACTS: dict[str, Callable[[Fault], None]] = {
+    "gpu": lambda fault: _wait_on_gpu(0.12 * fault.times),
+    "seventh": lambda fault: _wait_on_gpu(0.25 * fault.times) if fault.steps % 7 == 0 else None,
+    "host": lambda fault: time.sleep(0.15 * fault.times),
     "stop": lambda _: os.kill(os.getpid(), signal.SIGSTOP),
-    "absent": lambda _: time.sleep(3600),
-    "kernel": lambda _: _wait_on_gpu(25),
+    "absent": lambda fault: time.sleep(min(3600, fault.lasts_s)),
+    "kernel": lambda fault: _wait_on_gpu(min(25, fault.lasts_s)),
     "crash": _fail,
     "mismatch": _send_too_much,
 }
@@ -144,23 +146,23 @@ def say(**facts: object) -> None:
 Step = Callable[[Tensor], None]
 
 
-def make_step(mode: str, rank: int, ranks: int) -> tuple[nn.Module, Step]:
+def make_step(mode: str, rank: int, ranks: int, width: int) -> tuple[nn.Module, Step]:
     """The model as this kind of parallelism keeps it, and what one step of training is."""
     device = torch.device("cuda")
     if mode == "pipeline":
         share = LAYERS // ranks
-        part = Gpt(share, is_first=rank == 0, is_last=rank == ranks - 1).to(device)
+        part = Gpt(share, HEADS, width, is_first=rank == 0, is_last=rank == ranks - 1).to(device)
         return part, _pipeline_step(part, rank, ranks, device)
     if mode == "tensor":
-        model: nn.Module = Gpt(LAYERS, HEADS // ranks).to(device)
+        model: nn.Module = Gpt(LAYERS, HEADS // ranks, width).to(device)
         _split_tensors(model, init_device_mesh("cuda", (ranks,)))
     elif mode == "fsdp":
-        model = Gpt(LAYERS).to(device)
+        model = Gpt(LAYERS, HEADS, width).to(device)
         for block in model.blocks:
             fully_shard(block)
         fully_shard(model)
     else:
-        model = DistributedDataParallel(Gpt(LAYERS).to(device), bucket_cap_mb=8)
+        model = DistributedDataParallel(Gpt(LAYERS, HEADS, width).to(device), bucket_cap_mb=8)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=False)  # split and whole tensors do not mix
 
     def step(words: Tensor) -> None:
@@ -199,11 +201,11 @@ def _pipeline_step(part: nn.Module, rank: int, ranks: int, device: torch.device)
     return step
 
 
-def train(mode: str, seconds: float, fault: Fault, seed: int) -> None:
+def train(mode: str, seconds: float, fault: Fault, seed: int, width: int, save_every: int) -> None:
     """Steps, and between them what real jobs do, until the time is over for all."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(seed if mode in ("tensor", "pipeline") else seed + rank)
-    model, step = make_step(mode, rank, ranks)
+    model, step = make_step(mode, rank, ranks, width)
     stream = seed if mode in ("tensor", "pipeline") else seed + rank
     fault.begin()
     batches = iter(DataLoader(Words(stream, fault), batch_size=None, num_workers=1, prefetch_factor=2))
@@ -217,7 +219,7 @@ def train(mode: str, seconds: float, fault: Fault, seed: int) -> None:
             with torch.no_grad():
                 for _ in range(EVALUATED_BATCHES):
                     model(next(batches).cuda()[:, :-1])
-        if mode == "ddp" and rank == 0 and number % SAVE_EVERY == SAVE_EVERY - 1:
+        if mode == "ddp" and rank == 0 and number % save_every == save_every - 1:
             save(model)
         if number % 10 == 9 and is_over(ends):
             break
@@ -244,11 +246,13 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--fault", default="")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--width", type=int, default=WIDTH)
+    parser.add_argument("--save-every", type=int, default=SAVE_EVERY)
     asked = parser.parse_args()
     rank = int(os.environ["RANK"])
     torch.cuda.set_device(0)
     dist.init_process_group("nccl", device_id=torch.device("cuda:0"))
-    train(asked.mode, asked.seconds, Fault(asked.fault, rank), asked.seed)
+    train(asked.mode, asked.seconds, Fault(asked.fault, rank), asked.seed, asked.width, asked.save_every)
     dist.destroy_process_group()
 
 

@@ -2,7 +2,8 @@
 """Gives every rank a host of its own on the network: namespaces on a bridge, by rtnetlink, without `ip` and `tc`.
 
 As a program, inside a namespace: `namespaces.py join eth0 PID...` | `namespaces.py address eth0 10.77.0.1` |
-`namespaces.py limit eth0 BYTES_PER_S`, which waits for a line of input before it acts | `namespaces.py down eth0`.
+`namespaces.py limit eth0 BYTES_PER_S`, which waits for a line of input before it acts | `namespaces.py down eth0` |
+`namespaces.py up eth0`.
 """
 
 import ctypes
@@ -72,6 +73,10 @@ class RankNetwork:
     def cut(self, rank: int) -> None:
         """Takes the rank's host off the network that ranks talk over."""
         self._inside(rank, "down", "eth0")
+
+    def mend(self, rank: int) -> None:
+        """Puts a host that was cut off back."""
+        self._inside(rank, "up", "eth0")
 
     def prepare_limit(self, rank: int, bytes_per_s: int) -> "subprocess.Popen[bytes]":
         """A process that slows the sending of the rank's host down to this when it is given a line of input."""
@@ -177,7 +182,7 @@ def _ask(message: int, flags: int, body: bytes) -> None:
 
 
 def main(words: list[str]) -> None:
-    """Does one of the four things inside the namespace that this process is in."""
+    """Does one of these things inside the namespace that this process is in."""
     if words[0] == "join":
         join_namespaces(words[1], [int(pid) for pid in words[2:]])
     elif words[0] == "address":
@@ -186,8 +191,8 @@ def main(words: list[str]) -> None:
         sys.stdin.readline()
         limit_rate(words[1], int(words[2]))
         print(flush=True)
-    elif words[0] == "down":
-        _set_up(words[1], is_up=False)
+    elif words[0] in ("down", "up"):
+        _set_up(words[1], is_up=words[0] == "up")
     else:
         raise SystemExit(f"{Path(__file__).name}: there is no {words[0]}")
 

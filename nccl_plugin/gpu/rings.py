@@ -2,7 +2,7 @@
 
 import struct
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -120,13 +120,19 @@ class Ring:
                 found.append(Row((key >> 40) - 1, FUNCS[key >> 32 & 0xFF], peer, enqueued, started, done))
         return found
 
-    def records(self, kind: int) -> Iterator[bytes]:
-        """The records of one kind that are still there, ring after ring, each in the order it was written."""
+    def heads(self) -> list[int]:
+        """How many records each ring has ever had."""
+        return [RING.unpack_from(self.content, offset)[0] for offset in _offsets(self.sections["rings"])]
+
+    def records(self, kind: int, after: Sequence[int] = ()) -> Iterator[bytes]:
+        """The records of one kind that are still there, ring after ring, each in the order it was written.
+
+        With earlier `heads()`, those since then.
+        """
         rings, slots = self.sections["rings"], self.sections["records"]
         per_ring = slots.count // rings.count
-        for number, offset in enumerate(_offsets(rings)):
-            head = RING.unpack_from(self.content, offset)[0]
-            for index in range(max(0, head - per_ring), head):
+        for number, head in enumerate(self.heads()):
+            for index in range(max(0, head - per_ring, after[number] if after else 0), head):
                 at = slots.offset + (number * per_ring + index % per_ring) * slots.stride
                 stamp, found_kind, _, _ = RECORD_HEAD.unpack_from(self.content, at)
                 if found_kind == kind and stamp == index // per_ring + 1:
@@ -135,8 +141,7 @@ class Ring:
     def overwritten_records(self) -> int:
         """How many records are gone because their ring went round."""
         rings, slots = self.sections["rings"], self.sections["records"]
-        heads = [RING.unpack_from(self.content, offset)[0] for offset in _offsets(rings)]
-        return sum(max(0, head - slots.count // rings.count) for head in heads)
+        return sum(max(0, head - slots.count // rings.count) for head in self.heads())
 
     def enqueued_by_func(self) -> Counter[str]:
         """How many operations of each function were enqueued, by the records that are still there."""

@@ -18,6 +18,7 @@ TP_BYTES, DP_BYTES, COMPUTE_US = 16 << 10, 512 << 10, 4000
 FIRST_KEPT, KEPT_STEPS = ONSET - 4, 10
 ENVIRONMENT = {"NCCL_MAX_NCHANNELS": "1"}  # more say the same again, and traces are to be small
 LIMIT_BYTES_PER_S = 20_000_000
+LAST_NS = 1 << 62  # a UNIX time after all others
 WHAT_RUNS = "8 ranks, tp2 x dp4: per step 2x(compute, TP AllReduce 16 KiB), DP AllReduce 512 KiB"
 
 
@@ -84,22 +85,38 @@ def record(lab: Lab, library: str, scenario: Scenario) -> Outcome:
 def write_trace(scenario: Scenario, outcome: Outcome, folder: Path) -> str:
     """Writes the cut around the onset, and says in one line what became of it."""
     rings = outcome.rings(copied=scenario.live)
-    epoch_ns = min(ring.unix_ns(comm.init_ticks) for ring in rings for comm in ring.comms()) - 1_000_000_000
-    recordings = [recording_of(rank, ring) for rank, ring in enumerate(rings)]
-    events: list[Event] = []
-    for rank, recording in enumerate(recordings):
+    windows = []
+    for rank in range(len(rings)):
         began = _steps_of(outcome, rank)
-        last_ns = sys.maxsize if scenario.live else began[FIRST_KEPT + KEPT_STEPS] - epoch_ns
-        events += cut_events(list(events_of(recording, epoch_ns)), began[FIRST_KEPT] - epoch_ns, last_ns)
-    lines = list(trace_lines(about(scenario, outcome, rings, epoch_ns), recordings, events, epoch_ns))
-    path = folder / f"{scenario.name}.jsonl.xz"
-    path.write_bytes(lzma.compress("".join(line + "\n" for line in lines).encode(), preset=9))
+        windows.append((began[FIRST_KEPT], LAST_NS if scenario.live else began[FIRST_KEPT + KEPT_STEPS]))
+    recordings = [recording_of(rank, ring, b"".join(ring.records(CALLBACK_KIND))) for rank, ring in enumerate(rings)]
+    line = about(scenario, outcome, rings, epoch_of(recordings))
     lost = sum(ring.overwritten_records() for ring in rings)
-    return f"{path.name}: {len(lines)} lines, {path.stat().st_size} bytes, {lost} records overwritten"
+    written = write_windows(folder / f"{scenario.name}.jsonl.xz", line, recordings, windows)
+    return f"{written}, {lost} records overwritten"
 
 
-def recording_of(rank: int, ring: Ring) -> RankRecording:
-    """The callbacks of a ring file and what is needed to read them."""
+def epoch_of(recordings: Sequence[RankRecording]) -> int:
+    """Where a trace's own time begins: a second before the first communicator."""
+    return min(comm.init_ns for recording in recordings for comm in recording.comms) - 1_000_000_000
+
+
+def write_windows(
+    path: Path, line: dict[str, object], recordings: Sequence[RankRecording], windows: Sequence[tuple[int, int]]
+) -> str:
+    """Writes what each rank called between two UNIX times, and says in one line what became of it."""
+    epoch_ns = epoch_of(recordings)
+    events: list[Event] = []
+    for recording, (first_ns, last_ns) in zip(recordings, windows, strict=True):
+        whole = list(events_of(recording, epoch_ns))
+        events += cut_events(whole, first_ns - epoch_ns, last_ns - epoch_ns)
+    lines = list(trace_lines(line, recordings, events, epoch_ns))
+    path.write_bytes(lzma.compress("".join(each + "\n" for each in lines).encode()))
+    return f"{path.name}: {len(lines)} lines, {path.stat().st_size} bytes"
+
+
+def recording_of(rank: int, ring: Ring, records: bytes) -> RankRecording:
+    """The callbacks of a rank and what is needed to read them, from its ring file."""
     comms = [
         RecordedComm(
             index=comm.index, id=comm.id, rank=comm.rank, nranks=comm.nranks, nnodes=comm.nnodes, name=comm.name,
@@ -107,7 +124,6 @@ def recording_of(rank: int, ring: Ring) -> RankRecording:
         )
         for comm in ring.comms()
     ]  # fmt: skip
-    records = b"".join(ring.records(CALLBACK_KIND))
     return RankRecording(rank, ring.pid, ring.host, ring.api_version, comms, records, ring.unix_ns)
 
 

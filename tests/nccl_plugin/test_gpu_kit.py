@@ -214,8 +214,10 @@ def test_load_test_names_calls_and_levels_that_were_not_asked_for_and_half_a_fil
 
 
 def test_trace_names_every_callback_with_its_parent_and_its_stop(ring_path: Path) -> None:
-    ring = module("rings").read_ring(ring_path)
-    events = list(events_of(module("traces").recording_of(3, ring), epoch_ns=0))
+    rings = module("rings")
+    ring = rings.read_ring(ring_path)
+    records = b"".join(ring.records(rings.CALLBACK_KIND))
+    events = list(events_of(module("traces").recording_of(3, ring, records), epoch_ns=0))
     starts = {event["h"]: event for event in events if event["ev"] == "start"}
     kinds = ("CollApi", "Coll", "ProxyOp", "ProxyStep")
     assert Counter(start["type"] for start in starts.values()) == dict.fromkeys(kinds, OPERATIONS)
@@ -225,6 +227,35 @@ def test_trace_names_every_callback_with_its_parent_and_its_stop(ring_path: Path
     ends = Counter((event["h"], event["ev"]) for event in events if event["ev"] != "state")
     assert set(ends.values()) == {1}
     assert len(ends) == 2 * 4 * OPERATIONS
+
+
+def test_follower_keeps_every_record_once_and_counts_what_it_came_too_late_for(ring_path: Path) -> None:
+    rings, follower = module("rings"), module("record").Follower(ring_path.parent)
+    whole = b"".join(rings.read_ring(ring_path).records(rings.CALLBACK_KIND))
+    for _ in range(3):
+        follower.read()
+    assert (follower.recording(3).records, follower.lost) == (whole, 0)
+    follower._heads = [head - rings.read_ring(ring_path).sections["records"].count for head in follower._heads]
+    follower.read()
+    assert follower.lost > 0
+
+
+def test_recorded_cases_are_drawn_from_a_seed_with_half_of_the_families_kept_aside() -> None:
+    families = module("families")
+    cases = families.draw(7, takes=2)
+    assert cases == families.draw(7, takes=2) != families.draw(8, takes=2)
+    assert len({case.name for case in cases}) == len(cases)
+    for is_ill in (False, True):
+        parts = [
+            {(case.mode, case.fault) for case in cases if case.for_scoring == aside and bool(case.fault) == is_ill}
+            for aside in (False, True)
+        ]
+        assert not parts[0] & parts[1]
+        assert abs(len(parts[0]) - len(parts[1])) <= 1
+    for case in cases:
+        truth = families.truth_of(case, onset_ns=5, epoch_ns=2)
+        assert bool(truth) == bool(case.fault)
+        assert all(f"h{case.rank}" in part["component"] or part["component"] == f"rank:{case.rank}" for part in truth)
 
 
 def start_of(number: int, kind: str, ts: int, parent: int | None = None) -> Event:
