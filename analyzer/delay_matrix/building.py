@@ -27,11 +27,14 @@ from analyzer.delay_matrix.judging import (
     keep_leading,
     median_of,
 )
-from analyzer.delay_matrix.matrix import DelayMatrix, PairMemory
+from analyzer.delay_matrix.matrix import DelayMatrix, PairMemory, SlowPair
 from analyzer.delay_matrix.reading import ACKNOWLEDGED, CONNECTION, SLACKS_NS, PairFacts, needs_transits
+from analyzer.delay_matrix.sifting import sift_lags, sift_steps, sift_waits
 from analyzer.windows.window import Context
 
 _SIZED = (*CONNECTION, "size_class")
+_KIND = ("size_class",)
+_SLOWEST = 16  # rows of a kind that are remembered: of a few pairs, whose ends are not all the same
 _Sort = Literal["busy", "lag"]
 _OPERATION = ("comm", "func", "size_class", "src_rank", "dst_rank")  # which its channels share
 _NAMING = (*_SIZED, "func", "src_host", "dst_host", "src_nic", "dst_nic", "sport")
@@ -48,10 +51,10 @@ class Measured:
 
 def measure(facts: PairFacts, context: Context, options: PairOptions) -> Measured:
     """Return the delays of all pairs that an evaluation saw."""
-    waits = _measured(facts.waits)
+    waits = sift_waits(facts.waits)
     moved: dict[_Sort, pa.Table] = {}
     if needs_transits(facts.waits) and not facts.are_durations:
-        moved = {"busy": facts.steps, "lag": _without_watched_groups(facts.lags, facts.steps)}
+        moved = {"busy": sift_steps(facts.steps), "lag": sift_lags(facts.lags, facts.steps)}
     tables = [_plain(rows) for rows in (waits, *moved.values())]
     ends = find_ends(pa.concat_tables(tables), facts.paths, context)
     owner = np.repeat(np.arange(len(tables)), [table.num_rows for table in tables])
@@ -66,32 +69,6 @@ def measure(facts: PairFacts, context: Context, options: PairOptions) -> Measure
         for sort, rows in moved.items()
     )
     return Measured(ends, by_wait, transits)
-
-
-def _without_watched_groups(lags: pa.Table, steps: pa.Table) -> pa.Table:
-    """Return the lags without those of grouped receives whose steps were watched.
-
-    Receives from several ranks that one channel makes at once end together, with the last of them: whose bytes came
-    late, their ends do not tell, and steps do.
-    """
-    if not lags.num_rows or not steps.num_rows:
-        return lags
-    receiver = kinds_of(lags, ("comm", "channel", "dst_rank"))
-    connection, watched = (keys_of(rows, "connection", CONNECTION) for rows in (lags, steps))
-    senders = np.bincount(receiver[np.unique(connection, return_index=True)[1]], minlength=int(receiver.max()) + 1)
-    is_grouped = is_equal(lags["func"], "Send") & (senders[receiver] > 1)
-    return lags.filter(pa.array(~(is_grouped & np.isin(connection, watched))))
-
-
-def _measured(waits: pa.Table) -> pa.Table:
-    """Return the rows that tell a delay.
-
-    Zero shows a coarse clock, not a fast wire. Where bytes wait in a kernel's buffer, a receiver that says nothing
-    may be what they wait for.
-    """
-    measured = (as_floats(waits["bytes"]) > 0) & (as_floats(waits["wire_ns"]) > 0)
-    present = np.asarray(waits["recv_gpu_ns"].is_valid())
-    return waits.filter(pa.array(measured & (present | is_equal(waits["transport"], ACKNOWLEDGED))))
 
 
 def _absences(waits: pa.Table, lags: pa.Table) -> np.ndarray:
@@ -126,6 +103,7 @@ def _wait_delays(waits: pa.Table, ends: Ends, mine: np.ndarray, absent_ns: np.nd
     return Delays(
         index=index,
         kind=kinds_of(rows, ("transport", "func", "size_class")),
+        kind_key=keys_of(rows, "wait", _KIND),
         key=keys_of(rows, "wait", _SIZED),
         bytes=size,
         operation=kinds_of(rows, _OPERATION),
@@ -184,6 +162,7 @@ def _transit_delays(moved: pa.Table, ends: Ends, mine: np.ndarray, sort: _Sort, 
     return Delays(
         index=index,
         kind=kinds_of(rows, ("func", "size_class")),
+        kind_key=keys_of(rows, sort, _KIND),
         key=keys_of(rows, sort, _SIZED),
         bytes=size * took.times[known],
         operation=kinds_of(rows, _OPERATION),
@@ -272,7 +251,7 @@ def build_matrix(
     scores = []
     # Waits are all that the wire took, so what they cost the window is known; transits are samples.
     for delays, span_ns in [(measured.waits, window_ns), *((delays, 0) for delays in measured.transits)]:
-        score, memory = _judge(delays, memory, pairs, span_ns, options)
+        score, memory = _judge(delays, memory, measured.ends, span_ns, options)
         scores.append(score)
     for delays, score in zip(measured.transits, scores[1:], strict=True):
         disputed = find_disputed(measured.waits, delays, score, options)
@@ -282,20 +261,56 @@ def build_matrix(
 
 
 def _judge(
-    delays: Delays, memory: PairMemory, pairs: int, span_ns: int, options: PairOptions
+    delays: Delays, memory: PairMemory, ends: Ends, span_ns: int, options: PairOptions
 ) -> tuple[Score, PairMemory]:
     """Return how slow each pair is by one sort of delays, and the memory with what was usual in them."""
-    score = judge_delays(delays, memory.recall(delays.key), pairs, span_ns, options)
+    score, memory = _judge_one(delays, memory, ends, span_ns, options)
     memory = _learn(memory, delays, score)
     if not delays.is_net.any():
         return replace(score, slow=keep_leading(delays, score.slow, options)), memory
     # What is taken off is uncertain, so waits must be long as they are, too.
     raw = as_they_are(delays)
-    checked = judge_delays(raw, memory.recall(raw.key), pairs, span_ns, options)
+    checked, memory = _judge_one(raw, memory, ends, span_ns, options)
     leading = keep_leading(delays, score.slow & checked.large, options)
     is_long = ~(checked.sigmas < options.raw_sigmas)
     usual = replace(checked, wary=checked.wary & score.wary)  # long only for what its receiver holds up
     return replace(score, slow=leading & is_long), _learn(memory, raw, usual)
+
+
+def _judge_one(
+    delays: Delays, memory: PairMemory, ends: Ends, span_ns: int, options: PairOptions
+) -> tuple[Score, PairMemory]:
+    """Return how slow each pair is, and the memory with those that take longest without being slow.
+
+    A ring is as fast as its slowest pair, on which bytes then wait, while all others have time to spare. In a healthy
+    one that is now this pair and now that one: who has no past is held against what others took when it was they.
+    """
+    score = judge_delays(delays, memory.recall(delays.key), len(ends.pairs), span_ns, options)
+    slow = score.slow.copy()
+    for pair in np.flatnonzero(slow & ~score.has_past).tolist():
+        mine = delays.index == pair
+        usual = np.array(
+            [memory.slowest_elsewhere(kind, ends.pairs[pair]) for kind in delays.kind_key[mine].tolist()]
+        )
+        taken = np.maximum(delays.ns_per_byte, delays.least)[mine]
+        slow[pair] = (taken * delays.bytes[mine]).sum() >= options.elsewhere_ratio * (
+            usual * delays.bytes[mine]
+        ).sum()
+    return replace(score, slow=slow), memory.learn_slowest(_find_slowest(delays, ends, slow))
+
+
+def _find_slowest(delays: Delays, ends: Ends, slow: np.ndarray) -> dict[int, tuple[SlowPair, ...]]:
+    """Return by kind the pairs that take longest, of those that are not slow."""
+    usual = np.flatnonzero(~slow[delays.index] & delays.is_new)
+    taken = np.maximum(delays.ns_per_byte, delays.least)[usual]
+    order = usual[np.lexsort((-taken, delays.kind_key[usual]))]
+    kinds, first = np.unique(delays.kind_key[order], return_index=True)
+    found = {}
+    for kind, begin in zip(kinds.tolist(), first.tolist(), strict=True):
+        rows = [row for row in order[begin : begin + _SLOWEST].tolist() if delays.kind_key[row] == kind]
+        pairs = [(max(delays.ns_per_byte[row], delays.least[row]), ends.pairs[delays.index[row]]) for row in rows]
+        found[kind] = tuple(SlowPair(float(delay), pair.src.host, pair.dst.host) for delay, pair in pairs)
+    return found
 
 
 def find_starved(flushes: pa.Table, options: PairOptions) -> frozenset[str]:

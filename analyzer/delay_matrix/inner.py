@@ -58,6 +58,7 @@ def judge_inner(
     delays = Delays(
         index=index.reshape(-1),
         kind=kinds_of(rows, ("func", "size_class", "ranks")),
+        kind_key=keys_of(rows, "inner", ("size_class", "ranks")),
         key=keys_of(rows, "inner", ("comm", "size_class")),
         bytes=size * times,
         operation=index.reshape(-1),

@@ -40,6 +40,9 @@ class PairOptions:
     few_pairs: int = 8  # fewer, and a single slow one moves the spread that it is judged by
     slow_ratio: float = 1.25  # below, a job loses less than restarting it costs, and congestion looks the same
     few_ratio: float = 2.0  # with few pairs only what nobody can miss
+    elsewhere_ratio: float = (
+        1.25  # likewise, over what the slowest of the others used to take, of a pair without past
+    )
     slow_sigmas: float = 6.0  # one false wire in 10^9 if excesses were normal; they are not, hence the ratio too
     errors: float = 3.0  # standard errors that a pair must exceed its peers by: chance does so once in 700 times
     odd_error: float = 0.6  # k odd operations among usual ones have an error of 1 / sqrt(k) of their mean: three do
@@ -65,6 +68,7 @@ class Delays:
 
     index: np.ndarray  # number of its pair
     kind: np.ndarray  # rows of one number are comparable
+    kind_key: np.ndarray  # u64, what the slowest of its kind is remembered by
     key: np.ndarray  # u64, what its past is remembered by
     bytes: np.ndarray
     operation: np.ndarray  # rows of one number are channels of the same operations
@@ -95,6 +99,7 @@ class Score:
     large: np.ndarray  # slow enough to matter, if only it is no noise
     error: np.ndarray  # by which share the ratio may be off, either way, by chance
     operations: np.ndarray  # that were measured
+    has_past: np.ndarray  # whether it was held against that
 
 
 def judge_delays(delays: Delays, past: Past, pairs: int, window_ns: int, options: PairOptions) -> Score:
@@ -128,7 +133,7 @@ def judge_delays(delays: Delays, past: Past, pairs: int, window_ns: int, options
         is_chance = ~(least_ratio * np.exp(-error) > 1) | (relative > options.odd_error)
         slow = large & (sigmas >= options.slow_sigmas) & ~is_chance
         wary = (ratio >= options.slow_ratio) & (least_ratio > 1 + (slow_ratio - 1) / 2)
-    return Score(ratio, sigmas, slow, per_byte, wary, large, error, operations)
+    return Score(ratio, sigmas, slow, per_byte, wary, large, error, operations, has_past)
 
 
 def _chance(
@@ -198,7 +203,7 @@ def _errors(delays: Delays) -> np.ndarray:
 
 def as_they_are(delays: Delays) -> Delays:
     """Return the delays before anything was taken off, with a past of their own."""
-    return replace(delays, ns_per_byte=delays.raw_ns_per_byte, key=delays.key ^ _RAW)
+    return replace(delays, ns_per_byte=delays.raw_ns_per_byte, key=delays.key ^ _RAW, kind_key=delays.kind_key ^ _RAW)
 
 
 def find_disputed(waits: Delays, watched: Delays, score: Score, options: PairOptions) -> np.ndarray:
@@ -252,9 +257,10 @@ def _expect(delays: Delays, taken: np.ndarray) -> np.ndarray:
 
 
 def _usual(values: np.ndarray, delays: Delays) -> np.ndarray:
-    """Return the median of each row's kind, and where a ring slows down as a whole, that of its ring."""
+    """Return the median of each row's kind, and where a ring slows down as a whole, that of its kind in its ring."""
     usual = median_of(values, delays.kind)
-    return np.where(delays.follows, np.maximum(usual, median_of(values, delays.ring)), usual)
+    around = median_of(values, number_rows([delays.ring, delays.kind])[0])
+    return np.where(delays.follows, np.maximum(usual, around), usual)
 
 
 def _change(delays: Delays, taken: np.ndarray, past: np.ndarray, pairs: int) -> np.ndarray:

@@ -1,8 +1,8 @@
 """The delay matrix: one cell per pair that was compared, and how much slower than its kind it is."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import numpy as np
@@ -71,6 +71,19 @@ MOST_EVALUATIONS = 60
 FORGOTTEN_AFTER = 300
 
 
+# Evaluations in which it is remembered who was slowest, and of those the share in which it is as slow or faster.
+_RECENT, _OFTEN = 16, 0.75
+
+
+@dataclass(frozen=True, slots=True)
+class SlowPair:
+    """One of the slowest pairs of an evaluation."""
+
+    delay: float  # nanoseconds per byte
+    src: str  # hosts
+    dst: str
+
+
 @dataclass(frozen=True)
 class Past:
     """What is remembered of some rows."""
@@ -90,6 +103,8 @@ class PairMemory:
     )  # by how much that differs from evaluation to evaluation
     evaluations: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # that it was learnt from
     unseen: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # looks since
+    # Of each kind of delay, by key: its slowest pairs in each of the last evaluations, without those that were named.
+    slowest: Mapping[int, tuple[tuple[SlowPair, ...], ...]] = field(default_factory=dict)
 
     @property
     def has_past(self) -> bool:
@@ -131,7 +146,22 @@ class PairMemory:
             swing=np.concatenate([swing[kept], np.zeros(int(fresh.sum()))])[order],
             evaluations=np.concatenate([evaluations[kept], np.ones(int(fresh.sum()), np.int64)])[order],
             unseen=np.concatenate([unseen[kept], np.zeros(int(fresh.sum()), np.int64)])[order],
+            slowest=self.slowest,
         )
+
+    def slowest_elsewhere(self, kind: int, pair: Pair) -> float:
+        """Return what the slowest pair of a kind used to take that shares no end with this one; 0: nobody knows."""
+        src, dst = pair.src.host, pair.dst.host
+        most = [
+            max((slow.delay for slow in evaluation if src != slow.src and dst != slow.dst), default=0.0)
+            for evaluation in self.slowest.get(kind, ())
+        ]
+        return float(np.quantile(most, _OFTEN)) if most else 0.0
+
+    def learn_slowest(self, found: Mapping[int, tuple[SlowPair, ...]]) -> "PairMemory":
+        """Return the memory after one more evaluation, with its slowest pairs by kind."""
+        known = {kind: (*self.slowest.get(kind, ()), pairs)[-_RECENT:] for kind, pairs in found.items()}
+        return replace(self, slowest={**self.slowest, **known})
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,10 @@ import pytest
 
 from analyzer.delay_matrix.building import build_matrix, find_starved
 from analyzer.delay_matrix.judging import PairOptions
-from analyzer.delay_matrix.matrix import PairMemory
+from analyzer.delay_matrix.matrix import PairMemory, SlowPair
 from analyzer.delay_matrix.reading import PairFacts
 from tests.analyzer.delay_matrix.build import (
+    HOSTS,
     MS,
     STEP_BYTES,
     Hop,
@@ -27,7 +28,7 @@ from tests.analyzer.delay_matrix.build import (
     wait,
     waits,
 )
-from tests.builders import T0
+from tests.builders import SECOND, T0
 
 SLOW: Hop = (2, 3)
 ALL = 1_000_000_000 // STEP_BYTES  # steps that carry what a pair carries in an evaluation
@@ -241,6 +242,37 @@ def test_bytes_of_one_function_do_not_lead_those_of_another() -> None:
     pairs = [step(hop, 8 * MS if hop[1] == SLOW[1] else 0.08 * MS, func="Send") for hop in mesh()]
     into = {hop for hop in mesh() if hop[1] == SLOW[1]}
     assert hot_hosts(look_at(facts(rows, took(40, bytes=STEP_BYTES // 4) + pairs))) == into
+
+
+def test_trifles_neither_hide_a_slow_wire_nor_speak_for_its_host() -> None:
+    """A loss that ranks add up takes microseconds a byte, now longer and now shorter, over wires of its own."""
+    tree = [(SLOW[0], 6), (6, SLOW[0]), (0, 5), (5, 0), (1, 7), (7, 1)]
+    costs: dict[str, Any] = {"error_ns": 90_000.0, "transport": "socket", "size_class": 2}
+    trifles = [wait(hop, bytes=400, wire_ns=100_000 * (1 + hop[0] % 4), **costs) for hop in (*tree, *ring())]
+    large = [wait(hop, usual(hop) * (3.0 if hop == SLOW else 1), transport="socket") for hop in ring()]
+    steps = took(20) + [step(hop, 10_000, bytes=4, size_class=2) for hop in tree]
+    matrix = look_at(facts(large + trifles, steps, lags=steps))
+    assert hot_hosts(matrix) == {SLOW}
+    assert matrix is not None
+    assert len(matrix.pairs) == HOSTS
+
+
+def test_slowest_wire_of_a_ring_is_not_slow_where_others_were_as_slow_before() -> None:
+    """A ring at the full rate of its links waits on one of them, now on this and now on that one."""
+    memory = PairMemory()
+    for look, pair in enumerate([(5, 6), (0, 1), SLOW, (6, 7)]):
+        seen = facts(
+            EVEN, [step(hop, (20 if hop == pair else 0.08) * MS, newest_ns=T0 + 9 * SECOND) for hop in ring()]
+        )
+        matrix, learnt = build_matrix(seen, memory, context(look=look), PairOptions())
+        # What was named first is not known to be usual; then the ring turns out to be like that.
+        assert hot_hosts(matrix) == ({pair} if look == 0 else set())
+        memory = learnt if look else memory.learn_slowest(
+            {kind: (SlowPair(20 * MS / STEP_BYTES, "h5", "h6"),) for kind in learnt.slowest}
+        )  # fmt: skip
+    worse = [step(hop, (40 if hop == SLOW else 0.08) * MS, newest_ns=T0 + 19 * SECOND) for hop in ring()]
+    matrix, _ = build_matrix(facts(EVEN, worse), memory, context(look=5), PairOptions())
+    assert hot_hosts(matrix) == {SLOW}
 
 
 def test_host_whose_flushes_take_long_is_starved_and_hosts_that_are_alike_are_not() -> None:

@@ -36,6 +36,7 @@ def judged(
     delays = Delays(
         index=np.arange(count),
         kind=np.full(count, kind),
+        kind_key=np.zeros(count, np.uint64),
         key=np.arange(count).astype(np.uint64),
         operation=np.arange(count),
         operations=np.full(count, operations),
