@@ -131,10 +131,11 @@ def _judge_pace(
     found = list(stragglers)
     if matrix is not None:
         # Pairs of a host that is late as a whole look slow because nobody serves them.
-        names = (finding.component.partition(":") for finding in stragglers)
-        late_hosts = frozenset(name for kind, _, name in names if kind == "host")
+        late = {finding.component for finding in stragglers}
+        late_hosts = frozenset(name for kind, _, name in (each.partition(":") for each in late) if kind == "host")
         matrix = replace(matrix, starved=matrix.starved | late_hosts)
-        found += find_faults(matrix, _read_evidence(store, matrix, context), context, options.faults)
+        faults = find_faults(matrix, _read_evidence(store, matrix, context), context, options.faults)
+        found += [fault for fault in faults if fault.component not in late]  # why it is late is known better
     is_blind = not pairs.waits.num_rows and not len(facts.operations) and not report.rows.num_rows
     judgement = Judgement(
         findings=None if is_blind and not found else tuple(_once(found)),

@@ -138,7 +138,7 @@ class Excess:
     """What each process took beyond its peers, as shares of the time looked at; negative where it took less."""
 
     processes: np.ndarray  # numbers of those that could be compared
-    peers: np.ndarray  # with how many others each of them was compared, in the mean
+    peers: np.ndarray  # with how many others each of them was compared, mostly: at edges of a window some are missing
     own: np.ndarray  # rows: processes, columns: stretches; own time beyond that of its peers
     gpu: np.ndarray  # the part of it in which the operation was enqueued already
     knows_gpu: np.ndarray  # of each process, whether that part is known
@@ -299,7 +299,7 @@ def _collect(cells: _Cells, waits: np.ndarray, span_ns: float, period_ns: int | 
     worst = _longest(cells.own, row, count, kernels)
     return Excess(
         processes=processes,
-        peers=kernels.sum_by(cells.others, row, count) / compared,
+        peers=np.rint(kernels.sum_by(cells.others, row, count) / compared),
         own=table(cells.own),
         gpu=table(cells.gpu),
         knows_gpu=np.bincount(row[np.isfinite(cells.gpu)], minlength=count) > 0,

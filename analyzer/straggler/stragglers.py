@@ -25,6 +25,7 @@ from analyzer.straggler.gpu_waits import (
     learn_waits,
 )
 from analyzer.straggler.kernels import NumericOptions, choose_kernels
+from analyzer.straggler.own_past import OwnPastOptions, OwnTimes, find_grown, measure_own
 from analyzer.straggler.reading import Flushes, StragglerFacts
 from analyzer.windows.window import Context, Finding
 from lockstep.clock import NS_PER_S
@@ -110,6 +111,7 @@ class StragglerOptions:
     grouping: GroupingOptions = field(default_factory=GroupingOptions)
     starving: StarvingOptions = field(default_factory=StarvingOptions)
     gpu_waits: GpuWaitOptions = field(default_factory=GpuWaitOptions)
+    own_past: OwnPastOptions = field(default_factory=OwnPastOptions)
     numeric: NumericOptions = field(default_factory=NumericOptions)
 
 
@@ -139,6 +141,7 @@ class StragglerMemory:
     paces: tuple[tuple[int, float], ...] = ()  # end of each evaluation, and operations of a rank in a second
     slower_ns: int = 0  # end of the last evaluation in which ranks did fewer than that
     waits: PastWaits = field(default_factory=PastWaits)  # of receives for their own GPU
+    own: tuple[OwnTimes, ...] = ()  # of the evaluations before in which nobody's had grown
     straggling_since: Mapping[int, StragglerSince] = field(
         default_factory=dict
     )  # by process, of those late in the last evaluation
@@ -155,6 +158,8 @@ def find_stragglers(
     findings += _report_waited_for([*late, *slower], facts, context, options)
     kernels = choose_kernels(len(facts.operations), options.numeric)
     excess = measure_excess(facts.operations, facts.are_sums, len(context.roster), context.period_ns, kernels)
+    grown, memory = _find_grown(facts, memory, context, options)
+    findings += [make_finding(grown, facts.throttled, context)] if grown and not findings else []
     if excess is None:
         return findings, memory
     stragglers = _find_lasting(excess, options)
@@ -204,6 +209,17 @@ def _find_slower(
     is_asked = bool(memory.waits.held) or end_ns - memory.slower_ns <= _SAMPLES_NS
     found = find_slower_gpus(waits, memory.waits, context.window, options.gpu_waits) if is_asked else []
     return found, replace(memory, waits=learn_waits(waits, memory.waits, context.window, found))
+
+
+def _find_grown(
+    facts: StragglerFacts, memory: StragglerMemory, context: Context, options: StragglerOptions
+) -> tuple[Culprit | None, StragglerMemory]:
+    """Return the rank without peers whose own time alone has grown; those who have peers are held against them."""
+    now = None if facts.are_sums else measure_own(facts.operations, context, options.own_past)
+    if now is None:
+        return None, memory
+    grown = find_grown(now, memory.own, context, options.own_past)
+    return grown, memory if grown else replace(memory, own=(*memory.own, now)[-_PACES:])
 
 
 def _report_waited_for(

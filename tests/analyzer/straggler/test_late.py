@@ -280,3 +280,43 @@ def test_flushes_that_are_alike_or_short_or_few_or_of_many_hosts_are_no_news() -
     assert starving(flushes(600)) == []
     assert starving(Flushes()) == []
     assert starving(flushes(2, 600, 600, 3)) == []
+
+
+STAGES = pipeline(4, stages=4)
+
+
+def watch(jobs: list[Job], length_s: float = 5.0) -> list[list[str]]:
+    """Return what each evaluation of a job says that does these things one after the other."""
+    memory, said = StragglerMemory(), []
+    for number, job in enumerate(jobs):
+        seen = context(job.roster(), begin_ns=round(number * length_s * SECOND))
+        findings, memory = find_stragglers(StragglerFacts(job.play()), memory, seen, StragglerOptions())
+        said.append([finding.component for finding in findings])
+    return said
+
+
+@pytest.mark.parametrize(("late_by", "component"), [("gpu", "gpu:h2/0"), ("host", "host:h2")])
+def test_stage_without_peers_is_held_against_its_own_past(late_by: str, component: str) -> None:
+    """A stage of one rank has nobody to be compared with; its waits for others are inside of operations."""
+    usual = Job(4, STAGES, gpus_per_host=1, steps=12)
+    culprit = late(2, 200.0, act=1)
+    is_gpu = late_by == "gpu"
+    slow = dataclasses.replace(usual, gpu=culprit) if is_gpu else dataclasses.replace(usual, host=culprit)
+    assert watch([usual, usual, slow, slow]) == [[], [], [component], [component]]
+    assert watch([usual, slow]) == [[], []]  # nobody knows yet what is usual
+    everybody = dataclasses.replace(usual, gpu=lambda step, act, rank: 100.0)
+    assert watch([usual, usual, everybody]) == [[], [], []]
+    assert watch([usual, usual, dataclasses.replace(usual, gpu=late(2, 4.0, act=1))]) == [[], [], []]
+
+
+def test_two_ranks_are_held_against_their_own_past() -> None:
+    usual = Job(2, world(2), gpus_per_host=1, steps=12)
+    slow = dataclasses.replace(usual, host=late(1, 200.0))
+    assert watch([usual, usual, slow]) == [[], [], ["host:h1"]]
+
+
+def test_rank_of_three_has_its_peers_also_where_a_window_cuts_one_of_them_off() -> None:
+    job = Job(3, world(3), gpus_per_host=1, gpu=late(2, 80.0))
+    rows = job.play()
+    cut = StragglerFacts(rows.take(~((rows.process == 1) & (rows.seq == rows.seq.max()))))
+    assert [finding.component for finding in found(cut, job)] == ["gpu:h2/0"]

@@ -1,0 +1,96 @@
+"""Who takes longer for itself than it used to, where too few others do the same work to tell who is odd.
+
+A stage of a pipeline with one rank has no peers, and of two ranks nobody can say which is late. What a rank does not
+spend inside operations is its own time, on the GPU or in its process; waits for others lie inside of them. So when a
+job becomes slower, and the own time of one rank has grown while that of no other has, it is that rank.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from analyzer.straggler.culprits import Culprit
+from analyzer.straggler.excess import find_roles
+from analyzer.straggler.reading import Operations
+from analyzer.windows.window import Context
+from lockstep.clock import NS_PER_S
+
+
+@dataclass(frozen=True, slots=True)
+class OwnPastOptions:
+    """When a rank alone has become slower."""
+
+    min_past: int = 2  # evaluations that share nothing with this one
+    most_peers: int = 1  # with more, they are asked
+    min_ranks: int = 2  # that can be compared with their past
+    min_operations: int = 20  # of a rank in an evaluation: fewer are a few steps
+    min_share: float = 0.10  # of the time that its growth costs: as much as among few peers
+    apart: float = 3.0  # times what the next one's own time has grown
+    slower: float = 0.87  # operations in a second, of those before: as of any job that became slower
+    gpu_share: float = 0.5  # of the growth in which the operation was enqueued already: then it is the GPU
+
+
+@dataclass(frozen=True)
+class OwnTimes:
+    """What each process took for itself before an operation, in the mean of an evaluation; NaN: of too few."""
+
+    end_ns: int
+    own_ns: np.ndarray  # by process
+    gpu_ns: np.ndarray  # the part of it in which the operation was enqueued already
+    per_s: np.ndarray  # operations
+
+
+def measure_own(rows: Operations, context: Context, options: OwnPastOptions) -> OwnTimes | None:
+    """Return the own times of an evaluation; None where no single operations are known."""
+    processes = len(context.roster)
+    fine = (rows.process >= 0) & np.isfinite(rows.gap_ns) & np.isfinite(rows.dur_ns)
+    if not fine.any():
+        return None
+    rows = rows.take(fine)
+    counts = np.bincount(rows.process, minlength=processes).astype(np.float64)
+    counts[(counts < options.min_operations) | _has_peers(rows, processes, options)] = np.nan
+    sums = (np.bincount(rows.process, weights=part, minlength=processes) for part in (rows.gap_ns, rows.gpu_ns))
+    own_ns, gpu_ns = (each / counts for each in sums)
+    span_s = float((rows.start_ns + rows.dur_ns).max() - rows.start_ns.min()) / NS_PER_S
+    return OwnTimes(context.window.end_ns, own_ns, gpu_ns, counts / max(span_s, 1e-3))
+
+
+def _has_peers(rows: Operations, processes: int, options: OwnPastOptions) -> np.ndarray:
+    """Return of each process whether others do the same work."""
+    roles = find_roles(rows.process, rows.comm, rows.rank, rows.peer, rows.sends, processes)
+    there = np.unique(rows.process)
+    _, index, ranks = np.unique(roles.role_of[there], return_inverse=True, return_counts=True)
+    has_peers = np.ones(processes, bool)
+    has_peers[there] = ranks[index.reshape(-1)] - 1 > options.most_peers
+    return has_peers
+
+
+def find_grown(now: OwnTimes, past: Sequence[OwnTimes], context: Context, options: OwnPastOptions) -> Culprit | None:
+    """Return the rank whose own time alone has grown, in a job that became slower."""
+    before = [each for each in past if each.end_ns <= context.window.start_ns]
+    if len(before) < options.min_past:
+        return None
+    own_ns, gpu_ns, per_s = (
+        np.median(np.stack([getattr(each, name) for each in before]), axis=0)
+        for name in ("own_ns", "gpu_ns", "per_s")
+    )
+    growth = now.own_ns - own_ns
+    share = growth * now.per_s / NS_PER_S
+    known = np.flatnonzero(np.isfinite(share))
+    if len(known) < options.min_ranks:
+        return None
+    ranked = known[np.argsort(-share[known])]
+    worst, following = int(ranked[0]), float(share[ranked[1]])
+    is_slower = now.per_s[worst] < options.slower * per_s[worst]
+    if not is_slower or share[worst] < max(options.min_share, options.apart * following):
+        return None
+    is_gpu = (now.gpu_ns - gpu_ns)[worst] >= options.gpu_share * growth[worst]
+    return Culprit(
+        kind="gpu" if is_gpu else "rank",
+        processes=(worst,),
+        share=min(float(share[worst]), 1.0),
+        sigmas=0.0,
+        peers=len(known) - 1,
+        than="before",
+    )
