@@ -24,6 +24,7 @@ _LOOKBACK_NS = 60 * NS_PER_S  # where not all operations are known
 _SEARCH_NS = 300 * NS_PER_S  # while no period is known: six steps of fifty seconds
 _PACE_NS = 120 * NS_PER_S  # of operations per second: what was usual before, and a fault that is noticed late
 _LOOKBACK_PERIODS = 12  # once it is known: enough to find it again after a change
+_FEWEST = 4  # operations of a stream: their numbers say how many there were, so few give a rate
 _MOST_OPERATIONS = 20_000  # per rank: three steps of a large pipeline have that many
 
 # Numbers of communicators are unique in a job only.
@@ -202,8 +203,8 @@ def read_operations(store: Store, context: Context) -> StepFacts:
     if not asked["comms"]:
         return StepFacts(reported=reported)
     witnesses = _read_witnesses(store, context, short | asked)
-    if not witnesses:
-        return StepFacts(seconds=store.query(_SECONDS, long | asked), reported=reported)
+    if not any(len(witness) >= _FEWEST for witness in witnesses):  # so few single ones tell no rate
+        return StepFacts(seconds=store.query(_SECONDS, short | asked), reported=reported)
     if context.period_ns and any(witness.is_sampled for witness in witnesses):
         witnesses = _read_witnesses(store, context, long | asked)
     return StepFacts(witnesses, reported=reported)
@@ -271,7 +272,7 @@ def _column(rows: pa.Table, name: str) -> np.ndarray:
     return numbers
 
 
-_FEWEST = 4  # operations of a stream: their numbers say how many there were, so few give a rate
+_RARER = 4.0  # times as rare as what surely comes in each step: still a part of it
 _COVER = 0.7  # of the time that a stream has to span: what stopped or began meanwhile is no part of each step
 _MOST_PER_STEP = 16  # of the rarest operation
 _CLEARLY = 0.4  # times the spread at the neighbouring lags: then the lag is a step
@@ -316,14 +317,26 @@ def _estimate(witness: Witness) -> float | None:
 
 
 def find_period_in_seconds(seconds: pa.Table) -> int | None:
-    """Return the length of a step from counts per second: a step does its rarest kind of operation once."""
+    """Return the length of a step from counts per second: a step does its rarest kind of operation once.
+
+    What comes far more rarely than the rest is an evaluation. While something that may be part of each step has come
+    two or three times only, or in a young job once, nobody knows.
+    """
     counts = np.asarray(seconds["n"].combine_chunks()).astype(np.float64)
     first, last = (np.asarray(seconds[name].combine_chunks()).astype(np.int64) for name in ("first_ns", "last_ns"))
     if not len(counts):
         return None
     span = last - first + NS_PER_S
-    known = (counts >= 2 * _FEWEST) & (span >= _COVER * span.max())
-    return int((span / counts)[known].max()) if known.any() else None
+    comes_again = (counts > 1) & (span >= _COVER * span.max())
+    if not comes_again.any():
+        return None
+    is_sure = counts >= 2 * _FEWEST
+    length = np.where(is_sure, span / counts, (last - first) / np.maximum(counts - 1, 1))
+    sure_ns = float(length[comes_again & is_sure].max(initial=0.0))
+    likely = comes_again & (length <= _RARER * sure_ns if sure_ns else True)
+    rarest = int(np.where(likely | (length == sure_ns), length, -1.0).argmax())
+    is_known = counts[rarest] >= _FEWEST and (sure_ns > 0 or (counts > 1).all())
+    return int(length[rarest]) if is_known else None
 
 
 def _list_streams(witness: Witness) -> list[_Stream]:

@@ -154,3 +154,12 @@ def test_counts_per_second_give_the_period_of_the_rarest_operation() -> None:
     assert find_period_in_seconds(seconds((480, 60), (120, 60), (9, 3))) == NS_PER_S // 2
     assert find_period_in_seconds(seconds()) is None
     assert find_period_in_seconds(seconds((3, 60))) is None
+
+
+def test_young_job_with_long_steps_has_a_period_once_its_rarest_operation_came_round() -> None:
+    """Of what came three times a minute apart nobody knows whether it is in each step; evaluations are far rarer."""
+    assert find_period_in_seconds(seconds((4, 61))) == 20 * NS_PER_S
+    assert find_period_in_seconds(seconds((4, 61), (1, 1))) is None
+    assert find_period_in_seconds(seconds((6, 61), (3, 51))) is None
+    assert find_period_in_seconds(seconds((8, 81), (4, 61))) == 20 * NS_PER_S
+    assert find_period_in_seconds(seconds((600, 60), (3, 50), (5, 55))) == NS_PER_S // 10
