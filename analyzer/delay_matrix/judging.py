@@ -193,7 +193,8 @@ def _errors(delays: Delays) -> np.ndarray:
     """Return each row's standard error: never less than rows of as many operations have; of one, all it took."""
     taken = np.maximum(delays.ns_per_byte, delays.least)
     with np.errstate(invalid="ignore", divide="ignore"):
-        single = delays.error * np.sqrt(delays.operations) / delays.raw_ns_per_byte  # of one operation, relative
+        # Of one operation, relative; how much that differs which no link is slow for says nothing.
+        single = delays.error * np.sqrt(delays.operations) / np.maximum(delays.raw_ns_per_byte, delays.least)
     known = single[np.isfinite(single) & (single > 0)]
     usual = float(np.median(known)) if len(known) else 0.0
     least = usual * taken / np.sqrt(np.maximum(delays.operations, 1.0))

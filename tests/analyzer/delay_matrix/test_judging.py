@@ -30,6 +30,8 @@ def judged(
     operations: float | np.ndarray = 100.0,
     kind: int | np.ndarray = 0,
     crowd: float | np.ndarray = 1.0,
+    least: float = 0.0,
+    error: np.ndarray | None = None,
 ) -> Score:
     """Return the judgement of one row per wire, all of one kind on InfiniBand."""
     count = len(ns_per_byte)
@@ -40,10 +42,10 @@ def judged(
         key=np.arange(count).astype(np.uint64),
         operation=np.arange(count),
         operations=np.full(count, operations),
-        error=0.1 / np.sqrt(operations) * ns_per_byte,
+        error=0.1 / np.sqrt(operations) * ns_per_byte if error is None else error,
         bytes=np.full(count, 1e9),
         ns_per_byte=ns_per_byte,
-        least=np.zeros(count),
+        least=np.full(count, least),
         sharers=np.ones(count),
         crowd=np.full(count, crowd),
         ring=np.zeros(count, np.int64),
@@ -89,6 +91,14 @@ def test_traffic_of_another_kind_of_which_little_is_known_hides_no_slow_wire() -
     delay[3] = 8.0
     kind, operations = np.repeat([0, 1], 6), np.repeat([40.0, 2.0], 6)
     assert judged(delay, operations=operations, kind=kind).slow.nonzero()[0].tolist() == [3]
+
+
+def test_noise_of_wires_that_are_hardly_busy_hides_no_slow_one() -> None:
+    """They are busy for microseconds, twice as long at times, where threads need three times that to wake up."""
+    delay, error = np.full(16, 0.2), np.full(16, 0.2)
+    delay[3], error[3] = 18.0, 2.0
+    assert judged(delay, operations=4, least=3.0, error=error).slow.nonzero()[0].tolist() == [3]
+    assert not judged(delay, operations=4, least=3.0, error=np.where(delay > 1, 12.0, error)).slow.any()
 
 
 @pytest.mark.parametrize("spread", [0.01, 0.05, 0.2, 0.5])
