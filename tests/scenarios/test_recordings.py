@@ -19,7 +19,7 @@ from tests.tiers import long_except
 
 FOLDER = REPO / "tests" / "data" / "nccl_recordings"
 RECORDINGS = sorted(path.name.removesuffix(".jsonl.xz") for path in FOLDER.glob("*.jsonl.xz"))
-TYPICAL = ("cp8_gpu_r4", "cp8_link_5to6", "dp4_sigstop_r1_live", "moe6_nicrx_h2", "tree6_healthy")
+TYPICAL = ("torch_ddp3_gpu_r2", "cp8_link_5to6", "dp4_sigstop_r1_live", "moe6_nicrx_h2", "tree6_healthy")
 
 
 def truth_of(recording: Path) -> list[dict[str, Any]]:
