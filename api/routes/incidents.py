@@ -54,8 +54,10 @@ async def _answer(request: Request) -> Response | None:
 
 
 def show_page(request: Request, page: RenderedPage) -> Response:
-    """Return a page as it is answered, with the link to the next one."""
+    """Return a page as it is answered, with the link to the next one, and how far behind the analysis is."""
     answer = Response(page.body, media_type="application/json")
+    if page.analysis:
+        answer.headers["Lockstep-Analysis"] = page.analysis
     add_link(request, answer, Page(items=(), next=page.next))
     return answer
 
@@ -75,7 +77,10 @@ async def incidents(
     limit: Limit = USUAL,
     cursor: Cursor = None,
 ) -> Response:
-    """Return incidents with their newest verdicts; `next` and the Link header lead to older ones."""
+    """Return incidents with their newest verdicts; `next` and the Link header lead to older ones.
+
+    A Lockstep-Analysis header tells how far behind the analysis is, where it is: what is not listed may not be judged.
+    """
     after = read_cursor(cursor, int, str)
     wanted = IncidentFilter(job=job, state=state, fault_class=fault_class, component=component)
     pages: IncidentPages = request.app.state.incident_pages

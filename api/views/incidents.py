@@ -1,6 +1,6 @@
 """Incidents for readers: the newest verdict, when it was opened and closed, and what it turned out to be."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
 import anyio
@@ -15,8 +15,9 @@ from lockstep.execution import Outcome
 from lockstep.state.database import ControlDatabase
 from lockstep.state.decisions import list_decisions
 from lockstep.state.documents import read_document
-from lockstep.state.incidents import get_incident, outcomes_of, page_incidents, state_of_incidents
+from lockstep.state.incidents import get_incident, outcomes_of, page_incidents, read_analysis, state_of_incidents
 from lockstep.verdict import FaultClass, Frozen, Incident
+from lockstep.words import analysis_words
 
 _KEPT_NS = NS_PER_S
 _ASK_AGAIN_S, _BELIEVED_S = 0.1, 0.5  # after the database was asked: no person sees the difference
@@ -47,6 +48,7 @@ class RenderedPage:
 
     body: bytes  # JSON
     next: str | None
+    analysis: str = ""  # how far behind the analysis was then; empty where it keeps up
 
 
 class IncidentFilter(Frozen):
@@ -132,7 +134,9 @@ class IncidentPages:
             kept = self._kept = _Kept(state, now_ns, {})
         key = (wanted, limit, after)
         if key not in kept.pages:
-            kept.pages[key] = render_page(self._control, wanted, limit, after)
+            known = read_analysis(self._control)
+            behind = analysis_words(known.until_ns if known else None, self._clock.now_ns())
+            kept.pages[key] = replace(render_page(self._control, wanted, limit, after), analysis=behind)
         return kept.pages[key]
 
 

@@ -111,6 +111,9 @@ def test_analysis_that_is_behind_says_so_in_metrics_in_the_api_and_on_pages(api:
         assert series["lockstep_analysis_skipped", ""] == 7
         assert ("analysis" in api.get("/readyz").json()) is is_said
         assert bool(re.search("analysis 4. s behind", api.get("/").text)) is is_said
+        listed = api.get("/api/v1/incidents", {"limit": behind_s})  # one page each: they are kept for a second
+        said = listed.headers.get("Lockstep-Analysis", "")
+        assert bool(re.fullmatch("analysis 4. s behind", said)) is is_said
 
 
 def steps(job: str, now_ns: int, *seconds: float) -> Iterator[Step]:
