@@ -35,6 +35,7 @@ from analyzer.windows.window import Context
 _SIZED = (*CONNECTION, "size_class")
 _KIND = ("size_class",)
 _SLOWEST = 16  # rows of a kind that are remembered: of a few pairs, whose ends are not all the same
+_MOST_STRANGERS = 16  # pairs without a past that are slow: a ring has one at a time, and more are no coincidence
 _Sort = Literal["busy", "lag"]
 _OPERATION = ("comm", "func", "size_class", "src_rank", "dst_rank")  # which its channels share
 _NAMING = (*_SIZED, "func", "src_host", "dst_host", "src_nic", "dst_nic", "sport")
@@ -286,16 +287,14 @@ def _judge_one(
     one that is now this pair and now that one: who has no past is held against what others took when it was they.
     """
     score = judge_delays(delays, memory.recall(delays.key), len(ends.pairs), span_ns, options)
-    slow = score.slow.copy()
-    for pair in np.flatnonzero(slow & ~score.has_past).tolist():
-        mine = delays.index == pair
-        usual = np.array(
-            [memory.slowest_elsewhere(kind, ends.pairs[pair]) for kind in delays.kind_key[mine].tolist()]
-        )
-        taken = np.maximum(delays.ns_per_byte, delays.least)[mine]
-        slow[pair] = (taken * delays.bytes[mine]).sum() >= options.elsewhere_ratio * (
-            usual * delays.bytes[mine]
-        ).sum()
+    slow, taken = score.slow.copy(), np.maximum(delays.ns_per_byte, delays.least)
+    strangers = np.flatnonzero(slow & ~score.has_past).tolist()
+    for pair in strangers if len(strangers) <= _MOST_STRANGERS else ():
+        mine = np.flatnonzero(delays.index == pair)
+        kinds = delays.kind_key[mine].tolist()
+        usual = np.array([memory.slowest_elsewhere(kind, ends.pairs[pair]) for kind in kinds])
+        carried = delays.bytes[mine]
+        slow[pair] = (taken[mine] * carried).sum() >= options.elsewhere_ratio * (usual * carried).sum()
     return replace(score, slow=slow), memory.learn_slowest(_find_slowest(delays, ends, slow))
 
 

@@ -21,6 +21,7 @@ from lockstep.clock import NS_PER_S
 class OwnPastOptions:
     """When a rank alone has become slower."""
 
+    most_ranks: int = 256  # of a job: larger ones have peers, and what is kept grows with them
     min_past: int = 2  # evaluations that share nothing with this one
     most_peers: int = 1  # with more, they are asked
     min_ranks: int = 2  # that can be compared with their past
@@ -42,10 +43,10 @@ class OwnTimes:
 
 
 def measure_own(rows: Operations, context: Context, options: OwnPastOptions) -> OwnTimes | None:
-    """Return the own times of an evaluation; None where no single operations are known."""
+    """Return the own times of an evaluation; None where no single operations are known, or of too many ranks."""
     processes = len(context.roster)
     fine = (rows.process >= 0) & np.isfinite(rows.gap_ns) & np.isfinite(rows.dur_ns)
-    if not fine.any():
+    if not fine.any() or processes > options.most_ranks:
         return None
     rows = rows.take(fine)
     counts = np.bincount(rows.process, minlength=processes).astype(np.float64)

@@ -32,6 +32,7 @@ from lockstep.clock import NS_PER_S
 from lockstep.topology import host_name
 
 _PACES = 64  # evaluations, two minutes of them
+_OWN_TIMES = 16  # likewise, half a minute
 _SAMPLES_NS = 30 * NS_PER_S  # after a job became slower, in which the samples that were asked for tell enough
 
 
@@ -219,7 +220,7 @@ def _find_grown(
     if now is None:
         return None, memory
     grown = find_grown(now, memory.own, context, options.own_past)
-    return grown, memory if grown else replace(memory, own=(*memory.own, now)[-_PACES:])
+    return grown, memory if grown else replace(memory, own=(*memory.own, now)[-_OWN_TIMES:])
 
 
 def _report_waited_for(
