@@ -22,7 +22,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from families import HANGS, OUTSIDE, Case, draw, truth_of
-from lab import KEPT_VARIABLES, NCCL_ENVIRONMENT, PLUGIN, SharedGpu, ring_folder
+from lab import KEPT_VARIABLES, NCCL_ENVIRONMENT, PLUGIN, LabError, SharedGpu, ring_folder
 from namespaces import NETWORKS, RankNetwork
 from rings import CALLBACK_KIND, NotARing, Ring, read_ring
 from traces import LAST_NS, epoch_of, recording_of, write_windows
@@ -257,11 +257,17 @@ def main(words: Sequence[str]) -> int:
         for case in draw(asked.seed, asked.takes)
         if not asked.family or f"{case.mode}_{case.fault or 'healthy'}" in asked.family
     ]
+    if not cases:
+        parser.error(f"no family is called {' or '.join(asked.family)}: they are a mode and a fault, such as ddp_nic")
     due = [case for case in cases if not path_of(case, asked.out).exists()]
     deadline = time.monotonic() + asked.seconds
-    with SharedGpu() as gpu, ProcessPoolExecutor(asked.together) as pool:
-        begun = [pool.submit(record, case, asked.out, asked.python, gpu.environment, deadline) for case in due]
-        recorded = sum(each.result() for each in begun)
+    try:
+        with SharedGpu() as gpu, ProcessPoolExecutor(asked.together) as pool:
+            begun = [pool.submit(record, case, asked.out, asked.python, gpu.environment, deadline) for case in due]
+            recorded = sum(each.result() for each in begun)
+    except LabError as problem:
+        print(f"gpu-record: {problem}")
+        return 2
     print(f"{recorded} of {len(due)} cases recorded, {len(cases) - len(due)} were there")
     return 0 if recorded == len(due) else 1
 
