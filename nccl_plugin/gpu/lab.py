@@ -270,6 +270,23 @@ def _end(processes: Sequence["subprocess.Popen[bytes]"]) -> None:
         process.wait()
 
 
+def end_in_order(
+    processes: "Sequence[subprocess.Popen[bytes]]", signals: Sequence[signal.Signals], patience_s: float
+) -> None:
+    """Ask first, as a launcher does, so that the GPU's service survives; insist when patience is over."""
+    for each in signals:
+        for process in processes:
+            if process.poll() is None:
+                process.send_signal(each)
+    deadline = time.monotonic() + patience_s
+    for process in processes:
+        try:
+            process.wait(timeout=max(0.1, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
 def _lines(path: Path) -> tuple[dict[str, object], ...]:
     found = (
         line for line in path.read_text(errors="replace").splitlines() if line.startswith("{") and line.endswith("}")

@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from queue import Queue
 
-from lab import SharedGpu
+from lab import SharedGpu, end_in_order
 from live_site import HOSTS, NIC_BYTES_PER_S, RANKS, Site
 from namespaces import RankNetwork
 
@@ -137,7 +137,7 @@ class Job:
                 time.sleep(10)
                 break
             time.sleep(0.1)
-        self._end()
+        end_in_order(self._processes, (signal.SIGCONT, signal.SIGTERM), 8)
         trained = self._lines("training")
         result.trained_s = (time.time_ns() - trained[0]) / 1e9 if trained else 0.0
         failed = [rank for rank, process in enumerate(self._processes) if process.returncode]
@@ -163,20 +163,6 @@ class Job:
         texts = (self._file(rank).read_text(errors="replace") for rank in range(RANKS))
         lines = (line for text in texts for line in text.splitlines() if line.startswith('{"unix_ns"'))
         return sorted(int(json.loads(line)["unix_ns"]) for line in lines if f'"event": "{event}"' in line)
-
-    def _end(self) -> None:
-        """As a launcher does: ask first, so that the GPU's service survives, then insist."""
-        for signals in (signal.SIGCONT, signal.SIGTERM):
-            for process in self._processes:
-                if process.poll() is None:
-                    process.send_signal(signals)
-        deadline = time.monotonic() + 8
-        for process in self._processes:
-            try:
-                process.wait(timeout=max(0.1, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
 
 
 def judge(result: Result, pages: Sequence[dict[str, object]], host: str) -> None:

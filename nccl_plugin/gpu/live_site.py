@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from lab import KEPT_VARIABLES, NCCL_ENVIRONMENT, PLUGIN, LabError
+from lab import KEPT_VARIABLES, NCCL_ENVIRONMENT, PLUGIN, LabError, end_in_order
 from namespaces import HEAD, NETWORKS, RankNetwork
 
 HOSTS, RANKS = 8, 4
@@ -154,11 +154,4 @@ class Site:
         subprocess.run([*command, "--out", str(folder / f"{job}.tar.zst")], check=False, timeout=START_S)
 
     def stop(self) -> None:
-        for process in self._processes:
-            process.send_signal(signal.SIGINT)
-        for process in self._processes:
-            try:
-                process.wait(timeout=15)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        end_in_order(self._processes, (signal.SIGINT,), 15)

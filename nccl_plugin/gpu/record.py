@@ -22,7 +22,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from families import HANGS, OUTSIDE, Case, draw, truth_of
-from lab import KEPT_VARIABLES, NCCL_ENVIRONMENT, PLUGIN, LabError, SharedGpu, ring_folder
+from lab import KEPT_VARIABLES, NCCL_ENVIRONMENT, PLUGIN, LabError, SharedGpu, end_in_order, ring_folder
 from namespaces import NETWORKS, RankNetwork
 from rings import CALLBACK_KIND, NotARing, Ring, read_ring
 from traces import LAST_NS, epoch_of, recording_of, write_windows
@@ -177,20 +177,10 @@ class Job:
         return next((int(line["unix_ns"]) for line in said if line["event"] == event), 0)
 
     def _end(self) -> None:
-        """As a launcher does: ask first, so that the GPU's service survives, then insist."""
         for busy in self._busy:
             busy.kill()
             busy.wait()
-        for process in self._processes:
-            if process.poll() is None:
-                process.send_signal(signal.SIGCONT)
-                process.send_signal(signal.SIGTERM)
-        for process in self._processes:
-            try:
-                process.wait(timeout=6)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        end_in_order(self._processes, (signal.SIGCONT, signal.SIGTERM), 6)
 
     def _write(self, out: Path, onset_ns: int, hung_ns: int) -> str:
         recordings = [follower.recording(rank) for rank, follower in enumerate(self._followers)]
