@@ -133,6 +133,8 @@ class ProcessesSource(PlainSource):
             if now is None or now.start_ticks != before.stat.start_ticks:
                 events += self._miss(before, now_ns)
                 continue
+            if before.member == Membership():  # in the midst of an exec the kernel shows no environment
+                before = replace(before, member=read_membership(self._proc, pid))
             self._ranks[pid] = after = judge(before, now)
             if change := describe_change(before, after):
                 where = read_wait_channel(self._proc, pid) if after.trouble == "process_stuck" else ""

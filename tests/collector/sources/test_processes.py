@@ -153,6 +153,16 @@ def test_message_says_what_is_known(tmp_path: Path, state: str, files: dict[str,
     assert [row["message"] for _ in range(STUCK_READS) for row in reader.read()] == [message]
 
 
+def test_rank_met_in_the_midst_of_an_exec_is_known_by_the_next_read(tmp_path: Path) -> None:
+    imitate(tmp_path, 42, environ="")
+    reader = Reader(source_of(42, root=tmp_path))
+    imitate(tmp_path, 42)
+    assert reader.read() == []
+    imitate(tmp_path, 42, "T", environ="")
+    (row,) = reader.read()
+    assert (row["rank"], row["message"]) == (3, "rank 3 of job 4711 (pid 42, python3) was stopped by a signal")
+
+
 def test_disk_that_is_only_busy_is_not_reported(tmp_path: Path) -> None:
     imitate(tmp_path, 42)
     reader = Reader(source_of(42, root=tmp_path))
@@ -196,9 +206,9 @@ def test_other_process_with_the_same_number_is_not_the_rank(tmp_path: Path) -> N
     [
         ("read line; exit 0", None, "info", "exited with code 0"),
         ("read line; exit 3", None, "error", "exited with code 3"),
-        ("exec sleep 1000", signal.SIGKILL, "error", "was killed by SIGKILL"),
-        ("exec sleep 1000", signal.SIGTERM, "warning", "was killed by SIGTERM"),
-        ("exec sleep 1000", signal.SIGRTMIN + 3, "error", "was killed by signal 37"),
+        ("read line", signal.SIGKILL, "error", "was killed by SIGKILL"),
+        ("read line", signal.SIGTERM, "warning", "was killed by SIGTERM"),
+        ("read line", signal.SIGRTMIN + 3, "error", "was killed by signal 37"),
     ],
 )
 def test_end_of_a_rank_is_reported_by_the_kernel(command: str, number: int | None, severity: str, words: str) -> None:
