@@ -7,12 +7,12 @@ import numpy as np
 from analyzer.hang.arguments import find_mismatch, find_slip, name_mismatch, name_slip
 from analyzer.hang.facts import PAIRED, TOGETHER, HangMemory, HangOptions, ProgressFacts, find_standstill
 from analyzer.hang.flow import Edge, date_by_steps, find_lost, find_lost_pairs, owes, pair_leads
+from analyzer.hang.holders import find_holders, name_holder
 from analyzer.hang.pairs import StuckPair, find_stuck_pairs, name_down_links, name_down_nics, name_pairs, pair_of
 from analyzer.hang.processes import (
     Scene,
     find_stopped,
     finding_of,
-    is_queued,
     name_first_ended,
     name_missing,
     name_processes,
@@ -22,7 +22,7 @@ from analyzer.hang.processes import (
 from analyzer.hang.waits import StuckOperation, trace_waits
 from analyzer.windows.window import Context, Finding
 from lockstep.clock import NS_PER_S
-from lockstep.topology import TopologyIndex, host_name
+from lockstep.topology import TopologyIndex
 
 _MOST_LOST = 256  # a NIC that is gone loses fewer; more than that are missing from the records, not on wires
 _RINGS = ("RING", "")  # how far a rank runs ahead is the same for all only here; unknown ones are told by their shape
@@ -144,12 +144,12 @@ def name_operations(scene: Scene, job: str, topology: TopologyIndex | None) -> l
         return down
     receivers = {pair.receiver for pair in pairs}
     if len(receivers) == 1 and receivers <= delivery.debtors:  # all goes to it that does not arrive
-        return [_holder(scene, [*receivers])]
+        return [name_holder(scene, [*receivers])]
     if pairs:
         return name_pairs(scene, _once(pairs), topology)
-    holders = [process for each in stuck for process in _find_holders(scene, each)]
+    holders = [process for each in stuck for process in find_holders(scene, each)]
     holders = holders or [process for each in stuck for process in find_idle(scene, each)]
-    return [_holder(scene, holders)] if len({scene.host_of(process) for process in holders}) == 1 else []
+    return [name_holder(scene, holders)] if len({scene.host_of(process) for process in holders}) == 1 else []
 
 
 def name_circle(scene: Scene, job: str) -> Finding:
@@ -194,52 +194,6 @@ def _once(pairs: list[StuckPair]) -> list[StuckPair]:
     for pair in sorted(pairs, key=lambda pair: not pair.is_counted):
         best.setdefault((pair.sender, pair.receiver), pair)
     return list(best.values())
-
-
-def _find_holders(scene: Scene, operation: StuckOperation) -> list[int]:
-    """Return the processes inside an operation that do not do their part of it, as the states of the others show.
-
-    In a collective they hold data which they do not take, while the next rank waits for what they send: the buffers
-    before them are full, and those behind them are empty. Between two ranks it is the one that waits for its own GPU.
-    """
-    lines, rows = scene.waits.lines, operation.members
-    is_pair = str(lines.func[rows[0]]) in PAIRED
-    if is_pair:  # who waits to receive something that it enqueued before cannot come to this
-        rows = rows[scene.awaits_ns[lines.process[rows]] >= lines.open_ns[rows]]
-    awaited = set(lines.head_peer[rows][lines.state[rows] == "recv_wait"].tolist())
-    keeps = {"recv_gpu_wait", "gpu_wait"} if is_pair and len(operation.members) == 2 else {"recv_gpu_wait"}
-    holds = [row for row in rows.tolist() if lines.state[row] in keeps]
-    holds = [row for row in holds if is_pair or int(lines.rank[row]) in awaited]
-    return [int(lines.process[row]) for row in holds]
-
-
-def _gpu_stands(scene: Scene, process: int) -> bool:
-    """Return whether a process waits for its GPU in an operation in which it sends and receives.
-
-    If it did not run, it would mostly wait to receive: it would not have noticed what arrived for it meanwhile.
-    """
-    lines, stuck = scene.waits.lines, scene.waits.stuck
-    rows = np.concatenate([each.members for each in stuck])
-    mine = rows[(lines.process[rows] == process) & ~np.isin(lines.func[rows].astype(str), PAIRED)]
-    return bool((lines.state[mine] == "gpu_wait").any())
-
-
-def _holder(scene: Scene, processes: list[int]) -> Finding:
-    """Return who holds an operation up: the GPU, where a collector would have told of a stopped process."""
-    process = processes[0]
-    rank, host, gpu = scene.rank_of(process), scene.host_of(process), scene.gpu_of(process)
-    is_gpu = gpu is not None and len(set(processes)) == 1
-    is_gpu &= host in scene.facts.reports or _gpu_stands(scene, process) or is_queued(scene, process)
-    return finding_of(
-        scene,
-        sorted(set(processes)),
-        fault_class="noncomm_hang",
-        component=str(gpu) if is_gpu else host_name(host),
-        likelihood=0.85 if not is_gpu or host in scene.facts.reports else 0.7,
-        reason=f"rank {rank} on {host} has done nothing in an operation {scene.how_long} while its neighbours "
-        f"wait for it: {'its GPU stands' if is_gpu else 'its process or its GPU stands'}",
-        ambiguous_with=(host_name(host) if is_gpu else gpu,) if gpu else (),
-    )
 
 
 # If more than half of a job keeps the others waiting, nobody in particular does: it loads, saves or compiles.

@@ -250,5 +250,30 @@ def test_rank_that_holds_what_it_received_is_named_by_its_host() -> None:
     assert (finding.component, finding.likelihood) == ("gpu:h1/0", 0.7)
 
 
+def waiting(**states: tuple[str, int]) -> list[dict[str, object]]:
+    """All are inside the same operation, each with what it waits for and which rank that is about."""
+    told = {int(rank[1:]): state for rank, state in states.items()}
+    return [
+        line(rank, (5, 5, 4), state=state, head_peer=peer, head_channel=0) for rank, (state, peer) in told.items()
+    ]
+
+
+def test_waiting_is_followed_to_the_gpu_that_neither_takes_nor_sends() -> None:
+    ends = {"r2": ("gpu_wait", 3), "r3": ("recv_wait", 2)}
+    (finding,) = Job(lines=waiting(r0=("recv_wait", 3), r1=("wire", 2), **ends)).find()
+    assert (finding.fault_class, finding.component) == ("noncomm_hang", "gpu:h1/0")
+    (finding,) = Job(lines=waiting(r0=("gpu_wait", 1), r1=("peer_wait", 2), r2=("recv_gpu_wait", 1))).find()
+    assert finding.ambiguous_with == ("gpu:h1/0",), "a tree: who waits for room waits for it as well"
+    inside = {"r2": ("recv_gpu_wait", 1), "r3": ("gpu_wait", 0)}
+    (finding,) = Job(lines=waiting(r0=("recv_wait", 3), r1=("wire", 2), **inside)).find()
+    assert finding.ambiguous_with == ("gpu:h1/0",), "what its neighbour lacks comes from it, inside of the host"
+
+
+def test_waiting_that_ends_at_two_hosts_names_neither() -> None:
+    assert Job(lines=waiting(r0=("gpu_wait", 3), r1=("idle", -1), r2=("gpu_wait", 1), r3=("idle", -1))).find() == []
+    leads_away = waiting(r0=("recv_wait", 7), r1=("wire", 2), r2=("gpu_wait", 1), r3=("idle", -1))
+    assert Job(lines=leads_away).find() == [], "one waits for somebody else"
+
+
 def test_operation_of_which_nothing_more_is_known_is_left_unexplained() -> None:
     assert Job(lines=world()).find() == []
