@@ -265,37 +265,48 @@ def _judge(
     delays: Delays, memory: PairMemory, ends: Ends, span_ns: int, options: PairOptions
 ) -> tuple[Score, PairMemory]:
     """Return how slow each pair is by one sort of delays, and the memory with what was usual in them."""
-    score, memory = _judge_one(delays, memory, ends, span_ns, options)
+    score = judge_delays(delays, memory.recall(delays.key), len(ends.pairs), span_ns, options)
+    raw, is_net = as_they_are(delays), delays.is_net.any()
+    checked = judge_delays(raw, memory.recall(raw.key), len(ends.pairs), span_ns, options) if is_net else score
+    agreed = _agree(score, checked, options) if is_net else score.slow
+    slow = _keep_slowest(delays, agreed, score, memory, ends, options)
+    memory = memory.learn_slowest(_find_slowest(delays, ends, slow))
     memory = _learn(memory, delays, score)
-    if not delays.is_net.any():
-        return replace(score, slow=keep_leading(delays, score.slow, options)), memory
-    # What is taken off is uncertain, so waits must be long as they are, too.
-    raw = as_they_are(delays)
-    checked, memory = _judge_one(raw, memory, ends, span_ns, options)
-    leading = keep_leading(delays, score.slow & checked.large, options)
-    is_long = ~(checked.sigmas < options.raw_sigmas)
-    usual = replace(checked, wary=checked.wary & score.wary)  # long only for what its receiver holds up
-    return replace(score, slow=leading & is_long), _learn(memory, raw, usual)
+    if is_net:  # long only for what its receiver holds up
+        memory = _learn(memory, raw, replace(checked, wary=checked.wary & score.wary))
+    return replace(score, slow=keep_leading(delays, slow, options)), memory
 
 
-def _judge_one(
-    delays: Delays, memory: PairMemory, ends: Ends, span_ns: int, options: PairOptions
-) -> tuple[Score, PairMemory]:
-    """Return how slow each pair is, and the memory with those that take longest without being slow.
+def _agree(score: Score, raw: Score, options: PairOptions) -> np.ndarray:
+    """Return which pairs are slow by what is left of their waits and by the waits as they are.
+
+    What is taken off is uncertain, so that one has to stand out and the other must not deny it; where most is left,
+    the two are the same, and the one that differs less between pairs tells.
+    """
+    left = score.ns_per_byte / np.maximum(raw.ns_per_byte, 1e-9)
+    by_rest = score.slow & ((left >= options.min_left) | ~(raw.sigmas < options.raw_sigmas))
+    by_all = score.costly & (score.sigmas >= options.raw_sigmas) & raw.slow & (left >= options.nearly_all)
+    agreed: np.ndarray = (by_rest | by_all) & raw.large
+    return agreed
+
+
+def _keep_slowest(
+    delays: Delays, slow: np.ndarray, score: Score, memory: PairMemory, ends: Ends, options: PairOptions
+) -> np.ndarray:
+    """Return the slow pairs without those that have no past and take no longer than others did when it was they.
 
     A ring is as fast as its slowest pair, on which bytes then wait, while all others have time to spare. In a healthy
-    one that is now this pair and now that one: who has no past is held against what others took when it was they.
+    one that is now this pair and now that one.
     """
-    score = judge_delays(delays, memory.recall(delays.key), len(ends.pairs), span_ns, options)
-    slow, taken = score.slow.copy(), np.maximum(delays.ns_per_byte, delays.least)
+    kept, taken = slow.copy(), np.maximum(delays.ns_per_byte, delays.least)
     strangers = np.flatnonzero(slow & ~score.has_past).tolist()
     for pair in strangers if len(strangers) <= _MOST_STRANGERS else ():
         mine = np.flatnonzero(delays.index == pair)
         kinds = delays.kind_key[mine].tolist()
         usual = np.array([memory.slowest_elsewhere(kind, ends.pairs[pair]) for kind in kinds])
         carried = delays.bytes[mine]
-        slow[pair] = (taken[mine] * carried).sum() >= options.elsewhere_ratio * (usual * carried).sum()
-    return replace(score, slow=slow), memory.learn_slowest(_find_slowest(delays, ends, slow))
+        kept[pair] = (taken[mine] * carried).sum() >= options.elsewhere_ratio * (usual * carried).sum()
+    return kept
 
 
 def _find_slowest(delays: Delays, ends: Ends, slow: np.ndarray) -> dict[int, tuple[SlowPair, ...]]:

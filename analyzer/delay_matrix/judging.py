@@ -40,6 +40,7 @@ class PairOptions:
     few_pairs: int = 8  # fewer, and a single slow one moves the spread that it is judged by
     slow_ratio: float = 1.25  # below, a job loses less than restarting it costs, and congestion looks the same
     few_ratio: float = 2.0  # with few pairs only what nobody can miss
+    few_changed_ratio: float = 1.5  # unless their past tells how much they differ by nature, and from time to time
     elsewhere_ratio: float = (
         1.25  # likewise, over what the slowest of the others used to take, of a pair without past
     )
@@ -47,6 +48,8 @@ class PairOptions:
     errors: float = 3.0  # standard errors that a pair must exceed its peers by: chance does so once in 700 times
     odd_error: float = 0.6  # k odd operations among usual ones have an error of 1 / sqrt(k) of their mean: three do
     raw_sigmas: float = 3.0  # of waits as they are: with those of what is left, enough; receivers make them swing
+    min_left: float = 0.67  # of a wait: where most of it is left, what was taken off cannot have made it look long
+    nearly_all: float = 0.9  # likewise, of a wait that is judged as it is
     min_spread: float = 0.02  # a cluster quieter than 2 % would make every hiccup many sigmas
     min_lost_share: float = 0.005  # of the window; what costs half a percent of the time is not worth a word
     min_part: float = 0.25  # of the excess of its ring's slowest wire: less costs nothing while that one is there
@@ -97,6 +100,7 @@ class Score:
     ns_per_byte: np.ndarray
     wary: np.ndarray  # slow enough not to be learnt as usual
     large: np.ndarray  # slow enough to matter, if only it is no noise
+    costly: np.ndarray  # slow enough to matter, by more than chance, if only pairs do not differ as much by nature
     error: np.ndarray  # by which share the ratio may be off, either way, by chance
     operations: np.ndarray  # that were measured
     has_past: np.ndarray  # whether it was held against that
@@ -124,16 +128,19 @@ def judge_delays(delays: Delays, past: Past, pairs: int, window_ns: int, options
         spread_peers = max(spread_peers, _reach_below(np.log(held)) / _BELOW_SIGMAS)
         swing = _sum(past.swing * weight, delays.index, pairs) / _sum(weight, delays.index, pairs)
         spread_past = np.maximum(_spread(np.log(changed), options.min_spread), _MEAN_TO_SIGMA * swing)
-    slow_ratio = options.few_ratio if is_few else options.slow_ratio
+    few_ratio = np.where(has_past, options.few_changed_ratio, options.few_ratio)
+    slow_ratio = np.maximum(options.slow_ratio, few_ratio) if is_few else np.full(pairs, options.slow_ratio)
     error, relative, operations = _chance(delays, expected, total, pairs, options)
     with np.errstate(invalid="ignore", divide="ignore"):
         sigmas = np.where(has_past, np.log(changed) / spread_past, np.log(held) / spread_peers)
         least_ratio = np.where(has_past, np.minimum(ratio, changed), held)
         large = (least_ratio >= slow_ratio) & (lost >= options.min_lost_share)
         is_chance = ~(least_ratio * np.exp(-error) > 1) | (relative > options.odd_error)
-        slow = large & (sigmas >= options.slow_sigmas) & ~is_chance
-        wary = (ratio >= options.slow_ratio) & (least_ratio > 1 + (slow_ratio - 1) / 2)
-    return Score(ratio, sigmas, slow, per_byte, wary, large, error, operations, has_past)
+        costly = large & ~is_chance
+        slow = costly & (sigmas >= options.slow_sigmas)
+        is_odd = (least_ratio > 1 + (slow_ratio - 1) / 2) | (has_past & (sigmas >= options.slow_sigmas))
+        wary = (ratio >= options.slow_ratio) & is_odd
+    return Score(ratio, sigmas, slow, per_byte, wary, large, costly, error, operations, has_past)
 
 
 def _chance(
@@ -148,9 +155,12 @@ def _chance(
     seen = np.zeros(len(first))
     np.maximum.at(seen, group, delays.operations)
     operations = _sum(seen, delays.index[first], pairs)
+    raw_ns = _sum(_as_waited(delays) * delays.bytes, delays.index, pairs)
     with np.errstate(invalid="ignore", divide="ignore"):
         relative = np.sqrt(_sum(error_ns**2, delays.index[first], pairs)) / total_ns
-        own = np.maximum(options.errors * relative, _error_of_others(relative, operations, options.errors))
+        # Where nearly all of a wait was taken off, its error is many times what is left; others are not as uncertain.
+        of_others = _error_of_others(relative * total_ns / raw_ns, operations, options.errors) * raw_ns / total_ns
+        own = np.maximum(options.errors * relative, of_others)
         median = _sum(expected * delays.bytes * _errors_of_medians(delays, options), delays.index, pairs)
         median = median / _sum(expected * delays.bytes, delays.index, pairs)
     return np.hypot(own, np.nan_to_num(median)), relative, operations
@@ -180,8 +190,7 @@ def _error_of_others(relative: np.ndarray, operations: np.ndarray, errors: float
 
 def _errors_of_medians(delays: Delays, options: PairOptions) -> np.ndarray:
     """Return by how much chance moves the median of its kind that each row is held against, as a share of it."""
-    taken = np.maximum(np.maximum(delays.ns_per_byte, delays.least), 1e-9)
-    single = _quantile(delays.operations - 1, options.errors) * _errors(delays) / taken
+    single = _quantile(delays.operations - 1, options.errors) * _errors(delays) / _as_waited(delays)
     _, first = number_rows([delays.kind, delays.index])
     pairs = np.bincount(delays.kind[first])[delays.kind]
     moved = _MEAN_TO_SIGMA * median_of(single, delays.kind) / np.sqrt(pairs)
@@ -189,12 +198,18 @@ def _errors_of_medians(delays: Delays, options: PairOptions) -> np.ndarray:
     return known
 
 
+def _as_waited(delays: Delays) -> np.ndarray:
+    """Return each row's delay before anything was taken off, at least what its link needs."""
+    waited: np.ndarray = np.maximum(np.maximum(delays.raw_ns_per_byte, delays.least), 1e-9)
+    return waited
+
+
 def _errors(delays: Delays) -> np.ndarray:
     """Return each row's standard error: never less than rows of as many operations have; of one, all it took."""
     taken = np.maximum(delays.ns_per_byte, delays.least)
     with np.errstate(invalid="ignore", divide="ignore"):
         # Of one operation, relative; how much that differs which no link is slow for says nothing.
-        single = delays.error * np.sqrt(delays.operations) / np.maximum(delays.raw_ns_per_byte, delays.least)
+        single = delays.error * np.sqrt(delays.operations) / _as_waited(delays)
     known = single[np.isfinite(single) & (single > 0)]
     usual = float(np.median(known)) if len(known) else 0.0
     least = usual * taken / np.sqrt(np.maximum(delays.operations, 1.0))

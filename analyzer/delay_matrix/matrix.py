@@ -67,6 +67,9 @@ MIN_EVALUATIONS = 3
 # First a plain mean, so that the past is known after a few evaluations; later it forgets slowly, over some minutes,
 # so that a pair that gets worse little by little does not take its past with it.
 MOST_EVALUATIONS = 60
+# In one evaluation what is usual moves by so many times what it used to differ by, which is at least so much: one in
+# which a fault begins must not teach that the pair is slow by nature.
+_MOST_SWINGS, _LEAST_SWING = 3.0, 0.02
 # A row that was not seen for this many evaluations is forgotten: its communicator is gone, or its size of operation.
 FORGOTTEN_AFTER = 300
 
@@ -133,8 +136,10 @@ class PairMemory:
         )
         into = index[known]
         evaluations[into] = np.minimum(evaluations[into] + 1, MOST_EVALUATIONS)
-        swing[into] += (np.abs(log_delay[known] - past[into]) - swing[into]) / (evaluations[into] - 1)
-        past[into] += (log_delay[known] - past[into]) / evaluations[into]
+        most = _MOST_SWINGS * np.maximum(swing[into], _LEAST_SWING)
+        moved = np.clip(log_delay[known] - past[into], -most, most)
+        swing[into] += (np.abs(moved) - swing[into]) / (evaluations[into] - 1)
+        past[into] += moved / evaluations[into]
         unseen[into] = 0
         kept = unseen <= FORGOTTEN_AFTER
         fresh = ~known

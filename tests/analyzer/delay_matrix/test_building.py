@@ -67,6 +67,12 @@ def test_few_wires_are_judged_when_nobody_can_miss_it(hosts: int) -> None:
     assert len(hot_hosts(look_at(facts(bad)))) == 1
 
 
+def test_few_wires_with_a_quiet_past_are_judged_sooner() -> None:
+    bad = facts([wait(hop, usual(hop) * (1.7 if hop == (1, 2) else 1.0)) for hop in ring(4)])
+    before = remember(facts([wait(hop, usual(hop)) for hop in ring(4)]))
+    assert (hot_hosts(look_at(bad)), hot_hosts(look_at(bad, before))) == (set(), {(1, 2)})
+
+
 def test_wires_that_were_always_unequal_are_not_slow_unless_one_changes() -> None:
     def unequal(hop: Hop) -> float:
         return usual(hop) * (1.0, 1.3, 1.6, 2.0)[hop[0] % 4]
@@ -234,6 +240,29 @@ def test_waits_that_swing_as_they_are_must_be_longer_than_that(swing: int, expec
         return wait(hop, wire_ns=net + held, recv_gpu_ns=held, transport="socket")
 
     assert hot_hosts(look_at(facts(map(waited, ring())))) == expected
+
+
+@pytest.mark.parametrize(("times", "expected"), [(8.0, {SLOW}), (2.5, set())])
+def test_wait_of_which_most_is_left_needs_no_long_wait_as_it_is(times: float, expected: set[Hop]) -> None:
+    """In a pipeline receivers hold up most of what others wait for, each in its own way."""
+
+    def waited(hop: Hop) -> dict[str, Any]:
+        held = round(80 * MS * {SLOW[0]: 1, 6: 0.1, 4: 5}.get(hop[0], 3))
+        net = round(80 * MS * (times if hop == SLOW else 0.2))
+        return wait(hop, wire_ns=net + held, recv_gpu_ns=held, transport="socket", error_ns=4.0 * MS)
+
+    assert hot_hosts(look_at(facts(map(waited, ring())))) == expected
+
+
+def test_error_of_a_wait_that_others_hold_up_is_no_error_of_a_wire() -> None:
+    """Little is left of those waits, and they differ by more than that from time to time."""
+
+    def waited(hop: Hop) -> dict[str, Any]:
+        held = 80 * MS * (20 if hop[0] in (5, 6) else 0)
+        net = round(80 * MS * usual(hop) * (4 if hop == SLOW else 1))
+        return wait(hop, wire_ns=net + held, recv_gpu_ns=held, transport="socket", error_ns=held / 20 + 2 * MS)
+
+    assert hot_hosts(look_at(facts(map(waited, ring())))) == {SLOW}
 
 
 def test_bytes_of_one_function_do_not_lead_those_of_another() -> None:
