@@ -20,7 +20,7 @@ from analyzer.incidents import TrackingOptions
 from analyzer.pipeline import Followed, FollowOptions, evaluate_window
 from analyzer.straggler.excess import Excess, measure_excess
 from analyzer.straggler.kernels import Device, Kernels, NumericOptions, choose_kernels, find_device
-from analyzer.straggler.reading import Operations
+from analyzer.straggler.operations import Operations
 from analyzer.windows.jobs import find_jobs, read_roster
 from analyzer.windows.silence import find_reports
 from analyzer.windows.window import window_at

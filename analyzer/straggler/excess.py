@@ -124,7 +124,7 @@ def _find_chains(index: np.ndarray, rank: np.ndarray, peer: np.ndarray, sends: n
 
 
 if TYPE_CHECKING:  # only their shape matters here: no store is needed to measure
-    from analyzer.straggler.reading import Operations
+    from analyzer.straggler.operations import Operations
 
 _MOST_STRETCHES = 8
 _FEWEST_STRETCHES = 3  # of fewer, leaving one out leaves no second one to agree with the first

@@ -12,7 +12,7 @@ import numpy as np
 
 from analyzer.straggler.culprits import Culprit
 from analyzer.straggler.excess import find_roles
-from analyzer.straggler.reading import Operations
+from analyzer.straggler.operations import Operations
 from analyzer.windows.window import Context
 from lockstep.clock import NS_PER_S
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from analyzer.straggler.reading import Flushes, Operations, StragglerFacts
+from analyzer.straggler.operations import Operations
+from analyzer.straggler.reading import Flushes, StragglerFacts
 from analyzer.straggler.stragglers import StragglerMemory, StragglerOptions, find_stragglers
 from analyzer.windows.jobs import Roster, build_roster
 from analyzer.windows.window import Context, Finding, Window

@@ -7,7 +7,7 @@ import pytest
 
 from analyzer.straggler.excess import Excess, Roles, find_roles, measure_excess
 from analyzer.straggler.kernels import Device, NumericOptions, choose_kernels, find_device
-from analyzer.straggler.reading import Operations
+from analyzer.straggler.operations import Operations
 from tests.analyzer.straggler.job import MS, Act, Job, tensor_and_data, world
 
 

@@ -5,7 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from analyzer.straggler.reading import Flushes, Operations, StragglerFacts, sum_seconds
+from analyzer.straggler.operations import Operations
+from analyzer.straggler.reading import Flushes, StragglerFacts
+from analyzer.straggler.seconds import sum_seconds
 from analyzer.straggler.stragglers import (
     StarvingOptions,
     StragglerMemory,
@@ -221,7 +223,7 @@ def seconds(lead_ns: float) -> StragglerFacts:
     busy_ns = np.where(process == SLOW, 300 * MS, 600 * MS + process * MS)
     leads_ns = np.where(np.arange(16) == SLOW, lead_ns, 40.0 * MS)
     ones, no_stage = np.ones(len(process), np.int64), np.zeros(16, np.uint64)
-    sums = sum_seconds(process, ts_ns, 10 * ones, busy_ns, 0 * ones, leads_ns, no_stage)
+    sums = sum_seconds(process, ts_ns, 10 * ones, busy_ns, ones < 0, leads_ns, no_stage)
     return StragglerFacts(sums, are_sums=True)
 
 

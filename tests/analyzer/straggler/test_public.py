@@ -9,7 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from analyzer.straggler.excess import measure_excess
-from analyzer.straggler.reading import Operations, StragglerFacts
+from analyzer.straggler.operations import Operations
+from analyzer.straggler.reading import StragglerFacts
 from analyzer.straggler.stragglers import StragglerMemory, StragglerOptions, find_stragglers
 from tests.analyzer.straggler.job import Act, Job, context
 

@@ -114,6 +114,17 @@ def test_seconds_with_sends_are_left_out_as_they_do_not_add_up(store: Store) -> 
     assert (facts.are_sums, len(facts.operations)) == (True, 0)
 
 
+def test_exchange_is_between_its_longest_send_or_receive_and_the_mean(store: Store) -> None:
+    """Rank 1 came late: the others waited for it, in two of their four sends and receives; rank 2 is unknown."""
+    sums = [
+        second(0, rank=rank, host=f"h{rank}", n=4, func="Send", dur_sum_ns=took * MS, dur_max_ns=longest * MS)
+        for rank, took, longest in ((0, 840, 400), (1, 80, 20), (2, 840, 400))
+    ]
+    facts = read(store, *sums)
+    assert facts.are_sums
+    assert facts.operations.gap_ns.tolist() == [695 * MS, 980 * MS]
+
+
 def test_flushes_are_summed_by_host(store: Store) -> None:
     usual = {"direction": "recv", "steps": 4, "first_ns": WINDOW.start_ns, "last_ns": WINDOW.start_ns + 100}
     facts = read(
