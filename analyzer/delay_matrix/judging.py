@@ -189,10 +189,15 @@ def _error_of_others(relative: np.ndarray, operations: np.ndarray, errors: float
 
 
 def _errors_of_medians(delays: Delays, options: PairOptions) -> np.ndarray:
-    """Return by how much chance moves the median of its kind that each row is held against, as a share of it."""
-    single = _quantile(delays.operations - 1, options.errors) * _errors(delays) / _as_waited(delays)
+    """Return by how much chance moves the median of its kind that each row is held against, as a share of it.
+
+    How much single operations differ is known from those of all pairs of the kind together.
+    """
     _, first = number_rows([delays.kind, delays.index])
-    pairs = np.bincount(delays.kind[first])[delays.kind]
+    kinds = int(delays.kind.max(initial=-1)) + 1
+    freedom = np.bincount(delays.kind[first], weights=np.maximum(delays.operations[first] - 1, 0), minlength=kinds)
+    single = _quantile(freedom, options.errors)[delays.kind] * _errors(delays) / _as_waited(delays)
+    pairs = np.bincount(delays.kind[first], minlength=kinds)[delays.kind]
     moved = _MEAN_TO_SIGMA * median_of(single, delays.kind) / np.sqrt(pairs)
     known: np.ndarray = np.minimum(moved, _MOST_MOVED)
     return known

@@ -155,12 +155,16 @@ class PairMemory:
         )
 
     def slowest_elsewhere(self, kind: int, pair: Pair) -> float:
-        """Return what the slowest pair of a kind used to take that shares no end with this one; 0: nobody knows."""
+        """Return what the slowest pair of a kind used to take that has other hosts than this one; 0: nobody knows.
+
+        In a ring of three there is none: there one counts that neither begins nor ends where this one does.
+        """
         src, dst = pair.src.host, pair.dst.host
-        most = [
-            max((slow.delay for slow in evaluation if src != slow.src and dst != slow.dst), default=0.0)
-            for evaluation in self.slowest.get(kind, ())
-        ]
+        known = self.slowest.get(kind, ())
+        apart = [[slow.delay for slow in pairs if not {src, dst} & {slow.src, slow.dst}] for pairs in known]
+        if not any(apart):
+            apart = [[slow.delay for slow in pairs if src != slow.src and dst != slow.dst] for pairs in known]
+        most = [max(delays, default=0.0) for delays in apart]
         return float(np.quantile(most, _OFTEN)) if most else 0.0
 
     def learn_slowest(self, found: Mapping[int, tuple[SlowPair, ...]]) -> "PairMemory":

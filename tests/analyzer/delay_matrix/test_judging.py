@@ -69,7 +69,11 @@ def test_of_a_few_operations_that_happen_to_agree_nothing_follows() -> None:
     delay = np.ones(16)
     delay[3] = 3.0
     named = [bool(judged(delay, operations=times).slow.any()) for times in (1, 2, 6, 100)]
-    assert named == [False, False, True, True]
+    assert named == [False, True, True, True]
+    differ = 0.7 / np.sqrt(2) * delay
+    differ[3] = 0.01
+    assert not judged(delay, operations=2, error=differ).slow.any(), "those of all others do not agree"
+    assert not judged(delay[2:4], operations=2).slow.any(), "nobody knows how much single ones differ"
 
 
 def test_in_the_middle_of_a_tree_a_byte_takes_longer_until_the_past_says_otherwise() -> None:
