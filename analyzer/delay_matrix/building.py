@@ -349,6 +349,8 @@ def _join(ends: Ends, facts: PairFacts, scores: Sequence[Score], options: PairOp
     slow = np.stack([score.slow for score in scores])
     is_slow: np.ndarray = np.logical_or.reduce(slow, axis=0)
     known = np.isfinite(ratio)
+    most = float(np.max(ratio, initial=1.0, where=slow & known)) - 1
+    is_slow &= ((ratio - 1 >= options.least_part * most) & slow).any(axis=0)
     speaker = np.where(is_slow, slow.argmax(axis=0), known.argmax(axis=0))
     pair = np.arange(len(ends.pairs))
     return DelayMatrix(

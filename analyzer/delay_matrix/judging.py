@@ -56,6 +56,7 @@ class PairOptions:
     min_raw_part: float = (
         0.6  # likewise, of waits as they are: behind a slow pair bursts wait too, but less than half
     )
+    least_part: float = 0.1  # likewise, of the excess of the slowest of all: what waits for it comes in bursts too
     step_noise_ns: float = 300e3  # to wake a thread on a busy host; nothing shorter is the wire's
     poll_ns: float = 10e3  # per step: a proxy looks at all its connections in turn
     min_watched: float = 0.5  # of a pair's bytes step by step by both ends, for that to count more than its waits

@@ -14,7 +14,7 @@ import numpy as np
 from analyzer.evidence.observations import Evidence
 from analyzer.localize.parts import Kind
 from analyzer.localize.search import Cables, Explanation, Pick, Search
-from lockstep.topology import split_end
+from lockstep.topology import host_name, split_end
 from lockstep.verdict import RuledOut, Side
 
 _AMBIGUITY = math.log(10)  # less than ten times as likely is not told apart
@@ -110,6 +110,11 @@ class _Naming:
         equal = [number for number, value in self._values.items() if value >= self._values[best] - _EQUAL]
         if parts[best].kind in ("pair", "nic"):
             return next((number for number in equal if parts[number].joins_nics), best)
+        if parts[best].gpu is not None:  # a NIC that nobody knows, of either host
+            between = [number for number in np.flatnonzero(self._involved).tolist() if parts[number].kind == "pair"]
+            hosts = {parts[number].component for number in equal}
+            if len(between) == 1 and hosts >= {host_name(end) for end in parts[between[0]].ends}:
+                return between[0]
         if parts[best].kind == "nvlink" and self._has_siblings(best):
             return next((number for number in self._values if parts[number].kind == "host"), best)
         return best
@@ -144,9 +149,10 @@ class _Naming:
         return any(self._suspects.parts[pick.number].component in covered for pick in explanation.picks)
 
     def _covered(self) -> set[str]:
-        """Return the components for which the name stands: its own, a pair's NICs, and a host's NVLinks."""
-        nics = {f"nic:{end}" for end in self.part.ends} if self.part.kind == "pair" else set()
-        opposite = {f"link:{'--'.join(self.part.ends[::-1])}"} if self.part.kind == "pair" else set()
+        """Return the components for which the name stands: its own, a pair's NICs or hosts, and a host's NVLinks."""
+        is_pair = self.part.kind == "pair"
+        nics = {f"nic:{end}" if split_end(end)[1] else host_name(end) for end in self.part.ends if is_pair}
+        opposite = {f"link:{'--'.join(self.part.ends[::-1])}"} if is_pair else set()
         parts = self._suspects.parts
         nvlinks = {parts[number].component for number in self._values if parts[number].kind == "nvlink"}
         return {self.part.component, *nics, *opposite, *(nvlinks if self.part.kind == "host" else ())}

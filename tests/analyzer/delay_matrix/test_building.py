@@ -273,6 +273,14 @@ def test_bytes_of_one_function_do_not_lead_those_of_another() -> None:
     assert hot_hosts(look_at(facts(rows, took(40, bytes=STEP_BYTES // 4) + pairs))) == into
 
 
+def test_what_a_very_slow_wire_holds_up_elsewhere_is_not_slow_by_itself() -> None:
+    def waited(hop: Hop) -> float:
+        return usual(hop) * {SLOW: 40.0, (6, 7): 1.7}.get(hop, 1.0)
+
+    assert hot_hosts(look_at(facts(waits(ring(), waited)))) == {SLOW}
+    assert hot_hosts(look_at(facts(waits(ring(), slow([(6, 7)], 1.7))))) == {(6, 7)}
+
+
 def test_trifles_neither_hide_a_slow_wire_nor_speak_for_its_host() -> None:
     """A loss that ranks add up takes microseconds a byte, now longer and now shorter, over wires of its own."""
     tree = [(SLOW[0], 6), (6, SLOW[0]), (0, 5), (5, 0), (1, 7), (7, 1)]

@@ -136,6 +136,18 @@ def test_host_that_sends_slowly_in_a_ring_cannot_be_told_from_the_one_that_recei
     assert 0.35 < found.likelihood < 0.5, "one of two, and some doubt"
 
 
+def test_connection_between_two_hosts_is_named_where_nobody_knows_their_nics() -> None:
+    """What one of two GPUs sends is slow, in a ring over four spines: either host, or one of eight links."""
+    hosts = [(f"h{host}", f"h{(host + 1) % 8}") for host in range(8)]
+    of = [Pair(pair.src, pair.dst, gpu, gpu) for pair in pairs(hosts) for gpu in (0, 1)]
+    wide = TopologyIndex(leaf_spine(hosts=8, nics_per_host=1, leaves=2, spines=4))
+    slow = times(2.2, lambda pair: (pair.src.host, pair.src_gpu) == ("h3", 0))
+    (finding,) = find(of, slow, wide)
+    assert (finding.component, finding.side) == ("link:h3--h4", "tx")
+    assert {"host:h3", "host:h4"} <= set(finding.ambiguous_with)
+    assert finding.likelihood > 0.5
+
+
 def test_cable_is_named_beside_its_nic_and_first_where_signs_speak_for_it() -> None:
     found = only(find(RING, at("h3/eth1"), fabric()))
     assert (found.component, found.ambiguous_with) == ("nic:h3/eth1", ("link:h3/eth1--leaf1",))
