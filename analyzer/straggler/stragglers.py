@@ -102,6 +102,7 @@ class StragglerOptions:
     few: int = 8  # with fewer to compare, a single one moves the spread that it is judged by
     few_share: float = 0.10  # so among few the effect itself must be large,
     few_ratio: float = 3.0  # and stand apart from all others
+    apart_ratio: float = 2.0  # over the next one, in sums of seconds
     waited_share: float = 0.5  # of its delay; what others need not wait for is slack, not a cost
     rare_events: int = 3  # slow steps of one GPU: two can be chance
     rare_lookback_ns: int = 90 * NS_PER_S  # a GPU slow in one of fifteen steps comes again three times in that
@@ -164,6 +165,8 @@ def find_stragglers(
     if excess is None:
         return findings, memory
     stragglers = _find_lasting(excess, options)
+    if facts.are_sums:
+        stragglers = _stand_apart(excess, stragglers, options)
     if are_too_many(excess.processes[stragglers], context, options.grouping):
         return findings, replace(memory, straggling_since={})
     memory = _remember(memory, excess, stragglers, context, options)
@@ -254,6 +257,16 @@ def _find_lasting(excess: Excess, options: StragglerOptions) -> np.ndarray:
         return np.flatnonzero(costly & _is_apart(lasting, options))
     spread = max(spread_of(lasting), options.min_spread)
     return np.flatnonzero(costly & (lasting - np.median(lasting) >= options.sigmas * spread))
+
+
+def _stand_apart(excess: Excess, stragglers: np.ndarray, options: StragglerOptions) -> np.ndarray:
+    """Return those late in sums of seconds if nobody else was by nearly as much.
+
+    A slow connection lets one rank after the other out of an operation, and sums cannot tell who waits for what.
+    """
+    others = np.delete(excess.lasting, stragglers)
+    far = options.apart_ratio * float(others.max(initial=0.0))
+    return stragglers if (excess.lasting[stragglers] >= far).all() else stragglers[:0]
 
 
 def _confirm(

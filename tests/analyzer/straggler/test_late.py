@@ -227,6 +227,17 @@ def seconds(lead_ns: float) -> StragglerFacts:
     return StragglerFacts(sums, are_sums=True)
 
 
+def test_in_sums_of_seconds_nobody_is_named_where_another_is_late_by_nearly_as_much() -> None:
+    rows, job = seconds(70.0 * MS).operations, Job(16, world(16))
+    less = np.where(rows.process == SLOW, 240 * MS, 0.0)
+    next_to_it = np.where(rows.process == SLOW + 1, 45 * MS, 0.0)
+    said = [
+        [finding.component for finding in found(StragglerFacts(dataclasses.replace(rows, gap_ns=gap_ns), True), job)]
+        for gap_ns in (rows.gap_ns - less, rows.gap_ns - less + next_to_it)
+    ]
+    assert said == [["gpu:h1/4"], []]
+
+
 @pytest.mark.parametrize(
     ("lead_ns", "component", "likelihood"),
     [(70.0 * MS, "gpu:h1/4", 0.97), (0.0, "host:h1", 0.97), (float("nan"), "gpu:h1/4", 0.6)],
