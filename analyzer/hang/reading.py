@@ -196,6 +196,7 @@ def _match(lines: Lines, ends: pa.Table) -> tuple[np.ndarray, np.ndarray]:
 
 _LEARN_NS = 120 * NS_PER_S  # how far back the pace of a job is learnt from, when nobody told it
 _OLDEST_NS = 28 * NS_PER_S  # that a job may be without any rhythm: then it is as patient as with one of that length
+_YOUNGEST_NS = NS_PER_S  # less is what clocks of hosts differ by, and what a job needs to set itself up
 _FEW_ROWS = 3  # a recording has a row or two at its beginning and one at its end; they tell of no rhythm
 
 # Nothing begins or ends while a rank stands still, though its host may enqueue more: those two counts make a state.
@@ -234,12 +235,13 @@ SELECT count() AS n FROM events
 WHERE {OF_HOSTS} AND ts_ns >= {{start:Int64}} AND ts_ns < {{end:Int64}} AND severity != 'info'
 """
 # One rank stands for its communicator: all do the same. A line that comes round rarely gives the longer period, and
-# where several operations follow one another in a step, the pauses between those do; the longest was a checkpoint.
+# where several operations follow one another in a step, the pauses between those do; the longest was a checkpoint,
+# once there are more than a few: else it may be the only pause between two steps.
 _GAPS = """
     arrayReverseSort(arrayMap((apart, count) -> apart / greatest(count, 1),
         arrayPopFront(arrayDifference(arrayMap(each -> toInt64(each.1), told))),
         arrayPopFront(arrayDifference(arrayMap(each -> toInt64(each.2), told))))) AS gaps,
-    gaps[2 + intDiv(length(gaps), 32)] AS gap
+    gaps[1 + (length(gaps) >= 8) + intDiv(length(gaps), 32)] AS gap
 """
 _PACE = f"""
 SELECT /*ask,*/ max(gap) AS period FROM (
@@ -364,7 +366,8 @@ def _build(rows: pa.Table, roster: Roster) -> ProgressFacts:
     has_ended = numbers["done"] > _column(rows, "first_done", np.int64)
     # All that was seen of a job that ended something stands for its first step.
     age_ns = int(numbers["since_ns"].max() - first_ns.min()) if has_ended.any() and has_ended.mean() >= 0.5 else 0
-    return ProgressFacts(drop_unknown(lines), people, now_ns, min(age_ns, _OLDEST_NS) or None, interval_ns)
+    period_ns = min(age_ns, _OLDEST_NS) if age_ns >= _YOUNGEST_NS else None
+    return ProgressFacts(drop_unknown(lines), people, now_ns, period_ns, interval_ns)
 
 
 def _number(comm: np.ndarray, rank: np.ndarray, host: pa.ChunkedArray, roster: Roster) -> tuple[np.ndarray, People]:

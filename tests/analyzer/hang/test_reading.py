@@ -189,6 +189,11 @@ def test_pace_of_steps_with_several_operations_is_that_of_the_pauses_between_the
     bursts = [operation(5 * step + number, 10 * step - 60 + number / 5) for step in range(6) for number in range(5)]
     insert(store, member(0), *bursts)
     assert read(store, period_ns=None).period_ns == pytest.approx(9.2 * SECOND)
+    two_steps = [operation(number, -40 + number / 5 + 8 * (number > 2), "j4") for number in range(6)]
+    insert(store, member(0, job="j4"), *two_steps)
+    assert read(store, job="j4", period_ns=None).period_ns == pytest.approx(8.2 * SECOND), (
+        "there was one pause so far"
+    )
     waiting = [operation(number, -40 + number / 5, "j3", end_ns=None) for number in range(5)]
     insert(store, member(0, job="j3"), *waiting)
     assert read(store, job="j3", period_ns=None).period_ns is None, "nothing has come round"
@@ -213,6 +218,16 @@ def test_only_progress_and_nothing_else_names_the_host(store: Store) -> None:
     insert(store, *rows)
     (finding,) = find(store)
     assert (finding.fault_class, finding.component) == ("noncomm_hang", "host:h1")
+
+
+@pytest.mark.parametrize("open_s", [-1.8, -0.5])
+def test_first_moments_of_a_job_tell_no_pace(store: Store, open_s: float) -> None:
+    """What is open may have begun before the first row that any host wrote."""
+    opened_ns = T0 + round(open_s * SECOND)
+    rows = [progress(rank, at_s, (2, 2, at_s + 1), oldest_open_ns=opened_ns) for rank in (0, 1) for at_s in (-1, 0)]
+    insert(store, member(0), member(1), *rows)
+    assert read(store, period_ns=None).period_ns is None
+    assert find(store, period_ns=None) == []
 
 
 def test_snapshot_without_a_past_is_judged_by_what_it_shows_open(store: Store) -> None:
