@@ -1,6 +1,10 @@
 """Who does not do his part in an operation that all have entered: his GPU stands, or his process does."""
 
+from collections import defaultdict
+
 import numpy as np
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import connected_components
 
 from analyzer.hang.facts import PAIRED
 from analyzer.hang.processes import Scene, finding_of, is_queued
@@ -28,35 +32,49 @@ def _of_two(scene: Scene, operation: StuckOperation) -> list[int]:
 
 
 def _where_waiting_ends(scene: Scene, operation: StuckOperation) -> list[int]:
-    """Return the ranks of the one host that waits for nobody but itself, while the waiting of all others leads to it.
+    """Return the ranks of one host to which all waiting leads, and who wait for nobody but themselves.
 
-    Before it the buffers are full, and behind it they are empty. What passes between GPUs of one host nobody shows,
-    so that it is followed from host to host; on the last one, a rank that has data and does not take it is named
-    before those that only have nothing to send. Cost: O(members, and once their hosts per host on the way).
+    Before them the buffers are full, and behind them they are empty. What passes between GPUs of one host nobody
+    shows: who has nothing to send may wait for another one there. A rank that has data and does not take it is named
+    before those that only have nothing to send. Cost: O(members, and for each its neighbours on the same host).
     """
     lines, rows = scene.waits.lines, operation.members
-    state = lines.state[rows].astype(str)
-    _, host = np.unique(scene.facts.people.host_of[lines.process[rows]].astype(str), return_inverse=True)
-    host_of_rank = np.full(int(max(lines.rank[rows].max(), lines.head_peer[rows].max())) + 1, -1)
-    host_of_rank[lines.rank[rows]] = host
-    peer_host = np.where(lines.head_peer[rows] >= 0, host_of_rank[lines.head_peer[rows]], -1)
-    leads = np.isin(state, _LEADS_ON) & (peer_host != host)
-    asking, asked = host[leads], peer_host[leads]
-    ends = np.setdiff1d(host[np.isin(state, _OWN_GPU)], asking)
-    if len(ends) != 1 or not _all_lead_to(int(ends[0]), asking, asked):
+    rows = rows[np.isin(lines.state[rows].astype(str), (*_LEADS_ON, *_OWN_GPU))]
+    state, host = lines.state[rows].astype(str), scene.facts.people.host_of[lines.process[rows]].astype(str)
+    of_rank = {int(rank): number for number, rank in enumerate(lines.rank[rows])}
+    leads = np.flatnonzero(np.isin(state, _LEADS_ON))
+    asked = np.array([of_rank.get(int(peer), -1) for peer in lines.head_peer[rows[leads]]], np.int64)
+    if len(leads) == 0 or (asked < 0).any():  # somebody who is not here, or nobody knows who
         return []
-    for kept in _OWN_GPU:
-        if len(found := rows[(host == ends[0]) & (state == kept)]):
-            return [int(process) for process in lines.process[found]]
-    return []
+    near = _beside(host, np.flatnonzero(state == _OWN_GPU[1]))
+    ends = _find_ends(np.concatenate([leads, near[0]]), np.concatenate([asked, near[1]]), len(rows))
+    if len(set(host[ends])) != 1 or not np.isin(state[ends], _OWN_GPU).any():
+        return []
+    kept = next(kept for kept in _OWN_GPU if (state[ends] == kept).any())
+    return [int(process) for process in lines.process[rows[ends[state[ends] == kept]]]]
 
 
-def _all_lead_to(end: int, asking: np.ndarray, asked: np.ndarray) -> bool:
-    """Return whether anybody asks at all, and all of them in the end this one; -1 is somebody who is not here."""
-    reached = {end}
-    while len(more := np.setdiff1d(asking[np.isin(asked, list(reached))], list(reached))):
-        reached |= set(more.tolist())
-    return len(asking) > 0 and bool((asked >= 0).all()) and reached >= set(asking.tolist())
+def _beside(host: np.ndarray, who: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return each of some members with each other one on its host."""
+    on: dict[str, list[int]] = defaultdict(list)
+    for number, name in enumerate(host.tolist()):
+        on[name].append(number)
+    found = [(one, other) for one in who.tolist() for other in on[host[one]] if other != one]
+    pairs = np.array(found, np.int64).reshape(-1, 2)
+    return pairs[:, 0], pairs[:, 1]
+
+
+def _find_ends(asking: np.ndarray, asked: np.ndarray, count: int) -> np.ndarray:
+    """Return who is left when everybody passes on to those it waits for, again and again.
+
+    >>> _find_ends(np.array([0, 1, 3]), np.array([1, 2, 2]), 4).tolist()
+    [2]
+    """
+    graph = csr_array((np.ones(len(asking), np.int8), (asking, asked)), (count, count))
+    _, group = connected_components(graph, directed=True, connection="strong")
+    left = np.unique(group[asking[group[asking] != group[asked]]])
+    ends: np.ndarray = np.flatnonzero(~np.isin(group, left))
+    return ends
 
 
 def _gpu_stands(scene: Scene, process: int) -> bool:

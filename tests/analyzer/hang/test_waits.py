@@ -269,6 +269,13 @@ def test_waiting_is_followed_to_the_gpu_that_neither_takes_nor_sends() -> None:
     assert finding.ambiguous_with == ("gpu:h1/0",), "what its neighbour lacks comes from it, inside of the host"
 
 
+def test_rank_is_found_whose_neighbour_on_the_host_waits_for_others() -> None:
+    """A tree: rank 2 does not take what it has; rank 3 beside it waits for rank 0, which gets nothing from rank 1."""
+    tree = waiting(r0=("gpu_wait", 3), r1=("recv_wait", 2), r2=("recv_gpu_wait", 1), r3=("recv_wait", 0))
+    (finding,) = Job(lines=tree).find()
+    assert (finding.fault_class, finding.ambiguous_with) == ("noncomm_hang", ("gpu:h1/0",))
+
+
 def test_waiting_that_ends_at_two_hosts_names_neither() -> None:
     assert Job(lines=waiting(r0=("gpu_wait", 3), r1=("idle", -1), r2=("gpu_wait", 1), r3=("idle", -1))).find() == []
     leads_away = waiting(r0=("recv_wait", 7), r1=("wire", 2), r2=("gpu_wait", 1), r3=("idle", -1))
