@@ -303,8 +303,8 @@ def _keep_slowest(
     strangers = np.flatnonzero(slow & ~score.has_past).tolist()
     for pair in strangers if len(strangers) <= _MOST_STRANGERS else ():
         mine = np.flatnonzero(delays.index == pair)
-        kinds = delays.kind_key[mine].tolist()
-        usual = np.array([memory.slowest_elsewhere(kind, ends.pairs[pair]) for kind in kinds])
+        kinds = zip(delays.kind_key[mine].tolist(), delays.follows[mine].tolist(), strict=True)
+        usual = np.array([memory.slowest_elsewhere(kind, ends.pairs[pair], follows) for kind, follows in kinds])
         carried = delays.bytes[mine]
         kept[pair] = (taken[mine] * carried).sum() >= options.elsewhere_ratio * (usual * carried).sum()
     return kept

@@ -87,6 +87,12 @@ class SlowPair:
     dst: str
 
 
+def _is_elsewhere(slow: SlowPair, pair: Pair, near: set[str], follows: bool) -> bool:
+    if follows:
+        return pair.src.host != slow.src and pair.dst.host != slow.dst
+    return slow.src not in near and slow.dst not in near
+
+
 @dataclass(frozen=True)
 class Past:
     """What is remembered of some rows."""
@@ -154,17 +160,17 @@ class PairMemory:
             slowest=self.slowest,
         )
 
-    def slowest_elsewhere(self, kind: int, pair: Pair) -> float:
-        """Return what the slowest pair of a kind used to take that has other hosts than this one; 0: nobody knows.
+    def slowest_elsewhere(self, kind: int, pair: Pair, follows: bool) -> float:
+        """Return what the slowest pair of a kind used to take that is elsewhere; 0: nobody knows.
 
-        In a ring of three there is none: there one counts that neither begins nor ends where this one does.
+        That is one that neither begins nor ends where this one does; and where a pair is slow by itself alone, one of
+        other hosts: what a NIC sends is slow along with what it receives.
         """
-        src, dst = pair.src.host, pair.dst.host
-        known = self.slowest.get(kind, ())
-        apart = [[slow.delay for slow in pairs if not {src, dst} & {slow.src, slow.dst}] for pairs in known]
-        if not any(apart):
-            apart = [[slow.delay for slow in pairs if src != slow.src and dst != slow.dst] for pairs in known]
-        most = [max(delays, default=0.0) for delays in apart]
+        near = {pair.src.host, pair.dst.host}
+        most = [
+            max((slow.delay for slow in evaluation if _is_elsewhere(slow, pair, near, follows)), default=0.0)
+            for evaluation in self.slowest.get(kind, ())
+        ]
         return float(np.quantile(most, _OFTEN)) if most else 0.0
 
     def learn_slowest(self, found: Mapping[int, tuple[SlowPair, ...]]) -> "PairMemory":
