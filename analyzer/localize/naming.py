@@ -39,12 +39,27 @@ class Fault:
 def name_faults(search: Search, explanations: Sequence[Explanation], cables: Cables) -> list[Fault]:
     """Return the faults of the best explanation, the one that explains most first."""
     best = explanations[0]
-    namings = [_Naming(search, explanations, pick, cables) for pick in best.picks]
+    namings = _without_echoes(search, [_Naming(search, explanations, pick, cables) for pick in best.picks])
     guilty = {naming.part.component for naming in namings}
     faults: dict[str, Fault] = {}
     for fault in (naming.fault(guilty) for naming in namings if naming.members.any()):
         faults[fault.component] = _joined(faults[fault.component], fault) if fault.component in faults else fault
     return sorted(faults.values(), key=lambda fault: -int(fault.members.sum()))
+
+
+def _without_echoes(search: Search, namings: "list[_Naming]") -> "list[_Naming]":
+    """Return the namings without parts all of whose slow pairs run through a switch that is at fault itself.
+
+    What stays inside of it may be slowed more than what only comes or goes.
+    """
+    suspects = search.likelihood.suspects
+    switches = [naming for naming in namings if naming.part.kind == "switch"]
+    through = [set(suspects.members(suspects.parts.index(naming.part)).tolist()) for naming in switches]
+    return [
+        naming
+        for naming in namings
+        if naming in switches or not any(set(np.flatnonzero(naming.members).tolist()) <= pairs for pairs in through)
+    ]
 
 
 def _joined(one: Fault, other: Fault) -> Fault:

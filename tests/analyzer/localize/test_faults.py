@@ -148,6 +148,17 @@ def test_connection_between_two_hosts_is_named_where_nobody_knows_their_nics() -
     assert finding.likelihood > 0.5
 
 
+def test_what_a_slow_leaf_slows_most_is_no_fault_of_its_own() -> None:
+    leaf = {"h2", "h3"}
+
+    def slowness(pair: Pair) -> float:
+        return (1.0, 2.0, 8.0)[len(leaf & {pair.src.host, pair.dst.host})]
+
+    wide = TopologyIndex(leaf_spine(hosts=8, nics_per_host=NICS, leaves=4, spines=2))
+    found = find(pairs(ring(8)), slowness, wide)
+    assert named(found) == [("switch:leaf1", None)]
+
+
 def test_cable_is_named_beside_its_nic_and_first_where_signs_speak_for_it() -> None:
     found = only(find(RING, at("h3/eth1"), fabric()))
     assert (found.component, found.ambiguous_with) == ("nic:h3/eth1", ("link:h3/eth1--leaf1",))
