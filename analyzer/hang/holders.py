@@ -51,6 +51,8 @@ def _where_waiting_ends(scene: Scene, operation: StuckOperation) -> list[int]:
     if len(set(host[ends])) != 1 or not np.isin(state[ends], _OWN_GPU).any():
         return []
     kept = next(kept for kept in _OWN_GPU if (state[ends] == kept).any())
+    if kept == _OWN_GPU[1] and not (state == _LEADS_ON[0]).any():  # nobody lacks what it does not send
+        return []
     return [int(process) for process in lines.process[rows[ends[state[ends] == kept]]]]
 
 

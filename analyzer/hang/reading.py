@@ -236,21 +236,21 @@ WHERE {OF_HOSTS} AND ts_ns >= {{start:Int64}} AND ts_ns < {{end:Int64}} AND seve
 """
 # One rank stands for its communicator: all do the same. A line that comes round rarely gives the longer period, and
 # where several operations follow one another in a step, the pauses between those do; the longest was a checkpoint,
-# once there are more than a few: else it may be the only pause between two steps.
+# or of fewer than eight operations told one by one the only pause between two steps.
 _GAPS = """
     arrayReverseSort(arrayMap((apart, count) -> apart / greatest(count, 1),
         arrayPopFront(arrayDifference(arrayMap(each -> toInt64(each.1), told))),
         arrayPopFront(arrayDifference(arrayMap(each -> toInt64(each.2), told))))) AS gaps,
-    gaps[1 + (length(gaps) >= 8) + intDiv(length(gaps), 32)] AS gap
+    gaps[2 - (is_told AND length(gaps) < 8) + intDiv(length(gaps), 32)] AS gap
 """
 _PACE = f"""
 SELECT /*ask,*/ max(gap) AS period FROM (
-    SELECT /*ask,*/ arraySort(groupArray((enqueue_ns, seq))) AS told, {_GAPS}
+    SELECT /*ask,*/ true AS is_told, arraySort(groupArray((enqueue_ns, seq))) AS told, {_GAPS}
     FROM collectives WHERE {WHOSE} AND rank = 0 AND enqueue_ns >= {{start:Int64}} AND enqueue_ns < {{end:Int64}}
         AND (end_ns < {{end:Int64}} OR collectives.untimed)
     GROUP BY /*ask,*/ comm, func, peer HAVING count() > 3
     UNION ALL
-    SELECT /*ask,*/ arraySort(groupArray((first, done))) AS told, {_GAPS} FROM (
+    SELECT /*ask,*/ false AS is_told, arraySort(groupArray((first, done))) AS told, {_GAPS} FROM (
         SELECT /*ask,*/ comm, func, peer, done, min(ts_ns) AS first
         FROM progress WHERE {WHOSE} AND rank = 0 AND ts_ns >= {{start:Int64}} AND ts_ns < {{end:Int64}}
         GROUP BY /*ask,*/ comm, func, peer, done

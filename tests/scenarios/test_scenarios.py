@@ -191,5 +191,11 @@ def test_between_two_hosts_either_end_may_be_slow(embedded_store: Store) -> None
     assert incident.verdict.grade != "isolate"
 
 
-def test_too_few_pairs_to_compare_are_passed_over_in_silence(embedded_store: Store) -> None:
-    assert diagnosed(embedded_store, TWO_HOSTS.format(nics=2), fail(5, "nic:h1/eth1", 50)) == []
+def test_few_pairs_without_a_past_to_compare_them_with_are_passed_over_in_silence(embedded_store: Store) -> None:
+    assert diagnosed(embedded_store, TWO_HOSTS.format(nics=2), fail(0.01, "nic:h1/eth1", 55)) == []
+
+
+def test_few_pairs_with_a_past_are_told_by_it(embedded_store: Store) -> None:
+    (incident,) = diagnosed(embedded_store, TWO_HOSTS.format(nics=2), fail(5, "nic:h1/eth1", 50))
+    assert {incident.verdict.component, *incident.verdict.ambiguous_with} >= {"nic:h0/eth1", "nic:h1/eth1"}
+    assert incident.verdict.grade != "isolate"
