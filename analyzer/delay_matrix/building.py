@@ -270,7 +270,9 @@ def _judge(
     checked = judge_delays(raw, memory.recall(raw.key), len(ends.pairs), span_ns, options) if is_net else score
     agreed = _agree(score, checked, options) if is_net else score.slow
     slow = _keep_slowest(delays, agreed, score, memory, ends, options)
-    is_first = not memory.slowest.keys() & set(delays.kind_key.tolist())  # nobody was seen before: all may be so
+    is_first = not memory.slowest.keys() & set(
+        np.unique(delays.kind_key).tolist()
+    )  # nobody was seen before: all may be so
     memory = memory.learn_slowest(_find_slowest(delays, ends, slow & ~is_first))
     memory = _learn(memory, delays, score)
     if is_net:  # long only for what its receiver holds up

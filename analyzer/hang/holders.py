@@ -1,7 +1,5 @@
 """Who does not do his part in an operation that all have entered: his GPU stands, or his process does."""
 
-from collections import defaultdict
-
 import numpy as np
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
@@ -36,7 +34,7 @@ def _where_waiting_ends(scene: Scene, operation: StuckOperation) -> list[int]:
 
     Before them the buffers are full, and behind them they are empty. What passes between GPUs of one host nobody
     shows: who has nothing to send may wait for another one there. A rank that has data and does not take it is named
-    before those that only have nothing to send. Cost: O(members, and for each its neighbours on the same host).
+    before those that only have nothing to send. Cost: O(members log members).
     """
     lines, rows = scene.waits.lines, operation.members
     rows = rows[np.isin(lines.state[rows].astype(str), (*_LEADS_ON, *_OWN_GPU))]
@@ -46,8 +44,7 @@ def _where_waiting_ends(scene: Scene, operation: StuckOperation) -> list[int]:
     asked = np.array([of_rank.get(int(peer), -1) for peer in lines.head_peer[rows[leads]]], np.int64)
     if len(leads) == 0 or (asked < 0).any():  # somebody who is not here, or nobody knows who
         return []
-    near = _beside(host, np.flatnonzero(state == _OWN_GPU[1]))
-    ends = _find_ends(np.concatenate([leads, near[0]]), np.concatenate([asked, near[1]]), len(rows))
+    ends = _find_ends(leads, asked, state == _OWN_GPU[1], host)
     if len(set(host[ends])) != 1 or not np.isin(state[ends], _OWN_GPU).any():
         return []
     kept = next(kept for kept in _OWN_GPU if (state[ends] == kept).any())
@@ -56,26 +53,25 @@ def _where_waiting_ends(scene: Scene, operation: StuckOperation) -> list[int]:
     return [int(process) for process in lines.process[rows[ends[state[ends] == kept]]]]
 
 
-def _beside(host: np.ndarray, who: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return each of some members with each other one on its host."""
-    on: dict[str, list[int]] = defaultdict(list)
-    for number, name in enumerate(host.tolist()):
-        on[name].append(number)
-    found = [(one, other) for one in who.tolist() for other in on[host[one]] if other != one]
-    pairs = np.array(found, np.int64).reshape(-1, 2)
-    return pairs[:, 0], pairs[:, 1]
-
-
-def _find_ends(asking: np.ndarray, asked: np.ndarray, count: int) -> np.ndarray:
+def _find_ends(leads: np.ndarray, asked: np.ndarray, is_open: np.ndarray, host: np.ndarray) -> np.ndarray:
     """Return who is left when everybody passes on to those it waits for, again and again.
 
-    >>> _find_ends(np.array([0, 1, 3]), np.array([1, 2, 2]), 4).tolist()
+    Who has an open question waits for its host, and its host for everybody there.
+
+    >>> alone = np.array(["h0", "h1", "h2", "h2"])
+    >>> _find_ends(np.array([0, 1]), np.array([1, 2]), np.array([False, False, False, True]), alone).tolist()
     [2]
     """
-    graph = csr_array((np.ones(len(asking), np.int8), (asking, asked)), (count, count))
+    count = len(host)
+    hosts, number = np.unique(host, return_inverse=True)
+    everybody, asking_host = np.arange(count), np.flatnonzero(is_open)
+    asking = np.concatenate([leads, asking_host, count + number])
+    answering = np.concatenate([asked, count + number[asking_host], everybody])
+    size = count + len(hosts)
+    graph = csr_array((np.ones(len(asking), np.int8), (asking, answering)), (size, size))
     _, group = connected_components(graph, directed=True, connection="strong")
-    left = np.unique(group[asking[group[asking] != group[asked]]])
-    ends: np.ndarray = np.flatnonzero(~np.isin(group, left))
+    left = np.unique(group[asking[group[asking] != group[answering]]])
+    ends: np.ndarray = np.flatnonzero(~np.isin(group[:count], left))
     return ends
 
 

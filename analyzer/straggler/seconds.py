@@ -89,10 +89,11 @@ def _is_between_all(rows: pa.Table, process: np.ndarray, links: pa.Table, contex
     """Return for each row whether bytes go between all hosts of its communicator, as far as any do."""
     comms, index = np.unique(integers(rows, "comm"), return_inverse=True)
     _, host = np.unique(context.roster.host_of.astype(str), return_inverse=True)
-    members = np.unique(np.stack([index, process])[:, process >= 0], axis=1)
-    together, count = np.unique(np.stack([members[0], host[members[1]]]), axis=1, return_counts=True)
-    inside = np.bincount(together[0], weights=count**2, minlength=len(comms))
-    wanted = np.bincount(members[0], minlength=len(comms)) ** 2 - inside
+    processes, hosts = len(host), int(host.max(initial=0)) + 1
+    inside_of, who = np.divmod(np.unique((index * processes + process)[process >= 0]), max(processes, 1))
+    together, count = np.unique(inside_of * hosts + host[who], return_counts=True)
+    same_host = np.bincount(together // hosts, weights=count**2, minlength=len(comms))
+    wanted = np.bincount(inside_of, minlength=len(comms)) ** 2 - same_host
     of = np.searchsorted(comms, integers(links, "comm"))
     of = np.where(of < len(comms), of, 0)
     mine = (integers(links, "sends") > 0) & (comms[of] == integers(links, "comm"))
