@@ -3,11 +3,12 @@
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from analyzer.evidence.observations import SPANS_SQL, Observation, read_growth, readings_sql, timestamps
+from analyzer.evidence.observations import SPANS_SQL, Observation, numbers, read_growth, readings_sql, timestamps
 from analyzer.windows.window import Context
 from lockstep.store.store import Store
 from lockstep.store.together import OF_HOSTS
@@ -39,6 +40,13 @@ _NIC_RULES = (
     # Something on the way loses packets; that it is this NIC is one possibility of several.
     _NicRule("retrans", "tx", 0.3, 0.3, "sent packets again"),
 )
+# A NIC that sends slower than it is given packets lets them wait in its host's queue. One that waits for a slow
+# receiver does not: TCP hands it no more than arrives. A healthy NIC at its full rate has a queue, too: compare.
+_QUEUE = _NicRule("extra['qdisc_backlog_bytes']", "tx", 2.5, 1.0, "packets wait in front of")
+_FEWEST_READINGS = 4
+_NEARLY_ALWAYS, _AT_MOST_ELSEWHERE = 0.8, 0.5
+_FEWEST_PEERS = 2
+_AS_MUCH = 0.5  # of the bytes: in a ring every NIC sends the same
 _DOWN, _BELOW = 3.0, 3.0  # a link without carrier, or at a lower rate than it is built for, is slow for certain
 _BELOW_SHARE = 0.9  # rates are negotiated in steps of a half or a quarter
 
@@ -46,7 +54,10 @@ _NIC_QUERY = (
     "SELECT /*ask,*/ host, nic, argMax(up, ts_ns) AS is_up, argMax(toNullable(speed_mbps), ts_ns) AS speed_now, "
     "maxIf(speed_mbps, ts_ns < {turn:Int64}) AS speed_before, "
     + readings_sql([rule.counter for rule in _NIC_RULES])
-    + f", {SPANS_SQL} FROM nic_counters WHERE {OF_HOSTS} "
+    + ", countIf(ts_ns >= {start:Int64}) AS readings, "
+    f"countIf(ts_ns >= {{start:Int64}} AND {_QUEUE.counter} > 0) AS waiting, "
+    "maxIf(tx_bytes, ts_ns >= {start:Int64}) - minIf(tx_bytes, ts_ns >= {start:Int64}) AS sent"
+    f", {SPANS_SQL} FROM nic_counters WHERE {OF_HOSTS} "
     "AND ts_ns >= {back:Int64} AND ts_ns < {end:Int64} GROUP BY /*ask,*/ host, nic ORDER BY host, nic"
 )
 
@@ -65,6 +76,7 @@ def judge_nics(rows: pa.Table, topology: TopologyIndex | None) -> Iterator[Obser
             yield from _judge_nic_counter(
                 rule, hosts[row], nics[row], float(growth.now[row]), float(growth.strength[row]), topology
             )
+    yield from _judge_queues(rows, topology)
     states = rows.select(["is_up", "speed_now", "speed_before"]).to_pylist()
     for host, nic, state in zip(hosts, nics, states, strict=True):
         yield from _judge_nic_state(host, nic, state, topology)
@@ -75,6 +87,31 @@ def _judge_nic_counter(
 ) -> Iterator[Observation]:
     evidence = {"kind": "nic_counter", "nic": f"{host}/{nic}", "counter": rule.counter, "grew_by": int(now)}
     evidence["what"] = f"{host}/{nic} {rule.what} ({int(now)})"
+    yield from _observe(rule, host, nic, strength, evidence, topology)
+
+
+def _judge_queues(rows: pa.Table, topology: TopologyIndex | None) -> Iterator[Observation]:
+    """Yield the NICs in front of which packets nearly always wait, while those that send as much are often idle."""
+    readings, waiting, sent = (numbers(rows, column) for column in ("readings", "waiting", "sent"))
+    is_full = (readings >= _FEWEST_READINGS) & (waiting >= _NEARLY_ALWAYS * readings)
+    for row in np.flatnonzero(is_full).tolist():
+        peers = (sent >= _AS_MUCH * sent[row]) & (np.arange(len(sent)) != row)
+        elsewhere, of_peers = waiting[peers].sum(), readings[peers].sum()
+        if elsewhere <= _AT_MOST_ELSEWHERE * of_peers and np.count_nonzero(peers & (readings > 0)) >= _FEWEST_PEERS:
+            host, nic = rows["host"][row].as_py(), rows["nic"][row].as_py()
+            seen = {"waiting": int(waiting[row]), "readings": int(readings[row])}
+            what = (
+                f"{_QUEUE.what} {host}/{nic} in {seen['waiting']} of {seen['readings']} readings, "
+                f"in front of NICs that send as much in {elsewhere:.0f} of {of_peers:.0f}"
+            )
+            evidence = {"kind": "nic_queue", "nic": f"{host}/{nic}", **seen, "what": what}
+            yield from _observe(_QUEUE, host, nic, 1.0, evidence, topology)
+
+
+def _observe(
+    rule: _NicRule, host: str, nic: str, strength: float, evidence: dict[str, Any], topology: TopologyIndex | None
+) -> Iterator[Observation]:
+    """Yield what a rule's counter says of the NIC, and of its cable."""
     yield Observation(nic_name(host, nic), strength * rule.nic, evidence, rule.side)
     cable = topology.host_link(host, nic) if topology else None
     if cable and rule.cable:

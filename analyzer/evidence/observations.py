@@ -87,9 +87,9 @@ class Growth:
 
 
 def timestamps(context: Context) -> dict[str, int]:
-    """Return the parameters of a query for readings: where usual ends and now begins, and both outer ends."""
+    """Return the parameters of a query for readings: where usual ends and now begins, the window, the outer ends."""
     start = context.window.start_ns
-    return {"back": start - BACK_NS, "turn": start - SLACK_NS, "end": context.window.end_ns}
+    return {"back": start - BACK_NS, "turn": start - SLACK_NS, "start": start, "end": context.window.end_ns}
 
 
 def readings_sql(counters: Sequence[str]) -> str:
@@ -115,9 +115,9 @@ SPANS_SQL = (
 def read_growth(rows: pa.Table, counter: int) -> Growth:
     """Return how a counter grew in each row, as `readings_sql` and `SPANS_SQL` asked for it; the first one is 0."""
     now, before = count_growth(rows, counter)
-    now_ns, before_ns = _numbers(rows, "now_ns"), _numbers(rows, "before_ns")
+    now_ns, before_ns = numbers(rows, "now_ns"), numbers(rows, "before_ns")
     usual = np.divide(before * now_ns, before_ns, out=np.zeros(len(now)), where=before_ns > 0)
-    is_new = (_numbers(rows, "readings_before") > 1) & (now > _TIMES_BEFORE * usual + _LEAST)
+    is_new = (numbers(rows, "readings_before") > 1) & (now > _TIMES_BEFORE * usual + _LEAST)
     peers = float(np.median(now)) if len(now) >= _FEWEST_PEERS else 0.0
     stands_out = (now >= _LEAST) & (now > _TIMES_PEERS * peers)
     return Growth(now, np.where(stands_out, np.where(is_new, 1.0, 0.5), 0.0))
@@ -133,10 +133,11 @@ def count_growth(rows: pa.Table, counter: int) -> tuple[np.ndarray, np.ndarray]:
         np.asarray(pc.struct_field(rows[timestamp].combine_chunks(), counter)).astype(np.float64)
         for timestamp in ("last", "first_now", "last_before", "first")
     )
-    since = np.where(_numbers(rows, "readings_before") > 0, last_before, first_now)
+    since = np.where(numbers(rows, "readings_before") > 0, last_before, first_now)
     return np.maximum(last - since, 0.0), np.maximum(last_before - first, 0.0)
 
 
-def _numbers(rows: pa.Table, column: str) -> np.ndarray:
-    numbers: np.ndarray = np.asarray(pc.fill_null(rows[column], 0)).astype(np.float64)
-    return numbers
+def numbers(rows: pa.Table, column: str) -> np.ndarray:
+    """Return a column as numbers, 0 for what is unknown."""
+    column_numbers: np.ndarray = np.asarray(pc.fill_null(rows[column], 0)).astype(np.float64)
+    return column_numbers

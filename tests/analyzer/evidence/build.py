@@ -60,6 +60,25 @@ def nics(host: str, since: int = ONSET, **per_second: float) -> list[NicCounter]
     ]
 
 
+def queues(
+    host: str, elsewhere: float, others_send: float = 1.0, seconds: range = range(END - 5, END)
+) -> list[NicCounter]:
+    """Return readings in which packets always wait in front of one host's NIC, elsewhere in some share of them."""
+    return [
+        make(
+            NicCounter,
+            host=f"h{n}",
+            ts_ns=T0 + second * SECOND,
+            retrans=0,
+            speed_mbps=400_000,
+            tx_bytes=int(second * 1e9 * (1.0 if f"h{n}" == host else others_send)),
+            extra={"qdisc_backlog_bytes": 70_000 * (f"h{n}" == host or (second * HOSTS + n) % 10 < 10 * elsewhere)},
+        )
+        for n in range(HOSTS)
+        for second in seconds
+    ]
+
+
 def ports(switch: str, port: str, **per_second: float) -> list[FabricCounter]:
     """Return the readings of all switch ports, on one of which counters grow after the onset."""
     ends = [pair for link in FABRIC.topology.links for pair in ((link.a, link.b), (link.b, link.a))]

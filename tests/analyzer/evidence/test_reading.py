@@ -8,7 +8,7 @@ from analyzer.evidence.observations import MOST, NO_EVIDENCE, Evidence, Observat
 from lockstep.records import HostRecord
 from lockstep.store.store import Store
 from lockstep.verdict import Side
-from tests.analyzer.evidence.build import BEGIN, END, HOSTS, ONSET, event, gpus, look, nics, ports, probe
+from tests.analyzer.evidence.build import BEGIN, END, HOSTS, ONSET, event, gpus, look, nics, ports, probe, queues
 
 
 def weighty(evidence: Evidence) -> set[str]:
@@ -21,6 +21,9 @@ SILENT: dict[str, list[HostRecord]] = {
     "all NICs alike": [row for n in range(HOSTS) for row in nics(f"h{n}", tx_drops=50.0) if row.host == f"h{n}"],
     "an idle GPU": [*gpus("h3", throttle="gpu_idle", sm_mhz=345)],
     "a program's xid": [event("xid", "gpu:h3/0", "warning", detail='{"xid": 31, "blame": "application"}')],
+    "queues everywhere": queues("h3", elsewhere=0.7),
+    "a queue where others send little": queues("h3", elsewhere=0.0, others_send=0.1),
+    "a queue in too few readings": queues("h3", elsewhere=0.0, seconds=range(END - 3, END)),
     "long ago": [event("link_down", "nic:h3/eth0", at=END - 90)],
 }
 
@@ -85,6 +88,16 @@ def test_nic_at_half_its_rate_is_suspected_both_ways(embedded_store: Store) -> N
     evidence = look(embedded_store, *nics("h3", speed_mbps=10_000.0))
     assert evidence.log_odds("nic:h3/eth0", "tx") == evidence.log_odds("nic:h3/eth0", "rx") == MOST
     assert "of 400 Gb/s" in evidence.describe("nic:h3/eth0")[0]["what"]
+
+
+def test_nic_in_front_of_which_packets_always_wait_sends_slowly(embedded_store: Store) -> None:
+    evidence = look(embedded_store, *queues("h3", elsewhere=0.2))
+    assert weighty(evidence) == {"nic:h3/eth0", "link:h3/eth0--leaf1"}
+    assert (evidence.log_odds("nic:h3/eth0", "tx"), evidence.log_odds("nic:h3/eth0", "rx")) == (2.5, 0)
+    what = evidence.describe("nic:h3/eth0")[0]["what"]
+    assert what == (
+        "packets wait in front of h3/eth0 in 5 of 5 readings, in front of NICs that send as much in 7 of 35"
+    )
 
 
 @pytest.mark.parametrize("counter", ["pause_rx", "pause_tx"])
