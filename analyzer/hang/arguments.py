@@ -23,6 +23,8 @@ from lockstep.clock import NS_PER_S
 from lockstep.store.store import Store
 
 _LOOKBACK_NS = 600 * NS_PER_S  # NCCL's own watchdog ends a hang after ten minutes
+_HISTORY = 64  # operations before the open one whose sizes are compared
+_PROVEN = 8  # of them, called alike by all: sizes are even in this job, and counted from the same moment on
 _MOST_NAMED = 16  # ranks in one piece of evidence
 _MOST_CALLS = 1_000_000  # one for each operation, size and data type: more are no collectives of one job
 _CALLS = f"""
@@ -37,11 +39,11 @@ GROUP BY comm, func, seq, size, kind ORDER BY comm, func, seq, size, kind LIMIT 
 
 
 def read_calls(store: Store, lines: Lines, context: Context) -> tuple[Call, ...]:
-    """Return how those that have ended them called the operations that somebody is inside of, and the two before."""
+    """Return how those that have ended them called the operations that somebody is inside of, and those before."""
     inside = _can_differ(lines)
     if not inside.any():
         return ()
-    seqs = np.unique(np.maximum(lines.done[inside][:, None] - np.arange(EARLIER + 1), 0))
+    seqs = np.unique(np.maximum(lines.done[inside][:, None] - np.arange(_HISTORY + 1), 0))
     wanted = {"start": context.window.end_ns - _LOOKBACK_NS, "seqs": seqs.tolist()}
     wanted |= {"comms": np.unique(lines.comm[inside]).tolist()}
     rows = store.query(_CALLS, context.parameters | wanted).to_pylist()
@@ -67,9 +69,10 @@ class Mismatch:
 
 
 def find_mismatch(facts: ProgressFacts) -> Mismatch | None:
-    """Return the first open operation whose arguments differ. Cost: O(lines log lines).
+    """Return the operation from which on arguments differ, up to an open one. Cost: O(lines log lines).
 
-    Sizes that also differ in operations that have ended are uneven by intent, or counted from different moments on.
+    NCCL ends some operations whose sizes differ, so that a rank with one call too many stops everybody a few later.
+    Sizes that differ since ever are uneven by intent, or counted from different moments on.
     """
     if facts.is_dump:  # counts of dumps are of all functions together, and all-to-all may be uneven
         return None
@@ -78,10 +81,28 @@ def find_mismatch(facts: ProgressFacts) -> Mismatch | None:
     for call in (*facts.calls, *still_open):
         calls[call.operation].append(call)
     uneven = {key for key, found in calls.items() if _differ(found)}
-    for comm, func, seq in sorted(uneven & {call.operation for call in still_open}):
-        if not any((comm, func, seq - back) in uneven for back in range(1, EARLIER + 1)):
-            return _describe((comm, func, seq), calls[comm, func, seq])
+    for operation in sorted(uneven & {call.operation for call in still_open}):
+        if first := _first_uneven(operation, calls, uneven):
+            return _describe(first, calls[first])
     return None
+
+
+def _first_uneven(
+    operation: OperationKey, calls: dict[OperationKey, list[Call]], uneven: set[OperationKey]
+) -> OperationKey | None:
+    """Return where arguments began to differ; None if nobody has seen all of those ranks call alike before."""
+    comm, func, seq = operation
+    earlier = [key for before in range(seq - _HISTORY, seq) if (key := (comm, func, before)) in calls]
+    if not uneven & {(comm, func, seq - back) for back in range(1, EARLIER + 1)}:
+        return operation
+    first = next(key for key in earlier if key in uneven)
+    ranks = _count_ranks(calls[first])
+    alike = sum(_count_ranks(calls[key]) >= ranks for key in earlier if key < first)
+    return first if alike >= _PROVEN else None
+
+
+def _count_ranks(calls: list[Call]) -> int:
+    return sum(call.count for call in calls)
 
 
 def name_mismatch(scene: Scene, mismatch: Mismatch, job: str) -> Finding:

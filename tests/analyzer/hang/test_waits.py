@@ -209,6 +209,21 @@ def test_size_is_compared_with_those_who_are_through(lines: list[Line], calls: t
     assert all(finding.fault_class != "software" for finding in found), "operations before ended with uneven sizes"
 
 
+@pytest.mark.parametrize("alike", [7, 8])
+def test_rank_with_one_call_too_many_is_named_though_some_uneven_ones_ended(alike: int) -> None:
+    """NCCL ended three operations in which rank 3 was one bucket behind the others, and stopped in the fourth."""
+    before = [ended(32 * (1 + seq % 2), 0, 1, 2, 3, seq=seq) for seq in range(20 - alike, 20)]
+    after = [
+        call for seq in range(20, 23) for call in (ended(64 - seq, 0, 1, 2, seq=seq), ended(8 + seq, 3, seq=seq))
+    ]
+    lines = [line(rank, (24, 24, 23), open_bytes=4 if rank < 3 else 32, open_dtype="ncclInt8") for rank in range(4)]
+    found = Job(lines=lines, facts={"calls": (*before, *after)}).find()
+    assert [finding.fault_class == "software" for finding in found] == ([True] if alike == 8 else [])
+    for finding in found:
+        called = "rank 3 called AllReduce number 21 with 28 bytes of ncclInt8, the others with 44 of ncclInt8"
+        assert (finding.evidence[0]["ranks"], finding.reason) == ([3], called)
+
+
 def test_rank_that_left_out_one_collective_of_a_communicator_is_software() -> None:
     scatter, gather = {"func": "ReduceScatter"}, {"func": "AllGather"}
     lines = [line(rank, (5, 5, 5), **scatter) for rank in range(3)] + [line(3, (5, 5, 4), **scatter)]
