@@ -142,7 +142,7 @@ class Excess:
     own: np.ndarray  # rows: processes, columns: stretches; own time beyond that of its peers
     gpu: np.ndarray  # the part of it in which the operation was enqueued already
     knows_gpu: np.ndarray  # of each process, whether that part is known
-    waits: np.ndarray  # the part of it for which others waited in the same operation
+    waits: np.ndarray  # the part of it for which others waited in the same stretch
     spread_over: np.ndarray  # over how many operations the excess of each is spread
     operations: np.ndarray  # of each process that were compared
     worst_ns: np.ndarray  # the largest excess before one operation, of each process
@@ -192,9 +192,10 @@ def measure_excess(
     cells = _compare(rows, waits, _same_operation(rows, roles, kernels), kernels)
     if len(cells.process) == 0:
         return None
-    waited = cells.own if are_sums else cells.waits  # in sums own time is what was not waited: both are the same
-    waits_for_it = np.fmin(np.maximum(cells.own, 0.0), waited)  # others wait for what it was late, not for more
-    return _collect(cells, waits_for_it, _span(rows, processes, kernels), period_ns, kernels)
+    # In sums own time is what was not waited: both are the same. Where nobody knows, what it was late stands for it.
+    is_known = np.isfinite(cells.waits) & (not are_sums)
+    waited = np.where(is_known, cells.waits, np.maximum(cells.own, 0.0))
+    return _collect(cells, waited, _span(rows, processes, kernels), period_ns, kernels)
 
 
 @dataclass(frozen=True)
@@ -283,7 +284,7 @@ def _longest_wait(waits: np.ndarray | None, cell: np.ndarray, cells: int, kernel
     return np.where(longest < 0, np.nan, longest)
 
 
-def _collect(cells: _Cells, waits: np.ndarray, span_ns: float, period_ns: int | None, kernels: Kernels) -> Excess:
+def _collect(cells: _Cells, waited: np.ndarray, span_ns: float, period_ns: int | None, kernels: Kernels) -> Excess:
     is_there = np.bincount(cells.process) > 0
     processes, row = np.flatnonzero(is_there), (np.cumsum(is_there) - 1)[cells.process]
     stretches, begin_ns = _stretches(cells, span_ns, period_ns)
@@ -293,6 +294,7 @@ def _collect(cells: _Cells, waits: np.ndarray, span_ns: float, period_ns: int | 
         whole = np.rint(np.nan_to_num(values, nan=0.0))
         return kernels.sum_by(whole, row * shape[1] + stretches, shape[0] * shape[1]).reshape(shape) / span_ns
 
+    own = table(cells.own)
     longer = np.rint(np.clip(cells.own / span_ns, 0.0, 1.0) * _PARTS)
     sums, squares = (kernels.sum_by(weights, row, count) for weights in (longer, longer**2))
     compared = np.bincount(row, minlength=count)
@@ -300,10 +302,12 @@ def _collect(cells: _Cells, waits: np.ndarray, span_ns: float, period_ns: int | 
     return Excess(
         processes=processes,
         peers=np.rint(kernels.sum_by(cells.others, row, count) / compared),
-        own=table(cells.own),
+        own=own,
         gpu=table(cells.gpu),
         knows_gpu=np.bincount(row[np.isfinite(cells.gpu)], minlength=count) > 0,
-        waits=table(waits),
+        # Others wait for what it was late, not for more, and often some operations later: those of a host are late
+        # together for what they do among themselves, and all others wait in the next that they share.
+        waits=np.minimum(np.maximum(own, 0.0), table(waited)),
         spread_over=np.divide(sums**2, squares, out=np.zeros(count), where=squares > 0),
         operations=compared,
         worst_ns=cells.own[worst],

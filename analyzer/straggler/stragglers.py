@@ -101,7 +101,8 @@ class StragglerOptions:
     min_kept_up: float = 0.6  # of the time since it began: what comes and goes is a checkpoint or a log, no fault
     few: int = 8  # with fewer to compare, a single one moves the spread that it is judged by
     few_share: float = 0.10  # so among few the effect itself must be large,
-    few_ratio: float = 3.0  # and stand apart from all others
+    few_ratio: float = 3.0  # and stand apart from all others,
+    quiet_ratio: float = 10.0  # or stand so far apart from others who hardly differ that less will do
     apart_ratio: float = 2.0  # over the next one, in sums of seconds
     waited_share: float = 0.5  # of its delay; what others need not wait for is slack, not a cost
     rare_events: int = 3  # slow steps of one GPU: two can be chance
@@ -253,10 +254,10 @@ def _find_lasting(excess: Excess, options: StragglerOptions) -> np.ndarray:
     lasting, waited = excess.lasting, without_worst(excess.waits)
     costly = (lasting >= options.min_share) & (waited >= options.waited_share * lasting)
     costly &= (excess.peers >= options.min_peers) & (excess.kept_up >= options.min_kept_up)
-    if len(lasting) < options.few:
-        return np.flatnonzero(costly & _is_apart(lasting, options))
-    spread = max(spread_of(lasting), options.min_spread)
-    return np.flatnonzero(costly & (lasting - np.median(lasting) >= options.sigmas * spread))
+    late = _is_apart(lasting, options)
+    if len(lasting) >= options.few:  # half of them can be late together without moving the rule above
+        late |= lasting - np.median(lasting) >= options.sigmas * max(spread_of(lasting), options.min_spread)
+    return np.flatnonzero(costly & late)
 
 
 def _stand_apart(excess: Excess, stragglers: np.ndarray, options: StragglerOptions) -> np.ndarray:
@@ -281,10 +282,13 @@ def _confirm(
 
 
 def _is_apart(lasting: np.ndarray, options: StragglerOptions) -> np.ndarray:
-    """Say of each of a few whether it is late by far more than those differ who are not."""
-    stragglers = lasting >= options.few_share
-    usual = float(np.abs(lasting[~stragglers]).max(initial=0.0))
-    apart: np.ndarray = stragglers & (lasting >= options.few_ratio * usual)
+    """Say of each whether it is late by far more than any of those differ who are not."""
+    quiet_share = options.quiet_ratio * options.min_spread
+    apart = np.zeros(len(lasting), bool)
+    for share, ratio in ((options.few_share, options.few_ratio), (quiet_share, options.quiet_ratio)):
+        late = lasting >= share
+        usual = float(np.abs(lasting[~late]).max(initial=0.0))
+        apart |= late & (lasting >= ratio * usual)
     return apart
 
 
