@@ -26,66 +26,14 @@ from analyzer.straggler.gpu_waits import (
 )
 from analyzer.straggler.kernels import NumericOptions, choose_kernels
 from analyzer.straggler.own_past import OwnPastOptions, OwnTimes, find_grown, measure_own
-from analyzer.straggler.reading import Flushes, StragglerFacts
+from analyzer.straggler.reading import StragglerFacts
+from analyzer.straggler.starving import StarvingOptions, find_starving
 from analyzer.windows.window import Context, Finding
 from lockstep.clock import NS_PER_S
-from lockstep.topology import host_name
 
 _PACES = 64  # evaluations, two minutes of them
 _OWN_TIMES = 16  # likewise, half a minute
 _SAMPLES_NS = 30 * NS_PER_S  # after a job became slower, in which the samples that were asked for tell enough
-
-
-@dataclass(frozen=True, slots=True)
-class StarvingOptions:
-    """When a host's proxy threads count as starved."""
-
-    min_share: float = 0.03  # of the time of its receives: less holds nobody up
-    ratio: float = 5.0  # over the usual flush: a starved thread of our recordings took 25 times as long
-    min_steps: int = 32  # fewer, and a single interrupt makes the mean
-    min_hosts: int = 2  # with one there is nobody to compare it with
-    floor_ns: float = 50_000.0  # a flush over a busy PCIe takes less; a thread that lacks its core loses a time slice
-
-
-def find_starving(flushes: Flushes, context: Context, options: StarvingOptions) -> list[Finding]:
-    """Return the hosts whose flushes take far longer than those of the others."""
-    enough = flushes.steps >= options.min_steps
-    if int(enough.sum()) < options.min_hosts:
-        return []
-    per_step = np.divide(flushes.flush_ns, flushes.steps, out=np.zeros(len(enough)), where=enough)
-    share = np.divide(flushes.flush_ns, flushes.busy_ns, out=np.zeros(len(enough)), where=flushes.busy_ns > 0)
-    ordered = np.sort(per_step[enough])
-    usual = max(float(ordered[(len(ordered) - 1) // 2]), options.floor_ns)
-    slow = np.flatnonzero(enough & (share >= options.min_share) & (per_step >= options.ratio * usual))
-    if len(slow) > max(1, int(enough.sum()) // 4):
-        return []  # that many at once share a cause that is no host's own
-    return [
-        _report_starving(flushes.hosts[row], float(per_step[row]), usual, float(share[row]), context) for row in slow
-    ]
-
-
-def _report_starving(host: str, per_step_ns: float, usual_ns: float, share: float, context: Context) -> Finding:
-    return Finding(
-        fault_class="noncomm_slow",
-        component=host_name(host),
-        likelihood=0.93,
-        reason=(
-            f"the NCCL proxy threads of {host} come {per_step_ns / 1e3:.0f} us late to each chunk that has arrived, "
-            f"those of others {usual_ns / 1e3:.0f} us at most: not the network, they get no CPU; look for other "
-            f"processes, pinning and cgroup limits on {host}"
-        ),
-        evidence=(
-            {
-                "kind": "flush",
-                "host": host,
-                "flush_us_per_step": round(per_step_ns / 1e3, 1),
-                "usual_us_per_step": round(usual_ns / 1e3, 1),
-                "share_of_receives": round(share, 3),
-            },
-        ),
-        ranks_waiting=max(context.roster.ranks - 1, 0),
-        lost_share=min(share, 1.0),
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,17 +269,30 @@ def _onset(excess: Excess, row: int) -> int:
 def _slow_steps(excess: Excess, stragglers: np.ndarray, options: StragglerOptions) -> list[SlowStep]:
     """Return the processes whose worst operation is far beyond the worst of the others, by their GPU's doing."""
     worst = excess.worst_ns
-    if len(worst) < options.few:
-        return []
-    usual = float(np.median(worst))
-    floor = max(options.min_share * excess.span_ns, options.few_ratio * usual)
-    far = worst >= max(floor, usual + options.sigmas * spread_of(worst))
+    floor = options.min_share * excess.span_ns
+    if len(worst) < options.few:  # then each of the others counts
+        far = worst >= np.maximum(floor, options.few_ratio * _largest_of_others(worst))
+    else:
+        usual = float(np.median(worst))
+        far = worst >= max(floor, options.few_ratio * usual, usual + options.sigmas * spread_of(worst))
     far &= (excess.worst_gpu_ns >= options.waited_share * worst) & (excess.peers >= options.min_peers)
     far[stragglers] = False
     rows = np.flatnonzero(far)
     if len(rows) > options.grouping.most_culprits:
         return []  # that many at once have one cause, and it is not theirs
     return [SlowStep(int(excess.processes[row]), int(excess.worst_at_ns[row]), float(worst[row])) for row in rows]
+
+
+def _largest_of_others(values: np.ndarray) -> np.ndarray:
+    """Return for each value the largest of all others, 0 if there is none.
+
+    >>> _largest_of_others(np.array([1.0, 5.0, 3.0])).tolist()
+    [5.0, 3.0, 5.0]
+    """
+    others = np.full(len(values), values.max(initial=0.0))
+    if len(values):
+        others[values.argmax()] = np.delete(values, values.argmax()).max(initial=0.0)
+    return others
 
 
 def _find_rare(memory: StragglerMemory, context: Context, options: StragglerOptions) -> list[Culprit]:

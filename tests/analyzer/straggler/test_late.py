@@ -8,13 +8,8 @@ import pytest
 from analyzer.straggler.operations import Operations
 from analyzer.straggler.reading import Flushes, StragglerFacts
 from analyzer.straggler.seconds import sum_seconds
-from analyzer.straggler.stragglers import (
-    StarvingOptions,
-    StragglerMemory,
-    StragglerOptions,
-    find_starving,
-    find_stragglers,
-)
+from analyzer.straggler.starving import StarvingOptions, find_starving
+from analyzer.straggler.stragglers import StragglerMemory, StragglerOptions, find_stragglers
 from analyzer.windows.window import Finding
 from tests.analyzer.straggler.job import (
     MS,
@@ -163,14 +158,45 @@ def test_lateness_counts_where_somebody_waits_and_a_throttled_gpu_says_so() -> N
     assert found(StragglerFacts(dataclasses.replace(rows, dur_ns=np.full(len(rows), 20.0 * MS))), job) == []
 
 
-def test_a_gpu_that_is_slow_now_and_then_is_named_when_it_comes_again() -> None:
+@pytest.mark.parametrize(("ranks", "slow", "component"), [(16, SLOW, "gpu:h1/4"), (4, 2, "gpu:h0/2")])
+def test_a_gpu_that_is_slow_now_and_then_is_named_when_it_comes_again(ranks: int, slow: int, component: str) -> None:
     memory, said = StragglerMemory(), []
     for number in range(4):
-        job = Job(16, world(16), gpu=once(SLOW, 600.0), begin_ns=number * 10_000 * MS)
+        job = Job(ranks, world(ranks), gpu=once(slow, 600.0), begin_ns=number * 10_000 * MS)
         where = context(job.roster(), number * 10_000 * MS)
         findings, memory = find_stragglers(StragglerFacts(job.play()), memory, where, StragglerOptions())
         said.append([finding.component for finding in findings])
-    assert said == [[], [], ["gpu:h1/4"], ["gpu:h1/4"]]
+    assert said == [[], [], [component], [component]]
+
+
+def test_of_few_two_gpus_that_are_slow_now_and_then_are_no_fault() -> None:
+    memory = StragglerMemory()
+    for number in range(6):
+        job = Job(
+            4,
+            world(4),
+            gpu=lambda step, act, rank: 600.0 * ((step, act) == (3, 0) and rank in (1, 2)),
+            begin_ns=number * 10_000 * MS,
+        )
+        findings, memory = look(job, memory)
+        assert findings == []
+
+
+@pytest.mark.parametrize(("ms", "noise_ms", "is_named"), [(12.0, 0.0, True), (12.0, 4.0, False), (4.0, 0.0, False)])
+def test_among_quiet_few_a_small_effect_is_named(ms: float, noise_ms: float, is_named: bool) -> None:
+    """A share of 7 % of the time, which would not do where the others differ by a third of that."""
+    job = Job(
+        6, world(6), gpus_per_host=2, gpu=lambda step, act, rank: {2: ms, 5: noise_ms}.get(rank, 0.0) * (act == 0)
+    )
+    assert named(job) == ([("noncomm_slow", "gpu:h1/0")] if is_named else [])
+
+
+def test_hosts_lateness_counts_though_the_others_wait_for_it_operations_later() -> None:
+    """Both ranks of h1 come late to what they do between themselves; the others wait in the next one."""
+    job = Job(
+        6, tensor_and_data(6, tp=2), gpus_per_host=2, host=lambda _, act, rank: 60.0 * (rank in (2, 3) and act == 0)
+    )
+    assert [component for _, component in named(job)] == ["host:h1"]
 
 
 @pytest.mark.parametrize("changes", [0, 1])
