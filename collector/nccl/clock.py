@@ -96,20 +96,19 @@ class ClockReader:
         self._clock: TickClock | None = None
 
     def read(self) -> TickClock:
-        """Return the clock as the file has it now; RingNotReady or BadRing as `read_clock` has them."""
-        pairs = self._layout.clocks.read(self._file).tobytes()
-        if self._clock is None or pairs != self._pairs:
-            self._pairs, self._clock = pairs, read_clock(self._file, self._layout, self._kind)
+        """Return the clock of the process as the file has it now.
+
+        A counter of the processor needs two pairs; until the second is there, RingNotReady says so, and records can
+        stay where they are. Nanoseconds (MONOTONIC, REPLAY) need one.
+        """
+        pairs = self._layout.clocks.read(self._file)
+        if self._clock is None or pairs.tobytes() != self._pairs:
+            whole = _whole_pairs(pairs, self._layout.clocks.read(self._file)["stamp"])
+            self._pairs, self._clock = pairs.tobytes(), _fit_pairs(self._file, whole, self._kind)
         return self._clock
 
 
-def read_clock(file: ForeignFile, layout: Layout, kind: int) -> TickClock:
-    """Return the clock as the file has it now.
-
-    A counter of the processor needs two pairs; until the second is there, RingNotReady says so, and records can stay
-    where they are. Nanoseconds (MONOTONIC, REPLAY) need one.
-    """
-    pairs = _whole_pairs(layout.clocks.read(file), layout.clocks.read(file)["stamp"])
+def _fit_pairs(file: ForeignFile, pairs: Table, kind: int) -> TickClock:
     if pairs["unix_ns"].size == 0:
         raise RingNotReady("has no clock pair yet", file=file.name)
     if pairs["unix_ns"].max() >= _LIMIT_NS or pairs["unix_ns"].min() == 0:

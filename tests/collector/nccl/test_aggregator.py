@@ -9,6 +9,7 @@ import pytest
 
 from collector.nccl.aggregator import Aggregator
 from collector.nccl.budget import WHOLE_SHARE
+from collector.nccl.draining import KINDS
 from collector.nccl.host_aggregator import DELAY_NS, PATIENCE_NS, HostAggregator
 from collector.nccl.ledger import Ledger
 from collector.nccl.ringfile import INDEXED_COMM, INDEXED_ROW
@@ -19,7 +20,6 @@ from lockstep.tables import TABLE_BY_NAME
 from tests.builders import SECOND, T0
 from tests.collector.nccl.readings import (
     IDENTITY,
-    KINDS,
     MS,
     ORIGIN,
     Array,
@@ -134,8 +134,8 @@ def test_only_a_share_of_operations_has_complete_rows_and_all_are_counted() -> N
     operations = [enqueued(number) for number in range(1, 101)]
     transfers = [transfer(number) for number in range(1, 101)]
     ledgers = Ledger(), Ledger()
-    aggregators = Aggregator(ORIGIN, ledgers[0]), Aggregator(ORIGIN, ledgers[1], keeps_rest=True)
-    for aggregator in aggregators:
+    for ledger, keeps_rest in zip(ledgers, (False, True), strict=True):
+        aggregator = Aggregator(ORIGIN, HostAggregator(ledger, keeps_rest))
         aggregator.finish(reading(*operations, *transfers), SOON, died=False, share=1 << 14)
     both = [ledger.rows() | ledger.seconds.close(T0 + 9 * SECOND) for ledger in ledgers]
     kept, others = ([one["seq"] for one in rows(tables)] for tables in both)
@@ -145,7 +145,7 @@ def test_only_a_share_of_operations_has_complete_rows_and_all_are_counted() -> N
     assert [ledger.left_out for ledger in ledgers] == [2 * len(others), 2 * len(kept)]
     assert all(only(tables, "op_stats")["n"] == only(tables, "transfer_stats")["n"] == 100 for tables in both)
     none = Ledger()
-    Aggregator(ORIGIN, none).finish(reading(*operations), SOON, died=False, share=0)
+    Aggregator(ORIGIN, HostAggregator(none)).finish(reading(*operations), SOON, died=False, share=0)
     assert rows(none.rows()) == []
 
 
@@ -190,9 +190,9 @@ def test_progress_after_a_reading_knows_its_communicators_and_parts_of_others_ar
     aggregator.fold(shown, SOON)
     reported = only({"progress": aggregator.progress(shown, SOON)}, "progress")
     assert (reported["comm"], reported["rank"], reported["head_state"], reported["ts_ns"]) == (7, 0, "wire", SOON)
-    assert aggregator.foreign is not None
-    assert aggregator.foreign.transfers["pid"].tolist() == [7]
-    assert len(aggregator.foreign.steps) == 1
+    assert aggregator.host.foreign is not None
+    assert aggregator.host.foreign.transfers["pid"].tolist() == [7]
+    assert len(aggregator.host.foreign.steps) == 1
     assert aggregator.losses == Losses()
 
 
@@ -224,7 +224,7 @@ def forge_reading(rng: np.random.Generator) -> Reading:
     rows["key"] = [index << 40 | wire.SEND << 32 | peer for index, peer in enumerate(peers, 1)]
     transfers = forge(rng, wire.TRANSFER, 6)
     transfers["wait"] %= len(wire.WAITS) << 56
-    records = [forge(rng, struct, 30) for struct in KINDS.values()]
+    records = [forge(rng, struct, 30) for _, struct in KINDS.values()]
     return reading(*records, live=[rows, forge(rng, wire.OPERATION, 5), transfers], comms=[comms])
 
 
@@ -251,8 +251,8 @@ def test_forged_records_of_one_process_do_not_touch_those_of_another_that_are_fo
     rng = np.random.default_rng(seed)
     together, alone = Ledger(), Ledger()
     host = HostAggregator(together)
-    honest, forger = (Aggregator.among(host, replace(ORIGIN, job=job)) for job in ("honest", "forger"))
-    reference = Aggregator(replace(ORIGIN, job="honest"), alone)
+    honest, forger = (Aggregator(replace(ORIGIN, job=job), host) for job in ("honest", "forger"))
+    reference = Aggregator(replace(ORIGIN, job="honest"), HostAggregator(alone))
     found: dict[str, list[list[dict[str, Any]]]] = {"together": [], "alone": []}
     for number in range(4):
         now_ns, numbers = T0 + number * 3 * SECOND, range(number * 20, number * 20 + 20)

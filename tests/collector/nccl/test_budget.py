@@ -5,11 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collector.nccl.budget import WHOLE_SHARE, Allowance, Budget, grant, largest_share, lot_of, spend
-from collector.nccl.checkpoint import Checkpoint, FileMemory, decode, encode
+from collector.nccl.checkpoint import AggregatorState, Checkpoint, FileMemory, decode, encode
 from collector.nccl.communicators import Origin
 from collector.nccl.draining import Cursor
 from collector.nccl.operations import KNOWN
-from collector.nccl.snapshot import AggregatorState
 from lockstep import wire
 from lockstep.clock import NS_PER_S
 

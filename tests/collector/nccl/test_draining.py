@@ -25,7 +25,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def numbers(records: Records) -> list[int]:
-    seen: list[int] = records.enqueued["seq"].tolist()
+    seen: list[int] = records.sorted.enqueued["seq"].tolist()
     return seen
 
 
@@ -61,7 +61,13 @@ def test_records_are_distinguished_by_kind_and_a_kind_that_nobody_knows_is_lost(
         forged.append(1, 1, kind)
     with open_ring(forged.write(path)) as ring:
         records = ring.read_records()
-    tables = (records.enqueued, records.transfers, records.kernels, records.steps, records.callbacks)
+    tables = (
+        records.sorted.enqueued,
+        records.sorted.transfers,
+        records.sorted.kernels,
+        records.sorted.steps,
+        records.callbacks,
+    )
     types = [wire.ENQUEUED, wire.TRANSFER_CLOSED, wire.KERNEL_CLOSED, wire.STEP_CLOSED, wire.CALLBACK]
     assert [table.dtype for table in tables] == types
     assert [table["kind"].tolist() for table in tables] == [[1], [2], [3], [4, 4], [5]]
@@ -75,7 +81,7 @@ def test_codes_and_places_that_do_not_exist_are_unknown(path: Path) -> None:
     slot["func"], slot["dtype"], slot["algo"], slot["proto"], slot["comm"] = 255, 13, 8, 4, 8
     slot["bytes"], slot["seq"] = (1 << 64) - 1, 1 << 63
     with open_ring(forged.write(path)) as ring:
-        (record,) = ring.read_records().enqueued
+        (record,) = ring.read_records().sorted.enqueued
     assert [int(record[name]) for name in ("func", "dtype", "algo", "proto")] == [0, 0, 0, 0]
     assert int(record["comm"]) == wire.NO_COMM
     assert (int(record["bytes"]), int(record["seq"])) == ((1 << 63) - 1, (1 << 63) - 1)
@@ -189,7 +195,9 @@ def read_while_written(path: Path, more: int) -> Records:
 
 
 def torn(records: Records) -> list[int]:
-    found: list[int] = records.enqueued["seq"][records.enqueued["bytes"] != records.enqueued["seq"] * 3].tolist()
+    found: list[int] = records.sorted.enqueued["seq"][
+        records.sorted.enqueued["bytes"] != records.sorted.enqueued["seq"] * 3
+    ].tolist()
     return found
 
 

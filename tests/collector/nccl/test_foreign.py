@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from collector.nccl.aggregator import FOREIGN_PATIENCE_NS, Aggregator, ForeignJoiner
+from collector.nccl.host_aggregator import HostAggregator
 from collector.nccl.ledger import Ledger
 from collector.nccl.transfers import ForeignParts
 from tests.builders import SECOND, T0
@@ -36,24 +37,28 @@ def made_for_others() -> ForeignParts:
         transfer(operation=their(1), pid=5),
     ]
     helper.fold(reading(*parts, step(operation=their(2)), identity=MAKER), T0 + 10 * MS)
-    assert helper.foreign is not None
-    return helper.foreign
+    assert helper.host.foreign is not None
+    return helper.host.foreign
 
 
 def owner_of(*numbers: int, ledger: Ledger | None = None) -> Aggregator:
-    owner = Aggregator(replace(ORIGIN, host="h9"), ledger)
+    owner = Aggregator(replace(ORIGIN, host="h9"), HostAggregator(ledger) if ledger else None)
     mine = [enqueued(number, operation=their(number)) for number in numbers]
     owner.fold(reading(*mine, comms=[communicator(rank=3)], identity=OWNER), T0 + 10 * MS)
     return owner
 
 
+def take(owner: Aggregator, parts: ForeignParts) -> ForeignParts:
+    return owner.host.take_foreign(parts, OWNER, owner.member.origin)
+
+
 def test_transfer_and_step_get_the_rank_and_operation_of_their_owner_and_the_rest_is_left() -> None:
     ledger, parts = Ledger(), made_for_others()
-    rest = owner_of(ledger=ledger).take_foreign(parts, OWNER)
+    rest = take(owner_of(ledger=ledger), parts)
     assert [table.num_rows for table in ledger.rows().values()] == [0, 0, 0]
     assert np.array_equal(rest.transfers, parts.transfers)
     assert np.array_equal(rest.steps, parts.steps)
-    rest = owner_of(1, 2, ledger=ledger).take_foreign(parts, OWNER)
+    rest = take(owner_of(1, 2, ledger=ledger), parts)
     tables = ledger.rows()
     (moved,), (stepped,) = tables["transfers"].to_pylist(), tables["step_samples"].to_pylist()
     assert (moved["host"], moved["rank"], moved["seq"], moved["first_ns"]) == ("h9", 3, 1, T0 + 2 * MS)
@@ -64,7 +69,7 @@ def test_transfer_and_step_get_the_rank_and_operation_of_their_owner_and_the_res
 
 def test_operation_has_its_times_and_statistics_from_what_others_did_for_it() -> None:
     owner = owner_of(1)
-    owner.take_foreign(made_for_others(), OWNER)
+    take(owner, made_for_others())
     tables = owner.fold(reading(comms=[communicator(rank=3)], identity=OWNER), T0 + 5 * SECOND)
     (written,) = tables["collectives"].to_pylist()
     assert (written["clock"], written["start_ns"], written["end_ns"]) == ("proxy", T0 + 2 * MS, T0 + 5 * MS)
@@ -75,19 +80,19 @@ def test_operation_has_its_times_and_statistics_from_what_others_did_for_it() ->
 def test_transfer_waits_for_its_owner_to_be_read_and_is_lost_when_that_never_comes() -> None:
     for is_read in (True, False):
         ledger, joiner = Ledger(), ForeignJoiner()
-        maker, owner = Aggregator(ORIGIN, ledger), Aggregator(replace(ORIGIN, job="j2"), ledger)
+        maker, owner = (Aggregator(replace(ORIGIN, job=job), HostAggregator(ledger)) for job in ("j1", "j2"))
         maker.fold(reading(transfer(operation=their(1), pid=2), identity=MAKER), T0)
         owners = [(maker, MAKER), (owner, OWNER)]
-        joiner.join([maker], owners, T0)
+        joiner.join(maker.host.foreign, owners, T0)
         assert ledger.rows()["transfers"].num_rows == 0
         if is_read:
             owner.fold(reading(enqueued(operation=their(1)), identity=OWNER), T0 + SECOND)
         moved = []
         for at_ns in (T0 + SECOND, T0 + FOREIGN_PATIENCE_NS - 1):
-            joiner.join([], owners, at_ns)
+            joiner.join(None, owners, at_ns)
             moved += ledger.rows()["transfers"].to_pylist()
         assert [(row["job"], row["seq"]) for row in moved] == [("j2", 1)] * is_read
         assert joiner.lost == 0
         for at_ns in (T0 + FOREIGN_PATIENCE_NS, T0 + 2 * FOREIGN_PATIENCE_NS):
-            joiner.join([], owners, at_ns)
+            joiner.join(None, owners, at_ns)
             assert joiner.lost == (not is_read)

@@ -144,4 +144,4 @@ def test_file_that_grows_is_read_as_far_as_it_said(tmp_path: Path) -> None:
     os.truncate(path, len(forged.content) + 12345)
     with open_ring(path) as ring:
         os.truncate(path, MAX_FILE_BYTES * 4)
-        assert ring.read_records().enqueued["seq"].tolist() == [0, 1, 2]
+        assert ring.read_records().sorted.enqueued["seq"].tolist() == [0, 1, 2]

@@ -58,8 +58,8 @@ def race(writer: Path, path: Path, threads: int, ring_records: int) -> Race:
             read.append(ring.read_records())
         read += [ring.read_records(), ring.read_records()]
         begun = int(process.stdout.read())
-    whole = np.concatenate([records.steps for records in read])
-    return Race(whole, sum(len(one.steps) > 0 for one in read), sum(one.lost for one in read), begun)
+    whole = np.concatenate([records.sorted.steps for records in read])
+    return Race(whole, sum(len(one.sorted.steps) > 0 for one in read), sum(one.lost for one in read), begun)
 
 
 @pytest.mark.slow

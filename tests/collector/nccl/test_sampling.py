@@ -35,7 +35,7 @@ def test_operations_that_the_plugin_sampled_are_those_with_the_lowest_lots(
         job.kill()
     history = CommunicatorHistory()
     history.update(reading.communicators)
-    records = reading.records.enqueued
+    records = reading.records.sorted.enqueued
     whose = np.zeros(len(records), np.int64)
     members, found = HostCommunicators([history]).members_at(whose, records["comm"], records["ticks"])
     assert found.all()

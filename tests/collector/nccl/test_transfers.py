@@ -7,7 +7,6 @@ import pytest
 
 from collector.nccl.communicators import Origins
 from collector.nccl.transfers import (
-    expected_bytes,
     join_operations,
     settle_bytes,
     step_rows,
@@ -80,9 +79,8 @@ def test_transfer_of_unknown_size_has_no_row(closed: Array, of: Array, sizes: li
 )
 def test_algorithm_says_what_a_transfer_moves(fields: dict[str, int], nranks: int, expected: int | None) -> None:
     of = operation(nranks, **fields)
-    moved, known = expected_bytes(of, of["bytes"])
-    assert known.tolist() == [expected is not None]
-    assert moved.tolist() == [expected] or expected is None
+    assert of["has_part_bytes"].tolist() == [expected is not None]
+    assert of["part_bytes"].tolist() == [expected] or expected is None
 
 
 def test_step_reports_whether_and_when_it_reached_the_network() -> None:
