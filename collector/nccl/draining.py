@@ -160,9 +160,7 @@ class _Ring:
 def _drain_ring(ring: _Ring, head: int, cursor: Cursor) -> tuple[Slots, Cursor, int]:
     """Return what is new, where to go on, and how many records are gone."""
     count = ring.layout.ring_records
-    if (
-        head // count + 1 >= wire.BUSY
-    ):  # would not fit into a stamp: no writer lives that long, and our sums stay small
+    if head // count + 1 >= wire.BUSY:  # no stamp is so large: no writer lives that long, and our sums stay small
         raise ring.file.bad(f"says that ring {ring.number} has seen {head} records")
     if head < cursor.following:  # it went back, which only a forged one does
         return _NO_SLOTS, cursor, 1

@@ -55,16 +55,13 @@ def operations(**columns: object) -> "np.ndarray":
     return made
 
 
-def test_all_ranks_draw_the_same_lot_and_both_ends_of_a_send_too() -> None:
+def test_all_ranks_draw_the_same_lot_and_both_ends_of_a_send_too_and_lots_are_spread_evenly() -> None:
     one, other = (lot_of(operations(comm=7, func=wire.ALL_REDUCE, peer=-1, rank=rank)) for rank in (0, 5))
     assert np.array_equal(one, other)
     sent = lot_of(operations(comm=7, func=wire.SEND, rank=2, peer=6))
     received = lot_of(operations(comm=7, func=wire.RECV, rank=6, peer=2))
     assert np.array_equal(sent, received)
     assert not np.array_equal(sent, lot_of(operations(comm=7, func=wire.SEND, rank=6, peer=2)))
-
-
-def test_lots_are_spread_evenly() -> None:
     lots = lot_of(operations(comm=0xA72E744E3E8DDA49, func=1, peer=-1))
     for share in (WHOLE_SHARE // 2, WHOLE_SHARE // 4, WHOLE_SHARE // 16):
         assert abs(np.count_nonzero(lots < share) / 4_096 - share / WHOLE_SHARE) < 0.04

@@ -1,5 +1,6 @@
 """Ticks become UNIX time to the nanosecond, also over days, when the clock is set, and when somebody lies."""
 
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +33,7 @@ def ticks_at(unix_ns: int, hertz: int = 2_694_123_457) -> int:
     return (unix_ns - UNIX_NS + 90 * HOUR_NS) * hertz // 10**9
 
 
-@pytest.mark.parametrize("count", [2, 20, 63, 64, 65, 300])
+@pytest.mark.parametrize("count", [2, 64, 65, 300])
 def test_time_is_exact_to_a_microsecond_over_hours(tmp_path: Path, count: int) -> None:
     times = [UNIX_NS + number * HOUR_NS // 10 for number in range(count)]
     clock = clock_of(tmp_path, [(ticks_at(time), time) for time in times])
@@ -77,35 +78,23 @@ def test_clock_that_was_set_changes_times_and_no_durations(tmp_path: Path, step_
     assert clock.duration_ns([7]).tolist() == [4]  # half a nanosecond each, to the even one
 
 
-@pytest.mark.parametrize("kind", [wire.CLOCK_TSC, wire.CLOCK_CNTVCT])
-def test_counter_needs_two_pairs_and_says_so(tmp_path: Path, kind: int) -> None:
-    for pairs, problem in (([], "no clock pair"), ([(1_000, UNIX_NS)], "one clock pair")):
-        with pytest.raises(RingNotReady, match=problem):
-            clock_of(tmp_path, pairs, kind)
-
-
-def test_first_two_pairs_close_together_may_be_uncertain(tmp_path: Path) -> None:
+def test_counter_needs_two_pairs_and_says_so_and_the_first_two_may_be_uncertain(tmp_path: Path) -> None:
+    for kind in (wire.CLOCK_TSC, wire.CLOCK_CNTVCT):
+        for few, problem in (([], "no clock pair"), ([(1_000, UNIX_NS)], "one clock pair")):
+            with pytest.raises(RingNotReady, match=problem):
+                clock_of(tmp_path, few, kind)
     pairs = [(0, UNIX_NS), (2 * 10**6, UNIX_NS + 10**6 + 5_000)]
     clock = clock_of(tmp_path, [*pairs, (2 * 10**10, UNIX_NS + 10**10)], error_ticks=12_000)
     assert (clock.to_unix_ns([2 * 10**6 - 2, 2 * 10**10]) - UNIX_NS).tolist() == [10**6 + 4_999, 10**10]
     assert abs(int(clock.duration_ns(2 * 10**9)) - 10**9) < 1_000
 
 
-@pytest.mark.parametrize(
-    "pairs",
-    [
-        [(1, 0), (2 * 10**9, 10**9)],
-        [(0, UNIX_NS), (10**9, 1 << 62)],
-        [(0, UNIX_NS), (10**9, (1 << 64) - 1)],
-        [(0, UNIX_NS), (1, UNIX_NS + 10**9)],
-        [(0, UNIX_NS), (10**18, UNIX_NS + 1)],
-        [(0, UNIX_NS), (10**9, UNIX_NS)],
-        [(0, UNIX_NS), (10**9, UNIX_NS - 10**9), (2 * 10**9, UNIX_NS - 2 * 10**9)],
-        [(2 * 10**9, UNIX_NS), (10**9, UNIX_NS + 10**9)],
-    ],
-)
-def test_pairs_that_cannot_be_are_refused(tmp_path: Path, pairs: list[tuple[int, int]]) -> None:
-    for kind in (wire.CLOCK_TSC, wire.CLOCK_MONOTONIC):
+def test_pairs_that_cannot_be_are_refused(tmp_path: Path) -> None:
+    strange = [[(1, 0), (2 * 10**9, 10**9)], [(2 * 10**9, UNIX_NS), (10**9, UNIX_NS + 10**9)]]
+    seconds = (10**9, 1 << 62), (10**9, (1 << 64) - 1), (1, UNIX_NS + 10**9), (10**18, UNIX_NS + 1), (10**9, UNIX_NS)
+    strange += [[(0, UNIX_NS), second] for second in seconds]
+    strange += [[(0, UNIX_NS), (10**9, UNIX_NS - 10**9), (2 * 10**9, UNIX_NS - 2 * 10**9)]]
+    for pairs, kind in product(strange, (wire.CLOCK_TSC, wire.CLOCK_MONOTONIC)):
         with pytest.raises(BadRing) as caught:
             clock_of(tmp_path, pairs, kind)
         assert not isinstance(caught.value, RingNotReady)
@@ -121,17 +110,14 @@ def test_any_ticks_are_a_time_and_a_duration_also_of_a_slow_counter(tmp_path: Pa
     assert clock.duration_ns(ticks).tolist() == [0, *[1 << 62] * 4]
 
 
-def test_pair_that_changes_between_two_looks_does_not_count(tmp_path: Path) -> None:
-    forged = Forged()
-    forged.set_clock([(0, UNIX_NS), (10, UNIX_NS + 10), (20, UNIX_NS + 20)])
-    before = forged.table("clocks").copy()
-    forged.table("clocks")["stamp"][1] = 0
-    file = ChangingFile(forged.write(tmp_path / "a.ring"), int(forged.header["clocks"]["offset"]), [before])
+def test_pair_that_changes_between_two_looks_or_is_being_written_or_misplaced_does_not_count(tmp_path: Path) -> None:
+    changing = Forged()
+    changing.set_clock([(0, UNIX_NS), (10, UNIX_NS + 10), (20, UNIX_NS + 20)])
+    before = changing.table("clocks").copy()
+    changing.table("clocks")["stamp"][1] = 0
+    file = ChangingFile(changing.write(tmp_path / "a.ring"), int(changing.header["clocks"]["offset"]), [before])
     with RingFile(file) as ring:
         assert ring.clock().ticks.tolist() == [0, 20]
-
-
-def test_pair_that_is_being_written_or_stands_at_the_wrong_index_does_not_count(tmp_path: Path) -> None:
     pairs = [(number * 10**9, UNIX_NS + number * 10**9) for number in range(64)]
     torn, misplaced = Forged(), Forged()
     torn.set_clock(pairs)

@@ -43,7 +43,7 @@ def test_records_come_once_and_in_order_ring_by_ring_also_over_the_edge(path: Pa
             assert (numbers(records), records.lost) == (list(range(begin, begin + count)), 0)
 
 
-@pytest.mark.parametrize("written", [RECORDS, RECORDS + 1, 2 * RECORDS - 1, 1000])
+@pytest.mark.parametrize("written", [RECORDS, 2 * RECORDS - 1])
 def test_overwritten_records_are_counted(path: Path, written: int) -> None:
     forged = Forged()
     forged.append(1, written)
@@ -61,13 +61,7 @@ def test_records_are_distinguished_by_kind_and_a_kind_that_nobody_knows_is_lost(
         forged.append(1, 1, kind)
     with open_ring(forged.write(path)) as ring:
         records = ring.read_records()
-    tables = (
-        records.sorted.enqueued,
-        records.sorted.transfers,
-        records.sorted.kernels,
-        records.sorted.steps,
-        records.callbacks,
-    )
+    tables = [getattr(records.sorted, name) for name in ("enqueued", "transfers", "kernels", "steps", "callbacks")]
     types = [wire.ENQUEUED, wire.TRANSFER_CLOSED, wire.KERNEL_CLOSED, wire.STEP_CLOSED, wire.CALLBACK]
     assert [table.dtype for table in tables] == types
     assert [table["kind"].tolist() for table in tables] == [[1], [2], [3], [4, 4], [5]]
@@ -100,7 +94,7 @@ def test_record_that_is_being_written_is_waited_for_in_its_index(path: Path, rin
     assert (numbers(records), records.lost) == ([2, 3, 4], 0)
 
 
-def test_records_that_never_come_are_given_up_at_the_second_look_all_at_once(path: Path) -> None:
+def test_records_that_never_come_are_given_up_at_the_second_look_and_a_replaced_one_at_once(path: Path) -> None:
     forged = Forged()
     forged.append(0, 9)
     for number in (2, 4, 5):
@@ -113,14 +107,10 @@ def test_records_that_never_come_are_given_up_at_the_second_look_all_at_once(pat
         records = ring.read_records()
         assert (numbers(records), records.lost) == ([3, 6, 7, 8, 9], 3)
         records = ring.read_records()
-    assert (numbers(records), records.lost) == ([11], 1)
-
-
-def test_record_that_a_later_one_has_replaced_is_lost_at_once(path: Path) -> None:
-    forged = Forged()
-    forged.append(1, 5)
-    forged.put(1, 2, stamp=7)
-    with open_ring(forged.write(path)) as ring:
+        assert (numbers(records), records.lost) == ([11], 1)
+        forged.append(1, 5)
+        forged.put(1, 2, stamp=7)  # by a later one
+        forged.write(path)
         records = ring.read_records()
     assert (numbers(records), records.lost) == ([0, 1, 3, 4], 1)
 
@@ -140,12 +130,12 @@ def test_head_that_goes_back_gives_no_record_twice_and_is_counted(path: Path) ->
         assert numbers(ring.read_records()) == [9]
 
 
-@pytest.mark.parametrize("head", [(1 << 64) - 1, 1 << 63, 0xFFFFFFFE * RECORDS])
-def test_head_that_no_writer_can_reach_is_refused_and_a_lower_one_gives_a_count(path: Path, head: int) -> None:
+def test_head_that_no_writer_can_reach_is_refused_and_a_lower_one_gives_a_count(path: Path) -> None:
     forged = Forged()
-    forged.table("rings")["head"][1] = head
-    with open_ring(forged.write(path)) as ring, pytest.raises(BadRing, match="ring 1 has seen"):
-        ring.read_records()
+    for head in ((1 << 64) - 1, 0xFFFFFFFE * RECORDS):
+        forged.table("rings")["head"][1] = head
+        with open_ring(forged.write(path)) as ring, pytest.raises(BadRing, match="ring 1 has seen"):
+            ring.read_records()
     forged.table("rings")["head"][1] = 0xFFFFFFFE * RECORDS - 1
     with open_ring(forged.write(path)) as ring:
         assert sum(ring.read_records().lost for _ in range(3)) == 0xFFFFFFFE * RECORDS - 1
@@ -195,13 +185,12 @@ def read_while_written(path: Path, more: int) -> Records:
 
 
 def torn(records: Records) -> list[int]:
-    found: list[int] = records.sorted.enqueued["seq"][
-        records.sorted.enqueued["bytes"] != records.sorted.enqueued["seq"] * 3
-    ].tolist()
+    read = records.sorted.enqueued
+    found: list[int] = read["seq"][read["bytes"] != read["seq"] * 3].tolist()
     return found
 
 
-@pytest.mark.parametrize("more", [1, 100, 101, 102, 165, 200, RECORDS, RECORDS + 101, 1000])
+@pytest.mark.parametrize("more", [1, 101, 165, RECORDS + 101])
 def test_record_that_changes_while_it_is_copied_is_dropped(path: Path, more: int) -> None:
     records = read_while_written(path, more)
     first = min(more + draining.SLACK + 1, RECORDS)
@@ -209,19 +198,16 @@ def test_record_that_changes_while_it_is_copied_is_dropped(path: Path, more: int
     assert (numbers(records), records.lost) == (list(range(first, RECORDS)), first)
 
 
-def test_without_the_second_look_the_same_reader_gives_a_torn_record(
+def test_without_the_second_look_a_record_is_torn_and_one_that_is_announced_late_is_dropped_too(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(draining, "_first_untouched", lambda ring, head: head - RECORDS)
-    assert torn(read_while_written(path, 101)) == [100]
-
-
-def test_record_that_is_announced_late_is_dropped_too(path: Path) -> None:
-    """A weakly ordered processor: the writer is ahead of the head that we see, by less than the slack."""
+    with monkeypatch.context() as patch:
+        patch.setattr(draining, "_first_untouched", lambda ring, head: head - RECORDS)
+        assert torn(read_while_written(path, 101)) == [100]
+    # A weakly ordered processor: the writer is ahead of the head that we see, by less than the slack.
     forged = Forged()
     forged.append(1, RECORDS)
-    for ahead in range(RECORDS, RECORDS + draining.SLACK):
-        forged.put(1, ahead)
-    with open_ring(forged.write(path)) as ring:
+    forged.put(1, *range(RECORDS, RECORDS + draining.SLACK))
+    with open_ring(forged.write(path.with_name("b.ring"))) as ring:
         records = ring.read_records()
     assert (torn(records), numbers(records)) == ([], list(range(draining.SLACK + 1, RECORDS)))

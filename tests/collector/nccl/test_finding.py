@@ -83,27 +83,21 @@ def test_directory_comes_and_goes_with_its_container(host: Path, directories: Ri
     assert found not in directories.scan(3 * SCAN_NS, set())
 
 
-def test_directory_in_shared_memory_may_belong_to_anybody_but_not_be_open_to_all(
+@pytest.mark.needs_root
+def test_directory_in_shared_memory_may_be_anybodys_but_not_open_to_all_and_that_of_the_host_must_be_roots(
     host: Path, directories: RingDirectories
 ) -> None:
-    inside = contain(host)
-    inside.chmod(0o777)
-    assert files(directories) == []
-    (complaint,) = directories.complaints
-    assert "not sticky" in complaint
-    inside.chmod(0o1777)
-    if os.geteuid() == 0:
-        os.chown(inside, 12_345, 12_345)
-    assert files(directories, SCAN_NS) == [inside / "7-1.ring"]
-
-
-@pytest.mark.needs_root
-def test_directory_of_the_host_must_be_roots(host: Path, directories: RingDirectories) -> None:
-    usual = host / USUAL.relative_to("/")
+    usual, inside = host / USUAL.relative_to("/"), contain(host)
     forge(usual / "1-1.ring")
+    inside.chmod(0o777)
     os.chown(usual, 12_345, 12_345)
     assert files(directories) == []
-    assert "belongs to uid 12345" in directories.complaints[0]
+    of_host, of_container = directories.complaints
+    assert "belongs to uid 12345" in of_host
+    assert "not sticky" in of_container
+    inside.chmod(0o1777)
+    os.chown(inside, 12_345, 12_345)
+    assert files(directories, SCAN_NS) == [inside / "7-1.ring"]
 
 
 def test_file_is_removed_only_while_its_name_means_the_same(host: Path, directories: RingDirectories) -> None:

@@ -1,8 +1,8 @@
 """What a ring file says of its process: told as it is, as far as it can be true."""
 
 import os
-from collections.abc import Callable
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -83,9 +83,8 @@ def refusal(path: Path, forged: Forged) -> str:
 
 
 def test_file_of_the_plugins_own_size_is_opened(tmp_path: Path) -> None:
-    sizes = Sizes(
-        18, wire.CLOCK_PAIRS, wire.COMMS, wire.ROWS, wire.RING_RECORDS, wire.RING_OPERATIONS, wire.RING_TRANSFERS
-    )
+    per_ring = wire.RING_RECORDS, wire.RING_OPERATIONS, wire.RING_TRANSFERS
+    sizes = Sizes(18, wire.CLOCK_PAIRS, wire.COMMS, wire.ROWS, *per_ring)
     with open_ring(forge(tmp_path / "a.ring", sizes=sizes)) as ring:
         assert ring.read_records().lost == 0
         assert len(ring.live().transfers) == 0
@@ -98,56 +97,34 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("section", SECTIONS)
-def test_section_that_cannot_be_is_refused_by_name(tmp_path: Path, section: str) -> None:
-    for field, values in WRONG.items():
-        for value in values:
-            forged = Forged()
-            forged.header[section][field] = value
-            assert section in refusal(tmp_path / "a.ring", forged), (field, value)
+def test_section_that_cannot_be_is_refused_by_name(tmp_path: Path) -> None:
+    wrong = [(field, value) for field, values in WRONG.items() for value in values]
+    for section, (field, value) in product(SECTIONS, wrong):
+        forged = Forged()
+        forged.header[section][field] = value
+        assert section in refusal(tmp_path / "a.ring", forged), (field, value)
 
 
-def behind_the_file(forged: Forged) -> None:
-    forged.header["transfers"]["offset"] += wire.PAGE
+def test_sections_that_do_not_fit_the_file_or_each_other_are_refused(tmp_path: Path) -> None:
+    usual = Forged().header
+    sizes = [(name, "count", int(usual[name]["count"]) - 1) for name in ("records", "operations", "transfers")]
+    unfit = dict.fromkeys(sizes, "for 2 rings")
+    unfit["transfers", "offset", int(usual["transfers"]["offset"]) + wire.PAGE] = "has its transfers at "
+    unfit["rows", "offset", int(usual["comms"]["offset"]) + 8] = "has comms and rows in one place"
+    for (section, field, value), problem in unfit.items():
+        forged = Forged()
+        forged.header[section][field] = value
+        assert problem in refusal(tmp_path / "a.ring", forged)
 
 
-def in_one_place(forged: Forged) -> None:
-    forged.header["rows"]["offset"] = forged.header["comms"]["offset"] + 8
-
-
-def one_less(name: str) -> Callable[[Forged], None]:
-    def change(forged: Forged) -> None:
-        forged.header[name]["count"] -= 1
-
-    return change
-
-
-def claiming(file_bytes: int) -> Callable[[Forged], None]:
-    def change(forged: Forged) -> None:
-        forged.header["file_bytes"] = file_bytes
-
-    return change
-
-
-@pytest.mark.parametrize(
-    ("change", "problem"),
-    [
-        (behind_the_file, "has its transfers at "),
-        (in_one_place, "has comms and rows in one place"),
-        *((one_less(name), "for 2 rings") for name in ("records", "operations", "transfers")),
-        *((claiming(size), f"says it has {size} bytes") for size in (0, 1 << 20, (1 << 64) - 1)),
-    ],
-)
-def test_sections_that_do_not_fit_the_file_or_each_other_are_refused(
-    tmp_path: Path, change: Callable[[Forged], None], problem: str
+def test_ring_too_short_to_be_read_in_time_and_a_file_that_is_not_as_long_as_it_says_are_refused(
+    tmp_path: Path,
 ) -> None:
-    forged = Forged()
-    change(forged)
-    assert problem in refusal(tmp_path / "a.ring", forged)
-
-
-def test_ring_too_short_to_be_read_in_time_and_a_file_that_was_cut_are_refused(tmp_path: Path) -> None:
     assert "rings of less than 256" in refusal(tmp_path / "a.ring", Forged(Sizes(records=128)))
+    for size in (0, 1 << 20, (1 << 64) - 1):
+        forged = Forged()
+        forged.header["file_bytes"] = size
+        assert f"says it has {size} bytes" in refusal(tmp_path / "a.ring", forged)
     path = forge(tmp_path / "b.ring")
     os.truncate(path, path.stat().st_size - 1)
     with pytest.raises(BadRing, match="says it has"):
@@ -170,8 +147,7 @@ def test_longer_elements_of_a_later_version_are_read_as_far_as_we_know_them(tmp_
     forged.append(1, 300)
     forged.table("comms")[["incarnation", "id"]][2] = (1, 77)
     with open_ring(forged.write(tmp_path / "a.ring")) as ring:
-        assert ring.read_records().sorted.enqueued["seq"].tolist() == list(
-            range(300 - (forged.sizes.records - 65), 300)
-        )
+        read = ring.read_records().sorted.enqueued["seq"].tolist()
+        assert read == list(range(300 - (forged.sizes.records - 65), 300))
         assert ring.clock().to_unix_ns([2_000]).tolist() == [1_700_000_000_000_002_000]
         assert ring.communicators()[["index", "id"]].tolist() == [(2, 77)]

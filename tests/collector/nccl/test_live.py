@@ -72,14 +72,6 @@ def test_rings_count_from_the_first_thread_that_took_them(path: Path) -> None:
     assert live_in(forged, path).operations["handle"].tolist() == [1000 + second_ring]
 
 
-def test_operation_with_forged_codes_is_unknown(path: Path) -> None:
-    forged = Forged()
-    operation(forged, 0, open=1, row=99, comm=77, func=99, dtype=99, algo=99, proto=99)
-    (found,) = live_in(forged, path).operations
-    assert [int(found[name]) for name in ("func", "dtype", "algo", "proto")] == [0, 0, 0, 0]
-    assert (int(found["row"]), int(found["comm"])) == (wire.BUSY, wire.NO_COMM)
-
-
 def test_transfer_is_open_until_it_has_an_end_where_an_operation_is_under_way(path: Path) -> None:
     forged = Forged()
     table = forged.table("transfers")
@@ -92,9 +84,12 @@ def test_transfer_is_open_until_it_has_an_end_where_an_operation_is_under_way(pa
     assert live.transfers[["handle", "wait"]].tolist() == [(33, wire.WAIT_PEER << 56 | 1234)]
 
 
-def test_wait_that_nobody_knows_is_unknown_and_keeps_its_time(path: Path) -> None:
+def test_operation_with_forged_codes_is_unknown_and_so_is_a_forged_wait_which_keeps_its_time(path: Path) -> None:
     forged = Forged()
-    operation(forged, 0, open=1)
+    operation(forged, 0, open=1, row=99, comm=77, func=99, dtype=99, algo=99, proto=99)
+    (found,) = live_in(forged, path).operations
+    assert [int(found[name]) for name in ("func", "dtype", "algo", "proto")] == [0, 0, 0, 0]
+    assert (int(found["row"]), int(found["comm"])) == (wire.BUSY, wire.NO_COMM)
     one = forged.table("transfers")[:1]
     one["handle"], one["wait"], one["comm"] = 11, len(wire.WAITS) << 56 | 1234, 99
     one["ahead"]["wait"], one["ahead"]["state"] = 200, 3
@@ -117,26 +112,19 @@ def test_communicators_in_use_come_with_their_place(path: Path) -> None:
 
 
 @pytest.mark.parametrize("handles", [(7, 7, 7), (7, 7, 8), (7, 7, 0), (0, 7, 7), (6, 7, 7), (7, 8, 7)])
-def test_transfer_counts_only_when_it_was_the_same_before_during_and_after_the_copy(
+def test_transfer_counts_only_when_it_was_the_same_before_during_and_after_the_copy_and_did_not_close(
     path: Path, handles: tuple[int, ...]
 ) -> None:
     forged = Forged()
     operation(forged, 0, open=1)
-    contents = []
+    table, contents = forged.table("transfers"), []
     for handle in handles:
-        forged.table("transfers")["handle"][1] = handle
-        contents.append(forged.table("transfers").copy())
-    file = ChangingFile(forged.write(path), int(forged.header["transfers"]["offset"]), contents)
-    with RingFile(file) as ring:
+        table["handle"][1] = handle
+        contents.append(table.copy())
+    with RingFile(ChangingFile(forged.write(path), int(forged.header["transfers"]["offset"]), contents)) as ring:
         assert ring.live().transfers["handle"].tolist() == [7] * (handles == (7, 7, 7))
-
-
-def test_transfer_that_closes_while_we_look_is_not_open(path: Path) -> None:
-    forged = Forged()
-    operation(forged, 0, open=1)
-    forged.table("transfers")["handle"][1:3] = 7, 8
-    before = forged.table("transfers").copy()
-    forged.table("transfers")["last_ticks"][1] = 99
-    file = ChangingFile(forged.write(path), int(forged.header["transfers"]["offset"]), [before])
-    with RingFile(file) as ring:
+    table["handle"][1:3] = 7, 8
+    before = table.copy()
+    table["last_ticks"][1] = 99
+    with RingFile(ChangingFile(forged.write(path), int(forged.header["transfers"]["offset"]), [before])) as ring:
         assert ring.live().transfers["handle"].tolist() == [8]

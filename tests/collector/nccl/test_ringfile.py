@@ -2,6 +2,7 @@
 
 import os
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +37,9 @@ def test_status_is_as_the_plugin_wrote_it_and_one_that_cannot_be_is_refused(tmp_
                 ring.status()
 
 
-def test_request_has_a_new_stamp_each_time_that_is_never_zero_and_nonsense_is_not_written(tmp_path: Path) -> None:
+def test_request_has_a_new_stamp_written_last_that_is_never_zero_and_nonsense_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     forged = Forged()
     path = forged.write(tmp_path / "a.ring")
     with open_ring(path) as ring:
@@ -52,21 +55,16 @@ def test_request_has_a_new_stamp_each_time_that_is_never_zero_and_nonsense_is_no
         forged.write(path)
         ring.request(wire.TRACE, 65_536, 1)
         assert request_in(path, forged) == (1, wire.TRACE, 65_536, 1)
-
-
-def test_fields_of_a_request_are_written_before_its_stamp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    forged = Forged()
-    offset = int(forged.header["requests"]["offset"])
-    written: list[int] = []
-    monkeypatch.setattr(os, "pwrite", lambda _, content, at: written.extend(range(at, at + len(content))))
-    with open_ring(forged.write(tmp_path / "a.ring")) as ring:
+        offset, written = int(forged.header["requests"]["offset"]), list[int]()
+        monkeypatch.setattr(os, "pwrite", lambda _, content, at: written.extend(range(at, at + len(content))))
         ring.request(wire.OFF, 0, 0)
     assert written == [*range(offset + 4, offset + 16), *range(offset, offset + 4)]
 
 
-def test_request_never_goes_into_a_file_that_took_the_place_of_ours(tmp_path: Path) -> None:
-    forged = Forged()
-    path = forged.write(tmp_path / "a.ring")
+def test_request_never_goes_into_a_file_that_took_the_place_of_ours_nor_makes_one_grow_again_that_was_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = forge(tmp_path / "a.ring")
     with open_ring(path) as ring:
         other = forge(tmp_path / "other")
         before = other.read_bytes()
@@ -78,24 +76,17 @@ def test_request_never_goes_into_a_file_that_took_the_place_of_ours(tmp_path: Pa
         path.symlink_to(forge(tmp_path / "third"))
         with pytest.raises(BadRing, match="symbolic links"):
             ring.request(wire.OFF, 0, 0)
+    shrinking, pwrite = forge(tmp_path / "b.ring"), os.pwrite
 
-
-def test_request_does_not_make_a_file_grow_again_that_was_cut(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    forged = Forged()
-    path = forged.write(tmp_path / "a.ring")
-    pwrite = os.pwrite
-
-    def cut_and_write(descriptor: int, content: bytes, at: int) -> int:
+    def write_and_cut(descriptor: int, content: bytes, at: int) -> int:
         pwrite(descriptor, content, at)
-        os.truncate(path, 100)
+        os.truncate(shrinking, 100)
         return len(content)
 
-    monkeypatch.setattr(os, "pwrite", cut_and_write)
-    with open_ring(path) as ring, pytest.raises(BadRing, match="was cut"):
+    monkeypatch.setattr(os, "pwrite", write_and_cut)
+    with open_ring(shrinking) as ring, pytest.raises(BadRing, match="was cut"):
         ring.request(wire.OFF, 0, 0)
-    assert path.stat().st_size == 100
+    assert shrinking.stat().st_size == 100
 
 
 def read_everything(ring: RingFile) -> int:
@@ -133,7 +124,8 @@ def try_to_read(path: Path, content: bytes) -> None:
         read_everything(ring)
 
 
-def well_filled() -> Forged:
+@cache
+def well_filled() -> bytes:
     forged = Forged()
     forged.header["clock_kind"] = wire.CLOCK_TSC
     forged.set_clock([(number * 2_000, 10**18 + number * 1_000) for number in range(70)])
@@ -144,7 +136,7 @@ def well_filled() -> Forged:
     forged.table("operations")["handle"] = 9
     forged.table("comms")["incarnation"] = 1
     forged.table("rows")["key"] = 2 << 40 | 1 << 32
-    return forged
+    return bytes(forged.content)
 
 
 NUMBERS = st.sampled_from([0, 1, 2, 7, 0x7F, 0x80, 0xFF])
@@ -152,17 +144,17 @@ NUMBERS = st.sampled_from([0, 1, 2, 7, 0x7F, 0x80, 0xFF])
 
 @given(changes=st.lists(st.tuples(st.integers(0, wire.HEADER.itemsize - 1), NUMBERS), max_size=6))
 def test_no_header_does_harm(tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[int, int]]) -> None:
-    forged = well_filled()
+    content = bytearray(well_filled())
     for index, value in changes:
-        forged.content[index] = value
-    try_to_read(tmp_path_factory.getbasetemp() / "header.ring", bytes(forged.content))
+        content[index] = value
+    try_to_read(tmp_path_factory.getbasetemp() / "header.ring", bytes(content))
 
 
 @given(seed=st.integers(0, 2**32 - 1), share=st.sampled_from([1e-4, 1e-2, 0.5, 1.0]), keep_header=st.booleans())
 def test_no_corruption_does_harm(
     tmp_path_factory: pytest.TempPathFactory, seed: int, share: float, keep_header: bool
 ) -> None:
-    content = np.frombuffer(well_filled().content, np.uint8).copy()
+    content = np.frombuffer(well_filled(), np.uint8).copy()
     random = np.random.default_rng(seed)
     is_hit = random.random(len(content)) < share
     is_hit[: wire.PAGE] &= not keep_header
@@ -174,5 +166,5 @@ def test_no_corruption_does_harm(
 def test_no_other_file_does_harm(
     tmp_path_factory: pytest.TempPathFactory, content: bytes, begins_right: bool
 ) -> None:
-    head = bytes(well_filled().content[:16]) if begins_right else b""
+    head = well_filled()[:16] if begins_right else b""
     try_to_read(tmp_path_factory.getbasetemp() / "other.ring", head + content)

@@ -1,8 +1,5 @@
 """The reader draws the same lots as the plugin."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,26 +10,18 @@ from collector.nccl.operations import learn_operations
 from collector.nccl.ringfile import open_ring
 from collector.nccl.snapshot import take_reading
 from lockstep import wire
-from tests.conftest import REPO
-from tests.waiting import eventually
+from tests.collector.sources.imitated_rings import do_more, resting
 
 
 def test_operations_that_the_plugin_sampled_are_those_with_the_lowest_lots(
     tmp_path: Path, plugin_library: Path
 ) -> None:
-    reported = {"LOCKSTEP_RING_DIR": str(tmp_path), "LOCKSTEP_DETAIL": "steps", "LOCKSTEP_SAMPLE": "0.25"}
-    reported |= {"LOCKSTEP_BUDGET": "0", "LOCKSTEP_RING_MIB": "4"}
-    command = [sys.executable, "-m", "tests.fixtures.live_job", str(plugin_library)]
-    with subprocess.Popen(
-        command, cwd=REPO, env=os.environ | reported, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as job:
-        assert job.stdout is not None
-        assert job.stdout.readline() == "running\n"
+    about = {"LOCKSTEP_DETAIL": "steps", "LOCKSTEP_SAMPLE": "0.25", "LOCKSTEP_BUDGET": "0"}
+    with resting(plugin_library, tmp_path, 301, **about) as job:
+        do_more(job)
         (path,) = tmp_path.glob("*.ring")
         with open_ring(path) as ring:
-            eventually(lambda: int(ring.live().rows["enqueued"].max(initial=0)) > 300)
             reading = take_reading(ring)
-        job.kill()
     history = CommunicatorHistory()
     history.update(reading.communicators)
     records = reading.records.sorted.enqueued

@@ -7,12 +7,13 @@ from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 from structlog.testing import capture_logs
 
-from collector.sources import fabric_ports as fabric_scrape
+from collector.sources import fabric, fabric_ports
 from collector.sources.fabric import FabricSource
 from lockstep.arrow import schema_of
 from lockstep.clock import Clock
@@ -61,19 +62,18 @@ def rows_until(source: FabricSource, least: int = 1) -> list[Row]:
 
 def complaint_of(folder: Path, url: str, clock: Clock | None = None, **settings: object) -> str:
     """Return the one complaint that the log has about a target once it was asked twice in vain."""
-    with capture_logs() as logs, source_of(folder, toml_of(url, **settings), clock=clock) as source:
+    with (
+        patch.object(fabric._Scraper, "_ask", autospec=True, side_effect=fabric._Scraper._ask) as asked,
+        capture_logs() as logs,
+        source_of(folder, toml_of(url, **settings), clock=clock) as source,
+    ):
         source.read(T0, ())
-        eventually(lambda: source.failed_scrapes[url] >= 2)
+        eventually(lambda: asked.call_count > 2)
         assert source.read(T0, ()).tables["fabric_counters"].num_rows == 0
     # A thread of the test before, which nobody waits for, may still have a word about its own exporter.
     (line,) = [line for line in logs if line["event"] == SERVED and line["target"] == url]
     assert line["log_level"] == "warning"
     return str(line["problem"])
-
-
-def test_no_target_is_an_answer() -> None:
-    with closing(FabricSource("head")) as source, pytest.raises(NotPresent, match="no exporter of a switch is named"):
-        source.read(T0, ())
 
 
 def test_exporter_that_hangs_or_drips_delays_nobody_and_is_given_up(tmp_path: Path) -> None:
@@ -89,7 +89,9 @@ def test_exporter_that_hangs_or_drips_delays_nobody_and_is_given_up(tmp_path: Pa
         assert complaint_of(tmp_path, slow.url, HastyClock(), timeout_s=60) == "its answer took too long"
 
 
-def test_nobody_there_is_said_once(tmp_path: Path) -> None:
+def test_no_target_is_an_answer_and_nobody_there_is_said_once(tmp_path: Path) -> None:
+    with closing(FabricSource("head")) as source, pytest.raises(NotPresent, match="no exporter of a switch is named"):
+        source.read(T0, ())
     with socket.socket() as held:  # so that nobody else gets the port
         held.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{held.getsockname()[1]}/metrics"
@@ -103,7 +105,6 @@ def test_healthy_exporter_is_read_again_and_again_also_packed_with_gzip(tmp_path
     found = (first["host"], first["switch"], first["port"], first["rx_bytes"])
     assert found == ("head", "leaf1", "Eth1/1", 15 * 10**11)
     assert 0 < first["ts_ns"] < second["ts_ns"]
-    assert source.failed_scrapes == {switch.url: 0}
     assert switch.asked[0]["Accept-Encoding"] == "gzip"
 
 
@@ -176,7 +177,7 @@ def test_answer_that_is_none_is_refused_and_said_once(tmp_path: Path, answer: An
 
 
 def test_more_wanted_lines_than_are_kept_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fabric_scrape, "MOST_KEPT_BYTES", 500)
+    monkeypatch.setattr(fabric_ports, "MOST_KEPT_BYTES", 500)
     with exporter(says(SNMP)) as large:
         assert "of what the profile wants" in complaint_of(tmp_path, large.url)
         problem = complaint_of(tmp_path, large.url, ca_file=str(tmp_path / "ca.pem"))
@@ -187,7 +188,7 @@ def test_exporter_that_recovers_is_read_again_and_that_is_said(tmp_path: Path) -
     away = says("", status=503)
     with capture_logs() as logs, exporter(away) as switch, source_of(tmp_path, toml_of(switch.url)) as source:
         source.read(T0, ())
-        eventually(lambda: source.failed_scrapes[switch.url])
+        eventually(lambda: logs)
         switch.answer = says(SNMP)
         rows_until(source)
         eventually(lambda: any(line["log_level"] == "info" for line in logs))

@@ -1,11 +1,12 @@
 """GPUs are read through NVML as far as they report themselves; one that fails leaves the others alone."""
 
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
 from collector.sources.gpu import GpuSource, throttle_words
-from collector.sources.nvml import GpuIdentity, Quantity, Readings
+from collector.sources.nvml import GpuIdentity, NvmlLibrary, Quantity, Readings
 from lockstep.arrow import schema_of
 from lockstep.errors import NotPresent
 from lockstep.tables import TABLE_BY_NAME
@@ -16,7 +17,7 @@ HEALTHY |= {"ecc_corrected": 3, "ecc_uncorrected": 0, "nvlink_errors": 2, "pcie_
 HEALTHY |= {"rows_corrected": 0, "rows_uncorrected": 1, "rows_pending": 0, "rows_failed": 0}
 
 
-class FakeNvml:
+class FakeNvml(NvmlLibrary):
     """Stands in for NVML where there is no GPU: GPUs that report what a test wants, or are lost for a reason."""
 
     def __init__(self, count: int = 1) -> None:
@@ -98,9 +99,6 @@ def test_reasons_for_a_low_clock_are_words() -> None:
 
 
 def test_host_without_nvml_or_gpus_says_why_and_nvml_that_fails_is_an_error() -> None:
-    def fail() -> FakeNvml:
-        raise OSError("version mismatch")
-
     nvml = FakeNvml()
     nvml.is_away = True
     with pytest.raises(NotPresent, match="Driver Not Loaded"):
@@ -108,7 +106,7 @@ def test_host_without_nvml_or_gpus_says_why_and_nvml_that_fails_is_an_error() ->
     with pytest.raises(NotPresent, match="lists no GPU"):
         Host(FakeNvml(0)).events()
     with pytest.raises(OSError, match="version mismatch"):
-        GpuSource("h0", fail).read(T0, ())
+        GpuSource("h0", Mock(side_effect=OSError("version mismatch"))).read(T0, ())
 
 
 def test_gpu_is_introduced_once_and_an_exchanged_one_with_the_one_before() -> None:
@@ -141,19 +139,14 @@ def test_gpu_that_falls_off_the_bus_and_comes_back_is_reported_once_each_and_lea
     assert [host.kinds(), host.kinds()] == [["gpu_lost"], []], "it is not listed any more"
 
 
-def test_gpu_that_is_lost_from_the_beginning_is_reported_and_introduced_later() -> None:
-    nvml = FakeNvml()
+def test_gpu_lost_from_the_beginning_is_introduced_later_and_an_unloaded_driver_loses_all_once() -> None:
+    nvml = FakeNvml(2)
     nvml.lost[0] = "Unknown Error"
     host = Host(nvml)
-    assert host.events() == [("gpu_lost", "gpu:h0/0", "GPU 0 (never read) cannot be read: Unknown Error")]
+    lost, _ = host.events()
+    assert lost == ("gpu_lost", "gpu:h0/0", "GPU 0 (never read) cannot be read: Unknown Error")
     nvml.lost.clear()
     assert host.kinds() == ["gpu_seen"]
-
-
-def test_driver_that_is_unloaded_loses_all_gpus_once_and_gives_them_back() -> None:
-    nvml = FakeNvml(2)
-    host = Host(nvml)
-    host.events()
     nvml.is_away = True
     assert [host.kinds(), host.kinds()] == [["gpu_lost", "gpu_lost"], []]
     nvml.is_away = False
