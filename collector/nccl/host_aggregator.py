@@ -206,7 +206,6 @@ class HostAggregator:
             queue.give_up(origin)
 
     def _take_in(self, snapshots: Sequence[Snapshot], now_ns: int, share: int) -> JointReading:
-        """Learn everything that the readings hold."""
         joint = JointReading(snapshots)
         self._lose(overwritten=joint.lost)
         self._learn(joint, snapshots, share, now_ns)

@@ -135,7 +135,6 @@ class FollowedProcess:
         return min(max(self._cost_ns - before, 0), elapsed_ns * len(self.ring.position))
 
     def close(self) -> None:
-        """Let go of its file and of what is known of it."""
         self.aggregator.leave()
         self.ring.close()
 

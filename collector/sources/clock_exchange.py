@@ -141,7 +141,6 @@ class ClockResponder:
         return self._guard.refused
 
     def close(self) -> None:
-        """End the thread and close the socket."""
         self._stop.set()
         self._thread.join()
         self._socket.close()

@@ -91,7 +91,6 @@ class ClocksSource(PlainSource):
         return Reading(filled_tables_of(clocks=rows, events=events), watermark_ns=now_ns)
 
     def close(self) -> None:
-        """End the responder and close the sockets."""
         if self._comparing:
             self._comparing.close()
 

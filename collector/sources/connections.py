@@ -100,7 +100,6 @@ class ConnectionsSource:
         self._reported = {(device, inode): offset for device, inode, offset in json.loads(checkpoint)["logs"]}
 
     def close(self) -> None:
-        """Let go of the logs."""
         for files in self._files.values():
             files.close()
 
@@ -124,7 +123,6 @@ class ConnectionsSource:
         return processes
 
     def _read_logs(self, processes: Sequence[NcclProcess]) -> list[tuple[ProcessFiles, NewTroubles]]:
-        """Return what is new in the logs."""
         troubles: list[tuple[ProcessFiles, NewTroubles]] = []
         busy, size = 0, sum(files.report.size for files in self._files.values())
         for process in self._rotated(processes):

@@ -209,7 +209,6 @@ class Timeline:
         return self.unix_ns(self._done_ns)
 
     def begin(self, now_ns: int) -> None:
-        """Begin a read at this UNIX time."""
         self._now_ns = max(self._now_ns, self._monotonic_ns())
         offset_ns = now_ns - self._now_ns
         kept_ns = self._offset_ns

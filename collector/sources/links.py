@@ -164,7 +164,6 @@ class LinksSource(PlainSource):
         return Reading(tables_of(nic_counters=rows, events=events), watermark_ns=now_ns, is_urgent=bool(events))
 
     def close(self) -> None:
-        """End the subscription to changes."""
         if self._kernel:
             self._kernel.close()
         self._kernel = None

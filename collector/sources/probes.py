@@ -123,11 +123,10 @@ def _agrees(seen: Sequence[str], known: Sequence[str]) -> bool:
 
 def _describe_silence(each: Round) -> str:
     flow = each.flow
-    if each.ends_at_host:
-        return (
-            f"{flow.dst}/{flow.dst_nic} has never answered a {flow.proto} probe; its silence is not counted as loss"
-        )
-    return f"the switch before {flow.dst}/{flow.dst_nic} has never answered; its silence is not counted as loss"
+    who = f"{flow.dst}/{flow.dst_nic} has never answered a {flow.proto} probe"
+    if not each.ends_at_host:
+        who = f"the switch before {flow.dst}/{flow.dst_nic} has never answered"
+    return f"{who}; its silence is not counted as loss"
 
 
 _log = structlog.get_logger("probes")
@@ -199,7 +198,6 @@ class ProbesSource(PlainSource):
         return Reading(tables, watermark_ns=now_ns)
 
     def close(self) -> None:
-        """Close the sockets."""
         self._exchange.close()
 
     def _prepare(self) -> _Parts:

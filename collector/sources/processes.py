@@ -91,7 +91,6 @@ class ProcessesSource(PlainSource):
         return Reading(filled_tables_of(events=events), watermark_ns=now_ns, is_urgent=bool(events))
 
     def close(self) -> None:
-        """End the subscription to exits."""
         for subscription in (self._exits, self._end_times):
             if subscription:
                 subscription.close()

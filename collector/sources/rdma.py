@@ -57,7 +57,6 @@ class Rise:
 
 
 def load_rules() -> tuple[CounterRule, ...]:
-    """Return the rules that the package carries."""
     text = (files("collector") / "data/rdma_rules.toml").read_text()
     return tuple(CounterRule(**rule) for rule in tomllib.loads(text)["rule"])
 

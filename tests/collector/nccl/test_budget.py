@@ -1,4 +1,6 @@
-"""The share of operations with complete rows follows the budget, and every share holds the smaller ones."""
+"""The share of operations with complete rows follows the budget, and the plugin draws the same lots as we do."""
+
+from pathlib import Path
 
 import numpy as np
 from hypothesis import given
@@ -6,11 +8,14 @@ from hypothesis import strategies as st
 
 from collector.nccl.budget import WHOLE_SHARE, Allowance, Budget, grant, largest_share, lot_of, spend
 from collector.nccl.checkpoint import AggregatorState, Checkpoint, FileMemory, decode, encode
-from collector.nccl.communicators import Origin
+from collector.nccl.communicators import CommunicatorHistory, HostCommunicators, Origin
 from collector.nccl.draining import Cursor
-from collector.nccl.operations import KNOWN
+from collector.nccl.operations import KNOWN, learn_operations
+from collector.nccl.ringfile import open_ring
+from collector.nccl.snapshot import take_reading
 from lockstep import wire
 from lockstep.clock import NS_PER_S
+from tests.collector.sources.imitated_rings import do_more, resting
 
 BUDGET = Budget(rows=1_000, bytes=1 << 30)
 
@@ -88,3 +93,25 @@ def test_broken_checkpoint_is_nothing(noise: bytes, index: int) -> None:
     whole = encode(Checkpoint(7, 4096, {(1, 2, 3): MEMORY}))
     assert decode(noise) == Checkpoint()
     assert isinstance(decode(whole[:index] + noise + whole[index + len(noise) :]), Checkpoint)
+
+
+def test_operations_that_the_plugin_sampled_are_those_with_the_lowest_lots(
+    tmp_path: Path, plugin_library: Path
+) -> None:
+    about = {"LOCKSTEP_DETAIL": "steps", "LOCKSTEP_SAMPLE": "0.25", "LOCKSTEP_BUDGET": "0"}
+    with resting(plugin_library, tmp_path, 301, **about) as job:
+        do_more(job)
+        (path,) = tmp_path.glob("*.ring")
+        with open_ring(path) as ring:
+            reading = take_reading(ring)
+    history = CommunicatorHistory()
+    history.update(reading.communicators)
+    records = reading.records.sorted.enqueued
+    whose = np.zeros(len(records), np.int64)
+    members, found = HostCommunicators([history]).members_at(whose, records["comm"], records["ticks"])
+    assert found.all()
+    known = learn_operations(records, members, reading.clock.to_unix_ns(records["ticks"]), 0)
+    sampled = (known["flags"] & wire.FLAG_SAMPLED) != 0
+    assert len(known) > 300
+    assert 0.1 < sampled.mean() < 0.4
+    assert (sampled == (lot_of(known) < WHOLE_SHARE // 4)).all()

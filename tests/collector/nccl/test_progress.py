@@ -1,4 +1,4 @@
-"""Progress shows what is open, since when, and what holds it up."""
+"""Progress shows what is open, since when, what holds it up, and whether it is open much longer than is usual."""
 
 from typing import Any
 
@@ -6,7 +6,17 @@ import numpy as np
 import pytest
 
 from collector.nccl.communicators import CommunicatorHistory, HostCommunicators, Origins
-from collector.nccl.progress import progress_of, progress_rows, show
+from collector.nccl.operations import KNOWN
+from collector.nccl.progress import (
+    FLOOR_NS,
+    PATIENCE,
+    URGENT_NS,
+    UsualTimes,
+    mean_times,
+    progress_of,
+    progress_rows,
+    show,
+)
 from lockstep import wire
 from tests.builders import SECOND, T0
 from tests.collector.nccl.readings import (
@@ -88,3 +98,59 @@ def test_operation_that_has_not_begun_is_open_where_kernels_are_seen_of() -> Non
     assert (seen["oldest_open_ns"], seen["head_state"]) == (T0 + MS, "unknown")
     (unseen,) = reported(row(started=0, done=0), waiting, reports_kernels=False)
     assert (unseen["oldest_open_ns"], unseen["head_state"]) == (None, "unknown")
+
+
+def written(lasted_ns: int, count: int = 5, func: int = wire.ALL_REDUCE) -> np.ndarray:
+    made = np.zeros(count, KNOWN)
+    made["func"], made["peer"], made["index"] = func, -1, 3
+    made["enqueue_ns"], made["active_ns"] = T0, T0 + lasted_ns
+    return made
+
+
+def is_late(usual: UsualTimes, open_ns: int, operations: np.ndarray | None = None) -> bool:
+    shown = running(comm=3) if operations is None else operations
+    return bool(usual.judge(shown, np.array([T0]), T0 + open_ns).rows)
+
+
+def usual_after(*lasted_ns: int) -> UsualTimes:
+    usual = UsualTimes()
+    for one_ns in lasted_ns:
+        usual.learn(mean_times(written(one_ns))[0])
+    return usual
+
+
+@pytest.mark.parametrize(
+    ("lasted_ns", "in_time_ns", "late_ns"),
+    [
+        ((1_000,), FLOOR_NS, FLOOR_NS + 1),
+        ((SECOND,), PATIENCE * SECOND, PATIENCE * SECOND + 1),
+        ((SECOND, 2 * SECOND), round(PATIENCE * 1.15 * SECOND), round(PATIENCE * 1.25 * SECOND)),
+    ],
+    ids=["fast ones have a second", "slow ones some times their usual", "the usual follows slowly"],
+)
+def test_operation_is_overdue_beyond_its_usual_time(
+    lasted_ns: tuple[int, ...], in_time_ns: int, late_ns: int
+) -> None:
+    usual = usual_after(*lasted_ns)
+    assert not is_late(usual, in_time_ns)
+    assert is_late(usual, late_ns)
+
+
+def test_kind_of_which_nothing_is_known_has_a_second_and_what_has_not_begun_or_is_of_nobody_all_time() -> None:
+    usual = usual_after(SECOND)
+    assert is_late(usual, 2 * SECOND, running(comm=3, func=wire.BROADCAST))
+    assert not is_late(usual, 100 * SECOND, running(comm=3, open=0))
+    assert not is_late(usual, 100 * SECOND, running(comm=wire.NO_COMM))
+
+
+def test_hang_is_urgent_only_while_it_is_new() -> None:
+    usual = UsualTimes()
+    begin = T0 + 2 * SECOND
+    states = [
+        usual.judge(running(comm=3), np.array([T0]), begin + passed)
+        for passed in (0, URGENT_NS - 1, URGENT_NS, 2 * URGENT_NS)
+    ]
+    assert [state.is_urgent for state in states] == [True, True, False, False]
+    assert all(state.rows == {(3, wire.ALL_REDUCE, -1)} for state in states)
+    usual.judge(running()[:0], np.empty(0, np.int64), begin + 3 * URGENT_NS)  # it went on
+    assert usual.judge(running(comm=3), np.array([T0]), begin + 4 * URGENT_NS).is_urgent
