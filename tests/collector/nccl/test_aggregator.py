@@ -156,13 +156,13 @@ def test_seconds_are_reported_once_and_what_is_late_counts_in_the_next_with_its_
     aggregator.fold(reading(), T0 + 2 * SECOND + CLOSED)
     late = enqueued(1), transfer(1)
     on_time = enqueued(2, ticks=2 * SECOND), transfer(2, first_ticks=2 * SECOND, duration=5 * MS)
-    reported = only(aggregator.fold(reading(*late, *on_time), T0 + 4 * SECOND + CLOSED), "op_stats")
-    assert (reported["ts_ns"], reported["n"], reported["late_n"]) == (T0 + 2 * SECOND, 2, 1)
-    assert (reported["dur_sum_ns"], reported["dur_max_ns"]) == (8 * MS, 5 * MS)
+    stats = only(aggregator.fold(reading(*late, *on_time), T0 + 4 * SECOND + CLOSED), "op_stats")
+    assert (stats["ts_ns"], stats["n"], stats["late_n"]) == (T0 + 2 * SECOND, 2, 1)
+    assert (stats["dur_sum_ns"], stats["dur_max_ns"]) == (8 * MS, 5 * MS)
     later = enqueued(3, ticks=5 * SECOND), transfer(3, first_ticks=5 * SECOND)
     aggregator.fold(reading(*later), T0 + 5 * SECOND + CLOSED)
-    reported = only(aggregator.fold(reading(), T0 + 7 * SECOND + CLOSED), "op_stats")
-    assert reported["gap_sum_ns"] == 3 * SECOND - 5 * MS
+    stats = only(aggregator.fold(reading(), T0 + 7 * SECOND + CLOSED), "op_stats")
+    assert stats["gap_sum_ns"] == 3 * SECOND - 5 * MS
 
 
 def test_memory_is_bounded_and_what_is_dropped_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,15 +55,12 @@ STATES = {wire.WAIT_GPU: "gpu_wait", wire.WAIT_PEER: "peer_wait", wire.WAIT_WIRE
 STATES |= {wire.WAIT_FLUSH: "flush", wire.WAIT_RECV_GPU: "recv_gpu_wait", wire.WAIT_UNKNOWN: "unknown"}
 
 
-@pytest.mark.parametrize(("code", "state"), STATES.items())
-def test_open_operation_is_described_and_its_head_waits_for_what_the_table_says(code: int, state: str) -> None:
-    (found,) = reported(row(), running(), moving(wait=code))
-    assert (found["open_bytes"], found["open_dtype"], found["open_algo"]) == (1 << 20, "ncclFloat32", "RING")
-    assert (found["oldest_open_ns"], found["head_state"]) == (T0 + MS, state)
-    assert found["head_peer"] == (None if code == wire.WAIT_UNKNOWN else 1)
-
-
-def test_transfer_that_has_waited_longest_holds_the_oldest_operation_up() -> None:
+def test_open_operation_is_described_and_held_up_by_the_transfer_that_has_waited_longest() -> None:
+    for code, state in STATES.items():
+        (found,) = reported(row(), running(), moving(wait=code))
+        assert (found["open_bytes"], found["open_dtype"], found["open_algo"]) == (1 << 20, "ncclFloat32", "RING")
+        assert (found["oldest_open_ns"], found["head_state"]) == (T0 + MS, state)
+        assert found["head_peer"] == (None if code == wire.WAIT_UNKNOWN else 1)
     newer = running(2, enqueue_ticks=9 * MS, bytes=5)
     transfers = [moving(1, wire.WAIT_WIRE, 4 * MS, peer=1), moving(1, wire.WAIT_RECV, 3 * MS, peer=2, channel=6)]
     other = moving(2, wire.WAIT_GPU, 2 * MS, peer=3)
@@ -82,7 +79,7 @@ def test_rows_of_other_peers_and_functions_are_not_mixed_up_and_the_channel_of_a
     assert found["head_state"] == "unknown"
 
 
-def test_operation_enqueued_while_detail_was_off_marks_its_row_and_is_not_open() -> None:
+def test_operation_enqueued_while_detail_was_off_is_not_open_and_one_not_begun_is_where_kernels_are_seen() -> None:
     dark = running(2, open=0, began=0, flags=wire.FLAG_SEQ_VALID | wire.FLAG_UNTIMED)
     (found,) = reported(row(done=2), dark)
     assert (found["untimed"], found["head_state"], found["oldest_open_ns"]) == (True, "idle", None)
@@ -90,9 +87,6 @@ def test_operation_enqueued_while_detail_was_off_marks_its_row_and_is_not_open()
     assert (found["untimed"], found["oldest_open_ns"]) == (True, T0 + MS)
     (found,) = reported(row(), running())
     assert not found["untimed"]
-
-
-def test_operation_that_has_not_begun_is_open_where_kernels_are_seen_of() -> None:
     waiting = running(open=0, began=0)
     (seen,) = reported(row(started=0, done=0), waiting)
     assert (seen["oldest_open_ns"], seen["head_state"]) == (T0 + MS, "unknown")

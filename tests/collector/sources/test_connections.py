@@ -181,7 +181,7 @@ def test_collector_that_starts_again_reports_connections_and_not_the_same_warnin
 
 
 # A keepalive, storage, the store of torch, a NIC that NCCL does not use.
-OTHERS = [{"bytes_sent": 1_000}, {"rport": 443}, {"lport": 29_500}, {"local": "10.9.9.9"}]
+OTHERS: list[dict[str, Any]] = [{"bytes_sent": 1_000}, {"rport": 443}, {"lport": 29_500}, {"local": "10.9.9.9"}]
 
 
 def test_socket_that_sends_bulk_data_gives_the_connection_its_port_and_others_are_not_nccls(
