@@ -163,7 +163,7 @@ def test_exporter_that_hangs_or_drips_delays_nobody_and_is_given_up(tmp_path: Pa
             eventually(lambda: stuck.asked and slow.asked)
             rows_until(source, 4)
             assert (len(stuck.asked), len(slow.asked)) == (1, 1)
-        assert complaint_of(tmp_path, stuck.url, timeout_s=2).startswith("ReadTimeout")
+        assert complaint_of(tmp_path, stuck.url, timeout_s=1).startswith("ReadTimeout")
         # On a hasty clock the whole answer may take 0.6 s, and each byte, which httpx times by itself, a minute.
         assert complaint_of(tmp_path, slow.url, HastyClock(), timeout_s=60) == "its answer took too long"
 
@@ -177,7 +177,7 @@ def test_no_target_is_an_answer_and_nobody_there_is_said_once(tmp_path: Path) ->
         assert complaint_of(tmp_path, url).startswith("ConnectError")
 
 
-def test_healthy_exporter_is_read_again_and_again_also_packed_with_gzip(tmp_path: Path) -> None:
+def test_healthy_exporter_is_read_again_and_again_also_packed_with_gzip_or_in_openmetrics(tmp_path: Path) -> None:
     answer = packed(gzip.compress(SNMP.encode()))
     with exporter(answer) as switch, source_of(tmp_path, toml_of(switch.url)) as source:
         first, second = rows_until(source, 2)[:2]
@@ -185,9 +185,6 @@ def test_healthy_exporter_is_read_again_and_again_also_packed_with_gzip(tmp_path
     assert found == ("head", "leaf1", "Eth1/1", 15 * 10**11)
     assert 0 < first["ts_ns"] < second["ts_ns"]
     assert switch.asked[0]["Accept-Encoding"] == "gzip"
-
-
-def test_openmetrics_is_read(tmp_path: Path) -> None:
     lines = SNMP.replace("ifHCInOctets{", "ifHCInOctets_total{").replace("ifHCOutOctets{", "ifHCOutOctets_total{")
     kept = "\n".join(line for line in lines.splitlines() if any(word in line for word in ("Octets", "ifOperStatus")))
     strict = says(kept.strip() + "\n# EOF\n", Content_Type="application/openmetrics-text; version=1.0.0")
@@ -246,7 +243,7 @@ def packed(body: bytes) -> Answer:
         (packed(b"not gzip"), "its answer "),
         (packed(gzip.compress(SNMP.encode(), mtime=0)[:-9]), "its answer "),
         (says(b"", Content_Encoding="br"), "its answer is packed as 'br', which nobody asked for"),
-        (packed(gzip.compress(b"#\n" * (10 << 20))), "its answer is larger than 1 MiB"),
+        (packed(gzip.compress(b"#\n" * (1 << 20))), "its answer is larger than 1 MiB"),
         (endless, "its answer is larger than 1 MiB"),
     ],
 )

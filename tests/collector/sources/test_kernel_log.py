@@ -98,6 +98,11 @@ def test_new_line_becomes_an_event_at_its_time(host: Host) -> None:
     expected |= {"component": "gpu:h0/0000:41:00.0", "severity": "critical", "message": message}
     expected |= {"detail": '{"xid": 79, "blame": "hardware"}'}
     assert row == dict.fromkeys(("rank", "pid", "signal", "exit_code")) | expected
+    whole = record(3, 1_001.5)
+    host.say(whole[:20])
+    assert host.read(after_s=1) == [], "a line that is still being written waits for its end"
+    host.say(whole[20:])
+    assert len(host.read(after_s=1)) == 1
 
 
 def test_lines_from_before_the_first_read_keep_their_time_and_are_marked(host: Host) -> None:
@@ -107,15 +112,6 @@ def test_lines_from_before_the_first_read_keep_their_time_and_are_marked(host: H
     assert [row["message"] for row in rows] == [BEFORE + OOM] * 2
     host.say(record(3, 1_000.5))
     assert [row["message"] for row in host.read(after_s=1)] == [OOM]
-
-
-def test_line_that_is_still_being_written_waits_for_its_end(host: Host) -> None:
-    whole = record(1, 1_000.5)
-    host.read()
-    host.say(whole[:20])
-    assert host.read(after_s=1) == []
-    host.say(whole[20:])
-    assert len(host.read(after_s=1)) == 1
 
 
 def test_plain_file_is_read_too_also_where_a_read_ends_inside_a_line_and_behind_garbage(tmp_path: Path) -> None:
