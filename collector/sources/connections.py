@@ -57,7 +57,7 @@ class _Known:
     """What is known of one process."""
 
     files: ProcessFiles
-    looks: int = 0
+    polls: int = 0
     complaints: dict[str, str] = field(default_factory=dict)  # by topic
     settled: object = None  # of what all rows were sent, until something changes
 
@@ -115,7 +115,7 @@ class ConnectionsSource:
         for process in processes:
             if (key := _key(process)) not in self._known:
                 self._known[key] = _Known(ProcessFiles(self._root / "proc", process, self._reported))
-            self._known[key].looks += 1
+            self._known[key].polls += 1
         alive = {_key(process) for process in processes}
         gone = [self._known.pop(key).files for key in self._known.keys() - alive]
         self._sent.forget_all_but(alive)
@@ -201,7 +201,7 @@ class ConnectionsSource:
         rows = rows_of_graph(owner, uses, files.read_device_names(), nics, transport) if uses else {}
         comms = files.report.comms.comms
         is_sure = process.holds_ring or bool(comms)
-        if rows or not may_guess or not is_sure or known.looks < _PATIENCE:
+        if rows or not may_guess or not is_sure or known.polls < _PATIENCE:
             return rows
         return rows_of_nic(owner, {comm.gpu for comm in comms}, nics, transport)
 

@@ -82,9 +82,10 @@ class RuleWatch:
             return None
         self._remember(now_ns, value)
         begin_ns, before = self._samples[0]
-        rise = Rise(self._rule, before, value, now_ns - begin_ns)
-        was_rising, self._is_rising = self._is_rising, _is_too_fast(rise)
-        return rise if self._is_rising and not was_rising else None
+        window_ns, lasted_ns = self._rule.window_ns, now_ns - begin_ns
+        was_rising = self._is_rising
+        self._is_rising = (value - before) * window_ns > self._rule.threshold * max(lasted_ns, window_ns)
+        return Rise(self._rule, before, value, lasted_ns) if self._is_rising and not was_rising else None
 
     def _remember(self, now_ns: int, value: int) -> None:
         self._newest = (now_ns, value)
@@ -93,11 +94,6 @@ class RuleWatch:
         # Reads come a little early or late, so the sample to compare with is the last one at least a window old.
         while len(self._samples) > 1 and self._samples[1][0] <= now_ns - self._rule.window_ns:
             self._samples.popleft()
-
-
-def _is_too_fast(rise: Rise) -> bool:
-    window_ns = rise.rule.window_ns
-    return (rise.after - rise.before) * window_ns > rise.rule.threshold * max(rise.duration_ns, window_ns)
 
 
 class PortWatch:
@@ -146,8 +142,7 @@ class PortWatch:
         events = []
         for rule, watch in self._watches:
             value = port.counters.get(rule.counter)
-            rise = watch.observe(now_ns, value) if value is not None else None
-            if rise:
+            if value is not None and (rise := watch.observe(now_ns, value)):
                 events.append(self._reporter.report(now_ns, rule.counter, rule.severity, f"{self._name}: {rise}"))
         return events
 

@@ -119,7 +119,9 @@ def test_ring_of_its_own_job_is_followed_until_it_turns_bad_and_others_are_refus
     assert set(follower.rows) == {"events"}
 
 
-def test_garbage_and_what_nobody_holds_are_refused_once_and_removed_in_the_end(tmp_path: Path) -> None:
+def test_garbage_and_what_nobody_holds_are_refused_once_hide_nobody_and_are_removed_in_the_end(
+    tmp_path: Path,
+) -> None:
     rings = make_root(tmp_path)
     (rings / "a.ring").write_bytes(b"x" * 10_000)
     (rings / "a.ring").chmod(0o600)
@@ -127,9 +129,11 @@ def test_garbage_and_what_nobody_holds_are_refused_once_and_removed_in_the_end(t
     os.mkfifo(rings / "c.ring", 0o600)
     (rings / "d.ring").touch(0o600)  # its writer has only begun
     abandoned = forge(rings / "e.ring")
-    with following(tmp_path) as follower:
+    with following(tmp_path) as follower, held(rings / "1-1.ring") as pid:
+        show_process(tmp_path, pid, os.geteuid(), "LOCKSTEP_JOB=train\0")
         for _ in range(3):
             follower.has("comms")
+        assert [process.owner.pid for process in follower.source._processes] == [pid]
         problems = sorted(refusal.rpartition("ring: ")[2] for refusal in follower.refusals())
         unopened = "cannot be opened: Too many levels of symbolic links"
         assert problems[:3] == [unopened, "is no regular file", "is no ring file"]
