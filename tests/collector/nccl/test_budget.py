@@ -27,7 +27,7 @@ def run(seconds: int, rows_per_s: int, allowance: Allowance, begin: int = 0) -> 
     return allowance
 
 
-def test_share_fits_the_budget_and_grows_back_by_steps_and_only_after_a_while() -> None:
+def test_share_fits_the_budget_grows_back_by_steps_after_a_while_and_what_was_sent_too_much_is_saved_later() -> None:
     assert run(60, 900, Allowance(BUDGET)).share == WHOLE_SHARE
     busy = run(20, 7_000, Allowance(BUDGET))
     assert busy.share == WHOLE_SHARE // 8
@@ -35,14 +35,11 @@ def test_share_fits_the_budget_and_grows_back_by_steps_and_only_after_a_while() 
     assert run(15, 100, busy, 20).share == 2 * busy.share
     assert run(120, 100, busy, 20).share == WHOLE_SHARE
     assert Budget(rows=1_000, bytes=2_500).rows_per_s == 100
-
-
-def test_what_was_sent_too_much_is_saved_later_and_a_clock_that_was_set_back_gives_nothing() -> None:
     overdrawn = spend(grant(Allowance(BUDGET), 0, 0), 6_000)
     assert grant(overdrawn, NS_PER_S, 100).share == 1
     assert grant(overdrawn, 5 * NS_PER_S, 100).share == WHOLE_SHARE
     before = grant(Allowance(BUDGET), 100 * NS_PER_S, 0)
-    assert grant(before, 0, 0).rows == before.rows
+    assert grant(before, 0, 0).rows == before.rows, "a clock that was set back gives nothing"
 
 
 @given(st.integers(0, 1 << 40), st.floats(0, 1e9))

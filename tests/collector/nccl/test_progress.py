@@ -3,7 +3,6 @@
 from typing import Any
 
 import numpy as np
-import pytest
 
 from collector.nccl.communicators import CommunicatorHistory, HostCommunicators, Origins
 from collector.nccl.operations import KNOWN
@@ -113,24 +112,12 @@ def usual_after(*lasted_ns: int) -> UsualTimes:
     return usual
 
 
-@pytest.mark.parametrize(
-    ("lasted_ns", "in_time_ns", "late_ns"),
-    [
-        ((1_000,), FLOOR_NS, FLOOR_NS + 1),
-        ((SECOND,), PATIENCE * SECOND, PATIENCE * SECOND + 1),
-        ((SECOND, 2 * SECOND), round(PATIENCE * 1.15 * SECOND), round(PATIENCE * 1.25 * SECOND)),
-    ],
-    ids=["fast ones have a second", "slow ones some times their usual", "the usual follows slowly"],
-)
-def test_operation_is_overdue_beyond_its_usual_time(
-    lasted_ns: tuple[int, ...], in_time_ns: int, late_ns: int
-) -> None:
-    usual = usual_after(*lasted_ns)
-    assert not is_late(usual, in_time_ns)
-    assert is_late(usual, late_ns)
-
-
-def test_kind_of_which_nothing_is_known_has_a_second_and_what_has_not_begun_or_is_of_nobody_all_time() -> None:
+def test_operation_is_overdue_beyond_its_usual_time_and_one_not_begun_or_of_nobody_never() -> None:
+    fast, slow, changed = usual_after(1_000), usual_after(SECOND), usual_after(SECOND, 2 * SECOND)
+    assert [is_late(fast, FLOOR_NS), is_late(fast, FLOOR_NS + 1)] == [False, True]
+    assert [is_late(slow, PATIENCE * SECOND), is_late(slow, PATIENCE * SECOND + 1)] == [False, True]
+    times = [round(PATIENCE * usual_s * SECOND) for usual_s in (1.15, 1.25)]  # the usual follows slowly
+    assert [is_late(changed, open_ns) for open_ns in times] == [False, True]
     usual = usual_after(SECOND)
     assert is_late(usual, 2 * SECOND, running(comm=3, func=wire.BROADCAST))
     assert not is_late(usual, 100 * SECOND, running(comm=3, open=0))

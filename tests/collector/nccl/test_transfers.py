@@ -68,18 +68,6 @@ def test_row_has_the_waits_of_its_direction(closed: Array, waits: list[int | Non
 
 
 @pytest.mark.parametrize(
-    ("closed", "of", "sizes"),
-    [
-        (transfer(bytes=0), operation(), [786_432]),  # sizes that NCCL did not report are none
-        (transfer(bytes=0), operation(bytes=0, algo=wire.NVLS), [0]),
-        (transfer(bytes=0, flags=wire.FLAG_SEND), operation(algo=wire.NVLS_TREE), []),
-    ],
-)
-def test_transfer_of_unknown_size_has_no_row(closed: Array, of: Array, sizes: list[int]) -> None:
-    assert [row["bytes"] for row in rows_of(closed, of)] == sizes
-
-
-@pytest.mark.parametrize(
     ("fields", "nranks", "expected"),
     [
         ({"func": wire.ALL_REDUCE}, 8, MIB * 2 * 7 // 8 // 2),
@@ -100,6 +88,13 @@ def test_algorithm_says_what_a_transfer_moves(fields: dict[str, int], nranks: in
     of = operation(nranks, **fields)
     assert of["has_part_bytes"].tolist() == [expected is not None]
     assert of["part_bytes"].tolist() == [expected] or expected is None
+
+
+def test_transfer_of_unknown_size_has_no_row_and_sizes_that_nccl_did_not_report_are_none() -> None:
+    unreported = transfer(bytes=0)
+    assert [row["bytes"] for row in rows_of(unreported, operation())] == [786_432]
+    assert [row["bytes"] for row in rows_of(unreported, operation(bytes=0, algo=wire.NVLS))] == [0]
+    assert rows_of(transfer(bytes=0, flags=wire.FLAG_SEND), operation(algo=wire.NVLS_TREE)) == []
 
 
 def test_step_reports_whether_and_when_it_reached_the_network() -> None:

@@ -10,28 +10,23 @@ import pytest
 from structlog.testing import capture_logs
 
 from collector.sources.rdma import CounterRule, RdmaSource, Rise, RuleWatch, load_rules
-from lockstep.arrow import schema_of
 from lockstep.errors import NotPresent
-from lockstep.tables import TABLE_BY_NAME
 from tests.builders import SECOND, T0
-from tests.collector.sources.imitated_rdma import COUNTERS, HW_COUNTERS, Host, imitate_port, rows
+from tests.collector.sources.imitated_rdma import COUNTERS, HW_COUNTERS, host_of, imitate_port
 
 
 def read(root: Path) -> list[dict[str, Any]]:
-    return rows(RdmaSource("h0", root), "nic_counters")
+    return host_of(root).rows("nic_counters")
 
 
 def test_healthy_port_is_read_with_all_its_counters(tmp_path: Path) -> None:
     (imitate_port(tmp_path) / "hw_counters/lifespan").write_text("12\n")  # of the kernel's cache: no counter
-    reading = RdmaSource("h0", tmp_path).read(T0, ())
-    (row,) = reading.tables["nic_counters"].to_pylist()
+    (row,) = read(tmp_path)
     assert dict(row.pop("extra")) == {**COUNTERS, **HW_COUNTERS}
-    expected = {"host": "h0", "ts_ns": T0, "nic": "mlx5_0", "up": True, "speed_mbps": 400_000, "retrans": 5 + 6 + 7}
+    expected = {"host": "h0", "ts_ns": T0 + SECOND, "nic": "mlx5_0", "up": True, "speed_mbps": 400_000}
     expected |= {"rx_bytes": 4_000, "tx_bytes": 8_000, "rx_errors": 1, "tx_errors": 2, "rx_drops": 4, "tx_drops": 3}
+    expected |= {"retrans": 5 + 6 + 7}
     assert row == expected
-    schemas = {name: schema_of(TABLE_BY_NAME[name]) for name in ("nic_counters", "events")}
-    assert {name: rows.schema for name, rows in reading.tables.items()} == schemas
-    assert reading.watermark_ns == T0
 
 
 def test_device_with_several_ports_names_each(tmp_path: Path) -> None:
@@ -64,7 +59,7 @@ def test_ethernet_port_is_down_with_its_interface_and_an_infiniband_port_is_not(
         read(tmp_path)
     ethernet = imitate_port(tmp_path, "rdmap0", netdev="ens5", link_layer="Unknown")
     infiniband = imitate_port(tmp_path, netdev="ib0")
-    host = Host(tmp_path)
+    host = host_of(tmp_path)
     assert host.events() == []
     (ethernet / "../../device/net/ens5/operstate").write_text("down\n")
     (infiniband / "../../device/net/ib0/operstate").write_text("down\n")
@@ -78,9 +73,9 @@ def test_counter_that_is_nonsense_is_left_out_and_reported_once(tmp_path: Path) 
     port = imitate_port(tmp_path)
     for text in ("garbage", "", "-5", "1.5", "18446744073709551616"):
         (port / "counters/symbol_error").write_text(text)
-        source = RdmaSource("h0", tmp_path)
+        host = host_of(tmp_path)
         with capture_logs() as lines:
-            found = [row for _ in range(2) for row in rows(source, "nic_counters")]
+            found = [row for _ in range(2) for row in host.rows("nic_counters")]
         assert ["symbol_error" in dict(row["extra"]) for row in found] == [False, False], text
         assert [line["problem"] for line in lines] == ["counters that cannot be read: symbol_error"]
 
@@ -89,12 +84,12 @@ def test_port_without_the_counters_of_a_row_gives_none_rather_than_zeros_and_its
     port = imitate_port(tmp_path)
     (port / "counters/port_rcv_errors").unlink()
     imitate_port(tmp_path, "mlx5_1")
-    source = RdmaSource("h0", tmp_path)
+    host = host_of(tmp_path)
     with capture_logs() as lines:
-        assert [row["nic"] for row in rows(source, "nic_counters")] == ["mlx5_1"]
+        assert [row["nic"] for row in host.rows("nic_counters")] == ["mlx5_1"]
     assert [line["problem"] for line in lines] == ["no row, because nothing counts rx_errors"]
     (port / "state").write_text("1: DOWN\n")
-    assert [row["kind"] for row in rows(source, "events", T0 + SECOND)] == ["link_down"]
+    assert host.kinds() == ["link_down"]
 
 
 def test_retransmissions_are_unknown_when_a_part_is_and_a_counter_too_large_in_bytes_gives_no_row(
@@ -111,7 +106,7 @@ def test_retransmissions_are_unknown_when_a_part_is_and_a_counter_too_large_in_b
 def test_port_without_a_state_is_left_out_reported_once_and_no_event(tmp_path: Path, state: str) -> None:
     imitate_port(tmp_path, "mlx5_0")
     broken = imitate_port(tmp_path, "mlx5_1")
-    host = Host(tmp_path)
+    host = host_of(tmp_path)
     assert host.events() == []
     (broken / "state").write_text(state)
     with capture_logs() as lines:
@@ -139,7 +134,7 @@ def test_ports_of_a_real_h100_host_are_read(tmp_path: Path) -> None:
 def test_port_that_goes_down_and_comes_back_is_reported_each_time_once(tmp_path: Path) -> None:
     port = imitate_port(tmp_path, netdev="ib0")
     imitate_port(tmp_path, "mlx5_1", state="1: DOWN")  # from the beginning, which is no event
-    host = Host(tmp_path)
+    host = host_of(tmp_path)
     assert host.events() == []
     (port / "state").write_text("1: DOWN\n")
     (port / "phys_state").write_text("2: Polling\n")
@@ -152,15 +147,15 @@ def test_port_that_goes_down_and_comes_back_is_reported_each_time_once(tmp_path:
     (port / "phys_state").unlink()
     assert host.events() == [("link_up", "info", "mlx5_0 (ib0) went from INIT to ACTIVE, physical state unknown")]
     (port / "state").write_text("1: DOWN\n")
-    (event,) = rows(host.source, "events", T0 + 9 * SECOND)
-    assert (event["host"], event["ts_ns"], event["source"]) == ("h0", T0 + 9 * SECOND, "rdma")
+    (event,) = host.rows("events")
+    assert (event["host"], event["ts_ns"], event["source"]) == ("h0", host.now_ns, "rdma")
     assert event["component"] == "nic:h0/mlx5_0"
 
 
 def test_device_that_vanishes_is_reported_once_and_so_is_its_return_with_counters_begun_anew(tmp_path: Path) -> None:
     port = imitate_port(tmp_path)
     imitate_port(tmp_path, "mlx5_1", state="garbage")  # vanishes before it could ever be read
-    host = Host(tmp_path)
+    host = host_of(tmp_path)
     assert host.events() == []
     device = tmp_path / "sys/class/infiniband/mlx5_0"
     device.rename(tmp_path / "elsewhere")
@@ -194,7 +189,7 @@ def test_counter_that_breaks_a_rule_is_reported_with_what_was_seen(tmp_path: Pat
     port = imitate_port(tmp_path, netdev="ib0")
     other = imitate_port(tmp_path, "mlx5_1")
     (other / "counters/link_downed").write_text("500\n")  # the rules of one port do not look at another
-    host = Host(tmp_path)
+    host = host_of(tmp_path)
     assert host.events() == host.events() == []
     (port / "counters/link_downed").write_text("2\n")
     ((kind, severity, message),) = host.events()
