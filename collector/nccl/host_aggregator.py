@@ -35,6 +35,8 @@ from collector.nccl.transfers import MOVED, STEPPED, ForeignParts, add_part_byte
 from lockstep import wire
 from lockstep.clock import NS_PER_S
 
+DELAY_NS = NS_PER_S  # threads write their rings at once; what takes longer was not scheduled at all
+
 
 class Matched(NamedTuple):
     """Parts with the place of their operation, and what became of the others."""
@@ -49,11 +51,10 @@ class Matched(NamedTuple):
 class PartQueue:
     """Keeps parts of one kind until their operation is known, or until nobody believes in it any more."""
 
-    def __init__(self, kind: np.dtype[np.void], patience_ns: int) -> None:
+    def __init__(self, kind: np.dtype[np.void]) -> None:
         """`kind` has the fields `operation` and `origin`."""
         self._waiting, self._since_ns = np.empty(0, kind), np.empty(0, np.int64)
         self._is_excused = np.empty(0, bool)
-        self._patience_ns = patience_ns
 
     def match(self, new: Array, tags: Array, known: Array, index: OperationIndex, now_ns: int) -> Matched:
         """Return what has found its operation among the known ones; the rest of our own parts waits on.
@@ -82,7 +83,7 @@ class PartQueue:
         fresh = len(parts) - len(self._waiting)
         since_ns = np.append(self._since_ns, np.full(fresh, now_ns))
         is_excused = np.append(self._is_excused, np.zeros(fresh, bool))
-        waits = ~found & (parts["operation"] != 0) & (since_ns + self._patience_ns > now_ns)
+        waits = ~found & (parts["operation"] != 0) & (since_ns + DELAY_NS > now_ns)
         self._waiting, self._since_ns, self._is_excused = pick(parts, waits), since_ns[waits], is_excused[waits]
         return int(np.count_nonzero(~found & ~waits & ~is_excused))
 
@@ -102,7 +103,6 @@ class PartQueue:
         self._since_ns, self._is_excused = self._since_ns[stays], self._is_excused[stays]
 
 
-DELAY_NS = NS_PER_S  # threads write their rings at once; what takes longer was not scheduled at all
 PATIENCE_NS = 60 * NS_PER_S  # with a kernel that does not begin; inside a host it is all there is to hear of
 _REMEMBERED_NS = 5 * NS_PER_S  # how long an operation is kept for parts that come too late
 _MOST_OPERATIONS = 1 << 17  # of one process in memory: 20 MB; it enqueues some thousands a second
@@ -117,7 +117,7 @@ class HostAggregator:
         self._known = no_operations()
         self._index = OperationIndex(self._known)
         kinds = {"transfers": MOVED, "steps": STEPPED, "kernels": SEEN_KERNEL}
-        self._queues = {name: PartQueue(kind, DELAY_NS) for name, kind in kinds.items()}
+        self._queues = {name: PartQueue(kind) for name, kind in kinds.items()}
         self._comms = HostCommunicators([])
         self.lost = {each.name: 0 for each in fields(Losses)}
         self.written = no_operations()  # operations whose row the last reading completed
