@@ -14,11 +14,10 @@ from structlog.testing import capture_logs
 from collector.kernel.link_reader import KernelLinks
 from collector.kernel.links import REQUIRED, Link, LinkSnapshot
 from collector.sources.links import FLAPPING_DOWNS, FLAPPING_NS, LinksSource, LinkWatch
-from lockstep.arrow import schema_of
 from lockstep.errors import NotPresent
-from lockstep.tables import TABLE_BY_NAME
 from tests.builders import SECOND, T0
 from tests.collector.kernel.test_tcp_flows import flow, table
+from tests.collector.sources.reader import Reader, Row
 
 COUNTERS = {"rx_bytes": 2**64 - 1, "tx_bytes": 1_000, "rx_errors": 1, "tx_errors": 2}
 COUNTERS |= {"rx_dropped": 3, "tx_dropped": 4, "rx_crc_errors": 5, "multicast": 6}
@@ -37,14 +36,8 @@ def imitate_nic(root: Path, name: str, *, device: bool = True, **files: str) -> 
     return nic
 
 
-def read(root: Path, now_ns: int = T0) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = LinksSource("h0", root).read(now_ns, ()).tables["nic_counters"].to_pylist()
-    return rows
-
-
-def events(source: LinksSource) -> list[str]:
-    kinds: list[str] = source.read(T0, ()).tables["events"]["kind"].to_pylist()
-    return kinds
+def read(root: Path) -> list[Row]:
+    return Reader(LinksSource("h0", root)).rows("nic_counters")
 
 
 def a_link(**counters: int) -> Link:
@@ -60,14 +53,11 @@ def kernel_of(*answers: OSError | LinkSnapshot) -> Mock:
 
 def test_healthy_nic_is_read_with_all_its_counters(tmp_path: Path) -> None:
     imitate_nic(tmp_path, "eth0")
-    reading = LinksSource("h0", tmp_path).read(T0, ())
-    (row,) = reading.tables["nic_counters"].to_pylist()
-    expected = {"host": "h0", "ts_ns": T0, "nic": "eth0", "up": True, "speed_mbps": 200_000, "retrans": None}
+    (row,) = read(tmp_path)
+    expected = {"host": "h0", "ts_ns": T0 + SECOND, "nic": "eth0", "up": True, "speed_mbps": 200_000}
     expected |= {name: COUNTERS[name] for name in ("rx_bytes", "tx_bytes", "rx_errors", "tx_errors")}
-    assert row == expected | {"rx_drops": 3, "tx_drops": 4, "extra": [("multicast", 6), ("rx_crc_errors", 5)]}
-    schemas = {name: schema_of(TABLE_BY_NAME[name]) for name in ("nic_counters", "events")}
-    assert {name: rows.schema for name, rows in reading.tables.items()} == schemas
-    assert reading.watermark_ns == T0
+    expected |= {"rx_drops": 3, "tx_drops": 4, "extra": [("multicast", 6), ("rx_crc_errors", 5)]}
+    assert row == expected | {"retrans": None}
 
 
 def test_nics_come_in_the_order_of_their_names_and_other_interfaces_are_none(tmp_path: Path) -> None:
@@ -123,29 +113,29 @@ def test_nic_that_answers_nonsense_is_left_out_reported_once_and_is_not_gone(tmp
 
 def test_carriers_lost_between_two_readings_are_seen_in_the_driver_s_count(tmp_path: Path) -> None:
     nic = imitate_nic(tmp_path, "eth0", carrier_down_count="3", carrier_up_count="4")
-    source = LinksSource("h0", tmp_path)
-    assert events(source) == []
+    host = Reader(LinksSource("h0", tmp_path))
+    assert host.kinds() == []
     (nic / "carrier_down_count").write_text("4\n")
     (nic / "carrier_up_count").write_text("5\n")
-    assert events(source) == ["link_down", "link_up"]
-    (row,) = source.read(T0, ()).tables["nic_counters"].to_pylist()
+    assert host.kinds() == ["link_down", "link_up"]
+    (row,) = host.rows("nic_counters")
     assert dict(row["extra"])["carrier_downs"] == 4
 
 
 def test_port_that_goes_down_somebody_took_down_or_vanishes_is_reported(tmp_path: Path) -> None:
     nic = imitate_nic(tmp_path, "eth0", flags="0x1003")
-    source = LinksSource("h0", tmp_path)
-    assert events(source) == []
+    host = Reader(LinksSource("h0", tmp_path))
+    assert host.kinds() == []
     (nic / "operstate").write_text("down\n")
     (nic / "flags").write_text("0x1002\n")
-    (event,) = source.read(T0, ()).tables["events"].to_pylist()
+    (event,) = host.rows("events")
     assert (event["kind"], event["component"], event["severity"]) == ("link_down", "nic:h0/eth0", "error")
     assert event["message"] == "eth0 went down: it was taken down on this host"
     shutil.rmtree(nic)
-    assert events(source) == ["nic_gone"]
-    assert events(source) == []
+    assert host.kinds() == ["nic_gone"]
+    assert host.kinds() == []
     imitate_nic(tmp_path, "eth0")
-    assert events(source) == ["link_up"]
+    assert host.kinds() == ["link_up"]
 
 
 def test_files_are_read_while_the_kernel_refuses_netlink_and_it_is_asked_again_later(tmp_path: Path) -> None:
@@ -176,7 +166,8 @@ def test_list_that_may_lack_a_nic_makes_none_gone_and_flows_that_are_not_listed_
 ) -> None:
     whole, part = LinkSnapshot(links=[a_link()]), LinkSnapshot(links=[], is_whole=False)
     with closing(answering(tmp_path, whole, part, LinkSnapshot(links=[]))) as source:
-        assert [events(source) for _ in range(3)] == [[], [], ["nic_gone"]]
+        host = Reader(source)
+        assert [host.kinds() for _ in range(3)] == [[], [], ["nic_gone"]]
     refuse = Mock(side_effect=NotPresent("the kernel does not list TCP sockets: Operation not permitted"))
     source = answering(tmp_path, *[LinkSnapshot(links=[a_link()], addresses={})] * 2, read_flows=refuse)
     with capture_logs() as lines:
