@@ -28,7 +28,6 @@ class Groups:
         self.firsts = self._order[self._begins]  # a row of each group
 
     def count(self) -> Array:
-        """Return how many rows each group has."""
         return np.diff(np.append(self._begins, len(self._order)))
 
     def numbers(self) -> Array:

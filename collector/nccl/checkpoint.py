@@ -12,14 +12,27 @@ from typing import Any
 
 import numpy as np
 
+from collector.nccl.arrays import Array
 from collector.nccl.communicators import Origin
 from collector.nccl.draining import Cursor
-from collector.nccl.finding import Inode
-from collector.nccl.snapshot import AggregatorState
 
 _VERSION = 1
 
 FileKey = tuple[int, int, int]  # device, inode, and when the file says that it was made
+
+
+def _no_handles() -> Array:
+    return np.empty(0, np.uint64)
+
+
+@dataclass(frozen=True)
+class AggregatorState:
+    """What another reader needs to go on where one ended, beside the records that the file still holds."""
+
+    now_ns: int  # of the last reading
+    share: int
+    pending: Array = field(default_factory=_no_handles)  # of operations that look over and have no row
+    written: Array = field(default_factory=_no_handles)  # of operations that look under way and have one
 
 
 @dataclass(frozen=True)
@@ -41,10 +54,6 @@ class Checkpoint:
     files: Mapping[FileKey, FileMemory] = field(default_factory=dict)
 
 
-def file_key(inode: Inode, created_ns: int) -> FileKey:
-    return (*inode, created_ns)
-
-
 def encode(checkpoint: Checkpoint) -> bytes:
     """Return the checkpoint as JSON; some hundred bytes per process."""
     files = [{"key": key, **_of_file(memory)} for key, memory in checkpoint.files.items()]
@@ -58,7 +67,10 @@ def decode(content: bytes) -> Checkpoint:
         document = json.loads(content)
         if document["version"] != _VERSION:
             return Checkpoint()
-        files = {_key(each["key"]): _to_file(each) for each in document["files"]}
+        files = {}
+        for each in document["files"]:
+            device, inode, created_ns = each["key"]
+            files[device, inode, created_ns] = _to_file(each)
         return Checkpoint(int(document["since_ns"]), document["share"], files)
     except (ValueError, LookupError, TypeError, OverflowError):
         return Checkpoint()
@@ -85,8 +97,3 @@ def _to_file(document: Mapping[str, Any]) -> FileMemory:  # Any: foreign JSON; w
     handles = {name: np.array(document[name], np.uint64) for name in ("pending", "written")}
     aggregator = AggregatorState(int(document["now_ns"]), int(document["share"]), **handles)
     return FileMemory(int(document["uid"]), Origin(**document["origin"]), position, aggregator)
-
-
-def _key(document: list[int]) -> FileKey:
-    device, inode, created_ns = document
-    return device, inode, created_ns

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from numpy.typing import ArrayLike, NDArray
 
 from collector.kernel.foreign_file import ForeignFile
@@ -96,20 +95,19 @@ class ClockReader:
         self._clock: TickClock | None = None
 
     def read(self) -> TickClock:
-        """Return the clock as the file has it now; RingNotReady or BadRing as `read_clock` has them."""
-        pairs = self._layout.clocks.read(self._file).tobytes()
-        if self._clock is None or pairs != self._pairs:
-            self._pairs, self._clock = pairs, read_clock(self._file, self._layout, self._kind)
+        """Return the clock of the process as the file has it now.
+
+        A counter of the processor needs two pairs; until the second is there, RingNotReady says so, and records can
+        stay where they are. Nanoseconds (MONOTONIC, REPLAY) need one.
+        """
+        pairs = self._layout.clocks.read(self._file)
+        if self._clock is None or pairs.tobytes() != self._pairs:
+            whole = _whole_pairs(pairs, self._layout.clocks.read(self._file)["stamp"])
+            self._pairs, self._clock = pairs.tobytes(), _fit_pairs(self._file, whole, self._kind)
         return self._clock
 
 
-def read_clock(file: ForeignFile, layout: Layout, kind: int) -> TickClock:
-    """Return the clock as the file has it now.
-
-    A counter of the processor needs two pairs; until the second is there, RingNotReady says so, and records can stay
-    where they are. Nanoseconds (MONOTONIC, REPLAY) need one.
-    """
-    pairs = _whole_pairs(layout.clocks.read(file), layout.clocks.read(file)["stamp"])
+def _fit_pairs(file: ForeignFile, pairs: Table, kind: int) -> TickClock:
     if pairs["unix_ns"].size == 0:
         raise RingNotReady("has no clock pair yet", file=file.name)
     if pairs["unix_ns"].max() >= _LIMIT_NS or pairs["unix_ns"].min() == 0:
@@ -169,8 +167,8 @@ NEVER_NS = -(1 << 62)  # before any time; sums of two still fit into 64 bits
 class Interval(NamedTuple):
     """When each of several things began and ended, UNIX time."""
 
-    first_ns: npt.NDArray[np.int64]
-    last_ns: npt.NDArray[np.int64]
+    first_ns: Times
+    last_ns: Times
 
 
 # NCCL tells of an operation right after it launched the kernel, so the kernel may be first. On an H200 good kernels
@@ -194,7 +192,7 @@ SEEN_KERNEL = np.dtype(
 
 
 def time_kernels(closed: Array, clocks: HostClocks, counts: Sequence[int], origin: Array) -> Array:
-    """Return closed kernel channels of several processes as HEARD."""
+    """Return closed kernel channels of several processes as SEEN_KERNEL."""
     seen = np.zeros(len(closed), SEEN_KERNEL)
     for name in ("operation", "gpu_start_ns", "gpu_stop_ns", "channel"):
         seen[name] = closed[name]
@@ -222,9 +220,8 @@ class GpuClock:
         drift = seen_ns[order] // _DRIFT_DIVISOR
         difference = (seen_ns - gpu_ns)[order]
         before = np.minimum(np.minimum.accumulate(difference - drift), self._least)
-        after = np.minimum.accumulate((difference + drift)[::-1])[
-            ::-1
-        ]  # what is heard later corrects what is at hand
+        # What is heard later corrects what is at hand.
+        after = np.minimum.accumulate((difference + drift)[::-1])[::-1]
         self._least = int(before[-1])
         offsets = np.empty(len(order), np.int64)
         offsets[order] = np.minimum(before + drift, after - drift)
@@ -260,7 +257,7 @@ class KernelTimes:
             self._untrusted_ns.setdefault(comm, NEVER_NS)
 
     def judge(self, kernels: Array, operations: Array) -> JudgedKernels:
-        """Return kernels (HEARD) with their times; `operations` holds the operation of each."""
+        """Return kernels (SEEN_KERNEL) with their times; `operations` holds the operation of each."""
         seen = [kernels[name] for name in ("start_seen_ns", "stop_seen_ns")]
         reported = [kernels[name] for name in ("gpu_start_ns", "gpu_stop_ns")]
         offsets = self._clock.offsets_ns(np.concatenate(seen), np.concatenate(reported))

@@ -33,10 +33,6 @@ class Origin:
     nic: str | None = None  # where the host has only one
     transport: str | None = None
 
-    def columns(self) -> dict[str, object]:
-        """Return the columns with which every row of a job begins."""
-        return {"host": self.host, "job": self.job, "attempt": self.attempt}
-
 
 class Origins:
     """Origins by number, so that rows of several processes can be made together."""
@@ -73,7 +69,8 @@ class CommunicatorHistory:
     """All communicators that were ever seen in a ring file."""
 
     def __init__(self) -> None:
-        self._members = np.empty(0, INDEXED_COMM)  # by place, then by when they were made
+        # By place, then by when they were made; the same array for as long as nothing changes.
+        self.members: Array = np.empty(0, INDEXED_COMM)
         self._last = b""  # the table as it was
         self._seen: Array | None = None  # the same, if nobody copied it
 
@@ -85,16 +82,11 @@ class CommunicatorHistory:
         if content == self._last:
             return np.zeros(len(members), bool)
         self._last = content
-        changed = ~np.isin(_bytes_of(members), _bytes_of(self._members))
-        outdated = np.isin(_numbers_of(self._members), _numbers_of(members))
-        both = np.concatenate([self._members[~outdated], members])
-        self._members = both[np.lexsort((both["init_ticks"], both["index"]))]
+        changed = ~np.isin(_bytes_of(members), _bytes_of(self.members))
+        outdated = np.isin(_numbers_of(self.members), _numbers_of(members))
+        both = np.concatenate([self.members[~outdated], members])
+        self.members = both[np.lexsort((both["init_ticks"], both["index"]))]
         return changed
-
-    @property
-    def members(self) -> Array:
-        """All of them, by place, then by when they were made; the same array for as long as nothing changes."""
-        return self._members
 
 
 class HostCommunicators:
@@ -137,19 +129,19 @@ def comm_rows(members: Array, identity: Identity, clock: TickClock, detail: str,
     members = members[members["nranks"] > 0]
     destroyed = members["destroy_ticks"]
     columns: dict[str, object] = {name: members[name] for name in ("rank", "nranks", "nnodes")}
+    columns |= {name: getattr(origin, name) for name in ("host", "job", "attempt", "gpu")}
     columns |= {
         "comm": members["id"],
         "name": pa.array([wire.text_of(name) for name in members["name"].tolist()], pa.string()),
         "world_rank": identity.world_rank,
         "pid": identity.pid if origin.pid is None else origin.pid,
-        "gpu": origin.gpu,
         "nccl_version": identity.nccl_version,
         "plugin_version": identity.plugin_version,
         "detail": detail,
         "init_ns": clock.to_unix_ns(members["init_ticks"]),
         "destroy_ns": pa.array(clock.to_unix_ns(destroyed), pa.int64(), mask=destroyed == 0),
     }
-    return fill_rows(TABLE_BY_NAME["comms"], len(members), columns | origin.columns())
+    return fill_rows(TABLE_BY_NAME["comms"], len(members), columns)
 
 
 def _numbers_of(members: Array) -> Array:

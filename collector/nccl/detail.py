@@ -6,7 +6,7 @@ What a request brings are the rows that were not sent before: operations outside
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -14,10 +14,11 @@ import pyarrow as pa
 from collector.nccl.aggregator import Aggregator, ForeignJoiner
 from collector.nccl.budget import WHOLE_SHARE
 from collector.nccl.communicators import Origin
-from collector.nccl.draining import Slots
+from collector.nccl.draining import Records, Slots
 from collector.nccl.header import Identity
+from collector.nccl.host_aggregator import HostAggregator
 from collector.nccl.ledger import Ledger
-from collector.nccl.ringfile import INDEXED_ROW, Live, RingFile
+from collector.nccl.ringfile import Live, RingFile
 from collector.nccl.snapshot import Reading
 from lockstep import wire
 from lockstep.batches import DetailRequest
@@ -64,10 +65,8 @@ class MinutesRequest:
 
 def wanted_detail(requests: Iterable[RankDetail], usual: Detail, job: str, rank: int | None) -> Detail:
     """Return the most that is requested a process, and never less than what it does by itself."""
-    meant = [request.detail for request in requests if request.target.means(job, rank)]
-    return Detail(
-        max([usual.level, *(each.level for each in meant)]), max([usual.share, *(each.share for each in meant)])
-    )
+    meant = [usual, *(request.detail for request in requests if request.target.means(job, rank))]
+    return Detail(max(each.level for each in meant), max(each.share for each in meant))
 
 
 def read_details(requests: Sequence[DetailRequest], now_ns: int) -> list[RankDetail]:
@@ -92,11 +91,8 @@ class MinutesRequests:
 
 
 def _read_detail(request: DetailRequest) -> RankDetail | None:
-    target, level, share = (
-        _target(request),
-        _LEVELS.get(str(request.details.get("level"))),
-        request.details.get("share", 1.0),
-    )
+    target, share = _target(request), request.details.get("share", 1.0)
+    level = _LEVELS.get(str(request.details.get("level")))
     if target is None or level is None or not _is_number(share) or not 0 <= share <= 1:
         return None
     return RankDetail(target, Detail(level, round(share * WHOLE_SHARE)))
@@ -115,9 +111,8 @@ def _target(request: DetailRequest) -> Target | None:
         return None
     if ranks is None:
         return Target(job, None)
-    if not isinstance(ranks, list) or not all(isinstance(rank, int) for rank in ranks):
-        return None
-    return Target(job, frozenset(ranks))
+    is_list = isinstance(ranks, list) and all(isinstance(rank, int) for rank in ranks)
+    return Target(job, frozenset(ranks)) if is_list else None
 
 
 def _is_number(value: object) -> bool:
@@ -230,28 +225,23 @@ class Replay:
         return taken
 
     def _fold(self, piece: _Piece) -> None:
-        aggregator, reading = self._continue(piece), _reading_of(piece)
+        last = piece.process.last
+        assert last, "a process with pieces has a reading"
+        live, records = Live(operations=piece.open), Records(piece.unpack(), most_comms=last.records.most_comms)
+        reading = replace(last, live=live, records=records, level=piece.level)
+        aggregator = self._continue(piece)
         if piece.is_last:
             aggregator.finish(reading, piece.now_ns, died=True, share=piece.share)
         else:
             aggregator.fold(reading, piece.now_ns, piece.share)
         self._owners[id(piece.process)] = aggregator, reading.identity
         self._ledgers[id(piece.process)] = piece.process.ledger
-        self._joiner.join([aggregator], list(self._owners.values()), piece.now_ns)
+        self._joiner.join(aggregator.host.foreign, list(self._owners.values()), piece.now_ns)
 
     def _continue(self, piece: _Piece) -> Aggregator:
         """Return a folder that has seen the piece before this one, or else a new one."""
         process = piece.process
         if process.aggregator is None or process.folded != piece.number - 1:
-            process.aggregator = Aggregator(process.origin, process.ledger, keeps_rest=True)
+            process.aggregator = Aggregator(process.origin, HostAggregator(process.ledger, keeps_rest=True))
         process.folded = piece.number
         return process.aggregator
-
-
-def _reading_of(piece: _Piece) -> Reading:
-    last = piece.process.last
-    if last is None:
-        raise AssertionError("a process with pieces has a reading")
-    live = Live(np.empty(0, INDEXED_ROW), piece.open, np.empty(0, wire.TRANSFER))
-    records = piece.process.ring.sort(piece.unpack())
-    return Reading(last.identity, last.clock, last.communicators, live, records, piece.level)

@@ -55,9 +55,9 @@ def has_index(rows: Table, layout: Layout) -> NDArray[np.bool_]:
 
 
 SLACK = 64  # a weakly ordered processor may show a store before the `head` that announces it; far fewer than this
-_HEAD_BYTES = 8
 
 Slots = NDArray[np.uint8]  # one row of 64 bytes per record
+_NO_SLOTS: Slots = np.empty((0, wire.RECORD.itemsize), np.uint8)
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,10 @@ class Sorted:
     callbacks: Table
     counts: dict[str, list[int]]  # of each kind, by file
 
+    @property
+    def total(self) -> int:
+        return sum(map(sum, self.counts.values()))
+
 
 @dataclass(frozen=True)
 class Records:
@@ -83,30 +87,14 @@ class Records:
     @property
     def lost(self) -> int:
         """How many nobody will see, or nobody understands."""
-        return self.missed + len(self.slots) - sum(sum(counts) for counts in self._sorted.counts.values())
-
-    @property
-    def enqueued(self) -> Table:
-        return self._sorted.enqueued
-
-    @property
-    def transfers(self) -> Table:
-        return self._sorted.transfers
-
-    @property
-    def kernels(self) -> Table:
-        return self._sorted.kernels
-
-    @property
-    def steps(self) -> Table:
-        return self._sorted.steps
+        return self.missed + len(self.slots) - self.sorted.total
 
     @property
     def callbacks(self) -> Table:
-        return self._sorted.callbacks
+        return self.sorted.callbacks
 
     @cached_property
-    def _sorted(self) -> Sorted:
+    def sorted(self) -> Sorted:
         return sort_records([self])
 
 
@@ -118,30 +106,21 @@ class Cursor:
     waited: int = 0  # records before this one were begun when we looked last
 
 
-@dataclass(frozen=True)
-class _Drained:
-    slots: Slots
-    cursor: Cursor
-    lost: int
-
-
 def drain(file: ForeignFile, layout: Layout, rings: Table, cursors: list[Cursor]) -> tuple[Records, list[Cursor]]:
     """Return what is new in all rings, of which the table was just read, and where to go on."""
-    heads = rings["head"].tolist()
-    following, pieces, lost = list(cursors), [np.empty((0, wire.RECORD.itemsize), np.uint8)], 0
-    for number, head in enumerate(heads):
+    following, pieces, lost = list(cursors), [_NO_SLOTS], 0
+    for number, head in enumerate(rings["head"].tolist()):
         if head != cursors[number].following:
-            drained = _drain_ring(_Ring(file, layout, number), head, cursors[number])
-            following[number] = drained.cursor
-            pieces.append(drained.slots)
-            lost += drained.lost
+            slots, following[number], missed = _drain_ring(_Ring(file, layout, number), head, cursors[number])
+            pieces.append(slots)
+            lost += missed
     slots = pieces[1] if len(pieces) == 2 else np.concatenate(pieces)
     return Records(slots, lost, layout.comms.count), following
 
 
 def read_before(file: ForeignFile, layout: Layout, cursors: list[Cursor]) -> Records:
     """Return what stands before the cursors and has not been overwritten; nothing of it counts as lost."""
-    count, pieces = layout.ring_records, [np.empty((0, wire.RECORD.itemsize), np.uint8)]
+    count, pieces = layout.ring_records, [_NO_SLOTS]
     for number, cursor in enumerate(cursors):
         ring = _Ring(file, layout, number)
         first = max(_first_untouched(ring, 0), 0)
@@ -160,8 +139,7 @@ class _Ring:
 
     def head_again(self) -> int:
         rings = self.layout.rings
-        raw = self.file.read_at(rings.offset + self.number * rings.stride, _HEAD_BYTES)
-        return int(raw.view("<u8")[0])
+        return int(self.file.read_at(rings.offset + self.number * rings.stride, 8).view("<u8")[0])
 
     def copy(self, first: int, end: int) -> Slots:
         """Return the slots of these records, in at most two pieces."""
@@ -179,23 +157,18 @@ class _Ring:
         return records.read(self.file, first, count).view(np.uint8).reshape(count, records.element.itemsize)
 
 
-def _drain_ring(ring: _Ring, head: int, cursor: Cursor) -> _Drained:
+def _drain_ring(ring: _Ring, head: int, cursor: Cursor) -> tuple[Slots, Cursor, int]:
+    """Return what is new, where to go on, and how many records are gone."""
     count = ring.layout.ring_records
-    _check_head(ring, head)
-    if head <= cursor.following:  # nothing new, or a head that went back, which only a forged one does
-        return _Drained(ring.copy(0, 0), cursor, lost=int(head < cursor.following))
+    if head // count + 1 >= wire.BUSY:  # no stamp is so large: no writer lives that long, and our sums stay small
+        raise ring.file.bad(f"says that ring {ring.number} has seen {head} records")
+    if head < cursor.following:  # it went back, which only a forged one does
+        return _NO_SLOTS, cursor, 1
     first = max(cursor.following, head - count)
     slots = ring.copy(first, head)
     safe = min(max(first, _first_untouched(ring, head)), head)
     kept, passed = _select(slots[safe - first :], safe, count, cursor.waited)
-    lost = safe - cursor.following + passed - len(kept)
-    return _Drained(kept, Cursor(safe + passed, waited=head), lost)
-
-
-def _check_head(ring: _Ring, head: int) -> None:
-    """Refuse what would not fit into a stamp: no writer lives that long, and our sums stay small."""
-    if head // ring.layout.ring_records + 1 >= wire.BUSY:
-        raise ring.file.bad(f"says that ring {ring.number} has seen {head} records")
+    return kept, Cursor(safe + passed, waited=head), safe - cursor.following + passed - len(kept)
 
 
 def _first_untouched(ring: _Ring, head: int) -> int:
@@ -227,7 +200,7 @@ def sort_records(files: Sequence[Records]) -> Sorted:
     kinds = np.ascontiguousarray(slots.view(wire.RECORD)["kind"].reshape(-1))
     whole = slots.reshape(-1).view(np.dtype((np.void, wire.RECORD.itemsize)))  # moved as they are, not byte by byte
     tables, counts = {}, {}
-    for name, (kind, element) in _KINDS.items():
+    for name, (kind, element) in KINDS.items():
         indices = np.flatnonzero(kinds == kind)
         ends = np.searchsorted(indices, np.cumsum(sizes))
         counts[name] = np.diff(ends, prepend=0).tolist()
@@ -236,7 +209,7 @@ def sort_records(files: Sequence[Records]) -> Sorted:
     return Sorted(**tables, counts=counts)
 
 
-_KINDS = {
+KINDS = {
     "enqueued": (wire.KIND_ENQUEUED, wire.ENQUEUED),
     "transfers": (wire.KIND_TRANSFER_CLOSED, wire.TRANSFER_CLOSED),
     "kernels": (wire.KIND_KERNEL_CLOSED, wire.KERNEL_CLOSED),

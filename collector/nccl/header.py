@@ -92,23 +92,17 @@ MAX_STRIDE = wire.PAGE
 MIN_RING_RECORDS = 256  # with fewer, the records that may be overwritten while we read would be most of them
 
 
-@dataclass(frozen=True)
-class _Limits:
-    element: np.dtype[np.void]
-    fewest: int
-    most: int
-
-
+# What a table holds, and how many of it at least and at most.
 _LIMITS = {
-    "requests": _Limits(wire.REQUEST, 1, 1),
-    "status": _Limits(wire.STATUS, 1, 1),
-    "clocks": _Limits(wire.CLOCK_PAIR, 2, 4096),
-    "comms": _Limits(wire.COMM, 1, wire.NO_COMM),  # records have 16 bits for it
-    "rows": _Limits(wire.ROW, 1, 1 << 20),
-    "rings": _Limits(wire.RING, 1, 1024),
-    "records": _Limits(wire.RECORD, MIN_RING_RECORDS, 1 << 20),
-    "operations": _Limits(wire.OPERATION, 1, 1 << 16),  # handles have 16 bits for the slot
-    "transfers": _Limits(wire.TRANSFER, 1, 1 << 16),
+    "requests": (wire.REQUEST, 1, 1),
+    "status": (wire.STATUS, 1, 1),
+    "clocks": (wire.CLOCK_PAIR, 2, 4096),
+    "comms": (wire.COMM, 1, wire.NO_COMM),  # records have 16 bits for it
+    "rows": (wire.ROW, 1, 1 << 20),
+    "rings": (wire.RING, 1, 1024),
+    "records": (wire.RECORD, MIN_RING_RECORDS, 1 << 20),
+    "operations": (wire.OPERATION, 1, 1 << 16),  # handles have 16 bits for the slot
+    "transfers": (wire.TRANSFER, 1, 1 << 16),
 }
 
 
@@ -162,7 +156,10 @@ def check_layout(file: ForeignFile, header: np.void) -> Layout:
     if not wire.PAGE <= claimed_bytes <= file.size:
         raise file.bad(f"says it has {claimed_bytes} bytes and has {file.size}")
     sections = {name: _check_section(file, name, header[name], claimed_bytes) for name in _LIMITS}
-    _check_overlap(file, sections)
+    ordered = sorted(sections.items(), key=lambda one: one[1].offset)
+    for (name, section), (following, after) in pairwise(ordered):
+        if section.end > after.offset:
+            raise file.bad(f"has {name} and {following} in one place")
     rings = sections["rings"].count
     for name in ("records", "operations", "transfers"):
         if sections[name].count % rings:
@@ -173,20 +170,13 @@ def check_layout(file: ForeignFile, header: np.void) -> Layout:
 
 
 def _check_section(file: ForeignFile, name: str, claim: np.void, file_bytes: int) -> Section:
-    limits = _LIMITS[name]
+    element, fewest, most = _LIMITS[name]
     offset, count, stride = (int(claim[field]) for field in ("offset", "count", "stride"))
-    section = Section(offset, count, stride, limits.element)
-    if not limits.fewest <= count <= limits.most:
-        raise file.bad(f"has {count} {name}, not {limits.fewest} to {limits.most}")
-    if not limits.element.itemsize <= stride <= MAX_STRIDE or count * stride > MAX_SECTION_BYTES:
+    section = Section(offset, count, stride, element)
+    if not fewest <= count <= most:
+        raise file.bad(f"has {count} {name}, not {fewest} to {most}")
+    if not element.itemsize <= stride <= MAX_STRIDE or count * stride > MAX_SECTION_BYTES:
         raise file.bad(f"has {count} {name} of {stride} bytes each")
     if offset < wire.PAGE or section.end > file_bytes or offset % 8 or stride % 8:
         raise file.bad(f"has its {name} at {offset} to {section.end} of {file_bytes} bytes")
     return section
-
-
-def _check_overlap(file: ForeignFile, sections: dict[str, Section]) -> None:
-    ordered = sorted(sections.items(), key=lambda one: one[1].offset)
-    for (name, section), (following, after) in pairwise(ordered):
-        if section.end > after.offset:
-            raise file.bad(f"has {name} and {following} in one place")

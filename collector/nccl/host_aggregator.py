@@ -15,8 +15,10 @@ import numpy as np
 
 from collector.nccl.arrays import Array, pick, stack
 from collector.nccl.budget import lot_of
+from collector.nccl.checkpoint import AggregatorState
 from collector.nccl.clock import NEVER_NS, SEEN_KERNEL, HostClocks, Interval
 from collector.nccl.communicators import HostCommunicators
+from collector.nccl.header import Identity
 from collector.nccl.ledger import Ledger
 from collector.nccl.operations import (
     KNOWN,
@@ -28,10 +30,12 @@ from collector.nccl.operations import (
     no_operations,
 )
 from collector.nccl.progress import progress_of, show
-from collector.nccl.snapshot import AggregatorState, JointReading, Losses, Snapshot
-from collector.nccl.transfers import MOVED, STEPPED, Claimant, ForeignParts, add_part_bytes, claim, join_operations
+from collector.nccl.snapshot import JointReading, Losses, Snapshot
+from collector.nccl.transfers import MOVED, STEPPED, ForeignParts, add_part_bytes, claim, join_operations
 from lockstep import wire
 from lockstep.clock import NS_PER_S
+
+DELAY_NS = NS_PER_S  # threads write their rings at once; what takes longer was not scheduled at all
 
 
 class Matched(NamedTuple):
@@ -47,11 +51,10 @@ class Matched(NamedTuple):
 class PartQueue:
     """Keeps parts of one kind until their operation is known, or until nobody believes in it any more."""
 
-    def __init__(self, kind: np.dtype[np.void], patience_ns: int) -> None:
+    def __init__(self, kind: np.dtype[np.void]) -> None:
         """`kind` has the fields `operation` and `origin`."""
         self._waiting, self._since_ns = np.empty(0, kind), np.empty(0, np.int64)
         self._is_excused = np.empty(0, bool)
-        self._patience_ns = patience_ns
 
     def match(self, new: Array, tags: Array, known: Array, index: OperationIndex, now_ns: int) -> Matched:
         """Return what has found its operation among the known ones; the rest of our own parts waits on.
@@ -60,8 +63,7 @@ class PartQueue:
         another process's.
         """
         if len(new) == len(self._waiting) == 0:
-            nowhere = np.empty(0, np.intp)
-            return Matched(new, nowhere, new, 0, 0)
+            return Matched(new, np.empty(0, np.intp), new, 0, 0)
         is_foreign = (wire.tag_of(new["operation"]) != tags) & (new["operation"] != 0)
         ours = pick(new, ~is_foreign) if is_foreign.any() else new
         parts = stack(new.dtype, [self._waiting, ours]) if len(self._waiting) else ours
@@ -81,7 +83,7 @@ class PartQueue:
         fresh = len(parts) - len(self._waiting)
         since_ns = np.append(self._since_ns, np.full(fresh, now_ns))
         is_excused = np.append(self._is_excused, np.zeros(fresh, bool))
-        waits = ~found & (parts["operation"] != 0) & (since_ns + self._patience_ns > now_ns)
+        waits = ~found & (parts["operation"] != 0) & (since_ns + DELAY_NS > now_ns)
         self._waiting, self._since_ns, self._is_excused = pick(parts, waits), since_ns[waits], is_excused[waits]
         return int(np.count_nonzero(~found & ~waits & ~is_excused))
 
@@ -101,7 +103,6 @@ class PartQueue:
         self._since_ns, self._is_excused = self._since_ns[stays], self._is_excused[stays]
 
 
-DELAY_NS = NS_PER_S  # threads write their rings at once; what takes longer was not scheduled at all
 PATIENCE_NS = 60 * NS_PER_S  # with a kernel that does not begin; inside a host it is all there is to hear of
 _REMEMBERED_NS = 5 * NS_PER_S  # how long an operation is kept for parts that come too late
 _MOST_OPERATIONS = 1 << 17  # of one process in memory: 20 MB; it enqueues some thousands a second
@@ -115,9 +116,8 @@ class HostAggregator:
         self.ledger, self._keeps_rest = ledger, keeps_rest
         self._known = no_operations()
         self._index = OperationIndex(self._known)
-        self._transfers = PartQueue(MOVED, DELAY_NS)
-        self._kernels = PartQueue(SEEN_KERNEL, DELAY_NS)
-        self._steps = PartQueue(STEPPED, DELAY_NS)
+        kinds = {"transfers": MOVED, "steps": STEPPED, "kernels": SEEN_KERNEL}
+        self._queues = {name: PartQueue(kind) for name, kind in kinds.items()}
         self._comms = HostCommunicators([])
         self.lost = {each.name: 0 for each in fields(Losses)}
         self.written = no_operations()  # operations whose row the last reading completed
@@ -148,9 +148,10 @@ class HostAggregator:
         self._write(is_complete & np.isin(known["origin"], joint.origins), is_open, now_ns)
         for snapshot in snapshots:
             if snapshot.is_last:
-                self._lose(orphans=sum(queue.give_up(snapshot.member.origin) for queue in self._queues))
+                given_up = [queue.give_up(snapshot.member.origin) for queue in self._queues.values()]
+                self._lose(orphans=sum(given_up))
 
-    def memories(self, now_ns: int, share: int) -> dict[int, AggregatorState]:
+    def states(self, now_ns: int, share: int) -> dict[int, AggregatorState]:
         """Return by origin what `relearn` needs after the reading at this time; of the others it is nothing."""
         is_written, is_quiet = self._known["written_ns"] != NEVER_NS, self._is_quiet(now_ns)
         pending, written = pick(self._known, ~is_written & is_quiet), pick(self._known, is_written & ~is_quiet)
@@ -162,88 +163,71 @@ class HostAggregator:
             for origin in origins
         }
 
-    def relearn(self, snapshot: Snapshot, memory: AggregatorState) -> None:
+    def relearn(self, snapshot: Snapshot, state: AggregatorState) -> None:
         """Know again what another reader knew of the same file; what it gave rows and counted is not given again."""
         ledger, self.ledger = self.ledger, Ledger(origins=self.ledger.origins)
         lost, origin = dict(self.lost), snapshot.member.origin
         try:
-            self._take_in([snapshot], memory.now_ns, memory.share)
-            is_quiet, pending, written = (
-                self._is_quiet(memory.now_ns),
-                *(self._index.among(keys_of(each, origin)) for each in (memory.pending, memory.written)),
-            )
-            is_theirs = self._known["origin"] == origin
-            self._write(is_theirs & (is_quiet & ~pending | written), np.zeros(len(is_theirs), bool), memory.now_ns)
+            self._take_in([snapshot], state.now_ns, state.share)
+            is_theirs, is_quiet = self._known["origin"] == origin, self._is_quiet(state.now_ns)
+            pending, written = (self._index.among(keys_of(each, origin)) for each in (state.pending, state.written))
+            self._write(is_theirs & (is_quiet & ~pending | written), np.zeros(len(is_theirs), bool), state.now_ns)
             self.ledger.rows()
             ledger.seconds.adopt(self.ledger.seconds, origin)
         finally:
             self.ledger, self.lost = ledger, lost
             self.written, self.foreign = no_operations(), None
-        for queue in self._queues:
+        for queue in self._queues.values():
             queue.excuse(origin)
 
     def measure_progress(self, snapshots: Sequence[Snapshot], now_ns: int) -> Array:
         """Return how far processes have come, as PROGRESS; after `fold` with the same readings."""
         clocks = HostClocks([snapshot.reading.clock for snapshot in snapshots])
         processes = [(snapshot.member.origin, snapshot.reading.identity.kernel_channels) for snapshot in snapshots]
-        return progress_of(
-            show([snapshot.reading.live for snapshot in snapshots]),
-            clocks,
-            self._comms_of(snapshots),
-            processes,
-            now_ns,
-        )
+        shown = show([snapshot.reading.live for snapshot in snapshots])
+        return progress_of(shown, clocks, self._comms_of(snapshots), processes, now_ns)
 
-    def take_foreign(self, parts: ForeignParts, who: Claimant) -> ForeignParts:
+    def take_foreign(self, parts: ForeignParts, identity: Identity, origin: int) -> ForeignParts:
         """Take what another process did for this one, and return what it did for others still.
 
         Rows take this rank: it is its data that moved.
         """
-        claimed, rest = claim(parts, who, self._index)
-        self._take_transfers(claimed.transfers, claimed.transfer_indices)
-        self._take_steps(claimed.steps, claimed.step_indices)
-        return rest
+        moved, is_moved = claim(parts.transfers, identity, origin, self._index)
+        stepped, is_stepped = claim(parts.steps, identity, origin, self._index)
+        self._take_transfers(parts.transfers[is_moved], moved[is_moved])
+        self._take_steps(parts.steps[is_stepped], stepped[is_stepped])
+        return ForeignParts(parts.transfers[~is_moved], parts.steps[~is_stepped])
 
     def forget(self, origin: int) -> None:
         """Let go of a process that is not read any more."""
         self._known = pick(self._known, self._known["origin"] != origin)
         self._index = OperationIndex(self._known)
-        for queue in self._queues:
+        for queue in self._queues.values():
             queue.give_up(origin)
 
-    @property
-    def _queues(self) -> tuple[PartQueue, PartQueue, PartQueue]:
-        return self._transfers, self._kernels, self._steps
-
     def _take_in(self, snapshots: Sequence[Snapshot], now_ns: int, share: int) -> JointReading:
-        """Learn everything that the readings hold."""
-        joint = JointReading(
-            [snapshot.reading for snapshot in snapshots], [snapshot.member.origin for snapshot in snapshots]
-        )
+        joint = JointReading(snapshots)
         self._lose(overwritten=joint.lost)
         self._learn(joint, snapshots, share, now_ns)
-        self._take_kernels(self._matched(self._kernels, joint.kernels(), joint.tags("kernels"), now_ns), snapshots)
-        moved = self._matched(self._transfers, joint.transfers(), joint.tags("transfers"), now_ns)
-        stepped = self._matched(self._steps, joint.steps(), joint.tags("steps"), now_ns)
+        self._take_kernels(self._matched(joint, "kernels", now_ns), snapshots)
+        moved, stepped = self._matched(joint, "transfers", now_ns), self._matched(joint, "steps", now_ns)
         self.foreign = ForeignParts(moved.foreign, stepped.foreign)
         self._take_transfers(moved.parts, moved.indices)
         self._take_steps(stepped.parts, stepped.indices)
         return joint
 
     def _learn(self, joint: JointReading, snapshots: Sequence[Snapshot], share: int, now_ns: int) -> None:
-        enqueued, whose, enqueue_ns = joint.enqueued, joint.whose("enqueued"), joint.enqueue_ns()
+        enqueued, whose, enqueue_ns = joint.enqueued()
         members, found = self._comms_of(snapshots).members_at(whose, enqueued["comm"], enqueued["ticks"])
         if not found.all():
             self._lose(unknown_comm=_count(~found))
-            enqueued, members, whose, enqueue_ns = (
-                pick(enqueued, found),
-                pick(members, found),
-                whose[found],
-                enqueue_ns[found],
-            )
+            enqueued, members = pick(enqueued, found), pick(members, found)
+            whose, enqueue_ns = whose[found], enqueue_ns[found]
         new = add_part_bytes(learn_operations(enqueued, members, enqueue_ns, joint.origins[whose]))
         new["kept"] = (lot_of(new) < share) != self._keeps_rest
-        self._known = stack(KNOWN, [self._remembered(now_ns), new])
+        written_ns = self._known["written_ns"]
+        is_of_use = (written_ns == NEVER_NS) | (written_ns + _REMEMBERED_NS >= now_ns)
+        self._known = stack(KNOWN, [pick(self._known, is_of_use), new])
         self._distrust(new, snapshots)
         self._bound_memory()
         self._index = OperationIndex(self._known)
@@ -279,8 +263,8 @@ class HostAggregator:
             self._lose(unreached=_count(~stepped["reached"]))
             self.ledger.add_steps(pick(stepped, stepped["reached"]))
 
-    def _matched(self, queue: PartQueue, new: Array, tags: Array, now_ns: int) -> Matched:
-        matched = queue.match(new, tags, self._known, self._index, now_ns)
+    def _matched(self, joint: JointReading, kind: str, now_ns: int) -> Matched:
+        matched = self._queues[kind].match(*joint.parts(kind), self._known, self._index, now_ns)
         self._lose(orphans=matched.orphans, late=matched.late)
         return matched
 
@@ -299,12 +283,6 @@ class HostAggregator:
         self._known["written_ns"][chosen] = now_ns
         self.written = pick(self._known, chosen)
         self.ledger.add_operations(self.written, ~is_open[chosen])
-
-    def _remembered(self, now_ns: int) -> Array:
-        """Return the operations that may still be of use."""
-        written_ns = self._known["written_ns"]
-        is_old = (written_ns != NEVER_NS) & (written_ns + _REMEMBERED_NS < now_ns)
-        return pick(self._known, ~is_old)
 
     def _bound_memory(self) -> None:
         """Let go of the oldest operations of processes that have too many."""

@@ -133,12 +133,9 @@ class Seconds:
         groups = Groups(summed["edge"], summed["who"], summed["comm"], second)
         one, untimed = pick(summed, groups.firsts), groups.sum(summed["timed"]) == 0
         wireless = untimed | ~one["sends"]
-        columns: dict[str, object] = {"n": groups.sum(summed["n"]), "bytes": groups.sum(summed["bytes"])}
-        for name, number, hidden in (
-            ("gpu_wait_ns", 0, untimed),
-            ("peer_wait_ns", 1, untimed),
-            ("wire_ns", 2, wireless),
-        ):
+        columns: dict[str, object] = {name: groups.sum(summed[name]) for name in ("n", "bytes")}
+        waits = (("gpu_wait_ns", untimed), ("peer_wait_ns", untimed), ("wire_ns", wireless))
+        for number, (name, hidden) in enumerate(waits):
             columns[name] = pa.array(groups.sum(summed["waits"][:, number]), pa.int64(), mask=hidden)
         columns["wire_max_ns"] = pa.array(groups.max(summed["wire_max_ns"]), pa.int64(), mask=wireless)
         columns |= {name: one[name] for name in ("channel", "peer", "size_class")} | {"ts_ns": second[groups.firsts]}
@@ -237,17 +234,17 @@ class Ledger:
 
     def rows(self) -> dict[str, pa.Table]:
         """Return the complete rows of what was taken in, and count all of it."""
-        return {"collectives": self._close_operations(), "transfers": self._close_transfers(), **self._close_steps()}
+        stepped, self._steps = stack(STEPPED, self._steps), []
+        stepped = pick(stepped, self._keep(stepped["kept"]))
+        steps = step_rows(stepped, self.origins) if len(stepped) else no_rows("step_samples")
+        return {"collectives": self._close_operations(), "transfers": self._close_transfers(), "step_samples": steps}
 
     def _close_operations(self) -> pa.Table:
         pieces, self._operations = self._operations, []
         known = stack(KNOWN, [each for each, _ in pieces])
-        if len(known) == 0:
-            return no_rows("collectives")
-        is_over = np.concatenate([over for _, over in pieces])
-        is_counted = is_over & is_timed(known)
+        is_over = np.concatenate([np.empty(0, bool), *(over for _, over in pieces)])
         if self._counts:
-            self.seconds.add_operations(_ended(pick(known, is_counted)))
+            self.seconds.add_operations(_ended(pick(known, is_over & is_timed(known))))
         kept = self._keep(known["kept"])
         if not kept.any():
             return no_rows("collectives")
@@ -256,8 +253,6 @@ class Ledger:
 
     def _close_transfers(self) -> pa.Table:
         moved, self._transfers = stack(MOVED, self._transfers), []
-        if len(moved) == 0:
-            return no_rows("transfers")
         sized = settle_bytes(moved)
         self.sizeless += int(np.count_nonzero(~sized))
         moved = pick(moved, sized) if not sized.all() else moved
@@ -265,11 +260,6 @@ class Ledger:
             self.seconds.add_transfers(moved)
         kept = self._keep(moved["kept"])
         return transfer_rows(pick(moved, kept), self.origins) if kept.any() else no_rows("transfers")
-
-    def _close_steps(self) -> dict[str, pa.Table]:
-        stepped, self._steps = stack(STEPPED, self._steps), []
-        stepped = pick(stepped, self._keep(stepped["kept"]))
-        return {"step_samples": step_rows(stepped, self.origins) if len(stepped) else no_rows("step_samples")}
 
     def _keep(self, kept: Array) -> Array:
         self.left_out += int(np.count_nonzero(~kept))

@@ -102,7 +102,6 @@ def job_of(environment: Environment) -> str:
 
 
 def attempt_of(environment: Environment) -> int:
-    """Return how often the job was restarted."""
     given = next((environment[name] for name in _ATTEMPT_VARIABLES if environment.get(name)), "")
     return min(int(given[:9]), _MOST_ATTEMPTS) if given.isascii() and given.isdecimal() else 0
 

@@ -13,15 +13,15 @@ from collector.kernel.process import Environment, read_environment
 from collector.nccl.aggregator import Aggregator
 from collector.nccl.arrays import Array
 from collector.nccl.budget import WHOLE_SHARE, sampled_share
-from collector.nccl.checkpoint import FileKey, FileMemory, file_key
+from collector.nccl.checkpoint import FileKey, FileMemory
 from collector.nccl.communicators import Origin
 from collector.nccl.detail import Detail, KeptProcess, RankDetail, wanted_detail
 from collector.nccl.finding import FoundFile, RingDirectories
 from collector.nccl.host_aggregator import HostAggregator
 from collector.nccl.ownership import Claim, Owner, find_gpu, find_owner, host_gpus
-from collector.nccl.progress import PROGRESS, Overdue, UsualTimes
-from collector.nccl.ringfile import INDEXED_ROW, Live, RingFile, open_ring
-from collector.nccl.snapshot import AggregatorState, Reading, Snapshot, take_reading
+from collector.nccl.progress import Overdue, UsualTimes
+from collector.nccl.ringfile import Live, RingFile, open_ring
+from collector.nccl.snapshot import Reading, Snapshot, take_reading
 from lockstep import wire
 from lockstep.clock import NS_PER_S
 from lockstep.errors import BadRing, RingNotReady
@@ -30,7 +30,6 @@ _log = structlog.get_logger("nccl_rings")
 
 # What hostile numbers may still lead to, once they are past the reader's checks: the fault of one file only.
 FILE_FAULTS = (BadRing, ArithmeticError, ValueError, LookupError, pa.ArrowException)
-LOST_ROWS = ("overwritten", "unknown_comm", "orphans", "forgotten")  # what is lost in no rows and in no statistics
 _LEVELS = {"off": wire.OFF, "operations": wire.OPERATIONS, "transfers": wire.TRANSFERS, "steps": wire.STEPS}
 _USUAL_SHARE = 0.01  # the plugin's own
 _QUIET_EVERY = 10  # readings: how often a row that has not changed is sent, where there are many
@@ -42,7 +41,7 @@ class FollowedProcess:
 
     def __init__(self, file: FoundFile, ring: RingFile, owner: Owner, origin: Origin, host: HostAggregator) -> None:
         self.file, self.ring, self.owner, self.origin = file, ring, owner, origin
-        self.aggregator = Aggregator.among(host, origin)
+        self.aggregator = Aggregator(origin, host)
         self.kept = KeptProcess(ring, origin)
         self.reading: Reading | None = None
         self.is_over = False
@@ -59,28 +58,22 @@ class FollowedProcess:
 
     def resume(self, memory: FileMemory) -> None:
         """Go on where another reader of the same file ended."""
-        records = self.ring.go_on(memory.position)
-        live = Live(np.empty(0, INDEXED_ROW), np.empty(0, wire.OPERATION), np.empty(0, wire.TRANSFER))
-        level = int(self.ring.status()["level"])
-        reading = Reading(self.ring.identity, self.ring.clock(), self.ring.communicators(), live, records, level)
-        self.aggregator.relearn(reading, memory.aggregator)
+        records, level = self.ring.go_on(memory.position), int(self.ring.status()["level"])
+        reading = Reading(self.ring.identity, self.ring.clock(), self.ring.communicators(), Live(), records, level)
+        snapshot, _ = self.aggregator.snapshot(reading)
+        self.aggregator.host.relearn(snapshot, memory.aggregator)
 
-    def memory(self, aggregator: AggregatorState) -> FileMemory:
-        """Return what `resume` needs."""
-        return FileMemory(self.ring.uid, self.origin, self.ring.position, aggregator)
+    def read(self) -> tuple[Snapshot, pa.Table]:
+        """Return what is new, and rows of communicators.
 
-    def read(self) -> Reading:
-        """Return what is new. Once the lock is gone nothing more is written, so what is read then is all."""
+        Once the lock is gone nothing more is written, so what is read then is all.
+        """
         holder = self.ring.owner()
         if holder not in (None, self.owner.pid):
             raise BadRing(f"is held by process {holder}, and was by process {self.owner.pid}", file=self.ring.name)
         self.is_over = holder is None
         self.reading = take_reading(self.ring)
-        return self.reading
-
-    def snapshot(self, reading: Reading) -> tuple[Snapshot, pa.Table]:
-        """Return its turn in folding, and the rows of communicators."""
-        return self.aggregator.snapshot(reading, is_last=self.is_over, died=self.is_over)
+        return self.aggregator.snapshot(self.reading, is_last=self.is_over, died=self.is_over)
 
     def show(self, reading: Reading, now_ns: int) -> Snapshot:
         """Return what is to be told of how far it has come, and note what is overdue; once a second."""
@@ -92,10 +85,9 @@ class FollowedProcess:
             reading = replace(reading, live=live)
         return Snapshot(self.aggregator.member, reading)
 
-    def measure_progress(self, now_ns: int) -> Array:
-        """Return how far it has come with what is overdue, as PROGRESS; between two readings."""
-        if self.reading is None:
-            return np.empty(0, PROGRESS)
+    def progress(self, now_ns: int) -> pa.Table:
+        """Return how far it has come with what is overdue; between two readings."""
+        assert self.reading, "what is overdue was read"
         reading = replace(self.reading, live=self.ring.live())
         self._judge(reading, now_ns)
         index, func, peer = wire.split_key(reading.live.rows["key"])
@@ -103,7 +95,7 @@ class FollowedProcess:
         rows = zip(index.tolist(), func.tolist(), peers.tolist(), strict=True)
         is_late = np.fromiter((row in self.overdue.rows for row in rows), bool, len(index))
         late = replace(reading.live, rows=reading.live.rows[is_late])
-        return self.aggregator.measure_progress(replace(reading, live=late), now_ns)
+        return self.aggregator.progress(replace(reading, live=late), now_ns)
 
     def _adapt(self, operations: int, now_ns: int) -> None:
         """Have some operations a second recorded by steps, however few there are, unless its owner said how many."""
@@ -143,15 +135,13 @@ class FollowedProcess:
         return min(max(self._cost_ns - before, 0), elapsed_ns * len(self.ring.position))
 
     def close(self) -> None:
-        """Let go of its file and of what is known of it."""
         self.aggregator.leave()
         self.ring.close()
 
     def _judge(self, reading: Reading, now_ns: int) -> None:
         operations = reading.live.operations
-        self.overdue = self.usual_times.judge(
-            operations, reading.clock.to_unix_ns(operations["enqueue_ticks"]), now_ns
-        )
+        enqueue_ns = reading.clock.to_unix_ns(operations["enqueue_ticks"])
+        self.overdue = self.usual_times.judge(operations, enqueue_ns, now_ns)
 
     def _worth_reporting(self, reading: Reading) -> Array:
         """Return which of many rows are sent: those that changed, and the others in turns."""
@@ -218,13 +208,9 @@ class RingIntake:
         self._settled &= files.keys()
         fresh = [file for name, file in files.items() if name not in known and name not in self._settled]
         room = max(MOST_PROCESSES - len(known), 0)
-        taken = [
-            process
-            for file in fresh[: room + _MOST_REFUSALS]
-            if (process := self._consider(file, now_ns, aggregator))
-        ]
+        taken = [self._consider(file, now_ns, aggregator) for file in fresh[: room + _MOST_REFUSALS]]
         self._remove_old(now_ns)
-        return taken
+        return [process for process in taken if process]
 
     def settle(self, file: FoundFile, now_ns: int, is_over: bool) -> None:
         """Follow this file no longer; when its process has ended, remove it after a while."""
@@ -251,8 +237,8 @@ class RingIntake:
         return None
 
     def _follow(self, file: FoundFile, ring: RingFile, aggregator: HostAggregator) -> FollowedProcess:
-        holder = ring.owner()
-        memory = self._remembered.get(file_key(ring.inode, ring.identity.created_ns))
+        holder, key = ring.owner(), (*ring.inode, ring.identity.created_ns)
+        memory = self._remembered.get(key)
         if memory and memory.uid == ring.uid and holder in (None, memory.origin.pid):
             pid, job, attempt = memory.origin.pid or 0, memory.origin.job, memory.origin.attempt
             owner = Owner(pid, job, attempt, read_environment(self._proc, pid) or {})
@@ -265,15 +251,13 @@ class RingIntake:
         else:
             owner = find_owner(self._proc, holder, Claim(ring.name, ring.uid, ring.identity.job))
             ring.clock()  # RingNotReady: nothing can be said of its times yet
-            process = FollowedProcess(file, ring, owner, self._origin(file, ring, owner), aggregator)
-        self._remembered.pop(file_key(ring.inode, ring.identity.created_ns), None)
+            gpus, contained = host_gpus(self._root), file.directory.is_contained
+            gpu = find_gpu(owner.environment, ring.identity.local_rank, gpus, contained)
+            origin = Origin(self._host, owner.job, owner.attempt, owner.pid, gpu)
+            process = FollowedProcess(file, ring, owner, origin, aggregator)
+        self._remembered.pop(key, None)
         self._leaving.pop(_name(file), None)
         return process
-
-    def _origin(self, file: FoundFile, ring: RingFile, owner: Owner) -> Origin:
-        contained = file.directory.is_contained
-        gpu = find_gpu(owner.environment, ring.identity.local_rank, host_gpus(self._root), contained)
-        return Origin(host=self._host, job=owner.job, attempt=owner.attempt, pid=owner.pid, gpu=gpu)
 
     def _remove_old(self, now_ns: int) -> None:
         for name, (file, due_ns) in list(self._leaving.items()):

@@ -147,9 +147,8 @@ def _head_transfers(shown: Shown) -> Array:
     order = np.argsort(keys, kind="stable")
     theirs = keys_of(transfers["operation"], shown.transfer_of)
     index = order[np.minimum(np.searchsorted(keys[order], theirs), len(order) - 1)]
-    waits &= (operations["handle"][index] == transfers["operation"]) & (
-        shown.operation_of[index] == shown.transfer_of
-    )
+    waits &= operations["handle"][index] == transfers["operation"]
+    waits &= shown.operation_of[index] == shown.transfer_of
     return _least(index, transfers["wait"] & np.uint64((1 << 56) - 1), waits, len(operations))
 
 
@@ -164,11 +163,8 @@ def _least(line: Array, values: Array, counts: Array, lines: int) -> Array:
 
 def _add_open(progress: Array, shown: Shown, oldest: Array, clocks: HostClocks) -> None:
     chosen, progress["is_idle"] = _chosen(shown.operations, oldest)
-    progress["open_bytes"], progress["open_dtype"], progress["open_algo"] = (
-        chosen["bytes"],
-        chosen["dtype"],
-        chosen["algo"],
-    )
+    for name in ("bytes", "dtype", "algo"):
+        progress[f"open_{name}"] = chosen[name]
     if len(shown.operations):
         counts = np.bincount(shown.operation_of, minlength=clocks.count).tolist()
         since = clocks.to_unix_ns(shown.operations["enqueue_ticks"], counts)
@@ -182,11 +178,8 @@ def _add_head(progress: Array, shown: Shown, oldest: Array, is_known: Array) -> 
         return
     head = np.where(is_idle, _NONE, _head_transfers(shown)[np.maximum(oldest, 0)])
     chosen, is_unknown = _chosen(shown.transfers, head)
-    progress["has_head"], progress["head_peer"], progress["head_channel"] = (
-        ~is_unknown,
-        chosen["peer"],
-        chosen["channel"],
-    )
+    progress["has_head"] = ~is_unknown
+    progress["head_peer"], progress["head_channel"] = chosen["peer"], chosen["channel"]
     progress["head_state"] = np.where(is_unknown, progress["head_state"], chosen["wait"] >> _SINCE_BITS)
 
 
@@ -260,16 +253,10 @@ class UsualTimes:
 
     def judge(self, operations: Array, enqueue_ns: Array, now_ns: int) -> Overdue:
         """Return what is overdue among the operations that are open, with the times at which they were enqueued."""
-        if len(operations) == 0:
-            self._since_ns = {}
-            return Overdue()
         oldest: dict[Row, int] = {}
         is_begun = operations["open"] > 0
-        for index, func, peer, since in zip(
-            *(operations[name][is_begun].tolist() for name in ("comm", "func", "peer")),
-            enqueue_ns[is_begun].tolist(),
-            strict=True,
-        ):
+        columns = (operations["comm"], operations["func"], operations["peer"], enqueue_ns)
+        for index, func, peer, since in zip(*(column[is_begun].tolist() for column in columns), strict=True):
             if index != wire.NO_COMM:
                 oldest[index, func, peer] = min(since, oldest.get((index, func, peer), since))
         late = frozenset(row for row, since in oldest.items() if is_overdue(now_ns - since, self._usual_ns.get(row)))

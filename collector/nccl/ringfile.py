@@ -3,9 +3,8 @@
 import os
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +12,8 @@ from numpy.typing import NDArray
 from collector.kernel.foreign_file import ForeignFile
 from collector.nccl.arrays import pick
 from collector.nccl.budget import WHOLE_SHARE
-from collector.nccl.clock import ClockReader, TickClock
-from collector.nccl.draining import Cursor, Records, Slots, bound, bound_transfers, drain, has_index, read_before
+from collector.nccl.clock import ClockReader
+from collector.nccl.draining import Cursor, Records, bound, bound_transfers, drain, has_index, read_before
 from collector.nccl.header import Layout, Section, check_layout, identify, read_header
 from lockstep import wire
 from lockstep.wire import Table
@@ -31,9 +30,10 @@ INDEXED_ROW = np.dtype([*((name, wire.ROW[name]) for name in wire.ROW.names or (
 class Live:
     """Rows in use, with their `index`; operations and transfers that have begun and not ended."""
 
-    rows: Table  # PLACED_ROW
-    operations: Table  # their `row` is the place of a row; wire.BUSY: they have none
-    transfers: Table
+    rows: Table = field(default_factory=lambda: np.empty(0, INDEXED_ROW))
+    # their `row` is the place of a row; wire.BUSY: they have none
+    operations: Table = field(default_factory=lambda: np.empty(0, wire.OPERATION))
+    transfers: Table = field(default_factory=lambda: np.empty(0, wire.TRANSFER))
 
 
 class CommunicatorReader:
@@ -46,7 +46,7 @@ class CommunicatorReader:
         self._table: Table = np.empty(0, INDEXED_COMM)
 
     def read(self) -> Table:
-        """Return the communicators, as PLACED_COMM; those that change just now come the next time."""
+        """Return the communicators, as INDEXED_COMM; those that change just now come the next time."""
         if self._count == 0 or self._snapshot() != self._before:
             used = _comms_in_use(self._file, self._layout)
             self._count = min(used + _COMMS_AT_ONCE, self._layout.comms.count)
@@ -156,11 +156,11 @@ class RingFile:
         header = read_header(file)
         self._file, self._layout = file, check_layout(file, header)
         self.name, self.inode = file.name, file.inode
-        self._cursors = [Cursor()] * self._layout.rings.count
+        self.position = [Cursor()] * self._layout.rings.count  # how far each of its rings has been read
         self.identity = identify(file, header)
         self.uid = file.uid
-        self._clock = ClockReader(file, self._layout, self.identity.clock_kind)
-        self._communicators = CommunicatorReader(file, self._layout)
+        self.clock = ClockReader(file, self._layout, self.identity.clock_kind).read
+        self.communicators = CommunicatorReader(file, self._layout).read  # by their `index` records name them
         self.fullness = 0.0  # which part of its fullest ring the last reading brought
         self._rings: Table | None = None  # as they were when records were read last
 
@@ -171,27 +171,18 @@ class RingFile:
     def read_records(self) -> Records:
         """Return what is new since the last time."""
         self._rings = self._layout.rings.read(self._file)
-        records, cursors = drain(self._file, self._layout, self._rings, self._cursors)
-        pairs = zip(cursors, self._cursors, strict=True)
+        before = self.position
+        records, self.position = drain(self._file, self._layout, self._rings, before)
+        pairs = zip(self.position, before, strict=True)
         self.fullness = max(new.following - old.following for new, old in pairs) / self._layout.ring_records
-        self._cursors = cursors
         return records
-
-    @property
-    def position(self) -> list[Cursor]:
-        """How far each of its rings has been read."""
-        return list(self._cursors)
 
     def go_on(self, position: list[Cursor]) -> Records:
         """Continue where another reader of this file was; return what it read and the file still holds."""
-        if len(position) != len(self._cursors):
-            raise self._file.bad(f"has {len(self._cursors)} rings, and another reader knew {len(position)}")
-        self._cursors = list(position)
+        if len(position) != len(self.position):
+            raise self._file.bad(f"has {len(self.position)} rings, and another reader knew {len(position)}")
+        self.position = position
         return read_before(self._file, self._layout, position)
-
-    def sort(self, slots: Slots) -> Records:
-        """Return records by kind, of slots that `read_records` gave before."""
-        return Records(slots, 0, self._layout.comms.count)
 
     def callback_ticks(self) -> int:
         """Return the time that the plugin had spent in callbacks when records were read, all threads together.
@@ -202,14 +193,6 @@ class RingFile:
         timed = rings[rings["sampled_callbacks"] > 0]
         spent = timed["sampled_ticks"].astype(np.float64) / timed["sampled_callbacks"] * timed["callbacks"]
         return int(min(spent.sum(), 2.0**62))
-
-    def clock(self) -> TickClock:
-        """Return the clock of this process; RingNotReady while it has too few pairs to know its rate."""
-        return self._clock.read()
-
-    def communicators(self) -> Table:
-        """Return the communicators, with the `index` by which records name them."""
-        return self._communicators.read()
 
     def live(self) -> Live:
         """Return what has begun and not ended."""
@@ -238,13 +221,10 @@ class RingFile:
             writable.close()
 
     def close(self) -> None:
-        """Close the file; the cursors are gone with it."""
         self._file.close()
 
     def __enter__(self) -> "RingFile":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 
 from collector.nccl.arrays import Array
 from collector.nccl.clock import HostClocks, KernelTimes, TickClock, time_kernels
 from collector.nccl.communicators import CommunicatorHistory
-from collector.nccl.draining import Records, Sorted, sort_records
+from collector.nccl.draining import Records, sort_records
 from collector.nccl.header import Identity
 from collector.nccl.operations import keys_of
 from collector.nccl.ringfile import Live, RingFile
@@ -35,44 +34,31 @@ def take_reading(ring: RingFile) -> Reading:
     return Reading(ring.identity, clock, ring.communicators(), live, records, level)
 
 
+_TIMING = {"transfers": time_transfers, "steps": time_steps, "kernels": time_kernels}
+
+
 class JointReading:
     """Readings of several processes, one after the other; each process goes by the number of its origin."""
 
-    def __init__(self, readings: Sequence[Reading], origins: Sequence[int]) -> None:
-        self.readings, self.origins = readings, np.array(origins, np.uint16)
-        self.clocks = HostClocks([reading.clock for reading in readings])
-        self._tags = np.array([reading.identity.tag for reading in readings], np.uint64)
-        self._sorted: Sorted = sort_records([reading.records for reading in readings])
-        known = sum(map(sum, self._sorted.counts.values()))
-        records = [reading.records for reading in readings]
-        self.lost = sum(each.missed + len(each.slots) for each in records) - known
+    def __init__(self, snapshots: Sequence["Snapshot"]) -> None:
+        self.readings = [snapshot.reading for snapshot in snapshots]
+        self.origins = np.array([snapshot.member.origin for snapshot in snapshots], np.uint16)
+        self._clocks = HostClocks([reading.clock for reading in self.readings])
+        self._tags = np.array([reading.identity.tag for reading in self.readings], np.uint64)
+        records = [reading.records for reading in self.readings]
+        self._sorted = sort_records(records)
+        self.lost = sum(each.missed + len(each.slots) for each in records) - self._sorted.total
 
-    @property
-    def enqueued(self) -> Array:
-        return self._sorted.enqueued
+    def enqueued(self) -> tuple[Array, Array, Array]:
+        """Return what was enqueued, in which of the readings, and when."""
+        enqueued, counts = self._sorted.enqueued, self._sorted.counts["enqueued"]
+        return enqueued, np.repeat(np.arange(len(counts)), counts), self._clocks.to_unix_ns(enqueued["ticks"], counts)
 
-    def whose(self, kind: str) -> Array:
-        """Return for each record of a kind which of the readings it is of."""
-        return np.repeat(np.arange(len(self.readings)), self._sorted.counts[kind])
-
-    def tags(self, kind: str) -> Array:
-        """Return for each record of a kind the tag of its process."""
-        return np.repeat(self._tags, self._sorted.counts[kind])
-
-    def enqueue_ns(self) -> Array:
-        return self.clocks.to_unix_ns(self.enqueued["ticks"], self._sorted.counts["enqueued"])
-
-    def transfers(self) -> Array:
-        """Return closed transfers, as MOVED."""
-        return self._timed("transfers", time_transfers)
-
-    def steps(self) -> Array:
-        """Return closed steps, as STEPPED."""
-        return self._timed("steps", time_steps)
-
-    def kernels(self) -> Array:
-        """Return closed kernel channels, as HEARD."""
-        return self._timed("kernels", time_kernels)
+    def parts(self, kind: str) -> tuple[Array, Array]:
+        """Return what has closed, as MOVED, STEPPED or SEEN_KERNEL, and of each the tag of its process."""
+        counts, closed = self._sorted.counts[kind], getattr(self._sorted, kind)
+        parts = _TIMING[kind](closed, self._clocks, counts, np.repeat(self.origins, counts))
+        return parts, np.repeat(self._tags, counts)
 
     def open_keys(self) -> Array:
         """Return the keys of operations that have a part under way."""
@@ -88,11 +74,6 @@ class JointReading:
                 for each in self.readings
             ]
         )
-
-    def _timed(self, kind: str, time: Any) -> Array:  # Any: three functions of one shape
-        counts = self._sorted.counts[kind]
-        timed: Array = time(getattr(self._sorted, kind), self.clocks, counts, np.repeat(self.origins, counts))
-        return timed
 
     def _live_keys(self, handles: list[Array]) -> Array:
         return keys_of(np.concatenate(handles), np.repeat(self.origins, [len(each) for each in handles]))
@@ -113,16 +94,6 @@ class Losses:
 
     def plus(self, **more: int) -> "Losses":
         return Losses(**{name: count + more.get(name, 0) for name, count in asdict(self).items()})
-
-
-@dataclass(frozen=True)
-class AggregatorState:
-    """What another reader needs to go on where one ended, beside the records that the file still holds."""
-
-    now_ns: int  # of the last reading
-    share: int
-    pending: Array  # handles of operations that look over and have no row
-    written: Array  # handles of operations that look under way and have one
 
 
 class Member:

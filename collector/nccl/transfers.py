@@ -13,12 +13,12 @@ import pyarrow as pa
 from collector.nccl.arrays import Array
 from collector.nccl.clock import HostClocks
 from collector.nccl.communicators import Origins
+from collector.nccl.header import Identity
 from collector.nccl.operations import OperationIndex, key_columns, keys_of, names_of
 from lockstep import wire
 from lockstep.arrow import fill_rows
 from lockstep.tables import TABLE_BY_NAME
 
-_GPU, _PEER, _WIRE, _FLUSH = range(4)  # order of the waits in a record
 _MOST_BYTES = 2.0**62  # nobody moves that much; a forged size may say so
 _RECV_ARRIVED, _SEND_WIRE, _DONE = range(3)  # order of the marks of a step; the first two mean other things otherwise
 _DIRECTIONS = ("recv", "send")
@@ -111,27 +111,22 @@ def settle_bytes(moved: Array) -> Array:
 
 
 def add_part_bytes(known: Array) -> Array:
-    """Return the same operations with what one transfer of each moves, where its algorithm tells that."""
-    known["part_bytes"], known["has_part_bytes"] = expected_bytes(known, known["bytes"])
-    return known
-
-
-def expected_bytes(operations: Array, sizes: Array) -> tuple[Array, Array]:
-    """Return what one transfer of each operation moves, and whether its algorithm is one of which we can say.
+    """Return the same operations with what one transfer of each moves, where its algorithm tells that.
 
     A ring of n ranks sends 2 (n-1)/n of the buffer for AllReduce and n-1 parts of it for AllGather and ReduceScatter
     (whose size NCCL gives for one rank); a chain and a tree send the whole to each neighbour. Channels share equally.
     LL sends a flag of 4 bytes with every 4 bytes of data, LL128 one of 8 with every 120. CollNet, NVLS and PAT share
     the work in ways that the callbacks do not tell.
     """
-    ranks, channels = operations["nranks"].astype(np.float64), operations["channels"].astype(np.float64)
-    pattern = _PATTERNS[operations["algo"], operations["func"]]
+    ranks, channels = known["nranks"].astype(np.float64), known["channels"].astype(np.float64)
+    pattern = _PATTERNS[known["algo"], known["func"]]
     parts = np.maximum(ranks, 1)
     times = np.where(pattern == _RING_ALL_REDUCE, 2 * (parts - 1) / parts, 1.0)
     times = np.where(pattern == _RING_PARTS, parts - 1, times)
-    share = sizes * times * _SWELLING[operations["proto"]] / np.maximum(channels, 1)
-    predictable = ((pattern == _WHOLE) | ((pattern > 0) & (ranks > 1))) & (channels > 0)
-    return np.rint(np.minimum(share, _MOST_BYTES)).astype(np.uint64), predictable
+    share = known["bytes"] * times * _SWELLING[known["proto"]] / np.maximum(channels, 1)
+    known["part_bytes"] = np.rint(np.minimum(share, _MOST_BYTES))
+    known["has_part_bytes"] = ((pattern == _WHOLE) | ((pattern > 0) & (ranks > 1))) & (channels > 0)
+    return known
 
 
 def transfer_rows(moved: Array, origins: Origins) -> pa.Table:
@@ -143,7 +138,7 @@ def transfer_rows(moved: Array, origins: Origins) -> pa.Table:
     hidden = (unknown, unknown, unknown | ~sends, unknown | sends)
     waits = {
         name: pa.array(moved["waits"][:, number], pa.int64(), mask=hidden[number])
-        for number, name in enumerate(("gpu_wait_ns", "peer_wait_ns", "wire_ns", "flush_ns"))
+        for number, name in enumerate(("gpu_wait_ns", "peer_wait_ns", "wire_ns", "flush_ns"))  # as in a record
     }
     columns = origins.columns(moved["origin"]) | waits | _edge_columns(moved)
     columns |= {name: moved[name] for name in ("steps", "first_ns")}
@@ -152,7 +147,6 @@ def transfer_rows(moved: Array, origins: Origins) -> pa.Table:
 
 
 def step_rows(stepped: Array, origins: Origins) -> pa.Table:
-    """Return rows of steps."""
     columns = origins.columns(stepped["origin"]) | _edge_columns(stepped)
     columns |= {name: stepped[name] for name in ("step", "posted_ns", "wire_ns", "done_ns")}
     return fill_rows(TABLE_BY_NAME["step_samples"], len(stepped), columns)
@@ -189,40 +183,12 @@ class ForeignParts:
         return len(self.transfers) + len(self.steps)
 
 
-@dataclass(frozen=True)
-class Claimed:
-    """Parts that belong to one process, with the places of their operations there."""
-
-    transfers: Array
-    transfer_indices: Array
-    steps: Array
-    step_indices: Array
-
-
-@dataclass(frozen=True)
-class Claimant:
-    """A process that may own parts: its id in its own namespace, its tag, and our number for it."""
-
-    pid: int
-    tag: int
-    origin: int
-
-
-def claim(parts: ForeignParts, who: Claimant, index: OperationIndex) -> tuple[Claimed, ForeignParts]:
-    """Return what belongs to this process, and what is left.
+def claim(parts: Array, identity: Identity, origin: int, index: OperationIndex) -> tuple[Array, Array]:
+    """Return for each part where its operation stands, and whether it is one of this process.
 
     A handle carries the tag of its process, which is 16 bits, so the process id decides where a transfer has one;
     a step has none and goes by tag and handle.
     """
-    moved, moved_here = _find(parts.transfers, who, index)
-    moved_here &= parts.transfers["pid"] == who.pid
-    stepped, stepped_here = _find(parts.steps, who, index)
-    claimed = Claimed(
-        parts.transfers[moved_here], moved[moved_here], parts.steps[stepped_here], stepped[stepped_here]
-    )
-    return claimed, ForeignParts(parts.transfers[~moved_here], parts.steps[~stepped_here])
-
-
-def _find(parts: Array, who: Claimant, index: OperationIndex) -> tuple[Array, Array]:
-    indices, found = index.find(keys_of(parts["operation"], who.origin))
-    return indices, found & (wire.tag_of(parts["operation"]) == who.tag)
+    indices, found = index.find(keys_of(parts["operation"], origin))
+    found &= wire.tag_of(parts["operation"]) == identity.tag
+    return indices, found & (parts["pid"] == identity.pid) if parts.dtype == MOVED else found

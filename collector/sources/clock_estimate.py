@@ -145,7 +145,6 @@ def find_steering(root: Path) -> Steered:
 
 
 def has_hardware_clock(root: Path) -> bool:
-    """Return whether a NIC of this host has a PTP clock."""
     return any((root / "dev").glob("ptp[0-9]*"))
 
 

@@ -8,7 +8,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from itertools import islice
 
 from collector.probes.paths import AddressBook
@@ -53,8 +53,7 @@ class ClockWire:
         return fields[0] if fields else None
 
     def write_reply(self, reply: Reply) -> bytes:
-        times = (reply.received_ns, reply.sent_ns, reply.offset_ns, reply.error_ns)
-        return self._seal(_ANSWER, reply.nonce, *times)
+        return self._seal(_ANSWER, *astuple(reply))
 
     def read_reply(self, message: bytes) -> Reply | None:
         """Return an answer that is meant for us and makes sense, or None."""
@@ -66,12 +65,11 @@ class ClockWire:
         is_offset = abs(reply.offset_ns) <= MOST_APART_NS and 0 <= reply.error_ns <= MOST_APART_NS
         return reply if are_times and is_offset else None
 
-    def _seal(self, kind: int, *fields: int) -> bytes:
-        nonce, *times = fields
+    def _seal(self, kind: int, nonce: int, *times: int) -> bytes:
         body = _BODY.pack(_MAGIC, _VERSION, kind, nonce, self._reference, *times)
         return body + self._code(body)
 
-    def _unseal(self, kind: int, message: bytes) -> tuple[int, int, int, int, int] | None:
+    def _unseal(self, kind: int, message: bytes) -> list[int] | None:
         if len(message) != MESSAGE_BYTES:
             return None
         body, code = message[: _BODY.size], message[_BODY.size :]
@@ -80,8 +78,7 @@ class ClockWire:
         magic, version, found, nonce, reference, *times = _BODY.unpack(body)
         if (magic, version, found, reference) != (_MAGIC, _VERSION, kind, self._reference):
             return None
-        received_ns, sent_ns, offset_ns, error_ns = times
-        return nonce, received_ns, sent_ns, offset_ns, error_ns
+        return [nonce, *times]
 
     def _code(self, body: bytes) -> bytes:
         return hmac.digest(self._key, body, "sha256")[:_CODE_BYTES]
@@ -104,7 +101,7 @@ class ClockGuard:
     def admit(self, message: bytes, address: str, now_ns: int) -> int | None:
         """Return the nonce of a question that deserves an answer, or None."""
         host = self._book.host_at(address)
-        nonce = self._wire.read_question(message) if host and len(message) == MESSAGE_BYTES else None
+        nonce = self._wire.read_question(message) if host else None
         if host is None or nonce is None or not self._may_ask(host, now_ns):
             self.refused += 1
             return None
@@ -118,10 +115,7 @@ class ClockGuard:
 
 
 class ClockResponder:
-    """Runs until it is closed; `knowledge` says what is known of this clock, None while nothing is.
-
-    `shift_ns` sets its clock wrong on purpose, for tests.
-    """
+    """Runs until it is closed; `knowledge` says what is known of this clock, None while nothing is."""
 
     def __init__(
         self,
@@ -130,9 +124,8 @@ class ClockResponder:
         clock: Clock,
         knowledge: Callable[[], Estimate | None],
         port: int = CLOCK_PORT,
-        shift_ns: int = 0,
     ) -> None:
-        self._wire, self._clock, self._knowledge, self._shift_ns = wire, clock, knowledge, shift_ns
+        self._wire, self._clock, self._knowledge = wire, clock, knowledge
         self._guard = ClockGuard(wire, book)
         self._socket = open_stamped(port)
         self._stop = threading.Event()
@@ -148,7 +141,6 @@ class ClockResponder:
         return self._guard.refused
 
     def close(self) -> None:
-        """End the thread and close the socket."""
         self._stop.set()
         self._thread.join()
         self._socket.close()
@@ -168,9 +160,8 @@ class ClockResponder:
         known = self._knowledge()
         if nonce is None or known is None:
             return
-        shift_ns = self._shift_ns
         sent_ns = max(self._clock.now_ns(), received_ns)
-        reply = Reply(nonce, received_ns + shift_ns, sent_ns + shift_ns, known.offset_ns, known.error_ns)
+        reply = Reply(nonce, received_ns, sent_ns, known.offset_ns, known.error_ns)
         self._socket.sendto(self._wire.write_reply(reply), sender)
 
 
@@ -186,7 +177,6 @@ def open_stamped(port: int = 0) -> socket.socket:
     return opened
 
 
-_BURST = 8
 _MOST_STRAYS = 64  # packets of strangers looked at while waiting
 
 
@@ -194,7 +184,7 @@ class ClockAsker:
     """Compares this host's clock with that of others."""
 
     def __init__(
-        self, wire: ClockWire, clock: Clock, port: int = CLOCK_PORT, timeout_s: float = 0.2, burst: int = _BURST
+        self, wire: ClockWire, clock: Clock, port: int = CLOCK_PORT, timeout_s: float = 0.2, burst: int = 8
     ) -> None:
         self._wire, self._clock, self._port, self._burst = wire, clock, port, burst
         self._timeout_ns = int(timeout_s * NS_PER_S)

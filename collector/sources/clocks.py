@@ -6,7 +6,7 @@ error against whatever its daemon follows, and are written only while the kernel
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -24,11 +24,11 @@ from collector.sources.clock_estimate import (
     read_kernel_clock,
 )
 from collector.sources.clock_exchange import CLOCK_PORT, ClockAsker, ClockResponder, ClockWire
-from collector.sources.source import EventReporter, PlainSource, Reading, tables_of
+from collector.sources.source import EventReporter, PlainSource, Reading, filled_tables_of
 from lockstep.batches import DetailRequest
-from lockstep.clock import NS_PER_S, Clock, SystemClock
+from lockstep.clock import NS_PER_S, SystemClock
 from lockstep.errors import NotPresent
-from lockstep.records import ClockQuality, Event, HostRecord
+from lockstep.records import ClockQuality, Event
 from lockstep.topology import Topology, host_name
 
 _log = structlog.get_logger("clocks")
@@ -63,24 +63,21 @@ class ClocksSource(PlainSource):
         topology: Topology | None,
         addresses: Mapping[str, str | Sequence[str]],
         options: ClockOptions = OFF,
-        clock: Clock | None = None,
         root: Path = Path("/"),
         read_kernel: Callable[[], KernelClock] = read_kernel_clock,
     ) -> None:
-        self._host, self._options, self._root, self._read_kernel = host, options, root, read_kernel
-        self._clock = clock or SystemClock()
+        self._host, self._root, self._read_kernel = host, root, read_kernel
         self._comparing: _Comparing | None = None
         self._absence = _why_not(host, topology, addresses, options)
         if topology is not None and not self._absence:
-            self._comparing = _Comparing(host, topology, addresses, options, self._clock)
+            self._comparing = _Comparing(host, topology, addresses, options)
         self._was_synchronised: bool | None = None
         self._problems = ChangeLog(_log, "info")
         self._reporter = EventReporter(host, self.name, host_name(host))
 
     def read(self, now_ns: int, requests: Sequence[DetailRequest]) -> Reading:
         """Return one row per way to know the clock; none is no row. Takes eight time-outs at worst."""
-        rows: list[HostRecord] = []
-        events: list[HostRecord] = []
+        rows, events = list[ClockQuality](), list[Event]()
         try:
             kernel = self._read_kernel()
         except NotPresent as absence:
@@ -91,11 +88,9 @@ class ClocksSource(PlainSource):
             rows += self._kernel_row(kernel, now_ns)
             events += self._watch(kernel, now_ns)
         rows += self._compare(now_ns)
-        made = {"clocks": rows, "events": events}
-        return Reading(tables_of(**{name: found for name, found in made.items() if found}), watermark_ns=now_ns)
+        return Reading(filled_tables_of(clocks=rows, events=events), watermark_ns=now_ns)
 
     def close(self) -> None:
-        """End the responder and close the sockets."""
         if self._comparing:
             self._comparing.close()
 
@@ -127,30 +122,19 @@ class ClocksSource(PlainSource):
         return [self._reporter.report(now_ns, kind, severity, message)]
 
     def _row(self, now_ns: int, known: Estimate, source: Literal["ptp", "ntp", "probe"]) -> ClockQuality:
-        return ClockQuality(
-            host=self._host,
-            ts_ns=now_ns,
-            offset_ns=known.offset_ns,
-            error_ns=known.error_ns,
-            source=source,
-        )
+        return ClockQuality(host=self._host, ts_ns=now_ns, source=source, **asdict(known))
 
 
 class _Comparing:
     """The sockets of a host that compares its clock, and what it has learnt so far."""
 
     def __init__(
-        self,
-        host: str,
-        topology: Topology,
-        addresses: Mapping[str, str | Sequence[str]],
-        options: ClockOptions,
-        clock: Clock,
+        self, host: str, topology: Topology, addresses: Mapping[str, str | Sequence[str]], options: ClockOptions
     ) -> None:
         reference = options.reference or topology.hosts[0].id
         self._book = AddressBook(topology, addresses)
         self._wire = ClockWire(options.key, reference)
-        self._clock, self._port, self._timeout_s = clock, options.port, options.timeout_s
+        self._clock, self._port, self._timeout_s = SystemClock(), options.port, options.timeout_s
         self._is_reference = host == reference
         self._elders = choose_elders(topology, host, reference)
         self._known: tuple[Estimate, int] | None = None  # and when, on the monotonic clock
@@ -181,9 +165,8 @@ class _Comparing:
     def _open(self) -> None:
         """Open the sockets that are not open yet, in the thread and the network namespace that read."""
         try:
-            self._responder = self._responder or ClockResponder(
-                self._wire, self._book, self._clock, self._knowledge, self._port
-            )
+            about = self._wire, self._book, self._clock, self._knowledge, self._port
+            self._responder = self._responder or ClockResponder(*about)
             self._asker = self._asker or ClockAsker(self._wire, self._clock, self._port, self._timeout_s)
         except OSError as error:
             self.fault = f"UDP port {self._port}: {error}"

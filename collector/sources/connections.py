@@ -7,7 +7,7 @@ sent again only when something better became known.
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import structlog
@@ -52,6 +52,16 @@ _NETWORKS = ("ib", "socket", "ofi")  # transports that use a NIC of one connecti
 ProcessKey = tuple[int, int]  # pid and start
 
 
+@dataclass
+class _Known:
+    """What is known of one process."""
+
+    files: ProcessFiles
+    polls: int = 0
+    complaints: dict[str, str] = field(default_factory=dict)  # by topic
+    settled: object = None  # of what all rows were sent, until something changes
+
+
 class ConnectionsSource:
     """Looks at the processes of NCCL below `root`; `topology` says which NICs count, and which belong to a GPU."""
 
@@ -66,18 +76,15 @@ class ConnectionsSource:
         self._kernel = KernelView(root, kernel or Kernel())
         self._words = load_words()
         self._events = EventMaker(host, self._words)
-        self._files: dict[ProcessKey, ProcessFiles] = {}
-        self._polls: dict[ProcessKey, int] = {}
-        self._complaints: dict[tuple[ProcessKey, str], str] = {}
+        self._known: dict[ProcessKey, _Known] = {}
         self._sent = SentRows()
-        self._settled: dict[ProcessKey, object] = {}  # of what all rows were sent, until something changes
         self._reported: dict[Inode, int] = {}  # up to where the warnings of a log were told before we were started
         self._round = 0
 
     def read(self, now_ns: int, requests: Sequence[DetailRequest]) -> Reading:
         processes = self._processes.scan()
         self._round += 1
-        troubles = [*self._part(processes), *self._read_logs(self._meet(processes))]
+        troubles = [*self._meet(processes), *self._read_logs(processes)]
         nics = read_nics(self._root, self._host, self._topology)
         events = [
             event
@@ -86,8 +93,8 @@ class ConnectionsSource:
         ]
         self._events.finish(now_ns)
         chosen = self._gather(now_ns, processes, nics)
-        lost = self._sent.pop_lost() + sum(files.report.pop_lost() for files in self._files.values())
-        positions = [files.position for files in self._files.values()]
+        lost = self._sent.pop_lost() + sum(known.files.report.pop_lost() for known in self._known.values())
+        positions = [known.files.position for known in self._known.values()]
         return Reading(
             tables_of(connections=chosen, events=events[:_MOST_EVENTS]),
             watermark_ns=now_ns,
@@ -100,35 +107,25 @@ class ConnectionsSource:
         self._reported = {(device, inode): offset for device, inode, offset in json.loads(checkpoint)["logs"]}
 
     def close(self) -> None:
-        """Let go of the logs."""
-        for files in self._files.values():
-            files.close()
+        for known in self._known.values():
+            known.files.close()
 
-    def _part(self, processes: Sequence[NcclProcess]) -> list[tuple[ProcessFiles, NewTroubles]]:
-        """Return what processes wrote last that have ended since the last look, and forget them."""
+    def _meet(self, processes: Sequence[NcclProcess]) -> list[tuple[ProcessFiles, NewTroubles]]:
+        """Get to know those that are new, and return what those wrote last that have ended since the last look."""
+        for process in processes:
+            if (key := _key(process)) not in self._known:
+                self._known[key] = _Known(ProcessFiles(self._root / "proc", process, self._reported))
+            self._known[key].polls += 1
         alive = {_key(process) for process in processes}
-        gone = [self._files.pop(key) for key in self._files.keys() - alive]
-        self._polls = {key: polls for key, polls in self._polls.items() if key in alive}
-        self._complaints = {key: reason for key, reason in self._complaints.items() if key[0] in alive}
-        self._settled = {key: state for key, state in self._settled.items() if key in alive}
+        gone = [self._known.pop(key).files for key in self._known.keys() - alive]
         self._sent.forget_all_but(alive)
         return [(files, files.read_last()) for files in gone]
 
-    def _meet(self, processes: list[NcclProcess]) -> list[NcclProcess]:
-        """Return the processes, after making room for those that are new."""
-        for process in processes:
-            key = _key(process)
-            self._polls[key] = self._polls.get(key, 0) + 1
-            if key not in self._files:
-                self._files[key] = ProcessFiles(self._root / "proc", process, self._reported)
-        return processes
-
     def _read_logs(self, processes: Sequence[NcclProcess]) -> list[tuple[ProcessFiles, NewTroubles]]:
-        """Return what is new in the logs."""
         troubles: list[tuple[ProcessFiles, NewTroubles]] = []
-        busy, size = 0, sum(files.report.size for files in self._files.values())
+        busy, size = 0, sum(known.files.report.size for known in self._known.values())
         for process in self._rotated(processes):
-            files = self._files[_key(process)]
+            files = self._known[_key(process)].files
             if size >= _MOST_FACTS:
                 self._complain(process, "size", f"the logs of this host say more than {_MOST_FACTS} things")
                 continue
@@ -146,26 +143,25 @@ class ConnectionsSource:
         chosen: list[Connection] = []
         for process in self._rotated(processes):
             key = _key(process)
-            state = (self._files[key].report.revision, flows[key], nics)
-            if self._settled.get(key) == state:
+            state = (self._known[key].files.report.revision, flows[key], nics)
+            if self._known[key].settled == state:
                 continue
             job = find_job(self._root / "proc", process)
-            owner = Owner(_key(process), self._host, job, process.attempt, now_ns)
+            owner = Owner(key, self._host, job, process.attempt, now_ns)
             rows, is_settled = self._rows_of(owner, process, flows[key], nics)
             chosen += self._sent.choose(rows, _MOST_ROWS - len(chosen))
             if is_settled and not self._sent.has_more:
-                self._settled[key] = state
+                self._known[key].settled = state
             if len(chosen) >= _MOST_ROWS:
                 break
         return chosen
 
     def _find_flows(self, processes: Sequence[NcclProcess], nics: HostNics) -> dict[ProcessKey, list[Flow]]:
         """Return the sockets and queue pairs of each process."""
-        reports = {_key(process): self._files[_key(process)].report for process in processes}
+        reports = {_key(process): self._known[_key(process)].files.report for process in processes}
         networks = self._words.networks
-        sockets = self._kernel.sockets_of(
-            [process for process in processes if may_use_sockets(reports[_key(process)], networks)]
-        )
+        using = [process for process in processes if may_use_sockets(reports[_key(process)], networks)]
+        sockets = self._kernel.sockets_of(using)
         pairs = self._kernel.pairs_by_pid() if nics.ports else {}
         flows: dict[ProcessKey, list[Flow]] = {}
         for key, report in reports.items():
@@ -183,7 +179,8 @@ class ConnectionsSource:
         self, owner: Owner, process: NcclProcess, flows: list[Flow], nics: HostNics
     ) -> tuple[dict[Key, Connection], bool]:
         """Return all rows of a process, and whether only its log and its flows can change them."""
-        log = rows_of_log(owner, self._files[owner.key].report.connections.values(), nics, self._words.networks)
+        report = self._known[owner.key].files.report
+        log = rows_of_log(owner, report.connections.values(), nics, self._words.networks)
         unknown = ", ".join(sorted(log.unknown_networks))
         self._complain(process, "network", f"networks that are not known: {unknown}" if unknown else "")
         rows = join_flows(owner, log, flows)
@@ -197,14 +194,14 @@ class ConnectionsSource:
         self, owner: Owner, process: NcclProcess, nics: HostNics, may_guess: bool
     ) -> dict[Key, Connection]:
         """Return what the graph says; else, for a process that surely uses NCCL, what the host itself suggests."""
-        files = self._files[owner.key]
-        uses = files.read_graph()
+        known = self._known[owner.key]
+        files, uses = known.files, known.files.read_graph()
         carriers = {network_transport(network, self._words.networks) for network, _ in files.report.used}
         transport = carriers.pop() if len(carriers) == 1 else None
         rows = rows_of_graph(owner, uses, files.read_device_names(), nics, transport) if uses else {}
         comms = files.report.comms.comms
         is_sure = process.holds_ring or bool(comms)
-        if rows or not may_guess or not is_sure or self._polls[owner.key] < _PATIENCE:
+        if rows or not may_guess or not is_sure or known.polls < _PATIENCE:
             return rows
         return rows_of_nic(owner, {comm.gpu for comm in comms}, nics, transport)
 
@@ -217,15 +214,14 @@ class ConnectionsSource:
         """Return the NICs through which a process sends or receives by RDMA, as its log says."""
         networks = self._words.networks
         used = [names for network, names in files.report.used if network_transport(network, networks) == "ib"]
-        names = [nics.name_devices(names, "ib") for names in used]
-        return {name for name in names if name}
+        return {name for names in used if (name := nics.name_devices(names, "ib"))}
 
     def _complain(self, process: NcclProcess, topic: str, problem: str) -> None:
         """Say it when it changes, not each time round."""
-        key = (_key(process), topic)
-        if problem and problem != self._complaints.get(key):
+        complaints = self._known[_key(process)].complaints
+        if problem and problem != complaints.get(topic):
             _log.warning("NCCL's own words on its connections cannot be used", pid=process.pid, problem=problem)
-        self._complaints[key] = problem
+        complaints[topic] = problem
 
 
 def _key(process: NcclProcess) -> ProcessKey:

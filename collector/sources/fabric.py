@@ -8,7 +8,7 @@ than they look: an answer with nothing newer for a port gives no row for it. Val
 
 import ssl
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,19 +47,13 @@ class FabricSource(PlainSource):
         named = load_targets(targets_file) if targets_file else []
         self._scrapers = [_Scraper(host, target, profile, self._clock, self._stop) for target, profile in named]
 
-    @property
-    def failed_scrapes(self) -> Counter[str]:
-        """How often asking failed, by target."""
-        return Counter({scraper.url: scraper.failures for scraper in self._scrapers})
-
     def read(self, now_ns: int, requests: Sequence[DetailRequest]) -> Reading:
         if not self._scrapers:
             raise NotPresent("no exporter of a switch is named in the settings")
-        for scraper in self._scrapers:
-            scraper.start_once()
         rows: list[FabricCounter] = []
         dropped = 0
         for scraper in self._scrapers:
+            scraper.start_once()
             answers, lost = scraper.take()
             rows += (row for answer in answers for row in answer)
             dropped += lost
@@ -76,8 +70,6 @@ class _Scraper:
     """Asks one target again and again on a thread of its own."""
 
     def __init__(self, host: str, target: Target, profile: Profile, clock: Clock, stop: threading.Event) -> None:
-        self.url = target.url
-        self.failures = 0
         self._host, self._target, self._profile = host, target, profile
         self._clock, self._stop = clock, stop
         self._guard = threading.Lock()  # over answers and the time they get: none is older than one already taken
@@ -109,7 +101,6 @@ class _Scraper:
             try:
                 self._complain(self._ask())
             except Exception as error:  # noqa: BLE001  # whatever an exporter says, the others go on
-                self.failures += 1
                 self._complain(_reason(error))
             spent_s = (self._clock.monotonic_ns() - begin_ns) / NS_PER_S
             self._clock.wait(self._stop, max(self._target.every_s - spent_s, 0.0))
@@ -141,9 +132,9 @@ class _Scraper:
     def _complain(self, complaint: str) -> None:
         """Say it when it changes, not each time round; an empty complaint means that all is well."""
         if complaint and complaint != self._complaint:
-            _log.warning("exporter of switches cannot be read in full", target=self.url, problem=complaint)
+            _log.warning("exporter of switches cannot be read in full", target=self._target.url, problem=complaint)
         if self._complaint and not complaint:
-            _log.info("exporter of switches is read in full again", target=self.url)
+            _log.info("exporter of switches is read in full again", target=self._target.url)
         self._complaint = complaint
 
 

@@ -1,6 +1,7 @@
 """What the samples of one answer say about each port of each switch; pure, and bounded in the ports it keeps."""
 
 import zlib
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -24,9 +25,8 @@ if TYPE_CHECKING:  # whoever scrapes loads it; other agents go without its megab
 MOST_KEPT_BYTES = 32 << 20  # about 200,000 samples
 _MOST_LINE_BYTES = 64 << 10
 _UNPACKED_PIECE = 1 << 20
-_ACCEPT = (
-    "text/plain;version=0.0.4, application/openmetrics-text;version=1.0.0;q=0.5"  # the strict form is slower to read
-)
+# The strict form is slower to read.
+_ACCEPT = "text/plain;version=0.0.4, application/openmetrics-text;version=1.0.0;q=0.5"
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def _kept(pieces: Iterable[bytes], wanted: Pattern[bytes]) -> Iterator[bytes]:
 
 MOST_PORTS = 20_000  # of one target: 300 switches of 64 ports
 _LONGEST_NAME = 200
-_MUST_HAVE = ("up", "rx_bytes", "tx_bytes")
+_MUST_HAVE = ("rx_bytes", "tx_bytes")  # and the state
 _U64, _U32 = 1 << 64, 1 << 32
 
 PortKey = tuple[str, str]  # switch and port, as in the topology
@@ -131,8 +131,8 @@ PortKey = tuple[str, str]  # switch and port, as in the topology
 class PortReading:
     """One port as one answer tells it."""
 
-    columns: dict[str, float] = field(default_factory=dict)
-    extra: dict[str, float] = field(default_factory=dict)
+    columns: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    extra: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     up: bool | None = None
     stamp: float | None = None  # newest time that the exporter itself gives its samples
 
@@ -141,10 +141,9 @@ class PortReading:
         if rule.column == "up":
             self.up = rule.is_up(sample.labels, sample.value) and self.up is not False
         elif rule.column == "extra":
-            name = rule.name or rule.metric
-            self.extra[name] = self.extra.get(name, 0.0) + sample.value * rule.scale
+            self.extra[rule.name or rule.metric] += sample.value * rule.scale
         else:
-            self.columns[rule.column] = self.columns.get(rule.column, 0.0) + sample.value * rule.scale
+            self.columns[rule.column] += sample.value * rule.scale
         if sample.timestamp is not None:
             self.stamp = max(float(sample.timestamp), self.stamp or 0.0)
 
@@ -159,7 +158,9 @@ class PortScan:
 
     def complaint(self, rows: int) -> str:
         """Return what a person should know about the answer; empty when all is well."""
-        missing = [name for name in _MUST_HAVE if any(_value(port, name) is None for port in self.ports.values())]
+        ports = self.ports.values()
+        missing = ["up"] if any(port.up is None for port in ports) else []
+        missing += [name for name in _MUST_HAVE if any(_count(port, name) is None for port in ports)]
         lacking = f"{len(self.ports) - rows} ports give no row, because nothing tells {', '.join(missing)}"
         sentences = [
             "it serves nothing that the profile knows" if not self.ports else "",
@@ -246,6 +247,7 @@ def _row(key: PortKey, port: PortReading, host: str, ts_ns: int) -> FabricCounte
     if up is None or rx_bytes is None or tx_bytes is None:
         return None
     speed = _integer(port.columns.get("speed_mbps"), _U32) if up else None
+    counted = ("errors", "drops", "pause_rx", "pause_tx", "fec_uncorrected")
     return FabricCounter(
         host=host,
         ts_ns=ts_ns,
@@ -255,17 +257,9 @@ def _row(key: PortKey, port: PortReading, host: str, ts_ns: int) -> FabricCounte
         speed_mbps=speed or None,
         rx_bytes=rx_bytes,
         tx_bytes=tx_bytes,
-        errors=_count(port, "errors"),
-        drops=_count(port, "drops"),
-        pause_rx=_count(port, "pause_rx"),
-        pause_tx=_count(port, "pause_tx"),
-        fec_uncorrected=_count(port, "fec_uncorrected"),
+        **{name: _count(port, name) for name in counted},
         extra={name: count for name, value in port.extra.items() if (count := _integer(value, _U64)) is not None},
     )
-
-
-def _value(port: PortReading, column: str) -> object:
-    return port.up if column == "up" else _count(port, column)
 
 
 def _count(port: PortReading, column: str) -> int | None:

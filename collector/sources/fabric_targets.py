@@ -55,10 +55,6 @@ class MetricRule(Strict):
             raise ValueError("up_values, or up_label with up_texts, belong to column up, which needs them")
         return self
 
-    @property
-    def key(self) -> str:
-        return canonical(self.metric)
-
     def holds_for(self, labels: Mapping[str, str]) -> bool:
         return all(labels.get(name) == value for name, value in self.labels.items())
 
@@ -88,9 +84,10 @@ class Profile(Strict):
 
     @cached_property
     def rules(self) -> dict[str, tuple[MetricRule, ...]]:
-        """The rules of each metric, by its canonical name."""
-        keys = {rule.key for rule in self.metric}
-        return {key: tuple(rule for rule in self.metric if rule.key == key) for key in keys}
+        rules: dict[str, tuple[MetricRule, ...]] = {}
+        for rule in self.metric:
+            rules[canonical(rule.metric)] = (*rules.get(canonical(rule.metric), ()), rule)
+        return rules
 
     @cached_property
     def _named(self) -> re.Pattern[str]:
@@ -123,7 +120,6 @@ def canonical(metric: str) -> str:
 
 
 def load_profiles() -> dict[str, Profile]:
-    """Return the profiles that the package carries, by name."""
     text = (files("collector") / "data/fabric_profiles.toml").read_text(encoding="utf-8")
     return {profile.name: profile for profile in check_all(Profile, "profile", tomllib.loads(text)["profile"])}
 
@@ -174,9 +170,7 @@ class Target(Strict):
     switch: str = ""  # node id of the switch, where the exporter serves a single one
     every_s: float = Field(15.0, ge=0.1, le=3600)
     timeout_s: float = Field(10.0, gt=0, le=300)
-    max_mb: int = Field(
-        256, ge=1, le=4096
-    )  # largest answer, unpacked; of it only lines that the profile wants are kept
+    max_mb: int = Field(256, ge=1, le=4096)  # largest answer, unpacked; only lines that the profile wants are kept
     authorization_file: Path | None = None  # read before each request, so that it may be rotated
     ca_file: Path | None = None
     switch_names: tuple[Renaming, ...] = ()

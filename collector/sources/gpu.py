@@ -5,10 +5,8 @@ memory rows have no column; they come as events (`gpu_seen`, `row_remapped`, `ro
 """
 
 from collections.abc import Callable, Sequence
-from itertools import chain
-from typing import Protocol
 
-from collector.sources.nvml import GpuIdentity, Quantity, Readings, open_nvml
+from collector.sources.nvml import GpuIdentity, NvmlLibrary, Readings, open_nvml
 from collector.sources.source import EventReporter, PlainSource, Reading, tables_of
 from lockstep.batches import DetailRequest
 from lockstep.errors import NotPresent
@@ -90,38 +88,19 @@ class GpuWatch:
         return []
 
     def _row_events(self, now_ns: int, readings: Readings) -> list[Event]:
-        rows = readings.get("rows_uncorrected")
-        events = []
-        if rows is not None and rows > self._was.get("rows_uncorrected", rows):
+        rows, was = readings.get("rows_uncorrected", 0), self._was
+        happened = []
+        if rows > was.get("rows_uncorrected", rows):
             message = f"{rows} memory rows are remapped after uncorrectable errors"
-            events.append(self._row_event(now_ns, "row_remapped", "warning", message))
-        if self._has_begun("rows_pending", readings):
+            happened.append(("row_remapped", "warning", message))
+        if readings.get("rows_pending") and not was.get("rows_pending"):
             message = "memory rows wait to be remapped, which a reset of the GPU does"
-            events.append(self._row_event(now_ns, "row_remap_pending", "warning", message))
-        if self._has_begun("rows_failed", readings):
+            happened.append(("row_remap_pending", "warning", message))
+        if readings.get("rows_failed") and not was.get("rows_failed"):
             message = "memory rows could not be remapped: the GPU has no spare ones left or is defective"
-            events.append(self._row_event(now_ns, "row_remap_failed", "error", message))
-        return events
-
-    def _has_begun(self, flag: Quantity, readings: Readings) -> bool:
-        return bool(readings.get(flag)) and not self._was.get(flag)
-
-    def _row_event(self, now_ns: int, kind: str, severity: str, message: str) -> Event:
-        return self._reporter.report(now_ns, kind, severity, f"GPU {self._gpu}: {message}")
-
-
-class Nvml(Protocol):
-    """What the source asks of NVML; every question raises NotPresent about a GPU, or a driver, that is lost."""
-
-    def count_gpus(self) -> int: ...
-
-    def identify(self, gpu: int) -> GpuIdentity: ...
-
-    def measure(self, gpu: int) -> Readings:
-        """Return what the GPU reports, without what it does not support."""
-        ...
-
-    def close(self) -> None: ...
+            happened.append(("row_remap_failed", "error", message))
+        report = self._reporter.report
+        return [report(now_ns, kind, severity, f"GPU {self._gpu}: {text}") for kind, severity, text in happened]
 
 
 class GpuSource(PlainSource):
@@ -133,38 +112,35 @@ class GpuSource(PlainSource):
     name = "gpu"
     period_s = 2.0
 
-    def __init__(self, host: str, open_library: Callable[[], Nvml] = open_nvml) -> None:
+    def __init__(self, host: str, open_library: Callable[[], NvmlLibrary] = open_nvml) -> None:
         self._host = host
         self._open = open_library
-        self._nvml: Nvml | None = None
+        self._nvml: NvmlLibrary | None = None
         self._watches: dict[int, GpuWatch] = {}
 
     def read(self, now_ns: int, requests: Sequence[DetailRequest]) -> Reading:
         try:
             nvml, count = self._connect()
         except (NotPresent, OSError) as error:
-            self._disconnect()
+            if self._nvml:
+                self._nvml.close()
+            self._nvml = None
             if not self._watches:
                 raise
             return self._reading(now_ns, [], self._lose_from(0, now_ns, str(error)))
         read = [self._try_gpu(nvml, gpu, now_ns) for gpu in range(count)]
         rows = [row for row, _ in read if row]
-        events = list(chain.from_iterable(events for _, events in read))
+        events = [event for _, events in read for event in events]
         return self._reading(now_ns, rows, events + self._lose_from(count, now_ns, "NVML does not list it any more"))
 
-    def _connect(self) -> tuple[Nvml, int]:
+    def _connect(self) -> tuple[NvmlLibrary, int]:
         self._nvml = self._nvml or self._open()
         count = self._nvml.count_gpus()
         if not count:
             raise NotPresent("NVML lists no GPU")
         return self._nvml, count
 
-    def _disconnect(self) -> None:
-        if self._nvml:
-            self._nvml.close()
-        self._nvml = None
-
-    def _try_gpu(self, nvml: Nvml, gpu: int, now_ns: int) -> tuple[GpuHealth | None, list[Event]]:
+    def _try_gpu(self, nvml: NvmlLibrary, gpu: int, now_ns: int) -> tuple[GpuHealth | None, list[Event]]:
         """Return the row and the events of one GPU; without a row when it is lost."""
         watch = self._watches.setdefault(gpu, GpuWatch(self._host, gpu))
         try:

@@ -16,14 +16,13 @@ from pathlib import Path
 
 import structlog
 
+from collector.kernel.change_log import ChangeLog
 from collector.sources.kernel_lines import Finding, Part, Record, load_xids, parse_records, read_line
-from collector.sources.source import Reading
-from lockstep.arrow import rows_of
+from collector.sources.source import EventReporter, Reading, filled_tables_of
 from lockstep.batches import DetailRequest
 from lockstep.clock import NS_PER_S
 from lockstep.errors import NotPresent
-from lockstep.records import Event, HostRecord
-from lockstep.tables import TABLE_BY_NAME
+from lockstep.records import Event
 from lockstep.topology import host_name, nic_name
 
 # A host may send 2,000 rows a second in all; what repeats more often than this says nothing new.
@@ -83,7 +82,6 @@ def _reported(event: Event, count: int) -> Event:
 
 _log = structlog.get_logger("kernel_log")
 
-_TABLE = TABLE_BY_NAME["events"]
 _READ_BYTES = 8192  # the kernel gives one record a read, refuses a buffer that is too small, and documents this size
 _MAX_READS = 5_000  # at once; more wait in the kernel, and what it overwrites meanwhile is counted as lost
 _STEP_NS = NS_PER_S // 10  # ntpd steps a clock that is further off than 128 ms; below that we were only held up
@@ -99,8 +97,6 @@ class KernelLogSource:
     def __init__(
         self, host: str, root: Path = Path("/"), monotonic_ns: Callable[[], int] = time.monotonic_ns
     ) -> None:
-        self.lost_records = 0  # overwritten before they were read
-        self.read_errors = 0
         self._host = host
         self._root = root
         self._device = _Device(root / "dev/kmsg")
@@ -108,21 +104,22 @@ class KernelLogSource:
         self._gate = FloodGate()
         self._last_seq: int | None = None
         self._caught_up = False  # whether the log of before the first read has been read
-        self._trouble: str | None = None
+        self._problems, self._is_readable = ChangeLog(_log), True
+        self.read_errors = 0
 
     def read(self, now_ns: int, requests: Sequence[DetailRequest]) -> Reading:
         self._timeline.begin(now_ns)
         records = self._try_read()
-        events: list[HostRecord] = [event for record in records for event in self._take(record)]
+        events = [event for record in records for event in self._take(record)]
         if not records:  # nothing more belongs to the second that is open
             events += self._gate.close()
         if self._device.drained:
             self._timeline.catch_up()
             self._caught_up = True
-        tables = {"events": rows_of(_TABLE, events)} if events else {}
         # A log that cannot be read is not waited for: when it can, its lines come late and with their true time.
-        watermark_ns = now_ns if self._trouble else self._find_watermark()
-        return Reading(tables, watermark_ns, checkpoint=json.dumps([self._boot_id(), self._last_seq]).encode())
+        watermark_ns = self._find_watermark() if self._is_readable else now_ns
+        checkpoint = json.dumps([self._boot_id(), self._last_seq]).encode()
+        return Reading(filled_tables_of(events=events), watermark_ns, checkpoint=checkpoint)
 
     def resume(self, checkpoint: bytes) -> None:
         """Go on behind the last record that was kept, if the kernel still is the one that numbered it."""
@@ -140,8 +137,8 @@ class KernelLogSource:
             return ""
 
     def _try_read(self) -> list[Record]:
-        """Return new records; a read that fails is counted and tried again next time."""
-        records: list[Record] = []
+        """Return new records; a read that fails is told and tried again next time."""
+        records, problem = list[Record](), ""
         try:
             for chunk in self._device.chunks():
                 records += parse_records(chunk)
@@ -150,21 +147,15 @@ class KernelLogSource:
         except OSError as error:
             self._device.close()
             self.read_errors += 1
-            self._report(str(error))
-        else:
-            self._report(None)
+            problem = str(error)
+        self._problems.note("kernel log cannot be read", problem, "error")
+        self._is_readable = not problem
         return records
 
     def _find_watermark(self) -> int:
         """Return the time before which nothing will come, counts of folded lines included."""
         held_ns = self._gate.oldest_held_ns
         return self._timeline.done_ns if held_ns is None else min(held_ns, self._timeline.done_ns)
-
-    def _report(self, trouble: str | None) -> None:
-        """Say it when it changes, not each time round."""
-        if trouble and trouble != self._trouble:
-            _log.warning("kernel log cannot be read", error=trouble)
-        self._trouble = trouble
 
     def _take(self, record: Record) -> Iterator[Event]:
         """Give the events of one record, unless it was seen before; a gap in front of it is one of them."""
@@ -173,28 +164,14 @@ class KernelLogSource:
             return
         self._last_seq = record.seq
         since_boot_ns = self._timeline.place(record.since_boot_ns)
-        for finding in self._find(record, lost=record.seq - expected_seq):
+        for finding in _find(record, lost=record.seq - expected_seq):
             event = self._event_of(finding, self._timeline.unix_ns(since_boot_ns))
             yield from self._gate.admit(event, finding.code, since_boot_ns // NS_PER_S)
 
-    def _find(self, record: Record, lost: int) -> Iterator[Finding]:
-        if lost:
-            self.lost_records += lost
-            yield _describe_loss(lost)
-        if finding := read_line(record, load_xids()):
-            yield finding
-
     def _event_of(self, finding: Finding, ts_ns: int) -> Event:
-        return Event(
-            host=self._host,
-            ts_ns=ts_ns,
-            source=self.name,
-            kind=finding.kind,
-            component=self._component_of(finding.part),
-            severity=finding.severity,
-            message=finding.message if self._caught_up else _BEFORE + finding.message,
-            detail=finding.detail,
-        )
+        reporter = EventReporter(self._host, self.name, self._component_of(finding.part))
+        message = finding.message if self._caught_up else _BEFORE + finding.message
+        return reporter.report(ts_ns, finding.kind, finding.severity, message, detail=finding.detail)
 
     def _component_of(self, part: Part) -> str:
         """Return the name of a part in verdicts; a GPU keeps its PCI address, its index is NVML's to know."""
@@ -232,7 +209,6 @@ class Timeline:
         return self.unix_ns(self._done_ns)
 
     def begin(self, now_ns: int) -> None:
-        """Begin a read at this UNIX time."""
         self._now_ns = max(self._now_ns, self._monotonic_ns())
         offset_ns = now_ns - self._now_ns
         kept_ns = self._offset_ns
@@ -293,6 +269,9 @@ class _Device:
         return lines + end
 
 
-def _describe_loss(lost: int) -> Finding:
-    message = f"{lost} records of the kernel's log were overwritten before they were read"
-    return Finding("log_lost", Part("host"), "warning", message)
+def _find(record: Record, lost: int) -> Iterator[Finding]:
+    if lost:
+        message = f"{lost} records of the kernel's log were overwritten before they were read"
+        yield Finding("log_lost", Part("host"), "warning", message)
+    if finding := read_line(record, load_xids()):
+        yield finding

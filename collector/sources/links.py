@@ -6,8 +6,9 @@ that saw it. What the counters of TCP mean is in kernel/tcp_flows.py.
 """
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -60,12 +61,8 @@ class LinkWatch:
         if self._is_gone or self._was is None:
             return []
         self._is_gone = True
-        before = "up" if self._was.is_up else "down"
-        return [
-            self._reporter.report(
-                now_ns, "nic_gone", "error", f"{self._nic} is no longer there; before it was {before}"
-            )
-        ]
+        message = f"{self._nic} is no longer there; before it was {'up' if self._was.is_up else 'down'}"
+        return [self._reporter.report(now_ns, "nic_gone", "error", message)]
 
     def _changes(self, now_ns: int, was: Link, link: Link) -> list[Event]:
         events = []
@@ -93,8 +90,7 @@ class LinkWatch:
         was_flapping, self._is_flapping = self._is_flapping, count >= FLAPPING_DOWNS
         if was_flapping or not self._is_flapping:
             return []
-        minutes = FLAPPING_NS // (60 * NS_PER_S)
-        message = f"{self._nic} went down {count} times within {minutes} minutes"
+        message = f"{self._nic} went down {count} times within {FLAPPING_NS // (60 * NS_PER_S)} minutes"
         return [self._reporter.report(now_ns, "link_flapping", "error", message)]
 
 
@@ -124,19 +120,15 @@ _log = structlog.get_logger("links")
 _NO_NETLINK = "the kernel refuses netlink, files are read instead"
 _NO_RETRANS = "retransmissions are not counted"
 _MAX_WATCHES = 1024  # interfaces remembered; beyond it those that are gone are forgotten
-
-
-def read_sending_sockets() -> TcpTable:
-    """Return the TCP sockets of this namespace that may still send."""
-    return read_tcp_table(states=SENDING_STATES)
+_READ_SENDING = partial(read_tcp_table, states=SENDING_STATES)
 
 
 class LinksSource(PlainSource):
     """Reads every NIC that has a device behind it; `root` is where the host's / is.
 
     Interfaces without a device count when the topology names them as NICs of this host (`named`: in virtual machines
-    and namespaces nothing else tells), or when their kind is in `virtual_kinds`. `use_netlink` says whether the
-    kernel is asked rather than the files below `root`; unless said, it is when `root` is the real one.
+    and namespaces nothing else tells). Where `root` is the real one the kernel is asked, by what `open_kernel` gives,
+    and else the files below it are read.
     """
 
     name = "links"
@@ -146,19 +138,15 @@ class LinksSource(PlainSource):
         self,
         host: str,
         root: Path = Path("/"),
-        virtual_kinds: Collection[str] = (),
-        use_netlink: bool | None = None,
-        clock: Clock | None = None,
-        open_kernel: Callable[[Path, Clock], KernelLinks] = KernelLinks,
-        read_flows: Callable[[], TcpTable] = read_sending_sockets,
         named: Collection[str] = (),
+        clock: Clock | None = None,
+        open_kernel: Callable[[Path, Clock], KernelLinks] | None = None,
+        read_flows: Callable[[], TcpTable] = _READ_SENDING,
     ) -> None:
-        self._host = host
-        self._net = root / "sys/class/net"
-        self._virtual_kinds, self._named = frozenset(virtual_kinds), frozenset(named)
-        self._use_netlink = root == Path("/") if use_netlink is None else use_netlink
+        self._host, self._net, self._named = host, root / "sys/class/net", frozenset(named)
         self._clock = clock or SystemClock()
-        self._open_kernel, self._read_flows = open_kernel, read_flows
+        self._open_kernel = open_kernel or (KernelLinks if root == Path("/") else None)
+        self._read_flows = read_flows
         self._kernel: KernelLinks | None = None
         self._flows = FlowWatch()
         self._watches: dict[str, LinkWatch] = {}
@@ -176,22 +164,21 @@ class LinksSource(PlainSource):
         return Reading(tables_of(nic_counters=rows, events=events), watermark_ns=now_ns, is_urgent=bool(events))
 
     def close(self) -> None:
-        """End the subscription to changes."""
         if self._kernel:
             self._kernel.close()
         self._kernel = None
 
     def _snapshot(self) -> LinkSnapshot:
         """Return what the kernel tells, or what the files do while it refuses."""
-        snapshot = self._ask_kernel() if self._use_netlink else read_files(self._net)
+        snapshot = self._ask_kernel(self._open_kernel) if self._open_kernel else read_files(self._net)
         for name in {*snapshot.broken, *(link.name for link in snapshot.links)}:
             problem = snapshot.broken.get(name, "")
             self._problems.note("NIC cannot be read and is left out", problem, "error", nic=name)
         return snapshot
 
-    def _ask_kernel(self) -> LinkSnapshot:
+    def _ask_kernel(self, open_kernel: Callable[[Path, Clock], KernelLinks]) -> LinkSnapshot:
         try:
-            self._kernel = self._kernel or self._open_kernel(self._net, self._clock)
+            self._kernel = self._kernel or open_kernel(self._net, self._clock)
             snapshot = self._kernel.read()
         except OSError as error:
             self.close()
@@ -199,13 +186,12 @@ class LinksSource(PlainSource):
             # The files may be those of another namespace: what they do not list need not be gone.
             return replace(read_files(self._net), is_whole=False)
         self._problems.note(_NO_NETLINK, "")
-        lost = self._kernel.overruns
-        problem = f"{lost} times" if lost else ""
+        problem = f"{lost} times" if (lost := self._kernel.overruns) else ""
         self._problems.note("too many changes of links at once, some were lost", problem, "error")
         return snapshot
 
     def _is_nic(self, link: Link) -> bool:
-        return link.has_device or link.kind in self._virtual_kinds or link.name in self._named
+        return link.has_device or link.name in self._named
 
     def _watch_flows(self, snapshot: LinkSnapshot) -> Mapping[str, NicFlows]:
         if snapshot.addresses is None:
@@ -216,25 +202,20 @@ class LinksSource(PlainSource):
             self._problems.note(_NO_RETRANS, str(absence), "error")
             return {}
         self._problems.note(_NO_RETRANS, "only of a part of the flows" if table.is_cut else "", "error")
-        return self._flows.observe(table, self._names_by_index(snapshot.links), snapshot.addresses)
-
-    def _names_by_index(self, links: Iterable[Link]) -> dict[int, str]:
-        """Return the NIC of each interface that is one or, as a VLAN does, lies on one."""
-        names = {link.index: link.name for link in links if self._is_nic(link)}
-        return {link.index: names[link.lower] for link in links if link.lower in names} | names
+        nics = {link.index: link.name for link in snapshot.links if self._is_nic(link)}
+        vlans = {link.index: nics[link.lower] for link in snapshot.links if link.lower in nics}
+        return self._flows.observe(table, vlans | nics, snapshot.addresses)
 
     def _row(self, now_ns: int, nic: Link, snapshot: LinkSnapshot, flows: NicFlows | None) -> NicCounter:
         statistics = nic.statistics
+        same = {name: statistics[name] for name in ("rx_bytes", "tx_bytes", "rx_errors", "tx_errors")}
         return NicCounter(
             host=self._host,
             ts_ns=now_ns,
             nic=nic.name,
             up=nic.is_up,
             speed_mbps=self._kernel.read_speed(nic) if self._kernel else read_speed(self._net, nic.name),
-            rx_bytes=statistics["rx_bytes"],
-            tx_bytes=statistics["tx_bytes"],
-            rx_errors=statistics["rx_errors"],
-            tx_errors=statistics["tx_errors"],
+            **same,
             rx_drops=statistics["rx_dropped"],
             tx_drops=statistics["tx_dropped"],
             retrans=flows.retrans if flows else None,

@@ -10,14 +10,14 @@ import pyarrow as pa
 
 from collector.nccl.aggregator import Aggregator, ForeignJoiner
 from collector.nccl.budget import CROWDED_S, PERIOD_S, URGENT_S, Allowance, Budget, grant, spend, will_crowd
-from collector.nccl.checkpoint import Checkpoint, decode, encode, file_key
+from collector.nccl.checkpoint import AggregatorState, Checkpoint, FileMemory, decode, encode
 from collector.nccl.detail import KeptDetail, MinutesRequests, Replay, read_details
 from collector.nccl.host_aggregator import DELAY_NS, HostAggregator
 from collector.nccl.ledger import Ledger
-from collector.nccl.processes import FILE_FAULTS, LOST_ROWS, FollowedProcess, RingIntake
+from collector.nccl.processes import FILE_FAULTS, FollowedProcess, RingIntake
 from collector.nccl.progress import mean_times, progress_rows
-from collector.nccl.snapshot import AggregatorState, Snapshot
 from collector.nccl.snapshot import Reading as RingReading
+from collector.nccl.snapshot import Snapshot
 from collector.sources.source import EventReporter, Reading, tables_of
 from lockstep import wire
 from lockstep.batches import DetailRequest
@@ -30,12 +30,13 @@ KEPT_BYTES = 32 << 20  # of the last minutes, packed; with Arrow and the rest th
 HOLD_NS = 10 * NS_PER_S
 _SOONEST_NS = int(0.9 * NS_PER_S)  # after a reading; what is asked for earlier is a look at what is overdue
 _REPLAY_PART = 0.5  # of the budget for detail requests, while there are any
+_LOST_ROWS = ("overwritten", "unknown_comm", "orphans", "forgotten")  # what is lost in no rows and in no statistics
 
 
 class NcclRingsSource:
     """Follows the ring files of all processes of the host.
 
-    Memory: `kept_bytes` for the last minutes, and some 20 MB per process at most while it floods us; usually 1 MB.
+    Memory: KEPT_BYTES for the last minutes, and some 20 MB per process at most while it floods us; usually 1 MB.
     """
 
     name = "nccl_rings"
@@ -46,7 +47,6 @@ class NcclRingsSource:
         root: Path = Path("/"),
         directories: Sequence[Path] = REPORT_DIRECTORIES,
         budget: Budget = Budget(),  # noqa: B008  # frozen
-        kept_bytes: int = KEPT_BYTES,
     ) -> None:
         self._host, self._proc = host, root / "proc"
         self._ledger = Ledger()
@@ -54,7 +54,7 @@ class NcclRingsSource:
         self._intake = RingIntake(host, root, directories)
         self._processes: list[FollowedProcess] = []
         self._allowance = Allowance(budget)
-        self._kept = KeptDetail(kept_bytes)
+        self._kept = KeptDetail(KEPT_BYTES)
         self._minutes, self._replays = MinutesRequests(), list[Replay]()
         self._joiner = ForeignJoiner()
         self._read_ns: int | None = None
@@ -121,28 +121,31 @@ class NcclRingsSource:
         """Read, fold and count; return what was lost, what was only counted, and what the plugins cost."""
         self._processes += self._intake.scan(now_ns, self._processes, self._aggregator)
         self._refuse(self._intake.refusals, now_ns)
-        self._ask(requests, now_ns)
-        readings = [(process, reading) for process in list(self._processes) if (reading := self._of(process, now_ns))]
-        self._allowance = grant(self._allowance, now_ns, sum(_complete_rows(reading) for _, reading in readings))
-        self._fold(readings, now_ns)
+        details = read_details(requests, now_ns)
+        for process in self._processes:
+            process.ask(details)
+        snapshots = self._read_snapshots(now_ns)
+        rows = sum(_complete_rows(snapshot.reading) for _, snapshot in snapshots)
+        self._allowance = grant(self._allowance, now_ns, rows)
+        self._fold(snapshots, now_ns)
         self._allowance = spend(self._allowance, self._rows())
         self._replay(requests, now_ns)
         costs = [process.growth(elapsed_ns) for process in self._processes]
         self._let_go(now_ns)
-        return self._lost(), self._left_out(), sum(costs) if costs else None
+        folded, self._folded = self._ledger.left_out - self._folded, self._ledger.left_out
+        return self._lost(), folded, sum(costs) if costs else None
 
-    def _of(self, process: FollowedProcess, now_ns: int) -> RingReading | None:
-        with self._watching(process, now_ns):
-            return process.read()
-        return None
+    def _read_snapshots(self, now_ns: int) -> list[tuple[FollowedProcess, Snapshot]]:
+        snapshots = []
+        for process in list(self._processes):
+            with self._watching(process, now_ns):
+                snapshot, comms = process.read()
+                self._take({"comms": comms})
+                snapshots.append((process, snapshot))
+        return snapshots
 
-    def _fold(self, readings: Sequence[tuple[FollowedProcess, RingReading]], now_ns: int) -> None:
+    def _fold(self, snapshots: Sequence[tuple[FollowedProcess, Snapshot]], now_ns: int) -> None:
         share = self._allowance.share
-        snapshots = [
-            (process, snapshot)
-            for process, reading in readings
-            if (snapshot := self._snapshot(process, reading, now_ns))
-        ]
         self._fold_together(snapshots, now_ns, share)
         usual, shown = mean_times(self._aggregator.written), list[Snapshot]()
         for process, snapshot in snapshots:
@@ -150,11 +153,11 @@ class NcclRingsSource:
                 process.usual_times.learn(usual.get(snapshot.member.origin, ()))
                 shown.append(process.show(snapshot.reading, now_ns))
                 self._kept.keep(process.kept, snapshot.reading, now_ns, share, process.is_over)
-        aggregators = [
-            (process.aggregator, process.ring.identity) for process, _ in snapshots if process in self._processes
-        ]
-        self._joiner.join([self._aggregator], aggregators, now_ns)
-        self._report_progress(shown, now_ns)
+        owners = [(each.aggregator, each.ring.identity) for each, _ in snapshots if each in self._processes]
+        self._joiner.join(self._aggregator.foreign, owners, now_ns)
+        if shown:
+            progress = self._aggregator.measure_progress(shown, now_ns)
+            self._take({"progress": progress_rows(progress, self._ledger.origins)})
         self._take(self._ledger.rows())
         self._take(self._ledger.seconds.close(now_ns - DELAY_NS - NS_PER_S))
 
@@ -179,18 +182,6 @@ class NcclRingsSource:
         self._counted, self._folded = self._joiner.lost, 0
         self.resume(self._checkpoint or b"")
 
-    def _snapshot(self, process: FollowedProcess, reading: RingReading, now_ns: int) -> Snapshot | None:
-        with self._watching(process, now_ns):
-            snapshot, comms = process.snapshot(reading)
-            self._take({"comms": comms})
-            return snapshot
-        return None
-
-    def _report_progress(self, shown: Sequence[Snapshot], now_ns: int) -> None:
-        if shown:
-            progress = self._aggregator.measure_progress(shown, now_ns)
-            self._take({"progress": progress_rows(progress, self._ledger.origins)})
-
     @contextmanager
     def _watching(self, process: FollowedProcess, now_ns: int) -> Iterator[None]:
         """Keep the fault of one file away from the others: it is told, and the file is followed no longer."""
@@ -207,13 +198,8 @@ class NcclRingsSource:
     def _read_urgent(self, now_ns: int) -> None:
         for process in [each for each in self._processes if each.overdue.is_urgent]:
             with self._watching(process, now_ns):
-                self._take({"progress": progress_rows(process.measure_progress(now_ns), self._ledger.origins)})
+                self._take({"progress": process.progress(now_ns)})
         self._allowance = spend(self._allowance, self._rows())
-
-    def _ask(self, requests: Sequence[DetailRequest], now_ns: int) -> None:
-        details = read_details(requests, now_ns)
-        for process in self._processes:
-            process.ask(details)
 
     def _replay(self, requests: Sequence[DetailRequest], now_ns: int) -> None:
         """Send a part of what was requested: half of a second's budget, and less after a second that took more."""
@@ -236,16 +222,9 @@ class NcclRingsSource:
 
     def _lost(self) -> int:
         """Return how much is neither in rows nor in statistics, since the last time."""
-        folded, besides = (
-            self._aggregator.lost,
-            self._joiner.lost + self._ledger.seconds.forgotten + self._ledger.sizeless,
-        )
-        before, self._counted = self._counted, sum(folded[name] for name in LOST_ROWS) + besides
+        besides = self._joiner.lost + self._ledger.seconds.forgotten + self._ledger.sizeless
+        before, self._counted = self._counted, sum(self._aggregator.lost[name] for name in _LOST_ROWS) + besides
         return self._counted - before
-
-    def _left_out(self) -> int:
-        before, self._folded = self._folded, self._ledger.left_out
-        return self._folded - before
 
     def _advance_watermark(self, now_ns: int) -> None:
         """Promise that nothing older comes: neither seconds that are open nor operations, unless they take long."""
@@ -257,20 +236,17 @@ class NcclRingsSource:
         self._watermark_ns = max(settled_ns, now_ns - HOLD_NS, before_ns, 0)
 
     def _remember(self, now_ns: int) -> bytes:
-        share = self._allowance.share
-        known = self._aggregator.memories(now_ns, share)
-        nothing = AggregatorState(now_ns, share, *(np.empty(0, np.uint64),) * 2)
-        files = {
-            file_key(each.ring.inode, each.ring.identity.created_ns): each.memory(
-                known.get(each.aggregator.member.origin, nothing)
-            )
-            for each in self._processes
-        }
+        share, files = self._allowance.share, {}
+        states = self._aggregator.states(now_ns, share)
+        for process in self._processes:
+            ring, state = process.ring, states.get(process.aggregator.member.origin, AggregatorState(now_ns, share))
+            memory = FileMemory(ring.uid, process.origin, ring.position, state)
+            files[*ring.inode, ring.identity.created_ns] = memory
         return encode(Checkpoint(self._ledger.seconds.since_ns, share, files))
 
     def _refuse(self, sentences: Sequence[str], now_ns: int) -> None:
-        reporter = EventReporter(self._host, self.name, f"host:{self._host}")
-        self._take(tables_of(events=[reporter.report(now_ns, "ring_refused", "warning", each) for each in sentences]))
+        report = EventReporter(self._host, self.name, f"host:{self._host}").report
+        self._take(tables_of(events=[report(now_ns, "ring_refused", "warning", each) for each in sentences]))
 
     def _take(self, tables: Mapping[str, pa.Table]) -> None:
         for name, rows in tables.items():

@@ -110,7 +110,9 @@ class NvmlLibrary:
             uuid = str(self._nvml.nvmlDeviceGetUUID(device))
         except self._nvml.NVMLError as error:
             raise NotPresent(f"NVML: {error}") from error
-        return GpuIdentity(uuid, self._try_text(_read_serial, device), self._try_text(_read_pci, device))
+        nvml = self._nvml
+        serial = self._try_text(lambda: nvml.nvmlDeviceGetSerial(device))
+        return GpuIdentity(uuid, serial, self._try_text(lambda: nvml.nvmlDeviceGetPciInfo(device).busId))
 
     def measure(self, gpu: int) -> Readings:
         """Return what a GPU reports, without what it does not support; raise NotPresent when it is lost."""
@@ -130,9 +132,10 @@ class NvmlLibrary:
         except self._nvml.NVMLError as error:
             raise NotPresent(f"NVML: {error}") from error
 
-    def _try_text(self, ask: Callable[[_Pynvml, _Device], str], device: _Device) -> str | None:
+    def _try_text(self, ask: Callable[[], str | bytes]) -> str | None:
         try:
-            return ask(self._nvml, device)
+            text = ask()
+            return text.decode() if isinstance(text, bytes) else str(text)
         except (self._nvml.NVMLError, UnicodeDecodeError):  # gaming GPUs have no serial, and not all text is text
             return None
 
@@ -143,15 +146,6 @@ class NvmlLibrary:
         if error.value not in self._unsupported and (gpu, quantity) not in self._reported:
             self._reported.add((gpu, quantity))
             _log.warning("GPU reading failed and is left out", gpu=gpu, reading=quantity, error=str(error))
-
-
-def _read_serial(nvml: _Pynvml, device: _Device) -> str:
-    return str(nvml.nvmlDeviceGetSerial(device))
-
-
-def _read_pci(nvml: _Pynvml, device: _Device) -> str:
-    bus_id = nvml.nvmlDeviceGetPciInfo(device).busId
-    return str(bus_id.decode() if isinstance(bus_id, bytes) else bus_id)
 
 
 def _read_temperature(nvml: _Pynvml, device: _Device) -> int:

@@ -12,14 +12,12 @@ its name, looks the same. It is said once, as an event, and no row is written.
 import random
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol
+from dataclasses import asdict, dataclass
 
 import structlog
 
 from collector.kernel.change_log import ChangeLog
-from collector.probes.packets import Arrival, Flow, Shot
+from collector.probes.packets import Flow
 from collector.probes.paths import SILENT, AddressBook, Atlas, FlowPath, PathCatalogue, PathFinder, Remembered
 from collector.probes.schedule import (
     DEFAULT_MESH,
@@ -32,12 +30,12 @@ from collector.probes.schedule import (
     shots_of,
 )
 from collector.probes.sockets import RawExchange
-from collector.sources.source import EventReporter, PlainSource, Reading, tables_of
+from collector.sources.source import EventReporter, PlainSource, Reading, filled_tables_of
 from lockstep.batches import DetailRequest
-from lockstep.clock import Clock, SystemClock
+from lockstep.clock import SystemClock
 from lockstep.errors import NotPresent
 from lockstep.probing import Mesh
-from lockstep.records import HostRecord, Probe
+from lockstep.records import Event, Probe
 from lockstep.records import Path as PathRow
 from lockstep.topology import Topology, nic_name, split_end
 
@@ -106,28 +104,12 @@ class ProbeLedger:
         known = self._atlas.catalogue.recall(flow)
         if path and known and _agrees(path.hops, known.path.hops):
             hops = list(known.path.hops)
-        return Probe(
-            host=self._atlas.host,
-            ts_ns=outcome.sent_ns,
-            src_nic=flow.src_nic,
-            dst=flow.dst,
-            dst_nic=flow.dst_nic,
-            proto=flow.proto,
-            sport=flow.sport,
-            dport=flow.dport,
-            rtt_ns=outcome.rtt_ns,
-            hops=hops,
-        )
+        return Probe(host=self._atlas.host, ts_ns=outcome.sent_ns, rtt_ns=outcome.rtt_ns, hops=hops, **asdict(flow))
 
     def _path_row(self, flow: Flow, known: Remembered) -> PathRow:
         return PathRow(
             host=self._atlas.host,
-            src_nic=flow.src_nic,
-            dst=flow.dst,
-            dst_nic=flow.dst_nic,
-            proto=flow.proto,
-            sport=flow.sport,
-            dport=flow.dport,
+            **asdict(flow),
             links=list(known.path.links),
             seen_ns=known.seen_ns,
             confidence=known.confidence,
@@ -141,11 +123,10 @@ def _agrees(seen: Sequence[str], known: Sequence[str]) -> bool:
 
 def _describe_silence(each: Round) -> str:
     flow = each.flow
-    if each.ends_at_host:
-        return (
-            f"{flow.dst}/{flow.dst_nic} has never answered a {flow.proto} probe; its silence is not counted as loss"
-        )
-    return f"the switch before {flow.dst}/{flow.dst_nic} has never answered; its silence is not counted as loss"
+    who = f"{flow.dst}/{flow.dst_nic} has never answered a {flow.proto} probe"
+    if not each.ends_at_host:
+        who = f"the switch before {flow.dst}/{flow.dst_nic} has never answered"
+    return f"{who}; its silence is not counted as loss"
 
 
 _log = structlog.get_logger("probes")
@@ -161,25 +142,9 @@ class ProbeOptions:
     mesh: MeshOptions = DEFAULT_MESH
     fresh_s: float = 600.0  # a way that was confirmed within this time is not traced again
     timeout_s: float = 0.5  # thousands of times a healthy round trip
-    seed: int = 0  # turns the order of the mesh; the same on all hosts
 
 
 OFF = ProbeOptions()
-
-
-class Exchange(Protocol):
-    """Sends packets and returns what came back."""
-
-    @property
-    def fault(self) -> str:
-        """Why packets of the last batch could not be sent; empty when all were."""
-        ...
-
-    def check(self) -> None: ...
-
-    def run(self, shots: Sequence[Shot]) -> list[Arrival | None]: ...
-
-    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,41 +171,33 @@ class ProbesSource(PlainSource):
         topology: Topology | None,
         addresses: Mapping[str, str | Sequence[str]],
         options: ProbeOptions = OFF,
-        clock: Clock | None = None,
-        exchange: Exchange | None = None,
-        root: Path = Path("/"),
+        exchange: RawExchange | None = None,
     ) -> None:
         self._host, self._topology, self._addresses, self._options = host, topology, addresses, options
-        self._exchange = exchange or RawExchange(clock or SystemClock(), options.timeout_s, root)
+        self._exchange = exchange or RawExchange(SystemClock(), options.timeout_s)
         self._token = random.randrange(_TOKENS)  # noqa: S311  # tells our packets from those of an earlier life
         self._problems = ChangeLog(_log)
         self._parts: _Parts | None = None
 
     def read(self, now_ns: int, requests: Sequence[DetailRequest]) -> Reading:
         parts = self._parts = self._parts or self._prepare()
-        refusals = parts.orders.take_in(requests)
-        events = [
-            EventReporter(self._host, self.name, each.component).report(
-                now_ns, "probe_refused", "warning", f"detail request {each.request}: {each.reason}"
-            )
-            for each in refusals
-        ]
+        events = []
+        for refusal in parts.orders.take_in(requests):
+            message = f"detail request {refusal.request}: {refusal.reason}"
+            events.append(self._event(now_ns, refusal.component, "probe_refused", "warning", message))
         entries = self._probe(parts, now_ns)
-        events += [
-            EventReporter(self._host, self.name, component).report(now_ns, "probe_silent", "info", entry.silence)
-            for component, entry in entries
-            if entry.silence
-        ]
+        for component, entry in entries:
+            if entry.silence:
+                events.append(self._event(now_ns, component, "probe_silent", "info", entry.silence))
         self._note("answers come from addresses that the settings do not name", sorted(parts.ledger.strangers)[:5])
-        made: dict[str, list[HostRecord]] = {
-            "probes": [entry.probe for _, entry in entries if entry.probe],
-            "paths": [entry.path for _, entry in entries if entry.path],
-            "events": [*events],
-        }
-        return Reading(tables_of(**{name: rows for name, rows in made.items() if rows}), watermark_ns=now_ns)
+        tables = filled_tables_of(
+            probes=[entry.probe for _, entry in entries if entry.probe],
+            paths=[entry.path for _, entry in entries if entry.path],
+            events=events,
+        )
+        return Reading(tables, watermark_ns=now_ns)
 
     def close(self) -> None:
-        """Close the sockets."""
         self._exchange.close()
 
     def _prepare(self) -> _Parts:
@@ -257,7 +214,7 @@ class ProbesSource(PlainSource):
         self._exchange.check()
         atlas = Atlas(host, PathFinder(topology, host), book, PathCatalogue(self._options.fresh_s))
         orders = ProbeOrders(host, topology, book)
-        schedule = Schedule(atlas, Mesh(topology, host, self._options.seed), orders, self._options.mesh)
+        schedule = Schedule(atlas, Mesh(topology, host), orders, self._options.mesh)
         _log.info("probes are on", packets_per_s=self._options.mesh.packets_per_s, lap_s=round(schedule.lap_s))
         return _Parts(orders, schedule, ProbeLedger(atlas))
 
@@ -274,6 +231,9 @@ class ProbesSource(PlainSource):
             (nic_name(each.flow.dst, each.flow.dst_nic), parts.ledger.write(each, outcome, now_ns))
             for each, outcome in read_outcomes(rounds, arrivals)
         ]
+
+    def _event(self, now_ns: int, component: str, kind: str, severity: str, message: str) -> Event:
+        return EventReporter(self._host, self.name, component).report(now_ns, kind, severity, message)
 
     def _note(self, problem: str, details: Sequence[str]) -> None:
         self._problems.note("probes are incomplete", "; ".join(details), "details", problem=problem)

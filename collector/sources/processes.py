@@ -9,17 +9,17 @@ from typing import Protocol
 
 import structlog
 
+from collector.kernel.change_log import ChangeLog
 from collector.kernel.exits import EndTimes, Exit, ProcConnector, describe_end
 from collector.kernel.process import ProcessStat, RingHolders, read_membership, read_stat, read_wait_channel
 from collector.kernel.run_reports import FoundReport, RunReports
-from collector.sources.source import PlainSource, Reading
-from lockstep.arrow import rows_of
+from collector.sources.source import EventReporter, PlainSource, Reading, filled_tables_of
 from lockstep.batches import DetailRequest
 from lockstep.clock import NS_PER_S
 from lockstep.errors import LockstepError, NotPresent
-from lockstep.records import Event, HostRecord
-from lockstep.supervision import REPORT_DIRECTORIES, Membership
-from lockstep.tables import TABLE_BY_NAME
+from lockstep.records import Event
+from lockstep.supervision import REPORT_DIRECTORIES, Membership, RunReport
+from lockstep.topology import host_name
 
 _log = structlog.get_logger("processes")
 
@@ -68,14 +68,15 @@ class ProcessesSource(PlainSource):
         reports: RunReports | None = None,
         directories: Sequence[Path] = REPORT_DIRECTORIES,
     ) -> None:
-        self._host, self._proc = host, root / "proc"
+        self._proc = root / "proc"
+        self._report = EventReporter(host, self.name, host_name(host)).report
         self._find_ranks = find_ranks or RingHolders(root, directories)
         self._open_exits = open_exits
         self._reports = reports or RunReports(root, directories)
         self._exits: Exits | None = None
         self._end_times: EndTimes | None = None  # where the kernel reports no exits
         self._is_subscribed = False
-        self._fault = ""  # why ranks could not be found at the last read
+        self._problems = ChangeLog(_log)
         self._ranks: dict[int, Watched] = {}
         self._last_ns: int | None = None  # when it was read; nothing older is told any more
 
@@ -83,47 +84,36 @@ class ProcessesSource(PlainSource):
         if not self._proc.is_dir():
             raise NotPresent(f"no processes in {self._proc}")
         if not self._is_subscribed:
-            self._exits, self._is_subscribed = self._subscribe(), True
-            # Below another root the numbers may be those of another namespace.
-            self._end_times = EndTimes() if not self._exits and self._proc == Path("/proc") else None
-        events: list[HostRecord] = [*self._read_ends(now_ns), *self._poll(now_ns), *self._read_reports(now_ns)]
+            self._subscribe()
+        events = [*self._read_ends(now_ns), *self._poll(now_ns), *self._read_reports(now_ns)]
         self._find_new()
         self._last_ns = now_ns
-        rows = {"events": rows_of(TABLE_BY_NAME["events"], events)} if events else {}
-        return Reading(rows, watermark_ns=now_ns, is_urgent=bool(events))
+        return Reading(filled_tables_of(events=events), watermark_ns=now_ns, is_urgent=bool(events))
 
     def close(self) -> None:
-        """End the subscription to exits."""
         for subscription in (self._exits, self._end_times):
             if subscription:
                 subscription.close()
 
-    def _subscribe(self) -> Exits | None:
+    def _subscribe(self) -> None:
+        self._is_subscribed = True
         try:
-            return self._open_exits()
+            self._exits = self._open_exits()
         except NotPresent as absence:
             _log.info("ends of ranks are seen without exit code and signal", reason=str(absence))
-            return None
+            # Below another root the numbers may be those of another namespace.
+            self._end_times = EndTimes() if self._proc == Path("/proc") else None
 
     def _read_ends(self, now_ns: int) -> list[Event]:
         """Return how ranks ended, as the kernel told; whoever is told so is not watched any more."""
-        ended = self._exits.read() if self._exits else []
-        boot_ns = now_ns - time.monotonic_ns()
-        return [
-            replace(
-                self._event_of(
-                    self._ranks.pop(end.pid),
-                    self._time(boot_ns + end.monotonic_ns, now_ns),
-                    "process_exit",
-                    _severity(end.exit_code, end.signal),
-                    _describe(end),
-                ),
-                exit_code=end.exit_code,
-                signal=end.signal,
-            )
-            for end in ended
-            if end.pid in self._ranks
-        ]
+        events, boot_ns = list[Event](), now_ns - time.monotonic_ns()
+        for end in self._exits.read() if self._exits else []:
+            if rank := self._ranks.pop(end.pid, None):
+                ended_ns = self._time(boot_ns + end.monotonic_ns, now_ns)
+                how = describe_end(end.exit_code, end.signal) + (" and left a core dump" if end.dumped_core else "")
+                about = {"exit_code": end.exit_code, "signal": end.signal}
+                events.append(self._event_of(rank, ended_ns, "process_exit", _severity(end), how, **about))
+        return events
 
     def _poll(self, now_ns: int) -> list[Event]:
         """Return what changed with the ranks that are watched."""
@@ -163,13 +153,12 @@ class ProcessesSource(PlainSource):
 
     def _found(self) -> Iterable[int]:
         """Return who is a rank now; while that cannot be told, those known are watched all the same."""
+        found: Iterable[int] = ()
         try:
             found, fault = self._find_ranks(), ""
         except (OSError, LockstepError) as error:
-            found, fault = (), str(error)
-        if fault and fault != self._fault:
-            _log.warning("new ranks cannot be found", error=fault)
-        self._fault = fault
+            fault = str(error)
+        self._problems.note("new ranks cannot be found", fault, "error")
         return found
 
     def _stat(self, pid: int) -> ProcessStat | None:
@@ -181,41 +170,23 @@ class ProcessesSource(PlainSource):
         return None if stat.state in "ZX" else stat
 
     def _read_reports(self, now_ns: int) -> list[Event]:
-        return [
-            replace(
-                self._event(
-                    self._time(found.report.ended_ns, now_ns),
-                    "python_exception" if found.report.exception else "run_exit",
-                    _severity(found.report.exit_code, found.report.signal),
-                    describe_report(found),
-                ),
-                rank=found.report.member.rank,
-                pid=found.report.pid,
-                exit_code=found.report.exit_code,
-                signal=found.report.signal,
-            )
-            for found in self._reports.read()
-        ]
+        events = []
+        for found in self._reports.read():
+            report, ended_ns = found.report, self._time(found.report.ended_ns, now_ns)
+            kind, severity = "python_exception" if report.exception else "run_exit", _severity(report)
+            about = {"rank": report.member.rank, "pid": report.pid}
+            about |= {"exit_code": report.exit_code, "signal": report.signal}
+            events.append(self._report(ended_ns, kind, severity, describe_report(found), **about))
+        return events
 
     def _time(self, reported_ns: int, now_ns: int) -> int:
         """Return a moment that others told us, kept between the last read and now, as the watermark promises."""
         earliest_ns = max(now_ns - _OLDEST_NS, 0) if self._last_ns is None else min(self._last_ns, now_ns)
         return min(max(reported_ns, earliest_ns), now_ns)
 
-    def _event_of(self, rank: Watched, ts_ns: int, kind: str, severity: str, what: str) -> Event:
-        event = self._event(ts_ns, kind, severity, f"{rank} {what}")
-        return replace(event, rank=rank.member.rank, pid=rank.stat.pid)
-
-    def _event(self, ts_ns: int, kind: str, severity: str, message: str) -> Event:
-        return Event(
-            host=self._host,
-            ts_ns=ts_ns,
-            source=self.name,
-            kind=kind,
-            component=f"host:{self._host}",
-            severity=severity,
-            message=message,
-        )
+    def _event_of(self, rank: Watched, ts_ns: int, kind: str, severity: str, what: str, **about: int | None) -> Event:
+        about |= {"rank": rank.member.rank, "pid": rank.stat.pid}
+        return self._report(ts_ns, kind, severity, f"{rank} {what}", **about)
 
 
 def judge(before: Watched, now: ProcessStat) -> Watched:
@@ -249,11 +220,7 @@ def describe_report(found: FoundReport) -> str:
     return f"{who} {how}{exception}" + (f"; last lines: {tail}" if tail else "")
 
 
-def _describe(end: Exit) -> str:
-    return describe_end(end.exit_code, end.signal) + (" and left a core dump" if end.dumped_core else "")
-
-
-def _severity(exit_code: int | None, number: int | None) -> str:
-    if number is not None:
-        return "warning" if number in _REQUESTS else "error"
-    return "error" if exit_code else "info"
+def _severity(end: Exit | RunReport) -> str:
+    if end.signal is not None:
+        return "warning" if end.signal in _REQUESTS else "error"
+    return "error" if end.exit_code else "info"

@@ -57,7 +57,6 @@ class Rise:
 
 
 def load_rules() -> tuple[CounterRule, ...]:
-    """Return the rules that the package carries."""
     text = (files("collector") / "data/rdma_rules.toml").read_text()
     return tuple(CounterRule(**rule) for rule in tomllib.loads(text)["rule"])
 
@@ -78,18 +77,15 @@ class RuleWatch:
     def observe(self, now_ns: int, value: int) -> Rise | None:
         """Take a reading; return the rise that begins with it, if one does."""
         if not self._samples or value < self._newest[1] or now_ns < self._newest[0]:
-            self._begin(now_ns, value)
+            self._samples = deque([(now_ns, value)])
+            self._newest, self._is_rising = (now_ns, value), False
             return None
         self._remember(now_ns, value)
         begin_ns, before = self._samples[0]
-        rise = Rise(self._rule, before, value, now_ns - begin_ns)
-        was_rising, self._is_rising = self._is_rising, _is_too_fast(rise)
-        return rise if self._is_rising and not was_rising else None
-
-    def _begin(self, now_ns: int, value: int) -> None:
-        self._samples = deque([(now_ns, value)])
-        self._newest = (now_ns, value)
-        self._is_rising = False
+        window_ns, lasted_ns = self._rule.window_ns, now_ns - begin_ns
+        was_rising = self._is_rising
+        self._is_rising = (value - before) * window_ns > self._rule.threshold * max(lasted_ns, window_ns)
+        return Rise(self._rule, before, value, lasted_ns) if self._is_rising and not was_rising else None
 
     def _remember(self, now_ns: int, value: int) -> None:
         self._newest = (now_ns, value)
@@ -98,11 +94,6 @@ class RuleWatch:
         # Reads come a little early or late, so the sample to compare with is the last one at least a window old.
         while len(self._samples) > 1 and self._samples[1][0] <= now_ns - self._rule.window_ns:
             self._samples.popleft()
-
-
-def _is_too_fast(rise: Rise) -> bool:
-    window_ns = rise.rule.window_ns
-    return (rise.after - rise.before) * window_ns > rise.rule.threshold * max(rise.duration_ns, window_ns)
 
 
 class PortWatch:
@@ -137,31 +128,26 @@ class PortWatch:
         was, self._was = self._was, port
         was_gone, self.is_gone = self.is_gone, False
         if was_gone and port.up:
-            return [
-                self._reporter.report(now_ns, "link_up", "info", f"{self._name} is listed again and {port.state}")
-            ]
+            message = f"{self._name} is listed again and {port.state}"
+            return [self._reporter.report(now_ns, "link_up", "info", message)]
         if was_gone or was is None or was.up == port.up:
             return []
         change = f"{self._name} went from {was.state} to {port.state}, physical state {port.phys_state or 'unknown'}"
         kind, severity = ("link_up", "info") if port.up else ("link_down", "error")
-        return [self._reporter.report(now_ns, kind, severity, change + _why_down(port))]
+        if not port.up and port.state.startswith("ACTIVE"):
+            change += "; its network interface is down"
+        return [self._reporter.report(now_ns, kind, severity, change)]
 
     def _counter_events(self, now_ns: int, port: RdmaPort) -> list[Event]:
         events = []
         for rule, watch in self._watches:
             value = port.counters.get(rule.counter)
-            rise = watch.observe(now_ns, value) if value is not None else None
-            if rise:
+            if value is not None and (rise := watch.observe(now_ns, value)):
                 events.append(self._reporter.report(now_ns, rule.counter, rule.severity, f"{self._name}: {rise}"))
         return events
 
     def _forget_counters(self) -> None:
         self._watches = [(rule, RuleWatch(rule)) for rule in self._rules]
-
-
-def _why_down(port: RdmaPort) -> str:
-    """Explain a port that is down although its own state says otherwise."""
-    return "; its network interface is down" if not port.up and port.state.startswith("ACTIVE") else ""
 
 
 _log = structlog.get_logger("rdma")

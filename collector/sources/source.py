@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 
@@ -67,7 +67,7 @@ class EventReporter:
     source: str
     component: str  # as verdicts name it: nic:h3/eth1, gpu:h3/0
 
-    def report(self, now_ns: int, kind: str, severity: str, message: str) -> Event:
+    def report(self, now_ns: int, kind: str, severity: str, message: str, **about: Any) -> Event:  # Any: any column
         return Event(
             host=self.host,
             ts_ns=now_ns,
@@ -76,9 +76,15 @@ class EventReporter:
             component=self.component,
             severity=severity,
             message=message,
+            **about,
         )
 
 
 def tables_of(**rows: Sequence[HostRecord]) -> dict[str, pa.Table]:
     """Return rows as tables, each with its exact schema."""
     return {name: rows_of(TABLE_BY_NAME[name], list(found)) for name, found in rows.items()}
+
+
+def filled_tables_of(**rows: Sequence[HostRecord]) -> dict[str, pa.Table]:
+    """Return the same without tables that have no row."""
+    return tables_of(**{name: found for name, found in rows.items() if found})

@@ -76,16 +76,16 @@ class Forged:
     def append(self, ring: int, count: int, kind: int = wire.KIND_ENQUEUED) -> None:
         """Write so many records as a thread would; `seq` of each is its number."""
         head = int(self.table("rings")["head"][ring])
-        for number in range(head, head + count):
-            self.put(ring, number, kind)
+        self.put(ring, *range(head, head + count)[-self.sizes.records :], kind=kind)
         self.table("rings")["head"][ring] = head + count
 
-    def put(self, ring: int, number: int, kind: int = wire.KIND_ENQUEUED, stamp: int | None = None) -> None:
-        """Write one record into its slot, without announcing it."""
-        count = self.sizes.records
-        slot = self.table("records", wire.ENQUEUED)[ring * count + number % count :][:1]
-        slot["seq"], slot["kind"], slot["comm"], slot["bytes"] = number, kind, 1, number * 3
-        slot["stamp"] = number // count + 1 if stamp is None else stamp
+    def put(self, ring: int, *numbers: int, kind: int = wire.KIND_ENQUEUED, stamp: int | None = None) -> None:
+        """Write records into their slots, without announcing them."""
+        count, seq = self.sizes.records, np.array(numbers)
+        table, slots = self.table("records", wire.ENQUEUED), ring * count + seq % count
+        written = {"seq": seq, "kind": kind, "comm": 1, "bytes": seq * 3}
+        for name, value in (written | {"stamp": seq // count + 1 if stamp is None else stamp}).items():
+            table[name][slots] = value
 
     def write(self, path: Path) -> Path:
         """Write the file, or what has changed since; the same file stays the same."""

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from collector.nccl.arrays import stack
 from collector.nccl.clock import HostClocks, TickClock
 from collector.nccl.communicators import Origin
-from collector.nccl.draining import Records
+from collector.nccl.draining import KINDS, Records
 from collector.nccl.header import Identity
 from collector.nccl.operations import learn_operations
 from collector.nccl.ringfile import INDEXED_COMM, INDEXED_ROW, Live
@@ -45,14 +45,6 @@ IDENTITY = Identity(
 CLOCK = TickClock(np.array([0], np.uint64), np.array([T0]), np.array([1.0]), 1.0)
 CLOCKS = HostClocks([CLOCK])
 NUMBER = np.zeros(1, np.uint16)  # of the only origin
-
-KINDS = {
-    "enqueued": wire.ENQUEUED,
-    "transfers": wire.TRANSFER_CLOSED,
-    "kernels": wire.KERNEL_CLOSED,
-    "steps": wire.STEP_CLOSED,
-    "callbacks": wire.CALLBACK,
-}
 
 
 def element(struct: np.dtype[np.void], /, **fields: Any) -> Array:
@@ -131,7 +123,7 @@ def stacked(kind: np.dtype[np.void], given: list[Array]) -> Array:
 def slots_of(*records: Array) -> Array:
     """Return records as a file holds them, with the number of their kind, kind by kind."""
     slots = [np.empty((0, wire.RECORD.itemsize), np.uint8)]
-    for number, kind in enumerate(KINDS.values(), wire.KIND_ENQUEUED):
+    for number, kind in KINDS.values():
         found = stack(kind, [np.empty(0, kind), *(one for one in records if one.dtype == kind)])
         found["kind"] = number
         slots.append(found.view(np.uint8).reshape(len(found), wire.RECORD.itemsize))

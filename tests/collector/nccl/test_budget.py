@@ -1,17 +1,21 @@
-"""The share of operations with complete rows follows the budget, and every share holds the smaller ones."""
+"""The share of operations with complete rows follows the budget, and the plugin draws the same lots as we do."""
+
+from pathlib import Path
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from collector.nccl.budget import WHOLE_SHARE, Allowance, Budget, grant, largest_share, lot_of, spend
-from collector.nccl.checkpoint import Checkpoint, FileMemory, decode, encode
-from collector.nccl.communicators import Origin
+from collector.nccl.checkpoint import AggregatorState, Checkpoint, FileMemory, decode, encode
+from collector.nccl.communicators import CommunicatorHistory, HostCommunicators, Origin
 from collector.nccl.draining import Cursor
-from collector.nccl.operations import KNOWN
-from collector.nccl.snapshot import AggregatorState
+from collector.nccl.operations import KNOWN, learn_operations
+from collector.nccl.ringfile import open_ring
+from collector.nccl.snapshot import take_reading
 from lockstep import wire
 from lockstep.clock import NS_PER_S
+from tests.collector.sources.imitated_rings import do_more, resting
 
 BUDGET = Budget(rows=1_000, bytes=1 << 30)
 
@@ -23,7 +27,7 @@ def run(seconds: int, rows_per_s: int, allowance: Allowance, begin: int = 0) -> 
     return allowance
 
 
-def test_share_fits_the_budget_and_grows_back_by_steps_and_only_after_a_while() -> None:
+def test_share_fits_the_budget_grows_back_by_steps_after_a_while_and_what_was_sent_too_much_is_saved_later() -> None:
     assert run(60, 900, Allowance(BUDGET)).share == WHOLE_SHARE
     busy = run(20, 7_000, Allowance(BUDGET))
     assert busy.share == WHOLE_SHARE // 8
@@ -31,14 +35,11 @@ def test_share_fits_the_budget_and_grows_back_by_steps_and_only_after_a_while() 
     assert run(15, 100, busy, 20).share == 2 * busy.share
     assert run(120, 100, busy, 20).share == WHOLE_SHARE
     assert Budget(rows=1_000, bytes=2_500).rows_per_s == 100
-
-
-def test_what_was_sent_too_much_is_saved_later_and_a_clock_that_was_set_back_gives_nothing() -> None:
     overdrawn = spend(grant(Allowance(BUDGET), 0, 0), 6_000)
     assert grant(overdrawn, NS_PER_S, 100).share == 1
     assert grant(overdrawn, 5 * NS_PER_S, 100).share == WHOLE_SHARE
     before = grant(Allowance(BUDGET), 100 * NS_PER_S, 0)
-    assert grant(before, 0, 0).rows == before.rows
+    assert grant(before, 0, 0).rows == before.rows, "a clock that was set back gives nothing"
 
 
 @given(st.integers(0, 1 << 40), st.floats(0, 1e9))
@@ -56,16 +57,13 @@ def operations(**columns: object) -> "np.ndarray":
     return made
 
 
-def test_all_ranks_draw_the_same_lot_and_both_ends_of_a_send_too() -> None:
+def test_all_ranks_draw_the_same_lot_and_both_ends_of_a_send_too_and_lots_are_spread_evenly() -> None:
     one, other = (lot_of(operations(comm=7, func=wire.ALL_REDUCE, peer=-1, rank=rank)) for rank in (0, 5))
     assert np.array_equal(one, other)
     sent = lot_of(operations(comm=7, func=wire.SEND, rank=2, peer=6))
     received = lot_of(operations(comm=7, func=wire.RECV, rank=6, peer=2))
     assert np.array_equal(sent, received)
     assert not np.array_equal(sent, lot_of(operations(comm=7, func=wire.SEND, rank=6, peer=2)))
-
-
-def test_lots_are_spread_evenly() -> None:
     lots = lot_of(operations(comm=0xA72E744E3E8DDA49, func=1, peer=-1))
     for share in (WHOLE_SHARE // 2, WHOLE_SHARE // 4, WHOLE_SHARE // 16):
         assert abs(np.count_nonzero(lots < share) / 4_096 - share / WHOLE_SHARE) < 0.04
@@ -92,3 +90,25 @@ def test_broken_checkpoint_is_nothing(noise: bytes, index: int) -> None:
     whole = encode(Checkpoint(7, 4096, {(1, 2, 3): MEMORY}))
     assert decode(noise) == Checkpoint()
     assert isinstance(decode(whole[:index] + noise + whole[index + len(noise) :]), Checkpoint)
+
+
+def test_operations_that_the_plugin_sampled_are_those_with_the_lowest_lots(
+    tmp_path: Path, plugin_library: Path
+) -> None:
+    about = {"LOCKSTEP_DETAIL": "steps", "LOCKSTEP_SAMPLE": "0.25", "LOCKSTEP_BUDGET": "0"}
+    with resting(plugin_library, tmp_path, 301, **about) as job:
+        do_more(job)
+        (path,) = tmp_path.glob("*.ring")
+        with open_ring(path) as ring:
+            reading = take_reading(ring)
+    history = CommunicatorHistory()
+    history.update(reading.communicators)
+    records = reading.records.sorted.enqueued
+    whose = np.zeros(len(records), np.int64)
+    members, found = HostCommunicators([history]).members_at(whose, records["comm"], records["ticks"])
+    assert found.all()
+    known = learn_operations(records, members, reading.clock.to_unix_ns(records["ticks"]), 0)
+    sampled = (known["flags"] & wire.FLAG_SAMPLED) != 0
+    assert len(known) > 300
+    assert 0.1 < sampled.mean() < 0.4
+    assert (sampled == (lot_of(known) < WHOLE_SHARE // 4)).all()

@@ -51,25 +51,20 @@ def files(directories: RingDirectories, now_ns: int = 0) -> list[Path]:
     return sorted(file.shown for directory in directories.scan(now_ns, set()) for file in directory.files())
 
 
-def test_files_of_the_host_and_of_containers_are_found(host: Path, directories: RingDirectories) -> None:
-    ours = forge(host / USUAL.relative_to("/") / "1-1.ring")
-    (host / USUAL.relative_to("/") / "run-1.json").touch()
-    theirs = contain(host)
-    assert files(directories) == sorted([ours, theirs / "7-1.ring"])
-
-
-def test_directory_mounted_into_a_container_counts_once_and_a_link_inside_is_not_followed(
+def test_files_of_host_and_containers_are_found_a_mounted_directory_once_and_a_link_inside_is_not_followed(
     host: Path, directories: RingDirectories
 ) -> None:
     ours = forge(host / USUAL.relative_to("/") / "1-1.ring")
+    (host / USUAL.relative_to("/") / "run-1.json").touch()
     inside = contain(host)
+    assert files(directories) == sorted([ours, inside / "7-1.ring"])
     shutil.rmtree(inside.parents[2])
     (host / "proc/50/root").symlink_to(host)  # the same directory by another way
     linked = contain(host, 51, 3)
     away = host / "elsewhere"
     shutil.move(linked.parent, away)
     linked.parent.symlink_to(away)
-    assert files(directories) == [ours]
+    assert files(directories, SCAN_NS) == [ours]
 
 
 def test_directory_comes_and_goes_with_its_container(host: Path, directories: RingDirectories) -> None:
@@ -83,27 +78,21 @@ def test_directory_comes_and_goes_with_its_container(host: Path, directories: Ri
     assert found not in directories.scan(3 * SCAN_NS, set())
 
 
-def test_directory_in_shared_memory_may_belong_to_anybody_but_not_be_open_to_all(
+@pytest.mark.needs_root
+def test_directory_in_shared_memory_may_be_anybodys_but_not_open_to_all_and_that_of_the_host_must_be_roots(
     host: Path, directories: RingDirectories
 ) -> None:
-    inside = contain(host)
-    inside.chmod(0o777)
-    assert files(directories) == []
-    (complaint,) = directories.complaints
-    assert "not sticky" in complaint
-    inside.chmod(0o1777)
-    if os.geteuid() == 0:
-        os.chown(inside, 12_345, 12_345)
-    assert files(directories, SCAN_NS) == [inside / "7-1.ring"]
-
-
-@pytest.mark.needs_root
-def test_directory_of_the_host_must_be_roots(host: Path, directories: RingDirectories) -> None:
-    usual = host / USUAL.relative_to("/")
+    usual, inside = host / USUAL.relative_to("/"), contain(host)
     forge(usual / "1-1.ring")
+    inside.chmod(0o777)
     os.chown(usual, 12_345, 12_345)
     assert files(directories) == []
-    assert "belongs to uid 12345" in directories.complaints[0]
+    of_host, of_container = directories.complaints
+    assert "belongs to uid 12345" in of_host
+    assert "not sticky" in of_container
+    inside.chmod(0o1777)
+    os.chown(inside, 12_345, 12_345)
+    assert files(directories, SCAN_NS) == [inside / "7-1.ring"]
 
 
 def test_file_is_removed_only_while_its_name_means_the_same(host: Path, directories: RingDirectories) -> None:

@@ -1,17 +1,21 @@
-"""What a ring file says of its process: told as it is, as far as it can be true."""
+"""What a ring file says of its process; files and directories that somebody laid out for us are refused."""
 
 import os
 from collections.abc import Callable
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 
 import pytest
 
+from collector.kernel.foreign_file import MAX_FILE_BYTES, ForeignFile, check_directory
 from collector.nccl.header import MAX_SECTION_BYTES, Identity
 from collector.nccl.ringfile import open_ring
 from lockstep import wire
 from lockstep.errors import BadRing, RingNotReady
 from tests.collector.nccl.forging import Forged, Sizes, forge
+from tests.collector.sources.imitated_rings import held
+from tests.descriptors import open_descriptors
 
 
 def identity_with(path: Path, **header: int | bytes) -> Identity:
@@ -38,23 +42,23 @@ def test_version_is_written_as_people_do_unknown_ranks_are_none_and_text_can_be_
     assert (found.host, found.job) == ("\ufffd" * 80, "a[2Jb")
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "problem"),
-    [
-        ("magic", b"LOCKSTOP", "is no ring file"),
-        ("version", 0, "has version 0"),
-        ("version", wire.VERSION + 1, "has version 2, and this reader knows 1"),
-        ("ready", 2, "ready is 2"),
-        ("tag", 0x10000, "has the tag 65536"),
-        ("clock_kind", 0, "counts time"),
-        ("clock_kind", 5, "counts time"),
-        ("created_ns", 1 << 63, "which is no time"),
-    ],
-)
-def test_what_no_plugin_writes_is_refused(tmp_path: Path, field: str, value: int | bytes, problem: str) -> None:
-    with pytest.raises(BadRing, match=problem) as caught:
-        identity_with(tmp_path, **{field: value})
-    assert not isinstance(caught.value, RingNotReady)
+UNWRITTEN: dict[tuple[str, int | bytes], str] = {
+    ("magic", b"LOCKSTOP"): "is no ring file",
+    ("version", 0): "has version 0",
+    ("version", wire.VERSION + 1): "has version 2, and this reader knows 1",
+    ("ready", 2): "ready is 2",
+    ("tag", 0x10000): "has the tag 65536",
+    ("clock_kind", 0): "counts time",
+    ("clock_kind", 5): "counts time",
+    ("created_ns", 1 << 63): "which is no time",
+}
+
+
+def test_what_no_plugin_writes_is_refused(tmp_path: Path) -> None:
+    for (field, value), problem in UNWRITTEN.items():
+        with pytest.raises(BadRing, match=problem) as caught:
+            identity_with(tmp_path, **{field: value})
+        assert not isinstance(caught.value, RingNotReady)
 
 
 def test_file_whose_writer_has_only_begun_may_be_tried_again(tmp_path: Path) -> None:
@@ -83,9 +87,8 @@ def refusal(path: Path, forged: Forged) -> str:
 
 
 def test_file_of_the_plugins_own_size_is_opened(tmp_path: Path) -> None:
-    sizes = Sizes(
-        18, wire.CLOCK_PAIRS, wire.COMMS, wire.ROWS, wire.RING_RECORDS, wire.RING_OPERATIONS, wire.RING_TRANSFERS
-    )
+    per_ring = wire.RING_RECORDS, wire.RING_OPERATIONS, wire.RING_TRANSFERS
+    sizes = Sizes(18, wire.CLOCK_PAIRS, wire.COMMS, wire.ROWS, *per_ring)
     with open_ring(forge(tmp_path / "a.ring", sizes=sizes)) as ring:
         assert ring.read_records().lost == 0
         assert len(ring.live().transfers) == 0
@@ -98,56 +101,34 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("section", SECTIONS)
-def test_section_that_cannot_be_is_refused_by_name(tmp_path: Path, section: str) -> None:
-    for field, values in WRONG.items():
-        for value in values:
-            forged = Forged()
-            forged.header[section][field] = value
-            assert section in refusal(tmp_path / "a.ring", forged), (field, value)
+def test_section_that_cannot_be_is_refused_by_name(tmp_path: Path) -> None:
+    wrong = [(field, value) for field, values in WRONG.items() for value in values]
+    for section, (field, value) in product(SECTIONS, wrong):
+        forged = Forged()
+        forged.header[section][field] = value
+        assert section in refusal(tmp_path / "a.ring", forged), (field, value)
 
 
-def behind_the_file(forged: Forged) -> None:
-    forged.header["transfers"]["offset"] += wire.PAGE
+def test_sections_that_do_not_fit_the_file_or_each_other_are_refused(tmp_path: Path) -> None:
+    usual = Forged().header
+    sizes = [(name, "count", int(usual[name]["count"]) - 1) for name in ("records", "operations", "transfers")]
+    unfit = dict.fromkeys(sizes, "for 2 rings")
+    unfit["transfers", "offset", int(usual["transfers"]["offset"]) + wire.PAGE] = "has its transfers at "
+    unfit["rows", "offset", int(usual["comms"]["offset"]) + 8] = "has comms and rows in one place"
+    for (section, field, value), problem in unfit.items():
+        forged = Forged()
+        forged.header[section][field] = value
+        assert problem in refusal(tmp_path / "a.ring", forged)
 
 
-def in_one_place(forged: Forged) -> None:
-    forged.header["rows"]["offset"] = forged.header["comms"]["offset"] + 8
-
-
-def one_less(name: str) -> Callable[[Forged], None]:
-    def change(forged: Forged) -> None:
-        forged.header[name]["count"] -= 1
-
-    return change
-
-
-def claiming(file_bytes: int) -> Callable[[Forged], None]:
-    def change(forged: Forged) -> None:
-        forged.header["file_bytes"] = file_bytes
-
-    return change
-
-
-@pytest.mark.parametrize(
-    ("change", "problem"),
-    [
-        (behind_the_file, "has its transfers at "),
-        (in_one_place, "has comms and rows in one place"),
-        *((one_less(name), "for 2 rings") for name in ("records", "operations", "transfers")),
-        *((claiming(size), f"says it has {size} bytes") for size in (0, 1 << 20, (1 << 64) - 1)),
-    ],
-)
-def test_sections_that_do_not_fit_the_file_or_each_other_are_refused(
-    tmp_path: Path, change: Callable[[Forged], None], problem: str
+def test_ring_too_short_to_be_read_in_time_and_a_file_that_is_not_as_long_as_it_says_are_refused(
+    tmp_path: Path,
 ) -> None:
-    forged = Forged()
-    change(forged)
-    assert problem in refusal(tmp_path / "a.ring", forged)
-
-
-def test_ring_too_short_to_be_read_in_time_and_a_file_that_was_cut_are_refused(tmp_path: Path) -> None:
     assert "rings of less than 256" in refusal(tmp_path / "a.ring", Forged(Sizes(records=128)))
+    for size in (0, 1 << 20, (1 << 64) - 1):
+        forged = Forged()
+        forged.header["file_bytes"] = size
+        assert f"says it has {size} bytes" in refusal(tmp_path / "a.ring", forged)
     path = forge(tmp_path / "b.ring")
     os.truncate(path, path.stat().st_size - 1)
     with pytest.raises(BadRing, match="says it has"):
@@ -170,6 +151,93 @@ def test_longer_elements_of_a_later_version_are_read_as_far_as_we_know_them(tmp_
     forged.append(1, 300)
     forged.table("comms")[["incarnation", "id"]][2] = (1, 77)
     with open_ring(forged.write(tmp_path / "a.ring")) as ring:
-        assert ring.read_records().enqueued["seq"].tolist() == list(range(300 - (forged.sizes.records - 65), 300))
+        read = ring.read_records().sorted.enqueued["seq"].tolist()
+        assert read == list(range(300 - (forged.sizes.records - 65), 300))
         assert ring.clock().to_unix_ns([2_000]).tolist() == [1_700_000_000_000_002_000]
         assert ring.communicators()[["index", "id"]].tolist() == [(2, 77)]
+
+
+UNFIT: dict[str, tuple[Callable[[Path], object], str]] = {
+    "gone": (lambda path: None, "No such file"),
+    "link": (lambda path: path.symlink_to(forge(path.with_suffix(".real"))), "Too many levels of symbolic links"),
+    "twin": (lambda path: path.hardlink_to(forge(path.with_suffix(".real"))), "has 2 names"),
+    "fifo": (os.mkfifo, "is no regular file"),
+    "folder": (os.mkdir, "is no regular file"),
+    "huge": (lambda path: os.truncate(forge(path), MAX_FILE_BYTES + 1), f"has {MAX_FILE_BYTES + 1} bytes"),
+    "open": (lambda path: forge(path).chmod(0o666), "can be written by others"),
+    "tag": (lambda path: forge(path, lambda forged: forged.header.__setitem__("tag", 1 << 20)), "has the tag"),
+    "/dev/zero": (lambda path: None, "is no regular file"),
+    "a\0b": (lambda path: None, "embedded null byte"),
+    os.fsdecode(b"\x1b[2J\n\xff"): (Path.touch, "has 0 bytes"),
+}
+
+
+def test_what_is_not_a_plain_file_of_one_owner_is_refused_and_closed_again_whatever_its_name(tmp_path: Path) -> None:
+    before = open_descriptors()
+    for name, (make, problem) in UNFIT.items():
+        make(tmp_path / name)
+        with pytest.raises(BadRing, match=problem) as caught:
+            open_ring(tmp_path / name)
+        assert str(caught.value).isprintable()
+    assert open_descriptors() == before
+
+
+def test_short_reads_are_put_together_and_one_beyond_the_end_or_of_a_closed_file_is_a_bad_ring(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = ForeignFile(forge(tmp_path / "a.ring"))
+    whole = os.preadv
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "preadv", lambda descriptor, into, at: whole(descriptor, [into[0][:7]], at))
+        assert file.read_at(0, 100).tobytes() == (tmp_path / "a.ring").read_bytes()[:100]
+    os.truncate(tmp_path / "a.ring", 5000)
+    assert len(file.read_at(4000, 1000)) == 1000
+    with pytest.raises(BadRing, match="ends at byte 5000"):
+        file.read_at(4000, 1001)
+    file.close()
+    for act in (lambda: file.read_at(0, 1), lambda: file.write_at(0, b"x"), file.lock_owner):
+        with pytest.raises(BadRing):
+            act()
+
+
+def test_owner_is_the_process_that_holds_the_lock_and_nobody_when_it_is_killed(tmp_path: Path) -> None:
+    with open_ring(forge(tmp_path / "a.ring")) as ring:
+        assert ring.owner() is None
+        with held(tmp_path / "a.ring") as pid:
+            assert ring.owner() == pid
+        assert ring.owner() is None
+
+
+@pytest.mark.needs_root
+def test_uid_is_the_kernels_word_and_a_directory_is_ours_and_sticky_where_others_may_write(tmp_path: Path) -> None:
+    path = forge(tmp_path / "a.ring")
+    for uid in (os.geteuid(), 12345):
+        os.chown(path, uid, uid)
+        with open_ring(path) as ring:
+            assert ring.uid == uid
+    folder = tmp_path / "rings"
+    folder.mkdir()
+    for mode in (0o700, 0o755, 0o1777):
+        folder.chmod(mode)
+        check_directory(folder)
+    (tmp_path / "link").symlink_to(folder)
+    (tmp_path / "file").touch()
+    refused = {"link": "is no directory", "file": "is no directory", "missing": "No such file"}
+    for mode in (0o777, 0o770):
+        folder.chmod(mode)
+        for name, problem in (refused | {"rings": "not sticky"}).items():
+            with pytest.raises(BadRing, match=problem):
+                check_directory(tmp_path / name)
+    os.chown(tmp_path, 12345, 12345)
+    with pytest.raises(BadRing, match="belongs to uid 12345"):
+        check_directory(tmp_path)
+
+
+def test_file_that_grows_is_read_as_far_as_it_said(tmp_path: Path) -> None:
+    forged = Forged()
+    forged.append(1, 3)
+    path = forged.write(tmp_path / "a.ring")
+    os.truncate(path, len(forged.content) + 12345)
+    with open_ring(path) as ring:
+        os.truncate(path, MAX_FILE_BYTES * 4)
+        assert ring.read_records().sorted.enqueued["seq"].tolist() == [0, 1, 2]

@@ -1,4 +1,4 @@
-"""Seconds of several processes are told together, each once, and their memory is bounded."""
+"""Seconds and communicators of several processes are told together, each once and nobody mixed up."""
 
 from dataclasses import replace
 from typing import Any
@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from collector.nccl.communicators import Origins
+from collector.nccl.communicators import CommunicatorHistory, HostCommunicators, Origins
 from collector.nccl.ledger import ENDED, Seconds
 from tests.builders import SECOND, T0
-from tests.collector.nccl.readings import ORIGIN, Array
+from tests.collector.nccl.readings import ORIGIN, Array, communicator, stacked
 
 
 def ended(origin: int, at_ns: int, **fields: Any) -> Array:
@@ -26,16 +26,11 @@ def reported(seconds: Seconds, now_ns: int) -> list[tuple[str, int, int, int]]:
     return [(row["job"], (row["ts_ns"] - T0) // SECOND, row["n"], row["late_n"]) for row in rows]
 
 
-def test_processes_of_two_jobs_are_distinguished() -> None:
+def test_processes_of_two_jobs_are_distinguished_and_a_second_is_not_reported_again_for_what_came_late() -> None:
     seconds = Seconds(Origins(ORIGIN, replace(ORIGIN, job="j2")))
     for origin in (0, 1, 1):
         seconds.add_operations(ended(origin, T0 + 5))
     assert sorted(reported(seconds, T0 + SECOND)) == [("j1", 0, 1, 0), ("j2", 0, 2, 0)]
-
-
-def test_second_that_lasts_is_not_reported_again_for_what_came_late() -> None:
-    seconds = Seconds(Origins(ORIGIN))
-    assert reported(seconds, T0 + SECOND) == []
     seconds.add_operations(ended(0, T0 + 5))  # its second was over
     assert reported(seconds, T0 + SECOND + 500) == []  # or the next close would tell the same second twice
     seconds.add_operations(ended(0, T0 + SECOND + 5))
@@ -54,17 +49,50 @@ def test_number_of_a_process_that_left_is_used_again_when_nothing_of_it_waits() 
     assert origins.enter(ORIGIN) == first
 
 
-def test_durations_of_a_forged_clock_do_not_overflow() -> None:
+def test_durations_of_a_forged_clock_do_not_overflow_and_what_never_ends_is_bounded_and_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("collector.nccl.ledger._MOST_WAITING", 10)
     seconds = Seconds(Origins(ORIGIN))
+    seconds.add_operations(np.repeat(ended(0, 1 << 61), 25))
     for start_ns in (-(1 << 62), 1 << 62):
         seconds.add_operations(np.repeat(ended(0, T0 + 5, start_ns=start_ns), 1_000))
     (row,) = seconds.close(T0 + SECOND)["op_stats"].to_pylist()
     assert row["dur_sum_ns"] > row["dur_max_ns"] > 0
-
-
-def test_what_never_ends_is_bounded_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("collector.nccl.ledger._MOST_WAITING", 10)
-    seconds = Seconds(Origins(ORIGIN))
-    seconds.add_operations(np.repeat(ended(0, 1 << 61), 25))
-    seconds.close(T0)
     assert seconds.forgotten == 15
+
+
+def history_of(*members: Array) -> CommunicatorHistory:
+    history = CommunicatorHistory()
+    for member in members:
+        history.update(stacked(member.dtype, [member]))
+    return history
+
+
+def ids_at(comms: HostCommunicators, *asked: tuple[int, int, int]) -> list[int | None]:
+    """Return the communicators of processes at places and times."""
+    whose, indices, ticks = np.array(asked).T
+    members, found = comms.members_at(whose, indices, ticks.astype(np.uint64))
+    return [one if known else None for one, known in zip(members["id"].tolist(), found.tolist(), strict=True)]
+
+
+def test_indexs_of_several_processes_are_not_mixed_up() -> None:
+    comms = HostCommunicators([history_of(communicator(id=1)), history_of(), history_of(communicator(id=3, index=2))])
+    assert ids_at(comms, (0, 0, 9), (1, 0, 9), (2, 2, 9), (2, 0, 9), (0, 2, 9)) == [1, None, 3, None, None]
+
+
+def test_index_that_served_many_is_what_it_was_at_the_time() -> None:
+    many = [communicator(incarnation=n, id=n, init_ticks=100 * n) for n in range(1, 21)]
+    comms = HostCommunicators([history_of(communicator(id=99)), history_of(*many)])
+    asked = [(1, 0, ticks) for ticks in range(0, 2200, 50)]
+    assert ids_at(comms, *asked) == [min(ticks // 100, 20) or None for _, _, ticks in asked]
+    members, found = comms.latest(np.array([1, 0]), np.array([0, 0]))
+    assert (members["id"].tolist(), found.tolist()) == ([20, 99], [True, True])
+
+
+def test_table_is_known_to_be_outdated_when_one_of_its_processes_has_a_new_communicator() -> None:
+    histories = [history_of(communicator()), history_of()]
+    comms = HostCommunicators(histories)
+    assert comms.is_of(histories)
+    histories[1].update(communicator(id=8))
+    assert not comms.is_of(histories)

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -41,21 +41,18 @@ GROUPS = {
     "4:cpu:/slurm_node7/uid_5/job_8\n": Group(job="8"),
     "0::/srv/job_5/x\n": Group(),
     f"0::/kubepods/burstable/pod{POD}/abc\n": Group(container=f"pod-{POD}"),
-    f"0::/kubepods.slice/kubepods-pod{POD.replace('-', '_')}.slice/cri-containerd-1.scope\n": Group(
-        None, f"pod-{POD}"
-    ),
+    f"0::/kubepods.slice/kubepods-pod{POD.replace('-', '_')}.slice/cri-1.scope\n": Group(container=f"pod-{POD}"),
     f"0::/system.slice/docker-{'ab' * 32}.scope\n": Group(container="docker-abababababab"),
     f"3:cpu:/docker/{'cd' * 32}\n": Group(container="docker-cdcdcdcdcdcd"),
     "": Group(),
 }
 
 
-@pytest.mark.parametrize(("cgroup", "expected"), GROUPS.items())
-def test_control_group_names_the_job_or_the_container(cgroup: str, expected: Group) -> None:
-    assert group_of(cgroup) == expected
+def test_control_group_names_the_job_or_the_container() -> None:
+    assert {cgroup: group_of(cgroup) for cgroup in GROUPS} == GROUPS
 
 
-@given(st.text())
+@given(st.text(st.sampled_from("/:\n-_.0789adefobcjklmprsu\x00é\u2028")))
 def test_no_control_group_breaks_the_reader(cgroup: str) -> None:
     assert isinstance(group_of(cgroup), Group)
 
@@ -90,89 +87,62 @@ def test_job_and_attempt_are_read_as_the_plugin_reads_them_and_users_as_the_kern
     assert [read_uids(tmp_path / "proc", pid) for pid in (5, 6, 7)] == [{1000}, set(), set()]
 
 
-def test_ring_of_its_own_job_is_followed(tmp_path: Path) -> None:
-    rings = make_root(tmp_path)
-    with following(tmp_path) as follower, held(rings / "1-1.ring", job=b"4711") as pid:
-        show_process(tmp_path, pid, os.geteuid(), "SLURM_JOB_ID=4711\0SLURM_RESTART_COUNT=1\0", SLURM)
+def test_ring_of_its_own_job_is_followed_until_it_turns_bad_and_others_are_refused_once(tmp_path: Path) -> None:
+    rings, us = make_root(tmp_path), os.geteuid()
+    with ExitStack() as stack:
+        follower = stack.enter_context(following(tmp_path))
+        jobs = {"1-1": b"4711", "2-2": b"train", "3-3": b"4712", "4-4": b"train", "5-5": b"train"}
+        good, ours, liar, stranger, hidden = (
+            stack.enter_context(held(rings / f"{name}.ring", job=job)) for name, job in jobs.items()
+        )
+        show_process(tmp_path, good, us, "SLURM_JOB_ID=4711\0SLURM_RESTART_COUNT=1\0", SLURM)
+        show_process(tmp_path, ours, us, "LOCKSTEP_JOB=train\0")
+        show_process(tmp_path, liar, us, "LOCKSTEP_JOB=4712\0", SLURM)
+        show_process(tmp_path, stranger, us + 1, "LOCKSTEP_JOB=train\0")
+        (show_process(tmp_path, hidden, us) / "environ").unlink()
         follower.read()
-        (process,) = follower.source._processes
-        assert (process.origin.job, process.origin.attempt, process.origin.pid) == ("4711", 1, pid)
-        assert follower.refusals() == []
-
-
-def test_ring_that_claims_another_job_is_refused_once(tmp_path: Path) -> None:
-    rings = make_root(tmp_path)
-    with following(tmp_path) as follower, held(rings / "1-1.ring", job=b"4712") as pid:
-        show_process(tmp_path, pid, os.geteuid(), "LOCKSTEP_JOB=4712\0", SLURM)
+        one, other = sorted((each.origin for each in follower.source._processes), key=lambda origin: origin.job)
+        assert (one.job, one.attempt, one.pid, other.pid) == ("4711", 1, good, ours)
+        events = {event["message"].rpartition("/")[2][:3]: event for event in follower.rows["events"]}
+        assert sorted(events) == ["3-3", "4-4", "5-5"]
+        assert events["3-3"]["message"] == f"{rings}/3-3.ring: claims job 4712, and its process is in job 4711"
+        assert f"is held by process {stranger} of uid {us + 1}" in events["4-4"]["message"]
+        assert "CAP_SYS_PTRACE" in events["5-5"]["message"]
+        reported = {name: events["3-3"][name] for name in ("source", "kind", "component", "severity", "host")}
+        assert list(reported.values()) == ["nccl_rings", "ring_refused", "host:h0", "warning", "h0"]
+        os.truncate(rings / "1-1.ring", 5_000)
         for _ in range(3):
             follower.has("comms")
-    (event,) = follower.rows["events"]
-    assert event["message"] == f"{rings}/1-1.ring: claims job 4712, and its process is in job 4711"
-    assert (event["source"], event["kind"], event["component"]) == ("nccl_rings", "ring_refused", "host:h0")
-    assert (event["severity"], event["host"]) == ("warning", "h0")
+        assert [process.owner.pid for process in follower.source._processes] == [ours]
+    assert len(follower.refusals()) == 4
+    assert "was cut" in follower.refusals()[3]
     assert set(follower.rows) == {"events"}
 
 
-@pytest.mark.parametrize("is_ours", [False, True])
-def test_ring_held_by_another_user_or_a_process_not_for_us_to_look_at_is_refused(
-    tmp_path: Path, is_ours: bool
+def test_garbage_and_what_nobody_holds_are_refused_once_hide_nobody_and_are_removed_in_the_end(
+    tmp_path: Path,
 ) -> None:
-    rings = make_root(tmp_path)
-    uid = os.geteuid() + (not is_ours)
-    with following(tmp_path) as follower, held(rings / "1-1.ring") as pid:
-        folder = show_process(tmp_path, pid, uid, "LOCKSTEP_JOB=train\0")
-        if is_ours:
-            (folder / "environ").unlink()
-        follower.read()
-    (refusal,) = follower.refusals()
-    assert ("CAP_SYS_PTRACE" if is_ours else f"is held by process {pid} of uid {uid}") in refusal
-
-
-def test_ring_that_nobody_holds_is_refused_and_removed_in_the_end(tmp_path: Path) -> None:
-    ring = forge(make_root(tmp_path) / "1-1.ring")
-    with following(tmp_path) as follower:
-        for _ in range(3):
-            follower.has("comms")
-        assert "nobody holds it" in follower.refusals()[0]
-        assert len(follower.refusals()) == 1
-        assert ring.exists()
-        follower.skip(601)
-        follower.read()
-    assert not ring.exists()
-
-
-def test_garbage_is_refused_once_and_does_not_hide_the_rest(tmp_path: Path) -> None:
     rings = make_root(tmp_path)
     (rings / "a.ring").write_bytes(b"x" * 10_000)
     (rings / "a.ring").chmod(0o600)
     (rings / "b.ring").symlink_to("/etc/passwd")
     os.mkfifo(rings / "c.ring", 0o600)
     (rings / "d.ring").touch(0o600)  # its writer has only begun
-    with following(tmp_path) as follower, held(rings / "1-1.ring", job=b"train") as pid:
+    abandoned = forge(rings / "e.ring")
+    with following(tmp_path) as follower, held(rings / "1-1.ring") as pid:
         show_process(tmp_path, pid, os.geteuid(), "LOCKSTEP_JOB=train\0")
         for _ in range(3):
             follower.has("comms")
-        assert len(follower.source._processes) == 1
-    problems = sorted(refusal.rpartition(": ")[2] for refusal in follower.refusals())
-    assert problems == ["Too many levels of symbolic links", "is no regular file", "is no ring file"]
-
-
-def test_file_that_turns_bad_is_reported_once_and_the_others_go_on(tmp_path: Path) -> None:
-    rings = make_root(tmp_path)
-    with (
-        following(tmp_path) as follower,
-        held(rings / "1-1.ring", job=b"train") as one,
-        held(rings / "2-2.ring", job=b"train") as other,
-    ):
-        for pid in (one, other):
-            show_process(tmp_path, pid, os.geteuid(), "LOCKSTEP_JOB=train\0")
+        assert [process.owner.pid for process in follower.source._processes] == [pid]
+        problems = sorted(refusal.rpartition("ring: ")[2] for refusal in follower.refusals())
+        unopened = "cannot be opened: Too many levels of symbolic links"
+        assert problems[:3] == [unopened, "is no regular file", "is no ring file"]
+        assert len(problems) == 4
+        assert problems[3].startswith("nobody holds it")
+        assert abandoned.exists()
+        follower.skip(601)
         follower.read()
-        os.truncate(rings / "1-1.ring", 5_000)
-        for _ in range(3):
-            follower.has("comms")
-        assert [process.owner.pid for process in follower.source._processes] == [other]
-    assert len(follower.refusals()) == 1
-    assert "was cut" in follower.refusals()[0]
+    assert not abandoned.exists()
 
 
 def test_directory_into_which_others_may_write_is_refused_once(tmp_path: Path) -> None:
@@ -204,19 +174,14 @@ SHOWN: dict[tuple[str | None, int | None], int | None] = {
 }
 
 
-@pytest.mark.parametrize(("given", "expected"), SHOWN.items())
-def test_gpu_by_what_cuda_shows(given: tuple[str | None, int | None], expected: int | None) -> None:
-    visible, local_rank = given
-    environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    assert find_gpu(environment, local_rank, UUIDS, is_contained=False) == expected
-
-
-@pytest.mark.parametrize(
-    ("shown", "expected"), [("all", 1), ("3,2", 3), (f"{UUIDS[0]},{UUIDS[2]}", 2), ("void", None), ("2", None)]
-)
-def test_container_numbers_its_gpus_anew(shown: str, expected: int | None) -> None:
-    assert find_gpu({"NVIDIA_VISIBLE_DEVICES": shown}, 1, UUIDS, is_contained=True) == expected
-    assert find_gpu({"NVIDIA_VISIBLE_DEVICES": shown}, 1, UUIDS, is_contained=False) == 1
+def test_gpu_by_what_cuda_shows_and_a_container_numbers_them_anew() -> None:
+    for (visible, local_rank), expected in SHOWN.items():
+        environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+        assert find_gpu(environment, local_rank, UUIDS, is_contained=False) == expected, visible
+    contained = {"all": 1, "3,2": 3, f"{UUIDS[0]},{UUIDS[2]}": 2, "void": None, "2": None}
+    for shown, expected in contained.items():
+        assert find_gpu({"NVIDIA_VISIBLE_DEVICES": shown}, 1, UUIDS, is_contained=True) == expected, shown
+        assert find_gpu({"NVIDIA_VISIBLE_DEVICES": shown}, 1, UUIDS, is_contained=False) == 1
 
 
 def test_gpus_of_the_host_come_in_the_order_of_their_addresses_and_an_only_one_is_everybodys(tmp_path: Path) -> None:

@@ -47,13 +47,8 @@ class Job:
 
 @pytest.fixture
 def job(program: list[str], tmp_path: Path) -> Iterator[Job]:
-    settings = {
-        "RING_DIR": str(tmp_path),
-        "JOB": "train",
-        "HOST": "node-7",
-        "NCCL_VERSION": "2.28.9",
-        "KERNEL": "off",
-    }
+    settings = {"RING_DIR": str(tmp_path), "JOB": "train", "HOST": "node-7"}
+    settings |= {"NCCL_VERSION": "2.28.9", "KERNEL": "off"}
     environment = {f"LOCKSTEP_{name}": value for name, value in settings.items()} | {"RANK": "3", "WORLD_SIZE": "8"}
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("LOCKSTEP_", "SLURM_"))}
     with subprocess.Popen(
@@ -73,7 +68,7 @@ def test_file_says_whose_it_is_the_kernel_who_holds_it_and_it_can_be_read_after_
         job.process.kill()
         job.process.wait()
         assert ring.owner() is None
-        assert len(ring.read_records().enqueued) == 10
+        assert len(ring.read_records().sorted.enqueued) == 10
         assert len(ring.live().transfers) == 1
 
 
@@ -84,17 +79,17 @@ def test_every_operation_and_transfer_is_read_and_the_last_is_open(job: Job) -> 
         (communicator,) = ring.communicators()
         created_ns = ring.identity.created_ns
     assert records.lost == 0
-    assert records.enqueued["seq"].tolist() == list(range(100))
-    assert records.enqueued["bytes"].tolist() == [(1000 + seq) * 4 for seq in range(100)]
-    assert {wire.FUNCS[code] for code in records.enqueued["func"].tolist()} == {"AllReduce"}
-    assert records.transfers["operation"].tolist() == records.enqueued["operation"][:-1].tolist()
+    assert records.sorted.enqueued["seq"].tolist() == list(range(100))
+    assert records.sorted.enqueued["bytes"].tolist() == [(1000 + seq) * 4 for seq in range(100)]
+    assert {wire.FUNCS[code] for code in records.sorted.enqueued["func"].tolist()} == {"AllReduce"}
+    assert records.sorted.transfers["operation"].tolist() == records.sorted.enqueued["operation"][:-1].tolist()
     assert live.operations["seq"].tolist() == [99]
     assert live.transfers[["peer", "channel"]].tolist() == [(4, 5)]
     assert live.transfers["operation"].tolist() == live.operations["handle"].tolist()
     assert live.rows[["enqueued", "started", "done"]].tolist() == [(100, 100, 99)]
     assert wire.split_key(live.rows["key"])[0].tolist() == [int(communicator["index"])]
     assert (int(communicator["id"]), int(communicator["rank"]), int(communicator["nranks"])) == (0xABCDEF, 3, 8)
-    times = clock.to_unix_ns(records.enqueued["ticks"])
+    times = clock.to_unix_ns(records.sorted.enqueued["ticks"])
     assert (np.diff(times) >= 0).all()
     assert created_ns <= times[0] <= times[-1] < created_ns + 600 * NS_PER_S
 
@@ -107,8 +102,8 @@ def test_reader_beside_the_plugin_counts_all_that_it_missed(job: Job) -> None:
         for _ in range(5):
             total = job.enqueue(6_000)
             records = ring.read_records()
-            seen += records.enqueued["seq"].tolist()
-            transfers += len(records.transfers)
+            seen += records.sorted.enqueued["seq"].tolist()
+            transfers += len(records.sorted.transfers)
             lost += records.lost
     assert total == 30_001
     assert (np.diff(seen) > 0).all()

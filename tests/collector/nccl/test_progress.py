@@ -1,12 +1,21 @@
-"""Progress shows what is open, since when, and what holds it up."""
+"""Progress shows what is open, since when, what holds it up, and whether it is open much longer than is usual."""
 
 from typing import Any
 
 import numpy as np
-import pytest
 
 from collector.nccl.communicators import CommunicatorHistory, HostCommunicators, Origins
-from collector.nccl.progress import progress_of, progress_rows, show
+from collector.nccl.operations import KNOWN
+from collector.nccl.progress import (
+    FLOOR_NS,
+    PATIENCE,
+    URGENT_NS,
+    UsualTimes,
+    mean_times,
+    progress_of,
+    progress_rows,
+    show,
+)
 from lockstep import wire
 from tests.builders import SECOND, T0
 from tests.collector.nccl.readings import (
@@ -45,15 +54,12 @@ STATES = {wire.WAIT_GPU: "gpu_wait", wire.WAIT_PEER: "peer_wait", wire.WAIT_WIRE
 STATES |= {wire.WAIT_FLUSH: "flush", wire.WAIT_RECV_GPU: "recv_gpu_wait", wire.WAIT_UNKNOWN: "unknown"}
 
 
-@pytest.mark.parametrize(("code", "state"), STATES.items())
-def test_open_operation_is_described_and_its_head_waits_for_what_the_table_says(code: int, state: str) -> None:
-    (found,) = reported(row(), running(), moving(wait=code))
-    assert (found["open_bytes"], found["open_dtype"], found["open_algo"]) == (1 << 20, "ncclFloat32", "RING")
-    assert (found["oldest_open_ns"], found["head_state"]) == (T0 + MS, state)
-    assert found["head_peer"] == (None if code == wire.WAIT_UNKNOWN else 1)
-
-
-def test_transfer_that_has_waited_longest_holds_the_oldest_operation_up() -> None:
+def test_open_operation_is_described_and_held_up_by_the_transfer_that_has_waited_longest() -> None:
+    for code, state in STATES.items():
+        (found,) = reported(row(), running(), moving(wait=code))
+        assert (found["open_bytes"], found["open_dtype"], found["open_algo"]) == (1 << 20, "ncclFloat32", "RING")
+        assert (found["oldest_open_ns"], found["head_state"]) == (T0 + MS, state)
+        assert found["head_peer"] == (None if code == wire.WAIT_UNKNOWN else 1)
     newer = running(2, enqueue_ticks=9 * MS, bytes=5)
     transfers = [moving(1, wire.WAIT_WIRE, 4 * MS, peer=1), moving(1, wire.WAIT_RECV, 3 * MS, peer=2, channel=6)]
     other = moving(2, wire.WAIT_GPU, 2 * MS, peer=3)
@@ -72,7 +78,7 @@ def test_rows_of_other_peers_and_functions_are_not_mixed_up_and_the_channel_of_a
     assert found["head_state"] == "unknown"
 
 
-def test_operation_enqueued_while_detail_was_off_marks_its_row_and_is_not_open() -> None:
+def test_operation_enqueued_while_detail_was_off_is_not_open_and_one_not_begun_is_where_kernels_are_seen() -> None:
     dark = running(2, open=0, began=0, flags=wire.FLAG_SEQ_VALID | wire.FLAG_UNTIMED)
     (found,) = reported(row(done=2), dark)
     assert (found["untimed"], found["head_state"], found["oldest_open_ns"]) == (True, "idle", None)
@@ -80,11 +86,52 @@ def test_operation_enqueued_while_detail_was_off_marks_its_row_and_is_not_open()
     assert (found["untimed"], found["oldest_open_ns"]) == (True, T0 + MS)
     (found,) = reported(row(), running())
     assert not found["untimed"]
-
-
-def test_operation_that_has_not_begun_is_open_where_kernels_are_seen_of() -> None:
     waiting = running(open=0, began=0)
     (seen,) = reported(row(started=0, done=0), waiting)
     assert (seen["oldest_open_ns"], seen["head_state"]) == (T0 + MS, "unknown")
     (unseen,) = reported(row(started=0, done=0), waiting, reports_kernels=False)
     assert (unseen["oldest_open_ns"], unseen["head_state"]) == (None, "unknown")
+
+
+def written(lasted_ns: int, count: int = 5, func: int = wire.ALL_REDUCE) -> np.ndarray:
+    made = np.zeros(count, KNOWN)
+    made["func"], made["peer"], made["index"] = func, -1, 3
+    made["enqueue_ns"], made["active_ns"] = T0, T0 + lasted_ns
+    return made
+
+
+def is_late(usual: UsualTimes, open_ns: int, operations: np.ndarray | None = None) -> bool:
+    shown = running(comm=3) if operations is None else operations
+    return bool(usual.judge(shown, np.array([T0]), T0 + open_ns).rows)
+
+
+def usual_after(*lasted_ns: int) -> UsualTimes:
+    usual = UsualTimes()
+    for one_ns in lasted_ns:
+        usual.learn(mean_times(written(one_ns))[0])
+    return usual
+
+
+def test_operation_is_overdue_beyond_its_usual_time_and_one_not_begun_or_of_nobody_never() -> None:
+    fast, slow, changed = usual_after(1_000), usual_after(SECOND), usual_after(SECOND, 2 * SECOND)
+    assert [is_late(fast, FLOOR_NS), is_late(fast, FLOOR_NS + 1)] == [False, True]
+    assert [is_late(slow, PATIENCE * SECOND), is_late(slow, PATIENCE * SECOND + 1)] == [False, True]
+    times = [round(PATIENCE * usual_s * SECOND) for usual_s in (1.15, 1.25)]  # the usual follows slowly
+    assert [is_late(changed, open_ns) for open_ns in times] == [False, True]
+    usual = usual_after(SECOND)
+    assert is_late(usual, 2 * SECOND, running(comm=3, func=wire.BROADCAST))
+    assert not is_late(usual, 100 * SECOND, running(comm=3, open=0))
+    assert not is_late(usual, 100 * SECOND, running(comm=wire.NO_COMM))
+
+
+def test_hang_is_urgent_only_while_it_is_new() -> None:
+    usual = UsualTimes()
+    begin = T0 + 2 * SECOND
+    states = [
+        usual.judge(running(comm=3), np.array([T0]), begin + passed)
+        for passed in (0, URGENT_NS - 1, URGENT_NS, 2 * URGENT_NS)
+    ]
+    assert [state.is_urgent for state in states] == [True, True, False, False]
+    assert all(state.rows == {(3, wire.ALL_REDUCE, -1)} for state in states)
+    usual.judge(running()[:0], np.empty(0, np.int64), begin + 3 * URGENT_NS)  # it went on
+    assert usual.judge(running(comm=3), np.array([T0]), begin + 4 * URGENT_NS).is_urgent

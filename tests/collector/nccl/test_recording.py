@@ -30,13 +30,14 @@ def _trace(processes: list[Recorded], callbacks: int, limit: int = PLENTY) -> bo
         return record(processes, Limits(60, limit), SystemClock(), stop, stop_when_enough)
 
 
-def test_trace_holds_every_callback_of_the_time_in_order_and_can_be_read_again(
+def test_trace_holds_every_callback_of_the_time_in_order_can_be_read_again_and_ends_when_its_memory_is_full(
     live_rings: Path, tmp_path: Path
 ) -> None:
     with living_processes(live_rings) as processes:
         assert _trace(processes, 500)
         lines = list(lines_of(processes, "job 7"))
         eventually(lambda: processes[0].ring.status()["level"] == wire.TRANSFERS)  # which it had before
+        assert not _trace(processes, 1_000_000, limit=10_000)
     about, header, *events = map(json.loads, lines)
     assert (about["run"], about["ranks"], about["lost"]) == ("job 7", 1, 0)
     assert header["rank"] == 3
@@ -51,11 +52,6 @@ def test_trace_holds_every_callback_of_the_time_in_order_and_can_be_read_again(
     file = tmp_path / "trace.jsonl"
     file.write_text("".join(f"{line}\n" for line in lines))
     assert len(list(read_events(Trace(file)))) == len(events)
-
-
-def test_recording_ends_when_its_memory_is_full(live_rings: Path) -> None:
-    with living_processes(live_rings) as processes:
-        assert not _trace(processes, 1_000_000, limit=10_000)
 
 
 def test_directory_without_a_living_process_is_named(tmp_path: Path) -> None:

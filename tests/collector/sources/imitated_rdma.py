@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from collector.sources.rdma import RdmaSource
-from tests.builders import SECOND, T0
+from tests.collector.sources.reader import Reader
 
 HEALTHY = {"state": "4: ACTIVE", "phys_state": "5: LinkUp", "rate": "400 Gb/sec (4X NDR)", "link_layer": "InfiniBand"}
 COUNTERS = {"port_rcv_data": 1_000, "port_xmit_data": 2_000, "port_rcv_errors": 1, "port_xmit_constraint_errors": 2}
@@ -30,21 +30,5 @@ def write_all(folder: Path, files: dict[str, Any]) -> None:
         (folder / name).write_text(f"{value}\n")
 
 
-def rows(source: RdmaSource, table: str, now_ns: int = T0) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = source.read(now_ns, ()).tables[table].to_pylist()
-    return found
-
-
-class Host:
-    """A host that is read second by second."""
-
-    def __init__(self, root: Path) -> None:
-        self.source = RdmaSource("h0", root)
-        self._now_ns = T0
-
-    def events(self) -> list[tuple[str, str, str]]:
-        self._now_ns += SECOND
-        return [(row["kind"], row["severity"], row["message"]) for row in rows(self.source, "events", self._now_ns)]
-
-    def kinds(self) -> list[str]:
-        return [kind for kind, _, _ in self.events()]
+def host_of(root: Path) -> Reader:
+    return Reader(RdmaSource("h0", root), ("kind", "severity", "message"))

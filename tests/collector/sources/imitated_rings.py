@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +49,8 @@ class Follower:
         for name, table in reading.tables.items():
             self.rows.setdefault(name, []).extend(table.to_pylist())
         self.dropped, self.folded = self.dropped + reading.dropped, self.folded + reading.folded
-        self.cost_ns, self.watermark_ns, self.checkpoint = (
-            reading.plugin_cost_ns,
-            reading.watermark_ns,
-            reading.checkpoint,
-        )
+        self.cost_ns, self.watermark_ns = reading.plugin_cost_ns, reading.watermark_ns
+        self.checkpoint = reading.checkpoint
         self.paid_ns += reading.plugin_cost_ns or 0
         return reading.tables
 
@@ -99,7 +96,7 @@ def held(path: Path, **claims: bytes | int) -> Iterator[int]:
     for name, value in claims.items():
         forged.header[name] = value
     forged.write(path)
-    command = [sys.executable, "-c", _HOLD, str(path)]
+    command = [sys.executable, "-ISc", _HOLD, str(path)]  # isolated and without site: it starts in no time
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
@@ -107,32 +104,26 @@ def held(path: Path, **claims: bytes | int) -> Iterator[int]:
         process.kill()
 
 
-@contextmanager
-def recording(library: Path, folder: Path, *before: str, **environment: str) -> Iterator["subprocess.Popen[str]"]:
+def recording(
+    library: Path, folder: Path, *before: str, **environment: str
+) -> AbstractContextManager["subprocess.Popen[str]"]:
     """Run a rank that records through the real plugin; `before` stands before its command, such as unshare."""
-    with _rank([*before, *_PLAY, str(library)], folder, environment) as job:
-        yield job
+    return _rank([*before, *_PLAY, str(library)], folder, environment)
 
 
-@contextmanager
-def resting(library: Path, folder: Path, count: int, **environment: str) -> Iterator["subprocess.Popen[str]"]:
+def resting(
+    library: Path, folder: Path, count: int, **environment: str
+) -> AbstractContextManager["subprocess.Popen[str]"]:
     """Run a rank that records through the real plugin, so many operations whenever `do_more` says so."""
-    with _rank([*_PLAY, str(library), str(count)], folder, environment) as job:
-        yield job
+    return _rank([*_PLAY, str(library), str(count)], folder, environment)
 
 
 @contextmanager
 def _rank(command: list[str], folder: Path, environment: Mapping[str, str]) -> Iterator["subprocess.Popen[str]"]:
     ours = {name: value for name, value in os.environ.items() if not name.startswith(("LOCKSTEP_", "SLURM_"))}
     reported = {"LOCKSTEP_RING_DIR": str(folder), "LOCKSTEP_DETAIL": "transfers", "LOCKSTEP_RING_MIB": "4"}
-    with subprocess.Popen(
-        command,
-        cwd=REPO,
-        env={**ours, **reported, **environment},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as job:
+    whose, pipe = {**ours, **reported, **environment}, subprocess.PIPE
+    with subprocess.Popen(command, cwd=REPO, env=whose, stdin=pipe, stdout=pipe, text=True) as job:
         assert job.stdout is not None
         assert job.stdout.readline() == "running\n"
         yield job

@@ -82,14 +82,13 @@ def test_connection_that_comes_later_is_reported_then(tmp_path: Path) -> None:
 JOINED = f"{HEAD}NET/IB : Made virtual device [2] name=mlx5_0+mlx5_1 speed=800000 ndevs=2\n"
 
 
+PROXIED = SEND.replace("IB/1", "IB/2(3)").replace("00/0", "05/0")
+
+
 @pytest.mark.parametrize(
     ("text", "is_named", "expected"),
     [
-        (
-            IB + COMM + JOINED + SEND.replace("IB/1", "IB/2(3)").replace("00/0", "05/0"),
-            False,
-            ("mlx5_0,mlx5_1", "ib", 3, 5),
-        ),
+        (IB + COMM + JOINED + PROXIED, False, ("mlx5_0,mlx5_1", "ib", 3, 5)),
         (IB + COMM + SEND, True, ("eth1", "ib", None, 0)),
         (COMM + f"{HEAD}Channel 00/0 : 1[0] -> 0[0] via P2P/CUMEM\n", False, (None, "p2p", None, 0)),
     ],
@@ -104,7 +103,9 @@ def test_connection_has_its_nics_and_the_rank_of_its_proxy(
     assert summary(row, "nic transport proxy_rank channel") == expected
 
 
-def test_failed_completion_is_an_event_of_its_nic_reported_once(tmp_path: Path) -> None:
+def test_failed_completion_is_an_event_of_its_nic_or_the_only_one_in_use_or_the_host_reported_once(
+    tmp_path: Path,
+) -> None:
     log, host = logged(tmp_path, IB + COMM + SEND)
     host.look()
     log.write_text(IB + COMM + SEND + ERROR)
@@ -115,24 +116,23 @@ def test_failed_completion_is_an_event_of_its_nic_reported_once(tmp_path: Path) 
     assert event["message"].startswith("rank 1 of job 7 (pid 417): NET/IB: Got completion from peer 10.0.0.9<1>")
     assert event["message"].endswith("(status 12: the other side did not acknowledge, and all retries are used up)")
     assert host.events() == []
+    both = SEND + SEND.replace("IB/1", "IB/0").replace("00/0", "01/0")
+    for sends, component in ((SEND, "nic:h0/mlx5_1"), (both, "host:h0")):
+        shutil.rmtree(tmp_path / "proc")
+        _, host = logged(tmp_path, IB + COMM + sends + ERROR_WITHOUT_HCA)
+        assert [event["component"] for event in host.events()] == [component]
 
 
-@pytest.mark.parametrize(
-    ("sends", "component"),
-    [(SEND, "nic:h0/mlx5_1"), (SEND + SEND.replace("IB/1", "IB/0").replace("00/0", "01/0"), "host:h0")],
-)
-def test_completion_that_names_no_nic_is_of_the_only_one_in_use_or_of_the_host(
-    tmp_path: Path, sends: str, component: str
+def test_number_of_a_process_may_come_again_and_its_last_words_are_reported_and_no_file_stays_open(
+    tmp_path: Path,
 ) -> None:
-    _, host = logged(tmp_path, IB + COMM + sends + ERROR_WITHOUT_HCA)
-    assert [event["component"] for event in host.events()] == [component]
-
-
-def test_last_words_of_a_process_that_has_ended_are_reported_and_no_file_stays_open(tmp_path: Path) -> None:
     before = len(open_descriptors())
     log, host = logged(tmp_path, IB + COMM + SEND)
     for _ in range(3):
         host.look()
+    stat = tmp_path / "proc/417/stat"
+    stat.write_text(stat.read_text().replace(" 100 ", " 999 "))
+    assert len(host.rows()) == 1
     assert len(open_descriptors()) == before + 1
     with log.open("a") as file:
         file.write(ERROR_WITHOUT_HCA)
@@ -144,12 +144,18 @@ def test_last_words_of_a_process_that_has_ended_are_reported_and_no_file_stays_o
     assert len(open_descriptors()) == before
 
 
-def test_old_warnings_are_left_out_and_a_flood_is_cut_and_counted(tmp_path: Path) -> None:
+def test_old_warnings_are_left_out_a_flood_is_cut_and_a_log_that_was_cut_is_reported_from_its_beginning(
+    tmp_path: Path,
+) -> None:
     log, host = logged(tmp_path, IB + COMM + ERROR * 300)
     assert len(host.events()) == 64
     assert host.reading.dropped == 300 - 64
     os.utime(log, ns=(host.now_ns - 2 * 3_600 * SECOND,) * 2)
     assert Host(tmp_path).events() == []
+    shutil.rmtree(tmp_path / "proc")
+    log, host = logged(tmp_path, IB + COMM + SEND + ERROR)
+    host.source.resume(f'{{"logs": [[{log.stat().st_dev}, {log.stat().st_ino}, {1 << 20}]]}}'.encode())
+    assert len(host.events()) == 1
 
 
 def test_collector_that_starts_again_reports_connections_and_not_the_same_warnings(
@@ -174,16 +180,21 @@ def test_collector_that_starts_again_reports_connections_and_not_the_same_warnin
     assert again.reading.checkpoint == after.reading.checkpoint, "it does not fall back behind what was reported"
 
 
-def test_log_that_was_cut_since_it_was_reported_is_reported_from_its_beginning(tmp_path: Path) -> None:
-    log, host = logged(tmp_path, IB + COMM + SEND + ERROR)
-    host.source.resume(f'{{"logs": [[{log.stat().st_dev}, {log.stat().st_ino}, {1 << 20}]]}}'.encode())
-    assert len(host.events()) == 1
+# A keepalive, storage, the store of torch, a NIC that NCCL does not use.
+OTHERS: list[dict[str, Any]] = [{"bytes_sent": 1_000}, {"rport": 443}, {"lport": 29_500}, {"local": "10.9.9.9"}]
 
 
-def test_socket_that_sends_bulk_data_gives_the_connection_its_port(tmp_path: Path) -> None:
+def test_socket_that_sends_bulk_data_gives_the_connection_its_port_and_others_are_not_nccls(
+    tmp_path: Path,
+) -> None:
     _, host = logged(tmp_path, COMM + SOCKETS, sockets=[9])
     host.sockets = [tcp(9, bytes_sent=0), tcp(10, bytes_sent=0)]
     assert [row["sport"] for row in host.rows()] == [None]
+    for about in OTHERS:
+        host.sockets = [tcp(9, **({"bytes_sent": 1 << 20} | about))]
+        assert host.rows() == []
+        host.sockets = [tcp(9, **(about | {"bytes_sent": 0}))]
+        assert host.rows() == []
     host.sockets = [tcp(9, bytes_sent=1 << 20, lport=45_001), tcp(10, bytes_sent=1 << 20)]
     (row,) = host.rows()
     assert summary(row, "comm peer channel nic sport") == (0x2A, 2, 0, "lo", 45_001)
@@ -202,24 +213,9 @@ def test_sockets_that_could_be_several_channels_know_only_what_these_share(tmp_p
     assert found == [(0x2A, 1, 2, None, port, "inet_diag") for port in ports.values()]
 
 
-@pytest.mark.parametrize(
-    "about",
-    [
-        {"bytes_sent": 1_000},  # a keepalive
-        {"bytes_sent": 1 << 20, "rport": 443},  # storage
-        {"bytes_sent": 1 << 20, "lport": 29_500},  # the store of torch
-        {"bytes_sent": 1 << 20, "local": "10.9.9.9"},  # a NIC that NCCL does not use
-    ],
-)
-def test_other_sockets_of_a_rank_are_no_connections_of_nccl(tmp_path: Path, about: dict[str, Any]) -> None:
-    _, host = logged(tmp_path, COMM + SOCKETS, sockets=[9])
-    host.sockets = [tcp(9, **(about | {"bytes_sent": 0}))]
-    host.look()
-    host.sockets = [tcp(9, **about)]
-    assert host.rows() == []
-
-
-def test_sockets_of_a_job_without_a_log_are_reported_with_less_confidence(tmp_path: Path) -> None:
+def test_sockets_of_a_job_without_a_log_are_reported_with_less_confidence_and_inherited_ones_are_the_rank_s(
+    tmp_path: Path,
+) -> None:
     imitate_process(tmp_path, environ={"RANK": "0"}, maps="7f00 r-xp /lib/libnccl.so.2\n", sockets=[9])
     host = Host(tmp_path)
     host.sockets = [tcp(9)]
@@ -228,9 +224,7 @@ def test_sockets_of_a_job_without_a_log_are_reported_with_less_confidence(tmp_pa
     (row,) = host.rows()
     assert summary(row, "nic sport comm source confidence") == ("lo", 40_000, None, "inet_diag", 0.5)
     assert row["job"] == f"uid-{os.getuid()}"
-
-
-def test_socket_that_a_worker_has_inherited_is_the_rank_s(tmp_path: Path) -> None:
+    shutil.rmtree(tmp_path / "proc")
     rank_with_log(tmp_path, COMM + SOCKETS, sockets=[9], start_ticks=200)
     imitate_process(tmp_path, 300, {"NCCL_DEBUG_FILE": "/tmp/nccl.log", "RANK": "1"}, start_ticks=201, sockets=[9])
     host = Host(tmp_path)
@@ -241,7 +235,7 @@ def test_socket_that_a_worker_has_inherited_is_the_rank_s(tmp_path: Path) -> Non
     assert row["rank"] == 1
 
 
-def test_queue_pairs_are_joined_with_those_of_the_log(tmp_path: Path) -> None:
+def test_queue_pairs_are_joined_with_those_of_the_log_and_without_one_have_both_directions(tmp_path: Path) -> None:
     imitate_port(tmp_path, "mlx5_0")
     imitate_port(tmp_path, "mlx5_1")
     qpn = f"{HEAD}NET/IB: NCCL Dev 1 IbDev 1 Port 1 qpn 500 mtu 5 LID 4 subnet-prefix 1  FLID 0 fifoRkey=0x1\n"
@@ -264,15 +258,12 @@ def test_queue_pairs_are_joined_with_those_of_the_log(tmp_path: Path) -> None:
     again.pairs = host.pairs[:1]
     found = [summary(row, "channel lqpn") for row in again.rows()]
     assert found == [(0, None), (1, None), (None, 500)], "with proxies for others it is nobody's in particular"
-
-
-def test_queue_pair_without_a_log_has_both_directions_and_less_confidence(tmp_path: Path) -> None:
-    imitate_port(tmp_path, "mlx5_0")
+    shutil.rmtree(tmp_path / "proc")  # without a log
     imitate_process(tmp_path, environ={"RANK": "0"}, maps="7f00 rw-s /dev/shm/nccl-VFhmaC (deleted)\n")
     host = Host(tmp_path)
     host.pairs = [pair(500, 900)]
-    found = {summary(row, "direction nic lqpn rqpn source confidence") for row in host.rows()}
-    assert found == {(way, "mlx5_0", 500, 900, "rdma", 0.5) for way in ("send", "recv")}
+    ways = {summary(row, "direction nic lqpn rqpn source confidence") for row in host.rows()}
+    assert ways == {(way, "mlx5_0", 500, 900, "rdma", 0.5) for way in ("send", "recv")}
 
 
 def test_graph_says_which_nic_a_channel_uses_where_there_is_no_log(tmp_path: Path) -> None:
@@ -330,28 +321,13 @@ def test_problems_are_reported_once_and_hide_nobody_else(tmp_path: Path) -> None
     assert len(lines) == 4
 
 
-def test_process_that_ended_is_forgotten_and_its_number_may_come_again(tmp_path: Path) -> None:
-    before = len(open_descriptors())
-    _, host = logged(tmp_path, IB + COMM + SEND)
-    host.look()
-    stat = tmp_path / "proc/417/stat"
-    stat.write_text(stat.read_text().replace(" 100 ", " 999 "))
-    assert len(host.rows()) == 1
-    assert len(open_descriptors()) == before + 1
-    host.source.close()
-    assert len(open_descriptors()) == before
-
-
-def test_host_without_nccl_has_nothing_to_report_and_one_without_processes_says_so(tmp_path: Path) -> None:
+def test_host_without_processes_says_so_and_one_without_nccl_or_garbage_in_a_log_is_passed_over(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(NotPresent, match=f"no processes in {tmp_path}/proc"):
         ConnectionsSource("h0", tmp_path).read(1, ())
     imitate_process(tmp_path, 1, {"PATH": "/bin"})
     assert Host(tmp_path).look() == ([], [])
-
-
-@pytest.mark.parametrize(
-    "garbage", [b"\x00" * 5_000, b"\xff\xfe NCCL INFO Channel \n" * 99, b"n:417:1 [0] NCCL INFO "]
-)
-def test_garbage_in_a_log_is_passed_over(tmp_path: Path, garbage: bytes) -> None:
+    garbage = b"\x00" * 5_000 + b"\n" + b"\xff\xfe NCCL INFO Channel \n" * 99 + b"n:417:1 [0] NCCL INFO "
     rank_with_log(tmp_path, garbage + b"\n" + (IB + COMM + SEND).encode())
     assert len(Host(tmp_path).rows()) == 1

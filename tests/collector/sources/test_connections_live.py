@@ -12,7 +12,7 @@ from uuid import uuid4
 import pytest
 
 from collector.sources.connections import ConnectionsSource
-from tests.builders import SECOND
+from tests.builders import SECOND, T0
 from tests.waiting import eventually
 
 RANK = """
@@ -45,40 +45,16 @@ n1:{pid}:{pid} [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/0
 
 
 class LiveRank:
-    """A process that sends when it is told to."""
+    """A process that sends when it is told to, and what a source that looks at this very host says of its job."""
 
     def __init__(self, process: "subprocess.Popen[str]", job: str) -> None:
         assert process.stdin is not None
         assert process.stdout is not None
-        self.pid, self.job = process.pid, job
         self._stdin: IO[str] = process.stdin
         self._stdout: IO[str] = process.stdout
-        self.port = int(self._stdout.readline())
-
-    def send(self) -> None:
-        self._stdin.write("send\n")
-        self._stdin.flush()
-        assert self._stdout.readline() == "sent\n"
-
-
-@contextmanager
-def live_rank(log: Path, where: str = "here") -> Iterator[LiveRank]:
-    job = f"live-{uuid4().hex[:8]}"
-    environment = os.environ | {"NCCL_DEBUG_FILE": str(log), "RANK": "0", "LOCKSTEP_JOB": job}
-    pipe = subprocess.PIPE
-    with subprocess.Popen(
-        [sys.executable, "-c", RANK, where], stdin=pipe, stdout=pipe, env=environment, text=True
-    ) as process:
-        yield LiveRank(process, job)
-        process.kill()
-
-
-class Looks:
-    """A source that looks at this very host, and the rows of one job that it has given."""
-
-    def __init__(self, job: str) -> None:
+        self.pid, self._job, self._now_ns = process.pid, job, T0
+        self._port = int(self._stdout.readline())
         self._source = ConnectionsSource("h0")
-        self._job, self._now_ns = job, 1_700_000_000 * SECOND
         self.rows: list[dict[str, Any]] = []
 
     def look(self) -> list[dict[str, Any]]:
@@ -87,10 +63,21 @@ class Looks:
         self.rows = [row for row in reading.tables["connections"].to_pylist() if row["job"] == self._job]
         return self.rows
 
+    def is_seen_to_send(self) -> bool:
+        self._stdin.write("send\n")
+        self._stdin.flush()
+        assert self._stdout.readline() == "sent\n"
+        return any(row["sport"] == self._port for row in self.look())
 
-def sees_port(looks: Looks, rank: LiveRank) -> bool:
-    rank.send()
-    return any(row["sport"] == rank.port for row in looks.look())
+
+@contextmanager
+def live_rank(log: Path, where: str = "here") -> Iterator[LiveRank]:
+    job = f"live-{uuid4().hex[:8]}"
+    environment = os.environ | {"NCCL_DEBUG_FILE": str(log), "RANK": "0", "LOCKSTEP_JOB": job}
+    command, pipe = [sys.executable, "-c", RANK, where], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment, text=True) as process:
+        yield LiveRank(process, job)
+        process.kill()
 
 
 @pytest.mark.needs_root
@@ -98,19 +85,17 @@ def sees_port(looks: Looks, rank: LiveRank) -> bool:
 def test_connection_of_a_real_process_is_found_also_in_a_namespace_of_its_own(tmp_path: Path, where: str) -> None:
     with live_rank(tmp_path / "nccl.%p.log", where) as rank:
         (tmp_path / f"nccl.{rank.pid}.log").write_text(LINES.format(pid=rank.pid))
-        looks = Looks(rank.job)
-        (row,) = looks.look()
+        (row,) = rank.look()
         assert (row["comm"], row["rank"], row["peer"], row["nic"], row["sport"]) == (0x2A, 0, 1, "lo", None)
-        eventually(lambda: sees_port(looks, rank))
-        (row,) = looks.rows
+        eventually(rank.is_seen_to_send)
+        (row,) = rank.rows
         assert (row["comm"], row["channel"], row["nic"], row["source"]) == (0x2A, 0, "lo", "nccl_log")
         assert (row["local"], row["remote"]) == ("127.0.0.1", "127.0.0.1")
 
 
 def test_real_process_without_a_log_is_known_by_its_sockets_alone(tmp_path: Path) -> None:
     with live_rank(tmp_path / "never-written.log") as rank:
-        looks = Looks(rank.job)
-        assert looks.look() == []
-        eventually(lambda: sees_port(looks, rank))
-        (row,) = looks.rows
+        assert rank.look() == []
+        eventually(rank.is_seen_to_send)
+        (row,) = rank.rows
         assert (row["nic"], row["source"], row["confidence"], row["comm"]) == ("lo", "inet_diag", 0.5, None)

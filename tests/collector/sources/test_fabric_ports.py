@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.samples import Sample
 
-from collector.sources.fabric_ports import MOST_PORTS, Exposition, PortScan, parse, rows_of_scan, scan_ports
+from collector.sources.fabric_ports import Exposition, PortScan, parse, rows_of_scan, scan_ports
 from collector.sources.fabric_targets import MOST_TARGETS, Profile, Renaming, Target, load_profiles, load_targets
 from lockstep.arrow import conform, rows_of
 from lockstep.errors import BadInput, BadSettings
@@ -95,24 +95,18 @@ def only_row(text: str, profile: str | Profile, **settings: object) -> FabricCou
     return row
 
 
+WITHOUT_PORT = {"switch_names": [{"pattern": r"(.+):\d+", "to": r"\1"}]}
+NAMED = {"switch_names": [{"pattern": "2c90300f172a0", "to": "leaf1"}]}
+
+
 @pytest.mark.parametrize(
     ("text", "profile", "settings", "expected"),
     [
         (SNMP, "snmp_if_mib", {"switch": "leaf1"}, ("leaf1", "Eth1/1", True, 400_000, 1_500_000_000_000, 200)),
-        (
-            GNMIC,  # behind any prefix
-            "gnmic_openconfig",
-            {"switch_names": [{"pattern": r"(.+):\d+", "to": r"\1"}]},
-            ("10.0.0.7", "e1", True, None, 10, 20),
-        ),
+        (GNMIC, "gnmic_openconfig", WITHOUT_PORT, ("10.0.0.7", "e1", True, None, 10, 20)),  # behind any prefix
         (SONIC, "sonic_exporter", {"switch": "leaf2"}, ("leaf2", "Ethernet0", True, 400_000, 100, 200)),
         (CUMULUS, "cumulus_otlp", {}, ("leaf3", "swp1", True, 800_000, 1, 2)),
-        (
-            UFM,  # in words of four bytes
-            "ufm_telemetry",
-            {"switch_names": [{"pattern": "2c90300f172a0", "to": "leaf1"}]},
-            ("leaf1", "2", True, None, 144, 288),
-        ),
+        (UFM, "ufm_telemetry", NAMED, ("leaf1", "2", True, None, 144, 288)),  # in words of four bytes
         (INFINIBAND, "infiniband_exporter", {}, ("leaf-a", "35", True, 100_000, 178762341961629, 13 * 10**12)),
     ],
 )
@@ -185,35 +179,32 @@ def test_port_that_lacks_what_a_row_must_have_gives_none_and_is_reported(text: s
     assert found.complaint(0) == complaint
 
 
-@pytest.mark.parametrize("label", ['{ifName=""}', "{}", '{ifName="' + "x" * 201 + '"}'])
-def test_sample_that_names_no_port_is_reported(label: str) -> None:
-    found = scan(SNMP + f"ifHCInOctets{label} 1\n", "snmp_if_mib", switch="s")
-    assert (len(found.ports), found.complaint(1)) == (1, "samples name no switch or port")
-
-
-def test_ports_are_bounded() -> None:
-    samples = (Sample("ifHCInOctets_total", {"ifName": str(n)}, 1.0) for n in range(MOST_PORTS + 5))
+def test_sample_that_names_no_port_is_reported_and_ports_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    for label in ('{ifName=""}', "{}", '{ifName="' + "x" * 201 + '"}'):
+        found = scan(SNMP + f"ifHCInOctets{label} 1\n", "snmp_if_mib", switch="s")
+        assert (len(found.ports), found.complaint(1)) == (1, "samples name no switch or port")
+    monkeypatch.setattr("collector.sources.fabric_ports.MOST_PORTS", 50)
+    samples = (Sample("ifHCInOctets_total", {"ifName": str(n)}, 1.0) for n in range(55))
     found = scan_ports(samples, PROFILES["snmp_if_mib"], target_of("snmp_if_mib", switch="s"))
-    assert (len(found.ports), found.too_many) == (MOST_PORTS, True)
-    assert "more than 20000 ports" in found.complaint(0)
+    assert (len(found.ports), found.too_many) == (50, True)
+    assert "more than 50 ports" in found.complaint(0)
 
 
 @given(st.text(max_size=300), st.booleans())
 def test_whatever_an_exporter_writes_gives_ports_or_a_sentence(text: str, is_openmetrics: bool) -> None:
     whole = SNMP + text
     try:
-        found = scan_ports(
-            parse(Exposition(whole, is_openmetrics)), PROFILES["snmp_if_mib"], target_of("snmp_if_mib", switch="s")
-        )
+        samples = parse(Exposition(whole, is_openmetrics))
+        found = scan_ports(samples, PROFILES["snmp_if_mib"], target_of("snmp_if_mib", switch="s"))
     except BadInput:
         return
     rows_of(TABLE_BY_NAME["fabric_counters"], list(rows_of_scan(found, "head", T0).values()))
 
 
-def write(folder: Path, text: str) -> Path:
+def load(folder: Path, text: str) -> list[tuple[Target, Profile]]:
     path = folder / "fabric.toml"
     path.write_text(text, encoding="utf-8")
-    return path
+    return load_targets(path)
 
 
 def target(url: str = "http://a", profile: str = "ufm_telemetry", more: str = "") -> str:
@@ -222,7 +213,7 @@ def target(url: str = "http://a", profile: str = "ufm_telemetry", more: str = ""
 
 def complaints(folder: Path, text: str) -> list[str]:
     with pytest.raises(BadSettings) as refused:
-        load_targets(write(folder, text))
+        load(folder, text)
     return refused.value.complaints
 
 
@@ -235,8 +226,7 @@ metric = [{ metric = "a", column = "rx_bytes" }]
 
 
 def test_target_comes_with_its_profile_and_that_of_the_site_replaces_ours(tmp_path: Path) -> None:
-    file = write(tmp_path, target() + target(profile="sonic_exporter") + OWN_PROFILE)
-    (usual, ours), (_, own) = load_targets(file)
+    (usual, ours), (_, own) = load(tmp_path, target() + target(profile="sonic_exporter") + OWN_PROFILE)
     assert (usual.every_s, usual.timeout_s, usual.authorization_file) == (15.0, 10.0, None)
     assert ours == load_profiles()["ufm_telemetry"]
     assert own.switch == ("node",)
@@ -258,18 +248,12 @@ NO_UP = '[[profile]]\nname = "p"\nport = ["p"]\nmetric = [{ metric = "a", column
 @pytest.mark.parametrize(
     ("text", "beginning", "words"),
     [
-        *(
-            (target(url), "target 1: url: ", "")
-            for url in ("http://user:secret@ufm/metrics", "https://", "ufm:9100", "http://a b")
-        ),
+        *((target(url), "target 1: url: ", "") for url in ("http://me:secret@b", "https://", "ufm:1", "http://a b")),
         (target(more='port_names = [{pattern = "a", to = "\\\\1"}]'), "target 1: ", "invalid group reference"),
         (target(profile="tea"), "http://a: there is no profile 'tea'; known: snmp_if_mib, ", ""),
         (target(profile="snmp_if_mib"), UNNAMED, ""),
         (NO_UP, "profile 1: metric.0: ", "belong to column up"),
-        *(
-            (text, "", "fabric.toml")
-            for text in ("target = 3", "[target]\nurl = 'http://a'", "[[targets]]", "garbage")
-        ),
+        *((text, "", "fabric.toml") for text in ("target = 3", "[target]\nurl = 'a'", "[[targets]]", "garbage")),
         (target() * (MOST_TARGETS + 1), "257 targets are more than 256", ""),
     ],
 )
@@ -279,12 +263,11 @@ def test_file_that_makes_no_sense_is_refused(tmp_path: Path, text: str, beginnin
     assert words in complaint
 
 
-def test_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_file_that_is_not_there_is_refused_and_every_profile_of_ours_fills_what_a_row_must_have(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(BadSettings, match="No such file"):
         load_targets(tmp_path / "no.toml")
-
-
-def test_every_profile_of_ours_fills_what_a_row_must_have() -> None:
     for profile in load_profiles().values():
         columns = {rule.column for rule in profile.metric} | ({"up"} if profile.linked_only else set())
         assert columns >= {"up", "rx_bytes", "tx_bytes"}, profile.name

@@ -1,22 +1,21 @@
 """GPUs are read through NVML as far as they report themselves; one that fails leaves the others alone."""
 
-from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
 from collector.sources.gpu import GpuSource, throttle_words
-from collector.sources.nvml import GpuIdentity, Quantity, Readings
-from lockstep.arrow import schema_of
+from collector.sources.nvml import GpuIdentity, NvmlLibrary, Quantity, Readings
 from lockstep.errors import NotPresent
-from lockstep.tables import TABLE_BY_NAME
 from tests.builders import SECOND, T0
+from tests.collector.sources.reader import Reader
 
 HEALTHY: dict[Quantity, int] = {"sm_mhz": 1_980, "temp_c": 41, "power_mw": 312_500, "throttle_bits": 0}
 HEALTHY |= {"ecc_corrected": 3, "ecc_uncorrected": 0, "nvlink_errors": 2, "pcie_replays": 1, "util_percent": 97}
 HEALTHY |= {"rows_corrected": 0, "rows_uncorrected": 1, "rows_pending": 0, "rows_failed": 0}
 
 
-class FakeNvml:
+class FakeNvml(NvmlLibrary):
     """Stands in for NVML where there is no GPU: GPUs that report what a test wants, or are lost for a reason."""
 
     def __init__(self, count: int = 1) -> None:
@@ -53,39 +52,21 @@ class FakeNvml:
             raise NotPresent(self.lost[gpu])
 
 
-class Host:
-    """A host that is read second by second."""
-
-    def __init__(self, nvml: FakeNvml) -> None:
-        self.source = GpuSource("h0", nvml.open)
-        self._now_ns = T0
-
-    def read(self, table: str) -> list[dict[str, Any]]:
-        self._now_ns += SECOND
-        return cast(list[dict[str, Any]], self.source.read(self._now_ns, ()).tables[table].to_pylist())
-
-    def events(self) -> list[tuple[str, str, str]]:
-        return [(row["kind"], row["component"], row["message"]) for row in self.read("events")]
-
-    def kinds(self) -> list[str]:
-        return [kind for kind, _, _ in self.events()]
+def host_of(nvml: FakeNvml) -> Reader:
+    return Reader(GpuSource("h0", nvml.open))
 
 
 def test_healthy_gpu_is_read_in_full() -> None:
-    reading = GpuSource("h0", FakeNvml().open).read(T0, ())
-    (row,) = reading.tables["gpu_health"].to_pylist()
-    expected = {"host": "h0", "ts_ns": T0, "gpu": 0, "gpu_uuid": "GPU-0", "sm_mhz": 1_980, "temp_c": 41.0}
+    (row,) = host_of(FakeNvml()).rows("gpu_health")
+    expected = {"host": "h0", "ts_ns": T0 + SECOND, "gpu": 0, "gpu_uuid": "GPU-0", "sm_mhz": 1_980, "temp_c": 41.0}
     expected |= {"power_w": 312.5, "throttle": "", "ecc_sbe": 3, "ecc_dbe": 0, "nvlink_errors": 2}
     assert row == expected | {"pcie_replays": 1, "util": 0.97}
-    schemas = {name: schema_of(TABLE_BY_NAME[name]) for name in ("gpu_health", "events")}
-    assert {name: rows.schema for name, rows in reading.tables.items()} == schemas
-    assert reading.watermark_ns == T0
 
 
 def test_what_a_gpu_does_not_report_is_unknown_and_a_zero_that_it_reports_is_zero() -> None:
     nvml = FakeNvml(2)
     nvml.gpus[:] = {"sm_mhz": 1_980}, dict.fromkeys(HEALTHY, 0)
-    unknown, zero = Host(nvml).read("gpu_health")
+    unknown, zero = host_of(nvml).rows("gpu_health")
     known = {name for name, value in unknown.items() if value is not None}
     assert known == {"host", "ts_ns", "gpu", "gpu_uuid", "sm_mhz", "throttle"}
     assert (zero["temp_c"], zero["power_w"], zero["util"], zero["ecc_sbe"]) == (0.0, 0.0, 0.0, 0)
@@ -98,22 +79,19 @@ def test_reasons_for_a_low_clock_are_words() -> None:
 
 
 def test_host_without_nvml_or_gpus_says_why_and_nvml_that_fails_is_an_error() -> None:
-    def fail() -> FakeNvml:
-        raise OSError("version mismatch")
-
     nvml = FakeNvml()
     nvml.is_away = True
     with pytest.raises(NotPresent, match="Driver Not Loaded"):
-        Host(nvml).events()
+        host_of(nvml).events()
     with pytest.raises(NotPresent, match="lists no GPU"):
-        Host(FakeNvml(0)).events()
+        host_of(FakeNvml(0)).events()
     with pytest.raises(OSError, match="version mismatch"):
-        GpuSource("h0", fail).read(T0, ())
+        GpuSource("h0", Mock(side_effect=OSError("version mismatch"))).read(T0, ())
 
 
 def test_gpu_is_introduced_once_and_an_exchanged_one_with_the_one_before() -> None:
     nvml = FakeNvml(2)
-    host = Host(nvml)
+    host = host_of(nvml)
     assert host.events() == [
         ("gpu_seen", "gpu:h0/0", "GPU 0 is GPU-0, serial 1650, PCI 0000:01:00.0"),
         ("gpu_seen", "gpu:h0/1", "GPU 1 is GPU-1, serial 1651, PCI 0000:02:00.0"),
@@ -128,32 +106,27 @@ def test_gpu_is_introduced_once_and_an_exchanged_one_with_the_one_before() -> No
 
 def test_gpu_that_falls_off_the_bus_and_comes_back_is_reported_once_each_and_leaves_the_others() -> None:
     nvml = FakeNvml(3)
-    host = Host(nvml)
+    host = host_of(nvml)
     host.events()
     nvml.lost[1] = "GPU is lost"
     reported = "GPU 1 (GPU-1, serial 1651, PCI 0000:02:00.0) cannot be read: GPU is lost"
     assert host.events() == [("gpu_lost", "gpu:h0/1", reported)]
     assert host.events() == []
-    assert [row["gpu"] for row in host.read("gpu_health")] == [0, 2]
+    assert [row["gpu"] for row in host.rows("gpu_health")] == [0, 2]
     nvml.lost.clear()
     assert [host.kinds(), host.kinds()] == [["gpu_back"], []]
     nvml.gpus.pop()
     assert [host.kinds(), host.kinds()] == [["gpu_lost"], []], "it is not listed any more"
 
 
-def test_gpu_that_is_lost_from_the_beginning_is_reported_and_introduced_later() -> None:
-    nvml = FakeNvml()
+def test_gpu_lost_from_the_beginning_is_introduced_later_and_an_unloaded_driver_loses_all_once() -> None:
+    nvml = FakeNvml(2)
     nvml.lost[0] = "Unknown Error"
-    host = Host(nvml)
-    assert host.events() == [("gpu_lost", "gpu:h0/0", "GPU 0 (never read) cannot be read: Unknown Error")]
+    host = host_of(nvml)
+    lost, _ = host.events()
+    assert lost == ("gpu_lost", "gpu:h0/0", "GPU 0 (never read) cannot be read: Unknown Error")
     nvml.lost.clear()
     assert host.kinds() == ["gpu_seen"]
-
-
-def test_driver_that_is_unloaded_loses_all_gpus_once_and_gives_them_back() -> None:
-    nvml = FakeNvml(2)
-    host = Host(nvml)
-    host.events()
     nvml.is_away = True
     assert [host.kinds(), host.kinds()] == [["gpu_lost", "gpu_lost"], []]
     nvml.is_away = False
@@ -164,7 +137,7 @@ def test_driver_that_is_unloaded_loses_all_gpus_once_and_gives_them_back() -> No
 def test_pending_row_remapping_is_reported_when_it_begins_and_again_after_it_was_done() -> None:
     nvml = FakeNvml()
     nvml.gpus[0]["rows_pending"] = 1
-    host = Host(nvml)
+    host = host_of(nvml)
     assert host.kinds() == ["gpu_seen", "row_remap_pending"], "also when it was there before us"
     del nvml.gpus[0]["rows_pending"]  # it is not answered once
     reported = [host.kinds()]
@@ -178,11 +151,11 @@ def test_pending_row_remapping_is_reported_when_it_begins_and_again_after_it_was
 
 def test_rows_that_were_remapped_before_us_are_no_event_and_new_or_failed_ones_are() -> None:
     nvml = FakeNvml()
-    host = Host(nvml)
+    host = host_of(nvml)
     assert host.kinds() == ["gpu_seen"]
     nvml.gpus[0]["rows_uncorrected"] = 2
     ((kind, _, message),) = host.events()
     assert (kind, message) == ("row_remapped", "GPU 0: 2 memory rows are remapped after uncorrectable errors")
     nvml.gpus[0]["rows_failed"] = 1
-    (event,) = host.read("events")
+    (event,) = host.rows("events")
     assert (event["source"], event["kind"], event["severity"]) == ("gpu", "row_remap_failed", "error")

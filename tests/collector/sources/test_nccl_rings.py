@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -21,6 +22,7 @@ from lockstep.errors import NotPresent
 from lockstep.tables import TABLE_BY_NAME
 from tests.collector.nccl.readings import Array
 from tests.collector.sources.imitated_rings import USUAL, Follower, do_more, make_root, recording, resting
+from tests.tiers import long_except
 from tests.waiting import eventually
 
 RANK = {"LOCKSTEP_JOB": "job 7", "RANK": "3", "LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": "4,5"}
@@ -49,16 +51,9 @@ def count_ended(follower: Follower) -> int:
     return sum(row["end_ns"] is not None for row in follower.rows["collectives"])
 
 
-def wait_for_operations(folder: Path, count: int) -> None:
-    """Wait until a rank has enqueued so many more."""
-    (path,) = folder.glob("*.ring")
-    with open_ring(path) as ring:
-        begin = int(ring.live().rows["enqueued"].max(initial=0))
-        eventually(lambda: int(ring.live().rows["enqueued"].max(initial=0)) >= begin + count)
-
-
-def test_live_rank_is_folded_and_its_rows_carry_what_the_kernel_says(folder: Path, plugin_library: Path) -> None:
-
+def test_live_rank_is_folded_and_its_rows_carry_what_the_kernel_says_until_it_is_dead_and_drained(
+    folder: Path, plugin_library: Path
+) -> None:
     with (
         following(folder) as follower,
         recording(plugin_library, folder, **RANK, TORCHELASTIC_RESTART_COUNT="2") as job,
@@ -77,10 +72,22 @@ def test_live_rank_is_folded_and_its_rows_carry_what_the_kernel_says(folder: Pat
         progress = follower.rows["progress"][-1]
         assert (progress["func"], progress["rank"]) == ("AllReduce", 0)
         assert progress["enqueued"] >= progress["done"] > 0
+        (ring,) = folder.glob("*.ring")
+        job.kill()
+        job.wait()
+        follower.skip(1)
+        follower.read()
+        assert follower.source._processes == []
+        assert ring.exists()
+        assert follower.cost_ns is not None
+        follower.skip(61)
+        follower.read()
+        assert not ring.exists()
+        assert follower.cost_ns is None
+        assert follower.refusals() == []
 
 
 def test_every_operation_is_sent_once_and_counted_once(folder: Path, plugin_library: Path) -> None:
-
     with following(folder, budget=UNLIMITED) as follower:
         with recording(plugin_library, folder, **RANK) as job:
             eventually(lambda: follower.has("collectives") and len(follower.rows["collectives"]) > 300)
@@ -96,43 +103,8 @@ def test_every_operation_is_sent_once_and_counted_once(folder: Path, plugin_libr
     assert (follower.dropped, follower.folded) == (0, 0)
 
 
-def test_rows_beyond_the_budget_are_only_counted(folder: Path, plugin_library: Path) -> None:
-
-    with following(folder, budget=Budget(rows=40)) as follower, recording(plugin_library, folder, **RANK):
-        follower.read()
-        for _ in range(3):
-            wait_for_operations(folder, 500)
-            follower.has("op_stats")
-        for _ in range(6):
-            follower.has("op_stats")
-    kept, counted = len(follower.rows["collectives"]), sum(row["n"] for row in follower.rows["op_stats"])
-    assert 0 < kept < counted / 4
-    assert {row["seq"] for row in follower.rows["transfers"]} >= {row["seq"] for row in follower.rows["collectives"]}
-
-
-def test_ring_of_a_dead_process_is_drained_forgotten_and_removed(folder: Path, plugin_library: Path) -> None:
-
-    with following(folder) as follower:
-        with recording(plugin_library, folder, **RANK) as job:
-            eventually(lambda: follower.has("comms"))
-            (ring,) = folder.glob("*.ring")
-            job.kill()
-            job.wait()
-        follower.skip(1)
-        follower.read()
-        assert follower.source._processes == []
-        assert ring.exists()
-        assert follower.cost_ns is not None
-        follower.skip(61)
-        follower.read()
-        assert not ring.exists()
-        assert follower.cost_ns is None
-        assert follower.refusals() == []
-
-
 @pytest.mark.slow
 def test_rank_that_stands_still_is_looked_at_ten_times_a_second(folder: Path, plugin_library: Path) -> None:
-
     with following(folder) as follower, recording(plugin_library, folder, **RANK) as job:
         eventually(lambda: follower.has("op_stats"))
         assert follower.source.period_s in (CROWDED_S, PERIOD_S)
@@ -163,7 +135,6 @@ def _stop_inside_an_operation(pid: int, folder: Path) -> None:
 
 
 def test_detail_is_raised_while_it_is_requested_and_put_back(folder: Path, plugin_library: Path) -> None:
-
     with following(folder) as follower, recording(plugin_library, folder, **RANK):
         eventually(lambda: follower.has("comms"))
         (path,) = folder.glob("*.ring")
@@ -205,10 +176,11 @@ def test_rank_with_few_operations_is_sampled_more_often_and_left_as_it_was(
         path.unlink()
 
 
-def test_last_minutes_bring_what_was_not_sent_and_nothing_twice(folder: Path, plugin_library: Path) -> None:
-
+def test_rows_beyond_the_budget_are_only_counted_and_the_last_minutes_bring_them_and_nothing_twice(
+    folder: Path, plugin_library: Path
+) -> None:
     with (
-        following(folder, budget=Budget(rows=200)) as follower,
+        following(folder, budget=Budget(rows=100)) as follower,
         resting(plugin_library, folder, 500, **RANK) as job,
     ):
         follower.read()
@@ -219,24 +191,25 @@ def test_last_minutes_bring_what_was_not_sent_and_nothing_twice(folder: Path, pl
         job.wait()
         for _ in range(6):
             follower.has("op_stats")
+        kept, counted = len(follower.rows["collectives"]), sum(row["n"] for row in follower.rows["op_stats"])
+        assert 0 < kept < counted / 4
+        moved = {row["seq"] for row in follower.rows["transfers"]}
+        assert moved >= {row["seq"] for row in follower.rows["collectives"]}
         wanted = request("last_minutes", minutes=10, ranks=[3])
-        for _ in range(120):
+        for _ in range(80):
             follower.skip(1)
             follower.read(
                 wanted, request("last_minutes", "again", minutes=10), request("last_minutes", "x", minutes=11)
             )
-    counted = sum(row["n"] for row in follower.rows["op_stats"])
     numbers = [row["seq"] for row in follower.rows["collectives"]]
-    assert len(numbers) == len(set(numbers))
-    assert counted <= len(numbers) <= counted + 1  # one was perhaps under way when its process was killed
-    moved = [(row["seq"], row["channel"], row["peer"]) for row in follower.rows["transfers"]]
-    assert len(moved) == len(set(moved))
-    assert len(moved) > counted * 0.95
+    assert len(numbers) == len(set(numbers)) == counted
+    parts = [(row["seq"], row["channel"], row["peer"]) for row in follower.rows["transfers"]]
+    assert len(parts) == len(set(parts))
+    assert len(parts) > counted * 0.95
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", long_except([2], [1, 2]))
 def test_killed_collector_goes_on_where_it_was(folder: Path, plugin_library: Path, ranks: int) -> None:
-
     with ExitStack() as stack:
         jobs = [stack.enter_context(recording(plugin_library, folder, **RANK)) for _ in range(ranks)]
         first = Follower(NcclRingsSource("h0", directories=(folder,), budget=UNLIMITED))
@@ -267,9 +240,7 @@ def test_killed_collector_goes_on_where_it_was(folder: Path, plugin_library: Pat
 def test_file_that_cannot_be_learnt_again_is_refused_and_the_source_goes_on(
     folder: Path, plugin_library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stumble(*_: object) -> None:
-        raise OverflowError("a number that no writer writes")
-
+    stumble = Mock(side_effect=OverflowError("a number that no writer writes"))
     with recording(plugin_library, folder, **RANK), following(folder) as first, following(folder) as second:
         eventually(lambda: first.has("collectives"))
         second.source.resume(first.checkpoint or b"")
@@ -321,20 +292,17 @@ def tag_of_job(folder: Path, job: str) -> int:
     return next(identity.tag for identity in identities if identity.job == job)
 
 
-def test_host_without_jobs_has_nothing_to_report_and_one_without_processes_is_not_present(tmp_path: Path) -> None:
+def test_host_without_jobs_has_nothing_to_report_whatever_its_checkpoint_and_one_without_processes_is_not_present(
+    tmp_path: Path, folder: Path
+) -> None:
     with closing(NcclRingsSource("h0", tmp_path)) as source, pytest.raises(NotPresent):
         source.read(0, ())
     make_root(tmp_path)
     with closing(NcclRingsSource("h0", tmp_path, (USUAL,))) as source:
         reading = source.read(10**18, ())
     assert (reading.tables, reading.dropped, reading.plugin_cost_ns) == ({}, 0, None)
-
-
-@pytest.mark.parametrize(
-    "content", [b"", b"{}", b"[1]", b'{"version":1,"since_ns":0,"share":1,"files":[{}]}', b"\xff"]
-)
-def test_broken_checkpoint_is_a_new_beginning(folder: Path, content: bytes) -> None:
-    with following(folder) as follower:
-        follower.source.resume(content)
-        assert follower.read() == {}
-        assert json.loads(follower.checkpoint or b"")["files"] == []
+    for content in (b"", b"{}", b"[1]", b'{"version":1,"since_ns":0,"share":1,"files":[{}]}', b"\xff"):
+        with following(folder) as follower:
+            follower.source.resume(content)
+            assert follower.read() == {}
+            assert json.loads(follower.checkpoint or b"")["files"] == []

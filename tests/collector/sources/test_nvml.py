@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pynvml  # type: ignore[import-untyped]  # shipped without types
 import pytest
@@ -80,8 +81,6 @@ def nvml(driver: FakeDriver) -> NvmlLibrary:
 def test_host_without_binding_library_or_driver_has_no_nvml_and_one_that_does_not_fit_is_an_error(
     driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse() -> None:
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
 
     driver.refuses("nvmlInitWithFlags", pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
     with pytest.raises(OSError, match=r"NVML does not start: .*mismatch"):
@@ -89,7 +88,8 @@ def test_host_without_binding_library_or_driver_has_no_nvml_and_one_that_does_no
     driver.refuses("nvmlInitWithFlags", pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
     with pytest.raises(NotPresent, match="Driver Not Loaded"):
         open_nvml()
-    monkeypatch.setattr(pynvml, "_LoadNvmlLibrary", refuse)
+    missing = pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+    monkeypatch.setattr(pynvml, "_LoadNvmlLibrary", Mock(side_effect=missing))
     with pytest.raises(NotPresent, match="Shared Library Not Found"):
         open_nvml()
     monkeypatch.setitem(sys.modules, "pynvml", None)
@@ -97,7 +97,7 @@ def test_host_without_binding_library_or_driver_has_no_nvml_and_one_that_does_no
         open_nvml()
 
 
-def writes(**fields: int) -> Callable[[object, Any], int]:
+def writes(**fields: int | bytes) -> Callable[[object, Any], int]:
     """Return a function that writes these members of the struct that it is given."""
 
     def function(_: object, reference: Any) -> int:
@@ -164,21 +164,18 @@ def test_reading_that_fails_otherwise_is_left_out_and_reported_once(driver: Fake
     assert [(line["gpu"], line["reading"], line["error"]) for line in lines] == [(0, "sm_mhz", "Unknown Error")]
 
 
-@pytest.mark.parametrize("function", ["nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID", "nvmlDeviceGetClockInfo"])
-def test_gpu_that_fell_off_the_bus_is_lost_wherever_it_shows(
-    driver: FakeDriver, nvml: NvmlLibrary, function: str
-) -> None:
-    driver.gives("nvmlDeviceGetPowerUsage", 1)
-    driver.refuses(function, pynvml.NVML_ERROR_GPU_IS_LOST)
-    with pytest.raises(NotPresent, match="GPU is lost"):
-        (nvml.identify(0), nvml.measure(0))
-
-
-def test_gpu_that_answers_nothing_is_lost_and_an_unloaded_driver_is_not_present_and_can_be_closed(
+def test_gpu_that_fell_off_the_bus_is_lost_wherever_it_shows_and_an_unloaded_driver_can_be_closed(
     driver: FakeDriver, nvml: NvmlLibrary
 ) -> None:
     with pytest.raises(NotPresent, match="no reading at all"):
         nvml.measure(0)
+    driver.gives("nvmlDeviceGetPowerUsage", 1)
+    for function in ("nvmlDeviceGetClockInfo", "nvmlDeviceGetUUID", "nvmlDeviceGetHandleByIndex_v2"):
+        whole = dict(driver.functions)
+        driver.refuses(function, pynvml.NVML_ERROR_GPU_IS_LOST)
+        with pytest.raises(NotPresent, match="GPU is lost"):
+            (nvml.identify(0), nvml.measure(0))
+        driver.functions = whole
     for function in ("nvmlDeviceGetCount_v2", "nvmlShutdown"):
         driver.refuses(function, pynvml.NVML_ERROR_UNINITIALIZED)
     with pytest.raises(NotPresent, match="does not answer any more"):
@@ -191,11 +188,7 @@ def test_gpu_is_identified_as_far_as_it_says_and_the_source_reads_through_the_bi
 ) -> None:
     assert str(nvml.identify(0)) == "GPU-1, serial unknown, PCI unknown"
 
-    def pci(_: object, reference: Any) -> int:
-        reference._obj.busId = b"00000000:1B:00.0"
-        return int(pynvml.NVML_SUCCESS)
-
-    driver.functions["nvmlDeviceGetPciInfo_v3"] = pci
+    driver.functions["nvmlDeviceGetPciInfo_v3"] = writes(busId=b"00000000:1B:00.0")
     driver.functions["nvmlDeviceGetSerial"] = lambda _, text, __: _write(text, b"1650")
     assert str(nvml.identify(0)) == "GPU-1, serial 1650, PCI 00000000:1B:00.0"
     driver.gives("nvmlDeviceGetPowerUsage", 300_000)

@@ -1,12 +1,14 @@
 """Probes on a real fabric of namespaces: ports take their own spine, loss stays on its path, requests are obeyed."""
 
+import os
+import re
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +17,18 @@ from structlog.testing import capture_logs
 
 from collector.probes.packets import Arrival, Shot
 from collector.probes.schedule import MeshOptions
-from collector.probes.sockets import find_interface
+from collector.probes.sockets import RawExchange, find_interface
 from collector.sources.probes import ProbeOptions, ProbesSource
 from collector.sources.source import Reading
 from lockstep.arrow import schema_of
 from lockstep.batches import DetailRequest
+from lockstep.clock import ManualClock
 from lockstep.errors import NotPresent
 from lockstep.tables import TABLE_BY_NAME
 from tests.builders import SECOND, T0
 from tests.collector.sources.probe_fabric import ADDRESSES, TOPOLOGY, ProbeFabric, probe_fabric
 from tests.waiting import LIMIT_S
 
-REPO = Path(__file__).resolve().parents[3]
 PORTS = range(50_000, 50_016)
 ON = ProbeOptions(is_on=True, mesh=MeshOptions(packets_per_s=2_000, is_on=False))
 
@@ -57,16 +59,9 @@ class Prober:
         return {name: rows.to_pylist() for name, rows in reading.tables.items()}
 
 
-@pytest.fixture(scope="module")
-def healthy() -> Iterator[ProbeFabric]:
-    """A fabric that tests only look at."""
-    with probe_fabric() as fabric:
-        yield fabric
-
-
 @pytest.fixture
-def prober(healthy: ProbeFabric) -> Iterator[Prober]:
-    made = Prober(healthy)
+def prober(fabric: ProbeFabric) -> Iterator[Prober]:
+    made = Prober(fabric)
     with closing(made.source):
         yield made
 
@@ -89,35 +84,35 @@ def test_ports_spread_over_the_spines_and_each_keeps_its_own_for_its_protocol(pr
 
 
 @pytest.mark.needs_root
-def test_what_probes_say_is_what_the_spines_carry(healthy: ProbeFabric, prober: Prober) -> None:
+def test_what_probes_say_is_what_the_spines_carry(fabric: ProbeFabric, prober: Prober) -> None:
     paths = spine_of(prober.request(proto="roce")["probes"])
     for spine, other in (("spine0", "spine1"), ("spine1", "spine0")):
         port = next(sport for sport, path in paths.items() if path == spine)
-        before = [healthy.run(each, read_arrived_from_leaf0) for each in (spine, other)]
+        before = [fabric.run(each, read_arrived_from_leaf0) for each in (spine, other)]
         prober.request(proto="roce", sport=port, ports=1, count=100)  # one packet each, as the path is known
-        after = [healthy.run(each, read_arrived_from_leaf0) for each in (spine, other)]
+        after = [fabric.run(each, read_arrived_from_leaf0) for each in (spine, other)]
         carried = [now - then for now, then in zip(after, before, strict=True)]
         assert carried[0] >= 100
         assert carried[1] < 10  # whatever else there is between neighbours
 
 
 @pytest.mark.needs_root
-def test_live_connection_goes_where_its_probe_went_and_is_not_disturbed(healthy: ProbeFabric, prober: Prober) -> None:
+def test_live_connection_goes_where_its_probe_went_and_is_not_disturbed(fabric: ProbeFabric, prober: Prober) -> None:
     """Three connections: that all follow their probes by chance is one case in eight."""
     for _ in range(3):
-        with Connection(healthy) as live:
+        with Connection(fabric) as live:
             (row,) = prober.request(sport=live.sport, dport=live.dport, ports=1)["probes"]
-            before = {spine: healthy.run(spine, read_arrived_from_leaf0) for spine in ("spine0", "spine1")}
+            before = {spine: fabric.run(spine, read_arrived_from_leaf0) for spine in ("spine0", "spine1")}
             live.exchange(100)
-            carried = {spine: healthy.run(spine, read_arrived_from_leaf0) - count for spine, count in before.items()}
+            carried = {spine: fabric.run(spine, read_arrived_from_leaf0) - count for spine, count in before.items()}
         assert row["rtt_ns"] is not None
         assert max(carried, key=lambda spine: carried[spine]) == row["hops"][1]
         assert min(carried.values()) < 10
 
 
 @pytest.mark.needs_root
-def test_path_is_catalogued_with_its_links_once_and_confirmed_when_it_has_grown_old(healthy: ProbeFabric) -> None:
-    prober = Prober(healthy, ProbeOptions(is_on=True, mesh=ON.mesh, fresh_s=0))
+def test_path_is_catalogued_with_its_links_once_and_confirmed_when_it_has_grown_old(fabric: ProbeFabric) -> None:
+    prober = Prober(fabric, ProbeOptions(is_on=True, mesh=ON.mesh, fresh_s=0))
     with closing(prober.source):
         first, again = (prober.request(ports=1)["paths"] for _ in range(2))
     (spine,) = {link.rpartition("-")[2] for link in first[0]["links"][1:3]}
@@ -127,43 +122,38 @@ def test_path_is_catalogued_with_its_links_once_and_confirmed_when_it_has_grown_
 
 
 @pytest.mark.needs_root
-@pytest.mark.parametrize("proto", ["tcp", "roce"])  # to the host, and before the last switch
-def test_loss_on_one_spine_is_lost_for_its_ports_only_and_its_path_stays_known(proto: str) -> None:
-    with probe_fabric() as fabric, closing((prober := Prober(fabric)).source):
-        paths = spine_of(prober.request(proto=proto)["probes"])
-        fabric.swallow("spine1")
-        lossy = prober.request(proto=proto)["probes"]
-        fabric.heal("spine1")
-        healed = prober.request(proto=proto)["probes"]
-    lost = {row["sport"] for row in lossy if row["rtt_ns"] is None}
-    assert lost == {sport for sport, spine in paths.items() if spine == "spine1"}
-    assert spine_of(lossy) == paths
-    assert [row for row in healed if row["rtt_ns"] is None] == []
-
-
-@pytest.mark.needs_root
-def test_flows_that_were_moved_are_found_on_their_new_path() -> None:
+def test_loss_on_one_spine_is_lost_for_its_ports_only_and_flows_that_were_moved_are_found_on_their_new_path() -> None:
     always = ProbeOptions(is_on=True, mesh=ON.mesh, fresh_s=0)
-    with probe_fabric() as fabric, closing((prober := Prober(fabric, always)).source):
-        assert set(spine_of(prober.request()["probes"]).values()) == {"spine0", "spine1"}
-        fabric.withdraw("spine0")
-        moved = prober.request()
+    with probe_fabric() as fabric:
+        for proto in ("tcp", "roce"):  # to the host, and before the last switch
+            with closing((prober := Prober(fabric)).source):
+                paths = spine_of(prober.request(proto=proto)["probes"])
+                fabric.swallow("spine1")
+                lossy = prober.request(proto=proto)["probes"]
+                fabric.heal("spine1")
+                healed = prober.request(proto=proto)["probes"]
+            lost = {row["sport"] for row in lossy if row["rtt_ns"] is None}
+            assert lost == {sport for sport, spine in paths.items() if spine == "spine1"}
+            assert spine_of(lossy) == paths
+            assert [row for row in healed if row["rtt_ns"] is None] == []
+        with closing((prober := Prober(fabric, always)).source):
+            assert set(spine_of(prober.request()["probes"]).values()) == {"spine0", "spine1"}
+            fabric.withdraw("spine0")
+            moved = prober.request()
     assert set(spine_of(moved["probes"]).values()) == {"spine1"}
     assert {row["links"][1] for row in moved["paths"]} == {"leaf0--spine1"}
 
 
 @pytest.mark.needs_root
-def test_mesh_probes_the_other_host_by_itself(healthy: ProbeFabric) -> None:
+def test_mesh_probes_the_other_host_and_a_request_beyond_the_topology_is_refused_with_an_event(
+    fabric: ProbeFabric, prober: Prober
+) -> None:
     options = ProbeOptions(is_on=True, mesh=MeshOptions(packets_per_s=200, ports=2, protos=("roce", "tcp")))
-    prober = Prober(healthy, options)
-    with closing(prober.source):
-        rows = prober.read()["probes"]
+    meshed = Prober(fabric, options)
+    with closing(meshed.source):
+        rows = meshed.read()["probes"]
     assert sorted((row["proto"], row["dport"]) for row in rows) == [("roce", 4791)] * 2 + [("tcp", 9)] * 2
     assert all(row["rtt_ns"] is not None for row in rows)
-
-
-@pytest.mark.needs_root
-def test_detail_request_beyond_the_topology_is_refused_with_an_event_and_nothing_is_sent(prober: Prober) -> None:
     tables = prober.request(dst="192.0.2.7")
     assert list(tables) == ["events"]
     (event,) = tables["events"]
@@ -172,24 +162,21 @@ def test_detail_request_beyond_the_topology_is_refused_with_an_event_and_nothing
 
 
 @pytest.mark.needs_root
-def test_host_behind_which_there_is_nobody_is_silent_and_not_lossy(healthy: ProbeFabric) -> None:
+def test_host_behind_which_there_is_nobody_is_silent_and_a_nic_that_is_gone_or_elsewhere_gives_no_row(
+    fabric: ProbeFabric, prober: Prober
+) -> None:
     addresses = ADDRESSES | {"h1/eth0": "10.11.0.77"}
     source = ProbesSource("h0", TOPOLOGY, addresses, ProbeOptions(is_on=True, mesh=ON.mesh, timeout_s=0.1))
     with closing(source):
-        tables = healthy.run("h0", partial(read_elsewhere, source, 1, count=3)).tables
+        tables = fabric.run("h0", partial(read_elsewhere, source, 1, count=3)).tables
     assert "probes" not in tables
     (event,) = tables["events"].to_pylist()
     assert (event["kind"], event["component"]) == ("probe_silent", "nic:h1/eth0")
-
-
-@pytest.mark.needs_root
-def test_nic_that_is_gone_or_has_another_address_is_reported_once_and_gives_no_row(healthy: ProbeFabric) -> None:
-    prober = Prober(healthy)
     other = ProbesSource("h0", TOPOLOGY, ADDRESSES | {"h0/eth0": "10.10.0.99"}, ON)
-    with closing(prober.source), closing(other), capture_logs() as lines:
+    with closing(other), capture_logs() as lines:
         for number in range(2):
-            assert healthy.run("spine0", partial(read_elsewhere, prober.source, number)).tables == {}
-        assert healthy.run("h0", partial(read_elsewhere, other, 1)).tables == {}
+            assert fabric.run("spine0", partial(read_elsewhere, prober.source, number)).tables == {}
+        assert fabric.run("h0", partial(read_elsewhere, other, 1)).tables == {}
     gone, elsewhere = [line for line in lines if line["log_level"] == "warning"]
     assert gone["problem"] == "packets cannot be sent"
     assert "Cannot assign requested address" in elsewhere["details"]
@@ -234,10 +221,11 @@ def read_arrived_from_leaf0() -> int:
     return int(counters[1])
 
 
-class Nowhere:
-    """A fake of the sockets: nothing ever comes back."""
+class Nowhere(RawExchange):
+    """A fake of the sockets: nothing is ever sent."""
 
-    fault = ""
+    def __init__(self) -> None:
+        super().__init__(ManualClock())
 
     def check(self) -> None:
         pass
@@ -245,11 +233,22 @@ class Nowhere:
     def run(self, shots: Sequence[Shot]) -> list[Arrival | None]:
         return [Arrival(T0) for _ in shots]
 
-    def close(self) -> None:
-        pass
+
+def read_without_rights() -> None:
+    os.setresuid(65534, 65534, 65534)
+    ProbesSource("h0", TOPOLOGY, ADDRESSES, ON).read(0, ())
 
 
-def test_probes_that_are_off_or_lack_something_say_what() -> None:
+@pytest.mark.needs_root
+def test_process_that_may_not_open_raw_sockets_is_reported_which_right_it_lacks() -> None:
+    with (
+        ProcessPoolExecutor(1, get_context("fork")) as pool,  # in no time, because it imports nothing
+        pytest.raises(NotPresent, match=re.escape("probes need raw sockets (capability CAP_NET_RAW)")),
+    ):
+        pool.submit(read_without_rights).result(LIMIT_S)
+
+
+def test_probes_that_are_off_or_lack_something_say_what_and_addresses_without_sense_are_left_out() -> None:
     lacking = {
         "probes are off": ProbesSource("h0", TOPOLOGY, ADDRESSES),
         "need a topology": ProbesSource("h0", None, ADDRESSES, ON),
@@ -258,22 +257,6 @@ def test_probes_that_are_off_or_lack_something_say_what() -> None:
     for reason, source in lacking.items():
         with pytest.raises(NotPresent, match=reason):
             source.read(T0, ())
-
-
-@pytest.mark.needs_root
-def test_process_that_may_not_open_raw_sockets_is_reported_which_right_it_lacks() -> None:
-    ask = """
-import os
-from collector.sources.probes import ProbeOptions, ProbesSource
-from tests.collector.sources.probe_fabric import ADDRESSES, TOPOLOGY
-os.setresuid(65534, 65534, 65534)
-ProbesSource("h0", TOPOLOGY, ADDRESSES, ProbeOptions(is_on=True)).read(0, ())
-"""
-    done = subprocess.run([sys.executable, "-c", ask], cwd=REPO, capture_output=True, text=True, timeout=LIMIT_S)
-    assert "NotPresent: probes need raw sockets (capability CAP_NET_RAW)" in done.stderr
-
-
-def test_addresses_that_make_no_sense_are_reported_and_the_others_used() -> None:
     source = ProbesSource("h0", TOPOLOGY, ADDRESSES | {"h7/eth0": "10.0.0.7"}, ON, exchange=Nowhere())
     with capture_logs() as lines:
         assert source.read(T0, ()).watermark_ns == T0

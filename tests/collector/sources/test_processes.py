@@ -5,10 +5,10 @@ import platform
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from structlog.testing import capture_logs
@@ -16,10 +16,9 @@ from structlog.testing import capture_logs
 from collector.kernel.exits import Exit, ProcConnector
 from collector.kernel.run_reports import RunReports
 from collector.sources.processes import STUCK_READS, Exits, ProcessesSource
-from lockstep.arrow import schema_of
 from lockstep.errors import BadRing, NotPresent
-from lockstep.tables import TABLE_BY_NAME
 from tests.builders import SECOND, T0
+from tests.collector.sources.reader import Reader
 from tests.waiting import eventually
 
 RANK = {"RANK": "3", "SLURM_JOB_ID": "4711"}
@@ -39,25 +38,11 @@ def source_of(
     return ProcessesSource("h0", root, lambda: pids, open_exits, RunReports(Path("/"), (reports,)))
 
 
-class Reader:
-    """Reads a source second after second."""
-
-    def __init__(self, source: ProcessesSource) -> None:
-        self.source, self.now_ns = source, T0
-        self.read()  # gets to know the ranks
-
-    def read(self) -> list[dict[str, Any]]:
-        self.now_ns += SECOND
-        reading = self.source.read(self.now_ns, ())
-        assert reading.watermark_ns == self.now_ns
-        if not reading.tables:
-            return []
-        assert reading.tables["events"].schema == schema_of(TABLE_BY_NAME["events"])
-        rows: list[dict[str, Any]] = reading.tables["events"].to_pylist()
-        return rows
-
-    def kinds(self) -> list[str]:
-        return [row["kind"] for row in self.read()]
+def meeting(source: ProcessesSource) -> Reader:
+    """Return a reader of the source that has got to know the ranks."""
+    reader = Reader(source)
+    assert reader.rows("events") == []
+    return reader
 
 
 @contextmanager
@@ -95,11 +80,11 @@ def imitate(root: Path, pid: int, state: str = "S", start: int = 100, name: str 
 
 def test_rank_that_is_stopped_and_goes_on_is_reported_once_each() -> None:
     with rank() as process:
-        reader = Reader(source_of(process.pid))
+        reader = meeting(source_of(process.pid))
         process.send_signal(signal.SIGSTOP)
         eventually(has_state(process.pid, "T"))
-        (stopped,) = reader.read()
-        assert reader.read() == []
+        (stopped,) = reader.rows("events")
+        assert reader.rows("events") == []
         process.send_signal(signal.SIGCONT)
         eventually(has_state(process.pid, "S"))
         assert [reader.kinds(), reader.kinds()] == [["process_continued"], []]
@@ -120,8 +105,8 @@ def test_rank_that_hangs_in_the_kernel_is_reported_after_some_looks() -> None:
         child = int(process.stdout.readline())
         try:
             eventually(has_state(process.pid, "D"))
-            reader = Reader(source_of(process.pid))
-            reported = [reader.read() for _ in range(STUCK_READS + 2)]
+            reader = meeting(source_of(process.pid))
+            reported = [reader.rows("events") for _ in range(STUCK_READS + 2)]
         finally:
             os.kill(child, signal.SIGKILL)
         eventually(has_state(process.pid, "S"))
@@ -134,11 +119,7 @@ def test_rank_that_hangs_in_the_kernel_is_reported_after_some_looks() -> None:
 @pytest.mark.parametrize(
     ("state", "files", "message"),
     [
-        (
-            "D",
-            {"wchan": "nfs_wait_bit_killable"},
-            f"rank 3 of job 4711 {STUCK} in nfs_wait_bit_killable",
-        ),
+        ("D", {"wchan": "nfs_wait_bit_killable"}, f"rank 3 of job 4711 {STUCK} in nfs_wait_bit_killable"),
         ("t", {"environ": ""}, "(pid 42, python3) was stopped by a debugger"),
         (
             "T",  # its name and its environment cannot forge a message
@@ -149,33 +130,31 @@ def test_rank_that_hangs_in_the_kernel_is_reported_after_some_looks() -> None:
 )
 def test_message_says_what_is_known(tmp_path: Path, state: str, files: dict[str, str], message: str) -> None:
     imitate(tmp_path, 42, state, **files)  # type: ignore[arg-type]  # none of them is a number
-    reader = Reader(source_of(42, root=tmp_path))
-    assert [row["message"] for _ in range(STUCK_READS) for row in reader.read()] == [message]
+    reader = meeting(source_of(42, root=tmp_path))
+    assert [row["message"] for _ in range(STUCK_READS) for row in reader.rows("events")] == [message]
 
 
-def test_rank_met_in_the_midst_of_an_exec_is_known_by_the_next_read(tmp_path: Path) -> None:
+def test_rank_met_in_the_midst_of_an_exec_is_known_by_the_next_read_and_a_busy_disk_is_not_reported(
+    tmp_path: Path,
+) -> None:
     imitate(tmp_path, 42, environ="")
-    reader = Reader(source_of(42, root=tmp_path))
-    imitate(tmp_path, 42)
-    assert reader.read() == []
+    reader = meeting(source_of(42, root=tmp_path))
+    for state in ("D" * (STUCK_READS - 1) + "R") * 3:
+        imitate(tmp_path, 42, state)
+        assert reader.rows("events") == []
     imitate(tmp_path, 42, "T", environ="")
-    (row,) = reader.read()
+    (row,) = reader.rows("events")
     assert (row["rank"], row["message"]) == (3, "rank 3 of job 4711 (pid 42, python3) was stopped by a signal")
-
-
-def test_disk_that_is_only_busy_is_not_reported(tmp_path: Path) -> None:
-    imitate(tmp_path, 42)
-    reader = Reader(source_of(42, root=tmp_path))
-    for _ in range(3):
-        for state in "D" * (STUCK_READS - 1) + "R":
-            imitate(tmp_path, 42, state)
-            assert reader.read() == []
+    imitate(tmp_path, 42, "T", start=999, environ="RANK=5\0")  # another process with the same number
+    assert reader.kinds() == ["process_gone"]
+    (row,) = reader.rows("events")  # by now it is a rank of its own
+    assert row["message"].startswith("rank 5 (pid 42")
 
 
 @pytest.mark.parametrize("is_reaped", [True, False])
 def test_rank_that_is_gone_is_reported_without_a_code_where_the_kernel_does_not_report_it(is_reaped: bool) -> None:
     with rank() as process:
-        reader = Reader(source_of(process.pid))
+        reader = meeting(source_of(process.pid))
         process.kill()
         if is_reaped:
             process.wait()
@@ -184,20 +163,11 @@ def test_rank_that_is_gone_is_reported_without_a_code_where_the_kernel_does_not_
         ends = reader.source._end_times
         assert ends
         eventually(lambda: process.pid in ends._ended)
-        (row,) = reader.read()
+        (row,) = reader.rows("events")
         assert reader.now_ns - SECOND <= row["ts_ns"] < reader.now_ns, "when it ended, not when it was missed"
-        assert reader.read() == []
+        assert reader.rows("events") == []
     assert (row["kind"], row["severity"]) == ("process_gone", "error")
     assert row["message"] == f"rank 3 of job 4711 (pid {process.pid}, sleep) is gone; how it ended is unknown"
-
-
-def test_other_process_with_the_same_number_is_not_the_rank(tmp_path: Path) -> None:
-    imitate(tmp_path, 42, start=100)
-    reader = Reader(source_of(42, root=tmp_path))
-    imitate(tmp_path, 42, "T", start=999, environ="RANK=5\0")
-    assert reader.kinds() == ["process_gone"]
-    (row,) = reader.read()  # by now it is a rank of its own
-    assert row["message"].startswith("rank 5 (pid 42")
 
 
 @pytest.mark.needs_root
@@ -213,9 +183,9 @@ def test_other_process_with_the_same_number_is_not_the_rank(tmp_path: Path) -> N
 )
 def test_end_of_a_rank_is_reported_by_the_kernel(command: str, number: int | None, severity: str, words: str) -> None:
     with rank("sh", "-c", command) as process, closing(source_of(process.pid, open_exits=ProcConnector)) as source:
-        reader = Reader(source)
+        reader = meeting(source)
         end(process, number)
-        (row,) = reader.read()
+        (row,) = reader.rows("events")
     assert (row["kind"], row["severity"]) == ("process_exit", severity)
     assert row["message"].endswith(words)
     code = int(words.rpartition(" ")[2]) if number is None else None
@@ -223,65 +193,44 @@ def test_end_of_a_rank_is_reported_by_the_kernel(command: str, number: int | Non
     assert reader.now_ns - SECOND <= row["ts_ns"] < reader.now_ns
 
 
-class FakeExits:
-    """Stands where the kernel would report, so that a test decides when it does."""
-
-    def __init__(self, *reads: Sequence[Exit]) -> None:
-        self._reads = list(reads)
-
-    def read(self) -> list[Exit]:
-        return list(self._reads.pop(0)) if self._reads else []
-
-    def close(self) -> None:
-        self._reads = []
-
-
 @pytest.mark.parametrize(
     ("reads", "kinds"),
     [
-        (((), (), [Exit(42, 0, 9)]), [[], ["process_exit"], []]),
-        ((), [[], ["process_gone"], []]),
-        (((), [Exit(41, 0, 9), Exit(43, 0, 256)]), [[], ["process_gone"], []]),
+        ([[], [], [Exit(42, 0, 9)], []], [[], ["process_exit"], []]),
+        ([[], [], [], []], [[], ["process_gone"], []]),
+        ([[], [Exit(41, 0, 9), Exit(43, 0, 256)], [], []], [[], ["process_gone"], []]),
     ],
     ids=["comes a read late", "never comes", "of others"],
 )
 def test_report_of_the_kernel_is_waited_for_once(
-    tmp_path: Path, reads: tuple[Sequence[Exit], ...], kinds: list[list[str]]
+    tmp_path: Path, reads: list[list[Exit]], kinds: list[list[str]]
 ) -> None:
     imitate(tmp_path, 42)
-    reader = Reader(source_of(42, root=tmp_path, open_exits=lambda: FakeExits(*reads)))
+    exits = Mock(read=Mock(side_effect=reads))  # stands where the kernel would report
+    reader = meeting(source_of(42, root=tmp_path, open_exits=lambda: exits))
     (tmp_path / "proc/42/stat").unlink()
-    found = [reader.read() for _ in range(3)]
+    found = [reader.rows("events") for _ in range(3)]
     assert [[row["kind"] for row in rows] for rows in found] == kinds
     assert found[1][0]["ts_ns"] >= T0 + 2 * SECOND, "never before the last read"
 
 
-@pytest.mark.parametrize(
-    "text", ["", "garbage", "42 (python3", "42 (x) S 1 2", "42 (x) " + "what " * 30, "\xff" * 99]
-)
-def test_process_that_the_kernel_shows_as_nonsense_is_not_watched(tmp_path: Path, text: str) -> None:
-    imitate(tmp_path, 42, stat=text)
+def test_process_that_the_kernel_shows_as_nonsense_is_not_watched(tmp_path: Path) -> None:
     imitate(tmp_path, 43, "T")
-    assert [row["pid"] for row in Reader(source_of(42, 43, root=tmp_path)).read()] == [43]
+    for text in ("", "garbage", "42 (python3", "42 (x) S 1 2", "42 (x) " + "what " * 30, "\xff" * 99):
+        imitate(tmp_path, 42, stat=text)
+        assert [row["pid"] for row in meeting(source_of(42, 43, root=tmp_path)).rows("events")] == [43]
 
 
 def test_known_ranks_are_watched_while_new_ones_cannot_be_found(tmp_path: Path) -> None:
     with pytest.raises(NotPresent, match=f"no processes in {tmp_path}/proc"):
         ProcessesSource("h0", tmp_path).read(T0, ())
     imitate(tmp_path, 42)
-    answers: list[Sequence[int]] = [(42,)]
-
-    def find() -> Sequence[int]:
-        if not answers:
-            raise BadRing("is no ring file", file="x")
-        return answers.pop()
-
+    lost = BadRing("is no ring file", file="x")
+    find = Mock(side_effect=[(42,), lost, lost])
     with capture_logs() as lines:
-        reader = Reader(ProcessesSource("h0", tmp_path, find, no_exits, RunReports(tmp_path)))
-        assert reader.read() == []
+        reader = meeting(ProcessesSource("h0", tmp_path, find, no_exits, RunReports(tmp_path)))
+        assert reader.rows("events") == []
         imitate(tmp_path, 42, "T")
         assert reader.kinds() == ["process_stopped"]
-    assert [line.get("reason") or line["event"] for line in lines] == [
-        "not on this host",
-        "new ranks cannot be found",
-    ]
+    reported = [line.get("reason") or line["event"] for line in lines]
+    assert reported == ["not on this host", "new ranks cannot be found"]
