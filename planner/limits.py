@@ -14,7 +14,6 @@ from planner.context import ClusterFacts, Context, node_of
 from planner.controllers.protocol import Node
 from planner.cost import resume_for
 
-OUT = OUT_OF_SERVICE  # states in which a node is out of service
 SHRINKING: tuple[Action, ...] = ("recycle", "drop_replica", "reconfigure", "replace")
 
 
@@ -149,7 +148,7 @@ def _find_radius(
     recent = {each.node for each in others if each.since_ns > now_ns - 3600 * NS_PER_S}
     if len(recent) >= limits.nodes_per_hour:
         yield f"{len(recent)} nodes were isolated in the last hour, and {limits.nodes_per_hour} is the limit"
-    out = {each.node for each in others if each.state in OUT}
+    out = {each.node for each in others if each.state in OUT_OF_SERVICE}
     if len(out) >= limits.nodes_out:
         yield f"{len(out)} nodes are out of service, and {limits.nodes_out} is the limit"
     yield from _find_full_block(node, out, context.cluster, limits)

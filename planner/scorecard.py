@@ -50,8 +50,7 @@ def score(decisions: Iterable[Decision], outcomes: Mapping[str, Outcome], gpus: 
 
 def _newest_advice(decisions: Iterable[Decision]) -> dict[str, Decision]:
     # What follows from an incident for other jobs, or once its node is back, says nothing about who was at fault.
-    own = [decision for decision in decisions if decision.isolate or not decision.part_of]
-    advice = [decision for decision in own if decision.action != "none"]
+    advice = [decision for decision in decisions if decision.action != "none" and not _only_shares(decision)]
     return {decision.incident: decision for decision in sorted(advice, key=lambda each: (each.created_ns, each.id))}
 
 

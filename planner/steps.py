@@ -6,7 +6,7 @@ is pure; execute.py asks the controller.
 """
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from lockstep.clock import NS_PER_S
 from lockstep.decision import Action, Decision
@@ -149,11 +149,6 @@ def end(execution: Execution, now_ns: int) -> Execution:
     return execution.model_copy(update={"state": execution.ends_as, "ended_ns": ended_ns})
 
 
-def isolated_by(execution: Execution) -> list[str]:
-    """Return the nodes that it may have isolated: all that were asked for, since an answer may be wrong or lost."""
-    return [step.subject for step in execution.steps if step.act == "isolate" and step.state != "waiting"]
-
-
 def restart_order(decision: Decision, exclude: Sequence[str]) -> Restart:
     """Return what is asked of the controller, with all that the new attempt must know."""
     target, resume = decision.target or {}, decision.resume or {}
@@ -172,8 +167,9 @@ def restart_order(decision: Decision, exclude: Sequence[str]) -> Restart:
 
 def _turned(execution: Execution, ends_as: str, why: str, now_ns: int) -> Execution:
     """Return the execution with releases instead of what was still to be done."""
-    isolated = isolated_by(execution)
     done = [step for step in execution.steps if step.state != "waiting" and step.act != "release"]
+    # All that were asked for, since an answer may be wrong or lost.
+    isolated = [step.subject for step in done if step.act == "isolate"]
     owed = [step for step in done if _may_have_stopped(step)]  # ended all the same, or the job would be lost
     others = [step for step in done if step not in owed]
     kept = [step.model_copy(update={"state": "done"}) if step.state == "begun" else step for step in others]
@@ -238,8 +234,19 @@ def _is_counted(step: Step, run: Execution, since_ns: int) -> bool:
     return step.state != "failed" and run.state in UNFINISHED
 
 
-def keep_same(known: Decision | None, made: Decision, runs: Sequence[Execution]) -> Decision:
-    """Return the decision under the id of the one before while the answer is the same: a word on it holds."""
+def keep_same(
+    made: Sequence[Decision], known: Callable[[str], Decision | None], runs: Sequence[Execution]
+) -> list[Decision]:
+    """Return decisions, linked anew, under the ids of those of their jobs before while the answer is the same.
+
+    So a person's word on the one before holds.
+    """
+    kept = [_keep_same(each, known(each.job), runs) for each in made]
+    ids = {new.id: old.id for new, old in zip(made, kept, strict=True)}
+    return [each.model_copy(update={"after": tuple(ids[name] for name in each.after)}) for each in kept]
+
+
+def _keep_same(made: Decision, known: Decision | None, runs: Sequence[Execution]) -> Decision:
     if known is None or _answer_of(known) != _answer_of(made) or is_outdated(known, runs):
         return made
     return made.model_copy(update={"id": known.id, "created_ns": known.created_ns})

@@ -118,7 +118,7 @@ def estimate_convert_s(checkpoint: Checkpoint, rates: Sequence[ReadRate]) -> flo
     return None if load_s is None else _CONVERT_START_S + _CONVERT_PASSES * load_s
 
 
-MOST_ENTRIES = 200_000  # of one folder: more is not a checkpoint, and looking at all of it takes minutes
+_MOST_ENTRIES = 200_000  # of one folder: more is not a checkpoint, and looking at all of it takes minutes
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ class Folder:
         return self.path / name
 
 
-def list_folder(path: Path, most: int = MOST_ENTRIES) -> Folder:
+def list_folder(path: Path) -> Folder:
     """Return what lies in a folder; where it cannot be read or holds too much, `problem` says so."""
     files: dict[str, FileSeen] = {}
     folders: list[tuple[bool, str]] = []
@@ -150,8 +150,8 @@ def list_folder(path: Path, most: int = MOST_ENTRIES) -> Folder:
     try:
         with os.scandir(path) as entries:
             for number, entry in enumerate(entries):
-                if number == most:
-                    return Folder(path, files, _in_order(folders), f"{path} holds more than {most} entries")
+                if number == _MOST_ENTRIES:
+                    return Folder(path, files, _in_order(folders), f"{path} holds more than {number} entries")
                 _note(entry, files, folders, unread)
     except OSError as error:
         return Folder(path, problem=f"{path} cannot be read: {error.strerror}")

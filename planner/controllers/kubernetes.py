@@ -59,25 +59,6 @@ def read_isolation(node: Object) -> Isolated | None:
     return Isolated(str(mark), str(message.get("reason", "")), bool(message.get("cordon")))
 
 
-def isolate_patch(node: Object, mark: str, reason: str, effect: Effect) -> Object:
-    """Return the merge patch that isolates a node; lists travel whole, so it carries the version it was made from."""
-    is_cordon_ours = not node.get("spec", {}).get("unschedulable", False)
-    note = json.dumps({"mark": mark, "reason": reason, "cordon": is_cordon_ours})
-    taint = {"key": ISOLATED, "value": mark, "effect": effect}
-    return {
-        "metadata": _version(node) | {"annotations": {ISOLATED: note}},
-        "spec": {"unschedulable": True, "taints": [*_foreign_taints(node), taint]},
-    }
-
-
-def release_patch(node: Object, isolated: Isolated) -> Object:
-    """Return the merge patch that takes away what we set, and nothing else."""
-    spec: Object = {"taints": _foreign_taints(node)}
-    if isolated.is_cordon_ours:
-        spec["unschedulable"] = None
-    return {"metadata": _version(node) | {"annotations": {ISOLATED: None}}, "spec": spec}
-
-
 def _complaint(node: Object, isolated: Isolated | None) -> str:
     """Return why no new work starts on a node; empty when it may."""
     if isolated:
@@ -94,12 +75,12 @@ def _taints(node: Object) -> list[Object]:
     return list(node.get("spec", {}).get("taints") or [])
 
 
-def _foreign_taints(node: Object) -> list[Object]:
-    return [taint for taint in _taints(node) if taint.get("key") != ISOLATED]
-
-
-def _version(node: Object) -> Object:
-    return {"resourceVersion": node["metadata"]["resourceVersion"]}
+def _patch(node: Object, note: str | None, spec: Object, taints: Sequence[Object] = ()) -> Object:
+    """Return a merge patch; lists travel whole, so it carries foreign taints and the version it was made from."""
+    foreign = [taint for taint in _taints(node) if taint.get("key") != ISOLATED]
+    version = node["metadata"]["resourceVersion"]
+    metadata = {"resourceVersion": version, "annotations": {ISOLATED: note}}
+    return {"metadata": metadata, "spec": {"taints": [*foreign, *taints], **spec}}
 
 
 def _read_json(text: str) -> dict[str, Any]:
@@ -161,7 +142,6 @@ class KubernetesController:
         return view_jobset(answer.body, calls.list(f"/api/v1/namespaces/{namespace}/pods", label), job)
 
     def isolate(self, node: str, mark: str, reason: str) -> Report:
-        """Cordon and taint a node."""
         _check_mark(mark)
         return self._change(node, lambda seen: _isolation(seen, mark, reason, self._options.effect))
 
@@ -253,9 +233,11 @@ def _isolation(seen: Object, mark: str, reason: str, effect: Effect) -> Report |
         return Report("already", f"node {node} is tainted and cordoned under {mark}")
     if before:
         return Report("refused", f"node {node} is isolated under {before.mark}: {before.reason}")
-    return Change(
-        isolate_patch(seen, mark, reason, effect), f"node {node} is cordoned and tainted {effect}: {reason}"
-    )
+    is_cordon_ours = not seen.get("spec", {}).get("unschedulable", False)
+    note = json.dumps({"mark": mark, "reason": reason, "cordon": is_cordon_ours})
+    taint = {"key": ISOLATED, "value": mark, "effect": effect}
+    patch = _patch(seen, note, {"unschedulable": True}, [taint])
+    return Change(patch, f"node {node} is cordoned and tainted {effect}: {reason}")
 
 
 def _release(seen: Object, mark: str) -> Report | Change:
@@ -266,11 +248,9 @@ def _release(seen: Object, mark: str) -> Report | Change:
         return Report("refused", f"node {now.name} was not isolated by us: {now.reason}")
     if before.mark != mark:
         return Report("refused", f"node {now.name} is isolated under {before.mark}, not under {mark}")
+    patch = _patch(seen, None, {"unschedulable": None} if before.is_cordon_ours else {})
     stays = "has lost our taint; it was cordoned before us and stays so"
-    return Change(
-        release_patch(seen, before),
-        f"node {now.name} {'is in service again' if before.is_cordon_ours else stays}",
-    )
+    return Change(patch, f"node {now.name} {'is in service again' if before.is_cordon_ours else stays}")
 
 
 def _refusal(what: str, answer: Answer) -> Report:

@@ -63,11 +63,6 @@ def is_restarted(jobset: Object, mark: str) -> bool:
     return read_mark(jobset) == mark and (is_queued(jobset) or not jobset["spec"].get("suspend"))
 
 
-def has_stopped(jobset: Object) -> bool:
-    """Return whether a suspended JobSet has no pod left. Resumed sooner, its old pods would just go on."""
-    return _has_condition(jobset, "Suspended") and not _active(jobset)
-
-
 def is_queued(jobset: Object) -> bool:
     """Return whether Kueue decides when a JobSet runs."""
     return _QUEUE in jobset["metadata"].get("labels", {})
@@ -297,8 +292,9 @@ class Restarting:
         return Report("done", f"JobSet {self.order.job} was deleted and created again", self.order.job)
 
     def _has_stopped(self) -> bool:
+        """Return whether a suspended JobSet has no pod left. Resumed sooner, its old pods would just go on."""
         answer = self._calls.get(self._path)
-        return answer.is_good and has_stopped(answer.body)
+        return answer.is_good and _has_condition(answer.body, "Suspended") and not _active(answer.body)
 
     def _end(self, kept: KeptManifest, found: Object) -> Report:
         """Forget the restart: its JobSet has been created, by us or by somebody else."""

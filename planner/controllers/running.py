@@ -7,6 +7,7 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -103,10 +104,8 @@ def _wait(child: "subprocess.Popen[bytes]", command: Sequence[str], deadline: De
 
 def _kill_group(child: "subprocess.Popen[bytes]") -> None:
     os.killpg(child.pid, signal.SIGKILL)  # not yet waited for, so the number is still its own
-    try:
+    with suppress(subprocess.TimeoutExpired):
         child.wait(_DEATH_S)
-    except subprocess.TimeoutExpired:
-        return
 
 
 def _read(file: IO[bytes]) -> str:

@@ -111,23 +111,19 @@ class CommandController:
         self.restarts_whole_job = options.restarts_whole_job
 
     def nodes(self) -> Sequence[Node]:
-        """Return the nodes that the command prints; none without one."""
         ended = self._query(self._options.nodes, {})
         return () if ended is None else parse_nodes(ended.out, ended.command[0])
 
     def job(self, job: str) -> JobView | None:
-        """Return the job that the command prints; None without one."""
         check_name(job, "job")
         ended = self._query(self._options.job, {"job": job})
         return None if ended is None else parse_job(ended.out, ended.command[0])
 
     def isolate(self, node: str, mark: str, reason: str) -> Report:
-        """Run the command that lets no new work start on a node."""
         check_name(node, "node")
         return self._act("isolate", self._options.isolate, {"node": node, "mark": mark, "reason": reason})
 
     def release(self, node: str, mark: str) -> Report:
-        """Run the command that gives a node back to service."""
         check_name(node, "node")
         return self._act("release", self._options.release, {"node": node, "mark": mark})
 
@@ -146,7 +142,6 @@ class CommandController:
         return Report(report.outcome, report.what, named[1] if named and report.is_good else order.job)
 
     def reattempt(self, job: str, mark: str) -> Report:
-        """Run the command that lets a job try again in place."""
         check_name(job, "job")
         return self._act("reattempt", self._options.reattempt, {"job": job, "mark": mark})
 
@@ -234,7 +229,6 @@ class WebhookController:
         self._client = httpx.Client(transport=transport, follow_redirects=False, timeout=options.timeout_s)
 
     def nodes(self) -> Sequence[Node]:
-        """Return the nodes that the receiver tells; none when it cannot be asked."""
         if self._options.nodes_url is None:
             return ()
         status, text = self._ask("GET", self._options.nodes_url)
@@ -243,7 +237,6 @@ class WebhookController:
         return parse_nodes(text, self._options.nodes_url)
 
     def job(self, job: str) -> JobView | None:
-        """Return the job that the receiver tells; None when it cannot be asked or does not know it."""
         if self._options.job_url is None:
             return None
         status, text = self._ask("GET", self._options.job_url.replace("{job}", quote(job, safe="")))
@@ -252,15 +245,12 @@ class WebhookController:
         return parse_job(text, "the receiver") if status == httpx.codes.OK else None
 
     def isolate(self, node: str, mark: str, reason: str) -> Report:
-        """Ask the receiver to let no new work start on a node."""
         return self._act("isolate", mark, node, {"node": node, "reason": reason})
 
     def release(self, node: str, mark: str) -> Report:
-        """Ask the receiver to give a node back to service, if it was isolated under this mark."""
         return self._act("release", mark, node, {"node": node})
 
     def restart(self, order: Restart) -> Report:
-        """Ask the receiver to start a job again."""
         data = {
             "job": order.job,
             "exclude": list(order.exclude),
@@ -271,7 +261,6 @@ class WebhookController:
         return self._act("restart", order.mark, order.job, data)
 
     def reattempt(self, job: str, mark: str) -> Report:
-        """Ask the receiver to let a job try again in place."""
         return self._act("reattempt", mark, job, {"job": job})
 
     def _act(self, act: str, mark: str, subject: str, data: Mapping[str, Any]) -> Report:

@@ -106,7 +106,6 @@ class SlurmController:
         self._server = Slurmrestd(options.rest, options) if options.rest is not None else None
 
     def nodes(self) -> Sequence[Node]:
-        """Return all nodes that Slurm knows."""
         try:
             return [node.as_node() for node in self._open().show_nodes()]
         except ControllerRefused as refusal:

@@ -11,10 +11,10 @@ from lockstep.decision import Decision, Mode
 from lockstep.verdict import Impact, Verdict
 from planner.checkpoints.intervals import find_failure_rate
 from planner.context import ClusterFacts, Context, JobFacts, Layout, Resume
+from planner.cost import share_micro_batches, speed_rerouted, speed_without_replica
 from planner.decide import Policy, advise_saving, cost_of_nothing, decide, find_break_even
 from planner.escalation import Level, severity_of
 from planner.limits import Constraints
-from planner.micro_batches import share_micro_batches, speed_rerouted, speed_without_replica
 from tests.planner.build import cluster, context, crash, incident, job, pipeline, seconds, verdict
 
 
@@ -187,21 +187,18 @@ def test_whatever_happens_the_rules_hold(about: Verdict, of: JobFacts, at_s: flo
 
 
 def test_time_comes_when_the_loss_reaches_the_price() -> None:
-    wait = find_break_even(2.0, 1800 * NS_PER_S, lost_per_hour=4.0, price_gpu_hours=10.0)
-    assert not wait.is_over
-    assert wait.lost_gpu_hours == pytest.approx(2.0)
-    assert wait.due_ns == 9000 * NS_PER_S
-    assert find_break_even(10.0, 9000 * NS_PER_S, 4.0, 10.0).is_over
-    assert find_break_even(0, 0, lost_per_hour=4.0, price_gpu_hours=0.0).is_over
-    wait = find_break_even(0, 10**18, lost_per_hour=0.0, price_gpu_hours=1.0)
-    assert (wait.is_over, wait.due_ns) == (False, None)
+    due_ns = 9000 * NS_PER_S
+    assert find_break_even(2.0, 1800 * NS_PER_S, lost_per_hour=4.0, price_gpu_hours=10.0) == due_ns
+    assert find_break_even(10.0, due_ns, 4.0, 10.0) == due_ns
+    assert find_break_even(0, 0, lost_per_hour=4.0, price_gpu_hours=0.0) == 0
+    assert find_break_even(0, 10**18, lost_per_hour=0.0, price_gpu_hours=1.0) is None
 
 
 @given(st.floats(0.1, 1000), st.floats(0.1, 1000), st.floats(0.0, 1e5))
 def test_it_never_costs_more_than_twice_what_somebody_who_knew_would_pay(
     per_hour: float, price: float, lasts_h: float
 ) -> None:
-    due_ns = find_break_even(0, 0, per_hour, price).due_ns
+    due_ns = find_break_even(0, 0, per_hour, price)
     assert due_ns is not None
     acts_after_h = due_ns / NS_PER_S / 3600
     paid = per_hour * lasts_h if lasts_h < acts_after_h else per_hour * acts_after_h + price

@@ -6,7 +6,6 @@ from lockstep.execution import Execution, ExecutionState
 from lockstep.verdict import Impact
 from planner.cost import weigh
 from planner.escalation import (
-    EscalationOptions,
     Level,
     Severity,
     classify,
@@ -26,7 +25,7 @@ def tried(action: str, *, at_s: float = 0.0, state: ExecutionState = "done", com
 
 
 def level(base: Severity, *runs: Execution, now_s: float = 100.0) -> Level:
-    return find_level(base, "as told", PART, runs, seconds(now_s), EscalationOptions(memory_s=3600))
+    return find_level(base, "as told", PART, runs, seconds(now_s))
 
 
 def test_each_failure_raises_the_severity_in_whatever_order_it_is_read_and_none_lowers_it() -> None:

@@ -14,8 +14,8 @@ from lockstep.state.decisions import give_node_order, list_isolated, save_decisi
 from lockstep.state.documents import list_audit
 from lockstep.state.incidents import save_incidents
 from lockstep.state.leases import Lease, take_lease
-from planner.escalation import EscalationOptions, find_level
-from planner.node_return import CommandTester, Finding, Returner, ReturnOptions, follow_order, forget_repaired
+from planner.escalation import find_level
+from planner.node_return import CommandTester, Finding, Returner, follow_order, forget_repaired
 from tests.planner.build import decision, execution, incident, isolated, seconds
 from tests.planner.fake_controller import FakeController, make_world
 from tests.planner.test_steps import begun
@@ -47,8 +47,7 @@ class Out:
     returner: Returner
 
     def answer(self, *findings: Finding | None) -> None:
-        options = ReturnOptions(rest_s=60, tests=3, again_s=600)
-        self.returner = Returner(self.control, self.controller, FakeTester(list(findings)), options)
+        self.returner = Returner(self.control, self.controller, FakeTester(list(findings)), rest_s=60)
 
     def run(self, *at_s: float) -> None:
         for second in at_s:
@@ -302,7 +301,7 @@ def test_history_of_a_part_begins_with_its_repair_and_a_new_part_stands_on_the_f
     assert forget_repaired(runs, [repaired, gpu()]) == runs[1:]
     assert forget_repaired(runs, [gpu()]) == runs
     tried = [run(10)]
-    old = find_level(2, "crash", "gpu:h3/0", tried, seconds(60), EscalationOptions())
+    old = find_level(2, "crash", "gpu:h3/0", tried, seconds(60))
     after = forget_repaired(tried, [gpu("returned", repaired_ns=seconds(20))])
-    new = find_level(2, "crash", "gpu:h3/0", after, seconds(60), EscalationOptions())
+    new = find_level(2, "crash", "gpu:h3/0", after, seconds(60))
     assert (old.is_exhausted, new.is_exhausted, new.severity) == (True, False, 2)

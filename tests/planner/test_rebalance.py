@@ -10,7 +10,8 @@ from lockstep.verdict import Incident
 from planner.allocation.cluster import Event
 from planner.context import JobFacts
 from planner.controllers.protocol import Node
-from planner.rebalance import FreeNodes, Seen, find_triggers, say
+from planner.holdings import FreeNodes
+from planner.rebalance import Seen, find_triggers, say
 from planner.snapshot import Snapshot
 from tests.planner.build import SAVED, crash, incident, seconds
 from tests.planner.site import NODES, FakeSurveyor, Site, SiteMaker, restarted, shrunk
