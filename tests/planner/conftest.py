@@ -14,7 +14,7 @@ from tests.planner.world import Harness, lease_of, planner_of, start
 
 @pytest.fixture(scope="session")
 def empty_control(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The file of a control database in which nothing is but its schema: a copy is made in less time than a new one."""
+    """The file of a control database that holds nothing but its schema; to copy it takes less than to make one."""
     path = tmp_path_factory.mktemp("control") / "control.db"
     open_control(f"sqlite:///{path}").close()
     return path

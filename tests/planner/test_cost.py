@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from lockstep.decision import Action, Option
 from lockstep.verdict import Impact
-from planner.context import Context, Durations, Resume
-from planner.cost import price_of_acting, weigh
+from planner.context import Context, Durations, Layout, Resume
+from planner.cost import price_of_acting, share_micro_batches, speed_rerouted, speed_without_replica, weigh
 from tests.planner.build import cluster, context, crash, job, pipeline, verdict
 
 ALL = {"none", "reroute", "reattempt", "restart_process", "recycle", "drop_replica", "reconfigure", "replace"}
@@ -162,3 +162,20 @@ def test_costs_are_never_negative_and_cheapest_comes_first(
     assert known == sorted(known)
     assert all(each >= 0 for each in known)
     assert hours[: len(known)] == known
+
+
+def test_everybody_who_is_left_is_told_how_many_he_does_by_a_guess_where_the_number_is_unknown() -> None:
+    share = share_micro_batches(Layout(stages=4, replicas=3, micro_batches=5))
+    assert (share.each, share.most) == (5, 8)
+    assert share.reason == "5 micro-batches of each step go to 2 replicas: 1 do 8 and 1 do 7"
+    assert share_micro_batches(Layout(stages=2, replicas=2)).reason == (
+        "8 micro-batches of each step go to 1 replicas: 1 do 16, if there are four for each stage"
+    )
+
+
+@given(st.integers(1, 8), st.integers(2, 16), st.integers(1, 64))
+def test_pace_is_never_better_than_the_work_that_is_left_allows(stages: int, replicas: int, each: int) -> None:
+    layout = Layout(stages=stages, replicas=replicas, micro_batches=each)
+    share = share_micro_batches(layout)
+    assert (replicas - 1) * share.most >= replicas * each > (replicas - 1) * (share.most - 1)
+    assert 0 < speed_without_replica(layout, share) <= speed_rerouted(layout, share) <= 1

@@ -10,8 +10,7 @@ from lockstep.clock import NS_PER_S
 from lockstep.decision import Decision, Mode
 from lockstep.verdict import Impact, Verdict
 from planner.checkpoints.intervals import find_failure_rate
-from planner.context import ClusterFacts, Context, JobFacts, Layout, Resume
-from planner.cost import share_micro_batches, speed_rerouted, speed_without_replica
+from planner.context import ClusterFacts, Context, JobFacts, Resume
 from planner.decide import Policy, advise_saving, cost_of_nothing, decide, find_break_even
 from planner.escalation import Level, severity_of
 from planner.limits import Constraints
@@ -236,20 +235,3 @@ def test_job_that_saves_too_seldom_or_too_often_is_advised_and_no_other(
     assert all(part in (advice or "") for part in parts)
     if known.get("nodes") is None and known.get("resume", "") is not None:
         assert decided(context(crash(), job(**known), within)).advice == advice
-
-
-def test_everybody_who_is_left_is_told_how_many_he_does_by_a_guess_where_the_number_is_unknown() -> None:
-    share = share_micro_batches(Layout(stages=4, replicas=3, micro_batches=5))
-    assert (share.each, share.most) == (5, 8)
-    assert share.reason == "5 micro-batches of each step go to 2 replicas: 1 do 8 and 1 do 7"
-    assert share_micro_batches(Layout(stages=2, replicas=2)).reason == (
-        "8 micro-batches of each step go to 1 replicas: 1 do 16, if there are four for each stage"
-    )
-
-
-@given(st.integers(1, 8), st.integers(2, 16), st.integers(1, 64))
-def test_pace_is_never_better_than_the_work_that_is_left_allows(stages: int, replicas: int, each: int) -> None:
-    layout = Layout(stages=stages, replicas=replicas, micro_batches=each)
-    share = share_micro_batches(layout)
-    assert (replicas - 1) * share.most >= replicas * each > (replicas - 1) * (share.most - 1)
-    assert 0 < speed_without_replica(layout, share) <= speed_rerouted(layout, share) <= 1

@@ -113,7 +113,4 @@ def test_job_at_a_third_of_its_speed_is_restarted_where_nobody_is_to_blame() -> 
     assert severity_of(slow) == (2, "steps take 3.5 times as long as usual")
     restart = next(each for each in weigh(context(slow)) if each.action == "restart_process")
     assert restart.cost.gpu_hours is not None
-
-
-def test_three_times_the_usual_step_is_an_alarm() -> None:
     assert [is_alarm(ratio) for ratio in (None, 1.1, 2.99, 3.0)] == [False, False, False, True]

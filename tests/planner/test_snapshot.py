@@ -82,21 +82,6 @@ class TellingController(FakeController):
         return [replace(node, is_idle=node.name != "h8") for node in super().nodes()]
 
 
-def test_telemetry_says_which_gpus_a_job_has_and_what_happened_on_the_part_s_host(
-    tmp_path: Path, embedded_store: Store
-) -> None:
-    members = [
-        make(Comm, job="train", attempt=0, host=host, rank=rank, gpu=rank % 2)
-        for rank, host in enumerate(["h3", "h3", "h5"])
-    ]
-    told = [event("xid", "Xid 79", host="h3"), event("xid", "Xid 31", host="h5"), event("link_up", severity="info")]
-    for name, rows in (("comms", rows_of(COMMS, list(members))), ("events", rows_of(EVENTS, list(told)))):
-        embedded_store.insert(TABLE_BY_NAME[name], rows, token=name)
-    snapshot = reader(tmp_path, embedded_store).read(incident(crash()), seconds(10))
-    assert (snapshot.job.nodes, snapshot.job.gpus) == (("h3", "h5"), 3)
-    assert [found.message for found in snapshot.events] == ["Xid 79"]
-
-
 def test_blocks_are_racks_or_else_leaves_and_nodes_on_the_same_rails_are_close(tmp_path: Path) -> None:
     indices = [Place(id="h0", kind="host", rack="r1"), Place(id="h1", kind="host"), Place(id="leaf1", kind="switch")]
     links = [Link(id=f"l{n}", a=f"h{n}/eth0", b="leaf1", gbps=100.0) for n in range(2)]
@@ -120,20 +105,6 @@ def test_checkpoint_is_asked_for_on_the_layout_that_the_job_will_have_by_its_fir
     assert (snapshot.job.weight, snapshot.job.resume) == (3.0, Resume("/ckpt/first", "dcp", 60.0, 5.0))
 
 
-def test_survey_knows_all_jobs_at_work_and_their_tables(tmp_path: Path, embedded_store: Store) -> None:
-    table = TABLE_BY_NAME["op_stats"]
-    for name, host in (("train", "h0"), ("chat", "h8")):
-        members = [make(Comm, job=name, host=host, rank=rank, gpu=rank) for rank in range(2)]
-        stats = [make(OpStat, job=name, host=host, rank=0, ts_ns=seconds(5))]
-        embedded_store.insert(COMMS, rows_of(COMMS, list(members)), token=f"c{name}")
-        embedded_store.insert(table, rows_of(table, list(stats)), token=f"o{name}")
-    hints = {"chat": JobHint(throughput={1: 7.0}), "*": JobHint()}
-    view = reader(tmp_path, embedded_store, hints=hints).survey(seconds(10))
-    assert [(job.job, job.nodes, job.gpus) for job in view.jobs] == [("chat", ("h8",), 2), ("train", ("h0",), 2)]
-    assert dict(view.jobs[0].throughput) == {1: 7.0}
-    assert view.cluster.spares == ("h3", "h9"), "h8 is held"
-
-
 def test_job_is_over_when_the_controller_says_so_and_not_when_it_has_never_heard_of_it(tmp_path: Path) -> None:
     found = reader(tmp_path)
     assert not found.is_over("train")
@@ -152,6 +123,35 @@ def test_failures_that_were_seen_replace_those_of_the_fleet_unless_little_was_wa
     assert find_evidence({"h3": 1}, {"h3": 20.0, "h4": 9.0}) == Evidence()
     found = find_evidence({"h3": 3}, dict.fromkeys(("h3", "h4", "h5"), 25.0))
     assert found.by_node["h3"] == pytest.approx(4 * found.by_node["h4"])
+
+
+def test_telemetry_says_which_gpus_a_job_has_and_what_happened_on_the_part_s_host(
+    tmp_path: Path, embedded_store: Store
+) -> None:
+    members = [
+        make(Comm, job="train", attempt=0, host=host, rank=rank, gpu=rank % 2)
+        for rank, host in enumerate(["h3", "h3", "h5"])
+    ]
+    told = [event("xid", "Xid 79", host="h3"), event("xid", "Xid 31", host="h5"), event("link_up", severity="info")]
+    for name, rows in (("comms", rows_of(COMMS, list(members))), ("events", rows_of(EVENTS, list(told)))):
+        embedded_store.insert(TABLE_BY_NAME[name], rows, token=name)
+    snapshot = reader(tmp_path, embedded_store).read(incident(crash()), seconds(10))
+    assert (snapshot.job.nodes, snapshot.job.gpus) == (("h3", "h5"), 3)
+    assert [found.message for found in snapshot.events] == ["Xid 79"]
+
+
+def test_survey_knows_all_jobs_at_work_and_their_tables(tmp_path: Path, embedded_store: Store) -> None:
+    table = TABLE_BY_NAME["op_stats"]
+    for name, host in (("train", "h0"), ("chat", "h8")):
+        members = [make(Comm, job=name, host=host, rank=rank, gpu=rank) for rank in range(2)]
+        stats = [make(OpStat, job=name, host=host, rank=0, ts_ns=seconds(5))]
+        embedded_store.insert(COMMS, rows_of(COMMS, list(members)), token=f"c{name}")
+        embedded_store.insert(table, rows_of(table, list(stats)), token=f"o{name}")
+    hints = {"chat": JobHint(throughput={1: 7.0}), "*": JobHint()}
+    view = reader(tmp_path, embedded_store, hints=hints).survey(seconds(10))
+    assert [(job.job, job.nodes, job.gpus) for job in view.jobs] == [("chat", ("h8",), 2), ("train", ("h0",), 2)]
+    assert dict(view.jobs[0].throughput) == {1: 7.0}
+    assert view.cluster.spares == ("h3", "h9"), "h8 is held"
 
 
 DAY_NS = 86_400 * NS_PER_S

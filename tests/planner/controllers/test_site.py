@@ -235,6 +235,11 @@ def answering(answer: Callable[[httpx.Request], httpx.Response], **options: Any)
     return WebhookController(made, ManualClock(1_700_000_000 * NS_PER_S), httpx.MockTransport(answer))
 
 
+def webhook(options: WebhookOptions, clock: ManualClock | None = None) -> WebhookController:
+    """Return a controller without certificates, which take longer to load than all that it is asked for."""
+    return WebhookController(options, clock, httpx.HTTPTransport(verify=False))
+
+
 def saying(status: int = 200, **body: Any) -> Callable[[httpx.Request], httpx.Response]:
     return lambda _request: httpx.Response(status, json=body)
 
@@ -245,7 +250,7 @@ def test_the_webhook_keeps_the_contract_of_controllers() -> None:
         options = WebhookOptions(url, SECRET, f"{url}/nodes", url + "/jobs/{job}")
         check_contract(
             Rig(
-                make=lambda dry: WebhookController(replace(options, dry_run=dry)),
+                make=lambda dry: webhook(replace(options, dry_run=dry)),
                 look=lambda: dict(receiver.isolated),
                 node="h1",
                 other="h2",
@@ -259,7 +264,7 @@ def test_order_is_signed_so_that_the_receiver_can_check_it() -> None:
     receiver = Receiver()
     with listen(receiver) as url:
         clock = ManualClock(1_700_000_000 * NS_PER_S)
-        WebhookController(WebhookOptions(url, secret=SECRET), clock).isolate("h1", "mark-1", "xid 79")
+        webhook(WebhookOptions(url, secret=SECRET), clock).isolate("h1", "mark-1", "xid 79")
     headers, body = receiver.seen[0]
     named = {key.lower(): value for key, value in headers.items()}
     assert named["webhook-id"] == body["id"] == "mark-1/isolate/h1"
@@ -288,7 +293,7 @@ def test_restart_carries_the_whole_order_and_brings_the_new_job_back() -> None:
     receiver = Receiver()
     order = Restart("mark-1", "llm", ("h1",), 3, "/c/step-400", {"TP": "2"})
     with listen(receiver) as url:
-        report = WebhookController(WebhookOptions(url)).restart(order)
+        report = webhook(WebhookOptions(url)).restart(order)
     assert (report.outcome, report.job) == ("done", "llm-2")
     assert receiver.seen[0][1]["data"] == {
         "mark": "mark-1", "job": "llm", "exclude": ["h1"], "nnodes": 3, "checkpoint": "/c/step-400",
@@ -298,7 +303,7 @@ def test_restart_carries_the_whole_order_and_brings_the_new_job_back() -> None:
 
 def test_job_is_asked_for_by_its_name_whatever_is_in_it() -> None:
     with listen(Receiver()) as url:
-        controller = WebhookController(WebhookOptions(url, job_url=url + "/jobs/{job}"))
+        controller = webhook(WebhookOptions(url, job_url=url + "/jobs/{job}"))
         view = controller.job("team/llm")
         assert view is not None
         assert (view.state, view.nodes) == ("running", ("h1", "h2"))

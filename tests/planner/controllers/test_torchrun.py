@@ -2,9 +2,7 @@
 
 import json
 import os
-import shlex
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -23,7 +21,7 @@ from tests.planner.controllers.contract import Rig, check_contract
 from tests.planner.controllers.test_running import is_alive, wait_for_death
 from tests.testbed.services import wait_until
 
-FAKE = Path(__file__).with_name("fake_torchrun.py")
+FAKE = Path(__file__).with_name("fake_torchrun.sh")
 NODES = ("n1", "n2", "n3")
 LIMIT_S = 120  # never reached unless a test fails
 
@@ -31,7 +29,7 @@ LIMIT_S = 120  # never reached unless a test fails
 @pytest.fixture
 def options(tmp_path: Path) -> Iterator[TorchrunOptions]:
     """A job of three nodes, none of which has an agent yet; ends those that it finds at the end."""
-    launch = f"{shlex.quote(sys.executable)} {FAKE} --rdzv-id=$job </dev/null >/dev/null 2>&1 & echo $! > $pid_file"
+    launch = f"sh {FAKE} --rdzv-id=$job </dev/null >/dev/null 2>&1 & echo $! > $pid_file"
     reach = Reach(str(tmp_path / "{job}-{node}.pid"), launch)
     options = TorchrunOptions("llm-7", NODES, reach, tmp_path / "state", timeout_s=LIMIT_S)
     yield options
