@@ -60,7 +60,11 @@ def begin(
 
 def next_step(execution: Execution) -> int | None:
     """Return the place of the step that is to be done next; None: all are done."""
-    return next((index for index, step in enumerate(execution.steps) if step.state not in ("done", "failed")), None)
+    return next(iter(_list_open(execution)), None)
+
+
+def _list_open(execution: Execution) -> list[int]:
+    return [index for index, step in enumerate(execution.steps) if step.state not in ("done", "failed")]
 
 
 def due_step(execution: Execution, now_ns: int) -> int | None:
@@ -68,9 +72,8 @@ def due_step(execution: Execution, now_ns: int) -> int | None:
 
     On the way back nothing depends on the step before it, so that one that fails does not hold up the others.
     """
-    indices = [index for index, step in enumerate(execution.steps) if step.state not in ("done", "failed")]
-    may_overtake = execution.state != "executing"
-    candidates = indices if may_overtake else indices[:1]
+    indices = _list_open(execution)
+    candidates = indices[:1] if execution.state == "executing" else indices
     return next((index for index in candidates if (execution.steps[index].not_before_ns or 0) <= now_ns), None)
 
 
@@ -118,7 +121,7 @@ def _put_off(execution: Execution, index: int, report: Report, now_ns: int) -> E
         "failures": _add_failure(step, report, now_ns),
     }
     put_off = _with(execution, index, step.model_copy(update=later))
-    if not all(map(_is_stuck, (step for step in put_off.steps if step.state not in ("done", "failed")))):
+    if not all(_is_stuck(put_off.steps[open_one]) for open_one in _list_open(put_off)):
         return put_off
     return put_off.model_copy(update={"state": "release_failed", "ended_ns": execution.ended_ns or now_ns})
 

@@ -90,13 +90,13 @@ class CommandOptions:
     dry_run: bool = False
 
 
-_PLACEHOLDERS: dict[str, frozenset[str]] = {
-    "isolate": frozenset({"node", "mark", "reason"}),
-    "release": frozenset({"node", "mark"}),
-    "restart": frozenset({"job", "mark", "exclude", "nnodes", "checkpoint"}),
-    "reattempt": frozenset({"job", "mark"}),
-    "nodes": frozenset(),
-    "job": frozenset({"job"}),
+_PLACEHOLDERS: dict[str, set[str]] = {
+    "isolate": {"node", "mark", "reason"},
+    "release": {"node", "mark"},
+    "restart": {"job", "mark", "exclude", "nnodes", "checkpoint"},
+    "reattempt": {"job", "mark"},
+    "nodes": set(),
+    "job": {"job"},
 }
 
 
@@ -156,7 +156,10 @@ class CommandController:
             return Report("would", f"would run {command}")
         ended = run_within(command, Deadline(self._options.timeout_s), make_environment(extra or {}))
         outcome = _OUTCOMES.get(ended.code, "failed")
-        return Report(outcome, ended.complaint if outcome == "failed" else _last_line(ended))
+        if outcome == "failed":
+            return Report(outcome, ended.complaint)
+        lines = ended.out.strip().splitlines() or [f"{command[0]} ended with {ended.code} and said nothing"]
+        return Report(outcome, lines[-1].strip()[:500])
 
     def _query(self, template: Template, values: Mapping[str, str]) -> Finished | None:
         if not template:
@@ -189,11 +192,6 @@ def fill(template: Template, values: Mapping[str, str]) -> Template:
         if value.startswith("-") or "\0" in value:
             raise BadInput(f"{name} would be taken for an option, or for no text at all: {value!r}")
     return tuple(_PLACEHOLDER.sub(lambda matched: values[matched[1]], argument) for argument in template)
-
-
-def _last_line(ended: Finished) -> str:
-    lines = ended.out.strip().splitlines()
-    return lines[-1].strip()[:500] if lines else f"{ended.command[0]} ended with {ended.code} and said nothing"
 
 
 _MAX_ANSWER_BYTES = 16 << 20  # 100,000 nodes; more is not an answer

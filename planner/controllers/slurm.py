@@ -65,7 +65,8 @@ def requeue(slurm: SlurmCommands, notes: Notes, options: SlurmOptions, order: Re
     notes.write(order.mark, {"job": job.id, "restarts": str(restarts)} | ours)
     if job.restarts == restarts and job.state != "waiting" and job.fields["JobState"] != "COMPLETING":
         slurm.requeue_and_hold(job.id)
-    if not _wait_until_waiting(slurm, options, job.id):
+    # Changes before its processes are gone may be lost.
+    if not slurm.wait_until(lambda: _is_waiting(slurm, job.id), options.grace_s):
         return Report("failed", f"job {job.id} is requeued, held, and still ending; ask again to exclude its nodes")
     slurm.update_job(job.id, _find_changes(plain, order, has_list="ExcNodeList" in job.fields))
     slurm.release_job(job.id)
@@ -75,13 +76,8 @@ def requeue(slurm: SlurmCommands, notes: Notes, options: SlurmOptions, order: Re
     return Report("done", f"job {job.id} is requeued; {_REMARK}{without}", job.id)
 
 
-def _wait_until_waiting(slurm: SlurmCommands, options: SlurmOptions, job: str) -> bool:
-    """Wait a little and return whether a requeued job's processes are gone; changes to it before may be lost."""
-
-    def is_waiting() -> bool:
-        return all(each.state != "running" for each in slurm.view_jobs(job))
-
-    return slurm.wait_until(is_waiting, options.grace_s)
+def _is_waiting(slurm: SlurmCommands, job: str) -> bool:
+    return all(each.state != "running" for each in slurm.view_jobs(job))
 
 
 def _find_changes(job: SlurmJob, order: Restart, has_list: bool) -> dict[str, str]:

@@ -71,16 +71,12 @@ def test_commands_keep_the_contract_of_controllers(tmp_path: Path) -> None:
     )
 
 
-def test_last_line_is_the_sentence(tmp_path: Path) -> None:
-    tool = write_tool(tmp_path)
-    controller = CommandController(CommandOptions(isolate=(tool, str(tmp_path), "isolate", "{node}", "{mark}")))
-    assert controller.isolate("h1", "mark-1", "xid 79").what == "isolate of h1 is done"
-
-
-def test_exit_code_is_the_outcome() -> None:
+def test_exit_code_is_the_outcome_and_the_last_line_the_sentence() -> None:
     for code, outcome in ((0, "done"), (3, "already"), (4, "refused"), (1, "failed"), (9, "failed")):
-        report = CommandController(CommandOptions(release=("sh", "-c", f"echo so; exit {code}"))).release("h1", "m")
-        assert (report.outcome, "so" in report.what) == (outcome, True)
+        release = ("sh", "-c", f"echo first; echo so; exit {code}")
+        report = CommandController(CommandOptions(release=release)).release("h1", "m")
+        what = f"sh ended with {code}: first so" if outcome == "failed" else "so"
+        assert (report.outcome, report.what) == (outcome, what)
 
 
 def test_reason_stays_one_argument_and_is_no_shell(tmp_path: Path) -> None:
@@ -153,12 +149,10 @@ def test_value_that_would_be_an_option_or_no_name_is_bad_input() -> None:
     for reason in ("--force", "a\0b"):
         with pytest.raises(BadInput, match="reason would be taken for an option"):
             controller.isolate("h1", "mark-1", reason)
-    for node in ("", "--all", "h1 h2", "h[1-4]"):
-        with pytest.raises(BadInput, match="is no name of a node"):
-            controller.isolate(node, "mark-1", "xid 79")
-    for environment in ({"A=B": "1"}, {"": "1"}, {"A": "\0"}):
-        with pytest.raises(BadInput, match="is no name of a variable"):
-            controller.restart(Restart("mark-1", "llm", environment=environment))
+    with pytest.raises(BadInput, match="is no name of a node"):
+        controller.isolate("--all", "mark-1", "xid 79")
+    with pytest.raises(BadInput, match="is no name of a variable"):
+        controller.restart(Restart("mark-1", "llm", environment={"A=B": "1"}))
 
 
 @given(
@@ -260,11 +254,17 @@ def test_the_webhook_keeps_the_contract_of_controllers() -> None:
         )
 
 
-def test_order_is_signed_so_that_the_receiver_can_check_it() -> None:
+def test_order_is_signed_so_that_the_receiver_can_check_it_and_the_same_act_has_the_same_id() -> None:
     receiver = Receiver()
     with listen(receiver) as url:
         clock = ManualClock(1_700_000_000 * NS_PER_S)
-        webhook(WebhookOptions(url, secret=SECRET), clock).isolate("h1", "mark-1", "xid 79")
+        for secret in (SECRET, None):
+            webhook(WebhookOptions(url, secret=secret), clock).isolate("h1", "mark-1", "xid 79")
+    unsigned, again = receiver.seen[1]
+    assert "webhook-signature" not in {key.lower() for key in unsigned}
+    assert again["id"] == "mark-1/isolate/h1"
+    with pytest.raises(BadInput, match="not base64"):
+        answering(saying(), secret="whsec_!!!")
     headers, body = receiver.seen[0]
     named = {key.lower(): value for key, value in headers.items()}
     assert named["webhook-id"] == body["id"] == "mark-1/isolate/h1"
@@ -274,40 +274,21 @@ def test_order_is_signed_so_that_the_receiver_can_check_it() -> None:
     assert named["webhook-signature"] == "v1," + base64.b64encode(expected).decode()
 
 
-def test_same_act_has_the_same_id_and_no_secret_means_no_signature() -> None:
-    seen: list[httpx.Request] = []
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        seen.append(request)
-        return httpx.Response(200, json={"outcome": "done", "what": "so"})
-
-    for _ in range(2):
-        answering(answer).isolate("h1", "mark-1", "xid 79")
-    with pytest.raises(BadInput, match="not base64"):
-        answering(saying(), secret="whsec_!!!")
-    assert {request.headers["webhook-id"] for request in seen} == {"mark-1/isolate/h1"}
-    assert "webhook-signature" not in seen[0].headers
-
-
-def test_restart_carries_the_whole_order_and_brings_the_new_job_back() -> None:
+def test_restart_carries_the_whole_order_and_brings_the_new_job_back_which_is_asked_for_by_its_name() -> None:
     receiver = Receiver()
     order = Restart("mark-1", "llm", ("h1",), 3, "/c/step-400", {"TP": "2"})
     with listen(receiver) as url:
-        report = webhook(WebhookOptions(url)).restart(order)
+        controller = webhook(WebhookOptions(url, job_url=url + "/jobs/{job}"))
+        report = controller.restart(order)
+        view = controller.job("team/llm")
+        assert view is not None
+        assert (view.state, view.nodes) == ("running", ("h1", "h2"))
+        assert controller.job("gone") is None
     assert (report.outcome, report.job) == ("done", "llm-2")
     assert receiver.seen[0][1]["data"] == {
         "mark": "mark-1", "job": "llm", "exclude": ["h1"], "nnodes": 3, "checkpoint": "/c/step-400",
         "environment": {"TP": "2"},
     }  # fmt: skip
-
-
-def test_job_is_asked_for_by_its_name_whatever_is_in_it() -> None:
-    with listen(Receiver()) as url:
-        controller = webhook(WebhookOptions(url, job_url=url + "/jobs/{job}"))
-        view = controller.job("team/llm")
-        assert view is not None
-        assert (view.state, view.nodes) == ("running", ("h1", "h2"))
-        assert controller.job("gone") is None
 
 
 def test_receiver_that_tells_nothing_is_down_not_empty_but_without_addresses_nothing_is_known() -> None:

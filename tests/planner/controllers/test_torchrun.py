@@ -74,9 +74,19 @@ def test_the_contract_is_kept(options: TorchrunOptions) -> None:
     )
 
 
-def test_isolating_ends_one_agent_and_no_other_also_after_a_planner_died_before_it(options: TorchrunOptions) -> None:
+def test_isolating_ends_one_agent_and_no_other_process_also_after_a_planner_died_before_it(
+    options: TorchrunOptions,
+) -> None:
     before = start_all(options)
-    options.state.mkdir()
+    pid_file = Path(options.reach.pid_file.format(node="n3", job="llm-7"))
+    agent = pid_file.read_text()
+    pid_file.write_text(str(os.getpid()))  # the number went to somebody else
+    assert TorchrunController(options).isolate("n3", "d-0", "slow").outcome == "done"
+    for text in ("", "-1", "1; kill 1", "99999999"):
+        pid_file.write_text(text)
+        assert look_for(options).find("n3") is None
+    pid_file.write_text(agent)
+    assert Agents("llm-77", options.reach, Deadline(LIMIT_S)).find("n3") is None
     (options.state / "node-n2.json").write_text(json.dumps({"mark": "d-1", "reason": "slow"}))
     report = TorchrunController(options).isolate("n2", "d-1", "NIC is slow")
     assert (report.outcome, report.what) == ("done", "the agent of n2 is stopped: NIC is slow")
@@ -84,35 +94,18 @@ def test_isolating_ends_one_agent_and_no_other_also_after_a_planner_died_before_
     assert TorchrunController(options).job("llm-7") == JobView("llm-7", "running", ("n1", "n3"), mark="by-hand")
 
 
-@pytest.mark.parametrize("is_restart", [False, True])
-def test_workers_that_an_agent_leaves_behind_are_ended(options: TorchrunOptions, is_restart: bool) -> None:
+def test_workers_that_an_agent_leaves_behind_are_ended(options: TorchrunOptions) -> None:
     stray = replace(options.reach, launch=f"export FAKE_STRAY=1\n{options.reach.launch}")
     start_all(replace(options, reach=stray))
     (worker,) = look_for(options).find_workers("n2")
     others = [each.pid for node in ("n1", "n3") for each in look_for(options).find_workers(node)]
     controller = TorchrunController(options)
-    act = controller.restart(Restart("d-1", "llm-7")) if is_restart else controller.isolate("n2", "d-1", "slow")
-    assert act.outcome == "done"
+    assert controller.isolate("n2", "d-1", "slow").outcome == "done"
     wait_for_death(worker.pid)
-    if not is_restart:
-        assert all(is_alive(pid) for pid in others), "those of other nodes go on"
-        controller.restart(Restart("d-2", "llm-7"))
+    assert all(is_alive(pid) for pid in others), "those of other nodes go on"
+    assert controller.restart(Restart("d-2", "llm-7")).outcome == "done"
     for pid in others:
         wait_for_death(pid)
-
-
-def test_a_process_that_is_no_agent_of_this_job_is_never_stopped(options: TorchrunOptions) -> None:
-    start_all(options)
-    pid_file = Path(options.reach.pid_file.format(node="n2", job="llm-7"))
-    agent = pid_file.read_text()
-    pid_file.write_text(str(os.getpid()))  # the number went to somebody else
-    assert TorchrunController(options).isolate("n2", "d-1", "slow").outcome == "done"
-    for text in ("", "-1", "1; kill 1", "99999999"):
-        pid_file.write_text(text)
-        assert look_for(options).find("n2") is None
-    pid_file.write_text(agent)
-    other = Agents("llm-77", options.reach, Deadline(LIMIT_S))
-    assert other.find("n2") is None
 
 
 def test_a_dead_host_is_left_behind(options: TorchrunOptions) -> None:
