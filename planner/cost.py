@@ -257,7 +257,6 @@ def _unavailable(why: str) -> _Recovery:
 
 
 def _no_controller(context: Context) -> _Recovery | None:
-    """Return why nobody can start anything again; None where a controller can."""
     return None if context.cluster.can_restart else _unavailable("no job controller is set that could restart it")
 
 
@@ -288,7 +287,7 @@ def _as_option(action: Action, recovery: _Recovery, lost: float | None, context:
 
 
 def _expect_losses(recoveries: Mapping[Action, _Recovery], context: Context) -> dict[Action, float]:
-    """Return by action the GPU-hours that are expected to be lost until the horizon."""
+    """Return by action the GPU-hours lost until the horizon: at once, then by missing speed, or by what follows."""
     horizon_h = horizon_s(context.job, context.cluster) / 3600
     called_h = (1 - context.speed_now) * min(context.durations.person_s / 3600, horizon_h)
     lost: dict[Action, float] = {}
@@ -296,12 +295,8 @@ def _expect_losses(recoveries: Mapping[Action, _Recovery], context: Context) -> 
     for action, recovery in sorted(recoveries.items(), key=lambda each: level_of(each[0])):
         follows = [hours for above, hours in lost.items() if above != "none" and level_of(above) < level_of(action)]
         if recovery.is_available and (action != "none" or context.verdict.speed is not None):
-            lost[action] = _lost_hours(recovery, horizon_h, min(follows, default=called_h))
+            at_once_h = (recovery.downtime_s + recovery.again_s) / 3600
+            missing_h = (1 - recovery.speed) * max(horizon_h - at_once_h, 0.0)
+            next_h = recovery.risk * min(follows, default=called_h)
+            lost[action] = at_once_h + (1 - recovery.risk) * missing_h + next_h
     return {action: context.job.gpus * hours for action, hours in lost.items()}
-
-
-def _lost_hours(recovery: _Recovery, horizon_h: float, follows_h: float) -> float:
-    """Return hours of the whole job that are lost: at once, then by missing speed, or by what follows."""
-    at_once_h = (recovery.downtime_s + recovery.again_s) / 3600
-    missing_h = (1 - recovery.speed) * max(horizon_h - at_once_h, 0.0)
-    return at_once_h + (1 - recovery.risk) * missing_h + recovery.risk * follows_h

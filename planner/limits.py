@@ -53,9 +53,7 @@ def find_hold(
         return None
     holds = [
         _find_doubt(incident, context.verdict, limits, now_ns),
-        *_find_no(incident, action, context, constraints),
-        *_find_storm(action, constraints, limits),
-        *_find_obstacle(action, context),
+        *_find_objections(incident, action, context, constraints, limits),
     ]
     if action in SHRINKING:
         holds += [
@@ -84,24 +82,21 @@ def _find_doubt(incident: Incident, verdict: Verdict, limits: Limits, now_ns: in
     return None
 
 
-def _find_no(incident: Incident, action: Action, context: Context, constraints: Constraints) -> Iterator[str]:
-    """Yield decisions that a person has undone or rejected: on the same node, whatever its part, or the same act."""
+def _find_objections(
+    incident: Incident, action: Action, context: Context, constraints: Constraints, limits: Limits
+) -> Iterator[str]:
+    """Yield a person's no, on the same node whatever its part or to the same act; then too many restarts; then what
+    keeps us from making the checkpoint ready that the job would start from.
+    """
     for decision in constraints.undone:
         is_same_node = context.node is not None and context.node in {part.node for part in decision.isolate}
         is_same_act = decision.incident == incident.id and decision.action == action
         if (is_same_node and action in SHRINKING) or is_same_act:
             yield f"a person has undone or rejected decision {decision.id} on {context.verdict.component}"
-
-
-def _find_storm(action: Action, constraints: Constraints, limits: Limits) -> Iterator[str]:
-    """Yield that jobs were restarted too often of late: many hangs at once have a cause that no restart cures."""
+    # Many hangs at once have a cause that no restart cures.
     if action != "reroute" and constraints.restarts >= limits.restarts_per_hour:
         most = limits.restarts_per_hour
         yield f"{constraints.restarts} jobs were restarted in the last hour, and {most} is the limit"
-
-
-def _find_obstacle(action: Action, context: Context) -> Iterator[str]:
-    """Yield why the checkpoint that the job would start from cannot be made ready by us."""
     resume = resume_for(action, context.job)
     if resume is not None and resume.obstacle:
         yield resume.obstacle

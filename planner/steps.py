@@ -173,7 +173,9 @@ def _turned(execution: Execution, ends_as: str, why: str, now_ns: int) -> Execut
     done = [step for step in execution.steps if step.state != "waiting" and step.act != "release"]
     # All that were asked for, since an answer may be wrong or lost.
     isolated = [step.subject for step in done if step.act == "isolate"]
-    owed = [step for step in done if _may_have_stopped(step)]  # ended all the same, or the job would be lost
+    # One that may have stopped its job, which nobody knows without an answer, is ended all the same: nothing is lost.
+    asked = [step for step in done if step.act == "restart" and step.state == "begun"]
+    owed = [step for step in asked if step.is_half_done or not step.message]
     others = [step for step in done if step not in owed]
     kept = [step.model_copy(update={"state": "done"}) if step.state == "begun" else step for step in others]
     releases = [Step(act="release", subject=node) for node in reversed(isolated)]
@@ -181,11 +183,6 @@ def _turned(execution: Execution, ends_as: str, why: str, now_ns: int) -> Execut
     changed = {"state": "undoing", "ends_as": ends_as, "reason": why, "steps": steps, "ended_ns": None}
     turned = execution.model_copy(update=changed)
     return turned if next_step(turned) is not None else end(turned, now_ns)
-
-
-def _may_have_stopped(step: Step) -> bool:
-    """Return whether a job may be stopped and not yet started again; without an answer, nobody knows."""
-    return step.act == "restart" and step.state == "begun" and (step.is_half_done or not step.message)
 
 
 def _with(execution: Execution, index: int, step: Step) -> Execution:

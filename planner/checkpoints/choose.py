@@ -75,9 +75,13 @@ def choose_checkpoint(catalogue: Catalogue, target: SavedLayout, options: Choice
             fitting.append(each)
         elif not fitting:
             passed.append(PassedOver(path=each.path, because=refusal))
-    if not fitting:
-        return Choice(passed_over=tuple(passed), reason=_say_none(catalogue, target, passed))
-    return _describe(fitting, passed, catalogue, target, options)
+    if fitting:
+        return _describe(fitting, passed, catalogue, target, options)
+    if not passed:
+        return Choice(reason=f"{catalogue.folder} holds no checkpoint")
+    none = f"none of {len(passed)} checkpoints can be restarted from on {target}"
+    newest = f"the newest is {passed[0].path}, and {passed[0].because}"
+    return Choice(passed_over=tuple(passed), reason=f"{none}; {newest}")
 
 
 def find_refusal(checkpoint: Checkpoint, target: SavedLayout, options: ChoiceOptions) -> str | None:
@@ -134,6 +138,9 @@ def _describe(
     needs = _needs_conversion(chosen, target)
     path = _name_destination(chosen.path, catalogue) if needs else chosen.path
     folders = ("--input_folder", chosen.path, "--output_folder", path)  # DeepSpeed writes `latest_universal` beside
+    step = "of no known step" if chosen.step is None else f"of step {chosen.step}"
+    how = f"after converting it from {chosen.layout} to {target}" if needs else f"on {target}"
+    newer = f"; {len(passed)} newer passed over: {passed[0].because}" if passed else ""
     return Choice(
         checkpoint=chosen,
         load_from=path,
@@ -143,7 +150,7 @@ def _describe(
         load_s=estimate_load_s(chosen, options.rates),
         passed_over=tuple(passed),
         older=fitting[1].path if len(fitting) > 1 else None,
-        reason=_say_chosen(chosen, target, needs, passed),
+        reason=f"{chosen.path} {step} is the newest that is complete and loads {how}: {chosen.reason}{newer}",
     )
 
 
@@ -155,21 +162,6 @@ def _name_destination(path: str, catalogue: Catalogue) -> str:
         number += 1
         name = f"{path}_universal_{number}"
     return name
-
-
-def _say_chosen(chosen: Checkpoint, target: SavedLayout, needs: bool, passed: list[PassedOver]) -> str:
-    step = "of no known step" if chosen.step is None else f"of step {chosen.step}"
-    how = f"after converting it from {chosen.layout} to {target}" if needs else f"on {target}"
-    message = f"{chosen.path} {step} is the newest that is complete and loads {how}: {chosen.reason}"
-    return f"{message}; {len(passed)} newer passed over: {passed[0].because}" if passed else message
-
-
-def _say_none(catalogue: Catalogue, target: SavedLayout, passed: list[PassedOver]) -> str:
-    if not passed:
-        return f"{catalogue.folder} holds no checkpoint"
-    first = passed[0]
-    none = f"none of {len(passed)} checkpoints can be restarted from on {target}"
-    return f"{none}; the newest is {first.path}, and {first.because}"
 
 
 _REFRESH_S = 5.0  # between two looks at a folder: network file systems bear few

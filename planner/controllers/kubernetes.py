@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from lockstep.clock import Clock
-from lockstep.errors import BadInput, ControllerDown, HalfDone
+from lockstep.errors import BadInput, ControllerDown
 from planner.controllers.kubernetes_api import Answer, Calls, Object
 from planner.controllers.kubernetes_jobsets import (
     Restarting,
@@ -23,7 +23,7 @@ from planner.controllers.kubernetes_jobsets import (
     read_mark,
     view_jobset,
 )
-from planner.controllers.protocol import JobView, Node, Outcome, Report, Restart, check_order
+from planner.controllers.protocol import JobView, Node, Outcome, Report, Restart, check_order, report_half_done
 
 ISOLATED = "lockstep.dev/isolated"  # the key of the taint and of the annotation
 Effect = Literal["NoSchedule", "NoExecute"]
@@ -54,7 +54,11 @@ def read_isolation(node: Object) -> Isolated | None:
     marks = [str(taint.get("value")) for taint in _taints(node) if taint.get("key") == ISOLATED]
     if written is None or not marks:
         return None
-    message = _read_json(written)
+    try:
+        message = json.loads(written)
+    except ValueError:
+        message = None
+    message = message if isinstance(message, dict) else {}
     mark = message.get("mark") or marks[0]
     return Isolated(str(mark), str(message.get("reason", "")), bool(message.get("cordon")))
 
@@ -81,14 +85,6 @@ def _patch(node: Object, note: str | None, spec: Object, taints: Sequence[Object
     version = node["metadata"]["resourceVersion"]
     metadata = {"resourceVersion": version, "annotations": {ISOLATED: note}}
     return {"metadata": metadata, "spec": {"taints": [*foreign, *taints], **spec}}
-
-
-def _read_json(text: str) -> dict[str, Any]:
-    try:
-        message = json.loads(text)
-    except ValueError:
-        return {}
-    return message if isinstance(message, dict) else {}
 
 
 _LABEL_VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")  # a taint's value is one
@@ -157,14 +153,14 @@ class KubernetesController:
         check_order(replace(order, job=name))
         calls, path = self._calls(), jobset_path(namespace, name)
         act = Restarting(calls, namespace, name, order, self._options.workers)
-        for _ in range(2):
-            try:
-                report = self._restart_once(calls, path, act)
-            except ControllerDown as down:
-                raise (HalfDone(str(down)) if act.is_begun else down) from None
-            if report is not None:
-                return replace(report, is_half_done=report.outcome == "failed" and act.is_begun)
-        return Report("failed", f"JobSet {order.job} is changed by somebody else all the time; ask again")
+
+        def restart() -> Report:
+            for _ in range(2):
+                if (report := self._restart_once(calls, path, act)) is not None:
+                    return report
+            return Report("failed", f"JobSet {order.job} is changed by somebody else all the time; ask again")
+
+        return report_half_done(restart, lambda: act.is_begun)
 
     def _restart_once(self, calls: Calls, path: str, act: Restarting) -> Report | None:
         """Return what became of it; None when the JobSet was changed while we looked at it."""

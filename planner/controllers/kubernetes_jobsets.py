@@ -283,8 +283,11 @@ class Restarting:
                 return Report(
                     "failed", f"JobSet {self.order.job} is still being deleted; ask again to create it anew"
                 )
-        elif seen.is_good:
-            return self._end(kept, seen.body)
+        elif seen.is_good:  # it has been created, by us or by somebody else
+            self._calls.delete(f"{self._keepers}/{self._keeper}", kept.uid)
+            if read_mark(seen.body) == self.order.mark:
+                return self.finish(seen.body)
+            return Report("refused", f"somebody else has created JobSet {self.order.job} while it was restarted")
         answer = self._calls.create(self._jobsets, kept.manifest)
         if not answer.is_good:
             return self._failed(f"created again (its manifest is in ConfigMap {self._keeper})", answer)
@@ -295,13 +298,6 @@ class Restarting:
         """Return whether a suspended JobSet has no pod left. Resumed sooner, its old pods would just go on."""
         answer = self._calls.get(self._path)
         return answer.is_good and _has_condition(answer.body, "Suspended") and not _active(answer.body)
-
-    def _end(self, kept: KeptManifest, found: Object) -> Report:
-        """Forget the restart: its JobSet has been created, by us or by somebody else."""
-        self._calls.delete(f"{self._keepers}/{self._keeper}", kept.uid)
-        if read_mark(found) == self.order.mark:
-            return self.finish(found)
-        return Report("refused", f"somebody else has created JobSet {self.order.job} while it was restarted")
 
     def _failed(self, done: str, answer: Answer) -> Report:
         return Report("failed", f"JobSet {self.order.job} was not {done}: {answer.message}")

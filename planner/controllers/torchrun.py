@@ -7,10 +7,10 @@ What torchrun does not remember is kept in notes; an agent carries the mark it w
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from lockstep.errors import BadInput, ControllerDown, ControllerRefused, HalfDone
+from lockstep.errors import BadInput, ControllerDown, ControllerRefused
 from planner.controllers.protocol import (
     JobView,
     Node,
@@ -20,6 +20,7 @@ from planner.controllers.protocol import (
     check_name,
     check_order,
     find_variables,
+    report_half_done,
 )
 from planner.controllers.running import Deadline, Notes
 from planner.controllers.torchrun_agents import Agents, Meeting, Reach
@@ -93,11 +94,10 @@ class TorchrunController:
         check_order(order)
         if order.job != self._options.job:
             return Report("refused", f"this controller knows job {self._options.job} only, not {order.job}")
-        try:
-            report = self._report(None, lambda agents: self._restart(agents, order))
-        except ControllerDown as down:
-            raise (HalfDone(str(down)) if self._is_begun(order.mark) else down) from None
-        return replace(report, is_half_done=report.outcome == "failed" and self._is_begun(order.mark))
+        return report_half_done(
+            lambda: self._report(None, lambda agents: self._restart(agents, order)),
+            lambda: "done" not in (self._notes.read(f"restart-{order.mark}") or {"done": ""}),
+        )
 
     def reattempt(self, job: str, mark: str) -> Report:
         """Kill one worker, whereupon the agents start all workers again in place, if a restart is left."""
@@ -113,9 +113,6 @@ class TorchrunController:
             return act(self._agents())
         except ControllerRefused as failure:
             return Report("failed", str(failure))
-
-    def _is_begun(self, mark: str) -> bool:
-        return "done" not in (self._notes.read(f"restart-{mark}") or {"done": ""})
 
     def _agents(self) -> Agents:
         return Agents(self._options.job, self._options.reach, Deadline(self._options.timeout_s))
