@@ -123,7 +123,9 @@ def test_a_dead_host_is_left_behind(options: TorchrunOptions) -> None:
     assert (view.state, view.nodes) == ("running", ("n1", "n3"))
 
 
-def test_a_node_that_the_rest_or_the_rendezvous_needs_is_not_taken(options: TorchrunOptions) -> None:
+def test_a_node_that_the_rest_needs_is_not_taken_nor_that_of_the_rendezvous_unless_it_can_move(
+    options: TorchrunOptions, tmp_path: Path
+) -> None:
     controller = TorchrunController(replace(options, min_nodes=3, rendezvous_node="n1"))
     assert controller.isolate("n1", "d-1", "slow").what == (
         "this needs a person: n1 hosts the rendezvous of job llm-7, and the launch command names it for good; "
@@ -137,12 +139,8 @@ def test_a_node_that_the_rest_or_the_rendezvous_needs_is_not_taken(options: Torc
     assert report.outcome == "refused"
     assert "this needs a person: n1 hosts the rendezvous of job llm-7" in report.what
     assert find_pids(options) == before
-
-
-def test_the_rendezvous_moves_to_another_node_and_stays_there(options: TorchrunOptions, tmp_path: Path) -> None:
     launch = f"echo $node at $rendezvous >> {tmp_path}/met\n{options.reach.launch}"
     moving = replace(options, rendezvous_node="n1", reach=replace(options.reach, launch=launch))
-    start_all(options)
     assert TorchrunController(moving).isolate("n1", "d-1", "dead NIC").what == (
         "n1, where the agents meet, takes no part in the next start: dead NIC"
     )
@@ -154,18 +152,7 @@ def test_the_rendezvous_moves_to_another_node_and_stays_there(options: TorchrunO
     assert sorted((tmp_path / "met").read_text().splitlines()) == ["n1 at n2", "n2 at n2", "n3 at n2"]
 
 
-def test_a_released_node_joins_no_attempt_that_was_started_without_it(options: TorchrunOptions) -> None:
-    start_all(options)
-    controller = TorchrunController(options)
-    controller.isolate("n3", "d-1", "slow")
-    assert controller.restart(Restart("d-1", "llm-7", exclude=("n3",), nnodes=2)).outcome == "done"
-    report = controller.release("n3", "d-1")
-    assert report.what == "n3 is in service; the job runs on the 2 nodes that it was started for"
-    assert sorted(find_pids(options)) == ["n1", "n2"], "it grows when somebody has decided that"
-    assert all(node.is_usable for node in controller.nodes())
-
-
-def test_a_restart_leaves_the_excluded_and_isolated_out_and_stops_nothing_without_enough_nodes(
+def test_a_restart_stops_nothing_without_enough_nodes_and_what_it_leaves_out_does_not_join_it_when_released(
     options: TorchrunOptions,
 ) -> None:
     before = start_all(options)
@@ -185,6 +172,11 @@ def test_a_restart_leaves_the_excluded_and_isolated_out_and_stops_nothing_withou
     assert {b"LOCKSTEP_RESUME_FROM=/ckpt/it's 7", b"LOCKSTEP_TP=2", b"LOCKSTEP_RESTART_MARK=d-2"} <= set(reported)
     assert controller.restart(order).outcome == "already"
     assert find_pids(options) == after
+    assert controller.restart(Restart("d-3", "llm-7", exclude=("n3",), nnodes=2)).outcome == "done"
+    report = controller.release("n3", "d-1")
+    assert report.what == "n3 is in service; the job runs on the 2 nodes that it was started for"
+    assert sorted(find_pids(options)) == ["n1", "n2"], "it grows when somebody has decided that"
+    assert all(node.is_usable for node in controller.nodes())
 
 
 def test_death_in_the_middle_of_a_restart_starts_nothing_twice(options: TorchrunOptions) -> None:
