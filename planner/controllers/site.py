@@ -6,13 +6,13 @@ import hashlib
 import hmac
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import httpx
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from lockstep.clock import NS_PER_S, Clock, SystemClock, rfc3339
 from lockstep.errors import BadInput, ControllerDown
@@ -32,42 +32,35 @@ from planner.controllers.running import Deadline, Finished, make_environment, re
 _NODES = TypeAdapter(tuple[Node, ...])
 _JOB = TypeAdapter(JobView)
 _REPORT = TypeAdapter(Report)
+Parsed = TypeVar("Parsed")
 
 
 def parse_nodes(text: str, where: str) -> tuple[Node, ...]:
     """Return nodes from {"nodes": [{"name", "is_usable", "mark"?, "reason"?}]}."""
-    try:
-        return _NODES.validate_python(_parse_object(text).get("nodes"))
-    except (ValueError, ValidationError) as error:
-        raise ControllerDown(f"the nodes that {where} told cannot be understood: {_first_line(error)}") from None
+    return _parse(text, f"the nodes that {where} told", lambda told: _NODES.validate_python(told.get("nodes")))
 
 
 def parse_job(text: str, where: str) -> JobView | None:
     """Return a job from {"id", "state", "nodes"?, "restarts"?, "mark"?}; None from an empty object."""
-    try:
-        reported = _parse_object(text)
-        return _JOB.validate_python(reported) if reported else None
-    except (ValueError, ValidationError) as error:
-        raise ControllerDown(f"the job that {where} told cannot be understood: {_first_line(error)}") from None
+    return _parse(text, f"the job that {where} told", lambda told: _JOB.validate_python(told) if told else None)
 
 
 def parse_report(text: str, where: str) -> Report:
     """Return a report from {"outcome", "what", "job"?}; `failed` when it makes no sense."""
     try:
-        return _REPORT.validate_python(_parse_object(text))
-    except (ValueError, ValidationError) as error:
-        return Report("failed", f"the answer of {where} cannot be understood: {_first_line(error)}")
+        return _parse(text, f"the answer of {where}", _REPORT.validate_python)
+    except ControllerDown as nonsense:
+        return Report("failed", str(nonsense))
 
 
-def _parse_object(text: str) -> dict[str, Any]:
-    reported = json.loads(text)
-    if not isinstance(reported, dict):
-        raise ValueError(f"not an object: {text[:200]!r}")
-    return reported
-
-
-def _first_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
+def _parse(text: str, what: str, read: Callable[[dict[str, Any]], Parsed]) -> Parsed:
+    try:
+        reported = json.loads(text)
+        if not isinstance(reported, dict):
+            raise ValueError(f"not an object: {text[:200]!r}")
+        return read(reported)
+    except ValueError as error:  # pydantic's is one, too
+        raise ControllerDown(f"{what} cannot be understood: {' '.join(str(error).split())[:300]}") from None
 
 
 Template = tuple[str, ...]

@@ -35,7 +35,7 @@ def options(tmp_path: Path) -> Iterator[TorchrunOptions]:
     yield options
     agents = look_for(options)
     agents.each(NODES, agents.stop)
-    wait_until(lambda: not agents.find_all(NODES), "all agents have ended")
+    wait_until(lambda: not find_pids(options), "all agents have ended")
 
 
 def look_for(options: TorchrunOptions) -> Agents:
@@ -51,7 +51,10 @@ def start_all(options: TorchrunOptions) -> dict[str, int]:
 
 
 def find_pids(options: TorchrunOptions) -> dict[str, int]:
-    return {agent.node: agent.pid for agent in look_for(options).find_all(NODES)}
+    """Return the agents that are alive, of those whose number their launch command has left."""
+    files = {node: Path(options.reach.pid_file.format(node=node, job=options.job)) for node in NODES}
+    pids = {node: int(file.read_text()) for node, file in files.items() if file.exists()}
+    return {node: pid for node, pid in pids.items() if is_alive(pid)}
 
 
 def test_the_contract_is_kept(options: TorchrunOptions) -> None:
