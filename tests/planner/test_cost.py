@@ -1,5 +1,7 @@
 """Every way is listed with its cost, or with the sentence why it is closed."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -119,12 +121,16 @@ def test_controller_that_knows_only_whole_jobs_makes_a_new_process_cost_a_whole_
     assert closed.reason.startswith("unavailable: the controller restarts whole jobs, and no checkpoint")
 
 
-def test_job_on_fewer_nodes_starts_from_a_checkpoint_that_they_can_load() -> None:
+def test_job_on_fewer_nodes_starts_from_a_checkpoint_that_they_can_load_once_it_is_converted() -> None:
     older = Resume("/ckpt/train/300", "dcp", 1200.0, 30.0)
     found = option("reconfigure", context(crash(), job(resume_smaller=older)))
-    assert found.reason == (
-        "the job starts again on 7 nodes at 88% of its speed (in proportion to the nodes), "
-        "from the checkpoint of 1200 s ago"
+    what = "the job starts again on 7 nodes at 88% of its speed (in proportion to the nodes), "
+    assert (found.reason, found.cost.downtime_s) == (f"{what}from the checkpoint of 1200 s ago", 150.0)
+    converted = replace(older, convert=("python", "-m", "x"), convert_s=45.0)
+    found = option("reconfigure", context(crash(), job(resume_smaller=converted)))
+    assert (found.reason, found.cost.downtime_s) == (
+        f"{what}from the checkpoint of 1200 s ago, converted first in 45 s",
+        195.0,
     )
     nothing = option("reconfigure", context(crash(), job(resume_smaller=None)))
     assert nothing.reason.endswith("verified to be complete and loads on 7 nodes")
@@ -142,13 +148,6 @@ def test_speed_on_fewer_nodes_says_where_it_is_from(known: dict[str, object], ex
     found = option("reconfigure", context(crash(), job(throughput={7: 48.0, 8: 64.0}, **known)))
     assert expected in found.reason
     assert found.cost.throughput_after == 0.75
-
-
-def test_conversion_of_a_checkpoint_counts_as_standstill() -> None:
-    plain = Resume("/c", "zero", 600.0, 30.0)
-    converted = Resume("/c", "zero", 600.0, 30.0, convert=("python", "-m", "x"), convert_s=45.0)
-    costs = [option("reconfigure", context(crash(), job(resume=each))).cost.downtime_s for each in (plain, converted)]
-    assert costs[1] == (costs[0] or 0.0) + 45.0
 
 
 @given(st.floats(1.0, 50.0), st.floats(0.0, 1.0), st.floats(60.0, 1e6), st.floats(0.0, 0.1))
