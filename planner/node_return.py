@@ -14,8 +14,8 @@ from lockstep.execution import UNFINISHED, Execution, Isolated, IsolationState, 
 from lockstep.state.database import ControlDatabase
 from lockstep.state.decisions import find_execution, list_isolated, list_node_orders, save_isolated
 from lockstep.state.leases import Lease, check_lease
-from planner.background import Background, start_command
 from planner.controllers.protocol import Controller, Report
+from planner.controllers.running import Background, start_command
 
 
 def follow_order(isolated: Isolated, order: NodeOrder, *, can_test: bool, now_ns: int) -> Isolated:

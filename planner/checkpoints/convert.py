@@ -15,10 +15,10 @@ from pathlib import Path
 from lockstep.clock import NS_PER_S
 from lockstep.decision import Decision
 from lockstep.errors import BadInput
-from planner.background import Background, start_command
 from planner.checkpoints.catalogue import ReadOptions, read_catalogue
 from planner.checkpoints.checkpoint import Checkpoint
 from planner.controllers.protocol import Report
+from planner.controllers.running import Background, start_command
 
 _MEASURE_NS = 10 * NS_PER_S  # between two looks at what is written: network file systems bear few
 _LATE_NS = 2**62  # nobody writes any more to what is verified here, whatever the clock of the file server says
