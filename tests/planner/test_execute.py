@@ -70,9 +70,12 @@ def test_proposal_waits_for_a_person_and_a_rejection_holds_while_the_answer_is_t
     confirm_later(harness)
     harness.run(700)
     assert (len(list_decisions(harness.control)), harness.controller.world.acts) == (1, [])
-    harness.order("approve", at_s=701)
-    harness.run(702)
+    rest = harness.decision.isolate[0].model_copy(update={"until_ns": seconds(760)})  # a minute, when it was decided
+    save_decisions(harness.control, [harness.decision.model_copy(update={"isolate": (rest,)})], harness.lease)
+    harness.order("approve", at_s=1000)
+    harness.run(1001)
     assert (harness.controller.world.acts, harness.execution.approved_by) == (["isolate h3"], "ada")
+    assert list_isolated(harness.control)[0].until_ns == seconds(1061), "it rests from its isolation on"
 
 
 def test_undo_gives_the_node_back_and_is_remembered(harness: Harness) -> None:
@@ -180,16 +183,6 @@ def test_node_that_a_person_gave_back_or_took_away_is_out_no_more_unless_its_par
         save_isolated(harness.control, row.model_copy(update={"state": state}), harness.lease)
         harness.run(at_s)
         assert list_isolated(harness.control)[0].state == expected
-
-
-def test_isolated_node_rests_from_its_isolation_on_however_long_approval_took(harness: Harness) -> None:
-    harness.use_mode("propose")
-    harness.run(10)
-    rest = harness.decision.isolate[0].model_copy(update={"until_ns": seconds(70)})  # a minute, when it was decided
-    save_decisions(harness.control, [harness.decision.model_copy(update={"isolate": (rest,)})], harness.lease)
-    harness.order("approve", at_s=310)
-    harness.run(311)
-    assert list_isolated(harness.control)[0].until_ns == seconds(371)
 
 
 def test_controller_that_is_down_is_asked_again_after_a_while_and_then_given_up(harness: Harness) -> None:

@@ -80,19 +80,16 @@ def test_what_speaks_against_it_is_said_and_leaves_it_to_a_person(
     assert (grow.mode, grow.held_because) == ("propose", sentence)
 
 
-def test_plan_is_the_same_while_the_counts_are() -> None:
-    _, plan = planned(SHRUNK, free=("h8",))
-    part = Part(plan.jobs[0], SHRUNK, SAVED, "i1")
-    assert identify([part]) == identify([replace(part, incident="i2")])
-    assert identify([part]) != identify([replace(part, plan=replace(part.plan, after=9))])
-
-
 def test_those_who_give_come_first_and_nobody_gives_by_policy_alone() -> None:
     chat = JobFacts("chat", nodes=("h8", "h9"), gpus=16, resume=SAVED, throughput={1: 8.0, 2: 16.0}, weight=0.1)
     give, take = decided(SHRUNK, chat, free=())
     assert (give.job, give.action, take.job, take.action) == ("chat", "reconfigure", "train", "grow")
     assert (give.mode, take.mode, take.after, give.after) == ("propose", "propose", (give.id,), ())
     assert give.part_of == take.part_of
+    _, plan = planned(SHRUNK, free=("h8",))
+    part = Part(plan.jobs[0], SHRUNK, SAVED, "i1")
+    assert identify([part]) == identify([replace(part, incident="i2")]), "a plan is the same while the counts are"
+    assert identify([part]) != identify([replace(part, plan=replace(part.plan, after=9))])
     assert "chat gives h9, 2 -> 1 nodes, -50% of its work" in give.reason
 
 
