@@ -85,10 +85,8 @@ def _find_doubt(incident: Incident, verdict: Verdict, limits: Limits, now_ns: in
 def _find_objections(
     incident: Incident, action: Action, context: Context, constraints: Constraints, limits: Limits
 ) -> Iterator[str]:
-    """Yield a person's no, on the same node whatever its part or to the same act; then too many restarts; then what
-    keeps us from making the checkpoint ready that the job would start from.
-    """
-    for decision in constraints.undone:
+    """Yield what speaks against any action: a no, too many restarts, a checkpoint that we cannot make ready."""
+    for decision in constraints.undone:  # a no counts on the same node, whatever its part, and to the same act
         is_same_node = context.node is not None and context.node in {part.node for part in decision.isolate}
         is_same_act = decision.incident == incident.id and decision.action == action
         if (is_same_node and action in SHRINKING) or is_same_act:
