@@ -1,6 +1,11 @@
 """Puts the recovery planner together as the settings say, and by the policy in force."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from lockstep.config import Settings
 from lockstep.errors import BadInput
@@ -16,18 +21,24 @@ from planner.allocation.throughput import Transformer
 from planner.checkpoints.choose import CheckpointFolders
 from planner.checkpoints.convert import Converter
 from planner.context import ClusterFacts, Durations, Layout
-from planner.controllers.choosing import make_controller
+from planner.controllers.kubernetes import KubernetesController, KubernetesOptions
+from planner.controllers.kubernetes_api import connect
+from planner.controllers.nvrx import NvrxController, NvrxOptions
 from planner.controllers.protocol import Controller
+from planner.controllers.site import CommandController, CommandOptions, WebhookController, WebhookOptions
+from planner.controllers.slurm import SlurmController
+from planner.controllers.slurm_commands import SlurmOptions
+from planner.controllers.torchrun import TorchrunController, TorchrunOptions
 from planner.decide import PlannerOptions, Policy
 from planner.execute import Executor
 from planner.limits import Limits
-from planner.node_return import CommandTester, Returner, ReturnOptions
+from planner.node_return import CommandTester, Returner
 from planner.rebalance import Rebalancer
 from planner.service import PlannerService
 from planner.snapshot import EvidenceReader, FactReader, JobHint
 from planner.steps import names_of
 
-OptionsOf = Callable[[Settings], PlannerOptions]
+_RECENT = 200  # executions by which the earlier names of a job are known
 
 
 class PolicyPlanner(PlannerService):
@@ -36,7 +47,6 @@ class PolicyPlanner(PlannerService):
     def __init__(
         self,
         settings: Settings,
-        options_of: OptionsOf,
         control: ControlDatabase,
         reader: FactReader,
         executor: Executor | None,
@@ -45,8 +55,7 @@ class PolicyPlanner(PlannerService):
         options = options_of(settings)
         rebalancer = Rebalancer(control, reader, options)
         super().__init__(control, reader, options, executor, returner, rebalancer)
-        self._settings, self._options_of = settings, options_of
-        self._facts, self._sharing = reader, rebalancer
+        self._settings, self._facts, self._sharing = settings, reader, rebalancer
         self._followed: PlannerPolicy | None = None
 
     def run_once(self, lease: Lease, now_ns: int) -> int:
@@ -54,7 +63,7 @@ class PolicyPlanner(PlannerService):
         policy = current_policy(self._control)
         if policy != self._followed:
             wanted = with_policy(self._settings, policy)
-            self._options = self._options_of(wanted)
+            self._options = options_of(wanted)
             self._sharing.use(self._options)
             self._facts.use_spares(wanted.planner.spares)
             self._followed = policy
@@ -67,9 +76,6 @@ def with_policy(settings: Settings, policy: PlannerPolicy | None) -> Settings:
         return settings
     changed = {name: getattr(policy, name) for name in PlannerPolicy.model_fields}
     return settings.model_copy(update={"planner": settings.planner.model_copy(update=changed)})
-
-
-_RECENT = 200  # executions by which the earlier names of a job are known
 
 
 def make_planner(
@@ -99,10 +105,12 @@ def make_planner(
         EvidenceReader(store, control).read,
         lambda job: names_of(job, list_executions(control, limit=_RECENT)),
     )
-    converter = Converter(wanted.convert_timeout_s)
-    executor = Executor(control, controller, converter=converter) if controller else None
-    returner = _returner(settings, control, controller)
-    return PolicyPlanner(settings, options_of, control, reader, executor, returner)
+    if controller is None:
+        return PolicyPlanner(settings, control, reader, None, None)
+    executor = Executor(control, controller, converter=Converter(wanted.convert_timeout_s))
+    tester = CommandTester(wanted.test_command, wanted.test_timeout_s) if wanted.test_command else None
+    returner = Returner(control, controller, tester, wanted.test_after_s)
+    return PolicyPlanner(settings, control, reader, executor, returner)
 
 
 def controller_of(settings: Settings) -> Controller | None:
@@ -111,7 +119,7 @@ def controller_of(settings: Settings) -> Controller | None:
         if any(mode == "execute" for mode in settings.planner.modes.values()):
             raise BadInput("planner.modes says execute, and planner.controller names nobody who would")
         return None
-    return make_controller(settings.planner.controller, settings.planner.controller_options, dry_run=False)
+    return make_controller(settings.planner.controller, settings.planner.controller_options)
 
 
 def options_of(settings: Settings) -> PlannerOptions:
@@ -134,16 +142,54 @@ def options_of(settings: Settings) -> PlannerOptions:
     )
 
 
-def _returner(settings: Settings, control: ControlDatabase, controller: Controller | None) -> Returner | None:
-    wanted = settings.planner
-    if controller is None:
-        return None
-    tester = CommandTester(wanted.test_command, wanted.test_timeout_s) if wanted.test_command else None
-    return Returner(control, controller, tester, ReturnOptions(rest_s=wanted.test_after_s))
-
-
 def _hint(hint: JobHints) -> JobHint:
     layout = Layout(hint.tp, hint.pp, hint.dp, hint.micro_batches)
     transformer = Transformer(**hint.model.model_dump()) if hint.model else None
     known = layout if layout.gpus > 1 else None
     return JobHint(known, hint.weight, hint.min_nodes, hint.throughput, transformer)
+
+
+Given = Mapping[str, Any]  # Any: options as they stand in the settings, checked against the controller's own
+
+
+def make_controller(name: str, given: Given) -> Controller:
+    """Return a controller; BadInput for an unknown name, and for options that are not its own, all at once."""
+    if name not in CONTROLLERS:
+        raise BadInput(f"there is no controller {name!r}; there are {', '.join(sorted(CONTROLLERS))}")
+    kind, make = CONTROLLERS[name]
+    options = dict(_with_secret(given) if name == "webhook" else given)
+    complaints = [f"{key} is not known" for key in sorted(options.keys() - {field.name for field in fields(kind)})]
+    try:
+        made = TypeAdapter(kind).validate_python(options)
+    except ValidationError as error:
+        complaints += [f"{'.'.join(map(str, one['loc'])) or 'options'}: {one['msg']}" for one in error.errors()]
+    if complaints:
+        raise BadInput(f"the options of controller {name} cannot be used: {'; '.join(complaints)}")
+    return make(made)
+
+
+def _with_secret(given: Given) -> Given:
+    """Return a webhook's options with its secret, which is read from a file: settings are shown to people."""
+    if "secret" in given:
+        raise BadInput("the options of controller webhook cannot be used: secret belongs in a file (secret_file)")
+    if "secret_file" not in given:
+        return given
+    path = given["secret_file"]
+    try:
+        secret = Path(path).read_text().strip()
+    except OSError as failure:
+        raise BadInput(f"the webhook's secret cannot be read from {path}: {failure.strerror}") from None
+    return {key: value for key, value in given.items() if key != "secret_file"} | {"secret": secret}
+
+
+CONTROLLERS: Mapping[str, tuple[type[Any], Callable[[Any], Controller]]] = {  # Any: the options of each its own
+    "command": (CommandOptions, CommandController),
+    "kubernetes": (
+        KubernetesOptions,
+        lambda given: KubernetesController(connect(given.kubeconfig, given.context), given),
+    ),
+    "nvrx": (NvrxOptions, NvrxController),
+    "slurm": (SlurmOptions, SlurmController),
+    "torchrun": (TorchrunOptions, TorchrunController),
+    "webhook": (WebhookOptions, WebhookController),
+}

@@ -202,7 +202,3 @@ class Context:
     def speed_now(self) -> float:
         """Share of full speed while the fault lasts and nothing is done."""
         return 1.0 if self.verdict.speed is None else self.verdict.speed
-
-    @property
-    def is_cost_known(self) -> bool:
-        return self.verdict.speed is not None

@@ -10,9 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from lockstep.decision import Action, Cost, Option
-from planner.context import Context, JobFacts, Resume, horizon_s, is_hardware, is_in_the_fabric
+from planner.context import Context, JobFacts, Layout, Resume, horizon_s, is_hardware, is_in_the_fabric
 from planner.escalation import is_alarm, level_of
-from planner.micro_batches import share_micro_batches, speed_rerouted, speed_without_replica
 
 MOVES: tuple[Action, ...] = ("reconfigure", "replace")  # start the job again elsewhere, from a checkpoint
 
@@ -21,6 +20,53 @@ MOVES: tuple[Action, ...] = ("reconfigure", "replace")  # start the job again el
 _RISK_OF_REATTEMPT = 0.77
 _RISK_OF_NEW_PROCESS = 0.5
 _RISK_ON_BAD_HARDWARE = 0.95
+
+
+_PER_STAGE = 4  # micro-batches a replica where nothing is known: Megatron's advice is at least four times the stages
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """How the others share the work of the lost one."""
+
+    each: int  # micro-batches of a replica before
+    most: int  # of the fullest replica afterwards
+    reason: str
+
+
+def share_micro_batches(layout: Layout) -> Share:
+    """Return who does the micro-batches of one of the replicas, of which there are two or more.
+
+    >>> share_micro_batches(Layout(stages=4, replicas=8, micro_batches=32)).reason
+    '32 micro-batches of each step go to 7 replicas: 4 do 37 and 3 do 36'
+    """
+    each, left = layout.micro_batches or _PER_STAGE * layout.stages, layout.replicas - 1
+    least, more = divmod(each * layout.replicas, left)
+    loads = {least + 1: more, least: left - more} if more else {least: left}
+    message = " and ".join(f"{count} do {load}" for load, count in loads.items())
+    guessed = "" if layout.micro_batches else ", if there are four for each stage"
+    return Share(each, max(loads), f"{each} micro-batches of each step go to {left} replicas: {message}{guessed}")
+
+
+def speed_rerouted(layout: Layout, share: Share) -> float:
+    """Return the share of speed with one worker's micro-batches done by its peers (lower bound of ReCycle's period).
+
+    >>> layout = Layout(stages=4, replicas=8, micro_batches=32)
+    >>> round(speed_rerouted(layout, share_micro_batches(layout)), 3)
+    0.946
+    """
+    fault_free = share.each + layout.stages - 1
+    return fault_free / max(fault_free, share.most)
+
+
+def speed_without_replica(layout: Layout, share: Share) -> float:
+    """Return the share of speed when the other replicas do the whole batch, bubble included.
+
+    >>> layout = Layout(stages=4, replicas=8, micro_batches=32)
+    >>> round(speed_without_replica(layout, share_micro_batches(layout)), 3)
+    0.875
+    """
+    return (share.each + layout.stages - 1) / (share.most + layout.stages - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,27 +177,33 @@ def _list_sources(context: Context) -> list[tuple[float, float, str]]:
 
 
 def _recycle(context: Context) -> _Recovery:
-    layout = context.job.layout
-    if (unavailable := _cannot_shrink(context)) or layout is None or layout.stages < 2 or layout.replicas < 2:
-        return unavailable or _unavailable("only pipelines with replicas can hand their micro-batches to a peer")
-    share = share_micro_batches(layout)
-    return _Recovery(
-        f"peers of the lost worker take over its micro-batches: {share.reason}",
-        downtime_s=context.durations.rebuild_s,
-        speed=speed_rerouted(layout, share),
-        risk=1 - context.verdict.confidence,
-    )
+    lacks = "only pipelines with replicas can hand their micro-batches to a peer"
+    what = "peers of the lost worker take over its micro-batches"
+    return _shrink(context, what, speed_rerouted, least_stages=2, lacks=lacks)
 
 
 def _drop_replica(context: Context) -> _Recovery:
+    lacks = "there is no second replica to go on with"
+    what = "the replica is left out, and the others do its share of the batch"
+    return _shrink(context, what, speed_without_replica, least_stages=1, lacks=lacks)
+
+
+def _shrink(
+    context: Context, what: str, speed_of: Callable[[Layout, Share], float], least_stages: int, lacks: str
+) -> _Recovery:
+    """Return how a job goes on without one of its nodes, while others do the work that was done there."""
+    if unavailable := _no_node(context):
+        return unavailable
+    if not context.cluster.can_shrink:
+        return _unavailable("the job has not said that it can go on without a worker")
     layout = context.job.layout
-    if (unavailable := _cannot_shrink(context)) or layout is None or layout.replicas < 2:
-        return unavailable or _unavailable("there is no second replica to go on with")
+    if layout is None or layout.stages < least_stages or layout.replicas < 2:
+        return _unavailable(lacks)
     share = share_micro_batches(layout)
     return _Recovery(
-        f"the replica is left out, and the others do its share of the batch: {share.reason}",
+        f"{what}: {share.reason}",
         downtime_s=context.durations.rebuild_s,
-        speed=speed_without_replica(layout, share),
+        speed=speed_of(layout, share),
         risk=1 - context.verdict.confidence,
     )
 
@@ -204,19 +256,7 @@ def _unavailable(why: str) -> _Recovery:
     return _Recovery(f"unavailable: {why}", is_available=False)
 
 
-def _cannot_shrink(context: Context) -> _Recovery | None:
-    """Return why the job cannot go on without one of its nodes; None where it can."""
-    if unavailable := _no_node(context):
-        return unavailable
-    return (
-        None
-        if context.cluster.can_shrink
-        else _unavailable("the job has not said that it can go on without a worker")
-    )
-
-
 def _no_controller(context: Context) -> _Recovery | None:
-    """Return why nobody can start anything again; None where a controller can."""
     return None if context.cluster.can_restart else _unavailable("no job controller is set that could restart it")
 
 
@@ -247,20 +287,16 @@ def _as_option(action: Action, recovery: _Recovery, lost: float | None, context:
 
 
 def _expect_losses(recoveries: Mapping[Action, _Recovery], context: Context) -> dict[Action, float]:
-    """Return by action the GPU-hours that are expected to be lost until the horizon."""
+    """Return by action the GPU-hours lost until the horizon: at once, then by missing speed, or by what follows."""
     horizon_h = horizon_s(context.job, context.cluster) / 3600
     called_h = (1 - context.speed_now) * min(context.durations.person_s / 3600, horizon_h)
     lost: dict[Action, float] = {}
     # From the last level down, because each is charged with what follows it.
     for action, recovery in sorted(recoveries.items(), key=lambda each: level_of(each[0])):
         follows = [hours for above, hours in lost.items() if above != "none" and level_of(above) < level_of(action)]
-        if recovery.is_available and (action != "none" or context.is_cost_known):
-            lost[action] = _lost_hours(recovery, horizon_h, min(follows, default=called_h))
+        if recovery.is_available and (action != "none" or context.verdict.speed is not None):
+            at_once_h = (recovery.downtime_s + recovery.again_s) / 3600
+            missing_h = (1 - recovery.speed) * max(horizon_h - at_once_h, 0.0)
+            next_h = recovery.risk * min(follows, default=called_h)
+            lost[action] = at_once_h + (1 - recovery.risk) * missing_h + next_h
     return {action: context.job.gpus * hours for action, hours in lost.items()}
-
-
-def _lost_hours(recovery: _Recovery, horizon_h: float, follows_h: float) -> float:
-    """Return hours of the whole job that are lost: at once, then by missing speed, or by what follows."""
-    at_once_h = (recovery.downtime_s + recovery.again_s) / 3600
-    missing_h = (1 - recovery.speed) * max(horizon_h - at_once_h, 0.0)
-    return at_once_h + (1 - recovery.risk) * missing_h + recovery.risk * follows_h

@@ -15,35 +15,25 @@ from lockstep.decision import Action, Cost, Decision, Isolation, Mode, Option
 from lockstep.verdict import Incident
 from planner.checkpoints.intervals import Saving, Slowness, Timing, advise_interval, choose_timing, say_time
 from planner.context import ClusterFacts, Context, Durations, JobFacts, horizon_s
-from planner.cost import MOVES, price_of_acting, resume_for, weigh
-from planner.escalation import LEVELS, EscalationOptions, Level
+from planner.cost import MOVES, price_of_acting, resume_for, share_micro_batches, weigh
+from planner.escalation import LEVELS, Level
 from planner.limits import SHRINKING, Constraints, Limits, find_hold
-from planner.micro_batches import share_micro_batches
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """Whether it is time, and when it will be."""
-
-    is_over: bool
-    lost_gpu_hours: float  # so far, by waiting
-    due_ns: int | None  # when it will be over at this rate of loss; None: never, or it is already
-
-
-def find_break_even(lost: float, now_ns: int, lost_per_hour: float, price_gpu_hours: float) -> Wait:
-    """Return whether the GPU-hours lost since the fault began have reached the price of acting.
+def find_break_even(lost: float, now_ns: int, lost_per_hour: float, price_gpu_hours: float) -> int | None:
+    """Return when the GPU-hours lost since the fault began reach the price of acting; None: never at this rate.
 
     Nobody knows how long a slow part stays slow. Whoever acts when the loss so far equals the price of acting never
     pays more than twice what somebody who knew would have paid, and cheap cures come before dear ones by themselves.
 
-    >>> find_break_even(5.0, now_ns=0, lost_per_hour=10.0, price_gpu_hours=4.0).is_over
-    True
+    >>> find_break_even(5.0, now_ns=7, lost_per_hour=10.0, price_gpu_hours=4.0)
+    7
     """
     if lost >= price_gpu_hours:
-        return Wait(True, lost, None)
+        return now_ns
     if lost_per_hour <= 0:
-        return Wait(False, lost, None)
-    return Wait(False, lost, now_ns + round((price_gpu_hours - lost) / lost_per_hour * 3600 * NS_PER_S))
+        return None
+    return now_ns + round((price_gpu_hours - lost) / lost_per_hour * 3600 * NS_PER_S)
 
 
 _FAR = 2.0  # times beyond what the doubt about the rate leaves open: Young's optimum is flat around its bottom
@@ -158,13 +148,12 @@ def _choose_timing(best: Option, nothing: Option, known: list[Option], context: 
     """Return the cure of a slow job when its time has come, else to wait for it."""
     per_hour = lost_per_hour(context)
     price = price_of_acting(best, context.job)
-    wait = find_break_even(context.verdict.lost_gpu_hours(now_ns) or 0.0, now_ns, per_hour, price)
-    if not wait.is_over:
-        left_s = ((wait.due_ns or now_ns) - now_ns) / NS_PER_S
-        message = (
-            f"{best.action} costs {price:.1f} GPU-hours at once and waiting has cost {wait.lost_gpu_hours:.1f} so far"
-        )
-        return Choice(nothing, f"{message}: it is time in {left_s:.0f} s, if the fault lasts", wait.due_ns)
+    lost = context.verdict.lost_gpu_hours(now_ns) or 0.0
+    due_ns = find_break_even(lost, now_ns, per_hour, price)
+    if lost < price:
+        left_s = ((due_ns or now_ns) - now_ns) / NS_PER_S
+        message = f"{best.action} costs {price:.1f} GPU-hours at once and waiting has cost {lost:.1f} so far"
+        return Choice(nothing, f"{message}: it is time in {left_s:.0f} s, if the fault lasts", due_ns)
     timing = _find_timing(best, context, now_ns)
     if timing is not None and timing.waits:
         message = timing.reason.removeprefix("wait: ")
@@ -254,7 +243,6 @@ class PlannerOptions:
 
     policy: Policy = field(default_factory=Policy)
     durations: Durations = field(default_factory=Durations)
-    escalation: EscalationOptions = field(default_factory=EscalationOptions)
     gpu_hour_price: float | None = None
     settle_s: float = 60.0  # after an execution has ended, before its job gets another decision
     survey_s: float = 30.0  # between two looks at all jobs, at their nodes and their checkpoints

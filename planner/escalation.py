@@ -105,20 +105,16 @@ LEVELS: Mapping[Severity, tuple[Action, ...]] = {
     2: ("none", "reroute", "restart_process"),
     1: ("none", "reroute", "recycle", "drop_replica", "reconfigure", "replace"),
 }
-_LEVEL_OF: Mapping[str, Severity] = {"reroute": 3, "reattempt": 3, "restart_process": 2}  # all others: 1
 
 
 def level_of(action: str) -> Severity:
     """Return the severity at which an action is the usual answer."""
-    return _LEVEL_OF.get(action, 1)
+    usual: Mapping[str, Severity] = {"reroute": 3, "reattempt": 3, "restart_process": 2}
+    return usual.get(action, 1)
 
 
-@dataclass(frozen=True, slots=True)
-class EscalationOptions:
-    """How long a cure must hold to count as one."""
-
-    memory_s: float = 3600.0  # the same part failing again within this time has not been cured
-    failures: int = 2  # of taking the node away, after which a person is needed
+_MEMORY_NS = 3600 * NS_PER_S  # the same part failing again within this time has not been cured
+_FAILURES = 2  # of taking the node away, after which a person is needed
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,30 +127,19 @@ class Level:
     is_exhausted: bool = False  # taking the node away was tried as well: a person is needed
 
 
-def find_level(
-    base: Severity,
-    why: str,
-    component: str,
-    tried: Sequence[Execution],
-    now_ns: int,
-    options: EscalationOptions,
-) -> Level:
+def find_level(base: Severity, why: str, component: str, tried: Sequence[Execution], now_ns: int) -> Level:
     """Return the severity of an incident: that of the error, raised by each cure of the same part that did not hold.
 
     `tried` are executions of the job, in any order; those about other parts or long ago do not count.
     """
-    floor_ns = now_ns - int(options.memory_s * NS_PER_S)
-    spent = [
-        run
-        for run in tried
-        if run.component == component and run.outcome in ("done", "failed") and (run.ended_ns or 0) >= floor_ns
-    ]
+    mine = [run for run in tried if run.component == component and run.outcome in ("done", "failed")]
+    spent = [run for run in mine if (run.ended_ns or 0) >= now_ns - _MEMORY_NS]
     severity, reason = base, why
     failed = sum(level_of(run.action) == 1 for run in spent if run.outcome == "failed")
     for run in sorted(spent, key=lambda run: run.began_ns):
         level = level_of(run.action)
         if level == 1:
-            is_exhausted = run.state == "done" or failed >= options.failures
+            is_exhausted = run.state == "done" or failed >= _FAILURES
             return Level(1, f"{run.action} did not cure {component}", True, is_exhausted)
         if level <= severity:
             severity, reason = 2 if level == 3 else 1, f"{run.action} did not cure {component}"

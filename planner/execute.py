@@ -7,12 +7,11 @@ the lease, so a planner that was replaced without knowing it stops at its next w
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 
 import structlog
 
 from lockstep.clock import NS_PER_S
-from lockstep.decision import Decision, Isolation
+from lockstep.decision import Decision
 from lockstep.errors import BadInput, ControllerDown, HalfDone
 from lockstep.execution import OUT_OF_SERVICE, PURSUED, Execution, Isolated, Step
 from lockstep.state.database import ControlDatabase
@@ -28,7 +27,7 @@ from lockstep.state.decisions import (
 from lockstep.state.incidents import get_incident
 from lockstep.state.leases import Lease, check_lease
 from planner.checkpoints.convert import Converter, find_conversion
-from planner.controllers.protocol import Controller, Node, Report
+from planner.controllers.protocol import Controller, Report
 from planner.steps import (
     due_step,
     end,
@@ -47,40 +46,33 @@ def reconcile(control: ControlDatabase, controller: Controller, lease: Lease, no
     if not seen:
         return  # this controller cannot tell
     rows = {(each.decision, each.node): each for each in list_isolated(control)}
-    for each in rows.values():
+    for key, each in rows.items():
         node = seen.get(each.node)
         if node is None and each.state == "rma":
             continue  # it may be in pieces
         if each.state in OUT_OF_SERVICE and (node is None or node.is_usable):
             message = f"{each.node} is {'in service' if node else 'gone'}, says {controller.name}: somebody did that"
             changed = {"state": "returned", "changed_ns": now_ns, "message": message}
-            save_isolated(control, each.model_copy(update=changed), lease, why=message)
+            rows[key] = each.model_copy(update=changed)
+            save_isolated(control, rows[key], lease, why=message)
     for node in seen.values():
-        if node.mark is not None and _is_forgotten(control, node, node.mark, (node.mark, node.name) in rows):
-            controller.release(node.name, node.mark)
+        mark = node.mark
+        if mark is not None and _is_forgotten(find_execution(control, mark), rows.get((mark, node.name))):
+            controller.release(node.name, mark)
 
 
-def _is_forgotten(control: ControlDatabase, node: Node, mark: str, has_row: bool) -> bool:
+def _is_forgotten(run: Execution | None, row: Isolated | None) -> bool:
     """Return whether a node carries the mark of an execution that is over and no longer holds it."""
-    run = find_execution(control, mark)
     if run is None or run.state in PURSUED:
         return False
-    mine = [each for each in list_isolated(control) if (each.decision, each.node) == (mark, node.name)]
-    held = any(each.state in OUT_OF_SERVICE for each in mine)
-    return not held and (has_row or run.state in ("undone", "failed"))
+    return row.state not in OUT_OF_SERVICE if row else run.state in ("undone", "failed")
 
 
 _log = structlog.get_logger("executing")
 _COMPARE_NS = 60 * NS_PER_S  # between two looks at whether nodes are as we wrote them down
 _ORDERS_NS = 7 * 86_400 * NS_PER_S  # a planner that was away for longer asks nobody to remember
-
-
-@dataclass(frozen=True, slots=True)
-class ExecuteOptions:
-    """How long is waited for a cure to show."""
-
-    watch_s: float = 600.0  # for a restarted job to run
-    settle_s: float = 60.0  # for the incident to end after a cure in place
+_WATCH_S = 600.0  # is waited for a restarted job to run
+_SETTLE_S = 60.0  # is waited for the incident to end after a cure in place
 
 
 class Executor:
@@ -90,13 +82,11 @@ class Executor:
         self,
         control: ControlDatabase,
         controller: Controller,
-        options: ExecuteOptions | None = None,
         passing: Callable[[str], None] = lambda point: None,  # told each point where a kill would hurt most
         converter: Converter | None = None,
     ) -> None:
         self._control, self._controller = control, controller
-        self._options, self._converter = options or ExecuteOptions(), converter or Converter()
-        self._passing = passing
+        self._passing, self._converter = passing, converter or Converter()
         self._compared_ns = 0
 
     def run_once(self, lease: Lease, now_ns: int) -> int:
@@ -231,7 +221,7 @@ class Executor:
         if execution.new_job is None:
             return self._check_incident(execution, waited_s)
         late = Report("refused", f"{execution.new_job} does not run after {waited_s:.0f} s")
-        too_late = late if waited_s > self._options.watch_s else None
+        too_late = late if waited_s > _WATCH_S else None
         try:
             job = self._controller.job(execution.new_job)
         except (ControllerDown, BadInput):
@@ -246,7 +236,7 @@ class Executor:
         if get_incident(self._control, execution.incident).state == "closed":
             return Report("done", "the incident is over")
         late = Report("refused", f"the incident is still open after {waited_s:.0f} s")
-        return late if waited_s > self._options.settle_s else None
+        return late if waited_s > _SETTLE_S else None
 
     def undo_ordered(self, lease: Lease, now_ns: int) -> None:
         """Turn round what persons have ordered to be undone, however long ago it was done."""
@@ -255,16 +245,12 @@ class Executor:
                 self.undo(run, f"{order.who}: {order.why}".rstrip(": "), lease, now_ns)
 
 
-def _rest_until_ns(part: Isolation, decision: Decision, now_ns: int) -> int | None:
-    """Return when the node is tested: it rests for as long as was decided, counted from now on."""
-    if part.until_ns is None:
-        return None
-    return now_ns + max(part.until_ns - (decision.weighed_ns or decision.created_ns), 0)
-
-
 def _isolated(decision: Decision, step: Step, report: Report, execution: Execution, now_ns: int) -> Isolated:
     """Return a node as an act has left it, of which nothing else is known."""
-    part = next(part for part in decision.isolate if part.node == step.subject)
+    part, until_ns = next(part for part in decision.isolate if part.node == step.subject), None
+    if step.act == "isolate" and part.until_ns is not None:
+        # It rests for as long as was decided, counted from now on.
+        until_ns = now_ns + max(part.until_ns - (decision.weighed_ns or decision.created_ns), 0)
     since_ns = next(
         (its.began_ns for its in execution.steps if its.act == "isolate" and its.subject == step.subject), None
     )
@@ -277,6 +263,6 @@ def _isolated(decision: Decision, step: Step, report: Report, execution: Executi
         state="isolated" if step.act == "isolate" else "returned",
         since_ns=since_ns or now_ns,
         changed_ns=now_ns,
-        until_ns=_rest_until_ns(part, decision, now_ns) if step.act == "isolate" else None,
+        until_ns=until_ns,
         message=report.what,
     )

@@ -1,12 +1,16 @@
-"""Which jobs hold which GPUs: whoever has communicators on them, until these are gone or another job's are there."""
+"""Which jobs hold which GPUs, and which nodes have become free.
+
+A job holds the GPUs on which it has communicators, until these are gone or another job's are there.
+"""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 from lockstep.clock import NS_PER_S
 from lockstep.store.store import Store
+from planner.controllers.protocol import Node
 
 # Of a job that stands still its progress is told, and nothing else.
 _HELD = """
@@ -49,8 +53,7 @@ class Holding:
 
 
 def find_ended(held: Sequence[Holding]) -> set[tuple[str, int]]:
-    """Return the jobs and attempts that have ended: their communicators are gone, or others have taken a place of
-    theirs.
+    """Return who has ended: their communicators are gone, or others have taken a place of theirs.
 
     Nobody says goodbye for a job that is killed, and without a scheduler nobody else knows.
     """
@@ -79,3 +82,58 @@ def read_holdings(store: Store, job: str, attempt: int, since_ns: int) -> list[H
     """Return what all jobs have that were heard of since then, and what this one has or had."""
     asked = {"job": job, "attempt": attempt, "start": since_ns}
     return [Holding.of(row) for row in store.query(_HELD, asked).to_pylist()]
+
+
+_FREE_S = 3600.0
+
+
+class FreeNodes:
+    """The nodes that were seen to become free.
+
+    A controller lists nodes, not who is on them; a job without telemetry may run on any. So a node is free only when
+    it was seen to become so, and not for long: whoever else waits for nodes may have taken it by then. Kept in
+    memory, since a planner that begins anew does better to know of no free node than of one that is not.
+    """
+
+    def __init__(self) -> None:
+        self._since_ns: dict[str, int] = {}
+        self._held: dict[str, str] = {}  # by whom, at the last look
+        self._names: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return them as they were at the last look."""
+        return self._names
+
+    def update(
+        self,
+        jobs: Mapping[str, Sequence[str]],
+        silent: Collection[str],
+        returned: Mapping[str, int],
+        nodes: Sequence[Node] | None,
+        now_ns: int,
+        blamed: Collection[str] = (),
+    ) -> tuple[str, ...]:
+        """Return the free nodes after a look.
+
+        `silent` jobs have sent nothing, and still have what they had; `returned` nodes came back at that moment;
+        `blamed` ones have an open incident.
+        """
+        if nodes is None:
+            return self._names  # nobody could be asked, or there is nobody to ask
+        held = {node: job for job, mine in jobs.items() for node in mine}
+        held |= {node: job for node, job in self._held.items() if job in silent and node not in held}
+        left = dict.fromkeys(set(self._held) - set(held), now_ns)
+        known = {*returned, *self._since_ns}
+        since = {node: max(returned.get(node, 0), self._since_ns.get(node, 0)) for node in known}
+        self._since_ns, self._held = {**since, **left}, held
+        taken = {node.name for node in nodes if node.is_idle is False}  # by whoever sends us nothing
+        listed, usable = {node.name for node in nodes}, {node.name for node in nodes if node.is_usable}
+        gone = set(self._since_ns) - listed if usable else set()  # NVRx tells of excluded nodes only
+        barred = {*held, *blamed, *gone, *taken, *(listed - usable)}
+        floor_ns = now_ns - int(_FREE_S * NS_PER_S)
+        self._since_ns = {node: since for node, since in self._since_ns.items() if node not in held}
+        self._names = tuple(
+            sorted(node for node, since in self._since_ns.items() if node not in barred and since >= floor_ns)
+        )
+        return self._names

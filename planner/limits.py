@@ -14,7 +14,6 @@ from planner.context import ClusterFacts, Context, node_of
 from planner.controllers.protocol import Node
 from planner.cost import resume_for
 
-OUT = OUT_OF_SERVICE  # states in which a node is out of service
 SHRINKING: tuple[Action, ...] = ("recycle", "drop_replica", "reconfigure", "replace")
 
 
@@ -54,9 +53,7 @@ def find_hold(
         return None
     holds = [
         _find_doubt(incident, context.verdict, limits, now_ns),
-        *_find_no(incident, action, context, constraints),
-        *_find_storm(action, constraints, limits),
-        *_find_obstacle(action, context),
+        *_find_objections(incident, action, context, constraints, limits),
     ]
     if action in SHRINKING:
         holds += [
@@ -85,24 +82,19 @@ def _find_doubt(incident: Incident, verdict: Verdict, limits: Limits, now_ns: in
     return None
 
 
-def _find_no(incident: Incident, action: Action, context: Context, constraints: Constraints) -> Iterator[str]:
-    """Yield decisions that a person has undone or rejected: on the same node, whatever its part, or the same act."""
-    for decision in constraints.undone:
+def _find_objections(
+    incident: Incident, action: Action, context: Context, constraints: Constraints, limits: Limits
+) -> Iterator[str]:
+    """Yield what speaks against any action: a no, too many restarts, a checkpoint that we cannot make ready."""
+    for decision in constraints.undone:  # a no counts on the same node, whatever its part, and to the same act
         is_same_node = context.node is not None and context.node in {part.node for part in decision.isolate}
         is_same_act = decision.incident == incident.id and decision.action == action
         if (is_same_node and action in SHRINKING) or is_same_act:
             yield f"a person has undone or rejected decision {decision.id} on {context.verdict.component}"
-
-
-def _find_storm(action: Action, constraints: Constraints, limits: Limits) -> Iterator[str]:
-    """Yield that jobs were restarted too often of late: many hangs at once have a cause that no restart cures."""
+    # Many hangs at once have a cause that no restart cures.
     if action != "reroute" and constraints.restarts >= limits.restarts_per_hour:
         most = limits.restarts_per_hour
         yield f"{constraints.restarts} jobs were restarted in the last hour, and {most} is the limit"
-
-
-def _find_obstacle(action: Action, context: Context) -> Iterator[str]:
-    """Yield why the checkpoint that the job would start from cannot be made ready by us."""
     resume = resume_for(action, context.job)
     if resume is not None and resume.obstacle:
         yield resume.obstacle
@@ -149,7 +141,7 @@ def _find_radius(
     recent = {each.node for each in others if each.since_ns > now_ns - 3600 * NS_PER_S}
     if len(recent) >= limits.nodes_per_hour:
         yield f"{len(recent)} nodes were isolated in the last hour, and {limits.nodes_per_hour} is the limit"
-    out = {each.node for each in others if each.state in OUT}
+    out = {each.node for each in others if each.state in OUT_OF_SERVICE}
     if len(out) >= limits.nodes_out:
         yield f"{len(out)} nodes are out of service, and {limits.nodes_out} is the limit"
     yield from _find_full_block(node, out, context.cluster, limits)

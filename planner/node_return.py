@@ -14,8 +14,8 @@ from lockstep.execution import UNFINISHED, Execution, Isolated, IsolationState, 
 from lockstep.state.database import ControlDatabase
 from lockstep.state.decisions import find_execution, list_isolated, list_node_orders, save_isolated
 from lockstep.state.leases import Lease, check_lease
-from planner.background import Background, start_command
 from planner.controllers.protocol import Controller, Report
+from planner.controllers.running import Background, start_command
 
 
 def follow_order(isolated: Isolated, order: NodeOrder, *, can_test: bool, now_ns: int) -> Isolated:
@@ -75,23 +75,14 @@ class Finding:
 class Tester(Protocol):
     """Tests a node that carries no work; a test may take many rounds."""
 
-    def poll(self, node: str, now_ns: int) -> Finding | None:
-        """Begin the test of a node, or look how far it has come; None: it is not over."""
-        ...
+    def poll(self, node: str, now_ns: int) -> Finding | None: ...  # None: it is not over
 
-    def forget(self, node: str) -> None:
-        """End a test whose result nobody wants any more."""
-        ...
+    def forget(self, node: str) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class ReturnOptions:
-    """When a node is tested, and its release tried again."""
-
-    rest_s: float = 60.0  # after its isolation, unless the decision says until when: the job there ends first
-    tests: int = 3  # failed ones, after which a node is left for repair
-    again_s: float = 600.0  # between tests that failed
-    release_s: float = 60.0  # between releases that failed
+_MOST_TESTS = 3  # failed ones, after which a node is left for repair
+_AGAIN_NS = 600 * NS_PER_S  # between tests that failed
+_RELEASE_NS = 60 * NS_PER_S  # between releases that failed
 
 
 class CommandTester:
@@ -135,10 +126,10 @@ class Returner:
         control: ControlDatabase,
         controller: Controller,
         tester: Tester | None,  # None: only a person returns a node
-        options: ReturnOptions | None = None,
+        rest_s: float = 60.0,  # before its test, unless the decision says until when: the job there ends first
     ) -> None:
         self._control, self._controller, self._tester = control, controller, tester
-        self._options = options or ReturnOptions()
+        self._rest_ns = int(rest_s * NS_PER_S)
 
     def run_once(self, lease: Lease, now_ns: int) -> None:
         """Take each isolated node one step further."""
@@ -173,8 +164,8 @@ class Returner:
             self._test(isolated, self._tester, lease, now_ns)
 
     def _is_due(self, isolated: Isolated, now_ns: int) -> bool:
-        rest_ns = int(self._options.rest_s * NS_PER_S)
-        return now_ns >= (isolated.until_ns if isolated.until_ns is not None else isolated.changed_ns + rest_ns)
+        until_ns = isolated.until_ns
+        return now_ns >= (until_ns if until_ns is not None else isolated.changed_ns + self._rest_ns)
 
     def _is_left(self, isolated: Isolated) -> bool:
         """Return whether the job has left: it stays while its checkpoint is converted or its restart fails."""
@@ -189,7 +180,10 @@ class Returner:
         if finding is None:
             return
         if not finding.is_healthy:
-            kept = self._keep(isolated, finding, now_ns)
+            tests = isolated.tests + 1
+            is_last = tests >= _MOST_TESTS
+            kept = _changed(isolated, "repair" if is_last else "isolated", finding.message, now_ns)
+            kept = kept.model_copy(update={"tests": tests, "until_ns": None if is_last else now_ns + _AGAIN_NS})
             save_isolated(self._control, kept, lease, why=kept.message)
             return
         # In writing before it is asked for, so that who comes after a crash releases it and tests no second time.
@@ -206,20 +200,12 @@ class Returner:
             report = Report("failed", str(down))
         if report.outcome == "failed":
             later = _changed(isolated, "returning", f"not released: {report.what}", now_ns)
-            again_ns = now_ns + int(self._options.release_s * NS_PER_S)
-            save_isolated(self._control, later.model_copy(update={"until_ns": again_ns}), lease, why=later.message)
+            later = later.model_copy(update={"until_ns": now_ns + _RELEASE_NS})
+            save_isolated(self._control, later, lease, why=later.message)
             return
         state: IsolationState = "returned" if report.is_good else "repair"
         after = _changed(isolated, state, f"{isolated.message}; {report.what}", now_ns)
         save_isolated(self._control, after, lease, why=after.message)
-
-    def _keep(self, isolated: Isolated, finding: Finding, now_ns: int) -> Isolated:
-        tests = isolated.tests + 1
-        again_ns = now_ns + int(self._options.again_s * NS_PER_S)
-        if tests >= self._options.tests:
-            return _changed(isolated, "repair", finding.message, now_ns).model_copy(update={"tests": tests})
-        kept = _changed(isolated, "isolated", finding.message, now_ns)
-        return kept.model_copy(update={"tests": tests, "until_ns": again_ns})
 
 
 def _changed(isolated: Isolated, state: IsolationState, message: str, now_ns: int) -> Isolated:

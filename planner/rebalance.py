@@ -4,7 +4,7 @@ An evaluation is due when something has happened (find_triggers), when the plann
 proposed has expired. Between them the answers to every single next event are kept at hand (WarmAnswers).
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -13,7 +13,7 @@ import structlog
 from lockstep.clock import NS_PER_S
 from lockstep.decision import Decision
 from lockstep.errors import BadInput
-from lockstep.execution import UNFINISHED, Execution
+from lockstep.execution import OUT_OF_SERVICE, UNFINISHED, Execution
 from lockstep.state.database import ControlDatabase
 from lockstep.state.decisions import (
     find_execution,
@@ -30,9 +30,9 @@ from lockstep.state.leases import Lease
 from planner.allocation.allocate import Allocation, JobPlan, WarmAnswers
 from planner.allocation.cluster import Cluster, Event
 from planner.context import ClusterFacts, JobFacts, Resume, node_of
-from planner.controllers.protocol import Node
 from planner.decide import PlannerOptions
-from planner.limits import OUT, SHRINKING, Constraints
+from planner.holdings import FreeNodes
+from planner.limits import SHRINKING, Constraints, Limits
 from planner.multi_job import Cause, Part, build_cluster, can_move, decide_parts
 from planner.snapshot import Overview
 from planner.steps import (
@@ -47,60 +47,6 @@ from planner.steps import (
     names_of,
     newest_name,
 )
-
-_FREE_S = 3600.0
-
-
-class FreeNodes:
-    """The nodes that were seen to become free.
-
-    A controller lists nodes, not who is on them; a job without telemetry may run on any. So a node is free only when
-    it was seen to become so, and not for long: whoever else waits for nodes may have taken it by then. Kept in
-    memory, since a planner that begins anew does better to know of no free node than of one that is not.
-    """
-
-    def __init__(self) -> None:
-        self._since_ns: dict[str, int] = {}
-        self._held: dict[str, str] = {}  # by whom, at the last look
-        self._names: tuple[str, ...] = ()
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Return them as they were at the last look."""
-        return self._names
-
-    def update(
-        self,
-        jobs: Mapping[str, Sequence[str]],
-        silent: Collection[str],
-        returned: Mapping[str, int],
-        nodes: Sequence[Node] | None,
-        now_ns: int,
-        blamed: Collection[str] = (),
-    ) -> tuple[str, ...]:
-        """Return the free nodes after a look.
-
-        `silent` jobs have sent nothing, and still have what they had; `returned` nodes came back at that moment;
-        `blamed` ones have an open incident.
-        """
-        if nodes is None:
-            return self._names  # nobody could be asked, or there is nobody to ask
-        held = {node: job for job, mine in jobs.items() for node in mine}
-        held |= {node: job for node, job in self._held.items() if job in silent and node not in held}
-        left = dict.fromkeys(set(self._held) - set(held), now_ns)
-        known = {*returned, *self._since_ns}
-        since = {node: max(returned.get(node, 0), self._since_ns.get(node, 0)) for node in known}
-        self._since_ns, self._held = {**since, **left}, held
-        taken = {node.name for node in nodes if node.is_idle is False}  # by whoever sends us nothing
-        listed, usable = {node.name for node in nodes}, {node.name for node in nodes if node.is_usable}
-        gone = set(self._since_ns) - listed if usable else set()  # NVRx tells of excluded nodes only
-        barred = {*held, *blamed, *gone, *taken, *(listed - usable)}
-        floor_ns = now_ns - int(_FREE_S * NS_PER_S)
-        self._since_ns = {node: since for node, since in self._since_ns.items() if node not in held}
-        self._names = tuple(
-            sorted(node for node, since in self._since_ns.items() if node not in barred and since >= floor_ns)
-        )
-        return self._names
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +86,24 @@ def say(events: list[Event]) -> str:
     return ", ".join(message) + (f" and {len(events) - 4} more" if len(events) > 4 else "")
 
 
+def list_undone(control: ControlDatabase, limits: Limits, now_ns: int) -> list[Decision]:
+    """Return the decisions that a person has undone or rejected within memory."""
+    orders = list_orders(control, since_ns=now_ns - int(limits.undo_s * NS_PER_S))
+    undone = {order.decision for order in orders if order.kind in ("undo", "reject")}
+    return [get_decision(control, name) for name in sorted(undone)]
+
+
+def begin_execution(
+    control: ControlDatabase, decision: Decision, component: str, who: str, lease: Lease, now_ns: int
+) -> None:
+    """Write down that a decision is carried out from now on; nodes that are out of service stay as they are."""
+    out = {each.node for each in list_isolated(control) if each.state in OUT_OF_SERVICE}
+    run = begin(decision, component, who, lease.generation, now_ns, out)
+    save_execution(control, run, lease, why=f"begun by {who}: {decision.reason}")
+
+
 _log = structlog.get_logger("rebalancing")
-_RECENT = 200  # executions and decisions that are looked back on
+RECENT = 200  # executions and decisions that are looked back on
 _RENEW_EVALUATIONS = 3  # after so many a plan that expired is a new one, to which nobody has said anything yet
 
 
@@ -175,7 +137,7 @@ class Rebalancer:
         if now_ns - self._evaluated_ns < self._options.survey_s * NS_PER_S:
             return 0
         self._evaluated_ns = now_ns
-        runs = list_executions(self._control, limit=_RECENT)
+        runs = list_executions(self._control, limit=RECENT)
         view = self._reader.survey(now_ns)
         # One that was started again is still in the telemetry of the last minute.
         view = replace(view, jobs=[job for job in view.jobs if not has_moved_on(job.job, runs)])
@@ -193,7 +155,7 @@ class Rebalancer:
 
     def begin_ready(self, lease: Lease, now_ns: int) -> None:
         """Begin what a person or the policy lets of plans, once all that must go before it is done."""
-        runs = list_executions(self._control, limit=_RECENT)
+        runs = list_executions(self._control, limit=RECENT)
         for decision in self._list_live(now_ns):
             who = find_approval(decision, list_orders(self._control, decision.id))
             if who is None or is_outdated(decision, runs) or decision.waits_until_ns is not None:
@@ -204,19 +166,20 @@ class Rebalancer:
                 continue
             before = [find_execution(self._control, name) for name in decision.after]
             if any(run is None or run.state != "done" for run in before):
-                if any(run is not None and run.state in UNFINISHED for run in before):
-                    self._extend(decision, lease, now_ns)
+                if any(run is not None and run.state in UNFINISHED for run in before):  # it lives on meanwhile
+                    longer = {"expires_ns": now_ns + int(self._options.policy.lifetime_s * NS_PER_S)}
+                    save_decisions(self._control, [decision.model_copy(update=longer)], lease)
                 continue
-            out = {each.node for each in list_isolated(self._control) if each.state in OUT}
             part = decision.isolate[0].component if decision.isolate else f"plan:{decision.part_of}"
-            run = begin(decision, part, who, lease.generation, now_ns, out)
-            save_execution(self._control, run, lease, why=f"begun by {who}: {decision.reason}")
+            begin_execution(self._control, decision, part, who, lease, now_ns)
 
     def _compare(self, view: Overview, runs: Sequence[Execution], now_ns: int) -> tuple[ClusterFacts, list[Event]]:
         """Return the cluster with the nodes that lie idle, and what has happened since the last look."""
         jobs = {job.job: job.nodes for job in view.jobs}
         gone = (self._seen.jobs if self._seen else frozenset()) - set(jobs)
-        over = {job for job in gone if self._has_left(job, jobs, runs)}
+        # One that we started again has its nodes until its next name is seen.
+        newest = {job: newest_name(job, runs) for job in gone}
+        over = {job for job, now in newest.items() if now in jobs or self._reader.is_over(now)}
         known = list_isolated(self._control)
         returned = {each.node: each.changed_ns for each in known if each.state == "returned"}
         free = self.free.update(jobs, gone - over, returned, view.nodes, now_ns, self._find_blamed(view, jobs))
@@ -228,20 +191,12 @@ class Rebalancer:
         self._seen = seen
         return facts, events
 
-    def _has_left(self, job: str, jobs: Collection[str], runs: Sequence[Execution]) -> bool:
-        """Return whether a job has left its nodes; one that we started again has them until its next name is seen."""
-        now = newest_name(job, runs)
-        return now in jobs or self._reader.is_over(now)
-
     def _find_blamed(self, view: Overview, jobs: Mapping[str, Sequence[str]]) -> set[str]:
         """Return the nodes that an open incident names: nobody gets them, whoever has left them."""
-        hosts = {
-            *view.cluster.hosts,
-            *(node.name for node in view.nodes or ()),
-            *(n for held in jobs.values() for n in held),
-        }
+        held = frozenset(node for mine in jobs.values() for node in mine)
+        hosts = view.cluster.hosts | held | {node.name for node in view.nodes or ()}
         parts = [incident.verdict.component for incident in open_incidents(self._control)]
-        return {node for part in parts if (node := node_of(part, frozenset(hosts))) is not None}
+        return {node for part in parts if (node := node_of(part, hosts)) is not None}
 
     def _plan(
         self,
@@ -265,9 +220,13 @@ class Rebalancer:
             return 0
         parts = self._list_parts(plan, view, runs, now_ns)
         cause = Cause(self._trigger, plan, self._options.durations.start_s, self._options.gpu_hour_price)
-        made = decide_parts(
-            parts, cause, self._find_constraints(view, runs, now_ns), self._options.policy, lease.generation, now_ns
+        policy = self._options.policy
+        constraints = Constraints(
+            undone=list_undone(self._control, policy.limits, now_ns),
+            controller_trouble=view.trouble,
+            restarts=count_restarts(runs, now_ns - 3600 * NS_PER_S),
         )
+        made = decide_parts(parts, cause, constraints, policy, lease.generation, now_ns)
         self._due_ns = now_ns if pinned else 0  # those who are left out now may have their turn at the next look
         return self._save(made, runs, lease, now_ns)
 
@@ -308,32 +267,19 @@ class Rebalancer:
         own = [found.id for name in names for found in list_incidents(self._control, job=name, limit=1)]
         return next(iter([*shrunk, *isolated, *own]), None)
 
-    def _find_constraints(self, view: Overview, runs: Sequence[Execution], now_ns: int) -> Constraints:
-        since_ns = now_ns - int(self._options.policy.limits.undo_s * NS_PER_S)
-        undone = {
-            order.decision
-            for order in list_orders(self._control, since_ns=since_ns)
-            if order.kind in ("undo", "reject")
-        }
-        return Constraints(
-            undone=[get_decision(self._control, name) for name in sorted(undone)],
-            controller_trouble=view.trouble,
-            restarts=count_restarts(runs, now_ns - 3600 * NS_PER_S),
-        )
-
     def _save(self, made: Sequence[Decision], runs: Sequence[Execution], lease: Lease, now_ns: int) -> int:
-        """Write the decisions of a plan, under their old ids where they are the same, and end what is not wanted."""
+        """Write the decisions of a plan, and let those of earlier plans expire that nobody would make any more."""
         floor_ns = now_ns - int(_RENEW_EVALUATIONS * self._options.survey_s * NS_PER_S)
         before = [each for each in self._list_live(now_ns, expired_too=True) if each.trigger]
         live = {each.job: each for each in before if each.expires_ns > floor_ns}
-        kept = [keep_same(live.get(each.job), self._act_if_saved(live.get(each.job), each), runs) for each in made]
-        ids = {new.id: old.id for new, old in zip(made, kept, strict=True)}
-        linked = [each.model_copy(update={"after": tuple(ids[name] for name in each.after)}) for each in kept]
-        if linked and not self._due_ns:
-            self._due_ns = min(each.expires_ns for each in linked)
-        self._withdraw([each.id for each in linked], lease, now_ns)
-        save_decisions(self._control, linked, lease)
-        return len(linked)
+        kept = keep_same([self._act_if_saved(live.get(each.job), each) for each in made], live.get, runs)
+        if kept and not self._due_ns:
+            self._due_ns = min(each.expires_ns for each in kept)
+        wanted = {each.id for each in kept}
+        stale = [each for each in self._list_live(now_ns) if each.trigger and each.id not in wanted]
+        save_decisions(self._control, [each.model_copy(update={"expires_ns": now_ns}) for each in stale], lease)
+        save_decisions(self._control, kept, lease)
+        return len(kept)
 
     def _act_if_saved(self, known: Decision | None, made: Decision) -> Decision:
         """Return a decision that has waited for a checkpoint and has got it: it waits for no other."""
@@ -346,15 +292,10 @@ class Rebalancer:
         reason = f"{made.reason}; it has waited for the checkpoint that is there now"
         return made.model_copy(update={"waits_until_ns": None, "expires_ns": expires_ns, "reason": reason})
 
-    def _withdraw(self, wanted: Sequence[str], lease: Lease, now_ns: int) -> None:
-        """Let decisions of earlier plans expire that nobody would make any more."""
-        stale = [each for each in self._list_live(now_ns) if each.trigger and each.id not in wanted]
-        save_decisions(self._control, [each.model_copy(update={"expires_ns": now_ns}) for each in stale], lease)
-
     def _list_live(self, now_ns: int, expired_too: bool = False) -> list[Decision]:
         """Return the newest decision of each job in a plan that is not carried out yet."""
         newest: dict[str, Decision] = {}
-        for decision in list_decisions(self._control, limit=_RECENT):
+        for decision in list_decisions(self._control, limit=RECENT):
             newest.setdefault(decision.job, decision)
         parts = [each for each in newest.values() if each.part_of and (expired_too or each.expires_ns > now_ns)]
         return [each for each in parts if find_execution(self._control, each.id) is None]
@@ -363,8 +304,3 @@ class Rebalancer:
         """Return whether a plan is being carried out: until it is, another would only get in its way."""
         ready = [each for each in self._list_live(now_ns) if each.waits_until_ns is None]
         return any(find_approval(each, list_orders(self._control, each.id)) is not None for each in ready)
-
-    def _extend(self, decision: Decision, lease: Lease, now_ns: int) -> None:
-        """Let an approved decision live on while those before it are being carried out."""
-        expires_ns = now_ns + int(self._options.policy.lifetime_s * NS_PER_S)
-        save_decisions(self._control, [decision.model_copy(update={"expires_ns": expires_ns})], lease)

@@ -30,7 +30,9 @@ class Scorecard(Frozen):
 
 def score(decisions: Iterable[Decision], outcomes: Mapping[str, Outcome], gpus: Mapping[str, int]) -> Scorecard:
     """Return the score of the newest advice of each incident; `gpus` are those of each decision's job."""
-    newest = _newest_advice(decisions)
+    # What follows from an incident for other jobs, or once its node is back, says nothing about who was at fault.
+    advice = [decision for decision in decisions if decision.action != "none" and not _only_shares(decision)]
+    newest = {each.incident: each for each in sorted(advice, key=lambda each: (each.created_ns, each.id))}
     known = [(decision, outcomes[name]) for name, decision in newest.items() if name in outcomes]
     right = [decision for decision, outcome in known if outcome.was_right]
     wrong = [decision for decision, outcome in known if not outcome.was_right]
@@ -46,13 +48,6 @@ def score(decisions: Iterable[Decision], outcomes: Mapping[str, Outcome], gpus: 
         ),
         wrongly_drained=tuple(sorted({part.node for each in wrong for part in each.isolate if part.node})),
     )
-
-
-def _newest_advice(decisions: Iterable[Decision]) -> dict[str, Decision]:
-    # What follows from an incident for other jobs, or once its node is back, says nothing about who was at fault.
-    own = [decision for decision in decisions if decision.isolate or not decision.part_of]
-    advice = [decision for decision in own if decision.action != "none"]
-    return {decision.incident: decision for decision in sorted(advice, key=lambda each: (each.created_ns, each.id))}
 
 
 def _saved(decision: Decision) -> float:

@@ -5,7 +5,8 @@ begin, looks at all jobs (rebalance.py), takes each execution one act further, a
 back.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Protocol
 
@@ -16,13 +17,11 @@ from lockstep.execution import Execution, Isolated
 from lockstep.state.database import ControlDatabase
 from lockstep.state.decisions import (
     find_execution,
-    get_decision,
     list_decisions,
     list_executions,
     list_isolated,
     list_orders,
     save_decisions,
-    save_execution,
 )
 from lockstep.state.incidents import open_incidents
 from lockstep.state.leases import Lease
@@ -32,23 +31,12 @@ from planner.context import Context, JobFacts, Resume
 from planner.decide import PlannerOptions, decide
 from planner.escalation import find_level, severity_of
 from planner.execute import Executor
-from planner.limits import OUT, Constraints
+from planner.limits import Constraints
 from planner.multi_job import Lenders, borrow, describe, share_nodes
 from planner.node_return import Returner, forget_repaired
-from planner.rebalance import Rebalancer
+from planner.rebalance import RECENT, Rebalancer, begin_execution, list_undone
 from planner.snapshot import Snapshot
-from planner.steps import (
-    begin,
-    count_promised,
-    count_restarts,
-    find_approval,
-    has_moved_on,
-    is_busy,
-    is_outdated,
-    keep_same,
-)
-
-_RECENT = 200  # executions that the escalation and undo look back on
+from planner.steps import count_promised, count_restarts, find_approval, has_moved_on, is_busy, is_outdated, keep_same
 
 
 class Reads(Protocol):
@@ -57,6 +45,17 @@ class Reads(Protocol):
     def read(self, incident: Incident, now_ns: int) -> Snapshot: ...
 
     def resume_on(self, job: JobFacts, nodes: int, now_ns: int) -> Resume | None: ...
+
+
+@contextmanager
+def _keeping(troubles: list[LockstepError]) -> Iterator[None]:
+    """Keep what goes wrong, so that none stops another; a lease that is lost stops all."""
+    try:
+        yield
+    except LeaseLost:
+        raise
+    except LockstepError as error:
+        troubles.append(error)
 
 
 class PlannerService:
@@ -79,9 +78,15 @@ class PlannerService:
         """Do one round under the lease; return how many decisions were made."""
         if self._executor:
             self._executor.undo_ordered(lease, now_ns)
-        incidents, troubles = open_incidents(self._control), list[LockstepError]()
-        made = sum(self._attend(incident, incidents, lease, now_ns, troubles) for incident in incidents)
-        made += self._rebalance(lease, now_ns, troubles)
+        incidents, troubles, made = open_incidents(self._control), list[LockstepError](), 0
+        for incident in incidents:
+            with _keeping(troubles):
+                made += self._attend(incident, incidents, lease, now_ns)
+        if self._rebalancer:
+            with _keeping(troubles):
+                made += self._rebalancer.evaluate(lease, now_ns)
+                if self._executor:
+                    self._rebalancer.begin_ready(lease, now_ns)
         if self._executor:
             self._executor.run_once(lease, now_ns)
         if self._returner:
@@ -90,40 +95,12 @@ class PlannerService:
             raise troubles[0]  # the duty says it, after everything else had its turn
         return made
 
-    def _attend(
-        self,
-        incident: Incident,
-        incidents: Sequence[Incident],
-        lease: Lease,
-        now_ns: int,
-        troubles: list[LockstepError],
-    ) -> bool:
-        """Decide and begin before the next incident is looked at, so that limits count both; none stops another."""
-        recent = list_executions(self._control, limit=_RECENT)
-        try:
-            made = self._answer(incident, incidents, recent, lease, now_ns)
-            if self._executor:
-                self._begin_approved(incident, recent, lease, now_ns)
-        except LeaseLost:
-            raise
-        except LockstepError as error:
-            troubles.append(error)
-            return False
-        return made
-
-    def _rebalance(self, lease: Lease, now_ns: int, troubles: list[LockstepError]) -> int:
-        """Share nodes anew where something has changed, and begin what is approved of plans."""
-        if self._rebalancer is None:
-            return 0
-        try:
-            made = self._rebalancer.evaluate(lease, now_ns)
-            if self._executor:
-                self._rebalancer.begin_ready(lease, now_ns)
-        except LeaseLost:
-            raise
-        except LockstepError as error:
-            troubles.append(error)
-            return 0
+    def _attend(self, incident: Incident, incidents: Sequence[Incident], lease: Lease, now_ns: int) -> bool:
+        """Decide and begin before the next incident is looked at, so that limits count both."""
+        recent = list_executions(self._control, limit=RECENT)
+        made = self._answer(incident, incidents, recent, lease, now_ns)
+        if self._executor:
+            self._begin_approved(incident, recent, lease, now_ns)
         return made
 
     def _answer(
@@ -141,10 +118,8 @@ class PlannerService:
             return False
         snapshot = self._see(incident, incidents, recent, now_ns)
         made = self._decide(incident, incidents, snapshot, recent, lease, now_ns)
-        kept = [keep_same(self._newest_of(incident, each.job), each, recent) for each in made]
-        ids = {new.id: old.id for new, old in zip(made, kept, strict=True)}
-        linked = [each.model_copy(update={"after": tuple(ids[name] for name in each.after)}) for each in kept]
-        save_decisions(self._control, linked, lease)
+        kept = keep_same(made, lambda job: self._newest_of(incident, job), recent)
+        save_decisions(self._control, kept, lease)
         return True
 
     def _see(
@@ -182,7 +157,7 @@ class PlannerService:
         context = Context(verdict, snapshot.job, snapshot.cluster, options.durations, options.gpu_hour_price)
         severity, why = severity_of(verdict, snapshot.events)
         tried = forget_repaired(recent, list_isolated(self._control))
-        level = find_level(severity, why, verdict.component, tried, now_ns, options.escalation)
+        level = find_level(severity, why, verdict.component, tried, now_ns)
         constraints = replace(
             self._find_constraints(incident, incidents, snapshot, now_ns),
             is_raised=level.is_raised,
@@ -207,11 +182,9 @@ class PlannerService:
     def _find_constraints(
         self, incident: Incident, incidents: Sequence[Incident], snapshot: Snapshot, now_ns: int
     ) -> Constraints:
-        orders = list_orders(self._control, since_ns=now_ns - int(self._options.policy.limits.undo_s * NS_PER_S))
-        undone = {order.decision for order in orders if order.kind in ("undo", "reject")}
         return Constraints(
             isolated=[*list_isolated(self._control, now_ns - 3600 * NS_PER_S), *self._about_to_be_isolated(now_ns)],
-            undone=[get_decision(self._control, name) for name in sorted(undone)],
+            undone=list_undone(self._control, self._options.policy.limits, now_ns),
             others=[other for other in incidents if other.job == incident.job],
             nodes=snapshot.nodes,
             controller_trouble=snapshot.trouble,
@@ -219,7 +192,7 @@ class PlannerService:
 
     def _about_to_be_isolated(self, now_ns: int) -> list[Isolated]:
         """Return the nodes of executions under way: they count before the controller has answered."""
-        runs = [run for run in list_executions(self._control, limit=_RECENT) if run.state == "executing"]
+        runs = [run for run in list_executions(self._control, limit=RECENT) if run.state == "executing"]
         return [
             Isolated(
                 node=node,
@@ -244,9 +217,7 @@ class PlannerService:
             return
         who = find_approval(decision, list_orders(self._control, decision.id))
         if who is not None and find_execution(self._control, decision.id) is None:
-            out = {each.node for each in list_isolated(self._control) if each.state in OUT}
-            run = begin(decision, incident.verdict.component, who, lease.generation, now_ns, out)
-            save_execution(self._control, run, lease, why=f"begun by {who}: {decision.reason}")
+            begin_execution(self._control, decision, incident.verdict.component, who, lease, now_ns)
 
     def _newest_of(self, incident: Incident, job: str) -> Decision | None:
         return next(iter(list_decisions(self._control, incident=incident.id, job=job, limit=1)), None)

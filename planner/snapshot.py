@@ -92,17 +92,11 @@ _BACK_S = 60.0  # an error may be told before the job stands still; who is at wo
 class Checkpoints(Protocol):
     """Knows the checkpoints of jobs."""
 
-    def newest(self, job: str, layout: Layout | None, now_ns: int, is_resized: bool = False) -> Resume | None:
-        """Return the newest one that is verified to be complete and loads on the layout; None: there is none."""
-        ...
+    def newest(self, job: str, layout: Layout | None, now_ns: int, is_resized: bool = False) -> Resume | None: ...
 
-    def save_every_s(self, job: str, now_ns: int) -> float | None:
-        """Return the usual time from one to the next; None: unknown."""
-        ...
+    def save_every_s(self, job: str, now_ns: int) -> float | None: ...
 
-    def next_save_s(self, job: str, now_ns: int) -> float | None:
-        """Return when the next one is expected to be complete; None: unknown."""
-        ...
+    def next_save_s(self, job: str, now_ns: int) -> float | None: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ is pure; execute.py asks the controller.
 """
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from lockstep.clock import NS_PER_S
 from lockstep.decision import Action, Decision
@@ -60,7 +60,11 @@ def begin(
 
 def next_step(execution: Execution) -> int | None:
     """Return the place of the step that is to be done next; None: all are done."""
-    return next((index for index, step in enumerate(execution.steps) if step.state not in ("done", "failed")), None)
+    return next(iter(_list_open(execution)), None)
+
+
+def _list_open(execution: Execution) -> list[int]:
+    return [index for index, step in enumerate(execution.steps) if step.state not in ("done", "failed")]
 
 
 def due_step(execution: Execution, now_ns: int) -> int | None:
@@ -68,9 +72,8 @@ def due_step(execution: Execution, now_ns: int) -> int | None:
 
     On the way back nothing depends on the step before it, so that one that fails does not hold up the others.
     """
-    indices = [index for index, step in enumerate(execution.steps) if step.state not in ("done", "failed")]
-    may_overtake = execution.state != "executing"
-    candidates = indices if may_overtake else indices[:1]
+    indices = _list_open(execution)
+    candidates = indices[:1] if execution.state == "executing" else indices
     return next((index for index in candidates if (execution.steps[index].not_before_ns or 0) <= now_ns), None)
 
 
@@ -118,7 +121,7 @@ def _put_off(execution: Execution, index: int, report: Report, now_ns: int) -> E
         "failures": _add_failure(step, report, now_ns),
     }
     put_off = _with(execution, index, step.model_copy(update=later))
-    if not all(map(_is_stuck, (step for step in put_off.steps if step.state not in ("done", "failed")))):
+    if not all(_is_stuck(put_off.steps[open_one]) for open_one in _list_open(put_off)):
         return put_off
     return put_off.model_copy(update={"state": "release_failed", "ended_ns": execution.ended_ns or now_ns})
 
@@ -149,11 +152,6 @@ def end(execution: Execution, now_ns: int) -> Execution:
     return execution.model_copy(update={"state": execution.ends_as, "ended_ns": ended_ns})
 
 
-def isolated_by(execution: Execution) -> list[str]:
-    """Return the nodes that it may have isolated: all that were asked for, since an answer may be wrong or lost."""
-    return [step.subject for step in execution.steps if step.act == "isolate" and step.state != "waiting"]
-
-
 def restart_order(decision: Decision, exclude: Sequence[str]) -> Restart:
     """Return what is asked of the controller, with all that the new attempt must know."""
     target, resume = decision.target or {}, decision.resume or {}
@@ -172,9 +170,12 @@ def restart_order(decision: Decision, exclude: Sequence[str]) -> Restart:
 
 def _turned(execution: Execution, ends_as: str, why: str, now_ns: int) -> Execution:
     """Return the execution with releases instead of what was still to be done."""
-    isolated = isolated_by(execution)
     done = [step for step in execution.steps if step.state != "waiting" and step.act != "release"]
-    owed = [step for step in done if _may_have_stopped(step)]  # ended all the same, or the job would be lost
+    # All that were asked for, since an answer may be wrong or lost.
+    isolated = [step.subject for step in done if step.act == "isolate"]
+    # One that may have stopped its job, which nobody knows without an answer, is ended all the same: nothing is lost.
+    asked = [step for step in done if step.act == "restart" and step.state == "begun"]
+    owed = [step for step in asked if step.is_half_done or not step.message]
     others = [step for step in done if step not in owed]
     kept = [step.model_copy(update={"state": "done"}) if step.state == "begun" else step for step in others]
     releases = [Step(act="release", subject=node) for node in reversed(isolated)]
@@ -182,11 +183,6 @@ def _turned(execution: Execution, ends_as: str, why: str, now_ns: int) -> Execut
     changed = {"state": "undoing", "ends_as": ends_as, "reason": why, "steps": steps, "ended_ns": None}
     turned = execution.model_copy(update=changed)
     return turned if next_step(turned) is not None else end(turned, now_ns)
-
-
-def _may_have_stopped(step: Step) -> bool:
-    """Return whether a job may be stopped and not yet started again; without an answer, nobody knows."""
-    return step.act == "restart" and step.state == "begun" and (step.is_half_done or not step.message)
 
 
 def _with(execution: Execution, index: int, step: Step) -> Execution:
@@ -238,8 +234,19 @@ def _is_counted(step: Step, run: Execution, since_ns: int) -> bool:
     return step.state != "failed" and run.state in UNFINISHED
 
 
-def keep_same(known: Decision | None, made: Decision, runs: Sequence[Execution]) -> Decision:
-    """Return the decision under the id of the one before while the answer is the same: a word on it holds."""
+def keep_same(
+    made: Sequence[Decision], known: Callable[[str], Decision | None], runs: Sequence[Execution]
+) -> list[Decision]:
+    """Return decisions, linked anew, under the ids of those of their jobs before while the answer is the same.
+
+    So a person's word on the one before holds.
+    """
+    kept = [_keep_same(each, known(each.job), runs) for each in made]
+    ids = {new.id: old.id for new, old in zip(made, kept, strict=True)}
+    return [each.model_copy(update={"after": tuple(ids[name] for name in each.after)}) for each in kept]
+
+
+def _keep_same(made: Decision, known: Decision | None, runs: Sequence[Execution]) -> Decision:
     if known is None or _answer_of(known) != _answer_of(made) or is_outdated(known, runs):
         return made
     return made.model_copy(update={"id": known.id, "created_ns": known.created_ns})

@@ -18,7 +18,6 @@ from planner.checkpoints.checkpoint import (
     Folder,
     Format,
     Pointer,
-    Source,
     explain_pointers,
     find_pointers,
     incomplete,
@@ -41,7 +40,6 @@ class ReadOptions:
     quiet_s: float = 10.0  # after the newest change: ranks that write together end within seconds of each other
     most_depth: int = 4  # such as run/checkpoints/step-100/weights
     most_folders: int = 10_000
-    source: Source = "remote"
 
 
 def read_catalogue(
@@ -155,7 +153,6 @@ class _Reader:
             bytes=size,
             files=len(files),
             saved_ns=max(newest_ns, 0),
-            source=self.options.source,
             moves=finding.moves,
             moves_because=finding.moves_because,
             convert_flags=finding.convert_flags,

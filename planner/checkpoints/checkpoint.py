@@ -6,6 +6,7 @@ import struct
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -118,7 +119,7 @@ def estimate_convert_s(checkpoint: Checkpoint, rates: Sequence[ReadRate]) -> flo
     return None if load_s is None else _CONVERT_START_S + _CONVERT_PASSES * load_s
 
 
-MOST_ENTRIES = 200_000  # of one folder: more is not a checkpoint, and looking at all of it takes minutes
+_MOST_ENTRIES = 200_000  # of one folder: more is not a checkpoint, and looking at all of it takes minutes
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,40 +143,29 @@ class Folder:
         return self.path / name
 
 
-def list_folder(path: Path, most: int = MOST_ENTRIES) -> Folder:
+def list_folder(path: Path) -> Folder:
     """Return what lies in a folder; where it cannot be read or holds too much, `problem` says so."""
-    files: dict[str, FileSeen] = {}
-    folders: list[tuple[bool, str]] = []
-    unread: list[str] = []
     try:
-        with os.scandir(path) as entries:
-            for number, entry in enumerate(entries):
-                if number == most:
-                    return Folder(path, files, _in_order(folders), f"{path} holds more than {most} entries")
-                _note(entry, files, folders, unread)
+        with os.scandir(path) as found:
+            entries = list(islice(found, _MOST_ENTRIES + 1))
     except OSError as error:
         return Folder(path, problem=f"{path} cannot be read: {error.strerror}")
-    return Folder(path, files, _in_order(folders), "; ".join(sorted(unread)[:3]) or None)
-
-
-def _note(
-    entry: os.DirEntry[str], files: dict[str, FileSeen], folders: list[tuple[bool, str]], unread: list[str]
-) -> None:
-    try:
-        if entry.is_dir():
-            folders.append((entry.is_symlink(), entry.name))
-            return
-        seen = entry.stat()
-    except OSError as error:  # a link that leads nowhere or to itself, or a file that has just gone
-        unread.append(f"{entry.path} cannot be read: {error.strerror}")
-        return
-    if stat.S_ISREG(seen.st_mode):  # opening a pipe would wait for ever
-        files[entry.name] = FileSeen(seen.st_size, seen.st_mtime_ns)
-
-
-def _in_order(folders: Iterable[tuple[bool, str]]) -> tuple[str, ...]:
-    """Return names, links last: where a link leads to a folder beside it, that one's own name counts."""
-    return tuple(name for _, name in sorted(folders))
+    files: dict[str, FileSeen] = {}
+    folders: list[tuple[bool, str]] = []
+    problems: list[str] = []
+    for entry in entries[:_MOST_ENTRIES]:
+        try:
+            if entry.is_dir():
+                folders.append((entry.is_symlink(), entry.name))
+            elif stat.S_ISREG((seen := entry.stat()).st_mode):  # opening a pipe would wait for ever
+                files[entry.name] = FileSeen(seen.st_size, seen.st_mtime_ns)
+        except OSError as error:  # a link that leads nowhere or to itself, or a file that has just gone
+            problems.append(f"{entry.path} cannot be read: {error.strerror}")
+    problem = "; ".join(sorted(problems)[:3]) or None
+    if len(entries) > _MOST_ENTRIES:
+        problem = f"{path} holds more than {_MOST_ENTRIES} entries"
+    # Links last: where a link leads to a folder beside it, that one's own name counts.
+    return Folder(path, files, tuple(name for _, name in sorted(folders)), problem)
 
 
 _BEGIN, _ENTRY = b"PK\x03\x04", b"PK\x01\x02"
@@ -306,8 +296,13 @@ class Pointer:
 
 def find_pointers(folder: Folder) -> list[Pointer]:
     """Return the pointers in a folder; those that cannot be read name nothing."""
-    held = ((name, _read(folder, name)) for name in _NAMES if name in folder.files)
-    return [Pointer(folder.file(name), folder.path / _folder_of(name, text)) for name, text in held if text]
+    found = []
+    for name in _NAMES:
+        text = _read(folder, name) if name in folder.files else None
+        if text:
+            is_number = name.endswith(".txt") and text.isdecimal()  # Megatron writes only the number
+            found.append(Pointer(folder.file(name), folder.path / (f"iter_{int(text):07d}" if is_number else text)))
+    return found
 
 
 def explain_pointers(pointers: Iterable[Pointer], checkpoints: Sequence[Checkpoint]) -> list[str]:
@@ -321,11 +316,6 @@ def explain_pointers(pointers: Iterable[Pointer], checkpoints: Sequence[Checkpoi
         elif named.state != "complete":
             message.append(f"{pointer.file.name} names {pointer.target.name}, which is {named.state}: {named.reason}")
     return message
-
-
-def _folder_of(name: str, text: str) -> str:
-    """Return the folder that a pointer means: Megatron writes only the number."""
-    return f"iter_{int(text):07d}" if name.endswith(".txt") and text.isdecimal() else text
 
 
 def _read(folder: Folder, name: str) -> str | None:

@@ -75,9 +75,13 @@ def choose_checkpoint(catalogue: Catalogue, target: SavedLayout, options: Choice
             fitting.append(each)
         elif not fitting:
             passed.append(PassedOver(path=each.path, because=refusal))
-    if not fitting:
-        return Choice(passed_over=tuple(passed), reason=_say_none(catalogue, target, passed))
-    return _describe(fitting, passed, catalogue, target, options)
+    if fitting:
+        return _describe(fitting, passed, catalogue, target, options)
+    if not passed:
+        return Choice(reason=f"{catalogue.folder} holds no checkpoint")
+    none = f"none of {len(passed)} checkpoints can be restarted from on {target}"
+    newest = f"the newest is {passed[0].path}, and {passed[0].because}"
+    return Choice(passed_over=tuple(passed), reason=f"{none}; {newest}")
 
 
 def find_refusal(checkpoint: Checkpoint, target: SavedLayout, options: ChoiceOptions) -> str | None:
@@ -103,13 +107,6 @@ def is_same_grid(saved: SavedLayout, target: SavedLayout) -> bool:
     return bool(_replicas(saved)) and _replicas(saved) == _replicas(target) and _differs_in_dp_only(saved, target)
 
 
-def build_convert_command(
-    source: str, destination: str, converter: Sequence[str], flags: Sequence[str] = ()
-) -> tuple[str, ...]:
-    """Return DeepSpeed's converter as a list of arguments; it writes `latest_universal` beside the destination."""
-    return (*converter, "--input_folder", source, "--output_folder", destination, *flags)
-
-
 def _differs_in_dp_only(saved: SavedLayout, target: SavedLayout) -> bool:
     same = [getattr(saved, name) == getattr(target, name) is not None for name in ("tp", "pp")]
     return all(same) and (saved.ep or 1) == (target.ep or 1)
@@ -123,8 +120,11 @@ def _replicas(layout: SavedLayout) -> int | None:
 def _prefer(checkpoint: Checkpoint, target: SavedLayout) -> tuple[object, ...]:
     """Return a key: the newest step first, and of one step what need not be converted."""
     no_step, step, *rest = newest_first(checkpoint)
-    needs = checkpoint.moves == "convert" and not is_same_grid(checkpoint.layout, target)
-    return no_step, step, needs, *rest
+    return no_step, step, _needs_conversion(checkpoint, target), *rest
+
+
+def _needs_conversion(checkpoint: Checkpoint, target: SavedLayout) -> bool:
+    return checkpoint.moves == "convert" and not is_same_grid(checkpoint.layout, target)
 
 
 def _describe(
@@ -135,18 +135,22 @@ def _describe(
     options: ChoiceOptions,
 ) -> Choice:
     chosen = fitting[0]
-    needs = chosen.moves == "convert" and not is_same_grid(chosen.layout, target)
+    needs = _needs_conversion(chosen, target)
     path = _name_destination(chosen.path, catalogue) if needs else chosen.path
+    folders = ("--input_folder", chosen.path, "--output_folder", path)  # DeepSpeed writes `latest_universal` beside
+    step = "of no known step" if chosen.step is None else f"of step {chosen.step}"
+    how = f"after converting it from {chosen.layout} to {target}" if needs else f"on {target}"
+    newer = f"; {len(passed)} newer passed over: {passed[0].because}" if passed else ""
     return Choice(
         checkpoint=chosen,
         load_from=path,
-        convert=build_convert_command(chosen.path, path, options.converter, chosen.convert_flags) if needs else (),
+        convert=(*options.converter, *folders, *chosen.convert_flags) if needs else (),
         limits=_CONVERT_LIMITS if needs else (),
         convert_s=estimate_convert_s(chosen, options.rates) if needs else None,
         load_s=estimate_load_s(chosen, options.rates),
         passed_over=tuple(passed),
         older=fitting[1].path if len(fitting) > 1 else None,
-        reason=_say_chosen(chosen, target, needs, passed),
+        reason=f"{chosen.path} {step} is the newest that is complete and loads {how}: {chosen.reason}{newer}",
     )
 
 
@@ -158,21 +162,6 @@ def _name_destination(path: str, catalogue: Catalogue) -> str:
         number += 1
         name = f"{path}_universal_{number}"
     return name
-
-
-def _say_chosen(chosen: Checkpoint, target: SavedLayout, needs: bool, passed: list[PassedOver]) -> str:
-    step = "of no known step" if chosen.step is None else f"of step {chosen.step}"
-    how = f"after converting it from {chosen.layout} to {target}" if needs else f"on {target}"
-    message = f"{chosen.path} {step} is the newest that is complete and loads {how}: {chosen.reason}"
-    return f"{message}; {len(passed)} newer passed over: {passed[0].because}" if passed else message
-
-
-def _say_none(catalogue: Catalogue, target: SavedLayout, passed: list[PassedOver]) -> str:
-    if not passed:
-        return f"{catalogue.folder} holds no checkpoint"
-    first = passed[0]
-    none = f"none of {len(passed)} checkpoints can be restarted from on {target}"
-    return f"{none}; the newest is {first.path}, and {first.because}"
 
 
 _REFRESH_S = 5.0  # between two looks at a folder: network file systems bear few
@@ -199,7 +188,7 @@ class CheckpointFolders:
         Without a layout a job starts again as it was; where it is resized, nothing is known of its layout then, and
         only a checkpoint will do that loads on any.
         """
-        catalogue = self._refresh(job, now_ns)
+        catalogue = self.catalogue(job, now_ns)
         saved = next((each.layout for each in catalogue.complete), SavedLayout())
         wanted = SavedLayout.of(layout.as_target()) if layout else None
         target = wanted or (SavedLayout() if is_resized else saved)
@@ -220,15 +209,11 @@ class CheckpointFolders:
 
     def save_every_s(self, job: str, now_ns: int) -> float | None:
         """Return the usual time from one checkpoint to the next; None: too few are there."""
-        return find_usual_interval_s(self._refresh(job, now_ns))
-
-    def catalogue(self, job: str, now_ns: int) -> Catalogue:
-        """Return all checkpoints of a job that are there, with what is known of each."""
-        return self._refresh(job, now_ns)
+        return find_usual_interval_s(self.catalogue(job, now_ns))
 
     def next_save_s(self, job: str, now_ns: int) -> float | None:
         """Return when the next one is expected, by the gaps between those that are there."""
-        expected_ns = expect_next_save(self._refresh(job, now_ns), now_ns)
+        expected_ns = expect_next_save(self.catalogue(job, now_ns), now_ns)
         return None if expected_ns is None else (expected_ns - now_ns) / NS_PER_S
 
     def _choose(self, catalogue: Catalogue, target: SavedLayout) -> Choice:
@@ -247,16 +232,16 @@ class CheckpointFolders:
             return f"{found.path} must be converted for the new layout, and planner.converter is not set"
         return find_obstacle(found.path, made)
 
-    def _refresh(self, job: str, now_ns: int) -> Catalogue:
+    def catalogue(self, job: str, now_ns: int) -> Catalogue:
+        """Return all checkpoints of a job that were there a moment ago, with what is known of each."""
         before = self._seen.get(job)
-        if before is None or now_ns - before.seen_ns >= _REFRESH_S * NS_PER_S:
-            # A job's name comes from telemetry: it must not lead out of the folder.
-            folder = Path(self._pattern.replace("{job}", job.replace("/", "_").strip(".") or "_"))
-            self._seen[job] = before = self._read(folder, job, now_ns, before)
-        return before
-
-    def _read(self, folder: Path, job: str, now_ns: int, before: Catalogue | None) -> Catalogue:
+        if before is not None and now_ns - before.seen_ns < _REFRESH_S * NS_PER_S:
+            return before
+        # A job's name comes from telemetry: it must not lead out of the folder.
+        folder = Path(self._pattern.replace("{job}", job.replace("/", "_").strip(".") or "_"))
         try:
-            return read_catalogue(folder, now_ns, job=job, before=before, options=self._reading)
+            found = read_catalogue(folder, now_ns, job=job, before=before, options=self._reading)
         except BadInput as absent:
-            return Catalogue(job=job, folder=str(folder), seen_ns=now_ns, remarks=(str(absent),))
+            found = Catalogue(job=job, folder=str(folder), seen_ns=now_ns, remarks=(str(absent),))
+        self._seen[job] = found
+        return found

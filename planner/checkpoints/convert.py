@@ -9,17 +9,16 @@ import os
 import shlex
 import shutil
 import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep.clock import NS_PER_S
 from lockstep.decision import Decision
 from lockstep.errors import BadInput
-from planner.background import Background, start_command
 from planner.checkpoints.catalogue import ReadOptions, read_catalogue
 from planner.checkpoints.checkpoint import Checkpoint
 from planner.controllers.protocol import Report
+from planner.controllers.running import Background, start_command
 
 _MEASURE_NS = 10 * NS_PER_S  # between two looks at what is written: network file systems bear few
 _LATE_NS = 2**62  # nobody writes any more to what is verified here, whatever the clock of the file server says
@@ -74,8 +73,8 @@ def find_obstacle(source: str, destination: str) -> str | None:
 class Converter:
     """Makes universal checkpoints, each once; a conversion takes many rounds."""
 
-    def __init__(self, timeout_s: float = 3600.0, environment: Mapping[str, str] | None = None) -> None:
-        self._timeout_s, self._environment = timeout_s, _ENVIRONMENT | dict(environment or {})
+    def __init__(self, timeout_s: float = 3600.0) -> None:
+        self._timeout_s = timeout_s
         self._running: dict[str, _Run] = {}
 
     def is_running(self, wanted: Conversion) -> bool:
@@ -103,7 +102,10 @@ class Converter:
     def _begin(self, wanted: Conversion, now_ns: int) -> Progress:
         made = Path(wanted.destination)
         if (found := _verify(made)) is not None:
-            return _over(_say_found(found))
+            if found.state == "complete":
+                return _over(Report("already", f"{found.path} was made before: {found.reason}"))
+            # What we make has no such name before it is complete, so somebody else makes it.
+            return _over(Report("refused", f"{found.path} is {found.state}, and not from here: {found.reason}"))
         if wanted.command[0].startswith("-"):
             return _over(Report("refused", "planner.converter is not set, so nothing is converted here"))
         if (obstacle := find_obstacle(wanted.source, wanted.destination)) is not None:
@@ -113,7 +115,7 @@ class Converter:
         work = Path(tempfile.mkdtemp(prefix=f"{made.name}.", suffix=".partial", dir=made.parent))
         words = [str(work / made.name) if word == wanted.destination else word for word in wanted.command]
         try:
-            background = start_command(words, now_ns, self._timeout_s, self._environment)
+            background = start_command(words, now_ns, self._timeout_s, _ENVIRONMENT)
         except BadInput as nonsense:
             work.rmdir()
             return _over(Report("refused", str(nonsense)))
@@ -159,13 +161,6 @@ def _verify(path: Path) -> Checkpoint | None:
         return None
     found = read_catalogue(path, _LATE_NS, options=ReadOptions(quiet_s=0.0, most_depth=0)).checkpoints
     return next((each for each in found if each.path == str(path)), None)
-
-
-def _say_found(found: Checkpoint) -> Report:
-    """Return that a conversion is there; one that is not complete has no name of ours, so somebody else makes it."""
-    if found.state == "complete":
-        return Report("already", f"{found.path} was made before: {found.reason}")
-    return Report("refused", f"{found.path} is {found.state}, and not from here: {found.reason}")
 
 
 def _measure(run: _Run, wanted: Conversion, now_ns: int) -> Progress:

@@ -60,7 +60,11 @@ def check_dcp(folder: Folder) -> Finding:
     """Return whether every file that `.metadata` names is there with all its bytes."""
     layout = SavedLayout(world=_count_writers(folder.files))
     if METADATA not in folder.files:
-        return _without_metadata(folder, layout)
+        own = sum(bool(_OWN_METADATA.fullmatch(name)) for name in folder.files)
+        if not own:
+            return incomplete(f"has no {METADATA}, which is written last", layout=layout)
+        message = f"{own} ranks wrote a {METADATA} each, and nothing says how many there should be"
+        return Finding("unverified", message, layout)
     try:
         ends = read_ends(folder)
     except BadInput as error:
@@ -123,14 +127,6 @@ def _fold_ends(pieces: Iterable[object]) -> dict[str, int]:
             raise BadInput(f"{METADATA} names {length} bytes at {offset} of {name!r}, which cannot be in this folder")
         ends[name] = max(ends.get(name, 0), offset + length)
     return ends
-
-
-def _without_metadata(folder: Folder, layout: SavedLayout) -> Finding:
-    own = sum(bool(_OWN_METADATA.fullmatch(name)) for name in folder.files)
-    if own:
-        message = f"{own} ranks wrote a {METADATA} each, and nothing says how many there should be"
-        return Finding("unverified", message, layout)
-    return incomplete(f"has no {METADATA}, which is written last", layout=layout)
 
 
 def _count_writers(names: Iterable[str]) -> int | None:

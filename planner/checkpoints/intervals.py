@@ -55,7 +55,6 @@ class Saving:
 
     nodes: int
     save_s: float  # that the job stands still for one save
-    background_s: float = 0.0  # that a save goes on after the job continues: the next can only begin then
     interval_s: float | None = None  # from one save to the next; None: not known
 
 
@@ -90,7 +89,7 @@ def find_failure_rate(failures: int, node_days: float) -> FailureRate:
 
 def advise_interval(rate: FailureRate, saving: Saving) -> IntervalAdvice:
     """Return the interval that loses least time, with what it loses and what today's loses."""
-    if saving.nodes < 1 or not 0 < saving.save_s < float("inf") or not saving.background_s >= 0:
+    if saving.nodes < 1 or not 0 < saving.save_s < float("inf"):
         raise BadInput(f"{saving}: it takes a node and a save that lasts")
     mttf_s = _DAY_S / (saving.nodes * rate.planned)
     interval_s = find_interval_s(saving, rate.planned)
@@ -109,7 +108,7 @@ def advise_interval(rate: FailureRate, saving: Saving) -> IntervalAdvice:
 def find_interval_s(saving: Saving, per_node_day: float) -> float:
     """Return Young's interval, or where that is shorter, the time that a save takes: none can begin before."""
     mttf_s = _DAY_S / (saving.nodes * per_node_day)
-    return max(sqrt(2 * saving.save_s * mttf_s), saving.save_s + saving.background_s)
+    return max(sqrt(2 * saving.save_s * mttf_s), saving.save_s)
 
 
 def find_lost_share(interval_s: float, save_s: float, mttf_s: float) -> float:
@@ -165,13 +164,12 @@ class Slowness:
     failures_per_s: float = 0.0  # at which the job dies of the fault or of another while it waits
 
 
-class Timing(Frozen):
-    """When to act, and what that and the other choice cost, in seconds of healthy work."""
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """When to act, and why."""
 
     waits: bool
-    until_ns: int | None = Field(description="None: until there is a checkpoint, and nothing says when")
-    now_cost_s: float | None = Field(description="work done twice when acting now; None: not known")
-    wait_cost_s: float | None = Field(description="work lost by waiting; None: it cannot wait")
+    until_ns: int | None  # None: until there is a checkpoint, and nothing says when
     reason: str
 
 
@@ -183,24 +181,31 @@ def choose_timing(job: Slowness, now_ns: int) -> Timing:
     never waits.
     """
     if job.fault_class is not None and job.fault_class not in _SLOW:
-        return _act(
-            now_ns, f"a {job.fault_class} does not wait: the job makes no progress that a checkpoint would keep"
-        )
+        why = f"a {job.fault_class} does not wait: the job makes no progress that a checkpoint would keep"
+        return Timing(False, now_ns, f"act now: {why}")
     if not job.speed >= 0:
         raise BadInput(f"the job goes at {job.speed} of its speed: expected a share of 0 or more")
-    now_cost_s = job.lost_s
     if job.next_save_ns is None or job.next_save_ns < now_ns:
-        return _act_blindly(now_ns, now_cost_s)
+        unknown = "nothing says when the next checkpoint will be there"
+        if job.lost_s is None:
+            return Timing(True, None, f"wait: {unknown}, and without one all work would be lost")
+        return Timing(False, now_ns, f"act now: {unknown}, and {say_time(job.lost_s)} of work is done again")
     wait_s = (job.next_save_ns - now_ns) / NS_PER_S
-    wait_cost_s = find_wait_cost_s(job, wait_s, now_cost_s or 0.0)
-    return _compare(job, now_ns, wait_s, now_cost_s, wait_cost_s)
+    cost_s = find_wait_cost_s(job, wait_s)
+    waiting = f"the next checkpoint is {say_time(wait_s)} away and waiting costs {say_time(cost_s)} of healthy work"
+    if job.lost_s is None:
+        return Timing(True, job.next_save_ns, f"wait: {waiting}, and without it there is none to go back to")
+    redo = f"acting now does {say_time(job.lost_s)} of work again"
+    if cost_s < job.lost_s:
+        return Timing(True, job.next_save_ns, f"wait: {waiting}, {redo}")
+    return Timing(False, now_ns, f"act now: {redo}, {waiting}")
 
 
-def find_wait_cost_s(job: Slowness, wait_s: float, now_cost_s: float) -> float:
+def find_wait_cost_s(job: Slowness, wait_s: float) -> float:
     """Return the healthy work that waiting loses: speed, and if the job dies meanwhile, all since the last save."""
     speed = min(1.0, job.speed)
     dies = min(1.0, job.failures_per_s * wait_s)
-    return wait_s * (1 - speed) + dies * (now_cost_s + wait_s * speed / 2)
+    return wait_s * (1 - speed) + dies * ((job.lost_s or 0.0) + wait_s * speed / 2)
 
 
 def expect_next_save(catalogue: Catalogue, now_ns: int) -> int | None:
@@ -210,32 +215,3 @@ def expect_next_save(catalogue: Catalogue, now_ns: int) -> int | None:
         return None
     usual, last = round(usual_s * NS_PER_S), max(each.saved_ns for each in catalogue.complete)
     return None if now_ns - last - usual > _MOST_LATE * usual else max(now_ns, last + usual)
-
-
-def _compare(job: Slowness, now_ns: int, wait_s: float, now_cost_s: float | None, wait_cost_s: float) -> Timing:
-    waiting = (
-        f"the next checkpoint is {say_time(wait_s)} away and waiting costs {say_time(wait_cost_s)} of healthy work"
-    )
-    if now_cost_s is None:
-        return _wait(job.next_save_ns, f"{waiting}, and without it there is none to go back to", None, wait_cost_s)
-    redo = f"acting now does {say_time(now_cost_s)} of work again"
-    if wait_cost_s < now_cost_s:
-        return _wait(job.next_save_ns, f"{waiting}, {redo}", now_cost_s, wait_cost_s)
-    return _act(now_ns, f"{redo}, {waiting}", now_cost_s, wait_cost_s)
-
-
-def _act_blindly(now_ns: int, now_cost_s: float | None) -> Timing:
-    unknown = "nothing says when the next checkpoint will be there"
-    if now_cost_s is None:
-        return _wait(None, f"{unknown}, and without one all work would be lost", None, None)
-    return _act(now_ns, f"{unknown}, and {say_time(now_cost_s)} of work is done again", now_cost_s)
-
-
-def _act(now_ns: int, reason: str, now_cost_s: float | None = None, wait_cost_s: float | None = None) -> Timing:
-    message = f"act now: {reason}"
-    return Timing(waits=False, until_ns=now_ns, now_cost_s=now_cost_s, wait_cost_s=wait_cost_s, reason=message)
-
-
-def _wait(until_ns: int | None, reason: str, now_cost_s: float | None, wait_cost_s: float | None) -> Timing:
-    message = f"wait: {reason}"
-    return Timing(waits=True, until_ns=until_ns, now_cost_s=now_cost_s, wait_cost_s=wait_cost_s, reason=message)

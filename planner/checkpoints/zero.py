@@ -54,9 +54,12 @@ class Files:
 
 def sort_files(names: Iterable[str]) -> Files:
     """Return the files by their ranks."""
-    every = list(names)
-    kinds = (_MODEL, _MODEL_3, _OPTIM, _LAYER, _EXPERT)
-    return Files(*(_match(kind, every) for kind in kinds))
+    cells: list[_Cells] = [{}, {}, {}, {}, {}]
+    for name in names:
+        for kind, found in zip((_MODEL, _MODEL_3, _OPTIM, _LAYER, _EXPERT), cells, strict=True):
+            if match := kind.fullmatch(name):
+                found[tuple(map(int, match.groups()))] = name
+    return Files(*cells)
 
 
 def is_zero(folder: Folder) -> bool:
@@ -226,8 +229,3 @@ def _check_names(folder: Folder, has: set[str]) -> Finding:
     message = f"all {len(named)} parameters that the model states name are there, and each file has its end"
     because = "universal checkpoints load on any layout of the same model"
     return Finding("complete", message, step=whole(saved.get("global_steps")), moves_because=because)
-
-
-def _match(kind: re.Pattern[str], names: Iterable[str]) -> _Cells:
-    matches = ((kind.fullmatch(name), name) for name in names)
-    return {tuple(map(int, match.groups())): name for match, name in matches if match}

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from lockstep.clock import Clock
-from lockstep.errors import BadInput, ControllerDown, HalfDone
+from lockstep.errors import BadInput, ControllerDown
 from planner.controllers.kubernetes_api import Answer, Calls, Object
 from planner.controllers.kubernetes_jobsets import (
     Restarting,
@@ -23,7 +23,7 @@ from planner.controllers.kubernetes_jobsets import (
     read_mark,
     view_jobset,
 )
-from planner.controllers.protocol import JobView, Node, Outcome, Report, Restart, check_order
+from planner.controllers.protocol import JobView, Node, Outcome, Report, Restart, check_order, report_half_done
 
 ISOLATED = "lockstep.dev/isolated"  # the key of the taint and of the annotation
 Effect = Literal["NoSchedule", "NoExecute"]
@@ -54,28 +54,13 @@ def read_isolation(node: Object) -> Isolated | None:
     marks = [str(taint.get("value")) for taint in _taints(node) if taint.get("key") == ISOLATED]
     if written is None or not marks:
         return None
-    message = _read_json(written)
+    try:
+        message = json.loads(written)
+    except ValueError:
+        message = None
+    message = message if isinstance(message, dict) else {}
     mark = message.get("mark") or marks[0]
     return Isolated(str(mark), str(message.get("reason", "")), bool(message.get("cordon")))
-
-
-def isolate_patch(node: Object, mark: str, reason: str, effect: Effect) -> Object:
-    """Return the merge patch that isolates a node; lists travel whole, so it carries the version it was made from."""
-    is_cordon_ours = not node.get("spec", {}).get("unschedulable", False)
-    note = json.dumps({"mark": mark, "reason": reason, "cordon": is_cordon_ours})
-    taint = {"key": ISOLATED, "value": mark, "effect": effect}
-    return {
-        "metadata": _version(node) | {"annotations": {ISOLATED: note}},
-        "spec": {"unschedulable": True, "taints": [*_foreign_taints(node), taint]},
-    }
-
-
-def release_patch(node: Object, isolated: Isolated) -> Object:
-    """Return the merge patch that takes away what we set, and nothing else."""
-    spec: Object = {"taints": _foreign_taints(node)}
-    if isolated.is_cordon_ours:
-        spec["unschedulable"] = None
-    return {"metadata": _version(node) | {"annotations": {ISOLATED: None}}, "spec": spec}
 
 
 def _complaint(node: Object, isolated: Isolated | None) -> str:
@@ -94,20 +79,12 @@ def _taints(node: Object) -> list[Object]:
     return list(node.get("spec", {}).get("taints") or [])
 
 
-def _foreign_taints(node: Object) -> list[Object]:
-    return [taint for taint in _taints(node) if taint.get("key") != ISOLATED]
-
-
-def _version(node: Object) -> Object:
-    return {"resourceVersion": node["metadata"]["resourceVersion"]}
-
-
-def _read_json(text: str) -> dict[str, Any]:
-    try:
-        message = json.loads(text)
-    except ValueError:
-        return {}
-    return message if isinstance(message, dict) else {}
+def _patch(node: Object, note: str | None, spec: Object, taints: Sequence[Object] = ()) -> Object:
+    """Return a merge patch; lists travel whole, so it carries foreign taints and the version it was made from."""
+    foreign = [taint for taint in _taints(node) if taint.get("key") != ISOLATED]
+    version = node["metadata"]["resourceVersion"]
+    metadata = {"resourceVersion": version, "annotations": {ISOLATED: note}}
+    return {"metadata": metadata, "spec": {"taints": [*foreign, *taints], **spec}}
 
 
 _LABEL_VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")  # a taint's value is one
@@ -161,7 +138,6 @@ class KubernetesController:
         return view_jobset(answer.body, calls.list(f"/api/v1/namespaces/{namespace}/pods", label), job)
 
     def isolate(self, node: str, mark: str, reason: str) -> Report:
-        """Cordon and taint a node."""
         _check_mark(mark)
         return self._change(node, lambda seen: _isolation(seen, mark, reason, self._options.effect))
 
@@ -177,14 +153,14 @@ class KubernetesController:
         check_order(replace(order, job=name))
         calls, path = self._calls(), jobset_path(namespace, name)
         act = Restarting(calls, namespace, name, order, self._options.workers)
-        for _ in range(2):
-            try:
-                report = self._restart_once(calls, path, act)
-            except ControllerDown as down:
-                raise (HalfDone(str(down)) if act.is_begun else down) from None
-            if report is not None:
-                return replace(report, is_half_done=report.outcome == "failed" and act.is_begun)
-        return Report("failed", f"JobSet {order.job} is changed by somebody else all the time; ask again")
+
+        def restart() -> Report:
+            for _ in range(2):
+                if (report := self._restart_once(calls, path, act)) is not None:
+                    return report
+            return Report("failed", f"JobSet {order.job} is changed by somebody else all the time; ask again")
+
+        return report_half_done(restart, lambda: act.is_begun)
 
     def _restart_once(self, calls: Calls, path: str, act: Restarting) -> Report | None:
         """Return what became of it; None when the JobSet was changed while we looked at it."""
@@ -253,9 +229,11 @@ def _isolation(seen: Object, mark: str, reason: str, effect: Effect) -> Report |
         return Report("already", f"node {node} is tainted and cordoned under {mark}")
     if before:
         return Report("refused", f"node {node} is isolated under {before.mark}: {before.reason}")
-    return Change(
-        isolate_patch(seen, mark, reason, effect), f"node {node} is cordoned and tainted {effect}: {reason}"
-    )
+    is_cordon_ours = not seen.get("spec", {}).get("unschedulable", False)
+    note = json.dumps({"mark": mark, "reason": reason, "cordon": is_cordon_ours})
+    taint = {"key": ISOLATED, "value": mark, "effect": effect}
+    patch = _patch(seen, note, {"unschedulable": True}, [taint])
+    return Change(patch, f"node {node} is cordoned and tainted {effect}: {reason}")
 
 
 def _release(seen: Object, mark: str) -> Report | Change:
@@ -266,11 +244,9 @@ def _release(seen: Object, mark: str) -> Report | Change:
         return Report("refused", f"node {now.name} was not isolated by us: {now.reason}")
     if before.mark != mark:
         return Report("refused", f"node {now.name} is isolated under {before.mark}, not under {mark}")
+    patch = _patch(seen, None, {"unschedulable": None} if before.is_cordon_ours else {})
     stays = "has lost our taint; it was cordoned before us and stays so"
-    return Change(
-        release_patch(seen, before),
-        f"node {now.name} {'is in service again' if before.is_cordon_ours else stays}",
-    )
+    return Change(patch, f"node {now.name} {'is in service again' if before.is_cordon_ours else stays}")
 
 
 def _refusal(what: str, answer: Answer) -> Report:

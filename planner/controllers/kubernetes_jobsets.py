@@ -63,11 +63,6 @@ def is_restarted(jobset: Object, mark: str) -> bool:
     return read_mark(jobset) == mark and (is_queued(jobset) or not jobset["spec"].get("suspend"))
 
 
-def has_stopped(jobset: Object) -> bool:
-    """Return whether a suspended JobSet has no pod left. Resumed sooner, its old pods would just go on."""
-    return _has_condition(jobset, "Suspended") and not _active(jobset)
-
-
 def is_queued(jobset: Object) -> bool:
     """Return whether Kueue decides when a JobSet runs."""
     return _QUEUE in jobset["metadata"].get("labels", {})
@@ -288,8 +283,11 @@ class Restarting:
                 return Report(
                     "failed", f"JobSet {self.order.job} is still being deleted; ask again to create it anew"
                 )
-        elif seen.is_good:
-            return self._end(kept, seen.body)
+        elif seen.is_good:  # it has been created, by us or by somebody else
+            self._calls.delete(f"{self._keepers}/{self._keeper}", kept.uid)
+            if read_mark(seen.body) == self.order.mark:
+                return self.finish(seen.body)
+            return Report("refused", f"somebody else has created JobSet {self.order.job} while it was restarted")
         answer = self._calls.create(self._jobsets, kept.manifest)
         if not answer.is_good:
             return self._failed(f"created again (its manifest is in ConfigMap {self._keeper})", answer)
@@ -297,15 +295,9 @@ class Restarting:
         return Report("done", f"JobSet {self.order.job} was deleted and created again", self.order.job)
 
     def _has_stopped(self) -> bool:
+        """Return whether a suspended JobSet has no pod left. Resumed sooner, its old pods would just go on."""
         answer = self._calls.get(self._path)
-        return answer.is_good and has_stopped(answer.body)
-
-    def _end(self, kept: KeptManifest, found: Object) -> Report:
-        """Forget the restart: its JobSet has been created, by us or by somebody else."""
-        self._calls.delete(f"{self._keepers}/{self._keeper}", kept.uid)
-        if read_mark(found) == self.order.mark:
-            return self.finish(found)
-        return Report("refused", f"somebody else has created JobSet {self.order.job} while it was restarted")
+        return answer.is_good and _has_condition(answer.body, "Suspended") and not _active(answer.body)
 
     def _failed(self, done: str, answer: Answer) -> Report:
         return Report("failed", f"JobSet {self.order.job} was not {done}: {answer.message}")

@@ -78,7 +78,6 @@ class NvrxController:
         return Report("refused", f"node {node} is excluded by {_name(before)}")
 
     def release(self, node: str, mark: str) -> Report:
-        """Let a node take part again."""
         check_mark(mark)
         before = read_exclusion(self._directory, check_name(node, "node"))
         if before is None:

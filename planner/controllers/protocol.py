@@ -7,11 +7,11 @@ that died in between and remembers nothing; and so that only what was isolated u
 
 import re
 import string
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
-from lockstep.errors import BadInput
+from lockstep.errors import BadInput, ControllerDown, HalfDone
 
 Outcome = Literal[
     "done",  # it was carried out just now
@@ -106,6 +106,15 @@ class Controller(Protocol):
     def reattempt(self, job: str, mark: str) -> Report:
         """Let a job try again in place, on the nodes it has; `refused` where the controller cannot do that."""
         ...
+
+
+def report_half_done(restart: Callable[[], Report], is_begun: Callable[[], bool]) -> Report:
+    """Return what became of a restart, or raise HalfDone: one that failed once it was begun must not be given up."""
+    try:
+        report = restart()
+    except ControllerDown as down:
+        raise (HalfDone(str(down)) if is_begun() else down) from None
+    return replace(report, is_half_done=report.outcome == "failed" and is_begun())
 
 
 RESUME_VARIABLE = "LOCKSTEP_RESUME_FROM"

@@ -1,4 +1,4 @@
-"""One command run to its end, or to the end of its time: what the controllers' own tools are called with."""
+"""Commands that are run to their end, or the end of their time, and such as run beside the planner's rounds."""
 
 import json
 import os
@@ -7,6 +7,7 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -14,10 +15,11 @@ from typing import IO
 import httpx
 
 from lockstep.clock import NS_PER_S, Clock, SystemClock
-from lockstep.errors import ControllerDown
+from lockstep.errors import BadInput, ControllerDown
 
 _MOST_OUTPUT_BYTES = 64 * 1024 * 1024  # `scontrol show node` of 12,500 nodes is some 15 MB
 _POLL_S = 0.1
+_MESSAGE_LETTERS = 300
 _DEATH_S = 1.0  # a killed process that is not gone by then hangs in the kernel; nobody waits for it
 # Settings of ours may hold passwords, and those of a job around us would be taken for options of the next one.
 _NOT_HANDED_ON = ("LOCKSTEP_", "SLURM_", "SBATCH_", "SQUEUE_", "SCANCEL_", "TORCHELASTIC_")
@@ -101,12 +103,11 @@ def _wait(child: "subprocess.Popen[bytes]", command: Sequence[str], deadline: De
         raise
 
 
-def _kill_group(child: "subprocess.Popen[bytes]") -> None:
-    os.killpg(child.pid, signal.SIGKILL)  # not yet waited for, so the number is still its own
-    try:
-        child.wait(_DEATH_S)
-    except subprocess.TimeoutExpired:
-        return
+def _kill_group(child: "subprocess.Popen[bytes]", wait_s: float = _DEATH_S) -> None:
+    with suppress(ProcessLookupError):  # it and all that it started may have ended
+        os.killpg(child.pid, signal.SIGKILL)
+    with suppress(subprocess.TimeoutExpired):
+        child.wait(wait_s)
 
 
 def _read(file: IO[bytes]) -> str:
@@ -124,6 +125,68 @@ def read_within(response: httpx.Response, deadline: Deadline, most_bytes: int) -
         if not deadline.left_s:
             raise ControllerDown(f"{response.url} did not end its answer within {deadline.timeout_s:g} s")
     return body.decode(errors="replace")
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What became of a command."""
+
+    code: int | None  # None: it did not end in time
+    message: str  # its last line
+
+    @property
+    def is_good(self) -> bool:
+        return self.code == 0
+
+
+@dataclass(frozen=True)
+class Background:
+    """A command at work."""
+
+    process: "subprocess.Popen[bytes]"
+    output: IO[bytes]
+    began_ns: int
+    timeout_s: float
+    kill_s: float = 5.0  # a process that waits for a dead file server dies only when that answers
+
+    def is_over(self, now_ns: int) -> bool:
+        """Tell whether it has ended or has run for too long."""
+        return self.process.poll() is not None or self.is_late(now_ns)
+
+    def is_late(self, now_ns: int) -> bool:
+        return now_ns - self.began_ns > self.timeout_s * NS_PER_S
+
+    def finish(self) -> Ended:
+        """Return what it came to; one that still runs is ended, and what the kernel does not let go of is said."""
+        was_over = self.process.poll() is not None
+        _kill_group(self.process, self.kill_s)  # also what it has started
+        with self.output as output:
+            output.seek(0)
+            lines = output.read().decode(errors="replace").strip().splitlines()
+        message = lines[-1][:_MESSAGE_LETTERS] if lines else "no output"
+        if self.process.returncode is None:
+            message += f"; process {self.process.pid} is still there {self.kill_s:g} s after SIGKILL"
+        return Ended(self.process.returncode if was_over else None, message)
+
+
+def start_command(
+    command: Sequence[str], now_ns: int, timeout_s: float, environment: Mapping[str, str] | None = None
+) -> Background:
+    """Start a command in a session of its own, or raise BadInput where it cannot be started."""
+    output = tempfile.TemporaryFile()  # noqa: SIM115  # lives as long as the command
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            env=None if environment is None else os.environ | environment,
+        )
+    except OSError as error:
+        output.close()
+        raise BadInput(f"the command `{command[0]}` cannot be started: {error.strerror}") from error
+    return Background(process, output, now_ns, timeout_s)
 
 
 class Notes:

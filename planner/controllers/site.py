@@ -6,13 +6,13 @@ import hashlib
 import hmac
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import httpx
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from lockstep.clock import NS_PER_S, Clock, SystemClock, rfc3339
 from lockstep.errors import BadInput, ControllerDown
@@ -32,42 +32,35 @@ from planner.controllers.running import Deadline, Finished, make_environment, re
 _NODES = TypeAdapter(tuple[Node, ...])
 _JOB = TypeAdapter(JobView)
 _REPORT = TypeAdapter(Report)
+Parsed = TypeVar("Parsed")
 
 
 def parse_nodes(text: str, where: str) -> tuple[Node, ...]:
     """Return nodes from {"nodes": [{"name", "is_usable", "mark"?, "reason"?}]}."""
-    try:
-        return _NODES.validate_python(_parse_object(text).get("nodes"))
-    except (ValueError, ValidationError) as error:
-        raise ControllerDown(f"the nodes that {where} told cannot be understood: {_first_line(error)}") from None
+    return _parse(text, f"the nodes that {where} told", lambda told: _NODES.validate_python(told.get("nodes")))
 
 
 def parse_job(text: str, where: str) -> JobView | None:
     """Return a job from {"id", "state", "nodes"?, "restarts"?, "mark"?}; None from an empty object."""
-    try:
-        reported = _parse_object(text)
-        return _JOB.validate_python(reported) if reported else None
-    except (ValueError, ValidationError) as error:
-        raise ControllerDown(f"the job that {where} told cannot be understood: {_first_line(error)}") from None
+    return _parse(text, f"the job that {where} told", lambda told: _JOB.validate_python(told) if told else None)
 
 
 def parse_report(text: str, where: str) -> Report:
     """Return a report from {"outcome", "what", "job"?}; `failed` when it makes no sense."""
     try:
-        return _REPORT.validate_python(_parse_object(text))
-    except (ValueError, ValidationError) as error:
-        return Report("failed", f"the answer of {where} cannot be understood: {_first_line(error)}")
+        return _parse(text, f"the answer of {where}", _REPORT.validate_python)
+    except ControllerDown as nonsense:
+        return Report("failed", str(nonsense))
 
 
-def _parse_object(text: str) -> dict[str, Any]:
-    reported = json.loads(text)
-    if not isinstance(reported, dict):
-        raise ValueError(f"not an object: {text[:200]!r}")
-    return reported
-
-
-def _first_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
+def _parse(text: str, what: str, read: Callable[[dict[str, Any]], Parsed]) -> Parsed:
+    try:
+        reported = json.loads(text)
+        if not isinstance(reported, dict):
+            raise ValueError(f"not an object: {text[:200]!r}")
+        return read(reported)
+    except ValueError as error:  # pydantic's is one, too
+        raise ControllerDown(f"{what} cannot be understood: {' '.join(str(error).split())[:300]}") from None
 
 
 Template = tuple[str, ...]
@@ -90,13 +83,13 @@ class CommandOptions:
     dry_run: bool = False
 
 
-_PLACEHOLDERS: dict[str, frozenset[str]] = {
-    "isolate": frozenset({"node", "mark", "reason"}),
-    "release": frozenset({"node", "mark"}),
-    "restart": frozenset({"job", "mark", "exclude", "nnodes", "checkpoint"}),
-    "reattempt": frozenset({"job", "mark"}),
-    "nodes": frozenset(),
-    "job": frozenset({"job"}),
+_PLACEHOLDERS: dict[str, set[str]] = {
+    "isolate": {"node", "mark", "reason"},
+    "release": {"node", "mark"},
+    "restart": {"job", "mark", "exclude", "nnodes", "checkpoint"},
+    "reattempt": {"job", "mark"},
+    "nodes": set(),
+    "job": {"job"},
 }
 
 
@@ -111,23 +104,19 @@ class CommandController:
         self.restarts_whole_job = options.restarts_whole_job
 
     def nodes(self) -> Sequence[Node]:
-        """Return the nodes that the command prints; none without one."""
         ended = self._query(self._options.nodes, {})
         return () if ended is None else parse_nodes(ended.out, ended.command[0])
 
     def job(self, job: str) -> JobView | None:
-        """Return the job that the command prints; None without one."""
         check_name(job, "job")
         ended = self._query(self._options.job, {"job": job})
         return None if ended is None else parse_job(ended.out, ended.command[0])
 
     def isolate(self, node: str, mark: str, reason: str) -> Report:
-        """Run the command that lets no new work start on a node."""
         check_name(node, "node")
         return self._act("isolate", self._options.isolate, {"node": node, "mark": mark, "reason": reason})
 
     def release(self, node: str, mark: str) -> Report:
-        """Run the command that gives a node back to service."""
         check_name(node, "node")
         return self._act("release", self._options.release, {"node": node, "mark": mark})
 
@@ -146,7 +135,6 @@ class CommandController:
         return Report(report.outcome, report.what, named[1] if named and report.is_good else order.job)
 
     def reattempt(self, job: str, mark: str) -> Report:
-        """Run the command that lets a job try again in place."""
         check_name(job, "job")
         return self._act("reattempt", self._options.reattempt, {"job": job, "mark": mark})
 
@@ -161,7 +149,10 @@ class CommandController:
             return Report("would", f"would run {command}")
         ended = run_within(command, Deadline(self._options.timeout_s), make_environment(extra or {}))
         outcome = _OUTCOMES.get(ended.code, "failed")
-        return Report(outcome, ended.complaint if outcome == "failed" else _last_line(ended))
+        if outcome == "failed":
+            return Report(outcome, ended.complaint)
+        lines = ended.out.strip().splitlines() or [f"{command[0]} ended with {ended.code} and said nothing"]
+        return Report(outcome, lines[-1].strip()[:500])
 
     def _query(self, template: Template, values: Mapping[str, str]) -> Finished | None:
         if not template:
@@ -194,11 +185,6 @@ def fill(template: Template, values: Mapping[str, str]) -> Template:
         if value.startswith("-") or "\0" in value:
             raise BadInput(f"{name} would be taken for an option, or for no text at all: {value!r}")
     return tuple(_PLACEHOLDER.sub(lambda matched: values[matched[1]], argument) for argument in template)
-
-
-def _last_line(ended: Finished) -> str:
-    lines = ended.out.strip().splitlines()
-    return lines[-1].strip()[:500] if lines else f"{ended.command[0]} ended with {ended.code} and said nothing"
 
 
 _MAX_ANSWER_BYTES = 16 << 20  # 100,000 nodes; more is not an answer
@@ -234,7 +220,6 @@ class WebhookController:
         self._client = httpx.Client(transport=transport, follow_redirects=False, timeout=options.timeout_s)
 
     def nodes(self) -> Sequence[Node]:
-        """Return the nodes that the receiver tells; none when it cannot be asked."""
         if self._options.nodes_url is None:
             return ()
         status, text = self._ask("GET", self._options.nodes_url)
@@ -243,7 +228,6 @@ class WebhookController:
         return parse_nodes(text, self._options.nodes_url)
 
     def job(self, job: str) -> JobView | None:
-        """Return the job that the receiver tells; None when it cannot be asked or does not know it."""
         if self._options.job_url is None:
             return None
         status, text = self._ask("GET", self._options.job_url.replace("{job}", quote(job, safe="")))
@@ -252,15 +236,12 @@ class WebhookController:
         return parse_job(text, "the receiver") if status == httpx.codes.OK else None
 
     def isolate(self, node: str, mark: str, reason: str) -> Report:
-        """Ask the receiver to let no new work start on a node."""
         return self._act("isolate", mark, node, {"node": node, "reason": reason})
 
     def release(self, node: str, mark: str) -> Report:
-        """Ask the receiver to give a node back to service, if it was isolated under this mark."""
         return self._act("release", mark, node, {"node": node})
 
     def restart(self, order: Restart) -> Report:
-        """Ask the receiver to start a job again."""
         data = {
             "job": order.job,
             "exclude": list(order.exclude),
@@ -271,7 +252,6 @@ class WebhookController:
         return self._act("restart", order.mark, order.job, data)
 
     def reattempt(self, job: str, mark: str) -> Report:
-        """Ask the receiver to let a job try again in place."""
         return self._act("reattempt", mark, job, {"job": job})
 
     def _act(self, act: str, mark: str, subject: str, data: Mapping[str, Any]) -> Report:

@@ -7,10 +7,9 @@ needs.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from lockstep.clock import Clock, SystemClock
-from lockstep.errors import ControllerDown, ControllerRefused, HalfDone
+from lockstep.errors import ControllerDown, ControllerRefused
 from planner.controllers.protocol import (
     JobView,
     Node,
@@ -21,6 +20,7 @@ from planner.controllers.protocol import (
     check_name,
     check_order,
     find_variables,
+    report_half_done,
 )
 from planner.controllers.running import Notes
 from planner.controllers.slurm_commands import SlurmCommands, SlurmOptions
@@ -65,7 +65,11 @@ def requeue(slurm: SlurmCommands, notes: Notes, options: SlurmOptions, order: Re
     notes.write(order.mark, {"job": job.id, "restarts": str(restarts)} | ours)
     if job.restarts == restarts and job.state != "waiting" and job.fields["JobState"] != "COMPLETING":
         slurm.requeue_and_hold(job.id)
-    if not _wait_until_waiting(slurm, options, job.id):
+
+    def is_waiting() -> bool:  # changes before its processes are gone may be lost
+        return all(each.state != "running" for each in slurm.view_jobs(job.id))
+
+    if not slurm.wait_until(is_waiting, options.grace_s):
         return Report("failed", f"job {job.id} is requeued, held, and still ending; ask again to exclude its nodes")
     slurm.update_job(job.id, _find_changes(plain, order, has_list="ExcNodeList" in job.fields))
     slurm.release_job(job.id)
@@ -73,15 +77,6 @@ def requeue(slurm: SlurmCommands, notes: Notes, options: SlurmOptions, order: Re
     lost = ", ".join(sorted(find_variables(order)))
     without = f", and without {lost}, as it keeps its environment" if lost else ""
     return Report("done", f"job {job.id} is requeued; {_REMARK}{without}", job.id)
-
-
-def _wait_until_waiting(slurm: SlurmCommands, options: SlurmOptions, job: str) -> bool:
-    """Wait a little and return whether a requeued job's processes are gone; changes to it before may be lost."""
-
-    def is_waiting() -> bool:
-        return all(each.state != "running" for each in slurm.view_jobs(job))
-
-    return slurm.wait_until(is_waiting, options.grace_s)
 
 
 def _find_changes(job: SlurmJob, order: Restart, has_list: bool) -> dict[str, str]:
@@ -106,7 +101,6 @@ class SlurmController:
         self._server = Slurmrestd(options.rest, options) if options.rest is not None else None
 
     def nodes(self) -> Sequence[Node]:
-        """Return all nodes that Slurm knows."""
         try:
             return [node.as_node() for node in self._open().show_nodes()]
         except ControllerRefused as refusal:
@@ -136,11 +130,11 @@ class SlurmController:
     def restart(self, order: Restart) -> Report:
         """Cancel a job and submit it again, or requeue it; as the options say."""
         check_order(order)
-        try:
-            report = self._report(lambda slurm: self._restart(slurm, order))
-        except ControllerDown as down:
-            raise (HalfDone(str(down)) if self._is_begun(order.mark) else down) from None
-        return replace(report, is_half_done=report.outcome == "failed" and self._is_begun(order.mark))
+        return report_half_done(
+            lambda: self._report(lambda slurm: self._restart(slurm, order)),
+            # With a note that names no new job, something of the old one may be stopped.
+            lambda: "new" not in (self._notes.read(order.mark) or {"new": ""}),
+        )
 
     def reattempt(self, job: str, mark: str) -> Report:
         """Refuse: Slurm has no way to start a job's processes again in the allocation that it has.
@@ -152,9 +146,6 @@ class SlurmController:
         return Report(
             "refused", f"Slurm cannot let job {job} try again in place: restart it, or let its launcher do it"
         )
-
-    def _is_begun(self, mark: str) -> bool:
-        return "new" not in (self._notes.read(mark) or {"new": ""})
 
     def _report(self, act: Callable[[SlurmCommands], Report]) -> Report:
         try:

@@ -7,10 +7,10 @@ What torchrun does not remember is kept in notes; an agent carries the mark it w
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from lockstep.errors import BadInput, ControllerDown, ControllerRefused, HalfDone
+from lockstep.errors import BadInput, ControllerDown, ControllerRefused
 from planner.controllers.protocol import (
     JobView,
     Node,
@@ -20,11 +20,13 @@ from planner.controllers.protocol import (
     check_name,
     check_order,
     find_variables,
+    report_half_done,
 )
 from planner.controllers.running import Deadline, Notes
 from planner.controllers.torchrun_agents import Agents, Meeting, Reach
 
 _LEFT_S = 1.0  # of a call's time, when an agent that does not end is given up
+_LAST = "last-restart"  # the note on the order that started the job last
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +94,10 @@ class TorchrunController:
         check_order(order)
         if order.job != self._options.job:
             return Report("refused", f"this controller knows job {self._options.job} only, not {order.job}")
-        try:
-            report = self._report(None, lambda agents: self._restart(agents, order))
-        except ControllerDown as down:
-            raise (HalfDone(str(down)) if self._is_begun(order.mark) else down) from None
-        return replace(report, is_half_done=report.outcome == "failed" and self._is_begun(order.mark))
+        return report_half_done(
+            lambda: self._report(None, lambda agents: self._restart(agents, order)),
+            lambda: "done" not in (self._notes.read(f"restart-{order.mark}") or {"done": ""}),
+        )
 
     def reattempt(self, job: str, mark: str) -> Report:
         """Kill one worker, whereupon the agents start all workers again in place, if a restart is left."""
@@ -113,9 +114,6 @@ class TorchrunController:
         except ControllerRefused as failure:
             return Report("failed", str(failure))
 
-    def _is_begun(self, mark: str) -> bool:
-        return "done" not in (self._notes.read(_of_restart(mark)) or {"done": ""})
-
     def _agents(self) -> Agents:
         return Agents(self._options.job, self._options.reach, Deadline(self._options.timeout_s))
 
@@ -123,7 +121,7 @@ class TorchrunController:
         return {each.name for each in self.nodes() if not each.is_usable}
 
     def _node(self, name: str) -> Node:
-        note = self._notes.read(_of_node(name))
+        note = self._notes.read(f"node-{name}")
         return Node(name, False, note["mark"], note["reason"]) if note else Node(name, True)
 
     def _isolate(self, agents: Agents, node: str, mark: str, reason: str) -> Report:
@@ -140,7 +138,7 @@ class TorchrunController:
             return Report(
                 "would", f"would leave {node} out of the next start" if hosts else f"would stop the agent of {node}"
             )
-        self._notes.write(_of_node(node), {"mark": mark, "reason": reason})
+        self._notes.write(f"node-{node}", {"mark": mark, "reason": reason})
         if hosts:  # all agents would end with it: it stays until the job is started again with another
             return Report("done", f"{node}, where the agents meet, takes no part in the next start: {reason}")
         try:
@@ -175,14 +173,14 @@ class TorchrunController:
             return Report("would", f"would start the agent of {node} again" if does_run else f"would release {node}")
         if does_run and agents.find(node) is None:
             agents.launch(node, last["mark"], json.loads(last["variables"]), self._meeting.node)
-        self._notes.remove(_of_node(node))
+        self._notes.remove(f"node-{node}")
         if does_run:
             return Report("done", f"the agent of {node} runs again")
         idle = f"the job runs on the {len(running)} nodes that it was started for" if running else "no job runs"
         return Report("done", f"{node} is in service; {idle}")
 
     def _restart(self, agents: Agents, order: Restart) -> Report:
-        job, note = order.job, self._notes.read(_of_restart(order.mark)) or {}
+        job, note = order.job, self._notes.read(f"restart-{order.mark}") or {}
         if "done" in note:
             return Report("already", f"job {job} was started again under {order.mark}", job)
         wanted = note["nodes"].split() if note else self._choose(agents, order)
@@ -194,11 +192,11 @@ class TorchrunController:
             return Report("refused", why_stuck)
         if self._options.dry_run:
             return Report("would", f"would stop all agents of job {job} and start them on {', '.join(wanted)}")
-        self._notes.write(_of_restart(order.mark), {"nodes": " ".join(wanted)})
+        self._notes.write(f"restart-{order.mark}", {"nodes": " ".join(wanted)})
         if not self._stop_old(agents, order):
             return Report("failed", f"agents of job {job} were told to end and still run")
         self._start_new(agents, order, wanted)
-        self._notes.write(_of_restart(order.mark), {"nodes": " ".join(wanted), "done": "yes"})
+        self._notes.write(f"restart-{order.mark}", {"nodes": " ".join(wanted), "done": "yes"})
         return Report("done", f"job {job} is started again on {', '.join(wanted)}", job)
 
     def _choose(self, agents: Agents, order: Restart) -> list[str]:
@@ -232,7 +230,7 @@ class TorchrunController:
         agents.each(missing, lambda name: agents.launch(name, order.mark, variables, meeting))
 
     def _reattempt(self, agents: Agents, mark: str) -> Report:
-        job, note = self._options.job, self._notes.read(_of_reattempt(mark))
+        job, note = self._options.job, self._notes.read(f"reattempt-{mark}")
         found = agents.find_all(self._options.nodes)
         workers = agents.find_workers(found[0].node) if found else []
         if note and (not workers or workers[0].restarts > int(note["restarts"])):
@@ -245,21 +243,6 @@ class TorchrunController:
         what = f"process {worker.pid} on {worker.node}, so that job {job} starts its workers again in place"
         if self._options.dry_run:
             return Report("would", f"would kill {what}")
-        self._notes.write(_of_reattempt(mark), {"restarts": str(worker.restarts)})
+        self._notes.write(f"reattempt-{mark}", {"restarts": str(worker.restarts)})
         agents.kill_worker(worker)
         return Report("done", f"killed {what}: restart {worker.restarts + 1} of {worker.most_restarts}")
-
-
-_LAST = "last-restart"
-
-
-def _of_node(node: str) -> str:
-    return f"node-{node}"
-
-
-def _of_restart(mark: str) -> str:
-    return f"restart-{mark}"
-
-
-def _of_reattempt(mark: str) -> str:
-    return f"reattempt-{mark}"

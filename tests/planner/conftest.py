@@ -1,5 +1,6 @@
 """A control database, its lease and a planner over both, for tests of whole rounds."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,8 +12,17 @@ from tests.planner.site import SiteMaker
 from tests.planner.world import Harness, lease_of, planner_of, start
 
 
+@pytest.fixture(scope="session")
+def empty_control(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of a control database that holds nothing but its schema; to copy it takes less than to make one."""
+    path = tmp_path_factory.mktemp("control") / "control.db"
+    open_control(f"sqlite:///{path}").close()
+    return path
+
+
 @pytest.fixture
-def control(tmp_path: Path) -> Iterator[ControlDatabase]:
+def control(tmp_path: Path, empty_control: Path) -> Iterator[ControlDatabase]:
+    shutil.copy(empty_control, tmp_path / "control.db")
     with open_control(f"sqlite:///{tmp_path / 'control.db'}") as database:
         yield database
 

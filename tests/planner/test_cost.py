@@ -1,13 +1,15 @@
 """Every way is listed with its cost, or with the sentence why it is closed."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.decision import Action, Option
 from lockstep.verdict import Impact
-from planner.context import Context, Durations, Resume
-from planner.cost import price_of_acting, weigh
+from planner.context import Context, Durations, Layout, Resume
+from planner.cost import price_of_acting, share_micro_batches, speed_rerouted, speed_without_replica, weigh
 from tests.planner.build import cluster, context, crash, job, pipeline, verdict
 
 ALL = {"none", "reroute", "reattempt", "restart_process", "recycle", "drop_replica", "reconfigure", "replace"}
@@ -119,12 +121,16 @@ def test_controller_that_knows_only_whole_jobs_makes_a_new_process_cost_a_whole_
     assert closed.reason.startswith("unavailable: the controller restarts whole jobs, and no checkpoint")
 
 
-def test_job_on_fewer_nodes_starts_from_a_checkpoint_that_they_can_load() -> None:
+def test_job_on_fewer_nodes_starts_from_a_checkpoint_that_they_can_load_once_it_is_converted() -> None:
     older = Resume("/ckpt/train/300", "dcp", 1200.0, 30.0)
     found = option("reconfigure", context(crash(), job(resume_smaller=older)))
-    assert found.reason == (
-        "the job starts again on 7 nodes at 88% of its speed (in proportion to the nodes), "
-        "from the checkpoint of 1200 s ago"
+    what = "the job starts again on 7 nodes at 88% of its speed (in proportion to the nodes), "
+    assert (found.reason, found.cost.downtime_s) == (f"{what}from the checkpoint of 1200 s ago", 150.0)
+    converted = replace(older, convert=("python", "-m", "x"), convert_s=45.0)
+    found = option("reconfigure", context(crash(), job(resume_smaller=converted)))
+    assert (found.reason, found.cost.downtime_s) == (
+        f"{what}from the checkpoint of 1200 s ago, converted first in 45 s",
+        195.0,
     )
     nothing = option("reconfigure", context(crash(), job(resume_smaller=None)))
     assert nothing.reason.endswith("verified to be complete and loads on 7 nodes")
@@ -144,13 +150,6 @@ def test_speed_on_fewer_nodes_says_where_it_is_from(known: dict[str, object], ex
     assert found.cost.throughput_after == 0.75
 
 
-def test_conversion_of_a_checkpoint_counts_as_standstill() -> None:
-    plain = Resume("/c", "zero", 600.0, 30.0)
-    converted = Resume("/c", "zero", 600.0, 30.0, convert=("python", "-m", "x"), convert_s=45.0)
-    costs = [option("reconfigure", context(crash(), job(resume=each))).cost.downtime_s for each in (plain, converted)]
-    assert costs[1] == (costs[0] or 0.0) + 45.0
-
-
 @given(st.floats(1.0, 50.0), st.floats(0.0, 1.0), st.floats(60.0, 1e6), st.floats(0.0, 0.1))
 def test_costs_are_never_negative_and_cheapest_comes_first(
     ratio: float, confidence: float, repair_s: float, rate: float
@@ -162,3 +161,20 @@ def test_costs_are_never_negative_and_cheapest_comes_first(
     assert known == sorted(known)
     assert all(each >= 0 for each in known)
     assert hours[: len(known)] == known
+
+
+def test_everybody_who_is_left_is_told_how_many_he_does_by_a_guess_where_the_number_is_unknown() -> None:
+    share = share_micro_batches(Layout(stages=4, replicas=3, micro_batches=5))
+    assert (share.each, share.most) == (5, 8)
+    assert share.reason == "5 micro-batches of each step go to 2 replicas: 1 do 8 and 1 do 7"
+    assert share_micro_batches(Layout(stages=2, replicas=2)).reason == (
+        "8 micro-batches of each step go to 1 replicas: 1 do 16, if there are four for each stage"
+    )
+
+
+@given(st.integers(1, 8), st.integers(2, 16), st.integers(1, 64))
+def test_pace_is_never_better_than_the_work_that_is_left_allows(stages: int, replicas: int, each: int) -> None:
+    layout = Layout(stages=stages, replicas=replicas, micro_batches=each)
+    share = share_micro_batches(layout)
+    assert (replicas - 1) * share.most >= replicas * each > (replicas - 1) * (share.most - 1)
+    assert 0 < speed_without_replica(layout, share) <= speed_rerouted(layout, share) <= 1

@@ -6,7 +6,6 @@ from lockstep.execution import Execution, ExecutionState
 from lockstep.verdict import Impact
 from planner.cost import weigh
 from planner.escalation import (
-    EscalationOptions,
     Level,
     Severity,
     classify,
@@ -26,7 +25,7 @@ def tried(action: str, *, at_s: float = 0.0, state: ExecutionState = "done", com
 
 
 def level(base: Severity, *runs: Execution, now_s: float = 100.0) -> Level:
-    return find_level(base, "as told", PART, runs, seconds(now_s), EscalationOptions(memory_s=3600))
+    return find_level(base, "as told", PART, runs, seconds(now_s))
 
 
 def test_each_failure_raises_the_severity_in_whatever_order_it_is_read_and_none_lowers_it() -> None:
@@ -114,7 +113,4 @@ def test_job_at_a_third_of_its_speed_is_restarted_where_nobody_is_to_blame() -> 
     assert severity_of(slow) == (2, "steps take 3.5 times as long as usual")
     restart = next(each for each in weigh(context(slow)) if each.action == "restart_process")
     assert restart.cost.gpu_hours is not None
-
-
-def test_three_times_the_usual_step_is_an_alarm() -> None:
     assert [is_alarm(ratio) for ratio in (None, 1.1, 2.99, 3.0)] == [False, False, False, True]

@@ -9,7 +9,7 @@ import pytest
 from lockstep.arrow import rows_of
 from lockstep.clock import NS_PER_S
 from lockstep.fabrics import rail_optimised
-from lockstep.records import Agent, Comm, OpStat
+from lockstep.records import Agent, Comm, HostRecord, OpStat
 from lockstep.state.database import ControlDatabase
 from lockstep.state.incidents import save_incidents
 from lockstep.store.store import Store
@@ -23,8 +23,6 @@ from tests.builders import make
 from tests.planner.build import T0, crash, event, incident, seconds, verdict
 from tests.planner.fake_controller import FakeController, make_world
 from tests.planner.world import NODES
-
-COMMS, EVENTS = TABLE_BY_NAME["comms"], TABLE_BY_NAME["events"]
 
 
 class FakeCheckpoints:
@@ -82,21 +80,6 @@ class TellingController(FakeController):
         return [replace(node, is_idle=node.name != "h8") for node in super().nodes()]
 
 
-def test_telemetry_says_which_gpus_a_job_has_and_what_happened_on_the_part_s_host(
-    tmp_path: Path, embedded_store: Store
-) -> None:
-    members = [
-        make(Comm, job="train", attempt=0, host=host, rank=rank, gpu=rank % 2)
-        for rank, host in enumerate(["h3", "h3", "h5"])
-    ]
-    told = [event("xid", "Xid 79", host="h3"), event("xid", "Xid 31", host="h5"), event("link_up", severity="info")]
-    for name, rows in (("comms", rows_of(COMMS, list(members))), ("events", rows_of(EVENTS, list(told)))):
-        embedded_store.insert(TABLE_BY_NAME[name], rows, token=name)
-    snapshot = reader(tmp_path, embedded_store).read(incident(crash()), seconds(10))
-    assert (snapshot.job.nodes, snapshot.job.gpus) == (("h3", "h5"), 3)
-    assert [found.message for found in snapshot.events] == ["Xid 79"]
-
-
 def test_blocks_are_racks_or_else_leaves_and_nodes_on_the_same_rails_are_close(tmp_path: Path) -> None:
     indices = [Place(id="h0", kind="host", rack="r1"), Place(id="h1", kind="host"), Place(id="leaf1", kind="switch")]
     links = [Link(id=f"l{n}", a=f"h{n}/eth0", b="leaf1", gbps=100.0) for n in range(2)]
@@ -120,20 +103,6 @@ def test_checkpoint_is_asked_for_on_the_layout_that_the_job_will_have_by_its_fir
     assert (snapshot.job.weight, snapshot.job.resume) == (3.0, Resume("/ckpt/first", "dcp", 60.0, 5.0))
 
 
-def test_survey_knows_all_jobs_at_work_and_their_tables(tmp_path: Path, embedded_store: Store) -> None:
-    table = TABLE_BY_NAME["op_stats"]
-    for name, host in (("train", "h0"), ("chat", "h8")):
-        members = [make(Comm, job=name, host=host, rank=rank, gpu=rank) for rank in range(2)]
-        stats = [make(OpStat, job=name, host=host, rank=0, ts_ns=seconds(5))]
-        embedded_store.insert(COMMS, rows_of(COMMS, list(members)), token=f"c{name}")
-        embedded_store.insert(table, rows_of(table, list(stats)), token=f"o{name}")
-    hints = {"chat": JobHint(throughput={1: 7.0}), "*": JobHint()}
-    view = reader(tmp_path, embedded_store, hints=hints).survey(seconds(10))
-    assert [(job.job, job.nodes, job.gpus) for job in view.jobs] == [("chat", ("h8",), 2), ("train", ("h0",), 2)]
-    assert dict(view.jobs[0].throughput) == {1: 7.0}
-    assert view.cluster.spares == ("h3", "h9"), "h8 is held"
-
-
 def test_job_is_over_when_the_controller_says_so_and_not_when_it_has_never_heard_of_it(tmp_path: Path) -> None:
     found = reader(tmp_path)
     assert not found.is_over("train")
@@ -154,6 +123,33 @@ def test_failures_that_were_seen_replace_those_of_the_fleet_unless_little_was_wa
     assert found.by_node["h3"] == pytest.approx(4 * found.by_node["h4"])
 
 
+def insert(store: Store, name: str, rows: Sequence[HostRecord], token: str) -> None:
+    store.insert(TABLE_BY_NAME[name], rows_of(TABLE_BY_NAME[name], list(rows)), token=token)
+
+
+def test_telemetry_says_which_gpus_jobs_have_and_what_happened_on_the_part_s_host(
+    tmp_path: Path, embedded_store: Store
+) -> None:
+    for name, hosts in (("train", ["h3", "h3", "h5"]), ("chat", ["h8", "h8"])):
+        members = [make(Comm, job=name, attempt=0, host=host, rank=at, gpu=at % 2) for at, host in enumerate(hosts)]
+        stats = [make(OpStat, job=name, attempt=0, host=hosts[0], rank=0, ts_ns=seconds(5))]
+        insert(embedded_store, "comms", members, f"c{name}")
+        insert(embedded_store, "op_stats", stats, f"o{name}")
+    told = [event("xid", "Xid 79", host="h3"), event("xid", "Xid 31", host="h5"), event("link_up", severity="info")]
+    insert(embedded_store, "events", told, "events")
+    hints = {"chat": JobHint(throughput={1: 7.0}), "*": JobHint()}
+    found = reader(tmp_path, embedded_store, hints=hints)
+    snapshot = found.read(incident(crash()), seconds(10))
+    assert (snapshot.job.nodes, snapshot.job.gpus) == (("h3", "h5"), 3)
+    assert [each.message for each in snapshot.events] == ["Xid 79"]
+    assert [each.job for each in snapshot.others] == ["chat"]
+    view = found.survey(seconds(10))
+    jobs = [(job.job, job.nodes, job.gpus) for job in view.jobs]
+    assert jobs == [("chat", ("h8",), 2), ("train", ("h3", "h5"), 3)]
+    assert dict(view.jobs[0].throughput) == {1: 7.0}
+    assert view.cluster.spares == ("h9",), "h3 and h8 are held"
+
+
 DAY_NS = 86_400 * NS_PER_S
 
 
@@ -164,8 +160,7 @@ def test_only_what_stopped_a_job_on_a_watched_host_counts(embedded_store: Store,
         for day in range(1, 21)
         for beat in (5, 65)
     ]
-    table = TABLE_BY_NAME["agents"]
-    embedded_store.insert(table, rows_of(table, list(beats)), token="agents")
+    insert(embedded_store, "agents", beats, "agents")
     faults = [
         incident(crash(), name="i1"),
         incident(crash(component="gpu:h3/1", fault_class="noncomm_hang"), name="i2"),
@@ -182,12 +177,11 @@ def test_only_what_stopped_a_job_on_a_watched_host_counts(embedded_store: Store,
 
 def run_job(store: Store, name: str, began_s: float, last_s: float, gpu: int = 0, **comm: object) -> None:
     """Tell of a job that had a communicator and operations on four hosts from then to then."""
-    stats = TABLE_BY_NAME["op_stats"]
     who = [{"job": name, "host": f"h{rank}", "rank": rank} for rank in range(4)]
     members = [make(Comm, **each, gpu=gpu, init_ns=seconds(began_s), **comm) for each in who]
     told = [make(OpStat, **each, ts_ns=seconds(at_s)) for each in who for at_s in (began_s, last_s)]
-    store.insert(COMMS, rows_of(COMMS, list(members)), token=f"c{name}")
-    store.insert(stats, rows_of(stats, list(told)), token=f"o{name}")
+    insert(store, "comms", members, f"c{name}")
+    insert(store, "op_stats", told, f"o{name}")
 
 
 def test_job_that_ended_frees_its_nodes_for_the_one_after_it_though_no_scheduler_says_so(

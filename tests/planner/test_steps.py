@@ -18,7 +18,6 @@ from planner.steps import (
     has_moved_on,
     is_busy,
     is_outdated,
-    isolated_by,
     keep_same,
     mark_answered,
     mark_begun,
@@ -92,7 +91,7 @@ def test_refused_step_gives_back_what_was_or_may_have_been_isolated() -> None:
     assert acts(turned) == [("isolate", "done"), ("release", "waiting")]
     assert answer(turned, "done").state == "undone"
     run = answer(answer(answer(begun(), "done"), "done"), "refused")
-    assert (run.state, isolated_by(run)) == ("failed", ["h3"])
+    assert (run.state, acts(run)[0]) == ("failed", ("isolate", "done"))
 
 
 def test_failure_is_tried_again_after_longer_and_longer_waits_and_then_given_up() -> None:
@@ -241,11 +240,12 @@ def test_job_is_busy_and_its_decision_outdated_once_something_was_done() -> None
     assert not is_outdated(decision(), [ended(5).model_copy(update={"job": "chat"})])
     known = decision()
     fresh = known.model_copy(update={"id": "d2", "created_ns": seconds(50), "reason": "said differently"})
-    assert keep_same(known, fresh, []).id == "d1"
-    assert keep_same(known, fresh.model_copy(update={"part_of": "p1"}), []).id == "d2"
-    assert keep_same(known, fresh.model_copy(update={"target": {"nnodes": 7}}), []).id == "d2"
-    assert keep_same(known, fresh, [ended(5)]).id == "d2"
-    assert keep_same(None, fresh, []) is fresh
+    after = fresh.model_copy(update={"id": "d3", "job": "chat", "after": ("d2",)})
+    kept = keep_same([fresh, after], {"train": known}.get, [])
+    assert [(each.id, each.after) for each in kept] == [("d1", ()), ("d3", ("d1",))]
+    for other in ({"part_of": "p1"}, {"target": {"nnodes": 7}}):
+        assert keep_same([fresh.model_copy(update=other)], lambda job: known, [])[0].id == "d2"
+    assert keep_same([fresh], lambda job: known, [ended(5)]) == keep_same([fresh], lambda job: None, []) == [fresh]
 
 
 def test_restarts_that_came_about_of_late_or_are_about_to_come_are_counted() -> None:

@@ -64,6 +64,10 @@ def test_checkpoint_that_grew_between_two_readings_is_being_written(job: Path) -
     assert (found.state, found.reason) == ("writing", "has grown by 4 bytes since it was looked at before")
     again = read(job, before=read(job, before=before)).checkpoints[1]
     assert again.state == "complete"
+    shutil.copy(job / "step-200" / ".metadata", job / "step-300" / ".metadata")
+    make_old(job)
+    assert read(job, before=before).checkpoints[0].state == "writing", "it was incomplete, and is finished now"
+    assert read(job, before=read(job, before=before)).checkpoints[0].state == "complete"
 
 
 def test_what_was_verified_is_opened_again_only_when_it_has_changed(job: Path) -> None:
@@ -77,47 +81,29 @@ def test_what_was_verified_is_opened_again_only_when_it_has_changed(job: Path) -
     assert read(job, before=before).checkpoints[1].state == "incomplete"
 
 
-def test_incomplete_one_that_was_finished_becomes_complete(job: Path) -> None:
-    before = read(job)
-    shutil.copy(job / "step-200" / ".metadata", job / "step-300" / ".metadata")
-    make_old(job)
-    assert read(job, before=before).checkpoints[0].state == "writing"
-    assert read(job, before=read(job, before=before)).checkpoints[0].state == "complete"
-
-
-def test_temporary_file_means_that_the_writer_has_not_ended(job: Path) -> None:
-    (job / "step-200" / "__3_0.distcp.part").write_bytes(b"x")
-    make_old(job)
-    found = read(job).checkpoints[1]
-    assert (found.state, found.reason) == (
-        "incomplete",
-        "its writer has not ended: __3_0.distcp.part has not got its last name yet",
-    )
-
-
-def test_folder_that_is_renamed_when_it_is_whole_is_not_complete_before(job: Path) -> None:
-    for number, name in enumerate(("step-400.part", "step-401.tmp", "step-402-tmp")):
+def test_file_or_folder_with_a_temporary_name_means_that_the_writer_has_not_ended(job: Path) -> None:
+    (job / "step-300" / "__3_0.distcp.part").write_bytes(b"x")
+    for name in ("step-400.part", "step-401.tmp", "step-402-tmp"):
         shutil.copytree(job / "step-200", job / name)
-        make_old(job)
-        found = read(job).checkpoints[0]
-        assert (found.step, found.state) == (400 + number, "incomplete")
-        assert found.reason == f"its writer has not ended: {name} has not got its last name yet"
+    make_old(job)
+    begun = {402: "step-402-tmp", 401: "step-401.tmp", 400: "step-400.part", 300: "__3_0.distcp.part"}
+    assert [(each.step, each.state, each.reason) for each in read(job).checkpoints[:4]] == [
+        (step, "incomplete", f"its writer has not ended: {name} has not got its last name yet")
+        for step, name in begun.items()
+    ]
 
 
-def test_links_in_a_circle_and_to_nowhere_end(job: Path) -> None:
+def test_links_in_a_circle_and_to_nowhere_end_and_a_pipe_is_not_opened(job: Path) -> None:
+    (job / "step-200" / "__3_0.distcp").unlink()
+    os.mkfifo(job / "step-200" / "__3_0.distcp")
+    make_old(job)
     (job / "again").symlink_to(job)
     (job / "newest").symlink_to(job / "step-200")
     (job / "nowhere").symlink_to(job / "nowhere")
     found = read(job)
     assert [each.path for each in found.checkpoints] == [str(job / f"step-{step}") for step in (300, 200, 100)]
+    assert found.checkpoints[1].reason == "__3_0.distcp named in .metadata is not there"
     assert found.remarks == (f"{job}/nowhere cannot be read: Too many levels of symbolic links",)
-
-
-def test_pipe_in_a_checkpoint_is_not_opened(job: Path) -> None:
-    (job / "step-200" / "__3_0.distcp").unlink()
-    os.mkfifo(job / "step-200" / "__3_0.distcp")
-    make_old(job)
-    assert read(job).checkpoints[1].reason == "__3_0.distcp named in .metadata is not there"
 
 
 @pytest.mark.parametrize("shown", [True, False])

@@ -143,7 +143,9 @@ def test_newest_complete_checkpoint_is_found_again_after_some_seconds_with_its_a
     assert folders.newest("chat", None, NOW_NS + 6 * 10**9) is not None
 
 
-def test_zero_is_converted_where_the_layout_changes(tmp_path: Path) -> None:
+def test_zero_is_converted_where_the_layout_changes_or_else_a_person_is_told_or_an_older_one_taken(
+    tmp_path: Path,
+) -> None:
     saved = copy_real("zero_1/global_step3", tmp_path / "train" / "global_step3")
     folders = CheckpointFolders(f"{tmp_path}/{{job}}", read_mb_per_s=100.0)
     same = folders.newest("train", None, NOW_NS)
@@ -153,10 +155,6 @@ def test_zero_is_converted_where_the_layout_changes(tmp_path: Path) -> None:
     assert (same.path, same.form, same.convert, same.obstacle) == (str(saved), "ds_zero", (), None)
     assert (other.path, other.form, other.obstacle) == (f"{saved}_universal", "universal", None)
     assert other.convert[3:7] == ("--input_folder", str(saved), "--output_folder", f"{saved}_universal")
-
-
-def test_planner_without_a_converter_says_what_a_person_has_to_do_or_takes_an_older_one(tmp_path: Path) -> None:
-    saved = copy_real("zero_1/global_step3", tmp_path / "train" / "global_step3")
     folders = CheckpointFolders(f"{tmp_path}/{{job}}", read_mb_per_s=100.0, converter=())
     found = folders.newest("train", Layout(replicas=3), NOW_NS)
     assert found is not None

@@ -50,13 +50,15 @@ def names(job: Path) -> list[str]:
     return sorted(path.name for path in job.iterdir())
 
 
-def test_finished_conversion_is_used_again(job: Path) -> None:
-    copy_real("zero_1/global_step3_universal", job / "global_step3_universal")
-    progress = Converter().poll(wanted(job, "exit 9"), seconds(0))
-    assert progress.report is not None
+def test_finished_conversion_is_used_again_and_an_unfinished_one_of_somebody_else_left_to_them(job: Path) -> None:
+    theirs = copy_real("zero_1/global_step3_universal", job / "global_step3_universal")
     whole = "all 4 parameters that the model states name are there, and each file has its end"
-    message = f"{job}/global_step3_universal was made before: {whole}"
-    assert (progress.report.outcome, progress.message) == ("already", message)
+    message = f"{theirs} was made before: {whole}"
+    assert Converter().poll(wanted(job, "exit 9"), seconds(0)) == Progress(message, Report("already", message))
+    shutil.rmtree(theirs / "zero" / "2.weight")
+    report = Converter().poll(wanted(job), seconds(0)).report
+    assert report == Report("refused", f"{theirs} is incomplete, and not from here: zero lacks 2.weight")
+    assert theirs.exists()
 
 
 def test_verified_result_gets_its_name_and_nothing_else_is_left(job: Path) -> None:
@@ -127,14 +129,6 @@ def test_slice_that_vanishes_while_it_is_measured_fails_nothing(job: Path, monke
     assert progress == Progress(f"{job}/global_step3 is being converted, about 0 % is done")
     assert (converter.is_running(slow), list(job.glob("*.partial/*/*"))) == (True, [])
     converter.forget(slow)
-
-
-def test_unfinished_conversion_of_somebody_else_is_left_to_them(job: Path) -> None:
-    theirs = copy_real("zero_1/global_step3_universal", job / "global_step3_universal")
-    shutil.rmtree(theirs / "zero" / "2.weight")
-    report = Converter().poll(wanted(job), seconds(0)).report
-    assert report == Report("refused", f"{theirs} is incomplete, and not from here: zero lacks 2.weight")
-    assert theirs.exists()
 
 
 def test_planner_that_cannot_see_the_checkpoint_or_write_beside_it_says_so(tmp_path: Path, job: Path) -> None:

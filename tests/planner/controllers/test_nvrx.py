@@ -69,9 +69,10 @@ def test_directory_may_come_later_but_must_be_one(tmp_path: Path) -> None:
 
 def test_note_that_nobody_understands_excludes_and_is_not_ours(tmp_path: Path) -> None:
     (tmp_path / "h1.json").write_text("{")
-    node = NvrxController(NvrxOptions(tmp_path)).nodes()[0]
+    controller = NvrxController(NvrxOptions(tmp_path))
+    (node,) = controller.nodes()
     assert (node.is_usable, node.mark) == (False, None)
-    assert NvrxController(NvrxOptions(tmp_path)).release("h1", "mark-1").outcome == "refused"
+    assert controller.release("h1", "mark-1").outcome == "refused"
 
 
 def decode(message: bytes) -> dict[int, Any]:
@@ -129,16 +130,12 @@ def test_host_that_cannot_ask_is_healthy_and_says_why(tmp_path: Path) -> None:
         assert why in fields[4]
 
 
-def test_file_in_the_way_of_the_socket_is_left_alone(tmp_path: Path) -> None:
-    pytest.importorskip("grpc", reason="needs the extra lockstep[nvrx]")
+def test_real_client_is_told_of_the_exclusion_and_of_its_end_but_no_file_is_overwritten(tmp_path: Path) -> None:
+    grpc = pytest.importorskip("grpc", reason="needs the extra lockstep[nvrx]")
     (tmp_path / "precious").write_text("data")
     with pytest.raises(BadInput, match="it is no socket"):
         serve_health(lambda: None, tmp_path / "precious")
     assert (tmp_path / "precious").read_text() == "data"
-
-
-def test_real_client_is_told_of_the_exclusion_and_of_its_end(tmp_path: Path) -> None:
-    grpc = pytest.importorskip("grpc", reason="needs the extra lockstep[nvrx]")
     socket, directory = tmp_path / "nvhcd.sock", tmp_path / "excluded"
     with socketlib.socket(socketlib.AF_UNIX) as dead:  # of a service that died
         dead.bind(str(socket))

@@ -70,7 +70,7 @@ def test_launcher_is_stopped_only_for_what_is_under_way_and_beyond_it(made: Deci
     assert "gpu:h3/2 is dead" in answer["recommendation"]["reason"]
 
 
-def test_question_waits_for_a_decision_and_no_longer_than_one_can_come(
+def test_question_waits_for_a_decision_and_no_longer_than_one_can_come_also_of_a_server_that_is_away(
     attribution: Attribution, server: Server, clock: ManualClock
 ) -> None:
     assert attribution.result("/logs/c0.log")["status"] == "pending"
@@ -79,21 +79,16 @@ def test_question_waits_for_a_decision_and_no_longer_than_one_can_come(
     server.newest = decision()
     answer = attribution.result("/logs/c0.log")
     assert (answer["status"], answer["result"]["result_id"], server.asked) == ("completed", "d1", ["17"] * 3)
-    server.newest = None
-    clock.advance(60)
-    answer = attribution.result("/logs/c0.log")
-    assert (answer["status"], answer["recommendation"]["action"]) == ("completed", "UNKNOWN")
-
-
-def test_server_that_is_away_stops_nobody(attribution: Attribution, server: Server, clock: ManualClock) -> None:
-    server.is_away = True
+    server.newest, server.is_away = None, True
     assert attribution.result("/logs/c0.log")["status"] == "pending"
     clock.advance(60)
-    assert attribution.result("/logs/c0.log")["recommendation"]["action"] == "UNKNOWN"
+    for server.is_away in (True, False):
+        answer = attribution.result("/logs/c0.log")
+        assert (answer["status"], answer["recommendation"]["action"]) == ("completed", "UNKNOWN")
 
 
 def test_only_so_many_logs_are_remembered_and_others_settled_at_once(
-    attribution: Attribution, server: Server
+    attribution: Attribution, server: Server, clock: ManualClock
 ) -> None:
     assert attribution.result("/logs/other.log")["status"] == "completed"
     assert server.asked == []
@@ -102,14 +97,10 @@ def test_only_so_many_logs_are_remembered_and_others_settled_at_once(
     attribution.result("/logs/c0.log")
     assert server.asked == [], "the oldest is forgotten"
     attribution.result("/logs/n0.log")
-    assert server.asked == ["17"]
-
-
-def test_job_that_was_named_goes_before_the_launchers(server: Server, clock: ManualClock) -> None:
     named = Attribution(server.find, clock, job="llm")
     named.submit({"log_path": "/logs/c0.log"})
     named.result("/logs/c0.log")
-    assert server.asked == ["llm"]
+    assert server.asked == ["17", "llm"], "the job that was named goes before the launcher's"
 
 
 @pytest.mark.parametrize(

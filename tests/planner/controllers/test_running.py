@@ -2,14 +2,16 @@
 
 import os
 import signal
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from lockstep.clock import ManualClock
 from lockstep.errors import ControllerDown
-from planner.controllers.running import Deadline, Notes, make_environment, run_within
+from planner.controllers.running import Background, Deadline, Ended, Notes, make_environment, run_within
 from tests.waiting import eventually
 
 SOON_S = 0.3
@@ -68,6 +70,15 @@ def test_a_child_that_left_the_group_and_holds_the_output_does_not_keep_us(tmp_p
     code, out, _ = run_shell(f'{sys.executable} -c "{stray}" & until [ -s {note} ]; do sleep 0.01; done; echo on')
     os.kill(int(note.read_text()), signal.SIGKILL)
     assert (code, out) == (0, "on\n")
+
+
+def test_process_that_the_kernel_does_not_let_go_of_is_said_and_not_waited_for() -> None:
+    # One without a group of its own is not reached by the kill, as one that waits for a dead file server is not.
+    with tempfile.TemporaryFile() as output, subprocess.Popen(["sleep", "1000"]) as process:
+        ended = Background(process, output, 0, timeout_s=60, kill_s=0.01).finish()
+        process.kill()
+    message = f"no output; process {process.pid} is still there 0.01 s after SIGKILL"
+    assert ended == Ended(None, message)
 
 
 def test_no_setting_of_ours_and_no_surrounding_job_is_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,17 +114,28 @@ def see(options: SlurmOptions, job: str) -> JobView:
     return view
 
 
-def test_a_real_slurm_keeps_the_contract(slurm: LocalSlurm, options: SlurmOptions) -> None:
-    check_contract(
-        Rig(
-            make=lambda dry_run: SlurmController(replace(options, dry_run=dry_run)),
-            look=lambda: look(slurm),
-            node="n1",
-            other="n2",
-            reset=lambda: put_in_service(slurm),
-            occupy=lambda node: drain_as_somebody_else(slurm, node),
-        )
+def make_rig(slurm: LocalSlurm, options: SlurmOptions) -> Rig:
+    return Rig(
+        make=lambda dry_run: SlurmController(replace(options, dry_run=dry_run)),
+        look=lambda: look(slurm),
+        node="n1",
+        other="n2",
+        reset=lambda: put_in_service(slurm),
+        occupy=lambda node: drain_as_somebody_else(slurm, node),
     )
+
+
+def restart_to_the_end(controller: SlurmController, order: Restart, directory: Path) -> str:
+    """Return the number of the new job when it runs."""
+    report = controller.restart(order)
+    assert report.outcome == "done", report
+    new = str(report.job)
+    wait_until(lambda: bool(read_output(directory, new)), "the new job runs")
+    return new
+
+
+def test_a_real_slurm_keeps_the_contract(slurm: LocalSlurm, options: SlurmOptions) -> None:
+    check_contract(make_rig(slurm, options))
 
 
 def test_work_on_a_drained_node_goes_on(slurm: LocalSlurm, options: SlurmOptions, tmp_path: Path) -> None:
@@ -137,11 +148,7 @@ def test_a_job_starts_again_without_the_node(slurm: LocalSlurm, options: SlurmOp
     job = start_training(slurm, tmp_path)
     controller = SlurmController(options)
     controller.isolate("n1", "d-1", "NIC eth0 is slow")
-    report = controller.restart(Restart("d-1", job, exclude=("n1",), checkpoint="/ckpt/a,b"))
-    assert report.outcome == "done", report
-    assert report.job is not None
-    new = report.job
-    wait_until(lambda: bool(read_output(tmp_path, new)), "the new job runs")
+    new = restart_to_the_end(controller, Restart("d-1", job, exclude=("n1",), checkpoint="/ckpt/a,b"), tmp_path)
     assert read_output(tmp_path, new) == ["n[2-3] attempt 0 from /ckpt/a,b with --lr=3e-4"]
     assert see(options, new) == JobView(new, "running", ("n2", "n3"), mark="d-1")
     assert see(options, job).state == "ended"
@@ -178,11 +185,7 @@ def test_death_between_scancel_and_sbatch_loses_no_job(
     assert see(options, job).state == "ended"
     assert "its answer is lost" in SlurmController(options, clock).restart(order).what
     clock.advance(20)  # twice MessageTimeout
-    report = SlurmController(options, clock).restart(order)
-    assert report.outcome == "done", report
-    assert report.job is not None
-    new = report.job
-    wait_until(lambda: bool(read_output(tmp_path, new)), "the new job runs")
+    new = restart_to_the_end(SlurmController(options, clock), order, tmp_path)
     assert see(options, new).nodes == ("n2", "n3")
 
 

@@ -1,6 +1,6 @@
 """The Slurm controller over slurmrestd: what that offers goes there, the rest to the commands, and means the same."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,22 +8,15 @@ from typing import Any
 import pytest
 
 from lockstep.errors import ControllerDown, ControllerRefused
-from planner.controllers.protocol import JobView, Restart
+from planner.controllers.protocol import JobView
 from planner.controllers.slurm import SlurmController
 from planner.controllers.slurm_commands import SlurmOptions
 from planner.controllers.slurm_parsing import SlurmNode
-from planner.controllers.slurm_rest import (
-    NOBODY_BEHIND,
-    find_offer,
-    read_errors,
-    read_jobs,
-    read_nodes,
-)
-from tests.planner.controllers.fake_slurm import FakeSlurm, FakeSlurmrestd, recorded, serve
+from planner.controllers.slurm_rest import NOBODY_BEHIND, find_offer, read_errors, read_jobs, read_nodes
+from tests.planner.controllers.fake_slurm import RUNNING, SCRIPT, FakeSlurm, FakeSlurmrestd, recorded, serve
+from tests.planner.controllers.test_slurm import ACTS, NO_KILL_WAIT, ORDER
 
-DATA = Path(__file__).parents[2] / "data" / "slurm"
 ROOT = "/slurm/v0.0.38"
-ORDER = Restart("d-18", "2", exclude=("n2",), checkpoint="/ckpt/7")
 
 
 @pytest.fixture
@@ -44,8 +37,8 @@ def server() -> FakeSlurmrestd:
 @pytest.fixture
 def slurm(tmp_path: Path) -> FakeSlurm:
     fake = FakeSlurm(tmp_path / "slurm").install()
-    fake.say("scontrol-show-job", (DATA / "job_running.txt").read_text())
-    fake.say("scontrol-write-batch_script", (DATA / "batch_script.txt").read_text())
+    fake.say("scontrol-show-job", RUNNING)
+    fake.say("scontrol-write-batch_script", SCRIPT)
     fake.say("sbatch", "17\n")
     return fake
 
@@ -66,6 +59,8 @@ def test_nodes_and_jobs_are_read_from_slurmrestd(
     ]
     assert controller.job("2") == JobView("2", "running", ("n2", "n3"), mark="d-17")
     assert controller.job("4711") is None
+    report = controller.restart(replace(ORDER, mark="d-17", job="1"))
+    assert (report.outcome, report.job) == ("already", "2"), "found by its mark"
     assert server.asked.count("GET /openapi/v3") == 1, "what it offers is asked once"
     assert server.headers["X-SLURM-USER-TOKEN"] == "abc.def"
     assert server.headers["X-SLURM-USER-NAME"] == "planner"
@@ -98,7 +93,7 @@ def test_a_job_is_cancelled_over_slurmrestd_and_submitted_by_sbatch(
     options: SlurmOptions, server: FakeSlurmrestd, slurm: FakeSlurm
 ) -> None:
     server.say(f"DELETE {ROOT}/job/2", recorded("cancelled"))
-    slurm.say("scontrol-show-config", "KillWait                = 0 sec\n")
+    slurm.say("scontrol-show-config", NO_KILL_WAIT)
     report = SlurmController(replace(options, grace_s=0)).restart(ORDER)
     assert (report.outcome, report.is_half_done) == ("failed", True), "it still runs"
     server.say(f"GET {ROOT}/job/2", recorded("job_unknown"), 500)
@@ -106,12 +101,6 @@ def test_a_job_is_cancelled_over_slurmrestd_and_submitted_by_sbatch(
     assert report.what == "job 2 is cancelled and submitted again as job 17, to run without n1,n2"
     assert slurm.calls("scancel") == []
     assert server.asked.count(f"DELETE {ROOT}/job/2") == 1
-
-
-def test_a_job_under_the_mark_is_found(options: SlurmOptions, slurm: FakeSlurm) -> None:
-    report = SlurmController(options).restart(replace(ORDER, mark="d-17", job="1"))
-    assert (report.outcome, report.job) == ("already", "2")
-    assert slurm.calls() == []
 
 
 def test_what_slurm_does_not_allow_and_a_token_that_is_not_taken_is_said(
@@ -130,13 +119,7 @@ def test_what_slurm_does_not_allow_and_a_token_that_is_not_taken_is_said(
 def test_a_controller_that_is_down_is_raised(options: SlurmOptions, server: FakeSlurmrestd) -> None:
     for path in ("nodes", "node/n1", "job/2", "jobs"):
         server.say(f"GET {ROOT}/{path}", recorded("down"), 500)
-    acts: tuple[Callable[[SlurmController], object], ...] = (
-        lambda c: c.nodes(),
-        lambda c: c.job("2"),
-        lambda c: c.isolate("n1", "m", "x"),
-        lambda c: c.restart(ORDER),
-    )
-    for act in acts:
+    for act in ACTS:
         with pytest.raises(ControllerDown, match="slurmctld does not answer, or the token is wrong or has run out"):
             act(SlurmController(options))
 

@@ -12,13 +12,13 @@ from planner.controllers.slurm import SlurmController
 from planner.controllers.slurm_commands import SlurmCommands, SlurmOptions
 from planner.controllers.slurm_parsing import SlurmNode
 from planner.controllers.slurm_rest import SlurmRest, Slurmrestd
-from tests.planner.controllers.contract import Rig, check_contract
+from tests.planner.controllers.contract import check_contract
 from tests.planner.controllers.test_slurm_real import (
     drain_as_somebody_else,
     left_idle,
-    look,
-    put_in_service,
+    make_rig,
     read_output,
+    restart_to_the_end,
     start_training,
 )
 from tests.testbed.services import wait_until
@@ -61,16 +61,7 @@ def without_when(nodes: list[SlurmNode]) -> list[SlurmNode]:
 
 
 def test_slurmrestd_keeps_the_contract(slurm: LocalSlurm, options: SlurmOptions) -> None:
-    check_contract(
-        Rig(
-            make=lambda dry_run: SlurmController(replace(options, dry_run=dry_run)),
-            look=lambda: look(slurm),
-            node="n1",
-            other="n2",
-            reset=lambda: put_in_service(slurm),
-            occupy=lambda node: drain_as_somebody_else(slurm, node),
-        )
-    )
+    check_contract(make_rig(slurm, options))
 
 
 def test_both_ways_tell_the_same(slurm: LocalSlurm, options: SlurmOptions, tmp_path: Path) -> None:
@@ -92,11 +83,7 @@ def test_a_job_starts_again_without_the_node(slurm: LocalSlurm, options: SlurmOp
     bare = replace(options, scancel="/nowhere/scancel", squeue="/nowhere/squeue")  # slurmrestd does it by itself
     controller = SlurmController(bare)
     order = Restart("d-2", job, exclude=("n1",), checkpoint="/ckpt/a,b")
-    report = controller.restart(order)
-    assert report.outcome == "done", report
-    assert report.job is not None
-    new = report.job
-    wait_until(lambda: bool(read_output(tmp_path, new)), "the new job runs")
+    new = restart_to_the_end(controller, order, tmp_path)
     assert read_output(tmp_path, new) == ["n[2-3] attempt 0 from /ckpt/a,b with --lr=3e-4"]
     assert controller.job(new) == JobView(new, "running", ("n2", "n3"), mark="d-2")
     elsewhere = SlurmController(replace(bare, spool=tmp_path / "a planner on another host"))

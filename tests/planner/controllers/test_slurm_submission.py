@@ -172,24 +172,36 @@ def test_node_that_is_back_is_open_to_a_requeued_job(slurm: FakeSlurm, owners: s
     assert find_excluded(slurm) == expected
 
 
-def test_death_in_the_middle_of_a_requeue_does_not_make_our_node_the_owners(slurm: FakeSlurm) -> None:
-    slurm.say("scontrol-requeuehold", do=REQUEUED)
+def test_death_in_the_middle_of_a_requeue_requeues_once_and_does_not_make_our_node_the_owners(
+    slurm: FakeSlurm,
+) -> None:
+    away = "slurm_update error: Unable to contact slurm controller\n"
     changed = "-e 's/ExcNodeList=n1 /ExcNodeList=n1,n2 /' -e 's/lockstep d-17/lockstep d-18/'"
-    slurm.say("scontrol-update", do=f"sed -i {changed} scontrol-show-job.out")
-    slurm.say("scontrol-release", err="slurm_update error: Unable to contact slurm controller\n", code=1)
+    slurm.say("scontrol-requeuehold", do=REQUEUED)
+    slurm.say("scontrol-update", err=away, code=1)
     controller = SlurmController(replace(slurm.options(), way="requeue"))
+    with pytest.raises(ControllerDown):
+        controller.restart(ORDER)
+    slurm.say("scontrol-update", do=f"sed -i {changed} scontrol-show-job.out")
+    slurm.say("scontrol-release", err=away, code=1)
     with pytest.raises(ControllerDown):
         controller.restart(ORDER)
     slurm.say("scontrol-release")
     assert controller.restart(ORDER).outcome == "done"
+    assert len(slurm.calls("scontrol requeuehold")) == 1
+    assert slurm.calls("scontrol release") == ["scontrol release 2"] * 2
     assert read_ours(slurm, "d-18") == "n2"
 
 
-def test_submission_whose_answer_was_lost_remembers_which_node_is_ours(slurm: FakeSlurm) -> None:
+def test_submission_whose_answer_was_lost_is_seen_in_the_queue_and_remembers_which_node_is_ours(
+    slurm: FakeSlurm,
+) -> None:
     slurm.say("sbatch", err=TIMED_OUT, code=1, do='echo "17|RUNNING|lockstep d-18" > squeue.out')
     with pytest.raises(ControllerDown):
         control(slurm).restart(ORDER)
-    assert control(slurm).restart(ORDER).outcome == "already"
+    report = control(slurm).restart(ORDER)
+    assert (report.outcome, report.job) == ("already", "17")
+    assert len(slurm.calls("sbatch")) == 1
     assert read_ours(slurm, "d-18") == "n2"
 
 

@@ -2,9 +2,7 @@
 
 import json
 import os
-import shlex
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -23,7 +21,7 @@ from tests.planner.controllers.contract import Rig, check_contract
 from tests.planner.controllers.test_running import is_alive, wait_for_death
 from tests.testbed.services import wait_until
 
-FAKE = Path(__file__).with_name("fake_torchrun.py")
+FAKE = Path(__file__).with_name("fake_torchrun.sh")
 NODES = ("n1", "n2", "n3")
 LIMIT_S = 120  # never reached unless a test fails
 
@@ -31,13 +29,13 @@ LIMIT_S = 120  # never reached unless a test fails
 @pytest.fixture
 def options(tmp_path: Path) -> Iterator[TorchrunOptions]:
     """A job of three nodes, none of which has an agent yet; ends those that it finds at the end."""
-    launch = f"{shlex.quote(sys.executable)} {FAKE} --rdzv-id=$job </dev/null >/dev/null 2>&1 & echo $! > $pid_file"
+    launch = f"sh {FAKE} --rdzv-id=$job </dev/null >/dev/null 2>&1 & echo $! > $pid_file"
     reach = Reach(str(tmp_path / "{job}-{node}.pid"), launch)
     options = TorchrunOptions("llm-7", NODES, reach, tmp_path / "state", timeout_s=LIMIT_S)
     yield options
     agents = look_for(options)
     agents.each(NODES, agents.stop)
-    wait_until(lambda: not agents.find_all(NODES), "all agents have ended")
+    wait_until(lambda: not find_pids(options), "all agents have ended")
 
 
 def look_for(options: TorchrunOptions) -> Agents:
@@ -53,7 +51,10 @@ def start_all(options: TorchrunOptions) -> dict[str, int]:
 
 
 def find_pids(options: TorchrunOptions) -> dict[str, int]:
-    return {agent.node: agent.pid for agent in look_for(options).find_all(NODES)}
+    """Return the agents that are alive, of those whose number their launch command has left."""
+    files = {node: Path(options.reach.pid_file.format(node=node, job=options.job)) for node in NODES}
+    pids = {node: int(file.read_text()) for node, file in files.items() if file.exists()}
+    return {node: pid for node, pid in pids.items() if is_alive(pid)}
 
 
 def test_the_contract_is_kept(options: TorchrunOptions) -> None:
@@ -76,9 +77,19 @@ def test_the_contract_is_kept(options: TorchrunOptions) -> None:
     )
 
 
-def test_isolating_ends_one_agent_and_no_other_also_after_a_planner_died_before_it(options: TorchrunOptions) -> None:
+def test_isolating_ends_one_agent_and_no_other_process_also_after_a_planner_died_before_it(
+    options: TorchrunOptions,
+) -> None:
     before = start_all(options)
-    options.state.mkdir()
+    pid_file = Path(options.reach.pid_file.format(node="n3", job="llm-7"))
+    agent = pid_file.read_text()
+    pid_file.write_text(str(os.getpid()))  # the number went to somebody else
+    assert TorchrunController(options).isolate("n3", "d-0", "slow").outcome == "done"
+    for text in ("", "-1", "1; kill 1", "99999999"):
+        pid_file.write_text(text)
+        assert look_for(options).find("n3") is None
+    pid_file.write_text(agent)
+    assert Agents("llm-77", options.reach, Deadline(LIMIT_S)).find("n3") is None
     (options.state / "node-n2.json").write_text(json.dumps({"mark": "d-1", "reason": "slow"}))
     report = TorchrunController(options).isolate("n2", "d-1", "NIC is slow")
     assert (report.outcome, report.what) == ("done", "the agent of n2 is stopped: NIC is slow")
@@ -86,35 +97,18 @@ def test_isolating_ends_one_agent_and_no_other_also_after_a_planner_died_before_
     assert TorchrunController(options).job("llm-7") == JobView("llm-7", "running", ("n1", "n3"), mark="by-hand")
 
 
-@pytest.mark.parametrize("is_restart", [False, True])
-def test_workers_that_an_agent_leaves_behind_are_ended(options: TorchrunOptions, is_restart: bool) -> None:
+def test_workers_that_an_agent_leaves_behind_are_ended(options: TorchrunOptions) -> None:
     stray = replace(options.reach, launch=f"export FAKE_STRAY=1\n{options.reach.launch}")
     start_all(replace(options, reach=stray))
     (worker,) = look_for(options).find_workers("n2")
     others = [each.pid for node in ("n1", "n3") for each in look_for(options).find_workers(node)]
     controller = TorchrunController(options)
-    act = controller.restart(Restart("d-1", "llm-7")) if is_restart else controller.isolate("n2", "d-1", "slow")
-    assert act.outcome == "done"
+    assert controller.isolate("n2", "d-1", "slow").outcome == "done"
     wait_for_death(worker.pid)
-    if not is_restart:
-        assert all(is_alive(pid) for pid in others), "those of other nodes go on"
-        controller.restart(Restart("d-2", "llm-7"))
+    assert all(is_alive(pid) for pid in others), "those of other nodes go on"
+    assert controller.restart(Restart("d-2", "llm-7")).outcome == "done"
     for pid in others:
         wait_for_death(pid)
-
-
-def test_a_process_that_is_no_agent_of_this_job_is_never_stopped(options: TorchrunOptions) -> None:
-    start_all(options)
-    pid_file = Path(options.reach.pid_file.format(node="n2", job="llm-7"))
-    agent = pid_file.read_text()
-    pid_file.write_text(str(os.getpid()))  # the number went to somebody else
-    assert TorchrunController(options).isolate("n2", "d-1", "slow").outcome == "done"
-    for text in ("", "-1", "1; kill 1", "99999999"):
-        pid_file.write_text(text)
-        assert look_for(options).find("n2") is None
-    pid_file.write_text(agent)
-    other = Agents("llm-77", options.reach, Deadline(LIMIT_S))
-    assert other.find("n2") is None
 
 
 def test_a_dead_host_is_left_behind(options: TorchrunOptions) -> None:
@@ -132,7 +126,9 @@ def test_a_dead_host_is_left_behind(options: TorchrunOptions) -> None:
     assert (view.state, view.nodes) == ("running", ("n1", "n3"))
 
 
-def test_a_node_that_the_rest_or_the_rendezvous_needs_is_not_taken(options: TorchrunOptions) -> None:
+def test_a_node_that_the_rest_needs_is_not_taken_nor_that_of_the_rendezvous_unless_it_can_move(
+    options: TorchrunOptions, tmp_path: Path
+) -> None:
     controller = TorchrunController(replace(options, min_nodes=3, rendezvous_node="n1"))
     assert controller.isolate("n1", "d-1", "slow").what == (
         "this needs a person: n1 hosts the rendezvous of job llm-7, and the launch command names it for good; "
@@ -146,12 +142,8 @@ def test_a_node_that_the_rest_or_the_rendezvous_needs_is_not_taken(options: Torc
     assert report.outcome == "refused"
     assert "this needs a person: n1 hosts the rendezvous of job llm-7" in report.what
     assert find_pids(options) == before
-
-
-def test_the_rendezvous_moves_to_another_node_and_stays_there(options: TorchrunOptions, tmp_path: Path) -> None:
     launch = f"echo $node at $rendezvous >> {tmp_path}/met\n{options.reach.launch}"
     moving = replace(options, rendezvous_node="n1", reach=replace(options.reach, launch=launch))
-    start_all(options)
     assert TorchrunController(moving).isolate("n1", "d-1", "dead NIC").what == (
         "n1, where the agents meet, takes no part in the next start: dead NIC"
     )
@@ -163,18 +155,7 @@ def test_the_rendezvous_moves_to_another_node_and_stays_there(options: TorchrunO
     assert sorted((tmp_path / "met").read_text().splitlines()) == ["n1 at n2", "n2 at n2", "n3 at n2"]
 
 
-def test_a_released_node_joins_no_attempt_that_was_started_without_it(options: TorchrunOptions) -> None:
-    start_all(options)
-    controller = TorchrunController(options)
-    controller.isolate("n3", "d-1", "slow")
-    assert controller.restart(Restart("d-1", "llm-7", exclude=("n3",), nnodes=2)).outcome == "done"
-    report = controller.release("n3", "d-1")
-    assert report.what == "n3 is in service; the job runs on the 2 nodes that it was started for"
-    assert sorted(find_pids(options)) == ["n1", "n2"], "it grows when somebody has decided that"
-    assert all(node.is_usable for node in controller.nodes())
-
-
-def test_a_restart_leaves_the_excluded_and_isolated_out_and_stops_nothing_without_enough_nodes(
+def test_a_restart_stops_nothing_without_enough_nodes_and_what_it_leaves_out_does_not_join_it_when_released(
     options: TorchrunOptions,
 ) -> None:
     before = start_all(options)
@@ -194,6 +175,11 @@ def test_a_restart_leaves_the_excluded_and_isolated_out_and_stops_nothing_withou
     assert {b"LOCKSTEP_RESUME_FROM=/ckpt/it's 7", b"LOCKSTEP_TP=2", b"LOCKSTEP_RESTART_MARK=d-2"} <= set(reported)
     assert controller.restart(order).outcome == "already"
     assert find_pids(options) == after
+    assert controller.restart(Restart("d-3", "llm-7", exclude=("n3",), nnodes=2)).outcome == "done"
+    report = controller.release("n3", "d-1")
+    assert report.what == "n3 is in service; the job runs on the 2 nodes that it was started for"
+    assert sorted(find_pids(options)) == ["n1", "n2"], "it grows when somebody has decided that"
+    assert all(node.is_usable for node in controller.nodes())
 
 
 def test_death_in_the_middle_of_a_restart_starts_nothing_twice(options: TorchrunOptions) -> None:
