@@ -90,7 +90,9 @@ class SystemMetrics(Collector):
         """Count what is new in these changes; everything up to `known` was counted before."""
         for change in changes:
             if change.kind == "incident" and change.first > known:
-                self._count_incident(read_document(Incident, change.document))
+                opened = read_document(Incident, change.document)
+                self._verdicts.labels(opened.verdict.fault_class).inc()
+                self._detection.observe(max(0, opened.opened_ns - opened.verdict.since_ns) / NS_PER_S)
             elif change.kind == "decision":
                 made = read_document(Decision, change.document)
                 self._decisions.labels(made.action, made.mode).inc()
@@ -117,10 +119,6 @@ class SystemMetrics(Collector):
         yield _gauge("lockstep_analysis_behind_seconds", "Since what was judged last", [], _alone(behind_s))
         skipped = analysis.skipped if analysis else None
         yield _gauge("lockstep_analysis_skipped", "Evaluations left out because it was behind", [], _alone(skipped))
-
-    def _count_incident(self, incident: Incident) -> None:
-        self._verdicts.labels(incident.verdict.fault_class).inc()
-        self._detection.observe(max(0, incident.opened_ns - incident.verdict.since_ns) / NS_PER_S)
 
     def _count_execution(self, run: Execution) -> None:
         if run.ended_ns is None or run.decision in self._counted:
@@ -158,13 +156,10 @@ class SystemMetrics(Collector):
         )
 
     def _ask_store(self, snapshot: _Snapshot) -> _Snapshot:
-        return replace(snapshot, step_s=self._read_step_times())
-
-    def _read_step_times(self) -> dict[str, float]:
         since = max(0, self._parts.clock.now_ns() - ENDED_S * NS_PER_S)
         asked = {"since": since, "most": self._parts.settings.api.metrics_jobs}
         rows = self._parts.store.query(_STEP_TIMES, asked).to_pylist()
-        return {row["job"]: row["step_s"] for row in rows}
+        return replace(snapshot, step_s={row["job"]: row["step_s"] for row in rows})
 
 
 def _of_queue(queue: QueueFigures) -> Iterator[GaugeMetricFamily]:

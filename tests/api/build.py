@@ -1,6 +1,7 @@
 """A whole web process for tests: real routes over a real control database, with the store that the test brings."""
 
 import socket
+import ssl
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -72,8 +73,15 @@ def running_api(
             notice=notice,
             topology=topology,
         )
-        with served(create_app(parts)) as url, httpx.Client(base_url=url, trust_env=False, timeout=LIMIT_S) as client:
+        with served(create_app(parts)) as url, open_client(url) as client:
             yield Api(parts, client)
+
+
+def open_client(url: str) -> httpx.Client:
+    """Return a client that trusts nobody: reading the system's certificates takes as long as starting the app."""
+    return httpx.Client(
+        base_url=url, trust_env=False, timeout=LIMIT_S, verify=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    )
 
 
 def keys_in(folder: Path) -> Keyring:

@@ -22,7 +22,7 @@ from tests.api.fake_store import AwayStore, FakeStore, away
 from tests.api.rules import rules_of
 from tests.lockstep.state.build import decision, incident
 from tests.lockstep.state.test_executions import isolated
-from tests.waiting import LIMIT_S, eventually
+from tests.waiting import eventually
 
 HUNG = 60
 EIGHT = [f"/api/v1/jobs?job=j{number}" for number in range(8)]  # as many questions: equal ones would be one
@@ -53,7 +53,7 @@ def hung_readers(api: Api, store: FakeHangingStore, paths: list[str]) -> Iterato
     reader, answers = bearer(api.make_token("read")), list[httpx.Response]()
 
     def ask(path: str) -> None:
-        answers.append(httpx.get(f"{api.client.base_url}{path}", headers=reader, timeout=LIMIT_S))
+        answers.append(api.client.get(path, headers=reader))
 
     asking = [threading.Thread(target=ask, args=(path,)) for path in paths]
     for each in asking:

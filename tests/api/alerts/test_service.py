@@ -303,8 +303,8 @@ def test_agents_that_stopped_in_order_are_not_missed_until_one_reports_again() -
     assert states == [False, False, True, True, True, False, False]
 
 
-def test_facts_come_from_a_real_store_and_its_absence_is_one(embedded_store: Store, control: ControlDatabase) -> None:
-    found = gather_facts(Watched(embedded_store), control, [], 0, after(21))
+def test_facts_come_from_a_real_store_and_its_absence_is_one(shared_store: Store, control: ControlDatabase) -> None:
+    found = gather_facts(Watched(shared_store), control, [], 0, after(21))
     assert found.agents == Agents(hosts=0, last_seen_ns=0, last_host="", behind_s=0.0)
     assert not found.expects_agents
     told = [
@@ -314,10 +314,10 @@ def test_facts_come_from_a_real_store_and_its_absence_is_one(embedded_store: Sto
         make(Agent, host="h4", ts_ns=after(11), watermark_ns=after(1), ended=True),
         make(Agent, host="h4", ts_ns=after(10), watermark_ns=after(1)),
     ]
-    embedded_store.insert(TABLE_BY_NAME["agents"], rows(*told), token="a")
+    shared_store.insert(TABLE_BY_NAME["agents"], rows(*told), token="a")
     take_lease(control, "analyzer", "me", ttl_ns=5, now_ns=T0)
     create_token(control, scope="ingest", host="h1", name="h1", now_ns=T0)
-    found = gather_facts(Watched(embedded_store, lambda: "batches wait"), control, [], after(-700), after(21))
+    found = gather_facts(Watched(shared_store, lambda: "batches wait"), control, [], after(-700), after(21))
     assert found.agents == Agents(hosts=3, last_seen_ns=after(20), last_host="h2", behind_s=15.0, ended=1)
     assert (found.expects_agents, found.store_trouble, found.oldest_message) == (True, "batches wait", None)
     assert found.store_used is not None
