@@ -2,10 +2,12 @@
 
 import socket
 import ssl
+import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from lockstep.clock import Clock
 from lockstep.config import Settings
 from lockstep.records import RECORDS_VERSION
 from lockstep.sealing import Keyring
-from lockstep.state.database import open_control
+from lockstep.state.database import ControlDatabase, open_control
 from lockstep.state.tokens import Scope, create_token
 from lockstep.store.migrations import Layout
 from lockstep.store.store import Store
@@ -62,7 +64,7 @@ def running_api(
 ) -> Iterator[Api]:
     """Give an app on a socket, with a control database and a gateway of its own."""
     clock = clock or PunctualClock()
-    with open_control(f"sqlite:///{folder / 'control.db'}", keys=keys_in(folder)) as control:
+    with opened_control(folder) as control:
         parts = Parts(
             settings=settings or Settings(),
             store=store,
@@ -84,9 +86,20 @@ def open_client(url: str) -> httpx.Client:
     )
 
 
-def keys_in(folder: Path) -> Keyring:
-    """Return keys as a process has them whose state is in the folder."""
-    return Keyring(folder / "secrets.key", is_made=True)
+def opened_control(folder: Path, **options: Any) -> ControlDatabase:
+    """Return the control database of a process whose state is in the folder, with its keys."""
+    file = folder / "control.db"
+    if not file.exists():
+        file.write_bytes(_empty_control())
+    return open_control(f"sqlite:///{file}", keys=Keyring(folder / "secrets.key", is_made=True), **options)
+
+
+@cache
+def _empty_control() -> bytes:
+    """Return the file of a new control database: to make its tables each time takes longer than most tests."""
+    with tempfile.TemporaryDirectory() as folder:
+        open_control(f"sqlite:///{folder}/control.db").close()
+        return Path(folder, "control.db").read_bytes()
 
 
 def bearer(token: str) -> dict[str, str]:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.state.database import ControlDatabase, open_control
+from lockstep.state.database import ControlDatabase
 from lockstep.store.store import Store
-from tests.api.build import Api, running_api
+from tests.api.build import Api, opened_control, running_api
 from tests.fixtures.stores import SharedEngine
 
 
@@ -45,5 +45,5 @@ def api(tmp_path: Path, shared_store: Store) -> Iterator[Api]:
 
 @pytest.fixture
 def control(tmp_path: Path) -> Iterator[ControlDatabase]:
-    with open_control(f"sqlite:///{tmp_path / 'control.db'}") as database:
+    with opened_control(tmp_path) as database:
         yield database

@@ -16,7 +16,7 @@ from api.ingest.gateway import Gateway, GatewayOptions
 from api.ingest.log import Entry, OpenSegment, list_segments
 from lockstep.errors import GatewayFull, LockstepError, StoreRefused
 from tests.api.fake_store import FakeStore, away
-from tests.api.ingest.build import entry, running
+from tests.api.ingest.build import batch, entry, running
 from tests.waiting import HastyClock, eventually
 
 LIMIT_S = 60.0
@@ -81,7 +81,8 @@ def test_group_is_written_and_synced_at_once_and_its_rows_are_one_insert_per_tab
     monkeypatch.setattr(OpenSegment, "append", count)
     store = FakeStore()
     gateway = Gateway(tmp_path, store, HastyClock(), UNCUT)
-    futures = [gateway.submit(entry(number)) for number in range(1, 301)]
+    body = batch("the same in all")
+    futures = [gateway.submit(entry(number, body=body)) for number in range(1, 301)]
     gateway.start()
     wait_for_all(futures, LIMIT_S)
     gateway.close()
@@ -120,12 +121,12 @@ def test_close_puts_everything_acknowledged_into_the_store_and_refuses_what_come
 
 
 def test_every_batch_that_races_with_the_end_gets_an_answer(tmp_path: Path) -> None:
-    store = FakeStore()
+    store, body = FakeStore(), batch("the same in all")
     futures: list[Future[int]] = []
     with running(tmp_path, store) as gateway:
 
         def hurry() -> None:
-            futures.extend(gateway.submit(entry(number)) for number in range(1, 2001))
+            futures.extend(gateway.submit(entry(number, body=body)) for number in range(1, 2001))
 
         sender = threading.Thread(target=hurry)
         sender.start()
