@@ -15,7 +15,7 @@ from api.dashboard import cluster as cluster_pages
 from api.dashboard import incidents as incident_pages
 from api.dashboard import jobs as job_pages
 from api.dashboard import overview, settings, what_if
-from api.dashboard.pages import make_static
+from api.dashboard.pages import CachedFiles
 from api.idempotency import Idempotency
 from api.limits import BodyLimit, RateLimit
 from api.metrics import SystemMetrics
@@ -142,7 +142,7 @@ def create_app(parts: Parts) -> FastAPI:
     app.state.operations = Operations(parts.clock)
     for router in ROUTERS:
         app.include_router(router)
-    app.mount("/static", make_static())
+    app.mount("/static", CachedFiles(packages=[("api", "static")]))
     app.openapi = cache(partial(describe, app))  # type: ignore[method-assign]  # FastAPI's own way of changing it
     return app
 

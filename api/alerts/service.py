@@ -71,11 +71,11 @@ class AlertService:
 
     def close(self) -> None:
         """End what is under way; what was not finished is sent again by whoever comes next."""
-        self._dispatcher.close()
+        self._dispatcher.workers.close()
 
     def wait(self) -> None:
         """Wait until every receiver has answered or timed out, and what is asked about ourselves is known."""
-        self._dispatcher.wait()
+        self._dispatcher.workers.wait()
         self._self_watch.wait()
 
     def _notice(

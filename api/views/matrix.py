@@ -43,6 +43,11 @@ class Seat(Frozen):
     host: str
     gpu: int | None = None
 
+    @property
+    def place(self) -> str:
+        """Host and GPU, as people write them."""
+        return self.host if self.gpu is None else f"{self.host}/{self.gpu}"
+
 
 class Cells(Frozen):
     """The cells that are known, as parallel columns."""

@@ -96,9 +96,11 @@ def list_ranks(store: Store, job: str, attempt: int, now_ns: int) -> list[Rank]:
     process = _processes(roster, rows)
     newest = dict(zip(process.tolist(), rows.to_pylist(), strict=True))  # rows come in no order: any of them tells it
     numbers = rank_numbers(roster)
+    told = ("host", "gpu", "gpu_uuid", "pid", "nccl_version", "plugin_version")
+    identities = [{name: newest[number][name] for name in told} for number in range(len(roster))]
     return [
-        Rank(rank=int(numbers[number]), **_identity(newest[number]), **waits.get(number, {}))
-        for number in range(len(roster))
+        Rank(rank=int(numbers[number]), **identity, **waits.get(number, {}))
+        for number, identity in enumerate(identities)
     ]
 
 
@@ -117,10 +119,6 @@ def list_communicators(
     return [
         Communicator(**row | {"comm": str(row["comm"]), "made_at": show_timestamp(row["made_ns"])}) for row in rows
     ]
-
-
-def _identity(row: dict[str, Any]) -> dict[str, Any]:  # Any: columns of several types
-    return {name: row[name] for name in ("host", "gpu", "gpu_uuid", "pid", "nccl_version", "plugin_version")}
 
 
 def _processes(roster: Roster, rows: pa.Table) -> np.ndarray:

@@ -49,6 +49,18 @@ class Api:
             self._readers.append(self.make_token("read"))
         return self.client.get(path, params=query, headers=bearer(self._readers[0]))
 
+    def walk(self, path: str, query: Mapping[str, str | int]) -> list[dict[str, Any]]:
+        """Return the items of all pages of a list, to which `next` and the Link header lead alike."""
+        page = self.get(path, query)
+        items: list[dict[str, Any]] = page.json()["items"]
+        while cursor := page.json()["next"]:
+            assert len(page.json()["items"]) <= int(query["limit"])
+            assert f"cursor={cursor}" in page.links["next"]["url"]
+            page = self.get(page.links["next"]["url"])
+            items += page.json()["items"]
+        assert "next" not in page.links
+        return items
+
 
 @contextmanager
 def running_api(

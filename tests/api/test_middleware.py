@@ -49,19 +49,25 @@ def test_files_and_what_is_not_there_have_them_too_and_no_script_or_style_of_the
     assert policy["frame-ancestors"] == policy["object-src"] == "'none'"
 
 
-def test_failure_nobody_foresaw_has_them_and_its_id_is_in_the_log(
+def test_failure_nobody_foresaw_has_them_shows_nothing_and_is_in_the_log_with_its_id(
     light_api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> None:
-        raise ZeroDivisionError("the inside of the server")
+        raise ZeroDivisionError("password=correct-horse")
 
-    monkeypatch.setattr("api.routes.admin.list_audit", fail)
-    with structlog.testing.capture_logs([structlog.contextvars.merge_contextvars]) as lines:
-        answer = light_api.get("/api/v1/audit")
-    assert check_problem(answer, 500, "failed") == "this should not have happened; the server's log says more"
-    assert {name: answer.headers[name] for name in SECURITY_HEADERS} == SECURITY_HEADERS
-    failed = [line["request"] for line in lines if line["event"] == "request failed"]
-    assert failed == [answer.headers[REQUEST_ID]]
+    for path, broken in (
+        ("audit", "api.routes.admin.list_audit"),
+        ("incidents", "api.views.incidents.IncidentPages.find"),
+    ):
+        monkeypatch.setattr(broken, fail)
+        with structlog.testing.capture_logs([structlog.contextvars.merge_contextvars]) as lines:
+            answer = light_api.get(f"/api/v1/{path}")
+        assert check_problem(answer, 500, "failed") == "this should not have happened; the server's log says more"
+        assert {name: answer.headers[name] for name in SECURITY_HEADERS} == SECURITY_HEADERS
+        assert not [word for word in ("horse", "ZeroDivisionError") if word in answer.text]
+        assert [(line["event"], line["path"], str(line["exc_info"]), line["request"]) for line in lines] == [
+            ("request failed", f"/api/v1/{path}", "password=correct-horse", answer.headers[REQUEST_ID])
+        ]
 
 
 def test_browsers_are_told_to_stay_with_tls_only_where_there_is_tls(tmp_path: Path) -> None:

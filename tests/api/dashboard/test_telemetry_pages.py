@@ -53,7 +53,6 @@ def test_matrix_page_draws_every_cell_and_names_the_slowest_and_has_an_address_o
     assert "rank 2 (train-h1/0)" in first
     assert "rank 3 (train-h1/1)" in first
     assert "3.00" in first  # times the usual
-    text = browse(pages, "/matrix", job="train").text
     link = re.search(r'href="(/matrix\?job=train&amp;from_ns=\d+&amp;to_ns=\d+)"', text)
     assert link
     fixed = browse(pages, link[1].replace("&amp;", "&")).text
@@ -79,18 +78,13 @@ def test_unknown_job_and_bad_questions_are_refused_in_words(pages: Api) -> None:
 
 
 def test_what_if_prices_every_way_and_writes_nothing(pages: Api) -> None:
-    asked: dict[str, str | int] = {
-        "job": "train",
-        "component": "host:train-h0",
-        "what": "hung",
-        "checkpoint_min": 10,
-        "price": 2,
-    }
-    text = browse(pages, "/what-if", None, **asked, is_asked="true", can_restart="true", spares=1).text
+    asked: dict[str, str | int] = {"job": "train", "component": "host:train-h0", "what": "hung", "price": 2}
+    asked |= {"checkpoint_min": 10, "is_asked": "true"}
+    text = browse(pages, "/what-if", None, **asked, can_restart="true", spares=1).text
     assert "The planner would say" in text
     assert "Restart with a spare" in text
     assert "no spare node is idle" not in text
-    without = browse(pages, "/what-if", None, **asked, is_asked="true", spares=0).text
+    without = browse(pages, "/what-if", None, **asked, spares=0).text
     assert "no spare node is idle" in without
     assert "no job controller is set that could restart it" in without
     assert "Try again in place" in text
@@ -136,7 +130,14 @@ def test_fabric_is_drawn_with_the_suspect_lit(fabric_pages: Api) -> None:
 NO_SPARES = find_free((), (), ())
 
 
-def test_age_of_the_newest_complete_checkpoint_is_the_default(tmp_path: Path) -> None:
+def test_newest_complete_checkpoint_is_the_default_and_where_none_is_one_is_supposed(tmp_path: Path) -> None:
+    unset = read_known(None, "train", None, NO_SPARES, NOW_NS)
+    because = "supposed: planner.checkpoints is not set"
+    assert (unset.checkpoint_min, unset.checkpoint_from) == (SUPPOSED_AGE_MIN, because)
+    folders = open_folders(PlannerSettings(checkpoints=f"{tmp_path}/{{job}}"))
+    empty = read_known(folders, "train", None, NO_SPARES, NOW_NS)
+    assert empty.checkpoint_from == f"supposed: no checkpoint in {tmp_path}/train is verified to be complete"
+    assert not empty.is_this(empty.checkpoint_min, empty.load_s)
     saved = copy_real("dcp", tmp_path / "train")
     folders = open_folders(PlannerSettings(checkpoints=f"{tmp_path}/{{job}}"))
     known = read_known(folders, "train", None, NO_SPARES, NOW_NS)
@@ -147,23 +148,9 @@ def test_age_of_the_newest_complete_checkpoint_is_the_default(tmp_path: Path) ->
     assert not known.is_this(known.checkpoint_min + 1, known.load_s)
 
 
-def test_where_no_checkpoint_is_known_one_is_supposed_and_it_is_said_why(tmp_path: Path) -> None:
-    unset = read_known(None, "train", None, NO_SPARES, NOW_NS)
-    assert (unset.checkpoint_min, unset.checkpoint_from) == (
-        SUPPOSED_AGE_MIN,
-        "supposed: planner.checkpoints is not set",
-    )
-    folders = open_folders(PlannerSettings(checkpoints=f"{tmp_path}/{{job}}"))
-    empty = read_known(folders, "train", None, NO_SPARES, NOW_NS)
-    assert empty.checkpoint_from == f"supposed: no checkpoint in {tmp_path}/train is verified to be complete"
-    assert not empty.is_this(empty.checkpoint_min, empty.load_s)
-
-
 def test_spares_that_are_out_or_in_use_are_not_free() -> None:
-    assert find_free(("a", "b", "c"), {"a"}, {"b"}) == (
-        ("c",),
-        "1 of 3 in planner.spares: a is out of service, b runs a job",
-    )
+    told = "1 of 3 in planner.spares: a is out of service, b runs a job"
+    assert find_free(("a", "b", "c"), {"a"}, {"b"}) == (("c",), told)
     assert find_free(("a",), (), ())[1] == "1 of 1 in planner.spares, none of them out of service or in use"
     assert NO_SPARES == ((), "planner.spares names none")
 
@@ -202,10 +189,11 @@ def test_curve_stays_inside_of_its_picture(seconds: list[float]) -> None:
 
 def test_large_matrix_is_drawn_small_and_shows_the_worst_of_each_cell() -> None:
     usual = {(rank, (rank + 1) % 1024): 1.0 for rank in range(1024)}
-    drawn = draw_heat(matrix(1024, usual | {(700, 701): 9.0}))
+    large = matrix(1024, usual | {(700, 701): 9.0})
+    drawn = draw_heat(large)
     assert drawn.count("<rect") <= 1 + 2 * 48
     assert drawn.count('class="heat-4"') == 1
-    assert find_slowest(matrix(1024, usual | {(700, 701): 9.0}), 1)[0].source == "rank 700 (h0/4)"
+    assert find_slowest(large, 1)[0].source == "rank 700 (h0/4)"
 
 
 def test_names_in_pictures_are_escaped() -> None:

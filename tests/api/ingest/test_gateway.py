@@ -12,6 +12,7 @@ from prometheus_client import generate_latest
 from structlog.testing import capture_logs
 
 from api.ingest import log
+from api.ingest.checking import CheckLimits
 from api.ingest.gateway import Gateway, GatewayOptions
 from api.ingest.log import Entry, OpenSegment, list_segments
 from lockstep.errors import GatewayFull, LockstepError, StoreRefused
@@ -198,8 +199,10 @@ def test_full_backlog_refuses_until_the_store_has_taken_it(tmp_path: Path) -> No
     store = FakeStore(fault=away())
     with running(tmp_path, store, GatewayOptions(max_backlog_bytes=10)) as gateway:
         acknowledge(gateway, entry(1))
-        with pytest.raises(GatewayFull, match="0 MiB wait for the store already"):
-            gateway.submit(entry(2)).result(LIMIT_S)
+        unseen = gateway.take(entry(2, body=b"nothing"), CheckLimits(max_bytes=1, max_rows=1))
+        for refused in (gateway.submit(entry(2)), unseen):  # it is refused before it is looked at
+            with pytest.raises(GatewayFull, match="0 MiB wait for the store already"):
+                refused.result(LIMIT_S)
         store.fault = None
         eventually(lambda: gateway.backlog_bytes == 0)
         assert acknowledge(gateway, entry(2)) == [2]

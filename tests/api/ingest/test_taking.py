@@ -5,7 +5,6 @@ import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
 from api.ingest import gateway as gateway_module
@@ -15,10 +14,10 @@ from api.ingest.gateway import Gateway, GatewayOptions
 from api.ingest.log import Entry, OpenSegment, Segment, list_segments, read_segment
 from api.ingest.segments import KeptRows, Piece, inserts_of, size_of
 from lockstep.batches import encode_batch
-from lockstep.errors import BadBatch, GatewayFull
+from lockstep.errors import BadBatch
 from lockstep.records import Agent, Event
 from tests.api.fake_store import FakeStore, away
-from tests.api.ingest.build import NOW_NS, entry, running
+from tests.api.ingest.build import NOW_NS, entry, newer_batch, running
 from tests.builders import make, rows
 from tests.waiting import HastyClock, eventually
 
@@ -36,13 +35,7 @@ def messages(store: FakeStore) -> list[object]:
 
 
 def newer(number: int) -> Entry:
-    """Return a batch of a release that has a column more than ours."""
-    events = rows(make(Event, host="h0", message=f"h0/b1/{number}")).append_column("novelty", pa.array([1]))
-    sink = pa.BufferOutputStream()
-    named = events.replace_schema_metadata({"table": "events"})
-    with pa.CompressedOutputStream(sink, "zstd") as packed, pa.ipc.new_stream(packed, named.schema) as stream:
-        stream.write_table(named)
-    return Entry("h0", "b1", number, NOW_NS, bytes(sink.getvalue()))
+    return entry(number, body=newer_batch(f"h0/b1/{number}"))
 
 
 def two_tables(number: int) -> Entry:
@@ -249,12 +242,7 @@ def test_unread_batches_count_with_their_bodies_and_what_is_forgotten_makes_room
 
 
 def test_rows_hold_on_to_nothing_of_their_batch_but_themselves() -> None:
-    named = rows(make(Event, host="h0")).append_column("novelty", pa.array(["x" * 5_000_000]))
-    sink = pa.BufferOutputStream()
-    schema = named.schema.with_metadata({"table": "events"})
-    with pa.CompressedOutputStream(sink, "zstd") as packed, pa.ipc.new_stream(packed, schema) as stream:
-        stream.write_table(named)
-    large = entry(1, body=bytes(sink.getvalue()))
+    large = entry(1, body=newer_batch("small", novelty="x" * 5_000_000))
     tracemalloc.start()
     try:
         kept = rows_of(large)
@@ -262,11 +250,3 @@ def test_rows_hold_on_to_nothing_of_their_batch_but_themselves() -> None:
     finally:
         tracemalloc.stop()
     assert size_of(kept) < 1_000
-
-
-def test_full_backlog_refuses_before_it_looks(tmp_path: Path) -> None:
-    store = FakeStore(fault=away())
-    with running(tmp_path, store, GatewayOptions(max_backlog_bytes=10)) as gateway:
-        take(gateway, entry(1))
-        with pytest.raises(GatewayFull, match="0 MiB wait for the store already"):
-            gateway.take(entry(2, body=b"nothing"), LIMITS).result(LIMIT_S)
