@@ -6,6 +6,7 @@ Nothing here has a rank, a sequence number or a size in its labels; jobs are cap
 from collections import Counter as Tally
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -61,27 +62,13 @@ class SystemMetrics(Collector):
         self._parts = parts
         self._snapshots: TtlCache[_Snapshot] = TtlCache(parts.clock, fresh_s=FRESH_S)
         self._counted: dict[str, None] = {}  # executions in the order in which they ended
-        self._verdicts = Counter(
-            "lockstep_verdicts", "Incidents opened since the start", ["class"], registry=self.registry
-        )
-        self._detection = Histogram(
-            "lockstep_detection_seconds",
-            "From the begin of a fault to its incident",
-            buckets=_SECONDS,
-            registry=self.registry,
-        )
-        self._quarantine = Histogram(
-            "lockstep_quarantine_seconds",
-            "From an incident to its part out of service",
-            buckets=_SECONDS,
-            registry=self.registry,
-        )
-        self._decisions = Counter(
-            "lockstep_decisions", "Decisions made or renewed", ["action", "mode"], registry=self.registry
-        )
-        self._actions = Counter(
-            "lockstep_actions", "Actions carried out, by how they ended", ["action", "result"], registry=self.registry
-        )
+        counter = partial(Counter, registry=self.registry)
+        seconds = partial(Histogram, buckets=_SECONDS, registry=self.registry)
+        self._verdicts = counter("lockstep_verdicts", "Incidents opened since the start", ["class"])
+        self._detection = seconds("lockstep_detection_seconds", "From the begin of a fault to its incident")
+        self._quarantine = seconds("lockstep_quarantine_seconds", "From an incident to its part out of service")
+        self._decisions = counter("lockstep_decisions", "Decisions made or renewed", ["action", "mode"])
+        self._actions = counter("lockstep_actions", "Actions carried out, by how they ended", ["action", "result"])
         self.registry.register(parts.delivered.counter)
         self.registry.register(parts.delivered.seconds)
         self.registry.register(self)

@@ -100,8 +100,7 @@ class AlertService:
         threads = [thread for plan in plans for thread in plan.threads]
         if outgoing or threads:
             save_round(self._control, lease, outgoing, threads)
-        changed = {thread.id: thread for plan in plans for thread in plan.threads}
-        return list(({thread.id: thread for thread in known} | changed).values())
+        return list({thread.id: thread for thread in (*known, *threads)}.values())
 
     def _find_active(self, unfinished: list[Thread], targets: Mapping[str, Target], now_ns: int) -> ActiveAlerts:
         incidents = {incident.id: incident for incident in open_incidents(self._control)}

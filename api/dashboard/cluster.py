@@ -53,24 +53,17 @@ def agents(request: Request, cursor: Cursor = None) -> HTMLResponse:
 @router.get("/parts")
 def parts(request: Request, component: str | None = None) -> HTMLResponse:
     """Return all parts with a history, the most suspect first, or the history of one."""
-    return _one(request, component) if component else _all(request)
-
-
-def _all(request: Request) -> HTMLResponse:
     held = parts_of(request)
-    found = list_parts(held.store, held.control, held.second_ns())
-    worst = sorted(found, key=lambda part: (-len(part.flags), -part.confirmed, -part.incidents, -part.severe_events))
-    return render(request, "parts.html", "parts", "Parts", (call("/parts"),), parts=worst)
-
-
-def _one(request: Request, component: str) -> HTMLResponse:
-    held = parts_of(request)
+    if not component:
+        found = list_parts(held.store, held.control, held.second_ns())
+        worst = sorted(found, key=lambda it: (-len(it.flags), -it.confirmed, -it.incidents, -it.severe_events))
+        return render(request, "parts.html", "parts", "Parts", (call("/parts"),), parts=worst)
     try:
-        found = find_part(held.store, held.control, component, held.second_ns())
+        part = find_part(held.store, held.control, component, held.second_ns())
     except NotPresent:
-        found = None  # a part without a history is an answer, not an error
+        part = None  # without a history: that is an answer, not an error
     asked = (call(f"/parts/{quote(component)}"),)
-    return render(request, "part.html", "parts", component, asked, component=component, part=found)
+    return render(request, "part.html", "parts", component, asked, component=component, part=part)
 
 
 _RECENT = 100

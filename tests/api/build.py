@@ -24,6 +24,7 @@ from lockstep.config import Settings
 from lockstep.records import RECORDS_VERSION
 from lockstep.sealing import Keyring
 from lockstep.state.database import ControlDatabase, open_control
+from lockstep.state.leases import Lease, take_lease
 from lockstep.state.tokens import Scope, create_token
 from lockstep.store.migrations import Layout
 from lockstep.store.store import Store
@@ -42,6 +43,12 @@ class Api:
 
     def make_token(self, scope: Scope, host: str | None = None) -> str:
         return create_token(self.parts.control, scope=scope, host=host, name="test", now_ns=T0)
+
+    def lease(self, name: str) -> Lease:
+        """Take a lease that lasts for as long as the test."""
+        held = take_lease(self.parts.control, name, "test", 10**18, self.parts.clock.now_ns())
+        assert held is not None
+        return held
 
     def get(self, path: str, query: Mapping[str, str | int] | None = None) -> httpx.Response:
         """Ask as a reader."""

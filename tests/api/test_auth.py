@@ -18,7 +18,6 @@ from lockstep.state.decisions import save_decisions, save_isolated
 from lockstep.state.deliveries import Outgoing, save_round
 from lockstep.state.documents import list_audit
 from lockstep.state.incidents import save_incidents
-from lockstep.state.leases import Lease, take_lease
 from lockstep.state.policies import policy_of
 from lockstep.state.tokens import Scope, create_token, revoke_token
 from lockstep.store.store import Store
@@ -175,14 +174,6 @@ class World:
     def send(self, method: str, path: str, **sent: object) -> httpx.Response:
         return self.api.client.request(method, path, headers=self.admin, **sent)  # type: ignore[arg-type]  # as httpx takes it
 
-    def lease(self, name: str) -> Lease:
-        held = take_lease(self.api.parts.control, name, "test", 10**18, self.api.parts.clock.now_ns())
-        assert held is not None
-        return held
-
-    def make_hook(self, name: str = "ops") -> None:
-        assert self.send("POST", "/api/v1/webhooks", json=HOOK | {"name": name}).status_code in (201, 400)
-
     def make_capture(self, _: str = "") -> httpx.Response:
         store_job(self.api, "audited", "audited-host", ended_s_ago=1_000)  # what is younger would look alive
         archive = self.api.get("/api/v1/jobs/audited/capture", {"since_s": 2_000}).content
@@ -253,11 +244,10 @@ def world(tmp_path_factory: pytest.TempPathFactory, shared_store: Store) -> Iter
         control, now_ns = api.parts.control, api.parts.clock.now_ns()
         save_incidents(control, [incident("i1")], None)
         save_decisions(control, [decision("d1", created_ns=now_ns)], None)
-        save_isolated(control, isolated(since_ns=now_ns, changed_ns=now_ns), made.lease("planner"))
-        made.make_hook()
-        save_round(
-            control, made.lease("alerts"), [Outgoing("ops", make_notification(), replaces=False, is_end=False)], []
-        )
+        save_isolated(control, isolated(since_ns=now_ns, changed_ns=now_ns), api.lease("planner"))
+        assert made.send("POST", "/api/v1/webhooks", json=HOOK).status_code == 201
+        waiting = Outgoing("ops", make_notification(), replaces=False, is_end=False)
+        save_round(control, api.lease("alerts"), [waiting], [])
         yield made
 
 

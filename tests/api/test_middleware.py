@@ -93,9 +93,10 @@ def test_nothing_but_plain_ids_reaches_the_log(sent: str) -> None:
     assert not set(chosen) & set("\r\n \"'{}")
 
 
-@pytest.fixture
-def api(tmp_path: Path) -> Iterator[Api]:
-    with running_api(tmp_path, AwayStore(), settings=Settings(state_dir=tmp_path)) as running:
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    folder = tmp_path_factory.mktemp("left")
+    with running_api(folder, AwayStore(), settings=Settings(state_dir=folder)) as running:
         yield running
 
 

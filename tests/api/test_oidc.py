@@ -134,6 +134,8 @@ def test_token_gives_its_holder_the_scope_of_their_group_and_the_name_the_site_c
     assert (proven.token.id, proven.token.name, proven.token.scope) == ("oidc:u-17", "u-17", "act")
     assert proven.token.host is None, "a person reports for no host"
     assert proven.expires_ns == (NOW_S + 600) * NS_PER_S
+    verifier.verify(issuer.sign(issuer.claims(NOW_S)))
+    assert issuer.asked == ["/.well-known/openid-configuration", "/keys"], "keys are fetched once and kept"
     by_email = OidcVerifier(settings_for(issuer, oidc_name="email"), IssuerKeys(issuer.url, clock), clock)
     assert by_email.verify(issuer.sign(issuer.claims(NOW_S))).token.name == "ann@site"
     assert verifier.verify(issuer.sign(issuer.claims(NOW_S, exp=NOW_S - 29, nbf=NOW_S + 29))).token.scope == "act"
@@ -213,12 +215,6 @@ def test_text_that_is_no_token_and_person_without_a_known_group_are_refused(
 )
 def test_highest_scope_of_all_groups_counts(groups: object, scope: str | None) -> None:
     assert find_scope({"groups": groups}, "groups", ApiSettings(oidc_scopes=SCOPES).oidc_scopes) == scope
-
-
-def test_keys_are_fetched_once_and_kept(issuer: Issuer, verifier: OidcVerifier) -> None:
-    for _ in range(3):
-        verifier.verify(issuer.sign(issuer.claims(NOW_S)))
-    assert issuer.asked == ["/.well-known/openid-configuration", "/keys"]
 
 
 def test_rotated_key_is_found_and_the_old_one_is_worth_nothing_soon_after(

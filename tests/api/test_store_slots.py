@@ -16,7 +16,6 @@ from lockstep.config import Settings
 from lockstep.sections import ApiSettings
 from lockstep.state.decisions import save_decisions, save_isolated
 from lockstep.state.incidents import save_incidents
-from lockstep.state.leases import take_lease
 from tests.api.build import Api, batch_headers, bearer, check_problem, running_api
 from tests.api.fake_store import AwayStore, FakeStore, away
 from tests.api.rules import rules_of
@@ -103,9 +102,7 @@ def test_who_gets_no_slot_is_told_to_come_again_and_shown_what_is_known_without_
     hanging: tuple[Api, FakeHangingStore],
 ) -> None:
     api, store = hanging
-    lease = take_lease(api.parts.control, "planner", "test", 10**12, api.parts.clock.now_ns())
-    assert lease is not None
-    save_isolated(api.parts.control, isolated(node="h0", component="gpu:h0/1"), lease)
+    save_isolated(api.parts.control, isolated(node="h0", component="gpu:h0/1"), api.lease("planner"))
     html = bearer(api.make_token("read")) | {"Accept": "text/html"}
     with hung_readers(api, store, EIGHT):
         eventually(lambda: store.waiting == 8)

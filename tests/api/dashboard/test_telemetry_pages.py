@@ -14,7 +14,9 @@ from api.views.checkpoints import open_folders
 from api.views.fabric import FabricView, LinkView, NodeView
 from api.views.matrix import Cells, Lags, Matrix, Seat
 from lockstep.config import Settings
+from lockstep.fabrics import leaf_spine
 from lockstep.sections import PlannerSettings
+from lockstep.state.fabric import publish_topology
 from lockstep.store.store import Store
 from lockstep.words import lasting
 from tests.api.build import Api, running_api
@@ -116,11 +118,13 @@ def test_part_has_its_history_and_pages_without_facts_say_so(pages: Api) -> None
     assert "No outcome is confirmed yet." in text
     assert "<b>1</b><span>incidents with advice</span>" in text
     assert "No agent has reported." in browse(pages, "/agents").text
+
+
+def test_fabric_is_drawn_with_the_suspect_lit_once_it_is_known(pages: Api) -> None:
     assert "Without one, verdicts stop at NICs and hosts." in browse(pages, "/topology").text
-
-
-def test_fabric_is_drawn_with_the_suspect_lit(fabric_pages: Api) -> None:
-    text = browse(fabric_pages, "/topology").text
+    topology = leaf_spine(hosts=8, nics_per_host=2, leaves=2, spines=2)
+    publish_topology(pages.parts.control, topology, source="x", now_ns=1)
+    text = browse(pages, "/topology").text
     assert text.count('<line class="cable suspect"') == 1
     assert "h3/eth1--leaf" in text
     assert "8 hosts, 4 switches" in text

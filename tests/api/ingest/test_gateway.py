@@ -103,14 +103,6 @@ def test_each_segment_has_a_token_of_its_own_also_after_a_restart_with_an_empty_
     assert messages(store) == [f"h0/b1/{number}" for number in (1, 2, 3, 4)]
 
 
-def test_segment_is_cut_when_it_is_large_enough_whatever_its_age(tmp_path: Path) -> None:
-    store = FakeStore()
-    options = GatewayOptions(segment_s=60_000.0, max_segment_bytes=1)
-    with running(tmp_path, store, options) as gateway:
-        acknowledge(gateway, entry(1))
-        eventually(lambda: messages(store) == ["h0/b1/1"])
-
-
 def test_close_puts_everything_acknowledged_into_the_store_and_refuses_what_comes_later(tmp_path: Path) -> None:
     store = FakeStore()
     with running(tmp_path, store, UNCUT) as gateway:
@@ -233,7 +225,7 @@ def test_full_disk_acknowledges_nothing_and_leaves_the_log_as_before(
 
 def test_segment_that_cannot_be_decoded_is_set_aside_and_does_not_block_the_rest(tmp_path: Path) -> None:
     store = FakeStore()
-    options = GatewayOptions(segment_s=60_000.0, max_segment_bytes=1)
+    options = GatewayOptions(segment_s=60_000.0, max_segment_bytes=1)  # each is cut for its size, whatever its age
     with capture_logs() as lines, running(tmp_path, store, options) as gateway:
         acknowledge(gateway, entry(1, body=b"no batch at all"))
         acknowledge(gateway, entry(2))

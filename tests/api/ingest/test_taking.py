@@ -56,14 +56,6 @@ def segments_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return read
 
 
-def test_a_checked_batch_reaches_the_store_without_being_read_again(tmp_path: Path, segments_read: list[str]) -> None:
-    store = FakeStore()
-    with running(tmp_path, store) as gateway:
-        assert take(gateway, entry(1), entry(2), entry(1, agent="h1"))[1:] == [2, 1]
-    assert sorted(map(str, messages(store))) == ["h0/b1/1", "h0/b1/2", "h1/b1/1"]
-    assert segments_read == []
-
-
 def test_a_bad_batch_is_refused_and_nothing_of_it_is_taken(tmp_path: Path) -> None:
     store = FakeStore()
     with running(tmp_path, store) as gateway:
@@ -131,15 +123,15 @@ def test_open_segment_of_a_gateway_that_died_is_taken_up(tmp_path: Path) -> None
     assert messages(store) == ["h0/b1/1", "h0/b1/2"]
 
 
-def test_batches_of_our_own_making_leave_the_others_rows_where_they_are(
+def test_checked_batches_and_those_of_our_own_making_reach_the_store_without_being_read_again(
     tmp_path: Path, segments_read: list[str]
 ) -> None:
     store = FakeStore()
     with running(tmp_path, store, GatewayOptions(segment_s=60_000.0)) as gateway:
-        take(gateway, entry(1))
+        assert take(gateway, entry(1)) == [1]
         assert gateway.submit(entry(2)).result(LIMIT_S) == 2
-        take(gateway, entry(3))
-    assert messages(store) == ["h0/b1/1", "h0/b1/2", "h0/b1/3"]
+        assert take(gateway, entry(3), entry(1, agent="h1")) == [3, 1]
+    assert messages(store) == ["h0/b1/1", "h0/b1/2", "h0/b1/3", "h1/b1/1"]
     assert segments_read == []
 
 

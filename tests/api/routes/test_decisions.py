@@ -10,7 +10,6 @@ from lockstep.decision import Decision
 from lockstep.state.decisions import list_orders, save_decisions, save_execution, save_isolated
 from lockstep.state.documents import list_audit
 from lockstep.state.incidents import save_incidents
-from lockstep.state.leases import Lease, take_lease
 from lockstep.state.tokens import create_token
 from tests.api.build import Api, bearer, check_problem
 from tests.api.views.build import put, reading
@@ -33,15 +32,9 @@ def publish(api: Api, name: str = "d1", lasts_s: float = 600.0, **changes: objec
     return made
 
 
-def lease_of(api: Api) -> Lease:
-    taken = take_lease(api.parts.control, "planner", "test", 10**12, api.parts.clock.now_ns())
-    assert taken is not None
-    return taken
-
-
 def test_decision_is_shown_with_orders_and_steps(api: Api, actor: dict[str, str]) -> None:
     publish(api)
-    save_execution(api.parts.control, execution("d1"), lease_of(api))
+    save_execution(api.parts.control, execution("d1"), api.lease("planner"))
     assert api.client.post("/api/v1/decisions/d1/approve", json={"why": "go"}, headers=actor).status_code == 202
     found = api.get("/api/v1/decisions/d1").json()
     assert [(order["kind"], order["who"], order["why"]) for order in found["orders"]] == [("approve", "ada", "go")]
@@ -98,7 +91,7 @@ def test_confirmed_outcomes_make_the_scorecard(api: Api, actor: dict[str, str]) 
 
 def isolate(api: Api, component: str = "nic:h3/eth1", **changes: object) -> None:
     publish(api)
-    save_isolated(api.parts.control, isolated(component=component, **changes), lease_of(api))
+    save_isolated(api.parts.control, isolated(component=component, **changes), api.lease("planner"))
 
 
 @pytest.mark.parametrize("kind", ["test", "return", "rma", "repaired"])

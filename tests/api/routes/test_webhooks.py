@@ -11,7 +11,6 @@ from lockstep.alert_settings import AlertSettings, Target
 from lockstep.config import Settings
 from lockstep.state.deliveries import Outgoing, save_round
 from lockstep.state.documents import list_audit
-from lockstep.state.leases import take_lease
 from lockstep.state.targets import list_health, list_targets, meet_targets, read_health, write_health
 from lockstep.store.store import Store
 from tests.api.alerts.build import SECRET, make_notification, target
@@ -40,12 +39,9 @@ def make(api: Api, admin: dict[str, str], **changes: Any) -> Any:
 
 
 def fill_queue(api: Api, count: int = 1) -> None:
-    lease = take_lease(api.parts.control, "alerts", "test", 10**12, api.parts.clock.now_ns())
-    assert lease is not None
-    messages = [
-        Outgoing("ops", make_notification(number=number), replaces=False, is_end=False) for number in range(count)
-    ]
-    save_round(api.parts.control, lease, messages, [])
+    news = (make_notification(number=number) for number in range(count))
+    messages = [Outgoing("ops", each, replaces=False, is_end=False) for each in news]
+    save_round(api.parts.control, api.lease("alerts"), messages, [])
 
 
 def test_receiver_is_shown_without_its_secrets(api: Api, admin: dict[str, str]) -> None:
