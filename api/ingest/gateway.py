@@ -59,6 +59,7 @@ _GROUP = 256  # batches that share one sync at most
 _AHEAD = 4  # bundles whose rows may wait for a slow disk; those of later ones are read again
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 10.0
 _IDLE_S = 0.2
+_LOOK_AGAIN_S = 5.0  # for segments of which nobody told
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,7 @@ class Gateway:
         self._opened_ns = 0
         self._checker = BatchChecker(self._enqueue)
         self._stop = threading.Event()
+        self._has_cut = threading.Event()  # a segment waits to be inserted
         self._trouble: str | None = None
         self.metrics = GatewayMetrics(lambda: self.backlog_bytes, lambda: self._trouble is not None)
         # A segment has one insert per table, and most of each is waiting for the store.
@@ -139,6 +141,7 @@ class Gateway:
         with self._queue_lock:
             self._stop.set()
             self._queue.put(None)
+        self._has_cut.set()  # after the stop: who waits for a segment sees that it is over
         for thread in self._threads:
             if thread.is_alive():
                 thread.join()
@@ -248,16 +251,19 @@ class Gateway:
                 segment.cut()
                 self._waiting += segment.size  # first: who looks in between sees too much, and never room that is not
                 self._open = None
+                self._has_cut.set()
 
     def _insert_segments(self) -> None:
         pause_s = _FIRST_PAUSE_S
         while not self._stop.is_set() or self._threads[0].is_alive() or list_segments(self._directory):
             try:
+                self._has_cut.clear()  # before looking: what is cut from now on is not seen yet
                 for path in list_segments(self._directory):
                     self._insert_or_set_aside(path)
                 self._report(None)
                 pause_s = _FIRST_PAUSE_S
-                self._clock.wait(self._stop, _IDLE_S)
+                if not self._stop.is_set():
+                    self._clock.wait(self._has_cut, _LOOK_AGAIN_S)
             except Exception as error:  # noqa: BLE001  # whatever it is must be seen: a dead thread looks healthy
                 self._report(str(error) or repr(error))
                 if self._stop.is_set():

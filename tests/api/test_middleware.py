@@ -26,13 +26,11 @@ def light_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
         yield running
 
 
-def test_every_route_answers_with_all_of_them(shared_api: Api) -> None:
-    tokens = {
-        scope: shared_api.make_token(scope, "x" if scope == "ingest" else None) for scope in ("admin", "ingest")
-    }
-    for rule in rules_of(shared_api.parts):
+def test_every_route_answers_with_all_of_them(api: Api) -> None:
+    tokens = {scope: api.make_token(scope, "x" if scope == "ingest" else None) for scope in ("admin", "ingest")}
+    for rule in rules_of(api.parts):
         secret = tokens["ingest" if rule.is_for_agents else "admin"]
-        with shared_api.client.stream(rule.method, rule.url, headers=bearer(secret)) as answer:
+        with api.client.stream(rule.method, rule.url, headers=bearer(secret)) as answer:
             missing = {name for name, value in SECURITY_HEADERS.items() if answer.headers.get(name) != value}
             assert not missing, f"{rule.key} answers {answer.status_code} without {missing}"
             assert answer.headers[REQUEST_ID], rule.key

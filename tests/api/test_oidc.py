@@ -224,9 +224,9 @@ def test_rotated_key_is_found_and_the_old_one_is_worth_nothing_soon_after(
     verifier.verify(old)
     first = issuer.keys["k1"]
     issuer.keys = {}
-    issuer.add_key("k2")
+    issuer.add_key("k2", "EC")
     clock.advance(PAUSE_S)
-    assert verifier.verify(issuer.sign(issuer.claims(NOW_S), "k2")).token.scope == "act"
+    assert verifier.verify(issuer.sign(issuer.claims(NOW_S), "k2", "ES256")).token.scope == "act"
     clock.advance(FRESH_S)
     assert "has no key 'k1'" in refusal(verifier, old)
     issuer.keys["k1"] = first
