@@ -33,14 +33,9 @@ def ready(request: Request) -> Response:
         request.app.state.check_ready()
     except LockstepError as error:
         return JSONResponse({"ready": False, "reason": str(error)}, 503)
-    return JSONResponse({"ready": True} | _analysis_of(request))
-
-
-def _analysis_of(request: Request) -> dict[str, str]:
-    """Return how far behind the analysis is, where it is; a service apart knows nothing of it."""
-    parts = getattr(request.app.state, "parts", None)
+    parts = getattr(request.app.state, "parts", None)  # a service apart knows nothing of the analysis
     behind = parts.analysis() if parts else ""
-    return {"analysis": behind} if behind else {}
+    return JSONResponse({"ready": True} | ({"analysis": behind} if behind else {}))
 
 
 @router.get("/metrics", dependencies=[Scraper], response_class=PlainTextResponse)
