@@ -59,7 +59,7 @@ _GROUP = 256  # batches that share one sync at most
 _AHEAD = 4  # bundles whose rows may wait for a slow disk; those of later ones are read again
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 10.0
 _IDLE_S = 0.2
-_LOOK_AGAIN_S = 5.0  # for segments of which nobody told
+_RESCAN_S = 5.0  # for segments of which nobody told
 
 
 @dataclass(frozen=True)
@@ -263,7 +263,7 @@ class Gateway:
                 self._report(None)
                 pause_s = _FIRST_PAUSE_S
                 if not self._stop.is_set():
-                    self._clock.wait(self._has_cut, _LOOK_AGAIN_S)
+                    self._clock.wait(self._has_cut, _RESCAN_S)
             except Exception as error:  # noqa: BLE001  # whatever it is must be seen: a dead thread looks healthy
                 self._report(str(error) or repr(error))
                 if self._stop.is_set():
